@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/comm/backends/shm/engine.hpp"
+#include "lockstep/comm/backends/shm/communicator.hpp"
 #include "lockstep/comm/combine.hpp"
 #include "measure.hpp"
 
@@ -45,10 +45,10 @@ class Safety {
     return {"unchecked", data_, [this](std::size_t count, std::size_t iterations) {
               const lockstep::detail::Call none;
               for (std::size_t i = 0; i < iterations; ++i) {
-                const auto ticket = engine_.post(none, 0, [](auto&) {});
+                const auto ticket = engine_.post(none, 0, {});
                 for (std::size_t w = 0; w < Ranks; ++w) {
                   if (lockstep::Rank{w} != engine_.rank()) {
-                    engine_.wait(w, engine_.block(w).arrived, ticket + 1, none);
+                    engine_.wait(w, engine_.block(w).state.arrived, ticket + 1, none);
                   }
                 }
                 work(ticket, unchecked_targets_, count);
@@ -59,8 +59,8 @@ class Safety {
  private:
   std::uint64_t post(std::size_t count) {
     const lockstep::detail::calls::AllReduce<float, lockstep::Sum> call{{}, {}, count};
-    const auto offset = engine_.arenas().locate(data_.data(), count * sizeof(float));
-    const auto ticket = engine_.post(call.call(), *offset, [](auto&) {});
+    const auto offset = engine_.locate(data_.data(), count * sizeof(float));
+    const auto ticket = engine_.post(call.call(), *offset, {});
     engine_.wait_arrived(ticket);
     return ticket;
   }
@@ -68,7 +68,7 @@ class Safety {
   std::vector<float*> targets(std::uint64_t ticket) const {
     std::vector<float*> all(Ranks);
     for (std::size_t w = 0; w < Ranks; ++w) {
-      all[w] = reinterpret_cast<float*>(engine_.arenas().at(engine_.slot(w, ticket).offset));
+      all[w] = reinterpret_cast<float*>(engine_.data_in_arena(w, ticket));
     }
     return all;
   }

@@ -6,7 +6,7 @@
 #include "lockstep/comm.hpp"
 #include "lockstep/hooks.hpp"
 #include "lockstep/model/model.hpp"
-#include "lockstep/trainer/ddp.hpp"
+#include "lockstep/trainer/wrappers.hpp"
 
 #if !defined(LOCKSTEP_COMPILED)
 #include "lockstep/checkpoint/checkpoint.ipp"

@@ -4,7 +4,7 @@
 
 #include "lockstep/comm.hpp"
 #include "lockstep/model/model.hpp"
-#include "lockstep/trainer/dp.hpp"
+#include "lockstep/trainer/wrappers.hpp"
 
 #if !defined(LOCKSTEP_COMPILED)
 #include "lockstep/checkpoint/checkpoint.ipp"

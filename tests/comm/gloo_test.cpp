@@ -23,6 +23,9 @@
 
 using namespace ranks;
 
+static_assert(ArenaAllocating<GlooCommunicator<>> && AsyncReducing<GlooCommunicator<2>> &&
+              Splitting<GlooCommunicator<>>);
+
 BOOST_AUTO_TEST_SUITE(comm_gloo)
 
 namespace {

@@ -17,6 +17,10 @@
 
 using namespace ranks;
 
+static_assert(ArenaAllocating<HierarchicalCommunicator<ShmCommunicator<>, GlooCommunicator<>>> &&
+              AsyncReducing<HierarchicalCommunicator<ShmCommunicator<>, GlooCommunicator<>>> &&
+              Splitting<HierarchicalCommunicator<ShmCommunicator<>, GlooCommunicator<>>>);
+
 BOOST_AUTO_TEST_SUITE(comm_hierarchical)
 
 namespace {

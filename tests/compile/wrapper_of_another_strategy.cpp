@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: DistributedDataParallel is ParallelStrategy<DDP>
-#include "lockstep/trainer/ddp.hpp"
-#include "lockstep/trainer/dp.hpp"
+#include "lockstep/trainer/wrappers.hpp"
 
 using namespace lockstep;
 

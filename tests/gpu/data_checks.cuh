@@ -22,8 +22,7 @@
 #include "lockstep/data/pipeline.hpp"
 #include "lockstep/data/resident.cuh"
 #include "lockstep/trainer/cuda.cuh"
-#include "lockstep/trainer/ddp.hpp"
-#include "lockstep/trainer/dp.hpp"
+#include "lockstep/trainer/wrappers.hpp"
 
 namespace data_checks {
 

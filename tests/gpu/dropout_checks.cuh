@@ -18,8 +18,7 @@
 #include "lockstep/norm/dropout.cuh"
 #include "lockstep/strategy/feature/random.cuh"
 #include "lockstep/trainer/cuda.cuh"
-#include "lockstep/trainer/ddp.hpp"
-#include "lockstep/trainer/dp.hpp"
+#include "lockstep/trainer/wrappers.hpp"
 
 namespace dropout_checks {
 

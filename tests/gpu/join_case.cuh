@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "gpu/plain_mlp.cuh"
-#include "lockstep/trainer/ddp.hpp"
+#include "lockstep/trainer/wrappers.hpp"
 #include "reference.hpp"
 
 namespace joining {

@@ -18,7 +18,7 @@
 #include "lockstep/optim/adam.hpp"
 #include "lockstep/optim/constants.cuh"
 #include "lockstep/trainer/cuda.cuh"
-#include "lockstep/trainer/ddp.hpp"
+#include "lockstep/trainer/wrappers.hpp"
 #include "train/filter_case.hpp"
 #include "train/reference_case.hpp"
 

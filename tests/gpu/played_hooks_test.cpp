@@ -23,7 +23,7 @@
 #include "lockstep/hook/local_sgd.hpp"
 #include "lockstep/hook/power_sgd.hpp"
 #include "lockstep/trainer/cuda.cuh"
-#include "lockstep/trainer/ddp.hpp"
+#include "lockstep/trainer/wrappers.hpp"
 #include "train/kept.hpp"
 
 BOOST_AUTO_TEST_SUITE(gpu_played_hooks)

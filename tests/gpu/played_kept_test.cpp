@@ -17,8 +17,7 @@
 #include "gpu/thread_ranks.cuh"
 #include "lockstep/comm/backends/loopback.cuh"
 #include "lockstep/trainer/cuda.cuh"
-#include "lockstep/trainer/ddp.hpp"
-#include "lockstep/trainer/dp.hpp"
+#include "lockstep/trainer/wrappers.hpp"
 #include "train/kept.hpp"
 
 BOOST_AUTO_TEST_SUITE(gpu_played_kept)

@@ -28,7 +28,7 @@
 #include "lockstep/device/cuda/gpu.cuh"
 #include "lockstep/topology/grid.hpp"
 #include "lockstep/trainer/cuda.cuh"
-#include "lockstep/trainer/ddp.hpp"
+#include "lockstep/trainer/wrappers.hpp"
 
 BOOST_AUTO_TEST_SUITE(gpu_played_nccl)
 

@@ -20,8 +20,7 @@
 #include "gpu/thread_ranks.cuh"
 #include "lockstep/topology/grid.hpp"
 #include "lockstep/trainer/cuda.cuh"
-#include "lockstep/trainer/ddp.hpp"
-#include "lockstep/trainer/dp.hpp"
+#include "lockstep/trainer/wrappers.hpp"
 
 BOOST_AUTO_TEST_SUITE(gpu_played_norm_ranks)
 

@@ -23,7 +23,7 @@
 #include "lockstep/norm/batch_norm.hpp"
 #include "lockstep/norm/layer_norm.hpp"
 #include "lockstep/trainer/cuda.cuh"
-#include "lockstep/trainer/ddp.hpp"
+#include "lockstep/trainer/wrappers.hpp"
 #if __has_include(<nccl.h>)
 #include "gpu/played_nccl_ranks.hpp"
 #endif

@@ -14,8 +14,7 @@
 #include "gpu/thread_ranks.cuh"
 #include "lockstep/checkpoint/checkpoints.hpp"
 #include "lockstep/trainer/cuda.cuh"
-#include "lockstep/trainer/ddp.hpp"
-#include "lockstep/trainer/dp.hpp"
+#include "lockstep/trainer/wrappers.hpp"
 #include "train/checkpoint_files.hpp"
 
 BOOST_AUTO_TEST_SUITE(gpu_played_saved)

@@ -16,8 +16,7 @@
 #include "gpu/thread_ranks.cuh"
 #include "lockstep/comm/backends/loopback.hpp"
 #include "lockstep/trainer/cuda.cuh"
-#include "lockstep/trainer/ddp.hpp"
-#include "lockstep/trainer/dp.hpp"
+#include "lockstep/trainer/wrappers.hpp"
 
 BOOST_AUTO_TEST_SUITE(gpu_played_training)
 

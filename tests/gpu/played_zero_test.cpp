@@ -22,8 +22,7 @@
 #include "gpu/saved.hpp"
 #include "gpu/thread_ranks.cuh"
 #include "lockstep/trainer/cuda.cuh"
-#include "lockstep/trainer/ddp.hpp"
-#include "lockstep/trainer/dp.hpp"
+#include "lockstep/trainer/wrappers.hpp"
 #if __has_include(<nccl.h>)
 #include "gpu/played_nccl_ranks.hpp"
 #endif

@@ -11,7 +11,7 @@
 
 #include "lockstep/checkpoint/checkpoints.hpp"
 #include "lockstep/comm/backends/loopback.hpp"
-#include "lockstep/trainer/ddp.hpp"
+#include "lockstep/trainer/wrappers.hpp"
 #include "train/checkpoint_files.hpp"
 
 namespace checkpoints {

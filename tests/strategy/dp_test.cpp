@@ -16,7 +16,7 @@
 
 #include "launch/watchdog.hpp"
 #include "lockstep/observe/scores.hpp"
-#include "lockstep/trainer/dp.hpp"
+#include "lockstep/trainer/wrappers.hpp"
 #include "train/sheet.hpp"
 
 namespace {

@@ -16,7 +16,7 @@
 
 #include "lockstep/checkpoint/state.hpp"
 #include "lockstep/comm/backends/loopback.hpp"
-#include "lockstep/trainer/dp.hpp"
+#include "lockstep/trainer/wrappers.hpp"
 #include "train/kept.hpp"
 #include "train/listed.hpp"
 #include "train/sheet.hpp"

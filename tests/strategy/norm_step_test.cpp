@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "lockstep/topology/grid.hpp"
-#include "lockstep/trainer/dp.hpp"
+#include "lockstep/trainer/wrappers.hpp"
 #include "train/sheet.hpp"
 
 BOOST_AUTO_TEST_SUITE(norm_steps)

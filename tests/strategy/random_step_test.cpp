@@ -13,7 +13,7 @@
 #include "lockstep/checkpoint/checkpoints.hpp"
 #include "lockstep/comm/backends/loopback.hpp"
 #include "lockstep/norm/dropout.hpp"
-#include "lockstep/trainer/dp.hpp"
+#include "lockstep/trainer/wrappers.hpp"
 #include "temporary_folder.hpp"
 #include "train/sheet.hpp"
 

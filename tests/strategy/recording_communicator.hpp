@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/collectives.hpp"
 #include "lockstep/comm/communicator.hpp"
-#include "lockstep/comm/work.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/strong.hpp"

@@ -23,7 +23,7 @@
 #include <vector>
 
 #include "lockstep/torch/model.hpp"
-#include "lockstep/trainer/dp.hpp"
+#include "lockstep/trainer/wrappers.hpp"
 #include "torch/small_net.hpp"
 
 BOOST_AUTO_TEST_SUITE(torch_data_parallel)

@@ -15,7 +15,7 @@
 #include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/launch/spawn.hpp"
 #include "lockstep/launch/store.hpp"
-#include "lockstep/trainer/ddp.hpp"
+#include "lockstep/trainer/wrappers.hpp"
 #include "torch/cases.hpp"
 
 namespace torch_tests {

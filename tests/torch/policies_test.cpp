@@ -16,7 +16,7 @@
 #include "lockstep/hook/compress_to.hpp"
 #include "lockstep/torch/adopted_tensors.hpp"
 #include "lockstep/torch/model.hpp"
-#include "lockstep/trainer/ddp.hpp"
+#include "lockstep/trainer/wrappers.hpp"
 #include "temporary_folder.hpp"
 #include "torch/small_net.hpp"
 

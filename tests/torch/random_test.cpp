@@ -21,9 +21,8 @@
 #include "lockstep/observe/scores.hpp"
 #include "lockstep/torch/batch.hpp"
 #include "lockstep/torch/model.hpp"
-#include "lockstep/trainer/ddp.hpp"
-#include "lockstep/trainer/dp.hpp"
 #include "lockstep/trainer/trainer.hpp"
+#include "lockstep/trainer/wrappers.hpp"
 #include "temporary_folder.hpp"
 
 BOOST_AUTO_TEST_SUITE(torch_random)

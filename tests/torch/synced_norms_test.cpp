@@ -17,8 +17,7 @@
 #include <vector>
 
 #include "lockstep/torch/model.hpp"
-#include "lockstep/trainer/ddp.hpp"
-#include "lockstep/trainer/dp.hpp"
+#include "lockstep/trainer/wrappers.hpp"
 #include "torch/norm_ranks.hpp"
 #include "train/norm_case.hpp"
 

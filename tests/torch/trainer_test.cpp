@@ -20,7 +20,7 @@
 #include "lockstep/data/in_memory_dataset.hpp"
 #include "lockstep/torch/batch.hpp"
 #include "lockstep/torch/model.hpp"
-#include "lockstep/trainer/dp.hpp"
+#include "lockstep/trainer/wrappers.hpp"
 #include "temporary_folder.hpp"
 #include "torch/cases.hpp"
 #include "torch/model_ranks.hpp"

@@ -28,7 +28,7 @@
 #include "lockstep/comm/backends/loopback.hpp"
 #include "lockstep/core/file.hpp"
 #include "lockstep/core/random_stream.hpp"
-#include "lockstep/trainer/dp.hpp"
+#include "lockstep/trainer/wrappers.hpp"
 #include "train/checkpoint_case.hpp"
 
 namespace {

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "lockstep/comm/backends/loopback.hpp"
-#include "lockstep/trainer/dp.hpp"
 #include "lockstep/trainer/trainer.hpp"
+#include "lockstep/trainer/wrappers.hpp"
 #include "train/plain_mlp.hpp"
 #include "train/sheet.hpp"
 

@@ -12,7 +12,7 @@
 
 #include "comm/ranks.hpp"
 #include "lockstep/norm/batch_norm.hpp"
-#include "lockstep/trainer/ddp.hpp"
+#include "lockstep/trainer/wrappers.hpp"
 #include "train/norm_case.hpp"
 
 namespace train {

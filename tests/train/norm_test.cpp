@@ -16,7 +16,7 @@
 
 #include "comm/repeat.hpp"
 #include "lockstep/checkpoint/checkpoints.hpp"
-#include "lockstep/trainer/dp.hpp"
+#include "lockstep/trainer/wrappers.hpp"
 #include "skipped.hpp"
 #include "train/checkpoint_files.hpp"
 #include "train/norm_mlp.hpp"

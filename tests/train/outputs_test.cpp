@@ -19,9 +19,8 @@
 #include "launch/watchdog.hpp"
 #include "lockstep/data/in_memory_dataset.hpp"
 #include "lockstep/launch/spawn.hpp"
-#include "lockstep/trainer/ddp.hpp"
-#include "lockstep/trainer/dp.hpp"
 #include "lockstep/trainer/trainer.hpp"
+#include "lockstep/trainer/wrappers.hpp"
 #include "train/run_job.hpp"
 
 BOOST_FIXTURE_TEST_SUITE(outputs, Watchdog)

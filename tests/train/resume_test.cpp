@@ -25,9 +25,9 @@
 #include "lockstep/checkpoint/reader.hpp"
 #include "lockstep/data/in_memory_dataset.hpp"
 #include "lockstep/launch/spawn.hpp"
-#include "lockstep/trainer/ddp.hpp"
 #include "lockstep/trainer/process_group.hpp"
 #include "lockstep/trainer/trainer.hpp"
+#include "lockstep/trainer/wrappers.hpp"
 #include "temporary_folder.hpp"
 #include "train/run_job.hpp"
 

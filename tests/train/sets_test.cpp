@@ -13,8 +13,8 @@
 
 #include "comm/repeat.hpp"
 #include "lockstep/comm/backends/loopback.hpp"
-#include "lockstep/trainer/dp.hpp"
 #include "lockstep/trainer/trainer.hpp"
+#include "lockstep/trainer/wrappers.hpp"
 #include "optim/plain.hpp"
 #include "reference.hpp"
 #include "train/closeness.hpp"

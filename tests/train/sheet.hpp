@@ -15,7 +15,7 @@
 #include "lockstep/comm/groups.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/model/declaration.hpp"
-#include "lockstep/trainer/ddp.hpp"
+#include "lockstep/trainer/wrappers.hpp"
 #include "train/plain_mlp.hpp"
 
 namespace train {
@@ -160,14 +160,14 @@ struct PlainSheet {
 /// A second communicator of the same ranks, with another way to progress.
 template <class Who>
 ShmCommunicator<dynamic, Who> join_again(Shared& comm) {
-  return ShmCommunicator<dynamic, Who>::join(
-      comm.rank(), comm.world_size(), comm.timeout(),
-      [&](std::string address) { broadcast_object(comm, address, Rank{0}); },
-      [&] {
-        std::string address;
-        broadcast_object(comm, address, Rank{0});
-        return address;
-      });
+  using detail::shm::Engine;
+  const bool makes = comm.rank() == Rank{0};
+  detail::shm::MemoryFile file =
+      makes ? Engine::make_file(comm.world_size()) : detail::shm::MemoryFile();
+  std::string address = makes ? Engine::address(file) : "";
+  broadcast_object(comm, address, Rank{0});
+  if (!makes) file = Engine::open(address);
+  return {comm.rank(), comm.world_size(), std::move(file), comm.timeout()};
 }
 
 /// Every rank must come through.

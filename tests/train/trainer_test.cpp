@@ -27,10 +27,10 @@
 #include "lockstep/comm/groups.hpp"
 #include "lockstep/data/in_memory_dataset.hpp"
 #include "lockstep/launch/spawn.hpp"
-#include "lockstep/trainer/ddp.hpp"
 #include "lockstep/trainer/launch_job.hpp"
 #include "lockstep/trainer/options.hpp"
 #include "lockstep/trainer/process_group.hpp"
+#include "lockstep/trainer/wrappers.hpp"
 #include "train/run_job.hpp"
 #include "words_of.hpp"
 

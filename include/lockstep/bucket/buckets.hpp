@@ -13,9 +13,7 @@
 namespace lockstep {
 
 namespace axes {
-struct Buckets {
-  static constexpr std::string_view name = "Buckets";
-};
+struct Buckets : WithName<"Buckets"> {};
 }  // namespace axes
 
 /// A bucket closes when it holds at least this many bytes: a small first one, so that communication

@@ -13,9 +13,7 @@
 namespace lockstep {
 
 namespace axes {
-struct Frozen {
-  static constexpr std::string_view name = "Frozen";
-};
+struct Frozen : WithName<"Frozen"> {};
 }  // namespace axes
 
 /// The policy that says which parameters stay as they are: `Frozen<"embed.*", "head.bias">`, where

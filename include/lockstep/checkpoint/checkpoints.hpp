@@ -17,7 +17,7 @@
 #include "lockstep/checkpoint/reader.hpp"
 #include "lockstep/checkpoint/stop_request.hpp"
 #include "lockstep/checkpoint/writer.hpp"
-#include "lockstep/comm/call.hpp"
+#include "lockstep/comm/collective.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/utility.hpp"

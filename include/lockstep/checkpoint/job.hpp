@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "lockstep/checkpoint/state.hpp"
-#include "lockstep/comm/call.hpp"
+#include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/groups.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/strong.hpp"

@@ -14,7 +14,7 @@
 
 #include "lockstep/checkpoint/job.hpp"
 #include "lockstep/checkpoint/options.hpp"
-#include "lockstep/comm/call.hpp"
+#include "lockstep/comm/collective.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/strong.hpp"

@@ -11,45 +11,31 @@
 namespace lockstep {
 
 namespace axes {
-struct Progress {
-  static constexpr std::string_view name = "Progress";
-};
+struct Progress : WithName<"Progress"> {};
 }  // namespace axes
 
 /// Calls of the rank itself advance the calls under way: no core is taken from the model.
-struct Callers : Choice<axes::Progress> {
-  static constexpr std::string_view name = "Callers";
-};
+struct Callers : WithName<"Callers">, Choice<axes::Progress> {};
 
 /// A thread advances the calls under way, for hosts with more cores than ranks.
-struct HelperThread : Choice<axes::Progress> {
-  static constexpr std::string_view name = "HelperThread";
-};
+struct HelperThread : WithName<"HelperThread">, Choice<axes::Progress> {};
 
 /// The policy that says who carries asynchronous calls on: `Progress<HelperThread>`.
 template <class Who>
 struct Progress : detail::ChoicePolicy<axes::Progress, Who> {};
 
 namespace axes {
-struct Backend {
-  static constexpr std::string_view name = "Backend";
-};
+struct Backend : WithName<"Backend"> {};
 }  // namespace axes
 
 /// Shared memory: ranks of one host, or threads of one process that share GPUs.
-struct Shm : Choice<axes::Backend> {
-  static constexpr std::string_view name = "Shm";
-};
+struct Shm : WithName<"Shm">, Choice<axes::Backend> {};
 
 /// Sockets through the Gloo library: many hosts, CPU memory (device memory is staged).
-struct Gloo : Choice<axes::Backend> {
-  static constexpr std::string_view name = "Gloo";
-};
+struct Gloo : WithName<"Gloo">, Choice<axes::Backend> {};
 
 /// NVIDIA's collectives: GPUs only.
-struct Nccl : Choice<axes::Backend> {
-  static constexpr std::string_view name = "Nccl";
-};
+struct Nccl : WithName<"Nccl">, Choice<axes::Backend> {};
 
 /// One backend inside a host and another between hosts.
 template <class Inside, class Between>

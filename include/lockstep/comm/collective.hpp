@@ -1,21 +1,217 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A collective call of one rank as a value: what the rank gives, what it gets, and how
-/// the two are related. The front makes these values, backends execute them, adapters pass them
-/// on.
+/// @file A call of one rank: its description, by which ranks notice when they disagree; the call as
+/// a value, which the front makes, backends execute and adapters pass on; and the handle of one
+/// that is asynchronous.
 
+#include <array>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 
-#include "lockstep/comm/call.hpp"
 #include "lockstep/core/element.hpp"
+#include "lockstep/core/macros.hpp"
 #include "lockstep/core/reduce_op.hpp"
+#include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/view.hpp"
+
+namespace lockstep::detail {
+
+enum class CollectiveKind : std::uint16_t {
+  barrier,
+  all_reduce,
+  reduce,
+  broadcast,
+  all_gather,
+  gather,
+  scatter,
+  reduce_scatter,
+  all_to_all,
+  send,
+  receive,
+  allocate,
+  new_group,
+  replay,
+  capture,
+  all_gather_variable,
+  gather_variable,
+};
+
+inline constexpr std::string_view collective_names[] = {
+    "barrier",        "all_reduce", "reduce",  "broadcast",
+    "all_gather",     "gather",     "scatter", "reduce_scatter",
+    "all_to_all",     "send",       "receive", "allocate",
+    "new_group",      "replay",     "capture", "all_gather_variable",
+    "gather_variable"};
+
+constexpr std::string_view collective_name(CollectiveKind kind) {
+  return collective_names[static_cast<std::size_t>(kind)];
+}
+
+/// The call of a job that a collective is part of, for errors in the words of the program.
+enum class JobCall : std::uint16_t {
+  none,  // the program has made the collective itself
+  step,
+  epochs,
+  batches,
+  evaluate,
+  predict,
+  reduce_metrics,
+  save,
+  load,
+  open,
+  forward,  // passes of a program's own loop
+  backward,
+  /// From here on a step of sub-graphs: the other bits say which, the lowest the whole model.
+  step_of_subgraphs = 0x8000,
+};
+
+/// A step that uses these sets, by bits.
+constexpr JobCall step_of_subgraphs(std::uint32_t sets) {
+  return static_cast<JobCall>(static_cast<std::uint32_t>(JobCall::step_of_subgraphs) | sets);
+}
+/// How many sets can be told apart so, beside the whole model.
+inline constexpr std::size_t most_compared_subgraphs = 14;
+
+inline constexpr std::string_view job_call_names[] = {
+    "",     "step", "epochs", "batches", "evaluate", "predict", "reduce_metrics",
+    "save", "load", "open",   "forward", "backward"};
+
+/// A call in words.
+std::string job_call_text(JobCall call);
+
+/// The job's call that this thread is in.
+inline JobCall& job_call_of_thread() {
+  static thread_local JobCall call = JobCall::none;
+  return call;
+}
+constexpr JobCall current_job_call() {
+  return std::is_constant_evaluated() ? JobCall::none : job_call_of_thread();
+}
+
+/// The call of a step, for collectives that do not know the job: it has told its thread where ranks
+/// compare sub-graphs, and otherwise it is this one.
+inline JobCall step_call_of_thread(JobCall otherwise = JobCall::step) {
+  const JobCall call = job_call_of_thread();
+  return call >= JobCall::forward ? call : otherwise;
+}
+
+/// Collectives of this thread are part of a job's call while this object lives. The collectives of
+/// a step are told so by a constant instead.
+class InJobCall {
+ public:
+  explicit InJobCall(JobCall call) : before_(std::exchange(job_call_of_thread(), call)) {}
+  ~InJobCall() { job_call_of_thread() = before_; }
+  InJobCall(const InJobCall&) = delete;
+  InJobCall& operator=(const InJobCall&) = delete;
+
+ private:
+  JobCall before_;
+};
+
+/// One rank's description of a call. It travels between ranks as it is. All ranks of a collective
+/// must give equal descriptions; a sender and its receiver give matching ones.
+struct Call {
+  CollectiveKind kind = CollectiveKind::barrier;
+  JobCall part_of = JobCall::none;
+  ElementKind element = ElementKind::unsupported;
+  bool staged = false;     // the memory is not visible to other ranks
+  std::uint16_t root = 0;  // or the other rank of a message
+  std::uint64_t count = 0;
+  std::array<char, 24> operation{};  // the reduce operation's name
+
+  friend bool operator==(const Call&, const Call&) = default;
+
+  constexpr Call& with(std::string_view name) {
+    name.copy(operation.data(), operation.size() - 1);
+    return *this;
+  }
+
+  /// Do a message that is sent and one that is received have the same type and length?
+  constexpr bool carries_the_same_as(const Call& other) const {
+    return element == other.element && count == other.count;
+  }
+
+  /// The call as errors name it: `all_reduce(sum of 100 float)`, or with the job's call that it is
+  /// part of, `evaluate (its all_gather(1 uint64))`.
+  std::string text() const;
+
+ private:
+  std::string collective_text() const;
+};
+
+}  // namespace lockstep::detail
+
+namespace lockstep {
+
+/// A call under way, on data that belongs to the call until it is over. The handle stays where it
+/// was made. Its end waits for the call, and never throws: if the call fails then, or if an
+/// exception drives the handle out of its scope before the call was waited for, the communicator
+/// keeps the fault, tells the other ranks, and throws it from its next call.
+///
+/// `Pending` is the backend's part: `test()`, `wait()` and, for the second case, `leave()`, which
+/// returns when nothing uses the call's data any more.
+template <class Pending>
+class [[nodiscard("the handle's end waits for the call")]] Work {
+ public:
+  template <class... Arguments>
+  explicit Work(std::in_place_t, Arguments&&... arguments)
+      : pending_{std::forward<Arguments>(arguments)...} {}
+  Work(const Work&) = delete;
+  Work& operator=(const Work&) = delete;
+
+  ~Work() {
+    if (waited_) return;
+    if (scope_.is_exception()) {
+      leave();
+      return;
+    }
+    try {
+      pending_.wait();
+    } catch (...) {
+      waited_ = true;  // the communicator throws the fault from its next call
+    }
+  }
+
+  /// Is the call over? Carries it on as far as that is possible without waiting. **Host** does not
+  /// block. Throws if the call has failed.
+  bool test() { return pending_.test(); }
+
+  /// **Host** blocks until the result is here, or on a GPU not at all. **Stream** what the compute
+  /// stream is given from here on sees the result. Throws if the call has failed.
+  void wait() {
+    waited_ = true;
+    pending_.wait();
+  }
+
+  /// Drops the handle of a call that was part of a failed capture and never happened.
+  void forget() { waited_ = true; }
+
+ private:
+  /// An exception has driven the handle out of its scope.
+  [[gnu::cold, gnu::noinline]] void leave() { pending_.leave(); }
+
+  detail::EndOfScope scope_;
+  bool waited_ = false;
+  Pending pending_;
+};
+
+namespace detail {
+/// A call that was over before its handle was made.
+struct NothingPending {
+  static constexpr bool test() { return true; }
+  static constexpr void wait() {}
+  static constexpr void leave() {}
+};
+}  // namespace detail
+
+}  // namespace lockstep
 
 namespace lockstep::detail {
 

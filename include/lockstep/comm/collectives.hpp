@@ -17,7 +17,6 @@
 #include "lockstep/comm/communicator.hpp"
 #include "lockstep/comm/generic.hpp"
 #include "lockstep/comm/variable_gather.hpp"
-#include "lockstep/comm/work.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/reduce_op.hpp"

@@ -17,11 +17,11 @@
 #include <vector>
 
 #include "lockstep/comm/adapters/hierarchical/hosts.hpp"
-#include "lockstep/comm/backends/shm/engine.hpp"
+#include "lockstep/comm/backends/shm/communicator.hpp"
 #include "lockstep/comm/backends/shm/memory.hpp"
-#include "lockstep/comm/call.hpp"
 #include "lockstep/comm/call/messages.hpp"
 #include "lockstep/comm/call/peers.hpp"
+#include "lockstep/comm/collective.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/launch/rendezvous.hpp"
@@ -280,6 +280,9 @@ LOCKSTEP_INLINE Mapping::Mapping(const MemoryFile& file, std::size_t offset, std
   known.push_back({state.st_ino, offset, data_});
 }
 
+/// The largest page size of common kernels.
+inline constexpr std::size_t page = 64_KiB;
+
 LOCKSTEP_INLINE MemoryFile Engine::make_file(WorldSize world) {
   MemoryFile file = MemoryFile::create();
   file.reserve(align_up(world.value() * sizeof(RankBlock), page));
@@ -296,6 +299,22 @@ LOCKSTEP_INLINE MemoryFile Engine::open(const std::string& address) {
   return MemoryFile::open_of(process, static_cast<int>(std::strtol(end, nullptr, 10)));
 }
 
+LOCKSTEP_INLINE MemoryFile Engine::join(const Membership& member, Store& store,
+                                        const std::string& name) {
+  if (member.local_world != member.world.value()) {
+    detail::fail("shared memory",
+                 {"of the job's ", member.world.value(), " ranks, ", member.local_world,
+                  " are on this host"},
+                 "Backend<Shm> is for the ranks of one host", member.rank);
+  }
+  const std::string key =
+      text({"lockstep/shm/", numbered_meeting(store, member.rank, "shm", name)});
+  if (member.rank != Rank{0}) return open(store.get(key, member.timeout));
+  MemoryFile file = make_file(member.world);
+  store.set(key, address(file));
+  return file;
+}
+
 LOCKSTEP_INLINE Engine::Engine(Rank rank, WorldSize world, MemoryFile file, Milliseconds timeout)
     : Engine(rank, world, Mapping(file, 0, world.value() * sizeof(RankBlock)), std::move(file),
              timeout) {}
@@ -306,20 +325,25 @@ LOCKSTEP_INLINE Engine::Engine(Rank rank, WorldSize world, Mapping blocks, Memor
                   sizeof(RankBlock), timeout, &file_),
       file_(std::move(file)),
       blocks_(std::move(blocks)),
-      file_bytes_(align_up(world.value() * sizeof(RankBlock), page)),
-      arenas_(rank.value()) {
+      file_bytes_(align_up(world.value() * sizeof(RankBlock), page)) {
   file_.lock_byte(rank);
   own().process.store(static_cast<std::uint32_t>(::getpid()), std::memory_order_release);
 }
 
+/// How much a rank's part of `bytes` takes in the file.
+LOCKSTEP_INLINE std::size_t stride_of(std::size_t bytes) {
+  return align_up(std::max<std::size_t>(bytes, 1), page);
+}
+
 LOCKSTEP_INLINE std::byte* Engine::allocate(std::size_t bytes) {
   const std::size_t offset = file_bytes_;
-  const std::size_t stride = Arenas::stride(bytes);
-  return arenas_.add(map_more(bytes, world() * stride), offset, stride);
+  const std::size_t stride = stride_of(bytes);
+  arenas_.push_back({map_more(bytes, world() * stride), offset, stride});
+  return arenas_.back().mapping.data() + me() * stride;
 }
 
 LOCKSTEP_INLINE std::byte* Engine::allocate_shared(std::size_t bytes) {
-  return arenas_.add_common(map_more(bytes, Arenas::stride(bytes)));
+  return common_.emplace_back(map_more(bytes, stride_of(bytes))).data();
 }
 
 LOCKSTEP_INLINE Mapping Engine::map_more(std::size_t bytes, std::size_t length) {
@@ -332,7 +356,7 @@ LOCKSTEP_INLINE Mapping Engine::map_more(std::size_t bytes, std::size_t length) 
   call.kind = CollectiveKind::allocate;
   call.element = ElementKind::u8;
   call.count = bytes;
-  const std::uint64_t ticket = post(call, 0, [](Slot&) {});
+  const std::uint64_t ticket = post(call, 0, {});
   finish_pending(ticket);
   wait_arrived(ticket);
   try {
@@ -349,6 +373,65 @@ LOCKSTEP_INLINE void Engine::fail_disagreement(std::uint64_t ticket) {
   const auto call_of = [&](std::size_t w) -> const Call& { return slot(w, ticket).call; };
   if (const auto error = find_disagreement(ticket, world(), call_of, rank())) fail(*error);
   std::terminate();  // it is called only where calls differ
+}
+
+LOCKSTEP_INLINE void Engine::send(const Call& call, std::span<const std::byte> bytes, Rank to) {
+  Outbox& outbox = block(me()).outbox;
+  std::size_t done = 0;
+  do {
+    const std::uint64_t sent = outbox.sent.value.load(std::memory_order_relaxed);
+    wait(to.value(), outbox.received, sent, call);
+    const std::size_t n = std::min(outbox.data.size(), bytes.size() - done);
+    outbox.address.store((sent + 1) << 16 | to.value(), std::memory_order_relaxed);
+    outbox.call = call;
+    outbox.bytes = n;
+    if (n != 0) std::memcpy(outbox.data.data(), bytes.data() + done, n);
+    done += n;
+    publish(outbox.sent, sent + 1);
+  } while (done < bytes.size());
+}
+
+LOCKSTEP_INLINE void Engine::receive(const Call& call, std::span<std::byte> bytes, Rank from) {
+  Outbox& outbox = block(from.value()).outbox;
+  for (std::size_t done = 0;;) {
+    const std::uint64_t piece = outbox.received.value.load(std::memory_order_acquire) + 1;
+    wait(from.value(), outbox.sent, piece, call);
+    const std::uint64_t address = outbox.address.load(std::memory_order_acquire);
+    if (address >> 16 != piece) continue;  // its receiver has taken it meanwhile
+    if ((address & 0xffff) != me()) {
+      wait(from.value(), outbox.received, piece, call);
+      continue;
+    }
+    if (!outbox.call.carries_the_same_as(call))
+      fail(messages_differ(call, from, outbox.call.text(), rank()));
+    if (outbox.bytes != 0) std::memcpy(bytes.data() + done, outbox.data.data(), outbox.bytes);
+    done += outbox.bytes;
+    publish(outbox.received, piece);
+    if (done >= bytes.size()) return;
+  }
+}
+
+LOCKSTEP_INLINE void Engine::start_helper() {
+  const auto work_if_ready = [this] {
+    const auto turn = this->turn<true>();
+    if (is_broken() || worked_ == posted_ || !all_arrived(worked_) || !all_agree(worked_))
+      return false;
+    finish_next();
+    return true;
+  };
+  helper_ = Thread(
+      ThreadName{"lockstep helper", "the helper thread of Progress<HelperThread>"},
+      [this, work_if_ready] {
+        while (!stopping_.load())
+          if (!work_if_ready()) sleep_for(std::chrono::microseconds(50));
+      },
+      [this](const std::exception_ptr&) { abandon("its helper thread ended with an exception"); });
+}
+
+LOCKSTEP_INLINE Engine::~Engine() {
+  stopping_.store(true);
+  helper_.join();
+  leave();
 }
 
 }  // namespace lockstep::detail::shm

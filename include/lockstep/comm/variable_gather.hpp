@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/comm/call.hpp"
+#include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/combine.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"

@@ -6,6 +6,7 @@
 
 #include <exception>
 #include <optional>
+#include <utility>
 
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/strong.hpp"
@@ -38,6 +39,19 @@ class EndOfScope {
 
  private:
   int at_first_ = std::uncaught_exceptions();
+};
+
+/// A flag has a value while this lives, and its former one afterwards.
+class FlagWhile {
+ public:
+  FlagWhile(bool& flag, bool value) : flag_(flag), before_(std::exchange(flag, value)) {}
+  ~FlagWhile() { flag_ = before_; }
+  FlagWhile(const FlagWhile&) = delete;
+  FlagWhile& operator=(const FlagWhile&) = delete;
+
+ private:
+  bool& flag_;
+  bool before_;
 };
 
 /// A failure that came too late to be thrown, and the rank that had it.

@@ -15,8 +15,8 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/comm/call.hpp"
 #include "lockstep/comm/call/messages.hpp"
+#include "lockstep/comm/collective.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/strong.hpp"

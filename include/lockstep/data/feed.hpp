@@ -30,26 +30,18 @@
 namespace lockstep {
 
 namespace axes {
-struct Feed {
-  static constexpr std::string_view name = "Feed";
-};
+struct Feed : WithName<"Feed"> {};
 }  // namespace axes
 
 /// Every rank reads its own batches.
-struct Own : Choice<axes::Feed> {
-  static constexpr std::string_view name = "Own";
-};
+struct Own : WithName<"Own">, Choice<axes::Feed> {};
 
 /// The first rank of each of the job's groups reads the batches of its group, and sends them on.
-struct LeaderOfGroup : Choice<axes::Feed> {
-  static constexpr std::string_view name = "LeaderOfGroup";
-};
+struct LeaderOfGroup : WithName<"LeaderOfGroup">, Choice<axes::Feed> {};
 
 /// One rank reads all batches, the first of the first group. It scatters them to the first ranks
 /// of the other groups, each of which sends on those of its group.
-struct ScatterThenBroadcast : Choice<axes::Feed> {
-  static constexpr std::string_view name = "ScatterThenBroadcast";
-};
+struct ScatterThenBroadcast : WithName<"ScatterThenBroadcast">, Choice<axes::Feed> {};
 
 /// The policy that says who reads: `Feed<LeaderOfGroup>` with `Groups<Grid<8, 4>>`. Every rank has
 /// the batches that it would have read itself.

@@ -130,21 +130,15 @@ class BlockOrder {
 namespace lockstep {
 
 namespace axes {
-struct Order {
-  static constexpr std::string_view name = "Order";
-};
+struct Order : WithName<"Order"> {};
 }  // namespace axes
 
 /// The permutation PyTorch makes, sample for sample. Every rank computes all of it and keeps its
 /// share.
-struct TorchShuffle : Choice<axes::Order> {
-  static constexpr std::string_view name = "TorchShuffle";
-};
+struct TorchShuffle : WithName<"TorchShuffle">, Choice<axes::Order> {};
 
 /// A keyed bijection: no memory, no start-up time, any number of samples.
-struct KeyedShuffle : Choice<axes::Order> {
-  static constexpr std::string_view name = "KeyedShuffle";
-};
+struct KeyedShuffle : WithName<"KeyedShuffle">, Choice<axes::Order> {};
 
 /// For disks that want to be read in sequence: blocks of so many neighbouring samples are shuffled,
 /// and the samples of so many blocks at a time among each other. `BlockShuffle<4096, 16>` draws
@@ -159,9 +153,7 @@ struct BlockShuffle : Choice<axes::Order> {
 };
 
 /// Samples come in the order of the data set.
-struct InOrder : Choice<axes::Order> {
-  static constexpr std::string_view name = "InOrder";
-};
+struct InOrder : WithName<"InOrder">, Choice<axes::Order> {};
 
 }  // namespace lockstep
 

@@ -43,38 +43,24 @@ void require_same_draws(const SamplerState& own, const SamplerState& saved);
 }  // namespace detail
 
 namespace axes {
-struct Sampler {
-  static constexpr std::string_view name = "Sampler";
-};
-struct Remainder {
-  static constexpr std::string_view name = "Remainder";
-};
+struct Sampler : WithName<"Sampler"> {};
+struct Remainder : WithName<"Remainder"> {};
 }  // namespace axes
 
 /// Rank r of W takes every W-th sample from the r-th on, as PyTorch's DistributedSampler does.
-struct Distributed : Choice<axes::Sampler> {
-  static constexpr std::string_view name = "Distributed";
-};
+struct Distributed : WithName<"Distributed">, Choice<axes::Sampler> {};
 
 /// Samples from the front fill up the last round: PyTorch's default. Biases evaluation.
-struct Padding : Choice<axes::Remainder> {
-  static constexpr std::string_view name = "Padding";
-};
+struct Padding : WithName<"Padding">, Choice<axes::Remainder> {};
 
 /// Samples that do not divide evenly are left out of the epoch.
-struct DropLast : Choice<axes::Remainder> {
-  static constexpr std::string_view name = "DropLast";
-};
+struct DropLast : WithName<"DropLast">, Choice<axes::Remainder> {};
 
 /// Every sample is drawn once; ranks may differ by one draw.
-struct Exact : Choice<axes::Remainder> {
-  static constexpr std::string_view name = "Exact";
-};
+struct Exact : WithName<"Exact">, Choice<axes::Remainder> {};
 
 /// Ranks draw equally many samples; the duplicates that this needs have weight 0.
-struct Masked : Choice<axes::Remainder> {
-  static constexpr std::string_view name = "Masked";
-};
+struct Masked : WithName<"Masked">, Choice<axes::Remainder> {};
 
 /// The policy that says which samples a rank sees: `Sampler<Distributed, DropLast>`.
 template <class Scheme, class Rest = Padding, class Sequence = TorchShuffle>

@@ -20,9 +20,7 @@
 namespace lockstep {
 
 namespace axes {
-struct Device {
-  static constexpr std::string_view name = "Device";
-};
+struct Device : WithName<"Device"> {};
 }  // namespace axes
 
 /// Models run on the host.

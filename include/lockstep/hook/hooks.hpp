@@ -13,9 +13,7 @@
 namespace lockstep {
 
 namespace axes {
-struct Hooks {
-  static constexpr std::string_view name = "Hooks";
-};
+struct Hooks : WithName<"Hooks"> {};
 }  // namespace axes
 
 /// An element of `Hooks<...>`: a parameter whose gradient, averaged over ranks, is zero in every
@@ -23,9 +21,7 @@ struct Hooks {
 /// in PyTorch. Its count of updates does not advance.
 ///
 /// It is no stage of the reduction: gradients travel as they do without it.
-struct SkipZeroGradients {
-  static constexpr std::string_view name = "SkipZeroGradients";
-};
+struct SkipZeroGradients : WithName<"SkipZeroGradients"> {};
 
 namespace detail {
 

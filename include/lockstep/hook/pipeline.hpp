@@ -12,7 +12,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "lockstep/comm/call.hpp"
+#include "lockstep/comm/collective.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/strong.hpp"

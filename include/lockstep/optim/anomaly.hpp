@@ -19,9 +19,7 @@
 namespace lockstep {
 
 namespace axes {
-struct Anomaly {
-  static constexpr std::string_view name = "Anomaly";
-};
+struct Anomaly : WithName<"Anomaly"> {};
 }  // namespace axes
 
 /// A loss or gradient that is not finite ends the job, with an error that names rank, step and
@@ -29,20 +27,14 @@ struct Anomaly {
 /// its traces by then. On a GPU the error comes from a later call, as soon as the host can know.
 /// Where losses are scaled (`Precision<Mixed<Half>>`), gradients that overflow are part of the
 /// method and are skipped; there the job ends when the scale has become too small to recover.
-struct Stop : Choice<axes::Anomaly> {
-  static constexpr std::string_view name = "Stop";
-};
+struct Stop : WithName<"Stop">, Choice<axes::Anomaly> {};
 
 /// A step whose gradients have no finite norm changes nothing, on any rank, and is counted. The
 /// norm of all gradients is computed before every update, as for `Clip`.
-struct Skip : Choice<axes::Anomaly> {
-  static constexpr std::string_view name = "Skip";
-};
+struct Skip : WithName<"Skip">, Choice<axes::Anomaly> {};
 
 /// Nobody looks.
-struct Ignore : Choice<axes::Anomaly> {
-  static constexpr std::string_view name = "Ignore";
-};
+struct Ignore : WithName<"Ignore">, Choice<axes::Anomaly> {};
 
 /// The policy for a loss or gradient that is NaN or infinite: `Anomaly<Skip>`.
 template <class How>

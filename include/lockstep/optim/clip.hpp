@@ -18,9 +18,7 @@
 namespace lockstep {
 
 namespace axes {
-struct Clip {
-  static constexpr std::string_view name = "Clip";
-};
+struct Clip : WithName<"Clip"> {};
 }  // namespace axes
 
 /// Gradients are scaled down until their norm over all parameters is at most `Norm`, a number of

@@ -12,9 +12,7 @@
 namespace lockstep {
 
 namespace axes {
-struct Optimizer {
-  static constexpr std::string_view name = "Optimizer";
-};
+struct Optimizer : WithName<"Optimizer"> {};
 }  // namespace axes
 
 /// Options that are numbers, which ranks compare. `for_each(f)` calls `f(name, number)` for each.

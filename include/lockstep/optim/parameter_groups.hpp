@@ -15,9 +15,7 @@
 namespace lockstep {
 
 namespace axes {
-struct ParameterGroups {
-  static constexpr std::string_view name = "ParameterGroups";
-};
+struct ParameterGroups : WithName<"ParameterGroups"> {};
 }  // namespace axes
 
 /// A set of parameters, told by their names and their numbers of extents. `begin(options)` changes

@@ -16,9 +16,7 @@
 namespace lockstep {
 
 namespace axes {
-struct Schedule {
-  static constexpr std::string_view name = "Schedule";
-};
+struct Schedule : WithName<"Schedule"> {};
 }  // namespace axes
 
 /// A job's progress: the updates made so far, and the number of its epoch, both from 0.

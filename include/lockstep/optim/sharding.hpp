@@ -10,42 +10,28 @@
 namespace lockstep {
 
 namespace axes {
-struct Sharding {
-  static constexpr std::string_view name = "Sharding";
-};
-struct Sharded {
-  static constexpr std::string_view name = "Sharded";
-};
+struct Sharding : WithName<"Sharding"> {};
+struct Sharded : WithName<"Sharded"> {};
 }  // namespace axes
 
 /// Every rank keeps all parameters and states.
-struct Replicated : Choice<axes::Sharding> {
-  static constexpr std::string_view name = "Replicated";
-};
+struct Replicated : WithName<"Replicated">, Choice<axes::Sharding> {};
 
 /// Parameters live once per host; each rank keeps the states of its slice, and updates the slice in
 /// the pass that reduces it. The default where memory is shared.
-struct HostShared : Choice<axes::Sharding> {
-  static constexpr std::string_view name = "HostShared";
-};
+struct HostShared : WithName<"HostShared">, Choice<axes::Sharding> {};
 
 /// Each rank keeps and updates its share of the optimizer's states (ZeRO), on any backend; what is
 /// shared out, and how, is said beside it: `Sharding<ZeroRedundancy, Gradients>`.
-struct ZeroRedundancy : Choice<axes::Sharding> {
-  static constexpr std::string_view name = "ZeroRedundancy";
-};
+struct ZeroRedundancy : WithName<"ZeroRedundancy">, Choice<axes::Sharding> {};
 
 /// `ZeroRedundancy` of states (and weights of higher precision): every bucket is cut into equal
 /// slices, one for each rank. Gradients stay whole. The default.
-struct States : Choice<axes::Sharded> {
-  static constexpr std::string_view name = "States";
-};
+struct States : WithName<"States">, Choice<axes::Sharded> {};
 
 /// The same slices, and a rank keeps the gradients of its own slices alone: others' are given away
 /// as soon as a bucket is reduced.
-struct Gradients : Choice<axes::Sharded> {
-  static constexpr std::string_view name = "Gradients";
-};
+struct Gradients : WithName<"Gradients">, Choice<axes::Sharded> {};
 
 /// Left out: ranks that own whole parameters were slower than replicas. The name stays, so that
 /// asking for it is one sentence of the compiler.

@@ -8,8 +8,16 @@
 #include <string_view>
 
 #include "lockstep/core/hash.hpp"
+#include "lockstep/core/name.hpp"
 
 namespace lockstep {
+
+/// The name of an axis or of a choice, by which errors and fingerprints know it: `struct Shm :
+/// WithName<"Shm">, Choice<axes::Backend> {};`
+template <Name Text>
+struct WithName {
+  static constexpr std::string_view name = Text.view();
+};
 
 /// A choice names the axes it answers, mostly one, so that `Backend<AdamW>` can be told from
 /// `Backend<Shm>`.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `ParallelStrategy<DDP>`: a model wrapped so that ranks train it together.
+/// @file `ParallelStrategy<DDP>`: a model wrapped so that ranks train it together, by steps or by
+/// the phases of a hand-written one. An exception on a rank aborts the calls of all ranks.
 
 #include <concepts>
 #include <cstddef>
@@ -20,7 +21,6 @@
 #include "lockstep/device/device.hpp"
 #include "lockstep/optim/progress.hpp"
 #include "lockstep/strategy/members.hpp"
-#include "lockstep/strategy/phases.hpp"
 #include "lockstep/strategy/replica.hpp"
 #include "lockstep/strategy/scatter.hpp"
 #include "lockstep/strategy/step_graphs.hpp"
@@ -93,6 +93,252 @@ Model replicate(const Model& model) {
   }
 }
 
+/// Tells all ranks of the exception that is being handled, and throws it on.
+template <class Comm>
+[[noreturn, gnu::noinline]] void tell_and_rethrow(Comm& comm) {
+  try {
+    throw;
+  } catch (const Error& error) {
+    const Error named = error.rank() ? error : error.on(comm.rank());
+    comm.abandon(named.what());
+    throw named;
+  } catch (const std::exception& error) {
+    comm.abandon(error.what());
+    throw;
+  } catch (...) {
+    comm.abandon("an exception that is no std::exception");
+    throw;
+  }
+}
+
+/// Calls `f()`. Where it throws, every other rank's call fails with the same words, and the job is
+/// over. A world that the compiler knows to be of one (`Alone`) has nobody to tell.
+template <bool Alone, class Comm, class F>
+auto tell_others_of(Comm& comm, const F& f) -> decltype(f()) {
+  if constexpr (Alone) {
+    return f();
+  } else {
+    try {
+      return f();
+    } catch (...) {
+      tell_and_rethrow(comm);
+    }
+  }
+}
+
+/// Calls `f()`, and tells the other ranks of a replica's communicator if it throws, also those that
+/// are in a call of the job's groups.
+template <class Replica, class F>
+auto tell_others(Replica& replica, const F& f) -> decltype(f()) {
+  if constexpr (Replica::traits::has_job_groups) {
+    return tell_others_of<Replica::traits::alone>(replica.groups(), f);
+  } else {
+    return tell_others_of<Replica::traits::alone>(replica.communicator(), f);
+  }
+}
+
+/// Calls of phases out of order, each with a compile error in words. A phase replaces the member
+/// that may come next, but only for temporaries: an object with a name could be used twice.
+template <class Phase>
+class OutOfOrder {
+ public:
+  template <class P = Phase>
+  void backward() const& {
+    refuse<P>();
+  }
+  template <class P = Phase>
+  void reduce() const& {
+    refuse<P>();
+  }
+  template <class P = Phase>
+  void update() const& {
+    refuse<P>();
+  }
+  template <class P = Phase>
+  void reduce_and_update() const& {
+    refuse<P>();
+  }
+
+ private:
+  template <class P>
+  static void refuse() {
+    static_assert(sizeof(P) == 0,
+                  "lockstep: the phases of a step come in the order ddp.forward(batch)"
+                  ".backward().reduce().update(), each once; use std::move for a phase that has "
+                  "a name, and write reduce_and_update() to fuse the last two");
+  }
+};
+
+/// How far a hand-written step is.
+enum class Stage : std::uint8_t { forwarded, backwarded, averaged };
+
+/// A hand-written step of a batch after its forward pass, its backward pass or its reduction. In a
+/// `no_sync` scope, backward adds to the gradients, and nothing follows. Later phases do not know
+/// the batch.
+template <class Replica, Stage At, Sync S = Sync::yes, class Batch = void>
+class [[nodiscard("the next phase of the step is missing")]] StepPhase
+    : public OutOfOrder<StepPhase<Replica, At, S, Batch>> {
+  using Order = OutOfOrder<StepPhase>;
+
+ public:
+  using Order::backward;
+  using Order::reduce;
+  using Order::reduce_and_update;
+  using Order::update;
+
+  /// `rows` are the samples of the batch, where outputs are kept.
+  StepPhase(Replica& replica, typename Replica::Loss loss, const Batch* placed = nullptr,
+            std::size_t rows = 0)
+      : replica_(replica), loss_(loss), placed_(placed), rows_(rows) {}
+  StepPhase(const StepPhase&) = delete;
+  StepPhase& operator=(const StepPhase&) = delete;
+
+  /// The loss of this rank's batch.
+  auto loss() const { return loss_; }
+
+  /// The model's outputs of this rank's batch, a row for each sample, of which the loss was taken.
+  /// They are valid until the next forward pass. **Host** on a GPU, blocks until they are there.
+  template <class R = Replica>
+  auto outputs() const
+    requires(At == Stage::forwarded)
+  {
+    static_assert(R::template keeps_outputs<Batch>(),
+                  "lockstep: this model's forward keeps no outputs; give it using Output = "
+                  "OutputOf<float, 10> and its parts predict, loss and backward, and leave "
+                  "LossOnReplica out");
+    if constexpr (R::template keeps_outputs<Batch>()) return replica_.outputs(rows_);
+  }
+
+  /// Runs the model's backward; gradients are then this rank's own, and reductions of some buckets
+  /// are in flight. In a `no_sync` scope it returns the loss. **Ranks** all; in such a scope this
+  /// one. **Host** runs the model; buckets start to travel as they are complete.
+  auto backward() &&
+      requires(At == Stage::forwarded) {
+        run([&] {
+          if constexpr (Replica::template keeps_outputs<Batch>()) {
+            replica_.backward(*placed_, S, replica_.output_gradients(rows_));
+          } else {
+            replica_.backward(*placed_, S);
+          }
+        });
+        if constexpr (S == Sync::yes) {
+          return StepPhase<Replica, Stage::backwarded>(replica_, loss_);
+        } else {
+          return loss_;
+        }
+      }
+
+      /// Gradients = their average over ranks, the same on all of them. **Ranks** all. **Host**
+      /// blocks.
+      auto reduce() &&
+      requires(At == Stage::backwarded) {
+        run([&] { replica_.reduce(); });
+        return StepPhase<Replica, Stage::averaged>(replica_, loss_);
+      }
+      /// Reduces and updates in one pass over memory where possible; gradients are not averaged in
+      /// place. Returns the loss. **Ranks** all. **Host** blocks.
+      auto reduce_and_update() &&
+      requires(At == Stage::backwarded) {
+        run([&] {
+          replica_.begin_update();
+          replica_.reduce_and_update();
+        });
+        return loss_;
+      }
+
+      /// An averaged gradient; `f(name, view)` for every one.
+      auto grad(auto key) const
+        requires(At == Stage::averaged)
+  {
+    return replica_.grad(key);
+  }
+  template <class F>
+  void for_each_gradient(F&& f) const
+    requires(At == Stage::averaged)
+  {
+    replica_.for_each_gradient(f);
+  }
+  /// The optimizer's step. Returns the loss. **Ranks** all. **Host** blocks until the parameters
+  /// are new on all ranks.
+ auto update() &&
+     requires(At == Stage::averaged) {
+       run([&] { replica_.update(); });
+       return loss_;
+     }
+
+     private :
+     /// Calls `f()`, and tells all ranks if it fails.
+     template <class F>
+     void run(const F& f) {
+    [[maybe_unused]] const auto on = replica_.on_device();
+    tell_others(replica_, f);
+  }
+
+  Replica& replica_;
+  typename Replica::Loss loss_;
+  const Batch* placed_;
+  std::size_t rows_;
+};
+
+/// Runs a batch's forward pass, and tells all ranks if it fails. A model that declares outputs runs
+/// in two parts, so that they can be looked at.
+template <Sync S, class Replica, class Batch>
+auto forward_phase(Replica& replica, const Batch& batch, std::size_t subgraph = whole_model) {
+  [[maybe_unused]] const auto on = replica.on_device();
+  const auto& placed = replica.place(batch);
+  using Placed = std::remove_cvref_t<decltype(placed)>;
+  std::size_t rows = 0;
+  if constexpr (Replica::template keeps_outputs<Placed>()) rows = row_count(batch);
+  const auto forward = [&] {
+    replica.choose_subgraph(subgraph);
+    replica.draw_anew();
+    if constexpr (Replica::template keeps_outputs<Placed>()) {
+      return replica.forward_with_outputs(placed, rows, S);
+    } else {
+      return replica.forward(placed, S);
+    }
+  };
+  return StepPhase<Replica, Stage::forwarded, S, Placed>(replica, tell_others(replica, forward),
+                                                         &placed, rows);
+}
+
+/// `forward` of a hand-written loop, also with one of `Subgraphs`:
+/// `ddp.forward<"with_adapter"_s>(batch)`, or with a choice at run time. A base of `Self`, whose
+/// `first()` is the replica.
+template <class Self, Sync S>
+class ForwardCalls {
+ public:
+  template <class Batch>
+  auto forward(const Batch& batch) {
+    return forward_phase<S>(self().first(), batch);
+  }
+  template <class Batch>
+  void forward(const Batch&& batch) = delete;  // backward needs it again
+  template <auto Set, class Batch>
+  auto forward(const Batch& batch) {
+    return forward(Set, batch);
+  }
+  template <class Set, class Batch>
+  auto forward(const Set& set, const Batch& batch) {
+    using Subgraphs = typename std::remove_cvref_t<decltype(self().first())>::subgraphs;
+    return forward_phase<S>(self().first(), batch, subgraph_number<Subgraphs>(set));
+  }
+
+ private:
+  Self& self() { return static_cast<Self&>(*this); }
+};
+
+/// The result of `no_sync`: it adds up gradients without communication.
+template <class Replica>
+class LocalScope : public ForwardCalls<LocalScope<Replica>, Sync::no> {
+ public:
+  explicit LocalScope(Replica& replica) : replica_(replica) {}
+  Replica& first() { return replica_; }
+
+ private:
+  Replica& replica_;
+};
+
 /// Nothing is called after an update.
 struct NoUpdateCall {
   constexpr void operator()() const {}
@@ -147,7 +393,9 @@ class [[nodiscard(
 /// every rank ends with the words of the first failure.
 template <class Model, class Policies, class Comm>
 class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
+                 public ForwardCalls<BasicDdp<Model, Policies, Comm>, Sync::yes>,
                  public OutOfOrder<BasicDdp<Model, Policies, Comm>> {
+  using Members = JobMembers<BasicDdp>;
   using ThisReplica = Replica<Model, Policies, Comm>;
   using OnDevice = typename ThisReplica::execution_type::OnDevice;
 
@@ -246,26 +494,16 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
   /// **Host** blocks, or on a GPU enqueues. **Stream** the step's own.
   template <class Batch>
   Loss step(const Batch& batch) {
-    [[maybe_unused]] const auto on = this->on_device();
-    const auto& placed = replica_.place(batch);
-    return tell_others(replica_, [&] { return run_step(replica_, runner_, placed); });
+    return step(SubgraphChoice{}, batch);
   }
-  /// The same with one of `Subgraphs`: `ddp.step<"with_adapter"_s>(batch)`, or with a choice at run
-  /// time, `ddp.step(ddp.subgraph("with_adapter"), batch)`. Micro-batches of one step may use
-  /// different ones. **Ranks** all.
-  template <auto Set, class Batch>
-  Loss step(const Batch& batch) {
-    return step(Set, batch);
-  }
+  using Members::step;
   template <class Set, class Batch>
   Loss step(const Set& set, const Batch& batch) {
-    [[maybe_unused]] const auto on = this->on_device();
+    [[maybe_unused]] const auto on = replica_.on_device();
     const auto& placed = replica_.place(batch);
     const std::size_t number = subgraph_number<subgraphs>(set);
     return tell_others(replica_, [&] { return run_step(replica_, runner_, placed, number); });
   }
-  /// A sub-graph by a name that is known at run time; another name is an error.
-  static SubgraphChoice subgraph(std::string_view name) { return find_subgraph<subgraphs>(name); }
 
   /// With `Accumulate<N>`, at the end of an epoch: a step of the batches that were too few for one,
   /// if there are any; their gradients are divided by their own number. **Ranks** all, after as
@@ -339,7 +577,7 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
   }
   /// All ranks make a call after the same update, whether they are through or not: the call is not
   /// refused while the result lives.
-  [[nodiscard]] auto all_meet() { return Meeting(is_joining_); }
+  [[nodiscard]] FlagWhile all_meet() { return FlagWhile(is_joining_, false); }
   /// Refuses a call of all ranks while some of them may be through.
   void require_joined(const char* operation) const {
     if (is_joining_) [[unlikely]]
@@ -355,21 +593,7 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
   /// A hand-written loop: `ddp.forward(batch).backward().reduce().update()`. Each phase is a type
   /// that has only the next one as a member; another order does not compile. **Ranks** all.
   /// **Host** blocks.
-  template <class Batch>
-  auto forward(const Batch& batch) {
-    return forward_phase<detail::Sync::yes>(replica_, batch);
-  }
-  template <class Batch>
-  void forward(const Batch&& batch) = delete;  // backward needs it again
-  /// The same with one of `Subgraphs`: `ddp.forward<"with_adapter"_s>(batch)`.
-  template <auto Set, class Batch>
-  auto forward(const Batch& batch) {
-    return forward(Set, batch);
-  }
-  template <class Set, class Batch>
-  auto forward(const Set& set, const Batch& batch) {
-    return forward_phase<detail::Sync::yes>(replica_, batch, subgraph_number<subgraphs>(set));
-  }
+  using ForwardCalls<BasicDdp, Sync::yes>::forward;
 
   /// Batches whose gradients are only added up on this rank, and are reduced together with those of
   /// a later batch: `ddp.no_sync().forward(batch).backward()`. As in PyTorch, the sum is not
@@ -388,24 +612,17 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
   /// The loss of a batch, with nothing kept for backward and no communication.
   template <class Batch>
   Loss evaluate(const Batch& batch) {
-    [[maybe_unused]] const auto on = this->on_device();
+    [[maybe_unused]] const auto on = replica_.on_device();
     return replica_.evaluate(replica_.place(batch));
   }
   /// The model's own evaluation: `model.evaluate(step, batch, tally)`, or its mean loss.
   template <class Batch, class Tally>
   void evaluate(const Batch& batch, Tally& tally) {
-    [[maybe_unused]] const auto on = this->on_device();
+    [[maybe_unused]] const auto on = replica_.on_device();
     replica_.evaluate(replica_.place(batch), tally, [&] { return row_count(batch); });
   }
 
-  /// Evaluations and predictions use a sub-graph, by its number, from now on.
-  void evaluate_subgraph(std::size_t set) { replica_.evaluate_subgraph(set); }
-  /// The same with one of `Subgraphs`: `ddp.evaluate<"with_adapter"_s>(batch)`.
-  template <auto Set, class... Arguments>
-  auto evaluate(Arguments&&... arguments) {
-    const EvaluatedSubgraph<BasicDdp> in(*this, Set);
-    return evaluate(std::forward<Arguments>(arguments)...);
-  }
+  using Members::evaluate;
 
   /// The outputs of this rank's batch in evaluation, a row for each sample, with no communication.
   /// They are valid until the next prediction or forward pass. **Host** blocks until they are
@@ -413,15 +630,11 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
   template <class Batch>
   auto predict(const Batch& batch) {
     if constexpr (require_output<Model>()) {
-      [[maybe_unused]] const auto on = this->on_device();
+      [[maybe_unused]] const auto on = replica_.on_device();
       return replica_.predict(replica_.place(batch), row_count(batch));
     }
   }
-  template <auto Set, class Batch>
-  auto predict(const Batch& batch) {
-    const EvaluatedSubgraph<BasicDdp> in(*this, Set);
-    return predict(batch);
-  }
+  using Members::predict;
 
   /// How many graphs `CapturedStep` has made for batches of this type.
   template <class Batch>
@@ -440,18 +653,6 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
     return T::has_job_groups;
   }
 
-  class Meeting {
-   public:
-    explicit Meeting(bool& flag) : flag_(flag), before_(std::exchange(flag, false)) {}
-    ~Meeting() { flag_ = before_; }
-    Meeting(const Meeting&) = delete;
-    Meeting& operator=(const Meeting&) = delete;
-
-   private:
-    bool& flag_;
-    bool before_;
-  };
-
   [[noreturn, gnu::cold, gnu::noinline]] void refuse_while_joining(const char* operation) const {
     throw Error(operation,
                 "it is called inside of a loop whose batches may have ended on other ranks, which "
@@ -462,7 +663,7 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
 
   template <class F>
   void tell(const F& f) {
-    [[maybe_unused]] const auto on = this->on_device();
+    [[maybe_unused]] const auto on = replica_.on_device();
     tell_others(replica_, f);
   }
 

@@ -27,7 +27,6 @@
 #include "lockstep/strategy/dp_kept.hpp"
 #include "lockstep/strategy/gathered_outputs.hpp"
 #include "lockstep/strategy/members.hpp"
-#include "lockstep/strategy/phases.hpp"
 #include "lockstep/strategy/replica_crew.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/strategy/scatter.hpp"
@@ -374,7 +373,8 @@ class DpReplica {
 template <class Model, class Policies, class Meeting>
 class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>>,
                 public DpKept<BasicDp<Model, Policies, Meeting>> {
-  friend class JobMembers<BasicDp>;
+  using Members = JobMembers<BasicDp>;
+  friend Members;
   friend class DpKept<BasicDp>;
 
  public:
@@ -423,6 +423,9 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>>,
   }
 
   std::size_t replicas() const { return replicas_.size(); }
+  /// Replica 0, for those who run a step by parts.
+  auto& first() { return replicas_[0]->replica(); }
+  const auto& first() const { return std::as_const(*replicas_[0]).replica(); }
 
   /// Calls `f(parameter, state, view)` for every state of the optimizer. Replicas that share the
   /// parameters have a slice of the states each, and a parameter may come in several pieces:
@@ -482,12 +485,7 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>>,
   Loss step(const Batch& batch) {
     return step(SubgraphChoice{}, batch);
   }
-  /// The same with one of `Subgraphs`: `dp.step<"with_adapter"_s>(batch)`, or with a choice at run
-  /// time, `dp.step(dp.subgraph("with_adapter"), batch)`.
-  template <auto Set, class Batch>
-  Loss step(const Batch& batch) {
-    return step(Set, batch);
-  }
+  using Members::step;
   template <class Set, class Batch>
   Loss step(const Set& set, const Batch& batch) {
     if constexpr (traits::alone) {
@@ -505,8 +503,6 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>>,
       return whole_loss();
     }
   }
-  /// A sub-graph by a name that is known at run time; another name is an error.
-  static SubgraphChoice subgraph(std::string_view name) { return find_subgraph<subgraphs>(name); }
 
   /// With `Accumulate<N>`, at the end of an epoch: a step of the batches that were too few for one,
   /// if there are any; their gradients are divided by their own number. **Host** as `step`.
@@ -558,12 +554,7 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>>,
         for (const auto& entry : part) tally.add(entry.name, entry.sum, entry.count);
     }
   }
-  /// The same with one of `Subgraphs`: `dp.evaluate<"with_adapter"_s>(batch)`.
-  template <auto Set, class... Arguments>
-  auto evaluate(Arguments&&... arguments) {
-    const EvaluatedSubgraph<BasicDp> in(*this, Set);
-    return evaluate(std::forward<Arguments>(arguments)...);
-  }
+  using Members::evaluate;
   /// Evaluations and predictions use a sub-graph, by its number, from now on.
   void evaluate_subgraph(std::size_t set) {
     for (const auto& replica : replicas_) replica->replica().evaluate_subgraph(set);
@@ -586,11 +577,7 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>>,
       return std::as_const(*replicas_[root_]).all_outputs();
     }
   }
-  template <auto Set, class Batch>
-  auto predict(const Batch& batch) {
-    const EvaluatedSubgraph<BasicDp> in(*this, Set);
-    return predict(batch);
-  }
+  using Members::predict;
 
   /// How many graphs `CapturedStep` has made for batches of this type.
   template <class Batch>
@@ -639,8 +626,6 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>>,
     }
   }
 
-  auto& first() { return replicas_[0]->replica(); }
-  const auto& first() const { return std::as_const(*replicas_[0]).replica(); }
   /// The only replica of a world of one, which is plain DDP.
   auto& alone() { return replicas_[0]->ddp(); }
 

@@ -8,7 +8,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "lockstep/comm/call.hpp"
+#include "lockstep/comm/collective.hpp"
 
 namespace lockstep::detail {
 

@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "lockstep/comm/call.hpp"
+#include "lockstep/comm/collective.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/device/cuda/memory.cuh"

@@ -3,12 +3,19 @@
 /// @file The members that every job has, listed once: a trainer, `DistributedDataParallel`,
 /// `DataParallel` and what stands for a rejected one show those of their first replica.
 
+#include <cstddef>
 #include <cstdint>
+#include <string_view>
+#include <utility>
+
+#include "lockstep/bucket/subgraphs.hpp"
+#include "lockstep/strategy/feature/subgraphs.hpp"
 
 namespace lockstep::detail {
 
 /// A base of `Self`, whose `first()` is the replica of this rank, replica 0 of
-/// `ParallelStrategy<DP>`, or the wrapper of a trainer. None of these members communicates.
+/// `ParallelStrategy<DP>`, or the wrapper of a trainer. None of these members communicates, but
+/// those that run one of the job's `Subgraphs`.
 template <class Self>
 class JobMembers {
  public:
@@ -62,6 +69,31 @@ class JobMembers {
   void for_each_state(F&& f) const {
     self().first().for_each_state(f);
   }
+
+  /// A sub-graph by a name that is known at run time; another name is an error.
+  static SubgraphChoice subgraph(std::string_view name) {
+    return find_subgraph<typename Self::subgraphs>(name);
+  }
+  /// A step, an evaluation or a prediction with one of the job's `Subgraphs`:
+  /// `job.step<"with_adapter"_s>(batch)`, or with a choice at run time,
+  /// `job.step(job.subgraph("with_adapter"), batch)`. Micro-batches of one step may use different
+  /// ones. **Ranks** and **Host** as without a sub-graph; evaluations use one set on all ranks.
+  template <auto Set, class Batch>
+  auto step(const Batch& batch) {
+    return self().step(Set, batch);
+  }
+  template <auto Set, class... Arguments>
+  auto evaluate(Arguments&&... arguments) {
+    const EvaluatedSubgraph<Self> in(self(), Set);
+    return self().evaluate(std::forward<Arguments>(arguments)...);
+  }
+  template <auto Set, class... Arguments>
+  auto predict(Arguments&&... arguments) {
+    const EvaluatedSubgraph<Self> in(self(), Set);
+    return self().predict(std::forward<Arguments>(arguments)...);
+  }
+  /// Evaluations and predictions use a sub-graph, by its number, from now on.
+  void evaluate_subgraph(std::size_t set) { self().first().evaluate_subgraph(set); }
 
   /// Adds up the losses of many steps.
   auto loss_meter() { return self().first().loss_meter(); }

@@ -16,9 +16,7 @@
 namespace lockstep {
 
 namespace axes {
-struct Precision {
-  static constexpr std::string_view name = "Precision";
-};
+struct Precision : WithName<"Precision"> {};
 }  // namespace axes
 
 /// Parameters, gradients and buffers have the types that the model declares.
@@ -71,49 +69,25 @@ struct Precision<Mixed<P, R, B>> : detail::ChoicePolicy<axes::Precision, Mixed<P
 };
 
 namespace axes {
-struct ParallelStrategy {
-  static constexpr std::string_view name = "ParallelStrategy";
-};
-struct Accumulate {
-  static constexpr std::string_view name = "Accumulate";
-};
-struct StepExecution {
-  static constexpr std::string_view name = "StepExecution";
-};
-struct UnusedParameters {
-  static constexpr std::string_view name = "UnusedParameters";
-};
-struct Buffers {
-  static constexpr std::string_view name = "Buffers";
-};
-struct Norms {
-  static constexpr std::string_view name = "Norms";
-};
-struct NormRanks {
-  static constexpr std::string_view name = "NormRanks";
-};
-struct LossPlacement {
-  static constexpr std::string_view name = "LossPlacement";
-};
-struct UnevenInputs {
-  static constexpr std::string_view name = "UnevenInputs";
-};
-struct JoinDivisor {
-  static constexpr std::string_view name = "JoinDivisor";
-};
+struct ParallelStrategy : WithName<"ParallelStrategy"> {};
+struct Accumulate : WithName<"Accumulate"> {};
+struct StepExecution : WithName<"StepExecution"> {};
+struct UnusedParameters : WithName<"UnusedParameters"> {};
+struct Buffers : WithName<"Buffers"> {};
+struct Norms : WithName<"Norms"> {};
+struct NormRanks : WithName<"NormRanks"> {};
+struct LossPlacement : WithName<"LossPlacement"> {};
+struct UnevenInputs : WithName<"UnevenInputs"> {};
+struct JoinDivisor : WithName<"JoinDivisor"> {};
 }  // namespace axes
 
 // How replicas share the work.
 
 /// One rank per process or thread; gradients are averaged over ranks, bucket by bucket.
-struct DDP : Choice<axes::ParallelStrategy> {
-  static constexpr std::string_view name = "DDP";
-};
+struct DDP : WithName<"DDP">, Choice<axes::ParallelStrategy> {};
 
 /// One process; the batch is scattered over its devices and gradients are summed on the first.
-struct DP : Choice<axes::ParallelStrategy> {
-  static constexpr std::string_view name = "DP";
-};
+struct DP : WithName<"DP">, Choice<axes::ParallelStrategy> {};
 
 /// The policy that says what a replica is: a rank (`DDP`) or a thread of one process (`DP`).
 template <class Strategy>
@@ -159,14 +133,10 @@ struct CapturedStep : detail::ValuePolicy<axes::StepExecution> {
 // The meaning of a parameter without a gradient.
 
 /// A parameter without a gradient is an error that names it.
-struct Forbid : Choice<axes::UnusedParameters> {
-  static constexpr std::string_view name = "Forbid";
-};
+struct Forbid : WithName<"Forbid">, Choice<axes::UnusedParameters> {};
 
 /// A missing gradient counts as zero; the optimizer leaves parameters alone that no rank used.
-struct Zero : Choice<axes::UnusedParameters> {
-  static constexpr std::string_view name = "Zero";
-};
+struct Zero : WithName<"Zero">, Choice<axes::UnusedParameters> {};
 
 /// The policy for parameters that get no gradient in a step: `Forbid`, `Zero` or `Subgraphs<...>`.
 template <class Meaning>
@@ -176,35 +146,25 @@ struct UnusedParameters : detail::ChoicePolicy<axes::UnusedParameters, Meaning> 
 // take their statistics of.
 
 /// Rank 0's buffers go to all before every forward, as in PyTorch.
-struct Broadcast : Choice<axes::Buffers> {
-  static constexpr std::string_view name = "Broadcast";
-};
+struct Broadcast : WithName<"Broadcast">, Choice<axes::Buffers> {};
 
 /// Every rank keeps its own buffers, or normalises with the statistics of its own samples.
-struct Local : Choice<axes::Buffers, axes::Norms> {
-  static constexpr std::string_view name = "Local";
-};
+struct Local : WithName<"Local">, Choice<axes::Buffers, axes::Norms> {};
 
 /// Buffers are averaged over ranks at the end of an epoch and before they are saved; batch norms
 /// take their statistics over the samples of all ranks.
-struct Synced : Choice<axes::Buffers, axes::Norms> {
-  static constexpr std::string_view name = "Synced";
-};
+struct Synced : WithName<"Synced">, Choice<axes::Buffers, axes::Norms> {};
 
 /// The policy for state that is not trained.
 template <class How>
 struct Buffers : detail::ChoicePolicy<axes::Buffers, How> {};
 
 /// Batch norms share their statistics with all ranks of the job.
-struct AllRanks : Choice<axes::NormRanks> {
-  static constexpr std::string_view name = "AllRanks";
-};
+struct AllRanks : WithName<"AllRanks">, Choice<axes::NormRanks> {};
 
 /// Batch norms share their statistics with the ranks of the group, where the job has
 /// `Groups<Grid<W, G>>`.
-struct WithinGroup : Choice<axes::NormRanks> {
-  static constexpr std::string_view name = "WithinGroup";
-};
+struct WithinGroup : WithName<"WithinGroup">, Choice<axes::NormRanks> {};
 
 /// The policy for the model's batch norms: `Norms<Local>`, `Norms<Synced>`, or
 /// `Norms<Synced, WithinGroup>`. It makes of every `BatchNorm` what PyTorch's
@@ -237,25 +197,17 @@ struct LossOnReplica : detail::ValuePolicy<axes::LossPlacement> {
 // How a job treats ranks that run out of batches at different times.
 
 /// Ranks have the same number of batches; anything else is an error that names the rank.
-struct Even : Choice<axes::UnevenInputs> {
-  static constexpr std::string_view name = "Even";
-};
+struct Even : WithName<"Even">, Choice<axes::UnevenInputs> {};
 
 /// Ranks that are through answer the others with zeros until all are, as in PyTorch's `join`.
-struct Join : Choice<axes::UnevenInputs> {
-  static constexpr std::string_view name = "Join";
-};
+struct Join : WithName<"Join">, Choice<axes::UnevenInputs> {};
 
 /// Sums of gradients are divided by the number of all ranks: PyTorch's default. A sample weighs as
 /// much when few ranks are left as it did when all had batches.
-struct DivideByInitial : Choice<axes::JoinDivisor> {
-  static constexpr std::string_view name = "DivideByInitial";
-};
+struct DivideByInitial : WithName<"DivideByInitial">, Choice<axes::JoinDivisor> {};
 
 /// Sums of gradients are divided by the number of ranks that still have batches.
-struct DivideByLive : Choice<axes::JoinDivisor> {
-  static constexpr std::string_view name = "DivideByLive";
-};
+struct DivideByLive : WithName<"DivideByLive">, Choice<axes::JoinDivisor> {};
 
 /// The policy for ranks that have different numbers of batches: `UnevenInputs<Join>`, or
 /// `UnevenInputs<Join, DivideByLive>`.

@@ -16,7 +16,7 @@
 
 #include "lockstep/bucket/elements.hpp"
 #include "lockstep/bucket/plan.hpp"
-#include "lockstep/comm/call.hpp"
+#include "lockstep/comm/collective.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/hook/hook.hpp"

@@ -17,7 +17,7 @@
 #include "lockstep/bucket/plan.hpp"
 #include "lockstep/bucket/step.hpp"
 #include "lockstep/bucket/subgraphs.hpp"
-#include "lockstep/comm/call.hpp"
+#include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/communicator.hpp"
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/element.hpp"

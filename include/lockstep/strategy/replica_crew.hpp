@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/comm/call.hpp"
 #include "lockstep/comm/call/counter.hpp"
+#include "lockstep/comm/collective.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/launch/outcome.hpp"

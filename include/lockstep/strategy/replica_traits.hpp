@@ -12,7 +12,7 @@
 #include "lockstep/bucket/plan.hpp"
 #include "lockstep/bucket/step.hpp"
 #include "lockstep/bucket/subgraphs.hpp"
-#include "lockstep/comm/call.hpp"
+#include "lockstep/comm/collective.hpp"
 #include "lockstep/core/checked.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/device/device.hpp"

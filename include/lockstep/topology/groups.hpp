@@ -25,9 +25,7 @@
 namespace lockstep {
 
 namespace axes {
-struct Groups {
-  static constexpr std::string_view name = "Groups";
-};
+struct Groups : WithName<"Groups"> {};
 }  // namespace axes
 
 /// The ranks of one group, leader first.

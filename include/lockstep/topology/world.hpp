@@ -14,9 +14,7 @@
 namespace lockstep {
 
 namespace axes {
-struct World {
-  static constexpr std::string_view name = "World";
-};
+struct World : WithName<"World"> {};
 }  // namespace axes
 
 /// All ranks of a job: how many, or `dynamic` where the command says it. A topology of one group.

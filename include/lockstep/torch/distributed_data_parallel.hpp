@@ -16,14 +16,13 @@
 #include <utility>
 
 #include "lockstep/bucket/subgraphs.hpp"
-#include "lockstep/comm/call.hpp"
+#include "lockstep/comm/collective.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/policy/pack.hpp"
 #include "lockstep/policy/policy.hpp"
 #include "lockstep/strategy/ddp.hpp"
-#include "lockstep/strategy/phases.hpp"
 #include "lockstep/strategy/policies.hpp"
 #include "lockstep/strategy/replica.hpp"
 #include "lockstep/topology/world.hpp"

@@ -19,15 +19,15 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/comm/call.hpp"
+#include "lockstep/comm/collective.hpp"
 #include "lockstep/core/checked.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/device/device.hpp"
 #include "lockstep/model/lookup.hpp"
 #include "lockstep/optim/anomaly.hpp"
+#include "lockstep/strategy/ddp.hpp"
 #include "lockstep/strategy/gradients.hpp"
-#include "lockstep/strategy/phases.hpp"
 #include "lockstep/torch/adopted_tensors.hpp"
 #include "lockstep/torch/model.hpp"
 #include "lockstep/torch/step_tensors.hpp"

@@ -2,23 +2,226 @@
 #pragma once
 /// @file Which models and policies go together: the rules, and the first one that is broken.
 
+#include <algorithm>
 #include <cstddef>
+#include <initializer_list>
 #include <string_view>
 #include <type_traits>
 
 #include "lockstep/bucket/elements.hpp"
+#include "lockstep/comm/collective.hpp"
 #include "lockstep/core/name.hpp"
 #include "lockstep/hook/hook.hpp"
+#include "lockstep/model/declaration.hpp"
 #include "lockstep/model/output.hpp"
+#include "lockstep/model/shapes.hpp"
+#include "lockstep/model/tensor.hpp"
+#include "lockstep/model/tensor_list.hpp"
 #include "lockstep/policy/pack.hpp"
 #include "lockstep/policy/policy.hpp"
 #include "lockstep/trainer/axes.hpp"
 #include "lockstep/trainer/messages.hpp"
-#include "lockstep/trainer/model_faults.hpp"
 
 namespace lockstep {
 
 namespace detail {
+
+/// A fault, and the name of what has it.
+struct Finding {
+  Fault fault = Fault::none;
+  std::string_view culprit = "";
+};
+
+/// Is there nothing before, between or after the dots? (`string_view::find` would do, but under the
+/// undefined-behaviour sanitizer g++ 12 does not take it for a constant here.)
+consteval bool has_empty_part(std::string_view name) {
+  char before = '.';
+  for (const char c : name) {
+    if (c == '.' && before == '.') return true;
+    before = c;
+  }
+  return before == '.';
+}
+
+/// Finds faults of one role's tensors, in a list that is known to be well-formed.
+template <class Model, TensorRole Role>
+consteval Finding find_tensor_fault() {
+  constexpr const auto& table = tensor_table<Model, Role>;
+  for (std::size_t i = 0; i != table.size(); ++i) {
+    const TensorInfo& info = table.infos[i];
+    const std::string_view name = table.name(i);
+    if (info.element == ElementKind::unsupported) return {Fault::unsupported_element, name};
+    if (Role == TensorRole::parameter && !is_floating(info.element)) {
+      return {Fault::integer_parameter, name};
+    }
+    if (has_empty_part(name)) return {Fault::tensor_without_name, name};
+  }
+  const std::size_t beyond = first_beyond_arena(table.infos);
+  if (beyond != table.size()) return {Fault::tensor_too_large, table.name(beyond)};
+  constexpr std::size_t duplicate = name_index<Model, Role>.find_duplicate();
+  if constexpr (duplicate != not_found) return {Fault::name_declared_twice, table.name(duplicate)};
+  return {};
+}
+
+/// A LibTorch module or a holder of one, as far as its names show it: this header does not include
+/// LibTorch.
+template <class M>
+concept LooksLikeTorchModule = requires { typename M::ContainedType; } || requires(M& candidate) {
+  candidate.named_parameters();
+  candidate.named_buffers();
+  candidate.is_training();
+};
+
+template <class Model>
+consteval Finding find_model_fault() {
+  if constexpr (TensorListing<Model>) {  // its tensors are checked when they are listed
+    if (kinds_of<Model, TensorRole::parameter>.size == 0) return {Fault::model_without_parameters};
+    return {};
+  } else if constexpr (!requires { typename Model::Parameters; }) {
+    if (LooksLikeTorchModule<Model>) return {Fault::torch_module};
+    return {Fault::model_without_parameters};
+  } else if constexpr (!DeclarationListOf<typename Model::Parameters, TensorRole::parameter>) {
+    return {Fault::malformed_parameters};
+  } else if constexpr (!DeclarationListOf<DeclaredList<Model, TensorRole::buffer>,
+                                          TensorRole::buffer>) {
+    return {Fault::malformed_buffers};
+  } else if constexpr (Model::Parameters::tensors == 0) {
+    return {Fault::model_without_parameters};
+  } else {
+    constexpr Finding parameters = find_tensor_fault<Model, TensorRole::parameter>();
+    if constexpr (parameters.fault != Fault::none) return parameters;
+    constexpr Finding buffers = find_tensor_fault<Model, TensorRole::buffer>();
+    if constexpr (buffers.fault != Fault::none) return buffers;
+    for (std::size_t i = 0; i != buffer_table<Model>.size(); ++i) {
+      const std::string_view name = buffer_table<Model>.name(i);
+      if (name_index<Model, TensorRole::parameter>.find(name) != not_found)
+        return {Fault::name_declared_twice, name};
+    }
+    if constexpr (is_dynamic_model<Model>) {
+      if constexpr (!ShapeGiving<Model>) return {Fault::shapes_not_given};
+    }
+    return {};
+  }
+}
+
+/// Finds patterns that no declared parameter matches. Those of listed ones are checked when the
+/// model lists them.
+template <class Model, class Patterns>
+constexpr Finding find_pattern_fault() {
+  if constexpr (!TensorListing<Model>) {
+    constexpr const auto& table = parameter_table<Model>;
+    for (const std::string_view pattern : Patterns::patterns) {
+      bool found = false;
+      for (std::size_t i = 0; i != table.size() && !found; ++i)
+        found = matches(pattern, table.name(i));
+      if (!found) return {Fault::pattern_without_match, pattern};
+    }
+  }
+  return {};
+}
+
+/// The first of several findings that is one.
+consteval Finding first_of(std::initializer_list<Finding> findings) {
+  for (const Finding& finding : findings) {
+    if (finding.fault != Fault::none) return finding;
+  }
+  return {};
+}
+
+template <class Model, class Policies>
+consteval Finding find_frozen_fault() {
+  using Still = Pick<axes::Frozen, Policies>;
+  if constexpr (!Still::patterns.empty() && !TensorListing<Model>) {
+    constexpr Finding pattern = find_pattern_fault<Model, Still>();
+    if constexpr (pattern.fault != Fault::none) return pattern;
+    constexpr const auto& table = parameter_table<Model>;
+    std::size_t frozen = 0;
+    for (std::size_t i = 0; i != table.size(); ++i) frozen += Still::match(table.name(i)) ? 1 : 0;
+    if (frozen == table.size()) return {Fault::everything_frozen};
+  }
+  return {};
+}
+
+template <class Model, class Set>
+constexpr Finding find_set_fault() {
+  if constexpr (requires { Set::patterns; }) {
+    return find_pattern_fault<Model, Set>();
+  } else {
+    return {};
+  }
+}
+
+/// The numbers of groups as text.
+inline constexpr std::string_view group_numbers = "123456789";
+
+template <class Model, class Policies, class... Sets>
+consteval Finding find_group_fault(ParameterGroups<Sets...>) {
+  using Groups = ParameterGroups<Sets...>;
+  using Still = Pick<axes::Frozen, Policies>;
+  if constexpr (Groups::count > 1 && !TensorListing<Model>) {
+    constexpr Finding set = first_of({Finding{}, find_set_fault<Model, Sets>()...});
+    if constexpr (set.fault != Fault::none) return set;
+    constexpr const auto& table = parameter_table<Model>;
+    bool has_one[Groups::count] = {};
+    for (std::size_t i = 0; i != table.size(); ++i) {
+      if (!Still::match(table.name(i)))
+        has_one[Groups::group_of(table.name(i), table.infos[i].rank)] = true;
+    }
+    for (std::size_t group = 1; group != Groups::count; ++group) {
+      if (!has_one[group])
+        return {Fault::group_without_parameters,
+                group_numbers.substr(std::min(group, group_numbers.size()) - 1, 1)};
+    }
+  }
+  return {};
+}
+
+/// A sub-graph that no parameter to train is in, among those of the model.
+template <class Model, class Still, class Set>
+consteval Finding find_subgraph_fault() {
+  if constexpr (TensorListing<Model>) {
+    return {};
+  } else {
+    constexpr Finding pattern = find_pattern_fault<Model, Set>();
+    if constexpr (pattern.fault != Fault::none) return pattern;
+    constexpr const auto& table = parameter_table<Model>;
+    for (std::size_t i = 0; i != table.size(); ++i) {
+      if (Set::match(table.name(i)) && !Still::match(table.name(i))) return {};
+    }
+    return {Fault::subgraph_without_parameters, Set::name};
+  }
+}
+
+template <class Model, class Policies, bool Same, class... Sets>
+consteval Finding find_subgraphs_fault(SubgraphList<Same, Sets...>) {
+  using List = SubgraphList<Same, Sets...>;
+  if (sizeof...(Sets) > (Same ? most_compared_subgraphs : std::size_t{31}))
+    return {Fault::too_many_subgraphs};
+  for (std::size_t set = 1; set != List::count; ++set) {
+    if (List::name_of(set).empty() || List::number_of(List::name_of(set)) != set)
+      return {Fault::subgraph_declared_twice, List::name_of(set)};
+  }
+  return first_of({Finding{}, find_subgraph_fault<Model, Pick<axes::Frozen, Policies>, Sets>()...});
+}
+
+template <class Model, class Policies>
+consteval Finding find_subgraphs_fault() {
+  using Meaning = typename Pick<axes::UnusedParameters, Policies>::choice;
+  if constexpr (requires { typename Meaning::list; }) {
+    if constexpr (Meaning::list::count == 1) return {Fault::subgraphs_not_declared};
+    return find_subgraphs_fault<Model, Policies>(typename Meaning::list{});
+  } else {
+    return {};
+  }
+}
+
+/// Finds faults of what policies select among the model's parameters.
+template <class Model, class Policies>
+consteval Finding find_selection_fault() {
+  return first_of({find_frozen_fault<Model, Policies>(),
+                   find_group_fault<Model, Policies>(Pick<axes::ParameterGroups, Policies>{}),
+                   find_subgraphs_fault<Model, Policies>()});
+}
 
 /// Finds faults of the policies, each alone and then together, before any is used.
 template <class... Ps>
@@ -52,29 +255,10 @@ inline constexpr bool mixes_supported_types<Mixed<Types...>> =
       std::is_same_v<Types, BFloat16>) &&
      ...);
 
-/// What the rules below ask about a job.
-struct JobFacts {
-  // Ranks.
-  std::size_t world;
-  bool is_ddp, on_cpu, shares_memory, has_groups, groups_fit, is_fed, joins;
-  bool by_nccl, through_host;  // the backend
-  bool has_malformed_output;
-  // The step.
-  std::size_t micro_batches;
-  bool clips_nothing, captures, skips_updates, is_mixed, mixes_others, has_unused;
-  bool has_subgraphs, same_subgraph;
-  bool is_host_shared, is_zero, frees_gradients, shares_parameters;
-  bool syncs_norms, syncs_norms_in_group, is_exact;
-  bool has_hooks, has_good_hooks, hooks_in_order, averages_parameters, hooks_only_convert;
-
-  /// Do ranks choose sub-graphs by themselves? Replicas of DP are told one.
-  constexpr bool chooses_subgraphs() const {
-    return is_ddp && world != 1 && has_subgraphs && !same_subgraph;
-  }
-};
-
+/// The rules of policies that do not go together, or not with the model: the first that a job
+/// breaks. Its sentence is in messages.hpp.
 template <class Model, class Policies>
-consteval JobFacts facts_of() {
+consteval Fault find_combination_fault() {
   using Strategy = Pick<axes::ParallelStrategy, Policies>;
   using Place = Pick<axes::Device, Policies>;
   using Transport = Pick<axes::Backend, Policies>;
@@ -86,90 +270,87 @@ consteval JobFacts facts_of() {
   using Sets = SubgraphsIn<Unused>;
   using Shards = typename Pick<axes::Sharding, Policies>::choice;
   using Stages = Pick<axes::Hooks, Policies>;
-  JobFacts job{};
-  job.world = World::static_size;
-  job.is_ddp = std::is_same_v<typename Strategy::choice, DDP>;
-  job.on_cpu = std::is_same_v<Place, Device<Cpu>>;
-  job.shares_memory = shares_memory<Strategy, Place, Transport>;
-  job.has_groups = !std::is_same_v<Divided, Groups<>>;
-  job.groups_fit = Divided::template fits<World::static_size>;
-  job.is_fed = Pick<axes::Feed, Policies>::sends;
-  job.joins = Pick<axes::UnevenInputs, Policies>::joins;
-  job.by_nccl = std::is_same_v<Through, Nccl> || std::is_same_v<Through, Hierarchical<Shm, Nccl>>;
-  job.through_host = !std::is_same_v<Through, Nccl> && !std::is_same_v<Through, Shm>;
-  job.has_malformed_output = OutputNaming<Model> && !OutputDeclaring<Model> &&
-                             std::is_same_v<Pick<axes::LossPlacement, Policies>, LossOnOutput>;
-  job.micro_batches = Pick<axes::Accumulate, Policies>::micro_batches;
-  job.clips_nothing = !(Pick<axes::Clip, Policies>::norm > 0);
-  job.captures = Pick<axes::StepExecution, Policies>::captures;
-  job.skips_updates =
+  constexpr std::size_t world = World::static_size;
+  constexpr bool is_ddp = std::is_same_v<typename Strategy::choice, DDP>;
+  constexpr bool is_dp = !is_ddp;
+  constexpr bool on_cpu = std::is_same_v<Place, Device<Cpu>>;
+  constexpr bool ranks_share_memory = shares_memory<Strategy, Place, Transport>;
+  constexpr bool has_groups = !std::is_same_v<Divided, Groups<>>;
+  constexpr bool groups_fit = Divided::template fits<World::static_size>;
+  constexpr bool is_fed = Pick<axes::Feed, Policies>::sends;
+  constexpr bool joins = Pick<axes::UnevenInputs, Policies>::joins;
+  constexpr bool by_nccl =
+      std::is_same_v<Through, Nccl> || std::is_same_v<Through, Hierarchical<Shm, Nccl>>;
+  constexpr bool through_host = !std::is_same_v<Through, Nccl> && !std::is_same_v<Through, Shm>;
+  constexpr bool has_malformed_output =
+      OutputNaming<Model> && !OutputDeclaring<Model> &&
+      std::is_same_v<Pick<axes::LossPlacement, Policies>, LossOnOutput>;
+  constexpr std::size_t micro_batches = Pick<axes::Accumulate, Policies>::micro_batches;
+  constexpr bool clips_nothing = !(Pick<axes::Clip, Policies>::norm > 0);
+  constexpr bool captures = Pick<axes::StepExecution, Policies>::captures;
+  constexpr bool skips_updates =
       std::is_same_v<typename Pick<axes::Anomaly, Policies>::choice, Skip> || Types::scales_loss;
-  job.is_mixed = !std::is_same_v<Types, AsDeclared>;
+  constexpr bool is_mixed = !std::is_same_v<Types, AsDeclared>;
   constexpr const auto& declared = kinds_of<Model, TensorRole::parameter>;
-  job.mixes_others = job.is_mixed && !std::is_same_v<Types, ScaledLoss> &&
-                     !(mixes_supported_types<Types> && declared.size == 1 &&
-                       declared.kinds[0] == ElementKind::f32);
-  job.has_unused = std::is_same_v<Unused, Zero>;
-  job.has_subgraphs = Sets::count > 1;
-  job.same_subgraph = Sets::same_on_all_ranks;
-  job.is_host_shared = std::is_same_v<Shards, HostShared>;
-  job.is_zero = std::is_same_v<Shards, ZeroRedundancy>;
-  job.frees_gradients = ShardingTraits<Policies>::frees_gradients;
-  job.shares_parameters = ShardingTraits<Policies>::shares_parameters;
-  job.syncs_norms = Pick<axes::Norms, Policies>::is_synced;
-  job.syncs_norms_in_group = Pick<axes::Norms, Policies>::in_group;
-  job.is_exact = std::is_same_v<typename Pick<axes::Sampler, Policies>::remainder, Exact>;
-  job.has_hooks = Stages::has_stages;
-  job.has_good_hooks = Stages::stages::has_good_numbers;
-  job.hooks_in_order = Stages::stages::is_in_order;
-  job.averages_parameters = Stages::stages::averages_parameters;
-  job.hooks_only_convert = Stages::stages::only_convert;
-  return job;
-}
-
-/// The rules of policies that do not go together, or not with the model: the first that a job
-/// breaks. Its sentence is in messages.hpp.
-consteval Fault find_combination_fault(const JobFacts& job) {
-  const bool is_dp = !job.is_ddp;
+  constexpr bool mixes_others = is_mixed && !std::is_same_v<Types, ScaledLoss> &&
+                                !(mixes_supported_types<Types> && declared.size == 1 &&
+                                  declared.kinds[0] == ElementKind::f32);
+  constexpr bool has_unused = std::is_same_v<Unused, Zero>;
+  constexpr bool has_subgraphs = Sets::count > 1;
+  constexpr bool same_subgraph = Sets::same_on_all_ranks;
+  // Do ranks choose sub-graphs by themselves? Replicas of DP are told one.
+  constexpr bool chooses_subgraphs = is_ddp && world != 1 && has_subgraphs && !same_subgraph;
+  constexpr bool is_host_shared = std::is_same_v<Shards, HostShared>;
+  constexpr bool is_zero = std::is_same_v<Shards, ZeroRedundancy>;
+  constexpr bool frees_gradients = ShardingTraits<Policies>::frees_gradients;
+  constexpr bool shares_parameters = ShardingTraits<Policies>::shares_parameters;
+  constexpr bool syncs_norms = Pick<axes::Norms, Policies>::is_synced;
+  constexpr bool syncs_norms_in_group = Pick<axes::Norms, Policies>::in_group;
+  constexpr bool is_exact =
+      std::is_same_v<typename Pick<axes::Sampler, Policies>::remainder, Exact>;
+  constexpr bool has_hooks = Stages::has_stages;
+  constexpr bool has_good_hooks = Stages::stages::has_good_numbers;
+  constexpr bool hooks_in_order = Stages::stages::is_in_order;
+  constexpr bool averages_parameters = Stages::stages::averages_parameters;
+  constexpr bool hooks_only_convert = Stages::stages::only_convert;
   const struct {
     bool broken;
     Fault fault;
   } rules[] = {
-      {job.world == 0, Fault::world_of_zero},
-      {job.micro_batches == 0, Fault::accumulate_zero},
-      {job.clips_nothing, Fault::clip_not_positive},
-      {job.on_cpu && job.by_nccl, Fault::nccl_on_cpu},
-      {job.is_host_shared && !job.shares_memory, Fault::shared_without_shm},
-      {job.is_mixed && job.on_cpu, Fault::mixed_on_cpu},
-      {job.mixes_others, Fault::mixed_of_other_types},
-      {job.captures && job.on_cpu, Fault::captured_on_cpu},
-      {job.captures && job.has_unused, Fault::captured_with_unused},
-      {job.captures && job.chooses_subgraphs(), Fault::captured_with_union},
-      {job.captures && job.is_ddp && job.is_exact, Fault::captured_with_exact},
-      {job.captures && job.is_ddp && job.world != 1 && job.through_host,
-       Fault::captured_through_host},
-      {is_dp && job.has_malformed_output, Fault::malformed_output},
-      {job.frees_gradients && job.joins, Fault::freed_with_join},
-      {job.frees_gradients && job.has_hooks, Fault::freed_with_hooks},
-      {job.joins && is_dp, Fault::join_with_dp},
-      {job.joins && job.captures, Fault::join_with_captured},
-      {job.joins && job.shares_parameters, Fault::join_with_shared},
-      {job.joins && job.same_subgraph, Fault::join_with_same_subgraph},
-      {job.joins && !job.hooks_only_convert, Fault::join_with_hooks},
-      {job.has_groups && is_dp, Fault::groups_with_dp},
-      {!job.groups_fit, Fault::groups_of_other_world},
-      {job.is_fed && is_dp, Fault::feed_with_dp},
-      {job.is_fed && !job.has_groups, Fault::feed_without_groups},
-      {job.is_fed && job.joins, Fault::feed_with_join},
-      {job.syncs_norms_in_group && !job.has_groups, Fault::norms_without_groups},
-      {job.syncs_norms && job.joins, Fault::norms_with_join},
-      {job.syncs_norms && job.chooses_subgraphs(), Fault::norms_with_union},
-      {job.has_hooks && !job.has_good_hooks, Fault::hook_out_of_range},
-      {job.has_hooks && !job.hooks_in_order, Fault::hooks_out_of_order},
-      {job.has_hooks && is_dp, Fault::hooks_with_dp},
-      {job.has_hooks && job.is_host_shared, Fault::hooks_with_host_shared},
-      {job.averages_parameters && job.skips_updates, Fault::local_sgd_with_skip},
-      {job.averages_parameters && job.is_zero, Fault::local_sgd_with_shards},
+      {world == 0, Fault::world_of_zero},
+      {micro_batches == 0, Fault::accumulate_zero},
+      {clips_nothing, Fault::clip_not_positive},
+      {on_cpu && by_nccl, Fault::nccl_on_cpu},
+      {is_host_shared && !ranks_share_memory, Fault::shared_without_shm},
+      {is_mixed && on_cpu, Fault::mixed_on_cpu},
+      {mixes_others, Fault::mixed_of_other_types},
+      {captures && on_cpu, Fault::captured_on_cpu},
+      {captures && has_unused, Fault::captured_with_unused},
+      {captures && chooses_subgraphs, Fault::captured_with_union},
+      {captures && is_ddp && is_exact, Fault::captured_with_exact},
+      {captures && is_ddp && world != 1 && through_host, Fault::captured_through_host},
+      {is_dp && has_malformed_output, Fault::malformed_output},
+      {frees_gradients && joins, Fault::freed_with_join},
+      {frees_gradients && has_hooks, Fault::freed_with_hooks},
+      {joins && is_dp, Fault::join_with_dp},
+      {joins && captures, Fault::join_with_captured},
+      {joins && shares_parameters, Fault::join_with_shared},
+      {joins && same_subgraph, Fault::join_with_same_subgraph},
+      {joins && !hooks_only_convert, Fault::join_with_hooks},
+      {has_groups && is_dp, Fault::groups_with_dp},
+      {!groups_fit, Fault::groups_of_other_world},
+      {is_fed && is_dp, Fault::feed_with_dp},
+      {is_fed && !has_groups, Fault::feed_without_groups},
+      {is_fed && joins, Fault::feed_with_join},
+      {syncs_norms_in_group && !has_groups, Fault::norms_without_groups},
+      {syncs_norms && joins, Fault::norms_with_join},
+      {syncs_norms && chooses_subgraphs, Fault::norms_with_union},
+      {has_hooks && !has_good_hooks, Fault::hook_out_of_range},
+      {has_hooks && !hooks_in_order, Fault::hooks_out_of_order},
+      {has_hooks && is_dp, Fault::hooks_with_dp},
+      {has_hooks && is_host_shared, Fault::hooks_with_host_shared},
+      {averages_parameters && skips_updates, Fault::local_sgd_with_skip},
+      {averages_parameters && is_zero, Fault::local_sgd_with_shards},
   };
   for (const auto& rule : rules) {
     if (rule.broken) return rule.fault;
@@ -193,7 +374,7 @@ consteval Finding find_fault() {
         return model;
       } else {
         using Policies = CanonicalPolicies<Ps...>;
-        constexpr Fault fault = find_combination_fault(facts_of<Model, Policies>());
+        constexpr Fault fault = find_combination_fault<Model, Policies>();
         if constexpr (fault != Fault::none) {
           return {fault};
         } else {

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/comm/call.hpp"
+#include "lockstep/comm/collective.hpp"
 #include "lockstep/core/hash.hpp"
 #include "lockstep/core/json.hpp"
 #include "lockstep/core/macros.hpp"
@@ -50,7 +50,12 @@ class EpochProgress {
   /// Adds a field to the epoch's record; throws where lockstep has a field of that name.
   void set_field(std::string_view name, JsonLine field);
 
-  SamplerState position() const { return place_.after(display.steps()); }
+  /// After the last batch that was stepped, or that the loop is done with.
+  SamplerState position() const {
+    SamplerState at = loop_begin_;
+    at.position = display.steps() > steps_before_batch_ ? with_batch_ : before_batch_;
+    return at;
+  }
   void resume(const SamplerState& position);
   /// The next calls of `epochs` go on where `course` and `position` were taken.
   void go_on(const CourseState& course, const std::optional<SamplerState>& position);
@@ -80,7 +85,10 @@ class EpochProgress {
   /// samples. Returns where the sampler goes on, if not at its begin.
   std::optional<SamplerState> begin_loop(const SamplerState& fresh, std::size_t size);
   bool loop_is_over() const { return loop_is_over_; }
-  void place_loop(const SamplerState& at) { place_.begin(at); }
+  void place_loop(const SamplerState& at) {
+    loop_begin_ = at;
+    with_batch_ = before_batch_ = at.position;
+  }
   /// The loop has so many batches. Returns the sum of losses and the samples that this rank goes on
   /// with.
   std::pair<double, double> open_loop(std::size_t batches, Rank rank, WorldSize world);
@@ -91,10 +99,13 @@ class EpochProgress {
     curve.place(wrapped, epoch_, epochs_, updates,
                 resumes_loop_ ? resumed_->updates_before(updates) : 0);
   }
-  /// The loop has the next batch; `over` counts it.
-  void note_batch(const SamplerState& over) { place_.note_batch(over, display.steps()); }
+  /// The loop has the next batch; `over` draws count it.
+  void note_batch(std::size_t over) {
+    before_batch_ = std::exchange(with_batch_, over);
+    steps_before_batch_ = display.steps();
+  }
   /// The loop is done with its batch, whether or not that was stepped.
-  void end_batch() { place_.end_batch(); }
+  void end_batch() { before_batch_ = with_batch_; }
   /// Returns whether the loop was over already, when the job was saved.
   bool end_loop() { return std::exchange(loop_is_over_, true); }
   /// The losses of the epoch's data are added up: `now` has the mean over all ranks.
@@ -127,7 +138,10 @@ class EpochProgress {
   std::size_t scores_of_data_ = 0;  // those of the scores that came before the end of the data
   std::optional<EpochSummary> closed_;
   std::optional<GoingOn> resumed_;
-  PlaceInData place_;
+  SamplerState loop_begin_;       // where the loop over data began
+  std::size_t with_batch_ = 0;    // draws that are over, this batch's included
+  std::size_t before_batch_ = 0;  // without them, until the loop is done with the batch
+  std::uint64_t steps_before_batch_ = 0;
   bool under_way_ = false;  // an epoch that has not ended
   bool opened_ = false;
   bool printed_ = false;
@@ -239,7 +253,7 @@ class EpochBatches {
    private:
     /// At the end of the data, ranks add up their losses.
     void look() {
-      batches_->trainer_.progress_.note_batch(batches_->sampler_.state());
+      batches_->trainer_.progress_.note_batch(batches_->sampler_.position());
       if (at_ == std::default_sentinel) {
         batches_->trainer_.leave_data(batches_->loader_.waited());
       }

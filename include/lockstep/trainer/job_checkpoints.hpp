@@ -15,7 +15,7 @@
 #include "lockstep/checkpoint/checkpoints.hpp"
 #include "lockstep/checkpoint/options.hpp"
 #include "lockstep/checkpoint/values.hpp"
-#include "lockstep/comm/call.hpp"
+#include "lockstep/comm/collective.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/json.hpp"
 #include "lockstep/trainer/progress.hpp"

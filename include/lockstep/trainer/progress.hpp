@@ -139,29 +139,6 @@ class RunCurve {
   bool goes_on_ = false;  // where it was when a checkpoint was written
 };
 
-/// The place of a loop: after the last batch that was stepped, or that the loop is done with.
-class PlaceInData {
- public:
-  void begin(const SamplerState& at) { with_batch_ = before_batch_ = at; }
-  /// The loop begins, or has the next batch, after so many steps; `over` counts the batch.
-  void set_steps(std::uint64_t steps) { steps_before_batch_ = steps; }
-  void note_batch(const SamplerState& over, std::uint64_t steps) {
-    before_batch_ = std::exchange(with_batch_, over);
-    set_steps(steps);
-  }
-  /// The loop is done with its batch, whether or not that was stepped.
-  void end_batch() { before_batch_ = with_batch_; }
-
-  const SamplerState& after(std::uint64_t steps) const {
-    return steps > steps_before_batch_ ? with_batch_ : before_batch_;
-  }
-
- private:
-  SamplerState with_batch_;
-  SamplerState before_batch_;
-  std::uint64_t steps_before_batch_ = 0;
-};
-
 /// A saved position as a place in the data of ranks that have different numbers of samples. That
 /// may be over already: ranks draw in step as long as they have something to draw.
 template <class Sampler>

@@ -45,35 +45,22 @@ struct RejectedOptions {
   std::uint64_t epochs, updates, warmup, steps;
 };
 
-template <class P, class Axis>
-concept AnswerTo = requires { requires std::is_same_v<typename P::axis, Axis>; };
-
-/// The options of the policy that answers an axis among `Ps`, or else of its default.
-template <class Axis, class... Ps>
-struct OptionsAmong
-    : std::type_identity<typename Pick<Axis, CanonicalPolicies<>>::choice::Options> {};
-template <class Axis, class P, class... Ps>
-struct OptionsAmong<Axis, P, Ps...> : OptionsAmong<Axis, Ps...> {};
-template <class Axis, AnswerTo<Axis> P, class... Ps>
-struct OptionsAmong<Axis, P, Ps...> : std::type_identity<RejectedOptions> {};
-template <class Axis, AnswerTo<Axis> P, class... Ps>
-  requires requires { typename P::choice::Options; }
-struct OptionsAmong<Axis, P, Ps...> : std::type_identity<typename P::choice::Options> {};
+/// The options of the policy that answers the axis of `Default` among `Ps`, or else of `Default`.
+template <class P>
+consteval auto options_of() {
+  if constexpr (requires { typename P::choice::Options; }) {
+    return std::type_identity<typename P::choice::Options>{};
+  } else {
+    return std::type_identity<RejectedOptions>{};
+  }
+}
+template <class Default, class... Ps>
+using OptionsAmong = typename decltype(options_of<PickOr<Default, Ps...>>())::type;
 
 using RejectedView = AnyView<HostMemory, float>;
 
-/// Any phase of a step.
-struct RejectedPhase {
-  RejectedPhase backward() const;
-  RejectedPhase reduce() const;
-  double update() const;
-  double reduce_and_update() const;
-  double loss() const;
-  RejectedView grad(const auto&) const { std::terminate(); }
-  RejectedView outputs() const;
-  operator double() const;  ///< the backward phase of `no_sync` gives the loss
-};
-
+/// A wrapper, and any phase of its steps. Names that take a sub-graph as a template argument too
+/// take any.
 template <class Model, class... Ps>
 class RejectedWrapper {
  public:
@@ -96,11 +83,9 @@ class RejectedWrapper {
   // What `JobMembers` lists.
 
   Model& model() const;
-  typename OptionsAmong<axes::Optimizer, Ps...>::type& optimizer() const;
-  typename OptionsAmong<axes::Optimizer, Ps...>::type& optimizer(const auto&) const {
-    std::terminate();
-  }
-  typename OptionsAmong<axes::Schedule, Ps...>::type& schedule() const;
+  OptionsAmong<Optimizer<SGD>, Ps...>& optimizer() const;
+  OptionsAmong<Optimizer<SGD>, Ps...>& optimizer(const auto&) const { std::terminate(); }
+  OptionsAmong<Schedule<Constant>, Ps...>& schedule() const;
   double learning_rate() const;
   std::uint64_t updates() const;
   std::uint64_t skipped_steps() const;
@@ -111,6 +96,21 @@ class RejectedWrapper {
   void for_each_gradient(const auto&) const {}
   void for_each_buffer(const auto&) const {}
   void for_each_state(const auto&) const {}
+  static SubgraphChoice subgraph(std::string_view);
+  template <auto... Set>
+  double step(const auto&...) const {
+    std::terminate();
+  }
+  template <auto... Set>
+  double evaluate(const auto&) const {
+    std::terminate();
+  }
+  template <auto... Set>
+  void evaluate(const auto&, auto&) const {}
+  template <auto... Set>
+  RejectedView predict(const auto&...) const {
+    std::terminate();
+  }
   std::size_t state_bytes() const;
   std::size_t gradient_bytes() const;
   struct OnDevice {
@@ -131,68 +131,59 @@ class RejectedWrapper {
   void synchronize_buffers() const;
   void synchronize() const;
   void require_finite() const;
+  template <class Batch>
+  std::size_t captured_graphs() const;
 
-  RejectedPhase forward(const auto&) const { std::terminate(); }
-  RejectedPhase forward(const auto&, const auto&) const { std::terminate(); }
-  template <auto Set>
-  RejectedPhase forward(const auto&) const {
+  template <auto... Set>
+  const RejectedWrapper& forward(const auto&...) const {
     std::terminate();
   }
+  const RejectedWrapper& backward() const;
+  const RejectedWrapper& reduce() const;
+  double update() const;
+  double reduce_and_update() const;
+  double loss() const;
+  RejectedView outputs() const;
+  operator double() const;  ///< the backward phase of `no_sync` gives the loss
   const RejectedWrapper& no_sync() const;
   const RejectedWrapper& join() const;
   void finish() const;
+
+  // Communicators are those of groups too.
+
   const RejectedWrapper& group() const;
   const RejectedWrapper& across() const;
-  void all_reduce(const auto&...) const {}
-  void broadcast(const auto&...) const {}
   Rank rank() const;
   WorldSize world_size() const;
-  double step(const auto&) const { std::terminate(); }
-  double step(const auto&, const auto&) const { std::terminate(); }
-  template <auto Set>
-  double step(const auto&) const {
-    std::terminate();
-  }
-  static SubgraphChoice subgraph(std::string_view);
-  RejectedView predict(const auto&) const { std::terminate(); }
-  template <auto Set>
-  RejectedView predict(const auto&...) const {
-    std::terminate();
-  }
-  double evaluate(const auto&) const { std::terminate(); }
-  template <auto Set>
-  double evaluate(const auto&...) const {
-    std::terminate();
-  }
-  void evaluate(const auto&, auto&) const {}
-  template <class Batch>
-  std::size_t captured_graphs() const;
+  void barrier() const;
+  void all_reduce(const auto&...) const {}
+  void broadcast(const auto&...) const {}
+  void all_gather(const auto&, const auto&) const {}
+  std::vector<double> all_gather(const auto&) const { std::terminate(); }
+  std::vector<double> all_gather_variable(const auto&...) const { std::terminate(); }
+  std::vector<double> gather_variable(const auto&...) const { std::terminate(); }
 };
 
-template <class Batch>
-struct RejectedBatches {
+/// Epochs, or the batches of one.
+template <class T>
+struct RejectedRange {
   std::size_t size() const;
-  const Batch* begin() const;
-  const Batch* end() const;
+  const T* begin() const;
+  const T* end() const;
 };
 
 struct RejectedEpoch {
   std::uint64_t number() const;
   template <class Source>
-  RejectedBatches<typename Source::batch_type> batches(const Source&, std::size_t) const {
+  RejectedRange<typename Source::batch_type> batches(const Source&, std::size_t) const {
     std::terminate();
   }
   template <class Source>
-  RejectedBatches<typename Source::batch_type> batches(const Source&, const LoaderOptions&) const {
+  RejectedRange<typename Source::batch_type> batches(const Source&, const LoaderOptions&) const {
     std::terminate();
   }
   EpochSummary summary() const;
   void mark_as_printed() const;
-};
-
-struct RejectedEpochs {
-  const RejectedEpoch* begin() const;
-  const RejectedEpoch* end() const;
 };
 
 template <class Model, class... Ps>
@@ -217,37 +208,25 @@ class RejectedTrainer : public RejectedWrapper<Model, Ps...> {
   const std::string& data() const;
   RejectedWrapper<Model, Ps...>& ddp() const;
   RejectedWrapper<Model, Ps...>& dp() const;
+  const RejectedTrainer& communicator() const;
   Seed seed() const;
   RandomStream random() const;
   SamplerOptions& sampler_options() const;
   LoaderOptions& loader_options() const;
 
   auto open(auto&& make) const { return make(); }
-  RejectedEpochs epochs(std::uint64_t) const;
-  Scores evaluate(const auto&, std::size_t, std::string_view = "") const { std::terminate(); }
-  template <auto Set>
-  Scores evaluate(const auto&...) const {
+  RejectedRange<RejectedEpoch> epochs(std::uint64_t) const;
+  template <auto... Set>
+  Scores evaluate(const auto&, std::size_t, std::string_view = "") const {
     std::terminate();
   }
-  RejectedView predict(const auto&, std::size_t) const { std::terminate(); }
   RejectedView predict(const auto&, const PredictOptions&) const { std::terminate(); }
-  template <auto Set>
-  RejectedView predict(const auto&...) const {
-    std::terminate();
-  }
+  using RejectedWrapper<Model, Ps...>::predict;
   EpochSummary fit(const auto&, const FitOptions&, const auto&...) const { std::terminate(); }
   EpochSummary fit(const auto&, const auto&, const FitOptions&, const auto&...) const {
     std::terminate();
   }
   Scores reduce_metrics(const Tally&) const;
-  const RejectedTrainer& communicator() const;
-  const RejectedTrainer& group() const;
-  const RejectedTrainer& across() const;
-  void all_gather(const auto&, const auto&) const {}
-  std::vector<double> all_gather(const auto&) const { std::terminate(); }
-  std::vector<double> all_gather_variable(const auto&...) const { std::terminate(); }
-  std::vector<double> gather_variable(const auto&...) const { std::terminate(); }
-  void barrier() const;
   void log_field(std::string_view, const auto&) const {}
   void on_rank0(const auto&) const {}
   SamplerState position() const;

@@ -19,7 +19,7 @@
 #include "lockstep/bucket/step.hpp"
 #include "lockstep/bucket/subgraphs.hpp"
 #include "lockstep/comm/backends/loopback.hpp"
-#include "lockstep/comm/call.hpp"
+#include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/collectives.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/hash.hpp"
@@ -44,20 +44,18 @@
 #include "lockstep/strategy/ddp.hpp"
 #include "lockstep/strategy/feature/subgraphs.hpp"
 #include "lockstep/strategy/members.hpp"
-#include "lockstep/strategy/phases.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/strategy/scatter.hpp"
 #include "lockstep/strategy/sharding_traits.hpp"
 #include "lockstep/topology/groups.hpp"
 #include "lockstep/trainer/axes.hpp"
 #include "lockstep/trainer/connection.hpp"
-#include "lockstep/trainer/ddp.hpp"
-#include "lockstep/trainer/dp.hpp"
 #include "lockstep/trainer/epochs.hpp"
 #include "lockstep/trainer/job_checkpoints.hpp"
 #include "lockstep/trainer/options.hpp"
 #include "lockstep/trainer/predictions.hpp"
 #include "lockstep/trainer/rejected.hpp"
+#include "lockstep/trainer/wrappers.hpp"
 
 namespace lockstep {
 
@@ -98,56 +96,6 @@ struct ComposedJob {
     return fingerprint_of<Policies>(layout(model), buffer_layout(model));
   }
 };
-
-/// The trainer itself uses `communicator`, among ranks; `wrapper` runs the steps.
-template <class Model, class Policies>
-struct DdpTraining {
-  using communicator = CommunicatorOf<Policies>;
-  using wrapper = DdpOf<Model, Policies>;
-
-  /// **Ranks** all. **Host** blocks until all have come.
-  static communicator communicate(Session& session) { return make_communicator<Policies>(session); }
-  /// `source` is the model, what makes it, or `DefaultModel`.
-  template <class Source>
-  static wrapper make(Session& session, communicator& comm, Source&& source,
-                      const TrainerOptions& options) {
-    if (options.replicas) {
-      throw Error("launch", "--replicas was given to a job of ParallelStrategy<DDP>",
-                  "give it --ranks, or use ParallelStrategy<DP>", session.rank());
-    }
-    return wrapper(comm, std::forward<Source>(source), options.seed);
-  }
-};
-
-/// All replicas together are one rank, in a world of one.
-template <class Model, class Policies>
-struct DpTraining {
-  using communicator = LoopbackCommunicator;
-  using wrapper = DpOf<Model, Policies>;
-
-  static communicator communicate(Session& session) {
-    if (session.world() > WorldSize{1}) {
-      throw Error("ParallelStrategy<DP>",
-                  "the job has " + std::to_string(session.world().value()) +
-                      " ranks, and DP is for the devices of one process",
-                  "start it once, with --replicas, or use ParallelStrategy<DDP>", session.rank());
-    }
-    return communicator();
-  }
-  template <class Source>
-  static wrapper make(Session& session, communicator&, Source&& source,
-                      const TrainerOptions& options) {
-    DpOptions wanted;
-    if (options.replicas) wanted.replicas = *options.replicas;
-    wanted.seed = options.seed;
-    wanted.timeout = session.membership().timeout;
-    return wrapper(wanted, std::forward<Source>(source));
-  }
-};
-
-template <class Model, class Policies>
-using TrainingOf =
-    std::conditional_t<is_dp<Policies>, DpTraining<Model, Policies>, DdpTraining<Model, Policies>>;
 
 /// Feeding, where every rank reads its own batches.
 template <class Policies, class Wrapper>
@@ -206,6 +154,11 @@ struct NoCallback {
 };
 struct NoData {};
 
+/// A job of DP is one process; one of DDP has no replicas inside of a rank.
+[[noreturn, gnu::cold]] void refuse_ranks_of_dp(WorldSize world, Rank rank);
+[[noreturn, gnu::cold]] void refuse_replicas_of_ddp(Rank rank);
+DpOptions dp_options(const TrainerOptions& options, const Membership& membership);
+
 /// The failure of an epoch that a `break` has ended. One that nobody has seen is told as a late
 /// failure, unless an exception ends the job anyway.
 struct KeptFailure {
@@ -227,16 +180,20 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
                      public JobCheckpoints<BasicTrainer<Model, Policies>> {
   using Composition = ComposedJob<Model, Policies>;
   using Checkpointing = JobCheckpoints<BasicTrainer>;
-  using Training = TrainingOf<Model, Policies>;
-  using Comm = typename Training::communicator;
+  /// Replicas of DP together are one rank, in a world of one.
+  using Comm = std::conditional_t<is_dp<Policies>, LoopbackCommunicator, CommunicatorOf<Policies>>;
   using traits = ReplicaTraits<Model, Policies>;
   using Accumulation = Pick<axes::Accumulate, Policies>;
+  using Members = JobMembers<BasicTrainer>;
 
  public:
   using remainder = typename Composition::template policy<axes::Sampler>::remainder;
   using sampler =
       DistributedSampler<remainder, typename Composition::template policy<axes::Sampler>::order>;
-  using wrapper = typename Training::wrapper;
+  /// Runs the steps.
+  using wrapper = std::conditional_t<is_dp<Policies>, DpOf<Model, Policies>,
+                                     BasicDdp<Model, Policies, CommunicatorOf<Policies>>>;
+  using subgraphs = typename traits::subgraphs;
   using feed = JobFeed<Policies, wrapper>;
   /// What loads the batches of a kind of data set in this job.
   template <class Source, class Sampler>
@@ -331,21 +288,28 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   /// its replicas share the batch. **Ranks** all. **Host** blocks.
   template <class Batch>
   typename wrapper::Loss step(const Batch& batch) {
-    return run_step(batch, [&] { return wrapped_.step(batch); });
+    return step(SubgraphChoice{}, batch);
   }
-  /// The same with one of the job's `Subgraphs`: `job.step<"with_adapter"_s>(batch)`, or with a
-  /// choice at run time, `job.step(job.subgraph("with_adapter"), batch)`. Micro-batches of one step
-  /// may use different ones. **Ranks** all. **Host** blocks.
-  template <auto Set, class Batch>
-  typename wrapper::Loss step(const Batch& batch) {
-    return step(Set, batch);
-  }
+  using Members::step;
+  /// Ranks may step while others are exhausted.
   template <class Set, class Batch>
   typename wrapper::Loss step(const Set& set, const Batch& batch) {
-    return run_step(batch, [&] { return wrapped_.step(set, batch); });
+    require_all_ranks("step");
+    [[maybe_unused]] const auto on = wrapped_.first().on_device();
+    const auto loss = tell_fed_ranks([&] { return wrapped_.step(set, batch); });
+    std::size_t samples = 1;
+    if constexpr (requires { batch.size(); }) {
+      samples = batch.size();
+    } else if constexpr (is_cut<Batch>) {
+      samples = row_count(batch);
+    }
+    losses_.add(loss, samples);
+    if constexpr (joins) own_samples_ += samples;
+    const std::size_t ranks = comm_.world_size().value();
+    if (progress_.display.step(samples * ranks, losses_.latest())) [[unlikely]]
+      this->after_step();
+    return loss;
   }
-  /// A sub-graph by a name that is known at run time; another name is an error.
-  static SubgraphChoice subgraph(std::string_view name) { return wrapper::subgraph(name); }
 
   /// Evaluates the model on all samples of a data set, each counted once in any world, by
   /// `model.evaluate(step, batch, tally)` or, without that, by its mean loss. The epoch's summary
@@ -371,18 +335,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     return scores;
   }
 
-  /// The same with one of the job's `Subgraphs`: `job.evaluate<"with_adapter"_s>(test, 500)`, and
-  /// `job.predict<"with_adapter"_s>(test, 500)`. **Ranks** all, with one set. **Host** blocks.
-  template <auto Set, class... Arguments>
-  auto evaluate(Arguments&&... arguments) {
-    const EvaluatedSubgraph<wrapper> in(wrapped_, Set);
-    return evaluate(std::forward<Arguments>(arguments)...);
-  }
-  template <auto Set, class... Arguments>
-  auto predict(Arguments&&... arguments) {
-    const EvaluatedSubgraph<wrapper> in(wrapped_, Set);
-    return predict(std::forward<Arguments>(arguments)...);
-  }
+  using Members::evaluate;
 
   /// The usual loop in one call: every epoch trains on `train` and, where there is one, evaluates
   /// on `test`. Then `on_epoch(epoch)` or `on_epoch(epoch, scores)` is called, which ends the
@@ -423,6 +376,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   auto predict(const Source& source, std::size_t batch_size) {
     return predict(source, PredictOptions{.batch_size = batch_size});
   }
+  using Members::predict;
 
   /// The data set that `make()` opens, where it is read: on all ranks, or with `Feed` on those that
   /// read for others, which then need not have it:
@@ -450,7 +404,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   void on_rank0(F&& f) {
     end_asking();
     if (rank() != Rank{0}) return;
-    const Rank0Only only(is_held_up_);
+    const FlagWhile only(is_held_up_, true);
     std::forward<F>(f)(RunLog(progress_));
   }
 
@@ -492,76 +446,38 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     return static_cast<W&>(wrapped_).across();
   }
 
-  // Collectives over ranks, of one number, which is given and returned by value, or of memory: a
-  // span, a vector, an array or a view. On GPUs too, memory may be the host's; it is then staged
-  // and the host waits for the result. Device memory is reduced where it is.
+  // Collectives over ranks: those of `communicator()`, of one number, which is given and returned
+  // by value, or of memory: a span, a vector, an array or a view. On GPUs too, memory may be the
+  // host's; it is then staged and the host waits for the result. Device memory is reduced where it
+  // is. **Ranks** all. **Host** blocks, with device memory not.
 
   /// `const double mean = job.all_reduce(loss, Average{});`, or data = op over ranks, on all ranks.
-  /// **Ranks** all. **Host** blocks, with device memory not.
   template <class Data, class Op = Sum>
-  [[nodiscard("the result is returned")]] auto all_reduce(Data value, Op op = {})
-    requires(SingleElement<Data>)
-  {
+  [[nodiscard("the result is returned")]] auto all_reduce(Data&& data, Op op = {}) {
     [[maybe_unused]] const auto on = enter("all_reduce");
-    return comm_.all_reduce(value, op);
+    return comm_.all_reduce(std::forward<Data>(data), op);
   }
+  /// On root, the number or data = op over ranks; elsewhere what it was.
   template <class Data, class Op = Sum>
-  void all_reduce(Data&& data, Op op = {})
-    requires(!SingleElement<std::remove_cvref_t<Data>>)
-  {
-    [[maybe_unused]] const auto on = enter("all_reduce");
-    comm_.all_reduce(data, op);
-  }
-
-  /// On root, the number or data = op over ranks; elsewhere what it was. **Ranks** all. **Host** as
-  /// `all_reduce`.
-  template <class Data, class Op = Sum>
-  [[nodiscard("the result is returned")]] auto reduce(Data value, Rank root = Rank{0}, Op op = {})
-    requires(SingleElement<Data>)
-  {
+  [[nodiscard("the result is returned")]] auto reduce(Data&& data, Rank root = Rank{0},
+                                                      Op op = {}) {
     [[maybe_unused]] const auto on = enter("reduce");
-    return comm_.reduce(value, root, op);
+    return comm_.reduce(std::forward<Data>(data), root, op);
   }
-  template <class Data, class Op = Sum>
-  void reduce(Data&& data, Rank root = Rank{0}, Op op = {})
-    requires(!SingleElement<std::remove_cvref_t<Data>>)
-  {
-    [[maybe_unused]] const auto on = enter("reduce");
-    comm_.reduce(data, root, op);
-  }
-
-  /// Root's number, or data = root's data. **Ranks** all. **Host** as `all_reduce`.
+  /// Root's number, or data = root's data.
   template <class Data>
-  [[nodiscard("the result is returned")]] auto broadcast(Data value, Rank root = Rank{0})
-    requires(SingleElement<Data>)
-  {
+  [[nodiscard("the result is returned")]] auto broadcast(Data&& data, Rank root = Rank{0}) {
     [[maybe_unused]] const auto on = enter("broadcast");
-    return comm_.broadcast(value, root);
+    return comm_.broadcast(std::forward<Data>(data), root);
   }
-  template <class Data>
-  void broadcast(Data&& data, Rank root = Rank{0})
-    requires(!SingleElement<std::remove_cvref_t<Data>>)
-  {
-    [[maybe_unused]] const auto on = enter("broadcast");
-    comm_.broadcast(data, root);
-  }
-
-  /// Every rank's number as a vector, by rank, or out = every rank's in. **Ranks** all. **Host** as
-  /// `all_reduce`.
-  template <SingleElement T>
-  [[nodiscard]] auto all_gather(T value) {
+  /// Every rank's number as a vector, by rank, or out = every rank's in.
+  template <class In, class... Out>
+  [[nodiscard("the result is returned")]] auto all_gather(const In& in, Out&&... out) {
     [[maybe_unused]] const auto on = enter("all_gather");
-    return comm_.all_gather(value);
+    return comm_.all_gather(in, out...);
   }
-  template <class In, class Out>
-  void all_gather(const In& in, Out&& out) {
-    [[maybe_unused]] const auto on = enter("all_gather");
-    comm_.all_gather(in, out);
-  }
-
   /// Every rank's elements, where ranks bring different numbers of them: a `Gathered`, on all ranks
-  /// or on `root`; or into `out`, with the counts as `GatheredPieces`. **Ranks** all. **Host**
-  /// blocks.
+  /// or on `root`; or into `out`, with the counts as `GatheredPieces`. **Host** blocks.
   template <class In, class... Out>
   auto all_gather_variable(const In& in, Out&&... out) {
     [[maybe_unused]] const auto on = enter("all_gather_variable");
@@ -582,7 +498,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
 
  private:
   friend Checkpointing;
-  friend class JobMembers<BasicTrainer>;
+  friend Members;
   template <class, Dataset>
   friend class EpochBatches;
   template <class>
@@ -599,8 +515,8 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   BasicTrainer(FromSource, Session& session, Source&& source, TrainerOptions&& options)
       : session_(session),
         options_(leave_options_to_job(session, std::move(options), program_has_job<void>)),
-        comm_(Training::communicate(session)),
-        wrapped_(Training::make(session, comm_, std::forward<Source>(source), options_)),
+        comm_(meet(session)),
+        wrapped_(wrap(session, comm_, std::forward<Source>(source), options_)),
         feed_(session, wrapped_),
         progress_(session.rank(), options_) {
     sampler_options_.seed = options_.seed;
@@ -611,6 +527,25 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     loader_options_.timed = !options_.log.empty() && session.rank() == Rank{0};
     if (progress_.log) log_run(typename Policies::pack{});
   }
+  /// **Ranks** all. **Host** blocks until all have come.
+  static Comm meet(Session& session) {
+    if constexpr (is_one_process) {
+      if (session.world() > WorldSize{1}) refuse_ranks_of_dp(session.world(), session.rank());
+      return Comm();
+    } else {
+      return make_communicator<Policies>(session);
+    }
+  }
+  template <class Source>
+  static wrapper wrap(Session& session, Comm& comm, Source&& source,
+                      const TrainerOptions& options) {
+    if constexpr (is_one_process) {
+      return wrapper(dp_options(options, session.membership()), std::forward<Source>(source));
+    } else {
+      if (options.replicas) refuse_replicas_of_ddp(session.rank());
+      return wrapper(comm, std::forward<Source>(source), options.seed);
+    }
+  }
   template <class... Ps>
   void log_run(PolicyPack<Ps...>) {
     const PolicySpelling policies[] = {{Ps::axis::name, spelling<Ps>()}...};
@@ -619,16 +554,6 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   }
 
   // Which calls are refused.
-
-  /// Holds the job up while it lives: what it guards is called on rank 0 alone.
-  struct Rank0Only {
-    explicit Rank0Only(bool& flag) : flag(flag), before(std::exchange(flag, true)) {}
-    ~Rank0Only() { flag = before; }
-    Rank0Only(const Rank0Only&) = delete;
-    Rank0Only& operator=(const Rank0Only&) = delete;
-    bool& flag;
-    bool before;
-  };
 
   void require_all_ranks(const char* operation) {
     if (is_held_up_) [[unlikely]]
@@ -671,20 +596,6 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
 
   // Steps and batches.
 
-  /// Ranks may step while others are through.
-  template <class Batch, class Step>
-  typename wrapper::Loss run_step(const Batch& batch, const Step& run) {
-    require_all_ranks("step");
-    [[maybe_unused]] const auto on = wrapped_.on_device();
-    const auto loss = tell_fed_ranks(run);
-    std::size_t samples = 1;
-    if constexpr (requires { batch.size(); } || is_cut<Batch>) samples = row_count(batch);
-    losses_.add(loss, samples);
-    if constexpr (joins) own_samples_ += samples;
-    if (progress_.display.step(samples * world_size().value(), losses_.latest())) [[unlikely]]
-      this->after_step();
-    return loss;
-  }
   /// `run()`, a step. Where it throws, ranks that wait for a batch hear the same words as those
   /// that wait for a gradient.
   template <class Step>
@@ -834,7 +745,8 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   /// The loop is done with its batch.
   void end_batch() {
     progress_.end_batch();
-    this->save_if_due();
+    if (saves_) [[unlikely]]
+      this->save_if_due();
   }
   /// The loop has no more batches, or a `break` has ended it. Where some ranks are through before
   /// others, all of them save after the same update.

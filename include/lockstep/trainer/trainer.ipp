@@ -16,6 +16,7 @@
 #include "lockstep/core/terminal.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/launch/rendezvous.hpp"
+#include "lockstep/strategy/scatter.hpp"
 #include "lockstep/trainer/epochs.hpp"
 #include "lockstep/trainer/job_checkpoints.hpp"
 #include "lockstep/trainer/options.hpp"
@@ -323,7 +324,7 @@ LOCKSTEP_INLINE std::pair<double, double> EpochProgress::open_loop(std::size_t b
     const std::vector<double> losses = resumed_->course.losses_of(rank.value(), world.value());
     own = {losses[0], losses[1]};
   }
-  place_.set_steps(display.steps());
+  steps_before_batch_ = display.steps();
   if (resumes_loop_) resumed_.reset();
   return own;
 }
@@ -407,6 +408,25 @@ LOCKSTEP_INLINE AgreedText AgreedText::of_data(std::size_t samples, const Loader
 
 LOCKSTEP_INLINE AgreedText AgreedText::of_sampler(Seed seed) {
   return {detail::text({"a sampler with seed ", seed.value(), "\n"})};
+}
+
+LOCKSTEP_INLINE DpOptions dp_options(const TrainerOptions& options, const Membership& membership) {
+  DpOptions wanted;
+  if (options.replicas) wanted.replicas = *options.replicas;
+  wanted.seed = options.seed;
+  wanted.timeout = membership.timeout;
+  return wanted;
+}
+
+LOCKSTEP_INLINE void refuse_ranks_of_dp(WorldSize world, Rank rank) {
+  fail("ParallelStrategy<DP>",
+       {"the job has ", world.value(), " ranks, and DP is for the devices of one process"},
+       "start it once, with --replicas, or use ParallelStrategy<DDP>", rank);
+}
+
+LOCKSTEP_INLINE void refuse_replicas_of_ddp(Rank rank) {
+  fail("launch", {"--replicas was given to a job of ParallelStrategy<DDP>"},
+       "give it --ranks, or use ParallelStrategy<DP>", rank);
 }
 
 LOCKSTEP_INLINE void refuse_negative_epochs(Rank rank) {

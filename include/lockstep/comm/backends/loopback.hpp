@@ -65,7 +65,4 @@ class LoopbackCommunicator : public Collectives<LoopbackCommunicator>,
   std::chrono::milliseconds timeout_{default_timeout};
 };
 
-static_assert(ArenaAllocating<LoopbackCommunicator> && AsyncReducing<LoopbackCommunicator> &&
-              Splitting<LoopbackCommunicator>);
-
 }  // namespace lockstep

@@ -13,8 +13,8 @@
 #include <string_view>
 #include <vector>
 
-#include "lockstep/comm/call.hpp"
 #include "lockstep/comm/call/messages.hpp"
+#include "lockstep/comm/collective.hpp"
 #include "lockstep/core/hash.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/launch/store_protocol.hpp"

@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-#include "lockstep/comm/call.hpp"
+#include "lockstep/comm/collective.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
 

@@ -14,9 +14,9 @@
 #include <string>
 #include <string_view>
 
-#include "lockstep/comm/call.hpp"
 #include "lockstep/comm/call/counter.hpp"
 #include "lockstep/comm/call/messages.hpp"
+#include "lockstep/comm/collective.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/strong.hpp"

@@ -12,7 +12,7 @@
 #include <optional>
 #include <string>
 
-#include "lockstep/comm/call.hpp"
+#include "lockstep/comm/collective.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
 

@@ -19,10 +19,6 @@
 
 namespace lockstep {
 
-static_assert(ArenaAllocating<HierarchicalCommunicator<ShmCommunicator<>, GlooCommunicator<>>> &&
-              AsyncReducing<HierarchicalCommunicator<ShmCommunicator<>, GlooCommunicator<>>> &&
-              Splitting<HierarchicalCommunicator<ShmCommunicator<>, GlooCommunicator<>>>);
-
 /// The communicator of a job's ranks on several hosts, equally many on each. The ranks find out by
 /// themselves which of them is where. `name` tells several of one job apart. **Ranks** all.
 /// **Host** blocks until all have come.

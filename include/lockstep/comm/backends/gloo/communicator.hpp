@@ -14,9 +14,9 @@
 #include "lockstep/comm/backends/gloo/rendezvous.hpp"
 #include "lockstep/comm/backends/gloo/transport.hpp"
 #include "lockstep/comm/call/queue.hpp"
+#include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/collectives.hpp"
 #include "lockstep/comm/communicator.hpp"
-#include "lockstep/comm/work.hpp"
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/launch/rendezvous.hpp"
@@ -154,9 +154,6 @@ class GlooCommunicator : public Collectives<GlooCommunicator<Ranks>>,
 
   detail::over_gloo::WatchedEngine engine_;  // ends before the memory that it uses
 };
-
-static_assert(ArenaAllocating<GlooCommunicator<>> && AsyncReducing<GlooCommunicator<2>> &&
-              Splitting<GlooCommunicator<>>);
 
 /// The Gloo communicator of a job's ranks. `name` tells several of one job apart. **Ranks** all.
 /// **Host** blocks until all have come.

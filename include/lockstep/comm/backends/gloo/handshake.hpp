@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "lockstep/comm/backends/gloo/connections.hpp"
-#include "lockstep/comm/call.hpp"
+#include "lockstep/comm/collective.hpp"
 #include "lockstep/core/deadline.hpp"
 #include "lockstep/core/strong.hpp"
 

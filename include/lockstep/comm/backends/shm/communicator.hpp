@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `Backend<Shm>`'s communicator: collectives of ranks that share a host's memory.
+/// @file `Backend<Shm>`'s communicator: collectives of ranks that share a host's memory. A rank
+/// posts its calls, waits for the others, does its work, and notices who is missing or disagrees.
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -16,11 +20,10 @@
 #include <vector>
 
 #include "lockstep/comm/backend.hpp"
-#include "lockstep/comm/backends/shm/engine.hpp"
 #include "lockstep/comm/backends/shm/memory.hpp"
-#include "lockstep/comm/call.hpp"
 #include "lockstep/comm/call/counter.hpp"
-#include "lockstep/comm/call/messages.hpp"
+#include "lockstep/comm/call/peers.hpp"
+#include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/collectives.hpp"
 #include "lockstep/comm/combine.hpp"
 #include "lockstep/comm/communicator.hpp"
@@ -29,6 +32,7 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/core/thread.hpp"
 #include "lockstep/core/view.hpp"
 #include "lockstep/launch/environment.hpp"
 #include "lockstep/launch/rendezvous.hpp"
@@ -37,92 +41,258 @@
 
 namespace lockstep::detail::shm {
 
-/// A rank has one outbox, which holds one piece at a time: messages leave in the order of sending,
-/// and a piece must be received before the next is written.
-inline void send(Engine& engine, const Call& call, std::span<const std::byte> bytes, Rank to) {
-  Outbox& outbox = engine.block(engine.rank().value()).outbox;
-  std::size_t done = 0;
-  do {
-    const std::uint64_t sent = outbox.sent.value.load(std::memory_order_relaxed);
-    engine.wait(to.value(), outbox.received, sent, call);
-    const std::size_t n = std::min(outbox.data.size(), bytes.size() - done);
-    outbox.address.store((sent + 1) << 16 | to.value(), std::memory_order_relaxed);
-    outbox.call = call;
-    outbox.bytes = n;
-    if (n != 0) std::memcpy(outbox.data.data(), bytes.data() + done, n);
-    done += n;
-    publish(outbox.sent, sent + 1);
-  } while (done < bytes.size());
-}
+/// A call that this rank has posted and whose work it has yet to do. Work is done in the order of
+/// posting, so that one counter tells how far a rank is.
+struct PostedCall {
+  std::uint64_t ticket = 0;
+  void (*finish)(PostedCall&) = nullptr;  // waits for all ranks, then works
+};
 
-inline void receive(Engine& engine, const Call& call, std::span<std::byte> bytes, Rank from) {
-  Outbox& outbox = engine.block(from.value()).outbox;
-  for (std::size_t done = 0;;) {
-    const std::uint64_t piece = outbox.received.value.load(std::memory_order_acquire) + 1;
-    engine.wait(from.value(), outbox.sent, piece, call);
-    const std::uint64_t address = outbox.address.load(std::memory_order_acquire);
-    if (address >> 16 != piece) continue;  // its receiver has taken it meanwhile
-    if ((address & 0xffff) != engine.rank().value()) {
-      engine.wait(from.value(), outbox.received, piece, call);
-      continue;
-    }
-    if (!outbox.call.carries_the_same_as(call))
-      engine.fail(messages_differ(call, from, outbox.call.text(), engine.rank()));
-    if (outbox.bytes != 0) std::memcpy(bytes.data() + done, outbox.data.data(), outbox.bytes);
-    done += outbox.bytes;
-    publish(outbox.received, piece);
-    if (done >= bytes.size()) return;
-  }
-}
-
-/// Where all ranks' data of a call is. `Ranks` is the world's size where the compiler knows it.
-template <std::size_t Ranks>
-class RankData {
+/// One rank's end of the shared control blocks. Used by one thread at a time.
+class Engine : public SharedPeers {
  public:
-  explicit RankData(Engine& engine) : engine_(&engine) {}
+  /// Makes the memory for a world. One rank does this and tells the others the address.
+  static MemoryFile make_file(WorldSize world);
+  static std::string address(const MemoryFile& file);
+  static MemoryFile open(const std::string& address);
+  /// The file of a job's ranks, which rank 0 makes. **Ranks** all.
+  static MemoryFile join(const Membership& member, Store& store, const std::string& name);
 
-  Rank rank() const { return engine_->rank(); }
+  Engine(Rank rank, WorldSize world, MemoryFile file, Milliseconds timeout);
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+  ~Engine();
+
   std::size_t me() const { return rank().value(); }
-  std::size_t world() const { return Ranks == dynamic ? engine_->world() : Ranks; }
-
-  // Rank w's data: in its slot, its arena or its staging area.
-
-  template <class T>
-  auto in_slots(std::uint64_t ticket) const {
-    return [engine = engine_, ticket](std::size_t w) {
-      return reinterpret_cast<T*>(engine->slot(w, ticket).data.data());
-    };
+  RankBlock& block(std::size_t rank) const {
+    return reinterpret_cast<RankBlock*>(blocks_.data())[rank];
   }
-  template <class T>
-  auto in_arenas(std::uint64_t ticket) const {
-    return [engine = engine_, ticket](std::size_t w) {
-      return reinterpret_cast<T*>(engine->arenas().at(engine->slot(w, ticket).offset));
-    };
-  }
-  template <class T>
-  auto in_staging() const {
-    return [engine = engine_](std::size_t w) {
-      return reinterpret_cast<T*>(engine->block(w).staging.data());
-    };
+  Slot& slot(std::size_t rank, std::uint64_t ticket) const {
+    return block(rank).slots[ticket % ring];
   }
 
-  /// All ranks' data, looked up once.
-  template <class T, class Source>
-  std::vector<T*> all(const Source& source) const {
-    std::vector<T*> data(world());
-    for (std::size_t w = 0; w < data.size(); ++w) data[w] = source(w);
-    return data;
+  // Memory
+
+  /// Makes `bytes` of memory for every rank, visible to all. Ranks: all, with the same size.
+  std::byte* allocate(std::size_t bytes);
+  /// Makes `bytes` of memory that all ranks have in common. Ranks: all, with the same size.
+  std::byte* allocate_shared(std::size_t bytes);
+
+  /// The offset in the file of this rank's memory; nothing if it is not in one of its arenas.
+  std::optional<std::uint64_t> locate(const void* data, std::size_t bytes) const {
+    for (const Arena& arena : arenas_) {
+      const std::byte* const begin = arena.mapping.data() + me() * arena.stride;
+      const auto* const first = static_cast<const std::byte*>(data);
+      if (first >= begin && first + bytes <= begin + arena.stride) {
+        return arena.offset + static_cast<std::uint64_t>(first - arena.mapping.data());
+      }
+    }
+    return std::nullopt;
+  }
+  /// The data that another rank has posted in an arena, as this rank sees it.
+  std::byte* data_in_arena(std::size_t rank, std::uint64_t ticket) const {
+    const std::uint64_t offset = slot(rank, ticket).offset;
+    for (const Arena& arena : arenas_) {
+      if (offset - arena.offset < arena.mapping.bytes())
+        return arena.mapping.data() + (offset - arena.offset);
+    }
+    return nullptr;
   }
 
-  /// All-reduces this rank's slice of all ranks' data, in place.
-  template <class T, class Op>
-  void push_own_slice(const std::vector<T*>& data, std::size_t count, const Op& op) const {
-    const auto [begin, end] = slice_of<T>(count, me(), world());
-    push<Ranks, T>(data, begin, end, op);
+  // Calls
+
+  /// Announces a call; its data must be ready. `small` travels in the slot, `offset` says where
+  /// other data lies.
+  std::uint64_t post(const Call& call, std::uint64_t offset, std::span<const std::byte> small) {
+    raise_fault();
+    const std::uint64_t ticket = posted_++;
+    if (ticket >= ring) {  // the slot's last call must be over on all ranks, this one first
+      finish_pending(ticket - ring + 1);
+      for_others([&](std::size_t w) { wait(w, block(w).finished, ticket - ring + 1, call); });
+    }
+    Slot& slot = this->slot(me(), ticket);
+    slot.call = call;
+    slot.offset = offset;
+    if (!small.empty()) std::memcpy(slot.data.data(), small.data(), small.size());
+    publish(own().arrived, ticket + 1);
+    return ticket;
+  }
+
+  /// Waits for a counter of rank w.
+  void wait(std::size_t w, Counter& counter, std::uint64_t value, const Call& call) {
+    if (reached(counter, value)) [[likely]]
+      return;
+    await(counter, value, call, {Rank{w}}, [&](const Error& error) { fail(error); });
+  }
+
+  bool all_arrived(std::uint64_t ticket) const {
+    return all_others([&](std::size_t w) { return reached(block(w).state.arrived, ticket + 1); });
+  }
+  bool all_finished(std::uint64_t ticket) const {
+    return all_others([&](std::size_t w) { return reached(block(w).finished, ticket + 1); });
+  }
+
+  /// Waits until every rank has posted the call, and compares. No rank has written any data yet.
+  void wait_arrived(std::uint64_t ticket) {
+    for_others([&](std::size_t w) {
+      wait(w, block(w).state.arrived, ticket + 1, slot(me(), ticket).call);
+    });
+    if (!all_agree(ticket)) [[unlikely]]
+      fail_disagreement(ticket);
+  }
+  void wait_finished(std::uint64_t ticket) {
+    for_others(
+        [&](std::size_t w) { wait(w, block(w).finished, ticket + 1, slot(me(), ticket).call); });
+  }
+
+  /// Says that this rank has done its work on the call's memory.
+  void finish(std::uint64_t ticket) {
+    worked_ = ticket + 1;
+    publish(block(me()).finished, worked_);
+  }
+
+  // Order: the calls from `worked_` up to `posted_` are under way here.
+
+  void add(PostedCall& call) { pending_[call.ticket % ring] = &call; }
+  bool is_next(std::uint64_t ticket) const { return worked_ == ticket; }
+  PostedCall& next() const { return *pending_[worked_ % ring]; }
+
+  /// Does the work of everything posted before `ticket`.
+  void finish_pending(std::uint64_t ticket) {
+    while (worked_ < std::min(ticket, posted_)) {
+      raise_fault();  // calls of a communicator that has failed are left as they are
+      finish_next();
+    }
+  }
+
+  /// The one call through a pointer. It is needed where a caller cannot know the type of the next
+  /// call: out of order, or in a helper thread. Waiting in order never comes here.
+  [[gnu::noinline]] void finish_next() { next().finish(next()); }
+
+  // Messages. A rank has one outbox, which holds one piece at a time: messages leave in the order
+  // of sending, and a piece must be received before the next is written.
+
+  void send(const Call& call, std::span<const std::byte> bytes, Rank to);
+  void receive(const Call& call, std::span<std::byte> bytes, Rank from);
+
+  // The helper thread
+
+  /// Starts a thread that does the work of pending calls as soon as all ranks have posted them. It
+  /// never waits while it holds the engine, and leaves errors to the rank, which finds them when
+  /// it waits.
+  void start_helper();
+  /// The right to use the engine: a lock where there is a helper thread, nothing where there is
+  /// none.
+  template <bool Helped>
+  std::unique_lock<std::mutex> turn() {
+    if constexpr (Helped) return std::unique_lock(turns_);
+    return {};
   }
 
  private:
-  Engine* engine_;
+  /// The file stays where it is, and is moved from there only now.
+  Engine(Rank rank, WorldSize world, Mapping blocks, MemoryFile&& file, Milliseconds timeout);
+
+  /// Adds `length` bytes to the file, because all ranks ask for `bytes` each, and maps them.
+  Mapping map_more(std::size_t bytes, std::size_t length);
+
+  bool all_agree(std::uint64_t ticket) const {
+    const Call& mine = slot(me(), ticket).call;
+    return all_others([&](std::size_t w) { return slot(w, ticket).call == mine; });
+  }
+  [[noreturn, gnu::cold]] void fail_disagreement(std::uint64_t ticket);
+
+  template <class F>
+  bool all_others(const F& holds) const {
+    for (std::size_t w = 0; w < world(); ++w) {
+      if (w != me() && !holds(w)) return false;
+    }
+    return true;
+  }
+  template <class F>
+  void for_others(const F& f) const {
+    for (std::size_t i = 1; i < world(); ++i) f((me() + i) % world());
+  }
+
+  MemoryFile file_;
+  Mapping blocks_;
+  std::size_t file_bytes_;
+  std::vector<Arena> arenas_;
+  std::vector<Mapping> common_;  // memory that all ranks have in common
+  std::uint64_t posted_ = 0;
+  std::uint64_t worked_ = 0;
+  std::array<PostedCall*, ring> pending_{};
+  std::mutex turns_;  // held by each user of the engine where a helper thread is one of them
+  std::atomic<bool> stopping_ = false;
+  Thread helper_;
+};
+
+/// `Execute` is this rank's share of the work, called once with the call's ticket when all ranks
+/// have posted. It is a type of its own, so that waiting for the call in order is a direct call.
+template <class Execute, bool Helped>
+class Pending : PostedCall {
+ public:
+  /// **Ranks** all. **Host** returns at once. `others_read`: this rank's memory is in use until all
+  /// ranks are done.
+  Pending(Engine& engine, const Call& call, std::uint64_t offset, std::span<const std::byte> small,
+          bool others_read, Execute execute)
+      : engine_(engine), others_read_(others_read), execute_(execute) {
+    const auto turn = engine.turn<Helped>();
+    ticket = engine.post(call, offset, small);
+    finish = [](PostedCall& posted) { static_cast<Pending&>(posted).finish_work(); };
+    engine.add(*this);
+  }
+  Pending(const Pending&) = delete;
+  Pending& operator=(const Pending&) = delete;
+
+  bool test() {
+    const auto turn = engine_.turn<Helped>();
+    engine_.raise_fault();
+    if (!worked_) {
+      while (!engine_.is_next(ticket)) {
+        if (!engine_.all_arrived(engine_.next().ticket)) return false;
+        engine_.finish_next();
+      }
+      if (!engine_.all_arrived(ticket)) return false;
+      finish_work();
+    }
+    done_ = done_ || !others_read_ || engine_.all_finished(ticket);
+    return done_;
+  }
+
+  void wait() {
+    const auto turn = engine_.turn<Helped>();
+    if (done_) return;
+    engine_.raise_fault();
+    if (!worked_) {
+      engine_.finish_pending(ticket);
+      finish_work();
+    }
+    if (done_) return;
+    done_ = true;
+    engine_.wait_finished(ticket);
+  }
+
+  /// The call's memory may be freed now, so this rank gives the communicator up.
+  void leave() {
+    const auto turn = engine_.turn<Helped>();
+    if (!done_) engine_.abandon(ended_by_exception);
+  }
+
+ private:
+  void finish_work() {
+    worked_ = done_ = true;  // set first: a call that fails is over
+    engine_.wait_arrived(ticket);
+    execute_(ticket);
+    engine_.finish(ticket);
+    done_ = !others_read_;
+  }
+
+  Engine& engine_;
+  bool others_read_;
+  Execute execute_;
+  bool worked_ = false;
+  bool done_ = false;
 };
 
 }  // namespace lockstep::detail::shm
@@ -142,6 +312,9 @@ namespace lockstep {
 /// message of up to 64 KiB may be buffered. **Stream** none: host memory only.
 template <std::size_t Ranks = dynamic, class Who = Callers>
 class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
+  using Engine = detail::shm::Engine;
+  using Kind = detail::CollectiveKind;
+
  public:
   using Milliseconds = std::chrono::milliseconds;
 
@@ -153,29 +326,14 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
       : engine_(std::make_unique<Engine>(rank, world, std::move(file), timeout)) {
     detail::require_world<Ranks>(world, rank);
     this->barrier();
-    if constexpr (has_helper) helper_ = std::make_unique<detail::shm::Helper>(*engine_);
+    if constexpr (has_helper) engine_->start_helper();
   }
 
   ShmCommunicator(ShmCommunicator&&) noexcept = default;
   ShmCommunicator& operator=(ShmCommunicator&&) = delete;
 
-  /// Joins by any means that brings a text from rank 0 (`tell(text)`) to the others (`hear()`).
-  template <class Tell, class Hear>
-  static ShmCommunicator join(Rank rank, WorldSize world, Milliseconds timeout, const Tell& tell,
-                              const Hear& hear) {
-    detail::require_world<Ranks>(world, rank);  // fails before the others wait for a file
-    detail::shm::MemoryFile file;
-    if (rank == Rank{0}) {
-      file = Engine::make_file(world);
-      tell(Engine::address(file));
-    } else {
-      file = Engine::open(hear());
-    }
-    return ShmCommunicator(rank, world, std::move(file), timeout);
-  }
-
   Rank rank() const { return engine_->rank(); }
-  WorldSize world_size() const { return WorldSize{peers().world()}; }
+  WorldSize world_size() const { return WorldSize{world(*engine_)}; }
   Milliseconds timeout() const { return engine_->timeout(); }
   void set_timeout(Milliseconds timeout) { engine_->set_timeout(timeout); }
 
@@ -184,27 +342,27 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
   /// **Ranks** all, with the same count.
   template <Element T>
   std::span<T> allocate(std::size_t count) {
-    const Lock lock(*engine_);
+    const auto turn = this->turn();
     return {reinterpret_cast<T*>(engine_->allocate(count * sizeof(T))), count};
   }
 
   /// `count` elements that all ranks have in common, zeroed. **Ranks** all, with the same count.
   template <Element T>
   std::span<T> allocate_shared(std::size_t count) {
-    const Lock lock(*engine_);
+    const auto turn = this->turn();
     return {reinterpret_cast<T*>(engine_->allocate_shared(count * sizeof(T))), count};
   }
 
   /// Gives up: every other rank's call fails with this reason.
   void abandon(std::string_view reason) {
-    const Lock lock(*engine_);
+    const auto turn = this->turn();
     engine_->abandon(reason);
   }
 
   /// The elements [begin, end) of `count` that are this rank's to combine in `reduce_slice`.
   template <Element T>
   std::pair<std::size_t, std::size_t> slice(std::size_t count) const {
-    return detail::slice_of<T>(count, peers().me(), peers().world());
+    return detail::slice_of<T>(count, engine_->me(), world(*engine_));
   }
 
   /// Combines this rank's slice of `data`, which is in an arena, over ranks, and hands the results
@@ -220,14 +378,14 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
                   "lockstep: this reduce operation is not defined for these elements");
     detail::Call call =
         detail::calls::ReduceScatter<T, Op>{values, {}, values.size(), Rank{0}, op, part_of}.call();
-    const auto offset = engine_->arenas().locate(values.data(), values.size_bytes());
+    const auto offset = engine_->locate(values.data(), values.size_bytes());
     if (!offset) {
       throw Error(call.text(), "the data is not in memory from allocate",
                   "reduce slices of arenas only", rank());
     }
-    post<T>(call, {}, *offset, true, [&](std::uint64_t ticket) {
+    post(call, {}, *offset, true, [&](std::uint64_t ticket) {
       const auto [begin, end] = slice<T>(values.size());
-      const auto all = peers().template all<T>(peers().template in_arenas<T>(ticket));
+      const auto all = data_of_all<T>(*engine_, in_arenas<T>(*engine_, ticket));
       detail::consume_blocks<Ranks, T>(
           all, begin, end, op, [&](std::size_t at, std::span<const T> results) {
             if constexpr (requires { consume(at, results, std::span<T* const>(all)); }) {
@@ -243,13 +401,13 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
 
   template <class C>
   void perform(const C& call) {
-    if constexpr (C::kind == detail::CollectiveKind::send) {
-      const Lock lock(*engine_);
-      detail::shm::send(*engine_, call.call(), std::as_bytes(call.in), call.root);
-    } else if constexpr (C::kind == detail::CollectiveKind::receive) {
-      const Lock lock(*engine_);
-      detail::shm::receive(*engine_, call.call(), std::as_writable_bytes(call.out), call.root);
-    } else if constexpr (C::kind == detail::CollectiveKind::barrier) {
+    if constexpr (C::kind == Kind::send) {
+      const auto turn = this->turn();
+      engine_->send(call.call(), std::as_bytes(call.in), call.root);
+    } else if constexpr (C::kind == Kind::receive) {
+      const auto turn = this->turn();
+      engine_->receive(call.call(), std::as_writable_bytes(call.out), call.root);
+    } else if constexpr (C::kind == Kind::barrier) {
       agree(call.call());
     } else if (const auto offset = location(call)) {
       begin(call, *offset).wait();
@@ -268,7 +426,7 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
 
   /// Compares a call over ranks that something else makes.
   void agree(const detail::Call& call) {
-    post<std::uint8_t>(call, {}, 0, false, [](std::uint64_t) {}).wait();
+    post(call, {}, 0, false, [](std::uint64_t) {}).wait();
   }
 
   /// The communicator of this rank's group, if it is in one.
@@ -292,11 +450,12 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
   }
 
  private:
-  using Engine = detail::shm::Engine;
   static constexpr bool has_helper = std::same_as<Who, HelperThread>;
-  using Lock = detail::shm::EngineLock<has_helper>;
+  auto turn() { return engine_->template turn<has_helper>(); }
 
-  detail::shm::RankData<Ranks> peers() const { return detail::shm::RankData<Ranks>(*engine_); }
+  static std::size_t world(const Engine& engine) {
+    return Ranks == dynamic ? engine.world() : Ranks;
+  }
 
   template <class T>
   static constexpr bool is_small(std::size_t count) {
@@ -306,7 +465,7 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
   /// The pieces of what a rank gives.
   template <class C>
   std::size_t pieces() const {
-    return C::deals_pieces ? peers().world() : 1;
+    return C::deals_pieces ? world(*engine_) : 1;
   }
 
   /// The offset at which other ranks find the data; 0 for small data, which travels in the slot;
@@ -316,89 +475,106 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
   template <class C>
   std::optional<std::uint64_t> location(const C& call) const {
     using T = typename C::element;
-    if constexpr (C::kind == detail::CollectiveKind::scatter) {
+    if constexpr (C::kind == Kind::scatter) {
       if (!is_small<T>(pieces<C>() * call.count)) return std::nullopt;
     }
     std::span<const T> data = call.in;
     if constexpr (C::is_in_place) data = call.data();
     if (is_small<T>(data.size())) return 0;
-    return engine_->arenas().locate(data.data(), data.size_bytes());
+    return engine_->locate(data.data(), data.size_bytes());
   }
 
   /// Posts a call: `small` travels in the slot, `offset` says where other data lies, and
   /// `execute(ticket)` is this rank's share of the work. `others_read` as in `Pending`.
-  template <class T, class Execute>
-  auto post(const detail::Call& call, std::span<const T> small, std::uint64_t offset,
+  template <class Execute>
+  auto post(const detail::Call& call, std::span<const std::byte> small, std::uint64_t offset,
             bool others_read, const Execute& execute) {
-    return Work<detail::shm::Pending<Execute, has_helper>>(
-        std::in_place, *engine_, call, offset,
-        [&](detail::shm::Slot& slot) {
-          if (!small.empty()) std::memcpy(slot.data.data(), small.data(), small.size_bytes());
-        },
-        others_read, execute);
+    return Work<detail::shm::Pending<Execute, has_helper>>(std::in_place, *engine_, call, offset,
+                                                           small, others_read, execute);
+  }
+
+  // Where rank w's data of a call is, `source(w)`: in its arena or its staging area.
+
+  template <class T>
+  static auto in_arenas(const Engine& engine, std::uint64_t ticket) {
+    return [&engine, ticket](std::size_t w) {
+      return reinterpret_cast<T*>(engine.data_in_arena(w, ticket));
+    };
+  }
+  /// All ranks' data, looked up once.
+  template <class T, class Source>
+  static std::vector<T*> data_of_all(const Engine& engine, const Source& source) {
+    std::vector<T*> data(world(engine));
+    for (std::size_t w = 0; w < data.size(); ++w) data[w] = source(w);
+    return data;
   }
 
   template <class C>
-  static constexpr bool pushes = C::kind == detail::CollectiveKind::all_reduce;
+  static constexpr bool pushes = C::kind == Kind::all_reduce;
 
-  /// Starts a call whose data is small or lies in arenas, this rank's at `offset`: each rank offers
-  /// what it gives, then takes what it needs of the others. Of an all-reduce that is not small,
-  /// each rank loads its slice of all ranks' data, combines it in registers and stores it to all.
+  /// This rank's share of a call on elements [begin, begin + n) of every piece; of piece p of rank
+  /// w they lie at `source(w) + p * stride`. Of an all-reduce, each rank loads its slice of all
+  /// ranks' data, combines it in registers and stores it to all. Of all else, each takes what it
+  /// needs of the others.
+  template <class C, class Source>
+  static void work(const Engine& engine, const C& call, const Source& source, std::size_t stride,
+                   std::size_t begin, std::size_t n) {
+    using T = typename C::element;
+    if constexpr (pushes<C>) {
+      const auto [first, end] = detail::slice_of<T>(n, engine.me(), world(engine));
+      detail::push<Ranks, T>(data_of_all<T>(engine, source), first, end, call.op);
+    } else {
+      detail::take_from_all<Ranks>(call, engine.rank(), world(engine), source, stride, begin, n);
+    }
+  }
+
+  /// Starts a call whose data is small or lies in arenas, this rank's at `offset`. Of small data,
+  /// which lies in the slots, every rank combines all.
   template <class C>
   auto begin(const C& call, std::uint64_t offset) {
     using T = typename C::element;
     const bool small = is_small<T>(pieces<C>() * call.count);
-    const auto work = [peers = peers(), call, small](std::uint64_t ticket) {
-      const auto take = [&](const auto& source) {
-        detail::take_from_all<Ranks>(call, peers.rank(), peers.world(), source, call.count, 0,
-                                     call.count);
-      };
+    const auto execute = [engine = engine_.get(), call, small](std::uint64_t ticket) {
       if (small) {
-        take(peers.template in_slots<T>(ticket));
-      } else if constexpr (pushes<C>) {
-        peers.push_own_slice(peers.template all<T>(peers.template in_arenas<T>(ticket)), call.count,
-                             call.op);
+        const auto in_slots = [&](std::size_t w) {
+          return reinterpret_cast<T*>(engine->slot(w, ticket).data.data());
+        };
+        detail::take_from_all<Ranks>(call, engine->rank(), world(*engine), in_slots, call.count, 0,
+                                     call.count);
       } else {
-        take(peers.template in_arenas<T>(ticket));
+        work(*engine, call, in_arenas<T>(*engine, ticket), call.count, 0, call.count);
       }
     };
-    return post<T>(call.call(), small ? call.in : std::span<const T>(), offset, !small, work);
+    return post(call.call(), small ? std::as_bytes(call.in) : std::span<const std::byte>(), offset,
+                !small, execute);
   }
 
   /// Makes a call of private memory, as much at a time as the staging area holds.
   template <class C>
   void make_staged(const C& call) {
     using T = typename C::element;
-    const auto peers = this->peers();
-    const auto source = peers.template in_staging<T>();
+    const auto in_staging = [engine = engine_.get()](std::size_t w) {
+      return reinterpret_cast<T*>(engine->block(w).staging.data());
+    };
     detail::Call described = call.call();
     described.staged = true;
     const std::size_t rows = pieces<C>();
     const std::size_t most =
         std::max<std::size_t>(1, detail::shm::staging_bytes / sizeof(T) / rows);
-    T* const staging = source(peers.me());
+    T* const staging = in_staging(engine_->me());
     for (std::size_t begin = 0; begin < call.count; begin += most) {
       const std::size_t n = std::min(most, call.count - begin);
       for (std::size_t p = 0; p < rows && !call.in.empty(); ++p)
         detail::copy_elements(call.in.data() + p * call.count + begin, staging + p * n, n);
-      post<T>(described, {}, 0, true, [&](std::uint64_t) {
-        if constexpr (pushes<C>) {
-          peers.push_own_slice(peers.template all<T>(source), n, call.op);
-        } else {
-          detail::take_from_all<Ranks>(call, peers.rank(), peers.world(), source, n, begin, n);
-        }
+      post(described, {}, 0, true, [&](std::uint64_t) {
+        work(*engine_, call, in_staging, n, begin, n);
       }).wait();
       if constexpr (pushes<C>) detail::copy_elements(staging, call.out.data() + begin, n);
     }
   }
 
   std::unique_ptr<Engine> engine_;
-  std::unique_ptr<detail::shm::Helper> helper_;  // ends before the engine does
 };
-
-static_assert(ArenaAllocating<ShmCommunicator<>> && AsyncReducing<ShmCommunicator<2>>);
-static_assert(MemorySharing<ShmCommunicator<>> && Splitting<ShmCommunicator<>>);
-static_assert(AsyncReducing<ShmCommunicator<dynamic, HelperThread>>);
 
 /// The shared-memory communicator of a job's ranks. `name` tells several of one job apart.
 /// **Ranks** all.
@@ -406,18 +582,9 @@ static_assert(AsyncReducing<ShmCommunicator<dynamic, HelperThread>>);
 template <std::size_t Ranks = dynamic, class Who = Callers>
 ShmCommunicator<Ranks, Who> make_shm_communicator(const Membership& member, Store& store,
                                                   const std::string& name = "world") {
-  if (member.local_world != member.world.value()) {
-    throw Error("shared memory",
-                "of the job's " + std::to_string(member.world.value()) + " ranks, " +
-                    std::to_string(member.local_world) + " are on this host",
-                "Backend<Shm> is for the ranks of one host", member.rank);
-  }
-  const std::string key =
-      "lockstep/shm/" + detail::numbered_meeting(store, member.rank, "shm", name);
-  return ShmCommunicator<Ranks, Who>::join(
-      member.rank, member.world, member.timeout,
-      [&](const std::string& address) { store.set(key, address); },
-      [&] { return store.get(key, member.timeout); });
+  detail::require_world<Ranks>(member.world, member.rank);  // before the others wait for a file
+  return {member.rank, member.world, detail::shm::Engine::join(member, store, name),
+          member.timeout};
 }
 
 }  // namespace lockstep

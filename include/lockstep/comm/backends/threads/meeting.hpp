@@ -20,7 +20,6 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/comm/call.hpp"
 #include "lockstep/comm/call/counter.hpp"
 #include "lockstep/comm/call/messages.hpp"
 #include "lockstep/comm/call/peers.hpp"

@@ -22,7 +22,7 @@
 
 #include "lockstep/comm/backends/threads/lanes.cuh"
 #include "lockstep/comm/backends/threads/meeting.hpp"
-#include "lockstep/comm/call.hpp"
+#include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/rank_gpu.cuh"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/scope_guard.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/strategy/phases.hpp"
+#include "lockstep/strategy/ddp.hpp"
 
 #include <boost/test/unit_test.hpp>
 #include <stdexcept>

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `DistributedDataParallel`: DDP for hand-written loops.
+/// @file `DistributedDataParallel` and `DataParallel`: PyTorch's names, for hand-written loops.
 
 #include "lockstep/strategy/ddp.hpp"
+#include "lockstep/strategy/dp.hpp"
 #include "lockstep/trainer/axes.hpp"
 #include "lockstep/trainer/connection.hpp"
 #include "lockstep/trainer/rejected.hpp"
@@ -10,6 +11,7 @@
 namespace lockstep {
 
 namespace detail {
+
 template <class Model, class Policies>
 struct DdpFor {
   static_assert(!is_dp<Policies>,
@@ -19,9 +21,12 @@ struct DdpFor {
 };
 template <class Model, class Policies>
 using DdpOf = typename DdpFor<Model, Policies>::type;
+template <class Model, class Policies>
+using DpOf = BasicDp<Model, Policies, ReplicaMeetingOf<Policies>>;
+
 }  // namespace detail
 
-/// PyTorch's name, a model and policies in any order:
+/// A model and policies in any order:
 ///
 ///     auto group = init_process_group();
 ///     DistributedDataParallel<Linear, Optimizer<AdamW>> ddp(*group);
@@ -29,5 +34,14 @@ using DdpOf = typename DdpFor<Model, Policies>::type;
 template <class Model, class... Ps>
 using DistributedDataParallel =
     detail::Compose<detail::DdpOf, detail::RejectedWrapper, Model, Ps...>;
+
+/// The same with replicas inside of one process:
+///
+///     DataParallel<Linear, Optimizer<AdamW>> dp;                 // all devices of this process
+///     DataParallel<Linear, Optimizer<AdamW>> two({.replicas = 2});
+///     dp.step(batch);
+template <class Model, class... Ps>
+using DataParallel =
+    detail::Compose<detail::DpOf, detail::RejectedWrapper, Model, ParallelStrategy<DP>, Ps...>;
 
 }  // namespace lockstep
