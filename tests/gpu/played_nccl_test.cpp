@@ -43,6 +43,13 @@ using thread_ranks::require;
 using thread_ranks::upload;
 using namespace std::chrono_literals;
 
+static_assert(ArenaAllocating<NcclCommunicator<>> && AsyncReducing<NcclCommunicator<2>> &&
+              Splitting<NcclCommunicator<>>);
+static_assert(ArenaAllocating<ThreadCommunicator<>> && AsyncReducing<ThreadCommunicator<2>> &&
+              Splitting<ThreadCommunicator<>>);
+static_assert(ArenaAllocating<CudaLoopbackCommunicator> &&
+              AsyncReducing<CudaLoopbackCommunicator> && Splitting<CudaLoopbackCommunicator>);
+
 /// Two places on each host.
 template <class F>
 void run_hierarchy(Job& job, const F& f) {

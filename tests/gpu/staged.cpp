@@ -18,6 +18,11 @@
 
 using namespace ranks;
 
+static_assert(ArenaAllocating<StagedGloo<>> && AsyncReducing<StagedGloo<2>> &&
+              Splitting<StagedGloo<>>);
+static_assert(ArenaAllocating<StagedHierarchy> && AsyncReducing<StagedHierarchy> &&
+              Splitting<StagedHierarchy>);
+
 BOOST_AUTO_TEST_SUITE(gpu_staged)
 
 namespace {

@@ -61,7 +61,7 @@ MemoryKind memory_kind(const void* pointer, const Gpu& own, const C& call, const
 /// Looks at each argument of a call by `look(pointer, argument's name)`. Arguments in host memory
 /// and in device memory are an error. Managed memory is either.
 template <class C, class Look>
-CallMemory memory_of(const C& call, Rank rank, const Look& look) {
+CallMemory memory_of(const C& call, const Gpu& own, const Look& look) {
   using enum MemoryKind;
   const auto summary = [](MemoryKind a, MemoryKind b) {
     return CallMemory{a == host || b == host, a == managed || b == managed};
@@ -79,19 +79,17 @@ CallMemory memory_of(const C& call, Rank rank, const Look& look) {
   throw Error(call.call().text(),
               in == host ? "in is host memory and out is device memory"
                          : "in is device memory and out is host memory",
-              "give both arguments in the same memory", rank);
+              "give both arguments in the same memory", own.rank());
 }
 
-/// Is the call's memory the host's? Managed memory is. With `own`, that of other GPUs is an error.
+/// Is the call's memory the host's? Managed memory is.
 template <class C>
-bool is_host_call(const C& call, Rank rank, const Gpu* own = nullptr) {
+bool is_host_call(const C& call, const Gpu& own) {
   const auto look = [&](const void* data, const char* argument) {
-    const bool on_host = own == nullptr
-                             ? is_host_memory(data)
-                             : memory_kind(data, *own, call, argument) != MemoryKind::device;
-    return on_host ? MemoryKind::host : MemoryKind::device;
+    const MemoryKind kind = memory_kind(data, own, call, argument);
+    return kind == MemoryKind::device ? kind : MemoryKind::host;
   };
-  return memory_of(call, rank, look).on_host;
+  return memory_of(call, own, look).on_host;
 }
 
 /// **Host** blocks until the stream is empty, or `look()` throws.

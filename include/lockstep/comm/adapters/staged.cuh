@@ -370,10 +370,10 @@ class StagedCommunicator : public Collectives<StagedCommunicator<Inner>>,
       engine_->drained().perform(call);
     } else if constexpr (C::is_message) {
       // `Inner` compares a message as a whole, so it is staged as a whole.
-      if (detail::is_host_call(call, rank())) return engine_->inner.perform(call);
+      if (detail::is_host_call(call, gpu())) return engine_->inner.perform(call);
       engine_->pass_message(call);
     } else {
-      if (detail::is_host_call(call, rank())) return engine_->drained().perform(call);
+      if (detail::is_host_call(call, gpu())) return engine_->drained().perform(call);
       engine_->make(call);
     }
   }
@@ -382,7 +382,7 @@ class StagedCommunicator : public Collectives<StagedCommunicator<Inner>>,
 
   template <class C>
   auto start(const C& call) {
-    return Work<Pending<C>>(std::in_place, *engine_, call, detail::is_host_call(call, rank()));
+    return Work<Pending<C>>(std::in_place, *engine_, call, detail::is_host_call(call, gpu()));
   }
 
   detail::StreamCopies passes() const { return detail::StreamCopies(engine_->stream()); }
@@ -446,11 +446,6 @@ using StagedGloo = StagedCommunicator<GlooCommunicator<Ranks>>;
 /// A hierarchy for ranks on GPUs. Ranks of one host share the pinned memory and reduce in it.
 using StagedHierarchy =
     StagedCommunicator<HierarchicalCommunicator<ShmCommunicator<>, GlooCommunicator<>>>;
-
-static_assert(ArenaAllocating<StagedGloo<>> && AsyncReducing<StagedGloo<2>> &&
-              Splitting<StagedGloo<>>);
-static_assert(ArenaAllocating<StagedHierarchy> && AsyncReducing<StagedHierarchy> &&
-              Splitting<StagedHierarchy>);
 
 /// A job's ranks through Gloo, each with the GPU that its place on its host gives it. `name` tells
 /// several communicators of one job apart. **Ranks** all. **Host** blocks until all have come.

@@ -47,11 +47,7 @@ class CudaEvent {
 /// A stream that does not wait for others, the default one included.
 class CudaStream {
  public:
-  CudaStream() {
-    cudaStream_t stream = nullptr;
-    check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
-    stream_.reset(stream);
-  }
+  CudaStream() : CudaStream(0) {}
 
   /// A stream whose kernels have priority, for communication, because other ranks wait for it.
   static CudaStream urgent() {
@@ -59,10 +55,7 @@ class CudaStream {
     int greatest = 0;
     check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest),
                "cudaDeviceGetStreamPriorityRange");
-    cudaStream_t stream = nullptr;
-    check_cuda(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest),
-               "cudaStreamCreateWithPriority");
-    return CudaStream(stream);
+    return CudaStream(greatest);
   }
 
   cudaStream_t get() const { return stream_.get(); }
@@ -72,7 +65,12 @@ class CudaStream {
   void synchronize() const { check_cuda(cudaStreamSynchronize(get()), "cudaStreamSynchronize"); }
 
  private:
-  explicit CudaStream(cudaStream_t stream) : stream_(stream) {}
+  explicit CudaStream(int priority) {
+    cudaStream_t stream = nullptr;
+    check_cuda(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, priority),
+               "cudaStreamCreateWithPriority");
+    stream_.reset(stream);
+  }
 
   std::unique_ptr<std::remove_pointer_t<cudaStream_t>, detail::CudaDelete<cudaStreamDestroy>>
       stream_;

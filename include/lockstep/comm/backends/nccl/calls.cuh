@@ -248,17 +248,18 @@ class Transport {
     engine_.nccl("ncclGroupEnd", [&](ncclComm_t comm) {
       const ncclResult_t started = ncclGroupStart();
       if (started != ncclSuccess) return started;
-      group_ = {comm, ncclSuccess};
+      group_ = comm;
+      group_result_ = ncclSuccess;
       try {
         f();
       } catch (...) {
-        group_.comm = nullptr;
+        group_ = nullptr;
         static_cast<void>(ncclGroupEnd());
         throw;
       }
-      group_.comm = nullptr;
+      group_ = nullptr;
       const ncclResult_t ended = ncclGroupEnd();
-      return group_.result == ncclSuccess ? ended : group_.result;
+      return group_result_ == ncclSuccess ? ended : group_result_;
     });
   }
 
@@ -272,12 +273,6 @@ class Transport {
       return {reinterpret_cast<T*>(transport.engine_.scratch()),
               std::min(wanted, Engine::scratch_bytes / sizeof(T))};
     }
-    /// Kernels are launched from the GPU of their stream.
-    template <class T, class Op>
-    void combine(std::span<const T> gathered, std::span<T> out, const Op& op) const {
-      const OnGpu current(transport.engine_.gpu().index());
-      StreamPasses::combine(gathered, out, op);
-    }
 
     Transport& transport;
   };
@@ -290,20 +285,16 @@ class Transport {
   /// One call of NCCL, alone or as part of a group.
   template <class F>
   void make(const char* name, const F& call) {
-    if (group_.comm == nullptr) {
+    if (group_ == nullptr) {
       engine_.nccl(name, call);
-    } else if (const ncclResult_t result = call(group_.comm); !is_made(result)) {
-      group_.result = result;
+    } else if (const ncclResult_t result = call(group_); !is_made(result)) {
+      group_result_ = result;
     }
   }
 
-  struct Group {
-    ncclComm_t comm = nullptr;  // nothing outside of a group
-    ncclResult_t result = ncclSuccess;
-  };
-
   Engine& engine_;
-  Group group_;
+  ncclComm_t group_ = nullptr;  // nothing outside of a group
+  ncclResult_t group_result_ = ncclSuccess;
 };
 
 }  // namespace lockstep::detail::nccl

@@ -234,7 +234,7 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
   template <class C>
   Ticket post(const detail::Call& described, const C& call) {
     if (call.count == 0) return engine_->post(described, [] {});
-    if (detail::is_host_call(call, rank(), &gpu())) return post_staged(described, call);
+    if (detail::is_host_call(call, gpu())) return post_staged(described, call);
     return engine_->post(described, [&] { execute(call); });
   }
 
@@ -353,9 +353,6 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
 
   detail::nccl::WatchedEngine engine_;
 };
-
-static_assert(ArenaAllocating<NcclCommunicator<>> && AsyncReducing<NcclCommunicator<2>> &&
-              Splitting<NcclCommunicator<>>);
 
 /// The NCCL communicator of a job's ranks. `name` tells several of one job apart. **Ranks** all.
 /// **Host** blocks until all have come.

@@ -279,6 +279,7 @@ class Engine {
   template <class Body>
   Ticket post(const Call& call, const Body& body) {
     raise_fault();
+    const OnGpu current(gpu().index());  // kernels are launched from the GPU of their stream
     return make(call, is_capturing(), [&](const CallRing::Place& place) {
       place.before.record(gpu().stream());
       place.before.block(stream_);

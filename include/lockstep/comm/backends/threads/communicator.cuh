@@ -206,25 +206,19 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
   template <std::size_t GroupRanks>
   std::optional<ThreadCommunicator<GroupRanks>> split(const detail::GroupPlace& place) {
     using World = std::shared_ptr<detail::threads::SharedWorld>;
-    struct Joining {
-      const detail::GroupPlace& place;
-      World made;  // by the leader of a group
-      World own;
-    };
-    Joining joining{place, nullptr, nullptr};
+    World world;  // made by the leader of a group
     if (place.is_member() && place.rank == Rank{0})
-      joining.made = std::make_shared<detail::threads::SharedWorld>(place.world());
-    member_->calls().meet(detail::division_call(place), {nullptr, &joining, nullptr, true},
-                          [](Offers ranks) {
-                            for (const detail::threads::Offer& rank : ranks) {
-                              auto& member = *static_cast<Joining*>(rank.out);
-                              if (!member.place.is_member()) continue;
-                              const std::size_t leader = member.place.leader().value();
-                              member.own = static_cast<Joining*>(ranks[leader].out)->made;
-                            }
-                          });
+      world = std::make_shared<detail::threads::SharedWorld>(place.world());
+    member_->calls().meet(
+        detail::division_call(place), {&place, &world, nullptr, true}, [](Offers ranks) {
+          for (const detail::threads::Offer& rank : ranks) {
+            const auto& own = *static_cast<const detail::GroupPlace*>(rank.in);
+            if (!own.is_member()) continue;
+            *static_cast<World*>(rank.out) = *static_cast<World*>(ranks[own.leader().value()].out);
+          }
+        });
     if (!place.is_member()) return std::nullopt;
-    return std::optional<ThreadCommunicator<GroupRanks>>(std::in_place, std::move(joining.own),
+    return std::optional<ThreadCommunicator<GroupRanks>>(std::in_place, std::move(world),
                                                          place.rank, member_->gpu(), timeout());
   }
 
@@ -265,9 +259,6 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
 
   std::unique_ptr<Member> member_;
 };
-
-static_assert(ArenaAllocating<ThreadCommunicator<>> && AsyncReducing<ThreadCommunicator<2>> &&
-              Splitting<ThreadCommunicator<>>);
 
 /// The communicator of a job whose ranks are threads of this process, on the GPU that the rank's
 /// place on the host gives it. **Ranks** all. **Host** blocks until all have come.

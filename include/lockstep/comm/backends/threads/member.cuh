@@ -212,7 +212,7 @@ class Member {
   template <class C>
   CallMemory memory_of(const C& call) const {
     const bool is_shared = !lanes().is_one() && lanes().staging() == nullptr;
-    return detail::memory_of(call, rank(), [&](const void* pointer, const char* argument) {
+    return detail::memory_of(call, *gpu_, [&](const void* pointer, const char* argument) {
       const MemoryKind kind = memory_kind(pointer, *gpu_, call, argument);
       if (is_shared && kind == MemoryKind::device) require_access(call, argument, pool_of(pointer));
       return kind;
