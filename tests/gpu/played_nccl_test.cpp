@@ -43,6 +43,24 @@ using thread_ranks::require;
 using thread_ranks::upload;
 using namespace std::chrono_literals;
 
+namespace names {
+using namespace detail::nccl;
+using detail::Combining;
+static_assert(data_type<double>() == ncclFloat64 && data_type<BFloat16>() == ncclBfloat16 &&
+              data_type<std::int16_t>() == ncclNumTypes && data_type<std::uint8_t>() == ncclUint8 &&
+              data_type<std::uint64_t>() == ncclUint64);
+static_assert(reduces<Sum, float> && reduces<Average, BFloat16> && reduces<Min, std::int8_t>);
+static_assert(reduce_operation<Average, float>() == ncclSum);
+static_assert(reduces<PreMultipliedSum<>, Half> && !reduces<Sum, std::int16_t>);
+static_assert(!reduces<Min, float> && !reduces<BitXor, std::uint32_t>);
+static_assert(reduce_operation<Combining<Average>, float>() == ncclSum &&
+              reduce_operation<Combining<PreMultipliedSum<>>, float>() == ncclSum &&
+              reduce_operation<Combining<Product>, double>() == ncclProd &&
+              !reduces<Combining<Max>, float>);
+static_assert(factors_of<BFloat16>(Average{}, 3) == Factors{1, 1, 3});
+static_assert(factors_of<Half>(Average{}, 3) == Factors{0.25, 1, 0.75});
+static_assert(factors_of<Half>(Average{}, 8) == Factors{0.125, 1, 1});
+}  // namespace names
 static_assert(ArenaAllocating<NcclCommunicator<>> && AsyncReducing<NcclCommunicator<2>> &&
               Splitting<NcclCommunicator<>>);
 static_assert(ArenaAllocating<ThreadCommunicator<>> && AsyncReducing<ThreadCommunicator<2>> &&

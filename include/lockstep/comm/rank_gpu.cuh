@@ -7,7 +7,6 @@
 #include <cuda_runtime_api.h>
 #include <cstddef>
 #include <cstdlib>
-#include <deque>
 #include <memory>
 #include <span>
 #include <string>
@@ -17,7 +16,7 @@
 #include "lockstep/comm/call/counter.hpp"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/combine.hpp"
-#include "lockstep/core/element.hpp"
+#include "lockstep/comm/communicator.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/hash.hpp"
 #include "lockstep/core/strong.hpp"
@@ -125,19 +124,8 @@ class StreamCopies {
   cudaStream_t stream_;
 };
 
-/// Gives a communicator `allocate`.
-class DeviceAllocating {
- public:
-  /// `count` elements of the current GPU, zeroed. The memory lives as long as the communicator.
-  /// **Ranks** this one.
-  template <Element T>
-  std::span<T> allocate(std::size_t count) {
-    return {reinterpret_cast<T*>(arenas_.emplace_back(count * sizeof(T)).data()), count};
-  }
-
- private:
-  std::deque<DeviceArena> arenas_;
-};
+/// Gives a communicator `allocate`, of memory of the current GPU.
+using DeviceAllocating = Allocating<DeviceArena>;
 
 /// The GPU with the number of the rank's place on its host. It becomes this thread's current one,
 /// and the thread stays near it. Where all ranks of a host are threads of this process, GPUs are

@@ -40,9 +40,6 @@ constexpr ncclDataType_t data_type() {
   static_assert(std::size(names) == element_kinds);
   return names[static_cast<std::size_t>(element_kind<T>())];
 }
-static_assert(data_type<double>() == ncclFloat64 && data_type<BFloat16>() == ncclBfloat16 &&
-              data_type<std::int16_t>() == ncclNumTypes && data_type<std::uint8_t>() == ncclUint8 &&
-              data_type<std::uint64_t>() == ncclUint64);
 
 template <class Op>
 inline constexpr bool is_pre_multiplied = false;
@@ -76,15 +73,6 @@ constexpr ncclRedOp_t reduce_operation() {
 template <class Op, class T>
 inline constexpr bool reduces = reduce_operation<Op, T>() != ncclNumOps ||
                                 (is_pre_multiplied<Op> && data_type<T>() != ncclNumTypes);
-
-static_assert(reduces<Sum, float> && reduces<Average, BFloat16> && reduces<Min, std::int8_t>);
-static_assert(reduce_operation<Average, float>() == ncclSum);
-static_assert(reduces<PreMultipliedSum<>, Half> && !reduces<Sum, std::int16_t>);
-static_assert(!reduces<Min, float> && !reduces<BitXor, std::uint32_t>);
-static_assert(reduce_operation<Combining<Average>, float>() == ncclSum &&
-              reduce_operation<Combining<PreMultipliedSum<>>, float>() == ncclSum &&
-              reduce_operation<Combining<Product>, double>() == ncclProd &&
-              !reduces<Combining<Max>, float>);
 
 /// The factors of a reduction. NCCL multiplies every element by `before`, which must be exact in T;
 /// a pass of lockstep's multiplies the result by `after` and divides it by `divisor`, in the
@@ -128,10 +116,6 @@ constexpr Factors factors_of(const Op& op, std::size_t ranks) {
     return {};
   }
 }
-
-static_assert(factors_of<BFloat16>(Average{}, 3) == Factors{1, 1, 3});
-static_assert(factors_of<Half>(Average{}, 3) == Factors{0.25, 1, 0.75});
-static_assert(factors_of<Half>(Average{}, 8) == Factors{0.125, 1, 1});
 
 /// The last step of such a reduction, as an operation of one rank.
 struct Rescaled {
