@@ -20,7 +20,7 @@
 
 #include "augment.hpp"
 #include "files.hpp"
-#include "lockstep/data/in_memory_dataset.hpp"
+#include "lockstep/data/dataset.hpp"
 #include "lockstep/data/loader.hpp"
 #include "lockstep/data/pipeline.hpp"
 #include "measure.hpp"

@@ -14,7 +14,7 @@
 #include "augment.hpp"
 #include "comparison_table.hpp"
 #include "files.hpp"
-#include "lockstep/data/in_memory_dataset.hpp"
+#include "lockstep/data/dataset.hpp"
 #include "lockstep/data/loader.hpp"
 #include "lockstep/data/pipeline.hpp"
 #include "lockstep/lockstep.hpp"

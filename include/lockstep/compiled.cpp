@@ -7,6 +7,8 @@
 #include "lockstep/comm/comm.ipp"
 #include "lockstep/core/core.ipp"
 #include "lockstep/data/data.ipp"
+#include "lockstep/data/files.ipp"
+#include "lockstep/data/lmdb.ipp"
 #include "lockstep/device/device.ipp"
 #include "lockstep/launch/launch.ipp"
 #include "lockstep/launch/store.ipp"

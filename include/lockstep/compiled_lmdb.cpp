@@ -2,5 +2,5 @@
 // The part of `lockstep::compiled` that needs liblmdb: linked only into programs that write LMDB
 // files.
 #if __has_include(<lmdb.h>)
-#include "lockstep/data/lmdb.ipp"
+#include "lockstep/data/write_lmdb.ipp"
 #endif

@@ -4,8 +4,8 @@
 /// LMDB is <lockstep/lmdb.hpp>.
 
 #include "lockstep/data/collate.hpp"
+#include "lockstep/data/dataset.hpp"
 #include "lockstep/data/feed.hpp"
-#include "lockstep/data/in_memory_dataset.hpp"
 #include "lockstep/data/loader.hpp"
 #include "lockstep/data/npy.hpp"
 #include "lockstep/data/pipeline.hpp"
@@ -17,6 +17,7 @@
 #include "lockstep/comm/comm.ipp"
 #include "lockstep/core/core.ipp"
 #include "lockstep/data/data.ipp"
+#include "lockstep/data/files.ipp"
 #include "lockstep/device/device.ipp"
 #include "lockstep/launch/launch.ipp"
 #include "lockstep/launch/store.ipp"

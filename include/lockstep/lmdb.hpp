@@ -7,3 +7,10 @@
 #if __has_include(<lmdb.h>)
 #include "lockstep/data/write_lmdb.hpp"
 #endif
+
+#if !defined(LOCKSTEP_COMPILED)
+#include "lockstep/data/lmdb.ipp"
+#if __has_include(<lmdb.h>)
+#include "lockstep/data/write_lmdb.ipp"
+#endif
+#endif

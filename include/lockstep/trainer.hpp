@@ -2,7 +2,7 @@
 #pragma once
 /// @file `Trainer` and `launch<Job>`: a job's loop, its data in memory, its metrics.
 
-#include "lockstep/data/in_memory_dataset.hpp"
+#include "lockstep/data/dataset.hpp"
 #include "lockstep/ddp.hpp"
 #include "lockstep/dp.hpp"
 #include "lockstep/observe/display.hpp"

@@ -11,7 +11,7 @@
 
 #include "exercise.hpp"
 #include "lockstep/core/view.hpp"
-#include "lockstep/data/in_memory_dataset.hpp"
+#include "lockstep/data/dataset.hpp"
 
 using namespace ranks;
 

@@ -3,7 +3,7 @@
 /// @file The job of README.md, for programs that use one that is accepted or one that is rejected.
 
 #include "lockstep/core/text.hpp"
-#include "lockstep/data/in_memory_dataset.hpp"
+#include "lockstep/data/dataset.hpp"
 #include "lockstep/trainer/launch_job.hpp"
 #include "lockstep/trainer/trainer.hpp"
 

@@ -17,9 +17,9 @@
 #include "lockstep/checkpoint/writer.hpp"
 #include "lockstep/comm/backends/shm/communicator.hpp"
 #include "lockstep/comm/call/fault_channel.hpp"
-#include "lockstep/comm/call/queue.hpp"
+#include "lockstep/comm/call/pending_calls.hpp"
 #include "lockstep/core/worker.hpp"
-#include "lockstep/data/prefetch_queue.hpp"
+#include "lockstep/data/loader.hpp"
 #include "lockstep/launch/spawn.hpp"
 #include "lockstep/launch/store_server.hpp"
 #include "lockstep/strategy/replica_crew.hpp"
@@ -57,9 +57,12 @@ struct Number {
 }  // namespace
 
 BOOST_AUTO_TEST_CASE(a_loaders_worker_that_cannot_start_is_an_error_and_the_others_end) {
-  const auto fill = [](Number& number) { ++number.value; };
+  struct Increments {
+    void fill(Number& number) const { ++number.value; }
+  };
   const auto load = [&] {
-    PrefetchQueue<Number, decltype(fill)> queue(8, 4, fill);
+    const Increments increments;
+    PrefetchQueue<Number, const Increments> queue(8, 4, increments);
     queue.request([](Number& number) { number.value = 41; });
     queue.publish();
     BOOST_TEST(queue.take().value == 42u);
@@ -69,9 +72,9 @@ BOOST_AUTO_TEST_CASE(a_loaders_worker_that_cannot_start_is_an_error_and_the_othe
 
 BOOST_AUTO_TEST_CASE(a_queue_of_calls_forgets_the_call_whose_thread_cannot_start) {
   struct Owner {
-    CallQueue& queue() { return calls; }
+    TaskQueue& queue() { return calls; }
     void give_up() {}
-    CallQueue calls;
+    TaskQueue calls{call_thread};
   };
   std::atomic<int> made = 0;
   const auto call = [&] { ++made; };

@@ -12,7 +12,6 @@
 #include "image_dataset.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/hash.hpp"
-#include "lockstep/data/in_memory_dataset.hpp"
 
 using namespace lockstep;
 

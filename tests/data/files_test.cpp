@@ -276,8 +276,8 @@ BOOST_AUTO_TEST_CASE(every_bad_array_is_named_with_the_byte_and_what_was_expecte
   rejects("", "0: \\x93NUMPY is expected; ");
   rejects("PK\3\4 an archive", "0: \\x93NUMPY is expected; ");
   rejects("\x93NUMPX..........", "0: \\x93NUMPY is expected; ");
-  rejects(good.substr(0, 4), "4: the file ends within the first ten bytes; ");
-  rejects(good.substr(0, 9), "9: the file ends within the first ten bytes; ");
+  rejects(good.substr(0, 4), "0: \\x93NUMPY is expected; ");
+  rejects(good.substr(0, 9), "9: the file ends within the first twelve bytes; ");
   rejects(npy("", "", 2).substr(0, 11), "11: the file ends within the first twelve bytes; ");
   rejects(std::string(good).replace(6, 2, "\4\0"s), "6: version 4.0 of the format; ");
   rejects(std::string(good).replace(6, 2, "\1\1"s), "6: version 1.1 of the format; ");
@@ -292,39 +292,32 @@ BOOST_AUTO_TEST_CASE(every_bad_array_is_named_with_the_byte_and_what_was_expecte
   const auto header = [&](const std::string& words, const std::string& problem) {
     rejects(npy(words, std::string(16, '\0')), problem);
   };
-  header("", "64: '{' is expected; ");
-  header("[]", "10: '{' is expected; ");
-  header("{}", "10: 'descr', 'fortran_order' and 'shape' are expected; ");
-  header("{'descr': '<f4', 'shape': (4,)}",
-         "10: 'descr', 'fortran_order' and 'shape' are expected; ");
-  header("{'descr': '<f4'} x", "27: the header should end behind its '}'; ");
-  header("{'descr': '<f4', 'descr': '<f4'}", "27: 'descr' is there twice or for no reason; ");
-  header("{'author': 'me'}", "11: 'author' is there twice or for no reason; ");
-  header("{'descr': '<f4' 'shape': ()}", "26: ',' or '}' is expected; ");
-  header("{'descr' '<f4'}", "19: ':' is expected; ");
-  header("{descr: '<f4'}", "11: a text in quotation marks is expected; ");
-  header("{'descr': '<f4}", "64: the header ends within a text; ");
-  header("{'des\\x63r': '<f4'}", "15: a text without '\\' is expected; ");
-  header("{'descr': '>f4'}", "20: the elements are big-endian, '>f4'; ");
-  header("{'descr': '=f4'}", "20: '<f4' is expected instead of '=f4'; ");
-  header("{'descr': '|f4'}", "20: '<f4' is expected instead of '|f4'; ");
-  header("{'descr': '<c8'}", "20: elements of type '<c8', which the library does not have; ");
-  header("{'descr': '|b1'}", "20: elements of type '|b1', which the library does not have; ");
-  header("{'descr': '|O'}", "20: elements of type '|O', which the library does not have; ");
-  header("{'descr': ''}", "20: elements of type '', which the library does not have; ");
-  header("{'descr': [('x', '<f4')]}", "20: the elements are records of several fields; ");
-  header("{'fortran_order': True}", "28: the elements are in Fortran order; ");
+  header("{}", "10: 'fortran_order' is expected in the header; ");
+  header("{'fortran_order': False, 'shape': (4,)}", "10: 'descr' is expected in the header; ");
+  header("{'fortran_order': False, 'descr': '<f4'}", "10: 'shape' is expected in the header; ");
+  header("{'fortran_order': True}", "32: the elements are in Fortran order; ");
   header("{'fortran_order': 0}", "28: False or True is expected; ");
-  header("{'shape': 4}", "20: '(' is expected; ");
-  header("{'shape': (4)}", "23: a tuple is expected; ");
-  header("{'shape': (2 2)}", "23: ',' is expected; ");
-  header("{'shape': (-2,)}", "21: a number is expected; ");
-  header("{'shape': (2.0,)}", "22: ',' is expected; ");
-  header("{'shape': (18446744073709551616,)}", "21: an extent that no memory has; ");
-  header("{'shape': (2,", "64: a number is expected; ");
-  std::string axes = "{'shape': (";
-  for (int i = 0; i != 65; ++i) axes += "1,";
-  header(axes + ")}", "149: more than 64 axes; ");
+  header("{'fortran_order' False}", "27: ':' is expected; ");
+  const auto descr = [&](const std::string& words, const std::string& problem) {
+    header("{'fortran_order': False, 'descr': " + words + "}", problem);
+  };
+  descr("<f4", "44: a text in quotation marks is expected; ");
+  descr("'>f4'", "45: '<f4' is expected instead of '>f4'; ");
+  descr("'=f4'", "45: '<f4' is expected instead of '=f4'; ");
+  descr("'|f4'", "45: '<f4' is expected instead of '|f4'; ");
+  descr("'<c8'", "45: elements of type '<c8', which the library does not have; ");
+  descr("'|b1'", "45: elements of type '|b1', which the library does not have; ");
+  descr("'|O'", "45: elements of type '|O', which the library does not have; ");
+  descr("''", "45: elements of type '', which the library does not have; ");
+  descr("[('x', '<f4')]", "45: the elements are records of several fields; ");
+  const auto shape = [&](const std::string& words, const std::string& problem) {
+    header(dict("<f4", words), problem);
+  };
+  shape("4", "60: '(' is expected; ");
+  shape("(2 2)", "63: ',' is expected; ");
+  shape("(-2,)", "61: the extent of an axis is expected; ");
+  shape("(2.0,)", "62: ',' is expected; ");
+  shape("(18446744073709551616,)", "61: the extent of an axis is expected; ");
   header(dict("<f4", "(4294967296, 4294967296)"),
          "144: the file ends; shape (4294967296, 4294967296) of float needs 18446744073709551615 "
          "bytes ");
@@ -549,7 +542,7 @@ BOOST_AUTO_TEST_CASE(numpy_reads_what_is_written_and_its_files_are_read_where_it
   BOOST_TEST((NpyArray<std::uint64_t>(folder / "u8.npy").row(1)[0] == 4u));
   BOOST_TEST(words_of([&] { NpyFile(folder / "F.npy"); }).find("in Fortran order; ") !=
              std::string::npos);
-  BOOST_TEST(words_of([&] { NpyFile(folder / "B.npy"); }).find("big-endian, '>i4'; ") !=
+  BOOST_TEST(words_of([&] { NpyFile(folder / "B.npy"); }).find("expected instead of '>i4'; ") !=
              std::string::npos);
   BOOST_TEST(words_of([&] { NpyFile(folder / "Z.npz"); }).find("unpack it first") !=
              std::string::npos);

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "lockstep/data/collate.hpp"
-#include "lockstep/data/in_memory_dataset.hpp"
+#include "lockstep/data/dataset.hpp"
 #include "lockstep/data/pipeline.hpp"
 #include "words_of.hpp"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/data/permutation.hpp"
+#include "lockstep/data/order.hpp"
 
 #include <algorithm>
 #include <array>
@@ -12,8 +12,6 @@
 #include <span>
 #include <utility>
 #include <vector>
-
-#include "lockstep/data/order.hpp"
 
 using namespace lockstep;
 

@@ -18,7 +18,7 @@
 
 #include "fashion_mnist.hpp"
 #include "lockstep/core/hash.hpp"
-#include "lockstep/data/in_memory_dataset.hpp"
+#include "lockstep/data/dataset.hpp"
 #include "lockstep/data/loader.hpp"
 #include "lockstep/data/npy.hpp"
 #include "lockstep/data/pipeline.hpp"

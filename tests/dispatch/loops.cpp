@@ -2,7 +2,7 @@
 // What a loop over data does between two steps on CPUs, to be looked at in machine code:
 // tests/dispatch/run.
 #include "dispatch/net.hpp"
-#include "lockstep/data/in_memory_dataset.hpp"
+#include "lockstep/data/dataset.hpp"
 #include "lockstep/data/loader.hpp"
 #include "lockstep/lockstep.hpp"
 

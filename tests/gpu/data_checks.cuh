@@ -17,7 +17,7 @@
 #include "gpu/thread_ranks.cuh"
 #include "image_dataset.hpp"
 #include "lockstep/data/collate.hpp"
-#include "lockstep/data/in_memory_dataset.hpp"
+#include "lockstep/data/dataset.hpp"
 #include "lockstep/data/pinned.cuh"
 #include "lockstep/data/pipeline.hpp"
 #include "lockstep/data/resident.cuh"

@@ -19,7 +19,7 @@
 #include "gpu/plain_mlp.cuh"
 #include "gpu/played_machine.hpp"
 #include "gpu/thread_ranks.cuh"
-#include "lockstep/data/in_memory_dataset.hpp"
+#include "lockstep/data/dataset.hpp"
 #include "lockstep/trainer/cuda.cuh"
 #include "lockstep/trainer/launch_job.hpp"
 #include "lockstep/trainer/trainer.hpp"

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "comm/ranks.hpp"
+#include "lockstep/data/dataset.hpp"
 #include "lockstep/data/feed.hpp"
-#include "lockstep/data/in_memory_dataset.hpp"
 #include "lockstep/data/loader.hpp"
 #include "lockstep/data/pipeline.hpp"
 #include "lockstep/strategy/scatter.hpp"

@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/data/in_memory_dataset.hpp"
+#include "lockstep/data/dataset.hpp"
 #include "lockstep/torch/batch.hpp"
 #include "lockstep/torch/model.hpp"
 #include "lockstep/trainer/wrappers.hpp"

@@ -10,7 +10,7 @@
 
 #include "comm/ranks.hpp"
 #include "launch/watchdog.hpp"
-#include "lockstep/data/in_memory_dataset.hpp"
+#include "lockstep/data/dataset.hpp"
 #include "lockstep/launch/spawn.hpp"
 #include "lockstep/trainer/launch_job.hpp"
 #include "lockstep/trainer/trainer.hpp"

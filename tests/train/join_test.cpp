@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "comm/repeat.hpp"
-#include "lockstep/data/in_memory_dataset.hpp"
+#include "lockstep/data/dataset.hpp"
 #include "lockstep/trainer/trainer.hpp"
 #include "train/checkpoint_files.hpp"
 #include "train/join.hpp"

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "launch/watchdog.hpp"
-#include "lockstep/data/in_memory_dataset.hpp"
+#include "lockstep/data/dataset.hpp"
 #include "lockstep/launch/spawn.hpp"
 #include "lockstep/trainer/trainer.hpp"
 #include "lockstep/trainer/wrappers.hpp"

@@ -23,7 +23,7 @@
 #include "launch/watchdog.hpp"
 #include "lockstep/checkpoint/checkpoints.hpp"
 #include "lockstep/checkpoint/reader.hpp"
-#include "lockstep/data/in_memory_dataset.hpp"
+#include "lockstep/data/dataset.hpp"
 #include "lockstep/launch/spawn.hpp"
 #include "lockstep/trainer/process_group.hpp"
 #include "lockstep/trainer/trainer.hpp"

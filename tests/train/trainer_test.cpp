@@ -25,7 +25,7 @@
 #include <vector>
 
 #include "lockstep/comm/groups.hpp"
-#include "lockstep/data/in_memory_dataset.hpp"
+#include "lockstep/data/dataset.hpp"
 #include "lockstep/launch/spawn.hpp"
 #include "lockstep/trainer/launch_job.hpp"
 #include "lockstep/trainer/options.hpp"

@@ -7,8 +7,6 @@
 #include <span>
 #include <vector>
 
-#include "lockstep/data/dataset.hpp"
-
 namespace lockstep {
 
 namespace detail {
@@ -21,6 +19,10 @@ void copy_part(const std::vector<T>& all, std::size_t first, std::size_t count,
 }
 
 }  // namespace detail
+
+/// A batch with a weight for each of its samples; `Masked` needs one.
+template <class B>
+concept WeightedBatch = requires(B& batch, std::size_t i) { batch.weights[i] = 0.f; };
 
 /// A batch whose rows a data set writes where they lie: `resize(rows, width)` makes room for
 /// samples of weight 1 and keeps memory, `row(i)` is memory for one sample's inputs.
@@ -73,45 +75,25 @@ static_assert(LabelledRows<LabelledBatch<float, int>>);
 
 /// Rows as long as the longest sample; what is behind the end of a shorter one was filled up.
 template <class X, class Y>
-struct PaddedBatch {
-  std::vector<X> inputs;             ///< row-major, `width` columns
+struct PaddedBatch : LabelledBatch<X, Y> {
   std::vector<std::size_t> lengths;  ///< of each sample, without what was filled up
-  std::vector<Y> labels;
-  std::vector<float> weights;  ///< of each sample: 1, or 0 for a duplicate under `Masked`
-  std::size_t width = 0;
 
-  std::size_t size() const { return labels.size(); }
-
-  /// The whole row.
-  std::span<X> row(std::size_t i) { return std::span(inputs).subspan(i * width, width); }
-  std::span<const X> row(std::size_t i) const {
-    return std::span(inputs).subspan(i * width, width);
-  }
   /// The sample's own part of its row.
-  std::span<const X> sample(std::size_t i) const { return row(i).first(lengths[i]); }
+  std::span<const X> sample(std::size_t i) const { return this->row(i).first(lengths[i]); }
 
-  /// Copies samples [first, first + count), with rows of the same width, into another batch, whose
-  /// memory is kept.
+  /// The same for rows of the same width.
   void slice(std::size_t first, std::size_t count, PaddedBatch& out) const {
-    out.width = width;
-    detail::copy_part(inputs, first * width, count * width, out.inputs);
+    LabelledBatch<X, Y>::slice(first, count, out);
     detail::copy_part(lengths, first, count, out.lengths);
-    detail::copy_part(labels, first, count, out.labels);
-    detail::copy_part(weights, first, count, out.weights);
   }
 
-  /// Makes room for `rows` samples of weight 1 in rows of `columns`; memory is kept.
   void resize(std::size_t rows, std::size_t columns) {
-    width = columns;
-    inputs.resize(rows * columns);
+    LabelledBatch<X, Y>::resize(rows, columns);
     lengths.assign(rows, columns);
-    labels.resize(rows);
-    weights.assign(rows, 1.f);
   }
 
-  /// For ranks that are fed: see serialize.hpp.
   friend void pack(auto& parcel, PaddedBatch& batch) {
-    parcel(batch.width, batch.inputs, batch.lengths, batch.labels, batch.weights);
+    parcel(static_cast<LabelledBatch<X, Y>&>(batch), batch.lengths);
   }
 };
 

@@ -47,11 +47,17 @@ class Collated
 };
 
 /// Samples of different length become the rows of a `PaddedBatch`.
-template <class Sample, class Fill>
+template <class Fill>
 struct PaddedCollate {
-  using batch_type = PaddedBatch<InputOf<Sample>, LabelOf<Sample>>;
+  template <class Sample>
+  static PaddedBatch<InputOf<Sample>, LabelOf<Sample>> batch();
+  template <class Sample>
+  static constexpr bool require() {
+    return require_labelled<Sample>();
+  }
 
-  void operator()(std::span<const Sample> samples, batch_type& out) const {
+  template <class Sample, class Batch>
+  void operator()(std::span<const Sample> samples, Batch& out) const {
     std::size_t longest = 0;
     for (const Sample& sample : samples) longest = std::max(longest, std::size(sample.inputs));
     out.resize(samples.size(), (longest + multiple - 1) / multiple * multiple);
@@ -70,11 +76,16 @@ struct PaddedCollate {
 };
 
 /// Samples of different length become a `RaggedBatch`.
-template <class Sample>
 struct RaggedCollate {
-  using batch_type = RaggedBatch<InputOf<Sample>, LabelOf<Sample>>;
+  template <class Sample>
+  static RaggedBatch<InputOf<Sample>, LabelOf<Sample>> batch();
+  template <class Sample>
+  static constexpr bool require() {
+    return require_labelled<Sample>();
+  }
 
-  void operator()(std::span<const Sample> samples, batch_type& out) const {
+  template <class Sample, class Batch>
+  void operator()(std::span<const Sample> samples, Batch& out) const {
     out.inputs.clear();
     out.offsets.assign(1, 0);
     out.labels.resize(samples.size());
@@ -89,95 +100,24 @@ struct RaggedCollate {
 };
 
 /// The program's own function: it fills a batch, or returns one where `Batch` is void.
-template <class Sample, class Batch, class C>
+template <class Batch, class C>
 struct OwnCollate {
-  using batch_type = Batch;
-  static constexpr bool is_callable =
-      std::is_invocable_v<const C&, std::span<const Sample>, Batch&>;
-
-  void operator()(std::span<const Sample> samples, Batch& out) const { c(samples, out); }
-
-  C c;
-};
-
-template <class Sample, class C>
-struct OwnCollate<Sample, void, C> {
-  static constexpr auto result() {
-    if constexpr (std::is_invocable_v<const C&, std::span<const Sample>>) {
-      return std::invoke_result<const C&, std::span<const Sample>>{};
-    } else {  // some batch, so that there is one error
-      return std::type_identity<LabelledBatch<float, std::int32_t>>{};
+  template <class Sample>
+  static auto batch() {
+    if constexpr (std::is_void_v<Batch>) {
+      return std::remove_cvref_t<std::invoke_result_t<const C&, std::span<const Sample>>>();
+    } else {
+      return Batch();
     }
   }
-  using batch_type = std::remove_cvref_t<typename decltype(result())::type>;
-  static constexpr bool is_callable = std::is_invocable_v<const C&, std::span<const Sample>>;
-
-  void operator()(std::span<const Sample> samples, batch_type& out) const { out = c(samples); }
-
-  C c;
-};
-
-/// What `padded`, `ragged` and `collate` return. `Make::collate<Sample>()` is the collate for a
-/// type of sample, and `Make::require<Sample>()` says what is wrong with one that it cannot take.
-template <class Make>
-struct CollateStage : PipelineStage {
-  explicit CollateStage(Make made) : make(std::move(made)) {}
-
   template <class Sample>
   static constexpr bool require() {
-    return Make::template require<Sample>();
-  }
-  template <class Held, class Given>
-  auto behind(Given&& source) {
-    auto collate = make.template collate<typename std::remove_cvref_t<Held>::sample_type>();
-    return Collated<Held, decltype(collate)>(std::forward<Given>(source), std::move(collate));
-  }
-
-  Make make;
-};
-
-struct MakeLabelled {
-  template <class Sample>
-  static constexpr bool require() {
-    static_assert(Labelled<Sample>,
-                  "lockstep: stacked, padded and ragged take samples with `inputs` (a range) and "
-                  "`label`; give samples both with map, or say collate<Batch>(c)");
-    return Labelled<Sample>;
-  }
-};
-
-struct MakeStacked : MakeLabelled {
-  template <class Sample>
-  static auto collate() {
-    return RowCollate<Sample>{};
-  }
-};
-
-template <class Fill>
-struct MakePadded : MakeLabelled {
-  MakePadded(Fill fill, std::size_t multiple) : fill_(std::move(fill)), multiple_(multiple) {}
-  template <class Sample>
-  auto collate() {
-    return PaddedCollate<Sample, Fill>{std::move(fill_), multiple_};
-  }
-
- private:
-  Fill fill_;
-  std::size_t multiple_;
-};
-
-struct MakeRagged : MakeLabelled {
-  template <class Sample>
-  static auto collate() {
-    return RaggedCollate<Sample>{};
-  }
-};
-
-template <class Batch, class C>
-struct MakeOwn {
-  template <class Sample>
-  static constexpr bool require() {
-    constexpr bool is_callable = OwnCollate<Sample, Batch, C>::is_callable;
+    constexpr bool is_callable = [] {
+      if constexpr (std::is_void_v<Batch>)
+        return std::is_invocable_v<const C&, std::span<const Sample>>;
+      else
+        return std::is_invocable_v<const C&, std::span<const Sample>, Batch&>;
+    }();
     static_assert(is_callable,
                   "lockstep: collate cannot call its function with the samples of this source; "
                   "write collate<Batch>(c) with c(std::span<const Sample>, Batch&), or collate(c) "
@@ -185,11 +125,35 @@ struct MakeOwn {
                   "it, so it must be const");
     return is_callable;
   }
-  template <class Sample>
-  auto collate() {
-    return OwnCollate<Sample, Batch, C>{std::move(c)};
+
+  template <class Sample, class Out>
+  void operator()(std::span<const Sample> samples, Out& out) const {
+    if constexpr (std::is_void_v<Batch>) {
+      out = c(samples);
+    } else {
+      c(samples, out);
+    }
   }
+
   C c;
+};
+
+/// What `padded`, `ragged` and `collate` return. A collate's `batch<Sample>()` has the type of the
+/// batch, and `require<Sample>()` says what is wrong with samples that it cannot take.
+template <class Collate>
+struct CollateStage : PipelineStage {
+  explicit CollateStage(Collate made) : collate(std::move(made)) {}
+
+  template <class Sample>
+  static constexpr bool require() {
+    return Collate::template require<Sample>();
+  }
+  template <class Held, class Given>
+  auto behind(Given&& source) {
+    return Collated<Held, Collate>(std::forward<Given>(source), std::move(collate));
+  }
+
+  Collate collate;
 };
 
 }  // namespace detail
@@ -201,7 +165,7 @@ struct PaddedOptions {
 
 /// `source | stacked()`: batches are `LabelledBatch`es. Samples have `inputs`, a range, all of one
 /// length, and `label`. `map` does the same unasked.
-inline auto stacked() { return detail::CollateStage(detail::MakeStacked{}); }
+inline auto stacked() { return detail::CollateStage(detail::RowCollate{}); }
 
 /// `source | padded(fill)`: batches are `PaddedBatch`es, whose rows are as long as the longest
 /// sample of the batch. `fill` comes behind the inputs of shorter ones.
@@ -209,18 +173,18 @@ template <class Fill>
 auto padded(Fill fill, PaddedOptions options = {}) {
   if (options.multiple == 0)
     detail::fail("padded", {"rows of a multiple of 0"}, "set multiple to 1 or more");
-  return detail::CollateStage(detail::MakePadded<Fill>(std::move(fill), options.multiple));
+  return detail::CollateStage(detail::PaddedCollate<Fill>{std::move(fill), options.multiple});
 }
 
 /// `source | ragged()`: batches are `RaggedBatch`es, which hold samples one behind the other.
-inline auto ragged() { return detail::CollateStage(detail::MakeRagged{}); }
+inline auto ragged() { return detail::CollateStage(detail::RaggedCollate{}); }
 
 /// `source | collate<Batch>(c)` calls `c(std::span<const Sample>, Batch& out)` for every batch, and
 /// reuses the memory of `out`; `collate(c)` calls `c(std::span<const Sample>)`, which returns the
 /// batch. Several threads call c at once.
 template <class Batch = void, class C>
 auto collate(C c) {
-  return detail::CollateStage(detail::MakeOwn<Batch, C>{std::move(c)});
+  return detail::CollateStage(detail::OwnCollate<Batch, C>{std::move(c)});
 }
 
 }  // namespace lockstep

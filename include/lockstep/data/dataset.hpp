@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Data sets and sources of samples: the concepts, how a batch is loaded, and what is said
-/// where that fails.
+/// @file Data sets and sources of samples: the concepts, how a batch is loaded, what is said where
+/// that fails, and the data set in memory.
 
+#include <algorithm>
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
 #include <iterator>
-#include <memory>
-#include <mutex>
 #include <span>
 #include <type_traits>
 #include <utility>
@@ -16,6 +16,8 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/core/view.hpp"
+#include "lockstep/data/batch.hpp"
 
 namespace lockstep {
 
@@ -55,10 +57,6 @@ concept Dataset = requires(const D& dataset) {
   requires detail::Loading<D, typename D::batch_type> ||
                detail::PassLoading<D, typename D::batch_type>;
 };
-
-/// A batch with a weight for each of its samples; `Masked` needs one.
-template <class B>
-concept WeightedBatch = requires(B& batch, std::size_t i) { batch.weights[i] = 0.f; };
 
 /// A sample that lies in its source's memory.
 template <class X, class Y>
@@ -131,20 +129,15 @@ concept SampleSource = requires(const S& source) {
 
 namespace detail {
 
-/// What reading or changing one sample threw, with its number. The first exception is nested in it.
-class SampleError : public Error {
- public:
-  [[gnu::cold]] SampleError(std::size_t sample, std::size_t draw, const Error& error);
+/// What reading or changing one sample threw, with its number and its place in the batch. The first
+/// exception is nested in it.
+struct SampleError : Error {
+  SampleError(std::size_t sample, std::size_t draw, const Error& error);
   SampleError(const SampleError& other);
   ~SampleError() override;
 
-  std::size_t sample() const { return sample_; }
-  /// Its place in the batch, from 0.
-  std::size_t draw() const { return draw_; }
-
- private:
-  std::size_t sample_;
-  std::size_t draw_;
+  std::size_t sample;
+  std::size_t draw;
 };
 
 /// For handlers: throws what is being handled as the failure of a sample, the `draw`-th of its
@@ -177,57 +170,82 @@ void load_batch(const Source& dataset, std::span<const std::size_t> indices, Bat
   }
 }
 
-/// As many objects as were ever borrowed at a time. Unlike thread-local ones they end with their
-/// owner, and a thread may borrow two. A copy of an owner begins with none.
-template <class T>
-class Spares {
- public:
-  Spares() = default;
-  Spares(const Spares&) noexcept {}
-  Spares& operator=(const Spares&) noexcept { return *this; }
-  ~Spares() = default;
+/// A contiguous range of T: a vector of the standard library or of Thrust, an array, a span.
+template <class R, class T>
+concept MemoryOf =
+    ContiguousMemory<const R> && std::same_as<std::remove_cv_t<FlatElement<const R>>, T>;
 
-  class Loan {
-   public:
-    explicit Loan(Spares& spares) : spares_(spares), object_(spares.take()) {}
-    ~Loan() { spares_.give_back(std::move(object_)); }
-    Loan(const Loan&) = delete;
-    Loan& operator=(const Loan&) = delete;
-
-    T& operator*() const { return *object_; }
-    T* operator->() const { return object_.get(); }
-
-   private:
-    Spares& spares_;
-    std::unique_ptr<T> object_;
-  };
-
-  Loan borrow() { return Loan(*this); }
-
- private:
-  std::unique_ptr<T> take() {
-    {
-      const std::lock_guard lock(mutex_);
-      if (!spares_.empty()) {
-        std::unique_ptr<T> object = std::move(spares_.back());
-        spares_.pop_back();
-        return object;
-      }
-      ++made_;
-      spares_.reserve(made_);  // so that giving back cannot fail
-    }
-    return std::make_unique<T>();
+/// The elements of any contiguous range. Those that the host cannot read, as in a
+/// `thrust::device_vector`, have references that are objects, and Thrust copies them.
+template <class T, class R>
+std::vector<T> host_vector(const R& range) {
+  std::vector<T> values(std::size(range));
+  if constexpr (std::is_lvalue_reference_v<decltype(*std::begin(range))>) {
+    std::copy_n(flat(range).data(), values.size(), values.data());
+  } else {
+    copy(range.begin(), range.end(), values.data());
   }
-  void give_back(std::unique_ptr<T> object) noexcept {
-    const std::lock_guard lock(mutex_);
-    spares_.push_back(std::move(object));
-  }
+  return values;
+}
 
-  std::mutex mutex_;
-  std::vector<std::unique_ptr<T>> spares_;
-  std::size_t made_ = 0;
-};
+/// How wide rows are, if so many inputs are as many rows as there are labels.
+inline std::size_t width_of_rows(const char* operation, std::size_t inputs, std::size_t labels) {
+  const std::size_t width = labels == 0 ? 0 : inputs / labels;
+  if (width * labels != inputs)
+    fail(operation, {inputs, " inputs are no whole rows for ", labels, " labels"},
+         "give one row of inputs, all of the same width, for every label");
+  return width;
+}
 
 }  // namespace detail
+
+/// Samples of `X` with labels of `Y`, in memory.
+template <class X, class Y>
+class InMemoryDataset {
+ public:
+  using batch_type = LabelledBatch<X, Y>;
+  using sample_type = LabelledSample<X, Y>;
+
+  /// `inputs` is row-major, with as many rows as there are labels.
+  InMemoryDataset(std::vector<X> inputs, std::vector<Y> labels)
+      : inputs_(std::move(inputs)),
+        labels_(std::move(labels)),
+        width_(detail::width_of_rows("InMemoryDataset", inputs_.size(), labels_.size())) {}
+
+  /// The same of other contiguous ranges, which are copied: arrays, spans, Thrust's vectors.
+  template <detail::MemoryOf<X> Inputs, detail::MemoryOf<Y> Labels>
+    requires(!std::same_as<Inputs, std::vector<X>> || !std::same_as<Labels, std::vector<Y>>)
+  InMemoryDataset(const Inputs& inputs, const Labels& labels)
+      : InMemoryDataset(detail::host_vector<X>(inputs), detail::host_vector<Y>(labels)) {}
+
+  std::size_t size() const { return labels_.size(); }
+  std::size_t width() const { return width_; }
+
+  template <LabelledRows Batch>
+  void load(std::span<const std::size_t> indices, Batch& out) const {
+    out.resize(indices.size(), width_);
+    for (std::size_t i = 0; i != indices.size(); ++i) {
+      std::copy_n(inputs_.data() + indices[i] * width_, width_, out.row(i).data());
+      out.labels[i] = labels_[indices[i]];
+    }
+  }
+
+  void read(std::size_t index, sample_type& out) const {
+    out = {std::span(inputs_).subspan(index * width_, width_), labels_[index]};
+  }
+
+ private:
+  std::vector<X> inputs_;
+  std::vector<Y> labels_;
+  std::size_t width_;
+};
+
+template <class Inputs, class Labels>
+InMemoryDataset(const Inputs&, const Labels&)
+    -> InMemoryDataset<std::remove_cv_t<detail::FlatElement<const Inputs>>,
+                       std::remove_cv_t<detail::FlatElement<const Labels>>>;
+
+static_assert(Dataset<InMemoryDataset<float, std::int32_t>>);
+static_assert(SampleSource<InMemoryDataset<float, std::int32_t>>);
 
 }  // namespace lockstep

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/comm/call/messages.hpp"
+#include "lockstep/comm/call/peers.hpp"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/scope_guard.hpp"
@@ -23,7 +23,6 @@
 #include "lockstep/data/dataset.hpp"
 #include "lockstep/data/feed.hpp"
 #include "lockstep/data/loader.hpp"
-#include "lockstep/data/prefetch_queue.hpp"
 #include "lockstep/data/serialize.hpp"
 #include "lockstep/launch/outcome.hpp"
 
@@ -49,8 +48,11 @@ class FedBatches {
   };
 
   FedBatches(const Source& dataset, const LoaderOptions& options, Line& line)
-      : options_(options), line_(line), batches_(line.route().carried.size()) {
-    if (line.reads()) loads_.emplace(batches_.size() * slots(), options.workers, Load{&dataset});
+      : options_(options),
+        line_(line),
+        loader_(dataset, options),
+        batches_(line.route().carried.size()) {
+    if (line.reads()) loads_.emplace(batches_.size() * slots(), options.workers, loader_);
   }
 
   /// Rounds are made ahead by a thread, whatever the number of workers: another rank's thread must
@@ -106,8 +108,8 @@ class FedBatches {
   static constexpr std::uint64_t no_batch = static_cast<std::uint64_t>(-1);
   enum Holds : std::uint64_t { batches, words };
 
-  using Load = LoadsSlots<Source, Sampler>;
-  using Loaded = LoadSlot<batch_type>;
+  using Loader = LocalBatches<Source, Sampler>;
+  using Loaded = typename Loader::Slot;
 
   /// Has the i-th carried rank a batch in this round?
   bool has_batch(std::size_t i, std::size_t round) const { return round < batches_[i]; }
@@ -175,7 +177,7 @@ class FedBatches {
     line_.receive(sizes_, [&](std::span<const std::uint64_t> sizes) {
       std::size_t total = 0;
       for (const std::uint64_t size : sizes.subspan(1)) total += size == no_batch ? 0 : size;
-      return parcels = buffer_.room(total);
+      return parcels = room_in(buffer_, total);
     });
     if (sizes_[0] == words) {
       const std::string said(parcels.begin(), parcels.end());
@@ -206,12 +208,13 @@ class FedBatches {
 
   LoaderOptions options_;
   Line& line_;
+  Loader loader_;                     ///< of a rank that reads
   std::vector<std::size_t> batches_;  ///< of each carried rank in this loop
   std::vector<decltype(std::declval<const Sampler&>().share_of(Rank{}))> shares_;
   std::size_t begin_ = 0;  ///< the first draw of the loop
   std::size_t rounds_ = 0;
   ParcelWriter writer_;
-  ParcelBuffer buffer_;
+  std::vector<std::uint8_t> buffer_;
   std::vector<std::uint64_t> sizes_;
 
   // Of a rank that reads.
@@ -220,7 +223,7 @@ class FedBatches {
   std::size_t next_round_ = 0;   ///< of the next batch to request
   std::size_t next_ = 0;         ///< whose it is
   std::vector<Loaded*> loaded_;  ///< batches of the round, by carried rank
-  std::optional<PrefetchQueue<Loaded, Load>> loads_;
+  std::optional<PrefetchQueue<Loaded, const Loader>> loads_;
   EndOfScope scope_;
 };
 

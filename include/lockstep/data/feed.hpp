@@ -104,10 +104,7 @@ FeedRoute feed_route(const T& groups, Rank self) {
 }
 
 struct NoDevice {
-  struct Selected {
-    constexpr Selected() {}
-  };
-  constexpr Selected operator()() const { return {}; }
+  constexpr int operator()() const { return 0; }
 };
 
 /// A communicator of its own and this rank's part. The rank's thread asks for rounds of batches;
@@ -197,7 +194,7 @@ namespace detail {
 /// The memory of this thread's parcels, which later calls use again.
 struct ParcelMemory {
   ParcelWriter writer;
-  ParcelBuffer buffer;
+  std::vector<std::uint8_t> buffer;
 
   static ParcelMemory& of_thread() {
     static thread_local ParcelMemory memory;
@@ -220,7 +217,7 @@ void broadcast_batch(C& comm, Batch& batch, Rank root) {
   }
   comm.broadcast(size, root);
   const std::span<std::uint8_t> parcel =
-      comm.rank() == root ? writer.written() : buffer.room(size[0]);
+      comm.rank() == root ? writer.written() : detail::room_in(buffer, size[0]);
   comm.broadcast(parcel, root);
   if (comm.rank() != root) detail::ParcelReader(parcel).take(batch);
 }
@@ -247,7 +244,7 @@ void scatter_batches(C& comm, std::span<const Batch> batches, Batch& mine, Rank 
   std::uint64_t size[] = {0};
   comm.scatter(sizes, size, root);
   if (comm.rank() != root) {
-    const std::span<std::uint8_t> parcel = buffer.room(size[0]);
+    const std::span<std::uint8_t> parcel = detail::room_in(buffer, size[0]);
     comm.receive(parcel, root);
     detail::ParcelReader(parcel).take(mine);
     return;

@@ -124,20 +124,14 @@ void encode_labelled(const std::ranges::contiguous_range auto& inputs, const Y& 
   if (bytes != 0) std::memcpy(out.data() + sizeof front, std::ranges::data(inputs), bytes);
 }
 
-/// The sample of a record, whose inputs stay where they lie.
-template <class X, class Y>
-void decode_labelled(std::span<const std::byte> record, LabelledSample<X, Y>& out) {
-  const LabelledRecord front = labelled_record(record, element_kind<X>(), element_kind<Y>());
-  std::memcpy(&out.label, front.value.data(), sizeof(Y));
-  // labelled_record has seen that there are as many, at an address that is fit for them.
-  out.inputs = {reinterpret_cast<const X*>(record.data() + sizeof front), front.width};
-}
-
 /// Decodes what `EncodeLabelled` has encoded; inputs stay where they are mapped.
 struct DecodeLabelled {
   template <class X, class Y>
   void operator()(std::span<const std::byte> record, LabelledSample<X, Y>& out) const {
-    decode_labelled(record, out);
+    const LabelledRecord front = labelled_record(record, element_kind<X>(), element_kind<Y>());
+    std::memcpy(&out.label, front.value.data(), sizeof(Y));
+    // labelled_record has seen that there are as many, at an address that is fit for them.
+    out.inputs = {reinterpret_cast<const X*>(record.data() + sizeof front), front.width};
   }
 };
 

@@ -1,205 +1,410 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Definitions of `write_lmdb.hpp`: the part of the library that needs liblmdb.
+/// @file Definitions of LMDB files that are read, which needs no liblmdb.
 
-#include <fcntl.h>
-#include <lmdb.h>
-#include <sys/file.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
-#include <unistd.h>
 
-#include <cerrno>
-#include <cstdio>
-#include <filesystem>
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <new>
+#include <span>
+#include <string>
 #include <string_view>
-#include <system_error>
-#include <utility>
-#include <vector>
 
+#include "lockstep/core/bytes.hpp"
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/file.hpp"
+#include "lockstep/core/text.hpp"
+#include "lockstep/core/utility.hpp"
 #include "lockstep/data/lmdb.hpp"
-#include "lockstep/data/write_lmdb.hpp"
+#include "lockstep/data/mapped_file.hpp"
 
 namespace lockstep::detail {
 
-/// A file beside the one that it becomes. Who writes it holds a lock on it, by which others see
-/// that it is no leftover.
-class LmdbTemporary {
+/// Where a database of an LMDB file begins, and what it is (`MDB_db` of liblmdb 0.9).
+struct LmdbTree {
+  std::uint32_t pad;  ///< of the first database: the size of a page; of fixed values: their size
+  std::uint16_t flags;
+  std::uint16_t depth;
+  std::uint64_t branch_pages, leaf_pages, overflow_pages, entries;
+  std::uint64_t root;
+
+  bool is_empty() const { return root == ~std::uint64_t{}; }
+};
+
+/// A meta page as a 64-bit program writes it (`MDB_page` and `MDB_meta`).
+struct LmdbMeta {
+  std::uint64_t page;
+  std::uint64_t flags;
+  std::uint32_t magic;
+  std::uint32_t version;
+  std::uint64_t address;
+  std::uint64_t map_bytes;
+  LmdbTree free, main;
+  std::uint64_t last_page;
+  std::uint64_t transaction;
+};
+static_assert(sizeof(LmdbTree) == 48 && sizeof(LmdbMeta) == 152 &&
+              std::endian::native == std::endian::little);
+
+/// Reads the trees of an LMDB file as liblmdb 0.9 writes them. liblmdb itself trusts its files: a
+/// flipped byte lets it read behind the mapping or abort, inside of its own search. Here every
+/// place and every page number is compared with what there is before it is used.
+class LmdbFile {
  public:
-  explicit LmdbTemporary(std::string path) : path_(std::move(path)), folder_(folder_of(path_)) {
-    struct stat status{};
-    if (::lstat(path_.c_str(), &status) == 0) refuse_existing();
-    remove_leftovers();
-    do {
-      temporary_ = text({path_, temporary_infix, random_token()});
-      file_ = Descriptor(::open(temporary_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
-      if (!file_) fail_writing(errno);
-      // Between its making and this lock somebody may have taken it for a leftover.
-    } while (::flock(file_.get(), LOCK_EX) == 0 && ::fstat(file_.get(), &status) == 0 &&
-             status.st_nlink == 0);
-  }
-  LmdbTemporary(const LmdbTemporary&) = delete;
-  LmdbTemporary& operator=(const LmdbTemporary&) = delete;
-  ~LmdbTemporary() {
-    if (!temporary_.empty()) ::unlink(temporary_.c_str());
-  }
+  using Visit = FunctionRef<void(std::string_view key, LmdbRecord record)>;
 
-  const std::string& path() const { return temporary_; }
-  const std::string& target() const { return path_; }
-
-  void bring_into_place() {
-    sync(temporary_);
-    if (::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, path_.c_str(), RENAME_NOREPLACE) != 0) {
-      if (errno == EEXIST) refuse_existing();
-      // Some file systems cannot rename with a condition. Who made the path meanwhile loses it.
-      if ((errno != EINVAL && errno != ENOSYS) || ::rename(temporary_.c_str(), path_.c_str()) != 0)
-        fail_writing(errno);
+  LmdbFile(const std::string& path, const LmdbOptions& options)
+      : mapped(path, options.read_ahead ? Access::usual : Access::random, "lmdb_dataset"),
+        page_bytes_(read_meta(0).free.pad) {
+    const LmdbMeta first = read_meta(0);
+    const LmdbMeta second = read_meta(page_bytes_);
+    if (second.free.pad != page_bytes_) fail_page(1, "has another size than the first");
+    newest = second.transaction > first.transaction ? second : first;
+    pages_ = mapped.size() / page_bytes_;
+    if (newest.last_page >= pages_) {
+      fail("lmdb_dataset",
+           {"'", path, "' is cut off: it has ", mapped.size(), " bytes, and its last page, ",
+            newest.last_page, ", ends behind them"},
+           "copy or download the file again");
     }
-    temporary_.clear();
-    sync(folder_);
+    tree = find(options.database);
   }
 
-  [[noreturn, gnu::cold]] void fail_writing(int error) const {
-    // liblmdb calls it an input/output error where a part of a page was written.
-    struct statvfs disk{};
-    const bool is_full =
-        error == EIO && ::statvfs(folder_.c_str(), &disk) == 0 && disk.f_bavail == 0;
-    detail::fail_writing("write_lmdb", path_, is_full ? ENOSPC : error);
+  /// The number of the last transaction, now.
+  std::uint64_t transaction() const {
+    return std::max(read<LmdbMeta>(mapped.bytes(), 0).transaction,
+                    read<LmdbMeta>(mapped.bytes(), page_bytes_).transaction);
   }
+
+  /// The record of a key, where keys have the usual order; no data where there is none.
+  LmdbRecord get(std::string_view key) const { return get(tree, key); }
+
+  /// All records in the order of their keys.
+  void for_each(Visit visit) const {
+    std::size_t left = pages_;
+    if (!tree.is_empty()) list(tree.root, left, visit);
+  }
+
+  [[noreturn, gnu::cold]] void fail_page(std::uint64_t number, std::string_view how) const {
+    fail("lmdb_dataset", {"'", mapped.path(), "' is damaged: page ", number, " ", how},
+         "copy or download the file again, or write the set again");
+  }
+
+  MappedFile mapped;
+  LmdbMeta newest{};
+  LmdbTree tree{};  ///< of the database that is read
 
  private:
-  [[noreturn, gnu::cold]] void refuse_existing() const {
-    fail("write_lmdb", {"'", path_, "' is there already"},
-         "remove it first, or write to another path");
+  enum : std::uint16_t { branch = 1, leaf = 2 };           // of pages
+  enum : std::uint16_t { own_pages = 1, duplicates = 4 };  // of nodes
+  static constexpr std::size_t header_bytes = 16;          // of a page
+  static constexpr std::size_t node_bytes = 8;             // before its key
+  static constexpr std::size_t most_levels = 32;
+
+  struct Page {
+    std::span<const std::byte> bytes;
+    std::uint64_t number;
+
+    std::uint16_t word(std::size_t at) const { return read<std::uint16_t>(bytes, at); }
+    std::uint16_t flags() const { return word(10); }
+    std::size_t count() const { return (word(12) - header_bytes) / 2; }
+  };
+  struct Node {
+    std::string_view key;
+    std::uint64_t child;  ///< of a branch
+    std::size_t size;     ///< of a leaf: of its value
+    std::uint16_t flags;
+    std::span<const std::byte> rest;  ///< of the page, behind the key
+  };
+
+  /// The caller has seen that it is inside.
+  template <class T>
+  static T read(std::span<const std::byte> bytes, std::size_t at) {
+    T value;
+    std::memcpy(&value, bytes.data() + at, sizeof value);
+    return value;
   }
 
-  /// A leftover is one that nobody has locked.
-  void remove_leftovers() const {
-    const std::string begin = text({name_in_folder(path_), temporary_infix});
-    std::error_code none;
-    for (const auto& entry : std::filesystem::directory_iterator(folder_, none)) {
-      if (!entry.path().filename().string().starts_with(begin)) continue;
-      const Descriptor found(::open(entry.path().c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
-      if (found && ::flock(found.get(), LOCK_EX | LOCK_NB) == 0) ::unlink(entry.path().c_str());
+  LmdbMeta read_meta(std::size_t offset) const {
+    if (mapped.size() < offset + sizeof(LmdbMeta)) {
+      fail("lmdb_dataset",
+           {"'", mapped.path(), "' has ", mapped.size(), " bytes, and the meta page at offset ",
+            offset, " of an LMDB file ends behind them"},
+           "copy or download the file again");
     }
-  }
-
-  void sync(const std::string& path) const {
-    const Descriptor opened(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-    // A file system that has nothing to sync for a folder says EINVAL.
-    if (!opened || (::fsync(opened.get()) != 0 && errno != EINVAL)) fail_writing(errno);
-  }
-
-  std::string path_;
-  std::string folder_;
-  std::string temporary_;
-  Descriptor file_;
-};
-
-/// The records that were not committed yet lie one behind another in memory, because a transaction
-/// that finds the map full is made again in a larger one.
-struct LmdbWriter::State {
-  State(const std::string& path, const LmdbWriteOptions& options)
-      : temporary(path), commit_bytes(options.commit_bytes) {
-    require(mdb_env_create(&environment));
-    try {
-      require(mdb_env_set_mapsize(environment, map_bytes));
-      // What is written counts when it is in place: until then nothing is synced. Memory is not
-      // the file's (MDB_WRITEMAP), so that a full disk is an error code and no signal.
-      constexpr unsigned flags = MDB_NOLOCK | MDB_NOSYNC | MDB_NOSUBDIR;
-      require(mdb_env_open(environment, temporary.path().c_str(), flags, 0666));
-    } catch (...) {
-      close();
-      throw;
+    const auto meta = read<LmdbMeta>(mapped.bytes(), offset);
+    if (meta.magic != 0xBEEFC0DE) {
+      fail(
+          "lmdb_dataset",
+          {"'", mapped.path(), "' is no LMDB file of a 64-bit little-endian machine: the four ",
+           "bytes at offset ", offset + 16, " are not its mark, 0xBEEFC0DE"},
+          "give an LMDB file, or the folder that holds its data.mdb; bring that of another machine "
+          "here by mdb_dump and mdb_load");
     }
-  }
-  State(const State&) = delete;
-  State& operator=(const State&) = delete;
-  ~State() { close(); }
-
-  void close() {
-    if (environment != nullptr) mdb_env_close(std::exchange(environment, nullptr));
-  }
-
-  void require(int code) const {
-    if (code == MDB_SUCCESS) return;
-    if (code > 0) temporary.fail_writing(code);
-    fail("write_lmdb", {"'", temporary.target(), "' cannot be written: ", mdb_strerror(code)},
-         "look at the records and at the disk");
-  }
-
-  /// Puts all records that are held; MDB_MAP_FULL where they do not fit.
-  int put(MDB_txn* transaction) {
-    MDB_dbi database = 0;
-    int code = mdb_dbi_open(transaction, nullptr, 0, &database);
-    const std::byte* at = held.data();
-    for (std::size_t i = 0; i != sizes.size() && code == MDB_SUCCESS; ++i) {
-      auto number = lmdb_key(committed + i);
-      MDB_val key{number.size(), number.data()};
-      MDB_val value{sizes[i], const_cast<std::byte*>(at)};
-      code = mdb_put(transaction, database, &key, &value, MDB_APPEND);
-      at += sizes[i];
+    if (meta.version != 1 || !std::has_single_bit(meta.free.pad) || meta.free.pad < 256 ||
+        meta.free.pad > 32768) {
+      fail("lmdb_dataset",
+           {"'", mapped.path(), "' is an LMDB file of format ", meta.version, " with pages of ",
+            meta.free.pad, " bytes, and format 1 with 256 to 32768 is read"},
+           "copy the file again, or bring it here by mdb_dump and mdb_load");
     }
-    return code;
+    return meta;
   }
 
-  void commit() {
-    while (!sizes.empty()) {
-      MDB_txn* transaction = nullptr;
-      require(mdb_txn_begin(environment, nullptr, 0, &transaction));
-      int code = put(transaction);
-      if (code == MDB_SUCCESS) {
-        code = mdb_txn_commit(transaction);
+  /// The database of this name, or the main one.
+  LmdbTree find(const std::string& name) const {
+    if (name.empty()) return newest.main;
+    const LmdbRecord tree = newest.main.flags == 0 ? get(newest.main, name) : LmdbRecord{};
+    if (tree.size != sizeof(LmdbTree)) {
+      fail("lmdb_dataset", {"'", mapped.path(), "' has no database '", name, "'"},
+           "leave LmdbOptions::database out for the main one; `mdb_stat -a` lists all");
+    }
+    return read<LmdbTree>({tree.data, tree.size}, 0);
+  }
+
+  LmdbRecord get(const LmdbTree& in, std::string_view key) const {
+    std::uint64_t number = in.root;
+    for (std::size_t level = 0; level != most_levels && !in.is_empty(); ++level) {
+      const Page here = page(number);
+      const bool is_branch = (here.flags() & branch) != 0;
+      // The last node whose key is not above this one. A branch's first has no key.
+      std::size_t at = 0;
+      for (std::size_t behind = here.count(); behind - at > 1;) {
+        const std::size_t middle = at + (behind - at) / 2;
+        (node(here, middle).key <= key ? at : behind) = middle;
+      }
+      const Node found = node(here, at);
+      if (is_branch) {
+        number = found.child;
       } else {
-        mdb_txn_abort(transaction);
+        return found.key == key ? value(here, found) : LmdbRecord{};
       }
-      if (code == MDB_MAP_FULL) {
-        map_bytes *= 2;
-        require(mdb_env_set_mapsize(environment, map_bytes));
-        continue;
+    }
+    if (!in.is_empty()) fail_page(number, "is deeper than a tree can be");
+    return {};
+  }
+
+  Page page(std::uint64_t number) const {
+    if (number >= pages_) fail_page(number, "is behind the end of the file");
+    const Page page{mapped.bytes().subspan(number * page_bytes_, page_bytes_), number};
+    if (page.word(12) <= header_bytes || page.word(12) > page_bytes_)
+      fail_page(number, "has bounds that no page has");
+    if ((page.flags() & (branch | leaf)) == 0) fail_page(number, "is neither a branch nor a leaf");
+    return page;
+  }
+
+  Node node(const Page& page, std::size_t i) const {
+    const std::size_t at = page.word(header_bytes + 2 * i);
+    if (at + node_bytes > page.bytes.size()) fail_page(page.number, "has a node outside of it");
+    const std::uint16_t low = page.word(at);
+    const std::uint16_t high = page.word(at + 2);
+    const std::uint16_t flags = page.word(at + 4);
+    const std::size_t key_bytes = page.word(at + 6);
+    const auto rest = page.bytes.subspan(at + node_bytes);
+    if (key_bytes > rest.size()) fail_page(page.number, "has a key that ends behind it");
+    return {{reinterpret_cast<const char*>(rest.data()), key_bytes},
+            low | std::uint64_t{high} << 16 | std::uint64_t{flags} << 32,
+            low | std::size_t{high} << 16,
+            flags,
+            rest.subspan(key_bytes)};
+  }
+
+  /// What a leaf holds for a key: in the page, or on pages of its own.
+  LmdbRecord value(const Page& page, const Node& node) const {
+    if (node.flags == own_pages && node.rest.size() >= sizeof(std::uint64_t)) {
+      const auto first = read<std::uint64_t>(node.rest, 0);
+      if (first >= pages_ || node.size > (pages_ - first) * page_bytes_ - header_bytes)
+        fail_page(page.number, "has a value that ends behind the file");
+      return {mapped.bytes().data() + first * page_bytes_ + header_bytes, node.size};
+    }
+    if ((node.flags & own_pages) != 0 || node.size > node.rest.size())
+      fail_page(page.number, "has a value that ends behind it");
+    return {node.rest.data(), node.size};
+  }
+
+  /// `left`: a page that leads to one above it would be walked for ever.
+  void list(std::uint64_t root, std::size_t& left, Visit visit, std::size_t depth = 0) const {
+    if (depth == most_levels || left-- == 0)
+      fail_page(root, "is part of no tree: it leads to itself");
+    const Page here = page(root);
+    for (std::size_t i = 0; i != here.count(); ++i) {
+      const Node each = node(here, i);
+      if ((here.flags() & branch) != 0) {
+        list(each.child, left, visit, depth + 1);
+      } else if ((each.flags & duplicates) != 0) {
+        fail("lmdb_dataset", {"'", mapped.path(), "' has several values under one key"},
+             "write the set with one record for every key (without MDB_DUPSORT)");
+      } else {
+        visit(each.key, value(here, each));
       }
-      require(code);
-      committed += sizes.size();
-      sizes.clear();
-      held.clear();
     }
   }
 
-  LmdbTemporary temporary;
-  std::size_t commit_bytes;
-  MDB_env* environment = nullptr;
-  std::size_t map_bytes = 16_MiB;
-  std::size_t committed = 0;  ///< records
-  std::vector<std::byte> held;
-  std::vector<std::size_t> sizes;
+  std::size_t page_bytes_;
+  std::uint64_t pages_ = 0;
 };
 
-LOCKSTEP_INLINE LmdbWriter::LmdbWriter(const std::string& path, const LmdbWriteOptions& options) {
-  state_ = std::make_unique<State>(path, options);
+/// Memory for so many places, all unknown: the system gives pages of it when they are written. None
+/// where there is not so much.
+LOCKSTEP_INLINE std::shared_ptr<LmdbRecord[]> lmdb_places(std::size_t count) {
+  auto* const places = static_cast<LmdbRecord*>(std::calloc(count, sizeof(LmdbRecord)));
+  if (places == nullptr) return nullptr;
+  return {places, [](LmdbRecord* memory) { std::free(memory); }};
 }
 
-LOCKSTEP_INLINE LmdbWriter::~LmdbWriter() = default;
-
-LOCKSTEP_INLINE void LmdbWriter::add(std::span<const std::byte> record) {
-  State& state = *state_;
-  if (constexpr std::size_t most = 0xffffffff; record.size() > most) {
-    fail("write_lmdb",
-         {"record ", state.committed + state.sizes.size(), " has ", record.size(),
-          " bytes, and an LMDB holds records of at most ", most},
-         "cut large samples into several records");
+LOCKSTEP_INLINE LmdbRecords::LmdbRecords(const std::string& path, const LmdbOptions& options) {
+  struct stat status{};
+  const bool is_folder = ::stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode);
+  file_ = std::make_shared<const LmdbFile>(is_folder ? text({path, "/data.mdb"}) : path, options);
+  size_ = file_->tree.is_empty() ? 0 : file_->tree.entries;
+  if (size_ == 0) return;
+  const std::size_t bytes = file_->mapped.size();
+  const auto fail_count = [&] {
+    fail("lmdb_dataset",
+         {"'", file_->mapped.path(), "' is damaged: it has not the ", size_,
+          " records that it names"},
+         "copy or download the file again, or write the set again");
+  };
+  if (size_ > bytes) fail_count();
+  const auto has = [&](std::size_t number) {
+    const auto key = lmdb_key(number);
+    return file_->get({key.data(), key.size()}).data != nullptr;
+  };
+  if (file_->tree.flags == 0 && !options.is_sample && has(0) && has(size_ - 1)) {
+    if (size_ <= bytes / (8 * sizeof(LmdbRecord))) places_ = lmdb_places(size_);
+    return;
   }
-  state.held.insert(state.held.end(), record.begin(), record.end());
-  state.sizes.push_back(record.size());
-  if (state.held.size() >= state.commit_bytes) state.commit();
+  places_ = lmdb_places(size_);
+  if (places_ == nullptr) throw std::bad_alloc();
+  std::size_t samples = 0;
+  std::size_t seen = 0;
+  file_->for_each([&](std::string_view key, LmdbRecord record) {
+    if (seen++ == size_) fail_count();
+    if (!options.is_sample || options.is_sample(key)) places_.get()[samples++] = record;
+  });
+  if (seen != size_) fail_count();
+  size_ = samples;
 }
 
-LOCKSTEP_INLINE void LmdbWriter::finish() {
-  state_->commit();
-  state_->require(mdb_env_sync(state_->environment, 1));
-  state_->close();
-  state_->temporary.bring_into_place();
+LOCKSTEP_INLINE std::span<const std::byte> LmdbRecords::operator[](std::size_t index) const {
+  if (index >= size_) {
+    fail("lmdb_dataset", {"record ", index, " of '", file_->mapped.path(), "', which has ", size_},
+         "draw numbers below size()");
+  }
+  if (places_ == nullptr) {
+    const LmdbRecord record = look_up(index);
+    return {record.data, record.size};
+  }
+  // Several threads may look up the same record. The address comes last, and all find the same.
+  LmdbRecord& place = places_.get()[index];
+  const std::atomic_ref data(place.data);
+  const std::atomic_ref size(place.size);
+  if (const std::byte* const known = data.load(std::memory_order_acquire))
+    return {known, size.load(std::memory_order_relaxed)};
+  const LmdbRecord record = look_up(index);
+  size.store(record.size, std::memory_order_relaxed);
+  data.store(record.data, std::memory_order_release);
+  return {record.data, record.size};
+}
+
+LOCKSTEP_INLINE LmdbRecord LmdbRecords::look_up(std::size_t index) const {
+  const auto key = lmdb_key(index);
+  const LmdbRecord record = file_->get({key.data(), key.size()});
+  if (record.data == nullptr) {
+    fail("lmdb_dataset",
+         {"'", file_->mapped.path(), "' has no key ", index, ", though it has 0 and ", size_ - 1},
+         "give LmdbOptions::is_sample, which says by key what is a sample, or write the set again");
+  }
+  return record;
+}
+
+LOCKSTEP_INLINE void LmdbRecords::require_intact() const {
+  file_->mapped.require_intact();
+  require_same_transaction();
+}
+
+LOCKSTEP_INLINE void LmdbRecords::require_same_transaction() const {
+  if (file_->transaction() == file_->newest.transaction) [[likely]]
+    return;
+  file_->mapped.fail_written();
+}
+
+LOCKSTEP_INLINE void LmdbRecords::fetch(std::span<const std::size_t> indices) const {
+  const LmdbRecord* const places = places_.get();
+  if (places == nullptr) return;
+  for (const std::size_t index : indices) {
+    if (index < size_) __builtin_prefetch(&places[index]);
+  }
+  for (const std::size_t index : indices) {
+    if (index >= size_) continue;
+    const std::atomic_ref data(places_.get()[index].data);
+    __builtin_prefetch(data.load(std::memory_order_relaxed));
+  }
+}
+
+LOCKSTEP_INLINE void LmdbRecords::rethrow_decoding(std::size_t index, std::size_t bytes) const {
+  constexpr const char* advice = "look at this record, and at the function that decodes it";
+  const auto error = [&](std::string_view words, std::string_view cure) {
+    return Error(
+        "lmdb_dataset",
+        text({"record ", index, " of '", file_->mapped.path(), "', ", bytes, " bytes: ", words}),
+        cure);
+  };
+  try {
+    throw;
+  } catch (const Stopped&) {
+    throw;
+  } catch (const Error& thrown) {
+    std::throw_with_nested(error(thrown.problem(), thrown.advice()));
+  } catch (const std::exception& thrown) {
+    std::throw_with_nested(error(thrown.what(), advice));
+  } catch (...) {
+    std::throw_with_nested(error("an exception that is no std::exception", advice));
+  }
+}
+
+LOCKSTEP_INLINE LabelledRecord labelled_record(std::span<const std::byte> record, ElementKind input,
+                                               ElementKind label) {
+  constexpr const char* operation = "lmdb_dataset";
+  LabelledRecord front;
+  if (record.size() >= sizeof front) std::memcpy(&front, record.data(), sizeof front);
+  if (record.size() < sizeof front || front.mark != LabelledRecord::own_mark) {
+    fail(operation, {"it does not begin as the records of write_lmdb do, with 'LSR1'"},
+         "give the function that decodes these records: lmdb_dataset<Sample>(path, decode)");
+  }
+  const auto is_known = [](ElementKind kind) {
+    return kind != ElementKind::unsupported && static_cast<std::size_t>(kind) < element_kinds;
+  };
+  if (!is_known(front.input) || !is_known(front.label)) {
+    fail(operation, {"its element types, at its bytes 4 and 5, are none that the library knows"},
+         "write the set again, or read it with the version of lockstep that wrote it");
+  }
+  if (front.input != input || front.label != label) {
+    fail(operation,
+         {"it holds ", element_name(front.input), " inputs and ", element_name(front.label),
+          " labels, and ", element_name(input), " and ", element_name(label), " are asked for"},
+         "name the types that it holds: lmdb_dataset<X, Y>; `| map(f)` makes others of them");
+  }
+  const std::size_t inputs = saturating_product(front.width, element_size(input));
+  const std::size_t room = record.size() - sizeof front;
+  if (inputs != room) {
+    fail(operation,
+         {"it promises ", front.width, " inputs of ", element_size(input), " bytes, and has ", room,
+          " bytes for them"},
+         "write the set again");
+  }
+  if (std::bit_cast<std::uintptr_t>(record.data()) % element_size(input) != 0) {
+    fail(operation, {"its inputs do not lie at a multiple of ", element_size(input), " bytes"},
+         "write the set with write_lmdb, which sees to that");
+  }
+  return front;
 }
 
 }  // namespace lockstep::detail

@@ -1,90 +1,203 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file DataLoader: the batches of an epoch, in order, made ahead by the threads of a source of
-/// batches.
+/// @file DataLoader: the batches of an epoch, in order, which the threads of a ring of buffers make
+/// ahead from a source of batches.
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <concepts>
+#include <condition_variable>
 #include <cstddef>
+#include <exception>
 #include <iterator>
+#include <mutex>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/thread.hpp"
 #include "lockstep/data/dataset.hpp"
-#include "lockstep/data/prefetch_queue.hpp"
 #include "lockstep/data/sampler.hpp"
-
-namespace lockstep::detail {
-
-/// Takes batches by the loader's `next()`, which returns null at their end.
-template <class Loader>
-class BatchIterator {
- public:
-  using value_type = typename Loader::batch_type;
-  using difference_type = std::ptrdiff_t;
-
-  explicit BatchIterator(Loader& loader) : loader_(&loader), batch_(loader.next()) {}
-
-  const value_type& operator*() const { return *batch_; }
-  const value_type* operator->() const { return batch_; }
-  BatchIterator& operator++() {
-    batch_ = loader_->next();
-    return *this;
-  }
-  void operator++(int) { ++*this; }
-  bool operator==(std::default_sentinel_t) const { return batch_ == nullptr; }
-
- private:
-  Loader* loader_;
-  const value_type* batch_;
-};
-
-/// Reading the clock takes as long as loading a small batch. So after a short wait the next fifteen
-/// are not measured but taken to be as long; long waits are measured one by one.
-class WaitMeter {
- public:
-  using Clock = std::chrono::steady_clock;
-
-  /// Calls `f`, for which the loop waits, and returns its result.
-  template <class F>
-  decltype(auto) measure(F&& f) {
-    if (unmeasured_ != 0) {
-      --unmeasured_;
-      total_ += latest_;
-      return f();
-    }
-    const Stop stop{*this, Clock::now()};
-    return f();
-  }
-
-  std::chrono::duration<double> total() const { return total_; }
-
- private:
-  struct Stop {
-    WaitMeter& meter;
-    Clock::time_point begin;
-    ~Stop() { meter.add(Clock::now() - begin); }
-  };
-
-  void add(Clock::duration wait) {
-    total_ += wait;
-    latest_ = wait;
-    unmeasured_ = wait < std::chrono::microseconds(2) ? 15 : 0;
-  }
-
-  Clock::duration total_{};
-  Clock::duration latest_{};
-  unsigned unmeasured_ = 0;
-};
-
-}  // namespace lockstep::detail
 
 namespace lockstep {
 
 namespace detail {
+
+/// Workers claim requests in the order in which they were made; a batch that is filled before its
+/// turn waits in its slot. Slots, and all memory in them, are used again and never move. A request
+/// that no worker has begun when it is due is filled by the consumer itself, which so never waits
+/// for a thread to wake up; without workers that is every request.
+///
+/// A `Slot` holds a request and its answer. `batches.fill(slot)` makes the answer from the request;
+/// all workers call it, and it must not use anything that the consumer changes. The threads are the
+/// queue's own, not tasks of a `TaskQueue`: several claim from one ring, and a consumer that is
+/// early takes a request back from them.
+///
+/// Requests, claims and answers are counted by atomics; the lock is for those who sleep. Looking
+/// for a few microseconds before sleeping was measured, and gained nothing.
+template <class Slot, class Batches>
+class PrefetchQueue {
+ public:
+  PrefetchQueue(std::size_t slots, std::size_t workers, Batches& batches)
+      : batches_(batches), slots_(slots) {
+    workers_.reserve(workers);
+    try {
+      for (std::size_t i = 0; i != workers; ++i) {
+        // The consumer gets the exceptions of filling a slot, and nothing else throws.
+        workers_.emplace_back(
+            ThreadName{"lockstep loads", "a worker of a data loader"}, [this] { work(); },
+            [](const std::exception_ptr&) {});
+      }
+    } catch (...) {  // the system has no more threads, and those that were started wait
+      stop();
+      throw;
+    }
+  }
+
+  PrefetchQueue(const PrefetchQueue&) = delete;
+  PrefetchQueue& operator=(const PrefetchQueue&) = delete;
+  ~PrefetchQueue() { stop(); }
+
+  /// Whether every slot holds a request. The slot last taken is free again.
+  bool full() const { return made_ - taken_ == slots_.size(); }
+
+  /// Whether requests should be made now. To wake a worker is the dearest part of a request, so
+  /// while all that was requested is filled, and at least half of the slots are, workers sleep on.
+  bool is_due() const {
+    return made_ - taken_ <= slots_.size() / 2 || !at(made_ - 1).is_filled(made_ - 1);
+  }
+
+  /// Writes a request by `describe(slot)` into a free slot, which may be the one last taken.
+  /// Workers see it after `publish`.
+  void request(auto&& describe) {
+    describe(at(made_).slot);
+    ++made_;
+  }
+
+  /// Lets workers begin the requests that were made.
+  void publish() {
+    const std::size_t before = requests_.exchange(made_, std::memory_order_seq_cst);
+    if (before == made_ || sleepers_.load(std::memory_order_seq_cst) == 0) return;
+    {
+      const std::lock_guard lock(mutex_);
+    }  // whoever has seen nothing to do is asleep by now
+    if (made_ - before == 1) {
+      requested_.notify_one();
+    } else {
+      requested_.notify_all();
+    }
+  }
+
+  /// The oldest request, filled. Throws the exception of filling it, if there was one.
+  Slot& take() {
+    const std::size_t request = taken_++;
+    Entry& entry = at(request);
+    std::size_t unclaimed = request;
+    if (claimed_.compare_exchange_strong(unclaimed, request + 1, std::memory_order_acq_rel)) {
+      batches_.fill(entry.slot);
+      return entry.slot;
+    }
+    wait_for(entry, request);
+    if (entry.error) std::rethrow_exception(std::exchange(entry.error, nullptr));
+    return entry.slot;
+  }
+
+  /// Forgets all requests, after workers have finished those that they have begun.
+  void clear() {
+    const std::size_t begun = claimed_.exchange(made_, std::memory_order_acq_rel);
+    for (; taken_ < begun; ++taken_) {
+      wait_for(at(taken_), taken_);
+      at(taken_).error = nullptr;
+    }
+    taken_ = made_;
+  }
+
+ private:
+  struct Entry {
+    Slot slot;
+    std::exception_ptr error;
+    std::atomic<std::size_t> filled = 0;  ///< one more than the last request that is filled
+
+    bool is_filled(std::size_t request) const {
+      return filled.load(std::memory_order_seq_cst) == request + 1;
+    }
+  };
+
+  /// Lets the workers end.
+  void stop() {
+    const std::lock_guard lock(mutex_);
+    stops_ = true;
+    requested_.notify_all();
+  }
+
+  Entry& at(std::size_t request) { return slots_[request % slots_.size()]; }
+  const Entry& at(std::size_t request) const { return slots_[request % slots_.size()]; }
+
+  void wait_for(Entry& entry, std::size_t request) {
+    const auto is_filled = [&] { return entry.is_filled(request); };
+    if (is_filled()) return;
+    std::unique_lock lock(mutex_);
+    waits_.store(true, std::memory_order_seq_cst);
+    filled_.wait(lock, is_filled);
+    waits_.store(false, std::memory_order_relaxed);
+  }
+
+  void work() {
+    std::size_t request = 0;
+    while (claim(request)) {
+      Entry& entry = at(request);
+      try {
+        batches_.fill(entry.slot);
+      } catch (...) {
+        entry.error = std::current_exception();
+      }
+      entry.filled.store(request + 1, std::memory_order_seq_cst);
+      if (!waits_.load(std::memory_order_seq_cst)) continue;
+      {
+        const std::lock_guard lock(mutex_);
+      }
+      filled_.notify_one();
+    }
+  }
+
+  /// Gives the next request to the calling worker; false if there will be none.
+  bool claim(std::size_t& request) {
+    const auto has_more = [this] {
+      return stops_.load(std::memory_order_seq_cst) ||
+             claimed_.load(std::memory_order_relaxed) != requests_.load(std::memory_order_seq_cst);
+    };
+    while (true) {
+      if (!has_more()) {
+        std::unique_lock lock(mutex_);
+        sleepers_.fetch_add(1, std::memory_order_seq_cst);
+        requested_.wait(lock, has_more);
+        sleepers_.fetch_sub(1, std::memory_order_relaxed);
+      }
+      if (stops_.load(std::memory_order_relaxed)) return false;
+      request = claimed_.load(std::memory_order_relaxed);
+      while (request != requests_.load(std::memory_order_acquire)) {
+        if (claimed_.compare_exchange_weak(request, request + 1, std::memory_order_acq_rel))
+          return true;
+      }
+    }
+  }
+
+  Batches& batches_;
+  std::vector<Entry> slots_;
+  std::size_t made_ = 0;   ///< requests that the consumer has made; its own
+  std::size_t taken_ = 0;  ///< requests that the consumer has the answers of; its own
+  std::atomic<std::size_t> requests_ = 0;  ///< of those made, how many workers may begin
+  std::atomic<std::size_t> claimed_ = 0;   ///< begun, by workers or the consumer
+  std::atomic<std::size_t> sleepers_ = 0;  ///< workers that sleep
+  std::atomic<bool> waits_ = false;        ///< the consumer sleeps
+  std::atomic<bool> stops_ = false;
+  std::mutex mutex_;
+  std::condition_variable requested_;
+  std::condition_variable filled_;
+  std::vector<Thread> workers_;  ///< last: they use all of the above, and stop first
+};
 
 /// A sampler that a loader can use: it gives the draws of an epoch by number, and has a position.
 template <class S>
@@ -147,23 +260,6 @@ struct LoadSlot {
   }
 };
 
-/// Fills slots from a data set: what workers call.
-template <Dataset Source, Sampling Sampler>
-struct LoadsSlots {
-  using batch_type = typename Source::batch_type;
-  static_assert(!Sampler::masks || WeightedBatch<batch_type>,
-                "lockstep: Masked gives duplicates weight 0, and this data set's batches have no "
-                "weights; give its batch_type a member `weights`, or choose another remainder");
-
-  void operator()(LoadSlot<batch_type>& slot) const {
-    load_batch(*dataset, slot.indices, slot.place, slot.batch);
-    if constexpr (Sampler::masks)
-      std::copy(slot.weights.begin(), slot.weights.end(), std::begin(slot.batch.weights));
-  }
-
-  const Source* dataset;
-};
-
 /// Where a `DataLoader` has its batches from. The iterating thread begins loops and requests
 /// batches, by their number in the loop; a worker, or that thread itself, fills them. Where
 /// `collective` is true, all ranks request the same, and what was requested must be taken.
@@ -183,12 +279,16 @@ concept BatchSource = requires(B& batches, const B& made, Sampler& sampler, type
 /// The batches that a rank loads for itself.
 template <Dataset Source, Sampling Sampler>
 class LocalBatches {
+  static_assert(!Sampler::masks || WeightedBatch<typename Source::batch_type>,
+                "lockstep: Masked gives duplicates weight 0, and this data set's batches have no "
+                "weights; give its batch_type a member `weights`, or choose another remainder");
+
  public:
   using Slot = LoadSlot<typename Source::batch_type>;
   static constexpr bool collective = false;
 
   LocalBatches(const Source& dataset, const LoaderOptions& options)
-      : load_{&dataset}, options_(options) {}
+      : dataset_(dataset), options_(options) {}
 
   std::size_t slots() const { return options_.workers * options_.prefetch + 1; }
   std::size_t workers() const { return options_.workers; }
@@ -213,10 +313,14 @@ class LocalBatches {
         [&](std::size_t k) { return sampler[k]; });
   }
 
-  void fill(Slot& slot) const { load_(slot); }
+  void fill(Slot& slot) const {
+    load_batch(dataset_, slot.indices, slot.place, slot.batch);
+    if constexpr (Sampler::masks)
+      std::copy(slot.weights.begin(), slot.weights.end(), std::begin(slot.batch.weights));
+  }
 
  private:
-  LoadsSlots<Source, Sampler> load_;
+  const Source& dataset_;
   LoaderOptions options_;
   std::size_t begun_ = 0;  ///< the draw at which the loop began
   BatchPlace first_;       ///< of the loop's first batch
@@ -246,7 +350,7 @@ class DataLoader {
       : sampler_(sampler),
         options_(detail::checked_loading(options, dataset.size(), sampler.samples())),
         batches_(dataset, options_, more...),
-        queue_(batches_.slots(), batches_.workers(), Fill{&batches_}) {}
+        queue_(batches_.slots(), batches_.workers(), batches_) {}
   DataLoader(const Source&&, Sampler&,
              LoaderOptions) = delete;  // it would be gone by the first batch
   DataLoader(const DataLoader&) = delete;
@@ -263,13 +367,32 @@ class DataLoader {
 
   /// How long the loop has waited for batches, where the options say `timed`: all of loading where
   /// the iterating thread loads, else what workers were late.
-  std::chrono::duration<double> waited() const { return waits_.total(); }
+  std::chrono::duration<double> waited() const { return waited_; }
 
   /// The position of the next batch that the loop gets; batches loaded ahead do not count.
   SamplerState state() const { return sampler_.state(); }
   void resume(const SamplerState& state) { sampler_.resume(state); }
 
-  using Iterator = detail::BatchIterator<DataLoader>;
+  class Iterator {
+   public:
+    using value_type = batch_type;
+    using difference_type = std::ptrdiff_t;
+
+    explicit Iterator(DataLoader& loader) : loader_(&loader), batch_(loader.next()) {}
+
+    const batch_type& operator*() const { return *batch_; }
+    const batch_type* operator->() const { return batch_; }
+    Iterator& operator++() {
+      batch_ = loader_->next();
+      return *this;
+    }
+    void operator++(int) { ++*this; }
+    bool operator==(std::default_sentinel_t) const { return batch_ == nullptr; }
+
+   private:
+    DataLoader* loader_;
+    const batch_type* batch_;
+  };
 
   /// Where ranks feed each other: **Ranks** all. **Host** blocks until the first batch is here.
   Iterator begin() {
@@ -283,13 +406,8 @@ class DataLoader {
   std::default_sentinel_t end() const { return {}; }
 
  private:
-  friend Iterator;
   using Slot = typename Batches::Slot;
-
-  struct Fill {
-    Batches* batches;
-    void operator()(Slot& slot) const { batches->fill(slot); }
-  };
+  using Clock = std::chrono::steady_clock;
 
   /// The next batch; null at the end of the epoch or after a failure.
   const batch_type* next() {
@@ -303,7 +421,7 @@ class DataLoader {
       return nullptr;
     }
     request();
-    Slot& slot = options_.timed ? waits_.measure([this]() -> Slot& { return take(); }) : take();
+    Slot& slot = options_.timed ? take_timed() : take();
     left_ = left - 1;
     sampler_.advance(std::min(options_.batch_size, sampler_.size() - sampler_.position()));
     return &slot.batch;
@@ -324,6 +442,22 @@ class DataLoader {
       unrequested_ = 0;  // the loop is over
       throw;
     }
+  }
+
+  /// Reading the clock takes as long as loading a small batch. So after a short wait the next
+  /// fifteen are not measured but taken to be as long; long waits are measured one by one.
+  Slot& take_timed() {
+    if (unmeasured_ != 0) {
+      --unmeasured_;
+      waited_ += latest_;
+      return take();
+    }
+    const Clock::time_point begin = Clock::now();
+    Slot& slot = take();
+    latest_ = Clock::now() - begin;
+    waited_ += latest_;
+    unmeasured_ = latest_ < std::chrono::microseconds(2) ? 15 : 0;
+    return slot;
   }
 
   /// What was requested and is not wanted.
@@ -348,9 +482,11 @@ class DataLoader {
   std::size_t unrequested_ = 0;  ///< of the loop
   std::size_t pending_ = 0;      ///< requested and not taken
   std::size_t next_ = 0;         ///< the number of the next request
-  detail::WaitMeter waits_;
+  Clock::duration waited_{};
+  Clock::duration latest_{};  ///< wait that was measured
+  unsigned unmeasured_ = 0;   ///< waits that will not be
   Batches batches_;
-  detail::PrefetchQueue<Slot, Fill> queue_;  ///< its threads use the batches
+  detail::PrefetchQueue<Slot, Batches> queue_;  ///< its threads use the batches
 };
 
 template <class Source, class Sampler>

@@ -34,12 +34,12 @@ namespace lockstep {
 namespace detail {
 
 /// Pinned memory of one batch, and the copies from it that may be under way.
-class Berth {
+class PinnedBuffer {
  public:
-  explicit Berth(std::size_t bytes) : memory_(bytes) {}
-  Berth(const Berth&) = delete;
-  Berth& operator=(const Berth&) = delete;
-  ~Berth() {
+  explicit PinnedBuffer(std::size_t bytes) : memory_(bytes) {}
+  PinnedBuffer(const PinnedBuffer&) = delete;
+  PinnedBuffer& operator=(const PinnedBuffer&) = delete;
+  ~PinnedBuffer() {
     for (const auto& copy : copies_) static_cast<void>(cudaEventSynchronize(copy->done.get()));
   }
 
@@ -54,10 +54,8 @@ class Berth {
     auto at = std::find_if(copies_.begin(), copies_.end(), [&](const auto& copy) {
       return copy->stream == stream && copy->device == device;
     });
-    if (at == copies_.end()) {
-      copies_.push_back(std::make_unique<Copy>(device, stream));
-      at = copies_.end() - 1;
-    }
+    if (at == copies_.end())
+      at = copies_.insert(at, std::unique_ptr<Copy>(new Copy{device, stream, {}}));
     (*at)->done.record(stream);
     return (*at)->done;
   }
@@ -70,7 +68,6 @@ class Berth {
 
  private:
   struct Copy {
-    Copy(int device, cudaStream_t stream) : device(device), stream(stream) {}
     int device;
     cudaStream_t stream;
     CudaEvent done;
@@ -81,46 +78,38 @@ class Berth {
   std::vector<std::unique_ptr<Copy>> copies_;
 };
 
-/// The berths of a data set, used again by every loop over it: to pin memory takes longer than many
-/// steps.
-class Harbour : public std::enable_shared_from_this<Harbour> {
+/// The buffers of a data set, used again by every loop over it: to pin memory takes longer than
+/// many steps.
+class PinnedPool : public std::enable_shared_from_this<PinnedPool> {
  public:
-  struct GiveBack {
-    std::shared_ptr<Harbour> owner;
-    void operator()(Berth* berth) const { owner->take_back(berth); }
-  };
-  using Loan = std::unique_ptr<Berth, GiveBack>;
-
-  Harbour() { check_cuda(cudaGetDevice(&device_), "cudaGetDevice"); }
+  PinnedPool() { check_cuda(cudaGetDevice(&device_), "cudaGetDevice"); }
 
   /// The device that a thread has to use: a worker's would otherwise begin to use device 0.
   int device() const { return device_; }
 
-  Loan lend(std::size_t bytes) {
+  /// A buffer that comes back when it is not used any more.
+  std::shared_ptr<PinnedBuffer> lend(std::size_t bytes) {
     const std::lock_guard lock(mutex_);
     const auto at = std::find_if(free_.begin(), free_.end(),
-                                 [&](const auto& berth) { return berth->bytes() >= bytes; });
-    std::unique_ptr<Berth> berth;
+                                 [&](const auto& buffer) { return buffer->bytes() >= bytes; });
+    std::unique_ptr<PinnedBuffer> buffer;
     if (at != free_.end()) {
-      berth = std::move(*at);
+      buffer = std::move(*at);
       free_.erase(at);
     } else {
-      berth = std::make_unique<Berth>(bytes);
-      ++made_;
-      free_.reserve(made_);  // so that giving back cannot fail
+      buffer = std::make_unique<PinnedBuffer>(bytes);
+      free_.reserve(++made_);  // so that giving back cannot fail
     }
-    return Loan(berth.release(), GiveBack{shared_from_this()});
+    return {buffer.release(), [pool = shared_from_this()](PinnedBuffer* used) {
+              const std::lock_guard back(pool->mutex_);
+              pool->free_.emplace_back(used);
+            }};
   }
 
  private:
-  void take_back(Berth* berth) {
-    const std::lock_guard lock(mutex_);
-    free_.emplace_back(berth);
-  }
-
   int device_ = 0;
   std::mutex mutex_;
-  std::vector<std::unique_ptr<Berth>> free_;
+  std::vector<std::unique_ptr<PinnedBuffer>> free_;
   std::size_t made_ = 0;
 };
 
@@ -152,12 +141,12 @@ class PinnedBatch {
   /// Makes room for `rows` samples of weight 1, in memory that nobody copies any more.
   void resize(std::size_t rows, std::size_t columns) {
     const detail::RowsLayout<X, Y> layout{rows, columns};
-    if (harbour_ == nullptr)
+    if (pool_ == nullptr)
       detail::fail("PinnedBatch", {"it has no memory"}, "let a Pinned data set load it");
-    if (berth_ == nullptr || berth_->bytes() < layout.bytes())
-      berth_ = harbour_->lend(layout.bytes());
-    berth_->await();
-    const DeviceBatch<X, Y> at = layout.at(berth_->data());
+    if (buffer_ == nullptr || buffer_->bytes() < layout.bytes())
+      buffer_ = pool_->lend(layout.bytes());
+    buffer_->await();
+    const DeviceBatch<X, Y> at = layout.at(buffer_->data());
     width = columns;
     inputs = {const_cast<X*>(at.inputs), rows * columns};
     labels = {const_cast<Y*>(at.labels), rows};
@@ -167,16 +156,16 @@ class PinnedBatch {
 
   // For the data set, the loader and the upload.
 
-  void berth_in(const std::shared_ptr<detail::Harbour>& harbour) { harbour_ = harbour; }
-  const std::shared_ptr<detail::Harbour>& harbour() const { return harbour_; }
-  detail::Berth& berth() const { return *berth_; }
+  void set_pool(const std::shared_ptr<detail::PinnedPool>& pool) { pool_ = pool; }
+  const std::shared_ptr<detail::PinnedPool>& pool() const { return pool_; }
+  detail::PinnedBuffer& buffer() const { return *buffer_; }
   /// The batch's number in its loop.
   void take_turn(std::size_t turn) { turn_ = turn; }
   std::size_t turn() const { return turn_; }
 
  private:
-  std::shared_ptr<detail::Harbour> harbour_;
-  detail::Harbour::Loan berth_;
+  std::shared_ptr<detail::PinnedPool> pool_;
+  std::shared_ptr<detail::PinnedBuffer> buffer_;
   std::size_t turn_ = 0;
 };
 
@@ -185,37 +174,30 @@ static_assert(LabelledRows<PinnedBatch<float, int>>);
 namespace detail {
 
 /// The pinned batch that takes the place of a data set's own.
-template <class Batch>
-struct PinnedTwin;
 template <class X, class Y>
-struct PinnedTwin<LabelledBatch<X, Y>> {
-  using type = PinnedBatch<X, Y>;
-};
-
-/// Says in words which data sets cannot write pinned batches. Returns whether this one can.
+std::type_identity<PinnedBatch<X, Y>> pinned_twin(std::type_identity<LabelledBatch<X, Y>>);
 template <class Source>
-consteval bool require_pinning() {
-  constexpr bool fits = requires {
-    typename PinnedTwin<typename Source::batch_type>::type;
-    requires Loading<Source, typename PinnedTwin<typename Source::batch_type>::type> ||
-                 PassLoading<Source, typename PinnedTwin<typename Source::batch_type>::type>;
-  };
+using PinnedTwin =
+    typename decltype(pinned_twin(std::type_identity<typename Source::batch_type>()))::type;
+
+template <class Source>
+concept Pinnable = requires { typename PinnedTwin<Source>; } &&
+                   (Loading<Source, PinnedTwin<Source>> || PassLoading<Source, PinnedTwin<Source>>);
+
+/// Says in words which data sets cannot write pinned batches.
+template <class Source>
+consteval auto pinned_batch() {
   static_assert(
-      fits,
+      Pinnable<Source>,
       "lockstep: Pinned takes data sets of LabelledBatches whose `load` is a template over "
       "the batch, `template <LabelledRows Batch> void load(indices, Batch& out) const`, as "
       "those of the library are");
-  return fits;
+  if constexpr (Pinnable<Source>) {
+    return std::type_identity<PinnedTwin<Source>>();
+  } else {
+    return std::type_identity<PinnedBatch<float, std::int32_t>>();
+  }
 }
-
-template <class Source, bool = require_pinning<Source>()>
-struct PinnedBatchOf {
-  using type = typename PinnedTwin<typename Source::batch_type>::type;
-};
-template <class Source>
-struct PinnedBatchOf<Source, false> {
-  using type = PinnedBatch<float, std::int32_t>;
-};
 
 }  // namespace detail
 
@@ -226,36 +208,35 @@ struct PinnedBatchOf<Source, false> {
 template <class Held>
 class Pinned {
   using Source = std::remove_cvref_t<Held>;
-  static constexpr bool is_fine = detail::require_pinning<Source>();
 
  public:
-  using batch_type = typename detail::PinnedBatchOf<Source>::type;
+  using batch_type = typename decltype(detail::pinned_batch<Source>())::type;
 
   template <class Given>
     requires std::is_same_v<std::remove_cvref_t<Given>, Source>
   explicit Pinned(Given&& source)
-      : source_(std::forward<Given>(source)), harbour_(std::make_shared<detail::Harbour>()) {}
+      : source_(std::forward<Given>(source)), pool_(std::make_shared<detail::PinnedPool>()) {}
 
   std::size_t size() const { return source_.size(); }
 
   void load(std::span<const std::size_t> indices, batch_type& out) const
     requires(!detail::PassLoading<Source, batch_type>)
   {
-    const detail::OnGpu on(static_cast<std::size_t>(harbour_->device()));
-    out.berth_in(harbour_);
-    if constexpr (is_fine) source_.load(indices, out);
+    const detail::OnGpu on(static_cast<std::size_t>(pool_->device()));
+    out.set_pool(pool_);
+    if constexpr (detail::Pinnable<Source>) source_.load(indices, out);
   }
   void load(std::span<const std::size_t> indices, Pass pass, batch_type& out) const
     requires detail::PassLoading<Source, batch_type>
   {
-    const detail::OnGpu on(static_cast<std::size_t>(harbour_->device()));
-    out.berth_in(harbour_);
+    const detail::OnGpu on(static_cast<std::size_t>(pool_->device()));
+    out.set_pool(pool_);
     source_.load(indices, pass, out);
   }
 
  private:
   Held source_;
-  std::shared_ptr<detail::Harbour> harbour_;
+  std::shared_ptr<detail::PinnedPool> pool_;
 };
 
 template <class Given>
@@ -272,21 +253,20 @@ namespace detail {
 template <class X, class Y>
 class PinnedLane {
  public:
-  explicit PinnedLane(const std::shared_ptr<Harbour>&) {}
+  explicit PinnedLane(const std::shared_ptr<PinnedPool>&) {}
 
   /// **Stream** later work of `stream` comes after the copy. **Host** does not block.
   const DeviceBatch<X, Y>& place(const PinnedBatch<X, Y>& batch, cudaStream_t stream) {
     const RowsLayout<X, Y> layout{batch.size(), batch.width};
-    if (latest_) zones_[*latest_].used.record(stream);  // by all that came since
-    if (!memory_ || memory_->bytes() < zones_.size() * layout.bytes()) grow(layout, stream);
-    latest_ = batch.turn() % zones_.size();
-    Zone& zone = zones_[*latest_];
-    std::byte* const to = memory_->data() + *latest_ * (memory_->bytes() / zones_.size());
-    zone.used.block(copies_);
+    if (latest_) used_[*latest_].record(stream);  // by all that came since
+    if (!memory_ || memory_->bytes() < used_.size() * layout.bytes()) grow(layout, stream);
+    latest_ = batch.turn() % used_.size();
+    std::byte* const to = memory_->data() + *latest_ * (memory_->bytes() / used_.size());
+    used_[*latest_].block(copies_);
     check_cuda(
-        cudaMemcpyAsync(to, batch.berth().data(), layout.bytes(), cudaMemcpyHostToDevice, copies_),
+        cudaMemcpyAsync(to, batch.buffer().data(), layout.bytes(), cudaMemcpyHostToDevice, copies_),
         "cudaMemcpyAsync");
-    batch.berth().note_copy(copies_).block(stream);
+    batch.buffer().note_copy(copies_).block(stream);
     placed_ = layout.at(to);
     return placed_;
   }
@@ -301,20 +281,16 @@ class PinnedLane {
     send(to, batch.inputs.subspan(first * batch.width, count * batch.width), stream);
     send(to + layout.labels(), batch.labels.subspan(first, count), stream);
     send(to + layout.weights(), batch.weights.subspan(first, count), stream);
-    batch.berth().note_copy(stream);
+    batch.buffer().note_copy(stream);
     placed_ = layout.at(to);
     return placed_;
   }
 
  private:
-  struct Zone {
-    CudaEvent used;
-  };
-
   void grow(const RowsLayout<X, Y>& layout, cudaStream_t stream) {
     check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");  // it may be in use
     copies_.synchronize();
-    memory_.emplace(zones_.size() * layout.bytes());
+    memory_.emplace(used_.size() * layout.bytes());
   }
 
   template <class T>
@@ -326,7 +302,7 @@ class PinnedLane {
   }
 
   CudaStream copies_;
-  std::array<Zone, 3> zones_;
+  std::array<CudaEvent, 3> used_;  ///< by the steps before, of each memory
   std::optional<DeviceArena> memory_;
   std::optional<std::size_t> latest_;
   DeviceBatch<X, Y> placed_;
@@ -339,15 +315,15 @@ template <class X, class Y>
 class BatchUpload<PinnedBatch<X, Y>> {
  public:
   const DeviceBatch<X, Y>& operator()(const PinnedBatch<X, Y>& batch, cudaStream_t stream) {
-    return lanes_.of(batch.harbour()).place(batch, stream);
+    return lanes_.of(batch.pool()).place(batch, stream);
   }
   const DeviceBatch<X, Y>& operator()(const PinnedBatch<X, Y>& batch, std::size_t first,
                                       std::size_t count, std::size_t room, cudaStream_t stream) {
-    return lanes_.of(batch.harbour()).place_share(batch, first, count, room, stream);
+    return lanes_.of(batch.pool()).place_share(batch, first, count, room, stream);
   }
 
  private:
-  detail::UploadLanes<detail::PinnedLane<X, Y>, detail::Harbour> lanes_;
+  detail::UploadLanes<detail::PinnedLane<X, Y>, detail::PinnedPool> lanes_;
 };
 
 }  // namespace lockstep

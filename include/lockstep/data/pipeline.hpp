@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
+#include <memory>
+#include <mutex>
 #include <span>
 #include <type_traits>
 #include <utility>
@@ -62,13 +64,34 @@ void prepare_samples(const Source& source, std::span<const std::size_t> indices)
 
 [[noreturn, gnu::cold]] void refuse_width(std::size_t width, std::size_t first);
 
-/// Samples of one width become the rows of a `LabelledBatch`, each written as soon as it is read.
+/// Says what is wrong with samples that are no rows; whether nothing is.
 template <class Sample>
+constexpr bool require_labelled() {
+  static_assert(Labelled<Sample>,
+                "lockstep: stacked, padded and ragged take samples with `inputs` (a range) and "
+                "`label`; give samples both with map, or say collate<Batch>(c)");
+  return Labelled<Sample>;
+}
+
+/// Samples of one width become the rows of a `LabelledBatch`, each written as soon as it is read.
+/// Like every collate it knows which batch samples of a type become. Those that are no rows have
+/// some batch, so that a program that needs it gets one error, and not one for each use.
 struct RowCollate {
-  using batch_type = LabelledBatch<InputOf<Sample>, LabelOf<Sample>>;
+  template <class Sample>
+  static auto batch() {
+    if constexpr (Labelled<Sample>) {
+      return LabelledBatch<InputOf<Sample>, LabelOf<Sample>>();
+    } else {
+      return LabelledBatch<float, std::int32_t>();
+    }
+  }
+  template <class Sample>
+  static constexpr bool require() {
+    return require_labelled<Sample>();
+  }
 
   /// Writes row i of `count`.
-  template <LabelledRows Batch>
+  template <Labelled Sample, LabelledRows Batch>
   static void put(const Sample& sample, std::size_t i, std::size_t count, Batch& out) {
     const std::size_t width = std::size(sample.inputs);
     if (i == 0) out.resize(count, width);
@@ -80,27 +103,47 @@ struct RowCollate {
   }
 };
 
-/// Stands for the collate of samples that no stage has said how to collate. Its batches have the
-/// usual type, so that a program that needs them gets one error, and not one for each use.
-struct UnknownCollate {
-  using batch_type = LabelledBatch<float, std::int32_t>;
-};
+/// As many objects as were ever used at a time. Unlike thread-local ones they end with their owner,
+/// and a thread may use two. A copy of an owner begins with none.
+template <class T>
+class Spares {
+ public:
+  Spares() = default;
+  Spares(const Spares&) noexcept {}
+  Spares& operator=(const Spares&) noexcept { return *this; }
+  ~Spares() = default;
 
-template <class Sample>
-struct UsualCollate : std::type_identity<UnknownCollate> {};
-template <Labelled Sample>
-struct UsualCollate<Sample> : std::type_identity<RowCollate<Sample>> {};
+  /// Calls `f(object)`. An object with which it throws is not used again.
+  template <class F>
+  void with(const F& f) {
+    std::unique_ptr<T> object;
+    {
+      const std::lock_guard lock(mutex_);
+      if (!spares_.empty()) {
+        object = std::move(spares_.back());
+        spares_.pop_back();
+      }
+    }
+    if (!object) object = std::make_unique<T>();
+    f(*object);
+    const std::lock_guard lock(mutex_);
+    spares_.push_back(std::move(object));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<T>> spares_;
+};
 
 /// Makes a source a data set: `Source` derives from it and has `read(index, pass, chain, out)`, or
 /// one of the simpler reads of a source whose chain is `NoChain`. A collate has `put`, which writes
 /// one row, or is called with all samples of a batch.
-template <class Source, class Sample, class Chain = NoChain,
-          class Collate = typename UsualCollate<Sample>::type>
+template <class Source, class Sample, class Chain = NoChain, class Collate = RowCollate>
 class LoadsSamples {
-  static constexpr bool is_known = !std::is_same_v<Collate, UnknownCollate>;
+  static constexpr bool is_known = !std::is_same_v<Collate, RowCollate> || Labelled<Sample>;
 
  public:
-  using batch_type = typename Collate::batch_type;
+  using batch_type = decltype(Collate::template batch<Sample>());
 
   void load(std::span<const std::size_t> indices, auto& out) const { load(indices, Pass{}, out); }
 
@@ -125,9 +168,10 @@ class LoadsSamples {
   /// Calls `f(chain)` with the memory that one sample needs on its way.
   template <class F>
   void with_chain(const F& f) const {
-    const auto scratch = spares_.borrow();
-    if (scratch->chains.empty()) scratch->chains.resize(1);
-    f(scratch->chains.front());
+    spares_.with([&](Scratch& scratch) {
+      scratch.reserve(1);
+      f(scratch.chains.front());
+    });
   }
 
  private:
@@ -163,22 +207,24 @@ class LoadsSamples {
         out.resize(0, 0);
       }
     }
-    const auto scratch = spares_.borrow();
-    scratch->reserve(1);
-    Sample& sample = scratch->samples.front();
-    for (std::size_t i = 0; i != indices.size(); ++i) {
-      read_draw(indices, i, pass, scratch->chains.front(), sample,
-                [&] { collate_.put(sample, i, indices.size(), out); });
-    }
+    spares_.with([&](Scratch& scratch) {
+      scratch.reserve(1);
+      Sample& sample = scratch.samples.front();
+      for (std::size_t i = 0; i != indices.size(); ++i) {
+        read_draw(indices, i, pass, scratch.chains.front(), sample,
+                  [&] { collate_.put(sample, i, indices.size(), out); });
+      }
+    });
   }
 
   /// All samples are read before they become a batch.
   void load_whole(std::span<const std::size_t> indices, Pass pass, batch_type& out) const {
-    const auto scratch = spares_.borrow();
-    scratch->reserve(indices.size());
-    for (std::size_t i = 0; i != indices.size(); ++i)
-      read_draw(indices, i, pass, scratch->chains[i], scratch->samples[i], [] {});
-    collate_(std::span<const Sample>(scratch->samples).first(indices.size()), out);
+    spares_.with([&](Scratch& scratch) {
+      scratch.reserve(indices.size());
+      for (std::size_t i = 0; i != indices.size(); ++i)
+        read_draw(indices, i, pass, scratch.chains[i], scratch.samples[i], [] {});
+      collate_(std::span<const Sample>(scratch.samples).first(indices.size()), out);
+    });
   }
 
   Collate collate_;
@@ -236,31 +282,24 @@ constexpr std::size_t drawing_maps() {
   return 0;
 }
 
-/// Whether `map(f)` can call f with a sample, given as an `In`.
-template <class F, class In>
-inline constexpr bool map_takes =
-    std::is_invocable_v<const F&, In, RandomStream&> || std::is_invocable_v<const F&, In>;
-
-/// How `map<Out>(f)` calls f with samples of a type.
+/// How `map<Out>(f)` calls f with samples of a type, or `map(f)`, where `Out` is void.
 template <class F, class Sample, class Out>
 struct MapCall {
-  static constexpr bool draws = std::is_invocable_v<const F&, Sample&, Out&, RandomStream&>;
-  static constexpr bool is_callable = draws || std::is_invocable_v<const F&, Sample&, Out&>;
-  static constexpr bool fills = true;
-  static constexpr bool is_in_place = false;
-  static constexpr bool changes_a_copy = false;
-  using sample_type = Out;
-};
+  static constexpr bool fills = !std::is_void_v<Out>;
 
-/// How `map(f)` does.
-template <class F, class Sample>
-struct MapCall<F, Sample, void> {
-  static constexpr bool draws = std::is_invocable_v<const F&, Sample&, RandomStream&>;
-  static constexpr bool is_callable = map_takes<F, Sample&>;
+  template <class... Random>
+  static constexpr bool takes() {
+    if constexpr (fills) return std::is_invocable_v<const F&, Sample&, Out&, Random...>;
+    return std::is_invocable_v<const F&, Sample&, Random...>;
+  }
+  static constexpr bool draws = takes<RandomStream&>();
+  static constexpr bool is_callable = draws || takes<>();
 
-  /// What f returns for a sample; a sample where f cannot be called.
+  /// The new sample; a sample where f cannot be called.
   static constexpr auto result() {
-    if constexpr (draws) {
+    if constexpr (fills) {
+      return std::type_identity<Out>{};
+    } else if constexpr (draws) {
       return std::invoke_result<const F&, Sample&, RandomStream&>{};
     } else if constexpr (is_callable) {
       return std::invoke_result<const F&, Sample&>{};
@@ -270,50 +309,43 @@ struct MapCall<F, Sample, void> {
   }
   using Result = typename decltype(result())::type;
 
-  static constexpr bool fills = false;
   static constexpr bool is_in_place = std::is_void_v<Result>;
   /// It returns nothing, and what it takes is no reference to the sample.
   static constexpr bool changes_a_copy = [] {
-    if constexpr (is_in_place) return map_takes<F, Sample>;
+    if constexpr (is_in_place) {
+      return std::is_invocable_v<const F&, Sample, RandomStream&> ||
+             std::is_invocable_v<const F&, Sample>;
+    }
     return false;
   }();
   using sample_type = std::conditional_t<is_in_place, Sample, std::remove_cvref_t<Result>>;
 };
 
-/// The samples of a source after a function. `Held` is the source's type, or a reference to it.
-template <class Held, class F, class Out>
-class Mapped;
-
-template <class Held, class F, class Out>
-using SampleOfMapped =
-    typename MapCall<F, typename std::remove_cvref_t<Held>::sample_type, Out>::sample_type;
-
-/// What one sample needs on its way through `Mapped`: what the source needs, and its sample.
+/// What one sample needs on its way through `Mapped`: what the source needs, and its sample, unless
+/// that is changed where it is.
 template <class Source, bool IsInPlace>
 struct MapChain {
   ChainOf<Source> before{};
-  typename Source::sample_type sample{};
-};
-template <class Source>
-struct MapChain<Source, true> {
-  ChainOf<Source> before{};
+  std::conditional_t<IsInPlace, NoChain, typename Source::sample_type> sample{};
 };
 
 template <class Held, class F, class Out>
-using ChainOfMapped =
-    MapChain<std::remove_cvref_t<Held>,
-             MapCall<F, typename std::remove_cvref_t<Held>::sample_type, Out>::is_in_place>;
-
+using MapCallOf = MapCall<F, typename std::remove_cvref_t<Held>::sample_type, Out>;
 template <class Held, class F, class Out>
-class Mapped : public LoadsSamples<Mapped<Held, F, Out>, SampleOfMapped<Held, F, Out>,
-                                   ChainOfMapped<Held, F, Out>> {
+using MapChainOf = MapChain<std::remove_cvref_t<Held>, MapCallOf<Held, F, Out>::is_in_place>;
+
+/// The samples of a source after a function. `Held` is the source's type, or a reference to it.
+template <class Held, class F, class Out>
+class Mapped
+    : public LoadsSamples<Mapped<Held, F, Out>, typename MapCallOf<Held, F, Out>::sample_type,
+                          MapChainOf<Held, F, Out>> {
   using Source = std::remove_cvref_t<Held>;
-  using Call = MapCall<F, typename Source::sample_type, Out>;
+  using Call = MapCallOf<Held, F, Out>;
   static constexpr std::size_t place = detail::drawing_maps<Source>();
 
  public:
   using sample_type = typename Call::sample_type;
-  using chain_type = ChainOfMapped<Held, F, Out>;
+  using chain_type = MapChainOf<Held, F, Out>;
   static constexpr std::size_t drawing_maps = place + (Call::draws ? 1 : 0);
   static constexpr bool changes_by_pass = Call::draws || detail::changes_by_pass<Source>();
 

@@ -30,7 +30,6 @@
 #include "lockstep/data/batch.hpp"
 #include "lockstep/data/dataset.hpp"
 #include "lockstep/data/device_batch.cuh"
-#include "lockstep/data/in_memory_dataset.hpp"
 #include "lockstep/data/loader.hpp"
 #include "lockstep/data/sampler.hpp"
 #include "lockstep/device/cuda/batch.cuh"
@@ -323,32 +322,28 @@ struct ResidentLoop {
   }
 };
 
-/// Which samples a batch holds: draws [first, first + rows) of a loop over `data`.
-template <class X, class Y, class Stored>
-struct ResidentPart {
-  std::shared_ptr<const ResidentRows<X, Y, Stored>> data;
-  std::shared_ptr<ResidentLoop> loop;
-  std::size_t first = 0;
-  std::size_t rows = 0;
-};
-
 }  // namespace detail
 
 /// Some samples of a `DeviceResident`. They are gathered when the batch is used, by `job.step`,
 /// `evaluate` and the like: a model gets them as a `DeviceBatch`.
 template <class X, class Y, class Stored>
 struct ResidentBatch {
-  std::size_t size() const { return part.rows; }
+  std::size_t size() const { return rows; }
 
   /// Samples [first, first + count).
   ResidentBatch slice(std::size_t first, std::size_t count) const {
     ResidentBatch some = *this;
-    some.part.first += first;
-    some.part.rows = count;
+    some.first += first;
+    some.rows = count;
     return some;
   }
 
-  detail::ResidentPart<X, Y, Stored> part;  ///< the library's own
+  // The library's own: draws [first, first + rows) of a loop over `data`.
+
+  std::shared_ptr<const detail::ResidentRows<X, Y, Stored>> data;
+  std::shared_ptr<detail::ResidentLoop> loop;
+  std::size_t first = 0;
+  std::size_t rows = 0;
 };
 
 namespace detail {
@@ -361,7 +356,7 @@ namespace detail {
 template <class X, class Y, class Stored>
 class ResidentLane {
   using Rows = ResidentRows<X, Y, Stored>;
-  using Part = ResidentPart<X, Y, Stored>;
+  using Part = ResidentBatch<X, Y, Stored>;
 
  public:
   explicit ResidentLane(const std::shared_ptr<const Rows>& data)
@@ -498,20 +493,17 @@ class BatchUpload<ResidentBatch<X, Y, Stored>> {
 
  public:
   const auto& operator()(const ResidentBatch<X, Y, Stored>& batch, cudaStream_t stream) {
-    const detail::ResidentLoop& loop = *batch.part.loop;
-    return lane_of(batch.part).place(batch.part, std::min(loop.batch_size, loop.total), stream);
+    const std::size_t room = std::min(batch.loop->batch_size, batch.loop->total);
+    return lanes_.of(batch.data).place(batch, room, stream);
   }
 
   /// A share of a batch, with room for at least `room` samples.
   const DeviceBatch<X, Y>& operator()(const ResidentBatch<X, Y, Stored>& batch, std::size_t first,
                                       std::size_t count, std::size_t room, cudaStream_t stream) {
-    const auto share = batch.slice(first, count);
-    return lane_of(share.part).place(share.part, room, stream);
+    return lanes_.of(batch.data).place(batch.slice(first, count), room, stream);
   }
 
  private:
-  Lane& lane_of(const detail::ResidentPart<X, Y, Stored>& part) { return lanes_.of(part.data); }
-
   detail::UploadLanes<Lane, const detail::ResidentRows<X, Y, Stored>> lanes_;
 };
 
@@ -570,18 +562,10 @@ class DeviceResident {
 
   /// A batch of any samples: for programs that choose them by rules of their own.
   void load(std::span<const std::size_t> indices, batch_type& out) const {
-    auto& part = out.part;
-    part.data = rows_;
     // Whoever has the batch that was there still has its loop.
-    if (part.loop == nullptr || part.loop.use_count() != 1)
-      part.loop = std::make_shared<detail::ResidentLoop>();
-    detail::ResidentLoop& loop = *part.loop;
-    loop.number = detail::ResidentLoop::next_number();
-    loop.total = loop.batch_size = indices.size();
-    loop.draws.clear();
-    for (const std::size_t index : indices) loop.draws.push_back(draw(index, 1));
-    part.first = 0;
-    part.rows = indices.size();
+    out = {rows_, std::make_shared<detail::ResidentLoop>(), 0, indices.size()};
+    out.loop->total = out.loop->batch_size = indices.size();
+    for (const std::size_t index : indices) out.loop->draws.push_back(draw(index, 1));
   }
 
   // What the loader needs.
@@ -637,15 +621,15 @@ class ResidentBatches {
 
   void request(Slot& slot, const Sampler& sampler, std::size_t number) const {
     slot.sampler = &sampler;
-    auto& part = slot.batch.part;
-    if (part.loop != loop_) part = {dataset_.resident_rows(), loop_, 0, 0};
-    part.first = number * batch_size_;
-    part.rows = std::min(batch_size_, loop_->total - part.first);
+    auto& batch = slot.batch;
+    if (batch.loop != loop_) batch = {dataset_.resident_rows(), loop_, 0, 0};
+    batch.first = number * batch_size_;
+    batch.rows = std::min(batch_size_, loop_->total - batch.first);
   }
 
   void fill(Slot& slot) const {
     const std::size_t drawn = loop_->draws.size();
-    const std::size_t needed = slot.batch.part.first + slot.batch.part.rows;
+    const std::size_t needed = slot.batch.first + slot.batch.rows;
     if (drawn >= needed) return;
     const std::size_t end = std::min(loop_->total, std::max(needed, drawn + draws_at_a_time));
     for (std::size_t k = begun_ + drawn; k != begun_ + end; ++k) {

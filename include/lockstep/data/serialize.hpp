@@ -167,15 +167,9 @@ class ParcelReader : public Parcel<ParcelReader> {
 };
 
 /// Memory for parcels that arrive. It only grows, so that nothing is zeroed twice.
-class ParcelBuffer {
- public:
-  std::span<std::uint8_t> room(std::size_t size) {
-    if (bytes_.size() < size) bytes_.resize(size);
-    return std::span(bytes_).first(size);
-  }
-
- private:
-  std::vector<std::uint8_t> bytes_;
-};
+inline std::span<std::uint8_t> room_in(std::vector<std::uint8_t>& memory, std::size_t size) {
+  if (memory.size() < size) memory.resize(size);
+  return std::span(memory).first(size);
+}
 
 }  // namespace lockstep::detail

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <iterator>
 #include <memory>
 #include <span>
@@ -71,13 +70,6 @@ struct TokenOptions {
 
 namespace detail {
 
-/// A mapped file of tokens.
-struct TokenFile {
-  std::shared_ptr<const MappedFile> file;
-  std::size_t begin = 0;         ///< the byte at which the tokens begin
-  std::size_t first_window = 0;  ///< the sample that is its first window
-};
-
 /// Files of tokens, one after the other, and how they are cut.
 class TokenFiles {
  public:
@@ -87,22 +79,24 @@ class TokenFiles {
   std::size_t size() const { return windows_; }
 
   /// Where a window lies: its file, and the byte at which it begins there.
-  struct Place {
-    const MappedFile& file;
-    std::size_t byte;
-  };
-  Place place_of(std::size_t window) const {
+  std::pair<const MappedFile&, std::size_t> place_of(std::size_t window) const {
     if (window >= windows_) [[unlikely]]
       fail_window(window);
-    const TokenFile& file = *std::prev(
-        std::ranges::upper_bound(files_, window, std::ranges::less{}, &TokenFile::first_window));
+    const File& file = *std::prev(std::upper_bound(
+        files_.begin(), files_.end(), window,
+        [](std::size_t index, const File& each) { return index < each.first_window; }));
     return {*file.file, file.begin + (window - file.first_window) * stride_bytes_};
   }
 
  private:
   [[noreturn, gnu::cold]] void fail_window(std::size_t window) const;
 
-  std::vector<TokenFile> files_;
+  struct File {
+    std::shared_ptr<const MappedFile> file;
+    std::size_t begin = 0;         ///< the byte at which the tokens begin
+    std::size_t first_window = 0;  ///< the sample that is its first window
+  };
+  std::vector<File> files_;
   std::size_t stride_bytes_;
   std::size_t windows_ = 0;
 };

@@ -74,59 +74,45 @@ concept EncodesBatches =
     Dataset<Data> &&
     std::invocable<const Encode&, typename Data::batch_type&, std::size_t, RecordBytes&>;
 
-/// Whatever fails names the sample.
-template <class F>
-void for_sample(std::size_t index, const F& f) {
-  try {
-    f();
-  } catch (...) {
-    rethrow_of_sample(index, 0);
-  }
-}
-
-/// Calls `f(indices)` for all samples in order, some at a time.
-template <class F>
-void for_pieces(std::size_t samples, const F& f) {
-  constexpr std::size_t most = 256;
-  std::vector<std::size_t> indices;
-  for (std::size_t begin = 0; begin != samples; begin += indices.size()) {
-    indices.resize(std::min(most, samples - begin));
-    std::iota(indices.begin(), indices.end(), begin);
-    f(std::span<const std::size_t>(indices));
-  }
-}
-
+/// Writes what `encode` makes of all samples, in order. Some are prepared or loaded at a time;
+/// whatever fails names the sample.
 template <class Source, class Encode>
-void write_samples(LmdbWriter& out, const Source& source, const Encode& encode) {
-  RecordBytes record;
-  ChainOf<Source> chain;
-  typename Source::sample_type sample;
-  for_pieces(source.size(), [&](std::span<const std::size_t> indices) {
-    prepare_samples(source, indices);
-    for (const std::size_t index : indices) {
-      record.clear();
-      for_sample(index, [&] {
-        read_sample(source, index, Pass{}, chain, sample);
-        encode(std::as_const(sample), record);
-      });
-      out.add(record);
+void write_records(LmdbWriter& out, const Source& source, const Encode& encode) {
+  constexpr std::size_t at_a_time = 256;
+  constexpr bool by_sample = EncodesSamples<Encode, Source>;
+  const auto make = [] {
+    if constexpr (by_sample) {
+      return std::pair<ChainOf<Source>, typename Source::sample_type>();
+    } else {
+      return std::pair<NoChain, typename Source::batch_type>();
     }
-  });
-}
-
-template <class Data, class Encode>
-void write_batches(LmdbWriter& out, const Data& dataset, const Encode& encode) {
+  };
+  auto [chain, made] = make();
   RecordBytes record;
-  typename Data::batch_type batch;
-  std::size_t number = 0;
-  for_pieces(dataset.size(), [&](std::span<const std::size_t> indices) {
-    load_batch(dataset, indices, BatchPlace{.number = number++}, batch);
+  std::vector<std::size_t> indices;
+  for (std::size_t begin = 0; begin != source.size(); begin += indices.size()) {
+    indices.resize(std::min(at_a_time, source.size() - begin));
+    std::iota(indices.begin(), indices.end(), begin);
+    if constexpr (by_sample) {
+      prepare_samples(source, indices);
+    } else {
+      load_batch(source, indices, BatchPlace{.number = begin / at_a_time}, made);
+    }
     for (std::size_t i = 0; i != indices.size(); ++i) {
       record.clear();
-      for_sample(indices[i], [&] { encode(batch, i, record); });
+      try {
+        if constexpr (by_sample) {
+          read_sample(source, indices[i], Pass{}, chain, made);
+          encode(std::as_const(made), record);
+        } else {
+          encode(made, i, record);
+        }
+      } catch (...) {
+        rethrow_of_sample(indices[i], 0);
+      }
       out.add(record);
     }
-  });
+  }
 }
 
 }  // namespace detail
@@ -151,11 +137,7 @@ void write_lmdb(const std::string& path, const Source& source, const Encode& enc
                 "bytes) where the data set has no read()");
   if constexpr (by_sample || by_batch) {
     detail::LmdbWriter out(path, options);
-    if constexpr (by_sample) {
-      detail::write_samples(out, source, encode);
-    } else {
-      detail::write_batches(out, source, encode);
-    }
+    detail::write_records(out, source, encode);
     out.finish();
   }
 }
@@ -167,7 +149,3 @@ void write_lmdb(const std::string& path, const Source& source,
 }
 
 }  // namespace lockstep
-
-#if !defined(LOCKSTEP_COMPILED)
-#include "lockstep/data/lmdb.ipp"
-#endif

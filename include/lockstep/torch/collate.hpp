@@ -138,10 +138,19 @@ class RowWriter {
 };
 
 /// Samples become the rows of a `TensorBatch`, each written as soon as it is read.
-template <class Sample>
 struct TensorCollate {
-  using batch_type = TensorBatch;
+  template <class Sample>
+  static TensorBatch batch();
+  template <class Sample>
+  static constexpr bool require() {
+    static_assert(TensorSample<Sample>,
+                  "lockstep: tensors takes samples with `inputs` and `label`, or `data` and "
+                  "`target`: tensors, numbers, or vectors or spans of numbers; give samples both "
+                  "with map, or say collate<Batch>(c)");
+    return TensorSample<Sample>;
+  }
 
+  template <class Sample>
   void put(const Sample& sample, std::size_t i, std::size_t count, TensorBatch& out) const {
     using Inputs = std::remove_cvref_t<decltype(inputs_of(sample))>;
     if (i == 0) out.weights.assign(count, 1.f);
@@ -155,22 +164,6 @@ struct TensorCollate {
   std::vector<std::int64_t> shape;
 };
 
-struct MakeTensors {
-  template <class Sample>
-  static constexpr bool require() {
-    static_assert(TensorSample<Sample>,
-                  "lockstep: tensors takes samples with `inputs` and `label`, or `data` and "
-                  "`target`: tensors, numbers, or vectors or spans of numbers; give samples both "
-                  "with map, or say collate<Batch>(c)");
-    return TensorSample<Sample>;
-  }
-  template <class Sample>
-  auto collate() {
-    return TensorCollate<Sample>{std::move(shape)};
-  }
-  std::vector<std::int64_t> shape;
-};
-
 }  // namespace detail
 
 inline namespace torch_modules {
@@ -180,7 +173,7 @@ inline namespace torch_modules {
 /// 28})` says the extents of a sample's inputs, where it has them as a row. Memory is used again
 /// for a later batch, unless somebody has kept a tensor of it.
 inline auto tensors(std::vector<std::int64_t> shape = {}) {
-  return detail::CollateStage(detail::MakeTensors{std::move(shape)});
+  return detail::CollateStage(detail::TensorCollate{std::move(shape)});
 }
 
 }  // namespace torch_modules

@@ -198,9 +198,10 @@ class DatasetCopies {
   std::size_t size() const { return size_; }
   template <class F>
   void with_copy(const F& f) const {
-    const auto copy = spares_.borrow();
-    if (!*copy) copy->emplace(dataset_);
-    f(**copy);
+    spares_.with([&](std::optional<D>& copy) {
+      if (!copy) copy.emplace(dataset_);
+      f(*copy);
+    });
   }
 
  private:
@@ -211,8 +212,8 @@ class DatasetCopies {
 
 /// A data set of single examples: a source of samples, and of batches of tensors.
 template <class D>
-class TorchSamples : public LoadsSamples<TorchSamples<D>, typename D::ExampleType, NoChain,
-                                         TensorCollate<typename D::ExampleType>> {
+class TorchSamples
+    : public LoadsSamples<TorchSamples<D>, typename D::ExampleType, NoChain, TensorCollate> {
  public:
   using sample_type = typename D::ExampleType;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: tensors takes samples with `inputs` and `label`
-#include "lockstep/data/in_memory_dataset.hpp"
+#include "lockstep/data/dataset.hpp"
 #include "lockstep/data/pipeline.hpp"
 #include "lockstep/torch/collate.hpp"
 

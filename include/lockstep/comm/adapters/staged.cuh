@@ -22,7 +22,6 @@
 #include "lockstep/comm/backends/gloo/communicator.hpp"
 #include "lockstep/comm/call/counter.hpp"
 #include "lockstep/comm/call/pending_calls.hpp"
-#include "lockstep/comm/call/queue.hpp"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/collectives.hpp"
 #include "lockstep/comm/communicator.hpp"
@@ -206,7 +205,7 @@ class Engine {
   }
 
   cudaStream_t stream() const { return gpu->stream(); }
-  CallQueue& queue() { return queue_; }
+  TaskQueue& queue() { return queue_; }
   /// An exception has ended this rank's part: ends what is in flight, and tells the others.
   void give_up() { inner.give_up(); }
   /// The inner communicator, after every call in flight has ended.
@@ -311,7 +310,7 @@ class Engine {
   CallEvents events_;  // of calls that are made here and now
   std::optional<HostArena> message_;
   FirstFault fault_;
-  CallQueue queue_;  // ends before what its calls use
+  TaskQueue queue_{call_thread};  // ends before what its calls use
 };
 
 }  // namespace lockstep::detail::staged

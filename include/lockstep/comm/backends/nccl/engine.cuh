@@ -18,10 +18,9 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/comm/call/call_log.hpp"
 #include "lockstep/comm/call/counter.hpp"
 #include "lockstep/comm/call/fault_channel.hpp"
-#include "lockstep/comm/call/messages.hpp"
+#include "lockstep/comm/call/peers.hpp"
 #include "lockstep/comm/call/pending_calls.hpp"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/rank_gpu.cuh"

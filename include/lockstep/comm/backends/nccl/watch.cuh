@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "lockstep/comm/backends/nccl/engine.cuh"
-#include "lockstep/comm/call/messages.hpp"
+#include "lockstep/comm/call/peers.hpp"
 #include "lockstep/comm/call/watchdog.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/core/thread.hpp"

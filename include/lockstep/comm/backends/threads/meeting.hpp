@@ -21,7 +21,6 @@
 #include <vector>
 
 #include "lockstep/comm/call/counter.hpp"
-#include "lockstep/comm/call/messages.hpp"
 #include "lockstep/comm/call/peers.hpp"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/combine.hpp"
