@@ -41,8 +41,8 @@ namespace lockstep {
 /// The last rank to make a call enqueues the work of all ranks, on one stream for each GPU: one
 /// kernel loads from all ranks' memory, combines in rank order and stores to all ranks' memory,
 /// through peer access where that is another GPU's, or in pieces through pinned host memory where
-/// there is no such access. Streams wait for each other by events; no
-/// kernel ever waits for another. Results are the same bits on all ranks and in every run.
+/// there is no such access. Streams wait for each other by events; no kernel ever waits for
+/// another. Results are the same bits on all ranks and in every run.
 ///
 /// Every call is compared over ranks before anything is launched. Memory need not be from
 /// `allocate`. All ranks give device memory or all give host memory.
@@ -64,23 +64,25 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
 
   using Milliseconds = std::chrono::milliseconds;
 
-  ThreadCommunicator(std::shared_ptr<detail::threads::SharedWorld> world, Rank rank,
-                     std::shared_ptr<Gpu> gpu, Milliseconds timeout)
-      : ThreadCommunicator(std::move(world), rank, std::move(gpu), timeout, [] {}) {}
+  ThreadCommunicator(const std::shared_ptr<detail::threads::SharedWorld>& world, Rank rank,
+                     const std::shared_ptr<Gpu>& gpu, Milliseconds timeout) {
+    detail::require_world<Ranks>(WorldSize{world->calls->world()}, rank);
+    member_ = std::make_unique<Member>(world, rank, gpu, timeout);
+  }
   ThreadCommunicator(ThreadCommunicator&&) noexcept = default;
   ThreadCommunicator& operator=(ThreadCommunicator&&) = delete;
 
   /// Joins the ranks of a job, all of which are threads of this process. `name` tells several
   /// communicators of one job apart. **Ranks** all. **Host** blocks until all have come.
-  static ThreadCommunicator join(const Membership& member, Store& store, std::shared_ptr<Gpu> gpu,
+  static ThreadCommunicator join(const Membership& member, Store& store,
+                                 const std::shared_ptr<Gpu>& gpu,
                                  const std::string& name = "world") {
     detail::require_world<Ranks>(member.world, member.rank);
     // A rank that fails before it gets here closes the store, so that no rank waits for it in vain.
     store.barrier("lockstep/threads/" + name, member.rank, member.world, member.timeout);
-    const std::string key = member.job + " " + name;
-    using World = detail::threads::SharedWorld;
-    return ThreadCommunicator(World::named(key, member.world), member.rank, std::move(gpu),
-                              member.timeout, [&] { World::forget(key); });
+    return ThreadCommunicator(
+        detail::threads::SharedWorld::named(member.job + " " + name, member.world), member.rank,
+        gpu, member.timeout);
   }
 
   Rank rank() const { return member_->rank(); }
@@ -249,13 +251,6 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
       member.finish_lanes();
     }
   };
-
-  template <class Joined>
-  ThreadCommunicator(std::shared_ptr<detail::threads::SharedWorld> world, Rank rank,
-                     std::shared_ptr<Gpu> gpu, Milliseconds timeout, const Joined& joined) {
-    detail::require_world<Ranks>(WorldSize{world->calls->world()}, rank);
-    member_ = std::make_unique<Member>(std::move(world), rank, std::move(gpu), timeout, joined);
-  }
 
   std::unique_ptr<Member> member_;
 };

@@ -56,16 +56,16 @@ struct SharedWorld {
     std::weak_ptr<SharedWorld>& known = open_worlds[name];
     std::shared_ptr<SharedWorld> world = known.lock();
     if (!world) known = world = std::make_shared<SharedWorld>(size);
+    world->name_ = name;
     return world;
   }
-  /// All ranks have joined: the next world of this name is another one.
-  static void forget(const std::string& name) {
-    const std::lock_guard lock(open_mutex);
-    open_worlds.erase(name);
-  }
 
-  /// All ranks have come, each with its GPU.
+  /// All ranks have come, each with its GPU. The next world of this name is another one.
   void open(std::span<const Offer> ranks) {
+    {
+      const std::lock_guard lock(open_mutex);
+      if (!name_.empty()) open_worlds.erase(name_);
+    }
     std::vector<std::size_t> gpus;
     for (const Offer& rank : ranks) {
       const Gpu& gpu = *static_cast<const Gpu*>(rank.in);
@@ -132,6 +132,7 @@ struct SharedWorld {
     if (reason.empty()) reason = fault;
   }
 
+  std::string name_;  // empty where ranks did not ask for it by a name
   static inline std::mutex open_mutex;
   static inline std::map<std::string, std::weak_ptr<SharedWorld>> open_worlds;
 };
@@ -161,19 +162,15 @@ inline cudaMemPool_t pool_of(const void* pointer) {
 
 class Member {
  public:
-  /// **Ranks** all. **Host** blocks until all have come; the last has `joined()` called.
-  template <class Joined>
+  /// **Ranks** all. **Host** blocks until all have come.
   Member(const std::shared_ptr<SharedWorld>& world, Rank rank, const std::shared_ptr<Gpu>& gpu,
-         Milliseconds timeout, const Joined& joined)
+         Milliseconds timeout)
       : world_(world), gpu_(gpu), events_(gpu->events(ring + 2)) {
     const OnGpu current(gpu->index());
     gate_.emplace(world_->gate, rank, timeout);
     calls_.emplace(world_->calls, rank, timeout);
     calls_->meet(Call{}, Offer{gpu_.get(), nullptr, nullptr, false},
-                 [&](std::span<const Offer> ranks) {
-                   joined();
-                   world_->open(ranks);
-                 });
+                 [&](std::span<const Offer> ranks) { world_->open(ranks); });
   }
 
   Member(const Member&) = delete;
