@@ -11,7 +11,6 @@
 #include "lockstep/device/cuda/stream.cuh"
 #include "lockstep/optim/adam.hpp"
 #include "lockstep/optim/constants.cuh"
-#include "lockstep/optim/norm.cuh"
 #include "lockstep/optim/sgd.hpp"
 #include "lockstep/optim/update.cuh"
 #include "timing.cuh"

@@ -5,8 +5,6 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "lockstep/bucket/elements.hpp"
-#include "lockstep/bucket/runs.hpp"
 #include "lockstep/bucket/step.hpp"
 
 using namespace lockstep;

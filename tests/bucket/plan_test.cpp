@@ -9,9 +9,8 @@
 #include <random>
 #include <vector>
 
-#include "lockstep/bucket/frozen.hpp"
+#include "lockstep/bucket/buckets.hpp"
 #include "lockstep/bucket/layout.hpp"
-#include "lockstep/bucket/runs.hpp"
 #include "reference.hpp"
 
 using namespace lockstep;

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/bucket/runs.hpp"
+#include "lockstep/bucket/layout.hpp"
 
 #include <boost/test/unit_test.hpp>
-
-#include "lockstep/bucket/elements.hpp"
-#include "lockstep/bucket/layout.hpp"
 
 using namespace lockstep;
 

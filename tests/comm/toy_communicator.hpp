@@ -16,7 +16,7 @@
 #include <string_view>
 #include <vector>
 
-#include "lockstep/comm/call/messages.hpp"
+#include "lockstep/comm/call/peers.hpp"
 #include "lockstep/comm/collectives.hpp"
 #include "lockstep/comm/communicator.hpp"
 #include "lockstep/comm/groups.hpp"

@@ -17,7 +17,7 @@
 #include "lockstep/checkpoint/writer.hpp"
 #include "lockstep/comm/backends/shm/communicator.hpp"
 #include "lockstep/comm/call/fault_channel.hpp"
-#include "lockstep/comm/call/queue.hpp"
+#include "lockstep/comm/call/pending_calls.hpp"
 #include "lockstep/core/worker.hpp"
 #include "lockstep/data/loader.hpp"
 #include "lockstep/launch/spawn.hpp"
@@ -72,9 +72,9 @@ BOOST_AUTO_TEST_CASE(a_loaders_worker_that_cannot_start_is_an_error_and_the_othe
 
 BOOST_AUTO_TEST_CASE(a_queue_of_calls_forgets_the_call_whose_thread_cannot_start) {
   struct Owner {
-    CallQueue& queue() { return calls; }
+    TaskQueue& queue() { return calls; }
     void give_up() {}
-    CallQueue calls;
+    TaskQueue calls{call_thread};
   };
   std::atomic<int> made = 0;
   const auto call = [&] { ++made; };

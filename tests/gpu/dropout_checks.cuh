@@ -16,7 +16,7 @@
 #include "lockstep/device/cuda/memory.cuh"
 #include "lockstep/device/cuda/stream.cuh"
 #include "lockstep/norm/dropout.cuh"
-#include "lockstep/strategy/feature/random.cuh"
+#include "lockstep/strategy/features.cuh"
 #include "lockstep/trainer/cuda.cuh"
 #include "lockstep/trainer/wrappers.hpp"
 
@@ -181,11 +181,15 @@ inline std::vector<float> download(cudaStream_t stream, const float* from) {
 /// A rank's micro-batch on the host.
 inline HostStep host_step(std::uint64_t seed, std::size_t rank, std::size_t updates,
                           std::size_t micro_batch) {
-  LoopbackCommunicator nobody;
-  detail::RandomPosition<Cpu, LoopbackCommunicator> position(nobody);
-  position.start(Seed{seed}, Rank{rank});
-  position.move_to(updates, micro_batch);
-  return HostStep{position.keys()->micro_batch};
+  struct OnHost {
+    using device = Cpu;
+    LoopbackCommunicator nobody;
+    LoopbackCommunicator& comm() { return nobody; }
+  } host;
+  detail::RandomNumbers<OnHost, LoopbackCommunicator> numbers(host);
+  numbers.start(Seed{seed}, Rank{rank});
+  numbers.prepare(updates, micro_batch);
+  return HostStep{numbers.keys().micro_batch};
 }
 
 /// What dropout leaves there.

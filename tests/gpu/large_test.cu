@@ -11,7 +11,7 @@
 #include "lockstep/bucket/pack.cuh"
 #include "lockstep/device/cuda/launch.cuh"
 #include "lockstep/device/cuda/stream.cuh"
-#include "lockstep/optim/norm.cuh"
+#include "lockstep/optim/constants.cuh"
 #include "lockstep/optim/sgd.hpp"
 #include "lockstep/optim/update.cuh"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The gradients' norm on the device, and the steps that it decides: clipping, loss scaling, and a
 // graph that is replayed with new learning rates.
-#include "lockstep/optim/norm.cuh"
+#include "lockstep/optim/constants.cuh"
 
 #include <boost/test/unit_test.hpp>
 #include <cmath>
@@ -13,7 +13,6 @@
 #include "lockstep/bucket/pack.cuh"
 #include "lockstep/device/cuda/launch.cuh"
 #include "lockstep/optim/adam.hpp"
-#include "lockstep/optim/constants.cuh"
 #include "lockstep/optim/sgd.hpp"
 #include "lockstep/optim/update.cuh"
 

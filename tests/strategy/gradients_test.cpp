@@ -157,8 +157,8 @@ BOOST_AUTO_TEST_CASE(buckets_of_a_sub_graph_wait_for_its_parameters_alone) {
   pass.give("b"_p, 2);
   BOOST_TEST((pass.comm.calls == Calls{"start 4", "start 0", "start 2", "start 0"}));
   pass.buckets.end_backward();
-  BOOST_TEST(pass.buckets.is_used(1));
-  BOOST_TEST(!pass.buckets.is_used(2));
+  BOOST_TEST(pass.buckets.features().used()[1] != 0);
+  BOOST_TEST(pass.buckets.features().used()[2] == 0);
 }
 
 BOOST_AUTO_TEST_CASE(buckets_that_no_rank_uses_do_not_travel) {
@@ -227,12 +227,12 @@ BOOST_AUTO_TEST_CASE(unused_parameters_are_zero_and_who_used_what_is_agreed_on) 
   BOOST_TEST((pass.comm.calls == Calls{"start 44"}));
   pass.buckets.end_backward();  // the rest counts as zero, and keeps what is added up
   BOOST_TEST((pass.comm.calls == Calls{"start 44", "start 0", "start 2", "start 10"}));
-  const auto used = pass.buckets.agree_on_usage();
+  const auto used = pass.buckets.features().agree_on_usage(pass.buckets);
   BOOST_TEST((pass.comm.calls == Calls{"start 44", "start 0", "start 2", "start 10", "wait 44",
                                        "wait 0", "wait 2", "wait 10", "max 1"}));
   BOOST_TEST((used == std::array<std::uint8_t, 4>{1, 1, 0, 1}));
   pass.buckets.features().after_update();
-  BOOST_TEST((pass.buckets.agree_on_usage() == std::array<std::uint8_t, 4>{}));
+  BOOST_TEST((pass.buckets.features().agree_on_usage(pass.buckets) == std::array<std::uint8_t, 4>{}));
 }
 
 BOOST_AUTO_TEST_CASE(a_pass_without_samples_is_zero_and_starts_everything) {
@@ -255,11 +255,11 @@ BOOST_AUTO_TEST_CASE(a_pass_without_samples_is_zero_and_starts_everything) {
 
 BOOST_AUTO_TEST_CASE(weighed_gradients_are_scaled_before_they_are_added_and_reduced) {
   Pass<8, ParallelStrategy<DP>> pass;
-  pass.buckets.features().weigh(0.5);
+  pass.buckets.weigh(0.5);
   pass.begin(false);
   pass.give("d"_p, 4);
   BOOST_TEST((pass.ends("d"_p) == Numbers{2, 2}));
-  pass.buckets.features().weigh(2);
+  pass.buckets.weigh(2);
   pass.begin(true, true);
   pass.give("d"_p, 10);
   BOOST_TEST((pass.comm.calls == Calls{"start 22"}));

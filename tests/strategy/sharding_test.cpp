@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Who owns what under Sharding<ZeroRedundancy>: slices of buckets.
-#include "lockstep/strategy/sharding/shards.hpp"
+#include "lockstep/strategy/sharding/sharding.hpp"
 
 #include <boost/test/unit_test.hpp>
 #include <cstddef>

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/strategy/replica.hpp"
 #include "strategy/recording_communicator.hpp"
 
 using namespace lockstep;
@@ -123,7 +124,7 @@ BOOST_AUTO_TEST_CASE(a_micro_batch_runs_by_calls_then_is_captured_then_is_replay
 
 BOOST_AUTO_TEST_CASE(a_variant_is_a_graph_of_its_own) {
   PlayedReplica<false> replica;
-  StepGraphs<Capturing<false>, int> graphs;
+  StepGraphs<Capturing<false>, int, PlayedReplica<false>::Nothing> graphs;
   const auto run = [&](std::uint64_t variant) {
     graphs.run(
         replica.comm, replica.model(), 5, {false, true, variant},
@@ -185,7 +186,7 @@ BOOST_AUTO_TEST_CASE(ranks_that_capture_together_do_so_only_when_all_are_about_t
 BOOST_AUTO_TEST_CASE(batches_that_cannot_be_compared_run_by_calls) {
   struct Opaque {};
   PlayedReplica<false> replica;
-  StepGraphs<Capturing<false>, Opaque> graphs;
+  StepGraphs<Capturing<false>, Opaque, PlayedReplica<false>::Nothing> graphs;
   for (int n = 0; n != 3; ++n)
     graphs.run(
         replica.comm, replica.model(), {}, {false, true, 0},

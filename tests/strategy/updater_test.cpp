@@ -65,7 +65,8 @@ struct Source {
   void reduce() {
     for (std::size_t b = 0; b != buckets; ++b) wait(b);
   }
-  const Usage& agree_on_usage() {
+  Source& features() { return *this; }
+  const Usage& agree_on_usage(Source&) {
     comm.calls.push_back("usage");
     return usage;
   }

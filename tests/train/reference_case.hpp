@@ -20,7 +20,7 @@
 
 #include "lockstep/core/macros.hpp"
 #include "lockstep/optim/adam.hpp"
-#include "lockstep/optim/clip.hpp"
+#include "lockstep/optim/constants.hpp"
 #include "lockstep/optim/sgd.hpp"
 #include "lockstep/policy/policy.hpp"
 #include "reference.hpp"

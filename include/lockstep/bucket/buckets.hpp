@@ -5,9 +5,11 @@
 
 #include <cstddef>
 #include <string_view>
+#include <type_traits>
 
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/element.hpp"
+#include "lockstep/core/name.hpp"
 #include "lockstep/policy/policy.hpp"
 
 namespace lockstep {
@@ -47,6 +49,61 @@ struct FloatingAs {
     return is_floating(declared) ? element_kind<T>() : declared;
   }
 };
+
+}  // namespace detail
+
+namespace axes {
+struct Frozen : WithName<"Frozen"> {};
+}  // namespace axes
+
+/// The policy that says which parameters stay as they are: `Frozen<"embed.*", "head.bias">`, where
+/// `*` stands for any characters. A frozen parameter has initial values like any other and all
+/// ranks get rank 0's, but it has no gradient, lies in no bucket and has no state of the optimizer.
+template <Name... Patterns>
+struct Frozen : detail::ValuePolicy<axes::Frozen>, detail::NamePatterns<Patterns...> {
+  static constexpr void fingerprint(detail::Hash& hash) {
+    hash.text(axes::Frozen::name);
+    detail::NamePatterns<Patterns...>::fingerprint_patterns(hash);
+  }
+};
+
+namespace detail {
+
+/// A bucket policy that knows which parameters lie in no bucket, and leaves room behind every one.
+template <class Limits, class Still, std::size_t Room>
+struct LayoutRules : Limits {
+  using frozen = Still;
+  static constexpr std::size_t room = Room;
+};
+
+/// By what parameters are laid out, with `Room` bytes behind every bucket. Without frozen ones and
+/// without room it is the bucket policy itself.
+template <class Limits, class Still, std::size_t Room = 0>
+using PlanRules = std::conditional_t<Room == 0 && Still::patterns.empty(), Limits,
+                                     LayoutRules<Limits, Still, Room>>;
+
+/// The bytes that rules leave behind every bucket.
+template <class Rules>
+constexpr std::size_t room_behind_buckets() {
+  if constexpr (requires { Rules::room; }) {
+    return Rules::room;
+  } else {
+    return 0;
+  }
+}
+
+/// Do these rules freeze a parameter?
+template <class Rules>
+inline constexpr bool freezes_some = requires { requires !Rules::frozen::patterns.empty(); };
+
+template <class Rules>
+constexpr bool is_frozen_name([[maybe_unused]] std::string_view name) {
+  if constexpr (freezes_some<Rules>) {
+    return Rules::frozen::match(name);
+  } else {
+    return false;
+  }
+}
 
 }  // namespace detail
 

@@ -7,14 +7,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
 
 #include "lockstep/bucket/buckets.hpp"
-#include "lockstep/bucket/elements.hpp"
-#include "lockstep/bucket/frozen.hpp"
 #include "lockstep/bucket/plan.hpp"
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/dynamic.hpp"
@@ -28,6 +27,106 @@
 #include "lockstep/model/tensor_list.hpp"
 
 namespace lockstep::detail {
+
+/// The element kinds that Model's tensors of one role can have in a layout, each once.
+template <class Model, TensorRole Role, class Types>
+struct KindsOf {
+  std::array<ElementKind, element_kinds> kinds{};
+  std::size_t size = 0;
+
+  constexpr KindsOf() {
+    if constexpr (TensorListing<Model>) {
+      for (const ElementKind kind : Model::Elements::kinds) {
+        if (Role == TensorRole::buffer || is_floating(kind)) add(Types::of(kind));
+      }
+    } else {
+      for (const TensorInfo& info : tensor_table<Model, Role>.infos) add(Types::of(info.element));
+    }
+  }
+
+ private:
+  constexpr void add(ElementKind element) {
+    bool known = false;
+    for (std::size_t k = 0; k != size; ++k) known = known || kinds[k] == element;
+    if (!known) kinds[size++] = element;
+  }
+};
+
+template <class Model, TensorRole Role, class Types = DeclaredTypes>
+inline constexpr KindsOf<Model, Role, Types> kinds_of{};
+
+/// Calls `f(std::type_identity<T>{})` with the type behind `kind`, one of those that the model has.
+/// For a model with one element type nothing is decided at run time.
+template <class Model, TensorRole Role, class Types = DeclaredTypes, class F>
+constexpr void with_element(ElementKind kind, F&& f) {
+  constexpr const auto& all = kinds_of<Model, Role, Types>;
+  if constexpr (all.size == 1) {
+    f(std::type_identity<ElementOf<all.kinds[0]>>{});
+  } else {
+    [&]<std::size_t... K>(std::index_sequence<K...>) {
+      static_cast<void>(
+          ((kind == all.kinds[K] && (f(std::type_identity<ElementOf<all.kinds[K]>>{}), true)) ||
+           ...));
+    }(std::make_index_sequence<all.size>{});
+  }
+}
+
+/// A piece of an arena as elements.
+template <class T>
+std::span<T> elements_at(std::byte* arena, std::size_t offset, std::size_t bytes) {
+  return {reinterpret_cast<T*>(arena + offset), bytes / sizeof(T)};
+}
+
+/// Neighbouring buckets of one element type, without room between them. Passes that treat every
+/// element alike, such as an optimizer's update, go over runs and need not stop at buckets.
+struct Run {
+  ElementKind element = ElementKind::unsupported;
+  std::size_t offset = 0;  // bytes from the arena's start
+  std::size_t bytes = 0;
+  std::size_t first_bucket = 0;
+  std::size_t buckets = 0;
+
+  constexpr std::size_t count() const { return bytes / element_size(element); }
+};
+
+template <std::size_t Count>
+struct RunTable {
+  Table<Run, Count> runs{};
+  std::size_t size = 0;
+
+  constexpr const Run* begin() const { return runs.data(); }
+  constexpr const Run* end() const { return runs.data() + size; }
+};
+
+template <std::size_t Count>
+constexpr RunTable<Count> make_runs(const BucketPlan<Count>& plan) {
+  RunTable<Count> table;
+  table.runs = make_table<Run, Count>(plan.bucket_count);
+  for (std::size_t b = 0; b != plan.bucket_count; ++b) {
+    const Bucket& bucket = plan.bucket_table[b];
+    const Run* const before = table.size == 0 ? nullptr : &table.runs[table.size - 1];
+    if (before == nullptr || before->element != bucket.element ||
+        before->offset + before->bytes != bucket.offset)
+      table.runs[table.size++] = {bucket.element, bucket.offset, 0, b, 0};
+    Run& run = table.runs[table.size - 1];
+    run.bytes += bucket.bytes;
+    ++run.buckets;
+  }
+  return table;
+}
+
+/// The runs of a layout: a constant and an empty type where the compiler knows its plan.
+template <class Layout>
+struct LayoutRuns {
+  static constexpr auto table = make_runs(Layout::plan());
+  constexpr explicit LayoutRuns(const Layout&) {}
+};
+template <class Layout>
+  requires(!Layout::is_static)
+struct LayoutRuns<Layout> {
+  RunTable<Layout::count> table;
+  explicit LayoutRuns(const Layout& layout) : table(make_runs(layout.plan())) {}
+};
 
 template <class Types, class Infos>
 constexpr Infos in_types(Infos infos) {
@@ -291,9 +390,9 @@ class TensorLayout : public LayoutBase<Model, Role, Limits, Types> {
                       Tensor::info.extents[1]>(arena + offset_of<Tensor>),
             Tensor::index);
       } else {
-        return named(
-            view_of<Memory, Const, Tensor>(arena, std::make_index_sequence<Tensor::info.rank>{}),
-            Tensor::index);
+        return view_like<Memory, Const, Tensor::index>(
+            arena + this->plan().placements[Tensor::index].offset, Tensor::index,
+            std::make_index_sequence<Tensor::info.rank>{});
       }
     }
   }
@@ -313,41 +412,22 @@ class TensorLayout : public LayoutBase<Model, Role, Limits, Types> {
                                       tensor));
         });
       }
-    } else if constexpr (tensor_table<Model, Role>.size() > most_unrolled) {
+    } else {
       constexpr const auto& table = shape_table<Model, Role>;
       for (std::size_t tensor = 0; tensor != table.shapes.size(); ++tensor) {
         if (OnlyTrained && !this->plan().is_trained(tensor)) continue;
         with_index<table.size>(table.shapes[tensor], [&](auto shape) {
-          using First = TensorAt<table.firsts[shape]>;
+          constexpr std::size_t first = table.firsts[shape];
           f(this->name(tensor),
-            named(shaped_view<Memory, Const, First>(arena, tensor,
-                                                    std::make_index_sequence<First::info.rank>{}),
-                  tensor));
+            view_like<Memory, Const, first>(
+                arena + this->plan().placements[tensor].offset, tensor,
+                std::make_index_sequence<tensor_table<Model, Role>.infos[first].rank>{}));
         });
       }
-    } else {
-      const auto visit = [&]<std::size_t Tensor>(std::integral_constant<std::size_t, Tensor>) {
-        if (OnlyTrained && !this->plan().is_trained(Tensor)) return;
-        f(this->name(Tensor),
-          named(view_of<Memory, Const, TensorAt<Tensor>>(
-                    arena, std::make_index_sequence<TensorAt<Tensor>::info.rank>{}),
-                Tensor));
-      };
-      for_each_index<tensor_table<Model, Role>.size()>(visit);
     }
   }
 
  private:
-  /// With more tensors than this, `for_each` is a loop over them instead of a call for each.
-  static constexpr std::size_t most_unrolled = 64;
-
-  /// A declared tensor by its place.
-  template <std::size_t Index>
-  struct TensorAt {
-    static constexpr std::size_t index = Index;
-    static constexpr TensorInfo info = tensor_table<Model, Role>.infos[Index];
-  };
-
   template <class Tensor>
   static constexpr std::size_t offset_of =
       static_offsets<Model, Role, Limits, Types>[Tensor::index];
@@ -359,30 +439,18 @@ class TensorLayout : public LayoutBase<Model, Role, Limits, Types> {
     return view;
   }
 
-  template <class Memory, bool Const, class Tensor, std::size_t... Axis>
-  constexpr auto view_of(std::byte* arena, std::index_sequence<Axis...>) const {
-    constexpr TensorInfo info = Tensor::info;
+  /// The view of a tensor at `data` that has the declared shape of tensor `First`.
+  template <class Memory, bool Const, std::size_t First, std::size_t... Axis>
+  constexpr auto view_like(std::byte* data, std::size_t tensor,
+                           std::index_sequence<Axis...>) const {
+    constexpr TensorInfo info = tensor_table<Model, Role>.infos[First];
     constexpr ElementKind element = Types::of(info.element);
     if constexpr (has_dynamic_shapes<Model, Role>) {
-      return make_view<Memory, Const, element, info.extents[Axis]...>(
-          arena + this->plan().placements[Tensor::index].offset,
-          this->infos()[Tensor::index].extents[Axis]...);
+      return named(make_view<Memory, Const, element, info.extents[Axis]...>(
+                       data, this->infos()[tensor].extents[Axis]...),
+                   tensor);
     } else {
-      return make_view<Memory, Const, element, info.extents[Axis]...>(arena + offset_of<Tensor>);
-    }
-  }
-
-  /// The view of a tensor that has the shape of `First`.
-  template <class Memory, bool Const, class First, std::size_t... Axis>
-  constexpr auto shaped_view(std::byte* arena, std::size_t tensor,
-                             std::index_sequence<Axis...>) const {
-    constexpr TensorInfo info = First::info;
-    std::byte* const data = arena + this->plan().placements[tensor].offset;
-    if constexpr (has_dynamic_shapes<Model, Role>) {
-      return make_view<Memory, Const, Types::of(info.element), info.extents[Axis]...>(
-          data, this->infos()[tensor].extents[Axis]...);
-    } else {
-      return make_view<Memory, Const, Types::of(info.element), info.extents[Axis]...>(data);
+      return named(make_view<Memory, Const, element, info.extents[Axis]...>(data), tensor);
     }
   }
 

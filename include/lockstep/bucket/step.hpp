@@ -274,7 +274,7 @@ class BareStep {
   /// view, a range or a list in braces, with a number for every element, for a tensor.
   template <class Key, class Value = std::initializer_list<double>>
   constexpr void set_grad(Key key, const Value& value) const {
-    write_grad(key, value);
+    write_view(grad(key), key, value);
     ready(key);
   }
 
@@ -304,18 +304,54 @@ class BareStep {
     return parameter < parameters_.infos().size() ? parameters_.name(parameter) : "";
   }
 
-  template <class Key, class Value>
-  constexpr void write_grad(Key key, const Value& value) const {
+  /// Writes a gradient, wherever it lies.
+  template <class View, class Key, class Value>
+  constexpr void write_view(const View& gradient, Key key, const Value& value) const {
     static_assert(std::is_same_v<Memory, HostMemory>,
                   "lockstep: this step's gradients are in device memory, which host code cannot "
                   "write; write them in a kernel and call step.ready");
-    if constexpr (std::is_same_v<Memory, HostMemory>) write_gradient(grad(key), key, value);
+    if constexpr (std::is_same_v<Memory, HostMemory>) write_gradient(gradient, key, value);
   }
 
  private:
   [[no_unique_address]] LayoutOfParameters parameters_;
   [[no_unique_address]] LayoutOfBuffers buffers_;
   Arenas arenas_;
+};
+
+/// A bare step whose `ready` tells the gradients. The parameter is a constant where its key is a
+/// name, and so is its bucket where shapes are static.
+template <class Model, class Bare, class Gradients>
+class TrackedStep : public Bare {
+ public:
+  TrackedStep(const Bare& bare, Gradients& gradients) : Bare(bare), gradients_(&gradients) {}
+
+  /// Says that a gradient is complete. With the last one of a bucket, its reduction starts.
+  template <class Key>
+  void ready(Key key) const {
+    Bare::ready(key);  // refuses what has no gradient
+    gradients_->ready(find_tensor<Model, TensorRole::parameter>(key));
+  }
+
+  /// Says that a parameter has no gradient in this pass, which counts as zero: with
+  /// `UnusedParameters<Zero>`, for those who know before the end of backward.
+  template <class Key>
+  void unused(Key key) const
+    requires(Gradients::skips_unused)
+  {
+    Bare::ready(key);
+    gradients_->unused(find_tensor<Model, TensorRole::parameter>(key).index);
+  }
+
+  /// Writes a gradient and says that it is complete.
+  template <class Key, class Value = std::initializer_list<double>>
+  void set_grad(Key key, const Value& value) const {
+    this->write_view(this->grad(key), key, value);
+    ready(key);
+  }
+
+ private:
+  Gradients* gradients_;
 };
 
 /// The step of evaluations and predictions: the same tensors, and `is_training()` is false.

@@ -19,7 +19,6 @@
 #include "lockstep/comm/adapters/hierarchical/hosts.hpp"
 #include "lockstep/comm/backends/shm/communicator.hpp"
 #include "lockstep/comm/backends/shm/memory.hpp"
-#include "lockstep/comm/call/messages.hpp"
 #include "lockstep/comm/call/peers.hpp"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/core/error.hpp"
@@ -141,8 +140,18 @@ LOCKSTEP_INLINE std::string lagging_rank(Rank who, bool has_joined, std::uint64_
   return text({"rank ", who, " (made ", made, " of ", expected, " calls)"});
 }
 
+LOCKSTEP_INLINE Error retold(const Error& error, std::string_view operation,
+                             std::string_view problem, std::optional<Rank> rank) {
+  const Error named(operation, problem, error.advice(), rank);
+  return error.is_consequence() ? named.as_consequence() : named;
+}
+
 LOCKSTEP_INLINE Error gave_up(std::string_view communicator, std::string_view reason, Rank me) {
   return {communicator, text({"this rank gave it up: ", reason}), "start the job again", me};
+}
+
+LOCKSTEP_INLINE bool is_own_reason(std::string_view reason) {
+  return !reason.empty() && reason != ended_by_exception && !reason.starts_with(because_of_another);
 }
 
 LOCKSTEP_INLINE Membership membership_in_group(const Membership& member, Store& store,
@@ -512,9 +521,10 @@ LOCKSTEP_INLINE std::optional<Error> SharedPeers::check(const Call& call, const 
   const auto lacks = [&](std::size_t w) {
     return awaited.rank ? Rank{w} == *awaited.rank : calls_made(w) < awaited.calls;
   };
-  if (auto fault = find_fault(*this, call, lacks)) return fault;
+  const std::string operation = call.text();
+  if (auto fault = find_fault(*this, operation, lacks)) return fault;
   if (Clock::now() - begin < timeout_) return std::nullopt;
-  return find_missing(*this, call, timeout_, lacks);
+  return find_missing(*this, operation, timeout_, lacks);
 }
 
 }  // namespace lockstep::detail

@@ -10,7 +10,7 @@
 #include <span>
 #include <vector>
 
-#include "lockstep/comm/call/messages.hpp"
+#include "lockstep/comm/call/peers.hpp"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/combine.hpp"
 #include "lockstep/core/error.hpp"
@@ -64,12 +64,6 @@ void announce_message(B& backend, const C& message) {
   }
 }
 
-/// The error of a message that a call is made of, as an error of the call.
-inline Error error_of(const Call& call, const Error& error) {
-  const Error named(call.text(), error.problem(), error.advice(), error.rank());
-  return error.is_consequence() ? named.as_consequence() : named;
-}
-
 /// Performs a call for a backend that does not compare calls itself. If it fails, all ranks fail.
 template <class B, class C>
 void compare_and_execute(B& backend, const C& call) {
@@ -81,7 +75,7 @@ void compare_and_execute(B& backend, const C& call) {
     }
     if constexpr (C::kind != CollectiveKind::barrier) execute_any(backend, call);
   } catch (const Error& error) {
-    const Error named = error_of(call.call(), error);
+    const Error named = retold(error, call.call().text(), error.problem(), error.rank());
     backend.abandon(named.text());
     throw named;
   }

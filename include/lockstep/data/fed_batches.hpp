@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/comm/call/messages.hpp"
+#include "lockstep/comm/call/peers.hpp"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/scope_guard.hpp"

@@ -222,14 +222,14 @@ class Pinned {
   void load(std::span<const std::size_t> indices, batch_type& out) const
     requires(!detail::PassLoading<Source, batch_type>)
   {
-    const detail::OnCudaDevice on(pool_->device());
+    const detail::OnGpu on(static_cast<std::size_t>(pool_->device()));
     out.set_pool(pool_);
     if constexpr (detail::Pinnable<Source>) source_.load(indices, out);
   }
   void load(std::span<const std::size_t> indices, Pass pass, batch_type& out) const
     requires detail::PassLoading<Source, batch_type>
   {
-    const detail::OnCudaDevice on(pool_->device());
+    const detail::OnGpu on(static_cast<std::size_t>(pool_->device()));
     out.set_pool(pool_);
     source_.load(indices, pass, out);
   }

@@ -77,14 +77,10 @@ struct AdamRule : Choice<axes::Optimizer> {
 }  // namespace detail
 
 /// PyTorch's Adam: weight decay is part of the gradient.
-struct Adam : detail::AdamRule<false> {
-  static constexpr std::string_view name = "Adam";
-};
+struct Adam : detail::AdamRule<false>, WithName<"Adam"> {};
 
 /// PyTorch's AdamW: weight decay shrinks the parameter itself.
-struct AdamW : detail::AdamRule<true> {
-  static constexpr std::string_view name = "AdamW";
-};
+struct AdamW : detail::AdamRule<true>, WithName<"AdamW"> {};
 
 static_assert(UpdateRule<Adam> && UpdateRule<AdamW>);
 

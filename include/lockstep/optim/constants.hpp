@@ -3,20 +3,112 @@
 /// @file The constants of an optimizer's step: those of all parameters, and a table where groups of
 /// parameters, or parameters with their own count of updates, have different ones.
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <span>
+#include <string_view>
 #include <type_traits>
 #include <vector>
 
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/dynamic.hpp"
+#include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/macros.hpp"
-#include "lockstep/optim/anomaly.hpp"
-#include "lockstep/optim/clip.hpp"
-#include "lockstep/optim/loss_scale.hpp"
+#include "lockstep/optim/update.hpp"
+#include "lockstep/policy/policy.hpp"
+
+namespace lockstep {
+
+namespace axes {
+struct Clip : WithName<"Clip"> {};
+}  // namespace axes
+
+/// Gradients are scaled down until their norm over all parameters is at most `Norm`, a number of
+/// any type: `Clip<1>` is `Clip<1.0>`. An infinite norm clips nothing.
+template <auto Norm = std::numeric_limits<double>::infinity()>
+struct Clip : detail::ValuePolicy<axes::Clip> {
+  static constexpr bool well_formed = std::is_arithmetic_v<decltype(Norm)>;
+  static constexpr double norm = [] {
+    if constexpr (well_formed) return static_cast<double>(Norm);
+    return 0.0;
+  }();
+  static constexpr bool clips = norm != std::numeric_limits<double>::infinity();
+  static constexpr void fingerprint(detail::Hash& hash) {
+    hash.text(axes::Clip::name).number(__builtin_bit_cast(std::uint64_t, norm));
+  }
+};
+
+namespace detail {
+
+/// The sum of squares, in double. Short blocks are summed in the elements' own arithmetic, which
+/// vectorises better and loses no digits.
+template <Element T>
+double sum_of_squares(std::span<const T> values) {
+  constexpr std::size_t block = 64;
+  constexpr std::size_t lanes = 8;
+  double sum = 0;
+  for (std::size_t begin = 0; begin < values.size(); begin += block) {
+    Accumulator<T> lane[lanes] = {};
+    const std::size_t end = std::min(values.size(), begin + block);
+    for (std::size_t i = begin; i < end; ++i) {
+      const auto value = static_cast<Accumulator<T>>(values[i]);
+      lane[(i - begin) % lanes] += value * value;
+    }
+    for (const auto part : lane) sum += static_cast<double>(part);
+  }
+  return sum;
+}
+
+/// The factor by which gradients are multiplied so that their norm is at most `max_norm`: PyTorch's
+/// `clip_grad_norm_`, with its guard against a norm of zero. As there, a norm of NaN makes every
+/// gradient NaN, so that a broken gradient shows.
+LOCKSTEP_HOST_DEVICE constexpr double clip_factor(double norm, double max_norm) {
+  const double factor = max_norm / (norm + 1e-6);
+  return factor > 1 ? 1 : factor;
+}
+
+}  // namespace detail
+
+/// GradScaler's arguments and their defaults.
+struct LossScaleOptions {
+  float initial = 65536;
+  float growth = 2;
+  float backoff = 0.5;
+  std::uint32_t interval = 2000;  // good steps until it grows
+};
+
+namespace detail {
+
+/// The factor of the loss, which keeps small gradients from vanishing in 16 bits.
+struct LossScale {
+  float scale = 1;
+  std::uint32_t good_steps = 0;  // since it last changed
+};
+
+/// A scale below this will not recover: some forty steps in a row have overflowed.
+inline constexpr float smallest_loss_scale = 1e-7F;
+
+constexpr LossScale first_loss_scale(const LossScaleOptions& options) {
+  return {options.initial, 0};
+}
+
+/// The factor of the next step. Gradients that are not finite halve it, and their step is skipped;
+/// many good ones in a row double it, unless that would leave the range of float.
+LOCKSTEP_HOST_DEVICE constexpr LossScale next_loss_scale(LossScale now, bool finite,
+                                                         const LossScaleOptions& options) {
+  if (!finite) return {now.scale * options.backoff, 0};
+  if (now.good_steps + 1 < options.interval) return {now.scale, now.good_steps + 1};
+  const float grown = now.scale * options.growth;
+  return {is_finite(grown) ? grown : now.scale, 0};
+}
+
+}  // namespace detail
+
+}  // namespace lockstep
 
 namespace lockstep::detail {
 

@@ -53,18 +53,6 @@ constexpr std::string_view state_name(std::size_t k) {
   }
 }
 
-/// Calls `f(parameter, state, values)`, or with the place of the first value in the parameter as a
-/// fourth argument where `f` takes one.
-template <class F, class Values>
-constexpr void hand_out_state(F& f, std::string_view parameter, std::string_view state,
-                              const Values& values, std::size_t first) {
-  if constexpr (requires { f(parameter, state, values, first); }) {
-    f(parameter, state, values, first);
-  } else {
-    f(parameter, state, values);
-  }
-}
-
 }  // namespace detail
 
 /// The policy that says by which rule parameters are updated: `Optimizer<AdamW>`.

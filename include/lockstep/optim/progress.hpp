@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "lockstep/core/error.hpp"
-#include "lockstep/optim/loss_scale.hpp"
+#include "lockstep/optim/constants.hpp"
 #include "lockstep/optim/optimizer.hpp"
 
 namespace lockstep::detail {

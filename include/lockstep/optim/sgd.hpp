@@ -13,8 +13,7 @@
 namespace lockstep {
 
 /// PyTorch's SGD without momentum.
-struct SGD : Choice<axes::Optimizer> {
-  static constexpr std::string_view name = "SGD";
+struct SGD : Choice<axes::Optimizer>, WithName<"SGD"> {
   static constexpr std::size_t states = 0;
 
   struct Options {
@@ -88,14 +87,10 @@ struct MomentumRule : Choice<axes::Optimizer> {
 }  // namespace detail
 
 /// PyTorch's SGD with momentum.
-struct SGDMomentum : detail::MomentumRule<false> {
-  static constexpr std::string_view name = "SGDMomentum";
-};
+struct SGDMomentum : detail::MomentumRule<false>, WithName<"SGDMomentum"> {};
 
 /// PyTorch's SGD with Nesterov's momentum.
-struct SGDNesterov : detail::MomentumRule<true> {
-  static constexpr std::string_view name = "SGDNesterov";
-};
+struct SGDNesterov : detail::MomentumRule<true>, WithName<"SGDNesterov"> {};
 
 static_assert(UpdateRule<SGD> && UpdateRule<SGDMomentum> && UpdateRule<SGDNesterov>);
 

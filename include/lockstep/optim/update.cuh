@@ -7,6 +7,7 @@
 #include <cuda_runtime.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <type_traits>
 
 #include "lockstep/core/dynamic.hpp"
@@ -14,8 +15,6 @@
 #include "lockstep/core/macros.hpp"
 #include "lockstep/device/cuda/launch.cuh"
 #include "lockstep/device/cuda/vector.cuh"
-#include "lockstep/optim/anomaly.cuh"
-#include "lockstep/optim/anomaly.hpp"
 #include "lockstep/optim/constants.hpp"
 #include "lockstep/optim/optimizer.hpp"
 #include "lockstep/optim/update.hpp"
@@ -23,6 +22,13 @@
 namespace lockstep::detail {
 
 using UpdateShape = PassShape<256, 2>;
+
+/// Notes the step of an anomaly, and raises the flag that the host reads. Threads that do it at
+/// once write the same.
+__device__ inline void tell_anomaly(const AnomalyWatch& watch, std::uint64_t step) {
+  watch.record->step = step;
+  *watch.seen = 1;
+}
 
 /// Where a piece that is watched begins, in bytes from the start of the parameters' arena.
 template <bool Watches>

@@ -3,11 +3,157 @@
 /// @file An optimizer's pass over a contiguous piece of a bucket, on the host.
 
 #include <array>
+#include <concepts>
 #include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
 #include <tuple>
+#include <type_traits>
 
 #include "lockstep/core/element.hpp"
-#include "lockstep/optim/anomaly.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/macros.hpp"
+#include "lockstep/policy/policy.hpp"
+
+namespace lockstep {
+
+namespace axes {
+struct Anomaly : WithName<"Anomaly"> {};
+}  // namespace axes
+
+/// A loss or gradient that is not finite ends the job, with an error that names rank, step and
+/// parameter. It is looked for in the pass that updates the parameters, so some of them may hold
+/// its traces by then. On a GPU the error comes from a later call, as soon as the host can know.
+/// Where losses are scaled (`Precision<Mixed<Half>>`), gradients that overflow are part of the
+/// method and are skipped; there the job ends when the scale has become too small to recover.
+struct Stop : Choice<axes::Anomaly>, WithName<"Stop"> {};
+
+/// A step whose gradients have no finite norm changes nothing, on any rank, and is counted. The
+/// norm of all gradients is computed before every update, as for `Clip`.
+struct Skip : Choice<axes::Anomaly>, WithName<"Skip"> {};
+
+/// Nobody looks.
+struct Ignore : Choice<axes::Anomaly>, WithName<"Ignore"> {};
+
+/// The policy for a loss or gradient that is NaN or infinite: `Anomaly<Skip>`.
+template <class How>
+struct Anomaly : detail::ChoicePolicy<axes::Anomaly, How> {};
+
+namespace detail {
+
+/// Zero for a number that is finite, and for no other. The difference of a number and itself can be
+/// collected with `|` in a loop that vectorises, at two instructions for a whole vector.
+template <std::floating_point A>
+LOCKSTEP_HOST_DEVICE constexpr auto blemish(A value) {
+  using Bits = std::conditional_t<sizeof(A) == 4, std::uint32_t, std::uint64_t>;
+#if defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__
+  // The compiler takes the difference for zero: under -ffast-math the exponent is looked at.
+  constexpr Bits exponent = __builtin_bit_cast(Bits, static_cast<A>(__builtin_huge_val()));
+  return static_cast<Bits>((__builtin_bit_cast(Bits, value) & exponent) == exponent);
+#else
+  return __builtin_bit_cast(Bits, value - value);
+#endif
+}
+LOCKSTEP_HOST_DEVICE constexpr bool is_finite(double value) { return blemish(value) == 0; }
+
+/// What the update kernels of a GPU have found, in device memory.
+struct AnomalyRecord {
+  static constexpr unsigned long long nowhere = ~0ULL;
+
+  std::uint64_t step = 0;                 // the first bad one, from 1; 0: there is none
+  unsigned long long gradient = nowhere;  // the lowest offset of a gradient that is not finite
+  bool loss = false;                      // the loss was not finite
+  bool scale = false;                     // the loss scale has become too small
+};
+
+/// Where kernels look and what they tell: part of a step's numbers.
+struct AnomalyWatch {
+  AnomalyRecord* record = nullptr;
+  std::uint32_t* seen = nullptr;  // host memory, which the host reads without waiting
+  const double* loss = nullptr;
+};
+
+// What a job says of an anomaly.
+
+inline Error anomaly_error(const std::string& what, std::uint64_t step) {
+  return {"step " + std::to_string(step), what,
+          "lower the learning rate, clip gradients (Clip<1.0>) or look at the batch; "
+          "Anomaly<Skip> leaves such steps out, Anomaly<Ignore> goes on"};
+}
+
+/// The error of a gradient at an offset in the arena.
+template <class Layout>
+Error anomaly_error(const Layout& layout, std::size_t offset, const std::string& value,
+                    const std::string& whose, std::uint64_t step) {
+  const auto& placements = layout.plan().placements;
+  std::size_t p = 0;
+  while (p + 1 < placements.size() &&
+         !(offset >= placements[p].offset && offset - placements[p].offset < placements[p].bytes))
+    ++p;
+  const std::size_t size = placements[p].bytes / layout.infos()[p].count();
+  return anomaly_error("the gradient of " + std::string(layout.name(p)) + " is " + value +
+                           " at element " + std::to_string((offset - placements[p].offset) / size) +
+                           (whose.empty() ? "" : ", " + whose),
+                       step);
+}
+
+/// The first gradient of an update on the host that is not finite. It is noted in a pass, which
+/// another thread may be running, and thrown after it.
+class NotedAnomaly {
+ public:
+  bool is_there() const { return found_.has_value(); }
+
+  /// Notes the first of these averages that is not finite, which begin with element `at` of those
+  /// from `offset` of the arena on. `sources` are all ranks' gradients, where they are at hand.
+  template <class T, class... Sources>
+  [[gnu::cold, gnu::noinline]] void note(std::size_t offset, std::size_t at,
+                                         std::span<const T> averages, Sources... sources) {
+    using A = Accumulator<T>;
+    if (found_) return;
+    std::size_t i = 0;
+    while (i + 1 < averages.size() && is_finite(static_cast<A>(averages[i]))) ++i;
+    Found found{offset + (at + i) * sizeof(T), static_cast<double>(static_cast<A>(averages[i]))};
+    [[maybe_unused]] const auto look = [&](std::span<T* const> all) {
+      for (std::size_t w = all.size(); w-- != 0;) {
+        if (is_finite(static_cast<A>(all[w][at + i]))) continue;
+        ++found.ranks;
+        found.first_rank = w;
+      }
+    };
+    (look(sources), ...);
+    found_ = found;
+  }
+
+  /// Throws it and forgets it. `average` says what the gradient is, where no rank is known that
+  /// gave it.
+  template <class Layout>
+  [[noreturn, gnu::cold, gnu::noinline]] void report(const Layout& layout, const char* average,
+                                                     std::uint64_t step) {
+    const Found found = found_.value_or(Found{});
+    found_.reset();
+    std::string whose = average;
+    if (found.ranks != 0) whose = "of rank " + std::to_string(found.first_rank);
+    if (found.ranks > 1) whose += " and " + std::to_string(found.ranks - 1) + " more";
+    throw anomaly_error(layout, found.offset, std::to_string(found.value), whose, step);
+  }
+
+ private:
+  /// A gradient that is not finite, and the ranks that gave it.
+  struct Found {
+    std::size_t offset = 0;  // bytes
+    double value = 0;
+    std::size_t ranks = 0;
+    std::size_t first_rank = 0;
+  };
+  std::optional<Found> found_;
+};
+
+}  // namespace detail
+
+}  // namespace lockstep
 
 namespace lockstep::detail {
 

@@ -10,7 +10,6 @@
 #include <type_traits>
 #include <vector>
 
-#include "lockstep/bucket/elements.hpp"
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/element.hpp"
@@ -21,6 +20,7 @@
 
 namespace lockstep::detail {
 
+/// The values that a model initializes (see `ArenaValues`), as a copy on the host.
 /// `Declared` and `Used` are the layouts of one model's tensors in two sets of types. Where an
 /// optimizer keeps master weights, `masters` hold the used tensors in float, element for element:
 /// they are read instead of the used ones, and both are written. Frozen tensors have no masters.
@@ -77,7 +77,7 @@ class ArenaCopy {
   /// Calls `f(values)` for pieces of a tensor, in order, that cover it: it writes all of them. No
   /// memory is needed for the tensor.
   template <class D, class F>
-  void fill(std::size_t tensor, const F& f) {
+  void fill(std::size_t tensor, const Placement&, const F& f) {
     if (states_[tensor] == State::open)
       return f(std::span<D>(values<D>(tensor), info(tensor).count()));
     with_types(tensor, [&]<class T, class U>(std::type_identity<T>, std::type_identity<U>) {
@@ -168,21 +168,6 @@ class ArenaCopy {
   std::vector<State> states_;
   HostStaging staging_;
   HostArena piece_{0};  // of a tensor that is filled
-};
-
-/// A copy as the values that a model initializes (see `ArenaValues`).
-template <class Copy>
-struct CopiedValues {
-  Copy* copy;
-
-  std::byte* arena() const { return copy->arena(); }
-  void open(std::size_t tensor) const { copy->open(tensor); }
-  void close(std::size_t tensor) const { copy->close(tensor); }
-  void flush() const { copy->flush(); }
-  template <class T, class F>
-  void fill(std::size_t tensor, const Placement&, const F& f) const {
-    copy->template fill<T>(tensor, f);
-  }
 };
 
 }  // namespace lockstep::detail

@@ -78,23 +78,6 @@ concept LossDeferring = Execution<E> && requires(E& execution) {
   execution.note_forward();
 };
 
-/// The gradients of a step on one rank. An updater takes what it needs: whole averages need not
-/// exist, and never do where every rank reduces only the slice that it updates.
-/// - `own<T>(offset, bytes)`: this rank's gradients in a piece of the arena, summed over
-///   micro-batches. Buckets whose reductions are under way must not be touched.
-/// - `wait(bucket)`: averages a bucket over ranks, or waits for its reduction that is under way.
-///   **Ranks** all, in the order of buckets. `reduce()` does it for all buckets.
-/// - `averages<T>(offset, bytes)`: a piece whose buckets are averaged, in the type it travelled in.
-/// - `agree_on_usage()`, where updates leave parameters out: which parameters any rank has used
-/// since the last update. **Ranks** all.
-template <class G>
-concept GradientSource = requires(G& gradients, std::size_t n) {
-  { gradients.template own<float>(n, n) } -> std::same_as<std::span<float>>;
-  gradients.wait(n);
-  gradients.reduce();
-  { gradients.template averages<float>(n, n).size() } -> std::same_as<std::size_t>;
-};
-
 /// A communicator whose work is enqueued on a stream: `synchronize` blocks the host until the
 /// stream is empty, and throws the fault, if there is one.
 template <class C>

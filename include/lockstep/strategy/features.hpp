@@ -8,8 +8,6 @@
 #include <type_traits>
 #include <utility>
 
-#include "lockstep/comm/collective.hpp"
-
 namespace lockstep::detail {
 
 /// Every stage as a no-op: a feature derives from this and hides the stages at which it acts. It is
@@ -25,8 +23,6 @@ template <class Feature>
 struct Stages {
   /// Before every micro-batch, replayed or not; it is not captured.
   static constexpr void prepare(std::uint64_t /*updates*/, std::size_t /*micro_batch*/) {}
-  /// A forward pass begins, of a micro-batch that synchronizes.
-  static constexpr void before_forward(auto& /*replica*/, JobCall) {}
   /// A backward pass begins; no gradient is there. `live`: this rank has a batch.
   static constexpr void before_backward(auto&, bool /*live*/) {}
   /// Buckets may travel from now on.
@@ -83,9 +79,6 @@ struct FeatureSet : F... {
   void prepare([[maybe_unused]] std::uint64_t updates, [[maybe_unused]] std::size_t micro_batch) {
     (F::prepare(updates, micro_batch), ...);
   }
-  void before_forward([[maybe_unused]] auto& replica, [[maybe_unused]] JobCall part_of) {
-    (F::before_forward(replica, part_of), ...);
-  }
   void before_backward([[maybe_unused]] auto& gradients, [[maybe_unused]] bool live) {
     (F::before_backward(gradients, live), ...);
   }
@@ -123,7 +116,10 @@ struct FeatureSet : F... {
     ((key = 31 * key + F::graph_key()), ...);
     return key;
   }
-  auto snapshot() const { return std::tuple(F::snapshot()...); }
+  /// The types are said: of a single pair, `std::tuple` would make a tuple of its two members.
+  auto snapshot() const {
+    return std::tuple<decltype(std::declval<const F&>().snapshot())...>(F::snapshot()...);
+  }
   void rollback(const auto& all) { rollback_each(all, std::index_sequence_for<F...>{}); }
 
  private:
@@ -143,44 +139,19 @@ struct FeatureSet : F... {
   }
 };
 
-template <class Traits, class Comm, class Chosen, class... Tags>
+/// A feature, and whether it applies to a job: where it does not, it is not instantiated.
+template <bool Applies, template <class, class> class Feature>
+struct If;
+
+template <class Traits, class Comm, class Chosen, class... Rest>
 struct SelectFeatures {
   using type = Chosen;
 };
-template <class Traits, class Comm, class... F, class Tag, class... Tags>
-  requires(Tag::template applies<Traits>)
-struct SelectFeatures<Traits, Comm, FeatureSet<F...>, Tag, Tags...>
-    : SelectFeatures<Traits, Comm, FeatureSet<F..., typename Tag::template type<Traits, Comm>>,
-                     Tags...> {};
-template <class Traits, class Comm, class... F, class Tag, class... Tags>
-  requires(!Tag::template applies<Traits>)
-struct SelectFeatures<Traits, Comm, FeatureSet<F...>, Tag, Tags...>
-    : SelectFeatures<Traits, Comm, FeatureSet<F...>, Tags...> {};
-
-// Of the files in feature/, which gradients.hpp includes.
-struct SubgraphsFeature;
-struct UnusedParametersFeature;
-struct JoinFeature;
-struct CheckedGradientsFeature;
-struct ShareWeightsFeature;
-struct AccumulationFeature;
-struct BuffersFeature;
-struct RandomFeature;
-struct SyncNormsFeature;
-
-/// The features that apply to a job. A new feature is its file and its line here. The order is the
-/// order at every stage: sub-graphs say which gradients come, before the checked mode looks for
-/// them, and what is added up has been checked and weighed.
-template <class Traits, class Comm>
-using FeaturesOf = typename SelectFeatures<Traits, Comm, FeatureSet<>,  //
-                                           SubgraphsFeature,            //
-                                           UnusedParametersFeature,     //
-                                           JoinFeature,                 //
-                                           CheckedGradientsFeature,     //
-                                           ShareWeightsFeature,         //
-                                           AccumulationFeature,         //
-                                           BuffersFeature,              //
-                                           RandomFeature,               //
-                                           SyncNormsFeature>::type;
+template <class Traits, class Comm, class... F, template <class, class> class Next, class... Rest>
+struct SelectFeatures<Traits, Comm, FeatureSet<F...>, If<true, Next>, Rest...>
+    : SelectFeatures<Traits, Comm, FeatureSet<F..., Next<Traits, Comm>>, Rest...> {};
+template <class Traits, class Comm, class... F, template <class, class> class Next, class... Rest>
+struct SelectFeatures<Traits, Comm, FeatureSet<F...>, If<false, Next>, Rest...>
+    : SelectFeatures<Traits, Comm, FeatureSet<F...>, Rest...> {};
 
 }  // namespace lockstep::detail

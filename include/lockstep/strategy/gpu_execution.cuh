@@ -24,11 +24,10 @@
 #include "lockstep/device/device.hpp"
 #include "lockstep/hook/hook_device.cuh"
 #include "lockstep/hook/power_sgd.cuh"
-#include "lockstep/optim/anomaly.hpp"
+#include "lockstep/optim/update.hpp"
 #include "lockstep/strategy/arena_copy.cuh"
 #include "lockstep/strategy/concepts.hpp"
-#include "lockstep/strategy/feature/checked_gradients.cuh"
-#include "lockstep/strategy/feature/random.cuh"
+#include "lockstep/strategy/features.cuh"
 #include "lockstep/strategy/gpu_update.cuh"
 #include "lockstep/strategy/on_device.cuh"
 #include "lockstep/strategy/replica_traits.hpp"
@@ -167,16 +166,11 @@ class GpuStep : public Traits::bare_step {
   /// says that it is complete. **Stream** `stream()`.
   template <class Key, class Value>
   void set_grad(Key key, const Value& value) const {
-    write_grad(key, value);
+    write_view(this->grad(key), key, value);
     this->ready(key);
   }
 
  protected:
-  template <class Key, class Value>
-  void write_grad(Key key, const Value& value) const {
-    write_view(this->grad(key), key, value);
-  }
-  /// Writes a gradient that lies elsewhere.
   template <class View, class Key, class Value>
   void write_view(const View& gradient, Key key, const Value& value) const {
     using T = typename View::value_type;
@@ -321,8 +315,7 @@ class DeviceExecution<Cuda, Traits, Comm> {
     ArenaCopy<BufferLayout<Model>, typename Traits::buffer_layout, typename Traits::buffer_types,
               Model, TensorRole::buffer>
         buffers(model, arenas.buffers);
-    write(CopiedValues<decltype(parameters)>{&parameters},
-          CopiedValues<decltype(buffers)>{&buffers});
+    write(parameters, buffers);
     parameters.flush();
     buffers.flush();
   }

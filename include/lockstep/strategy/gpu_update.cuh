@@ -13,12 +13,10 @@
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/device/cuda/memory.cuh"
-#include "lockstep/optim/anomaly.cuh"
 #include "lockstep/optim/constants.cuh"
-#include "lockstep/optim/norm.cuh"
+#include "lockstep/optim/schedule.hpp"
 #include "lockstep/optim/update.cuh"
-#include "lockstep/optim/update_clock.hpp"
-#include "lockstep/strategy/feature/join.cuh"
+#include "lockstep/strategy/features.cuh"
 #include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/strategy/sharding/zero.hpp"
 
@@ -33,12 +31,16 @@ class GpuUpdate {
   using Rule = typename Traits::rule;
   using Clock = UpdateClock<Rule, typename Traits::curve, typename Traits::groups>;
   using OptimizerPolicy = typename Traits::template policy<axes::Optimizer>;
-  using Anomalies = GpuAnomaly<Traits, Comm>;
   static constexpr bool decides = decides_steps<Traits>;
   static constexpr bool finds = Traits::skips_zero_gradients;
   static constexpr bool counts = Traits::counts_updates;
   static constexpr bool has_table = TableLayout<Traits>::is_needed;
-  static constexpr bool watches = Anomalies::watches;
+  /// Does a step that is not finite end the job (`Anomaly<Stop>`)? Kernels note it, and the host
+  /// looks when it makes the next step.
+  static constexpr bool stops = Traits::stops_at_anomaly;
+  /// Do update kernels look for one? Where losses are scaled, gradients that are not finite are
+  /// part of the method: their steps are skipped, until the scale is too small.
+  static constexpr bool watches = stops && !Traits::scales_loss;
   static constexpr std::size_t groups = Traits::groups::count;
   /// Are the squares of what ranks own added up over ranks?
   static constexpr bool adds_squares = decides && Traits::divides_states;
@@ -58,16 +60,23 @@ class GpuUpdate {
   GpuUpdate(Comm& comm, const Execution& execution, const layout& where, const Owned& owned,
             const Clock& clock)
       : comm_(comm),
+        layout_(where),
         clock_(clock),
-        anomalies_(comm, where, execution.loss_value()),
+        seen_(stops ? sizeof(std::uint32_t) : 0),
+        found_(stops ? sizeof(AnomalyRecord) : 0),
+        loss_(execution.loss_value()),
         state_(execution.step_state()),
         table_(where),
         pieces_(uploaded(table_.pieces)),
         groups_(uploaded(table_.groups)),
-        inputs_(groups * size_of_inputs(OptimizerPolicy{})),
-        numbers_((groups + (counts ? table_.rows() : 0)) * size_of_numbers(OptimizerPolicy{})),
+        inputs_(groups * sizeof(StepInputs<Rule>)),
+        numbers_((groups + (counts ? table_.rows() : 0)) * sizeof(StepNumbers<Rule>)),
         updates_((counts ? table_.rows() : 0) * sizeof(std::uint64_t)),
         partials_(plan_partials(owned) * sizeof(double)) {
+    if constexpr (stops) {
+      const AnomalyRecord nothing;
+      copy_now(found_.data(), &nothing, sizeof nothing);
+    }
     if constexpr (adds_squares) squares_ = comm.template allocate<double>(1).data();
     if constexpr (counts) used_ = comm.template allocate<std::uint8_t>(table_.rows());
   }
@@ -97,20 +106,20 @@ class GpuUpdate {
   template <class Gradients>
   void use(Gradients& gradients) {
     gradients.reduce();
-    launch_store_flags(stream(), used_.data(), gradients.used());
+    launch_store_flags(stream(), used_.data(), gradients.features().used());
     if constexpr (!Traits::alone && !Traits::subgraphs_agree) agree();
   }
 
   /// The first pass over averages: squares, and which parameters have some that are not zero.
   template <class T, std::size_t Count>
   void observe(const UpdatePiece<T, Count>& piece, auto averages) {
-    auto* const data = reinterpret_cast<std::byte*>(averages.data());
+    using Element = ElementOf<travelling<T>>;  // reached through its kind, for nvcc
     double* const partials = decides ? this->partials() + partials_before_[piece.number] : nullptr;
     if constexpr (finds) {
-      find_used_by_kind<travelling<T>>(stream(), data, where(piece.offset, sizeof(T)), used_.data(),
-                                       partials, piece.count.value());
+      launch_find_used<Element>(stream(), averages.data(), where(piece.offset, sizeof(T)),
+                                used_.data(), partials, piece.count.value());
     } else {
-      squares_by_kind<travelling<T>, Count>(stream(), data, partials, piece.count.value());
+      launch_squares<Element, Count>(stream(), averages.data(), partials, piece.count.value());
     }
   }
 
@@ -170,8 +179,21 @@ class GpuUpdate {
   }
 
   static constexpr void end() {}
-  void require_none_seen() const { anomalies_.require_none_seen(); }
-  void require_finite() const { anomalies_.require_none(); }
+  /// Throws if a kernel has told of an anomaly so far. **Host** does not block.
+  void require_none_seen() const {
+    if constexpr (stops) {
+      // Set by a kernel, and read without waiting for it.
+      if (*reinterpret_cast<const volatile std::uint32_t*>(seen_.data())) [[unlikely]]
+        report();
+    }
+  }
+  /// Throws if a step had an anomaly. **Host** blocks until all steps are done.
+  void require_finite() const {
+    if constexpr (stops) {
+      comm_.synchronize();
+      require_none_seen();
+    }
+  }
 
   /// **Host** blocks until all steps are done.
   StepState state() const {
@@ -193,11 +215,33 @@ class GpuUpdate {
   }
 
  private:
+  /// Where kernels note anomalies.
+  AnomalyWatch watch() const {
+    if constexpr (!stops) return {};
+    return {reinterpret_cast<AnomalyRecord*>(found_.data()),
+            reinterpret_cast<std::uint32_t*>(seen_.data()), loss_};
+  }
+  /// The job is over: kernels change nothing any more, and a later call says the same.
+  [[noreturn, gnu::cold, gnu::noinline]] void report() const {
+    comm_.synchronize();
+    AnomalyRecord record;
+    copy_now(&record, found_.data(), sizeof record);
+    if (record.scale) {
+      throw anomaly_error("so many steps in a row overflowed that the loss scale is nearly zero",
+                          record.step)
+          .on(comm_.rank());
+    }
+    if (record.loss) throw anomaly_error("the loss is not finite", record.step).on(comm_.rank());
+    throw anomaly_error(layout_, record.gradient, "not finite",
+                        Traits::alone ? "" : "as the average over ranks", record.step)
+        .on(comm_.rank());
+  }
+
   cudaStream_t stream() const { return comm_.gpu().stream(); }
   double* partials() const { return reinterpret_cast<double*>(partials_.data()); }
   /// The numbers of rows: of the groups themselves, or of parameters, behind those.
   std::byte* rows() const {
-    return numbers_.data() + (counts ? groups * size_of_numbers(OptimizerPolicy{}) : 0);
+    return numbers_.data() + (counts ? groups * sizeof(StepNumbers<Rule>) : 0);
   }
   /// For kernels over elements of so many bytes, from `offset` of the arena on.
   TablePieces where(std::size_t offset, std::size_t element) const {
@@ -208,13 +252,12 @@ class GpuUpdate {
   /// Stores the numbers of a group's update on the GPU.
   void store(std::size_t group, const typename Rule::Options& options, double rate, double scale) {
     if constexpr (decides || counts)
-      store_inputs(OptimizerPolicy{}, stream(),
-                   inputs_.data() + group * size_of_inputs(OptimizerPolicy{}), options, rate, scale,
-                   anomalies_.watch());
+      store_inputs(OptimizerPolicy{}, stream(), inputs_.data() + group * sizeof(StepInputs<Rule>),
+                   options, rate, scale, watch());
     if constexpr (!decides)
       store_numbers(OptimizerPolicy{}, stream(),
-                    numbers_.data() + group * size_of_numbers(OptimizerPolicy{}), options, rate,
-                    clock_.steps(), scale, anomalies_.watch());
+                    numbers_.data() + group * sizeof(StepNumbers<Rule>), options, rate,
+                    clock_.steps(), scale, watch());
   }
 
   /// The update uses what any rank uses. **Ranks** all.
@@ -242,8 +285,13 @@ class GpuUpdate {
   }
 
   Comm& comm_;
+  const layout& layout_;
   const Clock& clock_;
-  Anomalies anomalies_;
+  // A kernel may still write to host memory when this ends: device memory, which is freed first,
+  // is freed when the GPU is done.
+  PinnedArena seen_;   // is there an anomaly?
+  DeviceArena found_;  // its record
+  const double* loss_;
   StepState* state_;
   TableLayout<Traits> table_;
   DeviceArena pieces_;

@@ -6,33 +6,28 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
 
-#include "lockstep/bucket/elements.hpp"
+#include "lockstep/bucket/layout.hpp"
 #include "lockstep/bucket/plan.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/model/lookup.hpp"
 #include "lockstep/strategy/concepts.hpp"
-#include "lockstep/strategy/feature/accumulate.hpp"
-#include "lockstep/strategy/feature/buffers.hpp"
 #include "lockstep/strategy/feature/checked_gradients.hpp"
 #include "lockstep/strategy/feature/join.hpp"
 #include "lockstep/strategy/feature/random.hpp"
-#include "lockstep/strategy/feature/share_weights.hpp"
 #include "lockstep/strategy/feature/subgraphs.hpp"
 #include "lockstep/strategy/feature/sync_norms.hpp"
 #include "lockstep/strategy/feature/unused_parameters.hpp"
 #include "lockstep/strategy/features.hpp"
 #include "lockstep/strategy/reduction.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
-#include "lockstep/strategy/sharding/gradient_ring.hpp"
-#include "lockstep/strategy/sharding/shards.hpp"
+#include "lockstep/strategy/sharding/sharding.hpp"
 #include "lockstep/strategy/sharding/zero.hpp"
 
 namespace lockstep::detail {
@@ -115,13 +110,27 @@ struct BackwardPass {
   bool adds = false;          ///< gradients are added to those of earlier micro-batches
 };
 
+/// The features that apply to a job. A new feature is its file and its line here. The order is the
+/// order at every stage: sub-graphs say which gradients come, before the checked mode looks for
+/// them.
+template <class Traits, class Comm>
+using FeaturesOf = typename SelectFeatures<Traits, Comm, FeatureSet<>,                        //
+                                           If<Traits::has_subgraphs, SubgraphUsage>,          //
+                                           If<Traits::skips_unused, UnusedParametersAsZero>,  //
+                                           If<Traits::joins, JoiningRanks>,                   //
+                                           If<is_checked, CheckedGradients>,                  //
+                                           If<Traits::draws, RandomNumbers>,                  //
+                                           If<Traits::knows_norm_ranks, SyncNorms>>::type;
+
 /// The gradients of backward passes. The model writes gradients and marks each as ready; in a pass
 /// that synchronizes, a bucket's reduction starts with its last gradient, buckets strictly in
 /// order. What features do meanwhile is in `features()`.
 ///
 /// Gradients lie in arenas that are laid out as the plan says: one for gradients, a second one for
-/// those of a pass that adds, and another where they travel in another type. A rank that gives
-/// gradients away has a ring of buckets instead.
+/// those of a pass that adds, and another where they travel in another type. Each gradient of a
+/// pass that adds is added to the first arena while it is still in the cache: models only ever
+/// overwrite, and nothing is ever zeroed. A rank that gives gradients away has a ring of buckets
+/// instead, whose slices are added when the buckets have landed.
 template <class Traits, class Comm, class Execution>
 class GradientBuckets {
   using layout_type = typename Traits::layout;
@@ -129,7 +138,6 @@ class GradientBuckets {
   using Travelling = typename Traits::template travelling<T>;
 
  public:
-  using Usage = typename Traits::Usage;
   using Features = FeaturesOf<Traits, Comm>;
   /// How gradients are reduced, and whether a factor is left to those that read the result.
   static constexpr GradientReduction how = gradient_reduction<Traits, Comm>();
@@ -148,7 +156,6 @@ class GradientBuckets {
         readiness_(where),
         features_(*this),
         reductions_(comm, execution, where) {
-    static_assert(GradientSource<GradientBuckets>);
     foresee();
   }
   GradientBuckets(const GradientBuckets&) = delete;
@@ -177,20 +184,18 @@ class GradientBuckets {
     if (!second_) second_.emplace(layout_.plan().bytes);
     return second_->data();
   }
+  /// This rank's gradients in a piece of the arena, summed over micro-batches. Buckets whose
+  /// reductions are under way must not be touched.
   template <class T>
   std::span<T> own(std::size_t offset, std::size_t bytes) const {
     return elements_at<T>(arena_, offset, bytes);
   }
-  /// The gradient of a parameter where the model has just written it, and where it is added up.
+  /// The gradient of a parameter where the model has just written it.
   template <class T>
   std::span<T> written(std::size_t parameter) const {
     if constexpr (Traits::frees_gradients)
       return piece_of<T>(ring_.arena_of(layout_.plan().placements[parameter].bucket), parameter);
     return piece_of<T>(pass_.adds ? second_->data() : arena_, parameter);
-  }
-  template <class T>
-  std::span<T> summed(std::size_t parameter) const {
-    return piece_of<T>(arena_, parameter);
   }
   /// Averages lie where the gradients are, unless they are reduced in another type.
   template <class T>
@@ -238,15 +243,15 @@ class GradientBuckets {
     readiness_.mark(tensor.index);
     if constexpr (std::is_same_v<Tensor, ListedTensor>) {
       Traits::with_element(layout_.infos()[tensor.index].element,
-                           [&]<class T>(std::type_identity<T>) {
-                             features_.template gradient_ready<T>(*this, tensor.index);
-                           });
+                           [&]<class T>(std::type_identity<T>) { take<T>(tensor.index); });
     } else {
-      using T = ElementOf<Traits::parameter_types::of(Tensor::info.element)>;
-      features_.template gradient_ready<T>(*this, tensor.index);
+      take<ElementOf<Traits::parameter_types::of(Tensor::info.element)>>(tensor.index);
     }
     start_complete_buckets();
   }
+
+  /// The gradients of later passes count `weight` times. Weights have a mean of 1 over ranks.
+  void weigh(double weight) { weight_ = weight; }
 
   /// A parameter has no gradient in this pass: it counts as zero. Where buckets are given their
   /// memory one after the other, `end_backward` says so of all.
@@ -302,9 +307,11 @@ class GradientBuckets {
     start_complete_buckets();
   }
 
-  // For updaters: see GradientSource.
+  // For updaters, which take what they need: whole averages need not exist, and never do where
+  // every rank reduces only the slice that it updates.
 
-  /// **Host** blocks.
+  /// Averages a bucket over ranks, or waits for its reduction that is under way. **Ranks** all, in
+  /// the order of buckets. **Host** blocks.
   void wait(std::size_t b) {
     if constexpr (Traits::reduces) {
       if (!features_.needs_bucket(*this, b)) return;
@@ -326,7 +333,7 @@ class GradientBuckets {
     }
   }
 
-  /// **Host** blocks.
+  /// The same for all buckets.
   void reduce() {
     for (std::size_t b = 0; b != layout_.plan().bucket_count; ++b) wait(b);
   }
@@ -350,29 +357,6 @@ class GradientBuckets {
   /// The factor that makes averages of what `reduce` leaves.
   double factor() const { return folded_factor(how, comm_.world_size().value()); }
 
-  /// Has this rank used a parameter since the last update? Where nobody keeps count, it has.
-  bool is_used([[maybe_unused]] std::size_t parameter) const {
-    if constexpr (Traits::notes_usage) return features_.used()[parameter] != 0;
-    return true;
-  }
-  const Usage& used() const
-    requires(Traits::notes_usage)
-  {
-    return features_.used();
-  }
-  const Usage& agree_on_usage()
-    requires(Traits::notes_usage)
-  {
-    return features_.agree_on_usage(*this);
-  }
-  double live_share()
-    requires(Traits::divides_by_live)
-  {
-    return features_.live_share(*this);
-  }
-
-  // After a step.
-
   auto& reductions() { return reductions_; }
 
  private:
@@ -386,6 +370,20 @@ class GradientBuckets {
     readiness_.reset();
     features_.before_backward(*this, live);
     if (pass.synchronizes) features_.before_reductions(*this, live);
+  }
+
+  /// The model has written a gradient: it is weighed where ranks have shares of different sizes,
+  /// and added to those of earlier micro-batches.
+  template <class T>
+  void take(std::size_t parameter) {
+    features_.template gradient_ready<T>(*this, parameter);
+    if constexpr (Traits::weighs_shares) {
+      if (weight_ != 1) execution_.scale(written<T>(parameter), weight_);
+    }
+    if constexpr (!Traits::frees_gradients) {
+      if (pass_.adds)
+        execution_.add(piece_of<T>(arena_, parameter), std::span<const T>(written<T>(parameter)));
+    }
   }
 
   void start_complete_buckets() {
@@ -560,42 +558,8 @@ class GradientBuckets {
   [[no_unique_address]] Features features_;
   ReductionsOf<Traits, Comm, Execution> reductions_;
   BackwardPass pass_;
+  double weight_ = 1;     // of this rank's gradients
   std::size_t next_ = 0;  // the bucket whose reduction is to start next
-};
-
-/// A bare step whose `ready` tells the gradients. The parameter is a constant where its key is a
-/// name, and so is its bucket where shapes are static.
-template <class Model, class Bare, class Gradients>
-class TrackedStep : public Bare {
- public:
-  TrackedStep(const Bare& bare, Gradients& gradients) : Bare(bare), gradients_(&gradients) {}
-
-  /// Says that a gradient is complete. With the last one of a bucket, its reduction starts.
-  template <class Key>
-  void ready(Key key) const {
-    Bare::ready(key);  // refuses what has no gradient
-    gradients_->ready(find_tensor<Model, TensorRole::parameter>(key));
-  }
-
-  /// Says that a parameter has no gradient in this pass, which counts as zero: with
-  /// `UnusedParameters<Zero>`, for those who know before the end of backward.
-  template <class Key>
-  void unused(Key key) const
-    requires(Gradients::skips_unused)
-  {
-    Bare::ready(key);
-    gradients_->unused(find_tensor<Model, TensorRole::parameter>(key).index);
-  }
-
-  /// Writes a gradient and says that it is complete.
-  template <class Key, class Value = std::initializer_list<double>>
-  void set_grad(Key key, const Value& value) const {
-    this->write_grad(key, value);
-    ready(key);
-  }
-
- private:
-  Gradients* gradients_;
 };
 
 }  // namespace lockstep::detail

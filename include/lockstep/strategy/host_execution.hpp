@@ -2,20 +2,242 @@
 #pragma once
 /// @file The execution of the host: plain loops, done when the call returns.
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <span>
+#include <type_traits>
+#include <vector>
 
+#include "lockstep/bucket/plan.hpp"
 #include "lockstep/bucket/step.hpp"
 #include "lockstep/core/element.hpp"
+#include "lockstep/core/reduce_op.hpp"
 #include "lockstep/device/device.hpp"
-#include "lockstep/optim/anomaly.hpp"
+#include "lockstep/optim/constants.hpp"
+#include "lockstep/optim/schedule.hpp"
+#include "lockstep/optim/update.hpp"
 #include "lockstep/strategy/concepts.hpp"
-#include "lockstep/strategy/host_update.hpp"
 #include "lockstep/strategy/initial_values.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
+#include "lockstep/strategy/sharding/zero.hpp"
 
 namespace lockstep::detail {
+
+/// Is every value zero? Most gradients say no with their first values.
+template <class T>
+bool all_zero(std::span<const T> values) {
+  using A = Accumulator<T>;
+  constexpr std::size_t block = 64;
+  for (std::size_t i = 0; i < values.size(); i += block) {
+    const std::size_t end = std::min(values.size(), i + block);
+    bool found = false;
+    for (std::size_t j = i; j < end; ++j) found |= static_cast<A>(values[j]) != A{0};
+    if (found) return false;
+  }
+  return true;
+}
+
+template <class Traits, class Comm>
+class HostUpdate {
+  using layout = typename Traits::layout;
+  using Rule = typename Traits::rule;
+  using Clock = UpdateClock<Rule, typename Traits::curve, typename Traits::groups>;
+  static constexpr bool decides = decides_steps<Traits>;
+  static constexpr bool finds = Traits::skips_zero_gradients;
+  static constexpr bool counts = Traits::counts_updates;
+  static constexpr bool has_table = TableLayout<Traits>::is_needed;
+  /// Is the sum of gradients divided by another number than that of all ranks?
+  static constexpr bool divides = Traits::micro_batches > 1 || Traits::divides_by_live;
+
+ public:
+  /// Sums of squares are taken of whole runs.
+  static constexpr Pieces observed = Pieces::runs;
+
+  HostUpdate(Comm& comm, const auto& /*execution*/, const layout& where, const auto& /*owned*/,
+             const Clock& clock)
+      : comm_(comm),
+        layout_(where),
+        clock_(clock),
+        table_(where),
+        rows_(table_.rows()),
+        used_(counts ? table_.rows() : 0),
+        updates_(counts ? table_.rows() : 0) {}
+
+  /// Begins an update from the sum of so many micro-batches.
+  void begin(double rate, std::size_t micro_batches, double /*factor*/) {
+    rate_ = rate;
+    if constexpr (divides) divisor_ = static_cast<double>(micro_batches);
+    if constexpr (decides) squares_ = 0;
+    if constexpr (finds) std::ranges::fill(used_, std::uint8_t{0});
+  }
+  /// Averages are over all ranks: that of the live ones is larger, as one of fewer micro-batches.
+  template <class Gradients>
+  void count_live(Gradients& gradients) {
+    divisor_ *= gradients.features().live_share(gradients);
+  }
+  /// The update uses the parameters that any rank has used. **Ranks** all.
+  template <class Gradients>
+  void use(Gradients& gradients) {
+    const auto& used = gradients.features().agree_on_usage(gradients);
+    std::copy(used.begin(), used.end(), used_.begin());
+  }
+
+  /// The first pass over averages: squares, and which parameters have some that are not zero.
+  template <class T, std::size_t Count>
+  void observe(const UpdatePiece<T, Count>& piece,
+               std::type_identity_t<std::span<const T>> averages) {
+    if constexpr (decides) squares_ += sum_of_squares<T>(averages);
+    if constexpr (finds) {
+      table_.for_each_row(piece.offset, piece.offset + piece.bytes(),
+                          [&](std::size_t row, std::size_t begin, std::size_t end) {
+                            const auto part = averages.subspan((begin - piece.offset) / sizeof(T),
+                                                               (end - begin) / sizeof(T));
+                            if (used_[row] == 0 && !all_zero(part)) used_[row] = 1;
+                          });
+    }
+  }
+
+  /// Computes the constants, where there was a first pass from what it has seen. Returns whether
+  /// the update is made. **Ranks** all.
+  template <class Owned>
+  bool decide(const Owned& owned) {
+    if constexpr (decides) {
+      owned.sum_over_owners(squares_);
+      scale_ = decide_scale(1, divisor_, squares_, step_limits<Traits>(), state_);
+    } else if constexpr (divides) {
+      scale_ = 1 / divisor_;
+    }
+    // A rank that owns a part of a parameter has seen that part alone.
+    if constexpr (finds && Traits::divides_states)
+      comm_.all_reduce(used_, Max{}, step_call<Traits>());
+    if constexpr (has_table) number_rows();
+    return !(decides && state_.skipped);
+  }
+
+  /// A pass that updates a piece: `pass(at, averages)` those of its elements from place `at` on.
+  template <class T>
+  struct Pass {
+    using A = Accumulator<T>;
+    static constexpr bool scales = Traits::clips || divides;
+    using Scale = std::conditional_t<scales, Scaled<A>, Unscaled>;
+
+    HostUpdate& update;
+    decltype(Rule::template at<A>({}, 0.0, 1)) constants;  // where there is no table
+    Scale scale;
+    T* parameters;  // of place 0
+    StatesOf<Rule, T> states;
+    std::size_t offset;  // of place 0, in bytes of the arena
+
+    void operator()(std::size_t at, std::span<const T> averages, auto... sources) const {
+      bool finite = true;
+      if constexpr (has_table) {
+        const std::size_t from = offset + at * sizeof(T);
+        update.table_.for_each_row(
+            from, from + averages.size_bytes(),
+            [&](std::size_t row, std::size_t begin, std::size_t end) {
+              const StepNumbers<Rule>& own = update.rows_[row];
+              if (own.skip) return;
+              finite &=
+                  apply(own.template in<A>().update, (begin - offset) / sizeof(T),
+                        averages.subspan((begin - from) / sizeof(T), (end - begin) / sizeof(T)));
+            });
+      } else {
+        finite = apply(constants, at, averages);
+      }
+      if constexpr (Traits::stops_at_anomaly) {
+        if (!finite) [[unlikely]]
+          update.anomaly_.note(offset, at, averages, std::span<T* const>(sources)...);
+      }
+    }
+
+   private:
+    friend HostUpdate;
+    bool apply(const auto& row, std::size_t at, std::span<const T> averages) const {
+      StatesOf<Rule, T> here = states;
+      for (auto& state : here) state += at;
+      return update_elements<Rule, Traits::stops_at_anomaly, T>(
+          row, parameters + at, averages.data(), here, averages.size(), scale);
+    }
+  };
+
+  /// The pass over a piece whose places begin with `first`.
+  template <class T, std::size_t Count>
+  Pass<T> pass(const UpdatePiece<T, Count>& piece, std::size_t first, std::byte* parameters,
+               std::byte* /*masters*/, std::byte* const* states) {
+    using A = Accumulator<T>;
+    Pass<T> pass{*this, constants<A>(),
+                 {},    reinterpret_cast<T*>(parameters) - first,
+                 {},    piece.offset - first * sizeof(T)};
+    if constexpr (Pass<T>::scales) pass.scale.factor = static_cast<A>(scale_);
+    for (std::size_t k = 0; k != Rule::states; ++k)
+      pass.states[k] = reinterpret_cast<A*>(states[k]) - first;
+    return pass;
+  }
+
+  /// All pieces have been updated. Throws if a gradient was not finite.
+  void end() {
+    if constexpr (Traits::stops_at_anomaly) {
+      if (anomaly_.is_there()) [[unlikely]]
+        anomaly_.report(layout_, Traits::alone ? "" : "as the average over ranks", clock_.steps());
+    }
+  }
+  /// On a host an anomaly is thrown where it is found.
+  static constexpr void require_none_seen() {}
+  static constexpr void require_finite() {}
+
+  const StepState& state() const { return state_; }
+  void set_state(const StepState& state) { state_ = state; }
+  /// Where updates leave parameters out: how many each parameter had.
+  std::span<std::uint64_t> updates() { return updates_; }
+  void set_updates(std::uint64_t updates) { std::ranges::fill(updates_, updates); }
+
+ private:
+  /// The number of this update for the rule, from 1.
+  std::uint64_t number() const {
+    if constexpr (decides) return state_.updates;
+    return clock_.steps();
+  }
+  template <class A>
+  auto constants() const {
+    if constexpr (has_table) {
+      return decltype(Rule::template at<A>({}, 0.0, 1)){};
+    } else {
+      return Rule::template at<A>(clock_.options(), rate_, number());
+    }
+  }
+
+  void number_rows() {
+    for (std::size_t row = 0; row != rows_.size(); ++row) {
+      StepNumbers<Rule>& own = rows_[row];
+      own.skip = (decides && state_.skipped) || (counts && used_[row] == 0);
+      if (own.skip) continue;
+      std::uint64_t update = number();
+      if constexpr (counts) update = ++updates_[row];
+      if constexpr (Traits::has_groups) {
+        const auto options = clock_.group_options().of(table_.groups[row]);
+        own = step_numbers<Rule>(options, clock_.rate_of(options), update, scale_);
+      } else {
+        own = step_numbers<Rule>(clock_.options(), rate_, update, scale_);
+      }
+    }
+  }
+
+  Comm& comm_;
+  const layout& layout_;
+  const Clock& clock_;
+  double rate_ = 0;
+  double divisor_ = static_cast<double>(Traits::micro_batches);
+  double scale_ = 1;
+  double squares_ = 0;
+  StepState state_;
+  TableLayout<Traits> table_;
+  std::vector<StepNumbers<Rule>> rows_;
+  std::vector<std::uint8_t> used_;
+  std::vector<std::uint64_t> updates_;
+  NotedAnomaly anomaly_;  // in the update that is under way
+};
 
 /// Losses of an epoch, added up. Where steps that are not finite are skipped, their losses are,
 /// too.
@@ -53,12 +275,10 @@ class DeviceExecution<Cpu, Traits, Comm> {
   struct OnDevice {
     constexpr explicit OnDevice(const Comm&) {}
     static constexpr void select(const Comm&) {}
-  };
-  struct BuiltOnDevice {
-    constexpr explicit BuiltOnDevice(const Comm&) {}
     static constexpr void leave() {}
     static constexpr void return_to(const Comm&) {}
   };
+  using BuiltOnDevice = OnDevice;
 
   constexpr explicit DeviceExecution(Comm&) { static_assert(Execution<DeviceExecution>); }
 

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <type_traits>
 
-#include "lockstep/bucket/elements.hpp"
+#include "lockstep/bucket/layout.hpp"
 #include "lockstep/bucket/plan.hpp"
 #include "lockstep/core/hash.hpp"
 #include "lockstep/core/random_stream.hpp"
@@ -64,7 +64,7 @@ struct ArenaValues {
 /// On a CPU the views are of the parameters themselves. On a GPU they are of host memory, which a
 /// tensor takes from when it is asked for: those of `param` and `buffer` until `flush` or the end,
 /// those of `for_each_parameter` and `for_each_buffer` until `f` returns. `fill_by_default` needs
-/// none.
+/// none. There `Parameters` and `Buffers` are references to the copies on the host.
 template <class Model, class Layout, class BufferLayout, class Parameters = ArenaValues,
           class Buffers = ArenaValues>
 class InitialValues {
@@ -125,15 +125,15 @@ class InitialValues {
  private:
   /// A key that names no tensor is refused where its view is made.
   template <TensorRole Role, class Values, class Key>
-  static void open(const auto& layout, const Values& values, Key key) {
-    if constexpr (!std::is_same_v<Values, ArenaValues>) {
+  static void open(const auto& layout, Values& values, Key key) {
+    if constexpr (!std::is_same_v<Values, const ArenaValues>) {
       const std::size_t tensor = find_tensor<Model, Role>(key).index;
       if (tensor < layout.infos().size()) values.open(tensor);
     }
   }
 
-  template <class Values, class F>
-  static void for_each(const auto& layout, const Values& values, F& f) {
+  template <class F>
+  static void for_each(const auto& layout, auto& values, F& f) {
     std::size_t tensor = 0;
     layout.template for_each<HostMemory, false>(values.arena(), [&](auto name, auto view) {
       values.open(tensor);
@@ -142,8 +142,8 @@ class InitialValues {
     });
   }
 
-  template <TensorRole Role, class Values>
-  static void fill_ones(const auto& layout, const Values& values) {
+  template <TensorRole Role>
+  static void fill_ones(const auto& layout, auto& values) {
     if constexpr (declares_ones<Model, Role>) {
       for (std::size_t tensor = 0; tensor != layout.infos().size(); ++tensor) {
         const TensorInfo& info = layout.infos()[tensor];

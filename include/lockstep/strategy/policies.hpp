@@ -20,8 +20,7 @@ struct Precision : WithName<"Precision"> {};
 }  // namespace axes
 
 /// Parameters, gradients and buffers have the types that the model declares.
-struct AsDeclared : Choice<axes::Precision> {
-  static constexpr std::string_view name = "AsDeclared";
+struct AsDeclared : Choice<axes::Precision>, WithName<"AsDeclared"> {
   using parameter_types = detail::DeclaredTypes;
   using buffer_types = detail::DeclaredTypes;
   /// The type in which gradients of T are reduced.
@@ -35,8 +34,7 @@ struct AsDeclared : Choice<axes::Precision> {
 /// buffers. The model declares float and sees `Parameters`; the optimizer keeps master weights in
 /// float. Where a type is `Half`, the loss is scaled as PyTorch's GradScaler does.
 template <class Parameters, class Reduction = Parameters, class Buffers = float>
-struct Mixed : Choice<axes::Precision> {
-  static constexpr std::string_view name = "Mixed";
+struct Mixed : Choice<axes::Precision>, WithName<"Mixed"> {
   using parameter_types = detail::FloatingAs<Parameters>;
   using buffer_types = detail::FloatingAs<Buffers>;
   template <class>
@@ -84,10 +82,10 @@ struct JoinDivisor : WithName<"JoinDivisor"> {};
 // How replicas share the work.
 
 /// One rank per process or thread; gradients are averaged over ranks, bucket by bucket.
-struct DDP : WithName<"DDP">, Choice<axes::ParallelStrategy> {};
+struct DDP : Choice<axes::ParallelStrategy>, WithName<"DDP"> {};
 
 /// One process; the batch is scattered over its devices and gradients are summed on the first.
-struct DP : WithName<"DP">, Choice<axes::ParallelStrategy> {};
+struct DP : Choice<axes::ParallelStrategy>, WithName<"DP"> {};
 
 /// The policy that says what a replica is: a rank (`DDP`) or a thread of one process (`DP`).
 template <class Strategy>
@@ -133,10 +131,10 @@ struct CapturedStep : detail::ValuePolicy<axes::StepExecution> {
 // The meaning of a parameter without a gradient.
 
 /// A parameter without a gradient is an error that names it.
-struct Forbid : WithName<"Forbid">, Choice<axes::UnusedParameters> {};
+struct Forbid : Choice<axes::UnusedParameters>, WithName<"Forbid"> {};
 
 /// A missing gradient counts as zero; the optimizer leaves parameters alone that no rank used.
-struct Zero : WithName<"Zero">, Choice<axes::UnusedParameters> {};
+struct Zero : Choice<axes::UnusedParameters>, WithName<"Zero"> {};
 
 /// The policy for parameters that get no gradient in a step: `Forbid`, `Zero` or `Subgraphs<...>`.
 template <class Meaning>
@@ -146,25 +144,25 @@ struct UnusedParameters : detail::ChoicePolicy<axes::UnusedParameters, Meaning> 
 // take their statistics of.
 
 /// Rank 0's buffers go to all before every forward, as in PyTorch.
-struct Broadcast : WithName<"Broadcast">, Choice<axes::Buffers> {};
+struct Broadcast : Choice<axes::Buffers>, WithName<"Broadcast"> {};
 
 /// Every rank keeps its own buffers, or normalises with the statistics of its own samples.
-struct Local : WithName<"Local">, Choice<axes::Buffers, axes::Norms> {};
+struct Local : Choice<axes::Buffers, axes::Norms>, WithName<"Local"> {};
 
 /// Buffers are averaged over ranks at the end of an epoch and before they are saved; batch norms
 /// take their statistics over the samples of all ranks.
-struct Synced : WithName<"Synced">, Choice<axes::Buffers, axes::Norms> {};
+struct Synced : Choice<axes::Buffers, axes::Norms>, WithName<"Synced"> {};
 
 /// The policy for state that is not trained.
 template <class How>
 struct Buffers : detail::ChoicePolicy<axes::Buffers, How> {};
 
 /// Batch norms share their statistics with all ranks of the job.
-struct AllRanks : WithName<"AllRanks">, Choice<axes::NormRanks> {};
+struct AllRanks : Choice<axes::NormRanks>, WithName<"AllRanks"> {};
 
 /// Batch norms share their statistics with the ranks of the group, where the job has
 /// `Groups<Grid<W, G>>`.
-struct WithinGroup : WithName<"WithinGroup">, Choice<axes::NormRanks> {};
+struct WithinGroup : Choice<axes::NormRanks>, WithName<"WithinGroup"> {};
 
 /// The policy for the model's batch norms: `Norms<Local>`, `Norms<Synced>`, or
 /// `Norms<Synced, WithinGroup>`. It makes of every `BatchNorm` what PyTorch's
@@ -197,17 +195,17 @@ struct LossOnReplica : detail::ValuePolicy<axes::LossPlacement> {
 // How a job treats ranks that run out of batches at different times.
 
 /// Ranks have the same number of batches; anything else is an error that names the rank.
-struct Even : WithName<"Even">, Choice<axes::UnevenInputs> {};
+struct Even : Choice<axes::UnevenInputs>, WithName<"Even"> {};
 
 /// Ranks that are through answer the others with zeros until all are, as in PyTorch's `join`.
-struct Join : WithName<"Join">, Choice<axes::UnevenInputs> {};
+struct Join : Choice<axes::UnevenInputs>, WithName<"Join"> {};
 
 /// Sums of gradients are divided by the number of all ranks: PyTorch's default. A sample weighs as
 /// much when few ranks are left as it did when all had batches.
-struct DivideByInitial : WithName<"DivideByInitial">, Choice<axes::JoinDivisor> {};
+struct DivideByInitial : Choice<axes::JoinDivisor>, WithName<"DivideByInitial"> {};
 
 /// Sums of gradients are divided by the number of ranks that still have batches.
-struct DivideByLive : WithName<"DivideByLive">, Choice<axes::JoinDivisor> {};
+struct DivideByLive : Choice<axes::JoinDivisor>, WithName<"DivideByLive"> {};
 
 /// The policy for ranks that have different numbers of batches: `UnevenInputs<Join>`, or
 /// `UnevenInputs<Join, DivideByLive>`.

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/bucket/elements.hpp"
+#include "lockstep/bucket/layout.hpp"
 #include "lockstep/bucket/plan.hpp"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/core/element.hpp"
@@ -340,20 +340,16 @@ template <class Traits, class Comm>
 class ShardReductions;
 
 template <class Traits, class Comm, class Execution>
-struct ReductionsFor {
-  using type = BucketReductions<Traits, Comm>;
-};
+auto choose_reductions() {
+  if constexpr (Traits::scatters_buckets) {
+    return std::type_identity<ShardReductions<Traits, Comm>>{};
+  } else if constexpr (Traits::is_hooked) {
+    return std::type_identity<HookedReductions<Traits, Comm, Execution>>{};
+  } else {
+    return std::type_identity<BucketReductions<Traits, Comm>>{};
+  }
+}
 template <class Traits, class Comm, class Execution>
-  requires(Traits::is_hooked)
-struct ReductionsFor<Traits, Comm, Execution> {
-  using type = HookedReductions<Traits, Comm, Execution>;
-};
-template <class Traits, class Comm, class Execution>
-  requires(Traits::scatters_buckets)
-struct ReductionsFor<Traits, Comm, Execution> {
-  using type = ShardReductions<Traits, Comm>;
-};
-template <class Traits, class Comm, class Execution>
-using ReductionsOf = typename ReductionsFor<Traits, Comm, Execution>::type;
+using ReductionsOf = typename decltype(choose_reductions<Traits, Comm, Execution>())::type;
 
 }  // namespace lockstep::detail

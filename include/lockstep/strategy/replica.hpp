@@ -12,7 +12,6 @@
 #include <type_traits>
 #include <utility>
 
-#include "lockstep/bucket/elements.hpp"
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/bucket/plan.hpp"
 #include "lockstep/bucket/step.hpp"
@@ -24,12 +23,12 @@
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/view.hpp"
-#include "lockstep/model/fingerprint.hpp"
 #include "lockstep/model/model.hpp"
 #include "lockstep/model/output.hpp"
 #include "lockstep/model/tensor.hpp"
-#include "lockstep/optim/anomaly.hpp"
 #include "lockstep/optim/optimizer.hpp"
+#include "lockstep/optim/update.hpp"
+#include "lockstep/policy/pack.hpp"
 #include "lockstep/strategy/agreement.hpp"
 #include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/feature/subgraphs.hpp"
@@ -40,7 +39,7 @@
 #include "lockstep/strategy/job_groups.hpp"
 #include "lockstep/strategy/replica_kept.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
-#include "lockstep/strategy/sharding/step.hpp"
+#include "lockstep/strategy/sharding/zero.hpp"
 #include "lockstep/strategy/updater.hpp"
 
 namespace lockstep {
@@ -170,16 +169,19 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
     const auto give = [&](std::size_t p, std::string_view state, const auto& values,
                           std::size_t first) {
       using T = typename std::remove_cvref_t<decltype(values)>::element_type;
-      detail::hand_out_state(
-          f, layout.name(p), state,
+      const auto view =
           detail::make_view<typename traits::memory, true, element_kind<T>(), dynamic>(
-              reinterpret_cast<std::byte*>(values.data()), Extents<dynamic>{values.size()}),
-          first);
+              reinterpret_cast<std::byte*>(values.data()), Extents<dynamic>{values.size()});
+      if constexpr (requires { f(layout.name(p), state, view, first); }) {
+        f(layout.name(p), state, view, first);
+      } else {
+        f(layout.name(p), state, view);
+      }
     };
     if constexpr (traits::keeps_masters) {
       for (std::size_t p = 0; p != layout.infos().size(); ++p) {
         if (!layout.plan().is_trained(p)) continue;
-        updater_.kept().for_each_master(
+        updater_.for_each_master(
             p, [&](auto values, std::size_t first) { give(p, "master", values, first); });
       }
     }
@@ -191,16 +193,16 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   template <class F>
   void initialize(F&& f, Seed seed = {}) {
     [[maybe_unused]] const auto on = on_device();
-    const auto masters = allocate_masters();
+    const auto masters = updater_.allocate_masters();
     settle_allocations();
     await_parameters();
     if constexpr (traits::shares_parameters) comm_.barrier();  // no rank reads them any more
-    if (comm_.rank() == Rank{0}) write_initial_values(f, seed, masters);
+    if (comm_.rank() == Rank{0}) write_initial_values(f, seed, updater_.masters_in(masters));
     if constexpr (traits::shares_parameters) {
       comm_.barrier();
     } else {
       broadcast(parameters_, layouts_.parameters.plan().all_bytes);
-      if constexpr (traits::keeps_masters) updater_.kept().distribute_masters(masters);
+      if constexpr (traits::keeps_masters) updater_.distribute_masters(masters);
     }
     if constexpr (traits::joins) gradients_.features().forget_live();
     broadcast(buffers_, layouts_.buffers.plan().bytes);
@@ -208,7 +210,16 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   }
   /// Writes the values that the model gives itself, or the default ones.
   void initialize_from_model(Seed seed) {
-    if constexpr (traits::draws) start_random(seed);
+    if constexpr (traits::draws) {
+      // Random numbers of steps begin from rank 0's seed, which is the one that a checkpoint has.
+      [[maybe_unused]] const auto on = on_device();
+      Seed common = seed;
+      if constexpr (!traits::alone) {
+        settle_allocations();
+        common = Seed{comm_.broadcast(seed.value(), Rank{0})};
+      }
+      gradients_.features().start(common, comm_.rank());
+    }
     initialize([&](auto& initial) { detail::initialize_model(model_, initial); }, seed);
   }
 
@@ -280,7 +291,14 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   void synchronize_buffers(detail::JobCall part_of = detail::current_job_call()) {
     [[maybe_unused]] const auto on = on_device();
     if constexpr (traits::averages_buffers) {
-      detail::average_buffers<traits>(comm_, layouts_.buffers, buffers_, part_of);
+      for (const detail::Bucket& bucket : layouts_.buffers.plan().buckets()) {
+        detail::with_element<Model, detail::TensorRole::buffer, typename traits::buffer_types>(
+            bucket.element, [&]<class T>(std::type_identity<T>) {
+              using Op = std::conditional_t<FloatingElement<T>, Average, Max>;
+              comm_.all_reduce(detail::elements_at<T>(buffers_, bucket.offset, bucket.bytes), Op{},
+                               part_of);
+            });
+      }
     } else {
       Rank root{0};
       if constexpr (traits::joins && traits::broadcasts_buffers)
@@ -313,8 +331,7 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   Loss forward(const Batch& placed, Sync sync) {
     [[maybe_unused]] const auto in = in_step();
     if constexpr (detail::require_model<Model, step_type, Batch>()) {
-      if (sync == Sync::yes)
-        gradients_.features().before_forward(*this, detail::step_call<traits>());
+      if (sync == Sync::yes) before_forward(detail::step_call<traits>());
       const Loss loss =
           with_step([&](auto& step) { return execution_.forward(model_, step, placed); });
       require_finite_loss(loss);
@@ -371,7 +388,7 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   void weigh(double weight)
     requires(traits::weighs_shares)
   {
-    gradients_.features().weigh(weight);
+    gradients_.weigh(weight);
   }
 
   /// Gradients = their average over ranks. **Ranks** all. **Host** blocks.
@@ -390,19 +407,18 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   template <class F>
   void reduce_and_hand_out(const F& f) {
     reduce();
-    if constexpr (traits::skips_unused) gradients_.agree_on_usage();
-    f([&](std::size_t parameter) { return gradients_.is_used(parameter); });
+    if constexpr (traits::skips_unused) gradients_.features().agree_on_usage(gradients_);
+    f([&]([[maybe_unused]] std::size_t parameter) {
+      if constexpr (traits::notes_usage) return gradients_.features().used()[parameter] != 0;
+      return true;  // nobody keeps count
+    });
     end_update();
   }
 
   /// Begins the optimizer's next update, from the sum of so many micro-batches: settles its
   /// learning rate. It comes before `reduce_and_update`, and is not captured.
   void begin_update(std::size_t micro_batches = traits::micro_batches) {
-    if constexpr (Gradients::folds) {
-      updater_.begin(micro_batches, gradients_.factor());
-    } else {
-      updater_.begin(micro_batches);
-    }
+    updater_.begin(micro_batches, gradients_.factor());
   }
 
   /// The optimizer's whole update, after `reduce`. **Ranks** all. **Host** blocks until the
@@ -447,8 +463,7 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
     [[maybe_unused]] const auto in = in_step();
     if constexpr (traits::joins) {
       // Other ranks divide by the number of micro-batches of a whole step.
-      gradients_.features().before_forward(*this,
-                                           detail::step_call<traits, detail::JobCall::forward>());
+      before_forward(detail::step_call<traits, detail::JobCall::forward>());
       if (traits::micro_batches > 1 && micro_batches != traits::micro_batches)
         gradients_.scale_own(static_cast<double>(traits::micro_batches) /
                              static_cast<double>(micro_batches));
@@ -472,12 +487,10 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
     });
   }
   /// The same with `make_update()` in place of the update.
-  template <class F>
-  bool answer_others(const F& make_update)
+  bool answer_others(const auto& make_update)
     requires(traits::joins)
   {
-    gradients_.features().before_forward(*this,
-                                         detail::step_call<traits, detail::JobCall::forward>());
+    before_forward(detail::step_call<traits, detail::JobCall::forward>());
     backward_without_samples(Sync::yes);
     const bool goes_on = gradients_.features().live(gradients_).count != 0;
     if (goes_on) {
@@ -538,9 +551,7 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   // Evaluations, with nothing kept for backward and no communication.
 
   /// Evaluations and predictions use a sub-graph from now on.
-  void evaluate_subgraph([[maybe_unused]] std::size_t set) {
-    if constexpr (traits::has_subgraphs) evaluated_.number = set;
-  }
+  void evaluate_subgraph(std::size_t set) { evaluated_ = set; }
   template <class Batch>
   Loss evaluate(const Batch& placed) {
     if constexpr (detail::require_forward<Model, evaluation_step, Batch>()) {
@@ -565,7 +576,7 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   auto with_evaluation_step(const F& f) {
     await_parameters();
     if constexpr (traits::has_subgraphs) {
-      return detail::with_subgraph<subgraphs::count>(evaluated_.number, [&](auto set) {
+      return detail::with_subgraph<subgraphs::count>(evaluated_, [&](auto set) {
         using Used = detail::SubgraphStep<bare_step, subgraphs, set>;
         detail::EvaluationStep<Used> step{Used(step_)};
         return f(step);
@@ -606,7 +617,7 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   template <class Batch>
   auto forward_with_outputs(const Batch& placed, std::size_t rows, Sync sync) {
     [[maybe_unused]] const auto in = in_step();
-    if (sync == Sync::yes) gradients_.features().before_forward(*this, detail::current_job_call());
+    if (sync == Sync::yes) before_forward(detail::current_job_call());
     reserve_outputs(rows);
     const auto loss = with_step([&](auto& step) {
       model_.predict(step, placed, outputs_.outputs({0, rows}));
@@ -675,6 +686,11 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
  private:
   static constexpr bool declares_outputs = OutputDeclaring<Model>;
 
+  /// A forward pass begins, of a micro-batch that synchronizes: `Buffers<Broadcast>`.
+  void before_forward([[maybe_unused]] detail::JobCall part_of) {
+    if constexpr (traits::broadcasts_buffers) synchronize_buffers(part_of);
+  }
+
   // Memory.
 
   /// Before a collective: ranks of this host that allocate or free for themselves have done so.
@@ -715,36 +731,16 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
 
   // Initial values.
 
-  /// Random numbers of steps begin from rank 0's seed, which is the one that a checkpoint has.
-  void start_random(Seed seed) {
-    [[maybe_unused]] const auto on = on_device();
-    if constexpr (!traits::alone) {
-      settle_allocations();
-      seed = Seed{comm_.broadcast(seed.value(), Rank{0})};
-    }
-    gradients_.features().start(seed, comm_.rank());
-  }
-  /// Room for weights of higher precision; nothing where there are none.
-  auto allocate_masters() const {
-    if constexpr (traits::keeps_masters) {
-      return updater_.kept().allocate_masters();
-    } else {
-      return nullptr;
-    }
-  }
   template <class F>
-  void write_initial_values(F&& f, Seed seed, [[maybe_unused]] const auto& allocated) {
+  void write_initial_values(F&& f, Seed seed, std::byte* masters) {
     using Declared = typename traits::declared_layout;
     using DeclaredBuffers = detail::BufferLayout<Model>;
     const Declared declared(model_);
     const DeclaredBuffers declared_buffers(model_);
-    std::byte* masters = nullptr;
-    if constexpr (traits::keeps_masters) masters = updater_.kept().masters_in(allocated);
     execution_.initialize(model_, {parameters_, nullptr, buffers_}, masters,
-                          [&](auto parameters, auto buffers) {
-                            detail::InitialValues<Model, Declared, DeclaredBuffers,
-                                                  decltype(parameters), decltype(buffers)>
-                                initial(declared, declared_buffers, parameters, buffers, seed);
+                          [&]<class P, class B>(P&& parameters, B&& buffers) {
+                            detail::InitialValues<Model, Declared, DeclaredBuffers, P, B> initial(
+                                declared, declared_buffers, parameters, buffers, seed);
                             f(initial);
                           });
   }
@@ -802,11 +798,6 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
 
   detail::BackwardPass pass(Sync sync) const { return {sync == Sync::yes, micro_batches_ != 0}; }
 
-  struct Nothing {};
-  struct EvaluatedSet {
-    std::size_t number = detail::whole_model;
-  };
-
   [[no_unique_address]] typename execution_type::BuiltOnDevice built_;
   Comm& comm_;
   Model model_;
@@ -822,8 +813,30 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   std::optional<step_type> adding_step_;  // of micro-batches after the first
   [[no_unique_address]] detail::OutputsOf<declares_outputs, Model, typename traits::memory,
                                           execution_type> outputs_;
-  [[no_unique_address]] std::conditional_t<traits::has_subgraphs, EvaluatedSet, Nothing> evaluated_;
+  std::size_t evaluated_ = detail::whole_model;  // the sub-graph of evaluations
   [[no_unique_address]] detail::StateCopies<typename traits::device, Comm> copies_;
 };
+
+namespace detail {
+
+/// One micro-batch of a replica that runs by itself, with one of its sub-graphs, each of which has
+/// graphs of its own. Returns the loss.
+template <class Replica, class Runner, class Batch>
+typename Replica::Loss run_step(Replica& replica, [[maybe_unused]] Runner& runner,
+                                const Batch& placed, std::size_t subgraph = whole_model) {
+  replica.choose_subgraph(subgraph);
+  [[maybe_unused]] const auto in = replica.in_step();
+  replica.draw_anew();
+  if constexpr (Runner::captures) {
+    replica.note_subgraph();
+    if (replica.completes_step()) replica.begin_update();
+    return runner.run(
+        replica, placed, [&] { return replica.run_micro_batch(placed); }, replica.graph_variant());
+  } else {
+    return replica.run_micro_batch(placed);
+  }
+}
+
+}  // namespace detail
 
 }  // namespace lockstep

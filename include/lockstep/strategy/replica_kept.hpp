@@ -16,9 +16,9 @@
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/view.hpp"
 #include "lockstep/hook/hook.hpp"
-#include "lockstep/model/fingerprint.hpp"
 #include "lockstep/model/tensor.hpp"
 #include "lockstep/optim/progress.hpp"
+#include "lockstep/policy/pack.hpp"
 #include "lockstep/strategy/agreement.hpp"
 #include "lockstep/strategy/policies.hpp"
 
@@ -190,7 +190,7 @@ class ReplicaKept {
     constexpr bool divides = Self::traits::divides_states;
     if (divides && use == StateUse::loading) to.push_back(parameter);
     if (divides && use == StateUse::saving && !saves_own()) return;
-    self().updater_.kept().for_each_master(parameter.tensor, [&](auto values, std::size_t first) {
+    self().updater_.for_each_master(parameter.tensor, [&](auto values, std::size_t first) {
       StateEntry entry = parameter;
       entry.first = first;
       if constexpr (!divides) {

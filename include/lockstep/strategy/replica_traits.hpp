@@ -2,18 +2,22 @@
 #pragma once
 /// @file The meaning of a job's policies for a replica, as constants.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
 #include <utility>
 
-#include "lockstep/bucket/elements.hpp"
+#include "lockstep/bucket/buckets.hpp"
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/bucket/plan.hpp"
 #include "lockstep/bucket/step.hpp"
 #include "lockstep/bucket/subgraphs.hpp"
+#include "lockstep/comm/backend.hpp"
 #include "lockstep/comm/collective.hpp"
+#include "lockstep/core/bytes.hpp"
 #include "lockstep/core/checked.hpp"
+#include "lockstep/core/element.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/device/device.hpp"
 #include "lockstep/hook/hooks.hpp"
@@ -21,18 +25,67 @@
 #include "lockstep/model/model.hpp"
 #include "lockstep/model/output.hpp"
 #include "lockstep/model/tensor_list.hpp"
-#include "lockstep/optim/anomaly.hpp"
-#include "lockstep/optim/clip.hpp"
+#include "lockstep/optim/constants.hpp"
 #include "lockstep/optim/optimizer.hpp"
 #include "lockstep/optim/parameter_groups.hpp"
 #include "lockstep/optim/schedule.hpp"
+#include "lockstep/optim/update.hpp"
 #include "lockstep/policy/pack.hpp"
+#include "lockstep/strategy/feature/join.hpp"
 #include "lockstep/strategy/policies.hpp"
-#include "lockstep/strategy/sharding_traits.hpp"
+#include "lockstep/strategy/sharding/sharding.hpp"
 #include "lockstep/topology/groups.hpp"
-#include "lockstep/topology/world.hpp"
+#include "lockstep/topology/topology.hpp"
 
 namespace lockstep::detail {
+
+/// Do ranks share a host's memory, as replicas of one process always do?
+template <class StrategyPolicy, class DevicePolicy, class BackendPolicy>
+inline constexpr bool shares_memory = std::is_same_v<DevicePolicy, Device<Cpu>> &&
+                                      (std::is_same_v<BackendPolicy, Backend<Shm>> ||
+                                       std::is_same_v<StrategyPolicy, ParallelStrategy<DP>>);
+
+template <class Policies>
+struct ShardingTraits {
+ private:
+  using Given = Pick<axes::Sharding, Policies>;
+  static constexpr bool in_common_memory =
+      shares_memory<Pick<axes::ParallelStrategy, Policies>, Pick<axes::Device, Policies>,
+                    Pick<axes::Backend, Policies>>;
+  static constexpr bool alone = Pick<axes::World, Policies>::static_size == 1;
+  static constexpr bool is_zero = !alone && std::is_same_v<typename Given::choice, ZeroRedundancy>;
+  /// Gradients that travel in a smaller type than the parameters' need slices of more bytes.
+  using precision = typename Pick<axes::Precision, Policies>::choice;
+  static constexpr std::size_t room =
+      element_size(precision::parameter_types::of(ElementKind::f32)) >
+              sizeof(typename precision::template reduced<float>)
+          ? 2 * shard_room
+          : shard_room;
+  template <class What>
+  static constexpr bool is_zero_of = is_zero && std::is_same_v<typename Given::what, What>;
+
+ public:
+  /// May ranks be through while others still have batches? Then flags travel with the first
+  /// bucket, in the room behind it.
+  static constexpr bool joins = !alone && Pick<axes::UnevenInputs, Policies>::joins;
+  /// Do parameters lie in memory that all ranks have in common? There `ZeroRedundancy` of states is
+  /// what `HostShared` is: each rank keeps the states of its slice, and nothing is gathered. Hooks
+  /// and ranks that are through want buckets that are reduced.
+  static constexpr bool shares_parameters =
+      !alone && (std::is_same_v<typename Given::choice, HostShared> ||
+                 (in_common_memory && is_zero_of<States> && !joins &&
+                  !Pick<axes::Hooks, Policies>::has_stages));
+  /// Are buckets cut into slices that are scattered and gathered, one for each rank?
+  static constexpr bool shards = is_zero && !shares_parameters;
+  /// Are gradients given away that a rank does not own?
+  static constexpr bool frees_gradients = is_zero_of<Gradients>;
+
+  static constexpr std::size_t join_flags =
+      joins ? join_flags_for(Pick<axes::World, Policies>::static_size) : 0;
+
+  using plan_rules = PlanRules<Pick<axes::Buckets, Policies>, Pick<axes::Frozen, Policies>,
+                               std::max(shards ? room : 0, align_up(join_flags * sizeof(double)))>;
+};
 
 template <class Model, class Policies>
 struct ReplicaTraits {
@@ -123,6 +176,8 @@ struct ReplicaTraits {
   /// Do batch norms take their statistics over several ranks, and are these the group's?
   static constexpr bool syncs_norms = !alone && policy<axes::Norms>::is_synced;
   static constexpr bool syncs_norms_in_group = syncs_norms && policy<axes::Norms>::in_group;
+  /// Does the step know the ranks of its norms, where these share statistics or may ask?
+  static constexpr bool knows_norm_ranks = syncs_norms || (!alone && TensorListing<Model>);
   /// Are buffers the same on all ranks by themselves? They are where all of them are running
   /// statistics, which are taken over all ranks.
   static constexpr bool buffers_agree = [] {

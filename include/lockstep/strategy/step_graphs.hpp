@@ -30,60 +30,37 @@ struct GraphKind {
 
 /// What a model without a guard of its own does about a capture.
 struct NoCaptureGuard {
-  template <class Model, class Comm>
-  NoCaptureGuard(Model&, Comm&) {}
-  void begin() {}
-  void end() {}
-  void before_replay() {}
+  static constexpr void begin() {}
+  static constexpr void end() {}
+  static constexpr void before_replay() {}
 };
 
 /// The guard of a model (`GuardingCaptures`) around one graph.
-template <class Guard, class Comm>
-class ModelCaptureGuard {
- public:
-  template <class Model>
-  ModelCaptureGuard(Model& model, Comm& comm)
-      : guard_(model.guard_capture(comm.gpu().stream(),
-                                   JointlyCapturing<Comm> && comm.world_size() != WorldSize{1})) {}
-  void begin() { guard_.begin(); }
-  void end() { guard_.end(); }
-  void before_replay() { guard_.before_replay(); }
-
- private:
-  Guard guard_;
-};
-
 template <class Model, class Comm>
-auto choose_capture_guard() {
-  if constexpr (requires(Comm& comm) { comm.gpu().stream(); }) {
-    using Stream = decltype(std::declval<Comm&>().gpu().stream());
-    if constexpr (GuardingCaptures<Model, Stream>) {
-      using Guard = decltype(std::declval<Model&>().guard_capture(std::declval<Stream>(), true));
-      return std::type_identity<ModelCaptureGuard<Guard, Comm>>{};
-    } else {
-      return std::type_identity<NoCaptureGuard>{};
-    }
+auto make_capture_guard([[maybe_unused]] Model& model, [[maybe_unused]] Comm& comm) {
+  if constexpr (requires { model.guard_capture(comm.gpu().stream(), true); }) {
+    static_assert(GuardingCaptures<Model, decltype(comm.gpu().stream())>);
+    return model.guard_capture(comm.gpu().stream(),
+                               JointlyCapturing<Comm> && comm.world_size() != WorldSize{1});
   } else {
-    return std::type_identity<NoCaptureGuard>{};
+    return NoCaptureGuard{};
   }
 }
-template <class Model, class Comm>
-using CaptureGuardOf = typename decltype(choose_capture_guard<Model, Comm>())::type;
 
 /// A graph holds addresses and sizes, so a batch in another place or of another shape needs a graph
 /// of its own. A batch that comes for the first time runs call by call, because libraries allocate
 /// and load at first use; the second time it is captured.
 ///
 /// If a capture fails, steps run call by call from then on, and rank 0 says why, once.
-template <CapturingCommunicator Comm, class Batch, class Guard = NoCaptureGuard>
+template <CapturingCommunicator Comm, class Batch, class Model>
 class StepGraphs {
  public:
-  using guard_type = Guard;
+  using Guard = decltype(make_capture_guard(std::declval<Model&>(), std::declval<Comm&>()));
 
   /// Runs one micro-batch of `model`. `enqueue()` gives it to the stream. After a replay, `note()`
   /// makes the changes that `enqueue()` makes on the host; after a failed capture, `undo()` takes
   /// them back.
-  template <class Model, class Enqueue, class Note, class Undo>
+  template <class Enqueue, class Note, class Undo>
   void run(Comm& comm, Model& model, const Batch& batch, const GraphKind& kind,
            const Enqueue& enqueue, const Note& note, const Undo& undo) {
     if constexpr (!(std::equality_comparable<Batch> && std::copyable<Batch>)) {
@@ -138,10 +115,10 @@ class StepGraphs {
   }
 
   /// Captures and runs a micro-batch, or runs it call by call if it cannot be captured.
-  template <class Model, class Enqueue, class Undo>
+  template <class Enqueue, class Undo>
   [[gnu::noinline]] void capture(Comm& comm, Model& model, Entry& entry, const Enqueue& enqueue,
                                  const Undo& undo) {
-    entry.guard.emplace(model, comm);
+    entry.guard.emplace(make_capture_guard(model, comm));
     entry.guard->begin();
     entry.graph.emplace(comm.capture(enqueue));
     entry.guard->end();
@@ -186,15 +163,6 @@ class StepGraphs {
   bool gave_up_ = false;
 };
 
-/// `EagerStep`: micro-batches run call by call.
-struct EagerSteps {
-  static constexpr bool captures = false;
-  template <class Replica, class Batch, class Enqueue>
-  static auto run(Replica&, const Batch&, const Enqueue& enqueue, std::uint64_t = 0) {
-    return enqueue();
-  }
-};
-
 /// `CapturedStep`: a micro-batch runs as a graph where there is one for its batch.
 class CapturedSteps {
  public:
@@ -202,10 +170,8 @@ class CapturedSteps {
   /// `enqueue()` gives the replica a micro-batch with this batch. If that completes a step, the
   /// replica's update has begun. Returns the loss.
   template <class Replica, class Batch, class Enqueue>
-  auto run(Replica& replica, const Batch& batch, const Enqueue& enqueue,
-           std::uint64_t variant = 0) {
-    using Guard = typename Graphs<Replica, Batch>::guard_type;
-    if constexpr (!std::is_same_v<Guard, NoCaptureGuard>)
+  auto run(Replica& replica, const Batch& batch, const Enqueue& enqueue, std::uint64_t variant) {
+    if constexpr (!std::is_same_v<typename Graphs<Replica, Batch>::Guard, NoCaptureGuard>)
       replica.with_step([&](auto& step) { replica.model().prepare_step(step); });
     const auto before = replica.before_capture();
     const std::uint64_t phase = replica.begin_graph();
@@ -224,31 +190,18 @@ class CapturedSteps {
 
  private:
   template <class Replica, class Batch>
-  using Graphs =
-      StepGraphs<typename Replica::communicator_type, Batch,
-                 CaptureGuardOf<std::remove_cvref_t<decltype(std::declval<Replica&>().model())>,
-                                typename Replica::communicator_type>>;
+  using Graphs = StepGraphs<typename Replica::communicator_type, Batch,
+                            std::remove_cvref_t<decltype(std::declval<Replica&>().model())>>;
 
   TypedStorage graphs_;
 };
 
+/// `EagerStep`: micro-batches run call by call.
+struct EagerSteps {
+  static constexpr bool captures = false;
+};
+
 template <class Traits>
 using StepRunner = std::conditional_t<Traits::captures, CapturedSteps, EagerSteps>;
-
-/// One micro-batch of a replica that runs by itself, with one of its sub-graphs, each of which has
-/// graphs of its own. Returns the loss.
-template <class Replica, class Runner, class Batch>
-typename Replica::Loss run_step(Replica& replica, Runner& runner, const Batch& placed,
-                                std::size_t subgraph = 0) {
-  replica.choose_subgraph(subgraph);
-  [[maybe_unused]] const auto in = replica.in_step();
-  replica.draw_anew();
-  if constexpr (Runner::captures) {
-    replica.note_subgraph();
-    if (replica.completes_step()) replica.begin_update();
-  }
-  return runner.run(
-      replica, placed, [&] { return replica.run_micro_batch(placed); }, replica.graph_variant());
-}
 
 }  // namespace lockstep::detail

@@ -2,15 +2,21 @@
 #pragma once
 /// @file The updater: one optimizer over all parameters that a rank owns, on any device.
 
+#include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <type_traits>
 
+#include "lockstep/bucket/layout.hpp"
 #include "lockstep/bucket/plan.hpp"
+#include "lockstep/core/element.hpp"
+#include "lockstep/core/strong.hpp"
 #include "lockstep/optim/constants.hpp"
+#include "lockstep/optim/optimizer.hpp"
 #include "lockstep/optim/progress.hpp"
-#include "lockstep/optim/update_clock.hpp"
-#include "lockstep/strategy/optimizer_states.hpp"
+#include "lockstep/optim/schedule.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/strategy/sharding/zero.hpp"
 
@@ -32,17 +38,27 @@ class Updater
     : public UpdateClock<typename Traits::rule, typename Traits::curve, typename Traits::groups> {
   using Clock = typename Updater::UpdateClock;
   using layout = typename Traits::layout;
+  using Rule = typename Traits::rule;
   using Owned = OwnedBy<Traits, Comm>;
+  using Arena = typename Execution::Arena;
+  static constexpr bool divides = Traits::divides_states;
   using Passes = typename Execution::UpdatePasses;
   static constexpr bool decides = decides_steps<Traits>;
   static constexpr bool needs_first_pass = decides || Traits::skips_zero_gradients;
 
  public:
   Updater(Comm& comm, Execution& execution, const layout& where, std::byte* parameters)
-      : parameters_(parameters),
+      : comm_(comm),
+        execution_(execution),
+        layout_(where),
+        parameters_(parameters),
         owned_(comm, where, parameters),
-        kept_(comm, execution, where, owned_),
-        passes_(comm, execution, where, owned_, *this) {}
+        masters_(Traits::keeps_masters ? widened(owned_.kept_bytes()) : 0),
+        states_(Rule::states * widened(owned_.kept_bytes())),
+        passes_(comm, execution, where, owned_, *this) {
+    // Mixed types make all parameters one type, so that master weights are at twice the offsets.
+    static_assert(!Traits::keeps_masters || Traits::kinds().size == 1);
+  }
   Updater(const Updater&) = delete;
   Updater& operator=(const Updater&) = delete;
 
@@ -71,18 +87,38 @@ class Updater
   /// Throws if a step had an anomaly. **Host** on a GPU, blocks until all steps are done.
   void require_finite() { passes_.require_finite(); }
 
-  /// The states and master weights of the parameters that this rank updates.
-  const auto& kept() const { return kept_; }
-  std::size_t state_bytes() const { return kept_.state_bytes(); }
+  // States and master weights are packed, element by element in the order of the pieces that the
+  // rank owns: where ranks divide parameters, a rank keeps those of its own elements alone.
+
+  std::size_t state_bytes() const { return states_.bytes(); }
+  /// Calls `f(parameter, state, values, first)` for every state: the parameter's number, the
+  /// state's name, and its values from value `first` on.
   template <class F>
   void for_each_state(const F& f) const {
-    kept_.for_each_state(f);
+    for (std::size_t p = 0; p != layout_.infos().size(); ++p) {
+      if (!layout_.plan().is_trained(p)) continue;
+      Traits::with_element(layout_.infos()[p].element, [&]<class T>(std::type_identity<T>) {
+        using A = Accumulator<T>;
+        owned_.for_each_of(p, [&](std::size_t first, std::size_t count, std::size_t offset) {
+          const auto states = states_at(offset);
+          for (std::size_t k = 0; k != Rule::states; ++k)
+            f(p, state_name<Rule>(k), std::span<A>(reinterpret_cast<A*>(states[k]), count), first);
+        });
+      });
+    }
+  }
+  /// Calls `f(values, first)` for the master weights of a parameter, from weight `first` on.
+  template <class F>
+  void for_each_master(std::size_t parameter, const F& f) const {
+    owned_.for_each_of(parameter, [&](std::size_t first, std::size_t count, std::size_t offset) {
+      f(std::span<float>(reinterpret_cast<float*>(masters_at(offset)), count), first);
+    });
   }
   /// The master weights of a bucket, of which this rank updates all.
   std::span<float> masters_of(const Bucket& bucket) const
     requires(Traits::keeps_masters)
   {
-    return {reinterpret_cast<float*>(kept_.masters_at(bucket.offset)), bucket.count()};
+    return {reinterpret_cast<float*>(masters_at(bucket.offset)), bucket.count()};
   }
   /// Where updates leave parameters out: how many each parameter had, in the device's memory.
   std::span<std::uint64_t> update_counts() { return passes_.updates(); }
@@ -109,6 +145,38 @@ class Updater
     if (progress.loss_scale) state.loss_scale = *progress.loss_scale;
     passes_.set_state(state);
     if constexpr (Traits::counts_updates) passes_.set_updates(progress.counted);
+  }
+
+  // Initial values: rank 0 writes the master weights of all parameters, laid out as these.
+
+  /// Memory for that where ranks keep some weights alone, and on other ranks for one bucket.
+  /// **Ranks** all; it is followed by `settle_allocations`.
+  Arena allocate_masters() const {
+    if constexpr (!divides || !Traits::keeps_masters) return Arena(0);
+    if (comm_.rank() == Rank{0}) return Arena(widened(layout_.plan().bytes));
+    std::size_t most = 0;
+    for (const Bucket& bucket : layout_.plan().buckets()) most = std::max(most, bucket.bytes);
+    return Arena(widened(most));
+  }
+  /// Where rank 0 writes them.
+  std::byte* masters_in(const Arena& allocated) const {
+    if constexpr (!Traits::keeps_masters) return nullptr;
+    return divides ? allocated.data() : masters_.data();
+  }
+  /// Every rank takes those that it keeps. **Ranks** all. **Stream** the compute stream.
+  void distribute_masters([[maybe_unused]] const Arena& allocated) const {
+    if constexpr (!divides) return broadcast(masters_.data(), masters_.bytes());
+    const bool has_all = comm_.rank() == Rank{0};
+    for (std::size_t b = 0; b != layout_.plan().bucket_count; ++b) {
+      const Bucket& bucket = layout_.plan().bucket_table[b];
+      std::byte* const all = allocated.data() + (has_all ? widened(bucket.offset) : 0);
+      broadcast(all, widened(bucket.bytes));
+      owned_.template for_each<Pieces::buckets>([&](const auto& own) {
+        if (own.number == b && own.count.value() != 0)
+          execution_.copy(masters_at(own.offset), all + widened(own.offset - bucket.offset),
+                          own.count.value() * sizeof(float));
+      });
+    }
   }
 
  private:
@@ -149,9 +217,8 @@ class Updater
     void operator()(const UpdatePiece<T, Count>& piece) const {
       const std::size_t first = self.owned_.first_of(piece);
       std::byte* const parameters = self.parameters_ + piece.offset;
-      std::byte* const masters =
-          Traits::keeps_masters ? self.kept_.masters_at(piece.offset) : parameters;
-      const auto states = self.kept_.states_at(piece.offset);
+      std::byte* const masters = Traits::keeps_masters ? self.masters_at(piece.offset) : parameters;
+      const auto states = self.states_at(piece.offset);
       const auto pass = self.passes_.pass(piece, first, parameters, masters, states.data());
       if constexpr (Fused) {
         self.owned_.for_each_block(gradients, piece, pass);
@@ -161,9 +228,52 @@ class Updater
     }
   };
 
+  /// The states of the elements from `offset` on; one more, so that the array is never empty.
+  std::array<std::byte*, Rule::states + 1> states_at(std::size_t offset) const {
+    std::array<std::byte*, Rule::states + 1> states{};
+    for (std::size_t k = 0; k != Rule::states; ++k)
+      states[k] = states_.data() + widened(k * owned_.kept_bytes()) + state_offset(offset);
+    return states;
+  }
+  /// The master weights of the elements from `offset` on.
+  std::byte* masters_at(std::size_t offset) const {
+    return masters_.data() + widened(owned_.kept(offset));
+  }
+
+  /// The offset of states or master weights, which are in float for elements of 16 bits, else in
+  /// the elements' own type.
+  static constexpr std::size_t widened(std::size_t offset) {
+    bool has_16_bits = false;
+    for (std::size_t k = 0; k != Traits::kinds().size; ++k)
+      has_16_bits = has_16_bits || element_size(Traits::kinds().kinds[k]) == 2;
+    return has_16_bits ? 2 * offset : offset;
+  }
+
+  /// Where the state of the element at `offset` lies. Those of a piece lie together; where some
+  /// elements have 16 bits, a piece of wider ones fills half of its room.
+  std::size_t state_offset(std::size_t offset) const {
+    std::size_t found = widened(owned_.kept(offset));
+    if constexpr (widened(1) != 1 && Traits::kinds().size != 1) {
+      owned_.template for_each<Pieces::runs>(
+          [&]<class T, std::size_t Count>(const UpdatePiece<T, Count>& piece) {
+            if (sizeof(T) != 2 && piece.offset <= offset && offset < piece.offset + piece.bytes())
+              found = widened(owned_.kept(piece.offset)) + (offset - piece.offset);
+          });
+    }
+    return found;
+  }
+
+  void broadcast(std::byte* data, std::size_t bytes) const {
+    comm_.broadcast(std::span(reinterpret_cast<std::uint8_t*>(data), bytes), Rank{0});
+  }
+
+  Comm& comm_;
+  Execution& execution_;
+  const layout& layout_;
   std::byte* parameters_;
   [[no_unique_address]] Owned owned_;
-  OptimizerStates<Traits, Comm, Execution> kept_;
+  Arena masters_;
+  Arena states_;
   Passes passes_;
 };
 

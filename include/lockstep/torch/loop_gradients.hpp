@@ -25,7 +25,7 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/device/device.hpp"
 #include "lockstep/model/lookup.hpp"
-#include "lockstep/optim/anomaly.hpp"
+#include "lockstep/optim/update.hpp"
 #include "lockstep/strategy/ddp.hpp"
 #include "lockstep/strategy/gradients.hpp"
 #include "lockstep/torch/adopted_tensors.hpp"

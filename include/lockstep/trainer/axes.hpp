@@ -5,26 +5,25 @@
 #include <type_traits>
 
 #include "lockstep/bucket/buckets.hpp"
-#include "lockstep/bucket/frozen.hpp"
 #include "lockstep/comm/backend.hpp"
 #include "lockstep/data/feed.hpp"
 #include "lockstep/data/sampler.hpp"
 #include "lockstep/device/device.hpp"
 #include "lockstep/hook/hooks.hpp"
 #include "lockstep/optim/adam.hpp"
-#include "lockstep/optim/anomaly.hpp"
-#include "lockstep/optim/clip.hpp"
+#include "lockstep/optim/constants.hpp"
 #include "lockstep/optim/optimizer.hpp"
 #include "lockstep/optim/parameter_groups.hpp"
 #include "lockstep/optim/schedule.hpp"
 #include "lockstep/optim/sgd.hpp"
-#include "lockstep/optim/sharding.hpp"
+#include "lockstep/optim/update.hpp"
 #include "lockstep/policy/pack.hpp"
 #include "lockstep/policy/policy.hpp"
 #include "lockstep/strategy/policies.hpp"
-#include "lockstep/strategy/sharding_traits.hpp"
+#include "lockstep/strategy/replica_traits.hpp"
+#include "lockstep/strategy/sharding/sharding.hpp"
 #include "lockstep/topology/groups.hpp"
-#include "lockstep/topology/world.hpp"
+#include "lockstep/topology/topology.hpp"
 
 namespace lockstep {
 

@@ -34,7 +34,6 @@
 #include "lockstep/data/loader.hpp"
 #include "lockstep/data/sampler.hpp"
 #include "lockstep/launch/rendezvous.hpp"
-#include "lockstep/model/fingerprint.hpp"
 #include "lockstep/model/shapes.hpp"
 #include "lockstep/model/tensor.hpp"
 #include "lockstep/observe/scores.hpp"
@@ -46,7 +45,6 @@
 #include "lockstep/strategy/members.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/strategy/scatter.hpp"
-#include "lockstep/strategy/sharding_traits.hpp"
 #include "lockstep/topology/groups.hpp"
 #include "lockstep/trainer/axes.hpp"
 #include "lockstep/trainer/connection.hpp"
@@ -154,9 +152,6 @@ struct NoCallback {
 };
 struct NoData {};
 
-/// A job of DP is one process; one of DDP has no replicas inside of a rank.
-[[noreturn, gnu::cold]] void refuse_ranks_of_dp(WorldSize world, Rank rank);
-[[noreturn, gnu::cold]] void refuse_replicas_of_ddp(Rank rank);
 DpOptions dp_options(const TrainerOptions& options, const Membership& membership);
 
 /// The failure of an epoch that a `break` has ended. One that nobody has seen is told as a late
@@ -498,6 +493,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
 
  private:
   friend Checkpointing;
+  friend struct JobSaving<BasicTrainer>;
   friend Members;
   template <class, Dataset>
   friend class EpochBatches;
@@ -870,7 +866,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   // Because the program asks for its options, by a failure, or because rank 0 alone is in
   // `on_rank0`.
   bool is_held_up_ = true;
-  JobSavesPointer saves_{nullptr, nullptr};
+  std::shared_ptr<SaveDue> saves_;  // ends before the model does: threads may still be writing
 };
 
 }  // namespace detail

@@ -1,14 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Notices that the ranks of a communicator leave for each other in the job's store: how far
-/// they are, that one of them failed, and why.
+/// @file The calls that a rank has made, for backends that compare calls only afterwards, and the
+/// notices that ranks leave for each other in the job's store: how far they are, that one of them
+/// failed, and why.
 
+#include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <future>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
@@ -16,8 +21,10 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/comm/call/call_log.hpp"
+#include "lockstep/comm/call/peers.hpp"
+#include "lockstep/comm/collective.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/hash.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/launch/store.hpp"
@@ -25,13 +32,130 @@
 
 namespace lockstep::detail {
 
+/// How far a rank has come: the number of its calls and a hash over all of them. Ranks that have
+/// made equally many calls have made the same calls if their hashes are equal.
+struct LogHead {
+  std::uint64_t calls = 0;
+  std::uint64_t hash = 0;
+
+  friend bool operator==(const LogHead&, const LogHead&) = default;
+};
+
+/// A chain of hashes over all calls, and the last `kept` calls in full.
+class CallLog {
+ public:
+  static constexpr std::size_t kept = 4096;
+
+  std::uint64_t calls() const { return head_.calls; }
+  LogHead head() const { return head_; }
+
+  void add(const Call& call) {
+    head_.hash = Hash{}
+                     .number(head_.hash)
+                     .number(static_cast<std::uint64_t>(call.kind))
+                     .number(static_cast<std::uint64_t>(call.part_of))
+                     .number(static_cast<std::uint64_t>(call.element))
+                     .number(call.root)
+                     .number(call.count)
+                     .text(call.operation.data())
+                     .value();
+    entries_[head_.calls++ % kept] = {call, head_.hash};
+  }
+
+  /// The call with this number, from 0, while it is kept.
+  const Call* find(std::uint64_t number) const {
+    return number < calls() && number >= first() ? &entries_[number % kept].call : nullptr;
+  }
+  /// The number of the first call that is kept.
+  std::uint64_t first() const { return calls() - std::min<std::uint64_t>(calls(), kept); }
+
+  /// Has this rank made other calls than the one of this head? Nothing if it cannot tell, being
+  /// behind or too far ahead.
+  std::optional<bool> differs(const LogHead& other) const {
+    if (other.calls == 0) return false;
+    if (find(other.calls - 1) == nullptr) return std::nullopt;
+    return entries_[(other.calls - 1) % kept].hash != other.hash;
+  }
+
+  /// The number of calls, and those that are kept as they lie in memory: ranks run one program.
+  std::string bytes() const {
+    std::string out = store_protocol::Writer{}.u64(calls()).bytes();
+    for (std::uint64_t n = first(); n < calls(); ++n)
+      out.append(reinterpret_cast<const char*>(find(n)), sizeof(Call));
+    return out;
+  }
+  /// Another rank's log, without its hashes. Nothing where the bytes are not a whole log.
+  static std::optional<CallLog> from_bytes(std::string_view bytes) {
+    store_protocol::Reader in(bytes);
+    CallLog log;
+    log.head_.calls = in.u64();
+    for (std::uint64_t n = log.first(); n < log.calls() && in.ok(); ++n) {
+      const std::string_view sent = in.raw(sizeof(Call));
+      if (!in.ok()) break;
+      Call& call = log.entries_[n % kept].call;
+      std::memcpy(&call, sent.data(), sizeof(Call));
+      if (!is_known(call)) return std::nullopt;
+      call.operation.back() = '\0';
+    }
+    return in.ok() ? std::optional(std::move(log)) : std::nullopt;
+  }
+
+ private:
+  struct Entry {
+    Call call;
+    std::uint64_t hash = 0;  // over this call and all before it
+  };
+
+  static bool is_known(const Call& call) {
+    return static_cast<std::size_t>(call.kind) < std::size(collective_names) &&
+           static_cast<std::size_t>(call.element) < element_kinds &&
+           (static_cast<std::size_t>(call.part_of) < std::size(job_call_names) ||
+            call.part_of >= JobCall::step_of_subgraphs);
+  }
+
+  LogHead head_;
+  std::vector<Entry> entries_ = std::vector<Entry>(kept);  // that of call n at n % kept
+};
+
+/// The error of ranks that made different calls; nothing if the logs are equal as far as both go.
+/// `rank` is the rank that sent `other`.
+inline std::optional<Error> find_disagreement(const CallLog& rank0, const CallLog& other, Rank rank,
+                                              Rank me) {
+  const std::uint64_t both = std::min(rank0.calls(), other.calls());
+  for (std::uint64_t n = std::max(rank0.first(), other.first()); n < both; ++n) {
+    const Call& here = *rank0.find(n);
+    const Call& there = *other.find(n);
+    if (here == there) continue;
+    return ranks_disagree(n, here.text(), rank, there.text(), me);
+  }
+  return std::nullopt;
+}
+
+/// How far a rank is, as it tells the others when one of them has waited for long.
+struct Position {
+  std::uint64_t calls = 0;  // that it has made
+  std::string call;         // the call that it is in, or empty
+
+  friend bool operator==(const Position&, const Position&) = default;
+};
+
+/// `rank 1 is in no call (made 4 of 5)`. `calls` is the number that the asking rank has made.
+inline std::string position_text(Rank rank, const std::optional<Position>& position,
+                                 std::uint64_t calls) {
+  const std::string name = "rank " + std::to_string(rank.value());
+  if (!position) return name + " does not answer";
+  const std::string in = position->call.empty() ? "no call" : position->call;
+  const std::string made = "made " + std::to_string(position->calls);
+  if (position->calls >= calls) return name + " is in " + in + " (" + made + ")";
+  return name + " is in " + in + " (" + made + " of " + std::to_string(calls) + ")";
+}
+
 /// The current notice, of which the store tells every rank.
 struct Notice {
   enum class Kind : std::uint8_t {
     none,
     question,  // a rank has waited for long: all say how far they are
     failed,    // `rank` has failed, with these words
-    lost,      // `rank` has gone without a word
     differs,   // `rank` has made other calls than rank 0
   };
 
@@ -89,16 +213,17 @@ class NoticeBoard {
     return post({Notice::Kind::failed, rank_, std::string(words.substr(0, most_words))});
   }
 
-  /// Says that another rank has gone without a word. The first fault is returned.
-  Notice report_lost(Rank gone) const { return post({Notice::Kind::lost, gone, ""}); }
-
-  // Why a rank gives up, whether it is the first fault or not. A rank that has given a reason is
-  // not the one that is lost.
-
+  /// Says why this rank gives up. Unlike the fault, every rank has a reason of its own, by which
+  /// the others know that it did not end without a word.
   void give_reason(std::string_view words) const {
-    store_->set(reason_key(rank_), words.substr(0, most_words));
+    store_->set(prefix_ + "reason/" + std::to_string(rank_.value()), words.substr(0, most_words));
   }
-  std::optional<std::string> reason(Rank rank) const { return store_->try_get(reason_key(rank)); }
+  /// The reasons of all ranks that have given one.
+  std::vector<std::optional<std::string>> reasons(std::size_t world) const {
+    std::vector<std::optional<std::string>> all(world);
+    for_each_rank("reason/", world, [&](std::size_t w, std::string&& words) { all[w] = words; });
+    return all;
+  }
 
   /// Says that this rank's calls are not rank 0's, and shows them. The first fault counts.
   Notice differ(const CallLog& log) const {
@@ -126,13 +251,11 @@ class NoticeBoard {
   /// The positions of all ranks, as far as they have told, by one request.
   std::vector<std::optional<Position>> positions(std::size_t world) const {
     std::vector<std::optional<Position>> all(world);
-    const std::string prefix = prefix_ + "position/";
-    for (const auto& [key, bytes] : store_->list(prefix)) {
-      const std::size_t rank = std::strtoul(key.c_str() + prefix.size(), nullptr, 10);
+    for_each_rank("position/", world, [&](std::size_t w, const std::string& bytes) {
       store_protocol::Reader in(bytes);
       const std::uint64_t calls = in.u64();
-      if (rank < world) all[rank] = Position{calls, std::string(in.text())};
-    }
+      all[w] = Position{calls, std::string(in.text())};
+    });
     return all;
   }
 
@@ -140,7 +263,7 @@ class NoticeBoard {
   /// ranks name the same pair of calls.
   Error verdict(const CallLog& log, Rank differing, Milliseconds timeout) const {
     if (rank_ == Rank{0}) {
-      const auto sent = SentLog::from_bytes(store_->get(prefix_ + "log", timeout));
+      const auto sent = CallLog::from_bytes(store_->get(prefix_ + "log", timeout));
       auto found = sent ? find_disagreement(log, *sent, differing, rank_) : std::nullopt;
       if (!found) {
         found.emplace("an earlier call",
@@ -164,8 +287,14 @@ class NoticeBoard {
   static constexpr const char* advice = "let every rank make the same calls in the same order";
   static constexpr std::size_t most_words = 64 << 10;
 
-  std::string reason_key(Rank rank) const {
-    return prefix_ + "reason/" + std::to_string(rank.value());
+  /// Calls `f(w, value)` for every rank w that has set the value with this name, by one request.
+  template <class F>
+  void for_each_rank(const char* name, std::size_t world, const F& f) const {
+    const std::string prefix = prefix_ + name;
+    for (auto& [key, value] : store_->list(prefix)) {
+      const std::size_t rank = std::strtoul(key.c_str() + prefix.size(), nullptr, 10);
+      if (rank < world) f(rank, std::move(value));
+    }
   }
 
   /// A fault replaces a question; nothing replaces a fault.

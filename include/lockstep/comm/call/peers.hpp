@@ -15,7 +15,6 @@
 #include <string_view>
 
 #include "lockstep/comm/call/counter.hpp"
-#include "lockstep/comm/call/messages.hpp"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/scope_guard.hpp"
@@ -23,56 +22,100 @@
 
 namespace lockstep::detail {
 
+std::string rank_text(Rank rank);
+
+/// Two ranks made different calls. All ranks name the same pair: rank 0 and the first that differs.
+Error ranks_disagree(std::uint64_t number, std::string_view call_of_rank0, Rank other,
+                     std::string_view call_of_other, Rank me);
+
+/// Compares all ranks' calls, `call_of(w)` being rank w's. Returns the error if they differ.
+template <class CallOf>
+std::optional<Error> find_disagreement(std::uint64_t number, std::size_t world,
+                                       const CallOf& call_of, Rank me) {
+  for (std::size_t w = 1; w < world; ++w) {
+    if (call_of(w) == call_of(0)) continue;
+    return ranks_disagree(number, call_of(0).text(), Rank{w}, call_of(w).text(), me);
+  }
+  return std::nullopt;
+}
+
+/// A sender and its receiver disagree about the message.
+Error messages_differ(const Call& received, Rank from, std::string_view sent, Rank me);
+
+/// Another rank has said why it gave up.
+Error rank_failed(std::string_view operation, Rank who, std::string_view words, Rank me);
+
+/// Another rank ended without a word.
+Error rank_vanished(std::string_view operation, std::string_view how, Rank me);
+
+Error rank_left(std::string_view operation, Rank who, Rank me);
+
+/// A wait has reached its limit. `missing` are the ranks that were waited for, in words.
+Error time_is_over(std::string_view operation, std::chrono::milliseconds limit,
+                   std::string_view missing, Rank me);
+
+/// A rank that lags behind, and how far it has come: `rank 2 (made 3 of 5 calls)`.
+std::string lagging_rank(Rank who, bool has_joined, std::uint64_t made, std::uint64_t expected);
+
+/// The error of a part of an operation, as one of the whole.
+Error retold(const Error& error, std::string_view operation, std::string_view problem,
+             std::optional<Rank> rank);
+
+/// This rank has given up its communicator, or an exception has ended its part.
+Error gave_up(std::string_view communicator, std::string_view reason, Rank me);
+
+inline constexpr const char* ended_by_exception = "it ended with an exception";
+/// How a rank begins to say why it gave up where another's failure was the reason.
+inline constexpr const char* because_of_another = "because of another rank: ";
+
+/// Is this the reason of a rank that failed by itself? One that an exception ended may have been
+/// ended by another's failure, of which it heard in a group of fewer ranks.
+bool is_own_reason(std::string_view reason);
+
 /// The state of all ranks, as one of them sees it.
 template <class P>
 concept Peers = requires(const P& peers, std::size_t w) {
   { peers.rank() } -> std::same_as<Rank>;
   { peers.world() } -> std::same_as<std::size_t>;
-  { peers.has_joined(w) } -> std::same_as<bool>;
-  { peers.has_left(w) } -> std::same_as<bool>;             // it closed its communicator
-  { peers.has_died(w) } -> std::same_as<bool>;             // its process ended without closing it
+  { peers.has_left(w) } -> std::same_as<bool>;  // it closed its communicator
+  { peers.has_died(w) } -> std::same_as<bool>;  // its process ended without closing it
+  { peers.how_died() } -> std::convertible_to<std::string_view>;
   { peers.abort_reason(w) } -> std::same_as<std::string>;  // empty if it has not said
-  { peers.calls_made(w) } -> std::same_as<std::uint64_t>;
 };
 
 /// The error that ends the wait for a call, if there is one. All ranks name the same culprit: a
 /// rank that ended, else one that gave up. `lacks(w)`: rank w has yet to do its part.
 template <Peers P, class Lacks>
-std::optional<Error> find_fault(const P& peers, const Call& call, const Lacks& lacks) {
-  const std::size_t me = peers.rank().value();
+std::optional<Error> find_fault(const P& peers, const std::string& operation, const Lacks& lacks) {
+  const std::size_t none = peers.world();
   const auto first = [&](const auto& holds) {
     std::size_t w = 0;
-    while (w < peers.world() && (w == me || !holds(w))) ++w;
+    while (w < none && (Rank{w} == peers.rank() || !holds(w))) ++w;
     return w;
   };
-  const std::size_t none = peers.world();
   if (const std::size_t w = first([&](std::size_t r) { return peers.has_died(r); }); w != none) {
     const std::string reason = peers.abort_reason(w);
-    return rank_vanished(call.text(),
-                         text({"rank ", w, "'s process ended", reason.empty() ? "" : ": ", reason}),
+    return rank_vanished(operation,
+                         text({"rank ", w, peers.how_died(), reason.empty() ? "" : ": ", reason}),
                          peers.rank());
   }
-  // A rank that an exception ended may have been ended by another's failure, of which it heard in a
-  // group of fewer ranks. Whoever gives a reason comes before it, whatever their numbers.
-  const auto has_said = [&](std::size_t r) { return !peers.abort_reason(r).empty(); };
-  const auto has_reason = [&](std::size_t r) {
-    return has_said(r) && peers.abort_reason(r) != ended_by_exception;
-  };
-  std::size_t who = first(has_reason);
-  if (who == none) who = first(has_said);
-  if (who != none)
-    return rank_failed(call.text(), Rank{who}, peers.abort_reason(who), peers.rank());
+  // Whoever gives a reason of its own comes before those that another's failure may have ended,
+  // whatever their numbers.
+  std::size_t who = first([&](std::size_t r) { return is_own_reason(peers.abort_reason(r)); });
+  if (who == none) who = first([&](std::size_t r) { return !peers.abort_reason(r).empty(); });
+  if (who != none) return rank_failed(operation, Rank{who}, peers.abort_reason(who), peers.rank());
   if (const std::size_t w = first([&](std::size_t r) { return peers.has_left(r) && lacks(r); });
       w != none) {
-    return rank_left(call.text(), Rank{w}, peers.rank());
+    return rank_left(operation, Rank{w}, peers.rank());
   }
   return std::nullopt;
 }
 
 /// The error of a wait that has lasted for the whole time limit. Every rank that has made fewer
-/// calls is missing; if there is none, those that have yet to do their part.
+/// calls is missing; if there is none, those that have yet to do their part. The peers know who has
+/// joined and how many calls each has made.
 template <Peers P, class Lacks>
-Error find_missing(const P& peers, const Call& call, std::chrono::milliseconds limit,
+Error find_missing(const P& peers, const std::string& operation, std::chrono::milliseconds limit,
                    const Lacks& lacks) {
   const std::uint64_t expected = peers.calls_made(peers.rank().value());
   const auto is_behind = [&](std::size_t w) { return peers.calls_made(w) < expected; };
@@ -84,8 +127,7 @@ Error find_missing(const P& peers, const Call& call, std::chrono::milliseconds l
     if (!missing.empty()) missing += ", ";
     missing += lagging_rank(Rank{w}, peers.has_joined(w), peers.calls_made(w), expected);
   }
-  return time_is_over(call.text(), limit, missing.empty() ? "the last rank" : missing,
-                      peers.rank());
+  return time_is_over(operation, limit, missing.empty() ? "the last rank" : missing, peers.rank());
 }
 
 namespace shm {
@@ -139,7 +181,7 @@ class SharedPeers {
   /// Gives up with this fault, unless there is one. The others learn why from their next call, or
   /// the one that they are in. A consequence of another's fault needs no reason: all see that
   /// one's.
-  [[noreturn]] void fail(const Error& error);
+  [[noreturn, gnu::cold]] void fail(const Error& error);
   void give_up(const Error& error, std::string_view reason);
   void abandon(std::string_view reason);
 
@@ -151,6 +193,7 @@ class SharedPeers {
   }
   /// Has the rank's process ended? False for threads of this process.
   bool has_died(std::size_t w) const;
+  static constexpr const char* how_died() { return "'s process ended"; }
   std::string abort_reason(std::size_t w) const;
   std::uint64_t calls_made(std::size_t w) const {
     return state(w).arrived.value.load(std::memory_order_acquire);
@@ -177,8 +220,8 @@ class SharedPeers {
     });
   }
   /// The error that ends a wait since `begin`, if there is one.
-  std::optional<Error> check(const Call& call, const Awaited& awaited,
-                             Clock::time_point begin) const;
+  [[gnu::cold]] std::optional<Error> check(const Call& call, const Awaited& awaited,
+                                           Clock::time_point begin) const;
 
  private:
   [[noreturn, gnu::cold]] void raise_now() const;

@@ -11,10 +11,12 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/core/worker.hpp"
 
 namespace lockstep::detail {
 
@@ -32,13 +34,6 @@ class FirstFault {
     return true;
   }
 
-  /// Forgets the fault, for a communicator that is repaired.
-  void forget() {
-    const std::lock_guard lock(mutex_);
-    error_.reset();
-    is_set_.store(false, std::memory_order_release);
-  }
-
   /// Throws the fault if there is one.
   void raise() const {
     if (is_set()) [[unlikely]]
@@ -46,7 +41,7 @@ class FirstFault {
   }
 
  private:
-  [[noreturn, gnu::noinline]] void raise_now() const {
+  [[noreturn, gnu::cold]] void raise_now() const {
     const std::lock_guard lock(mutex_);
     if (error_) throw Error(*error_);
     std::terminate();  // it is called only where a fault is set
@@ -156,6 +151,37 @@ class PendingCalls {
   std::optional<std::string> complaint_;
   bool stopping_ = false;
   bool watch_ended_ = false;
+};
+
+/// The thread that makes the asynchronous calls of a communicator whose calls block, in the order
+/// of posting. Calls of a broken communicator fail at once, so that the end of the queue does not
+/// hang.
+inline constexpr ThreadName call_thread{"lockstep calls",
+                                        "the thread that makes asynchronous calls"};
+
+/// The `Pending` of a `Work` whose call, `f()`, a queue makes. `Owner` has the queue, and its
+/// `give_up()` ends the calls under way.
+template <class Owner, class F>
+class PendingInQueue : Task {
+ public:
+  PendingInQueue(Owner& owner, F f) : owner_(owner), f_(std::move(f)) {
+    run = [](Task& task) { static_cast<PendingInQueue&>(task).f_(); };
+    owner.queue().post(*this);
+  }
+  PendingInQueue(const PendingInQueue&) = delete;
+  PendingInQueue& operator=(const PendingInQueue&) = delete;
+  ~PendingInQueue() { owner_.queue().settle(*this); }
+
+  bool test() { return owner_.queue().test(*this); }
+  void wait() { owner_.queue().wait(*this); }
+  void leave() {
+    owner_.give_up();
+    owner_.queue().settle(*this);
+  }
+
+ private:
+  Owner& owner_;
+  F f_;
 };
 
 }  // namespace lockstep::detail

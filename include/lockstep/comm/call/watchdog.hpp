@@ -8,7 +8,7 @@
 #include <memory>
 #include <utility>
 
-#include "lockstep/comm/call/messages.hpp"
+#include "lockstep/comm/call/peers.hpp"
 #include "lockstep/comm/call/pending_calls.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/scope_guard.hpp"

@@ -55,7 +55,7 @@ struct Unwritten {
 
 /// The check on a device. `spoil` fills a gradient before a backward pass, `inspect` searches it
 /// when it is ready, and `take` gives the first element that any search has found since the last
-/// `take`. For the CPU here, for GPUs in checked_gradients.cuh.
+/// `take`. For the CPU here, for GPUs in features.cuh.
 template <class Device>
 class WrittenCheck;
 
@@ -90,8 +90,8 @@ class WrittenCheck<Cpu> {
 };
 
 /// Finds elements that a model has not written.
-template <class Traits>
-class CheckedGradients : public Stages<CheckedGradients<Traits>> {
+template <class Traits, class Comm>
+class CheckedGradients : public Stages<CheckedGradients<Traits, Comm>> {
  public:
   explicit CheckedGradients(auto& gradients) : check_(gradients.comm()) {}
 
@@ -134,13 +134,6 @@ class CheckedGradients : public Stages<CheckedGradients<Traits>> {
   }
 
   WrittenCheck<typename Traits::device> check_;
-};
-
-struct CheckedGradientsFeature {
-  template <class Traits>
-  static constexpr bool applies = is_checked;
-  template <class Traits, class Comm>
-  using type = CheckedGradients<Traits>;
 };
 
 }  // namespace lockstep::detail

@@ -84,7 +84,7 @@ void require_join_flags(WorldSize world, Rank rank) {
 
 /// The flags on a device: `write` those that this rank sends, before the first bucket travels, and
 /// `read` what has come, after it has landed; `live` is the answer. Specialised for every device:
-/// `Cpu` here, `Cuda` in join.cuh.
+/// `Cpu` here, `Cuda` in features.cuh.
 template <class Device, class Comm>
 class JoinFlags;
 
@@ -182,13 +182,6 @@ class JoiningRanks : public Stages<JoiningRanks<Traits, Comm>> {
   JoinFlags<typename Traits::device, Comm> flags_;
   bool is_pending_ = false;   // flags are in flight
   bool is_averaged_ = false;  // gradients were made averages, and wait for their update
-};
-
-struct JoinFeature {
-  template <class Traits>
-  static constexpr bool applies = Traits::joins;
-  template <class Traits, class Comm>
-  using type = JoiningRanks<Traits, Comm>;
 };
 
 }  // namespace lockstep::detail

@@ -2,7 +2,6 @@
 #pragma once
 /// @file Sub-graphs: every step uses one of the declared sets of parameters (bucket/subgraphs.hpp).
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
@@ -10,6 +9,7 @@
 #include <string_view>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "lockstep/bucket/plan.hpp"
 #include "lockstep/bucket/subgraphs.hpp"
@@ -28,91 +28,49 @@ struct ArenaPiece {
 };
 
 /// What a backward pass of one set needs to know.
-template <std::size_t Count>
 struct SubgraphTable {
-  Table<std::uint8_t, Count> uses{};    // by parameter; 1 for members that are trained
-  Table<std::size_t, Count> members{};  // by bucket
-  Table<ArenaPiece, Count> unused{};    // gradients that stay zero, neighbours together
-  std::size_t unused_pieces = 0;
-  std::size_t parameters = 0;  // in all buckets
+  std::vector<std::uint8_t> uses;    // by parameter; 1 for members that are trained
+  std::vector<std::size_t> members;  // by bucket
+  std::vector<ArenaPiece> unused;    // gradients that stay zero, neighbours together
+  std::size_t parameters = 0;        // in all buckets
 
-  constexpr bool contains(std::size_t parameter) const { return uses[parameter] != 0; }
-};
-
-/// `contains(parameter)` says who is a member.
-template <std::size_t Count, class Contains>
-constexpr SubgraphTable<Count> make_subgraph_table(const BucketPlan<Count>& plan,
-                                                   const Contains& contains) {
-  SubgraphTable<Count> table;
-  table.uses = make_table<std::uint8_t, Count>(plan.placements.size());
-  table.members = make_table<std::size_t, Count>(plan.placements.size());
-  table.unused = make_table<ArenaPiece, Count>(plan.placements.size());
-  bool after_unused = false;
-  for (std::size_t b = 0; b != plan.bucket_count; ++b) {
-    for (const std::size_t p : plan.members(b)) {
-      const Placement& placement = plan.placements[p];
-      if (contains(p)) {
-        table.uses[p] = 1;
-        ++table.members[b];
-        ++table.parameters;
-        after_unused = false;
-        continue;
+  /// `contains(parameter)` says who is a member.
+  SubgraphTable(const auto& plan, const auto& contains)
+      : uses(plan.placements.size()), members(plan.bucket_count) {
+    bool after_unused = false;
+    for (std::size_t b = 0; b != plan.bucket_count; ++b) {
+      for (const std::size_t p : plan.members(b)) {
+        const Placement& placement = plan.placements[p];
+        if (contains(p)) {
+          uses[p] = 1;
+          ++members[b];
+          ++parameters;
+        } else {
+          if (!after_unused) unused.push_back({placement.offset, 0});
+          unused.back().bytes = placement.offset + placement.bytes - unused.back().offset;
+        }
+        after_unused = uses[p] == 0;
       }
-      if (!after_unused) table.unused[table.unused_pieces++].offset = placement.offset;
-      ArenaPiece& piece = table.unused[table.unused_pieces - 1];
-      piece.bytes = placement.offset + placement.bytes - piece.offset;
-      after_unused = true;
     }
   }
-  return table;
-}
-
-/// The tables of all sets, the whole model's first: constants and an empty type where the compiler
-/// knows the plan.
-template <class Layout, class List>
-struct LayoutSubgraphs {
-  static constexpr auto tables = [] {
-    std::array<SubgraphTable<Layout::count>, List::count> all{};
-    for (std::size_t set = 0; set != List::count; ++set) {
-      all[set] = make_subgraph_table(
-          Layout::plan(), [set](std::size_t p) { return List::contains(set, Layout::name(p)); });
-    }
-    return all;
-  }();
-  constexpr explicit LayoutSubgraphs(const Layout&) {}
-};
-template <class Layout, class List>
-  requires(!Layout::is_static)
-struct LayoutSubgraphs<Layout, List> {
-  std::array<SubgraphTable<Layout::count>, List::count> tables;
-
-  explicit LayoutSubgraphs(const Layout& layout) {
-    for (std::size_t set = 0; set != List::count; ++set) {
-      tables[set] = make_subgraph_table(
-          layout.plan(), [&](std::size_t p) { return List::contains(set, layout.name(p)); });
-      // A model lists its tensors at run time: a set may turn out to be empty.
-      if (tables[set].parameters == 0) refuse_empty(set);
-    }
-  }
-
- private:
-  [[noreturn]] static void refuse_empty(std::size_t set) {
-    throw Error(
-        "Subgraphs",
-        "sub-graph " + std::string(List::name_of(set)) + " contains no parameter that is trained",
-        "compare its patterns with the names that the model lists, and with Frozen");
-  }
+  bool contains(std::size_t parameter) const { return uses[parameter] != 0; }
 };
 
 /// The sub-graph of a backward pass, and those of all passes since the last update.
-template <class Traits>
-class SubgraphUsage : public Stages<SubgraphUsage<Traits>>,
-                      public UsedParameters<Traits>,
-                      LayoutSubgraphs<typename Traits::layout, typename Traits::subgraphs> {
+template <class Traits, class Comm>
+class SubgraphUsage : public Stages<SubgraphUsage<Traits, Comm>>, public UsedParameters<Traits> {
+  using List = typename Traits::subgraphs;
+
  public:
-  explicit SubgraphUsage(const auto& gradients)
-      : UsedParameters<Traits>(gradients.layout()),
-        SubgraphUsage::LayoutSubgraphs(gradients.layout()) {}
+  explicit SubgraphUsage(const auto& gradients) : UsedParameters<Traits>(gradients.layout()) {
+    const auto& layout = gradients.layout();
+    for (std::size_t set = 0; set != List::count; ++set) {
+      tables_.emplace_back(layout.plan(),
+                           [&](std::size_t p) { return List::contains(set, layout.name(p)); });
+      // A model may list its tensors at run time: a set can turn out to be empty.
+      if (tables_.back().parameters == 0) refuse_empty(set);
+    }
+  }
 
   /// The next pass uses a set.
   void choose_subgraph(std::size_t set) { set_ = set; }
@@ -132,10 +90,9 @@ class SubgraphUsage : public Stages<SubgraphUsage<Traits>>,
     if (!Traits::captures && (live || Traits::subgraphs_agree)) note_subgraph();
     if constexpr (!Traits::frees_gradients) {
       gradients.readiness().reset(table());
-      for (std::size_t i = 0; !gradients.pass().adds && i != table().unused_pieces; ++i) {
-        const ArenaPiece& piece = table().unused[i];
+      if (gradients.pass().adds) return;
+      for (const ArenaPiece& piece : table().unused)
         gradients.execution().zero(gradients.arena() + piece.offset, piece.bytes);
-      }
     }
   }
   /// All buckets are, unless every rank knows that no rank has used a member.
@@ -166,7 +123,12 @@ class SubgraphUsage : public Stages<SubgraphUsage<Traits>>,
   }
 
  private:
-  const auto& table() const { return this->tables[set_]; }
+  const SubgraphTable& table() const { return tables_[set_]; }
+
+  [[noreturn, gnu::cold, gnu::noinline]] static void refuse_empty(std::size_t set) {
+    fail("Subgraphs", {"sub-graph ", List::name_of(set), " contains no parameter that is trained"},
+         "compare its patterns with the names that the model lists, and with Frozen");
+  }
 
   [[noreturn, gnu::cold, gnu::noinline]] void refuse_missing(const auto& gradients) const {
     std::string names;
@@ -174,23 +136,16 @@ class SubgraphUsage : public Stages<SubgraphUsage<Traits>>,
       if (table().contains(p) && !gradients.readiness().is_ready(p))
         names.append(listed++ == 0 ? "" : ", ").append(gradients.layout().name(p));
     }
-    const std::string set = set_ == whole_model
-                                ? "the whole model"
-                                : "sub-graph " + std::string(Traits::subgraphs::name_of(set_));
+    const std::string set =
+        set_ == whole_model ? "the whole model" : "sub-graph " + std::string(List::name_of(set_));
     fail("backward",
          {"no gradient came for ", std::string_view(names), " of ", std::string_view(set)},
          "let backward write and mark every parameter of the sub-graph that the step uses");
   }
 
+  std::vector<SubgraphTable> tables_;  // the whole model's first
   std::size_t set_ = whole_model;
   std::uint32_t chosen_ = 0;
-};
-
-struct SubgraphsFeature {
-  template <class Traits>
-  static constexpr bool applies = Traits::has_subgraphs;
-  template <class Traits, class Comm>
-  using type = SubgraphUsage<Traits>;
 };
 
 /// Calls `f(std::integral_constant<std::size_t, Set>{})` with a set that is known at run time.

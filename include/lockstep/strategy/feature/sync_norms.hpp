@@ -109,12 +109,4 @@ struct SyncNorms : Stages<SyncNorms<Traits, Comm>> {
   }
 };
 
-struct SyncNormsFeature {
-  template <class Traits>
-  static constexpr bool applies =
-      Traits::syncs_norms || (!Traits::alone && TensorListing<typename Traits::model>);
-  template <class Traits, class Comm>
-  using type = SyncNorms<Traits, Comm>;
-};
-
 }  // namespace lockstep::detail

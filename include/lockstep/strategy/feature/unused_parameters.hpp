@@ -44,8 +44,8 @@ class UsedParameters {
   Usage used_;
 };
 
-template <class Traits>
-class UnusedParametersAsZero : public Stages<UnusedParametersAsZero<Traits>>,
+template <class Traits, class Comm>
+class UnusedParametersAsZero : public Stages<UnusedParametersAsZero<Traits, Comm>>,
                                public UsedParameters<Traits> {
  public:
   explicit UnusedParametersAsZero(const auto& gradients)
@@ -57,13 +57,6 @@ class UnusedParametersAsZero : public Stages<UnusedParametersAsZero<Traits>>,
   }
   static void after_backward(auto& gradients) { gradients.take_missing_as_zero(); }
   void after_update() { this->forget_usage(); }
-};
-
-struct UnusedParametersFeature {
-  template <class Traits>
-  static constexpr bool applies = Traits::skips_unused;
-  template <class Traits, class Comm>
-  using type = UnusedParametersAsZero<Traits>;
 };
 
 }  // namespace lockstep::detail

@@ -26,7 +26,7 @@
 #include "lockstep/core/strong.hpp"
 #include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/stream.cuh"
-#include "lockstep/optim/anomaly.hpp"
+#include "lockstep/optim/update.hpp"
 #include "lockstep/torch/cuda/step_tensors.cuh"
 #include "lockstep/torch/loop_gradients.hpp"
 

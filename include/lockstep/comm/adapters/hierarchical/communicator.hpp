@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file `Backend<Hierarchical<...>>`'s communicator: one kind of communicator inside a host,
-/// another between hosts.
+/// another between hosts, and the collectives that go through both by stages.
 
+#include <algorithm>
 #include <chrono>
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
@@ -15,20 +17,334 @@
 #include <vector>
 
 #include "lockstep/comm/adapters/hierarchical/hosts.hpp"
-#include "lockstep/comm/adapters/hierarchical/stages.hpp"
-#include "lockstep/comm/call/queue.hpp"
+#include "lockstep/comm/call/peers.hpp"
+#include "lockstep/comm/call/pending_calls.hpp"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/collectives.hpp"
 #include "lockstep/comm/combine.hpp"
 #include "lockstep/comm/communicator.hpp"
 #include "lockstep/comm/groups.hpp"
 #include "lockstep/comm/variable_gather.hpp"
+#include "lockstep/core/bytes.hpp"
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/element.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/topology/groups.hpp"
 
 namespace lockstep::detail {
+
+/// Memory for one purpose. It grows and is never freed before its communicator ends, because
+/// freeing waits as allocating does.
+class Scratch {
+ public:
+  bool holds(std::size_t bytes) const { return allocated_.size() >= bytes; }
+
+  /// Takes `bytes` of memory that `comm` communicates best. A second time it takes half as much
+  /// again at least, so that calls which grow slowly leave little behind. **Ranks** as for
+  /// `comm.allocate`.
+  template <class Comm>
+  void grow(Comm& comm, std::size_t bytes) {
+    if (holds(bytes)) return;
+    allocated_ = comm.template allocate<std::uint8_t>(std::max(bytes, allocated_.size() / 2 * 3));
+  }
+
+  template <class T>
+  std::span<T> get(std::size_t count) const {
+    return {reinterpret_cast<T*>(allocated_.data()), count};
+  }
+
+  template <class T>
+  std::span<T> on_host(std::size_t count) {
+    if (host_.size() < count * sizeof(T)) host_.resize(count * sizeof(T));
+    return {reinterpret_cast<T*>(host_.data()), count};
+  }
+
+ private:
+  std::span<std::uint8_t> allocated_;
+  std::vector<std::byte> host_;
+};
+
+/// `Inside` joins the ranks of a host, `Between` the ranks that have the same place on every host,
+/// `Flat` all ranks. Used by one thread at a time. Memory of GPUs is allocated when it is made and
+/// by `reserve`, never in a call. **Stream** where the three communicators are ordered by a stream,
+/// every call here is too.
+template <Communicator Inside, Communicator Between, class Flat = Between>
+class HierarchyStages {
+ public:
+  HierarchyStages(Hosts hosts, Inside inside, Between between, Flat flat)
+      : hosts_(std::move(hosts)),
+        inside_(std::move(inside)),
+        between_(std::move(between)),
+        flat_(std::move(flat)) {
+    begin();
+  }
+  /// Without a flat communicator: all ranks are reached through the other two.
+  /// `name` is another for each hierarchy of a job.
+  HierarchyStages(Hosts hosts, Inside inside, Between between, std::string name = "hierarchy")
+    requires std::constructible_from<Flat, const Hosts&, Inside&, Between&>
+      : name_(std::move(name)),
+        hosts_(std::move(hosts)),
+        inside_(std::move(inside)),
+        between_(std::move(between)),
+        flat_(hosts_, inside_, between_) {
+    begin();
+  }
+  HierarchyStages(const HierarchyStages&) = delete;
+  HierarchyStages& operator=(const HierarchyStages&) = delete;
+  ~HierarchyStages() { queue_.drain(); }
+
+  const Hosts& hosts() const { return hosts_; }
+  std::string next_group_name() { return name_ + "/" + std::to_string(groups_++); }
+  Inside& inside() { return inside_; }
+  Between& between() { return between_; }
+  Flat& flat() { return flat_; }
+  TaskQueue& queue() { return queue_; }
+
+  bool is_broken() const { return fault_.is_set(); }
+  void raise_fault() const { fault_.raise(); }
+
+  /// Gives up: every other rank's call fails with this reason. **Ranks** this one, with nothing
+  /// under way.
+  void abandon(std::string_view reason) {
+    fault_.note(gave_up("the hierarchy", std::string(reason), flat_.rank()));
+    flat_.abandon(reason);
+    between_.abandon(reason);
+    inside_.abandon(reason);
+  }
+  /// Gives up while another thread may be in a call, which ends with the network's connections.
+  void give_up() {
+    fault_.note(gave_up("the hierarchy", ended_by_exception, flat_.rank()));
+    between_.abandon(ended_by_exception);
+    flat_.abandon(ended_by_exception);
+  }
+
+  /// Makes a call of all ranks. Its errors need no translation of rank numbers.
+  template <class F>
+  void through_flat(const F& make) {
+    fault_.raise();
+    try {
+      make(flat_);
+    } catch (const Error& error) {
+      fail(error);
+    }
+  }
+
+  /// Foresees calls of up to `bytes` of values, in the type of their sums: they are then made in
+  /// one part, and allocate nothing. Larger calls are made in parts. **Ranks** all. **Host**
+  /// blocks.
+  void reserve(std::size_t bytes) {
+    const std::size_t part = std::min(bytes, most_of_part);
+    if (part <= foreseen_) return;
+    foreseen_ = part;
+    if constexpr (!works_on_host<Inside>) {
+      Call call;
+      call.kind = CollectiveKind::allocate;
+      stage(Part::inside, call, [&] { allocate_quietly(inside_, [&] { allocate_foreseen(); }); });
+    }
+  }
+
+  /// Reduces inside the host, so that each rank has a piece; reduces each piece between hosts, so
+  /// that every rank uses its share of the network; then gathers inside the host.
+  template <class T, class Op>
+  void all_reduce(const calls::AllReduce<T, Op>& call) {
+    const Call described = agreed(call);
+    const std::size_t most = most_elements<Prepared<T, Op>>();
+    for (std::size_t begin = 0; begin < call.count; begin += most) {
+      const std::size_t n = std::min(most, call.count - begin);
+      reduce_part(described, call.on(call.in.subspan(begin, n), call.out.subspan(begin, n), n));
+    }
+  }
+
+  /// Every rank gives each place of its host what the ranks with this place are to get. Places
+  /// combine that, and then with the same place of all hosts.
+  template <class T, class Op>
+  void reduce_scatter(const calls::ReduceScatter<T, Op>& call) {
+    const Call described = agreed(call);
+    in_columns<Prepared<T, Op>>(
+        call.count, [&](std::size_t begin, std::size_t n, std::size_t column) {
+          using Value = Prepared<T, Op>;
+          const Combining<Op> combining(call.op);
+          const std::span<Value> piece = memory<Value>(described, pieces_, column);
+          const std::span<Value> dealt = memory<Value>(described, whole_, column * places());
+          for_each_place([&](std::size_t rank, std::size_t place) {
+            passes_of(inside_).prepare(call.in.subspan(rank * call.count + begin, n),
+                                       dealt.subspan(place * n, n), call.op);
+          });
+          stage(Part::inside, described, [&] { inside_.reduce_scatter(dealt, piece, combining); });
+          const std::span<Value> own = memory<Value>(described, finished_, n);
+          stage(Part::between, described, [&] { between_.reduce_scatter(piece, own, combining); });
+          passes_of(inside_).finish(std::span<const Value>(own), call.out.subspan(begin, n),
+                                    call.op, flat_.world_size().value());
+        });
+  }
+
+  /// Gathers between the hosts, so that every rank uses its share of the network, then inside.
+  template <class T>
+  void all_gather(const calls::AllGather<T>& call) {
+    const Call described = agreed(call);
+    in_columns<T>(call.count, [&](std::size_t begin, std::size_t n, std::size_t column) {
+      const std::span<T> piece = memory<T>(described, pieces_, column);
+      stage(Part::between, described,
+            [&] { between_.all_gather(call.in.subspan(begin, n), piece); });
+      const std::span<T> all = memory<T>(described, whole_, column * places());
+      stage(Part::inside, described, [&] { inside_.all_gather(piece, all); });
+      for_each_place([&](std::size_t rank, std::size_t place) {
+        passes_of(inside_).copy(std::span<const T>(all).subspan(place * n, n),
+                                call.out.subspan(rank * call.count + begin, n));
+      });
+    });
+  }
+
+ private:
+  enum class Part { inside, between, flat };
+
+  /// Different calls can have equal pieces, so whole calls are compared first.
+  template <class C>
+  Call agreed(const C& call) {
+    fault_.raise();
+    const Call described = call.call();
+    stage(Part::flat, described, [&] { flat_.agree(described); });
+    return described;
+  }
+
+  /// Calls `f(begin, n, column)` for elements [begin, begin + n) of every rank's `count`, as many
+  /// as memory is there for. `column` elements are those of all ranks with one place.
+  template <class Value, class F>
+  void in_columns(std::size_t count, const F& f) {
+    const std::size_t world = flat_.world_size().value();
+    const std::size_t most = std::max<std::size_t>(1, most_elements<Value>() / world);
+    for (std::size_t begin = 0; begin < count; begin += most) {
+      const std::size_t n = std::min(most, count - begin);
+      f(begin, n, n * hosts_.count());
+    }
+  }
+  /// Calls `f(rank, i)` for every rank, where i counts ranks place by place.
+  template <class F>
+  void for_each_place(const F& f) const {
+    for (std::size_t host = 0; host != hosts_.count(); ++host) {
+      const auto& ranks = hosts_.ranks(host);
+      for (std::size_t place = 0; place != ranks.size(); ++place)
+        f(ranks[place], place * hosts_.count() + host);
+    }
+  }
+
+  void begin() {
+    if constexpr (!works_on_host<Inside>) {
+      foreseen_ = first_part;
+      allocate_foreseen();
+    }
+  }
+
+  /// Runs one stage of a call. If it fails, all stages fail on all ranks. Errors inside and between
+  /// hosts count ranks from 0, so the error adds which ranks of the job these are.
+  template <class F>
+  void stage(Part part, const Call& call, const F& f) {
+    try {
+      f();
+    } catch (const Error& error) {
+      const std::string where = part == Part::inside    ? hosts_.words_inside(flat_.rank())
+                                : part == Part::between ? hosts_.words_between(flat_.rank())
+                                                        : "";
+      fail(retold(error, call.text(), where + error.operation() + ": " + error.problem(),
+                  flat_.rank()));
+    }
+  }
+
+  [[noreturn]] void fail(const Error& error) {
+    fault_.note(error);
+    abandon(error.text());
+    throw Error(error);
+  }
+
+  std::size_t places() const { return inside_.world_size().value(); }
+  /// The bytes of a rank's piece of a part.
+  std::size_t piece_bytes(std::size_t part) const {
+    return align_up(part / places() + sizeof(double));
+  }
+
+  void allocate_foreseen() {
+    pieces_.grow(inside_, piece_bytes(foreseen_));
+    finished_.grow(inside_, piece_bytes(foreseen_));
+    whole_.grow(inside_, piece_bytes(foreseen_) * places());
+  }
+
+  /// The elements that are reduced in one part. A host allocates as it goes; a GPU's memory is
+  /// what it was when the calls were foreseen.
+  template <class Value>
+  std::size_t most_elements() const {
+    const std::size_t part = works_on_host<Inside> ? most_of_part : foreseen_;
+    return piece_bytes(part) / sizeof(Value) * places();
+  }
+
+  /// Memory for `count` elements, or on a host at once for what calls that are foreseen will need.
+  template <class T>
+  std::span<T> memory(const Call& call, Scratch& scratch, std::size_t count) {
+    if constexpr (works_on_host<Inside>) {
+      const std::size_t foreseen = piece_bytes(foreseen_) * (&scratch == &whole_ ? places() : 1);
+      stage(Part::inside, call,
+            [&] { scratch.grow(inside_, std::max(count * sizeof(T), foreseen)); });
+    }
+    return scratch.template get<T>(count);
+  }
+
+  template <class T, class Op>
+  void reduce_part(const Call& described, const calls::AllReduce<T, Op>& part) {
+    using Value = Prepared<T, Op>;
+    const std::size_t length = (part.count + places() - 1) / places();
+    const std::size_t all = length * places();
+    const bool divides = all == part.count;
+    const std::span<Value> piece = memory<Value>(described, pieces_, length);
+    reduce_inside(described, part, piece, divides);
+    stage(Part::between, described, [&] { between_.all_reduce(piece, Combining<Op>(part.op)); });
+    const std::span<T> finished = memory<T>(described, finished_, length);
+    passes_of(inside_).finish(std::span<const Value>(piece), finished, part.op,
+                              flat_.world_size().value());
+    if (divides) {
+      stage(Part::inside, described, [&] { inside_.all_gather(finished, part.out); });
+    } else {
+      const std::span<T> gathered = memory<T>(described, whole_, all);
+      stage(Part::inside, described, [&] { inside_.all_gather(finished, gathered); });
+      passes_of(inside_).copy(std::span<const T>(gathered).first(part.count), part.out);
+    }
+  }
+
+  /// piece = this rank's piece of the data of the host's ranks, combined. Data that needs no
+  /// preparation and divides evenly is read in place.
+  template <class T, class Value, class Op>
+  void reduce_inside(const Call& described, const calls::AllReduce<T, Op>& part,
+                     std::span<Value> piece, bool divides) {
+    const Combining<Op> combining(part.op);
+    if constexpr (std::same_as<T, Value> && !requires { part.op.factor; }) {
+      if (divides) {
+        stage(Part::inside, described, [&] { inside_.reduce_scatter(part.in, piece, combining); });
+        return;
+      }
+    }
+    const std::span<Value> prepared = memory<Value>(described, whole_, piece.size() * places());
+    passes_of(inside_).prepare(part.in, prepared, part.op);
+    stage(Part::inside, described, [&] { inside_.reduce_scatter(prepared, piece, combining); });
+  }
+
+  /// What a call needs is bounded: more data goes in several parts of this many bytes.
+  static constexpr std::size_t most_of_part = 32_MiB;
+  /// Of a GPU's memory, before it is known which calls will come.
+  static constexpr std::size_t first_part = 4_MiB;
+
+  std::string name_;
+  std::size_t groups_ = 0;  // that were made of this hierarchy
+  Hosts hosts_;
+  Inside inside_;
+  Between between_;
+  Flat flat_;
+  std::size_t foreseen_ = 0;  // bytes of the largest part that calls are known to have
+  Scratch pieces_;
+  Scratch finished_;
+  Scratch whole_;  // a part of the data, prepared, and later gathered
+  FirstFault fault_;
+  TaskQueue queue_{call_thread};
+};
 
 /// The place of a group's member when the ranks of its host are divided: among the members that
 /// `hosts` has on this member's host. `all` are the hosts of the whole hierarchy.
@@ -127,19 +443,15 @@ class HierarchicalCommunicator
   /// `count` elements that the inner communicator handles best. **Ranks** all, with the same count.
   template <Element T>
   std::span<T> allocate(std::size_t count) {
-    stages_->queue().drain();
     std::span<T> memory;
-    detail::allocate_quietly(stages_->inside(),
+    detail::allocate_quietly(idle().inside(),
                              [&] { memory = stages_->inside().template allocate<T>(count); });
     return memory;
   }
 
   /// Foresees all-reduces of up to so many bytes, in the type of their sums: see `Stages::reserve`.
   /// **Ranks** all. **Host** blocks.
-  void reserve(std::size_t bytes) {
-    stages_->queue().drain();
-    stages_->reserve(bytes);
-  }
+  void reserve(std::size_t bytes) { idle().reserve(bytes); }
   /// What the ranks of this host have allocated by themselves is there. On a GPU it comes before
   /// the next collective: see `allocate_quietly`. **Ranks** all. **Host** blocks.
   void settle_allocations() {
@@ -147,10 +459,7 @@ class HierarchicalCommunicator
   }
 
   /// Gives up: every other rank's call fails with this reason.
-  void abandon(std::string_view reason) {
-    stages_->queue().drain();
-    stages_->abandon(reason);
-  }
+  void abandon(std::string_view reason) { idle().abandon(reason); }
   /// Gives up because an exception has ended this rank's part; another thread may be in a call.
   void give_up() { stages_->give_up(); }
   /// Has a call failed? Then every later call fails too.
@@ -168,14 +477,12 @@ class HierarchicalCommunicator
     if constexpr (C::is_message) {
       stages_->flat().perform(call);
     } else {
-      stages_->queue().drain();
-      make(*stages_, call);
+      make(idle(), call);
     }
   }
 
   void agree(const detail::Call& call) {
-    stages_->queue().drain();
-    stages_->through_flat([&](Flat& flat) { flat.agree(call); });
+    idle().through_flat([&](Flat& flat) { flat.agree(call); });
   }
 
   template <class C>
@@ -188,9 +495,7 @@ class HierarchicalCommunicator
   template <class T>
   void gather_pieces(std::span<const T> in, std::span<T> out, const GatheredPieces& pieces,
                      Rank root, bool on_device) {
-    stages_->queue().drain();
-    stages_->through_flat(
-        [&](Flat& flat) { flat.gather_pieces(in, out, pieces, root, on_device); });
+    idle().through_flat([&](Flat& flat) { flat.gather_pieces(in, out, pieces, root, on_device); });
   }
 
   /// The communicator of this rank's group, if it is in one: a hierarchy too, of the hosts that the
@@ -198,14 +503,19 @@ class HierarchicalCommunicator
   /// of its own, and the network is used alone.
   template <std::size_t GroupRanks>
   std::optional<HierarchicalCommunicator> split(const detail::GroupPlace& place) {
-    stages_->queue().drain();
     std::unique_ptr<Stages> group;
-    stages_->through_flat([&](Flat&) { group = detail::divide(*stages_, place); });
+    idle().through_flat([&](Flat&) { group = detail::divide(*stages_, place); });
     if (group == nullptr) return std::nullopt;
     return std::optional<HierarchicalCommunicator>(std::in_place, std::move(group));
   }
 
  private:
+  /// The stages, once no asynchronous call is under way.
+  Stages& idle() {
+    stages_->queue().drain();
+    return *stages_;
+  }
+
   /// Fewer bytes than these wait for hosts rather than for their turn on the network.
   static constexpr std::size_t few_bytes = 64 << 10;
 

@@ -103,10 +103,7 @@ class Hosts {
   std::size_t local_rank(Rank rank) const { return places_[rank.value()].second; }
   const std::vector<std::size_t>& ranks(std::size_t host) const { return ranks_[host]; }
 
-  bool is_even() const {
-    return std::all_of(ranks_.begin(), ranks_.end(),
-                       [&](const auto& ranks) { return ranks.size() == ranks_.front().size(); });
-  }
+  bool is_even() const { return odd_host() == count(); }
   /// Are the ranks of every host neighbours by number?
   bool is_in_order() const {
     std::size_t next = 0;
@@ -136,17 +133,22 @@ class Hosts {
 
   /// Throws unless all hosts have equally many ranks: each rank needs a partner on every host.
   void check_even(Rank rank) const {
-    for (std::size_t h = 1; h < count(); ++h) {
-      if (ranks_[h].size() == ranks_[0].size()) continue;
-      throw Error("Backend<Hierarchical<...>>",
-                  "the host of rank 0 has " + std::to_string(ranks_[0].size()) +
-                      " ranks and the host of rank " + std::to_string(ranks_[h][0]) + " has " +
-                      std::to_string(ranks_[h].size()),
-                  "start equally many ranks on every host, or use one backend for all", rank);
-    }
+    if (is_even()) return;
+    const std::vector<std::size_t>& odd = ranks_[odd_host()];
+    fail("Backend<Hierarchical<...>>",
+         {"the host of rank 0 has ", ranks_[0].size(), " ranks and the host of rank ", odd[0],
+          " has ", odd.size()},
+         "start equally many ranks on every host, or use one backend for all", rank);
   }
 
  private:
+  /// The first host that has another number of ranks than the first one.
+  std::size_t odd_host() const {
+    std::size_t h = 0;
+    while (h < count() && ranks_[h].size() == ranks_[0].size()) ++h;
+    return h;
+  }
+
   static std::string numbered(const std::vector<std::size_t>& ranks) {
     std::vector<std::string> names;
     names.reserve(ranks.size());

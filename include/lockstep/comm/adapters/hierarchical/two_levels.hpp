@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/comm/adapters/hierarchical/communicator.hpp"
 #include "lockstep/comm/adapters/hierarchical/hosts.hpp"
-#include "lockstep/comm/adapters/hierarchical/stages.hpp"
 #include "lockstep/comm/collectives.hpp"
 #include "lockstep/comm/combine.hpp"
 #include "lockstep/comm/communicator.hpp"
@@ -158,7 +158,7 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
   }
 
   /// The passes of `Inside`, with scratch memory of this class.
-  struct LevelPasses {
+  struct LevelPasses : std::remove_cvref_t<decltype(passes_of(std::declval<Inside&>()))> {
     TwoLevels& levels;
 
     /// Reductions go in parts that fit the memory that is there.
@@ -167,16 +167,8 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
       const std::size_t part = std::max(least, std::min(wanted, first_bytes / sizeof(T)));
       return levels.scratch(Use::combined, like, part);
     }
-    template <class T>
-    void copy(std::span<const T> from, std::span<T> to) const {
-      passes_of(*levels.inside_).copy(from, to);
-    }
-    template <class T, class Op>
-    void combine(std::span<const T> gathered, std::span<T> out, const Op& op) const {
-      passes_of(*levels.inside_).combine(gathered, out, op);
-    }
   };
-  LevelPasses passes() { return {*this}; }
+  LevelPasses passes() { return {passes_of(*inside_), *this}; }
 
  private:
   /// Purposes for which memory is needed at the same time.
@@ -195,7 +187,8 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
     try {
       f(*inside_);
     } catch (const Error& error) {
-      throw explained(error, hosts_->words_inside(rank()));
+      throw retold(error, error.operation(), hosts_->words_inside(rank()) + error.problem(),
+                   rank());
     }
   }
   template <class F>
@@ -203,12 +196,9 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
     try {
       f(*between_);
     } catch (const Error& error) {
-      throw explained(error, hosts_->words_between(rank()));
+      throw retold(error, error.operation(), hosts_->words_between(rank()) + error.problem(),
+                   rank());
     }
-  }
-  Error explained(const Error& error, const std::string& where) const {
-    const Error named(error.operation(), where + error.problem(), error.advice(), rank());
-    return error.is_consequence() ? named.as_consequence() : named;
   }
 
   /// Calls `message(communicator, peer's rank there)` with the level that joins the two ranks.

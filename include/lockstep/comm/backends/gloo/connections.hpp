@@ -29,112 +29,16 @@
 
 namespace lockstep::detail::over_gloo {
 
-/// Thrown out of Gloo's algorithms when their waits are ended.
-struct Aborted : std::runtime_error {
-  Aborted() : std::runtime_error("the wait was ended") {}
-};
-
-class AbortableBuffer;
-
 // When a connection breaks, Gloo wakes a waiting thread only if no part of its message has been
 // sent or received. Otherwise the thread waits until Gloo's time limit, which ends all
 // connections. So Gloo's buffers are wrapped, and the watching thread ends their waits.
 
-/// All buffers of a context, to end their waits together.
-class Waits {
- public:
-  /// Ends every wait, now and from now on.
-  void abort();
-  bool is_aborted() const {
-    const std::lock_guard lock(mutex_);
-    return aborted_;
-  }
-  void raise_abort() const {
-    if (is_aborted()) throw Aborted();
-  }
-
-  void add(AbortableBuffer* buffer) {
-    const std::lock_guard lock(mutex_);
-    buffers_.push_back(buffer);
-  }
-  void remove(AbortableBuffer* buffer) {
-    const std::lock_guard lock(mutex_);
-    std::erase(buffers_, buffer);
-  }
-
- private:
-  mutable std::mutex mutex_;
-  std::vector<AbortableBuffer*> buffers_;
-  bool aborted_ = false;
-};
-
-class AbortableBuffer : public ::gloo::transport::UnboundBuffer {
- public:
-  using Milliseconds = std::chrono::milliseconds;
-
-  AbortableBuffer(std::unique_ptr<::gloo::transport::UnboundBuffer> buffer,
-                  std::shared_ptr<Waits> waits)
-      : UnboundBuffer(buffer->ptr, buffer->size),
-        buffer_(std::move(buffer)),
-        waits_(std::move(waits)) {
-    waits_->add(this);
-  }
-  AbortableBuffer(const AbortableBuffer&) = delete;
-  AbortableBuffer& operator=(const AbortableBuffer&) = delete;
-  ~AbortableBuffer() override { waits_->remove(this); }
-
-  // Gloo's time limit is not used: the watching thread has its own.
-  bool waitRecv(int* rank, Milliseconds) override {
-    waits_->raise_abort();
-    if (!buffer_->waitRecv(rank, for_ever)) throw Aborted();
-    return true;
-  }
-  bool waitSend(int* rank, Milliseconds) override {
-    waits_->raise_abort();
-    if (!buffer_->waitSend(rank, for_ever)) throw Aborted();
-    return true;
-  }
-  void abortWaitRecv() override { buffer_->abortWaitRecv(); }
-  void abortWaitSend() override { buffer_->abortWaitSend(); }
-
-  void send(int to, std::uint64_t slot, std::size_t offset, std::size_t bytes) override {
-    waits_->raise_abort();
-    buffer_->send(to, slot, offset, bytes);
-  }
-  void recv(int from, std::uint64_t slot, std::size_t offset, std::size_t bytes) override {
-    waits_->raise_abort();
-    buffer_->recv(from, slot, offset, bytes);
-  }
-  void recv(std::vector<int> from, std::uint64_t slot, std::size_t offset,
-            std::size_t bytes) override {
-    waits_->raise_abort();
-    buffer_->recv(std::move(from), slot, offset, bytes);
-  }
-
- private:
-  static constexpr Milliseconds for_ever = std::chrono::hours(24 * 365);
-
-  std::unique_ptr<::gloo::transport::UnboundBuffer> buffer_;
-  std::shared_ptr<Waits> waits_;
-};
-
-inline void Waits::abort() {
-  const std::lock_guard lock(mutex_);
-  aborted_ = true;
-  for (AbortableBuffer* buffer : buffers_) {
-    buffer->abortWaitRecv();
-    buffer->abortWaitSend();
-  }
-}
-
-/// Stands between Gloo's algorithms and its transport, to wrap the buffers.
+/// Stands between Gloo's algorithms and its transport, to wrap the buffers, and to end their waits
+/// together.
 class AbortableTransport : public ::gloo::transport::Context {
  public:
-  AbortableTransport(std::shared_ptr<::gloo::transport::Context> transport,
-                     std::shared_ptr<Waits> waits)
-      : Context(transport->rank, transport->size),
-        transport_(std::move(transport)),
-        waits_(std::move(waits)) {}
+  explicit AbortableTransport(std::shared_ptr<::gloo::transport::Context> transport)
+      : Context(transport->rank, transport->size), transport_(std::move(transport)) {}
 
   std::unique_ptr<::gloo::transport::Pair>& getPair(int rank) override {
     return transport_->getPair(rank);
@@ -143,14 +47,92 @@ class AbortableTransport : public ::gloo::transport::Context {
     return transport_->createPair(rank);
   }
   std::unique_ptr<::gloo::transport::UnboundBuffer> createUnboundBuffer(void* data,
-                                                                        std::size_t size) override {
-    return std::make_unique<AbortableBuffer>(transport_->createUnboundBuffer(data, size), waits_);
+                                                                        std::size_t size) override;
+
+  /// Ends every wait, now and from now on.
+  void abort() {
+    const std::lock_guard lock(mutex_);
+    aborted_ = true;
+    for (::gloo::transport::UnboundBuffer* buffer : buffers_) {
+      buffer->abortWaitRecv();
+      buffer->abortWaitSend();
+    }
+  }
+  /// Throws, out of Gloo's algorithms, if waits are ended.
+  void raise_abort() const {
+    const std::lock_guard lock(mutex_);
+    if (aborted_) raise();
+  }
+  [[noreturn]] static void raise() { throw std::runtime_error("the wait was ended"); }
+
+ private:
+  friend class AbortableBuffer;
+
+  std::shared_ptr<::gloo::transport::Context> transport_;
+  mutable std::mutex mutex_;  // for what follows
+  std::vector<::gloo::transport::UnboundBuffer*> buffers_;
+  bool aborted_ = false;
+};
+
+/// A buffer of Gloo's, which ends before its transport does.
+class AbortableBuffer : public ::gloo::transport::UnboundBuffer {
+ public:
+  using Milliseconds = std::chrono::milliseconds;
+
+  AbortableBuffer(std::unique_ptr<::gloo::transport::UnboundBuffer> buffer,
+                  AbortableTransport& transport)
+      : UnboundBuffer(buffer->ptr, buffer->size),
+        buffer_(std::move(buffer)),
+        transport_(transport) {
+    const std::lock_guard lock(transport_.mutex_);
+    transport_.buffers_.push_back(this);
+  }
+  AbortableBuffer(const AbortableBuffer&) = delete;
+  AbortableBuffer& operator=(const AbortableBuffer&) = delete;
+  ~AbortableBuffer() override {
+    const std::lock_guard lock(transport_.mutex_);
+    std::erase(transport_.buffers_, this);
+  }
+
+  // Gloo's time limit is not used: the watching thread has its own.
+  bool waitRecv(int* rank, Milliseconds) override {
+    transport_.raise_abort();
+    if (!buffer_->waitRecv(rank, for_ever)) AbortableTransport::raise();
+    return true;
+  }
+  bool waitSend(int* rank, Milliseconds) override {
+    transport_.raise_abort();
+    if (!buffer_->waitSend(rank, for_ever)) AbortableTransport::raise();
+    return true;
+  }
+  void abortWaitRecv() override { buffer_->abortWaitRecv(); }
+  void abortWaitSend() override { buffer_->abortWaitSend(); }
+
+  void send(int to, std::uint64_t slot, std::size_t offset, std::size_t bytes) override {
+    transport_.raise_abort();
+    buffer_->send(to, slot, offset, bytes);
+  }
+  void recv(int from, std::uint64_t slot, std::size_t offset, std::size_t bytes) override {
+    transport_.raise_abort();
+    buffer_->recv(from, slot, offset, bytes);
+  }
+  void recv(std::vector<int> from, std::uint64_t slot, std::size_t offset,
+            std::size_t bytes) override {
+    transport_.raise_abort();
+    buffer_->recv(std::move(from), slot, offset, bytes);
   }
 
  private:
-  std::shared_ptr<::gloo::transport::Context> transport_;
-  std::shared_ptr<Waits> waits_;
+  static constexpr Milliseconds for_ever = std::chrono::hours(24 * 365);
+
+  std::unique_ptr<::gloo::transport::UnboundBuffer> buffer_;
+  AbortableTransport& transport_;
 };
+
+inline std::unique_ptr<::gloo::transport::UnboundBuffer> AbortableTransport::createUnboundBuffer(
+    void* data, std::size_t size) {
+  return std::make_unique<AbortableBuffer>(transport_->createUnboundBuffer(data, size), *this);
+}
 
 /// LibTorch exports the functions of a Gloo of its own, without its headers and of another version.
 /// Where the linker names LibTorch first, these are called with objects of the installed Gloo, and
@@ -243,8 +225,7 @@ class Connections : public ::gloo::rendezvous::Context {
   using Milliseconds = std::chrono::milliseconds;
 
   Connections(Rank rank, WorldSize world)
-      : Context(static_cast<int>(rank.value()), static_cast<int>(world.value())),
-        waits_(std::make_shared<Waits>()) {}
+      : Context(static_cast<int>(rank.value()), static_cast<int>(world.value())) {}
 
   /// **Ranks** all, at about the same time. **Host** blocks until all are connected.
   template <class Meeting>
@@ -259,14 +240,15 @@ class Connections : public ::gloo::rendezvous::Context {
       this->connectFullMesh(meeting, device);
     }
     transport_ = transportContext_;
-    transportContext_ = std::make_shared<AbortableTransport>(transport_, waits_);
+    abortable_ = std::make_shared<AbortableTransport>(transport_);
+    transportContext_ = abortable_;
     lay_tripwires();
   }
 
   /// Ends all waits and connections. Any thread may do this.
   void abort() {
     const BrokenPipesBlocked blocked;
-    waits_->abort();
+    abortable_->abort();
     // A wait that reaches its time limit ends all connections; Gloo offers no other way.
     std::uint8_t nothing = 0;
     const auto buffer = transport_->createUnboundBuffer(&nothing, sizeof nothing);
@@ -294,8 +276,8 @@ class Connections : public ::gloo::rendezvous::Context {
     }
   }
 
-  std::shared_ptr<Waits> waits_;
   std::shared_ptr<::gloo::transport::Context> transport_;
+  std::shared_ptr<AbortableTransport> abortable_;
   std::uint8_t never_written_ = 0;
   std::vector<std::unique_ptr<::gloo::transport::UnboundBuffer>> tripwires_;
 };

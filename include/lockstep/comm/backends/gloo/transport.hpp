@@ -6,12 +6,12 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <type_traits>
 #include <vector>
 
 #include "lockstep/comm/backends/gloo/connections.hpp"
-#include "lockstep/comm/backends/gloo/engine.hpp"
 #include "lockstep/comm/backends/gloo/library.hpp"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/combine.hpp"
@@ -29,11 +29,15 @@ inline constexpr bool travels_in_place = sizeof(Prepared<T, Op>) == sizeof(T);
 /// others have their generic form.
 class Transport {
  public:
-  /// `slot` tells messages of several purposes apart.
-  explicit Transport(Engine& engine, OwnSlot slot = OwnSlot::piece)
-      : engine_(engine), slot_(static_cast<std::uint64_t>(slot)) {}
+  /// `tag` is the number of the collective that is under way, for Gloo to tell messages apart;
+  /// `slot` does so for messages of several purposes.
+  Transport(const std::shared_ptr<Connections>& connections, std::uint64_t tag,
+            OwnSlot slot = OwnSlot::piece)
+      : connections_(connections),
+        tag_(static_cast<std::uint32_t>(tag)),
+        slot_(static_cast<std::uint64_t>(slot)) {}
 
-  Rank rank() const { return engine_.rank(); }
+  Rank rank() const { return Rank{static_cast<std::size_t>(connections_->rank)}; }
   WorldSize world_size() const { return WorldSize{world()}; }
 
   /// Uses Gloo's ring if partial results are of the elements' type; else ranks combine slices.
@@ -42,13 +46,13 @@ class Transport {
     if (call.count == 0) return;
     if constexpr (travels_in_place<T, Op>) {
       prepare(call.out, call.op);
-      ::gloo::AllreduceOptions options(engine_.connections());
+      ::gloo::AllreduceOptions options(connections_);
       options.setOutput(call.out.data(), call.count);
       options.setReduceFunction(combiner<T>(call.op));
       options.setAlgorithm(call.out.size_bytes() <= few_bytes
                                ? ::gloo::AllreduceOptions::Algorithm::BCUBE
                                : ::gloo::AllreduceOptions::Algorithm::RING);
-      options.setTag(engine_.tag());
+      options.setTag(tag_);
       ::gloo::allreduce(options);
       finish(call.out, call.op);
     } else {
@@ -59,32 +63,32 @@ class Transport {
   template <class T>
   void execute(const calls::Broadcast<T>& call) const {
     if (call.count == 0) return;
-    ::gloo::BroadcastOptions options(engine_.connections());
+    ::gloo::BroadcastOptions options(connections_);
     options.setOutput(call.data().data(), call.count);
     options.setRoot(static_cast<int>(call.root.value()));
-    options.setTag(engine_.tag());
+    options.setTag(tag_);
     ::gloo::broadcast(options);
   }
 
   template <class T>
   void execute(const calls::AllGather<T>& call) const {
     if (call.count == 0) return;
-    ::gloo::AllgatherOptions options(engine_.connections());
+    ::gloo::AllgatherOptions options(connections_);
     // Gloo copies a rank's input to its place in the output, unless it is there.
     if (call.in.data() != call.out.data() + rank().value() * call.count)
       options.setInput(unguarded(call.in), call.in.size());
     options.setOutput(call.out.data(), call.out.size());
-    options.setTag(engine_.tag());
+    options.setTag(tag_);
     ::gloo::allgather(options);
   }
 
   template <class T>
   void execute(const calls::AllToAll<T>& call) const {
     if (call.count == 0) return;
-    ::gloo::AlltoallOptions options(engine_.connections());
+    ::gloo::AlltoallOptions options(connections_);
     options.setInput(unguarded(call.in), call.in.size());
     options.setOutput(call.out.data(), call.out.size());
-    options.setTag(engine_.tag());
+    options.setTag(tag_);
     ::gloo::alltoall(options);
   }
 
@@ -92,7 +96,7 @@ class Transport {
   void execute(const calls::Send<T>& message) const {
     if (message.in.empty()) return;
     const auto buffer =
-        engine_.connections()->createUnboundBuffer(unguarded(message.in), message.in.size_bytes());
+        connections_->createUnboundBuffer(unguarded(message.in), message.in.size_bytes());
     buffer->send(static_cast<int>(message.root.value()), slot_);
     buffer->waitSend();
   }
@@ -101,7 +105,7 @@ class Transport {
   void execute(const calls::Receive<T>& message) const {
     if (message.out.empty()) return;
     const auto buffer =
-        engine_.connections()->createUnboundBuffer(message.out.data(), message.out.size_bytes());
+        connections_->createUnboundBuffer(message.out.data(), message.out.size_bytes());
     buffer->recv(static_cast<int>(message.root.value()), slot_);
     buffer->waitRecv();
   }
@@ -110,7 +114,7 @@ class Transport {
   /// Up to this many bytes, fewer messages matter more than shorter ones.
   static constexpr std::size_t few_bytes = 16 << 10;
 
-  std::size_t world() const { return engine_.world(); }
+  std::size_t world() const { return static_cast<std::size_t>(connections_->size); }
 
   /// Gloo wants pointers to non-const also for memory that it only reads.
   template <class T>
@@ -157,20 +161,21 @@ class Transport {
     const std::int64_t own = counts[rank().value()];
     std::vector<T> slice(static_cast<std::size_t>(own));
     std::vector<T> parts(slice.size() * world());
-    ::gloo::AlltoallvOptions deal(engine_.connections());
+    ::gloo::AlltoallvOptions deal(connections_);
     deal.setInput(unguarded(call.in), counts);
     deal.setOutput(parts.data(), std::vector<std::int64_t>(world(), own));
-    deal.setTag(engine_.tag());
+    deal.setTag(tag_);
     ::gloo::alltoallv(deal);
     HostPasses::combine(std::span<const T>(parts), std::span<T>(slice), call.op);
-    ::gloo::AllgathervOptions collect(engine_.connections());
+    ::gloo::AllgathervOptions collect(connections_);
     collect.setInput(slice.data(), slice.size());
     collect.setOutput(call.out.data(), std::vector<std::size_t>(counts.begin(), counts.end()));
-    collect.setTag(engine_.tag());
+    collect.setTag(tag_);
     ::gloo::allgatherv(collect);
   }
 
-  Engine& engine_;
+  const std::shared_ptr<Connections>& connections_;
+  std::uint32_t tag_;
   std::uint64_t slot_;
 };
 

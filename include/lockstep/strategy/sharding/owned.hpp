@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `Sharding<HostShared>`: a rank updates its slices of parameters that ranks share.
+/// @file The pieces of parameters that a rank updates, and `Sharding<Replicated>`: all of them.
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
+#include "lockstep/bucket/layout.hpp"
 #include "lockstep/bucket/plan.hpp"
-#include "lockstep/bucket/runs.hpp"
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/element.hpp"
@@ -17,10 +19,126 @@
 #include "lockstep/device/device.hpp"
 #include "lockstep/strategy/reduction.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
-#include "lockstep/strategy/sharding/replicated.hpp"
-#include "lockstep/strategy/sharding/shards.hpp"
+#include "lockstep/strategy/sharding/sharding.hpp"
 
 namespace lockstep::detail {
+
+/// Elements of T that lie together, of a bucket or of a run of buckets.
+template <class T, std::size_t Count>
+struct UpdatePiece {
+  [[no_unique_address]] Size<Count> count;
+  std::size_t number;  // of its bucket or run
+  std::size_t offset;  // bytes from the arena's start
+
+  std::size_t bytes() const { return count.value() * sizeof(T); }
+};
+
+/// The pieces of a pass: those of buckets, which land one by one, or of runs, which are longer.
+enum class Pieces : std::uint8_t { buckets, runs };
+
+// Three classes say which elements a rank updates, one for each way to share out parameters.
+// - `for_each<What>(f)` calls `f(piece)` for the pieces of them, also for empty ones.
+// - What the rank keeps of each element beside the parameter itself lies packed in arenas of their
+//   own: an element at `offset` of the parameters' arena is at `kept(offset)` of `kept_bytes()`,
+//   where those arenas have elements of the same size. `for_each_of(parameter, f)` calls `f(first,
+//   count, offset)` for the elements of a parameter that are kept.
+// - `bring<What>(gradients, piece)` reduces a piece, or waits for its reduction; after that
+//   `averages(gradients, piece)` are there. `for_each_block` does both for the pieces of one pass
+//   (`fused`) and hands averages to `consume(at, averages)` while they are in the cache. Places
+//   `at` of a piece begin with `first_of(piece)`.
+// - `sum_over_owners` completes a sum over elements that ranks own; `publish` makes new parameters
+//   known to all ranks, where the pass of `for_each_block` (`was_fused`) has not.
+
+/// `Sharding<Replicated>`: a rank owns all parameters. A bucket's averages are there as soon as it
+/// lands.
+template <class Traits, class Comm>
+class OwnsAll {
+  using layout = typename Traits::layout;
+  static constexpr bool on_gpu = std::is_same_v<typename Traits::device, Cuda>;
+
+ public:
+  /// Where ranks have agreed on what is used, buckets have landed: a GPU gets fewer kernels.
+  static constexpr Pieces fused =
+      Traits::reduces && !(on_gpu && Traits::notes_usage) ? Pieces::buckets : Pieces::runs;
+
+  OwnsAll(Comm&, const layout& where, std::byte* /*parameters*/) : layout_(where), runs_(where) {}
+
+  /// Counts are constants where shapes are, and pieces are few.
+  template <Pieces What, class F>
+  void for_each(const F& f) const {
+    if constexpr (has_constants<What>()) {
+      constexpr auto pieces = pieces_of<What>(layout::plan(), LayoutRuns<layout>::table);
+      [&]<std::size_t... I>(std::index_sequence<I...>) {
+        (f(UpdatePiece<ElementOf<pieces[I].element>, pieces[I].count()>{{}, I, pieces[I].offset}),
+         ...);
+      }(std::make_index_sequence<pieces.size()>{});
+    } else {
+      std::size_t number = 0;
+      for (const auto& piece : pieces_of<What>(layout_.plan(), runs_.table)) {
+        Traits::with_element(piece.element, [&]<class T>(std::type_identity<T>) {
+          f(UpdatePiece<T, dynamic>{Size<dynamic>{piece.count()}, number++, piece.offset});
+        });
+      }
+    }
+  }
+
+  std::size_t kept_bytes() const { return layout_.plan().bytes; }
+  static constexpr std::size_t kept(std::size_t offset) { return offset; }
+  template <class F>
+  void for_each_of(std::size_t parameter, const F& f) const {
+    f(std::size_t{0}, layout_.infos()[parameter].count(),
+      layout_.plan().placements[parameter].offset);
+  }
+
+  template <Pieces What, class Gradients, class T, std::size_t Count>
+  void bring(Gradients& gradients, const UpdatePiece<T, Count>& piece) const {
+    if constexpr (What == Pieces::buckets) {
+      gradients.wait(piece.number);
+    } else if constexpr (Traits::reduces) {
+      const Run& run = runs_.table.begin()[piece.number];
+      for (std::size_t b = 0; b != run.buckets; ++b) gradients.wait(run.first_bucket + b);
+    }
+  }
+  template <class Gradients, class T, std::size_t Count>
+  static auto averages(Gradients& gradients, const UpdatePiece<T, Count>& piece) {
+    return gradients.template averages<T>(piece.offset, piece.bytes());
+  }
+  template <class Gradients, class T, std::size_t Count, class Consume>
+  void for_each_block(Gradients& gradients, const UpdatePiece<T, Count>& piece,
+                      const Consume& consume) const {
+    bring<fused>(gradients, piece);
+    consume(0, averages(gradients, piece));
+  }
+  static constexpr std::size_t first_of(const auto& /*piece*/) { return 0; }
+
+  static constexpr void sum_over_owners(double&) {}
+  static constexpr void publish(bool /*was_fused*/) {}
+
+ private:
+  /// With more pieces than this, kernels for each size would cost the compiler more than they save;
+  /// a loop on the host gains by a constant only where it is all that a step does.
+  static constexpr std::size_t most_constants = on_gpu ? 32 : 1;
+
+  template <Pieces What>
+  static constexpr auto pieces_of(const auto& plan, const auto& runs) {
+    if constexpr (What == Pieces::buckets) {
+      return plan.buckets();
+    } else {
+      return std::span<const Run>(runs.begin(), runs.end());
+    }
+  }
+  template <Pieces What>
+  static constexpr bool has_constants() {
+    if constexpr (layout::is_static) {
+      return pieces_of<What>(layout::plan(), LayoutRuns<layout>::table).size() <= most_constants;
+    } else {
+      return false;
+    }
+  }
+
+  const layout& layout_;
+  [[no_unique_address]] LayoutRuns<layout> runs_;
+};
 
 /// The parts of an arena that a rank owns, and what it keeps of them, one behind the other.
 template <class Traits>
