@@ -129,7 +129,7 @@ void put_row(const Row& row, std::size_t i, std::size_t count, at::Tensor& out,
 }
 
 /// Samples become the rows of a `TensorBatch`, each written as soon as it is read.
-struct TensorCollate {
+struct TensorCollate : Collate {
   template <class Sample>
   static TensorBatch batch();
   template <class Sample>
@@ -161,7 +161,7 @@ inline namespace torch_modules {
 /// 28})` says the extents of a sample's inputs, where it has them as a row. Memory is used again
 /// for a later batch, unless somebody has kept a tensor of it.
 inline auto tensors(std::vector<std::int64_t> shape = {}) {
-  return detail::CollateStage(detail::TensorCollate{std::move(shape)});
+  return detail::TensorCollate{{}, std::move(shape)};
 }
 
 }  // namespace torch_modules
