@@ -79,7 +79,7 @@ inline ThreadedNccl make_threaded_nccl_communicator(const Membership& member, St
   column.rank = Rank{host};
   column.world = WorldSize{hosts.count()};
   const std::string between_name = name + ", place " + std::to_string(place);
-  NcclCommunicator<> between(column, store, between_name, lane, detail::nccl::WarmUpLater{});
+  NcclCommunicator<> between(column, store, between_name, lane, false);
   auto stages = std::make_unique<detail::ThreadedNcclStages>(
       std::move(hosts), std::move(inside), std::move(between),
       "hierarchy/" + detail::numbered_meeting(store, member.rank, "hierarchy", name));
