@@ -39,7 +39,9 @@
 #include "lockstep/device/cuda/stream.cuh"
 #include "lockstep/device/cuda/vector.cuh"
 
-namespace lockstep::detail {
+namespace lockstep {
+
+namespace detail {
 
 /// A sample that a batch holds, and its weight there.
 struct Draw {
@@ -276,12 +278,6 @@ class ResidentRows {
   mutable std::mutex mutex_;
   mutable std::vector<std::unique_ptr<const Copy>> copies_;
 };
-
-}  // namespace lockstep::detail
-
-namespace lockstep {
-
-namespace detail {
 
 /// The draws of one loop over the data. More are drawn while the loop goes on, always some batches
 /// ahead of the one that it has.
