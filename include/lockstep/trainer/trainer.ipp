@@ -191,8 +191,8 @@ LOCKSTEP_INLINE CheckpointOptions CheckpointFlags::over(CheckpointOptions option
          "add --checkpoint DIR, the folder of the checkpoints");
   }
   if (every) {
-    options.every_steps = every->steps;
-    options.every_time = every->time;
+    options.every_steps = every->first;
+    options.every_time = every->second;
   }
   if (keep) options.keep = *keep;
   if (best_by) {
