@@ -48,9 +48,7 @@
 #include "lockstep/checkpoint/reader.hpp"
 #include "lockstep/checkpoint/safetensors.hpp"
 #include "lockstep/checkpoint/state.hpp"
-#include "lockstep/checkpoint/stop_request.hpp"
 #include "lockstep/checkpoint/values.hpp"
-#include "lockstep/checkpoint/writer.hpp"
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/checksum.hpp"
 #include "lockstep/core/deadline.hpp"
@@ -2038,7 +2036,7 @@ class StateLoader {
   Names missing_;
   Names unused_;      // what no rank uses is unexpected
   Names mismatches_;  // in words
-  SnapshotMemory staging_;
+  std::shared_ptr<std::byte> staging_;
 };
 
 LOCKSTEP_INLINE void require_same_path(const JointRanks& ranks, std::string_view operation,
@@ -2314,8 +2312,8 @@ void for_each_part(const StateEntry& piece, const F& f) {
 
 /// One of three memories from which the device copies best.
 LOCKSTEP_INLINE std::byte* StateLoader::staging(std::size_t which) {
-  if (staging_.data == nullptr) staging_ = job_.make_memory(3 * staging_bytes);
-  return staging_.data + which * staging_bytes;
+  if (!staging_) staging_ = job_.make_memory(3 * staging_bytes);
+  return staging_.get() + which * staging_bytes;
 }
 
 /// What lies in the file as it does in memory is read to where it belongs, by several threads.
@@ -2502,12 +2500,14 @@ LOCKSTEP_INLINE void StateWriter::add_tensors(const StatefulJob& job, bool copie
       copied_bytes = write_chunk_bytes;
     }
   }
-  if (snapshot_.bytes < copied_bytes) {
-    snapshot_ = {};
+  if (snapshot_bytes_ < copied_bytes) {
+    snapshot_.reset();
+    snapshot_bytes_ = 0;
     snapshot_ = job.make_memory(copied_bytes);
+    snapshot_bytes_ = copied_bytes;
   }
   std::vector<StateCopy> copies;
-  std::byte* place = snapshot_.data;
+  std::byte* place = snapshot_.get();
   for (const auto& [name, pieces] : tensors) {
     const StateEntry& first = *pieces.front();
     TensorToWrite& written = file.file.tensors.emplace_back();
@@ -2531,8 +2531,8 @@ LOCKSTEP_INLINE void StateWriter::add_tensors(const StatefulJob& job, bool copie
       written.data = {first.data, bytes};
     } else {
       written.data = {static_cast<const std::byte*>(nullptr), bytes};
-      written.read = [&job, own = pieces, window = snapshot_.data](std::uint64_t at,
-                                                                   std::size_t size) {
+      written.read = [&job, own = pieces, window = snapshot_.get()](std::uint64_t at,
+                                                                    std::size_t size) {
         return copied_chunk(job, own, window, at, size);
       };
     }
