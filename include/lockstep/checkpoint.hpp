@@ -4,12 +4,23 @@
 
 #include "lockstep/checkpoint/checkpoints.hpp"
 
+namespace lockstep::detail {
+
+/// Says that the definitions are here, to members of jobs that need them.
+struct CheckpointDefinitions {};
+
+}  // namespace lockstep::detail
+
 #if !defined(LOCKSTEP_COMPILED)
 #include "lockstep/checkpoint/checkpoint.ipp"
 #include "lockstep/comm/comm.ipp"
 #include "lockstep/core/core.ipp"
+#include "lockstep/core/storage.ipp"
+#include "lockstep/data/data.ipp"
 #include "lockstep/device/device.ipp"
 #include "lockstep/launch/launch.ipp"
 #include "lockstep/launch/store.ipp"
 #include "lockstep/observe/observe.ipp"
+#include "lockstep/strategy/strategy.ipp"
+#include "lockstep/trainer/trainer.ipp"
 #endif

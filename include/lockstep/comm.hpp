@@ -8,7 +8,6 @@
 #include "lockstep/launch.hpp"
 #include "lockstep/topology/grid.hpp"
 #include "lockstep/topology/groups.hpp"
-#include "lockstep/topology/partition.hpp"
 #include "lockstep/trainer/process_group.hpp"
 
 #if !defined(LOCKSTEP_COMPILED)

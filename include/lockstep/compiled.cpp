@@ -6,6 +6,7 @@
 #include "lockstep/checkpoint/checkpoint.ipp"
 #include "lockstep/comm/comm.ipp"
 #include "lockstep/core/core.ipp"
+#include "lockstep/core/storage.ipp"
 #include "lockstep/data/data.ipp"
 #include "lockstep/data/files.ipp"
 #include "lockstep/data/lmdb.ipp"

@@ -16,6 +16,7 @@
 #if !defined(LOCKSTEP_COMPILED)
 #include "lockstep/comm/comm.ipp"
 #include "lockstep/core/core.ipp"
+#include "lockstep/core/storage.ipp"
 #include "lockstep/data/data.ipp"
 #include "lockstep/data/files.ipp"
 #include "lockstep/device/device.ipp"

@@ -7,7 +7,6 @@
 #include "lockstep/trainer/wrappers.hpp"
 
 #if !defined(LOCKSTEP_COMPILED)
-#include "lockstep/checkpoint/checkpoint.ipp"
 #include "lockstep/comm/comm.ipp"
 #include "lockstep/core/core.ipp"
 #include "lockstep/data/data.ipp"

@@ -12,7 +12,6 @@
 #include "lockstep/trainer/trainer.hpp"
 
 #if !defined(LOCKSTEP_COMPILED)
-#include "lockstep/checkpoint/checkpoint.ipp"
 #include "lockstep/comm/comm.ipp"
 #include "lockstep/core/core.ipp"
 #include "lockstep/data/data.ipp"

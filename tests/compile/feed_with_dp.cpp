@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: lockstep: Feed<...> lets some ranks read for others
+// expect: lockstep: this policy is for ranks, each with batches of its own
 #include "lockstep/trainer/trainer.hpp"
 
 using namespace lockstep;

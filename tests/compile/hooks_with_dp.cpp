@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: lockstep: the replicas of ParallelStrategy<DP> add gradients where they lie
+// expect: lockstep: this policy is for ranks, each with batches of its own
 #include "lockstep/hook/compress_to.hpp"
 #include "lockstep/trainer/trainer.hpp"
 

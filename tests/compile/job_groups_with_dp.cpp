@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: lockstep: Groups<...> divides ranks, and a job of ParallelStrategy<DP> is one process
+// expect: lockstep: this policy is for ranks, each with batches of its own
 #include "lockstep/trainer/trainer.hpp"
 
 using namespace lockstep;

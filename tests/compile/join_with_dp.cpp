@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: lockstep: UnevenInputs<Join> is for ranks that have batches of their own
+// expect: lockstep: this policy is for ranks, each with batches of its own
 #include "lockstep/trainer/trainer.hpp"
 
 using namespace lockstep;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: the part does not divide the group size
-#include "lockstep/topology/partition.hpp"
-#include "lockstep/topology/world.hpp"
+#include "lockstep/topology/groups.hpp"
+#include "lockstep/topology/topology.hpp"
 
 using namespace lockstep;
 

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: only a topology whose groups all have the same size can be split
 #include "lockstep/topology/groups.hpp"
-#include "lockstep/topology/partition.hpp"
-#include "lockstep/topology/world.hpp"
+#include "lockstep/topology/topology.hpp"
 
 using namespace lockstep;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <lockstep/lockstep.hpp>
+#include <lockstep/trainer.hpp>
 using namespace lockstep;
 
 struct Line {  // y = slope x, squared error; a batch is one point here

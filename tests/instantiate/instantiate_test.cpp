@@ -144,7 +144,7 @@ constexpr detail::Fault expected_hook_fault() {
     return Fault::none;
   if (std::is_same_v<TheHooks, Hooks<PowerSGD<0>>>) return Fault::hook_out_of_range;
   if (std::is_same_v<TheHooks, Hooks<PowerSGD<1>, LocalSGD<2>>>) return Fault::hooks_out_of_order;
-  if (std::is_same_v<Strategy, ParallelStrategy<DP>>) return Fault::hooks_with_dp;
+  if (std::is_same_v<Strategy, ParallelStrategy<DP>>) return Fault::for_ranks_alone;
   if (std::is_same_v<TheSharding, Sharding<HostShared>>) return Fault::hooks_with_host_shared;
   if (std::is_same_v<TheHooks, Hooks<LocalSGD<2>>>) {
     if (std::is_same_v<TheAnomaly, Anomaly<Skip>>) return Fault::local_sgd_with_skip;
@@ -185,12 +185,12 @@ constexpr detail::Fault expected_join_fault() {
   constexpr bool dp = std::is_same_v<Strategy, ParallelStrategy<DP>>;
   constexpr bool shared = std::is_same_v<TheSharding, Sharding<HostShared>>;
   if (!std::is_same_v<Uneven, UnevenInputs<Even>>) {
-    if (dp) return Fault::join_with_dp;
+    if (dp) return Fault::for_ranks_alone;
     if (shared) return Fault::join_with_shared;
     if (std::is_same_v<TheHooks, Hooks<PowerSGD<1>>>) return Fault::join_with_hooks;
   }
   if (std::is_same_v<TheHooks, Hooks<>>) return Fault::none;
-  return dp ? Fault::hooks_with_dp : shared ? Fault::hooks_with_host_shared : Fault::none;
+  return dp ? Fault::for_ranks_alone : shared ? Fault::hooks_with_host_shared : Fault::none;
 }
 
 /// And for groups of ranks.
@@ -198,7 +198,7 @@ template <class Strategy, class TheWorld, class TheGroups>
 constexpr detail::Fault expected_groups_fault() {
   using detail::Fault;
   if (std::is_same_v<TheGroups, Groups<>>) return Fault::none;
-  if (std::is_same_v<Strategy, ParallelStrategy<DP>>) return Fault::groups_with_dp;
+  if (std::is_same_v<Strategy, ParallelStrategy<DP>>) return Fault::for_ranks_alone;
   constexpr std::size_t ranks = TheWorld::static_size;
   constexpr bool fits = std::is_same_v<TheGroups, Groups<Grid<dynamic, 3>>>
                             ? ranks == dynamic || ranks == 6
@@ -213,8 +213,8 @@ constexpr detail::Fault expected_norms_fault() {
   constexpr bool dp = std::is_same_v<Strategy, ParallelStrategy<DP>>;
   constexpr bool joins = std::is_same_v<Uneven, UnevenInputs<Join>>;
   constexpr bool in_groups = !std::is_same_v<TheGroups, Groups<>>;
-  if (joins && dp) return Fault::join_with_dp;
-  if (in_groups && dp) return Fault::groups_with_dp;
+  if (joins && dp) return Fault::for_ranks_alone;
+  if (in_groups && dp) return Fault::for_ranks_alone;
   if (std::is_same_v<TheNorms, Norms<Local>>) return Fault::none;
   if (std::is_same_v<TheNorms, Norms<Synced, WithinGroup>> && !in_groups)
     return Fault::norms_without_groups;
@@ -230,10 +230,10 @@ constexpr detail::Fault expected_feed_fault() {
   constexpr bool dp = std::is_same_v<Strategy, ParallelStrategy<DP>>;
   constexpr bool joins = std::is_same_v<Uneven, UnevenInputs<Join>>;
   constexpr bool in_groups = !std::is_same_v<TheGroups, Groups<>>;
-  if (joins && dp) return Fault::join_with_dp;
-  if (in_groups && dp) return Fault::groups_with_dp;
+  if (joins && dp) return Fault::for_ranks_alone;
+  if (in_groups && dp) return Fault::for_ranks_alone;
   if (std::is_same_v<TheFeed, Feed<Own>>) return Fault::none;
-  if (dp) return Fault::feed_with_dp;
+  if (dp) return Fault::for_ranks_alone;
   if (!in_groups) return Fault::feed_without_groups;
   return joins ? Fault::feed_with_join : Fault::none;
 }

@@ -149,7 +149,7 @@ BOOST_AUTO_TEST_CASE(a_store_of_another_release_is_named) {
     }
   });
   expect_error([&] { Store("127.0.0.1", lockstep::detail::local_port(old.get()), secret, 100ms); },
-               "speaks version 1 of lockstep's protocol and this program version 2", "one release");
+               "speaks version 1 of lockstep's protocol and this program version 3", "one release");
   std::string why;
   const Descriptor end =
       try_connect("127.0.0.1", lockstep::detail::local_port(old.get()), Deadline::after(5s), why);

@@ -190,15 +190,6 @@ BOOST_AUTO_TEST_CASE(a_gather_names_the_ranks_that_are_missing_and_refuses_too_m
   BOOST_TEST(said.find("rank 1 did not come") != std::string::npos);
 }
 
-BOOST_AUTO_TEST_CASE(keys_are_listed_by_their_beginning) {
-  for (const char* key : {"a/2", "a/1", "b/1", "a"}) store.set(key, std::string("of ") + key);
-  const auto found = store.list("a/");
-  BOOST_TEST_REQUIRE(found.size() == 2u);
-  BOOST_TEST(found[0].first == "a/1");
-  BOOST_TEST(found[1].second == "of a/2");
-  BOOST_TEST(store.list("c").empty());
-}
-
 BOOST_AUTO_TEST_CASE(shared_stores_have_one_connection_and_their_own_time_limits) {
   const std::size_t before = server.clients();
   {

@@ -6,10 +6,10 @@
 #include <string>
 
 #include "lockstep/bucket/step.hpp"
-#include "lockstep/model/fingerprint.hpp"
 #include "lockstep/model/lookup.hpp"
 #include "lockstep/model/tensor.hpp"
 #include "lockstep/model/tensor_list.hpp"
+#include "lockstep/policy/pack.hpp"
 
 using namespace lockstep;
 

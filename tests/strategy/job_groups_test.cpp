@@ -10,7 +10,6 @@
 
 #include "lockstep/topology/grid.hpp"
 #include "lockstep/topology/groups.hpp"
-#include "lockstep/topology/partition.hpp"
 #include "train/sheet.hpp"
 
 BOOST_AUTO_TEST_SUITE(job_groups)

@@ -9,8 +9,6 @@
 
 #include "lockstep/topology/grid.hpp"
 #include "lockstep/topology/groups.hpp"
-#include "lockstep/topology/partition.hpp"
-#include "lockstep/topology/world.hpp"
 
 using namespace lockstep;
 

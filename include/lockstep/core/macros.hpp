@@ -22,3 +22,14 @@
 #else
 #define LOCKSTEP_INLINE inline
 #endif
+
+/// The code between these two runs once or seldom, when ranks start, print or fail. g++ compiles it
+/// as it stands: optimised it would take most of the time that a program without the compiled
+/// library takes to compile.
+#if defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__) && !defined(LOCKSTEP_COMPILED)
+#define LOCKSTEP_COLD_BEGIN _Pragma("GCC push_options") _Pragma("GCC optimize(\"O0\")")
+#define LOCKSTEP_COLD_END _Pragma("GCC pop_options")
+#else
+#define LOCKSTEP_COLD_BEGIN
+#define LOCKSTEP_COLD_END
+#endif

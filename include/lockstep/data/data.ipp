@@ -11,11 +11,14 @@
 #include <string_view>
 
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/macros.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/data/dataset.hpp"
 #include "lockstep/data/loader.hpp"
 #include "lockstep/data/pipeline.hpp"
 #include "lockstep/data/sampler.hpp"
+
+LOCKSTEP_COLD_BEGIN
 
 namespace lockstep::detail {
 
@@ -131,3 +134,5 @@ LOCKSTEP_INLINE void rethrow_of_batch(std::span<const std::size_t> indices, Batc
 }
 
 }  // namespace lockstep::detail
+
+LOCKSTEP_COLD_END

@@ -27,8 +27,11 @@
 #include "lockstep/core/deadline.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/hash.hpp"
+#include "lockstep/core/macros.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/text.hpp"
+
+LOCKSTEP_COLD_BEGIN
 
 namespace lockstep::detail {
 
@@ -367,3 +370,5 @@ inline auto environment(std::optional<Endpoint> meeting = std::nullopt) {
 }
 
 }  // namespace lockstep::detail
+
+LOCKSTEP_COLD_END

@@ -21,10 +21,13 @@
 #include <vector>
 
 #include "lockstep/core/file.hpp"
+#include "lockstep/core/macros.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/device/gpu_sharing.hpp"
 #include "lockstep/launch/environment.hpp"
+
+LOCKSTEP_COLD_BEGIN
 
 namespace lockstep::detail {
 
@@ -124,3 +127,5 @@ class SharedGpuVariables {
 };
 
 }  // namespace lockstep::detail
+
+LOCKSTEP_COLD_END

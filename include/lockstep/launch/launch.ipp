@@ -31,6 +31,7 @@
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/file.hpp"
+#include "lockstep/core/macros.hpp"
 #include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/terminal.hpp"
 #include "lockstep/core/thread.hpp"
@@ -48,6 +49,8 @@
 #include "lockstep/launch/store_server.hpp"
 #include "lockstep/launch/supervisor.hpp"
 #include "lockstep/version.hpp"
+
+LOCKSTEP_COLD_BEGIN
 
 namespace lockstep::detail {
 
@@ -1378,3 +1381,5 @@ LOCKSTEP_INLINE int launch_threads(int argc, char** argv, FunctionRef<int(Sessio
 }
 
 }  // namespace lockstep::detail
+
+LOCKSTEP_COLD_END

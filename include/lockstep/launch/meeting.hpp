@@ -20,6 +20,7 @@
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/file.hpp"
+#include "lockstep/core/macros.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/launch/environment.hpp"
@@ -27,6 +28,8 @@
 #include "lockstep/launch/socket.hpp"
 #include "lockstep/launch/store_connection.hpp"
 #include "lockstep/launch/store_server.hpp"
+
+LOCKSTEP_COLD_BEGIN
 
 namespace lockstep::detail {
 
@@ -309,3 +312,5 @@ inline Session join_by_file(std::string_view method, Rank rank, WorldSize world,
 }
 
 }  // namespace lockstep::detail
+
+LOCKSTEP_COLD_END

@@ -18,6 +18,8 @@
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/text.hpp"
 
+LOCKSTEP_COLD_BEGIN
+
 namespace lockstep::detail {
 
 /// Why a rank ended with an exception, as it tells its launcher. A rank does not print this itself:
@@ -191,3 +193,5 @@ inline std::string summary(const Outcome& outcome) {
 }
 
 }  // namespace lockstep::detail
+
+LOCKSTEP_COLD_END

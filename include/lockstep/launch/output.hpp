@@ -13,9 +13,12 @@
 #include <utility>
 
 #include "lockstep/core/bytes.hpp"
+#include "lockstep/core/macros.hpp"
 #include "lockstep/core/terminal.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/core/utility.hpp"
+
+LOCKSTEP_COLD_BEGIN
 
 namespace lockstep::detail {
 
@@ -212,3 +215,5 @@ class OutputQueue {
 };
 
 }  // namespace lockstep::detail
+
+LOCKSTEP_COLD_END

@@ -16,6 +16,9 @@
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/file.hpp"
+#include "lockstep/core/macros.hpp"
+
+LOCKSTEP_COLD_BEGIN
 
 namespace lockstep::detail {
 
@@ -207,3 +210,5 @@ inline Transfer write_exact(int fd, const void* data, std::size_t size, Deadline
 }
 
 }  // namespace lockstep::detail
+
+LOCKSTEP_COLD_END

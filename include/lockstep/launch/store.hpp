@@ -98,9 +98,6 @@ class Store {
   std::vector<std::string> gather(std::string_view name, Rank rank, WorldSize world,
                                   std::string_view value, Milliseconds timeout);
 
-  /// The keys that begin with `prefix` and have a value now, in their order, with their values.
-  std::vector<std::pair<std::string, std::string>> list(std::string_view prefix);
-
  private:
   friend class detail::StoreWatch;
   Store(std::shared_ptr<detail::StoreClient> client, Milliseconds timeout);

@@ -8,10 +8,13 @@
 #include <utility>
 
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/macros.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/launch/store.hpp"
 #include "lockstep/launch/store_connection.hpp"
+
+LOCKSTEP_COLD_BEGIN
 
 namespace lockstep {
 
@@ -327,19 +330,6 @@ LOCKSTEP_INLINE std::vector<std::string> Store::gather(std::string_view name, Ra
   return all;
 }
 
-LOCKSTEP_INLINE std::vector<std::pair<std::string, std::string>> Store::list(
-    std::string_view prefix) {
-  const detail::StoreRequest message(detail::store_protocol::Operation::list, "list", prefix);
-  const detail::StoreReply reply = client_->request(message, timeout_);
-  std::vector<std::pair<std::string, std::string>> found;
-  detail::store_protocol::Reader in = reply.rest();
-  while (in.ok() && !in.at_end()) {
-    std::string key(in.text());
-    found.emplace_back(std::move(key), in.text());
-  }
-  return found;
-}
-
 namespace detail {
 
 LOCKSTEP_INLINE StoreWatch::StoreWatch(const Store& store, std::string key)
@@ -379,3 +369,5 @@ LOCKSTEP_INLINE std::optional<std::string> StoreWatch::news() {
 }  // namespace detail
 
 }  // namespace lockstep
+
+LOCKSTEP_COLD_END

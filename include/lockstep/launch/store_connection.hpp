@@ -11,8 +11,11 @@
 #include <vector>
 
 #include "lockstep/core/file.hpp"
+#include "lockstep/core/macros.hpp"
 #include "lockstep/launch/socket.hpp"
 #include "lockstep/launch/store_protocol.hpp"
+
+LOCKSTEP_COLD_BEGIN
 
 namespace lockstep::detail {
 
@@ -218,3 +221,5 @@ class StoreConnection {
 };
 
 }  // namespace lockstep::detail
+
+LOCKSTEP_COLD_END

@@ -79,7 +79,7 @@ constexpr SipKey derive_key(std::string_view secret) {
 
 namespace lockstep::detail::store_protocol {
 
-inline constexpr std::string_view magic = "LOCKSTP2";
+inline constexpr std::string_view magic = "LOCKSTP3";
 inline constexpr std::size_t nonce_bytes = 16;
 inline constexpr std::size_t tag_bytes = 8;
 inline constexpr std::size_t hello_bytes = magic.size() + nonce_bytes;
@@ -108,7 +108,6 @@ enum class Operation : std::uint8_t {
   erase,
   barrier,
   gather,
-  list,
   change,
   cancel
 };

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <initializer_list>
 #include <string_view>
+#include <type_traits>
 
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/name.hpp"
@@ -72,25 +73,25 @@ template <class L>
 concept LayerDeclaring =
     !Declaration<L> && (requires { typename L::Parameters; } || requires { typename L::Buffers; });
 
+/// The declarations of a role that a class has as members; an empty list where it has none.
+template <class Owner, TensorRole Role>
+consteval auto declared_list() {
+  if constexpr (Role == TensorRole::parameter && requires { typename Owner::Parameters; }) {
+    return std::type_identity<typename Owner::Parameters>{};
+  } else if constexpr (Role == TensorRole::buffer && requires { typename Owner::Buffers; }) {
+    return std::type_identity<typename Owner::Buffers>{};
+  } else {
+    return std::type_identity<DeclarationList<Role>>{};
+  }
+}
+template <class Owner, TensorRole Role>
+using DeclaredList = typename decltype(declared_list<Owner, Role>())::type;
+
 /// What a list of this role has from an entry: a declaration itself, or the layer's part.
 template <class Entry, TensorRole Role>
-struct PartOf {
-  using type = Entry;
-};
+struct PartOf : std::type_identity<Entry> {};
 template <LayerDeclaring Layer, TensorRole Role>
-struct PartOf<Layer, Role> {
-  using type = DeclarationList<Role>;
-};
-template <LayerDeclaring Layer>
-  requires requires { typename Layer::Parameters; }
-struct PartOf<Layer, TensorRole::parameter> {
-  using type = typename Layer::Parameters;
-};
-template <LayerDeclaring Layer>
-  requires requires { typename Layer::Buffers; }
-struct PartOf<Layer, TensorRole::buffer> {
-  using type = typename Layer::Buffers;
-};
+struct PartOf<Layer, Role> : std::type_identity<DeclaredList<Layer, Role>> {};
 
 /// The numbers of an entry, or of something that is none.
 template <class Entry>

@@ -65,10 +65,12 @@ inline constexpr ElementKind listed_kind<Listed<T>> = element_kind<T>();
 
 /// The tensor behind a key. Its `index` is a constant where the key is a name.
 template <class Model, TensorRole Role, class Key>
+consteval auto find_tensor(Key) {
+  return NamedTensor<Model, Role, Key>{};
+}
+template <TensorListing Model, TensorRole Role, class Key>
 constexpr auto find_tensor([[maybe_unused]] Key key) {
-  if constexpr (!TensorListing<Model>) {
-    return NamedTensor<Model, Role, Key>{};
-  } else if constexpr (listed_kind<Key> != ElementKind::unsupported) {
+  if constexpr (listed_kind<Key> != ElementKind::unsupported) {
     return ListedTensor{key.index};
   } else if constexpr (std::integral<Key>) {
     return ListedTensor{static_cast<std::size_t>(key)};

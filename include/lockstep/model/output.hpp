@@ -57,24 +57,27 @@ concept OutputDeclaring = OutputNaming<M> && detail::is_output<typename M::Outpu
 
 namespace detail {
 
+/// A model that writes a row of outputs for each sample of a batch.
+template <class M, class Step, class Batch, class Rows>
+concept Predicting = requires(M& model, Step& step, const Batch& batch, Rows rows) {
+  model.predict(step, batch, rows);
+};
+
 /// Reports what a model misses that is to predict, as a sentence. `Rows` are rows of outputs, to
 /// write.
 template <class M, class Step, class Batch, class Rows>
 consteval bool require_prediction() {
-  constexpr bool predict = requires(M& model, Step& step, const Batch& batch, Rows rows) {
-    model.predict(step, batch, rows);
-  };
-  static_assert(predict,
+  static_assert(Predicting<M, Step, Batch, Rows>,
                 "lockstep: the model declares an Output and has no predict for this batch; give it "
                 "void predict(auto& step, const Batch& batch, auto outputs)");
-  return predict;
+  return Predicting<M, Step, Batch, Rows>;
 }
 
 /// Has a model all parts that `OutputOf` names, for batches of this type?
 template <class M, class Step, class Batch, class Written, class Read>
 concept PartsRunning =
+    Predicting<M, Step, Batch, Written> &&
     requires(M& model, Step& step, const Batch& batch, Written rows, Read outputs) {
-      model.predict(step, batch, rows);
       model.loss(step, batch, outputs, rows);
       model.backward(step, batch, outputs);
     };
@@ -93,9 +96,7 @@ consteval bool require_output() {
 /// first known; `Written` and `Read` are rows of outputs.
 template <class M, class Step, class Batch, class Whole, class Written, class Read>
 consteval bool require_parts() {
-  constexpr bool predict = requires(M& model, Step& step, const Batch& batch, Written rows) {
-    model.predict(step, batch, rows);
-  };
+  constexpr bool predict = Predicting<M, Step, Batch, Written>;
   constexpr bool loss =
       requires(M& model, Step& step, const Whole& batch, Read outputs, Written gradients) {
         model.loss(step, batch, outputs, gradients);

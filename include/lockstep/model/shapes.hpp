@@ -6,6 +6,7 @@
 #include <concepts>
 #include <cstddef>
 #include <string>
+#include <tuple>
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/model/lookup.hpp"
@@ -31,48 +32,12 @@ template <class Model>
 inline constexpr bool is_dynamic_model = has_dynamic_shapes<Model, TensorRole::parameter> ||
                                          has_dynamic_shapes<Model, TensorRole::buffer>;
 
-/// The shapes of all tensors of one role, filled in one by one.
+/// The tensors of one role, of which some have a shape already.
 template <class Model, TensorRole Role>
-class RoleShapes {
- public:
-  template <class Key, std::size_t Rank>
-  void set(const std::array<std::size_t, Rank>& extents) {
-    constexpr std::size_t tensor = NamedTensor<Model, Role, Key>::index;
-    constexpr TensorInfo declared = NamedTensor<Model, Role, Key>::info;
-    static_assert(Rank == declared.rank,
-                  "lockstep: a shape has another number of extents than its tensor declares");
-    require(tensor, !given_[tensor], "is given a shape twice", "give it once");
-    for (std::size_t i = 0; i != Rank; ++i) {
-      require(tensor, declared.extents[i] == dynamic || declared.extents[i] == extents[i],
-              "is given " + std::to_string(extents[i]) + " as extent " + std::to_string(i) +
-                  " but declares " + std::to_string(declared.extents[i]),
-              "give the declared extent, or declare it dynamic");
-      infos_[tensor].extents[i] = extents[i];
-    }
-    require(tensor, infos_[tensor].bytes() != too_large, "is larger than memory can be",
-            "check its extents");
-    given_[tensor] = true;
-  }
-
-  /// All tensors, every extent known.
-  const auto& infos() const {
-    for (std::size_t i = 0; i != infos_.size(); ++i) {
-      require(i, !infos_[i].is_dynamic(), "has dynamic extents but no shape",
-              "give it in the model's shapes(auto& shape) const");
-    }
-    return infos_;
-  }
-
- private:
-  static void require(std::size_t tensor, bool ok, const std::string& problem, const char* advice) {
-    if (ok) return;
-    const std::string name(tensor_table<Model, Role>.name(tensor));
-    throw Error("shapes", "tensor " + name + " " + problem, advice);
-  }
-
-  static constexpr std::size_t count = tensor_table<Model, Role>.size();
-  std::array<TensorInfo, count> infos_ = tensor_table<Model, Role>.infos;
-  std::array<bool, count> given_{};
+struct RoleShapes {
+  static constexpr const auto& declared = tensor_table<Model, Role>;
+  std::array<TensorInfo, declared.size()> infos = declared.infos;
+  std::array<bool, declared.size()> is_given{};
 };
 
 }  // namespace detail
@@ -89,26 +54,58 @@ class Shapes {
   template <class Key, std::convertible_to<std::size_t>... Extent>
   void operator()(Key, Extent... extents) {
     const std::array<std::size_t, sizeof...(Extent)> values{static_cast<std::size_t>(extents)...};
-    if constexpr (detail::name_index<Model, detail::TensorRole::buffer>.find(Key::name) !=
-                  detail::not_found) {
-      buffers_.template set<Key>(values);
-    } else {
-      parameters_.template set<Key>(values);
-    }
+    using enum detail::TensorRole;
+    constexpr bool is_buffer =
+        detail::name_index<Model, buffer>.find(Key::name) != detail::not_found;
+    set<is_buffer ? buffer : parameter, Key>(values);
   }
 
+  /// All tensors of a role, every extent known.
   template <detail::TensorRole Role>
   const auto& infos() const {
-    if constexpr (Role == detail::TensorRole::parameter) {
-      return parameters_.infos();
-    } else {
-      return buffers_.infos();
+    const auto& infos = of<Role>().infos;
+    for (std::size_t i = 0; i != infos.size(); ++i) {
+      require<Role>(i, !infos[i].is_dynamic(), "has dynamic extents but no shape",
+                    "give it in the model's shapes(auto& shape) const");
     }
+    return infos;
   }
 
  private:
-  detail::RoleShapes<Model, detail::TensorRole::parameter> parameters_;
-  detail::RoleShapes<Model, detail::TensorRole::buffer> buffers_;
+  template <detail::TensorRole Role>
+  using Of = detail::RoleShapes<Model, Role>;
+  template <detail::TensorRole Role>
+  const Of<Role>& of() const {
+    return std::get<Of<Role>>(roles_);
+  }
+
+  template <detail::TensorRole Role, class Key, std::size_t Rank>
+  void set(const std::array<std::size_t, Rank>& extents) {
+    constexpr std::size_t tensor = NamedTensor<Model, Role, Key>::index;
+    constexpr detail::TensorInfo declared = NamedTensor<Model, Role, Key>::info;
+    static_assert(Rank == declared.rank,
+                  "lockstep: a shape has another number of extents than its tensor declares");
+    auto& [infos, is_given] = std::get<Of<Role>>(roles_);
+    require<Role>(tensor, !is_given[tensor], "is given a shape twice", "give it once");
+    for (std::size_t i = 0; i != Rank; ++i) {
+      require<Role>(tensor, declared.extents[i] == dynamic || declared.extents[i] == extents[i],
+                    "is given " + std::to_string(extents[i]) + " as extent " + std::to_string(i) +
+                        " but declares " + std::to_string(declared.extents[i]),
+                    "give the declared extent, or declare it dynamic");
+      infos[tensor].extents[i] = extents[i];
+    }
+    require<Role>(tensor, infos[tensor].bytes() != detail::too_large,
+                  "is larger than memory can be", "check its extents");
+    is_given[tensor] = true;
+  }
+  template <detail::TensorRole Role>
+  static void require(std::size_t tensor, bool ok, const std::string& problem, const char* advice) {
+    if (ok) return;
+    const std::string name(detail::tensor_table<Model, Role>.name(tensor));
+    throw Error("shapes", "tensor " + name + " " + problem, advice);
+  }
+
+  std::tuple<Of<detail::TensorRole::parameter>, Of<detail::TensorRole::buffer>> roles_;
 };
 
 /// A model that can say its shapes.

@@ -78,11 +78,11 @@ class TensorList {
     if (names.empty()) throw Error("tensors", "the model lists no parameter", "list one at least");
     names.insert(names.end(), roles_[1].names.begin(), roles_[1].names.end());
     for (const detail::NameAlias& alias : aliases_)
-      require(std::ranges::find(names, alias.of) != names.end(), alias.name,
+      require(std::find(names.begin(), names.end(), alias.of) != names.end(), alias.name,
               "is another name of a tensor that is not listed", "list that one first");
     for (const detail::NameAlias& alias : aliases_) names.push_back(alias.name);
-    std::ranges::sort(names);
-    const auto twin = std::ranges::adjacent_find(names);
+    std::sort(names.begin(), names.end());
+    const auto twin = std::adjacent_find(names.begin(), names.end());
     require(twin == names.end(), twin == names.end() ? "" : std::string(*twin), "is listed twice",
             "give every parameter and buffer a name of its own");
   }
@@ -95,12 +95,12 @@ class TensorList {
   void add(detail::TensorRole role, std::string name, ElementKind element,
            const std::vector<std::size_t>& extents) {
     require(!name.empty(), name, "has no name", "give every tensor one");
-    require(std::ranges::find(kinds_, element) != kinds_.end(), name,
+    require(std::find(kinds_.begin(), kinds_.end(), element) != kinds_.end(), name,
             "has an element type that the model's Elements do not list", "add it there");
     require(extents.size() <= detail::max_tensor_rank, name, "has more than eight extents",
             "merge some");
     detail::TensorInfo info{element, extents.size(), {}};
-    std::ranges::copy(extents, info.extents.begin());
+    std::copy(extents.begin(), extents.end(), info.extents.begin());
     require(info.bytes() != detail::too_large, name, "is larger than memory can be",
             "check its extents");
     of(role).infos.push_back(info);
@@ -139,12 +139,6 @@ std::vector<NameAlias> listed_aliases(const Model& model) {
   model.tensors(list);
   return std::move(list.aliases());
 }
-}  // namespace detail
-
-}  // namespace lockstep
-
-namespace lockstep::detail {
-
 /// The result of look-ups for a name that is not there.
 inline constexpr std::size_t not_found = static_cast<std::size_t>(-1);
 
@@ -208,24 +202,6 @@ consteval NameIndex<Count> make_name_index(const TensorTable<Count, Characters>&
   return index;
 }
 
-template <class Model, TensorRole Role>
-struct ListOf {
-  using type = BufferList<>;
-};
-template <class Model>
-struct ListOf<Model, TensorRole::parameter> {
-  using type = typename Model::Parameters;
-};
-template <class Model>
-  requires requires { typename Model::Buffers; }
-struct ListOf<Model, TensorRole::buffer> {
-  using type = typename Model::Buffers;
-};
-
-/// A model's declarations of a role; an empty list for a model without buffers.
-template <class Model, TensorRole Role>
-using DeclaredList = typename ListOf<Model, Role>::type;
-
 // The tables of a model. Everything downstream is parameterised on the model, never on its list: a
 // symbol that spells a thousand parameters takes a compiler a minute. And each table that is read
 // once per name is a constant of its own, because nvcc copies the whole constant at every read.
@@ -259,4 +235,6 @@ inline constexpr const auto& parameter_table = tensor_table<Model, TensorRole::p
 template <class Model>
 inline constexpr const auto& buffer_table = tensor_table<Model, TensorRole::buffer>;
 
-}  // namespace lockstep::detail
+}  // namespace detail
+
+}  // namespace lockstep

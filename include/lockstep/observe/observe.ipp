@@ -13,11 +13,14 @@
 #include <utility>
 
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/macros.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/observe/display.hpp"
 #include "lockstep/observe/log.hpp"
 #include "lockstep/observe/scores.hpp"
 #include "lockstep/observe/summary.hpp"
+
+LOCKSTEP_COLD_BEGIN
 
 namespace lockstep {
 
@@ -340,3 +343,5 @@ LOCKSTEP_INLINE void LogFile::write(const JsonLine& line) {
 }
 
 }  // namespace lockstep::detail
+
+LOCKSTEP_COLD_END

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Order-free packs of policies, and their one canonical order.
+/// @file Order-free packs of policies, their one canonical order, and the fingerprint of a job: 64
+/// bits over everything two ranks must agree on before they exchange a gradient.
 
 #include <cstddef>
+#include <cstdint>
 #include <type_traits>
 #include <utility>
 
 #include "lockstep/core/hash.hpp"
 #include "lockstep/policy/policy.hpp"
+#include "lockstep/version.hpp"
 
 namespace lockstep {
 
@@ -103,6 +106,30 @@ constexpr bool answers(PolicyPack<Ps...>) {
 template <class... Ps>
 constexpr void fingerprint(Hash& hash, PolicyPack<Ps...>) {
   (Ps::fingerprint(hash), ...);
+}
+
+/// Adds names, element types and extents, in order. `tensors` is a layout: it has `infos()`, every
+/// extent known, and `name(tensor)`.
+constexpr void fingerprint(Hash& hash, const auto& tensors) {
+  hash.number(tensors.infos().size());
+  std::size_t tensor = 0;
+  for (const auto& info : tensors.infos()) {
+    hash.text(tensors.name(tensor++)).number(static_cast<std::uint64_t>(info.element));
+    hash.number(info.rank);
+    for (std::size_t j = 0; j != info.rank; ++j) hash.number(info.extents[j]);
+    if (info.is_frozen) hash.text("frozen");
+  }
+}
+
+/// The fingerprint of a model's tensors under canonical policies.
+template <class Policies>
+constexpr std::uint64_t fingerprint_of(const auto& parameters, const auto& buffers) {
+  Hash hash;
+  hash.text(version);
+  fingerprint(hash, parameters);
+  fingerprint(hash, buffers);
+  fingerprint(hash, typename Policies::pack{});
+  return hash.value();
 }
 
 }  // namespace detail

@@ -14,12 +14,10 @@
 #include <utility>
 
 #include "lockstep/bucket/subgraphs.hpp"
-#include "lockstep/checkpoint/state.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/device/device.hpp"
-#include "lockstep/optim/progress.hpp"
 #include "lockstep/strategy/members.hpp"
 #include "lockstep/strategy/replica.hpp"
 #include "lockstep/strategy/scatter.hpp"
@@ -450,17 +448,6 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
   {
     return replica_.bytes_sent();
   }
-
-  // For checkpoints: see `Replica`.
-
-  void list_state(StateUse use, std::vector<StateEntry>& to) { replica_.list_state(use, to); }
-  JobShape job_shape() const { return replica_.job_shape(); }
-  auto progress() const { return replica_.progress(); }
-  void set_progress(const ReplicaProgress& progress) { replica_.set_progress(progress); }
-  void copy_out(std::span<const StateCopy> copies) { replica_.copy_out(copies); }
-  void await_copies() { replica_.await_copies(); }
-  void copy_in(const StateEntry& piece, const std::byte* from) { replica_.copy_in(piece, from); }
-  auto make_kept_memory(std::size_t bytes) const { return replica_.make_kept_memory(bytes); }
 
   /// The communicator of this rank's group, with `Groups<Grid<W, G>>`: its world is G. A failure of
   /// any rank ends its calls too. **Host** and **Stream** as the job's communicator.

@@ -10,6 +10,7 @@
 #include <exception>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -17,6 +18,7 @@
 #include <vector>
 
 #include "lockstep/bucket/subgraphs.hpp"
+#include "lockstep/checkpoint/state.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/hash.hpp"
 #include "lockstep/core/strong.hpp"
@@ -24,13 +26,12 @@
 #include "lockstep/model/output.hpp"
 #include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/ddp.hpp"
-#include "lockstep/strategy/dp_kept.hpp"
 #include "lockstep/strategy/gathered_outputs.hpp"
 #include "lockstep/strategy/members.hpp"
 #include "lockstep/strategy/replica_crew.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/strategy/scatter.hpp"
-#include "lockstep/topology/world.hpp"
+#include "lockstep/topology/topology.hpp"
 
 namespace lockstep {
 
@@ -371,11 +372,9 @@ class DpReplica {
 ///
 /// Members may be called by any thread, one at a time; the calling thread runs replica 0.
 template <class Model, class Policies, class Meeting>
-class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>>,
-                public DpKept<BasicDp<Model, Policies, Meeting>> {
+class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
   using Members = JobMembers<BasicDp>;
   friend Members;
-  friend class DpKept<BasicDp>;
 
  public:
   using traits = ReplicaTraits<Model, Policies>;
@@ -578,6 +577,33 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>>,
     }
   }
   using Members::predict;
+
+  // For checkpoints: all replicas' parts. The rank of an entry is the number of its replica, which
+  // copies it on its own device.
+
+  void list_state(StateUse use, std::vector<StateEntry>& to) {
+    for (const auto& replica : replicas_) replica->replica().list_state(use, to);
+  }
+  JobShape job_shape() const {
+    JobShape shape = first().job_shape();
+    shape.world = 1;
+    return shape;
+  }
+  void set_progress(const ReplicaProgress& progress) {
+    run([&](LedReplica& replica) { replica.replica().set_progress(progress); });
+  }
+  void copy_out(std::span<const StateCopy> copies) {
+    std::vector<std::vector<StateCopy>> of(replicas());
+    for (const StateCopy& copy : copies) of[copy.piece->rank].push_back(copy);
+    run([&](LedReplica& replica) { replica.replica().copy_out(of[replica.number()]); });
+  }
+  /// Not by the worker threads: steps may be going on.
+  void await_copies() {
+    for (const auto& replica : replicas_) replica->replica().await_copies();
+  }
+  void copy_in(const StateEntry& piece, const std::byte* from) {
+    replicas_[piece.rank]->replica().copy_in(piece, from);
+  }
 
   /// How many graphs `CapturedStep` has made for batches of this type.
   template <class Batch>

@@ -4,7 +4,6 @@
 /// that have its place in the other groups.
 
 #include <string_view>
-#include <type_traits>
 #include <utility>
 
 #include "lockstep/comm/groups.hpp"
@@ -22,28 +21,20 @@ struct JobGroups {
   constexpr explicit JobGroups(Comm&) {}
 };
 
-/// Stands for the other direction of groups that have different sizes.
-struct NothingAcross {
-  constexpr explicit NothingAcross(auto&, const auto&) {}
-  static constexpr void abandon(std::string_view) {}
-};
+/// The communicator of the other direction; nothing where groups have different sizes.
+template <class T, class Comm>
+auto join_across(Comm& all, const T& topology) {
+  if constexpr (EvenTopology<T>) {
+    return join_groups(all, transpose(topology));
+  } else {
+    return NoGroups{};
+  }
+}
 
 /// The communicators of a topology's rows and columns. They are made once, rows first, on all ranks
 /// in the same order, and use the GPU and the compute stream of the job's.
 template <JobTopology T, class Comm>
 class JobGroups<T, Comm> {
-  template <class Topo>
-  struct Joined {
-    decltype(join_groups(std::declval<Comm&>(), std::declval<const Topo&>())) comm;
-
-    Joined(Comm& all, const Topo& topology) : comm(join_groups(all, topology)) {}
-    void abandon(std::string_view reason) { comm.abandon(reason); }
-  };
-  template <class Topo>
-  struct Columns : std::type_identity<NothingAcross> {};
-  template <EvenTopology Topo>
-  struct Columns<Topo> : std::type_identity<Joined<Transposed<Topo>>> {};
-
  public:
   static constexpr bool has_groups = true;
   static constexpr bool is_even = EvenTopology<T>;
@@ -52,15 +43,15 @@ class JobGroups<T, Comm> {
   explicit JobGroups(Comm& comm)
       : all_(comm),
         topology_(topology_for<T>(comm.world_size())),
-        rows_(comm, topology_),
-        columns_(comm, transposed(topology_)) {}
+        rows_(join_groups(comm, topology_)),
+        columns_(join_across(comm, topology_)) {}
 
   const T& topology() const { return topology_; }
-  auto& group() { return rows_.comm; }
+  auto& group() { return rows_; }
   auto& across()
     requires is_even
   {
-    return columns_.comm;
+    return columns_;
   }
 
   // A rank that fails tells all ranks, whichever call they are in.
@@ -69,22 +60,15 @@ class JobGroups<T, Comm> {
   void abandon(std::string_view reason) {
     all_.abandon(reason);
     rows_.abandon(reason);
-    columns_.abandon(reason);
+    if constexpr (is_even) columns_.abandon(reason);
   }
 
  private:
-  static auto transposed(const T& topology) {
-    if constexpr (is_even) {
-      return transpose(topology);
-    } else {
-      return topology;
-    }
-  }
-
   Comm& all_;
   [[no_unique_address]] T topology_;
-  Joined<T> rows_;
-  [[no_unique_address]] typename Columns<T>::type columns_;
+  decltype(join_groups(std::declval<Comm&>(), std::declval<const T&>())) rows_;
+  [[no_unique_address]] decltype(join_across(std::declval<Comm&>(),
+                                             std::declval<const T&>())) columns_;
 };
 
 /// The groups of a job's policies.

@@ -5,10 +5,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "lockstep/bucket/subgraphs.hpp"
+#include "lockstep/checkpoint/state.hpp"
+#include "lockstep/optim/progress.hpp"
 #include "lockstep/strategy/feature/subgraphs.hpp"
 
 namespace lockstep::detail {
@@ -106,6 +110,19 @@ class JobMembers {
   /// The bytes that this rank keeps of the optimizer's states and of gradients.
   auto state_bytes() const { return self().first().state_bytes(); }
   auto gradient_bytes() const { return self().first().gradient_bytes(); }
+
+  // For checkpoints: see `Replica`.
+
+  void list_state(StateUse use, std::vector<StateEntry>& to) { self().first().list_state(use, to); }
+  JobShape job_shape() const { return self().first().job_shape(); }
+  auto progress() const { return self().first().progress(); }
+  void set_progress(const ReplicaProgress& progress) { self().first().set_progress(progress); }
+  void copy_out(std::span<const StateCopy> copies) { self().first().copy_out(copies); }
+  void await_copies() { self().first().await_copies(); }
+  void copy_in(const StateEntry& piece, const std::byte* from) {
+    self().first().copy_in(piece, from);
+  }
+  auto make_kept_memory(std::size_t bytes) const { return self().first().make_kept_memory(bytes); }
 
   /// The calling thread works on this rank's GPU while the result lives, whatever its current one
   /// is: for kernels of the program's own. The members of a job do so by themselves.

@@ -16,9 +16,9 @@
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/view.hpp"
 #include "lockstep/hook/hook.hpp"
-#include "lockstep/model/fingerprint.hpp"
 #include "lockstep/model/tensor.hpp"
 #include "lockstep/optim/progress.hpp"
+#include "lockstep/policy/pack.hpp"
 #include "lockstep/strategy/agreement.hpp"
 #include "lockstep/strategy/policies.hpp"
 

@@ -35,7 +35,7 @@
 #include "lockstep/strategy/policies.hpp"
 #include "lockstep/strategy/sharding/sharding.hpp"
 #include "lockstep/topology/groups.hpp"
-#include "lockstep/topology/world.hpp"
+#include "lockstep/topology/topology.hpp"
 
 namespace lockstep::detail {
 

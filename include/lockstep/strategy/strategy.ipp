@@ -6,9 +6,12 @@
 #include <utility>
 
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/macros.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/strategy/agreement.hpp"
 #include "lockstep/strategy/scatter.hpp"
+
+LOCKSTEP_COLD_BEGIN
 
 namespace lockstep::detail {
 
@@ -104,3 +107,5 @@ LOCKSTEP_INLINE void refuse_uneven_parts() {
 }
 
 }  // namespace lockstep::detail
+
+LOCKSTEP_COLD_END

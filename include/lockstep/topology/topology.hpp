@@ -1,14 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The topology concept: a world of ranks divided into groups, as pure index arithmetic.
+/// @file The topology concept: a world of ranks divided into groups, as pure index arithmetic; and
+/// `World<N>`: how many ranks there are, a policy and the topology with a single group.
 
+#include <algorithm>
 #include <concepts>
 #include <cstddef>
-#include <iterator>
+#include <string>
+#include <string_view>
 #include <type_traits>
+#include <vector>
 
 #include "lockstep/core/dynamic.hpp"
+#include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/policy/policy.hpp"
 
 namespace lockstep {
 
@@ -49,57 +55,17 @@ consteval std::size_t static_group_size() {
   }
 }
 
-/// The ranks of one group, in the group's order: a range that computes its elements.
-template <class T>
-class Members {
- public:
-  class Iterator {
-   public:
-    using value_type = Rank;
-    using difference_type = std::ptrdiff_t;
-    using iterator_category = std::input_iterator_tag;
-
-    constexpr Iterator() = default;
-    constexpr Iterator(const Members* members, std::size_t place)
-        : members_(members), place_(place) {}
-
-    constexpr Rank operator*() const { return (*members_)[place_]; }
-    constexpr Iterator& operator++() {
-      ++place_;
-      return *this;
-    }
-    constexpr Iterator operator++(int) {
-      Iterator before = *this;
-      ++place_;
-      return before;
-    }
-    friend constexpr bool operator==(const Iterator&, const Iterator&) = default;
-
-   private:
-    const Members* members_ = nullptr;
-    std::size_t place_ = 0;
-  };
-
-  constexpr Members(const T& topology, GroupRank group) : topology_(topology), group_(group) {}
-
-  constexpr std::size_t size() const { return topology_.group_size(group_); }
-  constexpr Rank operator[](std::size_t place) const {
-    return topology_.member(group_, LocalGroupRank{place});
-  }
-  constexpr Iterator begin() const { return {this, 0}; }
-  constexpr Iterator end() const { return {this, size()}; }
-
- private:
-  T topology_;
-  GroupRank group_;
-};
-
 /// The queries that every topology has, made from the functions of the concept.
 template <class T>
 class TopologyQueries {
  public:
-  /// The ranks of a group.
-  constexpr auto members(GroupRank group) const { return Members<T>{self(), group}; }
+  /// The ranks of a group, in the group's order.
+  std::vector<Rank> members(GroupRank group) const {
+    std::vector<Rank> ranks;
+    for (std::size_t i = 0; i != self().group_size(group); ++i)
+      ranks.push_back(self().member(group, LocalGroupRank{i}));
+    return ranks;
+  }
 
   /// The first rank of the group that `rank` is in.
   constexpr Rank leader(Rank rank) const {
@@ -109,10 +75,10 @@ class TopologyQueries {
   /// The lowest rank of the group that `rank` is in. Its leader, unless the group was listed in
   /// another order.
   constexpr Rank group_rank_base(Rank rank) const {
+    const GroupRank group = self().group_rank(rank);
     Rank lowest = rank;
-    for (Rank member : members(self().group_rank(rank))) {
-      if (member < lowest) lowest = member;
-    }
+    for (std::size_t i = 0; i != self().group_size(group); ++i)
+      lowest = std::min(lowest, self().member(group, LocalGroupRank{i}));
     return lowest;
   }
 
@@ -121,6 +87,57 @@ class TopologyQueries {
  private:
   constexpr const T& self() const { return static_cast<const T&>(*this); }
 };
+
+}  // namespace detail
+
+namespace axes {
+struct World : WithName<"World"> {};
+}  // namespace axes
+
+/// All ranks of a job: how many, or `dynamic` where the command says it. A topology of one group.
+template <std::size_t N = dynamic>
+struct World : detail::ValuePolicy<axes::World>, detail::TopologyQueries<World<N>> {
+  static constexpr std::size_t static_size = N;
+  static constexpr void fingerprint(detail::Hash& hash) { hash.text(axes::World::name).number(N); }
+
+  constexpr World()
+    requires(N != dynamic)
+  = default;
+  constexpr explicit World(WorldSize size)
+    requires(N == dynamic)
+      : size_(size.value()) {
+    if (size == WorldSize{0}) {
+      throw Error("topology", "a world of zero ranks", "give the number of ranks, 1 or more");
+    }
+  }
+
+  constexpr WorldSize world_size() const { return WorldSize{size_.value()}; }
+  constexpr std::size_t group_world_size() const { return 1; }
+  constexpr std::size_t group_size() const { return size_.value(); }
+  constexpr std::size_t group_size(GroupRank) const { return size_.value(); }
+  constexpr GroupRank group_rank(Rank) const { return GroupRank{0}; }
+  constexpr LocalGroupRank local_group_rank(Rank rank) const {
+    return LocalGroupRank{rank.value()};
+  }
+  constexpr Rank member(GroupRank, LocalGroupRank place) const { return Rank{place.value()}; }
+
+ private:
+  [[no_unique_address]] Size<N> size_;
+};
+
+namespace detail {
+
+/// Throws unless a job has as many ranks as the program was compiled for.
+template <std::size_t N>
+void require_world(WorldSize world, Rank rank) {
+  if (N == dynamic || N == world.value()) return;
+  throw Error("launch",
+              "the program is for " + std::to_string(N) + " ranks and the job has " +
+                  std::to_string(world.value()),
+              "start as many ranks as World<N> says, or use World<dynamic>", rank);
+}
+
+static_assert(EvenTopology<World<4>> && EvenTopology<World<dynamic>>);
 
 }  // namespace detail
 

@@ -25,7 +25,7 @@
 #include "lockstep/strategy/ddp.hpp"
 #include "lockstep/strategy/policies.hpp"
 #include "lockstep/strategy/replica.hpp"
-#include "lockstep/topology/world.hpp"
+#include "lockstep/topology/topology.hpp"
 #include "lockstep/torch/loop_gradients.hpp"
 #include "lockstep/torch/module.hpp"
 #include "lockstep/torch/tensors.hpp"

@@ -23,7 +23,7 @@
 #include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/strategy/sharding/sharding.hpp"
 #include "lockstep/topology/groups.hpp"
-#include "lockstep/topology/world.hpp"
+#include "lockstep/topology/topology.hpp"
 
 namespace lockstep {
 

@@ -258,7 +258,7 @@ inline constexpr bool mixes_supported_types<Mixed<Types...>> =
 /// The rules of policies that do not go together, or not with the model: the first that a job
 /// breaks. Its sentence is in messages.hpp.
 template <class Model, class Policies>
-consteval Fault find_combination_fault() {
+consteval Finding find_combination_fault() {
   using Strategy = Pick<axes::ParallelStrategy, Policies>;
   using Place = Pick<axes::Device, Policies>;
   using Transport = Pick<axes::Backend, Policies>;
@@ -316,6 +316,7 @@ consteval Fault find_combination_fault() {
   const struct {
     bool broken;
     Fault fault;
+    std::string_view culprit = "";
   } rules[] = {
       {world == 0, Fault::world_of_zero},
       {micro_batches == 0, Fault::accumulate_zero},
@@ -332,14 +333,14 @@ consteval Fault find_combination_fault() {
       {is_dp && has_malformed_output, Fault::malformed_output},
       {frees_gradients && joins, Fault::freed_with_join},
       {frees_gradients && has_hooks, Fault::freed_with_hooks},
-      {joins && is_dp, Fault::join_with_dp},
+      {is_dp && joins, Fault::for_ranks_alone, axes::UnevenInputs::name},
       {joins && captures, Fault::join_with_captured},
       {joins && shares_parameters, Fault::join_with_shared},
       {joins && same_subgraph, Fault::join_with_same_subgraph},
       {joins && !hooks_only_convert, Fault::join_with_hooks},
-      {has_groups && is_dp, Fault::groups_with_dp},
+      {is_dp && has_groups, Fault::for_ranks_alone, axes::Groups::name},
       {!groups_fit, Fault::groups_of_other_world},
-      {is_fed && is_dp, Fault::feed_with_dp},
+      {is_dp && is_fed, Fault::for_ranks_alone, axes::Feed::name},
       {is_fed && !has_groups, Fault::feed_without_groups},
       {is_fed && joins, Fault::feed_with_join},
       {syncs_norms_in_group && !has_groups, Fault::norms_without_groups},
@@ -347,15 +348,15 @@ consteval Fault find_combination_fault() {
       {syncs_norms && chooses_subgraphs, Fault::norms_with_union},
       {has_hooks && !has_good_hooks, Fault::hook_out_of_range},
       {has_hooks && !hooks_in_order, Fault::hooks_out_of_order},
-      {has_hooks && is_dp, Fault::hooks_with_dp},
+      {is_dp && has_hooks, Fault::for_ranks_alone, axes::Hooks::name},
       {has_hooks && is_host_shared, Fault::hooks_with_host_shared},
       {averages_parameters && skips_updates, Fault::local_sgd_with_skip},
       {averages_parameters && is_zero, Fault::local_sgd_with_shards},
   };
   for (const auto& rule : rules) {
-    if (rule.broken) return rule.fault;
+    if (rule.broken) return {rule.fault, rule.culprit};
   }
-  return Fault::none;
+  return {};
 }
 
 template <class Model, class... Ps>
@@ -374,9 +375,9 @@ consteval Finding find_fault() {
         return model;
       } else {
         using Policies = CanonicalPolicies<Ps...>;
-        constexpr Fault fault = find_combination_fault<Model, Policies>();
-        if constexpr (fault != Fault::none) {
-          return {fault};
+        constexpr Finding rule = find_combination_fault<Model, Policies>();
+        if constexpr (rule.fault != Fault::none) {
+          return rule;
         } else {
           return find_selection_fault<Model, Policies>();
         }

@@ -15,7 +15,7 @@
 #include "lockstep/core/thread.hpp"
 #include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/policy/pack.hpp"
-#include "lockstep/topology/world.hpp"
+#include "lockstep/topology/topology.hpp"
 #include "lockstep/trainer/axes.hpp"
 #include "lockstep/trainer/composition.hpp"
 
@@ -81,8 +81,8 @@ using CommunicatorOf = typename ConnectionOf<Policies>::template communicator<Po
 
 /// **Ranks** all. **Host** blocks until all have come.
 template <class Policies>
-CommunicatorOf<Policies> make_communicator(Session& session) {
-  return ConnectionOf<Policies>::template make<Policies>(session);
+CommunicatorOf<Policies> make_communicator(Session& session, const std::string& name = "world") {
+  return ConnectionOf<Policies>::template make<Policies>(session, name);
 }
 
 /// Do ranks, or ranks of different hosts, communicate through NCCL?

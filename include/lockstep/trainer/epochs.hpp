@@ -180,6 +180,9 @@ class RunLog {
 [[noreturn]] void refuse_empty_epoch(std::size_t samples, std::size_t batch_size, Rank rank,
                                      WorldSize world);
 [[noreturn]] void refuse_negative_epochs(Rank rank);
+/// A job of DP is one process; one of DDP has no replicas inside of a rank.
+[[noreturn, gnu::cold]] void refuse_ranks_of_dp(WorldSize world, Rank rank);
+[[noreturn, gnu::cold]] void refuse_replicas_of_ddp(Rank rank);
 [[noreturn]] void refuse_inside_rank0(const char* operation, Rank rank);
 [[noreturn]] void refuse_short_epoch(std::size_t batches, std::size_t micro_batches, Rank rank);
 

@@ -54,6 +54,18 @@ inline const CheckpointHook* checkpoint_hook = nullptr;
 /// A member of a trainer that ends before the model does, because threads may still be writing.
 using JobSavesPointer = std::unique_ptr<JobSaves, void (*)(JobSaves*)>;
 
+/// Complete where <lockstep/checkpoint.hpp> is included.
+struct CheckpointDefinitions;
+
+template <class Job>
+constexpr bool has_checkpoint_definitions() {
+#if defined(LOCKSTEP_COMPILED)
+  return true;
+#else
+  return requires { sizeof(std::conditional_t<true, CheckpointDefinitions, Job>); };
+#endif
+}
+
 /// A program that does not save was told to.
 [[noreturn, gnu::cold]] void refuse_checkpoint_flags(Rank rank);
 
@@ -192,6 +204,9 @@ class JobCheckpoints {
   Job& job() { return static_cast<Job&>(*this); }
   auto& wrapped() { return job().wrapped_; }
   JobSaves& saves() {
+    static_assert(has_checkpoint_definitions<Job>(),
+                  "lockstep: a job that saves or resumes needs #include <lockstep/checkpoint.hpp>, "
+                  "or <lockstep/lockstep.hpp>, which has everything");
     if (!job().saves_) {
       note(is_mentioned);
       job().saves_ = JobSavesPointer(new JobSaves, [](JobSaves* saves) { delete saves; });

@@ -10,7 +10,7 @@
 
 #include "lockstep/launch/launch.hpp"
 #include "lockstep/strategy/ddp.hpp"
-#include "lockstep/topology/world.hpp"
+#include "lockstep/topology/topology.hpp"
 #include "lockstep/trainer/options.hpp"
 #include "lockstep/trainer/rejected.hpp"
 

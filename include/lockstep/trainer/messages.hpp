@@ -47,24 +47,21 @@ enum class Fault {
   captured_with_union,
   captured_with_exact,
   captured_through_host,
+  for_ranks_alone,
   malformed_output,
   hook_out_of_range,
   hooks_out_of_order,
   hooks_with_host_shared,
-  hooks_with_dp,
   local_sgd_with_skip,
   local_sgd_with_shards,
-  // Ranks that are through before others.
-  join_with_dp,
+  // Ranks that are exhausted before others.
   join_with_captured,
   join_with_shared,
   join_with_same_subgraph,
   join_with_hooks,
   // Groups of ranks.
-  groups_with_dp,
   groups_of_other_world,
   // Ranks that read for others.
-  feed_with_dp,
   feed_without_groups,
   feed_with_join,
   // Sharding<ZeroRedundancy, Gradients>.
@@ -199,6 +196,10 @@ struct Verdict {
       "lockstep: with Backend<Gloo> and Backend<Hierarchical<...>> the host takes part in every "
       "reduction, which no CUDA graph can hold; leave CapturedStep out, or use Backend<Nccl> or "
       "Backend<Shm>");
+  static_assert(F != for_ranks_alone,
+                "lockstep: this policy is for ranks, each with batches of its own, and a job of "
+                "ParallelStrategy<DP> is one process whose replicas share a batch; leave it out, "
+                "or use ParallelStrategy<DDP> (the compiler prints its name beside this sentence)");
   static_assert(
       F != malformed_output,
       "lockstep: the model's Output must be an OutputOf, such as OutputOf<float, 10>, for "
@@ -215,20 +216,12 @@ struct Verdict {
       "lockstep: Sharding<HostShared> reduces slices where they are used, and hooks want whole "
       "buckets; choose Sharding<Replicated>, or leave the hooks out");
   static_assert(
-      F != hooks_with_dp,
-      "lockstep: the replicas of ParallelStrategy<DP> add gradients where they lie and send "
-      "nothing that a hook could change; use ParallelStrategy<DDP>, or leave the hooks out");
-  static_assert(
       F != local_sgd_with_skip,
       "lockstep: with LocalSGD every rank has gradients of its own, and Anomaly<Skip> or a loss "
       "scale would skip updates on some ranks only; leave one of the two out");
   static_assert(F != local_sgd_with_shards,
                 "lockstep: with LocalSGD every rank updates all parameters by itself, and with "
                 "Sharding<ZeroRedundancy> its share of them; keep one of the two");
-  static_assert(
-      F != join_with_dp,
-      "lockstep: UnevenInputs<Join> is for ranks that have batches of their own, and the replicas "
-      "of ParallelStrategy<DP> share one; leave it out, or use ParallelStrategy<DDP>");
   static_assert(
       F != join_with_captured,
       "lockstep: with UnevenInputs<Join> ranks that are through run other work than those that "
@@ -245,17 +238,9 @@ struct Verdict {
       "lockstep: with UnevenInputs<Join> ranks learn from the first bucket who still has batches, "
       "and of the hooks only CompressTo brings all of its elements; leave the others out");
   static_assert(
-      F != groups_with_dp,
-      "lockstep: Groups<...> divides ranks, and a job of ParallelStrategy<DP> is one process; use "
-      "ParallelStrategy<DDP>, or leave Groups out");
-  static_assert(
       F != groups_of_other_world,
       "lockstep: the topology of Groups<...> is not one of the job's World<N>; give both the same "
       "number of ranks, with groups that divide it, or write Groups<Grid<dynamic, G>>");
-  static_assert(F != feed_with_dp,
-                "lockstep: Feed<...> lets some ranks read for others, and a job of "
-                "ParallelStrategy<DP> is one "
-                "process; use ParallelStrategy<DDP>, or leave Feed out");
   static_assert(
       F != feed_without_groups,
       "lockstep: Feed<LeaderOfGroup> and Feed<ScatterThenBroadcast> read for the ranks of a group, "

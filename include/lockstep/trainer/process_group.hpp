@@ -34,44 +34,29 @@ template <class P>
 inline constexpr bool is_group_policy = PolicyOf<P, axes::Backend> || PolicyOf<P, axes::Device> ||
                                         PolicyOf<P, axes::World> || PolicyOf<P, axes::Progress>;
 
+/// The policies of a process group, one for each axis. One that cannot be made has been reported by
+/// a sentence; a world of one keeps that the only error.
 template <class... Ps>
 consteval auto group_policies() {
   constexpr bool fits = (is_group_policy<Ps> && ...);
   static_assert(fits,
                 "lockstep: a process group has the policies Backend<...>, Device<...>, World<...> "
                 "and Progress<...> only");
-  if constexpr (!fits) {
-    return CanonicalPolicies<World<1>>{};
-  } else if constexpr (uses_nccl<typename PickOr<Backend<Shm>, Ps...>::choice>) {
-    return CanonicalPolicies<Ps..., Device<Cuda>>{};  // the device that NCCL is for
+  if constexpr (fits) {
+    // NCCL is for one device.
+    constexpr bool on_gpu = uses_nccl<typename PickOr<Backend<Shm>, Ps...>::choice>;
+    using Policies = std::conditional_t<on_gpu, CanonicalPolicies<Ps..., Device<Cuda>>,
+                                        CanonicalPolicies<Ps...>>;
+    if constexpr (require_connection<Policies>())
+      return Policies{};
+    else
+      return CanonicalPolicies<World<1>>{};
   } else {
-    return CanonicalPolicies<Ps...>{};
+    return CanonicalPolicies<World<1>>{};
   }
 }
-
-/// The policies of a process group, one for each axis.
 template <class... Ps>
 using GroupPolicies = decltype(group_policies<Ps...>());
-
-/// What a process group communicates through. One that cannot be made has been reported by a
-/// sentence that names the missing header; a world of one keeps that the only error.
-template <class Policies, bool Connected>
-struct GroupConnection {
-  using communicator = CommunicatorOf<Policies>;
-  static constexpr bool ranks_are_threads = ConnectionOf<Policies>::ranks_are_threads;
-  static communicator make(Session& session, const std::string& name) {
-    return ConnectionOf<Policies>::template make<Policies>(session, name);
-  }
-};
-template <class Policies>
-struct GroupConnection<Policies, false> {
-  using communicator = LoopbackCommunicator;
-  static constexpr bool ranks_are_threads = false;
-  static communicator make(Session&, const std::string&) { return {}; }
-};
-template <class... Ps>
-using GroupConnectionOf =
-    GroupConnection<GroupPolicies<Ps...>, require_connection<GroupPolicies<Ps...>>()>;
 
 /// Counts the process groups of this process while each lives. A group that was moved from does not
 /// count.
@@ -102,19 +87,19 @@ class GroupCount {
 ///     ProcessGroup<Backend<Gloo>> group(session);   // needs <lockstep/gloo.hpp>
 template <class... Policies>
 class ProcessGroup {
-  using Meeting = detail::GroupConnectionOf<Policies...>;
+  using All = detail::GroupPolicies<Policies...>;
 
  public:
-  using communicator_type = typename Meeting::communicator;
+  using communicator_type = detail::CommunicatorOf<All>;
 
   /// The group of a session that outlives it, such as the one that `launch` gives. **Ranks** all.
   /// **Host** blocks until all have come.
   explicit ProcessGroup(Session& session)
-      : session_(&session), comm_(Meeting::make(session, "world")) {}
+      : session_(&session), comm_(detail::make_communicator<All>(session)) {}
   explicit ProcessGroup(Session&& session)
       : own_(std::make_unique<Session>(std::move(session))),
         session_(own_.get()),
-        comm_(Meeting::make(*session_, "world")) {}
+        comm_(detail::make_communicator<All>(*session_)) {}
 
   Rank rank() const { return session_->rank(); }
   WorldSize world_size() const { return session_->world(); }
@@ -145,7 +130,7 @@ class ProcessGroup {
 /// **Ranks** all. **Host** blocks until all have come.
 template <class... Policies>
 ProcessGroup<Policies...> init_process_group(std::chrono::milliseconds timeout = default_timeout) {
-  static_assert(!detail::GroupConnectionOf<Policies...>::ranks_are_threads,
+  static_assert(!detail::ConnectionOf<detail::GroupPolicies<Policies...>>::ranks_are_threads,
                 "lockstep: the ranks of this backend are threads of one process; start them with "
                 "launch_threads, and make a ProcessGroup of the session that it gives");
   return ProcessGroup<Policies...>(join(timeout));
@@ -187,18 +172,19 @@ inline constexpr bool is_process_group<ProcessGroup<Policies...>> = true;
 template <class FirstPolicy, class... More, class... Policies>
   requires detail::is_group_policy<FirstPolicy>
 auto new_group(ProcessGroup<Policies...>& group, const std::vector<Rank>& members) {
-  using Meeting = detail::GroupConnectionOf<FirstPolicy, More...>;
+  using All = detail::GroupPolicies<FirstPolicy, More...>;
+  using Comm = detail::CommunicatorOf<All>;
   const detail::GroupPlace place = detail::place_among(members, *group);
   group->agree(detail::division_call(place));
-  std::optional<typename Meeting::communicator> made;
+  std::optional<Comm> made;
   if (place.is_member()) {
     const std::string name = detail::group_name(members);
     const Membership& all = group.membership();
     Membership member = detail::membership_in_group(all, group.store(), place, name);
     Session session(std::move(member), group.store().share());
-    made.emplace(Meeting::make(session, name));
+    made.emplace(detail::make_communicator<All>(session, name));
   }
-  return OptionalGroup<typename Meeting::communicator>(std::move(made), group.rank());
+  return OptionalGroup<Comm>(std::move(made), group.rank());
 }
 
 /// The same as `new_group(*group, members)`.

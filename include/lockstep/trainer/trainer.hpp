@@ -34,7 +34,6 @@
 #include "lockstep/data/loader.hpp"
 #include "lockstep/data/sampler.hpp"
 #include "lockstep/launch/rendezvous.hpp"
-#include "lockstep/model/fingerprint.hpp"
 #include "lockstep/model/shapes.hpp"
 #include "lockstep/model/tensor.hpp"
 #include "lockstep/observe/scores.hpp"
@@ -153,9 +152,6 @@ struct NoCallback {
 };
 struct NoData {};
 
-/// A job of DP is one process; one of DDP has no replicas inside of a rank.
-[[noreturn, gnu::cold]] void refuse_ranks_of_dp(WorldSize world, Rank rank);
-[[noreturn, gnu::cold]] void refuse_replicas_of_ddp(Rank rank);
 DpOptions dp_options(const TrainerOptions& options, const Membership& membership);
 
 /// The failure of an epoch that a `break` has ended. One that nobody has seen is told as a late

@@ -32,7 +32,7 @@
 #include "lockstep/device/cuda/gpu.cuh"
 #include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/launch/store.hpp"
-#include "lockstep/topology/world.hpp"
+#include "lockstep/topology/topology.hpp"
 
 namespace lockstep {
 
