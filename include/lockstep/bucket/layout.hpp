@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A model's layout in an arena, and the views that lie in it.
+/// @file A model's layout in an arena: the types of its elements, the views that lie in it, and its
+/// runs, the longest pieces with elements of one type.
 
 #include <algorithm>
 #include <array>
