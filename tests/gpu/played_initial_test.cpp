@@ -90,6 +90,7 @@ void count_up(const auto& view, float first) {
 
 struct OneByOne : Default {
   void initialize(auto& initial) {
+    initial.for_each_parameter([](auto, const auto&) {});  // windows are there from now on
     const std::size_t before = large_now;
     initial.for_each_parameter([&](auto, const auto& view) {
       count_up(view, 1);
@@ -102,11 +103,13 @@ struct OneByOne : Default {
 
 struct ByName : Default {
   void initialize(auto& initial) {
+    initial.for_each_parameter([](auto, const auto&) {});
     const std::size_t before = large_now;
     const auto c = initial.param("c"_p);
     const auto a = initial.param("a"_p);
     count_up(a, 1);
     count_up(c, 1);
+    if (on_gpu) require(large_now > before, "a is not there");
     // What a program has asked for by name stays where it is.
     initial.for_each_parameter([](auto, const auto&) {});
     require(a(0, 5) == 6, "a was given back");
