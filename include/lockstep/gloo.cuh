@@ -5,4 +5,4 @@
 #include "lockstep/comm/groups.hpp"
 #include "lockstep/lockstep.cuh"
 #include "lockstep/trainer/gloo.cuh"
-#include "lockstep/trainer/gloo.hpp"
+#include "lockstep/gloo.hpp"
