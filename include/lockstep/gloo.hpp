@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Everything a CPU job needs, Gloo included: link with -lgloo. Ranks communicate through
-/// Gloo, all of them or those on different hosts.
+/// @file Everything a CPU job needs, Gloo included: link with -lgloo.
 
 #include "lockstep/comm/adapters/hierarchical/gloo.hpp"
 #include "lockstep/comm/backends/gloo/communicator.hpp"

@@ -558,7 +558,7 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
   }
   /// All ranks make a call after the same update, whether they are through or not: the call is not
   /// refused while the result lives.
-  [[nodiscard]] FlagWhile all_meet() { return FlagWhile(is_joining_, false); }
+  ValueWhile<bool> all_meet() { return {is_joining_, false}; }
   /// Refuses a call of all ranks while some of them may be through.
   void require_joined(const char* operation) const {
     if (is_joining_) [[unlikely]]

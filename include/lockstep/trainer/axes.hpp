@@ -9,7 +9,7 @@
 #include "lockstep/data/feed.hpp"
 #include "lockstep/data/sampler.hpp"
 #include "lockstep/device/device.hpp"
-#include "lockstep/hook/hooks.hpp"
+#include "lockstep/hook/hook.hpp"
 #include "lockstep/optim/adam.hpp"
 #include "lockstep/optim/constants.hpp"
 #include "lockstep/optim/optimizer.hpp"

@@ -399,7 +399,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   void on_rank0(F&& f) {
     end_asking();
     if (rank() != Rank{0}) return;
-    const FlagWhile only(is_held_up_, true);
+    const ValueWhile only(is_held_up_, true);
     std::forward<F>(f)(RunLog(progress_));
   }
 
@@ -493,6 +493,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
 
  private:
   friend Checkpointing;
+  friend struct JobSaving<BasicTrainer>;
   friend Members;
   template <class, Dataset>
   friend class EpochBatches;
@@ -865,7 +866,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   // Because the program asks for its options, by a failure, or because rank 0 alone is in
   // `on_rank0`.
   bool is_held_up_ = true;
-  JobSavesPointer saves_{nullptr, nullptr};
+  std::shared_ptr<SaveDue> saves_;  // ends before the model does: threads may still be writing
 };
 
 }  // namespace detail
