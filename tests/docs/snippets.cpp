@@ -65,7 +65,7 @@ struct Noise {  // every rank adds noise to its gradients before they are averag
 };
 using Private = Trainer<Mlp, Hooks<Noise, CompressTo<BFloat16>>>;
 using Shared = ShmCommunicator<>;
-void use(detail::Pipeline<float, Shared, detail::HookDevice<Cpu, Shared>,
+void use(detail::Pipeline<float, Shared, detail::HookDevice<Cpu>,
                           detail::HookList<Noise, CompressTo<BFloat16>>>& pipeline,
          std::span<float> gradients) {
   pipeline.begin(gradients);
