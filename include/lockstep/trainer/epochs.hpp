@@ -57,8 +57,8 @@ class EpochProgress {
     return at;
   }
   void resume(const SamplerState& position);
-  /// The next calls of `epochs` go on where `course` and `position` were taken.
-  void go_on(const CourseState& course, const std::optional<SamplerState>& position);
+  /// The next calls of `epochs` go on where `course` was taken.
+  void go_on(const CourseState& course);
 
   /// The epoch that is under way, or the last: its figures so far, and with the scores shown.
   EpochSummary figures() const { return closed_ ? *closed_ : display.summary(); }
@@ -137,7 +137,7 @@ class EpochProgress {
   std::vector<Score> shown_scores_;
   std::size_t scores_of_data_ = 0;  // those of the scores that came before the end of the data
   std::optional<EpochSummary> closed_;
-  std::optional<GoingOn> resumed_;
+  std::optional<CourseState> resumed_;
   SamplerState loop_begin_;       // where the loop over data began
   std::size_t with_batch_ = 0;    // draws that are over, this batch's included
   std::size_t before_batch_ = 0;  // without them, until the loop is done with the batch
@@ -186,33 +186,26 @@ class RunLog {
 [[noreturn]] void refuse_inside_rank0(const char* operation, Rank rank);
 [[noreturn]] void refuse_short_epoch(std::size_t batches, std::size_t micro_batches, Rank rank);
 
-/// What all ranks must have alike, in words that an error can show.
-struct AgreedText {
-  std::string text;
+// What all ranks must have alike, in words that an error can show.
 
-  /// Adds the options of an optimizer or schedule; `for_each` of options calls it.
-  struct Options {
-    std::string& text;
-    std::string whose;
-    void operator()(std::string_view name, double value) const;
-  };
-  void add_options(std::string whose, const auto& options) {
-    options.for_each(Options{text, std::move(whose)});
-  }
-  static std::string group_title(std::size_t group);
-  /// Data of which other sizes or seeds on a rank would leave samples out or take them twice. Ranks
-  /// that are fed must also be fed as far ahead.
-  static AgreedText of_data(std::size_t samples, const LoaderOptions& options, Seed seed,
-                            bool is_fed);
-  static AgreedText of_sampler(Seed seed);
-
-  std::string operator()() const { return text; }
-  /// **Ranks** all. **Host** blocks.
-  template <class Comm>
-  void require_same(Comm& comm) const {
-    require_agreement(comm, hash_of(text), *this);
-  }
+/// Adds the options of an optimizer or schedule to a text; `for_each` of options calls it.
+struct OptionWriter {
+  std::string& text;
+  std::string whose;
+  void operator()(std::string_view name, double value) const;
 };
+std::string title_of_group(std::size_t group);
+/// Data of which other sizes or seeds on a rank would leave samples out or take them twice. Ranks
+/// that are fed must also be fed as far ahead.
+std::string describe_data(std::size_t samples, const LoaderOptions& options, Seed seed,
+                          bool is_fed);
+std::string describe_sampler(Seed seed);
+
+/// **Ranks** all. **Host** blocks.
+template <class Comm>
+void require_same(Comm& comm, const std::string& text) {
+  require_agreement(comm, hash_of(text), [&text] { return text; });
+}
 
 /// This rank's batches of one epoch. The sampler knows the epoch, so it cannot be forgotten.
 template <class Trainer, Dataset Source>
