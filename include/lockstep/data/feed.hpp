@@ -51,9 +51,7 @@ struct Feed : detail::ChoicePolicy<axes::Feed, Choice> {
   static constexpr bool sends = !std::is_same_v<Choice, Own>;
 };
 
-}  // namespace lockstep
-
-namespace lockstep::detail {
+namespace detail {
 
 /// One rank's part in feeding.
 struct FeedRoute {
@@ -184,12 +182,6 @@ class FeedLine {
   std::uint64_t asked_ = 0;              ///< rounds that loops have asked for
   std::atomic<std::uint64_t> made_ = 0;  ///< of those, how many are over
 };
-
-}  // namespace lockstep::detail
-
-namespace lockstep {
-
-namespace detail {
 
 /// The memory of this thread's parcels, which later calls use again.
 struct ParcelMemory {
