@@ -22,8 +22,8 @@
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/strong.hpp"
-#include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/memory.cuh"
+#include "lockstep/device/cuda/runtime.cuh"
 
 namespace exercise {
 

@@ -11,8 +11,8 @@
 
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/view.hpp"
-#include "lockstep/device/cuda/launch.cuh"
 #include "lockstep/device/cuda/memory.cuh"
+#include "lockstep/device/cuda/runtime.cuh"
 #include "lockstep/norm/channel_sums.cuh"
 #include "lockstep/norm/device_norm.cuh"
 #include "lockstep/norm/layer_norm_kernels.cuh"

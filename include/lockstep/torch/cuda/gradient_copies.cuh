@@ -11,8 +11,7 @@
 #include <cstdint>
 
 #include "lockstep/core/macros.hpp"
-#include "lockstep/device/cuda/check.cuh"
-#include "lockstep/device/cuda/launch.cuh"
+#include "lockstep/device/cuda/runtime.cuh"
 
 namespace lockstep::detail {
 

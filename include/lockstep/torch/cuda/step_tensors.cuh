@@ -15,7 +15,7 @@
 #include <concepts>
 #include <cstddef>
 
-#include "lockstep/device/cuda/check.cuh"
+#include "lockstep/device/cuda/runtime.cuh"
 #include "lockstep/torch/adopted_tensors.hpp"
 #include "lockstep/torch/cuda/gradient_copies.cuh"
 #include "lockstep/torch/step_tensors.hpp"
