@@ -18,6 +18,7 @@
 
 #include "comm/operations.hpp"
 #include "comm/repeating.hpp"
+#include "lockstep/comm/collectives.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/strong.hpp"
