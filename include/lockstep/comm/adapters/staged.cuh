@@ -25,7 +25,6 @@
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/collectives.hpp"
 #include "lockstep/comm/communicator.hpp"
-#include "lockstep/comm/device_memory.cuh"
 #include "lockstep/comm/rank_gpu.cuh"
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/dynamic.hpp"
