@@ -10,7 +10,6 @@
 #include <span>
 #include <vector>
 
-#include "lockstep/checkpoint/snapshot.hpp"
 #include "lockstep/checkpoint/state.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/device/cuda/memory.cuh"
