@@ -13,7 +13,7 @@
 #include <string_view>
 #include <vector>
 
-#include "lockstep/comm/call/counter.hpp"
+#include "lockstep/comm/call/peers.hpp"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/combine.hpp"
 #include "lockstep/comm/communicator.hpp"

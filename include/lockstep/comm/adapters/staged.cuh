@@ -20,7 +20,7 @@
 
 #include "lockstep/comm/adapters/hierarchical/gloo.hpp"
 #include "lockstep/comm/backends/gloo/communicator.hpp"
-#include "lockstep/comm/call/counter.hpp"
+#include "lockstep/comm/call/peers.hpp"
 #include "lockstep/comm/call/pending_calls.hpp"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/collectives.hpp"

@@ -14,11 +14,11 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/comm/call/peers.hpp"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/collectives.hpp"
 #include "lockstep/comm/communicator.hpp"
 #include "lockstep/comm/rank_gpu.cuh"
-#include "lockstep/comm/variable_gather.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/device/cuda/check.cuh"

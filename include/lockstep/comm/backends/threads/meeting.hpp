@@ -20,7 +20,6 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/comm/call/counter.hpp"
 #include "lockstep/comm/call/peers.hpp"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/combine.hpp"
