@@ -374,12 +374,6 @@ class [[nodiscard(
   /// This rank has no more batches. **Ranks** all, each when it is through. **Host** blocks until
   /// all are.
   void finish() { ddp_.finish_join(after_update_); }
-  /// The same with another function that is called after each step.
-  template <class F>
-    requires std::is_same_v<AfterUpdate, NoUpdateCall>
-  void finish(const F& after_update) {
-    ddp_.finish_join(after_update);
-  }
 
  private:
   Ddp& ddp_;

@@ -681,15 +681,15 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
 
   /// A different learning rate on one rank would be a silent error.
   void require_same_options() {
-    AgreedText options;
+    std::string text;
     for (std::size_t group = 0; group != traits::groups::count; ++group)
-      options.add_options(AgreedText::group_title(group), wrapped_.group_options().of(group));
-    options.add_options("schedule ", wrapped_.schedule());
-    options.require_same(comm_);
+      wrapped_.group_options().of(group).for_each(OptionWriter{text, title_of_group(group)});
+    wrapped_.schedule().for_each(OptionWriter{text, "schedule "});
+    require_same(comm_, text);
   }
   void require_same_data(std::size_t samples, const LoaderOptions& options, bool is_fed) {
     if (world_size() == WorldSize{1}) return;
-    AgreedText::of_data(samples, options, sampler_options_.seed, is_fed).require_same(comm_);
+    require_same(comm_, describe_data(samples, options, sampler_options_.seed, is_fed));
   }
   void require_same_batches(std::size_t samples, std::size_t batch_size) {
     LoaderOptions options;
@@ -698,7 +698,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   }
   /// The most batches of any rank, where ranks have data of their own.
   std::size_t most_batches(std::size_t batches) {
-    AgreedText::of_sampler(sampler_options_.seed).require_same(comm_);
+    require_same(comm_, describe_sampler(sampler_options_.seed));
     std::uint64_t most[] = {batches};
     comm_.all_reduce(most, Max{});
     return most[0];

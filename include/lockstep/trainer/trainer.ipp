@@ -477,27 +477,27 @@ LOCKSTEP_INLINE void refuse_empty_epoch(std::size_t samples, std::size_t batch_s
        "make batches smaller, or leave drop_last and DropLast out", rank);
 }
 
-LOCKSTEP_INLINE void AgreedText::Options::operator()(std::string_view name, double value) const {
+LOCKSTEP_INLINE void OptionWriter::operator()(std::string_view name, double value) const {
   char digits[32];
   std::snprintf(digits, sizeof digits, " %.17g\n", value);
   text.append(whose).append(name).append(digits);
 }
 
-LOCKSTEP_INLINE std::string AgreedText::group_title(std::size_t group) {
-  return group == 0 ? "optimizer " : detail::text({"optimizer of group ", group, ": "});
+LOCKSTEP_INLINE std::string title_of_group(std::size_t group) {
+  return group == 0 ? "optimizer " : text({"optimizer of group ", group, ": "});
 }
 
-LOCKSTEP_INLINE AgreedText AgreedText::of_data(std::size_t samples, const LoaderOptions& options,
-                                               Seed seed, bool is_fed) {
-  AgreedText data{detail::text({"data of ", samples, " samples\nbatches of ", options.batch_size,
-                                " samples", options.drop_last ? ", full ones only" : "",
-                                "\na sampler with seed ", seed.value(), "\n"})};
-  if (is_fed) data.text += detail::text({"batches sent ", options.prefetch, " ahead\n"});
+LOCKSTEP_INLINE std::string describe_data(std::size_t samples, const LoaderOptions& options,
+                                          Seed seed, bool is_fed) {
+  std::string data = text({"data of ", samples, " samples\nbatches of ", options.batch_size,
+                           " samples", options.drop_last ? ", full ones only\n" : "\n"});
+  data += describe_sampler(seed);
+  if (is_fed) data += text({"batches sent ", options.prefetch, " ahead\n"});
   return data;
 }
 
-LOCKSTEP_INLINE AgreedText AgreedText::of_sampler(Seed seed) {
-  return {detail::text({"a sampler with seed ", seed.value(), "\n"})};
+LOCKSTEP_INLINE std::string describe_sampler(Seed seed) {
+  return text({"a sampler with seed ", seed.value(), "\n"});
 }
 
 LOCKSTEP_INLINE DpOptions dp_options(const TrainerOptions& options, const Membership& membership) {

@@ -18,7 +18,6 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/comm/backends/nccl/link.cuh"
 #include "lockstep/comm/call/fault_channel.hpp"
 #include "lockstep/comm/call/peers.hpp"
 #include "lockstep/comm/call/pending_calls.hpp"
