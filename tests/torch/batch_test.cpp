@@ -353,7 +353,7 @@ BOOST_AUTO_TEST_CASE(tensors_as_samples_have_one_size_and_their_labels_become_wi
     at::Tensor inputs, label;
   };
   const auto put = [](const at::Tensor& second, std::vector<std::int64_t> shape) {
-    const detail::TensorCollate collate{std::move(shape)};
+    const detail::TensorCollate collate{{}, std::move(shape)};
     TensorBatch batch;
     collate.put(Sample{torch::zeros({2, 3}), torch::tensor(7, at::kInt)}, 0, 2, batch);
     collate.put(Sample{second, torch::tensor(8, at::kInt)}, 1, 2, batch);
