@@ -3,7 +3,6 @@
 /// @file `Checkpoints`: a folder in which a job saves its state now and then, and goes on from the
 /// newest one that is whole.
 
-#include <chrono>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -20,6 +19,7 @@
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/macros.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/core/utility.hpp"
 #include "lockstep/observe/scores.hpp"
 

@@ -3,7 +3,6 @@
 /// @file A job as saving and loading see it, without its type, and work of which all ranks learn
 /// how it ended: what goes wrong on one rank is the same error on all.
 
-#include <chrono>
 #include <cstddef>
 #include <memory>
 #include <mutex>
@@ -18,6 +17,7 @@
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/groups.hpp"
 #include "lockstep/core/macros.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/utility.hpp"
 #include "lockstep/model/tensor.hpp"

@@ -3,10 +3,8 @@
 /// @file What a job's checkpoints are: where, how often, how many; and the options of the command
 /// line that say so.
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <limits>
 #include <optional>
 #include <span>
@@ -16,6 +14,7 @@
 
 #include "lockstep/checkpoint/values.hpp"
 #include "lockstep/core/macros.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/data/sampler.hpp"
 #include "lockstep/launch/flags.hpp"

@@ -8,7 +8,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <functional>
 #include <memory>
 #include <ranges>
 #include <span>
@@ -19,6 +18,7 @@
 
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/macros.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/data/dataset.hpp"
 #include "lockstep/data/pipeline.hpp"
 

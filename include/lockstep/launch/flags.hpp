@@ -2,7 +2,6 @@
 #pragma once
 /// @file Options of the command line: those that lockstep takes, and the arguments that it leaves.
 
-#include <chrono>
 #include <cstddef>
 #include <optional>
 #include <span>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "lockstep/core/macros.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/core/terminal.hpp"
 #include "lockstep/core/text.hpp"
 

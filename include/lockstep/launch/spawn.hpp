@@ -2,12 +2,12 @@
 #pragma once
 /// @file `spawn<N>(f)`: a job inside a program, its ranks threads or forked processes.
 
-#include <chrono>
 #include <concepts>
 #include <cstddef>
 #include <utility>
 
 #include "lockstep/core/macros.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/core/utility.hpp"
 #include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/launch/store.hpp"

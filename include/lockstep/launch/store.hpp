@@ -2,7 +2,6 @@
 #pragma once
 /// @file The store as a rank sees it: keys and values that all ranks of a job share.
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -14,6 +13,7 @@
 #include <vector>
 
 #include "lockstep/core/macros.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 
 namespace lockstep {

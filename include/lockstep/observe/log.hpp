@@ -9,6 +9,8 @@
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/strong.hpp"
 
+LOCKSTEP_COLD_BEGIN
+
 namespace lockstep::detail {
 
 /// Appends to an existing file, so that a resumed run continues its log. Each line reaches the file
@@ -33,3 +35,5 @@ class LogFile {
 };
 
 }  // namespace lockstep::detail
+
+LOCKSTEP_COLD_END

@@ -3,7 +3,6 @@
 /// @file The checkpoints of a trainer: saved now and then or when the program says so, and gone on
 /// from.
 
-#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
@@ -18,6 +17,7 @@
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/json.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/trainer/progress.hpp"
 
 namespace lockstep::detail {

@@ -9,11 +9,11 @@
 #include <unistd.h>
 #include <atomic>
 #include <bit>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <ctime>
-#include <thread>
+
+#include "lockstep/core/standard.hpp"
 
 namespace lockstep::detail {
 
@@ -110,9 +110,10 @@ class Backoff {
  public:
   void pause() const {
     if (Clock::now() - begin_ < std::chrono::microseconds(200)) {
-      std::this_thread::yield();
+      ::sched_yield();
     } else {
-      std::this_thread::sleep_for(std::chrono::microseconds(50));
+      const timespec moment{0, 50'000};
+      ::nanosleep(&moment, nullptr);
     }
   }
 

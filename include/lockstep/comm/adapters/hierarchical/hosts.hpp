@@ -4,7 +4,6 @@
 /// their GPUs.
 
 #include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <string>
 #include <type_traits>
@@ -14,6 +13,7 @@
 #include "lockstep/comm/combine.hpp"
 #include "lockstep/comm/communicator.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/launch/rendezvous.hpp"

@@ -6,7 +6,6 @@
 #include <dlfcn.h>
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
@@ -24,6 +23,7 @@
 #include "lockstep/comm/backends/gloo/library.hpp"
 #include "lockstep/comm/backends/gloo/rendezvous.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/thread.hpp"
 

@@ -9,7 +9,6 @@
 /// barrier too.
 
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -19,6 +18,7 @@
 #include "lockstep/comm/backends/gloo/connections.hpp"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/core/deadline.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 
 namespace lockstep::detail::over_gloo {

@@ -7,7 +7,6 @@
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <sys/socket.h>
-#include <chrono>
 #include <cstddef>
 #include <cstdlib>
 #include <map>
@@ -19,6 +18,7 @@
 
 #include "lockstep/comm/backends/gloo/library.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/launch/socket.hpp"
