@@ -17,7 +17,7 @@
 #include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/data/sampler.hpp"
-#include "lockstep/launch/flags.hpp"
+#include "lockstep/launch/program_options.hpp"
 #include "lockstep/observe/scores.hpp"
 
 namespace lockstep {

@@ -24,7 +24,6 @@
 #include "lockstep/data/feed.hpp"
 #include "lockstep/data/loader.hpp"
 #include "lockstep/data/serialize.hpp"
-#include "lockstep/launch/outcome.hpp"
 
 namespace lockstep::detail {
 

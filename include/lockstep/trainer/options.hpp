@@ -12,7 +12,6 @@
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/terminal.hpp"
-#include "lockstep/launch/flags.hpp"
 #include "lockstep/launch/program_options.hpp"
 
 namespace lockstep {
