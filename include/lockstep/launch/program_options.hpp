@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The options and words of a command line that are the program's own:
+/// @file Options of the command line: those that lockstep takes, and those of the program's own,
 /// `job.option("epochs", 8)`.
 
 #include <concepts>
