@@ -71,7 +71,9 @@ class PlainNccl {
   }
 
  private:
-  static void check(ncclResult_t result, const char* call) { detail::check_nccl(result, call); }
+  static void check(ncclResult_t result, const char* call) {
+    if (!detail::nccl::is_made(result)) throw detail::nccl::error_of(result, call);
+  }
 
   ncclComm_t comm_ = nullptr;
   cudaStream_t stream_;

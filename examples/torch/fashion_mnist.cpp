@@ -13,6 +13,7 @@
 
 #include "fashion_mnist.hpp"
 #include "lockstep/torch.hpp"
+#include "lockstep/trainer.hpp"
 
 using namespace lockstep;
 

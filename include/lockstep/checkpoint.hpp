@@ -3,13 +3,7 @@
 /// @file Saving, loading and resuming, of a wrapper or of a loop of one's own.
 
 #include "lockstep/checkpoint/checkpoints.hpp"
-
-namespace lockstep::detail {
-
-/// Says that the definitions are here, to members of jobs that need them.
-struct CheckpointDefinitions {};
-
-}  // namespace lockstep::detail
+#include "lockstep/trainer/job_saves.hpp"
 
 #if !defined(LOCKSTEP_COMPILED)
 #include "lockstep/checkpoint/checkpoint.ipp"

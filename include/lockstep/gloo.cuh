@@ -2,7 +2,38 @@
 #pragma once
 /// @file Everything a GPU job needs, Gloo included: link with -lgloo.
 
+#include "lockstep/comm/adapters/staged.cuh"
 #include "lockstep/comm/groups.hpp"
+#include "lockstep/gloo.hpp"
 #include "lockstep/lockstep.cuh"
-#include "lockstep/trainer/gloo.cuh"
-#include "lockstep/trainer/gloo.hpp"
+#include "lockstep/strategy/gpu_execution.cuh"
+#include "lockstep/trainer/connection.hpp"
+
+namespace lockstep {
+
+template <>
+struct Connection<Cuda, Gloo> {
+  static constexpr bool ranks_are_threads = false;
+  template <class Policies>
+  using communicator = StagedGloo<detail::Pick<axes::World, Policies>::static_size>;
+  template <class Policies>
+  static communicator<Policies> make(Session& session, const std::string& name = "world") {
+    return make_staged_gloo_communicator<detail::Pick<axes::World, Policies>::static_size>(
+        session.membership(), session.store(), name);
+  }
+};
+
+template <>
+struct Connection<Cuda, Hierarchical<Shm, Gloo>> {
+  static constexpr bool ranks_are_threads = false;
+  template <class Policies>
+  using communicator = StagedHierarchy;
+  template <class Policies>
+  static communicator<Policies> make(Session& session, const std::string& name = "world") {
+    detail::require_world<detail::Pick<axes::World, Policies>::static_size>(session.world(),
+                                                                            session.rank());
+    return make_staged_hierarchical_communicator(session.membership(), session.store(), name);
+  }
+};
+
+}  // namespace lockstep

@@ -2,6 +2,44 @@
 #pragma once
 /// @file Everything a GPU job needs, NCCL included: link with -lnccl.
 
+#include "lockstep/comm/adapters/hierarchical/nccl.cuh"
+#include "lockstep/comm/backends/nccl/communicator.cuh"
 #include "lockstep/comm/groups.hpp"
 #include "lockstep/lockstep.cuh"
-#include "lockstep/trainer/nccl.cuh"
+#include "lockstep/strategy/concepts.hpp"
+#include "lockstep/strategy/gpu_execution.cuh"
+#include "lockstep/trainer/connection.hpp"
+
+namespace lockstep {
+
+static_assert(detail::CapturingCommunicator<NcclCommunicator<>> &&
+              !detail::JointlyCapturing<NcclCommunicator<>>);
+
+template <>
+struct Connection<Cuda, Nccl> {
+  static constexpr bool ranks_are_threads = false;
+  template <class Policies>
+  using communicator = NcclCommunicator<detail::Pick<axes::World, Policies>::static_size>;
+  template <class Policies>
+  static communicator<Policies> make(Session& session, const std::string& name = "world") {
+    return make_nccl_communicator<detail::Pick<axes::World, Policies>::static_size>(
+        session.membership(), session.store(), name);
+  }
+};
+
+template <>
+struct Connection<Cuda, Hierarchical<Shm, Nccl>> {
+  static constexpr bool ranks_are_threads = true;
+  /// Ranks are threads of one process on each host.
+  static constexpr bool spans_processes = true;
+  template <class Policies>
+  using communicator = ThreadedNccl;
+  template <class Policies>
+  static communicator<Policies> make(Session& session, const std::string& name = "world") {
+    detail::require_world<detail::Pick<axes::World, Policies>::static_size>(session.world(),
+                                                                            session.rank());
+    return make_threaded_nccl_communicator(session.membership(), session.store(), name);
+  }
+};
+
+}  // namespace lockstep

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Everything for programs whose models are LibTorch modules. It includes what it needs of
-/// LibTorch, not all of `torch/torch.h`.
+/// @file Everything for programs whose models are LibTorch modules: wrappers for loops of their own,
+/// and `TorchModel`, which a job trains; the program includes that job's part too,
+/// `lockstep/trainer.hpp` say. It includes what it needs of LibTorch, not all of `torch/torch.h`.
 
-#include "lockstep/lockstep.hpp"
+#include "lockstep/ddp.hpp"
 #include "lockstep/torch/autocast.hpp"
 #include "lockstep/torch/batch.hpp"
 #include "lockstep/torch/collate.hpp"
@@ -15,3 +16,7 @@
 #include "lockstep/torch/state_dict.hpp"
 #include "lockstep/torch/sync_batch_norm.hpp"
 #include "lockstep/torch/tensors.hpp"
+
+#if !defined(LOCKSTEP_COMPILED)
+#include "lockstep/norm/norm.ipp"
+#endif

@@ -63,10 +63,10 @@ BOOST_AUTO_TEST_CASE(work_is_done_beside_its_owner) {
   bool is_done = false;
   BackgroundWriter writer(Rank{0});
   BOOST_TEST(!writer.is_busy());
-  BOOST_TEST(writer.start([&] {
+  writer.start([&] {
     gate.pass();
     is_done = true;
-  }));
+  });
   BOOST_TEST(writer.is_busy());
   writer.rethrow();
   gate.open();
@@ -76,7 +76,7 @@ BOOST_AUTO_TEST_CASE(work_is_done_beside_its_owner) {
   writer.wait();
 }
 
-BOOST_AUTO_TEST_CASE(a_second_piece_of_work_waits_or_is_skipped_by_choice) {
+BOOST_AUTO_TEST_CASE(a_second_piece_of_work_waits) {
   Gate gate;
   int done = 0;
   BackgroundWriter writer(Rank{0});
@@ -84,14 +84,10 @@ BOOST_AUTO_TEST_CASE(a_second_piece_of_work_waits_or_is_skipped_by_choice) {
     gate.pass();
     ++done;
   });
-  BOOST_TEST(!writer.start([&] { done += 100; }, WhenBusy::skip));
   gate.open();
-  BOOST_TEST(writer.start([&] { done *= 2; }, WhenBusy::wait));
+  writer.start([&] { done *= 2; });
   writer.wait();
   BOOST_TEST(done == 2);
-  BOOST_TEST(writer.start([&] { ++done; }, WhenBusy::skip));
-  writer.wait();
-  BOOST_TEST(done == 3);
 }
 
 BOOST_AUTO_TEST_CASE(what_work_owns_is_freed_before_it_counts_as_done) {
@@ -124,12 +120,10 @@ BOOST_AUTO_TEST_CASE(a_failure_is_thrown_once_at_the_next_call) {
   writer.wait();
   fail();
   bool is_run = false;
-  for (WhenBusy when_busy : {WhenBusy::wait, WhenBusy::skip}) {
-    expect_error([&] { writer.start([&] { is_run = true; }, when_busy); },
-                 "lockstep: save: 'x' cannot be written");
-    BOOST_TEST(!is_run);
-    fail();
-  }
+  expect_error([&] { writer.start([&] { is_run = true; }); },
+               "lockstep: save: 'x' cannot be written");
+  BOOST_TEST(!is_run);
+  fail();
   BOOST_TEST((writer.take_failure() != nullptr));
   BOOST_TEST((writer.take_failure() == nullptr));
   writer.start([&] { is_run = true; });

@@ -33,12 +33,16 @@ using namespace checkpoint_tests;
 using detail::CheckpointFolder;
 namespace fs = std::filesystem;
 
-/// A header of three pages and data of eight, so that each can fail by itself.
+/// A header of three pages and data of eight, so that each can fail by itself. The value is also
+/// its accuracy.
 void write(const std::string& path, double value) {
   const std::vector<double> numbers(8 * page / sizeof(double), value);
   detail::FileToWrite file;
   file.tensors.push_back(
       {"a", ElementKind::f64, {numbers.size()}, std::as_bytes(std::span(numbers))});
+  detail::Json scores = detail::Json::object();
+  scores.add("accuracy", detail::Json::object().add("mean", value).add("count", 1.0));
+  file.facts.add("scores", std::move(scores));
   file.metadata.emplace_back("text", std::string(2 * page + page / 2, 'x'));
   detail::write_file(path, file);
 }
@@ -61,10 +65,10 @@ void require_newest(const std::string& folder, std::uint64_t step, std::vector<s
   require(found == files, "there are" + names);
   const auto newest = detail::newest_valid_checkpoint(
       folder, [](const std::string& path) { detail::CheckpointReader(path).verify(); },
-      [](const detail::FoundCheckpoint& other, const std::string& why) {
-        throw std::runtime_error(other.path + ": " + why);
+      [](const std::string& other, const std::string& why) {
+        throw std::runtime_error(other + ": " + why);
       });
-  require(newest && newest->step == step, "another is the newest");
+  require(newest == folder + "/" + detail::checkpoint_name(step), "another is the newest");
 }
 
 const std::string first = detail::checkpoint_name(1);
@@ -105,52 +109,51 @@ BOOST_AUTO_TEST_CASE(a_disk_without_room_for_another_name_loses_nothing) {
     CheckpointFolder folder({.folder = path, .keep = 1, .best_by = "accuracy"});
     save(folder, 1);
     require_error([&] { save(folder, 2); }, {"No space left on device"});
-    require_error([&] { folder.offer_best(1, 0.5); },
-                  {"best.score", "cannot be written: No space left on device", "make room there"});
+    require_error(
+        [&] { folder.offer_best(1); },
+        {"best.safetensors", "cannot be written: No space left on device", "make room there"});
     require_newest(path, 1, {first});
   });
 }
 
-BOOST_AUTO_TEST_CASE(a_full_disk_leaves_the_best_copy_and_its_score) {
+BOOST_AUTO_TEST_CASE(a_full_disk_has_room_for_the_best_copy) {
   on_disk("size=1m", [](const std::string& path) {
     const CheckpointOptions options{.folder = path, .keep = 2, .best_by = "accuracy"};
     {
       CheckpointFolder folder(options);
       save(folder, 1);
-      folder.offer_best(1, 0.5);
+      folder.offer_best(1);
       save(folder, 2);
       leave_free(path, 0);
-      require_error([&] { folder.offer_best(2, 0.6); },
-                    {"best.score", "cannot be written: No space left on device"});
-      require(folder.best_score() == 0.5, "another score");
-      require_newest(path, 2, {first, second, "best.safetensors", "best.score"});
+      require(folder.offer_best(2), "not the best");
+      require_newest(path, 2, {first, second, "best.safetensors"});
     }
     // The lock needs no room.
-    CheckpointFolder folder(options);
-    require(folder.best_score() == 0.5, "another score after a resume");
-    leave_free(path, 1);
-    require(folder.offer_best(2, 0.6), "not the best");
+    const CheckpointFolder folder(options);
+    require(folder.best_score() == 2, "another score after a resume");
   });
 }
 
 BOOST_AUTO_TEST_CASE(a_disk_that_does_not_sync_or_rename_loses_nothing) {
-  const auto fails = [](std::initializer_list<long> calls, int error, const std::string& words) {
-    return [calls, error, words](const std::string& path) {
+  const auto fails = [](std::initializer_list<long> calls, int error, const std::string& words,
+                        bool fails_to_link = true) {
+    return [calls, error, words, fails_to_link](const std::string& path) {
       CheckpointFolder folder({.folder = path, .keep = 1, .best_by = "accuracy"});
       save(folder, 1);
       let_fail(calls, error);
       require_error([&] { save(folder, 2); },
                     {"'" + folder.path_of(2) + "' cannot be written: " + words});
       require_newest(path, 1, {first});
-      require_error([&] { folder.offer_best(1, 0.5); }, {"best.score", words});
+      if (!fails_to_link) return;
+      require_error([&] { folder.offer_best(1); }, {"best.safetensors", words});
       require(!folder.best_score(), "a score");
-      require_newest(path, 1, {first});
     };
   };
   on_disk("size=1m", fails({SYS_fsync}, EIO, "Input/output error"));
   on_disk("size=1m", fails({SYS_fsync}, EDQUOT, "Disk quota exceeded"));
   on_disk("size=1m", fails(renames, ENOSPC, "No space left on device"));
-  on_disk("size=1m", fails({SYS_pwritev, SYS_write, SYS_pwrite64}, EIO, "Input/output error"));
+  on_disk("size=1m",
+          fails({SYS_pwritev, SYS_write, SYS_pwrite64}, EIO, "Input/output error", false));
 }
 
 BOOST_AUTO_TEST_CASE(a_file_system_without_hard_links_has_a_copy_of_the_best) {
@@ -160,20 +163,20 @@ BOOST_AUTO_TEST_CASE(a_file_system_without_hard_links_has_a_copy_of_the_best) {
     {
       CheckpointFolder folder(options);
       save(folder, 1);
-      require(folder.offer_best(1, 0.5), "not the best");
+      require(folder.offer_best(1), "not the best");
       struct stat status{};
       require(::stat(folder.best_path().c_str(), &status) == 0 && status.st_nlink == 1, "a link");
       save(folder, 2);
-      for (std::size_t pages = 1; pages < pages_of_file; ++pages) {
-        leave_free(path, pages);  // one of them for the new score, before the old one's is free
-        require_error([&] { folder.offer_best(2, 0.6); },
+      for (std::size_t pages = 0; pages < pages_of_file; ++pages) {
+        leave_free(path, pages);
+        require_error([&] { folder.offer_best(2); },
                       {"best.safetensors", "cannot be written: No space left on device"});
         detail::CheckpointReader(folder.best_path()).verify();
-        require_newest(path, 2, {second, "best.safetensors", "best.score"});
+        require_newest(path, 2, {second, "best.safetensors"});
       }
     }
     CheckpointFolder folder(options);
-    require(folder.best_score() == 0.5, "another score");
+    require(folder.best_score() == 1, "another score");
   });
 }
 
@@ -210,7 +213,7 @@ BOOST_AUTO_TEST_CASE(a_folder_that_may_no_longer_be_written_keeps_what_it_has) {
     folder.require();
     require_error([&] { save(folder, 2); },
                   {"'" + folder.path_of(2) + "' cannot be written: Permission denied"});
-    require_error([&] { folder.offer_best(1, 0.5); }, {"best.score", "Permission denied"});
+    require_error([&] { folder.offer_best(1); }, {"best.safetensors", "Permission denied"});
     require_newest(folder.path(), 1, {first});
     ::chmod(folder.path().c_str(), 0777);
     return 0;

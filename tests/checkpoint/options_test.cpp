@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/checkpoint/options.hpp"
+#include "lockstep/trainer/options.hpp"
 
 #include <boost/test/unit_test.hpp>
 #include <chrono>
@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "launch/watchdog.hpp"
+#include "lockstep/checkpoint/folder.hpp"
 
 BOOST_AUTO_TEST_SUITE(checkpoint_options)
 
@@ -19,7 +20,7 @@ using Every = detail::CheckpointFlags::Every;
 
 CheckpointOptions parsed(std::vector<std::string_view> words, CheckpointOptions program = {}) {
   words.insert(words.begin(), "program");
-  const auto cut = detail::cut_arguments(words, detail::checkpoint_flags);
+  const auto cut = detail::cut_arguments(words, detail::trainer_flags);
   BOOST_TEST(cut.rest.size() == 1u);
   return detail::parse_checkpoint_flags(cut.given).over(std::move(program));
 }
@@ -140,7 +141,7 @@ BOOST_AUTO_TEST_CASE(which_score_is_better_follows_from_its_name_or_is_said) {
 
 BOOST_AUTO_TEST_CASE(nonsense_of_the_programs_own_is_an_error_too) {
   const auto require = [](CheckpointOptions options) {
-    return [options] { detail::require_checkpoint_options(options); };
+    return [options] { detail::plain_options(options); };
   };
   require({.folder = "a"})();
   expect_error(require({}), "lockstep: checkpoints: no folder is named");

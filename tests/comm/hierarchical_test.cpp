@@ -98,7 +98,7 @@ void collectives_of_columns(Columns& comm, std::size_t n) {
 }  // namespace
 
 BOOST_AUTO_TEST_CASE(hosts_are_numbered_by_their_first_ranks) {
-  const Hosts hosts({"b", "a", "b", "a"});
+  const Hosts hosts(std::vector<std::string>{"b", "a", "b", "a"});
   BOOST_TEST(hosts.count() == 2u);
   BOOST_TEST(hosts.host(Rank{0}) == 0u);
   BOOST_TEST(hosts.host(Rank{3}) == 1u);

@@ -265,18 +265,17 @@ namespace {
 
 Call message_to(Rank to, std::size_t count) { return calls::Send<int>{{}, {}, count, to}.call(); }
 
-void send(threads::Mailboxes& mail, Participant& participant, int value, Rank to,
-          std::size_t count = 1) {
-  mail.send(participant, message_to(to, count), Offer{&value, nullptr, nullptr, true}, to);
+void send(Participant& participant, int value, Rank to, std::size_t count = 1) {
+  participant.send(message_to(to, count), Offer{&value, nullptr, nullptr, true}, to);
 }
 
-int receive(threads::Mailboxes& mail, Participant& participant, Rank from, bool on_host = true) {
+int receive(Participant& participant, Rank from, bool on_host = true) {
   int value = -1;
-  mail.receive(participant, calls::Receive<int>{{}, {}, 1, from}.call(), on_host, from,
-               [&](const Offer& offer) {
-                 value = *static_cast<const int*>(offer.in);
-                 return nullptr;
-               });
+  participant.receive(calls::Receive<int>{{}, {}, 1, from}.call(), on_host, from,
+                      [&](const Offer& offer) {
+                        value = *static_cast<const int*>(offer.in);
+                        return nullptr;
+                      });
   return value;
 }
 
@@ -284,45 +283,39 @@ int receive(threads::Mailboxes& mail, Participant& participant, Rank from, bool 
 
 BOOST_AUTO_TEST_CASE(messages_arrive_in_the_order_of_sending) {
   for (std::size_t world : {2, 4, 8}) {
-    threads::Mailboxes mail(WorldSize{world});
     expect_all_fine(run(world, [&](Participant& participant) {
       const std::size_t me = participant.rank().value();
       const Rank right{(me + 1) % world};
       const Rank left{(me + world - 1) % world};
       for (int i = 0; i < 200; ++i) {
-        if (me % 2 == 0) send(mail, participant, 1000 * static_cast<int>(me) + i, right);
-        require(receive(mail, participant, left) == 1000 * static_cast<int>(left.value()) + i,
-                "a value");
-        if (me % 2 != 0) send(mail, participant, 1000 * static_cast<int>(me) + i, right);
+        if (me % 2 == 0) send(participant, 1000 * static_cast<int>(me) + i, right);
+        require(receive(participant, left) == 1000 * static_cast<int>(left.value()) + i, "a value");
+        if (me % 2 != 0) send(participant, 1000 * static_cast<int>(me) + i, right);
       }
     }));
   }
 }
 
 BOOST_AUTO_TEST_CASE(messages_that_do_not_fit_are_an_error_on_both_sides) {
-  threads::Mailboxes counts(WorldSize{2});
   expect_words(run(2,
                    [&](Participant& participant) {
-                     if (participant.rank() == Rank{0}) send(counts, participant, 1, Rank{1}, 2);
-                     if (participant.rank() == Rank{1}) receive(counts, participant, Rank{0});
+                     if (participant.rank() == Rank{0}) send(participant, 1, Rank{1}, 2);
+                     if (participant.rank() == Rank{1}) receive(participant, Rank{0});
                    }),
                nobody, {"receive(1 int32, from rank 0): rank 0 sends send(2 int32, to rank 1)"});
-  threads::Mailboxes memory(WorldSize{2});
   expect_words(run(2,
                    [&](Participant& participant) {
-                     if (participant.rank() == Rank{0}) send(memory, participant, 1, Rank{1});
-                     if (participant.rank() == Rank{1})
-                       receive(memory, participant, Rank{0}, false);
+                     if (participant.rank() == Rank{0}) send(participant, 1, Rank{1});
+                     if (participant.rank() == Rank{1}) receive(participant, Rank{0}, false);
                    }),
                nobody, {"rank 0 sends send(1 int32, to rank 1) in host memory"});
 }
 
 BOOST_AUTO_TEST_CASE(a_sender_or_receiver_that_has_gone_is_named) {
-  threads::Mailboxes mail(WorldSize{3});
   expect_words(run(3,
                    [&](Participant& participant) {
-                     if (participant.rank() == Rank{0}) send(mail, participant, 1, Rank{2});
-                     if (participant.rank() == Rank{1}) receive(mail, participant, Rank{2});
+                     if (participant.rank() == Rank{0}) send(participant, 1, Rank{2});
+                     if (participant.rank() == Rank{1}) receive(participant, Rank{2});
                    }),
                2, {"rank 2 closed its communicator without this call"});
 }

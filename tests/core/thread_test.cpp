@@ -154,10 +154,4 @@ BOOST_AUTO_TEST_CASE(shared_work_is_done_by_the_threads_that_there_are) {
   }
 }
 
-BOOST_AUTO_TEST_CASE(a_request_that_gets_no_thread_is_made_all_the_same) {
-  const ThreadLimit limit(0);
-  BOOST_TEST(within(1s, [] { return 7; }).value_or(0) == 7);
-  BOOST_TEST(limit.was_met());
-}
-
 BOOST_AUTO_TEST_SUITE_END()

@@ -108,16 +108,15 @@ std::vector<std::string> texts_of(const std::string& path, const LmdbOptions& op
 
 /// Writes pairs of key and value as any program does, into a file that may be there.
 void put(const std::string& path, const std::vector<std::pair<std::string, std::string>>& pairs,
-         const char* database = nullptr, unsigned flags = 0) {
+         unsigned flags = 0) {
   MDB_env* environment = nullptr;
   MDB_txn* transaction = nullptr;
   MDB_dbi handle = 0;
   const auto require = [](int code) { BOOST_TEST_REQUIRE(code == 0, mdb_strerror(code)); };
   require(mdb_env_create(&environment));
-  require(mdb_env_set_maxdbs(environment, 2));
   require(mdb_env_open(environment, path.c_str(), MDB_NOSUBDIR | MDB_NOLOCK, 0666));
   require(mdb_txn_begin(environment, nullptr, 0, &transaction));
-  require(mdb_dbi_open(transaction, database, MDB_CREATE | flags, &handle));
+  require(mdb_dbi_open(transaction, nullptr, MDB_CREATE | flags, &handle));
   for (auto [key, value] : pairs) {
     MDB_val k{key.size(), key.data()};
     MDB_val v{value.size(), value.data()};
@@ -230,26 +229,6 @@ BOOST_AUTO_TEST_CASE(records_are_encoded_and_decoded_by_the_programs_functions) 
   BOOST_TEST(texts_of(folder / "none").empty());
 }
 
-BOOST_AUTO_TEST_CASE(a_data_set_without_samples_of_its_own_is_written_from_batches) {
-  struct Loads {
-    using batch_type = Points::batch_type;
-    Points points;
-    std::size_t size() const { return points.size(); }
-    void load(std::span<const std::size_t> indices, batch_type& out) const {
-      points.load(indices, out);
-    }
-  };
-  const TemporaryFolder folder;
-  const Points source = points(600, 3);
-  write_lmdb(folder / "rows", Loads{source});
-  BOOST_TEST(is_same(labelled(folder / "rows"), source));
-  write_lmdb(folder / "labels", Loads{source},
-             [](const Points::batch_type& batch, std::size_t i, std::vector<std::byte>& out) {
-               encode_text(std::to_string(batch.labels[i]), out);
-             });
-  BOOST_TEST(texts_of(folder / "labels").at(599) == "596");
-}
-
 BOOST_AUTO_TEST_CASE(a_set_is_a_file_or_a_folder) {
   const TemporaryFolder folder;
   const Points source = points(10, 2);
@@ -268,15 +247,9 @@ BOOST_AUTO_TEST_CASE(records_under_other_keys_come_in_the_order_of_their_keys) {
   const LmdbOptions letters{.is_sample = [](std::string_view key) { return key.size() == 1; }};
   BOOST_TEST(texts_of(path, letters) == (List{"one", "two", "three"}));
 
-  const std::string named = folder / "named";
-  put(named, {{"x", "here"}}, "other");
-  BOOST_TEST(texts_of(named, {.database = "other"}) == List{"here"});
-  expect([&] { texts_of(named, {.database = "another"}); },
-         {"'" + named + "' has no database 'another'", "mdb_stat -a"});
-
   const std::string several = folder / "several";
-  put(several, {{"k", "1"}, {"k", "2"}, {"l", "3"}}, "sorted", MDB_DUPSORT);
-  expect([&] { texts_of(several, {.database = "sorted"}); },
+  put(several, {{"k", "1"}, {"k", "2"}, {"l", "3"}}, MDB_DUPSORT);
+  expect([&] { texts_of(several); },
          {"'" + several + "' has several values under one key", "MDB_DUPSORT"});
 
   // The first and the last key look like ours, and one between does not.
@@ -366,8 +339,8 @@ BOOST_AUTO_TEST_CASE(flipped_bytes_are_errors_in_words_or_other_bytes_and_never_
   std::vector<std::pair<std::string, std::string>> pairs;
   for (int i = 0; i != 600; ++i)
     pairs.emplace_back("key of " + std::to_string(i), std::string(i % 40, 'y'));
-  put(folder / "set", pairs, "other");
-  add({.database = "other"});
+  put(folder / "set", pairs);
+  add();
   for (const Original& original : originals)
     BOOST_TEST(!texts_of(write(folder / "whole", original.bytes), original.options).empty());
 

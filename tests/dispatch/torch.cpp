@@ -8,6 +8,7 @@
 #include <cstddef>
 
 #include "lockstep/torch.hpp"
+#include "lockstep/trainer.hpp"
 
 namespace dispatch::modules {
 

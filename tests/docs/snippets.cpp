@@ -66,7 +66,7 @@ struct Noise {  // every rank adds noise to its gradients before they are averag
 };
 using Private = Trainer<Mlp, Hooks<Noise, CompressTo<BFloat16>>>;
 using Shared = ShmCommunicator<>;
-void use(detail::Pipeline<float, Shared, detail::HookDevice<Cpu, Shared>,
+void use(detail::Pipeline<float, Shared, detail::HookDevice<Cpu>,
                           detail::HookList<Noise, CompressTo<BFloat16>>>& pipeline,
          std::span<float> gradients) {
   pipeline.begin(gradients);
@@ -573,7 +573,7 @@ void train(DistributedDataParallel<Noisy, World<1>>& ddp) {
 namespace lmdb_sets {
 
 void labelled() {
-  write_lmdb("train.lmdb", fashion_mnist("train"));  // any data set or source of samples
+  write_lmdb("train.lmdb", fashion_mnist("train"));  // any source of samples
   const auto train = lmdb_dataset<float, std::int32_t>("train.lmdb");  // the types it holds
   std::printf("%zu\n", train.size());
 }

@@ -18,7 +18,6 @@
 
 #include "comm/operations.hpp"
 #include "comm/repeating.hpp"
-#include "lockstep/comm/variable_gather.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/strong.hpp"

@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "lockstep/comm/adapters/staged/communicator.cuh"
+#include "lockstep/comm/adapters/staged.cuh"
 #include "lockstep/comm/groups.hpp"
 #include "lockstep/topology/grid.hpp"
 #include "rank_cases.cuh"

@@ -14,8 +14,8 @@
 #include "lockstep/comm/groups.hpp"
 #include "lockstep/device/cuda/gpu.cuh"
 #include "lockstep/device/device.hpp"
+#include "lockstep/nccl.cuh"
 #include "lockstep/topology/grid.hpp"
-#include "lockstep/trainer/nccl.cuh"
 #include "lockstep/trainer/process_group.hpp"
 #include "rank_cases.cuh"
 

@@ -140,21 +140,27 @@ class Player {
   /// A call that ends when `end` happens, or NCCL is aborted.
   nccl::Ticket call(const Call& call, const Happened& end) {
     return engine_->post(call, [&] {
-      engine_->link().nccl("ncclPlayed", [&](ncclComm_t comm) {
+      engine_->nccl("ncclPlayed", [&](ncclComm_t comm) {
         comm->kernels.push_back(end);
         engine_->stream()->add({end});
         return ncclSuccess;
       });
     });
   }
-  void fail_nccl(ncclResult_t state) { (*engine_->link().place())->state = state; }
+  void fail_nccl(ncclResult_t state) {
+    engine_->try_nccl([&](ncclComm_t comm) { return comm->state = state, ncclSuccess; });
+  }
 
  private:
   static std::shared_ptr<nccl::Engine> make(const detail::StoreServer& server, Rank rank,
                                             WorldSize world, std::chrono::milliseconds limit) {
-    auto engine = std::make_shared<nccl::Engine>(nccl::JoinOptions{
-        rank, world, "world", std::make_shared<Gpu>(rank, 0),
-        std::make_shared<Store>("127.0.0.1", server.port(), "sesame", 5s), limit});
+    Membership member;
+    member.rank = rank;
+    member.world = world;
+    member.timeout = limit;
+    auto engine = std::make_shared<nccl::Engine>(
+        member, "world", std::make_shared<Gpu>(rank, 0),
+        std::make_shared<Store>("127.0.0.1", server.port(), "sesame", 5s));
     engine->connect([](ncclComm_t* comm) { return *comm = new ncclComm, ncclSuccess; });
     return engine;
   }
@@ -264,7 +270,7 @@ void ranks_that_disagree_all_hear_of_both_calls() {
 void a_rank_that_gives_up_tells_the_others() {
   const auto ends = play(3, 10s, [](Player& player) {
     if (player.rank() == Rank{2}) {
-      player.engine().link().fail(Error("abandon", "given up", "", player.rank()), "no disk");
+      player.engine().give_up("no disk");
     } else {
       player.engine().wait(player.call(sum, never()));
     }
@@ -310,7 +316,7 @@ void the_host_does_not_run_away_from_the_gpu() {
       *gate = true;
     });
     const auto begin = Clock::now();
-    for (std::size_t i = 0; i < nccl::UnderWay::most + 1; ++i) player.call(sum, gate);
+    for (std::size_t i = 0; i < nccl::CallRing::most + 1; ++i) player.call(sum, gate);
     require(Clock::now() - begin > 400ms, "the ring has no bounds");
   });
   require(ends[0].words.empty(), ends[0].words);

@@ -45,7 +45,7 @@ void upload(std::span<T> to, const std::vector<T>& from) {
   detail::copy_now(to.data(), from.data(), to.size_bytes());
 }
 
-using Host = detail::HookDevice<Cpu, LoopbackCommunicator>;
+using Host = detail::HookDevice<Cpu>;
 
 template <class T>
 std::vector<T> random_values(std::mt19937& random, std::size_t count) {
@@ -77,16 +77,10 @@ detail::LowRankPlan make_plan(std::mt19937& random, std::size_t rank, bool feedb
     const std::size_t rows = random() % 40 + 1;
     const std::size_t columns = random() % (t == 3 ? 700 : 40) + 1;
     if (t % 2 == 0) {
-      plan.whole.push_back({first, rows, plan.whole_count});
-      plan.whole_count += rows;
+      plan.add_whole({.first = first, .rows = rows});
       first += rows + 64;
     } else {
-      const std::size_t own = std::min({rank, rows, columns});
-      plan.matrices.push_back(
-          {t, first, rows, columns, own, plan.p_count, plan.q_count, plan.residual_count});
-      plan.p_count += rows * own;
-      plan.q_count += columns * own;
-      plan.residual_count += rows * columns;
+      plan.add_matrix({t, first, rows, columns}, rank);
       first += rows * columns + 32;
     }
   }
@@ -101,8 +95,8 @@ void compare_low_rank(std::size_t rank, bool feedback, double tolerance) {
   LoopbackCommunicator alone;
   Host device(alone);
   detail::LowRank<T, Host> host(device, plan);
-  detail::GpuHookDevice on_gpu(nullptr);
-  detail::GpuLowRank<element_kind<T>()> gpu(on_gpu, plan);
+  detail::HookDevice<Cuda> on_gpu(cudaStream_t{});
+  detail::LowRank<T, detail::HookDevice<Cuda>> gpu(on_gpu, plan);
   const std::size_t count = 30000;
   detail::DeviceElements<T> values(count), first(plan.first_round()), second(plan.q_count);
   std::vector<T> host_first(plan.first_round()), host_second(plan.q_count);

@@ -7,7 +7,7 @@
 #include <boost/test/unit_test.hpp>
 #include <string>
 
-#include "lockstep/comm/backends/threads/peer_access.cuh"
+#include "lockstep/comm/backends/threads/lanes.cuh"
 
 namespace played {
 
@@ -38,7 +38,8 @@ class Machine {
     for (auto& row : host.accesses)
       for (auto& one : row) one = false;
     Memory::get().forget_access();
-    lockstep::detail::threads::PeerAccess::forget();  // the library asks each pair once
+    lockstep::detail::threads::PeerAccess::of_process()
+        .pairs.clear();  // the library asks each pair once
     most_wait_milliseconds = 20000;
     stages_under_way = 0;
     current_gpu = 0;

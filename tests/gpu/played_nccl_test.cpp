@@ -43,6 +43,31 @@ using thread_ranks::require;
 using thread_ranks::upload;
 using namespace std::chrono_literals;
 
+namespace names {
+using namespace detail::nccl;
+using detail::Combining;
+static_assert(data_type<double>() == ncclFloat64 && data_type<BFloat16>() == ncclBfloat16 &&
+              data_type<std::int16_t>() == ncclNumTypes && data_type<std::uint8_t>() == ncclUint8 &&
+              data_type<std::uint64_t>() == ncclUint64);
+static_assert(reduces<Sum, float> && reduces<Average, BFloat16> && reduces<Min, std::int8_t>);
+static_assert(reduce_operation<Average, float>() == ncclSum);
+static_assert(reduces<PreMultipliedSum<>, Half> && !reduces<Sum, std::int16_t>);
+static_assert(!reduces<Min, float> && !reduces<BitXor, std::uint32_t>);
+static_assert(reduce_operation<Combining<Average>, float>() == ncclSum &&
+              reduce_operation<Combining<PreMultipliedSum<>>, float>() == ncclSum &&
+              reduce_operation<Combining<Product>, double>() == ncclProd &&
+              !reduces<Combining<Max>, float>);
+static_assert(factors_of<BFloat16>(Average{}, 3) == Factors{1, 1, 3});
+static_assert(factors_of<Half>(Average{}, 3) == Factors{0.25, 1, 0.75});
+static_assert(factors_of<Half>(Average{}, 8) == Factors{0.125, 1, 1});
+}  // namespace names
+static_assert(ArenaAllocating<NcclCommunicator<>> && AsyncReducing<NcclCommunicator<2>> &&
+              Splitting<NcclCommunicator<>>);
+static_assert(ArenaAllocating<ThreadCommunicator<>> && AsyncReducing<ThreadCommunicator<2>> &&
+              Splitting<ThreadCommunicator<>>);
+static_assert(ArenaAllocating<CudaLoopbackCommunicator> &&
+              AsyncReducing<CudaLoopbackCommunicator> && Splitting<CudaLoopbackCommunicator>);
+
 /// Two places on each host.
 template <class F>
 void run_hierarchy(Job& job, const F& f) {
@@ -207,7 +232,7 @@ BOOST_AUTO_TEST_CASE(memory_of_another_gpu_is_refused_by_name) {
       said = error.what();
     }
     const std::string here = std::to_string(comm.rank().value());
-    require(said.find("this rank's is GPU " + here) != std::string::npos, "it said: " + said);
+    require(said.find("this rank's GPU is " + here) != std::string::npos, "it said: " + said);
     void* pooled = nullptr;  // memory of a pool is as good as any
     check_cuda(cudaMallocAsync(&pooled, 400, comm.gpu().stream()), "cudaMallocAsync");
     const std::span<float> own(static_cast<float*>(pooled), 100);

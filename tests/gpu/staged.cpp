@@ -13,10 +13,15 @@
 #include "comm/repeat.hpp"
 #include "gpu/exercise.cuh"
 #include "gpu/played_cuda.hpp"
-#include "lockstep/comm/adapters/staged/communicator.cuh"
+#include "lockstep/comm/adapters/staged.cuh"
 #include "lockstep/comm/groups.hpp"
 
 using namespace ranks;
+
+static_assert(ArenaAllocating<StagedGloo<>> && AsyncReducing<StagedGloo<2>> &&
+              Splitting<StagedGloo<>>);
+static_assert(ArenaAllocating<StagedHierarchy> && AsyncReducing<StagedHierarchy> &&
+              Splitting<StagedHierarchy>);
 
 BOOST_AUTO_TEST_SUITE(gpu_staged)
 

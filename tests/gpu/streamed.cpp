@@ -15,7 +15,7 @@
 #include "gpu/played_cuda.hpp"
 #include "lockstep/comm/adapters/hierarchical/communicator.hpp"
 #include "lockstep/comm/adapters/hierarchical/two_levels.hpp"
-#include "lockstep/comm/adapters/staged/communicator.cuh"
+#include "lockstep/comm/adapters/staged.cuh"
 #include "lockstep/comm/adapters/streamed.cuh"
 
 namespace {

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "lockstep/torch.hpp"
+#include "lockstep/trainer.hpp"
 
 namespace torch_gpu {
 

@@ -38,20 +38,6 @@ struct CommRanks {
     comm->all_reduce(values, Sum{});
   }
 };
-struct LocalRanks {
-  static constexpr bool communicates = false;
-  std::size_t ranks = 1;
-  std::size_t world() const { return ranks; }
-};
-
-/// A step that has ranks and nothing else.
-template <class Ranks>
-struct RankedStep {
-  Ranks ranks;
-  const Ranks& norm_ranks() const { return ranks; }
-};
-template <class Ranks>
-RankedStep(Ranks) -> RankedStep<Ranks>;
 
 inline void require_close(const at::Tensor& have, const at::Tensor& want, const std::string& what,
                           double within) {

@@ -19,6 +19,7 @@
 
 #include <boost/test/unit_test.hpp>
 
+#include "lockstep/lockstep.hpp"
 #include "lockstep/torch.hpp"
 
 #if LOCKSTEP_HAS_GLOO

@@ -11,9 +11,9 @@
 #include <torch/nn/modules/instancenorm.h>
 
 #include <boost/test/unit_test.hpp>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
 #include <optional>
 #include <span>
@@ -75,7 +75,6 @@ void check_union(ranks::Shared& comm, const Union& all, const nn::BatchNormOptio
     (*norm)->to(norm_type);
   }
   lockstep::detail::SyncedNorms norms;
-  const RankedStep step{CommRanks{&comm}};
   const std::size_t me = comm.rank().value();
   for (std::int64_t seed : {1, 2}) {
     const at::Tensor whole = all.numbers(seed).requires_grad_();
@@ -85,7 +84,7 @@ void check_union(ranks::Shared& comm, const Union& all, const nn::BatchNormOptio
     const at::Tensor part = all.part(whole.detach(), me).requires_grad_();
     at::Tensor own;
     {
-      const auto open = norms.open(*synced, step);
+      const auto open = norms.open(*synced, CommRanks{&comm});
       own = synced->forward(part);
     }
     require(own.scalar_type() == all.type, "y has another type");
@@ -195,7 +194,7 @@ void check_penalty(ranks::Shared& comm) {
   const std::vector<at::Tensor> want = penalty_gradients(alone, whole);
   nn::Sequential net = two_norms();
   lockstep::detail::SyncedNorms norms;
-  const auto open = norms.open(*net, RankedStep{CommRanks{&comm}});
+  const auto open = norms.open(*net, CommRanks{&comm});
   const std::size_t me = comm.rank().value();
   const at::Tensor part = all.part(whole.detach(), me).requires_grad_();
   const std::vector<at::Tensor> have = penalty_gradients(net, part);
@@ -234,7 +233,7 @@ BOOST_AUTO_TEST_CASE(backward_may_run_on_another_thread_and_inputs_may_need_no_g
     at::Tensor y;
     const std::uint32_t version = norm->running_mean._version();
     {
-      const auto open = norms.open(*norm, RankedStep{CommRanks{&comm}});
+      const auto open = norms.open(*norm, CommRanks{&comm});
       y = norm->forward(all.part(whole, me));
     }
     require(norm->running_mean._version() > version, "autograd does not see the new statistics");
@@ -267,8 +266,8 @@ BOOST_AUTO_TEST_CASE(evaluation_and_other_norms_stay_with_their_rank) {
     nn::BatchNorm2d evaluated(4), bare(no_statistics), unmarked(4),
         bare_of_all(nn::BatchNormOptions(4).track_running_stats(false).affine(false));
     nn::Sequential marked(evaluated, bare, bare_of_all);
-    const auto open = norms.open(*marked, RankedStep{CommRanks{&comm}});
-    require(count_sync_batchnorm(marked) == 3, "three norms are marked");
+    const auto open = norms.open(*marked, CommRanks{&comm});
+    require(lockstep::detail::NormMarks::all().size() == 3, "three norms are marked");
     marked->eval();
     nn::BatchNorm2d plain(4);
     plain->eval();
@@ -282,28 +281,41 @@ BOOST_AUTO_TEST_CASE(evaluation_and_other_norms_stay_with_their_rank) {
   }));
 }
 
-BOOST_AUTO_TEST_CASE(norms_know_the_ranks_of_their_own_job_until_its_step_ends) {
-  expect_fine(on_ranks(2, [](ranks::Shared& comm) {
+BOOST_AUTO_TEST_CASE(norms_know_the_ranks_of_their_own_job_until_it_ends) {
+  const auto check = [](ranks::Shared& comm, bool leaves_step) {
     const Union all{{3, 5}, {4, 3, 3}};
     const at::Tensor part = all.part(all.numbers(1), comm.rank().value());
     nn::BatchNorm2d first(4), second(4), plain(4);
     for (nn::BatchNorm2d* norm : {&first, &second, &plain}) (*norm)->to(at::kDouble);
-    lockstep::detail::SyncedNorms norms;
+    const lockstep::detail::NormMarks& marks = lockstep::detail::NormMarks::all();
     {
-      const auto open = norms.open(*first, RankedStep{CommRanks{&comm}});
+      lockstep::detail::SyncedNorms norms;
+      {
+        const auto open = norms.open(*first, CommRanks{&comm});
+      }
+      lockstep::detail::SyncedNorms copied(norms);  // with the model, for another module
+      const auto open = copied.open(*second, CommRanks{&comm});
+      require(marks.size() == 2, "the norm of a copied model is not marked");
+      if (leaves_step) first->forward(part);
+      first->eval();
+      require_close(first->forward(part), part / std::sqrt(1 + 1e-5), "an evaluation", 1e-12);
+      first->train();
     }
-    require_close(first->forward(part), plain->forward(part), "a norm after the step", 1e-12);
-    lockstep::detail::SyncedNorms copied(norms);  // with the model, for another module
-    const auto open = copied.open(*second, RankedStep{CommRanks{&comm}});
-    require(count_sync_batchnorm(second) == 1, "the norm of a copied model is not converted");
-  }));
+    require(marks.size() == 0, "marks outlive their job");
+    require_close(first->forward(part), plain->forward(part), "a norm after the job", 1e-12);
+    nn::BatchNorm2d copy(std::dynamic_pointer_cast<nn::BatchNorm2dImpl>(second->clone()));
+    require_close(copy->forward(part), plain->forward(part), "a copied norm", 1e-12);
+  };
+  expect_fine(on_ranks(2, [&](ranks::Shared& comm) { check(comm, false); }));
+  expect_all_say(on_ranks(2, [&](ranks::Shared& comm) { check(comm, true); }),
+                 "trains outside of a step of its job");
 }
 
 BOOST_AUTO_TEST_CASE(batches_that_are_empty_everywhere_change_nothing) {
   expect_fine(on_ranks(2, [](ranks::Shared& comm) {
     nn::BatchNorm2d norm(3);
     lockstep::detail::SyncedNorms norms;
-    const auto open = norms.open(*norm, RankedStep{CommRanks{&comm}});
+    const auto open = norms.open(*norm, CommRanks{&comm});
     norm->forward(at::zeros({0, 3, 2, 2}).requires_grad_()).sum().backward();
     require_close(norm->running_mean, at::zeros({3}), "running_mean", 0);
     require_close(norm->running_var, at::ones({3}), "running_var", 0);
@@ -316,7 +328,7 @@ BOOST_AUTO_TEST_CASE(one_value_of_all_ranks_is_refused_on_all) {
                           [](ranks::Shared& comm) {
                             nn::BatchNorm1d norm(3);
                             lockstep::detail::SyncedNorms norms;
-                            const auto open = norms.open(*norm, RankedStep{CommRanks{&comm}});
+                            const auto open = norms.open(*norm, CommRanks{&comm});
                             // LibTorch's norm looks at a rank's own values first.
                             const auto mine = static_cast<std::int64_t>(comm.rank().value());
                             at::batch_norm(at::zeros({mine, 3}), norm->weight, norm->bias,
@@ -326,46 +338,6 @@ BOOST_AUTO_TEST_CASE(one_value_of_all_ranks_is_refused_on_all) {
                  "expected more than 1 value per channel");
 }
 
-BOOST_AUTO_TEST_CASE(a_marked_norm_that_cannot_share_says_what_to_add) {
-  const auto train = [](ranks::Shared& comm, std::size_t world) {
-    nn::Sequential net(nn::BatchNorm2d(3));
-    convert_sync_batchnorm(net);
-    lockstep::detail::SyncedNorms norms;
-    const auto open = norms.open(*net, RankedStep{LocalRanks{world}});
-    net->forward(at::ones({2, 3, 2, 2}) * static_cast<double>(comm.rank().value()));
-  };
-  const Ends ends = on_ranks(2, [&](ranks::Shared& comm) { train(comm, 2); });
-  expect_all_say(ends, "lockstep: convert_sync_batchnorm: the batch norm \"0\" is marked");
-  expect_all_say(ends, "add the policy Norms<Synced>");
-  expect_fine(on_ranks(2, [&](ranks::Shared& comm) { train(comm, 1); }));
-}
-
-BOOST_AUTO_TEST_CASE(a_marked_norm_outside_of_a_step_trains_only_in_a_world_of_one) {
-  const auto train = [](ranks::Shared&) {
-    nn::Sequential net = convert_sync_batchnorm(nn::Sequential(nn::BatchNorm2d(3)));
-    net->forward(at::ones({2, 3, 2, 2}));
-  };
-  expect_fine(on_ranks(1, train));
-  const Ends ends = on_ranks(1, [&](ranks::Shared& comm) {
-    for (const auto& [name, value] : {std::pair{"RANK", "0"},
-                                      {"WORLD_SIZE", "2"},
-                                      {"LOCAL_RANK", "0"},
-                                      {"LOCAL_WORLD_SIZE", "2"},
-                                      {"MASTER_ADDR", "127.0.0.1"},
-                                      {"MASTER_PORT", "29511"}})
-      setenv(name, value, 1);
-    train(comm);
-  });
-  expect_all_say(ends, "trains outside of a step of lockstep");
-  expect_fine(on_ranks(1, [&](ranks::Shared& comm) {
-    setenv("WORLD_SIZE", "2", 1);
-    nn::Sequential net = convert_sync_batchnorm(nn::Sequential(nn::BatchNorm2d(3)));
-    net->eval();
-    net->forward(at::ones({2, 3, 2, 2}));
-    static_cast<void>(comm);
-  }));
-}
-
 BOOST_AUTO_TEST_CASE(backward_after_the_job_has_ended_is_refused) {
   expect_all_say(on_ranks(2,
                           [](ranks::Shared& comm) {
@@ -373,7 +345,7 @@ BOOST_AUTO_TEST_CASE(backward_after_the_job_has_ended_is_refused) {
                             at::Tensor y;
                             {
                               lockstep::detail::SyncedNorms norms;
-                              const auto open = norms.open(*net, RankedStep{CommRanks{&comm}});
+                              const auto open = norms.open(*net, CommRanks{&comm});
                               y = net->forward(at::ones({2, 3, 2, 2}));
                             }
                             y.sum().backward();
@@ -381,42 +353,16 @@ BOOST_AUTO_TEST_CASE(backward_after_the_job_has_ended_is_refused) {
                  "runs after its job has ended");
 }
 
-BOOST_AUTO_TEST_CASE(marks_belong_to_modules_and_go_with_them) {
-  at::set_num_threads(1);
-  lockstep::detail::NormMarks& marks = lockstep::detail::NormMarks::all();
-  marks.forget_gone();
-  const std::size_t before = marks.size();
-  {
-    nn::Sequential net = two_norms();
-    convert_sync_batchnorm(net);
-    convert_sync_batchnorm(*net);
-    convert_sync_batchnorm(net.ptr());
-    BOOST_TEST(count_sync_batchnorm(net) == 2u);
-    BOOST_TEST(marks.size() == before + 2);
-    net->to(at::kFloat);  // tensors get other memory and stay the same tensors
-    BOOST_TEST(count_sync_batchnorm(net) == 2u);
-    nn::Sequential copy(std::dynamic_pointer_cast<nn::SequentialImpl>(net->clone()));
-    BOOST_TEST(count_sync_batchnorm(copy) == 0u);  // a clone is a plain module again
-    BOOST_TEST(count_sync_batchnorm(convert_sync_batchnorm(copy)) == 2u);
-    BOOST_TEST(count_sync_batchnorm(net) == 2u);
-    BOOST_TEST(copy->parameters().size() == net->parameters().size());
-  }
-  marks.forget_gone();
-  BOOST_TEST(marks.size() == before);
-  // A norm without tensors is given one, which is no parameter of it and goes with a clone's reset.
-  nn::BatchNorm1d bare(nn::BatchNormOptions(3).affine(false).track_running_stats(false));
-  convert_sync_batchnorm(bare);
-  BOOST_TEST(count_sync_batchnorm(bare) == 1u);
-  BOOST_TEST(bare->parameters().empty());
-  BOOST_TEST(bare->named_buffers().is_empty());
-  nn::BatchNorm1d copy(std::dynamic_pointer_cast<nn::BatchNorm1dImpl>(bare->clone()));
-  BOOST_TEST(!copy->weight.defined());
-  // Norms made one after the other do not take over each other's marks.
-  for (std::size_t i = 0; i != 50; ++i) {
-    nn::BatchNorm1d fresh(3);
-    BOOST_TEST(count_sync_batchnorm(fresh) == 0u);
-    convert_sync_batchnorm(fresh);
-  }
+BOOST_AUTO_TEST_CASE(a_norm_without_tensors_gets_none_that_is_seen) {
+  expect_fine(on_ranks(2, [](ranks::Shared& comm) {
+    nn::BatchNorm1d bare(nn::BatchNormOptions(3).affine(false).track_running_stats(false));
+    lockstep::detail::SyncedNorms norms;
+    const auto open = norms.open(*bare, CommRanks{&comm});
+    require(bare->parameters().empty(), "a parameter was added");
+    require(bare->named_buffers().is_empty(), "a buffer was added");
+    nn::BatchNorm1d copy(std::dynamic_pointer_cast<nn::BatchNorm1dImpl>(bare->clone()));
+    require(!copy->weight.defined(), "the tag was copied");
+  }));
 }
 
 BOOST_AUTO_TEST_SUITE_END()

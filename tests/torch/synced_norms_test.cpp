@@ -224,18 +224,4 @@ BOOST_AUTO_TEST_CASE(replicas_of_one_process_train_as_in_pytorch) {
   }
 }
 
-BOOST_AUTO_TEST_CASE(a_converted_module_without_the_policy_trains_on_one_rank_only) {
-  const NormCase c = train::norm_cases().at(0);
-  const auto train_one = [&](ranks::Shared& comm) {
-    auto net = norm_mlp(c);
-    convert_sync_batchnorm(net);
-    DistributedDataParallel<MlpModel, Optimizer<SGDMomentum>> job(comm, MlpModel(net));
-    job.step(c.samples(0, comm.rank().value(), comm.world_size().value()));
-  };
-  expect_fine(on_ranks(1, train_one));
-  const Ends ends = on_ranks(2, train_one);
-  expect_all_say(ends, "convert_sync_batchnorm: the batch norm \"bn1\" is marked");
-  expect_all_say(ends, "add the policy Norms<Synced>");
-}
-
 BOOST_AUTO_TEST_SUITE_END()

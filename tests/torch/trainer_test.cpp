@@ -20,6 +20,7 @@
 #include "lockstep/data/dataset.hpp"
 #include "lockstep/torch/batch.hpp"
 #include "lockstep/torch/model.hpp"
+#include "lockstep/trainer/job_saves.hpp"
 #include "lockstep/trainer/wrappers.hpp"
 #include "temporary_folder.hpp"
 #include "torch/cases.hpp"

@@ -467,39 +467,37 @@ BOOST_AUTO_TEST_CASE(an_asynchronous_save_has_the_state_at_the_call) {
 namespace {
 
 /// A job without a model, whose copies come when it is told so.
-struct SlowState {
-  std::atomic<bool> has_copied = false;
-  float number[1] = {1};
-  static SlowState& of(void* job) { return *static_cast<SlowState*>(job); }
-};
-constexpr detail::JobCalls slow_calls = {
-    [](void* job, detail::StateUse, std::vector<detail::StateEntry>& to) {
-      detail::StateEntry entry;
-      entry.name = "x";
-      entry.whole = {ElementKind::f32, 1, {1}};
-      entry.hold(std::span<float>(SlowState::of(job).number));
-      to.push_back(entry);
-    },
-    [](void*) { return detail::ReplicaProgress{}; },
-    [](void*, const detail::ReplicaProgress&) {},
-    [](void*) {},
-    [](void*, std::size_t bytes) {
-      const auto memory = std::make_shared<HostArena>(bytes);
-      return detail::SnapshotMemory{memory, memory->data(), bytes};
-    },
-    [](void*, std::span<const detail::StateCopy> copies) {
-      for (const auto& copy : copies) std::memcpy(copy.to, copy.piece->data, sizeof(float));
-    },
-    [](void*, const detail::StateEntry&, const std::byte*) {},
-    [](void* job) {
-      while (!SlowState::of(job).has_copied) detail::sleep_for(std::chrono::milliseconds(1));
-    },
-    [](void*, const char*) {}};
-struct SlowJob : SlowState {
+struct SlowJob final : detail::StatefulJob {
+  SlowJob() : StatefulJob({Rank{0}, 1, gather}) { is_one_process = true; }
   static std::vector<std::string> gather(std::string text) { return {std::move(text)}; }
-  std::mutex turns;
-  detail::StatefulJob job{{Rank{0}, 1, gather},          {},    slow_calls,
-                          static_cast<SlowState*>(this), turns, true};
+
+  std::vector<detail::StateEntry> entries(detail::StateUse) const override {
+    detail::StateEntry entry;
+    entry.name = "x";
+    entry.whole = {ElementKind::f32, 1, {1}};
+    entry.hold(std::span<float>(number));
+    return {entry};
+  }
+  detail::ReplicaProgress progress() const override { return {}; }
+  void set_progress(const detail::ReplicaProgress&) const override {}
+  void synchronize_buffers() const override {}
+  detail::SnapshotMemory make_memory(std::size_t bytes) const override {
+    const auto memory = std::make_shared<HostArena>(bytes);
+    return {memory, memory->data(), bytes};
+  }
+  void copy_out(std::span<const detail::StateCopy> copies) const override {
+    for (const auto& copy : copies) std::memcpy(copy.to, copy.piece->data, sizeof(float));
+  }
+  void copy_in(const detail::StateEntry&, const std::byte*) const override {}
+  std::function<void()> copies_waiter() const override {
+    return [this] {
+      while (!has_copied) detail::sleep_for(std::chrono::milliseconds(1));
+    };
+  }
+  void abandon(const char*) const override {}
+
+  std::atomic<bool> has_copied = false;
+  mutable float number[1] = {1};
 };
 
 }  // namespace
@@ -513,7 +511,7 @@ BOOST_AUTO_TEST_CASE(a_save_that_comes_too_early_is_skipped_or_waits) {
     SaveOptions options;
     options.asynchronous = true;
     options.when_busy = when_busy;
-    return saver.save_job(job.job, folder / name, options);
+    return saver.save_job(job, folder / name, options);
   };
   BOOST_TEST(save_as("first.safetensors", WhenBusy::skip));
   BOOST_TEST(saver.is_busy());
@@ -521,7 +519,7 @@ BOOST_AUTO_TEST_CASE(a_save_that_comes_too_early_is_skipped_or_waits) {
   BOOST_TEST(!save_as("second.safetensors", WhenBusy::skip));
   job.has_copied = true;
   BOOST_TEST(save_as("third.safetensors", WhenBusy::wait));
-  saver.finish_with(job.job.ranks);
+  saver.finish_with(job.ranks);
   const float one = 1;
   const float two = 2;
   const auto tensor = [&](const char* name) { return tensors_of(folder / name).at("x"); };

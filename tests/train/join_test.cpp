@@ -12,6 +12,7 @@
 
 #include "comm/repeat.hpp"
 #include "lockstep/data/dataset.hpp"
+#include "lockstep/trainer/job_saves.hpp"
 #include "lockstep/trainer/trainer.hpp"
 #include "train/checkpoint_files.hpp"
 #include "train/join.hpp"

@@ -29,7 +29,7 @@ struct Shape {
 /// A bucket of such gradients on one rank, with a pipeline.
 template <class Comm, class T, class... Hook>
 struct Bucket {
-  using Device = lockstep::detail::HookDevice<Cpu, Comm>;
+  using Device = lockstep::detail::HookDevice<Cpu>;
 
   Bucket(Comm& comm, const std::vector<Shape>& shapes) : device(comm) {
     for (const Shape& shape : shapes) {

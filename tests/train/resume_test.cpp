@@ -25,6 +25,7 @@
 #include "lockstep/checkpoint/reader.hpp"
 #include "lockstep/data/dataset.hpp"
 #include "lockstep/launch/launch.hpp"
+#include "lockstep/trainer/job_saves.hpp"
 #include "lockstep/trainer/process_group.hpp"
 #include "lockstep/trainer/trainer.hpp"
 #include "lockstep/trainer/wrappers.hpp"

@@ -10,6 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <charconv>
@@ -76,31 +77,18 @@ LOCKSTEP_INLINE bool CheckpointOptions::prefers_higher() const {
 
 namespace detail {
 
-LOCKSTEP_INLINE CheckpointOptions CheckpointFlags::over(CheckpointOptions options) const {
-  if (folder) options.folder = *folder;
-  if (options.folder.empty() && any()) {
-    fail("launch",
-         {resume    ? "--resume"
-          : every   ? "--checkpoint-every"
-          : best_by ? "--best"
-                    : "--keep",
-          " is given without --checkpoint"},
-         "add --checkpoint DIR, the folder of the checkpoints");
-  }
-  if (every) {
-    options.every_steps = every->steps;
-    options.every_time = every->time;
-  }
-  if (keep) options.keep = *keep;
-  if (best_by) {
-    options.best_by = *best_by;
-    options.higher_is_better = higher_is_better;
-  }
-  options.resume = options.resume || resume;
-  return options;
+LOCKSTEP_INLINE void say(const std::string& line) {
+  std::fputs(text({"lockstep: ", line, "\n"}).c_str(), stderr);
 }
 
-LOCKSTEP_INLINE void require_checkpoint_options(const CheckpointOptions& options) {
+/// Is a score better than the best so far? NaN never is.
+LOCKSTEP_INLINE bool is_better(const CheckpointOptions& options, double score,
+                               std::optional<double> best) {
+  if (std::isnan(score)) return false;
+  return !best || (options.prefers_higher() ? score > *best : score < *best);
+}
+
+LOCKSTEP_INLINE CheckpointOptions plain_options(CheckpointOptions options) {
   if (options.folder.empty()) {
     fail("checkpoints", {"no folder is named"}, "set CheckpointOptions::folder, or --checkpoint");
   }
@@ -112,6 +100,8 @@ LOCKSTEP_INLINE void require_checkpoint_options(const CheckpointOptions& options
     fail("checkpoints", {"every_time is ", options.every_time.count(), " ms"},
          "give it a time above 0, or leave it out");
   }
+  while (options.folder.size() > 1 && options.folder.back() == '/') options.folder.pop_back();
+  return options;
 }
 
 }  // namespace detail
@@ -125,86 +115,6 @@ LOCKSTEP_INLINE KeptValues& KeptValues::add(const KeptValue& value) {
   values_.push_back(value);
   return *this;
 }
-
-namespace detail {
-
-LOCKSTEP_INLINE std::string SavedValue::type() const {
-  switch (kind) {
-    case ValueKind::number:
-      return std::string(element_name(element));
-    case ValueKind::truth:
-      return "bool";
-    case ValueKind::text:
-      return "text";
-    case ValueKind::numbers:
-      return text({element_name(element), "[]"});
-    case ValueKind::random_stream:
-      return "RandomStream";
-  }
-  return "";
-}
-
-LOCKSTEP_INLINE std::string pack_values(const KeptValues& values) {
-  std::string packed;
-  for (const KeptValue& value : values) {
-    const SavedValue saved = value.saved();
-    packed += static_cast<char>(saved.kind);
-    packed += static_cast<char>(saved.element);
-    append_sized(packed, saved.name);
-    append_sized(packed, saved.bytes);
-  }
-  return packed;
-}
-
-LOCKSTEP_INLINE std::vector<SavedValue> unpack_values(std::string_view packed) {
-  std::vector<SavedValue> values;
-  while (!packed.empty()) {
-    SavedValue& value = values.emplace_back();
-    value.kind = static_cast<ValueKind>(packed[0]);
-    value.element = static_cast<ElementKind>(packed[1]);
-    packed.remove_prefix(2);
-    value.name = take_sized(packed);
-    value.bytes = take_sized(packed);
-  }
-  return values;
-}
-
-LOCKSTEP_INLINE const SavedValue* find_value(const std::vector<SavedValue>& saved,
-                                             std::string_view name) {
-  for (const SavedValue& value : saved)
-    if (value.name == name) return &value;
-  return nullptr;
-}
-
-LOCKSTEP_INLINE ValueDifferences compare_values(const KeptValues& values,
-                                                const std::vector<SavedValue>& saved) {
-  ValueDifferences found;
-  for (const KeptValue& value : values) {
-    const SavedValue* const other = find_value(saved, value.name());
-    if (other == nullptr) {
-      found.missing.push_back(value.name());
-    } else if (!value.is_of(*other)) {
-      found.other_types.push_back(text({value.name(), " is ", other->type(), " in the file and ",
-                                        value.saved().type(), " here"}));
-    }
-  }
-  for (const SavedValue& value : saved) {
-    const bool wanted = std::any_of(values.begin(), values.end(), [&](const KeptValue& other) {
-      return other.name() == value.name;
-    });
-    if (!wanted) found.unexpected.push_back(value.name);
-  }
-  return found;
-}
-
-LOCKSTEP_INLINE void set_values(const KeptValues& values, const std::vector<SavedValue>& saved) {
-  for (const KeptValue& value : values) {
-    const SavedValue* const other = find_value(saved, value.name());
-    if (other != nullptr && value.is_of(*other)) value.set(*other);
-  }
-}
-
-}  // namespace detail
 
 }  // namespace lockstep
 
@@ -445,6 +355,11 @@ LOCKSTEP_INLINE const std::string* SafetensorsFile::metadata(std::string_view ke
   return nullptr;
 }
 
+/// How the 'lockstep' entry begins in a header, and the digits of the header's checksum behind it,
+/// in the header whose checksum that is.
+inline constexpr std::string_view before_digest = R"("{\"header\":\")";
+inline constexpr std::string_view no_digest = "0000000000000000";
+
 LOCKSTEP_INLINE void SafetensorsFile::take_facts(std::string_view header) {
   const std::string* const facts = metadata("lockstep");
   if (facts == nullptr) {
@@ -454,18 +369,17 @@ LOCKSTEP_INLINE void SafetensorsFile::take_facts(std::string_view header) {
       damaged({"lockstep has written it, and its 'lockstep' entry is missing"});
     return;
   }
-  constexpr std::string_view before = R"("{\"header\":\")";
-  constexpr std::string_view zeros = "0000000000000000";
   const std::string_view raw = header.substr(facts_place_);
-  const auto said = raw.size() < before.size() + zeros.size() || !raw.starts_with(before)
-                        ? std::nullopt
-                        : checksum_from(raw.substr(before.size(), zeros.size()));
+  const auto said =
+      raw.size() < before_digest.size() + no_digest.size() || !raw.starts_with(before_digest)
+          ? std::nullopt
+          : checksum_from(raw.substr(before_digest.size(), no_digest.size()));
   if (!said) damaged({"its 'lockstep' entry does not begin with the header's checksum"});
-  const std::size_t digits = facts_place_ + before.size();
+  const std::size_t digits = facts_place_ + before_digest.size();
   const std::uint64_t found = Checksum()
                                   .add(header.substr(0, digits))
-                                  .add(zeros)
-                                  .add(header.substr(digits + zeros.size()))
+                                  .add(no_digest)
+                                  .add(header.substr(digits + no_digest.size()))
                                   .value();
   if (found != *said) {
     damaged({"its header's checksum is ", checksum_text(found), " and should be ",
@@ -497,12 +411,13 @@ LOCKSTEP_INLINE void SafetensorsFile::read(const TensorEntry& tensor, std::uint6
   read_bytes(tensor.begin + first_byte, to);
 }
 
-LOCKSTEP_INLINE void SafetensorsFile::verify(const TensorEntry& tensor,
-                                             std::span<std::byte> memory) const {
+LOCKSTEP_INLINE void SafetensorsFile::verify(const TensorEntry& tensor) const {
   if (!tensor.checksum) return;
+  constexpr std::uint64_t most = std::uint64_t{256} << 10;  // so much stays in a cache
+  std::vector<std::byte> memory(static_cast<std::size_t>(std::min(tensor.bytes, most)));
   Checksum checksum;
   for (std::uint64_t done = 0; done != tensor.bytes;) {
-    const auto part = memory.first(
+    const auto part = std::span(memory).first(
         static_cast<std::size_t>(std::min<std::uint64_t>(memory.size(), tensor.bytes - done)));
     read(tensor, done, part);
     checksum.add(part);
@@ -513,200 +428,168 @@ LOCKSTEP_INLINE void SafetensorsFile::verify(const TensorEntry& tensor,
 }
 
 LOCKSTEP_INLINE void SafetensorsFile::verify() const {
-  std::vector<std::byte> memory(verify_bytes);
-  for (const TensorEntry& tensor : tensors_) verify(tensor, memory);
+  for (const TensorEntry& tensor : tensors_) verify(tensor);
 }
 
-/// Where everything lies in a file, and its header.
-class FileLayout {
- public:
-  FileLayout(const std::string& path, const FileToWrite& file) : path_(path), file_(file) {
-    for (const TensorToWrite& tensor : file.tensors) {
-      check_tensor(tensor);
-      order_.push_back(&tensor);
-    }
-    check_names();
-    std::size_t values = order_.size() + 2;  // with what is added to the facts
-    check_facts(file.facts, 1, values);
-    // The widest elements come first: then every element is aligned, without holes.
-    std::ranges::sort(order_, [](const TensorToWrite* a, const TensorToWrite* b) {
-      const unsigned width_a = a->element()->bits;
-      const unsigned width_b = b->element()->bits;
-      return width_a != width_b ? width_a > width_b : a < b;  // else as they were given
-    });
-    header_bytes_ = header(std::vector<std::uint64_t>(order_.size())).text.size();
-    if (header_bytes_ - 8 > most_header_bytes) {
-      refuse({"its header would have ", header_bytes_ - 8, " bytes and ", most_header_bytes,
-              " are allowed"},
-             "keep large values as tensors, not as numbers or texts");
-    }
+[[noreturn]] LOCKSTEP_INLINE void refuse_to_write(const std::string& path,
+                                                  std::initializer_list<Word> problem,
+                                                  std::string_view advice) {
+  fail("checkpoint", {"'", path, "' cannot be written: ", text(problem)}, advice);
+}
+
+LOCKSTEP_INLINE void check_tensor(const std::string& path, const TensorToWrite& tensor) {
+  const FileElement* const element = tensor.element();
+  if (element == nullptr) {
+    refuse_to_write(path,
+                    {"tensor '", tensor.name, "' has elements that safetensors files do not have"},
+                    "save it in another type");
   }
-
-  const std::vector<const TensorToWrite*>& order() const { return order_; }
-  std::uint64_t header_bytes() const { return header_bytes_; }
-
-  struct Header {
-    std::string text;
-    std::uint64_t digest;
-  };
-
-  /// The header, with the checksums of the tensors in order: its size does not depend on them.
-  Header header(const std::vector<std::uint64_t>& checksums) const {
-    std::string facts = text({"{\"header\":\"", no_digits});
-    const std::size_t digits_in_facts = facts.size() - no_digits.size();
-    facts += '"';
-    if (const auto* const members = file_.facts.get_if<Json::Object>()) {
-      for (const Json::Member& member : *members) {
-        facts += ',';
-        append_json_string(facts, member.first);
-        facts += ':';
-        facts += member.second.text();
-      }
-    }
-    facts += ",\"checksums\":{";
-    for (std::size_t i = 0; i < order_.size(); ++i) {
-      if (i != 0) facts += ',';
-      append_json_string(facts, order_[i]->name);
-      facts += ":\"" + checksum_text(checksums[i]) + '"';
-    }
-    facts += "}}";
-
-    std::string out(8, '\0');
-    out += "{\"__metadata__\":{\"format\":\"pt\",\"writer\":";
-    append_json_string(out, text({"lockstep ", version}));
-    for (const auto& [key, value] : file_.metadata) {
-      out += ',';
-      append_json_string(out, key);
-      out += ':';
-      append_json_string(out, value);
-    }
-    out += ",\"lockstep\":";
-    // The digits stand behind the quotation mark and `{"header":"` with its three marks escaped.
-    const std::size_t digits = out.size() + 1 + digits_in_facts + 3;
-    append_json_string(out, facts);
-    out += '}';
-    std::uint64_t place = 0;
-    for (const TensorToWrite* const tensor : order_) {
-      out += ',';
-      append_json_string(out, tensor->name);
-      out += text({":{\"dtype\":\"", tensor->element()->name, "\",\"shape\":["});
-      for (std::size_t axis = 0; axis < tensor->shape.size(); ++axis) {
-        if (axis != 0) out += ',';
-        Word(tensor->shape[axis]).append_to(out);
-      }
-      const std::uint64_t end = place + tensor->data.size();
-      out += text({"],\"data_offsets\":[", place, ",", end, "]}"});
-      place = end;
-    }
-    out += '}';
-    out.append(align_up(out.size(), 8) - out.size(), ' ');
-    for (int i = 0; i < 8; ++i) out[i] = static_cast<char>((out.size() - 8) >> (8 * i));
-    const std::uint64_t digest = Checksum().add(out).value();
-    out.replace(digits, 16, checksum_text(digest));
-    return {std::move(out), digest};
+  std::uint64_t bytes = element->bits / 8;
+  bool fits = true;
+  for (const std::uint64_t extent : tensor.shape) fits = fits && multiply(bytes, extent, bytes);
+  if (!fits || bytes != tensor.data.size()) {
+    refuse_to_write(path,
+                    {"tensor '", tensor.name, "' of shape ", shape_text(tensor.shape), " has ",
+                     tensor.data.size(), " bytes of data"},
+                    "give it as many as its shape needs");
   }
+}
 
- private:
-  static constexpr std::string_view no_digits = "0000000000000000";
-
-  [[noreturn]] void refuse(std::initializer_list<Word> problem, std::string_view advice) const {
-    fail("checkpoint", {"'", path_, "' cannot be written: ", text(problem)}, advice);
+LOCKSTEP_INLINE void check_distinct(const std::string& path, std::vector<std::string_view> names) {
+  std::ranges::sort(names);
+  const auto twice = std::ranges::adjacent_find(names);
+  if (twice != names.end())
+    refuse_to_write(path, {"the name '", *twice, "' is there twice"},
+                    "give everything a name of its own");
+  for (const std::string_view name : names) {
+    if (!is_utf8(name))
+      refuse_to_write(path, {"the name '", name, "' is not UTF-8"}, "write names in UTF-8");
   }
+}
 
-  void check_tensor(const TensorToWrite& tensor) const {
-    const FileElement* const element = tensor.element();
-    if (element == nullptr) {
-      refuse({"tensor '", tensor.name, "' has elements that safetensors files do not have"},
-             "save it in another type");
-    }
-    std::uint64_t bytes = element->bits / 8;
-    bool fits = true;
-    for (const std::uint64_t extent : tensor.shape) fits = fits && multiply(bytes, extent, bytes);
-    if (!fits || bytes != tensor.data.size()) {
-      refuse({"tensor '", tensor.name, "' of shape ", shape_text(tensor.shape), " has ",
-              tensor.data.size(), " bytes of data"},
-             "give it as many as its shape needs");
-    }
+/// What is written must be read again, bit for bit.
+LOCKSTEP_INLINE void check_facts(const std::string& path, const Json& value, int depth,
+                                 std::size_t& values) {
+  if (depth > Json::most_depth)
+    refuse_to_write(path, {"the values saved with it are too deep"}, "save flatter ones");
+  if (++values > Json::most_values)
+    refuse_to_write(path, {"more than ", Json::most_values, " values are saved with it"},
+                    "save tensors instead");
+  if (const auto* const text = value.get_if<std::string>(); text != nullptr && !is_utf8(*text))
+    refuse_to_write(path, {"the text '", *text, "' is not UTF-8"},
+                    "save texts in UTF-8, and bytes as numbers");
+  if (const auto* const items = value.get_if<Json::Array>()) {
+    for (const Json& item : *items) check_facts(path, item, depth + 1, values);
   }
-
-  void check_names() const {
-    std::vector<std::string_view> names{"__metadata__"};
-    for (const TensorToWrite& tensor : file_.tensors) names.push_back(tensor.name);
-    check_distinct(std::move(names));
-    std::vector<std::string_view> keys{"format", "writer", "lockstep"};
-    for (const auto& [key, value] : file_.metadata) {
-      keys.push_back(key);
-      if (!is_utf8(value)) refuse({"the metadata of '", key, "' is not UTF-8"}, "write UTF-8");
+  if (const auto* const members = value.get_if<Json::Object>()) {
+    std::vector<std::string_view> names;
+    for (const Json::Member& member : *members) {
+      names.push_back(member.first);
+      check_facts(path, member.second, depth + 1, values);
     }
-    check_distinct(std::move(keys));
-    check(file_.facts.find("header") == nullptr && file_.facts.find("checksums") == nullptr,
-          "leave 'header' and 'checksums' to the writer");
+    check_distinct(path, std::move(names));
   }
+}
 
-  /// What is written must be read again, bit for bit.
-  void check_facts(const Json& value, int depth, std::size_t& values) const {
-    if (depth > Json::most_depth)
-      refuse({"the values saved with it are too deep"}, "save flatter ones");
-    if (++values > Json::most_values)
-      refuse({"more than ", Json::most_values, " values are saved with it"},
-             "save tensors instead");
-    if (const auto* const text = value.get_if<std::string>(); text != nullptr && !is_utf8(*text))
-      refuse({"the text '", *text, "' is not UTF-8"}, "save texts in UTF-8, and bytes as numbers");
-    if (const auto* const items = value.get_if<Json::Array>()) {
-      for (const Json& item : *items) check_facts(item, depth + 1, values);
-    }
-    if (const auto* const members = value.get_if<Json::Object>()) {
-      std::vector<std::string_view> names;
-      for (const Json::Member& member : *members) {
-        names.push_back(member.first);
-        check_facts(member.second, depth + 1, values);
-      }
-      check_distinct(std::move(names));
-    }
+/// Throws unless the file can be written and read again.
+LOCKSTEP_INLINE void check_file(const std::string& path, const FileToWrite& file) {
+  std::vector<std::string_view> names{"__metadata__"};
+  for (const TensorToWrite& tensor : file.tensors) {
+    check_tensor(path, tensor);
+    names.push_back(tensor.name);
   }
-
-  void check_distinct(std::vector<std::string_view> names) const {
-    std::ranges::sort(names);
-    const auto twice = std::ranges::adjacent_find(names);
-    if (twice != names.end())
-      refuse({"the name '", *twice, "' is there twice"}, "give everything a name of its own");
-    for (const std::string_view name : names) {
-      if (!is_utf8(name)) refuse({"the name '", name, "' is not UTF-8"}, "write names in UTF-8");
-    }
+  check_distinct(path, std::move(names));
+  std::vector<std::string_view> keys{"format", "writer", "lockstep"};
+  for (const auto& [key, value] : file.metadata) {
+    keys.push_back(key);
+    if (!is_utf8(value))
+      refuse_to_write(path, {"the metadata of '", key, "' is not UTF-8"}, "write UTF-8");
   }
+  check_distinct(path, std::move(keys));
+  check(file.facts.find("header") == nullptr && file.facts.find("checksums") == nullptr,
+        "leave 'header' and 'checksums' to the writer");
+  std::size_t values = file.tensors.size() + 2;  // with what is added to the facts
+  check_facts(path, file.facts, 1, values);
+}
 
-  const std::string& path_;
-  const FileToWrite& file_;
-  std::vector<const TensorToWrite*> order_;
-  std::uint64_t header_bytes_ = 0;
-};
+/// The header and its checksum. Its size does not depend on the checksums of the tensors.
+LOCKSTEP_INLINE std::pair<std::string, std::uint64_t> header_of(
+    const FileToWrite& file, std::span<const TensorToWrite* const> order,
+    std::span<const std::uint64_t> checksums) {
+  Json header = Json::object().add("__metadata__", Json());
+  Json facts = Json::object().add("header", no_digest);
+  if (const auto* const members = file.facts.get_if<Json::Object>())
+    for (const Json::Member& member : *members) facts.add(member.first, member.second);
+  Json sums = Json::object();
+  std::uint64_t offsets[2] = {};
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    const TensorToWrite& tensor = *order[i];
+    offsets[1] = offsets[0] + tensor.data.size();
+    header.add(tensor.name, Json::object()
+                                .add("dtype", tensor.element()->name)
+                                .add("shape", Json::array_of(tensor.shape))
+                                .add("data_offsets", Json::array_of(offsets)));
+    sums.add(tensor.name, checksum_text(checksums[i]));
+    offsets[0] = offsets[1];
+  }
+  facts.add("checksums", std::move(sums));
+  Json metadata = Json::object().add("format", "pt").add("writer", text({"lockstep ", version}));
+  for (const auto& [key, value] : file.metadata) metadata.add(key, value);
+  metadata.add("lockstep", facts.text());
+  header.set("__metadata__", std::move(metadata));
+  std::string out = std::string(8, '\0') + header.text();
+  out.append(align_up(out.size(), 8) - out.size(), ' ');
+  for (int i = 0; i < 8; ++i) out[i] = static_cast<char>((out.size() - 8) >> (8 * i));
+  const std::uint64_t digest = Checksum().add(out).value();
+  // No text before it can have these quotation marks, which would be escaped.
+  const std::string_view mark = R"("lockstep":)";
+  out.replace(out.find(text({mark, before_digest})) + mark.size() + before_digest.size(),
+              no_digest.size(), checksum_text(digest));
+  return {std::move(out), digest};
+}
 
 LOCKSTEP_INLINE WrittenFile write_file(const std::string& path, const FileToWrite& file) {
-  const FileLayout layout(path, file);
-  std::uint64_t bytes = layout.header_bytes();
-  for (const TensorToWrite* const tensor : layout.order()) bytes += tensor->data.size();
+  check_file(path, file);
+  std::vector<const TensorToWrite*> order;
+  for (const TensorToWrite& tensor : file.tensors) order.push_back(&tensor);
+  // The widest elements come first: then every element is aligned, without holes.
+  std::ranges::sort(order, [](const TensorToWrite* a, const TensorToWrite* b) {
+    const unsigned width_a = a->element()->bits;
+    const unsigned width_b = b->element()->bits;
+    return width_a != width_b ? width_a > width_b : a < b;  // else as they were given
+  });
+  std::vector<std::uint64_t> checksums(order.size());
+  const std::uint64_t header_bytes = header_of(file, order, checksums).first.size();
+  if (header_bytes - 8 > most_header_bytes) {
+    refuse_to_write(path,
+                    {"its header would have ", header_bytes - 8, " bytes and ", most_header_bytes,
+                     " are allowed"},
+                    "keep large values as tensors, not as numbers or texts");
+  }
+  std::uint64_t bytes = header_bytes;
+  for (const TensorToWrite* const tensor : order) bytes += tensor->data.size();
 
   TemporaryFile out("checkpoint", path, bytes);
-  out.seek(layout.header_bytes());
-  std::vector<std::uint64_t> checksums;
-  for (const TensorToWrite* const tensor : layout.order()) {
+  out.seek(header_bytes);
+  for (std::size_t i = 0; i != order.size(); ++i) {
+    const TensorToWrite& tensor = *order[i];
     Checksum checksum;
-    const std::size_t all = tensor->data.size();
+    const std::size_t all = tensor.data.size();
     for (std::size_t at = 0; at != all;) {  // a chunk is still in the cache when it is written
       const std::size_t size = std::min(all - at, write_chunk_bytes);
-      const auto chunk = tensor->read ? tensor->read(at, size) : tensor->data.subspan(at, size);
+      const auto chunk = tensor.read ? tensor.read(at, size) : tensor.data.subspan(at, size);
       checksum.add(chunk);
       out.append(chunk);
-      if (tensor->read) out.flush();  // before its memory is used again
+      if (tensor.read) out.flush();  // before its memory is used again
       at += size;
     }
-    checksums.push_back(checksum.value());
+    checksums[i] = checksum.value();
   }
-  const FileLayout::Header header = layout.header(checksums);
+  const auto [header, digest] = header_of(file, order, checksums);
   out.seek(0);
-  out.append(std::as_bytes(std::span(header.text)));
+  out.append(std::as_bytes(std::span(header)));
   out.commit();
-  return {bytes, header.digest};
+  return {bytes, digest};
 }
 
 [[noreturn]] LOCKSTEP_INLINE void fail_locked(const std::string& folder, const std::string& path) {
@@ -737,10 +620,8 @@ LOCKSTEP_INLINE FolderLock::FolderLock(const std::string& folder,
       continue;
     }
     // Some network file systems have no locks. That is no reason to lose the checkpoints.
-    std::fputs(text({"lockstep: checkpoints: '", folder_, "' cannot be locked (", error_text(error),
-                     "): see to it that no other job uses this folder\n"})
-                   .c_str(),
-               stderr);
+    say(text({"checkpoints: '", folder_, "' cannot be locked (", error_text(error),
+              "): see to it that no other job uses this folder"}));
     return;
   }
   // A full disk has no room for this text; the lock holds without it.
@@ -815,15 +696,12 @@ LOCKSTEP_INLINE bool is_temporary_name(std::string_view name) {
   const std::size_t mark = name.rfind(temporary_infix);
   if (mark == std::string_view::npos) return false;
   const std::string_view file = name.substr(0, mark);
-  return file.ends_with(checkpoint_suffix) || file == "best.score";
+  return file.ends_with(checkpoint_suffix);
 }
 
 LOCKSTEP_INLINE std::vector<std::string> files_in(const std::string& folder) {
   std::vector<std::string> names;
-  struct Close {
-    void operator()(DIR* entries) const { ::closedir(entries); }
-  };
-  const std::unique_ptr<DIR, Close> entries(::opendir(folder.c_str()));
+  const std::unique_ptr<DIR, int (*)(DIR*)> entries(::opendir(folder.c_str()), ::closedir);
   if (!entries) return names;
   while (const dirent* const entry = ::readdir(entries.get())) {
     struct stat status{};
@@ -834,165 +712,32 @@ LOCKSTEP_INLINE std::vector<std::string> files_in(const std::string& folder) {
   return names;
 }
 
-LOCKSTEP_INLINE std::vector<FoundCheckpoint> list_checkpoints(const std::string& folder) {
-  std::vector<FoundCheckpoint> found;
+LOCKSTEP_INLINE std::vector<std::uint64_t> steps_in(const std::string& folder) {
+  std::vector<std::uint64_t> steps;
   for (const std::string& name : files_in(folder)) {
-    const std::optional<std::uint64_t> step = checkpoint_step(name);
-    if (!step) continue;
-    // Few, and a sort of the standard library takes long to compile.
-    auto place = found.begin();
-    while (place != found.end() && place->step > step) ++place;
-    found.insert(place, {text({folder, "/", name}), step});
+    if (const auto step = checkpoint_step(name)) steps.push_back(*step);
   }
-  return found;
+  std::ranges::sort(steps, std::greater());
+  return steps;
 }
 
-LOCKSTEP_INLINE std::optional<FoundCheckpoint> newest_valid_checkpoint(
+LOCKSTEP_INLINE std::optional<std::string> newest_valid_checkpoint(
     const std::string& folder, FunctionRef<void(const std::string&)> verify,
-    FunctionRef<void(const FoundCheckpoint&, const std::string&)> skipped) {
-  std::vector<FoundCheckpoint> candidates = list_checkpoints(folder);
-  for (const std::string& name : files_in(folder)) {
-    if (name == best_checkpoint_name) candidates.push_back({text({folder, "/", name}), {}});
-  }
-  for (FoundCheckpoint& candidate : candidates) {
+    SkippedCheckpoint skipped) {
+  std::vector<std::string> candidates;
+  for (const std::uint64_t step : steps_in(folder))
+    candidates.push_back(text({folder, "/", checkpoint_name(step)}));
+  std::string best = text({folder, "/", best_checkpoint_name});
+  if (::access(best.c_str(), F_OK) == 0) candidates.push_back(std::move(best));
+  for (std::string& candidate : candidates) {
     try {
-      verify(candidate.path);
+      verify(candidate);
       return std::move(candidate);
     } catch (const Error& error) {
       skipped(candidate, error.problem());
     }
   }
   return std::nullopt;
-}
-
-/// A number that tells checkpoints apart: the checksum of the header, which holds those of all
-/// tensors. Nothing where there is no such file, or lockstep did not write it.
-LOCKSTEP_INLINE std::optional<std::uint64_t> header_digest(const std::string& path) {
-  try {
-    return SafetensorsFile(path).digest();
-  } catch (const Error&) {
-    return std::nullopt;
-  }
-}
-
-/// A line of `best.score`: which checkpoint, its score, and the score's name.
-LOCKSTEP_INLINE std::string best_score_line(std::uint64_t digest, double score,
-                                            std::string_view name) {
-  char number[32];
-  const auto end = std::to_chars(number, number + sizeof number, score).ptr;
-  return text({checksum_text(digest), " ",
-               std::string_view(number, static_cast<std::size_t>(end - number)), " ", name, "\n"});
-}
-
-LOCKSTEP_INLINE std::string best_score_path(const std::string& folder) {
-  return text({folder, "/best.score"});
-}
-
-LOCKSTEP_INLINE std::optional<double> read_best_score(const std::string& folder,
-                                                      std::string_view name) {
-  const auto digest = header_digest(text({folder, "/", best_checkpoint_name}));
-  if (!digest) return std::nullopt;
-  const std::string lines = read_file(best_score_path(folder).c_str());
-  for (std::string_view rest = lines; !rest.empty();) {
-    const std::string_view line = rest.substr(0, rest.find('\n'));
-    rest.remove_prefix(std::min(line.size() + 1, rest.size()));
-    if (line.size() < 18) continue;
-    const std::string_view after = line.substr(17);
-    double score = 0;
-    const auto [end, error] = std::from_chars(after.data(), after.data() + after.size(), score);
-    // The line that this score would have been written as, so nothing else is taken for it.
-    if (error != std::errc{} || text({line, "\n"}) != best_score_line(*digest, score, name)) {
-      continue;
-    }
-    return score;
-  }
-  return std::nullopt;
-}
-
-[[noreturn]] LOCKSTEP_INLINE void fail_best_copy(const std::string& path, int error) {
-  fail("checkpoints", {"'", path, "' cannot be written: ", error_text(error)},
-       "make room there, or see whether the folder may still be written");
-}
-
-/// A file that is removed unless it has been renamed.
-class ReplacementFile {
- public:
-  explicit ReplacementFile(const std::string& target)
-      : target_(target), path_(text({target, temporary_infix, random_token()})) {}
-  ~ReplacementFile() { ::unlink(path_.c_str()); }  // where rename found one file twice, it stays
-  ReplacementFile(const ReplacementFile&) = delete;
-  ReplacementFile& operator=(const ReplacementFile&) = delete;
-
-  const std::string& path() const { return path_; }
-
-  Descriptor create() const {
-    Descriptor file(::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
-    if (!file) fail_best_copy(path_, errno);
-    return file;
-  }
-
-  /// Puts the file in its place, and sees to it that both outlast a loss of power.
-  void commit(const std::string& folder) const {
-    if (::rename(path_.c_str(), target_.c_str()) != 0) fail_best_copy(target_, errno);
-    const Descriptor entries(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    // Some file systems cannot sync a folder; those keep names without being asked.
-    if (entries && ::fsync(entries.get()) != 0 && errno != EINVAL) fail_best_copy(target_, errno);
-  }
-
- private:
-  std::string target_;
-  std::string path_;
-};
-
-/// Copies a file, for file systems without hard links.
-LOCKSTEP_INLINE void copy_file(const std::string& from, const ReplacementFile& to) {
-  const Descriptor source(::open(from.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!source) fail_best_copy(from, errno);
-  const Descriptor target = to.create();
-  std::vector<char> buffer(std::size_t{1} << 20);
-  for (;;) {
-    const ssize_t n = ::read(source.get(), buffer.data(), buffer.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) fail_best_copy(from, errno);
-    if (n == 0) break;
-    const std::string_view piece(buffer.data(), static_cast<std::size_t>(n));
-    if (!write_all(target.get(), piece)) fail_best_copy(to.path(), errno);
-  }
-  if (::fsync(target.get()) != 0) fail_best_copy(to.path(), errno);
-}
-
-LOCKSTEP_INLINE void replace_best_copy(const std::string& folder, const std::string& checkpoint,
-                                       std::string_view name, double score) {
-  const auto digest = header_digest(checkpoint);
-  if (!digest) {
-    fail("checkpoints", {"'", checkpoint, "' cannot be made the best copy: it is no checkpoint"},
-         "see whether another program has changed the folder");
-  }
-  const std::string best = text({folder, "/", best_checkpoint_name});
-  std::string lines = best_score_line(*digest, score, name);
-  const auto digest_before = header_digest(best);
-  const auto score_before = read_best_score(folder, name);
-  if (score_before && digest_before) lines += best_score_line(*digest_before, *score_before, name);
-  {
-    const ReplacementFile scores(best_score_path(folder));
-    const Descriptor file = scores.create();
-    if (!write_all(file.get(), lines)) fail_best_copy(scores.path(), errno);
-    if (::fsync(file.get()) != 0) fail_best_copy(scores.path(), errno);
-    scores.commit(folder);
-  }
-  const ReplacementFile copy(best);
-  if (::link(checkpoint.c_str(), copy.path().c_str()) != 0) {
-    if (errno == ENOENT) fail_best_copy(checkpoint, errno);
-    copy_file(checkpoint, copy);
-  }
-  copy.commit(folder);
-}
-
-/// `folder` without slashes at its end, which would be doubled in paths.
-LOCKSTEP_INLINE CheckpointOptions with_plain_folder(CheckpointOptions options) {
-  require_checkpoint_options(options);
-  while (options.folder.size() > 1 && options.folder.back() == '/') options.folder.pop_back();
-  return options;
 }
 
 LOCKSTEP_INLINE void verify_checkpoint(const std::string& path) {
@@ -1021,17 +766,54 @@ LOCKSTEP_INLINE std::optional<double> recorded_score(const std::string& path,
   return score ? std::optional(score->at("mean").real()) : std::nullopt;
 }
 
+/// Makes `checkpoint` the file `best` too: whoever reads that finds the one before or this one.
+LOCKSTEP_INLINE void replace_best_copy(const std::string& checkpoint, const std::string& best) {
+  constexpr std::string_view operation = "checkpoints";
+  const std::string name = text({best, temporary_infix, random_token()});
+  if (::link(checkpoint.c_str(), name.c_str()) == 0) {
+    const int error = ::rename(name.c_str(), best.c_str()) == 0 ? 0 : errno;
+    ::unlink(name.c_str());  // where rename found one file twice, it stays
+    if (error != 0) fail_writing(operation, best, error);
+    const Descriptor folder(::open(folder_of(best).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    // Some file systems cannot sync a folder; those keep names without being asked.
+    if (folder && ::fsync(folder.get()) != 0 && errno != EINVAL)
+      fail_writing(operation, best, errno);
+    return;
+  }
+  // A file system without hard links.
+  const Descriptor source(::open(checkpoint.c_str(), O_RDONLY | O_CLOEXEC));
+  struct stat status{};
+  if (!source || ::fstat(source.get(), &status) != 0) fail_reading(operation, checkpoint, errno);
+  TemporaryFile copy(operation, best, static_cast<std::uint64_t>(status.st_size));
+  std::vector<std::byte> buffer(write_chunk_bytes);
+  for (ssize_t n = 1; n != 0;) {
+    n = ::read(source.get(), buffer.data(), buffer.size());
+    if (n < 0 && errno != EINTR) fail_reading(operation, checkpoint, errno);
+    if (n <= 0) continue;
+    copy.append({buffer.data(), static_cast<std::size_t>(n)});
+    copy.flush();
+  }
+  copy.commit();
+}
+
 LOCKSTEP_INLINE bool contains(const std::vector<std::string>& names, std::string_view name) {
-  return std::find(names.begin(), names.end(), name) != names.end();
+  return std::ranges::find(names, name) != names.end();
 }
 
 LOCKSTEP_INLINE CheckpointFolder::CheckpointFolder(CheckpointOptions options,
                                                    std::chrono::milliseconds patience)
-    : options_(with_plain_folder(std::move(options))),
-      is_new_(make_folder("checkpoints", options_.folder)),
-      lock_(options_.folder, patience) {
+    : options_(plain_options(std::move(options))), lock_(made(options_.folder), patience) {
   clean_up();
-  if (!options_.best_by.empty()) best_score_ = read_best_score(path(), options_.best_by);
+  if (options_.best_by.empty() || ::access(best_path().c_str(), F_OK) != 0) return;
+  try {
+    best_score_ = recorded_score(best_path(), options_.best_by);
+  } catch (const Error&) {  // NOLINT(bugprone-empty-catch): a copy that cannot be read has none
+  }
+}
+
+LOCKSTEP_INLINE const std::string& CheckpointFolder::made(const std::string& folder) {
+  make_folder("checkpoints", folder);
+  return folder;
 }
 
 LOCKSTEP_INLINE std::string CheckpointFolder::path_of(std::uint64_t step) const {
@@ -1042,62 +824,52 @@ LOCKSTEP_INLINE std::string CheckpointFolder::best_path() const {
   return text({path(), "/", best_checkpoint_name});
 }
 
-LOCKSTEP_INLINE std::optional<FoundCheckpoint> CheckpointFolder::newest_valid(
-    FunctionRef<void(const std::string&, const std::string&)> skipped) {
+LOCKSTEP_INLINE std::optional<std::string> CheckpointFolder::newest_valid(
+    SkippedCheckpoint skipped) {
   const std::lock_guard lock(mutex_);
   auto found = newest_valid_checkpoint(
-      path(), verify_checkpoint, [&](const FoundCheckpoint& candidate, const std::string& why) {
-        if (candidate.step) note(*candidate.step, Standing::invalid);
-        skipped(candidate.path, why);
+      path(), verify_checkpoint, [&](const std::string& passed, const std::string& why) {
+        if (const auto step = checkpoint_step(name_in_folder(passed))) is_valid_[*step] = false;
+        skipped(passed, why);
       });
-  if (!found || !found->step) return found;
-  note(*found->step, Standing::valid);
-  if (options_.best_by.empty()) return found;
-  if (const auto score = recorded_score(found->path, options_.best_by)) {
-    take_if_best(*found->step, *score);
-  }
+  const auto step = found ? checkpoint_step(name_in_folder(*found)) : std::nullopt;
+  if (!step) return found;
+  is_valid_[*step] = true;
+  if (!options_.best_by.empty()) take_if_best(*step);
   return found;
 }
 
 LOCKSTEP_INLINE void CheckpointFolder::begin_at(std::uint64_t step) {
   const std::lock_guard lock(mutex_);
-  for (const FoundCheckpoint& found : list_checkpoints(path())) {
-    const std::uint64_t later = found.step.value_or(0);
-    if (later <= step || standing_of(later) == Standing::invalid) continue;
+  for (const std::uint64_t found : steps_in(path())) {
+    const auto known = is_valid_.find(found);
+    if (found <= step || (known != is_valid_.end() && !known->second)) continue;
     // An error of how the job was started. Launchers do not repeat these: the second start would go
     // on from a checkpoint that nobody has asked for.
     fail("launch",
-         {"'", path(), "' holds a checkpoint of step ", later, ", and this job begins at step ",
+         {"'", path(), "' holds a checkpoint of step ", found, ", and this job begins at step ",
           step},
          "add --resume to go on from there, or name another folder");
   }
 }
 
-LOCKSTEP_INLINE void CheckpointFolder::saved(std::uint64_t step) {
+LOCKSTEP_INLINE bool CheckpointFolder::offer_best(std::uint64_t step) {
   const std::lock_guard lock(mutex_);
-  note(step, Standing::valid);
-  keep_newest();
+  return take_if_best(step);
 }
 
-LOCKSTEP_INLINE bool CheckpointFolder::offer_best(std::uint64_t step, double score) {
-  const std::lock_guard lock(mutex_);
-  return take_if_best(step, score);
-}
-
-LOCKSTEP_INLINE bool CheckpointFolder::take_if_best(std::uint64_t step, double score) {
-  if (std::isnan(score)) return false;
-  const bool is_better =
-      !best_score_ || (options_.prefers_higher() ? score > *best_score_ : score < *best_score_);
-  if (!is_better) return false;
+LOCKSTEP_INLINE bool CheckpointFolder::take_if_best(std::uint64_t step) {
   lock_.require();
+  const auto score = recorded_score(path_of(step), options_.best_by);
+  if (!score || !is_better(options_, *score, best_score_)) return false;
   const auto shards_before = best_shards();
-  replace_best_copy(path(), path_of(step), options_.best_by, score);
+  replace_best_copy(path_of(step), best_path());
   best_score_ = score;
   // Shards that only the best copy before has named are not needed any more.
   const auto shards = best_shards();
   if (!shards_before || !shards) return true;
   for (const std::string& name : *shards_before) {
-    const std::string main = text({path(), "/", shard_stem(name), ".safetensors"});
+    const std::string main = text({path(), "/", shard_stem(name), checkpoint_suffix});
     if (!contains(*shards, name) && ::access(main.c_str(), F_OK) != 0) remove_file(name);
   }
   return true;
@@ -1106,27 +878,6 @@ LOCKSTEP_INLINE bool CheckpointFolder::take_if_best(std::uint64_t step, double s
 LOCKSTEP_INLINE std::optional<double> CheckpointFolder::best_score() const {
   const std::lock_guard lock(mutex_);
   return best_score_;
-}
-
-LOCKSTEP_INLINE std::optional<FoundCheckpoint> CheckpointFolder::latest() const {
-  const std::lock_guard lock(mutex_);
-  for (const FoundCheckpoint& found : list_checkpoints(path())) {
-    if (standing_of(found.step.value_or(0)) == Standing::valid) return found;
-  }
-  return std::nullopt;
-}
-
-LOCKSTEP_INLINE std::optional<CheckpointFolder::Standing> CheckpointFolder::standing_of(
-    std::uint64_t step) const {
-  for (const Known& known : known_) {
-    if (known.step == step) return known.standing;
-  }
-  return std::nullopt;
-}
-
-LOCKSTEP_INLINE void CheckpointFolder::note(std::uint64_t step, Standing standing) {
-  std::erase_if(known_, [&](const Known& known) { return known.step == step; });
-  known_.push_back({step, standing});
 }
 
 LOCKSTEP_INLINE std::optional<std::vector<std::string>> CheckpointFolder::best_shards() const {
@@ -1145,8 +896,7 @@ LOCKSTEP_INLINE void CheckpointFolder::clean_up() {
   std::vector<std::string> unreadable;
   const std::vector<std::string> names = files_in(path());
   for (const std::string& name : names) {
-    const bool is_best = name == best_checkpoint_name;
-    if (!is_best && !checkpoint_step(name)) continue;
+    if (name != best_checkpoint_name && !checkpoint_step(name)) continue;
     try {
       const std::vector<std::string> shards = shard_names(text({path(), "/", name}));
       needed.insert(needed.end(), shards.begin(), shards.end());
@@ -1155,32 +905,35 @@ LOCKSTEP_INLINE void CheckpointFolder::clean_up() {
     }
   }
   for (const std::string& name : names) {
-    const std::string main = text({shard_stem(name), ".safetensors"});
-    const bool is_shard = checkpoint_step(main).has_value();
-    const bool is_orphan = is_shard && !contains(needed, name) && !contains(unreadable, main) &&
+    const std::string main = text({shard_stem(name), checkpoint_suffix});
+    const bool is_orphan = checkpoint_step(main) && !contains(needed, name) &&
+                           !contains(unreadable, main) &&
                            !contains(unreadable, best_checkpoint_name);
     if (is_orphan || is_temporary_name(name)) remove_file(name);
   }
 }
 
-LOCKSTEP_INLINE void CheckpointFolder::keep_newest() {
-  const std::vector<FoundCheckpoint> all = list_checkpoints(path());
-  std::size_t valid = 0;
-  for (const FoundCheckpoint& found : all) {
-    valid += standing_of(found.step.value_or(0)) == Standing::valid ? 1 : 0;
-  }
-  if (valid < options_.keep) return;
+LOCKSTEP_INLINE void CheckpointFolder::saved(std::uint64_t step) {
+  const std::lock_guard lock(mutex_);
+  is_valid_[step] = true;
+  const std::vector<std::uint64_t> all = steps_in(path());
+  const auto is_valid = [&](std::uint64_t one) {
+    const auto known = is_valid_.find(one);
+    return known != is_valid_.end() && known->second;
+  };
+  if (static_cast<std::size_t>(std::ranges::count_if(all, is_valid)) < options_.keep) return;
   // The best copy's shards have the name of a checkpoint, and stay without it. Nobody knows which
   // they are where the copy cannot be read.
   const auto of_best = best_shards();
   if (!of_best) return;
-  valid = 0;
-  for (const FoundCheckpoint& found : all) {
-    const std::uint64_t step = found.step.value_or(0);
-    const std::optional<Standing> standing = standing_of(step);
-    const bool is_over = valid >= options_.keep || standing == Standing::invalid;
-    valid += standing == Standing::valid ? 1 : 0;
-    if (is_over) remove(step, *of_best);
+  std::size_t valid = 0;
+  for (const std::uint64_t one : all) {
+    const bool is_damaged = is_valid_.contains(one) && !is_valid(one);
+    if (valid >= options_.keep || is_damaged) {
+      remove(one, *of_best);
+    } else if (is_valid(one)) {
+      ++valid;
+    }
   }
 }
 
@@ -1189,9 +942,9 @@ LOCKSTEP_INLINE void CheckpointFolder::remove(std::uint64_t step,
   const std::string main = checkpoint_name(step);
   // The checkpoint before its shards: a job that dies in between leaves no checkpoint without them.
   if (!remove_file(main)) return;
-  std::erase_if(known_, [&](const Known& known) { return known.step == step; });
+  is_valid_.erase(step);
   for (const std::string& name : files_in(path())) {
-    const bool is_shard = text({shard_stem(name), ".safetensors"}) == main;
+    const bool is_shard = text({shard_stem(name), checkpoint_suffix}) == main;
     if (is_shard && !contains(of_best, name)) remove_file(name);
   }
 }
@@ -1199,14 +952,10 @@ LOCKSTEP_INLINE void CheckpointFolder::remove(std::uint64_t step,
 LOCKSTEP_INLINE bool CheckpointFolder::remove_file(const std::string& name) {
   const std::string file = text({path(), "/", name});
   if (::unlink(file.c_str()) == 0 || errno == ENOENT) return true;
-  const int error = errno;
+  const std::string why = error_text(errno);
   // Training can go on beside a file too many, but whoever runs it should know.
-  if (!std::exchange(has_complained_, true)) {
-    std::fputs(
-        text({"lockstep: checkpoints: '", file, "' cannot be removed: ", error_text(error), "\n"})
-            .c_str(),
-        stderr);
-  }
+  if (!std::exchange(has_complained_, true))
+    say(text({"checkpoints: '", file, "' cannot be removed: ", why}));
   return false;
 }
 
@@ -1391,16 +1140,10 @@ LOCKSTEP_INLINE std::exception_ptr BackgroundWriter::take_failure() {
   return std::exchange(failure_, nullptr);
 }
 
-LOCKSTEP_INLINE bool BackgroundWriter::is_free(WhenBusy when_busy) {
-  rethrow();
-  if (is_busy() && when_busy == WhenBusy::skip) return false;
-  wait();
-  return true;
-}
-
 LOCKSTEP_INLINE void BackgroundWriter::failed(std::exception_ptr thrown) {
   failure_ = std::move(thrown);
   has_failed_.store(true, std::memory_order_release);
+  if (alarm_ != nullptr) alarm_->store(true, std::memory_order_release);
   is_busy_.store(false, std::memory_order_release);
 }
 
@@ -1442,12 +1185,8 @@ LOCKSTEP_INLINE std::string piece_name(std::string_view whole, std::uint64_t fir
 }
 
 /// `name@12` is the piece of `name` from element 12 on.
-struct PieceName {
-  std::string_view whole;
-  std::uint64_t first;
-};
-
-LOCKSTEP_INLINE std::optional<PieceName> as_piece(std::string_view name) {
+LOCKSTEP_INLINE std::optional<std::pair<std::string_view, std::uint64_t>> as_piece(
+    std::string_view name) {
   const std::size_t sign = name.rfind('@');
   if (sign == std::string_view::npos) return std::nullopt;
   const std::string_view digits = name.substr(sign + 1);
@@ -1457,28 +1196,36 @@ LOCKSTEP_INLINE std::optional<PieceName> as_piece(std::string_view name) {
   const char* const end = begin + digits.size();
   const auto [stop, error] = std::from_chars(begin, end, first);
   if (error != std::errc() || stop != end) return std::nullopt;
-  return PieceName{name.substr(0, sign), first};
+  return std::pair(name.substr(0, sign), first);
 }
 
-/// The parameter or buffer that `lockstep/state/<parameter>/<state>`,
-/// `lockstep/local/<rank>/<parameter>/<state>`, `lockstep/gradient/<rank>/<parameter>` or
-/// `lockstep/buffer/<rank>/<buffer>` belongs to.
-LOCKSTEP_INLINE std::string_view owner_of(std::string_view name) {
-  constexpr std::string_view state = "lockstep/state/";
-  if (name.starts_with(state)) {
-    const std::size_t slash = name.rfind('/');
-    return slash < state.size() ? "" : name.substr(state.size(), slash - state.size());
-  }
-  constexpr std::string_view local = "lockstep/local/";
-  constexpr std::string_view roles[] = {"lockstep/gradient/", "lockstep/buffer/", local};
-  for (const std::string_view role : roles) {
-    if (!name.starts_with(role)) continue;
-    const std::size_t slash = name.find('/', role.size());
-    if (slash == std::string_view::npos) return "";
-    const std::size_t end = role == local ? name.rfind('/') : name.size();
-    return end <= slash ? "" : name.substr(slash + 1, end - slash - 1);
-  }
-  return "";
+/// Names that begin so are the library's; all others are parameters and buffers.
+inline constexpr std::string_view reserved_prefix = "lockstep/";
+
+/// A tensor's name in its parts, around the name of a parameter or buffer:
+/// `lockstep/state/<parameter>/<state>`, `lockstep/local/<rank>/<parameter>/<state>`,
+/// `lockstep/buffer/<rank>/<buffer>` or, by version 1.x, `lockstep/gradient/<rank>/<parameter>`.
+/// The name is empty for whatever else is the library's.
+struct StoredName {
+  std::string_view before;
+  std::string_view name;
+  std::string_view after;  // the state, behind its slash
+
+  bool is_plain() const { return before.empty(); }
+  bool is_state() const { return before == "lockstep/state/"; }
+};
+
+LOCKSTEP_INLINE StoredName parse_stored_name(std::string_view all) {
+  if (!all.starts_with(reserved_prefix)) return {{}, all, {}};
+  const std::string_view rest = all.substr(reserved_prefix.size());
+  const std::string_view role = rest.substr(0, rest.find('/'));
+  const bool has_rank = role == "local" || role == "buffer" || role == "gradient";
+  const bool has_state = role == "local" || role == "state";
+  std::size_t begin = reserved_prefix.size() + role.size();
+  if (has_rank && begin < all.size()) begin = all.find('/', begin + 1);
+  const std::size_t end = has_state ? all.rfind('/') : all.size();
+  if (!(has_rank || has_state) || begin >= end) return {all, {}, {}};
+  return {all.substr(0, begin + 1), all.substr(begin + 1, end - begin - 1), all.substr(end)};
 }
 
 LOCKSTEP_INLINE CheckpointReader::CheckpointReader(const std::string& path) {
@@ -1526,52 +1273,47 @@ LOCKSTEP_INLINE void CheckpointReader::collect() {
     return found == recorded.end() || found->first != name ? nullptr : &found->second;
   };
   const auto owner_shape = [&](std::string_view name) -> std::optional<std::vector<std::uint64_t>> {
-    const std::string_view owner = owner_of(name);
-    if (owner.empty()) return std::nullopt;
+    const StoredName parts = parse_stored_name(name);
+    const std::string_view owner = parts.name;
+    if (parts.is_plain() || owner.empty()) return std::nullopt;
     if (const TensorEntry* const whole = main.find(owner)) return whole->shape;
     if (const JsonEntry* const shape = recorded_shape(owner)) return shape->naturals();
     return std::nullopt;
   };
-  const auto piece_of = [&](const TensorEntry& entry) -> std::optional<PieceName> {
+  // The whole that a tensor is a piece of, if it is one.
+  const auto whole_of = [&](const TensorEntry& entry) -> std::string_view {
     const std::string_view name = entry.name;
     const auto piece = main.is_lockstep() ? as_piece(name) : std::nullopt;
-    if (!piece || entry.shape.size() != 1) return std::nullopt;
-    if (recorded_shape(piece->whole) != nullptr) return piece;
-    if (!name.starts_with("lockstep/")) return std::nullopt;
+    if (!piece || entry.shape.size() != 1) return "";
+    if (recorded_shape(piece->first) != nullptr) return piece->first;
     // A parameter may be called `a@1` itself; a state is never.
-    if (!name.starts_with("lockstep/state/") && owner_shape(name)) return std::nullopt;
-    if (!owner_shape(piece->whole))
-      fail_damaged(path(), text({"nothing says how large '", piece->whole, "' is"}));
-    return piece;
+    const StoredName parts = parse_stored_name(name);
+    if (parts.is_plain() || (!parts.is_state() && owner_shape(name))) return "";
+    if (!owner_shape(piece->first))
+      fail_damaged(path(), text({"nothing says how large '", piece->first, "' is"}));
+    return piece->first;
   };
 
-  struct Found {
-    std::string_view whole;
-    bool is_piece;
-    StoredPiece piece;
-  };
+  using Found = std::pair<std::string_view, StoredPiece>;  // and the whole that it is, or is of
   std::vector<Found> found;
   for (const SafetensorsFile& file : files_) {
     for (const TensorEntry& entry : file.tensors()) {
-      const auto piece = piece_of(entry);
-      found.push_back({piece ? piece->whole : std::string_view(entry.name),
-                       piece.has_value(),
-                       {piece ? piece->first : 0, entry.count, &file, &entry}});
+      const std::string_view whole = whole_of(entry);
+      const std::uint64_t first = whole.empty() ? 0 : as_piece(entry.name)->second;
+      found.emplace_back(whole.empty() ? std::string_view(entry.name) : whole,
+                         StoredPiece{first, entry.count, &file, &entry});
     }
   }
-  std::ranges::sort(found, [](const Found& a, const Found& b) {
-    if (a.whole != b.whole) return a.whole < b.whole;
-    if (a.piece.first != b.piece.first) return a.piece.first < b.piece.first;
-    return a.piece.count < b.piece.count;
+  std::ranges::sort(found, {}, [](const Found& of) {
+    return std::tuple(of.first, of.second.first, of.second.count);
   });
   for (std::size_t i = 0; i < found.size();) {
-    const Found& first = found[i];
-    const TensorEntry& entry = *first.piece.entry;
-    StoredTensor tensor{std::string(first.whole), entry.element, entry.shape, entry.count, {}};
+    const TensorEntry& entry = *found[i].second.entry;
+    StoredTensor tensor{std::string(found[i].first), entry.element, entry.shape, entry.count, {}};
     bool is_whole = false;
-    for (; i < found.size() && found[i].whole == tensor.name; ++i) {
-      tensor.pieces.push_back(found[i].piece);
-      is_whole = is_whole || !found[i].is_piece;
+    for (; i < found.size() && found[i].first == tensor.name; ++i) {
+      tensor.pieces.push_back(found[i].second);
+      is_whole = is_whole || tensor.pieces.back().entry->name == tensor.name;
     }
     if (is_whole && tensor.pieces.size() > 1) {
       fail_damaged(path(), text({"'", tensor.name, "' is in '", tensor.pieces[0].file->path(),
@@ -1635,55 +1377,65 @@ LOCKSTEP_INLINE void CheckpointReader::read(const StoredTensor& tensor, std::uin
 }
 
 LOCKSTEP_INLINE void CheckpointReader::verify() const {
-  struct Task {
-    const SafetensorsFile* file;
-    const TensorEntry* tensor;
-  };
+  using Task = std::pair<const SafetensorsFile*, const TensorEntry*>;
   std::vector<Task> tasks;
   for (const SafetensorsFile& file : files_) {
-    for (const TensorEntry& tensor : file.tensors()) tasks.push_back({&file, &tensor});
+    for (const TensorEntry& tensor : file.tensors()) tasks.emplace_back(&file, &tensor);
   }
-  std::ranges::sort(tasks, std::greater(), [](const Task& task) { return task.tensor->bytes; });
+  std::ranges::sort(tasks, std::greater(), [](const Task& task) { return task.second->bytes; });
 
   // Whoever waits for it has nothing else to do. Large tensors come first.
-  share_work(tasks.size(), [&](std::size_t i) {
-    const TensorEntry& tensor = *tasks[i].tensor;
-    std::vector<std::byte> memory(static_cast<std::size_t>(
-        std::min<std::uint64_t>(tensor.bytes, SafetensorsFile::verify_bytes)));
-    tasks[i].file->verify(tensor, memory);
-  });
+  share_work(tasks.size(), [&](std::size_t i) { tasks[i].first->verify(*tasks[i].second); });
 }
 
-LOCKSTEP_INLINE void append_sized(std::string& out, std::string_view piece) {
-  const std::uint64_t size = piece.size();
-  out.append(reinterpret_cast<const char*>(&size), sizeof size).append(piece);
+using Names = std::vector<std::string>;
+
+/// Texts as one text, each behind its length: what ranks tell each other.
+template <class Texts>
+std::string packed(const Texts& texts) {
+  std::string all;
+  for (const std::string_view one : texts) {
+    const std::uint64_t size = one.size();
+    all.append(reinterpret_cast<const char*>(&size), sizeof size).append(one);
+  }
+  return all;
+}
+LOCKSTEP_INLINE std::string packed(std::initializer_list<std::string_view> texts) {
+  return packed<std::initializer_list<std::string_view>>(texts);
 }
 
-LOCKSTEP_INLINE std::string_view take_sized(std::string_view& rest) {
-  std::uint64_t size = 0;
-  std::memcpy(&size, rest.data(), sizeof size);
-  const std::string_view piece = rest.substr(sizeof size, size);
-  rest.remove_prefix(sizeof size + size);
-  return piece;
+LOCKSTEP_INLINE std::vector<std::string_view> unpacked(std::string_view all) {
+  std::vector<std::string_view> texts;
+  while (!all.empty()) {
+    std::uint64_t size = 0;
+    std::memcpy(&size, all.data(), sizeof size);
+    texts.push_back(all.substr(sizeof size, size));
+    all.remove_prefix(sizeof size + size);
+  }
+  return texts;
 }
 
-LOCKSTEP_INLINE std::string packed_error(std::string_view operation, std::string_view problem,
-                                         std::string_view advice) {
-  std::string packed = "!";
-  for (const std::string_view piece : {operation, problem, advice}) append_sized(packed, piece);
-  return packed;
+/// A number as the text that ranks send each other, and back.
+template <class T>
+std::string bytes_of(const T& value) {
+  return {reinterpret_cast<const char*>(&value), sizeof value};
+}
+template <class T>
+T value_in(std::string_view bytes) {
+  T value{};
+  bytes.copy(reinterpret_cast<char*>(&value), sizeof value);
+  return value;
 }
 
 /// What a rank tells the others of its work: `.` and its result, or `!` and its error.
 LOCKSTEP_INLINE std::string outcome_of(std::string_view operation,
                                        FunctionRef<std::string()> work) {
   try {
-    std::string mine(1, '.');
-    return mine.append(work());
+    return "." + work();
   } catch (const Error& error) {
-    return packed_error(error.operation(), error.problem(), error.advice());
+    return "!" + packed({error.operation(), error.problem(), error.advice()});
   } catch (const std::exception& error) {
-    return packed_error(operation, error.what(), "see to that, and call it again");
+    return "!" + packed({operation, error.what(), "see to that, and call it again"});
   }
 }
 
@@ -1691,10 +1443,8 @@ LOCKSTEP_INLINE std::string outcome_of(std::string_view operation,
 LOCKSTEP_INLINE std::vector<std::string> results_of(std::vector<std::string> all) {
   for (std::size_t rank = 0; rank != all.size(); ++rank) {
     if (all[rank].front() != '!') continue;
-    std::string_view rest = std::string_view(all[rank]).substr(1);
-    const std::string_view whose = take_sized(rest);
-    const std::string_view problem = take_sized(rest);
-    throw Error(whose, problem, take_sized(rest), Rank{rank});
+    const auto error = unpacked(std::string_view(all[rank]).substr(1));
+    throw Error(error[0], error[1], error[2], Rank{rank});
   }
   for (std::string& text : all) text.erase(0, 1);
   return all;
@@ -1776,17 +1526,15 @@ class StorageRounds {
     };
     if (now - progressed_ >= patience_.longest) {
       is_given_up_ = true;
-      return packed_error(
-          operation_, text({"its storage has made no progress for ", seconds(progressed_), " s"}),
-          dead);
+      return "!" +
+             packed({operation_,
+                     text({"its storage has made no progress for ", seconds(progressed_), " s"}),
+                     dead});
     }
     if (now - begun_ >= next_words_) {
       next_words_ *= 2;
-      std::fputs(
-          text({"lockstep: rank ", ranks_.rank, ", ", operation_, ": waiting for storage for ",
-                seconds(begun_), " s; the other ranks wait too\n"})
-              .c_str(),
-          stderr);
+      say(text({"rank ", ranks_.rank, ", ", operation_, ": waiting for storage for ",
+                seconds(begun_), " s; the other ranks wait too"}));
     }
     return {working};
   }
@@ -1818,20 +1566,6 @@ LOCKSTEP_INLINE std::vector<std::string> store_together(const JointRanks& ranks,
   return results_of(rounds.end(outcome_of(operation, work)));
 }
 
-LOCKSTEP_INLINE void require_same_path(const JointRanks& ranks, std::string_view operation,
-                                       const std::vector<std::string>& paths) {
-  for (std::size_t rank = 1; rank < paths.size(); ++rank) {
-    if (paths[rank] == paths[0]) continue;
-    fail(operation,
-         {"ranks were given different paths: rank 0 has '", paths[0], "' and rank ", rank, " has '",
-          paths[rank], "'"},
-         "give all ranks the same path", ranks.rank);
-  }
-}
-
-/// Names that begin so are the library's; all others are parameters and buffers.
-inline constexpr std::string_view reserved_prefix = "lockstep/";
-
 /// The name under which a piece's whole tensor is in a file. Buffers of other ranks than the first
 /// have names of their own: they are there only where ranks keep their own buffers.
 LOCKSTEP_INLINE std::string stored_name(const StateEntry& piece) {
@@ -1852,73 +1586,6 @@ LOCKSTEP_INLINE std::string stored_name(const StateEntry& piece) {
   return std::string(piece.name);
 }
 
-/// A name in its parts: `lockstep/state/<parameter>/<state>`, `lockstep/buffer/<rank>/<name>`,
-/// `lockstep/local/<rank>/<parameter>/<state>`, or a parameter's
-/// or buffer's alone.
-struct StoredName {
-  enum class Kind : std::uint8_t { plain, state, buffer, local, other } kind = Kind::plain;
-  std::string_view name;   // of the parameter or buffer
-  std::string_view extra;  // the state, or the rank
-  std::string_view state;  // of a rank's own
-};
-
-LOCKSTEP_INLINE StoredName parse_stored_name(std::string_view name) {
-  using Kind = StoredName::Kind;
-  if (!name.starts_with(reserved_prefix)) return {Kind::plain, name, {}, {}};
-  const std::string_view rest = name.substr(reserved_prefix.size());
-  const auto after = [&](std::string_view prefix) {
-    return rest.starts_with(prefix) ? rest.substr(prefix.size()) : std::string_view();
-  };
-  if (const std::string_view state = after("state/"); !state.empty()) {
-    const std::size_t slash = state.rfind('/');
-    if (slash != std::string_view::npos)
-      return {Kind::state, state.substr(0, slash), state.substr(slash + 1), {}};
-  }
-  if (const std::string_view of_rank = after("buffer/"); !of_rank.empty()) {
-    const std::size_t slash = of_rank.find('/');
-    if (slash != std::string_view::npos)
-      return {Kind::buffer, of_rank.substr(slash + 1), of_rank.substr(0, slash), {}};
-  }
-  if (const std::string_view local = after("local/"); !local.empty()) {
-    const std::size_t first = local.find('/');
-    const std::size_t last = local.rfind('/');
-    if (first != std::string_view::npos && first < last)
-      return {Kind::local, local.substr(first + 1, last - first - 1), local.substr(0, first),
-              local.substr(last + 1)};
-  }
-  return {Kind::other, name, {}, {}};
-}
-
-/// The same with another parameter's or buffer's name.
-LOCKSTEP_INLINE std::string renamed(const StoredName& stored, std::string_view name) {
-  switch (stored.kind) {
-    case StoredName::Kind::state:
-      return text({"lockstep/state/", name, "/", stored.extra});
-    case StoredName::Kind::buffer:
-      return text({"lockstep/buffer/", stored.extra, "/", name});
-    case StoredName::Kind::local:
-      return text({"lockstep/local/", stored.extra, "/", name, "/", stored.state});
-    default:
-      return std::string(name);
-  }
-}
-
-/// Everything that a checkpoint says beside tensors.
-struct CheckpointFacts {
-  std::string version;  ///< of the library that wrote it
-  std::string time;     ///< in UTC
-  JobShape shape;
-  ReplicaProgress progress;
-  /// Of a step that was under way: version 1.x saved their gradients too.
-  std::uint64_t micro_batches_under_way = 0;
-  std::uint64_t epoch = 0;
-  std::optional<double> best;
-  std::optional<SamplerState> position;
-  Scores scores;
-  std::vector<std::vector<SavedValue>> values;  ///< of the program, by rank
-  std::vector<SavedValue> common;               ///< of the program, for all ranks
-};
-
 /// The time now, `2026-11-16T05:23:49Z`.
 LOCKSTEP_INLINE std::string utc_time() {
   const std::time_t now = std::time(nullptr);
@@ -1928,105 +1595,81 @@ LOCKSTEP_INLINE std::string utc_time() {
   return {words, std::strftime(words, sizeof words, "%Y-%m-%dT%H:%M:%SZ", &parts)};
 }
 
-// The program's values.
+// The program's values: texts and lists of numbers are tensors of the file, all others are in its
+// header.
 
-LOCKSTEP_INLINE bool is_tensor(const SavedValue& value) {
-  return value.kind == ValueKind::text || value.kind == ValueKind::numbers;
+LOCKSTEP_INLINE bool is_tensor(std::string_view type) {
+  return type == "text" || type.ends_with("[]");
 }
+
+/// The elements of a type of values; an error where nobody knows it.
+LOCKSTEP_INLINE ElementKind element_of(std::string_view type, const JsonEntry& entry) {
+  if (type == "text") return ElementKind::u8;
+  if (type.ends_with("[]")) type.remove_suffix(2);
+  for (std::size_t kind = 1; kind != element_kinds; ++kind)
+    if (element_name(static_cast<ElementKind>(kind)) == type) return static_cast<ElementKind>(kind);
+  entry.fail("has a type that nobody knows");
+}
+
 /// `whose` is a rank, or `common`.
 LOCKSTEP_INLINE std::string value_tensor_name(std::string_view whose, std::string_view name) {
   return text({"lockstep/value/", whose, "/", name});
 }
 
-/// Calls `f(std::type_identity<T>{})` with the type of a number.
-template <class F>
-void with_number(ElementKind kind, const F& f) {
-  const auto with = [&]<std::size_t... I>(std::index_sequence<I...>) {
-    ((static_cast<std::size_t>(kind) == I + 1
-          ? f(std::type_identity<std::tuple_element_t<I + 1, ElementTypes>>{})
-          : void()),
-     ...);
-  };
-  with(std::make_index_sequence<element_kinds - 1>{});
+/// Bits of an integer's widening to 64: shifted left and back, it has its sign or its zeros there.
+LOCKSTEP_INLINE unsigned spare_bits(ElementKind kind) {
+  return 64 - 8 * static_cast<unsigned>(element_size(kind));
+}
+LOCKSTEP_INLINE bool is_signed(ElementKind kind) {
+  return kind >= ElementKind::i8 && kind <= ElementKind::i64;
 }
 
-LOCKSTEP_INLINE Json json_of(const SavedValue& value) {
-  Json json = Json::object().add("type", value.type());
-  if (value.kind == ValueKind::truth) {
-    json.add("value", value.bytes.front() != 0);
-  } else if (value.kind == ValueKind::random_stream) {
-    std::uint64_t state[2] = {};
-    std::memcpy(state, value.bytes.data(), sizeof state);
-    json.add("value", Json::array_of(state));
-  } else if (value.kind == ValueKind::number) {
-    with_number(value.element, [&]<class T>(std::type_identity<T>) {
-      T number{};
-      std::memcpy(&number, value.bytes.data(), sizeof number);
-      if constexpr (std::integral<T>) {
-        json.add("value", Json(number));
-      } else {
-        json.add("value", Json(static_cast<double>(static_cast<Accumulator<T>>(number))));
-      }
-    });
+LOCKSTEP_INLINE Json number_json(ElementKind kind, std::string_view bytes) {
+  if (is_floating(kind)) {
+    double number = 0;
+    convert_elements(reinterpret_cast<std::byte*>(&number), ElementKind::f64,
+                     reinterpret_cast<const std::byte*>(bytes.data()), kind, 1);
+    return number;
   }
-  return json;
+  const std::uint64_t number = value_in<std::uint64_t>(bytes) << spare_bits(kind);
+  if (is_signed(kind)) return static_cast<std::int64_t>(number) >> spare_bits(kind);
+  return number >> spare_bits(kind);
 }
 
 /// The bytes of a number. A number that its type cannot hold was written by nobody.
-LOCKSTEP_INLINE std::string number_bytes(const JsonEntry& entry, ElementKind element) {
-  std::string bytes;
-  with_number(element, [&]<class T>(std::type_identity<T>) {
-    T number{};
-    if constexpr (std::signed_integral<T>) {
-      const std::int64_t value = entry.integer();
-      if (!std::in_range<T>(value)) entry.fail("is too large for its type");
-      number = static_cast<T>(value);
-    } else if constexpr (std::integral<T>) {
-      const std::uint64_t value = entry.natural();
-      if (!std::in_range<T>(value)) entry.fail("is too large for its type");
-      number = static_cast<T>(value);
-    } else {
-      number = static_cast<T>(static_cast<Accumulator<T>>(entry.real()));
-    }
-    bytes.assign(reinterpret_cast<const char*>(&number), sizeof number);
-  });
-  return bytes;
-}
-
-LOCKSTEP_INLINE SavedValue value_of(const JsonEntry& entry, std::string name) {
-  SavedValue value{std::move(name), ValueKind::number, ElementKind::unsupported, {}};
-  std::string_view type = entry.at("type").text();
-  if (type == "bool") {
-    value.kind = ValueKind::truth;
-    value.element = ElementKind::u8;
-    value.bytes.assign(1, entry.at("value").boolean() ? '\1' : '\0');
-  } else if (type == "text") {
-    value.kind = ValueKind::text;
-    value.element = ElementKind::u8;
-  } else if (type == "RandomStream") {
-    value.kind = ValueKind::random_stream;
-    value.element = ElementKind::u64;
-    const std::vector<std::uint64_t> state = entry.at("value").naturals();
-    if (state.size() != 2) entry.fail("is no state of a random stream");
-    value.bytes.assign(reinterpret_cast<const char*>(state.data()), 2 * sizeof state[0]);
-  } else {
-    if (type.ends_with("[]")) {
-      value.kind = ValueKind::numbers;
-      type.remove_suffix(2);
-    }
-    for (std::size_t kind = 1; kind != element_kinds; ++kind)
-      if (element_name(static_cast<ElementKind>(kind)) == type)
-        value.element = static_cast<ElementKind>(kind);
-    if (value.element == ElementKind::unsupported) entry.fail("has a type that nobody knows");
-    if (value.kind == ValueKind::number)
-      value.bytes = number_bytes(entry.at("value"), value.element);
+LOCKSTEP_INLINE std::string number_bytes(const JsonEntry& entry, ElementKind kind) {
+  std::string bytes(element_size(kind), '\0');
+  auto* const to = reinterpret_cast<std::byte*>(bytes.data());
+  if (is_floating(kind)) {
+    const double number = entry.real();
+    convert_elements(to, kind, reinterpret_cast<const std::byte*>(&number), ElementKind::f64, 1);
+    return bytes;
   }
-  return value;
+  const std::uint64_t number =
+      is_signed(kind) ? static_cast<std::uint64_t>(entry.integer()) : entry.natural();
+  std::memcpy(to, &number, bytes.size());
+  const std::uint64_t high = number << spare_bits(kind);
+  const std::uint64_t again =
+      is_signed(kind)
+          ? static_cast<std::uint64_t>(static_cast<std::int64_t>(high) >> spare_bits(kind))
+          : high >> spare_bits(kind);
+  if (again != number) entry.fail("is too large for its type");
+  return bytes;
 }
 
 LOCKSTEP_INLINE Json json_of(const std::vector<SavedValue>& values) {
   Json json = Json::object();
-  for (const SavedValue& value : values) json.add(value.name, json_of(value));
+  for (const SavedValue& value : values) {
+    Json one = Json::object().add("type", value.type);
+    if (value.type == "bool") {
+      one.add("value", value.bytes.front() != 0);
+    } else if (value.type == "RandomStream") {
+      one.add("value", Json::array_of(value_in<std::array<std::uint64_t, 2>>(value.bytes)));
+    } else if (!is_tensor(value.type)) {
+      one.add("value", number_json(element_of(value.type, {one, ""}), value.bytes));
+    }
+    json.add(value.name, std::move(one));
+  }
   return json;
 }
 
@@ -2034,19 +1677,13 @@ LOCKSTEP_INLINE void add_value_tensors(std::string_view whose,
                                        const std::vector<SavedValue>& values,
                                        std::vector<TensorToWrite>& to) {
   for (const SavedValue& value : values) {
-    if (!is_tensor(value)) continue;
+    if (!is_tensor(value.type)) continue;
+    const ElementKind kind = element_of(value.type, {Json(), ""});
     to.push_back({value_tensor_name(whose, value.name),
-                  value.element,
-                  {value.bytes.size() / element_size(value.element)},
+                  kind,
+                  {value.bytes.size() / element_size(kind)},
                   std::as_bytes(std::span(value.bytes))});
   }
-}
-
-LOCKSTEP_INLINE void add_value_tensors(const CheckpointFacts& facts,
-                                       std::vector<TensorToWrite>& to) {
-  for (std::size_t rank = 0; rank != facts.values.size(); ++rank)
-    add_value_tensors(std::to_string(rank), facts.values[rank], to);
-  add_value_tensors("common", facts.common, to);
 }
 
 LOCKSTEP_INLINE std::vector<SavedValue> read_values(const CheckpointReader& reader,
@@ -2054,15 +1691,24 @@ LOCKSTEP_INLINE std::vector<SavedValue> read_values(const CheckpointReader& read
                                                     std::string_view whose) {
   std::vector<SavedValue> values;
   for (const Json::Member& member : entries.members()) {
-    SavedValue value = value_of(entries.of(member), member.first);
-    if (is_tensor(value)) {
+    const JsonEntry entry = entries.of(member);
+    SavedValue& value = values.emplace_back();
+    value.name = member.first;
+    value.type = entry.at("type").text();
+    if (value.type == "bool") {
+      value.bytes.assign(1, entry.at("value").boolean() ? '\1' : '\0');
+    } else if (value.type == "RandomStream") {
+      const std::vector<std::uint64_t> state = entry.at("value").naturals();
+      if (state.size() != 2) entry.fail("is no state of a random stream");
+      value.bytes.assign(reinterpret_cast<const char*>(state.data()), 2 * sizeof state[0]);
+    } else if (const ElementKind kind = element_of(value.type, entry); !is_tensor(value.type)) {
+      value.bytes = number_bytes(entry.at("value"), kind);
+    } else {
       const StoredTensor* const stored = reader.find(value_tensor_name(whose, value.name));
-      if (stored == nullptr || stored->kind() != value.element)
-        entries.of(member).fail("has no such tensor");
-      value.bytes.resize(stored->count * element_size(value.element));
+      if (stored == nullptr || stored->kind() != kind) entry.fail("has no such tensor");
+      value.bytes.resize(stored->count * element_size(kind));
       reader.read(*stored, 0, stored->count, reinterpret_cast<std::byte*>(value.bytes.data()));
     }
-    values.push_back(std::move(value));
   }
   return values;
 }
@@ -2079,19 +1725,27 @@ LOCKSTEP_INLINE std::vector<SavedValue> read_common_values(const CheckpointReade
   return common ? read_values(reader, *common, "common") : std::vector<SavedValue>();
 }
 
-// Everything else.
+// The header's numbers, whose names are listed once for the writer and the reader.
+
+inline constexpr std::pair<const char*, std::uint64_t ReplicaProgress::*> progress_numbers[] = {
+    {"updates", &ReplicaProgress::updates},
+    {"counted", &ReplicaProgress::counted},
+    {"skipped", &ReplicaProgress::skipped},
+    {"epoch", &ReplicaProgress::epoch},
+    {"curve_ahead", &ReplicaProgress::curve_ahead}};
+inline constexpr std::pair<const char*, std::optional<std::uint64_t> ReplicaProgress::*>
+    optional_progress_numbers[] = {{"newest_buffers", &ReplicaProgress::newest_buffers},
+                                   {"random_seed", &ReplicaProgress::random_seed}};
+inline constexpr const char* sampler_numbers[] = {"samples", "world", "seed",    "rule",
+                                                  "epoch",   "first", "position"};
 
 LOCKSTEP_INLINE Json json_of(const ReplicaProgress& progress) {
   Json json = Json::object();
-  json.add("updates", progress.updates);
-  json.add("counted", progress.counted);
-  json.add("skipped", progress.skipped);
-  json.add("epoch", progress.epoch);
+  for (const auto& [name, member] : progress_numbers) json.add(name, progress.*member);
+  for (const auto& [name, member] : optional_progress_numbers)
+    if (progress.*member) json.add(name, *(progress.*member));
   json.add("knows_epoch", progress.knows_epoch);
-  json.add("curve_ahead", progress.curve_ahead);
   json.add("micro_batches", 0);  // of a step under way, for older readers
-  if (progress.newest_buffers) json.add("newest_buffers", *progress.newest_buffers);
-  if (progress.random_seed) json.add("random_seed", *progress.random_seed);
   if (progress.loss_scale) {
     json.add("loss_scale", Json::object()
                                .add("scale", static_cast<double>(progress.loss_scale->scale))
@@ -2106,14 +1760,10 @@ LOCKSTEP_INLINE Json json_of(const ReplicaProgress& progress) {
 
 LOCKSTEP_INLINE ReplicaProgress progress_of(const JsonEntry& entry) {
   ReplicaProgress progress;
-  progress.updates = entry.at("updates").natural();
-  progress.counted = entry.at("counted").natural();
-  progress.skipped = entry.at("skipped").natural();
-  progress.epoch = entry.at("epoch").natural();
+  for (const auto& [name, member] : progress_numbers) progress.*member = entry.at(name).natural();
+  for (const auto& [name, member] : optional_progress_numbers)
+    if (const auto number = entry.find(name)) progress.*member = number->natural();
   progress.knows_epoch = entry.at("knows_epoch").boolean();
-  progress.curve_ahead = entry.at("curve_ahead").natural();
-  if (const auto newest = entry.find("newest_buffers")) progress.newest_buffers = newest->natural();
-  if (const auto seed = entry.find("random_seed")) progress.random_seed = seed->natural();
   if (const auto scale = entry.find("loss_scale")) {
     progress.loss_scale.emplace();
     progress.loss_scale->scale = static_cast<float>(scale->at("scale").real());
@@ -2134,72 +1784,53 @@ LOCKSTEP_INLINE ReplicaProgress progress_of(const JsonEntry& entry) {
   return progress;
 }
 
-LOCKSTEP_INLINE Json json_of(const SamplerState& state) {
-  Json json = Json::object();
-  json.add("samples", state.samples);
-  json.add("world", state.world.value());
-  json.add("seed", state.seed.value());
-  json.add("rule", state.rule);
-  json.add("epoch", state.epoch.value());
-  json.add("first", state.first);
-  json.add("position", state.position);
-  return json;
-}
-
-LOCKSTEP_INLINE SamplerState sampler_state_of(const JsonEntry& entry) {
-  SamplerState state;
-  state.samples = entry.at("samples").natural();
-  state.world = WorldSize{entry.at("world").natural()};
-  state.seed = Seed{entry.at("seed").natural()};
-  state.rule = entry.at("rule").natural();
-  state.epoch = Epoch{entry.at("epoch").natural()};
-  state.first = entry.at("first").natural();
-  state.position = entry.at("position").natural();
-  return state;
-}
-
 /// What a file of parameters alone says beside tensors: nothing that depends on how its job has
 /// come to them, so that the same parameters are the same file.
 LOCKSTEP_INLINE Json parameters_only_facts() {
   return Json::object().add("version", version).add("parameters_only", true);
 }
 
-LOCKSTEP_INLINE bool has_parameters_only(const CheckpointReader& reader) {
-  return reader.facts().find("parameters_only").has_value();
-}
-
-/// The facts as JSON. Texts and lists of numbers among the values are no part of it: they become
-/// tensors, which point into the facts.
-LOCKSTEP_INLINE Json json_of(const CheckpointFacts& facts) {
+/// What a checkpoint says beside tensors; `values` are those of every rank, and then those of all.
+LOCKSTEP_INLINE Json facts_of(const StatefulJob& job, const SaveOptions& options,
+                              std::span<const std::vector<SavedValue>> values) {
+  const ReplicaProgress progress = job.progress();
   Json json = Json::object();
-  json.add("version", facts.version);
-  json.add("time", facts.time);
-  json.add("policies", Json::array_of(facts.shape.policies));
-  json.add("fingerprint", checksum_text(facts.shape.fingerprint));
-  json.add("world", facts.shape.world);
-  json.add("epoch", facts.epoch);
-  json.add("step", facts.progress.updates);
-  if (facts.best) json.add("best", *facts.best);
-  if (!facts.scores.empty()) {
+  json.add("version", version);
+  json.add("time", utc_time());
+  json.add("policies", Json::array_of(job.shape.policies));
+  json.add("fingerprint", checksum_text(job.shape.fingerprint));
+  json.add("world", job.shape.world);
+  json.add("epoch", options.epoch);
+  json.add("step", progress.updates);
+  if (options.best) json.add("best", *options.best);
+  if (!options.scores.empty()) {
     Json scores = Json::object();
-    for (const Score& score : facts.scores)
+    for (const Score& score : options.scores)
       scores.set(score.name, Json::object().add("mean", score.mean).add("count", score.count));
     json.add("scores", std::move(scores));
   }
-  json.add("progress", json_of(facts.progress));
+  json.add("progress", json_of(progress));
   json.add("gradients", Json::object()
-                            .add("replicas", facts.shape.replicas)
-                            .add("divisor", facts.shape.gradient_divisor)
-                            .add("micro_batches", facts.shape.micro_batches));
-  if (facts.position) json.add("sampler", json_of(*facts.position));
-  Json values = Json::array();
-  bool any = false;
-  for (const std::vector<SavedValue>& of_rank : facts.values) {
-    any = any || !of_rank.empty();
-    values.push(json_of(of_rank));
+                            .add("replicas", job.shape.replicas)
+                            .add("divisor", job.shape.gradient_divisor)
+                            .add("micro_batches", job.shape.micro_batches));
+  if (const auto& at = options.position) {
+    const std::uint64_t numbers[] = {at->samples, at->world.value(), at->seed.value(),
+                                     at->rule,    at->epoch.value(), at->first,
+                                     at->position};
+    Json sampler = Json::object();
+    for (std::size_t i = 0; i != std::size(numbers); ++i)
+      sampler.add(sampler_numbers[i], numbers[i]);
+    json.add("sampler", std::move(sampler));
   }
-  if (any) json.add("values", std::move(values));
-  if (!facts.common.empty()) json.add("common", json_of(facts.common));
+  Json of_ranks = Json::array();
+  bool any = false;
+  for (const std::vector<SavedValue>& of_rank : values.first(values.size() - 1)) {
+    any = any || !of_rank.empty();
+    of_ranks.push(json_of(of_rank));
+  }
+  if (any) json.add("values", std::move(of_ranks));
+  if (!values.back().empty()) json.add("common", json_of(values.back()));
   return json;
 }
 
@@ -2211,173 +1842,153 @@ LOCKSTEP_INLINE std::size_t rank_count(const JsonEntry& entry) {
   return count;
 }
 
-/// The facts of a checkpoint without the program's values.
-LOCKSTEP_INLINE CheckpointFacts read_facts(const CheckpointReader& reader) {
+/// The job that has written a checkpoint, without its tensors and the program's values.
+struct SavedJob {
+  ReplicaProgress progress;
+  Resumed resumed;
+  std::size_t replicas = 1;
+  double gradient_divisor = 1;
+  /// Of a step that was under way: version 1.x saved their gradients too.
+  std::uint64_t micro_batches_under_way = 0;
+};
+
+LOCKSTEP_INLINE SavedJob read_facts(const CheckpointReader& reader) {
   const JsonEntry entry = reader.facts();
-  CheckpointFacts facts;
-  facts.version = entry.at("version").text();
-  facts.time = entry.at("time").text();
-  const JsonEntry policies = entry.at("policies");
-  for (std::size_t i = 0; i != policies.items().size(); ++i)
-    facts.shape.policies.push_back(policies.item(i).text());
-  facts.shape.fingerprint = entry.at("fingerprint").checksum();
-  facts.shape.world = rank_count(entry.at("world"));
-  facts.epoch = entry.at("epoch").natural();
-  if (const auto best = entry.find("best")) facts.best = best->real();
+  SavedJob saved;
+  Resumed& resumed = saved.resumed;
+  resumed.world = WorldSize{rank_count(entry.at("world"))};
+  resumed.epoch = entry.at("epoch").natural();
+  if (const auto best = entry.find("best")) resumed.best = best->real();
   if (const auto scores = entry.find("scores")) {
     std::vector<Score> all;
     for (const Json::Member& score : scores->members())
       all.push_back(
           {score.first, scores->of(score).at("mean").real(), scores->of(score).at("count").real()});
-    facts.scores = Scores(std::move(all));
+    resumed.scores = Scores(std::move(all));
   }
-  facts.progress = progress_of(entry.at("progress"));
-  facts.micro_batches_under_way = entry.at("progress").at("micro_batches").natural();
+  saved.progress = progress_of(entry.at("progress"));
+  resumed.step = saved.progress.updates;
+  saved.micro_batches_under_way = entry.at("progress").at("micro_batches").natural();
   const JsonEntry gradients = entry.at("gradients");
-  facts.shape.replicas = rank_count(gradients.at("replicas"));
-  facts.shape.gradient_divisor = gradients.at("divisor").real();
-  if (!(facts.shape.gradient_divisor >= 1 &&
-        facts.shape.gradient_divisor <= static_cast<double>(facts.shape.replicas)))
+  saved.replicas = rank_count(gradients.at("replicas"));
+  saved.gradient_divisor = gradients.at("divisor").real();
+  if (!(saved.gradient_divisor >= 1 &&
+        saved.gradient_divisor <= static_cast<double>(saved.replicas)))
     gradients.at("divisor").fail("is not between 1 and the number of replicas");
-  facts.shape.micro_batches = gradients.at("micro_batches").natural();
-  if (const auto sampler = entry.find("sampler")) facts.position = sampler_state_of(*sampler);
-  return facts;
+  if (const auto sampler = entry.find("sampler")) {
+    std::uint64_t n[std::size(sampler_numbers)];
+    for (std::size_t i = 0; i != std::size(n); ++i)
+      n[i] = sampler->at(sampler_numbers[i]).natural();
+    resumed.position =
+        SamplerState{n[0], WorldSize{n[1]}, Seed{n[2]}, n[3], Epoch{n[4]}, n[5], n[6]};
+  }
+  return saved;
 }
-
-/// Another rank's file beside that of rank 0.
-struct ExpectedShard {
-  std::size_t rank;
-  std::string name;  // within the folder
-};
 
 /// The name of a rank's file, and a file in the folder of `path`. A token is new for every save, so
 /// that nothing is overwritten.
 LOCKSTEP_INLINE std::string shard_name(std::string_view path, std::string_view token,
                                        std::size_t rank, std::size_t world) {
-  constexpr std::string_view ending = ".safetensors";
   std::string_view stem = name_in_folder(path);
-  if (stem.ends_with(ending)) stem.remove_suffix(ending.size());
-  return text({stem, ".", token, ".rank-", rank, "-of-", world, ending});
+  if (stem.ends_with(checkpoint_suffix)) stem.remove_suffix(checkpoint_suffix.size());
+  return text({stem, ".", token, ".rank-", rank, "-of-", world, checkpoint_suffix});
 }
 
 LOCKSTEP_INLINE std::string beside(std::string_view path, std::string_view name) {
   return text({folder_of(path), "/", name});
 }
+LOCKSTEP_INLINE void remove_shards(std::string_view path, std::span<const ShardFile> shards) {
+  for (const ShardFile& shard : shards) ::unlink(beside(path, shard.name).c_str());
+}
 
 /// The shards of the file that is about to be replaced. None where another name is linked to that
 /// file, which needs them.
-LOCKSTEP_INLINE std::vector<std::string> shards_to_replace(const std::string& path) {
+LOCKSTEP_INLINE std::vector<ShardFile> shards_to_replace(const std::string& path) {
   struct stat status{};
   if (::stat(path.c_str(), &status) != 0 || status.st_nlink > 1) return {};
-  std::vector<std::string> names;
   try {
-    for (const ShardFile& shard : shards_in(SafetensorsFile(path).facts()))
-      names.push_back(shard.name);
-  } catch (const Error&) {  // NOLINT(bugprone-empty-catch): it was no checkpoint, and has none
+    return shards_in(SafetensorsFile(path).facts());
+  } catch (const Error&) {  // it was no checkpoint, and has none
+    return {};
   }
-  return names;
-}
-
-LOCKSTEP_INLINE void remove_beside(std::string_view path, std::string_view name) {
-  ::unlink(beside(path, name).c_str());
 }
 
 /// Writes rank 0's file: with its rename all files are the checkpoint, and not before. Then removes
 /// the shards of the file that it has replaced; where it fails, those of this one.
 LOCKSTEP_INLINE void commit(const std::string& path, FileToWrite& file,
-                            const std::vector<ShardFile>& shards) {
+                            std::span<const ShardFile> shards) {
   if (!shards.empty()) file.facts.set("files", index_of(shards));
-  const std::vector<std::string> replaced = shards_to_replace(path);
+  const std::vector<ShardFile> replaced = shards_to_replace(path);
   try {
     write_file(path, file);
   } catch (...) {
-    for (const ShardFile& shard : shards) remove_beside(path, shard.name);
+    remove_shards(path, shards);
     throw;
   }
-  for (const std::string& name : replaced) remove_beside(path, name);
+  remove_shards(path, replaced);
 }
 
-/// A file with the tensors of a checkpoint, which are read when they are written.
-LOCKSTEP_INLINE FileToWrite joined_file(const CheckpointReader& parts, Json facts,
-                                        std::vector<std::byte>& window) {
-  FileToWrite file;
-  file.facts = std::move(facts);
+/// The same, with all tensors in the one file, which are read when they are written. The parts, and
+/// rank 0's own that is `part`, are removed.
+LOCKSTEP_INLINE void commit_whole(const std::string& path, const std::string& part,
+                                  FileToWrite& file, std::span<const ShardFile> shards) {
+  FileToWrite whole;
+  whole.metadata = file.metadata;
+  whole.facts = file.facts;    // without the index of the parts
+  whole.facts.take("shapes");  // of what the parts do not have whole
+  const std::shared_ptr<void> parts_end(nullptr, [&](void*) {  // however this function ends
+    ::unlink(part.c_str());
+    remove_shards(path, shards);
+  });
+  file.facts.set("files", index_of(shards));
+  write_file(part, file);
+  const CheckpointReader parts(part);
+  std::vector<std::byte> window(write_chunk_bytes);
   for (const StoredTensor& tensor : parts.tensors()) {
     const std::size_t size = element_size(tensor.kind());
-    const auto bytes = static_cast<std::size_t>(tensor.count) * size;
-    const auto read = [&parts, &tensor, &window, size](std::uint64_t at, std::size_t n) {
+    TensorToWrite& written = whole.tensors.emplace_back();
+    written.name = tensor.name;
+    written.kind = tensor.kind();
+    written.shape = tensor.shape;
+    written.data = {static_cast<const std::byte*>(nullptr), tensor.count * size};
+    written.read = [&parts, &tensor, &window, size](std::uint64_t at, std::size_t n) {
       parts.read(tensor, at / size, n / size, window.data());
       return std::span<const std::byte>(window.data(), n);
     };
-    file.tensors.push_back({tensor.name,
-                            tensor.kind(),
-                            tensor.shape,
-                            {static_cast<const std::byte*>(nullptr), bytes},
-                            read});
   }
-  return file;
-}
-
-/// The same, with all tensors in the one file. The parts, and rank 0's own that is `part`, are
-/// removed.
-LOCKSTEP_INLINE void commit_whole(const std::string& path, const std::string& part,
-                                  FileToWrite& file, const std::vector<ShardFile>& shards) {
-  Json facts = file.facts;  // without the index of the parts
-  facts.take("shapes");     // of what the parts do not have whole
-  const auto remove_parts = [&] {
-    ::unlink(part.c_str());
-    for (const ShardFile& shard : shards) remove_beside(path, shard.name);
-  };
-  try {
-    file.facts.set("files", index_of(shards));
-    write_file(part, file);
-    const CheckpointReader parts(part);
-    std::vector<std::byte> window(write_chunk_bytes);
-    FileToWrite whole = joined_file(parts, std::move(facts), window);
-    whole.metadata = file.metadata;
-    commit(path, whole, {});
-  } catch (...) {
-    remove_parts();
-    throw;
-  }
-  remove_parts();
+  commit(path, whole, {});
 }
 
 /// How long rank 0 waits for another rank's part of an asynchronous save.
 inline constexpr std::chrono::minutes longest_shard_wait{30};
 
-/// The other ranks' files, which are there as soon as they are whole. Nothing where `is_given_up`
-/// becomes true. **Host** blocks.
-LOCKSTEP_INLINE std::optional<std::vector<ShardFile>> await_shards(
-    const std::string& path, const std::vector<ExpectedShard>& expected,
-    const std::atomic<bool>& is_given_up) {
-  using Clock = std::chrono::steady_clock;
-  const auto deadline = Clock::now() + longest_shard_wait;
-  std::vector<ShardFile> shards;
-  std::chrono::milliseconds pause{1};
-  while (shards.size() != expected.size()) {
-    const ExpectedShard& next = expected[shards.size()];
-    const std::string missing = beside(path, next.name);
-    if (::access(missing.c_str(), F_OK) == 0) {
-      const SafetensorsFile shard(missing);
-      shards.push_back({next.name, {shard.bytes(), shard.digest().value_or(0)}});
-      continue;
+/// Waits for the other ranks' files, which are there as soon as they are whole, and learns what
+/// they are. False where `is_given_up` becomes true. **Host** blocks.
+LOCKSTEP_INLINE bool await_shards(const std::string& path, std::span<ShardFile> shards,
+                                  const std::atomic<bool>& is_given_up) {
+  const Deadline deadline = Deadline::after(longest_shard_wait);
+  for (std::size_t i = 0; i != shards.size(); ++i) {
+    const std::string missing = beside(path, shards[i].name);
+    std::chrono::milliseconds pause{1};
+    while (::access(missing.c_str(), F_OK) != 0) {
+      if (is_given_up.load()) return false;
+      struct stat folder{};
+      if (::stat(folder_of(path).c_str(), &folder) != 0 || folder.st_nlink == 0)
+        fail_writing(path, ENOENT);  // what is not there will get no file
+      if (deadline.passed()) {
+        remove_shards(path, shards.first(i));
+        fail("save",
+             {"rank ", shards[i].rank, " has not written its part '", missing, "' within ",
+              longest_shard_wait.count(), " minutes"},
+             "see whether that rank writes to the same folder");
+      }
+      sleep_for(pause);
+      pause = std::min(2 * pause, std::chrono::milliseconds(32));
     }
-    if (is_given_up.load()) return std::nullopt;
-    struct stat folder{};
-    if (::stat(folder_of(path).c_str(), &folder) != 0 || folder.st_nlink == 0)
-      fail_writing(path, ENOENT);  // what is not there will get no file
-    if (Clock::now() > deadline) {
-      for (const ShardFile& shard : shards) remove_beside(path, shard.name);
-      fail("save",
-           {"rank ", next.rank, " has not written its part '", missing, "' within ",
-            longest_shard_wait.count(), " minutes"},
-           "see whether that rank writes to the same folder");
-    }
-    sleep_for(pause);
-    pause = std::min(2 * pause, std::chrono::milliseconds(32));
+    const SafetensorsFile shard(missing);
+    shards[i].file = {shard.bytes(), shard.digest().value_or(0)};
   }
-  return shards;
+  return true;
 }
 
 /// The name of the call that loads it.
@@ -2387,67 +1998,38 @@ LOCKSTEP_INLINE std::string_view operation_of(LoadWhat what) {
 }
 
 /// A piece of the job, and the tensors of the file from which it is read: one, except for what
-/// ranks keep for themselves, which is the sum of all of them.
+/// ranks keep for themselves, of which it is the sum or the mean.
 struct LoadedPiece {
   StateEntry piece;
   std::vector<const StoredTensor*> sources;
 };
 
-/// One rank's part of a load.
-struct LoadPlan {
-  std::unique_ptr<CheckpointReader> reader;
-  CheckpointFacts facts;  // without the program's values
-  std::vector<LoadedPiece> pieces;
-  std::vector<LoadedPiece> residuals;  // what ranks have of gradients, and did not send
-  std::vector<LoadedPiece> averaged;
-  std::vector<SavedValue> values;
-  std::vector<SavedValue> common;
-  LoadReport report;
-  std::vector<std::string> notes;
-};
-
-using Names = std::vector<std::string>;
-
-/// What a rank finds when it compares the file with its job.
-struct LoadFindings {
-  Names missing;
-  Names unused;      // what no rank uses is unexpected
-  Names mismatches;  // in words
-
-  std::string packed() const {
-    std::string text;
-    for (const Names* names : {&missing, &unused, &mismatches}) {
-      std::string list;
-      for (const std::string& name : *names) append_sized(list, name);
-      append_sized(text, list);
-    }
-    return text;
-  }
-  static LoadFindings unpack(std::string_view text) {
-    LoadFindings found;
-    for (Names* names : {&found.missing, &found.unused, &found.mismatches}) {
-      std::string_view list = take_sized(text);
-      while (!list.empty()) names->emplace_back(take_sized(list));
-    }
-    return found;
-  }
-};
-
-/// Opens a checkpoint, verifies it on rank 0 and compares it with the job on every rank. Throws on
-/// all ranks, where it does not fit or cannot be read on one.
-class LoadPlanning {
+/// One rank's part of a load: opens a checkpoint, verifies it on rank 0 and compares it with the
+/// job on every rank before anything of the job changes. Throws on all ranks, where it does not fit
+/// or cannot be read on one.
+class StateLoader {
  public:
-  LoadPlanning(const StatefulJob& job, const std::string& path, const LoadOptions& options,
-               LoadWhat what)
+  StateLoader(const StatefulJob& job, const std::string& path, const LoadOptions& options,
+              LoadWhat what)
       : job_(job), path_(path), options_(options), what_(what) {}
 
-  LoadPlan run() {
+  Resumed run() {
     open();
-    judge(together([&] { return match().packed(); }));
-    return std::move(plan_);
+    judge(together([&] {
+      match();
+      return packed({packed(missing_), packed(unused_), packed(mismatches_)});
+    }));
+    if (what_ == LoadWhat::job) note_differences();
+    together([&] {
+      read();
+      return std::string();
+    });
+    resumed().path = path_;
+    return std::move(resumed());
   }
 
  private:
+  Resumed& resumed() { return saved_.resumed; }
   std::string_view operation() const { return operation_of(what_); }
   /// Calls `f()` on all ranks; none goes on where one has failed.
   template <class F>
@@ -2456,43 +2038,64 @@ class LoadPlanning {
   }
 
   void open();
-  LoadFindings match();
   void name_tensors();
+  void match();
   const StoredTensor* find(const std::string& name) const;
-  void want(const StateEntry& piece, LoadFindings& found, std::set<const StoredTensor*>& used);
-  void want_residual(const StateEntry& piece, LoadFindings& found);
-  void want_local(const StateEntry& piece, LoadFindings& found);
-  bool fits(const StateEntry& piece, const StoredTensor& stored, LoadFindings& found) const;
+  const StoredTensor* find_for(const StateEntry& piece, std::string& name) const;
+  void want_own(const StateEntry& piece);
+  bool fits(const StateEntry& piece, const StoredTensor& stored);
   StateEntry own_part(const StateEntry& piece) const;
-  void compare_kept_values(LoadFindings& found);
+  void match_values(const KeptValues& wanted, std::vector<SavedValue> saved,
+                    std::string_view whose);
   void judge(const std::vector<std::string>& told);
+  void note_differences();
+  void read();
+  double set_progress();
+  std::byte* staging(std::size_t which);
+  void read_sum(const LoadedPiece& loaded, double factor);
 
   const StatefulJob& job_;
   const std::string& path_;
   const LoadOptions& options_;
   LoadWhat what_;
-  LoadPlan plan_;
+  std::unique_ptr<CheckpointReader> reader_;
+  SavedJob saved_;
   std::map<std::string, const StoredTensor*, std::less<>> tensors_;  // by their names in the job
+  std::vector<LoadedPiece> pieces_;
+  std::vector<std::pair<const KeptValue*, SavedValue>> values_;
+  Names missing_;
+  Names unused_;      // what no rank uses is unexpected
+  Names mismatches_;  // in words
+  SnapshotMemory staging_;
 };
 
-LOCKSTEP_INLINE void LoadPlanning::open() {
+LOCKSTEP_INLINE void require_same_path(const JointRanks& ranks, std::string_view operation,
+                                       const std::vector<std::string>& paths) {
+  for (std::size_t rank = 1; rank < paths.size(); ++rank) {
+    if (paths[rank] == paths[0]) continue;
+    fail(operation,
+         {"ranks were given different paths: rank 0 has '", paths[0], "' and rank ", rank, " has '",
+          paths[rank], "'"},
+         "give all ranks the same path", ranks.rank);
+  }
+}
+
+LOCKSTEP_INLINE void StateLoader::open() {
   require_same_path(job_.ranks, operation(), together([&] { return path_; }));
   const std::vector<std::string> digests = together([&] {
-    plan_.reader = std::make_unique<CheckpointReader>(path_);
+    reader_ = std::make_unique<CheckpointReader>(path_);
     if (what_ != LoadWhat::parameters) {
-      if (has_parameters_only(*plan_.reader))
+      if (reader_->facts().find("parameters_only"))
         fail(operation(),
              {"'", path_, "' is a file of parameters and buffers only, and has no training state"},
              "call load_parameters, or name a checkpoint that was saved without parameters_only");
-      if (!plan_.reader->facts().find("progress"))
+      if (!reader_->facts().find("progress"))
         fail(operation(), {"'", path_, "' was not saved by lockstep, and has no optimizer"},
              "call load_parameters, which loads parameters and buffers of any safetensors file");
-      plan_.facts = read_facts(*plan_.reader);
+      saved_ = read_facts(*reader_);
     }
-    if (job_.ranks.rank == Rank{0}) plan_.reader->verify();
-    const std::uint64_t digest =
-        plan_.reader->main_file().digest().value_or(plan_.reader->main_file().bytes());
-    return std::string(reinterpret_cast<const char*>(&digest), sizeof digest);
+    if (job_.ranks.rank == Rank{0}) reader_->verify();
+    return bytes_of(reader_->main_file().digest().value_or(reader_->main_file().bytes()));
   });
   for (std::size_t rank = 1; rank < digests.size(); ++rank) {
     if (digests[rank] != digests[0])
@@ -2503,15 +2106,15 @@ LOCKSTEP_INLINE void LoadPlanning::open() {
 
 // Names, shapes and types.
 
-LOCKSTEP_INLINE void LoadPlanning::name_tensors() {
-  for (const StoredTensor& stored : plan_.reader->tensors()) {
+LOCKSTEP_INLINE void StateLoader::name_tensors() {
+  for (const StoredTensor& stored : reader_->tensors()) {
     const StoredName parts = parse_stored_name(stored.name);
     std::string name = stored.name;
-    if (parts.kind == StoredName::Kind::other) continue;
+    if (parts.name.empty() && !parts.is_plain()) continue;
     if (options_.rename) {
       const std::string wanted = options_.rename(parts.name);
       if (wanted.empty()) continue;
-      name = renamed(parts, wanted);
+      name = text({parts.before, wanted, parts.after});
     }
     const auto [place, is_new] = tensors_.try_emplace(std::move(name), &stored);
     if (!is_new)
@@ -2522,18 +2125,15 @@ LOCKSTEP_INLINE void LoadPlanning::name_tensors() {
   }
 }
 
-LOCKSTEP_INLINE const StoredTensor* LoadPlanning::find(const std::string& name) const {
+LOCKSTEP_INLINE const StoredTensor* StateLoader::find(const std::string& name) const {
   const auto place = tensors_.find(name);
   return place == tensors_.end() ? nullptr : place->second;
 }
 
-LOCKSTEP_INLINE bool LoadPlanning::fits(const StateEntry& piece, const StoredTensor& stored,
-                                        LoadFindings& found) const {
-  const std::vector<std::uint64_t> shape(
-      piece.whole.extents.begin(),
-      piece.whole.extents.begin() + static_cast<std::ptrdiff_t>(piece.whole.rank));
-  if (stored.shape != shape) {
-    found.mismatches.push_back(
+LOCKSTEP_INLINE bool StateLoader::fits(const StateEntry& piece, const StoredTensor& stored) {
+  const auto shape = std::span(piece.whole.extents).first(piece.whole.rank);
+  if (!std::ranges::equal(stored.shape, shape)) {
+    mismatches_.push_back(
         text({"size mismatch for ", printable(stored.name), ": ", shape_text(stored.shape),
               " in the file, ", shape_text(shape), " in the job"}));
     return false;
@@ -2541,7 +2141,7 @@ LOCKSTEP_INLINE bool LoadPlanning::fits(const StateEntry& piece, const StoredTen
   const bool convertible = is_floating(stored.kind()) && is_floating(piece.whole.element);
   const bool may_differ = options_.convert || (piece.role == StateRole::local && !piece.averaged);
   if (stored.kind() == piece.whole.element || (convertible && may_differ)) return true;
-  found.mismatches.push_back(
+  mismatches_.push_back(
       text({"type mismatch for ", printable(stored.name), ": ", stored.element->name,
             " in the file, ", element_name(piece.whole.element), " in the job",
             convertible ? " (.convert = true rounds it)" : ""}));
@@ -2549,7 +2149,7 @@ LOCKSTEP_INLINE bool LoadPlanning::fits(const StateEntry& piece, const StoredTen
 }
 
 /// Of memory that ranks share each writes a part; replicas of one process leave it to the first.
-LOCKSTEP_INLINE StateEntry LoadPlanning::own_part(const StateEntry& piece) const {
+LOCKSTEP_INLINE StateEntry StateLoader::own_part(const StateEntry& piece) const {
   if (!piece.shared) return piece;
   if (job_.is_one_process) return piece.part(0, piece.rank == 0 ? piece.count : 0);
   const std::size_t me = job_.ranks.rank.value();
@@ -2558,113 +2158,102 @@ LOCKSTEP_INLINE StateEntry LoadPlanning::own_part(const StateEntry& piece) const
   return piece.part(me * share, is_last ? piece.count - me * share : share);
 }
 
-LOCKSTEP_INLINE void LoadPlanning::want(const StateEntry& piece, LoadFindings& found,
-                                        std::set<const StoredTensor*>& used) {
-  const StoredTensor* stored = nullptr;
-  std::string name = stored_name(piece);
+/// The tensor of a piece, and the name by which it is missed.
+LOCKSTEP_INLINE const StoredTensor* StateLoader::find_for(const StateEntry& piece,
+                                                          std::string& name) const {
+  name = stored_name(piece);
   if (piece.role == StateRole::buffer) {
     const bool own = job_.shape.keeps_own_buffers && what_ != LoadWhat::parameters;
-    if (own) stored = find(name);
+    if (const StoredTensor* const stored = own ? find(name) : nullptr) return stored;
     name = piece.name;
   }
-  if (stored == nullptr) stored = find(name);
+  if (const StoredTensor* const stored = find(name)) return stored;
   // A file of another program may have one of several names.
-  for (const NameAlias& alias : job_.aliases)
-    if (stored == nullptr && alias.of == name) stored = find(alias.name);
-  if (stored == nullptr) {
-    // Without counts of single parameters, theirs is the count of all.
-    if (piece.role != StateRole::state || piece.state != "step") found.missing.push_back(name);
-    return;
+  for (const NameAlias& alias : job_.aliases) {
+    if (alias.of != name) continue;
+    if (const StoredTensor* const stored = find(alias.name)) return stored;
   }
-  used.insert(stored);
-  if (fits(piece, *stored, found)) plan_.pieces.push_back({own_part(piece), {stored}});
+  return nullptr;
 }
 
-/// Replica r of n goes on with what the replicas r, r + n, ... had not sent of their gradients.
-LOCKSTEP_INLINE void LoadPlanning::want_residual(const StateEntry& piece, LoadFindings& found) {
+/// What a rank had for itself it has again. In another world replica r of n goes on with what the
+/// replicas r, r + n, ... had not sent of their gradients; of what they would have averaged next,
+/// all go on with the mean.
+LOCKSTEP_INLINE void StateLoader::want_own(const StateEntry& piece) {
+  const bool all = piece.averaged && saved_.replicas != job_.shape.replicas;
   LoadedPiece loaded{piece, {}};
-  for (std::size_t k = piece.rank; k < plan_.facts.shape.replicas; k += job_.shape.replicas) {
-    StateEntry of_rank = piece;
-    of_rank.rank = k;
+  StateEntry of_rank = piece;
+  for (of_rank.rank = all ? 0 : piece.rank; of_rank.rank < saved_.replicas;
+       of_rank.rank += all ? 1 : job_.shape.replicas) {
     const StoredTensor* const stored = find(stored_name(of_rank));
-    if (stored != nullptr && fits(piece, *stored, found)) loaded.sources.push_back(stored);
+    if (stored != nullptr && fits(piece, *stored)) loaded.sources.push_back(stored);
   }
-  if (!loaded.sources.empty()) plan_.residuals.push_back(std::move(loaded));
+  if (!loaded.sources.empty()) pieces_.push_back(std::move(loaded));
 }
 
-/// What a rank had for itself it has again. Where there were more ranks or fewer, all go on with
-/// the mean, as after the average that they would have made next.
-LOCKSTEP_INLINE void LoadPlanning::want_local(const StateEntry& piece, LoadFindings& found) {
-  if (what_ == LoadWhat::parameters) return;
-  if (!piece.averaged) return want_residual(piece, found);
-  LoadedPiece loaded{piece, {}};
-  const bool same = plan_.facts.shape.replicas == job_.shape.replicas;
-  for (std::size_t k = 0; k != plan_.facts.shape.replicas; ++k) {
-    if (same && k != piece.rank) continue;
-    StateEntry of_rank = piece;
-    of_rank.rank = k;
-    const StoredTensor* const stored = find(stored_name(of_rank));
-    if (stored != nullptr && fits(piece, *stored, found)) loaded.sources.push_back(stored);
-  }
-  if (!loaded.sources.empty()) plan_.averaged.push_back(std::move(loaded));
-}
-
-LOCKSTEP_INLINE LoadFindings LoadPlanning::match() {
+LOCKSTEP_INLINE void StateLoader::match() {
   name_tensors();
-  LoadFindings found;
+  const bool trains = what_ != LoadWhat::parameters;
   std::set<const StoredTensor*> used;
   std::set<std::string_view> known;  // parameters and buffers of the job
   for (const StateEntry& piece : job_.entries(StateUse::loading)) {
     const bool is_plain = piece.role == StateRole::parameter || piece.role == StateRole::buffer;
     if (is_plain) known.insert(piece.name);
+    if (!is_plain && !trains) continue;
     if (piece.role == StateRole::local) {
-      want_local(piece, found);
-    } else if (is_plain || what_ != LoadWhat::parameters) {
-      want(piece, found, used);
+      want_own(piece);
+      continue;
+    }
+    std::string name;
+    const StoredTensor* const stored = find_for(piece, name);
+    if (stored != nullptr) {
+      used.insert(stored);
+      if (fits(piece, *stored)) pieces_.push_back({own_part(piece), {stored}});
+    } else if (piece.role != StateRole::state || piece.state != "step") {
+      // Without counts of single parameters, theirs is the count of all.
+      missing_.push_back(name);
     }
   }
-  std::set<std::string_view> aliases;
-  for (const NameAlias& alias : job_.aliases) aliases.insert(alias.name);
+  for (const NameAlias& alias : job_.aliases)
+    if (const StoredTensor* const stored = find(alias.name)) used.insert(stored);
   for (const auto& [name, stored] : tensors_) {
-    if (used.contains(stored) || aliases.contains(name)) continue;
     const StoredName parts = parse_stored_name(name);
-    const bool is_unknown_state = parts.kind == StoredName::Kind::state &&
-                                  what_ != LoadWhat::parameters && parts.extra != "step" &&
-                                  known.contains(parts.name);
-    if (parts.kind == StoredName::Kind::plain || is_unknown_state) found.unused.push_back(name);
+    const bool is_unknown_state =
+        parts.is_state() && trains && parts.after != "/step" && known.contains(parts.name);
+    if (!used.contains(stored) && (parts.is_plain() || is_unknown_state)) unused_.push_back(name);
   }
-  if (what_ == LoadWhat::job) {
-    compare_kept_values(found);
-    if (const std::uint64_t batches = plan_.facts.micro_batches_under_way; batches != 0)
-      plan_.notes.push_back(text({"saved after ", batches,
-                                  " micro-batches of a step, which are forgotten: newer versions "
-                                  "save after updates"}));
+  if (what_ != LoadWhat::job) return;
+  match_values(options_.common, read_common_values(*reader_), "");
+  const std::size_t me = job_.ranks.rank.value();
+  if (me < resumed().world.value()) {
+    match_values(options_.values, read_values(*reader_, me), text({" of rank ", me}));
+  } else if (!options_.values.empty()) {
+    resumed().notes.push_back(text({"rank ", me, " is new, and its values stay as they are"}));
   }
-  return found;
 }
 
-LOCKSTEP_INLINE void LoadPlanning::compare_kept_values(LoadFindings& found) {
-  const auto compare = [&](const KeptValues& wanted, const std::vector<SavedValue>& saved,
-                           std::string_view whose) {
-    const ValueDifferences differences = compare_values(wanted, saved);
-    for (const std::string& name : differences.missing)
-      found.missing.push_back(text({"the value ", name, whose}));
-    for (const std::string& words : differences.other_types)
-      found.mismatches.push_back(text({"type mismatch for the value ", words}));
-    for (const std::string& name : differences.unexpected)
-      if (!name.starts_with(reserved_prefix))  // those are a trainer's own
-        plan_.notes.push_back(
-            text({"the file has a value ", name, whose, " that nobody has asked for"}));
-  };
-  plan_.common = read_common_values(*plan_.reader);
-  compare(options_.common, plan_.common, "");
-  const std::size_t me = job_.ranks.rank.value();
-  if (me < plan_.facts.shape.world) {
-    plan_.values = read_values(*plan_.reader, me);
-    compare(options_.values, plan_.values, text({" of rank ", me}));
-  } else if (!options_.values.empty()) {
-    plan_.notes.push_back(text({"rank ", me, " is new, and its values stay as they are"}));
+LOCKSTEP_INLINE void StateLoader::match_values(const KeptValues& wanted,
+                                               std::vector<SavedValue> saved,
+                                               std::string_view whose) {
+  for (const KeptValue& value : wanted) {
+    const auto found = std::ranges::find(saved, value.name(), &SavedValue::name);
+    if (found == saved.end()) {  // a loop of the program's own has no values of a trainer
+      if (!value.name().starts_with(reserved_prefix))
+        missing_.push_back(text({"the value ", value.name(), whose}));
+      continue;
+    }
+    if (found->type == value.type()) {
+      values_.emplace_back(&value, std::move(*found));
+    } else {
+      mismatches_.push_back(text({"type mismatch for the value ", value.name(), " is ", found->type,
+                                  " in the file and ", value.type(), " here"}));
+    }
+    saved.erase(found);
   }
+  for (const SavedValue& value : saved)
+    if (!value.name.starts_with(reserved_prefix))  // those are a trainer's own
+      resumed().notes.push_back(
+          text({"the file has a value ", value.name, whose, " that nobody has asked for"}));
 }
 
 LOCKSTEP_INLINE std::string short_list(const Names& names) {
@@ -2677,28 +2266,28 @@ LOCKSTEP_INLINE std::string short_list(const Names& names) {
 }
 
 /// Throws unless the findings of all ranks let the job be loaded.
-LOCKSTEP_INLINE void LoadPlanning::judge(const std::vector<std::string>& told) {
+LOCKSTEP_INLINE void StateLoader::judge(const std::vector<std::string>& told) {
   std::set<std::string> missing;
   std::set<std::string> mismatches;
   std::map<std::string, std::size_t> unused;
-  for (const std::string& text : told) {
-    LoadFindings found = LoadFindings::unpack(text);
-    missing.insert(found.missing.begin(), found.missing.end());
-    mismatches.insert(found.mismatches.begin(), found.mismatches.end());
-    for (const std::string& name : found.unused) ++unused[name];
+  for (const std::string& of_rank : told) {
+    const auto lists = unpacked(of_rank);
+    for (const std::string_view name : unpacked(lists[0])) missing.emplace(name);
+    for (const std::string_view name : unpacked(lists[1])) ++unused[std::string(name)];
+    for (const std::string_view words : unpacked(lists[2])) mismatches.emplace(words);
   }
-  plan_.report.missing.assign(missing.begin(), missing.end());
+  LoadReport& report = resumed().report;
+  report.missing.assign(missing.begin(), missing.end());
   for (const auto& [name, ranks] : unused)
-    if (ranks == told.size()) plan_.report.unexpected.push_back(name);
-  const bool is_strange =
-      options_.strict && !(plan_.report.missing.empty() && plan_.report.unexpected.empty());
-  if (mismatches.empty() && !is_strange) return;
+    if (ranks == told.size()) report.unexpected.push_back(name);
   Names problems;
-  if (options_.strict && !plan_.report.missing.empty())
-    problems.push_back("missing in the file: " + short_list(plan_.report.missing));
-  if (options_.strict && !plan_.report.unexpected.empty())
-    problems.push_back("unexpected in the file: " + short_list(plan_.report.unexpected));
+  if (options_.strict && !report.missing.empty())
+    problems.push_back("missing in the file: " + short_list(report.missing));
+  if (options_.strict && !report.unexpected.empty())
+    problems.push_back("unexpected in the file: " + short_list(report.unexpected));
+  const bool is_strange = !problems.empty();
   problems.insert(problems.end(), mismatches.begin(), mismatches.end());
+  if (problems.empty()) return;
   std::string problem = text({"'", path_, "' does not fit this job: "});
   for (std::size_t i = 0; i != problems.size(); ++i) problem += (i == 0 ? "" : "; ") + problems[i];
   throw Error(operation(), problem,
@@ -2708,235 +2297,166 @@ LOCKSTEP_INLINE void LoadPlanning::judge(const std::vector<std::string>& told) {
               job_.ranks.rank);
 }
 
+/// What is not as it was when the job was saved.
+LOCKSTEP_INLINE void StateLoader::note_differences() {
+  Names& notes = resumed().notes;
+  if (const std::uint64_t batches = saved_.micro_batches_under_way; batches != 0)
+    notes.push_back(text({"saved after ", batches,
+                          " micro-batches of a step, which are forgotten: newer versions save "
+                          "after updates"}));
+  // Steps draw from the seed of the job that is resumed, whatever this one was given.
+  const std::optional<std::uint64_t> own = job_.progress().random_seed;
+  const std::optional<std::uint64_t> saved = saved_.progress.random_seed;
+  if (own && saved && *own != *saved)
+    notes.push_back(text({"random numbers of steps go on from seed ", *saved,
+                          " of the checkpoint, not from seed ", *own}));
+  if (saved_.replicas != job_.shape.replicas)
+    notes.push_back(
+        text({"saved by ", saved_.replicas, " ranks, resumed by ", job_.shape.replicas}));
+}
+
+/// Sets how far the job is. Returns by what saved residuals of gradients are multiplied: they are
+/// of a scaled loss, and a job whose replicas are more divides by more.
+LOCKSTEP_INLINE double StateLoader::set_progress() {
+  if (what_ == LoadWhat::parameters) return 1;
+  ReplicaProgress& progress = saved_.progress;
+  if (what_ != LoadWhat::job) progress.random_seed.reset();  // a new run, from its own seed
+  job_.set_progress(progress);
+  const auto scale = [](const ReplicaProgress& of) {
+    return of.loss_scale ? static_cast<double>(of.loss_scale->scale) : 1.0;
+  };
+  return job_.shape.gradient_divisor / saved_.gradient_divisor * scale(job_.progress()) /
+         scale(progress);
+}
+
 /// Tensors that are not read to where they belong are read by parts of this size.
 inline constexpr std::size_t staging_bytes = std::size_t{8} << 20;
 inline constexpr std::size_t staged_elements = staging_bytes / 8;
 
-/// Reads pieces of a checkpoint into a job.
-class PieceReader {
- public:
-  PieceReader(const StatefulJob& job, const CheckpointReader& reader)
-      : job_(job), reader_(reader) {}
+/// Calls `f(part)` for parts of a piece that fit into staging memory.
+template <class F>
+void for_each_part(const StateEntry& piece, const F& f) {
+  for (std::size_t at = 0; at < piece.count; at += staged_elements)
+    f(piece.part(at, std::min(staged_elements, piece.count - at)));
+}
 
-  void read(const std::vector<LoadedPiece>& pieces);
-  void read_sum(const LoadedPiece& loaded, double factor);
-
- private:
-  /// Calls `f(part)` for parts of a piece that fit into staging memory.
-  template <class F>
-  static void for_each_part(const StateEntry& piece, const F& f) {
-    for (std::size_t at = 0; at < piece.count; at += staged_elements)
-      f(piece.part(at, std::min(staged_elements, piece.count - at)));
-  }
-  void read_through_staging(const StateEntry& piece, const StoredTensor& stored);
-  /// One of three memories from which the device copies best.
-  std::byte* staging(std::size_t which);
-
-  const StatefulJob& job_;
-  const CheckpointReader& reader_;
-  SnapshotMemory staging_;
-};
-
-LOCKSTEP_INLINE std::byte* PieceReader::staging(std::size_t which) {
+/// One of three memories from which the device copies best.
+LOCKSTEP_INLINE std::byte* StateLoader::staging(std::size_t which) {
   if (staging_.data == nullptr) staging_ = job_.make_memory(3 * staging_bytes);
   return staging_.data + which * staging_bytes;
 }
 
 /// What lies in the file as it does in memory is read to where it belongs, by several threads.
-LOCKSTEP_INLINE void PieceReader::read(const std::vector<LoadedPiece>& pieces) {
-  struct Part {
-    StateEntry piece;
-    const StoredTensor* stored;
-  };
-  std::vector<Part> parts;
-  for (const LoadedPiece& loaded : pieces) {
+LOCKSTEP_INLINE void StateLoader::read() {
+  const double residual_factor = set_progress();
+  std::vector<std::pair<StateEntry, const StoredTensor*>> direct;
+  for (const LoadedPiece& loaded : pieces_) {
     const StateEntry& piece = loaded.piece;
     const StoredTensor& stored = *loaded.sources.front();
     const ElementKind kind = piece.whole.element;
+    if (piece.role == StateRole::local) continue;
     if (piece.on_host && piece.derived == nullptr && piece.held == kind && stored.kind() == kind) {
-      for_each_part(piece, [&](const StateEntry& part) { parts.push_back({part, &stored}); });
+      for_each_part(piece, [&](const StateEntry& part) { direct.emplace_back(part, &stored); });
     } else {
-      read_through_staging(piece, stored);
+      read_sum(loaded, 1);
     }
   }
-  share_work(parts.size(), [&](std::size_t i) {
-    const StateEntry& piece = parts[i].piece;
-    reader_.read(*parts[i].stored, piece.first, piece.count, piece.data);
+  share_work(direct.size(), [&](std::size_t i) {
+    const auto& [piece, stored] = direct[i];
+    reader_->read(*stored, piece.first, piece.count, piece.data);
   });
+  for (const LoadedPiece& loaded : pieces_) {  // a rank's own parameters, over those of all
+    if (loaded.piece.role == StateRole::local)
+      read_sum(loaded, loaded.piece.averaged ? 1 / static_cast<double>(loaded.sources.size())
+                                             : residual_factor);
+  }
+  for (const auto& [value, saved] : values_) value->set(saved);
 }
 
-LOCKSTEP_INLINE void PieceReader::read_through_staging(const StateEntry& piece,
-                                                       const StoredTensor& stored) {
-  const ElementKind kind = piece.whole.element;
-  for_each_part(piece, [&](const StateEntry& part) {
+/// Writes the sum of the sources times `factor`, through memory of the host's.
+LOCKSTEP_INLINE void StateLoader::read_sum(const LoadedPiece& loaded, double factor) {
+  const ElementKind kind = loaded.piece.whole.element;
+  const bool is_copy = loaded.sources.size() == 1 && factor == 1;
+  for_each_part(loaded.piece, [&](const StateEntry& part) {
     std::byte* from = staging(0);
-    reader_.read(stored, part.first, part.count, from);
-    if (stored.kind() != kind) {
-      convert_elements(staging(1), kind, from, stored.kind(), part.count);
+    auto* const numbers = reinterpret_cast<double*>(staging(1));
+    auto* const sum = reinterpret_cast<double*>(staging(2));
+    if (!is_copy) std::fill(sum, sum + part.count, 0.0);
+    for (const StoredTensor* stored : loaded.sources) {
+      reader_->read(*stored, part.first, part.count, staging(0));
+      const ElementKind to = is_copy ? kind : ElementKind::f64;
+      if (is_copy && stored->kind() == kind) continue;
+      convert_elements(staging(1), to, staging(0), stored->kind(), part.count);
       from = staging(1);
+      for (std::size_t i = 0; !is_copy && i != part.count; ++i) sum[i] += factor * numbers[i];
+    }
+    if (!is_copy) {
+      convert_elements(staging(0), kind, staging(2), ElementKind::f64, part.count);
+      from = staging(0);
     }
     job_.copy_in(part, from);
   });
 }
 
-/// Writes the sum of the sources times `factor`. Through `copy_in` also where it is one tensor: it
-/// notes that the parameter was used.
-LOCKSTEP_INLINE void PieceReader::read_sum(const LoadedPiece& loaded, double factor) {
-  if (loaded.sources.size() == 1 && factor == 1)
-    return read_through_staging(loaded.piece, *loaded.sources.front());
-  const ElementKind kind = loaded.piece.whole.element;
-  for_each_part(loaded.piece, [&](const StateEntry& part) {
-    auto* const numbers = reinterpret_cast<double*>(staging(1));
-    auto* const sum = reinterpret_cast<double*>(staging(2));
-    std::fill(sum, sum + part.count, 0.0);
-    for (const StoredTensor* stored : loaded.sources) {
-      reader_.read(*stored, part.first, part.count, staging(0));
-      convert_elements(staging(1), ElementKind::f64, staging(0), stored->kind(), part.count);
-      for (std::size_t i = 0; i != part.count; ++i) sum[i] += factor * numbers[i];
-    }
-    convert_elements(staging(0), kind, staging(2), ElementKind::f64, part.count);
-    job_.copy_in(part, staging(0));
-  });
-}
-
-/// Steps draw from the seed of the job that is resumed, whatever this one was given. Says so.
-LOCKSTEP_INLINE void note_seed(const StatefulJob& job, LoadPlan& plan) {
-  const std::optional<std::uint64_t> own = job.progress().random_seed;
-  const std::optional<std::uint64_t> saved = plan.facts.progress.random_seed;
-  if (own && saved && *own != *saved)
-    plan.notes.push_back(text({"random numbers of steps go on from seed ", *saved,
-                               " of the checkpoint, not from seed ", *own}));
-}
-
-/// Sets how far the job is. Returns by what saved residuals of gradients are multiplied: they are
-/// of a scaled loss, and a job whose replicas are more divides by more.
-LOCKSTEP_INLINE double set_progress(const StatefulJob& job, const LoadPlan& plan, LoadWhat what) {
-  ReplicaProgress progress = plan.facts.progress;
-  if (what != LoadWhat::job) progress.random_seed.reset();  // a new run, from its own seed
-  job.set_progress(progress);
-  if (plan.residuals.empty()) return 1;
-  const auto scale = [](const ReplicaProgress& of) {
-    return of.loss_scale ? static_cast<double>(of.loss_scale->scale) : 1.0;
-  };
-  return job.shape.gradient_divisor / plan.facts.shape.gradient_divisor * scale(job.progress()) /
-         scale(progress);
-}
-
 LOCKSTEP_INLINE Resumed load_job(const StatefulJob& job, const std::string& path,
                                  const LoadOptions& options, LoadWhat what) {
-  LoadPlan plan = LoadPlanning(job, path, options, what).run();
-  if (what == LoadWhat::job) note_seed(job, plan);
-  store_together(job.ranks, operation_of(what), [&] {
-    double factor = 1;
-    if (what != LoadWhat::parameters) factor = set_progress(job, plan, what);
-    PieceReader reader(job, *plan.reader);
-    reader.read(plan.pieces);
-    for (const LoadedPiece& loaded : plan.residuals) reader.read_sum(loaded, factor);
-    for (const LoadedPiece& loaded : plan.averaged)
-      reader.read_sum(loaded, 1 / static_cast<double>(loaded.sources.size()));
-    set_values(options.values, plan.values);
-    set_values(options.common, plan.common);
-    return std::string();
-  });
-  const CheckpointFacts& facts = plan.facts;
-  Resumed resumed;
-  resumed.path = path;
-  resumed.epoch = facts.epoch;
-  resumed.step = facts.progress.updates;
-  resumed.best = facts.best;
-  resumed.position = facts.position;
-  resumed.scores = facts.scores;
-  resumed.world = WorldSize{facts.shape.world};
-  resumed.report = std::move(plan.report);
-  resumed.notes = std::move(plan.notes);
-  if (what == LoadWhat::job && facts.shape.replicas != job.shape.replicas)
-    resumed.notes.push_back(
-        text({"saved by ", facts.shape.replicas, " ranks, resumed by ", job.shape.replicas}));
-  return resumed;
+  return StateLoader(job, path, options, what).run();
 }
-
-/// What ranks tell each other before they save.
-struct SaveAnnouncement {
-  std::string_view path;
-  std::string_view token;  // of the names of shards; rank 0's counts
-  std::string_view values;
-  bool is_busy = false;
-  bool has_tensors = false;  // does this rank write a file?
-
-  std::string packed() const {
-    std::string text{is_busy ? '1' : '0', has_tensors ? '1' : '0'};
-    for (const std::string_view piece : {path, token, values}) append_sized(text, piece);
-    return text;
-  }
-  explicit SaveAnnouncement(std::string_view text)
-      : is_busy(text[0] == '1'), has_tensors(text[1] == '1') {
-    text.remove_prefix(2);
-    path = take_sized(text);
-    token = take_sized(text);
-    values = take_sized(text);
-  }
-  SaveAnnouncement() = default;
-};
 
 /// The file that a rank writes. It points into itself and into the job's memory or a copy of it.
 struct RankFile {
   std::string path;
   FileToWrite file;
   std::vector<StateEntry> pieces;
-  bool is_copied = false;             // does it wait for copies?
-  CheckpointFacts facts;              // of rank 0
-  std::vector<ExpectedShard> shards;  // of rank 0
-  std::string part;                   // of rank 0, where all files become one: its own
-  std::function<void()> written;      // of rank 0
-};
+  bool is_copied = false;                       // does it wait for copies?
+  std::vector<std::vector<SavedValue>> values;  // of rank 0: every rank's, and those of all
+  std::vector<ShardFile> shards;                // of rank 0: the other ranks' files
+  std::string part;                             // of rank 0, where all files become one: its own
+  std::function<void()> written;                // of rank 0
 
-/// Rank 0's file, after those of all other ranks.
-LOCKSTEP_INLINE void commit_all(RankFile& file, const std::vector<ShardFile>& shards) {
-  if (file.part.empty() || shards.empty()) {
-    commit(file.path, file.file, shards);
-  } else {
-    commit_whole(file.path, file.part, file.file, shards);
+  /// Rank 0's file, after those of all other ranks.
+  void commit_all() {
+    if (part.empty() || shards.empty()) {
+      commit(path, file, shards);
+    } else {
+      commit_whole(path, part, file, shards);
+    }
+    if (written) written();
   }
-  if (file.written) file.written();
-}
+};
 
 // What a rank writes.
 
-/// A tensor of a file, and the pieces of it that this rank has.
-struct CollectedTensor {
-  std::string name;
-  std::vector<const StateEntry*> pieces;  // in order
-};
+/// A tensor of a file, and the pieces of it that this rank has, in order.
+using CollectedTensor = std::pair<std::string, std::vector<const StateEntry*>>;
 
 LOCKSTEP_INLINE std::vector<CollectedTensor> collected_tensors(std::span<const StateEntry> pieces,
                                                                std::span<const NameAlias> aliases) {
   std::vector<CollectedTensor> tensors;
   std::map<std::string, std::size_t> places;
-  const auto add = [&](std::string name, const StateEntry& piece) {
+  const auto add = [&](const std::string& name, const StateEntry& piece) {
     const auto [place, is_new] = places.try_emplace(name, tensors.size());
-    if (is_new) tensors.push_back({std::move(name), {}});
-    tensors[place->second].pieces.push_back(&piece);
+    if (is_new) tensors.push_back({name, {}});
+    tensors[place->second].second.push_back(&piece);
   };
   for (const StateEntry& piece : pieces) {
-    std::string name = stored_name(piece);
-    if (name == piece.name) {
-      // The format has no two names for the same bytes: they are written once more.
-      for (const NameAlias& alias : aliases)
-        if (alias.of == name) add(alias.name, piece);
-    }
-    add(std::move(name), piece);
+    const std::string name = stored_name(piece);
+    // The format has no two names for the same bytes: they are written once more.
+    for (const NameAlias& alias : aliases)
+      if (name == piece.name && alias.of == name) add(alias.name, piece);
+    add(name, piece);
   }
   std::vector<CollectedTensor> result;
-  for (CollectedTensor& tensor : tensors) {
-    std::ranges::sort(tensor.pieces, {}, &StateEntry::first);
+  for (auto& [name, of_tensor] : tensors) {
+    std::ranges::sort(of_tensor, {}, &StateEntry::first);
     std::size_t count = 0;
-    for (const StateEntry* piece : tensor.pieces) count += piece->count;
-    if (count == tensor.pieces.front()->whole.count()) {
-      result.push_back(std::move(tensor));
+    for (const StateEntry* piece : of_tensor) count += piece->count;
+    if (count == of_tensor.front()->whole.count()) {
+      result.emplace_back(std::move(name), std::move(of_tensor));
       continue;
     }
-    for (const StateEntry* piece : tensor.pieces)
-      result.push_back({piece_name(tensor.name, piece->first), {piece}});
+    for (const StateEntry* piece : of_tensor)
+      result.push_back({piece_name(name, piece->first), {piece}});
   }
   return result;
 }
@@ -2944,29 +2464,24 @@ LOCKSTEP_INLINE std::vector<CollectedTensor> collected_tensors(std::span<const S
 /// The shapes of parameters that rank 0's file does not have whole: ranks have saved them in
 /// pieces, and rank 0 may have none.
 LOCKSTEP_INLINE void add_shapes(const StatefulJob& job, RankFile& file) {
-  std::vector<std::string_view> whole;
-  for (const StateEntry& piece : file.pieces) {
-    if (piece.role == StateRole::parameter && piece.is_whole()) whole.push_back(piece.name);
-  }
-  std::ranges::sort(whole);
+  std::set<std::string_view> whole;
+  for (const StateEntry& piece : file.pieces)
+    if (piece.role == StateRole::parameter && piece.is_whole()) whole.insert(piece.name);
   Json shapes = Json::object();
-  bool has_shapes = false;
   for (const StateEntry& piece : job.entries(StateUse::loading)) {
-    if (piece.role != StateRole::parameter || std::ranges::binary_search(whole, piece.name))
-      continue;
+    if (piece.role != StateRole::parameter || whole.contains(piece.name)) continue;
     const std::span extents(piece.whole.extents.data(), piece.whole.rank);
     shapes.set(piece.name, Json::array_of(extents));
     for (const NameAlias& alias : job.aliases)
       if (alias.of == piece.name) shapes.set(alias.name, Json::array_of(extents));
-    has_shapes = true;
   }
-  if (has_shapes) file.file.facts.add("shapes", std::move(shapes));
+  if (!shapes.get_if<Json::Object>()->empty()) file.file.facts.add("shapes", std::move(shapes));
 }
 
 /// Can it be written from where it is?
-LOCKSTEP_INLINE bool is_as_in_file(const CollectedTensor& tensor) {
-  const StateEntry& piece = *tensor.pieces.front();
-  return tensor.pieces.size() == 1 && piece.on_host && piece.held == piece.whole.element;
+LOCKSTEP_INLINE bool is_as_in_file(std::span<const StateEntry* const> pieces) {
+  const StateEntry& piece = *pieces.front();
+  return pieces.size() == 1 && piece.on_host && piece.held == piece.whole.element;
 }
 
 /// Bytes of a tensor that the host cannot write from where it is, or not in that type: copied to
@@ -3002,52 +2517,51 @@ LOCKSTEP_INLINE std::span<const std::byte> copied_chunk(const StatefulJob& job,
 LOCKSTEP_INLINE void StateWriter::add_tensors(const StatefulJob& job, bool copies_all,
                                               RankFile& file) {
   const std::vector<CollectedTensor> tensors = collected_tensors(file.pieces, job.aliases);
+  const auto stored_bytes = [](std::span<const StateEntry* const> pieces) {
+    std::size_t bytes = 0;
+    for (const StateEntry* piece : pieces) bytes += piece->file_bytes();
+    return bytes;
+  };
   std::size_t copied_bytes = 0;
-  std::vector<StateCopy> copies;
-  for (const CollectedTensor& tensor : tensors) {
-    if (!copies_all) {
-      if (!is_as_in_file(tensor)) copied_bytes = write_chunk_bytes;
-      continue;
+  for (const auto& [name, pieces] : tensors) {
+    if (copies_all) {
+      copied_bytes += align_up(stored_bytes(pieces));
+    } else if (!is_as_in_file(pieces)) {
+      copied_bytes = write_chunk_bytes;
     }
-    for (const StateEntry* piece : tensor.pieces) copied_bytes += piece->file_bytes();
-    copied_bytes = align_up(copied_bytes);
   }
   if (snapshot_.bytes < copied_bytes) {
     snapshot_ = {};
     snapshot_ = job.make_memory(copied_bytes);
   }
-  std::size_t place = 0;
-  for (const CollectedTensor& tensor : tensors) {
-    const StateEntry& first = *tensor.pieces.front();
+  std::vector<StateCopy> copies;
+  std::byte* place = snapshot_.data;
+  for (const auto& [name, pieces] : tensors) {
+    const StateEntry& first = *pieces.front();
     TensorToWrite& written = file.file.tensors.emplace_back();
-    written.name = tensor.name;
+    written.name = name;
     written.kind = first.whole.element;
-    std::size_t bytes = 0;
-    std::size_t count = 0;
-    for (const StateEntry* piece : tensor.pieces) {
-      bytes += piece->file_bytes();
-      count += piece->count;
-    }
-    if (first.is_whole() || tensor.pieces.size() > 1) {
-      written.shape.assign(first.whole.extents.begin(),
-                           first.whole.extents.begin() + static_cast<int>(first.whole.rank));
+    const auto extents = std::span(first.whole.extents).first(first.whole.rank);
+    if (first.is_whole() || pieces.size() > 1) {
+      written.shape.assign(extents.begin(), extents.end());
     } else {
-      written.shape = {count};
+      written.shape = {first.count};
     }
+    const std::size_t bytes = stored_bytes(pieces);
     if (copies_all) {
-      written.data = {snapshot_.data + place, bytes};
-      for (const StateEntry* piece : tensor.pieces) {
-        copies.push_back({snapshot_.data + place, piece});
-        place += piece->file_bytes();
+      written.data = {place, bytes};
+      for (std::byte* to = place; const StateEntry* piece : pieces) {
+        copies.push_back({to, piece});
+        to += piece->file_bytes();
       }
-      place = align_up(place);
-    } else if (is_as_in_file(tensor)) {
+      place += align_up(bytes);
+    } else if (is_as_in_file(pieces)) {
       written.data = {first.data, bytes};
     } else {
       written.data = {static_cast<const std::byte*>(nullptr), bytes};
-      written.read = [&job, pieces = tensor.pieces, window = snapshot_.data](std::uint64_t at,
-                                                                             std::size_t size) {
-        return copied_chunk(job, pieces, window, at, size);
+      written.read = [&job, own = pieces, window = snapshot_.data](std::uint64_t at,
+                                                                   std::size_t size) {
+        return copied_chunk(job, own, window, at, size);
       };
     }
   }
@@ -3064,39 +2578,54 @@ LOCKSTEP_INLINE std::vector<StateEntry> saved_pieces(const StatefulJob& job,
   return pieces;
 }
 
+/// What a rank tells the others before a save, in this order: rank 0's token is that of all shards,
+/// and an empty text is a no.
+enum Announced : std::uint8_t { its_path, its_token, its_values, is_writing, has_tensors };
+
+LOCKSTEP_INLINE std::vector<SavedValue> unpack_values(std::string_view all) {
+  std::vector<SavedValue> values;
+  const auto texts = unpacked(all);
+  for (std::size_t i = 0; i != texts.size(); i += 3)
+    values.push_back({std::string(texts[i]), std::string(texts[i + 1]), std::string(texts[i + 2])});
+  return values;
+}
+LOCKSTEP_INLINE std::string pack_values(const KeptValues& values) {
+  Names texts;
+  for (const KeptValue& value : values) {
+    SavedValue saved = value.saved();
+    for (std::string* one : {&saved.name, &saved.type, &saved.bytes})
+      texts.push_back(std::move(*one));
+  }
+  return packed(texts);
+}
+
 LOCKSTEP_INLINE std::shared_ptr<RankFile> StateWriter::collect(
     const StatefulJob& job, const std::string& path, const SaveOptions& options,
     const std::vector<std::string>& told) {
   const auto file = std::make_shared<RankFile>();
-  const std::string_view token = SaveAnnouncement(told[0]).token;
+  const std::string_view token = unpacked(told[0])[its_token];
   const std::size_t me = job.ranks.rank.value();
+  const std::string own = beside(path, shard_name(path, token, me, told.size()));
   file->pieces = saved_pieces(job, options);
   if (me == 0) {
     file->path = path;
-    if (options.consolidated || options.parameters_only)
-      file->part = beside(path, shard_name(path, token, me, told.size()));
+    if (options.consolidated || options.parameters_only) file->part = own;
     file->written = options.written;
-    CheckpointFacts& facts = file->facts;
-    facts.version = version;
-    facts.time = utc_time();
-    facts.shape = job.shape;
-    facts.progress = job.progress();
-    facts.epoch = options.epoch;
-    facts.best = options.best;
-    facts.position = options.position;
-    facts.scores = options.scores;
     for (std::size_t rank = 0; rank != told.size(); ++rank) {
-      const SaveAnnouncement of_rank(told[rank]);
-      facts.values.push_back(unpack_values(of_rank.values));
-      if (rank != 0 && of_rank.has_tensors)
-        file->shards.push_back({rank, shard_name(path, token, rank, told.size())});
+      const auto of_rank = unpacked(told[rank]);
+      file->values.push_back(unpack_values(of_rank[its_values]));
+      if (rank != 0 && !of_rank[has_tensors].empty())
+        file->shards.push_back({shard_name(path, token, rank, told.size()), {}, rank});
     }
-    facts.common = unpack_values(pack_values(options.common));
-    file->file.facts = options.parameters_only ? parameters_only_facts() : json_of(facts);
+    file->values.push_back(unpack_values(pack_values(options.common)));
+    file->file.facts =
+        options.parameters_only ? parameters_only_facts() : facts_of(job, options, file->values);
     add_shapes(job, *file);
-    if (!options.parameters_only) add_value_tensors(facts, file->file.tensors);
+    for (std::size_t i = 0; !options.parameters_only && i <= told.size(); ++i)
+      add_value_tensors(i == told.size() ? "common" : std::to_string(i), file->values[i],
+                        file->file.tensors);
   } else {
-    file->path = beside(path, shard_name(path, token, me, told.size()));
+    file->path = own;
     file->file.facts.add("version", version).add("shard", me).add("world", told.size());
   }
   add_tensors(job, options.asynchronous, *file);
@@ -3117,7 +2646,7 @@ LOCKSTEP_INLINE void StateWriter::rethrow_on_all(const StatefulJob& job) {
     rethrow();
   } catch (const Error& error) {
     const Error named = error.rank() ? error : error.on(job.ranks.rank);
-    job.calls.abandon(job.wrapper, named.what());
+    job.abandon(named.what());
     throw named;
   }
 }
@@ -3150,30 +2679,21 @@ LOCKSTEP_INLINE void StateWriter::finish_with(const JointRanks& ranks) {
 }
 
 LOCKSTEP_INLINE void StateWriter::write_now(const StatefulJob& job, RankFile& file) {
-  const bool writes_shard = job.ranks.rank != Rank{0} && !file.file.tensors.empty();
-  std::vector<ShardFile> shards;
+  const bool is_first = job.ranks.rank == Rank{0};
   try {
     const std::vector<std::string> told = store_together(job.ranks, "save", [&] {
-      std::string written;
       if (file.is_copied) job.await_copies();
-      if (writes_shard) {
-        const WrittenFile mine = write_file(file.path, file.file);
-        written = {reinterpret_cast<const char*>(&mine), sizeof mine};
-      }
-      return written;
+      if (is_first || file.file.tensors.empty()) return std::string();
+      return bytes_of(write_file(file.path, file.file));
     });
-    for (const ExpectedShard& shard : file.shards) {
-      WrittenFile written{};
-      told[shard.rank].copy(reinterpret_cast<char*>(&written), sizeof written);
-      shards.push_back({shard.name, written});
-    }
+    for (ShardFile& shard : file.shards) shard.file = value_in<WrittenFile>(told[shard.rank]);
   } catch (...) {
     // Rank 0 alone could have made these files a checkpoint, and has not.
-    for (const ExpectedShard& shard : file.shards) remove_beside(file.path, shard.name);
+    remove_shards(file.path, file.shards);
     throw;
   }
   store_together(job.ranks, "save", [&] {
-    if (job.ranks.rank == Rank{0}) commit_all(file, shards);
+    if (is_first) file.commit_all();
     return std::string();
   });
 }
@@ -3181,20 +2701,20 @@ LOCKSTEP_INLINE void StateWriter::write_now(const StatefulJob& job, RankFile& fi
 LOCKSTEP_INLINE void StateWriter::write_later(const StatefulJob& job,
                                               const std::shared_ptr<RankFile>& file) {
   const bool is_first = job.ranks.rank == Rank{0};
-  if (!writer_ || (!is_first && file->file.tensors.empty())) return;
-  writer_->start([this, is_first, file, await = job.calls.await_copies, wrapper = job.wrapper] {
-    if (file->is_copied) await(wrapper);
+  if (!is_first && file->file.tensors.empty()) return;
+  writer_->start([this, is_first, file, await_copies = job.copies_waiter()] {
+    if (file->is_copied) await_copies();
     if (!is_first) {
       write_file(file->path, file->file);
-    } else if (const auto shards = await_shards(file->path, file->shards, is_given_up_)) {
-      commit_all(*file, *shards);
+    } else if (await_shards(file->path, file->shards, is_given_up_)) {
+      file->commit_all();
     }
   });
 }
 
 LOCKSTEP_INLINE bool StateWriter::save_job(const StatefulJob& job, const std::string& path,
                                            const SaveOptions& options) {
-  if (!writer_) writer_.emplace(job.ranks.rank);
+  if (!writer_) writer_.emplace(job.ranks.rank, alarm_);
   std::vector<std::string> told;
   try {
     told = work_together(job.ranks, "save", [&] {
@@ -3202,26 +2722,19 @@ LOCKSTEP_INLINE bool StateWriter::save_job(const StatefulJob& job, const std::st
       if (job.micro_batches != 0 && !options.parameters_only)
         fail("save", {"the job is between the micro-batches of a step"},
              "save after the last one; a trainer's own save waits for it");
-      const std::string token = random_token();
-      const std::string values = pack_values(options.values);
-      SaveAnnouncement mine;
-      mine.path = path;
-      mine.token = token;
-      mine.values = values;
-      mine.is_busy = writer_->is_busy();
-      mine.has_tensors = !saved_pieces(job, options).empty();
-      return mine.packed();
+      return packed({path, random_token(), pack_values(options.values),
+                     writer_->is_busy() ? "1" : "", saved_pieces(job, options).empty() ? "" : "1"});
     });
   } catch (...) {
     give_up();
     throw;
   }
-  std::vector<std::string> paths;
+  Names paths;
   bool is_busy = false;
   for (const std::string& text : told) {
-    const SaveAnnouncement of_rank(text);
-    paths.emplace_back(of_rank.path);
-    is_busy = is_busy || of_rank.is_busy;
+    const auto of_rank = unpacked(text);
+    paths.emplace_back(of_rank[its_path]);
+    is_busy = is_busy || !of_rank[is_writing].empty();
   }
   require_same_path(job.ranks, "save", paths);
   if (is_busy && options.when_busy == WhenBusy::skip) return false;
@@ -3250,165 +2763,188 @@ LOCKSTEP_INLINE bool StateWriter::save_job(const StatefulJob& job, const std::st
   return true;
 }
 
-LOCKSTEP_INLINE void say(const std::string& line) {
-  std::fputs(text({"lockstep: ", line, "\n"}).c_str(), stderr);
+/// The path that `find(skipped)` finds in a folder, or nothing. Says which checkpoints are damaged.
+/// Where all of them are, their job must not start anew: it would replace the only files from which
+/// something might still be saved. `operation` is "launch" for how the job was started: launchers
+/// do not start it again, because it would fail again.
+LOCKSTEP_INLINE std::string find_or_refuse(
+    std::string_view operation, const std::string& folder,
+    FunctionRef<std::optional<std::string>(SkippedCheckpoint)> find) {
+  std::string damaged;
+  const auto found = find([&](const std::string& path, const std::string& why) {
+    say(text({"'", path, "' is passed over: ", why}));
+    damaged.append(damaged.empty() ? "'" : ", '").append(name_in_folder(path)).append("'");
+  });
+  if (!found && !damaged.empty())
+    fail(operation, {"no checkpoint in '", folder, "' is valid: ", damaged},
+         "put back a copy of one, or name another folder to start anew; nothing was deleted");
+  return found.value_or("");
 }
 
-LOCKSTEP_INLINE CheckpointPlan::CheckpointPlan(CheckpointOptions options)
-    : options_(std::move(options)) {
-  require_checkpoint_options(options_);
-  while (options_.folder.size() > 1 && options_.folder.back() == '/') options_.folder.pop_back();
+LOCKSTEP_INLINE std::string checkpoint_at(const JointRanks& ranks, const std::string& where) {
+  return store_together(ranks, "resume", [&] {
+    if (ranks.rank != Rank{0}) return std::string();
+    struct stat status{};
+    if (::stat(where.c_str(), &status) != 0) {
+      fail("resume", {"'", where, "' cannot be read: ", error_text(errno)},
+           "name a checkpoint or a folder of them, or leave resume out to start anew");
+    }
+    if (!S_ISDIR(status.st_mode)) return where;
+    std::string found = find_or_refuse("resume", where, [&](SkippedCheckpoint skipped) {
+      return newest_valid_checkpoint(where, verify_checkpoint, skipped);
+    });
+    if (found.empty())
+      fail("resume", {"there is no checkpoint in '", where, "'"},
+           "name another folder, or leave resume out to start anew");
+    return found;
+  })[0];
 }
 
 /// What rank 0 tells the others of the best score in the folder: the score's bytes, or nothing.
-LOCKSTEP_INLINE std::string CheckpointPlan::told_best() const {
-  const auto known = folder_ ? folder_->best_score() : std::nullopt;
-  if (!known) return {};
-  return {reinterpret_cast<const char*>(&*known), sizeof *known};
+LOCKSTEP_INLINE std::string told_best(const CheckpointFolder* folder) {
+  const auto known = folder != nullptr ? folder->best_score() : std::nullopt;
+  return known ? bytes_of(*known) : std::string();
 }
 
-LOCKSTEP_INLINE void CheckpointPlan::learn_best(const std::string& told) {
+}  // namespace lockstep::detail
+
+namespace lockstep {
+
+LOCKSTEP_INLINE Checkpoints::Checkpoints(CheckpointOptions options, std::atomic<bool>* alarm)
+    : options_(detail::plain_options(std::move(options))),
+      writer_(alarm != nullptr ? alarm : &due_.at_once) {}
+
+LOCKSTEP_INLINE void Checkpoints::learn_best(const std::string& told) {
   best_.reset();
-  if (told.size() != sizeof(double)) return;
-  best_.emplace();
-  std::memcpy(&*best_, told.data(), sizeof(double));
+  if (!told.empty()) best_ = detail::value_in<double>(told);
 }
 
-LOCKSTEP_INLINE void CheckpointPlan::open(const JointRanks& ranks) {
+LOCKSTEP_INLINE void Checkpoints::open(const detail::JointRanks& ranks) {
   learn_best(store_together(ranks, "checkpoints", [&] {
-    if (ranks.rank == Rank{0}) folder_ = std::make_shared<CheckpointFolder>(options_);
-    return told_best();
+    if (ranks.rank == Rank{0}) folder_ = std::make_shared<detail::CheckpointFolder>(options_);
+    return detail::told_best(folder_.get());
   })[0]);
 }
 
-LOCKSTEP_INLINE bool CheckpointPlan::will_resume() const {
-  return options_.resume || restart_count() != 0;
+LOCKSTEP_INLINE bool Checkpoints::will_resume() const {
+  return options_.resume || detail::restart_count() != 0;
 }
 
-/// Checkpoints of a folder that are damaged. Where all of them are, their job must not start anew:
-/// it would replace the only files from which something might still be saved.
-class DamagedCheckpoints {
- public:
-  void add(const std::string& path, const std::string& why) {
-    say(text({"'", path, "' is passed over: ", why}));
-    names_.append(names_.empty() ? "'" : ", '").append(name_in_folder(path)).append("'");
-  }
-  /// Throws if there are any. `operation` is "launch" for how the job was started: launchers do not
-  /// start it again, because it would fail again.
-  void require_none(std::string_view operation, const std::string& folder) const {
-    if (names_.empty()) return;
-    fail(operation, {"no checkpoint in '", folder, "' is valid: ", names_},
-         "put back a copy of one, or name another folder to start anew; nothing was deleted");
-  }
-
- private:
-  std::string names_;
-};
-
-LOCKSTEP_INLINE std::optional<std::string> CheckpointPlan::find_newest(const JointRanks& ranks) {
+LOCKSTEP_INLINE std::optional<std::string> Checkpoints::find_newest(
+    const detail::JointRanks& ranks) {
   if (!will_resume()) return std::nullopt;
   std::string found = store_together(ranks, "checkpoints", [&] {
     if (ranks.rank != Rank{0}) return std::string();
-    DamagedCheckpoints damaged;
-    const auto newest = folder_->newest_valid(
-        [&](const std::string& path, const std::string& why) { damaged.add(path, why); });
-    if (!newest) damaged.require_none("launch", options_.folder);
-    if (!newest) say(text({"no checkpoint in '", options_.folder, "': training starts anew"}));
-    return newest ? newest->path : std::string();
+    std::string newest = detail::find_or_refuse(
+        "launch", options_.folder,
+        [&](detail::SkippedCheckpoint skipped) { return folder_->newest_valid(skipped); });
+    if (newest.empty())
+      detail::say(detail::text({"no checkpoint in '", options_.folder, "': training starts anew"}));
+    return newest;
   })[0];
-  if (found.empty()) return std::nullopt;
-  return found;
+  return found.empty() ? std::nullopt : std::optional(std::move(found));
 }
 
-LOCKSTEP_INLINE void CheckpointPlan::begin(const StatefulJob& job) {
+LOCKSTEP_INLINE void Checkpoints::begin(const detail::StatefulJob& job) {
+  due_.at = 0;
+  due_.at_once = false;
   writer_.rethrow_on_all(job);
   if (!has_begun_) begin_after(job, nullptr);
 }
 
-LOCKSTEP_INLINE void CheckpointPlan::begin_after(const StatefulJob& job, const Resumed* resumed) {
-  const JointRanks& ranks = job.ranks;
-  const std::uint64_t updates = resumed != nullptr ? resumed->step : job.updates;
+LOCKSTEP_INLINE void Checkpoints::begin_after(const detail::StatefulJob& job,
+                                              const Resumed* resumed) {
+  const detail::JointRanks& ranks = job.ranks;
   has_begun_ = true;
-  updates_ = updates;
+  due_.at = 0;
+  updates_ = resumed != nullptr ? resumed->step : job.updates;
+  look_at_ = updates_ + updates_per_look_;
   saved_ = looked_ = Clock::now();
   // Looking for the newest checkpoint may have made a best copy that a job died before.
   learn_best(store_together(ranks, "checkpoints", [&] {
     if (ranks.rank != Rank{0}) return std::string();
-    folder_->begin_at(updates);
+    folder_->begin_at(updates_);
     if (resumed != nullptr) {
       // Between two epochs none is under way, and after the last one none comes.
-      const std::uint64_t begun = begun_epochs(*resumed);
-      say(text({"resumed from '", resumed->path, "', ",
-                begun == 0 ? "before the first epoch"
-                           : text({resumed->position ? "epoch " : "after epoch ", begun}),
-                ", step ", resumed->step}));
-      for (const std::string& note : resumed->notes) say(note);
+      const std::uint64_t begun = detail::begun_epochs(*resumed);
+      const std::string when =
+          begun == 0 ? "before the first epoch"
+                     : detail::text({resumed->position ? "epoch " : "after epoch ", begun});
+      detail::say(
+          detail::text({"resumed from '", resumed->path, "', ", when, ", step ", resumed->step}));
+      for (const std::string& note : resumed->notes) detail::say(note);
     }
-    return told_best();
+    return detail::told_best(folder_.get());
   })[0]);
 }
 
-LOCKSTEP_INLINE CheckpointPlan::RanksLook CheckpointPlan::own_look(std::size_t world) {
+LOCKSTEP_INLINE std::uint64_t Checkpoints::next_due() const {
+  const std::uint64_t every = options_.every_steps;
+  const std::uint64_t by_count =
+      every == 0 ? detail::SaveDue::never : (updates_ / every + 1) * every;
+  return has_begun_ ? std::min(look_at_, by_count) : 0;
+}
+
+/// Is it time to save? Ranks may have been asked to stop, too: now and then they tell each other.
+LOCKSTEP_INLINE bool Checkpoints::look(const detail::StatefulJob& job) {
   const Clock::time_point now = Clock::now();
-  RanksLook mine;
-  mine.signal = stop_request_.signal();
-  mine.is_due = options_.every_time.count() != 0 && now - saved_ >= options_.every_time ? 1 : 0;
   // A look costs the ranks a meeting, so there are about four in a second. No look is more than 64
   // updates away, since updates may suddenly take long.
+  const std::size_t world = job.ranks.world;
+  const auto last = static_cast<double>(updates_per_look_);
   const double seconds = std::chrono::duration<double>(now - looked_).count();
-  const double wanted = 0.25 / std::max(seconds / static_cast<double>(updates_per_look_), 1e-9);
-  const double most = world == 1 ? 1 : std::min(2.0 * static_cast<double>(updates_per_look_), 64.0);
-  mine.updates_per_look = static_cast<std::uint64_t>(std::clamp(wanted, 1.0, most));
+  const double wanted = 0.25 / std::max(seconds / last, 1e-9);
+  const double most = world == 1 ? 1 : std::min(2 * last, 64.0);
+  const bool is_due = options_.every_time.count() != 0 && now - saved_ >= options_.every_time;
+  using Told = std::array<std::uint64_t, 3>;  // the signal, whether it is due, updates per look
+  Told all = {static_cast<std::uint64_t>(stop_request_.signal()), is_due ? 1u : 0u,
+              static_cast<std::uint64_t>(std::clamp(wanted, 1.0, most))};
   looked_ = now;
-  return mine;
-}
-
-/// Is it time to save? Ranks may have been asked to stop, too.
-LOCKSTEP_INLINE bool CheckpointPlan::look(const JointRanks& ranks) {
-  RanksLook all = own_look(ranks.world);
-  if (ranks.world != 1) {
-    const std::string mine(reinterpret_cast<const char*>(&all), sizeof all);
-    for (const std::string& told : ranks.gather(mine)) {
-      RanksLook other;
-      std::memcpy(&other, told.data(), sizeof other);
-      if (all.signal == 0) all.signal = other.signal;
-      all.is_due = std::max(all.is_due, other.is_due);
-      all.updates_per_look = std::min(all.updates_per_look, other.updates_per_look);
+  if (world != 1) {
+    for (const std::string& told : job.ranks.gather(detail::bytes_of(all))) {
+      const Told other = detail::value_in<Told>(told);
+      if (all[0] == 0) all[0] = other[0];
+      all[1] = std::max(all[1], other[1]);
+      all[2] = std::min(all[2], other[2]);
     }
   }
-  signal_ = all.signal;
-  until_look_ = updates_per_look_ = all.updates_per_look;
-  return all.is_due != 0;
+  signal_ = static_cast<int>(all[0]);
+  updates_per_look_ = all[2];
+  look_at_ = job.updates + updates_per_look_;
+  return all[1] != 0;
 }
 
-LOCKSTEP_INLINE void CheckpointPlan::save_if_due(const StatefulJob& job,
-                                                 FunctionRef<SaveOptions()> make) {
+LOCKSTEP_INLINE void Checkpoints::save_if_due(const detail::StatefulJob& job,
+                                              detail::FunctionRef<SaveOptions()> make) {
   begin(job);
-  if (!is_due(job.updates)) return;
-  bool saves = is_due_by_count(job.updates);
-  updates_ = job.updates;
-  if (--until_look_ == 0) saves = look(job.ranks) || saves;
-  if (saves || signal_ != 0) save_or_stop(job, make(), std::nullopt);
+  if (job.updates != updates_ && job.updates >= next_due()) {
+    const std::uint64_t every = options_.every_steps;
+    bool saves = every != 0 && job.updates / every != updates_ / every;
+    updates_ = job.updates;
+    if (job.updates >= look_at_) saves = look(job) || saves;
+    if (saves || signal_ != 0) save_or_stop(job, make(), std::nullopt);
+  }
+  due_.at = next_due();
 }
 
-LOCKSTEP_INLINE void CheckpointPlan::save_epoch(const StatefulJob& job, SaveOptions options,
-                                                bool is_last) {
+LOCKSTEP_INLINE void Checkpoints::save_epoch(const detail::StatefulJob& job, SaveOptions options,
+                                             bool is_last) {
   begin(job);
-  const std::optional<double> score = score_in(options.scores);
-  const bool is_best = score && is_better(*score);
+  const std::optional<double> score = better_score(options.scores);
   const bool every_epoch = options_.every_steps == 0 && options_.every_time.count() == 0;
-  const bool is_due = look(job.ranks);
-  if (is_due || is_best || is_last || every_epoch || signal_ != 0)
-    save_or_stop(job, std::move(options), is_best ? score : std::nullopt);
+  const bool is_due = look(job);
+  if (is_due || score || is_last || every_epoch || signal_ != 0)
+    save_or_stop(job, std::move(options), score);
 }
 
-LOCKSTEP_INLINE std::string CheckpointPlan::save_now(const StatefulJob& job, SaveOptions options) {
+LOCKSTEP_INLINE std::string Checkpoints::save_now(const detail::StatefulJob& job,
+                                                  SaveOptions options) {
   begin(job);
   return save_as(job, std::move(options), std::nullopt, options_.asynchronous);
 }
 
-LOCKSTEP_INLINE void CheckpointPlan::save_or_stop(const StatefulJob& job, SaveOptions options,
-                                                  std::optional<double> score) {
+LOCKSTEP_INLINE void Checkpoints::save_or_stop(const detail::StatefulJob& job, SaveOptions options,
+                                               std::optional<double> score) {
   const bool stops = signal_ != 0;
   const std::string path = save_as(job, std::move(options), score, options_.asynchronous && !stops);
   if (!stops) return;
@@ -3416,30 +2952,27 @@ LOCKSTEP_INLINE void CheckpointPlan::save_or_stop(const StatefulJob& job, SaveOp
   throw Stopped(signal_, path);
 }
 
-/// The score that the best checkpoint is chosen by; throws where the scores have none.
-LOCKSTEP_INLINE std::optional<double> CheckpointPlan::score_in(const Scores& scores) const {
+/// The score that the best checkpoint is chosen by, if it is the best so far; throws where the
+/// scores have none.
+LOCKSTEP_INLINE std::optional<double> Checkpoints::better_score(const Scores& scores) const {
   if (options_.best_by.empty()) return std::nullopt;
   std::string names;
   for (const Score& score : scores) {
-    if (score.name == options_.best_by) return score.mean;
+    if (score.name == options_.best_by)
+      return detail::is_better(options_, score.mean, best_) ? std::optional(score.mean)
+                                                            : std::nullopt;
     names.append(names.empty() ? "" : ", ").append(score.name);
   }
-  fail("checkpoints",
-       {"the epoch has no score '", options_.best_by, "' to choose the best by; it has ",
-        names.empty() ? "none" : names},
-       "evaluate in every epoch, and name one of its scores");
-}
-
-/// Is it better than the best so far? NaN never is.
-LOCKSTEP_INLINE bool CheckpointPlan::is_better(double score) const {
-  if (std::isnan(score)) return false;
-  return !best_ || (options_.prefers_higher() ? score > *best_ : score < *best_);
+  detail::fail("checkpoints",
+               {"the epoch has no score '", options_.best_by, "' to choose the best by; it has ",
+                names.empty() ? "none" : names},
+               "evaluate in every epoch, and name one of its scores");
 }
 
 /// Saves into the folder, if it is still there. A score makes it the best.
-LOCKSTEP_INLINE std::string CheckpointPlan::save_as(const StatefulJob& job, SaveOptions options,
-                                                    std::optional<double> score,
-                                                    bool asynchronous) {
+LOCKSTEP_INLINE std::string Checkpoints::save_as(const detail::StatefulJob& job,
+                                                 SaveOptions options, std::optional<double> score,
+                                                 bool asynchronous) {
   store_together(job.ranks, "checkpoints", [&] {
     if (folder_) folder_->require();
     return std::string();
@@ -3453,68 +2986,24 @@ LOCKSTEP_INLINE std::string CheckpointPlan::save_as(const StatefulJob& job, Save
   if (folder_) {
     options.written = [folder = folder_, updates = job.updates, score] {
       folder->saved(updates);
-      if (score) folder->offer_best(updates, *score);
+      if (score) folder->offer_best(updates);
     };
   }
-  std::string path = text({options_.folder, "/", checkpoint_name(job.updates)});
+  std::string path = detail::text({options_.folder, "/", detail::checkpoint_name(job.updates)});
   writer_.save_job(job, path, options);
   return path;
 }
 
-LOCKSTEP_INLINE std::string checkpoint_at(const JointRanks& ranks, const std::string& where) {
-  return store_together(ranks, "resume", [&] {
-    if (ranks.rank != Rank{0}) return std::string();
-    struct stat status{};
-    if (::stat(where.c_str(), &status) != 0) {
-      fail("resume", {"'", where, "' cannot be read: ", error_text(errno)},
-           "name a checkpoint or a folder of them, or leave resume out to start anew");
-    }
-    if (!S_ISDIR(status.st_mode)) return where;
-    DamagedCheckpoints damaged;
-    const auto newest = newest_valid_checkpoint(
-        where, verify_checkpoint, [&](const FoundCheckpoint& passed, const std::string& why) {
-          damaged.add(passed.path, why);
-        });
-    if (!newest) {
-      damaged.require_none("resume", where);
-      fail("resume", {"there is no checkpoint in '", where, "'"},
-           "name another folder, or leave resume out to start anew");
-    }
-    return newest->path;
-  })[0];
+LOCKSTEP_INLINE std::optional<std::string> Checkpoints::latest() const {
+  const auto steps = detail::steps_in(options_.folder);
+  if (steps.empty()) return std::nullopt;
+  return detail::text({options_.folder, "/", detail::checkpoint_name(steps.front())});
 }
 
-LOCKSTEP_INLINE bool tells_course(const std::string& path) {
-  try {
-    const CheckpointReader reader(path);
-    if (!reader.is_lockstep()) return false;
-    for (const SavedValue& value : read_common_values(reader))
-      if (value.name == "lockstep/run") return true;
-    return false;
-  } catch (const Error&) {
-    return true;  // who loads it says what is wrong
-  }
-}
-
-LOCKSTEP_INLINE bool has_course(const JointRanks& ranks, const std::string& path) {
-  return !store_together(
-              ranks, "resume",
-              [&] {
-                return std::string(ranks.rank == Rank{0} && tells_course(path) ? "1" : "");
-              })[0]
-              .empty();
-}
-
-LOCKSTEP_INLINE std::optional<std::string> CheckpointPlan::latest() const {
-  const auto found = list_checkpoints(options_.folder);
-  if (found.empty()) return std::nullopt;
-  return found.front().path;
-}
-
-LOCKSTEP_INLINE std::optional<std::string> CheckpointPlan::best_path() const {
-  std::string path = text({options_.folder, "/", best_checkpoint_name});
+LOCKSTEP_INLINE std::optional<std::string> Checkpoints::best_path() const {
+  std::string path = detail::text({options_.folder, "/", detail::best_checkpoint_name});
   if (::access(path.c_str(), F_OK) != 0) return std::nullopt;
   return path;
 }
 
-}  // namespace lockstep::detail
+}  // namespace lockstep

@@ -3,6 +3,7 @@
 /// @file `Checkpoints`: a folder in which a job saves its state now and then, and goes on from the
 /// newest one that is whole.
 
+#include <atomic>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -23,117 +24,24 @@
 #include "lockstep/core/utility.hpp"
 #include "lockstep/observe/scores.hpp"
 
-namespace lockstep::detail {
+namespace lockstep {
+
+namespace detail {
 
 class CheckpointFolder;
 template <class Job>
-class JobCheckpoints;
-struct JobSaves;
+struct JobSaving;
 
 /// How many epochs of a resumed job have begun.
 inline std::uint64_t begun_epochs(const Resumed& resumed) {
   return resumed.epoch + (resumed.position ? 1 : 0);
 }
 
-/// `Checkpoints` without the types of jobs: when a job saves, and where.
-class CheckpointPlan {
- public:
-  explicit CheckpointPlan(CheckpointOptions options);
-  CheckpointPlan(const CheckpointPlan&) = delete;
-  CheckpointPlan& operator=(const CheckpointPlan&) = delete;
-
-  const CheckpointOptions& options() const { return options_; }
-  /// The newest checkpoint in the folder, as this rank sees it.
-  std::optional<std::string> latest() const;
-  /// The best score so far, of those named `best_by`.
-  std::optional<double> best() const { return best_; }
-  /// The checkpoint with that score, as this rank sees it; `finish` waits for what is being
-  /// written.
-  std::optional<std::string> best_path() const;
-
-  // The others: **Ranks** all. **Host** blocks.
-
-  /// Rank 0 takes the folder; all ranks learn the best score in it.
-  void open(const JointRanks& ranks);
-
-  /// Is the job to go on from a checkpoint: because it was asked to, or was started again?
-  bool will_resume() const;
-  /// The checkpoint that it is to go on from: the newest valid one. Rank 0 says which it has passed
-  /// over, or that there is none. Throws where there are some and all of them are damaged.
-  std::optional<std::string> find_newest(const JointRanks& ranks);
-  /// The job goes on from there, or with nothing begins anew. Throws where the folder holds later
-  /// checkpoints.
-  void begin_after(const StatefulJob& job, const Resumed* resumed);
-
-  /// Has `save_if_due` something to do after so many updates? Steps come here: it compares
-  /// counters, and asks whether a save has failed.
-  bool may_be_due(std::uint64_t updates) {
-    return !has_begun_ || writer_.has_failed() || is_due(updates);
-  }
-  /// Now and then ranks tell each other whether their time is over or a signal has come. `make()`
-  /// is called where something is saved.
-  void save_if_due(const StatefulJob& job, FunctionRef<SaveOptions()> make);
-  void save_epoch(const StatefulJob& job, SaveOptions options, bool is_last);
-  std::string save_now(const StatefulJob& job, SaveOptions options);
-  void finish_with(const JointRanks& ranks) { writer_.finish_with(ranks); }
-
- private:
-  using Clock = std::chrono::steady_clock;
-
-  /// What a rank tells the others now and then.
-  struct RanksLook {
-    std::int32_t signal = 0;
-    std::uint32_t is_due = 0;
-    std::uint64_t updates_per_look = 1;
-  };
-
-  bool is_due(std::uint64_t updates) {
-    if (updates == updates_) return false;
-    if (until_look_ <= 1 || is_due_by_count(updates)) return true;
-    --until_look_;
-    updates_ = updates;
-    return false;
-  }
-  bool is_due_by_count(std::uint64_t updates) const {
-    const std::uint64_t every = options_.every_steps;
-    return every != 0 && updates / every != updates_ / every;
-  }
-  void begin(const StatefulJob& job);
-  bool look(const JointRanks& ranks);
-  RanksLook own_look(std::size_t world);
-  std::string told_best() const;
-  void learn_best(const std::string& told);
-  std::optional<double> score_in(const Scores& scores) const;
-  bool is_better(double score) const;
-  std::string save_as(const StatefulJob& job, SaveOptions options, std::optional<double> score,
-                      bool asynchronous);
-  void save_or_stop(const StatefulJob& job, SaveOptions options, std::optional<double> score);
-
-  CheckpointOptions options_;
-  std::shared_ptr<CheckpointFolder> folder_;  // of rank 0
-  StopRequest stop_request_;
-  StateWriter writer_;
-  std::optional<double> best_;
-  std::uint64_t updates_ = 0;  // when this was last asked
-  std::uint64_t until_look_ = 1;
-  std::uint64_t updates_per_look_ = 1;
-  int signal_ = 0;
-  bool has_begun_ = false;
-  Clock::time_point looked_ = Clock::now();
-  Clock::time_point saved_ = looked_;
-};
-
 /// The checkpoint that `where` names: the file, or the newest valid one in the folder. **Ranks**
 /// all. **Host** blocks.
 std::string checkpoint_at(const JointRanks& ranks, const std::string& where);
 
-/// Has a trainer written this file, and said how far its loops were? **Ranks** all. **Host**
-/// blocks.
-bool has_course(const JointRanks& ranks, const std::string& path);
-
-}  // namespace lockstep::detail
-
-namespace lockstep {
+}  // namespace detail
 
 /// A folder of checkpoints, for hand-written loops; a trainer has one by itself (`--checkpoint`,
 /// `job.checkpoints(options)`). It must not outlive the wrapper.
@@ -151,14 +59,16 @@ namespace lockstep {
 ///       checkpoints.end_epoch(ddp, {.epoch = epoch + 1, .scores = scores});
 ///     }
 ///     checkpoints.finish(ddp);
-class Checkpoints : private detail::CheckpointPlan {
+class Checkpoints {
  public:
   /// Takes the folder, which is made where there is none, for this job alone. While this object
   /// lives, SIGTERM and SIGUSR1 ask the job to stop. **Ranks** all. **Host** blocks.
   template <class Wrapper>
-  Checkpoints(Wrapper& wrapped, CheckpointOptions options) : CheckpointPlan(std::move(options)) {
+  Checkpoints(Wrapper& wrapped, CheckpointOptions options) : Checkpoints(std::move(options)) {
     with_job(wrapped, [&](const Job& job) { open(job.ranks); });
   }
+  Checkpoints(const Checkpoints&) = delete;
+  Checkpoints& operator=(const Checkpoints&) = delete;
 
   /// Goes on from the newest valid checkpoint in the folder, if `.resume` says so or the job was
   /// started again by its launcher. Nothing where there is none: training starts anew. Rank 0 says
@@ -182,7 +92,7 @@ class Checkpoints : private detail::CheckpointPlan {
   /// saved.
   template <class Wrapper, class Options>
   void step(Wrapper& wrapped, const Options& options) {
-    if (may_be_due(wrapped.updates())) [[unlikely]]
+    if (due_(wrapped.updates())) [[unlikely]]
       carry_out(wrapped, options);
   }
   template <class Wrapper>
@@ -209,19 +119,23 @@ class Checkpoints : private detail::CheckpointPlan {
   /// Waits until all is written. **Ranks** all. **Host** blocks.
   template <class Wrapper>
   void finish(Wrapper& wrapped) {
-    with_job(wrapped, [&](const Job& job) { finish_with(job.ranks); });
+    with_job(wrapped, [&](const Job& job) { writer_.finish_with(job.ranks); });
   }
 
-  using CheckpointPlan::best;
-  using CheckpointPlan::best_path;
-  using CheckpointPlan::latest;
-  using CheckpointPlan::options;
+  const CheckpointOptions& options() const { return options_; }
+  /// The newest checkpoint in the folder, as this rank sees it.
+  std::optional<std::string> latest() const;
+  /// The best score so far, of those named `best_by`.
+  std::optional<double> best() const { return best_; }
+  /// The checkpoint with that score, as this rank sees it; `finish` waits for what is being
+  /// written.
+  std::optional<std::string> best_path() const;
 
  private:
   template <class>
-  friend class detail::JobCheckpoints;
-  friend struct detail::JobSaves;
+  friend struct detail::JobSaving;
   using Job = detail::StatefulJob;
+  using Clock = std::chrono::steady_clock;
 
   template <class Wrapper>
   static void with_job(Wrapper& wrapped, detail::FunctionRef<void(const Job&)> f) {
@@ -240,6 +154,50 @@ class Checkpoints : private detail::CheckpointPlan {
     const auto make = [&] { return made(options); };
     with_job(wrapped, [&](const Job& job) { save_if_due(job, make); });
   }
+
+  // **Ranks** all. **Host** blocks.
+
+  /// `alarm` is set when a thread has failed to write, instead of that of this object.
+  explicit Checkpoints(CheckpointOptions options, std::atomic<bool>* alarm = nullptr);
+  /// Rank 0 takes the folder; all ranks learn the best score in it.
+  void open(const detail::JointRanks& ranks);
+  /// Is the job to go on from a checkpoint: because it was asked to, or was started again?
+  bool will_resume() const;
+  /// The checkpoint that it is to go on from: the newest valid one. Rank 0 says which it has passed
+  /// over, or that there is none. Throws where there are some and all of them are damaged.
+  std::optional<std::string> find_newest(const detail::JointRanks& ranks);
+  /// The job goes on from there, or with nothing begins anew. Throws where the folder holds later
+  /// checkpoints.
+  void begin_after(const Job& job, const Resumed* resumed);
+  /// Now and then ranks tell each other whether their time is over or a signal has come. `make()`
+  /// is called where something is saved.
+  void save_if_due(const Job& job, detail::FunctionRef<SaveOptions()> make);
+  void save_epoch(const Job& job, SaveOptions options, bool is_last);
+  std::string save_now(const Job& job, SaveOptions options);
+  /// After how many updates `save_if_due` has something to do.
+  std::uint64_t next_due() const;
+
+  void begin(const Job& job);
+  bool look(const Job& job);
+  void learn_best(const std::string& told);
+  std::optional<double> better_score(const Scores& scores) const;
+  std::string save_as(const Job& job, SaveOptions options, std::optional<double> score,
+                      bool asynchronous);
+  void save_or_stop(const Job& job, SaveOptions options, std::optional<double> score);
+
+  CheckpointOptions options_;
+  std::shared_ptr<detail::CheckpointFolder> folder_;  // of rank 0
+  detail::StopRequest stop_request_;
+  detail::SaveDue due_;
+  detail::StateWriter writer_;
+  std::optional<double> best_;
+  std::uint64_t updates_ = 0;  // when something was last due
+  std::uint64_t look_at_ = 0;  // after how many updates ranks look next
+  std::uint64_t updates_per_look_ = 1;
+  int signal_ = 0;
+  bool has_begun_ = false;
+  Clock::time_point looked_ = Clock::now();
+  Clock::time_point saved_ = looked_;
 };
 
 }  // namespace lockstep

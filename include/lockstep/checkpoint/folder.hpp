@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -42,6 +43,10 @@ class FolderLock {
   Descriptor file_;
 };
 
+/// The options with their folder without slashes at its end, which would be doubled in paths.
+/// Throws unless they can be meant: a program's numbers may be nonsense too.
+CheckpointOptions plain_options(CheckpointOptions options);
+
 inline constexpr std::string_view best_checkpoint_name = "best.safetensors";
 
 /// The file of a checkpoint after so many updates, without its folder.
@@ -57,33 +62,19 @@ std::string_view shard_stem(std::string_view name);
 /// Is this a file that was being written, or a copy that was being made?
 bool is_temporary_name(std::string_view name);
 
-/// A checkpoint in a folder. Of `best.safetensors` the step is not known from its name.
-struct FoundCheckpoint {
-  std::string path;
-  std::optional<std::uint64_t> step;
-
-  bool operator==(const FoundCheckpoint&) const = default;
-};
-
 /// The plain files in a folder, in no order; none where the folder cannot be read.
 std::vector<std::string> files_in(const std::string& folder);
 
-/// The checkpoints in a folder, the newest first, without `best.safetensors`.
-std::vector<FoundCheckpoint> list_checkpoints(const std::string& folder);
+/// The steps of the checkpoints in a folder, the newest first.
+std::vector<std::uint64_t> steps_in(const std::string& folder);
+
+/// Hears of checkpoints that are passed over: `skipped(path, why)`.
+using SkippedCheckpoint = FunctionRef<void(const std::string&, const std::string&)>;
 
 /// The newest checkpoint for which `verify(path)` throws no `Error`; `best.safetensors` comes last.
-/// `skipped(path, why)` is called for each that is passed over.
-std::optional<FoundCheckpoint> newest_valid_checkpoint(
-    const std::string& folder, FunctionRef<void(const std::string&)> verify,
-    FunctionRef<void(const FoundCheckpoint&, const std::string&)> skipped);
-
-/// The score of `folder`'s best copy under this name, if it is known.
-std::optional<double> read_best_score(const std::string& folder, std::string_view name);
-
-/// Makes `checkpoint`, a file in `folder`, its best copy, with this score. Whoever reads the copy
-/// finds the one before or this one.
-void replace_best_copy(const std::string& folder, const std::string& checkpoint,
-                       std::string_view name, double score);
+std::optional<std::string> newest_valid_checkpoint(const std::string& folder,
+                                                   FunctionRef<void(const std::string&)> verify,
+                                                   SkippedCheckpoint skipped);
 
 /// Throws an `Error` unless every byte of a checkpoint is as lockstep wrote it.
 void verify_checkpoint(const std::string& path);
@@ -104,13 +95,9 @@ class CheckpointFolder {
   std::string path_of(std::uint64_t step) const;
   std::string best_path() const;
 
-  /// Was the folder made by this object?
-  bool is_new() const { return is_new_; }
-
-  /// The newest valid checkpoint. `skipped(path, why)` hears of the others that were tried. Where
-  /// its job died before it could be made the best copy, that is made up for.
-  std::optional<FoundCheckpoint> newest_valid(
-      FunctionRef<void(const std::string&, const std::string&)> skipped);
+  /// The newest valid checkpoint. Where its job died before it could be made the best copy, that is
+  /// made up for.
+  std::optional<std::string> newest_valid(SkippedCheckpoint skipped);
 
   /// The job begins after so many updates, 0 for a new one. Throws where the folder holds a later
   /// checkpoint: that is of another run, and this one's would be taken for older.
@@ -123,28 +110,17 @@ class CheckpointFolder {
   /// only those that this job has written or verified count.
   void saved(std::uint64_t step);
 
-  /// Makes the saved checkpoint of this step the best copy if its score is better than that of the
-  /// best so far; NaN never is. Returns whether it was.
-  bool offer_best(std::uint64_t step, double score);
+  /// Makes the saved checkpoint of this step the best copy if the score that it was saved with is
+  /// better than that of the best so far; NaN never is. Returns whether it was.
+  bool offer_best(std::uint64_t step);
 
-  /// The score of the best copy, where that is known by the name of `best_by`.
+  /// The score of the best copy under the name of `best_by`, if it has one.
   std::optional<double> best_score() const;
 
-  /// The newest checkpoint that this job has written or verified.
-  std::optional<FoundCheckpoint> latest() const;
-
  private:
-  enum class Standing : std::uint8_t { valid, invalid };
-  struct Known {
-    std::uint64_t step;
-    Standing standing;
-  };
-
-  std::optional<Standing> standing_of(std::uint64_t step) const;
-  void note(std::uint64_t step, Standing standing);
-  bool take_if_best(std::uint64_t step, double score);
+  static const std::string& made(const std::string& folder);
+  bool take_if_best(std::uint64_t step);
   void clean_up();
-  void keep_newest();
   void remove(std::uint64_t step, const std::vector<std::string>& of_best);
   /// The shards of the best copy: none where there is no copy, nothing where it cannot be read.
   std::optional<std::vector<std::string>> best_shards() const;
@@ -152,10 +128,9 @@ class CheckpointFolder {
   bool remove_file(const std::string& name);
 
   CheckpointOptions options_;
-  bool is_new_;
   FolderLock lock_;
   mutable std::mutex mutex_;
-  std::vector<Known> known_;
+  std::map<std::uint64_t, bool> is_valid_;  // of checkpoints that it has written or looked at
   std::optional<double> best_score_;
   bool has_complained_ = false;
 };

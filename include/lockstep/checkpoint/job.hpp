@@ -4,12 +4,12 @@
 /// how it ended: what goes wrong on one rank is the same error on all.
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -62,14 +62,6 @@ std::vector<std::string> store_together(const JointRanks& ranks, std::string_vie
                                         FunctionRef<std::string()> work,
                                         const StoragePatience& patience = {});
 
-/// Throws on all ranks unless they were given the same path; `paths` are those of all ranks.
-void require_same_path(const JointRanks& ranks, std::string_view operation,
-                       const std::vector<std::string>& paths);
-
-/// Appends a text with its length, and takes it off again.
-void append_sized(std::string& out, std::string_view piece);
-std::string_view take_sized(std::string_view& rest);
-
 /// Memory into which a device copies best.
 struct SnapshotMemory {
   std::shared_ptr<void> owner;
@@ -77,149 +69,125 @@ struct SnapshotMemory {
   std::size_t bytes = 0;
 };
 
-/// What saving and loading ask of a wrapper: of no type, so that they are compiled once, for all.
-/// None but `synchronize_buffers` communicates.
-struct JobCalls {
-  void (*list_state)(void* wrapper, StateUse use, std::vector<StateEntry>& to);
-  ReplicaProgress (*progress)(void* wrapper);
-  void (*set_progress)(void* wrapper, const ReplicaProgress& to);
-  void (*synchronize_buffers)(void* wrapper);  ///< where one set of them is that of all ranks
-  SnapshotMemory (*make_memory)(void* wrapper, std::size_t bytes);
-  void (*copy_out)(void* wrapper, std::span<const StateCopy> copies);
-  void (*copy_in)(void* wrapper, const StateEntry& entry, const std::byte* from);
-  /// Waits for the latest copies, on any thread, while the wrapper lives.
-  void (*await_copies)(void* wrapper);
-  /// Ends all other ranks with these words.
-  void (*abandon)(void* wrapper, const char* words);
-};
-
-/// This rank's part of a job.
+/// This rank's part of a job: what saving and loading ask of a wrapper, without its type, so that
+/// they are compiled once, for all. Of the functions none but `synchronize_buffers` communicates.
 class StatefulJob {
  public:
   JointRanks ranks;
-  JobShape shape;
-  const JobCalls& calls;
-  void* wrapper;
-  /// While the job's memory is read and written, another thread tells the other ranks that this one
-  /// is alive. Both use the communicator, one at a time.
-  std::mutex& turns;
+  JobShape shape{};
   bool is_one_process = false;       ///< are all replicas of this process?
   std::size_t micro_batches = 0;     ///< that are added up, and not yet used
   std::uint64_t updates = 0;         ///< of the optimizer
   std::vector<NameAlias> aliases{};  ///< of parameters and buffers
 
-  std::vector<StateEntry> entries(StateUse use) const {
-    const std::lock_guard turn(turns);
-    std::vector<StateEntry> all;
-    calls.list_state(wrapper, use, all);
-    return all;
-  }
-  ReplicaProgress progress() const {
-    const std::lock_guard turn(turns);
-    return calls.progress(wrapper);
-  }
-  void set_progress(const ReplicaProgress& to) const {
-    const std::lock_guard turn(turns);
-    calls.set_progress(wrapper, to);
-  }
-  void copy_out(std::span<const StateCopy> copies) const {
-    const std::lock_guard turn(turns);
-    calls.copy_out(wrapper, copies);
-  }
-  void copy_in(const StateEntry& entry, const std::byte* from) const {
-    const std::lock_guard turn(turns);
-    calls.copy_in(wrapper, entry, from);
-  }
-  void synchronize_buffers() const { calls.synchronize_buffers(wrapper); }
-  SnapshotMemory make_memory(std::size_t bytes) const { return calls.make_memory(wrapper, bytes); }
-  void await_copies() const { calls.await_copies(wrapper); }
+  explicit StatefulJob(const JointRanks& of) : ranks(of) {}
+  StatefulJob(const StatefulJob&) = delete;
+  StatefulJob& operator=(const StatefulJob&) = delete;
+
+  virtual std::vector<StateEntry> entries(StateUse use) const = 0;
+  virtual ReplicaProgress progress() const = 0;
+  virtual void set_progress(const ReplicaProgress& to) const = 0;
+  virtual void synchronize_buffers() const = 0;  ///< where one set of them is that of all ranks
+  virtual SnapshotMemory make_memory(std::size_t bytes) const = 0;
+  virtual void copy_out(std::span<const StateCopy> copies) const = 0;
+  virtual void copy_in(const StateEntry& entry, const std::byte* from) const = 0;
+  /// A function that waits for the latest copies, on any thread, while the wrapper lives.
+  virtual std::function<void()> copies_waiter() const = 0;
+  void await_copies() const { copies_waiter()(); }
+  /// Ends all other ranks with these words.
+  virtual void abandon(const char* words) const = 0;
+
+ protected:
+  ~StatefulJob() = default;
 };
 
-/// The calls of a wrapper.
+/// A wrapper's part of a job, within the program's call `call`.
+///
+/// While the job's memory is read and written, another thread tells the other ranks that this one
+/// is alive. Both use the communicator, one at a time.
 template <class Wrapper>
-inline constexpr JobCalls job_calls = {
-    [](void* w, StateUse use, std::vector<StateEntry>& to) {
-      static_cast<Wrapper*>(w)->list_state(use, to);
-    },
-    [](void* w) { return static_cast<Wrapper*>(w)->progress(); },
-    [](void* w, const ReplicaProgress& to) { static_cast<Wrapper*>(w)->set_progress(to); },
-    [](void* w) {
-      if constexpr (Wrapper::traits::unites_buffers)
-        static_cast<Wrapper*>(w)->synchronize_buffers();
-    },
-    [](void* w, std::size_t bytes) {
-      using Memory = decltype(static_cast<Wrapper*>(w)->make_kept_memory(bytes));
-      const auto memory =
-          std::make_shared<Memory>(static_cast<Wrapper*>(w)->make_kept_memory(bytes));
-      return SnapshotMemory{memory, memory->data(), bytes};
-    },
-    [](void* w, std::span<const StateCopy> copies) { static_cast<Wrapper*>(w)->copy_out(copies); },
-    [](void* w, const StateEntry& entry, const std::byte* from) {
-      static_cast<Wrapper*>(w)->copy_in(entry, from);
-    },
-    [](void* w) { static_cast<Wrapper*>(w)->await_copies(); },
-    []([[maybe_unused]] void* w, [[maybe_unused]] const char* words) {
-      if constexpr (!Wrapper::is_one_process)
-        static_cast<Wrapper*>(w)->communicator().abandon(words);
-    },
-};
-
-/// How many processes make a call together, and which this is.
-template <class Wrapper>
-std::size_t process_count(Wrapper& wrapped) {
-  if constexpr (Wrapper::is_one_process) {
-    return 1;
-  } else {
-    return wrapped.communicator().world_size().value();
+class WrappedJob final : public StatefulJob {
+ public:
+  WrappedJob(Wrapper& wrapped, JobCall call)
+      : StatefulJob({Rank{0}, 1, *this}), wrapped_(wrapped), call_(call) {
+    if constexpr (!Wrapper::is_one_process) {
+      ranks.rank = wrapped.communicator().rank();
+      ranks.world = wrapped.communicator().world_size().value();
+    }
+    shape = wrapped.job_shape();
+    is_one_process = Wrapper::is_one_process;
+    micro_batches = wrapped.micro_batches();
+    updates = wrapped.updates();
+    if constexpr (TensorListing<typename Wrapper::traits::model>)
+      aliases = listed_aliases(wrapped.model());
   }
-}
-template <class Wrapper>
-Rank process_rank(Wrapper& wrapped) {
-  if constexpr (Wrapper::is_one_process) {
-    return Rank{0};
-  } else {
-    return wrapped.communicator().rank();
-  }
-}
 
-/// Every rank's text, by rank, as a part of the program's call `call`. **Ranks** all. **Host**
-/// blocks.
-template <class Wrapper>
-struct GatherTexts {
+  /// Gathers every rank's text, by rank. **Ranks** all. **Host** blocks.
   std::vector<std::string> operator()(std::string text) const {
     if constexpr (Wrapper::is_one_process || Wrapper::traits::alone) {
       return {std::move(text)};
     } else {
-      [[maybe_unused]] const auto on = wrapped.on_device();
-      const InJobCall in(call);
-      const std::lock_guard turn(turns);
-      return all_gather_objects(wrapped.communicator(), std::move(text));
+      [[maybe_unused]] const auto on = wrapped_.on_device();
+      const InJobCall in(call_);
+      const std::lock_guard turn(turns_);
+      return all_gather_objects(wrapped_.communicator(), std::move(text));
     }
   }
-  Wrapper& wrapped;
-  JobCall call;
-  std::mutex& turns;
+
+  std::vector<StateEntry> entries(StateUse use) const override {
+    const std::lock_guard turn(turns_);
+    std::vector<StateEntry> all;
+    wrapped_.list_state(use, all);
+    return all;
+  }
+  ReplicaProgress progress() const override {
+    const std::lock_guard turn(turns_);
+    return wrapped_.progress();
+  }
+  void set_progress(const ReplicaProgress& to) const override {
+    const std::lock_guard turn(turns_);
+    wrapped_.set_progress(to);
+  }
+  void synchronize_buffers() const override {
+    if constexpr (Wrapper::traits::unites_buffers) wrapped_.synchronize_buffers();
+  }
+  SnapshotMemory make_memory(std::size_t bytes) const override {
+    using Memory = decltype(wrapped_.make_kept_memory(bytes));
+    const auto memory = std::make_shared<Memory>(wrapped_.make_kept_memory(bytes));
+    return {memory, memory->data(), bytes};
+  }
+  void copy_out(std::span<const StateCopy> copies) const override {
+    const std::lock_guard turn(turns_);
+    wrapped_.copy_out(copies);
+  }
+  void copy_in(const StateEntry& entry, const std::byte* from) const override {
+    const std::lock_guard turn(turns_);
+    wrapped_.copy_in(entry, from);
+  }
+  std::function<void()> copies_waiter() const override {
+    return [wrapped = &wrapped_] { wrapped->await_copies(); };
+  }
+  void abandon([[maybe_unused]] const char* words) const override {
+    if constexpr (!Wrapper::is_one_process) wrapped_.communicator().abandon(words);
+  }
+
+ private:
+  Wrapper& wrapped_;
+  JobCall call_;
+  mutable std::mutex turns_;
 };
 
-/// Calls `f(job)` as a part of the program's call `call`. **Ranks** all.
+/// Calls `f(job)` as a part of the program's call `call`; nothing for a job that was rejected.
+/// **Ranks** all.
 template <class Wrapper>
 void with_job(Wrapper& wrapped, JobCall call, FunctionRef<void(const StatefulJob&)> f) {
-  if constexpr (!Wrapper::is_one_process) wrapped.require_joined("checkpoints");
-  [[maybe_unused]] const auto on = wrapped.on_device();
-  const InJobCall in(call);
-  std::mutex turns;
-  const GatherTexts<Wrapper> gather{wrapped, call, turns};
-  StatefulJob job{{process_rank(wrapped), process_count(wrapped), gather},
-                  wrapped.job_shape(),
-                  job_calls<Wrapper>,
-                  &wrapped,
-                  turns,
-                  Wrapper::is_one_process,
-                  wrapped.micro_batches(),
-                  wrapped.updates()};
-  if constexpr (TensorListing<typename Wrapper::traits::model>)
-    job.aliases = listed_aliases(wrapped.model());
-  f(job);
+  if constexpr (!requires { Wrapper::is_rejected; }) {
+    if constexpr (!Wrapper::is_one_process) wrapped.require_joined("checkpoints");
+    [[maybe_unused]] const auto on = wrapped.on_device();
+    const InJobCall in(call);
+    const WrappedJob<Wrapper> job(wrapped, call);
+    f(job);
+  }
 }
 
 }  // namespace lockstep::detail

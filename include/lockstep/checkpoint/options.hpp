@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file What a job's checkpoints are: where, how often, how many; and the options of the command
-/// line that say so.
+/// @file What a job's checkpoints are: where, how often, how many, and what is in them.
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -54,46 +53,16 @@ struct CheckpointOptions {
 
 namespace detail {
 
-/// The options of a launched trainer that are about checkpoints.
-inline constexpr Flag checkpoint_flags[] = {
-    {"--checkpoint", "DIR", "save the job's state in this folder"},
-    {"--checkpoint-every", "5m", "how often: 30s, 5m, 1h, or a number of updates (every epoch)"},
-    {"--resume", "", "go on from the newest valid checkpoint in the folder, if there is one"},
-    {"--keep", "N", "how many of the newest checkpoints stay, or all (3)"},
-    {"--best", "SCORE", "keep a copy of the best by this score; wer:lower says which is better"},
+/// When something may have to be saved: what a step compares, and nothing else.
+struct SaveDue {
+  static constexpr std::uint64_t never = ~std::uint64_t{0};
+  std::uint64_t at = 0;               ///< after so many updates
+  bool is_waiting = false;            ///< a save has been asked for that waits for an update
+  std::atomic<bool> at_once = false;  ///< a thread has failed to write
+  bool operator()(std::uint64_t updates) const {
+    return is_waiting || updates >= at || at_once.load(std::memory_order_acquire);
+  }
 };
-
-/// What the command line says about checkpoints, which takes precedence over the program.
-struct CheckpointFlags {
-  /// `--checkpoint-every`: one of the two.
-  struct Every {
-    std::uint64_t steps = 0;
-    std::chrono::milliseconds time{0};
-    bool operator==(const Every&) const = default;
-  };
-
-  std::optional<std::string> folder{};
-  std::optional<Every> every{};
-  std::optional<std::size_t> keep{};
-  std::optional<std::string> best_by{};
-  std::optional<bool> higher_is_better{};
-  bool resume = false;
-
-  /// Is any of them given?
-  bool any() const;
-
-  /// The program's options with these in their place. Throws where there is no folder for them.
-  CheckpointOptions over(CheckpointOptions options) const;
-};
-
-/// Takes the options about checkpoints out of those that are given. Other names are not looked at.
-CheckpointFlags parse_checkpoint_flags(std::span<const CutArguments::Given> given);
-
-/// `5m`, `300s`, `1.5h`, `2d`, or `100` for updates.
-CheckpointFlags::Every parse_checkpoint_interval(std::string_view name, std::string_view text);
-
-/// Throws unless the options can be meant: a program's numbers may be nonsense too.
-void require_checkpoint_options(const CheckpointOptions& options);
 
 }  // namespace detail
 

@@ -10,25 +10,17 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "lockstep/checkpoint/job.hpp"
 #include "lockstep/checkpoint/options.hpp"
 #include "lockstep/checkpoint/safetensors.hpp"
-#include "lockstep/checkpoint/state.hpp"
-#include "lockstep/checkpoint/values.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/json.hpp"
 #include "lockstep/core/macros.hpp"
-#include "lockstep/data/sampler.hpp"
-#include "lockstep/observe/scores.hpp"
-#include "lockstep/optim/progress.hpp"
 
 namespace lockstep::detail {
 
@@ -36,6 +28,7 @@ namespace lockstep::detail {
 struct ShardFile {
   std::string name;  // within the folder of the main file
   WrittenFile file;
+  std::size_t rank = 0;  // whose it is, while it is written
 };
 
 /// The `files` member of the main file's facts, and how it is read back. Names with slashes, of the
@@ -116,10 +109,8 @@ template <class Wrapper>
 Resumed load_wrapped(Wrapper& wrapped, const std::string& path, const LoadOptions& options,
                      LoadWhat what) {
   Resumed resumed;
-  if constexpr (!requires { Wrapper::is_rejected; }) {
-    with_job(wrapped, JobCall::load,
-             [&](const StatefulJob& job) { resumed = load_job(job, path, options, what); });
-  }
+  with_job(wrapped, JobCall::load,
+           [&](const StatefulJob& job) { resumed = load_job(job, path, options, what); });
   return resumed;
 }
 

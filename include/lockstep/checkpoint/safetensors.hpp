@@ -112,9 +112,8 @@ class SafetensorsFile {
   /// data is not what was written. Files of other programs have none.
   void verify() const;
 
-  /// The same for one tensor, through memory of the caller's; `verify_bytes` of it stay in a cache.
-  void verify(const TensorEntry& tensor, std::span<std::byte> memory) const;
-  static constexpr std::size_t verify_bytes = std::size_t{256} << 10;
+  /// The same for one tensor.
+  void verify(const TensorEntry& tensor) const;
 
  private:
   [[noreturn, gnu::cold]] void damaged(std::initializer_list<Word> problem) const;

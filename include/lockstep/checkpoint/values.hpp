@@ -20,18 +20,11 @@ namespace lockstep {
 
 namespace detail {
 
-/// What a kept value is. The numbers are part of what ranks tell each other.
-enum class ValueKind : std::uint8_t { number, truth, text, numbers, random_stream };
-
 /// A value of one rank as a checkpoint has it.
 struct SavedValue {
   std::string name;
-  ValueKind kind = ValueKind::number;
-  ElementKind element = ElementKind::unsupported;  // of numbers
-  std::string bytes;                               // of a random stream: its seed and its position
-
-  /// The type in words: `double`, `float[]`, `text`.
-  std::string type() const;
+  std::string type;   // `double`, `float[]`, `text`, `bool` or `RandomStream`
+  std::string bytes;  // of a random stream: its seed and its position
 };
 
 template <class T>
@@ -45,20 +38,18 @@ concept Keepable = Element<T> || std::same_as<T, bool> || std::same_as<T, std::s
                    std::same_as<T, RandomStream> || is_vector_of_numbers<T>;
 
 template <class T>
-constexpr ValueKind value_kind() {
-  if constexpr (std::same_as<T, bool>) return ValueKind::truth;
-  if constexpr (std::same_as<T, std::string>) return ValueKind::text;
-  if constexpr (std::same_as<T, RandomStream>) return ValueKind::random_stream;
-  if constexpr (is_vector_of_numbers<T>) return ValueKind::numbers;
-  return ValueKind::number;
-}
-
-template <class T>
-constexpr ElementKind value_element() {
-  if constexpr (is_vector_of_numbers<T>) return element_kind<typename T::value_type>();
-  if constexpr (std::same_as<T, bool> || std::same_as<T, std::string>) return ElementKind::u8;
-  if constexpr (std::same_as<T, RandomStream>) return ElementKind::u64;
-  return element_kind<T>();
+std::string value_type() {
+  if constexpr (std::same_as<T, bool>) {
+    return "bool";
+  } else if constexpr (std::same_as<T, std::string>) {
+    return "text";
+  } else if constexpr (std::same_as<T, RandomStream>) {
+    return "RandomStream";
+  } else if constexpr (is_vector_of_numbers<T>) {
+    return value_type<typename T::value_type>() + "[]";
+  } else {
+    return std::string(element_name(element_kind<T>()));
+  }
 }
 
 /// A value's bytes, and a value of bytes that have the right number.
@@ -107,8 +98,7 @@ class KeptValue {
                   "and RandomStream, no constants and no other types (the compiler prints the type "
                   "beside this sentence)");
     if constexpr (detail::Keepable<T>) {
-      kind_ = detail::value_kind<T>();
-      element_ = detail::value_element<T>();
+      type_ = detail::value_type<T>();
       bytes_ = [](const void* object) {
         return detail::value_bytes(*static_cast<const T*>(object));
       };
@@ -119,19 +109,16 @@ class KeptValue {
   }
 
   const std::string& name() const { return name_; }
+  const std::string& type() const { return type_; }
   /// The value as it is now.
-  detail::SavedValue saved() const { return {name_, kind_, element_, bytes_(object_)}; }
-  bool is_of(const detail::SavedValue& saved) const {
-    return saved.kind == kind_ && saved.element == element_;
-  }
+  detail::SavedValue saved() const { return {name_, type_, bytes_(object_)}; }
   /// Takes the value that a checkpoint had, which is of this type.
   void set(const detail::SavedValue& saved) const { set_(object_, saved.bytes); }
 
  private:
   std::string name_;
+  std::string type_;
   void* object_;
-  detail::ValueKind kind_{};
-  ElementKind element_{};
   std::string (*bytes_)(const void*) = nullptr;
   void (*set_)(void*, std::string_view) = nullptr;
 };
@@ -163,24 +150,5 @@ class KeptValues {
  private:
   std::vector<KeptValue> values_;
 };
-
-namespace detail {
-
-/// The values as they are now, as one text that ranks send each other, and back.
-std::string pack_values(const KeptValues& values);
-std::vector<SavedValue> unpack_values(std::string_view packed);
-
-/// What `values` and a rank's record in a checkpoint do not have in common, in words.
-struct ValueDifferences {
-  std::vector<std::string> missing;     ///< names that the record does not have
-  std::vector<std::string> unexpected;  ///< names that nobody has asked for
-  std::vector<std::string> other_types;
-};
-ValueDifferences compare_values(const KeptValues& values, const std::vector<SavedValue>& saved);
-
-/// Gives `values` what the record has of them.
-void set_values(const KeptValues& values, const std::vector<SavedValue>& saved);
-
-}  // namespace detail
 
 }  // namespace lockstep

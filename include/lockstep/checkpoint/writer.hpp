@@ -27,7 +27,9 @@ namespace lockstep::detail {
 /// end of this object is told as a late failure (`core/scope_guard.hpp`).
 class BackgroundWriter {
  public:
-  explicit BackgroundWriter(Rank rank) : rank_(rank) {}
+  /// `alarm` is set as well when work has failed.
+  explicit BackgroundWriter(Rank rank, std::atomic<bool>* alarm = nullptr)
+      : rank_(rank), alarm_(alarm) {}
   /// **Host** blocks until the work under way is done.
   ~BackgroundWriter();
   BackgroundWriter(const BackgroundWriter&) = delete;
@@ -48,11 +50,11 @@ class BackgroundWriter {
   /// The failure of work that has ended, or null. It is not thrown any more.
   std::exception_ptr take_failure();
 
-  /// Runs `work()` on a thread. Where other work is under way it waits for that or, with
-  /// `WhenBusy::skip`, returns false. Throws the failure of earlier work, and then runs nothing.
+  /// Runs `work()` on a thread, after the work under way. Throws the failure of earlier work, and
+  /// then runs nothing.
   template <class Work>
-  bool start(Work work, WhenBusy when_busy = WhenBusy::wait) {
-    if (!is_free(when_busy)) return false;
+  void start(Work work) {
+    wait();
     is_busy_.store(true, std::memory_order_relaxed);
     try {
       thread_ = Thread(
@@ -69,16 +71,14 @@ class BackgroundWriter {
       is_busy_.store(false, std::memory_order_relaxed);
       throw;
     }
-    return true;
   }
 
  private:
-  /// Can work be started now, after a wait where `when_busy` says so?
-  bool is_free(WhenBusy when_busy);
   void failed(std::exception_ptr thrown);
   [[noreturn, gnu::cold]] void throw_failure();
 
   Rank rank_;
+  std::atomic<bool>* alarm_;
   std::atomic<bool> is_busy_ = false;
   std::atomic<bool> has_failed_ = false;
   std::exception_ptr failure_;  // written before has_failed_, read after it
@@ -90,7 +90,8 @@ struct RankFile;
 /// A `Saver` without the types of jobs.
 class StateWriter {
  public:
-  StateWriter() = default;
+  /// `alarm` is set when a thread has failed to write: for whoever does not ask at every step.
+  explicit StateWriter(std::atomic<bool>* alarm = nullptr) : alarm_(alarm) {}
   /// **Host** blocks until the save under way is written; where an exception drives this object out
   /// of its scope, rank 0 waits for no other rank's part.
   ~StateWriter();
@@ -106,7 +107,6 @@ class StateWriter {
   void rethrow() {
     if (writer_) writer_->rethrow();
   }
-  bool has_failed() const { return writer_ && writer_->has_failed(); }
   /// Is this rank's part of a save still being written?
   bool is_busy() const { return writer_ && writer_->is_busy(); }
 
@@ -119,6 +119,7 @@ class StateWriter {
   void write_later(const StatefulJob& job, const std::shared_ptr<RankFile>& file);
   void give_up();
 
+  std::atomic<bool>* alarm_;
   std::optional<BackgroundWriter> writer_;
   SnapshotMemory snapshot_;
   std::atomic<bool> is_given_up_ = false;  // nobody needs the file that is being written
@@ -153,21 +154,17 @@ class Saver : private detail::StateWriter {
   template <class Wrapper>
   bool save(Wrapper& wrapped, const std::string& path, const SaveOptions& options = {}) {
     bool is_saved = false;
-    if constexpr (!requires { Wrapper::is_rejected; }) {
-      detail::with_job(wrapped, detail::JobCall::save, [&](const detail::StatefulJob& job) {
-        is_saved = save_job(job, path, options);
-      });
-    }
+    detail::with_job(wrapped, detail::JobCall::save, [&](const detail::StatefulJob& job) {
+      is_saved = save_job(job, path, options);
+    });
     return is_saved;
   }
 
   /// Waits until all is written. **Ranks** all. **Host** blocks.
   template <class Wrapper>
   void finish(Wrapper& wrapped) {
-    if constexpr (!requires { Wrapper::is_rejected; }) {
-      detail::with_job(wrapped, detail::JobCall::save,
-                       [&](const detail::StatefulJob& job) { finish_with(job.ranks); });
-    }
+    detail::with_job(wrapped, detail::JobCall::save,
+                     [&](const detail::StatefulJob& job) { finish_with(job.ranks); });
   }
 
   using StateWriter::is_busy;

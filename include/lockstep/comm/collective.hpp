@@ -270,11 +270,11 @@ inline constexpr bool is_logical =
 /// The element type that both arguments of a collective have. Not a member of the front: nvcc
 /// writes this type's name into code outside of it.
 template <class In, class Out>
-struct CommonElement {
-  using type = ElementsOf<Out>;
-  static_assert(std::same_as<std::remove_const_t<ElementsOf<const In>>, type>,
+constexpr auto common_element() {
+  static_assert(std::same_as<std::remove_const_t<ElementsOf<const In>>, ElementsOf<Out>>,
                 "lockstep: a collective's arguments have one element type");
-};
+  return ElementsOf<Out>{};
+}
 
 /// The operation of a collective that reduces nothing.
 struct NoOperation {};

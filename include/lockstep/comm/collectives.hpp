@@ -4,6 +4,8 @@
 
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
+#include <iterator>
 #include <optional>
 #include <span>
 #include <string>
@@ -15,15 +17,40 @@
 #include "lockstep/comm/combine.hpp"
 #include "lockstep/comm/communicator.hpp"
 #include "lockstep/comm/generic.hpp"
-#include "lockstep/comm/variable_gather.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/core/text.hpp"
 #include "lockstep/core/view.hpp"
 
 namespace lockstep {
+
+/// Pieces of different lengths, one of each rank, one behind the other in rank order.
+struct GatheredPieces {
+  std::vector<std::size_t> counts;   // elements of each rank's piece
+  std::vector<std::size_t> offsets;  // where each rank's piece begins
+
+  /// Elements of all pieces together.
+  std::size_t total() const { return counts.empty() ? 0 : offsets.back() + counts.back(); }
+};
+
+/// Pieces and their elements. On a rank that does not get the elements, `values` is empty.
+template <class T>
+struct Gathered : GatheredPieces {
+  std::vector<T> values;
+
+  /// The elements that a rank has brought.
+  std::span<const T> of(Rank rank) const {
+    return std::span<const T>(values).subspan(offsets[rank.value()], counts[rank.value()]);
+  }
+};
+
+namespace detail {
+/// Pieces of these lengths.
+GatheredPieces pieces_of(std::vector<std::size_t> counts);
+}  // namespace detail
 
 template <class Parent, std::size_t Ranks>
 class Subgroup;
@@ -153,33 +180,28 @@ class Collectives {
   /// none: host memory. Bools come as bytes. **Host** blocks until the counts are here.
   template <class In>
   auto all_gather_variable(const In& in) {
-    using T = std::remove_const_t<detail::ElementsOf<const In>>;
-    return detail::VariableGather<Self, T>(self()).into_new(detail::elements_of(in));
+    return gather_new(detail::elements_of(in), std::nullopt);
   }
   /// The same into given memory, the host's or a GPU's, which must hold all elements.
   template <class In, class Out>
   GatheredPieces all_gather_variable(const In& in, Out&& out) {
-    using T = Common<In, Out>;
-    return detail::VariableGather<Self, T>(self()).into(detail::elements_of(in),
-                                                        detail::elements_of(out));
+    return gather_into<Common<In, Out>>(detail::elements_of(in), detail::elements_of(out),
+                                        std::nullopt);
   }
 
   /// On `root`, every rank's in, where each rank brings as many elements as it has, or none: host
   /// memory. The other ranks get the counts alone. **Host** blocks until the counts are here.
   template <class In>
   auto gather_variable(const In& in, Rank root) {
-    using T = std::remove_const_t<detail::ElementsOf<const In>>;
     require_root(detail::CollectiveKind::gather_variable, root);
-    return detail::VariableGather<Self, T>(self(), root).into_new(detail::elements_of(in));
+    return gather_new(detail::elements_of(in), root);
   }
   /// The same into memory of root's, the host's or a GPU's, which must hold all elements. Elsewhere
   /// out is not used.
   template <class In, class Out>
   GatheredPieces gather_variable(const In& in, Out&& out, Rank root) {
-    using T = Common<In, Out>;
     require_root(detail::CollectiveKind::gather_variable, root);
-    return detail::VariableGather<Self, T>(self(), root)
-        .into(detail::elements_of(in), detail::elements_of(out));
+    return gather_into<Common<In, Out>>(detail::elements_of(in), detail::elements_of(out), root);
   }
 
   /// On `root`, out = every rank's in; elsewhere out is not used.
@@ -227,10 +249,9 @@ class Collectives {
         given, detail::elements_of(out),  given.size() / world(), Rank{0},
         {},    detail::current_job_call()};
     if (call.count * world() != call.in.size()) {
-      throw Error(call.call().text(),
-                  std::to_string(call.in.size()) + " elements do not divide among " +
-                      std::to_string(world()) + " ranks",
-                  "give a piece of the same size for every rank", self().rank());
+      detail::fail(call.call().text(),
+                   {call.in.size(), " elements do not divide among ", world(), " ranks"},
+                   "give a piece of the same size for every rank", self().rank());
     }
     require_size(call, call.out.size(), call.in.size());
     self().perform(call);
@@ -309,7 +330,7 @@ class Collectives {
   using Writable = typename std::remove_cvref_t<Span>::element_type;
 
   template <class In, class Out>
-  using Common = typename detail::CommonElement<In, Out>::type;
+  using Common = decltype(detail::common_element<In, Out>());
 
   Self& self() { return static_cast<Self&>(*this); }
   std::size_t world() { return self().world_size().value(); }
@@ -340,6 +361,85 @@ class Collectives {
     return call;
   }
 
+  /// The call by which ranks agree on a gather of pieces: to `root`, or to all.
+  template <class T>
+  static detail::Call variable_call(std::optional<Rank> root) {
+    detail::Call call;
+    call.kind = root ? detail::CollectiveKind::gather_variable
+                     : detail::CollectiveKind::all_gather_variable;
+    call.part_of = detail::current_job_call();
+    call.element = element_kind<T>();
+    call.root = static_cast<std::uint16_t>(root.value_or(Rank{0}).value());
+    return call;
+  }
+
+  /// Pieces into memory of their own, which is made once the counts are known.
+  template <class T>
+  auto gather_new(std::span<T> in, std::optional<Rank> root) {
+    Gathered<std::remove_const_t<T>> gathered;
+    if (detail::passes_of(self()).is_device(in.data())) {
+      detail::fail(variable_call<std::remove_const_t<T>>(root).text(),
+                   {"the elements are in device memory"},
+                   "give it device memory for the result too", self().rank());
+    }
+    static_cast<GatheredPieces&>(gathered) =
+        gather_variably<std::remove_const_t<T>>(in, root, any_room, false, [&](std::size_t total) {
+          gathered.values.resize(total);
+          return std::span(gathered.values);
+        });
+    return gathered;
+  }
+
+  template <class T>
+  GatheredPieces gather_into(std::span<const T> in, std::span<T> out, std::optional<Rank> root) {
+    const auto passes = detail::passes_of(self());
+    const bool takes = !root || is_root(*root);
+    const bool on_device = passes.is_device(in.data()) || (takes && passes.is_device(out.data()));
+    return gather_variably<T>(in, root, takes ? out.size() : any_room, on_device,
+                              [&](std::size_t total) { return out.first(total); });
+  }
+
+  static constexpr auto any_room = static_cast<std::uint64_t>(-1);
+
+  /// Ranks tell each other, before any element moves, how many elements they bring, how many they
+  /// have room for, and whether their memory is a GPU's. `make_room(total)` is the memory of a rank
+  /// that gets the elements. Too little room on a rank is an error on all of them.
+  template <class T, class MakeRoom>
+  GatheredPieces gather_variably(std::span<const T> in, std::optional<Rank> root,
+                                 std::uint64_t room, bool on_device, const MakeRoom& make_room) {
+    const detail::Call call = variable_call<T>(root);
+    self().agree(call);
+    const std::uint64_t own[] = {in.size(), room, on_device ? 1u : 0u};
+    constexpr std::size_t numbers = std::size(own);
+    std::vector<std::uint64_t> told(numbers * world());
+    all_gather(own, told);
+    std::vector<std::size_t> counts(world());
+    for (std::size_t w = 0; w < world(); ++w) counts[w] = told[numbers * w];
+    GatheredPieces pieces = detail::pieces_of(std::move(counts));
+    for (std::size_t w = 0; w < world(); ++w) {
+      on_device = on_device || told[numbers * w + 2] != 0;
+      if (told[numbers * w + 1] >= pieces.total()) continue;
+      detail::fail(call.text(),
+                   {"rank ", w, " has room for ", told[numbers * w + 1],
+                    " elements, and all ranks bring ", pieces.total()},
+                   "give it memory for all of them", self().rank());
+    }
+    const std::span<T> out = !root || is_root(*root) ? make_room(pieces.total()) : std::span<T>();
+    if (world() == 1) {
+      all_gather(in, out);
+    } else if (root) {
+      self().gather_pieces(in, out, pieces, *root, on_device);
+    } else {
+      for (std::size_t w = 0; w < world(); ++w) {
+        const std::span<T> piece = out.subspan(pieces.offsets[w], pieces.counts[w]);
+        if (piece.empty()) continue;
+        if (is_root(Rank{w})) detail::passes_of(self()).copy(in, piece);
+        broadcast(piece, Rank{w});
+      }
+    }
+    return pieces;
+  }
+
   template <class Data, class Op>
   static constexpr void require_operation() {
     if constexpr (detail::holds_elements<Data>()) {  // else `elements_of` says so
@@ -355,27 +455,24 @@ class Collectives {
   void require_root(detail::CollectiveKind kind, Rank root) {
     if (root.value() < world()) [[likely]]
       return;
-    throw Error(std::string(detail::collective_name(kind)),
-                "root " + std::to_string(root.value()) + " is not in the world",
-                "give a rank below " + std::to_string(world()), self().rank());
+    detail::fail(detail::collective_name(kind), {"root ", root, " is not in the world"},
+                 detail::text({"give a rank below ", world()}), self().rank());
   }
 
   template <class Call>
   void require_size(const Call& call, std::size_t have, std::size_t want) {
     if (have == want) [[likely]]
       return;
-    throw Error(call.call().text(),
-                "sizes do not fit: " + std::to_string(have) + " elements where " +
-                    std::to_string(want) + " are needed",
-                "one argument holds a piece for every rank, the other one piece", self().rank());
+    detail::fail(call.call().text(),
+                 {"sizes do not fit: ", have, " elements where ", want, " are needed"},
+                 "one argument holds a piece for every rank, the other one piece", self().rank());
   }
 
   void require_peer(const char* operation, Rank peer) {
     if (peer.value() < world() && !is_root(peer)) [[likely]]
       return;
-    throw Error(operation,
-                "rank " + std::to_string(peer.value()) + " is not another rank of this world",
-                "give one below " + std::to_string(world()), self().rank());
+    detail::fail(operation, {"rank ", peer, " is not another rank of this world"},
+                 detail::text({"give one below ", world()}), self().rank());
   }
 };
 

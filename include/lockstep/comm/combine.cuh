@@ -13,7 +13,7 @@
 
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/combine.hpp"
-#include "lockstep/comm/device_memory.cuh"
+#include "lockstep/comm/rank_gpu.cuh"
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/macros.hpp"
@@ -52,16 +52,16 @@ struct PacketPass {
     return dim3(static_cast<unsigned>(std::min(wanted, most)), static_cast<unsigned>(pieces));
   }
 
-  /// Calls `f.at<N>(i)` with N elements at i, as the pass is cut.
+  /// Calls `f.operator()<N>(i)` with N elements at i, as the pass is cut.
   template <std::size_t PerPacket, class F>
   __device__ void sweep(const F& f) const {
     const std::size_t stride = static_cast<std::size_t>(gridDim.x) * blockDim.x;
     for (std::size_t i = static_cast<std::size_t>(blockIdx.x) * blockDim.x + threadIdx.x;
          i < steps(PerPacket); i += stride) {
       if (i < packets) {
-        f.template at<PerPacket>(i * PerPacket);
+        f.template operator()<PerPacket>(i * PerPacket);
       } else {
-        f.template at<1>(packets * PerPacket + (i - packets));
+        f.template operator()<1>(packets * PerPacket + (i - packets));
       }
     }
   }
@@ -105,15 +105,12 @@ struct Combination {
   unsigned ranks;
 };
 
+/// Every rank's value is loaded, in rank order, before any result is stored: outs may be ins.
 template <class T, class Op, class Values, std::size_t MostOuts>
-struct Combine {
-  const Combination<T, Values, MostOuts>& work;
-  const Op& op;
-  unsigned piece;
-
-  /// Every rank's value is loaded, in rank order, before any result is stored: outs may be ins.
-  template <std::size_t N>
-  __device__ void at(std::size_t i) const {
+LOCKSTEP_KERNEL __launch_bounds__(PacketPass::threads)
+    combine(const __grid_constant__ Combination<T, Values, MostOuts> work, const Op op) {
+  const unsigned piece = blockIdx.y;
+  work.pass.template sweep<packet_size<T>>([&]<std::size_t N>(std::size_t i) {
     using Accumulated = decltype(op.prepare(T{}));
     constexpr std::size_t known = Values::static_ranks;
     [[maybe_unused]] constexpr std::size_t together = known == dynamic ? 4 : known;
@@ -134,13 +131,7 @@ struct Combine {
     for (std::size_t j = 0; j < N; ++j) result.at[j] = op.template finish<T>(sum[j], ranks);
 #pragma unroll together
     for (unsigned t = 0; t < work.targets; ++t) store_some<N>(work.out[piece + t] + i, result);
-  }
-};
-
-template <class T, class Op, class Values, std::size_t MostOuts>
-LOCKSTEP_KERNEL __launch_bounds__(PacketPass::threads)
-    combine(const __grid_constant__ Combination<T, Values, MostOuts> work, const Op op) {
-  work.pass.template sweep<packet_size<T>>(Combine<T, Op, Values, MostOuts>{work, op, blockIdx.y});
+  });
 }
 
 /// out = op over ranks of `gathered`, the elements of all ranks in rank order. **Stream** `stream`.

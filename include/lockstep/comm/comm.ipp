@@ -3,14 +3,20 @@
 /// @file Definitions of comm's headers that are no templates.
 
 #include <fcntl.h>
+#include <linux/futex.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
+#include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <exception>
 #include <limits>
+#include <map>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -154,6 +160,16 @@ LOCKSTEP_INLINE bool is_own_reason(std::string_view reason) {
   return !reason.empty() && reason != ended_by_exception && !reason.starts_with(because_of_another);
 }
 
+LOCKSTEP_INLINE GatheredPieces pieces_of(std::vector<std::size_t> counts) {
+  GatheredPieces pieces{std::move(counts), {}};
+  std::size_t begin = 0;
+  for (const std::size_t count : pieces.counts) {
+    pieces.offsets.push_back(begin);
+    begin += count;
+  }
+  return pieces;
+}
+
 LOCKSTEP_INLINE Membership membership_in_group(const Membership& member, Store& store,
                                                const GroupPlace& place, const std::string& name) {
   Membership own = member;
@@ -208,16 +224,6 @@ LOCKSTEP_INLINE MemoryFile MemoryFile::create() {
   return MemoryFile(std::move(file));
 }
 
-LOCKSTEP_INLINE MemoryFile MemoryFile::open_of(int pid, int fd) {
-  const std::string path = text({"/proc/", pid, "/fd/", fd});
-  Descriptor file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
-  if (!file) {
-    fail(text({"shared memory, opening ", path}), {error_text(errno)},
-         "ranks that share memory must run on one host, in one container, as one user");
-  }
-  return MemoryFile(std::move(file));
-}
-
 LOCKSTEP_INLINE void MemoryFile::reserve(std::size_t bytes) const {
   struct stat state{};
   ::fstat(descriptor(), &state);
@@ -255,28 +261,17 @@ LOCKSTEP_INLINE bool MemoryFile::is_locked(Rank rank) const {
   return ::fcntl(descriptor(), F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
 }
 
-/// The mappings of this process.
-struct KnownMapping {
-  ino_t file;
-  std::size_t offset;
-  std::weak_ptr<std::byte> data;
-};
-
 LOCKSTEP_INLINE Mapping::Mapping(const MemoryFile& file, std::size_t offset, std::size_t bytes)
     : bytes_(bytes) {
+  // The mappings of this process, by file and offset.
   static std::mutex mutex;
-  static std::vector<KnownMapping> known;
+  static std::map<std::pair<ino_t, std::size_t>, std::weak_ptr<std::byte>> known;
   struct stat state{};
   ::fstat(file.descriptor(), &state);
   const std::lock_guard lock(mutex);
-  std::size_t kept = 0;
-  for (KnownMapping& mapping : known) {
-    std::shared_ptr<std::byte> data = mapping.data.lock();
-    if (!data) continue;
-    if (mapping.file == state.st_ino && mapping.offset == offset) data_ = std::move(data);
-    std::swap(known[kept++], mapping);
-  }
-  while (known.size() > kept) known.pop_back();
+  std::erase_if(known, [](const auto& mapping) { return mapping.second.expired(); });
+  std::weak_ptr<std::byte>& shared = known[{state.st_ino, offset}];
+  data_ = shared.lock();
   if (data_) return;
   void* const mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.descriptor(),
                               static_cast<off_t>(offset));
@@ -286,7 +281,7 @@ LOCKSTEP_INLINE Mapping::Mapping(const MemoryFile& file, std::size_t offset, std
   ::madvise(mapped, bytes, MADV_HUGEPAGE);
   data_ = std::shared_ptr<std::byte>(static_cast<std::byte*>(mapped),
                                      [bytes](std::byte* data) { ::munmap(data, bytes); });
-  known.push_back({state.st_ino, offset, data_});
+  shared = data_;
 }
 
 /// The largest page size of common kernels.
@@ -298,14 +293,18 @@ LOCKSTEP_INLINE MemoryFile Engine::make_file(WorldSize world) {
   return file;
 }
 
+// Another process opens the file through the descriptor of the one that made it.
 LOCKSTEP_INLINE std::string Engine::address(const MemoryFile& file) {
-  return text({::getpid(), " ", file.descriptor()});
+  return text({"/proc/", ::getpid(), "/fd/", file.descriptor()});
 }
 
 LOCKSTEP_INLINE MemoryFile Engine::open(const std::string& address) {
-  char* end = nullptr;
-  const auto process = static_cast<int>(std::strtol(address.c_str(), &end, 10));
-  return MemoryFile::open_of(process, static_cast<int>(std::strtol(end, nullptr, 10)));
+  Descriptor file(::open(address.c_str(), O_RDWR | O_CLOEXEC));
+  if (!file) {
+    detail::fail(text({"shared memory, opening ", address}), {error_text(errno)},
+                 "ranks that share memory must run on one host, in one container, as one user");
+  }
+  return MemoryFile(std::move(file));
 }
 
 LOCKSTEP_INLINE MemoryFile Engine::join(const Membership& member, Store& store,
@@ -447,6 +446,27 @@ LOCKSTEP_INLINE Engine::~Engine() {
 
 namespace lockstep::detail {
 
+/// The low half of a counter, which is what the kernel compares.
+LOCKSTEP_INLINE std::uint32_t* futex_word(Counter& counter) {
+  static_assert(std::endian::native == std::endian::little);
+  return reinterpret_cast<std::uint32_t*>(&counter.value);
+}
+
+LOCKSTEP_INLINE void wake_sleepers(Counter& counter) {
+  ::syscall(SYS_futex, futex_word(counter), FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
+}
+
+LOCKSTEP_INLINE void sleep_on(Counter& counter, std::uint64_t value) {
+  counter.sleepers.fetch_add(1, std::memory_order_seq_cst);
+  const std::uint64_t seen = counter.value.load(std::memory_order_seq_cst);
+  if (seen < value) {
+    const timespec slice{0, 50'000'000};
+    ::syscall(SYS_futex, futex_word(counter), FUTEX_WAIT, static_cast<std::uint32_t>(seen), &slice,
+              nullptr, 0);
+  }
+  counter.sleepers.fetch_sub(1, std::memory_order_relaxed);
+}
+
 LOCKSTEP_INLINE SharedPeers::SharedPeers(Rank rank, WorldSize world, RankState* first,
                                          std::size_t stride, Milliseconds timeout,
                                          const shm::MemoryFile* file, std::mutex* working,
@@ -459,7 +479,7 @@ LOCKSTEP_INLINE SharedPeers::SharedPeers(Rank rank, WorldSize world, RankState* 
       working_(working),
       done_(done),
       timeout_(timeout),
-      budget_(SpinBudget::for_ranks(world_)) {}
+      crowded_(world_ > core_count()) {}
 
 LOCKSTEP_INLINE bool SharedPeers::has_died(std::size_t w) const {
   const std::uint32_t process = state(w).process.load(std::memory_order_acquire);

@@ -43,7 +43,8 @@ inline Call division_call(const GroupPlace& place) {
 }
 
 /// Gives a communicator `allocate`.
-class HostAllocating {
+template <class Arena>
+class Allocating {
  public:
   /// `count` elements, zeroed. The memory lives as long as the communicator. **Ranks** any.
   template <Element T>
@@ -52,8 +53,9 @@ class HostAllocating {
   }
 
  private:
-  std::vector<HostArena> arenas_;
+  std::vector<Arena> arenas_;
 };
+using HostAllocating = Allocating<HostArena>;
 
 }  // namespace lockstep::detail
 

@@ -94,20 +94,20 @@ void together(B& backend, const F& f) {
   }
 }
 
-/// Every rank sends `count` elements of `in` to every rank: the elements at `send_at(w)` go to rank
-/// w, which puts those of rank v at `receive_at(v)`. Messages may block until they are received: in
+/// Every rank sends `count` elements of `in` to every rank: the elements at `w * stride` go to rank
+/// w, which puts those of rank v at `v * count`. Messages may block until they are received: in
 /// round s every rank meets the one partner with which its number adds up to s, and the lower of
 /// the two sends first.
-template <class B, class T, class SendAt, class ReceiveAt>
-void exchange(B& backend, std::span<const T> in, std::span<T> out, std::size_t count,
-              const SendAt& send_at, const ReceiveAt& receive_at) {
+template <class B, class T>
+void exchange(B& backend, std::span<const T> in, std::size_t stride, std::span<T> out,
+              std::size_t count) {
   const std::size_t world = backend.world_size().value();
   const std::size_t me = backend.rank().value();
   together(backend, [&] {
     for (std::size_t round = 0; round < world; ++round) {
       const std::size_t partner = (round + world - me) % world;
-      const std::span<const T> outgoing = in.subspan(send_at(partner), count);
-      const std::span<T> incoming = out.subspan(receive_at(partner), count);
+      const std::span<const T> outgoing = in.subspan(partner * stride, count);
+      const std::span<T> incoming = out.subspan(partner * count, count);
       if (partner == me) {
         passes_of(backend).copy(outgoing, incoming);
         continue;
@@ -121,9 +121,7 @@ void exchange(B& backend, std::span<const T> in, std::span<T> out, std::size_t c
 
 template <class B, class T>
 void execute_generically(B& backend, const calls::AllGather<T>& call) {
-  exchange(
-      backend, call.in, call.out, call.count, [](std::size_t) { return 0; },
-      [&](std::size_t w) { return w * call.count; });
+  exchange(backend, call.in, 0, call.out, call.count);
 }
 
 /// On the root, calls `f(w, begin)` for every rank w, whose piece begins at element `begin`.
@@ -164,8 +162,7 @@ void execute_generically(B& backend, const calls::Scatter<T>& call) {
 
 template <class B, class T>
 void execute_generically(B& backend, const calls::AllToAll<T>& call) {
-  const auto piece = [&](std::size_t w) { return w * call.count; };
-  exchange(backend, call.in, call.out, call.count, piece, piece);
+  exchange(backend, call.in, call.count, call.out, call.count);
 }
 
 // Reducing: pieces are gathered and combined in rank order, as much as scratch memory holds.
@@ -209,21 +206,21 @@ void execute_generically(B& backend, const calls::Reduce<T, Op>& call) {
 
 template <class B, class T, class Op>
 void execute_generically(B& backend, const calls::ReduceScatter<T, Op>& call) {
+  const auto combine = [&](std::span<const T> all, std::size_t begin, std::size_t n) {
+    passes_of(backend).combine(all, call.out.subspan(begin, n), call.op);
+  };
   if (call.count == 0) return;
   if constexpr (Executes<B, calls::AllToAll<T>>) {
     const std::size_t all = call.in.size();
     auto memory = passes_of(backend).template scratch<T>(call.out.data(), all, all);
     const std::span<T> pieces = std::span<T>(memory).first(all);
     backend.execute(calls::AllToAll<T>{call.in, pieces, call.count});
-    passes_of(backend).combine(std::span<const T>(pieces), call.out, call.op);
+    combine(pieces, 0, call.count);
   } else {
     in_parts(backend, call.out.data(), call.count,
              [&](std::span<T> all, std::size_t begin, std::size_t n) {
-               exchange(
-                   backend, call.in, all, n, [&](std::size_t w) { return w * call.count + begin; },
-                   [&](std::size_t w) { return w * n; });
-               passes_of(backend).combine(std::span<const T>(all), call.out.subspan(begin, n),
-                                          call.op);
+               exchange(backend, call.in.subspan(begin), call.count, all, n);
+               combine(all, begin, n);
              });
   }
 }

@@ -157,11 +157,10 @@ GroupPlace place_among(const std::vector<Rank>& members, const Parent& parent) {
 template <Topology T, class Parent>
 GroupPlace place_in(const T& topology, const Parent& parent) {
   if (topology.world_size() != parent.world_size()) {
-    throw Error("join_groups",
-                "the topology is for " + std::to_string(topology.world_size().value()) +
-                    " ranks and the communicator has " +
-                    std::to_string(parent.world_size().value()),
-                "give them the same world", parent.rank());
+    fail("join_groups",
+         {"the topology is for ", topology.world_size().value(), " ranks and the communicator has ",
+          parent.world_size().value()},
+         "give them the same world", parent.rank());
   }
   Hash hash;
   for (std::size_t r = 0; r < parent.world_size().value(); ++r) {

@@ -1,20 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The GPU of a rank that has been launched, whether another rank has it too, and plain
-/// memory of it.
+/// @file The GPU of a rank that has been launched, whether another rank has it too, plain memory of
+/// it, and whether a call's memory is the host's or a GPU's. Code of the host only, for files that
+/// nvcc does not compile.
 
 #include <cuda_runtime_api.h>
 #include <cstddef>
 #include <cstdlib>
-#include <deque>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "lockstep/core/element.hpp"
+#include "lockstep/comm/call/peers.hpp"
+#include "lockstep/comm/collective.hpp"
+#include "lockstep/comm/combine.hpp"
+#include "lockstep/comm/communicator.hpp"
+#include "lockstep/core/error.hpp"
 #include "lockstep/core/hash.hpp"
+#include "lockstep/core/strong.hpp"
+#include "lockstep/core/text.hpp"
 #include "lockstep/device/cuda/batch.cuh"
 #include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/gpu.cuh"
@@ -26,19 +32,100 @@
 
 namespace lockstep::detail {
 
-/// Gives a communicator `allocate`.
-class DeviceAllocating {
+/// Where the arguments of a call are.
+struct CallMemory {
+  bool on_host = true;      // the host works on them; an empty call needs no GPU either
+  bool is_managed = false;  // host code may read a result as soon as the call is over
+};
+enum class MemoryKind { host, managed, device };
+
+/// What memory an argument of a call is. That of another GPU than the rank's own is an error:
+/// memory of a pool (`cudaMallocAsync`) is as good as any.
+template <class C>
+MemoryKind memory_kind(const void* pointer, const Gpu& own, const C& call, const char* argument) {
+  cudaPointerAttributes attributes{};
+  check_cuda(cudaPointerGetAttributes(&attributes, pointer), "cudaPointerGetAttributes");
+  if (attributes.type == cudaMemoryTypeManaged) return MemoryKind::managed;
+  if (attributes.type != cudaMemoryTypeDevice) return MemoryKind::host;
+  if (attributes.device == own.device()) [[likely]]
+    return MemoryKind::device;
+  throw Error(call.call().text(),
+              text({argument, " is memory of GPU ", attributes.device, ", and this rank's GPU is ",
+                    own.device()}),
+              "allocate it while the rank's GPU is the current one, or by the communicator's "
+              "allocate",
+              own.rank());
+}
+
+/// Looks at each argument of a call by `look(pointer, argument's name)`. Arguments in host memory
+/// and in device memory are an error. Managed memory is either.
+template <class C, class Look>
+CallMemory memory_of(const C& call, const Gpu& own, const Look& look) {
+  using enum MemoryKind;
+  const auto summary = [](MemoryKind a, MemoryKind b) {
+    return CallMemory{a == host || b == host, a == managed || b == managed};
+  };
+  if (C::is_in_place || call.in.empty() || call.out.empty()) {
+    const std::span<const typename C::element> values = call.out.empty() ? call.in : call.out;
+    if (values.empty()) return {};
+    const char* const name = C::is_in_place ? "its data" : call.out.empty() ? "in" : "out";
+    const MemoryKind kind = look(values.data(), name);
+    return summary(kind, kind);
+  }
+  const MemoryKind in = look(call.in.data(), "in");
+  const MemoryKind out = look(call.out.data(), "out");
+  if (in == out || in == managed || out == managed) return summary(in, out);
+  throw Error(call.call().text(),
+              in == host ? "in is host memory and out is device memory"
+                         : "in is device memory and out is host memory",
+              "give both arguments in the same memory", own.rank());
+}
+
+/// Is the call's memory the host's? Managed memory is.
+template <class C>
+bool is_host_call(const C& call, const Gpu& own) {
+  const auto look = [&](const void* data, const char* argument) {
+    const MemoryKind kind = memory_kind(data, own, call, argument);
+    return kind == MemoryKind::device ? kind : MemoryKind::host;
+  };
+  return memory_of(call, own, look).on_host;
+}
+
+/// **Host** blocks until the stream is empty, or `look()` throws.
+template <class Look>
+void await_stream(cudaStream_t stream, const Look& look) {
+  const Backoff backoff;
+  while (true) {
+    const cudaError_t state = cudaStreamQuery(stream);
+    look();
+    if (state == cudaSuccess) return;
+    if (state != cudaErrorNotReady) check_cuda(state, "the compute stream");
+    backoff.pause();
+  }
+}
+
+/// Copies of elements in host memory, or in device memory on a stream.
+class StreamCopies {
  public:
-  /// `count` elements of the current GPU, zeroed. The memory lives as long as the communicator.
-  /// **Ranks** this one.
-  template <Element T>
-  std::span<T> allocate(std::size_t count) {
-    return {reinterpret_cast<T*>(arenas_.emplace_back(count * sizeof(T)).data()), count};
+  explicit StreamCopies(cudaStream_t stream) : stream_(stream) {}
+
+  static bool is_device(const void* data) { return data != nullptr && !is_host_memory(data); }
+
+  template <class T>
+  void copy(std::span<const T> from, std::span<T> to) const {
+    if (from.empty() || from.data() == to.data()) return;
+    if (!is_device(to.data())) return HostPasses::copy(from, to);
+    check_cuda(cudaMemcpyAsync(to.data(), from.data(), from.size_bytes(), cudaMemcpyDeviceToDevice,
+                               stream_),
+               "cudaMemcpyAsync");
   }
 
- private:
-  std::deque<DeviceArena> arenas_;
+ protected:
+  cudaStream_t stream_;
 };
+
+/// Gives a communicator `allocate`, of memory of the current GPU.
+using DeviceAllocating = Allocating<DeviceArena>;
 
 /// The GPU with the number of the rank's place on its host. It becomes this thread's current one,
 /// and the thread stays near it. Where all ranks of a host are threads of this process, GPUs are

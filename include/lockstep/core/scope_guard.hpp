@@ -6,6 +6,7 @@
 
 #include <exception>
 #include <optional>
+#include <type_traits>
 #include <utility>
 
 #include "lockstep/core/macros.hpp"
@@ -41,17 +42,19 @@ class EndOfScope {
   int at_first_ = std::uncaught_exceptions();
 };
 
-/// A flag has a value while this lives, and its former one afterwards.
-class FlagWhile {
+/// A variable has a value while this lives, and its former one afterwards.
+template <class T>
+class [[nodiscard]] ValueWhile {
  public:
-  FlagWhile(bool& flag, bool value) : flag_(flag), before_(std::exchange(flag, value)) {}
-  ~FlagWhile() { flag_ = before_; }
-  FlagWhile(const FlagWhile&) = delete;
-  FlagWhile& operator=(const FlagWhile&) = delete;
+  ValueWhile(T& variable, std::type_identity_t<T> value)
+      : variable_(variable), before_(std::exchange(variable, value)) {}
+  ~ValueWhile() { variable_ = before_; }
+  ValueWhile(const ValueWhile&) = delete;
+  ValueWhile& operator=(const ValueWhile&) = delete;
 
  private:
-  bool& flag_;
-  bool before_;
+  T& variable_;
+  T before_;
 };
 
 /// A failure that came too late to be thrown, and the rank that had it.

@@ -19,36 +19,9 @@ namespace lockstep {
 
 namespace detail {
 
-/// The batches of a source. `Held` is the source's type, or a reference to it.
-template <class Held, class Collate>
-class Collated
-    : public LoadsSamples<Collated<Held, Collate>, typename std::remove_cvref_t<Held>::sample_type,
-                          ChainOf<std::remove_cvref_t<Held>>, Collate> {
-  using Source = std::remove_cvref_t<Held>;
-  using Base = LoadsSamples<Collated, typename Source::sample_type, ChainOf<Source>, Collate>;
-
- public:
-  static constexpr bool changes_by_pass = detail::changes_by_pass<Source>();
-
-  template <class Given>
-  Collated(Given&& source, Collate collate)
-      : Base(std::move(collate)), source_(std::forward<Given>(source)) {}
-
-  std::size_t size() const { return source_.size(); }
-  void prepare(std::span<const std::size_t> indices) const { prepare_samples(source_, indices); }
-
-  /// For the base alone: batches are no samples, and `map` comes before.
-  void read(std::size_t index, Pass pass, ChainOf<Source>& chain, auto& out) const {
-    read_sample(source_, index, pass, chain, out);
-  }
-
- private:
-  Held source_;
-};
-
 /// Samples of different length become the rows of a `PaddedBatch`.
 template <class Fill>
-struct PaddedCollate {
+struct PaddedCollate : Collate {
   template <class Sample>
   static PaddedBatch<InputOf<Sample>, LabelOf<Sample>> batch();
   template <class Sample>
@@ -76,7 +49,7 @@ struct PaddedCollate {
 };
 
 /// Samples of different length become a `RaggedBatch`.
-struct RaggedCollate {
+struct RaggedCollate : Collate {
   template <class Sample>
   static RaggedBatch<InputOf<Sample>, LabelOf<Sample>> batch();
   template <class Sample>
@@ -101,7 +74,7 @@ struct RaggedCollate {
 
 /// The program's own function: it fills a batch, or returns one where `Batch` is void.
 template <class Batch, class C>
-struct OwnCollate {
+struct OwnCollate : Collate {
   template <class Sample>
   static auto batch() {
     if constexpr (std::is_void_v<Batch>) {
@@ -138,24 +111,6 @@ struct OwnCollate {
   C c;
 };
 
-/// What `padded`, `ragged` and `collate` return. A collate's `batch<Sample>()` has the type of the
-/// batch, and `require<Sample>()` says what is wrong with samples that it cannot take.
-template <class Collate>
-struct CollateStage : PipelineStage {
-  explicit CollateStage(Collate made) : collate(std::move(made)) {}
-
-  template <class Sample>
-  static constexpr bool require() {
-    return Collate::template require<Sample>();
-  }
-  template <class Held, class Given>
-  auto behind(Given&& source) {
-    return Collated<Held, Collate>(std::forward<Given>(source), std::move(collate));
-  }
-
-  Collate collate;
-};
-
 }  // namespace detail
 
 /// How `padded` fills up.
@@ -165,7 +120,7 @@ struct PaddedOptions {
 
 /// `source | stacked()`: batches are `LabelledBatch`es. Samples have `inputs`, a range, all of one
 /// length, and `label`. `map` does the same unasked.
-inline auto stacked() { return detail::CollateStage(detail::RowCollate{}); }
+inline auto stacked() { return detail::RowCollate(); }
 
 /// `source | padded(fill)`: batches are `PaddedBatch`es, whose rows are as long as the longest
 /// sample of the batch. `fill` comes behind the inputs of shorter ones.
@@ -173,18 +128,18 @@ template <class Fill>
 auto padded(Fill fill, PaddedOptions options = {}) {
   if (options.multiple == 0)
     detail::fail("padded", {"rows of a multiple of 0"}, "set multiple to 1 or more");
-  return detail::CollateStage(detail::PaddedCollate<Fill>{std::move(fill), options.multiple});
+  return detail::PaddedCollate<Fill>{{}, std::move(fill), options.multiple};
 }
 
 /// `source | ragged()`: batches are `RaggedBatch`es, which hold samples one behind the other.
-inline auto ragged() { return detail::CollateStage(detail::RaggedCollate{}); }
+inline auto ragged() { return detail::RaggedCollate(); }
 
 /// `source | collate<Batch>(c)` calls `c(std::span<const Sample>, Batch& out)` for every batch, and
 /// reuses the memory of `out`; `collate(c)` calls `c(std::span<const Sample>)`, which returns the
 /// batch. Several threads call c at once.
 template <class Batch = void, class C>
 auto collate(C c) {
-  return detail::CollateStage(detail::OwnCollate<Batch, C>{std::move(c)});
+  return detail::OwnCollate<Batch, C>{{}, std::move(c)};
 }
 
 }  // namespace lockstep

@@ -68,8 +68,8 @@ LOCKSTEP_INLINE Error handled_error(std::string_view operation, std::string_view
   try {
     throw;
   } catch (const Error& error) {
-    const Error named(operation, text({about, ": ", error.operation(), ": ", error.problem()}),
-                      error.advice());
+    const std::string inner = error.operation() == operation ? "" : text({error.operation(), ": "});
+    const Error named(operation, text({about, ": ", inner, error.problem()}), error.advice());
     return error.is_consequence() ? named.as_consequence() : named;
   } catch (const std::exception& error) {
     return {operation, text({about, ": ", error.what()}), advice};
@@ -89,6 +89,17 @@ LOCKSTEP_INLINE std::string names_of(std::span<const std::size_t> indices) {
   }
   if (listed != indices.size()) names.append(text({", ... ", indices.back()}));
   return names;
+}
+
+LOCKSTEP_INLINE void rethrow_as(std::string_view operation, std::string_view about,
+                                std::string_view advice) {
+  try {
+    throw;
+  } catch (const Stopped&) {
+    throw;
+  } catch (...) {
+    std::throw_with_nested(handled_error(operation, about, advice));
+  }
 }
 
 LOCKSTEP_INLINE SampleError::SampleError(std::size_t sample, std::size_t draw, const Error& error)

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <iterator>
 #include <span>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -139,6 +140,11 @@ struct SampleError : Error {
   std::size_t sample;
   std::size_t draw;
 };
+
+/// For handlers: throws what is being handled as an error of `operation`, in which it is nested.
+/// `about` comes before its words. A job's end, `Stopped`, is thrown as it is.
+[[noreturn, gnu::cold]] void rethrow_as(std::string_view operation, std::string_view about,
+                                        std::string_view advice);
 
 /// For handlers: throws what is being handled as the failure of a sample, the `draw`-th of its
 /// batch. A job's end, `Stopped`, is thrown as it is.

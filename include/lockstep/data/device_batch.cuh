@@ -20,24 +20,36 @@
 
 namespace lockstep::detail {
 
-/// One lane for each data set, which is known by what its batches share, `Key`. A lane ends when
-/// its data set is gone and another one comes.
-template <class Lane, class Key>
+/// The uploads of a replica, one lane for each data set that it was given batches of, which is
+/// known by what its batches share, `batch.source()`. A lane ends when its data set is gone and
+/// another one comes.
+template <class Lane, class Source>
 class UploadLanes {
  public:
-  Lane& of(const std::shared_ptr<Key>& key) {
-    for (const Entry& entry : lanes_)
-      if (!entry.key.owner_before(key) && !key.owner_before(entry.key)) return *entry.lane;
-    std::erase_if(lanes_, [](const Entry& entry) { return entry.key.expired(); });
-    lanes_.push_back({key, std::make_unique<Lane>(key)});
-    return *lanes_.back().lane;
+  const auto& operator()(const auto& batch, cudaStream_t stream) {
+    return of(batch.source()).place(batch, stream);
+  }
+  /// A share of a batch, with room for at least `room` samples.
+  const auto& operator()(const auto& batch, std::size_t first, std::size_t count, std::size_t room,
+                         cudaStream_t stream) {
+    return of(batch.source()).place_share(batch, first, count, room, stream);
   }
 
  private:
   struct Entry {
-    std::weak_ptr<Key> key;
+    std::weak_ptr<Source> source;
     std::unique_ptr<Lane> lane;
   };
+
+  Lane& of(const std::shared_ptr<Source>& source) {
+    for (const Entry& entry : lanes_)
+      if (!entry.source.owner_before(source) && !source.owner_before(entry.source))
+        return *entry.lane;
+    std::erase_if(lanes_, [](const Entry& entry) { return entry.source.expired(); });
+    lanes_.push_back({source, std::make_unique<Lane>(source)});
+    return *lanes_.back().lane;
+  }
+
   std::vector<Entry> lanes_;
 };
 

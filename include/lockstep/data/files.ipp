@@ -88,61 +88,43 @@ LOCKSTEP_INLINE MappedFile::MappedFile(const std::string& path, Access access,
         {"'", path_, "' of ", size, " bytes cannot be mapped: ", detail::error_text(errno)},
         "raise the limit on address space (ulimit -v), or copy the file to a local disk");
   }
-  bytes_ = {static_cast<const std::byte*>(begin), size};
+  mapping_ = {static_cast<const std::byte*>(begin), {size}};
   // Advice is no demand: a file system that has none to give says so, and is read all the same.
   if (access_ == Access::random) ::madvise(begin, size, MADV_RANDOM);
   if (access_ == Access::sequential) ::madvise(begin, size, MADV_SEQUENTIAL);
 }
 
-LOCKSTEP_INLINE MappedFile::MappedFile(MappedFile&& other) noexcept
-    : path_(std::move(other.path_)),
-      operation_(std::move(other.operation_)),
-      file_(std::move(other.file_)),
-      bytes_(std::exchange(other.bytes_, {})),
-      written_(other.written_),
-      access_(other.access_) {}
-
-LOCKSTEP_INLINE MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
-  std::swap(path_, other.path_);
-  std::swap(operation_, other.operation_);
-  std::swap(file_, other.file_);
-  std::swap(bytes_, other.bytes_);
-  std::swap(written_, other.written_);
-  std::swap(access_, other.access_);
-  return *this;
-}
-
-LOCKSTEP_INLINE MappedFile::~MappedFile() {
-  if (!bytes_.empty()) ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
+LOCKSTEP_INLINE void MappedFile::Unmap::operator()(const std::byte* bytes) const {
+  ::munmap(const_cast<std::byte*>(bytes), size);
 }
 
 LOCKSTEP_INLINE void MappedFile::require_intact() const {
   struct stat now{};
   if (::fstat(file_.get(), &now) != 0) detail::fail_reading(operation_, path_, errno);
-  const bool same_size = static_cast<std::size_t>(now.st_size) == bytes_.size();
+  const bool same_size = static_cast<std::size_t>(now.st_size) == size();
   const bool same_time =
       now.st_mtim.tv_sec == written_.tv_sec && now.st_mtim.tv_nsec == written_.tv_nsec;
   if (same_size && same_time) [[likely]]
     return;
   if (same_size) fail_written();
   detail::fail(operation_,
-               {"'", path_, "' has changed while it was in use: it had ", bytes_.size(),
-                " bytes and has ", static_cast<std::size_t>(now.st_size)},
+               {"'", path_, "' has changed while it was in use: it had ", size(), " bytes and has ",
+                static_cast<std::size_t>(now.st_size)},
                detail::changed_file_advice);
 }
 
 LOCKSTEP_INLINE void MappedFile::fail_written() const {
-  detail::fail(operation_,
-               {"'", path_, "' has changed while it was in use: its ", bytes_.size(),
-                " bytes were written to"},
-               detail::changed_file_advice);
+  detail::fail(
+      operation_,
+      {"'", path_, "' has changed while it was in use: its ", size(), " bytes were written to"},
+      detail::changed_file_advice);
 }
 
 LOCKSTEP_INLINE void MappedFile::will_read(std::size_t first, std::size_t count) const {
   if (count == 0) return;
   static const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
   const std::size_t begin = first / page * page;
-  ::madvise(const_cast<std::byte*>(bytes_.data()) + begin, first + count - begin, MADV_WILLNEED);
+  ::madvise(const_cast<std::byte*>(mapping_.get()) + begin, first + count - begin, MADV_WILLNEED);
 }
 
 }  // namespace lockstep

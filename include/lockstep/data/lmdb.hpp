@@ -26,7 +26,6 @@ namespace lockstep {
 
 /// How an LMDB is read.
 struct LmdbOptions {
-  std::string database{};   ///< a named database in the file; without a name: the main one
   bool read_ahead = false;  ///< lets the system read ahead: for draws in order or in large blocks
   /// Which records are samples, by key: some sets have others, as for their length. Without it, all
   /// are.

@@ -74,7 +74,7 @@ class LmdbFile {
             newest.last_page, ", ends behind them"},
            "copy or download the file again");
     }
-    tree = find(options.database);
+    tree = newest.main;
   }
 
   /// The number of the last transaction, now.
@@ -84,7 +84,23 @@ class LmdbFile {
   }
 
   /// The record of a key, where keys have the usual order; no data where there is none.
-  LmdbRecord get(std::string_view key) const { return get(tree, key); }
+  LmdbRecord get(std::string_view key) const {
+    std::uint64_t number = tree.root;
+    for (std::size_t level = 0; level != most_levels && !tree.is_empty(); ++level) {
+      const Page here = page(number);
+      // The last node whose key is not above this one. A branch's first has no key.
+      std::size_t at = 0;
+      for (std::size_t behind = here.count(); behind - at > 1;) {
+        const std::size_t middle = at + (behind - at) / 2;
+        (node(here, middle).key <= key ? at : behind) = middle;
+      }
+      const Node found = node(here, at);
+      if ((here.flags() & branch) == 0) return found.key == key ? value(here, found) : LmdbRecord{};
+      number = found.child;
+    }
+    if (!tree.is_empty()) fail_page(number, "is deeper than a tree can be");
+    return {};
+  }
 
   /// All records in the order of their keys.
   void for_each(Visit visit) const {
@@ -99,7 +115,7 @@ class LmdbFile {
 
   MappedFile mapped;
   LmdbMeta newest{};
-  LmdbTree tree{};  ///< of the database that is read
+  LmdbTree tree{};  ///< of the main database
 
  private:
   enum : std::uint16_t { branch = 1, leaf = 2 };           // of pages
@@ -156,39 +172,6 @@ class LmdbFile {
            "copy the file again, or bring it here by mdb_dump and mdb_load");
     }
     return meta;
-  }
-
-  /// The database of this name, or the main one.
-  LmdbTree find(const std::string& name) const {
-    if (name.empty()) return newest.main;
-    const LmdbRecord tree = newest.main.flags == 0 ? get(newest.main, name) : LmdbRecord{};
-    if (tree.size != sizeof(LmdbTree)) {
-      fail("lmdb_dataset", {"'", mapped.path(), "' has no database '", name, "'"},
-           "leave LmdbOptions::database out for the main one; `mdb_stat -a` lists all");
-    }
-    return read<LmdbTree>({tree.data, tree.size}, 0);
-  }
-
-  LmdbRecord get(const LmdbTree& in, std::string_view key) const {
-    std::uint64_t number = in.root;
-    for (std::size_t level = 0; level != most_levels && !in.is_empty(); ++level) {
-      const Page here = page(number);
-      const bool is_branch = (here.flags() & branch) != 0;
-      // The last node whose key is not above this one. A branch's first has no key.
-      std::size_t at = 0;
-      for (std::size_t behind = here.count(); behind - at > 1;) {
-        const std::size_t middle = at + (behind - at) / 2;
-        (node(here, middle).key <= key ? at : behind) = middle;
-      }
-      const Node found = node(here, at);
-      if (is_branch) {
-        number = found.child;
-      } else {
-        return found.key == key ? value(here, found) : LmdbRecord{};
-      }
-    }
-    if (!in.is_empty()) fail_page(number, "is deeper than a tree can be");
-    return {};
   }
 
   Page page(std::uint64_t number) const {
@@ -350,24 +333,9 @@ LOCKSTEP_INLINE void LmdbRecords::fetch(std::span<const std::size_t> indices) co
 }
 
 LOCKSTEP_INLINE void LmdbRecords::rethrow_decoding(std::size_t index, std::size_t bytes) const {
-  constexpr const char* advice = "look at this record, and at the function that decodes it";
-  const auto error = [&](std::string_view words, std::string_view cure) {
-    return Error(
-        "lmdb_dataset",
-        text({"record ", index, " of '", file_->mapped.path(), "', ", bytes, " bytes: ", words}),
-        cure);
-  };
-  try {
-    throw;
-  } catch (const Stopped&) {
-    throw;
-  } catch (const Error& thrown) {
-    std::throw_with_nested(error(thrown.problem(), thrown.advice()));
-  } catch (const std::exception& thrown) {
-    std::throw_with_nested(error(thrown.what(), advice));
-  } catch (...) {
-    std::throw_with_nested(error("an exception that is no std::exception", advice));
-  }
+  rethrow_as("lmdb_dataset",
+             text({"record ", index, " of '", file_->mapped.path(), "', ", bytes, " bytes"}),
+             "look at this record, and at the function that decodes it");
 }
 
 LOCKSTEP_INLINE LabelledRecord labelled_record(std::span<const std::byte> record, ElementKind input,

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <ctime>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -33,15 +34,10 @@ class MappedFile {
   /// `operation` is what errors say that they happened in.
   explicit MappedFile(const std::string& path, Access access = Access::automatic,
                       std::string_view operation = "MappedFile");
-  MappedFile(const MappedFile&) = delete;
-  MappedFile& operator=(const MappedFile&) = delete;
-  MappedFile(MappedFile&& other) noexcept;
-  MappedFile& operator=(MappedFile&& other) noexcept;
-  ~MappedFile();
 
   const std::string& path() const { return path_; }
-  std::span<const std::byte> bytes() const { return bytes_; }
-  std::size_t size() const { return bytes_.size(); }
+  std::span<const std::byte> bytes() const { return {mapping_.get(), size()}; }
+  std::size_t size() const { return mapping_.get_deleter().size; }
 
   /// Throws where the file has another size or was written to since it was mapped. Readers call it
   /// before every batch: what lies behind a file's end can be asked for, but the answer is SIGBUS,
@@ -61,10 +57,15 @@ class MappedFile {
   void will_read(std::size_t first, std::size_t count) const;
 
  private:
+  struct Unmap {
+    std::size_t size;
+    void operator()(const std::byte* bytes) const;
+  };
+
   std::string path_;
   std::string operation_;
   detail::Descriptor file_;
-  std::span<const std::byte> bytes_;
+  std::unique_ptr<const std::byte, Unmap> mapping_;
   std::timespec written_{};  ///< when it was last written to, as far as the file system says
   Access access_;
 };

@@ -146,16 +146,12 @@ void write_npy(const std::string& path, const Values& values, std::span<const st
                           std::as_bytes(all), shape);
 }
 
+/// The same with a list of extents; without one, with one axis.
 template <std::ranges::contiguous_range Values>
 void write_npy(const std::string& path, const Values& values,
-               std::initializer_list<std::size_t> shape) {
-  write_npy(path, values, std::span(shape.begin(), shape.size()));
-}
-
-/// The same with one axis.
-template <std::ranges::contiguous_range Values>
-void write_npy(const std::string& path, const Values& values) {
-  write_npy(path, values, {std::ranges::size(values)});
+               std::initializer_list<std::size_t> shape = {}) {
+  const std::size_t all[] = {std::ranges::size(values)};
+  write_npy(path, values, shape.size() == 0 ? std::span<const std::size_t>(all) : std::span(shape));
 }
 
 namespace detail {

@@ -157,7 +157,7 @@ class PinnedBatch {
   // For the data set, the loader and the upload.
 
   void set_pool(const std::shared_ptr<detail::PinnedPool>& pool) { pool_ = pool; }
-  const std::shared_ptr<detail::PinnedPool>& pool() const { return pool_; }
+  const std::shared_ptr<detail::PinnedPool>& source() const { return pool_; }
   detail::PinnedBuffer& buffer() const { return *buffer_; }
   /// The batch's number in its loop.
   void take_turn(std::size_t turn) { turn_ = turn; }
@@ -222,14 +222,14 @@ class Pinned {
   void load(std::span<const std::size_t> indices, batch_type& out) const
     requires(!detail::PassLoading<Source, batch_type>)
   {
-    const detail::OnCudaDevice on(pool_->device());
+    const detail::OnGpu on(static_cast<std::size_t>(pool_->device()));
     out.set_pool(pool_);
     if constexpr (detail::Pinnable<Source>) source_.load(indices, out);
   }
   void load(std::span<const std::size_t> indices, Pass pass, batch_type& out) const
     requires detail::PassLoading<Source, batch_type>
   {
-    const detail::OnCudaDevice on(pool_->device());
+    const detail::OnGpu on(static_cast<std::size_t>(pool_->device()));
     out.set_pool(pool_);
     source_.load(indices, pass, out);
   }
@@ -310,20 +310,8 @@ class PinnedLane {
 
 }  // namespace detail
 
-/// A replica's lanes, one for each pinned data set that it was given batches of.
 template <class X, class Y>
-class BatchUpload<PinnedBatch<X, Y>> {
- public:
-  const DeviceBatch<X, Y>& operator()(const PinnedBatch<X, Y>& batch, cudaStream_t stream) {
-    return lanes_.of(batch.pool()).place(batch, stream);
-  }
-  const DeviceBatch<X, Y>& operator()(const PinnedBatch<X, Y>& batch, std::size_t first,
-                                      std::size_t count, std::size_t room, cudaStream_t stream) {
-    return lanes_.of(batch.pool()).place_share(batch, first, count, room, stream);
-  }
-
- private:
-  detail::UploadLanes<detail::PinnedLane<X, Y>, detail::PinnedPool> lanes_;
-};
+class BatchUpload<PinnedBatch<X, Y>>
+    : public detail::UploadLanes<detail::PinnedLane<X, Y>, detail::PinnedPool> {};
 
 }  // namespace lockstep

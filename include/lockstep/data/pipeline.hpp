@@ -73,10 +73,18 @@ constexpr bool require_labelled() {
   return Labelled<Sample>;
 }
 
+/// The base of what comes behind a `|`: `require<Sample>()` says what is wrong with samples that it
+/// cannot take, `behind<Held>(source)` is the pipeline.
+struct PipelineStage {};
+
+/// The base of collates, which make batches of samples: one that writes row by row has `put`,
+/// others are called with all samples of a batch. `batch<Sample>()` has the type of the batch.
+struct Collate : PipelineStage {};
+
 /// Samples of one width become the rows of a `LabelledBatch`, each written as soon as it is read.
-/// Like every collate it knows which batch samples of a type become. Those that are no rows have
-/// some batch, so that a program that needs it gets one error, and not one for each use.
-struct RowCollate {
+/// Those that are no rows have some batch, so that a program that needs it gets one error, and not
+/// one for each use.
+struct RowCollate : Collate {
   template <class Sample>
   static auto batch() {
     if constexpr (Labelled<Sample>) {
@@ -136,14 +144,13 @@ class Spares {
 };
 
 /// Makes a source a data set: `Source` derives from it and has `read(index, pass, chain, out)`, or
-/// one of the simpler reads of a source whose chain is `NoChain`. A collate has `put`, which writes
-/// one row, or is called with all samples of a batch.
-template <class Source, class Sample, class Chain = NoChain, class Collate = RowCollate>
+/// one of the simpler reads of a source whose chain is `NoChain`.
+template <class Source, class Sample, class Chain = NoChain, class Collating = RowCollate>
 class LoadsSamples {
-  static constexpr bool is_known = !std::is_same_v<Collate, RowCollate> || Labelled<Sample>;
+  static constexpr bool is_known = !std::is_same_v<Collating, RowCollate> || Labelled<Sample>;
 
  public:
-  using batch_type = decltype(Collate::template batch<Sample>());
+  using batch_type = decltype(Collating::template batch<Sample>());
 
   void load(std::span<const std::size_t> indices, auto& out) const { load(indices, Pass{}, out); }
 
@@ -163,7 +170,7 @@ class LoadsSamples {
   }
 
  protected:
-  explicit LoadsSamples(Collate collate = {}) : collate_(std::move(collate)) {}
+  explicit LoadsSamples(Collating collate = {}) : collate_(std::move(collate)) {}
 
   /// Calls `f(chain)` with the memory that one sample needs on its way.
   template <class F>
@@ -227,7 +234,7 @@ class LoadsSamples {
     });
   }
 
-  Collate collate_;
+  Collating collate_;
   mutable Spares<Scratch> spares_;
 };
 
@@ -241,9 +248,32 @@ struct RejectedPipeline {
   void load(std::span<const std::size_t>, batch_type&) const {}
 };
 
-/// The base of what comes behind a `|`: `require<Sample>()` says what is wrong with samples that it
-/// cannot take, `behind<Held>(source)` is the pipeline.
-struct PipelineStage {};
+/// The batches of a source. `Held` is the source's type, or a reference to it.
+template <class Held, class Collating>
+class Collated : public LoadsSamples<Collated<Held, Collating>,
+                                     typename std::remove_cvref_t<Held>::sample_type,
+                                     ChainOf<std::remove_cvref_t<Held>>, Collating> {
+  using Source = std::remove_cvref_t<Held>;
+  using Base = LoadsSamples<Collated, typename Source::sample_type, ChainOf<Source>, Collating>;
+
+ public:
+  static constexpr bool changes_by_pass = detail::changes_by_pass<Source>();
+
+  template <class Given>
+  Collated(Given&& source, Collating collate)
+      : Base(std::move(collate)), source_(std::forward<Given>(source)) {}
+
+  std::size_t size() const { return source_.size(); }
+  void prepare(std::span<const std::size_t> indices) const { prepare_samples(source_, indices); }
+
+  /// For the base alone: batches are no samples, and `map` comes before.
+  void read(std::size_t index, Pass pass, ChainOf<Source>& chain, auto& out) const {
+    read_sample(source_, index, pass, chain, out);
+  }
+
+ private:
+  Held source_;
+};
 
 template <class Given, std::derived_from<PipelineStage> Stage>
 auto operator|(Given&& source, Stage stage) {
@@ -257,6 +287,8 @@ auto operator|(Given&& source, Stage stage) {
     return RejectedPipeline{};
   } else if constexpr (!Stage::template require<typename Source::sample_type>()) {
     return RejectedPipeline{};
+  } else if constexpr (std::derived_from<Stage, Collate>) {
+    return Collated<HeldAs<Given>, Stage>(std::forward<Given>(source), std::move(stage));
   } else {
     return stage.template behind<HeldAs<Given>>(std::forward<Given>(source));
   }

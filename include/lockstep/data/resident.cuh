@@ -144,32 +144,11 @@ concept LabelledSet =
       { batch.width } -> std::convertible_to<std::size_t>;
     };
 
-/// The types of a row: as the model gets it, and what is kept of an input, which is a byte where
-/// that is what the data set has. Another data set's are some, so that what it is refused with
-/// stays the only error.
-template <class D>
-struct RowTypes {
-  using Input = float;
-  using Label = std::int32_t;
-  using Stored = float;
-};
-template <LabelledSet D>
-struct RowTypes<D> {
-  using Batch = typename D::batch_type;
-  using Input = std::remove_cvref_t<decltype(std::declval<Batch&>().inputs[0])>;
-  using Label = std::remove_cvref_t<decltype(std::declval<Batch&>().labels[0])>;
-  using Stored = std::conditional_t<ByteRows<D>, std::uint8_t, Input>;
-};
-
 /// All rows, on the GPU that was current when they were uploaded and on those that asked for them
 /// since. Members may be called by several threads at once.
 template <class X, class Y, class Stored>
 class ResidentRows {
  public:
-  using input_type = X;
-  using label_type = Y;
-  using stored_type = Stored;
-
   /// The rows in the memory of one GPU.
   struct Copy {
     Copy(int device, std::size_t rows, std::size_t width)
@@ -298,10 +277,6 @@ class ResidentRows {
   mutable std::vector<std::unique_ptr<const Copy>> copies_;
 };
 
-template <class D>
-using ResidentRowsOf = ResidentRows<typename RowTypes<D>::Input, typename RowTypes<D>::Label,
-                                    typename RowTypes<D>::Stored>;
-
 }  // namespace lockstep::detail
 
 namespace lockstep {
@@ -340,6 +315,8 @@ struct ResidentBatch {
 
   // The library's own: draws [first, first + rows) of a loop over `data`.
 
+  const auto& source() const { return data; }
+
   std::shared_ptr<const detail::ResidentRows<X, Y, Stored>> data;
   std::shared_ptr<detail::ResidentLoop> loop;
   std::size_t first = 0;
@@ -356,15 +333,22 @@ namespace detail {
 template <class X, class Y, class Stored>
 class ResidentLane {
   using Rows = ResidentRows<X, Y, Stored>;
-  using Part = ResidentBatch<X, Y, Stored>;
+  using Batch = ResidentBatch<X, Y, Stored>;
 
  public:
   explicit ResidentLane(const std::shared_ptr<const Rows>& data)
       : width_(data->width()), copy_(data->here()) {}
 
-  /// Gathers a batch, unless it was gathered with one before. Memory is made for `room` samples at
-  /// least. **Stream** in its order.
-  const DeviceBatch<X, Y>& place(const Part& part, std::size_t room, cudaStream_t stream) {
+  const DeviceBatch<X, Y>& place(const Batch& batch, cudaStream_t stream) {
+    return place_share(batch, 0, batch.rows, std::min(batch.loop->batch_size, batch.loop->total),
+                       stream);
+  }
+
+  /// Gathers a share of a batch, unless it was gathered with one before. Memory is made for `room`
+  /// samples at least. **Stream** in its order.
+  const DeviceBatch<X, Y>& place_share(const Batch& batch, std::size_t begin, std::size_t count,
+                                       std::size_t room, cudaStream_t stream) {
+    const Batch part = batch.slice(begin, count);
     stream_ = stream;
     const ResidentLoop& loop = *part.loop;
     if (loop.number != loop_) begin_loop(loop);
@@ -402,7 +386,7 @@ class ResidentLane {
 
   /// Gathers a batch, and those behind it whose samples are drawn, into the places from its own on.
   /// Batches of a loop, or a replica's shares of them, begin `stride` draws apart.
-  void gather(const Part& part, std::size_t place, std::size_t stride) {
+  void gather(const Batch& part, std::size_t place, std::size_t stride) {
     const DeviceBatch<X, Y> to = batch_in(place, part.rows);
     GatherCall<X, Y, Stored> call;
     call.inputs = reinterpret_cast<const Stored*>(copy_.inputs.data());
@@ -486,46 +470,35 @@ class ResidentLane {
 
 }  // namespace detail
 
-/// A replica's lanes, one for each data set that it was given batches of.
 template <class X, class Y, class Stored>
-class BatchUpload<ResidentBatch<X, Y, Stored>> {
-  using Lane = detail::ResidentLane<X, Y, Stored>;
-
- public:
-  const auto& operator()(const ResidentBatch<X, Y, Stored>& batch, cudaStream_t stream) {
-    const std::size_t room = std::min(batch.loop->batch_size, batch.loop->total);
-    return lanes_.of(batch.data).place(batch, room, stream);
-  }
-
-  /// A share of a batch, with room for at least `room` samples.
-  const DeviceBatch<X, Y>& operator()(const ResidentBatch<X, Y, Stored>& batch, std::size_t first,
-                                      std::size_t count, std::size_t room, cudaStream_t stream) {
-    return lanes_.of(batch.data).place(batch.slice(first, count), room, stream);
-  }
-
- private:
-  detail::UploadLanes<Lane, const detail::ResidentRows<X, Y, Stored>> lanes_;
-};
+class BatchUpload<ResidentBatch<X, Y, Stored>>
+    : public detail::UploadLanes<detail::ResidentLane<X, Y, Stored>,
+                                 const detail::ResidentRows<X, Y, Stored>> {};
 
 namespace detail {
 
-/// Says in words what cannot be uploaded. Returns whether it can.
-template <class Source>
-consteval bool require_residence() {
+/// The batches of a data set on a GPU, whose inputs are kept as bytes where that is what it has.
+/// Says in words what cannot be uploaded; that has some batches, so that this stays the only error.
+template <class D>
+consteval auto resident_batch() {
   static_assert(
-      LabelledSet<Source>,
+      LabelledSet<D>,
       "lockstep: DeviceResident uploads data sets whose batches are LabelledBatches; give "
       "samples `inputs` of one width and `label`, or upload other batches in the step "
       "(BatchUpload)");
-  if constexpr (LabelledSet<Source>) {
-    constexpr bool stays = !changes_by_pass<Source>();
-    static_assert(stays,
+  if constexpr (LabelledSet<D>) {
+    static_assert(!changes_by_pass<D>(),
                   "lockstep: this data set draws random numbers, and DeviceResident would freeze "
                   "them, because it uploads samples once; draw them in the model (step.random), "
                   "or keep the data on the host (Pinned)");
-    return stays;
+    using Batch = typename D::batch_type;
+    using Input = std::remove_cvref_t<decltype(std::declval<Batch&>().inputs[0])>;
+    using Label = std::remove_cvref_t<decltype(std::declval<Batch&>().labels[0])>;
+    using Stored = std::conditional_t<ByteRows<D>, std::uint8_t, Input>;
+    return std::type_identity<ResidentBatch<Input, Label, Stored>>();
+  } else {
+    return std::type_identity<ResidentBatch<float, std::int32_t, float>>();
   }
-  return false;
 }
 
 }  // namespace detail
@@ -540,22 +513,18 @@ consteval bool require_residence() {
 /// the rows.
 template <class Source>
 class DeviceResident {
-  static constexpr bool is_fine = detail::require_residence<Source>();
-  using Rows = detail::ResidentRowsOf<Source>;
-
  public:
-  using batch_type = ResidentBatch<typename Rows::input_type, typename Rows::label_type,
-                                   typename Rows::stored_type>;
+  using batch_type = typename decltype(detail::resident_batch<Source>())::type;
 
   /// **Host** blocks until all rows are on the GPU. `source` is not needed any more then.
-  explicit DeviceResident(const Source& source) : rows_(std::make_shared<const Rows>(source)) {}
+  explicit DeviceResident(const Source& source) : rows_(std::make_shared<Rows>(source)) {}
 
   /// Rows of inputs and a label for each, in contiguous memory of any kind: `DeviceResident
   /// train(inputs, labels)` with two `thrust::device_vector`s. What writes them is over. They are
   /// copied. **Host** blocks until they are.
   template <detail::ContiguousMemory Inputs, detail::ContiguousMemory Labels>
   DeviceResident(const Inputs& inputs, const Labels& labels)
-      : rows_(std::make_shared<const Rows>(flat(inputs), flat(labels))) {}
+      : rows_(std::make_shared<Rows>(flat(inputs), flat(labels))) {}
 
   std::size_t size() const { return rows_->size(); }
   std::size_t width() const { return rows_->width(); }
@@ -570,7 +539,7 @@ class DeviceResident {
 
   // What the loader needs.
 
-  const std::shared_ptr<const Rows>& resident_rows() const { return rows_; }
+  const auto& resident_rows() const { return rows_; }
   detail::Draw draw(std::size_t index, float weight) const {
     if (index >= size()) [[unlikely]]
       refuse(index);
@@ -578,12 +547,14 @@ class DeviceResident {
   }
 
  private:
+  using Rows = typename decltype(batch_type::data)::element_type;
+
   [[noreturn, gnu::cold, gnu::noinline]] void refuse(std::size_t index) const {
     detail::fail("DeviceResident", {"sample ", index, " of ", size()},
                  "draw from the samples that there are");
   }
 
-  std::shared_ptr<const Rows> rows_;
+  std::shared_ptr<Rows> rows_;
 };
 
 template <detail::ContiguousMemory Inputs, detail::ContiguousMemory Labels>

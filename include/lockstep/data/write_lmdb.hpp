@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Any source of samples or data set, written into an LMDB. Programs that use it link liblmdb
+/// @file Any source of samples, written into an LMDB. Programs that use it link liblmdb
 /// (`-llmdb`).
 
 #include <algorithm>
 #include <concepts>
 #include <cstddef>
-#include <memory>
 #include <numeric>
 #include <span>
 #include <string>
@@ -15,9 +14,13 @@
 #include <vector>
 
 #include "lockstep/core/bytes.hpp"
+#include "lockstep/core/file.hpp"
 #include "lockstep/data/dataset.hpp"
 #include "lockstep/data/lmdb.hpp"
 #include "lockstep/data/pipeline.hpp"
+
+struct MDB_env;
+struct MDB_txn;
 
 namespace lockstep {
 
@@ -29,8 +32,8 @@ struct LmdbWriteOptions {
 namespace detail {
 
 /// Records are numbered from 0 as they come. They go into a temporary beside `path`, which `finish`
-/// brings into place; without that, nothing stays. A temporary that a killed process has left is
-/// removed by the next that writes to the same path.
+/// brings into place; without that, nothing stays. Who writes it holds a lock on it; what a killed
+/// process has left is overwritten by the next that writes to the same path.
 class LmdbWriter {
  public:
   LmdbWriter(const std::string& path, const LmdbWriteOptions& options);
@@ -42,23 +45,33 @@ class LmdbWriter {
   void finish();
 
  private:
-  struct State;
-  std::unique_ptr<State> state_;
+  void require(int code) const;
+  int put(MDB_txn* transaction) const;
+  void commit();
+  [[noreturn, gnu::cold]] void fail_writing(int error) const;
+  [[noreturn, gnu::cold]] void refuse_existing() const;
+  void sync(const std::string& path) const;
+
+  std::string path_;
+  std::string temporary_;  ///< empty when it is in place
+  Descriptor lock_;        ///< of the temporary
+  MDB_env* environment_ = nullptr;
+  std::size_t commit_bytes_;
+  std::size_t map_bytes_ = 16_MiB;
+  std::size_t committed_ = 0;  ///< records
+  /// The records that were not committed yet lie one behind another in memory, because a
+  /// transaction that finds the map full is made again in a larger one.
+  std::vector<std::byte> held_;
+  std::vector<std::size_t> sizes_;
 };
 
 using RecordBytes = std::vector<std::byte>;
 
-/// The encoding of samples that have inputs and a label, and of the rows of labelled batches.
+/// The encoding of samples that have inputs and a label.
 struct EncodeLabelled {
   template <Labelled Sample>
   void operator()(const Sample& sample, RecordBytes& out) const {
     encode_labelled<InputOf<Sample>, LabelOf<Sample>>(sample.inputs, sample.label, out);
-  }
-  template <LabelledRows Batch>
-  void operator()(Batch& batch, std::size_t i, RecordBytes& out) const {
-    const auto row = batch.row(i);
-    encode_labelled<std::remove_cvref_t<decltype(row[0])>,
-                    std::remove_cvref_t<decltype(batch.labels[i])>>(row, batch.labels[i], out);
   }
 };
 
@@ -68,59 +81,11 @@ concept EncodesSamples =
     SampleSource<Source> &&
     std::invocable<const Encode&, const typename Source::sample_type&, RecordBytes&>;
 
-/// Encodes one sample of a data set's batch, by its place in the batch.
-template <class Encode, class Data>
-concept EncodesBatches =
-    Dataset<Data> &&
-    std::invocable<const Encode&, typename Data::batch_type&, std::size_t, RecordBytes&>;
-
-/// Writes what `encode` makes of all samples, in order. Some are prepared or loaded at a time;
-/// whatever fails names the sample.
-template <class Source, class Encode>
-void write_records(LmdbWriter& out, const Source& source, const Encode& encode) {
-  constexpr std::size_t at_a_time = 256;
-  constexpr bool by_sample = EncodesSamples<Encode, Source>;
-  const auto make = [] {
-    if constexpr (by_sample) {
-      return std::pair<ChainOf<Source>, typename Source::sample_type>();
-    } else {
-      return std::pair<NoChain, typename Source::batch_type>();
-    }
-  };
-  auto [chain, made] = make();
-  RecordBytes record;
-  std::vector<std::size_t> indices;
-  for (std::size_t begin = 0; begin != source.size(); begin += indices.size()) {
-    indices.resize(std::min(at_a_time, source.size() - begin));
-    std::iota(indices.begin(), indices.end(), begin);
-    if constexpr (by_sample) {
-      prepare_samples(source, indices);
-    } else {
-      load_batch(source, indices, BatchPlace{.number = begin / at_a_time}, made);
-    }
-    for (std::size_t i = 0; i != indices.size(); ++i) {
-      record.clear();
-      try {
-        if constexpr (by_sample) {
-          read_sample(source, indices[i], Pass{}, chain, made);
-          encode(std::as_const(made), record);
-        } else {
-          encode(made, i, record);
-        }
-      } catch (...) {
-        rethrow_of_sample(indices[i], 0);
-      }
-      out.add(record);
-    }
-  }
-}
-
 }  // namespace detail
 
 /// Writes all samples of `source`, in order, into a new LMDB at `path`, as records 0, 1, ... that
-/// `lmdb_dataset` reads. `encode(sample, bytes)` appends a sample to an empty vector of bytes;
-/// `encode(batch, i, bytes)` does so for data sets that can only load batches. Without `encode`,
-/// samples have inputs and a label.
+/// `lmdb_dataset` reads. `encode(sample, bytes)` appends a sample to an empty vector of bytes.
+/// Without `encode`, samples have inputs and a label.
 ///
 /// The set is there as a whole or not at all: a path that exists is refused, and a failure leaves
 /// nothing. Where another program expects a folder, make it and write `FOLDER/data.mdb`. Samples of
@@ -129,15 +94,33 @@ template <class Source, class Encode>
   requires(!std::same_as<std::remove_cvref_t<Encode>, LmdbWriteOptions>)
 void write_lmdb(const std::string& path, const Source& source, const Encode& encode,
                 const LmdbWriteOptions& options = {}) {
-  constexpr bool by_sample = detail::EncodesSamples<Encode, Source>;
-  constexpr bool by_batch = detail::EncodesBatches<Encode, Source>;
-  static_assert(by_sample || by_batch,
+  constexpr bool encodes = detail::EncodesSamples<Encode, Source>;
+  static_assert(encodes,
                 "lockstep: write_lmdb cannot encode these samples; give it a function that appends "
-                "a sample to a std::vector<std::byte>: encode(sample, bytes), or encode(batch, i, "
-                "bytes) where the data set has no read()");
-  if constexpr (by_sample || by_batch) {
+                "a sample to a std::vector<std::byte>: encode(sample, bytes), and a source with "
+                "size(), sample_type and read(index, sample)");
+  if constexpr (encodes) {
+    constexpr std::size_t at_a_time = 256;
     detail::LmdbWriter out(path, options);
-    detail::write_records(out, source, encode);
+    detail::RecordBytes record;
+    detail::ChainOf<Source> chain;
+    typename Source::sample_type sample;
+    std::vector<std::size_t> indices;
+    for (std::size_t begin = 0; begin != source.size(); begin += indices.size()) {
+      indices.resize(std::min(at_a_time, source.size() - begin));
+      std::iota(indices.begin(), indices.end(), begin);
+      detail::prepare_samples(source, indices);
+      for (const std::size_t index : indices) {
+        record.clear();
+        try {
+          detail::read_sample(source, index, Pass{}, chain, sample);
+          encode(std::as_const(sample), record);
+        } catch (...) {
+          detail::rethrow_of_sample(index, 0);
+        }
+        out.add(record);
+      }
+    }
     out.finish();
   }
 }

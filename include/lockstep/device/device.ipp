@@ -40,29 +40,25 @@ LOCKSTEP_INLINE LazyPages::~LazyPages() {
 }
 
 /// The pages that lie within a piece.
-struct WholePages {
-  std::size_t begin;
-  std::size_t end;
-
-  WholePages(std::size_t offset, std::size_t bytes) {
-    const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-    begin = align_up(offset, page);
-    end = (offset + bytes) & ~(page - 1);
-  }
-  bool are_none() const { return begin >= end; }
-};
+LOCKSTEP_INLINE std::span<std::byte> LazyPages::whole_pages(std::size_t offset,
+                                                            std::size_t bytes) const {
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  const std::size_t begin = align_up(offset, page);
+  const std::size_t end = (offset + bytes) & ~(page - 1);
+  return {data_ + begin, begin < end ? end - begin : 0};
+}
 
 LOCKSTEP_INLINE void LazyPages::close(std::size_t offset, std::size_t bytes) {
-  const WholePages pages(offset, bytes);
-  if (pages.are_none()) return;
-  ::madvise(data_ + pages.begin, pages.end - pages.begin, MADV_DONTNEED);
-  ::mprotect(data_ + pages.begin, pages.end - pages.begin, PROT_NONE);
+  const std::span<std::byte> pages = whole_pages(offset, bytes);
+  if (pages.empty()) return;
+  ::madvise(pages.data(), pages.size(), MADV_DONTNEED);
+  ::mprotect(pages.data(), pages.size(), PROT_NONE);
 }
 
 LOCKSTEP_INLINE void LazyPages::open(std::size_t offset, std::size_t bytes) {
-  const WholePages pages(offset, bytes);
-  if (pages.are_none()) return;
-  if (::mprotect(data_ + pages.begin, pages.end - pages.begin, PROT_READ | PROT_WRITE) != 0) {
+  const std::span<std::byte> pages = whole_pages(offset, bytes);
+  if (pages.empty()) return;
+  if (::mprotect(pages.data(), pages.size(), PROT_READ | PROT_WRITE) != 0) {
     fail("initialize",
          {bytes >> 20, " MiB of host memory: ", std::system_category().message(errno)},
          "use a host with more memory, or write fewer tensors before initial.flush()");

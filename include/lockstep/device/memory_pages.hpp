@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -32,6 +33,8 @@ class LazyPages {
   void open(std::size_t offset, std::size_t bytes);
 
  private:
+  std::span<std::byte> whole_pages(std::size_t offset, std::size_t bytes) const;
+
   std::byte* data_ = nullptr;
   std::size_t bytes_;
 };

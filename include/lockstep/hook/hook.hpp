@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The concept of a gradient hook, and the questions that a pipeline asks of one.
+/// @file The concept of a gradient hook, the questions that a pipeline asks of one, and the axis of
+/// hooks.
 
 #include <concepts>
 #include <cstddef>
@@ -9,6 +10,7 @@
 #include <type_traits>
 
 #include "lockstep/core/hash.hpp"
+#include "lockstep/policy/policy.hpp"
 
 namespace lockstep {
 
@@ -55,15 +57,11 @@ namespace detail {
 // `rounds`, how many times a bucket calls `next.begin` in a step: one where it is not said, and
 // `phase(step)`, where steps differ in what they enqueue: steps of one phase can share a graph.
 
-template <template <class> class>
-struct OneArgument;
-template <template <class, class> class>
-struct TwoArguments;
-
+/// Is a hook's `Bucket` a template of the elements' type alone, or of the device too?
 template <class H>
-concept HookOfElements = requires { typename OneArgument<H::template Bucket>; };
+concept HookOfElements = requires { typename H::template Bucket<float>; };
 template <class H>
-concept HookOfDevices = requires { typename TwoArguments<H::template Bucket>; };
+concept HookOfDevices = requires { typename H::template Bucket<float, void>; };
 
 /// A class that can be one of `Hooks<...>` and takes part in reductions.
 template <class H>
@@ -71,43 +69,6 @@ concept GradientHook = requires {
   { H::name } -> std::convertible_to<std::string_view>;
 } && (HookOfElements<H> || HookOfDevices<H>);
 
-/// A hook's object for buckets of T.
-template <class H, class T, class Device>
-struct BucketOfHook {
-  using type = typename H::template Bucket<T>;
-};
-template <HookOfDevices H, class T, class Device>
-struct BucketOfHook<H, T, Device> {
-  using type = typename H::template Bucket<T, Device>;
-};
-
-/// The type of the elements that a hook's object for buckets of T hands on.
-template <class B, class T>
-struct SentBy {
-  using type = T;
-};
-template <class B, class T>
-  requires requires { typename B::Sends; }
-struct SentBy<B, T> {
-  using type = typename B::Sends;
-};
-
-/// How often a hook hands on in a step.
-template <class H>
-constexpr std::size_t rounds_of() {
-  if constexpr (requires { H::rounds; }) {
-    return H::rounds;
-  } else {
-    return 1;
-  }
-}
-
-/// Are a hook's numbers in their range?
-template <class H>
-constexpr bool has_good_numbers() {
-  if constexpr (requires { H::well_formed; }) return H::well_formed;
-  return true;
-}
 /// Does a hook bear no other of its kind: one that leaves something out?
 template <class H>
 inline constexpr bool leaves_out = requires { requires H::is_alone_of_its_kind; };
@@ -128,30 +89,32 @@ constexpr bool has_begun([[maybe_unused]] std::uint64_t step) {
   }
 }
 
-/// Which of its kinds of steps a hook makes after so many steps. A captured step can be replayed
-/// for others of its kind.
+/// Does a hook hand on more than once in a step?
 template <class H>
-constexpr std::uint64_t phase_of([[maybe_unused]] std::uint64_t step) {
-  if constexpr (requires { H::phase(step); }) {
-    return H::phase(step);
-  } else {
-    return 0;
-  }
-}
+concept HookOfRounds = requires { requires(H::rounds > 1); };
+/// Are a hook's numbers out of their range?
+template <class H>
+concept HookOutOfRange = requires { requires !H::well_formed; };
 
 /// A list of hooks.
 template <class... H>
 struct HookList {
   static constexpr std::size_t size = sizeof...(H);
   /// Does one hand on more than once? Then collectives begin while other buckets are under way.
-  static constexpr bool has_rounds = ((rounds_of<H>() > 1) || ...);
-  static constexpr bool has_good_numbers = (detail::has_good_numbers<H>() && ...);
+  static constexpr bool has_rounds = (HookOfRounds<H> || ...);
+  /// Are the hooks' numbers in their range?
+  static constexpr bool has_good_numbers = (!HookOutOfRange<H> && ...);
   /// Can they follow each other so?
   static constexpr bool is_in_order = (std::size_t{0} + ... + (leaves_out<H> ? 1 : 0)) <= 1;
-  /// The kind of step that all of them make after so many steps.
+  /// Which of its kinds of steps each makes after so many steps. A captured step can be replayed
+  /// for others of its kind.
   static constexpr std::uint64_t phase([[maybe_unused]] std::uint64_t step) {
     std::uint64_t phase = 0;
-    ((phase = 16 * phase + phase_of<H>(step)), ...);
+    [[maybe_unused]] const auto add = [&]<class Hook>(std::type_identity<Hook>) {
+      phase *= 16;
+      if constexpr (requires { Hook::phase(step); }) phase += Hook::phase(step);
+    };
+    (add(std::type_identity<H>{}), ...);
     return phase;
   }
   /// Does every element travel, if in another type?
@@ -169,30 +132,75 @@ struct HookList {
   }
 };
 
-template <class List, class... H>
-struct SelectStages {
-  using type = List;
-};
-template <class... Taken, class First, class... Rest>
-struct SelectStages<HookList<Taken...>, First, Rest...>
-    : SelectStages<
-          std::conditional_t<GradientHook<First>, HookList<Taken..., First>, HookList<Taken...>>,
-          Rest...> {};
+template <class... A, class... B>
+HookList<A..., B...> operator+(HookList<A...>, HookList<B...>);
 
 /// The hooks that take part in reductions, in their order.
 template <class... H>
-using StagesAmong = typename SelectStages<HookList<>, H...>::type;
-
-/// Adds a hook to a job's fingerprint.
-template <class H>
-constexpr void add_hook(Hash& hash) {
-  hash.text(H::name);
-  if constexpr (requires { H::fingerprint(hash); }) H::fingerprint(hash);
-}
+using StagesAmong =
+    decltype((HookList<>{} + ... + std::conditional_t<GradientHook<H>, HookList<H>, HookList<>>{}));
 
 /// Who keeps a state of a hook: every rank its own, or all ranks the same.
 enum class Keeper : std::uint8_t { each_rank, all_ranks };
 
 }  // namespace detail
+
+namespace axes {
+struct Hooks : WithName<"Hooks"> {};
+}  // namespace axes
+
+/// An element of `Hooks<...>`: a parameter whose gradient, averaged over ranks, is zero in every
+/// element keeps its value and its states, without decay or momentum, as one that has no gradient
+/// in PyTorch. Its count of updates does not advance.
+///
+/// It is no stage of the reduction: gradients travel as they do without it.
+struct SkipZeroGradients : WithName<"SkipZeroGradients"> {};
+
+namespace detail {
+
+/// Is an element of `Hooks<...>` a filter of updates? The others are stages of a reduction.
+template <class Hook>
+inline constexpr bool filters_updates = std::is_same_v<Hook, SkipZeroGradients>;
+
+/// A hook that is no more: whoever gives one to `Hooks` gets this sentence.
+template <class... Asked>
+struct RemovedHook {
+  static_assert(sizeof...(Asked) == 0,
+                "lockstep: the hooks TopK and NoReduction were removed; use PowerSGD to send less");
+  static constexpr std::string_view name = "a removed hook";
+  template <class T>
+  struct Bucket {};
+};
+}  // namespace detail
+
+/// Removed: naming it in `Hooks` says what to use instead.
+template <auto...>
+using TopK = detail::RemovedHook<void>;
+/// Removed, likewise.
+using NoReduction = detail::RemovedHook<void>;
+
+/// Gradient hooks, applied from left to right: compression, quantisation, a user's own. The first
+/// is given a bucket's gradients; what it hands on is given to the next, and what the last one
+/// hands on is averaged over ranks.
+template <class... Given>
+struct Hooks : detail::ValuePolicy<axes::Hooks> {
+  /// Those that take part in a reduction, in their order.
+  using stages = detail::StagesAmong<Given...>;
+
+  static constexpr bool well_formed =
+      ((detail::filters_updates<Given> || detail::GradientHook<Given>) && ...);
+  /// Do gradients travel in another way than without hooks?
+  static constexpr bool has_stages = stages::size != 0;
+  /// Are parameters left alone whose averaged gradient is zero?
+  static constexpr bool skips_zero_gradients = (detail::filters_updates<Given> || ...);
+  static constexpr void fingerprint(detail::Hash& hash) {
+    hash.text(axes::Hooks::name);
+    [[maybe_unused]] const auto add = [&]<class Hook>(std::type_identity<Hook>) {
+      hash.text(Hook::name);
+      if constexpr (requires { Hook::fingerprint(hash); }) Hook::fingerprint(hash);
+    };
+    (add(std::type_identity<Given>{}), ...);
+  }
+};
 
 }  // namespace lockstep

@@ -33,10 +33,12 @@ class DeviceElements {
   std::size_t count_ = 0;
 };
 
-/// The passes of a GPU, for which only its stream is needed. Arrays begin at multiples of 16 bytes.
-class GpuHookDevice {
+/// The passes of a GPU, on the stream of a communicator. Arrays begin at multiples of 16 bytes.
+template <>
+class HookDevice<Cuda> {
  public:
-  explicit GpuHookDevice(cudaStream_t stream) : stream_(stream) {}
+  explicit HookDevice(cudaStream_t stream) : stream_(stream) {}
+  explicit HookDevice(auto& comm) : HookDevice(comm.gpu().stream()) {}
 
   cudaStream_t stream() const { return stream_; }
 
@@ -64,12 +66,6 @@ class GpuHookDevice {
  private:
   cudaStream_t stream_;
   DeviceElements<std::uint64_t> step_{1};
-};
-
-template <class Comm>
-class HookDevice<Cuda, Comm> : public GpuHookDevice {
- public:
-  explicit HookDevice(Comm& comm) : GpuHookDevice(comm.gpu().stream()) {}
 };
 
 }  // namespace lockstep::detail

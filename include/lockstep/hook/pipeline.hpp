@@ -25,13 +25,13 @@ namespace lockstep::detail {
 /// done when the call returns; a GPU's device has `stream()` and enqueues everything there. The
 /// passes of a single hook stand beside it, and are specialised for devices likewise. The device of
 /// the host is here, that of GPUs in hook_device.cuh.
-template <class Device, class Comm>
+template <class Device>
 class HookDevice;
 
-template <class Comm>
-class HookDevice<Cpu, Comm> {
+template <>
+class HookDevice<Cpu> {
  public:
-  constexpr explicit HookDevice(Comm&) {}
+  constexpr explicit HookDevice(const auto&) {}
 
   template <class To, class From>
   static void cast(std::span<To> to, std::span<From> from) {
@@ -108,13 +108,30 @@ class HookedBucket {
 
 namespace detail {
 
-/// A hook's object, made from the bucket if it can be.
-template <class Own, class Bucket>
-Own make_bucket_of_hook(Bucket& bucket) {
-  if constexpr (std::is_constructible_v<Own, Bucket&>) {
-    return Own(bucket);
+/// A hook's object for buckets of T, made from the bucket if it can be.
+template <class Hook, class T, class Comm, class Device>
+auto make_bucket_of_hook(HookedBucket<Comm, Device>& bucket) {
+  const auto make = [&]<class Own>(std::type_identity<Own>) {
+    if constexpr (std::is_constructible_v<Own, HookedBucket<Comm, Device>&>) {
+      return Own(bucket);
+    } else {
+      return Own();
+    }
+  };
+  if constexpr (HookOfDevices<Hook>) {
+    return make(std::type_identity<typename Hook::template Bucket<T, Device>>{});
   } else {
-    return Own();
+    return make(std::type_identity<typename Hook::template Bucket<T>>{});
+  }
+}
+
+/// The type of the elements that a hook's object for buckets of T hands on.
+template <class Own, class T>
+constexpr auto sent_by() {
+  if constexpr (requires { typename Own::Sends; }) {
+    return std::type_identity<typename Own::Sends>{};
+  } else {
+    return std::type_identity<T>{};
   }
 }
 
@@ -190,12 +207,15 @@ class Pipeline<T, Comm, Device, HookList<>> {
 
 template <class T, class Comm, class Device, class First, class... Rest>
 class Pipeline<T, Comm, Device, HookList<First, Rest...>> {
-  using Own = typename BucketOfHook<First, T, Device>::type;
-  using Next = Pipeline<typename SentBy<Own, T>::type, Comm, Device, HookList<Rest...>>;
+  using Own = decltype(make_bucket_of_hook<First, T>(std::declval<HookedBucket<Comm, Device>&>()));
+  using Sent = typename decltype(sent_by<Own, T>())::type;
+  using Next = Pipeline<Sent, Comm, Device, HookList<Rest...>>;
 
  public:
   explicit Pipeline(HookedBucket<Comm, Device>& bucket)
-      : own_(make_bucket_of_hook<Own>(bucket)), handed_on_(handed_on(bucket)), next_(handed_on_) {}
+      : own_(make_bucket_of_hook<First, T>(bucket)),
+        handed_on_(handed_on(bucket)),
+        next_(handed_on_) {}
   Pipeline(const Pipeline&) = delete;
   Pipeline& operator=(const Pipeline&) = delete;
 

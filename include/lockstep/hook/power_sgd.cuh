@@ -9,7 +9,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cub/block/block_reduce.cuh>
-#include <cuda/std/limits>
 #include <span>
 #include <utility>
 #include <vector>
@@ -29,32 +28,31 @@ inline constexpr unsigned most_low_rank_columns = 8;
 /// Neighbouring elements of a thread that writes a matrix.
 inline constexpr std::size_t low_rank_elements = 4;
 
-/// A matrix as kernels find it: its rows and columns are numbered among those of all.
-struct NumberedMatrix : LowRankMatrix {
-  std::size_t first_row = 0;
-  std::size_t first_column = 0;
-};
+/// The last of `count` entries whose `First` is not behind `index`.
+template <auto First, class Entry>
+__device__ const Entry& entry_at(const Entry* entries, std::size_t count, std::size_t index) {
+  std::size_t low = 0;
+  for (std::size_t high = count; high - low > 1;) {
+    const std::size_t middle = low + (high - low) / 2;
+    if (entries[middle].*First <= index) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return entries[low];
+}
 
 /// The matrices of a bucket, in device memory.
 struct LowRankTable {
-  const NumberedMatrix* matrices;
+  const LowRankMatrix* matrices;
   std::size_t count;
   std::size_t rows;     // of all
   std::size_t columns;  // of all
 
-  /// The last matrix whose `First` is not behind `index`.
   template <auto First>
-  __device__ const NumberedMatrix& at(std::size_t index) const {
-    std::size_t low = 0;
-    for (std::size_t high = count; high - low > 1;) {
-      const std::size_t middle = low + (high - low) / 2;
-      if (matrices[middle].*First <= index) {
-        low = middle;
-      } else {
-        high = middle;
-      }
-    }
-    return matrices[low];
+  __device__ const LowRankMatrix& at(std::size_t index) const {
+    return entry_at<First>(matrices, count, index);
   }
 };
 
@@ -84,7 +82,7 @@ LOCKSTEP_KERNEL __launch_bounds__(low_rank_threads)
                  std::size_t from) {
   using A = Accumulator<T>;
   using Reduce = cub::BlockReduce<A, low_rank_threads>;
-  const NumberedMatrix matrix = table.at<&NumberedMatrix::first_row>(blockIdx.x);
+  const LowRankMatrix matrix = table.at<&LowRankMatrix::first_row>(blockIdx.x);
   const std::size_t row = blockIdx.x - matrix.first_row;
   A sums[N] = {};
   for (std::size_t j = threadIdx.x; j < matrix.columns; j += low_rank_threads) {
@@ -113,7 +111,7 @@ LOCKSTEP_KERNEL __launch_bounds__(low_rank_threads)
   using A = Accumulator<T>;
   const std::size_t column = std::size_t{blockIdx.x} * low_rank_threads + threadIdx.x;
   if (column >= table.columns) return;
-  const NumberedMatrix matrix = table.at<&NumberedMatrix::first_column>(column);
+  const LowRankMatrix matrix = table.at<&LowRankMatrix::first_column>(column);
   const std::size_t j = column - matrix.first_column;
   const std::size_t length = (matrix.rows + gridDim.y - 1) / gridDim.y;
   const std::size_t first = blockIdx.y * length;
@@ -138,7 +136,7 @@ LOCKSTEP_KERNEL __launch_bounds__(low_rank_threads)
                std::size_t from) {
   const std::size_t column = std::size_t{blockIdx.x} * low_rank_threads + threadIdx.x;
   if (column >= table.columns) return;
-  const NumberedMatrix matrix = table.at<&NumberedMatrix::first_column>(column);
+  const LowRankMatrix matrix = table.at<&LowRankMatrix::first_column>(column);
   for (unsigned k = 0; k < N && from + k < matrix.rank; ++k) {
     Accumulator<T> sum = 0;
     for (std::size_t piece = 0; piece < pieces; ++piece)
@@ -158,7 +156,7 @@ LOCKSTEP_KERNEL __launch_bounds__(low_rank_threads)
   std::size_t at = (std::size_t{blockIdx.x} * low_rank_threads + threadIdx.x) * low_rank_elements;
   const std::size_t end = at + low_rank_elements < count ? at + low_rank_elements : count;
   while (at < end) {
-    const NumberedMatrix& matrix = table.at<&NumberedMatrix::residual>(at);
+    const LowRankMatrix& matrix = table.at<&LowRankMatrix::residual>(at);
     std::size_t row = (at - matrix.residual) / matrix.columns;
     std::size_t j = (at - matrix.residual) % matrix.columns;
     for (; at < end && row < matrix.rows; ++at) {
@@ -186,16 +184,8 @@ LOCKSTEP_KERNEL __launch_bounds__(low_rank_threads)
                std::size_t count) {
   const std::size_t i = std::size_t{blockIdx.x} * low_rank_threads + threadIdx.x;
   if (i >= count) return;
-  std::size_t low = 0;
-  for (std::size_t high = tensor_count; high - low > 1;) {
-    const std::size_t middle = low + (high - low) / 2;
-    if (tensors[middle].at <= i) {
-      low = middle;
-    } else {
-      high = middle;
-    }
-  }
-  T& value = values[tensors[low].first + (i - tensors[low].at)];
+  const WholeTensor& tensor = entry_at<&WholeTensor::at>(tensors, tensor_count, i);
+  T& value = values[tensor.first + (i - tensor.at)];
   if (back) {
     value = sent[i];
   } else {
@@ -218,26 +208,32 @@ inline constexpr unsigned orthogonal_threads = 256;
 inline constexpr unsigned orthogonal_threads = 1;
 #endif
 
-/// The sum over a block's threads, for all of them.
-template <class A>
-__device__ A sum_over_block(A value) {
-  using Reduce = cub::BlockReduce<A, orthogonal_threads>;
-  __shared__ typename Reduce::TempStorage storage;
-  __shared__ A sum;
-  const A own = Reduce(storage).Sum(value);
-  if (threadIdx.x == 0) sum = own;
-  __syncthreads();
-  const A all = sum;
-  __syncthreads();  // nobody writes the sum again before all have read it
-  return all;
-}
-
-template <class A>
-__device__ A dot_over_block(const A* a, const A* b, std::size_t count) {
-  A sum = 0;
-  for (std::size_t i = threadIdx.x; i < count; i += orthogonal_threads) sum += a[i] * b[i];
-  return sum_over_block(sum);
-}
+/// The threads of a block, each of which has every `orthogonal_threads`-th element.
+struct BlockThreads {
+  template <class F>
+  __device__ static void for_each(std::size_t count, const F& f) {
+    for (std::size_t i = threadIdx.x; i < count; i += orthogonal_threads) f(i);
+  }
+  template <class A>
+  __device__ static void add_multiple(A* to, A factor, const A* from, std::size_t count) {
+    for_each(count, [&](std::size_t i) { to[i] += factor * from[i]; });
+  }
+  /// The sum over all threads, for all of them.
+  template <class A>
+  __device__ static A dot(const A* a, const A* b, std::size_t count) {
+    using Reduce = cub::BlockReduce<A, orthogonal_threads>;
+    __shared__ typename Reduce::TempStorage storage;
+    __shared__ A sum;
+    A own = 0;
+    for_each(count, [&](std::size_t i) { own += a[i] * b[i]; });
+    own = Reduce(storage).Sum(own);
+    if (threadIdx.x == 0) sum = own;
+    __syncthreads();
+    const A all = sum;
+    __syncthreads();  // nobody writes the sum again before all have read it
+    return all;
+  }
+};
 
 /// The seeds of columns that are drawn anew, and the step, in device memory, that they are drawn
 /// in. Without a step, nothing is drawn.
@@ -246,71 +242,37 @@ struct LowRankDraw {
   std::uint64_t seed;
 };
 
-/// Makes the columns of P or Q of a matrix orthogonal: the host's `orthogonalize`, where it is said
-/// how and why, by a block for each matrix.
+/// Makes the columns of P or Q of a matrix orthogonal, by a block for each matrix.
 template <class A>
 LOCKSTEP_KERNEL __launch_bounds__(orthogonal_threads)
-    orthogonalize_matrices(const NumberedMatrix* matrices, bool rows, A* factors, A epsilon,
+    orthogonalize_matrices(const LowRankMatrix* matrices, bool rows, A* factors, A epsilon,
                            LowRankDraw draw) {
-  constexpr A least = 32 * cuda::std::numeric_limits<A>::epsilon();
-  constexpr A most = cuda::std::numeric_limits<A>::max();
-  const NumberedMatrix& matrix = matrices[blockIdx.x];
-  const std::size_t length = rows ? matrix.rows : matrix.columns;
-  A* const columns = factors + (rows ? matrix.p : matrix.q);
-  const auto for_each = [&](const auto& f) {
-    for (std::size_t i = threadIdx.x; i < length; i += orthogonal_threads) f(i);
-  };
-  for (std::size_t k = 0; k < matrix.rank; ++k) {
-    A* const own = columns + k * length;
-    for (bool drawn = false;; drawn = true) {
-      const A before = sqrt(dot_over_block(own, own, length));
-      A after = before;
-      for (int pass = 0; pass != 2 && k != 0; ++pass) {
-        const A norm = after;
-        for (std::size_t j = 0; j < k; ++j) {
-          const A* const other = columns + j * length;
-          const A share = dot_over_block(other, own, length);
-          for_each([&](std::size_t i) { own[i] -= share * other[i]; });
-        }
-        after = sqrt(dot_over_block(own, own, length));
-        if (after > norm / 2) break;
-      }
-      if (after > least * before && after <= most) {
-        const A factor = 1 / (after + epsilon);
-        for_each([&](std::size_t i) { own[i] *= factor; });
-        break;
-      }
-      if (drawn || draw.step == nullptr) {
-        for_each([&](std::size_t i) { own[i] = 0; });
-        break;
-      }
-      const std::uint64_t seed = random_at(draw.seed, matrix.parameter);
-      for_each(
-          [&](std::size_t i) { own[i] = static_cast<A>(drawn_element(seed, *draw.step, k, i)); });
-    }
-  }
+  const LowRankMatrix& matrix = matrices[blockIdx.x];
+  const std::uint64_t seed = random_at(draw.seed, matrix.parameter);
+  orthogonalize(
+      factors + (rows ? matrix.p : matrix.q), rows ? matrix.rows : matrix.columns, matrix.rank,
+      epsilon, draw.step != nullptr, BlockThreads{},
+      [&](std::size_t k, std::size_t i) { return drawn_element(seed, *draw.step, k, i); });
 }
 
-/// The passes for elements of a kind. They have nothing of a job's type, and may all be part of a
-/// captured step.
-template <ElementKind Kind>
-class GpuLowRank {
-  using T = ElementOf<Kind>;
+/// The passes may all be part of a captured step.
+template <class Element>
+class LowRank<Element, HookDevice<Cuda>> {
+  using T = SameElement<Element>;
 
  public:
   using A = Accumulator<T>;
 
-  GpuLowRank(GpuHookDevice& device, LowRankPlan plan)
+  LowRank(HookDevice<Cuda>& device, LowRankPlan plan)
       : plan_(std::move(plan)),
         device_(device),
         stream_(device.stream()),
-        numbered_(number(plan_)),
-        matrices_(upload(numbered_)),
+        matrices_(upload(plan_.matrices)),
         whole_(upload(plan_.whole)),
         p_(plan_.p_count),
         q_(plan_.q_count),
         residual_(plan_.feedback ? plan_.residual_count : 0),
-        partials_(pieces() * columns() * width()) {}
+        partials_(pieces() * plan_.columns * width()) {}
 
   const LowRankPlan& plan() const { return plan_; }
 
@@ -330,7 +292,7 @@ class GpuLowRank {
     const LowRankSource<T> source{values.data(), residual()};
     for_each_part([&]<unsigned N>(std::size_t from) {
       launch_kernel<project_rows<N, T>>(
-          "rows of PowerSGD", stream_, static_cast<unsigned>(rows()), low_rank_threads, table(),
+          "rows of PowerSGD", stream_, static_cast<unsigned>(plan_.rows), low_rank_threads, table(),
           source, static_cast<const A*>(q_.span().data()), sent.data() + plan_.whole_count, from);
     });
   }
@@ -341,10 +303,10 @@ class GpuLowRank {
     const LowRankSource<T> source{values.data(), residual()};
     for_each_part([&]<unsigned N>(std::size_t from) {
       launch_kernel<project_columns<N, T>>(
-          "columns of PowerSGD", stream_, dim3(blocks(columns()), static_cast<unsigned>(pieces())),
-          low_rank_threads, table(), source, static_cast<const A*>(p_.span().data()),
-          partials_.span().data(), from);
-      launch_kernel<add_pieces<N, T>>("pieces of PowerSGD", stream_, blocks(columns()),
+          "columns of PowerSGD", stream_,
+          dim3(blocks(plan_.columns), static_cast<unsigned>(pieces())), low_rank_threads, table(),
+          source, static_cast<const A*>(p_.span().data()), partials_.span().data(), from);
+      launch_kernel<add_pieces<N, T>>("pieces of PowerSGD", stream_, blocks(plan_.columns),
                                       low_rank_threads, table(),
                                       static_cast<const A*>(partials_.span().data()),
                                       static_cast<unsigned>(pieces()), sent.data(), from);
@@ -370,17 +332,6 @@ class GpuLowRank {
   }
 
  private:
-  static std::vector<NumberedMatrix> number(const LowRankPlan& plan) {
-    std::vector<NumberedMatrix> numbered;
-    std::size_t rows = 0;
-    std::size_t columns = 0;
-    for (const LowRankMatrix& matrix : plan.matrices) {
-      numbered.push_back({matrix, rows, columns});
-      rows += matrix.rows;
-      columns += matrix.columns;
-    }
-    return numbered;
-  }
   template <class U>
   static DeviceElements<U> upload(const std::vector<U>& values) {
     DeviceElements<U> memory(values.size());
@@ -391,33 +342,23 @@ class GpuLowRank {
     return static_cast<unsigned>((count + low_rank_threads - 1) / low_rank_threads);
   }
 
-  std::size_t rows() const {
-    return numbered_.empty() ? 0 : numbered_.back().first_row + numbered_.back().rows;
-  }
-  std::size_t columns() const {
-    return numbered_.empty() ? 0 : numbered_.back().first_column + numbered_.back().columns;
-  }
   /// Columns are cut so that there is work for every multiprocessor. Not by how many this GPU has:
   /// sums are the same on all.
   std::size_t pieces() const {
     constexpr std::size_t wanted = 256 * 1024;  // threads
-    return std::clamp<std::size_t>(columns() == 0 ? 1 : wanted / columns(), 1, 32);
-  }
-  std::size_t rank() const {
-    std::size_t most = 1;
-    for (const LowRankMatrix& matrix : plan_.matrices) most = std::max(most, matrix.rank);
-    return most;
+    return std::clamp<std::size_t>(plan_.columns == 0 ? 1 : wanted / plan_.columns, 1, 32);
   }
   /// Columns of P and Q that are computed at once.
   unsigned width() const {
-    const std::size_t most = rank();
-    return most > 4 ? most_low_rank_columns : most > 2 ? 4 : static_cast<unsigned>(most);
+    return plan_.rank > 4   ? most_low_rank_columns
+           : plan_.rank > 2 ? 4
+                            : static_cast<unsigned>(plan_.rank);
   }
   /// Calls `f.operator()<N>(from)` for all columns, N at a time.
   template <class F>
   void for_each_part(const F& f) const {
-    if (numbered_.empty()) return;
-    for (std::size_t from = 0; from < rank(); from += width()) {
+    if (plan_.matrices.empty()) return;
+    for (std::size_t from = 0; from < plan_.rank; from += width()) {
       switch (width()) {
         case 1:
           f.template operator()<1>(from);
@@ -434,7 +375,9 @@ class GpuLowRank {
     }
   }
 
-  LowRankTable table() { return {matrices_.span().data(), numbered_.size(), rows(), columns()}; }
+  LowRankTable table() {
+    return {matrices_.span().data(), plan_.matrices.size(), plan_.rows, plan_.columns};
+  }
   A* residual() { return plan_.feedback ? residual_.span().data() : nullptr; }
 
   void copy(T* values, T* sent, bool back) {
@@ -450,30 +393,22 @@ class GpuLowRank {
                                     low_rank_threads, come.data(), own.data(), own.size());
   }
   void orthogonalize(bool of_rows, A* factors, const LowRankDraw& draw) {
-    if (numbered_.empty()) return;
+    if (plan_.matrices.empty()) return;
     launch_kernel<orthogonalize_matrices<A>>(
-        "orthogonal matrices", stream_, static_cast<unsigned>(numbered_.size()), orthogonal_threads,
-        static_cast<const NumberedMatrix*>(matrices_.span().data()), of_rows, factors,
-        static_cast<A>(plan_.epsilon), draw);
+        "orthogonal matrices", stream_, static_cast<unsigned>(plan_.matrices.size()),
+        orthogonal_threads, static_cast<const LowRankMatrix*>(matrices_.span().data()), of_rows,
+        factors, static_cast<A>(plan_.epsilon), draw);
   }
 
   LowRankPlan plan_;
-  GpuHookDevice& device_;
+  HookDevice<Cuda>& device_;
   cudaStream_t stream_;
-  std::vector<NumberedMatrix> numbered_;
-  DeviceElements<NumberedMatrix> matrices_;
+  DeviceElements<LowRankMatrix> matrices_;
   DeviceElements<WholeTensor> whole_;
   DeviceElements<A> p_;
   DeviceElements<A> q_;
   DeviceElements<A> residual_;
   DeviceElements<A> partials_;
-};
-
-template <class T, class Comm>
-class LowRank<T, HookDevice<Cuda, Comm>> : public GpuLowRank<element_kind<T>()> {
- public:
-  LowRank(HookDevice<Cuda, Comm>& device, LowRankPlan plan)
-      : GpuLowRank<element_kind<T>()>(device, std::move(plan)) {}
 };
 
 }  // namespace lockstep::detail

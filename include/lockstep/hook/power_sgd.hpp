@@ -30,9 +30,11 @@ struct LowRankMatrix {
   std::size_t rows = 0;
   std::size_t columns = 0;
   std::size_t rank = 0;
-  std::size_t p = 0;         ///< its first element among those of all P of the bucket
-  std::size_t q = 0;         ///< the same of Q
-  std::size_t residual = 0;  ///< and of all residuals
+  std::size_t p = 0;          ///< its first element among those of all P of the bucket
+  std::size_t q = 0;          ///< the same of Q
+  std::size_t residual = 0;   ///< and of all residuals
+  std::size_t first_row = 0;  ///< its first row among those of all matrices of the bucket
+  std::size_t first_column = 0;
 
   constexpr std::size_t count() const { return rows * columns; }
 };
@@ -52,11 +54,30 @@ struct LowRankPlan {
   std::size_t p_count = 0;
   std::size_t q_count = 0;
   std::size_t residual_count = 0;
+  std::size_t rows = 0;  ///< of all matrices
+  std::size_t columns = 0;
+  std::size_t rank = 1;  ///< the largest
   double epsilon = 0;    ///< is added to the norm by which a column is divided
   bool feedback = true;  ///< is what was not sent added to the next gradient?
   std::uint64_t seed = 0;
 
   std::size_t first_round() const { return whole_count + p_count; }
+
+  void add_matrix(const HookedTensor& tensor, std::size_t most) {
+    const std::size_t own = std::min({most, tensor.rows, tensor.columns});
+    matrices.push_back({tensor.parameter, tensor.first, tensor.rows, tensor.columns, own, p_count,
+                        q_count, residual_count, rows, columns});
+    p_count += tensor.rows * own;
+    q_count += tensor.columns * own;
+    residual_count += tensor.count();
+    rows += tensor.rows;
+    columns += tensor.columns;
+    rank = std::max(rank, own);
+  }
+  void add_whole(const HookedTensor& tensor) {
+    whole.push_back({tensor.first, tensor.count(), whole_count});
+    whole_count += tensor.count();
+  }
 };
 
 /// Element `i` of a column that is drawn anew: a number in [-1, 1) that is a function of its
@@ -74,7 +95,7 @@ class LowRank;
 
 /// The sum of products, in lanes that compilers make vectors of.
 template <class A, class M>
-A dot(const M* a, const A* b, std::size_t count) {
+LOCKSTEP_HOST_DEVICE A dot(const M* a, const A* b, std::size_t count) {
   constexpr std::size_t lanes = 16;
   A lane[lanes] = {};
   std::size_t i = 0;
@@ -89,52 +110,73 @@ A dot(const M* a, const A* b, std::size_t count) {
 
 /// to += factor * from
 template <class A, class M>
-void add_multiple(A* to, A factor, const M* from, std::size_t count) {
+LOCKSTEP_HOST_DEVICE void add_multiple(A* to, A factor, const M* from, std::size_t count) {
   for (std::size_t i = 0; i != count; ++i) to[i] += factor * static_cast<A>(from[i]);
 }
 
 /// Makes the columns orthogonal, and of length one but for `epsilon`, by Gram and Schmidt's method
-/// as PyTorch does. A column in the span of those before it, or one that is not finite, has no
-/// direction of its own: `redraw(column, values)` may give it another, and says whether it did;
-/// else it becomes zero.
-template <class A, class Redraw>
-void orthogonalize(A* columns, std::size_t length, std::size_t rank, double epsilon,
-                   const Redraw& redraw) {
+/// as PyTorch does. `threads` has `dot(a, b, count)`, `add_multiple(to, factor, from, count)` and
+/// `for_each(count, f)`. A column in the span of those before it, or one that is not finite, has no
+/// direction of its own: it is drawn anew with `draw(column, i)` if `draws`; else it becomes zero.
+#if defined(__CUDACC__)
+#pragma nv_exec_check_disable
+#endif
+template <class A, class Threads, class Draw>
+LOCKSTEP_HOST_DEVICE void orthogonalize(A* columns, std::size_t length, std::size_t rank, A epsilon,
+                                        bool draws, const Threads& threads, const Draw& draw) {
   constexpr A least = 32 * std::numeric_limits<A>::epsilon();
+  constexpr A most = std::numeric_limits<A>::max();
   for (std::size_t k = 0; k != rank; ++k) {
     A* const own = columns + k * length;
     for (bool drawn = false;; drawn = true) {
-      const A before = std::sqrt(dot(own, own, length));
+      const A before = std::sqrt(threads.dot(own, own, length));
       A after = before;
       // What rounding has left of the other columns is removed by doing it twice.
       for (int pass = 0; pass != 2 && k != 0; ++pass) {
         const A norm = after;
         for (std::size_t j = 0; j != k; ++j) {
           const A* const other = columns + j * length;
-          add_multiple(own, -dot(other, own, length), other, length);
+          threads.add_multiple(own, -threads.dot(other, own, length), other, length);
         }
-        after = std::sqrt(dot(own, own, length));
+        after = std::sqrt(threads.dot(own, own, length));
         if (after > norm / 2) break;
       }
-      if (after > least * before && after <= std::numeric_limits<A>::max()) [[likely]] {
-        const A factor = 1 / (after + static_cast<A>(epsilon));
-        for (std::size_t i = 0; i != length; ++i) own[i] *= factor;
+      if (after > least * before && after <= most) {
+        const A factor = 1 / (after + epsilon);
+        threads.for_each(length, [&](std::size_t i) { own[i] *= factor; });
         break;
       }
-      if (drawn || !redraw(k, own)) {
-        std::fill_n(own, length, A(0));
+      if (drawn || !draws) {
+        threads.for_each(length, [&](std::size_t i) { own[i] = A(0); });
         break;
       }
+      threads.for_each(length, [&](std::size_t i) { own[i] = static_cast<A>(draw(k, i)); });
     }
   }
 }
 
-template <class T, class Comm>
-class LowRank<T, HookDevice<Cpu, Comm>> {
+/// The one thread of the host.
+struct OneThread {
+  template <class A>
+  LOCKSTEP_HOST_DEVICE static A dot(const A* a, const A* b, std::size_t count) {
+    return detail::dot(a, b, count);
+  }
+  template <class A>
+  LOCKSTEP_HOST_DEVICE static void add_multiple(A* to, A factor, const A* from, std::size_t count) {
+    detail::add_multiple(to, factor, from, count);
+  }
+  template <class F>
+  LOCKSTEP_HOST_DEVICE static void for_each(std::size_t count, const F& f) {
+    for (std::size_t i = 0; i != count; ++i) f(i);
+  }
+};
+
+template <class T>
+class LowRank<T, HookDevice<Cpu>> {
  public:
   using A = Accumulator<T>;
 
-  LowRank(HookDevice<Cpu, Comm>&, LowRankPlan plan)
+  LowRank(HookDevice<Cpu>&, LowRankPlan plan)
       : plan_(std::move(plan)),
         p_(plan_.p_count),
         q_(plan_.q_count),
@@ -150,13 +192,10 @@ class LowRank<T, HookDevice<Cpu, Comm>> {
     for (const WholeTensor& tensor : plan_.whole)
       std::copy_n(values.data() + tensor.first, tensor.count, sent.data() + tensor.at);
     for (const LowRankMatrix& matrix : plan_.matrices) {
-      orthogonalize(q_.data() + matrix.q, matrix.columns, matrix.rank, plan_.epsilon,
-                    [&](std::size_t column, A* own) {
-                      const std::uint64_t seed = random_at(plan_.seed, matrix.parameter);
-                      for (std::size_t i = 0; i != matrix.columns; ++i)
-                        own[i] = static_cast<A>(drawn_element(seed, step, column, i));
-                      return true;
-                    });
+      const std::uint64_t seed = random_at(plan_.seed, matrix.parameter);
+      orthogonalize(q_.data() + matrix.q, matrix.columns, matrix.rank,
+                    static_cast<A>(plan_.epsilon), true, OneThread{},
+                    [&](std::size_t k, std::size_t i) { return drawn_element(seed, step, k, i); });
       for (std::size_t row = 0; row != matrix.rows; ++row) {
         if (plan_.feedback) {
           A* const kept = residual_.data() + matrix.residual + row * matrix.columns;
@@ -178,8 +217,8 @@ class LowRank<T, HookDevice<Cpu, Comm>> {
     receive(come.subspan(plan_.whole_count), p_);
     std::ranges::fill(q_, A(0));
     for (const LowRankMatrix& matrix : plan_.matrices) {
-      orthogonalize(p_.data() + matrix.p, matrix.rows, matrix.rank, plan_.epsilon,
-                    [](std::size_t, A*) { return false; });
+      orthogonalize(p_.data() + matrix.p, matrix.rows, matrix.rank, static_cast<A>(plan_.epsilon),
+                    false, OneThread{}, [](std::size_t, std::size_t) { return 0.0; });
       for (std::size_t row = 0; row != matrix.rows; ++row) {
         with_row(matrix, row, values.data(), [&](const auto* own) {
           for (std::size_t k = 0; k != matrix.rank; ++k)
@@ -341,14 +380,9 @@ struct PowerSGD {
         const std::size_t rank = std::min({Rank, tensor.rows, tensor.columns});
         const auto compressed = static_cast<double>((tensor.rows + tensor.columns) * rank);
         if (compressed * Options.least_compression < static_cast<double>(tensor.count())) {
-          plan.matrices.push_back({tensor.parameter, tensor.first, tensor.rows, tensor.columns,
-                                   rank, plan.p_count, plan.q_count, plan.residual_count});
-          plan.p_count += tensor.rows * rank;
-          plan.q_count += tensor.columns * rank;
-          plan.residual_count += tensor.count();
+          plan.add_matrix(tensor, Rank);
         } else {
-          plan.whole.push_back({tensor.first, tensor.count(), plan.whole_count});
-          plan.whole_count += tensor.count();
+          plan.add_whole(tensor);
         }
       }
       return plan;

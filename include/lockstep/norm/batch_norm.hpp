@@ -35,20 +35,18 @@ namespace lockstep {
 /// In training, forward keeps what backward needs, so that each place in a network has a layer of
 /// its own. In evaluation, the running statistics stand for those of the batch.
 template <Name Text, std::size_t Features, FloatingElement T = float>
-class BatchNorm {
+class BatchNorm : public detail::NormLayer<Text, Features, T> {
+  using Base = detail::NormLayer<Text, Features, T>;
+  using Base::affine, Base::memory_, Base::name;
+  using typename Base::Bias, typename Base::Layer, typename Base::Weight;
   using Statistic = detail::Accumulator<T>;
-  using Layer = detail::Key<Text>;
-  using Weight = decltype(Layer{} / detail::Key<"weight">{});
-  using Bias = decltype(Layer{} / detail::Key<"bias">{});
   using RunningMean = decltype(Layer{} / detail::Key<"running_mean">{});
   using RunningVariance = decltype(Layer{} / detail::Key<"running_var">{});
   using Batches = decltype(Layer{} / detail::Key<"num_batches_tracked">{});
   using Fusion = detail::Fusion;
 
  public:
-  using Parameters =
-      Scope<Text, ParameterList<detail::StartsAtOne<Parameter<"weight", T, Features>>,
-                                Parameter<"bias", T, Features>>>;
+  using typename Base::Parameters;
   using Buffers =
       Scope<Text, BufferList<Buffer<"running_mean", Statistic, Features>,
                              detail::StartsAtOne<Buffer<"running_var", Statistic, Features>>,
@@ -111,7 +109,7 @@ class BatchNorm {
   /// Says in words why a call of this layer cannot be compiled. Returns whether it can.
   template <class Step, class X, class... Others>
   static consteval bool require_call() {
-    using Scale = decltype(std::declval<Step&>().param(Weight{}));
+    using Scale = typename Base::template WeightView<Step>;
     if constexpr (!detail::is_view<Scale>) {
       return false;  // the step has said that the model does not declare it
     } else if constexpr (!detail::is_view<decltype(std::declval<Step&>().buffer(RunningMean{}))>) {
@@ -142,10 +140,10 @@ class BatchNorm {
   void run_forward(Step& step, const X& x, const Residual& residual, const Y& y) {
     if constexpr (require_call<Step, X, Residual, Y>()) {
       const detail::NormShape shape =
-          detail::channel_shape(Text.view(), x, step.param(Weight{}).extent(0));
-      detail::require_equal_shapes(Text.view(), x, residual, y);
+          detail::channel_shape(name, x, step.param(Weight{}).extent(0));
+      detail::require_equal_shapes(name, x, residual, y);
       if constexpr (std::remove_cvref_t<Step>::is_training())
-        detail::require_input_kept(Text.view(), x, y);
+        detail::require_apart(name, x, y, detail::NormFault::input);
       auto& work = memory_.template get<WorkOf<Step>>();
       memory_.keep({});  // until these are found
       settle(work, step, shape, x.data_handle());
@@ -175,13 +173,13 @@ class BatchNorm {
           if (is_new) ranks.settle_allocations();
           work.measure(stream, shape, x);
           ranks.all_gather(std::span<const double>(work.own()), work.all(world));
-          work.settle(stream, shape, world, options_, running, Text.view());
+          work.settle(stream, shape, world, options_, running, name);
           return;
         }
       }
       static_cast<void>(is_new);
       if (shape.count() == 1) [[unlikely]]
-        detail::refuse_single_value(Text.view());
+        detail::refuse_norm(name, detail::NormFault::values);
       work.measure_alone(stream, shape, x, options_, running);
     }
   }
@@ -196,22 +194,19 @@ class BatchNorm {
       auto& work = memory_.template get<WorkOf<Step>>();
       const auto stream = detail::stream_of(step);
       const detail::NormShape shape =
-          detail::channel_shape(Text.view(), x, step.param(Weight{}).extent(0));
-      detail::require_equal_shapes(Text.view(), x, y, dy, dx, dresidual);
-      memory_.require_kept(Text.view(), shape);
-      if (adds && x.size() != 0 && dx.data_handle() == dresidual.data_handle()) [[unlikely]]
-        detail::refuse_same_memory(Text.view(), "dx and dresidual",
-                                   "give them memory of their own; one of them may be dy's");
+          detail::channel_shape(name, x, step.param(Weight{}).extent(0));
+      detail::require_equal_shapes(name, x, y, dy, dx, dresidual);
+      memory_.require_kept(name, shape);
+      if constexpr (adds) detail::require_apart(name, dx, dresidual, detail::NormFault::residual);
       work.template reduce_backward<Fused>(
           stream, shape, x.data_handle(), adds ? y.data_handle() : nullptr, dy.data_handle(),
-          affine(step), detail::affine_gradients<Weight, Bias>(step),
-          adds ? dresidual.data_handle() : nullptr);
+          affine(step), Base::affine_gradients(step), adds ? dresidual.data_handle() : nullptr);
       // The sums go first: a bucket that the gradients complete would keep them waiting.
       const auto ranks = step.norm_ranks();
       if constexpr (decltype(ranks)::communicates) {
         if (ranks.world() != 1) ranks.all_reduce(work.sums());
       }
-      detail::say_ready<Weight, Bias>(step);
+      Base::say_ready(step);
       if constexpr (adds) {
         work.template input_gradient<Fusion::none>(stream, shape, x.data_handle(),
                                                    dresidual.data_handle(), affine(step),
@@ -224,15 +219,9 @@ class BatchNorm {
   }
 
   template <class Step>
-  using WorkOf = detail::NormWork<typename decltype(std::declval<Step&>().param(Weight{}))::memory>;
-
-  template <class Step>
-  static auto affine(Step& step) {
-    return detail::NormAffine{step.param(Weight{}).data_handle(), step.param(Bias{}).data_handle()};
-  }
+  using WorkOf = detail::NormWork<typename Base::template WeightView<Step>::memory>;
 
   BatchNormOptions options_;
-  detail::LayerMemory memory_;
 };
 
 }  // namespace lockstep

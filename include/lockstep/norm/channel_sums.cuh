@@ -134,22 +134,14 @@ struct Where {
 };
 /// All elements of packets of N.
 template <std::size_t N>
-struct AllPackets {
-  __device__ Where operator()(unsigned k) const {
-    return {static_cast<unsigned>(k / N), static_cast<unsigned>(k % N)};
-  }
-};
+__device__ auto all_packets() {
+  return
+      [](unsigned k) { return Where{static_cast<unsigned>(k / N), static_cast<unsigned>(k % N)}; };
+}
 /// All elements of one packet.
-struct OnePacket {
-  unsigned packet;
-  __device__ Where operator()(unsigned k) const { return {packet, k}; }
-};
-/// An element of each packet.
-struct OnePlace {
-  unsigned place;
-  unsigned first = 0;
-  __device__ Where operator()(unsigned k) const { return {first + k, place}; }
-};
+__device__ inline auto one_packet(unsigned packet) {
+  return [packet](unsigned k) { return Where{packet, k}; };
+}
 
 /// Packets that a thread loads at once, of runs and of columns: more of them where they are single
 /// elements, or less than 16 bytes.
@@ -186,7 +178,7 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads, 4)
     if (v + (packets - 1) * channel_threads < count) {
 #pragma unroll
       for (unsigned u = 0; u < packets; ++u) load(u);
-      term.template add<packets * N>(channel, loaded, AllPackets<N>{}, sums);
+      term.template add<packets * N>(channel, loaded, all_packets<N>(), sums);
       if constexpr (Term::stores) {
 #pragma unroll
         for (unsigned u = 0; u < packets; ++u) term.template store<N>(at[u], loaded[u]);
@@ -200,7 +192,7 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads, 4)
 #pragma unroll
       for (unsigned u = 0; u < packets; ++u) {
         if (!inside(u)) continue;
-        term.template add<N>(channel, loaded, OnePacket{u}, sums);
+        term.template add<N>(channel, loaded, one_packet(u), sums);
         if constexpr (Term::stores) term.template store<N>(at[u], loaded[u]);
       }
     }
@@ -292,7 +284,8 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads, 2)
           loaded[u] = term.template load<N>(at(u), row + u * rows);
 #pragma unroll
         for (unsigned j = 0; j < N; ++j)
-          term.template add<packets>(channels[j], loaded, OnePlace{j}, sums[j]);
+          term.template add<packets>(
+              channels[j], loaded, [j](unsigned k) { return Where{k, j}; }, sums[j]);
         if constexpr (Term::stores) {
 #pragma unroll
           for (unsigned u = 0; u < packets; ++u) term.template store<N>(at(u), loaded[u]);
@@ -307,7 +300,8 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads, 2)
           if (!is_row(u)) continue;
 #pragma unroll
           for (unsigned j = 0; j < N; ++j)
-            term.template add<1>(channels[j], loaded, OnePlace{j, u}, sums[j]);
+            term.template add<1>(
+                channels[j], loaded, [=](unsigned) { return Where{u, j}; }, sums[j]);
           if constexpr (Term::stores) term.template store<N>(at(u), loaded[u]);
         }
       }

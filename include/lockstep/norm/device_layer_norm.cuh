@@ -1,24 +1,489 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file Layer norms in a GPU's memory: what `LayerNormWork` describes. Forward is one launch and
-/// backward two, and all of them may be part of a captured step.
+/// backward two, and all of them may be part of a captured step. Several threads share a row, and
+/// hold it: it is read once. Where a block can hold a row, all gradients take one pass over x and
+/// dy: blocks take row after row, and threads the same columns of each, so that the sums for weight
+/// and bias stay in registers; a second launch adds the sums of blocks up.
 
+#include <cuda_runtime.h>
 #include <cuda_runtime_api.h>
-
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
+#include <cstdint>
+#include <cuda/std/bit>
 #include <vector>
 
 #include "lockstep/core/element.hpp"
+#include "lockstep/core/macros.hpp"
 #include "lockstep/core/view.hpp"
 #include "lockstep/device/cuda/launch.cuh"
 #include "lockstep/device/cuda/memory.cuh"
+#include "lockstep/device/cuda/vector.cuh"
 #include "lockstep/norm/channel_sums.cuh"
 #include "lockstep/norm/device_norm.cuh"
-#include "lockstep/norm/layer_norm_kernels.cuh"
 #include "lockstep/norm/work.hpp"
 
 namespace lockstep::detail {
+
+/// Packets of a row that a thread holds. Longer rows than a block can hold are read twice.
+inline constexpr unsigned row_packets = 4;
+
+/// The sums of as many neighbouring threads as share a row, for all of them and of the same bits.
+/// Called by all threads of a block; for one row after the other, with 0 and 1 in turn: a warp that
+/// is ahead of others leaves what they still read.
+__device__ inline ChannelSums sum_over_lanes(ChannelSums sums, unsigned lanes, unsigned turn = 0) {
+  for (unsigned other = (lanes < 32 ? lanes : 32) / 2; other != 0; other /= 2) {
+    sums = sums + ChannelSums{__shfl_xor_sync(0xffffffffu, sums.first, other),
+                              __shfl_xor_sync(0xffffffffu, sums.second, other)};
+  }
+  if (lanes <= 32) return sums;
+  __shared__ ChannelSums of_warps[2][channel_threads / 32];
+  if (threadIdx.x % 32 == 0) of_warps[turn][threadIdx.x / 32] = sums;
+  __syncthreads();
+  const unsigned first = threadIdx.x / lanes * lanes / 32;
+  sums = of_warps[turn][first];
+  for (unsigned warp = 1; warp < lanes / 32; ++warp) sums = sums + of_warps[turn][first + warp];
+  return sums;
+}
+
+/// The numbers of N neighbouring features, in loads of up to 16 bytes. All rows need them: they
+/// come from the L1 cache, because the L2 cache has enough to do with the rows.
+template <class A, std::size_t N, class W>
+__device__ Packet<A, N> load_features(const W* from) {
+  constexpr std::size_t most = 16 / sizeof(W);
+  constexpr std::size_t piece = N < most ? N : most;  // nvcc warns of std::min on a device
+  Packet<A, N> features;
+#pragma unroll
+  for (std::size_t i = 0; i < N; i += piece) {
+    const auto* bits = reinterpret_cast<const BitsOf<piece * sizeof(W)>*>(from + i);
+    const auto some = cuda::std::bit_cast<Packet<W, piece>>(*bits);
+#pragma unroll
+    for (std::size_t k = 0; k < piece; ++k)
+      features.at[i + k] = static_cast<A>(static_cast<Accumulator<W>>(some.at[k]));
+  }
+  return features;
+}
+
+/// A thread's part of a row: every `lanes`-th packet.
+template <std::size_t N>
+struct RowPart {
+  std::size_t row;
+  std::size_t features;
+  unsigned lanes;
+  unsigned lane;
+  bool inside;
+
+  __device__ RowPart(ColumnTile tile, std::size_t rows, std::size_t features)
+      : row(std::size_t{blockIdx.x} * tile.rows() + tile.row()),
+        features(features),
+        lanes(tile.lanes()),
+        lane(tile.lane()),
+        inside(row < rows) {}
+
+  __device__ std::size_t packets() const { return inside ? features / N : 0; }
+  __device__ bool is_held() const { return features / N <= std::size_t{row_packets} * lanes; }
+  /// Where a packet lies among all rows.
+  __device__ std::size_t at(std::size_t packet) const { return row * features + packet * N; }
+
+  /// Are there as many packets, from `packet` on, as a thread holds at once?
+  __device__ bool has_all(std::size_t packet) const {
+    return packet + (row_packets - 1) * lanes < packets();
+  }
+  /// Calls f(u, packet) for the packets that a thread holds at once, from `packet` on.
+  template <class F>
+  __device__ void for_each(std::size_t packet, const F& f) const {
+#pragma unroll
+    for (unsigned u = 0; u < row_packets; ++u) {
+      if (packet + u * lanes < packets()) f(u, packet + u * lanes);
+    }
+  }
+  __device__ std::size_t stride() const { return std::size_t{row_packets} * lanes; }
+};
+
+/// y = (x - mean) * inverse deviation * weight + bias. With `kept`, both numbers of a row are kept.
+/// `share` is 1 / features.
+template <std::size_t N, class T, class W>
+LOCKSTEP_KERNEL __launch_bounds__(channel_threads)
+    normalise_rows_of(const T* x, T* y, NormAffine<W> affine, KeptNumbers* kept, std::size_t rows,
+                      std::size_t features, double share, double eps, ColumnTile tile) {
+  using A = Accumulator<T>;
+  const RowPart<N> part(tile, rows, features);
+  const MomentTerm<T> term{x};
+  Packet<T, N> loaded[row_packets];
+  const auto load = [&](unsigned u, std::size_t packet) {
+    loaded[u] = term.template load<N>(part.at(packet), 0);
+  };
+  ChannelSums sums{};
+  double origin = 0;
+  if (part.inside) {
+    const auto channel = term.channel(0, part.at(0));
+    origin = channel.origin;
+    for (std::size_t packet = part.lane; packet < part.packets(); packet += part.stride()) {
+      part.for_each(packet, load);
+      if (part.has_all(packet)) {
+        term.template add<row_packets * N>(channel, loaded, all_packets<N>(), sums);
+        continue;
+      }
+      part.for_each(packet, [&](unsigned u, std::size_t) {
+        term.template add<N>(channel, loaded, one_packet(u), sums);
+      });
+    }
+  }
+  sums = sum_over_lanes(sums, part.lanes);
+  if (!part.inside) return;
+  // Every row needs these numbers: no division in double, and the root in the elements' arithmetic.
+  const double apart = sums.first * share;
+  const double variance = (sums.second - apart * sums.first) * share;
+  const double inverse = 1 / std::sqrt(static_cast<A>((variance < 0 ? 0 : variance) + eps));
+  const double row_mean = origin + apart;
+  if (kept != nullptr && part.lane == 0) kept[part.row] = {row_mean, inverse};
+  const SplitMean<A> mean(row_mean);
+  const A scale = static_cast<A>(inverse);
+  for (std::size_t packet = part.lane; packet < part.packets(); packet += part.stride()) {
+    if (!part.is_held()) part.for_each(packet, load);
+    part.for_each(packet, [&](unsigned u, std::size_t own) {
+      const Packet<A, N> weight = load_features<A, N>(affine.weight + own * N);
+      const Packet<A, N> bias = load_features<A, N>(affine.bias + own * N);
+      Packet<T, N> values;
+#pragma unroll
+      for (unsigned i = 0; i < N; ++i) {
+        const A value = mean.deviation(static_cast<A>(loaded[u].at[i])) * scale;
+        values.at[i] = static_cast<T>(std::fma(value, weight.at[i], bias.at[i]));
+      }
+      store_packet<Caching::keep>(y + part.at(own), values);
+    });
+  }
+}
+
+/// With g = dy * weight: dx = (g - mean(g) - deviation * inverse^2 * mean(g * deviation)) *
+/// inverse.
+template <std::size_t N, class T, class W>
+LOCKSTEP_KERNEL __launch_bounds__(channel_threads)
+    gradient_of_rows(const T* x, const T* dy, T* dx, const W* weights, const KeptNumbers* kept,
+                     std::size_t rows, std::size_t features, ColumnTile tile) {
+  using A = Accumulator<T>;
+  const RowPart<N> part(tile, rows, features);
+  NormPackets<T, N> loaded[row_packets];
+  const auto load = [&](unsigned u, std::size_t packet) {
+    loaded[u].x = load_packet<Caching::stream, N>(x + part.at(packet));
+    loaded[u].dy = load_packet<Caching::stream, N>(dy + part.at(packet));
+  };
+  // Calls f(i, g, deviation) for the elements of a packet.
+  const auto for_each_element = [&](unsigned u, std::size_t packet, const SplitMean<A>& mean,
+                                    const auto& f) {
+    const Packet<A, N> weight = load_features<A, N>(weights + packet * N);
+#pragma unroll
+    for (unsigned i = 0; i < N; ++i) {
+      f(i, static_cast<A>(loaded[u].dy.at[i]) * weight.at[i],
+        mean.deviation(static_cast<A>(loaded[u].x.at[i])));
+    }
+  };
+  const KeptNumbers own = part.inside ? load_kept(kept + part.row) : KeptNumbers{0, 0};
+  const SplitMean<A> mean(own.mean);
+  ChannelSums sums{};
+  for (std::size_t packet = part.lane; packet < part.packets(); packet += part.stride()) {
+    part.for_each(packet, load);
+    A sum = 0;
+    A products = 0;
+    part.for_each(packet, [&](unsigned u, std::size_t at) {
+      for_each_element(u, at, mean, [&](unsigned, A g, A deviation) {
+        sum += g;
+        products = std::fma(g, deviation, products);
+      });
+    });
+    sums = sums + ChannelSums{static_cast<double>(sum), static_cast<double>(products)};
+  }
+  sums = sum_over_lanes(sums, part.lanes);
+  if (!part.inside) return;
+  const double share = 1 / static_cast<double>(features);
+  const A offset = static_cast<A>(sums.first * share);
+  const A slope = static_cast<A>(sums.second * share * own.inverse * own.inverse);
+  const A scale = static_cast<A>(own.inverse);
+  for (std::size_t packet = part.lane; packet < part.packets(); packet += part.stride()) {
+    if (!part.is_held()) part.for_each(packet, load);
+    part.for_each(packet, [&](unsigned u, std::size_t at) {
+      Packet<T, N> values;
+      for_each_element(u, at, mean, [&](unsigned i, A g, A deviation) {
+        values.at[i] = static_cast<T>(((g - offset) - deviation * slope) * scale);
+      });
+      store_packet<Caching::keep>(dx + part.at(at), values);
+    });
+  }
+}
+
+/// Sums over rows, for the gradients of weight and bias: of dy, and of its products with the
+/// normalised values.
+template <class T>
+struct RowGradientTerm {
+  using Element = T;
+  using A = Accumulator<T>;
+  static constexpr unsigned column_packets = 4;
+  static constexpr bool stores = false;
+  struct Channel {};
+  template <std::size_t N>
+  struct Loaded : NormPackets<T, N> {
+    KeptNumbers row;
+  };
+
+  const T* x;
+  const T* dy;
+  const KeptNumbers* kept;
+
+  __device__ Channel channel(std::size_t, std::size_t) const { return {}; }
+  template <std::size_t N>
+  __device__ Loaded<N> load(std::size_t at, std::size_t row) const {
+    Loaded<N> loaded;
+    loaded.x = load_packet<Caching::keep, N>(x + at);
+    loaded.dy = load_packet<Caching::keep, N>(dy + at);
+    loaded.row = load_kept(kept + row);
+    return loaded;
+  }
+  template <unsigned Count, class L, class Place>
+  __device__ static void add(const Channel&, const L* loaded, const Place& where,
+                             ChannelSums& sums) {
+    A sum = 0;
+    A products = 0;
+#pragma unroll
+    for (unsigned k = 0; k < Count; ++k) {
+      const Where at = where(k);
+      const L& own = loaded[at.packet];
+      const SplitMean<A> mean(own.row.mean);
+      const A gradient = static_cast<A>(own.dy.at[at.place]);
+      const A deviation = mean.deviation(static_cast<A>(own.x.at[at.place]));
+      sum += gradient;
+      products = std::fma(gradient, deviation * static_cast<A>(own.row.inverse), products);
+    }
+    sums.first += static_cast<double>(sum);
+    sums.second += static_cast<double>(products);
+  }
+};
+
+/// Writes the gradients of weight and bias.
+template <class G>
+struct WriteGradients {
+  static constexpr bool ends = false;
+  NormAffineGradients<G> gradients;
+
+  template <class Channel>
+  __device__ void operator()(std::size_t c, const Channel&, const ChannelSums& total) const {
+    write_gradients(gradients, c, total.first, total.second);
+  }
+};
+
+/// How many threads share a row of so many packets.
+inline ColumnTile row_tile(std::size_t packets) {
+  unsigned shift = 0;
+  while (shift != 8 && (std::size_t{row_packets} << shift) < packets) ++shift;
+  return {shift};
+}
+
+inline unsigned row_blocks(std::size_t rows, ColumnTile tile) {
+  const std::size_t of_block = channel_threads >> tile.shift;
+  return static_cast<unsigned>((rows + of_block - 1) / of_block);
+}
+
+/// Columns of a thread: it has two sums for each of them.
+inline constexpr unsigned row_columns = 16;
+/// Blocks that take rows: as many as run at once on an H200. A constant, so that sums are the same
+/// on every GPU.
+inline constexpr unsigned most_row_blocks = 264;
+/// Rows that a thread sums in the arithmetic of elements before it hands the sums on.
+inline constexpr unsigned rows_of_sums = 64;
+
+/// How many threads share a row of so many packets of N.
+template <std::size_t N>
+ColumnTile held_tile(std::size_t packets) {
+  unsigned shift = 0;
+  while (shift != 8 && (std::size_t{row_columns / N} << shift) < packets) ++shift;
+  return {shift};
+}
+/// Can a block hold a row?
+inline bool is_held_row(std::size_t features) { return features <= channel_threads * row_columns; }
+
+/// A block's sums for a column: those for the bias and for the weight.
+template <class T>
+using ColumnSums = TwoSums<Accumulator<T>>;
+
+/// `ColumnSums` of all blocks.
+template <class T>
+std::size_t row_sum_bytes(std::size_t features) {
+  return most_row_blocks * features * sizeof(ColumnSums<T>);
+}
+
+/// A thread's part of a row. What is outside of the matrix is zero, and adds nothing to any sum.
+template <std::size_t N, class T>
+struct HeldRow {
+  static constexpr unsigned packets = row_columns / N;
+  /// Is there room in registers for the next row too?
+  static constexpr bool loads_ahead = row_columns * sizeof(T) <= 32 && N != 1;
+  Packet<T, N> x[packets];
+  Packet<T, N> dy[packets];
+  KeptNumbers numbers;
+};
+
+/// How values of a row are normalised, in two instructions.
+template <class A>
+struct RowNumbers {
+  A mean;
+  A scale;
+  A shift;  // what the mean is more than A can say, scaled
+
+  __device__ explicit RowNumbers(const KeptNumbers& kept) {
+    const SplitMean<A> split(kept.mean);
+    mean = split.high;
+    scale = static_cast<A>(kept.inverse);
+    shift = -split.low * scale;
+  }
+  __device__ A normalised(A value) const { return std::fma(value - mean, scale, shift); }
+};
+
+/// Where the columns of a thread are.
+template <std::size_t N>
+struct HeldColumns {
+  std::size_t features;
+  ColumnTile tile;
+
+  __device__ std::size_t at(unsigned u) const {
+    return (std::size_t{u} * tile.lanes() + tile.lane()) * N;
+  }
+  __device__ bool has(unsigned u) const { return at(u) < features; }
+};
+
+/// With n for normalised values and g = dy * weight: dx = (g - mean(g) - n * mean(g * n)) *
+/// inverse. A block's sums of dy and of dy * n go to `block_sums`. dx may be dy's memory.
+template <std::size_t N, class T, class W>
+LOCKSTEP_KERNEL __launch_bounds__(channel_threads, sizeof(Accumulator<T>) == 8 || N == 1 ? 1 : 2)
+    gradients_of_rows(const T* x, const T* dy, T* dx, const W* weights, const KeptNumbers* kept,
+                      ColumnSums<T>* block_sums, std::size_t rows, std::size_t features,
+                      ColumnTile tile) {
+  using A = Accumulator<T>;
+  using Held = HeldRow<N, T>;
+  const HeldColumns<N> columns{features, tile};
+  const auto load = [&](std::size_t row) {
+    Held held;
+    const bool inside = row < rows;
+#pragma unroll
+    for (unsigned u = 0; u < Held::packets; ++u) {
+      held.x[u] = {};
+      held.dy[u] = {};
+      if (!inside || !columns.has(u)) continue;
+      const std::size_t at = row * features + columns.at(u);
+      held.x[u] = load_packet<Caching::stream, N>(x + at);
+      held.dy[u] = load_packet<Caching::stream, N>(dy + at);
+    }
+    held.numbers = inside ? load_kept(kept + row) : KeptNumbers{0, 0};
+    return held;
+  };
+  // Calls f(i, dy, g, n) for the elements of a packet.
+  const auto for_each = [&](const Held& held, const RowNumbers<A>& numbers, unsigned u,
+                            const auto& f) {
+    Packet<A, N> weight{};
+    if (columns.has(u)) weight = load_features<A, N>(weights + columns.at(u));
+#pragma unroll
+    for (unsigned i = 0; i < N; ++i) {
+      const A gradient = static_cast<A>(held.dy[u].at[i]);
+      f(i, gradient, gradient * weight.at[i], numbers.normalised(static_cast<A>(held.x[u].at[i])));
+    }
+  };
+
+  ColumnSums<T> column_sums[row_columns] = {};
+  const auto hand_on = [&](bool again) {
+    __shared__ ColumnSums<T> shared[N][channel_threads];
+#pragma unroll
+    for (unsigned u = 0; u < Held::packets; ++u) {
+#pragma unroll
+      for (unsigned i = 0; i < N; ++i) {
+        shared[i][threadIdx.x] = column_sums[u * N + i];
+        column_sums[u * N + i] = {};
+      }
+      sum_over_rows(shared, tile);
+      if (tile.row() == 0 && columns.has(u)) {
+#pragma unroll
+        for (unsigned i = 0; i < N; ++i) {
+          ColumnSums<T>& total = block_sums[blockIdx.x * features + columns.at(u) + i];
+          const ColumnSums<T> own = shared[i][threadIdx.x];
+          total = again ? total + own : own;
+        }
+      }
+      __syncthreads();
+    }
+  };
+
+  const double share = 1 / static_cast<double>(features);
+  const std::size_t step = std::size_t{gridDim.x} * tile.rows();
+  unsigned taken = 0;
+  bool again = false;
+  std::size_t row = std::size_t{blockIdx.x} * tile.rows() + tile.row();
+  Held next;
+  if constexpr (Held::loads_ahead) next = load(row);
+  for (; row - tile.row() < rows; row += step) {
+    const Held held = Held::loads_ahead ? next : load(row);
+    if constexpr (Held::loads_ahead) next = load(row + step);
+    const RowNumbers<A> numbers(held.numbers);
+    A sum = 0;
+    A products = 0;
+#pragma unroll
+    for (unsigned u = 0; u < Held::packets; ++u) {
+      for_each(held, numbers, u, [&](unsigned i, A gradient, A g, A normalised) {
+        sum += g;
+        products = std::fma(g, normalised, products);
+        ColumnSums<T>& own = column_sums[u * N + i];
+        own.first += gradient;
+        own.second = std::fma(gradient, normalised, own.second);
+      });
+    }
+    const ChannelSums sums = sum_over_lanes(
+        {static_cast<double>(sum), static_cast<double>(products)}, tile.lanes(), taken % 2);
+    const double factor = -held.numbers.inverse * share;
+    const A offset = static_cast<A>(sums.first * factor);
+    const A slope = static_cast<A>(sums.second * factor);
+#pragma unroll
+    for (unsigned u = 0; u < Held::packets; ++u) {
+      if (row >= rows || !columns.has(u)) continue;
+      Packet<T, N> values;
+      for_each(held, numbers, u, [&](unsigned i, A, A g, A normalised) {
+        values.at[i] =
+            static_cast<T>(std::fma(g, numbers.scale, std::fma(normalised, slope, offset)));
+      });
+      store_packet<Caching::keep>(dx + row * features + columns.at(u), values);
+    }
+    const bool is_last = row - tile.row() + step >= rows;
+    if (++taken % rows_of_sums == 0 || is_last) {
+      hand_on(again);
+      again = true;
+    }
+  }
+}
+
+/// The columns whose sums a block of `add_row_blocks` adds up.
+inline constexpr ColumnTile added_columns{3};
+inline unsigned column_blocks(std::size_t features) {
+  constexpr std::size_t added = 1u << added_columns.shift;
+  return static_cast<unsigned>((features + added - 1) / added);
+}
+
+/// Adds up the sums of blocks, a thread for each column of some blocks.
+template <class T, class G>
+LOCKSTEP_KERNEL __launch_bounds__(channel_threads)
+    add_row_blocks(const ColumnSums<T>* block_sums, unsigned blocks, std::size_t features,
+                   WriteGradients<G> write) {
+  const ColumnTile tile = added_columns;
+  __shared__ ChannelSums shared[1][channel_threads];
+  const std::size_t c = std::size_t{blockIdx.x} * tile.lanes() + tile.lane();
+  ChannelSums sums{};
+  if (c < features) {
+#pragma unroll 4
+    for (unsigned k = tile.row(); k < blocks; k += tile.rows()) {
+      const auto own = load_packet<Caching::stream, 1>(block_sums + k * features + c).at[0];
+      sums = sums + ChannelSums{static_cast<double>(own.first), static_cast<double>(own.second)};
+    }
+  }
+  shared[0][threadIdx.x] = sums;
+  sum_over_rows(shared, tile);
+  if (tile.row() == 0 && c < features) write(c, 0, shared[0][threadIdx.x]);
+}
 
 template <>
 class LayerNormWork<DeviceMemory> {

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file Batch norms in a GPU's memory: what `NormWork` describes. A pass is one launch, and all of
-/// them may be part of a captured step.
+/// them may be part of a captured step. Those that write a value for each read what another pass
+/// has just read, so they begin at the tensor's end, which is still in the cache.
 
+#include <cuda_runtime.h>
 #include <cuda_runtime_api.h>
-
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
@@ -17,12 +19,432 @@
 #include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/launch.cuh"
 #include "lockstep/device/cuda/memory.cuh"
-#include "lockstep/norm/batch_norm_kernels.cuh"
+#include "lockstep/device/cuda/vector.cuh"
 #include "lockstep/norm/channel_sums.cuh"
 #include "lockstep/norm/statistics.hpp"
 #include "lockstep/norm/work.hpp"
 
 namespace lockstep::detail {
+
+/// Sums of deviations, and of their squares, from the first value of each channel. That one is as
+/// far from the mean as others are, so that in double nothing is lost when the mean is subtracted
+/// later. The few values that a thread holds at once are summed in their own arithmetic, as
+/// deviations from the first of them: that loses nothing either, even where the channel's first
+/// value is far from all others.
+template <class T>
+struct MomentTerm {
+  using Element = T;
+  using A = Accumulator<T>;
+  static constexpr unsigned packets = 4;
+  static constexpr unsigned column_packets = 8;
+  static constexpr bool stores = false;
+  struct Channel {
+    double origin;
+  };
+  template <std::size_t N>
+  using Loaded = Packet<T, N>;
+
+  const T* x;
+
+  __device__ Channel channel(std::size_t, std::size_t first) const {
+    return {static_cast<double>(static_cast<A>(x[first]))};
+  }
+  template <std::size_t N>
+  __device__ Loaded<N> load(std::size_t at, std::size_t) const {
+    return load_packet<Caching::keep, N>(x + at);  // normalising reads it next
+  }
+  template <unsigned Count, class L, class Place>
+  __device__ static void add(const Channel& channel, const L* loaded, const Place& where,
+                             ChannelSums& sums) {
+    const A first = static_cast<A>(loaded[where(0).packet].at[where(0).place]);
+    A sum = 0;
+    A squares = 0;
+#pragma unroll
+    for (unsigned k = 1; k < Count; ++k) {
+      const Where at = where(k);
+      const A deviation = static_cast<A>(loaded[at.packet].at[at.place]) - first;
+      sum += deviation;
+      squares = std::fma(deviation, deviation, squares);
+    }
+    const double apart = static_cast<double>(first) - channel.origin;
+    const double all = Count * apart;
+    sums.first += all + static_cast<double>(sum);
+    sums.second += static_cast<double>(squares) + apart * (all + 2 * static_cast<double>(sum));
+  }
+};
+
+/// The moments of `count` values from what a `MomentTerm` has summed.
+__device__ inline Moments moments_of(double origin, const ChannelSums& sums, double count) {
+  const double mean = sums.first / count;
+  const double m2 = sums.second - mean * sums.first;
+  return {origin + mean, m2 < 0 ? 0 : m2};  // NaN stays NaN
+}
+
+/// Writes the packet of this rank.
+struct KeepPacket {
+  static constexpr bool ends = false;
+  double* packet;
+  std::size_t channels;
+  double count;
+
+  template <class Channel>
+  __device__ void operator()(std::size_t c, const Channel& channel, const ChannelSums& sums) const {
+    const Moments moments = moments_of(channel.origin, sums, count);
+    packet[c] = moments.mean;
+    packet[channels + c] = moments.m2;
+    if (c == 0) packet[2 * channels] = count;
+  }
+};
+
+/// What a layer keeps from forward to backward, in device memory.
+struct KeptMoments {
+  KeptNumbers* channels;
+  double* share;  // of one value among all: 1 / their count
+};
+
+/// Keeps a channel's numbers, and updates its running statistics.
+template <class R>
+struct SettleChannel {
+  static constexpr bool ends = true;
+  KeptMoments kept;
+  BatchNormOptions options;
+  NormRunning<R> running;
+  double count;
+
+  /// Do channels read how many batches were tracked? Then counting this one waits for all of them.
+  __device__ bool waits() const { return options.momentum < 0; }
+
+  __device__ void settle(std::size_t c, const Moments& moments, double values) const {
+    using A = Accumulator<R>;
+    // All loads go first, so that they are under way at once.
+    const auto mean = static_cast<double>(static_cast<A>(running.mean[c]));
+    const auto variance = static_cast<double>(static_cast<A>(running.variance[c]));
+    const double share = running_share(options.momentum, waits() ? *running.batches : 0);
+    const auto update = [&](R& value, double before, double of_batch) {
+      value = static_cast<R>(static_cast<A>(updated_running(before, of_batch, share)));
+    };
+    kept.channels[c] = {moments.mean, inverse_deviation(moments.m2 / values, options.eps)};
+    if (c == 0) *kept.share = 1 / values;
+    update(running.mean[c], mean, moments.mean);
+    update(running.variance[c], variance, unbiased_variance(moments.m2, values));
+  }
+  template <class Channel>
+  __device__ void operator()(std::size_t c, const Channel& channel, const ChannelSums& sums) const {
+    settle(c, moments_of(channel.origin, sums, count), count);
+    if (c == 0 && !waits()) end();
+  }
+  /// Counts this batch.
+  __device__ void end() const { ++*running.batches; }
+};
+
+/// Loaded packets of a norm's tensors. Those that a pass does not load take no registers.
+template <class T, std::size_t N>
+struct NormPackets {
+  Packet<T, N> x;
+  Packet<T, N> y;  // or the residual
+  Packet<T, N> dy;
+};
+
+/// Sums of the gradients that ReLU lets pass, and of their products with the deviations.
+template <Fusion F, class T, class W>
+struct GradientTerm {
+  using Element = T;
+  using A = Accumulator<T>;
+  static constexpr unsigned packets = 2;
+  static constexpr unsigned column_packets = 4;
+  static constexpr bool stores = F == Fusion::add_relu;
+  using Channel = ChannelNumbers<A>;
+  template <std::size_t N>
+  using Loaded = NormPackets<T, N>;
+
+  const T* x;
+  const T* y;
+  const T* dy;
+  T* dresidual;
+  const KeptNumbers* kept;
+  NormAffine<W> affine;
+
+  __device__ Channel channel(std::size_t c, std::size_t) const {
+    return Channel(load_kept(kept + c), affine, c);
+  }
+  template <std::size_t N>
+  __device__ Loaded<N> load(std::size_t at, std::size_t) const {
+    Loaded<N> loaded;
+    loaded.x = load_packet<Caching::keep, N>(x + at);
+    loaded.dy = load_packet<Caching::keep, N>(dy + at);
+    if constexpr (stores) loaded.y = load_packet<Caching::stream, N>(y + at);
+    return loaded;
+  }
+  template <std::size_t N>
+  __device__ void store(std::size_t at, const Loaded<N>& loaded) const {
+    store_packet<Caching::keep>(dresidual + at, loaded.dy);
+  }
+  template <unsigned Count, class L, class Place>
+  __device__ static void add(const Channel& channel, L* loaded, const Place& where,
+                             ChannelSums& sums) {
+    A sum = 0;
+    A products = 0;
+#pragma unroll
+    for (unsigned k = 0; k < Count; ++k) {
+      const Where at = where(k);
+      L& own = loaded[at.packet];
+      const A deviation = channel.mean.deviation(static_cast<A>(own.x.at[at.place]));
+      A gradient = static_cast<A>(own.dy.at[at.place]);
+      if constexpr (F == Fusion::relu) {
+        if (is_stopped(static_cast<T>(channel.normalised(deviation)))) gradient = 0;
+      }
+      if constexpr (F == Fusion::add_relu) {
+        if (is_stopped(own.y.at[at.place])) gradient = 0;
+        own.dy.at[at.place] = static_cast<T>(gradient);
+      }
+      sum += gradient;
+      products = std::fma(gradient, deviation, products);
+    }
+    sums.first += static_cast<double>(sum);
+    sums.second += static_cast<double>(products);
+  }
+};
+
+/// Writes those gradients of weight and bias that are wanted.
+template <class G>
+__device__ void write_gradients(const NormAffineGradients<G>& gradients, std::size_t c, double bias,
+                                double weight) {
+  using A = Accumulator<G>;
+  if (gradients.bias != nullptr) gradients.bias[c] = static_cast<G>(static_cast<A>(bias));
+  if (gradients.weight != nullptr) gradients.weight[c] = static_cast<G>(static_cast<A>(weight));
+}
+
+/// Keeps the sums for the input's gradient, and writes those of weight and bias, which are of this
+/// rank's values alone.
+template <class G>
+struct KeepGradients {
+  static constexpr bool ends = false;
+  double* sums;
+  std::size_t channels;
+  const KeptNumbers* kept;
+  NormAffineGradients<G> gradients;
+
+  template <class Channel>
+  __device__ void operator()(std::size_t c, const Channel&, const ChannelSums& total) const {
+    sums[c] = total.first;
+    sums[channels + c] = total.second;
+    write_gradients(gradients, c, total.first, total.second * kept[c].inverse);
+  }
+};
+
+/// y = the normalised value, + residual, ReLU.
+template <Fusion F, class T, class W>
+struct NormaliseMap {
+  using Element = T;
+  using A = Accumulator<T>;
+  static constexpr unsigned column_packets = 4;
+  using Channel = ChannelNumbers<A>;
+  template <std::size_t N>
+  using Loaded = NormPackets<T, N>;
+
+  const T* x;
+  const T* residual;
+  T* y;
+  const KeptNumbers* kept;
+  NormAffine<W> affine;
+
+  __device__ Channel channel(std::size_t c) const {
+    return Channel(load_kept(kept + c), affine, c);
+  }
+  template <std::size_t N>
+  __device__ Loaded<N> load(std::size_t at) const {
+    Loaded<N> loaded;
+    loaded.x = load_packet<Caching::stream, N>(x + at);
+    if constexpr (F == Fusion::add_relu) loaded.y = load_packet<Caching::stream, N>(residual + at);
+    return loaded;
+  }
+  template <std::size_t N>
+  __device__ T value(const Channel& channel, const Loaded<N>& loaded, unsigned i) const {
+    A value = channel.normalised(channel.mean.deviation(static_cast<A>(loaded.x.at[i])));
+    if constexpr (F == Fusion::add_relu) value += static_cast<A>(loaded.y.at[i]);
+    if constexpr (F != Fusion::none) value = value < 0 ? A{0} : value;  // NaN stays NaN
+    return static_cast<T>(value);
+  }
+  template <std::size_t N>
+  __device__ void store(std::size_t at, const Packet<T, N>& values) const {
+    store_packet<Caching::keep>(y + at, values);  // the next layer reads it
+  }
+};
+
+/// dx = (g - mean(g) - deviation * inverse^2 * mean(g * deviation)) * scale, where the means are
+/// over all ranks' values.
+template <Fusion F, class T, class W>
+struct InputGradientMap {
+  static_assert(F != Fusion::add_relu, "the residual's gradient is g already");
+  using Element = T;
+  using A = Accumulator<T>;
+  static constexpr unsigned column_packets = 4;
+  struct Channel : ChannelNumbers<A> {
+    A slope;
+    A offset;
+  };
+  template <std::size_t N>
+  using Loaded = NormPackets<T, N>;
+
+  const T* x;
+  const T* dy;
+  T* dx;
+  KeptMoments kept;
+  const double* sums;
+  std::size_t channels;
+  NormAffine<W> affine;
+
+  __device__ Channel channel(std::size_t c) const {
+    const KeptNumbers own = load_kept(kept.channels + c);
+    const ChannelNumbers<A> numbers(own, affine, c);
+    const double factor = -static_cast<double>(numbers.scale) * *kept.share;
+    Channel channel;
+    static_cast<ChannelNumbers<A>&>(channel) = numbers;
+    channel.slope = static_cast<A>(factor * own.inverse * own.inverse * sums[channels + c]);
+    channel.offset = static_cast<A>(factor * sums[c]);
+    return channel;
+  }
+  template <std::size_t N>
+  __device__ Loaded<N> load(std::size_t at) const {
+    Loaded<N> loaded;
+    loaded.x = load_packet<Caching::stream, N>(x + at);
+    loaded.dy = load_packet<Caching::stream, N>(dy + at);
+    return loaded;
+  }
+  template <std::size_t N>
+  __device__ T value(const Channel& channel, const Loaded<N>& loaded, unsigned i) const {
+    const A deviation = channel.mean.deviation(static_cast<A>(loaded.x.at[i]));
+    A gradient = static_cast<A>(loaded.dy.at[i]);
+    if constexpr (F == Fusion::relu) {
+      if (is_stopped(static_cast<T>(channel.normalised(deviation)))) gradient = 0;
+    }
+    return static_cast<T>(
+        std::fma(deviation, channel.slope, std::fma(gradient, channel.scale, channel.offset)));
+  }
+  template <std::size_t N>
+  __device__ void store(std::size_t at, const Packet<T, N>& values) const {
+    store_packet<Caching::keep>(dx + at, values);
+  }
+};
+
+using MapShape = PassShape<256, 4>;
+
+/// The channels that lie one behind the other, position by position, in the order of memory.
+struct FlatChannels {
+  FixedDivisor positions;
+  FixedDivisor channels;
+  bool whole;  // every packet is of one channel
+};
+
+/// A pass over all elements in the order of memory. A packet may reach into the next channels.
+template <class Map>
+struct FlatPass {
+  const Map& map;
+  const FlatChannels& flat;
+
+  template <std::size_t N>
+  __device__ auto load(std::size_t at) const {
+    return map.template load<N>(at);
+  }
+  template <std::size_t N>
+  __device__ void finish(std::size_t at, const typename Map::template Loaded<N>& loaded) const {
+    const std::size_t run = flat.positions.quotient(at);
+    std::size_t left = (run + 1) * flat.positions.value - at;
+    std::size_t c = run - flat.channels.quotient(run) * flat.channels.value;
+    auto channel = map.channel(c);
+    Packet<typename Map::Element, N> values;
+#pragma unroll
+    for (unsigned i = 0; i < N; ++i) {
+      if (!flat.whole) {
+        if (left == 0) {
+          c = c + 1 == flat.channels.value ? 0 : c + 1;
+          left = flat.positions.value;
+          channel = map.channel(c);
+        }
+        --left;
+      }
+      values.at[i] = map.template value<N>(channel, loaded, i);
+    }
+    map.template store<N>(at, values);
+  }
+};
+
+template <std::size_t N, class Map>
+LOCKSTEP_KERNEL __launch_bounds__(MapShape::threads)
+    map_runs(Map map, FlatChannels flat, std::size_t count) {
+  const FlatPass<Map> pass{map, flat};
+  sweep_tile<MapShape, N>(pass, gridDim.x - 1 - blockIdx.x, count);
+}
+
+/// The pass over the columns of a matrix: threads hold the numbers of their columns.
+template <std::size_t N, class Map>
+LOCKSTEP_KERNEL __launch_bounds__(channel_threads)
+    map_columns(Map map, NormShape shape, ColumnTile tile) {
+  constexpr unsigned packets = column_packets<N, Map>;
+  const std::size_t column = (std::size_t{blockIdx.x} * tile.lanes() + tile.lane()) * N;
+  if (column >= shape.channels) return;
+  typename Map::Channel channels[N];
+#pragma unroll
+  for (unsigned j = 0; j < N; ++j) channels[j] = map.channel(column + j);
+  const std::size_t rows = tile.rows();
+  const std::size_t step = rows * packets;
+  const std::size_t last = (shape.samples + step - 1) / step;
+  const auto finish = [&](std::size_t at, const auto& loaded) {
+    Packet<typename Map::Element, N> values;
+#pragma unroll
+    for (unsigned j = 0; j < N; ++j) values.at[j] = map.template value<N>(channels[j], loaded, j);
+    map.template store<N>(at, values);
+  };
+  for (std::size_t k = blockIdx.y; k < last; k += gridDim.y) {
+    const std::size_t row = (last - 1 - k) * step + tile.row();
+    typename Map::template Loaded<N> loaded[packets];
+#pragma unroll
+    for (unsigned u = 0; u < packets; ++u) {
+      const std::size_t sample = row + u * rows;
+      if (sample < shape.samples)
+        loaded[u] = map.template load<N>(sample * shape.channels + column);
+    }
+#pragma unroll
+    for (unsigned u = 0; u < packets; ++u) {
+      const std::size_t sample = row + u * rows;
+      if (sample < shape.samples) finish(sample * shape.channels + column, loaded[u]);
+    }
+  }
+}
+
+/// Blocks of a pass over columns: several for every multiprocessor, each with enough rows to make
+/// up for the numbers of its columns.
+inline constexpr std::size_t most_map_blocks = 2112;
+
+/// `aligned` says that all arrays begin at multiples of 16 bytes. The shape has values. **Stream**
+/// in its order. **Host** does not block.
+template <class Map>
+void launch_map(const char* name, cudaStream_t stream, const NormShape& shape, bool aligned,
+                const Map& map) {
+  using T = typename Map::Element;
+  if (shape.positions == 1) {
+    with_packets<T>(shape.channels, aligned, [&]<std::size_t N>() {
+      const ColumnTile tile = column_tile<N>(shape.channels, 32);
+      const std::size_t wide = column_tiles<N>(shape.channels, tile);
+      const std::size_t rows = (channel_threads >> tile.shift) * column_packets<N, Map>;
+      const std::size_t high = parts_of(shape.samples, rows, wide, most_map_blocks);
+      launch_kernel<map_columns<N, Map>>(
+          name, stream, dim3(static_cast<unsigned>(wide), static_cast<unsigned>(high)),
+          channel_threads, map, shape, tile);
+    });
+  } else {
+    // A packet may reach over the end of a run: the pass takes elements as they lie.
+    with_packets<T>(0, aligned, [&]<std::size_t N>() {
+      const std::size_t count = shape.size();
+      const FlatChannels flat{FixedDivisor(shape.positions, count),
+                              FixedDivisor(shape.channels, shape.samples * shape.channels),
+                              shape.positions % N == 0};
+      launch_kernel<map_runs<N, Map>>(name, stream,
+                                      static_cast<unsigned>(tiles_of<MapShape, N>(count)),
+                                      MapShape::threads, map, flat, count);
+    });
+  }
+}
 
 /// Merges the packets of all ranks, a thread for each channel.
 template <class R>

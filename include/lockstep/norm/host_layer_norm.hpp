@@ -58,9 +58,9 @@ class LayerNormWork<HostMemory> {
            ++row, x += features, dy += features, dx += features) {
         const SplitMean<A> mean(kept_[row].mean);
         const double inverse = kept_[row].inverse;
-        const Means means = row_means(x, dy, weight, features, mean);
-        const A mean_gradient = static_cast<A>(means.gradient * share);
-        const A slope = static_cast<A>(means.product * share * (inverse * inverse));
+        const TwoSums<double> sums = row_sums(x, dy, weight, features, mean);
+        const A mean_gradient = static_cast<A>(sums.first * share);
+        const A slope = static_cast<A>(sums.second * share * (inverse * inverse));
         const A scale = static_cast<A>(inverse);
 #pragma GCC ivdep
         for (std::size_t i = 0; i != features; ++i) {
@@ -90,16 +90,12 @@ class LayerNormWork<HostMemory> {
     double mean;
     double inverse;
   };
-  /// Sums over a row, of g and of g * (x - mean).
-  struct Means {
-    double gradient = 0;
-    double product = 0;
-  };
 
+  /// Sums over a row, of g and of g * (x - mean).
   template <class T, class A>
-  static Means row_means(const T* x, const T* dy, const A* weight, std::size_t features,
-                         const SplitMean<A>& mean) {
-    Means means;
+  static TwoSums<double> row_sums(const T* x, const T* dy, const A* weight, std::size_t features,
+                                  const SplitMean<A>& mean) {
+    TwoSums<double> sums{};
     for (std::size_t first = 0; first < features; first += norm_piece) {
       const TwoSums<A> piece = lane_sums<A>(
           std::min(norm_piece, features - first), [&](std::size_t i, A& gradients, A& products) {
@@ -107,10 +103,9 @@ class LayerNormWork<HostMemory> {
             gradients += g;
             products += g * mean.deviation(static_cast<A>(x[first + i]));
           });
-      means.gradient += piece.first;
-      means.product += piece.second;
+      sums = sums + TwoSums<double>{piece.first, piece.second};
     }
-    return means;
+    return sums;
   }
 
   /// Numbers of all features in the type of sums, in one of three places.

@@ -31,15 +31,13 @@ struct LayerNormOptions {
 /// `Text`, `Features` and T are as in `BatchNorm`. Activations are views of rank 2 or more, whose
 /// last extent are the features.
 template <Name Text, std::size_t Features, FloatingElement T = float>
-class LayerNorm {
-  using Layer = detail::Key<Text>;
-  using Weight = decltype(Layer{} / detail::Key<"weight">{});
-  using Bias = decltype(Layer{} / detail::Key<"bias">{});
+class LayerNorm : public detail::NormLayer<Text, Features, T> {
+  using Base = detail::NormLayer<Text, Features, T>;
+  using Base::affine, Base::memory_, Base::name;
+  using typename Base::Bias, typename Base::Weight;
 
  public:
-  using Parameters =
-      Scope<Text, ParameterList<detail::StartsAtOne<Parameter<"weight", T, Features>>,
-                                Parameter<"bias", T, Features>>>;
+  using typename Base::Parameters;
 
   LayerNorm() = default;
   explicit LayerNorm(const LayerNormOptions& options) : options_(options) {}
@@ -59,7 +57,7 @@ class LayerNorm {
       const std::size_t features = require_shapes(step, x, y);
       constexpr bool keeps = std::remove_cvref_t<Step>::is_training();
       if constexpr (keeps) {
-        detail::require_input_kept(Text.view(), x, y);
+        detail::require_apart(name, x, y, detail::NormFault::input);
         memory_.keep({detail::leading_rows(x), features});
       }
       memory_.template get<WorkOf<Step>>().template forward<keeps>(
@@ -76,12 +74,11 @@ class LayerNorm {
                   "lockstep: backward of a norm belongs to a training step");
     if constexpr (require_call<Step, X, DY, DX>()) {
       const std::size_t features = require_shapes(step, x, dy, dx);
-      memory_.require_kept(Text.view(), {detail::leading_rows(x), features});
+      memory_.require_kept(name, {detail::leading_rows(x), features});
       memory_.template get<WorkOf<Step>>().backward(
           detail::stream_of(step), detail::leading_rows(x), features, x.data_handle(),
-          dy.data_handle(), affine(step), detail::affine_gradients<Weight, Bias>(step),
-          dx.data_handle());
-      detail::say_ready<Weight, Bias>(step);
+          dy.data_handle(), affine(step), Base::affine_gradients(step), dx.data_handle());
+      Base::say_ready(step);
     }
   }
 
@@ -89,7 +86,7 @@ class LayerNorm {
   /// Says in words why a call of this layer cannot be compiled. Returns whether it can.
   template <class Step, class X, class... Others>
   static consteval bool require_call() {
-    using Scale = decltype(std::declval<Step&>().param(Weight{}));
+    using Scale = typename Base::template WeightView<Step>;
     if constexpr (!detail::is_view<Scale>) {
       return false;  // the step has said that the model does not declare it
     } else if constexpr (detail::require_norm_views<typename Scale::memory, X, Others...>()) {
@@ -110,22 +107,15 @@ class LayerNorm {
   static std::size_t require_shapes(Step& step, const X& x, const Others&... others) {
     const std::size_t features = step.param(Weight{}).extent(0);
     if (x.extent(X::rank() - 1) != features) [[unlikely]]
-      detail::refuse_features(Text.view(), x.extent(X::rank() - 1), features);
-    detail::require_equal_shapes(Text.view(), x, others...);
+      detail::refuse_norm(name, detail::NormFault::features, x.extent(X::rank() - 1), features);
+    detail::require_equal_shapes(name, x, others...);
     return features;
   }
 
   template <class Step>
-  using WorkOf =
-      detail::LayerNormWork<typename decltype(std::declval<Step&>().param(Weight{}))::memory>;
-
-  template <class Step>
-  static auto affine(Step& step) {
-    return detail::NormAffine{step.param(Weight{}).data_handle(), step.param(Bias{}).data_handle()};
-  }
+  using WorkOf = detail::LayerNormWork<typename Base::template WeightView<Step>::memory>;
 
   LayerNormOptions options_;
-  detail::LayerMemory memory_;
 };
 
 }  // namespace lockstep

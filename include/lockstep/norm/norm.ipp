@@ -27,7 +27,7 @@ LOCKSTEP_INLINE void HostStatistics::merge(const double* packets, std::size_t wo
                                            std::string_view name) {
   count_ = count_of_packets(packets, world, channels_);
   if (count_ == 1) [[unlikely]]
-    refuse_single_value(name);
+    refuse_norm(name, NormFault::values);
   for (std::size_t c = 0; c != channels_; ++c) {
     const Moments moments = merged_packets(packets, world, channels_, c);
     mean_[c] = moments.mean;
@@ -36,32 +36,31 @@ LOCKSTEP_INLINE void HostStatistics::merge(const double* packets, std::size_t wo
   }
 }
 
-LOCKSTEP_INLINE void refuse_features(std::string_view layer, std::size_t given,
-                                     std::size_t features) {
-  fail(layer, {"the norm has ", features, " features, and was given a tensor with ", given},
-       "give it a tensor whose channels are its features: the second extent of a batch norm's, the "
-       "last of a layer norm's");
-}
-
-LOCKSTEP_INLINE void refuse_shapes(std::string_view layer) {
-  fail(layer, {"the views that the norm was given have different extents"},
-       "give outputs and gradients the extents of the input");
-}
-
-LOCKSTEP_INLINE void refuse_backward(std::string_view layer) {
-  fail(layer,
-       {"backward of the norm has no statistics: its latest forward was of another shape, "
-        "of an evaluation, or there was none"},
-       "call forward of the same layer in the same step; every place in a network has a layer of "
-       "its own");
-}
-
-LOCKSTEP_INLINE void refuse_same_memory(std::string_view layer, std::string_view views,
-                                        std::string_view cure) {
-  fail(layer, {views, " of the norm are the same memory"}, cure);
-}
-
-LOCKSTEP_INLINE void refuse_single_value(std::string_view layer) {
+LOCKSTEP_INLINE void refuse_norm(std::string_view layer, NormFault fault, std::size_t given,
+                                 std::size_t wanted) {
+  switch (fault) {
+    case NormFault::features:
+      fail(layer, {"the norm has ", wanted, " features, and was given a tensor with ", given},
+           "give it a tensor whose channels are its features: the second extent of a batch norm's, "
+           "the last of a layer norm's");
+    case NormFault::shapes:
+      fail(layer, {"the views that the norm was given have different extents"},
+           "give outputs and gradients the extents of the input");
+    case NormFault::backward:
+      fail(layer,
+           {"backward of the norm has no statistics: its latest forward was of another shape, "
+            "of an evaluation, or there was none"},
+           "call forward of the same layer in the same step; every place in a network has a layer "
+           "of its own");
+    case NormFault::input:
+      fail(layer, {"x and y of the norm are the same memory"},
+           "give y memory of its own: backward reads x");
+    case NormFault::residual:
+      fail(layer, {"dx and dresidual of the norm are the same memory"},
+           "give them memory of their own; one of them may be dy's");
+    case NormFault::values:
+      break;
+  }
   fail(layer, {"expected more than 1 value per channel when training, and there is one"},
        "train on more samples at once; where the last batch of an epoch is that small, drop it or "
        "pad it");

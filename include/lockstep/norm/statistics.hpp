@@ -128,9 +128,6 @@ LOCKSTEP_HOST_DEVICE bool is_stopped(T output) {
   return static_cast<Accumulator<T>>(output) <= 0;
 }
 
-/// Throws the error about a channel with one value, whose variance trains nothing.
-[[noreturn, gnu::cold]] void refuse_single_value(std::string_view layer);
-
 /// The statistics of all channels of one batch norm on the host, from forward to backward: this
 /// rank's packet and those of all, what they say together, and the sums of gradients.
 class HostStatistics {

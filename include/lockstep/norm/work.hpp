@@ -8,12 +8,15 @@
 #include <cstdint>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 
 #include "lockstep/bucket/step.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/macros.hpp"
+#include "lockstep/core/name.hpp"
 #include "lockstep/core/utility.hpp"
 #include "lockstep/core/view.hpp"
+#include "lockstep/model/declaration.hpp"
 
 namespace lockstep::detail {
 
@@ -109,17 +112,18 @@ class LayerNormWork {
                 "instead of lockstep.hpp");
 };
 
-/// Throws the error about a tensor with another extent than the layer has features.
-[[noreturn, gnu::cold]] void refuse_features(std::string_view layer, std::size_t given,
-                                             std::size_t features);
-/// Throws the error about two views of a layer that have different shapes.
-[[noreturn, gnu::cold]] void refuse_shapes(std::string_view layer);
-/// Throws the error about a backward pass of which there was no forward pass.
-[[noreturn, gnu::cold]] void refuse_backward(std::string_view layer);
-/// Throws the error about two views of one memory, of which the second call reads what the first
-/// has written.
-[[noreturn, gnu::cold]] void refuse_same_memory(std::string_view layer, std::string_view views,
-                                                std::string_view cure);
+/// What can be wrong with a call of a norm.
+enum class NormFault : std::uint8_t {
+  features,  ///< a tensor has another extent than the layer has features
+  shapes,    ///< views of a layer have different shapes
+  backward,  ///< there was no forward pass of this shape
+  input,     ///< the output lies where backward reads the input
+  residual,  ///< the gradients of input and residual are the same memory
+  values     ///< a channel has one value, whose variance trains nothing
+};
+/// Throws its error. For `features`, `given` are there and `wanted` should be.
+[[noreturn, gnu::cold]] void refuse_norm(std::string_view layer, NormFault fault,
+                                         std::size_t given = 0, std::size_t wanted = 0);
 
 template <class V, class Memory>
 inline constexpr bool is_view_in = false;
@@ -168,14 +172,14 @@ void require_equal_shapes(std::string_view layer, const X& x, const Others&... o
   for (std::size_t axis = 0; axis != X::rank(); ++axis)
     same = same && ((others.extent(axis) == x.extent(axis)) && ...);
   if (!same) [[unlikely]]
-    refuse_shapes(layer);
+    refuse_norm(layer, NormFault::shapes);
 }
 
-/// Throws if the output of a training step lies where its input does, which backward reads.
+/// Throws if the memory of two views is the same.
 template <class X, class Y>
-void require_input_kept(std::string_view layer, const X& x, const Y& y) {
+void require_apart(std::string_view layer, const X& x, const Y& y, NormFault fault) {
   if (x.size() != 0 && x.data_handle() == y.data_handle()) [[unlikely]]
-    refuse_same_memory(layer, "x and y", "give y memory of its own: backward reads x");
+    refuse_norm(layer, fault);
 }
 
 /// A view of rank 2, 3 or 4 as samples of channels.
@@ -184,7 +188,7 @@ NormShape channel_shape(std::string_view layer, const X& x, std::size_t features
   NormShape shape{x.extent(0), x.extent(1), 1};
   for (std::size_t axis = 2; axis < X::rank(); ++axis) shape.positions *= x.extent(axis);
   if (shape.channels != features) [[unlikely]]
-    refuse_features(layer, shape.channels, features);
+    refuse_norm(layer, NormFault::features, shape.channels, features);
   return shape;
 }
 
@@ -194,21 +198,6 @@ std::size_t leading_rows(const X& x) {
   std::size_t rows = 1;
   for (std::size_t axis = 0; axis + 1 < X::rank(); ++axis) rows *= x.extent(axis);
   return rows;
-}
-
-/// Where the gradients of weight and bias are written. A frozen one has none.
-template <class Weight, class Bias, class Step>
-auto affine_gradients(Step& step) {
-  NormAffineGradients<typename decltype(step.param(Weight{}))::value_type> to;
-  if constexpr (trains<Step>(Weight{})) to.weight = step.grad(Weight{}).data_handle();
-  if constexpr (trains<Step>(Bias{})) to.bias = step.grad(Bias{}).data_handle();
-  return to;
-}
-/// Says that they are written, the last one first.
-template <class Weight, class Bias, class Step>
-void say_ready(Step& step) {
-  if constexpr (trains<Step>(Bias{})) step.ready(Bias{});
-  if constexpr (trains<Step>(Weight{})) step.ready(Weight{});
 }
 
 /// The stream of a step.
@@ -245,12 +234,51 @@ class LayerMemory {
   /// Throws unless backward's tensor has the shape of the one that forward was given.
   void require_kept(std::string_view layer, const NormShape& shape) const {
     if (shape != shape_) [[unlikely]]
-      refuse_backward(layer);
+      refuse_norm(layer, NormFault::backward);
   }
 
  private:
   TypedStorage kept_;
   NormShape shape_;
+};
+
+/// What norms have in common: weight and bias, and what forward keeps.
+template <Name Text, std::size_t Features, FloatingElement T>
+class NormLayer {
+ protected:
+  using Layer = Key<Text>;
+  using Weight = decltype(Layer{} / Key<"weight">{});
+  using Bias = decltype(Layer{} / Key<"bias">{});
+  template <class Step>
+  using WeightView = decltype(std::declval<Step&>().param(Weight{}));
+
+ public:
+  using Parameters = Scope<Text, ParameterList<StartsAtOne<Parameter<"weight", T, Features>>,
+                                               Parameter<"bias", T, Features>>>;
+
+ protected:
+  static constexpr std::string_view name = Text.view();
+
+  template <class Step>
+  static auto affine(Step& step) {
+    return NormAffine{step.param(Weight{}).data_handle(), step.param(Bias{}).data_handle()};
+  }
+  /// Where the gradients of weight and bias are written. A frozen one has none.
+  template <class Step>
+  static auto affine_gradients(Step& step) {
+    NormAffineGradients<typename WeightView<Step>::value_type> to;
+    if constexpr (trains<Step>(Weight{})) to.weight = step.grad(Weight{}).data_handle();
+    if constexpr (trains<Step>(Bias{})) to.bias = step.grad(Bias{}).data_handle();
+    return to;
+  }
+  /// Says that they are written, the last one first.
+  template <class Step>
+  static void say_ready(Step& step) {
+    if constexpr (trains<Step>(Bias{})) step.ready(Bias{});
+    if constexpr (trains<Step>(Weight{})) step.ready(Weight{});
+  }
+
+  LayerMemory memory_;
 };
 
 }  // namespace lockstep::detail

@@ -132,16 +132,6 @@ LOCKSTEP_INLINE std::vector<double> sums_and_counts(const Tally& tally,
   return totals;
 }
 
-LOCKSTEP_INLINE Scores scores_of(const std::vector<double>& totals,
-                                 const std::vector<std::string>& names) {
-  std::vector<Score> scores;
-  scores.reserve(names.size());
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    scores.push_back({names[i], totals[2 * i] / totals[2 * i + 1], totals[2 * i + 1]});
-  }
-  return Scores(std::move(scores));
-}
-
 }  // namespace detail
 
 LOCKSTEP_INLINE std::string EpochSummary::title() const {

@@ -87,9 +87,8 @@ std::vector<std::string> unpacked_names(std::string_view text);
 /// The names of the first rank that has any. The others have the same ones, in any order, or none.
 std::vector<std::string> common_names(const std::vector<std::string>& packed, Rank me);
 
-/// Sums and counts in the order of `names`, and the scores of their totals.
+/// Sums and counts in the order of `names`.
 std::vector<double> sums_and_counts(const Tally& tally, const std::vector<std::string>& names);
-Scores scores_of(const std::vector<double>& totals, const std::vector<std::string>& names);
 
 template <Communicator C>
 std::vector<std::string> agreed_names(C& comm, const Tally& tally) {
@@ -113,7 +112,10 @@ Scores reduce(C& comm, const Tally& tally) {
   const std::vector<std::string> names = detail::agreed_names(comm, tally);
   std::vector<double> totals = detail::sums_and_counts(tally, names);
   comm.all_reduce(totals, Sum{});
-  return detail::scores_of(totals, names);
+  Tally all;
+  for (std::size_t i = 0; i != names.size(); ++i)
+    all.add(names[i], totals[2 * i], totals[2 * i + 1]);
+  return all.scores();
 }
 
 }  // namespace lockstep

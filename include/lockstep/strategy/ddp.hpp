@@ -374,12 +374,6 @@ class [[nodiscard(
   /// This rank has no more batches. **Ranks** all, each when it is through. **Host** blocks until
   /// all are.
   void finish() { ddp_.finish_join(after_update_); }
-  /// The same with another function that is called after each step.
-  template <class F>
-    requires std::is_same_v<AfterUpdate, NoUpdateCall>
-  void finish(const F& after_update) {
-    ddp_.finish_join(after_update);
-  }
 
  private:
   Ddp& ddp_;
@@ -564,7 +558,7 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
   }
   /// All ranks make a call after the same update, whether they are through or not: the call is not
   /// refused while the result lives.
-  [[nodiscard]] FlagWhile all_meet() { return FlagWhile(is_joining_, false); }
+  ValueWhile<bool> all_meet() { return {is_joining_, false}; }
   /// Refuses a call of all ranks while some of them may be through.
   void require_joined(const char* operation) const {
     if (is_joining_) [[unlikely]]

@@ -174,7 +174,7 @@ class BucketReductions : public TravellingHandles<ReduceWhole<Traits, Comm>, Com
 template <class Traits, class Comm, class Execution>
 class HookedReductions {
   using layout = typename Traits::layout;
-  using Device = HookDevice<typename Traits::device, Comm>;
+  using Device = HookDevice<typename Traits::device>;
   using Hooked = HookedBucket<Comm, Device>;
   using Stages = typename Traits::hooks::stages;
   template <class T>

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/comm/call/counter.hpp"
+#include "lockstep/comm/call/peers.hpp"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/thread.hpp"
@@ -24,7 +24,7 @@ namespace lockstep::detail {
 class ReplicaCrew {
  public:
   explicit ReplicaCrew(std::size_t replicas)
-      : spin_(SpinBudget::for_ranks(replicas)), errors_(replicas) {
+      : crowded_(replicas > core_count()), errors_(replicas) {
     workers_.reserve(replicas - 1);
     try {
       for (std::size_t i = 1; i < replicas; ++i) {
@@ -118,14 +118,14 @@ class ReplicaCrew {
       goes_on_ = !has_failed_.load(std::memory_order_relaxed);
       publish(met_, before + 1);
     } else {
-      wait_for(met_, before + 1, spin_, [] {});
+      wait_for(met_, before + 1, crowded_, [] {});
     }
     return goes_on_;
   }
 
   void work(std::size_t replica) {
     for (std::uint64_t errand = 1;; ++errand) {
-      wait_for(begun_, errand, spin_, [] {});
+      wait_for(begun_, errand, crowded_, [] {});
       if (errand_ == nullptr) return;
       const InJobCall in(call_);
       errand_(*this, replica);
@@ -165,7 +165,7 @@ class ReplicaCrew {
     }
   }
 
-  SpinBudget spin_;
+  bool crowded_;
   Counter begun_{};  // errands that were given out
   Counter met_{};    // phases that all are done with
   std::atomic<std::size_t> arrived_{0};

@@ -20,7 +20,7 @@
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/device/device.hpp"
-#include "lockstep/hook/hooks.hpp"
+#include "lockstep/hook/hook.hpp"
 #include "lockstep/model/declaration.hpp"
 #include "lockstep/model/model.hpp"
 #include "lockstep/model/output.hpp"

@@ -413,7 +413,7 @@ class PlacedShare {
   template <class Batch>
   const auto& place_whole(const Batch& batch) {
     if constexpr (may_be_far<Batch>) {
-      return execution_.bring_near(batch, storage_.get<NearWhole<Batch>>().kept);
+      return execution_.bring_near(batch, storage_.get<NearCopy<Batch, true>>().kept);
     } else {
       return execution_.place(batch);
     }
@@ -435,7 +435,7 @@ class PlacedShare {
   const auto& place_share(const Batch& batch, const BatchCut& cut, std::size_t largest) {
     if constexpr (may_be_far<ShareOf<Batch>>) {
       return execution_.bring_near(cut_out(batch, cut),
-                                   storage_.get<NearPart<ShareOf<Batch>>>().kept);
+                                   storage_.get<NearCopy<ShareOf<Batch>, false>>().kept);
     } else if constexpr (RowPlacing<Execution, Batch>) {
       const RowRange rows = cut.rows(batch.size(), replica_);
       return execution_.place(batch, rows.first, rows.count, largest);
@@ -470,23 +470,18 @@ class PlacedShare {
       std::declval<const Batch&>(), BatchCut{}, 0))>;
 
  private:
-  /// Shares and whole batches can be of one type: each has a pointer of its own.
-  template <class Batch>
-  struct PlacedWhole {
-    const Whole<Batch>* at = nullptr;
+  /// Where a batch or a share of it lies, and a copy of either from another device. Shares and
+  /// whole batches can be of one type: each has a place of its own.
+  template <class Batch, class Placed, bool IsWhole>
+  struct Place {
+    const Placed* at = nullptr;
   };
   template <class Batch>
-  struct PlacedPart {
-    const Share<Batch>* at = nullptr;
-  };
-
-  /// Copies of either from another device.
+  using PlacedWhole = Place<Batch, Whole<Batch>, true>;
   template <class Batch>
-  struct NearWhole {
-    typename Execution::template Near<Batch> kept;
-  };
-  template <class Batch>
-  struct NearPart {
+  using PlacedPart = Place<Batch, Share<Batch>, false>;
+  template <class Batch, bool IsWhole>
+  struct NearCopy {
     typename Execution::template Near<Batch> kept;
   };
 

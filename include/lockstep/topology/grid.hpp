@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <string>
 #include <type_traits>
+#include <utility>
 
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/error.hpp"
@@ -48,29 +49,19 @@ class TransposeOf : public TopologyQueries<TransposeOf<T>> {
   [[no_unique_address]] T original_;
 };
 
-template <class T>
-struct Transpose {
-  using type = TransposeOf<T>;
-};
-template <class T>
-struct Transpose<TransposeOf<T>> {
-  using type = T;
-};
 }  // namespace detail
 
-/// The transposed topology as a type; transposing twice gives the first one back.
+/// The transposed topology; transposing twice gives the first one back.
 template <class T>
-using Transposed = typename detail::Transpose<T>::type;
-
-/// The transposed topology as a value.
-template <class T>
-constexpr Transposed<T> transpose(T topology) {
-  return Transposed<T>{topology};
+constexpr detail::TransposeOf<T> transpose(T topology) {
+  return detail::TransposeOf<T>{topology};
 }
 template <class T>
 constexpr T transpose(detail::TransposeOf<T> topology) {
   return topology.original();
 }
+template <class T>
+using Transposed = decltype(transpose(std::declval<T>()));
 
 namespace detail {
 

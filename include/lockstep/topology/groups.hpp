@@ -29,14 +29,13 @@ enum class PartitionFault { none, empty_group, out_of_range, overlap, gap };
 /// A world divided into listed groups; a constant where the world's size is one.
 template <std::size_t WorldRanks>
 struct Partition {
-  template <class T>
-  using Table = std::conditional_t<WorldRanks == dynamic, std::vector<T>,
-                                   std::array<T, WorldRanks == dynamic ? 0 : WorldRanks>>;
+  using Table = std::conditional_t<WorldRanks == dynamic, std::vector<std::size_t>,
+                                   std::array<std::size_t, WorldRanks == dynamic ? 0 : WorldRanks>>;
 
-  Table<Rank> listed{};           // by group, then place
-  Table<std::size_t> ends{};      // of each group in `listed`
-  Table<GroupRank> group{};       // by rank
-  Table<LocalGroupRank> place{};  // by rank
+  Table listed{};  // ranks by group, then place
+  Table ends{};    // of each group in `listed`
+  Table group{};   // by rank
+  Table place{};   // by rank
   std::size_t groups = 0;
   PartitionFault fault = PartitionFault::none;
   Rank culprit{};
@@ -50,13 +49,11 @@ struct Partition {
   static constexpr Partition of(std::size_t world, std::span<const std::size_t> ranks,
                                 std::span<const std::size_t> sizes) {
     Partition partition;
-    Table<char> seen{};
+    Table seen{};
     if constexpr (WorldRanks == dynamic) {
-      partition.listed.resize(world);
-      partition.ends.resize(world);
-      partition.group.resize(world);
-      partition.place.resize(world);
-      seen.resize(world);
+      for (Table* table :
+           {&partition.listed, &partition.ends, &partition.group, &partition.place, &seen})
+        table->resize(world);
     }
     const auto failed = [&](PartitionFault fault, std::size_t rank) {
       partition.fault = fault;
@@ -71,9 +68,9 @@ struct Partition {
         if (rank >= world) return failed(PartitionFault::out_of_range, rank);
         if (seen[rank] != 0) return failed(PartitionFault::overlap, rank);
         seen[rank] = 1;
-        partition.listed[count++] = Rank{rank};
-        partition.group[rank] = GroupRank{partition.groups};
-        partition.place[rank] = LocalGroupRank{i};
+        partition.listed[count++] = rank;
+        partition.group[rank] = partition.groups;
+        partition.place[rank] = i;
       }
       partition.ends[partition.groups++] = count;
     }
@@ -107,10 +104,12 @@ class PartitionQueries : public TopologyQueries<Self> {
   constexpr std::size_t group_size(GroupRank group) const {
     return table().ends[group.value()] - table().begin_of(group);
   }
-  constexpr GroupRank group_rank(Rank rank) const { return table().group[rank.value()]; }
-  constexpr LocalGroupRank local_group_rank(Rank rank) const { return table().place[rank.value()]; }
+  constexpr GroupRank group_rank(Rank rank) const { return GroupRank{table().group[rank.value()]}; }
+  constexpr LocalGroupRank local_group_rank(Rank rank) const {
+    return LocalGroupRank{table().place[rank.value()]};
+  }
   constexpr Rank member(GroupRank group, LocalGroupRank place) const {
-    return table().listed[table().begin_of(group) + place.value()];
+    return Rank{table().listed[table().begin_of(group) + place.value()]};
   }
 
  private:

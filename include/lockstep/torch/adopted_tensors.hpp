@@ -30,31 +30,14 @@ namespace lockstep::detail {
 
 /// Who gets the gradients of the backward pass under way; nobody between passes of lockstep, when
 /// gradients go to `Tensor::grad` as they do without it.
-class GradientReceiver {
- public:
+struct GradientReceiver {
   using Take = FunctionRef<void(std::size_t parameter, const at::Tensor& gradient)>;
+  /// Is called for every gradient, maybe on a thread of autograd; or null.
+  const Take* take = nullptr;
 
-  /// `take` is called for every gradient while this lives, maybe on a thread of autograd.
-  class [[nodiscard]] Scope {
-   public:
-    Scope(GradientReceiver& receiver, const Take& take) : receiver_(receiver) {
-      receiver_.take_ = &take;
-    }
-    ~Scope() { receiver_.take_ = nullptr; }
-    Scope(const Scope&) = delete;
-    Scope& operator=(const Scope&) = delete;
-
-   private:
-    GradientReceiver& receiver_;
-  };
-
-  bool is_open() const { return take_ != nullptr; }
   void operator()(std::size_t parameter, const at::Tensor& gradient) const {
-    (*take_)(parameter, gradient);
+    (*take)(parameter, gradient);
   }
-
- private:
-  const Take* take_ = nullptr;
 };
 
 /// Stands before the node that would add a gradient to `Tensor::grad`. It hands the gradient on and
@@ -67,7 +50,7 @@ class AutogradHook : public ::torch::autograd::FunctionPreHook {
 
   ::torch::autograd::variable_list operator()(
       const ::torch::autograd::variable_list& gradients) override {
-    if (!receiver_->is_open()) return gradients;
+    if (receiver_->take == nullptr) return gradients;
     (*receiver_)(parameter_, gradients[0]);
     return {at::Tensor()};
   }

@@ -200,18 +200,6 @@ struct PaddedTensorBatch {
   at::Tensor lengths;  ///< of each sample, 64-bit integers
   at::Tensor labels;
   std::vector<float> weights{};  ///< as in `TensorBatch`
-
-  std::size_t size() const {
-    return inputs.defined() ? static_cast<std::size_t>(inputs.size(0)) : 0;
-  }
-  PaddedTensorBatch slice(std::size_t first, std::size_t count) const {
-    return {detail::rows_of(inputs, first, count), detail::rows_of(lengths, first, count),
-            detail::rows_of(labels, first, count), detail::rows_of(weights, first, count)};
-  }
-
-  friend void pack(auto& parcel, PaddedTensorBatch& batch) {
-    parcel(batch.inputs, batch.lengths, batch.labels, batch.weights);
-  }
 };
 
 /// Samples of different length one behind the other: sample i is inputs [offsets[i], offsets[i +
@@ -221,21 +209,6 @@ struct RaggedTensorBatch {
   at::Tensor offsets;  ///< one more than samples, 64-bit integers
   at::Tensor labels;
   std::vector<float> weights{};  ///< as in `TensorBatch`
-
-  std::size_t size() const {
-    return labels.defined() ? static_cast<std::size_t>(labels.size(0)) : 0;
-  }
-  RaggedTensorBatch slice(std::size_t first, std::size_t count) const {
-    at::Tensor ends = detail::rows_of(offsets, first, count + 1);
-    const auto begin = ends[0].item<std::int64_t>();
-    const auto end = ends[static_cast<std::int64_t>(count)].item<std::int64_t>();
-    return {inputs.narrow(0, begin, end - begin), ends.sub(begin),
-            detail::rows_of(labels, first, count), detail::rows_of(weights, first, count)};
-  }
-
-  friend void pack(auto& parcel, RaggedTensorBatch& batch) {
-    parcel(batch.inputs, batch.offsets, batch.labels, batch.weights);
-  }
 };
 
 static_assert(WeightedBatch<TensorBatch>);

@@ -26,50 +26,41 @@ namespace detail {
 
 /// What a sample consists of: `inputs` and `label`, or `data` and `target` as LibTorch's have it.
 template <class Sample>
-decltype(auto) inputs_of(const Sample& sample) {
+concept WithInputs = requires(const Sample& sample) { sample.inputs; } ||
+                     requires(const Sample& sample) { sample.data; };
+template <class Sample>
+concept WithLabel = requires(const Sample& sample) { sample.label; } ||
+                    requires(const Sample& sample) { sample.target; };
+template <WithInputs Sample>
+const auto& inputs_of(const Sample& sample) {
   if constexpr (requires { sample.inputs; }) {
-    return (sample.inputs);
+    return sample.inputs;
   } else {
-    return (sample.data);
+    return sample.data;
   }
 }
-template <class Sample>
-decltype(auto) label_of(const Sample& sample) {
+template <WithLabel Sample>
+const auto& label_of(const Sample& sample) {
   if constexpr (requires { sample.label; }) {
-    return (sample.label);
+    return sample.label;
   } else {
-    return (sample.target);
+    return sample.target;
   }
 }
 
 /// A row of a batch, or an element of its labels: a tensor, or numbers.
 template <class T>
 concept TensorRow = std::same_as<T, at::Tensor> || TensorElement<T> || ElementRange<T>;
-
-template <class Sample>
-concept WithInputs = requires(const Sample& sample) { sample.inputs; } ||
-                     requires(const Sample& sample) { sample.data; };
-template <class Sample>
-concept WithLabel = requires(const Sample& sample) { sample.label; } ||
-                    requires(const Sample& sample) { sample.target; };
-
-template <class Sample>
-constexpr bool is_tensor_sample() {
-  if constexpr (!WithInputs<Sample>) {
-    return false;
-  } else if constexpr (!TensorRow<
-                           std::remove_cvref_t<decltype(inputs_of(std::declval<Sample&>()))>>) {
-    return false;
-  } else if constexpr (WithLabel<Sample>) {
-    return TensorRow<std::remove_cvref_t<decltype(label_of(std::declval<Sample&>()))>>;
-  } else {
-    return true;
-  }
-}
+template <class Reference>
+concept TensorRowOf = TensorRow<std::remove_cvref_t<Reference>>;
 
 /// A sample of which a batch of tensors is made. It may have no label.
 template <class Sample>
-concept TensorSample = is_tensor_sample<Sample>();
+concept TensorSample = requires(const Sample& sample) {
+  { inputs_of(sample) } -> TensorRowOf;
+} && (!WithLabel<Sample> || requires(const Sample& sample) {
+                         { label_of(sample) } -> TensorRowOf;
+                       });
 
 [[noreturn, gnu::cold]] inline void refuse_row(const char* what, at::IntArrayRef has,
                                                at::IntArrayRef first) {
@@ -85,60 +76,60 @@ concept TensorSample = is_tensor_sample<Sample>();
        "give all samples one size with map, or say | padded(fill) and as_tensors(batch)");
 }
 
-/// Writes rows of a tensor, the first of which says how large all are.
+/// Labels that are integers become wide ones.
+template <class T>
+using WrittenElement =
+    std::conditional_t<std::integral<T> && !std::same_as<T, bool>, std::int64_t, T>;
+
+/// Makes room for `count` rows like the first one.
 template <class Row>
-class RowWriter {
- public:
-  /// `shape` replaces the extents of a row; an empty one keeps them.
-  static void put(const Row& row, std::size_t i, std::size_t count, at::Tensor& out,
-                  at::IntArrayRef shape, const char* what, bool is_label) {
-    if (i == 0) begin(row, count, out, shape, is_label);
-    if constexpr (std::same_as<Row, at::Tensor>) {
-      const at::Tensor to = out[static_cast<std::int64_t>(i)];
-      if (row.numel() != to.numel() || (shape.empty() && row.sizes() != to.sizes()))
-        refuse_row(what, row.sizes(), to.sizes());
-      to.copy_(shape.empty() ? row : row.view(to.sizes()));
-    } else if constexpr (TensorElement<Row>) {
-      static_cast<Written<Row>*>(out.mutable_data_ptr())[i] = static_cast<Written<Row>>(row);
-    } else {
-      const std::int64_t width = out.numel() / out.size(0);
-      const auto own = static_cast<std::int64_t>(std::ranges::size(row));
-      if (own != width) refuse_row(what, own, width);
-      using T = std::ranges::range_value_t<Row>;
-      std::copy(std::ranges::begin(row), std::ranges::end(row),
-                static_cast<T*>(out.mutable_data_ptr()) + i * static_cast<std::size_t>(width));
-    }
+void begin_rows(const Row& row, std::size_t count, at::Tensor& out, at::IntArrayRef shape,
+                [[maybe_unused]] bool is_label) {
+  std::vector<std::int64_t> sizes{static_cast<std::int64_t>(count)};
+  at::ScalarType type{};
+  if constexpr (std::same_as<Row, at::Tensor>) {
+    type = row.scalar_type();
+    if (is_label && at::isIntegralType(type, false)) type = at::kLong;
+    sizes.insert(sizes.end(), row.sizes().begin(), row.sizes().end());
+  } else if constexpr (TensorElement<Row>) {
+    type = scalar_type_for<WrittenElement<Row>>();
+  } else {
+    type = scalar_type_for<std::ranges::range_value_t<Row>>();
+    sizes.push_back(static_cast<std::int64_t>(std::ranges::size(row)));
   }
-
- private:
-  /// Labels that are integers become wide ones.
-  template <class T>
-  using Written = std::conditional_t<std::integral<T> && !std::same_as<T, bool>, std::int64_t, T>;
-
-  static void begin(const Row& row, std::size_t count, at::Tensor& out, at::IntArrayRef shape,
-                    bool is_label) {
-    std::vector<std::int64_t> sizes{static_cast<std::int64_t>(count)};
-    at::ScalarType type{};
-    if constexpr (std::same_as<Row, at::Tensor>) {
-      type = row.scalar_type();
-      if (is_label && at::isIntegralType(type, false)) type = at::kLong;
-      sizes.insert(sizes.end(), row.sizes().begin(), row.sizes().end());
-    } else if constexpr (TensorElement<Row>) {
-      type = scalar_type_for<Written<Row>>();
-    } else {
-      type = scalar_type_for<std::ranges::range_value_t<Row>>();
-      sizes.push_back(static_cast<std::int64_t>(std::ranges::size(row)));
-    }
-    if (!shape.empty()) {
-      sizes.resize(1);
-      sizes.insert(sizes.end(), shape.begin(), shape.end());
-    }
-    make_room(out, type, sizes);
+  if (!shape.empty()) {
+    sizes.resize(1);
+    sizes.insert(sizes.end(), shape.begin(), shape.end());
   }
-};
+  make_room(out, type, sizes);
+}
+
+/// Writes a row of a tensor, the first of which says how large all are. `shape` replaces the
+/// extents of a row; an empty one keeps them.
+template <class Row>
+void put_row(const Row& row, std::size_t i, std::size_t count, at::Tensor& out,
+             at::IntArrayRef shape, const char* what, bool is_label) {
+  if (i == 0) begin_rows(row, count, out, shape, is_label);
+  if constexpr (std::same_as<Row, at::Tensor>) {
+    const at::Tensor to = out[static_cast<std::int64_t>(i)];
+    if (row.numel() != to.numel() || (shape.empty() && row.sizes() != to.sizes()))
+      refuse_row(what, row.sizes(), to.sizes());
+    to.copy_(shape.empty() ? row : row.view(to.sizes()));
+  } else if constexpr (TensorElement<Row>) {
+    using Written = WrittenElement<Row>;
+    static_cast<Written*>(out.mutable_data_ptr())[i] = static_cast<Written>(row);
+  } else {
+    const std::int64_t width = out.numel() / out.size(0);
+    const auto own = static_cast<std::int64_t>(std::ranges::size(row));
+    if (own != width) refuse_row(what, own, width);
+    using T = std::ranges::range_value_t<Row>;
+    std::copy(std::ranges::begin(row), std::ranges::end(row),
+              static_cast<T*>(out.mutable_data_ptr()) + i * static_cast<std::size_t>(width));
+  }
+}
 
 /// Samples become the rows of a `TensorBatch`, each written as soon as it is read.
-struct TensorCollate {
+struct TensorCollate : Collate {
   template <class Sample>
   static TensorBatch batch();
   template <class Sample>
@@ -152,13 +143,10 @@ struct TensorCollate {
 
   template <class Sample>
   void put(const Sample& sample, std::size_t i, std::size_t count, TensorBatch& out) const {
-    using Inputs = std::remove_cvref_t<decltype(inputs_of(sample))>;
     if (i == 0) out.weights.assign(count, 1.f);
-    RowWriter<Inputs>::put(inputs_of(sample), i, count, out.inputs, shape, "inputs", false);
-    if constexpr (WithLabel<Sample>) {
-      using Label = std::remove_cvref_t<decltype(label_of(sample))>;
-      RowWriter<Label>::put(label_of(sample), i, count, out.labels, {}, "a label", true);
-    }
+    put_row(inputs_of(sample), i, count, out.inputs, shape, "inputs", false);
+    if constexpr (WithLabel<Sample>)
+      put_row(label_of(sample), i, count, out.labels, {}, "a label", true);
   }
 
   std::vector<std::int64_t> shape;
@@ -173,7 +161,7 @@ inline namespace torch_modules {
 /// 28})` says the extents of a sample's inputs, where it has them as a row. Memory is used again
 /// for a later batch, unless somebody has kept a tensor of it.
 inline auto tensors(std::vector<std::int64_t> shape = {}) {
-  return detail::CollateStage(detail::TensorCollate{std::move(shape)});
+  return detail::TensorCollate{{}, std::move(shape)};
 }
 
 }  // namespace torch_modules

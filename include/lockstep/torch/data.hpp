@@ -49,29 +49,23 @@ void pack(Way& parcel, ::torch::data::Example<Data, Target>& example) {
 }
 
 template <class Data, class Target>
-  requires(!std::is_void_v<Target>) && (is_cut<Data> || is_cut<Target>)
+  requires(is_cut<Data> || (!std::is_void_v<Target> && is_cut<Target>))
 struct Cutting<::torch::data::Example<Data, Target>> {
   using Example = ::torch::data::Example<Data, Target>;
   static constexpr bool cuts = true;
   static void sizes(const Example& example, const auto& f) {
     Cutting<Data>::sizes(example.data, f);
-    Cutting<Target>::sizes(example.target, f);
+    if constexpr (!std::is_void_v<Target>) Cutting<Target>::sizes(example.target, f);
   }
   static auto take(const Example& example, const auto& rows_of) {
-    return ::torch::data::Example<ShareOf<Data>, ShareOf<Target>>(
-        Cutting<Data>::take(example.data, rows_of), Cutting<Target>::take(example.target, rows_of));
-  }
-};
-template <class Data>
-  requires is_cut<Data>
-struct Cutting<::torch::data::Example<Data, void>> {
-  using Example = ::torch::data::Example<Data, void>;
-  static constexpr bool cuts = true;
-  static void sizes(const Example& example, const auto& f) {
-    Cutting<Data>::sizes(example.data, f);
-  }
-  static auto take(const Example& example, const auto& rows_of) {
-    return ::torch::data::Example<ShareOf<Data>, void>(Cutting<Data>::take(example.data, rows_of));
+    if constexpr (std::is_void_v<Target>) {
+      return ::torch::data::Example<ShareOf<Data>, void>(
+          Cutting<Data>::take(example.data, rows_of));
+    } else {
+      return ::torch::data::Example<ShareOf<Data>, ShareOf<Target>>(
+          Cutting<Data>::take(example.data, rows_of),
+          Cutting<Target>::take(example.target, rows_of));
+    }
   }
 };
 
@@ -213,38 +207,29 @@ class DatasetCopies {
 /// A data set of single examples: a source of samples, and of batches of tensors.
 template <class D>
 class TorchSamples
-    : public LoadsSamples<TorchSamples<D>, typename D::ExampleType, NoChain, TensorCollate> {
+    : public DatasetCopies<D>,
+      public LoadsSamples<TorchSamples<D>, typename D::ExampleType, NoChain, TensorCollate> {
  public:
   using sample_type = typename D::ExampleType;
+  using DatasetCopies<D>::DatasetCopies;
 
-  explicit TorchSamples(D dataset) : copies_(std::move(dataset)) {}
-
-  std::size_t size() const { return copies_.size(); }
   void read(std::size_t index, sample_type& out) const {
-    copies_.with_copy([&](D& dataset) { out = dataset.get(index); });
+    this->with_copy([&](D& dataset) { out = dataset.get(index); });
   }
-
- private:
-  DatasetCopies<D> copies_;
 };
 
 /// A data set of batches, such as one that was mapped by `Stack`.
 template <class D>
-class TorchBatches {
+class TorchBatches : public DatasetCopies<D> {
  public:
   using batch_type = typename D::BatchType;
+  using DatasetCopies<D>::DatasetCopies;
 
-  explicit TorchBatches(D dataset) : copies_(std::move(dataset)) {}
-
-  std::size_t size() const { return copies_.size(); }
   void load(std::span<const std::size_t> indices, batch_type& out) const {
-    copies_.with_copy([&](D& dataset) {
+    this->with_copy([&](D& dataset) {
       out = dataset.get_batch(c10::ArrayRef<std::size_t>(indices.data(), indices.size()));
     });
   }
-
- private:
-  DatasetCopies<D> copies_;
 };
 
 }  // namespace detail

@@ -16,14 +16,14 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <array>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <initializer_list>
 #include <memory>
 #include <optional>
-#include <string>
+#include <span>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -36,60 +36,38 @@
 
 namespace lockstep::detail {
 
-/// An argument for each of several replicas: a tensor is cut along its first axis as PyTorch's
-/// `chunk` does, everything else is given to all.
+/// The shares of an argument that is cut for several replicas: a tensor along its first axis, as
+/// PyTorch's `chunk` does. Of a tensor of one number, and of everything else, there are none: all
+/// replicas get it.
 template <class T>
-class ArgumentShares {
- public:
-  ArgumentShares(const T& value, std::size_t) : value_(value) {}
-  static constexpr std::size_t count() { return 0; }
-  const T& share(std::size_t, at::Device) const { return value_; }
-
- private:
-  const T& value_;
-};
-
-template <>
-class ArgumentShares<at::Tensor> {
- public:
-  ArgumentShares(const at::Tensor& value, std::size_t most) {
-    if (value.dim() == 0) {
-      all_ = value;
-    } else {
-      shares_ = value.chunk(static_cast<std::int64_t>(most));
-    }
+std::vector<at::Tensor> shares_of(const T& argument, std::size_t most) {
+  if constexpr (std::is_same_v<T, at::Tensor>) {
+    if (argument.dim() != 0) return argument.chunk(static_cast<std::int64_t>(most));
   }
-  /// Nothing where the tensor is one number, which all get.
-  std::size_t count() const { return shares_.size(); }
-  at::Tensor share(std::size_t i, at::Device device) const {
-    const at::Tensor& mine = shares_.empty() ? all_ : shares_[i];
-    return mine.device() == device ? mine : mine.to(device);
-  }
+  return {};
+}
 
- private:
-  std::vector<at::Tensor> shares_;
-  at::Tensor all_;
-};
-
-/// The shares of an argument. (nvcc writes a constructor's call in a pack in a way that g++ does
-/// not take.)
+/// What replica `i` gets of an argument.
 template <class T>
-ArgumentShares<T> shares_of(const T& argument, std::size_t most) {
-  return {argument, most};
+decltype(auto) share_of(const T& argument, [[maybe_unused]] const std::vector<at::Tensor>& shares,
+                        [[maybe_unused]] std::size_t i, [[maybe_unused]] at::Device device) {
+  if constexpr (std::is_same_v<T, at::Tensor>) {
+    return (shares.empty() ? argument : shares[i]).to(device);
+  } else {
+    return (argument);
+  }
 }
 
 /// How many shares there are of all arguments.
-inline std::size_t count_shares(std::initializer_list<std::size_t> counts) {
+inline std::size_t count_shares(std::span<const std::vector<at::Tensor>> cut) {
   std::size_t common = 0;
-  for (const std::size_t count : counts) {
-    if (count == 0 || count == common) continue;
-    if (common != 0) {
-      throw Error("DataParallel",
-                  "one argument is cut into " + std::to_string(common) +
-                      " shares and another one into " + std::to_string(count),
-                  "give all tensors as many rows");
-    }
-    common = count;
+  for (const std::vector<at::Tensor>& shares : cut) {
+    if (shares.empty() || shares.size() == common) continue;
+    if (common != 0)
+      fail("DataParallel",
+           {"one argument is cut into ", common, " shares and another one into ", shares.size()},
+           "give all tensors as many rows");
+    common = shares.size();
   }
   return common == 0 ? 1 : common;
 }
@@ -97,66 +75,35 @@ inline std::size_t count_shares(std::initializer_list<std::size_t> counts) {
 /// Outputs of replicas as those of one module, on a device: rows behind each other, and numbers as
 /// a row. Tuples, pairs and vectors of tensors are put together one by one.
 template <class Output>
-struct GatheredTensors {
-  static_assert(std::is_same_v<Output, at::Tensor>,
-                "lockstep: outputs of replicas are gathered if the module's forward returns a "
-                "tensor, or a tuple, pair or vector of tensors");
-  static Output gather(const std::vector<Output>& outputs, at::Device device);
-};
-
-template <>
-struct GatheredTensors<at::Tensor> {
-  static at::Tensor gather(const std::vector<at::Tensor>& outputs, at::Device device) {
+Output gather_outputs(const std::vector<Output>& outputs, at::Device device) {
+  if constexpr (std::is_same_v<Output, at::Tensor>) {
     std::vector<at::Tensor> near;
     near.reserve(outputs.size());
     for (const at::Tensor& output : outputs) near.push_back(output.to(device));
     return near[0].dim() == 0 ? at::stack(near) : at::cat(near);
-  }
-};
-
-template <>
-struct GatheredTensors<std::vector<at::Tensor>> {
-  static std::vector<at::Tensor> gather(const std::vector<std::vector<at::Tensor>>& outputs,
-                                        at::Device device) {
-    std::vector<at::Tensor> gathered;
+  } else if constexpr (std::is_same_v<Output, std::vector<at::Tensor>>) {
+    Output gathered;
     for (std::size_t i = 0; i != outputs[0].size(); ++i) {
       std::vector<at::Tensor> parts;
-      parts.reserve(outputs.size());
-      for (const auto& output : outputs) parts.push_back(output.at(i));
-      gathered.push_back(GatheredTensors<at::Tensor>::gather(parts, device));
+      for (const Output& output : outputs) parts.push_back(output.at(i));
+      gathered.push_back(gather_outputs(parts, device));
     }
     return gathered;
-  }
-};
-
-template <class... Parts>
-struct GatheredTensors<std::tuple<Parts...>> {
-  using Outputs = std::tuple<Parts...>;
-  static Outputs gather(const std::vector<Outputs>& outputs, at::Device device) {
+  } else if constexpr (requires { std::tuple_size<Output>::value; }) {
+    const auto part = [&]<std::size_t I>(std::integral_constant<std::size_t, I>) {
+      std::vector<std::tuple_element_t<I, Output>> parts;
+      for (const Output& output : outputs) parts.push_back(std::get<I>(output));
+      return gather_outputs(parts, device);
+    };
     return [&]<std::size_t... I>(std::index_sequence<I...>) {
-      return Outputs(gather_one<I>(outputs, device)...);
-    }(std::index_sequence_for<Parts...>{});
+      return Output{part(std::integral_constant<std::size_t, I>{})...};
+    }(std::make_index_sequence<std::tuple_size_v<Output>>{});
+  } else {
+    static_assert(sizeof(Output) == 0,
+                  "lockstep: outputs of replicas are gathered if the module's forward returns a "
+                  "tensor, or a tuple, pair or vector of tensors");
   }
-
- private:
-  template <std::size_t I>
-  static auto gather_one(const std::vector<Outputs>& outputs, at::Device device) {
-    using Part = std::tuple_element_t<I, Outputs>;
-    std::vector<Part> parts;
-    for (const Outputs& output : outputs) parts.push_back(std::get<I>(output));
-    return GatheredTensors<Part>::gather(parts, device);
-  }
-};
-
-template <class First, class Second>
-struct GatheredTensors<std::pair<First, Second>> {
-  using Outputs = std::pair<First, Second>;
-  static Outputs gather(const std::vector<Outputs>& outputs, at::Device device) {
-    std::vector<std::tuple<First, Second>> tuples(outputs.begin(), outputs.end());
-    auto [first, second] = GatheredTensors<std::tuple<First, Second>>::gather(tuples, device);
-    return {std::move(first), std::move(second)};
-  }
-};
+}
 
 /// A deep copy of a module whose parameters are tensors that depend on the module's own: they have
 /// their values, in the same memory on the same device, and autograd leads gradients of any order
@@ -249,13 +196,12 @@ class DataParallel {
   /// A replica on every device; the module lies on the first.
   DataParallel(std::shared_ptr<Contained> module, const std::vector<at::Device>& devices)
       : module_(std::move(module)), device_(device_of(*module_)) {
-    if (devices.empty()) throw Error("DataParallel", "no replicas are wanted", "ask for one");
-    if (devices[0] != device_) {
-      throw Error(
+    if (devices.empty()) detail::fail("DataParallel", {"no replicas are wanted"}, "ask for one");
+    if (devices[0] != device_)
+      detail::fail(
           "DataParallel",
-          "the module lies on " + device_.str() + " and the first device is " + devices[0].str(),
+          {"the module lies on ", device_.str(), " and the first device is ", devices[0].str()},
           "move the module there before it is wrapped: module->to(devices[0])");
-    }
     for (std::size_t i = 1; i != devices.size(); ++i)
       replicas_.push_back(std::make_unique<Replica>(*module_, devices[i]));
   }
@@ -271,12 +217,13 @@ class DataParallel {
   /// replicas throw, the exception of the first is thrown. **Host** blocks until all are done.
   template <class... Arguments>
   auto forward(const Arguments&... arguments) {
-    const auto cut = std::make_tuple(detail::shares_of(arguments, replicas())...);
-    return std::apply(
-        [&](const auto&... argument) {
-          return run(detail::count_shares({argument.count()...}), argument...);
-        },
-        cut);
+    const std::array<std::vector<at::Tensor>, sizeof...(Arguments)> cut{
+        detail::shares_of(arguments, replicas())...};
+    return run(detail::count_shares(cut), [&](Contained& module, at::Device device, std::size_t i) {
+      return [&]<std::size_t... I>(std::index_sequence<I...>) {
+        return module.forward(detail::share_of(arguments, cut[I], i, device)...);
+      }(std::index_sequence_for<Arguments...>{});
+    });
   }
   template <class... Arguments>
   auto operator()(const Arguments&... arguments) {
@@ -289,12 +236,10 @@ class DataParallel {
     return parameters.empty() ? at::Device(at::kCPU) : parameters[0].device();
   }
 
-  template <class... Shares>
-  auto run(std::size_t count, const Shares&... shares) {
-    using Output = decltype(module_->forward(shares.share(0, device_)...));
-    const auto run_one = [&](Contained& module, at::Device device, std::size_t i) {
-      return module.forward(shares.share(i, device)...);
-    };
+  /// Calls `run_one(module, device, i)` for each of `count` replicas.
+  template <class F>
+  auto run(std::size_t count, const F& run_one) {
+    using Output = decltype(run_one(*module_, device_, 0));
     if (count == 1) return run_one(*module_, device_, 0);
     for (std::size_t i = 1; i != count; ++i) replicas_[i - 1]->follow(*module_);
     std::vector<std::optional<Output>> outputs(count);
@@ -329,7 +274,7 @@ class DataParallel {
       if (failure) std::rethrow_exception(failure);
     std::vector<Output> all;
     for (auto& output : outputs) all.push_back(*std::move(output));
-    return detail::GatheredTensors<Output>::gather(all, device_);
+    return detail::gather_outputs(all, device_);
   }
 
   /// The streams on which the program works, one for each GPU: replicas work on the same ones, so

@@ -18,6 +18,7 @@
 #include "lockstep/bucket/subgraphs.hpp"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/core/element.hpp"
+#include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/policy/pack.hpp"
@@ -50,128 +51,98 @@ namespace detail {
 template <class P, class... Axes>
 concept PolicyOfAny = (PolicyOf<P, Axes> || ...);
 
-/// Why a policy does not act in a program's own loop.
-enum class LoopFault : std::uint8_t {
-  none,
-  update,
-  skip,
-  local_sgd,
-  buffers,
-  strategy,
-  data,
-  sharding,
-  step,
-  subgraphs,
-  other
-};
+/// Stands for `false` where a policy is looked at.
+template <class>
+inline constexpr bool never = false;
 
-/// What is no policy of a job, or has arguments that make no sense, is left to the check of all
-/// jobs. Policies of axes that are not named here do nothing.
+/// Does a policy act in a program's own loop? If not, this gives a compile error that says what to
+/// use. What is no policy of a job, or has arguments that make no sense, is left to the check of
+/// all jobs. Policies of axes that are not named here do nothing.
 template <class P>
-consteval LoopFault loop_fault() {
+consteval bool acts_in_loop() {
   if constexpr (!Policy<P>) {
-    return LoopFault::none;
+    return true;
   } else if constexpr (!P::well_formed || !answers<typename P::axis>(CanonicalPolicies<>::pack{})) {
-    return LoopFault::none;
+    return true;
   } else if constexpr (PolicyOfAny<P, axes::Device, axes::Backend, axes::World, axes::Progress,
                                    axes::Groups, axes::Buckets, axes::Frozen, axes::Norms,
-                                   axes::UnevenInputs>) {
-    return LoopFault::none;
+                                   axes::UnevenInputs> ||
+                       std::is_same_v<P, ParallelStrategy<DDP>> || std::is_same_v<P, Feed<Own>> ||
+                       std::is_same_v<P, Sharding<Replicated>> || std::is_same_v<P, EagerStep> ||
+                       std::is_same_v<P, Precision<AsDeclared>> ||
+                       std::is_same_v<P, Anomaly<Ignore>>) {
+    return true;
   } else if constexpr (PolicyOfAny<P, axes::Optimizer, axes::ParameterGroups, axes::Clip,
                                    axes::Accumulate, axes::Schedule>) {
-    return LoopFault::update;
-  } else if constexpr (PolicyOf<P, axes::Hooks>) {
-    if (P::skips_zero_gradients) return LoopFault::skip;
-    return P::stages::averages_parameters ? LoopFault::local_sgd : LoopFault::none;
+    static_assert(never<P>,
+                  "lockstep: this wrapper leaves the update to the program; use LibTorch's "
+                  "optimizers with their groups, clip_grad_norm_ and no_sync(), or a Trainer with "
+                  "a TorchModel, which has the policies Optimizer, ParameterGroups, Clip, "
+                  "Accumulate and Schedule");
   } else if constexpr (PolicyOf<P, axes::Anomaly>) {
-    return std::is_same_v<typename P::choice, Skip> ? LoopFault::skip : LoopFault::none;
+    static_assert(never<P>,
+                  "lockstep: Anomaly acts where lockstep updates, and here the program does; look "
+                  "at the gradients before optimizer.step(), or use a Trainer with a TorchModel");
+  } else if constexpr (PolicyOf<P, axes::Hooks>) {
+    static_assert(!P::skips_zero_gradients,
+                  "lockstep: SkipZeroGradients leaves updates out, and here the program makes "
+                  "them; look at the gradients before optimizer.step(), or use a Trainer with a "
+                  "TorchModel");
+    static_assert(!P::stages::averages_parameters,
+                  "lockstep: LocalSGD averages parameters after updates of lockstep's; use a "
+                  "Trainer with a TorchModel");
+    return !P::skips_zero_gradients && !P::stages::averages_parameters;
   } else if constexpr (PolicyOf<P, axes::Buffers>) {
-    return std::is_same_v<typename P::choice, Synced> ? LoopFault::buffers : LoopFault::none;
+    constexpr bool averages = std::is_same_v<typename P::choice, Synced>;
+    static_assert(!averages,
+                  "lockstep: Buffers<Synced> averages buffers where a job evaluates and saves, and "
+                  "here the program does both; use Buffers<Broadcast> or Buffers<Local>, or a "
+                  "Trainer with a TorchModel");
+    return !averages;
   } else if constexpr (PolicyOf<P, axes::UnusedParameters>) {
-    return SubgraphsIn<typename P::choice>::count > 1 ? LoopFault::subgraphs : LoopFault::none;
+    constexpr bool declares = SubgraphsIn<typename P::choice>::count > 1;
+    static_assert(!declares,
+                  "lockstep: Subgraphs are for declared models; add UnusedParameters<Zero>, with "
+                  "which autograd says what a pass has used");
+    return !declares;
   } else if constexpr (PolicyOfAny<P, axes::ParallelStrategy, axes::LossPlacement>) {
-    return std::is_same_v<P, ParallelStrategy<DDP>> ? LoopFault::none : LoopFault::strategy;
+    static_assert(never<P>,
+                  "lockstep: this wrapper is ParallelStrategy<DDP>, and every rank has its own "
+                  "loss; DP is lockstep::torch::DataParallel<Net>, and LossOnReplica is for a "
+                  "Trainer with a TorchModel");
   } else if constexpr (PolicyOfAny<P, axes::Sampler, axes::Feed>) {
-    return std::is_same_v<P, Feed<Own>> ? LoopFault::none : LoopFault::data;
+    static_assert(never<P>,
+                  "lockstep: here the program loads its data; give LibTorch's loader a "
+                  "RankSampler, or use a Trainer with a TorchModel, which has the policies Sampler "
+                  "and Feed");
   } else if constexpr (PolicyOf<P, axes::Sharding>) {
-    return std::is_same_v<P, Sharding<Replicated>> ? LoopFault::none : LoopFault::sharding;
+    static_assert(never<P>,
+                  "lockstep: LibTorch's optimizers update all parameters on every rank; leave "
+                  "Sharding out, or use a Trainer with a TorchModel");
   } else if constexpr (PolicyOfAny<P, axes::StepExecution, axes::Precision>) {
-    return std::is_same_v<P, EagerStep> || std::is_same_v<P, Precision<AsDeclared>>
-               ? LoopFault::none
-               : LoopFault::step;
+    static_assert(never<P>,
+                  "lockstep: CapturedStep and Precision need a step that lockstep runs; use a "
+                  "Trainer with a TorchModel");
   } else {
-    return LoopFault::other;
+    static_assert(never<P>,
+                  "lockstep: one of these policies does nothing in a program's own loop; leave it "
+                  "out, or use a Trainer with a TorchModel");
   }
+  return false;
 }
 
-/// Gives a compile error for policies that do not act in a program's own loop.
-template <class... Ps>
-struct RequireLoopPolicies {
-  template <LoopFault Fault>
-  static constexpr bool has = ((loop_fault<Ps>() == Fault) || ...);
-
-  static_assert(!has<LoopFault::update>,
-                "lockstep: this wrapper leaves the update to the program; use LibTorch's "
-                "optimizers with their groups, clip_grad_norm_ and no_sync(), or a Trainer with a "
-                "TorchModel, which has the policies Optimizer, ParameterGroups, Clip, Accumulate "
-                "and Schedule");
-  static_assert(!has<LoopFault::skip>,
-                "lockstep: Anomaly<Skip> and SkipZeroGradients leave updates out, and here the "
-                "program makes them; look at the gradients before optimizer.step(), or use a "
-                "Trainer with a TorchModel");
-  static_assert(!has<LoopFault::local_sgd>,
-                "lockstep: LocalSGD averages parameters after updates of lockstep's; use a Trainer "
-                "with a TorchModel");
-  static_assert(!has<LoopFault::buffers>,
-                "lockstep: Buffers<Synced> averages buffers where a job evaluates and saves, and "
-                "here the program does both; use Buffers<Broadcast> or Buffers<Local>, or a "
-                "Trainer with a TorchModel");
-  static_assert(!has<LoopFault::strategy>,
-                "lockstep: this wrapper is ParallelStrategy<DDP>, and every rank has its own loss; "
-                "DP is lockstep::torch::DataParallel<Net>, and LossOnReplica is for a Trainer "
-                "with a TorchModel");
-  static_assert(!has<LoopFault::data>,
-                "lockstep: here the program loads its data; give LibTorch's loader a RankSampler, "
-                "or use a Trainer with a TorchModel, which has the policies Sampler and Feed");
-  static_assert(!has<LoopFault::sharding>,
-                "lockstep: LibTorch's optimizers update all parameters on every rank; leave "
-                "Sharding out, or use a Trainer with a TorchModel");
-  static_assert(!has<LoopFault::step>,
-                "lockstep: CapturedStep and Precision need a step that lockstep runs; use a "
-                "Trainer with a TorchModel");
-  static_assert(!has<LoopFault::subgraphs>,
-                "lockstep: Subgraphs are for declared models; add UnusedParameters<Zero>, with "
-                "which autograd says what a pass has used");
-  static_assert(!has<LoopFault::other>,
-                "lockstep: one of these policies does nothing in a program's own loop; leave it "
-                "out, or use a Trainer with a TorchModel");
-};
-
-/// Sorts what a program lists into types of parameters and policies that act.
-template <class Types, class Acting, class... Given>
-struct SortLoopPolicies {
-  using types = Types;
-  using acting = Acting;
-};
-template <class Types, class... Acting, class... Ts, class... Rest>
-struct SortLoopPolicies<Types, PolicyPack<Acting...>, ParameterTypes<Ts...>, Rest...>
-    : SortLoopPolicies<ParameterTypes<Ts...>, PolicyPack<Acting...>, Rest...> {};
-template <class Types, class... Acting, class First, class... Rest>
-struct SortLoopPolicies<Types, PolicyPack<Acting...>, First, Rest...>
-    : SortLoopPolicies<Types,
-                       std::conditional_t<loop_fault<First>() == LoopFault::none,
-                                          PolicyPack<Acting..., First>, PolicyPack<Acting...>>,
-                       Rest...> {};
-
-/// The replica of a wrapper, from policies that act.
-template <class Model, class Pack>
-struct LoopReplica;
-template <class Model, class... Ps>
-struct LoopReplica<Model, PolicyPack<Ps...>> {
+/// A wrapper's job: what a program lists is sorted into types of parameters and policies that act,
+/// beside `Sharding<Replicated>`.
+template <class Net, class Types, class Acting, class... Given>
+struct SortedLoopJob;
+template <class Net, class... Ts, class... Ps>
+struct SortedLoopJob<Net, ParameterTypes<Ts...>, PolicyPack<Ps...>> {
   template <class M, class Policies>
   using Of = Replica<M, Policies, CommunicatorOf<Policies>>;
+  using Model = LoopModule<Net, Ts...>;
+  using replica = Compose<Of, RejectedWrapper, Model, Ps...>;
   using policies = CanonicalPolicies<Ps...>;
-  using type = Compose<Of, RejectedWrapper, Model, Ps...>;
+  using communicator = CommunicatorOf<policies>;
   static_assert(PickOr<World<dynamic>, Ps...>::static_size != 1,
                 "lockstep: World<1> has nobody to average with; leave it out, or the wrapper");
   static_assert(std::is_same_v<PickOr<Groups<>, Ps...>, Groups<>> ||
@@ -179,30 +150,18 @@ struct LoopReplica<Model, PolicyPack<Ps...>> {
                 "lockstep: in a program's own loop Groups<...> are for Norms<Synced, WithinGroup> "
                 "alone; add it, or make groups of your own with new_group(...)");
 };
-
-template <class Pack>
-struct WithReplicated;
-template <class... Ps>
-struct WithReplicated<PolicyPack<Ps...>>
-    : std::conditional_t<(PolicyOf<Ps, axes::Sharding> || ...),
-                         std::type_identity<PolicyPack<Ps...>>,
-                         std::type_identity<PolicyPack<Ps..., Sharding<Replicated>>>> {};
-
-template <class Net, class Types>
-struct LoopModelOf;
-template <class Net, class... Ts>
-struct LoopModelOf<Net, ParameterTypes<Ts...>> : std::type_identity<LoopModule<Net, Ts...>> {};
-
+template <class Net, class Types, class... Acting, class... Ts, class... Rest>
+struct SortedLoopJob<Net, Types, PolicyPack<Acting...>, ParameterTypes<Ts...>, Rest...>
+    : SortedLoopJob<Net, ParameterTypes<Ts...>, PolicyPack<Acting...>, Rest...> {};
+template <class Net, class Types, class... Acting, class First, class... Rest>
+struct SortedLoopJob<Net, Types, PolicyPack<Acting...>, First, Rest...>
+    : SortedLoopJob<
+          Net, Types,
+          std::conditional_t<acts_in_loop<First>() && !std::is_same_v<First, Sharding<Replicated>>,
+                             PolicyPack<Acting..., First>, PolicyPack<Acting...>>,
+          Rest...> {};
 template <class Net, class... Ps>
-struct LoopJob {
-  using Sorted = SortLoopPolicies<ParameterTypes<>, PolicyPack<>, Ps...>;
-  static_assert(sizeof(RequireLoopPolicies<Ps...>) != 0);
-  using Model = typename LoopModelOf<Net, typename Sorted::types>::type;
-  using Chosen = LoopReplica<Model, typename WithReplicated<typename Sorted::acting>::type>;
-  using replica = typename Chosen::type;
-  using policies = typename Chosen::policies;
-  using communicator = CommunicatorOf<policies>;
-};
+using LoopJob = SortedLoopJob<Net, ParameterTypes<>, PolicyPack<Sharding<Replicated>>, Ps...>;
 
 }  // namespace detail
 
@@ -279,7 +238,7 @@ class DistributedDataParallel {
     return detail::tell_others(replica_, [&] {
       prepare();
       return replica_.with_step([&](auto& step) {
-        const auto norms = replica_.model().open_norms(gradients_.streams().norm_step(step));
+        const auto norms = replica_.model().open_norms(gradients_.streams().norm_ranks(step));
         return module_->forward(std::forward<Arguments>(arguments)...);
       });
     });
@@ -297,20 +256,13 @@ class DistributedDataParallel {
     gradients_.run(loss, [&] { loss.backward({}, retain_graph, create_graph); });
   }
 
-  /// Throws if an averaged gradient was NaN or infinite (`Anomaly<Stop>`), which on a GPU a later
-  /// `backward` does otherwise. **Host** blocks until all passes are done.
-  void require_finite() {
-    [[maybe_unused]] const auto on = replica_.on_device();
-    detail::tell_others(replica_, [&] { gradients_.require_finite(); });
-  }
-
   /// While the result lives, forward passes lead to backward passes whose gradients stay on this
   /// rank, in `Tensor::grad`; the next pass outside averages the sum.
   ///
   ///     { auto local = ddp.no_sync();  ddp(x).mean().backward(); }
   [[nodiscard("gradients are averaged again when the result is gone: auto local = ...")]] auto
   no_sync() {
-    return Local(*this);
+    return detail::ValueWhile(synchronizes_, false);
   }
 
   /// With `UnevenInputs<Join>`: ranks may have different numbers of batches until the result ends.
@@ -366,19 +318,6 @@ class DistributedDataParallel {
       : DistributedDataParallel(std::move(module), *own) {
     own_ = std::move(own);
   }
-
-  class Local {
-   public:
-    explicit Local(DistributedDataParallel& ddp)
-        : ddp_(ddp), before_(std::exchange(ddp.synchronizes_, false)) {}
-    ~Local() { ddp_.synchronizes_ = before_; }
-    Local(const Local&) = delete;
-    Local& operator=(const Local&) = delete;
-
-   private:
-    DistributedDataParallel& ddp_;
-    bool before_;
-  };
 
   void prepare() {
     gradients_.require_intact();

@@ -17,6 +17,7 @@
 
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/model/lookup.hpp"
 #include "lockstep/model/model.hpp"
@@ -72,18 +73,19 @@ class TorchModel {
   /// The module is made by default, or from the arguments.
   TorchModel()
     requires std::default_initializable<typename Source::Contained>
-      : module_(Source::make()) {}
+      : module_(std::make_shared<typename Source::Contained>()) {}
   template <class First, class... Arguments>
     requires std::constructible_from<typename Source::Contained, First, Arguments...>
   explicit TorchModel(First&& first, Arguments&&... arguments)
-      : module_(Source::make(std::forward<First>(first), std::forward<Arguments>(arguments)...)) {}
+      : module_(std::make_shared<typename Source::Contained>(
+            std::forward<First>(first), std::forward<Arguments>(arguments)...)) {}
   /// A module that the program keeps too: it has memory of its own again when this model has ended.
   explicit TorchModel(std::shared_ptr<typename Source::Contained> module)
-      : module_(Source::hold(std::move(module))) {}
+      : module_(std::move(module)) {}
 
   TorchModel(const TorchModel& other)
-      : module_(Source::clone(other.module_)),
-        ties_(detail::ties_of(Source::base(other.module_), other.ties_)) {}
+      : module_(detail::clone_of<typename Source::Contained>(other.base())),
+        ties_(detail::ties_of(other.base(), other.ties_)) {}
   TorchModel(TorchModel&&) noexcept = default;
   TorchModel& operator=(const TorchModel&) = delete;
   TorchModel& operator=(TorchModel&&) = delete;
@@ -92,7 +94,7 @@ class TorchModel {
     static_assert(detail::ModuleOrHolder<Net>,
                   "lockstep: TorchModel takes a torch::nn::Module or a holder of one: struct Model "
                   ": TorchModel<Model, Net>, where Net derives from torch::nn::Module");
-    if (tensors_ && Source::is_shared(module_)) tensors_->release();
+    if (tensors_ && Source::pointer(module_).use_count() > 1) tensors_->release();
   }
 
   /// The module, or its holder.
@@ -147,14 +149,14 @@ class TorchModel {
     const typename Device::Scope scope(step);
     prepare(step);
     if constexpr (Step::is_training()) {
-      const auto norms = norms_.open(Source::base(module_), step);
+      const auto norms = norms_.open(base(), step.norm_ranks());
       loss_ = loss_of(batch);
       if (!loss_.requires_grad()) [[unlikely]]
         refuse_constant();
       return Device::hand_out(step, loss_.detach());
     } else {
       const at::NoGradGuard quiet;
-      const EvaluationMode evaluates(Source::base(module_));
+      const EvaluationMode evaluates(base());
       return Device::hand_out(step, loss_of(batch));
     }
   }
@@ -168,8 +170,8 @@ class TorchModel {
       write_gradient(step, gradients, parameter, gradient);
     };
     const detail::GradientReceiver::Take receive(take);
-    const auto norms = norms_.open(Source::base(module_), step);
-    const detail::GradientReceiver::Scope open(adopted().receiver(), receive);
+    const auto norms = norms_.open(base(), step.norm_ranks());
+    const detail::ValueWhile open(adopted().receiver().take, &receive);
     const at::Tensor loss = std::exchange(loss_, at::Tensor());
     if constexpr (requires { step.unused(std::size_t{}); }) {
       detail::for_each_unreached(loss, adopted().nodes(),
@@ -186,7 +188,7 @@ class TorchModel {
     const typename Device::Scope scope(step);
     prepare(step);
     const at::NoGradGuard quiet;
-    const EvaluationMode evaluates(Source::base(module_));
+    const EvaluationMode evaluates(base());
     self().score(batch, tally);
   }
 
@@ -208,8 +210,7 @@ class TorchModel {
   /// Tensors are looked up when they are first asked for: a module that is given to the job may be
   /// changed until then.
   detail::AdoptedTensors& adopted() const {
-    if (!tensors_)
-      tensors_ = std::make_unique<detail::AdoptedTensors>(Source::base(module_), ties_);
+    if (!tensors_) tensors_ = std::make_unique<detail::AdoptedTensors>(base(), ties_);
     return *tensors_;
   }
 
@@ -240,14 +241,14 @@ class TorchModel {
       // A comparison of names costs more than a small step, and what it finds stays: it is made at
       // steps 1, 2, 4, 8 and so on.
       ++uses_;
-      if ((uses_ & (uses_ - 1)) == 0) all.require_same(Source::base(module_));
+      if ((uses_ & (uses_ - 1)) == 0) all.require_same(base());
     }
   }
 
   /// While the result lives, batch norms of the module know the step's ranks.
-  template <class Step>
-  auto open_norms(const Step& step) {
-    return norms_.open(Source::base(module_), step);
+  template <class Ranks>
+  auto open_norms(const Ranks& ranks) {
+    return norms_.open(base(), ranks);
   }
 
  private:
@@ -258,6 +259,7 @@ class TorchModel {
   }
 
   Self& self() { return static_cast<Self&>(*this); }
+  ::torch::nn::Module& base() const { return *Source::pointer(module_); }
 
   static ElementKind kind_of(const detail::ModuleTensor& tensor) {
     const ElementKind kind = detail::kind_of(tensor.tensor.scalar_type());

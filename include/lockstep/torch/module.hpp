@@ -51,42 +51,37 @@ template <class Net>
 concept ModuleOrHolder =
     std::derived_from<Net, ::torch::nn::Module> || requires { typename Net::ContainedType; };
 
-/// A module class, `struct Net : torch::nn::Module`.
+template <class Net>
+constexpr auto contained_in() {
+  if constexpr (requires { typename Net::ContainedType; }) {
+    return std::type_identity<typename Net::ContainedType>{};
+  } else {
+    return std::type_identity<Net>{};
+  }
+}
+
+/// How a model keeps its module: a class, `struct Net : torch::nn::Module`, by a pointer, and a
+/// holder, which `TORCH_MODULE` makes, as it is: programs write `net->forward(x)`.
 template <class Net>
 struct ModuleSource {
-  using Contained = Net;
-  using Held = std::shared_ptr<Net>;
+  using Contained = typename decltype(contained_in<Net>())::type;
+  static constexpr bool is_holder = !std::is_same_v<Net, Contained>;
+  using Held = std::conditional_t<is_holder, Net, std::shared_ptr<Contained>>;
 
-  template <class... Arguments>
-  static Held make(Arguments&&... arguments) {
-    return std::make_shared<Net>(std::forward<Arguments>(arguments)...);
+  static const std::shared_ptr<Contained>& pointer(const Held& held) {
+    if constexpr (is_holder) {
+      return held.ptr();
+    } else {
+      return held;  // NOLINT(bugprone-return-const-ref-from-parameter): models keep theirs
+    }
   }
-  static Held hold(Held module) { return module; }
-  static Held clone(const Held& module) { return clone_of<Net>(*module); }
-  static Net& get(const Held& module) { return *module; }
-  static ::torch::nn::Module& base(const Held& module) { return *module; }
-  static bool is_shared(const Held& module) { return module.use_count() > 1; }
-};
-
-/// A holder, which `TORCH_MODULE` makes: programs write `net->forward(x)`.
-template <class Holder>
-  requires requires { typename Holder::ContainedType; }
-struct ModuleSource<Holder> {
-  using Contained = typename Holder::ContainedType;
-  using Held = Holder;
-
-  template <class... Arguments>
-  static Held make(Arguments&&... arguments) {
-    return Holder(std::make_shared<Contained>(std::forward<Arguments>(arguments)...));
+  static auto& get(auto& held) {
+    if constexpr (is_holder) {
+      return held;
+    } else {
+      return *held;
+    }
   }
-  static Held hold(std::shared_ptr<Contained> module) { return Holder(std::move(module)); }
-  static Held clone(const Held& holder) { return Holder(clone_of<Contained>(*holder.ptr())); }
-  static Holder& get(Held& holder) { return holder; }
-  static const Holder& get(const Held& holder) {
-    return holder;  // NOLINT(bugprone-return-const-ref-from-parameter): models keep their holders
-  }
-  static ::torch::nn::Module& base(const Held& holder) { return *holder.ptr(); }
-  static bool is_shared(const Held& holder) { return holder.ptr().use_count() > 1; }
 };
 
 /// A tensor of a module. Modules may share one: then it has one place here, and its first name.

@@ -1,38 +1,297 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `convert_sync_batchnorm`: the batch norms of a LibTorch module take their statistics over
-/// all ranks of the job, as PyTorch's `SyncBatchNorm` does.
+/// @file `Norms<Synced>` for LibTorch modules: their batch norms take statistics over all ranks of
+/// the job, as PyTorch's `SyncBatchNorm` does.
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/batch_norm_native.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/rsqrt.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/batchnorm.h>
-
 #include <cstddef>
+#include <cstdint>
+#include <cstring>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <shared_mutex>
+#include <span>
 #include <string>
 #include <type_traits>
 #include <unordered_map>
 #include <utility>
+#include <variant>
+#include <vector>
 
 #include "lockstep/core/error.hpp"
-#include "lockstep/launch/environment.hpp"
+#include "lockstep/core/scope_guard.hpp"
 #include "lockstep/torch/module.hpp"
-#include "lockstep/torch/norm_function.hpp"
+#include "lockstep/torch/norm_passes.hpp"
 #include "lockstep/torch/tensors.hpp"
 
 namespace lockstep {
 
 namespace detail {
 
-/// All marks of the process. Those of modules that are gone are dropped when more are made.
+/// The ranks with which the norms of a job share their statistics: what `step.norm_ranks()`
+/// returns, behind pointers to functions.
+class NormExchange {
+ public:
+  /// The ranks are the same throughout a job.
+  template <class Ranks>
+  explicit NormExchange(const Ranks& ranks)
+      : world_(ranks.world()), gather_(gather<Ranks>), reduce_(reduce<Ranks>) {
+    static_assert(std::is_trivially_copyable_v<Ranks> && sizeof(Ranks) <= sizeof(ranks_),
+                  "lockstep: the ranks of norms are a few pointers");
+    std::memcpy(ranks_, &ranks, sizeof(Ranks));
+  }
+  NormExchange(const NormExchange&) = delete;
+  NormExchange& operator=(const NormExchange&) = delete;
+
+  std::size_t world() const { return world_; }
+  /// Do the norms run in a step of the job?
+  bool& is_in_step() { return is_in_step_; }
+  /// The job has ended, and its communicator with it.
+  void end() { has_ended_ = true; }
+  bool has_ended() const { return has_ended_; }
+
+  /// all = every rank's own, by rank. **Ranks** all of these, in the order of their norms. **Host**
+  /// blocks, or on a GPU enqueues. **Stream** the step's.
+  void all_gather(std::span<const double> own, std::span<double> all) const {
+    gather_(*this, own.data(), all.data(), own.size(), true);
+  }
+  /// values = their sum over ranks. **Ranks**, **Host** and **Stream** as `all_gather`.
+  void all_reduce(std::span<double> values) const {
+    reduce_(*this, values.data(), values.size(), true);
+  }
+  /// The same of tensors, of doubles or floats without gaps.
+  void all_gather(const at::Tensor& own, const at::Tensor& all) const {
+    gather_(*this, own.const_data_ptr(), all.mutable_data_ptr(), count_of(own), is_double(own));
+  }
+  void all_reduce(const at::Tensor& values) const {
+    reduce_(*this, values.mutable_data_ptr(), count_of(values), is_double(values));
+  }
+
+ private:
+  static std::size_t count_of(const at::Tensor& tensor) {
+    return static_cast<std::size_t>(tensor.numel());
+  }
+  static bool is_double(const at::Tensor& tensor) { return tensor.scalar_type() == at::kDouble; }
+  template <class Ranks>
+  const Ranks& ranks_as() const {
+    return *std::launder(reinterpret_cast<const Ranks*>(ranks_));
+  }
+  template <class Ranks>
+  static void gather(const NormExchange& self, const void* own, void* all, std::size_t count,
+                     bool doubles) {
+    const auto run = [&]<class T>(T) {
+      self.ranks_as<Ranks>().all_gather(std::span(static_cast<const T*>(own), count),
+                                        std::span(static_cast<T*>(all), count * self.world_));
+    };
+    doubles ? run(double{}) : run(float{});
+  }
+  template <class Ranks>
+  static void reduce(const NormExchange& self, void* values, std::size_t count, bool doubles) {
+    const auto run = [&]<class T>(T) {
+      self.ranks_as<Ranks>().all_reduce(std::span(static_cast<T*>(values), count));
+    };
+    doubles ? run(double{}) : run(float{});
+  }
+
+  alignas(std::max_align_t) std::byte ranks_[32] = {};
+  std::size_t world_;
+  void (*gather_)(const NormExchange&, const void*, void*, std::size_t, bool);
+  void (*reduce_)(const NormExchange&, void*, std::size_t, bool);
+  bool is_in_step_ = false;
+  bool has_ended_ = false;
+};
+
+/// One norm that shares its statistics.
+struct NormMark {
+  /// The name in its module.
+  std::string name;
+  std::shared_ptr<NormExchange> exchange;
+  /// The tensor by which the norm is found. While the mark stands, its address is no other's.
+  c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
+  std::weak_ptr<const ::torch::nn::Module> module;
+  /// Is the tensor a weight of ones that only serves to find the norm?
+  bool is_tag = false;
+
+  /// A norm without running statistics normalises with the batch's in an evaluation too, and then
+  /// with its own rank's. A module that is no shared pointer's cannot be asked.
+  bool trains() const {
+    const auto norm = module.lock();
+    return norm == nullptr || is_in_training(*norm);
+  }
+};
+
+/// What a norm's forward pass leaves for its backward pass, which may run on another thread.
+struct NormPassing : ::torch::CustomClassHolder {
+  NormPassing(std::shared_ptr<const NormMark> mark_of, const NormNumbers& of_norm)
+      : mark(std::move(mark_of)), numbers(of_norm) {}
+
+  std::shared_ptr<const NormMark> mark;
+  NormNumbers numbers;
+  std::variant<HostTensorNorm, DeviceTensorNorm> work;
+};
+
+// What follows are templates, of which `Exchange` is `NormExchange`, so that LibTorch's machinery
+// for functions of autograd is compiled in programs that synchronise norms, and in no others.
+
+/// The sum of a tensor over a norm's ranks. A rank's value is part of every rank's sum, so that its
+/// gradient is the sum of all ranks' gradients: the same function.
+template <class Exchange>
+class SumOverRanks : public ::torch::autograd::Function<SumOverRanks<Exchange>> {
+ public:
+  using Capsule = c10::intrusive_ptr<::torch::CustomClassHolder>;  // a `NormPassing`
+
+  static at::Tensor forward(::torch::autograd::AutogradContext* context, const at::Tensor& own,
+                            const Capsule& passing) {
+    context->saved_data[name] = c10::IValue::make_capsule(passing);
+    at::Tensor sum = own.clone(at::MemoryFormat::Contiguous);
+    static_cast<const NormPassing&>(*passing).mark->exchange->all_reduce(sum);
+    return sum;
+  }
+  static ::torch::autograd::variable_list backward(
+      ::torch::autograd::AutogradContext* context,
+      const ::torch::autograd::variable_list& gradients) {
+    return {SumOverRanks::apply(gradients[0], context->saved_data[name].toCapsule()), at::Tensor()};
+  }
+
+ private:
+  static constexpr const char* name = "passing";
+};
+
+/// The gradients of a norm as a graph over x, weight and the gradient of y. Statistics are computed
+/// once more, from x. **Ranks** all, here and in the backward pass of the result. **Host** blocks,
+/// or on a GPU enqueues.
+template <class Exchange>
+NormGradients norm_gradient_graph(const NormTensors& norm, const at::Tensor& gradient,
+                                  const NormNeeds& needs, const at::Tensor& all_count,
+                                  const typename SumOverRanks<Exchange>::Capsule& passing) {
+  const double eps = static_cast<const NormPassing&>(*passing).numbers.eps;
+  const at::ScalarType type =
+      norm.x.is_cpu() || norm.x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  std::vector<std::int64_t> over;
+  std::vector<std::int64_t> channels(static_cast<std::size_t>(norm.x.dim()), 1);
+  channels[1] = norm.x.size(1);
+  for (std::int64_t axis = 0; axis != norm.x.dim(); ++axis) {
+    if (axis != 1) over.push_back(axis);
+  }
+  const auto sum = [&](const at::Tensor& values) { return values.sum(over); };
+  const auto mean_over_ranks = [&](const at::Tensor& own) {
+    return (SumOverRanks<Exchange>::apply(own, passing) / all_count).view(channels);
+  };
+  const at::Tensor x = norm.x.to(type);
+  const at::Tensor dy = gradient.to(type);
+  const at::Tensor deviation = x - mean_over_ranks(sum(x));
+  const at::Tensor inverse = at::rsqrt(mean_over_ranks(sum(deviation * deviation)) + eps);
+  const at::Tensor sum_dy = sum(dy);
+  const at::Tensor sum_product = sum(dy * deviation);
+  NormGradients gradients;
+  if (needs.x) {
+    const at::Tensor slope = mean_over_ranks(sum_product) * inverse * inverse;
+    at::Tensor dx = (dy - mean_over_ranks(sum_dy) - deviation * slope) * inverse;
+    if (norm.weight.defined()) dx = dx * norm.weight.to(type).view(channels);
+    gradients.x = dx.to(norm.x.scalar_type());
+  }
+  if (needs.weight)
+    gradients.weight = (sum_product * inverse.view(-1)).to(norm.weight.scalar_type());
+  if (needs.bias) gradients.bias = sum_dy.to(norm.bias.scalar_type());
+  return gradients;
+}
+
+/// Statistics are those of all ranks' samples: their means and squared deviations are merged by
+/// their counts, of which some may be zero. The backward pass sums over ranks what a sample's
+/// gradient takes from the others'. Running statistics move as for one batch of all samples.
+template <class Exchange>
+class SyncedNorm : public ::torch::autograd::Function<SyncedNorm<Exchange>> {
+ public:
+  using Passing = c10::intrusive_ptr<NormPassing>;
+
+  /// **Ranks** all of a step, in the order of their norms. **Host** blocks, or on a GPU enqueues.
+  static at::Tensor forward(::torch::autograd::AutogradContext* context, const at::Tensor& x,
+                            const std::optional<at::Tensor>& weight,
+                            const std::optional<at::Tensor>& bias, const Passing& passing,
+                            const NormTensors& norm) {
+    context->save_for_backward({x, weight.value_or(at::Tensor()), bias.value_or(at::Tensor())});
+    context->saved_data[name] = c10::IValue::make_capsule(passing);
+    const auto run = [&](auto& work) {
+      const at::Tensor dense = dense_tensor(x);
+      const NormExchange& exchange = *passing->mark->exchange;
+      work.measure(dense, passing->numbers.eps, exchange.world());
+      exchange.all_gather(work.own(), work.all());
+      work.settle(norm, passing->numbers, passing->mark->name);
+      return x.numel() == 0 ? at::empty_like(dense) : work.normalise(norm, dense);
+    };
+    return x.is_cpu() ? run(passing->work.emplace<HostTensorNorm>())
+                      : run(passing->work.emplace<DeviceTensorNorm>());
+  }
+
+  static ::torch::autograd::variable_list backward(
+      ::torch::autograd::AutogradContext* context,
+      const ::torch::autograd::variable_list& gradients) {
+    const auto saved = context->get_saved_variables();
+    const auto capsule = context->saved_data[name].toCapsule();
+    auto& passing = static_cast<NormPassing&>(*capsule);
+    const NormExchange& exchange = *passing.mark->exchange;
+    if (exchange.has_ended()) [[unlikely]]
+      fail("backward",
+           {"that of the synchronised batch norm \"", passing.mark->name,
+            "\" runs after its job has ended"},
+           "run backward while the job that ran forward is there");
+    const NormTensors norm{saved[0], saved[1], saved[2], {}, {}};
+    const NormNeeds needs = needed(*context, norm);
+    const NormGradients result = std::visit(
+        [&](auto& work) {
+          return at::GradMode::is_enabled()
+                     ? norm_gradient_graph<Exchange>(norm, gradients[0], needs, work.count(),
+                                                     capsule)
+                     : gradients_of(work, norm, gradients[0], needs, exchange);
+        },
+        passing.work);
+    return {result.x, result.weight, result.bias, at::Tensor(), at::Tensor()};
+  }
+
+ private:
+  static constexpr const char* name = "passing";
+
+  /// Autograd numbers only the inputs that are defined.
+  static NormNeeds needed(const ::torch::autograd::AutogradContext& context,
+                          const NormTensors& norm) {
+    NormNeeds needs;
+    std::size_t input = 0;
+    needs.x = context.needs_input_grad(input++);
+    if (norm.weight.defined()) needs.weight = context.needs_input_grad(input++);
+    if (norm.bias.defined()) needs.bias = context.needs_input_grad(input);
+    return needs;
+  }
+
+  /// Those of weight and bias are sums over this rank's samples alone, which the job averages.
+  template <class Work>
+  static NormGradients gradients_of(Work& work, const NormTensors& norm, const at::Tensor& gradient,
+                                    const NormNeeds& needs, const NormExchange& exchange) {
+    const at::Tensor x = dense_tensor(norm.x);
+    const at::Tensor dy = gradient.contiguous(format_of(x));
+    NormGradients gradients = work.reduce_backward(norm, x, dy, needs);
+    if (needs.x) {
+      exchange.all_reduce(work.sums());
+      gradients.x = x.numel() == 0 ? at::empty_like(x) : work.input_gradient(norm, x, dy);
+    }
+    return gradients;
+  }
+};
+
+/// The marks of all jobs of the process.
 class NormMarks {
  public:
   static NormMarks& all() {
@@ -40,26 +299,24 @@ class NormMarks {
     return marks;
   }
 
-  /// Marks a norm, unless it is already. It is found by its running mean, else by its weight; one
-  /// that has neither is given a weight of ones, which is none of its parameters.
+  /// Marks a norm of a job. It is found by its running mean, else by its weight; one that has
+  /// neither is given a weight of ones, which is none of its parameters.
   template <class Norm>
-  void add(Norm& norm, std::string name) {
-    const std::unique_lock lock(mutex_);
+  void add(Norm& norm, const std::string& name, const std::shared_ptr<NormExchange>& exchange) {
     const bool is_tag = !norm.running_mean.defined() && !norm.weight.defined();
     if (is_tag) norm.weight = at::ones({norm.options.num_features()});
     const at::Tensor& tensor = norm.running_mean.defined() ? norm.running_mean : norm.weight;
-    if (marks_.contains(tensor.unsafeGetTensorImpl())) return;
-    marks_.emplace(
-        tensor.unsafeGetTensorImpl(),
-        std::make_shared<const NormMark>(NormMark{
-            std::move(name), c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr()),
-            norm.weak_from_this(), is_tag}));
+    const std::unique_lock lock(mutex_);
+    marks_[tensor.unsafeGetTensorImpl()] = std::make_shared<const NormMark>(
+        NormMark{name, exchange, c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr()),
+                 norm.weak_from_this(), is_tag});
   }
 
-  /// Drops the marks of norms that are gone.
-  void forget_gone() {
+  /// The norms of a job that has ended are plain ones again.
+  void remove(const NormExchange* exchange) {
     const std::unique_lock lock(mutex_);
-    std::erase_if(marks_, [](const auto& item) { return item.second->tensor.expired(); });
+    std::erase_if(marks_,
+                  [&](const auto& item) { return item.second->exchange.get() == exchange; });
   }
 
   /// The mark of the norm that has these tensors, or null.
@@ -82,51 +339,13 @@ class NormMarks {
   std::unordered_map<const c10::TensorImpl*, std::shared_ptr<const NormMark>> marks_;
 };
 
-/// Calls `f(norm, name)` if the module is a batch norm.
-template <class F>
-void if_batch_norm(::torch::nn::Module& module, const std::string& name, const F& f) {
-  if (auto* const one = dynamic_cast<::torch::nn::BatchNorm1dImpl*>(&module)) f(*one, name);
-  if (auto* const two = dynamic_cast<::torch::nn::BatchNorm2dImpl*>(&module)) f(*two, name);
-  if (auto* const three = dynamic_cast<::torch::nn::BatchNorm3dImpl*>(&module)) f(*three, name);
-}
-
-/// Calls `f(norm, name)` for every batch norm in a module, which may be one itself and need not be
-/// a shared pointer's.
-template <class F>
-void for_each_batch_norm(::torch::nn::Module& module, const F& f) {
-  if_batch_norm(module, module.name(), f);
-  for (const auto& item : module.named_modules("", /*include_self=*/false))
-    if_batch_norm(*item.value(), item.key(), f);
-}
-
-/// As many ranks as the launcher has started; one where there was none.
-inline std::size_t launched_world() {
-  static const std::size_t world = [] {
-    const auto reader = environment();
-    const auto place = reader.placement();
-    return place ? place->world.value() : reader.threads().value_or(1);
-  }();
-  return world;
-}
-
-/// Does a marked norm share its statistics with other ranks? Where it should and cannot, this
-/// throws: ranks would train on statistics of their own, and nobody would see it.
-inline bool shares_statistics(const NormMark& mark, const NormExchange* exchange) {
-  if (exchange == nullptr) {
-    if (launched_world() == 1) return false;
-    fail("Norms<Synced>",
-         {"the synchronised batch norm \"", mark.name,
-          "\" trains outside of a step of lockstep, which knows no ranks"},
-         "run the module in a TorchModel or a DistributedDataParallel with Norms<Synced>, or in "
-         "evaluation: module->eval()");
-  }
-  if (exchange->world() == 1) return false;
-  if (exchange->communicates()) return true;
-  fail("convert_sync_batchnorm",
-       {"the batch norm \"", mark.name, "\" is marked, and the job does not share statistics"},
-       "add the policy Norms<Synced>, which converts all batch norms by itself, or do not convert "
-       "the module",
-       exchange->rank());
+/// Ranks that do not all run this norm would wait for each other.
+[[noreturn, gnu::cold, gnu::noinline]] inline void refuse_outside(const NormMark& mark) {
+  fail("Norms<Synced>",
+       {"the synchronised batch norm \"", mark.name,
+        "\" trains outside of a step of its job, which knows the ranks"},
+       "run the module in the job's steps, or through DistributedDataParallel, or in evaluation: "
+       "module->eval()");
 }
 
 /// `aten::batch_norm` for all tensors that autograd sees. A LibTorch module calls its norms' own
@@ -142,12 +361,12 @@ at::Tensor batch_norm(const at::Tensor& x, const std::optional<at::Tensor>& weig
     const at::Tensor mean = running_mean.value_or(at::Tensor());
     if (const auto mark = NormMarks::all().find(mean, scale.value_or(at::Tensor()))) {
       if (mark->is_tag) scale.reset();
-      const std::shared_ptr<NormExchange>& exchange = current_norm_exchange();
-      if (mark->trains() && shares_statistics(*mark, exchange.get())) {
+      if (mark->trains()) {
+        if (!mark->exchange->is_in_step()) [[unlikely]]
+          refuse_outside(*mark);
         const std::optional<at::Tensor> shift = bias && bias->defined() ? bias : std::nullopt;
         return SyncedNorm<Exchange>::apply(
-            x, scale, shift,
-            c10::make_intrusive<NormPassing>(exchange, mark, NormNumbers{eps, momentum}),
+            x, scale, shift, c10::make_intrusive<NormPassing>(mark, NormNumbers{eps, momentum}),
             NormTensors{x, scale.value_or(at::Tensor()), shift.value_or(at::Tensor()), mean,
                         running_var.value_or(at::Tensor())});
       }
@@ -171,69 +390,36 @@ void override_batch_norm() {
   static const Override cuda(c10::DispatchKey::AutogradCUDA);
 }
 
-/// Marks all batch norms of a module; those that are marked stay so.
+/// Marks all batch norms of a job's module, which may be one itself and need not be a shared
+/// pointer's.
 template <class Exchange = NormExchange>
-void convert_norms(::torch::nn::Module& module) {
+void convert_norms(::torch::nn::Module& module, const std::shared_ptr<NormExchange>& exchange) {
   override_batch_norm<Exchange>();
-  NormMarks::all().forget_gone();
-  const auto mark = [](auto& norm, const std::string& name) { NormMarks::all().add(norm, name); };
-  for_each_batch_norm(module, mark);
+  const auto visit = [&](::torch::nn::Module& inner, const std::string& name) {
+    const auto mark = [&](auto* norm) {
+      if (norm != nullptr) NormMarks::all().add(*norm, name, exchange);
+    };
+    mark(dynamic_cast<::torch::nn::BatchNorm1dImpl*>(&inner));
+    mark(dynamic_cast<::torch::nn::BatchNorm2dImpl*>(&inner));
+    mark(dynamic_cast<::torch::nn::BatchNorm3dImpl*>(&inner));
+  };
+  visit(module, module.name());
+  for (const auto& item : module.named_modules("", /*include_self=*/false))
+    visit(*item.value(), item.key());
 }
 
-/// A module, or what holds one.
-template <class M>
-::torch::nn::Module& base_module(M& module) {
-  if constexpr (std::is_base_of_v<::torch::nn::Module, M>) {
-    return module;
-  } else if constexpr (requires { module.ptr(); }) {
-    return *module.ptr();
-  } else {
-    return *module;
-  }
-}
-
-}  // namespace detail
-
-inline namespace torch_modules {
-
-/// Makes of all `torch::nn::BatchNorm1d`, `2d` and `3d` of a module norms that take their
-/// statistics over the samples of all ranks, which may have different numbers of them. In an
-/// evaluation, and with one rank, they are what they were. The module is the same one, with the
-/// same tensors: `net = convert_sync_batchnorm(net)` and `convert_sync_batchnorm(net)` do the same.
-/// A `clone()` is a plain module again. A job with the policy `Norms<Synced>` converts its module
-/// by itself; without the policy, a converted module's norms refuse to train on more than one rank.
+/// A model's member. In every pass of a training step the model says
+///
+///     const auto norms = norms_.open(module, step.norm_ranks());
+///
+/// and the batch norms of the module share their statistics with the step's ranks, which may have
+/// different numbers of samples, until the end of the scope, and in the backward pass of what ran.
+/// In an evaluation, and with one rank, they are what they were; the module is the same one, with
+/// the same tensors, and a `clone()` is a plain module.
 ///
 /// As in PyTorch, all ranks run the same norms in the same order, and gradients of weight and bias
 /// are those of a rank's own samples, which the job averages. LibTorch's norms refuse a rank that
 /// has one value per channel; PyTorch's `SyncBatchNorm` takes it.
-template <class M>
-M convert_sync_batchnorm(M&& module) {
-  detail::convert_norms(detail::base_module(module));
-  return std::forward<M>(module);
-}
-
-/// How many batch norms of a module take their statistics over ranks.
-template <class M>
-std::size_t count_sync_batchnorm(M&& module) {
-  std::size_t count = 0;
-  detail::for_each_batch_norm(detail::base_module(module), [&](auto& norm, const std::string&) {
-    if (detail::NormMarks::all().find(norm.running_mean, norm.weight)) ++count;
-  });
-  return count;
-}
-
-}  // namespace torch_modules
-
-}  // namespace lockstep
-
-namespace lockstep::detail {
-
-/// A model's member. In every pass of a training step the model says
-///
-///     const auto norms = norms_.open(module, step);
-///
-/// and norms that run until the end of the scope, or in the backward pass of what ran, know the
-/// step's ranks. With `Norms<Synced>` all batch norms of the module are converted.
 class SyncedNorms {
  public:
   SyncedNorms() = default;
@@ -243,23 +429,39 @@ class SyncedNorms {
   SyncedNorms& operator=(const SyncedNorms&) = delete;
   SyncedNorms& operator=(SyncedNorms&&) = delete;
   ~SyncedNorms() {
-    if (exchange_) exchange_->end();
+    if (!exchange_) return;
+    exchange_->end();
+    NormMarks::all().remove(exchange_.get());
   }
 
-  template <class Step>
-  NormScope open(::torch::nn::Module& module, const Step& step) {
-    const auto ranks = step.norm_ranks();
-    if (!exchange_) exchange_ = std::make_shared<NormExchange>();
-    if constexpr (decltype(ranks)::communicates) {
-      if (!std::exchange(is_converted_, true)) convert_norms(module);
+  template <class Ranks>
+  ValueWhile<bool> open(::torch::nn::Module& module, const Ranks& ranks) {
+    if constexpr (Ranks::communicates) {
+      if (!exchange_ && ranks.world() != 1) {
+        exchange_ = std::make_shared<NormExchange>(ranks);
+        convert_norms(module, exchange_);
+      }
     }
-    exchange_->use(ranks);
-    return NormScope(exchange_);
+    return {exchange_ ? exchange_->is_in_step() : nothing_, true};
   }
 
  private:
   std::shared_ptr<NormExchange> exchange_;
-  bool is_converted_ = false;
+  bool nothing_ = false;  // is set where norms share nothing
 };
 
-}  // namespace lockstep::detail
+}  // namespace detail
+
+inline namespace torch_modules {
+
+/// Removed: what it says, a job's policy says.
+template <class M>
+void convert_sync_batchnorm(M&&) {
+  static_assert(sizeof(M) == 0,
+                "lockstep: give the job the policy Norms<Synced>, which synchronises all batch "
+                "norms of its module; there is nothing to convert");
+}
+
+}  // namespace torch_modules
+
+}  // namespace lockstep

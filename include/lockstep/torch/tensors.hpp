@@ -54,56 +54,32 @@ using namespace ::lockstep::torch_modules;
 
 namespace lockstep::detail {
 
+/// The types of tensors whose elements are of each kind, in the order of `ElementKind`.
+inline constexpr at::ScalarType scalar_types[element_kinds] = {at::ScalarType::Undefined,
+                                                               at::kDouble,
+                                                               at::kFloat,
+                                                               at::kHalf,
+                                                               at::kBFloat16,
+                                                               at::kChar,
+                                                               at::kShort,
+                                                               at::kInt,
+                                                               at::kLong,
+                                                               at::kByte,
+                                                               at::kUInt16,
+                                                               at::kUInt32,
+                                                               at::kUInt64};
+
+constexpr at::ScalarType scalar_type_of(ElementKind kind) {
+  return scalar_types[static_cast<std::size_t>(kind)];
+}
+
 /// The kind of a tensor's elements; `unsupported` where lockstep has none. Booleans travel as the
 /// bytes that they are.
 constexpr ElementKind kind_of(at::ScalarType type) {
-  switch (type) {
-    case at::kDouble:
-      return ElementKind::f64;
-    case at::kFloat:
-      return ElementKind::f32;
-    case at::kHalf:
-      return ElementKind::f16;
-    case at::kBFloat16:
-      return ElementKind::bf16;
-    case at::kChar:
-      return ElementKind::i8;
-    case at::kShort:
-      return ElementKind::i16;
-    case at::kInt:
-      return ElementKind::i32;
-    case at::kLong:
-      return ElementKind::i64;
-    case at::kByte:
-    case at::kBool:
-      return ElementKind::u8;
-    case at::kUInt16:
-      return ElementKind::u16;
-    case at::kUInt32:
-      return ElementKind::u32;
-    case at::kUInt64:
-      return ElementKind::u64;
-    default:
-      return ElementKind::unsupported;
-  }
-}
-
-/// The type of tensors whose elements are of this kind.
-constexpr at::ScalarType scalar_type_of(ElementKind kind) {
-  constexpr at::ScalarType types[element_kinds] = {at::ScalarType::Undefined,
-                                                   at::kDouble,
-                                                   at::kFloat,
-                                                   at::kHalf,
-                                                   at::kBFloat16,
-                                                   at::kChar,
-                                                   at::kShort,
-                                                   at::kInt,
-                                                   at::kLong,
-                                                   at::kByte,
-                                                   at::kUInt16,
-                                                   at::kUInt32,
-                                                   at::kUInt64};
-  return types[static_cast<std::size_t>(kind)];
+  const auto* const found = std::ranges::find(scalar_types, type == at::kBool ? at::kByte : type);
+  return found == std::end(scalar_types)
+             ? ElementKind::unsupported
+             : static_cast<ElementKind>(found - std::begin(scalar_types));
 }
 
 /// The type of tensors with elements T.

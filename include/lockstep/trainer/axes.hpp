@@ -9,7 +9,7 @@
 #include "lockstep/data/feed.hpp"
 #include "lockstep/data/sampler.hpp"
 #include "lockstep/device/device.hpp"
-#include "lockstep/hook/hooks.hpp"
+#include "lockstep/hook/hook.hpp"
 #include "lockstep/optim/adam.hpp"
 #include "lockstep/optim/constants.hpp"
 #include "lockstep/optim/optimizer.hpp"
@@ -62,20 +62,12 @@ struct JobPolicies {
   using pack = detail::Canonical<typename detail::DefaultsFor<Chosen...>::type, Chosen...>;
 };
 
-namespace detail {
-
-template <class... Ps>
-struct JobPoliciesOf {
-  using type = ChosenFrom<JobPolicies, typename DefaultsFor<Ps...>::type,
-                          Canonical<typename DefaultsFor<Ps...>::type, Ps...>>;
-};
-
-}  // namespace detail
-
 /// The policies of a job, whatever the order of the given ones: any order of the same policies
 /// gives the same type, and so does a default that is spelled out.
 template <class... Ps>
-using CanonicalPolicies = typename detail::JobPoliciesOf<Ps...>::type;
+using CanonicalPolicies =
+    detail::ChosenFrom<JobPolicies, typename detail::DefaultsFor<Ps...>::type,
+                       detail::Canonical<typename detail::DefaultsFor<Ps...>::type, Ps...>>;
 
 namespace detail {
 template <class... Ps>

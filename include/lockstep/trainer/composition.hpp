@@ -104,22 +104,6 @@ consteval Finding find_model_fault() {
   }
 }
 
-/// Finds patterns that no declared parameter matches. Those of listed ones are checked when the
-/// model lists them.
-template <class Model, class Patterns>
-constexpr Finding find_pattern_fault() {
-  if constexpr (!TensorListing<Model>) {
-    constexpr const auto& table = parameter_table<Model>;
-    for (const std::string_view pattern : Patterns::patterns) {
-      bool found = false;
-      for (std::size_t i = 0; i != table.size() && !found; ++i)
-        found = matches(pattern, table.name(i));
-      if (!found) return {Fault::pattern_without_match, pattern};
-    }
-  }
-  return {};
-}
-
 /// The first of several findings that is one.
 consteval Finding first_of(std::initializer_list<Finding> findings) {
   for (const Finding& finding : findings) {
@@ -128,99 +112,96 @@ consteval Finding first_of(std::initializer_list<Finding> findings) {
   return {};
 }
 
-template <class Model, class Policies>
-consteval Finding find_frozen_fault() {
-  using Still = Pick<axes::Frozen, Policies>;
-  if constexpr (!Still::patterns.empty() && !TensorListing<Model>) {
-    constexpr Finding pattern = find_pattern_fault<Model, Still>();
-    if constexpr (pattern.fault != Fault::none) return pattern;
-    constexpr const auto& table = parameter_table<Model>;
-    std::size_t frozen = 0;
-    for (std::size_t i = 0; i != table.size(); ++i) frozen += Still::match(table.name(i)) ? 1 : 0;
-    if (frozen == table.size()) return {Fault::everything_frozen};
-  }
-  return {};
-}
-
-template <class Model, class Set>
-constexpr Finding find_set_fault() {
+/// Finds patterns of a set that match none of a model's parameters.
+template <class Set>
+consteval Finding find_pattern_fault(const auto& parameters) {
   if constexpr (requires { Set::patterns; }) {
-    return find_pattern_fault<Model, Set>();
-  } else {
-    return {};
-  }
-}
-
-/// The numbers of groups as text.
-inline constexpr std::string_view group_numbers = "123456789";
-
-template <class Model, class Policies, class... Sets>
-consteval Finding find_group_fault(ParameterGroups<Sets...>) {
-  using Groups = ParameterGroups<Sets...>;
-  using Still = Pick<axes::Frozen, Policies>;
-  if constexpr (Groups::count > 1 && !TensorListing<Model>) {
-    constexpr Finding set = first_of({Finding{}, find_set_fault<Model, Sets>()...});
-    if constexpr (set.fault != Fault::none) return set;
-    constexpr const auto& table = parameter_table<Model>;
-    bool has_one[Groups::count] = {};
-    for (std::size_t i = 0; i != table.size(); ++i) {
-      if (!Still::match(table.name(i)))
-        has_one[Groups::group_of(table.name(i), table.infos[i].rank)] = true;
-    }
-    for (std::size_t group = 1; group != Groups::count; ++group) {
-      if (!has_one[group])
-        return {Fault::group_without_parameters,
-                group_numbers.substr(std::min(group, group_numbers.size()) - 1, 1)};
+    for (const std::string_view pattern : Set::patterns) {
+      bool found = false;
+      for (std::size_t i = 0; i != parameters.size() && !found; ++i)
+        found = matches(pattern, parameters.name(i));
+      if (!found) return {Fault::pattern_without_match, pattern};
     }
   }
   return {};
 }
 
-/// A sub-graph that no parameter to train is in, among those of the model.
-template <class Model, class Still, class Set>
-consteval Finding find_subgraph_fault() {
-  if constexpr (TensorListing<Model>) {
-    return {};
-  } else {
-    constexpr Finding pattern = find_pattern_fault<Model, Set>();
-    if constexpr (pattern.fault != Fault::none) return pattern;
-    constexpr const auto& table = parameter_table<Model>;
-    for (std::size_t i = 0; i != table.size(); ++i) {
-      if (Set::match(table.name(i)) && !Still::match(table.name(i))) return {};
-    }
-    return {Fault::subgraph_without_parameters, Set::name};
+/// Finds what leaves no parameter to train: the frozen ones (`Still`), a group, or a sub-graph.
+template <class Still>
+consteval Finding find_frozen_fault(const auto& parameters) {
+  for (std::size_t i = 0; i != parameters.size(); ++i) {
+    if (!Still::match(parameters.name(i))) return find_pattern_fault<Still>(parameters);
   }
+  return {Fault::everything_frozen};
 }
 
-template <class Model, class Policies, bool Same, class... Sets>
-consteval Finding find_subgraphs_fault(SubgraphList<Same, Sets...>) {
+template <class Still, class... Sets>
+consteval Finding find_group_fault(ParameterGroups<Sets...>, const auto& parameters) {
+  using Groups = ParameterGroups<Sets...>;
+  const Finding pattern = first_of({Finding{}, find_pattern_fault<Sets>(parameters)...});
+  if (pattern.fault != Fault::none) return pattern;
+  bool has_one[Groups::count] = {};
+  for (std::size_t i = 0; i != parameters.size(); ++i) {
+    if (!Still::match(parameters.name(i)))
+      has_one[Groups::group_of(parameters.name(i), parameters.infos[i].rank)] = true;
+  }
+  for (std::size_t group = 1; group != Groups::count; ++group) {
+    constexpr std::string_view numbers = "123456789";
+    if (!has_one[group])
+      return {Fault::group_without_parameters,
+              numbers.substr(std::min(group, numbers.size()) - 1, 1)};
+  }
+  return {};
+}
+
+template <class Still, class Set>
+consteval Finding find_subgraph_fault(const auto& parameters) {
+  for (std::size_t i = 0; i != parameters.size(); ++i) {
+    if (Set::match(parameters.name(i)) && !Still::match(parameters.name(i)))
+      return find_pattern_fault<Set>(parameters);
+  }
+  return first_of({find_pattern_fault<Set>(parameters),
+                   Finding{Fault::subgraph_without_parameters, Set::name}});
+}
+template <class Still, bool Same, class... Sets>
+consteval Finding find_subgraph_fault_of(SubgraphList<Same, Sets...>, const auto& parameters) {
+  return first_of({Finding{}, find_subgraph_fault<Still, Sets>(parameters)...});
+}
+
+/// Finds faults of the declared sub-graphs, whatever the model.
+template <bool Same, class... Sets>
+consteval Finding find_list_fault(SubgraphList<Same, Sets...>) {
   using List = SubgraphList<Same, Sets...>;
+  if (List::count == 1) return {Fault::subgraphs_not_declared};
   if (sizeof...(Sets) > (Same ? most_compared_subgraphs : std::size_t{31}))
     return {Fault::too_many_subgraphs};
   for (std::size_t set = 1; set != List::count; ++set) {
     if (List::name_of(set).empty() || List::number_of(List::name_of(set)) != set)
       return {Fault::subgraph_declared_twice, List::name_of(set)};
   }
-  return first_of({Finding{}, find_subgraph_fault<Model, Pick<axes::Frozen, Policies>, Sets>()...});
+  return {};
 }
 
-template <class Model, class Policies>
-consteval Finding find_subgraphs_fault() {
-  using Meaning = typename Pick<axes::UnusedParameters, Policies>::choice;
-  if constexpr (requires { typename Meaning::list; }) {
-    if constexpr (Meaning::list::count == 1) return {Fault::subgraphs_not_declared};
-    return find_subgraphs_fault<Model, Policies>(typename Meaning::list{});
-  } else {
-    return {};
-  }
-}
-
-/// Finds faults of what policies select among the model's parameters.
+/// Finds faults of what policies select among the model's parameters. Listed ones are checked when
+/// the model lists them.
 template <class Model, class Policies>
 consteval Finding find_selection_fault() {
-  return first_of({find_frozen_fault<Model, Policies>(),
-                   find_group_fault<Model, Policies>(Pick<axes::ParameterGroups, Policies>{}),
-                   find_subgraphs_fault<Model, Policies>()});
+  using Still = Pick<axes::Frozen, Policies>;
+  using Meaning = typename Pick<axes::UnusedParameters, Policies>::choice;
+  constexpr bool has_list = requires { typename Meaning::list; };
+  Finding list;
+  if constexpr (has_list) list = find_list_fault(typename Meaning::list{});
+  if constexpr (TensorListing<Model>) {
+    return list;
+  } else {
+    constexpr const auto& parameters = parameter_table<Model>;
+    Finding sets;
+    if constexpr (has_list)
+      sets = find_subgraph_fault_of<Still>(typename Meaning::list{}, parameters);
+    return first_of({find_frozen_fault<Still>(parameters),
+                     find_group_fault<Still>(Pick<axes::ParameterGroups, Policies>{}, parameters),
+                     list, sets});
+  }
 }
 
 /// Finds faults of the policies, each alone and then together, before any is used.

@@ -30,8 +30,8 @@ struct NoBackend {};
 
 /// How ranks on a device meet through a backend: `communicator<Policies>`,
 /// `make<Policies>(session, name)`, where `name` tells several meetings apart, and whether ranks
-/// are threads of one process. Specialised for the CPU here and in trainer/gloo.hpp, for GPUs in
-/// trainer/cuda.cuh, trainer/nccl.cuh and trainer/gloo.cuh.
+/// are threads of one process. Specialised for the CPU here and in gloo.hpp, for GPUs in
+/// trainer/cuda.cuh, nccl.cuh and gloo.cuh.
 template <class Device, class Backend>
 struct Connection;
 

@@ -186,33 +186,26 @@ class RunLog {
 [[noreturn]] void refuse_inside_rank0(const char* operation, Rank rank);
 [[noreturn]] void refuse_short_epoch(std::size_t batches, std::size_t micro_batches, Rank rank);
 
-/// What all ranks must have alike, in words that an error can show.
-struct AgreedText {
-  std::string text;
+// What all ranks must have alike, in words that an error can show.
 
-  /// Adds the options of an optimizer or schedule; `for_each` of options calls it.
-  struct Options {
-    std::string& text;
-    std::string whose;
-    void operator()(std::string_view name, double value) const;
-  };
-  void add_options(std::string whose, const auto& options) {
-    options.for_each(Options{text, std::move(whose)});
-  }
-  static std::string group_title(std::size_t group);
-  /// Data of which other sizes or seeds on a rank would leave samples out or take them twice. Ranks
-  /// that are fed must also be fed as far ahead.
-  static AgreedText of_data(std::size_t samples, const LoaderOptions& options, Seed seed,
-                            bool is_fed);
-  static AgreedText of_sampler(Seed seed);
-
-  std::string operator()() const { return text; }
-  /// **Ranks** all. **Host** blocks.
-  template <class Comm>
-  void require_same(Comm& comm) const {
-    require_agreement(comm, hash_of(text), *this);
-  }
+/// Adds the options of an optimizer or schedule to a text; `for_each` of options calls it.
+struct OptionWriter {
+  std::string& text;
+  std::string whose;
+  void operator()(std::string_view name, double value) const;
 };
+std::string title_of_group(std::size_t group);
+/// Data of which other sizes or seeds on a rank would leave samples out or take them twice. Ranks
+/// that are fed must also be fed as far ahead.
+std::string describe_data(std::size_t samples, const LoaderOptions& options, Seed seed,
+                          bool is_fed);
+std::string describe_sampler(Seed seed);
+
+/// **Ranks** all. **Host** blocks.
+template <class Comm>
+void require_same(Comm& comm, const std::string& text) {
+  require_agreement(comm, hash_of(text), [&text] { return text; });
+}
 
 /// This rank's batches of one epoch. The sampler knows the epoch, so it cannot be forgotten.
 template <class Trainer, Dataset Source>

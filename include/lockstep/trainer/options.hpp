@@ -3,18 +3,54 @@
 /// @file The options of the command line that are the trainer's.
 
 #include <cstddef>
-#include <iterator>
+#include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "lockstep/checkpoint/options.hpp"
 #include "lockstep/core/macros.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/terminal.hpp"
 #include "lockstep/launch/program_options.hpp"
 
 namespace lockstep {
+
+namespace detail {
+
+/// What the command line says about checkpoints, which takes precedence over the program.
+struct CheckpointFlags {
+  /// `--checkpoint-every`: one of the two.
+  struct Every {
+    std::uint64_t steps = 0;
+    std::chrono::milliseconds time{0};
+    bool operator==(const Every&) const = default;
+  };
+
+  std::optional<std::string> folder{};
+  std::optional<Every> every{};
+  std::optional<std::size_t> keep{};
+  std::optional<std::string> best_by{};
+  std::optional<bool> higher_is_better{};
+  bool resume = false;
+
+  /// Is any of them given?
+  bool any() const;
+
+  /// The program's options with these in their place. Throws where there is no folder for them.
+  CheckpointOptions over(CheckpointOptions options) const;
+};
+
+/// Takes the options about checkpoints out of those that are given. Other names are not looked at.
+CheckpointFlags parse_checkpoint_flags(std::span<const CutArguments::Given> given);
+
+/// `5m`, `300s`, `1.5h`, `2d`, or `100` for updates.
+CheckpointFlags::Every parse_checkpoint_interval(std::string_view name, std::string_view text);
+
+}  // namespace detail
 
 /// The options of a trainer's command line.
 struct TrainerOptions {
@@ -37,13 +73,12 @@ inline constexpr Flag trainer_flags[] = {
     {"--record", "FILE", "the same as --log, which torchrun takes for its own"},
     {"--replicas", "N", "with ParallelStrategy<DP>, replicas in this process"},
     {"--data", "FOLDER", "where data sets are; generated makes them up"},
-    checkpoint_flags[0],
-    checkpoint_flags[1],
-    checkpoint_flags[2],
-    checkpoint_flags[3],
-    checkpoint_flags[4],
+    {"--checkpoint", "DIR", "save the job's state in this folder"},
+    {"--checkpoint-every", "5m", "how often: 30s, 5m, 1h, or a number of updates (every epoch)"},
+    {"--resume", "", "go on from the newest valid checkpoint in the folder, if there is one"},
+    {"--keep", "N", "how many of the newest checkpoints stay, or all (3)"},
+    {"--best", "SCORE", "keep a copy of the best by this score; wer:lower says which is better"},
 };
-static_assert(std::size(trainer_flags) == 5 + std::size(checkpoint_flags));
 
 }  // namespace detail
 

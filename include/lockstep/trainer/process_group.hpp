@@ -58,25 +58,17 @@ consteval auto group_policies() {
 template <class... Ps>
 using GroupPolicies = decltype(group_policies<Ps...>());
 
-/// Counts the process groups of this process while each lives. A group that was moved from does not
-/// count.
-class GroupCount {
- public:
-  GroupCount() { ++living(); }
-  GroupCount(GroupCount&& other) noexcept : counts_(std::exchange(other.counts_, false)) {}
-  GroupCount& operator=(GroupCount&&) = delete;
-  ~GroupCount() {
-    if (counts_) --living();
-  }
-
-  static std::atomic<std::size_t>& living() {
-    static std::atomic<std::size_t> count = 0;
-    return count;
-  }
-
- private:
-  bool counts_ = true;
-};
+/// How many process groups this process has.
+inline std::atomic<std::size_t>& living_groups() {
+  static std::atomic<std::size_t> count = 0;
+  return count;
+}
+/// Counts a process group while it lives. A group that was moved from does not count.
+using GroupCount = std::unique_ptr<std::atomic<std::size_t>, void (*)(std::atomic<std::size_t>*)>;
+inline GroupCount count_group() {
+  ++living_groups();
+  return {&living_groups(), [](std::atomic<std::size_t>* count) { --*count; }};
+}
 
 }  // namespace detail
 
@@ -117,7 +109,7 @@ class ProcessGroup {
   std::unique_ptr<Session> own_;  // outlives the communicator: the store tells who is there
   Session* session_;
   communicator_type comm_;
-  detail::GroupCount count_;
+  detail::GroupCount count_ = detail::count_group();
 };
 
 /// Joins as the rank that the environment says: started by torchrun, mpirun or srun, or alone.
@@ -146,7 +138,7 @@ ProcessGroup<Policies...> init_process_group(std::string_view init_method, Rank 
 }
 
 /// Does this process have a process group?
-inline bool is_initialized() { return detail::GroupCount::living() != 0; }
+inline bool is_initialized() { return detail::living_groups() != 0; }
 
 /// Ends a process group before the end of its scope: `destroy_process_group(std::move(group))`.
 /// **Ranks** all. **Host** blocks as the end of a group does.

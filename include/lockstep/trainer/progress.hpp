@@ -11,7 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/checkpoint/values.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/data/sampler.hpp"
 #include "lockstep/observe/scores.hpp"
@@ -53,9 +52,6 @@ struct CourseState {
   /// The totals of the losses that rank `rank` of `world` goes on with: the same ones in a world of
   /// the same size; otherwise all are somewhere.
   std::vector<double> losses_of(std::size_t rank, std::size_t world) const;
-
-  /// References to all of it, by the names that a checkpoint has.
-  KeptValues values();
 };
 
 /// Calls of `epochs` and loops over data that were over are passed over; the one that was under way

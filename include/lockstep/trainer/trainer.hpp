@@ -399,7 +399,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   void on_rank0(F&& f) {
     end_asking();
     if (rank() != Rank{0}) return;
-    const FlagWhile only(is_held_up_, true);
+    const ValueWhile only(is_held_up_, true);
     std::forward<F>(f)(RunLog(progress_));
   }
 
@@ -493,6 +493,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
 
  private:
   friend Checkpointing;
+  friend struct JobSaving<BasicTrainer>;
   friend Members;
   template <class, Dataset>
   friend class EpochBatches;
@@ -680,15 +681,15 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
 
   /// A different learning rate on one rank would be a silent error.
   void require_same_options() {
-    AgreedText options;
+    std::string text;
     for (std::size_t group = 0; group != traits::groups::count; ++group)
-      options.add_options(AgreedText::group_title(group), wrapped_.group_options().of(group));
-    options.add_options("schedule ", wrapped_.schedule());
-    options.require_same(comm_);
+      wrapped_.group_options().of(group).for_each(OptionWriter{text, title_of_group(group)});
+    wrapped_.schedule().for_each(OptionWriter{text, "schedule "});
+    require_same(comm_, text);
   }
   void require_same_data(std::size_t samples, const LoaderOptions& options, bool is_fed) {
     if (world_size() == WorldSize{1}) return;
-    AgreedText::of_data(samples, options, sampler_options_.seed, is_fed).require_same(comm_);
+    require_same(comm_, describe_data(samples, options, sampler_options_.seed, is_fed));
   }
   void require_same_batches(std::size_t samples, std::size_t batch_size) {
     LoaderOptions options;
@@ -697,7 +698,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   }
   /// The most batches of any rank, where ranks have data of their own.
   std::size_t most_batches(std::size_t batches) {
-    AgreedText::of_sampler(sampler_options_.seed).require_same(comm_);
+    require_same(comm_, describe_sampler(sampler_options_.seed));
     std::uint64_t most[] = {batches};
     comm_.all_reduce(most, Max{});
     return most[0];
@@ -865,7 +866,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   // Because the program asks for its options, by a failure, or because rank 0 alone is in
   // `on_rank0`.
   bool is_held_up_ = true;
-  JobSavesPointer saves_{nullptr, nullptr};
+  std::shared_ptr<SaveDue> saves_;  // ends before the model does: threads may still be writing
 };
 
 }  // namespace detail

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <ctime>
@@ -15,7 +16,6 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/checkpoint/options.hpp"
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/macros.hpp"
@@ -29,8 +29,6 @@
 #include "lockstep/trainer/options.hpp"
 #include "lockstep/trainer/progress.hpp"
 #include "lockstep/version.hpp"
-
-LOCKSTEP_COLD_BEGIN
 
 namespace lockstep::detail {
 
@@ -83,27 +81,6 @@ LOCKSTEP_INLINE std::vector<double> CourseState::losses_of(std::size_t rank,
   return own;
 }
 
-LOCKSTEP_INLINE KeptValues CourseState::values() {
-  return {{"lockstep/run", run},
-          {"lockstep/epoch", epoch},
-          {"lockstep/loop", loop},
-          {"lockstep/loop_is_over", loop_is_over},
-          {"lockstep/is_closed", is_closed},
-          {"lockstep/shown_epoch", shown_epoch},
-          {"lockstep/shown_epochs", shown_epochs},
-          {"lockstep/steps", steps},
-          {"lockstep/samples", samples},
-          {"lockstep/seconds", seconds},
-          {"lockstep/loss", loss},
-          {"lockstep/losses", losses},
-          {"lockstep/score_names", score_names},
-          {"lockstep/score_means", score_means},
-          {"lockstep/score_counts", score_counts},
-          {"lockstep/skipped", skipped},
-          {"lockstep/run_steps", run_steps},
-          {"lockstep/epoch_updates", epoch_updates}};
-}
-
 LOCKSTEP_INLINE GoingOn GoingOn::at(const SamplerState& position) {
   GoingOn there;
   there.course.run = 1;
@@ -120,6 +97,111 @@ LOCKSTEP_INLINE std::uint64_t GoingOn::updates_before(std::uint64_t updates) con
       static_cast<double>(position->first + position->position * position->world.value());
   const double fraction = std::fmin(over / static_cast<double>(position->samples), 1);
   return static_cast<std::uint64_t>(std::lround(fraction * static_cast<double>(updates)));
+}
+
+[[noreturn]] LOCKSTEP_INLINE void fail_checkpoint_flag(std::string_view name,
+                                                       std::string_view value,
+                                                       std::string_view advice) {
+  fail("launch", {name, " is '", value, "'"}, advice);
+}
+
+/// The value of an option, `text`, is a number above 0 and the letter `unit`, if that is one.
+template <class Number>
+Number parse_positive(std::string_view name, std::string_view text, std::string_view advice,
+                      char unit = '\0') {
+  Number number = 0;
+  const std::string_view digits = text.substr(0, text.size() - (unit == '\0' ? 0 : 1));
+  const char* const last = digits.data() + digits.size();
+  // NOLINTNEXTLINE(bugprone-suspicious-stringview-data-usage): `last` is where it ends
+  const auto [end, error] = std::from_chars(digits.data(), last, number);
+  if (error == std::errc::result_out_of_range) {
+    fail_checkpoint_flag(name, text, "this is more than can be counted; give a smaller number");
+  }
+  if (error != std::errc{} || end != last || !(number > 0)) {
+    fail_checkpoint_flag(name, text, advice);
+  }
+  return number;
+}
+
+LOCKSTEP_INLINE CheckpointFlags::Every parse_checkpoint_interval(std::string_view name,
+                                                                 std::string_view text) {
+  constexpr std::string_view advice =
+      "give it a time above 0, such as 30s, 5m or 1h, or a number of updates from 1, such as 100";
+  if (text.empty()) fail_checkpoint_flag(name, text, advice);
+  constexpr std::pair<char, double> units[] = {{'s', 1}, {'m', 60}, {'h', 3600}, {'d', 86400}};
+  for (const auto& [letter, seconds] : units) {
+    if (text.back() != letter) continue;
+    const double count = parse_positive<double>(name, text, advice, letter);
+    // Beyond a thousand years the clock's arithmetic would overflow, and `inf` is a number too.
+    if (!(count * seconds < 3.2e10)) {
+      fail_checkpoint_flag(name, text, "no run is as long as that; give a shorter time");
+    }
+    const double milliseconds = std::ceil(count * seconds * 1000);
+    return {0, std::chrono::milliseconds(static_cast<std::int64_t>(milliseconds))};
+  }
+  return {parse_positive<std::uint64_t>(name, text, advice), {}};
+}
+
+LOCKSTEP_INLINE bool CheckpointFlags::any() const {
+  return folder || every || keep || best_by || resume;
+}
+
+LOCKSTEP_INLINE CheckpointFlags parse_checkpoint_flags(std::span<const CutArguments::Given> given) {
+  CheckpointFlags flags;
+  for (const auto& [name, value] : given) {
+    if (name == "--resume") flags.resume = true;
+    if (name == "--checkpoint-every") flags.every = parse_checkpoint_interval(name, value);
+    if (name == "--checkpoint") {
+      if (value.empty()) fail_checkpoint_flag(name, value, "name a folder");
+      if (value.starts_with("--")) {
+        fail_checkpoint_flag(name, value, "name a folder; one of that name is ./--...");
+      }
+      flags.folder = value;
+    }
+    if (name == "--keep") {
+      flags.keep = value == "all" ? keep_all
+                                  : parse_positive<std::size_t>(
+                                        name, value,
+                                        "give the number of checkpoints that stay, from 1, or all");
+    }
+    if (name == "--best") {
+      const std::size_t colon = value.rfind(':');
+      const std::string_view side =
+          colon == std::string_view::npos ? std::string_view() : value.substr(colon + 1);
+      const std::string_view score = value.substr(0, colon);
+      if (side == "lower" || side == "higher") flags.higher_is_better = side == "higher";
+      if (score.empty() || (!flags.higher_is_better && colon != std::string_view::npos)) {
+        fail_checkpoint_flag(name, value,
+                             "name a score, such as test_accuracy, or wer:lower or f1:higher");
+      }
+      flags.best_by = score;
+    }
+  }
+  return flags;
+}
+
+LOCKSTEP_INLINE CheckpointOptions CheckpointFlags::over(CheckpointOptions options) const {
+  if (folder) options.folder = *folder;
+  if (options.folder.empty() && any()) {
+    fail("launch",
+         {resume    ? "--resume"
+          : every   ? "--checkpoint-every"
+          : best_by ? "--best"
+                    : "--keep",
+          " is given without --checkpoint"},
+         "add --checkpoint DIR, the folder of the checkpoints");
+  }
+  if (every) {
+    options.every_steps = every->steps;
+    options.every_time = every->time;
+  }
+  if (keep) options.keep = *keep;
+  if (best_by) {
+    options.best_by = *best_by;
+    options.higher_is_better = higher_is_better;
+  }
+  options.resume = options.resume || resume;
+  return options;
 }
 
 }  // namespace lockstep::detail
@@ -396,27 +478,27 @@ LOCKSTEP_INLINE void refuse_empty_epoch(std::size_t samples, std::size_t batch_s
        "make batches smaller, or leave drop_last and DropLast out", rank);
 }
 
-LOCKSTEP_INLINE void AgreedText::Options::operator()(std::string_view name, double value) const {
+LOCKSTEP_INLINE void OptionWriter::operator()(std::string_view name, double value) const {
   char digits[32];
   std::snprintf(digits, sizeof digits, " %.17g\n", value);
   text.append(whose).append(name).append(digits);
 }
 
-LOCKSTEP_INLINE std::string AgreedText::group_title(std::size_t group) {
-  return group == 0 ? "optimizer " : detail::text({"optimizer of group ", group, ": "});
+LOCKSTEP_INLINE std::string title_of_group(std::size_t group) {
+  return group == 0 ? "optimizer " : text({"optimizer of group ", group, ": "});
 }
 
-LOCKSTEP_INLINE AgreedText AgreedText::of_data(std::size_t samples, const LoaderOptions& options,
-                                               Seed seed, bool is_fed) {
-  AgreedText data{detail::text({"data of ", samples, " samples\nbatches of ", options.batch_size,
-                                " samples", options.drop_last ? ", full ones only" : "",
-                                "\na sampler with seed ", seed.value(), "\n"})};
-  if (is_fed) data.text += detail::text({"batches sent ", options.prefetch, " ahead\n"});
+LOCKSTEP_INLINE std::string describe_data(std::size_t samples, const LoaderOptions& options,
+                                          Seed seed, bool is_fed) {
+  std::string data = text({"data of ", samples, " samples\nbatches of ", options.batch_size,
+                           " samples", options.drop_last ? ", full ones only\n" : "\n"});
+  data += describe_sampler(seed);
+  if (is_fed) data += text({"batches sent ", options.prefetch, " ahead\n"});
   return data;
 }
 
-LOCKSTEP_INLINE AgreedText AgreedText::of_sampler(Seed seed) {
-  return {detail::text({"a sampler with seed ", seed.value(), "\n"})};
+LOCKSTEP_INLINE std::string describe_sampler(Seed seed) {
+  return text({"a sampler with seed ", seed.value(), "\n"});
 }
 
 LOCKSTEP_INLINE DpOptions dp_options(const TrainerOptions& options, const Membership& membership) {
@@ -464,92 +546,3 @@ LOCKSTEP_INLINE void refuse_checkpoint_flags(Rank rank) {
 }  // namespace detail
 
 }  // namespace lockstep
-
-namespace lockstep::detail {
-
-// Options about checkpoints, which programs that save nothing refuse.
-
-[[noreturn]] LOCKSTEP_INLINE void fail_checkpoint_flag(std::string_view name,
-                                                       std::string_view value,
-                                                       std::string_view advice) {
-  fail("launch", {name, " is '", value, "'"}, advice);
-}
-
-/// The value of an option, `text`, is a number above 0 and the letter `unit`, if that is one.
-template <class Number>
-Number parse_positive(std::string_view name, std::string_view text, std::string_view advice,
-                      char unit = '\0') {
-  Number number = 0;
-  const std::string_view digits = text.substr(0, text.size() - (unit == '\0' ? 0 : 1));
-  const char* const last = digits.data() + digits.size();
-  // NOLINTNEXTLINE(bugprone-suspicious-stringview-data-usage): `last` is where it ends
-  const auto [end, error] = std::from_chars(digits.data(), last, number);
-  if (error == std::errc::result_out_of_range) {
-    fail_checkpoint_flag(name, text, "this is more than can be counted; give a smaller number");
-  }
-  if (error != std::errc{} || end != last || !(number > 0)) {
-    fail_checkpoint_flag(name, text, advice);
-  }
-  return number;
-}
-
-LOCKSTEP_INLINE CheckpointFlags::Every parse_checkpoint_interval(std::string_view name,
-                                                                 std::string_view text) {
-  constexpr std::string_view advice =
-      "give it a time above 0, such as 30s, 5m or 1h, or a number of updates from 1, such as 100";
-  if (text.empty()) fail_checkpoint_flag(name, text, advice);
-  constexpr std::pair<char, double> units[] = {{'s', 1}, {'m', 60}, {'h', 3600}, {'d', 86400}};
-  for (const auto& [letter, seconds] : units) {
-    if (text.back() != letter) continue;
-    const double count = parse_positive<double>(name, text, advice, letter);
-    // Beyond a thousand years the clock's arithmetic would overflow, and `inf` is a number too.
-    if (!(count * seconds < 3.2e10)) {
-      fail_checkpoint_flag(name, text, "no run is as long as that; give a shorter time");
-    }
-    const double milliseconds = std::ceil(count * seconds * 1000);
-    return {0, std::chrono::milliseconds(static_cast<std::int64_t>(milliseconds))};
-  }
-  return {parse_positive<std::uint64_t>(name, text, advice), {}};
-}
-
-LOCKSTEP_INLINE bool CheckpointFlags::any() const {
-  return folder || every || keep || best_by || resume;
-}
-
-LOCKSTEP_INLINE CheckpointFlags parse_checkpoint_flags(std::span<const CutArguments::Given> given) {
-  CheckpointFlags flags;
-  for (const auto& [name, value] : given) {
-    if (name == "--resume") flags.resume = true;
-    if (name == "--checkpoint-every") flags.every = parse_checkpoint_interval(name, value);
-    if (name == "--checkpoint") {
-      if (value.empty()) fail_checkpoint_flag(name, value, "name a folder");
-      if (value.starts_with("--")) {
-        fail_checkpoint_flag(name, value, "name a folder; one of that name is ./--...");
-      }
-      flags.folder = value;
-    }
-    if (name == "--keep") {
-      flags.keep = value == "all" ? keep_all
-                                  : parse_positive<std::size_t>(
-                                        name, value,
-                                        "give the number of checkpoints that stay, from 1, or all");
-    }
-    if (name == "--best") {
-      const std::size_t colon = value.rfind(':');
-      const std::string_view side =
-          colon == std::string_view::npos ? std::string_view() : value.substr(colon + 1);
-      const std::string_view score = value.substr(0, colon);
-      if (side == "lower" || side == "higher") flags.higher_is_better = side == "higher";
-      if (score.empty() || (!flags.higher_is_better && colon != std::string_view::npos)) {
-        fail_checkpoint_flag(name, value,
-                             "name a score, such as test_accuracy, or wer:lower or f1:higher");
-      }
-      flags.best_by = score;
-    }
-  }
-  return flags;
-}
-
-}  // namespace lockstep::detail
-
-LOCKSTEP_COLD_END

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: lockstep: Anomaly<Skip> and SkipZeroGradients leave updates out
+// expect: lockstep: Anomaly acts where lockstep updates
 #include "lockstep/torch/distributed_data_parallel.hpp"
 
 using namespace lockstep;

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <lockstep/gloo.hpp>
 #include <lockstep/torch.hpp>
+#include <lockstep/trainer.hpp>
 
 using namespace lockstep;
 

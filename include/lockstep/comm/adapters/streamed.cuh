@@ -5,7 +5,6 @@
 
 #include <cuda_runtime.h>
 
-#include <array>
 #include <chrono>
 #include <cstddef>
 #include <memory>
@@ -13,13 +12,13 @@
 #include <span>
 #include <string_view>
 #include <utility>
+#include <vector>
 
-#include "lockstep/comm/call/counter.hpp"
+#include "lockstep/comm/call/peers.hpp"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/collectives.hpp"
 #include "lockstep/comm/communicator.hpp"
-#include "lockstep/comm/device_memory.cuh"
-#include "lockstep/comm/variable_gather.hpp"
+#include "lockstep/comm/rank_gpu.cuh"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/device/cuda/check.cuh"
@@ -44,7 +43,10 @@ class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
   static constexpr std::size_t most_under_way = 256;
 
   StreamedCommunicator(Inner inner, std::shared_ptr<Gpu> gpu, std::shared_ptr<Gpu> lane)
-      : gpu_(std::move(gpu)), lane_(std::move(lane)), events_(*gpu_), inner_(std::move(inner)) {}
+      : gpu_(std::move(gpu)),
+        lane_(std::move(lane)),
+        events_(gpu_->events(1 + most_under_way)),
+        inner_(std::move(inner)) {}
 
   StreamedCommunicator(StreamedCommunicator&&) noexcept = default;
   StreamedCommunicator& operator=(StreamedCommunicator&&) = delete;
@@ -81,26 +83,16 @@ class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
   /// **Ranks** this one. **Host** blocks until the compute stream is empty, and throws what went
   /// wrong.
   void synchronize() {
-    const detail::Backoff backoff;
-    while (true) {
-      const cudaError_t state = cudaStreamQuery(gpu_->stream());
-      inner_.raise_fault();
-      if (state == cudaSuccess) return;
-      if (state != cudaErrorNotReady) check_cuda(state, "the compute stream");
-      backoff.pause();
-    }
+    detail::await_stream(gpu_->stream(), [&] { inner_.raise_fault(); });
   }
 
   // For the front and for adapters.
 
   template <class C>
   void perform(const C& call) {
-    const detail::OnGpu current(gpu_->index());
     if constexpr (C::kind == detail::CollectiveKind::barrier) synchronize();
-    follow();
-    inner_.perform(call);
-    events_.handed_over->record(lane_->stream());
-    events_.handed_over->block(gpu_->stream());
+    on_lane([&] { inner_.perform(call); });
+    let_wait(lane_->stream(), gpu_->stream());
   }
 
   void agree(const detail::Call& call) { inner_.agree(call); }
@@ -108,11 +100,8 @@ class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
   template <class T>
   void gather_pieces(std::span<const T> in, std::span<T> out, const GatheredPieces& pieces,
                      Rank root, bool on_device) {
-    const detail::OnGpu current(gpu_->index());
-    follow();
-    inner_.gather_pieces(in, out, pieces, root, on_device);
-    events_.handed_over->record(lane_->stream());
-    events_.handed_over->block(gpu_->stream());
+    on_lane([&] { inner_.gather_pieces(in, out, pieces, root, on_device); });
+    let_wait(lane_->stream(), gpu_->stream());
   }
 
   /// The communicator of this rank's group, if it is in one, on the same streams.
@@ -128,10 +117,8 @@ class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
 
   template <class C>
   auto start(const C& call) {
-    const detail::OnGpu current(gpu_->index());
-    follow();
-    inner_.perform(call);
-    const CudaEvent& done = (*events_.ends)[next_++ % most_under_way];
+    on_lane([&] { inner_.perform(call); });
+    const CudaEvent& done = events_[1 + next_++ % most_under_way];
     done.record(lane_->stream());
     return Work<Pending>(std::in_place, gpu_->stream(), done);
   }
@@ -148,28 +135,25 @@ class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
     const CudaEvent& done;
   };
 
-  /// Events of the GPU, whichever is the current one. An end that was recorded again, for a much
-  /// later call, is waited for all the longer.
-  struct Events {
-    explicit Events(const Gpu& gpu) {
-      const detail::OnGpu current(gpu.index());
-      handed_over = std::make_unique<CudaEvent>();
-      ends = std::make_unique<std::array<CudaEvent, most_under_way>>();
-    }
+  /// Makes a stream wait for the work that another holds now.
+  void let_wait(cudaStream_t earlier, cudaStream_t later) const {
+    events_[0].record(earlier);
+    events_[0].block(later);
+  }
 
-    std::unique_ptr<CudaEvent> handed_over;  // where one stream waits for the other
-    std::unique_ptr<std::array<CudaEvent, most_under_way>> ends;
-  };
-
-  /// Makes the lane wait for the work that the compute stream holds now.
-  void follow() const {
-    events_.handed_over->record(gpu_->stream());
-    events_.handed_over->block(lane_->stream());
+  /// Calls `f()`, which puts work on the lane, after the work that the compute stream holds now.
+  template <class F>
+  void on_lane(const F& f) const {
+    const detail::OnGpu current(gpu_->index());
+    let_wait(gpu_->stream(), lane_->stream());
+    f();
   }
 
   std::shared_ptr<Gpu> gpu_;
   std::shared_ptr<Gpu> lane_;
-  Events events_;
+  /// The first is for one stream that waits for the other, the rest for the ends of calls. An end
+  /// that was recorded again, for a much later call, is waited for all the longer.
+  std::vector<CudaEvent> events_;
   std::size_t next_ = 0;  // the end that is recorded next
   Inner inner_;
 };

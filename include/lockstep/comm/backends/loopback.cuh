@@ -100,7 +100,4 @@ class CudaLoopbackCommunicator : public Collectives<CudaLoopbackCommunicator>,
   Milliseconds timeout_{default_timeout};
 };
 
-static_assert(ArenaAllocating<CudaLoopbackCommunicator> &&
-              AsyncReducing<CudaLoopbackCommunicator> && Splitting<CudaLoopbackCommunicator>);
-
 }  // namespace lockstep

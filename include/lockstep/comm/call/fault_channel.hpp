@@ -10,8 +10,6 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <exception>
-#include <future>
 #include <iterator>
 #include <memory>
 #include <optional>
@@ -26,7 +24,6 @@
 #include "lockstep/core/hash.hpp"
 #include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
-#include "lockstep/core/thread.hpp"
 #include "lockstep/launch/store.hpp"
 #include "lockstep/launch/store_protocol.hpp"
 
@@ -218,11 +215,8 @@ class NoticeBoard {
   void give_reason(std::string_view words) const {
     store_->set(prefix_ + "reason/" + std::to_string(rank_.value()), words.substr(0, most_words));
   }
-  /// The reasons of all ranks that have given one.
-  std::vector<std::optional<std::string>> reasons(std::size_t world) const {
-    std::vector<std::optional<std::string>> all(world);
-    for_each_rank("reason/", world, [&](std::size_t w, std::string&& words) { all[w] = words; });
-    return all;
+  std::optional<std::string> reason(std::size_t rank) const {
+    return store_->try_get(prefix_ + "reason/" + std::to_string(rank));
   }
 
   /// Says that this rank's calls are not rank 0's, and shows them. The first fault counts.
@@ -248,14 +242,16 @@ class NoticeBoard {
     store_->set(prefix_ + "position/" + std::to_string(rank_.value()),
                 store_protocol::Writer{}.u64(position.calls).text(position.call).bytes());
   }
-  /// The positions of all ranks, as far as they have told, by one request.
+  /// The positions of all ranks, as far as they have told.
   std::vector<std::optional<Position>> positions(std::size_t world) const {
     std::vector<std::optional<Position>> all(world);
-    for_each_rank("position/", world, [&](std::size_t w, const std::string& bytes) {
-      store_protocol::Reader in(bytes);
+    for (std::size_t w = 0; w < world; ++w) {
+      const auto bytes = store_->try_get(prefix_ + "position/" + std::to_string(w));
+      if (!bytes) continue;
+      store_protocol::Reader in(*bytes);
       const std::uint64_t calls = in.u64();
       all[w] = Position{calls, std::string(in.text())};
-    });
+    }
     return all;
   }
 
@@ -287,16 +283,6 @@ class NoticeBoard {
   static constexpr const char* advice = "let every rank make the same calls in the same order";
   static constexpr std::size_t most_words = 64 << 10;
 
-  /// Calls `f(w, value)` for every rank w that has set the value with this name, by one request.
-  template <class F>
-  void for_each_rank(const char* name, std::size_t world, const F& f) const {
-    const std::string prefix = prefix_ + name;
-    for (auto& [key, value] : store_->list(prefix)) {
-      const std::size_t rank = std::strtoul(key.c_str() + prefix.size(), nullptr, 10);
-      if (rank < world) f(rank, std::move(value));
-    }
-  }
-
   /// A fault replaces a question; nothing replaces a fault.
   Notice post(const Notice& notice) const {
     const std::string key = prefix_ + "notice";
@@ -315,29 +301,5 @@ class NoticeBoard {
   std::string prefix_;
   Rank rank_;
 };
-
-/// The result of `f()`; nothing if it takes longer than the limit or throws an `Error`. `f` runs in
-/// a thread, which is left to itself when the time is over. A store whose host has vanished answers
-/// only after seconds, and a rank that is about to fail cannot wait that long. Where no thread can
-/// be started it has to: `f` then runs here.
-template <class F>
-auto within(std::chrono::milliseconds limit, F f) -> std::optional<decltype(f())> {
-  const auto task = std::make_shared<std::packaged_task<decltype(f())()>>(std::move(f));
-  auto answer = task->get_future();
-  try {
-    Thread(
-        ThreadName{"lockstep asks", "the thread of a request"}, [task] { (*task)(); },
-        [](const std::exception_ptr&) {})
-        .detach();
-  } catch (const Error&) {
-    (*task)();
-  }
-  if (answer.wait_for(limit) != std::future_status::ready) return std::nullopt;
-  try {
-    return answer.get();
-  } catch (const Error&) {
-    return std::nullopt;
-  }
-}
 
 }  // namespace lockstep::detail

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The other ranks as one of them sees them, and how a waiting rank finds out why its wait is
-/// in vain: another rank has ended, failed or left, or the time is over.
+/// @file Waiting for other ranks: counters that one thread or process raises and others wait for
+/// (they spin, yield, then sleep), the ranks as one of them sees them, and how a waiting rank finds
+/// out why its wait is in vain: another rank has ended, failed or left, or the time is over.
 
+#include <sched.h>
 #include <array>
 #include <atomic>
 #include <concepts>
@@ -13,14 +15,95 @@
 #include <string>
 #include <string_view>
 
-#include "lockstep/comm/call/counter.hpp"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/core/thread.hpp"
 
 namespace lockstep::detail {
+
+/// Two cache lines, because prefetchers fetch them in pairs.
+inline constexpr std::size_t line_pair = 128;
+
+/// A counter that may lie in memory that processes share. `sleepers` spares the writer a system
+/// call when no one sleeps.
+struct alignas(line_pair) Counter {
+  std::atomic<std::uint64_t> value;
+  std::atomic<std::uint32_t> sleepers;
+};
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
+
+inline void pause_core() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb" ::
+                   : "memory");  // `yield` is a no-op on most cores; isb gives the pipeline a rest
+#endif
+}
+
+/// Wakes all sleepers of a counter, whose value has not changed.
+[[gnu::cold]] void wake_sleepers(Counter& counter);
+inline void wake(Counter& counter) {
+  if (counter.sleepers.load(std::memory_order_seq_cst) != 0) wake_sleepers(counter);
+}
+
+/// Makes a new value visible and wakes all sleepers.
+inline void publish(Counter& counter, std::uint64_t value) {
+  counter.value.store(value, std::memory_order_seq_cst);
+  wake(counter);
+}
+
+inline bool reached(const Counter& counter, std::uint64_t value) {
+  return counter.value.load(std::memory_order_acquire) >= value;
+}
+
+/// Sleeps until the counter is raised, though for 50 ms at most, where it is below `value`.
+[[gnu::cold]] void sleep_on(Counter& counter, std::uint64_t value);
+
+/// Returns when the counter has reached `value`. Every 50 ms of sleep, `look()` is called: it may
+/// throw to end the wait.
+///
+/// Spinning wins while every rank has a core; with more ranks than cores (`crowded`) it only keeps
+/// the awaited rank from running. Spinning is bounded by time, not by count: a pause takes 14 ns on
+/// one core and 50 on another, and a rank that shares its core after all must not pay for it long.
+template <class Look>
+void wait_for(Counter& counter, std::uint64_t value, bool crowded, const Look& look) {
+  for (const auto end = std::chrono::steady_clock::now() + std::chrono::nanoseconds(4000);
+       !crowded && std::chrono::steady_clock::now() < end;) {
+    for (int i = 0; i < 32; ++i) {
+      if (reached(counter, value)) return;
+      pause_core();
+    }
+  }
+  for (int i = crowded ? 800 : 0; i < 1000; ++i) {
+    if (reached(counter, value)) return;
+    ::sched_yield();
+  }
+  while (!reached(counter, value)) {
+    sleep_on(counter, value);
+    if (!reached(counter, value)) look();
+  }
+}
+
+/// Pauses between two polls. The first ones are short, because most waits last microseconds.
+class Backoff {
+ public:
+  void pause() const {
+    if (Clock::now() - begin_ < std::chrono::microseconds(200)) {
+      ::sched_yield();
+    } else {
+      sleep_for(std::chrono::microseconds(50));
+    }
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  Clock::time_point begin_ = Clock::now();
+};
 
 std::string rank_text(Rank rank);
 
@@ -214,7 +297,7 @@ class SharedPeers {
   void await(Counter& counter, std::uint64_t value, const Call& call, const Awaited& awaited,
              const Fail& fail) const {
     const auto begin = Clock::now();
-    wait_for(counter, value, budget_, [&] {
+    wait_for(counter, value, crowded_, [&] {
       raise_fault();  // another thread of this rank may have given up
       if (const auto error = check(call, awaited, begin)) fail(*error);
     });
@@ -235,7 +318,7 @@ class SharedPeers {
   std::mutex* working_;
   Counter* done_;
   Milliseconds timeout_;
-  SpinBudget budget_;
+  bool crowded_;              // there are more ranks than cores
   mutable std::mutex mutex_;  // for the fault
   std::optional<Error> fault_;
   EndOfScope scope_;

@@ -90,28 +90,22 @@ class NearBatch<View<DeviceMemory, T, E...>> {
 };
 
 /// Tuples and pairs of batches.
-template <class Batches, class... Parts>
-class NearParts {
+template <template <class...> class Group, class... Parts>
+  requires(NearBatch<Parts>::copies || ...) && requires { std::tuple_size<Group<Parts...>>::value; }
+class NearBatch<Group<Parts...>> {
  public:
   static constexpr bool copies = true;
-  const Batches& operator()(const Batches& batches, cudaStream_t stream) {
+  const Group<Parts...>& operator()(const Group<Parts...>& batches, cudaStream_t stream) {
     near_.emplace([&]<std::size_t... I>(std::index_sequence<I...>) {
-      return Batches{std::get<I>(parts_)(std::get<I>(batches), stream)...};
+      return Group<Parts...>{std::get<I>(parts_)(std::get<I>(batches), stream)...};
     }(std::index_sequence_for<Parts...>{}));
     return *near_;
   }
 
  private:
   std::tuple<NearBatch<Parts>...> parts_;
-  std::optional<Batches> near_;
+  std::optional<Group<Parts...>> near_;
 };
-
-template <class... Ts>
-  requires(NearBatch<Ts>::copies || ...)
-class NearBatch<std::tuple<Ts...>> : public NearParts<std::tuple<Ts...>, Ts...> {};
-template <class A, class B>
-  requires(NearBatch<A>::copies || NearBatch<B>::copies)
-class NearBatch<std::pair<A, B>> : public NearParts<std::pair<A, B>, A, B> {};
 
 /// The current GPU's place on the PCI bus, as /sys writes it.
 inline std::string pci_bus_id() {

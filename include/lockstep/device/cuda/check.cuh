@@ -55,6 +55,17 @@ inline void check_cuda(cudaError_t error, const char* call) {
               detail::cuda_advice(error), rank_of_thread());
 }
 
+namespace detail {
+/// Ends what CUDA or NCCL has made, by its function for that: a deleter of `std::unique_ptr`.
+template <auto End>
+struct CudaDelete {
+  template <class T>
+  void operator()(T* made) const {
+    static_cast<void>(End(made));
+  }
+};
+}  // namespace detail
+
 /// Throws unless the last kernel was launched: `kernel<<<...>>>(...); check_launch("forward");`
 inline void check_launch(const char* kernel) {
   const cudaError_t error = cudaPeekAtLastError();

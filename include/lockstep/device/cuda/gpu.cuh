@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdlib>
 #include <string>
+#include <vector>
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
@@ -55,36 +56,29 @@ inline int device_of(std::size_t gpu) {
   return static_cast<int>(logical_gpus() == 0 ? gpu : gpu % cuda_devices());
 }
 
-/// Makes a device the calling thread's current one. Returns the one that was. Where they are the
+/// Makes a GPU the calling thread's current one. Returns the device that was. Where they are the
 /// same, this costs one look at a variable of CUDA's.
-inline int select_device(int device) {
+inline int select_gpu(std::size_t gpu) {
   int before = 0;
   check_cuda(cudaGetDevice(&before), "cudaGetDevice");
-  if (before != device) check_cuda(cudaSetDevice(device), "cudaSetDevice");
+  if (before != device_of(gpu)) check_cuda(cudaSetDevice(device_of(gpu)), "cudaSetDevice");
   return before;
 }
-inline int select_gpu(std::size_t gpu) { return select_device(device_of(gpu)); }
 
-/// The calling thread uses another device for a while.
-class OnCudaDevice {
+/// The calling thread uses another GPU for a while. A device's number is as good as the GPU's.
+class OnGpu {
  public:
-  explicit OnCudaDevice(int device)
-      : before_(select_device(device)), has_changed_(before_ != device) {}
-  OnCudaDevice(const OnCudaDevice&) = delete;
-  OnCudaDevice& operator=(const OnCudaDevice&) = delete;
-  ~OnCudaDevice() {
+  explicit OnGpu(std::size_t gpu)
+      : before_(select_gpu(gpu)), has_changed_(before_ != device_of(gpu)) {}
+  OnGpu(const OnGpu&) = delete;
+  OnGpu& operator=(const OnGpu&) = delete;
+  ~OnGpu() {
     if (has_changed_) static_cast<void>(cudaSetDevice(before_));
   }
 
  private:
   int before_;
   bool has_changed_;
-};
-
-/// The same with a GPU as the library counts them.
-class OnGpu : public OnCudaDevice {
- public:
-  explicit OnGpu(std::size_t gpu) : OnCudaDevice(device_of(gpu)) {}
 };
 
 }  // namespace lockstep::detail
@@ -110,6 +104,12 @@ class Gpu {
 
   /// The compute stream, on which the model and the optimizer run.
   cudaStream_t stream() const { return stream_.get(); }
+
+  /// Events of this GPU, whichever is the current one.
+  std::vector<CudaEvent> events(std::size_t count) const {
+    const detail::OnGpu current(index_);
+    return std::vector<CudaEvent>(count);
+  }
 
  private:
   static std::size_t select(Rank rank, std::size_t index) {

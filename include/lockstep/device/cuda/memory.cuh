@@ -8,6 +8,7 @@
 #include <cstring>
 #include <memory>
 #include <span>
+#include <type_traits>
 
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/element.hpp"
@@ -16,74 +17,59 @@
 
 namespace lockstep {
 
-/// Zeroed memory of the current GPU, as `HostArena` is on the host.
-class DeviceArena {
+namespace detail {
+
+/// Zeroed memory of the current GPU, or else pinned memory of the host.
+template <bool OnGpu>
+class CudaArena {
  public:
-  explicit DeviceArena(std::size_t bytes) : bytes_(bytes) {
+  explicit CudaArena(std::size_t bytes) : bytes_(bytes) {
     static_assert(256 % arena_alignment == 0, "cudaMalloc aligns to 256 bytes");
     if (bytes == 0) return;
     void* data = nullptr;
-    check_cuda(cudaMalloc(&data, bytes), "cudaMalloc");
-    data_.reset(static_cast<std::byte*>(data));
-    check_cuda(cudaMemset(data, 0, bytes), "cudaMemset");
-    // Other streams do not wait for the default one: the memory must be zero before they use it.
-    check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
-  }
-
-  std::byte* data() const { return data_.get(); }
-  std::size_t bytes() const { return bytes_; }
-
- private:
-  struct Free {
-    void operator()(std::byte* data) const { static_cast<void>(cudaFree(data)); }
-  };
-  std::unique_ptr<std::byte, Free> data_;
-  std::size_t bytes_;
-};
-
-namespace detail {
-
-/// Zeroed pinned host memory: copies from and to it need no host thread.
-class PinnedArena {
- public:
-  explicit PinnedArena(std::size_t bytes) : bytes_(bytes) {
-    if (bytes == 0) return;
-    void* data = nullptr;
-    check_cuda(cudaMallocHost(&data, bytes), "cudaMallocHost");
-    data_.reset(static_cast<std::byte*>(data));
-    std::memset(data, 0, bytes);
-  }
-
-  std::byte* data() const { return data_.get(); }
-  std::size_t bytes() const { return bytes_; }
-
- private:
-  struct Free {
-    void operator()(std::byte* data) const { static_cast<void>(cudaFreeHost(data)); }
-  };
-  std::unique_ptr<std::byte, Free> data_;
-  std::size_t bytes_;
-};
-
-/// Pins memory of another owner while this object lives. If the system does not allow it, copies
-/// still work, and the host takes part in them.
-class PinnedRange {
- public:
-  explicit PinnedRange(std::span<std::byte> memory) {
-    if (memory.empty()) return;
-    if (cudaHostRegister(memory.data(), memory.size(), cudaHostRegisterDefault) == cudaSuccess) {
-      memory_.reset(memory.data());
+    if constexpr (OnGpu) {
+      check_cuda(cudaMalloc(&data, bytes), "cudaMalloc");
+      data_.reset(static_cast<std::byte*>(data));
+      check_cuda(cudaMemset(data, 0, bytes), "cudaMemset");
+      // Other streams do not wait for the default one: the memory must be zero before they use it.
+      check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
     } else {
-      static_cast<void>(cudaGetLastError());  // or the next, unrelated call would report it
+      check_cuda(cudaMallocHost(&data, bytes), "cudaMallocHost");
+      data_.reset(static_cast<std::byte*>(data));
+      std::memset(data, 0, bytes);
     }
   }
 
+  std::byte* data() const { return data_.get(); }
+  std::size_t bytes() const { return bytes_; }
+
  private:
-  struct Unpin {
-    void operator()(std::byte* data) const { static_cast<void>(cudaHostUnregister(data)); }
-  };
-  std::unique_ptr<std::byte, Unpin> memory_;
+  using Delete = std::conditional_t<OnGpu, CudaDelete<cudaFree>, CudaDelete<cudaFreeHost>>;
+  std::unique_ptr<std::byte, Delete> data_;
+  std::size_t bytes_;
 };
+
+/// Pinned host memory: copies from and to it need no host thread.
+using PinnedArena = CudaArena<false>;
+
+}  // namespace detail
+
+/// Memory of a GPU, as `HostArena` is on the host.
+using DeviceArena = detail::CudaArena<true>;
+
+namespace detail {
+
+/// Memory of another owner, which is pinned while this object lives.
+using PinnedRange = std::unique_ptr<std::byte, CudaDelete<cudaHostUnregister>>;
+
+/// Pins memory. If the system does not allow it, copies still work, and the host takes part in
+/// them.
+inline PinnedRange pin(std::span<std::byte> memory) {
+  if (cudaHostRegister(memory.data(), memory.size(), cudaHostRegisterDefault) == cudaSuccess)
+    return PinnedRange(memory.data());
+  static_cast<void>(cudaGetLastError());  // or the next, unrelated call would report it
+  return nullptr;
+}
 
 /// Copies between any two memories. **Host** blocks until the copy is there for every stream: from
 /// pageable memory `cudaMemcpy` alone may return before.
@@ -99,12 +85,6 @@ inline bool is_host_memory(const void* pointer) {
   check_cuda(cudaPointerGetAttributes(&attributes, pointer), "cudaPointerGetAttributes");
   return attributes.type != cudaMemoryTypeDevice;
 }
-
-}  // namespace detail
-
-}  // namespace lockstep
-
-namespace lockstep::detail {
 
 /// Elements that keep their type are copied as they are. Others are converted on the host, through
 /// a window of memory that is taken when it is first needed. **Host** blocks in every member; the
@@ -150,4 +130,6 @@ class HostStaging {
   HostArena memory_{0};
 };
 
-}  // namespace lockstep::detail
+}  // namespace detail
+
+}  // namespace lockstep

@@ -16,33 +16,17 @@
 
 namespace lockstep::detail {
 
-/// A captured step, or the reason why there is none.
+/// A captured step, or the reason why there is none. Copies are the same step, which several ranks
+/// may have together.
 class StepGraph {
  public:
   /// The executable graph. Its communicator can end it, because NCCL does not close a communicator
-  /// before its graphs have ended.
-  class Executable {
-   public:
-    explicit Executable(cudaGraphExec_t graph) : graph_(graph) {}
-
-    cudaGraphExec_t get() const { return graph_.get(); }
-    /// A running graph is freed when it is done.
-    void end() { graph_.reset(); }
-
-   private:
-    struct Destroy {
-      void operator()(cudaGraphExec_t graph) const {
-        static_cast<void>(cudaGraphExecDestroy(graph));
-      }
-    };
-    std::unique_ptr<std::remove_pointer_t<cudaGraphExec_t>, Destroy> graph_;
-  };
+  /// before its graphs have ended. A running graph is freed when it is done.
+  using Executable =
+      std::unique_ptr<std::remove_pointer_t<cudaGraphExec_t>, CudaDelete<cudaGraphExecDestroy>>;
 
   explicit StepGraph(std::string reason) : reason_(std::move(reason)) {}
   explicit StepGraph(cudaGraphExec_t graph) : executable_(std::make_shared<Executable>(graph)) {}
-
-  StepGraph(StepGraph&&) noexcept = default;
-  StepGraph& operator=(StepGraph&&) noexcept = default;
 
   explicit operator bool() const { return executable_ != nullptr; }
 
@@ -50,7 +34,7 @@ class StepGraph {
   const std::string& reason() const { return reason_; }
 
   /// For the communicator, which may have to end the graph before its owner does.
-  std::weak_ptr<Executable> executable() const { return executable_; }
+  const std::shared_ptr<Executable>& executable() const { return executable_; }
 
   /// **Host** does not block. **Stream** the step runs after what `stream` holds and before what it
   /// is given next.
@@ -66,6 +50,12 @@ class StepGraph {
   std::shared_ptr<Executable> executable_;
   std::string reason_;
 };
+
+inline cudaStreamCaptureStatus capture_status(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check_cuda(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
+  return status;
+}
 
 /// The reason for a call that failed while capturing. CUDA's last error is cleared.
 inline std::string capture_fault(cudaError_t error, const char* call) {
@@ -84,10 +74,8 @@ inline std::string capture_fault(cudaError_t error, const char* call) {
   }
 }
 
-struct DestroyGraph {
-  void operator()(cudaGraph_t graph) const { static_cast<void>(cudaGraphDestroy(graph)); }
-};
-using OwnedGraph = std::unique_ptr<std::remove_pointer_t<cudaGraph_t>, DestroyGraph>;
+using OwnedGraph =
+    std::unique_ptr<std::remove_pointer_t<cudaGraph_t>, CudaDelete<cudaGraphDestroy>>;
 
 /// Makes the graph executable on `stream`'s GPU.
 inline StepGraph instantiate(const OwnedGraph& graph, cudaStream_t stream) {

@@ -41,20 +41,13 @@ class CudaEvent {
   }
 
  private:
-  struct Destroy {
-    void operator()(cudaEvent_t event) const { static_cast<void>(cudaEventDestroy(event)); }
-  };
-  std::unique_ptr<std::remove_pointer_t<cudaEvent_t>, Destroy> event_;
+  std::unique_ptr<std::remove_pointer_t<cudaEvent_t>, detail::CudaDelete<cudaEventDestroy>> event_;
 };
 
 /// A stream that does not wait for others, the default one included.
 class CudaStream {
  public:
-  CudaStream() {
-    cudaStream_t stream = nullptr;
-    check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
-    stream_.reset(stream);
-  }
+  CudaStream() : CudaStream(0) {}
 
   /// A stream whose kernels have priority, for communication, because other ranks wait for it.
   static CudaStream urgent() {
@@ -62,10 +55,7 @@ class CudaStream {
     int greatest = 0;
     check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest),
                "cudaDeviceGetStreamPriorityRange");
-    cudaStream_t stream = nullptr;
-    check_cuda(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest),
-               "cudaStreamCreateWithPriority");
-    return CudaStream(stream);
+    return CudaStream(greatest);
   }
 
   cudaStream_t get() const { return stream_.get(); }
@@ -75,12 +65,15 @@ class CudaStream {
   void synchronize() const { check_cuda(cudaStreamSynchronize(get()), "cudaStreamSynchronize"); }
 
  private:
-  struct Destroy {
-    void operator()(cudaStream_t stream) const { static_cast<void>(cudaStreamDestroy(stream)); }
-  };
-  explicit CudaStream(cudaStream_t stream) : stream_(stream) {}
+  explicit CudaStream(int priority) {
+    cudaStream_t stream = nullptr;
+    check_cuda(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, priority),
+               "cudaStreamCreateWithPriority");
+    stream_.reset(stream);
+  }
 
-  std::unique_ptr<std::remove_pointer_t<cudaStream_t>, Destroy> stream_;
+  std::unique_ptr<std::remove_pointer_t<cudaStream_t>, detail::CudaDelete<cudaStreamDestroy>>
+      stream_;
 };
 
 }  // namespace lockstep

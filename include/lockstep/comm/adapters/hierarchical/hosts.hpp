@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <numeric>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -68,8 +69,10 @@ inline constexpr std::chrono::milliseconds inside_margin{500};
 /// The hosts in the order of their first ranks, with the ranks of each in order.
 class Hosts {
  public:
-  explicit Hosts(const std::vector<std::string>& host_of_rank) {
-    std::vector<std::string> names;
+  /// Ranks with the same label, such as a name, are on one host.
+  template <class Label>
+  explicit Hosts(const std::vector<Label>& host_of_rank) {
+    std::vector<Label> names;
     for (std::size_t r = 0; r < host_of_rank.size(); ++r) {
       const auto found = std::find(names.begin(), names.end(), host_of_rank[r]);
       const auto host = static_cast<std::size_t>(found - names.begin());
@@ -84,18 +87,17 @@ class Hosts {
 
   /// A host for each of so many ranks.
   static Hosts apart(std::size_t ranks) {
-    std::vector<std::string> names;
-    names.reserve(ranks);
-    for (std::size_t r = 0; r < ranks; ++r) names.push_back(std::to_string(r));
-    return Hosts(names);
+    std::vector<std::size_t> own(ranks);
+    std::iota(own.begin(), own.end(), std::size_t{0});
+    return Hosts(own);
   }
 
   /// The hosts of some of the ranks, which are numbered anew in the given order.
   Hosts of(const std::vector<Rank>& members) const {
-    std::vector<std::string> names;
-    names.reserve(members.size());
-    for (const Rank member : members) names.push_back(std::to_string(host(member)));
-    return Hosts(names);
+    std::vector<std::size_t> hosts;
+    hosts.reserve(members.size());
+    for (const Rank member : members) hosts.push_back(host(member));
+    return Hosts(hosts);
   }
 
   std::size_t count() const { return ranks_.size(); }

@@ -46,15 +46,12 @@ namespace detail {
 /// The hosts of a job in which every process is a host and its threads are the ranks.
 inline Hosts hosts_of_threads(const Membership& member) {
   if (member.world.value() % member.process_ranks != 0) {
-    throw Error("Backend<Hierarchical<Shm, Nccl>>",
-                "the world has " + std::to_string(member.world.value()) +
-                    " ranks and this process " + std::to_string(member.process_ranks),
-                "start equally many ranks in every process", member.rank);
+    fail("Backend<Hierarchical<Shm, Nccl>>",
+         {"the world has ", member.world.value(), " ranks and this process ", member.process_ranks},
+         "start equally many ranks in every process", member.rank);
   }
-  std::vector<std::string> hosts;
-  hosts.reserve(member.world.value());
-  for (std::size_t r = 0; r < member.world.value(); ++r)
-    hosts.push_back(std::to_string(r / member.process_ranks));
+  std::vector<std::size_t> hosts(member.world.value());
+  for (std::size_t r = 0; r < hosts.size(); ++r) hosts[r] = r / member.process_ranks;
   return Hosts(hosts);
 }
 
@@ -82,7 +79,7 @@ inline ThreadedNccl make_threaded_nccl_communicator(const Membership& member, St
   column.rank = Rank{host};
   column.world = WorldSize{hosts.count()};
   const std::string between_name = name + ", place " + std::to_string(place);
-  NcclCommunicator<> between(column, store, between_name, lane, detail::nccl::WarmUpLater{});
+  NcclCommunicator<> between(column, store, between_name, lane, false);
   auto stages = std::make_unique<detail::ThreadedNcclStages>(
       std::move(hosts), std::move(inside), std::move(between),
       "hierarchy/" + detail::numbered_meeting(store, member.rank, "hierarchy", name));

@@ -18,7 +18,6 @@
 #include "lockstep/comm/collectives.hpp"
 #include "lockstep/comm/combine.hpp"
 #include "lockstep/comm/communicator.hpp"
-#include "lockstep/comm/variable_gather.hpp"
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"

@@ -13,12 +13,10 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "lockstep/comm/backends/gloo/connections.hpp"
-#include "lockstep/comm/backends/gloo/handshake.hpp"
 #include "lockstep/comm/backends/gloo/rendezvous.hpp"
 #include "lockstep/comm/backends/gloo/transport.hpp"
 #include "lockstep/comm/call/fault_channel.hpp"
@@ -60,7 +58,8 @@ class Engine {
   explicit Engine(JoinOptions joined)
       : joined_(std::move(joined)),
         timeout_(joined_.timeout),
-        board_(joined_.store, "gloo/" + joined_.name, joined_.rank),
+        board_(board_within(answer_limit)),
+        reasons_board_(board_within(loss_limit)),
         connections_(std::make_shared<Connections>(joined_.rank, joined_.world)),
         reasons_(world()) {
     const std::string prefix = "lockstep/gloo/" + joined_.name + "/";
@@ -133,10 +132,11 @@ class Engine {
     fail(error, text({error.is_consequence() ? because_of_another : "", error.text()}));
   }
   void fail(const Error& error, const std::string& reason) {
-    ask_board(answer_limit, [reason](const NoticeBoard& board) {
-      board.give_reason(reason);
-      return true;
-    });
+    try {
+      if (world() != 1) board_.give_reason(reason);
+    } catch (const Error&) {
+      // Without a store, the other ranks find out by themselves.
+    }
     pending_.note(error);
     connections_->abort();
   }
@@ -148,23 +148,24 @@ class Engine {
   // The other ranks: `Peers`. One thread at a time may ask.
 
   /// The error that ends the wait for a call, if there is one. `lacks(w)`: rank w has yet to do its
-  /// part. Only where a connection has ended, or Gloo has failed, the others' reasons are read.
+  /// part. Where connections have ended, the reasons of those ranks are read.
   template <class Lacks>
   std::optional<Error> look_after(const std::string& operation, const Lacks& lacks) {
-    bool ended = pending_.complaint().has_value();
-    for (std::size_t w = 0; w < world(); ++w) ended = ended || is_cut_off(w);
-    if (ended) {
-      const auto all = ask_board(
-          loss_limit, [ranks = world()](const NoticeBoard& board) { return board.reasons(ranks); });
-      if (all) reasons_ = *all;
+    // A rank says why it gives up before it ends its connections. One that has not has died.
+    for (std::size_t w = 0; w < world() && !died_; ++w) {
+      if (!is_cut_off(w)) continue;
+      if (const auto reason = reason_of(w)) {
+        reasons_[w] = *reason;
+      } else {
+        died_ = w;
+      }
     }
     return find_fault(*this, operation, lacks);
   }
   bool has_left(std::size_t w) const { return roll_->has_left(w); }
-  /// A rank says why it gives up before it ends its connections.
-  bool has_died(std::size_t w) const { return is_cut_off(w) && !reasons_[w]; }
+  bool has_died(std::size_t w) const { return died_ == w; }
   static constexpr const char* how_died() { return " failed: its connection ended without a word"; }
-  std::string abort_reason(std::size_t w) const { return reasons_[w].value_or(""); }
+  std::string abort_reason(std::size_t w) const { return reasons_[w]; }
 
   // The end
 
@@ -191,12 +192,19 @@ class Engine {
   /// Has the connection ended, of a rank that has not said farewell?
   bool is_cut_off(std::size_t w) const { return connections_->is_lost(w) && !has_left(w); }
 
-  /// The result of `f(board)`; nothing if the store does not answer soon.
-  template <class F>
-  auto ask_board(Milliseconds limit, F f) const
-      -> std::optional<std::invoke_result_t<F, const NoticeBoard&>> {
-    if (world() == 1) return std::nullopt;
-    return within(limit, [board = board_, f = std::move(f)] { return f(board); });
+  /// The store's part for notices, which answers within a limit or not at all.
+  NoticeBoard board_within(Milliseconds limit) const {
+    auto store = std::make_shared<Store>(joined_.store->share());
+    store->set_timeout(limit);
+    return {std::move(store), "gloo/" + joined_.name, joined_.rank};
+  }
+  /// Why a rank gave up; nothing if it has not said, or the store does not answer.
+  std::optional<std::string> reason_of(std::size_t w) const {
+    try {
+      return reasons_board_.reason(w);
+    } catch (const Error&) {
+      return std::nullopt;
+    }
   }
 
   template <class Work>
@@ -238,10 +246,12 @@ class Engine {
   JoinOptions joined_;
   std::atomic<Milliseconds> timeout_;
   NoticeBoard board_;
+  NoticeBoard reasons_board_;
   std::shared_ptr<Connections> connections_;
   std::unique_ptr<RollCall> roll_;
   PendingCalls pending_;
-  std::vector<std::optional<std::string>> reasons_;  // why ranks gave up
+  std::vector<std::string> reasons_;  // why ranks gave up
+  std::optional<std::size_t> died_;   // a rank that ended without a word
   std::size_t groups_ = 0;
   TaskQueue queue_{call_thread};  // ends first: its calls use all of the above
 };

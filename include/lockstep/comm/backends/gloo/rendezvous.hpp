@@ -6,6 +6,7 @@
 #include <arpa/inet.h>
 #include <ifaddrs.h>
 #include <net/if.h>
+#include <netdb.h>
 #include <sys/socket.h>
 #include <cstddef>
 #include <cstdlib>
@@ -84,12 +85,10 @@ class MeetingStore : public ::gloo::rendezvous::Store {
 /// An address as text, such as `192.168.0.7` or `fe80::1`; empty if it is neither IPv4 nor IPv6.
 inline std::string numeric_address(const sockaddr* address) {
   char text[INET6_ADDRSTRLEN] = {};
-  if (address->sa_family == AF_INET) {
-    ::inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in*>(address)->sin_addr, text,
-                sizeof text);
-  } else if (address->sa_family == AF_INET6) {
-    ::inet_ntop(AF_INET6, &reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr, text,
-                sizeof text);
+  const bool is_v4 = address->sa_family == AF_INET;
+  if (is_v4 || address->sa_family == AF_INET6) {
+    ::getnameinfo(address, is_v4 ? sizeof(sockaddr_in) : sizeof(sockaddr_in6), text, sizeof text,
+                  nullptr, 0, NI_NUMERICHOST);
   }
   return text;
 }

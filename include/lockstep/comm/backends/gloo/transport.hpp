@@ -45,7 +45,8 @@ class Transport {
   void execute(const calls::AllReduce<T, Op>& call) const {
     if (call.count == 0) return;
     if constexpr (travels_in_place<T, Op>) {
-      prepare(call.out, call.op);
+      const std::span<const T> values(call.out);
+      if constexpr (requires { call.op.factor; }) HostPasses::prepare(values, call.out, call.op);
       ::gloo::AllreduceOptions options(connections_);
       options.setOutput(call.out.data(), call.count);
       options.setReduceFunction(combiner<T>(call.op));
@@ -54,7 +55,9 @@ class Transport {
                                : ::gloo::AllreduceOptions::Algorithm::RING);
       options.setTag(tag_);
       ::gloo::allreduce(options);
-      finish(call.out, call.op);
+      // Elements were not widened, so narrowing is no step here.
+      if constexpr (!std::derived_from<Op, Narrowing>)
+        HostPasses::finish(values, call.out, call.op, world());
     } else {
       all_reduce_slices(call);
     }
@@ -120,22 +123,6 @@ class Transport {
   template <class T>
   static T* unguarded(std::span<const T> values) {
     return const_cast<T*>(values.data());
-  }
-
-  template <class T, class Op>
-  static void prepare(std::span<T> data, const Op& op) {
-    if constexpr (requires { op.factor; }) {
-      for (T& value : data) value = static_cast<T>(op.prepare(value));
-    }
-  }
-
-  /// The last step of an operation. Elements were not widened, so narrowing is no step here.
-  template <class T, class Op>
-  void finish(std::span<T> data, const Op& op) const {
-    if constexpr (!std::derived_from<Op, Narrowing>) {
-      for (T& value : data)
-        value = op.template finish<T>(static_cast<Prepared<T, Op>>(value), world());
-    }
   }
 
   /// Combines partial results, as Gloo's algorithms call it.

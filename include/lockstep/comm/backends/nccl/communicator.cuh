@@ -18,9 +18,8 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/comm/backends/nccl/calls.cuh"
 #include "lockstep/comm/backends/nccl/engine.cuh"
-#include "lockstep/comm/backends/nccl/join.cuh"
-#include "lockstep/comm/backends/nccl/transport.cuh"
 #include "lockstep/comm/backends/nccl/watch.cuh"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/collectives.hpp"
@@ -31,9 +30,12 @@
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/gpu.cuh"
 #include "lockstep/device/cuda/step_graph.cuh"
+#include "lockstep/launch/host.hpp"
 #include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/launch/store.hpp"
 #include "lockstep/topology/topology.hpp"
@@ -57,7 +59,6 @@ template <std::size_t Ranks = dynamic>
 class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
   using Engine = detail::nccl::Engine;
   using Ticket = detail::nccl::Ticket;
-  using Later = detail::nccl::WarmUpLater;
 
  public:
   using Milliseconds = std::chrono::milliseconds;
@@ -66,22 +67,19 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
   /// update.
   static constexpr bool averages_by_sums = true;
   /// With more calls under way than this, a new one waits for the oldest on the host.
-  static constexpr std::size_t most_under_way = detail::nccl::UnderWay::most;
+  static constexpr std::size_t most_under_way = detail::nccl::CallRing::most;
 
   /// Joins the job's communicator of this name, on the GPU that is this rank's. **Ranks** all.
   /// **Host** blocks until all have come.
   NcclCommunicator(const Membership& member, Store& store, const std::string& name = "world")
       : NcclCommunicator(member, store, name, detail::gpu_of(member)) {}
-  /// Joins with a GPU and a compute stream of the caller's choice.
+  /// Joins with a GPU and a compute stream of the caller's choice. Without `warms_up`, the caller
+  /// sees to `warm_up`.
   NcclCommunicator(const Membership& member, Store& store, const std::string& name,
-                   std::shared_ptr<Gpu> gpu)
-      : NcclCommunicator(member, store, name, std::move(gpu), Later{}) {
-    warm_up();
+                   std::shared_ptr<Gpu> gpu, bool warms_up = true)
+      : engine_(join(member, store, name, std::move(gpu))) {
+    if (warms_up) warm_up();
   }
-  /// The same, and the caller sees to `warm_up`.
-  NcclCommunicator(const Membership& member, Store& store, const std::string& name,
-                   std::shared_ptr<Gpu> gpu, Later)
-      : engine_(join(member, store, name, std::move(gpu))) {}
   /// The communicator of a group, made by `split`.
   explicit NcclCommunicator(std::shared_ptr<Engine> engine) : engine_(std::move(engine)) {}
 
@@ -136,9 +134,33 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
   /// Makes NCCL's first calls, in which it connects ranks and allocates. Where several ranks are
   /// threads of one process, no two of its communicators do it at the same time. **Ranks** all.
   /// **Host** blocks.
-  void warm_up() { detail::nccl::warm_up(*engine_); }
-  /// The same for messages and the calls that are made of them, which connect every two ranks.
-  void warm_up_messages() { detail::nccl::warm_up_messages(*engine_); }
+  void warm_up() {
+    const std::size_t world = world_size().value();
+    if (world == 1) return;
+    // NCCL has one way for few bytes and another for many. Pieces are of whole packets, or those of
+    // some ranks would not be aligned.
+    constexpr std::size_t packet = 16 / sizeof(float);
+    constexpr std::size_t half = Engine::scratch_bytes / 2 / sizeof(float);
+    float* const data = reinterpret_cast<float*>(engine_->scratch());
+    for (const std::size_t each : {packet, half / 2 / world / packet * packet}) {
+      const std::span<float> all(data, each * world);
+      const std::span<float> piece(data + half, each);
+      this->all_reduce(all, Sum{});
+      this->broadcast(all, Rank{0});
+      this->all_gather(piece, all);
+      this->reduce_scatter(all, piece, Sum{});
+    }
+    synchronize();
+  }
+  /// The same for messages and the calls that are made of them, which connect every two ranks:
+  /// where many ranks are, they need much memory.
+  void warm_up_messages() {
+    const std::size_t world = world_size().value();
+    if (world == 1) return;
+    std::uint8_t* const data = reinterpret_cast<std::uint8_t*>(engine_->scratch());
+    this->all_to_all(std::span(data, world), std::span(data + world, world));
+    synchronize();
+  }
 
   template <class C>
   void perform(const C& call) {
@@ -169,14 +191,10 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
     const int colour = place.is_member() ? static_cast<int>(place.group) : NCCL_SPLIT_NOCOLOR;
     const std::string name = engine_->next_group_name() + "." + std::to_string(colour);
     std::shared_ptr<Engine> group;  // made before ranks meet, because it allocates
-    if (place.is_member()) {
-      group = std::make_shared<Engine>(
-          detail::nccl::JoinOptions{place.rank, place.world(), name, engine_->joined().gpu,
-                                    engine_->joined().store, engine_->timeout()});
-    }
+    if (place.is_member()) group = engine_->beside(name, place.rank, place.world());
     engine_->post(detail::division_call(place), [&] {
       engine_->split_result() = nullptr;
-      engine_->link().nccl("ncclCommSplit", [&](ncclComm_t comm) {
+      engine_->nccl("ncclCommSplit", [&](ncclComm_t comm) {
         return ncclCommSplit(comm, colour, static_cast<int>(place.rank.value()),
                              &engine_->split_result(), nullptr);
       });
@@ -195,12 +213,9 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
   /// compute stream. No other of the job has its name. The caller sees to `warm_up`. **Ranks** its
   /// members. **Host** blocks until all have come.
   NcclCommunicator<> among(const std::string& name, Rank rank, WorldSize world) const {
-    Membership member;
-    member.rank = rank;
-    member.world = world;
-    member.timeout = timeout();
-    const std::shared_ptr<Store>& store = engine_->joined().store;
-    return NcclCommunicator<>(connect(member, *store, name, engine_->joined().gpu, store));
+    std::shared_ptr<Engine> engine = engine_->beside(name, rank, world);
+    connect(*engine);
+    return NcclCommunicator<>(std::move(engine));
   }
 
   detail::StreamPasses passes() const { return detail::StreamPasses(gpu().stream()); }
@@ -219,10 +234,7 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
   template <class C>
   Ticket post(const detail::Call& described, const C& call) {
     if (call.count == 0) return engine_->post(described, [] {});
-    const bool host_in = is_host(described, call.in);
-    const bool host_out = call.out.data() == call.in.data() ? host_in && !call.out.empty()
-                                                            : is_host(described, call.out);
-    if (host_in || host_out) return post_staged(described, call, host_in, host_out);
+    if (detail::is_host_call(call, gpu())) return post_staged(described, call);
     return engine_->post(described, [&] { execute(call); });
   }
 
@@ -232,80 +244,42 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
     detail::execute_any(transport, call);
   }
 
-  template <class T>
-  bool is_host(const detail::Call& described, std::span<T> values) const {
-    return !values.empty() && detail::nccl::is_staged_memory(values.data(), gpu(), described);
-  }
-
   /// A call with host memory goes through device memory, in parts of one size on all ranks, each of
-  /// which is waited for.
+  /// which is waited for. A rank gives and gets rows of `call.count` elements.
   template <class C>
-  Ticket post_staged(const detail::Call& described, const C& call, bool host_in, bool host_out) {
+  Ticket post_staged(const detail::Call& described, const C& call) {
     using T = typename C::element;
     engine_->require_no_capture(described, "give it device memory, or do it outside of the step");
     const std::size_t world = world_size().value();
-    const std::size_t in_rows = C::deals_pieces ? world : 1;
-    const std::size_t out_rows = C::collects_pieces ? world : 1;
-    const std::size_t width = detail::nccl::Staging::width<T>(in_rows + out_rows);
-    Ticket ticket;
-    for (std::size_t begin = 0; begin < call.count; begin += width) {
-      const std::size_t n = std::min(width, call.count - begin);
-      ticket = post_part(described, call, begin, n, {in_rows, host_in}, {out_rows, host_out});
-    }
-    return ticket;
-  }
-
-  /// One side of a part: rows of `call.count` elements, of which n each belong to it.
-  struct Side {
-    std::size_t rows;
-    bool on_host;
-  };
-
-  template <class C>
-  Ticket post_part(const detail::Call& described, const C& call, std::size_t begin, std::size_t n,
-                   Side in, Side out) {
-    using T = typename C::element;
-    const bool is_whole = n == call.count;
-    const bool stages_in = !call.in.empty() && (in.on_host || !is_whole);
-    const bool stages_out = !call.out.empty() && (out.on_host || !is_whole);
-    const std::size_t in_bytes = in.rows * n * sizeof(T);
-    const std::size_t out_bytes = out.rows * n * sizeof(T);
-    std::byte* const host = engine_->staging().host();
-    std::byte* const device = engine_->staging().device();
-    std::byte* const host_out = host + detail::align_up(in_bytes);
-    std::byte* const device_out = device + detail::align_up(in_bytes);
-    const auto for_rows = [&](std::size_t rows, auto* data, std::byte* packed, const auto& f) {
-      for (std::size_t row = 0; row < rows; ++row)
-        f(data + row * call.count + begin, packed + row * n * sizeof(T));
+    const std::size_t in_rows = call.in.empty() ? 0 : C::deals_pieces ? world : 1;
+    const std::size_t out_rows = call.out.empty() ? 0 : C::collects_pieces ? world : 1;
+    const std::size_t rows = (C::deals_pieces ? world : 1) + (C::collects_pieces ? world : 1);
+    const std::size_t most = (Engine::staged_bytes - arena_alignment) / (rows * sizeof(T));
+    const auto copy = [&](void* to, const void* from, std::size_t bytes) {
+      check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, engine_->stream()),
+                 "cudaMemcpyAsync");
     };
-    if (stages_in && in.on_host) {
-      for_rows(in.rows, call.in.data(), host,
-               [&](const T* from, std::byte* to) { std::memcpy(to, from, n * sizeof(T)); });
-    }
-    const Ticket ticket = engine_->post(described, [&] {
-      if (stages_in && in.on_host) {
-        engine_->copy(device, host, in_bytes, cudaMemcpyHostToDevice);
-      } else if (stages_in) {
-        for_rows(in.rows, call.in.data(), device, [&](const T* from, std::byte* to) {
-          engine_->copy(to, from, n * sizeof(T), cudaMemcpyDeviceToDevice);
-        });
-      }
-      const T* const given = stages_in ? reinterpret_cast<const T*>(device) : call.in.data();
-      T* const got = stages_out ? reinterpret_cast<T*>(device_out) : call.out.data();
-      execute(call.on({given, call.in.empty() ? 0 : in.rows * n},
-                      {got, call.out.empty() ? 0 : out.rows * n}, n));
-      if (stages_out && out.on_host) {
-        engine_->copy(host_out, device_out, out_bytes, cudaMemcpyDeviceToHost);
-      } else if (stages_out) {
-        for_rows(out.rows, call.out.data(), device_out, [&](T* to, const std::byte* from) {
-          engine_->copy(to, from, n * sizeof(T), cudaMemcpyDeviceToDevice);
-        });
-      }
-    });
-    engine_->wait(ticket);
-    if (stages_out && out.on_host) {
-      for_rows(out.rows, call.out.data(), host_out,
-               [&](T* to, const std::byte* from) { std::memcpy(to, from, n * sizeof(T)); });
+    Ticket ticket;
+    for (std::size_t begin = 0; begin < call.count; begin += most) {
+      const std::size_t n = std::min(most, call.count - begin);
+      const std::size_t in_bytes = in_rows * n * sizeof(T);
+      const std::size_t out_bytes = out_rows * n * sizeof(T);
+      const std::size_t out_at = detail::align_up(in_bytes);
+      T* const in = reinterpret_cast<T*>(engine_->staged_on_host());
+      T* const out = reinterpret_cast<T*>(engine_->staged_on_host() + out_at);
+      std::byte* const gpu_in = engine_->staged_on_gpu();
+      std::byte* const gpu_out = gpu_in + out_at;
+      for (std::size_t row = 0; row < in_rows; ++row)
+        std::copy_n(call.in.data() + row * call.count + begin, n, in + row * n);
+      ticket = engine_->post(described, [&] {
+        if (in_rows != 0) copy(gpu_in, in, in_bytes);
+        execute(call.on({reinterpret_cast<const T*>(gpu_in), in_rows * n},
+                        {reinterpret_cast<T*>(gpu_out), out_rows * n}, n));
+        if (out_rows != 0) copy(out, gpu_out, out_bytes);
+      });
+      engine_->wait(ticket);
+      for (std::size_t row = 0; row < out_rows; ++row)
+        std::copy_n(out + row * n, n, call.out.data() + row * call.count + begin);
     }
     return ticket;
   }
@@ -313,37 +287,53 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
   static std::shared_ptr<Engine> join(const Membership& member, Store& store,
                                       const std::string& called, std::shared_ptr<Gpu> gpu) {
     detail::require_world<Ranks>(member.world, member.rank);
-    return connect(member, store, detail::numbered_meeting(store, member.rank, "nccl", called),
-                   std::move(gpu), std::make_shared<Store>(store.share()));
-  }
-
-  /// Joins through `store`; the communicator leaves its notices in `own_store`.
-  static std::shared_ptr<Engine> connect(const Membership& member, Store& store,
-                                         const std::string& name, std::shared_ptr<Gpu> gpu,
-                                         std::shared_ptr<Store> own_store) {
-    const bool alone = member.world == WorldSize{1};
-    if (!alone) detail::nccl::settle_hosts(member, store, *gpu, name);
-    const ncclUniqueId id = meet(member, store, name);
-    auto engine = std::make_shared<Engine>(detail::nccl::JoinOptions{
-        member.rank, member.world, name, std::move(gpu), std::move(own_store), member.timeout});
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0;
-    engine->connect([&](ncclComm_t* comm) {
-      return ncclCommInitRankConfig(comm, static_cast<int>(member.world.value()), id,
-                                    static_cast<int>(member.rank.value()), &config);
-    });
+    auto engine = std::make_shared<Engine>(
+        member, detail::numbered_meeting(store, member.rank, "nccl", called), std::move(gpu),
+        std::make_shared<Store>(store.share()));
+    connect(*engine);
     return engine;
   }
 
+  static void connect(Engine& engine) {
+    const Membership& member = engine.member();
+    if (member.world > WorldSize{1}) settle_hosts(engine);
+    const ncclUniqueId id = meet(engine);
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    engine.connect([&](ncclComm_t* comm) {
+      return ncclCommInitRankConfig(comm, static_cast<int>(member.world.value()), id,
+                                    static_cast<int>(member.rank.value()), &config);
+    });
+  }
+
+  /// Compares the ranks' GPUs before NCCL's first call. NCCL refuses two ranks that are on one GPU
+  /// of one host, but not of two hosts. So the environment tells NCCL that each such rank is on a
+  /// host of its own, and ranks talk through sockets, which is slow but good enough to try things
+  /// out. Ranks with GPUs of their own pretend nothing.
+  static void settle_hosts(const Engine& engine) {
+    using Variables = detail::SharedGpuVariables;
+    const detail::GpuVerdict verdict = detail::compare_gpus(engine.member(), engine.store(),
+                                                            engine.gpu(), "nccl/" + engine.name());
+    if (!verdict.has_neighbour(engine.rank())) return;
+    if (verdict.is_one_host()) Variables::use_loopback();
+    if (Variables::use_own_host()) return;
+    throw Error(
+        "Backend<Nccl>", "ranks share a GPU, which NCCL takes for a mistake",
+        "start them with lockstep's launcher and LOCKSTEP_SHARE_GPUS=1, or set NCCL_HOSTID to "
+        "another word for every rank before it starts",
+        engine.rank());
+  }
+
   /// Rank 0 makes NCCL's meeting point and tells the others through the store.
-  static ncclUniqueId meet(const Membership& member, Store& store, const std::string& name) {
-    const std::string key = "lockstep/nccl/" + name + "/id";
+  static ncclUniqueId meet(const Engine& engine) {
+    const std::string key = "lockstep/nccl/" + engine.name() + "/id";
     ncclUniqueId id{};
-    if (member.rank == Rank{0}) {
-      detail::check_nccl(ncclGetUniqueId(&id), "ncclGetUniqueId");
-      store.set(key, std::string_view(id.internal, sizeof id.internal));
+    if (engine.rank() == Rank{0}) {
+      const ncclResult_t made = ncclGetUniqueId(&id);
+      if (made != ncclSuccess) throw detail::nccl::error_of(made, "ncclGetUniqueId");
+      engine.store().set(key, std::string_view(id.internal, sizeof id.internal));
     } else {
-      const std::string told = store.get(key, member.timeout);
+      const std::string told = engine.store().get(key, engine.timeout());
       std::memcpy(id.internal, told.data(), std::min(told.size(), sizeof id.internal));
     }
     return id;
@@ -363,9 +353,6 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
 
   detail::nccl::WatchedEngine engine_;
 };
-
-static_assert(ArenaAllocating<NcclCommunicator<>> && AsyncReducing<NcclCommunicator<2>> &&
-              Splitting<NcclCommunicator<>>);
 
 /// The NCCL communicator of a job's ranks. `name` tells several of one job apart. **Ranks** all.
 /// **Host** blocks until all have come.

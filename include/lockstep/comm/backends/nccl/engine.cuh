@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file One rank's end of an NCCL communicator: its calls in order, on the GPU and in its log.
+/// @file One rank's end of an NCCL communicator: its calls in order, on the GPU and in its log, and
+/// NCCL itself in the hands of two threads, the one that communicates and the one that watches it.
 
 #include <cuda_runtime_api.h>
 #include <nccl.h>
@@ -17,41 +18,119 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/comm/backends/nccl/join.cuh"
-#include "lockstep/comm/backends/nccl/link.cuh"
-#include "lockstep/comm/backends/nccl/memory.cuh"
-#include "lockstep/comm/call/counter.hpp"
 #include "lockstep/comm/call/fault_channel.hpp"
 #include "lockstep/comm/call/peers.hpp"
+#include "lockstep/comm/call/pending_calls.hpp"
 #include "lockstep/comm/collective.hpp"
+#include "lockstep/comm/rank_gpu.cuh"
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/deadline.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/gpu.cuh"
 #include "lockstep/device/cuda/memory.cuh"
 #include "lockstep/device/cuda/step_graph.cuh"
 #include "lockstep/device/cuda/stream.cuh"
+#include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/launch/store.hpp"
 
 namespace lockstep::detail::nccl {
 
-/// The points around a call's work: when it could begin, and when it was over.
-struct CallEvents {
-  CudaEvent before;
-  CudaEvent after;
+using Clock = std::chrono::steady_clock;
+using Milliseconds = std::chrono::milliseconds;
+
+inline const char* advice(ncclResult_t result) {
+  switch (result) {
+    case ncclUnhandledCudaError:
+      return "an earlier CUDA call failed, or the GPU's memory is used up: NCCL_DEBUG=INFO shows "
+             "which";
+    case ncclSystemError:
+      return "NCCL_DEBUG=INFO shows which system call failed; for sockets NCCL_SOCKET_IFNAME "
+             "chooses the network interface";
+    case ncclInvalidUsage:
+      return "NCCL wants one GPU per rank, the same version everywhere, and the same calls of all "
+             "ranks";
+    case ncclRemoteError:
+      return "another rank ended, or the network failed: look at the other ranks first";
+    default:
+      return "NCCL_DEBUG=INFO shows more";
+  }
+}
+
+/// The error of a call that failed: NCCL's code in words, and its last log message. Where another
+/// rank is the cause, it is marked as a consequence.
+inline Error error_of(ncclResult_t result, const std::string& operation) {
+  std::string words = ncclGetErrorString(result);
+  if (const std::string last = ncclGetLastError(nullptr); !last.empty()) words += ", " + last;
+  Error error(operation, words, advice(result), rank_of_thread());
+  return result == ncclRemoteError ? error.as_consequence() : error;
+}
+
+/// Has a call of NCCL been made? It may go on in the background.
+inline bool is_made(ncclResult_t result) {
+  return result == ncclSuccess || result == ncclInProgress;
+}
+
+/// Zeroed memory of the current GPU that NCCL reaches without copying, from its allocator where
+/// that works on this system, else plain device memory.
+class Arena {
+ public:
+  explicit Arena(std::size_t bytes) : bytes_(bytes) {
+    void* data = nullptr;
+    if (bytes == 0) return;
+    if (ncclMemAlloc(&data, bytes) == ncclSuccess) {
+      data_.reset(static_cast<std::byte*>(data));
+      check_cuda(cudaMemset(data, 0, bytes), "cudaMemset");
+      // Other streams do not wait for the default one: the memory must be zero before they use it.
+      check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
+    } else {
+      static_cast<void>(cudaGetLastError());
+      plain_.emplace(bytes);
+    }
+  }
+
+  std::byte* data() const { return plain_ ? plain_->data() : data_.get(); }
+
+  /// Registers the memory with a communicator. If that fails, NCCL copies instead.
+  void add_to(ncclComm_t comm) {
+    if (data_ == nullptr) return;
+    if (ncclCommRegister(comm, data_.get(), bytes_, &registration_) != ncclSuccess) {
+      registration_ = nullptr;
+      static_cast<void>(cudaGetLastError());
+    }
+  }
+  /// Called when the communicator no longer uses the memory, and before it ends.
+  void remove_from(ncclComm_t comm) {
+    if (registration_ != nullptr) static_cast<void>(ncclCommDeregister(comm, registration_));
+    registration_ = nullptr;
+  }
+
+ private:
+  std::unique_ptr<std::byte, CudaDelete<ncclMemFree>> data_;
+  std::optional<DeviceArena> plain_;
+  std::size_t bytes_;
+  void* registration_ = nullptr;
 };
 
 /// A ring of calls that end in the order of their numbers. Not thread-safe: the engine locks.
-class UnderWay {
+class CallRing {
  public:
   static constexpr std::size_t most = 256;
+
+  /// A call and the points around its work: when it could begin, and when it was over.
+  struct Place {
+    CudaEvent before;
+    CudaEvent after;
+    Call call;
+    std::optional<Clock::time_point> begun;
+  };
 
   bool is_full() const { return next_ - first_ == most; }
   bool is_empty() const { return next_ == first_; }
 
-  /// The events of the next call; they count from `push` on.
-  const CallEvents& next_events() const { return places_[next_ % most].events; }
+  /// The place of the next call, which counts from `push` on.
+  const Place& next() const { return places_[next_ % most]; }
   std::uint64_t push(const Call& call) {
     places_[next_ % most].call = call;
     places_[next_ % most].begun.reset();
@@ -60,31 +139,27 @@ class UnderWay {
 
   /// Forgets the calls that are over.
   void retire() {
-    while (!is_empty() && places_[first_ % most].events.after.test()) ++first_;
+    while (!is_empty() && places_[first_ % most].after.test()) ++first_;
   }
   bool is_over(std::uint64_t number) const { return number < first_; }
-  const CudaEvent& after(std::uint64_t number) const { return places_[number % most].events.after; }
-  /// The last call, if it may not be over.
-  const CudaEvent* last() const { return is_empty() ? nullptr : &after(next_ - 1); }
+  /// Makes `stream` wait for a call that may not be over.
+  void block(cudaStream_t stream, std::uint64_t number) const {
+    if (!is_over(number)) places_[number % most].after.block(stream);
+  }
+  void block_by_last(cudaStream_t stream) const {
+    if (!is_empty()) block(stream, next_ - 1);
+  }
 
   /// The oldest call, once the GPU has got to it: while it waits for the model's kernels, which may
   /// take as long as they like, its time does not count.
   std::optional<PendingCall> oldest(Clock::time_point now) {
-    retire();
-    if (is_empty()) return std::nullopt;
     Place& place = places_[first_ % most];
-    if (!place.begun && place.events.before.test()) place.begun = now;
+    if (!place.begun && place.before.test()) place.begun = now;
     if (!place.begun) return std::nullopt;
     return PendingCall{place.call, *place.begun};
   }
 
  private:
-  struct Place {
-    CallEvents events;
-    Call call;
-    std::optional<Clock::time_point> begun;
-  };
-
   std::unique_ptr<Place[]> places_ = std::make_unique<Place[]>(most);
   std::uint64_t first_ = 0;
   std::uint64_t next_ = 0;
@@ -96,62 +171,104 @@ struct Ticket {
   bool captured = false;
 };
 
+/// NCCL is not thread-safe, so both threads hold the mutex for each of its calls. None of these
+/// calls waits, because the communicator is non-blocking, nor does a thread that holds the mutex.
+///
+/// The first fault is final. The thread that finds it notes it; the watching thread then aborts
+/// NCCL's communicator, which ends its kernels, and every later call throws the fault.
 class Engine {
  public:
   /// All memory, streams and events are made here, on the GPU that was given: before ranks meet in
   /// `connect`, so that nothing is allocated while a rank waits for another.
-  explicit Engine(JoinOptions joined)
-      : joined_(std::move(joined)),
-        making_(std::in_place, gpu().index()),
-        timeout_(joined_.timeout),
-        link_(board_of(joined_)) {
+  Engine(const Membership& member, std::string name, std::shared_ptr<Gpu> gpu,
+         std::shared_ptr<Store> store)
+      : member_(member),
+        name_(std::move(name)),
+        gpu_(std::move(gpu)),
+        store_(std::move(store)),
+        making_(std::in_place, gpu_->index()),
+        timeout_(member.timeout) {
     making_.reset();
+    if (world() > 1) board_.emplace(store_, name_, rank());
+  }
+  /// One for another communicator of this rank, on the same GPU.
+  std::shared_ptr<Engine> beside(const std::string& name, Rank rank, WorldSize world) const {
+    Membership member = member_;
+    member.rank = rank;
+    member.world = world;
+    member.timeout = timeout();
+    return std::make_shared<Engine>(member, name, gpu_, store_);
   }
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
+  ~Engine() {
+    if (comm_ != nullptr) abort();
+  }
 
-  const JoinOptions& joined() const { return joined_; }
-  Rank rank() const { return joined_.rank; }
-  std::size_t world() const { return joined_.world.value(); }
-  Gpu& gpu() const { return *joined_.gpu; }
-  Link& link() { return link_; }
+  const Membership& member() const { return member_; }
+  Rank rank() const { return member_.rank; }
+  std::size_t world() const { return member_.world.value(); }
+  Gpu& gpu() const { return *gpu_; }
+  /// The job's store, in which the communicator leaves its notices.
+  Store& store() const { return *store_; }
+  /// The communicator's name, the same on all its ranks and no other's.
+  const std::string& name() const { return name_; }
+  std::string text() const { return "NCCL's communicator '" + name_ + "'"; }
   /// The stream on which communication runs.
   cudaStream_t stream() const { return stream_.get(); }
   Milliseconds timeout() const { return timeout_.load(std::memory_order_relaxed); }
   void set_timeout(Milliseconds timeout) { timeout_ = timeout; }
+  /// Where ranks leave notices for each other; none in a world of one.
+  const std::optional<NoticeBoard>& board() const { return board_; }
 
   /// Gets NCCL's communicator from `start(place)`. **Ranks** all. **Host** blocks until all have
   /// come.
   template <class Start>
   void connect(const Start& start) {
     const OnGpu current(gpu().index());
-    ncclResult_t state = start(link_.place());
-    if (state == ncclSuccess || state == ncclInProgress)
-      state = link_.settle(Deadline::after(timeout()));
+    ncclResult_t state = start(&comm_);
+    if (is_made(state)) state = settle(Deadline::after(timeout()));
     if (state == ncclSuccess) return;
-    const Error error = not_joined(state);
-    link_.abort();
+    const std::string operation = "joining " + text();
+    const Error error =
+        state != ncclInProgress
+            ? error_of(state, operation)
+            : Error(operation, "the other ranks did not come within " + seconds_text(timeout()),
+                    "see whether all were started and can reach each other (NCCL_SOCKET_IFNAME "
+                    "chooses the network, NCCL_DEBUG=INFO shows more)",
+                    rank());
+    abort();
     throw Error(error);
   }
 
-  /// Makes a call that is none of the program's and in no log, and waits until it is over: NCCL
-  /// connects ranks, and allocates, at the first call of each kind. **Ranks** all. **Host** blocks.
+  /// Makes a call of NCCL, `call(comm)`, and waits until it is done or on its stream.
   template <class F>
-  void make_first_call(const F& call) {
-    if (world() == 1) return;
-    const OnGpu current(gpu().index());
-    const Deadline deadline = Deadline::after(timeout());
-    ncclResult_t state = link_.try_nccl(call);
-    if (state == ncclSuccess || state == ncclInProgress) state = link_.settle(deadline);
-    require_joined(state);
-    const CudaEvent& over = under_way_.next_events().after;  // no other call is being made
-    over.record(stream_);
-    const Backoff backoff;
-    while (!over.test()) {
-      if (deadline.passed()) require_joined(ncclInProgress);
-      raise_fault();
-      backoff.pause();
+  void nccl(const char* name, const F& call) {
+    ncclResult_t result = try_nccl(call);
+    if (is_made(result)) {
+      // The fault of another rank, or a disagreement, explains a failure better than NCCL does.
+      result = settle(Deadline::never(), board_ ? reason_limit : Milliseconds(0));
+      if (result == ncclSuccess) return;
     }
+    const Error error = error_of(result, name);
+    fail(error);
+    throw Error(error);
+  }
+
+  /// Makes a call of NCCL and waits for nothing.
+  template <class F>
+  ncclResult_t try_nccl(const F& call) {
+    const std::lock_guard lock(mutex());
+    pending_.raise_fault();
+    return call(comm_);
+  }
+
+  /// NCCL's own state: it can tell that other ranks are gone or that the network is broken.
+  ncclResult_t state() const {
+    const std::lock_guard lock(mutex());
+    ncclResult_t state = ncclSuccess;
+    if (comm_ != nullptr && !is_broken()) static_cast<void>(ncclCommGetAsyncError(comm_, &state));
+    return state;
   }
 
   // Calls
@@ -160,45 +277,28 @@ class Engine {
   template <class Body>
   Ticket post(const Call& call, const Body& body) {
     raise_fault();
-    const bool captured = is_capturing();
-    if (!captured) make_room();
-    const CallEvents& events = begin(call, captured);
-    try {
-      events.before.record(gpu().stream());
-      events.before.block(stream_);
+    const OnGpu current(gpu().index());  // kernels are launched from the GPU of their stream
+    return make(call, is_capturing(), [&](const CallRing::Place& place) {
+      place.before.record(gpu().stream());
+      place.before.block(stream_);
       body();
-      events.after.record(stream_);
-    } catch (const Error& error) {
-      forget_issued();
-      // A capture that failed has done nothing: the communicator is as good as before.
-      if (captured && !link_.is_broken()) throw;
-      link_.fail(error);
-    }
-    raise_fault();
-    return finish(call, captured);
+      place.after.record(stream_);
+    });
   }
 
   /// **Host** does not block. **Stream** the compute stream waits for the call from here on.
   void order(Ticket ticket) {
     raise_fault();
-    if (ticket.captured) {
-      captured_.after(ticket.number).block(gpu().stream());
-      return;
-    }
-    const std::lock_guard lock(link_.mutex());
-    if (!under_way_.is_over(ticket.number)) under_way_.after(ticket.number).block(gpu().stream());
+    const std::lock_guard lock(mutex());
+    ring(ticket.captured).block(gpu().stream(), ticket.number);
   }
 
   /// The same for all calls so far.
   void order_all() {
     raise_fault();
     const bool captured = is_capturing();
-    const std::lock_guard lock(link_.mutex());
-    if (captured) {
-      if (!captured_calls_.empty()) captured_.last()->block(gpu().stream());
-    } else if (const CudaEvent* last = under_way_.last()) {
-      last->block(gpu().stream());
-    }
+    const std::lock_guard lock(mutex());
+    if (!captured || !captured_calls_.empty()) ring(captured).block_by_last(gpu().stream());
   }
 
   /// Is the call over? One that was captured never is.
@@ -214,7 +314,7 @@ class Engine {
     while (!test(ticket)) backoff.pause();
   }
 
-  /// An exception has ended this rank's part while the call may be under way: gives up, and tells
+  /// An exception has ended this rank's part while the call may be in flight: gives up, and tells
   /// the others. **Host** blocks until the GPU is done with the call's memory, or for as long as an
   /// abort may take. A call in a capture that an exception ends has not happened.
   void leave(Ticket ticket) noexcept {
@@ -222,7 +322,7 @@ class Engine {
     try {
       if (is_over(ticket)) return;
       give_up();
-      if (!link_.await_abort()) return;
+      if (!await_abort()) return;
       const Backoff backoff;
       while (!is_over(ticket)) backoff.pause();
     } catch (const Error&) {  // NOLINT(bugprone-empty-catch): a GPU that has failed runs nothing
@@ -231,25 +331,26 @@ class Engine {
 
   /// **Host** blocks until the compute stream is empty.
   void synchronize() {
-    const Backoff backoff;
-    while (true) {
-      const cudaError_t state = cudaStreamQuery(gpu().stream());
-      raise_fault();
-      if (state == cudaSuccess) return;
-      if (state != cudaErrorNotReady) check_cuda(state, "the compute stream");
-      backoff.pause();
-    }
+    await_stream(gpu().stream(), [&] { raise_fault(); });
   }
 
-  /// Throws the fault if there is one.
+  // Faults
+
+  bool is_broken() const { return pending_.is_broken(); }
+  /// Throws the fault, if there is one, after the kernels have ended, so that their memory can be
+  /// freed. During a capture it throws at once, because the abort waits for all graphs, also for
+  /// the one that is being captured.
   void raise_fault() {
-    if (link_.is_broken()) [[unlikely]]
-      link_.raise_fault(capture_status() != cudaStreamCaptureStatusNone);
+    if (!is_broken()) [[likely]]
+      return;
+    if (capture_status() == cudaStreamCaptureStatusNone) await_abort();
+    pending_.raise_fault();
   }
 
-  void fail(const Error& error) { link_.fail(error); }
+  /// Notes the fault, if it is the first, and tells the others its words.
+  void fail(const Error& error) { fail(error, error.text()); }
   void give_up(std::string_view reason = ended_by_exception) {
-    link_.fail(gave_up("NCCL's communicator '" + joined_.name + "'", reason, rank()), reason);
+    fail(gave_up(text(), reason, rank()), reason);
   }
 
   // Memory
@@ -257,15 +358,18 @@ class Engine {
   std::byte* allocate(std::size_t bytes) {
     const OnGpu current(gpu().index());
     Arena& arena = arenas_.emplace_back(bytes);
-    const std::lock_guard lock(link_.mutex());
-    if (*link_.place() != nullptr) arena.add_to(*link_.place());
+    const std::lock_guard lock(mutex());
+    if (comm_ != nullptr) arena.add_to(comm_);
     return arena.data();
   }
-  const Staging& staging() const { return staging_; }
-  /// Copies on the stream on which communication runs.
-  void copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) const {
-    check_cuda(cudaMemcpyAsync(to, from, bytes, kind, stream_), "cudaMemcpyAsync");
-  }
+
+  /// Pinned memory, and as much device memory, for host data on its way to the GPU and back. They
+  /// are made once: to allocate or free in the middle of a call may wait for other GPUs of the
+  /// process, which wait for this rank. More data than fits travels in parts, and each waits for
+  /// the one before.
+  static constexpr std::size_t staged_bytes = 4_MiB;
+  std::byte* staged_on_host() const { return on_host_.data(); }
+  std::byte* staged_on_gpu() const { return on_gpu_.data(); }
 
   /// The size of the memory for reductions of gathered pieces, which is never moved because
   /// captured steps refer to it.
@@ -282,8 +386,9 @@ class Engine {
   /// Ends a capture. Its calls go into the log if all ranks have the graph, else they are dropped.
   void adopt(const StepGraph& graph) {
     if (graph) {
-      link_.add(graph);
-      const std::lock_guard lock(link_.mutex());
+      const std::lock_guard lock(mutex());
+      std::erase_if(graphs_, [](const auto& known) { return known.expired(); });
+      graphs_.push_back(graph.executable());
       for (const Call& call : captured_calls_) log_.add(call);
     }
     captured_calls_.clear();
@@ -296,102 +401,131 @@ class Engine {
     raise_fault();
     require_no_capture(call, "replay it outside of the step");
     if (!graph) graph.launch(gpu().stream());  // throws, and says why there is none
-    make_room();
-    const CallEvents& events = begin(call, false);
-    try {
-      const std::lock_guard lock(link_.mutex());
-      if (const CudaEvent* last = under_way_.last()) last->block(gpu().stream());
-      events.before.record(gpu().stream());
-      link_.launch(graph, gpu().stream());
-      events.after.record(gpu().stream());
-    } catch (const Error& error) {
-      forget_issued();
-      link_.fail(error);
-    }
-    raise_fault();
-    finish(call, false);
+    make(call, false, [&](const CallRing::Place& place) {
+      const std::lock_guard lock(mutex());  // so that the graph does not end meanwhile
+      in_flight_.block_by_last(gpu().stream());
+      place.before.record(gpu().stream());
+      pending_.raise_fault();
+      graph.launch(gpu().stream());
+      place.after.record(gpu().stream());
+    });
   }
 
   // For the watchdog
 
-  PendingCalls& pending() { return link_.pending(); }
-  void abort() { link_.abort(); }
+  PendingCalls& pending() { return pending_; }
 
-  CallLog log() const {
-    const std::lock_guard lock(link_.mutex());
-    return log_;
-  }
-  LogHead head() const {
-    const std::lock_guard lock(link_.mutex());
-    return log_.head();
-  }
-  std::optional<bool> differs(const LogHead& head) const {
-    const std::lock_guard lock(link_.mutex());
-    return log_.differs(head);
+  /// `f(log)`, with the log of this rank's calls.
+  template <class F>
+  auto with_log(const F& f) const {
+    const std::lock_guard lock(mutex());
+    return f(log_);
   }
 
   /// The call that has waited longest: on the GPU, or for NCCL to put it there.
   std::optional<PendingCall> waiting() {
-    const std::lock_guard lock(link_.mutex());
-    under_way_.retire();
-    return under_way_.is_empty() ? issued_ : under_way_.oldest(Clock::now());
-  }
-  Position position() {
-    const auto call = waiting();
-    return {head().calls, call ? call->call.text() : ""};
+    const std::lock_guard lock(mutex());
+    in_flight_.retire();
+    return in_flight_.is_empty() ? issued_ : in_flight_.oldest(Clock::now());
   }
 
   // The end
+
+  /// Ends NCCL's work on the GPU, and its communicator. NCCL waits until no graph refers to it.
+  void abort() {
+    end_graphs();
+    ncclComm_t comm = nullptr;
+    {
+      const std::lock_guard lock(mutex());
+      std::swap(comm, comm_);
+    }
+    if (comm != nullptr) static_cast<void>(ncclCommAbort(comm));
+    pending_.change([&] { aborted_ = true; });
+  }
 
   /// Waits until everything is off the GPU, within the time limit. Host: blocks.
   void drain() {
     const Deadline deadline = Deadline::after(timeout());
     const Backoff backoff;
-    while (!link_.is_broken() && !is_idle()) {
+    while (!is_broken() && !is_idle()) {
       if (deadline.passed()) {
-        link_.fail(Error("closing the communicator", "its calls do not end",
-                         "see what keeps the compute stream from getting to them", rank()));
+        fail(Error("closing the communicator", "its calls do not end",
+                   "see what keeps the compute stream from getting to them", rank()));
       }
       backoff.pause();
     }
   }
+  /// Closes NCCL's communicator, after all calls and the watching thread.
   void close() {
-    link_.finalize(timeout(), [&](ncclComm_t comm) {
-      for (Arena& arena : arenas_) arena.remove_from(comm);
-    });
+    if (comm_ == nullptr) return;
+    end_graphs();
+    for (Arena& arena : arenas_) arena.remove_from(comm_);
+    if (is_made(ncclCommFinalize(comm_)) && settle(Deadline::after(timeout())) == ncclSuccess) {
+      static_cast<void>(ncclCommDestroy(std::exchange(comm_, nullptr)));
+    } else {
+      abort();
+    }
   }
 
   // Groups
 
   /// The result of a split. It is a member because NCCL writes it in the background.
   ncclComm_t& split_result() { return split_result_; }
-  std::string next_group_name() { return joined_.name + "/" + std::to_string(groups_++); }
+  std::string next_group_name() { return name_ + "/" + std::to_string(groups_++); }
 
  private:
-  Error not_joined(ncclResult_t state) const {
-    const std::string operation = "joining NCCL's communicator '" + joined_.name + "'";
-    if (state != ncclInProgress) return nccl_error(state, operation);
-    return {operation, "the other ranks did not come within " + seconds_text(timeout()),
-            "see whether all were started and can reach each other (NCCL_SOCKET_IFNAME chooses the "
-            "network, NCCL_DEBUG=INFO shows more)",
-            rank()};
-  }
-  void require_joined(ncclResult_t state) {
-    if (state == ncclSuccess) return;
-    link_.fail(not_joined(state));
-    raise_fault();
+  /// How long an abort may take; after that nothing waits for it any more.
+  static constexpr Milliseconds abort_limit{10'000};
+  /// Within this time the watching thread has explained a failure that NCCL reports.
+  static constexpr Milliseconds reason_limit{2'000};
+
+  std::mutex& mutex() const { return pending_.mutex(); }
+
+  /// Waits until NCCL has done a call in the background. Returns NCCL's state, which is
+  /// `ncclInProgress` at the deadline. After a failure it waits for the fault, and throws it.
+  ncclResult_t settle(Deadline deadline, Milliseconds for_reason = Milliseconds(0)) {
+    const Backoff backoff;
+    std::optional<Deadline> explained;
+    while (true) {
+      const ncclResult_t state = try_nccl([](ncclComm_t comm) {
+        ncclResult_t state = ncclSuccess;
+        const ncclResult_t asked = ncclCommGetAsyncError(comm, &state);
+        return asked == ncclSuccess ? state : asked;
+      });
+      if (state == ncclSuccess) return state;
+      if (state == ncclInProgress) {
+        if (deadline.passed()) return state;
+      } else {
+        if (!explained) explained = Deadline::after(for_reason);
+        if (explained->passed()) return state;
+      }
+      backoff.pause();
+    }
   }
 
-  static std::optional<NoticeBoard> board_of(const JoinOptions& joined) {
-    if (joined.world == WorldSize{1}) return std::nullopt;
-    return NoticeBoard(joined.store, joined.name, joined.rank);
+  void fail(const Error& error, std::string_view reason) {
+    if (!pending_.note(error) || !board_) return;
+    try {
+      board_->fail(reason);
+    } catch (const Error&) {
+      // Without a store, the other ranks find out by themselves.
+    }
   }
 
-  cudaStreamCaptureStatus capture_status() const {
-    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    check_cuda(cudaStreamIsCapturing(gpu().stream(), &status), "cudaStreamIsCapturing");
-    return status;
+  /// After a fault: **Host** blocks until NCCL's kernels have ended. False if that takes too long.
+  bool await_abort() {
+    return pending_.wait(abort_limit, [&] { return aborted_; });
   }
+
+  void end_graphs() {
+    const std::lock_guard lock(mutex());
+    for (const auto& known : graphs_) {
+      if (const auto graph = known.lock()) graph->reset();
+    }
+    graphs_.clear();
+  }
+
+  cudaStreamCaptureStatus capture_status() const { return detail::capture_status(gpu().stream()); }
   bool is_capturing() const {
     const cudaStreamCaptureStatus status = capture_status();
     if (status == cudaStreamCaptureStatusInvalidated) {
@@ -404,118 +538,90 @@ class Engine {
   }
 
   bool is_over(Ticket ticket) {
-    const std::lock_guard lock(link_.mutex());
-    under_way_.retire();
-    return under_way_.is_over(ticket.number);
+    const std::lock_guard lock(mutex());
+    in_flight_.retire();
+    return in_flight_.is_over(ticket.number);
   }
   bool is_idle() {
-    const std::lock_guard lock(link_.mutex());
-    under_way_.retire();
-    return under_way_.is_empty();
+    const std::lock_guard lock(mutex());
+    in_flight_.retire();
+    return in_flight_.is_empty();
   }
   /// Waits while the host is too many calls ahead of the GPU.
   void make_room() {
     const Backoff backoff;
     while (true) {
       {
-        const std::lock_guard lock(link_.mutex());
-        if (under_way_.is_full()) under_way_.retire();
-        if (!under_way_.is_full()) return;
+        const std::lock_guard lock(mutex());
+        if (in_flight_.is_full()) in_flight_.retire();
+        if (!in_flight_.is_full()) return;
       }
       raise_fault();
       backoff.pause();
     }
   }
 
-  const CallEvents& begin(const Call& call, bool captured) {
-    const std::lock_guard lock(link_.mutex());
-    issued_ = PendingCall{call, Clock::now()};
-    // Messages are between two ranks only: the others cannot compare them.
-    if (call.kind != CollectiveKind::send && call.kind != CollectiveKind::receive) {
-      if (captured) {
-        captured_calls_.push_back(call);
-      } else {
-        log_.add(call);
+  CallRing& ring(bool captured) { return captured ? captured_ : in_flight_; }
+
+  /// Puts a call into the log and, by `enqueue(place)`, on the GPU.
+  template <class Enqueue>
+  Ticket make(const Call& call, bool captured, const Enqueue& enqueue) {
+    if (!captured) make_room();
+    {
+      const std::lock_guard lock(mutex());
+      issued_ = PendingCall{call, Clock::now()};
+      // Messages are between two ranks only: the others cannot compare them.
+      if (call.kind != CollectiveKind::send && call.kind != CollectiveKind::receive) {
+        if (captured) {
+          captured_calls_.push_back(call);
+        } else {
+          log_.add(call);
+        }
       }
     }
-    return (captured ? captured_ : under_way_).next_events();
-  }
-  Ticket finish(const Call& call, bool captured) {
-    const std::lock_guard lock(link_.mutex());
+    try {
+      enqueue(ring(captured).next());
+    } catch (const Error& error) {
+      {
+        const std::lock_guard lock(mutex());
+        issued_.reset();
+      }
+      // A capture that failed has done nothing: the communicator is as good as before.
+      if (captured && !is_broken()) throw;
+      fail(error);
+    }
+    raise_fault();
+    const std::lock_guard lock(mutex());
     issued_.reset();
-    return {(captured ? captured_ : under_way_).push(call), captured};
-  }
-  void forget_issued() {
-    const std::lock_guard lock(link_.mutex());
-    issued_.reset();
+    return {ring(captured).push(call), captured};
   }
 
-  JoinOptions joined_;
+  Membership member_;
+  std::string name_;
+  std::shared_ptr<Gpu> gpu_;
+  std::shared_ptr<Store> store_;
   std::optional<OnGpu> making_;  // while the members below are made
   std::atomic<Milliseconds> timeout_;
   CudaStream stream_ = CudaStream::urgent();
   std::deque<Arena> arenas_;
-  Staging staging_;
+  PinnedArena on_host_{staged_bytes};
+  DeviceArena on_gpu_{staged_bytes};
   DeviceArena scratch_{scratch_bytes};
   /// Calls that are captured are never over: a graph keeps the order that their events stand for,
   /// which can be recorded again for another call.
-  UnderWay captured_;
+  CallRing captured_;
   std::vector<Call> captured_calls_;
   ncclComm_t split_result_ = nullptr;
   std::size_t groups_ = 0;
+  std::optional<NoticeBoard> board_;
 
-  Link link_;           // ends before the memory that NCCL uses
-  UnderWay under_way_;  // this and the members below, with the link's mutex
+  PendingCalls pending_;  // its mutex is for what follows
+  ncclComm_t comm_ = nullptr;
+  std::vector<std::weak_ptr<StepGraph::Executable>> graphs_;  // that hold NCCL's kernels
+  bool aborted_ = false;
+  CallRing in_flight_;
   CallLog log_;
   std::optional<PendingCall> issued_;  // and not yet on the stream
 };
-
-/// Says that the first calls are not made at once.
-struct WarmUpLater {};
-
-/// **Ranks** all. **Host** blocks until the calls are over.
-inline void warm_up(Engine& engine) {
-  std::byte* const data = engine.scratch();
-  const cudaStream_t stream = engine.stream();
-  const std::size_t rank = engine.rank().value();
-  // NCCL has one way for few bytes and another for many. Pieces are of whole packets, or those of
-  // some ranks would not be aligned.
-  constexpr std::size_t packet = 16;
-  for (const std::size_t each :
-       {packet, Engine::scratch_bytes / 4 / engine.world() / packet * packet}) {
-    const std::size_t bytes = each * engine.world();
-    engine.make_first_call([&](ncclComm_t comm) {
-      return ncclAllReduce(data, data, bytes / sizeof(float), ncclFloat32, ncclSum, comm, stream);
-    });
-    engine.make_first_call([&](ncclComm_t comm) {
-      return ncclBroadcast(data, data, bytes, ncclUint8, 0, comm, stream);
-    });
-    engine.make_first_call([&](ncclComm_t comm) {
-      return ncclAllGather(data + rank * each, data, each, ncclUint8, comm, stream);
-    });
-    engine.make_first_call([&](ncclComm_t comm) {
-      return ncclReduceScatter(data, data + rank * each, each / sizeof(float), ncclFloat32, ncclSum,
-                               comm, stream);
-    });
-  }
-}
-
-/// The same for messages, between every two ranks: where many ranks are, they need much memory.
-inline void warm_up_messages(Engine& engine) {
-  std::byte* const data = engine.scratch();
-  engine.make_first_call([&](ncclComm_t comm) {
-    ncclResult_t result = ncclGroupStart();
-    const auto note = [&](ncclResult_t made) {
-      if (made != ncclSuccess && made != ncclInProgress) result = made;
-    };
-    for (int peer = 0; peer < static_cast<int>(engine.world()); ++peer) {
-      if (peer == static_cast<int>(engine.rank().value())) continue;
-      note(ncclSend(data, 1, ncclUint8, peer, comm, engine.stream()));
-      note(ncclRecv(data + 1 + peer, 1, ncclUint8, peer, comm, engine.stream()));
-    }
-    const ncclResult_t ended = ncclGroupEnd();
-    return result == ncclSuccess ? ended : result;
-  });
-}
 
 }  // namespace lockstep::detail::nccl

@@ -17,7 +17,6 @@
 #include "lockstep/comm/backends/nccl/engine.cuh"
 #include "lockstep/comm/call/peers.hpp"
 #include "lockstep/comm/call/watchdog.hpp"
-#include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/launch/outcome.hpp"
@@ -38,15 +37,8 @@ class Probe {
   }
 
   void poll() {
-    if (const auto& board = engine_.link().board(); board && hears_) {
-      try {
-        look_at_others(*board);
-      } catch (const Error&) {
-        // The process with the store has ended. If it was a rank, NCCL will notice.
-        hears_ = false;
-      }
-    }
-    if (engine_.link().is_broken()) return;
+    with_board([&](const NoticeBoard& board) { look_at_others(board); });
+    if (engine_.is_broken()) return;
     look_at_nccl();
     if (const auto call = engine_.waiting(); call && !asked_) {
       asked_ = Clock::now() - call->since >= std::min(long_wait, engine_.timeout() / 2);
@@ -79,12 +71,13 @@ class Probe {
     Notice notice = notice_;
     if (!notice.is_fault() && is_time) compare(board, notice);
     if (notice.kind == Notice::Kind::failed) {
-      engine_.link().fail_quietly(
+      engine_.pending().note(
           rank_failed(what_it_is_in(), notice.rank, notice.words, engine_.rank()));
     } else if (notice.kind == Notice::Kind::differs) {
-      engine_.link().fail_quietly(verdict(board, notice.rank));
+      engine_.pending().note(verdict(board, notice.rank));
     } else if (notice.kind == Notice::Kind::question && (is_time || !has_told_)) {
-      const Position position = engine_.position();
+      const auto call = engine_.waiting();
+      const Position position{head().calls, call ? call->call.text() : ""};
       if (position != told_) board.set_position(position);
       told_ = position;
       has_told_ = true;
@@ -93,7 +86,7 @@ class Probe {
 
   /// Rank 0 shows how far it is, and the others compare once they are there too.
   void compare(const NoticeBoard& board, Notice& notice) {
-    const LogHead own = engine_.head();
+    const LogHead own = head();
     if (engine_.rank() == Rank{0}) {
       if (own != head_) board.set_head(own);
       head_ = own;
@@ -103,12 +96,13 @@ class Probe {
     if (head_.calls <= compared_ && own.calls > compared_) head_ = board.head();
     if (head_.calls <= compared_ || head_.calls > own.calls) return;
     compared_ = head_.calls;
-    if (engine_.differs(head_).value_or(false)) notice = board.differ(engine_.log());
+    const auto differs = [&](const CallLog& log) { return log.differs(head_).value_or(false); };
+    if (engine_.with_log(differs)) notice = board.differ(log());
   }
 
   Error verdict(const NoticeBoard& board, Rank differing) const {
     try {
-      return board.verdict(engine_.log(), differing, verdict_wait);
+      return board.verdict(log(), differing, verdict_wait);
     } catch (const Error&) {
       return {what_it_is_in(),
               "ranks disagree: rank " + std::to_string(differing.value()) +
@@ -118,11 +112,11 @@ class Probe {
   }
 
   void look_at_nccl() {
-    const ncclResult_t state = engine_.link().state();
+    const ncclResult_t state = engine_.state();
     if (state == ncclSuccess || state == ncclInProgress) return;
     if (!reported_) reported_ = Clock::now();
-    if (Clock::now() - *reported_ < words_wait && hears_ && engine_.link().board()) return;
-    engine_.link().fail(nccl_error(state, what_it_is_in()));
+    if (Clock::now() - *reported_ < words_wait && hears_ && engine_.board()) return;
+    engine_.fail(error_of(state, what_it_is_in()));
   }
 
   /// The positions of ranks that have made fewer calls than this one, or else of all others.
@@ -130,7 +124,7 @@ class Probe {
     std::vector<std::string> all;
     std::vector<std::string> behind;
     with_board([&](const NoticeBoard& board) {
-      const std::uint64_t calls = engine_.head().calls;
+      const std::uint64_t calls = head().calls;
       const auto positions = board.positions(engine_.world());
       for (std::size_t w = 0; w < engine_.world(); ++w) {
         if (Rank{w} == engine_.rank()) continue;
@@ -144,17 +138,25 @@ class Probe {
 
   template <class F>
   void with_board(const F& f) {
-    if (!engine_.link().board() || !hears_) return;
+    if (!engine_.board() || !hears_) return;
     try {
-      f(*engine_.link().board());
+      f(*engine_.board());
     } catch (const Error&) {
+      // The process with the store has ended. If it was a rank, NCCL will notice.
       hears_ = false;
     }
   }
 
+  CallLog log() const {
+    return engine_.with_log([](const CallLog& log) { return log; });
+  }
+  LogHead head() const {
+    return engine_.with_log([](const CallLog& log) { return log.head(); });
+  }
+
   std::string what_it_is_in() const {
     const auto call = engine_.waiting();
-    return call ? call->call.text() : "NCCL's communicator '" + engine_.joined().name + "'";
+    return call ? call->call.text() : engine_.text();
   }
 
   Engine& engine_;

@@ -21,7 +21,6 @@
 
 #include "lockstep/comm/backend.hpp"
 #include "lockstep/comm/backends/shm/memory.hpp"
-#include "lockstep/comm/call/counter.hpp"
 #include "lockstep/comm/call/peers.hpp"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/collectives.hpp"

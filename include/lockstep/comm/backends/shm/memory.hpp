@@ -10,7 +10,6 @@
 #include <memory>
 #include <utility>
 
-#include "lockstep/comm/call/counter.hpp"
 #include "lockstep/comm/call/peers.hpp"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/core/bytes.hpp"
@@ -25,10 +24,8 @@ namespace lockstep::detail::shm {
 class MemoryFile {
  public:
   MemoryFile() = default;
+  explicit MemoryFile(Descriptor file) : file_(std::move(file)) {}
   static MemoryFile create();
-
-  /// The file that process `pid` has as descriptor `fd`.
-  static MemoryFile open_of(int pid, int fd);
 
   int descriptor() const { return file_.get(); }
 
@@ -45,8 +42,6 @@ class MemoryFile {
   bool is_locked(Rank rank) const;
 
  private:
-  explicit MemoryFile(Descriptor file) : file_(std::move(file)) {}
-
   Descriptor file_;
 };
 

@@ -19,8 +19,6 @@
 #include "lockstep/comm/backends/threads/device_collectives.cuh"
 #include "lockstep/comm/backends/threads/meeting.hpp"
 #include "lockstep/comm/backends/threads/member.cuh"
-#include "lockstep/comm/backends/threads/staged_collectives.cuh"
-#include "lockstep/comm/backends/threads/world.cuh"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/collectives.hpp"
 #include "lockstep/comm/combine.cuh"
@@ -30,6 +28,7 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/device/cuda/gpu.cuh"
+#include "lockstep/device/cuda/step_graph.cuh"
 #include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/launch/store.hpp"
 #include "lockstep/topology/topology.hpp"
@@ -42,8 +41,8 @@ namespace lockstep {
 /// The last rank to make a call enqueues the work of all ranks, on one stream for each GPU: one
 /// kernel loads from all ranks' memory, combines in rank order and stores to all ranks' memory,
 /// through peer access where that is another GPU's, or in pieces through pinned host memory where
-/// there is no such access. Streams wait for each other by events; no
-/// kernel ever waits for another. Results are the same bits on all ranks and in every run.
+/// there is no such access. Streams wait for each other by events; no kernel ever waits for
+/// another. Results are the same bits on all ranks and in every run.
 ///
 /// Every call is compared over ranks before anything is launched. Memory need not be from
 /// `allocate`. All ranks give device memory or all give host memory.
@@ -65,23 +64,25 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
 
   using Milliseconds = std::chrono::milliseconds;
 
-  ThreadCommunicator(std::shared_ptr<detail::threads::SharedWorld> world, Rank rank,
-                     std::shared_ptr<Gpu> gpu, Milliseconds timeout)
-      : ThreadCommunicator(std::move(world), rank, std::move(gpu), timeout, [] {}) {}
+  ThreadCommunicator(const std::shared_ptr<detail::threads::SharedWorld>& world, Rank rank,
+                     const std::shared_ptr<Gpu>& gpu, Milliseconds timeout) {
+    detail::require_world<Ranks>(WorldSize{world->calls->world()}, rank);
+    member_ = std::make_unique<Member>(world, rank, gpu, timeout);
+  }
   ThreadCommunicator(ThreadCommunicator&&) noexcept = default;
   ThreadCommunicator& operator=(ThreadCommunicator&&) = delete;
 
   /// Joins the ranks of a job, all of which are threads of this process. `name` tells several
   /// communicators of one job apart. **Ranks** all. **Host** blocks until all have come.
-  static ThreadCommunicator join(const Membership& member, Store& store, std::shared_ptr<Gpu> gpu,
+  static ThreadCommunicator join(const Membership& member, Store& store,
+                                 const std::shared_ptr<Gpu>& gpu,
                                  const std::string& name = "world") {
     detail::require_world<Ranks>(member.world, member.rank);
     // A rank that fails before it gets here closes the store, so that no rank waits for it in vain.
     store.barrier("lockstep/threads/" + name, member.rank, member.world, member.timeout);
-    const std::string key = member.job + " " + name;
-    using Open = detail::threads::OpenWorlds;
-    return ThreadCommunicator(Open::find(key, member.world), member.rank, std::move(gpu),
-                              member.timeout, [&] { Open::close(key); });
+    return ThreadCommunicator(
+        detail::threads::SharedWorld::named(member.job + " " + name, member.world), member.rank,
+        gpu, member.timeout);
   }
 
   Rank rank() const { return member_->rank(); }
@@ -122,35 +123,30 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
   /// why; nothing else has changed. **Ranks** all; they run `f` by turns. **Host** runs `f`.
   /// **Stream** nothing is run.
   template <class F>
-  detail::WorldStepGraph capture(F&& f) {
+  detail::StepGraph capture(F&& f) {
     return member_->capture(std::forward<F>(f));
   }
 
   /// Runs a captured step. **Ranks** all, with the graph of the same capture.
-  void replay(const detail::WorldStepGraph& graph) {
+  void replay(const detail::StepGraph& graph) {
     detail::Call call;
     call.kind = detail::CollectiveKind::replay;
     call.part_of = detail::step_call_of_thread(detail::JobCall::none);
-    if (!graph) {
-      throw Error(call.text(), "there is no captured step: " + graph.reason(),
-                  "run the step itself", rank());
-    }
-    if (is_alone()) {
+    if (is_alone() || !graph) {  // where there is no graph, the launch throws and says why
       member_->calls().raise_fault();
-      graph.graph().launch(gpu().stream());
+      graph.launch(gpu().stream());
       return;
     }
     const std::uint64_t ticket = member_->start(
-        call, &graph.graph(), nullptr,
+        call, graph.executable().get(), nullptr,
         [&](const detail::threads::Lanes& lanes, Offers ranks, std::uint64_t number) {
           for (const detail::threads::Offer& other : ranks) {
             if (other.in == ranks[0].in) continue;
             throw Error(call.text(), "ranks replay steps of different captures",
                         "let every rank replay the same one", rank());
           }
-          lanes.run_on_first(ranks, number, [&](const detail::threads::Lane& lane) {
-            graph.graph().launch(lane.stream);
-          });
+          lanes.run_on_first(ranks, number,
+                             [&](const detail::threads::Lane& lane) { graph.launch(lane.stream); });
         });
     member_->wait(ticket, call);
   }
@@ -159,14 +155,14 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
 
   template <class C>
   void perform(const C& call) {
-    if constexpr (C::kind == detail::CollectiveKind::send) {
+    if constexpr (C::is_message) {
       const detail::CallMemory memory = member_->memory_of(call);
-      member_->send(call.call(), call.in.data(), memory.on_host, call.root);
-      if (memory.is_managed) member_->settle_managed();
-    } else if constexpr (C::kind == detail::CollectiveKind::receive) {
-      const detail::CallMemory memory = member_->memory_of(call);
-      member_->receive(call.call(), call.out.data(), call.out.size_bytes(), memory.on_host,
-                       call.root);
+      if constexpr (C::kind == detail::CollectiveKind::send) {
+        member_->send(call.call(), call.in.data(), memory.on_host, call.root);
+      } else {
+        member_->receive(call.call(), call.out.data(), call.out.size_bytes(), memory.on_host,
+                         call.root);
+      }
       if (memory.is_managed) member_->settle_managed();
     } else if constexpr (C::kind == detail::CollectiveKind::barrier) {
       member_->synchronize();
@@ -177,7 +173,7 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
   }
 
   void agree(const detail::Call& call) {
-    member_->meet(call, detail::threads::Offer{}, [](Offers) {});
+    member_->calls().meet(call, detail::threads::Offer{}, [](Offers) {});
   }
 
   /// Calls with host memory are made at once.
@@ -212,25 +208,19 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
   template <std::size_t GroupRanks>
   std::optional<ThreadCommunicator<GroupRanks>> split(const detail::GroupPlace& place) {
     using World = std::shared_ptr<detail::threads::SharedWorld>;
-    struct Joining {
-      const detail::GroupPlace& place;
-      World made;  // by the leader of a group
-      World own;
-    };
-    Joining joining{place, nullptr, nullptr};
+    World world;  // made by the leader of a group
     if (place.is_member() && place.rank == Rank{0})
-      joining.made = std::make_shared<detail::threads::SharedWorld>(place.world());
-    member_->meet(detail::division_call(place), {nullptr, &joining, nullptr, true},
-                  [](Offers ranks) {
-                    for (const detail::threads::Offer& rank : ranks) {
-                      auto& member = *static_cast<Joining*>(rank.out);
-                      if (!member.place.is_member()) continue;
-                      const std::size_t leader = member.place.leader().value();
-                      member.own = static_cast<Joining*>(ranks[leader].out)->made;
-                    }
-                  });
+      world = std::make_shared<detail::threads::SharedWorld>(place.world());
+    member_->calls().meet(
+        detail::division_call(place), {&place, &world, nullptr, true}, [](Offers ranks) {
+          for (const detail::threads::Offer& rank : ranks) {
+            const auto& own = *static_cast<const detail::GroupPlace*>(rank.in);
+            if (!own.is_member()) continue;
+            *static_cast<World*>(rank.out) = *static_cast<World*>(ranks[own.leader().value()].out);
+          }
+        });
     if (!place.is_member()) return std::nullopt;
-    return std::optional<ThreadCommunicator<GroupRanks>>(std::in_place, std::move(joining.own),
+    return std::optional<ThreadCommunicator<GroupRanks>>(std::in_place, std::move(world),
                                                          place.rank, member_->gpu(), timeout());
   }
 
@@ -262,18 +252,8 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
     }
   };
 
-  template <class Joined>
-  ThreadCommunicator(std::shared_ptr<detail::threads::SharedWorld> world, Rank rank,
-                     std::shared_ptr<Gpu> gpu, Milliseconds timeout, const Joined& joined) {
-    detail::require_world<Ranks>(WorldSize{world->calls->world()}, rank);
-    member_ = std::make_unique<Member>(std::move(world), rank, std::move(gpu), timeout, joined);
-  }
-
   std::unique_ptr<Member> member_;
 };
-
-static_assert(ArenaAllocating<ThreadCommunicator<>> && AsyncReducing<ThreadCommunicator<2>> &&
-              Splitting<ThreadCommunicator<>>);
 
 /// The communicator of a job whose ranks are threads of this process, on the GPU that the rank's
 /// place on the host gives it. **Ranks** all. **Host** blocks until all have come.

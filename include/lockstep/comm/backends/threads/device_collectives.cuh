@@ -1,12 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file Collectives of device memory among the ranks of one process: the rank that comes last
-/// enqueues the work of all ranks, one launch for each GPU. All GPUs can use each other's memory.
+/// enqueues the work of all ranks.
 ///
-/// Every byte is loaded once and stored where it is wanted: nothing is staged. Ranks on one GPU
-/// share a launch. Ranks on several GPUs divide the elements of an all-reduce among the GPUs; for
-/// other collectives each GPU pushes the data that lies on it.
+/// Where all GPUs can use each other's memory, there is one launch for each GPU. Every byte is
+/// loaded once and stored where it is wanted: nothing is staged. Ranks on one GPU share a launch.
+/// Ranks on several GPUs divide the elements of an all-reduce among the GPUs; for other collectives
+/// each GPU pushes the data that lies on it.
+///
+/// Where GPUs cannot, every lane works on its own GPU's memory and on pinned host memory, through
+/// which the other ranks' data comes, a piece at a time: lanes copy their ranks' data to the host,
+/// meet, and take what they need from there. Values are combined by the same kernel and in the same
+/// order, so that results are the same bits. There are copies, kernels and events only, all on the
+/// lanes' streams: it can be captured, and nothing is allocated.
 
+#include <cuda_runtime_api.h>
 #include <algorithm>
 #include <concepts>
 #include <cstddef>
@@ -16,11 +24,11 @@
 
 #include "lockstep/comm/backends/threads/lanes.cuh"
 #include "lockstep/comm/backends/threads/meeting.hpp"
-#include "lockstep/comm/backends/threads/peer_access.cuh"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/combine.cuh"
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/launch.cuh"
 
 namespace lockstep::detail::threads {
@@ -96,16 +104,13 @@ void enqueue_combine(const Lane& lane, const LaneCombination<T>& what, const Op&
   }
 }
 
-template <class T>
-std::vector<const T*> ins(std::span<const Offer> ranks, std::size_t offset) {
-  std::vector<const T*> all;
-  for (const Offer& rank : ranks) all.push_back(static_cast<const T*>(rank.in) + offset);
-  return all;
-}
-template <class T>
-std::vector<T*> outs(std::span<const Offer> ranks, std::size_t offset) {
+/// Every rank's memory, `offset` elements behind its beginning: `pointers<const T>(ranks,
+/// &Offer::in)`.
+template <class T, class Pointer>
+std::vector<T*> pointers(std::span<const Offer> ranks, Pointer Offer::* which,
+                         std::size_t offset = 0) {
   std::vector<T*> all;
-  for (const Offer& rank : ranks) all.push_back(static_cast<T*>(rank.out) + offset);
+  for (const Offer& rank : ranks) all.push_back(static_cast<T*>(rank.*which) + offset);
   return all;
 }
 
@@ -125,10 +130,11 @@ void enqueue(const calls::AllReduce<T, Op>& call, const Lanes& lanes, std::span<
     };
     const std::size_t begin = border(share);
     const std::size_t end = border(++share);
-    enqueue_combine<Ranks, T>(lane,
-                              LaneCombination<T>{ins<T>(ranks, begin), outs<T>(ranks, begin),
-                                                 end - begin, 1, ranks.size()},
-                              call.op);
+    enqueue_combine<Ranks, T>(
+        lane,
+        LaneCombination<T>{pointers<const T>(ranks, &Offer::in, begin),
+                           pointers<T>(ranks, &Offer::out, begin), end - begin, 1, ranks.size()},
+        call.op);
   });
 }
 
@@ -138,57 +144,38 @@ void enqueue(const calls::Reduce<T, Op>& call, const Lanes& lanes, std::span<con
   lanes.run(ranks, ticket, [&](const Lane& lane) {
     if (&lane != &lanes.of(call.root)) return;
     T* const out = static_cast<T*>(ranks[call.root.value()].out);
-    enqueue_combine<Ranks, T>(lane, LaneCombination<T>{ins<T>(ranks, 0), {out}, call.count},
-                              call.op);
+    enqueue_combine<Ranks, T>(
+        lane, LaneCombination<T>{pointers<const T>(ranks, &Offer::in), {out}, call.count}, call.op);
   });
 }
 
-/// Calls `f(first, ranks)` for the ranks that a launch on this lane is for: all at once where all
-/// are on one GPU, else one at a time.
-template <class F>
-void for_ranks_of(const Lanes& lanes, const Lane& lane, std::size_t world, const F& f) {
-  if (lanes.is_one()) return f(0, world);
-  for (std::size_t w = 0; w < world; ++w) {
-    if (&lane == &lanes.of(Rank{w})) f(w, 1);
-  }
-}
-
+/// One launch on each lane: for all ranks at once where all are on one GPU, else for one at a time.
 template <std::size_t Ranks, class T, class Op>
 void enqueue(const calls::ReduceScatter<T, Op>& call, const Lanes& lanes,
              std::span<const Offer> ranks, std::uint64_t ticket) {
   lanes.run(ranks, ticket, [&](const Lane& lane) {
-    for_ranks_of(lanes, lane, ranks.size(), [&](std::size_t first, std::size_t n) {
+    const auto combine_for = [&](std::size_t first, std::size_t n) {
       enqueue_combine<Ranks, T>(
           lane,
-          LaneCombination<T>{ins<T>(ranks, first * call.count), outs<T>(ranks.subspan(first, n), 0),
-                             call.count, n},
+          LaneCombination<T>{pointers<const T>(ranks, &Offer::in, first * call.count),
+                             pointers<T>(ranks.subspan(first, n), &Offer::out), call.count, n},
           call.op);
-    });
+    };
+    if (lanes.is_one()) return combine_for(0, ranks.size());
+    lanes.for_ranks_on(lane, [&](std::size_t w) { combine_for(w, 1); });
   });
 }
 
-/// Moves bytes from sources to targets, on one lane. Strides as in `Movement`.
-struct Transport {
-  std::vector<const unsigned char*> from;
-  std::vector<unsigned char*> to;
-  std::size_t bytes;
-  std::size_t in_stride = 0;
-  std::size_t out_stride = 0;
-};
-
-inline void enqueue_move(const Lane& lane, const Transport& what) {
-  if (what.bytes == 0 || what.to.empty()) return;
-  Movement work{};
-  std::copy(what.from.begin(), what.from.end(), work.in);
-  std::copy(what.to.begin(), what.to.end(), work.out);
-  work.pass = PacketPass::cut<unsigned char>(
-      what.bytes, bits_of(what.from) | bits_of(what.to) | what.in_stride | what.out_stride);
-  work.in_stride = what.in_stride;
-  work.out_stride = what.out_stride;
-  work.targets = static_cast<unsigned>(what.to.size());
-  const std::size_t sources = what.from.size();
+/// Moves `bytes` from each of `sources` to the targets, on one lane. The pass is cut here.
+inline void enqueue_move(const Lane& lane, Movement& work, std::size_t sources, std::size_t bytes) {
+  if (bytes == 0 || work.targets == 0) return;
+  std::uintptr_t bits = work.in_stride | work.out_stride;
+  for (std::size_t s = 0; s < sources; ++s) bits |= reinterpret_cast<std::uintptr_t>(work.in[s]);
+  for (std::size_t t = 0; t < work.targets; ++t)
+    bits |= reinterpret_cast<std::uintptr_t>(work.out[t]);
+  work.pass = PacketPass::cut<unsigned char>(bytes, bits);
   const dim3 blocks = work.pass.grid<unsigned char>(most_blocks(lane, 1, sources), sources);
-  if (what.in_stride == 0) {
+  if (work.in_stride == 0) {
     launch_kernel<move_bytes<false>>("move_bytes", lane.stream, blocks, PacketPass::threads, work);
   } else {
     launch_kernel<move_bytes<true>>("move_bytes", lane.stream, blocks, PacketPass::threads, work);
@@ -223,15 +210,16 @@ inline void enqueue_moves(const Moves& moves, const Lanes& lanes, std::span<cons
                           std::uint64_t ticket) {
   lanes.run(ranks, ticket, [&](const Lane& lane) {
     for (std::size_t i = 0; i < moves.sources.size(); ++i) {
-      Transport what{{}, {}, moves.bytes, moves.in_stride};
-      for (const std::size_t t : moves.targets)
-        what.to.push_back(static_cast<unsigned char*>(ranks[t].out) + i * moves.bytes);
-      const std::size_t last = lanes.is_one() ? moves.sources.size() : i + 1;
       if (&lane != &lanes.of(Rank{moves.sources[i]})) continue;
-      for (std::size_t s = i; s < last; ++s)
-        what.from.push_back(static_cast<const unsigned char*>(ranks[moves.sources[s]].in));
-      if (what.from.size() > 1) what.out_stride = moves.bytes;
-      enqueue_move(lane, what);
+      Movement work{};
+      work.in_stride = moves.in_stride;
+      for (const std::size_t t : moves.targets)
+        work.out[work.targets++] = static_cast<unsigned char*>(ranks[t].out) + i * moves.bytes;
+      const std::size_t n = lanes.is_one() ? moves.sources.size() : 1;
+      for (std::size_t s = 0; s < n; ++s)
+        work.in[s] = static_cast<const unsigned char*>(ranks[moves.sources[i + s]].in);
+      if (n > 1) work.out_stride = moves.bytes;
+      enqueue_move(lane, work, n, moves.bytes);
       if (lanes.is_one()) return;
     }
   });
@@ -243,6 +231,169 @@ template <std::size_t, class C>
 void enqueue(const C& call, const Lanes& lanes, std::span<const Offer> ranks,
              std::uint64_t ticket) {
   enqueue_moves(moves_of(call, ranks.size()), lanes, ranks, ticket);
+}
+
+/// **Stream** the lane's.
+inline void copy_on(const Lane& lane, void* to, const void* from, std::size_t bytes) {
+  if (bytes == 0) return;
+  check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, lane.stream), "cudaMemcpyAsync");
+}
+
+/// Copies `rows` of `bytes` each, which begin `from_pitch` bytes apart, to rows `to_pitch` apart.
+inline void copy_rows_on(const Lane& lane, unsigned char* to, std::size_t to_pitch,
+                         const unsigned char* from, std::size_t from_pitch, std::size_t bytes,
+                         std::size_t rows) {
+  constexpr std::size_t most_pitch = 0x7fffffff;  // of every device
+  if (rows > 1 && std::max(from_pitch, to_pitch) <= most_pitch) {
+    check_cuda(cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, bytes, rows, cudaMemcpyDefault,
+                                 lane.stream),
+               "cudaMemcpy2DAsync");
+    return;
+  }
+  for (std::size_t r = 0; r < rows; ++r)
+    copy_on(lane, to + r * to_pitch, from + r * from_pitch, bytes);
+}
+
+/// Calls `stage(first, count)` for pieces of at most `most` elements.
+template <class Stage>
+void run_in_pieces(const Lanes& lanes, std::span<const Offer> ranks, std::uint64_t ticket,
+                   std::size_t count, std::size_t most, const Stage& stage) {
+  lanes.run_in_stages(ranks, ticket, [&] {
+    for (std::size_t first = 0; first < count; first += most)
+      stage(first, std::min(most, count - first));
+  });
+}
+
+/// Every rank's values from `first` on, as a lane reads them: its own ranks' where they are, those
+/// of other ranks from the host, where they begin `staged` elements into the slot.
+template <class T>
+std::vector<const T*> near_ins(const Lanes& lanes, const Lane& lane, std::span<const Offer> ranks,
+                               std::size_t first, std::size_t staged) {
+  std::vector<const T*> all;
+  for (std::size_t w = 0; w < ranks.size(); ++w) {
+    const bool is_near = &lane == &lanes.of(Rank{w});
+    all.push_back(is_near ? static_cast<const T*>(ranks[w].in) + first
+                          : reinterpret_cast<const T*>(lanes.staging()->of(w)) + staged);
+  }
+  return all;
+}
+
+/// Each lane combines its share of a piece, and stores it to its own ranks and to the host, where
+/// the others take it from.
+template <std::size_t Ranks, class T, class Op>
+void enqueue_staged(const calls::AllReduce<T, Op>& call, const Lanes& lanes,
+                    std::span<const Offer> ranks, std::uint64_t ticket) {
+  const Staging& staging = *lanes.staging();
+  const std::size_t shares = lanes.all().size();
+  T* const result = reinterpret_cast<T*>(staging.result());
+  const auto stage = [&](std::size_t first, std::size_t count) {
+    const std::size_t packets = (count + packet_size<T> - 1) / packet_size<T>;
+    const auto border = [&](const Lane& lane, std::size_t next) {
+      const auto share = static_cast<std::size_t>(&lane - lanes.all().data()) + next;
+      return std::min(count, packets * share / shares * packet_size<T>);
+    };
+    // A lane's own share need not leave its GPU, nor come back.
+    const auto copy_other_shares = [&](const Lane& lane, T* to, const T* from) {
+      const std::size_t end = border(lane, 1);
+      copy_on(lane, to, from, border(lane, 0) * sizeof(T));
+      copy_on(lane, to + end, from + end, (count - end) * sizeof(T));
+    };
+    lanes.each_rank([&](const Lane& lane, std::size_t w) {
+      copy_other_shares(lane, reinterpret_cast<T*>(staging.of(w)),
+                        static_cast<const T*>(ranks[w].in) + first);
+    });
+    lanes.meet();
+    lanes.each([&](const Lane& lane) {
+      const std::size_t begin = border(lane, 0);
+      std::vector<T*> outs{result + begin};
+      lanes.for_ranks_on(lane, [&](std::size_t w) {
+        outs.push_back(static_cast<T*>(ranks[w].out) + first + begin);
+      });
+      const std::size_t targets = outs.size();
+      enqueue_combine<Ranks, T>(
+          lane,
+          LaneCombination<T>{near_ins<T>(lanes, lane, ranks, first + begin, begin), std::move(outs),
+                             border(lane, 1) - begin, 1, targets},
+          call.op);
+    });
+    lanes.meet();
+    lanes.each_rank([&](const Lane& lane, std::size_t w) {
+      copy_other_shares(lane, static_cast<T*>(ranks[w].out) + first, result);
+    });
+  };
+  run_in_pieces(lanes, ranks, ticket, call.count, staging.bytes() / sizeof(T), stage);
+}
+
+/// The lanes of the ranks that get a result combine what lies on their GPU and what the others have
+/// brought to the host. A slot has a part for each such rank: the root of a reduction, or all.
+template <std::size_t Ranks, CollectiveKind Kind, class T, class Op>
+void enqueue_staged(const Collective<Kind, T, Op>& call, const Lanes& lanes,
+                    std::span<const Offer> ranks, std::uint64_t ticket) {
+  constexpr bool is_rooted = Kind == CollectiveKind::reduce;
+  const Staging& staging = *lanes.staging();
+  const std::size_t rows = is_rooted ? 1 : ranks.size();
+  const std::size_t part = staging.bytes() / rows / sizeof(T);
+  const auto stage = [&](std::size_t first, std::size_t count) {
+    lanes.each_rank([&](const Lane& lane, std::size_t w) {
+      if (is_rooted && &lane == &lanes.of(call.root)) return;
+      copy_rows_on(
+          lane, staging.of(w), part * sizeof(T),
+          reinterpret_cast<const unsigned char*>(static_cast<const T*>(ranks[w].in) + first),
+          call.count * sizeof(T), count * sizeof(T), rows);
+    });
+    lanes.meet();
+    lanes.each_rank([&](const Lane& lane, std::size_t w) {
+      if (is_rooted && Rank{w} != call.root) return;
+      const std::size_t row = is_rooted ? 0 : w;
+      T* const out = static_cast<T*>(ranks[w].out) + first;
+      enqueue_combine<Ranks, T>(
+          lane,
+          LaneCombination<T>{
+              near_ins<T>(lanes, lane, ranks, row * call.count + first, row * part), {out}, count},
+          call.op);
+    });
+    lanes.meet();
+  };
+  run_in_pieces(lanes, ranks, ticket, call.count, part, stage);
+}
+
+/// Sources go to their slots on the host, from where the targets on other GPUs take them.
+inline void enqueue_staged_moves(const Moves& moves, const Lanes& lanes,
+                                 std::span<const Offer> ranks, std::uint64_t ticket) {
+  const Staging& staging = *lanes.staging();
+  const std::size_t world = ranks.size();
+  const bool is_dealt = moves.in_stride != 0;
+  const std::size_t part = staging.bytes() / (is_dealt ? world : 1);
+  const auto in = [&](std::size_t s) { return static_cast<const unsigned char*>(ranks[s].in); };
+  const auto stage = [&](std::size_t first, std::size_t bytes) {
+    lanes.each_rank([&](const Lane& lane, std::size_t s) {
+      if (!std::ranges::binary_search(moves.sources, s)) return;
+      copy_rows_on(lane, staging.of(s), part, in(s) + first, moves.in_stride, bytes,
+                   is_dealt ? world : 1);
+    });
+    lanes.meet();
+    lanes.each_rank([&](const Lane& lane, std::size_t t) {
+      if (!std::ranges::binary_search(moves.targets, t)) return;
+      Movement work{};
+      work.out[work.targets++] = static_cast<unsigned char*>(ranks[t].out) + first;
+      std::size_t sources = 0;
+      for (const std::size_t s : moves.sources) {
+        const bool is_near = &lane == &lanes.of(Rank{s});
+        work.in[sources++] = is_near ? in(s) + t * moves.in_stride + first
+                                     : staging.of(s) + (is_dealt ? t * part : 0);
+      }
+      if (sources > 1) work.out_stride = moves.bytes;
+      enqueue_move(lane, work, sources, bytes);
+    });
+    lanes.meet();
+  };
+  run_in_pieces(lanes, ranks, ticket, moves.bytes, part, stage);
+}
+
+template <std::size_t, CollectiveKind Kind, class T>
+void enqueue_staged(const Collective<Kind, T>& call, const Lanes& lanes,
+                    std::span<const Offer> ranks, std::uint64_t ticket) {
+  enqueue_staged_moves(moves_of(call, ranks.size()), lanes, ranks, ticket);
 }
 
 }  // namespace lockstep::detail::threads

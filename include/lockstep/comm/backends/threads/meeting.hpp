@@ -19,7 +19,6 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/comm/call/counter.hpp"
 #include "lockstep/comm/call/peers.hpp"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/combine.hpp"
@@ -49,7 +48,7 @@ struct Offer {
 /// Used through `Participant`, one for each rank.
 class Meeting {
  public:
-  explicit Meeting(WorldSize world) : ranks_(world.value()) {
+  explicit Meeting(WorldSize world) : ranks_(world.value()), boxes_(world.value() * world.value()) {
     for (Slot& slot : slots_) {
       slot.calls.resize(world.value());
       slot.offers.resize(world.value());
@@ -58,8 +57,9 @@ class Meeting {
 
   std::size_t world() const { return ranks_.size(); }
 
-  /// Forgets all calls and all faults. No rank may be in a call meanwhile.
+  /// Forgets all calls, messages and faults. No rank may be in a call meanwhile.
   void restore() {
+    for (Box& box : boxes_) box.sent.value = box.taken.value = 0;
     for (RankState& rank : ranks_) rank.arrived.value = rank.failed = rank.has_reason = 0;
     for (Slot& slot : slots_) slot.arrived = 0;
     done_.value = 0;
@@ -76,7 +76,17 @@ class Meeting {
     std::vector<Offer> offers;
   };
 
+  /// One for every pair of ranks. It holds one message: the sender waits until it was taken.
+  struct Box {
+    Counter sent{};
+    Counter taken{};
+    Call call;
+    Offer offer;
+  };
+  Box& box(Rank from, Rank to) { return boxes_[from.value() * world() + to.value()]; }
+
   std::vector<RankState> ranks_;
+  std::vector<Box> boxes_;
   std::array<Slot, ring> slots_;
   Counter done_{};  // calls whose work was done
   /// Held by the rank that works for all, and by a rank that gives up. After that no rank uses the
@@ -154,6 +164,36 @@ class Participant : public SharedPeers {
                        [&](const Error& error) { fail_together(error); });
   }
 
+  /// Offers a message and waits until the receiver has taken it. Returns the receiver's event.
+  void* send(const Call& call, const Offer& offer, Rank to) {
+    Meeting::Box& box = meeting_->box(rank(), to);
+    const std::uint64_t message = box.sent.value.load(std::memory_order_relaxed) + 1;
+    box.call = call;
+    box.offer = offer;
+    publish(box.sent, message);
+    await(box.taken, message, call, {to});
+    return box.offer.event;
+  }
+
+  /// Waits for a message and copies it with `take(offer)`, which returns an event for the sender.
+  template <class Take>
+  void receive(const Call& call, bool on_host, Rank from, const Take& take) {
+    Meeting::Box& box = meeting_->box(from, rank());
+    const std::uint64_t message = box.taken.value.load(std::memory_order_relaxed) + 1;
+    await(box.sent, message, call, {from});
+    work_on(
+        call, [&](std::size_t w) { return Rank{w} == from; },
+        [&] {
+          const bool same = box.call.carries_the_same_as(call);
+          const char* const where = on_host ? " in device memory" : " in host memory";
+          if (!same || box.offer.on_host != on_host)
+            throw messages_differ(call, from, box.call.text() + (same ? where : ""), rank());
+          box.offer.event = take(box.offer);
+        });
+    publish(box.taken, message);
+  }
+
+ private:
   /// Works on the memory of the ranks w with `takes_part(w)`, unless one of them has gone and its
   /// memory with it. If the work fails, all ranks fail.
   template <class TakesPart, class Work>
@@ -180,7 +220,6 @@ class Participant : public SharedPeers {
     }
   }
 
- private:
   /// Gives up this rank's turn while it lives.
   struct TurnGivenUp {
     explicit TurnGivenUp(std::mutex* turns) : turns(turns) {
@@ -222,64 +261,6 @@ class Participant : public SharedPeers {
 
   std::shared_ptr<Meeting> meeting_;
   std::mutex* turns_ = nullptr;
-};
-
-/// One box for every pair of ranks. A box holds one message: the sender waits until it was taken.
-class Mailboxes {
- public:
-  explicit Mailboxes(WorldSize world)
-      : world_(world.value()), boxes_(world.value() * world.value()) {}
-
-  /// Offers a message and waits until the receiver has taken it. Returns the receiver's event.
-  void* send(Participant& rank, const Call& call, const Offer& offer, Rank to) {
-    Box& box = this->box(rank.rank(), to);
-    const std::uint64_t message = box.sent.value.load(std::memory_order_relaxed) + 1;
-    box.call = call;
-    box.offer = offer;
-    publish(box.sent, message);
-    rank.await(box.taken, message, call, {to});
-    return box.offer.event;
-  }
-
-  /// Waits for a message and copies it with `take(offer)`, which returns an event for the sender.
-  template <class Take>
-  void receive(Participant& rank, const Call& call, bool on_host, Rank from, const Take& take) {
-    Box& box = this->box(from, rank.rank());
-    const std::uint64_t message = box.taken.value.load(std::memory_order_relaxed) + 1;
-    const auto is_sender = [&](std::size_t w) { return Rank{w} == from; };
-    rank.await(box.sent, message, call, {from});
-    rank.work_on(call, is_sender, [&] {
-      check(rank, box, call, on_host, from);
-      box.offer.event = take(box.offer);
-    });
-    publish(box.taken, message);
-  }
-
-  /// Forgets all messages. No rank may send or receive meanwhile.
-  void restore() {
-    for (Box& box : boxes_) box.sent.value = box.taken.value = 0;
-  }
-
- private:
-  struct Box {
-    Counter sent{};
-    Counter taken{};
-    Call call;
-    Offer offer;
-  };
-
-  Box& box(Rank from, Rank to) { return boxes_[from.value() * world_ + to.value()]; }
-
-  static void check(const Participant& rank, const Box& box, const Call& call, bool on_host,
-                    Rank from) {
-    const bool same = box.call.carries_the_same_as(call);
-    if (same && box.offer.on_host == on_host) return;
-    const char* const where = on_host ? " in device memory" : " in host memory";
-    throw messages_differ(call, from, box.call.text() + (same ? where : ""), rank.rank());
-  }
-
-  std::size_t world_;
-  std::vector<Box> boxes_;
 };
 
 /// `call` is any rank's call; `ranks` has every rank's memory.

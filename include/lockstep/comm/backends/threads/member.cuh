@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file One rank's end of a world of threads: its part in their calls, its GPU, and the events
-/// that order its compute stream with the communication.
+/// @file A world of threads and one rank's end of it: its part in their calls, its GPU, the events
+/// that order its compute stream with the communication, and its steps in a capture.
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
@@ -11,6 +11,7 @@
 #include <cstring>
 #include <deque>
 #include <exception>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -21,9 +22,8 @@
 
 #include "lockstep/comm/backends/threads/lanes.cuh"
 #include "lockstep/comm/backends/threads/meeting.hpp"
-#include "lockstep/comm/backends/threads/world.cuh"
 #include "lockstep/comm/collective.hpp"
-#include "lockstep/comm/device_memory.cuh"
+#include "lockstep/comm/rank_gpu.cuh"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/strong.hpp"
@@ -31,10 +31,111 @@
 #include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/gpu.cuh"
 #include "lockstep/device/cuda/memory.cuh"
+#include "lockstep/device/cuda/step_graph.cuh"
 #include "lockstep/device/cuda/stream.cuh"
 #include "lockstep/launch/outcome.hpp"
 
 namespace lockstep::detail::threads {
+
+/// What all ranks share.
+struct SharedWorld {
+  /// `most_staged`: see `Staging`.
+  explicit SharedWorld(WorldSize size, std::size_t most_staged = most_staged_bytes)
+      : calls(std::make_shared<Meeting>(size)),
+        gate(std::make_shared<Meeting>(size)),
+        most_staged(most_staged) {
+    if (size.value() <= most_ranks) return;
+    throw Error("Backend<Shm>", std::to_string(size.value()) + " ranks are threads of one process",
+                "start at most " + std::to_string(most_ranks) + ", or use Backend<Nccl>");
+  }
+
+  /// The world of this name that not all ranks of this process have joined yet; the first rank that
+  /// asks makes it.
+  static std::shared_ptr<SharedWorld> named(const std::string& name, WorldSize size) {
+    const std::lock_guard lock(open_mutex);
+    std::weak_ptr<SharedWorld>& known = open_worlds[name];
+    std::shared_ptr<SharedWorld> world = known.lock();
+    if (!world) known = world = std::make_shared<SharedWorld>(size);
+    world->name_ = name;
+    return world;
+  }
+
+  /// All ranks have come, each with its GPU. The next world of this name is another one.
+  void open(std::span<const Offer> ranks) {
+    {
+      const std::lock_guard lock(open_mutex);
+      if (!name_.empty()) open_worlds.erase(name_);
+    }
+    std::vector<std::size_t> gpus;
+    for (const Offer& rank : ranks) {
+      const Gpu& gpu = *static_cast<const Gpu*>(rank.in);
+      gpus.push_back(gpu.index());
+      streams.push_back(gpu.stream());
+      const OnGpu current(gpu.index());
+      received.emplace_back();
+    }
+    lanes.emplace(gpus, most_staged);
+  }
+
+  // One thread begins and ends a capture for all ranks while the others wait; `ranks[r].event` is
+  // an event of rank r's GPU. In CUDA's relaxed mode every thread may add to the capture and any
+  // thread may end it. CUDA does not promise that several may add at once, so ranks take turns.
+
+  void begin_capture(std::span<const Offer> ranks) {
+    graph.reset();
+    check_cuda(cudaStreamBeginCapture(streams[0], cudaStreamCaptureModeRelaxed),
+               "cudaStreamBeginCapture");
+    std::string reason;
+    note(cudaEventRecord(event_of(ranks[0]), streams[0]), "cudaEventRecord", reason);
+    for (cudaStream_t stream : std::span(streams).subspan(1)) {
+      note(cudaStreamWaitEvent(stream, event_of(ranks[0]), 0), "cudaStreamWaitEvent", reason);
+    }
+    if (!reason.empty()) end_capture(ranks, reason);
+  }
+
+  /// Joins all streams to the first and makes the graph, or notes why there is none. Afterwards the
+  /// streams may be used as before.
+  void end_capture(std::span<const Offer> ranks, std::string reason) {
+    const auto join = [&](cudaStream_t stream, cudaEvent_t event) {
+      cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+      note(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing", reason);
+      if (status != cudaStreamCaptureStatusActive) return;
+      note(cudaEventRecord(event, stream), "cudaEventRecord", reason);
+      note(cudaStreamWaitEvent(streams[0], event, 0), "cudaStreamWaitEvent", reason);
+    };
+    for (std::size_t r = 1; r < streams.size(); ++r) join(streams[r], event_of(ranks[r]));
+    lanes->for_each_stream(join);
+    cudaGraph_t captured = nullptr;
+    note(cudaStreamEndCapture(streams[0], &captured), "cudaStreamEndCapture", reason);
+    const OwnedGraph owned(captured);
+    graph = reason.empty() ? instantiate(owned, lanes->all().front().stream)
+                           : StepGraph(std::move(reason));
+  }
+
+  std::shared_ptr<Meeting> calls;
+  std::shared_ptr<Meeting> gate;  // where ranks meet even after a fault
+  std::size_t most_staged;
+  std::optional<Lanes> lanes;
+  std::vector<cudaStream_t> streams;  // every rank's compute stream
+  /// When every rank has taken its last message: its sender may wait for that after it has left.
+  std::vector<CudaEvent> received;
+  std::mutex turns;                // to add to the capture
+  std::optional<StepGraph> graph;  // of the last capture; nothing while one is open
+
+ private:
+  static cudaEvent_t event_of(const Offer& rank) { return static_cast<cudaEvent_t>(rank.event); }
+
+  /// The first fault is the reason.
+  static void note(cudaError_t error, const char* call, std::string& reason) {
+    if (error == cudaSuccess) return;
+    const std::string fault = capture_fault(error, call);
+    if (reason.empty()) reason = fault;
+  }
+
+  std::string name_;  // empty where ranks did not ask for it by a name
+  static inline std::mutex open_mutex;
+  static inline std::map<std::string, std::weak_ptr<SharedWorld>> open_worlds;
+};
 
 /// The pool that `cudaMallocAsync` took memory from, null for other memory. Only the driver knows.
 inline cudaMemPool_t pool_of(const void* pointer) {
@@ -59,75 +160,18 @@ inline cudaMemPool_t pool_of(const void* pointer) {
   return pool;
 }
 
-/// Looks at the arguments of one rank's calls. CUDA is asked once for each argument; where GPUs use
-/// each other's memory, the driver is asked once more.
-class MemoryCheck {
- public:
-  MemoryCheck(const Lanes& lanes, const Gpu& gpu, Rank rank)
-      : lanes_(lanes), gpu_(gpu), rank_(rank) {}
-
-  /// Memory that not all GPUs can reach is an error.
-  template <class C>
-  CallMemory operator()(const C& call) const {
-    return detail::memory_of(call, rank_, [&](const void* pointer, const char* argument) {
-      return look(call, pointer, argument);
-    });
-  }
-
- private:
-  template <class C>
-  MemoryKind look(const C& call, const void* pointer, const char* argument) const {
-    cudaPointerAttributes attributes{};
-    check_cuda(cudaPointerGetAttributes(&attributes, pointer), "cudaPointerGetAttributes");
-    if (attributes.type == cudaMemoryTypeManaged) return MemoryKind::managed;
-    if (attributes.type != cudaMemoryTypeDevice) return MemoryKind::host;
-    if (attributes.device != gpu_.device()) [[unlikely]]
-      refuse_foreign(call.call(), argument, attributes.device);
-    if (!lanes_.is_one() && lanes_.staging() == nullptr)
-      require_shared_pool(call.call(), argument, pool_of(pointer));
-    return MemoryKind::device;
-  }
-
-  [[noreturn]] void refuse_foreign(const Call& call, const char* argument, int device) const {
-    throw Error(
-        call.text(),
-        text({argument, " is memory of GPU ", device, ", and this rank's GPU is ", gpu_.device()}),
-        "allocate it while the rank's GPU is the current one, or by the communicator's "
-        "allocate",
-        rank_);
-  }
-
-  void require_shared_pool(const Call& call, const char* argument, cudaMemPool_t pool) const {
-    if (pool == nullptr) return;
-    for (const Lane& lane : lanes_.all()) {
-      cudaMemLocation location{};
-      location.type = cudaMemLocationTypeDevice;
-      location.id = device_of(lane.gpu);
-      if (location.id == gpu_.device()) continue;
-      cudaMemAccessFlags access{};
-      check_cuda(cudaMemPoolGetAccess(&access, pool, &location), "cudaMemPoolGetAccess");
-      if (access == cudaMemAccessFlagsProtReadWrite) continue;
-      throw Error(
-          call.text(),
-          text({argument, " is memory of a pool that GPU ", location.id, " has no access to"}),
-          "grant it by cudaMemPoolSetAccess, or give memory of the default pool, of "
-          "cudaMalloc or of the communicator's allocate",
-          rank_);
-    }
-  }
-
-  const Lanes& lanes_;
-  const Gpu& gpu_;
-  Rank rank_;
-};
-
 class Member {
  public:
-  /// **Ranks** all. **Host** blocks until all have come; the last has `joined()` called.
-  template <class Joined>
+  /// **Ranks** all. **Host** blocks until all have come.
   Member(const std::shared_ptr<SharedWorld>& world, Rank rank, const std::shared_ptr<Gpu>& gpu,
-         Milliseconds timeout, const Joined& joined)
-      : Member(world, rank, gpu, timeout, joined, OnGpu(gpu->index())) {}
+         Milliseconds timeout)
+      : world_(world), gpu_(gpu), events_(gpu->events(ring + 2)) {
+    const OnGpu current(gpu->index());
+    gate_.emplace(world_->gate, rank, timeout);
+    calls_.emplace(world_->calls, rank, timeout);
+    calls_->meet(Call{}, Offer{gpu_.get(), nullptr, nullptr, false},
+                 [&](std::span<const Offer> ranks) { world_->open(ranks); });
+  }
 
   Member(const Member&) = delete;
   Member& operator=(const Member&) = delete;
@@ -159,16 +203,17 @@ class Member {
     return arenas_.emplace_back(bytes).data();
   }
 
-  /// Where the arguments of a call are. Throws if a GPU that is to work on them cannot.
+  /// Where the arguments of a call are. Throws if a GPU that is to work on them cannot. CUDA is
+  /// asked once for each argument; where GPUs use each other's memory, the driver is asked once
+  /// more.
   template <class C>
   CallMemory memory_of(const C& call) const {
-    return MemoryCheck(*world_->lanes, *gpu_, calls_->rank())(call);
-  }
-
-  /// **Host** blocks until all ranks have made the call and the last one has done `work(offers)`.
-  template <class Work>
-  void meet(const Call& call, const Offer& offer, const Work& work) {
-    calls_->meet(call, offer, work);
+    const bool is_shared = !lanes().is_one() && lanes().staging() == nullptr;
+    return detail::memory_of(call, *gpu_, [&](const void* pointer, const char* argument) {
+      const MemoryKind kind = memory_kind(pointer, *gpu_, call, argument);
+      if (is_shared && kind == MemoryKind::device) require_access(call, argument, pool_of(pointer));
+      return kind;
+    });
   }
 
   // Calls
@@ -181,12 +226,12 @@ class Member {
     return calls_->announce(
         call,
         [&](std::uint64_t ticket) {
-          const CudaEvent& ready = ready_[ticket % ring];
+          const CudaEvent& ready = events_[ticket % ring];
           ready.record(stream());
           return Offer{in, out, ready.get(), false};
         },
         [&](std::span<const Offer> ranks, std::uint64_t ticket) {
-          enqueue(*world_->lanes, ranks, ticket);
+          enqueue(lanes(), ranks, ticket);
         });
   }
 
@@ -194,8 +239,9 @@ class Member {
   /// for its end.
   void wait(std::uint64_t ticket, const Call& call) {
     calls_->wait(ticket, call);
-    world_->lanes->block(stream(), ticket);
+    lanes().block(stream(), ticket);
   }
+  bool test(std::uint64_t ticket) const { return calls_->is_done(ticket) && lanes().test(ticket); }
   /// **Host** blocks until host code may use managed memory of the calls so far. In a capture it
   /// does not: the program synchronises after a replay.
   void settle_managed() {
@@ -205,17 +251,13 @@ class Member {
   /// capture none was.
   void finish_lanes() const noexcept {
     if (is_capturing_) return;
-    for (const Lane& lane : world_->lanes->all())
-      static_cast<void>(cudaStreamSynchronize(lane.stream));
-  }
-  bool test(std::uint64_t ticket) const {
-    return calls_->is_done(ticket) && world_->lanes->test(ticket);
+    for (const Lane& lane : lanes().all()) static_cast<void>(cudaStreamSynchronize(lane.stream));
   }
 
   /// A call on host memory: the last rank runs `work(offers)`. **Host** blocks until it was done.
   template <class Work>
   void run_on_host(const Call& call, const void* in, void* out, const Work& work) {
-    forbid_in_capture(call.text(), "works on host memory, which no graph can do");
+    forbid_in_capture(call.text(), on_host_memory);
     calls_->meet(call, Offer{in, out, nullptr, true}, work);
   }
 
@@ -234,36 +276,28 @@ class Member {
   // Messages
 
   void send(const Call& call, const void* data, bool on_host, Rank to) {
-    if (on_host) {
-      forbid_in_capture(call.text(), "works on host memory, which no graph can do");
-      world_->mail.send(*calls_, call, Offer{data, nullptr, nullptr, true}, to);
-      return;
-    }
-    sent_.record(stream());
+    if (on_host) forbid_in_capture(call.text(), on_host_memory);
+    const CudaEvent& sent = events_[ring];
+    if (!on_host) sent.record(stream());
     void* const taken =
-        world_->mail.send(*calls_, call, Offer{data, nullptr, sent_.get(), false}, to);
-    check_cuda(cudaStreamWaitEvent(stream(), static_cast<cudaEvent_t>(taken), 0),
-               "cudaStreamWaitEvent");
+        calls_->send(call, Offer{data, nullptr, on_host ? nullptr : sent.get(), on_host}, to);
+    if (!on_host) follow(taken);
   }
 
   void receive(const Call& call, void* data, std::size_t bytes, bool on_host, Rank from) {
-    if (on_host) forbid_in_capture(call.text(), "works on host memory, which no graph can do");
-    world_->mail.receive(*calls_, call, on_host, from, [&](const Offer& sent) -> void* {
+    if (on_host) forbid_in_capture(call.text(), on_host_memory);
+    calls_->receive(call, on_host, from, [&](const Offer& sent) -> void* {
       if (on_host) {
         if (bytes != 0) std::memcpy(data, sent.in, bytes);
         return nullptr;
       }
-      check_cuda(cudaStreamWaitEvent(stream(), static_cast<cudaEvent_t>(sent.event), 0),
-                 "cudaStreamWaitEvent");
-      const Staging* const staging = world_->lanes->staging();
-      if (staging != nullptr && &world_->lanes->of(from) != &world_->lanes->of(rank())) {
-        pass_through_host(*staging, static_cast<std::byte*>(data), sent, bytes, from);
-      } else {
-        check_cuda(cudaMemcpyAsync(data, sent.in, bytes, cudaMemcpyDefault, stream()),
-                   "cudaMemcpyAsync");
-      }
-      received().record(stream());
-      return received().get();
+      // Where GPUs cannot use each other's memory, CUDA copies through the host.
+      follow(sent.event);
+      check_cuda(cudaMemcpyAsync(data, sent.in, bytes, cudaMemcpyDefault, stream()),
+                 "cudaMemcpyAsync");
+      const CudaEvent& received = world_->received[rank().value()];
+      received.record(stream());
+      return received.get();
     });
   }
 
@@ -271,63 +305,52 @@ class Member {
 
   /// See `ThreadCommunicator::capture`.
   template <class F>
-  WorldStepGraph capture(F&& f) {
+  StepGraph capture(F&& f) {
     Call call;
     call.kind = CollectiveKind::capture;
     forbid_in_capture(call.text(), "captures a step itself");
     calls_->raise_fault();
     settle();
-    gate_->meet(call, Offer{nullptr, nullptr, mark_.get(), false},
-                [&](std::span<const Offer> ranks) {
-                  world_->capture.begin(world_->streams, *world_->lanes, ranks);
-                });
-    if (world_->capture.is_open()) {
+    const cudaEvent_t mark = events_[ring + 1].get();
+    gate_->meet(call, Offer{nullptr, nullptr, mark, false},
+                [&](std::span<const Offer> ranks) { world_->begin_capture(ranks); });
+    if (!world_->graph) {
       const std::optional<Failure> failure = attempt(std::forward<F>(f));
-      gate_->meet(call, Offer{&failure, nullptr, mark_.get(), false},
+      gate_->meet(call, Offer{&failure, nullptr, mark, false},
                   [&](std::span<const Offer> ranks) { end_capture(ranks); });
     }
-    return WorldStepGraph(world_->capture.graph());
+    return *world_->graph;
   }
 
  private:
-  const CudaEvent& received() const { return world_->received[rank().value()]; }
+  static constexpr const char* on_host_memory = "works on host memory, which no graph can do";
 
-  /// Takes a message in pieces through the sender's slot of host memory. The sender waits
-  /// meanwhile, and its stream may be used here. **Stream** both ranks' compute streams.
-  void pass_through_host(const Staging& staging, std::byte* to, const Offer& sent,
-                         std::size_t bytes, Rank from) {
-    const cudaStream_t senders = world_->streams[from.value()];
-    const auto sent_event = static_cast<cudaEvent_t>(sent.event);
-    unsigned char* const slot = staging.message_of(from.value());
-    const auto copy = [&](void* target, const void* source, std::size_t n, cudaStream_t on) {
-      check_cuda(cudaMemcpyAsync(target, source, n, cudaMemcpyDefault, on), "cudaMemcpyAsync");
-    };
-    for (std::size_t first = 0; first < bytes; first += staging.bytes()) {
-      const std::size_t n = std::min(staging.bytes(), bytes - first);
-      {
-        const OnGpu current(world_->lanes->of(from).gpu);
-        if (first != 0) received().block(senders);
-        copy(slot, static_cast<const std::byte*>(sent.in) + first, n, senders);
-        check_cuda(cudaEventRecord(sent_event, senders), "cudaEventRecord");
-      }
-      check_cuda(cudaStreamWaitEvent(stream(), sent_event, 0), "cudaStreamWaitEvent");
-      copy(to + first, slot, n, stream());
-      received().record(stream());
-    }
+  const Lanes& lanes() const { return *world_->lanes; }
+  /// The compute stream waits for another rank's event.
+  void follow(void* event) const {
+    check_cuda(cudaStreamWaitEvent(stream(), static_cast<cudaEvent_t>(event), 0),
+               "cudaStreamWaitEvent");
   }
 
-  /// Events must be of the GPU whose streams they are recorded in, whichever the caller's is.
-  template <class Joined>
-  Member(const std::shared_ptr<SharedWorld>& world, Rank rank, const std::shared_ptr<Gpu>& gpu,
-         Milliseconds timeout, const Joined& joined, const OnGpu&)
-      : world_(world), gpu_(gpu), ready_(ring) {
-    gate_.emplace(world_->gate, rank, timeout);
-    calls_.emplace(world_->calls, rank, timeout);
-    calls_->meet(Call{}, Offer{gpu_.get(), nullptr, nullptr, false},
-                 [&](std::span<const Offer> ranks) {
-                   joined();
-                   world_->open(ranks);
-                 });
+  /// All GPUs must have access to the pool that memory is from.
+  template <class C>
+  void require_access(const C& call, const char* argument, cudaMemPool_t pool) const {
+    if (pool == nullptr) return;
+    for (const Lane& lane : lanes().all()) {
+      cudaMemLocation location{};
+      location.type = cudaMemLocationTypeDevice;
+      location.id = device_of(lane.gpu);
+      if (location.id == gpu_->device()) continue;
+      cudaMemAccessFlags access{};
+      check_cuda(cudaMemPoolGetAccess(&access, pool, &location), "cudaMemPoolGetAccess");
+      if (access == cudaMemAccessFlagsProtReadWrite) continue;
+      throw Error(
+          call.call().text(),
+          text({argument, " is memory of a pool that GPU ", location.id, " has no access to"}),
+          "grant it by cudaMemPoolSetAccess, or give memory of the default pool, of "
+          "cudaMalloc or of the communicator's allocate",
+          rank());
+    }
   }
 
   /// Adds this rank's step to the capture. If that fails, every rank's attempt does.
@@ -361,11 +384,8 @@ class Member {
       reason = failure->text(Rank{r});
       only_consequences = failure->consequence;
     }
-    if (!reason.empty()) {
-      world_->calls->restore();
-      world_->mail.restore();
-    }
-    world_->capture.end(world_->streams, *world_->lanes, ranks, reason);
+    if (!reason.empty()) world_->calls->restore();
+    world_->end_capture(ranks, reason);
   }
 
   void forbid_in_capture(const std::string& operation, const char* problem) const {
@@ -378,9 +398,8 @@ class Member {
   std::shared_ptr<SharedWorld> world_;
   std::shared_ptr<Gpu> gpu_;
   std::deque<DeviceArena> arenas_;
-  std::vector<CudaEvent> ready_;  // when a call's memory may be used
-  CudaEvent sent_;
-  CudaEvent mark_;
+  /// When a call's memory may be used; when a message may be; and one for captures.
+  std::vector<CudaEvent> events_;
   Call last_;  // the last call that was announced and not waited for at once
   bool is_capturing_ = false;
   std::optional<Participant> gate_;  // where ranks meet even after a fault

@@ -1,0 +1,466 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file A host's communicator for the memory of GPUs, Gloo's or a hierarchy's: what crosses the
+/// network passes through pinned host memory, piece by piece. While the host works on one piece,
+/// the next comes down from the GPU and the one before goes up.
+
+#include <cuda_runtime.h>
+#include <unistd.h>
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "lockstep/comm/adapters/hierarchical/gloo.hpp"
+#include "lockstep/comm/backends/gloo/communicator.hpp"
+#include "lockstep/comm/call/peers.hpp"
+#include "lockstep/comm/call/pending_calls.hpp"
+#include "lockstep/comm/collective.hpp"
+#include "lockstep/comm/collectives.hpp"
+#include "lockstep/comm/communicator.hpp"
+#include "lockstep/comm/device_memory.cuh"
+#include "lockstep/comm/rank_gpu.cuh"
+#include "lockstep/core/bytes.hpp"
+#include "lockstep/core/dynamic.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/scope_guard.hpp"
+#include "lockstep/core/strong.hpp"
+#include "lockstep/device/cuda/check.cuh"
+#include "lockstep/device/cuda/gpu.cuh"
+#include "lockstep/device/cuda/memory.cuh"
+#include "lockstep/device/cuda/step_graph.cuh"
+#include "lockstep/device/cuda/stream.cuh"
+#include "lockstep/device/device.hpp"
+#include "lockstep/launch/rendezvous.hpp"
+#include "lockstep/launch/store.hpp"
+
+namespace lockstep::detail::staged {
+
+/// The size of a piece. A network of 10 Gbit/s needs 3 ms for it, and a further call costs 0.1 ms.
+/// A bucket of 25 MiB has seven pieces, so the two copies that nothing hides, the first down and
+/// the last up, are a small part of the time.
+inline constexpr std::size_t slot_bytes = 4_MiB;
+
+/// The memory that a collective reads and writes, as consecutive rows of one length: one row, or
+/// one for each rank. A piece is cut across all rows, in the same places on all ranks.
+template <class T>
+struct Transfer {
+  std::size_t length;        // of a row
+  std::size_t in_rows = 1;   // on the ranks that give anything
+  std::size_t out_rows = 0;  // on the ranks that get anything; 0: the result replaces `in`
+  const T* in = nullptr;     // device memory; nothing where this rank gives nothing
+  T* out = nullptr;          // device memory; nothing where this rank gets nothing
+
+  /// The length of a piece's rows, except in the last piece.
+  constexpr std::size_t width() const {
+    return (slot_bytes - arena_alignment) / ((in_rows + out_rows) * sizeof(T));
+  }
+  constexpr std::size_t pieces() const {
+    return std::max<std::size_t>(1, (length + width() - 1) / width());
+  }
+};
+
+/// A piece in host memory: consecutive rows of one length.
+template <class T>
+struct Piece {
+  std::span<T> in;
+  std::span<T> out;    // the same as `in` where the result takes its place
+  std::size_t length;  // of a row
+  bool first;
+};
+
+/// When a call's memory may be used, and when its result is there.
+struct CallEvents {
+  CudaEvent ready;
+  CudaEvent done;
+};
+
+/// Used by one thread at a time.
+class Pipeline {
+ public:
+  /// One piece goes up, one is worked on, one comes down.
+  static constexpr std::size_t slots = 3;
+
+  /// `memory` must be pinned. Streams and events are made for the current GPU.
+  explicit Pipeline(std::span<std::byte> memory) {
+    for (std::size_t i = 0; i < slots; ++i)
+      slots_[i].memory = memory.subspan(i * slot_bytes, slot_bytes);
+  }
+
+  /// Calls `work(piece)` for every piece in turn. **Host** blocks until the last piece's work was
+  /// done. **Stream** memory is read and written after `events.ready`; `events.done` is recorded
+  /// when all is written.
+  template <class T, class Work>
+  void run(const Transfer<T>& what, const CallEvents& events, const Work& work) {
+    events.ready.block(down_);
+    events.ready.block(up_);
+    const std::size_t pieces = what.pieces();
+    fetch(what, 0);
+    for (std::size_t k = 0; k < pieces; ++k) {
+      if (k + 1 < pieces) fetch(what, k + 1);
+      const Backoff backoff;
+      while (!slot(k).fetched.test()) backoff.pause();
+      work(piece(what, k));
+      deliver(what, k);
+    }
+    first_ = (first_ + pieces) % slots;
+    events.done.record(up_);
+  }
+
+  /// **Host** blocks until all copies have ended.
+  void settle() const {
+    static_cast<void>(cudaStreamSynchronize(down_));
+    static_cast<void>(cudaStreamSynchronize(up_));
+  }
+
+ private:
+  struct Slot {
+    std::span<std::byte> memory;
+    CudaEvent fetched;    // its piece has come down, or the slot is free
+    CudaEvent delivered;  // its piece has gone up
+  };
+
+  Slot& slot(std::size_t k) { return slots_[(first_ + k) % slots]; }
+
+  template <class T>
+  Piece<T> piece(const Transfer<T>& what, std::size_t k) {
+    const std::size_t n = std::min(what.width(), what.length - k * what.width());
+    T* const in = reinterpret_cast<T*>(slot(k).memory.data());
+    const std::span<T> given(in, what.in_rows * n);
+    if (what.out_rows == 0) return {given, given, n, k == 0};
+    T* const out =
+        reinterpret_cast<T*>(slot(k).memory.data() + align_up(what.in_rows * n * sizeof(T)));
+    return {given, {out, what.out_rows * n}, n, k == 0};
+  }
+
+  /// Copies row by row: `rows` of n elements each, which begin `to_pitch` and `from_pitch` apart.
+  template <class T>
+  static void copy(T* to, std::size_t to_pitch, const T* from, std::size_t from_pitch,
+                   std::size_t n, std::size_t rows, cudaMemcpyKind kind, cudaStream_t stream) {
+    for (std::size_t row = 0; n != 0 && row < rows; ++row)
+      check_cuda(cudaMemcpyAsync(to + row * to_pitch, from + row * from_pitch, n * sizeof(T), kind,
+                                 stream),
+                 "cudaMemcpyAsync");
+  }
+
+  template <class T>
+  void fetch(const Transfer<T>& what, std::size_t k) {
+    slot(k).delivered.block(down_);
+    const Piece<T> to = piece(what, k);
+    if (what.in != nullptr)
+      copy(to.in.data(), to.length, what.in + k * what.width(), what.length, to.length,
+           what.in_rows, cudaMemcpyDeviceToHost, down_);
+    slot(k).fetched.record(down_);
+  }
+
+  template <class T>
+  void deliver(const Transfer<T>& what, std::size_t k) {
+    const Piece<T> from = piece(what, k);
+    if (what.out != nullptr)
+      copy(what.out + k * what.width(), what.length, from.out.data(), from.length, from.length,
+           what.out_rows == 0 ? what.in_rows : what.out_rows, cudaMemcpyHostToDevice, up_);
+    slot(k).delivered.record(up_);
+  }
+
+  std::array<Slot, slots> slots_;
+  std::size_t first_ = 0;  // where the next call begins: behind the last piece of the one before
+  CudaStream down_ = CudaStream::urgent();
+  CudaStream up_ = CudaStream::urgent();
+};
+
+template <class Inner>
+class Engine {
+ public:
+  Inner inner;
+  std::shared_ptr<Gpu> gpu;
+
+  /// **Ranks** all where `inner` allocates together. **Host** may block.
+  Engine(Inner communicator, std::shared_ptr<Gpu> own)
+      : inner(std::move(communicator)),
+        gpu(std::move(own)),
+        staging_(whole_pages(Pipeline::slots * slot_bytes)),
+        pinned_(pin(staging_)),
+        pipeline_(staging_) {
+    // The thread of asynchronous calls uses this rank's GPU, and its errors name this rank.
+    const auto select_gpu = [this] {
+      rank_of_thread() = gpu->rank();
+      check_cuda(cudaSetDevice(gpu->device()), "cudaSetDevice");
+    };
+    PendingInQueue<Engine, decltype(select_gpu)>(*this, select_gpu).wait();
+  }
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  ~Engine() {
+    if (scope_.is_failure()) give_up();
+    queue_.drain();
+    pipeline_.settle();
+  }
+
+  cudaStream_t stream() const { return gpu->stream(); }
+  TaskQueue& queue() { return queue_; }
+  /// An exception has ended this rank's part: ends what is in flight, and tells the others.
+  void give_up() { inner.give_up(); }
+  /// The inner communicator, after every call in flight has ended.
+  Inner& drained() {
+    queue_.drain();
+    return inner;
+  }
+
+  /// Makes a call on this thread, after all calls in flight. **Host** blocks until it is made.
+  /// **Stream** it comes after what the compute stream holds, and before what that is given next.
+  template <class C>
+  void make(const C& call) {
+    begin(call.call(), events_);
+    queue_.drain();
+    guarded([&] { stage(call, events_); });
+    events_.done.block(stream());
+  }
+
+  /// Notes when the memory of a call may be used.
+  void begin(const Call& call, const CallEvents& events) const {
+    require_no_capture(call);
+    events.ready.record(stream());
+  }
+
+  /// Makes a call piece by piece. **Stream** `events.done` tells of the result. A call of several
+  /// pieces is compared as a whole first, because pieces of different calls can be equal.
+  template <class C>
+  void stage(const C& call, const CallEvents& events) {
+    using T = typename C::element;
+    const std::size_t world = inner.world_size().value();
+    const Transfer<T> what{call.count, C::deals_pieces ? world : 1,
+                           C::is_in_place ? 0 : (C::collects_pieces ? world : 1), call.in.data(),
+                           call.out.data()};
+    const bool is_cut = what.pieces() > 1;
+    pipeline_.run(what, events, [&](const Piece<T>& piece) {
+      if (is_cut && piece.first) {
+        Call whole = call.call();
+        whole.staged = true;  // differs from the same call in one piece
+        inner.agree(whole);
+      }
+      inner.perform(call.on(call.in.empty() ? std::span<T>() : piece.in,
+                            call.out.empty() ? std::span<T>() : piece.out, piece.length));
+    });
+  }
+
+  /// **Host** blocks until the message is in the other rank's hands, or in this one's GPU.
+  template <class C>
+  void pass_message(const C& call) {
+    using T = typename C::element;
+    require_no_capture(call.call());
+    const std::size_t bytes = call.count * sizeof(T);
+    if (!message_ || message_->bytes() < bytes) message_.emplace(bytes);
+    const std::span<T> message(reinterpret_cast<T*>(message_->data()), call.count);
+    const auto copy = [&](void* to, const void* from, cudaMemcpyKind kind) {
+      check_cuda(cudaMemcpyAsync(to, from, bytes, kind, stream()), "cudaMemcpyAsync");
+      check_cuda(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
+    };
+    if constexpr (C::kind == CollectiveKind::send) {
+      copy(message.data(), call.in.data(), cudaMemcpyDeviceToHost);
+      inner.perform(call.on(message, {}, call.count));
+    } else {
+      inner.perform(call.on({}, message, call.count));
+      copy(call.out.data(), message.data(), cudaMemcpyHostToDevice);
+    }
+  }
+
+  /// After the first failure every later call fails with it, on all ranks.
+  template <class F>
+  void guarded(const F& f) {
+    fault_.raise();
+    try {
+      f();
+    } catch (const Error& error) {
+      fault_.note(error);
+      if (!inner.is_broken()) inner.abandon(error.text());
+      pipeline_.settle();
+      throw;
+    }
+  }
+
+ private:
+  /// Memory is pinned by pages, so these pages must hold nothing else.
+  std::span<std::byte> whole_pages(std::size_t bytes) {
+    const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+    const std::span<std::uint8_t> memory =
+        inner.template allocate<std::uint8_t>(align_up(bytes, page) + page);
+    const auto begin = reinterpret_cast<std::uintptr_t>(memory.data());
+    return std::as_writable_bytes(memory).subspan(align_up(begin, page) - begin,
+                                                  align_up(bytes, page));
+  }
+
+  void require_no_capture(const Call& call) const {
+    if (capture_status(stream()) == cudaStreamCaptureStatusNone) return;
+    throw Error(call.text(), "the host takes part in it, and the stream is being captured",
+                "make this call outside of the capture", gpu->rank());
+  }
+
+  EndOfScope scope_;
+  std::span<std::byte> staging_;
+  PinnedRange pinned_;
+  Pipeline pipeline_;
+  CallEvents events_;  // of calls that are made here and now
+  std::optional<HostArena> message_;
+  FirstFault fault_;
+  TaskQueue queue_{call_thread};  // ends before what its calls use
+};
+
+}  // namespace lockstep::detail::staged
+
+namespace lockstep {
+
+/// Collectives for device memory through `Inner`, which handles host memory only. Results,
+/// comparison of calls, time limits and errors are those of `Inner`; the time of a call counts from
+/// the end of the work before it. All ranks give device memory or all give host memory.
+///
+/// Asynchronous calls are made by another thread, in the order of posting. Nothing of this can be
+/// captured: the host takes part in every call.
+///
+/// **Host** every collective blocks until the result is on its way to the GPU; with host memory,
+/// until it is here. **Stream** a call comes after what the compute stream `gpu().stream()` holds,
+/// and what that is given afterwards sees the result; after an asynchronous call, what it is given
+/// after `wait` of the handle.
+template <Communicator Inner>
+class StagedCommunicator : public Collectives<StagedCommunicator<Inner>>,
+                           public detail::DeviceAllocating {
+  using Engine = detail::staged::Engine<Inner>;
+
+ public:
+  using Milliseconds = std::chrono::milliseconds;
+
+  /// The number of calls in flight has no limit; this one is large enough for every job.
+  static constexpr std::size_t most_under_way = 256;
+
+  /// **Ranks** all. **Host** may block.
+  StagedCommunicator(Inner inner, std::shared_ptr<Gpu> gpu)
+      : engine_(std::make_unique<Engine>(std::move(inner), std::move(gpu))) {}
+
+  StagedCommunicator(StagedCommunicator&&) noexcept = default;
+  StagedCommunicator& operator=(StagedCommunicator&&) = delete;
+
+  Rank rank() const { return engine_->inner.rank(); }
+  WorldSize world_size() const { return engine_->inner.world_size(); }
+  Gpu& gpu() const { return *engine_->gpu; }
+  Milliseconds timeout() const { return engine_->inner.timeout(); }
+  void set_timeout(Milliseconds timeout) { engine_->drained().set_timeout(timeout); }
+
+  /// Gives up: every other rank's call fails with this reason.
+  void abandon(std::string_view reason) { engine_->drained().abandon(reason); }
+
+  /// **Ranks** this one. **Host** blocks until the compute stream is empty.
+  void synchronize() const {
+    check_cuda(cudaStreamSynchronize(engine_->stream()), "cudaStreamSynchronize");
+  }
+
+  // For the front and for adapters.
+
+  template <class C>
+  void perform(const C& call) {
+    if constexpr (C::kind == detail::CollectiveKind::barrier) {
+      synchronize();
+      engine_->drained().perform(call);
+    } else if constexpr (C::is_message) {
+      // `Inner` compares a message as a whole, so it is staged as a whole.
+      if (detail::is_host_call(call, gpu())) return engine_->inner.perform(call);
+      engine_->pass_message(call);
+    } else {
+      if (detail::is_host_call(call, gpu())) return engine_->drained().perform(call);
+      engine_->make(call);
+    }
+  }
+
+  void agree(const detail::Call& call) { engine_->drained().agree(call); }
+
+  template <class C>
+  auto start(const C& call) {
+    return Work<Pending<C>>(std::in_place, *engine_, call, detail::is_host_call(call, gpu()));
+  }
+
+  detail::StreamCopies passes() const { return detail::StreamCopies(engine_->stream()); }
+
+  /// The communicator of this rank's group, if it is in one. It stages for the group of `Inner`,
+  /// with this rank's GPU and compute stream.
+  template <std::size_t GroupRanks>
+  auto split(const detail::GroupPlace& place) {
+    auto inner = engine_->drained().template split<GroupRanks>(place);
+    std::optional<StagedCommunicator<typename decltype(inner)::value_type>> group;
+    if (inner) group.emplace(std::move(*inner), engine_->gpu);
+    return group;
+  }
+
+ private:
+  /// A call in flight on the other thread.
+  template <class C>
+  class Pending {
+   public:
+    Pending(Engine& engine, const C& call, bool on_host)
+        : engine_(engine), on_host_(on_host), queued_(engine, begin(engine, call, on_host)) {}
+
+    bool test() { return queued_.test() && (on_host_ || events_.done.test()); }
+    void wait() {
+      queued_.wait();
+      if (!on_host_) events_.done.block(engine_.stream());
+    }
+    /// The thread may have left copies to the GPU on their way.
+    void leave() {
+      queued_.leave();
+      if (!on_host_) static_cast<void>(cudaEventSynchronize(events_.done.get()));
+    }
+
+   private:
+    auto begin(Engine& engine, const C& call, bool on_host) {
+      if (!on_host) engine.begin(call.call(), events_);
+      return Make{engine, call, events_, on_host};
+    }
+    struct Make {
+      Engine& engine;
+      C call;
+      const detail::staged::CallEvents& events;
+      bool on_host;
+      void operator()() const {
+        engine.guarded([&] { on_host ? engine.inner.perform(call) : engine.stage(call, events); });
+      }
+    };
+
+    Engine& engine_;
+    bool on_host_;
+    detail::staged::CallEvents events_;
+    detail::PendingInQueue<Engine, Make> queued_;  // ends before the events
+  };
+
+  std::unique_ptr<Engine> engine_;
+};
+
+/// Gloo for ranks on GPUs, through pinned memory of the host.
+template <std::size_t Ranks = dynamic>
+using StagedGloo = StagedCommunicator<GlooCommunicator<Ranks>>;
+/// A hierarchy for ranks on GPUs. Ranks of one host share the pinned memory and reduce in it.
+using StagedHierarchy =
+    StagedCommunicator<HierarchicalCommunicator<ShmCommunicator<>, GlooCommunicator<>>>;
+
+/// A job's ranks through Gloo, each with the GPU that its place on its host gives it. `name` tells
+/// several communicators of one job apart. **Ranks** all. **Host** blocks until all have come.
+template <std::size_t Ranks = dynamic>
+StagedGloo<Ranks> make_staged_gloo_communicator(const Membership& member, Store& store,
+                                                const std::string& name = "world") {
+  std::shared_ptr<Gpu> gpu = detail::gpu_of_process(member, store, name);
+  return {make_gloo_communicator<Ranks>(member, store, name), std::move(gpu)};
+}
+
+/// A job's ranks through shared memory inside hosts, with the same number of ranks on each, and
+/// Gloo between hosts. **Ranks** all. **Host** blocks until all have come.
+inline StagedHierarchy make_staged_hierarchical_communicator(const Membership& member, Store& store,
+                                                             const std::string& name = "world") {
+  std::shared_ptr<Gpu> gpu = detail::gpu_of_process(member, store, name);
+  return {make_hierarchical_communicator(member, store, name), std::move(gpu)};
+}
+
+}  // namespace lockstep

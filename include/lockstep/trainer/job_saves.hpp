@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Saving and resuming of a trainer: the definitions of job_checkpoints.hpp that only
+/// programs with checkpoints need.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "lockstep/checkpoint/checkpoints.hpp"
+#include "lockstep/checkpoint/options.hpp"
+#include "lockstep/checkpoint/values.hpp"
+#include "lockstep/comm/collective.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/json.hpp"
+#include "lockstep/trainer/job_checkpoints.hpp"
+#include "lockstep/trainer/progress.hpp"
+
+namespace lockstep::detail {
+
+/// What a trainer saves and loads with.
+struct JobSaves : SaveDue {
+  KeptValues kept;
+  CourseState course;                                        // of the latest save
+  StateWriter writer{&at_once};                              // of `save`
+  std::vector<std::pair<std::string, SaveOptions>> waiting;  // for the end of an accumulated step
+  std::unique_ptr<Checkpoints> checkpoints;
+  bool is_watching = false;  // something may be saved while steps go on
+};
+
+/// References to all of it, by the names that a checkpoint has.
+inline KeptValues course_values(CourseState& course) {
+  return {{"lockstep/run", course.run},
+          {"lockstep/epoch", course.epoch},
+          {"lockstep/loop", course.loop},
+          {"lockstep/loop_is_over", course.loop_is_over},
+          {"lockstep/is_closed", course.is_closed},
+          {"lockstep/shown_epoch", course.shown_epoch},
+          {"lockstep/shown_epochs", course.shown_epochs},
+          {"lockstep/steps", course.steps},
+          {"lockstep/samples", course.samples},
+          {"lockstep/seconds", course.seconds},
+          {"lockstep/loss", course.loss},
+          {"lockstep/losses", course.losses},
+          {"lockstep/score_names", course.score_names},
+          {"lockstep/score_means", course.score_means},
+          {"lockstep/score_counts", course.score_counts},
+          {"lockstep/skipped", course.skipped},
+          {"lockstep/run_steps", course.run_steps},
+          {"lockstep/epoch_updates", course.epoch_updates}};
+}
+
+/// The checkpoints of a trainer, where a program has them.
+template <class Job>
+struct JobSaving {
+  Job& job;
+
+  JobSaves& saves() {
+    static_cast<void>(&is_mentioned);  // its definition is needed
+    if (!job.saves_) job.saves_ = std::make_shared<JobSaves>();
+    return static_cast<JobSaves&>(*job.saves_);
+  }
+
+  static void run(Job& job, SaveMoment moment) {
+    JobSaving self{job};
+    switch (moment) {
+      case SaveMoment::first_epochs:
+        self.resume_from_folder();
+        break;
+      case SaveMoment::first_step:
+        self.open_checkpoints();
+        if (self.saves().checkpoints && self.saves().checkpoints->will_resume())
+          fail("step", {"the job is to go on from a checkpoint, and has begun without one"},
+               "call job.resume() or job.epochs() before the first step", job.rank());
+        break;
+      case SaveMoment::due:
+        self.save_what_is_due();
+        break;
+      case SaveMoment::finish:
+        self.finish_all();
+        break;
+      default:
+        self.save_at_end_of_epoch(moment == SaveMoment::end_of_last_epoch);
+    }
+  }
+
+  template <class T>
+  void keep(std::string_view name, T& value) {
+    if (name.starts_with("lockstep/"))
+      fail("keep", {"names that begin with lockstep/ are lockstep's own"},
+           "give the value another name", job.rank());
+    saves().kept.add(name, value);
+  }
+
+  void save(const std::string& path, SaveOptions options) {
+    [[maybe_unused]] const auto on = job.enter("save");
+    const bool waits = job.wrapped_.micro_batches() != 0 && !options.parameters_only;
+    if (options.asynchronous || waits) watch_steps();
+    if (waits) {
+      saves().is_waiting = true;
+      saves().waiting.emplace_back(path, std::move(options));
+      return;
+    }
+    with_job(job.wrapped_, JobCall::save, [&](const StatefulJob& state) {
+      saves().writer.save_job(state, path, save_options(std::move(options)));
+    });
+  }
+
+  LoadReport load(const std::string& path, const LoadOptions& options) {
+    [[maybe_unused]] const auto on = job.enter("load");
+    const bool own_curve = job.progress_.curve.is_own(job.wrapped_);
+    LoadReport report = lockstep::load(job.wrapped_, path, options);
+    job.progress_.curve.adopt(job.wrapped_, own_curve);
+    return report;
+  }
+
+  LoadReport load_parameters(const std::string& path, const LoadOptions& options) {
+    [[maybe_unused]] const auto on = job.enter("load_parameters");
+    return lockstep::load_parameters(job.wrapped_, path, options);
+  }
+
+  Resumed resume(const std::string& where, const LoadOptions& options) {
+    [[maybe_unused]] const auto on = job.enter("resume");
+    job.has_begun_ = true;
+    Resumed resumed;
+    with_job(job.wrapped_, JobCall::load, [&](const StatefulJob& state) {
+      resumed = resume_from(state, checkpoint_at(state.ranks, where), options);
+      if (saves().checkpoints) saves().checkpoints->begin_after(state, &resumed);
+    });
+    saves().at = 0;
+    return resumed;
+  }
+
+  std::optional<Resumed> resume() {
+    [[maybe_unused]] const auto on = job.enter("resume");
+    if (!std::exchange(job.has_begun_, true)) return resume_from_folder();
+    open_checkpoints();
+    return std::nullopt;
+  }
+
+  void checkpoints(const CheckpointOptions& options) {
+    [[maybe_unused]] const auto on = job.enter("checkpoints");
+    saves().checkpoints.reset();
+    // The constructor is this class's alone.
+    saves().checkpoints.reset(
+        new Checkpoints(job.options_.checkpoint.over(options), &saves().at_once));
+    with_job(job.wrapped_, JobCall::save,
+             [&](const StatefulJob& state) { saves().checkpoints->open(state.ranks); });
+    watch_steps();
+  }
+
+  Checkpoints* checkpoints() {
+    open_checkpoints();
+    return saves().checkpoints.get();
+  }
+
+  void save_what_is_due() {
+    const auto make = [&] { return save_options({}); };
+    const auto save = [&](const StatefulJob& state) {
+      JobSaves& all = saves();
+      all.at_once = false;
+      all.writer.rethrow_on_all(state);
+      if (state.micro_batches == 0) save_waiting(state);
+      if (all.checkpoints) all.checkpoints->save_if_due(state, make);
+      all.at = all.checkpoints ? all.checkpoints->next_due() : SaveDue::never;
+    };
+    if constexpr (Job::joins) {
+      const auto meeting = job.wrapped_.all_meet();
+      with_job(job.wrapped_, JobCall::save, save);
+    } else {
+      with_job(job.wrapped_, JobCall::save, save);
+    }
+  }
+
+  /// Saves that were asked for between the micro-batches of a step, now that it is over.
+  void save_waiting(const StatefulJob& state) {
+    saves().is_waiting = false;
+    for (auto& [path, options] : std::exchange(saves().waiting, {}))
+      saves().writer.save_job(state, path, save_options(std::move(options)));
+  }
+
+  void save_at_end_of_epoch(bool is_last) {
+    if (!saves().checkpoints) return;
+    [[maybe_unused]] const auto on = job.enter("epochs");
+    saves().at = 0;
+    const auto make = [&] { return save_options({}); };
+    saves().checkpoints->end_epoch(job.wrapped_, make, is_last);
+  }
+
+  void finish_all() {
+    if (!saves().is_watching) return;
+    // There is no update to wait for: micro-batches that none has used are left out.
+    if (!saves().waiting.empty()) job.wrapped_.drop_tail();
+    with_job(job.wrapped_, JobCall::save, [&](const StatefulJob& state) {
+      save_waiting(state);
+      saves().writer.finish_with(state.ranks);
+      if (saves().checkpoints) saves().checkpoints->writer_.finish_with(state.ranks);
+    });
+  }
+
+  void watch_steps() {
+    saves().is_watching = true;
+    saves().at = 0;
+    job.progress_.display.look_at_every_step();
+  }
+
+  /// The folder that the command line names, unless the program has opened it.
+  void open_checkpoints() {
+    if (!saves().checkpoints && job.options_.checkpoint.any()) checkpoints(CheckpointOptions{});
+  }
+
+  /// The job goes on from its own folder, if it is to.
+  std::optional<Resumed> resume_from_folder() {
+    open_checkpoints();
+    std::optional<Resumed> resumed;
+    if (!saves().checkpoints) return resumed;
+    saves().at = 0;
+    with_job(job.wrapped_, JobCall::load, [&](const StatefulJob& state) {
+      if (const auto path = saves().checkpoints->find_newest(state.ranks))
+        resumed = resume_from(state, *path, {});
+      saves().checkpoints->begin_after(state, resumed ? &*resumed : nullptr);
+    });
+    return resumed;
+  }
+
+  /// The options with all that the trainer knows.
+  SaveOptions save_options(SaveOptions options) {
+    const InJobCall in(JobCall::save);
+    saves().course = job.course();
+    options.epoch = job.progress_.epoch_number();
+    options.position = job.data_position();
+    if (options.scores.empty()) options.scores = job.summary().scores;
+    if (!options.best && saves().checkpoints) options.best = saves().checkpoints->best();
+    for (const KeptValue& value : saves().kept) options.values.add(value);
+    for (const KeptValue& value : course_values(saves().course)) options.common.add(value);
+    return options;
+  }
+
+  Resumed resume_from(const StatefulJob& state, const std::string& path, LoadOptions options) {
+    CourseState course;
+    constexpr std::uint64_t unknown = ~std::uint64_t{0};
+    course.run = unknown;
+    for (const KeptValue& value : saves().kept) options.values.add(value);
+    for (const KeptValue& value : course_values(course)) options.common.add(value);
+    Resumed resumed = load_job(state, path, options, LoadWhat::job);
+    if (course.run == unknown) {  // a loop of the program's own has saved it
+      course.run = 1;
+      course.epoch = resumed.epoch;
+      course.loop = resumed.position ? 1 : 0;
+    }
+    job.progress_.go_on(course, resumed.position);
+    if (job.progress_.log) {
+      JsonLine line;
+      line.add("from", resumed.path).add("epoch", begun_epochs(resumed)).add("step", resumed.step);
+      job.progress_.log.write(JsonLine().add("resumed", line.add("world", resumed.world.value())));
+    }
+    return resumed;
+  }
+
+  static inline const bool is_mentioned = (checkpoint_hook<Job> = &run, true);
+};
+
+}  // namespace lockstep::detail
