@@ -14,7 +14,7 @@
 
 #include "failing_threads.hpp"
 #include "launch/watchdog.hpp"
-#include "lockstep/checkpoint/writer.hpp"
+#include "lockstep/checkpoint/checkpoints.hpp"
 #include "lockstep/comm/backends/shm/communicator.hpp"
 #include "lockstep/comm/call/fault_channel.hpp"
 #include "lockstep/comm/call/pending_calls.hpp"

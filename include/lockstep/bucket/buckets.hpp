@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The bucket axis: how many bytes of gradients travel together, and in which types tensors
-/// are laid out.
+/// @file By what tensors are laid out: the bucket axis, which says how many bytes of gradients
+/// travel together, the axis of frozen parameters, which have none, and the tensors' types.
 
 #include <cstddef>
 #include <string_view>
@@ -16,6 +16,7 @@ namespace lockstep {
 
 namespace axes {
 struct Buckets : WithName<"Buckets"> {};
+struct Frozen : WithName<"Frozen"> {};
 }  // namespace axes
 
 /// A bucket closes when it holds at least this many bytes: a small first one, so that communication
@@ -35,6 +36,17 @@ struct Buckets : detail::ValuePolicy<axes::Buckets> {
   }
 };
 
+/// The policy that says which parameters stay as they are: `Frozen<"embed.*", "head.bias">`, where
+/// `*` stands for any characters. A frozen parameter has initial values like any other and all
+/// ranks get rank 0's, but it has no gradient, lies in no bucket and has no state of the optimizer.
+template <Name... Patterns>
+struct Frozen : detail::ValuePolicy<axes::Frozen>, detail::NamePatterns<Patterns...> {
+  static constexpr void fingerprint(detail::Hash& hash) {
+    hash.text(axes::Frozen::name);
+    detail::NamePatterns<Patterns...>::fingerprint_patterns(hash);
+  }
+};
+
 namespace detail {
 
 /// Every tensor in the type in which the model declares it.
@@ -49,25 +61,6 @@ struct FloatingAs {
     return is_floating(declared) ? element_kind<T>() : declared;
   }
 };
-
-}  // namespace detail
-
-namespace axes {
-struct Frozen : WithName<"Frozen"> {};
-}  // namespace axes
-
-/// The policy that says which parameters stay as they are: `Frozen<"embed.*", "head.bias">`, where
-/// `*` stands for any characters. A frozen parameter has initial values like any other and all
-/// ranks get rank 0's, but it has no gradient, lies in no bucket and has no state of the optimizer.
-template <Name... Patterns>
-struct Frozen : detail::ValuePolicy<axes::Frozen>, detail::NamePatterns<Patterns...> {
-  static constexpr void fingerprint(detail::Hash& hash) {
-    hash.text(axes::Frozen::name);
-    detail::NamePatterns<Patterns...>::fingerprint_patterns(hash);
-  }
-};
-
-namespace detail {
 
 /// A bucket policy that knows which parameters lie in no bucket, and leaves room behind every one.
 template <class Limits, class Still, std::size_t Room>

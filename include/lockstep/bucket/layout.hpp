@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A model's layout in an arena, and the views that lie in it.
+/// @file A model's layout in an arena: the types of its elements, the views that lie in it, and its
+/// runs, the longest pieces with elements of one type.
 
 #include <algorithm>
 #include <array>
@@ -398,17 +399,17 @@ class TensorLayout : public LayoutBase<Model, Role, Limits, Types> {
   }
 
   /// Calls `f(name, view)` for every tensor, or every trained one, in the order of declaration,
-  /// with the views that `view` gives.
+  /// with the views that `view` gives. `arena` is where the arena starts, or a function of the
+  /// tensor where tensors lie apart.
   template <class Memory, bool Const, bool OnlyTrained = false, class F>
-  constexpr void for_each(std::byte* arena, F&& f) const {
+  constexpr void for_each(const auto& arena, F&& f) const {
     if constexpr (TensorListing<Model>) {
       for (std::size_t tensor = 0; tensor != this->infos().size(); ++tensor) {
         if (OnlyTrained && !this->plan().is_trained(tensor)) continue;
         const TensorInfo& info = this->infos()[tensor];
         with_element<Model, Role, Types>(info.element, [&]<class T>(std::type_identity<T>) {
           f(this->name(tensor), named(make_view<Memory, Const, element_kind<T>(), dynamic>(
-                                          arena + this->plan().placements[tensor].offset,
-                                          Extents<dynamic>{info.count()}),
+                                          place_of(arena, tensor), Extents<dynamic>{info.count()}),
                                       tensor));
         });
       }
@@ -420,7 +421,7 @@ class TensorLayout : public LayoutBase<Model, Role, Limits, Types> {
           constexpr std::size_t first = table.firsts[shape];
           f(this->name(tensor),
             view_like<Memory, Const, first>(
-                arena + this->plan().placements[tensor].offset, tensor,
+                place_of(arena, tensor), tensor,
                 std::make_index_sequence<tensor_table<Model, Role>.infos[first].rank>{}));
         });
       }
@@ -431,6 +432,16 @@ class TensorLayout : public LayoutBase<Model, Role, Limits, Types> {
   template <class Tensor>
   static constexpr std::size_t offset_of =
       static_offsets<Model, Role, Limits, Types>[Tensor::index];
+
+  /// Where a tensor lies.
+  constexpr std::byte* place_of(const auto& arena, std::size_t tensor) const {
+    const std::size_t offset = this->plan().placements[tensor].offset;
+    if constexpr (requires { arena(tensor); }) {
+      return arena(tensor) + offset;
+    } else {
+      return arena + offset;
+    }
+  }
 
   /// In the checked mode a view knows its tensor's name.
   template <class Viewed>

@@ -18,16 +18,11 @@ namespace axes {
 struct UnusedParameters;
 }  // namespace axes
 
-namespace detail {
-// By which sub-graphs and their keys are known: nvcc cannot match partial specialisations for them.
-struct SubgraphBase {};
-struct SubgraphKeyBase {};
-}  // namespace detail
-
 /// A set of parameters under a name: `Subgraph<"with_adapter", "fc1.*", "adapter.*">`, where `*`
 /// stands for any characters.
 template <Name Text, Name... Patterns>
-struct Subgraph : detail::NamePatterns<Patterns...>, detail::SubgraphBase {
+struct Subgraph : detail::NamePatterns<Patterns...> {
+  static constexpr bool is_subgraph = true;  // nvcc cannot match partial specialisations for these
   static constexpr std::string_view name = Text.view();
 };
 
@@ -38,15 +33,16 @@ struct SameOnAllRanks {};
 namespace detail {
 
 template <class Set>
-inline constexpr bool is_subgraph = std::is_base_of_v<SubgraphBase, Set>;
+inline constexpr bool is_subgraph = requires { requires Set::is_subgraph; };
 
 /// The name of a sub-graph as a type.
 template <Name Text>
-struct SubgraphKey : SubgraphKeyBase {
+struct SubgraphKey {
+  static constexpr bool is_subgraph_key = true;
   static constexpr std::string_view name = Text.view();
 };
 template <class Key>
-inline constexpr bool is_subgraph_key = std::is_base_of_v<SubgraphKeyBase, Key>;
+inline constexpr bool is_subgraph_key = requires { requires Key::is_subgraph_key; };
 
 /// The number of the whole model among a job's sets, in front of the declared ones.
 inline constexpr std::size_t whole_model = 0;
@@ -92,15 +88,6 @@ struct SubgraphList {
   }
 };
 
-template <class... Sets>
-struct SubgraphsOf {
-  using type = SubgraphList<false, Sets...>;
-};
-template <class... Sets>
-struct SubgraphsOf<SameOnAllRanks, Sets...> {
-  using type = SubgraphList<true, Sets...>;
-};
-
 /// A job without sub-graphs.
 using NoSubgraphs = SubgraphList<false>;
 
@@ -111,24 +98,30 @@ using NoSubgraphs = SubgraphList<false>;
 /// rank did not use and another did count as zero there. With `SameOnAllRanks` as the first
 /// argument, ranks that choose differently are an error.
 template <class... Sets>
-struct Subgraphs : Choice<axes::UnusedParameters>, detail::SubgraphsOf<Sets...>::type {
-  static constexpr std::string_view name = "Subgraphs";
-  using list = typename detail::SubgraphsOf<Sets...>::type;
+struct Subgraphs : Choice<axes::UnusedParameters>,
+                   WithName<"Subgraphs">,
+                   detail::SubgraphList<false, Sets...> {
+  using list = detail::SubgraphList<false, Sets...>;
+};
+template <class... Sets>
+struct Subgraphs<SameOnAllRanks, Sets...>
+    : Choice<axes::UnusedParameters>, WithName<"Subgraphs">, detail::SubgraphList<true, Sets...> {
+  using list = detail::SubgraphList<true, Sets...>;
 };
 
 namespace detail {
 
 template <class Meaning>
-struct SubgraphsMeant {
-  using type = NoSubgraphs;
-};
-template <class... Sets>
-struct SubgraphsMeant<Subgraphs<Sets...>> {
-  using type = typename Subgraphs<Sets...>::list;
-};
+auto subgraphs_in() {
+  if constexpr (requires { typename Meaning::list; }) {
+    return std::type_identity<typename Meaning::list>{};
+  } else {
+    return std::type_identity<NoSubgraphs>{};
+  }
+}
 /// The sets of a choice of `UnusedParameters`.
 template <class Meaning>
-using SubgraphsIn = typename SubgraphsMeant<Meaning>::type;
+using SubgraphsIn = typename decltype(subgraphs_in<Meaning>())::type;
 
 }  // namespace detail
 
@@ -189,11 +182,6 @@ constexpr std::size_t subgraph_number([[maybe_unused]] const Set& set) {
   }
 }
 
-[[noreturn]] inline void refuse_subgraph(std::string_view name, const std::string& declared) {
-  throw Error("subgraph", "the job declares no sub-graph " + std::string(name),
-              "choose one of: " + declared);
-}
-
 /// A declared set whose name comes at run time.
 template <class List>
 SubgraphChoice find_subgraph(std::string_view name) {
@@ -202,7 +190,7 @@ SubgraphChoice find_subgraph(std::string_view name) {
     std::string declared;
     for (std::size_t s = 1; s != List::count; ++s)
       declared.append(s == 1 ? "" : ", ").append(List::name_of(s));
-    refuse_subgraph(name, declared);
+    fail("subgraph", {"the job declares no sub-graph ", name}, "choose one of: " + declared);
   }
   return {set, List::name_of(set)};
 }

@@ -28,13 +28,13 @@ constexpr void for_each_index(F&& f) {
 /// Calls `f(std::integral_constant<std::size_t, I>{})` for I = `index`, one of `Count` from `First`
 /// on. It is found by halves.
 template <std::size_t Count, std::size_t First = 0, class F>
-constexpr void with_index(std::size_t index, F&& f) {
+constexpr decltype(auto) with_index(std::size_t index, F&& f) {
   if constexpr (Count == 1) {
-    f(std::integral_constant<std::size_t, First>{});
+    return f(std::integral_constant<std::size_t, First>{});
   } else if (index < First + Count / 2) {
-    with_index<Count / 2, First>(index, f);
+    return with_index<Count / 2, First>(index, f);
   } else {
-    with_index<Count - Count / 2, First + Count / 2>(index, f);
+    return with_index<Count - Count / 2, First + Count / 2>(index, f);
   }
 }
 

@@ -4,66 +4,20 @@
 
 #include <linux/mempolicy.h>
 #include <sched.h>
-#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <charconv>
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
 #include <string>
-#include <system_error>
 
-#include "lockstep/core/bytes.hpp"
-#include "lockstep/core/error.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/device/memory_pages.hpp"
 
 namespace lockstep::detail {
-
-LOCKSTEP_INLINE LazyPages::LazyPages(std::size_t bytes) : bytes_(bytes) {
-  if (bytes == 0) return;
-  void* const mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (mapped == MAP_FAILED) {
-    fail("initialize", {bytes >> 20, " MiB of addresses: ", std::system_category().message(errno)},
-         "check ulimit -v of this process");
-  }
-  data_ = static_cast<std::byte*>(mapped);
-}
-
-LOCKSTEP_INLINE LazyPages::~LazyPages() {
-  if (data_ != nullptr) ::munmap(data_, bytes_);
-}
-
-/// The pages that lie within a piece.
-LOCKSTEP_INLINE std::span<std::byte> LazyPages::whole_pages(std::size_t offset,
-                                                            std::size_t bytes) const {
-  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-  const std::size_t begin = align_up(offset, page);
-  const std::size_t end = (offset + bytes) & ~(page - 1);
-  return {data_ + begin, begin < end ? end - begin : 0};
-}
-
-LOCKSTEP_INLINE void LazyPages::close(std::size_t offset, std::size_t bytes) {
-  const std::span<std::byte> pages = whole_pages(offset, bytes);
-  if (pages.empty()) return;
-  ::madvise(pages.data(), pages.size(), MADV_DONTNEED);
-  ::mprotect(pages.data(), pages.size(), PROT_NONE);
-}
-
-LOCKSTEP_INLINE void LazyPages::open(std::size_t offset, std::size_t bytes) {
-  const std::span<std::byte> pages = whole_pages(offset, bytes);
-  if (pages.empty()) return;
-  if (::mprotect(pages.data(), pages.size(), PROT_READ | PROT_WRITE) != 0) {
-    fail("initialize",
-         {bytes >> 20, " MiB of host memory: ", std::system_category().message(errno)},
-         "use a host with more memory, or write fewer tensors before initial.flush()");
-  }
-}
 
 /// Room for 8192 cores.
 using CoreSets = std::array<cpu_set_t, 8>;

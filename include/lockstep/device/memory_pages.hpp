@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Host memory: pages that are there when they are touched and can be given back piece by
-/// piece, and threads and memory at the NUMA node of a rank's GPU, as the kernel describes nodes
-/// under /sys.
+/// @file Threads and memory at the NUMA node of a rank's GPU, as the kernel describes nodes under
+/// /sys.
 
 #include <cstddef>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,30 +12,6 @@
 #include "lockstep/core/macros.hpp"
 
 namespace lockstep::detail {
-
-/// Zeroed pages at fixed addresses. They take memory when they are first touched, so that a model's
-/// tensors can have addresses on the host without memory for all of them.
-class LazyPages {
- public:
-  explicit LazyPages(std::size_t bytes);
-  ~LazyPages();
-  LazyPages(const LazyPages&) = delete;
-  LazyPages& operator=(const LazyPages&) = delete;
-
-  std::byte* data() const { return data_; }
-
-  /// Gives back the memory of all pages that lie within a piece. A touch of them, by somebody who
-  /// has kept a pointer, ends the program: what it wrote would be lost without a word.
-  void close(std::size_t offset, std::size_t bytes);
-  /// Lets a closed piece be touched again; its pages are zero.
-  void open(std::size_t offset, std::size_t bytes);
-
- private:
-  std::span<std::byte> whole_pages(std::size_t offset, std::size_t bytes) const;
-
-  std::byte* data_ = nullptr;
-  std::size_t bytes_;
-};
 
 /// Numbers of cores, ascending.
 using Cores = std::vector<std::size_t>;

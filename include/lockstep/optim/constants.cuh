@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The constants of a step in device memory: stored by the host, or computed by kernels from
-/// the norm of the gradients and from each parameter's count of updates. A graph may hold all of
-/// it.
+/// @file The first pass over averages on the device, which sums squares, the same bits every time,
+/// and finds parameters whose gradients are not zero; and the constants of a step in device memory:
+/// stored by the host, or computed by kernels from that. A graph may hold all of it.
 
 #include <cuda_runtime.h>
 #include <algorithm>
@@ -14,7 +14,7 @@
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/macros.hpp"
-#include "lockstep/device/cuda/launch.cuh"
+#include "lockstep/device/cuda/runtime.cuh"
 #include "lockstep/device/cuda/vector.cuh"
 #include "lockstep/optim/constants.hpp"
 #include "lockstep/optim/optimizer.hpp"

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file The constants of an optimizer's step: those of all parameters, and a table where groups of
-/// parameters, or parameters with their own count of updates, have different ones.
+/// parameters, or parameters with their own count of updates, have different ones. Clipping and
+/// loss scaling, which is PyTorch's GradScaler as a pure rule, are decided with them.
 
 #include <algorithm>
 #include <cmath>
@@ -42,6 +43,14 @@ struct Clip : detail::ValuePolicy<axes::Clip> {
   }
 };
 
+/// GradScaler's arguments and their defaults.
+struct LossScaleOptions {
+  float initial = 65536;
+  float growth = 2;
+  float backoff = 0.5;
+  std::uint32_t interval = 2000;  // good steps until it grows
+};
+
 namespace detail {
 
 /// The sum of squares, in double. Short blocks are summed in the elements' own arithmetic, which
@@ -71,18 +80,6 @@ LOCKSTEP_HOST_DEVICE constexpr double clip_factor(double norm, double max_norm) 
   return factor > 1 ? 1 : factor;
 }
 
-}  // namespace detail
-
-/// GradScaler's arguments and their defaults.
-struct LossScaleOptions {
-  float initial = 65536;
-  float growth = 2;
-  float backoff = 0.5;
-  std::uint32_t interval = 2000;  // good steps until it grows
-};
-
-namespace detail {
-
 /// The factor of the loss, which keeps small gradients from vanishing in 16 bits.
 struct LossScale {
   float scale = 1;
@@ -105,12 +102,6 @@ LOCKSTEP_HOST_DEVICE constexpr LossScale next_loss_scale(LossScale now, bool fin
   const float grown = now.scale * options.growth;
   return {is_finite(grown) ? grown : now.scale, 0};
 }
-
-}  // namespace detail
-
-}  // namespace lockstep
-
-namespace lockstep::detail {
 
 /// A rule's constants of one step, and the factor of the gradients, in arithmetic of type A.
 template <class Rule, class A>
@@ -329,4 +320,6 @@ struct TableLayout {
   }
 };
 
-}  // namespace lockstep::detail
+}  // namespace detail
+
+}  // namespace lockstep

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The schedule axis: how the learning rate changes from step to step.
+/// @file The schedule axis: how the learning rate changes from step to step; and a job's clock,
+/// which has the optimizer's numbers and counts its updates.
 
 #include <algorithm>
 #include <cmath>

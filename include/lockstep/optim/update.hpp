@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file An optimizer's pass over a contiguous piece of a bucket, on the host.
+/// @file An optimizer's pass over a contiguous piece of a bucket, on the host, and the anomaly
+/// axis: what happens when it meets a gradient that is NaN or infinite, or a loss is.
 
 #include <array>
 #include <concepts>
@@ -151,12 +152,6 @@ class NotedAnomaly {
   std::optional<Found> found_;
 };
 
-}  // namespace detail
-
-}  // namespace lockstep
-
-namespace lockstep::detail {
-
 /// Where the states of a piece lie, one array per state, in the type in which sums are kept.
 template <class Rule, class T>
 using StatesOf = std::array<Accumulator<T>*, Rule::states>;
@@ -197,4 +192,6 @@ struct Scaled {
   constexpr A operator()(A gradient) const { return factor * gradient; }
 };
 
-}  // namespace lockstep::detail
+}  // namespace detail
+
+}  // namespace lockstep

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
+#include <optional>
 #include <span>
 #include <type_traits>
 #include <vector>
@@ -15,7 +15,6 @@
 #include "lockstep/core/element.hpp"
 #include "lockstep/device/cuda/memory.cuh"
 #include "lockstep/device/device.hpp"
-#include "lockstep/device/memory_pages.hpp"
 #include "lockstep/model/tensor.hpp"
 
 namespace lockstep::detail {
@@ -32,54 +31,55 @@ template <class Declared, class Used, class Types, class Model, TensorRole Role>
 class ArenaCopy {
  public:
   static constexpr std::size_t window = HostStaging::window;
-  /// Tensors that take less than this stay open until `flush`: nobody gains by their memory.
-  static constexpr std::size_t kept_bytes = 64_KiB;
 
   ArenaCopy(const Model& model, std::byte* used, std::byte* masters = nullptr)
       : declared_layout_(model),
         used_layout_(model),
         used_(used),
         masters_(masters),
-        pages_(declared_layout_.plan().all_bytes),
-        states_(declared_layout_.infos().size(), State::fresh) {}
+        open_(declared_layout_.infos().size()) {}
 
-  /// Where the declared layout begins on the host. Only open tensors may be touched.
-  std::byte* arena() const { return pages_.data(); }
-
-  /// Brings a tensor's values to the host.
-  void open(std::size_t tensor) {
-    if (states_[tensor] == State::open) return;
+  bool is_open(std::size_t tensor) const { return open_[tensor].has_value(); }
+  /// Brings a tensor's values to the host. Returns where an arena would begin in which they lie as
+  /// the declared layout says.
+  std::byte* open(std::size_t tensor) {
     const Placement& where = declared_layout_.plan().placements[tensor];
-    if (states_[tensor] == State::closed) pages_.open(where.offset, where.bytes);
-    states_[tensor] = State::open;
+    if (!is_open(tensor)) {
+      open_[tensor].emplace(where.bytes);
+      with_types(tensor, [&]<class D, class U>(std::type_identity<D>, std::type_identity<U>) {
+        in_pieces<D, U>(tensor, [&](std::size_t first, std::size_t count) {
+          D* const to = values<D>(tensor) + first;
+          if (has_master(tensor)) {
+            receive(to, master_at<U>(tensor) + first, count);
+          } else {
+            receive(to, used_at<U>(tensor) + first, count);
+          }
+        });
+      });
+    }
+    return open_[tensor]->data() - where.offset;
+  }
+
+  /// Copies an open tensor to the GPU, and gives its memory back.
+  void close(std::size_t tensor) {
+    if (!is_open(tensor)) return;
     with_types(tensor, [&]<class D, class U>(std::type_identity<D>, std::type_identity<U>) {
       in_pieces<D, U>(tensor, [&](std::size_t first, std::size_t count) {
-        D* const to = values<D>(tensor) + first;
-        if (has_master(tensor)) {
-          receive(to, master_at<U>(tensor) + first, count);
-        } else {
-          receive(to, used_at<U>(tensor) + first, count);
-        }
+        send<U>(tensor, values<D>(tensor) + first, first, count);
       });
     });
+    open_[tensor].reset();
   }
-
-  /// Copies an open tensor to the GPU, and gives its memory back if it takes much.
-  void close(std::size_t tensor) {
-    if (declared_layout_.plan().placements[tensor].bytes >= kept_bytes) put_away(tensor);
-  }
-
-  /// Copies all open tensors to the GPU, and gives their memory back.
+  /// The same for all open tensors.
   void flush() {
-    for (std::size_t tensor = 0; tensor != states_.size(); ++tensor) put_away(tensor);
+    for (std::size_t tensor = 0; tensor != open_.size(); ++tensor) close(tensor);
   }
 
   /// Calls `f(values)` for pieces of a tensor, in order, that cover it: it writes all of them. No
   /// memory is needed for the tensor.
   template <class D, class F>
   void fill(std::size_t tensor, const Placement&, const F& f) {
-    if (states_[tensor] == State::open)
-      return f(std::span<D>(values<D>(tensor), info(tensor).count()));
+    if (is_open(tensor)) return f(std::span<D>(values<D>(tensor), info(tensor).count()));
     with_types(tensor, [&]<class T, class U>(std::type_identity<T>, std::type_identity<U>) {
       if constexpr (std::is_same_v<T, D>) {
         if (piece_.bytes() == 0) piece_ = HostArena(window);
@@ -93,20 +93,6 @@ class ArenaCopy {
   }
 
  private:
-  enum class State : std::uint8_t { fresh, open, closed };
-
-  void put_away(std::size_t tensor) {
-    if (states_[tensor] != State::open) return;
-    with_types(tensor, [&]<class D, class U>(std::type_identity<D>, std::type_identity<U>) {
-      in_pieces<D, U>(tensor, [&](std::size_t first, std::size_t count) {
-        send<U>(tensor, values<D>(tensor) + first, first, count);
-      });
-    });
-    const Placement& where = declared_layout_.plan().placements[tensor];
-    pages_.close(where.offset, where.bytes);
-    states_[tensor] = State::closed;
-  }
-
   /// Device memory's elements on the host.
   template <class To, class From>
   void receive(To* to, const From* from, std::size_t count) {
@@ -137,7 +123,7 @@ class ArenaCopy {
   const TensorInfo& info(std::size_t tensor) const { return declared_layout_.infos()[tensor]; }
   template <class D>
   D* values(std::size_t tensor) const {
-    return reinterpret_cast<D*>(pages_.data() + declared_layout_.plan().placements[tensor].offset);
+    return reinterpret_cast<D*>(open_[tensor]->data());
   }
   template <class U>
   U* used_at(std::size_t tensor) const {
@@ -164,8 +150,7 @@ class ArenaCopy {
   [[no_unique_address]] Used used_layout_;
   std::byte* used_;
   std::byte* masters_;
-  LazyPages pages_;
-  std::vector<State> states_;
+  std::vector<std::optional<HostArena>> open_;  // the memory of open tensors
   HostStaging staging_;
   HostArena piece_{0};  // of a tensor that is filled
 };

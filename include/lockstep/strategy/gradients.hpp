@@ -72,16 +72,17 @@ class Readiness {
   bool is_complete(std::size_t bucket) const { return missing_[bucket] == 0; }
   bool all_ready() const { return all_missing_ == 0; }
 
-  /// The names of parameters whose gradients have not arrived, at most eight.
-  std::string missing_names() const {
+  /// The names of parameters whose gradients have not arrived, at most eight, of those for which
+  /// `among(parameter)` says yes.
+  std::string missing_names(const auto& among) const {
     constexpr std::size_t most = 8;
     std::string names;
-    std::size_t listed = 0;
-    for (std::size_t p = 0; p < ready_.size() && listed < most; ++p) {
-      if (!is_ready(p) && layout_.plan().is_trained(p))
-        names.append(listed++ == 0 ? "" : ", ").append(layout_.name(p));
+    std::size_t missing = 0;
+    for (std::size_t p = 0; p < ready_.size(); ++p) {
+      if (is_ready(p) || !layout_.plan().is_trained(p) || !among(p)) continue;
+      if (missing++ < most) names.append(missing == 1 ? "" : ", ").append(layout_.name(p));
     }
-    if (all_missing_ > most) names += text({" and ", all_missing_ - most, " more"});
+    if (missing > most) names += text({" and ", missing - most, " more"});
     return names;
   }
 
@@ -431,7 +432,9 @@ class GradientBuckets {
   }
 
   [[noreturn, gnu::cold, gnu::noinline]] void refuse_missing() const {
-    throw Error("backward", "no gradient came for " + readiness_.missing_names(),
+    throw Error("backward", "no gradient came for " + readiness_.missing_names([](std::size_t) {
+      return true;
+    }),
                 "let backward write and mark every parameter, or add UnusedParameters<Zero>");
   }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The execution of the host: plain loops, done when the call returns.
+/// @file The execution of the host and its passes of an update: plain loops, done when the call
+/// returns.
 
 #include <algorithm>
 #include <cstddef>

@@ -32,16 +32,15 @@ inline constexpr bool declares_ones = [] {
 }();
 
 /// The values that a model initializes, in the layout that it declares. On the host they are the
-/// arena itself; elsewhere a tensor is brought to the host by `open` and back by `close`, or by
-/// `flush` with all that are open.
+/// arena itself; elsewhere a tensor is brought to the host by `open`, which returns where the
+/// layout begins for it, and back by `close`, or by `flush` with all that are open.
 struct ArenaValues {
   std::byte* data;
 
   constexpr ArenaValues(std::byte* arena) : data(arena) {}  // implicit: an arena holds its values
 
-  /// Where the layout begins.
-  std::byte* arena() const { return data; }
-  static constexpr void open(std::size_t) {}
+  std::byte* open(std::size_t) const { return data; }
+  static constexpr bool is_open(std::size_t) { return true; }
   static constexpr void close(std::size_t) {}
   static constexpr void flush() {}
   /// Calls `f(values)` for pieces of a tensor, in order, that cover it: it writes all of them.
@@ -80,13 +79,13 @@ class InitialValues {
 
   template <class Key>
   auto param(Key key) const {
-    open<TensorRole::parameter>(layout_, parameters_, key);
-    return layout_.template view<HostMemory, false>(parameters_.arena(), key);
+    return layout_.template view<HostMemory, false>(
+        open<TensorRole::parameter>(layout_, parameters_, key), key);
   }
   template <class Key>
   auto buffer(Key key) const {
-    open<TensorRole::buffer>(buffer_layout_, buffers_, key);
-    return buffer_layout_.template view<HostMemory, false>(buffers_.arena(), key);
+    return buffer_layout_.template view<HostMemory, false>(
+        open<TensorRole::buffer>(buffer_layout_, buffers_, key), key);
   }
   /// Calls `f(name, view)` for every parameter, or buffer, to be written. Views are valid until `f`
   /// returns.
@@ -124,21 +123,23 @@ class InitialValues {
 
  private:
   /// A key that names no tensor is refused where its view is made.
-  template <TensorRole Role, class Values, class Key>
-  static void open(const auto& layout, Values& values, Key key) {
-    if constexpr (!std::is_same_v<Values, const ArenaValues>) {
-      const std::size_t tensor = find_tensor<Model, Role>(key).index;
-      if (tensor < layout.infos().size()) values.open(tensor);
-    }
+  template <TensorRole Role, class Key>
+  static std::byte* open(const auto& layout, auto& values, Key key) {
+    const std::size_t tensor = find_tensor<Model, Role>(key).index;
+    return tensor < layout.infos().size() ? values.open(tensor) : nullptr;
   }
 
   template <class F>
   static void for_each(const auto& layout, auto& values, F& f) {
-    std::size_t tensor = 0;
-    layout.template for_each<HostMemory, false>(values.arena(), [&](auto name, auto view) {
-      values.open(tensor);
+    std::size_t latest = 0;
+    bool was_open = false;
+    const auto open = [&](std::size_t tensor) {
+      was_open = values.is_open(latest = tensor);
+      return values.open(tensor);
+    };
+    layout.template for_each<HostMemory, false>(open, [&](auto name, auto view) {
       f(name, view);
-      values.close(tensor++);
+      if (!was_open) values.close(latest);
     });
   }
 

@@ -17,6 +17,16 @@ namespace lockstep {
 
 namespace axes {
 struct Precision : WithName<"Precision"> {};
+struct ParallelStrategy : WithName<"ParallelStrategy"> {};
+struct Accumulate : WithName<"Accumulate"> {};
+struct StepExecution : WithName<"StepExecution"> {};
+struct UnusedParameters : WithName<"UnusedParameters"> {};
+struct Buffers : WithName<"Buffers"> {};
+struct Norms : WithName<"Norms"> {};
+struct NormRanks : WithName<"NormRanks"> {};
+struct LossPlacement : WithName<"LossPlacement"> {};
+struct UnevenInputs : WithName<"UnevenInputs"> {};
+struct JoinDivisor : WithName<"JoinDivisor"> {};
 }  // namespace axes
 
 /// Parameters, gradients and buffers have the types that the model declares.
@@ -42,6 +52,12 @@ struct Mixed : Choice<axes::Precision>, WithName<"Mixed"> {
   static constexpr bool keeps_masters = !std::is_same_v<Parameters, float>;
   static constexpr bool scales_loss =
       std::is_same_v<Parameters, Half> || std::is_same_v<Reduction, Half>;
+  /// Two mixtures differ in their types, not in their name.
+  static constexpr void fingerprint(detail::Hash& hash) {
+    for (const ElementKind kind :
+         {element_kind<Parameters>(), element_kind<Reduction>(), element_kind<Buffers>()})
+      hash.number(static_cast<std::uint64_t>(kind));
+  }
 };
 
 /// Types as the model declares them, and a loss that is scaled as PyTorch's GradScaler does: for
@@ -52,32 +68,9 @@ struct ScaledLoss : AsDeclared {
   static constexpr bool scales_loss = true;
 };
 
+/// The policy that says in which types a model is trained: `Precision<Mixed<BFloat16>>`.
 template <class Types>
 struct Precision : detail::ChoicePolicy<axes::Precision, Types> {};
-
-/// The policy that says in which types a model is trained: `Precision<Mixed<BFloat16>>`. Two
-/// mixtures differ in their types, not in their name.
-template <class P, class R, class B>
-struct Precision<Mixed<P, R, B>> : detail::ChoicePolicy<axes::Precision, Mixed<P, R, B>> {
-  static constexpr void fingerprint(detail::Hash& hash) {
-    hash.text(axes::Precision::name).text("Mixed");
-    for (const ElementKind kind : {element_kind<P>(), element_kind<R>(), element_kind<B>()})
-      hash.number(static_cast<std::uint64_t>(kind));
-  }
-};
-
-namespace axes {
-struct ParallelStrategy : WithName<"ParallelStrategy"> {};
-struct Accumulate : WithName<"Accumulate"> {};
-struct StepExecution : WithName<"StepExecution"> {};
-struct UnusedParameters : WithName<"UnusedParameters"> {};
-struct Buffers : WithName<"Buffers"> {};
-struct Norms : WithName<"Norms"> {};
-struct NormRanks : WithName<"NormRanks"> {};
-struct LossPlacement : WithName<"LossPlacement"> {};
-struct UnevenInputs : WithName<"UnevenInputs"> {};
-struct JoinDivisor : WithName<"JoinDivisor"> {};
-}  // namespace axes
 
 // How replicas share the work.
 

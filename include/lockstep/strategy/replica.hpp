@@ -313,11 +313,10 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
     if constexpr (traits::has_subgraphs) {
       const bool adds = !traits::frees_gradients && micro_batches_ != 0;
       const auto& step = adds ? adding_step() : step_;
-      return detail::with_subgraph<subgraphs::count>(
-          gradients_.features().subgraph(), [&](auto set) {
-            detail::SubgraphStep<step_type, subgraphs, set> used(step);
-            return f(used);
-          });
+      return detail::with_index<subgraphs::count>(gradients_.features().subgraph(), [&](auto set) {
+        detail::SubgraphStep<step_type, subgraphs, set> used(step);
+        return f(used);
+      });
     } else if constexpr (traits::tracks && !traits::frees_gradients) {
       return f(micro_batches_ == 0 ? step_ : adding_step());
     } else {
@@ -576,7 +575,7 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   auto with_evaluation_step(const F& f) {
     await_parameters();
     if constexpr (traits::has_subgraphs) {
-      return detail::with_subgraph<subgraphs::count>(evaluated_, [&](auto set) {
+      return detail::with_index<subgraphs::count>(evaluated_, [&](auto set) {
         using Used = detail::SubgraphStep<bare_step, subgraphs, set>;
         detail::EvaluationStep<Used> step{Used(step_)};
         return f(step);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The updater: one optimizer over all parameters that a rank owns, on any device.
+/// @file The updater: one optimizer over all parameters that a rank owns, on any device, with its
+/// states and master weights.
 
 #include <algorithm>
 #include <array>

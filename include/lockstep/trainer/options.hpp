@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "lockstep/checkpoint/options.hpp"
@@ -23,12 +24,8 @@ namespace detail {
 
 /// What the command line says about checkpoints, which takes precedence over the program.
 struct CheckpointFlags {
-  /// `--checkpoint-every`: one of the two.
-  struct Every {
-    std::uint64_t steps = 0;
-    std::chrono::milliseconds time{0};
-    bool operator==(const Every&) const = default;
-  };
+  /// `--checkpoint-every`: a number of updates, or a time.
+  using Every = std::pair<std::uint64_t, std::chrono::milliseconds>;
 
   std::optional<std::string> folder{};
   std::optional<Every> every{};

@@ -29,7 +29,6 @@
 #include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/thread.hpp"
-#include "lockstep/data/fed_batches.hpp"
 #include "lockstep/data/feed.hpp"
 #include "lockstep/data/loader.hpp"
 #include "lockstep/data/sampler.hpp"

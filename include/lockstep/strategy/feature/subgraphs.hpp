@@ -131,11 +131,8 @@ class SubgraphUsage : public Stages<SubgraphUsage<Traits, Comm>>, public UsedPar
   }
 
   [[noreturn, gnu::cold, gnu::noinline]] void refuse_missing(const auto& gradients) const {
-    std::string names;
-    for (std::size_t p = 0, listed = 0; p != table().uses.size() && listed != 8; ++p) {
-      if (table().contains(p) && !gradients.readiness().is_ready(p))
-        names.append(listed++ == 0 ? "" : ", ").append(gradients.layout().name(p));
-    }
+    const std::string names =
+        gradients.readiness().missing_names([&](std::size_t p) { return table().contains(p); });
     const std::string set =
         set_ == whole_model ? "the whole model" : "sub-graph " + std::string(List::name_of(set_));
     fail("backward",
@@ -147,17 +144,6 @@ class SubgraphUsage : public Stages<SubgraphUsage<Traits, Comm>>, public UsedPar
   std::size_t set_ = whole_model;
   std::uint32_t chosen_ = 0;
 };
-
-/// Calls `f(std::integral_constant<std::size_t, Set>{})` with a set that is known at run time.
-template <std::size_t Count, std::size_t Set = 0, class F>
-decltype(auto) with_subgraph(std::size_t set, const F& f) {
-  if constexpr (Set + 1 == Count) {
-    return f(std::integral_constant<std::size_t, Set>{});
-  } else {
-    if (set == Set) return f(std::integral_constant<std::size_t, Set>{});
-    return with_subgraph<Count, Set + 1>(set, f);
-  }
-}
 
 /// Evaluations and predictions of a wrapper use a sub-graph while this lives.
 template <class Wrapper>

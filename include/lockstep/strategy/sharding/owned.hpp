@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The pieces of parameters that a rank updates, and `Sharding<Replicated>`: all of them.
+/// @file The pieces of parameters that a rank updates: all of them (`Sharding<Replicated>`), or its
+/// slices of parameters that ranks share (`Sharding<HostShared>`).
 
 #include <algorithm>
 #include <cstddef>

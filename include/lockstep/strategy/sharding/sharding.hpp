@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The sharding axis: who keeps which parameters and optimizer states.
+/// @file The sharding axis: who keeps which parameters and optimizer states; and the slices of a
+/// bucket, one for each rank.
 
 #include <algorithm>
 #include <cstddef>
