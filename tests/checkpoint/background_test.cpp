@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/checkpoint/writer.hpp"
+#include "lockstep/checkpoint/checkpoints.hpp"
 
 #include <boost/test/unit_test.hpp>
 #include <condition_variable>

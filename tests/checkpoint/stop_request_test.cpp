@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/checkpoint/stop_request.hpp"
+#include "lockstep/checkpoint/checkpoints.hpp"
 
 #include <signal.h>
 #include <stdlib.h>

@@ -14,13 +14,13 @@
 
 #include "failing_threads.hpp"
 #include "launch/watchdog.hpp"
-#include "lockstep/checkpoint/writer.hpp"
+#include "lockstep/checkpoint/checkpoints.hpp"
 #include "lockstep/comm/backends/shm/communicator.hpp"
 #include "lockstep/comm/call/fault_channel.hpp"
 #include "lockstep/comm/call/pending_calls.hpp"
 #include "lockstep/core/worker.hpp"
 #include "lockstep/data/loader.hpp"
-#include "lockstep/launch/spawn.hpp"
+#include "lockstep/launch/launch.hpp"
 #include "lockstep/launch/store_server.hpp"
 #include "lockstep/strategy/replica_crew.hpp"
 

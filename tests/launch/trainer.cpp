@@ -17,7 +17,7 @@
 #include <thread>
 #include <vector>
 
-#include "lockstep/checkpoint/stop_request.hpp"
+#include "lockstep/checkpoint/checkpoints.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/launch/environment.hpp"
 #include "lockstep/launch/launch.hpp"

@@ -481,9 +481,9 @@ struct SlowJob final : detail::StatefulJob {
   detail::ReplicaProgress progress() const override { return {}; }
   void set_progress(const detail::ReplicaProgress&) const override {}
   void synchronize_buffers() const override {}
-  detail::SnapshotMemory make_memory(std::size_t bytes) const override {
+  std::shared_ptr<std::byte> make_memory(std::size_t bytes) const override {
     const auto memory = std::make_shared<HostArena>(bytes);
-    return {memory, memory->data(), bytes};
+    return {memory, memory->data()};
   }
   void copy_out(std::span<const detail::StateCopy> copies) const override {
     for (const auto& copy : copies) std::memcpy(copy.to, copy.piece->data, sizeof(float));

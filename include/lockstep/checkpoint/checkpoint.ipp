@@ -14,7 +14,6 @@
 #include <atomic>
 #include <cerrno>
 #include <charconv>
-#include <chrono>
 #include <cmath>
 #include <condition_variable>
 #include <cstddef>
@@ -24,7 +23,6 @@
 #include <cstring>
 #include <ctime>
 #include <exception>
-#include <functional>
 #include <initializer_list>
 #include <limits>
 #include <map>
@@ -48,9 +46,7 @@
 #include "lockstep/checkpoint/reader.hpp"
 #include "lockstep/checkpoint/safetensors.hpp"
 #include "lockstep/checkpoint/state.hpp"
-#include "lockstep/checkpoint/stop_request.hpp"
 #include "lockstep/checkpoint/values.hpp"
-#include "lockstep/checkpoint/writer.hpp"
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/checksum.hpp"
 #include "lockstep/core/deadline.hpp"
@@ -60,6 +56,7 @@
 #include "lockstep/core/half.hpp"
 #include "lockstep/core/json.hpp"
 #include "lockstep/core/scope_guard.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/core/worker.hpp"
@@ -1457,114 +1454,85 @@ LOCKSTEP_INLINE std::vector<std::string> work_together(const JointRanks& ranks,
   return results_of(ranks.gather(outcome_of(operation, work)));
 }
 
-/// Rounds in which ranks tell each other whether they still work: `~`, or the outcome. A rank sends
-/// one in every round until the outcomes of all are there, or one of them is that its storage is
-/// dead: that ends with `!` too, and is told while the rank still waits for it.
-class StorageRounds {
- public:
-  StorageRounds(const JointRanks& ranks, std::string_view operation,
-                const StoragePatience& patience)
-      : ranks_(ranks), operation_(operation), patience_(patience), next_words_(patience.words) {
-    try {
-      thread_ = Thread(
-          ThreadName{"lockstep alive", "the thread that says that this rank waits for storage"},
-          [this] { run(); }, [this](std::exception_ptr thrown) { failure_ = std::move(thrown); });
-    } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch)
-      // Without a thread the rounds begin when the work is done: the others wait as long as a call
-      // may take.
-    }
-  }
-  StorageRounds(const StorageRounds&) = delete;
-  StorageRounds& operator=(const StorageRounds&) = delete;
-
-  /// The outcomes of all ranks; this one's is `mine`.
-  std::vector<std::string> end(std::string mine) {
-    {
-      const std::lock_guard lock(mutex_);
-      mine_ = std::move(mine);
-      changed_.notify_all();
-    }
-    if (!thread_.is_running()) {
-      run();
-    } else {
-      thread_.join();
-    }
-    if (failure_) std::rethrow_exception(failure_);
-    return std::move(all_);
-  }
-
- private:
-  using Clock = std::chrono::steady_clock;
-  static constexpr char working = '~';
-
-  void run() {
-    for (bool is_dead = false; !is_dead;) {
-      all_ = ranks_.gather(next());
-      bool works = false;
-      for (const std::string& told : all_) {
-        works = works || told.front() == working;
-        is_dead = is_dead || (told.front() == '!' && told.ends_with(dead));
-      }
-      if (!works) break;
-    }
-    // The others have been told, which will end this process while it still waits: what it has been
-    // writing must not stay.
-    if (is_given_up_) remove_temporary_files();
-  }
-
-  /// What this rank says in the next round.
-  std::string next() {
-    std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, patience_.heartbeat, [&] { return mine_.has_value(); });
-    if (mine_) return *mine_;
-    const Clock::time_point now = Clock::now();
-    if (const std::uint64_t count = storage_progress().load(); count != progress_) {
-      progress_ = count;
-      progressed_ = now;
-    }
-    const auto seconds = [&](Clock::time_point since) {
-      return std::chrono::duration_cast<std::chrono::seconds>(now - since).count();
-    };
-    if (now - progressed_ >= patience_.longest) {
-      is_given_up_ = true;
-      return "!" +
-             packed({operation_,
-                     text({"its storage has made no progress for ", seconds(progressed_), " s"}),
-                     dead});
-    }
-    if (now - begun_ >= next_words_) {
-      next_words_ *= 2;
-      say(text({"rank ", ranks_.rank, ", ", operation_, ": waiting for storage for ",
-                seconds(begun_), " s; the other ranks wait too"}));
-    }
-    return {working};
-  }
-
-  static constexpr std::string_view dead = "see whether the disk or its server still answers";
-
-  const JointRanks& ranks_;
-  std::string_view operation_;
-  const StoragePatience& patience_;
-  std::chrono::milliseconds next_words_;
-  Clock::time_point begun_ = Clock::now();
-  Clock::time_point progressed_ = begun_;
-  std::uint64_t progress_ = storage_progress().load();
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::optional<std::string> mine_;
-  bool is_given_up_ = false;  // of the thread's
-  std::vector<std::string> all_;
-  std::exception_ptr failure_;
-  Thread thread_;  // declared last: it uses the members above
-};
-
 LOCKSTEP_INLINE std::vector<std::string> store_together(const JointRanks& ranks,
                                                         std::string_view operation,
                                                         FunctionRef<std::string()> work,
                                                         const StoragePatience& patience) {
   if (ranks.world == 1) return work_together(ranks, operation, work);
-  StorageRounds rounds(ranks, operation, patience);
-  return results_of(rounds.end(outcome_of(operation, work)));
+  using Clock = std::chrono::steady_clock;
+  constexpr std::string_view dead = "see whether the disk or its server still answers";
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::optional<std::string> mine;  // the outcome of this rank
+  std::vector<std::string> all;
+  std::exception_ptr failure;
+  // Of the thread's.
+  const Clock::time_point begun = Clock::now();
+  Clock::time_point progressed = begun;
+  std::uint64_t progress = storage_progress().load();
+  std::chrono::milliseconds next_words = patience.words;
+  bool is_given_up = false;
+
+  // What this rank says in the next round: `~` while it works, or the outcome.
+  const auto next = [&]() -> std::string {
+    std::unique_lock lock(mutex);
+    changed.wait_for(lock, patience.heartbeat, [&] { return mine.has_value(); });
+    if (mine) return *mine;
+    const Clock::time_point now = Clock::now();
+    if (const std::uint64_t count = storage_progress().load(); count != progress) {
+      progress = count;
+      progressed = now;
+    }
+    const auto seconds = [&](Clock::time_point since) {
+      return std::chrono::duration_cast<std::chrono::seconds>(now - since).count();
+    };
+    if (now - progressed >= patience.longest) {
+      is_given_up = true;
+      const std::string problem =
+          text({"its storage has made no progress for ", seconds(progressed), " s"});
+      return "!" + packed({operation, problem, dead});
+    }
+    if (now - begun >= next_words) {
+      next_words *= 2;
+      say(text({"rank ", ranks.rank, ", ", operation, ": waiting for storage for ", seconds(begun),
+                " s; the other ranks wait too"}));
+    }
+    return "~";
+  };
+  // There are rounds until the outcomes of all are there, or one of them is that its storage is
+  // dead: that ends with `!` too, and is told while the rank still waits for it.
+  const auto run = [&] {
+    for (bool works = true, is_dead = false; works && !is_dead;) {
+      all = ranks.gather(next());
+      works = false;
+      for (const std::string& told : all) {
+        works = works || told.front() == '~';
+        is_dead = is_dead || (told.front() == '!' && told.ends_with(dead));
+      }
+    }
+    // The others have been told, which will end this process while it still waits: what it has been
+    // writing must not stay.
+    if (is_given_up) remove_temporary_files();
+  };
+  Thread thread;
+  try {
+    thread = Thread(
+        ThreadName{"lockstep alive", "the thread that says that this rank waits for storage"}, run,
+        [&](std::exception_ptr thrown) { failure = std::move(thrown); });
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch)
+    // Without a thread the rounds begin when the work is done: the others wait as long as a call
+    // may take.
+  }
+  std::string outcome = outcome_of(operation, work);
+  {
+    const std::lock_guard lock(mutex);
+    mine = std::move(outcome);
+    changed.notify_all();
+  }
+  if (!thread.is_running()) run();
+  thread.join();
+  if (failure) std::rethrow_exception(failure);
+  return results_of(std::move(all));
 }
 
 /// The name under which a piece's whole tensor is in a file. Buffers of other ranks than the first
@@ -2067,7 +2035,7 @@ class StateLoader {
   Names missing_;
   Names unused_;      // what no rank uses is unexpected
   Names mismatches_;  // in words
-  SnapshotMemory staging_;
+  std::shared_ptr<std::byte> staging_;
 };
 
 LOCKSTEP_INLINE void require_same_path(const JointRanks& ranks, std::string_view operation,
@@ -2343,8 +2311,8 @@ void for_each_part(const StateEntry& piece, const F& f) {
 
 /// One of three memories from which the device copies best.
 LOCKSTEP_INLINE std::byte* StateLoader::staging(std::size_t which) {
-  if (staging_.data == nullptr) staging_ = job_.make_memory(3 * staging_bytes);
-  return staging_.data + which * staging_bytes;
+  if (!staging_) staging_ = job_.make_memory(3 * staging_bytes);
+  return staging_.get() + which * staging_bytes;
 }
 
 /// What lies in the file as it does in memory is read to where it belongs, by several threads.
@@ -2531,12 +2499,14 @@ LOCKSTEP_INLINE void StateWriter::add_tensors(const StatefulJob& job, bool copie
       copied_bytes = write_chunk_bytes;
     }
   }
-  if (snapshot_.bytes < copied_bytes) {
-    snapshot_ = {};
+  if (snapshot_bytes_ < copied_bytes) {
+    snapshot_.reset();
+    snapshot_bytes_ = 0;
     snapshot_ = job.make_memory(copied_bytes);
+    snapshot_bytes_ = copied_bytes;
   }
   std::vector<StateCopy> copies;
-  std::byte* place = snapshot_.data;
+  std::byte* place = snapshot_.get();
   for (const auto& [name, pieces] : tensors) {
     const StateEntry& first = *pieces.front();
     TensorToWrite& written = file.file.tensors.emplace_back();
@@ -2560,8 +2530,8 @@ LOCKSTEP_INLINE void StateWriter::add_tensors(const StatefulJob& job, bool copie
       written.data = {first.data, bytes};
     } else {
       written.data = {static_cast<const std::byte*>(nullptr), bytes};
-      written.read = [&job, own = pieces, window = snapshot_.data](std::uint64_t at,
-                                                                   std::size_t size) {
+      written.read = [&job, own = pieces, window = snapshot_.get()](std::uint64_t at,
+                                                                    std::size_t size) {
         return copied_chunk(job, own, window, at, size);
       };
     }

@@ -3,10 +3,8 @@
 /// @file A job as saving and loading see it, without its type, and work of which all ranks learn
 /// how it ended: what goes wrong on one rank is the same error on all.
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -19,6 +17,7 @@
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/groups.hpp"
 #include "lockstep/core/macros.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/utility.hpp"
 #include "lockstep/model/tensor.hpp"
@@ -63,13 +62,6 @@ std::vector<std::string> store_together(const JointRanks& ranks, std::string_vie
                                         FunctionRef<std::string()> work,
                                         const StoragePatience& patience = {});
 
-/// Memory into which a device copies best.
-struct SnapshotMemory {
-  std::shared_ptr<void> owner;
-  std::byte* data = nullptr;
-  std::size_t bytes = 0;
-};
-
 /// This rank's part of a job: what saving and loading ask of a wrapper, without its type, so that
 /// they are compiled once, for all. Of the functions none but `synchronize_buffers` communicates.
 class StatefulJob {
@@ -89,7 +81,8 @@ class StatefulJob {
   virtual ReplicaProgress progress() const = 0;
   virtual void set_progress(const ReplicaProgress& to) const = 0;
   virtual void synchronize_buffers() const = 0;  ///< where one set of them is that of all ranks
-  virtual SnapshotMemory make_memory(std::size_t bytes) const = 0;
+  /// Memory into which the device copies best.
+  virtual std::shared_ptr<std::byte> make_memory(std::size_t bytes) const = 0;
   virtual void copy_out(std::span<const StateCopy> copies) const = 0;
   virtual void copy_in(const StateEntry& entry, const std::byte* from) const = 0;
   /// A function that waits for the latest copies, on any thread, while the wrapper lives.
@@ -152,10 +145,10 @@ class WrappedJob final : public StatefulJob {
   void synchronize_buffers() const override {
     if constexpr (Wrapper::traits::unites_buffers) wrapped_.synchronize_buffers();
   }
-  SnapshotMemory make_memory(std::size_t bytes) const override {
+  std::shared_ptr<std::byte> make_memory(std::size_t bytes) const override {
     using Memory = decltype(wrapped_.make_kept_memory(bytes));
     const auto memory = std::make_shared<Memory>(wrapped_.make_kept_memory(bytes));
-    return {memory, memory->data(), bytes};
+    return {memory, memory->data()};
   }
   void copy_out(std::span<const StateCopy> copies) const override {
     const std::lock_guard turn(turns_);

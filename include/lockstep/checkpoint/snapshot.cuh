@@ -10,12 +10,10 @@
 #include <span>
 #include <vector>
 
-#include "lockstep/checkpoint/snapshot.hpp"
 #include "lockstep/checkpoint/state.hpp"
 #include "lockstep/core/element.hpp"
-#include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/memory.cuh"
-#include "lockstep/device/cuda/stream.cuh"
+#include "lockstep/device/cuda/runtime.cuh"
 #include "lockstep/device/device.hpp"
 
 namespace lockstep::detail {

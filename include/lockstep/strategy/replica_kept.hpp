@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "lockstep/bucket/layout.hpp"
-#include "lockstep/checkpoint/snapshot.hpp"
 #include "lockstep/checkpoint/state.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/strong.hpp"

@@ -3,7 +3,6 @@
 /// @file `for (auto epoch : job.epochs(10)) for (const auto& batch : epoch.batches(train, 64))`:
 /// the loops of a trainer, and how far they are.
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -16,9 +15,10 @@
 
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/core/hash.hpp"
-#include "lockstep/core/json.hpp"
+#include "lockstep/core/json_line.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/scope_guard.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/data/dataset.hpp"
 #include "lockstep/data/loader.hpp"
@@ -57,8 +57,8 @@ class EpochProgress {
     return at;
   }
   void resume(const SamplerState& position);
-  /// The next calls of `epochs` go on where `course` and `position` were taken.
-  void go_on(const CourseState& course, const std::optional<SamplerState>& position);
+  /// The next calls of `epochs` go on where `course` was taken.
+  void go_on(const CourseState& course);
 
   /// The epoch that is under way, or the last: its figures so far, and with the scores shown.
   EpochSummary figures() const { return closed_ ? *closed_ : display.summary(); }
@@ -137,7 +137,7 @@ class EpochProgress {
   std::vector<Score> shown_scores_;
   std::size_t scores_of_data_ = 0;  // those of the scores that came before the end of the data
   std::optional<EpochSummary> closed_;
-  std::optional<GoingOn> resumed_;
+  std::optional<CourseState> resumed_;
   SamplerState loop_begin_;       // where the loop over data began
   std::size_t with_batch_ = 0;    // draws that are over, this batch's included
   std::size_t before_batch_ = 0;  // without them, until the loop is done with the batch

@@ -39,11 +39,11 @@ inline KeptValues course_values(CourseState& course) {
           {"lockstep/loop", course.loop},
           {"lockstep/loop_is_over", course.loop_is_over},
           {"lockstep/is_closed", course.is_closed},
-          {"lockstep/shown_epoch", course.shown_epoch},
-          {"lockstep/shown_epochs", course.shown_epochs},
-          {"lockstep/steps", course.steps},
-          {"lockstep/samples", course.samples},
-          {"lockstep/seconds", course.seconds},
+          {"lockstep/shown_epoch", course.figures.epoch},
+          {"lockstep/shown_epochs", course.figures.epochs},
+          {"lockstep/steps", course.figures.steps},
+          {"lockstep/samples", course.figures.samples},
+          {"lockstep/seconds", course.figures.seconds},
           {"lockstep/loss", course.loss},
           {"lockstep/losses", course.losses},
           {"lockstep/score_names", course.score_names},
@@ -252,7 +252,8 @@ struct JobSaving {
       course.epoch = resumed.epoch;
       course.loop = resumed.position ? 1 : 0;
     }
-    job.progress_.go_on(course, resumed.position);
+    course.position = resumed.position;
+    job.progress_.go_on(course);
     if (job.progress_.log) {
       JsonLine line;
       line.add("from", resumed.path).add("epoch", begun_epochs(resumed)).add("step", resumed.step);

@@ -2,20 +2,20 @@
 #pragma once
 /// @file The options of the command line that are the trainer's.
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "lockstep/checkpoint/options.hpp"
 #include "lockstep/core/macros.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/terminal.hpp"
-#include "lockstep/launch/flags.hpp"
 #include "lockstep/launch/program_options.hpp"
 
 namespace lockstep {
@@ -24,12 +24,8 @@ namespace detail {
 
 /// What the command line says about checkpoints, which takes precedence over the program.
 struct CheckpointFlags {
-  /// `--checkpoint-every`: one of the two.
-  struct Every {
-    std::uint64_t steps = 0;
-    std::chrono::milliseconds time{0};
-    bool operator==(const Every&) const = default;
-  };
+  /// `--checkpoint-every`: a number of updates, or a time.
+  using Every = std::pair<std::uint64_t, std::chrono::milliseconds>;
 
   std::optional<std::string> folder{};
   std::optional<Every> every{};

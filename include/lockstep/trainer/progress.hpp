@@ -27,12 +27,8 @@ struct CourseState {
   bool loop_is_over = false;
   bool is_closed = false;  ///< has the epoch added up the losses of its data?
 
-  // The figures of the epoch so far; of the last epoch where none is under way.
-  std::uint64_t shown_epoch = 0;  ///< its number, from 1
-  std::uint64_t shown_epochs = 0;
-  std::uint64_t steps = 0;
-  std::uint64_t samples = 0;
-  double seconds = 0;
+  /// Of the epoch so far, or of the last where none is under way; without its loss and scores.
+  EpochSummary figures{};
   double loss = 0;             ///< the mean so far; over all ranks where the data is closed
   std::vector<double> losses;  ///< sum and samples of every rank
   std::string score_names;     ///< of scores that the epoch's line shows: each ends in a newline
@@ -44,31 +40,25 @@ struct CourseState {
   std::uint64_t run_steps = 0;
   std::uint64_t epoch_updates = 0;  ///< of a whole epoch
 
-  EpochSummary figures() const;
-  void set_figures(const EpochSummary& epoch);
+  // Of a job that goes on there. Calls of `epochs` and loops over data that were over are passed
+  // over; the one that was under way goes on at its place.
+  std::optional<SamplerState> position{};
+  bool has_figures = true;  ///< else a position alone was given
+
+  /// The figures with the loss.
+  EpochSummary shown() const;
   std::vector<Score> scores() const;
   void set_scores(const std::vector<Score>& scores);
 
   /// The totals of the losses that rank `rank` of `world` goes on with: the same ones in a world of
   /// the same size; otherwise all are somewhere.
   std::vector<double> losses_of(std::size_t rank, std::size_t world) const;
-};
-
-/// Calls of `epochs` and loops over data that were over are passed over; the one that was under way
-/// goes on at its place.
-struct GoingOn {
-  CourseState course{};
-  std::optional<SamplerState> position{};
-  bool has_figures = true;  ///< else a position alone was given
-
-  /// In the first loop over data of the position's epoch.
-  static GoingOn at(const SamplerState& position);
 
   /// Was the epoch's loop of this number, from 1, over? Was it under way?
-  bool is_over(std::uint64_t loop) const {
-    return loop < course.loop || (loop == course.loop && course.loop_is_over);
+  bool is_over(std::uint64_t number) const {
+    return number < loop || (number == loop && loop_is_over);
   }
-  bool resumes(std::uint64_t loop) const { return loop == course.loop && !course.loop_is_over; }
+  bool resumes(std::uint64_t number) const { return number == loop && !loop_is_over; }
 
   /// How many of an epoch's updates are over where the loop goes on.
   std::uint64_t updates_before(std::uint64_t updates) const;

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -19,6 +18,8 @@
 
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/macros.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/core/terminal.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/launch/rendezvous.hpp"
@@ -31,24 +32,10 @@
 
 namespace lockstep::detail {
 
-LOCKSTEP_INLINE EpochSummary CourseState::figures() const {
-  EpochSummary epoch;
-  epoch.epoch = shown_epoch;
-  epoch.epochs = shown_epochs;
-  epoch.steps = steps;
-  epoch.samples = samples;
-  epoch.seconds = seconds;
-  if (samples != 0) epoch.loss = loss;
+LOCKSTEP_INLINE EpochSummary CourseState::shown() const {
+  EpochSummary epoch = figures;
+  if (epoch.samples != 0) epoch.loss = loss;
   return epoch;
-}
-
-LOCKSTEP_INLINE void CourseState::set_figures(const EpochSummary& epoch) {
-  shown_epoch = epoch.epoch;
-  shown_epochs = epoch.epochs;
-  steps = epoch.steps;
-  samples = epoch.samples;
-  seconds = epoch.seconds;
-  loss = epoch.loss.value_or(0);
 }
 
 LOCKSTEP_INLINE std::vector<Score> CourseState::scores() const {
@@ -80,17 +67,7 @@ LOCKSTEP_INLINE std::vector<double> CourseState::losses_of(std::size_t rank,
   return own;
 }
 
-LOCKSTEP_INLINE GoingOn GoingOn::at(const SamplerState& position) {
-  GoingOn there;
-  there.course.run = 1;
-  there.course.epoch = position.epoch.value();
-  there.course.loop = 1;
-  there.position = position;
-  there.has_figures = false;
-  return there;
-}
-
-LOCKSTEP_INLINE std::uint64_t GoingOn::updates_before(std::uint64_t updates) const {
+LOCKSTEP_INLINE std::uint64_t CourseState::updates_before(std::uint64_t updates) const {
   if (!position || position->samples == 0) return 0;
   const auto over =
       static_cast<double>(position->first + position->position * position->world.value());
@@ -191,8 +168,8 @@ LOCKSTEP_INLINE CheckpointOptions CheckpointFlags::over(CheckpointOptions option
          "add --checkpoint DIR, the folder of the checkpoints");
   }
   if (every) {
-    options.every_steps = every->steps;
-    options.every_time = every->time;
+    options.every_steps = every->first;
+    options.every_time = every->second;
   }
   if (keep) options.keep = *keep;
   if (best_by) {
@@ -320,13 +297,16 @@ LOCKSTEP_INLINE void EpochProgress::set_field(std::string_view name, JsonLine fi
 }
 
 LOCKSTEP_INLINE void EpochProgress::resume(const SamplerState& position) {
-  resumed_ = GoingOn::at(position);
+  resumed_.emplace();  // in the first loop over data of the position's epoch
+  resumed_->run = resumed_->loop = 1;
+  resumed_->epoch = position.epoch.value();
+  resumed_->position = position;
+  resumed_->has_figures = false;
   runs_ = 0;
 }
 
-LOCKSTEP_INLINE void EpochProgress::go_on(const CourseState& course,
-                                          const std::optional<SamplerState>& position) {
-  resumed_ = {course, position, true};
+LOCKSTEP_INLINE void EpochProgress::go_on(const CourseState& course) {
+  resumed_ = course;
   runs_ = 0;
   curve.go_on(course);
   skipped_ = course.skipped;
@@ -334,7 +314,7 @@ LOCKSTEP_INLINE void EpochProgress::go_on(const CourseState& course,
   closed_.reset();
   shown_scores_.clear();
   if (course.loop != 0 || !course.is_closed) return;
-  closed_ = course.figures();  // of the last epoch, until the next begins
+  closed_ = course.shown();  // of the last epoch, until the next begins
   shown_scores_ = course.scores();
 }
 
@@ -360,17 +340,17 @@ LOCKSTEP_INLINE void EpochProgress::show_skipped(std::uint64_t skipped) {
 LOCKSTEP_INLINE std::uint64_t EpochProgress::begin_epochs(std::uint64_t count) {
   ++runs_;
   next_epoch_ = 0;
-  if (!resumed_ || runs_ > resumed_->course.run) {
+  if (!resumed_ || runs_ > resumed_->run) {
     resumed_.reset();
     curve.forget();
   } else {
-    next_epoch_ = runs_ < resumed_->course.run ? count : resumed_->course.epoch;
+    next_epoch_ = runs_ < resumed_->run ? count : resumed_->epoch;
   }
   return next_epoch_;
 }
 
 LOCKSTEP_INLINE void EpochProgress::begin_epoch(std::uint64_t number, std::uint64_t last) {
-  if (resumed_ && number > resumed_->course.epoch) resumed_.reset();
+  if (resumed_ && number > resumed_->epoch) resumed_.reset();
   next_epoch_ = epoch_ = number;
   epochs_ = last;
   times.begin_epoch();
@@ -380,13 +360,13 @@ LOCKSTEP_INLINE void EpochProgress::begin_epoch(std::uint64_t number, std::uint6
   opened_ = printed_ = false;
   under_way_ = true;
   display.begin_epoch(number + 1, last, 0);
-  if (!resumed_ || !resumed_->has_figures || resumed_->course.loop == 0) return;
-  const CourseState& course = resumed_->course;
+  if (!resumed_ || !resumed_->has_figures || resumed_->loop == 0) return;
+  const CourseState& course = *resumed_;
   shown_scores_ = course.scores();
   scores_of_data_ = shown_scores_.size();
   if (!course.is_closed) return;
-  display.go_on(course.figures());
-  closed_ = course.figures();
+  display.go_on(course.shown());
+  closed_ = course.shown();
   closed_->epochs = epochs_;
   opened_ = true;
 }
@@ -410,8 +390,8 @@ LOCKSTEP_INLINE std::pair<double, double> EpochProgress::open_loop(std::size_t b
   display.begin_epoch(epoch_ + 1, epochs_, batches);
   std::pair<double, double> own{};
   if (resumes_loop_ && resumed_ && resumed_->has_figures) {
-    display.go_on(resumed_->course.figures());
-    const std::vector<double> losses = resumed_->course.losses_of(rank.value(), world.value());
+    display.go_on(resumed_->shown());
+    const std::vector<double> losses = resumed_->losses_of(rank.value(), world.value());
     own = {losses[0], losses[1]};
   }
   steps_before_batch_ = display.steps();
@@ -449,7 +429,9 @@ LOCKSTEP_INLINE CourseState EpochProgress::course(const EpochSummary& now) const
   curve.tell(state);
   state.skipped = skipped_;
   state.is_closed = closed_.has_value();
-  state.set_figures(now);
+  state.figures = now;
+  state.figures.scores = {};
+  state.loss = now.loss.value_or(0);
   // The program evaluates once more when it goes on behind the data.
   std::vector<Score> scores = shown_scores_;
   if (under_way_ && loop_is_over_ && closed_) scores.resize(scores_of_data_);

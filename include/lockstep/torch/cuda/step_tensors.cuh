@@ -19,8 +19,7 @@
 #include <cstdint>
 
 #include "lockstep/core/macros.hpp"
-#include "lockstep/device/cuda/check.cuh"
-#include "lockstep/device/cuda/launch.cuh"
+#include "lockstep/device/cuda/runtime.cuh"
 #include "lockstep/torch/adopted_tensors.hpp"
 #include "lockstep/torch/step_tensors.hpp"
 
