@@ -8,11 +8,14 @@
 #include <type_traits>
 #include <utility>
 
+#include "lockstep/core/macros.hpp"
 #include "lockstep/launch/launch.hpp"
 #include "lockstep/strategy/ddp.hpp"
 #include "lockstep/topology/topology.hpp"
 #include "lockstep/trainer/options.hpp"
 #include "lockstep/trainer/rejected.hpp"
+
+LOCKSTEP_COLD_BEGIN
 
 namespace lockstep {
 
@@ -125,3 +128,5 @@ int launch(int argc, char** argv, Source&& model, F&& f) {
 }
 
 }  // namespace lockstep
+
+LOCKSTEP_COLD_END
