@@ -33,10 +33,8 @@
 #include "lockstep/data/loader.hpp"
 #include "lockstep/data/sampler.hpp"
 #include "lockstep/device/cuda/batch.cuh"
-#include "lockstep/device/cuda/check.cuh"
-#include "lockstep/device/cuda/launch.cuh"
 #include "lockstep/device/cuda/memory.cuh"
-#include "lockstep/device/cuda/stream.cuh"
+#include "lockstep/device/cuda/runtime.cuh"
 #include "lockstep/device/cuda/vector.cuh"
 
 namespace lockstep {

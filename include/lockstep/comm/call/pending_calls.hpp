@@ -4,7 +4,6 @@
 /// is final: every call throws it from then on.
 
 #include <atomic>
-#include <chrono>
 #include <condition_variable>
 #include <exception>
 #include <list>
@@ -14,6 +13,7 @@
 
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/worker.hpp"
 

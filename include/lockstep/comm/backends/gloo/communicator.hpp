@@ -5,7 +5,6 @@
 /// say what happened.
 
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -29,6 +28,7 @@
 #include "lockstep/comm/communicator.hpp"
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/core/thread.hpp"
