@@ -330,7 +330,7 @@ class Collectives {
   using Writable = typename std::remove_cvref_t<Span>::element_type;
 
   template <class In, class Out>
-  using Common = decltype(detail::common_element<In, Out>());
+  using Common = typename detail::CommonElement<In, Out>::type;
 
   Self& self() { return static_cast<Self&>(*this); }
   std::size_t world() { return self().world_size().value(); }
