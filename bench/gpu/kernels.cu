@@ -6,9 +6,8 @@
 #include <functional>
 
 #include "lockstep/bucket/pack.cuh"
-#include "lockstep/device/cuda/launch.cuh"
 #include "lockstep/device/cuda/memory.cuh"
-#include "lockstep/device/cuda/stream.cuh"
+#include "lockstep/device/cuda/runtime.cuh"
 #include "lockstep/optim/adam.hpp"
 #include "lockstep/optim/constants.cuh"
 #include "lockstep/optim/sgd.hpp"

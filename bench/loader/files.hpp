@@ -19,7 +19,6 @@
 #include "processes.hpp"
 #if LOCKSTEP_LMDB
 #include "lockstep/data/lmdb.hpp"
-#include "lockstep/data/write_lmdb.hpp"
 #endif
 
 namespace bench {

@@ -10,9 +10,8 @@
 #include <cstdio>
 #include <deque>
 
-#include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/memory.cuh"
-#include "lockstep/device/cuda/stream.cuh"
+#include "lockstep/device/cuda/runtime.cuh"
 #include "timing.cuh"
 #include "where.cuh"
 

@@ -12,7 +12,7 @@
 #include <string>
 
 #include "lockstep/comm/groups.hpp"
-#include "lockstep/device/cuda/check.cuh"
+#include "lockstep/device/cuda/runtime.cuh"
 #include "lockstep/launch/rendezvous.hpp"
 
 namespace many {

@@ -3,7 +3,6 @@
 /// @file Data sets in memory and in files (.npy, tokens), transforms, samplers, loaders, staging.
 /// LMDB is <lockstep/lmdb.hpp>.
 
-#include "lockstep/data/collate.hpp"
 #include "lockstep/data/dataset.hpp"
 #include "lockstep/data/feed.hpp"
 #include "lockstep/data/loader.hpp"

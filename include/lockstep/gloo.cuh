@@ -15,11 +15,9 @@ template <>
 struct Connection<Cuda, Gloo> {
   static constexpr bool ranks_are_threads = false;
   template <class Policies>
-  using communicator = StagedGloo<detail::Pick<axes::World, Policies>::static_size>;
-  template <class Policies>
-  static communicator<Policies> make(Session& session, const std::string& name = "world") {
-    return make_staged_gloo_communicator<detail::Pick<axes::World, Policies>::static_size>(
-        session.membership(), session.store(), name);
+  static auto make(Session& session, const std::string& name = "world") {
+    return make_staged_gloo_communicator<detail::static_world<Policies>>(session.membership(),
+                                                                         session.store(), name);
   }
 };
 
@@ -27,11 +25,8 @@ template <>
 struct Connection<Cuda, Hierarchical<Shm, Gloo>> {
   static constexpr bool ranks_are_threads = false;
   template <class Policies>
-  using communicator = StagedHierarchy;
-  template <class Policies>
-  static communicator<Policies> make(Session& session, const std::string& name = "world") {
-    detail::require_world<detail::Pick<axes::World, Policies>::static_size>(session.world(),
-                                                                            session.rank());
+  static auto make(Session& session, const std::string& name = "world") {
+    detail::require_world<detail::static_world<Policies>>(session.world(), session.rank());
     return make_staged_hierarchical_communicator(session.membership(), session.store(), name);
   }
 };

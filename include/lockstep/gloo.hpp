@@ -14,10 +14,9 @@ template <>
 struct Connection<Cpu, Gloo> {
   static constexpr bool ranks_are_threads = false;
   template <class Policies>
-  using communicator = GlooCommunicator<detail::Pick<axes::World, Policies>::static_size>;
-  template <class Policies>
-  static communicator<Policies> make(Session& session, const std::string& name = "world") {
-    return communicator<Policies>(session.membership(), session.store(), name);
+  static auto make(Session& session, const std::string& name = "world") {
+    return GlooCommunicator<detail::static_world<Policies>>(session.membership(), session.store(),
+                                                            name);
   }
 };
 
@@ -25,11 +24,8 @@ template <>
 struct Connection<Cpu, Hierarchical<Shm, Gloo>> {
   static constexpr bool ranks_are_threads = false;
   template <class Policies>
-  using communicator = HierarchicalCommunicator<ShmCommunicator<>, GlooCommunicator<>>;
-  template <class Policies>
-  static communicator<Policies> make(Session& session, const std::string& name = "world") {
-    detail::require_world<detail::Pick<axes::World, Policies>::static_size>(session.world(),
-                                                                            session.rank());
+  static auto make(Session& session, const std::string& name = "world") {
+    detail::require_world<detail::static_world<Policies>>(session.world(), session.rank());
     return make_hierarchical_communicator(session.membership(), session.store(), name);
   }
 };

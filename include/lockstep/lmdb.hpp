@@ -4,9 +4,6 @@
 
 #include "lockstep/data.hpp"
 #include "lockstep/data/lmdb.hpp"
-#if __has_include(<lmdb.h>)
-#include "lockstep/data/write_lmdb.hpp"
-#endif
 
 #if !defined(LOCKSTEP_COMPILED)
 #include "lockstep/data/lmdb.ipp"

@@ -12,18 +12,13 @@
 
 namespace lockstep {
 
-static_assert(detail::CapturingCommunicator<NcclCommunicator<>> &&
-              !detail::JointlyCapturing<NcclCommunicator<>>);
-
 template <>
 struct Connection<Cuda, Nccl> {
   static constexpr bool ranks_are_threads = false;
   template <class Policies>
-  using communicator = NcclCommunicator<detail::Pick<axes::World, Policies>::static_size>;
-  template <class Policies>
-  static communicator<Policies> make(Session& session, const std::string& name = "world") {
-    return make_nccl_communicator<detail::Pick<axes::World, Policies>::static_size>(
-        session.membership(), session.store(), name);
+  static auto make(Session& session, const std::string& name = "world") {
+    return make_nccl_communicator<detail::static_world<Policies>>(session.membership(),
+                                                                  session.store(), name);
   }
 };
 
@@ -33,11 +28,8 @@ struct Connection<Cuda, Hierarchical<Shm, Nccl>> {
   /// Ranks are threads of one process on each host.
   static constexpr bool spans_processes = true;
   template <class Policies>
-  using communicator = ThreadedNccl;
-  template <class Policies>
-  static communicator<Policies> make(Session& session, const std::string& name = "world") {
-    detail::require_world<detail::Pick<axes::World, Policies>::static_size>(session.world(),
-                                                                            session.rank());
+  static auto make(Session& session, const std::string& name = "world") {
+    detail::require_world<detail::static_world<Policies>>(session.world(), session.rank());
     return make_threaded_nccl_communicator(session.membership(), session.store(), name);
   }
 };

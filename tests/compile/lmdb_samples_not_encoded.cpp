@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/data/write_lmdb.hpp"
+#include "lockstep/data/lmdb.hpp"
 
 using namespace lockstep;
 

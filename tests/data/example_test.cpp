@@ -10,7 +10,6 @@
 
 #include "fashion_mnist.hpp"
 #include "image_dataset.hpp"
-#include "lockstep/data/collate.hpp"
 #include "lockstep/data/loader.hpp"
 #include "lockstep/data/npy.hpp"
 #include "lockstep/data/pipeline.hpp"

@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/data/fed_batches.hpp"
 #include "lockstep/data/feed.hpp"
 #include "lockstep/data/loader.hpp"
 #include "lockstep/data/sampler.hpp"

@@ -36,7 +36,6 @@
 #include "lockstep/data/lmdb.hpp"
 #include "lockstep/data/loader.hpp"
 #include "lockstep/data/pipeline.hpp"
-#include "lockstep/data/write_lmdb.hpp"
 #include "skipped.hpp"
 #include "temporary_folder.hpp"
 

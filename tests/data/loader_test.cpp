@@ -14,7 +14,6 @@
 #include <thread>
 #include <vector>
 
-#include "lockstep/data/collate.hpp"
 #include "lockstep/data/dataset.hpp"
 #include "lockstep/data/pipeline.hpp"
 #include "words_of.hpp"

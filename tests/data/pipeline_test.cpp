@@ -16,7 +16,6 @@
 
 #include "image_dataset.hpp"
 #include "lockstep/core/error.hpp"
-#include "lockstep/data/collate.hpp"
 #include "lockstep/data/dataset.hpp"
 #include "lockstep/data/loader.hpp"
 #include "lockstep/data/pipeline.hpp"

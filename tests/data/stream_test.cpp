@@ -28,7 +28,6 @@
 #include "words_of.hpp"
 #if __has_include(<lmdb.h>)
 #include "lockstep/data/lmdb.hpp"
-#include "lockstep/data/write_lmdb.hpp"
 #endif
 
 using namespace lockstep;

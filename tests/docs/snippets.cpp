@@ -13,7 +13,6 @@
 
 #include "fashion_mnist.hpp"
 #include "lockstep/data/lmdb.hpp"
-#include "lockstep/data/write_lmdb.hpp"
 
 #include "lockstep/data/feed.hpp"
 #include "lockstep/lockstep.hpp"
@@ -573,7 +572,7 @@ void train(DistributedDataParallel<Noisy, World<1>>& ddp) {
 namespace lmdb_sets {
 
 void labelled() {
-  write_lmdb("train.lmdb", fashion_mnist("train"));  // any source of samples
+  write_lmdb("train.lmdb", fashion_mnist("train"));                    // any source of samples
   const auto train = lmdb_dataset<float, std::int32_t>("train.lmdb");  // the types it holds
   std::printf("%zu\n", train.size());
 }

@@ -16,7 +16,6 @@
 #include "gpu/plain_mlp.cuh"
 #include "gpu/thread_ranks.cuh"
 #include "image_dataset.hpp"
-#include "lockstep/data/collate.hpp"
 #include "lockstep/data/dataset.hpp"
 #include "lockstep/data/pinned.cuh"
 #include "lockstep/data/pipeline.hpp"

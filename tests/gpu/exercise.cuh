@@ -18,11 +18,12 @@
 
 #include "comm/operations.hpp"
 #include "comm/repeating.hpp"
+#include "lockstep/comm/collectives.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/strong.hpp"
-#include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/memory.cuh"
+#include "lockstep/device/cuda/runtime.cuh"
 
 namespace exercise {
 

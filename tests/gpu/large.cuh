@@ -9,8 +9,8 @@
 
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/macros.hpp"
-#include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/memory.cuh"
+#include "lockstep/device/cuda/runtime.cuh"
 
 namespace large {
 

@@ -9,8 +9,7 @@
 
 #include "gpu/thread_ranks.cuh"
 #include "lockstep/bucket/pack.cuh"
-#include "lockstep/device/cuda/launch.cuh"
-#include "lockstep/device/cuda/stream.cuh"
+#include "lockstep/device/cuda/runtime.cuh"
 #include "lockstep/optim/constants.cuh"
 #include "lockstep/optim/sgd.hpp"
 #include "lockstep/optim/update.cuh"

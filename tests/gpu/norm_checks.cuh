@@ -19,9 +19,8 @@
 #include <vector>
 
 #include "lockstep/core/element.hpp"
-#include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/memory.cuh"
-#include "lockstep/device/cuda/stream.cuh"
+#include "lockstep/device/cuda/runtime.cuh"
 #include "lockstep/norm/device_layer_norm.cuh"
 #include "lockstep/norm/device_norm.cuh"
 

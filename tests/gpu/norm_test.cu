@@ -11,7 +11,7 @@
 
 #include "gpu/device.cuh"
 #include "lockstep/bucket/pack.cuh"
-#include "lockstep/device/cuda/launch.cuh"
+#include "lockstep/device/cuda/runtime.cuh"
 #include "lockstep/optim/adam.hpp"
 #include "lockstep/optim/sgd.hpp"
 #include "lockstep/optim/update.cuh"

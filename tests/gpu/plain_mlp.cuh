@@ -13,9 +13,8 @@
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/data/device_batch.cuh"
-#include "lockstep/device/cuda/check.cuh"
-#include "lockstep/device/cuda/launch.cuh"
 #include "lockstep/device/cuda/memory.cuh"
+#include "lockstep/device/cuda/runtime.cuh"
 #include "train/plain_mlp.hpp"
 
 namespace train {

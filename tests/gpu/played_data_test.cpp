@@ -10,7 +10,6 @@
 
 #include "gpu/data_checks.cuh"
 #include "gpu/played_machine.hpp"
-#include "lockstep/data/collate.hpp"
 #include "lockstep/data/pipeline.hpp"
 
 BOOST_AUTO_TEST_SUITE(gpu_played_data)

@@ -84,7 +84,7 @@ using std::exp;
 using std::log;
 using std::sqrt;
 
-#include "lockstep/device/cuda/launch.cuh"
+#include "lockstep/device/cuda/runtime.cuh"
 
 namespace played {
 

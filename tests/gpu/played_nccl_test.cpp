@@ -61,6 +61,11 @@ static_assert(factors_of<BFloat16>(Average{}, 3) == Factors{1, 1, 3});
 static_assert(factors_of<Half>(Average{}, 3) == Factors{0.25, 1, 0.75});
 static_assert(factors_of<Half>(Average{}, 8) == Factors{0.125, 1, 1});
 }  // namespace names
+static_assert(detail::CapturingCommunicator<CudaLoopbackCommunicator>);
+static_assert(detail::JointlyCapturing<ThreadCommunicator<>> &&
+              detail::StreamOrdering<ThreadCommunicator<>>);
+static_assert(detail::CapturingCommunicator<NcclCommunicator<>> &&
+              !detail::JointlyCapturing<NcclCommunicator<>>);
 static_assert(ArenaAllocating<NcclCommunicator<>> && AsyncReducing<NcclCommunicator<2>> &&
               Splitting<NcclCommunicator<>>);
 static_assert(ArenaAllocating<ThreadCommunicator<>> && AsyncReducing<ThreadCommunicator<2>> &&

@@ -21,7 +21,7 @@
 #include "gpu/thread_ranks.cuh"
 #include "lockstep/comm/groups.hpp"
 #include "lockstep/device/cuda/gpu.cuh"
-#include "lockstep/device/cuda/launch.cuh"
+#include "lockstep/device/cuda/runtime.cuh"
 #include "lockstep/topology/grid.hpp"
 
 BOOST_AUTO_TEST_SUITE(gpu_played)

@@ -14,7 +14,6 @@
 #include <atomic>
 #include <cerrno>
 #include <charconv>
-#include <chrono>
 #include <cmath>
 #include <condition_variable>
 #include <cstddef>
@@ -24,7 +23,6 @@
 #include <cstring>
 #include <ctime>
 #include <exception>
-#include <functional>
 #include <initializer_list>
 #include <map>
 #include <memory>
@@ -57,6 +55,7 @@
 #include "lockstep/core/half.hpp"
 #include "lockstep/core/json.hpp"
 #include "lockstep/core/scope_guard.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/core/worker.hpp"

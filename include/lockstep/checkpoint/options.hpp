@@ -3,10 +3,8 @@
 /// @file What a job's checkpoints are: where, how often, how many, and what is in them.
 
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <limits>
 #include <optional>
 #include <string>
@@ -15,8 +13,10 @@
 
 #include "lockstep/checkpoint/values.hpp"
 #include "lockstep/core/macros.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/data/sampler.hpp"
+#include "lockstep/launch/program_options.hpp"
 #include "lockstep/observe/scores.hpp"
 
 namespace lockstep {

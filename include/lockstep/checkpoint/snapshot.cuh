@@ -12,9 +12,8 @@
 
 #include "lockstep/checkpoint/state.hpp"
 #include "lockstep/core/element.hpp"
-#include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/memory.cuh"
-#include "lockstep/device/cuda/stream.cuh"
+#include "lockstep/device/cuda/runtime.cuh"
 #include "lockstep/device/device.hpp"
 
 namespace lockstep::detail {

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdlib>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -22,9 +23,9 @@
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/device/cuda/batch.cuh"
-#include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/gpu.cuh"
 #include "lockstep/device/cuda/memory.cuh"
+#include "lockstep/device/cuda/runtime.cuh"
 #include "lockstep/device/gpu_sharing.hpp"
 #include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/launch/store.hpp"
@@ -62,23 +63,19 @@ MemoryKind memory_kind(const void* pointer, const Gpu& own, const C& call, const
 template <class C, class Look>
 CallMemory memory_of(const C& call, const Gpu& own, const Look& look) {
   using enum MemoryKind;
-  const auto summary = [](MemoryKind a, MemoryKind b) {
-    return CallMemory{a == host || b == host, a == managed || b == managed};
-  };
-  if (C::is_in_place || call.in.empty() || call.out.empty()) {
-    const std::span<const typename C::element> values = call.out.empty() ? call.in : call.out;
-    if (values.empty()) return {};
-    const char* const name = C::is_in_place ? "its data" : call.out.empty() ? "in" : "out";
-    const MemoryKind kind = look(values.data(), name);
-    return summary(kind, kind);
+  std::optional<MemoryKind> in;
+  std::optional<MemoryKind> out;
+  const bool is_one = C::is_in_place && !call.out.empty();
+  if (!call.in.empty() && !is_one) in = look(call.in.data(), C::is_in_place ? "its data" : "in");
+  if (!call.out.empty()) out = look(call.out.data(), C::is_in_place ? "its data" : "out");
+  const auto is_any = [&](MemoryKind kind) { return in == kind || out == kind; };
+  if (is_any(host) && is_any(device)) {
+    throw Error(call.call().text(),
+                in == host ? "in is host memory and out is device memory"
+                           : "in is device memory and out is host memory",
+                "give both arguments in the same memory", own.rank());
   }
-  const MemoryKind in = look(call.in.data(), "in");
-  const MemoryKind out = look(call.out.data(), "out");
-  if (in == out || in == managed || out == managed) return summary(in, out);
-  throw Error(call.call().text(),
-              in == host ? "in is host memory and out is device memory"
-                         : "in is device memory and out is host memory",
-              "give both arguments in the same memory", own.rank());
+  return {is_any(host) || (!in && !out), is_any(managed)};
 }
 
 /// Is the call's memory the host's? Managed memory is.

@@ -15,7 +15,6 @@
 #include "lockstep/core/text.hpp"
 #include "lockstep/data/dataset.hpp"
 #include "lockstep/data/loader.hpp"
-#include "lockstep/data/pipeline.hpp"
 #include "lockstep/data/sampler.hpp"
 
 LOCKSTEP_COLD_BEGIN
@@ -51,11 +50,6 @@ LOCKSTEP_INLINE LoaderOptions checked_loading(LoaderOptions options, std::size_t
          {"the sampler draws from ", drawn_from, " samples and the data set has ", samples},
          "make the sampler with the size of this data set");
   return options;
-}
-
-LOCKSTEP_INLINE void refuse_width(std::size_t width, std::size_t first) {
-  fail("stacked", {"it has ", width, " inputs and the first sample of its batch has ", first},
-       "give all samples one width with map, or say | padded(fill) or | ragged()");
 }
 
 inline constexpr const char* sample_advice =

@@ -14,9 +14,8 @@
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/data/batch.hpp"
 #include "lockstep/device/cuda/batch.cuh"
-#include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/memory.cuh"
-#include "lockstep/device/cuda/stream.cuh"
+#include "lockstep/device/cuda/runtime.cuh"
 
 namespace lockstep::detail {
 

@@ -24,10 +24,9 @@
 #include "lockstep/data/device_batch.cuh"
 #include "lockstep/data/pipeline.hpp"
 #include "lockstep/device/cuda/batch.cuh"
-#include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/gpu.cuh"
 #include "lockstep/device/cuda/memory.cuh"
-#include "lockstep/device/cuda/stream.cuh"
+#include "lockstep/device/cuda/runtime.cuh"
 
 namespace lockstep {
 

@@ -33,13 +33,13 @@
 #include "lockstep/data/loader.hpp"
 #include "lockstep/data/sampler.hpp"
 #include "lockstep/device/cuda/batch.cuh"
-#include "lockstep/device/cuda/check.cuh"
-#include "lockstep/device/cuda/launch.cuh"
 #include "lockstep/device/cuda/memory.cuh"
-#include "lockstep/device/cuda/stream.cuh"
+#include "lockstep/device/cuda/runtime.cuh"
 #include "lockstep/device/cuda/vector.cuh"
 
-namespace lockstep::detail {
+namespace lockstep {
+
+namespace detail {
 
 /// A sample that a batch holds, and its weight there.
 struct Draw {
@@ -149,34 +149,36 @@ concept LabelledSet =
 template <class X, class Y, class Stored>
 class ResidentRows {
  public:
-  /// The rows in the memory of one GPU.
+  /// The rows in the memory of one GPU: inputs, then labels, then what bytes stand for.
   struct Copy {
     Copy(int device, std::size_t rows, std::size_t width)
         : device(device),
-          inputs(rows * width * sizeof(Stored)),
-          labels(rows * sizeof(Y)),
-          values(std::is_same_v<X, Stored> ? 0 : 256 * sizeof(X)) {}
+          memory(align_up(rows * width * sizeof(Stored)) + align_up(rows * sizeof(Y)) +
+                 (std::is_same_v<X, Stored> ? 0 : 256 * sizeof(X))),
+          inputs(reinterpret_cast<Stored*>(memory.data())),
+          labels(reinterpret_cast<Y*>(memory.data() + align_up(rows * width * sizeof(Stored)))),
+          values(reinterpret_cast<X*>(reinterpret_cast<std::byte*>(labels) +
+                                      align_up(rows * sizeof(Y)))) {}
 
     int device;
-    DeviceArena inputs;
-    DeviceArena labels;
-    DeviceArena values;
+    DeviceArena memory;
+    Stored* inputs;
+    Y* labels;
+    X* values;
   };
 
   /// **Host** blocks until all rows are on the current GPU.
   template <class Source>
   explicit ResidentRows(const Source& source) : size_(source.size()) {
     if (size_ == 0) return;
-    require_draws();
     if constexpr (ByteRows<Source>) {
       width_ = source.width();
-      require_columns();
       if constexpr (requires { source.prepare({}); }) source.prepare({});
       const Copy& copy = make_copy();
-      copy_now(copy.inputs.data(), source.pixels().data(), copy.inputs.bytes());
-      copy_now(copy.values.data(), source.values().data(), copy.values.bytes());
+      copy_now(copy.inputs, source.pixels().data(), size_ * width_);
+      copy_now(copy.values, source.values().data(), source.values().size_bytes());
       const std::vector<Y> labels(source.labels().begin(), source.labels().end());
-      copy_now(copy.labels.data(), labels.data(), copy.labels.bytes());
+      copy_now(copy.labels, labels.data(), size_ * sizeof(Y));
     } else if constexpr (LabelledSet<Source>) {
       upload_in_pieces(source);
     }
@@ -187,11 +189,9 @@ class ResidentRows {
     requires std::is_same_v<X, Stored>
       : size_(labels.size()), width_(width_of_rows("DeviceResident", inputs.size(), size_)) {
     if (size_ == 0) return;
-    require_draws();
-    require_columns();
     const Copy& copy = make_copy();
-    copy_now(copy.inputs.data(), inputs.data(), inputs.size_bytes());
-    copy_now(copy.labels.data(), labels.data(), labels.size_bytes());
+    copy_now(copy.inputs, inputs.data(), inputs.size_bytes());
+    copy_now(copy.labels, labels.data(), labels.size_bytes());
   }
 
   std::size_t size() const { return size_; }
@@ -207,32 +207,22 @@ class ResidentRows {
       if (copy->device == device) return *copy;
     const Copy& first = *copies_.front();
     const Copy& own = make_copy();
-    const auto bring = [&](const DeviceArena& to, const DeviceArena& from) {
-      if (from.bytes() == 0) return;
-      check_cuda(
-          cudaMemcpyPeerAsync(to.data(), device, from.data(), first.device, from.bytes(), nullptr),
-          "cudaMemcpyPeerAsync");
-    };
-    bring(own.inputs, first.inputs);
-    bring(own.labels, first.labels);
-    bring(own.values, first.values);
+    check_cuda(cudaMemcpyPeerAsync(own.memory.data(), device, first.memory.data(), first.device,
+                                   first.memory.bytes(), nullptr),
+               "cudaMemcpyPeerAsync");
     check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
     return own;
   }
 
  private:
-  void require_draws() const {
-    if (size_ > std::numeric_limits<std::uint32_t>::max())
+  const Copy& make_copy() const {
+    constexpr std::size_t most = std::numeric_limits<std::uint32_t>::max();
+    if (size_ > most)
       fail("DeviceResident", {size_, " samples, and a GPU's batches are drawn from at most 2^32"},
            "divide the data set");
-  }
-  void require_columns() const {
-    if (width_ == 0 || width_ > std::numeric_limits<std::uint32_t>::max())
+    if (width_ == 0 || width_ > most)
       fail("DeviceResident", {"samples of ", width_, " columns"},
            "give every sample inputs, fewer than 2^32");
-  }
-
-  const Copy& make_copy() const {
     int device = 0;
     check_cuda(cudaGetDevice(&device), "cudaGetDevice");
     try {
@@ -253,9 +243,8 @@ class ResidentRows {
     std::vector<std::size_t> indices{0};
     load_batch(source, indices, BatchPlace{}, batch);
     width_ = batch.width;
-    require_columns();
     const Copy& copy = make_copy();
-    const std::size_t piece = std::max<std::size_t>(1, 4_MiB / row_bytes());
+    const std::size_t piece = std::max<std::size_t>(1, 4_MiB / (width_ * sizeof(X)));
     for (std::size_t first = 0; first < size_; first += piece) {
       indices.resize(std::min(piece, size_ - first));
       std::iota(indices.begin(), indices.end(), first);
@@ -263,25 +252,17 @@ class ResidentRows {
       if (batch.width != width_)
         fail("DeviceResident", {"samples of ", width_, " and of ", batch.width, " columns"},
              "give all samples the same width");
-      copy_now(copy.inputs.data() + first * row_bytes(), batch.inputs.data(),
-               indices.size() * row_bytes());
-      copy_now(copy.labels.data() + first * sizeof(Y), batch.labels.data(),
-               indices.size() * sizeof(Y));
+      copy_now(copy.inputs + first * width_, batch.inputs.data(),
+               indices.size() * width_ * sizeof(X));
+      copy_now(copy.labels + first, batch.labels.data(), indices.size() * sizeof(Y));
     }
   }
-  std::size_t row_bytes() const { return width_ * sizeof(X); }
 
   std::size_t size_;
   std::size_t width_ = 0;
   mutable std::mutex mutex_;
   mutable std::vector<std::unique_ptr<const Copy>> copies_;
 };
-
-}  // namespace lockstep::detail
-
-namespace lockstep {
-
-namespace detail {
 
 /// The draws of one loop over the data. More are drawn while the loop goes on, always some batches
 /// ahead of the one that it has.
@@ -389,9 +370,9 @@ class ResidentLane {
   void gather(const Batch& part, std::size_t place, std::size_t stride) {
     const DeviceBatch<X, Y> to = batch_in(place, part.rows);
     GatherCall<X, Y, Stored> call;
-    call.inputs = reinterpret_cast<const Stored*>(copy_.inputs.data());
-    call.labels = reinterpret_cast<const Y*>(copy_.labels.data());
-    call.values = reinterpret_cast<const X*>(copy_.values.data());
+    call.inputs = copy_.inputs;
+    call.labels = copy_.labels;
+    call.values = copy_.values;
     call.draws = draws() + part.first;
     call.to_inputs = const_cast<X*>(to.inputs);
     call.to_labels = const_cast<Y*>(to.labels);

@@ -17,7 +17,6 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/file.hpp"
 #include "lockstep/data/lmdb.hpp"
-#include "lockstep/data/write_lmdb.hpp"
 
 namespace lockstep::detail {
 

@@ -12,9 +12,8 @@
 
 #include "lockstep/bucket/pack.cuh"
 #include "lockstep/core/element.hpp"
-#include "lockstep/device/cuda/check.cuh"
-#include "lockstep/device/cuda/launch.cuh"
 #include "lockstep/device/cuda/memory.cuh"
+#include "lockstep/device/cuda/runtime.cuh"
 #include "lockstep/device/device.hpp"
 #include "lockstep/hook/pipeline.hpp"
 

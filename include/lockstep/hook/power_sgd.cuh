@@ -15,8 +15,7 @@
 
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/macros.hpp"
-#include "lockstep/device/cuda/check.cuh"
-#include "lockstep/device/cuda/launch.cuh"
+#include "lockstep/device/cuda/runtime.cuh"
 #include "lockstep/hook/hook_device.cuh"
 #include "lockstep/hook/power_sgd.hpp"
 

@@ -9,10 +9,9 @@
 
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/macros.hpp"
+#include "lockstep/core/random_stream.hpp"
 #include "lockstep/core/view.hpp"
-#include "lockstep/device/cuda/check.cuh"
-#include "lockstep/device/cuda/launch.cuh"
-#include "lockstep/device/cuda/layer_random.cuh"
+#include "lockstep/device/cuda/runtime.cuh"
 #include "lockstep/device/cuda/vector.cuh"
 #include "lockstep/norm/dropout.hpp"
 

@@ -13,7 +13,7 @@
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/macros.hpp"
-#include "lockstep/device/cuda/launch.cuh"
+#include "lockstep/device/cuda/runtime.cuh"
 #include "lockstep/device/cuda/vector.cuh"
 #include "lockstep/optim/constants.hpp"
 #include "lockstep/optim/optimizer.hpp"

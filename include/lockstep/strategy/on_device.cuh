@@ -6,8 +6,8 @@
 #include <exception>
 #include <optional>
 
-#include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/gpu.cuh"
+#include "lockstep/device/cuda/runtime.cuh"
 
 namespace lockstep::detail {
 

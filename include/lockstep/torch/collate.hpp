@@ -15,8 +15,8 @@
 
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"
-#include "lockstep/data/collate.hpp"
 #include "lockstep/data/dataset.hpp"
+#include "lockstep/data/pipeline.hpp"
 #include "lockstep/torch/batch.hpp"
 #include "lockstep/torch/tensors.hpp"
 

@@ -2,7 +2,6 @@
 #pragma once
 /// @file From policies to the communicators of ranks and of replicas.
 
-#include <chrono>
 #include <cstddef>
 #include <string>
 #include <type_traits>
@@ -11,6 +10,7 @@
 
 #include "lockstep/comm/backends/loopback.hpp"
 #include "lockstep/comm/backends/shm/communicator.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/launch/rendezvous.hpp"
@@ -26,11 +26,15 @@ namespace detail {
 /// Stands for the backend of a world that the compiler knows to be of one.
 struct NoBackend {};
 
+/// The size of the world, where the policies say it.
+template <class Policies>
+inline constexpr std::size_t static_world = Pick<axes::World, Policies>::static_size;
+
 }  // namespace detail
 
-/// How ranks on a device meet through a backend: `communicator<Policies>`,
-/// `make<Policies>(session, name)`, where `name` tells several meetings apart, and whether ranks
-/// are threads of one process. Specialised for the CPU here and in gloo.hpp, for GPUs in
+/// How ranks on a device meet through a backend: `make<Policies>(session, name)` gives a rank its
+/// communicator, where `name` tells several meetings apart; and whether ranks are threads of one
+/// process. Specialised for the CPU here and in gloo.hpp, for GPUs in
 /// trainer/cuda.cuh, nccl.cuh and gloo.cuh.
 template <class Device, class Backend>
 struct Connection;
@@ -39,9 +43,7 @@ template <>
 struct Connection<Cpu, detail::NoBackend> {
   static constexpr bool ranks_are_threads = false;
   template <class Policies>
-  using communicator = LoopbackCommunicator;
-  template <class Policies>
-  static communicator<Policies> make(Session& session, const std::string& = "world") {
+  static LoopbackCommunicator make(Session& session, const std::string& = "world") {
     detail::require_world<1>(session.world(), session.rank());
     return {};
   }
@@ -51,11 +53,8 @@ template <>
 struct Connection<Cpu, Shm> {
   static constexpr bool ranks_are_threads = false;
   template <class Policies>
-  using communicator = ShmCommunicator<detail::Pick<axes::World, Policies>::static_size,
-                                       typename detail::Pick<axes::Progress, Policies>::choice>;
-  template <class Policies>
-  static communicator<Policies> make(Session& session, const std::string& name = "world") {
-    return make_shm_communicator<detail::Pick<axes::World, Policies>::static_size,
+  static auto make(Session& session, const std::string& name = "world") {
+    return make_shm_communicator<detail::static_world<Policies>,
                                  typename detail::Pick<axes::Progress, Policies>::choice>(
         session.membership(), session.store(), name);
   }
@@ -73,11 +72,12 @@ template <class Policies>
 using ConnectionOf = Connection<
     typename Pick<axes::Device, Policies>::choice,
     std::conditional_t<
-        Pick<axes::World, Policies>::static_size == 1, NoBackend,
+        static_world<Policies> == 1, NoBackend,
         std::conditional_t<is_dp<Policies>, Shm, typename Pick<axes::Backend, Policies>::choice>>>;
 
 template <class Policies>
-using CommunicatorOf = typename ConnectionOf<Policies>::template communicator<Policies>;
+using CommunicatorOf =
+    decltype(ConnectionOf<Policies>::template make<Policies>(std::declval<Session&>()));
 
 /// **Ranks** all. **Host** blocks until all have come.
 template <class Policies>
@@ -98,7 +98,7 @@ template <class Policies>
 consteval bool require_connection() {
   using Transport = typename Pick<axes::Backend, Policies>::choice;
   constexpr bool connected = requires { sizeof(ConnectionOf<Policies>); };
-  constexpr bool has_ranks = !is_dp<Policies> && Pick<axes::World, Policies>::static_size != 1;
+  constexpr bool has_ranks = !is_dp<Policies> && static_world<Policies> != 1;
   constexpr bool by_nccl = has_ranks && uses_nccl<Transport>;
   constexpr bool by_gloo = has_ranks && uses_gloo<Transport>;
   constexpr bool on_gpu = std::is_same_v<Pick<axes::Device, Policies>, Device<Cuda>>;

@@ -21,17 +21,11 @@
 
 namespace lockstep {
 
-static_assert(detail::CapturingCommunicator<CudaLoopbackCommunicator>);
-static_assert(detail::JointlyCapturing<ThreadCommunicator<>> &&
-              detail::StreamOrdering<ThreadCommunicator<>>);
-
 template <>
 struct Connection<Cuda, detail::NoBackend> {
   static constexpr bool ranks_are_threads = false;
   template <class Policies>
-  using communicator = CudaLoopbackCommunicator;
-  template <class Policies>
-  static communicator<Policies> make(Session& session, const std::string& = "world") {
+  static auto make(Session& session, const std::string& = "world") {
     detail::require_world<1>(session.world(), session.rank());
     return CudaLoopbackCommunicator(detail::gpu_of(session.membership()));
   }
@@ -41,11 +35,9 @@ template <>
 struct Connection<Cuda, Shm> {
   static constexpr bool ranks_are_threads = true;
   template <class Policies>
-  using communicator = ThreadCommunicator<detail::Pick<axes::World, Policies>::static_size>;
-  template <class Policies>
-  static communicator<Policies> make(Session& session, const std::string& name = "world") {
-    return make_thread_communicator<detail::Pick<axes::World, Policies>::static_size>(
-        session.membership(), session.store(), name);
+  static auto make(Session& session, const std::string& name = "world") {
+    return make_thread_communicator<detail::static_world<Policies>>(session.membership(),
+                                                                    session.store(), name);
   }
 };
 
@@ -54,7 +46,7 @@ namespace detail {
 /// Every replica has a GPU; with `LOCKSTEP_SHARE_GPUS=1` several replicas may share one.
 template <class Policies>
 class ReplicaMeeting<Cuda, Policies> {
-  static constexpr std::size_t static_size = Pick<axes::World, Policies>::static_size;
+  static constexpr std::size_t static_size = static_world<Policies>;
   static constexpr bool alone = static_size == 1;
 
  public:

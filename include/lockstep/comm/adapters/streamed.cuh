@@ -21,9 +21,8 @@
 #include "lockstep/comm/rank_gpu.cuh"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/strong.hpp"
-#include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/gpu.cuh"
-#include "lockstep/device/cuda/stream.cuh"
+#include "lockstep/device/cuda/runtime.cuh"
 
 namespace lockstep {
 

@@ -19,9 +19,9 @@
 #include "lockstep/comm/communicator.hpp"
 #include "lockstep/comm/rank_gpu.cuh"
 #include "lockstep/core/strong.hpp"
-#include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/gpu.cuh"
 #include "lockstep/device/cuda/memory.cuh"
+#include "lockstep/device/cuda/runtime.cuh"
 #include "lockstep/device/cuda/step_graph.cuh"
 #include "lockstep/launch/rendezvous.hpp"
 

@@ -10,8 +10,7 @@
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
-#include "lockstep/device/cuda/check.cuh"
-#include "lockstep/device/cuda/stream.cuh"
+#include "lockstep/device/cuda/runtime.cuh"
 #include "lockstep/device/gpu_sharing.hpp"
 
 namespace lockstep::detail {

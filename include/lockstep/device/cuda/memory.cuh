@@ -12,7 +12,7 @@
 
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/element.hpp"
-#include "lockstep/device/cuda/check.cuh"
+#include "lockstep/device/cuda/runtime.cuh"
 #include "lockstep/device/device.hpp"
 
 namespace lockstep {

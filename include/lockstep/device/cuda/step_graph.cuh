@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "lockstep/core/error.hpp"
-#include "lockstep/device/cuda/check.cuh"
+#include "lockstep/device/cuda/runtime.cuh"
 
 namespace lockstep::detail {
 

@@ -13,7 +13,7 @@
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/macros.hpp"
-#include "lockstep/device/cuda/check.cuh"
+#include "lockstep/device/cuda/runtime.cuh"
 
 namespace lockstep::detail {
 

@@ -20,7 +20,7 @@
 #include <utility>
 
 #include "lockstep/core/macros.hpp"
-#include "lockstep/device/cuda/launch.cuh"
+#include "lockstep/device/cuda/runtime.cuh"
 #include "lockstep/torch/cuda/step_tensors.cuh"
 #include "lockstep/torch/model.hpp"
 

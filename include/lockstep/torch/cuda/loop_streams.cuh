@@ -18,8 +18,7 @@
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
-#include "lockstep/device/cuda/check.cuh"
-#include "lockstep/device/cuda/stream.cuh"
+#include "lockstep/device/cuda/runtime.cuh"
 #include "lockstep/torch/cuda/step_tensors.cuh"
 #include "lockstep/torch/loop_gradients.hpp"
 

@@ -28,8 +28,7 @@
 #include "lockstep/comm/combine.cuh"
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/strong.hpp"
-#include "lockstep/device/cuda/check.cuh"
-#include "lockstep/device/cuda/launch.cuh"
+#include "lockstep/device/cuda/runtime.cuh"
 
 namespace lockstep::detail::threads {
 

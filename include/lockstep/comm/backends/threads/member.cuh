@@ -28,11 +28,10 @@
 #include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/text.hpp"
-#include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/gpu.cuh"
 #include "lockstep/device/cuda/memory.cuh"
+#include "lockstep/device/cuda/runtime.cuh"
 #include "lockstep/device/cuda/step_graph.cuh"
-#include "lockstep/device/cuda/stream.cuh"
 #include "lockstep/launch/outcome.hpp"
 
 namespace lockstep::detail::threads {
