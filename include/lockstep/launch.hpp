@@ -5,7 +5,6 @@
 
 #include "lockstep/launch/launch.hpp"
 #include "lockstep/launch/program_options.hpp"
-#include "lockstep/launch/spawn.hpp"
 
 #if !defined(LOCKSTEP_COMPILED)
 #include "lockstep/core/core.ipp"

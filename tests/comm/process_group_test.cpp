@@ -12,7 +12,7 @@
 #include "lockstep/comm/backends/loopback.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/device/device.hpp"
-#include "lockstep/launch/spawn.hpp"
+#include "lockstep/launch/launch.hpp"
 #include "lockstep/topology/grid.hpp"
 
 using namespace lockstep;

@@ -2,6 +2,7 @@
 // Members that the other programs do not use.
 // expect: lockstep: Accumulate<0> would never step
 #include "job.hpp"
+#include "lockstep/checkpoint.hpp"
 
 using namespace lockstep;
 

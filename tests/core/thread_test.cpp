@@ -20,7 +20,7 @@
 #include "lockstep/comm/call/pending_calls.hpp"
 #include "lockstep/core/worker.hpp"
 #include "lockstep/data/loader.hpp"
-#include "lockstep/launch/spawn.hpp"
+#include "lockstep/launch/launch.hpp"
 #include "lockstep/launch/store_server.hpp"
 #include "lockstep/strategy/replica_crew.hpp"
 

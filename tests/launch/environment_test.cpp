@@ -6,7 +6,6 @@
 #include <string>
 
 #include "launch/watchdog.hpp"
-#include "lockstep/launch/flags.hpp"
 #include "lockstep/launch/host.hpp"
 #include "lockstep/launch/program_options.hpp"
 

@@ -111,7 +111,7 @@ BOOST_AUTO_TEST_CASE(processes_meet_by_file_which_is_private_and_removed) {
   const std::string method = "file://" + file();
   BOOST_TEST((processes(4, [&](Rank rank) { return meet(method, rank, 4); }) == all_well));
   BOOST_TEST(std::filesystem::is_empty(path));
-  const RendezvousFile written(file(), {"127.0.0.1", 1, "s"});
+  const RendezvousFile written(file(), "127.0.0.1", 1, "s");
   struct stat status{};
   ::stat(file().c_str(), &status);
   BOOST_TEST((status.st_mode & 0777) == 0600u);
@@ -130,7 +130,7 @@ BOOST_AUTO_TEST_CASE(a_file_that_an_earlier_job_left_does_not_confuse) {
 BOOST_AUTO_TEST_CASE(files_of_a_running_job_or_of_others_are_refused) {
   StoreServer running("s");
   {
-    const RendezvousFile theirs(file(), {"127.0.0.1", running.port(), "s"});
+    const RendezvousFile theirs(file(), "127.0.0.1", running.port(), "s");
     expect_error([&] { join("file://" + file(), Rank{0}, WorldSize{1}, 1000ms); },
                  "in use by another job");
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/launch/spawn.hpp"
+#include "lockstep/launch/launch.hpp"
 
 #include <unistd.h>
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/torch/batch.hpp"
 
+#include <ATen/Parallel.h>
 #include <torch/types.h>
 
 #include <boost/test/unit_test.hpp>
@@ -352,10 +353,10 @@ BOOST_AUTO_TEST_CASE(tensors_as_samples_have_one_size_and_their_labels_become_wi
     at::Tensor inputs, label;
   };
   const auto put = [](const at::Tensor& second, std::vector<std::int64_t> shape) {
-    const detail::TensorCollate<Sample> collate{std::move(shape)};
+    const detail::TensorCollate collate{{}, std::move(shape)};
     TensorBatch batch;
-    collate.put({torch::zeros({2, 3}), torch::tensor(7, at::kInt)}, 0, 2, batch);
-    collate.put({second, torch::tensor(8, at::kInt)}, 1, 2, batch);
+    collate.put(Sample{torch::zeros({2, 3}), torch::tensor(7, at::kInt)}, 0, 2, batch);
+    collate.put(Sample{second, torch::tensor(8, at::kInt)}, 1, 2, batch);
     return batch;
   };
   const TensorBatch batch = put(torch::ones({2, 3}), {3, 2});

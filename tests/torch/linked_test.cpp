@@ -13,7 +13,7 @@
 #include "comm/ranks.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/thread.hpp"
-#include "lockstep/launch/spawn.hpp"
+#include "lockstep/launch/launch.hpp"
 
 #if LOCKSTEP_HAS_GLOO
 #include "comm/gloo_ranks.hpp"

@@ -12,8 +12,8 @@
 #include <string>
 
 #include "comm/ranks.hpp"
+#include "lockstep/launch/launch.hpp"
 #include "lockstep/launch/rendezvous.hpp"
-#include "lockstep/launch/spawn.hpp"
 #include "lockstep/launch/store.hpp"
 #include "lockstep/trainer/wrappers.hpp"
 #include "torch/cases.hpp"

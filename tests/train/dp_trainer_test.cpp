@@ -11,7 +11,7 @@
 #include "comm/ranks.hpp"
 #include "launch/watchdog.hpp"
 #include "lockstep/data/dataset.hpp"
-#include "lockstep/launch/spawn.hpp"
+#include "lockstep/launch/launch.hpp"
 #include "lockstep/trainer/launch_job.hpp"
 #include "lockstep/trainer/trainer.hpp"
 

@@ -18,7 +18,7 @@
 
 #include "launch/watchdog.hpp"
 #include "lockstep/data/dataset.hpp"
-#include "lockstep/launch/spawn.hpp"
+#include "lockstep/launch/launch.hpp"
 #include "lockstep/trainer/trainer.hpp"
 #include "lockstep/trainer/wrappers.hpp"
 #include "train/run_job.hpp"

@@ -24,7 +24,7 @@
 #include "lockstep/checkpoint/checkpoints.hpp"
 #include "lockstep/checkpoint/reader.hpp"
 #include "lockstep/data/dataset.hpp"
-#include "lockstep/launch/spawn.hpp"
+#include "lockstep/launch/launch.hpp"
 #include "lockstep/trainer/job_saves.hpp"
 #include "lockstep/trainer/process_group.hpp"
 #include "lockstep/trainer/trainer.hpp"

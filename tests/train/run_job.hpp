@@ -9,8 +9,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "lockstep/launch/launch.hpp"
 #include "lockstep/launch/rendezvous.hpp"
-#include "lockstep/launch/spawn.hpp"
 #include "lockstep/launch/store.hpp"
 #include "lockstep/trainer/options.hpp"
 

@@ -26,7 +26,7 @@
 
 #include "lockstep/comm/groups.hpp"
 #include "lockstep/data/dataset.hpp"
-#include "lockstep/launch/spawn.hpp"
+#include "lockstep/launch/launch.hpp"
 #include "lockstep/trainer/job_saves.hpp"
 #include "lockstep/trainer/launch_job.hpp"
 #include "lockstep/trainer/options.hpp"

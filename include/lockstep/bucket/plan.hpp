@@ -99,10 +99,7 @@ struct BucketPlan {
   }
 };
 
-/// No tensor is frozen.
-struct NoneFrozen {
-  constexpr bool operator()(std::size_t) const { return false; }
-};
+constexpr bool is_never_frozen(std::size_t /*tensor*/) { return false; }
 
 /// Plans buckets over `tensors`, given in declaration order, as PyTorch's DDP assigns them once it
 /// knows the order of gradients: walk in reverse; append to the open bucket of the element type;
@@ -110,9 +107,10 @@ struct NoneFrozen {
 /// of its own. Buckets are ordered by completion, so that none waits for one that completes later.
 /// Tensors with `is_frozen(tensor)` are left out, as PyTorch's are that require no gradient. Behind
 /// every bucket are `room` bytes that belong to no tensor, a multiple of `arena_alignment`.
-template <std::size_t Count, class IsFrozen = NoneFrozen>
+template <std::size_t Count, class IsFrozen = bool (*)(std::size_t)>
 constexpr BucketPlan<Count> make_bucket_plan(std::span<const TensorInfo> tensors,
-                                             BucketLimits limits, IsFrozen is_frozen = {},
+                                             BucketLimits limits,
+                                             IsFrozen is_frozen = is_never_frozen,
                                              std::size_t room = 0) {
   const std::size_t count = tensors.size();
   BucketPlan<Count> plan;

@@ -173,10 +173,13 @@ struct Arenas {
   std::byte* buffers = nullptr;
 };
 
-/// The ranks that a step's batch norms share statistics with, where there are none.
+/// The ranks of a step whose batch norms do not share statistics. A model that lists its tensors
+/// may have norms that were meant to: with more than one rank they refuse.
 struct NoNormRanks {
   static constexpr bool communicates = false;
-  static constexpr std::size_t world() { return 1; }
+  std::size_t ranks = 1;
+
+  constexpr std::size_t world() const { return ranks; }
 };
 
 /// Hands a model its tensors as views into arenas. `ready` does nothing with one rank, and the

@@ -3,7 +3,6 @@
 /// @file The folder in which a job keeps its checkpoints: which of them stay, and which is the
 /// best.
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -16,6 +15,7 @@
 #include "lockstep/checkpoint/options.hpp"
 #include "lockstep/core/file.hpp"
 #include "lockstep/core/macros.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/core/utility.hpp"
 
 namespace lockstep::detail {

@@ -7,7 +7,6 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <initializer_list>
 #include <optional>
 #include <span>
@@ -20,6 +19,7 @@
 #include "lockstep/core/file.hpp"
 #include "lockstep/core/json.hpp"
 #include "lockstep/core/macros.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/core/text.hpp"
 
 namespace lockstep::detail {

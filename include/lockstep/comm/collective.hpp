@@ -267,14 +267,14 @@ inline constexpr bool is_logical =
     std::same_as<Op, Min> || std::same_as<Op, Max> || std::same_as<Op, BitAnd> ||
     std::same_as<Op, BitOr> || std::same_as<Op, BitXor>;
 
-/// The element type that both arguments of a collective have. Not a member of the front: nvcc
-/// writes this type's name into code outside of it.
+/// The element type that both arguments of a collective have. Not a member of the front, and no
+/// function's return type: nvcc writes this type's name into code outside of it.
 template <class In, class Out>
-constexpr auto common_element() {
-  static_assert(std::same_as<std::remove_const_t<ElementsOf<const In>>, ElementsOf<Out>>,
+struct CommonElement {
+  using type = ElementsOf<Out>;
+  static_assert(std::same_as<std::remove_const_t<ElementsOf<const In>>, type>,
                 "lockstep: a collective's arguments have one element type");
-  return ElementsOf<Out>{};
-}
+};
 
 /// The operation of a collective that reduces nothing.
 struct NoOperation {};

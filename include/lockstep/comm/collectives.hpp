@@ -2,7 +2,6 @@
 #pragma once
 /// @file The front of every communicator: all collectives, checked and described once.
 
-#include <chrono>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -21,6 +20,7 @@
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/reduce_op.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/core/view.hpp"
@@ -330,7 +330,7 @@ class Collectives {
   using Writable = typename std::remove_cvref_t<Span>::element_type;
 
   template <class In, class Out>
-  using Common = decltype(detail::common_element<In, Out>());
+  using Common = typename detail::CommonElement<In, Out>::type;
 
   Self& self() { return static_cast<Self&>(*this); }
   std::size_t world() { return self().world_size().value(); }

@@ -139,13 +139,6 @@ LOCKSTEP_INLINE Error time_is_over(std::string_view operation, std::chrono::mill
           "see whether it hangs, or raise the time limit", me};
 }
 
-LOCKSTEP_INLINE std::string lagging_rank(Rank who, bool has_joined, std::uint64_t made,
-                                         std::uint64_t expected) {
-  if (!has_joined) return text({"rank ", who, " (never joined)"});
-  if (made >= expected) return rank_text(who);  // it has not sent, or not received, a message
-  return text({"rank ", who, " (made ", made, " of ", expected, " calls)"});
-}
-
 LOCKSTEP_INLINE Error retold(const Error& error, std::string_view operation,
                              std::string_view problem, std::optional<Rank> rank) {
   const Error named(operation, problem, error.advice(), rank);
@@ -538,13 +531,30 @@ LOCKSTEP_INLINE void SharedPeers::raise_now() const {
 
 LOCKSTEP_INLINE std::optional<Error> SharedPeers::check(const Call& call, const Awaited& awaited,
                                                         Clock::time_point begin) const {
-  const auto lacks = [&](std::size_t w) {
-    return awaited.rank ? Rank{w} == *awaited.rank : calls_made(w) < awaited.calls;
-  };
   const std::string operation = call.text();
-  if (auto fault = find_fault(*this, operation, lacks)) return fault;
-  if (Clock::now() - begin < timeout_) return std::nullopt;
-  return find_missing(*this, operation, timeout_, lacks);
+  auto fault = find_fault(*this, operation, [&](std::size_t w) { return lacks(w, awaited); });
+  if (fault || Clock::now() - begin < timeout_) return fault;
+  return time_is_over(operation, timeout_, missing_ranks(awaited), rank());
+}
+
+/// The ranks for which a wait has lasted for the whole time limit, and how far they are. Every rank
+/// that has made fewer calls is missing; if there is none, those that have yet to do their part.
+LOCKSTEP_INLINE std::string SharedPeers::missing_ranks(const Awaited& awaited) const {
+  const std::uint64_t expected = calls_made(rank_);
+  bool any_behind = false;
+  for (std::size_t w = 0; w < world_; ++w) any_behind |= calls_made(w) < expected;
+  std::string missing;
+  for (std::size_t w = 0; w < world_; ++w) {
+    const std::uint64_t made = calls_made(w);
+    if (w == rank_ || !(any_behind ? made < expected : lacks(w, awaited))) continue;
+    missing += text({missing.empty() ? "rank " : ", rank ", w});
+    if (!has_joined(w)) {
+      missing += " (never joined)";
+    } else if (made < expected) {  // else it has not sent, or not received, a message
+      missing += text({" (made ", made, " of ", expected, " calls)"});
+    }
+  }
+  return missing.empty() ? "the last rank" : missing;
 }
 
 }  // namespace lockstep::detail

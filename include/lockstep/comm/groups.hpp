@@ -4,7 +4,6 @@
 /// strings.
 
 #include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -20,6 +19,7 @@
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/hash.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/topology/topology.hpp"
 

@@ -44,7 +44,7 @@
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/file.hpp"
-#include "lockstep/core/json.hpp"
+#include "lockstep/core/json_line.hpp"
 #include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/terminal.hpp"
 #include "lockstep/core/text.hpp"

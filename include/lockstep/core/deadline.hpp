@@ -3,12 +3,12 @@
 /// @file A point in time after which waiting is over, in the forms that poll() and messages need,
 /// and time limits as text.
 
-#include <chrono>
 #include <climits>
 #include <string>
 #include <string_view>
 
 #include "lockstep/core/macros.hpp"
+#include "lockstep/core/standard.hpp"
 
 namespace lockstep::detail {
 

@@ -24,9 +24,9 @@
 #endif
 
 /// The code between these two runs once or seldom, when ranks start, print or fail. g++ compiles it
-/// as it stands: optimised it would take most of the time that a program without the compiled
-/// library takes to compile.
-#if defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__) && !defined(LOCKSTEP_COMPILED)
+/// as it stands: optimised it would be most of what a program waits for at its compilation. The
+/// compiled library is optimised.
+#if defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__) && !defined(LOCKSTEP_LIBRARY)
 #define LOCKSTEP_COLD_BEGIN _Pragma("GCC push_options") _Pragma("GCC optimize(\"O0\")")
 #define LOCKSTEP_COLD_END _Pragma("GCC pop_options")
 #else

@@ -5,13 +5,13 @@
 #include <pthread.h>
 #include <signal.h>
 
-#include <chrono>
 #include <cstddef>
 #include <exception>
 #include <memory>
 #include <utility>
 
 #include "lockstep/core/macros.hpp"
+#include "lockstep/core/standard.hpp"
 
 namespace lockstep::detail {
 

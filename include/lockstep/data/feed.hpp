@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -28,13 +27,13 @@
 #include "lockstep/comm/communicator.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/scope_guard.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/data/batch.hpp"
 #include "lockstep/data/dataset.hpp"
 #include "lockstep/data/loader.hpp"
 #include "lockstep/data/serialize.hpp"
-#include "lockstep/launch/outcome.hpp"
 #include "lockstep/policy/policy.hpp"
 #include "lockstep/topology/topology.hpp"
 

@@ -18,7 +18,6 @@
 #include <bit>
 #include <cerrno>
 #include <charconv>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -37,6 +36,7 @@
 #include "lockstep/core/deadline.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/file.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/data/mapped_file.hpp"

@@ -10,7 +10,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <functional>
 #include <memory>
 #include <numeric>
 #include <ranges>
@@ -25,6 +24,7 @@
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/file.hpp"
 #include "lockstep/core/macros.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/data/dataset.hpp"
 #include "lockstep/data/pipeline.hpp"
 

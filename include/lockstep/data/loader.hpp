@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <concepts>
 #include <condition_variable>
 #include <cstddef>
@@ -17,6 +16,7 @@
 #include <vector>
 
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/data/dataset.hpp"
 #include "lockstep/data/sampler.hpp"

@@ -232,24 +232,18 @@ class EnvironmentReader {
     return text == nullptr ? otherwise : parse_number(name, text);
   }
 
-  /// A launcher's names for the four numbers.
-  struct Names {
-    const char* rank;
-    const char* world;
-    const char* local_rank;
-    const char* local_world;
-  };
-
-  /// Without the size of the local world, ranks find out which ranks are local when they meet. A
-  /// local rank alone is not enough, but must be a number.
-  RankPlacement numbered(const char* launcher, const Names& names) const {
+  /// Reads the four numbers by the names that a launcher has for them. Without the size of the
+  /// local world, ranks find out which ranks are local when they meet. A local rank alone is not
+  /// enough, but must be a number.
+  RankPlacement numbered(const char* launcher, const char* rank, const char* world,
+                         const char* local_rank, const char* local_world) const {
     RankPlacement place;
     place.launcher = launcher;
-    place.rank = Rank{number(names.rank, names.world)};
-    place.world = WorldSize{number(names.world, names.rank)};
-    place.local_world = number_or(names.local_world, 0);
-    place.local_rank = place.local_world != 0 ? number(names.local_rank, names.local_world)
-                                              : number_or(names.local_rank, 0);
+    place.rank = Rank{number(rank, world)};
+    place.world = WorldSize{number(world, rank)};
+    place.local_world = number_or(local_world, 0);
+    place.local_rank =
+        place.local_world != 0 ? number(local_rank, local_world) : number_or(local_rank, 0);
     return place;
   }
 
@@ -259,9 +253,8 @@ class EnvironmentReader {
   }
 
   RankPlacement from_lockstep() const {
-    RankPlacement place =
-        numbered("lockstep's launcher", {"LOCKSTEP_RANK", "LOCKSTEP_WORLD_SIZE",
-                                         "LOCKSTEP_LOCAL_RANK", "LOCKSTEP_LOCAL_WORLD_SIZE"});
+    RankPlacement place = numbered("lockstep's launcher", "LOCKSTEP_RANK", "LOCKSTEP_WORLD_SIZE",
+                                   "LOCKSTEP_LOCAL_RANK", "LOCKSTEP_LOCAL_WORLD_SIZE");
     const Endpoint store =
         parse_endpoint("LOCKSTEP_STORE", required("LOCKSTEP_STORE", "LOCKSTEP_RANK"));
     place.host = store.host;
@@ -276,8 +269,8 @@ class EnvironmentReader {
 
   RankPlacement from_env() const {
     const char* run = lookup_("TORCHELASTIC_RUN_ID");
-    RankPlacement place = numbered(run != nullptr ? "torchrun" : "the environment",
-                                   {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"});
+    RankPlacement place = numbered(run != nullptr ? "torchrun" : "the environment", "RANK",
+                                   "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE");
     // Workers that torchrun has restarted must not meet the old ones, which may still be ending.
     const std::string id =
         run == nullptr ? "" : text({run, " restart ", text_or("TORCHELASTIC_RESTART_COUNT", "0")});
@@ -292,9 +285,8 @@ class EnvironmentReader {
   }
 
   RankPlacement from_open_mpi() const {
-    RankPlacement place =
-        numbered("mpirun", {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
-                            "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"});
+    RankPlacement place = numbered("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+                                   "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE");
     const std::string job = text_or("PMIX_NAMESPACE", text_or("OMPI_MCA_ess_base_jobid", "0"));
     place_at_job(place, text({"mpirun ", job}), "");
     return place;
@@ -303,8 +295,8 @@ class EnvironmentReader {
   RankPlacement from_slurm() const {
     const bool step = lookup_("SLURM_STEP_NUM_TASKS") != nullptr;
     RankPlacement place =
-        numbered("Slurm", {"SLURM_PROCID", step ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS",
-                           "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"});
+        numbered("Slurm", "SLURM_PROCID", step ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS",
+                 "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE");
     if (const char* counts = lookup_("SLURM_STEP_TASKS_PER_NODE")) {
       place.local_rank = number("SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE");
       place.local_world =

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <atomic>
 #include <charconv>
-#include <chrono>
 #include <cmath>
 #include <condition_variable>
 #include <csignal>
@@ -33,18 +32,17 @@
 #include "lockstep/core/file.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/scope_guard.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/core/terminal.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/core/utility.hpp"
 #include "lockstep/launch/environment.hpp"
-#include "lockstep/launch/flags.hpp"
 #include "lockstep/launch/host.hpp"
 #include "lockstep/launch/launch.hpp"
 #include "lockstep/launch/meeting.hpp"
 #include "lockstep/launch/outcome.hpp"
 #include "lockstep/launch/program_options.hpp"
 #include "lockstep/launch/rendezvous.hpp"
-#include "lockstep/launch/spawn.hpp"
 #include "lockstep/launch/store_protocol.hpp"
 #include "lockstep/launch/store_server.hpp"
 #include "lockstep/launch/supervisor.hpp"
@@ -134,23 +132,11 @@ LOCKSTEP_INLINE std::size_t letters_apart(std::string_view a, std::string_view b
   return cost.back();
 }
 
-/// The names that other launchers have for an option of lockstep's.
-struct OtherName {
-  std::string_view theirs;
-  std::string_view ours;
-};
-inline constexpr OtherName other_names[] = {
-    {"np", "--ranks"},
-    {"nproc", "--ranks"},
-    {"ntasks", "--ranks"},
-    {"nproc-per-node", "--ranks"},
-    {"num-ranks", "--ranks"},
-    {"world-size", "--ranks"},
-    {"rdzv-endpoint", "--rendezvous"},
-    {"rdzv", "--rendezvous"},
-    {"master-addr", "--rendezvous"},
-    {"master-port", "--rendezvous"},
-};
+/// The names that other launchers have for `--ranks` and for `--rendezvous`.
+inline constexpr std::string_view names_of_ranks[] = {
+    "np", "nproc", "ntasks", "nproc-per-node", "num-ranks", "world-size"};
+inline constexpr std::string_view names_of_rendezvous[] = {"rdzv-endpoint", "rdzv", "master-addr",
+                                                           "master-port"};
 
 LOCKSTEP_INLINE std::string_view meant_flag(std::string_view name, std::span<const Flag> flags) {
   const auto word = [](std::string_view dashed) {
@@ -158,9 +144,12 @@ LOCKSTEP_INLINE std::string_view meant_flag(std::string_view name, std::span<con
   };
   const std::string_view written = word(name);
   if (written.size() == name.size() || written.empty()) return {};
-  for (const OtherName& other : other_names) {
-    if (written == other.theirs && find_flag(other.ours, flags) != nullptr) return other.ours;
-  }
+  const auto is_one_of = [&](std::span<const std::string_view> names, std::string_view ours) {
+    return std::find(names.begin(), names.end(), written) != names.end() &&
+           find_flag(ours, flags) != nullptr;
+  };
+  if (is_one_of(names_of_ranks, "--ranks")) return "--ranks";
+  if (is_one_of(names_of_rendezvous, "--rendezvous")) return "--rendezvous";
   for (const Flag& flag : flags) {
     const std::string_view known = word(flag.name);
     const std::size_t apart = letters_apart(written, known);
@@ -533,25 +522,19 @@ LOCKSTEP_INLINE std::size_t restart_count() { return environment().restarts(); }
 /// number of the one call that it started ranks for; the rank leaves all others out.
 class LaunchCount {
  public:
-  LaunchCount() : number_(++all()) { ++under_way(); }
-  ~LaunchCount() { --under_way(); }
+  LaunchCount() : number_(++all_) { ++under_way_; }
+  ~LaunchCount() { --under_way_; }
   LaunchCount(const LaunchCount&) = delete;
   LaunchCount& operator=(const LaunchCount&) = delete;
 
   /// From 1.
   std::size_t number() const { return number_; }
 
-  static bool is_under_way() { return under_way() != 0; }
+  static bool is_under_way() { return under_way_ != 0; }
 
  private:
-  static std::atomic<std::size_t>& all() {
-    static std::atomic<std::size_t> count = 0;
-    return count;
-  }
-  static std::atomic<std::size_t>& under_way() {
-    static std::atomic<std::size_t> count = 0;
-    return count;
-  }
+  inline static std::atomic<std::size_t> all_ = 0;
+  inline static std::atomic<std::size_t> under_way_ = 0;
 
   std::size_t number_;
 };
@@ -696,6 +679,14 @@ LOCKSTEP_INLINE int run_rank(Session& session, FunctionRef<int(Session&)> run) {
   });
 }
 
+/// A rank's exception as an `Error` that names the rank.
+LOCKSTEP_INLINE Error named_error(const Failure& failure, Rank rank) {
+  if (failure.operation.empty()) {
+    return {"spawn", failure.problem, "it was thrown by the spawned function", rank};
+  }
+  return {failure.operation, failure.problem, failure.advice, failure.rank.value_or(rank)};
+}
+
 /// How the threads of a job ended, as each reports it.
 class ThreadEnds {
  public:
@@ -708,7 +699,8 @@ class ThreadEnds {
   }
   void threw(Rank rank, const std::exception_ptr& thrown) {
     const std::lock_guard lock(mutex_);
-    ends_.push_back({rank, thrown, Failure::of(thrown)});
+    ends_.push_back({rank, ExitStatus{1, 0}, Failure::of(thrown)});
+    thrown_.push_back(thrown);
     changed_.notify_all();
   }
   void ended() {
@@ -732,30 +724,37 @@ class ThreadEnds {
     if (ends_.empty()) return status_;
     // A rank that fails because of another often ends before it.
     std::size_t first = 0;
-    while (first < ends_.size() && ends_[first].failure.consequence) ++first;
+    while (first < ends_.size() && ends_[first].is_consequence()) ++first;
     if (first == ends_.size()) first = 0;
     Outcome outcome;
+    outcome.first = ends_[first];
     for (std::size_t i = 0; i < ends_.size(); ++i) {
-      const RankEnd end{ends_[i].rank, ExitStatus{1, 0}, ends_[i].failure};
-      if (i == first) outcome.first = end;
-      if (i != first && end.is_consequence()) outcome.consequences.push_back(end);
+      if (i != first && ends_[i].is_consequence()) outcome.consequences.push_back(ends_[i]);
     }
-    const int status = report_failure(ends_[first].thrown, ends_[first].rank, launcher);
+    const int status = report_failure(thrown_[first], ends_[first].rank, launcher);
     write_all(2, summary(outcome));
     return status;
   }
 
- private:
-  struct End {
-    Rank rank;
-    std::exception_ptr thrown;
-    Failure failure;
-  };
+  /// Throws the first failure, if there is one, with its rank.
+  void rethrow_first() const {
+    if (thrown_.empty()) return;
+    const Rank rank = ends_.front().rank;
+    try {
+      std::rethrow_exception(thrown_.front());
+    } catch (const Error& error) {
+      throw error.rank() ? error : error.on(rank);
+    } catch (...) {
+      std::throw_with_nested(named_error(*ends_.front().failure, rank));
+    }
+  }
 
+ private:
   std::mutex mutex_;
   std::condition_variable changed_;
   std::size_t running_;
-  std::vector<End> ends_;  // in the order in which they were told
+  std::vector<RankEnd> ends_;  // of those that failed, in the order in which they said so
+  std::vector<std::exception_ptr> thrown_;
   int status_ = 0;
 };
 
@@ -788,30 +787,43 @@ LOCKSTEP_INLINE std::vector<Thread> start_threads(std::size_t first, std::size_t
   return threads;
 }
 
-/// All ranks of a job are threads of this process: calls `run(session)` on each and waits for them.
-/// With `asks_for_help` it runs only to learn what options it asks for.
-LOCKSTEP_INLINE int run_threads(std::size_t ranks, std::chrono::milliseconds timeout,
-                                const std::vector<std::string>& arguments,
-                                const Descriptor& launcher, FunctionRef<int(Session&)> run,
-                                bool asks_for_help = false) {
+/// All ranks of a job are threads of this process: calls `act(membership, store)` on each, which
+/// returns its exit status, and waits for them.
+LOCKSTEP_INLINE void run_on_threads(std::size_t ranks, std::chrono::milliseconds timeout,
+                                    ThreadEnds& ends, FunctionRef<int(Membership, Store)> act) {
   const std::string secret = random_id();
   const std::string job = random_id();
   allow_open_files(3 * ranks + 64, "a process of", ranks);
   StoreServer server(secret);
   // Connected before any rank runs: a rank that comes to a closed store would wait for it.
-  std::vector<Session> sessions;
-  sessions.reserve(ranks);
+  std::vector<Store> stores;
+  stores.reserve(ranks);
   for (std::size_t r = 0; r < ranks; ++r) {
-    Membership member{Rank{r}, WorldSize{ranks}, r,       ranks, "127.0.0.1", server.port(),
-                      job,     secret,           timeout, ranks};
-    sessions.emplace_back(std::move(member), Store("127.0.0.1", server.port(), secret, timeout));
-    sessions.back().set_arguments(arguments, asks_for_help);
+    stores.emplace_back("127.0.0.1", server.port(), secret, timeout);
   }
-  ThreadEnds ends(ranks);
-  const auto act = [&](Rank rank) { return run_rank(sessions[rank.value()], run); };
+  const auto run = [&](Rank rank) {
+    const std::size_t r = rank.value();
+    return act(
+        {rank, WorldSize{ranks}, r, ranks, "127.0.0.1", server.port(), job, secret, timeout, ranks},
+        std::move(stores[r]));
+  };
   // Ranks that wait for this one in the store stop waiting.
   const auto failed = [&] { server.shut_down(); };
-  for (Thread& thread : start_threads(0, ranks, ends, act, failed)) thread.join();
+  for (Thread& thread : start_threads(0, ranks, ends, run, failed)) thread.join();
+}
+
+/// Calls `run(session)` on every rank of a job whose ranks are threads. With `asks_for_help` it
+/// runs only to learn what options it asks for.
+LOCKSTEP_INLINE int run_threads(std::size_t ranks, std::chrono::milliseconds timeout,
+                                const std::vector<std::string>& arguments,
+                                const Descriptor& launcher, FunctionRef<int(Session&)> run,
+                                bool asks_for_help = false) {
+  ThreadEnds ends(ranks);
+  run_on_threads(ranks, timeout, ends, [&](Membership member, Store store) {
+    Session session(std::move(member), std::move(store));
+    session.set_arguments(arguments, asks_for_help);
+    return run_rank(session, run);
+  });
   return ends.report(launcher);
 }
 
@@ -903,17 +915,10 @@ LOCKSTEP_INLINE void keep_standard_streams() {
   if (fd >= 0) ::close(fd);
 }
 
-/// How one start of the ranks has ended.
-struct Attempt {
-  int status = 0;
-  bool is_failure = false;  // one after which the ranks may be started again
-  std::string why;
-};
-
 /// Starts the ranks of the program, for the `number`th time after the first, and stays until all
 /// have ended. Every start has a store, a secret and a job id of its own: nobody who is late meets
 /// the ranks of another one.
-LOCKSTEP_INLINE Attempt run_attempt(LaunchOptions& options, std::chrono::milliseconds timeout,
+LOCKSTEP_INLINE Outcome run_attempt(LaunchOptions& options, std::chrono::milliseconds timeout,
                                     std::size_t number) {
   const std::size_t ranks = options.ranks.value_or(1);
   const std::size_t processes = options.threads ? 1 : ranks;
@@ -975,7 +980,7 @@ LOCKSTEP_INLINE Attempt run_attempt(LaunchOptions& options, std::chrono::millise
     outcome = supervisor.run();
   }
   write_all(2, summary(outcome));
-  return {outcome.shell_status(), outcome.kind() == EndKind::failed, outcome.words()};
+  return outcome;
 }
 
 /// Starts the ranks of the program, again after failures, as often as the options allow.
@@ -989,30 +994,23 @@ LOCKSTEP_INLINE int launch_ranks(LaunchOptions options, std::chrono::millisecond
   keep_standard_streams();
   say_openmp_share(options.ranks.value_or(1));
   for (std::size_t restarts = 0;;) {
-    const Attempt attempt = run_attempt(options, timeout, restarts);
-    if (attempt.status == stopped_status) write_all(2, stopped_words);
-    if (!attempt.is_failure || options.max_restarts == 0) return attempt.status;
+    const Outcome outcome = run_attempt(options, timeout, restarts);
+    const int status = outcome.shell_status();
+    if (status == stopped_status) write_all(2, stopped_words);
+    if (outcome.kind() != EndKind::failed || options.max_restarts == 0) return status;
     if (restarts == options.max_restarts) {
       write_all(
-          2, text({"lockstep: ", attempt.why, "; it was started again ", restarts,
+          2, text({"lockstep: ", outcome.words(), "; it was started again ", restarts,
                    restarts == 1 ? " time" : " times", ", as often as --max-restarts allows\n"}));
-      return attempt.status;
+      return status;
     }
     ++restarts;
-    write_all(2,
-              text({"lockstep: ", attempt.why, "; restart ", restarts, " of ", options.max_restarts,
-                    on_request(options.rest) == OnRequest::save
-                        ? ", from the newest valid checkpoint\n"
-                        : "; there is no --checkpoint, so training starts anew\n"}));
+    write_all(2, text({"lockstep: ", outcome.words(), "; restart ", restarts, " of ",
+                       options.max_restarts,
+                       on_request(options.rest) == OnRequest::save
+                           ? ", from the newest valid checkpoint\n"
+                           : "; there is no --checkpoint, so training starts anew\n"}));
   }
-}
-
-/// A rank's exception as an `Error` that names the rank.
-LOCKSTEP_INLINE Error named_error(const Failure& failure, Rank rank) {
-  if (failure.operation.empty()) {
-    return {"spawn", failure.problem, "it was thrown by the spawned function", rank};
-  }
-  return {failure.operation, failure.problem, failure.advice, failure.rank.value_or(rank)};
 }
 
 LOCKSTEP_INLINE void require_ranks(std::size_t ranks) {
@@ -1022,51 +1020,12 @@ LOCKSTEP_INLINE void require_ranks(std::size_t ranks) {
 LOCKSTEP_INLINE void spawn_threads(std::size_t ranks, RankFunction f,
                                    std::chrono::milliseconds timeout) {
   require_ranks(ranks);
-  const std::string secret = random_id();
-  const std::string job = random_id();
-  allow_open_files(3 * ranks + 64, "a process of", ranks);
-  StoreServer server(secret);
-  // Connected before any rank runs: a rank that comes to a closed store would wait for it.
-  std::vector<Store> stores;
-  stores.reserve(ranks);
-  for (std::size_t r = 0; r < ranks; ++r) {
-    stores.emplace_back("127.0.0.1", server.port(), secret, timeout);
-  }
-  std::mutex mutex;
-  std::exception_ptr first;
-  Rank first_rank;
-  std::vector<Thread> threads;
-  threads.reserve(ranks);
-  for (std::size_t r = 0; r < ranks; ++r) {
-    const auto failed = [&, r](const std::exception_ptr& thrown) {
-      const std::lock_guard lock(mutex);
-      if (first) return;
-      first = thrown;
-      first_rank = Rank{r};
-      server.shut_down();
-    };
-    const auto run = [&, r] {
-      const Membership member{Rank{r}, WorldSize{ranks}, r,       ranks, "127.0.0.1", server.port(),
-                              job,     secret,           timeout, ranks};
-      f(member, stores[r]);
-    };
-    try {
-      threads.emplace_back(ThreadName{"lockstep rank", "the thread of a rank"}, run, failed,
-                           Signals::delivered);
-    } catch (...) {  // the system has no more threads
-      failed(std::current_exception());
-      break;
-    }
-  }
-  for (Thread& thread : threads) thread.join();
-  if (!first) return;
-  try {
-    std::rethrow_exception(first);
-  } catch (const Error& error) {
-    throw error.rank() ? error : error.on(first_rank);
-  } catch (...) {
-    std::throw_with_nested(named_error(Failure::of(first), first_rank));
-  }
+  ThreadEnds ends(ranks);
+  run_on_threads(ranks, timeout, ends, [&](const Membership& member, Store store) {
+    f(member, store);
+    return 0;
+  });
+  ends.rethrow_first();
 }
 
 /// Runs a forked rank: learns where the store is, runs, reports a failure, and ends without the

@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <cstdio>
 #include <memory>
@@ -21,6 +20,7 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/file.hpp"
 #include "lockstep/core/macros.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/launch/environment.hpp"
@@ -40,17 +40,14 @@ namespace lockstep::detail {
 /// rank 0 has replaced it. The file of a job that still runs is an error on rank 0.
 class RendezvousFile {
  public:
-  struct Contents {
-    std::string host;
-    std::uint16_t port = 0;
-    std::string secret;
-  };
-
-  RendezvousFile(std::string path, const Contents& contents) : path_(std::move(path)) {
+  /// Says that rank 0 is at `host`, with a store of this port and secret.
+  RendezvousFile(std::string path, std::string_view host, std::uint16_t port,
+                 std::string_view secret)
+      : path_(std::move(path)) {
     const std::string temporary = text({path_, ".", random_id()});
     const Descriptor file(
         ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, S_IRUSR | S_IWUSR));
-    text_ = text({title, "\n", contents.host, "\n", contents.port, "\n", contents.secret, "\n"});
+    text_ = text({title, "\n", host, "\n", port, "\n", secret, "\n"});
     if (!file || !write_all(file.get(), text_) ||
         std::rename(temporary.c_str(), path_.c_str()) != 0) {
       const std::string why = error_text(errno);
@@ -85,23 +82,19 @@ class RendezvousFile {
     return {std::string(text), host};
   }
 
-  /// Waits for a file whose store answers, and returns its contents.
-  static Contents wait(const std::string& path, Rank rank, std::chrono::milliseconds timeout) {
+  /// Waits for a file whose store answers, and completes the place by it.
+  static void wait(const std::string& path, RankPlacement& place,
+                   std::chrono::milliseconds timeout) {
     const Deadline deadline = Deadline::after(timeout);
     std::string why;
     do {
-      if (auto contents = read(path, why)) {
-        const SipKey key = derive_key(contents->secret);
-        if (connect_to_store(contents->host, contents->port, key, deadline, why)) {
-          return *std::move(contents);
-        }
-      }
+      if (read(path, place, why) && answers(place, deadline, why)) return;
       sleep_for(std::chrono::milliseconds(10));
     } while (!deadline.passed());
     fail("join",
          {"rank 0 did not open a store through ", path, " within ", seconds_text(timeout), " (",
           why, ")"},
-         "check that rank 0 runs, as the same user, and was given the same file", rank);
+         "check that rank 0 runs, as the same user, and was given the same file", place.rank);
   }
 
   /// Throws if the file is that of a running job, or no rendezvous file at all.
@@ -112,11 +105,8 @@ class RendezvousFile {
       fail("join", {path, " exists and is not a file of lockstep's"},
            "give file:// the path of a file that does not exist yet", Rank{0});
     }
-    const auto contents = read(path, why);
-    if (!contents) return;
-    const Deadline deadline = Deadline::after(std::chrono::seconds(1));
-    if (connect_to_store(contents->host, contents->port, derive_key(contents->secret), deadline,
-                         why)) {
+    RankPlacement other;
+    if (read(path, other, why) && answers(other, Deadline::after(std::chrono::seconds(1)), why)) {
       fail("join", {path, " is in use by another job"},
            "give every job a file of its own, or wait until that job has ended", Rank{0});
     }
@@ -125,17 +115,23 @@ class RendezvousFile {
  private:
   static constexpr std::string_view title = "lockstep rendezvous 1";
 
+  /// Is a store with its secret where a file says that it is?
+  static bool answers(const RankPlacement& place, Deadline deadline, std::string& why) {
+    const SipKey key = derive_key(place.secret);
+    return static_cast<bool>(connect_to_store(place.host, place.ports.front(), key, deadline, why));
+  }
+
   /// Only a file of this user is accepted, because the folder may be /tmp.
-  static std::optional<Contents> read(const std::string& path, std::string& why) {
+  static bool read(const std::string& path, RankPlacement& place, std::string& why) {
     const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     struct stat status{};
     if (!file || ::fstat(file.get(), &status) != 0) {
       why = error_text(errno);
-      return std::nullopt;
+      return false;
     }
     if (!S_ISREG(status.st_mode) || status.st_uid != ::geteuid()) {
       why = "it belongs to another user";
-      return std::nullopt;
+      return false;
     }
     const std::string bytes = read_all(file.get());
     std::string_view lines[4];  // the title, the host, the port, the secret
@@ -148,9 +144,12 @@ class RendezvousFile {
     }
     if (lines[0] != title || lines[3].empty()) {
       why = "it is not a file of lockstep's";
-      return std::nullopt;
+      return false;
     }
-    return Contents{std::string(lines[1]), parse_port(path, lines[2]), std::string(lines[3])};
+    place.host = lines[1];
+    place.ports = {parse_port(path, lines[2])};
+    place.secret = lines[3];
+    return true;
   }
 
   std::string path_;
@@ -292,10 +291,7 @@ inline Session join_by_file(std::string_view method, Rank rank, WorldSize world,
   RankPlacement place = chosen_place(rank, world);
   check_placement(place);
   if (rank != Rank{0}) {
-    const RendezvousFile::Contents found = RendezvousFile::wait(path, rank, timeout);
-    place.host = found.host;
-    place.ports = {found.port};
-    place.secret = found.secret;
+    RendezvousFile::wait(path, place, timeout);
     place.hosted = true;  // by rank 0, which has made up the secret of this join
     return join_at(place, timeout);
   }
@@ -304,7 +300,7 @@ inline Session join_by_file(std::string_view method, Rank rank, WorldSize world,
   std::unique_ptr<StoreHost> host(
       new StoreHost{StoreServer(secret, is_loopback(name) ? name : "", 0, world.value())});
   const std::uint16_t port = host->server.port();
-  host->file.emplace(path, RendezvousFile::Contents{name, port, secret});
+  host->file.emplace(path, name, port, secret);
   Store store(is_loopback(name) ? name : "127.0.0.1", port, secret, timeout);
   Membership member{rank, world, 0, 0, name, port, "", secret, timeout};
   introduce(store, member, false);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Why a rank failed, and how a job ended: which rank failed first, the consequences, and the
-/// text for users.
+/// @file How a job ended: which rank failed first, the consequences, and the text for users.
 
 #include <string.h>
 #include <csignal>
@@ -21,29 +20,6 @@
 LOCKSTEP_COLD_BEGIN
 
 namespace lockstep::detail {
-
-/// Why a rank ended with an exception, as it tells its launcher. A rank does not print this itself:
-/// the process that watches all ranks knows which failure was the first, and prints that one first
-/// and once.
-struct Failure {
-  /// As in `Error`. For other exceptions all but the problem are empty.
-  std::string operation;
-  std::string problem;
-  std::string advice;
-  std::optional<Rank> rank;
-  /// The failure was caused by another rank.
-  bool consequence = false;
-
-  static Failure of(const std::exception_ptr& thrown);
-
-  /// The text for users. `self` is the rank that failed, for an error that names none.
-  std::string text(std::optional<Rank> self) const;
-
-  std::string bytes() const;
-
-  /// Nothing if the rank ended before it had written all of it.
-  static std::optional<Failure> from_bytes(std::string_view bytes);
-};
 
 /// How a process ended, as wait() tells it.
 struct ExitStatus {
@@ -136,29 +112,6 @@ struct Outcome {
   }
 };
 
-/// A rank that reported a failure, and in which operation.
-struct FailedRank {
-  std::string_view operation;
-  Rank rank;
-  bool operator<(const FailedRank& other) const {
-    return operation != other.operation ? operation < other.operation : rank < other.rank;
-  }
-};
-
-/// The ranks that reported a failure, ordered by operation, then by rank. There are few, and a sort
-/// of the standard library takes long to compile.
-inline std::vector<FailedRank> by_operation(const std::vector<RankEnd>& ends) {
-  std::vector<FailedRank> ordered;
-  for (const RankEnd& end : ends) {
-    if (!end.failure) continue;
-    const FailedRank failed{end.failure->operation, end.rank};
-    auto place = ordered.begin();
-    while (place != ordered.end() && *place < failed) ++place;
-    ordered.insert(place, failed);
-  }
-  return ordered;
-}
-
 /// What a launcher says of a job that has stopped.
 inline constexpr std::string_view stopped_words =
     "lockstep: stopped on request; start again with --resume\n";
@@ -171,12 +124,23 @@ inline std::string summary(const Outcome& outcome) {
     lines = text({"lockstep: ended by signal ", outcome.interrupted, "\n"});
   }
   if (outcome.first) {
-    const std::vector<FailedRank> fallen = by_operation(outcome.consequences);
+    // By operation, then by rank. There are few, and a sort takes long to compile.
+    std::vector<const RankEnd*> fallen;
+    for (const RankEnd& end : outcome.consequences) {
+      if (!end.failure) continue;
+      const auto is_before = [&end](const RankEnd& other) {
+        const int order = other.failure->operation.compare(end.failure->operation);
+        return order < 0 || (order == 0 && other.rank < end.rank);
+      };
+      auto place = fallen.begin();
+      while (place != fallen.end() && is_before(**place)) ++place;
+      fallen.insert(place, &end);
+    }
     for (std::size_t i = 0; i < fallen.size();) {
-      const std::string_view operation = fallen[i].operation;
+      const std::string& operation = fallen[i]->failure->operation;
       std::vector<std::string> ranks;
-      for (; i < fallen.size() && fallen[i].operation == operation; ++i) {
-        ranks.push_back(text({fallen[i].rank}));
+      for (; i < fallen.size() && fallen[i]->failure->operation == operation; ++i) {
+        ranks.push_back(text({fallen[i]->rank}));
       }
       lines += text(
           {"lockstep: ", listed_ranks(ranks), " failed because of that, in ", operation, "\n"});

@@ -3,7 +3,6 @@
 /// @file A rank's membership in a job, and how ranks meet: rank 0 opens the store unless the
 /// launcher has, all connect, agree on their numbers, and leave together.
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -13,6 +12,7 @@
 
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/scope_guard.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/launch/program_options.hpp"

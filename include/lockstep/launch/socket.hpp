@@ -34,10 +34,7 @@ inline bool is_loopback(const std::string& host) {
   return host == "localhost" || host == "::1" || host.starts_with("127.");
 }
 
-struct FreeAddresses {
-  void operator()(addrinfo* list) const { ::freeaddrinfo(list); }
-};
-using Addresses = std::unique_ptr<addrinfo, FreeAddresses>;
+using Addresses = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;
 
 /// The addresses of a host; an empty host is every interface of this one. Empty when there are
 /// none, with the reason. Looking up a name takes as long as the resolver takes; no deadline
@@ -52,9 +49,9 @@ inline Addresses resolve(const std::string& host, std::uint16_t port, std::strin
       ::getaddrinfo(host.empty() ? nullptr : host.c_str(), text({port}).c_str(), &hints, &found);
   if (status != 0) {
     why = text({"host ", host, ": ", ::gai_strerror(status)});
-    return nullptr;
+    found = nullptr;
   }
-  return Addresses(found);
+  return {found, [](addrinfo* list) { ::freeaddrinfo(list); }};
 }
 
 /// Sets the options of every connection of the store: no delay for small messages, and an end

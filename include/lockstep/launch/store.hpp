@@ -2,7 +2,6 @@
 #pragma once
 /// @file The store as a rank sees it: keys and values that all ranks of a job share.
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -14,6 +13,7 @@
 #include <vector>
 
 #include "lockstep/core/macros.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 
 namespace lockstep {
@@ -22,6 +22,9 @@ namespace detail {
 class StoreClient;
 class StoreConnection;
 class StoreWatch;
+namespace store_protocol {
+enum class Operation : std::uint8_t;
+}
 }  // namespace detail
 
 /// A client of the job's store. Any number of threads may use one, over one connection: the server
@@ -100,6 +103,7 @@ class Store {
 
  private:
   friend class detail::StoreWatch;
+  using Operation = detail::store_protocol::Operation;
   Store(std::shared_ptr<detail::StoreClient> client, Milliseconds timeout);
 
   Milliseconds timeout_;
@@ -135,7 +139,3 @@ class StoreWatch {
 }  // namespace detail
 
 }  // namespace lockstep
-
-#if !defined(LOCKSTEP_COMPILED)
-#include "lockstep/launch/store.ipp"
-#endif

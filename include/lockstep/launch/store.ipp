@@ -20,59 +20,45 @@ namespace lockstep {
 
 namespace detail {
 
-/// A request, and its name for messages. All but `wait` are about one key.
-class StoreRequest : public store_protocol::Writer {
- public:
-  StoreRequest(store_protocol::Operation operation, std::string_view name, std::string_view key)
-      : name_(name), key_(key) {
-    check_key(key);
-    byte(static_cast<std::uint8_t>(operation));
-    text(key);
-  }
+LOCKSTEP_INLINE void require_key(std::string_view name, std::string_view key) {
+  if (key.size() > store_protocol::max_key_bytes)
+    fail(name, {"a key of ", key.size(), " bytes"}, "keys have at most 4096");
+}
 
-  std::string_view name() const { return name_; }
-  std::string_view key() const { return key_; }
+/// A request: the operation, and the key that it is about. `name` is the operation's in messages.
+LOCKSTEP_INLINE store_protocol::Writer store_request(store_protocol::Operation operation,
+                                                     std::string_view name, std::string_view key) {
+  require_key(name, key);
+  store_protocol::Writer request;
+  request.byte(static_cast<std::uint8_t>(operation)).text(key);
+  return request;
+}
 
-  void check_key(std::string_view key) const {
-    if (key.size() <= store_protocol::max_key_bytes) return;
-    fail(name_, {"a key of ", key.size(), " bytes"}, "keys have at most 4096");
-  }
-  StoreRequest& value(std::string_view value) {
-    if (value.size() > store_protocol::max_value_bytes) {
-      fail(name_, {"a value of ", value.size(), " bytes for key '", key_, "'"},
-           "values have at most 16 MiB; pass larger data through a communicator");
-    }
-    text(value);
-    return *this;
-  }
-  StoreRequest& limit(std::chrono::milliseconds timeout) {
-    u64(timeout.count() > 0 ? static_cast<std::uint64_t>(timeout.count()) : 0);
-    return *this;
-  }
+LOCKSTEP_INLINE std::string_view checked_value(std::string_view name, std::string_view key,
+                                               std::string_view value) {
+  if (value.size() <= store_protocol::max_value_bytes) return value;
+  fail(name, {"a value of ", value.size(), " bytes for key '", key, "'"},
+       "values have at most 16 MiB; pass larger data through a communicator");
+}
 
- private:
-  std::string_view name_;
-  std::string_view key_;
-};
+/// A time limit as requests have it.
+LOCKSTEP_INLINE std::uint64_t limit_of(std::chrono::milliseconds timeout) {
+  return timeout.count() > 0 ? static_cast<std::uint64_t>(timeout.count()) : 0;
+}
 
-struct StoreReply {
-  store_protocol::Status status{};
-  std::string body;
-
-  bool is_ok() const { return status == store_protocol::Status::ok; }
-  std::vector<std::string> texts() const {
-    std::vector<std::string> all;
-    store_protocol::Reader reader = rest();
-    while (reader.ok() && !reader.at_end()) all.emplace_back(reader.text());
-    return all;
-  }
-  std::string text() const { return std::string(rest().text()); }
-
-  /// What follows the status.
-  store_protocol::Reader rest() const {
-    return store_protocol::Reader(std::string_view(body).substr(1));
-  }
-};
+/// A reply begins with its status; what follows depends on the operation.
+LOCKSTEP_INLINE bool is_ok(std::string_view reply) {
+  return reply.front() == static_cast<char>(store_protocol::Status::ok);
+}
+LOCKSTEP_INLINE store_protocol::Reader rest_of(std::string_view reply) {
+  return store_protocol::Reader(reply.substr(1));
+}
+LOCKSTEP_INLINE std::vector<std::string> texts_of(std::string_view reply) {
+  std::vector<std::string> all;
+  store_protocol::Reader reader = rest_of(reply);
+  while (reader.ok() && !reader.at_end()) all.emplace_back(reader.text());
+  return all;
+}
 
 /// The connection to a store, and requests over it.
 class StoreClient {
@@ -112,45 +98,48 @@ class StoreClient {
 
   std::uint16_t port() const { return port_; }
 
-  /// A request that has been sent.
-  struct Posted {
-    std::shared_ptr<StoreConnection> connection;
-    std::uint32_t number = 0;
-  };
-
-  Posted post(const StoreRequest& message, Milliseconds timeout) {
+  /// Sends a request. `name` is for messages. `number` is set to the one it got.
+  std::shared_ptr<StoreConnection> post(std::string_view name,
+                                        const store_protocol::Writer& message, Milliseconds timeout,
+                                        std::uint32_t& number) {
     if (message.bytes().size() > store_protocol::max_frame_bytes - 4) {
-      fail(message.name(), {"a request of ", message.bytes().size(), " bytes"},
+      fail(name, {"a request of ", message.bytes().size(), " bytes"},
            "wait for fewer keys at a time");
     }
     const Deadline deadline = Deadline::after(answer_limit(timeout));
     std::string why;
-    Posted posted{connection(deadline, why)};
-    if (!posted.connection) fail_at(message.name(), "cannot be reached: ", why);
-    check(posted, message, posted.connection->post(message.bytes(), posted.number, deadline));
-    return posted;
+    std::shared_ptr<StoreConnection> over = connection(deadline, why);
+    if (!over) fail_at(name, "cannot be reached: ", why);
+    check(over, name, over->post(message.bytes(), number, deadline));
+    return over;
   }
 
-  /// Sends a request and reads the reply. The server may hold it back for `waiting`. If no reply
+  /// Sends a request and returns the reply. The server may hold it back for `waiting`. If no reply
   /// comes within a further while, the server is stopped or unreachable.
-  StoreReply request(const StoreRequest& message, Milliseconds timeout,
-                     Milliseconds waiting = Milliseconds(0)) {
+  std::string request(std::string_view name, std::string_view key,
+                      const store_protocol::Writer& message, Milliseconds timeout,
+                      Milliseconds waiting = Milliseconds(0)) {
     const Deadline deadline = waiting > Milliseconds::max() / 2
                                   ? Deadline::never()
                                   : Deadline::after(waiting + answer_limit(timeout - waiting));
-    const Posted posted = post(message, timeout);
-    std::string body;
-    check(posted, message, posted.connection->await(posted.number, body, deadline));
-    return understood(message, std::move(body));
+    std::uint32_t number = 0;
+    const std::shared_ptr<StoreConnection> over = post(name, message, timeout, number);
+    std::string reply;
+    check(over, name, over->await(number, reply, deadline));
+    require_reply(name, key, reply);
+    return reply;
   }
 
-  /// The reply to a request, if it has come.
-  std::optional<StoreReply> look(const StoreRequest& message, const Posted& posted) {
-    std::string body;
-    const Transfer done = posted.connection->poll(posted.number, body);
+  /// The reply to a request that was posted, if it has come.
+  std::optional<std::string> look(std::string_view name, std::string_view key,
+                                  const std::shared_ptr<StoreConnection>& over,
+                                  std::uint32_t number) {
+    std::string reply;
+    const Transfer done = over->poll(number, reply);
     if (done == Transfer::timed_out) return std::nullopt;
-    check(posted, message, done);
-    return understood(message, std::move(body));
+    check(over, name, done);
+    require_reply(name, key, reply);
+    return reply;
   }
 
  private:
@@ -168,24 +157,20 @@ class StoreClient {
   /// Throws unless the transfer is complete. Later requests then have a new connection: one that is
   /// silent may never be heard of again, although the network is there again. Those that wait for a
   /// reply over the old one still do.
-  void check(const Posted& posted, const StoreRequest& message, Transfer done) {
+  void check(const std::shared_ptr<StoreConnection>& over, std::string_view name, Transfer done) {
     if (done == Transfer::complete) return;
     {
       const std::lock_guard lock(mutex_);
-      if (connection_ == posted.connection) connection_.reset();
+      if (connection_ == over) connection_.reset();
     }
-    if (done == Transfer::closed) fail_at(message.name(), "closed the connection");
-    fail_at(message.name(), "does not answer");
+    fail_at(name, done == Transfer::closed ? "closed the connection" : "does not answer");
   }
 
-  StoreReply understood(const StoreRequest& message, std::string body) const {
-    if (body.empty()) fail_at(message.name(), "sent something that is no reply");
-    StoreReply reply{static_cast<store_protocol::Status>(body.front()), std::move(body)};
-    if (reply.status == store_protocol::Status::refused) {
-      fail(message.name(), {"'", message.key(), "': ", reply.text()},
-           "use each name for one purpose, from every rank the same way");
-    }
-    return reply;
+  void require_reply(std::string_view name, std::string_view key, std::string_view reply) const {
+    if (reply.empty()) fail_at(name, "sent something that is no reply");
+    if (reply.front() != static_cast<char>(store_protocol::Status::refused)) return;
+    fail(name, {"'", key, "': ", rest_of(reply).text()},
+         "use each name for one purpose, from every rank the same way");
   }
 
   std::shared_ptr<StoreConnection> connection(Deadline deadline, std::string& why) {
@@ -228,8 +213,9 @@ LOCKSTEP_INLINE Store Store::share() const { return {client_, timeout_}; }
 LOCKSTEP_INLINE std::uint16_t Store::port() const { return client_->port(); }
 
 LOCKSTEP_INLINE void Store::set(std::string_view key, std::string_view value) {
-  detail::StoreRequest message(detail::store_protocol::Operation::set, "set", key);
-  client_->request(message.value(value), timeout_);
+  auto message = detail::store_request(Operation::set, "set", key);
+  message.text(detail::checked_value("set", key, value));
+  client_->request("set", key, message, timeout_);
 }
 
 LOCKSTEP_INLINE std::string Store::get(std::string_view key, Milliseconds timeout) {
@@ -240,23 +226,24 @@ LOCKSTEP_INLINE std::string Store::get(std::string_view key, Milliseconds timeou
 
 LOCKSTEP_INLINE std::optional<std::string> Store::try_get(std::string_view key,
                                                           Milliseconds timeout) {
-  detail::StoreRequest message(detail::store_protocol::Operation::get, "get", key);
-  const detail::StoreReply reply = client_->request(message.limit(timeout), timeout_, timeout);
-  if (!reply.is_ok()) return std::nullopt;
-  return reply.text();
+  auto message = detail::store_request(Operation::get, "get", key);
+  message.u64(detail::limit_of(timeout));
+  const std::string reply = client_->request("get", key, message, timeout_, timeout);
+  if (!detail::is_ok(reply)) return std::nullopt;
+  return std::string(detail::rest_of(reply).text());
 }
 
 LOCKSTEP_INLINE void Store::wait(const std::vector<std::string>& keys, Milliseconds timeout) {
-  detail::StoreRequest message(detail::store_protocol::Operation::wait, "wait", "");
-  message.limit(timeout);
+  auto message = detail::store_request(Operation::wait, "wait", "");
+  message.u64(detail::limit_of(timeout));
   // In reverse: the server removes keys from the end of the list, and ranks tend to come in order.
   for (std::size_t i = keys.size(); i-- > 0;) {
-    message.check_key(keys[i]);
+    detail::require_key("wait", keys[i]);
     message.text(keys[i]);
   }
-  const detail::StoreReply reply = client_->request(message, timeout_, timeout);
-  if (reply.is_ok()) return;
-  std::vector<std::string> missing = reply.texts();
+  const std::string reply = client_->request("wait", "", message, timeout_, timeout);
+  if (detail::is_ok(reply)) return;
+  std::vector<std::string> missing = detail::texts_of(reply);
   std::reverse(missing.begin(), missing.end());
   detail::fail("wait",
                {"not set within ", detail::seconds_text(timeout), ": ", detail::listed(missing)},
@@ -264,32 +251,38 @@ LOCKSTEP_INLINE void Store::wait(const std::vector<std::string>& keys, Milliseco
 }
 
 LOCKSTEP_INLINE std::int64_t Store::add(std::string_view key, std::int64_t delta) {
-  detail::StoreRequest message(detail::store_protocol::Operation::add, "add", key);
+  auto message = detail::store_request(Operation::add, "add", key);
   message.u64(static_cast<std::uint64_t>(delta));
-  return std::strtoll(client_->request(message, timeout_).text().c_str(), nullptr, 10);
+  const std::string reply = client_->request("add", key, message, timeout_);
+  return std::strtoll(std::string(detail::rest_of(reply).text()).c_str(), nullptr, 10);
 }
 
 LOCKSTEP_INLINE std::string Store::compare_set(std::string_view key, std::string_view expected,
                                                std::string_view desired) {
-  detail::StoreRequest message(detail::store_protocol::Operation::compare_set, "compare_set", key);
-  return client_->request(message.value(expected).value(desired), timeout_).text();
+  auto message = detail::store_request(Operation::compare_set, "compare_set", key);
+  message.text(detail::checked_value("compare_set", key, expected));
+  message.text(detail::checked_value("compare_set", key, desired));
+  const std::string reply = client_->request("compare_set", key, message, timeout_);
+  return std::string(detail::rest_of(reply).text());
 }
 
 LOCKSTEP_INLINE bool Store::erase(std::string_view key) {
-  const detail::StoreRequest message(detail::store_protocol::Operation::erase, "erase", key);
-  return client_->request(message, timeout_).is_ok();
+  return detail::is_ok(client_->request(
+      "erase", key, detail::store_request(Operation::erase, "erase", key), timeout_));
 }
 
 namespace detail {
 
-/// Throws for ranks that did not come to a barrier or gather in time.
-LOCKSTEP_INLINE void require_all(const StoreReply& reply, const StoreRequest& message, Rank rank,
-                                 std::chrono::milliseconds timeout) {
-  if (reply.is_ok()) return;
-  const std::vector<std::string> missing = reply.texts();
-  fail(message.name(),
-       {listed_ranks(missing), " did not come to '", message.key(), "' within ",
-        seconds_text(timeout)},
+/// Comes to a barrier or gather, and throws for ranks that did not come in time. Returns the reply.
+LOCKSTEP_INLINE std::string meet_in_store(StoreClient& client, store_protocol::Writer& message,
+                                          std::string_view operation, std::string_view name,
+                                          Rank rank, Store::Milliseconds limit,
+                                          Store::Milliseconds timeout) {
+  std::string reply = client.request(operation, name, message, limit, timeout);
+  if (is_ok(reply)) return reply;
+  const std::vector<std::string> missing = texts_of(reply);
+  fail(operation,
+       {listed_ranks(missing), " did not come to '", name, "' within ", seconds_text(timeout)},
        missing.size() == 1 ? "look at what that rank is doing, or allow more time"
                            : "look at what those ranks are doing, or allow more time",
        rank);
@@ -299,23 +292,22 @@ LOCKSTEP_INLINE void require_all(const StoreReply& reply, const StoreRequest& me
 
 LOCKSTEP_INLINE void Store::barrier(std::string_view name, Rank rank, WorldSize world,
                                     Milliseconds timeout) {
-  detail::StoreRequest message(detail::store_protocol::Operation::barrier, "barrier", name);
+  auto message = detail::store_request(Operation::barrier, "barrier", name);
   message.u32(static_cast<std::uint32_t>(rank.value()));
-  message.u32(static_cast<std::uint32_t>(world.value()));
-  message.limit(timeout);
-  detail::require_all(client_->request(message, timeout_, timeout), message, rank, timeout);
+  message.u32(static_cast<std::uint32_t>(world.value())).u64(detail::limit_of(timeout));
+  detail::meet_in_store(*client_, message, "barrier", name, rank, timeout_, timeout);
 }
 
 LOCKSTEP_INLINE std::vector<std::string> Store::gather(std::string_view name, Rank rank,
                                                        WorldSize world, std::string_view value,
                                                        Milliseconds timeout) {
-  detail::StoreRequest message(detail::store_protocol::Operation::gather, "gather", name);
+  auto message = detail::store_request(Operation::gather, "gather", name);
   message.u32(static_cast<std::uint32_t>(rank.value()));
-  message.u32(static_cast<std::uint32_t>(world.value()));
-  message.limit(timeout).value(value);
-  const detail::StoreReply reply = client_->request(message, timeout_, timeout);
-  detail::require_all(reply, message, rank, timeout);
-  detail::store_protocol::Reader in = reply.rest();
+  message.u32(static_cast<std::uint32_t>(world.value())).u64(detail::limit_of(timeout));
+  message.text(detail::checked_value("gather", name, value));
+  const std::string reply =
+      detail::meet_in_store(*client_, message, "gather", name, rank, timeout_, timeout);
+  detail::store_protocol::Reader in = detail::rest_of(reply);
   std::vector<std::string_view> different(std::min<std::size_t>(in.u32(), world.value()));
   for (std::string_view& text : different) text = in.text();
   std::vector<std::string> all;
@@ -341,27 +333,24 @@ LOCKSTEP_INLINE StoreWatch::~StoreWatch() {
 
 LOCKSTEP_INLINE void StoreWatch::ask() {
   using store_protocol::Operation;
-  StoreRequest message(known_ ? Operation::change : Operation::get, "watch", key_);
-  message.limit(std::chrono::milliseconds::max());
-  if (known_) message.value(*known_);
-  StoreClient::Posted posted = client_->post(message, timeout_);
-  connection_ = std::move(posted.connection);
-  number_ = posted.number;
+  auto message = store_request(known_ ? Operation::change : Operation::get, "watch", key_);
+  message.u64(limit_of(std::chrono::milliseconds::max()));
+  if (known_) message.text(*known_);
+  connection_ = client_->post("watch", message, timeout_, number_);
 }
 
 LOCKSTEP_INLINE std::optional<std::string> StoreWatch::news() {
   if (!connection_) ask();
-  const StoreRequest message(store_protocol::Operation::get, "watch", key_);
-  std::optional<StoreReply> reply;
+  std::optional<std::string> reply;
   try {
-    reply = client_->look(message, {connection_, number_});
+    reply = client_->look("watch", key_, connection_, number_);
   } catch (...) {
     connection_.reset();  // the next call asks again
     throw;
   }
   if (!reply) return std::nullopt;
   connection_.reset();
-  known_ = reply->text();
+  known_ = std::string(rest_of(*reply).text());
   ask();
   return known_;
 }

@@ -17,12 +17,12 @@
 /// that meet say so.
 
 #include <bit>
-#include <chrono>
 #include <cstdint>
 #include <string>
 #include <string_view>
 
 #include "lockstep/core/bytes.hpp"
+#include "lockstep/core/standard.hpp"
 
 namespace lockstep::detail {
 

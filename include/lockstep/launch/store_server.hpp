@@ -10,7 +10,6 @@
 #include <atomic>
 #include <cerrno>
 #include <charconv>
-#include <chrono>
 #include <compare>
 #include <cstddef>
 #include <cstdint>
@@ -25,6 +24,7 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/file.hpp"
 #include "lockstep/core/macros.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/launch/outcome.hpp"
 #include "lockstep/launch/socket.hpp"

@@ -10,7 +10,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 #include <algorithm>
-#include <chrono>
 #include <csignal>
 #include <cstddef>
 #include <cstdio>
@@ -25,6 +24,7 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/file.hpp"
 #include "lockstep/core/macros.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/core/terminal.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/core/utility.hpp"

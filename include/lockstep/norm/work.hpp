@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file What a norm asks of the memory that it works in: `NormWork<HostMemory>` is in
-/// host_norm.hpp, `LayerNormWork<HostMemory>` in host_layer_norm.hpp, a GPU's in device_norm.cuh
+/// host_norm.hpp, `LayerNormWork<HostMemory>` in layer_norm.hpp, a GPU's in device_norm.cuh
 /// and device_layer_norm.cuh; and which views it takes, and the errors about them.
 
 #include <cstddef>

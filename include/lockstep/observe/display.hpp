@@ -2,15 +2,17 @@
 #pragma once
 /// @file Shows the progress of a run: a bar on a terminal, a line now and then elsewhere.
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
 
 #include "lockstep/core/macros.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/core/terminal.hpp"
 #include "lockstep/observe/summary.hpp"
+
+LOCKSTEP_COLD_BEGIN
 
 namespace lockstep {
 
@@ -146,3 +148,5 @@ class ProgressDisplay {
 };
 
 }  // namespace lockstep
+
+LOCKSTEP_COLD_END

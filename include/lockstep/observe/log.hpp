@@ -5,9 +5,11 @@
 #include <string>
 
 #include "lockstep/core/file.hpp"
-#include "lockstep/core/json.hpp"
+#include "lockstep/core/json_line.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/strong.hpp"
+
+LOCKSTEP_COLD_BEGIN
 
 namespace lockstep::detail {
 
@@ -33,3 +35,5 @@ class LogFile {
 };
 
 }  // namespace lockstep::detail
+
+LOCKSTEP_COLD_END

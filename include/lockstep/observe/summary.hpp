@@ -4,14 +4,16 @@
 /// wall time by phase.
 
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
 
-#include "lockstep/core/json.hpp"
+#include "lockstep/core/json_line.hpp"
 #include "lockstep/core/macros.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/observe/scores.hpp"
+
+LOCKSTEP_COLD_BEGIN
 
 namespace lockstep {
 
@@ -89,3 +91,5 @@ class PhaseTimes {
 };
 
 }  // namespace lockstep::detail
+
+LOCKSTEP_COLD_END

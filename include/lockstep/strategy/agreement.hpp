@@ -17,6 +17,8 @@
 #include "lockstep/policy/pack.hpp"
 #include "lockstep/version.hpp"
 
+LOCKSTEP_COLD_BEGIN
+
 namespace lockstep::detail {
 
 /// A compiler's spelling of a type: good enough to show, never to compare. Not `constexpr`: clang
@@ -77,3 +79,5 @@ void require_agreement(C& comm, std::uint64_t fingerprint, const Describe& descr
 }
 
 }  // namespace lockstep::detail
+
+LOCKSTEP_COLD_END

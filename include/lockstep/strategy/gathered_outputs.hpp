@@ -113,8 +113,6 @@ struct NothingGathered {};
 
 template <bool HasOutputs, class Model, class Memory, class Execution>
 using OutputsOf =
-    typename std::conditional_t<HasOutputs,
-                                std::type_identity<GatheredOutputs<Model, Memory, Execution>>,
-                                std::type_identity<NothingGathered>>::type;
+    std::conditional_t<HasOutputs, GatheredOutputs<Model, Memory, Execution>, NothingGathered>;
 
 }  // namespace lockstep::detail

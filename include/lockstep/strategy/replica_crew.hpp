@@ -16,7 +16,6 @@
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/thread.hpp"
-#include "lockstep/launch/outcome.hpp"
 
 namespace lockstep::detail {
 

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cmath>
 #include <concepts>
 #include <cstddef>
@@ -20,6 +19,7 @@
 
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/macros.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/utility.hpp"
 #include "lockstep/core/view.hpp"

@@ -2,7 +2,6 @@
 #pragma once
 /// @file From policies to the communicators of ranks and of replicas.
 
-#include <chrono>
 #include <cstddef>
 #include <string>
 #include <type_traits>
@@ -11,6 +10,7 @@
 
 #include "lockstep/comm/backends/loopback.hpp"
 #include "lockstep/comm/backends/shm/communicator.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/launch/rendezvous.hpp"

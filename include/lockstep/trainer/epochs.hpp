@@ -3,7 +3,6 @@
 /// @file `for (auto epoch : job.epochs(10)) for (const auto& batch : epoch.batches(train, 64))`:
 /// the loops of a trainer, and how far they are.
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -16,9 +15,10 @@
 
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/core/hash.hpp"
-#include "lockstep/core/json.hpp"
+#include "lockstep/core/json_line.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/scope_guard.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/data/dataset.hpp"
 #include "lockstep/data/loader.hpp"

@@ -8,11 +8,14 @@
 #include <type_traits>
 #include <utility>
 
+#include "lockstep/core/macros.hpp"
 #include "lockstep/launch/launch.hpp"
 #include "lockstep/strategy/ddp.hpp"
 #include "lockstep/topology/topology.hpp"
 #include "lockstep/trainer/options.hpp"
 #include "lockstep/trainer/rejected.hpp"
+
+LOCKSTEP_COLD_BEGIN
 
 namespace lockstep {
 
@@ -88,14 +91,17 @@ int launch_job(int argc, char** argv, Source& source, F& f) {
 /// `Backend<Hierarchical<Shm, Nccl>>` threads of a process on each host, else processes. A job of
 /// `ParallelStrategy<DP>` is this process alone; its replicas are as many as `World<N>`, `--ranks`
 /// or `--replicas` says, or one for each device.
+/// A job that was rejected has its error, and nothing of what the program does with it is looked
+/// at.
 /// **Ranks** all call it, being their `main`. **Host** blocks.
 template <class Job, class F>
 int launch(int argc, char** argv, F&& f) {
   using Model = typename Job::model_type;
-  static_assert(std::is_default_constructible_v<Model>,
+  constexpr bool is_rejected = detail::is_rejected<Job>;
+  static_assert(is_rejected || std::is_default_constructible_v<Model>,
                 "lockstep: this model has no default constructor; give launch a model too: "
                 "launch<Job>(argc, argv, Model(...), f)");
-  if constexpr (std::is_default_constructible_v<Model>) {
+  if constexpr (!is_rejected && std::is_default_constructible_v<Model>) {
     constexpr detail::DefaultModel by_default{};
     return detail::launch_job<Job>(argc, argv, by_default, f);
   } else {
@@ -111,7 +117,9 @@ int launch(int argc, char** argv, F&& f) {
 template <class Job, class Source, class F>
   requires(!std::convertible_to<F, std::size_t>)
 int launch(int argc, char** argv, Source&& model, F&& f) {
-  if constexpr (detail::require_models<Job, std::remove_cvref_t<Source>>()) {
+  if constexpr (detail::is_rejected<Job>) {
+    return 1;
+  } else if constexpr (detail::require_models<Job, std::remove_cvref_t<Source>>()) {
     auto source = std::forward<Source>(model);
     return detail::launch_job<Job>(argc, argv, source, f);
   } else {
@@ -119,12 +127,6 @@ int launch(int argc, char** argv, Source&& model, F&& f) {
   }
 }
 
-/// A job that was rejected has its error, and nothing of what the program does with it is looked
-/// at.
-template <class Job, class F>
-  requires detail::is_rejected<Job>
-int launch(int, char**, F&&) {
-  return 1;
-}
-
 }  // namespace lockstep
+
+LOCKSTEP_COLD_END

@@ -2,7 +2,6 @@
 #pragma once
 /// @file The options of the command line that are the trainer's.
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -14,9 +13,9 @@
 
 #include "lockstep/checkpoint/options.hpp"
 #include "lockstep/core/macros.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/terminal.hpp"
-#include "lockstep/launch/flags.hpp"
 #include "lockstep/launch/program_options.hpp"
 
 namespace lockstep {

@@ -3,7 +3,6 @@
 /// @file Process groups: from launched processes to a communicator, for hand-written loops.
 
 #include <atomic>
-#include <chrono>
 #include <concepts>
 #include <cstddef>
 #include <memory>
@@ -19,6 +18,7 @@
 #include "lockstep/comm/communicator.hpp"
 #include "lockstep/comm/groups.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/launch/store.hpp"

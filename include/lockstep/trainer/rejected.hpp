@@ -247,13 +247,6 @@ class RejectedTrainer : public RejectedWrapper<Model, Ps...> {
 template <class Job>
 inline constexpr bool is_rejected = requires { Job::is_rejected; };
 
-/// `launch<Job>` of such a job does nothing: it has its error already.
-template <class Job, class Source, class F>
-  requires is_rejected<Job>
-int launch_job(int, char**, Source&, F&) {
-  return 1;
-}
-
 }  // namespace detail
 
 }  // namespace lockstep

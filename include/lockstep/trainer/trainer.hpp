@@ -2,7 +2,6 @@
 #pragma once
 /// @file `Trainer<Model, Policies...>`: a model and an order-free pack of policies as one job.
 
-#include <chrono>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -27,6 +26,7 @@
 #include "lockstep/core/random_stream.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/scope_guard.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/data/feed.hpp"

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -19,6 +18,8 @@
 
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/macros.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/core/terminal.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/launch/rendezvous.hpp"

@@ -3,7 +3,6 @@
 /// @file The communicator of a world of one: it copies what must be copied and otherwise compiles
 /// to nothing.
 
-#include <chrono>
 #include <cstddef>
 #include <optional>
 #include <span>
@@ -13,6 +12,7 @@
 #include "lockstep/comm/collectives.hpp"
 #include "lockstep/comm/combine.hpp"
 #include "lockstep/comm/communicator.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/launch/rendezvous.hpp"
 

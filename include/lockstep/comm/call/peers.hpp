@@ -7,7 +7,6 @@
 #include <sched.h>
 #include <array>
 #include <atomic>
-#include <chrono>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -19,6 +18,7 @@
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/scope_guard.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/thread.hpp"
 
@@ -137,9 +137,6 @@ Error rank_left(std::string_view operation, Rank who, Rank me);
 Error time_is_over(std::string_view operation, std::chrono::milliseconds limit,
                    std::string_view missing, Rank me);
 
-/// A rank that lags behind, and how far it has come: `rank 2 (made 3 of 5 calls)`.
-std::string lagging_rank(Rank who, bool has_joined, std::uint64_t made, std::uint64_t expected);
-
 /// The error of a part of an operation, as one of the whole.
 Error retold(const Error& error, std::string_view operation, std::string_view problem,
              std::optional<Rank> rank);
@@ -192,25 +189,6 @@ std::optional<Error> find_fault(const P& peers, const std::string& operation, co
     return rank_left(operation, Rank{w}, peers.rank());
   }
   return std::nullopt;
-}
-
-/// The error of a wait that has lasted for the whole time limit. Every rank that has made fewer
-/// calls is missing; if there is none, those that have yet to do their part. The peers know who has
-/// joined and how many calls each has made.
-template <Peers P, class Lacks>
-Error find_missing(const P& peers, const std::string& operation, std::chrono::milliseconds limit,
-                   const Lacks& lacks) {
-  const std::uint64_t expected = peers.calls_made(peers.rank().value());
-  const auto is_behind = [&](std::size_t w) { return peers.calls_made(w) < expected; };
-  bool any_behind = false;
-  for (std::size_t w = 0; w < peers.world(); ++w) any_behind |= is_behind(w);
-  std::string missing;
-  for (std::size_t w = 0; w < peers.world(); ++w) {
-    if (Rank{w} == peers.rank() || !(any_behind ? is_behind(w) : lacks(w))) continue;
-    if (!missing.empty()) missing += ", ";
-    missing += lagging_rank(Rank{w}, peers.has_joined(w), peers.calls_made(w), expected);
-  }
-  return time_is_over(operation, limit, missing.empty() ? "the last rank" : missing, peers.rank());
 }
 
 namespace shm {
@@ -287,6 +265,10 @@ class SharedPeers {
     return *reinterpret_cast<RankState*>(reinterpret_cast<std::byte*>(first_) + w * stride_);
   }
   RankState& own() const { return state(rank_); }
+  /// Is rank w one of those that a call waits for?
+  bool lacks(std::size_t w, const Awaited& awaited) const {
+    return awaited.rank ? Rank{w} == *awaited.rank : calls_made(w) < awaited.calls;
+  }
 
   /// Tells the others that this rank is gone, and whether an exception drove it out.
   void leave();
@@ -308,6 +290,7 @@ class SharedPeers {
 
  private:
   [[noreturn, gnu::cold]] void raise_now() const;
+  std::string missing_ranks(const Awaited& awaited) const;
   std::unique_lock<std::mutex> stop_work() const;
 
   std::size_t rank_;

@@ -4,17 +4,16 @@
 /// is final: every call throws it from then on.
 
 #include <atomic>
-#include <chrono>
 #include <condition_variable>
 #include <exception>
 #include <list>
 #include <mutex>
 #include <optional>
-#include <string>
 #include <utility>
 
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/worker.hpp"
 
@@ -110,19 +109,17 @@ class PendingCalls {
     change([] {});
     return is_first;
   }
-  /// The library has failed with these words. Throws the error that the watchdog makes of it within
-  /// the limit.
-  [[noreturn]] void raise_explained(const std::string& words, Milliseconds limit,
-                                    const Error& unexplained) {
-    change([&] { complaint_ = words; });
+  /// The library has failed. Throws the error that the watchdog makes of it within the limit.
+  [[noreturn]] void raise_explained(Milliseconds limit, const Error& unexplained) {
+    change([&] { complains_ = true; });
     wait(limit, [&] { return is_broken(); });
     fault_.note(unexplained);
     fault_.raise();
     std::terminate();  // there is a fault
   }
-  std::optional<std::string> complaint() const {
+  bool complains() const {
     const std::lock_guard lock(mutex_);
-    return complaint_;
+    return complains_;
   }
 
   // The watchdog
@@ -130,7 +127,7 @@ class PendingCalls {
   /// Waits for a tick, or less when there is a failure to explain. False at once when there is a
   /// fault or the communicator ends.
   bool watch_goes_on(Milliseconds tick) const {
-    wait(tick, [&] { return stopping_ || complaint_ || is_broken(); });
+    wait(tick, [&] { return stopping_ || complains_ || is_broken(); });
     const std::lock_guard lock(mutex_);
     return !stopping_ && !is_broken();
   }
@@ -148,7 +145,7 @@ class PendingCalls {
   mutable std::mutex mutex_;  // for what follows
   mutable std::condition_variable changed_;
   std::list<PendingCall> calls_;
-  std::optional<std::string> complaint_;
+  bool complains_ = false;  // the library has failed, and nobody has said why
   bool stopping_ = false;
   bool watch_ended_ = false;
 };

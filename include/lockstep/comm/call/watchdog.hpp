@@ -3,7 +3,6 @@
 /// @file The thread that looks after a communicator: whether its calls end in time, and whether the
 /// library or another rank has failed.
 
-#include <chrono>
 #include <exception>
 #include <memory>
 #include <utility>
@@ -12,8 +11,8 @@
 #include "lockstep/comm/call/pending_calls.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/scope_guard.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/core/thread.hpp"
-#include "lockstep/launch/outcome.hpp"
 
 namespace lockstep::detail {
 

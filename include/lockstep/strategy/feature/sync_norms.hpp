@@ -6,6 +6,7 @@
 #include <span>
 #include <type_traits>
 
+#include "lockstep/bucket/step.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/model/tensor_list.hpp"
@@ -68,15 +69,6 @@ class NormRanks {
   Groups* groups_;
 };
 
-/// The ranks of a job whose norms do not share statistics. A model that lists its tensors may have
-/// norms that were meant to: with more than one rank they refuse.
-struct UnsyncedNormRanks {
-  static constexpr bool communicates = false;
-  std::size_t ranks = 1;
-
-  std::size_t world() const { return ranks; }
-};
-
 /// An execution's step that knows these ranks.
 template <class Step, class Ranks>
 class NormStep : public Step {
@@ -96,7 +88,7 @@ struct SyncNorms : Stages<SyncNorms<Traits, Comm>> {
 
   using Ranks =
       typename std::conditional_t<Traits::syncs_norms, std::type_identity<NormRanks<Traits, Comm>>,
-                                  std::type_identity<UnsyncedNormRanks>>::type;
+                                  std::type_identity<NoNormRanks>>::type;
   template <class Step>
   using View = NormStep<Step, Ranks>;
   template <class Step>

@@ -25,6 +25,13 @@
 
 namespace lockstep::detail {
 
+/// The current GPU, as LibTorch numbers it.
+inline at::Device current_torch_gpu() {
+  int index = 0;
+  check_cuda(cudaGetDevice(&index), "cudaGetDevice");
+  return {at::kCUDA, static_cast<c10::DeviceIndex>(index)};
+}
+
 /// Copies that one kernel makes. Each block has a tile of one of them.
 struct CopiesTogether {
   static constexpr std::size_t most = 32;
@@ -61,16 +68,21 @@ LOCKSTEP_KERNEL __launch_bounds__(All::threads) copy_together(All all) {
   if (at < end) copy.to[at] = copy.from[at];
 }
 
-/// The gradients of one backward pass. Each is copied before so many bytes wait that a reduction
-/// would begin much later for them: for small models, launches take longer than what they copy.
+/// The gradients of one backward pass. They are ready when their copies are on the step's stream,
+/// where they were computed. Each is copied before so many bytes wait that a reduction would begin
+/// much later for them: for small models, launches take longer than what they copy.
 template <class Step>
 class GradientCopies {
  public:
   explicit GradientCopies(Step& step) : step_(step) {}
 
-  /// A gradient whose bytes the step is to have at `to`. **Stream** the step's, on which it was
-  /// computed; here or in a later call.
-  void add(std::size_t parameter, void* to, const at::Tensor& gradient) {
+  /// A gradient that the step is to have at `to`: here, or in a later call.
+  void write(std::size_t parameter, void* to, at::ScalarType type, const at::Tensor& gradient) {
+    if (gradient.scalar_type() != type || !gradient.is_cuda() || !gradient.is_contiguous()) {
+      tensor_at(to, gradient, type, current_torch_gpu()).copy_(gradient);
+      step_.ready(parameter);
+      return;
+    }
     waiting_[count_++] = {parameter, to, gradient};
     bytes_ += gradient.nbytes();
     if (count_ == waiting_.size() || bytes_ >= most_waiting) copy();
@@ -122,13 +134,6 @@ class GradientCopies {
   std::size_t count_ = 0;
   std::size_t bytes_ = 0;
 };
-
-/// The current GPU, as LibTorch numbers it.
-inline at::Device current_torch_gpu() {
-  int index = 0;
-  check_cuda(cudaGetDevice(&index), "cudaGetDevice");
-  return {at::kCUDA, static_cast<c10::DeviceIndex>(index)};
-}
 
 /// Makes a stream of lockstep's the one on which LibTorch works, for this thread and a while.
 class OnTorchStream {
@@ -204,25 +209,7 @@ struct TorchDevice<Step> {
     check_cuda(cudaMemsetAsync(to, 0, bytes, step.stream()), "cudaMemsetAsync");
   }
 
-  /// The gradients of one backward pass. They are ready when their copies are on the step's stream,
-  /// where they were computed.
-  class Gradients {
-   public:
-    explicit Gradients(Step& step) : step_(step), copies_(step) {}
-    void write(std::size_t parameter, void* to, at::ScalarType type, const at::Tensor& gradient) {
-      if (gradient.scalar_type() == type && gradient.is_cuda() && gradient.is_contiguous()) {
-        copies_.add(parameter, to, gradient);
-      } else {
-        tensor_at(to, gradient, type, current_torch_gpu()).copy_(gradient);
-        step_.ready(parameter);
-      }
-    }
-    void finish() { copies_.finish(); }
-
-   private:
-    Step& step_;
-    GradientCopies<Step> copies_;
-  };
+  using Gradients = GradientCopies<Step>;
 
  private:
   static at::Tensor number_at(const void* data, at::ScalarType type) {

@@ -4,7 +4,6 @@
 /// another between hosts, and the collectives that go through both by stages.
 
 #include <algorithm>
-#include <chrono>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -29,6 +28,7 @@
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/reduce_op.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/topology/groups.hpp"
 

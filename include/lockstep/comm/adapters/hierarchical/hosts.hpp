@@ -4,7 +4,6 @@
 /// their GPUs.
 
 #include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <numeric>
 #include <string>
@@ -15,6 +14,7 @@
 #include "lockstep/comm/combine.hpp"
 #include "lockstep/comm/communicator.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/launch/rendezvous.hpp"

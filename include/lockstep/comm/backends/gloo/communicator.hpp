@@ -5,7 +5,6 @@
 /// say what happened.
 
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -29,6 +28,7 @@
 #include "lockstep/comm/communicator.hpp"
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/core/thread.hpp"
@@ -222,7 +222,7 @@ class Engine {
     } catch (const Error& error) {
       fail(error);
     } catch (const std::exception& failure) {
-      pending_.raise_explained(failure.what(), explanation_limit,
+      pending_.raise_explained(explanation_limit,
                                Error(call.text(), std::string("Gloo failed: ") + failure.what(),
                                      "look at the other ranks' output", rank()));
     }
@@ -274,7 +274,7 @@ class Probe {
     };
     if (const auto error = engine_.look_after(now->call.text(), lacks)) {
       engine_.fail(*error);
-    } else if (engine_.pending().complaint()) {
+    } else if (engine_.pending().complains()) {
       sleep_for(Milliseconds(20));  // Gloo tells one buffer after the other
     }
   }

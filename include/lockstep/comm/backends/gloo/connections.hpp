@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <chrono>
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
@@ -28,6 +27,7 @@
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/core/deadline.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/thread.hpp"
 

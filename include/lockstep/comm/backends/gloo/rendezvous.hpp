@@ -8,7 +8,6 @@
 #include <net/if.h>
 #include <netdb.h>
 #include <sys/socket.h>
-#include <chrono>
 #include <cstddef>
 #include <cstdlib>
 #include <map>
@@ -20,6 +19,7 @@
 
 #include "lockstep/comm/backends/gloo/library.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/launch/socket.hpp"

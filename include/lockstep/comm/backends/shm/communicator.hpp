@@ -33,7 +33,6 @@
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/core/view.hpp"
-#include "lockstep/launch/environment.hpp"
 #include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/launch/store.hpp"
 #include "lockstep/topology/topology.hpp"

@@ -7,7 +7,6 @@
 
 #include <array>
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -26,6 +25,7 @@
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/scope_guard.hpp"
+#include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 
 namespace lockstep::detail::threads {
