@@ -564,6 +564,28 @@ BOOST_AUTO_TEST_CASE(a_failure_of_one_ranks_part_is_told_to_all_and_the_job_goes
   }
 }
 
+BOOST_AUTO_TEST_CASE(a_job_that_has_gone_back_to_an_older_state_saves_in_time) {
+  const Folder folder;
+  const std::string run = folder / "run";
+  all_well(2, [&](Shared& comm) {
+    SharedAdam job(comm);
+    Checkpoints checkpoints(
+        job, {.folder = run, .every_steps = 2, .keep = keep_all, .asynchronous = false});
+    const auto update = [&] {
+      for (int micro = 0; micro != 2; ++micro) job.step(entry_of(comm.rank().value(), 1));
+      checkpoints.step(job);
+    };
+    for (int i = 0; i != 6; ++i) update();
+    require(job.updates() == 6, "other updates");
+    load(job, run + "/step-000000000002.safetensors");
+    comm.barrier();
+    if (comm.rank() == Rank{0}) std::filesystem::remove(run + "/step-000000000004.safetensors");
+    for (int i = 0; i != 2; ++i) update();
+    require(job.updates() == 4, "other updates after going back");
+  });
+  BOOST_TEST(std::filesystem::exists(run + "/step-000000000004.safetensors"));
+}
+
 BOOST_AUTO_TEST_CASE(a_failure_is_also_thrown_by_the_next_save) {
   const Folder folder;
   all_well(2, [&](Shared& comm) {

@@ -24,7 +24,6 @@
 #include <ctime>
 #include <exception>
 #include <initializer_list>
-#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -34,7 +33,7 @@
 #include <string>
 #include <string_view>
 #include <system_error>
-#include <type_traits>
+#include <tuple>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -1145,8 +1144,6 @@ LOCKSTEP_INLINE void BackgroundWriter::failed(std::exception_ptr thrown) {
   is_busy_.store(false, std::memory_order_release);
 }
 
-LOCKSTEP_INLINE void BackgroundWriter::throw_failure() { std::rethrow_exception(take_failure()); }
-
 LOCKSTEP_INLINE Json index_of(std::span<const ShardFile> shards) {
   Json index = Json::array();
   for (const ShardFile& shard : shards) {
@@ -1170,11 +1167,9 @@ LOCKSTEP_INLINE std::vector<ShardFile> shards_in(const JsonEntry& facts) {
       file.at("name").fail("is not the name of another file in the same folder");
     shards.push_back({name, {file.at("bytes").natural(), file.at("digest").checksum()}});
   }
-  std::vector<std::string_view> names;
-  names.reserve(shards.size());
-  for (const ShardFile& shard : shards) names.push_back(shard.name);
-  std::ranges::sort(names);
-  if (std::ranges::adjacent_find(names) != names.end()) files->fail("has a name twice");
+  std::set<std::string_view> names;
+  for (const ShardFile& shard : shards)
+    if (!names.insert(shard.name).second) files->fail("has a name twice");
   return shards;
 }
 
@@ -1259,16 +1254,14 @@ LOCKSTEP_INLINE void CheckpointReader::open_shards(const std::string& path) {
 
 LOCKSTEP_INLINE void CheckpointReader::collect() {
   const SafetensorsFile& main = files_.front();
-  std::vector<std::pair<std::string_view, JsonEntry>> recorded;
+  std::map<std::string_view, JsonEntry> recorded;
   if (const auto shapes = facts().find("shapes")) {
     for (const Json::Member& shape : shapes->members())
-      recorded.emplace_back(shape.first, shapes->of(shape));
+      recorded.emplace(shape.first, shapes->of(shape));
   }
-  using Recorded = std::pair<std::string_view, JsonEntry>;
-  std::ranges::sort(recorded, {}, &Recorded::first);
   const auto recorded_shape = [&](std::string_view name) -> const JsonEntry* {
-    const auto found = std::ranges::lower_bound(recorded, name, {}, &Recorded::first);
-    return found == recorded.end() || found->first != name ? nullptr : &found->second;
+    const auto found = recorded.find(name);
+    return found == recorded.end() ? nullptr : &found->second;
   };
   const auto owner_shape = [&](std::string_view name) -> std::optional<std::vector<std::uint64_t>> {
     const StoredName parts = parse_stored_name(name);
@@ -1533,6 +1526,15 @@ LOCKSTEP_INLINE std::vector<std::string> store_together(const JointRanks& ranks,
   thread.join();
   if (failure) std::rethrow_exception(failure);
   return results_of(std::move(all));
+}
+
+/// The same for work without a result.
+LOCKSTEP_INLINE void do_together(const JointRanks& ranks, std::string_view operation,
+                                 FunctionRef<void()> work) {
+  store_together(ranks, operation, [&] {
+    work();
+    return std::string();
+  });
 }
 
 /// The name under which a piece's whole tensor is in a file. Buffers of other ranks than the first
@@ -1989,10 +1991,7 @@ class StateLoader {
       return packed({packed(missing_), packed(unused_), packed(mismatches_)});
     }));
     if (what_ == LoadWhat::job) note_differences();
-    together([&] {
-      read();
-      return std::string();
-    });
+    do_together(job_.ranks, operation(), [&] { read(); });
     resumed().path = path_;
     return std::move(resumed());
   }
@@ -2635,9 +2634,8 @@ LOCKSTEP_INLINE void StateWriter::give_up() {
 LOCKSTEP_INLINE void StateWriter::finish_with(const JointRanks& ranks) {
   // First those who wait for nobody: rank 0 would wait in vain for the file of one that failed.
   const auto wait = [&](bool is_turn) {
-    store_together(ranks, "save", [&] {
+    do_together(ranks, "save", [&] {
       if (is_turn && writer_) writer_->wait();
-      return std::string();
     });
   };
   try {
@@ -2663,9 +2661,8 @@ LOCKSTEP_INLINE void StateWriter::write_now(const StatefulJob& job, RankFile& fi
     remove_shards(file.path, file.shards);
     throw;
   }
-  store_together(job.ranks, "save", [&] {
+  do_together(job.ranks, "save", [&] {
     if (is_first) file.commit_all();
-    return std::string();
   });
 }
 
@@ -2817,7 +2814,7 @@ LOCKSTEP_INLINE std::optional<std::string> Checkpoints::find_newest(
 }
 
 LOCKSTEP_INLINE void Checkpoints::begin(const detail::StatefulJob& job) {
-  due_.at = 0;
+  due_.wait = 0;
   due_.at_once = false;
   writer_.rethrow_on_all(job);
   if (!has_begun_) begin_after(job, nullptr);
@@ -2827,7 +2824,7 @@ LOCKSTEP_INLINE void Checkpoints::begin_after(const detail::StatefulJob& job,
                                               const Resumed* resumed) {
   const detail::JointRanks& ranks = job.ranks;
   has_begun_ = true;
-  due_.at = 0;
+  due_.wait = 0;
   updates_ = resumed != nullptr ? resumed->step : job.updates;
   look_at_ = updates_ + updates_per_look_;
   saved_ = looked_ = Clock::now();
@@ -2849,11 +2846,10 @@ LOCKSTEP_INLINE void Checkpoints::begin_after(const detail::StatefulJob& job,
   })[0]);
 }
 
-LOCKSTEP_INLINE std::uint64_t Checkpoints::next_due() const {
+LOCKSTEP_INLINE std::uint64_t Checkpoints::updates_to_go() const {
   const std::uint64_t every = options_.every_steps;
-  const std::uint64_t by_count =
-      every == 0 ? detail::SaveDue::never : (updates_ / every + 1) * every;
-  return has_begun_ ? std::min(look_at_, by_count) : 0;
+  const std::uint64_t to_look = look_at_ - updates_;
+  return every == 0 ? to_look : std::min(to_look, every - updates_ % every);
 }
 
 /// Is it time to save? Ranks may have been asked to stop, too: now and then they tell each other.
@@ -2888,14 +2884,16 @@ LOCKSTEP_INLINE bool Checkpoints::look(const detail::StatefulJob& job) {
 LOCKSTEP_INLINE void Checkpoints::save_if_due(const detail::StatefulJob& job,
                                               detail::FunctionRef<SaveOptions()> make) {
   begin(job);
-  if (job.updates != updates_ && job.updates >= next_due()) {
+  if (job.updates != updates_) {
     const std::uint64_t every = options_.every_steps;
     bool saves = every != 0 && job.updates / every != updates_ / every;
+    const bool went_back = job.updates < updates_;  // an older state was loaded
     updates_ = job.updates;
-    if (job.updates >= look_at_) saves = look(job) || saves;
+    if (went_back || job.updates >= look_at_) saves = look(job) || saves;
     if (saves || signal_ != 0) save_or_stop(job, make(), std::nullopt);
   }
-  due_.at = next_due();
+  due_.since = updates_;
+  due_.wait = updates_to_go();
 }
 
 LOCKSTEP_INLINE void Checkpoints::save_epoch(const detail::StatefulJob& job, SaveOptions options,
@@ -2944,9 +2942,8 @@ LOCKSTEP_INLINE std::optional<double> Checkpoints::better_score(const Scores& sc
 LOCKSTEP_INLINE std::string Checkpoints::save_as(const detail::StatefulJob& job,
                                                  SaveOptions options, std::optional<double> score,
                                                  bool asynchronous) {
-  store_together(job.ranks, "checkpoints", [&] {
+  do_together(job.ranks, "checkpoints", [&] {
     if (folder_) folder_->require();
-    return std::string();
   });
   if (score) best_ = score;
   saved_ = Clock::now();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `save` and `Saver`: every rank writes its own file, together or beside training, and rank 0
-/// commits them. `Checkpoints`: a folder in which a job saves its state now and then and when it is
-/// asked to stop, and goes on from the newest one that is whole.
+/// @file `save` and `Saver`: every rank writes its own file, together or beside training, and rank
+/// 0 commits them. `Checkpoints`: a folder in which a job saves its state now and then and when it
+/// is asked to stop, and goes on from the newest one that is whole.
 
 #include <atomic>
 #include <concepts>
@@ -49,7 +49,7 @@ class BackgroundWriter {
   /// Throws the failure of work that has ended, once. A job calls it at every step.
   void rethrow() {
     if (has_failed()) [[unlikely]]
-      throw_failure();
+      std::rethrow_exception(take_failure());
   }
 
   /// **Host** blocks until the work under way is done, and throws its failure.
@@ -83,7 +83,6 @@ class BackgroundWriter {
 
  private:
   void failed(std::exception_ptr thrown);
-  [[noreturn, gnu::cold]] void throw_failure();
 
   Rank rank_;
   std::atomic<bool>* alarm_;
@@ -376,8 +375,8 @@ class Checkpoints {
   void save_if_due(const Job& job, detail::FunctionRef<SaveOptions()> make);
   void save_epoch(const Job& job, SaveOptions options, bool is_last);
   std::string save_now(const Job& job, SaveOptions options);
-  /// After how many updates `save_if_due` has something to do.
-  std::uint64_t next_due() const;
+  /// After how many more updates `save_if_due` has something to do.
+  std::uint64_t updates_to_go() const;
 
   void begin(const Job& job);
   bool look(const Job& job);

@@ -56,11 +56,12 @@ namespace detail {
 /// When something may have to be saved: what a step compares, and nothing else.
 struct SaveDue {
   static constexpr std::uint64_t never = ~std::uint64_t{0};
-  std::uint64_t at = 0;               ///< after so many updates
+  std::uint64_t since = 0;            ///< the updates when it was last found out,
+  std::uint64_t wait = 0;             ///< and how many more must be made; going back is due too
   bool is_waiting = false;            ///< a save has been asked for that waits for an update
   std::atomic<bool> at_once = false;  ///< a thread has failed to write
   bool operator()(std::uint64_t updates) const {
-    return is_waiting || updates >= at || at_once.load(std::memory_order_acquire);
+    return is_waiting || updates - since >= wait || at_once.load(std::memory_order_acquire);
   }
 };
 

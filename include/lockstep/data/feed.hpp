@@ -34,7 +34,6 @@
 #include "lockstep/data/dataset.hpp"
 #include "lockstep/data/loader.hpp"
 #include "lockstep/data/serialize.hpp"
-#include "lockstep/launch/outcome.hpp"
 #include "lockstep/policy/policy.hpp"
 #include "lockstep/topology/topology.hpp"
 

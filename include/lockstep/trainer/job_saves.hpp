@@ -131,7 +131,7 @@ struct JobSaving {
       resumed = resume_from(state, checkpoint_at(state.ranks, where), options);
       if (saves().checkpoints) saves().checkpoints->begin_after(state, &resumed);
     });
-    saves().at = 0;
+    saves().wait = 0;
     return resumed;
   }
 
@@ -166,7 +166,8 @@ struct JobSaving {
       all.writer.rethrow_on_all(state);
       if (state.micro_batches == 0) save_waiting(state);
       if (all.checkpoints) all.checkpoints->save_if_due(state, make);
-      all.at = all.checkpoints ? all.checkpoints->next_due() : SaveDue::never;
+      all.since = state.updates;
+      all.wait = all.checkpoints ? all.checkpoints->updates_to_go() : SaveDue::never;
     };
     if constexpr (Job::joins) {
       const auto meeting = job.wrapped_.all_meet();
@@ -186,7 +187,7 @@ struct JobSaving {
   void save_at_end_of_epoch(bool is_last) {
     if (!saves().checkpoints) return;
     [[maybe_unused]] const auto on = job.enter("epochs");
-    saves().at = 0;
+    saves().wait = 0;
     const auto make = [&] { return save_options({}); };
     saves().checkpoints->end_epoch(job.wrapped_, make, is_last);
   }
@@ -204,7 +205,7 @@ struct JobSaving {
 
   void watch_steps() {
     saves().is_watching = true;
-    saves().at = 0;
+    saves().wait = 0;
     job.progress_.display.look_at_every_step();
   }
 
@@ -218,7 +219,7 @@ struct JobSaving {
     open_checkpoints();
     std::optional<Resumed> resumed;
     if (!saves().checkpoints) return resumed;
-    saves().at = 0;
+    saves().wait = 0;
     with_job(job.wrapped_, JobCall::load, [&](const StatefulJob& state) {
       if (const auto path = saves().checkpoints->find_newest(state.ranks))
         resumed = resume_from(state, *path, {});
