@@ -232,7 +232,8 @@ BOOST_AUTO_TEST_CASE(unused_parameters_are_zero_and_who_used_what_is_agreed_on) 
                                        "wait 0", "wait 2", "wait 10", "max 1"}));
   BOOST_TEST((used == std::array<std::uint8_t, 4>{1, 1, 0, 1}));
   pass.buckets.features().after_update();
-  BOOST_TEST((pass.buckets.features().agree_on_usage(pass.buckets) == std::array<std::uint8_t, 4>{}));
+  BOOST_TEST(
+      (pass.buckets.features().agree_on_usage(pass.buckets) == std::array<std::uint8_t, 4>{}));
 }
 
 BOOST_AUTO_TEST_CASE(a_pass_without_samples_is_zero_and_starts_everything) {

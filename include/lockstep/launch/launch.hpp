@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Starting ranks. `launch` is a program's whole `main`: be a rank, start ranks, or run alone;
-/// `spawn<N>(f)` is a job inside a program. Ranks are processes, or threads of one process.
+/// @file Starting ranks. `launch` is a program's whole `main`: be a rank, start ranks, or run
+/// alone; `spawn<N>(f)` is a job inside a program. Ranks are processes, or threads of one process.
 
 #include <concepts>
 #include <cstddef>
