@@ -296,6 +296,23 @@ struct Checks {
         require(words.find("no luck today") != std::string::npos, "it said: " + words);
       });
     }
+    if (names.names("own_loop_anomaly")) {
+      run("own_loop_anomaly", [&] {
+        const std::string words = words_of_anomaly<Plain>(session);
+        require(words.find("the gradient of last.bias is not finite") != std::string::npos,
+                "it said: " + words);
+      });
+    }
+    if (names.names("own_loop_require_finite")) {
+      run("own_loop_require_finite", [&] {
+        const AnomalyEnd end = end_before_update<Plain>(session);
+        require(end.words.find("the gradient of first.weight is not finite") != std::string::npos,
+                "it said: " + end.words);
+        require(end.updates == 2, "it ended after " + std::to_string(end.updates) + " updates");
+        for (const float number : end.numbers)
+          require(std::isfinite(number), "a parameter is not finite");
+      });
+    }
   }
 
   /// Replicas in one process, each rank for itself.

@@ -13,6 +13,7 @@
 #include <torch/optim/adamw.h>
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -210,6 +211,71 @@ std::string words_of_failure(Session& session) {
     return error.what();
   }
   return "";
+}
+
+/// What a rank says when the last rank's gradient of last.bias is NaN in pass 3: a later pass finds
+/// it, and nobody waits for that.
+template <class Ddp>
+std::string words_of_anomaly(Session& session) {
+  const auto net = std::make_shared<Net>();
+  Ddp ddp(net, session);
+  ::torch::optim::AdamW optimizer(net->parameters(), loop_options());
+  try {
+    for (std::size_t s = 0; s != 10; ++s) {
+      const TensorBatch share =
+          share_of(batch_of(s), session.rank().value(), session.world().value());
+      const at::Tensor loss =
+          at::cross_entropy_loss(ddp(share.inputs.to(at::kCUDA)), share.labels.to(at::kCUDA));
+      if (s == 2 && session.rank().value() + 1 == session.world().value()) {
+        net->last->bias.register_hook([](const at::Tensor& gradient) {
+          at::Tensor bad = gradient.clone();
+          bad[1] = std::numeric_limits<float>::quiet_NaN();
+          return bad;
+        });
+      }
+      loss.backward();
+      optimizer.step();
+      optimizer.zero_grad();
+      static_cast<void>(loss.item<float>());  // the host knows of this pass from here on
+    }
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+/// How a rank ends that asks before each update whether the averages are finite, when a batch of
+/// the last rank has a NaN in pass 3.
+struct AnomalyEnd {
+  std::string words;
+  std::size_t updates = 0;
+  Numbers numbers;  // of the module
+};
+template <class Ddp>
+AnomalyEnd end_before_update(Session& session) {
+  const auto net = std::make_shared<Net>();
+  AnomalyEnd end;
+  {
+    Ddp ddp(net, session);
+    ::torch::optim::AdamW optimizer(net->parameters(), loop_options());
+    try {
+      for (; end.updates != 10; ++end.updates) {
+        TensorBatch share =
+            share_of(batch_of(end.updates), session.rank().value(), session.world().value());
+        if (end.updates == 2 && session.rank().value() + 1 == session.world().value())
+          share.inputs[0][0] = std::numeric_limits<float>::quiet_NaN();
+        at::cross_entropy_loss(ddp(share.inputs.to(at::kCUDA)), share.labels.to(at::kCUDA))
+            .backward();
+        ddp.require_finite();
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+    } catch (const std::exception& error) {
+      end.words = error.what();
+    }
+  }
+  end.numbers = numbers_of(*net);
+  return end;
 }
 
 /// A module under `DataParallel` with so many replicas, in a program's own loop.

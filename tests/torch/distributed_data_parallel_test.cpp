@@ -19,6 +19,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <sstream>
@@ -671,6 +672,58 @@ BOOST_AUTO_TEST_CASE(a_rank_that_throws_ends_the_others) {
   BOOST_TEST(
       ends[0].find("rank 1 failed: its backward pass ended with an exception") != std::string::npos,
       ends[0]);
+}
+
+BOOST_AUTO_TEST_CASE(a_gradient_that_is_not_finite_stops_all_ranks_and_is_named) {
+  const auto spoiled = [](Net& net, auto& ddp, std::size_t r, std::size_t s, std::size_t who,
+                          bool by_wrapper) {
+    const at::Tensor loss = loss_of(ddp(inputs_of(s, r)));
+    if (r == who && s == 2) {
+      net.out->bias.register_hook([](const at::Tensor& gradient) {
+        at::Tensor bad = gradient.clone();
+        bad[1] = std::numeric_limits<float>::quiet_NaN();
+        return bad;
+      });
+    }
+    if (by_wrapper) {
+      ddp.backward(loss);
+    } else {
+      loss.backward();
+    }
+  };
+  for (const std::size_t world : {1u, 2u, 4u}) {
+    for (const bool by_wrapper : {false, true}) {
+      const Ends ends = train(world, [&](Net& net, auto& ddp, std::size_t r, std::size_t s) {
+        spoiled(net, ddp, r, s, world - 1, by_wrapper);
+      });
+      all_say(ends,
+              "backward: the gradient of out.bias is nan at element 1, as the average over ranks, "
+              "in backward pass 3");
+      all_say(ends, "Anomaly<Ignore>");
+      for (std::size_t r = 0; r != world; ++r)
+        BOOST_TEST(ends[r].find("lockstep: rank ") != std::string::npos, ends[r]);
+    }
+  }
+  // A rank that has no more batches stops, too.
+  using Joining = loops::DistributedDataParallel<Net, UnevenInputs<Join>>;
+  all_say(ranks::run(As::processes, 2,
+                     [&](Shared& comm) {
+                       auto net = make_net();
+                       Joining ddp(net, comm);
+                       auto joined = ddp.join([&] { net->zero_grad(); });
+                       for (std::size_t s = 0; s != (comm.rank() == Rank{0} ? 1 : 4); ++s) {
+                         spoiled(*net, ddp, comm.rank().value(), s, 1, false);
+                         net->zero_grad();
+                       }
+                       joined.finish();
+                     }),
+          "backward: the gradient of out.bias is nan at element 1");
+  using Ignoring = loops::DistributedDataParallel<Net, Anomaly<Ignore>>;
+  const Ends ends = train<Ignoring>(2, [&](Net& net, auto& ddp, std::size_t r, std::size_t s) {
+    spoiled(net, ddp, r, s, 1, false);
+    if (s == 2) require(net.out->bias.grad()[1].isnan().template item<bool>(), "it is finite");
+  });
+  for (const std::string& end : ends) BOOST_TEST(end == "");
 }
 
 BOOST_AUTO_TEST_CASE(a_rank_that_never_calls_backward_is_named) {

@@ -70,7 +70,7 @@ consteval bool acts_in_loop() {
                        std::is_same_v<P, ParallelStrategy<DDP>> || std::is_same_v<P, Feed<Own>> ||
                        std::is_same_v<P, Sharding<Replicated>> || std::is_same_v<P, EagerStep> ||
                        std::is_same_v<P, Precision<AsDeclared>> ||
-                       std::is_same_v<P, Anomaly<Ignore>>) {
+                       std::is_same_v<P, Anomaly<Stop>> || std::is_same_v<P, Anomaly<Ignore>>) {
     return true;
   } else if constexpr (PolicyOfAny<P, axes::Optimizer, axes::ParameterGroups, axes::Clip,
                                    axes::Accumulate, axes::Schedule>) {
@@ -80,9 +80,10 @@ consteval bool acts_in_loop() {
                   "a TorchModel, which has the policies Optimizer, ParameterGroups, Clip, "
                   "Accumulate and Schedule");
   } else if constexpr (PolicyOf<P, axes::Anomaly>) {
-    static_assert(never<P>,
-                  "lockstep: Anomaly acts where lockstep updates, and here the program does; look "
-                  "at the gradients before optimizer.step(), or use a Trainer with a TorchModel");
+    static_assert(
+        never<P>,
+        "lockstep: Anomaly<Skip> leaves updates out, and here the program makes them; look "
+        "at the gradients before optimizer.step(), or use a Trainer with a TorchModel");
   } else if constexpr (PolicyOf<P, axes::Hooks>) {
     static_assert(!P::skips_zero_gradients,
                   "lockstep: SkipZeroGradients leaves updates out, and here the program makes "
@@ -254,6 +255,13 @@ class DistributedDataParallel {
   void backward(const at::Tensor& loss, bool retain_graph = false, bool create_graph = false) {
     [[maybe_unused]] const auto on = replica_.on_device();
     gradients_.run(loss, [&] { loss.backward({}, retain_graph, create_graph); });
+  }
+
+  /// Throws if an averaged gradient was NaN or infinite (`Anomaly<Stop>`), which on a GPU a later
+  /// `backward` does otherwise. **Host** blocks until all passes are done.
+  void require_finite() {
+    [[maybe_unused]] const auto on = replica_.on_device();
+    detail::tell_others(replica_, [&] { gradients_.require_finite(); });
   }
 
   /// While the result lives, forward passes lead to backward passes whose gradients stay on this

@@ -5,12 +5,16 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/isfinite.h>
 #include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <span>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -22,6 +26,7 @@
 #include "lockstep/core/scope_guard.hpp"
 #include "lockstep/device/device.hpp"
 #include "lockstep/model/lookup.hpp"
+#include "lockstep/optim/update.hpp"
 #include "lockstep/strategy/ddp.hpp"
 #include "lockstep/strategy/gradients.hpp"
 #include "lockstep/torch/adopted_tensors.hpp"
@@ -162,15 +167,27 @@ class LoopGradients {
   }
 
   /// The averages of a step that is complete go to `Tensor::grad`. Parameters that no rank has used
-  /// keep what they have.
+  /// keep what they have. With `Anomaly<Stop>` an average that is NaN or infinite is an error; on a
+  /// GPU a later pass throws it.
   void hand_out() {
     replica_.reduce_and_hand_out([&](const auto& is_used) {
       streams_.let_program_follow();
+      ++averaged_;
+      if constexpr (traits::stops_at_anomaly) require_finite_averages();
       for_each_trained([&](std::size_t i, at::Tensor& average) {
         at::Tensor& own = parameters()[i].tensor.mutable_grad();
         if (is_used(i) && !own.is_same(average)) own = average;
       });
     });
+  }
+
+  /// Throws if an average was NaN or infinite so far, with `Anomaly<Stop>`. **Host** blocks until
+  /// all passes are done.
+  void require_finite() {
+    if constexpr (traits::stops_at_anomaly && !on_host) {
+      streams_.settle();
+      if (const auto found = streams_.anomaly_seen()) refuse_anomaly(*found);
+    }
   }
 
   /// The order between the program and its job.
@@ -181,6 +198,7 @@ class LoopGradients {
 
  private:
   static constexpr std::size_t none = static_cast<std::size_t>(-1);
+  static constexpr bool on_host = std::is_same_v<typename traits::device, Cpu>;
 
   const std::vector<ModuleTensor>& parameters() { return replica_.model().adopted().parameters(); }
   template <class F>
@@ -269,6 +287,46 @@ class LoopGradients {
     }
   }
 
+  void require_finite_averages() {
+    if constexpr (on_host) {
+      for_each_trained([&](std::size_t i, const at::Tensor& average) {
+        Elements::with_parameter(parameters()[i].listed, [&]<class T>(std::type_identity<T>) {
+          if (!all_finite(std::span(static_cast<const T*>(average.const_data_ptr()),
+                                    static_cast<std::size_t>(average.numel())))) [[unlikely]]
+            refuse_anomaly(places_[i]);
+        });
+      });
+    } else {
+      if (const auto found = streams_.find_anomaly(averages_)) [[unlikely]]
+        refuse_anomaly(*found);
+    }
+  }
+  template <class T>
+  static bool all_finite(std::span<const T> values) {
+    using A = Accumulator<T>;
+    decltype(blemish(A{})) found = 0;
+    for (const T value : values) found |= blemish(static_cast<A>(value));
+    return found == 0;
+  }
+
+  /// The error of one of the averages.
+  [[noreturn, gnu::cold, gnu::noinline]] void refuse_anomaly(std::size_t place) {
+    const auto i = static_cast<std::size_t>(std::ranges::find(places_, place) - places_.begin());
+    std::string what = "the gradient of " + parameters()[i].name + " is ";
+    if constexpr (on_host) {
+      const at::Tensor values = averages_[place].flatten().to(at::kDouble);
+      const auto at = at::isfinite(values).logical_not().nonzero()[0].item<std::int64_t>();
+      what += std::to_string(values[at].item<double>()) + " at element " + std::to_string(at) +
+              ", as the average over ranks, in backward pass " + std::to_string(averaged_);
+    } else {
+      what += "not finite, as the average over ranks, in one of " + std::to_string(averaged_) +
+              " backward passes";
+    }
+    throw Error("backward", what,
+                "lower the learning rate, clip gradients (clip_grad_norm_) or look at the batch; "
+                "with Anomaly<Ignore> nobody looks");
+  }
+
   void release() {
     [[maybe_unused]] const auto on = replica_.on_device();
     for_each_trained([&](std::size_t i, at::Tensor& average) {
@@ -296,6 +354,7 @@ class LoopGradients {
   const at::Tensor* root_ = nullptr;       // of the pass under way, where it is known
   bool is_in_pass_ = false;
   std::uint64_t passes_ = 0;
+  std::uint64_t averaged_ = 0;  // backward passes, those of other ranks that this one answers too
 };
 
 }  // namespace lockstep::detail

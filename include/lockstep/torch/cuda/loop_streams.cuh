@@ -5,20 +5,27 @@
 /// nothing.
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/_foreach_norm.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/AutogradState.h>
 #include <c10/core/Device.h>
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
+#include <cstdint>
+#include <limits>
 #include <optional>
 #include <span>
 #include <thread>
 #include <type_traits>
+#include <vector>
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/device/cuda/runtime.cuh"
+#include "lockstep/optim/update.hpp"
 #include "lockstep/torch/cuda/step_tensors.cuh"
 #include "lockstep/torch/loop_gradients.hpp"
 
@@ -112,6 +119,33 @@ class LoopStreams<Cuda, Replica> {
     to.copy_(gradient);
   }
 
+  /// Looks for averages that are NaN or infinite, and returns the first of those that the host
+  /// knows of: a later call finds what this one has enqueued to be looked for. **Host** does not
+  /// block.
+  /// **Stream** LibTorch's current one.
+  std::optional<std::size_t> find_anomaly(const std::vector<at::Tensor>& averages) {
+    if (!watched_.found.defined()) watched_ = watch(averages);
+    if (watched_.tensors.empty()) return std::nullopt;
+    // A largest element is not finite if any is. Its difference to itself is NaN then, and what a
+    // NaN is added to stays one.
+    std::vector<at::Tensor> largest =
+        at::_foreach_norm(watched_.tensors, std::numeric_limits<double>::infinity());
+    if (watched_.has_types)
+      for (at::Tensor& each : largest) each = each.to(at::kDouble);
+    const at::Tensor all = at::stack(largest);
+    watched_.found.add_(all.sub(all));
+    watched_.seen.copy_(watched_.found, /*non_blocking=*/true);
+    return anomaly_seen();
+  }
+  /// What the host knows of.
+  std::optional<std::size_t> anomaly_seen() const {
+    if (!watched_.seen.defined()) return std::nullopt;
+    const volatile float* const seen = static_cast<const float*>(watched_.seen.const_data_ptr());
+    for (std::size_t i = 0; i != watched_.places.size(); ++i)
+      if (!is_finite(seen[i])) return watched_.places[i];
+    return std::nullopt;
+  }
+
   /// Norms compute on the program's stream, and their ranks meet on the job's.
   template <class Ranks>
   struct NormRanksBetween {
@@ -150,6 +184,28 @@ class LoopStreams<Cuda, Replica> {
     CudaEvent from_job;
   };
 
+  /// The averages that have elements, and for each 0 or NaN: on the GPU, and as the host has seen
+  /// it.
+  struct Watched {
+    std::vector<at::Tensor> tensors;
+    std::vector<std::size_t> places;
+    bool has_types = false;  // several
+    at::Tensor found, seen;
+  };
+  Watched watch(const std::vector<at::Tensor>& averages) const {
+    Watched made;
+    for (std::size_t i = 0; i != averages.size(); ++i) {
+      if (averages[i].numel() == 0) continue;
+      made.has_types |= averages[i].scalar_type() != averages[0].scalar_type();
+      made.tensors.push_back(averages[i]);
+      made.places.push_back(i);
+    }
+    const auto count = static_cast<std::int64_t>(made.places.size());
+    made.found = at::zeros({count}, at::TensorOptions().device(at::kCUDA, device_));
+    made.seen = at::zeros({count}, at::TensorOptions().pinned_memory(true));
+    return made;
+  }
+
   cudaStream_t current() const { return c10::cuda::getCurrentCUDAStream(device_).stream(); }
   cudaStream_t job() const { return replica_.communicator().gpu().stream(); }
 
@@ -165,6 +221,7 @@ class LoopStreams<Cuda, Replica> {
   std::optional<Events> events_;  // of the replica's GPU
   std::optional<cudaStream_t> met_;
   BackwardStaysHere here_;
+  Watched watched_;  // with Anomaly<Stop>
 };
 
 }  // namespace lockstep::detail
