@@ -31,7 +31,7 @@ inline void require(bool ok, const char* what) {
 class Crowd {
  public:
   Crowd(StoreServer& server, const std::string& secret, std::size_t clients)
-      : server_(server), clients_(clients), numbers_(clients) {
+      : clients_(clients), numbers_(clients) {
     const auto key = lockstep::detail::derive_key(secret);
     for_each([&](std::size_t r) {
       std::string why;
@@ -146,7 +146,6 @@ class Crowd {
         "a request failed");
   }
 
-  StoreServer& server_;
   std::vector<std::unique_ptr<StoreConnection>> clients_;
   std::vector<std::uint32_t> numbers_;
 };

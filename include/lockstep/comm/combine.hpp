@@ -10,6 +10,7 @@
 #include <cstring>
 #include <span>
 #include <string_view>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -141,24 +142,31 @@ void consume_blocks(std::span<T* const> sources, std::size_t begin, std::size_t 
 }
 
 /// All-reduces elements [begin, end) in place: loads from all ranks, combines in registers in rank
-/// order, stores to all. It makes two passes over memory for any number of ranks, and is unrolled
-/// for common numbers.
+/// order, stores to all. It makes two passes over memory for any number of ranks.
+template <std::size_t Ranks, class T, class Op>
+void push_unrolled(const std::array<T*, Ranks>& targets, std::size_t begin, std::size_t end,
+                   const Op& op) {
+  const auto pass = [&]<std::size_t... W>(std::index_sequence<W...>, auto... target) {
+#pragma GCC ivdep
+    for (std::size_t i = begin; i < end; ++i) {
+      const T loaded[] = {target[i]...};
+      auto sum = op.prepare(loaded[0]);
+      ((sum = op.combine(sum, op.prepare(loaded[W + 1]))), ...);
+      const T result = op.template finish<T>(sum, Ranks);
+      ((target[i] = result), ...);
+    }
+  };
+  std::apply([&](auto... target) { pass(std::make_index_sequence<Ranks - 1>{}, target...); },
+             targets);
+}
+
+/// All-reduces elements [begin, end) for any number of ranks, unrolled for common numbers.
 template <std::size_t Ranks, class T, class Op>
 void push(std::span<T* const> targets, std::size_t begin, std::size_t end, const Op& op) {
   const auto unrolled = [&]<std::size_t N>(std::integral_constant<std::size_t, N>) {
-    const auto pass = [&]<std::size_t... W>(std::index_sequence<W...>, auto... target) {
-#pragma GCC ivdep
-      for (std::size_t i = begin; i < end; ++i) {
-        const T loaded[] = {target[i]...};
-        auto sum = op.prepare(loaded[0]);
-        ((sum = op.combine(sum, op.prepare(loaded[W + 1]))), ...);
-        const T result = op.template finish<T>(sum, N);
-        ((target[i] = result), ...);
-      }
-    };
-    [&]<std::size_t... S>(std::index_sequence<S...>) {
-      pass(std::make_index_sequence<N - 1>{}, targets[S]...);
-    }(std::make_index_sequence<N>{});
+    std::array<T*, N> fixed;
+    std::copy_n(targets.begin(), N, fixed.begin());
+    push_unrolled<N>(fixed, begin, end, op);
   };
   if (with_unrolled_world<Ranks>(targets.size(), unrolled)) return;
   combine_blocks<Ranks, T>(
