@@ -827,7 +827,7 @@ BOOST_AUTO_TEST_CASE(options_are_taken_out_of_the_arguments) {
       parse_trainer_options({"program", "--checkpoint", "run", "--checkpoint-every=5m", "--resume",
                              "own", "--keep", "2"});
   BOOST_TEST((saving.checkpoint.folder == "run" && saving.checkpoint.resume));
-  BOOST_TEST((saving.checkpoint.every->time == std::chrono::minutes(5)));
+  BOOST_TEST((saving.checkpoint.every->second == std::chrono::minutes(5)));
   BOOST_TEST((saving.arguments == std::vector<std::string>{"program", "own"}));
   BOOST_TEST(parse_trainer_options({"program", "--record", "run.jsonl"}).log == "run.jsonl");
   BOOST_CHECK_THROW(parse_trainer_options({"program", "--record=a", "--log=b"}), Error);
