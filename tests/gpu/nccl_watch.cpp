@@ -299,6 +299,17 @@ void what_nccl_reports_is_raised_once_nobody_explains_it() {
   expect(ends[1], {"rank 0 failed", "remote process exited"}, 0.7, 2.5);
 }
 
+void a_rank_that_ended_without_a_word_is_named() {
+  const auto ends = play(3, 10s, [](Player& player) {
+    if (player.rank() == Rank{2}) return;
+    player.engine().order(player.call(sum, never()));
+    if (player.rank() == Rank{0}) player.fail_nccl(ncclRemoteError);
+    keep_waiting(player);
+  });
+  expect(ends[0], {"remote process exited", "; rank 2 does not answer;"}, 0.7, 2.5);
+  expect(ends[1], {"rank 0 failed", "rank 2 does not answer"}, 0.7, 2.5);
+}
+
 void a_call_that_nccl_does_not_start_counts_too() {
   const auto ends = play(2, 1s, [](Player& player) {
     if (player.rank() == Rank{0}) player.fail_nccl(ncclInProgress);
@@ -339,6 +350,7 @@ int main() {
       CASE(a_rank_that_gives_up_tells_the_others),
       CASE(a_rank_that_throws_tells_the_others),
       CASE(what_nccl_reports_is_raised_once_nobody_explains_it),
+      CASE(a_rank_that_ended_without_a_word_is_named),
       CASE(a_call_that_nccl_does_not_start_counts_too),
       CASE(the_host_does_not_run_away_from_the_gpu),
       CASE(closing_with_calls_that_never_end_takes_the_time_limit),

@@ -114,9 +114,29 @@ class Probe {
   void look_at_nccl() {
     const ncclResult_t state = engine_.state();
     if (state == ncclSuccess || state == ncclInProgress) return;
-    if (!reported_) reported_ = Clock::now();
+    if (!reported_) {
+      reported_ = Clock::now();
+      with_board([](const NoticeBoard& board) { board.ask(); });
+    }
     if (Clock::now() - *reported_ < words_wait && hears_ && engine_.board()) return;
-    engine_.fail(error_of(state, what_it_is_in()));
+    const Error error = error_of(state, what_it_is_in());
+    const std::string silent = ranks_without_answer();
+    engine_.fail(silent.empty() ? error
+                                : retold(error, error.operation(), error.problem() + "; " + silent,
+                                         error.rank()));
+  }
+
+  /// The ranks that have not said where they are. NCCL knows a lost connection and not whose it
+  /// was: a rank that was killed is known by its silence.
+  std::string ranks_without_answer() {
+    std::vector<std::string> silent;
+    with_board([&](const NoticeBoard& board) {
+      const auto positions = board.positions(engine_.world());
+      for (std::size_t w = 0; w < engine_.world(); ++w)
+        if (Rank{w} != engine_.rank() && !positions[w])
+          silent.push_back(position_text(Rank{w}, positions[w], 0));
+    });
+    return listed(silent);
   }
 
   /// The positions of ranks that have made fewer calls than this one, or else of all others.
