@@ -413,7 +413,7 @@ class TensorLayout : public LayoutBase<Model, Role, Limits, Types> {
                                       tensor));
         });
       }
-    } else {
+    } else if constexpr (shape_table<Model, Role>.size != 0) {
       constexpr const auto& table = shape_table<Model, Role>;
       for (std::size_t tensor = 0; tensor != table.shapes.size(); ++tensor) {
         if (OnlyTrained && !this->plan().is_trained(tensor)) continue;
