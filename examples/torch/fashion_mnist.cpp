@@ -12,6 +12,7 @@
 #include <string>
 
 #include "fashion_mnist.hpp"
+#include "lockstep/checkpoint.hpp"
 #include "lockstep/torch.hpp"
 #include "lockstep/trainer.hpp"
 
