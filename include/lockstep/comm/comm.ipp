@@ -476,8 +476,10 @@ LOCKSTEP_INLINE SharedPeers::SharedPeers(Rank rank, WorldSize world, RankState* 
 
 LOCKSTEP_INLINE bool SharedPeers::has_died(std::size_t w) const {
   const std::uint32_t process = state(w).process.load(std::memory_order_acquire);
+  // The lock comes first: a rank says that it leaves before it unlocks. Asked the other way round,
+  // one that does both in between would have died.
   return process != 0 && process != static_cast<std::uint32_t>(::getpid()) &&
-         state(w).left.load(std::memory_order_acquire) == 0 && !file_->is_locked(Rank{w});
+         !file_->is_locked(Rank{w}) && state(w).left.load(std::memory_order_acquire) == 0;
 }
 
 LOCKSTEP_INLINE std::string SharedPeers::abort_reason(std::size_t w) const {
