@@ -12,7 +12,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <memory>
 #include <new>
 #include <numeric>
 #include <span>
@@ -197,31 +196,43 @@ class KeyedPermutation {
   std::array<std::uint64_t, rounds> keys_{};
 };
 
-/// Indices below 2^32, for which there is room when they are made. A shuffle accesses memory at
-/// random: with pages of 4 KiB, finding the page takes as long as the access itself. Copies share
-/// the memory.
-class IndexList {
- public:
-  IndexList() = default;
-  explicit IndexList(std::size_t size) : size_(size) {
-    const std::size_t bytes = size * sizeof(std::uint32_t);
-    const std::align_val_t alignment{bytes >= huge_page ? huge_page : alignof(std::uint32_t)};
-    void* const memory = ::operator new(bytes, alignment);
-    indices_ = {static_cast<std::uint32_t*>(memory),
-                [alignment](std::uint32_t* given) { ::operator delete(given, alignment); }};
+/// A shuffle accesses memory at random: with pages of 4 KiB, finding the page takes as long as the
+/// access itself. It writes all elements before it reads them, so `resize` does not initialise
+/// them.
+template <class T>
+struct HugePageAllocator {
+  using value_type = T;
+
+  HugePageAllocator() = default;
+  template <class U>
+  HugePageAllocator(const HugePageAllocator<U>&) {}  // NOLINT: allocators convert
+
+  T* allocate(std::size_t count) {
+    const std::size_t bytes = saturating_product(count, sizeof(T));
+    void* const memory = ::operator new(bytes, alignment(count));
     // only a hint: if it is refused, accesses are slower
     if (bytes >= huge_page) ::madvise(memory, bytes, MADV_HUGEPAGE);
+    return static_cast<T*>(memory);
+  }
+  void deallocate(T* memory, std::size_t count) { ::operator delete(memory, alignment(count)); }
+
+  /// Elements without a value stay uninitialised.
+  template <class U>
+  void construct(U* element) {
+    ::new (static_cast<void*>(element)) U;
   }
 
-  std::size_t size() const { return size_; }
-  std::uint32_t* data() const { return indices_.get(); }
+  friend bool operator==(HugePageAllocator, HugePageAllocator) { return true; }
 
  private:
   static constexpr std::size_t huge_page = 2_MiB;
-
-  std::shared_ptr<std::uint32_t> indices_;
-  std::size_t size_ = 0;
+  static std::align_val_t alignment(std::size_t count) {
+    return std::align_val_t{count * sizeof(T) >= huge_page ? huge_page : alignof(T)};
+  }
 };
+
+/// Indices below 2^32.
+using IndexList = std::vector<std::uint32_t, HugePageAllocator<std::uint32_t>>;
 
 /// Blocks lie in slots, in an order of the key; `window` slots are a window, whose places have the
 /// samples of its blocks in another order of the key. The last block may be short. Then its slot is
@@ -367,18 +378,16 @@ class EpochOrder<TorchShuffle> {
     if (share.samples() > std::numeric_limits<std::uint32_t>::max())
       detail::fail("DistributedSampler", {"TorchShuffle lists its ", share.samples(), " samples"},
                    "use KeyedShuffle, which needs no memory, from 2^32 samples on");
-    const IndexList permutation(share.samples());
-    torch_permutation(std::span(permutation.data(), permutation.size()),
-                      seed.value() + epoch.value());
+    IndexList permutation(share.samples());
+    torch_permutation(std::span(permutation), seed.value() + epoch.value());
     if (share.world() == WorldSize{1} && share.first() == 0) {
-      drawn_ = permutation;
+      drawn_ = std::move(permutation);
       return;
     }
-    drawn_ = IndexList(share.size());
-    for (std::size_t k = 0; k != drawn_.size(); ++k)
-      drawn_.data()[k] = permutation.data()[share.place(k)];
+    drawn_.resize(share.size());
+    for (std::size_t k = 0; k != drawn_.size(); ++k) drawn_[k] = permutation[share.place(k)];
   }
-  std::size_t at(const auto&, std::size_t k) const { return drawn_.data()[k]; }
+  std::size_t at(const auto&, std::size_t k) const { return drawn_[k]; }
 
  private:
   IndexList drawn_;
