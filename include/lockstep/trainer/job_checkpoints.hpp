@@ -140,12 +140,27 @@ class JobCheckpoints {
  private:
   friend struct JobSaving<Job>;
   Job& job() { return static_cast<Job&>(*this); }
+  /// What takes calls behind the sentence of `saving`, so that nothing else is wrong with them.
+  struct HeaderMissing {
+    void keep(std::string_view, auto&);
+    void save(const std::string&, SaveOptions);
+    LoadReport load(const std::string&, const LoadOptions&);
+    LoadReport load_parameters(const std::string&, const LoadOptions&);
+    Resumed resume(const std::string&, const LoadOptions&);
+    std::optional<Resumed> resume();
+    void checkpoints(const CheckpointOptions&);
+    Checkpoints* checkpoints();
+  };
   auto saving() {
-    static_assert(
-        requires { sizeof(JobSaving<Job>); },
-        "lockstep: a job that saves or resumes needs #include <lockstep/checkpoint.hpp>, "
-        "or <lockstep/lockstep.hpp>, which has everything");
-    return JobSaving<Job>{job()};
+    constexpr bool is_included = requires { sizeof(JobSaving<Job>); };
+    static_assert(is_included,
+                  "lockstep: a job that saves or resumes needs #include <lockstep/checkpoint.hpp>, "
+                  "or <lockstep/lockstep.hpp>, which has everything");
+    if constexpr (is_included) {
+      return JobSaving<Job>{job()};
+    } else {
+      return HeaderMissing{};
+    }
   }
 
   [[gnu::cold, gnu::noinline]] void run_due() { checkpoint_hook<Job>(job(), SaveMoment::due); }
