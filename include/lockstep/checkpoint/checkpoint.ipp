@@ -548,6 +548,7 @@ LOCKSTEP_INLINE std::pair<std::string, std::uint64_t> header_of(
 LOCKSTEP_INLINE WrittenFile write_file(const std::string& path, const FileToWrite& file) {
   check_file(path, file);
   std::vector<const TensorToWrite*> order;
+  order.reserve(file.tensors.size());
   for (const TensorToWrite& tensor : file.tensors) order.push_back(&tensor);
   // The widest elements come first: then every element is aligned, without holes.
   std::ranges::sort(order, [](const TensorToWrite* a, const TensorToWrite* b) {
@@ -808,7 +809,7 @@ LOCKSTEP_INLINE CheckpointFolder::CheckpointFolder(CheckpointOptions options,
   }
 }
 
-LOCKSTEP_INLINE const std::string& CheckpointFolder::made(const std::string& folder) {
+LOCKSTEP_INLINE std::string CheckpointFolder::made(const std::string& folder) {
   make_folder("checkpoints", folder);
   return folder;
 }
@@ -1290,7 +1291,8 @@ LOCKSTEP_INLINE void CheckpointReader::collect() {
   for (const SafetensorsFile& file : files_) {
     for (const TensorEntry& entry : file.tensors()) {
       const std::string_view whole = whole_of(entry);
-      const std::uint64_t first = whole.empty() ? 0 : as_piece(entry.name)->second;
+      const auto piece = as_piece(entry.name);
+      const std::uint64_t first = whole.empty() || !piece ? 0 : piece->second;
       found.emplace_back(whole.empty() ? std::string_view(entry.name) : whole,
                          StoredPiece{first, entry.count, &file, &entry});
     }
@@ -1714,7 +1716,7 @@ LOCKSTEP_INLINE Json json_of(const ReplicaProgress& progress) {
   Json json = Json::object();
   for (const auto& [name, member] : progress_numbers) json.add(name, progress.*member);
   for (const auto& [name, member] : optional_progress_numbers)
-    if (progress.*member) json.add(name, *(progress.*member));
+    if (const auto& number = progress.*member) json.add(name, *number);
   json.add("knows_epoch", progress.knows_epoch);
   json.add("micro_batches", 0);  // of a step under way, for older readers
   if (progress.loss_scale) {
@@ -2669,7 +2671,7 @@ LOCKSTEP_INLINE void StateWriter::write_now(const StatefulJob& job, RankFile& fi
 LOCKSTEP_INLINE void StateWriter::write_later(const StatefulJob& job,
                                               const std::shared_ptr<RankFile>& file) {
   const bool is_first = job.ranks.rank == Rank{0};
-  if (!is_first && file->file.tensors.empty()) return;
+  if (!writer_ || (!is_first && file->file.tensors.empty())) return;
   writer_->start([this, is_first, file, await_copies = job.copies_waiter()] {
     if (file->is_copied) await_copies();
     if (!is_first) {

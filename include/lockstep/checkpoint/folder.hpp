@@ -118,7 +118,7 @@ class CheckpointFolder {
   std::optional<double> best_score() const;
 
  private:
-  static const std::string& made(const std::string& folder);
+  static std::string made(const std::string& folder);
   bool take_if_best(std::uint64_t step);
   void clean_up();
   void remove(std::uint64_t step, const std::vector<std::string>& of_best);

@@ -24,6 +24,7 @@ class FunctionRef<Result(Arguments...)> {
     requires(!std::same_as<std::remove_cvref_t<F>, FunctionRef>)
   FunctionRef(F&& f)
       : object_(const_cast<void*>(reinterpret_cast<const volatile void*>(std::addressof(f)))),
+        // NOLINTNEXTLINE(performance-unnecessary-value-param): as the signature has them
         call_([](void* object, Arguments... arguments) -> Result {
           auto& function = *reinterpret_cast<std::remove_reference_t<F>*>(object);
           return function(std::forward<Arguments>(arguments)...);

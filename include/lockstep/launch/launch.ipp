@@ -522,19 +522,19 @@ LOCKSTEP_INLINE std::size_t restart_count() { return environment().restarts(); }
 /// number of the one call that it started ranks for; the rank leaves all others out.
 class LaunchCount {
  public:
-  LaunchCount() : number_(++all_) { ++under_way_; }
-  ~LaunchCount() { --under_way_; }
+  LaunchCount() : number_(++calls) { ++lasting; }
+  ~LaunchCount() { --lasting; }
   LaunchCount(const LaunchCount&) = delete;
   LaunchCount& operator=(const LaunchCount&) = delete;
 
   /// From 1.
   std::size_t number() const { return number_; }
 
-  static bool is_under_way() { return under_way_ != 0; }
+  static bool is_under_way() { return lasting != 0; }
 
  private:
-  inline static std::atomic<std::size_t> all_ = 0;
-  inline static std::atomic<std::size_t> under_way_ = 0;
+  inline static std::atomic<std::size_t> calls = 0;
+  inline static std::atomic<std::size_t> lasting = 0;
 
   std::size_t number_;
 };

@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "lockstep/core/error.hpp"
@@ -125,23 +126,19 @@ inline std::string summary(const Outcome& outcome) {
   }
   if (outcome.first) {
     // By operation, then by rank. There are few, and a sort takes long to compile.
-    std::vector<const RankEnd*> fallen;
+    std::vector<std::pair<std::string_view, Rank>> fallen;
     for (const RankEnd& end : outcome.consequences) {
       if (!end.failure) continue;
-      const auto is_before = [&end](const RankEnd& other) {
-        const int order = other.failure->operation.compare(end.failure->operation);
-        return order < 0 || (order == 0 && other.rank < end.rank);
-      };
+      const std::pair<std::string_view, Rank> fell(end.failure->operation, end.rank);
       auto place = fallen.begin();
-      while (place != fallen.end() && is_before(**place)) ++place;
-      fallen.insert(place, &end);
+      while (place != fallen.end() && *place < fell) ++place;
+      fallen.insert(place, fell);
     }
     for (std::size_t i = 0; i < fallen.size();) {
-      const std::string& operation = fallen[i]->failure->operation;
+      const std::string_view operation = fallen[i].first;
       std::vector<std::string> ranks;
-      for (; i < fallen.size() && fallen[i]->failure->operation == operation; ++i) {
-        ranks.push_back(text({fallen[i]->rank}));
-      }
+      for (; i < fallen.size() && fallen[i].first == operation; ++i)
+        ranks.push_back(text({fallen[i].second}));
       lines += text(
           {"lockstep: ", listed_ranks(ranks), " failed because of that, in ", operation, "\n"});
     }

@@ -134,8 +134,7 @@ class Engine {
   void fail(const Error& error, const std::string& reason) {
     try {
       if (world() != 1) board_.give_reason(reason);
-    } catch (const Error&) {
-      // Without a store, the other ranks find out by themselves.
+    } catch (const Error&) {  // NOLINT(bugprone-empty-catch): others find out by themselves then
     }
     pending_.note(error);
     connections_->abort();
