@@ -40,8 +40,7 @@ struct Fed {
     } else {
       std::uint64_t sizes[2];
       std::span<std::uint8_t> parcel;
-      line.receive(sizes,
-                   [&](std::span<const std::uint64_t> of) { return parcel = buffer.room(of[1]); });
+      line.receive(sizes, [&](std::span<const std::uint64_t> of) { return parcel = room(of[1]); });
       detail::ParcelReader(parcel).take(mine);
     }
   }
@@ -64,10 +63,15 @@ struct Fed {
       if (i == group.rank().value()) begin = total;
       total += sizes[i];
     }
-    const std::span<std::uint8_t> parcels = line.reads() ? writer.written() : buffer.room(total);
+    const std::span<std::uint8_t> parcels = line.reads() ? writer.written() : room(total);
     group.broadcast(parcels, Rank{0});
     if (!line.reads())
       detail::ParcelReader(parcels.subspan(begin, sizes[group.rank().value()])).take(mine);
+  }
+
+  std::span<std::uint8_t> room(std::size_t bytes) {
+    if (buffer.size() < bytes) buffer.resize(bytes);
+    return std::span(buffer).first(bytes);
   }
 
   detail::FeedLine<Comm&> line;
@@ -76,7 +80,7 @@ struct Fed {
   std::vector<std::uint64_t> group_sizes = std::vector<std::uint64_t>(group.world_size().value());
   Batch mine{};
   detail::ParcelWriter writer{};
-  detail::ParcelBuffer buffer{};
+  std::vector<std::uint8_t> buffer{};
 };
 
 /// Microseconds that a round takes, from a barrier to the last rank's end.
