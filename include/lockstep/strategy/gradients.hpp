@@ -147,7 +147,9 @@ class GradientBuckets {
   static constexpr bool folds =
       how == GradientReduction::folded_sum || how == GradientReduction::folded_sum_of_halves;
 
-  GradientBuckets(Comm& comm, Execution& execution, const layout_type& where)
+  /// `groups` are the communicators of groups, where buckets are divided inside of these.
+  GradientBuckets(Comm& comm, Execution& execution, const layout_type& where,
+                  JobGroupsOf<Traits, Comm>* groups = nullptr)
       : comm_(comm),
         execution_(execution),
         layout_(where),
@@ -156,16 +158,11 @@ class GradientBuckets {
         averages_(make_travelling_arena()),
         readiness_(where),
         features_(*this),
-        reductions_(comm, execution, where) {
+        reductions_(comm, where, groups) {
     foresee();
   }
   GradientBuckets(const GradientBuckets&) = delete;
   GradientBuckets& operator=(const GradientBuckets&) = delete;
-
-  /// The communicators of groups, where buckets are divided inside of these.
-  void use(auto& groups) {
-    if constexpr (Traits::scatters_buckets) reductions_.use(groups);
-  }
 
   // What features share.
 
@@ -204,12 +201,10 @@ class GradientBuckets {
     return elements_at<Travelling<T>>(averages_, offset / sizeof(T) * sizeof(Travelling<T>),
                                       bytes / sizeof(T) * sizeof(Travelling<T>));
   }
-  /// This rank's averages of a bucket of which it owns a slice.
+  /// This rank's averages of its slice of a bucket, where it keeps no others.
   template <class T>
-  std::span<Travelling<T>> slice_averages(std::size_t b, Shard slice) const {
-    if constexpr (Traits::frees_gradients) return ring_.template slice<T>(b);
-    const Bucket& bucket = layout_.plan().bucket_table[b];
-    return averages<T>(bucket.offset, bucket.bytes).subspan(slice.begin, slice.count());
+  std::span<Travelling<T>> slice_averages(std::size_t b) const {
+    return ring_.template slice<T>(b);
   }
   /// A parameter's gradient, where memory is handed out bucket by bucket.
   template <class Key>
@@ -319,11 +314,11 @@ class GradientBuckets {
       const Bucket& bucket = layout_.plan().bucket_table[b];
       Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
         if constexpr (Traits::frees_gradients) {
-          if (!reductions_.template is_under_way<Travelling<T>>(b)) return;
-          reductions_.template wait<Travelling<T>>(b);
+          if (!reductions_.template is_under_way<T>(b)) return;
+          reductions_.template wait<T>(b);
           ring_.template keep<T>(execution_, b, pass_.adds);
         } else if constexpr (Traits::reduces_early) {
-          reductions_.template wait<Travelling<T>>(b);
+          reductions_.template wait<T>(b);
         } else {
           comm_.all_reduce(own<T>(bucket.offset, bucket.bytes),
                            reduction_of_gradients<how>(comm_.world_size().value()),
@@ -406,11 +401,7 @@ class GradientBuckets {
     const auto travelling = travelling_gradients<T>(b, more);
     if constexpr (!std::is_same_v<T, Travelling<T>>)
       execution_.cast(travelling, own_gradients<T>(b, more));
-    if constexpr (Traits::scatters_buckets) {
-      reductions_.template start<T>(b, travelling);
-    } else {
-      reductions_.start(comm_, b, travelling);
-    }
+    reductions_.template start<T>(b, travelling);
   }
 
   /// Every rank has reduced its slices: now it has all. **Ranks** all. **Host** blocks.
@@ -546,9 +537,7 @@ class GradientBuckets {
     constexpr NoRing(Comm&, const layout_type&) {}
   };
   using Ring =
-      typename std::conditional_t<Traits::frees_gradients,
-                                  std::type_identity<GradientRing<Traits, Comm, Execution>>,
-                                  std::type_identity<NoRing>>::type;
+      std::conditional_t<Traits::frees_gradients, GradientRing<Traits, Comm, Execution>, NoRing>;
 
   Comm& comm_;
   Execution& execution_;
@@ -559,7 +548,7 @@ class GradientBuckets {
   std::optional<typename Execution::Arena> second_;
   Readiness<layout_type> readiness_;
   [[no_unique_address]] Features features_;
-  ReductionsOf<Traits, Comm, Execution> reductions_;
+  ReductionsOf<Traits, Comm> reductions_;
   BackwardPass pass_;
   double weight_ = 1;     // of this rank's gradients
   std::size_t next_ = 0;  // the bucket whose reduction is to start next

@@ -75,7 +75,10 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   /// The step that the model sees in an evaluation or a prediction.
   using evaluation_step = detail::EvaluationStep<bare_step>;
   /// The step that the model's forward and backward get.
-  using step_type = detail::StepOf<traits, Model, bare_step, Gradients, Updating>;
+  using step_type =
+      std::conditional_t<traits::tracks,
+                         detail::TrackedStep<Model, bare_step, Gradients, typename Updating::Owned>,
+                         bare_step>;
   using subgraphs = typename traits::subgraphs;
 
   /// Compares the job over ranks, then gives all of them rank 0's initial values. **Ranks** all.
@@ -94,14 +97,10 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
         parameters_(agree_and_allocate()),
         groups_(comm),
         buffers_(allocate(layouts_.buffers.plan().bytes)),
-        gradients_(comm, execution_, layouts_.parameters),
-        updater_(comm, execution_, layouts_.parameters, parameters_),
+        gradients_(comm, execution_, layouts_.parameters, &groups_),
+        updater_(comm, execution_, layouts_.parameters, parameters_, &groups_),
         step_(make_step(gradients_.arena())),
         copies_(comm) {
-    if constexpr (traits::shards_groups) {
-      gradients_.use(groups_);
-      updater_.gathers().use(groups_);
-    }
     built_.leave();
   }
   Replica(const Replica&) = delete;
@@ -677,7 +676,7 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   /// `before`.
   void undo_capture(const auto& before) {
     gradients_.reductions().forget();
-    if constexpr (traits::shards) updater_.gathers().forget();
+    updater_.owned().forget();
     micro_batches_ = before.first;
     gradients_.features().rollback(before.second);
   }
@@ -750,10 +749,8 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   auto make_step(std::byte* gradients) {
     const bare_step bare = gradients_.features().view(
         execution_.step(layouts_, detail::Arenas{parameters_, gradients, buffers_}), *this);
-    if constexpr (traits::shards) {
-      return step_type(bare, gradients_, updater_.gathers());
-    } else if constexpr (traits::tracks) {
-      return step_type(bare, gradients_);
+    if constexpr (traits::tracks) {
+      return step_type(bare, gradients_, updater_.owned());
     } else {
       return bare;
     }
@@ -779,9 +776,7 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
 
   /// Waits until the parameters of the latest update are here. **Host** blocks, or on a GPU the
   /// compute stream waits.
-  void await_parameters() {
-    if constexpr (traits::shards) updater_.gathers().wait_all();
-  }
+  void await_parameters() { updater_.owned().await_parameters(); }
 
   /// The same for the host, which on a GPU may have waited for the compute stream before that
   /// waited for the parameters.

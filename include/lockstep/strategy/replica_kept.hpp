@@ -124,14 +124,6 @@ class ReplicaKept {
   Self& self() { return static_cast<Self&>(*this); }
   const Self& self() const { return static_cast<const Self&>(*this); }
 
-  /// Does this rank save the slices that it keeps? All groups of ranks may keep the same.
-  bool saves_own() {
-    if constexpr (Self::traits::shards_groups) {
-      return self().updater_.gathers().space().is_saved();
-    } else {
-      return true;
-    }
-  }
   bool is_first() const { return self().comm_.rank() == Rank{0}; }
 
   /// A whole tensor of a layout, whose elements in a file are of the kind `element`.
@@ -188,7 +180,7 @@ class ReplicaKept {
   void list_masters(StateUse use, const StateEntry& parameter, std::vector<StateEntry>& to) {
     constexpr bool divides = Self::traits::divides_states;
     if (divides && use == StateUse::loading) to.push_back(parameter);
-    if (divides && use == StateUse::saving && !saves_own()) return;
+    if (divides && use == StateUse::saving && !self().updater_.owned().is_saved()) return;
     self().updater_.for_each_master(parameter.tensor, [&](auto values, std::size_t first) {
       StateEntry entry = parameter;
       entry.first = first;
@@ -230,7 +222,7 @@ class ReplicaKept {
   void list_optimizer(StateUse use, std::vector<StateEntry>& to) {
     using traits = typename Self::traits;
     const bool all = use == StateUse::loading || is_first();
-    if (all || (traits::divides_states && saves_own())) {
+    if (all || (traits::divides_states && self().updater_.owned().is_saved())) {
       self().updater_.for_each_state(
           [&](std::size_t p, std::string_view state, auto values, std::size_t first) {
             to.push_back(state_of(p, state, std::span(values), first));

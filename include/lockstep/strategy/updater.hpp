@@ -40,7 +40,6 @@ class Updater
   using Clock = typename Updater::UpdateClock;
   using layout = typename Traits::layout;
   using Rule = typename Traits::rule;
-  using Owned = OwnedBy<Traits, Comm>;
   using Arena = typename Execution::Arena;
   static constexpr bool divides = Traits::divides_states;
   using Passes = typename Execution::UpdatePasses;
@@ -48,12 +47,15 @@ class Updater
   static constexpr bool needs_first_pass = decides || Traits::skips_zero_gradients;
 
  public:
-  Updater(Comm& comm, Execution& execution, const layout& where, std::byte* parameters)
+  using Owned = OwnedBy<Traits, Comm>;
+
+  Updater(Comm& comm, Execution& execution, const layout& where, std::byte* parameters,
+          JobGroupsOf<Traits, Comm>* groups = nullptr)
       : comm_(comm),
         execution_(execution),
         layout_(where),
         parameters_(parameters),
-        owned_(comm, where, parameters),
+        owned_(comm, where, parameters, groups),
         masters_(Traits::keeps_masters ? widened(owned_.kept_bytes()) : 0),
         states_(Rule::states * widened(owned_.kept_bytes())),
         passes_(comm, execution, where, owned_, *this) {
@@ -123,12 +125,8 @@ class Updater
   }
   /// Where updates leave parameters out: how many each parameter had, in the device's memory.
   std::span<std::uint64_t> update_counts() { return passes_.updates(); }
-  /// The parameters that are coming back from other ranks.
-  auto& gathers()
-    requires(Traits::shards)
-  {
-    return owned_.gathers();
-  }
+  /// The parameters that this rank updates, and those that come back from other ranks.
+  Owned& owned() { return owned_; }
 
   /// **Host** on a GPU, both block.
   void tell_progress(ReplicaProgress& progress) const {
@@ -221,9 +219,10 @@ class Updater
       std::byte* const masters = Traits::keeps_masters ? self.masters_at(piece.offset) : parameters;
       const auto states = self.states_at(piece.offset);
       const auto pass = self.passes_.pass(piece, first, parameters, masters, states.data());
-      if constexpr (Fused) {
+      if constexpr (Fused && requires { self.owned_.for_each_block(gradients, piece, pass); }) {
         self.owned_.for_each_block(gradients, piece, pass);
       } else {
+        if constexpr (Fused) self.owned_.template bring<Owned::fused>(gradients, piece);
         pass(first, self.owned_.averages(gradients, piece));
       }
     }

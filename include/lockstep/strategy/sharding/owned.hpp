@@ -44,16 +44,26 @@ enum class Pieces : std::uint8_t { buckets, runs };
 //   where those arenas have elements of the same size. `for_each_of(parameter, f)` calls `f(first,
 //   count, offset)` for the elements of a parameter that are kept.
 // - `bring<What>(gradients, piece)` reduces a piece, or waits for its reduction; after that
-//   `averages(gradients, piece)` are there. `for_each_block` does both for the pieces of one pass
-//   (`fused`) and hands averages to `consume(at, averages)` while they are in the cache. Places
-//   `at` of a piece begin with `first_of(piece)`.
+//   `averages(gradients, piece)` are there. One pass over the pieces `fused` may do both: where
+//   there is `for_each_block`, it hands averages to `consume(at, averages)` while they are in the
+//   cache. Places `at` of a piece begin with `first_of(piece)`.
 // - `sum_over_owners` completes a sum over elements that ranks own; `publish` makes new parameters
-//   known to all ranks, where the pass of `for_each_block` (`was_fused`) has not.
+//   known to all ranks, where the fused pass (`was_fused`) has not.
+// - `await_parameter(p)` and `await_parameters()` wait for what other ranks have updated, and
+//   `forget()` drops that. `is_saved`: does this rank save the slices that it keeps?
+
+/// What the two classes have of which parameters are there when an update returns.
+struct OwnedAtOnce {
+  static constexpr void await_parameter(std::size_t) {}
+  static constexpr bool await_parameters() { return false; }
+  static constexpr void forget() {}
+  static constexpr bool is_saved() { return true; }
+};
 
 /// `Sharding<Replicated>`: a rank owns all parameters. A bucket's averages are there as soon as it
 /// lands.
 template <class Traits, class Comm>
-class OwnsAll {
+class OwnsAll : public OwnedAtOnce {
   using layout = typename Traits::layout;
   static constexpr bool on_gpu = std::is_same_v<typename Traits::device, Cuda>;
 
@@ -62,7 +72,8 @@ class OwnsAll {
   static constexpr Pieces fused =
       Traits::reduces && !(on_gpu && Traits::notes_usage) ? Pieces::buckets : Pieces::runs;
 
-  OwnsAll(Comm&, const layout& where, std::byte* /*parameters*/) : layout_(where), runs_(where) {}
+  OwnsAll(Comm&, const layout& where, std::byte* /*parameters*/, const auto* /*groups*/)
+      : layout_(where), runs_(where) {}
 
   /// Counts are constants where shapes are, and pieces are few.
   template <Pieces What, class F>
@@ -103,12 +114,6 @@ class OwnsAll {
   template <class Gradients, class T, std::size_t Count>
   static auto averages(Gradients& gradients, const UpdatePiece<T, Count>& piece) {
     return gradients.template averages<T>(piece.offset, piece.bytes());
-  }
-  template <class Gradients, class T, std::size_t Count, class Consume>
-  void for_each_block(Gradients& gradients, const UpdatePiece<T, Count>& piece,
-                      const Consume& consume) const {
-    bring<fused>(gradients, piece);
-    consume(0, averages(gradients, piece));
   }
   static constexpr std::size_t first_of(const auto& /*piece*/) { return 0; }
 
@@ -216,13 +221,13 @@ class OwnedParts {
 /// that ranks share. Its gradients are reduced in the pass that consumes them, after which all
 /// ranks have new parameters.
 template <class Traits, class Comm>
-class OwnsSlice : public OwnedParts<Traits> {
+class OwnsSlice : public OwnedParts<Traits>, public OwnedAtOnce {
   using layout = typename Traits::layout;
 
  public:
   static constexpr Pieces fused = Pieces::runs;
 
-  OwnsSlice(Comm& comm, const layout& where, std::byte* /*parameters*/)
+  OwnsSlice(Comm& comm, const layout& where, std::byte* /*parameters*/, const auto* /*groups*/)
       : OwnedParts<Traits>(where), comm_(comm), runs_(where) {
     std::size_t number = 0;
     for (const Run& run : runs_.table) {
