@@ -11,11 +11,13 @@
 #include <string_view>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/bucket/plan.hpp"
 #include "lockstep/bucket/step.hpp"
 #include "lockstep/bucket/subgraphs.hpp"
+#include "lockstep/checkpoint/state.hpp"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/communicator.hpp"
 #include "lockstep/core/dynamic.hpp"
@@ -23,10 +25,12 @@
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/view.hpp"
+#include "lockstep/hook/hook.hpp"
 #include "lockstep/model/model.hpp"
 #include "lockstep/model/output.hpp"
 #include "lockstep/model/tensor.hpp"
 #include "lockstep/optim/optimizer.hpp"
+#include "lockstep/optim/progress.hpp"
 #include "lockstep/optim/update.hpp"
 #include "lockstep/policy/pack.hpp"
 #include "lockstep/strategy/agreement.hpp"
@@ -37,7 +41,6 @@
 #include "lockstep/strategy/host_execution.hpp"
 #include "lockstep/strategy/initial_values.hpp"
 #include "lockstep/strategy/job_groups.hpp"
-#include "lockstep/strategy/replica_kept.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/strategy/sharding/zero.hpp"
 #include "lockstep/strategy/updater.hpp"
@@ -53,9 +56,7 @@ namespace lockstep {
 ///
 /// A world that the compiler knows to be of one costs what the bare model costs.
 template <class Model, class Policies, class Comm>
-class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
-  friend class detail::ReplicaKept<Replica>;  // what a checkpoint is made of
-
+class Replica {
  public:
   using model_type = Model;
   using traits = detail::ReplicaTraits<Model, Policies>;
@@ -69,6 +70,8 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
  private:
   using Gradients = detail::GradientBuckets<traits, Comm, execution_type>;
   using Updating = detail::Updater<traits, Comm, execution_type>;
+  using StateCopies = detail::StateCopies<typename traits::device, Comm>;
+  using StateEntries = std::vector<detail::StateEntry>;
 
  public:
   using bare_step = typename Gradients::Features::template View<typename execution_type::Step>;
@@ -681,6 +684,96 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
     gradients_.features().rollback(before.second);
   }
 
+  // For checkpoints. None of these begins to communicate.
+
+  /// Lists parameters, buffers, states of the optimizer and of hooks. Names and data are valid as
+  /// long as the replica is. Where updates leave parameters out, the count of a parameter's updates
+  /// is its state "step".
+  void list_state(detail::StateUse use, StateEntries& to) {
+    [[maybe_unused]] const auto on = on_device();
+    await_parameters();
+    list_parameters(use, to);
+    if (keeps_own_buffers || is_listed(use)) list_buffers(to);
+    list_optimizer(use, to);
+    if constexpr (traits::is_hooked) list_hooks(use, to);
+    if constexpr (traits::averages_parameters) list_own(to);
+  }
+
+  /// What the policies mean for checkpoints.
+  detail::JobShape job_shape() const {
+    detail::JobShape shape;
+    shape.world = shape.replicas = comm_.world_size().value();
+    shape.gradient_divisor = traits::sums_gradients ? 1 : static_cast<double>(shape.replicas);
+    shape.micro_batches = traits::micro_batches;
+    shape.keeps_own_buffers = keeps_own_buffers;
+    shape.policies = detail::policy_names(typename Policies::pack{});
+    shape.fingerprint = detail::fingerprint_of<Policies>(typename traits::declared_layout(model_),
+                                                         detail::BufferLayout<Model>(model_));
+    return shape;
+  }
+
+  /// Everything beside tensors. **Host** on a GPU, blocks until all steps are done.
+  detail::ReplicaProgress progress() const {
+    [[maybe_unused]] const auto on = on_device();
+    detail::ReplicaProgress progress;
+    updater_.tell_progress(progress);
+    if constexpr (traits::draws) progress.random_seed = gradients_.features().seed().value();
+    if constexpr (traits::joins && traits::broadcasts_buffers) {
+      const Rank newest = gradients_.features().newest();
+      if (newest != Rank{0}) progress.newest_buffers = newest.value();
+    }
+    return progress;
+  }
+  /// Goes on from there: comes before tensors are copied in. Numbers that the progress does not
+  /// name stay as they are. Micro-batches that were added up are forgotten; counts of updates of
+  /// single parameters are the count of all. **Host** blocks.
+  void set_progress(const detail::ReplicaProgress& progress) {
+    [[maybe_unused]] const auto on = on_device();
+    await_parameters();
+    await_device();
+    updater_.take_progress(progress);
+    if constexpr (traits::tracks) discard_gradients();
+    if constexpr (traits::draws) {
+      if (progress.random_seed)
+        gradients_.features().start(Seed{*progress.random_seed}, comm_.rank());
+    }
+    if constexpr (traits::joins) {
+      // In another world any rank will do: all have the buffers that were saved.
+      const std::uint64_t newest = progress.newest_buffers.value_or(0);
+      gradients_.features().forget_live(
+          Rank{newest < comm_.world_size().value() ? static_cast<std::size_t>(newest) : 0});
+    }
+    if constexpr (traits::is_hooked) gradients_.reductions().begin_anew(progress.updates);
+    await_device();
+  }
+
+  /// Copies pieces in the types of a file. **Host** on a CPU, blocks until they are there; on a GPU
+  /// it goes on, and the pieces must live until `await_copies`. **Stream** after all steps so far;
+  /// later ones wait for the copies.
+  void copy_out(std::span<const detail::StateCopy> copies) {
+    [[maybe_unused]] const auto on = on_device();
+    copies_.out(copies);
+  }
+  /// Waits until the latest copies are there. Any thread may call it, while steps go on. **Host**
+  /// blocks.
+  void await_copies() {
+    [[maybe_unused]] const auto on = on_device();
+    copies_.await();
+  }
+  /// Writes a piece, from elements in the type of a file; a parameter also where it is held in
+  /// another type. **Host** blocks.
+  void copy_in(const detail::StateEntry& entry, const std::byte* from) {
+    [[maybe_unused]] const auto on = on_device();
+    await_parameters();
+    await_device();
+    copies_.in(entry, from);
+  }
+  /// Memory for copies, from where the device copies best.
+  auto make_kept_memory(std::size_t bytes) const {
+    [[maybe_unused]] const auto on = on_device();
+    return typename StateCopies::Memory(bytes);
+  }
+
  private:
   static constexpr bool declares_outputs = OutputDeclaring<Model>;
 
@@ -741,6 +834,130 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
                                 declared, declared_buffers, parameters, buffers, seed);
                             f(initial);
                           });
+  }
+
+  // The entries of a checkpoint.
+
+  static constexpr bool keeps_own_buffers =
+      !traits::alone && std::is_same_v<typename traits::template choice<axes::Buffers>, Local>;
+
+  /// Does this rank list what all ranks keep alike? It is saved once.
+  bool is_listed(detail::StateUse use) const {
+    return use == detail::StateUse::loading || comm_.rank() == Rank{0};
+  }
+
+  /// A whole tensor of a layout, whose elements in a file are of the kind `element`.
+  detail::StateEntry entry_of(detail::StateRole role, std::size_t tensor, const auto& layout,
+                              ElementKind element, std::byte* arena) const {
+    detail::StateEntry piece;
+    piece.role = role;
+    piece.tensor = tensor;
+    piece.name = layout.name(tensor);
+    piece.whole = layout.infos()[tensor];
+    piece.whole.element = element;
+    piece.count = piece.whole.count();
+    piece.data = arena + layout.plan().placements[tensor].offset;
+    piece.held = layout.infos()[tensor].element;
+    piece.on_host = std::is_same_v<typename traits::memory, HostMemory>;
+    piece.rank = comm_.rank().value();
+    return piece;
+  }
+
+  /// Parameters, or where there are some their weights of higher precision, from all ranks
+  /// together. A rank that keeps some of those loads the parameter as the model uses it as well,
+  /// which it has whole.
+  void list_parameters(detail::StateUse use, StateEntries& to) {
+    constexpr bool divides = traits::divides_states;
+    const bool all = is_listed(use);
+    const auto& layout = layouts_.parameters;
+    const typename traits::declared_layout declared(model_);
+    for (std::size_t p = 0; p != declared.infos().size(); ++p) {
+      detail::StateEntry parameter = entry_of(detail::StateRole::parameter, p, layout,
+                                              declared.infos()[p].element, parameters_);
+      parameter.shared = traits::shares_parameters;
+      const bool has_master = traits::keeps_masters && layout.plan().is_trained(p);
+      if (has_master ? divides && use == detail::StateUse::loading : all) to.push_back(parameter);
+      if (!has_master || !(divides ? all || updater_.owned().is_saved() : all)) continue;
+      updater_.for_each_master(p, [&](auto values, std::size_t first) {
+        detail::StateEntry entry = parameter;
+        entry.first = first;
+        if constexpr (!divides) {
+          entry.derived = entry.data;
+          entry.derived_kind = entry.held;
+        }
+        entry.hold(values);
+        to.push_back(entry);
+      });
+    }
+  }
+
+  void list_buffers(StateEntries& to) {
+    const auto& layout = layouts_.buffers;
+    const detail::BufferLayout<Model> declared(model_);
+    for (std::size_t b = 0; b != declared.infos().size(); ++b)
+      to.push_back(
+          entry_of(detail::StateRole::buffer, b, layout, declared.infos()[b].element, buffers_));
+  }
+
+  /// A state of a parameter, of whose elements `values` are those from `first` on.
+  template <class T>
+  detail::StateEntry state_of(std::size_t parameter, std::string_view state, std::span<T> values,
+                              std::size_t first) const {
+    detail::StateEntry entry = entry_of(detail::StateRole::state, parameter, layouts_.parameters,
+                                        element_kind<T>(), parameters_);
+    entry.state = state;
+    entry.first = first;
+    entry.hold(values);
+    return entry;
+  }
+
+  void list_optimizer(detail::StateUse use, StateEntries& to) {
+    const bool all = is_listed(use);
+    if (all || (traits::divides_states && updater_.owned().is_saved())) {
+      updater_.for_each_state(
+          [&](std::size_t p, std::string_view state, auto values, std::size_t first) {
+            to.push_back(state_of(p, state, std::span(values), first));
+          });
+    }
+    if constexpr (traits::counts_updates) {
+      const std::span<std::uint64_t> counts = updater_.update_counts();
+      for (std::size_t p = 0; all && p != counts.size(); ++p) {
+        if (!layouts_.parameters.plan().is_trained(p)) continue;
+        to.push_back(state_of(p, "step", counts.subspan(p, 1), 0));
+        to.back().whole = {to.back().held, 0, {}};
+      }
+    }
+  }
+
+  /// The states of hooks: those that are the same on all ranks as states of the optimizer are, the
+  /// others by rank.
+  void list_hooks(detail::StateUse use, StateEntries& to) {
+    gradients_.reductions().for_each_kept([&]<class T>(std::size_t p, std::string_view state,
+                                                       std::span<T> values, detail::Keeper keeper) {
+      const bool own = keeper == detail::Keeper::each_rank;
+      if (!own && !is_listed(use)) return;
+      detail::StateEntry entry = state_of(p, state, values, 0);
+      if (own) entry.role = detail::StateRole::local;
+      if (!entry.is_whole())  // it is no copy of the parameter
+        entry.whole = {element_kind<T>(), 1, {values.size()}};
+      to.push_back(entry);
+    });
+  }
+
+  /// Where ranks train alone between averages: the parameters and states of every rank.
+  void list_own(StateEntries& to) {
+    StateEntries all;
+    list_parameters(detail::StateUse::loading, all);
+    list_optimizer(detail::StateUse::loading, all);
+    for (detail::StateEntry& entry : all) {
+      // Counts of updates are the same on all ranks.
+      if (!layouts_.parameters.plan().is_trained(entry.tensor) || !detail::is_floating(entry.held))
+        continue;
+      if (entry.role == detail::StateRole::parameter) entry.state = "parameter";
+      entry.role = detail::StateRole::local;
+      entry.averaged = true;
+      to.push_back(entry);
+    }
   }
 
   // The steps that the model sees.
@@ -808,7 +1025,7 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   [[no_unique_address]] detail::OutputsOf<declares_outputs, Model, typename traits::memory,
                                           execution_type> outputs_;
   std::size_t evaluated_ = detail::whole_model;  // the sub-graph of evaluations
-  [[no_unique_address]] detail::StateCopies<typename traits::device, Comm> copies_;
+  [[no_unique_address]] StateCopies copies_;
 };
 
 namespace detail {

@@ -73,20 +73,20 @@ class OwnsAll : public OwnedAtOnce {
       Traits::reduces && !(on_gpu && Traits::notes_usage) ? Pieces::buckets : Pieces::runs;
 
   OwnsAll(Comm&, const layout& where, std::byte* /*parameters*/, const auto* /*groups*/)
-      : layout_(where), runs_(where) {}
+      : layout_(where) {}
 
   /// Counts are constants where shapes are, and pieces are few.
   template <Pieces What, class F>
   void for_each(const F& f) const {
     if constexpr (has_constants<What>()) {
-      constexpr auto pieces = pieces_of<What>(layout::plan(), LayoutRuns<layout>::table);
+      constexpr auto pieces = pieces_of<What>(layout::plan());
       [&]<std::size_t... I>(std::index_sequence<I...>) {
         (f(UpdatePiece<ElementOf<pieces[I].element>, pieces[I].count()>{{}, I, pieces[I].offset}),
          ...);
       }(std::make_index_sequence<pieces.size()>{});
     } else {
       std::size_t number = 0;
-      for (const auto& piece : pieces_of<What>(layout_.plan(), runs_.table)) {
+      for (const auto& piece : pieces_of<What>(layout_.plan())) {
         Traits::with_element(piece.element, [&]<class T>(std::type_identity<T>) {
           f(UpdatePiece<T, dynamic>{Size<dynamic>{piece.count()}, number++, piece.offset});
         });
@@ -107,7 +107,7 @@ class OwnsAll : public OwnedAtOnce {
     if constexpr (What == Pieces::buckets) {
       gradients.wait(piece.number);
     } else if constexpr (Traits::reduces) {
-      const Run& run = runs_.table.begin()[piece.number];
+      const Run& run = layout_.plan().run_table[piece.number];
       for (std::size_t b = 0; b != run.buckets; ++b) gradients.wait(run.first_bucket + b);
     }
   }
@@ -126,24 +126,23 @@ class OwnsAll : public OwnedAtOnce {
   static constexpr std::size_t most_constants = on_gpu ? 32 : 1;
 
   template <Pieces What>
-  static constexpr auto pieces_of(const auto& plan, const auto& runs) {
+  static constexpr auto pieces_of(const auto& plan) {
     if constexpr (What == Pieces::buckets) {
       return plan.buckets();
     } else {
-      return std::span<const Run>(runs.begin(), runs.end());
+      return plan.runs();
     }
   }
   template <Pieces What>
   static constexpr bool has_constants() {
     if constexpr (layout::is_static) {
-      return pieces_of<What>(layout::plan(), LayoutRuns<layout>::table).size() <= most_constants;
+      return pieces_of<What>(layout::plan()).size() <= most_constants;
     } else {
       return false;
     }
   }
 
   const layout& layout_;
-  [[no_unique_address]] LayoutRuns<layout> runs_;
 };
 
 /// The parts of an arena that a rank owns, and what it keeps of them, one behind the other.
@@ -228,9 +227,9 @@ class OwnsSlice : public OwnedParts<Traits>, public OwnedAtOnce {
   static constexpr Pieces fused = Pieces::runs;
 
   OwnsSlice(Comm& comm, const layout& where, std::byte* /*parameters*/, const auto* /*groups*/)
-      : OwnedParts<Traits>(where), comm_(comm), runs_(where) {
+      : OwnedParts<Traits>(where), comm_(comm) {
     std::size_t number = 0;
-    for (const Run& run : runs_.table) {
+    for (const Run& run : where.plan().runs()) {
       Traits::with_element(run.element, [&]<class T>(std::type_identity<T>) {
         const auto [begin, end] = comm.template slice<T>(run.count());
         this->template add<T>(number++, run, {begin, end});
@@ -251,14 +250,14 @@ class OwnsSlice : public OwnedParts<Traits>, public OwnedAtOnce {
   template <class Gradients, class T, std::size_t Count, class Consume>
   void for_each_block(Gradients& gradients, const UpdatePiece<T, Count>& piece,
                       const Consume& consume) const {
-    const Run& run = runs_.table.begin()[piece.number];
+    const Run& run = this->layout_.plan().run_table[piece.number];
     comm_.reduce_slice(gradients.template own<T>(run.offset, run.bytes),
                        reduction_of_gradients<gradient_reduction<Traits, Comm>()>(1), consume,
                        step_call<Traits>());
   }
   template <class T, std::size_t Count>
   std::size_t first_of(const UpdatePiece<T, Count>& piece) const {
-    return (piece.offset - runs_.table.begin()[piece.number].offset) / sizeof(T);
+    return (piece.offset - this->layout_.plan().run_table[piece.number].offset) / sizeof(T);
   }
 
   void sum_over_owners(double& sum) const {
@@ -278,7 +277,6 @@ class OwnsSlice : public OwnedParts<Traits>, public OwnedAtOnce {
   };
 
   Comm& comm_;
-  [[no_unique_address]] LayoutRuns<layout> runs_;
 };
 
 }  // namespace lockstep::detail

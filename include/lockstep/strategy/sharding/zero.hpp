@@ -46,7 +46,7 @@ class GradientRing {
         slices_(plan_slices()) {
     std::size_t largest = 0;
     for (const Bucket& bucket : where.plan().buckets()) largest = std::max(largest, bucket.bytes);
-    slot_bytes_ = largest + room_behind_buckets<typename Traits::plan_rules>();
+    slot_bytes_ = largest + Traits::plan_rules::room;
     const std::size_t widest = widest_ratio();
     memory_ = reinterpret_cast<std::byte*>(
         comm.template allocate<std::uint8_t>(slots() * slot_bytes_ * widest).data());
