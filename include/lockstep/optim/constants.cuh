@@ -14,6 +14,7 @@
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/macros.hpp"
+#include "lockstep/device/cuda/memory.cuh"
 #include "lockstep/device/cuda/runtime.cuh"
 #include "lockstep/device/cuda/vector.cuh"
 #include "lockstep/optim/constants.hpp"
@@ -268,43 +269,47 @@ inline void launch_store_flags(cudaStream_t stream, std::uint8_t* to,
   }
 }
 
-// As in update.cuh, these functions see nothing of a job's type.
-
+/// The numbers of a job's steps in device memory, and what they are computed from: those of groups,
+/// of which group 0 has the step's, and behind them those of rows, where rows have their own. The
+/// rule is deduced from the policy: see `update_by_kind`.
 template <class R>
-void store_inputs(Optimizer<R>, cudaStream_t stream, std::byte* to,
-                  const typename R::Options& options, double lr, double scale,
-                  const AnomalyWatch& watch) {
-  launch_store(stream, reinterpret_cast<StepInputs<R>*>(to), {options, lr, scale, watch});
-}
+class DeviceNumbers {
+ public:
+  DeviceNumbers(Optimizer<R>, std::size_t groups, std::size_t rows)
+      : groups_(groups),
+        first_row_(rows == 0 ? 0 : groups),
+        inputs_(groups * sizeof(StepInputs<R>)),
+        numbers_((groups + rows) * sizeof(StepNumbers<R>)) {}
 
-template <class R>
-void store_numbers(Optimizer<R>, cudaStream_t stream, std::byte* to,
-                   const typename R::Options& options, double lr, std::uint64_t step, double scale,
-                   const AnomalyWatch& watch) {
-  auto numbers = step_numbers<R>(options, lr, step, scale);
-  numbers.watch = watch;
-  launch_store(stream, reinterpret_cast<StepNumbers<R>*>(to), numbers);
-}
+  std::size_t groups() const { return groups_; }
+  StepInputs<R>* inputs() const { return reinterpret_cast<StepInputs<R>*>(inputs_.data()); }
+  StepNumbers<R>* step() const { return reinterpret_cast<StepNumbers<R>*>(numbers_.data()); }
+  StepNumbers<R>* rows() const { return step() + first_row_; }
 
-template <class R>
-void decide_numbers(Optimizer<R>, cudaStream_t stream, const std::byte* inputs,
-                    const double* partials, std::size_t count, const StepLimits& limits,
-                    StepState* state, std::byte* numbers) {
-  launch_decide<R>(stream, reinterpret_cast<const StepInputs<R>*>(inputs), partials, count, limits,
-                   state, reinterpret_cast<StepNumbers<R>*>(numbers));
-}
+  // **Stream** in its order. **Host** does not block.
 
-template <class R>
-void number_table_rows(Optimizer<R>, cudaStream_t stream, const std::byte* inputs,
-                       const std::byte* step, const TableRows& rows, std::size_t first,
-                       std::size_t count, std::byte* numbers) {
-  constexpr unsigned threads = 64;
-  if (first >= count) return;
-  const auto blocks = static_cast<unsigned>((count - first + threads - 1) / threads);
-  launch_kernel<number_rows<R>>("numbers of rows", stream, blocks, threads,
-                                reinterpret_cast<const StepInputs<R>*>(inputs),
-                                reinterpret_cast<const StepNumbers<R>*>(step), rows, first, count,
-                                reinterpret_cast<StepNumbers<R>*>(numbers));
-}
+  /// The numbers of a group that depend on the gradients, or are known to the host.
+  void store_inputs(cudaStream_t stream, std::size_t group, const StepInputs<R>& inputs) {
+    launch_store(stream, this->inputs() + group, inputs);
+  }
+  void store(cudaStream_t stream, std::size_t group, const StepNumbers<R>& numbers) {
+    launch_store(stream, step() + group, numbers);
+  }
+  /// Computes those of `count` rows, from `first` on.
+  void number_rows(cudaStream_t stream, const TableRows& table, std::size_t first,
+                   std::size_t count) {
+    constexpr unsigned threads = 64;
+    if (first >= count) return;
+    const auto blocks = static_cast<unsigned>((count - first + threads - 1) / threads);
+    launch_kernel<detail::number_rows<R>>("numbers of rows", stream, blocks, threads, inputs(),
+                                          step(), table, first, count, rows());
+  }
+
+ private:
+  std::size_t groups_;
+  std::size_t first_row_;
+  DeviceArena inputs_;
+  DeviceArena numbers_;
+};
 
 }  // namespace lockstep::detail

@@ -6,16 +6,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <optional>
-#include <span>
-#include <type_traits>
 #include <vector>
 
 #include "lockstep/bucket/layout.hpp"
-#include "lockstep/core/bytes.hpp"
+#include "lockstep/bucket/plan.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/device/cuda/memory.cuh"
 #include "lockstep/device/device.hpp"
-#include "lockstep/model/tensor.hpp"
 
 namespace lockstep::detail {
 
@@ -27,47 +24,35 @@ namespace lockstep::detail {
 /// A tensor takes host memory from `open` to `close`; besides there are two buffers of `window`
 /// bytes, through which values are written, converted and copied. **Host** blocks in every member;
 /// the stream that uses the arenas must be empty.
-template <class Declared, class Used, class Types, class Model, TensorRole Role>
+template <class Declared, class Used>
 class ArenaCopy {
  public:
   static constexpr std::size_t window = HostStaging::window;
 
-  ArenaCopy(const Model& model, std::byte* used, std::byte* masters = nullptr)
-      : declared_layout_(model),
-        used_layout_(model),
-        used_(used),
+  ArenaCopy(const auto& model, std::byte* used, std::byte* masters = nullptr)
+      : declared_(model),
+        used_(model),
+        arena_(used),
         masters_(masters),
-        open_(declared_layout_.infos().size()) {}
+        open_(declared_.infos().size()) {}
 
   bool is_open(std::size_t tensor) const { return open_[tensor].has_value(); }
   /// Brings a tensor's values to the host. Returns where an arena would begin in which they lie as
   /// the declared layout says.
   std::byte* open(std::size_t tensor) {
-    const Placement& where = declared_layout_.plan().placements[tensor];
     if (!is_open(tensor)) {
-      open_[tensor].emplace(where.bytes);
-      with_types(tensor, [&]<class D, class U>(std::type_identity<D>, std::type_identity<U>) {
-        in_pieces<D, U>(tensor, [&](std::size_t first, std::size_t count) {
-          D* const to = values<D>(tensor) + first;
-          if (has_master(tensor)) {
-            receive(to, master_at<U>(tensor) + first, count);
-          } else {
-            receive(to, used_at<U>(tensor) + first, count);
-          }
-        });
-      });
+      open_[tensor].emplace(declared_.plan().placements[tensor].bytes);
+      const Elements from = has_master(tensor) ? master(tensor) : used(tensor);
+      staging_.receive(open_[tensor]->data(), declared_kind(tensor), from.data, from.kind,
+                       count(tensor));
     }
-    return open_[tensor]->data() - where.offset;
+    return open_[tensor]->data() - declared_.plan().placements[tensor].offset;
   }
 
   /// Copies an open tensor to the GPU, and gives its memory back.
   void close(std::size_t tensor) {
     if (!is_open(tensor)) return;
-    with_types(tensor, [&]<class D, class U>(std::type_identity<D>, std::type_identity<U>) {
-      in_pieces<D, U>(tensor, [&](std::size_t first, std::size_t count) {
-        send<U>(tensor, values<D>(tensor) + first, first, count);
-      });
-    });
+    send(tensor, open_[tensor]->data(), 0, count(tensor));
     open_[tensor].reset();
   }
   /// The same for all open tensors.
@@ -75,80 +60,54 @@ class ArenaCopy {
     for (std::size_t tensor = 0; tensor != open_.size(); ++tensor) close(tensor);
   }
 
-  /// Calls `f(values)` for pieces of a tensor, in order, that cover it: it writes all of them. No
-  /// memory is needed for the tensor.
-  template <class D, class F>
+  /// Calls `f(values)` for pieces of a tensor of T, in order, that cover it: it writes all of them.
+  /// No memory is needed for the tensor.
+  template <class T, class F>
   void fill(std::size_t tensor, const Placement&, const F& f) {
-    if (is_open(tensor)) return f(std::span<D>(values<D>(tensor), info(tensor).count()));
-    with_types(tensor, [&]<class T, class U>(std::type_identity<T>, std::type_identity<U>) {
-      if constexpr (std::is_same_v<T, D>) {
-        if (piece_.bytes() == 0) piece_ = HostArena(window);
-        in_pieces<D, U>(tensor, [&](std::size_t first, std::size_t count) {
-          D* const from = reinterpret_cast<D*>(piece_.data());
-          f(std::span<D>(from, count));
-          send<U>(tensor, from, first, count);
-        });
-      }
-    });
+    const std::size_t all = count(tensor);
+    if (is_open(tensor)) return f(elements_at<T>(open_[tensor]->data(), 0, all * sizeof(T)));
+    if (piece_.bytes() == 0) piece_ = HostArena(window);
+    constexpr std::size_t most = window / sizeof(T);
+    for (std::size_t first = 0; first < all; first += most) {
+      const std::size_t some = std::min(most, all - first);
+      f(elements_at<T>(piece_.data(), 0, some * sizeof(T)));
+      send(tensor, piece_.data(), first, some);
+    }
   }
 
  private:
-  /// Device memory's elements on the host.
-  template <class To, class From>
-  void receive(To* to, const From* from, std::size_t count) {
-    staging_.receive(reinterpret_cast<std::byte*>(to), element_kind<To>(),
-                     reinterpret_cast<const std::byte*>(from), element_kind<From>(), count);
+  /// Elements in device memory.
+  struct Elements {
+    std::byte* data;
+    ElementKind kind;
+  };
+  Elements used(std::size_t tensor) const {
+    return {arena_ + used_.plan().placements[tensor].offset, used_.infos()[tensor].element};
   }
-
-  /// The host's elements in the used tensor, and in its master.
-  template <class U, class D>
-  void send(std::size_t tensor, const D* from, std::size_t first, std::size_t count) {
-    send_to(used_at<U>(tensor) + first, from, count);
-    if (has_master(tensor)) send_to(master_at<U>(tensor) + first, from, count);
-  }
-  template <class To, class From>
-  void send_to(To* to, const From* from, std::size_t count) {
-    staging_.send(reinterpret_cast<std::byte*>(to), element_kind<To>(),
-                  reinterpret_cast<const std::byte*>(from), element_kind<From>(), count);
-  }
-
-  /// Calls `f(first, count)` for pieces of a tensor that fit the window in every type.
-  template <class D, class U, class F>
-  void in_pieces(std::size_t tensor, const F& f) const {
-    constexpr std::size_t most = window / std::max({sizeof(D), sizeof(U), sizeof(float)});
-    const std::size_t all = info(tensor).count();
-    for (std::size_t first = 0; first < all; first += most) f(first, std::min(most, all - first));
-  }
-
-  const TensorInfo& info(std::size_t tensor) const { return declared_layout_.infos()[tensor]; }
-  template <class D>
-  D* values(std::size_t tensor) const {
-    return reinterpret_cast<D*>(open_[tensor]->data());
-  }
-  template <class U>
-  U* used_at(std::size_t tensor) const {
-    return reinterpret_cast<U*>(used_ + used_layout_.plan().placements[tensor].offset);
-  }
-  template <class U>
-  float* master_at(std::size_t tensor) const {
-    return reinterpret_cast<float*>(masters_) +
-           used_layout_.plan().placements[tensor].offset / sizeof(U);
+  Elements master(std::size_t tensor) const {
+    const std::size_t before =
+        used_.plan().placements[tensor].offset / element_size(used_.infos()[tensor].element);
+    return {masters_ + before * sizeof(float), ElementKind::f32};
   }
   bool has_master(std::size_t tensor) const {
-    return masters_ != nullptr && used_layout_.plan().is_trained(tensor);
+    return masters_ != nullptr && used_.plan().is_trained(tensor);
+  }
+  ElementKind declared_kind(std::size_t tensor) const { return declared_.infos()[tensor].element; }
+  std::size_t count(std::size_t tensor) const { return declared_.infos()[tensor].count(); }
+
+  /// The host's elements, from the tensor's element `first` on, in the used tensor and its master.
+  void send(std::size_t tensor, const std::byte* from, std::size_t first, std::size_t some) {
+    const auto to = [&](const Elements& all) {
+      staging_.send(all.data + first * element_size(all.kind), all.kind, from,
+                    declared_kind(tensor), some);
+    };
+    to(used(tensor));
+    if (has_master(tensor)) to(master(tensor));
   }
 
-  /// Calls `f` with the types of a tensor's elements, as declared and as used.
-  template <class F>
-  void with_types(std::size_t tensor, const F& f) const {
-    with_element<Model, Role>(info(tensor).element, [&]<class D>(std::type_identity<D> declared) {
-      f(declared, std::type_identity<ElementOf<Types::of(element_kind<D>())>>{});
-    });
-  }
-
-  [[no_unique_address]] Declared declared_layout_;
-  [[no_unique_address]] Used used_layout_;
-  std::byte* used_;
+  [[no_unique_address]] Declared declared_;
+  [[no_unique_address]] Used used_;
+  std::byte* arena_;
   std::byte* masters_;
   std::vector<std::optional<HostArena>> open_;  // the memory of open tensors
   HostStaging staging_;

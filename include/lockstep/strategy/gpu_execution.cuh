@@ -308,12 +308,9 @@ class DeviceExecution<Cuda, Traits, Comm> {
                   const Write& write) {
     using Model = typename Traits::model;
     comm_.synchronize();
-    ArenaCopy<typename Traits::declared_layout, typename Traits::layout,
-              typename Traits::parameter_types, Model, TensorRole::parameter>
-        parameters(model, arenas.parameters, masters);
-    ArenaCopy<BufferLayout<Model>, typename Traits::buffer_layout, typename Traits::buffer_types,
-              Model, TensorRole::buffer>
-        buffers(model, arenas.buffers);
+    ArenaCopy<typename Traits::declared_layout, typename Traits::layout> parameters(
+        model, arenas.parameters, masters);
+    ArenaCopy<BufferLayout<Model>, typename Traits::buffer_layout> buffers(model, arenas.buffers);
     write(parameters, buffers);
     parameters.flush();
     buffers.flush();

@@ -3,10 +3,12 @@
 /// @file How the micro-batches of a replica are run: call by call, or as graphs, one for each batch
 /// that looks different to the GPU.
 
+#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <iterator>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -54,15 +56,20 @@ auto make_capture_guard([[maybe_unused]] Model& model, [[maybe_unused]] Comm& co
 /// If a capture fails, steps run call by call from then on, and rank 0 says why, once.
 template <CapturingCommunicator Comm, class Batch, class Model>
 class StepGraphs {
- public:
   using Guard = decltype(make_capture_guard(std::declval<Model&>(), std::declval<Comm&>()));
 
-  /// Runs one micro-batch of `model`. `enqueue()` gives it to the stream. After a replay, `note()`
-  /// makes the changes that `enqueue()` makes on the host; after a failed capture, `undo()` takes
+ public:
+  /// Runs one micro-batch of a replica, which `enqueue()` gives to the stream. After a replay the
+  /// replica makes the changes that `enqueue()` makes on the host; after a failed capture it takes
   /// them back.
-  template <class Enqueue, class Note, class Undo>
-  void run(Comm& comm, Model& model, const Batch& batch, const GraphKind& kind,
-           const Enqueue& enqueue, const Note& note, const Undo& undo) {
+  template <class Replica, class Enqueue>
+  void run(Replica& replica, const Batch& batch, const Enqueue& enqueue, std::uint64_t variant) {
+    if constexpr (!std::is_same_v<Guard, NoCaptureGuard>)
+      replica.with_step([&](auto& step) { replica.model().prepare_step(step); });
+    const auto before = replica.before_capture();
+    const GraphKind kind{before.first != 0, replica.completes_step(), variant,
+                         replica.begin_graph()};
+    Comm& comm = replica.communicator();
     if constexpr (!(std::equality_comparable<Batch> && std::copyable<Batch>)) {
       give_up(comm, "batches of this type cannot be compared: it needs operator==");
       enqueue();
@@ -72,11 +79,11 @@ class StepGraphs {
       if (!all_choose(comm, way, found) || way == Way::by_calls) {
         enqueue();
       } else if (way == Way::capture) {
-        capture(comm, model, graphs_[found], enqueue, undo);
+        capture(replica, graphs_[found], enqueue, before);
       } else {
         graphs_[found].guard->before_replay();
         comm.replay(*graphs_[found].graph);
-        note();
+        replica.note_replay();
       }
     }
   }
@@ -115,10 +122,11 @@ class StepGraphs {
   }
 
   /// Captures and runs a micro-batch, or runs it call by call if it cannot be captured.
-  template <class Enqueue, class Undo>
-  [[gnu::noinline]] void capture(Comm& comm, Model& model, Entry& entry, const Enqueue& enqueue,
-                                 const Undo& undo) {
-    entry.guard.emplace(make_capture_guard(model, comm));
+  template <class Replica, class Enqueue>
+  [[gnu::noinline]] void capture(Replica& replica, Entry& entry, const Enqueue& enqueue,
+                                 const auto& before) {
+    Comm& comm = replica.communicator();
+    entry.guard.emplace(make_capture_guard(replica.model(), comm));
     entry.guard->begin();
     entry.graph.emplace(comm.capture(enqueue));
     entry.guard->end();
@@ -128,7 +136,7 @@ class StepGraphs {
     }
     entry.guard.reset();
     give_up(comm, entry.graph->reason());
-    undo();
+    replica.undo_capture(before);
     enqueue();
   }
 
@@ -143,9 +151,7 @@ class StepGraphs {
       const std::uint64_t mine[] = {found * 4 + static_cast<std::uint64_t>(way)};
       std::vector<std::uint64_t> all(comm.world_size().value());
       comm.all_gather(mine, all);
-      for (const std::uint64_t other : all) {
-        if (other != mine[0]) return false;
-      }
+      return std::ranges::count(all, mine[0]) == std::ssize(all);
     }
     return true;
   }
@@ -171,14 +177,7 @@ class CapturedSteps {
   /// replica's update has begun. Returns the loss.
   template <class Replica, class Batch, class Enqueue>
   auto run(Replica& replica, const Batch& batch, const Enqueue& enqueue, std::uint64_t variant) {
-    if constexpr (!std::is_same_v<typename Graphs<Replica, Batch>::Guard, NoCaptureGuard>)
-      replica.with_step([&](auto& step) { replica.model().prepare_step(step); });
-    const auto before = replica.before_capture();
-    const std::uint64_t phase = replica.begin_graph();
-    graphs_.get<Graphs<Replica, Batch>>().run(
-        replica.communicator(), replica.model(), batch,
-        {before.first != 0, replica.completes_step(), variant, phase}, enqueue,
-        [&] { replica.note_replay(); }, [&] { replica.undo_capture(before); });
+    graphs_.get<Graphs<Replica, Batch>>().run(replica, batch, enqueue, variant);
     return replica.execution().latest_loss();
   }
 
