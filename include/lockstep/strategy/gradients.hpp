@@ -273,16 +273,15 @@ class GradientBuckets {
     take_missing_as_zero();
   }
 
-  /// Gradients that have not come count as zero.
+  /// Gradients that have not come count as zero. Where memory is handed out bucket by bucket, each
+  /// gets its own when the one before has travelled.
   void take_missing_as_zero() {
-    if constexpr (Traits::frees_gradients) return take_missing_as_zero_in_turn();
-    for (std::size_t p = 0; p != layout_.infos().size(); ++p) {
-      if constexpr (layout_type::freezes) {
-        if (!layout_.plan().is_trained(p)) continue;
+    for (std::size_t b = 0; b != layout_.plan().bucket_count; ++b) {
+      for (const std::size_t p : layout_.plan().members(b)) {
+        if (!readiness_.is_ready(p)) take_as_zero(p);
       }
-      if (!readiness_.is_ready(p)) take_as_zero(p);
+      start_complete_buckets();
     }
-    start_complete_buckets();
   }
 
   /// The gradients that were added up count `factor` times. No bucket is under way.
@@ -417,9 +416,14 @@ class GradientBuckets {
   }
 
   void take_as_zero(std::size_t p) {
-    readiness_.mark(p);
     const Placement& placement = layout_.plan().placements[p];
-    if (!pass_.adds) execution_.zero(arena_ + placement.offset, placement.bytes);
+    if constexpr (Traits::frees_gradients) {
+      if (!ring_.holds(placement.bucket)) claim(placement.bucket, p);
+      execution_.zero(ring_.arena_of(placement.bucket) + placement.offset, placement.bytes);
+    } else if (!pass_.adds) {
+      execution_.zero(arena_ + placement.offset, placement.bytes);
+    }
+    readiness_.mark(p);
   }
 
   [[noreturn, gnu::cold, gnu::noinline]] void refuse_missing() const {
@@ -431,20 +435,6 @@ class GradientBuckets {
 
   // Memory.
 
-  /// Gradients that are missing are zero, bucket by bucket, each of which gets its memory when the
-  /// one before has travelled.
-  void take_missing_as_zero_in_turn() {
-    for (std::size_t b = 0; b != layout_.plan().bucket_count; ++b) {
-      for (const std::size_t p : layout_.plan().members(b)) {
-        if (readiness_.is_ready(p)) continue;
-        if (!ring_.holds(b)) claim(b, p);
-        const Placement& placement = layout_.plan().placements[p];
-        execution_.zero(ring_.arena_of(b) + placement.offset, placement.bytes);
-        readiness_.mark(p);
-      }
-      start_complete_buckets();
-    }
-  }
   /// Gives a bucket its memory, which an earlier one may have: that one has travelled first.
   [[gnu::noinline]] void claim(std::size_t b, std::size_t parameter) {
     const std::size_t earlier = ring_.holder(b);

@@ -3,12 +3,10 @@
 /// @file How the micro-batches of a replica are run: call by call, or as graphs, one for each batch
 /// that looks different to the GPU.
 
-#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <iterator>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -56,20 +54,15 @@ auto make_capture_guard([[maybe_unused]] Model& model, [[maybe_unused]] Comm& co
 /// If a capture fails, steps run call by call from then on, and rank 0 says why, once.
 template <CapturingCommunicator Comm, class Batch, class Model>
 class StepGraphs {
+ public:
   using Guard = decltype(make_capture_guard(std::declval<Model&>(), std::declval<Comm&>()));
 
- public:
-  /// Runs one micro-batch of a replica, which `enqueue()` gives to the stream. After a replay the
-  /// replica makes the changes that `enqueue()` makes on the host; after a failed capture it takes
+  /// Runs one micro-batch of `model`. `enqueue()` gives it to the stream. After a replay, `note()`
+  /// makes the changes that `enqueue()` makes on the host; after a failed capture, `undo()` takes
   /// them back.
-  template <class Replica, class Enqueue>
-  void run(Replica& replica, const Batch& batch, const Enqueue& enqueue, std::uint64_t variant) {
-    if constexpr (!std::is_same_v<Guard, NoCaptureGuard>)
-      replica.with_step([&](auto& step) { replica.model().prepare_step(step); });
-    const auto before = replica.before_capture();
-    const GraphKind kind{before.first != 0, replica.completes_step(), variant,
-                         replica.begin_graph()};
-    Comm& comm = replica.communicator();
+  template <class Enqueue, class Note, class Undo>
+  void run(Comm& comm, Model& model, const Batch& batch, const GraphKind& kind,
+           const Enqueue& enqueue, const Note& note, const Undo& undo) {
     if constexpr (!(std::equality_comparable<Batch> && std::copyable<Batch>)) {
       give_up(comm, "batches of this type cannot be compared: it needs operator==");
       enqueue();
@@ -79,11 +72,11 @@ class StepGraphs {
       if (!all_choose(comm, way, found) || way == Way::by_calls) {
         enqueue();
       } else if (way == Way::capture) {
-        capture(replica, graphs_[found], enqueue, before);
+        capture(comm, model, graphs_[found], enqueue, undo);
       } else {
         graphs_[found].guard->before_replay();
         comm.replay(*graphs_[found].graph);
-        replica.note_replay();
+        note();
       }
     }
   }
@@ -122,11 +115,10 @@ class StepGraphs {
   }
 
   /// Captures and runs a micro-batch, or runs it call by call if it cannot be captured.
-  template <class Replica, class Enqueue>
-  [[gnu::noinline]] void capture(Replica& replica, Entry& entry, const Enqueue& enqueue,
-                                 const auto& before) {
-    Comm& comm = replica.communicator();
-    entry.guard.emplace(make_capture_guard(replica.model(), comm));
+  template <class Enqueue, class Undo>
+  [[gnu::noinline]] void capture(Comm& comm, Model& model, Entry& entry, const Enqueue& enqueue,
+                                 const Undo& undo) {
+    entry.guard.emplace(make_capture_guard(model, comm));
     entry.guard->begin();
     entry.graph.emplace(comm.capture(enqueue));
     entry.guard->end();
@@ -136,7 +128,7 @@ class StepGraphs {
     }
     entry.guard.reset();
     give_up(comm, entry.graph->reason());
-    replica.undo_capture(before);
+    undo();
     enqueue();
   }
 
@@ -151,7 +143,9 @@ class StepGraphs {
       const std::uint64_t mine[] = {found * 4 + static_cast<std::uint64_t>(way)};
       std::vector<std::uint64_t> all(comm.world_size().value());
       comm.all_gather(mine, all);
-      return std::ranges::count(all, mine[0]) == std::ssize(all);
+      for (const std::uint64_t other : all) {
+        if (other != mine[0]) return false;
+      }
     }
     return true;
   }
@@ -177,7 +171,14 @@ class CapturedSteps {
   /// replica's update has begun. Returns the loss.
   template <class Replica, class Batch, class Enqueue>
   auto run(Replica& replica, const Batch& batch, const Enqueue& enqueue, std::uint64_t variant) {
-    graphs_.get<Graphs<Replica, Batch>>().run(replica, batch, enqueue, variant);
+    if constexpr (!std::is_same_v<typename Graphs<Replica, Batch>::Guard, NoCaptureGuard>)
+      replica.with_step([&](auto& step) { replica.model().prepare_step(step); });
+    const auto before = replica.before_capture();
+    const std::uint64_t phase = replica.begin_graph();
+    graphs_.get<Graphs<Replica, Batch>>().run(
+        replica.communicator(), replica.model(), batch,
+        {before.first != 0, replica.completes_step(), variant, phase}, enqueue,
+        [&] { replica.note_replay(); }, [&] { replica.undo_capture(before); });
     return replica.execution().latest_loss();
   }
 
