@@ -21,7 +21,6 @@
 #include "lockstep/strategy/feature/checked_gradients.hpp"
 #include "lockstep/strategy/feature/join.hpp"
 #include "lockstep/strategy/feature/random.hpp"
-#include "lockstep/strategy/feature/subgraphs.hpp"
 #include "lockstep/strategy/feature/sync_norms.hpp"
 #include "lockstep/strategy/feature/unused_parameters.hpp"
 #include "lockstep/strategy/features.hpp"
@@ -231,7 +230,18 @@ class GradientBuckets {
 
   // A backward pass.
 
-  void begin_backward(BackwardPass pass) { begin_pass(pass, true); }
+  /// `live`: this rank has samples.
+  void begin_backward(BackwardPass pass, bool live = true) {
+    if constexpr (Traits::frees_gradients) {
+      reduce();
+      ring_.forget_holders();
+    }
+    pass_ = pass;
+    next_ = 0;
+    readiness_.reset();
+    features_.before_backward(*this, live);
+    if (pass.synchronizes) features_.before_reductions(*this, live);
+  }
 
   /// The gradient of a parameter is complete.
   template <class Tensor>
@@ -269,7 +279,7 @@ class GradientBuckets {
 
   /// A pass in which this rank has no samples: its gradients are zero, and it uses no parameter.
   void pass_without_samples(BackwardPass pass) {
-    begin_pass(pass, false);
+    begin_backward(pass, false);
     take_missing_as_zero();
   }
 
@@ -355,18 +365,6 @@ class GradientBuckets {
   auto& reductions() { return reductions_; }
 
  private:
-  void begin_pass(BackwardPass pass, bool live) {
-    if constexpr (Traits::frees_gradients) {
-      reduce();
-      ring_.forget_holders();
-    }
-    pass_ = pass;
-    next_ = 0;
-    readiness_.reset();
-    features_.before_backward(*this, live);
-    if (pass.synchronizes) features_.before_reductions(*this, live);
-  }
-
   /// The model has written a gradient: it is weighed where ranks have shares of different sizes,
   /// and added to those of earlier micro-batches.
   template <class T>
@@ -427,9 +425,8 @@ class GradientBuckets {
   }
 
   [[noreturn, gnu::cold, gnu::noinline]] void refuse_missing() const {
-    throw Error("backward", "no gradient came for " + readiness_.missing_names([](std::size_t) {
-      return true;
-    }),
+    const auto all = [](std::size_t) { return true; };
+    throw Error("backward", "no gradient came for " + readiness_.missing_names(all),
                 "let backward write and mark every parameter, or add UnusedParameters<Zero>");
   }
 

@@ -35,7 +35,7 @@
 #include "lockstep/policy/pack.hpp"
 #include "lockstep/strategy/agreement.hpp"
 #include "lockstep/strategy/concepts.hpp"
-#include "lockstep/strategy/feature/subgraphs.hpp"
+#include "lockstep/strategy/feature/unused_parameters.hpp"
 #include "lockstep/strategy/gathered_outputs.hpp"
 #include "lockstep/strategy/gradients.hpp"
 #include "lockstep/strategy/host_execution.hpp"

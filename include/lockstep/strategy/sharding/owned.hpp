@@ -241,7 +241,10 @@ class OwnsSlice : public OwnedParts<Traits>, public OwnedAtOnce {
   /// its slice of them.
   template <Pieces, class Gradients, class T, std::size_t Count>
   void bring(Gradients& gradients, const UpdatePiece<T, Count>& piece) const {
-    for_each_block(gradients, piece, Keep<T>{averages(gradients, piece).data() - first_of(piece)});
+    T* const to = averages(gradients, piece).data() - first_of(piece);
+    for_each_block(gradients, piece, [to](std::size_t at, std::span<const T> averages) {
+      if (averages.data() != to + at) std::copy(averages.begin(), averages.end(), to + at);
+    });
   }
   template <class Gradients, class T, std::size_t Count>
   static std::span<T> averages(Gradients& gradients, const UpdatePiece<T, Count>& piece) {
@@ -268,14 +271,6 @@ class OwnsSlice : public OwnedParts<Traits>, public OwnedAtOnce {
   }
 
  private:
-  template <class T>
-  struct Keep {
-    T* to;
-    void operator()(std::size_t at, std::span<const T> averages) const {
-      if (averages.data() != to + at) std::copy(averages.begin(), averages.end(), to + at);
-    }
-  };
-
   Comm& comm_;
 };
 
