@@ -81,15 +81,18 @@ class GpuUpdate {
   }
 
   /// Begins an update: stores its numbers on the GPU. **Stream** before the members below.
-  void begin(double rate, std::size_t micro_batches, double factor) {
+  void begin(std::size_t micro_batches, double factor) {
     const double scale = factor / static_cast<double>(micro_batches);
-    if constexpr (Traits::has_groups) {
-      for (std::size_t group = 0; group != groups; ++group) {
-        const auto options = clock_.group_options().of(group);
-        store(group, options, clock_.rate_of(options), scale);
+    for (std::size_t group = 0; group != groups; ++group) {
+      const auto options = clock_.group_options().of(group);
+      const double rate = clock_.rate_of(options);
+      if constexpr (decides || counts)
+        numbers_.store_inputs(stream(), group, {options, rate, scale, watch()});
+      if constexpr (!decides) {
+        auto numbers = step_numbers<Rule>(options, rate, clock_.steps(), scale);
+        numbers.watch = watch();
+        numbers_.store(stream(), group, numbers);
       }
-    } else {
-      store(0, clock_.options(), rate, scale);
     }
   }
   /// Sums are divided by the ranks that still have batches.
@@ -234,17 +237,6 @@ class GpuUpdate {
   TablePieces where(std::size_t offset, std::size_t element) const {
     return {reinterpret_cast<const TablePiece*>(pieces_.data()), table_.pieces.size(), offset,
             element};
-  }
-
-  /// Stores the numbers of a group's update on the GPU.
-  void store(std::size_t group, const typename Rule::Options& options, double rate, double scale) {
-    if constexpr (decides || counts)
-      numbers_.store_inputs(stream(), group, {options, rate, scale, watch()});
-    if constexpr (!decides) {
-      auto numbers = step_numbers<Rule>(options, rate, clock_.steps(), scale);
-      numbers.watch = watch();
-      numbers_.store(stream(), group, numbers);
-    }
   }
 
   /// The update uses what any rank uses. **Ranks** all.

@@ -69,7 +69,8 @@ class Updater
   /// knows. **Stream** before the members below.
   void begin(std::size_t micro_batches = Traits::micro_batches, double factor = 1) {
     passes_.require_none_seen();
-    passes_.begin(this->advance(), micro_batches, factor);
+    this->advance();
+    passes_.begin(micro_batches, factor);
   }
 
   /// From gradients that are each rank's own. **Host** blocks until the parameters are new on all
