@@ -6,7 +6,6 @@
 #include <nccl.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -19,25 +18,10 @@
 #include <vector>
 
 #include "lockstep/comm/backends/nccl/calls.cuh"
-#include "lockstep/comm/backends/nccl/engine.cuh"
 #include "lockstep/comm/backends/nccl/watch.cuh"
-#include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/collectives.hpp"
-#include "lockstep/comm/combine.cuh"
-#include "lockstep/comm/communicator.hpp"
 #include "lockstep/comm/groups.hpp"
-#include "lockstep/comm/rank_gpu.cuh"
-#include "lockstep/core/bytes.hpp"
-#include "lockstep/core/dynamic.hpp"
-#include "lockstep/core/error.hpp"
-#include "lockstep/core/reduce_op.hpp"
-#include "lockstep/core/strong.hpp"
-#include "lockstep/device/cuda/gpu.cuh"
-#include "lockstep/device/cuda/runtime.cuh"
-#include "lockstep/device/cuda/step_graph.cuh"
 #include "lockstep/launch/host.hpp"
-#include "lockstep/launch/rendezvous.hpp"
-#include "lockstep/launch/store.hpp"
 #include "lockstep/topology/topology.hpp"
 
 namespace lockstep {
@@ -82,9 +66,6 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
   }
   /// The communicator of a group, made by `split`.
   explicit NcclCommunicator(std::shared_ptr<Engine> engine) : engine_(std::move(engine)) {}
-
-  NcclCommunicator(NcclCommunicator&&) noexcept = default;
-  NcclCommunicator& operator=(NcclCommunicator&&) = delete;
 
   Rank rank() const { return engine_->rank(); }
   WorldSize world_size() const { return WorldSize{engine_->world()}; }
