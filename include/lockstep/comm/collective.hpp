@@ -291,9 +291,9 @@ struct Collective {
   std::span<const T> in;
   std::span<T> out;
   std::size_t count = 0;  // elements of one piece, the same on all ranks
-  Rank root{0};           // of a rooted collective; of a message the other rank
-  [[no_unique_address]] Operation op{};
   JobCall part_of = JobCall::none;
+  Rank root{0};  // of a rooted collective; of a message the other rank
+  [[no_unique_address]] Operation op{};
 
   /// Does `in` hold a piece for every rank, where it holds anything?
   static constexpr bool deals_pieces = kind == CollectiveKind::scatter ||
@@ -313,7 +313,7 @@ struct Collective {
   /// The same call on other memory, with pieces of another length.
   constexpr Collective on(std::span<const T> other_in, std::span<T> other_out,
                           std::size_t other_count) const {
-    return {other_in, other_out, other_count, root, op, part_of};
+    return {other_in, other_out, other_count, part_of, root, op};
   }
 
   /// The data of a call in place.
@@ -369,11 +369,11 @@ constexpr AllGather<T> all_gather(std::span<const T> in, std::span<T> out) {
 }
 template <class T>
 constexpr Send<T> send(std::span<const T> data, Rank to) {
-  return {data, {}, data.size(), to};
+  return {data, {}, data.size(), JobCall::none, to};
 }
 template <class T>
 constexpr Receive<T> receive(std::span<T> data, Rank from) {
-  return {{}, data, data.size(), from};
+  return {{}, data, data.size(), JobCall::none, from};
 }
 
 }  // namespace calls
