@@ -15,7 +15,6 @@
 #include <utility>
 
 #include "lockstep/core/element.hpp"
-#include "lockstep/core/macros.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/strong.hpp"
@@ -104,15 +103,8 @@ inline JobCall step_call_of_thread(JobCall otherwise = JobCall::step) {
 
 /// Collectives of this thread are part of a job's call while this object lives. The collectives of
 /// a step are told so by a constant instead.
-class InJobCall {
- public:
-  explicit InJobCall(JobCall call) : before_(std::exchange(job_call_of_thread(), call)) {}
-  ~InJobCall() { job_call_of_thread() = before_; }
-  InJobCall(const InJobCall&) = delete;
-  InJobCall& operator=(const InJobCall&) = delete;
-
- private:
-  JobCall before_;
+struct InJobCall : ValueWhile<JobCall> {
+  explicit InJobCall(JobCall call) : ValueWhile(job_call_of_thread(), call) {}
 };
 
 /// One rank's description of a call. It travels between ranks as it is. All ranks of a collective
@@ -221,27 +213,24 @@ concept SingleElement = Element<T> || std::same_as<T, bool>;
 
 /// Elements as they travel: a bool is a byte that is 0 or 1.
 template <class T>
-auto travelling(std::span<T> values) {
-  if constexpr (std::same_as<std::remove_const_t<T>, bool>) {
-    static_assert(sizeof(bool) == 1);
-    using Byte = std::conditional_t<std::is_const_v<T>, const std::uint8_t, std::uint8_t>;
-    return std::span<Byte>(reinterpret_cast<Byte*>(values.data()), values.size());
-  } else {
-    return values;
-  }
+std::span<T> travelling(std::span<T> values) {
+  return values;
+}
+inline std::span<std::uint8_t> travelling(std::span<bool> values) {
+  static_assert(sizeof(bool) == 1);
+  return {reinterpret_cast<std::uint8_t*>(values.data()), values.size()};
+}
+inline std::span<const std::uint8_t> travelling(std::span<const bool> values) {
+  return {reinterpret_cast<const std::uint8_t*>(values.data()), values.size()};
 }
 
 /// Is this memory of elements that collectives move? Of packed bits, `flat` says why it is not.
 template <class Data>
 consteval bool holds_elements() {
   using Plain = std::remove_cvref_t<Data>;
-  if constexpr (packs_bits<Plain>) {
-    return true;
-  } else if constexpr (DenseView<Plain> || ContiguousMemory<Plain>) {
-    return SingleElement<std::remove_const_t<FlatElement<Data>>>;
-  } else {
-    return false;
-  }
+  if constexpr (DenseView<Plain> || ContiguousMemory<Plain>)
+    return packs_bits<Plain> || SingleElement<std::remove_const_t<FlatElement<Data>>>;
+  return packs_bits<Plain>;
 }
 
 /// The elements of an argument, as they travel. An argument that has none is one error: what

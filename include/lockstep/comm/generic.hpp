@@ -6,15 +6,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <span>
 #include <vector>
 
 #include "lockstep/comm/call/peers.hpp"
-#include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/combine.hpp"
-#include "lockstep/core/error.hpp"
-#include "lockstep/core/strong.hpp"
 
 namespace lockstep::detail {
 
