@@ -798,7 +798,7 @@ LOCKSTEP_INLINE int run_threads(const RankPlacement& place, std::chrono::millise
     session.set_arguments(arguments, asks_for_help);
     return run_rank(session, run);
   };
-  run_threads(place, timeout, termination_grace(on_request(arguments)), ends, act);
+  run_threads(place, timeout, termination_grace(saves_on_request(arguments)), ends, act);
   return ends.report();
 }
 
@@ -888,7 +888,7 @@ LOCKSTEP_INLINE Outcome run_attempt(LaunchOptions& options, std::chrono::millise
 
   Outcome outcome;
   {
-    Supervisor supervisor(Failures::printed, on_request(options.rest));
+    Supervisor supervisor(true, saves_on_request(options.rest));
     for (std::size_t process = 0; process < processes; ++process) {
       const Rank rank{process};
       Pipe told = make_pipe();
@@ -937,8 +937,9 @@ LOCKSTEP_INLINE int launch_ranks(LaunchOptions options, std::chrono::millisecond
   for (std::size_t restarts = 0;;) {
     const Outcome outcome = run_attempt(options, timeout, restarts);
     const int status = outcome.shell_status();
-    if (status == stopped_status) write_all(2, stopped_words);
-    if (outcome.kind() != EndKind::failed || options.max_restarts == 0) return status;
+    if (status == stopped_status)
+      write_all(2, "lockstep: stopped on request; start again with --resume\n");
+    if (!outcome.may_restart() || options.max_restarts == 0) return status;
     if (restarts == options.max_restarts) {
       write_all(
           2, text({"lockstep: ", outcome.words(), "; it was started again ", restarts,
@@ -948,7 +949,7 @@ LOCKSTEP_INLINE int launch_ranks(LaunchOptions options, std::chrono::millisecond
     ++restarts;
     write_all(2, text({"lockstep: ", outcome.words(), "; restart ", restarts, " of ",
                        options.max_restarts,
-                       on_request(options.rest) == OnRequest::save
+                       saves_on_request(options.rest)
                            ? ", from the newest valid checkpoint\n"
                            : "; there is no --checkpoint, so training starts anew\n"}));
   }
@@ -1003,7 +1004,7 @@ LOCKSTEP_INLINE void spawn_processes(std::size_t ranks, RankFunction f,
   std::vector<Pipe> starts;
   Outcome outcome;
   {
-    Supervisor supervisor(Failures::returned);
+    Supervisor supervisor(false, false);
     for (std::size_t r = 0; r < ranks; ++r) {
       starts.push_back(make_pipe());
       Pipe report = make_pipe();
