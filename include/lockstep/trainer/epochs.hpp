@@ -24,7 +24,6 @@
 #include "lockstep/data/loader.hpp"
 #include "lockstep/data/sampler.hpp"
 #include "lockstep/observe/display.hpp"
-#include "lockstep/observe/log.hpp"
 #include "lockstep/observe/summary.hpp"
 #include "lockstep/strategy/agreement.hpp"
 #include "lockstep/trainer/options.hpp"
