@@ -38,6 +38,12 @@ concept ModelMaking = requires(F& make, Arguments&... arguments) {
   { make() } -> std::same_as<Model>;
 };
 
+/// What the model of a job comes from: `DefaultModel`, such a function, or a model.
+template <class Source, class Model, class... Arguments>
+concept ModelSource =
+    std::same_as<std::remove_cvref_t<Source>, DefaultModel> || std::convertible_to<Source, Model> ||
+    ModelMaking<Source, Model, Arguments...>;
+
 /// Calls such a function.
 template <class Model, class F, class... Arguments>
 Model made_by(F& make, Arguments&... arguments) {
