@@ -200,7 +200,6 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
         feed_(session, wrapped_),
         progress_(session.rank(), options_) {
     static_cast<void>(&program_has_job<void>);  // its initialiser is needed
-    session.options().leave_to_job();
     sampler_options_.seed = options_.seed;
     // Where ranks fill all cores, a loading thread would only take time from the model.
     std::size_t busy = session.membership().local_world;
@@ -544,6 +543,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
 
   /// **Ranks** all. **Host** blocks until all have come.
   static Comm meet(Session& session) {
+    session.options().leave_to_job();  // which ends the asking at its first operation
     if constexpr (is_one_process) {
       if (session.world() > WorldSize{1}) {
         fail("ParallelStrategy<DP>",
