@@ -393,27 +393,26 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
   /// other: by default, or by `[](std::size_t replica) { return Model(...); }`. The others of a
   /// model that is given are copies of it; so are those of a model with `replicate()`. **Host**
   /// blocks until all replicas are there and have the same initial parameters.
-  template <class M = Model>
-  explicit BasicDp(const DpOptions& options = {}, DefaultModel = {})
-      : BasicDp(options, Make{}, [&](std::size_t i, const Models& models) {
-          constexpr bool replicates = requires(const M& model) { model.replicate(); };
-          if constexpr (replicates) {
-            if (i != 0) return replicate(*models[0]);
-          }
-          return seeded(options, i, &default_model<M>);
-        }) {}
-  template <ModelMaking<Model, std::size_t> Making>
-  BasicDp(const DpOptions& options, Making&& make)
-      : BasicDp(options, Make{}, [&](std::size_t i, const Models&) {
-          return seeded(options, i, [&] { return made_by<Model>(make, i); });
-        }) {}
-  BasicDp(const DpOptions& options, Model model)
-      : BasicDp(options, Make{}, [&](std::size_t i, const Models& models) {
-          if constexpr (!traits::alone) {
-            if (i != 0) return replicate(*models[0]);
-          }
-          return std::move(model);
-        }) {}
+  template <ModelSource<Model, std::size_t> Source = DefaultModel>
+  explicit BasicDp(const DpOptions& options = {}, Source&& source = {})
+      : meeting_(count_replicas(options), options.timeout, options.devices),
+        root_(output_replica(options, meeting_.size())),
+        shares_(meeting_.size(), traits::syncs_norms),
+        crew_(meeting_.size()),
+        replicas_(meeting_.size()) {
+    std::vector<std::optional<Model>> models(replicas());
+    crew_.run([&](std::size_t i) { meeting_.prepare(Rank{i}); });
+    crew_.run_in_turn([&](std::size_t i) {
+      models[i].emplace(model_of<Source>(source, i, models[0], options.seed));
+    });
+    crew_.run([&](std::size_t i) {
+      replicas_[i] = std::make_unique<LedReplica>(meeting_.join(Rank{i}), std::move(*models[i]),
+                                                  options.seed, Rank{root_}, shares_);
+    });
+    if constexpr (traits::scatters && OutputDeclaring<Model>) {
+      for (const auto& replica : replicas_) replica->join_outputs(*replicas_[root_]);
+    }
+  }
   BasicDp(const BasicDp&) = delete;
   BasicDp& operator=(const BasicDp&) = delete;
   ~BasicDp() {
@@ -618,37 +617,34 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
   }
 
  private:
-  /// The models that were made so far; the first is there before the others are made.
-  using Models = std::vector<std::optional<Model>>;
-  struct Make {};
-
   static std::size_t count_replicas(const DpOptions& options) {
     const std::size_t replicas = replicas_of(options, static_replicas, &Meeting::devices);
     require_world<static_replicas>(WorldSize{replicas}, Rank{0});
     return replicas;
   }
-  template <class F>
-  static Model seeded(const DpOptions& options, std::size_t replica, const F& make) {
-    return make_seeded<Model, typename traits::device>(options.seed, Rank{replica}, make);
-  }
 
-  /// `model_of(i, models)` is replica i's model, made on its thread when its device is selected.
-  template <class ModelOf>
-  BasicDp(const DpOptions& options, Make, const ModelOf& model_of)
-      : meeting_(count_replicas(options), options.timeout, options.devices),
-        root_(output_replica(options, meeting_.size())),
-        shares_(meeting_.size(), traits::syncs_norms),
-        crew_(meeting_.size()),
-        replicas_(meeting_.size()) {
-    Models models(replicas());
-    crew_.run([&](std::size_t i) { meeting_.prepare(Rank{i}); });
-    crew_.run_in_turn([&](std::size_t i) { models[i].emplace(model_of(i, models)); });
-    crew_.run([&](std::size_t i) {
-      replicas_[i] = std::make_unique<LedReplica>(meeting_.join(Rank{i}), std::move(*models[i]),
-                                                  options.seed, Rank{root_}, shares_);
-    });
-    if constexpr (traits::scatters && OutputDeclaring<Model>) {
-      for (const auto& replica : replicas_) replica->join_outputs(*replicas_[root_]);
+  /// Replica i's model. The first one's is there before the others are made.
+  template <class Source>
+  static Model model_of(std::remove_reference_t<Source>& source, std::size_t i,
+                        const std::optional<Model>& first, Seed seed) {
+    constexpr bool by_default = std::same_as<std::remove_cvref_t<Source>, DefaultModel>;
+    constexpr bool is_made = ModelMaking<Source, Model, std::size_t>;
+    constexpr bool replicates = requires { first->replicate(); };
+    if constexpr (by_default ? replicates : !is_made && !traits::alone) {
+      if (i != 0) return replicate(*first);
+    }
+    if constexpr (by_default || is_made) {
+      return make_seeded<Model, typename traits::device>(seed, Rank{i}, [&] {
+        if constexpr (by_default) {
+          return default_model<Model>();
+        } else if constexpr (std::invocable<Source&, std::size_t&>) {
+          return source(i);
+        } else {
+          return source();
+        }
+      });
+    } else {
+      return std::forward<Source>(source);
     }
   }
 
