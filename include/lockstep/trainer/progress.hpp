@@ -17,7 +17,6 @@
 #include "lockstep/core/strong.hpp"
 #include "lockstep/data/sampler.hpp"
 #include "lockstep/observe/display.hpp"
-#include "lockstep/observe/log.hpp"
 #include "lockstep/observe/scores.hpp"
 #include "lockstep/observe/summary.hpp"
 #include "lockstep/trainer/options.hpp"
