@@ -6,7 +6,6 @@
 #include "lockstep/data/lmdb.hpp"
 
 #if !defined(LOCKSTEP_COMPILED)
-#include "lockstep/data/lmdb.ipp"
 #if __has_include(<lmdb.h>)
 #include "lockstep/data/write_lmdb.ipp"
 #endif
