@@ -150,7 +150,7 @@ class LmdbFile {
       return read<std::uint64_t>(file_.bytes(), offset + offsetof(LmdbMeta, transaction));
     };
     if (std::max(transaction_at(0), transaction_at(page_bytes_)) != transaction_) [[unlikely]]
-      file_.fail_written();
+      file_.fail_changed(file_.size());
   }
 
   /// Fetches the fronts of records that were looked up before into the cache, all at once: records
