@@ -134,6 +134,13 @@ concept OptionType =
     (std::integral<T> && !std::same_as<T, char> && !std::same_as<T, wchar_t> &&
      !std::same_as<T, char8_t> && !std::same_as<T, char16_t> && !std::same_as<T, char32_t>);
 
+/// The shortest text that reads as this number.
+template <class Number>
+std::string number_text(Number number) {
+  char digits[64];
+  return {digits, std::to_chars(digits, std::end(digits), number).ptr};
+}
+
 /// The number that a text is, if it is one, of its type's range.
 template <class Number>
 std::optional<Number> number_of(std::string_view text) {
@@ -193,11 +200,9 @@ class ProgramOptions {
       if (*text != "true" && *text != "false") refuse_value(name, *text, "give it true or false");
       return *text == "true";
     } else if constexpr (detail::OptionType<T>) {
-      char digits[64];
-      const std::string_view shown(digits, std::to_chars(digits, std::end(digits), otherwise).ptr);
       constexpr bool is_whole = std::integral<T>;
-      const auto text =
-          ask(name, is_whole ? "N" : "X", shown, help, detail::program_has_options<T>);
+      const auto text = ask(name, is_whole ? "N" : "X", detail::number_text(otherwise), help,
+                            detail::program_has_options<T>);
       if (!text) return otherwise;
       const auto number = detail::number_of<T>(*text);
       if (number) return *number;

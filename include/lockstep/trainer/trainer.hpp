@@ -717,7 +717,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     std::string all;
     const auto add = [&all](const std::string& whose, const auto& options) {
       options.for_each([&](std::string_view name, double value) {
-        all += text({whose, " ", name, " ", real_text(value), "\n"});
+        all += text({whose, " ", name, " ", number_text(value), "\n"});
       });
     };
     for (std::size_t group = 0; group != traits::groups::count; ++group) {
