@@ -1042,5 +1042,9 @@ typename Replica::Loss run_step(Replica& replica, [[maybe_unused]] Runner& runne
 }  // namespace lockstep::detail
 
 namespace lockstep {
-using detail::Replica;
+
+/// The parts of a training step.
+template <class Model, class Policies, class Comm>
+using Replica = detail::Replica<Model, Policies, Comm>;
+
 }  // namespace lockstep
