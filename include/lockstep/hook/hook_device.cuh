@@ -19,21 +19,6 @@
 
 namespace lockstep::detail {
 
-/// Elements of device memory, zeroed at first.
-template <class T>
-class DeviceElements {
- public:
-  DeviceElements() = default;
-  explicit DeviceElements(std::size_t count) : arena_(count * sizeof(T)), count_(count) {}
-  T* data() { return reinterpret_cast<T*>(arena_.data()); }
-  std::size_t size() const { return count_; }
-  operator std::span<T>() { return {data(), count_}; }
-
- private:
-  DeviceArena arena_{0};
-  std::size_t count_ = 0;
-};
-
 /// The passes of a GPU, on the stream of a communicator. Arrays begin at multiples of 16 bytes.
 template <>
 class HookDevice<Cuda> {

@@ -4,7 +4,6 @@
 /// bucket in one launch, the same bits in every run.
 
 #include <cuda_runtime.h>
-#include <cuda_runtime_api.h>
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -46,7 +45,6 @@ __device__ const Entry& entry_at(const Entry* entries, std::size_t count, std::s
 struct LowRankTable {
   const LowRankMatrix* matrices;
   std::size_t count;
-  std::size_t rows;     // of all
   std::size_t columns;  // of all
 
   template <auto First>
@@ -234,24 +232,17 @@ struct BlockThreads {
   }
 };
 
-/// The seeds of columns that are drawn anew, and the step, in device memory, that they are drawn
-/// in. Without a step, nothing is drawn.
-struct LowRankDraw {
-  const std::uint64_t* step;
-  std::uint64_t seed;
-};
-
-/// Makes the columns of P or Q of a matrix orthogonal, by a block for each matrix.
+/// Makes the columns of P or Q of a matrix orthogonal, by a block for each matrix. `step`, in
+/// device memory, is the one that columns are drawn anew in; without it, none is.
 template <class A>
 LOCKSTEP_KERNEL __launch_bounds__(orthogonal_threads)
     orthogonalize_matrices(const LowRankMatrix* matrices, bool rows, A* factors, A epsilon,
-                           LowRankDraw draw) {
+                           const std::uint64_t* step, std::uint64_t bucket_seed) {
   const LowRankMatrix& matrix = matrices[blockIdx.x];
-  const std::uint64_t seed = random_at(draw.seed, matrix.parameter);
-  orthogonalize(
-      factors + (rows ? matrix.p : matrix.q), rows ? matrix.rows : matrix.columns, matrix.rank,
-      epsilon, draw.step != nullptr, BlockThreads{},
-      [&](std::size_t k, std::size_t i) { return drawn_element(seed, *draw.step, k, i); });
+  const std::uint64_t seed = random_at(bucket_seed, matrix.parameter);
+  orthogonalize(factors + (rows ? matrix.p : matrix.q), rows ? matrix.rows : matrix.columns,
+                matrix.rank, epsilon, step != nullptr, BlockThreads{},
+                [&](std::size_t k, std::size_t i) { return drawn_element(seed, *step, k, i); });
 }
 
 /// The passes may all be part of a captured step.
@@ -279,7 +270,7 @@ class LowRank<Element, HookDevice<Cuda>>
     check_cuda(cudaStreamIsCapturing(stream_, &status), "cudaStreamIsCapturing");
     if (status == cudaStreamCaptureStatusNone) device_.set_step(step);
     copy(const_cast<T*>(values.data()), sent.data(), false);
-    orthogonalize(false, q_.data(), {device_.step(), plan_.seed});
+    orthogonalize(false, q_.data(), device_.step());
     const LowRankSource<T> source{values.data(), residual()};
     for_each_part([&]<unsigned N>(std::size_t from) {
       launch_kernel<project_rows<N, T>>(
@@ -290,7 +281,7 @@ class LowRank<Element, HookDevice<Cuda>>
 
   void project_back(std::span<const T> values, std::span<const T> come, std::span<T> sent) {
     receive(come.data() + plan_.whole_count, p_);
-    orthogonalize(true, p_.data(), {nullptr, 0});
+    orthogonalize(true, p_.data(), nullptr);
     const LowRankSource<T> source{values.data(), residual()};
     for_each_part([&]<unsigned N>(std::size_t from) {
       launch_kernel<project_columns<N, T>>(
@@ -359,9 +350,7 @@ class LowRank<Element, HookDevice<Cuda>>
     }
   }
 
-  LowRankTable table() {
-    return {matrices_.data(), plan_.matrices.size(), plan_.rows, plan_.columns};
-  }
+  LowRankTable table() { return {matrices_.data(), plan_.matrices.size(), plan_.columns}; }
   A* residual() { return plan_.feedback ? residual_.data() : nullptr; }
 
   void copy(T* values, T* sent, bool back) {
@@ -375,12 +364,12 @@ class LowRank<Element, HookDevice<Cuda>>
     launch_kernel<widen_factors<T>>("factors of PowerSGD", stream_, blocks(own.size()),
                                     low_rank_threads, come, own.data(), own.size());
   }
-  void orthogonalize(bool of_rows, A* factors, const LowRankDraw& draw) {
+  void orthogonalize(bool of_rows, A* factors, const std::uint64_t* step) {
     if (plan_.matrices.empty()) return;
     launch_kernel<orthogonalize_matrices<A>>(
         "orthogonal matrices", stream_, static_cast<unsigned>(plan_.matrices.size()),
         orthogonal_threads, static_cast<const LowRankMatrix*>(matrices_.data()), of_rows, factors,
-        static_cast<A>(plan_.epsilon), draw);
+        static_cast<A>(plan_.epsilon), step, plan_.seed);
   }
 
   cudaStream_t stream_;
