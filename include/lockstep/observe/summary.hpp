@@ -8,7 +8,7 @@
 #include <optional>
 #include <string>
 
-#include "lockstep/core/json_line.hpp"
+#include "lockstep/core/json.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/standard.hpp"
 #include "lockstep/observe/scores.hpp"

@@ -15,7 +15,7 @@
 
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/core/hash.hpp"
-#include "lockstep/core/json_line.hpp"
+#include "lockstep/core/json.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/standard.hpp"
