@@ -1500,10 +1500,14 @@ LOCKSTEP_INLINE JsonLine facts_of(const StatefulJob& job, const SaveOptions& opt
       .add("epoch", options.epoch)
       .add("step", progress.updates);
   if (options.best) json.add_exact("best", *options.best);
+  std::map<std::string_view, const Score*> latest;  // an epoch may have a score twice
+  for (const Score& score : options.scores) latest[score.name] = &score;
   JsonLine scores;
-  for (const Score& score : options.scores)
-    scores.add(score.name,
-               JsonLine().add_exact("mean", score.mean).add_exact("count", score.count));
+  for (const Score& score : options.scores) {
+    if (const Score* const last = std::exchange(latest[score.name], nullptr))
+      scores.add(last->name,
+                 JsonLine().add_exact("mean", last->mean).add_exact("count", last->count));
+  }
   if (!scores.empty()) json.add("scores", scores);
   json.add("progress", json_of(progress));
   json.add("gradients", JsonLine()
