@@ -130,11 +130,18 @@ LOCKSTEP_INLINE std::size_t letters_apart(std::string_view a, std::string_view b
   return cost.back();
 }
 
-/// The names that other launchers have for `--ranks` and for `--rendezvous`.
-inline constexpr std::string_view names_of_ranks[] = {
-    "np", "nproc", "ntasks", "nproc-per-node", "num-ranks", "world-size"};
-inline constexpr std::string_view names_of_rendezvous[] = {"rdzv-endpoint", "rdzv", "master-addr",
-                                                           "master-port"};
+/// The names that other launchers have for options of this one.
+inline constexpr std::pair<std::string_view, std::string_view> names_elsewhere[] = {
+    {"np", "--ranks"},
+    {"nproc", "--ranks"},
+    {"ntasks", "--ranks"},
+    {"nproc-per-node", "--ranks"},
+    {"num-ranks", "--ranks"},
+    {"world-size", "--ranks"},
+    {"rdzv", "--rendezvous"},
+    {"rdzv-endpoint", "--rendezvous"},
+    {"master-addr", "--rendezvous"},
+    {"master-port", "--rendezvous"}};
 
 LOCKSTEP_INLINE std::string_view meant_flag(std::string_view name, std::span<const Flag> flags) {
   const auto word = [](std::string_view dashed) {
@@ -142,12 +149,9 @@ LOCKSTEP_INLINE std::string_view meant_flag(std::string_view name, std::span<con
   };
   const std::string_view written = word(name);
   if (written.size() == name.size() || written.empty()) return {};
-  const auto is_one_of = [&](std::span<const std::string_view> names, std::string_view ours) {
-    return std::find(names.begin(), names.end(), written) != names.end() &&
-           find_flag(ours, flags) != nullptr;
-  };
-  if (is_one_of(names_of_ranks, "--ranks")) return "--ranks";
-  if (is_one_of(names_of_rendezvous, "--rendezvous")) return "--rendezvous";
+  for (const auto& [other, ours] : names_elsewhere) {
+    if (written == other && find_flag(ours, flags) != nullptr) return ours;
+  }
   for (const Flag& flag : flags) {
     const std::string_view known = word(flag.name);
     const std::size_t apart = letters_apart(written, known);
@@ -169,16 +173,15 @@ LOCKSTEP_INLINE CutArguments cut_arguments(std::span<const std::string_view> arg
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const std::string_view argument = arguments[i];
     if (i != 0 && argument == "--") {
-      cut.rest.insert(cut.rest.end(), arguments.begin() + static_cast<std::ptrdiff_t>(i),
-                      arguments.end());
-      return cut;
+      for (; i < arguments.size(); ++i) cut.rest.emplace_back(arguments[i]);
+      break;
     }
-    const std::string name = flag_name(argument);
-    const Flag* const ours = i == 0 ? nullptr : find_flag(name, flags);
-    const Flag* const flag = i == 0 || ours != nullptr ? ours : find_flag(name, others);
+    const std::string name = i == 0 ? "" : flag_name(argument);
+    const Flag* const ours = find_flag(name, flags);
+    const Flag* const flag = ours != nullptr ? ours : find_flag(name, others);
     if (flag == nullptr) {
-      std::string_view meant = i == 0 ? std::string_view() : meant_flag(name, flags);
-      if (i != 0 && meant.empty()) meant = meant_flag(name, others);
+      std::string_view meant = meant_flag(name, flags);
+      if (meant.empty()) meant = meant_flag(name, others);
       if (!meant.empty()) {
         fail("launch", {"there is no option ", argument.substr(0, argument.find('='))},
              text({"did you mean ", meant, "? An option of the program's own goes behind --"}));
@@ -200,14 +203,12 @@ LOCKSTEP_INLINE CutArguments cut_arguments(std::span<const std::string_view> arg
       fail("launch", {flag->name, " has no value"},
            text({"give it one, as in ", flag->name, " ", flag->value == "N" ? "4" : flag->value}));
     }
-    if (ours != nullptr) {
-      const std::string_view joined = is_joined ? argument.substr(equals + 1) : std::string_view();
-      cut.given.push_back({flag->name, takes_next ? arguments[i + 1] : joined});
-    } else {
-      cut.rest.emplace_back(argument);
-      if (takes_next) cut.rest.emplace_back(arguments[i + 1]);
-    }
-    if (takes_next) ++i;
+    if (ours == nullptr) cut.rest.emplace_back(argument);
+    const std::string_view value = takes_next  ? arguments[++i]
+                                   : is_joined ? argument.substr(equals + 1)
+                                               : std::string_view();
+    if (ours != nullptr) cut.given.push_back({flag->name, value});
+    if (ours == nullptr && takes_next) cut.rest.emplace_back(value);
   }
   return cut;
 }
@@ -505,27 +506,11 @@ class LaunchCount {
 
 namespace lockstep {
 
-LOCKSTEP_INLINE Session::Session(Membership membership, Store store)
-    : Session(std::move(membership), std::move(store), nullptr) {}
-
-LOCKSTEP_INLINE Session::Session(Membership membership, Store store,
-                                 std::unique_ptr<detail::StoreHost> host)
-    : membership_(std::move(membership)),
-      host_(std::move(host)),
-      store_(std::make_unique<Store>(std::move(store))) {}
-
-LOCKSTEP_INLINE Session::Session(Session&&) noexcept = default;
-
 LOCKSTEP_INLINE Session::~Session() {
   store_.reset();
   if (host_ && world() > WorldSize{1} && !scope_.is_failure()) {
     host_->server.wait_until_unused(detail::Deadline::after(membership_.timeout));
   }
-}
-
-LOCKSTEP_INLINE void Session::set_arguments(const std::vector<std::string>& arguments,
-                                            bool asks_for_help) {
-  options_ = ProgramOptions(arguments, rank() == Rank{0}, asks_for_help);
 }
 
 namespace detail {
@@ -806,14 +791,10 @@ LOCKSTEP_INLINE int run_threads(const RankPlacement& place, std::chrono::millise
 /// path since (a rebuild), it is the kernel's link to the running one.
 LOCKSTEP_INLINE std::string own_program() {
   constexpr const char* link = "/proc/self/exe";
-  std::string path(4096, '\0');
-  const ssize_t size = ::readlink(link, path.data(), path.size());
-  path.resize(size > 0 ? static_cast<std::size_t>(size) : 0);
-  struct stat running{};
-  struct stat found{};
-  const bool same = ::stat(link, &running) == 0 && ::stat(path.c_str(), &found) == 0 &&
-                    running.st_dev == found.st_dev && running.st_ino == found.st_ino;
-  return same ? path : link;
+  char path[4096];
+  const ssize_t size = ::readlink(link, path, sizeof path);
+  const std::string_view found(path, size > 0 ? static_cast<std::size_t>(size) : 0);
+  return std::string(found.empty() || found.ends_with(" (deleted)") ? link : found);
 }
 
 /// This process's environment without the variables of a rank and the secret.
@@ -827,10 +808,9 @@ LOCKSTEP_INLINE std::vector<std::string> inherited_environment() {
   std::vector<std::string> variables;
   for (char** variable = environ; *variable != nullptr; ++variable) {
     const std::string_view text = *variable;
-    const std::string_view name = text.substr(0, text.find('='));
-    bool is_ours = false;
-    for (std::string_view own : ours) is_ours = is_ours || own == name;
-    if (!is_ours) variables.emplace_back(text);
+    const auto* const own =
+        std::find(std::begin(ours), std::end(ours), text.substr(0, text.find('=')));
+    if (own == std::end(ours)) variables.emplace_back(text);
   }
   return variables;
 }
@@ -843,7 +823,6 @@ LOCKSTEP_INLINE void add(std::vector<std::string>& list, std::initializer_list<W
 /// The pointers that execve wants.
 LOCKSTEP_INLINE std::vector<char*> pointers(std::vector<std::string>& texts) {
   std::vector<char*> list;
-  list.reserve(texts.size() + 1);
   for (std::string& text : texts) list.push_back(text.data());
   list.push_back(nullptr);
   return list;
@@ -934,24 +913,22 @@ LOCKSTEP_INLINE int launch_ranks(LaunchOptions options, std::chrono::millisecond
   }
   keep_standard_streams();
   say_openmp_share(options.ranks.value_or(1));
-  for (std::size_t restarts = 0;;) {
+  for (std::size_t restarts = 0;; ++restarts) {
     const Outcome outcome = run_attempt(options, timeout, restarts);
     const int status = outcome.shell_status();
     if (status == stopped_status)
       write_all(2, "lockstep: stopped on request; start again with --resume\n");
     if (!outcome.may_restart() || options.max_restarts == 0) return status;
-    if (restarts == options.max_restarts) {
-      write_all(
-          2, text({"lockstep: ", outcome.words(), "; it was started again ", restarts,
-                   restarts == 1 ? " time" : " times", ", as often as --max-restarts allows\n"}));
-      return status;
-    }
-    ++restarts;
-    write_all(2, text({"lockstep: ", outcome.words(), "; restart ", restarts, " of ",
-                       options.max_restarts,
-                       saves_on_request(options.rest)
-                           ? ", from the newest valid checkpoint\n"
-                           : "; there is no --checkpoint, so training starts anew\n"}));
+    const bool is_last = restarts == options.max_restarts;
+    const std::string next =
+        is_last ? text({"; it was started again ", restarts, restarts == 1 ? " time" : " times",
+                        ", as often as --max-restarts allows\n"})
+                : text({"; restart ", restarts + 1, " of ", options.max_restarts,
+                        saves_on_request(options.rest)
+                            ? ", from the newest valid checkpoint\n"
+                            : "; there is no --checkpoint, so training starts anew\n"});
+    write_all(2, text({"lockstep: ", outcome.words(), next}));
+    if (is_last) return status;
   }
 }
 
@@ -972,17 +949,11 @@ LOCKSTEP_INLINE void spawn_threads(std::size_t ranks, RankFunction f,
   ends.rethrow_first();
 }
 
-/// Runs a forked rank: learns where the store is, runs, reports a failure, and ends without the
-/// parent's atexit handlers and destructors.
-[[noreturn]] LOCKSTEP_INLINE void run_forked(Membership member, int start, int report,
-                                             RankFunction f) {
+/// Runs a forked rank, reports a failure, and ends without the parent's atexit handlers and
+/// destructors.
+[[noreturn]] LOCKSTEP_INLINE void run_forked(const Membership& member, int report, RankFunction f) {
   int status = 0;
   try {
-    const std::string words = read_all(start);
-    store_protocol::Reader told(words);
-    member.port = static_cast<std::uint16_t>(told.u32());
-    member.secret = told.text();
-    member.job = told.text();
     Store store(member.host, member.port, member.secret, member.timeout);
     f(member, store);
   } catch (...) {
@@ -1001,29 +972,25 @@ LOCKSTEP_INLINE void spawn_processes(std::size_t ranks, RankFunction f,
   std::fflush(nullptr);  // or every rank would print what is in the buffers
   allow_open_files(8 * ranks + 64, "spawn of", ranks);  // pipes, connections, pidfds
   const bool had_threads = has_other_threads();
-  std::vector<Pipe> starts;
+  const std::string secret = random_id();
+  const std::string job = random_id();
+  Descriptor listener = listen_on("127.0.0.1", 0);
+  const std::uint16_t port = local_port(listener.get());
   Outcome outcome;
   {
     Supervisor supervisor(false, false);
     for (std::size_t r = 0; r < ranks; ++r) {
-      starts.push_back(make_pipe());
       Pipe report = make_pipe();
-      const Membership member{Rank{r}, WorldSize{ranks}, r, ranks, "127.0.0.1", 0, "", "", timeout};
+      const Membership member{Rank{r}, WorldSize{ranks}, r,      ranks, "127.0.0.1", port,
+                              job,     secret,           timeout};
       supervisor.start(Rank{r}, std::move(report.read), [&] {
-        for (Pipe& start : starts) start.write.close();
+        listener.close();
         use_openmp_share(ranks, had_threads);
-        run_forked(member, starts[r].read.get(), report.write.get(), f);
+        run_forked(member, report.write.get(), f);
       });
     }
     // The server starts after the forks, so that ranks inherit neither its sockets nor threads.
-    const std::string secret = random_id();
-    const StoreServer server(secret);
-    const std::string told =
-        store_protocol::Writer{}.u32(server.port()).text(secret).text(random_id()).bytes();
-    for (Pipe& start : starts) {
-      write_all(start.write.get(), told);
-      start.write.close();
-    }
+    const StoreServer server(secret, std::move(listener));
     outcome = supervisor.run();
   }
   if (outcome.interrupted != 0) {

@@ -185,21 +185,12 @@ class OutputQueue {
     constexpr std::size_t page = 4_KiB;
     Piece& piece = pieces_.front();
     const std::size_t count = std::min(page, piece.text.size() - piece.written);
-    const ssize_t n = ::write(piece.stream, piece.text.data() + piece.written, count);
+    ssize_t n = ::write(piece.stream, piece.text.data() + piece.written, count);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
     if (n < 0) {
       // The stream's reader has gone (`| head`). The ranks go on, and this stream stays silent.
-      const int stream = piece.stream;
-      closed_[stream] = true;
-      std::deque<Piece> rest;
-      bytes_ = 0;
-      for (Piece& p : pieces_) {
-        if (p.stream == stream) continue;
-        bytes_ += p.text.size() - p.written;
-        rest.push_back(std::move(p));
-      }
-      pieces_ = std::move(rest);
-      return;
+      closed_[piece.stream] = true;
+      n = static_cast<ssize_t>(piece.text.size() - piece.written);
     }
     piece.written += static_cast<std::size_t>(n);
     bytes_ -= static_cast<std::size_t>(n);
