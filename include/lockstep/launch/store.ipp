@@ -305,7 +305,7 @@ LOCKSTEP_INLINE std::vector<std::string> Store::meet(std::string_view operation,
 namespace detail {
 
 LOCKSTEP_INLINE StoreWatch::StoreWatch(const Store& store, std::string key)
-    : key_(std::move(key)), timeout_(store.timeout()), client_(store.client_) {}
+    : key_(std::move(key)), store_(store.share()) {}
 
 LOCKSTEP_INLINE StoreWatch::~StoreWatch() {
   if (!connection_) return;
@@ -318,14 +318,14 @@ LOCKSTEP_INLINE void StoreWatch::ask() {
   StoreRequest request(known_ ? Operation::change : Operation::get, "watch", key_);
   request.byte(1);
   if (known_) request.text(*known_);
-  connection_ = client_->post(request, timeout_, number_);
+  connection_ = store_.client_->post(request, store_.timeout(), number_);
 }
 
 LOCKSTEP_INLINE std::optional<std::string> StoreWatch::news() {
   if (!connection_) ask();
   std::optional<std::string> reply;
   try {
-    reply = client_->look("watch", key_, connection_, number_);
+    reply = store_.client_->look("watch", key_, connection_, number_);
   } catch (...) {
     connection_.reset();  // the next call asks again
     throw;

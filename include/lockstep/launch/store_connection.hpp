@@ -162,23 +162,15 @@ class StoreConnection {
     is_read_ = false;
     if (n > 0) {
       input_.append(buffer, static_cast<std::size_t>(n));
-      sort_replies();
+      const auto sort = [&](std::uint32_t number, std::string_view body) {
+        if (Reply* const reply = find(number)) reply->body = body;
+        return true;
+      };
+      if (!store_protocol::take_frames(input_, sort)) close();
     } else if (!nothing) {
       close();
     }
     changed_.notify_all();
-  }
-
-  void sort_replies() {
-    std::size_t taken = 0;
-    while (true) {
-      const auto frame = store_protocol::Frame::first_of(std::string_view(input_).substr(taken));
-      if (frame.is_broken) close();
-      if (frame.bytes == 0) break;
-      taken += frame.bytes;
-      if (Reply* const reply = find(frame.request)) reply->body = frame.body;
-    }
-    input_.erase(0, taken);
   }
 
   void close() {

@@ -23,6 +23,7 @@
 
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/standard.hpp"
+#include "lockstep/core/utility.hpp"
 
 namespace lockstep::detail {
 
@@ -185,36 +186,32 @@ class Reader {
 };
 
 /// The bytes before a frame's body: the length of what follows them, and the request's number.
-inline constexpr std::size_t header_bytes = 8;
-
 inline std::string frame_header(std::uint32_t request, std::size_t body_bytes) {
   return Writer{}.u32(static_cast<std::uint32_t>(body_bytes + 4)).u32(request).bytes();
 }
 
 inline std::string frame(std::uint32_t request, std::string_view body) {
-  return Writer{}.raw(frame_header(request, body.size())).raw(body).bytes();
+  return frame_header(request, body.size()).append(body);
 }
 
-/// A whole frame at the beginning of what has been received.
-struct Frame {
-  std::uint32_t request = 0;
-  std::string_view body;
-  std::size_t bytes = 0;  // with the header; 0 while the frame is not complete
-  bool is_broken = false;
-
-  static Frame first_of(std::string_view received) {
-    Frame frame;
-    if (received.size() < 4) return frame;
-    Reader header(received);
-    const std::size_t size = header.u32();
-    frame.is_broken = size < 4 || size > max_frame_bytes;
-    if (frame.is_broken || received.size() - 4 < size) return frame;
-    frame.request = header.u32();
-    frame.body = received.substr(header_bytes, size - 4);
-    frame.bytes = 4 + size;
-    return frame;
+/// Calls `take(request, body)` for each whole frame at the beginning of what has been received, as
+/// long as it returns true, and removes them. False where something else than a frame follows.
+inline bool take_frames(std::string& received,
+                        FunctionRef<bool(std::uint32_t, std::string_view)> take) {
+  std::size_t taken = 0;
+  bool is_frame = true;
+  for (bool wants_more = true; wants_more && received.size() - taken >= 4;) {
+    Reader rest(std::string_view(received).substr(taken));
+    const std::size_t size = rest.u32();
+    is_frame = size >= 4 && size <= max_frame_bytes;
+    if (!is_frame || received.size() - taken - 4 < size) break;
+    taken += 4 + size;
+    const std::uint32_t request = rest.u32();
+    wants_more = take(request, rest.raw(size - 4));
   }
-};
+  received.erase(0, taken);
+  return is_frame;
+}
 
 /// The proof that `role` knows the key. The role keeps one side from echoing the other's proof.
 inline std::string tag(SipKey key, std::string_view role, std::string_view server_nonce,

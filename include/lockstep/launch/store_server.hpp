@@ -510,17 +510,14 @@ class StoreServer {
 
   /// Serves the complete requests that have come.
   void serve_input(Connection& c) {
-    std::size_t served = 0;
-    while (!c.dead && c.authenticated && c.reads()) {
-      const auto frame = store_protocol::Frame::first_of(std::string_view(c.input).substr(served));
-      if (frame.is_broken) end(c);
-      if (frame.bytes == 0) break;
-      served += frame.bytes;
+    if (!c.authenticated || !c.reads()) return;
+    const auto serve = [&](std::uint32_t request, std::string_view body) {
       requests_.fetch_add(1, std::memory_order_relaxed);
-      if (!table_.serve({c.number, frame.request}, frame.body)) end(c);
+      if (!table_.serve({c.number, request}, body)) end(c);
       deliver();
-    }
-    c.input.erase(0, served);
+      return !c.dead && c.reads();
+    };
+    if (!store_protocol::take_frames(c.input, serve)) end(c);
   }
 
   /// Sends the answers that requests have caused.

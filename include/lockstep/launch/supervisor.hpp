@@ -199,8 +199,8 @@ class Supervisor {
   Outcome run() {
     while (is_any_running() || (!queue_.is_empty() && !is_time_over())) {
       wait_for_events();
-      if (settled_at_ && settled_at_->passed()) settle();
-      if (kill_at_ && kill_at_->passed()) kill_rest();
+      if (settled_at_.passed()) settle();
+      if (kill_at_.passed()) kill_rest();
     }
     settle();
     for (Child& child : children_) {
@@ -262,8 +262,8 @@ class Supervisor {
         if (end.precedence() != precedence) continue;
         if (end.is_consequence()) {
           outcome_.consequences.push_back(end);
-          if (!settled_at_) settled_at_ = Deadline::after(std::min(grace_, settling));
-        } else if (kill_at_) {
+          settled_at_ = sooner(settled_at_, Deadline::after(std::min(grace_, settling)));
+        } else if (is_ending_) {
           if (!outcome_.late || outcome_.late->is_ended()) outcome_.late = end;
           print_failure(end);
         } else if (end.status.signal == SIGUSR1 && is_usr1_sent_) {
@@ -278,8 +278,8 @@ class Supervisor {
   /// Ranks have failed because of a rank that is not known here, so the end that was noticed first
   /// counts as the first failure.
   void settle() {
-    settled_at_.reset();
-    if (kill_at_ || outcome_.consequences.empty()) return;
+    settled_at_ = Deadline::never();
+    if (is_ending_ || outcome_.consequences.empty()) return;
     const RankEnd first = outcome_.consequences.front();
     outcome_.consequences.erase(outcome_.consequences.begin());
     begin_end(first);
@@ -324,9 +324,9 @@ class Supervisor {
       const bool is_cause = !outcome_.first && outcome_.interrupted == 0;
       if (is_cause) outcome_.interrupted = signal;
       write_until_ = Deadline::after(std::chrono::milliseconds(0));
-    } else if (again_at_ && !again_at_->passed()) {
+    } else if (again_at_.is_ever() && !again_at_.passed()) {
       return;
-    } else if (kill_at_) {
+    } else if (is_ending_) {
       kill_rest();
       write_until_ = Deadline::after(std::chrono::milliseconds(500));
     } else {
@@ -343,6 +343,7 @@ class Supervisor {
 
   void terminate() {
     // Ranks that save have the same limit themselves, and say that it is over.
+    is_ending_ = true;
     kill_at_ = Deadline::after(grace_ + std::chrono::milliseconds(saves_ ? 500 : 0));
     for (const Child& child : children_) {
       child.send(SIGTERM);
@@ -360,12 +361,11 @@ class Supervisor {
   }
 
   /// Is the time for the remaining output over?
-  bool is_time_over() const { return write_until_ && write_until_->passed(); }
+  bool is_time_over() const { return write_until_.passed(); }
 
   Deadline next_deadline() const {
-    const Deadline kill =
-        sooner(kill_at_.value_or(Deadline::never()), settled_at_.value_or(Deadline::never()));
-    return write_until_ && !write_until_->passed() ? sooner(kill, *write_until_) : kill;
+    const Deadline kill = sooner(kill_at_, settled_at_);
+    return is_time_over() ? kill : sooner(kill, write_until_);
   }
 
   /// Reads one piece of a rank's output or report. False when there is nothing now, or nothing any
@@ -408,7 +408,7 @@ class Supervisor {
 
   /// Empties the queue after all ranks have ended, unless a signal says otherwise.
   void write_queue() {
-    kill_at_.reset();
+    kill_at_ = Deadline::never();
     while (!queue_.is_empty()) {
       pollfd polled[] = {{signals_.get(), POLLIN, 0}, {queue_.next_stream(), POLLOUT, 0}};
       const int ready = is_time_over() ? 0 : ::poll(polled, 2, next_deadline().poll_timeout());
@@ -432,10 +432,11 @@ class Supervisor {
   std::vector<Child> children_;
   OutputQueue queue_{detect_terminal(stdout).is_terminal};
   bool killed_ = false;
-  std::optional<Deadline> settled_at_;   // set once a rank has failed because of another
-  std::optional<Deadline> kill_at_;      // set once the job is ending
-  std::optional<Deadline> again_at_;     // when another signal counts
-  std::optional<Deadline> write_until_;  // set once a signal has come
+  bool is_ending_ = false;
+  Deadline kill_at_ = Deadline::never();      // once the job is ending
+  Deadline settled_at_ = Deadline::never();   // once a rank has failed because of another
+  Deadline again_at_ = Deadline::never();     // when another signal counts
+  Deadline write_until_ = Deadline::never();  // once a signal has come
   Outcome outcome_;
 };
 
