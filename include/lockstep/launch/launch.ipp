@@ -101,6 +101,20 @@ LOCKSTEP_INLINE std::string flag_name(std::string_view argument) {
   return name;
 }
 
+/// Has a program's command line this option, before a `--`?
+template <class Words>
+bool is_given(const Words& words, std::string_view name) {
+  for (std::size_t i = 1; i < words.size() && words[i] != "--"; ++i) {
+    if (flag_name(words[i]) == name) return true;
+  }
+  return false;
+}
+
+/// Do ranks with these arguments save their state when they are asked to end?
+LOCKSTEP_INLINE bool saves_on_request(const std::vector<std::string>& arguments) {
+  return is_given(arguments, "--checkpoint");
+}
+
 LOCKSTEP_INLINE const Flag* find_flag(std::string_view name, std::span<const Flag> flags) {
   for (const Flag& flag : flags) {
     if (flag.name == name) return &flag;
@@ -213,21 +227,15 @@ LOCKSTEP_INLINE CutArguments cut_arguments(std::span<const std::string_view> arg
   return cut;
 }
 
-/// Throws at options of other launchers that would start ranks on several hosts.
-LOCKSTEP_INLINE void require_one_host(std::span<const std::string_view> arguments) {
-  for (std::size_t i = 1; i < arguments.size() && arguments[i] != "--"; ++i) {
-    const std::string name = flag_name(arguments[i]);
-    if (name != "--nodes" && name != "--nnodes" && name != "--node-rank") continue;
-    fail("launch", {name, " is given, and --ranks starts ranks on this host only"},
-         "start a job of several hosts with torchrun, srun or mpirun");
-  }
-}
-
 LOCKSTEP_INLINE LaunchOptions parse_options(int argc, char** argv,
                                             std::span<const Flag> job_flags) {
   LaunchOptions options;
   const std::vector<std::string_view> arguments(argv, argv + argc);
-  require_one_host(arguments);
+  for (const char* const name : {"--nodes", "--nnodes", "--node-rank"}) {
+    if (!is_given(arguments, name)) continue;
+    fail("launch", {name, " is given, and --ranks starts ranks on this host only"},
+         "start a job of several hosts with torchrun, srun or mpirun");
+  }
   CutArguments cut = cut_arguments(arguments, launch_flags, job_flags);
   options.rest = std::move(cut.rest);
   for (const auto& [name, value] : cut.given) {
@@ -244,23 +252,8 @@ LOCKSTEP_INLINE LaunchOptions parse_options(int argc, char** argv,
   return options;
 }
 
-LOCKSTEP_INLINE bool asks_for(std::span<const std::string_view> arguments, std::string_view name) {
-  for (std::size_t i = 1; i < arguments.size() && arguments[i] != "--"; ++i) {
-    if (arguments[i] == name) return true;
-  }
-  return false;
-}
-
-/// An option's name as the command line spells it.
-LOCKSTEP_INLINE std::string dashed(std::string_view name) {
-  std::string dashed = text({"--", name});
-  std::replace(dashed.begin(), dashed.end(), '_', '-');
-  return dashed;
-}
-
 LOCKSTEP_INLINE std::vector<Flag> flags_of(const std::vector<ProgramOptions::Asked>& asked) {
   std::vector<Flag> flags;
-  flags.reserve(asked.size());
   for (const auto& option : asked) flags.push_back({option.name, option.value, option.help});
   return flags;
 }
@@ -274,15 +267,21 @@ LOCKSTEP_INLINE void add_flag_lines(std::string& lines, std::span<const Flag> fl
   }
 }
 
+LOCKSTEP_INLINE std::string usage_text(std::string_view program, std::string_view words,
+                                       std::string_view title,
+                                       const std::vector<ProgramOptions::Asked>& asked) {
+  program.remove_prefix(program.find_last_of('/') + 1);
+  std::string lines = text({"usage: ", program, " ", words, "\n"});
+  if (!asked.empty()) lines += text({"\n", title, "\n"});
+  add_flag_lines(lines, flags_of(asked));
+  return lines;
+}
+
 LOCKSTEP_INLINE std::string help_text(std::string_view program, std::span<const Flag> others,
                                       const std::vector<ProgramOptions::Asked>& asked,
                                       std::string_view note) {
-  program.remove_prefix(program.find_last_of('/') + 1);
-  std::string lines = text({"usage: ", program, " [OPTIONS] [ARGUMENTS]\n"});
-  if (!asked.empty()) {
-    lines += "\nOptions of this program:\n";
-    add_flag_lines(lines, flags_of(asked));
-  }
+  std::string lines =
+      usage_text(program, "[OPTIONS] [ARGUMENTS]", "Options of this program:", asked);
   if (!note.empty()) lines += text({"\n", note, "\n"});
   lines += text({"\nOptions of lockstep ", version, ", which starts the ranks of this program:\n"});
   add_flag_lines(lines, others);
@@ -321,10 +320,8 @@ LOCKSTEP_INLINE bool ProgramOptions::finish() {
     close();
     return false;
   }
-  std::string_view program = left_.empty() ? "program" : std::string_view(left_[0]);
-  program.remove_prefix(program.find_last_of('/') + 1);
-  std::string lines = detail::text({"usage: ", program, " [OPTIONS]\n\nOptions:\n"});
-  detail::add_flag_lines(lines, detail::flags_of(asked_));
+  const std::string_view program = left_.empty() ? "program" : std::string_view(left_[0]);
+  std::string lines = detail::usage_text(program, "[OPTIONS]", "Options:", asked_);
   const detail::Flag help{"--help", "", "print this text"};
   detail::add_flag_lines(lines, {&help, 1});
   std::fputs(lines.c_str(), stdout);
@@ -341,7 +338,7 @@ LOCKSTEP_INLINE void ProgramOptions::refuse(std::initializer_list<detail::Word> 
 
 LOCKSTEP_INLINE void ProgramOptions::refuse_value(std::string_view name, std::string_view value,
                                                   std::string_view advice) {
-  refuse({detail::dashed(name), " is '", value, "'"}, advice);
+  refuse({detail::flag_name(detail::text({"--", name})), " is '", value, "'"}, advice);
 }
 
 LOCKSTEP_INLINE std::optional<std::string_view> ProgramOptions::ask(std::string_view name,
@@ -349,7 +346,7 @@ LOCKSTEP_INLINE std::optional<std::string_view> ProgramOptions::ask(std::string_
                                                                     std::string_view otherwise,
                                                                     std::string_view help,
                                                                     const bool& /*is_noted*/) {
-  const std::string dashed = detail::dashed(name);
+  const std::string dashed = detail::flag_name(detail::text({"--", name}));
   const auto is_asked = [&](const Asked& option) { return option.name == dashed; };
   auto known = std::find_if(asked_.begin(), asked_.end(), is_asked);
   if (known == asked_.end()) {
@@ -415,11 +412,9 @@ LOCKSTEP_INLINE std::vector<std::string> ProgramOptions::take(std::span<const de
     const bool has_value = !detail::find_flag(name, flags)->value.empty();
     taken_.push_back(detail::text({name, has_value ? "=" : "", value}));
   }
-  std::vector<std::string> left = std::move(cut.rest);
-  const std::size_t behind = left.size();
-  left.insert(left.end(), left_.begin() + static_cast<std::ptrdiff_t>(behind_), left_.end());
-  left_ = std::move(left);
-  behind_ = behind;
+  const auto begin = left_.begin();
+  left_.erase(begin, begin + static_cast<std::ptrdiff_t>(std::exchange(behind_, cut.rest.size())));
+  left_.insert(left_.begin(), cut.rest.begin(), cut.rest.end());
   return taken_;
 }
 
@@ -455,23 +450,17 @@ LOCKSTEP_INLINE void ProgramOptions::end(Readers readers) {
 
 LOCKSTEP_INLINE void ProgramOptions::refuse_unknown(const std::string& word) {
   std::vector<detail::Flag> known = detail::flags_of(asked_);
-  std::string names;
+  std::string advice;
   for (const detail::Flag& flag : known)
-    names += detail::text({names.empty() ? "" : ", ", flag.name});
+    advice += detail::text({advice.empty() ? "this program has " : ", ", flag.name});
+  advice += advice.empty() ? "this program has none of its own, and --help prints those of "
+                             "lockstep. A program that reads its own arguments calls arguments() "
+                             "of its session or job first"
+                           : "; --help prints all";
   known.insert(known.end(), reserved_.begin(), reserved_.end());
-  const std::string name = detail::flag_name(word);
-  const std::string_view meant = detail::meant_flag(name, known);
-  const std::string_view written = std::string_view(word).substr(0, word.find('='));
-  if (!meant.empty()) {
-    refuse({"there is no option ", written}, detail::text({"did you mean ", meant, "?"}));
-  }
-  if (!names.empty()) {
-    refuse({"there is no option ", written},
-           detail::text({"this program has ", names, "; --help prints all"}));
-  }
-  refuse({"there is no option ", written},
-         "this program has none of its own, and --help prints those of lockstep. A program that "
-         "reads its own arguments calls arguments() of its session or job first");
+  const std::string_view meant = detail::meant_flag(detail::flag_name(word), known);
+  if (!meant.empty()) advice = detail::text({"did you mean ", meant, "?"});
+  refuse({"there is no option ", std::string_view(word).substr(0, word.find('='))}, advice);
 }
 
 }  // namespace lockstep
@@ -883,7 +872,7 @@ LOCKSTEP_INLINE Outcome run_attempt(LaunchOptions& options, std::chrono::millise
         const std::size_t taken = std::min(line_prefix(rank).size(), terminal.columns);
         add(variables, {columns_variable, "=", terminal.columns - taken});
       }
-      SharedGpuVariables::add(variables, job, rank);
+      add_shared_gpu_variables(variables, job, rank);
       const std::vector<char*> environment = pointers(variables);
       const std::string cannot_start =
           Failure{"launch", "the program cannot be executed", "look at its file", rank, false}
@@ -1030,7 +1019,7 @@ struct Start {
     require_local_rank();
     require_restarts();
     timeout = options.timeout.value_or(LaunchEnvironment().timeout().value_or(default_timeout));
-    if (place) SharedGpuVariables::add_to_this_process(*place);
+    if (place) prepare_shared_gpus(place->job, place->rank);
     // Through a pipe, stdio would keep lines back until a block is full. The user would see them
     // late, and those before a crash never.
     if (place && place->hosted) std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
@@ -1055,8 +1044,8 @@ struct Start {
   bool answer(int argc, char** argv, std::span<const Flag> flags, FunctionRef<int(Session&)> run,
               std::size_t ranks) {
     const std::vector<std::string_view> arguments(argv, argv + argc);
-    const bool wants_help = asks_for(arguments, "--help");
-    is_answered = wants_help || asks_for(arguments, "--version");
+    const bool wants_help = is_given(arguments, "--help");
+    is_answered = wants_help || is_given(arguments, "--version");
     if (!is_answered || count.number() != 1) return is_answered;
     // A place without a meeting point is an error for a rank, but this one meets nobody.
     const auto where = LaunchEnvironment(Endpoint{"127.0.0.1", 1}).placement();

@@ -35,16 +35,6 @@ LOCKSTEP_COLD_BEGIN
 
 namespace lockstep::detail {
 
-/// Do ranks that have these arguments, the program's name first, save their state when they are
-/// asked to end?
-inline bool saves_on_request(const std::vector<std::string>& arguments) {
-  for (std::size_t i = 1; i < arguments.size() && arguments[i] != "--"; ++i) {
-    const std::string& word = arguments[i];
-    if (word == "--checkpoint" || word.starts_with("--checkpoint=")) return true;
-  }
-  return false;
-}
-
 /// How long ranks have between SIGTERM and SIGKILL: 8 s, two less than the ten after which the job
 /// must be over, or 60 s where they have to finish a step and to write a checkpoint.
 /// LOCKSTEP_GRACE_SECONDS sets another time.
