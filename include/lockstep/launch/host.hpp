@@ -22,10 +22,10 @@
 
 #include "lockstep/core/file.hpp"
 #include "lockstep/core/macros.hpp"
+#include "lockstep/core/strong.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/device/gpu_sharing.hpp"
-#include "lockstep/launch/environment.hpp"
 
 LOCKSTEP_COLD_BEGIN
 

@@ -4,45 +4,26 @@
 /// threads, and the launcher, `./trainer --ranks 4`, which is the program itself.
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <csignal>
-#include <cstddef>
-#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
-#include <initializer_list>
 #include <iostream>
-#include <iterator>
-#include <memory>
 #include <mutex>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/file.hpp"
-#include "lockstep/core/macros.hpp"
 #include "lockstep/core/scope_guard.hpp"
-#include "lockstep/core/standard.hpp"
 #include "lockstep/core/terminal.hpp"
 #include "lockstep/core/thread.hpp"
-#include "lockstep/core/utility.hpp"
-#include "lockstep/launch/environment.hpp"
 #include "lockstep/launch/host.hpp"
 #include "lockstep/launch/launch.hpp"
 #include "lockstep/launch/meeting.hpp"
 #include "lockstep/launch/outcome.hpp"
-#include "lockstep/launch/program_options.hpp"
-#include "lockstep/launch/rendezvous.hpp"
-#include "lockstep/launch/store_protocol.hpp"
-#include "lockstep/launch/store_server.hpp"
 #include "lockstep/launch/supervisor.hpp"
 #include "lockstep/version.hpp"
 
@@ -506,11 +487,11 @@ namespace detail {
 
 /// The place of a process that is a whole job.
 LOCKSTEP_INLINE RankPlacement alone_place(std::size_t threads = 1) {
-  RankPlacement place{"the program", Rank{0}, WorldSize{1}};
+  RankPlacement place("the program", Rank{0}, WorldSize{1});
   place.local_world = 1;
   place.ports = {0};
   place.secret = random_id();
-  place.threads = threads;
+  place.process_ranks = threads;
   return place;
 }
 
@@ -530,7 +511,7 @@ LOCKSTEP_INLINE Session join(std::string_view init_method, Rank rank, WorldSize 
   }
   if (init_method.starts_with("tcp://")) {
     const auto store = detail::parse_endpoint("the init method", init_method.substr(6));
-    detail::RankPlacement place{"the program", rank, world};
+    detail::RankPlacement place("the program", rank, world);
     place.host = store.host;
     place.ports = {store.port};
     place.secret = detail::derived_secret("", store.port, detail::LaunchEnvironment().secret());
@@ -698,15 +679,15 @@ class ThreadEnds {
   int status_ = 0;
 };
 
-/// Calls `run(session)`, which returns an exit status, on `place.threads` threads, each a rank of
-/// the job. That is this process, or several with as many threads each. When one of several
+/// Calls `run(session)`, which returns an exit status, on `place.process_ranks` threads, each a
+/// rank of the job. That is this process, or several with as many threads each. When one of several
 /// processes has a rank that failed, its others have a while to end; then it ends, even if a thread
 /// still waits for other processes.
 LOCKSTEP_INLINE void run_threads(RankPlacement place, std::chrono::milliseconds timeout,
                                  std::chrono::milliseconds grace, ThreadEnds& ends,
                                  FunctionRef<int(Session&)> run) {
   const std::string name = place.host;
-  const std::size_t ranks = place.threads;
+  const std::size_t ranks = place.process_ranks;
   const std::size_t first = place.rank.value() * ranks;
   const bool is_whole = place.world == WorldSize{1} && !place.hosted;
   if (is_whole) allow_open_files(3 * ranks + 64, "a process of", ranks);
@@ -725,16 +706,13 @@ LOCKSTEP_INLINE void run_threads(RankPlacement place, std::chrono::milliseconds 
   std::vector<Thread> threads;
   for (std::size_t r = 0; r < ranks; ++r) {
     const Rank rank{first + r};
-    const Membership member{rank,
-                            WorldSize{place.world.value() * ranks},
-                            place.local_rank * ranks + r,
-                            place.local_world * ranks,
-                            name,
-                            0,
-                            place.job,
-                            place.secret,
-                            timeout,
-                            ranks};
+    Membership member = place;
+    member.rank = rank;
+    member.world = WorldSize{place.world.value() * ranks};
+    member.local_rank = place.local_rank * ranks + r;
+    member.local_world *= ranks;
+    member.host = name;
+    member.timeout = timeout;
     const auto act = [&, member, r] {
       {
         Session session = meet_at(place, member, nullptr, std::move(stores[r]));
@@ -767,7 +745,7 @@ LOCKSTEP_INLINE int run_threads(const RankPlacement& place, std::chrono::millise
                                 const std::vector<std::string>& arguments,
                                 const Descriptor& launcher, FunctionRef<int(Session&)> run,
                                 bool asks_for_help = false) {
-  ThreadEnds ends(place.threads, launcher);
+  ThreadEnds ends(place.process_ranks, launcher);
   const auto act = [&](Session& session) {
     session.set_arguments(arguments, asks_for_help);
     return run_rank(session, run);
@@ -1180,7 +1158,7 @@ LOCKSTEP_INLINE int launch_as(RanksAs how, int argc, char** argv,
       rank = place ? place->rank : Rank{0};
     } else if (how == RanksAs::threads_of_processes && place &&
                (place->hosted || place->world > WorldSize{1})) {
-      start.place->threads = threads_of(*place, options, default_ranks);
+      start.place->process_ranks = threads_of(*place, options, default_ranks);
       return status_after(run_on_threads(*place), late, launcher);
     } else {
       require_one_process(start, how == RanksAs::replicas ? "replicas" : "ranks");

@@ -6,14 +6,9 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstddef>
 #include <deque>
-#include <string>
-#include <string_view>
-#include <utility>
 
 #include "lockstep/core/bytes.hpp"
-#include "lockstep/core/macros.hpp"
 #include "lockstep/core/terminal.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/core/utility.hpp"

@@ -4,12 +4,8 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <mutex>
-#include <utility>
 
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/macros.hpp"
-#include "lockstep/core/text.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/launch/store.hpp"
 #include "lockstep/launch/store_connection.hpp"

@@ -3,16 +3,11 @@
 /// @file A client's connection to the store: authenticated, and shared by any number of threads.
 
 #include <condition_variable>
-#include <cstdint>
 #include <mutex>
 #include <optional>
-#include <string>
-#include <string_view>
-#include <utility>
 #include <vector>
 
 #include "lockstep/core/file.hpp"
-#include "lockstep/core/macros.hpp"
 #include "lockstep/launch/socket.hpp"
 #include "lockstep/launch/store_protocol.hpp"
 

@@ -8,27 +8,16 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <charconv>
 #include <compare>
-#include <cstddef>
-#include <cstdint>
-#include <exception>
 #include <map>
 #include <memory>
 #include <optional>
-#include <string>
-#include <string_view>
-#include <system_error>
-#include <utility>
 #include <vector>
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/file.hpp"
-#include "lockstep/core/macros.hpp"
-#include "lockstep/core/standard.hpp"
 #include "lockstep/core/thread.hpp"
-#include "lockstep/launch/outcome.hpp"
 #include "lockstep/launch/socket.hpp"
 #include "lockstep/launch/store_protocol.hpp"
 

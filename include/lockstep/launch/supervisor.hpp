@@ -11,23 +11,13 @@
 #include <unistd.h>
 #include <algorithm>
 #include <csignal>
-#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "lockstep/core/deadline.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/file.hpp"
-#include "lockstep/core/macros.hpp"
-#include "lockstep/core/standard.hpp"
 #include "lockstep/core/terminal.hpp"
-#include "lockstep/core/text.hpp"
-#include "lockstep/core/utility.hpp"
 #include "lockstep/launch/outcome.hpp"
 #include "lockstep/launch/output.hpp"
 
