@@ -96,15 +96,16 @@ class StoreConnection {
   /// Ends a request that waits at the server, if that takes it at once: its reply says that it was
   /// cancelled.
   void cancel(std::uint32_t number) {
-    const auto operation = static_cast<std::uint8_t>(store_protocol::Operation::cancel);
+    store_protocol::Request request;
+    request.operation = store_protocol::Operation::cancel;
+    request.number = number;
     std::uint32_t own = 0;
     {
       const std::lock_guard lock(mutex_);
       if (closed_) return;
       own = next_++;
     }
-    send(own, store_protocol::Writer{}.byte(operation).text("").u32(number).bytes(),
-         Deadline::after(std::chrono::milliseconds(100)));
+    send(own, request.bytes(), Deadline::after(std::chrono::milliseconds(100)));
   }
 
   /// Nobody waits for the reply to a request any more.

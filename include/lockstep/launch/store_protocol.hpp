@@ -9,15 +9,16 @@
 /// handshake keeps strangers and accidents out, not someone who can alter the network's packets.
 ///
 /// After that both sides send frames: a length of four bytes, the number that the client has given
-/// to its request, then the body. A request's body begins with its operation, a reply's with its
-/// status. Replies come in the order in which requests can be answered, so one connection serves
-/// requests that wait beside others that do not. Integers are little-endian.
+/// to its request, then the body. A reply's body begins with its status. Replies come in the order
+/// in which requests can be answered, so one connection serves requests that wait beside others
+/// that do not. Integers are little-endian.
 ///
 /// The last character of the magic word is the protocol's version: programs of different releases
 /// that meet say so.
 
 #include <bit>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -183,6 +184,42 @@ class Reader {
 
   std::string_view bytes_;
   bool ok_ = true;
+};
+
+/// A request. All have the same fields, and each operation reads some of them.
+struct Request {
+  Operation operation = Operation::set;
+  std::string_view key{};
+  std::string_view value{};     // to be set, or this rank's piece, or what a change differs from
+  std::string_view expected{};  // by a compare_set
+  std::uint64_t number = 0;     // to be added, or of the request to be cancelled
+  std::uint32_t rank = 0;       // in a gather
+  std::uint32_t world = 0;
+  bool waits = false;  // until it is answered or cancelled, or is it cancelled at once?
+
+  std::string bytes() const {
+    Writer out;
+    out.byte(static_cast<std::uint8_t>(operation)).text(key).text(value).text(expected);
+    return out.u64(number).u32(rank).u32(world).byte(waits ? 1 : 0).bytes();
+  }
+
+  /// Nothing if the bytes are no request.
+  static std::optional<Request> from_bytes(std::string_view bytes) {
+    Reader in(bytes);
+    Request request;
+    request.operation = static_cast<Operation>(in.byte());
+    request.key = in.text();
+    request.value = in.text();
+    request.expected = in.text();
+    request.number = in.u64();
+    request.rank = in.u32();
+    request.world = in.u32();
+    request.waits = in.byte() != 0;
+    const bool fits = request.key.size() <= max_key_bytes &&
+                      request.value.size() <= max_value_bytes &&
+                      request.expected.size() <= max_value_bytes;
+    return in.ok() && fits ? std::optional(request) : std::nullopt;
+  }
 };
 
 /// The bytes before a frame's body: the length of what follows them, and the request's number.
