@@ -284,7 +284,7 @@ class Supervisor {
   void print_failure(const RankEnd& end) {
     if (!prints_failures_ || !end.failure) return;
     LineCutter lines;
-    const auto print = [&](std::string_view line) { pass_on(end.rank, 1, line); };
+    const auto print = [&](std::string_view line, bool) { pass_on(end.rank, 1, line, false); };
     lines.feed(end.failure->text(end.rank), print);
     lines.finish(print);
   }
@@ -363,9 +363,9 @@ class Supervisor {
       child.report += bytes;
       return true;
     }
-    child.lines[which].feed(
-        bytes, [&](std::string_view line) { pass_on(child.rank, which, line); },
-        [&](std::string_view text) { queue_.push_status(line_prefix(child.rank), text); });
+    child.lines[which].feed(bytes, [&](std::string_view line, bool is_status) {
+      pass_on(child.rank, which, line, is_status);
+    });
     return true;
   }
 
@@ -377,12 +377,14 @@ class Supervisor {
       child.pipes[p].close();
     }
     for (std::size_t p = 0; p < 2; ++p) {
-      child.lines[p].finish([&](std::string_view line) { pass_on(child.rank, p, line); });
+      child.lines[p].finish(
+          [&](std::string_view line, bool) { pass_on(child.rank, p, line, false); });
     }
   }
 
-  /// Prints a rank's line on stdout (0) or stderr (1).
-  void pass_on(Rank rank, std::size_t which, std::string_view line) {
+  /// Prints a rank's line on stdout (0) or stderr (1), or shows its status line.
+  void pass_on(Rank rank, std::size_t which, std::string_view line, bool is_status) {
+    if (is_status) return queue_.push_status(line_prefix(rank), line);
     queue_.push(which == 0 ? 1 : 2, text({line_prefix(rank), line, "\n"}));
   }
 
