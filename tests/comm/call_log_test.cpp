@@ -32,8 +32,6 @@ CallLog log_of(std::initializer_list<Call> calls) {
   return log;
 }
 
-CallLog sent(const CallLog& log) { return CallLog::from_bytes(log.bytes()).value(); }
-
 struct Boards : Served {
   std::shared_ptr<Store> shared = std::make_shared<Store>(another());
   NoticeBoard first{shared, "world", Rank{0}};
@@ -76,30 +74,30 @@ BOOST_AUTO_TEST_CASE(only_the_last_calls_are_kept_and_all_are_compared) {
   BOOST_TEST((late.differs(early.head()) == std::optional(true)));
   BOOST_TEST(late.find(0) == nullptr);
   BOOST_TEST((*late.find(1) == sum));
-  BOOST_TEST(sent(late).first() == 1u);
-  BOOST_TEST(!find_disagreement(late, sent(early), Rank{1}, Rank{0}), "the call is no longer kept");
+  BOOST_TEST(late.first() == 1u);
+  BOOST_TEST(!find_disagreement(late, early.bytes(), Rank{1}, Rank{0}),
+             "the call is no longer kept");
   BOOST_TEST(!late.differs(log_of({sum}).head()), "too far ahead to tell");
 }
 
-BOOST_AUTO_TEST_CASE(a_log_survives_the_wire_and_a_broken_one_is_refused) {
-  const std::string bytes = log_of({sum, cast}).bytes();
-  BOOST_TEST((*sent(log_of({sum, cast})).find(1) == cast));
-  BOOST_TEST((*sent(log_of({sum, cast})).find(0) == sum));
-  BOOST_TEST(!CallLog::from_bytes(bytes.substr(0, bytes.size() - 1)));
-  BOOST_TEST(!CallLog::from_bytes(""));
-  std::string unknown = bytes;
-  unknown[8] = 99;
-  BOOST_TEST(!CallLog::from_bytes(unknown), "a kind that does not exist");
+BOOST_AUTO_TEST_CASE(a_broken_log_is_compared_as_far_as_it_goes) {
+  const CallLog rank0 = log_of({sum, sum});
+  const std::string bytes = log_of({average, cast}).bytes();
+  BOOST_TEST(find_disagreement(rank0, bytes.substr(0, bytes.size() - 1), Rank{1}, Rank{0})
+                 .value()
+                 .operation() == "call 0");
+  BOOST_TEST(!find_disagreement(rank0, bytes.substr(0, 20), Rank{1}, Rank{0}));
+  BOOST_TEST(!find_disagreement(rank0, "", Rank{1}, Rank{0}));
 }
 
 BOOST_AUTO_TEST_CASE(a_disagreement_names_the_first_calls_that_differ) {
   const auto found = find_disagreement(log_of({sum, sum, cast}),
-                                       sent(log_of({sum, cast, cast, sum})), Rank{2}, Rank{0});
+                                       log_of({sum, cast, cast, sum}).bytes(), Rank{2}, Rank{0});
   BOOST_TEST(found.value().operation() == "call 1");
   BOOST_TEST(found.value().problem() ==
              "ranks disagree: rank 0 called all_reduce(sum of 100 float) and rank 2 called "
              "broadcast(100 float, root 1)");
-  BOOST_TEST(!find_disagreement(log_of({sum}), sent(log_of({sum, cast})), Rank{1}, Rank{0}),
+  BOOST_TEST(!find_disagreement(log_of({sum}), log_of({sum, cast}).bytes(), Rank{1}, Rank{0}),
              "one is only further ahead");
 }
 

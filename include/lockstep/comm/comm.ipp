@@ -87,11 +87,13 @@ LOCKSTEP_INLINE std::string Call::collective_text() const {
                        staged ? ", memory of its own)" : ")"});
 }
 
-LOCKSTEP_INLINE std::string rank_text(Rank rank) { return text({"rank ", rank}); }
-
-/// Is this the call of a step, in the words of `Call::text`? A rank that makes none while another
-/// does has mostly had its last batch.
+/// Is this the call of a step, in the words of `Call::text`?
 LOCKSTEP_INLINE bool is_of_step(std::string_view call) { return call.starts_with("step"); }
+
+/// A rank that makes no step while another does has mostly had its last batch.
+inline constexpr const char* step_advice =
+    "let every rank make the same calls, with as many batches, or add UnevenInputs<Join>, with "
+    "which ranks may have different numbers of batches";
 
 LOCKSTEP_INLINE Error ranks_disagree(std::uint64_t number, std::string_view call_of_rank0,
                                      Rank other, std::string_view call_of_other, Rank me) {
@@ -102,10 +104,7 @@ LOCKSTEP_INLINE Error ranks_disagree(std::uint64_t number, std::string_view call
                                       other, " called ", call_of_other});
   const bool one_steps = is_of_step(call_of_rank0) != is_of_step(call_of_other);
   return {text({"call ", number}), who,
-          one_steps ? "let every rank make the same calls, with as many batches, or add "
-                      "UnevenInputs<Join>, with which ranks may have different numbers of batches"
-                    : "let every rank make the same calls in the same order",
-          me};
+          one_steps ? step_advice : "let every rank make the same calls in the same order", me};
 }
 
 LOCKSTEP_INLINE Error messages_differ(const Call& received, Rank from, std::string_view sent,
@@ -120,17 +119,9 @@ LOCKSTEP_INLINE Error rank_failed(std::string_view operation, Rank who, std::str
       .as_consequence();
 }
 
-LOCKSTEP_INLINE Error rank_vanished(std::string_view operation, std::string_view how, Rank me) {
-  return Error(operation, how, "look for the reason in its output", me).as_consequence();
-}
-
 LOCKSTEP_INLINE Error rank_left(std::string_view operation, Rank who, Rank me) {
   return {operation, text({"rank ", who, " closed its communicator without this call"}),
-          is_of_step(operation)
-              ? "let every rank make the same calls, with as many batches, or add "
-                "UnevenInputs<Join>, with which ranks may have different numbers of batches"
-              : "let every rank make the same calls",
-          me};
+          is_of_step(operation) ? step_advice : "let every rank make the same calls", me};
 }
 
 LOCKSTEP_INLINE Error time_is_over(std::string_view operation, std::chrono::milliseconds limit,
@@ -147,10 +138,6 @@ LOCKSTEP_INLINE Error retold(const Error& error, std::string_view operation,
 
 LOCKSTEP_INLINE Error gave_up(std::string_view communicator, std::string_view reason, Rank me) {
   return {communicator, text({"this rank gave it up: ", reason}), "start the job again", me};
-}
-
-LOCKSTEP_INLINE bool is_own_reason(std::string_view reason) {
-  return !reason.empty() && reason != ended_by_exception && !reason.starts_with(because_of_another);
 }
 
 LOCKSTEP_INLINE GatheredPieces pieces_of(std::vector<std::size_t> counts) {
@@ -347,12 +334,8 @@ LOCKSTEP_INLINE std::byte* Engine::allocate_shared(std::size_t bytes) {
   return common_.emplace_back(map_more(bytes, stride_of(bytes))).data();
 }
 
-LOCKSTEP_INLINE Mapping Engine::map_more(std::size_t bytes, std::size_t length) {
-  try {
-    if (rank() == Rank{0}) file_.reserve(file_bytes_ + length);
-  } catch (const Error& error) {
-    fail(error.on(rank()));
-  }
+LOCKSTEP_INLINE Mapping Engine::map_more(std::size_t bytes, std::size_t length) try {
+  if (rank() == Rank{0}) file_.reserve(file_bytes_ + length);
   Call call;
   call.kind = CollectiveKind::allocate;
   call.element = ElementKind::u8;
@@ -360,14 +343,12 @@ LOCKSTEP_INLINE Mapping Engine::map_more(std::size_t bytes, std::size_t length) 
   const std::uint64_t ticket = post(call, 0, {});
   finish_pending(ticket);
   wait_arrived(ticket);
-  try {
-    Mapping mapping(file_, file_bytes_, length);
-    file_bytes_ += length;
-    finish(ticket);
-    return mapping;
-  } catch (const Error& error) {
-    fail(error.on(rank()));
-  }
+  Mapping mapping(file_, file_bytes_, length);
+  file_bytes_ += length;
+  finish(ticket);
+  return mapping;
+} catch (const Error& error) {
+  fail(error.on(rank()));
 }
 
 LOCKSTEP_INLINE void Engine::fail_disagreement(std::uint64_t ticket) {
@@ -487,8 +468,14 @@ LOCKSTEP_INLINE std::string SharedPeers::abort_reason(std::size_t w) const {
   return state(w).reason.data();
 }
 
-LOCKSTEP_INLINE std::unique_lock<std::mutex> SharedPeers::stop_work() const {
-  return working_ != nullptr ? std::unique_lock(*working_) : std::unique_lock<std::mutex>();
+template <class F>
+void SharedPeers::tell_others(const F& f) {
+  {
+    const auto working =
+        working_ != nullptr ? std::unique_lock(*working_) : std::unique_lock<std::mutex>();
+    f();
+  }
+  if (done_ != nullptr) wake(*done_);
 }
 
 LOCKSTEP_INLINE void SharedPeers::fail(const Error& error) {
@@ -501,8 +488,7 @@ LOCKSTEP_INLINE void SharedPeers::abandon(std::string_view reason) {
 }
 
 LOCKSTEP_INLINE void SharedPeers::give_up(const Error& error, std::string_view reason) {
-  {
-    const auto working = stop_work();
+  tell_others([&] {
     const std::lock_guard lock(mutex_);
     if (is_broken()) return;
     fault_.emplace(error);
@@ -512,17 +498,12 @@ LOCKSTEP_INLINE void SharedPeers::give_up(const Error& error, std::string_view r
     shown[n] = '\0';
     own().has_reason.store(n == 0 ? 0 : 1, std::memory_order_release);
     own().failed.store(1, std::memory_order_release);
-  }
-  if (done_ != nullptr) wake(*done_);
+  });
 }
 
 LOCKSTEP_INLINE void SharedPeers::leave() {
   if (scope_.is_failure()) abandon(ended_by_exception);
-  {
-    const auto working = stop_work();
-    own().left.store(1, std::memory_order_release);
-  }
-  if (done_ != nullptr) wake(*done_);
+  tell_others([&] { own().left.store(1, std::memory_order_release); });
 }
 
 LOCKSTEP_INLINE void SharedPeers::raise_now() const {

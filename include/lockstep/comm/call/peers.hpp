@@ -20,6 +20,7 @@
 #include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/core/text.hpp"
 #include "lockstep/core/thread.hpp"
 
 namespace lockstep::detail {
@@ -105,8 +106,6 @@ class Backoff {
   Clock::time_point begin_ = Clock::now();
 };
 
-std::string rank_text(Rank rank);
-
 /// Two ranks made different calls. All ranks name the same pair: rank 0 and the first that differs.
 Error ranks_disagree(std::uint64_t number, std::string_view call_of_rank0, Rank other,
                      std::string_view call_of_other, Rank me);
@@ -128,9 +127,6 @@ Error messages_differ(const Call& received, Rank from, std::string_view sent, Ra
 /// Another rank has said why it gave up.
 Error rank_failed(std::string_view operation, Rank who, std::string_view words, Rank me);
 
-/// Another rank ended without a word.
-Error rank_vanished(std::string_view operation, std::string_view how, Rank me);
-
 Error rank_left(std::string_view operation, Rank who, Rank me);
 
 /// A wait has reached its limit. `missing` are the ranks that were waited for, in words.
@@ -148,10 +144,6 @@ inline constexpr const char* ended_by_exception = "it ended with an exception";
 /// How a rank begins to say why it gave up where another's failure was the reason.
 inline constexpr const char* because_of_another = "because of another rank: ";
 
-/// Is this the reason of a rank that failed by itself? One that an exception ended may have been
-/// ended by another's failure, of which it heard in a group of fewer ranks.
-bool is_own_reason(std::string_view reason);
-
 /// The state of all ranks, as one of them sees it.
 template <class P>
 concept Peers = requires(const P& peers, std::size_t w) {
@@ -167,28 +159,30 @@ concept Peers = requires(const P& peers, std::size_t w) {
 /// rank that ended, else one that gave up. `lacks(w)`: rank w has yet to do its part.
 template <Peers P, class Lacks>
 std::optional<Error> find_fault(const P& peers, const std::string& operation, const Lacks& lacks) {
-  const std::size_t none = peers.world();
+  const Rank me = peers.rank();
   const auto first = [&](const auto& holds) {
     std::size_t w = 0;
-    while (w < none && (Rank{w} == peers.rank() || !holds(w))) ++w;
-    return w;
+    while (w < peers.world() && (Rank{w} == me || !holds(w))) ++w;
+    return w < peers.world() ? std::optional(Rank{w}) : std::nullopt;
   };
-  if (const std::size_t w = first([&](std::size_t r) { return peers.has_died(r); }); w != none) {
+  if (const auto who = first([&](std::size_t w) { return peers.has_died(w); })) {
+    const std::string reason = peers.abort_reason(who->value());
+    return Error(operation,
+                 text({"rank ", *who, peers.how_died(), reason.empty() ? "" : ": ", reason}),
+                 "look for the reason in its output", me)
+        .as_consequence();
+  }
+  // Whoever gives a reason of its own comes before those that an exception ended, whatever their
+  // numbers: that may have been another's failure, of which they heard in a group of fewer ranks.
+  auto who = first([&](std::size_t w) {
     const std::string reason = peers.abort_reason(w);
-    return rank_vanished(operation,
-                         text({"rank ", w, peers.how_died(), reason.empty() ? "" : ": ", reason}),
-                         peers.rank());
-  }
-  // Whoever gives a reason of its own comes before those that another's failure may have ended,
-  // whatever their numbers.
-  std::size_t who = first([&](std::size_t r) { return is_own_reason(peers.abort_reason(r)); });
-  if (who == none) who = first([&](std::size_t r) { return !peers.abort_reason(r).empty(); });
-  if (who != none) return rank_failed(operation, Rank{who}, peers.abort_reason(who), peers.rank());
-  if (const std::size_t w = first([&](std::size_t r) { return peers.has_left(r) && lacks(r); });
-      w != none) {
-    return rank_left(operation, Rank{w}, peers.rank());
-  }
-  return std::nullopt;
+    return !reason.empty() && reason != ended_by_exception &&
+           !reason.starts_with(because_of_another);
+  });
+  if (!who) who = first([&](std::size_t w) { return !peers.abort_reason(w).empty(); });
+  if (who) return rank_failed(operation, *who, peers.abort_reason(who->value()), me);
+  who = first([&](std::size_t w) { return peers.has_left(w) && lacks(w); });
+  return who ? std::optional(rank_left(operation, *who, me)) : std::nullopt;
 }
 
 namespace shm {
@@ -291,7 +285,9 @@ class SharedPeers {
  private:
   [[noreturn, gnu::cold]] void raise_now() const;
   std::string missing_ranks(const Awaited& awaited) const;
-  std::unique_lock<std::mutex> stop_work() const;
+  /// Changes by `f()` what the others see of this rank, while none of them works on its memory.
+  template <class F>
+  void tell_others(const F& f);
 
   std::size_t rank_;
   std::size_t world_;
