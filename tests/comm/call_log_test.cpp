@@ -59,7 +59,7 @@ BOOST_AUTO_TEST_CASE(a_rank_tells_by_the_head_alone_whether_it_differs) {
   BOOST_TEST((log_of({sum, sum, cast, sum}).differs(rank0.head()) == std::optional(false)));
   BOOST_TEST((log_of({sum, average, cast, sum}).differs(rank0.head()) == std::optional(true)));
   BOOST_TEST(!log_of({sum, average}).differs(rank0.head()), "it is behind and cannot tell");
-  BOOST_TEST((CallLog{}.differs(LogHead{}) == std::optional(false)));
+  BOOST_TEST((CallLog{}.differs(Position{}) == std::optional(false)));
 }
 
 BOOST_AUTO_TEST_CASE(only_the_last_calls_are_kept_and_all_are_compared) {
@@ -102,8 +102,8 @@ BOOST_AUTO_TEST_CASE(a_disagreement_names_the_first_calls_that_differ) {
 }
 
 BOOST_AUTO_TEST_CASE(a_position_says_who_is_behind) {
-  BOOST_TEST(position_text(Rank{1}, Position{4, ""}, 5) == "rank 1 is in no call (made 4 of 5)");
-  BOOST_TEST(position_text(Rank{2}, Position{5, cast.text()}, 5) ==
+  BOOST_TEST(position_text(Rank{1}, Position{4}, 5) == "rank 1 is in no call (made 4 of 5)");
+  BOOST_TEST(position_text(Rank{2}, Position{5, 0, cast.text()}, 5) ==
              "rank 2 is in broadcast(100 float, root 1) (made 5)");
   BOOST_TEST(position_text(Rank{3}, std::nullopt, 5) == "rank 3 does not answer");
 }
@@ -121,13 +121,13 @@ BOOST_FIXTURE_TEST_CASE(the_first_fault_counts_and_a_question_gives_way_to_it, B
 }
 
 BOOST_FIXTURE_TEST_CASE(heads_and_positions_are_read_as_they_were_written, Boards) {
-  BOOST_TEST((second.head() == LogHead{}));
-  const LogHead head = log_of({sum, cast}).head();
+  BOOST_TEST((second.head() == Position{}));
+  const Position head = log_of({sum, cast}).head();
   first.set_head(head);
   BOOST_TEST((second.head() == head));
   BOOST_TEST(!first.positions(2)[1]);
-  second.set_position({7, "barrier()"});
-  BOOST_TEST((first.positions(2)[1] == Position{7, "barrier()"}));
+  second.set_position({7, 0, "barrier()"});
+  BOOST_TEST((first.positions(2)[1] == Position{7, 0, "barrier()"}));
   BOOST_TEST(!first.positions(2)[0]);
 }
 

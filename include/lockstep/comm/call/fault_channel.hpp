@@ -26,13 +26,15 @@
 
 namespace lockstep::detail {
 
-/// How far a rank has come: the number of its calls and a hash over all of them. Ranks that have
-/// made equally many calls have made the same calls if their hashes are equal.
-struct LogHead {
+/// How far a rank has come: the number of its calls, a hash over all of them, and the call that it
+/// is in, in words. Ranks that have made equally many calls have made the same if their hashes are
+/// equal.
+struct Position {
   std::uint64_t calls = 0;
   std::uint64_t hash = 0;
+  std::string call{};
 
-  friend bool operator==(const LogHead&, const LogHead&) = default;
+  friend bool operator==(const Position&, const Position&) = default;
 };
 
 /// A chain of hashes over all calls, and the last `kept` calls in full.
@@ -41,7 +43,8 @@ class CallLog {
   static constexpr std::size_t kept = 4096;
 
   std::uint64_t calls() const { return head_.calls; }
-  LogHead head() const { return head_; }
+  /// How far this rank is, in whatever call.
+  const Position& head() const { return head_; }
 
   void add(const Call& call) {
     head_.hash = Hash{}
@@ -65,7 +68,7 @@ class CallLog {
 
   /// Has this rank made other calls than the one of this head? Nothing if it cannot tell, being
   /// behind or too far ahead.
-  std::optional<bool> differs(const LogHead& other) const {
+  std::optional<bool> differs(const Position& other) const {
     if (other.calls == 0) return false;
     if (find(other.calls - 1) == nullptr) return std::nullopt;
     return entries_[(other.calls - 1) % kept].hash != other.hash;
@@ -85,7 +88,7 @@ class CallLog {
     std::uint64_t hash = 0;  // over this call and all before it
   };
 
-  LogHead head_;
+  Position head_;
   std::vector<Entry> entries_ = std::vector<Entry>(kept);  // that of call n at n % kept
 };
 
@@ -102,14 +105,6 @@ inline std::optional<Error> find_disagreement(const CallLog& rank0, std::string_
   }
   return std::nullopt;
 }
-
-/// How far a rank is, as it tells the others when one of them has waited for long.
-struct Position {
-  std::uint64_t calls = 0;  // that it has made
-  std::string call;         // the call that it is in, or empty
-
-  friend bool operator==(const Position&, const Position&) = default;
-};
 
 /// `rank 1 is in no call (made 4 of 5)`. `calls` is the number that the asking rank has made.
 inline std::string position_text(Rank rank, const std::optional<Position>& position,
@@ -198,33 +193,16 @@ class NoticeBoard {
     return post({Notice::Kind::differs, rank_, ""});
   }
 
-  // Rank 0's head, with which the others compare their logs.
-  void set_head(const LogHead& head) const {
-    store_->set(prefix_ + "head", store_protocol::Writer{}.u64(head.calls).u64(head.hash).bytes());
-  }
-  LogHead head() const {
-    const auto bytes = store_->try_get(prefix_ + "head");
-    store_protocol::Reader in(bytes ? std::string_view(*bytes) : std::string_view());
-    const std::uint64_t calls = in.u64();
-    const std::uint64_t hash = in.u64();
-    return in.ok() ? LogHead{calls, hash} : LogHead{};
-  }
+  /// Rank 0 shows how far it is, and the others compare their logs with it.
+  void set_head(const Position& head) const { set_position("head", head); }
+  Position head() const { return position("head").value_or(Position{}); }
 
-  // How far each rank is, once a rank has asked.
-  void set_position(const Position& position) const {
-    store_->set(prefix_ + "position/" + std::to_string(rank_.value()),
-                store_protocol::Writer{}.u64(position.calls).text(position.call).bytes());
-  }
+  /// Every rank says how far it is once one has asked.
+  void set_position(const Position& own) const { set_position(position_of(rank_.value()), own); }
   /// The positions of all ranks, as far as they have told.
   std::vector<std::optional<Position>> positions(std::size_t world) const {
     std::vector<std::optional<Position>> all(world);
-    for (std::size_t w = 0; w < world; ++w) {
-      const auto bytes = store_->try_get(prefix_ + "position/" + std::to_string(w));
-      if (!bytes) continue;
-      store_protocol::Reader in(*bytes);
-      const std::uint64_t calls = in.u64();
-      all[w] = Position{calls, std::string(in.text())};
-    }
+    for (std::size_t w = 0; w < world; ++w) all[w] = position(position_of(w));
     return all;
   }
 
@@ -252,6 +230,18 @@ class NoticeBoard {
  private:
   static constexpr const char* advice = "let every rank make the same calls in the same order";
   static constexpr std::size_t most_words = 64 << 10;
+
+  static std::string position_of(std::size_t rank) { return text({"position/", rank}); }
+  void set_position(const std::string& key, const Position& own) const {
+    store_->set(prefix_ + key,
+                store_protocol::Writer{}.u64(own.calls).u64(own.hash).text(own.call).bytes());
+  }
+  std::optional<Position> position(const std::string& key) const {
+    const auto bytes = store_->try_get(prefix_ + key);
+    if (!bytes) return std::nullopt;
+    store_protocol::Reader in(*bytes);
+    return Position{in.u64(), in.u64(), std::string(in.text())};  // in this order
+  }
 
   /// A fault replaces a question; nothing replaces a fault.
   Notice post(const Notice& notice) const {

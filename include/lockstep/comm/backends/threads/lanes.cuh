@@ -102,12 +102,17 @@ inline bool bytes_arrive(int a, int b) {
   std::vector<std::uint64_t> sent(bytes / sizeof(std::uint64_t));
   std::vector<std::uint64_t> arrived(sent.size());
   std::uint64_t word = 0;
-  const auto arrives = [&](const CudaStream& stream, std::size_t from, bool by_kernel) {
+  for (int trial = 0; trial < 8; ++trial) {
+    const OnGpu current(gpus[trial & 1]);  // works on its own memory and on the other's
+    const CudaStream stream;
+    std::byte* const source = memory[trial >> 1 & 1].data();
+    std::byte* const target = memory[1 - (trial >> 1 & 1)].data();
     for (std::uint64_t& one : sent) one = word += 0x9e3779b97f4a7c15u;  // never the same bytes
-    copy_now(memory[from].data(), sent.data(), bytes);
-    std::byte* const source = memory[from].data();
-    std::byte* const target = memory[1 - from].data();
-    if (by_kernel) {
+    copy_now(source, sent.data(), bytes);
+    if (trial < 4) {
+      check_cuda(cudaMemcpyAsync(target, source, bytes, cudaMemcpyDefault, stream),
+                 "cudaMemcpyAsync");
+    } else {
       Movement work{};
       work.in[0] = reinterpret_cast<const unsigned char*>(source);
       work.out[0] = reinterpret_cast<unsigned char*>(target);
@@ -115,59 +120,45 @@ inline bool bytes_arrive(int a, int b) {
       work.targets = 1;
       launch_kernel<move_bytes<false>>("move_bytes", stream, work.pass.grid<unsigned char>(8),
                                        PacketPass::threads, work);
-    } else {
-      check_cuda(cudaMemcpyAsync(target, source, bytes, cudaMemcpyDefault, stream),
-                 "cudaMemcpyAsync");
     }
     stream.synchronize();
     copy_now(arrived.data(), target, bytes);
-    return arrived == sent;
-  };
-  for (const std::size_t worker : {0, 1}) {  // works on its own memory and on the other's
-    const OnGpu current(gpus[worker]);
-    const CudaStream stream;
-    for (const bool by_kernel : {false, true})
-      if (!arrives(stream, worker, by_kernel) || !arrives(stream, 1 - worker, by_kernel))
-        return false;
+    if (arrived != sent) return false;
   }
   return true;
 }
 
-/// Opens one way between two devices. Empty, or why that cannot be. Sets `is_new` if it was not
-/// open.
-inline std::string enable_peer(int own, int peer, bool& is_new) {
-  int possible = 0;
-  check_cuda(cudaDeviceCanAccessPeer(&possible, own, peer), "cudaDeviceCanAccessPeer");
-  if (possible == 0) {
-    return text({"GPU ", own, " cannot access the memory of GPU ", peer,
-                 ". NVLink or a common PCIe switch makes that possible (nvidia-smi topo -m)"});
-  }
-  const OnGpu current(static_cast<std::size_t>(own));
-  const cudaError_t error = cudaDeviceEnablePeerAccess(peer, 0);
-  if (error == cudaSuccess) {
-    is_new = true;
-    return {};
-  }
-  static_cast<void>(cudaGetLastError());
-  if (error == cudaErrorPeerAccessAlreadyEnabled) return {};
-  return text({"GPU ", own, " may not access the memory of GPU ", peer, " (",
-               cudaGetErrorName(error), "). Without NVSwitch a GPU has at most eight peers"});
-}
-
-/// Opens both ways between two devices. Empty, or why that cannot be. A pair that was open before
-/// is tried again if somebody has closed it meanwhile (`cudaDeviceReset`).
+/// Opens both ways between two devices. Empty, or why that cannot be. Bytes are tried if a way was
+/// closed: at first, or because somebody has closed it (`cudaDeviceReset`).
 inline std::string open_peers(int a, int b, bool is_new) {
-  const std::pair<int, int> ways[] = {{a, b}, {b, a}};
-  for (const auto& [own, peer] : ways) {
-    if (std::string refusal = enable_peer(own, peer, is_new); !refusal.empty()) return refusal;
-  }
-  if (!is_new) return {};
+  const auto both_ways = [&](const auto& f) {
+    for (const auto& [own, peer] : {std::pair(a, b), std::pair(b, a)}) {
+      const OnGpu current(static_cast<std::size_t>(own));
+      if (std::string refusal = f(own, peer); !refusal.empty()) return refusal;
+    }
+    return std::string();
+  };
+  std::string refusal = both_ways([&](int own, int peer) -> std::string {
+    int possible = 0;
+    check_cuda(cudaDeviceCanAccessPeer(&possible, own, peer), "cudaDeviceCanAccessPeer");
+    if (possible == 0) {
+      return text({"GPU ", own, " cannot access the memory of GPU ", peer,
+                   ". NVLink or a common PCIe switch makes that possible (nvidia-smi topo -m)"});
+    }
+    const cudaError_t error = cudaDeviceEnablePeerAccess(peer, 0);
+    is_new |= error == cudaSuccess;
+    if (error == cudaSuccess) return {};
+    static_cast<void>(cudaGetLastError());
+    if (error == cudaErrorPeerAccessAlreadyEnabled) return {};
+    return text({"GPU ", own, " may not access the memory of GPU ", peer, " (",
+                 cudaGetErrorName(error), "). Without NVSwitch a GPU has at most eight peers"});
+  });
+  if (!refusal.empty() || !is_new) return refusal;
   const bool works = bytes_arrive(a, b);
-  for (const auto& [own, peer] : ways) {
-    const OnGpu current(static_cast<std::size_t>(own));
+  both_ways([&](int own, int peer) -> std::string {
     if (!works) {  // so that copies go through the host as well, where the direct way is wrong
       if (cudaDeviceDisablePeerAccess(peer) != cudaSuccess) static_cast<void>(cudaGetLastError());
-      continue;
+      return {};
     }
     // Peer access does not hold for memory of `cudaMallocAsync`, which its pool grants. If it does
     // not, calls with such memory are refused.
@@ -179,7 +170,8 @@ inline std::string open_peers(int a, int b, bool is_new) {
       if (cudaMemPoolSetAccess(pool, &access, 1) != cudaSuccess)
         static_cast<void>(cudaGetLastError());
     }
-  }
+    return {};
+  });
   if (works) return {};
   return text({"GPUs ", a, " and ", b,
                " do not get each other's bytes right: an IOMMU or PCIe's access control (ACS) "
