@@ -12,8 +12,4 @@
 
 #if !defined(LOCKSTEP_COMPILED)
 #include "lockstep/comm/comm.ipp"
-#include "lockstep/core/core.ipp"
-#include "lockstep/device/device.ipp"
-#include "lockstep/launch/launch.ipp"
-#include "lockstep/launch/store.ipp"
 #endif

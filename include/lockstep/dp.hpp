@@ -7,12 +7,7 @@
 #include "lockstep/trainer/wrappers.hpp"
 
 #if !defined(LOCKSTEP_COMPILED)
-#include "lockstep/comm/comm.ipp"
-#include "lockstep/core/core.ipp"
 #include "lockstep/data/data.ipp"
-#include "lockstep/device/device.ipp"
-#include "lockstep/launch/launch.ipp"
-#include "lockstep/launch/store.ipp"
 #include "lockstep/observe/observe.ipp"
 #include "lockstep/strategy/strategy.ipp"
 #include "lockstep/trainer/trainer.ipp"

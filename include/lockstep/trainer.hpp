@@ -6,19 +6,7 @@
 #include "lockstep/ddp.hpp"
 #include "lockstep/dp.hpp"
 #include "lockstep/observe/display.hpp"
-#include "lockstep/observe/log.hpp"
 #include "lockstep/observe/scores.hpp"
+#include "lockstep/observe/summary.hpp"
 #include "lockstep/trainer/launch_job.hpp"
 #include "lockstep/trainer/trainer.hpp"
-
-#if !defined(LOCKSTEP_COMPILED)
-#include "lockstep/comm/comm.ipp"
-#include "lockstep/core/core.ipp"
-#include "lockstep/data/data.ipp"
-#include "lockstep/device/device.ipp"
-#include "lockstep/launch/launch.ipp"
-#include "lockstep/launch/store.ipp"
-#include "lockstep/observe/observe.ipp"
-#include "lockstep/strategy/strategy.ipp"
-#include "lockstep/trainer/trainer.ipp"
-#endif

@@ -38,15 +38,11 @@ concept ModelMaking = requires(F& make, Arguments&... arguments) {
   { make() } -> std::same_as<Model>;
 };
 
-/// Calls such a function.
-template <class Model, class F, class... Arguments>
-Model made_by(F& make, Arguments&... arguments) {
-  if constexpr (std::invocable<F&, Arguments&...>) {
-    return make(arguments...);
-  } else {
-    return make();
-  }
-}
+/// What the model of a job comes from: `DefaultModel`, such a function, or a model.
+template <class Source, class Model, class... Arguments>
+concept ModelSource =
+    std::same_as<std::remove_cvref_t<Source>, DefaultModel> || std::convertible_to<Source, Model> ||
+    ModelMaking<Source, Model, Arguments...>;
 
 /// A model from its default constructor.
 template <class Model>
@@ -210,43 +206,45 @@ class [[nodiscard("the next phase of the step is missing")]] StepPhase
   /// Runs the model's backward; gradients are then this rank's own, and reductions of some buckets
   /// are in flight. In a `no_sync` scope it returns the loss. **Ranks** all; in such a scope this
   /// one. **Host** runs the model; buckets start to travel as they are complete.
-  auto backward() &&
-      requires(At == Stage::forwarded) {
-        run([&] {
-          if constexpr (Replica::template keeps_outputs<Batch>()) {
-            replica_.backward(*placed_, S, replica_.output_gradients(rows_));
-          } else {
-            replica_.backward(*placed_, S);
-          }
-        });
-        if constexpr (S == Sync::yes) {
-          return StepPhase<Replica, Stage::backwarded>(replica_, loss_);
-        } else {
-          return loss_;
-        }
+  template <Stage Now = At>
+    requires(Now == Stage::forwarded)
+  auto backward() && {
+    run([&] {
+      if constexpr (Replica::template keeps_outputs<Batch>()) {
+        replica_.backward(*placed_, S, replica_.output_gradients(rows_));
+      } else {
+        replica_.backward(*placed_, S);
       }
+    });
+    if constexpr (S == Sync::yes) {
+      return StepPhase<Replica, Stage::backwarded>(replica_, loss_);
+    } else {
+      return loss_;
+    }
+  }
 
-      /// Gradients = their average over ranks, the same on all of them. **Ranks** all. **Host**
-      /// blocks.
-      auto reduce() &&
-      requires(At == Stage::backwarded) {
-        run([&] { replica_.reduce(); });
-        return StepPhase<Replica, Stage::averaged>(replica_, loss_);
-      }
-      /// Reduces and updates in one pass over memory where possible; gradients are not averaged in
-      /// place. Returns the loss. **Ranks** all. **Host** blocks.
-      auto reduce_and_update() &&
-      requires(At == Stage::backwarded) {
-        run([&] {
-          replica_.begin_update();
-          replica_.reduce_and_update();
-        });
-        return loss_;
-      }
+  /// Gradients = their average over ranks, the same on all of them. **Ranks** all. **Host** blocks.
+  template <Stage Now = At>
+    requires(Now == Stage::backwarded)
+  auto reduce() && {
+    run([&] { replica_.reduce(); });
+    return StepPhase<Replica, Stage::averaged>(replica_, loss_);
+  }
+  /// Reduces and updates in one pass over memory where possible; gradients are not averaged in
+  /// place. Returns the loss. **Ranks** all. **Host** blocks.
+  template <Stage Now = At>
+    requires(Now == Stage::backwarded)
+  auto reduce_and_update() && {
+    run([&] {
+      replica_.begin_update();
+      replica_.reduce_and_update();
+    });
+    return loss_;
+  }
 
-      /// An averaged gradient; `f(name, view)` for every one.
-      auto grad(auto key) const
-        requires(At == Stage::averaged)
+  /// An averaged gradient; `f(name, view)` for every one.
+  auto grad(auto key) const
+    requires(At == Stage::averaged)
   {
     return replica_.grad(key);
   }
@@ -258,16 +256,17 @@ class [[nodiscard("the next phase of the step is missing")]] StepPhase
   }
   /// The optimizer's step. Returns the loss. **Ranks** all. **Host** blocks until the parameters
   /// are new on all ranks.
- auto update() &&
-     requires(At == Stage::averaged) {
-       run([&] { replica_.update(); });
-       return loss_;
-     }
+  template <Stage Now = At>
+    requires(Now == Stage::averaged)
+  auto update() && {
+    run([&] { replica_.update(); });
+    return loss_;
+  }
 
-     private :
-     /// Calls `f()`, and tells all ranks if it fails.
-     template <class F>
-     void run(const F& f) {
+ private:
+  /// Calls `f()`, and tells all ranks if it fails.
+  template <class F>
+  void run(const F& f) {
     [[maybe_unused]] const auto on = replica_.on_device();
     tell_others(replica_, f);
   }
@@ -446,21 +445,13 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
   /// The communicator of this rank's group, with `Groups<Grid<W, G>>`: its world is G. A failure of
   /// any rank ends its calls too. **Host** and **Stream** as the job's communicator.
   template <class T = traits>
-  decltype(auto) group() {
-    if constexpr (require_groups<T>()) {
-      return (replica_.groups().group());
-    } else {
-      return (communicator());  // never reached: the missing policy has been reported
-    }
+  auto& group() {
+    return group_of<T>([](auto& groups) -> auto& { return groups.group(); });
   }
   /// The communicator of the ranks that have this rank's place in the other groups.
   template <class T = traits>
-  decltype(auto) across() {
-    if constexpr (require_groups<T>()) {
-      return (replica_.groups().across());
-    } else {
-      return (communicator());  // never reached: the missing policy has been reported
-    }
+  auto& across() {
+    return group_of<T>([](auto& groups) -> auto& { return groups.across(); });
   }
 
   /// Writes parameters and buffers anew: `f(initial)` on rank 0, whose values all ranks get.
@@ -531,8 +522,8 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
   /// update that is made here: all ranks meet there, if those that have batches do after each of
   /// theirs.
   /// **Ranks** all, each when it is through. **Host** blocks until all are.
-  template <class F>
-  void finish_join(const F& after_update) {
+  template <class F = NoUpdateCall>
+  void finish_join(const F& after_update = {}) {
     if (!is_joining_) return;
     is_joining_ = false;
     const std::uint64_t before = this->updates();
@@ -552,9 +543,6 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
       };
       while (answer()) after_update();
     }
-  }
-  void finish_join() {
-    finish_join([] {});
   }
   /// All ranks make a call after the same update, whether they are through or not: the call is not
   /// refused while the result lives.
@@ -627,11 +615,15 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
   }
 
  private:
-  template <class T>
-  static consteval bool require_groups() {
+  template <class T, class F>
+  auto& group_of(const F& which) {
     static_assert(T::has_job_groups,
                   "lockstep: this job has no groups; add a policy such as Groups<Grid<8, 4>>");
-    return T::has_job_groups;
+    if constexpr (T::has_job_groups) {
+      return which(replica_.groups());
+    } else {
+      return communicator();  // never reached: the missing policy has been reported
+    }
   }
 
   [[noreturn, gnu::cold, gnu::noinline]] void refuse_while_joining(const char* operation) const {

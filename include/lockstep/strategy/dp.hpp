@@ -61,11 +61,12 @@ class DpReplica {
   static constexpr bool has_evaluation =
       EvaluationRunning<Model, typename ThisReplica::evaluation_step, Share<Batch>, Tally>;
 
-  /// `root` is the replica that gathers outputs and takes their loss. **Ranks** all replicas.
-  /// **Host** blocks until all have come.
-  DpReplica(Comm comm, Model model, Seed seed, Rank root)
+  /// `root` is the replica that gathers outputs and takes their loss; `all` are the shares of all
+  /// replicas. **Ranks** all replicas. **Host** blocks until all have come.
+  DpReplica(Comm comm, Model model, Seed seed, Rank root, const BatchShares& all)
       : comm_(std::move(comm)),
         root_(root),
+        all_(all),
         ddp_(comm_, std::move(model), seed),
         shares_(replica().execution(), comm_.rank().value(), comm_.rank() == root) {}
 
@@ -108,17 +109,16 @@ class DpReplica {
   }
   std::size_t output_capacity() const { return outputs_.capacity(); }
   void reserve_outputs(std::size_t rows) { outputs_.reserve(replica().model(), rows); }
-  auto all_outputs() const { return outputs_.all_outputs(part_.all); }
+  auto all_outputs() const { return outputs_.all_outputs(all_.samples()); }
 
   // The phases of a step or, without `Trains`, of an evaluation.
 
   /// Takes its share of a batch.
   template <bool Trains, class Batch>
-  void take(const Batch& batch, const BatchCut& cut, const BatchPart& part) {
+  void take(const Batch& batch) {
     replica().select_device();
-    part_ = part;
     if constexpr (traits::weighs_shares) replica().weigh(weight());
-    shares_.take(batch, cut, part);
+    shares_.take(batch, all_);
     if constexpr (Trains) replica().draw_anew();
   }
 
@@ -147,8 +147,8 @@ class DpReplica {
     if constexpr (has_parts<Batch>()) {
       loss_.emplace(with_step_of<Trains>([&](auto& step) {
         return replica().execution().loss(replica().model(), step, shares_.template whole<Batch>(),
-                                          outputs_.all_outputs(part_.all),
-                                          outputs_.all_gradients(part_.all));
+                                          outputs_.all_outputs(all_.samples()),
+                                          outputs_.all_gradients(all_.samples()));
       }));
       if constexpr (Trains) replica().require_finite_loss(*loss_);
     }
@@ -184,8 +184,7 @@ class DpReplica {
   template <class Batch, class Tally>
   void evaluate(Tally& tally) {
     synchronize_buffers();
-    if (has_samples())
-      replica().evaluate(share<Batch>(), tally, [&] { return part_.samples.count; });
+    if (has_samples()) replica().evaluate(share<Batch>(), tally, [&] { return samples().count; });
   }
   /// Outputs that a program asks for. Where replicas are on GPUs, all of them must be idle before
   /// the outputs are read.
@@ -206,7 +205,7 @@ class DpReplica {
   template <class Batch>
   std::uint64_t digest() {
     Hash hash;
-    hash.number(part_.samples.count);
+    hash.number(samples().count);
     if constexpr (std::has_unique_object_representations_v<Share<Batch>>) {
       if (has_samples()) {
         const Share<Batch>& own = share<Batch>();
@@ -238,7 +237,7 @@ class DpReplica {
   double loss_part() const {
     if (!has_samples()) return 0;
     return loss_.value() *
-           (static_cast<double>(part_.samples.count) / static_cast<double>(part_.all));
+           (static_cast<double>(samples().count) / static_cast<double>(all_.samples()));
   }
   Loss loss() {
     if constexpr (defers_loss) {
@@ -279,7 +278,8 @@ class DpReplica {
                          typename Shares::template Whole<Batch>, Outputs, Gradients>();
   }
 
-  bool has_samples() const { return part_.samples.count != 0; }
+  RowRange samples() const { return all_[number()]; }
+  bool has_samples() const { return samples().count != 0; }
   template <class Batch>
   const auto& share() {
     return shares_.template share<Batch>();
@@ -287,8 +287,8 @@ class DpReplica {
 
   /// Gradients are averaged over replicas: one with more samples than the mean counts more.
   double weight() const {
-    return static_cast<double>(comm_.world_size().value() * part_.samples.count) /
-           static_cast<double>(part_.all);
+    return static_cast<double>(comm_.world_size().value() * samples().count) /
+           static_cast<double>(all_.samples());
   }
   /// Computes the mean loss over all samples on the devices, where losses stay there.
   void average_losses() {
@@ -317,10 +317,10 @@ class DpReplica {
     if (!has_samples()) return;
     run_model<Trains>([&] {
       with_step_of<Trains>([&](auto& step) {
-        replica().model().predict(step, share<Batch>(), outputs_.outputs(part_.samples));
+        replica().model().predict(step, share<Batch>(), outputs_.outputs(samples()));
       });
     });
-    outputs_.deliver(replica().execution(), part_.samples);
+    outputs_.deliver(replica().execution(), samples());
   }
 
   template <class Batch>
@@ -329,8 +329,8 @@ class DpReplica {
     if (!has_samples()) {
       replica().backward_without_samples(sync);
     } else if constexpr (traits::gathers_outputs) {
-      outputs_.fetch(replica().execution(), part_.samples);
-      replica().backward(share<Batch>(), sync, outputs_.gradients(part_.samples));
+      outputs_.fetch(replica().execution(), samples());
+      replica().backward(share<Batch>(), sync, outputs_.gradients(samples()));
     } else {
       replica().backward(share<Batch>(), sync);
     }
@@ -352,10 +352,10 @@ class DpReplica {
 
   Comm comm_;
   Rank root_;
+  const BatchShares& all_;
   Ddp ddp_;
   [[no_unique_address]] StepRunner<traits> runner_;
   Shares shares_;
-  BatchPart part_;
   std::optional<Loss> loss_;
   [[no_unique_address]] OutputsOf<has_outputs, Model, typename traits::memory, execution_type>
       outputs_;
@@ -393,27 +393,26 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
   /// other: by default, or by `[](std::size_t replica) { return Model(...); }`. The others of a
   /// model that is given are copies of it; so are those of a model with `replicate()`. **Host**
   /// blocks until all replicas are there and have the same initial parameters.
-  template <class M = Model>
-  explicit BasicDp(const DpOptions& options = {}, DefaultModel = {})
-      : BasicDp(options, Make{}, [&](std::size_t i, const Models& models) {
-          constexpr bool replicates = requires(const M& model) { model.replicate(); };
-          if constexpr (replicates) {
-            if (i != 0) return replicate(*models[0]);
-          }
-          return seeded(options, i, &default_model<M>);
-        }) {}
-  template <ModelMaking<Model, std::size_t> Making>
-  BasicDp(const DpOptions& options, Making&& make)
-      : BasicDp(options, Make{}, [&](std::size_t i, const Models&) {
-          return seeded(options, i, [&] { return made_by<Model>(make, i); });
-        }) {}
-  BasicDp(const DpOptions& options, Model model)
-      : BasicDp(options, Make{}, [&](std::size_t i, const Models& models) {
-          if constexpr (!traits::alone) {
-            if (i != 0) return replicate(*models[0]);
-          }
-          return std::move(model);
-        }) {}
+  template <ModelSource<Model, std::size_t> Source = DefaultModel>
+  explicit BasicDp(const DpOptions& options = {}, Source&& source = {})
+      : meeting_(count_replicas(options), options.timeout, options.devices),
+        root_(output_replica(options, meeting_.size())),
+        shares_(meeting_.size(), traits::syncs_norms),
+        crew_(meeting_.size()),
+        replicas_(meeting_.size()) {
+    std::vector<std::optional<Model>> models(replicas());
+    crew_.run([&](std::size_t i) { meeting_.prepare(Rank{i}); });
+    crew_.run_in_turn([&](std::size_t i) {
+      models[i].emplace(model_of<Source>(source, i, models[0], options.seed));
+    });
+    crew_.run([&](std::size_t i) {
+      replicas_[i] = std::make_unique<LedReplica>(meeting_.join(Rank{i}), std::move(*models[i]),
+                                                  options.seed, Rank{root_}, shares_);
+    });
+    if constexpr (traits::scatters && OutputDeclaring<Model>) {
+      for (const auto& replica : replicas_) replica->join_outputs(*replicas_[root_]);
+    }
+  }
   BasicDp(const BasicDp&) = delete;
   BasicDp& operator=(const BasicDp&) = delete;
   ~BasicDp() {
@@ -492,12 +491,12 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
     } else {
       const std::size_t subgraph = subgraph_number<subgraphs>(set);
       for (const auto& replica : replicas_) replica->replica().choose_subgraph(subgraph);
-      const BatchCut cut = scatter(batch);
+      scatter(batch);
       if constexpr (traits::syncs_norms) shares_.require_samples();
       if constexpr (traits::captures) {
-        run_captured(batch, cut);
+        run_captured(batch);
       } else {
-        run_phases(batch, cut);
+        run_phases(batch);
       }
       return whole_loss();
     }
@@ -526,8 +525,8 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
     if constexpr (traits::alone) {
       return alone().evaluate(batch);
     } else {
-      run_to_loss<false>(batch, scatter(batch),
-                         [](LedReplica& replica) { replica.end_evaluation(); });
+      scatter(batch);
+      run_to_loss<false>(batch, [](LedReplica& replica) { replica.end_evaluation(); });
       return whole_loss();
     }
   }
@@ -543,9 +542,9 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
       const auto samples = static_cast<double>(shares_.samples());
       tally.add("loss", loss * samples, samples);
     } else {
-      const BatchCut cut = scatter(batch);
+      scatter(batch);
       std::vector<Tally> tallies(replicas());
-      run([&](LedReplica& replica) { take<false>(replica, batch, cut); },
+      run([&](LedReplica& replica) { take<false>(replica, batch); },
           [&](LedReplica& replica) {
             replica.template evaluate<Batch>(tallies[replica.number()]);
           });
@@ -569,9 +568,9 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
     } else if constexpr (traits::alone) {
       return alone().predict(batch);
     } else {
-      const BatchCut cut = scatter(batch);
-      if constexpr (!traits::gathers_outputs) make_room(batch, shares_.samples());
-      run([&](LedReplica& replica) { take<false>(replica, batch, cut); },
+      scatter(batch);
+      if constexpr (!traits::gathers_outputs) make_room(batch);
+      run([&](LedReplica& replica) { take<false>(replica, batch); },
           [](LedReplica& replica) { replica.template predict_only<Batch>(); });
       return std::as_const(*replicas_[root_]).all_outputs();
     }
@@ -618,37 +617,34 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
   }
 
  private:
-  /// The models that were made so far; the first is there before the others are made.
-  using Models = std::vector<std::optional<Model>>;
-  struct Make {};
-
   static std::size_t count_replicas(const DpOptions& options) {
     const std::size_t replicas = replicas_of(options, static_replicas, &Meeting::devices);
     require_world<static_replicas>(WorldSize{replicas}, Rank{0});
     return replicas;
   }
-  template <class F>
-  static Model seeded(const DpOptions& options, std::size_t replica, const F& make) {
-    return make_seeded<Model, typename traits::device>(options.seed, Rank{replica}, make);
-  }
 
-  /// `model_of(i, models)` is replica i's model, made on its thread when its device is selected.
-  template <class ModelOf>
-  BasicDp(const DpOptions& options, Make, const ModelOf& model_of)
-      : meeting_(count_replicas(options), options.timeout, options.devices),
-        root_(output_replica(options, meeting_.size())),
-        crew_(meeting_.size()),
-        replicas_(meeting_.size()),
-        shares_(meeting_.size(), traits::syncs_norms) {
-    Models models(replicas());
-    crew_.run([&](std::size_t i) { meeting_.prepare(Rank{i}); });
-    crew_.run_in_turn([&](std::size_t i) { models[i].emplace(model_of(i, models)); });
-    crew_.run([&](std::size_t i) {
-      replicas_[i] = std::make_unique<LedReplica>(meeting_.join(Rank{i}), std::move(*models[i]),
-                                                  options.seed, Rank{root_});
-    });
-    if constexpr (traits::scatters && OutputDeclaring<Model>) {
-      for (const auto& replica : replicas_) replica->join_outputs(*replicas_[root_]);
+  /// Replica i's model. The first one's is there before the others are made.
+  template <class Source>
+  static Model model_of(std::remove_reference_t<Source>& source, std::size_t i,
+                        const std::optional<Model>& first, Seed seed) {
+    constexpr bool by_default = std::same_as<std::remove_cvref_t<Source>, DefaultModel>;
+    constexpr bool is_made = ModelMaking<Source, Model, std::size_t>;
+    constexpr bool replicates = requires { first->replicate(); };
+    if constexpr (by_default ? replicates : !is_made && !traits::alone) {
+      if (i != 0) return replicate(*first);
+    }
+    if constexpr (by_default || is_made) {
+      return make_seeded<Model, typename traits::device>(seed, Rank{i}, [&] {
+        if constexpr (by_default) {
+          return default_model<Model>();
+        } else if constexpr (std::invocable<Source&, std::size_t&>) {
+          return source(i);
+        } else {
+          return source();
+        }
+      });
+    } else {
+      return std::forward<Source>(source);
     }
   }
 
@@ -665,15 +661,14 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
 
   /// Counts the samples of every replica, and makes room for their outputs.
   template <class Batch>
-  BatchCut scatter(const Batch& batch) {
+  void scatter(const Batch& batch) {
     static_assert(require_scattering<Batch>());
-    const BatchCut cut =
-        shares_.count([&](const BatchCut& by, std::size_t i) { return samples_of(batch, by, i); });
-    if constexpr (traits::gathers_outputs) make_room(batch, shares_.samples());
-    return cut;
+    shares_.count(batch);
+    if constexpr (traits::gathers_outputs) make_room(batch);
   }
   template <class Batch>
-  void make_room(const Batch& batch, std::size_t all) {
+  void make_room(const Batch& batch) {
+    const std::size_t all = shares_.samples();
     if (all != samples_of(batch, BatchCut{}, 0)) refuse_uneven_parts();
     if (all <= replicas_[0]->output_capacity()) return;
     synchronize();  // the memory may be in use
@@ -681,15 +676,15 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
   }
 
   template <bool Trains, class Batch>
-  void take(LedReplica& replica, const Batch& batch, const BatchCut& cut) {
+  void take(LedReplica& replica, const Batch& batch) {
     replica.follow(*replicas_[0]);
-    replica.template take<Trains>(batch, cut, shares_[replica.number()]);
+    replica.template take<Trains>(batch);
   }
 
   /// Runs a batch up to its loss, then `then`.
   template <bool Trains, class Batch, class... Then>
-  void run_to_loss(const Batch& batch, const BatchCut& cut, const Then&... then) {
-    const auto share = [&](LedReplica& replica) { take<Trains>(replica, batch, cut); };
+  void run_to_loss(const Batch& batch, const Then&... then) {
+    const auto share = [&](LedReplica& replica) { take<Trains>(replica, batch); };
     if constexpr (traits::gathers_outputs) {
       try {
         run(
@@ -708,12 +703,12 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
   }
 
   template <class Batch>
-  void run_phases(const Batch& batch, const BatchCut& cut) {
+  void run_phases(const Batch& batch) {
     const Sync sync = first().completes_step() ? Sync::yes : Sync::no;
     bool backward_began = false;
     try {
       run_to_loss<true>(
-          batch, cut,
+          batch,
           [&](LedReplica& replica) {
             if (replica.number() == 0) backward_began = true;
             replica.template backward<Batch>(sync);
@@ -729,11 +724,11 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
 
   /// The whole micro-batch as one graph, which depends on the shares of all replicas.
   template <class Batch>
-  void run_captured(const Batch& batch, const BatchCut& cut) {
+  void run_captured(const Batch& batch) {
     std::vector<std::uint64_t> digests(replicas());
     run(
         [&](LedReplica& replica) {
-          take<true>(replica, batch, cut);
+          take<true>(replica, batch);
           digests[replica.number()] = replica.template digest<Batch>();
         },
         [&](LedReplica& replica) {
@@ -758,9 +753,9 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
 
   Meeting meeting_;
   std::size_t root_;  // the replica of the output device
+  BatchShares shares_;
   ReplicaCrew crew_;
   std::vector<std::unique_ptr<LedReplica>> replicas_;
-  BatchShares shares_;  // of the batch that is under way
 };
 
 }  // namespace detail

@@ -97,13 +97,6 @@ struct BatchCut {
   }
 };
 
-/// The samples of a batch that a replica has, and the number that all replicas have.
-struct BatchPart {
-  RowRange samples;
-  std::size_t all = 0;
-  std::size_t largest = 0;  // number of samples that any replica has
-};
-
 /// A batch that can write its rows [first, first + count) to another batch, whose memory it reuses.
 template <class B>
 concept SlicedInto = requires(const B& batch, std::size_t n, B& out) {
@@ -324,7 +317,7 @@ consteval bool require_scattering() {
   return is_cut<Batch>;
 }
 
-/// The shares of so many replicas.
+/// The shares that replicas have of the batch that is under way.
 class BatchShares {
  public:
   /// `needs_all`: no replica may be without samples. PyTorch's chunks leave the last replicas
@@ -334,77 +327,92 @@ class BatchShares {
   /// In proportion to these numbers, one for each replica; none makes shares equal again.
   void set(std::vector<double> weights);
 
-  /// Cuts a batch, and counts the samples of every replica: `samples_of(cut, replica)`. A batch
-  /// without any is an error.
-  template <class SamplesOf>
-  BatchCut count(const SamplesOf& samples_of) {
-    const BatchCut cut{parts_.size(), weights_};
-    std::size_t all = 0;
-    std::size_t largest = 0;
-    for (std::size_t i = 0; i != parts_.size(); ++i) {
-      const std::size_t samples = samples_of(cut, i);
-      parts_[i].samples = {all, samples};
-      all += samples;
-      largest = std::max(largest, samples);
+  /// Counts the samples of every replica. A batch without any is an error.
+  template <class Batch>
+  void count(const Batch& batch) {
+    samples_ = largest_ = 0;
+    for (std::size_t i = 0; i != rows_.size(); ++i) {
+      rows_[i] = {samples_, samples_of(batch, cut(), i)};
+      samples_ += rows_[i].count;
+      largest_ = std::max(largest_, rows_[i].count);
     }
-    if (all == 0) refuse_empty();
-    for (BatchPart& part : parts_) {
-      part.all = all;
-      part.largest = largest;
-    }
-    return cut;
+    if (samples_ == 0) refuse_empty();
   }
 
-  /// Throws if a replica has no sample of the batch that was counted: it does not run its model,
-  /// and the norms of the others would wait for its statistics.
+  /// Throws if a replica has no sample of the batch: it does not run its model, and the norms of
+  /// the others would wait for its statistics.
   void require_samples() const;
 
-  /// The samples of the batch that was counted: a replica's, and those of all.
-  const BatchPart& operator[](std::size_t replica) const { return parts_[replica]; }
-  std::size_t samples() const { return parts_[0].all; }
+  BatchCut cut() const { return {rows_.size(), weights_}; }
+  /// The samples of a replica, their number on all replicas, and the largest of any.
+  RowRange operator[](std::size_t replica) const { return rows_[replica]; }
+  std::size_t samples() const { return samples_; }
+  std::size_t largest() const { return largest_; }
 
  private:
   [[noreturn]] static void refuse_empty();
 
   bool needs_all_;
-  std::vector<BatchPart> parts_;
+  std::size_t samples_ = 0;
+  std::size_t largest_ = 0;
+  std::vector<RowRange> rows_;
   std::vector<double> weights_;
 };
 
-/// Keeps the latest share of every type of batch. With `HasWhole` the replica that takes the loss
-/// (`is_root`) keeps whole batches too.
+/// Where a replica's model reads its share of a batch: keeps the latest share of every type of
+/// batch. With `HasWhole` the replica that takes the loss (`is_root`) keeps whole batches too.
 template <class Execution, bool HasWhole>
 class PlacedShare {
+  /// This class, as a type that waits for a `Batch`: clang looks into any other at once, where the
+  /// class is not complete yet.
+  template <class Batch>
+  using Complete = std::conditional_t<std::is_void_v<Batch>, Batch, PlacedShare>;
+
  public:
+  /// The type that the model gets for a whole `Batch`, and for its share of one.
+  template <class Batch>
+  using Whole =
+      std::remove_cvref_t<decltype(std::declval<Execution&>().place(std::declval<const Batch&>()))>;
+  template <class Batch>
+  using Share = std::remove_cvref_t<decltype(std::declval<Complete<Batch>&>().place(
+      std::declval<const Batch&>(), std::declval<const BatchShares&>(), nullptr))>;
+
   PlacedShare(Execution& execution, std::size_t replica, bool is_root)
       : execution_(execution), replica_(replica), is_root_(is_root) {}
 
   /// The batch must outlive its share, which may be a view of it.
   template <class Batch>
-  void take(const Batch& batch, const BatchCut& cut, const BatchPart& part) {
+  void take(const Batch& batch, const BatchShares& shares) {
+    Places<Batch>& places = storage_.get<Places<Batch>>();
     if constexpr (HasWhole) {
-      if (is_root_) storage_.get<PlacedWhole<Batch>>().at = &place_whole(batch);
+      if (is_root_) places.whole = &place_whole(batch);
     }
-    if (part.samples.count != 0)
-      storage_.get<PlacedPart<Batch>>().at = &place(batch, cut, part.largest);
+    if (shares[replica_].count != 0) places.share = &place(batch, shares, places.whole);
   }
 
   template <class Batch>
-  const auto& share() {
-    return *storage_.get<PlacedPart<Batch>>().at;
+  const Share<Batch>& share() {
+    return *storage_.get<Places<Batch>>().share;
   }
   /// The whole batch, on the replica that takes the loss.
   template <class Batch>
-  const auto& whole() {
-    return *storage_.get<PlacedWhole<Batch>>().at;
+  const Whole<Batch>& whole() {
+    return *storage_.get<Places<Batch>>().whole;
   }
 
-  /// The type that the model gets for a whole `Batch`.
-  template <class Batch>
-  using Whole =
-      std::remove_cvref_t<decltype(std::declval<Execution&>().place(std::declval<const Batch&>()))>;
-
  private:
+  /// Where a batch and a share of it lie.
+  template <class Batch>
+  struct Places {
+    const Whole<Batch>* whole = nullptr;
+    const Share<Batch>* share = nullptr;
+  };
+  /// A copy of either from another device. Both can be of one type: each has memory of its own.
+  template <class Batch, bool IsWhole>
+  struct NearCopy {
+    typename Execution::template Near<Batch> kept;
+  };
+
   /// Is a batch handed on as it is, and may lie on another device than the one that reads it?
   template <class Batch>
   static constexpr bool may_be_far =
@@ -421,69 +429,40 @@ class PlacedShare {
 
   /// Places a share. Where the whole batch is on this replica's device, it is a part of that.
   template <class Batch>
-  const auto& place(const Batch& batch, const BatchCut& cut, std::size_t largest) {
+  const auto& place(const Batch& batch, const BatchShares& shares,
+                    [[maybe_unused]] const Whole<Batch>* whole) {
     if constexpr (HasWhole && (!std::is_same_v<Whole<Batch>, Batch> || may_be_far<Batch>)) {
-      static_assert(std::is_same_v<ShareOf<Whole<Batch>>, Placed<Batch>>,
+      using Placed = std::remove_cvref_t<decltype(place_share(batch, shares))>;
+      static_assert(std::is_same_v<ShareOf<Whole<Batch>>, Placed>,
                     "lockstep: LossOnOutput needs the whole batch and a share of it on one device; "
                     "give what the batch becomes there slice(first, count), or use LossOnReplica");
-      if (is_root_) return cut_out(whole<Batch>(), cut);
+      if (whole != nullptr) return cut_out(*whole, shares);
     }
-    return place_share(batch, cut, largest);
+    return place_share(batch, shares);
   }
 
   template <class Batch>
-  const auto& place_share(const Batch& batch, const BatchCut& cut, std::size_t largest) {
+  const auto& place_share(const Batch& batch, const BatchShares& shares) {
     if constexpr (may_be_far<ShareOf<Batch>>) {
-      return execution_.bring_near(cut_out(batch, cut),
+      return execution_.bring_near(cut_out(batch, shares),
                                    storage_.get<NearCopy<ShareOf<Batch>, false>>().kept);
     } else if constexpr (RowPlacing<Execution, Batch>) {
-      const RowRange rows = cut.rows(batch.size(), replica_);
-      return execution_.place(batch, rows.first, rows.count, largest);
+      const RowRange rows = shares.cut().rows(batch.size(), replica_);
+      return execution_.place(batch, rows.first, rows.count, shares.largest());
     } else if constexpr (std::is_same_v<ShareOf<Batch>, Batch>) {
-      return execution_.place(cut.replicas == 1 ? batch : cut_out(batch, cut));
+      return execution_.place(shares.cut().replicas == 1 ? batch : cut_out(batch, shares));
     } else {
-      return execution_.place(cut_out(batch, cut));
+      return execution_.place(cut_out(batch, shares));
     }
   }
 
   /// Cuts out a share, into memory that is kept.
   template <class Cuttable>
-  const ShareOf<Cuttable>& cut_out(const Cuttable& from, const BatchCut& cut) {
+  const ShareOf<Cuttable>& cut_out(const Cuttable& from, const BatchShares& shares) {
     auto& share = storage_.get<std::optional<ShareOf<Cuttable>>>();
-    take_share(from, cut, replica_, share);
+    take_share(from, shares.cut(), replica_, share);
     return share.value();
   }
-
-  /// This class, as a type that waits for a `Batch`: clang looks into any other at once, where the
-  /// class is not complete yet.
-  template <class Batch>
-  using Complete = std::conditional_t<std::is_void_v<Batch>, Batch, PlacedShare>;
-
-  template <class Batch>
-  using Placed = std::remove_cvref_t<decltype(std::declval<Complete<Batch>&>().place_share(
-      std::declval<const Batch&>(), BatchCut{}, 0))>;
-
- public:
-  /// The type that the model gets for its share of a `Batch`.
-  template <class Batch>
-  using Share = std::remove_cvref_t<decltype(std::declval<Complete<Batch>&>().place(
-      std::declval<const Batch&>(), BatchCut{}, 0))>;
-
- private:
-  /// Where a batch or a share of it lies, and a copy of either from another device. Shares and
-  /// whole batches can be of one type: each has a place of its own.
-  template <class Batch, class Placed, bool IsWhole>
-  struct Place {
-    const Placed* at = nullptr;
-  };
-  template <class Batch>
-  using PlacedWhole = Place<Batch, Whole<Batch>, true>;
-  template <class Batch>
-  using PlacedPart = Place<Batch, Share<Batch>, false>;
-  template <class Batch, bool IsWhole>
-  struct NearCopy {
-    typename Execution::template Near<Batch> kept;
-  };
 
   Execution& execution_;
   std::size_t replica_;

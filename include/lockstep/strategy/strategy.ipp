@@ -44,21 +44,21 @@ LOCKSTEP_INLINE void fail_agreement(const std::string& first_job, const std::str
 }
 
 LOCKSTEP_INLINE BatchShares::BatchShares(std::size_t replicas, bool needs_all)
-    : needs_all_(needs_all), parts_(replicas) {
+    : needs_all_(needs_all), rows_(replicas) {
   set({});
 }
 
 LOCKSTEP_INLINE void BatchShares::set(std::vector<double> weights) {
   bool positive = true;
   for (const double weight : weights) positive = positive && weight > 0;
-  if (!positive || (!weights.empty() && weights.size() != parts_.size())) {
+  if (!positive || (!weights.empty() && weights.size() != rows_.size())) {
     throw Error("set_shares",
-                text({weights.size(), " numbers for ", parts_.size(), " replicas",
+                text({weights.size(), " numbers for ", rows_.size(), " replicas",
                       positive ? "" : ", not all of them above zero"}),
                 "give every replica a number above zero");
   }
   weights_ = std::move(weights);
-  if (needs_all_ && weights_.empty()) weights_.assign(parts_.size(), 1);
+  if (needs_all_ && weights_.empty()) weights_.assign(rows_.size(), 1);
 }
 
 LOCKSTEP_INLINE void BatchShares::refuse_empty() {
@@ -66,11 +66,11 @@ LOCKSTEP_INLINE void BatchShares::refuse_empty() {
 }
 
 LOCKSTEP_INLINE void BatchShares::require_samples() const {
-  for (std::size_t i = 0; i != parts_.size(); ++i) {
-    if (parts_[i].samples.count != 0) continue;
+  for (std::size_t i = 0; i != rows_.size(); ++i) {
+    if (rows_[i].count != 0) continue;
     throw Error("DP",
-                text({"replica ", i, " has no sample of a batch of ", parts_[i].all,
-                      ", and batch norms take their statistics over all ", parts_.size(),
+                text({"replica ", i, " has no sample of a batch of ", samples_,
+                      ", and batch norms take their statistics over all ", rows_.size(),
                       " replicas (Norms<Synced>)"}),
                 "give every replica a sample, and leave out a last batch that is too small "
                 "(drop_last), or use Norms<Local>");

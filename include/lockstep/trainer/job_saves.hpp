@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Saving and resuming of a trainer: the definitions of job_checkpoints.hpp that only
-/// programs with checkpoints need.
+/// @file Saving and resuming of a trainer: what only programs with checkpoints need.
 
 #include <cstdint>
 #include <memory>
@@ -17,7 +16,6 @@
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/json.hpp"
-#include "lockstep/trainer/job_checkpoints.hpp"
 #include "lockstep/trainer/progress.hpp"
 
 namespace lockstep::detail {
@@ -112,9 +110,9 @@ struct JobSaving {
 
   LoadReport load(const std::string& path, const LoadOptions& options) {
     [[maybe_unused]] const auto on = job.enter("load");
-    const bool own_curve = job.progress_.curve.is_own(job.wrapped_);
+    const bool owns_schedule = job.progress_.owns_schedule(job.wrapped_);
     LoadReport report = lockstep::load(job.wrapped_, path, options);
-    job.progress_.curve.adopt(job.wrapped_, own_curve);
+    if (owns_schedule) job.progress_.adopt_schedule(job.wrapped_);
     return report;
   }
 
@@ -253,6 +251,7 @@ struct JobSaving {
       course.epoch = resumed.epoch;
       course.loop = resumed.position ? 1 : 0;
     }
+    if (course.figures.samples != 0) course.figures.loss = course.loss;
     course.position = resumed.position;
     job.progress_.go_on(course);
     if (job.progress_.log) {

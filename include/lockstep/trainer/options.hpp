@@ -35,7 +35,7 @@ struct CheckpointFlags {
   bool resume = false;
 
   /// Is any of them given?
-  bool any() const;
+  bool any() const { return folder || every || keep || best_by || resume; }
 
   /// The program's options with these in their place. Throws where there is no folder for them.
   CheckpointOptions over(CheckpointOptions options) const;
@@ -94,9 +94,6 @@ TrainerOptions take_trainer_options(Session& session);
 /// initialiser runs before `main`, so that `--help` and the launcher know them too.
 template <class>
 inline const bool program_has_job = (ProgramTraits::get().flags = trainer_flags, true);
-
-/// For a job that is made: options are asked for until its first operation. Returns `options`.
-TrainerOptions leave_options_to_job(Session& session, TrainerOptions options, const bool& is_noted);
 
 }  // namespace detail
 

@@ -1,33 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file How far the loops of a trainer are: what a checkpoint has of it beside the model, the
-/// optimizer and the position in the data.
+/// @file How far the loops of a trainer are, their figures, and their lines and records.
 
-#include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "lockstep/core/json.hpp"
 #include "lockstep/core/macros.hpp"
+#include "lockstep/core/strong.hpp"
 #include "lockstep/data/sampler.hpp"
+#include "lockstep/observe/display.hpp"
 #include "lockstep/observe/scores.hpp"
 #include "lockstep/observe/summary.hpp"
+#include "lockstep/trainer/options.hpp"
 
 namespace lockstep::detail {
 
-/// The state is the same on all ranks. Calls of `epochs`, and loops over data in an epoch, are
-/// counted from 1, so that a program that is run again goes on in the one that was under way.
+/// What a checkpoint has of the loops, beside the position in the data; the same on all ranks.
+/// Calls of `epochs`, and loops over data in an epoch, are counted from 1, so that a program that
+/// is run again passes over those that were over, and goes on in the one that was under way.
 struct CourseState {
   std::uint64_t run = 0;    ///< calls of `epochs`
   std::uint64_t epoch = 0;  ///< the epoch that is under way, or the next; from 0
-  std::uint64_t loop = 0;   ///< loops over data that this epoch has begun
+  std::uint64_t loop = 0;   ///< loops over data that the epoch under way has begun
   bool loop_is_over = false;
   bool is_closed = false;  ///< has the epoch added up the losses of its data?
 
-  /// Of the epoch so far, or of the last where none is under way; without its loss and scores.
+  /// Of the epoch so far, or of the last where none is under way.
   EpochSummary figures{};
   double loss = 0;             ///< the mean so far; over all ranks where the data is closed
   std::vector<double> losses;  ///< sum and samples of every rank
@@ -36,104 +42,189 @@ struct CourseState {
   std::vector<double> score_counts;
   std::uint64_t skipped = 0;  ///< updates left out before this epoch
 
-  // The curve of the learning rate, where the trainer has given it its length.
-  std::uint64_t run_steps = 0;
+  // A schedule without a length is as long as the epochs of one `epochs` call.
+  std::uint64_t run_steps = 0;      ///< the length that the trainer has given it
   std::uint64_t epoch_updates = 0;  ///< of a whole epoch
 
-  // Of a job that goes on there. Calls of `epochs` and loops over data that were over are passed
-  // over; the one that was under way goes on at its place.
+  // Of a job that goes on there.
   std::optional<SamplerState> position{};
   bool has_figures = true;  ///< else a position alone was given
-
-  /// The figures with the loss.
-  EpochSummary shown() const;
-  std::vector<Score> scores() const;
-  void set_scores(const std::vector<Score>& scores);
-
-  /// The totals of the losses that rank `rank` of `world` goes on with: the same ones in a world of
-  /// the same size; otherwise all are somewhere.
-  std::vector<double> losses_of(std::size_t rank, std::size_t world) const;
-
-  /// Was the epoch's loop of this number, from 1, over? Was it under way?
-  bool is_over(std::uint64_t number) const {
-    return number < loop || (number == loop && loop_is_over);
-  }
-  bool resumes(std::uint64_t number) const { return number == loop && !loop_is_over; }
-
-  /// How many of an epoch's updates are over where the loop goes on.
-  std::uint64_t updates_before(std::uint64_t updates) const;
 };
 
-/// A curve without a length is as long as the epochs of one `epochs` call, and begins with each
-/// such call anew. `wrapped` is the strategy whose schedule it is.
-class RunCurve {
+/// It knows neither model nor ranks: the trainer adds what needs them.
+class EpochProgress {
  public:
-  /// A call of `epochs` begins.
-  void begin_run() { run_begins_ = true; }
+  EpochProgress(Rank rank, const TrainerOptions& options);
 
-  /// An epoch of so many updates begins, of which so many are over. A curve that goes on stays
-  /// where it was; where an epoch has another number of updates now, it goes on at the same
-  /// fraction of the epoch.
-  template <class Wrapped>
-  void place(Wrapped& wrapped, std::uint64_t epoch, std::uint64_t epochs, std::uint64_t updates,
-             std::uint64_t over) {
-    if constexpr (requires { wrapped.schedule().steps = 0; }) {
-      const bool own = is_own(wrapped);
-      if (std::exchange(run_begins_, false) && own) {
-        run_steps_ = wrapped.schedule().steps = epochs * updates;
-        const bool stays = std::exchange(goes_on_, false) && epoch_updates_ == updates;
-        if (!stays) wrapped.begin_schedule(epoch * updates + over);
-      }
-    }
-    epoch_updates_ = updates;
+  /// The first line that a run writes to its log: `{"run":{"time":...}}`. `policies` are axes and
+  /// the compiler's spelling of their policies.
+  void log_run(WorldSize world, Seed seed, std::uint64_t fingerprint,
+               std::initializer_list<std::pair<std::string_view, std::string_view>> policies);
+  /// Adds a field to the epoch's record; throws where lockstep has a field of that name.
+  void set_field(std::string_view name, JsonLine field);
+
+  /// After the last batch that was stepped, or that the loop is done with.
+  SamplerState position() const {
+    SamplerState at = loop_begin_;
+    at.position = display.steps() > steps_before_batch_ ? with_batch_ : before_batch_;
+    return at;
+  }
+  void resume(const SamplerState& position);
+  /// The next calls of `epochs` go on where `course` was taken.
+  void go_on(const CourseState& course);
+
+  /// The epoch that is under way, or the last: its figures so far, and with the scores shown.
+  EpochSummary figures() const { return now_.is_closed ? now_.figures : display.summary(); }
+  EpochSummary summary() const;
+  /// The scores of an evaluation, for the epoch's line.
+  void show(const Scores& scores, std::string_view name);
+  /// The updates that `Anomaly<Skip>` has left out so far.
+  void show_skipped(std::uint64_t skipped) {
+    const std::uint64_t before = std::exchange(now_.skipped, skipped);
+    if (skipped != before)
+      shown_scores_.push_back({"skipped", static_cast<double>(skipped - before)});
   }
 
-  /// Has the program left the length of the curve to its trainer?
+  /// Is this a loop over data whose losses are yet to be added up? Is this any loop over data?
+  bool is_in_data() const { return opened_ && !now_.is_closed; }
+  bool is_in_loop() const { return now_.loop != 0 && !now_.loop_is_over; }
+  bool has_loop() const { return now_.loop != 0; }
+  bool is_in_epoch() const { return under_way_; }
+  bool is_last_epoch() const { return now_.epoch + 1 >= epochs_; }
+  bool is_closed() const { return now_.is_closed; }
+  /// The epoch that is under way, or the next; from 0.
+  std::uint64_t epoch_number() const { return now_.epoch; }
+
+  /// A call of `epochs` begins. Returns its first epoch: after `go_on` that one which was under
+  /// way, or none (`count`) where the call was over.
+  std::uint64_t begin_epochs(std::uint64_t count);
+  void begin_epoch(std::uint64_t number, std::uint64_t last);
+  /// An epoch's next loop over data begins, with a sampler in state `fresh` that draws `size`
+  /// samples. Returns where the sampler goes on, if not at its begin.
+  std::optional<SamplerState> begin_loop(const SamplerState& fresh, std::size_t size);
+  bool loop_is_over() const { return now_.loop_is_over; }
+  void place_loop(const SamplerState& at) {
+    loop_begin_ = at;
+    with_batch_ = before_batch_ = at.position;
+  }
+  /// The loop has so many batches. Returns the sum of losses and the samples that this rank goes on
+  /// with: its own in a world of the same size; otherwise all are somewhere.
+  std::pair<double, double> open_loop(std::size_t batches, Rank rank, WorldSize world);
+
+  /// Has the program left the length of its schedule to the trainer? `wrapped` has the schedule.
   template <class Wrapped>
-  bool is_own(Wrapped& wrapped) const {
+  bool owns_schedule(Wrapped& wrapped) const {
     if constexpr (requires { wrapped.schedule().steps = 0; })
-      return wrapped.schedule().steps == 0 || wrapped.schedule().steps == run_steps_;
+      return wrapped.schedule().steps == 0 || wrapped.schedule().steps == now_.run_steps;
     return false;
   }
-  /// Numbers were loaded, with the curve of another run. Where it was this trainer's before
-  /// (`had_own`), the next `epochs` begin it anew.
+  /// The numbers of another run were loaded over such a schedule; the next `epochs` begin it anew.
   template <class Wrapped>
-  void adopt(Wrapped& wrapped, bool had_own) {
+  void adopt_schedule(Wrapped& wrapped) {
+    if constexpr (requires { wrapped.schedule().steps = 0; })
+      now_.run_steps = wrapped.schedule().steps;
+  }
+  /// An epoch of so many updates begins its first loop. A call of `epochs` begins the schedule
+  /// anew; one that goes on stays where it was or, where an epoch has another number of updates
+  /// now, goes on at the same fraction of the epoch.
+  template <class Wrapped>
+  void place_schedule(Wrapped& wrapped, std::uint64_t updates) {
+    if (now_.loop != 1) return;
     if constexpr (requires { wrapped.schedule().steps = 0; }) {
-      if (had_own) run_steps_ = wrapped.schedule().steps;
+      if (std::exchange(run_begins_, false) && owns_schedule(wrapped)) {
+        now_.run_steps = wrapped.schedule().steps = epochs_ * updates;
+        const bool stays = std::exchange(goes_on_, false) && now_.epoch_updates == updates;
+        if (!stays) wrapped.begin_schedule(now_.epoch * updates + updates_before(updates));
+      }
     }
+    now_.epoch_updates = updates;
   }
 
-  // For checkpoints.
+  /// The loop has the next batch; `over` draws count it.
+  void note_batch(std::size_t over) {
+    before_batch_ = std::exchange(with_batch_, over);
+    steps_before_batch_ = display.steps();
+  }
+  /// The loop is done with its batch, whether or not that was stepped.
+  void end_batch() { before_batch_ = with_batch_; }
+  /// Returns whether the loop was over already, when the job was saved.
+  bool end_loop() { return std::exchange(now_.loop_is_over, true); }
+  /// The losses of the epoch's data are added up: `now` has the mean over all ranks.
+  void close(const EpochSummary& now) {
+    now_.figures = now;
+    now_.is_closed = true;
+    scores_of_data_ = shown_scores_.size();
+    display.clear();
+  }
+  /// The epoch is over, whatever comes of its end.
+  void leave_epoch() {
+    abort_epoch();
+    ++now_.epoch;
+  }
+  void abort_epoch() {
+    under_way_ = now_.loop_is_over = false;
+    now_.loop = 0;
+  }
+  /// The epoch's line and record, on rank 0.
+  void report_epoch(double learning_rate);
+  void mark_as_printed() { printed_ = true; }
 
-  void tell(CourseState& course) const {
-    course.run_steps = run_steps_;
-    course.epoch_updates = epoch_updates_;
-  }
-  void go_on(const CourseState& course) {
-    run_steps_ = course.run_steps;
-    epoch_updates_ = course.epoch_updates;
-    goes_on_ = true;
-  }
-  /// The run that was to go on is over.
-  void forget() { goes_on_ = false; }
+  /// For checkpoints: all but the losses of ranks; `now` are the figures of all ranks.
+  CourseState course(const EpochSummary& now) const;
+
+  ProgressDisplay display;
+  LogFile log;
+  PhaseTimes times;
 
  private:
-  std::uint64_t run_steps_ = 0;      // the length that the trainer has given it
-  std::uint64_t epoch_updates_ = 0;  // of a whole epoch
-  bool run_begins_ = false;
-  bool goes_on_ = false;  // where it was when a checkpoint was written
+  /// How many of an epoch's updates are over where its loop goes on.
+  std::uint64_t updates_before(std::uint64_t updates) const {
+    if (!resumes_loop_ || !resumed_->position || resumed_->position->samples == 0) return 0;
+    const SamplerState& at = *resumed_->position;
+    const auto over = static_cast<double>(at.first + at.position * at.world.value());
+    const double fraction = std::fmin(over / static_cast<double>(at.samples), 1);
+    return static_cast<std::uint64_t>(std::lround(fraction * static_cast<double>(updates)));
+  }
+  /// Takes over the figures and scores that a checkpoint had.
+  void take_figures(const CourseState& course);
+
+  CourseState now_;  // without scores; with figures where they are closed
+  std::optional<CourseState> resumed_;
+  std::vector<std::pair<std::string, JsonLine>> fields_;  // of the epoch's record
+  std::uint64_t epochs_ = 0;
+  std::vector<Score> shown_scores_;
+  std::size_t scores_of_data_ = 0;  // those of the scores that came before the end of the data
+  SamplerState loop_begin_;         // where the loop over data began
+  std::size_t with_batch_ = 0;      // draws that are over, this batch's included
+  std::size_t before_batch_ = 0;    // without them, until the loop is done with the batch
+  std::uint64_t steps_before_batch_ = 0;
+  bool under_way_ = false;  // an epoch that has not ended
+  bool opened_ = false;
+  bool printed_ = false;
+  bool resumes_loop_ = false;
+  bool run_begins_ = false;  // a call of `epochs` has had no loop yet
+  bool goes_on_ = false;     // the schedule is where it was when a checkpoint was written
 };
 
-/// A saved position as a place in the data of ranks that have different numbers of samples. That
-/// may be over already: ranks draw in step as long as they have something to draw.
-template <class Sampler>
-SamplerState place_in_uneven(const Sampler& fresh, SamplerState at) {
-  if (at.world == fresh.world() && at.first == 0) {
-    at.samples = fresh.samples();
-    at.position = std::min(at.position, fresh.size());
-  }
-  return at;
-}
+/// When a trainer's loops turn to its checkpoints.
+enum class SaveMoment : std::uint8_t {
+  first_epochs,  ///< the first call of `epochs`: the job goes on from a checkpoint, if it is to
+  first_step,    ///< the same, without `epochs`
+  due,           ///< something may have to be saved
+  end_of_epoch,
+  end_of_last_epoch,
+  finish,
+};
+
+/// What a job does then, or null. A program that never mentions the checkpoints of a job has no
+/// such function, and nothing of what it needs is compiled for it. Whoever saves sets it, before
+/// `main`.
+template <class Job>
+inline void (*checkpoint_hook)(Job&, SaveMoment) = nullptr;
+
+/// Saves and resumes a job; defined in trainer/job_saves.hpp, which comes with
+/// <lockstep/checkpoint.hpp>.
+template <class Job>
+struct JobSaving;
 
 }  // namespace lockstep::detail

@@ -71,14 +71,10 @@ class RejectedWrapper {
   using Loss = double;
 
   RejectedWrapper();
-  explicit RejectedWrapper(const DpOptions&, DefaultModel = {});
-  RejectedWrapper(const DpOptions&, Model);
-  template <ModelMaking<Model, std::size_t> Make>
-  RejectedWrapper(const DpOptions&, Make&&) {}
-  explicit RejectedWrapper(auto&, DefaultModel = {}, Seed = {}) {}
-  RejectedWrapper(auto&, Model, Seed = {}) {}
-  template <ModelMaking<Model> Make>
-  RejectedWrapper(auto&, Make&&, Seed = {}) {}
+  template <ModelSource<Model, std::size_t> Source = DefaultModel>
+  explicit RejectedWrapper(const DpOptions&, Source&& = {}) {}
+  template <ModelSource<Model> Source = DefaultModel>
+  explicit RejectedWrapper(auto&, Source&& = {}, Seed = {}) {}
 
   // What `JobMembers` lists.
 
@@ -189,10 +185,8 @@ struct RejectedEpoch {
 template <class Model, class... Ps>
 class RejectedTrainer : public RejectedWrapper<Model, Ps...> {
  public:
-  explicit RejectedTrainer(Session&, DefaultModel = {}, const TrainerOptions& = {});
-  RejectedTrainer(Session&, Model, const TrainerOptions& = {});
-  template <ModelMaking<Model, Session> Make>
-  RejectedTrainer(Session&, Make&&, const TrainerOptions& = {}) {}
+  template <ModelSource<Model, Session> Source = DefaultModel>
+  explicit RejectedTrainer(Session&, Source&& = {}, const TrainerOptions& = {}) {}
 
   static std::uint64_t fingerprint();
   const Membership& membership() const;

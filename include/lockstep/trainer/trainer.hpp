@@ -2,11 +2,12 @@
 #pragma once
 /// @file `Trainer<Model, Policies...>`: a model and an order-free pack of policies as one job.
 
+#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <iterator>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -17,17 +18,18 @@
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/bucket/step.hpp"
 #include "lockstep/bucket/subgraphs.hpp"
+#include "lockstep/checkpoint/options.hpp"
 #include "lockstep/comm/backends/loopback.hpp"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/collectives.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/hash.hpp"
-#include "lockstep/core/macros.hpp"
 #include "lockstep/core/random_stream.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/core/text.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/data/feed.hpp"
 #include "lockstep/data/loader.hpp"
@@ -48,7 +50,6 @@
 #include "lockstep/trainer/axes.hpp"
 #include "lockstep/trainer/connection.hpp"
 #include "lockstep/trainer/epochs.hpp"
-#include "lockstep/trainer/job_checkpoints.hpp"
 #include "lockstep/trainer/options.hpp"
 #include "lockstep/trainer/predictions.hpp"
 #include "lockstep/trainer/rejected.hpp"
@@ -151,29 +152,11 @@ struct NoCallback {
 };
 struct NoData {};
 
-DpOptions dp_options(const TrainerOptions& options, const Membership& membership);
-
-/// The failure of an epoch that a `break` has ended. One that nobody has seen is told as a late
-/// failure, unless an exception ends the job anyway.
-struct KeptFailure {
-  KeptFailure() = default;
-  KeptFailure(const KeptFailure&) = delete;
-  KeptFailure& operator=(const KeptFailure&) = delete;
-  ~KeptFailure() {
-    if (thrown && std::uncaught_exceptions() == 0) tell_late_failure({thrown, rank});
-  }
-
-  std::exception_ptr thrown;
-  Rank rank;
-};
-
 /// A job that trains: one object on every rank.
 template <class Model, class Policies>
 class BasicTrainer : public ComposedJob<Model, Policies>,
-                     public JobMembers<BasicTrainer<Model, Policies>>,
-                     public JobCheckpoints<BasicTrainer<Model, Policies>> {
+                     public JobMembers<BasicTrainer<Model, Policies>> {
   using Composition = ComposedJob<Model, Policies>;
-  using Checkpointing = JobCheckpoints<BasicTrainer>;
   /// Replicas of DP together are one rank, in a world of one.
   using Comm = std::conditional_t<is_dp<Policies>, LoopbackCommunicator, CommunicatorOf<Policies>>;
   using traits = ReplicaTraits<Model, Policies>;
@@ -195,7 +178,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   static constexpr bool is_one_process = is_dp<Policies>;
   /// May ranks have different numbers of batches?
   static constexpr bool joins = traits::joins;
-  static constexpr bool ranks_are_threads = ConnectionOf<Policies>::ranks_are_threads;
+  static constexpr bool ranks_are_threads = requires { ConnectionOf<Policies>::ranks_are_threads; };
   static constexpr bool spans_processes = requires { ConnectionOf<Policies>::spans_processes; };
 
   /// Meets the other ranks and gives all of them rank 0's initial parameters. The model is
@@ -204,25 +187,33 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   /// before. With `ParallelStrategy<DP>` every replica's is constructed on its own thread and
   /// device. Seed, log, data and checkpoints are as the session's command line says. **Ranks** all.
   /// **Host** blocks.
-  template <class M = Model>
-  explicit BasicTrainer(Session& session, DefaultModel = {})
-      : BasicTrainer(session, DefaultModel{}, take_trainer_options(session)) {}
-  template <ModelMaking<Model, Session> Make>
-  BasicTrainer(Session& session, Make&& make)
-      : BasicTrainer(session, make, take_trainer_options(session)) {}
-  BasicTrainer(Session& session, Model model)
-      : BasicTrainer(session, std::move(model), take_trainer_options(session)) {}
+  template <ModelSource<Model, Session> Source = DefaultModel>
+  explicit BasicTrainer(Session& session, Source&& source = {})
+      : BasicTrainer(session, std::forward<Source>(source), take_trainer_options(session)) {}
   /// The same with options that the program gives, instead of those of the command line.
-  template <class M = Model>
-  BasicTrainer(Session& session, DefaultModel, TrainerOptions options)
-      : BasicTrainer(FromSource{}, session, DefaultModel{}, std::move(options)) {}
-  template <ModelMaking<Model, Session> Make>
-  BasicTrainer(Session& session, Make&& make, TrainerOptions options)
-      : BasicTrainer(
-            FromSource{}, session, [&] { return made_by<Model>(make, session); },
-            std::move(options)) {}
-  BasicTrainer(Session& session, Model model, TrainerOptions options)
-      : BasicTrainer(FromSource{}, session, std::move(model), std::move(options)) {}
+  template <ModelSource<Model, Session> Source = DefaultModel>
+  BasicTrainer(Session& session, Source&& source, TrainerOptions options)
+      : session_(session),
+        options_(std::move(options)),
+        comm_(meet(session)),
+        wrapped_(wrap(session, comm_, std::forward<Source>(source), options_)),
+        feed_(session, wrapped_),
+        progress_(session.rank(), options_) {
+    static_cast<void>(&program_has_job<void>);  // its initialiser is needed
+    sampler_options_.seed = options_.seed;
+    // Where ranks fill all cores, a loading thread would only take time from the model.
+    std::size_t busy = session.membership().local_world;
+    if constexpr (is_one_process) busy = wrapped_.replicas();
+    loader_options_.workers = has_free_core(busy) ? 1 : 0;
+    loader_options_.timed = !options_.log.empty() && session.rank() == Rank{0};
+    if (progress_.log) log_run(typename Policies::pack{});
+  }
+  BasicTrainer(const BasicTrainer&) = delete;
+  BasicTrainer& operator=(const BasicTrainer&) = delete;
+  /// A failure that nobody has seen is told as a late one, unless an exception ends the job anyway.
+  ~BasicTrainer() {
+    if (failure_ && std::uncaught_exceptions() == 0) tell_late_failure({failure_, rank()});
+  }
 
   Rank rank() const { return session_.rank(); }
   WorldSize world_size() const { return session_.world(); }
@@ -271,9 +262,9 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   /// from the newest checkpoint. **Ranks** all.
   EpochRange<BasicTrainer> epochs(std::uint64_t count) {
     end_asking();
-    if (count >> 63 != 0) [[unlikely]]
-      refuse_negative_epochs(rank());
-    this->resume_if_wanted();
+    if (count >> 63 != 0) fail("epochs", {"their number is negative"}, "give it 0 or more", rank());
+    // The program has set its numbers and kept its values by now.
+    if (!has_begun_) begin_checkpoints(SaveMoment::first_epochs);
     return {*this, progress_.begin_epochs(count), count};
   }
 
@@ -301,7 +292,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     if constexpr (joins) own_samples_ += samples;
     const std::size_t ranks = comm_.world_size().value();
     if (progress_.display.step(samples * ranks, losses_.latest())) [[unlikely]]
-      this->after_step();
+      after_step();
     return loss;
   }
 
@@ -412,8 +403,55 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   /// The position of the job in its data: after the last batch that was stepped. To go on from
   /// there, with this number of ranks or another, call `resume` before `epochs`.
   SamplerState position() const { return progress_.position(); }
-  using Checkpointing::resume;
   void resume(const SamplerState& position) { progress_.resume(position); }
+
+  /// Checkpoints have the value of this variable of the program, each rank's own, and `resume`
+  /// gives it back: a number, a bool, a text, a vector of numbers, a `RandomStream`. The variable
+  /// must outlive the job's last step. To be called before anything is resumed.
+  template <class T>
+  void keep(std::string_view name, T& value) {
+    saving().keep(name, value);
+  }
+  /// Saves the job as it is: between two batches of a loop, it goes on with the second. Between the
+  /// micro-batches of a step the save is carried out after its update, when the loop's body has
+  /// ended; the values of the options must live until then. **Ranks** all, with the same path.
+  /// **Host** blocks until the file is written, or with `.asynchronous` until all that is saved was
+  /// copied.
+  void save(const std::string& path, SaveOptions options = {}) {
+    saving().save(path, std::move(options));
+  }
+  /// Loads parameters, buffers and the optimizer with its numbers, schedule and loss scale. The
+  /// epochs of this job begin as they would have. **Ranks** all. **Host** blocks.
+  LoadReport load(const std::string& path, const LoadOptions& options = {}) {
+    return saving().load(path, options);
+  }
+  /// Loads parameters and buffers from any safetensors file. **Ranks** all. **Host** blocks.
+  LoadReport load_parameters(const std::string& path, const LoadOptions& options = {}) {
+    return saving().load_parameters(path, options);
+  }
+  /// Goes on where a checkpoint was saved, or the newest valid one of a folder: loads all that
+  /// `load` does and the values that are kept; the next calls of `epochs` go on with the first
+  /// batch that was not stepped. **Ranks** all. **Host** blocks.
+  Resumed resume(const std::string& where, const LoadOptions& options = {}) {
+    return saving().resume(where, options);
+  }
+  /// The same from the job's own folder, now and not in the first call of `epochs`, if the job is
+  /// to go on: after `--resume`, or when its launcher has started it again. Nothing where it is
+  /// not, or where there is no checkpoint; an error where all are damaged. **Ranks** all. **Host**
+  /// blocks.
+  std::optional<Resumed> resume() { return saving().resume(); }
+  /// Saves into a folder from now on, now and then; the options of the command line
+  /// (`--checkpoint`, `--checkpoint-every`, `--keep`, `--best`, `--resume`) have precedence over
+  /// these. **Ranks** all, before `epochs`. **Host** blocks.
+  void checkpoints(const CheckpointOptions& options) { saving().checkpoints(options); }
+  /// The folder: `latest()`, `best()`. Null where the job saves into none.
+  Checkpoints* checkpoints() { return saving().checkpoints(); }
+  /// Waits until all checkpoints are written, and throws what went wrong; `launch` calls it when
+  /// the program is done. **Ranks** all. **Host** blocks.
+  void finish_saves() {
+    [[maybe_unused]] const auto on = enter("save");
+    if (saves_) checkpoint_hook<BasicTrainer>(*this, SaveMoment::finish);
+  }
 
   /// The epoch that is under way, or the last.
   EpochSummary summary() const { return progress_.summary(); }
@@ -491,7 +529,6 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   }
 
  private:
-  friend Checkpointing;
   friend struct JobSaving<BasicTrainer>;
   friend Members;
   template <class, Dataset>
@@ -504,28 +541,15 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   wrapper& first() { return wrapped_; }
   const wrapper& first() const { return wrapped_; }
 
-  struct FromSource {};
-  /// `source` is the model, what makes it, or `DefaultModel`.
-  template <class Source>
-  BasicTrainer(FromSource, Session& session, Source&& source, TrainerOptions&& options)
-      : session_(session),
-        options_(leave_options_to_job(session, std::move(options), program_has_job<void>)),
-        comm_(meet(session)),
-        wrapped_(wrap(session, comm_, std::forward<Source>(source), options_)),
-        feed_(session, wrapped_),
-        progress_(session.rank(), options_) {
-    sampler_options_.seed = options_.seed;
-    // Where ranks fill all cores, a loading thread would only take time from the model.
-    std::size_t busy = session.membership().local_world;
-    if constexpr (is_one_process) busy = wrapped_.replicas();
-    loader_options_.workers = has_free_core(busy) ? 1 : 0;
-    loader_options_.timed = !options_.log.empty() && session.rank() == Rank{0};
-    if (progress_.log) log_run(typename Policies::pack{});
-  }
   /// **Ranks** all. **Host** blocks until all have come.
   static Comm meet(Session& session) {
+    session.options().leave_to_job();  // which ends the asking at its first operation
     if constexpr (is_one_process) {
-      if (session.world() > WorldSize{1}) refuse_ranks_of_dp(session.world(), session.rank());
+      if (session.world() > WorldSize{1}) {
+        fail("ParallelStrategy<DP>",
+             {"the job has ", session.world(), " ranks, and DP is for the devices of one process"},
+             "start it once, with --replicas, or use ParallelStrategy<DDP>", session.rank());
+      }
       return Comm();
     } else {
       return make_communicator<Policies>(session);
@@ -534,18 +558,27 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   template <class Source>
   static wrapper wrap(Session& session, Comm& comm, Source&& source,
                       const TrainerOptions& options) {
-    if constexpr (is_one_process) {
-      return wrapper(dp_options(options, session.membership()), std::forward<Source>(source));
+    if constexpr (std::invocable<Source&, Session&>) {
+      const auto make = [&] { return source(session); };
+      return wrap(session, comm, make, options);
+    } else if constexpr (is_one_process) {
+      DpOptions wanted;
+      if (options.replicas) wanted.replicas = *options.replicas;
+      wanted.seed = options.seed;
+      wanted.timeout = session.membership().timeout;
+      return wrapper(wanted, std::forward<Source>(source));
     } else {
-      if (options.replicas) refuse_replicas_of_ddp(session.rank());
+      if (options.replicas) {
+        fail("launch", {"--replicas was given to a job of ParallelStrategy<DDP>"},
+             "give it --ranks, or use ParallelStrategy<DP>", session.rank());
+      }
       return wrapper(comm, std::forward<Source>(source), options.seed);
     }
   }
   template <class... Ps>
   void log_run(PolicyPack<Ps...>) {
-    const PolicySpelling policies[] = {{Ps::axis::name, spelling<Ps>()}...};
     progress_.log_run(world_size(), options_.seed, Composition::fingerprint(wrapped_.model()),
-                      policies, sizeof...(Ps));
+                      {{Ps::axis::name, spelling<Ps>()}...});
   }
 
   // Which calls are refused.
@@ -568,11 +601,12 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   }
   [[gnu::cold, gnu::noinline]] void refuse(const char* operation) {
     if (is_asking_) return end_asking();
-    if (failure_.thrown) {
+    if (failure_) {
       is_held_up_ = false;
-      std::rethrow_exception(std::exchange(failure_.thrown, nullptr));
+      std::rethrow_exception(std::exchange(failure_, nullptr));
     }
-    refuse_inside_rank0(operation, rank());
+    fail(operation, {"rank 0 alone has come here, inside on_rank0"},
+         "call it outside, on all ranks", rank());
   }
   /// Calls `f` in the destructor of a loop that a `break` has left. A destructor cannot throw: a
   /// failure is thrown by this trainer's next call or, where there is none, told at its end.
@@ -581,10 +615,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     try {
       f();
     } catch (const std::exception&) {
-      if (!failure_.thrown) {
-        failure_.thrown = std::current_exception();
-        failure_.rank = rank();
-      }
+      if (!failure_) failure_ = std::current_exception();
       is_held_up_ = true;
     }
   }
@@ -678,17 +709,34 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
 
   // What ranks compare before they train. **Ranks** all. **Host** blocks.
 
+  void require_same(const std::string& description) {
+    require_agreement(comm_, hash_of(description), [&] { return description; });
+  }
   /// A different learning rate on one rank would be a silent error.
   void require_same_options() {
-    std::string text;
-    for (std::size_t group = 0; group != traits::groups::count; ++group)
-      wrapped_.group_options().of(group).for_each(OptionWriter{text, title_of_group(group)});
-    wrapped_.schedule().for_each(OptionWriter{text, "schedule "});
-    require_same(comm_, text);
+    std::string all;
+    const auto add = [&all](const std::string& whose, const auto& options) {
+      options.for_each([&](std::string_view name, double value) {
+        all += text({whose, " ", name, " ", number_text(value), "\n"});
+      });
+    };
+    for (std::size_t group = 0; group != traits::groups::count; ++group) {
+      add(group == 0 ? "optimizer" : text({"optimizer of group ", group, ":"}),
+          wrapped_.group_options().of(group));
+    }
+    add("schedule", wrapped_.schedule());
+    require_same(all);
   }
+  std::string sampler_seed() const {
+    return text({"a sampler with seed ", sampler_options_.seed, "\n"});
+  }
+  /// Other sizes or seeds on a rank would leave samples out or take them twice. Ranks that are fed
+  /// must also be fed as far ahead.
   void require_same_data(std::size_t samples, const LoaderOptions& options, bool is_fed) {
     if (world_size() == WorldSize{1}) return;
-    require_same(comm_, describe_data(samples, options, sampler_options_.seed, is_fed));
+    require_same(text({"data of ", samples, " samples\nbatches of ", options.batch_size, " samples",
+                       options.drop_last ? ", full ones only\n" : "\n", sampler_seed(),
+                       "batches sent ", is_fed ? options.prefetch : 0, " ahead\n"}));
   }
   void require_same_batches(std::size_t samples, std::size_t batch_size) {
     LoaderOptions options;
@@ -697,7 +745,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   }
   /// The most batches of any rank, where ranks have data of their own.
   std::size_t most_batches(std::size_t batches) {
-    require_same(comm_, describe_sampler(sampler_options_.seed));
+    require_same(sampler_seed());
     std::uint64_t most[] = {batches};
     comm_.all_reduce(most, Max{});
     return most[0];
@@ -719,7 +767,11 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     fresh.start();
     if (auto at = progress_.begin_loop(fresh.state(), fresh.size())) {
       if constexpr (joins) {
-        if (!progress_.loop_is_over()) at = place_in_uneven(fresh, *at);
+        // Ranks draw in step as long as they have something to draw; this one may have no more.
+        if (!progress_.loop_is_over() && at->world == fresh.world() && at->first == 0) {
+          at->samples = fresh.samples();
+          at->position = std::min(at->position, fresh.size());
+        }
       }
       fresh.resume(*at);
     }
@@ -728,8 +780,13 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   void open_data(std::size_t batches) {
     if (progress_.loop_is_over()) return;
     const std::uint64_t updates = Accumulation::updates_of(batches);
-    if (updates == 0) refuse_short_epoch(batches, Accumulation::micro_batches, rank());
-    progress_.place_curve(wrapped_, updates);
+    if (updates == 0) {
+      fail("epoch",
+           {"it has ", batches, " batches, and Accumulate<", Accumulation::micro_batches,
+            ", Tail::drop> drops what is less than a step"},
+           "accumulate less, make batches smaller, or choose Tail::step", rank());
+    }
+    progress_.place_schedule(wrapped_, updates);
     const auto [sum, samples] = progress_.open_loop(batches, rank(), world_size());
     losses_.reset();
     if (samples != 0) losses_.set_totals({sum, samples});
@@ -741,19 +798,19 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   void end_batch() {
     progress_.end_batch();
     if (saves_) [[unlikely]]
-      this->save_if_due();
+      save_if_due();
   }
   /// The loop has no more batches, or a `break` has ended it. Where some ranks are through before
   /// others, all of them save after the same update.
   void leave_data(std::chrono::duration<double> waits) {
     if constexpr (joins) {
-      if (wrapped_.is_joining()) this->save_if_due();  // the batch that a `break` has ended
-      wrapped_.finish_join([this] { this->save_if_due(); });
+      if (wrapped_.is_joining()) save_if_due();  // the batch that a `break` has ended
+      wrapped_.finish_join([this] { save_if_due(); });
     }
     // A loop that was over when the job was saved has its averages already.
     if (!progress_.end_loop()) average_buffers(JobCall::batches);
     close_data(waits);
-    this->save_after_loop();
+    if (saves_ && saves_->is_waiting) run_due();  // the last update may be that of its tail
   }
   void leave_data_after_break(std::chrono::duration<double> waits) noexcept {
     after_break([&] { leave_data(waits); });
@@ -783,7 +840,10 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     close_data();
     average_buffers(JobCall::epochs);  // of steps outside of loops over data
     if (rank() == Rank{0}) progress_.report_epoch(wrapped_.learning_rate());
-    this->save_epoch(is_last);
+    if (saves_) {
+      checkpoint_hook<BasicTrainer>(
+          *this, is_last ? SaveMoment::end_of_last_epoch : SaveMoment::end_of_epoch);
+    }
   }
   void end_epoch_after_break() noexcept {
     after_break([this] {
@@ -823,6 +883,46 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
 
   // For checkpoints. **Ranks** all. **Host** blocks.
 
+  /// What does the work of the public members. A program that calls one, wherever, has the hook
+  /// through which the job's loops come back to it.
+  auto saving() {
+    constexpr bool is_included = requires { sizeof(JobSaving<BasicTrainer>); };
+    static_assert(is_included,
+                  "lockstep: a job that saves or resumes needs #include <lockstep/checkpoint.hpp>, "
+                  "or <lockstep/lockstep.hpp>, which has everything");
+    if constexpr (is_included) {
+      return JobSaving<BasicTrainer>{*this};
+    } else {
+      return RejectedTrainer<Model>(session_);
+    }
+  }
+  [[gnu::cold, gnu::noinline]] void begin_checkpoints(SaveMoment moment) {
+    has_begun_ = true;
+    if (checkpoint_hook<BasicTrainer> != nullptr) {
+      checkpoint_hook<BasicTrainer>(*this, moment);
+    } else if (options_.checkpoint.any()) {
+      fail("launch",
+           {"the command line asks for checkpoints, and this program never mentions them: it was "
+            "compiled without"},
+           "add the line job.checkpoints(); before job.fit or job.epochs", rank());
+    }
+  }
+  /// Comes after every step of jobs that save. In a loop over data it is not yet time to: the
+  /// loop's body may have more to do with its batch.
+  [[gnu::cold, gnu::noinline]] void after_step() {
+    if (!has_begun_) begin_checkpoints(SaveMoment::first_step);
+    if (!progress_.is_in_loop()) save_if_due();
+  }
+  /// Comes between two batches of a loop, and after each update of a rank that is through. Nothing
+  /// is called through a pointer until something may be due.
+  void save_if_due() {
+    if (saves_ && (*saves_)(wrapped_.updates())) [[unlikely]]
+      run_due();
+  }
+  [[gnu::cold, gnu::noinline]] void run_due() {
+    checkpoint_hook<BasicTrainer>(*this, SaveMoment::due);
+  }
+
   /// How far the loops are.
   CourseState course() {
     EpochSummary now = progress_.figures();
@@ -860,8 +960,9 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   EpochProgress progress_;
   decltype(std::declval<wrapper&>().loss_meter()) losses_ = wrapped_.loss_meter();
   std::uint64_t own_samples_ = 0;  // of this rank in this loop, where ranks have different numbers
-  KeptFailure failure_;
-  bool is_asking_ = true;  // the program, for its options
+  std::exception_ptr failure_;     // of an epoch that a `break` has ended
+  bool has_begun_ = false;         // the first epochs or step have come
+  bool is_asking_ = true;          // the program, for its options
   // Because the program asks for its options, by a failure, or because rank 0 alone is in
   // `on_rank0`.
   bool is_held_up_ = true;

@@ -23,57 +23,12 @@
 #include "lockstep/core/terminal.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/launch/rendezvous.hpp"
-#include "lockstep/strategy/scatter.hpp"
 #include "lockstep/trainer/epochs.hpp"
-#include "lockstep/trainer/job_checkpoints.hpp"
 #include "lockstep/trainer/options.hpp"
 #include "lockstep/trainer/progress.hpp"
 #include "lockstep/version.hpp"
 
 namespace lockstep::detail {
-
-LOCKSTEP_INLINE EpochSummary CourseState::shown() const {
-  EpochSummary epoch = figures;
-  if (epoch.samples != 0) epoch.loss = loss;
-  return epoch;
-}
-
-LOCKSTEP_INLINE std::vector<Score> CourseState::scores() const {
-  std::vector<Score> scores;
-  std::size_t at = 0;
-  for (std::size_t i = 0; i != std::min(score_means.size(), score_counts.size()); ++i) {
-    const std::size_t end = std::min(score_names.find('\n', at), score_names.size());
-    scores.push_back({score_names.substr(at, end - at), score_means[i], score_counts[i]});
-    at = std::min(end + 1, score_names.size());
-  }
-  return scores;
-}
-
-LOCKSTEP_INLINE void CourseState::set_scores(const std::vector<Score>& scores) {
-  for (const Score& score : scores) {
-    score_names.append(score.name).append("\n");
-    score_means.push_back(score.mean);
-    score_counts.push_back(score.count);
-  }
-}
-
-LOCKSTEP_INLINE std::vector<double> CourseState::losses_of(std::size_t rank,
-                                                           std::size_t world) const {
-  std::vector<double> own(2);
-  for (std::size_t from = rank; 2 * from + 1 < losses.size(); from += world) {
-    own[0] += losses[2 * from];
-    own[1] += losses[2 * from + 1];
-  }
-  return own;
-}
-
-LOCKSTEP_INLINE std::uint64_t CourseState::updates_before(std::uint64_t updates) const {
-  if (!position || position->samples == 0) return 0;
-  const auto over =
-      static_cast<double>(position->first + position->position * position->world.value());
-  const double fraction = std::fmin(over / static_cast<double>(position->samples), 1);
-  return static_cast<std::uint64_t>(std::lround(fraction * static_cast<double>(updates)));
-}
 
 [[noreturn]] LOCKSTEP_INLINE void fail_checkpoint_flag(std::string_view name,
                                                        std::string_view value,
@@ -116,10 +71,6 @@ LOCKSTEP_INLINE CheckpointFlags::Every parse_checkpoint_interval(std::string_vie
     return {0, std::chrono::milliseconds(static_cast<std::int64_t>(milliseconds))};
   }
   return {parse_positive<std::uint64_t>(name, text, advice), {}};
-}
-
-LOCKSTEP_INLINE bool CheckpointFlags::any() const {
-  return folder || every || keep || best_by || resume;
 }
 
 LOCKSTEP_INLINE CheckpointFlags parse_checkpoint_flags(std::span<const CutArguments::Given> given) {
@@ -229,12 +180,6 @@ LOCKSTEP_INLINE TrainerOptions take_trainer_options(Session& session) {
   }
 }
 
-LOCKSTEP_INLINE TrainerOptions leave_options_to_job(Session& session, TrainerOptions options,
-                                                    const bool& /*is_noted*/) {
-  session.options().leave_to_job();
-  return options;
-}
-
 // EpochProgress
 
 LOCKSTEP_INLINE EpochProgress::EpochProgress(Rank rank, const TrainerOptions& options)
@@ -258,8 +203,9 @@ LOCKSTEP_INLINE std::string plain_policy(std::string_view spelling) {
   return plain;
 }
 
-LOCKSTEP_INLINE void EpochProgress::log_run(WorldSize world, Seed seed, std::uint64_t fingerprint,
-                                            const PolicySpelling* policies, std::size_t count) {
+LOCKSTEP_INLINE void EpochProgress::log_run(
+    WorldSize world, Seed seed, std::uint64_t fingerprint,
+    std::initializer_list<std::pair<std::string_view, std::string_view>> policies) {
   const std::time_t now = std::time(nullptr);
   std::tm utc{};
   ::gmtime_r(&now, &utc);
@@ -268,8 +214,7 @@ LOCKSTEP_INLINE void EpochProgress::log_run(WorldSize world, Seed seed, std::uin
   char digits[32];
   std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(fingerprint));
   JsonLine spelled;
-  for (std::size_t i = 0; i != count; ++i)
-    spelled.add(policies[i].axis, plain_policy(policies[i].policy));
+  for (const auto& [axis, policy] : policies) spelled.add(axis, plain_policy(policy));
   JsonLine run;
   run.add("time", static_cast<const char*>(time)).add("lockstep", version);
   run.add("world", world.value()).add("seed", seed.value());
@@ -302,20 +247,34 @@ LOCKSTEP_INLINE void EpochProgress::resume(const SamplerState& position) {
   resumed_->epoch = position.epoch.value();
   resumed_->position = position;
   resumed_->has_figures = false;
-  runs_ = 0;
+  now_.run = 0;
 }
 
 LOCKSTEP_INLINE void EpochProgress::go_on(const CourseState& course) {
+  abort_epoch();
   resumed_ = course;
-  runs_ = 0;
-  curve.go_on(course);
-  skipped_ = course.skipped;
-  under_way_ = opened_ = false;
-  closed_.reset();
+  now_.run = 0;
+  now_.run_steps = course.run_steps;
+  now_.epoch_updates = course.epoch_updates;
+  now_.skipped = course.skipped;
+  goes_on_ = true;
+  opened_ = now_.is_closed = false;
   shown_scores_.clear();
-  if (course.loop != 0 || !course.is_closed) return;
-  closed_ = course.shown();  // of the last epoch, until the next begins
-  shown_scores_ = course.scores();
+  if (course.loop == 0 && course.is_closed) take_figures(course);  // until the next epoch begins
+}
+
+LOCKSTEP_INLINE void EpochProgress::take_figures(const CourseState& course) {
+  now_.is_closed = course.is_closed;
+  now_.figures = course.figures;
+  shown_scores_.clear();
+  std::string_view names = course.score_names;
+  for (std::size_t i = 0; i != std::min(course.score_means.size(), course.score_counts.size());
+       ++i) {
+    const std::size_t end = std::min(names.find('\n'), names.size());
+    shown_scores_.push_back(
+        {std::string(names.substr(0, end)), course.score_means[i], course.score_counts[i]});
+    names.remove_prefix(std::min(end + 1, names.size()));
+  }
 }
 
 LOCKSTEP_INLINE EpochSummary EpochProgress::summary() const {
@@ -331,197 +290,91 @@ LOCKSTEP_INLINE void EpochProgress::show(const Scores& scores, std::string_view 
   }
 }
 
-LOCKSTEP_INLINE void EpochProgress::show_skipped(std::uint64_t skipped) {
-  if (skipped != skipped_)
-    shown_scores_.push_back({"skipped", static_cast<double>(skipped - skipped_)});
-  skipped_ = skipped;
-}
-
 LOCKSTEP_INLINE std::uint64_t EpochProgress::begin_epochs(std::uint64_t count) {
-  ++runs_;
-  next_epoch_ = 0;
-  if (!resumed_ || runs_ > resumed_->run) {
+  ++now_.run;
+  now_.epoch = 0;
+  run_begins_ = true;
+  if (!resumed_ || now_.run > resumed_->run) {
     resumed_.reset();
-    curve.forget();
+    goes_on_ = false;
   } else {
-    next_epoch_ = runs_ < resumed_->run ? count : resumed_->epoch;
+    now_.epoch = now_.run < resumed_->run ? count : resumed_->epoch;
   }
-  return next_epoch_;
+  return now_.epoch;
 }
 
 LOCKSTEP_INLINE void EpochProgress::begin_epoch(std::uint64_t number, std::uint64_t last) {
   if (resumed_ && number > resumed_->epoch) resumed_.reset();
-  next_epoch_ = epoch_ = number;
+  now_.epoch = number;
+  now_.loop = 0;
   epochs_ = last;
   times.begin_epoch();
   shown_scores_.clear();
-  closed_.reset();
-  loops_ = 0;
-  opened_ = printed_ = false;
+  opened_ = printed_ = now_.is_closed = false;
   under_way_ = true;
   display.begin_epoch(number + 1, last, 0);
   if (!resumed_ || !resumed_->has_figures || resumed_->loop == 0) return;
-  const CourseState& course = *resumed_;
-  shown_scores_ = course.scores();
+  take_figures(*resumed_);
   scores_of_data_ = shown_scores_.size();
-  if (!course.is_closed) return;
-  display.go_on(course.shown());
-  closed_ = course.shown();
-  closed_->epochs = epochs_;
+  if (!now_.is_closed) return;
+  display.go_on(now_.figures);
+  now_.figures.epochs = epochs_;
   opened_ = true;
 }
 
 LOCKSTEP_INLINE std::optional<SamplerState> EpochProgress::begin_loop(const SamplerState& fresh,
                                                                       std::size_t size) {
-  ++loops_;
-  loop_is_over_ = resumed_ && resumed_->is_over(loops_);
-  resumes_loop_ = resumed_ && resumed_->resumes(loops_);
-  if (loop_is_over_) {
-    SamplerState end = fresh;
-    end.position = size;
-    return end;
-  }
-  return resumes_loop_ ? resumed_->position : std::nullopt;
+  const std::uint64_t loop = ++now_.loop;
+  resumes_loop_ = resumed_ && loop == resumed_->loop && !resumed_->loop_is_over;
+  now_.loop_is_over = resumed_ && loop <= resumed_->loop && !resumes_loop_;
+  if (!now_.loop_is_over) return resumes_loop_ ? resumed_->position : std::nullopt;
+  SamplerState end = fresh;
+  end.position = size;
+  return end;
 }
 
 LOCKSTEP_INLINE std::pair<double, double> EpochProgress::open_loop(std::size_t batches, Rank rank,
                                                                    WorldSize world) {
   opened_ = true;
-  display.begin_epoch(epoch_ + 1, epochs_, batches);
+  display.begin_epoch(now_.epoch + 1, epochs_, batches);
   std::pair<double, double> own{};
   if (resumes_loop_ && resumed_ && resumed_->has_figures) {
-    display.go_on(resumed_->shown());
-    const std::vector<double> losses = resumed_->losses_of(rank.value(), world.value());
-    own = {losses[0], losses[1]};
+    display.go_on(resumed_->figures);
+    const std::vector<double>& losses = resumed_->losses;
+    for (std::size_t at = 2 * rank.value(); at + 1 < losses.size(); at += 2 * world.value()) {
+      own.first += losses[at];
+      own.second += losses[at + 1];
+    }
   }
   steps_before_batch_ = display.steps();
   if (resumes_loop_) resumed_.reset();
   return own;
 }
 
-LOCKSTEP_INLINE void EpochProgress::close(const EpochSummary& now) {
-  closed_ = now;
-  scores_of_data_ = shown_scores_.size();
-  display.clear();
-}
-
-LOCKSTEP_INLINE void EpochProgress::leave_epoch() {
-  under_way_ = false;
-  next_epoch_ = epoch_ + 1;
-}
-
 LOCKSTEP_INLINE void EpochProgress::report_epoch(double learning_rate) {
-  if (!closed_) return;
+  if (!now_.is_closed) return;
   const EpochSummary now = summary();
   if (!printed_ && !display.is_quiet()) display.print(now.text());
   if (!log) return;
   JsonLine record = now.json().add("lr", learning_rate);
-  record.add(times.json(closed_->seconds));
+  record.add(times.json(now.seconds));
   for (const auto& [name, field] : fields_) record.add(field);
   fields_.clear();
   log.write(record);
 }
 
 LOCKSTEP_INLINE CourseState EpochProgress::course(const EpochSummary& now) const {
-  CourseState state;
-  state.run = runs_;
-  state.epoch = next_epoch_;
-  curve.tell(state);
-  state.skipped = skipped_;
-  state.is_closed = closed_.has_value();
+  CourseState state = now_;
   state.figures = now;
-  state.figures.scores = {};
   state.loss = now.loss.value_or(0);
   // The program evaluates once more when it goes on behind the data.
-  std::vector<Score> scores = shown_scores_;
-  if (under_way_ && loop_is_over_ && closed_) scores.resize(scores_of_data_);
-  state.set_scores(scores);
-  if (!under_way_) return state;
-  state.loop = loops_;
-  state.loop_is_over = loop_is_over_;
+  const bool is_behind_data = now_.loop_is_over && now_.is_closed;
+  for (std::size_t i = 0; i != (is_behind_data ? scores_of_data_ : shown_scores_.size()); ++i) {
+    state.score_names.append(shown_scores_[i].name).append("\n");
+    state.score_means.push_back(shown_scores_[i].mean);
+    state.score_counts.push_back(shown_scores_[i].count);
+  }
   return state;
-}
-
-LOCKSTEP_INLINE void refuse_uneven_epoch(std::size_t most, std::size_t least, std::size_t begun,
-                                         Rank rank, WorldSize world) {
-  fail("epoch", {"rank 0 has ", most, " batches and rank ", world.value() - 1, " has ", least},
-       begun == 0 ? "train with Padding, DropLast or Masked, with a batch size that divides, or "
-                    "with UnevenInputs<Join>"
-                  : "resume with a number of ranks or a batch size that divides what is left",
-       rank);
-}
-
-LOCKSTEP_INLINE void refuse_empty_epoch(std::size_t samples, std::size_t batch_size, Rank rank,
-                                        WorldSize world) {
-  fail("epoch",
-       {"there is no batch to train on: ", samples, " samples among ", world.value(),
-        " ranks, in batches of ", batch_size},
-       "make batches smaller, or leave drop_last and DropLast out", rank);
-}
-
-LOCKSTEP_INLINE void OptionWriter::operator()(std::string_view name, double value) const {
-  char digits[32];
-  std::snprintf(digits, sizeof digits, " %.17g\n", value);
-  text.append(whose).append(name).append(digits);
-}
-
-LOCKSTEP_INLINE std::string title_of_group(std::size_t group) {
-  return group == 0 ? "optimizer " : text({"optimizer of group ", group, ": "});
-}
-
-LOCKSTEP_INLINE std::string describe_data(std::size_t samples, const LoaderOptions& options,
-                                          Seed seed, bool is_fed) {
-  std::string data = text({"data of ", samples, " samples\nbatches of ", options.batch_size,
-                           " samples", options.drop_last ? ", full ones only\n" : "\n"});
-  data += describe_sampler(seed);
-  if (is_fed) data += text({"batches sent ", options.prefetch, " ahead\n"});
-  return data;
-}
-
-LOCKSTEP_INLINE std::string describe_sampler(Seed seed) {
-  return text({"a sampler with seed ", seed.value(), "\n"});
-}
-
-LOCKSTEP_INLINE DpOptions dp_options(const TrainerOptions& options, const Membership& membership) {
-  DpOptions wanted;
-  if (options.replicas) wanted.replicas = *options.replicas;
-  wanted.seed = options.seed;
-  wanted.timeout = membership.timeout;
-  return wanted;
-}
-
-LOCKSTEP_INLINE void refuse_ranks_of_dp(WorldSize world, Rank rank) {
-  fail("ParallelStrategy<DP>",
-       {"the job has ", world.value(), " ranks, and DP is for the devices of one process"},
-       "start it once, with --replicas, or use ParallelStrategy<DDP>", rank);
-}
-
-LOCKSTEP_INLINE void refuse_replicas_of_ddp(Rank rank) {
-  fail("launch", {"--replicas was given to a job of ParallelStrategy<DDP>"},
-       "give it --ranks, or use ParallelStrategy<DP>", rank);
-}
-
-LOCKSTEP_INLINE void refuse_negative_epochs(Rank rank) {
-  fail("epochs", {"their number is negative"}, "give it 0 or more", rank);
-}
-
-LOCKSTEP_INLINE void refuse_inside_rank0(const char* operation, Rank rank) {
-  fail(operation, {"rank 0 alone has come here, inside on_rank0"}, "call it outside, on all ranks",
-       rank);
-}
-
-LOCKSTEP_INLINE void refuse_short_epoch(std::size_t batches, std::size_t micro_batches, Rank rank) {
-  fail("epoch",
-       {"it has ", batches, " batches, and Accumulate<", micro_batches,
-        ", Tail::drop> drops what is less than a step"},
-       "accumulate less, make batches smaller, or choose Tail::step", rank);
-}
-
-LOCKSTEP_INLINE void refuse_checkpoint_flags(Rank rank) {
-  fail("launch",
-       {"the command line asks for checkpoints, and this program never mentions them: it was "
-        "compiled without"},
-       "add the line job.checkpoints(); before job.fit or job.epochs", rank);
 }
 
 }  // namespace detail
