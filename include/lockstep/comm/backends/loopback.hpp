@@ -54,6 +54,8 @@ class LoopbackCommunicator : public Collectives<LoopbackCommunicator>,
                              public detail::AloneInWorld,
                              public detail::HostAllocating {
  public:
+  LoopbackCommunicator() = default;  // or it would be an aggregate
+
   // For the front.
 
   template <class C>
