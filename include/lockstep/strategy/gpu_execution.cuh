@@ -32,7 +32,6 @@
 #include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/features.cuh"
 #include "lockstep/strategy/gpu_update.cuh"
-#include "lockstep/strategy/on_device.cuh"
 #include "lockstep/strategy/replica_traits.hpp"
 
 namespace lockstep::detail {
