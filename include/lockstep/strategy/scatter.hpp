@@ -18,7 +18,6 @@
 #include <vector>
 
 #include "lockstep/core/dynamic.hpp"
-#include "lockstep/core/macros.hpp"
 #include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/utility.hpp"

@@ -12,7 +12,6 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/json_line.hpp"
 #include "lockstep/core/scope_guard.hpp"
-#include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/data/dataset.hpp"
 #include "lockstep/data/loader.hpp"

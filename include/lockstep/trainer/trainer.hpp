@@ -36,13 +36,11 @@
 #include "lockstep/data/sampler.hpp"
 #include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/model/shapes.hpp"
-#include "lockstep/model/tensor.hpp"
 #include "lockstep/observe/scores.hpp"
 #include "lockstep/observe/summary.hpp"
 #include "lockstep/policy/pack.hpp"
 #include "lockstep/strategy/agreement.hpp"
 #include "lockstep/strategy/ddp.hpp"
-#include "lockstep/strategy/feature/subgraphs.hpp"
 #include "lockstep/strategy/members.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/strategy/scatter.hpp"
@@ -271,12 +269,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   /// One batch of this rank: forward, backward, reduce, update (the last two once per
   /// `Accumulate<N>`). Returns this rank's loss. With `ParallelStrategy<DP>` there is one rank, and
   /// its replicas share the batch. **Ranks** all. **Host** blocks.
-  template <class Batch>
-  typename wrapper::Loss step(const Batch& batch) {
-    return step(SubgraphChoice{}, batch);
-  }
   using Members::step;
-  /// Ranks may step while others are exhausted.
   template <class Set, class Batch>
   typename wrapper::Loss step(const Set& set, const Batch& batch) {
     require_all_ranks("step");
