@@ -393,7 +393,7 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
   explicit BasicDp(const DpOptions& options = {}, Source&& source = {})
       : meeting_(count_replicas(options), options.timeout, options.devices),
         root_(output_replica(options, meeting_.size())),
-        shares_(meeting_.size(), traits::syncs_norms),
+        shares_({meeting_.size(), traits::syncs_norms}),  // norms need samples on all replicas
         crew_(meeting_.size()),
         replicas_(meeting_.size()) {
     std::vector<std::optional<Model>> models(replicas());
@@ -439,10 +439,6 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
     [[maybe_unused]] const auto on = this->on_device();
     crew_.run_in_turn([&](std::size_t i) { f(replicas_[i]->replica().model()); });
   }
-
-  /// Sets shares in proportion to these numbers, one for each replica, for devices of different
-  /// speed. An empty list makes shares equal again.
-  void set_shares(std::vector<double> weights) { shares_.set(std::move(weights)); }
 
   /// **Host** blocks until every replica's device is idle.
   void synchronize() {
