@@ -370,42 +370,37 @@ consteval Finding find_pattern_fault(const auto& parameters) {
   return {};
 }
 
-/// Finds what leaves no parameter to train: the frozen ones (`Still`), a group, or a sub-graph.
+/// Does the job train one of the parameters that `is_chosen(i)` says? `Still` are the frozen ones.
 template <class Still>
-consteval Finding find_frozen_fault(const auto& parameters) {
+consteval bool trains_any(const auto& parameters, const auto& is_chosen) {
   for (std::size_t i = 0; i != parameters.size(); ++i) {
-    if (!Still::match(parameters.name(i))) return find_pattern_fault<Still>(parameters);
+    if (!Still::match(parameters.name(i)) && is_chosen(i)) return true;
   }
-  return {Fault::everything_frozen};
+  return false;
 }
 
 template <class Still, class... Sets>
 consteval Finding find_group_fault(ParameterGroups<Sets...>, const auto& parameters) {
   using Groups = ParameterGroups<Sets...>;
-  const Finding pattern = first_of({Finding{}, find_pattern_fault<Sets>(parameters)...});
-  if (pattern.fault != Fault::none) return pattern;
-  bool has_one[Groups::count] = {};
-  for (std::size_t i = 0; i != parameters.size(); ++i) {
-    if (!Still::match(parameters.name(i)))
-      has_one[Groups::group_of(parameters.name(i), parameters.infos[i].rank)] = true;
-  }
+  Finding found = first_of({Finding{}, find_pattern_fault<Sets>(parameters)...});
   for (std::size_t group = 1; group != Groups::count; ++group) {
     constexpr std::string_view numbers = "123456789";
-    if (!has_one[group])
-      return {Fault::group_without_parameters,
-              numbers.substr(std::min(group, numbers.size()) - 1, 1)};
+    const auto is_in = [&](std::size_t i) {
+      return Groups::group_of(parameters.name(i), parameters.infos[i].rank) == group;
+    };
+    if (found.fault == Fault::none && !trains_any<Still>(parameters, is_in))
+      found = {Fault::group_without_parameters,
+               numbers.substr(std::min(group, numbers.size()) - 1, 1)};
   }
-  return {};
+  return found;
 }
 
 template <class Still, class Set>
 consteval Finding find_subgraph_fault(const auto& parameters) {
-  for (std::size_t i = 0; i != parameters.size(); ++i) {
-    if (Set::match(parameters.name(i)) && !Still::match(parameters.name(i)))
-      return find_pattern_fault<Set>(parameters);
-  }
-  return first_of({find_pattern_fault<Set>(parameters),
-                   Finding{Fault::subgraph_without_parameters, Set::name}});
+  const auto is_in = [&](std::size_t i) { return Set::match(parameters.name(i)); };
+  return first_of(
+      {find_pattern_fault<Set>(parameters),
+       when(!trains_any<Still>(parameters, is_in), Fault::subgraph_without_parameters, Set::name)});
 }
 template <class Still, bool Same, class... Sets>
 consteval Finding find_subgraph_fault_of(SubgraphList<Same, Sets...>, const auto& parameters) {
@@ -442,7 +437,8 @@ consteval Finding find_selection_fault() {
     Finding sets;
     if constexpr (has_list)
       sets = find_subgraph_fault_of<Still>(typename Meaning::list{}, parameters);
-    return first_of({find_frozen_fault<Still>(parameters),
+    const bool trains = trains_any<Still>(parameters, [](std::size_t) { return true; });
+    return first_of({when(!trains, Fault::everything_frozen), find_pattern_fault<Still>(parameters),
                      find_group_fault<Still>(Pick<axes::ParameterGroups, Policies>{}, parameters),
                      list, sets});
   }
