@@ -55,7 +55,7 @@ class EpochBatches {
       : trainer_(trainer),
         options_(taken(options)),
         sampler_(source.size(), trainer.world_size(), trainer.rank(), trainer.sampler_options()),
-        loader_(trainer.make_loader(source, sampler_, options_)) {
+        loader_(trainer.feed_.make(source, sampler_, options_)) {
     sampler_.set_epoch(epoch);
   }
 
