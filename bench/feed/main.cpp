@@ -31,17 +31,13 @@ struct Fed {
   /// The messages of `Feed<LeaderOfGroup>`.
   void each_its_own() {
     if (line.reads()) {
-      for (const auto& hop : line.route().hops) {
+      for (std::size_t i = 1; i != read.size(); ++i) {
         writer.clear();
-        writer.put(read[hop.first]);
-        const std::uint64_t sizes[] = {0, writer.size()};
-        line.send(sizes, writer.written(), hop.to);
+        writer.put(read[i]);
+        line.send(line.batch, writer.written(), line.route().carried[i - 1].to);
       }
     } else {
-      std::uint64_t sizes[2];
-      std::span<std::uint8_t> parcel;
-      line.receive(sizes, [&](std::span<const std::uint64_t> of) { return parcel = room(of[1]); });
-      detail::ParcelReader(parcel).take(mine);
+      detail::ParcelReader(line.receive(buffer).second).take(mine);
     }
   }
 

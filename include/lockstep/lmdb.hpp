@@ -5,9 +5,6 @@
 #include "lockstep/data.hpp"
 #include "lockstep/data/lmdb.hpp"
 
-#if !defined(LOCKSTEP_COMPILED)
-#include "lockstep/data/lmdb.ipp"
-#if __has_include(<lmdb.h>)
+#if !defined(LOCKSTEP_COMPILED) && __has_include(<lmdb.h>)
 #include "lockstep/data/write_lmdb.ipp"
-#endif
 #endif

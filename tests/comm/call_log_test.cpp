@@ -24,7 +24,7 @@ namespace {
 
 const Call sum = calls::AllReduce<float, Sum>{{}, {}, 100}.call();
 const Call average = calls::AllReduce<float, Average>{{}, {}, 100}.call();
-const Call cast = calls::Broadcast<float>{{}, {}, 100, Rank{1}}.call();
+const Call cast = calls::Broadcast<float>{{}, {}, 100, JobCall::none, Rank{1}}.call();
 
 CallLog log_of(std::initializer_list<Call> calls) {
   CallLog log;

@@ -397,7 +397,7 @@ BOOST_AUTO_TEST_CASE(types_and_indices_are_checked) {
 
   const std::string texts = folder / "texts";
   std::vector<std::byte> record;
-  detail::encode_labelled<float, std::int32_t>(std::vector<float>{1, 2}, 7, record);
+  detail::EncodeLabelled{}(OwnedSample<float, std::int32_t>{{1, 2}, 7}, record);
   std::string own(reinterpret_cast<const char*>(record.data()), record.size());
   std::string longer = own;
   set_at<std::uint64_t>(longer, 8, 1000);

@@ -359,10 +359,10 @@ int main(int argc, char** argv) {
     std::puts("compiled and linked; not run: no CUDA device here");
     return 0;
   }
-  return detail::launch_alone(
-      argc, argv, [](Session& session, std::optional<std::size_t> replicas) {
-        const auto& arguments = session.arguments();
-        run_checks(replicas.value_or(2), arguments.size() > 1 ? arguments[1] : "all");
-        return 0;
-      });
+  const auto run = [](Session& session, std::optional<std::size_t> replicas) {
+    const auto& arguments = session.arguments();
+    run_checks(replicas.value_or(2), arguments.size() > 1 ? arguments[1] : "all");
+    return 0;
+  };
+  return detail::launch_as(detail::RanksAs::replicas, argc, argv, run, dynamic);
 }

@@ -66,7 +66,7 @@ class Crowd {
       return request(Operation::gather, name)
           .u32(static_cast<std::uint32_t>(r))
           .u32(static_cast<std::uint32_t>(size()))
-          .u64(60'000)
+          .byte(1)
           .text(piece(r));
     });
     await([&](std::size_t, const std::string& body) {
@@ -76,10 +76,11 @@ class Crowd {
 
   void barrier() {
     post([&](std::size_t r) {
-      return request(Operation::barrier, "barrier")
+      return request(Operation::gather, "barrier")
           .u32(static_cast<std::uint32_t>(r))
           .u32(static_cast<std::uint32_t>(size()))
-          .u64(60'000);
+          .byte(1)
+          .text("");
     });
     await([](std::size_t, const std::string& body) { require(body[0] == 1, "a barrier failed"); });
   }
@@ -87,7 +88,7 @@ class Crowd {
   /// All watch one key, which the last of them then sets.
   void notice() {
     const std::size_t last = size() - 1;
-    post([](std::size_t) { return request(Operation::get, "notice").u64(60'000); });
+    post([](std::size_t) { return request(Operation::get, "notice").byte(1); });
     exchange(last, request(Operation::set, "notice").text("failed"));
     await([](std::size_t, const std::string& body) { require(body[0] == 1, "no notice came"); });
   }

@@ -11,8 +11,8 @@
 
 using namespace lockstep;
 using lockstep::detail::Endpoint;
-using lockstep::detail::EnvironmentReader;
 using lockstep::detail::first_slurm_host;
+using lockstep::detail::LaunchEnvironment;
 using lockstep::detail::LaunchOptions;
 using lockstep::detail::parse_options;
 using lockstep::detail::RankPlacement;
@@ -22,13 +22,15 @@ namespace {
 
 using Variables = std::map<std::string, std::string>;
 
-auto reader(Variables variables, std::optional<Endpoint> meeting = std::nullopt) {
-  return EnvironmentReader(
-      [variables = std::move(variables)](const char* name) -> const char* {
-        const auto found = variables.find(name);
-        return found == variables.end() ? nullptr : found->second.c_str();
-      },
-      std::move(meeting));
+/// What the reader looks at: the variables of the newest `reader`.
+Variables looked_up;
+
+LaunchEnvironment reader(Variables variables, std::optional<Endpoint> meeting = std::nullopt) {
+  looked_up = std::move(variables);
+  return LaunchEnvironment(std::move(meeting), [](const char* name) -> const char* {
+    const auto found = looked_up.find(name);
+    return found == looked_up.end() ? nullptr : found->second.c_str();
+  });
 }
 
 RankPlacement place(Variables variables) {

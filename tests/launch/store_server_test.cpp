@@ -149,7 +149,7 @@ BOOST_AUTO_TEST_CASE(a_store_of_another_release_is_named) {
     }
   });
   expect_error([&] { Store("127.0.0.1", lockstep::detail::local_port(old.get()), secret, 100ms); },
-               "speaks version 1 of lockstep's protocol and this program version 3", "one release");
+               "speaks version 1 of lockstep's protocol and this program version 4", "one release");
   std::string why;
   const Descriptor end =
       try_connect("127.0.0.1", lockstep::detail::local_port(old.get()), Deadline::after(5s), why);
@@ -204,8 +204,14 @@ BOOST_AUTO_TEST_CASE(half_a_frame_and_a_reset_disturb_nobody) {
 
 BOOST_AUTO_TEST_CASE(a_client_that_dies_in_a_barrier_no_longer_counts) {
   const auto arrive = [](std::uint32_t rank) {
-    return store_protocol::frame(
-        1, store_protocol::Writer{}.byte(7).text("b").u32(rank).u32(3).u64(60000).bytes());
+    return store_protocol::frame(1, store_protocol::Writer{}
+                                        .byte(7)
+                                        .text("barrier/b")
+                                        .u32(rank)
+                                        .u32(3)
+                                        .byte(1)
+                                        .text("")
+                                        .bytes());
   };
   Descriptor dying = trusted();
   send(dying, arrive(1));
@@ -217,11 +223,11 @@ BOOST_AUTO_TEST_CASE(a_client_that_dies_in_a_barrier_no_longer_counts) {
 BOOST_AUTO_TEST_CASE(a_client_that_dies_in_a_gather_or_cancels_no_longer_counts) {
   const auto arrive = [](std::uint32_t request, std::uint32_t rank) {
     return store_protocol::frame(request, store_protocol::Writer{}
-                                              .byte(8)
-                                              .text("g")
+                                              .byte(7)
+                                              .text("gather/g")
                                               .u32(rank)
                                               .u32(4)
-                                              .u64(60000)
+                                              .byte(1)
                                               .text("piece")
                                               .bytes());
   };
@@ -232,7 +238,7 @@ BOOST_AUTO_TEST_CASE(a_client_that_dies_in_a_gather_or_cancels_no_longer_counts)
   std::this_thread::sleep_for(100ms);
   dying.close();
   send(cancelling,
-       store_protocol::frame(6, store_protocol::Writer{}.byte(11).text("").u32(5).bytes()));
+       store_protocol::frame(6, store_protocol::Writer{}.byte(8).text("").u32(5).bytes()));
   expect_error([&] { store.gather("g", Rank{0}, WorldSize{4}, "", 300ms); }, "ranks 1, 2, 3 did");
 }
 
@@ -240,7 +246,7 @@ BOOST_AUTO_TEST_CASE(a_client_that_reads_nothing_holds_up_nobody) {
   store.set("large", std::string(4_MiB, 'x'));
   const Descriptor deaf = trusted();
   const std::string get =
-      store_protocol::frame(1, store_protocol::Writer{}.byte(2).text("large").u64(0).bytes());
+      store_protocol::frame(1, store_protocol::Writer{}.byte(2).text("large").byte(0).bytes());
   for (int i = 0; i < 200; ++i) send(deaf, get);
   BOOST_TEST((another().get("large").size() == 4_MiB));
 }

@@ -71,13 +71,10 @@ std::vector<std::uint64_t> steps_in(const std::string& folder);
 /// Hears of checkpoints that are passed over: `skipped(path, why)`.
 using SkippedCheckpoint = FunctionRef<void(const std::string&, const std::string&)>;
 
-/// The newest checkpoint for which `verify(path)` throws no `Error`; `best.safetensors` comes last.
+/// The newest checkpoint of which every byte is as lockstep wrote it; `best.safetensors` comes
+/// last.
 std::optional<std::string> newest_valid_checkpoint(const std::string& folder,
-                                                   FunctionRef<void(const std::string&)> verify,
                                                    SkippedCheckpoint skipped);
-
-/// Throws an `Error` unless every byte of a checkpoint is as lockstep wrote it.
-void verify_checkpoint(const std::string& path);
 
 /// A job's folder, while the job has it: rank 0 makes one, which holds the folder's lock. Threads
 /// may share it.

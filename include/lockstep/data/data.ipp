@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file What samplers and loaders say where they fail; files have their definitions in `files.ipp`
-/// and `lmdb.ipp`, which a program that reads none does not compile.
+/// @file What samplers and loaders say where they fail; files have their definitions in `files.ipp`,
+/// which a program that reads none does not compile.
 
 #include <cstddef>
 #include <cstdint>

@@ -65,17 +65,15 @@ namespace detail {
 
 /// One rank's part in feeding.
 struct FeedRoute {
-  /// A rank to which batches are sent: those of `count` ranks, from the `first` that is carried on.
-  struct Hop {
+  /// A rank whose batches come here, and the rank to which they are sent on.
+  struct Carried {
+    Rank whose;
     Rank to;
-    std::size_t first;
-    std::size_t count;
   };
 
-  Rank reader;                ///< who reads this rank's batches, maybe itself
-  Rank from;                  ///< who sends them, where this rank does not read
-  std::vector<Rank> carried;  ///< whose batches come here: this rank's, then those to be sent on
-  std::vector<Hop> hops;
+  Rank reader;                   ///< who reads this rank's batches, maybe itself
+  Rank from;                     ///< who sends them, where this rank does not read
+  std::vector<Carried> carried;  ///< in the order of sending; this rank's own are the last
 
   bool reads(Rank self) const { return reader == self; }
 };
@@ -87,27 +85,21 @@ FeedRoute feed_route(const T& groups, Rank self) {
   constexpr bool by_leaders = std::is_same_v<Choice, LeaderOfGroup>;
   const auto leader = [&](std::size_t g) { return groups.member(GroupRank{g}, LocalGroupRank{0}); };
   const std::size_t own = groups.group_rank(self).value();
-  FeedRoute route;
-  route.reader = leader(by_leaders ? own : 0);
-  route.from = self == leader(own) ? route.reader : leader(own);
-  if (self != leader(own)) {
-    route.carried = {self};
-    return route;
+  FeedRoute route{leader(by_leaders ? own : 0), leader(own), {}};
+  if (self == leader(own)) {
+    route.from = route.reader;
+    // Batches for other groups leave first: they have a longer way. Leaders get their own last.
+    for (std::size_t g = 0; !by_leaders && route.reads(self) && g != groups.group_world_size();
+         ++g) {
+      if (g == own) continue;
+      for (const Rank member : groups.members(GroupRank{g}))
+        if (member != leader(g)) route.carried.push_back({member, leader(g)});
+      route.carried.push_back({leader(g), leader(g)});
+    }
+    for (const Rank member : groups.members(GroupRank{own}))
+      if (member != self) route.carried.push_back({member, member});
   }
-  for (const Rank member : groups.members(GroupRank{own})) {
-    if (member != self) route.hops.push_back({member, route.carried.size(), 1});
-    route.carried.push_back(member);
-  }
-  if (by_leaders || !route.reads(self)) return route;
-  // Batches for other groups leave first: they have a longer way.
-  std::vector<FeedRoute::Hop> across;
-  for (std::size_t g = 0; g != groups.group_world_size(); ++g) {
-    if (g == own) continue;
-    const std::size_t first = route.carried.size();
-    for (const Rank member : groups.members(GroupRank{g})) route.carried.push_back(member);
-    across.push_back({leader(g), first, route.carried.size() - first});
-  }
-  route.hops.insert(route.hops.begin(), across.begin(), across.end());
+  route.carried.push_back({self, self});
   return route;
 }
 
@@ -172,17 +164,23 @@ class FeedLine {
     return Round(*this);
   }
 
-  /// A message: its sizes, then its bytes. **Ranks** this one and `to`. **Host** blocks.
-  void send(std::span<const std::uint64_t> sizes, std::span<const std::uint8_t> bytes, Rank to) {
-    comm_.send(sizes, to);
+  /// What the bytes of a message are: a batch, or in place of all batches of a round what has
+  /// failed, in words.
+  enum Holds : std::uint64_t { batch, words };
+
+  /// **Ranks** this one and `to`. **Host** blocks.
+  void send(Holds holds, std::span<const std::uint8_t> bytes, Rank to) {
+    const std::uint64_t front[] = {holds, bytes.size()};
+    comm_.send(front, to);
     if (!bytes.empty()) comm_.send(bytes, to);
   }
-  /// `room(sizes)` gives the memory for the bytes.
-  template <class Room>
-  void receive(std::span<std::uint64_t> sizes, const Room& room) {
-    comm_.receive(sizes, route_.from);
-    if (const std::span<std::uint8_t> bytes = room(sizes); !bytes.empty())
-      comm_.receive(bytes, route_.from);
+  /// The bytes are in the memory of `buffer`.
+  std::pair<Holds, std::span<std::uint8_t>> receive(std::vector<std::uint8_t>& buffer) {
+    std::uint64_t front[2];
+    comm_.receive(front, route_.from);
+    const std::span<std::uint8_t> bytes = room_in(buffer, front[1]);
+    if (!bytes.empty()) comm_.receive(bytes, route_.from);
+    return {static_cast<Holds>(front[0]), bytes};
   }
 
  private:
@@ -227,7 +225,8 @@ void broadcast_batch(C& comm, Batch& batch, Rank root) {
 /// Root has a batch for every rank, each of its own size; `mine` is this rank's. On other ranks
 /// `batches` is not used. **Ranks** all. **Host** blocks.
 template <Communicator C, class Batch>
-void scatter_batches(C& comm, std::span<const Batch> batches, Batch& mine, Rank root) {
+void scatter_batches(C& comm, std::type_identity_t<std::span<const Batch>> batches, Batch& mine,
+                     Rank root) {
   auto& [writer, buffer] = detail::ParcelMemory::of_thread();
   const std::size_t world = comm.world_size().value();
   std::vector<std::uint64_t> sizes;
@@ -260,11 +259,6 @@ void scatter_batches(C& comm, std::span<const Batch> batches, Batch& mine, Rank 
     }
     begin += sizes[w];
   }
-}
-
-template <Communicator C, class Batch>
-void scatter_batches(C& comm, const std::vector<Batch>& batches, Batch& mine, Rank root) {
-  scatter_batches(comm, std::span(batches), mine, root);
 }
 
 }  // namespace lockstep
@@ -310,7 +304,7 @@ class FedBatches {
     // Where this rank has drawn all, so have the others: ranks end an epoch in one round.
     const bool is_over = begin_ != 0 && begin_ >= sampler.size();
     for (std::size_t i = 0; i != batches_.size(); ++i) {
-      shares_.push_back(sampler.share_of(line_.route().carried[i]));
+      shares_.push_back(sampler.share_of(carried(i).whose));
       const std::size_t draws = shares_[i].size();
       batches_[i] = is_over ? 0 : batch_count(draws - std::min(begin_, draws), options_);
     }
@@ -347,20 +341,13 @@ class FedBatches {
   }
 
  private:
-  /// The size of a batch that is not there, and the first number of a message: what it holds.
-  static constexpr std::uint64_t no_batch = static_cast<std::uint64_t>(-1);
-  enum Holds : std::uint64_t { batches, words };
-
   using Loader = LocalBatches<Source, Sampler>;
   using Loaded = typename Loader::Slot;
 
   /// Has the i-th carried rank a batch in this round?
   bool has_batch(std::size_t i, std::size_t round) const { return round < batches_[i]; }
-  bool has_message(const FeedRoute::Hop& hop, std::size_t round) const {
-    for (std::size_t i = hop.first; i != hop.first + hop.count; ++i)
-      if (has_batch(i, round)) return true;
-    return false;
-  }
+  const FeedRoute::Carried& carried(std::size_t i) const { return line_.route().carried[i]; }
+  bool is_own(std::size_t i) const { return i + 1 == batches_.size(); }
 
   /// Asks workers for the batches of this round and of the next ones.
   void request_loads() {
@@ -400,52 +387,42 @@ class FedBatches {
       tell(round, Failure::of(failure).text(line_.rank()));
       std::rethrow_exception(failure);
     }
-    for (const FeedRoute::Hop& hop : line_.route().hops) {
-      if (!has_message(hop, round)) continue;
-      writer_.clear();
-      sizes_.assign(1, batches);
-      for (std::size_t i = hop.first; i != hop.first + hop.count; ++i) {
-        const std::size_t before = writer_.size();
-        if (loaded_[i] != nullptr) writer_.put(loaded_[i]->batch);
-        sizes_.push_back(loaded_[i] != nullptr ? writer_.size() - before : no_batch);
+    for (std::size_t i = 0; i != batches_.size(); ++i) {
+      if (loaded_[i] == nullptr) continue;
+      if (is_own(i)) {
+        std::swap(own, loaded_[i]->batch);
+      } else {
+        writer_.clear();
+        writer_.put(loaded_[i]->batch);
+        line_.send(Line::batch, writer_.written(), carried(i).to);
       }
-      line_.send(sizes_, writer_.written(), hop.to);
     }
-    if (loaded_[0] != nullptr) std::swap(own, loaded_[0]->batch);
   }
 
   void receive(std::size_t round, batch_type& own) {
-    sizes_.resize(1 + batches_.size());
-    std::span<std::uint8_t> parcels;
-    line_.receive(sizes_, [&](std::span<const std::uint64_t> sizes) {
-      std::size_t total = 0;
-      for (const std::uint64_t size : sizes.subspan(1)) total += size == no_batch ? 0 : size;
-      return parcels = room_in(buffer_, total);
-    });
-    if (sizes_[0] == words) {
-      const std::string said(parcels.begin(), parcels.end());
-      tell(round, said);
-      throw rank_failed("batches", line_.route().reader, said, line_.rank());
+    for (std::size_t i = 0; i != batches_.size(); ++i) {
+      if (!has_batch(i, round)) continue;
+      const auto [holds, bytes] = line_.receive(buffer_);
+      if (holds == Line::words) {
+        const std::string said(bytes.begin(), bytes.end());
+        tell(round, said);
+        throw rank_failed("batches", line_.route().reader, said, line_.rank());
+      }
+      if (is_own(i)) {
+        ParcelReader(bytes).take(own);
+      } else {
+        line_.send(Line::batch, bytes, carried(i).to);
+      }
     }
-    const std::span<const std::uint8_t> mine = parcels.first(has_batch(0, round) ? sizes_[1] : 0);
-    std::size_t at = mine.size();
-    for (const FeedRoute::Hop& hop : line_.route().hops) {  // in the order of the batches
-      if (!has_batch(hop.first, round)) continue;
-      const std::uint64_t sizes[] = {batches, sizes_[1 + hop.first]};
-      line_.send(sizes, parcels.subspan(at, sizes[1]), hop.to);
-      at += sizes[1];
-    }
-    if (has_batch(0, round)) ParcelReader(mine).take(own);
   }
 
   /// The ranks that wait for this round's batches get words instead.
   void tell(std::size_t round, const std::string& said) {
-    for (const FeedRoute::Hop& hop : line_.route().hops) {
-      if (!has_message(hop, round)) continue;
-      std::vector<std::uint64_t> sizes(1 + hop.count, no_batch);
-      sizes[0] = words;
-      sizes[1] = said.size();
-      line_.send(sizes, {reinterpret_cast<const std::uint8_t*>(said.data()), said.size()}, hop.to);
+    Rank told = line_.rank();
+    for (std::size_t i = 0; !is_own(i); ++i) {
+      if (!has_batch(i, round) || std::exchange(told, carried(i).to) == carried(i).to) continue;
+      line_.send(Line::words, {reinterpret_cast<const std::uint8_t*>(said.data()), said.size()},
+                 told);
     }
   }
 
@@ -458,7 +435,6 @@ class FedBatches {
   std::size_t rounds_ = 0;
   ParcelWriter writer_;
   std::vector<std::uint8_t> buffer_;
-  std::vector<std::uint64_t> sizes_;
 
   // Of a rank that reads.
   std::optional<decltype(std::declval<const Sampler&>().whole())> order_;
@@ -503,25 +479,16 @@ class Opened {
   /// The data set itself; null where another rank reads.
   const Source* here() const { return source_ ? &*source_ : nullptr; }
 
-  template <class Batch>
-    requires Loading<Source, Batch>
-  void load(std::span<const std::size_t> indices, Batch& out) const {
-    read().load(indices, out);
-  }
-  template <class Batch>
-    requires PassLoading<Source, Batch>
-  void load(std::span<const std::size_t> indices, Pass pass, Batch& out) const {
-    read().load(indices, pass, out);
-  }
-
- private:
-  const Source& read() const {
+  void load(std::span<const std::size_t> indices, auto&&... rest) const
+    requires requires(const Source& source) { source.load(indices, rest...); }
+  {
     if (!source_)
       fail("open", {"this rank has no data to load: another rank reads for it"},
            "let the loops of the job load, or leave Feed out");
-    return *source_;
+    source_->load(indices, rest...);
   }
 
+ private:
   std::optional<Source> source_;
   std::size_t size_ = 0;
 };

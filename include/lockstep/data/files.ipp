@@ -48,21 +48,6 @@
 
 namespace lockstep {
 
-namespace detail {
-
-inline constexpr std::string_view changed_file_advice =
-    "start the job again, and put a new file in its place by a rename (mv), which running jobs do "
-    "not see";
-
-/// Half of this machine's memory, in bytes.
-LOCKSTEP_INLINE std::size_t half_of_memory() {
-  static const std::size_t bytes = static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) / 2 *
-                                   static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-  return bytes;
-}
-
-}  // namespace detail
-
 LOCKSTEP_INLINE MappedFile::MappedFile(const std::string& path, Access access,
                                        std::string_view operation)
     : path_(path), operation_(operation), access_(access) {
@@ -78,8 +63,11 @@ LOCKSTEP_INLINE MappedFile::MappedFile(const std::string& path, Access access,
   }
   written_ = status.st_mtim;
   const auto size = static_cast<std::size_t>(status.st_size);
-  if (access_ == Access::automatic)
-    access_ = size > detail::half_of_memory() ? Access::random : Access::usual;
+  if (access_ == Access::automatic) {
+    const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+    const auto half_of_memory = static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) / 2 * page;
+    access_ = size > half_of_memory ? Access::random : Access::usual;
+  }
   if (size == 0) return;  // the kernel maps nothing of an empty file
   void* const begin = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, file_.get(), 0);
   if (begin == MAP_FAILED) {
@@ -104,20 +92,17 @@ LOCKSTEP_INLINE void MappedFile::require_intact() const {
   const bool same_size = static_cast<std::size_t>(now.st_size) == size();
   const bool same_time =
       now.st_mtim.tv_sec == written_.tv_sec && now.st_mtim.tv_nsec == written_.tv_nsec;
-  if (same_size && same_time) [[likely]]
-    return;
-  if (same_size) fail_written();
-  detail::fail(operation_,
-               {"'", path_, "' has changed while it was in use: it had ", size(), " bytes and has ",
-                static_cast<std::size_t>(now.st_size)},
-               detail::changed_file_advice);
+  if (!same_size || !same_time) [[unlikely]]
+    fail_changed(static_cast<std::size_t>(now.st_size));
 }
 
-LOCKSTEP_INLINE void MappedFile::fail_written() const {
-  detail::fail(
-      operation_,
-      {"'", path_, "' has changed while it was in use: its ", size(), " bytes were written to"},
-      detail::changed_file_advice);
+LOCKSTEP_INLINE void MappedFile::fail_changed(std::size_t bytes) const {
+  const std::string how = bytes == size()
+                              ? detail::text({"its ", bytes, " bytes were written to"})
+                              : detail::text({"it had ", size(), " bytes and has ", bytes});
+  detail::fail(operation_, {"'", path_, "' has changed while it was in use: ", how},
+               "start the job again, and put a new file in its place by a rename (mv), which "
+               "running jobs do not see");
 }
 
 LOCKSTEP_INLINE void MappedFile::will_read(std::size_t first, std::size_t count) const {
@@ -367,44 +352,6 @@ LOCKSTEP_INLINE void fail_npy_label(const NpyFile& file, std::size_t sample, Ele
 
 // --- Files of tokens ---
 
-[[noreturn, gnu::cold]] LOCKSTEP_INLINE void fail_tokens(const std::string& path,
-                                                         std::initializer_list<Word> problem,
-                                                         std::string_view advice) {
-  fail("TokenDataset", {"'", path, "'", text(problem)}, advice);
-}
-
-/// The byte at which the tokens of a file begin.
-LOCKSTEP_INLINE std::size_t begin_of_tokens(const MappedFile& file, ElementKind token,
-                                            std::size_t header_bytes) {
-  // Read as plain tokens, the header of a .npy file would be tokens that nobody wrote.
-  if (header_bytes != 0 || !is_npy(file.bytes())) return header_bytes;
-  const NpyHeader header = parse_npy(file.bytes(), file.path());
-  if (header.kind != token) fail_npy_kind(file.path(), header.kind, token, "read as tokens of");
-  if (header.shape.size() != 1)
-    fail_tokens(file.path(), {" has shape ", npy_shape_text(header.shape)},
-                "save tokens with one axis");
-  return header.begin;
-}
-
-/// How many tokens a file has from `begin` on.
-LOCKSTEP_INLINE std::size_t count_tokens(const MappedFile& file, std::size_t begin,
-                                         std::size_t token_bytes) {
-  const std::size_t size = file.size();
-  if (begin % token_bytes != 0)
-    fail_tokens(file.path(), {": tokens of ", token_bytes, " bytes cannot begin at byte ", begin},
-                "check header_bytes");
-  if (size < begin)
-    fail_tokens(file.path(),
-                {" ends at byte ", size, ", and its header should have ", begin, " bytes"},
-                "check header_bytes, or copy the file again");
-  if ((size - begin) % token_bytes != 0)
-    fail_tokens(file.path(),
-                {" ends at byte ", size, ", within a token: from byte ", begin, " on, each has ",
-                 token_bytes, " bytes"},
-                "copy the file again, or ask for tokens of the type that was written");
-  return (size - begin) / token_bytes;
-}
-
 LOCKSTEP_INLINE TokenFiles::TokenFiles(std::span<const std::string> paths, ElementKind token,
                                        std::size_t length, const TokenOptions& options) {
   if (length == 0)
@@ -414,12 +361,34 @@ LOCKSTEP_INLINE TokenFiles::TokenFiles(std::span<const std::string> paths, Eleme
   const std::size_t stride = options.stride == 0 ? length : options.stride;
   stride_bytes_ = stride * token_bytes;
   for (const std::string& path : paths) {
+    const auto refuse = [&](std::initializer_list<Word> problem, std::string_view advice) {
+      fail("TokenDataset", {"'", path, "'", text(problem)}, advice);
+    };
     auto file = std::make_shared<const MappedFile>(path, options.access, "TokenDataset");
-    const std::size_t begin = begin_of_tokens(*file, token, options.header_bytes);
-    const std::size_t tokens = count_tokens(*file, begin, token_bytes);
+    const std::size_t size = file->size();
+    std::size_t begin = options.header_bytes;
+    // Read as plain tokens, the header of a .npy file would be tokens that nobody wrote.
+    if (begin == 0 && is_npy(file->bytes())) {
+      const NpyHeader header = parse_npy(file->bytes(), path);
+      if (header.kind != token) fail_npy_kind(path, header.kind, token, "read as tokens of");
+      if (header.shape.size() != 1)
+        refuse({" has shape ", npy_shape_text(header.shape)}, "save tokens with one axis");
+      begin = header.begin;
+    }
+    if (begin % token_bytes != 0)
+      refuse({": tokens of ", token_bytes, " bytes cannot begin at byte ", begin},
+             "check header_bytes");
+    if (size < begin)
+      refuse({" ends at byte ", size, ", and its header should have ", begin, " bytes"},
+             "check header_bytes, or copy the file again");
+    if ((size - begin) % token_bytes != 0)
+      refuse({" ends at byte ", size, ", within a token: from byte ", begin, " on, each has ",
+              token_bytes, " bytes"},
+             "copy the file again, or ask for tokens of the type that was written");
+    const std::size_t tokens = (size - begin) / token_bytes;
     if (tokens <= length)
-      fail_tokens(path, {" has ", tokens, " tokens, and a window needs ", length, " and one more"},
-                  "ask for shorter windows, or check that this is the file");
+      refuse({" has ", tokens, " tokens, and a window needs ", length, " and one more"},
+             "ask for shorter windows, or check that this is the file");
     files_.push_back({std::move(file), begin, windows_});
     windows_ += (tokens - length - 1) / stride + 1;
   }
@@ -505,7 +474,7 @@ class StageLock {
 
 /// What is at a path at one moment: a file, or a folder with all that is in it.
 struct StageTree {
-  /// A file or a folder inside, by its path there; a tree that is a file has one without a name.
+  /// A file or a folder inside. Its path is the root's, and `name` behind it.
   struct Item {
     std::string name;
     std::uint64_t bytes;
@@ -513,51 +482,45 @@ struct StageTree {
     bool is_folder;
   };
 
-  explicit StageTree(const std::string& at) : root(at) {
+  explicit StageTree(std::string root) {
     constexpr auto by_name = [](const FTSENT** a, const FTSENT** b) {
       return std::strcmp((*a)->fts_name, (*b)->fts_name);
     };
     char* const paths[] = {root.data(), nullptr};
-    FTS* const walk = ::fts_open(paths, FTS_LOGICAL | FTS_NOCHDIR, by_name);
-    if (walk == nullptr) fail_reading(staging, root, errno);
-    const std::unique_ptr<FTS, int (*)(FTS*)> closed(walk, ::fts_close);
-    while (const FTSENT* const entry = ::fts_read(walk)) add(*entry);
+    const std::unique_ptr<FTS, int (*)(FTS*)> walk(
+        ::fts_open(paths, FTS_LOGICAL | FTS_NOCHDIR, by_name), ::fts_close);
+    if (!walk) fail_reading(staging, root, errno);
+    while (const FTSENT* const entry = ::fts_read(walk.get())) {
+      const std::string path = entry->fts_path;
+      const bool is_folder = entry->fts_info == FTS_D;
+      if (entry->fts_info == FTS_DP) continue;  // a folder, after what is in it
+      if (entry->fts_errno != 0 || entry->fts_info == FTS_SLNONE)
+        fail_reading(staging, path, entry->fts_errno != 0 ? entry->fts_errno : ENOENT);
+      if (entry->fts_info == FTS_DC)
+        fail(staging, {"'", path, "' leads to a folder that it is in"}, "remove that link");
+      if (entry->fts_info != FTS_F && !is_folder)
+        fail(staging, {"'", path, "' is neither a file nor a folder"},
+             "name or leave one of the two");
+      // Says who reads an LMDB on the source's host. It is no data, and may change at any time.
+      if (path.ends_with("/lock.mdb") &&
+          ::access((folder_of(path) + "/data.mdb").c_str(), F_OK) == 0)
+        continue;
+      const struct stat& status = *entry->fts_statp;
+      const timespec time = is_folder ? timespec{} : status.st_mtim;
+      const auto size = is_folder ? 0 : static_cast<std::uint64_t>(status.st_size);
+      const std::string_view name =
+          std::string_view(path).substr(std::min(path.size(), root.size() + 1));
+      facts += text({is_folder ? "folder" : "file", " ", size, " ", time.tv_sec, " ", time.tv_nsec,
+                     " ", name.size(), " ", name, "\n"});
+      items.push_back({path.substr(root.size()), size, time, is_folder});
+      bytes += size;
+    }
     if (errno != 0) fail_reading(staging, root, errno);
   }
 
-  std::string in(const std::string& other, const Item& item) const {
-    return item.name.empty() ? other : text({other, "/", item.name});
-  }
-
-  std::string root;
   std::vector<Item> items;  ///< folders before what is in them
   std::uint64_t bytes = 0;
   std::string facts;  ///< names, sizes and times: two trees are alike if these are
-
- private:
-  void add(const FTSENT& entry) {
-    const std::string path = entry.fts_path;
-    const bool is_folder = entry.fts_info == FTS_D;
-    if (entry.fts_info == FTS_DP) return;  // a folder, after what is in it
-    if (entry.fts_errno != 0 || entry.fts_info == FTS_SLNONE)
-      fail_reading(staging, path, entry.fts_errno != 0 ? entry.fts_errno : ENOENT);
-    if (entry.fts_info == FTS_DC)
-      fail(staging, {"'", path, "' leads to a folder that it is in"}, "remove that link");
-    if (entry.fts_info != FTS_F && !is_folder)
-      fail(staging, {"'", path, "' is neither a file nor a folder"},
-           "name or leave one of the two");
-    // Says who reads an LMDB on the source's host. It is no data, and may change at any time.
-    if (path.ends_with("/lock.mdb") && ::access((folder_of(path) + "/data.mdb").c_str(), F_OK) == 0)
-      return;
-    const struct stat& status = *entry.fts_statp;
-    const auto size = is_folder ? 0 : static_cast<std::uint64_t>(status.st_size);
-    const std::string name = path.substr(std::min(path.size(), root.size() + 1));
-    facts +=
-        text({is_folder ? "folder" : "file", " ", size, " ", is_folder ? 0 : status.st_mtim.tv_sec,
-              " ", is_folder ? 0 : status.st_mtim.tv_nsec, " ", name.size(), " ", name, "\n"});
-    items.push_back({name, size, status.st_mtim, is_folder});
-    bytes += size;
-  }
 };
 
 /// Removes a file or a folder with all that is in it, if it is there.
@@ -577,85 +540,95 @@ LOCKSTEP_INLINE std::string real_path(const std::string& path) {
   return found.get();
 }
 
-/// Where the copy of a source is, and what lies beside it.
-struct StagePlace {
-  std::string folder;
-  std::string name;      ///< of the source and of the copy
-  std::string identity;  ///< what it is a copy of
-  std::string local = text({folder, "/", name});
-  std::string record = text({folder, "/.", name, ".staged"});  ///< says what the copy was like
-  std::string lock = text({folder, "/.", name, ".lock"});
-  std::string temporary = text({folder, "/.", name, temporary_infix, "copy"});
-
-  /// The record of a copy: the first line is the identity.
-  std::string record_of(const StageTree& source, const StageTree& copy) const {
-    return text({identity, "\n", source.facts, copy.facts});
-  }
-
-  /// Is the copy there, of the source as it is? Throws where something else is there. `damage` says
-  /// what is wrong with a copy although the source is the same.
-  bool has_copy(const StageTree& source, std::string& damage) const {
-    struct stat status{};
-    if (::lstat(local.c_str(), &status) != 0) return false;
-    const std::string found = read_file(record.c_str());
-    const std::string_view other = std::string_view(found).substr(0, found.find('\n'));
-    if (found.empty() || (other.starts_with("a copy of ") && other != identity)) {
-      fail(staging,
-           {"'", local, "' is ",
-            found.empty() ? "there, and was not staged" : text({other, ", and not ", identity})},
-           "remove it if it is not needed, or name another folder");
-    }
-    if (!found.starts_with(text({identity, "\n", source.facts}))) return false;
-    if (found == record_of(source, StageTree(local))) return true;
-    damage = text(
-        {"lockstep: ", staging, ": '", local, "' is not as it was staged; it is staged again\n"});
-    return false;
-  }
-};
-
-/// A copy while it is being made, with its record in a folder of its own: the lock's owner makes
-/// it, so it needs one name, and what a killed process has left is removed by the next.
-class StageCopy {
+/// A source, its copy, and what lies beside the copy: a record of what it was like, and while it is
+/// being made the lock of its maker and the temporary. Only the lock's owner makes a temporary, so
+/// it needs one name, and what a killed process has left is removed by the next.
+class Staging {
  public:
-  StageCopy(const StageTree& source, const StagePlace& place) : source_(source), place_(place) {
-    remove_tree(place_.temporary);
+  Staging(const std::string& from, const std::string& to, const std::string& name, StageTree source)
+      : from_(from),
+        folder_(to),
+        beside_(text({to, "/.", name})),
+        identity_(text({"a copy of '", real_path(folder_of(from)), "/", name, "'"})),
+        local_(text({to, "/", name})),
+        source_(std::move(source)) {
+    std::replace(identity_.begin(), identity_.end(), '\n', ' ');  // it is a line of the record
   }
-  ~StageCopy() { remove_tree(place_.temporary); }
-  StageCopy(const StageCopy&) = delete;
-  StageCopy& operator=(const StageCopy&) = delete;
 
-  void make(const StageLock& lock) {
-    // A disk that is too small is known before anything is written.
-    if (free_bytes() < source_.bytes) fail_writing(ENOSPC);
-    require(::mkdir(place_.temporary.c_str(), 0777));
-    for (const StageTree::Item& item : source_.items) {
-      if (item.is_folder) require(::mkdir(source_.in(root_, item).c_str(), 0777));
-      if (!item.is_folder) copy(item, lock);
+  std::string stage(std::chrono::milliseconds patience) {
+    // Most often the copy is there, and nobody waits for anybody.
+    if (has_copy()) return local_;
+    const StageLock lock(beside_ + ".lock", local_, patience);
+    source_ = StageTree(from_);
+    if (has_copy()) return local_;  // another process has made it meanwhile
+    std::fputs(damage_.c_str(), stderr);
+    remove_tree(temporary_);
+    try {
+      make_copy(lock);
+    } catch (...) {
+      remove_tree(temporary_);
+      throw;
     }
-    for (const StageTree::Item& item : source_.items)
-      if (item.is_folder) sync(source_.in(root_, item));
-    // Files may have been written to or replaced, or have come and gone.
-    if (StageTree(source_.root).facts != source_.facts) fail_changed(source_.root);
-
-    const std::string record = text({place_.temporary, "/record"});
-    const Descriptor out(::open(record.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666));
-    if (!out || !write_all(out.get(), place_.record_of(source_, StageTree(root_))))
-      fail_writing(errno);
-    require(::fsync(out.get()));
-    // The record comes before the copy. In between it fits nothing that is there: an older file has
-    // another time.
-    require(::rename(record.c_str(), place_.record.c_str()));
-    bring_into_place();
-    sync(place_.folder);
+    remove_tree(temporary_);
+    return local_;
   }
 
  private:
-  void copy(const StageTree::Item& item, const StageLock& lock) {
-    const std::string from = source_.in(source_.root, item);
+  /// The record of a copy: the first line is the identity.
+  std::string record_of(const StageTree& copy) const {
+    return text({identity_, "\n", source_.facts, copy.facts});
+  }
+
+  /// Is the copy there, of the source as it is? Throws where something else is there. `damage_`
+  /// says what is wrong with a copy although the source is the same.
+  bool has_copy() {
+    struct stat status{};
+    if (::lstat(local_.c_str(), &status) != 0) return false;
+    const std::string found = read_file(record_.c_str());
+    const std::string_view other = std::string_view(found).substr(0, found.find('\n'));
+    if (found.empty() || (other.starts_with("a copy of ") && other != identity_)) {
+      fail(staging,
+           {"'", local_, "' is ",
+            found.empty() ? "there, and was not staged" : text({other, ", and not ", identity_})},
+           "remove it if it is not needed, or name another folder");
+    }
+    if (!found.starts_with(text({identity_, "\n", source_.facts}))) return false;
+    if (found == record_of(StageTree(local_))) return true;
+    damage_ = text(
+        {"lockstep: ", staging, ": '", local_, "' is not as it was staged; it is staged again\n"});
+    return false;
+  }
+
+  void make_copy(const StageLock& lock) {
+    // A disk that is too small is known before anything is written.
+    if (free_bytes() < source_.bytes) fail_writing(ENOSPC);
+    require(::mkdir(temporary_.c_str(), 0777));
+    for (const StageTree::Item& item : source_.items) {
+      if (item.is_folder) require(::mkdir((copy_ + item.name).c_str(), 0777));
+      if (!item.is_folder) copy_file(item, lock);
+    }
+    for (const StageTree::Item& item : source_.items)
+      if (item.is_folder) sync(copy_ + item.name);
+    // Files may have been written to or replaced, or have come and gone.
+    if (StageTree(from_).facts != source_.facts) fail_changed(from_);
+
+    const std::string record = temporary_ + "/record";
+    const Descriptor out(::open(record.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666));
+    if (!out || !write_all(out.get(), record_of(StageTree(copy_)))) fail_writing(errno);
+    require(::fsync(out.get()));
+    // The record comes before the copy. In between it fits nothing that is there: an older file has
+    // another time.
+    require(::rename(record.c_str(), record_.c_str()));
+    bring_into_place();
+    sync(folder_);
+  }
+
+  void copy_file(const StageTree::Item& item, const StageLock& lock) {
+    const std::string from = from_ + item.name;
+    const std::string to = copy_ + item.name;
     const Descriptor in(::open(from.c_str(), O_RDONLY | O_CLOEXEC));
     if (!in) fail_reading(staging, from, errno);
-    const Descriptor out(
-        ::open(source_.in(root_, item).c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+    const Descriptor out(::open(to.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
     if (!out) fail_writing(errno);
     for (std::uint64_t left = item.bytes; left != 0;) {
       const ssize_t n =
@@ -676,20 +649,19 @@ class StageCopy {
   /// is then removed as this one would have been.
   void bring_into_place() {
     struct stat old{};
-    const bool is_there = ::lstat(place_.local.c_str(), &old) == 0;
+    const bool is_there = ::lstat(local_.c_str(), &old) == 0;
     if (is_there && (source_.items[0].is_folder || S_ISDIR(old.st_mode))) {
-      if (::renameat2(AT_FDCWD, root_.c_str(), AT_FDCWD, place_.local.c_str(), RENAME_EXCHANGE) ==
-          0)
+      if (::renameat2(AT_FDCWD, copy_.c_str(), AT_FDCWD, local_.c_str(), RENAME_EXCHANGE) == 0)
         return;
       if (errno != EINVAL && errno != ENOSYS) fail_writing(errno);
-      remove_tree(place_.local);  // this file system cannot exchange
+      remove_tree(local_);  // this file system cannot exchange
     }
-    require(::rename(root_.c_str(), place_.local.c_str()));
+    require(::rename(copy_.c_str(), local_.c_str()));
   }
 
   std::uint64_t free_bytes() const {
     struct statvfs room{};
-    if (::statvfs(place_.folder.c_str(), &room) != 0) return 0;
+    if (::statvfs(folder_.c_str(), &room) != 0) return 0;
     return std::uint64_t{room.f_bavail} * room.f_frsize;
   }
   void sync(const std::string& folder) {
@@ -701,10 +673,10 @@ class StageCopy {
     if (result != 0) fail_writing(errno);
   }
   [[noreturn]] void fail_writing(int error) {
-    remove_tree(place_.temporary);  // what it has taken is free again
-    if (error != ENOSPC && error != EDQUOT) detail::fail_writing(staging, place_.local, error);
+    remove_tree(temporary_);  // what it has taken is free again
+    if (error != ENOSPC && error != EDQUOT) detail::fail_writing(staging, local_, error);
     fail(staging,
-         {"'", place_.folder, "' has no room for '", source_.root, "' (", error_text(error),
+         {"'", folder_, "' has no room for '", from_, "' (", error_text(error),
           "): ", source_.bytes, " bytes are needed and ", free_bytes(), " are free"},
          "make room there, or name a folder on another disk");
   }
@@ -713,9 +685,16 @@ class StageCopy {
          "stage it when nothing writes to it any more");
   }
 
-  const StageTree& source_;
-  const StagePlace& place_;
-  std::string root_ = text({place_.temporary, "/copy"});
+  std::string from_;
+  std::string folder_;
+  std::string beside_;    ///< how the paths of all that lies beside the copy begin
+  std::string identity_;  ///< what it is a copy of
+  std::string local_;     ///< the copy
+  std::string record_ = beside_ + ".staged";
+  std::string temporary_ = text({beside_, temporary_infix, "copy"});
+  std::string copy_ = temporary_ + "/copy";
+  StageTree source_;
+  std::string damage_;
   std::uint64_t copied_ = 0;  ///< bytes
 };
 
@@ -737,25 +716,13 @@ LOCKSTEP_INLINE std::string stage_locally(const std::string& path, const std::st
   const std::string name(name_in_folder(from));
   if (name.empty()) fail(staging, {"'", path, "' has no name"}, "name a file or a folder");
 
-  std::optional<StageTree> source(std::in_place, from);
+  const StageTree source(from);
   const std::string to = folder.empty() ? "." : without_slashes(folder);
   make_folder(staging, to);
-  std::string identity = text({"a copy of '", real_path(folder_of(from)), "/", name, "'"});
-  std::replace(identity.begin(), identity.end(), '\n', ' ');  // it is a line of the record
-  const StagePlace place{to, name, identity};
-  if (real_path(to) == real_path(folder_of(from))) return place.local;  // it needs no copy
+  if (real_path(to) == real_path(folder_of(from))) return text({to, "/", name});  // is no copy
   if (text({real_path(to), "/"}).starts_with(text({real_path(from), "/"})))
     fail(staging, {"'", to, "' is inside of '", path, "'"}, "name a folder outside of it");
-
-  // Most often the copy is there, and nobody waits for anybody.
-  std::string damage;
-  if (place.has_copy(*source, damage)) return place.local;
-  const StageLock lock(place.lock, place.local, options.patience);
-  source.emplace(from);
-  if (place.has_copy(*source, damage)) return place.local;  // another process has made it meanwhile
-  std::fputs(damage.c_str(), stderr);
-  StageCopy(*source, place).make(lock);
-  return place.local;
+  return Staging(from, to, name, source).stage(options.patience);
 }
 
 }  // namespace lockstep

@@ -3,14 +3,20 @@
 /// @file The records of an LMDB as samples, and any source of samples written into one. Programs
 /// that write link liblmdb (`-llmdb`).
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <bit>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
+#include <initializer_list>
 #include <memory>
+#include <new>
 #include <numeric>
 #include <ranges>
 #include <span>
@@ -22,10 +28,13 @@
 
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/element.hpp"
-#include "lockstep/core/file.hpp"
+#include "lockstep/core/error.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/standard.hpp"
+#include "lockstep/core/text.hpp"
+#include "lockstep/core/utility.hpp"
 #include "lockstep/data/dataset.hpp"
+#include "lockstep/data/mapped_file.hpp"
 #include "lockstep/data/pipeline.hpp"
 
 namespace lockstep {
@@ -40,14 +49,6 @@ struct LmdbOptions {
 
 namespace detail {
 
-class LmdbFile;
-
-/// Bytes of the file, where they are mapped.
-struct LmdbRecord {
-  const std::byte* data = nullptr;
-  std::size_t size = 0;
-};
-
 /// The key of a record by number: eight bytes, big-endian, so that keys sort as numbers do.
 inline std::array<char, 8> lmdb_key(std::uint64_t number) {
   std::array<char, 8> key{};
@@ -55,41 +56,311 @@ inline std::array<char, 8> lmdb_key(std::uint64_t number) {
   return key;
 }
 
-/// The records of a file by number, for any number of threads and forked ranks. Keys of 8 bytes
-/// that are the big-endian numbers from 0, as `write_lmdb` writes them, are looked up when they are
-/// first asked for; records under other keys are numbered in the order of their keys, and listed
-/// when the file is opened. No lock is taken and no file is written beside it, so that a set may
-/// lie on a read-only disk.
-class LmdbRecords {
+/// A meta page: liblmdb's `MDB_page`, then `MDB_meta`, which ends with the trees of free pages and
+/// of records, as a 64-bit program writes them.
+struct LmdbMeta {
+  std::array<std::uint64_t, 2> header;
+  std::uint32_t magic, version;
+  std::uint64_t address, map_bytes;
+  std::uint32_t page_bytes;
+  std::array<std::uint32_t, 11> free_pages;
+  std::uint32_t value_bytes;
+  std::uint16_t flags, depth;
+  std::array<std::uint64_t, 3> pages_of_a_kind;
+  std::uint64_t entries, root;
+  std::uint64_t last_page, transaction;
+};
+static_assert(sizeof(LmdbMeta) == 152 && std::endian::native == std::endian::little);
+
+/// The records of an LMDB file by number, for any number of threads and forked ranks. Keys of 8
+/// bytes that are the big-endian numbers from 0, as `write_lmdb` writes them, are looked up when
+/// they are first asked for; records under other keys are numbered in the order of their keys, and
+/// listed when the file is opened. No lock is taken and no file is written beside it, so that a set
+/// may lie on a read-only disk.
+///
+/// It reads the trees as liblmdb 0.9 writes them. liblmdb itself trusts its files: a flipped byte
+/// lets it read behind the mapping or abort, inside of its own search. Here every place and every
+/// page number is compared with what there is before it is used.
+class LmdbFile {
  public:
-  explicit LmdbRecords(const std::string& path, const LmdbOptions& options = {});
+  LmdbFile(const std::string& path, const LmdbOptions& options)
+      : file_(file_at(path), options.read_ahead ? Access::usual : Access::random, operation),
+        page_bytes_(read_meta(0).page_bytes) {
+    const LmdbMeta first = read_meta(0);
+    const LmdbMeta second = read_meta(page_bytes_);
+    if (second.page_bytes != page_bytes_) fail_page(1, "has another size than the first");
+    const LmdbMeta& newest = second.transaction > first.transaction ? second : first;
+    transaction_ = newest.transaction;
+    pages_ = file_.size() / page_bytes_;
+    if (newest.last_page >= pages_) {
+      fail(operation,
+           {"'", file_.path(), "' is cut off: it has ", file_.size(), " bytes, and its last page, ",
+            newest.last_page, ", ends behind them"},
+           "copy or download the file again");
+    }
+    root_ = newest.root;
+    if (root_ == ~std::uint64_t{} || newest.entries == 0) return;
+    size_ = newest.entries;
+    if (size_ > file_.size()) fail_count();
+    const bool is_numbered = newest.flags == 0 && !options.is_sample && find(0).data != nullptr &&
+                             find(size_ - 1).data != nullptr;
+    // Places are remembered unless they would be large beside the file.
+    if (is_numbered && size_ > file_.size() / (8 * sizeof(Record))) return;
+    places_.reset(static_cast<Record*>(std::calloc(size_, sizeof(Record))));
+    if (is_numbered) return;
+    if (places_ == nullptr) throw std::bad_alloc();
+    Listing listing{options, pages_};
+    list(root_, listing);
+    if (listing.seen != size_) fail_count();
+    size_ = listing.samples;
+  }
 
   std::size_t size() const { return size_; }
 
+  /// The record, where it is mapped; it stays there while the data set lives.
+  std::span<const std::byte> operator[](std::size_t index) const {
+    if (index >= size_) {
+      fail(operation, {"record ", index, " of '", file_.path(), "', which has ", size_},
+           "draw numbers below size()");
+    }
+    if (places_ == nullptr) {
+      const Record record = look_up(index);
+      return {record.data, record.size};
+    }
+    // Several threads may look up the same record. The address comes last, and all find the same.
+    const std::atomic_ref data(places_[index].data);
+    const std::atomic_ref size(places_[index].size);
+    if (const std::byte* const known = data.load(std::memory_order_acquire))
+      return {known, size.load(std::memory_order_relaxed)};
+    const Record record = look_up(index);
+    size.store(record.size, std::memory_order_relaxed);
+    data.store(record.data, std::memory_order_release);
+    return {record.data, record.size};
+  }
+
   /// Throws where the file was cut off or written to since it was opened: see `MappedFile`.
-  void require_intact() const;
+  void require_intact() const {
+    file_.require_intact();
+    require_same_transaction();
+  }
   /// Throws if a transaction was committed since the set was opened: what was read may be mixed up.
   /// This reads a mapped page and asks nothing of the system.
-  void require_same_transaction() const;
+  void require_same_transaction() const {
+    const auto transaction_at = [&](std::size_t offset) {
+      return read<std::uint64_t>(file_.bytes(), offset + offsetof(LmdbMeta, transaction));
+    };
+    if (std::max(transaction_at(0), transaction_at(page_bytes_)) != transaction_) [[unlikely]]
+      file_.fail_changed(file_.size());
+  }
 
   /// Fetches the fronts of records that were looked up before into the cache, all at once: records
   /// that are read one by one would be waited for one by one.
-  void fetch(std::span<const std::size_t> indices) const;
-
-  /// The record, where it is mapped; it stays there while the data set lives.
-  std::span<const std::byte> operator[](std::size_t index) const;
+  void fetch(std::span<const std::size_t> indices) const {
+    if (places_ == nullptr) return;
+    for (const std::size_t index : indices) {
+      if (index < size_) __builtin_prefetch(&places_[index]);
+    }
+    for (const std::size_t index : indices) {
+      if (index >= size_) continue;
+      const std::atomic_ref data(places_[index].data);
+      __builtin_prefetch(data.load(std::memory_order_relaxed));
+    }
+  }
 
   /// For handlers: throws what is being handled as the failure to decode a record.
-  [[noreturn, gnu::cold]] void rethrow_decoding(std::size_t index, std::size_t bytes) const;
+  [[noreturn, gnu::cold]] void rethrow_decoding(std::size_t index, std::size_t bytes) const {
+    rethrow_as(operation, text({"record ", index, " of '", file_.path(), "', ", bytes, " bytes"}),
+               "look at this record, and at the function that decodes it");
+  }
 
  private:
-  LmdbRecord look_up(std::size_t index) const;
+  static constexpr std::string_view operation = "lmdb_dataset";
+  enum : std::uint16_t { branch = 1, leaf = 2 };           // of pages
+  enum : std::uint16_t { own_pages = 1, duplicates = 4 };  // of nodes
+  static constexpr std::size_t header_bytes = 16;          // of a page
+  static constexpr std::size_t node_bytes = 8;             // before its key
+  static constexpr std::size_t most_levels = 32;
 
-  std::shared_ptr<const LmdbFile> file_;
-  /// Where records are: all that are listed, and those that were looked up before. None where that
-  /// would be large beside the file.
-  std::shared_ptr<LmdbRecord[]> places_;
+  /// Bytes of the file, where they are mapped.
+  struct Record {
+    const std::byte* data = nullptr;
+    std::size_t size = 0;
+  };
+  struct Page {
+    std::span<const std::byte> bytes;
+    std::uint64_t number;
+
+    std::uint16_t word(std::size_t at) const { return read<std::uint16_t>(bytes, at); }
+    bool is_branch() const { return (word(10) & branch) != 0; }
+    std::size_t nodes() const { return (word(12) - header_bytes) / 2; }
+  };
+  struct Node {
+    std::string_view key;
+    std::uint64_t child;  ///< of a branch
+    std::size_t size;     ///< of a leaf: of its value
+    std::uint16_t flags;
+    std::span<const std::byte> rest;  ///< of the page, behind the key
+  };
+  struct Listing {
+    const LmdbOptions& options;
+    std::size_t pages_left;  ///< a page that leads to one above it would be walked for ever
+    std::size_t seen = 0;
+    std::size_t samples = 0;
+  };
+
+  static std::string file_at(const std::string& path) {
+    struct stat status{};
+    const bool is_folder = ::stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode);
+    return is_folder ? text({path, "/data.mdb"}) : path;
+  }
+
+  /// The caller has seen that it is inside.
+  template <class T>
+  static T read(std::span<const std::byte> bytes, std::size_t at) {
+    T value;
+    std::memcpy(&value, bytes.data() + at, sizeof value);
+    return value;
+  }
+
+  LmdbMeta read_meta(std::size_t offset) const {
+    if (file_.size() < offset + sizeof(LmdbMeta)) {
+      fail(operation,
+           {"'", file_.path(), "' has ", file_.size(), " bytes, and the meta page at offset ",
+            offset, " of an LMDB file ends behind them"},
+           "copy or download the file again");
+    }
+    const auto meta = read<LmdbMeta>(file_.bytes(), offset);
+    if (meta.magic != 0xBEEFC0DE) {
+      fail(
+          operation,
+          {"'", file_.path(), "' is no LMDB file of a 64-bit little-endian machine: the four ",
+           "bytes at offset ", offset + offsetof(LmdbMeta, magic), " are not its mark, 0xBEEFC0DE"},
+          "give an LMDB file, or the folder that holds its data.mdb; bring that of another "
+          "machine here by mdb_dump and mdb_load");
+    }
+    if (meta.version != 1 || !std::has_single_bit(meta.page_bytes) || meta.page_bytes < 256 ||
+        meta.page_bytes > 32768) {
+      fail(operation,
+           {"'", file_.path(), "' is an LMDB file of format ", meta.version, " with pages of ",
+            meta.page_bytes, " bytes, and format 1 with 256 to 32768 is read"},
+           "copy the file again, or bring it here by mdb_dump and mdb_load");
+    }
+    return meta;
+  }
+
+  Page page(std::uint64_t number) const {
+    if (number >= pages_) fail_page(number, "is behind the end of the file");
+    const Page page{file_.bytes().subspan(number * page_bytes_, page_bytes_), number};
+    if (page.word(12) <= header_bytes || page.word(12) > page_bytes_)
+      fail_page(number, "has bounds that no page has");
+    if ((page.word(10) & (branch | leaf)) == 0) fail_page(number, "is neither a branch nor a leaf");
+    return page;
+  }
+
+  Node node(const Page& page, std::size_t i) const {
+    const std::size_t at = page.word(header_bytes + 2 * i);
+    if (at + node_bytes > page.bytes.size()) fail_page(page.number, "has a node outside of it");
+    const std::size_t size = read<std::uint32_t>(page.bytes, at);
+    const std::uint16_t flags = page.word(at + 4);
+    const std::size_t key_bytes = page.word(at + 6);
+    const auto rest = page.bytes.subspan(at + node_bytes);
+    if (key_bytes > rest.size()) fail_page(page.number, "has a key that ends behind it");
+    return {{reinterpret_cast<const char*>(rest.data()), key_bytes},
+            size | std::uint64_t{flags} << 32,
+            size,
+            flags,
+            rest.subspan(key_bytes)};
+  }
+
+  /// What a leaf holds for a key: in the page, or on pages of its own.
+  Record value(const Page& page, const Node& node) const {
+    if (node.flags == own_pages && node.rest.size() >= sizeof(std::uint64_t)) {
+      const auto first = read<std::uint64_t>(node.rest, 0);
+      if (first >= pages_ || node.size > (pages_ - first) * page_bytes_ - header_bytes)
+        fail_page(page.number, "has a value that ends behind the file");
+      return {file_.bytes().data() + first * page_bytes_ + header_bytes, node.size};
+    }
+    if ((node.flags & own_pages) != 0 || node.size > node.rest.size())
+      fail_page(page.number, "has a value that ends behind it");
+    return {node.rest.data(), node.size};
+  }
+
+  /// The record under the key of a number; no data where there is none.
+  Record find(std::uint64_t record) const {
+    const auto bytes = lmdb_key(record);
+    const std::string_view key(bytes.data(), bytes.size());
+    std::uint64_t number = root_;
+    for (std::size_t level = 0; level != most_levels; ++level) {
+      const Page here = page(number);
+      // The last node whose key is not above this one. A branch's first has no key.
+      std::size_t at = 0;
+      for (std::size_t behind = here.nodes(); behind - at > 1;) {
+        const std::size_t middle = at + (behind - at) / 2;
+        (node(here, middle).key <= key ? at : behind) = middle;
+      }
+      const Node found = node(here, at);
+      if (!here.is_branch()) return found.key == key ? value(here, found) : Record{};
+      number = found.child;
+    }
+    fail_page(number, "is deeper than a tree can be");
+  }
+
+  Record look_up(std::size_t index) const {
+    const Record record = find(index);
+    if (record.data == nullptr) {
+      fail(operation,
+           {"'", file_.path(), "' has no key ", index, ", though it has 0 and ", size_ - 1},
+           "give LmdbOptions::is_sample, which says by key what is a sample, or write the set "
+           "again");
+    }
+    return record;
+  }
+
+  /// Lists the samples below a page in the order of their keys.
+  void list(std::uint64_t root, Listing& listing, std::size_t depth = 0) {
+    if (depth == most_levels || listing.pages_left-- == 0)
+      fail_page(root, "is part of no tree: it leads to itself");
+    const Page here = page(root);
+    for (std::size_t i = 0; i != here.nodes(); ++i) {
+      const Node each = node(here, i);
+      if (here.is_branch()) {
+        list(each.child, listing, depth + 1);
+        continue;
+      }
+      if ((each.flags & duplicates) != 0)
+        fail(operation, {"'", file_.path(), "' has several values under one key"},
+             "write the set with one record for every key (without MDB_DUPSORT)");
+      const Record record = value(here, each);
+      if (listing.seen++ == size_) fail_count();
+      if (!listing.options.is_sample || listing.options.is_sample(each.key))
+        places_[listing.samples++] = record;
+    }
+  }
+
+  [[noreturn, gnu::cold]] void fail_page(std::uint64_t number, std::string_view how) const {
+    fail_damaged(text({"page ", number, " ", how}));
+  }
+  [[noreturn, gnu::cold]] void fail_count() const {
+    fail_damaged(text({"it has not the ", size_, " records that it names"}));
+  }
+  [[noreturn, gnu::cold]] void fail_damaged(std::string_view how) const {
+    fail(operation, {"'", file_.path(), "' is damaged: ", how},
+         "copy or download the file again, or write the set again");
+  }
+
+  struct Free {
+    void operator()(void* memory) const { std::free(memory); }
+  };
+
+  MappedFile file_;
+  std::size_t page_bytes_;
+  std::uint64_t pages_ = 0;
+  std::uint64_t root_ = 0;
+  std::uint64_t transaction_ = 0;  ///< the last one, when the file was opened
   std::size_t size_ = 0;
+  /// Where records are: all that are listed, and those that were looked up before. The system gives
+  /// pages of it when they are written.
+  std::unique_ptr<Record[], Free> places_;
 };
 
 /// The front of a record; the inputs follow. It has 24 bytes, and keys have eight: so in a set of
@@ -104,45 +375,71 @@ struct LabelledRecord {
   std::uint16_t zero = 0;
   std::uint64_t width = 0;           ///< the number of inputs
   std::array<std::byte, 8> value{};  ///< the label, in its first bytes
+
+  /// The front of a record of such inputs and labels; throws where these bytes are none.
+  static LabelledRecord of(std::span<const std::byte> record, ElementKind input,
+                           ElementKind label) {
+    const auto refuse = [](std::initializer_list<Word> problem, const char* advice) {
+      fail("lmdb_dataset", problem, advice);
+    };
+    LabelledRecord front;
+    if (record.size() >= sizeof front) std::memcpy(&front, record.data(), sizeof front);
+    if (record.size() < sizeof front || front.mark != own_mark)
+      refuse({"it does not begin as the records of write_lmdb do, with 'LSR1'"},
+             "give the function that decodes these records: lmdb_dataset<Sample>(path, decode)");
+    const auto is_known = [](ElementKind kind) {
+      return kind != ElementKind::unsupported && static_cast<std::size_t>(kind) < element_kinds;
+    };
+    if (!is_known(front.input) || !is_known(front.label))
+      refuse({"its element types, at its bytes 4 and 5, are none that the library knows"},
+             "write the set again, or read it with the version of lockstep that wrote it");
+    if (front.input != input || front.label != label)
+      refuse({"it holds ", element_name(front.input), " inputs and ", element_name(front.label),
+              " labels, and ", element_name(input), " and ", element_name(label), " are asked for"},
+             "name the types that it holds: lmdb_dataset<X, Y>; `| map(f)` makes others of them");
+    const std::size_t room = record.size() - sizeof front;
+    if (saturating_product(front.width, element_size(input)) != room)
+      refuse({"it promises ", front.width, " inputs of ", element_size(input), " bytes, and has ",
+              room, " bytes for them"},
+             "write the set again");
+    if (std::bit_cast<std::uintptr_t>(record.data()) % element_size(input) != 0)
+      refuse({"its inputs do not lie at a multiple of ", element_size(input), " bytes"},
+             "write the set with write_lmdb, which sees to that");
+    return front;
+  }
 };
-static_assert(sizeof(LabelledRecord) == 24 && std::endian::native == std::endian::little);
+static_assert(sizeof(LabelledRecord) == 24);
 
-/// The front of a record of such inputs and labels; throws where these bytes are none.
-LabelledRecord labelled_record(std::span<const std::byte> record, ElementKind input,
-                               ElementKind label);
-
-template <class X, class Y>
-void encode_labelled(const std::ranges::contiguous_range auto& inputs, const Y& label,
-                     std::vector<std::byte>& out) {
-  static_assert(Element<X> && Element<Y>,
-                "lockstep: a record of inputs and a label holds numbers of the library's element "
-                "types; give write_lmdb an encoding of these samples: encode(sample, bytes)");
-  LabelledRecord front;
-  front.input = element_kind<X>();
-  front.label = element_kind<Y>();
-  front.width = std::ranges::size(inputs);
-  std::memcpy(front.value.data(), &label, sizeof label);
-  const std::size_t bytes = front.width * sizeof(X);
-  out.clear();
-  out.resize(sizeof front + bytes);
-  std::memcpy(out.data(), &front, sizeof front);
-  if (bytes != 0) std::memcpy(out.data() + sizeof front, std::ranges::data(inputs), bytes);
-}
+/// The encoding of samples that have inputs and a label.
+struct EncodeLabelled {
+  template <Labelled Sample>
+  void operator()(const Sample& sample, std::vector<std::byte>& out) const {
+    using X = InputOf<Sample>;
+    using Y = LabelOf<Sample>;
+    static_assert(Element<X> && Element<Y>,
+                  "lockstep: a record of inputs and a label holds numbers of the library's element "
+                  "types; give write_lmdb an encoding of these samples: encode(sample, bytes)");
+    LabelledRecord front;
+    front.input = element_kind<X>();
+    front.label = element_kind<Y>();
+    front.width = std::ranges::size(sample.inputs);
+    std::memcpy(front.value.data(), &sample.label, sizeof(Y));
+    const auto bytes = std::as_bytes(std::span(std::ranges::data(sample.inputs), front.width));
+    out.resize(sizeof front + bytes.size());
+    std::memcpy(out.data(), &front, sizeof front);
+    std::copy(bytes.begin(), bytes.end(), out.begin() + sizeof front);
+  }
+};
 
 /// Decodes what `EncodeLabelled` has encoded; inputs stay where they are mapped.
 struct DecodeLabelled {
   template <class X, class Y>
   void operator()(std::span<const std::byte> record, LabelledSample<X, Y>& out) const {
-    const LabelledRecord front = labelled_record(record, element_kind<X>(), element_kind<Y>());
+    const auto front = LabelledRecord::of(record, element_kind<X>(), element_kind<Y>());
     std::memcpy(&out.label, front.value.data(), sizeof(Y));
-    // labelled_record has seen that there are as many, at an address that is fit for them.
+    // There are as many, at an address that is fit for them.
     out.inputs = {reinterpret_cast<const X*>(record.data() + sizeof front), front.width};
   }
-};
-
-/// Stands for a function that was refused.
-struct DecodeNothing {
-  void operator()(auto&&...) const {}
 };
 
 }  // namespace detail
@@ -158,32 +455,33 @@ class LmdbDataset : public detail::LoadsSamples<LmdbDataset<Sample, Decode>, Sam
   static constexpr bool changes_by_pass = false;
 
   explicit LmdbDataset(const std::string& path, Decode decode = {}, const LmdbOptions& options = {})
-      : records_(path, options), decode_(std::move(decode)) {}
+      : file_(std::make_shared<const detail::LmdbFile>(path, options)),
+        decode_(std::move(decode)) {}
 
-  std::size_t size() const { return records_.size(); }
+  std::size_t size() const { return file_->size(); }
 
   /// What must be done once before the samples of a batch are read one by one; `load` does it: a
   /// file that has changed is an error, and records that are read together are fetched together.
   void prepare(std::span<const std::size_t> indices) const {
-    records_.require_intact();
-    records_.fetch(indices);
+    file_->require_intact();
+    file_->fetch(indices);
   }
 
   /// Looks at the file again: one that is cut while a batch is read would end the process.
   void read(std::size_t index, Sample& out) const {
-    records_.require_intact();
-    const std::span<const std::byte> record = records_[index];
+    file_->require_intact();
+    const std::span<const std::byte> record = (*file_)[index];
     try {
       decode_(record, out);
     } catch (...) {
-      records_.require_same_transaction();
-      records_.rethrow_decoding(index, record.size());
+      file_->require_same_transaction();
+      file_->rethrow_decoding(index, record.size());
     }
-    records_.require_same_transaction();
+    file_->require_same_transaction();
   }
 
  private:
-  detail::LmdbRecords records_;
+  std::shared_ptr<const detail::LmdbFile> file_;
   [[no_unique_address]] Decode decode_;
 };
 
@@ -199,7 +497,8 @@ auto lmdb_dataset(const std::string& path, Decode decode, const LmdbOptions& opt
   if constexpr (decodes) {
     return LmdbDataset<Sample, Decode>(path, std::move(decode), options);
   } else {  // one error is enough
-    return LmdbDataset<Sample, detail::DecodeNothing>(path, {}, options);
+    const auto nothing = [](auto&&...) {};
+    return LmdbDataset<Sample, decltype(nothing)>(path, nothing, options);
   }
 }
 
@@ -213,13 +512,6 @@ auto lmdb_dataset(const std::string& path, const LmdbOptions& options = {}) {
 static_assert(SampleSource<LmdbDataset<LabelledSample<float, std::int32_t>>>);
 static_assert(Dataset<LmdbDataset<LabelledSample<float, std::int32_t>>>);
 
-}  // namespace lockstep
-
-struct MDB_env;
-struct MDB_txn;
-
-namespace lockstep {
-
 /// How `write_lmdb` writes.
 struct LmdbWriteOptions {
   std::size_t commit_bytes = 16_MiB;  ///< records are held in memory up to so many bytes
@@ -227,55 +519,15 @@ struct LmdbWriteOptions {
 
 namespace detail {
 
-/// Records are numbered from 0 as they come. They go into a temporary beside `path`, which `finish`
-/// brings into place; without that, nothing stays. Who writes it holds a lock on it; what a killed
-/// process has left is overwritten by the next that writes to the same path.
-class LmdbWriter {
- public:
-  LmdbWriter(const std::string& path, const LmdbWriteOptions& options);
-  LmdbWriter(const LmdbWriter&) = delete;
-  LmdbWriter& operator=(const LmdbWriter&) = delete;
-  ~LmdbWriter();
-
-  void add(std::span<const std::byte> record);
-  void finish();
-
- private:
-  void require(int code) const;
-  int put(MDB_txn* transaction) const;
-  void commit();
-  [[noreturn, gnu::cold]] void fail_writing(int error) const;
-  [[noreturn, gnu::cold]] void refuse_existing() const;
-  void sync(const std::string& path) const;
-
-  std::string path_;
-  std::string temporary_;  ///< empty when it is in place
-  Descriptor lock_;        ///< of the temporary
-  MDB_env* environment_ = nullptr;
-  std::size_t commit_bytes_;
-  std::size_t map_bytes_ = 16_MiB;
-  std::size_t committed_ = 0;  ///< records
-  /// The records that were not committed yet lie one behind another in memory, because a
-  /// transaction that finds the map full is made again in a larger one.
-  std::vector<std::byte> held_;
-  std::vector<std::size_t> sizes_;
-};
-
-using RecordBytes = std::vector<std::byte>;
-
-/// The encoding of samples that have inputs and a label.
-struct EncodeLabelled {
-  template <Labelled Sample>
-  void operator()(const Sample& sample, RecordBytes& out) const {
-    encode_labelled<InputOf<Sample>, LabelOf<Sample>>(sample.inputs, sample.label, out);
-  }
-};
-
 /// Encodes a source's samples one by one.
 template <class Encode, class Source>
 concept EncodesSamples =
     SampleSource<Source> &&
-    std::invocable<const Encode&, const typename Source::sample_type&, RecordBytes&>;
+    std::invocable<const Encode&, const typename Source::sample_type&, std::vector<std::byte>&>;
+
+/// Writes records 0 to `count`, which `encode(number, record)` appends to an empty vector.
+void write_lmdb_records(const std::string& path, const LmdbWriteOptions& options, std::size_t count,
+                        FunctionRef<void(std::size_t, std::vector<std::byte>&)> encode);
 
 }  // namespace detail
 
@@ -297,27 +549,23 @@ void write_lmdb(const std::string& path, const Source& source, const Encode& enc
                 "size(), sample_type and read(index, sample)");
   if constexpr (encodes) {
     constexpr std::size_t at_a_time = 256;
-    detail::LmdbWriter out(path, options);
-    detail::RecordBytes record;
     detail::ChainOf<Source> chain;
     typename Source::sample_type sample;
     std::vector<std::size_t> indices;
-    for (std::size_t begin = 0; begin != source.size(); begin += indices.size()) {
-      indices.resize(std::min(at_a_time, source.size() - begin));
-      std::iota(indices.begin(), indices.end(), begin);
-      detail::prepare_samples(source, indices);
-      for (const std::size_t index : indices) {
-        record.clear();
-        try {
-          detail::read_sample(source, index, Pass{}, chain, sample);
-          encode(std::as_const(sample), record);
-        } catch (...) {
-          detail::rethrow_of_sample(index, 0);
-        }
-        out.add(record);
+    const auto write = [&](std::size_t index, std::vector<std::byte>& record) {
+      if (index % at_a_time == 0) {
+        indices.resize(std::min(at_a_time, source.size() - index));
+        std::iota(indices.begin(), indices.end(), index);
+        detail::prepare_samples(source, indices);
       }
-    }
-    out.finish();
+      try {
+        detail::read_sample(source, index, Pass{}, chain, sample);
+        encode(std::as_const(sample), record);
+      } catch (...) {
+        detail::rethrow_of_sample(index, 0);
+      }
+    };
+    detail::write_lmdb_records(path, options, source.size(), write);
   }
 }
 

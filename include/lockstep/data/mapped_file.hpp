@@ -46,8 +46,9 @@ class MappedFile {
   /// window is microseconds instead of the whole job.)
   void require_intact() const;
 
-  /// Throws what `require_intact` throws for a file that was written to.
-  [[noreturn, gnu::cold]] void fail_written() const;
+  /// Throws what `require_intact` throws for a file that has so many bytes now: as many as before
+  /// were written to.
+  [[noreturn, gnu::cold]] void fail_changed(std::size_t bytes) const;
 
   /// Whether the parts that will be read should be announced.
   bool reads_at_random() const { return access_ == Access::random; }

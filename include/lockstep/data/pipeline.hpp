@@ -37,15 +37,12 @@ using HeldAs = std::conditional_t<std::is_lvalue_reference_v<Given>,
 /// until the batch is made, so that a stage's sample may point into the one before.
 struct NoChain {};
 template <class Source>
-constexpr auto chain_of() {
-  if constexpr (requires { typename Source::chain_type; }) {
-    return std::type_identity<typename Source::chain_type>{};
-  } else {
-    return std::type_identity<NoChain>{};
-  }
-}
+struct ChainFor : std::type_identity<NoChain> {};
 template <class Source>
-using ChainOf = typename decltype(chain_of<Source>())::type;
+  requires requires { typename Source::chain_type; }
+struct ChainFor<Source> : std::type_identity<typename Source::chain_type> {};
+template <class Source>
+using ChainOf = typename ChainFor<Source>::type;
 
 template <class Source>
 void read_sample(const Source& source, std::size_t index, [[maybe_unused]] Pass pass,
@@ -65,20 +62,6 @@ void prepare_samples(const Source& source, std::span<const std::size_t> indices)
   if constexpr (requires { source.prepare(indices); }) source.prepare(indices);
 }
 
-[[noreturn, gnu::cold]] inline void refuse_width(std::size_t width, std::size_t first) {
-  fail("stacked", {"it has ", width, " inputs and the first sample of its batch has ", first},
-       "give all samples one width with map, or say | padded(fill) or | ragged()");
-}
-
-/// Says what is wrong with samples that are no rows; whether nothing is.
-template <class Sample>
-constexpr bool require_labelled() {
-  static_assert(Labelled<Sample>,
-                "lockstep: stacked, padded and ragged take samples with `inputs` (a range) and "
-                "`label`; give samples both with map, or say collate<Batch>(c)");
-  return Labelled<Sample>;
-}
-
 /// The base of what comes behind a `|`: `require<Sample>()` says what is wrong with samples that it
 /// cannot take, `behind<Held>(source)` is the pipeline.
 struct PipelineStage {};
@@ -87,23 +70,29 @@ struct PipelineStage {};
 /// others are called with all samples of a batch. `batch<Sample>()` has the type of the batch.
 struct Collate : PipelineStage {};
 
-/// Samples of one width become the rows of a `LabelledBatch`, each written as soon as it is read.
-/// Those that are no rows have some batch, so that a program that needs it gets one error, and not
-/// one for each use.
-struct RowCollate : Collate {
+/// Samples with inputs and a label become such a batch. Others have some batch, so that a program
+/// that needs it gets one error, and not one for each use.
+template <template <class, class> class Batch>
+struct LabelledCollate : Collate {
   template <class Sample>
   static auto batch() {
     if constexpr (Labelled<Sample>) {
-      return LabelledBatch<InputOf<Sample>, LabelOf<Sample>>();
+      return Batch<InputOf<Sample>, LabelOf<Sample>>();
     } else {
       return LabelledBatch<float, std::int32_t>();
     }
   }
   template <class Sample>
   static constexpr bool require() {
-    return require_labelled<Sample>();
+    static_assert(Labelled<Sample>,
+                  "lockstep: stacked, padded and ragged take samples with `inputs` (a range) and "
+                  "`label`; give samples both with map, or say collate<Batch>(c)");
+    return Labelled<Sample>;
   }
+};
 
+/// Samples of one width become rows, each written as soon as it is read.
+struct RowCollate : LabelledCollate<LabelledBatch> {
   /// Writes row i of `count`.
   template <Labelled Sample, LabelledRows Batch>
   static void put(const Sample& sample, std::size_t i, std::size_t count, Batch& out) {
@@ -111,10 +100,96 @@ struct RowCollate : Collate {
     if (i == 0) out.resize(count, width);
     const auto row = out.row(i);
     if (row.size() != width) [[unlikely]]
-      refuse_width(width, row.size());
+      fail("stacked",
+           {"it has ", width, " inputs and the first sample of its batch has ", row.size()},
+           "give all samples one width with map, or say | padded(fill) or | ragged()");
     std::copy(std::begin(sample.inputs), std::end(sample.inputs), row.data());
     out.labels[i] = sample.label;
   }
+};
+
+/// Samples of different length become rows as long as the longest.
+template <class Fill>
+struct PaddedCollate : LabelledCollate<PaddedBatch> {
+  PaddedCollate(Fill fill, std::size_t multiple) : fill(std::move(fill)), multiple(multiple) {}
+
+  template <class Sample>
+  void operator()(std::span<const Sample> samples, auto& out) const {
+    std::size_t longest = 0;
+    for (const Sample& sample : samples) longest = std::max(longest, std::size(sample.inputs));
+    out.resize(samples.size(), (longest + multiple - 1) / multiple * multiple);
+    for (std::size_t i = 0; i != samples.size(); ++i) {
+      const auto& inputs = samples[i].inputs;
+      const auto row = out.row(i);
+      std::fill(std::copy(std::begin(inputs), std::end(inputs), row.begin()), row.end(),
+                static_cast<InputOf<Sample>>(fill));
+      out.lengths[i] = std::size(inputs);
+      out.labels[i] = samples[i].label;
+    }
+  }
+
+  Fill fill;
+  std::size_t multiple;
+};
+
+/// Samples of different length follow each other.
+struct RaggedCollate : LabelledCollate<RaggedBatch> {
+  template <class Sample>
+  void operator()(std::span<const Sample> samples, auto& out) const {
+    out.inputs.clear();
+    out.offsets.assign(1, 0);
+    out.labels.resize(samples.size());
+    out.weights.assign(samples.size(), 1.f);
+    for (std::size_t i = 0; i != samples.size(); ++i) {
+      const auto& inputs = samples[i].inputs;
+      out.inputs.insert(out.inputs.end(), std::begin(inputs), std::end(inputs));
+      out.offsets.push_back(out.inputs.size());
+      out.labels[i] = samples[i].label;
+    }
+  }
+};
+
+/// The program's own function: it fills a batch, or returns one where `Batch` is void.
+template <class Batch, class C>
+struct OwnCollate : Collate {
+  explicit OwnCollate(C c) : c(std::move(c)) {}
+
+  template <class Sample>
+  static constexpr bool returns =
+      std::is_void_v<Batch> && std::is_invocable_v<const C&, std::span<const Sample>>;
+  template <class Sample>
+  static constexpr bool fills =
+      !std::is_void_v<Batch> &&
+      std::is_invocable_v<const C&, std::span<const Sample>, std::add_lvalue_reference_t<Batch>>;
+
+  template <class Sample>
+  static auto batch() {
+    if constexpr (returns<Sample>) {
+      return std::remove_cvref_t<std::invoke_result_t<const C&, std::span<const Sample>>>();
+    } else {
+      return Batch();
+    }
+  }
+  template <class Sample>
+  static constexpr bool require() {
+    static_assert(returns<Sample> || fills<Sample>,
+                  "lockstep: collate cannot call its function with the samples of this source; "
+                  "write collate<Batch>(c) with c(std::span<const Sample>, Batch&), or collate(c) "
+                  "with c(std::span<const Sample>), which returns the batch. Several threads call "
+                  "it, so it must be const");
+    return returns<Sample> || fills<Sample>;
+  }
+
+  template <class Sample>
+  void operator()(std::span<const Sample> samples, auto& out) const {
+    if constexpr (returns<Sample>) {
+      out = c(samples);
+    } else {
+      c(samples, out);
+    }
+  }
+
+  C c;
 };
 
 /// As many objects as were ever used at a time. Unlike thread-local ones they end with their owner,
@@ -149,9 +224,9 @@ class Spares {
   std::vector<std::unique_ptr<T>> spares_;
 };
 
-/// Makes a source a data set: `Source` derives from it and has `read(index, pass, chain, out)`, or
-/// one of the simpler reads of a source whose chain is `NoChain`.
-template <class Source, class Sample, class Chain = NoChain, class Collating = RowCollate>
+/// Makes a source a data set: `Source` derives from it and has `chain_type` and `read(index, pass,
+/// chain, out)`, or one of the simpler reads.
+template <class Source, class Sample, class Collating = RowCollate>
 class LoadsSamples {
   static constexpr bool is_known = !std::is_same_v<Collating, RowCollate> || Labelled<Sample>;
 
@@ -167,11 +242,16 @@ class LoadsSamples {
         "lockstep: these samples are no rows of a LabelledBatch, which takes samples with `inputs` "
         "(a range) and `label`; say how they become a batch: source | collate<Batch>(c), where c "
         "is called as c(std::span<const Sample>, batch)");
-    prepare_samples(static_cast<const Source&>(*this), indices);
+    prepare_samples(source(), indices);
     if constexpr (requires(const Sample& sample) { collate_.put(sample, 0, 0, out); }) {
       load_rows(indices, pass, out);
-    } else if constexpr (is_known) {
-      load_whole(indices, pass, out);
+    } else if constexpr (is_known) {  // all samples are read before they become a batch
+      spares_.with([&](Scratch& scratch) {
+        scratch.reserve(indices.size());
+        for (std::size_t i = 0; i != indices.size(); ++i)
+          read_draw(indices, i, pass, scratch.chains[i], scratch.samples[i], [] {});
+        collate_(std::span<const Sample>(scratch.samples).first(indices.size()), out);
+      });
     }
   }
 
@@ -189,7 +269,7 @@ class LoadsSamples {
 
  private:
   struct Scratch {
-    std::vector<Chain> chains;
+    std::vector<ChainOf<Source>> chains;
     std::vector<Sample> samples;
 
     /// Never makes them fewer: memory inside of samples is used again.
@@ -199,20 +279,20 @@ class LoadsSamples {
     }
   };
 
+  const Source& source() const { return static_cast<const Source&>(*this); }
+
   /// Reads, and does `then()` with, the sample of a draw.
-  template <class Then>
-  void read_draw(std::span<const std::size_t> indices, std::size_t draw, Pass pass, Chain& chain,
-                 Sample& out, const Then& then) const {
+  void read_draw(std::span<const std::size_t> indices, std::size_t draw, Pass pass, auto& chain,
+                 Sample& out, const auto& then) const {
     try {
-      read_sample(static_cast<const Source&>(*this), indices[draw], pass, chain, out);
+      read_sample(source(), indices[draw], pass, chain, out);
       then();
     } catch (...) {
       rethrow_of_sample(indices[draw], draw);
     }
   }
 
-  template <class Batch>
-  void load_rows(std::span<const std::size_t> indices, Pass pass, Batch& out) const {
+  void load_rows(std::span<const std::size_t> indices, Pass pass, auto& out) const {
     if (indices.empty()) {
       if constexpr (requires { out.clear(); }) {
         out.clear();
@@ -227,16 +307,6 @@ class LoadsSamples {
         read_draw(indices, i, pass, scratch.chains.front(), sample,
                   [&] { collate_.put(sample, i, indices.size(), out); });
       }
-    });
-  }
-
-  /// All samples are read before they become a batch.
-  void load_whole(std::span<const std::size_t> indices, Pass pass, batch_type& out) const {
-    spares_.with([&](Scratch& scratch) {
-      scratch.reserve(indices.size());
-      for (std::size_t i = 0; i != indices.size(); ++i)
-        read_draw(indices, i, pass, scratch.chains[i], scratch.samples[i], [] {});
-      collate_(std::span<const Sample>(scratch.samples).first(indices.size()), out);
     });
   }
 
@@ -257,23 +327,22 @@ struct RejectedPipeline {
 /// The batches of a source. `Held` is the source's type, or a reference to it.
 template <class Held, class Collating>
 class Collated : public LoadsSamples<Collated<Held, Collating>,
-                                     typename std::remove_cvref_t<Held>::sample_type,
-                                     ChainOf<std::remove_cvref_t<Held>>, Collating> {
+                                     typename std::remove_cvref_t<Held>::sample_type, Collating> {
   using Source = std::remove_cvref_t<Held>;
-  using Base = LoadsSamples<Collated, typename Source::sample_type, ChainOf<Source>, Collating>;
 
  public:
+  using chain_type = ChainOf<Source>;
   static constexpr bool changes_by_pass = detail::changes_by_pass<Source>();
 
   template <class Given>
   Collated(Given&& source, Collating collate)
-      : Base(std::move(collate)), source_(std::forward<Given>(source)) {}
+      : Collated::LoadsSamples(std::move(collate)), source_(std::forward<Given>(source)) {}
 
   std::size_t size() const { return source_.size(); }
   void prepare(std::span<const std::size_t> indices) const { prepare_samples(source_, indices); }
 
   /// For the base alone: batches are no samples, and `map` comes before.
-  void read(std::size_t index, Pass pass, ChainOf<Source>& chain, auto& out) const {
+  void read(std::size_t index, Pass pass, chain_type& chain, auto& out) const {
     read_sample(source_, index, pass, chain, out);
   }
 
@@ -353,31 +422,24 @@ struct MapCall {
   using sample_type = std::conditional_t<is_in_place, Sample, std::remove_cvref_t<Result>>;
 };
 
-/// What one sample needs on its way through `Mapped`: what the source needs, and its sample, unless
-/// that is changed where it is.
-template <class Source, bool IsInPlace>
-struct MapChain {
-  ChainOf<Source> before{};
-  std::conditional_t<IsInPlace, NoChain, typename Source::sample_type> sample{};
-};
-
-template <class Held, class F, class Out>
-using MapCallOf = MapCall<F, typename std::remove_cvref_t<Held>::sample_type, Out>;
-template <class Held, class F, class Out>
-using MapChainOf = MapChain<std::remove_cvref_t<Held>, MapCallOf<Held, F, Out>::is_in_place>;
-
 /// The samples of a source after a function. `Held` is the source's type, or a reference to it.
 template <class Held, class F, class Out>
 class Mapped
-    : public LoadsSamples<Mapped<Held, F, Out>, typename MapCallOf<Held, F, Out>::sample_type,
-                          MapChainOf<Held, F, Out>> {
+    : public LoadsSamples<
+          Mapped<Held, F, Out>,
+          typename MapCall<F, typename std::remove_cvref_t<Held>::sample_type, Out>::sample_type> {
   using Source = std::remove_cvref_t<Held>;
-  using Call = MapCallOf<Held, F, Out>;
+  using Call = MapCall<F, typename Source::sample_type, Out>;
   static constexpr std::size_t place = detail::drawing_maps<Source>();
 
  public:
   using sample_type = typename Call::sample_type;
-  using chain_type = MapChainOf<Held, F, Out>;
+  /// What one sample needs on its way: what the source needs, and its sample, unless that is
+  /// changed where it is.
+  struct chain_type {
+    ChainOf<Source> before{};
+    std::conditional_t<Call::is_in_place, NoChain, typename Source::sample_type> sample{};
+  };
   static constexpr std::size_t drawing_maps = place + (Call::draws ? 1 : 0);
   static constexpr bool changes_by_pass = Call::draws || detail::changes_by_pass<Source>();
 
@@ -465,102 +527,6 @@ auto map(F f) {
   return detail::MapStage<Out, F>(std::move(f));
 }
 
-namespace detail {
-
-/// Samples of different length become the rows of a `PaddedBatch`.
-template <class Fill>
-struct PaddedCollate : Collate {
-  template <class Sample>
-  static PaddedBatch<InputOf<Sample>, LabelOf<Sample>> batch();
-  template <class Sample>
-  static constexpr bool require() {
-    return require_labelled<Sample>();
-  }
-
-  template <class Sample, class Batch>
-  void operator()(std::span<const Sample> samples, Batch& out) const {
-    std::size_t longest = 0;
-    for (const Sample& sample : samples) longest = std::max(longest, std::size(sample.inputs));
-    out.resize(samples.size(), (longest + multiple - 1) / multiple * multiple);
-    for (std::size_t i = 0; i != samples.size(); ++i) {
-      const auto& inputs = samples[i].inputs;
-      const auto row = out.row(i);
-      std::fill(std::copy(std::begin(inputs), std::end(inputs), row.begin()), row.end(),
-                static_cast<InputOf<Sample>>(fill));
-      out.lengths[i] = std::size(inputs);
-      out.labels[i] = samples[i].label;
-    }
-  }
-
-  Fill fill;
-  std::size_t multiple;
-};
-
-/// Samples of different length become a `RaggedBatch`.
-struct RaggedCollate : Collate {
-  template <class Sample>
-  static RaggedBatch<InputOf<Sample>, LabelOf<Sample>> batch();
-  template <class Sample>
-  static constexpr bool require() {
-    return require_labelled<Sample>();
-  }
-
-  template <class Sample, class Batch>
-  void operator()(std::span<const Sample> samples, Batch& out) const {
-    out.inputs.clear();
-    out.offsets.assign(1, 0);
-    out.labels.resize(samples.size());
-    out.weights.assign(samples.size(), 1.f);
-    for (std::size_t i = 0; i != samples.size(); ++i) {
-      const auto& inputs = samples[i].inputs;
-      out.inputs.insert(out.inputs.end(), std::begin(inputs), std::end(inputs));
-      out.offsets.push_back(out.inputs.size());
-      out.labels[i] = samples[i].label;
-    }
-  }
-};
-
-/// The program's own function: it fills a batch, or returns one where `Batch` is void.
-template <class Batch, class C>
-struct OwnCollate : Collate {
-  template <class Sample>
-  static auto batch() {
-    if constexpr (std::is_void_v<Batch>) {
-      return std::remove_cvref_t<std::invoke_result_t<const C&, std::span<const Sample>>>();
-    } else {
-      return Batch();
-    }
-  }
-  template <class Sample>
-  static constexpr bool require() {
-    constexpr bool is_callable = [] {
-      if constexpr (std::is_void_v<Batch>)
-        return std::is_invocable_v<const C&, std::span<const Sample>>;
-      else
-        return std::is_invocable_v<const C&, std::span<const Sample>, Batch&>;
-    }();
-    static_assert(is_callable,
-                  "lockstep: collate cannot call its function with the samples of this source; "
-                  "write collate<Batch>(c) with c(std::span<const Sample>, Batch&), or collate(c) "
-                  "with c(std::span<const Sample>), which returns the batch. Several threads call "
-                  "it, so it must be const");
-    return is_callable;
-  }
-
-  template <class Sample, class Out>
-  void operator()(std::span<const Sample> samples, Out& out) const {
-    if constexpr (std::is_void_v<Batch>) {
-      out = c(samples);
-    } else {
-      c(samples, out);
-    }
-  }
-
-  C c;
-};
-
-}  // namespace detail
-
 /// How `padded` fills up.
 struct PaddedOptions {
   std::size_t multiple = 1;  ///< rows are as long as the longest sample, rounded up to this
@@ -576,7 +542,7 @@ template <class Fill>
 auto padded(Fill fill, PaddedOptions options = {}) {
   if (options.multiple == 0)
     detail::fail("padded", {"rows of a multiple of 0"}, "set multiple to 1 or more");
-  return detail::PaddedCollate<Fill>{{}, std::move(fill), options.multiple};
+  return detail::PaddedCollate<Fill>(std::move(fill), options.multiple);
 }
 
 /// `source | ragged()`: batches are `RaggedBatch`es, which hold samples one behind the other.
@@ -587,7 +553,7 @@ inline auto ragged() { return detail::RaggedCollate(); }
 /// batch. Several threads call c at once.
 template <class Batch = void, class C>
 auto collate(C c) {
-  return detail::OwnCollate<Batch, C>{{}, std::move(c)};
+  return detail::OwnCollate<Batch, C>(std::move(c));
 }
 
 }  // namespace lockstep

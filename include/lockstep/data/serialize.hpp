@@ -4,12 +4,10 @@
 ///
 /// A batch type says it once, for both ways, by a function beside it:
 ///
-///     friend void pack(auto& parcel, Batch& batch) { parcel(batch.names, batch.width, batch.rows);
-///     }
+///     friend void pack(auto& parcel, Batch& batch) { parcel(batch.names, batch.width); }
 ///
 /// Fields are numbers, strings, arrays, vectors of such, and types that have a `pack` of their own.
 
-#include <array>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -17,6 +15,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <tuple>
 #include <type_traits>
 #include <vector>
 
@@ -29,22 +28,12 @@ namespace lockstep::detail {
 template <class T>
 concept PackedAsBytes = std::is_arithmetic_v<T> || std::is_enum_v<T> || Element<T>;
 
-/// A vector or a string, whose length travels too.
+/// A vector or a string, whose length travels too, or an array.
 template <class T>
-concept PackedSequence = requires(T& values, std::size_t size) {
+concept PackedSequence = requires(T& values) {
   typename T::value_type;
-  values.resize(size);
   { *values.data() } -> std::same_as<typename T::value_type&>;
-};
-
-template <class T>
-inline constexpr bool is_packed_array = false;
-template <class T, std::size_t N>
-inline constexpr bool is_packed_array<std::array<T, N>> = true;
-
-/// A type that has a `pack`.
-template <class T, class Way>
-concept PackingItself = requires(Way& parcel, T& value) { pack(parcel, value); };
+} && (requires(T& values) { values.resize(1); } || requires { std::tuple_size<T>::value; });
 
 /// Gives one compile error for a field that cannot be packed, although it is met both ways.
 template <class T, bool CanBePacked>
@@ -62,10 +51,7 @@ struct PackedField {
 template <class Self>
 class Parcel {
  public:
-  template <class... Fields>
-  void operator()(Fields&... fields) {
-    (field(fields), ...);
-  }
+  void operator()(auto&... fields) { (field(fields), ...); }
 
  private:
   Self& self() { return static_cast<Self&>(*this); }
@@ -73,31 +59,25 @@ class Parcel {
   template <class T>
   void field(T& value) {
     static_assert(!std::is_const_v<T>, "lockstep: a field of a packed batch must not be const");
-    constexpr bool has_own = PackingItself<T, Self>;
-    constexpr bool has_fields =
-        has_own || PackedAsBytes<T> || PackedSequence<T> || is_packed_array<T>;
-    static_cast<void>(sizeof(PackedField<T, has_fields>));
+    constexpr bool has_own = requires(Self& parcel) { pack(parcel, value); };
+    static_cast<void>(
+        sizeof(PackedField < T, has_own || PackedAsBytes<T> || PackedSequence < T >>));
     if constexpr (has_own) {
       pack(self(), value);
     } else if constexpr (PackedAsBytes<T>) {
       self().bytes(std::addressof(value), sizeof value);
     } else if constexpr (PackedSequence<T>) {
-      sequence(value);
-    } else if constexpr (has_fields) {
-      for (auto& element : value) field(element);
-    }
-  }
-
-  template <class T>
-  void sequence(T& values) {
-    using Value = typename T::value_type;
-    const std::size_t size =
-        self().reserve(values.size(), PackedAsBytes<Value> ? sizeof(Value) : 1);
-    if (size != values.size()) values.resize(size);
-    if constexpr (PackedAsBytes<Value>) {
-      if (size != 0) self().bytes(values.data(), size * sizeof(Value));
-    } else {
-      for (Value& value : values) field(value);
+      using Value = typename T::value_type;
+      if constexpr (requires { value.resize(1); }) {
+        const std::size_t least = PackedAsBytes<Value> ? sizeof(Value) : 1;
+        const std::size_t size = self().reserve(value.size(), least);
+        if (size != value.size()) value.resize(size);
+      }
+      if constexpr (PackedAsBytes<Value>) {
+        if (!value.empty()) self().bytes(value.data(), value.size() * sizeof(Value));
+      } else {
+        for (Value& each : value) field(each);
+      }
     }
   }
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Definitions of `write_lmdb.hpp`: the part of the library that needs liblmdb.
+/// @file Writes LMDB files: the part of the library that needs liblmdb.
 
 #include <fcntl.h>
 #include <lmdb.h>
@@ -10,9 +10,10 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <span>
+#include <cstddef>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/file.hpp"
@@ -20,128 +21,161 @@
 
 namespace lockstep::detail {
 
-LOCKSTEP_INLINE LmdbWriter::LmdbWriter(const std::string& path, const LmdbWriteOptions& options)
-    : path_(path),
-      temporary_(text({path, temporary_infix, "lmdb"})),
-      commit_bytes_(options.commit_bytes) {
-  struct stat status{};
-  do {
-    lock_ = Descriptor(::open(temporary_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
-    if (!lock_) fail_writing(errno);
-    if (::flock(lock_.get(), LOCK_EX | LOCK_NB) != 0)
-      fail("write_lmdb", {"'", path_, "' is being written"},
-           "let one process write it, or write to another path");
-    // Between its opening and this lock somebody may have removed it.
-  } while (::fstat(lock_.get(), &status) == 0 && status.st_nlink == 0);
-  try {
+/// Records are numbered from 0 as they come. They go into a temporary beside `path`, which `finish`
+/// brings into place; without that, nothing stays. Who writes it holds a lock on it; what a killed
+/// process has left is overwritten by the next that writes to the same path.
+class LmdbWriter {
+ public:
+  LmdbWriter(const std::string& path, const LmdbWriteOptions& options)
+      : path_(path), commit_bytes_(options.commit_bytes) {
+    const std::string temporary = text({path, temporary_infix, "lmdb"});
+    struct stat status{};
+    do {
+      lock_ = Descriptor(::open(temporary.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
+      if (!lock_) fail_writing(errno);
+      if (::flock(lock_.get(), LOCK_EX | LOCK_NB) != 0)
+        fail("write_lmdb", {"'", path_, "' is being written"},
+             "let one process write it, or write to another path");
+      // Between its opening and this lock somebody may have removed it.
+    } while (::fstat(lock_.get(), &status) == 0 && status.st_nlink == 0);
+    temporary_.path = temporary;
     if (::lstat(path_.c_str(), &status) == 0) refuse_existing();
     if (::ftruncate(lock_.get(), 0) != 0) fail_writing(errno);
-    require(mdb_env_create(&environment_));
-    require(mdb_env_set_mapsize(environment_, map_bytes_));
-    // What is written counts when it is in place: until then nothing is synced. Memory is not
-    // the file's (MDB_WRITEMAP), so that a full disk is an error code and no signal.
+    MDB_env* opened = nullptr;
+    require(mdb_env_create(&opened));
+    environment_.reset(opened);
+    require(mdb_env_set_mapsize(opened, map_bytes_));
+    // What is written counts when it is in place: until then nothing is synced. Memory is not the
+    // file's (MDB_WRITEMAP), so that a full disk is an error code and no signal.
     constexpr unsigned flags = MDB_NOLOCK | MDB_NOSYNC | MDB_NOSUBDIR;
-    require(mdb_env_open(environment_, temporary_.c_str(), flags, 0666));
-  } catch (...) {
-    if (environment_ != nullptr) mdb_env_close(environment_);
-    ::unlink(temporary_.c_str());
-    throw;
+    require(mdb_env_open(opened, temporary.c_str(), flags, 0666));
   }
-}
 
-LOCKSTEP_INLINE LmdbWriter::~LmdbWriter() {
-  if (environment_ != nullptr) mdb_env_close(environment_);
-  if (!temporary_.empty()) ::unlink(temporary_.c_str());
-}
-
-LOCKSTEP_INLINE void LmdbWriter::add(std::span<const std::byte> record) {
-  if (constexpr std::size_t most = 0xffffffff; record.size() > most) {
-    fail("write_lmdb",
-         {"record ", committed_ + sizes_.size(), " has ", record.size(),
-          " bytes, and an LMDB holds records of at most ", most},
-         "cut large samples into several records");
-  }
-  held_.insert(held_.end(), record.begin(), record.end());
-  sizes_.push_back(record.size());
-  if (held_.size() >= commit_bytes_) commit();
-}
-
-LOCKSTEP_INLINE void LmdbWriter::finish() {
-  commit();
-  require(mdb_env_sync(environment_, 1));
-  mdb_env_close(std::exchange(environment_, nullptr));
-  sync(temporary_);
-  if (::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, path_.c_str(), RENAME_NOREPLACE) != 0) {
-    if (errno == EEXIST) refuse_existing();
-    // Some file systems cannot rename with a condition. Who made the path meanwhile loses it.
-    if ((errno != EINVAL && errno != ENOSYS) || ::rename(temporary_.c_str(), path_.c_str()) != 0)
-      fail_writing(errno);
-  }
-  temporary_.clear();
-  sync(folder_of(path_));
-}
-
-LOCKSTEP_INLINE void LmdbWriter::commit() {
-  while (!sizes_.empty()) {
-    MDB_txn* transaction = nullptr;
-    require(mdb_txn_begin(environment_, nullptr, 0, &transaction));
-    int code = put(transaction);
-    if (code == MDB_SUCCESS) {
-      code = mdb_txn_commit(transaction);
-    } else {
-      mdb_txn_abort(transaction);
+  void add(std::span<const std::byte> record) {
+    if (constexpr std::size_t most = 0xffffffff; record.size() > most) {
+      fail("write_lmdb",
+           {"record ", committed_ + sizes_.size(), " has ", record.size(),
+            " bytes, and an LMDB holds records of at most ", most},
+           "cut large samples into several records");
     }
-    if (code == MDB_MAP_FULL) {
-      map_bytes_ *= 2;
-      require(mdb_env_set_mapsize(environment_, map_bytes_));
-      continue;
+    held_.insert(held_.end(), record.begin(), record.end());
+    sizes_.push_back(record.size());
+    if (held_.size() >= commit_bytes_) commit();
+  }
+
+  void finish() {
+    commit();
+    require(mdb_env_sync(environment_.get(), 1));
+    environment_.reset();
+    const char* const from = temporary_.path.c_str();
+    sync(temporary_.path);
+    if (::renameat2(AT_FDCWD, from, AT_FDCWD, path_.c_str(), RENAME_NOREPLACE) != 0) {
+      if (errno == EEXIST) refuse_existing();
+      // Some file systems cannot rename with a condition. Who made the path meanwhile loses it.
+      if ((errno != EINVAL && errno != ENOSYS) || ::rename(from, path_.c_str()) != 0)
+        fail_writing(errno);
     }
-    require(code);
-    committed_ += sizes_.size();
-    sizes_.clear();
-    held_.clear();
+    temporary_.path.clear();
+    sync(folder_of(path_));
   }
-}
 
-/// Puts all records that are held; MDB_MAP_FULL where they do not fit.
-LOCKSTEP_INLINE int LmdbWriter::put(MDB_txn* transaction) const {
-  MDB_dbi database = 0;
-  int code = mdb_dbi_open(transaction, nullptr, 0, &database);
-  const std::byte* at = held_.data();
-  for (std::size_t i = 0; i != sizes_.size() && code == MDB_SUCCESS; ++i) {
-    auto number = lmdb_key(committed_ + i);
-    MDB_val key{number.size(), number.data()};
-    MDB_val value{sizes_[i], const_cast<std::byte*>(at)};
-    code = mdb_put(transaction, database, &key, &value, MDB_APPEND);
-    at += sizes_[i];
+ private:
+  void commit() {
+    while (!sizes_.empty()) {
+      MDB_txn* transaction = nullptr;
+      require(mdb_txn_begin(environment_.get(), nullptr, 0, &transaction));
+      int code = put(transaction);
+      if (code == MDB_SUCCESS) {
+        code = mdb_txn_commit(transaction);
+      } else {
+        mdb_txn_abort(transaction);
+      }
+      if (code == MDB_MAP_FULL) {
+        require(mdb_env_set_mapsize(environment_.get(), map_bytes_ *= 2));
+        continue;
+      }
+      require(code);
+      committed_ += sizes_.size();
+      sizes_.clear();
+      held_.clear();
+    }
   }
-  return code;
-}
 
-LOCKSTEP_INLINE void LmdbWriter::require(int code) const {
-  if (code == MDB_SUCCESS) return;
-  if (code > 0) fail_writing(code);
-  fail("write_lmdb", {"'", path_, "' cannot be written: ", mdb_strerror(code)},
-       "look at the records and at the disk");
-}
+  /// Puts all records that are held; MDB_MAP_FULL where they do not fit.
+  int put(MDB_txn* transaction) const {
+    MDB_dbi database = 0;
+    int code = mdb_dbi_open(transaction, nullptr, 0, &database);
+    const std::byte* at = held_.data();
+    for (std::size_t i = 0; i != sizes_.size() && code == MDB_SUCCESS; ++i) {
+      auto number = lmdb_key(committed_ + i);
+      MDB_val key{number.size(), number.data()};
+      MDB_val value{sizes_[i], const_cast<std::byte*>(at)};
+      code = mdb_put(transaction, database, &key, &value, MDB_APPEND);
+      at += sizes_[i];
+    }
+    return code;
+  }
 
-LOCKSTEP_INLINE void LmdbWriter::fail_writing(int error) const {
-  // liblmdb calls it an input/output error where a part of a page was written.
-  struct statvfs disk{};
-  const bool is_full =
-      error == EIO && ::statvfs(folder_of(path_).c_str(), &disk) == 0 && disk.f_bavail == 0;
-  detail::fail_writing("write_lmdb", path_, is_full ? ENOSPC : error);
-}
+  void require(int code) const {
+    if (code == MDB_SUCCESS) return;
+    if (code > 0) fail_writing(code);
+    fail("write_lmdb", {"'", path_, "' cannot be written: ", mdb_strerror(code)},
+         "look at the records and at the disk");
+  }
 
-LOCKSTEP_INLINE void LmdbWriter::refuse_existing() const {
-  fail("write_lmdb", {"'", path_, "' is there already"},
-       "remove it first, or write to another path");
-}
+  [[noreturn]] void fail_writing(int error) const {
+    // liblmdb calls it an input/output error where a part of a page was written.
+    struct statvfs disk{};
+    const bool is_full =
+        error == EIO && ::statvfs(folder_of(path_).c_str(), &disk) == 0 && disk.f_bavail == 0;
+    detail::fail_writing("write_lmdb", path_, is_full ? ENOSPC : error);
+  }
 
-LOCKSTEP_INLINE void LmdbWriter::sync(const std::string& path) const {
-  const Descriptor opened(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  // A file system that has nothing to sync for a folder says EINVAL.
-  if (!opened || (::fsync(opened.get()) != 0 && errno != EINVAL)) fail_writing(errno);
+  [[noreturn]] void refuse_existing() const {
+    fail("write_lmdb", {"'", path_, "' is there already"},
+         "remove it first, or write to another path");
+  }
+
+  void sync(const std::string& path) const {
+    const Descriptor opened(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    // A file system that has nothing to sync for a folder says EINVAL.
+    if (!opened || (::fsync(opened.get()) != 0 && errno != EINVAL)) fail_writing(errno);
+  }
+
+  struct Close {
+    void operator()(MDB_env* environment) const { mdb_env_close(environment); }
+  };
+  struct Removed {
+    std::string path;  ///< empty when it is in place
+    ~Removed() {
+      if (!path.empty()) ::unlink(path.c_str());
+    }
+  };
+
+  std::string path_;
+  Descriptor lock_;  ///< of the temporary
+  Removed temporary_;
+  std::unique_ptr<MDB_env, Close> environment_;
+  std::size_t commit_bytes_;
+  std::size_t map_bytes_ = 16_MiB;
+  std::size_t committed_ = 0;  ///< records
+  /// The records that were not committed yet lie one behind another in memory, because a
+  /// transaction that finds the map full is made again in a larger one.
+  std::vector<std::byte> held_;
+  std::vector<std::size_t> sizes_;
+};
+
+LOCKSTEP_INLINE void write_lmdb_records(
+    const std::string& path, const LmdbWriteOptions& options, std::size_t count,
+    FunctionRef<void(std::size_t, std::vector<std::byte>&)> encode) {
+  LmdbWriter out(path, options);
+  std::vector<std::byte> record;
+  for (std::size_t i = 0; i != count; ++i) {
+    record.clear();
+    encode(i, record);
+    out.add(record);
+  }
+  out.finish();
 }
 
 }  // namespace lockstep::detail

@@ -84,18 +84,21 @@ enum class Processes : std::uint8_t { one, many };
 
 namespace detail {
 
-/// Options that the job behind `run` takes are in `flags`: they are left for it.
-int launch_processes(int argc, char** argv, FunctionRef<int(Session&)> run,
-                     std::size_t default_ranks, std::span<const Flag> flags = {});
-int launch_threads(int argc, char** argv, FunctionRef<int(Session&)> run, std::size_t default_ranks,
-                   Processes processes, std::span<const Flag> flags = {});
-int launch_alone(int argc, char** argv, FunctionRef<int(Session&, std::optional<std::size_t>)> run,
-                 std::span<const Flag> flags = {});
+/// What the ranks of a program are: processes; threads of this one; threads of each of several
+/// processes; or replicas that the job makes of its only rank.
+enum class RanksAs : std::uint8_t { processes, threads, threads_of_processes, replicas };
+
+/// The `main` of a program. `run(session, replicas)` is called for each rank of this process; with
+/// replicas, it gets the number that the user wants. Options that the job behind `run` takes are in
+/// `flags`: they are left for it.
+int launch_as(RanksAs how, int argc, char** argv,
+              FunctionRef<int(Session&, std::optional<std::size_t>)> run, std::size_t default_ranks,
+              std::span<const Flag> flags = {});
 
 /// `f` as a function that returns an exit status: 0 where it returns nothing.
 template <class F>
 auto returning_status(F& f) {
-  return [&f](Session& session) -> int {
+  return [&f](Session& session, std::optional<std::size_t>) -> int {
     if constexpr (std::is_void_v<std::invoke_result_t<F&, Session&>>) {
       f(session);
       return 0;
@@ -119,7 +122,8 @@ auto returning_status(F& f) {
 /// Stream: none.
 template <class F>
 int launch(int argc, char** argv, F&& f, std::size_t default_ranks = dynamic) {
-  return detail::launch_processes(argc, argv, detail::returning_status(f), default_ranks);
+  return detail::launch_as(detail::RanksAs::processes, argc, argv, detail::returning_status(f),
+                           default_ranks);
 }
 
 /// `int main(int argc, char** argv) { return launch_threads(argc, argv, [](Session& session) {
@@ -137,7 +141,9 @@ int launch(int argc, char** argv, F&& f, std::size_t default_ranks = dynamic) {
 template <class F>
 int launch_threads(int argc, char** argv, F&& f, std::size_t default_ranks = dynamic,
                    Processes processes = Processes::one) {
-  return detail::launch_threads(argc, argv, detail::returning_status(f), default_ranks, processes);
+  const auto how = processes == Processes::many ? detail::RanksAs::threads_of_processes
+                                                : detail::RanksAs::threads;
+  return detail::launch_as(how, argc, argv, detail::returning_status(f), default_ranks);
 }
 
 }  // namespace lockstep

@@ -8,8 +8,6 @@
 #include <unistd.h>
 #include <algorithm>
 #include <atomic>
-#include <charconv>
-#include <cmath>
 #include <condition_variable>
 #include <csignal>
 #include <cstddef>
@@ -252,44 +250,6 @@ LOCKSTEP_INLINE bool asks_for(std::span<const std::string_view> arguments, std::
   return false;
 }
 
-}  // namespace lockstep::detail
-
-namespace lockstep {
-
-namespace detail {
-
-template <class Number>
-std::optional<Number> number_of(std::string_view text) {
-  Number number{};
-  const char* const last = text.data() + text.size();
-  // NOLINTNEXTLINE(bugprone-suspicious-stringview-data-usage): `last` is where it ends
-  const auto [end, error] = std::from_chars(text.data(), last, number);
-  if (error != std::errc{} || end != last) return std::nullopt;
-  return number;
-}
-
-LOCKSTEP_INLINE std::optional<std::int64_t> whole_number(std::string_view text, std::int64_t least,
-                                                         std::int64_t most) {
-  const auto number = number_of<std::int64_t>(text);
-  return number && *number >= least && *number <= most ? number : std::nullopt;
-}
-
-LOCKSTEP_INLINE std::optional<std::uint64_t> whole_number(std::string_view text,
-                                                          std::uint64_t least, std::uint64_t most) {
-  const auto number = number_of<std::uint64_t>(text);
-  return number && *number >= least && *number <= most ? number : std::nullopt;
-}
-
-LOCKSTEP_INLINE std::optional<double> real_number(std::string_view text) {
-  const auto number = number_of<double>(text);
-  return number && std::isfinite(*number) ? number : std::nullopt;
-}
-
-LOCKSTEP_INLINE std::string real_text(double number) {
-  char digits[32];
-  return {digits, std::to_chars(digits, std::end(digits), number).ptr};
-}
-
 /// An option's name as the command line spells it.
 LOCKSTEP_INLINE std::string dashed(std::string_view name) {
   std::string dashed = text({"--", name});
@@ -331,7 +291,9 @@ LOCKSTEP_INLINE std::string help_text(std::string_view program, std::span<const 
          "torchrun, mpirun and srun may start the ranks instead.\n";
 }
 
-}  // namespace detail
+}  // namespace lockstep::detail
+
+namespace lockstep {
 
 LOCKSTEP_INLINE ProgramOptions::ProgramOptions(const std::vector<std::string>& words, bool speaks,
                                                bool asks_for_help)
@@ -515,7 +477,7 @@ LOCKSTEP_INLINE void ProgramOptions::refuse_unknown(const std::string& word) {
 
 namespace lockstep::detail {
 
-LOCKSTEP_INLINE std::size_t restart_count() { return environment().restarts(); }
+LOCKSTEP_INLINE std::size_t restart_count() { return LaunchEnvironment().restarts(); }
 
 /// The calls of `launch` in this process, while each lasts. A program may call it several times,
 /// one after the other. lockstep's launcher runs the whole program on every rank and tells it the
@@ -568,12 +530,18 @@ LOCKSTEP_INLINE void Session::set_arguments(const std::vector<std::string>& argu
 
 namespace detail {
 
-LOCKSTEP_INLINE Session join_alone(std::chrono::milliseconds timeout) {
-  RankPlacement place = chosen_place(Rank{0}, WorldSize{1});
+/// The place of a process that is a whole job.
+LOCKSTEP_INLINE RankPlacement alone_place(std::size_t threads = 1) {
+  RankPlacement place{"the program", Rank{0}, WorldSize{1}};
   place.local_world = 1;
   place.ports = {0};
   place.secret = random_id();
-  return join_at(std::move(place), timeout);
+  place.threads = threads;
+  return place;
+}
+
+LOCKSTEP_INLINE Session join_alone(std::chrono::milliseconds timeout) {
+  return join_at(alone_place(), timeout);
 }
 
 }  // namespace detail
@@ -581,17 +549,17 @@ LOCKSTEP_INLINE Session join_alone(std::chrono::milliseconds timeout) {
 LOCKSTEP_INLINE Session join(std::string_view init_method, Rank rank, WorldSize world,
                              std::chrono::milliseconds timeout) {
   if (init_method == "env://") {
-    return detail::join_at(detail::environment().meeting_place(rank, world), timeout);
+    return detail::join_at(detail::LaunchEnvironment().meeting_place(rank, world), timeout);
   }
   if (init_method.starts_with("file://")) {
     return detail::join_by_file(init_method.substr(7), rank, world, timeout);
   }
   if (init_method.starts_with("tcp://")) {
     const auto store = detail::parse_endpoint("the init method", init_method.substr(6));
-    detail::RankPlacement place = detail::chosen_place(rank, world);
+    detail::RankPlacement place{"the program", rank, world};
     place.host = store.host;
     place.ports = {store.port};
-    place.secret = detail::derived_secret("", store.port, detail::environment().secret());
+    place.secret = detail::derived_secret("", store.port, detail::LaunchEnvironment().secret());
     return detail::join_at(std::move(place), timeout);
   }
   detail::fail("join", {"'", init_method, "' is not an init method"},
@@ -603,7 +571,7 @@ LOCKSTEP_INLINE Session join(std::chrono::milliseconds timeout) {
     throw Error("join", "launch has joined this process to its job already",
                 "inside launch use the session that it gives: ProcessGroup group(session)");
   }
-  auto place = detail::environment().placement();
+  auto place = detail::LaunchEnvironment().placement();
   if (place) return detail::join_at(*std::move(place), timeout);
   // The words of a command line end with zeros.
   const std::string words = '\0' + detail::read_file("/proc/self/cmdline");
@@ -659,24 +627,17 @@ LOCKSTEP_INLINE int report_failure(const std::exception_ptr& thrown, std::option
   return 1;
 }
 
-/// Calls `run()`, which returns an exit status. A stop ends it while the session is still there:
-/// other ranks, which stop as well, may need its store a little longer.
-LOCKSTEP_INLINE int until_stopped(std::optional<Rank> rank, FunctionRef<int()> run) {
-  try {
-    return run();
-  } catch (const Stopped& stopped) {
-    return report_stop(stopped, rank);
-  }
-}
-
-/// Calls `run(session)`, until it is stopped. Where it ends well, nothing of the command line may
-/// be left that nobody has read.
+/// Calls `run(session)`, which returns an exit status. Where it ends well, nothing of the command
+/// line may be left that nobody has read. A stop ends it while the session is still there: other
+/// ranks, which stop as well, may need its store a little longer.
 LOCKSTEP_INLINE int run_rank(Session& session, FunctionRef<int(Session&)> run) {
-  return until_stopped(session.rank(), [&] {
+  try {
     const int status = run(session);
     if (status == 0) session.options().close();
     return status;
-  });
+  } catch (const Stopped& stopped) {
+    return report_stop(stopped, session.rank());
+  }
 }
 
 /// A rank's exception as an `Error` that names the rank.
@@ -687,10 +648,11 @@ LOCKSTEP_INLINE Error named_error(const Failure& failure, Rank rank) {
   return {failure.operation, failure.problem, failure.advice, failure.rank.value_or(rank)};
 }
 
-/// How the threads of a job ended, as each reports it.
+/// How the threads of a job ended, as each reports it. `launcher` is told of a failure.
 class ThreadEnds {
  public:
-  explicit ThreadEnds(std::size_t threads) : running_(threads) {}
+  ThreadEnds(std::size_t threads, const Descriptor& launcher)
+      : launcher_(launcher), running_(threads) {}
 
   /// The first status that is not 0 counts, and a failure's before that of a stop.
   void returned(int status) {
@@ -717,9 +679,12 @@ class ThreadEnds {
     return changed_.wait_for(lock, grace, [&] { return running_ == 0; });
   }
 
+  /// Has a rank failed? To be called once all have ended.
+  bool has_failed() const { return !ends_.empty() || (status_ != 0 && status_ != stopped_status); }
+
   /// Says which failure was the first, and which ranks failed because of it. Returns the exit
   /// status.
-  int report(const Descriptor& launcher) {
+  int report() {
     const std::lock_guard lock(mutex_);
     if (ends_.empty()) return status_;
     // A rank that fails because of another often ends before it.
@@ -731,7 +696,7 @@ class ThreadEnds {
     for (std::size_t i = 0; i < ends_.size(); ++i) {
       if (i != first && ends_[i].is_consequence()) outcome.consequences.push_back(ends_[i]);
     }
-    const int status = report_failure(thrown_[first], ends_[first].rank, launcher);
+    const int status = report_failure(thrown_[first], ends_[first].rank, launcher_);
     write_all(2, summary(outcome));
     return status;
   }
@@ -750,6 +715,7 @@ class ThreadEnds {
   }
 
  private:
+  const Descriptor& launcher_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::size_t running_;
@@ -758,107 +724,82 @@ class ThreadEnds {
   int status_ = 0;
 };
 
-/// Starts a thread for each of `ranks`, from `first` on. Each calls `act(rank)`, which returns its
-/// exit status; `failed()` is called after one that throws. Both must outlive the threads.
-LOCKSTEP_INLINE std::vector<Thread> start_threads(std::size_t first, std::size_t ranks,
-                                                  ThreadEnds& ends, FunctionRef<int(Rank)> act,
-                                                  FunctionRef<void()> failed) {
+/// Calls `run(session)`, which returns an exit status, on `place.threads` threads, each a rank of
+/// the job. That is this process, or several with as many threads each. When one of several
+/// processes has a rank that failed, its others have a while to end; then it ends, even if a thread
+/// still waits for other processes.
+LOCKSTEP_INLINE void run_threads(RankPlacement place, std::chrono::milliseconds timeout,
+                                 std::chrono::milliseconds grace, ThreadEnds& ends,
+                                 FunctionRef<int(Session&)> run) {
+  const std::string name = place.host;
+  const std::size_t ranks = place.threads;
+  const std::size_t first = place.rank.value() * ranks;
+  const bool is_whole = place.world == WorldSize{1} && !place.hosted;
+  if (is_whole) allow_open_files(3 * ranks + 64, "a process of", ranks);
+  const std::unique_ptr<StoreHost> host = settle_at(place);
+  // Ranks that wait for one that failed stop waiting when the store is closed. They are connected
+  // before any of them runs: one that comes to a closed store would wait for it.
+  std::vector<std::optional<Store>> stores(ranks);
+  for (std::optional<Store>& store : stores) {
+    if (is_whole) store.emplace(place.host, place.ports, place.secret, timeout);
+  }
+  const auto failed = [&](Rank rank, const std::exception_ptr& thrown) {
+    ends.threw(rank, thrown);
+    if (is_whole) host->server.shut_down();
+    ends.ended();
+  };
   std::vector<Thread> threads;
-  threads.reserve(ranks);
-  for (std::size_t r = first; r < first + ranks; ++r) {
-    const auto threw = [rank = Rank{r}, &ends, failed](const std::exception_ptr& thrown) {
-      ends.threw(rank, thrown);
-      failed();
+  for (std::size_t r = 0; r < ranks; ++r) {
+    const Rank rank{first + r};
+    const Membership member{rank,
+                            WorldSize{place.world.value() * ranks},
+                            place.local_rank * ranks + r,
+                            place.local_world * ranks,
+                            name,
+                            0,
+                            place.job,
+                            place.secret,
+                            timeout,
+                            ranks};
+    const auto act = [&, member, r] {
+      {
+        Session session = meet_at(place, member, nullptr, std::move(stores[r]));
+        ends.returned(run(session));
+      }
       ends.ended();
     };
-    const auto run = [rank = Rank{r}, &ends, act] {
-      ends.returned(act(rank));
-      ends.ended();
-    };
+    const auto threw = [&failed, rank](const std::exception_ptr& thrown) { failed(rank, thrown); };
     try {
-      threads.emplace_back(ThreadName{"lockstep rank", "the thread of a rank"}, run, threw,
+      threads.emplace_back(ThreadName{"lockstep rank", "the thread of a rank"}, act, threw,
                            Signals::delivered);
     } catch (...) {  // the system has no more threads
-      ends.threw(Rank{r}, std::current_exception());
-      failed();
-      for (; r < first + ranks; ++r) ends.ended();
+      failed(rank, std::current_exception());
+      while (++r < ranks) ends.ended();
     }
   }
-  return threads;
-}
-
-/// All ranks of a job are threads of this process: calls `act(membership, store)` on each, which
-/// returns its exit status, and waits for them.
-LOCKSTEP_INLINE void run_on_threads(std::size_t ranks, std::chrono::milliseconds timeout,
-                                    ThreadEnds& ends, FunctionRef<int(Membership, Store)> act) {
-  const std::string secret = random_id();
-  const std::string job = random_id();
-  allow_open_files(3 * ranks + 64, "a process of", ranks);
-  StoreServer server(secret);
-  // Connected before any rank runs: a rank that comes to a closed store would wait for it.
-  std::vector<Store> stores;
-  stores.reserve(ranks);
-  for (std::size_t r = 0; r < ranks; ++r) {
-    stores.emplace_back("127.0.0.1", server.port(), secret, timeout);
-  }
-  const auto run = [&](Rank rank) {
-    const std::size_t r = rank.value();
-    return act(
-        {rank, WorldSize{ranks}, r, ranks, "127.0.0.1", server.port(), job, secret, timeout, ranks},
-        std::move(stores[r]));
-  };
-  // Ranks that wait for this one in the store stop waiting.
-  const auto failed = [&] { server.shut_down(); };
-  for (Thread& thread : start_threads(0, ranks, ends, run, failed)) thread.join();
-}
-
-/// Calls `run(session)` on every rank of a job whose ranks are threads. With `asks_for_help` it
-/// runs only to learn what options it asks for.
-LOCKSTEP_INLINE int run_threads(std::size_t ranks, std::chrono::milliseconds timeout,
-                                const std::vector<std::string>& arguments,
-                                const Descriptor& launcher, FunctionRef<int(Session&)> run,
-                                bool asks_for_help = false) {
-  ThreadEnds ends(ranks);
-  run_on_threads(ranks, timeout, ends, [&](Membership member, Store store) {
-    Session session(std::move(member), std::move(store));
-    session.set_arguments(arguments, asks_for_help);
-    return run_rank(session, run);
-  });
-  return ends.report(launcher);
-}
-
-/// This process is one of several, with as many threads each: calls `run(session)` on its own. When
-/// one has failed the others have a while to end; then the process ends, even if a thread still
-/// waits for other processes.
-LOCKSTEP_INLINE int run_threads_at(RankPlacement place, std::size_t threads,
-                                   std::chrono::milliseconds timeout,
-                                   const std::vector<std::string>& arguments,
-                                   const Descriptor& launcher, FunctionRef<int(Session&)> run) {
-  const std::string name = place.host;
-  place.threads = threads;
-  const std::unique_ptr<StoreHost> host = settle_at(place);
-  const std::size_t first = place.rank.value() * threads;
-  ThreadEnds ends(threads);
-  const auto act = [&](Rank rank) {
-    const std::size_t local = place.local_rank * threads + rank.value() - first;
-    Session session = meet_at(
-        place, {rank, WorldSize{place.world.value() * threads}, local, place.local_world * threads,
-                name, 0, place.job, place.secret, timeout, threads});
-    session.set_arguments(arguments);
-    return run_rank(session, run);
-  };
-  const auto failed = [] {};
-  std::vector<Thread> running = start_threads(first, threads, ends, act, failed);
-  if (!ends.await(termination_grace(on_request(arguments)))) {
-    const int status = ends.report(launcher);
+  if (!is_whole && !ends.await(grace)) {
+    const int status = ends.report();
     std::fflush(nullptr);
     ::_exit(status);
   }
-  for (Thread& thread : running) thread.join();
-  const int status = ends.report(launcher);
-  if ((status == 0 || status == stopped_status) && host)
+  threads.clear();
+  if (!is_whole && host && !ends.has_failed())
     host->server.wait_until_unused(Deadline::after(timeout));
-  return status;
+}
+
+/// Ranks of a program that are threads. With `asks_for_help` they run only to learn what options
+/// the program asks for. Returns the exit status.
+LOCKSTEP_INLINE int run_threads(const RankPlacement& place, std::chrono::milliseconds timeout,
+                                const std::vector<std::string>& arguments,
+                                const Descriptor& launcher, FunctionRef<int(Session&)> run,
+                                bool asks_for_help = false) {
+  ThreadEnds ends(place.threads, launcher);
+  const auto act = [&](Session& session) {
+    session.set_arguments(arguments, asks_for_help);
+    return run_rank(session, run);
+  };
+  run_threads(place, timeout, termination_grace(saves_on_request(arguments)), ends, act);
+  return ends.report();
 }
 
 /// The path of this program, so that `ps` shows ranks by its name. If another file has taken the
@@ -947,7 +888,7 @@ LOCKSTEP_INLINE Outcome run_attempt(LaunchOptions& options, std::chrono::millise
 
   Outcome outcome;
   {
-    Supervisor supervisor(Failures::printed, on_request(options.rest));
+    Supervisor supervisor(true, saves_on_request(options.rest));
     for (std::size_t process = 0; process < processes; ++process) {
       const Rank rank{process};
       Pipe told = make_pipe();
@@ -996,8 +937,9 @@ LOCKSTEP_INLINE int launch_ranks(LaunchOptions options, std::chrono::millisecond
   for (std::size_t restarts = 0;;) {
     const Outcome outcome = run_attempt(options, timeout, restarts);
     const int status = outcome.shell_status();
-    if (status == stopped_status) write_all(2, stopped_words);
-    if (outcome.kind() != EndKind::failed || options.max_restarts == 0) return status;
+    if (status == stopped_status)
+      write_all(2, "lockstep: stopped on request; start again with --resume\n");
+    if (!outcome.may_restart() || options.max_restarts == 0) return status;
     if (restarts == options.max_restarts) {
       write_all(
           2, text({"lockstep: ", outcome.words(), "; it was started again ", restarts,
@@ -1007,7 +949,7 @@ LOCKSTEP_INLINE int launch_ranks(LaunchOptions options, std::chrono::millisecond
     ++restarts;
     write_all(2, text({"lockstep: ", outcome.words(), "; restart ", restarts, " of ",
                        options.max_restarts,
-                       on_request(options.rest) == OnRequest::save
+                       saves_on_request(options.rest)
                            ? ", from the newest valid checkpoint\n"
                            : "; there is no --checkpoint, so training starts anew\n"}));
   }
@@ -1020,11 +962,13 @@ LOCKSTEP_INLINE void require_ranks(std::size_t ranks) {
 LOCKSTEP_INLINE void spawn_threads(std::size_t ranks, RankFunction f,
                                    std::chrono::milliseconds timeout) {
   require_ranks(ranks);
-  ThreadEnds ends(ranks);
-  run_on_threads(ranks, timeout, ends, [&](const Membership& member, Store store) {
-    f(member, store);
+  const Descriptor launcher;
+  ThreadEnds ends(ranks, launcher);
+  const auto act = [&](Session& session) {
+    f(session.membership(), session.store());
     return 0;
-  });
+  };
+  run_threads(alone_place(ranks), timeout, timeout, ends, act);
   ends.rethrow_first();
 }
 
@@ -1060,7 +1004,7 @@ LOCKSTEP_INLINE void spawn_processes(std::size_t ranks, RankFunction f,
   std::vector<Pipe> starts;
   Outcome outcome;
   {
-    Supervisor supervisor(Failures::returned);
+    Supervisor supervisor(false, false);
     for (std::size_t r = 0; r < ranks; ++r) {
       starts.push_back(make_pipe());
       Pipe report = make_pipe();
@@ -1110,15 +1054,15 @@ struct Start {
         std::size_t ranks) {
     // Jobs that a program makes of its session have options too.
     if (flags.empty()) flags = ProgramTraits::get().flags;
-    if (answer(argc, argv, flags, run, ranks == dynamic ? 1 : ranks)) return;
+    if (answer(argc, argv, flags, run, ranks)) return;
     options = parse_options(argc, argv, flags);
     options.launch_number = count.number();
     set_progress_style(options.progress);
     progress_style();  // or an error, before any rank
-    place = environment(options.rendezvous).placement();
+    place = LaunchEnvironment(options.rendezvous).placement();
     require_local_rank();
     require_restarts();
-    timeout = options.timeout.value_or(environment().timeout().value_or(default_timeout));
+    timeout = options.timeout.value_or(LaunchEnvironment().timeout().value_or(default_timeout));
     if (place) SharedGpuVariables::add_to_this_process(*place);
     // Through a pipe, stdio would keep lines back until a block is full. The user would see them
     // late, and those before a crash never.
@@ -1128,7 +1072,8 @@ struct Start {
   /// Is there nothing to do? So it is once a question is answered, and where lockstep's launcher
   /// started this rank for another call of `launch` in this program.
   bool is_over() const {
-    return is_answered || environment().launch_number().value_or(count.number()) != count.number();
+    return is_answered ||
+           LaunchEnvironment().launch_number().value_or(count.number()) != count.number();
   }
 
   /// Was this process started by itself, or as a single task inside an allocation? Then it may
@@ -1137,12 +1082,6 @@ struct Start {
 
   /// The pipe to lockstep's launcher, where that has started this process.
   Descriptor report() const { return place ? inherited_pipe(place->report_fd) : Descriptor(); }
-
-  Session session() {
-    Session session = place ? join_at(*place, timeout) : join_alone(timeout);
-    session.set_arguments(options.rest);
-    return session;
-  }
 
  private:
   /// Answers `--help` and `--version`, once: rank 0 of those that a launcher has started prints.
@@ -1153,7 +1092,7 @@ struct Start {
     is_answered = wants_help || asks_for(arguments, "--version");
     if (!is_answered || count.number() != 1) return is_answered;
     // A place without a meeting point is an error for a rank, but this one meets nobody.
-    const auto where = environment(Endpoint{"127.0.0.1", 1}).placement();
+    const auto where = LaunchEnvironment(Endpoint{"127.0.0.1", 1}).placement();
     if (where && where->rank != Rank{0}) return true;
     std::fputs(wants_help ? help(arguments, flags, run, ranks).c_str()
                           : text({"lockstep ", version, "\n"}).c_str(),
@@ -1191,7 +1130,8 @@ struct Start {
     } catch (const Error&) {  // NOLINT(bugprone-empty-catch): a slip beside `--help` is none
     }
     try {
-      run_threads(ranks, std::chrono::seconds(10), words, Descriptor(), until_asked, true);
+      run_threads(alone_place(ranks), std::chrono::seconds(10), words, Descriptor(), until_asked,
+                  true);
     } catch (const std::exception& error) {
       note = error.what();
     }
@@ -1240,64 +1180,10 @@ LOCKSTEP_INLINE int status_after(int status, LateFailures& late, const Descripto
   return failure ? report_failure(failure->thrown, failure->rank, launcher) : status;
 }
 
-LOCKSTEP_INLINE int launch_processes(int argc, char** argv, FunctionRef<int(Session&)> run,
-                                     std::size_t default_ranks, std::span<const Flag> flags) {
-  std::optional<Rank> rank;
-  Descriptor launcher;
-  LateFailures late;
-  try {
-    Start start(argc, argv, flags, run, default_ranks);
-    if (start.is_over()) return 0;
-    const auto& place = start.place;
-    if (!start.options.ranks && !place && default_ranks != dynamic && default_ranks > 1) {
-      start.options.ranks = default_ranks;
-    }
-    if (start.options.max_restarts != 0 && !start.options.ranks) start.options.ranks = 1;
-    if (start.options.ranks) {
-      if (!place || start.is_alone()) return launch_ranks(std::move(start.options), start.timeout);
-      fail("launch", {"--ranks was given to a rank that ", place->launcher, " started"},
-           "leave the number of ranks to one of the two", place->rank);
-    }
-    rank = place ? place->rank : Rank{0};
-    launcher = start.report();
-    Session session = start.session();
-    const int status = run_rank(session, run);
-    return status_after(status, late, launcher);
-  } catch (...) {
-    return report_failure(std::current_exception(), rank, launcher);
-  }
-}
-
-LOCKSTEP_INLINE int launch_alone(int argc, char** argv,
-                                 FunctionRef<int(Session&, std::optional<std::size_t>)> run,
-                                 std::span<const Flag> flags) {
-  Descriptor launcher;
-  LateFailures late;
-  try {
-    std::optional<std::size_t> replicas;
-    const auto run_replicas = [&](Session& session) { return run(session, replicas); };
-    Start start(argc, argv, flags, run_replicas, 1);
-    if (start.is_over()) return 0;
-    launcher = start.report();
-    require_one_process(start, "replicas");
-    LaunchOptions& options = start.options;
-    if (options.max_restarts != 0) {
-      options.threads = options.ranks;
-      return launch_ranks(std::move(options), start.timeout);
-    }
-    replicas = options.ranks ? options.ranks : environment().threads();
-    Session session = start.session();
-    const int status = run_rank(session, run_replicas);
-    return status_after(status, late, launcher);
-  } catch (...) {
-    return report_failure(std::current_exception(), std::nullopt, launcher);
-  }
-}
-
 /// How many ranks are threads of a process that others are started beside.
 LOCKSTEP_INLINE std::size_t threads_of(const RankPlacement& place, const LaunchOptions& options,
                                        std::size_t default_ranks) {
-  if (const auto told = environment().threads()) return *told;
+  if (const auto told = LaunchEnvironment().threads()) return *told;
   if (options.ranks) return *options.ranks;
   if (default_ranks == dynamic) return 1;
   const std::size_t processes = place.world.value();
@@ -1307,35 +1193,59 @@ LOCKSTEP_INLINE std::size_t threads_of(const RankPlacement& place, const LaunchO
        "start another number of processes", place.rank);
 }
 
-LOCKSTEP_INLINE int launch_threads(int argc, char** argv, FunctionRef<int(Session&)> run,
-                                   std::size_t default_ranks, Processes processes,
-                                   std::span<const Flag> flags) {
+LOCKSTEP_INLINE int launch_as(RanksAs how, int argc, char** argv,
+                              FunctionRef<int(Session&, std::optional<std::size_t>)> run,
+                              std::size_t default_ranks, std::span<const Flag> flags) {
+  std::optional<Rank> rank;
   Descriptor launcher;
   LateFailures late;
   try {
-    Start start(argc, argv, flags, run, default_ranks);
+    std::optional<std::size_t> replicas;
+    const auto run_one = [&](Session& session) { return run(session, replicas); };
+    const std::size_t by_default =
+        default_ranks == dynamic || how == RanksAs::replicas ? 1 : default_ranks;
+    Start start(argc, argv, flags, run_one, by_default);
     if (start.is_over()) return 0;
-    LaunchOptions& options = start.options;
     launcher = start.report();
-    if (processes == Processes::many && start.place &&
-        (start.place->hosted || start.place->world > WorldSize{1})) {
-      const std::size_t threads = threads_of(*start.place, options, default_ranks);
-      return status_after(
-          run_threads_at(*start.place, threads, start.timeout, options.rest, launcher, run), late,
-          launcher);
+    const auto& place = start.place;
+    LaunchOptions& options = start.options;
+    const auto run_on_threads = [&](const RankPlacement& at) {
+      return run_threads(at, start.timeout, options.rest, launcher, run_one);
+    };
+
+    if (how == RanksAs::processes) {
+      if (!place && by_default > 1 && !options.ranks) options.ranks = by_default;
+      if (options.max_restarts != 0 && !options.ranks) options.ranks = 1;
+      if (options.ranks && !start.is_alone()) {
+        fail("launch", {"--ranks was given to a rank that ", place->launcher, " started"},
+             "leave the number of ranks to one of the two", place->rank);
+      }
+      if (options.ranks) return launch_ranks(std::move(options), start.timeout);
+      rank = place ? place->rank : Rank{0};
+    } else if (how == RanksAs::threads_of_processes && place &&
+               (place->hosted || place->world > WorldSize{1})) {
+      start.place->threads = threads_of(*place, options, default_ranks);
+      return status_after(run_on_threads(*place), late, launcher);
+    } else {
+      require_one_process(start, how == RanksAs::replicas ? "replicas" : "ranks");
+      // Of replicas there is one for each device, unless somebody says otherwise.
+      if (!options.ranks) options.ranks = LaunchEnvironment().threads();
+      if (!options.ranks && how != RanksAs::replicas) options.ranks = by_default;
+      if (options.max_restarts != 0) {
+        // Threads share a process that may have died: a launcher of its own starts it again.
+        options.threads = options.ranks;
+        return launch_ranks(std::move(options), start.timeout);
+      }
+      replicas = options.ranks;
+      if (how != RanksAs::replicas) {
+        return status_after(run_on_threads(alone_place(*options.ranks)), late, launcher);
+      }
     }
-    require_one_process(start, "ranks");
-    const std::size_t by_default = default_ranks == dynamic ? 1 : default_ranks;
-    const std::size_t ranks = options.ranks.value_or(environment().threads().value_or(by_default));
-    if (options.max_restarts != 0) {
-      // Threads share a process that may have died: a launcher of its own starts it again.
-      options.threads = options.ranks = ranks;
-      return launch_ranks(std::move(options), start.timeout);
-    }
-    return status_after(run_threads(ranks, start.timeout, options.rest, launcher, run), late,
-                        launcher);
+    Session session = place ? join_at(*place, start.timeout) : join_alone(start.timeout);
+    session.set_arguments(options.rest);
+    return status_after(run_rank(session, run_one), late, launcher);
   } catch (...) {
-    return report_failure(std::current_exception(), std::nullopt, launcher);
+    return report_failure(std::current_exception(), rank, launcher);
   }
 }
 

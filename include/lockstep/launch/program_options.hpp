@@ -3,16 +3,18 @@
 /// @file Options of the command line: those that lockstep takes, and those of the program's own,
 /// `job.option("epochs", 8)`.
 
+#include <charconv>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <iterator>
 #include <limits>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
-#include <type_traits>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -132,14 +134,24 @@ concept OptionType =
     (std::integral<T> && !std::same_as<T, char> && !std::same_as<T, wchar_t> &&
      !std::same_as<T, char8_t> && !std::same_as<T, char16_t> && !std::same_as<T, char32_t>);
 
-/// The number that a text is, if it is one between the limits.
-std::optional<std::int64_t> whole_number(std::string_view text, std::int64_t least,
-                                         std::int64_t most);
-std::optional<std::uint64_t> whole_number(std::string_view text, std::uint64_t least,
-                                          std::uint64_t most);
-std::optional<double> real_number(std::string_view text);
 /// The shortest text that reads as this number.
-std::string real_text(double number);
+template <class Number>
+std::string number_text(Number number) {
+  char digits[64];
+  return {digits, std::to_chars(digits, std::end(digits), number).ptr};
+}
+
+/// The number that a text is, if it is one, of its type's range.
+template <class Number>
+std::optional<Number> number_of(std::string_view text) {
+  Number number{};
+  const char* const last = text.data() + text.size();
+  // NOLINTNEXTLINE(bugprone-suspicious-stringview-data-usage): `last` is where it ends
+  const auto [end, error] = std::from_chars(text.data(), last, number);
+  // The difference of a number that is not finite is not a number.
+  if (error != std::errc{} || end != last || number - number != 0) return std::nullopt;
+  return number;
+}
 
 }  // namespace detail
 
@@ -187,26 +199,20 @@ class ProgramOptions {
       if (!text) return otherwise;
       if (*text != "true" && *text != "false") refuse_value(name, *text, "give it true or false");
       return *text == "true";
-    } else if constexpr (std::floating_point<T>) {
-      const auto text = ask(name, "X", detail::real_text(static_cast<double>(otherwise)), help,
+    } else if constexpr (detail::OptionType<T>) {
+      constexpr bool is_whole = std::integral<T>;
+      const auto text = ask(name, is_whole ? "N" : "X", detail::number_text(otherwise), help,
                             detail::program_has_options<T>);
       if (!text) return otherwise;
-      const auto number = detail::real_number(*text);
-      if (!number) refuse_value(name, *text, "give it a number");
-      return static_cast<T>(*number);
-    } else if constexpr (std::integral<T>) {
-      const auto text =
-          ask(name, "N", detail::text({otherwise}), help, detail::program_has_options<T>);
-      if (!text) return otherwise;
-      using Widest = std::conditional_t<std::signed_integral<T>, std::int64_t, std::uint64_t>;
-      constexpr Widest least = std::numeric_limits<T>::min();
-      constexpr Widest most = std::numeric_limits<T>::max();
-      const auto number = detail::whole_number(*text, least, most);
-      if (!number) {
-        refuse_value(name, *text,
-                     detail::text({"give it a whole number from ", least, " to ", most}));
+      const auto number = detail::number_of<T>(*text);
+      if (number) return *number;
+      if constexpr (is_whole) {
+        using Limits = std::numeric_limits<T>;
+        refuse_value(
+            name, *text,
+            detail::text({"give it a whole number from ", Limits::min(), " to ", Limits::max()}));
       }
-      return static_cast<T>(*number);
+      refuse_value(name, *text, "give it a number");
     } else {
       return otherwise;
     }

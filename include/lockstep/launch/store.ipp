@@ -20,31 +20,27 @@ namespace lockstep {
 
 namespace detail {
 
-LOCKSTEP_INLINE void require_key(std::string_view name, std::string_view key) {
-  if (key.size() > store_protocol::max_key_bytes)
-    fail(name, {"a key of ", key.size(), " bytes"}, "keys have at most 4096");
-}
+/// A request: the operation and the key that it is about; what follows depends on the operation.
+struct StoreRequest : store_protocol::Writer {
+  std::string_view name;  // of the operation, for messages
+  std::string_view key;
 
-/// A request: the operation, and the key that it is about. `name` is the operation's in messages.
-LOCKSTEP_INLINE store_protocol::Writer store_request(store_protocol::Operation operation,
-                                                     std::string_view name, std::string_view key) {
-  require_key(name, key);
-  store_protocol::Writer request;
-  request.byte(static_cast<std::uint8_t>(operation)).text(key);
-  return request;
-}
+  StoreRequest(store_protocol::Operation operation, std::string_view name, std::string_view key)
+      : name(name), key(key) {
+    if (key.size() > store_protocol::max_key_bytes)
+      fail(name, {"a key of ", key.size(), " bytes"}, "keys have at most 4096");
+    byte(static_cast<std::uint8_t>(operation)).text(key);
+  }
 
-LOCKSTEP_INLINE std::string_view checked_value(std::string_view name, std::string_view key,
-                                               std::string_view value) {
-  if (value.size() <= store_protocol::max_value_bytes) return value;
-  fail(name, {"a value of ", value.size(), " bytes for key '", key, "'"},
-       "values have at most 16 MiB; pass larger data through a communicator");
-}
-
-/// A time limit as requests have it.
-LOCKSTEP_INLINE std::uint64_t limit_of(std::chrono::milliseconds timeout) {
-  return timeout.count() > 0 ? static_cast<std::uint64_t>(timeout.count()) : 0;
-}
+  StoreRequest& value(std::string_view value) {
+    if (value.size() > store_protocol::max_value_bytes) {
+      fail(name, {"a value of ", value.size(), " bytes for key '", key, "'"},
+           "values have at most 16 MiB; pass larger data through a communicator");
+    }
+    text(value);
+    return *this;
+  }
+};
 
 /// A reply begins with its status; what follows depends on the operation.
 LOCKSTEP_INLINE bool is_ok(std::string_view reply) {
@@ -52,12 +48,6 @@ LOCKSTEP_INLINE bool is_ok(std::string_view reply) {
 }
 LOCKSTEP_INLINE store_protocol::Reader rest_of(std::string_view reply) {
   return store_protocol::Reader(reply.substr(1));
-}
-LOCKSTEP_INLINE std::vector<std::string> texts_of(std::string_view reply) {
-  std::vector<std::string> all;
-  store_protocol::Reader reader = rest_of(reply);
-  while (reader.ok() && !reader.at_end()) all.emplace_back(reader.text());
-  return all;
 }
 
 /// The connection to a store, and requests over it.
@@ -98,36 +88,34 @@ class StoreClient {
 
   std::uint16_t port() const { return port_; }
 
-  /// Sends a request. `name` is for messages. `number` is set to the one it got.
-  std::shared_ptr<StoreConnection> post(std::string_view name,
-                                        const store_protocol::Writer& message, Milliseconds timeout,
+  /// Sends a request. `number` is set to the one it got.
+  std::shared_ptr<StoreConnection> post(const StoreRequest& request, Milliseconds timeout,
                                         std::uint32_t& number) {
-    if (message.bytes().size() > store_protocol::max_frame_bytes - 4) {
-      fail(name, {"a request of ", message.bytes().size(), " bytes"},
-           "wait for fewer keys at a time");
-    }
     const Deadline deadline = Deadline::after(answer_limit(timeout));
     std::string why;
     std::shared_ptr<StoreConnection> over = connection(deadline, why);
-    if (!over) fail_at(name, "cannot be reached: ", why);
-    check(over, name, over->post(message.bytes(), number, deadline));
+    if (!over) fail_at(request.name, "cannot be reached: ", why);
+    check(over, request.name, over->post(request.bytes(), number, deadline));
     return over;
   }
 
-  /// Sends a request and returns the reply. The server may hold it back for `waiting`. If no reply
-  /// comes within a further while, the server is stopped or unreachable.
-  std::string request(std::string_view name, std::string_view key,
-                      const store_protocol::Writer& message, Milliseconds timeout,
+  /// Sends a request and returns the reply. The server may hold it back for `waiting`; then it is
+  /// cancelled. If no reply comes within a further while, the server is stopped or unreachable.
+  std::string request(const StoreRequest& request, Milliseconds timeout,
                       Milliseconds waiting = Milliseconds(0)) {
-    const Deadline deadline = waiting > Milliseconds::max() / 2
-                                  ? Deadline::never()
-                                  : Deadline::after(waiting + answer_limit(timeout - waiting));
     std::uint32_t number = 0;
-    const std::shared_ptr<StoreConnection> over = post(name, message, timeout, number);
+    const std::shared_ptr<StoreConnection> over = post(request, timeout, number);
     std::string reply;
-    check(over, name, over->await(number, reply, deadline));
-    require_reply(name, key, reply);
-    return reply;
+    Transfer done = Transfer::timed_out;
+    if (waiting.count() > 0) {
+      done = over->await(number, reply, Deadline::after(waiting));
+      if (done == Transfer::timed_out) over->cancel(number);
+    }
+    if (done == Transfer::timed_out) {
+      done = over->await(number, reply, Deadline::after(answer_limit(timeout - waiting)));
+    }
+    if (done == Transfer::timed_out) over->forget(number);
+    return checked(over, request.name, request.key, done, std::move(reply));
   }
 
   /// The reply to a request that was posted, if it has come.
@@ -135,11 +123,9 @@ class StoreClient {
                                   const std::shared_ptr<StoreConnection>& over,
                                   std::uint32_t number) {
     std::string reply;
-    const Transfer done = over->poll(number, reply);
+    const Transfer done = over->await(number, reply, Deadline::after(std::chrono::milliseconds(0)));
     if (done == Transfer::timed_out) return std::nullopt;
-    check(over, name, done);
-    require_reply(name, key, reply);
-    return reply;
+    return checked(over, name, key, done, std::move(reply));
   }
 
  private:
@@ -166,9 +152,12 @@ class StoreClient {
     fail_at(name, done == Transfer::closed ? "closed the connection" : "does not answer");
   }
 
-  void require_reply(std::string_view name, std::string_view key, std::string_view reply) const {
+  /// The reply, unless it did not come or refuses the request.
+  std::string checked(const std::shared_ptr<StoreConnection>& over, std::string_view name,
+                      std::string_view key, Transfer done, std::string reply) {
+    check(over, name, done);
     if (reply.empty()) fail_at(name, "sent something that is no reply");
-    if (reply.front() != static_cast<char>(store_protocol::Status::refused)) return;
+    if (reply.front() != static_cast<char>(store_protocol::Status::refused)) return reply;
     fail(name, {"'", key, "': ", rest_of(reply).text()},
          "use each name for one purpose, from every rank the same way");
   }
@@ -213,109 +202,100 @@ LOCKSTEP_INLINE Store Store::share() const { return {client_, timeout_}; }
 LOCKSTEP_INLINE std::uint16_t Store::port() const { return client_->port(); }
 
 LOCKSTEP_INLINE void Store::set(std::string_view key, std::string_view value) {
-  auto message = detail::store_request(Operation::set, "set", key);
-  message.text(detail::checked_value("set", key, value));
-  client_->request("set", key, message, timeout_);
+  client_->request(detail::StoreRequest(Operation::set, "set", key).value(value), timeout_);
 }
 
-LOCKSTEP_INLINE std::string Store::get(std::string_view key, Milliseconds timeout) {
-  if (auto value = try_get(key, timeout)) return *std::move(value);
-  detail::fail("get", {"key '", key, "' was not set within ", detail::seconds_text(timeout)},
+LOCKSTEP_INLINE std::string Store::get(std::string_view key, std::optional<Milliseconds> limit) {
+  const Milliseconds waiting = limit.value_or(timeout_);
+  if (auto value = try_get(key, waiting)) return *std::move(value);
+  detail::fail("get", {"key '", key, "' was not set within ", detail::seconds_text(waiting)},
                "check that the rank that sets it is alive, or allow more time");
 }
 
 LOCKSTEP_INLINE std::optional<std::string> Store::try_get(std::string_view key,
-                                                          Milliseconds timeout) {
-  auto message = detail::store_request(Operation::get, "get", key);
-  message.u64(detail::limit_of(timeout));
-  const std::string reply = client_->request("get", key, message, timeout_, timeout);
+                                                          Milliseconds limit) {
+  detail::StoreRequest request(Operation::get, "get", key);
+  request.byte(limit.count() > 0 ? 1 : 0);
+  const std::string reply = client_->request(request, timeout_, limit);
   if (!detail::is_ok(reply)) return std::nullopt;
   return std::string(detail::rest_of(reply).text());
 }
 
-LOCKSTEP_INLINE void Store::wait(const std::vector<std::string>& keys, Milliseconds timeout) {
-  auto message = detail::store_request(Operation::wait, "wait", "");
-  message.u64(detail::limit_of(timeout));
-  // In reverse: the server removes keys from the end of the list, and ranks tend to come in order.
-  for (std::size_t i = keys.size(); i-- > 0;) {
-    detail::require_key("wait", keys[i]);
-    message.text(keys[i]);
+LOCKSTEP_INLINE void Store::wait(const std::vector<std::string>& keys,
+                                 std::optional<Milliseconds> limit) {
+  const Milliseconds waiting = limit.value_or(timeout_);
+  const auto deadline = detail::Deadline::after(waiting);
+  std::vector<std::string> missing;
+  for (const std::string& key : keys) {
+    const Milliseconds left = deadline.is_ever() ? Milliseconds(deadline.poll_timeout()) : waiting;
+    if (!try_get(key, left)) missing.push_back(key);
   }
-  const std::string reply = client_->request("wait", "", message, timeout_, timeout);
-  if (detail::is_ok(reply)) return;
-  std::vector<std::string> missing = detail::texts_of(reply);
-  std::reverse(missing.begin(), missing.end());
+  if (missing.empty()) return;
   detail::fail("wait",
-               {"not set within ", detail::seconds_text(timeout), ": ", detail::listed(missing)},
+               {"not set within ", detail::seconds_text(waiting), ": ", detail::listed(missing)},
                "check that the ranks that set them are alive, or allow more time");
 }
 
 LOCKSTEP_INLINE std::int64_t Store::add(std::string_view key, std::int64_t delta) {
-  auto message = detail::store_request(Operation::add, "add", key);
-  message.u64(static_cast<std::uint64_t>(delta));
-  const std::string reply = client_->request("add", key, message, timeout_);
+  detail::StoreRequest request(Operation::add, "add", key);
+  request.u64(static_cast<std::uint64_t>(delta));
+  const std::string reply = client_->request(request, timeout_);
   return std::strtoll(std::string(detail::rest_of(reply).text()).c_str(), nullptr, 10);
 }
 
 LOCKSTEP_INLINE std::string Store::compare_set(std::string_view key, std::string_view expected,
                                                std::string_view desired) {
-  auto message = detail::store_request(Operation::compare_set, "compare_set", key);
-  message.text(detail::checked_value("compare_set", key, expected));
-  message.text(detail::checked_value("compare_set", key, desired));
-  const std::string reply = client_->request("compare_set", key, message, timeout_);
+  detail::StoreRequest request(Operation::compare_set, "compare_set", key);
+  const std::string reply = client_->request(request.value(expected).value(desired), timeout_);
   return std::string(detail::rest_of(reply).text());
 }
 
 LOCKSTEP_INLINE bool Store::erase(std::string_view key) {
-  return detail::is_ok(client_->request(
-      "erase", key, detail::store_request(Operation::erase, "erase", key), timeout_));
+  return detail::is_ok(client_->request({Operation::erase, "erase", key}, timeout_));
 }
-
-namespace detail {
-
-/// Comes to a barrier or gather, and throws for ranks that did not come in time. Returns the reply.
-LOCKSTEP_INLINE std::string meet_in_store(StoreClient& client, store_protocol::Writer& message,
-                                          std::string_view operation, std::string_view name,
-                                          Rank rank, Store::Milliseconds limit,
-                                          Store::Milliseconds timeout) {
-  std::string reply = client.request(operation, name, message, limit, timeout);
-  if (is_ok(reply)) return reply;
-  const std::vector<std::string> missing = texts_of(reply);
-  fail(operation,
-       {listed_ranks(missing), " did not come to '", name, "' within ", seconds_text(timeout)},
-       missing.size() == 1 ? "look at what that rank is doing, or allow more time"
-                           : "look at what those ranks are doing, or allow more time",
-       rank);
-}
-
-}  // namespace detail
 
 LOCKSTEP_INLINE void Store::barrier(std::string_view name, Rank rank, WorldSize world,
-                                    Milliseconds timeout) {
-  auto message = detail::store_request(Operation::barrier, "barrier", name);
-  message.u32(static_cast<std::uint32_t>(rank.value()));
-  message.u32(static_cast<std::uint32_t>(world.value())).u64(detail::limit_of(timeout));
-  detail::meet_in_store(*client_, message, "barrier", name, rank, timeout_, timeout);
+                                    std::optional<Milliseconds> limit) {
+  meet("barrier", name, rank, world, "", limit);
 }
 
 LOCKSTEP_INLINE std::vector<std::string> Store::gather(std::string_view name, Rank rank,
                                                        WorldSize world, std::string_view value,
-                                                       Milliseconds timeout) {
-  auto message = detail::store_request(Operation::gather, "gather", name);
-  message.u32(static_cast<std::uint32_t>(rank.value()));
-  message.u32(static_cast<std::uint32_t>(world.value())).u64(detail::limit_of(timeout));
-  message.text(detail::checked_value("gather", name, value));
-  const std::string reply =
-      detail::meet_in_store(*client_, message, "gather", name, rank, timeout_, timeout);
+                                                       std::optional<Milliseconds> limit) {
+  return meet("gather", name, rank, world, value, limit);
+}
+
+/// A barrier is a gather of nothing, under a name that no gather has.
+LOCKSTEP_INLINE std::vector<std::string> Store::meet(std::string_view operation,
+                                                     std::string_view name, Rank rank,
+                                                     WorldSize world, std::string_view value,
+                                                     std::optional<Milliseconds> limit) {
+  const Milliseconds waiting = limit.value_or(timeout_);
+  const std::string key = detail::text({operation, "/", name});
+  detail::StoreRequest request(Operation::gather, operation, key);
+  request.key = name;  // for messages
+  request.u32(static_cast<std::uint32_t>(rank.value()));
+  request.u32(static_cast<std::uint32_t>(world.value())).byte(waiting.count() > 0 ? 1 : 0);
+  const std::string reply = client_->request(request.value(value), timeout_, waiting);
   detail::store_protocol::Reader in = detail::rest_of(reply);
+  std::vector<std::string> all;
+  if (!detail::is_ok(reply)) {
+    while (in.ok() && !in.at_end()) all.emplace_back(in.text());
+    detail::fail(operation,
+                 {detail::listed_ranks(all), " did not come to '", name, "' within ",
+                  detail::seconds_text(waiting)},
+                 all.size() == 1 ? "look at what that rank is doing, or allow more time"
+                                 : "look at what those ranks are doing, or allow more time",
+                 rank);
+  }
   std::vector<std::string_view> different(std::min<std::size_t>(in.u32(), world.value()));
   for (std::string_view& text : different) text = in.text();
-  std::vector<std::string> all;
   all.reserve(world.value());
   for (std::size_t r = 0; r < world.value(); ++r) {
-    const std::size_t which = in.u32();
-    if (which >= different.size()) {
-      detail::fail("gather", {"the reply for '", name, "' is broken"}, "start the job again", rank);
+    const std::size_t which = different.size() == 1 ? 0 : in.u32();
+    if (!in.ok() || which >= different.size()) {
+      detail::fail(operation, {"the reply for '", name, "' is broken"}, "start the job again",
+                   rank);
     }
     all.emplace_back(different[which]);
   }
@@ -328,15 +308,17 @@ LOCKSTEP_INLINE StoreWatch::StoreWatch(const Store& store, std::string key)
     : key_(std::move(key)), timeout_(store.timeout()), client_(store.client_) {}
 
 LOCKSTEP_INLINE StoreWatch::~StoreWatch() {
-  if (connection_) connection_->cancel(number_);
+  if (!connection_) return;
+  connection_->forget(number_);
+  connection_->cancel(number_);
 }
 
 LOCKSTEP_INLINE void StoreWatch::ask() {
   using store_protocol::Operation;
-  auto message = store_request(known_ ? Operation::change : Operation::get, "watch", key_);
-  message.u64(limit_of(std::chrono::milliseconds::max()));
-  if (known_) message.text(*known_);
-  connection_ = client_->post("watch", message, timeout_, number_);
+  StoreRequest request(known_ ? Operation::change : Operation::get, "watch", key_);
+  request.byte(1);
+  if (known_) request.text(*known_);
+  connection_ = client_->post(request, timeout_, number_);
 }
 
 LOCKSTEP_INLINE std::optional<std::string> StoreWatch::news() {

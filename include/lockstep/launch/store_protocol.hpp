@@ -79,7 +79,7 @@ constexpr SipKey derive_key(std::string_view secret) {
 
 namespace lockstep::detail::store_protocol {
 
-inline constexpr std::string_view magic = "LOCKSTP3";
+inline constexpr std::string_view magic = "LOCKSTP4";
 inline constexpr std::size_t nonce_bytes = 16;
 inline constexpr std::size_t tag_bytes = 8;
 inline constexpr std::size_t hello_bytes = magic.size() + nonce_bytes;
@@ -97,24 +97,22 @@ inline constexpr std::size_t max_world = 1u << 20;
 /// How long a client may take for its part of the handshake.
 inline constexpr std::chrono::milliseconds handshake_limit{2000};
 
-/// `change` is a get that waits until the value is another one than the client knows; `cancel` ends
-/// a request that waits, and has no reply.
+/// `change` is a get that waits until the value is another one than the client knows. `cancel` ends
+/// a request that waits, and has no reply of its own: the request has.
 enum class Operation : std::uint8_t {
   set = 1,
   get,
-  wait,
+  change,
   add,
   compare_set,
   erase,
-  barrier,
   gather,
-  change,
   cancel
 };
 
-/// `missing`: the time was over; the reply lists what was still missing. `refused`: the request
-/// made no sense; the reply says why.
-enum class Status : std::uint8_t { ok = 1, absent, missing, refused };
+/// `missing`: there is no such value, or the request was cancelled; the reply lists the ranks that
+/// were missing in a gather. `refused`: the request made no sense; the reply says why.
+enum class Status : std::uint8_t { ok = 1, missing, refused };
 
 /// Bytes of a message, appended one field after another.
 class Writer {

@@ -35,24 +35,22 @@ LOCKSTEP_COLD_BEGIN
 
 namespace lockstep::detail {
 
-/// Whether ranks save their state when they are asked to end.
-enum class OnRequest { end, save };
-
-/// What ranks do that have these arguments, the program's name first.
-inline OnRequest on_request(const std::vector<std::string>& arguments) {
+/// Do ranks that have these arguments, the program's name first, save their state when they are
+/// asked to end?
+inline bool saves_on_request(const std::vector<std::string>& arguments) {
   for (std::size_t i = 1; i < arguments.size() && arguments[i] != "--"; ++i) {
     const std::string& word = arguments[i];
-    if (word == "--checkpoint" || word.starts_with("--checkpoint=")) return OnRequest::save;
+    if (word == "--checkpoint" || word.starts_with("--checkpoint=")) return true;
   }
-  return OnRequest::end;
+  return false;
 }
 
 /// How long ranks have between SIGTERM and SIGKILL: 8 s, two less than the ten after which the job
 /// must be over, or 60 s where they have to finish a step and to write a checkpoint.
 /// LOCKSTEP_GRACE_SECONDS sets another time.
-inline std::chrono::milliseconds termination_grace(OnRequest request) {
+inline std::chrono::milliseconds termination_grace(bool saves) {
   const char* text = std::getenv("LOCKSTEP_GRACE_SECONDS");
-  if (text == nullptr) return std::chrono::seconds(request == OnRequest::save ? 60 : 8);
+  if (text == nullptr) return std::chrono::seconds(saves ? 60 : 8);
   return parse_seconds("LOCKSTEP_GRACE_SECONDS", text);
 }
 
@@ -61,18 +59,12 @@ inline std::chrono::milliseconds termination_grace(OnRequest request) {
 struct Child {
   Rank rank;
   pid_t pid = -1;
-  Descriptor handle;  // a pidfd: readable once the process has ended
-  Descriptor out;
-  Descriptor err;
-  Descriptor report;  // where it says why it fails
-  LineCutter out_lines;
-  LineCutter err_lines;
-  std::string report_bytes;
+  Descriptor handle;    // a pidfd: readable once the process has ended
+  Descriptor pipes[3];  // its stdout, its stderr, and where it says why it fails
+  LineCutter lines[2];
+  std::string report;
   bool running = false;
   ExitStatus status;
-
-  /// Its stdout (1), stderr (2) or report (3).
-  Descriptor& pipe(int stream) { return stream == 1 ? out : stream == 2 ? err : report; }
 
   /// Signals the whole process group, and so also the processes that the rank has started.
   void send(int signal) const {
@@ -101,60 +93,6 @@ struct Child {
   }
 };
 
-/// Forks a child that runs `body`, which must not return. `report` is this end of the pipe through
-/// which it tells a `Failure`.
-///
-/// The kernel kills the child when the thread that forked it ends, so that thread has to stay until
-/// the child has ended. The child leads a process group of its own: Ctrl-C at a terminal reaches
-/// the launcher alone, which then ends the ranks, and a rank can be ended together with the
-/// processes it has started. A background group cannot read the terminal, so its stdin is empty.
-inline Child start_child(Rank rank, Descriptor report, const sigset_t& signal_mask,
-                         FunctionRef<void()> body) {
-  Pipe out = make_pipe();
-  Pipe err = make_pipe();
-  const pid_t parent = ::getpid();
-  Child child;
-  child.rank = rank;
-  child.pid = ::fork();
-  if (child.pid == 0) {
-    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (::getppid() != parent) ::_exit(128 + SIGKILL);  // it died before the line above
-    ::setpgid(0, 0);
-    const int nothing = ::open("/dev/null", O_RDONLY);
-    ::dup2(nothing, 0);
-    ::close(nothing);
-    ::dup2(out.write.get(), 1);
-    ::dup2(err.write.get(), 2);
-    ::pthread_sigmask(SIG_SETMASK, &signal_mask, nullptr);
-    body();
-    ::_exit(127);
-  }
-  if (child.pid < 0) {
-    fail("launch", {"the process could not be started: ", error_text(errno)},
-         "start fewer ranks, or raise the limits on processes and memory", rank);
-  }
-  child.running = true;
-  ::setpgid(child.pid, child.pid);  // in both, because either may come first
-  child.handle = Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, child.pid, 0)));
-  if (!child.handle) {
-    const std::string why = error_text(errno);
-    child.send(SIGKILL);
-    child.reap();
-    fail("launch", {"the process cannot be watched (pidfd_open): ", why},
-         "use Linux 5.3 or later, and raise the limit on open files (ulimit -n)", rank);
-  }
-  child.out = std::move(out.read);
-  child.err = std::move(err.read);
-  child.report = std::move(report);
-  make_nonblocking(child.out.get());
-  make_nonblocking(child.err.get());
-  make_nonblocking(child.report.get());
-  return child;
-}
-
-/// Whether the supervisor prints why ranks failed, or leaves that to its caller.
-enum class Failures { printed, returned };
-
 /// The prefix of every line that a rank prints.
 inline std::string line_prefix(Rank rank) { return text({"[rank ", rank, "] "}); }
 
@@ -164,10 +102,9 @@ inline std::string line_prefix(Rank rank) { return text({"[rank ", rank, "] "});
 /// signal ends the process, and its ranks with it.
 class Supervisor {
  public:
-  explicit Supervisor(Failures failures, OnRequest request = OnRequest::end)
-      : prints_failures_(failures == Failures::printed),
-        saves_(request == OnRequest::save),
-        grace_(termination_grace(request)) {
+  /// With `prints` it says why ranks failed; otherwise that is left to the caller.
+  Supervisor(bool prints, bool saves)
+      : prints_failures_(prints), saves_(saves), grace_(termination_grace(saves)) {
     sigset_t blocked;
     sigset_t watched;
     ::sigemptyset(&blocked);
@@ -207,10 +144,53 @@ class Supervisor {
     ::pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);
   }
 
-  /// Starts one rank: `body` runs in a forked process and must not return. It writes a `Failure` to
-  /// the other end of `report` if it fails.
+  /// Forks a rank that runs `body`, which must not return, and which tells a `Failure` through the
+  /// other end of `report`.
+  ///
+  /// The kernel kills the child when the thread that forked it ends, so that thread has to stay
+  /// until the child has ended. The child leads a process group of its own: Ctrl-C at a terminal
+  /// reaches the launcher alone, which then ends the ranks, and a rank can be ended together with
+  /// the processes it has started. A background group cannot read the terminal, so its stdin is
+  /// empty.
   void start(Rank rank, Descriptor report, FunctionRef<void()> body) {
-    children_.push_back(start_child(rank, std::move(report), mask_before_, body));
+    Pipe out = make_pipe();
+    Pipe err = make_pipe();
+    const pid_t parent = ::getpid();
+    Child child;
+    child.rank = rank;
+    child.pid = ::fork();
+    if (child.pid == 0) {
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      if (::getppid() != parent) ::_exit(128 + SIGKILL);  // it died before the line above
+      ::setpgid(0, 0);
+      const int nothing = ::open("/dev/null", O_RDONLY);
+      ::dup2(nothing, 0);
+      ::close(nothing);
+      ::dup2(out.write.get(), 1);
+      ::dup2(err.write.get(), 2);
+      ::pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);
+      body();
+      ::_exit(127);
+    }
+    if (child.pid < 0) {
+      fail("launch", {"the process could not be started: ", error_text(errno)},
+           "start fewer ranks, or raise the limits on processes and memory", rank);
+    }
+    child.running = true;
+    ::setpgid(child.pid, child.pid);  // in both, because either may come first
+    child.handle = Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, child.pid, 0)));
+    if (!child.handle) {
+      const std::string why = error_text(errno);
+      child.send(SIGKILL);
+      child.reap();
+      fail("launch", {"the process cannot be watched (pidfd_open): ", why},
+           "use Linux 5.3 or later, and raise the limit on open files (ulimit -n)", rank);
+    }
+    child.pipes[0] = std::move(out.read);
+    child.pipes[1] = std::move(err.read);
+    child.pipes[2] = std::move(report);
+    for (const Descriptor& pipe : child.pipes) make_nonblocking(pipe.get());
+    children_.push_back(std::move(child));
   }
 
   /// Passes output on until every rank has ended. A failure or a signal ends all ranks: by SIGTERM,
@@ -244,13 +224,13 @@ class Supervisor {
     std::vector<pollfd> polled(2 + 4 * children_.size(), pollfd{-1, POLLIN, 0});
     polled[0].fd = signals_.get();
     if (!queue_.is_empty()) polled[1] = {queue_.next_stream(), POLLOUT, 0};
-    // poll() ignores negative descriptors: closed pipes, and all pipes while the queue is full.
+    // poll() ignores negative descriptors: closed pipes, and all output while the queue is full.
     for (std::size_t i = 0; i < children_.size(); ++i) {
       const Child& child = children_[i];
       if (child.running) polled[4 * i + 2].fd = child.handle.get();
-      if (!queue_.is_full()) polled[4 * i + 3].fd = child.out.get();
-      if (!queue_.is_full()) polled[4 * i + 4].fd = child.err.get();
-      polled[4 * i + 5].fd = child.report.get();
+      for (std::size_t p = 0; p < 3; ++p) {
+        if (p == 2 || !queue_.is_full()) polled[4 * i + 3 + p].fd = child.pipes[p].get();
+      }
     }
     if (::poll(polled.data(), polled.size(), next_deadline().poll_timeout()) <= 0) return;
     if (polled[0].revents != 0) read_signal();
@@ -264,14 +244,12 @@ class Supervisor {
       if (child.status.is_stopped()) outcome_.stopped.push_back(child.rank);
       if (!child.status.is_failure()) continue;
       drain(child);
-      failed.push_back({child.rank, child.status, Failure::from_bytes(child.report_bytes)});
+      failed.push_back({child.rank, child.status, Failure::from_bytes(child.report)});
     }
     judge(failed);
     for (std::size_t i = 0; i < children_.size(); ++i) {
-      for (std::size_t stream : {1, 2, 3}) {
-        if (polled[4 * i + 2 + stream].revents != 0) {
-          read_some(children_[i], static_cast<int>(stream));
-        }
+      for (std::size_t p = 0; p < 3; ++p) {
+        if (polled[4 * i + 3 + p].revents != 0) read_some(children_[i], p);
       }
     }
   }
@@ -308,12 +286,11 @@ class Supervisor {
   }
 
   void begin_end(const RankEnd& first) {
-    const std::string words = first.words();
     outcome_.first = first;
     print_failure(first);
     if (prints_failures_) {
-      queue_.push(2,
-                  text({"lockstep: ", words, is_any_running() ? "; ending the others\n" : "\n"}));
+      queue_.push(2, text({"lockstep: ", first.words(),
+                           is_any_running() ? "; ending the others\n" : "\n"}));
     }
     terminate();
   }
@@ -327,7 +304,7 @@ class Supervisor {
   void print_failure(const RankEnd& end) {
     if (!prints_failures_ || !end.failure) return;
     LineCutter lines;
-    const auto print = [&](std::string_view line) { pass_on(end.rank, 2, line); };
+    const auto print = [&](std::string_view line) { pass_on(end.rank, 1, line); };
     lines.feed(end.failure->text(end.rank), print);
     lines.finish(print);
   }
@@ -391,25 +368,23 @@ class Supervisor {
     return write_until_ && !write_until_->passed() ? sooner(kill, *write_until_) : kill;
   }
 
-  /// Reads one piece of a rank's stdout (1), stderr (2) or report (3). False when there is nothing
-  /// now, or nothing any more.
-  bool read_some(Child& child, int stream) {
-    Descriptor& pipe = child.pipe(stream);
+  /// Reads one piece of a rank's output or report. False when there is nothing now, or nothing any
+  /// more.
+  bool read_some(Child& child, std::size_t which) {
     char buffer[65536];
-    const ssize_t n = ::read(pipe.get(), buffer, sizeof buffer);
+    const ssize_t n = ::read(child.pipes[which].get(), buffer, sizeof buffer);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) return false;
     if (n <= 0) {
-      pipe.close();
+      child.pipes[which].close();
       return false;
     }
     const std::string_view bytes(buffer, static_cast<std::size_t>(n));
-    if (stream == 3) {
-      child.report_bytes += bytes;
+    if (which == 2) {
+      child.report += bytes;
       return true;
     }
-    LineCutter& lines = stream == 1 ? child.out_lines : child.err_lines;
-    lines.feed(
-        bytes, [&](std::string_view line) { pass_on(child.rank, stream, line); },
+    child.lines[which].feed(
+        bytes, [&](std::string_view line) { pass_on(child.rank, which, line); },
         [&](std::string_view text) { queue_.push_status(line_prefix(child.rank), text); });
     return true;
   }
@@ -417,16 +392,18 @@ class Supervisor {
   /// Reads the rest of an ended rank's pipes, 1 MiB at most, because processes that the rank has
   /// left behind may still be writing.
   void drain(Child& child) {
-    for (int stream : {1, 2, 3}) {
-      for (int i = 0; i < 16 && child.pipe(stream) && read_some(child, stream);) ++i;
-      child.pipe(stream).close();
+    for (std::size_t p = 0; p < 3; ++p) {
+      for (int i = 0; i < 16 && child.pipes[p] && read_some(child, p);) ++i;
+      child.pipes[p].close();
     }
-    child.out_lines.finish([&](std::string_view line) { pass_on(child.rank, 1, line); });
-    child.err_lines.finish([&](std::string_view line) { pass_on(child.rank, 2, line); });
+    for (std::size_t p = 0; p < 2; ++p) {
+      child.lines[p].finish([&](std::string_view line) { pass_on(child.rank, p, line); });
+    }
   }
 
-  void pass_on(Rank rank, int stream, std::string_view line) {
-    queue_.push(stream, text({line_prefix(rank), line, "\n"}));
+  /// Prints a rank's line on stdout (0) or stderr (1).
+  void pass_on(Rank rank, std::size_t which, std::string_view line) {
+    queue_.push(which == 0 ? 1 : 2, text({line_prefix(rank), line, "\n"}));
   }
 
   /// Empties the queue after all ranks have ended, unless a signal says otherwise.

@@ -208,7 +208,7 @@ class DatasetCopies {
 template <class D>
 class TorchSamples
     : public DatasetCopies<D>,
-      public LoadsSamples<TorchSamples<D>, typename D::ExampleType, NoChain, TensorCollate> {
+      public LoadsSamples<TorchSamples<D>, typename D::ExampleType, TensorCollate> {
  public:
   using sample_type = typename D::ExampleType;
   using DatasetCopies<D>::DatasetCopies;

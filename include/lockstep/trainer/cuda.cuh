@@ -23,10 +23,8 @@ namespace lockstep {
 
 template <>
 struct Connection<Cuda, detail::NoBackend> {
-  static constexpr bool ranks_are_threads = false;
   template <class Policies>
   static auto make(Session& session, const std::string& = "world") {
-    detail::require_world<1>(session.world(), session.rank());
     return CudaLoopbackCommunicator(detail::gpu_of(session.membership()));
   }
 };

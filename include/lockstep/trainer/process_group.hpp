@@ -116,9 +116,11 @@ class ProcessGroup {
 /// **Ranks** all. **Host** blocks until all have come.
 template <class... Policies>
 ProcessGroup<Policies...> init_process_group(std::chrono::milliseconds timeout = default_timeout) {
-  static_assert(!detail::ConnectionOf<detail::GroupPolicies<Policies...>>::ranks_are_threads,
-                "lockstep: the ranks of this backend are threads of one process; start them with "
-                "launch_threads, and make a ProcessGroup of the session that it gives");
+  using Joined = detail::ConnectionOf<detail::GroupPolicies<Policies...>>;
+  static_assert(
+      !requires { Joined::ranks_are_threads; },
+      "lockstep: the ranks of this backend are threads of one process; start them with "
+      "launch_threads, and make a ProcessGroup of the session that it gives");
   return ProcessGroup<Policies...>(join(timeout));
 }
 

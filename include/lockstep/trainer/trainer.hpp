@@ -189,7 +189,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   static constexpr bool is_one_process = is_dp<Policies>;
   /// May ranks have different numbers of batches?
   static constexpr bool joins = traits::joins;
-  static constexpr bool ranks_are_threads = ConnectionOf<Policies>::ranks_are_threads;
+  static constexpr bool ranks_are_threads = requires { ConnectionOf<Policies>::ranks_are_threads; };
   static constexpr bool spans_processes = requires { ConnectionOf<Policies>::spans_processes; };
 
   /// Meets the other ranks and gives all of them rank 0's initial parameters. The model is
@@ -692,7 +692,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     std::string all;
     const auto add = [&all](const std::string& whose, const auto& options) {
       options.for_each([&](std::string_view name, double value) {
-        all += text({whose, " ", name, " ", real_text(value), "\n"});
+        all += text({whose, " ", name, " ", number_text(value), "\n"});
       });
     };
     for (std::size_t group = 0; group != traits::groups::count; ++group) {

@@ -375,7 +375,7 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
     static_assert(ReduceOp<Op, T>,
                   "lockstep: this reduce operation is not defined for these elements");
     detail::Call call =
-        detail::calls::ReduceScatter<T, Op>{values, {}, values.size(), Rank{0}, op, part_of}.call();
+        detail::calls::ReduceScatter<T, Op>{values, {}, values.size(), part_of, Rank{0}, op}.call();
     const auto offset = engine_->locate(values.data(), values.size_bytes());
     if (!offset) {
       throw Error(call.text(), "the data is not in memory from allocate",
