@@ -426,11 +426,8 @@ class HierarchicalCommunicator
     if constexpr (!detail::works_on_host<Inside>) stages_->inside().barrier();
   }
 
-  /// Gives up: every other rank's call fails with this reason.
   void abandon(std::string_view reason) { idle().abandon(reason); }
-  /// Gives up because an exception has ended this rank's part; another thread may be in a call.
   void give_up() { stages_->give_up(); }
-  /// Has a call failed? Then every later call fails too.
   bool is_broken() const { return stages_->is_broken(); }
   /// Throws the fault, if there is one: of a stage, or of the communicators between hosts.
   void raise_fault() {
