@@ -137,7 +137,7 @@ class Collectives {
   void broadcast(Data&& data, Rank root, JobCall part_of = detail::current_job_call()) {
     require_root(Kind::broadcast, root);
     const auto values = detail::elements_of(data);
-    const decltype(values) none;
+    const decltype(values) none{};
     self().perform(make<Kind::broadcast>(is_root(root) ? values : none,
                                          is_root(root) ? none : values, values.size(), part_of,
                                          root));

@@ -119,8 +119,9 @@ class HierarchyStages {
   /// their turn on the network. On GPUs the stages handle device memory only.
   template <class C>
   void make(const C& call) {
-    if constexpr (requires { by_stages(call); }) {
-      const bool is_large = C::kind == CollectiveKind::all_reduce ||
+    using enum CollectiveKind;
+    if constexpr (C::kind == all_reduce || C::kind == reduce_scatter || C::kind == all_gather) {
+      const bool is_large = C::kind == all_reduce ||
                             std::max(call.in.size_bytes(), call.out.size_bytes()) > few_bytes;
       if (is_large && (call.count == 0 || passes_of(inside_).takes(call.in.data())))
         return by_stages(call);
