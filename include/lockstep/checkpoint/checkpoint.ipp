@@ -11,53 +11,22 @@
 #include <unistd.h>
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <condition_variable>
-#include <cstddef>
-#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
-#include <ctime>
-#include <exception>
-#include <initializer_list>
 #include <map>
-#include <memory>
-#include <mutex>
-#include <optional>
 #include <set>
-#include <span>
-#include <string>
-#include <string_view>
 #include <system_error>
 #include <tuple>
-#include <utility>
 #include <variant>
-#include <vector>
 
 #include "lockstep/checkpoint/checkpoints.hpp"
 #include "lockstep/checkpoint/folder.hpp"
-#include "lockstep/checkpoint/job.hpp"
-#include "lockstep/checkpoint/options.hpp"
-#include "lockstep/checkpoint/reader.hpp"
-#include "lockstep/checkpoint/safetensors.hpp"
-#include "lockstep/checkpoint/state.hpp"
-#include "lockstep/checkpoint/values.hpp"
-#include "lockstep/core/bytes.hpp"
 #include "lockstep/core/checksum.hpp"
 #include "lockstep/core/deadline.hpp"
-#include "lockstep/core/element.hpp"
-#include "lockstep/core/error.hpp"
-#include "lockstep/core/file.hpp"
-#include "lockstep/core/half.hpp"
-#include "lockstep/core/json.hpp"
-#include "lockstep/core/scope_guard.hpp"
-#include "lockstep/core/standard.hpp"
-#include "lockstep/core/text.hpp"
-#include "lockstep/core/thread.hpp"
 #include "lockstep/core/worker.hpp"
 #include "lockstep/launch/launch.hpp"
 #include "lockstep/version.hpp"
@@ -604,14 +573,6 @@ LOCKSTEP_INLINE std::optional<std::string> newest_valid_checkpoint(const std::st
   return std::nullopt;
 }
 
-/// The names of a checkpoint's shards, whether or not they are there.
-LOCKSTEP_INLINE std::vector<std::string> shard_names(const std::string& path) {
-  const SafetensorsFile main(path);
-  std::vector<std::string> names;
-  for (ShardFile& shard : shards_in(main.facts())) names.push_back(std::move(shard.name));
-  return names;
-}
-
 /// The score of this name that a checkpoint was saved with.
 LOCKSTEP_INLINE std::optional<double> recorded_score(const std::string& path,
                                                      std::string_view name) {
@@ -646,32 +607,16 @@ LOCKSTEP_INLINE void replace_best_copy(const std::string& checkpoint, const std:
   copy.commit();
 }
 
-LOCKSTEP_INLINE bool contains(const std::vector<std::string>& names, std::string_view name) {
-  return std::ranges::find(names, name) != names.end();
-}
-
 LOCKSTEP_INLINE CheckpointFolder::CheckpointFolder(CheckpointOptions options,
                                                    std::chrono::milliseconds patience)
-    : options_(plain_options(std::move(options))), lock_(made(options_.folder), patience) {
-  clean_up();
+    : options_(plain_options(std::move(options))),
+      lock_((make_folder("checkpoints", options_.folder), options_.folder), patience) {
+  remove_orphans(true);
   if (options_.best_by.empty() || ::access(best_path().c_str(), F_OK) != 0) return;
   try {
     best_score_ = recorded_score(best_path(), options_.best_by);
   } catch (const Error&) {  // NOLINT(bugprone-empty-catch): a copy that cannot be read has none
   }
-}
-
-LOCKSTEP_INLINE std::string CheckpointFolder::made(const std::string& folder) {
-  make_folder("checkpoints", folder);
-  return folder;
-}
-
-LOCKSTEP_INLINE std::string CheckpointFolder::path_of(std::uint64_t step) const {
-  return text({path(), "/", checkpoint_name(step)});
-}
-
-LOCKSTEP_INLINE std::string CheckpointFolder::best_path() const {
-  return text({path(), "/", best_checkpoint_name});
 }
 
 LOCKSTEP_INLINE std::optional<std::string> CheckpointFolder::newest_valid(
@@ -712,16 +657,9 @@ LOCKSTEP_INLINE bool CheckpointFolder::take_if_best(std::uint64_t step) {
   lock_.require();
   const auto score = recorded_score(path_of(step), options_.best_by);
   if (!score || !is_better(options_, *score, best_score_)) return false;
-  const auto shards_before = best_shards();
   replace_best_copy(path_of(step), best_path());
   best_score_ = score;
-  // Shards that only the best copy before has named are not needed any more.
-  const auto shards = best_shards();
-  if (!shards_before || !shards) return true;
-  for (const std::string& name : *shards_before) {
-    const std::string main = text({path(), "/", shard_stem(name), checkpoint_suffix});
-    if (!contains(*shards, name) && ::access(main.c_str(), F_OK) != 0) remove_file(name);
-  }
+  remove_orphans(false);
   return true;
 }
 
@@ -730,73 +668,47 @@ LOCKSTEP_INLINE std::optional<double> CheckpointFolder::best_score() const {
   return best_score_;
 }
 
-LOCKSTEP_INLINE std::optional<std::vector<std::string>> CheckpointFolder::best_shards() const {
-  const std::string best = best_path();
-  if (::access(best.c_str(), F_OK) != 0) return std::vector<std::string>();
-  try {
-    return shard_names(best);
-  } catch (const Error&) {
-    return std::nullopt;
-  }
-}
-
-LOCKSTEP_INLINE void CheckpointFolder::clean_up() {
+LOCKSTEP_INLINE void CheckpointFolder::remove_orphans(bool temporaries) {
   // What a checkpoint names is needed. Of one that cannot be read nobody knows what it names.
-  std::vector<std::string> needed;
-  std::vector<std::string> unreadable;
+  std::set<std::string> needed;
+  std::set<std::string> unreadable;
   const std::vector<std::string> names = files_in(path());
   for (const std::string& name : names) {
     if (name != best_checkpoint_name && !checkpoint_step(name)) continue;
     try {
-      const std::vector<std::string> shards = shard_names(text({path(), "/", name}));
-      needed.insert(needed.end(), shards.begin(), shards.end());
+      const SafetensorsFile main(text({path(), "/", name}));
+      for (ShardFile& shard : shards_in(main.facts())) needed.insert(std::move(shard.name));
     } catch (const Error&) {
-      unreadable.push_back(name);
+      unreadable.insert(name);
     }
   }
+  const bool knows_best = !unreadable.contains(std::string(best_checkpoint_name));
   for (const std::string& name : names) {
     const std::string main = text({shard_stem(name), checkpoint_suffix});
-    const bool is_orphan = checkpoint_step(main) && !contains(needed, name) &&
-                           !contains(unreadable, main) &&
-                           !contains(unreadable, best_checkpoint_name);
-    if (is_orphan || is_temporary_name(name)) remove_file(name);
+    const bool is_orphan =
+        knows_best && checkpoint_step(main) && !needed.contains(name) && !unreadable.contains(main);
+    if (is_orphan || (temporaries && is_temporary_name(name))) remove_file(name);
   }
 }
 
 LOCKSTEP_INLINE void CheckpointFolder::saved(std::uint64_t step) {
   const std::lock_guard lock(mutex_);
   is_valid_[step] = true;
-  const std::vector<std::uint64_t> all = steps_in(path());
-  const auto is_valid = [&](std::uint64_t one) {
-    const auto known = is_valid_.find(one);
-    return known != is_valid_.end() && known->second;
-  };
-  if (static_cast<std::size_t>(std::ranges::count_if(all, is_valid)) < options_.keep) return;
-  // The best copy's shards have the name of a checkpoint, and stay without it. Nobody knows which
-  // they are where the copy cannot be read.
-  const auto of_best = best_shards();
-  if (!of_best) return;
   std::size_t valid = 0;
-  for (const std::uint64_t one : all) {
-    const bool is_damaged = is_valid_.contains(one) && !is_valid(one);
-    if (valid >= options_.keep || is_damaged) {
-      remove(one, *of_best);
-    } else if (is_valid(one)) {
-      ++valid;
+  bool is_removed = false;
+  for (const std::uint64_t one : steps_in(path())) {
+    const auto known = is_valid_.find(one);
+    const bool is_valid = known != is_valid_.end() && known->second;
+    const bool is_damaged = known != is_valid_.end() && !known->second;
+    if (valid < options_.keep && !is_damaged) {
+      valid += is_valid ? 1 : 0;
+    } else if (remove_file(checkpoint_name(one))) {
+      // The checkpoint before its shards: a job that dies in between leaves none without them.
+      is_removed = true;
+      is_valid_.erase(one);
     }
   }
-}
-
-LOCKSTEP_INLINE void CheckpointFolder::remove(std::uint64_t step,
-                                              const std::vector<std::string>& of_best) {
-  const std::string main = checkpoint_name(step);
-  // The checkpoint before its shards: a job that dies in between leaves no checkpoint without them.
-  if (!remove_file(main)) return;
-  is_valid_.erase(step);
-  for (const std::string& name : files_in(path())) {
-    const bool is_shard = text({shard_stem(name), checkpoint_suffix}) == main;
-    if (is_shard && !contains(of_best, name)) remove_file(name);
-  }
+  if (is_removed) remove_orphans(false);
 }
 
 LOCKSTEP_INLINE bool CheckpointFolder::remove_file(const std::string& name) {
@@ -971,30 +883,6 @@ LOCKSTEP_INLINE void StopRequest::forget() {
   state.asked.store(0);
   state.is_finished.store(false);
   if (state.requests == 0) put_stop_signals_back(state);
-}
-
-LOCKSTEP_INLINE BackgroundWriter::~BackgroundWriter() {
-  thread_.join();
-  if (const std::exception_ptr thrown = take_failure()) tell_late_failure({thrown, rank_});
-}
-
-LOCKSTEP_INLINE void BackgroundWriter::wait() {
-  thread_.join();
-  rethrow();
-}
-
-LOCKSTEP_INLINE std::exception_ptr BackgroundWriter::take_failure() {
-  if (!has_failed_.load(std::memory_order_acquire)) return nullptr;
-  thread_.join();  // it is on its way out, and must not hold the failure any more
-  has_failed_.store(false, std::memory_order_relaxed);
-  return std::exchange(failure_, nullptr);
-}
-
-LOCKSTEP_INLINE void BackgroundWriter::failed(std::exception_ptr thrown) {
-  failure_ = std::move(thrown);
-  has_failed_.store(true, std::memory_order_release);
-  if (alarm_ != nullptr) alarm_->store(true, std::memory_order_release);
-  is_busy_.store(false, std::memory_order_release);
 }
 
 LOCKSTEP_INLINE JsonLine index_of(std::span<const ShardFile> shards) {

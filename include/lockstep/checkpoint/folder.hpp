@@ -16,6 +16,7 @@
 #include "lockstep/core/file.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/standard.hpp"
+#include "lockstep/core/text.hpp"
 #include "lockstep/core/utility.hpp"
 
 namespace lockstep::detail {
@@ -89,8 +90,10 @@ class CheckpointFolder {
                             std::chrono::milliseconds patience = std::chrono::seconds(3));
 
   const std::string& path() const { return options_.folder; }
-  std::string path_of(std::uint64_t step) const;
-  std::string best_path() const;
+  std::string path_of(std::uint64_t step) const {
+    return text({path(), "/", checkpoint_name(step)});
+  }
+  std::string best_path() const { return text({path(), "/", best_checkpoint_name}); }
 
   /// The newest valid checkpoint. Where its job died before it could be made the best copy, that is
   /// made up for.
@@ -115,12 +118,10 @@ class CheckpointFolder {
   std::optional<double> best_score() const;
 
  private:
-  static std::string made(const std::string& folder);
   bool take_if_best(std::uint64_t step);
-  void clean_up();
-  void remove(std::uint64_t step, const std::vector<std::string>& of_best);
-  /// The shards of the best copy: none where there is no copy, nothing where it cannot be read.
-  std::optional<std::vector<std::string>> best_shards() const;
+  /// Removes shards that no checkpoint names, and perhaps temporaries. While the job runs, there is
+  /// no shard whose checkpoint is still to come: one is written after the other.
+  void remove_orphans(bool temporaries);
   /// False, with a word the first time, where the file cannot be removed.
   bool remove_file(const std::string& name);
 
