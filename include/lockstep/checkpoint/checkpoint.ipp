@@ -516,11 +516,10 @@ LOCKSTEP_INLINE std::string_view shard_stem(std::string_view name) {
   return name.substr(0, dot);
 }
 
+/// Is this a file that was being written, or a copy that was being made?
 LOCKSTEP_INLINE bool is_temporary_name(std::string_view name) {
   const std::size_t mark = name.rfind(temporary_infix);
-  if (mark == std::string_view::npos) return false;
-  const std::string_view file = name.substr(0, mark);
-  return file.ends_with(checkpoint_suffix);
+  return mark != std::string_view::npos && name.substr(0, mark).ends_with(checkpoint_suffix);
 }
 
 LOCKSTEP_INLINE std::vector<std::string> files_in(const std::string& folder) {
@@ -611,7 +610,7 @@ LOCKSTEP_INLINE CheckpointFolder::CheckpointFolder(CheckpointOptions options,
                                                    std::chrono::milliseconds patience)
     : options_(plain_options(std::move(options))),
       lock_((make_folder("checkpoints", options_.folder), options_.folder), patience) {
-  remove_orphans(true);
+  remove_orphans();
   if (options_.best_by.empty() || ::access(best_path().c_str(), F_OK) != 0) return;
   try {
     best_score_ = recorded_score(best_path(), options_.best_by);
@@ -659,7 +658,7 @@ LOCKSTEP_INLINE bool CheckpointFolder::take_if_best(std::uint64_t step) {
   if (!score || !is_better(options_, *score, best_score_)) return false;
   replace_best_copy(path_of(step), best_path());
   best_score_ = score;
-  remove_orphans(false);
+  remove_orphans(step);
   return true;
 }
 
@@ -668,7 +667,7 @@ LOCKSTEP_INLINE std::optional<double> CheckpointFolder::best_score() const {
   return best_score_;
 }
 
-LOCKSTEP_INLINE void CheckpointFolder::remove_orphans(bool temporaries) {
+LOCKSTEP_INLINE void CheckpointFolder::remove_orphans(std::optional<std::uint64_t> saved) {
   // What a checkpoint names is needed. Of one that cannot be read nobody knows what it names.
   std::set<std::string> needed;
   std::set<std::string> unreadable;
@@ -685,9 +684,10 @@ LOCKSTEP_INLINE void CheckpointFolder::remove_orphans(bool temporaries) {
   const bool knows_best = !unreadable.contains(std::string(best_checkpoint_name));
   for (const std::string& name : names) {
     const std::string main = text({shard_stem(name), checkpoint_suffix});
-    const bool is_orphan =
-        knows_best && checkpoint_step(main) && !needed.contains(name) && !unreadable.contains(main);
-    if (is_orphan || (temporaries && is_temporary_name(name))) remove_file(name);
+    const auto step = checkpoint_step(main);
+    const bool is_orphan = step && (!saved || *step <= *saved) && knows_best &&
+                           !needed.contains(name) && !unreadable.contains(main);
+    if (is_orphan || (!saved && is_temporary_name(name))) remove_file(name);
   }
 }
 
@@ -708,7 +708,7 @@ LOCKSTEP_INLINE void CheckpointFolder::saved(std::uint64_t step) {
       is_valid_.erase(one);
     }
   }
-  if (is_removed) remove_orphans(false);
+  if (is_removed) remove_orphans(step);
 }
 
 LOCKSTEP_INLINE bool CheckpointFolder::remove_file(const std::string& name) {
@@ -742,147 +742,143 @@ struct StopState {
   std::atomic<int> asked = 0;
   std::atomic<bool> is_finished = false;
   static_assert(std::atomic<int>::is_always_lock_free);
-};
 
-LOCKSTEP_INLINE StopState& stop_state() {
-  // Never destroyed: a signal may come at any time.
-  static StopState& state = *new StopState;
-  return state;
-}
+  static StopState& of_process() {
+    // Never destroyed: a signal may come at any time.
+    static StopState& state = *new StopState;
+    return state;
+  }
 
-/// Lets the time limit begin (or ends it, with 0). timer_settime may be called in a handler.
-LOCKSTEP_INLINE void set_stop_timer(StopState& state, std::chrono::milliseconds limit) {
-  if (!state.has_timer) return;
-  itimerspec time{};
-  time.it_value.tv_sec = static_cast<time_t>(limit.count() / 1000);
-  time.it_value.tv_nsec = static_cast<long>(limit.count() % 1000 * 1'000'000);
-  ::timer_settime(state.timer, 0, &time, nullptr);
-}
+  /// Nobody has asked.
+  void clear() {
+    asked.store(0);
+    is_finished.store(false);
+  }
 
-LOCKSTEP_INLINE void handle_stop_signal(int number, siginfo_t* info, void* context) {
-  const int error = errno;
-  StopState& state = stop_state();
-  StopSignal& signal = state.signals[number == SIGTERM ? 0 : 1];
-  if (state.process.load(std::memory_order_relaxed) != ::getpid()) {
-    // A process that was forked from the job: the signal does there what it did before.
-    ::sigaction(number, &signal.before, nullptr);
-    ::raise(number);
-  } else if (info != nullptr && info->si_code == SI_TIMER && info->si_value.sival_ptr == &state) {
-    const int first = state.asked.load(std::memory_order_relaxed);
-    const std::string& words = state.signals[first == SIGUSR1 ? 1 : 0].too_late;
-    if (first != 0) {
+  /// Lets the time limit begin (or ends it, with 0). timer_settime may be called in a handler.
+  void set_timer(std::chrono::milliseconds time) {
+    if (!has_timer) return;
+    itimerspec left{};
+    left.it_value.tv_sec = static_cast<time_t>(time.count() / 1000);
+    left.it_value.tv_nsec = static_cast<long>(time.count() % 1000 * 1'000'000);
+    ::timer_settime(timer, 0, &left, nullptr);
+  }
+
+  static void handle(int number, siginfo_t* info, void* context) {
+    const int error = errno;
+    of_process().take(number, info, context);
+    errno = error;
+  }
+  void take(int number, siginfo_t* info, void* context) {
+    const struct sigaction& before = signals[number == SIGTERM ? 0 : 1].before;
+    if (process.load(std::memory_order_relaxed) != ::getpid()) {
+      // A process that was forked from the job: the signal does there what it did before.
+      ::sigaction(number, &before, nullptr);
+      ::raise(number);
+    } else if (info != nullptr && info->si_code == SI_TIMER && info->si_value.sival_ptr == this) {
+      const int first = asked.load(std::memory_order_relaxed);
+      if (first == 0) return;
+      const std::string& words = signals[first == SIGUSR1 ? 1 : 0].too_late;
       [[maybe_unused]] const ssize_t n = ::write(2, words.data(), words.size());
       ::_exit(128 + first);
-    }
-  } else {
-    int nobody = 0;
-    if (state.asked.compare_exchange_strong(nobody, number) &&
-        !state.is_finished.load(std::memory_order_relaxed))
-      set_stop_timer(state, state.limit);
-    if ((signal.before.sa_flags & SA_SIGINFO) != 0) {
-      signal.before.sa_sigaction(number, info, context);
-    } else if (signal.before.sa_handler != SIG_DFL && signal.before.sa_handler != SIG_IGN) {
-      signal.before.sa_handler(number);
+    } else {
+      int nobody = 0;
+      if (asked.compare_exchange_strong(nobody, number) &&
+          !is_finished.load(std::memory_order_relaxed))
+        set_timer(limit);
+      if ((before.sa_flags & SA_SIGINFO) != 0) {
+        before.sa_sigaction(number, info, context);
+      } else if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) {
+        before.sa_handler(number);
+      }
     }
   }
-  errno = error;
-}
 
-/// Installs the handlers that are not installed yet.
-LOCKSTEP_INLINE void take_stop_signals(StopState& state) {
-  for (StopSignal& signal : state.signals) {
-    signal.too_late = text(
-        {"lockstep: ", signal_name(signal.number), " asked this process to stop ",
-         seconds_text(state.limit),
-         " ago, and its step and the checkpoint have not come to an end; it ends now, and the ",
-         "newest checkpoint is an older one: raise LOCKSTEP_GRACE_SECONDS\n"});
-    if (signal.is_taken) continue;
-    if (::sigaction(signal.number, nullptr, &signal.before) != 0) continue;
-    const bool has_function = (signal.before.sa_flags & SA_SIGINFO) != 0;
-    if (!has_function && signal.before.sa_handler == SIG_IGN) continue;
+  /// Makes the timer and installs the handlers. The time limit comes as one of the signals itself,
+  /// so no other signal and no thread is needed.
+  void install() {
+    for (StopSignal& signal : signals) {
+      signal.too_late = text(
+          {"lockstep: ", signal_name(signal.number), " asked this process to stop ",
+           seconds_text(limit),
+           " ago, and its step and the checkpoint have not come to an end; it ends now, and the ",
+           "newest checkpoint is an older one: raise LOCKSTEP_GRACE_SECONDS\n"});
+      ::sigaction(signal.number, nullptr, &signal.before);
+    }
+    const auto is_ignored = [](const StopSignal& signal) {
+      return (signal.before.sa_flags & SA_SIGINFO) == 0 && signal.before.sa_handler == SIG_IGN;
+    };
+    sigevent event{};
+    event.sigev_notify = SIGEV_SIGNAL;
+    event.sigev_signo = is_ignored(signals[0]) ? SIGUSR1 : SIGTERM;
+    event.sigev_value.sival_ptr = this;
+    has_timer = ::timer_create(CLOCK_MONOTONIC, &event, &timer) == 0;
     struct sigaction ours{};
-    ours.sa_sigaction = handle_stop_signal;
+    ours.sa_sigaction = &StopState::handle;
     ours.sa_flags = SA_SIGINFO | SA_RESTART;
     // One at a time: the second would find the first half noted.
     ::sigemptyset(&ours.sa_mask);
-    for (const StopSignal& other : state.signals) ::sigaddset(&ours.sa_mask, other.number);
-    signal.is_taken = ::sigaction(signal.number, &ours, nullptr) == 0;
+    for (const StopSignal& signal : signals) ::sigaddset(&ours.sa_mask, signal.number);
+    for (StopSignal& signal : signals)
+      signal.is_taken = !is_ignored(signal) && ::sigaction(signal.number, &ours, nullptr) == 0;
   }
-}
 
-LOCKSTEP_INLINE void put_stop_signals_back(StopState& state) {
-  // First the timer, whose signal must not meet another's handler.
-  if (state.has_timer) ::timer_delete(state.timer);
-  state.has_timer = false;
-  for (StopSignal& signal : state.signals) {
-    if (!signal.is_taken) continue;
-    // Somebody else's handler that was installed since stays.
-    struct sigaction now{};
-    const bool is_ours = ::sigaction(signal.number, nullptr, &now) == 0 &&
-                         (now.sa_flags & SA_SIGINFO) != 0 && now.sa_sigaction == handle_stop_signal;
-    if (is_ours) ::sigaction(signal.number, &signal.before, nullptr);
-    signal.is_taken = false;
+  void put_back() {
+    // First the timer, whose signal must not meet another's handler.
+    if (std::exchange(has_timer, false)) ::timer_delete(timer);
+    for (StopSignal& signal : signals) {
+      // Somebody else's handler that was installed since stays.
+      struct sigaction now{};
+      if (std::exchange(signal.is_taken, false) && ::sigaction(signal.number, nullptr, &now) == 0 &&
+          (now.sa_flags & SA_SIGINFO) != 0 && now.sa_sigaction == &StopState::handle)
+        ::sigaction(signal.number, &signal.before, nullptr);
+    }
   }
-}
+};
 
 LOCKSTEP_INLINE StopRequest::StopRequest() {
   const char* const seconds = std::getenv("LOCKSTEP_GRACE_SECONDS");
   const std::chrono::milliseconds limit = seconds == nullptr
                                               ? std::chrono::seconds(60)
                                               : parse_seconds("LOCKSTEP_GRACE_SECONDS", seconds);
-  StopState& state = stop_state();
+  StopState& state = StopState::of_process();
   const std::lock_guard lock(state.mutex);
   // A process that was forked from a job has none of the job's requests.
   if (state.process.load() != ::getpid()) state.requests = 0;
   if (state.requests++ != 0) return;
   // What was asked of a job that is over was not asked of this one.
-  put_stop_signals_back(state);
-  state.asked.store(0);
-  state.is_finished.store(false);
+  state.put_back();
+  state.clear();
   state.process.store(::getpid());
   state.limit = limit;
-  // The time limit comes as one of the signals itself, so no other signal and no thread is needed.
-  sigevent event{};
-  event.sigev_notify = SIGEV_SIGNAL;
-  event.sigev_signo = SIGTERM;
-  event.sigev_value.sival_ptr = &state;
-  state.has_timer = ::timer_create(CLOCK_MONOTONIC, &event, &state.timer) == 0;
-  take_stop_signals(state);
-  // The timer raises a signal that reaches our handler.
-  if (!state.signals[0].is_taken && state.signals[1].is_taken && state.has_timer) {
-    ::timer_delete(state.timer);
-    event.sigev_signo = SIGUSR1;
-    state.has_timer = ::timer_create(CLOCK_MONOTONIC, &event, &state.timer) == 0;
-  }
+  state.install();
 }
 
 LOCKSTEP_INLINE StopRequest::~StopRequest() {
-  StopState& state = stop_state();
+  StopState& state = StopState::of_process();
   const std::lock_guard lock(state.mutex);
   if (state.requests == 0) return;  // a forked child has none
   --state.requests;
-  if (state.requests != 0 || state.asked.load() != 0 || state.is_finished.load()) return;
-  put_stop_signals_back(state);
+  if (state.requests == 0 && state.asked.load() == 0 && !state.is_finished.load()) state.put_back();
 }
 
 LOCKSTEP_INLINE int StopRequest::signal() const {
-  return stop_state().asked.load(std::memory_order_relaxed);
+  return StopState::of_process().asked.load(std::memory_order_relaxed);
 }
 
 LOCKSTEP_INLINE void StopRequest::finished() {
-  StopState& state = stop_state();
+  StopState& state = StopState::of_process();
   const std::lock_guard lock(state.mutex);
   state.is_finished.store(true);
-  set_stop_timer(state, {});
+  state.set_timer({});
 }
 
 LOCKSTEP_INLINE void StopRequest::forget() {
-  StopState& state = stop_state();
+  StopState& state = StopState::of_process();
   const std::lock_guard lock(state.mutex);
-  set_stop_timer(state, {});
-  state.asked.store(0);
-  state.is_finished.store(false);
-  if (state.requests == 0) put_stop_signals_back(state);
+  state.set_timer({});
+  state.clear();
+  if (state.requests == 0) state.put_back();
 }
 
 LOCKSTEP_INLINE JsonLine index_of(std::span<const ShardFile> shards) {
@@ -1470,7 +1466,7 @@ LOCKSTEP_INLINE SavedJob read_facts(const CheckpointReader& reader) {
 LOCKSTEP_INLINE std::string shard_name(std::string_view path, std::string_view token,
                                        std::size_t rank, std::size_t world) {
   std::string_view stem = name_in_folder(path);
-  cut_end(stem, checkpoint_suffix);
+  cut_end(stem, checkpoint_suffix);  // if it has that
   return text({stem, ".", token, ".rank-", rank, "-of-", world, checkpoint_suffix});
 }
 

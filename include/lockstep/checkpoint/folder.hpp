@@ -60,9 +60,6 @@ std::optional<std::uint64_t> checkpoint_step(std::string_view name);
 /// no shard's.
 std::string_view shard_stem(std::string_view name);
 
-/// Is this a file that was being written, or a copy that was being made?
-bool is_temporary_name(std::string_view name);
-
 /// The plain files in a folder, in no order; none where the folder cannot be read.
 std::vector<std::string> files_in(const std::string& folder);
 
@@ -119,9 +116,9 @@ class CheckpointFolder {
 
  private:
   bool take_if_best(std::uint64_t step);
-  /// Removes shards that no checkpoint names, and perhaps temporaries. While the job runs, there is
-  /// no shard whose checkpoint is still to come: one is written after the other.
-  void remove_orphans(bool temporaries);
+  /// Removes shards that no checkpoint names and, unless the job runs, temporaries. While it runs,
+  /// shards of steps after the one that was saved last are those of ranks that are ahead.
+  void remove_orphans(std::optional<std::uint64_t> saved = std::nullopt);
   /// False, with a word the first time, where the file cannot be removed.
   bool remove_file(const std::string& name);
 

@@ -69,10 +69,8 @@ LOCKSTEP_INLINE std::string text(std::initializer_list<Word> words) {
 LOCKSTEP_INLINE std::string listed(const std::vector<std::string>& names) {
   constexpr std::size_t shown = 16;
   std::string list;
-  for (std::size_t i = 0; i < names.size() && i < shown; ++i) {
-    if (i > 0) list += ", ";
-    list += names[i];
-  }
+  for (std::size_t i = 0; i < names.size() && i < shown; ++i)
+    list += text({i == 0 ? "" : ", ", names[i]});
   if (names.size() > shown) list += text({" and ", names.size() - shown, " more"});
   return list;
 }
