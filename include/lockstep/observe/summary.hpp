@@ -9,7 +9,7 @@
 #include <string>
 
 #include "lockstep/core/file.hpp"
-#include "lockstep/core/json_line.hpp"
+#include "lockstep/core/json.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"

@@ -10,7 +10,7 @@
 
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/json_line.hpp"
+#include "lockstep/core/json.hpp"
 #include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/core/json_line.hpp"
+#include "lockstep/core/json.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/data/sampler.hpp"

@@ -68,9 +68,9 @@ class Probe {
           rank_failed(what_it_is_in(), notice.rank, notice.words, engine_.rank()));
     } else if (notice.kind == Notice::Kind::differs) {
       engine_.pending().note(verdict(board, notice.rank));
-    } else if (notice.kind == Notice::Kind::question && (is_time || told_ == Position{never, ""})) {
+    } else if (notice.kind == Notice::Kind::question && (is_time || told_.calls == never)) {
       const auto call = engine_.waiting();
-      const Position position{head().calls, call ? call->call.text() : ""};
+      const Position position{head().calls, 0, call ? call->call.text() : ""};
       if (position != told_) board.set_position(position);
       told_ = position;
     }
@@ -78,7 +78,7 @@ class Probe {
 
   /// Rank 0 shows how far it is, and the others compare once they are there too.
   void compare(const NoticeBoard& board, Notice& notice) {
-    const LogHead own = head();
+    const Position own = head();
     if (engine_.rank() == Rank{0}) {
       if (own != head_) board.set_head(own);
       head_ = own;
@@ -152,7 +152,7 @@ class Probe {
   CallLog log() const {
     return engine_.with_log([](const CallLog& log) { return log; });
   }
-  LogHead head() const {
+  Position head() const {
     return engine_.with_log([](const CallLog& log) { return log.head(); });
   }
 
@@ -167,8 +167,8 @@ class Probe {
   Notice notice_;
   Clock::time_point next_request_{};
   bool asked_ = false;
-  Position told_{never, ""};
-  LogHead head_;  // on rank 0 what it has shown, elsewhere what it has read
+  Position told_{never};
+  Position head_;  // on rank 0 what it has shown, elsewhere what it has read
   std::uint64_t compared_ = 0;
   std::optional<Clock::time_point> reported_;
 };
