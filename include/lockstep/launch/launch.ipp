@@ -4,45 +4,26 @@
 /// threads, and the launcher, `./trainer --ranks 4`, which is the program itself.
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <csignal>
-#include <cstddef>
-#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
-#include <initializer_list>
 #include <iostream>
-#include <iterator>
-#include <memory>
 #include <mutex>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/file.hpp"
-#include "lockstep/core/macros.hpp"
 #include "lockstep/core/scope_guard.hpp"
-#include "lockstep/core/standard.hpp"
 #include "lockstep/core/terminal.hpp"
 #include "lockstep/core/thread.hpp"
-#include "lockstep/core/utility.hpp"
-#include "lockstep/launch/environment.hpp"
 #include "lockstep/launch/host.hpp"
 #include "lockstep/launch/launch.hpp"
 #include "lockstep/launch/meeting.hpp"
 #include "lockstep/launch/outcome.hpp"
-#include "lockstep/launch/program_options.hpp"
-#include "lockstep/launch/rendezvous.hpp"
-#include "lockstep/launch/store_protocol.hpp"
-#include "lockstep/launch/store_server.hpp"
 #include "lockstep/launch/supervisor.hpp"
 #include "lockstep/version.hpp"
 
@@ -101,6 +82,20 @@ LOCKSTEP_INLINE std::string flag_name(std::string_view argument) {
   return name;
 }
 
+/// Has a program's command line this option, before a `--`?
+template <class Words>
+bool is_given(const Words& words, std::string_view name) {
+  for (std::size_t i = 1; i < words.size() && words[i] != "--"; ++i) {
+    if (flag_name(words[i]) == name) return true;
+  }
+  return false;
+}
+
+/// Do ranks with these arguments save their state when they are asked to end?
+LOCKSTEP_INLINE bool saves_on_request(const std::vector<std::string>& arguments) {
+  return is_given(arguments, "--checkpoint");
+}
+
 LOCKSTEP_INLINE const Flag* find_flag(std::string_view name, std::span<const Flag> flags) {
   for (const Flag& flag : flags) {
     if (flag.name == name) return &flag;
@@ -130,11 +125,18 @@ LOCKSTEP_INLINE std::size_t letters_apart(std::string_view a, std::string_view b
   return cost.back();
 }
 
-/// The names that other launchers have for `--ranks` and for `--rendezvous`.
-inline constexpr std::string_view names_of_ranks[] = {
-    "np", "nproc", "ntasks", "nproc-per-node", "num-ranks", "world-size"};
-inline constexpr std::string_view names_of_rendezvous[] = {"rdzv-endpoint", "rdzv", "master-addr",
-                                                           "master-port"};
+/// The names that other launchers have for options of this one.
+inline constexpr std::pair<std::string_view, std::string_view> names_elsewhere[] = {
+    {"np", "--ranks"},
+    {"nproc", "--ranks"},
+    {"ntasks", "--ranks"},
+    {"nproc-per-node", "--ranks"},
+    {"num-ranks", "--ranks"},
+    {"world-size", "--ranks"},
+    {"rdzv", "--rendezvous"},
+    {"rdzv-endpoint", "--rendezvous"},
+    {"master-addr", "--rendezvous"},
+    {"master-port", "--rendezvous"}};
 
 LOCKSTEP_INLINE std::string_view meant_flag(std::string_view name, std::span<const Flag> flags) {
   const auto word = [](std::string_view dashed) {
@@ -142,12 +144,9 @@ LOCKSTEP_INLINE std::string_view meant_flag(std::string_view name, std::span<con
   };
   const std::string_view written = word(name);
   if (written.size() == name.size() || written.empty()) return {};
-  const auto is_one_of = [&](std::span<const std::string_view> names, std::string_view ours) {
-    return std::find(names.begin(), names.end(), written) != names.end() &&
-           find_flag(ours, flags) != nullptr;
-  };
-  if (is_one_of(names_of_ranks, "--ranks")) return "--ranks";
-  if (is_one_of(names_of_rendezvous, "--rendezvous")) return "--rendezvous";
+  for (const auto& [other, ours] : names_elsewhere) {
+    if (written == other && find_flag(ours, flags) != nullptr) return ours;
+  }
   for (const Flag& flag : flags) {
     const std::string_view known = word(flag.name);
     const std::size_t apart = letters_apart(written, known);
@@ -169,16 +168,15 @@ LOCKSTEP_INLINE CutArguments cut_arguments(std::span<const std::string_view> arg
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const std::string_view argument = arguments[i];
     if (i != 0 && argument == "--") {
-      cut.rest.insert(cut.rest.end(), arguments.begin() + static_cast<std::ptrdiff_t>(i),
-                      arguments.end());
-      return cut;
+      for (; i < arguments.size(); ++i) cut.rest.emplace_back(arguments[i]);
+      break;
     }
-    const std::string name = flag_name(argument);
-    const Flag* const ours = i == 0 ? nullptr : find_flag(name, flags);
-    const Flag* const flag = i == 0 || ours != nullptr ? ours : find_flag(name, others);
+    const std::string name = i == 0 ? "" : flag_name(argument);
+    const Flag* const ours = find_flag(name, flags);
+    const Flag* const flag = ours != nullptr ? ours : find_flag(name, others);
     if (flag == nullptr) {
-      std::string_view meant = i == 0 ? std::string_view() : meant_flag(name, flags);
-      if (i != 0 && meant.empty()) meant = meant_flag(name, others);
+      std::string_view meant = meant_flag(name, flags);
+      if (meant.empty()) meant = meant_flag(name, others);
       if (!meant.empty()) {
         fail("launch", {"there is no option ", argument.substr(0, argument.find('='))},
              text({"did you mean ", meant, "? An option of the program's own goes behind --"}));
@@ -200,33 +198,25 @@ LOCKSTEP_INLINE CutArguments cut_arguments(std::span<const std::string_view> arg
       fail("launch", {flag->name, " has no value"},
            text({"give it one, as in ", flag->name, " ", flag->value == "N" ? "4" : flag->value}));
     }
-    if (ours != nullptr) {
-      const std::string_view joined = is_joined ? argument.substr(equals + 1) : std::string_view();
-      cut.given.push_back({flag->name, takes_next ? arguments[i + 1] : joined});
-    } else {
-      cut.rest.emplace_back(argument);
-      if (takes_next) cut.rest.emplace_back(arguments[i + 1]);
-    }
-    if (takes_next) ++i;
+    if (ours == nullptr) cut.rest.emplace_back(argument);
+    const std::string_view value = takes_next  ? arguments[++i]
+                                   : is_joined ? argument.substr(equals + 1)
+                                               : std::string_view();
+    if (ours != nullptr) cut.given.push_back({flag->name, value});
+    if (ours == nullptr && takes_next) cut.rest.emplace_back(value);
   }
   return cut;
-}
-
-/// Throws at options of other launchers that would start ranks on several hosts.
-LOCKSTEP_INLINE void require_one_host(std::span<const std::string_view> arguments) {
-  for (std::size_t i = 1; i < arguments.size() && arguments[i] != "--"; ++i) {
-    const std::string name = flag_name(arguments[i]);
-    if (name != "--nodes" && name != "--nnodes" && name != "--node-rank") continue;
-    fail("launch", {name, " is given, and --ranks starts ranks on this host only"},
-         "start a job of several hosts with torchrun, srun or mpirun");
-  }
 }
 
 LOCKSTEP_INLINE LaunchOptions parse_options(int argc, char** argv,
                                             std::span<const Flag> job_flags) {
   LaunchOptions options;
   const std::vector<std::string_view> arguments(argv, argv + argc);
-  require_one_host(arguments);
+  for (const char* const name : {"--nodes", "--nnodes", "--node-rank"}) {
+    if (!is_given(arguments, name)) continue;
+    fail("launch", {name, " is given, and --ranks starts ranks on this host only"},
+         "start a job of several hosts with torchrun, srun or mpirun");
+  }
   CutArguments cut = cut_arguments(arguments, launch_flags, job_flags);
   options.rest = std::move(cut.rest);
   for (const auto& [name, value] : cut.given) {
@@ -243,23 +233,8 @@ LOCKSTEP_INLINE LaunchOptions parse_options(int argc, char** argv,
   return options;
 }
 
-LOCKSTEP_INLINE bool asks_for(std::span<const std::string_view> arguments, std::string_view name) {
-  for (std::size_t i = 1; i < arguments.size() && arguments[i] != "--"; ++i) {
-    if (arguments[i] == name) return true;
-  }
-  return false;
-}
-
-/// An option's name as the command line spells it.
-LOCKSTEP_INLINE std::string dashed(std::string_view name) {
-  std::string dashed = text({"--", name});
-  std::replace(dashed.begin(), dashed.end(), '_', '-');
-  return dashed;
-}
-
 LOCKSTEP_INLINE std::vector<Flag> flags_of(const std::vector<ProgramOptions::Asked>& asked) {
   std::vector<Flag> flags;
-  flags.reserve(asked.size());
   for (const auto& option : asked) flags.push_back({option.name, option.value, option.help});
   return flags;
 }
@@ -273,15 +248,21 @@ LOCKSTEP_INLINE void add_flag_lines(std::string& lines, std::span<const Flag> fl
   }
 }
 
+LOCKSTEP_INLINE std::string usage_text(std::string_view program, std::string_view words,
+                                       std::string_view title,
+                                       const std::vector<ProgramOptions::Asked>& asked) {
+  program.remove_prefix(program.find_last_of('/') + 1);
+  std::string lines = text({"usage: ", program, " ", words, "\n"});
+  if (!asked.empty()) lines += text({"\n", title, "\n"});
+  add_flag_lines(lines, flags_of(asked));
+  return lines;
+}
+
 LOCKSTEP_INLINE std::string help_text(std::string_view program, std::span<const Flag> others,
                                       const std::vector<ProgramOptions::Asked>& asked,
                                       std::string_view note) {
-  program.remove_prefix(program.find_last_of('/') + 1);
-  std::string lines = text({"usage: ", program, " [OPTIONS] [ARGUMENTS]\n"});
-  if (!asked.empty()) {
-    lines += "\nOptions of this program:\n";
-    add_flag_lines(lines, flags_of(asked));
-  }
+  std::string lines =
+      usage_text(program, "[OPTIONS] [ARGUMENTS]", "Options of this program:", asked);
   if (!note.empty()) lines += text({"\n", note, "\n"});
   lines += text({"\nOptions of lockstep ", version, ", which starts the ranks of this program:\n"});
   add_flag_lines(lines, others);
@@ -320,10 +301,8 @@ LOCKSTEP_INLINE bool ProgramOptions::finish() {
     close();
     return false;
   }
-  std::string_view program = left_.empty() ? "program" : std::string_view(left_[0]);
-  program.remove_prefix(program.find_last_of('/') + 1);
-  std::string lines = detail::text({"usage: ", program, " [OPTIONS]\n\nOptions:\n"});
-  detail::add_flag_lines(lines, detail::flags_of(asked_));
+  const std::string_view program = left_.empty() ? "program" : std::string_view(left_[0]);
+  std::string lines = detail::usage_text(program, "[OPTIONS]", "Options:", asked_);
   const detail::Flag help{"--help", "", "print this text"};
   detail::add_flag_lines(lines, {&help, 1});
   std::fputs(lines.c_str(), stdout);
@@ -340,7 +319,7 @@ LOCKSTEP_INLINE void ProgramOptions::refuse(std::initializer_list<detail::Word> 
 
 LOCKSTEP_INLINE void ProgramOptions::refuse_value(std::string_view name, std::string_view value,
                                                   std::string_view advice) {
-  refuse({detail::dashed(name), " is '", value, "'"}, advice);
+  refuse({detail::flag_name(detail::text({"--", name})), " is '", value, "'"}, advice);
 }
 
 LOCKSTEP_INLINE std::optional<std::string_view> ProgramOptions::ask(std::string_view name,
@@ -348,7 +327,7 @@ LOCKSTEP_INLINE std::optional<std::string_view> ProgramOptions::ask(std::string_
                                                                     std::string_view otherwise,
                                                                     std::string_view help,
                                                                     const bool& /*is_noted*/) {
-  const std::string dashed = detail::dashed(name);
+  const std::string dashed = detail::flag_name(detail::text({"--", name}));
   const auto is_asked = [&](const Asked& option) { return option.name == dashed; };
   auto known = std::find_if(asked_.begin(), asked_.end(), is_asked);
   if (known == asked_.end()) {
@@ -414,11 +393,9 @@ LOCKSTEP_INLINE std::vector<std::string> ProgramOptions::take(std::span<const de
     const bool has_value = !detail::find_flag(name, flags)->value.empty();
     taken_.push_back(detail::text({name, has_value ? "=" : "", value}));
   }
-  std::vector<std::string> left = std::move(cut.rest);
-  const std::size_t behind = left.size();
-  left.insert(left.end(), left_.begin() + static_cast<std::ptrdiff_t>(behind_), left_.end());
-  left_ = std::move(left);
-  behind_ = behind;
+  const auto begin = left_.begin();
+  left_.erase(begin, begin + static_cast<std::ptrdiff_t>(std::exchange(behind_, cut.rest.size())));
+  left_.insert(left_.begin(), cut.rest.begin(), cut.rest.end());
   return taken_;
 }
 
@@ -454,23 +431,17 @@ LOCKSTEP_INLINE void ProgramOptions::end(Readers readers) {
 
 LOCKSTEP_INLINE void ProgramOptions::refuse_unknown(const std::string& word) {
   std::vector<detail::Flag> known = detail::flags_of(asked_);
-  std::string names;
+  std::string advice;
   for (const detail::Flag& flag : known)
-    names += detail::text({names.empty() ? "" : ", ", flag.name});
+    advice += detail::text({advice.empty() ? "this program has " : ", ", flag.name});
+  advice += advice.empty() ? "this program has none of its own, and --help prints those of "
+                             "lockstep. A program that reads its own arguments calls arguments() "
+                             "of its session or job first"
+                           : "; --help prints all";
   known.insert(known.end(), reserved_.begin(), reserved_.end());
-  const std::string name = detail::flag_name(word);
-  const std::string_view meant = detail::meant_flag(name, known);
-  const std::string_view written = std::string_view(word).substr(0, word.find('='));
-  if (!meant.empty()) {
-    refuse({"there is no option ", written}, detail::text({"did you mean ", meant, "?"}));
-  }
-  if (!names.empty()) {
-    refuse({"there is no option ", written},
-           detail::text({"this program has ", names, "; --help prints all"}));
-  }
-  refuse({"there is no option ", written},
-         "this program has none of its own, and --help prints those of lockstep. A program that "
-         "reads its own arguments calls arguments() of its session or job first");
+  const std::string_view meant = detail::meant_flag(detail::flag_name(word), known);
+  if (!meant.empty()) advice = detail::text({"did you mean ", meant, "?"});
+  refuse({"there is no option ", std::string_view(word).substr(0, word.find('='))}, advice);
 }
 
 }  // namespace lockstep
@@ -505,17 +476,6 @@ class LaunchCount {
 
 namespace lockstep {
 
-LOCKSTEP_INLINE Session::Session(Membership membership, Store store)
-    : Session(std::move(membership), std::move(store), nullptr) {}
-
-LOCKSTEP_INLINE Session::Session(Membership membership, Store store,
-                                 std::unique_ptr<detail::StoreHost> host)
-    : membership_(std::move(membership)),
-      host_(std::move(host)),
-      store_(std::make_unique<Store>(std::move(store))) {}
-
-LOCKSTEP_INLINE Session::Session(Session&&) noexcept = default;
-
 LOCKSTEP_INLINE Session::~Session() {
   store_.reset();
   if (host_ && world() > WorldSize{1} && !scope_.is_failure()) {
@@ -523,20 +483,15 @@ LOCKSTEP_INLINE Session::~Session() {
   }
 }
 
-LOCKSTEP_INLINE void Session::set_arguments(const std::vector<std::string>& arguments,
-                                            bool asks_for_help) {
-  options_ = ProgramOptions(arguments, rank() == Rank{0}, asks_for_help);
-}
-
 namespace detail {
 
 /// The place of a process that is a whole job.
 LOCKSTEP_INLINE RankPlacement alone_place(std::size_t threads = 1) {
-  RankPlacement place{"the program", Rank{0}, WorldSize{1}};
+  RankPlacement place("the program", Rank{0}, WorldSize{1});
   place.local_world = 1;
   place.ports = {0};
   place.secret = random_id();
-  place.threads = threads;
+  place.process_ranks = threads;
   return place;
 }
 
@@ -556,7 +511,7 @@ LOCKSTEP_INLINE Session join(std::string_view init_method, Rank rank, WorldSize 
   }
   if (init_method.starts_with("tcp://")) {
     const auto store = detail::parse_endpoint("the init method", init_method.substr(6));
-    detail::RankPlacement place{"the program", rank, world};
+    detail::RankPlacement place("the program", rank, world);
     place.host = store.host;
     place.ports = {store.port};
     place.secret = detail::derived_secret("", store.port, detail::LaunchEnvironment().secret());
@@ -724,15 +679,15 @@ class ThreadEnds {
   int status_ = 0;
 };
 
-/// Calls `run(session)`, which returns an exit status, on `place.threads` threads, each a rank of
-/// the job. That is this process, or several with as many threads each. When one of several
+/// Calls `run(session)`, which returns an exit status, on `place.process_ranks` threads, each a
+/// rank of the job. That is this process, or several with as many threads each. When one of several
 /// processes has a rank that failed, its others have a while to end; then it ends, even if a thread
 /// still waits for other processes.
 LOCKSTEP_INLINE void run_threads(RankPlacement place, std::chrono::milliseconds timeout,
                                  std::chrono::milliseconds grace, ThreadEnds& ends,
                                  FunctionRef<int(Session&)> run) {
   const std::string name = place.host;
-  const std::size_t ranks = place.threads;
+  const std::size_t ranks = place.process_ranks;
   const std::size_t first = place.rank.value() * ranks;
   const bool is_whole = place.world == WorldSize{1} && !place.hosted;
   if (is_whole) allow_open_files(3 * ranks + 64, "a process of", ranks);
@@ -751,16 +706,13 @@ LOCKSTEP_INLINE void run_threads(RankPlacement place, std::chrono::milliseconds 
   std::vector<Thread> threads;
   for (std::size_t r = 0; r < ranks; ++r) {
     const Rank rank{first + r};
-    const Membership member{rank,
-                            WorldSize{place.world.value() * ranks},
-                            place.local_rank * ranks + r,
-                            place.local_world * ranks,
-                            name,
-                            0,
-                            place.job,
-                            place.secret,
-                            timeout,
-                            ranks};
+    Membership member = place;
+    member.rank = rank;
+    member.world = WorldSize{place.world.value() * ranks};
+    member.local_rank = place.local_rank * ranks + r;
+    member.local_world *= ranks;
+    member.host = name;
+    member.timeout = timeout;
     const auto act = [&, member, r] {
       {
         Session session = meet_at(place, member, nullptr, std::move(stores[r]));
@@ -793,7 +745,7 @@ LOCKSTEP_INLINE int run_threads(const RankPlacement& place, std::chrono::millise
                                 const std::vector<std::string>& arguments,
                                 const Descriptor& launcher, FunctionRef<int(Session&)> run,
                                 bool asks_for_help = false) {
-  ThreadEnds ends(place.threads, launcher);
+  ThreadEnds ends(place.process_ranks, launcher);
   const auto act = [&](Session& session) {
     session.set_arguments(arguments, asks_for_help);
     return run_rank(session, run);
@@ -806,14 +758,10 @@ LOCKSTEP_INLINE int run_threads(const RankPlacement& place, std::chrono::millise
 /// path since (a rebuild), it is the kernel's link to the running one.
 LOCKSTEP_INLINE std::string own_program() {
   constexpr const char* link = "/proc/self/exe";
-  std::string path(4096, '\0');
-  const ssize_t size = ::readlink(link, path.data(), path.size());
-  path.resize(size > 0 ? static_cast<std::size_t>(size) : 0);
-  struct stat running{};
-  struct stat found{};
-  const bool same = ::stat(link, &running) == 0 && ::stat(path.c_str(), &found) == 0 &&
-                    running.st_dev == found.st_dev && running.st_ino == found.st_ino;
-  return same ? path : link;
+  char path[4096];
+  const ssize_t size = ::readlink(link, path, sizeof path);
+  const std::string_view found(path, size > 0 ? static_cast<std::size_t>(size) : 0);
+  return std::string(found.empty() || found.ends_with(" (deleted)") ? link : found);
 }
 
 /// This process's environment without the variables of a rank and the secret.
@@ -827,10 +775,9 @@ LOCKSTEP_INLINE std::vector<std::string> inherited_environment() {
   std::vector<std::string> variables;
   for (char** variable = environ; *variable != nullptr; ++variable) {
     const std::string_view text = *variable;
-    const std::string_view name = text.substr(0, text.find('='));
-    bool is_ours = false;
-    for (std::string_view own : ours) is_ours = is_ours || own == name;
-    if (!is_ours) variables.emplace_back(text);
+    const auto* const own =
+        std::find(std::begin(ours), std::end(ours), text.substr(0, text.find('=')));
+    if (own == std::end(ours)) variables.emplace_back(text);
   }
   return variables;
 }
@@ -843,7 +790,6 @@ LOCKSTEP_INLINE void add(std::vector<std::string>& list, std::initializer_list<W
 /// The pointers that execve wants.
 LOCKSTEP_INLINE std::vector<char*> pointers(std::vector<std::string>& texts) {
   std::vector<char*> list;
-  list.reserve(texts.size() + 1);
   for (std::string& text : texts) list.push_back(text.data());
   list.push_back(nullptr);
   return list;
@@ -904,7 +850,7 @@ LOCKSTEP_INLINE Outcome run_attempt(LaunchOptions& options, std::chrono::millise
         const std::size_t taken = std::min(line_prefix(rank).size(), terminal.columns);
         add(variables, {columns_variable, "=", terminal.columns - taken});
       }
-      SharedGpuVariables::add(variables, job, rank);
+      add_shared_gpu_variables(variables, job, rank);
       const std::vector<char*> environment = pointers(variables);
       const std::string cannot_start =
           Failure{"launch", "the program cannot be executed", "look at its file", rank, false}
@@ -934,24 +880,22 @@ LOCKSTEP_INLINE int launch_ranks(LaunchOptions options, std::chrono::millisecond
   }
   keep_standard_streams();
   say_openmp_share(options.ranks.value_or(1));
-  for (std::size_t restarts = 0;;) {
+  for (std::size_t restarts = 0;; ++restarts) {
     const Outcome outcome = run_attempt(options, timeout, restarts);
     const int status = outcome.shell_status();
     if (status == stopped_status)
       write_all(2, "lockstep: stopped on request; start again with --resume\n");
     if (!outcome.may_restart() || options.max_restarts == 0) return status;
-    if (restarts == options.max_restarts) {
-      write_all(
-          2, text({"lockstep: ", outcome.words(), "; it was started again ", restarts,
-                   restarts == 1 ? " time" : " times", ", as often as --max-restarts allows\n"}));
-      return status;
-    }
-    ++restarts;
-    write_all(2, text({"lockstep: ", outcome.words(), "; restart ", restarts, " of ",
-                       options.max_restarts,
-                       saves_on_request(options.rest)
-                           ? ", from the newest valid checkpoint\n"
-                           : "; there is no --checkpoint, so training starts anew\n"}));
+    const bool is_last = restarts == options.max_restarts;
+    const std::string next =
+        is_last ? text({"; it was started again ", restarts, restarts == 1 ? " time" : " times",
+                        ", as often as --max-restarts allows\n"})
+                : text({"; restart ", restarts + 1, " of ", options.max_restarts,
+                        saves_on_request(options.rest)
+                            ? ", from the newest valid checkpoint\n"
+                            : "; there is no --checkpoint, so training starts anew\n"});
+    write_all(2, text({"lockstep: ", outcome.words(), next}));
+    if (is_last) return status;
   }
 }
 
@@ -972,17 +916,11 @@ LOCKSTEP_INLINE void spawn_threads(std::size_t ranks, RankFunction f,
   ends.rethrow_first();
 }
 
-/// Runs a forked rank: learns where the store is, runs, reports a failure, and ends without the
-/// parent's atexit handlers and destructors.
-[[noreturn]] LOCKSTEP_INLINE void run_forked(Membership member, int start, int report,
-                                             RankFunction f) {
+/// Runs a forked rank, reports a failure, and ends without the parent's atexit handlers and
+/// destructors.
+[[noreturn]] LOCKSTEP_INLINE void run_forked(const Membership& member, int report, RankFunction f) {
   int status = 0;
   try {
-    const std::string words = read_all(start);
-    store_protocol::Reader told(words);
-    member.port = static_cast<std::uint16_t>(told.u32());
-    member.secret = told.text();
-    member.job = told.text();
     Store store(member.host, member.port, member.secret, member.timeout);
     f(member, store);
   } catch (...) {
@@ -1001,29 +939,25 @@ LOCKSTEP_INLINE void spawn_processes(std::size_t ranks, RankFunction f,
   std::fflush(nullptr);  // or every rank would print what is in the buffers
   allow_open_files(8 * ranks + 64, "spawn of", ranks);  // pipes, connections, pidfds
   const bool had_threads = has_other_threads();
-  std::vector<Pipe> starts;
+  const std::string secret = random_id();
+  const std::string job = random_id();
+  Descriptor listener = listen_on("127.0.0.1", 0);
+  const std::uint16_t port = local_port(listener.get());
   Outcome outcome;
   {
     Supervisor supervisor(false, false);
     for (std::size_t r = 0; r < ranks; ++r) {
-      starts.push_back(make_pipe());
       Pipe report = make_pipe();
-      const Membership member{Rank{r}, WorldSize{ranks}, r, ranks, "127.0.0.1", 0, "", "", timeout};
+      const Membership member{Rank{r}, WorldSize{ranks}, r,      ranks, "127.0.0.1", port,
+                              job,     secret,           timeout};
       supervisor.start(Rank{r}, std::move(report.read), [&] {
-        for (Pipe& start : starts) start.write.close();
+        listener.close();
         use_openmp_share(ranks, had_threads);
-        run_forked(member, starts[r].read.get(), report.write.get(), f);
+        run_forked(member, report.write.get(), f);
       });
     }
     // The server starts after the forks, so that ranks inherit neither its sockets nor threads.
-    const std::string secret = random_id();
-    const StoreServer server(secret);
-    const std::string told =
-        store_protocol::Writer{}.u32(server.port()).text(secret).text(random_id()).bytes();
-    for (Pipe& start : starts) {
-      write_all(start.write.get(), told);
-      start.write.close();
-    }
+    const StoreServer server(secret, std::move(listener));
     outcome = supervisor.run();
   }
   if (outcome.interrupted != 0) {
@@ -1063,7 +997,7 @@ struct Start {
     require_local_rank();
     require_restarts();
     timeout = options.timeout.value_or(LaunchEnvironment().timeout().value_or(default_timeout));
-    if (place) SharedGpuVariables::add_to_this_process(*place);
+    if (place) prepare_shared_gpus(place->job, place->rank);
     // Through a pipe, stdio would keep lines back until a block is full. The user would see them
     // late, and those before a crash never.
     if (place && place->hosted) std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
@@ -1088,8 +1022,8 @@ struct Start {
   bool answer(int argc, char** argv, std::span<const Flag> flags, FunctionRef<int(Session&)> run,
               std::size_t ranks) {
     const std::vector<std::string_view> arguments(argv, argv + argc);
-    const bool wants_help = asks_for(arguments, "--help");
-    is_answered = wants_help || asks_for(arguments, "--version");
+    const bool wants_help = is_given(arguments, "--help");
+    is_answered = wants_help || is_given(arguments, "--version");
     if (!is_answered || count.number() != 1) return is_answered;
     // A place without a meeting point is an error for a rank, but this one meets nobody.
     const auto where = LaunchEnvironment(Endpoint{"127.0.0.1", 1}).placement();
@@ -1224,7 +1158,7 @@ LOCKSTEP_INLINE int launch_as(RanksAs how, int argc, char** argv,
       rank = place ? place->rank : Rank{0};
     } else if (how == RanksAs::threads_of_processes && place &&
                (place->hosted || place->world > WorldSize{1})) {
-      start.place->threads = threads_of(*place, options, default_ranks);
+      start.place->process_ranks = threads_of(*place, options, default_ranks);
       return status_after(run_on_threads(*place), late, launcher);
     } else {
       require_one_process(start, how == RanksAs::replicas ? "replicas" : "ranks");

@@ -66,9 +66,6 @@ CutArguments cut_arguments(std::span<const std::string_view> arguments, std::spa
 /// The option that somebody who wrote `name` has meant, or nothing.
 std::string_view meant_flag(std::string_view name, std::span<const Flag> flags);
 
-/// Does the program's user ask for `name`, an option without a value?
-bool asks_for(std::span<const std::string_view> arguments, std::string_view name);
-
 /// An argument's name as flags are spelt: without a value, and with hyphens.
 std::string flag_name(std::string_view argument);
 

@@ -6,8 +6,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "lockstep/core/macros.hpp"
@@ -58,9 +60,10 @@ std::string host_identity();
 /// rank it does not wait, so that the others notice.
 class Session {
  public:
-  Session(Membership membership, Store store);
-  Session(Membership membership, Store store, std::unique_ptr<detail::StoreHost> host);
-  Session(Session&&) noexcept;
+  /// `host` is the job's store, where this process has it.
+  Session(Membership membership, Store store, std::shared_ptr<detail::StoreHost> host = nullptr)
+      : membership_(std::move(membership)), host_(std::move(host)), store_(std::move(store)) {}
+  Session(Session&&) noexcept = default;
   Session& operator=(Session&&) = delete;
   ~Session();
 
@@ -85,14 +88,16 @@ class Session {
   ProgramOptions& options() { return options_; }
   /// `arguments` are what the launcher has left: the program's name first, and `--` where it was
   /// given.
-  void set_arguments(const std::vector<std::string>& arguments, bool asks_for_help = false);
+  void set_arguments(const std::vector<std::string>& arguments, bool asks_for_help = false) {
+    options_ = ProgramOptions(arguments, rank() == Rank{0}, asks_for_help);
+  }
 
  private:
   Membership membership_;
   ProgramOptions options_;
   detail::EndOfScope scope_;
-  std::unique_ptr<detail::StoreHost> host_;
-  std::unique_ptr<Store> store_;
+  std::shared_ptr<detail::StoreHost> host_;
+  std::optional<Store> store_;
 };
 
 }  // namespace lockstep

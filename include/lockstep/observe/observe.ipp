@@ -6,19 +6,11 @@
 #include <unistd.h>
 #include <algorithm>
 #include <cerrno>
-#include <cstddef>
-#include <cstdio>
-#include <cstdlib>
-#include <utility>
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/file.hpp"
-#include "lockstep/core/macros.hpp"
-#include "lockstep/core/text.hpp"
 #include "lockstep/launch/store_protocol.hpp"
 #include "lockstep/observe/display.hpp"
-#include "lockstep/observe/scores.hpp"
-#include "lockstep/observe/summary.hpp"
 
 LOCKSTEP_COLD_BEGIN
 
