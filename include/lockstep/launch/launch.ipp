@@ -233,7 +233,7 @@ LOCKSTEP_INLINE LaunchOptions parse_options(int argc, char** argv,
   return options;
 }
 
-LOCKSTEP_INLINE std::vector<Flag> flags_of(const std::vector<ProgramOptions::Asked>& asked) {
+LOCKSTEP_INLINE std::vector<Flag> flags_of(const std::vector<AskedOption>& asked) {
   std::vector<Flag> flags;
   for (const auto& option : asked) flags.push_back({option.name, option.value, option.help});
   return flags;
@@ -250,7 +250,7 @@ LOCKSTEP_INLINE void add_flag_lines(std::string& lines, std::span<const Flag> fl
 
 LOCKSTEP_INLINE std::string usage_text(std::string_view program, std::string_view words,
                                        std::string_view title,
-                                       const std::vector<ProgramOptions::Asked>& asked) {
+                                       const std::vector<AskedOption>& asked) {
   program.remove_prefix(program.find_last_of('/') + 1);
   std::string lines = text({"usage: ", program, " ", words, "\n"});
   if (!asked.empty()) lines += text({"\n", title, "\n"});
@@ -259,7 +259,7 @@ LOCKSTEP_INLINE std::string usage_text(std::string_view program, std::string_vie
 }
 
 LOCKSTEP_INLINE std::string help_text(std::string_view program, std::span<const Flag> others,
-                                      const std::vector<ProgramOptions::Asked>& asked,
+                                      const std::vector<AskedOption>& asked,
                                       std::string_view note) {
   std::string lines =
       usage_text(program, "[OPTIONS] [ARGUMENTS]", "Options of this program:", asked);
@@ -271,182 +271,6 @@ LOCKSTEP_INLINE std::string help_text(std::string_view program, std::span<const 
          "\nAll other arguments are the program's own, and so is everything behind --.\n"
          "torchrun, mpirun and srun may start the ranks instead.\n";
 }
-
-}  // namespace lockstep::detail
-
-namespace lockstep {
-
-LOCKSTEP_INLINE ProgramOptions::ProgramOptions(const std::vector<std::string>& words, bool speaks,
-                                               bool asks_for_help)
-    : left_(words), speaks_(speaks), asks_for_help_(asks_for_help), is_launched_(true) {
-  const auto first = left_.begin() + (left_.empty() ? 0 : 1);
-  const auto dashes = std::find(first, left_.end(), "--");
-  behind_ = static_cast<std::size_t>(dashes - left_.begin());
-  if (dashes != left_.end()) left_.erase(dashes);
-}
-
-LOCKSTEP_INLINE ProgramOptions::ProgramOptions(int argc, char** argv)
-    : ProgramOptions(std::vector<std::string>(argv, argv + argc), true) {
-  is_launched_ = false;
-  for (std::size_t i = 1; i < behind_; ++i) {
-    if (left_[i] != "--help") continue;
-    asks_for_help_ = true;
-    left_.erase(left_.begin() + static_cast<std::ptrdiff_t>(i--));
-    --behind_;
-  }
-}
-
-LOCKSTEP_INLINE bool ProgramOptions::finish() {
-  if (!asks_for_help_) {
-    close();
-    return false;
-  }
-  const std::string_view program = left_.empty() ? "program" : std::string_view(left_[0]);
-  std::string lines = detail::usage_text(program, "[OPTIONS]", "Options:", asked_);
-  const detail::Flag help{"--help", "", "print this text"};
-  detail::add_flag_lines(lines, {&help, 1});
-  std::fputs(lines.c_str(), stdout);
-  std::fflush(stdout);
-  return true;
-}
-
-LOCKSTEP_INLINE void ProgramOptions::refuse(std::initializer_list<detail::Word> problem,
-                                            std::string_view advice) {
-  const Error error("launch", detail::text(problem), advice);
-  // All ranks have the same command line, and one of them says what is wrong with it.
-  throw speaks_ ? error : error.as_consequence();
-}
-
-LOCKSTEP_INLINE void ProgramOptions::refuse_value(std::string_view name, std::string_view value,
-                                                  std::string_view advice) {
-  refuse({detail::flag_name(detail::text({"--", name})), " is '", value, "'"}, advice);
-}
-
-LOCKSTEP_INLINE std::optional<std::string_view> ProgramOptions::ask(std::string_view name,
-                                                                    std::string_view value,
-                                                                    std::string_view otherwise,
-                                                                    std::string_view help,
-                                                                    const bool& /*is_noted*/) {
-  const std::string dashed = detail::flag_name(detail::text({"--", name}));
-  const auto is_asked = [&](const Asked& option) { return option.name == dashed; };
-  auto known = std::find_if(asked_.begin(), asked_.end(), is_asked);
-  if (known == asked_.end()) {
-    if (name.empty() || name[0] == '-' || name.find_first_of("= ") != std::string_view::npos) {
-      refuse({"an option cannot be called '", name, "'"},
-             "name it without dashes, as in option(\"epochs\", 8)");
-    }
-    if (detail::find_flag(dashed, reserved_) != nullptr || dashed == "--help" ||
-        (is_launched_ && detail::find_flag(dashed, detail::launch_flags) != nullptr)) {
-      refuse({"the program asks for ", dashed, ", which is an option of lockstep's own"},
-             "give the program's another name");
-    }
-    if (is_closed_) {
-      refuse({"the program asks for ", dashed, " when ranks are already at work"},
-             "ask for all options first: before the job's first operation, and before the session "
-             "makes its first group");
-    }
-    std::string text(help);
-    if (!otherwise.empty()) text += detail::text({text.empty() ? "(" : " (", otherwise, ")"});
-    asked_.push_back({dashed, std::string(value), std::move(text)});
-    known = asked_.end() - 1;
-    known->given = find(dashed, !value.empty(), otherwise);
-  }
-  const std::optional<std::string>& given = known->given;
-  return given ? std::optional<std::string_view>(*given) : std::nullopt;
-}
-
-LOCKSTEP_INLINE std::optional<std::string> ProgramOptions::find(const std::string& name,
-                                                                bool has_value,
-                                                                std::string_view otherwise) {
-  std::optional<std::string> given;
-  for (std::size_t i = 1; i < left_.size(); ++i) {
-    if (detail::flag_name(left_[i]) != name) continue;
-    if (given) refuse({name, " is given twice"}, "give it once");
-    const std::size_t equals = left_[i].find('=');
-    std::size_t words = 1;
-    if (equals != std::string::npos) {
-      given = left_[i].substr(equals + 1);
-    } else if (!has_value) {
-      given = "true";
-    } else if (i + 1 == left_.size() || i + 1 == behind_ || left_[i + 1].starts_with("--")) {
-      const std::string_view example = otherwise.empty() ? "VALUE" : otherwise;
-      refuse({name, " has no value"}, detail::text({"give it one, as in ", name, " ", example}));
-    } else {
-      given = left_[i + 1];
-      words = 2;
-    }
-    const auto first = left_.begin() + static_cast<std::ptrdiff_t>(i);
-    left_.erase(first, first + static_cast<std::ptrdiff_t>(words));
-    if (i < behind_) behind_ -= words;
-    --i;
-  }
-  return given;
-}
-
-LOCKSTEP_INLINE std::vector<std::string> ProgramOptions::take(std::span<const detail::Flag> flags) {
-  if (takers_++ == 0) reserved_.assign(flags.begin(), flags.end());
-  if (taken_.empty() && !left_.empty()) taken_.push_back(left_[0]);
-  const std::vector<std::string_view> front(left_.begin(),
-                                            left_.begin() + static_cast<std::ptrdiff_t>(behind_));
-  detail::CutArguments cut = detail::cut_arguments(front, flags);
-  for (const auto& [name, value] : cut.given) {
-    const bool has_value = !detail::find_flag(name, flags)->value.empty();
-    taken_.push_back(detail::text({name, has_value ? "=" : "", value}));
-  }
-  const auto begin = left_.begin();
-  left_.erase(begin, begin + static_cast<std::ptrdiff_t>(std::exchange(behind_, cut.rest.size())));
-  left_.insert(left_.begin(), cut.rest.begin(), cut.rest.end());
-  return taken_;
-}
-
-LOCKSTEP_INLINE void ProgramOptions::end(Readers readers) {
-  is_closed_ = true;
-  if (asks_for_help_) {
-    if (std::uncaught_exceptions() == 0) throw detail::HelpAsked();
-    return;  // a destructor calls, on the way out
-  }
-  is_checked_ = readers == Readers::all;
-  if (is_read_ && asked_.empty()) return;  // the program knows what its words mean
-  for (std::size_t i = 1; i < left_.size(); ++i) {
-    const bool is_option = i < behind_ && left_[i].size() > 2 && left_[i].starts_with("--");
-    if (readers == Readers::some && is_option) {
-      // A job that is made later reads it.
-      const std::string name = detail::flag_name(left_[i]);
-      const auto* flag = detail::find_flag(name, detail::ProgramTraits::get().flags);
-      if (flag != nullptr) {
-        if (!flag->value.empty() && left_[i].find('=') == std::string::npos) ++i;
-        continue;
-      }
-    }
-    if (is_option) refuse_unknown(left_[i]);
-    // Programs with a session alone often read words late, or read `argv` themselves.
-    const bool has_readers = is_left_ || !asked_.empty();
-    if (readers == Readers::all && has_readers && !is_read_) {
-      refuse({"nothing in this program reads '", left_[i], "'"},
-             "leave it out; --help prints the options. A program that reads its own arguments "
-             "calls arguments() of its session or job first");
-    }
-  }
-}
-
-LOCKSTEP_INLINE void ProgramOptions::refuse_unknown(const std::string& word) {
-  std::vector<detail::Flag> known = detail::flags_of(asked_);
-  std::string advice;
-  for (const detail::Flag& flag : known)
-    advice += detail::text({advice.empty() ? "this program has " : ", ", flag.name});
-  advice += advice.empty() ? "this program has none of its own, and --help prints those of "
-                             "lockstep. A program that reads its own arguments calls arguments() "
-                             "of its session or job first"
-                           : "; --help prints all";
-  known.insert(known.end(), reserved_.begin(), reserved_.end());
-  const std::string_view meant = detail::meant_flag(detail::flag_name(word), known);
-  if (!meant.empty()) advice = detail::text({"did you mean ", meant, "?"});
-  refuse({"there is no option ", std::string_view(word).substr(0, word.find('='))}, advice);
-}
-
-}  // namespace lockstep
-
-namespace lockstep::detail {
 
 LOCKSTEP_INLINE std::size_t restart_count() { return LaunchEnvironment().restarts(); }
 
@@ -472,19 +296,6 @@ class LaunchCount {
   std::size_t number_;
 };
 
-}  // namespace lockstep::detail
-
-namespace lockstep {
-
-LOCKSTEP_INLINE Session::~Session() {
-  store_.reset();
-  if (host_ && world() > WorldSize{1} && !scope_.is_failure()) {
-    host_->server.wait_until_unused(detail::Deadline::after(membership_.timeout));
-  }
-}
-
-namespace detail {
-
 /// The place of a process that is a whole job.
 LOCKSTEP_INLINE RankPlacement alone_place(std::size_t threads = 1) {
   RankPlacement place("the program", Rank{0}, WorldSize{1});
@@ -499,47 +310,6 @@ LOCKSTEP_INLINE Session join_alone(std::chrono::milliseconds timeout) {
   return join_at(alone_place(), timeout);
 }
 
-}  // namespace detail
-
-LOCKSTEP_INLINE Session join(std::string_view init_method, Rank rank, WorldSize world,
-                             std::chrono::milliseconds timeout) {
-  if (init_method == "env://") {
-    return detail::join_at(detail::LaunchEnvironment().meeting_place(rank, world), timeout);
-  }
-  if (init_method.starts_with("file://")) {
-    return detail::join_by_file(init_method.substr(7), rank, world, timeout);
-  }
-  if (init_method.starts_with("tcp://")) {
-    const auto store = detail::parse_endpoint("the init method", init_method.substr(6));
-    detail::RankPlacement place("the program", rank, world);
-    place.host = store.host;
-    place.ports = {store.port};
-    place.secret = detail::derived_secret("", store.port, detail::LaunchEnvironment().secret());
-    return detail::join_at(std::move(place), timeout);
-  }
-  detail::fail("join", {"'", init_method, "' is not an init method"},
-               "use env://, tcp://host:port or file:///path", rank);
-}
-
-LOCKSTEP_INLINE Session join(std::chrono::milliseconds timeout) {
-  if (detail::LaunchCount::is_under_way()) {
-    throw Error("join", "launch has joined this process to its job already",
-                "inside launch use the session that it gives: ProcessGroup group(session)");
-  }
-  auto place = detail::LaunchEnvironment().placement();
-  if (place) return detail::join_at(*std::move(place), timeout);
-  // The words of a command line end with zeros.
-  const std::string words = '\0' + detail::read_file("/proc/self/cmdline");
-  if (words.find(std::string_view("\0--ranks", 8)) != std::string::npos) {
-    throw Error("join", "the program was given --ranks, and only launch starts ranks",
-                "call launch(argc, argv, f) in main, or start the program with torchrun, mpirun or "
-                "srun");
-  }
-  return detail::join_alone(timeout);
-}
-
-namespace detail {
-
 LOCKSTEP_INLINE std::string host_identity() {
   if (const char* const told = std::getenv("LOCKSTEP_HOST"); told != nullptr && *told != '\0')
     return told;
@@ -548,12 +318,6 @@ LOCKSTEP_INLINE std::string host_identity() {
   const std::string boot = read_file("/proc/sys/kernel/random/boot_id");
   return text({name, " ", std::string_view(boot).substr(0, boot.find('\n'))});
 }
-
-}  // namespace detail
-
-}  // namespace lockstep
-
-namespace lockstep::detail {
 
 /// Says that this rank was asked to stop and has saved its state; rank 0 speaks for all. Returns
 /// the exit status.
@@ -1040,7 +804,7 @@ struct Start {
   static std::string help(std::span<const std::string_view> arguments, std::span<const Flag> flags,
                           FunctionRef<int(Session&)> run, std::size_t ranks) {
     const std::string_view program = arguments.empty() ? "program" : arguments[0];
-    std::vector<ProgramOptions::Asked> asked;
+    std::vector<AskedOption> asked;
     std::string note;
     if (!ProgramTraits::get().has_options) return help_text(program, flags, asked);
     const auto until_asked = [&](Session& session) {
@@ -1184,5 +948,221 @@ LOCKSTEP_INLINE int launch_as(RanksAs how, int argc, char** argv,
 }
 
 }  // namespace lockstep::detail
+
+namespace lockstep {
+
+LOCKSTEP_INLINE ProgramOptions::ProgramOptions(const std::vector<std::string>& words, bool speaks,
+                                               bool asks_for_help)
+    : left_(words), speaks_(speaks), asks_for_help_(asks_for_help), is_launched_(true) {
+  const auto first = left_.begin() + (left_.empty() ? 0 : 1);
+  const auto dashes = std::find(first, left_.end(), "--");
+  behind_ = static_cast<std::size_t>(dashes - left_.begin());
+  if (dashes != left_.end()) left_.erase(dashes);
+}
+
+LOCKSTEP_INLINE ProgramOptions::ProgramOptions(int argc, char** argv)
+    : ProgramOptions(std::vector<std::string>(argv, argv + argc), true) {
+  is_launched_ = false;
+  for (std::size_t i = 1; i < behind_; ++i) {
+    if (left_[i] != "--help") continue;
+    asks_for_help_ = true;
+    left_.erase(left_.begin() + static_cast<std::ptrdiff_t>(i--));
+    --behind_;
+  }
+}
+
+LOCKSTEP_INLINE bool ProgramOptions::finish() {
+  if (!asks_for_help_) {
+    close();
+    return false;
+  }
+  const std::string_view program = left_.empty() ? "program" : std::string_view(left_[0]);
+  std::string lines = detail::usage_text(program, "[OPTIONS]", "Options:", asked_);
+  const detail::Flag help{"--help", "", "print this text"};
+  detail::add_flag_lines(lines, {&help, 1});
+  std::fputs(lines.c_str(), stdout);
+  std::fflush(stdout);
+  return true;
+}
+
+LOCKSTEP_INLINE void ProgramOptions::refuse(std::initializer_list<detail::Word> problem,
+                                            std::string_view advice) {
+  const Error error("launch", detail::text(problem), advice);
+  // All ranks have the same command line, and one of them says what is wrong with it.
+  throw speaks_ ? error : error.as_consequence();
+}
+
+LOCKSTEP_INLINE void ProgramOptions::refuse_value(std::string_view name, std::string_view value,
+                                                  std::string_view advice) {
+  refuse({detail::flag_name(detail::text({"--", name})), " is '", value, "'"}, advice);
+}
+
+LOCKSTEP_INLINE std::optional<std::string_view> ProgramOptions::ask(std::string_view name,
+                                                                    std::string_view value,
+                                                                    std::string_view otherwise,
+                                                                    std::string_view help,
+                                                                    const bool& /*is_noted*/) {
+  const std::string dashed = detail::flag_name(detail::text({"--", name}));
+  const auto is_asked = [&](const detail::AskedOption& option) { return option.name == dashed; };
+  auto known = std::find_if(asked_.begin(), asked_.end(), is_asked);
+  if (known == asked_.end()) {
+    if (name.empty() || name[0] == '-' || name.find_first_of("= ") != std::string_view::npos) {
+      refuse({"an option cannot be called '", name, "'"},
+             "name it without dashes, as in option(\"epochs\", 8)");
+    }
+    if (detail::find_flag(dashed, reserved_) != nullptr || dashed == "--help" ||
+        (is_launched_ && detail::find_flag(dashed, detail::launch_flags) != nullptr)) {
+      refuse({"the program asks for ", dashed, ", which is an option of lockstep's own"},
+             "give the program's another name");
+    }
+    if (is_closed_) {
+      refuse({"the program asks for ", dashed, " when ranks are already at work"},
+             "ask for all options first: before the job's first operation, and before the session "
+             "makes its first group");
+    }
+    std::string text(help);
+    if (!otherwise.empty()) text += detail::text({text.empty() ? "(" : " (", otherwise, ")"});
+    asked_.push_back({dashed, std::string(value), std::move(text)});
+    known = asked_.end() - 1;
+    known->given = find(dashed, !value.empty(), otherwise);
+  }
+  const std::optional<std::string>& given = known->given;
+  return given ? std::optional<std::string_view>(*given) : std::nullopt;
+}
+
+LOCKSTEP_INLINE std::optional<std::string> ProgramOptions::find(const std::string& name,
+                                                                bool has_value,
+                                                                std::string_view otherwise) {
+  std::optional<std::string> given;
+  for (std::size_t i = 1; i < left_.size(); ++i) {
+    if (detail::flag_name(left_[i]) != name) continue;
+    if (given) refuse({name, " is given twice"}, "give it once");
+    const std::size_t equals = left_[i].find('=');
+    std::size_t words = 1;
+    if (equals != std::string::npos) {
+      given = left_[i].substr(equals + 1);
+    } else if (!has_value) {
+      given = "true";
+    } else if (i + 1 == left_.size() || i + 1 == behind_ || left_[i + 1].starts_with("--")) {
+      const std::string_view example = otherwise.empty() ? "VALUE" : otherwise;
+      refuse({name, " has no value"}, detail::text({"give it one, as in ", name, " ", example}));
+    } else {
+      given = left_[i + 1];
+      words = 2;
+    }
+    const auto first = left_.begin() + static_cast<std::ptrdiff_t>(i);
+    left_.erase(first, first + static_cast<std::ptrdiff_t>(words));
+    if (i < behind_) behind_ -= words;
+    --i;
+  }
+  return given;
+}
+
+LOCKSTEP_INLINE std::vector<std::string> ProgramOptions::take(std::span<const detail::Flag> flags) {
+  if (takers_++ == 0) reserved_.assign(flags.begin(), flags.end());
+  if (taken_.empty() && !left_.empty()) taken_.push_back(left_[0]);
+  const std::vector<std::string_view> front(left_.begin(),
+                                            left_.begin() + static_cast<std::ptrdiff_t>(behind_));
+  detail::CutArguments cut = detail::cut_arguments(front, flags);
+  for (const auto& [name, value] : cut.given) {
+    const bool has_value = !detail::find_flag(name, flags)->value.empty();
+    taken_.push_back(detail::text({name, has_value ? "=" : "", value}));
+  }
+  const auto begin = left_.begin();
+  left_.erase(begin, begin + static_cast<std::ptrdiff_t>(std::exchange(behind_, cut.rest.size())));
+  left_.insert(left_.begin(), cut.rest.begin(), cut.rest.end());
+  return taken_;
+}
+
+LOCKSTEP_INLINE void ProgramOptions::end(Readers readers) {
+  is_closed_ = true;
+  if (asks_for_help_) {
+    if (std::uncaught_exceptions() == 0) throw detail::HelpAsked();
+    return;  // a destructor calls, on the way out
+  }
+  is_checked_ = readers == Readers::all;
+  if (is_read_ && asked_.empty()) return;  // the program knows what its words mean
+  for (std::size_t i = 1; i < left_.size(); ++i) {
+    const bool is_option = i < behind_ && left_[i].size() > 2 && left_[i].starts_with("--");
+    if (readers == Readers::some && is_option) {
+      // A job that is made later reads it.
+      const std::string name = detail::flag_name(left_[i]);
+      const auto* flag = detail::find_flag(name, detail::ProgramTraits::get().flags);
+      if (flag != nullptr) {
+        if (!flag->value.empty() && left_[i].find('=') == std::string::npos) ++i;
+        continue;
+      }
+    }
+    if (is_option) refuse_unknown(left_[i]);
+    // Programs with a session alone often read words late, or read `argv` themselves.
+    const bool has_readers = is_left_ || !asked_.empty();
+    if (readers == Readers::all && has_readers && !is_read_) {
+      refuse({"nothing in this program reads '", left_[i], "'"},
+             "leave it out; --help prints the options. A program that reads its own arguments "
+             "calls arguments() of its session or job first");
+    }
+  }
+}
+
+LOCKSTEP_INLINE void ProgramOptions::refuse_unknown(const std::string& word) {
+  std::vector<detail::Flag> known = detail::flags_of(asked_);
+  std::string advice;
+  for (const detail::Flag& flag : known)
+    advice += detail::text({advice.empty() ? "this program has " : ", ", flag.name});
+  advice += advice.empty() ? "this program has none of its own, and --help prints those of "
+                             "lockstep. A program that reads its own arguments calls arguments() "
+                             "of its session or job first"
+                           : "; --help prints all";
+  known.insert(known.end(), reserved_.begin(), reserved_.end());
+  const std::string_view meant = detail::meant_flag(detail::flag_name(word), known);
+  if (!meant.empty()) advice = detail::text({"did you mean ", meant, "?"});
+  refuse({"there is no option ", std::string_view(word).substr(0, word.find('='))}, advice);
+}
+
+LOCKSTEP_INLINE Session::~Session() {
+  store_.reset();
+  if (host_ && world() > WorldSize{1} && !scope_.is_failure()) {
+    host_->server.wait_until_unused(detail::Deadline::after(membership_.timeout));
+  }
+}
+
+LOCKSTEP_INLINE Session join(std::string_view init_method, Rank rank, WorldSize world,
+                             std::chrono::milliseconds timeout) {
+  if (init_method == "env://") {
+    return detail::join_at(detail::LaunchEnvironment().meeting_place(rank, world), timeout);
+  }
+  if (init_method.starts_with("file://")) {
+    return detail::join_by_file(init_method.substr(7), rank, world, timeout);
+  }
+  if (init_method.starts_with("tcp://")) {
+    const auto store = detail::parse_endpoint("the init method", init_method.substr(6));
+    detail::RankPlacement place("the program", rank, world);
+    place.host = store.host;
+    place.ports = {store.port};
+    place.secret = detail::derived_secret("", store.port, detail::LaunchEnvironment().secret());
+    return detail::join_at(std::move(place), timeout);
+  }
+  detail::fail("join", {"'", init_method, "' is not an init method"},
+               "use env://, tcp://host:port or file:///path", rank);
+}
+
+LOCKSTEP_INLINE Session join(std::chrono::milliseconds timeout) {
+  if (detail::LaunchCount::is_under_way()) {
+    throw Error("join", "launch has joined this process to its job already",
+                "inside launch use the session that it gives: ProcessGroup group(session)");
+  }
+  auto place = detail::LaunchEnvironment().placement();
+  if (place) return detail::join_at(*std::move(place), timeout);
+  // The words of a command line end with zeros.
+  const std::string words = '\0' + detail::read_file("/proc/self/cmdline");
+  if (words.find(std::string_view("\0--ranks", 8)) != std::string::npos) {
+    throw Error("join", "the program was given --ranks, and only launch starts ranks",
+                "call launch(argc, argv, f) in main, or start the program with torchrun, mpirun or "
+                "srun");
+  }
+  return detail::join_alone(timeout);
+}
+
+}  // namespace lockstep
 
 LOCKSTEP_COLD_END
