@@ -274,9 +274,7 @@ LOCKSTEP_INLINE std::string help_text(std::string_view program, std::span<const 
 
 LOCKSTEP_INLINE std::size_t restart_count() { return LaunchEnvironment().restarts(); }
 
-/// The calls of `launch` in this process, while each lasts. A program may call it several times,
-/// one after the other. lockstep's launcher runs the whole program on every rank and tells it the
-/// number of the one call that it started ranks for; the rank leaves all others out.
+/// The calls of `launch` in this process, while each lasts.
 class LaunchCount {
  public:
   LaunchCount() : number_(++calls) { ++lasting; }
@@ -739,135 +737,79 @@ LOCKSTEP_INLINE void spawn_processes(std::size_t ranks, RankFunction f,
        "look at what it printed, and at core dumps", end.rank);
 }
 
-/// The start of a process: the launcher's options, and its place in a job if it has one.
-struct Start {
-  LaunchCount count;
-  LaunchOptions options;
-  std::optional<RankPlacement> place;
-  std::chrono::milliseconds timeout{};
-  bool is_answered = false;
-
-  /// `run` is the program, which knows its own options; `ranks` are as many as it must have.
-  Start(int argc, char** argv, std::span<const Flag> flags, FunctionRef<int(Session&)> run,
-        std::size_t ranks) {
-    // Jobs that a program makes of its session have options too.
-    if (flags.empty()) flags = ProgramTraits::get().flags;
-    if (answer(argc, argv, flags, run, ranks)) return;
-    options = parse_options(argc, argv, flags);
-    options.launch_number = count.number();
-    set_progress_style(options.progress);
-    progress_style();  // or an error, before any rank
-    place = LaunchEnvironment(options.rendezvous).placement();
-    require_local_rank();
-    require_restarts();
-    timeout = options.timeout.value_or(LaunchEnvironment().timeout().value_or(default_timeout));
-    if (place) prepare_shared_gpus(place->job, place->rank);
-    // Through a pipe, stdio would keep lines back until a block is full. The user would see them
-    // late, and those before a crash never.
-    if (place && place->hosted) std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
-  }
-
-  /// Is there nothing to do? So it is once a question is answered, and where lockstep's launcher
-  /// started this rank for another call of `launch` in this program.
-  bool is_over() const {
-    return is_answered ||
-           LaunchEnvironment().launch_number().value_or(count.number()) != count.number();
-  }
-
-  /// Was this process started by itself, or as a single task inside an allocation? Then it may
-  /// start ranks.
-  bool is_alone() const { return !place || (place->world == WorldSize{1} && !place->hosted); }
-
-  /// The pipe to lockstep's launcher, where that has started this process.
-  Descriptor report() const { return place ? inherited_pipe(place->report_fd) : Descriptor(); }
-
- private:
-  /// Answers `--help` and `--version`, once: rank 0 of those that a launcher has started prints.
-  bool answer(int argc, char** argv, std::span<const Flag> flags, FunctionRef<int(Session&)> run,
-              std::size_t ranks) {
-    const std::vector<std::string_view> arguments(argv, argv + argc);
-    const bool wants_help = is_given(arguments, "--help");
-    is_answered = wants_help || is_given(arguments, "--version");
-    if (!is_answered || count.number() != 1) return is_answered;
-    // A place without a meeting point is an error for a rank, but this one meets nobody.
-    const auto where = LaunchEnvironment(Endpoint{"127.0.0.1", 1}).placement();
-    if (where && where->rank != Rank{0}) return true;
-    std::fputs(wants_help ? help(arguments, flags, run, ranks).c_str()
-                          : text({"lockstep ", version, "\n"}).c_str(),
-               stdout);
-    std::fflush(stdout);
-    return true;
-  }
-
-  /// The answer to `--help`. A program that has options of its own is run, on threads of this
-  /// process, until it has asked for them; `HelpAsked` ends it then.
-  static std::string help(std::span<const std::string_view> arguments, std::span<const Flag> flags,
-                          FunctionRef<int(Session&)> run, std::size_t ranks) {
-    const std::string_view program = arguments.empty() ? "program" : arguments[0];
-    std::vector<AskedOption> asked;
-    std::string note;
-    if (!ProgramTraits::get().has_options) return help_text(program, flags, asked);
-    const auto until_asked = [&](Session& session) {
-      try {
-        run(session);
-      } catch (const HelpAsked&) {  // NOLINT(bugprone-empty-catch): this is its end
-      } catch (const std::exception& error) {
-        if (session.rank() == Rank{0}) {
-          note = text({"It may have more, but ended before it had asked for them: ", error.what()});
-        }
-      } catch (...) {  // NOLINT(bugprone-empty-catch): nor is any other failure one of `--help`
-      }
-      if (session.rank() == Rank{0}) asked = session.options().asked();
-      return 1;  // so that nobody asks who has read the rest
-    };
-    std::vector<std::string> words{std::string(program)};
+/// The answer to `--help`. A program that has options of its own is run, on threads of this
+/// process, until it has asked for them; `HelpAsked` ends it then.
+LOCKSTEP_INLINE std::string help(std::span<const std::string_view> arguments,
+                                 std::span<const Flag> flags, FunctionRef<int(Session&)> run,
+                                 std::size_t ranks) {
+  const std::string_view program = arguments.empty() ? "program" : arguments[0];
+  std::vector<AskedOption> asked;
+  std::string note;
+  if (!ProgramTraits::get().has_options) return help_text(program, flags, asked);
+  const auto until_asked = [&](Session& session) {
     try {
-      std::vector<Flag> all(flags.begin(), flags.end());
-      all.insert(all.end(), std::begin(launch_flags), std::end(launch_flags));
-      words = cut_arguments(arguments, all).rest;
-    } catch (const Error&) {  // NOLINT(bugprone-empty-catch): a slip beside `--help` is none
-    }
-    try {
-      run_threads(alone_place(ranks), std::chrono::seconds(10), words, Descriptor(), until_asked,
-                  true);
+      run(session);
+    } catch (const HelpAsked&) {  // NOLINT(bugprone-empty-catch): this is its end
     } catch (const std::exception& error) {
-      note = error.what();
+      if (session.rank() == Rank{0}) {
+        note = text({"It may have more, but ended before it had asked for them: ", error.what()});
+      }
+    } catch (...) {  // NOLINT(bugprone-empty-catch): nor is any other failure one of `--help`
     }
-    return help_text(program, flags, asked, note);
+    if (session.rank() == Rank{0}) asked = session.options().asked();
+    return 1;  // so that nobody asks who has read the rest
+  };
+  std::vector<std::string> words{std::string(program)};
+  try {
+    std::vector<Flag> all(flags.begin(), flags.end());
+    all.insert(all.end(), std::begin(launch_flags), std::end(launch_flags));
+    words = cut_arguments(arguments, all).rest;
+  } catch (const Error&) {  // NOLINT(bugprone-empty-catch): a slip beside `--help` is none
   }
+  try {
+    run_threads(alone_place(ranks), std::chrono::seconds(10), words, Descriptor(), until_asked,
+                true);
+  } catch (const std::exception& error) {
+    note = error.what();
+  }
+  return help_text(program, flags, asked, note);
+}
 
-  /// Only a launcher of lockstep's own can start ranks again.
-  void require_restarts() const {
-    if (options.max_restarts == 0 || !place || is_alone()) return;
-    fail("launch", {"--max-restarts was given to a rank that ", place->launcher, " started"},
-         place->launcher == "torchrun"
+/// Answers `--help` and `--version`, once: rank 0 of those that a launcher has started prints.
+/// False where neither is asked for.
+LOCKSTEP_INLINE bool answer(std::span<const std::string_view> arguments, std::size_t launch_number,
+                            std::span<const Flag> flags, FunctionRef<int(Session&)> run,
+                            std::size_t ranks) {
+  const bool wants_help = is_given(arguments, "--help");
+  if (!wants_help && !is_given(arguments, "--version")) return false;
+  // A place without a meeting point is an error for a rank, but this one meets nobody.
+  const auto where = LaunchEnvironment(Endpoint{"127.0.0.1", 1}).placement();
+  if (launch_number != 1 || (where && where->rank != Rank{0})) return true;
+  std::fputs(wants_help ? help(arguments, flags, run, ranks).c_str()
+                        : text({"lockstep ", version, "\n"}).c_str(),
+             stdout);
+  std::fflush(stdout);
+  return true;
+}
+
+/// Throws where options contradict the launcher that has started this process.
+LOCKSTEP_INLINE void check_launcher(const LaunchOptions& options, const RankPlacement& place) {
+  // Older launchers pass the local rank as an argument too. One that contradicts the environment
+  // would put a rank on another's device.
+  const bool is_known = place.local_world != 0 || std::getenv("LOCAL_RANK") != nullptr;
+  if (is_known && options.local_rank.value_or(place.local_rank) != place.local_rank) {
+    fail("launch",
+         {"--local_rank is ", *options.local_rank, " and ", place.launcher, " gives local rank ",
+          place.local_rank},
+         "leave --local_rank out", place.rank);
+  }
+  if (options.max_restarts != 0 && !place.is_alone()) {
+    fail("launch", {"--max-restarts was given to a rank that ", place.launcher, " started"},
+         place.launcher == "torchrun"
              ? "give it to torchrun itself, before the program's name"
              : "leave it out, or let lockstep start the ranks, with --ranks",
-         place->rank);
+         place.rank);
   }
-
-  /// Older launchers pass the local rank as an argument too. One that contradicts the environment
-  /// would put a rank on another's device.
-  void require_local_rank() const {
-    if (!options.local_rank || !place) return;
-    const bool is_known = place->local_world != 0 || std::getenv("LOCAL_RANK") != nullptr;
-    if (!is_known || *options.local_rank == place->local_rank) return;
-    fail("launch",
-         {"--local_rank is ", *options.local_rank, " and ", place->launcher, " gives local rank ",
-          place->local_rank},
-         "leave --local_rank out", place->rank);
-  }
-};
-
-/// Throws if several processes were started for a job of one process. `threads` is the word for the
-/// job's threads in errors.
-LOCKSTEP_INLINE void require_one_process(const Start& start, std::string_view threads) {
-  if (!start.place || start.place->world == WorldSize{1}) return;
-  const RankPlacement& place = *start.place;
-  fail("launch",
-       {place.launcher, " started this process as one of ", place.world, " ranks, and the ",
-        threads, " of this job are threads of one process"},
-       text({"start it once, with --ranks ", place.world}), place.rank);
 }
 
 /// The exit status of ranks that have returned: 1 where a failure came too late to be thrown. It is
@@ -902,44 +844,70 @@ LOCKSTEP_INLINE int launch_as(RanksAs how, int argc, char** argv,
     const auto run_one = [&](Session& session) { return run(session, replicas); };
     const std::size_t by_default =
         default_ranks == dynamic || how == RanksAs::replicas ? 1 : default_ranks;
-    Start start(argc, argv, flags, run_one, by_default);
-    if (start.is_over()) return 0;
-    launcher = start.report();
-    const auto& place = start.place;
-    LaunchOptions& options = start.options;
+    // A program may call `launch` several times, one after the other. lockstep's launcher runs the
+    // whole program on every rank and tells it the number of the one call that it started ranks
+    // for; the rank leaves all others out.
+    const LaunchCount count;
+    const std::vector<std::string_view> arguments(argv, argv + argc);
+    // Jobs that a program makes of its session have options too.
+    if (flags.empty()) flags = ProgramTraits::get().flags;
+    if (answer(arguments, count.number(), flags, run_one, by_default)) return 0;
+    LaunchOptions options = parse_options(argc, argv, flags);
+    options.launch_number = count.number();
+    set_progress_style(options.progress);
+    progress_style();  // or an error, before any rank
+    std::optional<RankPlacement> place = LaunchEnvironment(options.rendezvous).placement();
+    const LaunchEnvironment environment;
+    const auto timeout = options.timeout.value_or(environment.timeout().value_or(default_timeout));
+    if (place) check_launcher(options, *place);
+    if (environment.launch_number().value_or(count.number()) != count.number()) return 0;
+    if (place) {
+      prepare_shared_gpus(place->job, place->rank);
+      launcher = inherited_pipe(place->report_fd);
+      // Through a pipe, stdio would keep lines back until a block is full. The user would see them
+      // late, and those before a crash never.
+      if (place->hosted) std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
+    }
+    const bool is_alone = !place || place->is_alone();
     const auto run_on_threads = [&](const RankPlacement& at) {
-      return run_threads(at, start.timeout, options.rest, launcher, run_one);
+      return run_threads(at, timeout, options.rest, launcher, run_one);
     };
 
     if (how == RanksAs::processes) {
       if (!place && by_default > 1 && !options.ranks) options.ranks = by_default;
       if (options.max_restarts != 0 && !options.ranks) options.ranks = 1;
-      if (options.ranks && !start.is_alone()) {
+      if (options.ranks && !is_alone) {
         fail("launch", {"--ranks was given to a rank that ", place->launcher, " started"},
              "leave the number of ranks to one of the two", place->rank);
       }
-      if (options.ranks) return launch_ranks(std::move(options), start.timeout);
+      if (options.ranks) return launch_ranks(std::move(options), timeout);
       rank = place ? place->rank : Rank{0};
     } else if (how == RanksAs::threads_of_processes && place &&
                (place->hosted || place->world > WorldSize{1})) {
-      start.place->process_ranks = threads_of(*place, options, default_ranks);
+      place->process_ranks = threads_of(*place, options, default_ranks);
       return status_after(run_on_threads(*place), late, launcher);
     } else {
-      require_one_process(start, how == RanksAs::replicas ? "replicas" : "ranks");
+      if (place && place->world > WorldSize{1}) {
+        fail("launch",
+             {place->launcher, " started this process as one of ", place->world, " ranks, and the ",
+              how == RanksAs::replicas ? "replicas" : "ranks",
+              " of this job are threads of one process"},
+             text({"start it once, with --ranks ", place->world}), place->rank);
+      }
       // Of replicas there is one for each device, unless somebody says otherwise.
-      if (!options.ranks) options.ranks = LaunchEnvironment().threads();
+      if (!options.ranks) options.ranks = environment.threads();
       if (!options.ranks && how != RanksAs::replicas) options.ranks = by_default;
       if (options.max_restarts != 0) {
         // Threads share a process that may have died: a launcher of its own starts it again.
         options.threads = options.ranks;
-        return launch_ranks(std::move(options), start.timeout);
+        return launch_ranks(std::move(options), timeout);
       }
       replicas = options.ranks;
       if (how != RanksAs::replicas) {
         return status_after(run_on_threads(alone_place(*options.ranks)), late, launcher);
       }
     }
-    Session session = place ? join_at(*place, start.timeout) : join_alone(start.timeout);
+    Session session = place ? join_at(*place, timeout) : join_alone(timeout);
     session.set_arguments(options.rest);
     return status_after(run_rank(session, run_one), late, launcher);
   } catch (...) {
