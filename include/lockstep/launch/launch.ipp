@@ -375,15 +375,13 @@ class ThreadEnds {
   void returned(int status) {
     const std::lock_guard lock(mutex_);
     if (status_ == 0 || (status_ == stopped_status && status != 0)) status_ = status;
+    --running_;
+    changed_.notify_all();
   }
   void threw(Rank rank, const std::exception_ptr& thrown) {
     const std::lock_guard lock(mutex_);
     ends_.push_back({rank, ExitStatus{1, 0}, Failure::of(thrown)});
     thrown_.push_back(thrown);
-    changed_.notify_all();
-  }
-  void ended() {
-    const std::lock_guard lock(mutex_);
     --running_;
     changed_.notify_all();
   }
@@ -463,7 +461,6 @@ LOCKSTEP_INLINE void run_threads(RankPlacement place, std::chrono::milliseconds 
   const auto failed = [&](Rank rank, const std::exception_ptr& thrown) {
     ends.threw(rank, thrown);
     if (is_whole) host->server.shut_down();
-    ends.ended();
   };
   std::vector<Thread> threads;
   for (std::size_t r = 0; r < ranks; ++r) {
@@ -476,11 +473,8 @@ LOCKSTEP_INLINE void run_threads(RankPlacement place, std::chrono::milliseconds 
     member.host = name;
     member.timeout = timeout;
     const auto act = [&, member, r] {
-      {
-        Session session = meet_at(place, member, nullptr, std::move(stores[r]));
-        ends.returned(run(session));
-      }
-      ends.ended();
+      Session session = meet_at(place, member, nullptr, std::move(stores[r]));
+      ends.returned(run(session));
     };
     const auto threw = [&failed, rank](const std::exception_ptr& thrown) { failed(rank, thrown); };
     try {
@@ -488,7 +482,7 @@ LOCKSTEP_INLINE void run_threads(RankPlacement place, std::chrono::milliseconds 
                            Signals::delivered);
     } catch (...) {  // the system has no more threads
       failed(rank, std::current_exception());
-      while (++r < ranks) ends.ended();
+      while (++r < ranks) ends.returned(0);
     }
   }
   if (!is_whole && !ends.await(grace)) {
