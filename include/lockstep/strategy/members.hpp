@@ -13,7 +13,7 @@
 #include "lockstep/bucket/subgraphs.hpp"
 #include "lockstep/checkpoint/state.hpp"
 #include "lockstep/optim/progress.hpp"
-#include "lockstep/strategy/feature/subgraphs.hpp"
+#include "lockstep/strategy/feature/unused_parameters.hpp"
 
 namespace lockstep::detail {
 

@@ -42,7 +42,7 @@
 #include "lockstep/policy/pack.hpp"
 #include "lockstep/strategy/agreement.hpp"
 #include "lockstep/strategy/ddp.hpp"
-#include "lockstep/strategy/feature/subgraphs.hpp"
+#include "lockstep/strategy/feature/unused_parameters.hpp"
 #include "lockstep/strategy/members.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/strategy/scatter.hpp"
