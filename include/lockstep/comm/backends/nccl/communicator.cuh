@@ -79,7 +79,6 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
     return {reinterpret_cast<T*>(engine_->allocate(count * sizeof(T))), count};
   }
 
-  /// Gives up: every other rank's call fails with this reason, and the communicator ends.
   void abandon(std::string_view reason) { engine_->give_up(reason); }
 
   /// **Ranks** this one. **Host** blocks until the compute stream is empty, and throws what went
