@@ -300,20 +300,19 @@ class FedBatches {
   /// Returns how many rounds this rank has a part in. The feeding thread is idle.
   std::size_t begin(const Sampler& sampler, std::size_t) {
     shares_.clear();
-    begin_ = sampler.position();
+    loader_.begin(sampler, 0);
+    const std::size_t begin = sampler.position();
     // Where this rank has drawn all, so have the others: ranks end an epoch in one round.
-    const bool is_over = begin_ != 0 && begin_ >= sampler.size();
+    const bool is_over = begin != 0 && begin >= sampler.size();
     for (std::size_t i = 0; i != batches_.size(); ++i) {
       shares_.push_back(sampler.share_of(carried(i).whose));
       const std::size_t draws = shares_[i].size();
-      batches_[i] = is_over ? 0 : batch_count(draws - std::min(begin_, draws), options_);
+      batches_[i] = is_over ? 0 : batch_count(draws - std::min(begin, draws), options_);
     }
     rounds_ = *std::max_element(batches_.begin(), batches_.end());
     if (!loads_) return rounds_;
     loads_->clear();
     order_.emplace(sampler.whole());
-    const SamplerState state = sampler.state();
-    place_ = {{state.seed, state.epoch}, begin_ / options_.batch_size};
     next_round_ = next_ = 0;
     return rounds_;
   }
@@ -355,12 +354,8 @@ class FedBatches {
       if (!has_batch(next_, next_round_)) continue;
       loads_->request([this](Loaded& slot) {
         const auto& share = shares_[next_];
-        const std::size_t k = begin_ + next_round_ * options_.batch_size;
-        slot.place = place_;
-        slot.place.number += next_round_;
-        slot.template request<Sampler::masks>(
-            k, k + std::min(options_.batch_size, share.size() - k), share,
-            [&](std::size_t draw) { return (*order_)[share.place(draw)]; });
+        loader_.request(slot, share, next_round_,
+                        [&](std::size_t draw) { return (*order_)[share.place(draw)]; });
       });
     }
     loads_->publish();
@@ -431,14 +426,12 @@ class FedBatches {
   Loader loader_;                     ///< of a rank that reads
   std::vector<std::size_t> batches_;  ///< of each carried rank in this loop
   std::vector<decltype(std::declval<const Sampler&>().share_of(Rank{}))> shares_;
-  std::size_t begin_ = 0;  ///< the first draw of the loop
   std::size_t rounds_ = 0;
   ParcelWriter writer_;
   std::vector<std::uint8_t> buffer_;
 
   // Of a rank that reads.
   std::optional<decltype(std::declval<const Sampler&>().whole())> order_;
-  BatchPlace place_;             ///< of the first round
   std::size_t next_round_ = 0;   ///< of the next batch to request
   std::size_t next_ = 0;         ///< whose it is
   std::vector<Loaded*> loaded_;  ///< batches of the round, by carried rank

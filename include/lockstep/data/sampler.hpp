@@ -70,7 +70,6 @@ struct Sampler : detail::ChoicePolicy<axes::Sampler, Scheme> {
   static constexpr bool well_formed = detail::ChoiceOf<Scheme, axes::Sampler> &&
                                       detail::ChoiceOf<Rest, axes::Remainder> &&
                                       detail::ChoiceOf<Sequence, axes::Order>;
-  static constexpr bool built() { return Scheme::built && Rest::built && Sequence::built; }
   static constexpr void fingerprint(detail::Hash& hash) {
     hash.text(axes::Sampler::name).text(Scheme::name).text(Rest::name);
     detail::add_choice<Sequence>(hash);

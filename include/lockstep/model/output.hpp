@@ -8,6 +8,7 @@
 
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/element.hpp"
+#include "lockstep/model/model.hpp"
 
 namespace lockstep {
 
@@ -76,10 +77,9 @@ consteval bool require_prediction() {
 /// Has a model all parts that `OutputOf` names, for batches of this type?
 template <class M, class Step, class Batch, class Written, class Read>
 concept PartsRunning =
-    Predicting<M, Step, Batch, Written> &&
+    Predicting<M, Step, Batch, Written> && BackwardRunning<M, Step, Batch, Read> &&
     requires(M& model, Step& step, const Batch& batch, Written rows, Read outputs) {
       model.loss(step, batch, outputs, rows);
-      model.backward(step, batch, outputs);
     };
 
 /// Says in words that a model has no outputs that a program could ask for.
@@ -106,9 +106,7 @@ consteval bool require_parts() {
   } || requires(M& model, Step& step, const Whole& batch, Read outputs, Written gradients) {
     { model.loss(step, batch, outputs, gradients) } -> std::convertible_to<double>;
   };
-  constexpr bool backward = requires(M& model, Step& step, const Batch& batch, Read gradients) {
-    model.backward(step, batch, gradients);
-  };
+  constexpr bool backward = BackwardRunning<M, Step, Batch, Read>;
   static_assert(predict,
                 "lockstep: the model declares an Output and does not write it; give it void "
                 "predict(auto& step, const Batch& batch, auto outputs), or use LossOnReplica");

@@ -21,7 +21,7 @@
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/strong.hpp"
-#include "lockstep/model/lookup.hpp"
+#include "lockstep/model/tensor_list.hpp"
 #include "lockstep/strategy/job_groups.hpp"
 #include "lockstep/strategy/reduction.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
