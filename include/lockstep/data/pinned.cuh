@@ -172,31 +172,16 @@ static_assert(LabelledRows<PinnedBatch<float, int>>);
 
 namespace detail {
 
-/// The pinned batch that takes the place of a data set's own.
+/// The pinned batch that takes the place of a data set's own. Another batch has some, so that the
+/// sentence about it stays the only error.
+template <class Batch>
+struct PinnedTwin : std::type_identity<PinnedBatch<float, std::int32_t>> {
+  static constexpr bool is_any = false;
+};
 template <class X, class Y>
-std::type_identity<PinnedBatch<X, Y>> pinned_twin(std::type_identity<LabelledBatch<X, Y>>);
-template <class Source>
-using PinnedTwin =
-    typename decltype(pinned_twin(std::type_identity<typename Source::batch_type>()))::type;
-
-template <class Source>
-concept Pinnable = requires { typename PinnedTwin<Source>; } &&
-                   (Loading<Source, PinnedTwin<Source>> || PassLoading<Source, PinnedTwin<Source>>);
-
-/// Says in words which data sets cannot write pinned batches.
-template <class Source>
-consteval auto pinned_batch() {
-  static_assert(
-      Pinnable<Source>,
-      "lockstep: Pinned takes data sets of LabelledBatches whose `load` is a template over "
-      "the batch, `template <LabelledRows Batch> void load(indices, Batch& out) const`, as "
-      "those of the library are");
-  if constexpr (Pinnable<Source>) {
-    return std::type_identity<PinnedTwin<Source>>();
-  } else {
-    return std::type_identity<PinnedBatch<float, std::int32_t>>();
-  }
-}
+struct PinnedTwin<LabelledBatch<X, Y>> : std::type_identity<PinnedBatch<X, Y>> {
+  static constexpr bool is_any = true;
+};
 
 }  // namespace detail
 
@@ -207,9 +192,17 @@ consteval auto pinned_batch() {
 template <class Held>
 class Pinned {
   using Source = std::remove_cvref_t<Held>;
+  using Twin = detail::PinnedTwin<typename Source::batch_type>;
 
  public:
-  using batch_type = typename decltype(detail::pinned_batch<Source>())::type;
+  using batch_type = typename Twin::type;
+
+  static_assert(
+      Twin::is_any &&
+          (detail::Loading<Source, batch_type> || detail::PassLoading<Source, batch_type>),
+      "lockstep: Pinned takes data sets of LabelledBatches whose `load` is a template over the "
+      "batch, `template <LabelledRows Batch> void load(indices, Batch& out) const`, as those of "
+      "the library are");
 
   template <class Given>
     requires std::is_same_v<std::remove_cvref_t<Given>, Source>
@@ -223,7 +216,7 @@ class Pinned {
   {
     const detail::OnGpu on(static_cast<std::size_t>(pool_->device()));
     out.set_pool(pool_);
-    if constexpr (detail::Pinnable<Source>) source_.load(indices, out);
+    if constexpr (Twin::is_any) source_.load(indices, out);
   }
   void load(std::span<const std::size_t> indices, Pass pass, batch_type& out) const
     requires detail::PassLoading<Source, batch_type>

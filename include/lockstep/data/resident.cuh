@@ -6,8 +6,6 @@
 #include <cuda_runtime.h>
 #include <algorithm>
 #include <array>
-#include <atomic>
-#include <chrono>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -267,15 +265,9 @@ class ResidentRows {
 /// The draws of one loop over the data. More are drawn while the loop goes on, always some batches
 /// ahead of the one that it has.
 struct ResidentLoop {
-  std::uint64_t number = next_number();  ///< no other loop of the process has it
-  std::size_t total = 0;                 ///< draws of the whole loop
+  std::size_t total = 0;  ///< draws of the whole loop
   std::size_t batch_size = 0;
   std::vector<Draw> draws;
-
-  static std::uint64_t next_number() {
-    static std::atomic<std::uint64_t> count{0};
-    return ++count;
-  }
 };
 
 }  // namespace detail
@@ -332,7 +324,7 @@ class ResidentLane {
     const Batch part = batch.slice(begin, count);
     stream_ = stream;
     const ResidentLoop& loop = *part.loop;
-    if (loop.number != loop_) begin_loop(loop);
+    if (part.loop != loop_) begin_loop(part.loop);
     reserve(std::max(room, part.rows));
     upload(loop);
     // Batches have their places in memory by those in the loop: so ranks that are captured together
@@ -393,13 +385,13 @@ class ResidentLane {
     launch_gather(stream_, call);
   }
 
-  void begin_loop(const ResidentLoop& loop) {
-    loop_ = loop.number;
+  void begin_loop(const std::shared_ptr<ResidentLoop>& loop) {
+    loop_ = loop;
     uploaded_ = 0;
     held_.fill({});
-    if (!draws_ || draws_->bytes() < loop.total * sizeof(Draw)) {
+    if (!draws_ || draws_->bytes() < loop->total * sizeof(Draw)) {
       finish();
-      draws_.emplace(align_up(loop.total * sizeof(Draw)));
+      draws_.emplace(align_up(loop->total * sizeof(Draw)));
     }
   }
 
@@ -442,7 +434,7 @@ class ResidentLane {
   std::size_t room_ = 0;
   std::size_t places_ = 0;
   cudaStream_t stream_ = nullptr;
-  std::uint64_t loop_ = 0;
+  std::shared_ptr<const ResidentLoop> loop_;
   std::size_t uploaded_ = 0;
   std::size_t staged_ = 0;
   std::array<Held, most_places> held_{};
@@ -461,26 +453,24 @@ namespace detail {
 /// The batches of a data set on a GPU, whose inputs are kept as bytes where that is what it has.
 /// Says in words what cannot be uploaded; that has some batches, so that this stays the only error.
 template <class D>
-consteval auto resident_batch() {
+struct ResidentBatchOf : std::type_identity<ResidentBatch<float, std::int32_t, float>> {
   static_assert(
       LabelledSet<D>,
       "lockstep: DeviceResident uploads data sets whose batches are LabelledBatches; give "
       "samples `inputs` of one width and `label`, or upload other batches in the step "
       "(BatchUpload)");
-  if constexpr (LabelledSet<D>) {
-    static_assert(!changes_by_pass<D>(),
-                  "lockstep: this data set draws random numbers, and DeviceResident would freeze "
-                  "them, because it uploads samples once; draw them in the model (step.random), "
-                  "or keep the data on the host (Pinned)");
-    using Batch = typename D::batch_type;
-    using Input = std::remove_cvref_t<decltype(std::declval<Batch&>().inputs[0])>;
-    using Label = std::remove_cvref_t<decltype(std::declval<Batch&>().labels[0])>;
-    using Stored = std::conditional_t<ByteRows<D>, std::uint8_t, Input>;
-    return std::type_identity<ResidentBatch<Input, Label, Stored>>();
-  } else {
-    return std::type_identity<ResidentBatch<float, std::int32_t, float>>();
-  }
-}
+};
+template <LabelledSet D>
+struct ResidentBatchOf<D> {
+  static_assert(!changes_by_pass<D>(),
+                "lockstep: this data set draws random numbers, and DeviceResident would freeze "
+                "them, because it uploads samples once; draw them in the model (step.random), "
+                "or keep the data on the host (Pinned)");
+  using Batch = typename D::batch_type;
+  using Input = std::remove_cvref_t<decltype(std::declval<Batch&>().inputs[0])>;
+  using Label = std::remove_cvref_t<decltype(std::declval<Batch&>().labels[0])>;
+  using type = ResidentBatch<Input, Label, std::conditional_t<ByteRows<D>, std::uint8_t, Input>>;
+};
 
 }  // namespace detail
 
@@ -495,7 +485,7 @@ consteval auto resident_batch() {
 template <class Source>
 class DeviceResident {
  public:
-  using batch_type = typename decltype(detail::resident_batch<Source>())::type;
+  using batch_type = typename detail::ResidentBatchOf<Source>::type;
 
   /// **Host** blocks until all rows are on the GPU. `source` is not needed any more then.
   explicit DeviceResident(const Source& source) : rows_(std::make_shared<Rows>(source)) {}
@@ -523,17 +513,13 @@ class DeviceResident {
   const auto& resident_rows() const { return rows_; }
   detail::Draw draw(std::size_t index, float weight) const {
     if (index >= size()) [[unlikely]]
-      refuse(index);
+      detail::fail("DeviceResident", {"sample ", index, " of ", size()},
+                   "draw from the samples that there are");
     return {static_cast<std::uint32_t>(index), weight};
   }
 
  private:
   using Rows = typename decltype(batch_type::data)::element_type;
-
-  [[noreturn, gnu::cold, gnu::noinline]] void refuse(std::size_t index) const {
-    detail::fail("DeviceResident", {"sample ", index, " of ", size()},
-                 "draw from the samples that there are");
-  }
 
   std::shared_ptr<Rows> rows_;
 };
