@@ -192,15 +192,10 @@ class FeedLine {
 };
 
 /// The memory of this thread's parcels, which later calls use again.
-struct ParcelMemory {
-  ParcelWriter writer;
-  std::vector<std::uint8_t> buffer;
-
-  static ParcelMemory& of_thread() {
-    static thread_local ParcelMemory memory;
-    return memory;
-  }
-};
+inline auto& parcel_memory() {
+  static thread_local std::pair<ParcelWriter, std::vector<std::uint8_t>> memory;
+  return memory;
+}
 
 }  // namespace detail
 
@@ -208,7 +203,7 @@ struct ParcelMemory {
 /// nothing. **Ranks** all. **Host** blocks.
 template <Communicator C, class Batch>
 void broadcast_batch(C& comm, Batch& batch, Rank root) {
-  auto& [writer, buffer] = detail::ParcelMemory::of_thread();
+  auto& [writer, buffer] = detail::parcel_memory();
   std::uint64_t size[] = {0};
   if (comm.rank() == root) {
     writer.clear();
@@ -227,7 +222,7 @@ void broadcast_batch(C& comm, Batch& batch, Rank root) {
 template <Communicator C, class Batch>
 void scatter_batches(C& comm, std::type_identity_t<std::span<const Batch>> batches, Batch& mine,
                      Rank root) {
-  auto& [writer, buffer] = detail::ParcelMemory::of_thread();
+  auto& [writer, buffer] = detail::parcel_memory();
   const std::size_t world = comm.world_size().value();
   std::vector<std::uint64_t> sizes;
   if (comm.rank() == root) {

@@ -9,6 +9,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -39,7 +40,7 @@ class PinnedBuffer {
   PinnedBuffer(const PinnedBuffer&) = delete;
   PinnedBuffer& operator=(const PinnedBuffer&) = delete;
   ~PinnedBuffer() {
-    for (const auto& copy : copies_) static_cast<void>(cudaEventSynchronize(copy->done.get()));
+    for (const auto& [where, done] : copies_) static_cast<void>(cudaEventSynchronize(done.get()));
   }
 
   std::byte* data() const { return memory_.data(); }
@@ -50,31 +51,21 @@ class PinnedBuffer {
     int device = 0;
     check_cuda(cudaGetDevice(&device), "cudaGetDevice");
     const std::lock_guard lock(mutex_);
-    auto at = std::find_if(copies_.begin(), copies_.end(), [&](const auto& copy) {
-      return copy->stream == stream && copy->device == device;
-    });
-    if (at == copies_.end())
-      at = copies_.insert(at, std::unique_ptr<Copy>(new Copy{device, stream, {}}));
-    (*at)->done.record(stream);
-    return (*at)->done;
+    CudaEvent& done = copies_[{device, stream}];
+    done.record(stream);
+    return done;
   }
 
   /// **Host** blocks until nobody copies from the memory.
   void await() {
     const std::lock_guard lock(mutex_);
-    for (const auto& copy : copies_) copy->done.synchronize();
+    for (const auto& [where, done] : copies_) done.synchronize();
   }
 
  private:
-  struct Copy {
-    int device;
-    cudaStream_t stream;
-    CudaEvent done;
-  };
-
   PinnedArena memory_;
   std::mutex mutex_;
-  std::vector<std::unique_ptr<Copy>> copies_;
+  std::map<std::pair<int, cudaStream_t>, CudaEvent> copies_;  ///< by GPU and stream
 };
 
 /// The buffers of a data set, used again by every loop over it: to pin memory takes longer than
@@ -172,16 +163,31 @@ static_assert(LabelledRows<PinnedBatch<float, int>>);
 
 namespace detail {
 
-/// The pinned batch that takes the place of a data set's own. Another batch has some, so that the
-/// sentence about it stays the only error.
-template <class Batch>
-struct PinnedTwin : std::type_identity<PinnedBatch<float, std::int32_t>> {
-  static constexpr bool is_any = false;
-};
+/// The pinned batch that takes the place of a data set's own.
 template <class X, class Y>
-struct PinnedTwin<LabelledBatch<X, Y>> : std::type_identity<PinnedBatch<X, Y>> {
-  static constexpr bool is_any = true;
-};
+std::type_identity<PinnedBatch<X, Y>> pinned_twin(std::type_identity<LabelledBatch<X, Y>>);
+template <class Source>
+using PinnedTwin =
+    typename decltype(pinned_twin(std::type_identity<typename Source::batch_type>()))::type;
+
+template <class Source>
+concept Pinnable = requires { typename PinnedTwin<Source>; } &&
+                   (Loading<Source, PinnedTwin<Source>> || PassLoading<Source, PinnedTwin<Source>>);
+
+/// Says in words which data sets cannot write pinned batches.
+template <class Source>
+consteval auto pinned_batch() {
+  static_assert(
+      Pinnable<Source>,
+      "lockstep: Pinned takes data sets of LabelledBatches whose `load` is a template over "
+      "the batch, `template <LabelledRows Batch> void load(indices, Batch& out) const`, as "
+      "those of the library are");
+  if constexpr (Pinnable<Source>) {
+    return std::type_identity<PinnedTwin<Source>>();
+  } else {
+    return std::type_identity<PinnedBatch<float, std::int32_t>>();
+  }
+}
 
 }  // namespace detail
 
@@ -192,17 +198,9 @@ struct PinnedTwin<LabelledBatch<X, Y>> : std::type_identity<PinnedBatch<X, Y>> {
 template <class Held>
 class Pinned {
   using Source = std::remove_cvref_t<Held>;
-  using Twin = detail::PinnedTwin<typename Source::batch_type>;
 
  public:
-  using batch_type = typename Twin::type;
-
-  static_assert(
-      Twin::is_any &&
-          (detail::Loading<Source, batch_type> || detail::PassLoading<Source, batch_type>),
-      "lockstep: Pinned takes data sets of LabelledBatches whose `load` is a template over the "
-      "batch, `template <LabelledRows Batch> void load(indices, Batch& out) const`, as those of "
-      "the library are");
+  using batch_type = typename decltype(detail::pinned_batch<Source>())::type;
 
   template <class Given>
     requires std::is_same_v<std::remove_cvref_t<Given>, Source>
@@ -216,7 +214,7 @@ class Pinned {
   {
     const detail::OnGpu on(static_cast<std::size_t>(pool_->device()));
     out.set_pool(pool_);
-    if constexpr (Twin::is_any) source_.load(indices, out);
+    if constexpr (detail::Pinnable<Source>) source_.load(indices, out);
   }
   void load(std::span<const std::size_t> indices, Pass pass, batch_type& out) const
     requires detail::PassLoading<Source, batch_type>

@@ -331,18 +331,12 @@ class ResidentLane {
     // have the same.
     const std::size_t stride = std::max<std::size_t>(1, loop.batch_size);
     const std::size_t place = part.first / stride % places_;
-    if (held_[place] != Held{part.first, part.rows}) gather(part, place, stride);
+    if (held_[place] != std::pair(part.first, part.rows)) gather(part, place, stride);
     placed_ = batch_in(place, part.rows);
     return placed_;
   }
 
  private:
-  /// What a place holds: samples from this draw on.
-  struct Held {
-    std::size_t first = 0;
-    std::size_t rows = 0;  // 0: nothing
-    friend bool operator==(const Held&, const Held&) = default;
-  };
   /// Each place has a graph, where steps are captured.
   static constexpr std::size_t most_places = 16;
   static constexpr std::size_t most_bytes = std::size_t{64} << 20;
@@ -437,7 +431,8 @@ class ResidentLane {
   std::shared_ptr<const ResidentLoop> loop_;
   std::size_t uploaded_ = 0;
   std::size_t staged_ = 0;
-  std::array<Held, most_places> held_{};
+  /// What each place holds: as many samples from this draw on, or 0.
+  std::array<std::pair<std::size_t, std::size_t>, most_places> held_{};
   DeviceBatch<X, Y> placed_;
 };
 
@@ -453,24 +448,26 @@ namespace detail {
 /// The batches of a data set on a GPU, whose inputs are kept as bytes where that is what it has.
 /// Says in words what cannot be uploaded; that has some batches, so that this stays the only error.
 template <class D>
-struct ResidentBatchOf : std::type_identity<ResidentBatch<float, std::int32_t, float>> {
+consteval auto resident_batch() {
   static_assert(
       LabelledSet<D>,
       "lockstep: DeviceResident uploads data sets whose batches are LabelledBatches; give "
       "samples `inputs` of one width and `label`, or upload other batches in the step "
       "(BatchUpload)");
-};
-template <LabelledSet D>
-struct ResidentBatchOf<D> {
-  static_assert(!changes_by_pass<D>(),
-                "lockstep: this data set draws random numbers, and DeviceResident would freeze "
-                "them, because it uploads samples once; draw them in the model (step.random), "
-                "or keep the data on the host (Pinned)");
-  using Batch = typename D::batch_type;
-  using Input = std::remove_cvref_t<decltype(std::declval<Batch&>().inputs[0])>;
-  using Label = std::remove_cvref_t<decltype(std::declval<Batch&>().labels[0])>;
-  using type = ResidentBatch<Input, Label, std::conditional_t<ByteRows<D>, std::uint8_t, Input>>;
-};
+  if constexpr (LabelledSet<D>) {
+    static_assert(!changes_by_pass<D>(),
+                  "lockstep: this data set draws random numbers, and DeviceResident would freeze "
+                  "them, because it uploads samples once; draw them in the model (step.random), "
+                  "or keep the data on the host (Pinned)");
+    using Batch = typename D::batch_type;
+    using Input = std::remove_cvref_t<decltype(std::declval<Batch&>().inputs[0])>;
+    using Label = std::remove_cvref_t<decltype(std::declval<Batch&>().labels[0])>;
+    using Stored = std::conditional_t<ByteRows<D>, std::uint8_t, Input>;
+    return std::type_identity<ResidentBatch<Input, Label, Stored>>();
+  } else {
+    return std::type_identity<ResidentBatch<float, std::int32_t, float>>();
+  }
+}
 
 }  // namespace detail
 
@@ -485,7 +482,7 @@ struct ResidentBatchOf<D> {
 template <class Source>
 class DeviceResident {
  public:
-  using batch_type = typename detail::ResidentBatchOf<Source>::type;
+  using batch_type = typename decltype(detail::resident_batch<Source>())::type;
 
   /// **Host** blocks until all rows are on the GPU. `source` is not needed any more then.
   explicit DeviceResident(const Source& source) : rows_(std::make_shared<Rows>(source)) {}

@@ -59,16 +59,15 @@ concept Drawing = requires { typename std::bool_constant<M::draws>; } && bool{M:
 /// The sentence about forward. A model trains and evaluates with steps of two types, and misses it
 /// for both: what depends on neither is said once.
 template <class M, class Batch, bool HasForward>
-struct ForwardClause {
+consteval bool require_forward() {
   static_assert(HasForward,
                 "lockstep: the model has no forward(step, batch) for this batch; write "
                 "float forward(auto& step, const Batch& batch)");
-  static constexpr bool holds = HasForward;
-};
-
+  return HasForward;
+}
 template <class M, class Step, class Batch>
 consteval bool require_forward() {
-  return ForwardClause<M, Batch, ForwardRunning<M, Step, Batch>>::holds;
+  return require_forward<M, Batch, ForwardRunning<M, Step, Batch>>();
 }
 
 /// Reports the first clause that M misses, as a sentence. Called where a batch's type is first

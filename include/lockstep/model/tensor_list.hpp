@@ -186,20 +186,14 @@ struct NameIndex {
 
 template <std::size_t Count, std::size_t Characters>
 consteval NameIndex<Count> make_name_index(const TensorTable<Count, Characters>& table) {
-  struct Entry {
-    std::uint64_t hash = 0;
-    std::uint32_t tensor = 0;
-  };
-  std::array<Entry, Count> entries{};
-  for (std::size_t i = 0; i != Count; ++i) {
+  std::array<std::pair<std::uint64_t, std::uint32_t>, Count> entries{};
+  for (std::size_t i = 0; i != Count; ++i)
     entries[i] = {hash_of(table.name(i)), static_cast<std::uint32_t>(i)};
-  }
-  std::sort(entries.begin(), entries.end(),
-            [](const Entry& a, const Entry& b) { return a.hash < b.hash; });
+  std::sort(entries.begin(), entries.end());
   NameIndex<Count> index;
   for (std::size_t i = 0; i != Count; ++i) {
-    index.hashes[i] = entries[i].hash;
-    index.tensors[i] = entries[i].tensor;
+    index.hashes[i] = entries[i].first;
+    index.tensors[i] = entries[i].second;
   }
   return index;
 }
