@@ -240,15 +240,6 @@ constexpr std::size_t batch_count(std::size_t draws, const LoaderOptions& option
 /// from `drawn_from`.
 LoaderOptions checked_loading(LoaderOptions options, std::size_t samples, std::size_t drawn_from);
 
-/// A request for a batch of some samples, and the batch. Slots are used again, with their memory.
-template <class Batch>
-struct LoadSlot {
-  std::vector<std::size_t> indices;
-  std::vector<float> weights;  ///< where the sampler masks
-  BatchPlace place;
-  Batch batch;
-};
-
 /// Where a `DataLoader` has its batches from. The iterating thread begins loops and requests
 /// batches, by their number in the loop; a worker, or that thread itself, fills them. Where
 /// `collective` is true, all ranks request the same, and what was requested must be taken.
@@ -273,7 +264,13 @@ class LocalBatches {
                 "weights; give its batch_type a member `weights`, or choose another remainder");
 
  public:
-  using Slot = LoadSlot<typename Source::batch_type>;
+  /// A request for a batch of some samples, and the batch. Slots are used again, with their memory.
+  struct Slot {
+    std::vector<std::size_t> indices;
+    std::vector<float> weights;  ///< where the sampler masks
+    BatchPlace place;
+    typename Source::batch_type batch;
+  };
   static constexpr bool collective = false;
 
   LocalBatches(const Source& dataset, const LoaderOptions& options)
