@@ -220,7 +220,7 @@ class RunTimeLayout {
 
   static auto tensors_of(const Model& model) {
     if constexpr (TensorListing<Model>) {
-      return listed_tensors(model, Role);
+      return std::move(list_tensors(model).of(Role));
     } else {
       Shapes<Model> shapes;
       model.shapes(shapes);

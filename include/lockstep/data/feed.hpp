@@ -146,22 +146,22 @@ class FeedLine {
 
   // For feeding threads.
 
-  /// Begins a round when those before it are over. It is over when the result ends, however it has
+  /// Calls `make()` when the rounds before this one are over; then it is over too, however that has
   /// ended. **Host** blocks until it is its turn.
-  [[nodiscard]] auto begin(std::uint64_t number) {
+  void make_round(std::uint64_t number, const auto& make) {
     for (std::uint64_t made = made_.load(); made != number; made = made_.load()) made_.wait(made);
-    struct Round {
-      explicit Round(FeedLine& line) : line(line), on(line.select_()) {}
-      Round(const Round&) = delete;
-      Round& operator=(const Round&) = delete;
-      ~Round() {
-        line.made_.fetch_add(1);
-        line.made_.notify_all();
-      }
-      FeedLine& line;
-      decltype(std::declval<const Select&>()()) on;
+    [[maybe_unused]] const auto on = select_();
+    const auto end = [&] {
+      made_.fetch_add(1);
+      made_.notify_all();
     };
-    return Round(*this);
+    try {
+      make();
+    } catch (...) {
+      end();
+      throw;
+    }
+    end();
   }
 
   /// What the bytes of a message are: a batch, or in place of all batches of a round what has
@@ -318,13 +318,10 @@ class FedBatches {
   }
 
   void fill(Slot& slot) {
-    const auto made = line_.begin(slot.number);
-    const InJobCall in(JobCall::batches);
-    if (loads_) {
-      read(slot.round, slot.batch);
-    } else {
-      receive(slot.round, slot.batch);
-    }
+    line_.make_round(slot.number, [&] {
+      const InJobCall in(JobCall::batches);
+      loads_ ? read(slot.round, slot.batch) : receive(slot.round, slot.batch);
+    });
   }
 
   /// The end of the loader. Where an exception ends the loop on this rank alone, the others do not

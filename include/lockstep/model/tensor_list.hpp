@@ -125,22 +125,15 @@ concept TensorListing = requires(const M& model, TensorList& list) {
 };
 
 namespace detail {
-/// The tensors of one role that a model lists.
+/// The tensors that a model lists, and further names of them.
 template <TensorListing Model>
-TensorList::Tensors listed_tensors(const Model& model, TensorRole role) {
+TensorList list_tensors(const Model& model) {
   TensorList list(Model::Elements::kinds);
   model.tensors(list);
   list.check();
-  return std::move(list.of(role));
+  return list;
 }
 
-/// Further names of the tensors that a model lists.
-template <TensorListing Model>
-std::vector<NameAlias> listed_aliases(const Model& model) {
-  TensorList list(Model::Elements::kinds);
-  model.tensors(list);
-  return std::move(list.aliases());
-}
 /// The result of look-ups for a name that is not there.
 inline constexpr std::size_t not_found = static_cast<std::size_t>(-1);
 

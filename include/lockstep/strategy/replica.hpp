@@ -24,7 +24,6 @@
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/view.hpp"
 #include "lockstep/model/model.hpp"
-#include "lockstep/model/output.hpp"
 #include "lockstep/model/tensor.hpp"
 #include "lockstep/optim/optimizer.hpp"
 #include "lockstep/optim/update.hpp"

@@ -14,7 +14,7 @@
 #include "lockstep/core/name.hpp"
 #include "lockstep/hook/hook.hpp"
 #include "lockstep/model/declaration.hpp"
-#include "lockstep/model/output.hpp"
+#include "lockstep/model/model.hpp"
 #include "lockstep/model/shapes.hpp"
 #include "lockstep/model/tensor.hpp"
 #include "lockstep/model/tensor_list.hpp"
