@@ -3,7 +3,6 @@
 /// @file Everything a GPU job needs, Gloo included: link with -lgloo.
 
 #include "lockstep/comm/adapters/staged.cuh"
-#include "lockstep/comm/groups.hpp"
 #include "lockstep/gloo.hpp"
 #include "lockstep/lockstep.cuh"
 #include "lockstep/strategy/gpu_execution.cuh"
@@ -13,7 +12,6 @@ namespace lockstep {
 
 template <>
 struct Connection<Cuda, Gloo> {
-  static constexpr bool ranks_are_threads = false;
   template <class Policies>
   static auto make(Session& session, const std::string& name = "world") {
     return make_staged_gloo_communicator<detail::static_world<Policies>>(session.membership(),
@@ -23,10 +21,8 @@ struct Connection<Cuda, Gloo> {
 
 template <>
 struct Connection<Cuda, Hierarchical<Shm, Gloo>> {
-  static constexpr bool ranks_are_threads = false;
   template <class Policies>
   static auto make(Session& session, const std::string& name = "world") {
-    detail::require_world<detail::static_world<Policies>>(session.world(), session.rank());
     return make_staged_hierarchical_communicator(session.membership(), session.store(), name);
   }
 };

@@ -12,7 +12,6 @@ namespace lockstep {
 
 template <>
 struct Connection<Cpu, Gloo> {
-  static constexpr bool ranks_are_threads = false;
   template <class Policies>
   static auto make(Session& session, const std::string& name = "world") {
     return GlooCommunicator<detail::static_world<Policies>>(session.membership(), session.store(),
@@ -22,10 +21,8 @@ struct Connection<Cpu, Gloo> {
 
 template <>
 struct Connection<Cpu, Hierarchical<Shm, Gloo>> {
-  static constexpr bool ranks_are_threads = false;
   template <class Policies>
   static auto make(Session& session, const std::string& name = "world") {
-    detail::require_world<detail::static_world<Policies>>(session.world(), session.rank());
     return make_hierarchical_communicator(session.membership(), session.store(), name);
   }
 };

@@ -4,9 +4,7 @@
 
 #include "lockstep/comm/adapters/hierarchical/nccl.cuh"
 #include "lockstep/comm/backends/nccl/communicator.cuh"
-#include "lockstep/comm/groups.hpp"
 #include "lockstep/lockstep.cuh"
-#include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/gpu_execution.cuh"
 #include "lockstep/trainer/connection.hpp"
 
@@ -14,7 +12,6 @@ namespace lockstep {
 
 template <>
 struct Connection<Cuda, Nccl> {
-  static constexpr bool ranks_are_threads = false;
   template <class Policies>
   static auto make(Session& session, const std::string& name = "world") {
     return make_nccl_communicator<detail::static_world<Policies>>(session.membership(),
@@ -29,7 +26,6 @@ struct Connection<Cuda, Hierarchical<Shm, Nccl>> {
   static constexpr bool spans_processes = true;
   template <class Policies>
   static auto make(Session& session, const std::string& name = "world") {
-    detail::require_world<detail::static_world<Policies>>(session.world(), session.rank());
     return make_threaded_nccl_communicator(session.membership(), session.store(), name);
   }
 };

@@ -6,7 +6,7 @@
 #include "lockstep/ddp.hpp"
 #include "lockstep/dp.hpp"
 #include "lockstep/observe/display.hpp"
-#include "lockstep/observe/log.hpp"
 #include "lockstep/observe/scores.hpp"
+#include "lockstep/observe/summary.hpp"
 #include "lockstep/trainer/launch_job.hpp"
 #include "lockstep/trainer/trainer.hpp"

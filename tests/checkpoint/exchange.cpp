@@ -64,7 +64,7 @@ void write(const std::string& path) {
   add("Größe \"\\\n/€😀", {1}, float{});
   add("lockstep/state/fc1.weight/exp_avg", {4, 3}, float{});
   file.metadata.emplace_back("note", "from \"C++\": é\n");
-  file.facts.set("version", 1).set("learning_rate", 0.1).set("note", "\"é\"\n");
+  file.facts.add("version", 1).add("learning_rate", 0.1).add("note", "\"é\"\n");
   write_file(path, file);
   for (const TensorToWrite& tensor : file.tensors)
     print(tensor.name, file_element(tensor.kind)->name, tensor.shape, tensor.data);

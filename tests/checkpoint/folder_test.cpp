@@ -44,13 +44,12 @@ detail::WrittenFile write(const std::string& path, const std::string& tensor, do
                           const std::string& name = "accuracy") {
   detail::FileToWrite file;
   if (score) {
-    detail::Json scores = detail::Json::object();
-    scores.add(name, detail::Json::object().add("mean", *score).add("count", 1.0));
-    file.facts.add("scores", std::move(scores));
+    const JsonLine one = JsonLine().add_exact("mean", *score).add("count", 1.0);
+    file.facts.add("scores", JsonLine().add(name, one));
   }
   file.tensors.push_back(
       {tensor, ElementKind::f64, {1}, std::as_bytes(std::span<const double>(&value, 1))});
-  if (!shards.empty()) file.facts.add("files", detail::index_of(shards));
+  if (!shards.empty()) file.facts.add(detail::index_of(shards));
   return detail::write_file(path, file);
 }
 

@@ -131,15 +131,16 @@ BOOST_AUTO_TEST_CASE(integers_and_shapes_that_overflow) {
 BOOST_AUTO_TEST_CASE(names) {
   const Files files;
   const auto twice = text({"{", tensor("a", 0, 4), ",", tensor("\\u0061", 4, 8), "}"});
-  BOOST_TEST(holds(files.of_header(twice, "12345678"), "two tensors 'a'"));
+  BOOST_TEST(holds(files.of_header(twice, "12345678"), "the name 'a' twice"));
   const auto not_utf8 = text({"{", tensor("\xff\xfe", 0, 4), "}"});
   BOOST_TEST(holds(files.of_header(not_utf8, "1234"), "a text is not UTF-8"));
   const auto overlong = text({"{", tensor("\xc0\xaf", 0, 4), "}"});
   BOOST_TEST(holds(files.of_header(overlong, "1234"), "a text is not UTF-8"));
   const auto surrogate = text({"{", tensor("\\ud800", 0, 4), "}"});
   BOOST_TEST(holds(files.of_header(surrogate, "1234"), "surrogate"));
-  BOOST_TEST(holds(files.of_header(R"({"__metadata__":{},"__metadata__":{}})"), "a second"));
-  BOOST_TEST(holds(files.of_header(R"({"__metadata__":{"a":"1","a":"2"}})"), "has 'a' twice"));
+  BOOST_TEST(
+      holds(files.of_header(R"({"__metadata__":{},"__metadata__":{}})"), "'__metadata__' twice"));
+  BOOST_TEST(holds(files.of_header(R"({"__metadata__":{"a":"1","a":"2"}})"), "the name 'a' twice"));
 }
 
 BOOST_AUTO_TEST_CASE(wrong_types) {
@@ -185,7 +186,8 @@ BOOST_AUTO_TEST_CASE(facts_with_right_checksums_and_wrong_contents) {
   BOOST_TEST(holds(files.error(signed_file(R"(,"checksums":[])")), "instead of an object"));
   BOOST_TEST(holds(files.error(signed_file(R"(,"checksums":{"w":"0000000000000000"})")),
                    "a checksum of 'w' and no such tensor"));
-  BOOST_TEST(holds(files.error(signed_file(R"(,"checksums":{},"checksums":{})")), "a name twice"));
+  BOOST_TEST(
+      holds(files.error(signed_file(R"(,"checksums":{},"checksums":{})")), "'checksums' twice"));
   const auto index = [&](std::string_view files_entry) {
     return files.error(signed_file(text({",\"checksums\":{},\"files\":", files_entry})));
   };

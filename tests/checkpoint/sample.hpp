@@ -49,7 +49,7 @@ inline Sample random_sample(std::uint64_t stream, std::size_t most_tensors = 12)
     static constexpr const char* scopes[] = {"fc", "été.", "a \"b\"\n", "lockstep/", ""};
     sample.add(scopes[random.below(5)] + std::to_string(i), kind, std::move(shape), random);
   }
-  sample.file.facts.set("version", 1).set("step", random());
+  sample.file.facts.add("version", 1).add("step", random());
   if (random.below(2) == 0) sample.file.metadata.emplace_back("note", "é \" \\ \n");
   return sample;
 }

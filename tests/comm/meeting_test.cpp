@@ -263,7 +263,9 @@ BOOST_AUTO_TEST_SUITE(mail)
 
 namespace {
 
-Call message_to(Rank to, std::size_t count) { return calls::Send<int>{{}, {}, count, to}.call(); }
+Call message_to(Rank to, std::size_t count) {
+  return calls::Send<int>{{}, {}, count, JobCall::none, to}.call();
+}
 
 void send(Participant& participant, int value, Rank to, std::size_t count = 1) {
   participant.send(message_to(to, count), Offer{&value, nullptr, nullptr, true}, to);
@@ -271,7 +273,7 @@ void send(Participant& participant, int value, Rank to, std::size_t count = 1) {
 
 int receive(Participant& participant, Rank from, bool on_host = true) {
   int value = -1;
-  participant.receive(calls::Receive<int>{{}, {}, 1, from}.call(), on_host, from,
+  participant.receive(calls::Receive<int>{{}, {}, 1, JobCall::none, from}.call(), on_host, from,
                       [&](const Offer& offer) {
                         value = *static_cast<const int*>(offer.in);
                         return nullptr;

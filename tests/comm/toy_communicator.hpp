@@ -77,7 +77,7 @@ class ToyCommunicator : public lockstep::Collectives<ToyCommunicator>,
     const std::string call = message.call().text();
     if (!in_time)
       throw lockstep::detail::time_is_over(call, timeout_,
-                                           lockstep::detail::rank_text(message.root), rank_);
+                                           lockstep::detail::text({"rank ", message.root}), rank_);
     if (box.empty())
       throw lockstep::detail::rank_failed(call, lockstep::Rank{*world_->failed}, world_->words,
                                           rank_);

@@ -15,6 +15,10 @@ BOOST_AUTO_TEST_SUITE(core_checksum)
 
 namespace {
 
+std::uint64_t checksum_of(std::span<const std::byte> bytes) {
+  return lockstep::detail::Checksum().add(bytes).value();
+}
+
 using namespace lockstep::detail;
 
 std::vector<std::byte> random_data(std::size_t count, std::uint64_t stream) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which cores are near a GPU, on made-up hosts.
-#include "lockstep/device/memory_pages.hpp"
+#include "lockstep/device/numa.hpp"
 
 #include <sched.h>
 

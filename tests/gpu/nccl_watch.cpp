@@ -147,13 +147,12 @@ class Player {
       });
     });
   }
-  void fail_nccl(ncclResult_t state) {
-    engine_->try_nccl([&](ncclComm_t comm) { return comm->state = state, ncclSuccess; });
-  }
+  /// Before a call fails or the communicator ends.
+  void fail_nccl(ncclResult_t state) { comm_->state = state; }
 
  private:
-  static std::shared_ptr<nccl::Engine> make(const detail::StoreServer& server, Rank rank,
-                                            WorldSize world, std::chrono::milliseconds limit) {
+  std::shared_ptr<nccl::Engine> make(const detail::StoreServer& server, Rank rank, WorldSize world,
+                                     std::chrono::milliseconds limit) {
     Membership member;
     member.rank = rank;
     member.world = world;
@@ -161,10 +160,11 @@ class Player {
     auto engine = std::make_shared<nccl::Engine>(
         member, "world", std::make_shared<Gpu>(rank, 0),
         std::make_shared<Store>("127.0.0.1", server.port(), "sesame", 5s));
-    engine->connect([](ncclComm_t* comm) { return *comm = new ncclComm, ncclSuccess; });
+    engine->connect([&](ncclComm_t* comm) { return *comm = comm_ = new ncclComm, ncclSuccess; });
     return engine;
   }
 
+  ncclComm_t comm_ = nullptr;
   nccl::WatchedEngine engine_;
 };
 

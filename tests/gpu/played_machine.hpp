@@ -38,8 +38,7 @@ class Machine {
     for (auto& row : host.accesses)
       for (auto& one : row) one = false;
     Memory::get().forget_access();
-    lockstep::detail::threads::PeerAccess::of_process()
-        .pairs.clear();  // the library asks each pair once
+    lockstep::detail::threads::peer_obstacles().clear();  // the library asks each pair once
     most_wait_milliseconds = 20000;
     stages_under_way = 0;
     current_gpu = 0;

@@ -7,7 +7,6 @@
 #include <string>
 
 using namespace lockstep;
-using lockstep::detail::EndKind;
 using lockstep::detail::Failure;
 using lockstep::detail::Outcome;
 using lockstep::detail::RankEnd;
@@ -54,20 +53,20 @@ BOOST_AUTO_TEST_CASE(consequences_are_told_by_operation_without_repeating_the_re
 
 BOOST_AUTO_TEST_CASE(a_failure_may_be_repeated_unless_somebody_wants_an_end_or_it_would_not_help) {
   Outcome job;
-  BOOST_TEST((job.kind() == EndKind::done));
+  BOOST_TEST(!job.may_restart());
   job.first = RankEnd{Rank{1}, {0, 9}, {}};
-  BOOST_TEST((job.kind() == EndKind::failed));
+  BOOST_TEST(job.may_restart());
   BOOST_TEST(job.words() == "rank 1 failed first (killed by signal 9 (Killed))");
   job.is_unwanted = true;
-  BOOST_TEST((job.kind() == EndKind::over));
+  BOOST_TEST(!job.may_restart());
 
   Outcome misspelt;
   misspelt.first = RankEnd{Rank{0}, {1, 0}, Failure{"launch", "--seed is 'x'", "", {}, false}};
-  BOOST_TEST((misspelt.kind() == EndKind::over));
+  BOOST_TEST(!misspelt.may_restart());
 
   Outcome interrupted;
   interrupted.interrupted = SIGTERM;
-  BOOST_TEST((interrupted.kind() == EndKind::over));
+  BOOST_TEST(!interrupted.may_restart());
   BOOST_TEST(interrupted.shell_status() == 143);
 }
 
@@ -81,18 +80,18 @@ BOOST_AUTO_TEST_CASE(ranks_that_have_stopped_are_no_failure_and_a_failure_beside
   Outcome job;
   job.interrupted = SIGTERM;
   job.stopped = {Rank{0}, Rank{1}};
-  BOOST_TEST((job.kind() == EndKind::stopped));
+  BOOST_TEST(job.is_stopped());
   BOOST_TEST(job.shell_status() == 75);
   BOOST_TEST(summary(job) == "");
 
   Outcome with_failure = job;
   with_failure.late = RankEnd{Rank{2}, {1, 0}, {}};
-  BOOST_TEST((with_failure.kind() == EndKind::over));
+  BOOST_TEST(!with_failure.is_stopped());
   BOOST_TEST(with_failure.shell_status() == 1);
 
   Outcome with_stubborn = job;
   with_stubborn.stubborn = {Rank{2}};
-  BOOST_TEST((with_stubborn.kind() == EndKind::over));
+  BOOST_TEST(!with_stubborn.is_stopped());
   BOOST_TEST(with_stubborn.shell_status() == 143);
 }
 

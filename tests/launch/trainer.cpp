@@ -269,7 +269,7 @@ int join_by_itself() {
 
 int main(int argc, char** argv) {
   const char* away = std::getenv("TRAINER_STAYS_AWAY");
-  const auto place = away != nullptr ? detail::environment().placement() : std::nullopt;
+  const auto place = away != nullptr ? detail::LaunchEnvironment().placement() : std::nullopt;
   if (place) {
     say_pid();
     if (place->rank == Rank{std::stoul(away)}) stay_away(*place);
@@ -280,11 +280,12 @@ int main(int argc, char** argv) {
   };
   if (std::getenv("TRAINER_JOINS_BY_ITSELF") != nullptr) return join_by_itself();
   if (std::getenv("TRAINER_HAS_REPLICAS") != nullptr) {
-    return detail::launch_alone(argc, argv, [&](Session& session, auto replicas) {
+    const auto run_replicas = [&](Session& session, std::optional<std::size_t> replicas) {
       std::printf("%zu replicas\n", replicas.value_or(0));
       std::fflush(stdout);
       return run(session);
-    });
+    };
+    return detail::launch_as(detail::RanksAs::replicas, argc, argv, run_replicas, dynamic);
   }
   if (std::getenv("TRAINER_HAS_THREADS") == nullptr) {
     const char* times = std::getenv("TRAINER_LAUNCHES");

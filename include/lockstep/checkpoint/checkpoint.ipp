@@ -11,53 +11,22 @@
 #include <unistd.h>
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <condition_variable>
-#include <cstddef>
-#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
-#include <ctime>
-#include <exception>
-#include <initializer_list>
 #include <map>
-#include <memory>
-#include <mutex>
-#include <optional>
 #include <set>
-#include <span>
-#include <string>
-#include <string_view>
 #include <system_error>
 #include <tuple>
-#include <utility>
 #include <variant>
-#include <vector>
 
 #include "lockstep/checkpoint/checkpoints.hpp"
 #include "lockstep/checkpoint/folder.hpp"
-#include "lockstep/checkpoint/job.hpp"
-#include "lockstep/checkpoint/options.hpp"
-#include "lockstep/checkpoint/reader.hpp"
-#include "lockstep/checkpoint/safetensors.hpp"
-#include "lockstep/checkpoint/state.hpp"
-#include "lockstep/checkpoint/values.hpp"
-#include "lockstep/core/bytes.hpp"
 #include "lockstep/core/checksum.hpp"
 #include "lockstep/core/deadline.hpp"
-#include "lockstep/core/element.hpp"
-#include "lockstep/core/error.hpp"
-#include "lockstep/core/file.hpp"
-#include "lockstep/core/half.hpp"
-#include "lockstep/core/json.hpp"
-#include "lockstep/core/scope_guard.hpp"
-#include "lockstep/core/standard.hpp"
-#include "lockstep/core/text.hpp"
-#include "lockstep/core/thread.hpp"
 #include "lockstep/core/worker.hpp"
 #include "lockstep/launch/launch.hpp"
 #include "lockstep/version.hpp"
@@ -104,6 +73,8 @@ LOCKSTEP_INLINE CheckpointOptions plain_options(CheckpointOptions options) {
 }  // namespace detail
 
 LOCKSTEP_INLINE KeptValues& KeptValues::add(const KeptValue& value) {
+  if (!detail::is_utf8(value.name()))
+    detail::fail("KeptValues", {"the name ", value.name(), " is not UTF-8"}, "write it in UTF-8");
   for (const KeptValue& other : values_) {
     if (other.name() == value.name())
       detail::fail("KeptValues", {"two values have the name ", value.name()},
@@ -117,45 +88,48 @@ LOCKSTEP_INLINE KeptValues& KeptValues::add(const KeptValue& value) {
 
 namespace lockstep::detail {
 
-LOCKSTEP_INLINE std::span<const FileElement> file_elements() {
-  static constexpr ElementKind none = ElementKind::unsupported;
-  static constexpr FileElement elements[] = {
-      {"F64", ElementKind::f64, 64},
-      {"F32", ElementKind::f32, 32},
-      {"F16", ElementKind::f16, 16},
-      {"BF16", ElementKind::bf16, 16},
-      {"I8", ElementKind::i8, 8},
-      {"I16", ElementKind::i16, 16},
-      {"I32", ElementKind::i32, 32},
-      {"I64", ElementKind::i64, 64},
-      {"U8", ElementKind::u8, 8},
-      {"U16", ElementKind::u16, 16},
-      {"U32", ElementKind::u32, 32},
-      {"U64", ElementKind::u64, 64},
-      {"BOOL", none, 8},
-      {"C64", none, 64},
-      {"F8_E4M3", none, 8},
-      {"F8_E5M2", none, 8},
-      {"F8_E8M0", none, 8},
-      {"F6_E2M3", none, 6},
-      {"F6_E3M2", none, 6},
-      {"F4", none, 4},
-  };
-  return elements;
-}
+inline constexpr FileElement file_elements[] = {
+    {"F64", ElementKind::f64, 64},
+    {"F32", ElementKind::f32, 32},
+    {"F16", ElementKind::f16, 16},
+    {"BF16", ElementKind::bf16, 16},
+    {"I8", ElementKind::i8, 8},
+    {"I16", ElementKind::i16, 16},
+    {"I32", ElementKind::i32, 32},
+    {"I64", ElementKind::i64, 64},
+    {"U8", ElementKind::u8, 8},
+    {"U16", ElementKind::u16, 16},
+    {"U32", ElementKind::u32, 32},
+    {"U64", ElementKind::u64, 64},
+    {"BOOL", ElementKind::unsupported, 8},
+    {"C64", ElementKind::unsupported, 64},
+    {"F8_E4M3", ElementKind::unsupported, 8},
+    {"F8_E5M2", ElementKind::unsupported, 8},
+    {"F8_E8M0", ElementKind::unsupported, 8},
+    {"F6_E2M3", ElementKind::unsupported, 6},
+    {"F6_E3M2", ElementKind::unsupported, 6},
+    {"F4", ElementKind::unsupported, 4},
+};
 
 LOCKSTEP_INLINE const FileElement* file_element(std::string_view name) {
-  for (const FileElement& element : file_elements()) {
+  for (const FileElement& element : file_elements) {
     if (element.name == name) return &element;
   }
   return nullptr;
 }
 
 LOCKSTEP_INLINE const FileElement* file_element(ElementKind kind) {
-  for (const FileElement& element : file_elements()) {
+  for (const FileElement& element : file_elements) {
     if (element.kind == kind && kind != ElementKind::unsupported) return &element;
   }
   return nullptr;
+}
+
+LOCKSTEP_INLINE std::optional<std::uint64_t> product_of(std::span<const std::uint64_t> sizes) {
+  std::uint64_t product = 1;
+  for (const std::uint64_t size : sizes)
+    if (__builtin_mul_overflow(product, size, &product)) return std::nullopt;
+  return product;
 }
 
 LOCKSTEP_INLINE std::string shape_text(std::span<const std::uint64_t> shape) {
@@ -167,14 +141,6 @@ LOCKSTEP_INLINE std::string shape_text(std::span<const std::uint64_t> shape) {
   return out += "]";
 }
 
-LOCKSTEP_INLINE void fail_writing(std::string_view path, int error) {
-  fail_writing("checkpoint", path, error);
-}
-
-LOCKSTEP_INLINE void fail_reading(std::string_view path, int error) {
-  fail_reading("checkpoint", path, error);
-}
-
 LOCKSTEP_INLINE void fail_damaged(std::string_view path, std::string_view problem) {
   fail("checkpoint", {"'", path, "' is damaged or no safetensors file: ", problem},
        "copy it again, or take another");
@@ -183,27 +149,26 @@ LOCKSTEP_INLINE void fail_damaged(std::string_view path, std::string_view proble
 LOCKSTEP_INLINE SafetensorsFile::SafetensorsFile(std::string path) : path_(std::move(path)) {
   // Without O_NONBLOCK a pipe of this name would wait for its writer.
   file_ = Descriptor(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!file_) fail_reading(path_, errno);
   struct stat status{};
-  if (::fstat(file_.get(), &status) != 0) fail_reading(path_, errno);
-  if (S_ISDIR(status.st_mode)) fail_reading(path_, EISDIR);
+  if (!file_ || ::fstat(file_.get(), &status) != 0) fail_reading("checkpoint", path_, errno);
+  if (S_ISDIR(status.st_mode)) fail_reading("checkpoint", path_, EISDIR);
   if (!S_ISREG(status.st_mode)) damaged({"it is no regular file"});
   bytes_ = static_cast<std::uint64_t>(status.st_size);
-
   if (bytes_ < 8) damaged({"it has ", bytes_, " bytes, less than the length of a header"});
   std::uint64_t length = 0;
   read_bytes(0, std::as_writable_bytes(std::span(&length, 1)));
+  require_length(length);
+  std::string header(8 + length, '\0');
+  read_bytes(0, std::as_writable_bytes(std::span(header)));
+  parse(header);
+}
+
+LOCKSTEP_INLINE void SafetensorsFile::require_length(std::uint64_t length) const {
   if (length < 2) damaged({"its header has ", length, " bytes"});
   if (length > most_header_bytes)
     damaged({"its header claims ", length, " bytes and ", most_header_bytes, " are allowed"});
   if (length > bytes_ - 8)
     damaged({"its header claims ", length, " bytes and ", bytes_ - 8, " are there"});
-  std::string header(8 + length, '\0');
-  read_bytes(0, std::as_writable_bytes(std::span(header)));
-  parse_header(header);
-  check_places(8 + length);
-  sort_names();
-  take_facts(header);
 }
 
 LOCKSTEP_INLINE void SafetensorsFile::damaged(std::initializer_list<Word> problem) const {
@@ -215,7 +180,7 @@ LOCKSTEP_INLINE void SafetensorsFile::read_bytes(std::uint64_t place,
   while (!to.empty()) {
     const ssize_t n = ::pread(file_.get(), to.data(), to.size(), static_cast<off_t>(place));
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) fail_reading(path_, errno);
+    if (n < 0) fail_reading("checkpoint", path_, errno);
     if (n == 0) damaged({"it ends at byte ", place, " and had ", bytes_, " when it was opened"});
     note_storage_progress();
     place += static_cast<std::uint64_t>(n);
@@ -223,89 +188,46 @@ LOCKSTEP_INLINE void SafetensorsFile::read_bytes(std::uint64_t place,
   }
 }
 
-LOCKSTEP_INLINE void SafetensorsFile::parse_header(std::string_view header) {
-  JsonCursor cursor(header.substr(8), text({"'", path_, "', its header"}));
-  if (header[8] != '{') cursor.fail("an object should begin");
-  cursor.open_object();
-  bool has_metadata = false;
-  for (std::string name; cursor.next_member(name);) {
-    if (name != "__metadata__") {
-      tensors_.push_back(parse_tensor(cursor, std::move(name)));
-    } else if (std::exchange(has_metadata, true)) {
-      cursor.fail("a second '__metadata__' should not be");
-    } else {
-      parse_metadata(cursor);
+LOCKSTEP_INLINE void SafetensorsFile::parse(std::string_view header) {
+  if (header[8] != '{') damaged({"its header does not begin with an object"});
+  const Json json = Json::parse(header.substr(8), text({"'", path_, "', its header"}));
+  const JsonEntry all(json, path_, "header");
+  for (const Json::Member& member : all.members()) {
+    const JsonEntry entry = all.of(member);
+    if (member.first != "__metadata__") {
+      tensors_.push_back(parse_tensor(entry, member.first));
+      continue;
     }
+    for (const Json::Member& one : entry.members())
+      metadata_.emplace_back(one.first, entry.of(one).text());
   }
-  cursor.finish();
+  check_places(header.size());
+  std::ranges::sort(tensors_, {}, &TensorEntry::name);
+  take_facts(header);
 }
 
-LOCKSTEP_INLINE void SafetensorsFile::parse_metadata(JsonCursor& cursor) {
-  cursor.open_object();
-  for (std::string key; cursor.next_member(key);) {
-    cursor.peek();
-    if (key == "lockstep") facts_place_ = cursor.place() + 8;
-    std::string value = cursor.string();
-    metadata_.emplace_back(std::move(key), std::move(value));
-  }
-  std::ranges::sort(metadata_);
-  const auto same_key = [](const auto& a, const auto& b) { return a.first == b.first; };
-  const auto twice = std::ranges::adjacent_find(metadata_, same_key);
-  if (twice != metadata_.end()) damaged({"its metadata has '", twice->first, "' twice"});
-}
-
-LOCKSTEP_INLINE TensorEntry SafetensorsFile::parse_tensor(JsonCursor& cursor,
-                                                          std::string name) const {
+LOCKSTEP_INLINE TensorEntry SafetensorsFile::parse_tensor(const JsonEntry& entry,
+                                                          const std::string& name) const {
   constexpr std::size_t most_axes = 64;
-  TensorEntry tensor;
-  tensor.name = std::move(name);
-  bool has_shape = false;
-  bool has_offsets = false;
-  std::uint64_t end = 0;
-  cursor.open_object();
-  for (std::string key; cursor.next_member(key);) {
-    if (key == "dtype" && tensor.element == nullptr) {
-      const std::string type = cursor.string();
-      tensor.element = file_element(type);
-      if (tensor.element == nullptr)
-        damaged({"tensor '", tensor.name, "' has the unknown type '", type, "'"});
-    } else if (key == "shape" && !has_shape) {
-      has_shape = true;
-      cursor.open_array();
-      while (cursor.next_item()) {
-        if (tensor.shape.size() == most_axes)
-          damaged({"tensor '", tensor.name, "' has more than ", most_axes, " axes"});
-        tensor.shape.push_back(cursor.natural());
-      }
-    } else if (key == "data_offsets" && !has_offsets) {
-      has_offsets = true;
-      cursor.open_array();
-      const bool has_begin = cursor.next_item();
-      tensor.begin = has_begin ? cursor.natural() : 0;
-      const bool has_end = has_begin && cursor.next_item();
-      end = has_end ? cursor.natural() : 0;
-      if (!has_end || cursor.next_item())
-        damaged({"tensor '", tensor.name, "' has other than two offsets"});
-    } else {
-      damaged({"tensor '", tensor.name, "' has '", key, "' twice or for no reason"});
-    }
-  }
-  if (tensor.element == nullptr || !has_shape || !has_offsets)
-    damaged({"tensor '", tensor.name, "' lacks its dtype, shape or data_offsets"});
-  if (end < tensor.begin)
-    damaged({"tensor '", tensor.name, "' ends at ", end, ", before it begins"});
-  tensor.bytes = end - tensor.begin;
-  tensor.count = 1;
-  bool fits = true;
-  for (const std::uint64_t extent : tensor.shape)
-    fits = fits && multiply(tensor.count, extent, tensor.count);
-  std::uint64_t bits = 0;
-  std::uint64_t needed = 0;
-  if (!fits || !multiply(tensor.count, tensor.element->bits, bits) ||
-      !multiply(tensor.bytes, 8, needed) || bits != needed) {
-    damaged({"tensor '", tensor.name, "' of shape ", shape_text(tensor.shape), " and type ",
-             tensor.element->name, " has ", tensor.bytes, " bytes"});
-  }
+  const std::string& type = entry.at("dtype").text();
+  const std::vector<std::uint64_t> offsets = entry.at("data_offsets").naturals();
+  TensorEntry tensor{name, file_element(type), entry.at("shape").naturals()};
+  if (entry.members().size() != 3) entry.fail("has more than dtype, shape and data_offsets");
+  if (tensor.element == nullptr) damaged({"tensor '", name, "' has the unknown type '", type, "'"});
+  if (tensor.shape.size() > most_axes)
+    damaged({"tensor '", name, "' has more than ", most_axes, " axes"});
+  if (offsets.size() != 2) damaged({"tensor '", name, "' has other than two offsets"});
+  if (offsets[1] < offsets[0])
+    damaged({"tensor '", name, "' ends at ", offsets[1], ", before it begins"});
+  tensor.begin = offsets[0];
+  tensor.bytes = offsets[1] - offsets[0];
+  const auto count = product_of(tensor.shape);
+  tensor.count = count.value_or(0);
+  const std::uint64_t bits[] = {tensor.count, tensor.element->bits};
+  const std::uint64_t room[] = {tensor.bytes, 8};
+  if (!count || !product_of(room) || product_of(bits) != product_of(room))
+    damaged({"tensor '", name, "' of shape ", shape_text(tensor.shape), " and type ", type, " has ",
+             tensor.bytes, " bytes"});
   return tensor;
 }
 
@@ -329,20 +251,9 @@ LOCKSTEP_INLINE void SafetensorsFile::check_places(std::uint64_t data_begin) {
     damaged({"its tensors have ", place, " bytes, and ", data_bytes, " are there"});
 }
 
-LOCKSTEP_INLINE void SafetensorsFile::sort_names() {
-  by_name_.resize(tensors_.size());
-  for (std::size_t i = 0; i < tensors_.size(); ++i) by_name_[i] = static_cast<std::uint32_t>(i);
-  const auto name = [this](std::uint32_t i) -> const std::string& { return tensors_[i].name; };
-  std::ranges::sort(by_name_, {}, name);
-  const auto twice = std::ranges::adjacent_find(by_name_, {}, name);
-  if (twice != by_name_.end()) damaged({"it has two tensors '", name(*twice), "'"});
-}
-
 LOCKSTEP_INLINE const TensorEntry* SafetensorsFile::find(std::string_view name) const {
-  const auto found = std::ranges::lower_bound(
-      by_name_, name, {}, [this](std::uint32_t i) -> std::string_view { return tensors_[i].name; });
-  if (found == by_name_.end() || tensors_[*found].name != name) return nullptr;
-  return &tensors_[*found];
+  const auto found = std::ranges::lower_bound(tensors_, name, {}, &TensorEntry::name);
+  return found == tensors_.end() || found->name != name ? nullptr : &*found;
 }
 
 LOCKSTEP_INLINE const std::string* SafetensorsFile::metadata(std::string_view key) const {
@@ -354,7 +265,7 @@ LOCKSTEP_INLINE const std::string* SafetensorsFile::metadata(std::string_view ke
 
 /// How the 'lockstep' entry begins in a header, and the digits of the header's checksum behind it,
 /// in the header whose checksum that is.
-inline constexpr std::string_view before_digest = R"("{\"header\":\")";
+inline constexpr std::string_view before_digest = R"("lockstep":"{\"header\":\")";
 inline constexpr std::string_view no_digest = "0000000000000000";
 
 LOCKSTEP_INLINE void SafetensorsFile::take_facts(std::string_view header) {
@@ -366,13 +277,13 @@ LOCKSTEP_INLINE void SafetensorsFile::take_facts(std::string_view header) {
       damaged({"lockstep has written it, and its 'lockstep' entry is missing"});
     return;
   }
-  const std::string_view raw = header.substr(facts_place_);
-  const auto said =
-      raw.size() < before_digest.size() + no_digest.size() || !raw.starts_with(before_digest)
-          ? std::nullopt
-          : checksum_from(raw.substr(before_digest.size(), no_digest.size()));
+  // Nothing else can have these quotation marks: within a text they would be escaped.
+  const std::size_t mark = header.find(before_digest);
+  const std::size_t digits = mark + before_digest.size();
+  const auto said = mark == std::string_view::npos
+                        ? std::nullopt
+                        : checksum_from(header.substr(digits, no_digest.size()));
   if (!said) damaged({"its 'lockstep' entry does not begin with the header's checksum"});
-  const std::size_t digits = facts_place_ + before_digest.size();
   const std::uint64_t found = Checksum()
                                   .add(header.substr(0, digits))
                                   .add(no_digest)
@@ -385,20 +296,15 @@ LOCKSTEP_INLINE void SafetensorsFile::take_facts(std::string_view header) {
   digest_ = found;
   facts_ = Json::parse(*facts, text({"'", path_, "', its 'lockstep' entry"}));
   std::erase_if(metadata_, [](const auto& entry) { return entry.first == "lockstep"; });
-  JsonEntry(facts_, path_).at("header").checksum();
-  const JsonEntry checksums = JsonEntry(facts_, path_).at("checksums");
+  const JsonEntry checksums = this->facts().at("checksums");
   for (const Json::Member& member : checksums.members()) {
-    const TensorEntry* const tensor = find(member.first);
+    auto* const tensor = const_cast<TensorEntry*>(find(member.first));
     if (tensor == nullptr)
       damaged({"it has a checksum of '", member.first, "' and no such tensor"});
-    tensors_[static_cast<std::size_t>(tensor - tensors_.data())].checksum =
-        checksums.of(member).checksum();
+    tensor->checksum = checksums.of(member).checksum();
   }
-  for (const TensorEntry& tensor : tensors_) {
+  for (const TensorEntry& tensor : tensors_)
     if (!tensor.checksum) damaged({"it has no checksum of tensor '", tensor.name, "'"});
-  }
-  facts_.take("header");
-  facts_.take("checksums");
 }
 
 LOCKSTEP_INLINE void SafetensorsFile::read(const TensorEntry& tensor, std::uint64_t first_byte,
@@ -428,147 +334,69 @@ LOCKSTEP_INLINE void SafetensorsFile::verify() const {
   for (const TensorEntry& tensor : tensors_) verify(tensor);
 }
 
-[[noreturn]] LOCKSTEP_INLINE void refuse_to_write(const std::string& path,
-                                                  std::initializer_list<Word> problem,
-                                                  std::string_view advice) {
-  fail("checkpoint", {"'", path, "' cannot be written: ", text(problem)}, advice);
-}
-
-LOCKSTEP_INLINE void check_tensor(const std::string& path, const TensorToWrite& tensor) {
-  const FileElement* const element = tensor.element();
-  if (element == nullptr) {
-    refuse_to_write(path,
-                    {"tensor '", tensor.name, "' has elements that safetensors files do not have"},
-                    "save it in another type");
-  }
-  std::uint64_t bytes = element->bits / 8;
-  bool fits = true;
-  for (const std::uint64_t extent : tensor.shape) fits = fits && multiply(bytes, extent, bytes);
-  if (!fits || bytes != tensor.data.size()) {
-    refuse_to_write(path,
-                    {"tensor '", tensor.name, "' of shape ", shape_text(tensor.shape), " has ",
-                     tensor.data.size(), " bytes of data"},
-                    "give it as many as its shape needs");
-  }
-}
-
-LOCKSTEP_INLINE void check_distinct(const std::string& path, std::vector<std::string_view> names) {
-  std::ranges::sort(names);
-  const auto twice = std::ranges::adjacent_find(names);
-  if (twice != names.end())
-    refuse_to_write(path, {"the name '", *twice, "' is there twice"},
-                    "give everything a name of its own");
-  for (const std::string_view name : names) {
-    if (!is_utf8(name))
-      refuse_to_write(path, {"the name '", name, "' is not UTF-8"}, "write names in UTF-8");
-  }
-}
-
-/// What is written must be read again, bit for bit.
-LOCKSTEP_INLINE void check_facts(const std::string& path, const Json& value, int depth,
-                                 std::size_t& values) {
-  if (depth > Json::most_depth)
-    refuse_to_write(path, {"the values saved with it are too deep"}, "save flatter ones");
-  if (++values > Json::most_values)
-    refuse_to_write(path, {"more than ", Json::most_values, " values are saved with it"},
-                    "save tensors instead");
-  if (const auto* const text = value.get_if<std::string>(); text != nullptr && !is_utf8(*text))
-    refuse_to_write(path, {"the text '", *text, "' is not UTF-8"},
-                    "save texts in UTF-8, and bytes as numbers");
-  if (const auto* const items = value.get_if<Json::Array>()) {
-    for (const Json& item : *items) check_facts(path, item, depth + 1, values);
-  }
-  if (const auto* const members = value.get_if<Json::Object>()) {
-    std::vector<std::string_view> names;
-    for (const Json::Member& member : *members) {
-      names.push_back(member.first);
-      check_facts(path, member.second, depth + 1, values);
-    }
-    check_distinct(path, std::move(names));
-  }
-}
-
-/// Throws unless the file can be written and read again.
-LOCKSTEP_INLINE void check_file(const std::string& path, const FileToWrite& file) {
-  std::vector<std::string_view> names{"__metadata__"};
-  for (const TensorToWrite& tensor : file.tensors) {
-    check_tensor(path, tensor);
-    names.push_back(tensor.name);
-  }
-  check_distinct(path, std::move(names));
-  std::vector<std::string_view> keys{"format", "writer", "lockstep"};
-  for (const auto& [key, value] : file.metadata) {
-    keys.push_back(key);
-    if (!is_utf8(value))
-      refuse_to_write(path, {"the metadata of '", key, "' is not UTF-8"}, "write UTF-8");
-  }
-  check_distinct(path, std::move(keys));
-  check(file.facts.find("header") == nullptr && file.facts.find("checksums") == nullptr,
-        "leave 'header' and 'checksums' to the writer");
-  std::size_t values = file.tensors.size() + 2;  // with what is added to the facts
-  check_facts(path, file.facts, 1, values);
-}
-
 /// The header and its checksum. Its size does not depend on the checksums of the tensors.
 LOCKSTEP_INLINE std::pair<std::string, std::uint64_t> header_of(
-    const FileToWrite& file, std::span<const TensorToWrite* const> order,
+    const std::string& path, const FileToWrite& file, std::span<const TensorToWrite* const> order,
     std::span<const std::uint64_t> checksums) {
-  Json header = Json::object().add("__metadata__", Json());
-  Json facts = Json::object().add("header", no_digest);
-  if (const auto* const members = file.facts.get_if<Json::Object>())
-    for (const Json::Member& member : *members) facts.add(member.first, member.second);
-  Json sums = Json::object();
+  JsonLine tensors;
+  JsonLine sums;
   std::uint64_t offsets[2] = {};
   for (std::size_t i = 0; i < order.size(); ++i) {
     const TensorToWrite& tensor = *order[i];
     offsets[1] = offsets[0] + tensor.data.size();
-    header.add(tensor.name, Json::object()
-                                .add("dtype", tensor.element()->name)
-                                .add("shape", Json::array_of(tensor.shape))
-                                .add("data_offsets", Json::array_of(offsets)));
+    tensors.add(tensor.name, JsonLine()
+                                 .add("dtype", tensor.element()->name)
+                                 .add_array("shape", tensor.shape)
+                                 .add_array("data_offsets", offsets));
     sums.add(tensor.name, checksum_text(checksums[i]));
     offsets[0] = offsets[1];
   }
-  facts.add("checksums", std::move(sums));
-  Json metadata = Json::object().add("format", "pt").add("writer", text({"lockstep ", version}));
+  JsonLine facts;
+  facts.add("header", no_digest).add(file.facts).add("checksums", sums);
+  JsonLine metadata;
+  metadata.add("format", "pt").add("writer", text({"lockstep ", version}));
   for (const auto& [key, value] : file.metadata) metadata.add(key, value);
   metadata.add("lockstep", facts.text());
-  header.set("__metadata__", std::move(metadata));
+  const JsonLine header = JsonLine().add("__metadata__", metadata).add(tensors);
+  if (!facts.is_utf8() || !header.is_utf8())
+    fail("checkpoint", {"'", path, "' cannot be written: a name or text of it is not UTF-8"},
+         "write names and texts in UTF-8, and save bytes as numbers");
   std::string out = std::string(8, '\0') + header.text();
   out.append(align_up(out.size(), 8) - out.size(), ' ');
   for (int i = 0; i < 8; ++i) out[i] = static_cast<char>((out.size() - 8) >> (8 * i));
   const std::uint64_t digest = Checksum().add(out).value();
-  // No text before it can have these quotation marks, which would be escaped.
-  const std::string_view mark = R"("lockstep":)";
-  out.replace(out.find(text({mark, before_digest})) + mark.size() + before_digest.size(),
-              no_digest.size(), checksum_text(digest));
+  out.replace(out.find(before_digest) + before_digest.size(), no_digest.size(),
+              checksum_text(digest));
   return {std::move(out), digest};
 }
 
 LOCKSTEP_INLINE WrittenFile write_file(const std::string& path, const FileToWrite& file) {
-  check_file(path, file);
   std::vector<const TensorToWrite*> order;
-  order.reserve(file.tensors.size());
-  for (const TensorToWrite& tensor : file.tensors) order.push_back(&tensor);
-  // The widest elements come first: then every element is aligned, without holes.
-  std::ranges::sort(order, [](const TensorToWrite* a, const TensorToWrite* b) {
-    const unsigned width_a = a->element()->bits;
-    const unsigned width_b = b->element()->bits;
-    return width_a != width_b ? width_a > width_b : a < b;  // else as they were given
-  });
-  std::vector<std::uint64_t> checksums(order.size());
-  const std::uint64_t header_bytes = header_of(file, order, checksums).first.size();
-  if (header_bytes - 8 > most_header_bytes) {
-    refuse_to_write(path,
-                    {"its header would have ", header_bytes - 8, " bytes and ", most_header_bytes,
-                     " are allowed"},
-                    "keep large values as tensors, not as numbers or texts");
+  std::uint64_t bytes = 0;
+  for (const TensorToWrite& tensor : file.tensors) {
+    if (tensor.element() == nullptr)
+      fail("checkpoint",
+           {"'", path, "' cannot be written: tensor '", tensor.name,
+            "' has elements that safetensors files do not have"},
+           "save it in another type");
+    order.push_back(&tensor);
+    bytes += tensor.data.size();
   }
-  std::uint64_t bytes = header_bytes;
-  for (const TensorToWrite* const tensor : order) bytes += tensor->data.size();
+  // The widest elements come first: then every element is aligned, without holes.
+  std::ranges::stable_sort(order, std::greater(),
+                           [](const TensorToWrite* tensor) { return tensor->element()->bits; });
+  std::vector<std::uint64_t> checksums(order.size());
+  const std::string draft = header_of(path, file, order, checksums).first;
+  bytes += draft.size();
+  try {  // what is written must be read again
+    SafetensorsFile(path, draft, bytes);
+  } catch (const Error& error) {
+    fail("checkpoint", {"'", path, "' cannot be written, it could not be read: ", error.problem()},
+         "give everything a name and a size of its own, and keep large values as tensors");
+  }
 
   TemporaryFile out("checkpoint", path, bytes);
-  out.seek(header_bytes);
+  out.seek(draft.size());
   for (std::size_t i = 0; i != order.size(); ++i) {
     const TensorToWrite& tensor = *order[i];
     Checksum checksum;
@@ -578,12 +406,11 @@ LOCKSTEP_INLINE WrittenFile write_file(const std::string& path, const FileToWrit
       const auto chunk = tensor.read ? tensor.read(at, size) : tensor.data.subspan(at, size);
       checksum.add(chunk);
       out.append(chunk);
-      if (tensor.read) out.flush();  // before its memory is used again
       at += size;
     }
     checksums[i] = checksum.value();
   }
-  const auto [header, digest] = header_of(file, order, checksums);
+  const auto [header, digest] = header_of(path, file, order, checksums);
   out.seek(0);
   out.append(std::as_bytes(std::span(header)));
   out.commit();
@@ -670,14 +497,13 @@ LOCKSTEP_INLINE bool cut_digits(std::string_view& name) {
 }
 
 LOCKSTEP_INLINE std::optional<std::uint64_t> checkpoint_step(std::string_view name) {
-  std::string_view digits = name;
-  if (!digits.starts_with(checkpoint_prefix) || !cut_end(digits, checkpoint_suffix)) return {};
-  digits.remove_prefix(checkpoint_prefix.size());
+  if (!name.starts_with(checkpoint_prefix)) return {};
   std::uint64_t step = 0;
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), step);
-  if (error != std::errc{} || end != digits.data() + digits.size()) return {};
+  const char* const digits = name.data() + checkpoint_prefix.size();
+  const auto end = std::from_chars(digits, name.data() + name.size(), step);
   // One spelling for each step: another would be found and never be replaced.
-  return checkpoint_name(step) == name ? std::optional(step) : std::nullopt;
+  return end.ec == std::errc() && checkpoint_name(step) == name ? std::optional(step)
+                                                                : std::nullopt;
 }
 
 LOCKSTEP_INLINE std::string_view shard_stem(std::string_view name) {
@@ -690,11 +516,10 @@ LOCKSTEP_INLINE std::string_view shard_stem(std::string_view name) {
   return name.substr(0, dot);
 }
 
+/// Is this a file that was being written, or a copy that was being made?
 LOCKSTEP_INLINE bool is_temporary_name(std::string_view name) {
   const std::size_t mark = name.rfind(temporary_infix);
-  if (mark == std::string_view::npos) return false;
-  const std::string_view file = name.substr(0, mark);
-  return file.ends_with(checkpoint_suffix);
+  return mark != std::string_view::npos && name.substr(0, mark).ends_with(checkpoint_suffix);
 }
 
 LOCKSTEP_INLINE std::vector<std::string> files_in(const std::string& folder) {
@@ -719,25 +544,7 @@ LOCKSTEP_INLINE std::vector<std::uint64_t> steps_in(const std::string& folder) {
   return steps;
 }
 
-LOCKSTEP_INLINE std::optional<std::string> newest_valid_checkpoint(
-    const std::string& folder, FunctionRef<void(const std::string&)> verify,
-    SkippedCheckpoint skipped) {
-  std::vector<std::string> candidates;
-  for (const std::uint64_t step : steps_in(folder))
-    candidates.push_back(text({folder, "/", checkpoint_name(step)}));
-  std::string best = text({folder, "/", best_checkpoint_name});
-  if (::access(best.c_str(), F_OK) == 0) candidates.push_back(std::move(best));
-  for (std::string& candidate : candidates) {
-    try {
-      verify(candidate);
-      return std::move(candidate);
-    } catch (const Error& error) {
-      skipped(candidate, error.problem());
-    }
-  }
-  return std::nullopt;
-}
-
+/// Throws an `Error` unless every byte of a checkpoint is as lockstep wrote it.
 LOCKSTEP_INLINE void verify_checkpoint(const std::string& path) {
   const CheckpointReader reader(path);
   if (!reader.is_lockstep()) {
@@ -747,12 +554,22 @@ LOCKSTEP_INLINE void verify_checkpoint(const std::string& path) {
   reader.verify();
 }
 
-/// The names of a checkpoint's shards, whether or not they are there.
-LOCKSTEP_INLINE std::vector<std::string> shard_names(const std::string& path) {
-  const SafetensorsFile main(path);
-  std::vector<std::string> names;
-  for (ShardFile& shard : shards_in(main.facts())) names.push_back(std::move(shard.name));
-  return names;
+LOCKSTEP_INLINE std::optional<std::string> newest_valid_checkpoint(const std::string& folder,
+                                                                   SkippedCheckpoint skipped) {
+  std::vector<std::string> candidates;
+  for (const std::uint64_t step : steps_in(folder))
+    candidates.push_back(text({folder, "/", checkpoint_name(step)}));
+  std::string best = text({folder, "/", best_checkpoint_name});
+  if (::access(best.c_str(), F_OK) == 0) candidates.push_back(std::move(best));
+  for (std::string& candidate : candidates) {
+    try {
+      verify_checkpoint(candidate);
+      return std::move(candidate);
+    } catch (const Error& error) {
+      skipped(candidate, error.problem());
+    }
+  }
+  return std::nullopt;
 }
 
 /// The score of this name that a checkpoint was saved with.
@@ -772,10 +589,7 @@ LOCKSTEP_INLINE void replace_best_copy(const std::string& checkpoint, const std:
     const int error = ::rename(name.c_str(), best.c_str()) == 0 ? 0 : errno;
     ::unlink(name.c_str());  // where rename found one file twice, it stays
     if (error != 0) fail_writing(operation, best, error);
-    const Descriptor folder(::open(folder_of(best).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    // Some file systems cannot sync a folder; those keep names without being asked.
-    if (folder && ::fsync(folder.get()) != 0 && errno != EINVAL)
-      fail_writing(operation, best, errno);
+    sync_folder_of(operation, best);
     return;
   }
   // A file system without hard links.
@@ -787,21 +601,16 @@ LOCKSTEP_INLINE void replace_best_copy(const std::string& checkpoint, const std:
   for (ssize_t n = 1; n != 0;) {
     n = ::read(source.get(), buffer.data(), buffer.size());
     if (n < 0 && errno != EINTR) fail_reading(operation, checkpoint, errno);
-    if (n <= 0) continue;
-    copy.append({buffer.data(), static_cast<std::size_t>(n)});
-    copy.flush();
+    if (n > 0) copy.append({buffer.data(), static_cast<std::size_t>(n)});
   }
   copy.commit();
 }
 
-LOCKSTEP_INLINE bool contains(const std::vector<std::string>& names, std::string_view name) {
-  return std::ranges::find(names, name) != names.end();
-}
-
 LOCKSTEP_INLINE CheckpointFolder::CheckpointFolder(CheckpointOptions options,
                                                    std::chrono::milliseconds patience)
-    : options_(plain_options(std::move(options))), lock_(made(options_.folder), patience) {
-  clean_up();
+    : options_(plain_options(std::move(options))),
+      lock_((make_folder("checkpoints", options_.folder), options_.folder), patience) {
+  remove_orphans();
   if (options_.best_by.empty() || ::access(best_path().c_str(), F_OK) != 0) return;
   try {
     best_score_ = recorded_score(best_path(), options_.best_by);
@@ -809,24 +618,11 @@ LOCKSTEP_INLINE CheckpointFolder::CheckpointFolder(CheckpointOptions options,
   }
 }
 
-LOCKSTEP_INLINE std::string CheckpointFolder::made(const std::string& folder) {
-  make_folder("checkpoints", folder);
-  return folder;
-}
-
-LOCKSTEP_INLINE std::string CheckpointFolder::path_of(std::uint64_t step) const {
-  return text({path(), "/", checkpoint_name(step)});
-}
-
-LOCKSTEP_INLINE std::string CheckpointFolder::best_path() const {
-  return text({path(), "/", best_checkpoint_name});
-}
-
 LOCKSTEP_INLINE std::optional<std::string> CheckpointFolder::newest_valid(
     SkippedCheckpoint skipped) {
   const std::lock_guard lock(mutex_);
-  auto found = newest_valid_checkpoint(
-      path(), verify_checkpoint, [&](const std::string& passed, const std::string& why) {
+  auto found =
+      newest_valid_checkpoint(path(), [&](const std::string& passed, const std::string& why) {
         if (const auto step = checkpoint_step(name_in_folder(passed))) is_valid_[*step] = false;
         skipped(passed, why);
       });
@@ -860,16 +656,9 @@ LOCKSTEP_INLINE bool CheckpointFolder::take_if_best(std::uint64_t step) {
   lock_.require();
   const auto score = recorded_score(path_of(step), options_.best_by);
   if (!score || !is_better(options_, *score, best_score_)) return false;
-  const auto shards_before = best_shards();
   replace_best_copy(path_of(step), best_path());
   best_score_ = score;
-  // Shards that only the best copy before has named are not needed any more.
-  const auto shards = best_shards();
-  if (!shards_before || !shards) return true;
-  for (const std::string& name : *shards_before) {
-    const std::string main = text({path(), "/", shard_stem(name), checkpoint_suffix});
-    if (!contains(*shards, name) && ::access(main.c_str(), F_OK) != 0) remove_file(name);
-  }
+  remove_orphans(step);
   return true;
 }
 
@@ -878,73 +667,48 @@ LOCKSTEP_INLINE std::optional<double> CheckpointFolder::best_score() const {
   return best_score_;
 }
 
-LOCKSTEP_INLINE std::optional<std::vector<std::string>> CheckpointFolder::best_shards() const {
-  const std::string best = best_path();
-  if (::access(best.c_str(), F_OK) != 0) return std::vector<std::string>();
-  try {
-    return shard_names(best);
-  } catch (const Error&) {
-    return std::nullopt;
-  }
-}
-
-LOCKSTEP_INLINE void CheckpointFolder::clean_up() {
+LOCKSTEP_INLINE void CheckpointFolder::remove_orphans(std::optional<std::uint64_t> saved) {
   // What a checkpoint names is needed. Of one that cannot be read nobody knows what it names.
-  std::vector<std::string> needed;
-  std::vector<std::string> unreadable;
+  std::set<std::string> needed;
+  std::set<std::string> unreadable;
   const std::vector<std::string> names = files_in(path());
   for (const std::string& name : names) {
     if (name != best_checkpoint_name && !checkpoint_step(name)) continue;
     try {
-      const std::vector<std::string> shards = shard_names(text({path(), "/", name}));
-      needed.insert(needed.end(), shards.begin(), shards.end());
+      const SafetensorsFile main(text({path(), "/", name}));
+      for (ShardFile& shard : shards_in(main.facts())) needed.insert(std::move(shard.name));
     } catch (const Error&) {
-      unreadable.push_back(name);
+      unreadable.insert(name);
     }
   }
+  const bool knows_best = !unreadable.contains(std::string(best_checkpoint_name));
   for (const std::string& name : names) {
     const std::string main = text({shard_stem(name), checkpoint_suffix});
-    const bool is_orphan = checkpoint_step(main) && !contains(needed, name) &&
-                           !contains(unreadable, main) &&
-                           !contains(unreadable, best_checkpoint_name);
-    if (is_orphan || is_temporary_name(name)) remove_file(name);
+    const auto step = checkpoint_step(main);
+    const bool is_orphan = step && (!saved || *step <= *saved) && knows_best &&
+                           !needed.contains(name) && !unreadable.contains(main);
+    if (is_orphan || (!saved && is_temporary_name(name))) remove_file(name);
   }
 }
 
 LOCKSTEP_INLINE void CheckpointFolder::saved(std::uint64_t step) {
   const std::lock_guard lock(mutex_);
   is_valid_[step] = true;
-  const std::vector<std::uint64_t> all = steps_in(path());
-  const auto is_valid = [&](std::uint64_t one) {
-    const auto known = is_valid_.find(one);
-    return known != is_valid_.end() && known->second;
-  };
-  if (static_cast<std::size_t>(std::ranges::count_if(all, is_valid)) < options_.keep) return;
-  // The best copy's shards have the name of a checkpoint, and stay without it. Nobody knows which
-  // they are where the copy cannot be read.
-  const auto of_best = best_shards();
-  if (!of_best) return;
   std::size_t valid = 0;
-  for (const std::uint64_t one : all) {
-    const bool is_damaged = is_valid_.contains(one) && !is_valid(one);
-    if (valid >= options_.keep || is_damaged) {
-      remove(one, *of_best);
-    } else if (is_valid(one)) {
-      ++valid;
+  bool is_removed = false;
+  for (const std::uint64_t one : steps_in(path())) {
+    const auto known = is_valid_.find(one);
+    const bool is_valid = known != is_valid_.end() && known->second;
+    const bool is_damaged = known != is_valid_.end() && !known->second;
+    if (valid < options_.keep && !is_damaged) {
+      valid += is_valid ? 1 : 0;
+    } else if (remove_file(checkpoint_name(one))) {
+      // The checkpoint before its shards: a job that dies in between leaves none without them.
+      is_removed = true;
+      is_valid_.erase(one);
     }
   }
-}
-
-LOCKSTEP_INLINE void CheckpointFolder::remove(std::uint64_t step,
-                                              const std::vector<std::string>& of_best) {
-  const std::string main = checkpoint_name(step);
-  // The checkpoint before its shards: a job that dies in between leaves no checkpoint without them.
-  if (!remove_file(main)) return;
-  is_valid_.erase(step);
-  for (const std::string& name : files_in(path())) {
-    const bool is_shard = text({shard_stem(name), checkpoint_suffix}) == main;
-    if (is_shard && !contains(of_best, name)) remove_file(name);
-  }
+  if (is_removed) remove_orphans(step);
 }
 
 LOCKSTEP_INLINE bool CheckpointFolder::remove_file(const std::string& name) {
@@ -978,199 +742,168 @@ struct StopState {
   std::atomic<int> asked = 0;
   std::atomic<bool> is_finished = false;
   static_assert(std::atomic<int>::is_always_lock_free);
-};
 
-LOCKSTEP_INLINE StopState& stop_state() {
-  // Never destroyed: a signal may come at any time.
-  static StopState& state = *new StopState;
-  return state;
-}
+  static StopState& of_process() {
+    // Never destroyed: a signal may come at any time.
+    static StopState& state = *new StopState;
+    return state;
+  }
 
-/// Lets the time limit begin (or ends it, with 0). timer_settime may be called in a handler.
-LOCKSTEP_INLINE void set_stop_timer(StopState& state, std::chrono::milliseconds limit) {
-  if (!state.has_timer) return;
-  itimerspec time{};
-  time.it_value.tv_sec = static_cast<time_t>(limit.count() / 1000);
-  time.it_value.tv_nsec = static_cast<long>(limit.count() % 1000 * 1'000'000);
-  ::timer_settime(state.timer, 0, &time, nullptr);
-}
+  /// Nobody has asked.
+  void clear() {
+    asked.store(0);
+    is_finished.store(false);
+  }
 
-LOCKSTEP_INLINE void handle_stop_signal(int number, siginfo_t* info, void* context) {
-  const int error = errno;
-  StopState& state = stop_state();
-  StopSignal& signal = state.signals[number == SIGTERM ? 0 : 1];
-  if (state.process.load(std::memory_order_relaxed) != ::getpid()) {
-    // A process that was forked from the job: the signal does there what it did before.
-    ::sigaction(number, &signal.before, nullptr);
-    ::raise(number);
-  } else if (info != nullptr && info->si_code == SI_TIMER && info->si_value.sival_ptr == &state) {
-    const int first = state.asked.load(std::memory_order_relaxed);
-    const std::string& words = state.signals[first == SIGUSR1 ? 1 : 0].too_late;
-    if (first != 0) {
+  /// Lets the time limit begin (or ends it, with 0). timer_settime may be called in a handler.
+  void set_timer(std::chrono::milliseconds time) {
+    if (!has_timer) return;
+    itimerspec left{};
+    left.it_value.tv_sec = static_cast<time_t>(time.count() / 1000);
+    left.it_value.tv_nsec = static_cast<long>(time.count() % 1000 * 1'000'000);
+    ::timer_settime(timer, 0, &left, nullptr);
+  }
+
+  static void handle(int number, siginfo_t* info, void* context) {
+    const int error = errno;
+    of_process().take(number, info, context);
+    errno = error;
+  }
+  void take(int number, siginfo_t* info, void* context) {
+    const struct sigaction& before = signals[number == SIGTERM ? 0 : 1].before;
+    if (process.load(std::memory_order_relaxed) != ::getpid()) {
+      // A process that was forked from the job: the signal does there what it did before.
+      ::sigaction(number, &before, nullptr);
+      ::raise(number);
+    } else if (info != nullptr && info->si_code == SI_TIMER && info->si_value.sival_ptr == this) {
+      const int first = asked.load(std::memory_order_relaxed);
+      if (first == 0) return;
+      const std::string& words = signals[first == SIGUSR1 ? 1 : 0].too_late;
       [[maybe_unused]] const ssize_t n = ::write(2, words.data(), words.size());
       ::_exit(128 + first);
-    }
-  } else {
-    int nobody = 0;
-    if (state.asked.compare_exchange_strong(nobody, number) &&
-        !state.is_finished.load(std::memory_order_relaxed))
-      set_stop_timer(state, state.limit);
-    if ((signal.before.sa_flags & SA_SIGINFO) != 0) {
-      signal.before.sa_sigaction(number, info, context);
-    } else if (signal.before.sa_handler != SIG_DFL && signal.before.sa_handler != SIG_IGN) {
-      signal.before.sa_handler(number);
+    } else {
+      int nobody = 0;
+      if (asked.compare_exchange_strong(nobody, number) &&
+          !is_finished.load(std::memory_order_relaxed))
+        set_timer(limit);
+      if ((before.sa_flags & SA_SIGINFO) != 0) {
+        before.sa_sigaction(number, info, context);
+      } else if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) {
+        before.sa_handler(number);
+      }
     }
   }
-  errno = error;
-}
 
-/// Installs the handlers that are not installed yet.
-LOCKSTEP_INLINE void take_stop_signals(StopState& state) {
-  for (StopSignal& signal : state.signals) {
-    signal.too_late = text(
-        {"lockstep: ", signal_name(signal.number), " asked this process to stop ",
-         seconds_text(state.limit),
-         " ago, and its step and the checkpoint have not come to an end; it ends now, and the ",
-         "newest checkpoint is an older one: raise LOCKSTEP_GRACE_SECONDS\n"});
-    if (signal.is_taken) continue;
-    if (::sigaction(signal.number, nullptr, &signal.before) != 0) continue;
-    const bool has_function = (signal.before.sa_flags & SA_SIGINFO) != 0;
-    if (!has_function && signal.before.sa_handler == SIG_IGN) continue;
+  /// Makes the timer and installs the handlers. The time limit comes as one of the signals itself,
+  /// so no other signal and no thread is needed.
+  void install() {
+    for (StopSignal& signal : signals) {
+      signal.too_late = text(
+          {"lockstep: ", signal_name(signal.number), " asked this process to stop ",
+           seconds_text(limit),
+           " ago, and its step and the checkpoint have not come to an end; it ends now, and the ",
+           "newest checkpoint is an older one: raise LOCKSTEP_GRACE_SECONDS\n"});
+      ::sigaction(signal.number, nullptr, &signal.before);
+    }
+    const auto is_ignored = [](const StopSignal& signal) {
+      return (signal.before.sa_flags & SA_SIGINFO) == 0 && signal.before.sa_handler == SIG_IGN;
+    };
+    sigevent event{};
+    event.sigev_notify = SIGEV_SIGNAL;
+    event.sigev_signo = is_ignored(signals[0]) ? SIGUSR1 : SIGTERM;
+    event.sigev_value.sival_ptr = this;
+    has_timer = ::timer_create(CLOCK_MONOTONIC, &event, &timer) == 0;
     struct sigaction ours{};
-    ours.sa_sigaction = handle_stop_signal;
+    ours.sa_sigaction = &StopState::handle;
     ours.sa_flags = SA_SIGINFO | SA_RESTART;
     // One at a time: the second would find the first half noted.
     ::sigemptyset(&ours.sa_mask);
-    for (const StopSignal& other : state.signals) ::sigaddset(&ours.sa_mask, other.number);
-    signal.is_taken = ::sigaction(signal.number, &ours, nullptr) == 0;
+    for (const StopSignal& signal : signals) ::sigaddset(&ours.sa_mask, signal.number);
+    for (StopSignal& signal : signals)
+      signal.is_taken = !is_ignored(signal) && ::sigaction(signal.number, &ours, nullptr) == 0;
   }
-}
 
-LOCKSTEP_INLINE void put_stop_signals_back(StopState& state) {
-  // First the timer, whose signal must not meet another's handler.
-  if (state.has_timer) ::timer_delete(state.timer);
-  state.has_timer = false;
-  for (StopSignal& signal : state.signals) {
-    if (!signal.is_taken) continue;
-    // Somebody else's handler that was installed since stays.
-    struct sigaction now{};
-    const bool is_ours = ::sigaction(signal.number, nullptr, &now) == 0 &&
-                         (now.sa_flags & SA_SIGINFO) != 0 && now.sa_sigaction == handle_stop_signal;
-    if (is_ours) ::sigaction(signal.number, &signal.before, nullptr);
-    signal.is_taken = false;
+  void put_back() {
+    // First the timer, whose signal must not meet another's handler.
+    if (std::exchange(has_timer, false)) ::timer_delete(timer);
+    for (StopSignal& signal : signals) {
+      // Somebody else's handler that was installed since stays.
+      struct sigaction now{};
+      if (std::exchange(signal.is_taken, false) && ::sigaction(signal.number, nullptr, &now) == 0 &&
+          (now.sa_flags & SA_SIGINFO) != 0 && now.sa_sigaction == &StopState::handle)
+        ::sigaction(signal.number, &signal.before, nullptr);
+    }
   }
-}
+};
 
 LOCKSTEP_INLINE StopRequest::StopRequest() {
   const char* const seconds = std::getenv("LOCKSTEP_GRACE_SECONDS");
   const std::chrono::milliseconds limit = seconds == nullptr
                                               ? std::chrono::seconds(60)
                                               : parse_seconds("LOCKSTEP_GRACE_SECONDS", seconds);
-  StopState& state = stop_state();
+  StopState& state = StopState::of_process();
   const std::lock_guard lock(state.mutex);
   // A process that was forked from a job has none of the job's requests.
   if (state.process.load() != ::getpid()) state.requests = 0;
   if (state.requests++ != 0) return;
   // What was asked of a job that is over was not asked of this one.
-  put_stop_signals_back(state);
-  state.asked.store(0);
-  state.is_finished.store(false);
+  state.put_back();
+  state.clear();
   state.process.store(::getpid());
   state.limit = limit;
-  // The time limit comes as one of the signals itself, so no other signal and no thread is needed.
-  sigevent event{};
-  event.sigev_notify = SIGEV_SIGNAL;
-  event.sigev_signo = SIGTERM;
-  event.sigev_value.sival_ptr = &state;
-  state.has_timer = ::timer_create(CLOCK_MONOTONIC, &event, &state.timer) == 0;
-  take_stop_signals(state);
-  // The timer raises a signal that reaches our handler.
-  if (!state.signals[0].is_taken && state.signals[1].is_taken && state.has_timer) {
-    ::timer_delete(state.timer);
-    event.sigev_signo = SIGUSR1;
-    state.has_timer = ::timer_create(CLOCK_MONOTONIC, &event, &state.timer) == 0;
-  }
+  state.install();
 }
 
 LOCKSTEP_INLINE StopRequest::~StopRequest() {
-  StopState& state = stop_state();
+  StopState& state = StopState::of_process();
   const std::lock_guard lock(state.mutex);
   if (state.requests == 0) return;  // a forked child has none
   --state.requests;
-  if (state.requests != 0 || state.asked.load() != 0 || state.is_finished.load()) return;
-  put_stop_signals_back(state);
+  if (state.requests == 0 && state.asked.load() == 0 && !state.is_finished.load()) state.put_back();
 }
 
 LOCKSTEP_INLINE int StopRequest::signal() const {
-  return stop_state().asked.load(std::memory_order_relaxed);
+  return StopState::of_process().asked.load(std::memory_order_relaxed);
 }
 
 LOCKSTEP_INLINE void StopRequest::finished() {
-  StopState& state = stop_state();
+  StopState& state = StopState::of_process();
   const std::lock_guard lock(state.mutex);
   state.is_finished.store(true);
-  set_stop_timer(state, {});
+  state.set_timer({});
 }
 
 LOCKSTEP_INLINE void StopRequest::forget() {
-  StopState& state = stop_state();
+  StopState& state = StopState::of_process();
   const std::lock_guard lock(state.mutex);
-  set_stop_timer(state, {});
-  state.asked.store(0);
-  state.is_finished.store(false);
-  if (state.requests == 0) put_stop_signals_back(state);
+  state.set_timer({});
+  state.clear();
+  if (state.requests == 0) state.put_back();
 }
 
-LOCKSTEP_INLINE BackgroundWriter::~BackgroundWriter() {
-  thread_.join();
-  if (const std::exception_ptr thrown = take_failure()) tell_late_failure({thrown, rank_});
-}
-
-LOCKSTEP_INLINE void BackgroundWriter::wait() {
-  thread_.join();
-  rethrow();
-}
-
-LOCKSTEP_INLINE std::exception_ptr BackgroundWriter::take_failure() {
-  if (!has_failed_.load(std::memory_order_acquire)) return nullptr;
-  thread_.join();  // it is on its way out, and must not hold the failure any more
-  has_failed_.store(false, std::memory_order_relaxed);
-  return std::exchange(failure_, nullptr);
-}
-
-LOCKSTEP_INLINE void BackgroundWriter::failed(std::exception_ptr thrown) {
-  failure_ = std::move(thrown);
-  has_failed_.store(true, std::memory_order_release);
-  if (alarm_ != nullptr) alarm_->store(true, std::memory_order_release);
-  is_busy_.store(false, std::memory_order_release);
-}
-
-LOCKSTEP_INLINE Json index_of(std::span<const ShardFile> shards) {
-  Json index = Json::array();
-  for (const ShardFile& shard : shards) {
-    index.push(Json::object()
-                   .add("name", shard.name)
-                   .add("bytes", shard.file.bytes)
-                   .add("digest", checksum_text(shard.file.digest)));
-  }
-  return index;
+LOCKSTEP_INLINE JsonLine index_of(std::span<const ShardFile> shards) {
+  std::vector<JsonLine> files;
+  for (const ShardFile& shard : shards)
+    files.push_back(JsonLine()
+                        .add("name", shard.name)
+                        .add("bytes", shard.file.bytes)
+                        .add("digest", checksum_text(shard.file.digest)));
+  return JsonLine().add_array("files", files);
 }
 
 LOCKSTEP_INLINE std::vector<ShardFile> shards_in(const JsonEntry& facts) {
   std::vector<ShardFile> shards;
   const auto files = facts.find("files");
-  if (!files) return shards;
-  for (std::size_t i = 0; i < files->items().size(); ++i) {
+  std::set<std::string> names;
+  for (std::size_t i = 0; files && i < files->items().size(); ++i) {
     const JsonEntry file = files->item(i);
-    const std::string name = file.at("name").text();
+    const std::string& name = file.at("name").text();
     if (name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos ||
         name.find('\0') != std::string::npos || name == name_in_folder(facts.file()))
       file.at("name").fail("is not the name of another file in the same folder");
+    if (!names.insert(name).second) files->fail("has a name twice");
     shards.push_back({name, {file.at("bytes").natural(), file.at("digest").checksum()}});
   }
-  std::set<std::string_view> names;
-  for (const ShardFile& shard : shards)
-    if (!names.insert(shard.name).second) files->fail("has a name twice");
   return shards;
 }
 
@@ -1183,14 +916,11 @@ LOCKSTEP_INLINE std::optional<std::pair<std::string_view, std::uint64_t>> as_pie
     std::string_view name) {
   const std::size_t sign = name.rfind('@');
   if (sign == std::string_view::npos) return std::nullopt;
-  const std::string_view digits = name.substr(sign + 1);
-  if (digits.empty() || (digits.size() > 1 && digits.front() == '0')) return std::nullopt;
   std::uint64_t first = 0;
-  const char* const begin = &digits.front();
-  const char* const end = begin + digits.size();
-  const auto [stop, error] = std::from_chars(begin, end, first);
-  if (error != std::errc() || stop != end) return std::nullopt;
-  return std::pair(name.substr(0, sign), first);
+  const auto end = std::from_chars(name.data() + sign + 1, name.data() + name.size(), first);
+  const std::string_view whole = name.substr(0, sign);
+  if (end.ec != std::errc() || piece_name(whole, first) != name) return std::nullopt;
+  return std::pair(whole, first);
 }
 
 /// Names that begin so are the library's; all others are parameters and buffers.
@@ -1205,40 +935,34 @@ struct StoredName {
   std::string_view name;
   std::string_view after;  // the state, behind its slash
 
+  explicit StoredName(std::string_view all) : name(all) {
+    if (!all.starts_with(reserved_prefix)) return;
+    const std::string_view rest = all.substr(reserved_prefix.size());
+    const std::string_view role = rest.substr(0, rest.find('/'));
+    const bool has_rank = role == "local" || role == "buffer" || role == "gradient";
+    const bool has_state = role == "local" || role == "state";
+    std::size_t begin = reserved_prefix.size() + role.size();
+    if (has_rank && begin < all.size()) begin = all.find('/', begin + 1);
+    const std::size_t end = has_state ? all.rfind('/') : all.size();
+    const bool is_known = (has_rank || has_state) && begin < end;
+    before = is_known ? all.substr(0, begin + 1) : all;
+    name = is_known ? all.substr(begin + 1, end - begin - 1) : std::string_view();
+    if (is_known) after = all.substr(end);
+  }
   bool is_plain() const { return before.empty(); }
   bool is_state() const { return before == "lockstep/state/"; }
 };
 
-LOCKSTEP_INLINE StoredName parse_stored_name(std::string_view all) {
-  if (!all.starts_with(reserved_prefix)) return {{}, all, {}};
-  const std::string_view rest = all.substr(reserved_prefix.size());
-  const std::string_view role = rest.substr(0, rest.find('/'));
-  const bool has_rank = role == "local" || role == "buffer" || role == "gradient";
-  const bool has_state = role == "local" || role == "state";
-  std::size_t begin = reserved_prefix.size() + role.size();
-  if (has_rank && begin < all.size()) begin = all.find('/', begin + 1);
-  const std::size_t end = has_state ? all.rfind('/') : all.size();
-  if (!(has_rank || has_state) || begin >= end) return {all, {}, {}};
-  return {all.substr(0, begin + 1), all.substr(begin + 1, end - begin - 1), all.substr(end)};
-}
-
 LOCKSTEP_INLINE CheckpointReader::CheckpointReader(const std::string& path) {
   files_.emplace_back(path);
-  open_shards(path);
-  collect();
-}
-
-LOCKSTEP_INLINE void CheckpointReader::open_shards(const std::string& path) {
   shards_ = shards_in(facts());
-  if (shards_.empty()) return;
-  prefer_open_files(shards_.size() + 16);
+  if (!shards_.empty()) prefer_open_files(shards_.size() + 16);
   const auto refuse = [&](std::string_view problem) {
     fail("checkpoint", {"'", path, "' is not whole: ", problem},
          "bring all its files into one folder, or take another checkpoint");
   };
-  const std::string folder = folder_of(path);
   for (const ShardFile& shard : shards_) {
-    const std::string shard_path = text({folder, "/", shard.name});
+    const std::string shard_path = text({folder_of(path), "/", shard.name});
     try {
       files_.emplace_back(shard_path);
     } catch (const Error& error) {
@@ -1251,50 +975,45 @@ LOCKSTEP_INLINE void CheckpointReader::open_shards(const std::string& path) {
                    shard.file.bytes, " and ", checksum_text(shard.file.digest), " are expected)"}));
     }
   }
+  collect();
 }
 
 LOCKSTEP_INLINE void CheckpointReader::collect() {
+  using Shape = std::vector<std::uint64_t>;
   const SafetensorsFile& main = files_.front();
-  std::map<std::string_view, JsonEntry> recorded;
+  std::map<std::string_view, Shape> recorded;
   if (const auto shapes = facts().find("shapes")) {
     for (const Json::Member& shape : shapes->members())
-      recorded.emplace(shape.first, shapes->of(shape));
+      recorded.emplace(shape.first, shapes->of(shape).naturals());
   }
-  const auto recorded_shape = [&](std::string_view name) -> const JsonEntry* {
-    const auto found = recorded.find(name);
+  /// The shape of the parameter or buffer that a tensor belongs to.
+  const auto owner_shape = [&](std::string_view name) -> const Shape* {
+    const StoredName parts(name);
+    if (parts.is_plain() || parts.name.empty()) return nullptr;
+    if (const TensorEntry* const whole = main.find(parts.name)) return &whole->shape;
+    const auto found = recorded.find(parts.name);
     return found == recorded.end() ? nullptr : &found->second;
   };
-  const auto owner_shape = [&](std::string_view name) -> std::optional<std::vector<std::uint64_t>> {
-    const StoredName parts = parse_stored_name(name);
-    const std::string_view owner = parts.name;
-    if (parts.is_plain() || owner.empty()) return std::nullopt;
-    if (const TensorEntry* const whole = main.find(owner)) return whole->shape;
-    if (const JsonEntry* const shape = recorded_shape(owner)) return shape->naturals();
-    return std::nullopt;
-  };
-  // The whole that a tensor is a piece of, if it is one.
-  const auto whole_of = [&](const TensorEntry& entry) -> std::string_view {
-    const std::string_view name = entry.name;
-    const auto piece = main.is_lockstep() ? as_piece(name) : std::nullopt;
-    if (!piece || entry.shape.size() != 1) return "";
-    if (recorded_shape(piece->first) != nullptr) return piece->first;
+  // The whole that a tensor is, or is a piece of, and the first element.
+  const auto whole_of = [&](const TensorEntry& entry) {
+    const auto piece =
+        main.is_lockstep() && entry.shape.size() == 1 ? as_piece(entry.name) : std::nullopt;
+    const std::pair<std::string_view, std::uint64_t> itself(entry.name, 0);
+    if (!piece || recorded.contains(piece->first)) return piece.value_or(itself);
     // A parameter may be called `a@1` itself; a state is never.
-    const StoredName parts = parse_stored_name(name);
-    if (parts.is_plain() || (!parts.is_state() && owner_shape(name))) return "";
-    if (!owner_shape(piece->first))
+    const StoredName parts(entry.name);
+    if (parts.is_plain() || (!parts.is_state() && owner_shape(entry.name))) return itself;
+    if (owner_shape(piece->first) == nullptr)
       fail_damaged(path(), text({"nothing says how large '", piece->first, "' is"}));
-    return piece->first;
+    return *piece;
   };
 
   using Found = std::pair<std::string_view, StoredPiece>;  // and the whole that it is, or is of
   std::vector<Found> found;
   for (const SafetensorsFile& file : files_) {
     for (const TensorEntry& entry : file.tensors()) {
-      const std::string_view whole = whole_of(entry);
-      const auto piece = as_piece(entry.name);
-      const std::uint64_t first = whole.empty() || !piece ? 0 : piece->second;
-      found.emplace_back(whole.empty() ? std::string_view(entry.name) : whole,
-                         StoredPiece{first, entry.count, &file, &entry});
+      const auto [whole, first] = whole_of(entry);
+      found.emplace_back(whole, StoredPiece{first, entry.count, &file, &entry});
     }
   }
   std::ranges::sort(found, {}, [](const Found& of) {
@@ -1313,9 +1032,8 @@ LOCKSTEP_INLINE void CheckpointReader::collect() {
                                  "' and again in '", tensor.pieces[1].file->path(), "'"}));
     }
     if (!is_whole) {
-      const JsonEntry* const shape = recorded_shape(tensor.name);
-      tensor.shape =
-          shape != nullptr ? shape->naturals() : owner_shape(tensor.name).value_or(tensor.shape);
+      const auto shape = recorded.find(tensor.name);
+      tensor.shape = shape != recorded.end() ? shape->second : *owner_shape(tensor.name);
       join(tensor);
     }
     tensors_.push_back(std::move(tensor));
@@ -1324,26 +1042,22 @@ LOCKSTEP_INLINE void CheckpointReader::collect() {
 
 /// Checks that the pieces make the whole.
 LOCKSTEP_INLINE void CheckpointReader::join(StoredTensor& tensor) const {
-  tensor.count = 1;
-  for (const std::uint64_t extent : tensor.shape) {
-    if (!multiply(tensor.count, extent, tensor.count))
-      fail_damaged(path(), text({"the shape of '", tensor.name, "' is too large"}));
-  }
+  const auto damaged = [&](std::initializer_list<Word> problem) {
+    fail_damaged(path(), text({"the pieces of '", tensor.name, "' ", text(problem)}));
+  };
+  const auto count = product_of(tensor.shape);
+  if (!count) damaged({"have a shape that is too large"});
+  tensor.count = *count;
   std::uint64_t place = 0;
   for (const StoredPiece& piece : tensor.pieces) {
-    if (piece.entry->element != tensor.element)
-      fail_damaged(path(), text({"the pieces of '", tensor.name, "' have different types"}));
-    if (piece.first != place) {
-      fail_damaged(path(), text({"the pieces of '", tensor.name,
-                                 piece.first < place ? "' overlap at element " : "' lack element ",
-                                 std::min(place, piece.first)}));
-    }
-    if (!add_up(place, piece.count, place) || place > tensor.count) break;
+    if (piece.entry->element != tensor.element) damaged({"have different types"});
+    if (piece.first != place)
+      damaged({piece.first < place ? "overlap at element " : "lack element ",
+               std::min(place, piece.first)});
+    place += piece.count;
+    if (place > tensor.count) break;
   }
-  if (place != tensor.count) {
-    fail_damaged(path(), text({"the pieces of '", tensor.name, "' have ", place, " elements of ",
-                               tensor.count}));
-  }
+  if (place != tensor.count) damaged({"have ", place, " elements of ", tensor.count});
 }
 
 LOCKSTEP_INLINE const StoredTensor* CheckpointReader::find(std::string_view name) const {
@@ -1559,143 +1273,40 @@ LOCKSTEP_INLINE std::string stored_name(const StateEntry& piece) {
   return std::string(piece.name);
 }
 
-/// The time now, `2026-11-16T05:23:49Z`.
-LOCKSTEP_INLINE std::string utc_time() {
-  const std::time_t now = std::time(nullptr);
-  std::tm parts{};
-  ::gmtime_r(&now, &parts);
-  char words[32];
-  return {words, std::strftime(words, sizeof words, "%Y-%m-%dT%H:%M:%SZ", &parts)};
-}
-
-// The program's values: texts and lists of numbers are tensors of the file, all others are in its
-// header.
-
-LOCKSTEP_INLINE bool is_tensor(std::string_view type) {
-  return type == "text" || type.ends_with("[]");
-}
-
-/// The elements of a type of values; an error where nobody knows it.
-LOCKSTEP_INLINE ElementKind element_of(std::string_view type, const JsonEntry& entry) {
-  if (type == "text") return ElementKind::u8;
-  if (type.ends_with("[]")) type.remove_suffix(2);
-  for (std::size_t kind = 1; kind != element_kinds; ++kind)
-    if (element_name(static_cast<ElementKind>(kind)) == type) return static_cast<ElementKind>(kind);
-  entry.fail("has a type that nobody knows");
-}
+// The program's values.
 
 /// `whose` is a rank, or `common`.
 LOCKSTEP_INLINE std::string value_tensor_name(std::string_view whose, std::string_view name) {
   return text({"lockstep/value/", whose, "/", name});
 }
 
-/// Bits of an integer's widening to 64: shifted left and back, it has its sign or its zeros there.
-LOCKSTEP_INLINE unsigned spare_bits(ElementKind kind) {
-  return 64 - 8 * static_cast<unsigned>(element_size(kind));
-}
-LOCKSTEP_INLINE bool is_signed(ElementKind kind) {
-  return kind >= ElementKind::i8 && kind <= ElementKind::i64;
-}
-
-LOCKSTEP_INLINE Json number_json(ElementKind kind, std::string_view bytes) {
-  if (is_floating(kind)) {
-    double number = 0;
-    convert_elements(reinterpret_cast<std::byte*>(&number), ElementKind::f64,
-                     reinterpret_cast<const std::byte*>(bytes.data()), kind, 1);
-    return number;
+/// The values as they are now: their descriptions, and the name, type and bytes of every tensor.
+LOCKSTEP_INLINE std::string pack_values(const KeptValues& values) {
+  JsonLine descriptions;
+  Names texts(1);
+  for (const KeptValue& value : values) {
+    JsonLine one = JsonLine().add("type", value.type());
+    const std::string_view bytes = value.save(one);
+    descriptions.add(value.name(), one);
+    if (value.kind() == ElementKind::unsupported) continue;
+    texts.insert(texts.end(), {value.name(), bytes_of(value.kind()), std::string(bytes)});
   }
-  const std::uint64_t number = value_in<std::uint64_t>(bytes) << spare_bits(kind);
-  if (is_signed(kind)) return static_cast<std::int64_t>(number) >> spare_bits(kind);
-  return number >> spare_bits(kind);
+  texts[0] = descriptions.members();
+  return packed(texts);
 }
 
-/// The bytes of a number. A number that its type cannot hold was written by nobody.
-LOCKSTEP_INLINE std::string number_bytes(const JsonEntry& entry, ElementKind kind) {
-  std::string bytes(element_size(kind), '\0');
-  auto* const to = reinterpret_cast<std::byte*>(bytes.data());
-  if (is_floating(kind)) {
-    const double number = entry.real();
-    convert_elements(to, kind, reinterpret_cast<const std::byte*>(&number), ElementKind::f64, 1);
-    return bytes;
-  }
-  const std::uint64_t number =
-      is_signed(kind) ? static_cast<std::uint64_t>(entry.integer()) : entry.natural();
-  std::memcpy(to, &number, bytes.size());
-  const std::uint64_t high = number << spare_bits(kind);
-  const std::uint64_t again =
-      is_signed(kind)
-          ? static_cast<std::uint64_t>(static_cast<std::int64_t>(high) >> spare_bits(kind))
-          : high >> spare_bits(kind);
-  if (again != number) entry.fail("is too large for its type");
-  return bytes;
-}
-
-LOCKSTEP_INLINE Json json_of(const std::vector<SavedValue>& values) {
-  Json json = Json::object();
-  for (const SavedValue& value : values) {
-    Json one = Json::object().add("type", value.type);
-    if (value.type == "bool") {
-      one.add("value", value.bytes.front() != 0);
-    } else if (value.type == "RandomStream") {
-      one.add("value", Json::array_of(value_in<std::array<std::uint64_t, 2>>(value.bytes)));
-    } else if (!is_tensor(value.type)) {
-      one.add("value", number_json(element_of(value.type, {one, ""}), value.bytes));
-    }
-    json.add(value.name, std::move(one));
-  }
-  return json;
-}
-
-LOCKSTEP_INLINE void add_value_tensors(std::string_view whose,
-                                       const std::vector<SavedValue>& values,
+/// The descriptions of packed values, whose tensors are added to a file and point into `all`.
+LOCKSTEP_INLINE JsonLine unpack_values(std::string_view whose, std::string_view all,
                                        std::vector<TensorToWrite>& to) {
-  for (const SavedValue& value : values) {
-    if (!is_tensor(value.type)) continue;
-    const ElementKind kind = element_of(value.type, {Json(), ""});
-    to.push_back({value_tensor_name(whose, value.name),
+  const std::vector<std::string_view> texts = unpacked(all);
+  for (std::size_t i = 1; i < texts.size(); i += 3) {
+    const auto kind = value_in<ElementKind>(texts[i + 1]);
+    to.push_back({value_tensor_name(whose, texts[i]),
                   kind,
-                  {value.bytes.size() / element_size(kind)},
-                  std::as_bytes(std::span(value.bytes))});
+                  {texts[i + 2].size() / element_size(kind)},
+                  std::as_bytes(std::span(texts[i + 2]))});
   }
-}
-
-LOCKSTEP_INLINE std::vector<SavedValue> read_values(const CheckpointReader& reader,
-                                                    const JsonEntry& entries,
-                                                    std::string_view whose) {
-  std::vector<SavedValue> values;
-  for (const Json::Member& member : entries.members()) {
-    const JsonEntry entry = entries.of(member);
-    SavedValue& value = values.emplace_back();
-    value.name = member.first;
-    value.type = entry.at("type").text();
-    if (value.type == "bool") {
-      value.bytes.assign(1, entry.at("value").boolean() ? '\1' : '\0');
-    } else if (value.type == "RandomStream") {
-      const std::vector<std::uint64_t> state = entry.at("value").naturals();
-      if (state.size() != 2) entry.fail("is no state of a random stream");
-      value.bytes.assign(reinterpret_cast<const char*>(state.data()), 2 * sizeof state[0]);
-    } else if (const ElementKind kind = element_of(value.type, entry); !is_tensor(value.type)) {
-      value.bytes = number_bytes(entry.at("value"), kind);
-    } else {
-      const StoredTensor* const stored = reader.find(value_tensor_name(whose, value.name));
-      if (stored == nullptr || stored->kind() != kind) entry.fail("has no such tensor");
-      value.bytes.resize(stored->count * element_size(kind));
-      reader.read(*stored, 0, stored->count, reinterpret_cast<std::byte*>(value.bytes.data()));
-    }
-  }
-  return values;
-}
-
-LOCKSTEP_INLINE std::vector<SavedValue> read_values(const CheckpointReader& reader,
-                                                    std::size_t rank) {
-  const std::optional<JsonEntry> all = reader.facts().find("values");
-  if (!all || rank >= all->items().size()) return {};
-  return read_values(reader, all->item(rank), std::to_string(rank));
-}
-
-LOCKSTEP_INLINE std::vector<SavedValue> read_common_values(const CheckpointReader& reader) {
-  const std::optional<JsonEntry> common = reader.facts().find("common");
-  return common ? read_values(reader, *common, "common") : std::vector<SavedValue>();
+  return JsonLine(texts[0]);
 }
 
 // The header's numbers, whose names are listed once for the writer and the reader.
@@ -1712,23 +1323,27 @@ inline constexpr std::pair<const char*, std::optional<std::uint64_t> ReplicaProg
 inline constexpr const char* sampler_numbers[] = {"samples", "world", "seed",    "rule",
                                                   "epoch",   "first", "position"};
 
-LOCKSTEP_INLINE Json json_of(const ReplicaProgress& progress) {
-  Json json = Json::object();
+LOCKSTEP_INLINE JsonLine json_of(const ReplicaProgress& progress) {
+  JsonLine json;
   for (const auto& [name, member] : progress_numbers) json.add(name, progress.*member);
   for (const auto& [name, member] : optional_progress_numbers)
     if (const auto& number = progress.*member) json.add(name, *number);
   json.add("knows_epoch", progress.knows_epoch);
   json.add("micro_batches", 0);  // of a step under way, for older readers
   if (progress.loss_scale) {
-    json.add("loss_scale", Json::object()
-                               .add("scale", static_cast<double>(progress.loss_scale->scale))
+    json.add("loss_scale", JsonLine()
+                               .add_exact("scale", progress.loss_scale->scale)
                                .add("good_steps", progress.loss_scale->good_steps));
   }
-  Json numbers = Json::object();
-  for (const NamedNumber& number : progress.numbers)
-    numbers.set(number.name, std::visit([](auto value) { return Json(value); }, number.value));
-  json.add("numbers", std::move(numbers));
-  return json;
+  JsonLine numbers;
+  for (const NamedNumber& number : progress.numbers) {
+    const auto add = [&]<class T>(T value) {
+      if constexpr (std::same_as<T, double>) numbers.add_exact(number.name, value);
+      if constexpr (!std::same_as<T, double>) numbers.add(number.name, value);
+    };
+    std::visit(add, number.value);
+  }
+  return json.add("numbers", numbers);
 }
 
 LOCKSTEP_INLINE ReplicaProgress progress_of(const JsonEntry& entry) {
@@ -1743,67 +1358,55 @@ LOCKSTEP_INLINE ReplicaProgress progress_of(const JsonEntry& entry) {
     progress.loss_scale->good_steps = static_cast<std::uint32_t>(scale->at("good_steps").natural());
   }
   const JsonEntry numbers = entry.at("numbers");
-  for (const Json::Member& number : numbers.members()) {
-    NamedNumber& named = progress.numbers.emplace_back();
-    named.name = number.first;
-    if (const auto* natural = number.second.get_if<std::uint64_t>()) {
-      named.value = *natural;
-    } else if (const auto* integer = number.second.get_if<std::int64_t>()) {
-      named.value = *integer;
+  for (const Json::Member& member : numbers.members()) {
+    const JsonEntry number = numbers.of(member);
+    NamedNumber& named = progress.numbers.emplace_back(NamedNumber{member.first, {}});
+    if (number.get_if<std::uint64_t>() != nullptr) {
+      named.value = number.natural();
+    } else if (number.get_if<std::int64_t>() != nullptr) {
+      named.value = number.integer();
     } else {
-      named.value = numbers.of(number).real();
+      named.value = number.real();
     }
   }
   return progress;
 }
 
-/// What a file of parameters alone says beside tensors: nothing that depends on how its job has
-/// come to them, so that the same parameters are the same file.
-LOCKSTEP_INLINE Json parameters_only_facts() {
-  return Json::object().add("version", version).add("parameters_only", true);
-}
-
-/// What a checkpoint says beside tensors; `values` are those of every rank, and then those of all.
-LOCKSTEP_INLINE Json facts_of(const StatefulJob& job, const SaveOptions& options,
-                              std::span<const std::vector<SavedValue>> values) {
+/// What a checkpoint says beside tensors and the program's values.
+LOCKSTEP_INLINE JsonLine facts_of(const StatefulJob& job, const SaveOptions& options) {
   const ReplicaProgress progress = job.progress();
-  Json json = Json::object();
-  json.add("version", version);
-  json.add("time", utc_time());
-  json.add("policies", Json::array_of(job.shape.policies));
-  json.add("fingerprint", checksum_text(job.shape.fingerprint));
-  json.add("world", job.shape.world);
-  json.add("epoch", options.epoch);
-  json.add("step", progress.updates);
-  if (options.best) json.add("best", *options.best);
-  if (!options.scores.empty()) {
-    Json scores = Json::object();
-    for (const Score& score : options.scores)
-      scores.set(score.name, Json::object().add("mean", score.mean).add("count", score.count));
-    json.add("scores", std::move(scores));
+  JsonLine json;
+  json.add("version", version)
+      .add("time", utc_text("%Y-%m-%dT%H:%M:%SZ"))
+      .add_array("policies", job.shape.policies)
+      .add("fingerprint", checksum_text(job.shape.fingerprint))
+      .add("world", job.shape.world)
+      .add("epoch", options.epoch)
+      .add("step", progress.updates);
+  if (options.best) json.add_exact("best", *options.best);
+  std::map<std::string_view, const Score*> latest;  // an epoch may have a score twice
+  for (const Score& score : options.scores) latest[score.name] = &score;
+  JsonLine scores;
+  for (const Score& score : options.scores) {
+    if (const Score* const last = std::exchange(latest[score.name], nullptr))
+      scores.add(last->name,
+                 JsonLine().add_exact("mean", last->mean).add_exact("count", last->count));
   }
+  if (!scores.empty()) json.add("scores", scores);
   json.add("progress", json_of(progress));
-  json.add("gradients", Json::object()
+  json.add("gradients", JsonLine()
                             .add("replicas", job.shape.replicas)
-                            .add("divisor", job.shape.gradient_divisor)
+                            .add_exact("divisor", job.shape.gradient_divisor)
                             .add("micro_batches", job.shape.micro_batches));
   if (const auto& at = options.position) {
     const std::uint64_t numbers[] = {at->samples, at->world.value(), at->seed.value(),
                                      at->rule,    at->epoch.value(), at->first,
                                      at->position};
-    Json sampler = Json::object();
+    JsonLine sampler;
     for (std::size_t i = 0; i != std::size(numbers); ++i)
       sampler.add(sampler_numbers[i], numbers[i]);
-    json.add("sampler", std::move(sampler));
+    json.add("sampler", sampler);
   }
-  Json of_ranks = Json::array();
-  bool any = false;
-  for (const std::vector<SavedValue>& of_rank : values.first(values.size() - 1)) {
-    any = any || !of_rank.empty();
-    of_ranks.push(json_of(of_rank));
-  }
-  if (any) json.add("values", std::move(of_ranks));
-  if (!values.back().empty()) json.add("common", json_of(values.back()));
   return json;
 }
 
@@ -1863,7 +1466,7 @@ LOCKSTEP_INLINE SavedJob read_facts(const CheckpointReader& reader) {
 LOCKSTEP_INLINE std::string shard_name(std::string_view path, std::string_view token,
                                        std::size_t rank, std::size_t world) {
   std::string_view stem = name_in_folder(path);
-  if (stem.ends_with(checkpoint_suffix)) stem.remove_suffix(checkpoint_suffix.size());
+  cut_end(stem, checkpoint_suffix);  // if it has that
   return text({stem, ".", token, ".rank-", rank, "-of-", world, checkpoint_suffix});
 }
 
@@ -1886,51 +1489,65 @@ LOCKSTEP_INLINE std::vector<ShardFile> shards_to_replace(const std::string& path
   }
 }
 
-/// Writes rank 0's file: with its rename all files are the checkpoint, and not before. Then removes
-/// the shards of the file that it has replaced; where it fails, those of this one.
-LOCKSTEP_INLINE void commit(const std::string& path, FileToWrite& file,
-                            std::span<const ShardFile> shards) {
-  if (!shards.empty()) file.facts.set("files", index_of(shards));
-  const std::vector<ShardFile> replaced = shards_to_replace(path);
-  try {
-    write_file(path, file);
-  } catch (...) {
-    remove_shards(path, shards);
-    throw;
-  }
-  remove_shards(path, replaced);
-}
+/// The file that a rank writes. It points into itself and into the job's memory or a copy of it.
+struct RankFile {
+  std::string path;
+  FileToWrite file;
+  std::vector<StateEntry> pieces;
+  bool is_copied = false;         // does it wait for copies?
+  JsonLine shapes;                // of rank 0: of what its own file has not whole
+  Names values;                   // of rank 0: every rank's and those of all, packed
+  std::vector<ShardFile> shards;  // of rank 0: the other ranks' files
+  std::string part;               // of rank 0, where all files become one: its own
+  std::function<void()> written;  // of rank 0
 
-/// The same, with all tensors in the one file, which are read when they are written. The parts, and
-/// rank 0's own that is `part`, are removed.
-LOCKSTEP_INLINE void commit_whole(const std::string& path, const std::string& part,
-                                  FileToWrite& file, std::span<const ShardFile> shards) {
-  FileToWrite whole;
-  whole.metadata = file.metadata;
-  whole.facts = file.facts;    // without the index of the parts
-  whole.facts.take("shapes");  // of what the parts do not have whole
-  const std::shared_ptr<void> parts_end(nullptr, [&](void*) {  // however this function ends
-    ::unlink(part.c_str());
-    remove_shards(path, shards);
-  });
-  file.facts.set("files", index_of(shards));
-  write_file(part, file);
-  const CheckpointReader parts(part);
-  std::vector<std::byte> window(write_chunk_bytes);
-  for (const StoredTensor& tensor : parts.tensors()) {
-    const std::size_t size = element_size(tensor.kind());
-    TensorToWrite& written = whole.tensors.emplace_back();
-    written.name = tensor.name;
-    written.kind = tensor.kind();
-    written.shape = tensor.shape;
-    written.data = {static_cast<const std::byte*>(nullptr), tensor.count * size};
-    written.read = [&parts, &tensor, &window, size](std::uint64_t at, std::size_t n) {
-      parts.read(tensor, at / size, n / size, window.data());
-      return std::span<const std::byte>(window.data(), n);
-    };
+  /// Writes rank 0's file after those of all other ranks: with its rename all files are the
+  /// checkpoint, and not before. Then removes the shards of the file that it has replaced; where
+  /// it fails, those of this one.
+  void commit() {
+    const std::vector<ShardFile> replaced = shards_to_replace(path);
+    JsonLine facts = file.facts;
+    if (!shards.empty()) file.facts.add(shapes).add(index_of(shards));
+    if (!shards.empty() && !part.empty()) {
+      write_whole(std::move(facts));
+    } else {
+      try {
+        write_file(path, file);
+      } catch (...) {
+        remove_shards(path, shards);
+        throw;
+      }
+    }
+    remove_shards(path, replaced);
+    if (written) written();
   }
-  commit(path, whole, {});
-}
+
+ private:
+  /// Joins all files, which are read when they are written, and removes them.
+  void write_whole(JsonLine facts) {
+    const std::shared_ptr<void> parts_end(nullptr, [&](void*) {  // however this function ends
+      ::unlink(part.c_str());
+      remove_shards(path, shards);
+    });
+    write_file(part, file);
+    const CheckpointReader parts(part);
+    std::vector<std::byte> window(write_chunk_bytes);
+    FileToWrite whole{{}, std::move(facts), {}};
+    for (const StoredTensor& tensor : parts.tensors()) {
+      const std::size_t size = element_size(tensor.kind());
+      TensorToWrite& written = whole.tensors.emplace_back();
+      written.name = tensor.name;
+      written.kind = tensor.kind();
+      written.shape = tensor.shape;
+      written.data = {static_cast<const std::byte*>(nullptr), tensor.count * size};
+      written.read = [&parts, &tensor, &window, size](std::uint64_t at, std::size_t n) {
+        parts.read(tensor, at / size, n / size, window.data());
+        return std::span<const std::byte>(window.data(), n);
+      };
+    }
+    write_file(path, whole);
+  }
+};
 
 /// How long rank 0 waits for another rank's part of an asynchronous save.
 inline constexpr std::chrono::minutes longest_shard_wait{30};
@@ -1947,7 +1564,7 @@ LOCKSTEP_INLINE bool await_shards(const std::string& path, std::span<ShardFile> 
       if (is_given_up.load()) return false;
       struct stat folder{};
       if (::stat(folder_of(path).c_str(), &folder) != 0 || folder.st_nlink == 0)
-        fail_writing(path, ENOENT);  // what is not there will get no file
+        fail_writing("checkpoint", path, ENOENT);  // what is not there will get no file
       if (deadline.passed()) {
         remove_shards(path, shards.first(i));
         fail("save",
@@ -1964,81 +1581,6 @@ LOCKSTEP_INLINE bool await_shards(const std::string& path, std::span<ShardFile> 
   return true;
 }
 
-/// The name of the call that loads it.
-LOCKSTEP_INLINE std::string_view operation_of(LoadWhat what) {
-  constexpr std::string_view names[] = {"load_parameters", "load", "resume"};
-  return names[static_cast<std::size_t>(what)];
-}
-
-/// A piece of the job, and the tensors of the file from which it is read: one, except for what
-/// ranks keep for themselves, of which it is the sum or the mean.
-struct LoadedPiece {
-  StateEntry piece;
-  std::vector<const StoredTensor*> sources;
-};
-
-/// One rank's part of a load: opens a checkpoint, verifies it on rank 0 and compares it with the
-/// job on every rank before anything of the job changes. Throws on all ranks, where it does not fit
-/// or cannot be read on one.
-class StateLoader {
- public:
-  StateLoader(const StatefulJob& job, const std::string& path, const LoadOptions& options,
-              LoadWhat what)
-      : job_(job), path_(path), options_(options), what_(what) {}
-
-  Resumed run() {
-    open();
-    judge(together([&] {
-      match();
-      return packed({packed(missing_), packed(unused_), packed(mismatches_)});
-    }));
-    if (what_ == LoadWhat::job) note_differences();
-    do_together(job_.ranks, operation(), [&] { read(); });
-    resumed().path = path_;
-    return std::move(resumed());
-  }
-
- private:
-  Resumed& resumed() { return saved_.resumed; }
-  std::string_view operation() const { return operation_of(what_); }
-  /// Calls `f()` on all ranks; none goes on where one has failed.
-  template <class F>
-  std::vector<std::string> together(const F& f) const {
-    return store_together(job_.ranks, operation(), f);
-  }
-
-  void open();
-  void name_tensors();
-  void match();
-  const StoredTensor* find(const std::string& name) const;
-  const StoredTensor* find_for(const StateEntry& piece, std::string& name) const;
-  void want_own(const StateEntry& piece);
-  bool fits(const StateEntry& piece, const StoredTensor& stored);
-  StateEntry own_part(const StateEntry& piece) const;
-  void match_values(const KeptValues& wanted, std::vector<SavedValue> saved,
-                    std::string_view whose);
-  void judge(const std::vector<std::string>& told);
-  void note_differences();
-  void read();
-  double set_progress();
-  std::byte* staging(std::size_t which);
-  void read_sum(const LoadedPiece& loaded, double factor);
-
-  const StatefulJob& job_;
-  const std::string& path_;
-  const LoadOptions& options_;
-  LoadWhat what_;
-  std::unique_ptr<CheckpointReader> reader_;
-  SavedJob saved_;
-  std::map<std::string, const StoredTensor*, std::less<>> tensors_;  // by their names in the job
-  std::vector<LoadedPiece> pieces_;
-  std::vector<std::pair<const KeptValue*, SavedValue>> values_;
-  Names missing_;
-  Names unused_;      // what no rank uses is unexpected
-  Names mismatches_;  // in words
-  std::shared_ptr<std::byte> staging_;
-};
-
 LOCKSTEP_INLINE void require_same_path(const JointRanks& ranks, std::string_view operation,
                                        const std::vector<std::string>& paths) {
   for (std::size_t rank = 1; rank < paths.size(); ++rank) {
@@ -2048,255 +1590,6 @@ LOCKSTEP_INLINE void require_same_path(const JointRanks& ranks, std::string_view
           paths[rank], "'"},
          "give all ranks the same path", ranks.rank);
   }
-}
-
-LOCKSTEP_INLINE void StateLoader::open() {
-  require_same_path(job_.ranks, operation(), together([&] { return path_; }));
-  const std::vector<std::string> digests = together([&] {
-    reader_ = std::make_unique<CheckpointReader>(path_);
-    if (what_ != LoadWhat::parameters) {
-      if (reader_->facts().find("parameters_only"))
-        fail(operation(),
-             {"'", path_, "' is a file of parameters and buffers only, and has no training state"},
-             "call load_parameters, or name a checkpoint that was saved without parameters_only");
-      if (!reader_->facts().find("progress"))
-        fail(operation(), {"'", path_, "' was not saved by lockstep, and has no optimizer"},
-             "call load_parameters, which loads parameters and buffers of any safetensors file");
-      saved_ = read_facts(*reader_);
-    }
-    if (job_.ranks.rank == Rank{0}) reader_->verify();
-    return bytes_of(reader_->main_file().digest().value_or(reader_->main_file().bytes()));
-  });
-  for (std::size_t rank = 1; rank < digests.size(); ++rank) {
-    if (digests[rank] != digests[0])
-      fail(operation(), {"rank ", rank, " and rank 0 see different files at '", path_, "'"},
-           "give all ranks the same file, which nobody replaces while it is read", job_.ranks.rank);
-  }
-}
-
-// Names, shapes and types.
-
-LOCKSTEP_INLINE void StateLoader::name_tensors() {
-  for (const StoredTensor& stored : reader_->tensors()) {
-    const StoredName parts = parse_stored_name(stored.name);
-    std::string name = stored.name;
-    if (parts.name.empty() && !parts.is_plain()) continue;
-    if (options_.rename) {
-      const std::string wanted = options_.rename(parts.name);
-      if (wanted.empty()) continue;
-      name = text({parts.before, wanted, parts.after});
-    }
-    const auto [place, is_new] = tensors_.try_emplace(std::move(name), &stored);
-    if (!is_new)
-      fail(operation(),
-           {"both '", place->second->name, "' and '", stored.name, "' of '", path_, "' become '",
-            place->first, "'"},
-           "give every tensor a name of its own in .rename");
-  }
-}
-
-LOCKSTEP_INLINE const StoredTensor* StateLoader::find(const std::string& name) const {
-  const auto place = tensors_.find(name);
-  return place == tensors_.end() ? nullptr : place->second;
-}
-
-LOCKSTEP_INLINE bool StateLoader::fits(const StateEntry& piece, const StoredTensor& stored) {
-  const auto shape = std::span(piece.whole.extents).first(piece.whole.rank);
-  if (!std::ranges::equal(stored.shape, shape)) {
-    mismatches_.push_back(
-        text({"size mismatch for ", printable(stored.name), ": ", shape_text(stored.shape),
-              " in the file, ", shape_text(shape), " in the job"}));
-    return false;
-  }
-  const bool convertible = is_floating(stored.kind()) && is_floating(piece.whole.element);
-  const bool may_differ = options_.convert || (piece.role == StateRole::local && !piece.averaged);
-  if (stored.kind() == piece.whole.element || (convertible && may_differ)) return true;
-  mismatches_.push_back(
-      text({"type mismatch for ", printable(stored.name), ": ", stored.element->name,
-            " in the file, ", element_name(piece.whole.element), " in the job",
-            convertible ? " (.convert = true rounds it)" : ""}));
-  return false;
-}
-
-/// Of memory that ranks share each writes a part; replicas of one process leave it to the first.
-LOCKSTEP_INLINE StateEntry StateLoader::own_part(const StateEntry& piece) const {
-  if (!piece.shared) return piece;
-  if (job_.is_one_process) return piece.part(0, piece.rank == 0 ? piece.count : 0);
-  const std::size_t me = job_.ranks.rank.value();
-  const std::size_t share = piece.count / job_.ranks.world;
-  const bool is_last = me + 1 == job_.ranks.world;
-  return piece.part(me * share, is_last ? piece.count - me * share : share);
-}
-
-/// The tensor of a piece, and the name by which it is missed.
-LOCKSTEP_INLINE const StoredTensor* StateLoader::find_for(const StateEntry& piece,
-                                                          std::string& name) const {
-  name = stored_name(piece);
-  if (piece.role == StateRole::buffer) {
-    const bool own = job_.shape.keeps_own_buffers && what_ != LoadWhat::parameters;
-    if (const StoredTensor* const stored = own ? find(name) : nullptr) return stored;
-    name = piece.name;
-  }
-  if (const StoredTensor* const stored = find(name)) return stored;
-  // A file of another program may have one of several names.
-  for (const NameAlias& alias : job_.aliases) {
-    if (alias.of != name) continue;
-    if (const StoredTensor* const stored = find(alias.name)) return stored;
-  }
-  return nullptr;
-}
-
-/// What a rank had for itself it has again. In another world replica r of n goes on with what the
-/// replicas r, r + n, ... had not sent of their gradients; of what they would have averaged next,
-/// all go on with the mean.
-LOCKSTEP_INLINE void StateLoader::want_own(const StateEntry& piece) {
-  const bool all = piece.averaged && saved_.replicas != job_.shape.replicas;
-  LoadedPiece loaded{piece, {}};
-  StateEntry of_rank = piece;
-  for (of_rank.rank = all ? 0 : piece.rank; of_rank.rank < saved_.replicas;
-       of_rank.rank += all ? 1 : job_.shape.replicas) {
-    const StoredTensor* const stored = find(stored_name(of_rank));
-    if (stored != nullptr && fits(piece, *stored)) loaded.sources.push_back(stored);
-  }
-  if (!loaded.sources.empty()) pieces_.push_back(std::move(loaded));
-}
-
-LOCKSTEP_INLINE void StateLoader::match() {
-  name_tensors();
-  const bool trains = what_ != LoadWhat::parameters;
-  std::set<const StoredTensor*> used;
-  std::set<std::string_view> known;  // parameters and buffers of the job
-  for (const StateEntry& piece : job_.entries(StateUse::loading)) {
-    const bool is_plain = piece.role == StateRole::parameter || piece.role == StateRole::buffer;
-    if (is_plain) known.insert(piece.name);
-    if (!is_plain && !trains) continue;
-    if (piece.role == StateRole::local) {
-      want_own(piece);
-      continue;
-    }
-    std::string name;
-    const StoredTensor* const stored = find_for(piece, name);
-    if (stored != nullptr) {
-      used.insert(stored);
-      if (fits(piece, *stored)) pieces_.push_back({own_part(piece), {stored}});
-    } else if (piece.role != StateRole::state || piece.state != "step") {
-      // Without counts of single parameters, theirs is the count of all.
-      missing_.push_back(name);
-    }
-  }
-  for (const NameAlias& alias : job_.aliases)
-    if (const StoredTensor* const stored = find(alias.name)) used.insert(stored);
-  for (const auto& [name, stored] : tensors_) {
-    const StoredName parts = parse_stored_name(name);
-    const bool is_unknown_state =
-        parts.is_state() && trains && parts.after != "/step" && known.contains(parts.name);
-    if (!used.contains(stored) && (parts.is_plain() || is_unknown_state)) unused_.push_back(name);
-  }
-  if (what_ != LoadWhat::job) return;
-  match_values(options_.common, read_common_values(*reader_), "");
-  const std::size_t me = job_.ranks.rank.value();
-  if (me < resumed().world.value()) {
-    match_values(options_.values, read_values(*reader_, me), text({" of rank ", me}));
-  } else if (!options_.values.empty()) {
-    resumed().notes.push_back(text({"rank ", me, " is new, and its values stay as they are"}));
-  }
-}
-
-LOCKSTEP_INLINE void StateLoader::match_values(const KeptValues& wanted,
-                                               std::vector<SavedValue> saved,
-                                               std::string_view whose) {
-  for (const KeptValue& value : wanted) {
-    const auto found = std::ranges::find(saved, value.name(), &SavedValue::name);
-    if (found == saved.end()) {  // a loop of the program's own has no values of a trainer
-      if (!value.name().starts_with(reserved_prefix))
-        missing_.push_back(text({"the value ", value.name(), whose}));
-      continue;
-    }
-    if (found->type == value.type()) {
-      values_.emplace_back(&value, std::move(*found));
-    } else {
-      mismatches_.push_back(text({"type mismatch for the value ", value.name(), " is ", found->type,
-                                  " in the file and ", value.type(), " here"}));
-    }
-    saved.erase(found);
-  }
-  for (const SavedValue& value : saved)
-    if (!value.name.starts_with(reserved_prefix))  // those are a trainer's own
-      resumed().notes.push_back(
-          text({"the file has a value ", value.name, whose, " that nobody has asked for"}));
-}
-
-LOCKSTEP_INLINE std::string short_list(const Names& names) {
-  constexpr std::size_t most = 24;
-  std::string list;
-  for (std::size_t i = 0; i < std::min(most, names.size()); ++i)
-    list += (i == 0 ? "" : ", ") + printable(names[i]);
-  if (names.size() > most) list += text({" and ", names.size() - most, " more"});
-  return list;
-}
-
-/// Throws unless the findings of all ranks let the job be loaded.
-LOCKSTEP_INLINE void StateLoader::judge(const std::vector<std::string>& told) {
-  std::set<std::string> missing;
-  std::set<std::string> mismatches;
-  std::map<std::string, std::size_t> unused;
-  for (const std::string& of_rank : told) {
-    const auto lists = unpacked(of_rank);
-    for (const std::string_view name : unpacked(lists[0])) missing.emplace(name);
-    for (const std::string_view name : unpacked(lists[1])) ++unused[std::string(name)];
-    for (const std::string_view words : unpacked(lists[2])) mismatches.emplace(words);
-  }
-  LoadReport& report = resumed().report;
-  report.missing.assign(missing.begin(), missing.end());
-  for (const auto& [name, ranks] : unused)
-    if (ranks == told.size()) report.unexpected.push_back(name);
-  Names problems;
-  if (options_.strict && !report.missing.empty())
-    problems.push_back("missing in the file: " + short_list(report.missing));
-  if (options_.strict && !report.unexpected.empty())
-    problems.push_back("unexpected in the file: " + short_list(report.unexpected));
-  const bool is_strange = !problems.empty();
-  problems.insert(problems.end(), mismatches.begin(), mismatches.end());
-  if (problems.empty()) return;
-  std::string problem = text({"'", path_, "' does not fit this job: "});
-  for (std::size_t i = 0; i != problems.size(); ++i) problem += (i == 0 ? "" : "; ") + problems[i];
-  throw Error(operation(), problem,
-              is_strange ? "load a file of the same model and optimizer, translate names with "
-                           ".rename, or load what both have with .strict = false"
-                         : "load a file of the same model",
-              job_.ranks.rank);
-}
-
-/// What is not as it was when the job was saved.
-LOCKSTEP_INLINE void StateLoader::note_differences() {
-  Names& notes = resumed().notes;
-  if (const std::uint64_t batches = saved_.micro_batches_under_way; batches != 0)
-    notes.push_back(text({"saved after ", batches,
-                          " micro-batches of a step, which are forgotten: newer versions save "
-                          "after updates"}));
-  // Steps draw from the seed of the job that is resumed, whatever this one was given.
-  const std::optional<std::uint64_t> own = job_.progress().random_seed;
-  const std::optional<std::uint64_t> saved = saved_.progress.random_seed;
-  if (own && saved && *own != *saved)
-    notes.push_back(text({"random numbers of steps go on from seed ", *saved,
-                          " of the checkpoint, not from seed ", *own}));
-  if (saved_.replicas != job_.shape.replicas)
-    notes.push_back(
-        text({"saved by ", saved_.replicas, " ranks, resumed by ", job_.shape.replicas}));
-}
-
-/// Sets how far the job is. Returns by what saved residuals of gradients are multiplied: they are
-/// of a scaled loss, and a job whose replicas are more divides by more.
-LOCKSTEP_INLINE double StateLoader::set_progress() {
-  if (what_ == LoadWhat::parameters) return 1;
-  ReplicaProgress& progress = saved_.progress;
-  if (what_ != LoadWhat::job) progress.random_seed.reset();  // a new run, from its own seed
-  job_.set_progress(progress);
-  const auto scale = [](const ReplicaProgress& of) {
-    return of.loss_scale ? static_cast<double>(of.loss_scale->scale) : 1.0;
-  };
-  return job_.shape.gradient_divisor / saved_.gradient_divisor * scale(job_.progress()) /
-         scale(progress);
 }
 
 /// Tensors that are not read to where they belong are read by parts of this size.
@@ -2310,90 +1603,383 @@ void for_each_part(const StateEntry& piece, const F& f) {
     f(piece.part(at, std::min(staged_elements, piece.count - at)));
 }
 
-/// One of three memories from which the device copies best.
-LOCKSTEP_INLINE std::byte* StateLoader::staging(std::size_t which) {
-  if (!staging_) staging_ = job_.make_memory(3 * staging_bytes);
-  return staging_.get() + which * staging_bytes;
-}
+/// One rank's part of a load: opens a checkpoint, verifies it on rank 0 and compares it with the
+/// job on every rank before anything of the job changes. Throws on all ranks, where it does not fit
+/// or cannot be read on one.
+class StateLoader {
+ public:
+  StateLoader(const StatefulJob& job, const std::string& path, const LoadOptions& options,
+              LoadWhat what)
+      : job_(job), path_(path), options_(options), what_(what) {}
 
-/// What lies in the file as it does in memory is read to where it belongs, by several threads.
-LOCKSTEP_INLINE void StateLoader::read() {
-  const double residual_factor = set_progress();
-  std::vector<std::pair<StateEntry, const StoredTensor*>> direct;
-  for (const LoadedPiece& loaded : pieces_) {
-    const StateEntry& piece = loaded.piece;
-    const StoredTensor& stored = *loaded.sources.front();
-    const ElementKind kind = piece.whole.element;
-    if (piece.role == StateRole::local) continue;
-    if (piece.on_host && piece.derived == nullptr && piece.held == kind && stored.kind() == kind) {
-      for_each_part(piece, [&](const StateEntry& part) { direct.emplace_back(part, &stored); });
-    } else {
-      read_sum(loaded, 1);
+  Resumed run() {
+    open();
+    judge(store_together(job_.ranks, operation(), [&] {
+      match();
+      return packed({packed(missing_), packed(unused_), packed(mismatches_)});
+    }));
+    if (what_ == LoadWhat::job) note_differences();
+    do_together(job_.ranks, operation(), [&] { read(); });
+    resumed().path = path_;
+    return std::move(resumed());
+  }
+
+ private:
+  /// A piece of the job, and the tensors of the file from which it is read: one, except for what
+  /// ranks keep for themselves, of which it is the sum or the mean.
+  struct LoadedPiece {
+    StateEntry piece;
+    std::vector<const StoredTensor*> sources;
+  };
+  struct LoadedValue {
+    const KeptValue* value;
+    JsonEntry saved;
+    std::string bytes;
+  };
+
+  Resumed& resumed() { return saved_.resumed; }
+  /// The name of the program's call.
+  std::string_view operation() const {
+    constexpr std::string_view names[] = {"load_parameters", "load", "resume"};
+    return names[static_cast<std::size_t>(what_)];
+  }
+
+  void open() {
+    require_same_path(job_.ranks, operation(),
+                      store_together(job_.ranks, operation(), [&] { return path_; }));
+    const std::vector<std::string> digests = store_together(job_.ranks, operation(), [&] {
+      reader_ = std::make_unique<CheckpointReader>(path_);
+      if (what_ != LoadWhat::parameters) {
+        if (reader_->facts().find("parameters_only"))
+          fail(
+              operation(),
+              {"'", path_, "' is a file of parameters and buffers only, and has no training state"},
+              "call load_parameters, or name a checkpoint that was saved without parameters_only");
+        if (!reader_->facts().find("progress"))
+          fail(operation(), {"'", path_, "' was not saved by lockstep, and has no optimizer"},
+               "call load_parameters, which loads parameters and buffers of any safetensors file");
+        saved_ = read_facts(*reader_);
+      }
+      if (job_.ranks.rank == Rank{0}) reader_->verify();
+      return bytes_of(reader_->main_file().digest().value_or(reader_->main_file().bytes()));
+    });
+    for (std::size_t rank = 1; rank < digests.size(); ++rank) {
+      if (digests[rank] != digests[0])
+        fail(operation(), {"rank ", rank, " and rank 0 see different files at '", path_, "'"},
+             "give all ranks the same file, which nobody replaces while it is read",
+             job_.ranks.rank);
     }
   }
-  share_work(direct.size(), [&](std::size_t i) {
-    const auto& [piece, stored] = direct[i];
-    reader_->read(*stored, piece.first, piece.count, piece.data);
-  });
-  for (const LoadedPiece& loaded : pieces_) {  // a rank's own parameters, over those of all
-    if (loaded.piece.role == StateRole::local)
-      read_sum(loaded, loaded.piece.averaged ? 1 / static_cast<double>(loaded.sources.size())
-                                             : residual_factor);
-  }
-  for (const auto& [value, saved] : values_) value->set(saved);
-}
 
-/// Writes the sum of the sources times `factor`, through memory of the host's.
-LOCKSTEP_INLINE void StateLoader::read_sum(const LoadedPiece& loaded, double factor) {
-  const ElementKind kind = loaded.piece.whole.element;
-  const bool is_copy = loaded.sources.size() == 1 && factor == 1;
-  for_each_part(loaded.piece, [&](const StateEntry& part) {
-    std::byte* from = staging(0);
-    auto* const numbers = reinterpret_cast<double*>(staging(1));
-    auto* const sum = reinterpret_cast<double*>(staging(2));
-    if (!is_copy) std::fill(sum, sum + part.count, 0.0);
-    for (const StoredTensor* stored : loaded.sources) {
-      reader_->read(*stored, part.first, part.count, staging(0));
-      const ElementKind to = is_copy ? kind : ElementKind::f64;
-      if (is_copy && stored->kind() == kind) continue;
-      convert_elements(staging(1), to, staging(0), stored->kind(), part.count);
-      from = staging(1);
-      for (std::size_t i = 0; !is_copy && i != part.count; ++i) sum[i] += factor * numbers[i];
+  // Names, shapes and types.
+
+  void name_tensors() {
+    for (const StoredTensor& stored : reader_->tensors()) {
+      const StoredName parts(stored.name);
+      std::string name = stored.name;
+      if (parts.name.empty() && !parts.is_plain()) continue;
+      if (options_.rename) {
+        const std::string wanted = options_.rename(parts.name);
+        if (wanted.empty()) continue;
+        name = text({parts.before, wanted, parts.after});
+      }
+      const auto [place, is_new] = tensors_.try_emplace(std::move(name), &stored);
+      if (!is_new)
+        fail(operation(),
+             {"both '", place->second->name, "' and '", stored.name, "' of '", path_, "' become '",
+              place->first, "'"},
+             "give every tensor a name of its own in .rename");
     }
-    if (!is_copy) {
-      convert_elements(staging(0), kind, staging(2), ElementKind::f64, part.count);
-      from = staging(0);
+  }
+
+  const StoredTensor* find(const std::string& name) const {
+    const auto place = tensors_.find(name);
+    return place == tensors_.end() ? nullptr : place->second;
+  }
+
+  bool fits(const StateEntry& piece, const StoredTensor& stored) {
+    const auto shape = std::span(piece.whole.extents).first(piece.whole.rank);
+    if (!std::ranges::equal(stored.shape, shape)) {
+      mismatches_.push_back(
+          text({"size mismatch for ", printable(stored.name), ": ", shape_text(stored.shape),
+                " in the file, ", shape_text(shape), " in the job"}));
+      return false;
     }
-    job_.copy_in(part, from);
-  });
-}
+    const bool convertible = is_floating(stored.kind()) && is_floating(piece.whole.element);
+    const bool may_differ = options_.convert || (piece.role == StateRole::local && !piece.averaged);
+    if (stored.kind() == piece.whole.element || (convertible && may_differ)) return true;
+    mismatches_.push_back(
+        text({"type mismatch for ", printable(stored.name), ": ", stored.element->name,
+              " in the file, ", element_name(piece.whole.element), " in the job",
+              convertible ? " (.convert = true rounds it)" : ""}));
+    return false;
+  }
+
+  /// Of memory that ranks share each writes a part; replicas of one process leave it to the first.
+  StateEntry own_part(const StateEntry& piece) const {
+    if (!piece.shared) return piece;
+    if (job_.is_one_process) return piece.part(0, piece.rank == 0 ? piece.count : 0);
+    const std::size_t me = job_.ranks.rank.value();
+    const std::size_t share = piece.count / job_.ranks.world;
+    const bool is_last = me + 1 == job_.ranks.world;
+    return piece.part(me * share, is_last ? piece.count - me * share : share);
+  }
+
+  /// The tensor of a piece, and the name by which it is missed.
+  const StoredTensor* find_for(const StateEntry& piece, std::string& name) const {
+    name = stored_name(piece);
+    if (piece.role == StateRole::buffer) {
+      const bool own = job_.shape.keeps_own_buffers && what_ != LoadWhat::parameters;
+      if (const StoredTensor* const stored = own ? find(name) : nullptr) return stored;
+      name = piece.name;
+    }
+    if (const StoredTensor* const stored = find(name)) return stored;
+    // A file of another program may have one of several names.
+    for (const NameAlias& alias : job_.aliases) {
+      const StoredTensor* const stored = alias.of == name ? find(alias.name) : nullptr;
+      if (stored != nullptr) return stored;
+    }
+    return nullptr;
+  }
+
+  /// What a rank had for itself it has again. In another world replica r of n goes on with what the
+  /// replicas r, r + n, ... had not sent of their gradients; of what they would have averaged next,
+  /// all go on with the mean.
+  void want_own(const StateEntry& piece) {
+    const bool all = piece.averaged && saved_.replicas != job_.shape.replicas;
+    LoadedPiece loaded{piece, {}};
+    StateEntry of_rank = piece;
+    for (of_rank.rank = all ? 0 : piece.rank; of_rank.rank < saved_.replicas;
+         of_rank.rank += all ? 1 : job_.shape.replicas) {
+      const StoredTensor* const stored = find(stored_name(of_rank));
+      if (stored != nullptr && fits(piece, *stored)) loaded.sources.push_back(stored);
+    }
+    if (!loaded.sources.empty()) pieces_.push_back(std::move(loaded));
+  }
+
+  void match() {
+    name_tensors();
+    const bool trains = what_ != LoadWhat::parameters;
+    std::set<const StoredTensor*> used;
+    std::set<std::string_view> known;  // parameters and buffers of the job
+    for (const StateEntry& piece : job_.entries(StateUse::loading)) {
+      const bool is_plain = piece.role == StateRole::parameter || piece.role == StateRole::buffer;
+      if (is_plain) known.insert(piece.name);
+      if (!is_plain && !trains) continue;
+      if (piece.role == StateRole::local) {
+        want_own(piece);
+        continue;
+      }
+      std::string name;
+      const StoredTensor* const stored = find_for(piece, name);
+      if (stored != nullptr) {
+        used.insert(stored);
+        if (fits(piece, *stored)) pieces_.push_back({own_part(piece), {stored}});
+      } else if (piece.role != StateRole::state || piece.state != "step") {
+        // Without counts of single parameters, theirs is the count of all.
+        missing_.push_back(name);
+      }
+    }
+    for (const NameAlias& alias : job_.aliases)
+      if (const StoredTensor* const stored = find(alias.name)) used.insert(stored);
+    for (const auto& [name, stored] : tensors_) {
+      const StoredName parts(name);
+      const bool is_unknown_state =
+          parts.is_state() && trains && parts.after != "/step" && known.contains(parts.name);
+      if (!used.contains(stored) && (parts.is_plain() || is_unknown_state)) unused_.push_back(name);
+    }
+    if (what_ != LoadWhat::job) return;
+    match_values(options_.common, reader_->facts().find("common"), "common", "");
+    const std::size_t me = job_.ranks.rank.value();
+    if (me < resumed().world.value()) {
+      std::optional<JsonEntry> saved = reader_->facts().find("values");
+      if (saved && me < saved->items().size()) {
+        saved = saved->item(me);
+      } else {
+        saved.reset();
+      }
+      match_values(options_.values, saved, std::to_string(me), text({" of rank ", me}));
+    } else if (!options_.values.empty()) {
+      resumed().notes.push_back(text({"rank ", me, " is new, and its values stay as they are"}));
+    }
+  }
+
+  void match_values(const KeptValues& wanted, const std::optional<JsonEntry>& all,
+                    std::string_view whose, std::string_view of_whom) {
+    std::set<std::string_view> known;
+    for (const KeptValue& value : wanted) {
+      known.insert(value.name());
+      const std::optional<JsonEntry> saved = all ? all->find(value.name()) : std::nullopt;
+      if (!saved) {  // a loop of the program's own has no values of a trainer
+        if (!value.name().starts_with(reserved_prefix))
+          missing_.push_back(text({"the value ", value.name(), of_whom}));
+        continue;
+      }
+      if (const std::string& type = saved->at("type").text(); type != value.type()) {
+        mismatches_.push_back(text({"type mismatch for the value ", value.name(), " is ", type,
+                                    " in the file and ", value.type(), " here"}));
+        continue;
+      }
+      LoadedValue& loaded = values_.emplace_back(LoadedValue{&value, *saved, {}});
+      if (value.kind() != ElementKind::unsupported) {
+        const StoredTensor* const stored = reader_->find(value_tensor_name(whose, value.name()));
+        if (stored == nullptr || stored->kind() != value.kind()) saved->fail("has no such tensor");
+        loaded.bytes.resize(stored->count * element_size(value.kind()));
+        reader_->read(*stored, 0, stored->count, reinterpret_cast<std::byte*>(loaded.bytes.data()));
+      }
+      value.check(*saved, loaded.bytes);
+    }
+    for (std::size_t i = 0; all && i != all->members().size(); ++i) {
+      const std::string& name = all->members()[i].first;
+      if (!known.contains(name) && !name.starts_with(reserved_prefix))  // those are a trainer's own
+        resumed().notes.push_back(
+            text({"the file has a value ", name, of_whom, " that nobody has asked for"}));
+    }
+  }
+
+  /// Throws unless the findings of all ranks let the job be loaded.
+  void judge(const std::vector<std::string>& told) {
+    std::set<std::string> missing;
+    std::set<std::string> mismatches;
+    std::map<std::string, std::size_t> unused;  // what no rank uses is unexpected
+    for (const std::string& of_rank : told) {
+      const auto lists = unpacked(of_rank);
+      for (const std::string_view name : unpacked(lists[0])) missing.emplace(name);
+      for (const std::string_view name : unpacked(lists[1])) ++unused[std::string(name)];
+      for (const std::string_view words : unpacked(lists[2])) mismatches.emplace(words);
+    }
+    LoadReport& report = resumed().report;
+    report.missing.assign(missing.begin(), missing.end());
+    for (const auto& [name, ranks] : unused)
+      if (ranks == told.size()) report.unexpected.push_back(name);
+    std::string problems;
+    const auto add = [&](std::string_view before, const std::string& problem) {
+      problems += text({problems.empty() ? "" : "; ", before, problem});
+    };
+    if (options_.strict && !report.missing.empty())
+      add("missing in the file: ", printable(listed(report.missing)));
+    if (options_.strict && !report.unexpected.empty())
+      add("unexpected in the file: ", printable(listed(report.unexpected)));
+    const bool is_strange = !problems.empty();
+    for (const std::string& words : mismatches) add("", words);
+    if (problems.empty()) return;
+    fail(operation(), {"'", path_, "' does not fit this job: ", problems},
+         is_strange ? "load a file of the same model and optimizer, translate names with .rename, "
+                      "or load what both have with .strict = false"
+                    : "load a file of the same model",
+         job_.ranks.rank);
+  }
+
+  /// What is not as it was when the job was saved.
+  void note_differences() {
+    Names& notes = resumed().notes;
+    if (const std::uint64_t batches = saved_.micro_batches_under_way; batches != 0)
+      notes.push_back(text({"saved after ", batches,
+                            " micro-batches of a step, which are forgotten: newer versions save "
+                            "after updates"}));
+    // Steps draw from the seed of the job that is resumed, whatever this one was given.
+    const std::optional<std::uint64_t> own = job_.progress().random_seed;
+    const std::optional<std::uint64_t> saved = saved_.progress.random_seed;
+    if (own && saved && *own != *saved)
+      notes.push_back(text({"random numbers of steps go on from seed ", *saved,
+                            " of the checkpoint, not from seed ", *own}));
+    if (saved_.replicas != job_.shape.replicas)
+      notes.push_back(
+          text({"saved by ", saved_.replicas, " ranks, resumed by ", job_.shape.replicas}));
+  }
+
+  /// Sets how far the job is. Returns by what saved residuals of gradients are multiplied: they are
+  /// of a scaled loss, and a job whose replicas are more divides by more.
+  double set_progress() {
+    if (what_ == LoadWhat::parameters) return 1;
+    ReplicaProgress& progress = saved_.progress;
+    if (what_ != LoadWhat::job) progress.random_seed.reset();  // a new run, from its own seed
+    job_.set_progress(progress);
+    const auto scale = [](const ReplicaProgress& of) {
+      return of.loss_scale ? static_cast<double>(of.loss_scale->scale) : 1.0;
+    };
+    return job_.shape.gradient_divisor / saved_.gradient_divisor * scale(job_.progress()) /
+           scale(progress);
+  }
+
+  /// What lies in the file as it does in memory is read to where it belongs, by several threads.
+  void read() {
+    const double residual_factor = set_progress();
+    std::vector<std::pair<StateEntry, const StoredTensor*>> direct;
+    for (const LoadedPiece& loaded : pieces_) {
+      const StateEntry& piece = loaded.piece;
+      const StoredTensor& stored = *loaded.sources.front();
+      const ElementKind kind = piece.whole.element;
+      if (piece.role == StateRole::local) continue;
+      if (piece.on_host && piece.derived == nullptr && piece.held == kind &&
+          stored.kind() == kind) {
+        for_each_part(piece, [&](const StateEntry& part) { direct.emplace_back(part, &stored); });
+      } else {
+        read_sum(loaded, 1);
+      }
+    }
+    share_work(direct.size(), [&](std::size_t i) {
+      const auto& [piece, stored] = direct[i];
+      reader_->read(*stored, piece.first, piece.count, piece.data);
+    });
+    for (const LoadedPiece& loaded : pieces_) {  // a rank's own parameters, over those of all
+      if (loaded.piece.role == StateRole::local)
+        read_sum(loaded, loaded.piece.averaged ? 1 / static_cast<double>(loaded.sources.size())
+                                               : residual_factor);
+    }
+    for (const LoadedValue& loaded : values_) loaded.value->load(loaded.saved, loaded.bytes);
+  }
+
+  /// One of three memories from which the device copies best.
+  std::byte* staging(std::size_t which) {
+    if (!staging_) staging_ = job_.make_memory(3 * staging_bytes);
+    return staging_.get() + which * staging_bytes;
+  }
+
+  /// Writes the sum of the sources times `factor`, through memory of the host's.
+  void read_sum(const LoadedPiece& loaded, double factor) {
+    const ElementKind kind = loaded.piece.whole.element;
+    const bool is_copy = loaded.sources.size() == 1 && factor == 1;
+    for_each_part(loaded.piece, [&](const StateEntry& part) {
+      std::byte* from = staging(0);
+      auto* const numbers = reinterpret_cast<double*>(staging(1));
+      auto* const sum = reinterpret_cast<double*>(staging(2));
+      if (!is_copy) std::fill(sum, sum + part.count, 0.0);
+      for (const StoredTensor* stored : loaded.sources) {
+        reader_->read(*stored, part.first, part.count, staging(0));
+        const ElementKind to = is_copy ? kind : ElementKind::f64;
+        if (is_copy && stored->kind() == kind) continue;
+        convert_elements(staging(1), to, staging(0), stored->kind(), part.count);
+        from = staging(1);
+        for (std::size_t i = 0; !is_copy && i != part.count; ++i) sum[i] += factor * numbers[i];
+      }
+      if (!is_copy) {
+        convert_elements(staging(0), kind, staging(2), ElementKind::f64, part.count);
+        from = staging(0);
+      }
+      job_.copy_in(part, from);
+    });
+  }
+
+  const StatefulJob& job_;
+  const std::string& path_;
+  const LoadOptions& options_;
+  LoadWhat what_;
+  std::unique_ptr<CheckpointReader> reader_;
+  SavedJob saved_;
+  std::map<std::string, const StoredTensor*, std::less<>> tensors_;  // by their names in the job
+  std::vector<LoadedPiece> pieces_;
+  std::vector<LoadedValue> values_;
+  Names missing_;
+  Names unused_;
+  Names mismatches_;  // in words
+  std::shared_ptr<std::byte> staging_;
+};
 
 LOCKSTEP_INLINE Resumed load_job(const StatefulJob& job, const std::string& path,
                                  const LoadOptions& options, LoadWhat what) {
   return StateLoader(job, path, options, what).run();
 }
-
-/// The file that a rank writes. It points into itself and into the job's memory or a copy of it.
-struct RankFile {
-  std::string path;
-  FileToWrite file;
-  std::vector<StateEntry> pieces;
-  bool is_copied = false;                       // does it wait for copies?
-  std::vector<std::vector<SavedValue>> values;  // of rank 0: every rank's, and those of all
-  std::vector<ShardFile> shards;                // of rank 0: the other ranks' files
-  std::string part;                             // of rank 0, where all files become one: its own
-  std::function<void()> written;                // of rank 0
-
-  /// Rank 0's file, after those of all other ranks.
-  void commit_all() {
-    if (part.empty() || shards.empty()) {
-      commit(path, file, shards);
-    } else {
-      commit_whole(path, part, file, shards);
-    }
-    if (written) written();
-  }
-};
 
 // What a rank writes.
 
@@ -2433,19 +2019,20 @@ LOCKSTEP_INLINE std::vector<CollectedTensor> collected_tensors(std::span<const S
 
 /// The shapes of parameters that rank 0's file does not have whole: ranks have saved them in
 /// pieces, and rank 0 may have none.
-LOCKSTEP_INLINE void add_shapes(const StatefulJob& job, RankFile& file) {
-  std::set<std::string_view> whole;
-  for (const StateEntry& piece : file.pieces)
-    if (piece.role == StateRole::parameter && piece.is_whole()) whole.insert(piece.name);
-  Json shapes = Json::object();
+LOCKSTEP_INLINE JsonLine missing_shapes(const StatefulJob& job,
+                                        std::span<const StateEntry> pieces) {
+  std::set<std::string_view> known;
+  for (const StateEntry& piece : pieces)
+    if (piece.role == StateRole::parameter && piece.is_whole()) known.insert(piece.name);
+  JsonLine shapes;
   for (const StateEntry& piece : job.entries(StateUse::loading)) {
-    if (piece.role != StateRole::parameter || whole.contains(piece.name)) continue;
+    if (piece.role != StateRole::parameter || !known.insert(piece.name).second) continue;
     const std::span extents(piece.whole.extents.data(), piece.whole.rank);
-    shapes.set(piece.name, Json::array_of(extents));
+    shapes.add_array(piece.name, extents);
     for (const NameAlias& alias : job.aliases)
-      if (alias.of == piece.name) shapes.set(alias.name, Json::array_of(extents));
+      if (alias.of == piece.name) shapes.add_array(alias.name, extents);
   }
-  if (!shapes.get_if<Json::Object>()->empty()) file.file.facts.add("shapes", std::move(shapes));
+  return shapes.empty() ? shapes : JsonLine().add("shapes", shapes);
 }
 
 /// Can it be written from where it is?
@@ -2510,16 +2097,13 @@ LOCKSTEP_INLINE void StateWriter::add_tensors(const StatefulJob& job, bool copie
   std::byte* place = snapshot_.get();
   for (const auto& [name, pieces] : tensors) {
     const StateEntry& first = *pieces.front();
+    const auto extents = std::span(first.whole.extents).first(first.whole.rank);
+    const std::size_t bytes = stored_bytes(pieces);
     TensorToWrite& written = file.file.tensors.emplace_back();
     written.name = name;
     written.kind = first.whole.element;
-    const auto extents = std::span(first.whole.extents).first(first.whole.rank);
-    if (first.is_whole() || pieces.size() > 1) {
-      written.shape.assign(extents.begin(), extents.end());
-    } else {
-      written.shape = {first.count};
-    }
-    const std::size_t bytes = stored_bytes(pieces);
+    written.shape = {first.count};
+    if (first.is_whole() || pieces.size() > 1) written.shape.assign(extents.begin(), extents.end());
     if (copies_all) {
       written.data = {place, bytes};
       for (std::byte* to = place; const StateEntry* piece : pieces) {
@@ -2531,8 +2115,7 @@ LOCKSTEP_INLINE void StateWriter::add_tensors(const StatefulJob& job, bool copie
       written.data = {first.data, bytes};
     } else {
       written.data = {static_cast<const std::byte*>(nullptr), bytes};
-      written.read = [&job, own = pieces, window = snapshot_.get()](std::uint64_t at,
-                                                                    std::size_t size) {
+      written.read = [&job, own = pieces, window = place](std::uint64_t at, std::size_t size) {
         return copied_chunk(job, own, window, at, size);
       };
     }
@@ -2554,51 +2137,45 @@ LOCKSTEP_INLINE std::vector<StateEntry> saved_pieces(const StatefulJob& job,
 /// and an empty text is a no.
 enum Announced : std::uint8_t { its_path, its_token, its_values, is_writing, has_tensors };
 
-LOCKSTEP_INLINE std::vector<SavedValue> unpack_values(std::string_view all) {
-  std::vector<SavedValue> values;
-  const auto texts = unpacked(all);
-  for (std::size_t i = 0; i != texts.size(); i += 3)
-    values.push_back({std::string(texts[i]), std::string(texts[i + 1]), std::string(texts[i + 2])});
-  return values;
-}
-LOCKSTEP_INLINE std::string pack_values(const KeptValues& values) {
-  Names texts;
-  for (const KeptValue& value : values) {
-    SavedValue saved = value.saved();
-    for (std::string* one : {&saved.name, &saved.type, &saved.bytes})
-      texts.push_back(std::move(*one));
-  }
-  return packed(texts);
-}
-
 LOCKSTEP_INLINE std::shared_ptr<RankFile> StateWriter::collect(
     const StatefulJob& job, const std::string& path, const SaveOptions& options,
     const std::vector<std::string>& told) {
   const auto file = std::make_shared<RankFile>();
   const std::string_view token = unpacked(told[0])[its_token];
   const std::size_t me = job.ranks.rank.value();
-  const std::string own = beside(path, shard_name(path, token, me, told.size()));
+  const std::size_t world = told.size();
+  const std::string own = beside(path, shard_name(path, token, me, world));
+  JsonLine& facts = file->file.facts;
+  file->path = me == 0 ? path : own;
   file->pieces = saved_pieces(job, options);
-  if (me == 0) {
-    file->path = path;
+  if (me != 0) {
+    facts.add("version", version).add("shard", me).add("world", world);
+  } else {
     if (options.consolidated || options.parameters_only) file->part = own;
     file->written = options.written;
-    for (std::size_t rank = 0; rank != told.size(); ++rank) {
+    file->shapes = missing_shapes(job, file->pieces);
+    for (std::size_t rank = 0; rank != world; ++rank) {
       const auto of_rank = unpacked(told[rank]);
-      file->values.push_back(unpack_values(of_rank[its_values]));
+      file->values.emplace_back(of_rank[its_values]);
       if (rank != 0 && !of_rank[has_tensors].empty())
-        file->shards.push_back({shard_name(path, token, rank, told.size()), {}, rank});
+        file->shards.push_back({shard_name(path, token, rank, world), {}, rank});
     }
-    file->values.push_back(unpack_values(pack_values(options.common)));
-    file->file.facts =
-        options.parameters_only ? parameters_only_facts() : facts_of(job, options, file->values);
-    add_shapes(job, *file);
-    for (std::size_t i = 0; !options.parameters_only && i <= told.size(); ++i)
-      add_value_tensors(i == told.size() ? "common" : std::to_string(i), file->values[i],
-                        file->file.tensors);
-  } else {
-    file->path = own;
-    file->file.facts.add("version", version).add("shard", me).add("world", told.size());
+    file->values.push_back(pack_values(options.common));
+    if (options.parameters_only) {
+      // Nothing that depends on how the job has come to these parameters: the same ones are the
+      // same file.
+      facts.add("version", version).add("parameters_only", true);
+    } else {
+      facts = facts_of(job, options);
+      std::vector<JsonLine> values;
+      for (std::size_t i = 0; i <= world; ++i)
+        values.push_back(unpack_values(i == world ? "common" : std::to_string(i), file->values[i],
+                                       file->file.tensors));
+      const JsonLine common = std::move(values.back());
+      values.pop_back();
+      if (!std::ranges::all_of(values, &JsonLine::empty)) facts.add_array("values", values);
+      if (!common.empty()) facts.add("common", common);
+    }
   }
   add_tensors(job, options.asynchronous, *file);
   // In the order in which parts of several ranks are joined, whatever the number of ranks is.
@@ -2664,7 +2241,7 @@ LOCKSTEP_INLINE void StateWriter::write_now(const StatefulJob& job, RankFile& fi
     throw;
   }
   do_together(job.ranks, "save", [&] {
-    if (is_first) file.commit_all();
+    if (is_first) file.commit();
   });
 }
 
@@ -2677,7 +2254,7 @@ LOCKSTEP_INLINE void StateWriter::write_later(const StatefulJob& job,
     if (!is_first) {
       write_file(file->path, file->file);
     } else if (await_shards(file->path, file->shards, is_given_up_)) {
-      file->commit_all();
+      file->commit();
     }
   });
 }
@@ -2761,7 +2338,7 @@ LOCKSTEP_INLINE std::string checkpoint_at(const JointRanks& ranks, const std::st
     }
     if (!S_ISDIR(status.st_mode)) return where;
     std::string found = find_or_refuse("resume", where, [&](SkippedCheckpoint skipped) {
-      return newest_valid_checkpoint(where, verify_checkpoint, skipped);
+      return newest_valid_checkpoint(where, skipped);
     });
     if (found.empty())
       fail("resume", {"there is no checkpoint in '", where, "'"},

@@ -33,7 +33,7 @@ struct ShardFile {
 
 /// The `files` member of the main file's facts, and how it is read back. Names with slashes, of the
 /// main file itself or given twice are errors.
-Json index_of(std::span<const ShardFile> shards);
+JsonLine index_of(std::span<const ShardFile> shards);
 std::vector<ShardFile> shards_in(const JsonEntry& facts);
 
 /// The name of the part of a tensor that begins with its flat element `first`.
@@ -89,7 +89,6 @@ class CheckpointReader {
   void verify() const;
 
  private:
-  void open_shards(const std::string& path);
   void collect();
   void join(StoredTensor& tensor) const;
 

@@ -38,32 +38,27 @@ struct FileElement {
   unsigned bits;
 };
 
-/// All types of the format.
-std::span<const FileElement> file_elements();
-
 /// The type of this name, or of this kind; null where the format has none.
 const FileElement* file_element(std::string_view name);
 const FileElement* file_element(ElementKind kind);
 
-/// a * b and a + b of sizes that a file claims; false where they do not fit.
-inline bool multiply(std::uint64_t a, std::uint64_t b, std::uint64_t& product) {
-  return !__builtin_mul_overflow(a, b, &product);
-}
-inline bool add_up(std::uint64_t a, std::uint64_t b, std::uint64_t& sum) {
-  return !__builtin_add_overflow(a, b, &sum);
-}
+/// The product of sizes that a file claims; nothing where it does not fit.
+std::optional<std::uint64_t> product_of(std::span<const std::uint64_t> sizes);
 
 /// "[4, 3]", as Python writes it.
 std::string shape_text(std::span<const std::uint64_t> shape);
 
-/// The errors of `launch/file_faults.hpp`, for files of checkpoints.
-[[noreturn, gnu::cold]] void fail_writing(std::string_view path, int error);
-[[noreturn, gnu::cold]] void fail_reading(std::string_view path, int error);
-
 /// Throws: what is wrong with the contents of a file.
 [[noreturn, gnu::cold]] void fail_damaged(std::string_view path, std::string_view problem);
 
-class JsonCursor;
+/// What an index says of a file: its digest is the checksum of its header, which holds those of
+/// its tensors.
+struct WrittenFile {
+  std::uint64_t bytes;
+  std::uint64_t digest;
+};
+
+struct FileToWrite;
 
 /// A tensor of a file.
 struct TensorEntry {
@@ -89,7 +84,7 @@ class SafetensorsFile {
   const std::string& path() const { return path_; }
   std::uint64_t bytes() const { return bytes_; }
 
-  /// All tensors, in the order of their data.
+  /// All tensors, by name.
   std::span<const TensorEntry> tensors() const { return tensors_; }
   /// The tensor of this name, or null.
   const TensorEntry* find(std::string_view name) const;
@@ -97,8 +92,8 @@ class SafetensorsFile {
   /// The text of a metadata entry, or null.
   const std::string* metadata(std::string_view key) const;
 
-  /// What lockstep has written about the file: its 'lockstep' entry, without `header` and
-  /// `checksums`; an empty object for files of other programs.
+  /// What lockstep has written about the file: its 'lockstep' entry; an empty object for files of
+  /// other programs.
   JsonEntry facts() const { return {facts_, path_}; }
   bool is_lockstep() const { return digest_.has_value(); }
 
@@ -116,23 +111,29 @@ class SafetensorsFile {
   void verify(const TensorEntry& tensor) const;
 
  private:
+  friend WrittenFile write_file(const std::string& path, const FileToWrite& file);
+
+  /// Checks the header of a file of so many bytes that is about to be written.
+  SafetensorsFile(const std::string& path, std::string_view header, std::uint64_t bytes)
+      : path_(path), bytes_(bytes) {
+    require_length(header.size() - 8);
+    parse(header);
+  }
+
   [[noreturn, gnu::cold]] void damaged(std::initializer_list<Word> problem) const;
   void read_bytes(std::uint64_t place, std::span<std::byte> to) const;
-  void parse_header(std::string_view header);
-  void parse_metadata(JsonCursor& cursor);
-  TensorEntry parse_tensor(JsonCursor& cursor, std::string name) const;
+  void require_length(std::uint64_t length) const;
+  void parse(std::string_view header);
+  TensorEntry parse_tensor(const JsonEntry& entry, const std::string& name) const;
   void check_places(std::uint64_t data_begin);
-  void sort_names();
   void take_facts(std::string_view header);
 
   std::string path_;
   Descriptor file_;
   std::uint64_t bytes_ = 0;
   std::vector<TensorEntry> tensors_;
-  std::vector<std::uint32_t> by_name_;
   std::vector<std::pair<std::string, std::string>> metadata_;
-  std::size_t facts_place_ = 0;  // of the 'lockstep' entry's text in the header
-  Json facts_ = Json::object();
+  Json facts_{Json::Object()};
   std::optional<std::uint64_t> digest_;
 };
 
@@ -157,17 +158,10 @@ struct TensorToWrite {
 
 struct FileToWrite {
   std::vector<TensorToWrite> tensors;
-  /// The 'lockstep' entry, an object; `header` and `checksums` are the writer's.
-  Json facts = Json::object();
+  /// The 'lockstep' entry; `header` and `checksums` are the writer's.
+  JsonLine facts;
   /// Entries for other programs, beside "format", "writer" and "lockstep".
   std::vector<std::pair<std::string, std::string>> metadata;
-};
-
-/// What an index says of a file: its digest is the checksum of its header, which holds those of
-/// its tensors.
-struct WrittenFile {
-  std::uint64_t bytes;
-  std::uint64_t digest;
 };
 
 /// Writes a temporary beside `path`, syncs it, renames it to `path` and syncs the folder. Throws an

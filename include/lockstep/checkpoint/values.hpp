@@ -4,28 +4,22 @@
 /// histories. Every rank has its own.
 
 #include <concepts>
-#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "lockstep/core/element.hpp"
+#include "lockstep/core/json.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/random_stream.hpp"
 
 namespace lockstep {
 
 namespace detail {
-
-/// A value of one rank as a checkpoint has it.
-struct SavedValue {
-  std::string name;
-  std::string type;   // `double`, `float[]`, `text`, `bool` or `RandomStream`
-  std::string bytes;  // of a random stream: its seed and its position
-};
 
 template <class T>
 inline constexpr bool is_vector_of_numbers = false;
@@ -37,54 +31,78 @@ template <class T>
 concept Keepable = Element<T> || std::same_as<T, bool> || std::same_as<T, std::string> ||
                    std::same_as<T, RandomStream> || is_vector_of_numbers<T>;
 
-template <class T>
-std::string value_type() {
-  if constexpr (std::same_as<T, bool>) {
-    return "bool";
-  } else if constexpr (std::same_as<T, std::string>) {
-    return "text";
-  } else if constexpr (std::same_as<T, RandomStream>) {
-    return "RandomStream";
-  } else if constexpr (is_vector_of_numbers<T>) {
-    return value_type<typename T::value_type>() + "[]";
-  } else {
-    return std::string(element_name(element_kind<T>()));
-  }
-}
+/// How a checkpoint keeps a value of type T: texts and lists of numbers as tensors, all others in
+/// its header, as `"value"`.
+template <Keepable T>
+struct KeptAs {
+  static constexpr bool is_text = std::same_as<T, std::string>;
+  static constexpr bool is_tensor = is_text || is_vector_of_numbers<T>;
 
-/// A value's bytes, and a value of bytes that have the right number.
-template <class T>
-std::string value_bytes(const T& value) {
-  if constexpr (std::same_as<T, std::string>) {
-    return value;
-  } else if constexpr (std::same_as<T, RandomStream>) {
-    const std::uint64_t state[] = {value.seed().value(), value.position()};
-    return {reinterpret_cast<const char*>(state), sizeof state};
-  } else if constexpr (is_vector_of_numbers<T>) {
-    return {reinterpret_cast<const char*>(value.data()),
-            value.size() * sizeof(typename T::value_type)};
-  } else {
-    return {reinterpret_cast<const char*>(&value), sizeof value};
+  /// `double`, `float[]`, `text`, `bool` or `RandomStream`.
+  static std::string type() {
+    if constexpr (is_text) return "text";
+    if constexpr (std::same_as<T, bool>) return "bool";
+    if constexpr (std::same_as<T, RandomStream>) return "RandomStream";
+    if constexpr (Element<T>) return std::string(element_name(element_kind<T>()));
+    if constexpr (is_vector_of_numbers<T>) return KeptAs<typename T::value_type>::type() + "[]";
   }
-}
 
-template <class T>
-void set_value(T& value, std::string_view bytes) {
-  if constexpr (std::same_as<T, std::string>) {
-    value = bytes;
-  } else if constexpr (std::same_as<T, RandomStream>) {
-    std::uint64_t state[2] = {};
-    std::memcpy(state, bytes.data(), sizeof state);
-    value = RandomStream(Seed{state[0]}, state[1]);
-  } else if constexpr (is_vector_of_numbers<T>) {
-    value.resize(bytes.size() / sizeof(typename T::value_type));
-    if (!bytes.empty()) std::memcpy(value.data(), bytes.data(), bytes.size());
-  } else if constexpr (std::same_as<T, bool>) {
-    value = bytes.front() != 0;
-  } else {
-    bytes.copy(reinterpret_cast<char*>(&value), sizeof value);
+  /// The type of the tensor's elements, or `unsupported`.
+  static constexpr ElementKind kind() {
+    if constexpr (is_text) return ElementKind::u8;
+    if constexpr (is_vector_of_numbers<T>) return element_kind<typename T::value_type>();
+    return ElementKind::unsupported;
   }
-}
+
+  /// The bytes of the tensor, or none and a value in the header.
+  static std::string_view save(const void* object, JsonLine& to) {
+    const T& value = *static_cast<const T*>(object);
+    if constexpr (is_tensor) {
+      return {reinterpret_cast<const char*>(value.data()), value.size() * sizeof *value.data()};
+    } else if constexpr (std::same_as<T, RandomStream>) {
+      const std::uint64_t state[] = {value.seed().value(), value.position()};
+      to.add_array("value", state);
+    } else if constexpr (std::same_as<T, bool>) {
+      to.add("value", value);
+    } else if constexpr (std::signed_integral<T>) {
+      to.add("value", static_cast<std::int64_t>(value));
+    } else if constexpr (std::integral<T>) {
+      to.add("value", static_cast<std::uint64_t>(value));
+    } else {
+      to.add_exact("value", static_cast<double>(static_cast<Accumulator<T>>(value)));
+    }
+    return {};
+  }
+
+  /// Throws where it is no such value; takes it, unless `object` is null.
+  static void load(void* object, const JsonEntry& from, std::string_view bytes) {
+    const auto set = [&](const T& value) {
+      if (object != nullptr) *static_cast<T*>(object) = value;
+    };
+    if constexpr (is_text) {
+      set(T(bytes));
+    } else if constexpr (is_tensor) {
+      T value(bytes.size() / sizeof(typename T::value_type));
+      if (!bytes.empty()) std::memcpy(value.data(), bytes.data(), bytes.size());
+      set(value);
+    } else if constexpr (std::same_as<T, RandomStream>) {
+      const std::vector<std::uint64_t> state = from.at("value").naturals();
+      if (state.size() != 2) from.fail("is no state of a random stream");
+      set(RandomStream(Seed{state[0]}, state[1]));
+    } else if constexpr (std::same_as<T, bool>) {
+      set(from.at("value").boolean());
+    } else if constexpr (std::integral<T>) {
+      const auto number = [&] {
+        if constexpr (std::signed_integral<T>) return from.at("value").integer();
+        if constexpr (std::unsigned_integral<T>) return from.at("value").natural();
+      }();
+      if (static_cast<T>(number) != number) from.fail("is too large for its type");
+      set(static_cast<T>(number));
+    } else {
+      set(static_cast<T>(static_cast<Accumulator<T>>(from.at("value").real())));
+    }
+  }
+};
 
 }  // namespace detail
 
@@ -98,29 +116,35 @@ class KeptValue {
                   "and RandomStream, no constants and no other types (the compiler prints the type "
                   "beside this sentence)");
     if constexpr (detail::Keepable<T>) {
-      type_ = detail::value_type<T>();
-      bytes_ = [](const void* object) {
-        return detail::value_bytes(*static_cast<const T*>(object));
-      };
-      set_ = [](void* object, std::string_view bytes) {
-        detail::set_value(*static_cast<T*>(object), bytes);
-      };
+      type_ = detail::KeptAs<T>::type();
+      kind_ = detail::KeptAs<T>::kind();
+      save_ = &detail::KeptAs<T>::save;
+      load_ = &detail::KeptAs<T>::load;
     }
   }
 
   const std::string& name() const { return name_; }
   const std::string& type() const { return type_; }
-  /// The value as it is now.
-  detail::SavedValue saved() const { return {name_, type_, bytes_(object_)}; }
-  /// Takes the value that a checkpoint had, which is of this type.
-  void set(const detail::SavedValue& saved) const { set_(object_, saved.bytes); }
+  /// The elements of the tensor in which it is kept; `unsupported` where it is in the header.
+  ElementKind kind() const { return kind_; }
+  /// Describes the value as it is now. The result are the bytes of its tensor.
+  std::string_view save(JsonLine& to) const { return save_(object_, to); }
+  /// Throws unless a saved value can be taken. Nothing changes.
+  void check(const detail::JsonEntry& from, std::string_view bytes) const {
+    load_(nullptr, from, bytes);
+  }
+  /// Takes a saved value.
+  void load(const detail::JsonEntry& from, std::string_view bytes) const {
+    load_(object_, from, bytes);
+  }
 
  private:
   std::string name_;
   std::string type_;
+  ElementKind kind_ = ElementKind::unsupported;
   void* object_;
-  std::string (*bytes_)(const void*) = nullptr;
-  void (*set_)(void*, std::string_view) = nullptr;
+  std::string_view (*save_)(const void*, JsonLine&) = nullptr;
+  void (*load_)(void*, const detail::JsonEntry&, std::string_view) = nullptr;
 };
 
 /// References to values of the program by name, which must outlive them:

@@ -15,7 +15,6 @@
 #include <utility>
 
 #include "lockstep/core/element.hpp"
-#include "lockstep/core/macros.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/strong.hpp"
@@ -104,15 +103,8 @@ inline JobCall step_call_of_thread(JobCall otherwise = JobCall::step) {
 
 /// Collectives of this thread are part of a job's call while this object lives. The collectives of
 /// a step are told so by a constant instead.
-class InJobCall {
- public:
-  explicit InJobCall(JobCall call) : before_(std::exchange(job_call_of_thread(), call)) {}
-  ~InJobCall() { job_call_of_thread() = before_; }
-  InJobCall(const InJobCall&) = delete;
-  InJobCall& operator=(const InJobCall&) = delete;
-
- private:
-  JobCall before_;
+struct InJobCall : ValueWhile<JobCall> {
+  explicit InJobCall(JobCall call) : ValueWhile(job_call_of_thread(), call) {}
 };
 
 /// One rank's description of a call. It travels between ranks as it is. All ranks of a collective
@@ -202,18 +194,16 @@ class [[nodiscard("the handle's end waits for the call")]] Work {
   Pending pending_;
 };
 
-namespace detail {
+}  // namespace lockstep
+
+namespace lockstep::detail {
+
 /// A call that was over before its handle was made.
 struct NothingPending {
   static constexpr bool test() { return true; }
   static constexpr void wait() {}
   static constexpr void leave() {}
 };
-}  // namespace detail
-
-}  // namespace lockstep
-
-namespace lockstep::detail {
 
 /// One number, in place of memory that holds several.
 template <class T>
@@ -221,27 +211,24 @@ concept SingleElement = Element<T> || std::same_as<T, bool>;
 
 /// Elements as they travel: a bool is a byte that is 0 or 1.
 template <class T>
-auto travelling(std::span<T> values) {
-  if constexpr (std::same_as<std::remove_const_t<T>, bool>) {
-    static_assert(sizeof(bool) == 1);
-    using Byte = std::conditional_t<std::is_const_v<T>, const std::uint8_t, std::uint8_t>;
-    return std::span<Byte>(reinterpret_cast<Byte*>(values.data()), values.size());
-  } else {
-    return values;
-  }
+std::span<T> travelling(std::span<T> values) {
+  return values;
+}
+inline std::span<std::uint8_t> travelling(std::span<bool> values) {
+  static_assert(sizeof(bool) == 1);
+  return {reinterpret_cast<std::uint8_t*>(values.data()), values.size()};
+}
+inline std::span<const std::uint8_t> travelling(std::span<const bool> values) {
+  return {reinterpret_cast<const std::uint8_t*>(values.data()), values.size()};
 }
 
 /// Is this memory of elements that collectives move? Of packed bits, `flat` says why it is not.
 template <class Data>
 consteval bool holds_elements() {
   using Plain = std::remove_cvref_t<Data>;
-  if constexpr (packs_bits<Plain>) {
-    return true;
-  } else if constexpr (DenseView<Plain> || ContiguousMemory<Plain>) {
-    return SingleElement<std::remove_const_t<FlatElement<Data>>>;
-  } else {
-    return false;
-  }
+  if constexpr (DenseView<Plain> || ContiguousMemory<Plain>)
+    return packs_bits<Plain> || SingleElement<std::remove_const_t<FlatElement<Data>>>;
+  return packs_bits<Plain>;
 }
 
 /// The elements of an argument, as they travel. An argument that has none is one error: what
@@ -291,9 +278,9 @@ struct Collective {
   std::span<const T> in;
   std::span<T> out;
   std::size_t count = 0;  // elements of one piece, the same on all ranks
-  Rank root{0};           // of a rooted collective; of a message the other rank
-  [[no_unique_address]] Operation op{};
   JobCall part_of = JobCall::none;
+  Rank root{0};  // of a rooted collective; of a message the other rank
+  [[no_unique_address]] Operation op{};
 
   /// Does `in` hold a piece for every rank, where it holds anything?
   static constexpr bool deals_pieces = kind == CollectiveKind::scatter ||
@@ -313,7 +300,7 @@ struct Collective {
   /// The same call on other memory, with pieces of another length.
   constexpr Collective on(std::span<const T> other_in, std::span<T> other_out,
                           std::size_t other_count) const {
-    return {other_in, other_out, other_count, root, op, part_of};
+    return {other_in, other_out, other_count, part_of, root, op};
   }
 
   /// The data of a call in place.
@@ -369,11 +356,11 @@ constexpr AllGather<T> all_gather(std::span<const T> in, std::span<T> out) {
 }
 template <class T>
 constexpr Send<T> send(std::span<const T> data, Rank to) {
-  return {data, {}, data.size(), to};
+  return {data, {}, data.size(), JobCall::none, to};
 }
 template <class T>
 constexpr Receive<T> receive(std::span<T> data, Rank from) {
-  return {{}, data, data.size(), from};
+  return {{}, data, data.size(), JobCall::none, from};
 }
 
 }  // namespace calls

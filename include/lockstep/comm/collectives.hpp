@@ -8,7 +8,6 @@
 #include <iterator>
 #include <optional>
 #include <span>
-#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -17,13 +16,8 @@
 #include "lockstep/comm/combine.hpp"
 #include "lockstep/comm/communicator.hpp"
 #include "lockstep/comm/generic.hpp"
-#include "lockstep/core/element.hpp"
-#include "lockstep/core/error.hpp"
-#include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/standard.hpp"
-#include "lockstep/core/strong.hpp"
 #include "lockstep/core/text.hpp"
-#include "lockstep/core/view.hpp"
 
 namespace lockstep {
 
@@ -64,19 +58,25 @@ class Subgroup;
 /// A backend derives from `Collectives<Backend>` and has `rank()`, `world_size()`, `timeout()`,
 /// `set_timeout(limit)`, `abandon(reason)` and `execute(call)` for two calls: `calls::Send` and
 /// `calls::Receive`. All other collectives, and groups, have a generic form made of these
-/// (generic.hpp, subgroup.hpp). A backend has `execute(call)` for more calls where it knows a
+/// (generic.hpp, groups.hpp). A backend has `execute(call)` for more calls where it knows a
 /// faster way. A backend that compares calls by itself, orders them on a stream or counts their
 /// time has `perform(call)` of its own, and leaves the moving of elements to `execute_any(*this,
-/// call)`. An adapter passes `perform` on.
+/// call)`. An adapter passes `perform` on. `abandon(reason)` gives up: every other rank's call
+/// fails with this reason. `give_up()` does so because an exception has ended this rank's part,
+/// while another thread may be in a call. After a failure (`is_broken()`) every later call fails
+/// too.
 ///
 /// Every collective, unless it says otherwise: **Ranks** all of them, in the same order. **Host**
 /// and **Stream** as the communicator says.
 template <class Self>
 class Collectives {
+  using JobCall = detail::JobCall;
+  using Kind = detail::CollectiveKind;
+
  public:
   /// **Host** blocks until all ranks have come and their earlier calls are done.
-  void barrier(detail::JobCall part_of = detail::current_job_call()) {
-    self().perform(detail::calls::Barrier{{}, {}, 0, Rank{0}, {}, part_of});
+  void barrier(JobCall part_of = detail::current_job_call()) {
+    self().perform(detail::calls::Barrier{{}, {}, 0, part_of});
   }
 
   /// A barrier with a time limit of its own, whose error lists every rank that is missing.
@@ -94,7 +94,7 @@ class Collectives {
   /// data = op over ranks, on all ranks.
   template <class Data, class Op = Sum>
     requires(!detail::SingleElement<std::remove_cvref_t<Data>>)
-  void all_reduce(Data&& data, Op op = {}, detail::JobCall part_of = detail::current_job_call()) {
+  void all_reduce(Data&& data, Op op = {}, JobCall part_of = detail::current_job_call()) {
     require_operation<Data, Op>();
     self().perform(make_all_reduce(detail::elements_of(data), op, part_of));
   }
@@ -108,8 +108,7 @@ class Collectives {
   /// An asynchronous all-reduce; the handle is a `Work`. The data belongs to the call until it is
   /// over. **Host** returns at once where the backend can go on by itself.
   template <class Data, class Op = Sum>
-  auto all_reduce_async(Data&& data, Op op = {},
-                        detail::JobCall part_of = detail::current_job_call()) {
+  auto all_reduce_async(Data&& data, Op op = {}, JobCall part_of = detail::current_job_call()) {
     require_operation<Data, Op>();
     return self().start(make_all_reduce(detail::elements_of(data), op, part_of));
   }
@@ -119,14 +118,12 @@ class Collectives {
     requires(!detail::SingleElement<std::remove_cvref_t<Data>>)
   void reduce(Data&& data, Rank root, Op op = {}) {
     require_operation<Data, Op>();
+    require_root(Kind::reduce, root);
     const auto values = detail::elements_of(data);
-    using T = Writable<decltype(values)>;
-    require_root(detail::CollectiveKind::reduce, root);
-    self().perform(detail::calls::Reduce<T, Op>{values, is_root(root) ? values : std::span<T>(),
-                                                values.size(), root, op,
-                                                detail::current_job_call()});
+    const auto out = is_root(root) ? values : decltype(values)();
+    self().perform(
+        make<Kind::reduce>(values, out, values.size(), detail::current_job_call(), root, op));
   }
-
   /// One number: the result on `root`, elsewhere what was given.
   template <detail::SingleElement T, class Op = Sum>
   [[nodiscard]] T reduce(T value, Rank root, Op op = {}) {
@@ -137,16 +134,13 @@ class Collectives {
   /// data = root's data.
   template <class Data>
     requires(!detail::SingleElement<std::remove_cvref_t<Data>>)
-  void broadcast(Data&& data, Rank root, detail::JobCall part_of = detail::current_job_call()) {
+  void broadcast(Data&& data, Rank root, JobCall part_of = detail::current_job_call()) {
+    require_root(Kind::broadcast, root);
     const auto values = detail::elements_of(data);
-    using T = Writable<decltype(values)>;
-    require_root(detail::CollectiveKind::broadcast, root);
-    self().perform(detail::calls::Broadcast<T>{is_root(root) ? values : std::span<T>(),
-                                               is_root(root) ? std::span<T>() : values,
-                                               values.size(),
-                                               root,
-                                               {},
-                                               part_of});
+    const decltype(values) none{};
+    self().perform(make<Kind::broadcast>(is_root(root) ? values : none,
+                                         is_root(root) ? none : values, values.size(), part_of,
+                                         root));
   }
   /// Root's number.
   template <detail::SingleElement T>
@@ -157,14 +151,13 @@ class Collectives {
 
   /// out = every rank's in, one behind the other. In may be this rank's piece of out.
   template <class In, class Out>
-  void all_gather(const In& in, Out&& out, detail::JobCall part_of = detail::current_job_call()) {
+  void all_gather(const In& in, Out&& out, JobCall part_of = detail::current_job_call()) {
     self().perform(make_all_gather(in, out, part_of));
   }
   /// The same as an asynchronous call, whose handle is a `Work`. The data belongs to the call until
   /// it is over. **Host** returns at once where the backend can go on by itself.
   template <class In, class Out>
-  auto all_gather_async(const In& in, Out&& out,
-                        detail::JobCall part_of = detail::current_job_call()) {
+  auto all_gather_async(const In& in, Out&& out, JobCall part_of = detail::current_job_call()) {
     return self().start(make_all_gather(in, out, part_of));
   }
   /// Every rank's number, by rank.
@@ -193,39 +186,35 @@ class Collectives {
   /// memory. The other ranks get the counts alone. **Host** blocks until the counts are here.
   template <class In>
   auto gather_variable(const In& in, Rank root) {
-    require_root(detail::CollectiveKind::gather_variable, root);
+    require_root(Kind::gather_variable, root);
     return gather_new(detail::elements_of(in), root);
   }
   /// The same into memory of root's, the host's or a GPU's, which must hold all elements. Elsewhere
   /// out is not used.
   template <class In, class Out>
   GatheredPieces gather_variable(const In& in, Out&& out, Rank root) {
-    require_root(detail::CollectiveKind::gather_variable, root);
+    require_root(Kind::gather_variable, root);
     return gather_into<Common<In, Out>>(detail::elements_of(in), detail::elements_of(out), root);
   }
 
   /// On `root`, out = every rank's in; elsewhere out is not used.
   template <class In, class Out>
   void gather(const In& in, Out&& out, Rank root) {
-    require_root(detail::CollectiveKind::gather, root);
+    require_root(Kind::gather, root);
     const auto given = detail::elements_of(in);
-    detail::calls::Gather<Common<In, Out>> call{
-        given, detail::elements_of(out), given.size(), root, {}, detail::current_job_call()};
-    if (!is_root(root)) call.out = {};
-    if (is_root(root)) require_size(call, call.out.size(), call.count * world());
-    self().perform(call);
+    const std::span<Common<In, Out>> got = detail::elements_of(out);
+    self().perform(make<Kind::gather>(given, is_root(root) ? got : decltype(got)(), given.size(),
+                                      detail::current_job_call(), root));
   }
 
   /// out = this rank's piece of root's in. Elsewhere in is not used.
   template <class In, class Out>
   void scatter(const In& in, Out&& out, Rank root) {
-    require_root(detail::CollectiveKind::scatter, root);
+    require_root(Kind::scatter, root);
+    const std::span<const Common<In, Out>> given = detail::elements_of(in);
     const auto got = detail::elements_of(out);
-    detail::calls::Scatter<Common<In, Out>> call{
-        detail::elements_of(in), got, got.size(), root, {}, detail::current_job_call()};
-    if (!is_root(root)) call.in = {};
-    if (is_root(root)) require_size(call, call.in.size(), call.count * world());
-    self().perform(call);
+    self().perform(make<Kind::scatter>(is_root(root) ? given : decltype(given)(), got, got.size(),
+                                       detail::current_job_call(), root));
   }
 
   /// out = op over ranks of this rank's piece of in. Out may be that piece of in; the others are
@@ -237,7 +226,7 @@ class Collectives {
   /// The same as an asynchronous call: see `all_gather_async`.
   template <class In, class Out, class Op = Sum>
   auto reduce_scatter_async(const In& in, Out&& out, Op op = {},
-                            detail::JobCall part_of = detail::current_job_call()) {
+                            JobCall part_of = detail::current_job_call()) {
     return self().start(make_reduce_scatter(in, out, op, part_of));
   }
 
@@ -245,16 +234,9 @@ class Collectives {
   template <class In, class Out>
   void all_to_all(const In& in, Out&& out) {
     const auto given = detail::elements_of(in);
-    const detail::calls::AllToAll<Common<In, Out>> call{
-        given, detail::elements_of(out),  given.size() / world(), Rank{0},
-        {},    detail::current_job_call()};
-    if (call.count * world() != call.in.size()) {
-      detail::fail(call.call().text(),
-                   {call.in.size(), " elements do not divide among ", world(), " ranks"},
-                   "give a piece of the same size for every rank", self().rank());
-    }
-    require_size(call, call.out.size(), call.in.size());
-    self().perform(call);
+    const std::span<Common<In, Out>> got = detail::elements_of(out);
+    self().perform(
+        make<Kind::all_to_all>(given, got, given.size() / world(), detail::current_job_call()));
   }
 
   /// Sends elements to one rank. **Ranks** this one, and `to` calls `receive` with the same type
@@ -263,9 +245,9 @@ class Collectives {
   template <class Data>
   void send(const Data& data, Rank to) {
     const auto values = detail::elements_of(data);
-    using T = std::remove_const_t<typename decltype(values)::element_type>;
     require_peer("send", to);
-    self().perform(detail::calls::send<T>(values, to));
+    self().perform(
+        detail::calls::send<std::remove_const_t<ElementOf<decltype(values)>>>(values, to));
   }
 
   /// Receives elements from one rank, which calls `send`. **Ranks** this one. **Host** as `send`.
@@ -273,7 +255,7 @@ class Collectives {
   void receive(Data&& data, Rank from) {
     const auto values = detail::elements_of(data);
     require_peer("receive", from);
-    self().perform(detail::calls::receive<Writable<decltype(values)>>(values, from));
+    self().perform(detail::calls::receive<ElementOf<decltype(values)>>(values, from));
   }
 
   // Members that a backend may replace by its own.
@@ -327,7 +309,7 @@ class Collectives {
 
  private:
   template <class Span>
-  using Writable = typename std::remove_cvref_t<Span>::element_type;
+  using ElementOf = typename std::remove_cvref_t<Span>::element_type;
 
   template <class In, class Out>
   using Common = typename detail::CommonElement<In, Out>::type;
@@ -336,37 +318,58 @@ class Collectives {
   std::size_t world() { return self().world_size().value(); }
   bool is_root(Rank root) { return self().rank() == root; }
 
+  /// The call with these arguments, once they are known to have the right sizes. A root alone gives
+  /// pieces for all ranks, or gets pieces of all.
+  template <Kind K, class T, class Op = detail::NoOperation>
+  detail::Collective<K, T, Op> make(std::type_identity_t<std::span<const T>> in, std::span<T> out,
+                                    std::size_t count, JobCall part_of, Rank root = Rank{0},
+                                    const Op& op = {}) {
+    using Call = detail::Collective<K, T, Op>;
+    const Call call{in, out, count, part_of, root, op};
+    const auto require_pieces = [&](std::size_t have) {
+      if (have == count * world()) [[likely]]
+        return;
+      if (K == Kind::all_to_all && have == in.size()) {
+        detail::fail(call.call().text(),
+                     {have, " elements do not divide among ", world(), " ranks"},
+                     "give a piece of the same size for every rank", self().rank());
+      }
+      detail::fail(call.call().text(),
+                   {"sizes do not fit: ", have, " elements where ", count * world(), " are needed"},
+                   "one argument holds a piece for every rank, the other one piece", self().rank());
+    };
+    const bool is_one_sided = K == Kind::gather || K == Kind::scatter;
+    if (is_one_sided && !is_root(root)) return call;
+    if constexpr (Call::deals_pieces) require_pieces(in.size());
+    if constexpr (Call::collects_pieces) require_pieces(out.size());
+    return call;
+  }
+
   template <class T, class Op>
-  detail::calls::AllReduce<T, Op> make_all_reduce(std::span<T> values, const Op& op,
-                                                  detail::JobCall part_of) {
-    return {values, values, values.size(), Rank{0}, op, part_of};
+  auto make_all_reduce(std::span<T> values, const Op& op, JobCall part_of) {
+    return make<Kind::all_reduce>(values, values, values.size(), part_of, Rank{0}, op);
   }
 
   template <class In, class Out>
-  auto make_all_gather(const In& in, Out&& out, detail::JobCall part_of) {
+  auto make_all_gather(const In& in, Out&& out, JobCall part_of) {
     const auto given = detail::elements_of(in);
-    const detail::calls::AllGather<Common<In, Out>> call{
-        given, detail::elements_of(out), given.size(), Rank{0}, {}, part_of};
-    require_size(call, call.out.size(), call.count * world());
-    return call;
+    const std::span<Common<In, Out>> got = detail::elements_of(out);
+    return make<Kind::all_gather>(given, got, given.size(), part_of);
   }
 
   template <class In, class Out, class Op>
-  auto make_reduce_scatter(const In& in, Out&& out, const Op& op, detail::JobCall part_of) {
+  auto make_reduce_scatter(const In& in, Out&& out, const Op& op, JobCall part_of) {
     require_operation<Out, Op>();
-    const auto got = detail::elements_of(out);
-    const detail::calls::ReduceScatter<Common<In, Out>, Op> call{
-        detail::elements_of(in), got, got.size(), Rank{0}, op, part_of};
-    require_size(call, call.in.size(), call.count * world());
-    return call;
+    const std::span<Common<In, Out>> got = detail::elements_of(out);
+    return make<Kind::reduce_scatter>(detail::elements_of(in), got, got.size(), part_of, Rank{0},
+                                      op);
   }
 
   /// The call by which ranks agree on a gather of pieces: to `root`, or to all.
   template <class T>
   static detail::Call variable_call(std::optional<Rank> root) {
     detail::Call call;
-    call.kind = root ? detail::CollectiveKind::gather_variable
-                     : detail::CollectiveKind::all_gather_variable;
+    call.kind = root ? Kind::gather_variable : Kind::all_gather_variable;
     call.part_of = detail::current_job_call();
     call.element = element_kind<T>();
     call.root = static_cast<std::uint16_t>(root.value_or(Rank{0}).value());
@@ -457,15 +460,6 @@ class Collectives {
       return;
     detail::fail(detail::collective_name(kind), {"root ", root, " is not in the world"},
                  detail::text({"give a rank below ", world()}), self().rank());
-  }
-
-  template <class Call>
-  void require_size(const Call& call, std::size_t have, std::size_t want) {
-    if (have == want) [[likely]]
-      return;
-    detail::fail(call.call().text(),
-                 {"sizes do not fit: ", have, " elements where ", want, " are needed"},
-                 "one argument holds a piece for every rank, the other one piece", self().rank());
   }
 
   void require_peer(const char* operation, Rank peer) {

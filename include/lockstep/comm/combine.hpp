@@ -10,7 +10,6 @@
 #include <cstring>
 #include <span>
 #include <string_view>
-#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -89,23 +88,28 @@ void combine_blocks(std::size_t ranks, std::size_t begin, std::size_t end, const
   }
 }
 
-/// Calls `f(std::integral_constant<std::size_t, N>{})` for a world of N where unrolling over its
-/// ranks pays, and says whether it did.
-template <std::size_t Ranks, class F>
-bool with_unrolled_world(std::size_t ranks, const F& f) {
-  const auto is = [&]<std::size_t N>(std::integral_constant<std::size_t, N> n) {
-    if (ranks == N) f(n);
-    return ranks == N;
+/// Calls `f(pointers...)` with the pointers of all ranks where unrolling over them pays, and says
+/// whether it did.
+template <std::size_t Ranks, class T, class F>
+bool with_unrolled(std::span<T* const> pointers, const F& f) {
+  const auto call = [&]<std::size_t... W>(std::index_sequence<W...>) {
+    if (pointers.size() == sizeof...(W)) f(pointers[W]...);
+    return pointers.size() == sizeof...(W);
   };
-  if constexpr (Ranks != dynamic) {
-    if constexpr (Ranks <= 8) f(std::integral_constant<std::size_t, Ranks>{});
-    return Ranks <= 8;
+  if constexpr (Ranks == dynamic) {
+    return call(std::make_index_sequence<2>{}) || call(std::make_index_sequence<3>{}) ||
+           call(std::make_index_sequence<4>{}) || call(std::make_index_sequence<8>{});
   } else {
-    return is(std::integral_constant<std::size_t, 2>{}) ||
-           is(std::integral_constant<std::size_t, 3>{}) ||
-           is(std::integral_constant<std::size_t, 4>{}) ||
-           is(std::integral_constant<std::size_t, 8>{});
+    return Ranks <= 8 && call(std::make_index_sequence<Ranks <= 8 ? Ranks : 0>{});
   }
+}
+
+/// The values of all ranks, combined in rank order.
+template <class T, class Op, class... Rest>
+[[gnu::always_inline]] inline T combined(const Op& op, T first, Rest... rest) {
+  auto sum = op.prepare(first);
+  ((sum = op.combine(sum, op.prepare(rest))), ...);
+  return op.template finish<T>(sum, 1 + sizeof...(Rest));
 }
 
 /// Like `combine_blocks`, for consumers that do more than copy. Blocks are longer, so that a
@@ -116,27 +120,16 @@ void consume_blocks(std::span<T* const> sources, std::size_t begin, std::size_t 
                     const Consume& consume) {
   constexpr std::size_t block = 2048 / sizeof(T);
   alignas(64) std::array<T, block> results;
-  const bool unrolled = with_unrolled_world<Ranks>(
-      sources.size(), [&]<std::size_t N>(std::integral_constant<std::size_t, N>) {
-        const auto pass = [&]<std::size_t... W>(std::index_sequence<W...>, const auto*... source) {
-          for (std::size_t i = begin; i < end; i += block) {
-            const std::size_t n = std::min(block, end - i);
-            T* const out = results.data();
+  const auto unrolled = [&](const auto*... source) {
+    for (std::size_t i = begin; i < end; i += block) {
+      const std::size_t n = std::min(block, end - i);
+      T* const out = results.data();
 #pragma GCC ivdep
-            for (std::size_t j = 0; j < n; ++j) {
-              const T loaded[] = {source[i + j]...};
-              auto sum = op.prepare(loaded[0]);
-              ((sum = op.combine(sum, op.prepare(loaded[W + 1]))), ...);
-              out[j] = op.template finish<T>(sum, N);
-            }
-            consume(i, std::span<const T>(results.data(), n));
-          }
-        };
-        [&]<std::size_t... S>(std::index_sequence<S...>) {
-          pass(std::make_index_sequence<N - 1>{}, static_cast<const T*>(sources[S])...);
-        }(std::make_index_sequence<N>{});
-      });
-  if (unrolled) return;
+      for (std::size_t j = 0; j < n; ++j) out[j] = combined<T>(op, source[i + j]...);
+      consume(i, std::span<const T>(results.data(), n));
+    }
+  };
+  if (with_unrolled<Ranks>(sources, unrolled)) return;
   combine_blocks<Ranks, T>(
       sources.size(), begin, end, op, [&](std::size_t w) { return sources[w]; }, consume);
 }
@@ -144,31 +137,15 @@ void consume_blocks(std::span<T* const> sources, std::size_t begin, std::size_t 
 /// All-reduces elements [begin, end) in place: loads from all ranks, combines in registers in rank
 /// order, stores to all. It makes two passes over memory for any number of ranks.
 template <std::size_t Ranks, class T, class Op>
-void push_unrolled(const std::array<T*, Ranks>& targets, std::size_t begin, std::size_t end,
-                   const Op& op) {
-  const auto pass = [&]<std::size_t... W>(std::index_sequence<W...>, auto... target) {
+void push(std::span<T* const> targets, std::size_t begin, std::size_t end, const Op& op) {
+  const auto unrolled = [&](auto*... target) {
 #pragma GCC ivdep
     for (std::size_t i = begin; i < end; ++i) {
-      const T loaded[] = {target[i]...};
-      auto sum = op.prepare(loaded[0]);
-      ((sum = op.combine(sum, op.prepare(loaded[W + 1]))), ...);
-      const T result = op.template finish<T>(sum, Ranks);
+      const T result = combined<T>(op, target[i]...);
       ((target[i] = result), ...);
     }
   };
-  std::apply([&](auto... target) { pass(std::make_index_sequence<Ranks - 1>{}, target...); },
-             targets);
-}
-
-/// All-reduces elements [begin, end) for any number of ranks, unrolled for common numbers.
-template <std::size_t Ranks, class T, class Op>
-void push(std::span<T* const> targets, std::size_t begin, std::size_t end, const Op& op) {
-  const auto unrolled = [&]<std::size_t N>(std::integral_constant<std::size_t, N>) {
-    std::array<T*, N> fixed;
-    std::copy_n(targets.begin(), N, fixed.begin());
-    push_unrolled<N>(fixed, begin, end, op);
-  };
-  if (with_unrolled_world<Ranks>(targets.size(), unrolled)) return;
+  if (with_unrolled<Ranks>(targets, unrolled)) return;
   combine_blocks<Ranks, T>(
       targets.size(), begin, end, op, [&](std::size_t w) { return targets[w]; },
       [&](std::size_t i, std::span<const T> results) {

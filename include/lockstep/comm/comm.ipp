@@ -87,72 +87,6 @@ LOCKSTEP_INLINE std::string Call::collective_text() const {
                        staged ? ", memory of its own)" : ")"});
 }
 
-LOCKSTEP_INLINE std::string rank_text(Rank rank) { return text({"rank ", rank}); }
-
-/// Is this the call of a step, in the words of `Call::text`? A rank that makes none while another
-/// does has mostly had its last batch.
-LOCKSTEP_INLINE bool is_of_step(std::string_view call) { return call.starts_with("step"); }
-
-LOCKSTEP_INLINE Error ranks_disagree(std::uint64_t number, std::string_view call_of_rank0,
-                                     Rank other, std::string_view call_of_other, Rank me) {
-  const std::string who = call_of_rank0 == call_of_other
-                              ? text({"ranks disagree: rank 0 and rank ", other, " called ",
-                                      call_of_other, " with different arguments"})
-                              : text({"ranks disagree: rank 0 called ", call_of_rank0, " and rank ",
-                                      other, " called ", call_of_other});
-  const bool one_steps = is_of_step(call_of_rank0) != is_of_step(call_of_other);
-  return {text({"call ", number}), who,
-          one_steps ? "let every rank make the same calls, with as many batches, or add "
-                      "UnevenInputs<Join>, with which ranks may have different numbers of batches"
-                    : "let every rank make the same calls in the same order",
-          me};
-}
-
-LOCKSTEP_INLINE Error messages_differ(const Call& received, Rank from, std::string_view sent,
-                                      Rank me) {
-  return {received.text(), text({"rank ", from, " sends ", sent}),
-          "send and receive the same type and count, in the same order", me};
-}
-
-LOCKSTEP_INLINE Error rank_failed(std::string_view operation, Rank who, std::string_view words,
-                                  Rank me) {
-  return Error(operation, text({"rank ", who, " failed: ", words}), "look at that rank first", me)
-      .as_consequence();
-}
-
-LOCKSTEP_INLINE Error rank_vanished(std::string_view operation, std::string_view how, Rank me) {
-  return Error(operation, how, "look for the reason in its output", me).as_consequence();
-}
-
-LOCKSTEP_INLINE Error rank_left(std::string_view operation, Rank who, Rank me) {
-  return {operation, text({"rank ", who, " closed its communicator without this call"}),
-          is_of_step(operation)
-              ? "let every rank make the same calls, with as many batches, or add "
-                "UnevenInputs<Join>, with which ranks may have different numbers of batches"
-              : "let every rank make the same calls",
-          me};
-}
-
-LOCKSTEP_INLINE Error time_is_over(std::string_view operation, std::chrono::milliseconds limit,
-                                   std::string_view missing, Rank me) {
-  return {operation, text({"waited ", limit.count(), " ms for ", missing}),
-          "see whether it hangs, or raise the time limit", me};
-}
-
-LOCKSTEP_INLINE Error retold(const Error& error, std::string_view operation,
-                             std::string_view problem, std::optional<Rank> rank) {
-  const Error named(operation, problem, error.advice(), rank);
-  return error.is_consequence() ? named.as_consequence() : named;
-}
-
-LOCKSTEP_INLINE Error gave_up(std::string_view communicator, std::string_view reason, Rank me) {
-  return {communicator, text({"this rank gave it up: ", reason}), "start the job again", me};
-}
-
-LOCKSTEP_INLINE bool is_own_reason(std::string_view reason) {
-  return !reason.empty() && reason != ended_by_exception && !reason.starts_with(because_of_another);
-}
-
 LOCKSTEP_INLINE GatheredPieces pieces_of(std::vector<std::size_t> counts) {
   GatheredPieces pieces{std::move(counts), {}};
   std::size_t begin = 0;
@@ -331,28 +265,10 @@ LOCKSTEP_INLINE Engine::Engine(Rank rank, WorldSize world, Mapping blocks, Memor
   own().process.store(static_cast<std::uint32_t>(::getpid()), std::memory_order_release);
 }
 
-/// How much a rank's part of `bytes` takes in the file.
-LOCKSTEP_INLINE std::size_t stride_of(std::size_t bytes) {
-  return align_up(std::max<std::size_t>(bytes, 1), page);
-}
-
-LOCKSTEP_INLINE std::byte* Engine::allocate(std::size_t bytes) {
-  const std::size_t offset = file_bytes_;
-  const std::size_t stride = stride_of(bytes);
-  arenas_.push_back({map_more(bytes, world() * stride), offset, stride});
-  return arenas_.back().mapping.data() + me() * stride;
-}
-
-LOCKSTEP_INLINE std::byte* Engine::allocate_shared(std::size_t bytes) {
-  return common_.emplace_back(map_more(bytes, stride_of(bytes))).data();
-}
-
-LOCKSTEP_INLINE Mapping Engine::map_more(std::size_t bytes, std::size_t length) {
-  try {
-    if (rank() == Rank{0}) file_.reserve(file_bytes_ + length);
-  } catch (const Error& error) {
-    fail(error.on(rank()));
-  }
+LOCKSTEP_INLINE std::byte* Engine::allocate(std::size_t bytes, bool common) try {
+  const std::size_t part = align_up(std::max<std::size_t>(bytes, 1), page);
+  const std::size_t length = common ? part : world() * part;
+  if (rank() == Rank{0}) file_.reserve(file_bytes_ + length);
   Call call;
   call.kind = CollectiveKind::allocate;
   call.element = ElementKind::u8;
@@ -360,14 +276,12 @@ LOCKSTEP_INLINE Mapping Engine::map_more(std::size_t bytes, std::size_t length) 
   const std::uint64_t ticket = post(call, 0, {});
   finish_pending(ticket);
   wait_arrived(ticket);
-  try {
-    Mapping mapping(file_, file_bytes_, length);
-    file_bytes_ += length;
-    finish(ticket);
-    return mapping;
-  } catch (const Error& error) {
-    fail(error.on(rank()));
-  }
+  arenas_.push_back({Mapping(file_, file_bytes_, length), file_bytes_, common ? 0 : part});
+  file_bytes_ += length;
+  finish(ticket);
+  return arenas_.back().mapping.data() + (common ? 0 : me() * part);
+} catch (const Error& error) {
+  fail(error.on(rank()));
 }
 
 LOCKSTEP_INLINE void Engine::fail_disagreement(std::uint64_t ticket) {
@@ -460,20 +374,6 @@ LOCKSTEP_INLINE void sleep_on(Counter& counter, std::uint64_t value) {
   counter.sleepers.fetch_sub(1, std::memory_order_relaxed);
 }
 
-LOCKSTEP_INLINE SharedPeers::SharedPeers(Rank rank, WorldSize world, RankState* first,
-                                         std::size_t stride, Milliseconds timeout,
-                                         const shm::MemoryFile* file, std::mutex* working,
-                                         Counter* done)
-    : rank_(rank.value()),
-      world_(world.value()),
-      first_(first),
-      stride_(stride),
-      file_(file),
-      working_(working),
-      done_(done),
-      timeout_(timeout),
-      crowded_(world_ > core_count()) {}
-
 LOCKSTEP_INLINE bool SharedPeers::has_died(std::size_t w) const {
   const std::uint32_t process = state(w).process.load(std::memory_order_acquire);
   // The lock comes first: a rank says that it leaves before it unlocks. Asked the other way round,
@@ -482,53 +382,16 @@ LOCKSTEP_INLINE bool SharedPeers::has_died(std::size_t w) const {
          !file_->is_locked(Rank{w}) && state(w).left.load(std::memory_order_acquire) == 0;
 }
 
-LOCKSTEP_INLINE std::string SharedPeers::abort_reason(std::size_t w) const {
-  if (state(w).has_reason.load(std::memory_order_acquire) == 0) return "";
-  return state(w).reason.data();
-}
-
-LOCKSTEP_INLINE std::unique_lock<std::mutex> SharedPeers::stop_work() const {
-  return working_ != nullptr ? std::unique_lock(*working_) : std::unique_lock<std::mutex>();
-}
-
-LOCKSTEP_INLINE void SharedPeers::fail(const Error& error) {
-  give_up(error, error.is_consequence() ? "" : error.text());
-  throw Error(error);
-}
-
-LOCKSTEP_INLINE void SharedPeers::abandon(std::string_view reason) {
-  give_up(gave_up("Backend<Shm>", reason, rank()), reason);
-}
-
 LOCKSTEP_INLINE void SharedPeers::give_up(const Error& error, std::string_view reason) {
-  {
-    const auto working = stop_work();
+  tell_others([&] {
     const std::lock_guard lock(mutex_);
     if (is_broken()) return;
     fault_.emplace(error);
     auto& shown = own().reason;
-    const std::size_t n = std::min(reason.size(), shown.size() - 1);
-    std::memcpy(shown.data(), reason.data(), n);
-    shown[n] = '\0';
-    own().has_reason.store(n == 0 ? 0 : 1, std::memory_order_release);
+    shown[reason.copy(shown.data(), shown.size() - 1)] = '\0';
+    own().has_reason.store(reason.empty() ? 0 : 1, std::memory_order_release);
     own().failed.store(1, std::memory_order_release);
-  }
-  if (done_ != nullptr) wake(*done_);
-}
-
-LOCKSTEP_INLINE void SharedPeers::leave() {
-  if (scope_.is_failure()) abandon(ended_by_exception);
-  {
-    const auto working = stop_work();
-    own().left.store(1, std::memory_order_release);
-  }
-  if (done_ != nullptr) wake(*done_);
-}
-
-LOCKSTEP_INLINE void SharedPeers::raise_now() const {
-  const std::lock_guard lock(mutex_);
-  if (fault_) throw Error(*fault_);
-  std::terminate();  // it is called only where a fault is noted
+  });
 }
 
 LOCKSTEP_INLINE std::optional<Error> SharedPeers::check(const Call& call, const Awaited& awaited,

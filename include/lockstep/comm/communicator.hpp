@@ -12,9 +12,6 @@
 
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/core/dynamic.hpp"
-#include "lockstep/core/element.hpp"
-#include "lockstep/core/reduce_op.hpp"
-#include "lockstep/core/strong.hpp"
 #include "lockstep/device/device.hpp"
 
 namespace lockstep::detail {

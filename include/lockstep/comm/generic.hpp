@@ -6,15 +6,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <span>
 #include <vector>
 
 #include "lockstep/comm/call/peers.hpp"
-#include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/combine.hpp"
-#include "lockstep/core/error.hpp"
-#include "lockstep/core/strong.hpp"
 
 namespace lockstep::detail {
 
@@ -197,8 +193,9 @@ void execute_generically(B& backend, const calls::Reduce<T, Op>& call) {
   const bool takes = backend.rank() == call.root;
   in_parts(
       backend, call.in.data(), call.count, [&](std::span<T> all, std::size_t begin, std::size_t n) {
-        execute_any(backend, calls::Gather<T>{call.in.subspan(begin, n),
-                                              takes ? all : std::span<T>(), n, call.root});
+        execute_any(backend,
+                    calls::Gather<T>{call.in.subspan(begin, n), takes ? all : std::span<T>(), n,
+                                     call.part_of, call.root});
         if (takes)
           passes_of(backend).combine(std::span<const T>(all), call.out.subspan(begin, n), call.op);
       });

@@ -15,12 +15,7 @@
 #include <vector>
 
 #include "lockstep/comm/collectives.hpp"
-#include "lockstep/comm/communicator.hpp"
-#include "lockstep/core/dynamic.hpp"
-#include "lockstep/core/error.hpp"
 #include "lockstep/core/hash.hpp"
-#include "lockstep/core/standard.hpp"
-#include "lockstep/core/strong.hpp"
 #include "lockstep/topology/topology.hpp"
 
 namespace lockstep {
@@ -34,8 +29,6 @@ class Subgroup : public Collectives<Subgroup<Parent, Ranks>>, public detail::Hos
 
   Subgroup(Parent& parent, const detail::GroupPlace& place)
       : parent_(&parent), rank_(place.rank), members_(place.members) {}
-  Subgroup(Subgroup&&) noexcept = default;
-  Subgroup& operator=(Subgroup&&) = delete;
 
   Rank rank() const { return rank_; }
   WorldSize world_size() const { return WorldSize{Ranks == dynamic ? members_.size() : Ranks}; }
@@ -47,13 +40,9 @@ class Subgroup : public Collectives<Subgroup<Parent, Ranks>>, public detail::Hos
 
   // For the front.
 
-  template <class T>
-  void execute(detail::calls::Send<T> message) {
-    message.root = members_[message.root.value()];
-    parent_->perform(message);
-  }
-  template <class T>
-  void execute(detail::calls::Receive<T> message) {
+  template <class C>
+    requires C::is_message
+  void execute(C message) {
     message.root = members_[message.root.value()];
     parent_->perform(message);
   }
@@ -95,13 +84,11 @@ std::vector<std::string> all_gather_objects(C& comm, std::string object) {
   const std::uint64_t size[] = {object.size()};
   std::vector<std::uint64_t> sizes(world);
   comm.all_gather(size, sizes);
-  std::uint64_t longest = 0;
-  for (std::uint64_t n : sizes) longest = std::max(longest, n);
+  const std::uint64_t longest = *std::max_element(sizes.begin(), sizes.end());
   object.resize(longest);
   std::string all(longest * world, '\0');
   comm.all_gather(detail::bytes_of(object), detail::bytes_of(all));
   std::vector<std::string> objects;
-  objects.reserve(world);
   for (std::size_t w = 0; w < world; ++w) objects.push_back(all.substr(w * longest, sizes[w]));
   return objects;
 }
@@ -168,13 +155,8 @@ GroupPlace place_in(const T& topology, const Parent& parent) {
     hash.number(topology.local_group_rank(Rank{r}).value());
   }
   const GroupRank group = topology.group_rank(parent.rank());
-  GroupPlace place{group.value(),
-                   Rank{topology.local_group_rank(parent.rank()).value()},
-                   {},
-                   hash.value(),
-                   parent.world_size().value()};
-  for (const Rank member : topology.members(group)) place.members.push_back(member);
-  return place;
+  return {group.value(), Rank{topology.local_group_rank(parent.rank()).value()},
+          topology.members(group), hash.value(), parent.world_size().value()};
 }
 
 }  // namespace detail

@@ -5,7 +5,9 @@
 /// nvcc does not compile.
 
 #include <cuda_runtime_api.h>
+#include <cctype>
 #include <cstddef>
+#include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <optional>
@@ -22,11 +24,11 @@
 #include "lockstep/core/hash.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/text.hpp"
-#include "lockstep/device/cuda/batch.cuh"
 #include "lockstep/device/cuda/gpu.cuh"
 #include "lockstep/device/cuda/memory.cuh"
 #include "lockstep/device/cuda/runtime.cuh"
 #include "lockstep/device/gpu_sharing.hpp"
+#include "lockstep/device/numa.hpp"
 #include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/launch/store.hpp"
 #include "lockstep/launch/store_protocol.hpp"
@@ -124,6 +126,29 @@ class StreamCopies {
 /// Gives a communicator `allocate`, of memory of the current GPU.
 using DeviceAllocating = Allocating<DeviceArena>;
 
+/// The GPU's place on the PCI bus.
+inline std::string bus_id(const Gpu& gpu) {
+  char id[32] = {};
+  check_cuda(cudaDeviceGetPCIBusId(id, sizeof id, gpu.device()), "cudaDeviceGetPCIBusId");
+  return id;
+}
+
+/// Binds the calling thread, which is a rank's, to the NUMA node of its current GPU: copies between
+/// host and GPU, and launches, need not cross to another socket. Rank 0 says so. Does nothing where
+/// a host has one node or does not tell the GPU's, and never gives a thread more cores than it has.
+inline void stay_near(const Gpu& gpu) {
+  if (!wants_numa()) return;
+  std::string bus = bus_id(gpu);
+  for (char& letter : bus) letter = static_cast<char>(std::tolower(letter));  // as /sys writes it
+  const auto place = numa_place("/sys", bus, allowed_cores());
+  if (!place || !stay_at(*place) || gpu.rank() != Rank{0}) return;
+  std::fputs(text({"lockstep: rank 0 stays near its GPU, on the cores ", cores_text(place->cores),
+                   " of NUMA node ", place->node,
+                   ", and so does every rank near its own; LOCKSTEP_NUMA=0 lets them be\n"})
+                 .c_str(),
+             stderr);
+}
+
 /// The GPU with the number of the rank's place on its host. It becomes this thread's current one,
 /// and the thread stays near it. Where all ranks of a host are threads of this process, GPUs are
 /// shared if there are too few, and that is an error unless it was asked for. Processes may see
@@ -133,7 +158,7 @@ inline std::shared_ptr<Gpu> gpu_of(const Membership& member) {
   const bool are_threads = member.process_ranks >= member.local_world;
   auto gpu = std::make_shared<Gpu>(Gpu::of(member.rank, member.local_rank, member.local_world,
                                            !are_threads || wants_shared_gpus()));
-  stay_near_gpu(member.rank);
+  stay_near(*gpu);
   return gpu;
 }
 
@@ -164,11 +189,12 @@ inline std::string gpu_name(const Gpu& gpu) {
 /// own. **Ranks** all. **Host** blocks until all have come.
 inline GpuVerdict compare_gpus(const Membership& member, Store& store, const Gpu& gpu,
                                const std::string& name) {
-  char bus[32] = {};
-  check_cuda(cudaDeviceGetPCIBusId(bus, sizeof bus, gpu.device()), "cudaDeviceGetPCIBusId");
   // A hash of the host is enough to compare, and short where there are thousands of ranks.
-  const std::string own =
-      store_protocol::Writer{}.u64(hash_of(host_identity())).text(gpu_name(gpu)).text(bus).bytes();
+  const std::string own = store_protocol::Writer{}
+                              .u64(hash_of(host_identity()))
+                              .text(gpu_name(gpu))
+                              .text(bus_id(gpu))
+                              .bytes();
   std::vector<GpuIdentity> gpus;
   gpus.reserve(member.world.value());
   for (const std::string& bytes :

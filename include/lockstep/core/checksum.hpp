@@ -41,8 +41,6 @@ class Checksum {
   std::uint64_t length_ = 0;
 };
 
-std::uint64_t checksum_of(std::span<const std::byte> bytes);
-
 /// A checksum as it stands in files: 16 hexadecimal digits.
 std::string checksum_text(std::uint64_t checksum);
 

@@ -15,39 +15,22 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <bit>
 #include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <csignal>
-#include <cstddef>
-#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
-#include <exception>
-#include <limits>
 #include <mutex>
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
 #include <system_error>
-#include <type_traits>
-#include <utility>
-#include <variant>
-#include <vector>
 
-#include "lockstep/core/checksum.hpp"
 #include "lockstep/core/deadline.hpp"
-#include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/file.hpp"
-#include "lockstep/core/json_line.hpp"
-#include "lockstep/core/scope_guard.hpp"
+#include "lockstep/core/json.hpp"
 #include "lockstep/core/terminal.hpp"
-#include "lockstep/core/text.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/core/worker.hpp"
 
@@ -58,15 +41,9 @@ LOCKSTEP_INLINE void Word::append_to(std::string& out) const {
     out.append(text_, number_);
     return;
   }
-  char digits[21];
-  char* first = digits + sizeof digits;
-  std::uint64_t rest = number_;
-  do {
-    *--first = static_cast<char>('0' + rest % 10);
-    rest /= 10;
-  } while (rest != 0);
-  if (is_negative_) *--first = '-';
-  out.append(first, digits + sizeof digits);
+  char digits[20];
+  if (is_negative_) out += '-';
+  out.append(digits, std::to_chars(digits, digits + sizeof digits, number_).ptr);
 }
 
 LOCKSTEP_INLINE std::string printable(std::string_view text, std::string_view kept) {
@@ -92,10 +69,8 @@ LOCKSTEP_INLINE std::string text(std::initializer_list<Word> words) {
 LOCKSTEP_INLINE std::string listed(const std::vector<std::string>& names) {
   constexpr std::size_t shown = 16;
   std::string list;
-  for (std::size_t i = 0; i < names.size() && i < shown; ++i) {
-    if (i > 0) list += ", ";
-    list += names[i];
-  }
+  for (std::size_t i = 0; i < names.size() && i < shown; ++i)
+    list += text({i == 0 ? "" : ", ", names[i]});
   if (names.size() > shown) list += text({" and ", names.size() - shown, " more"});
   return list;
 }
@@ -445,77 +420,50 @@ LOCKSTEP_INLINE std::string_view name_in_folder(std::string_view path) {
   return path.substr(path.rfind('/') + 1);
 }
 
-/// A system call that has failed on a file.
-struct FileFault {
-  std::string_view operation;
-  std::string_view path;
-  int error;
-
-  [[noreturn]] void refuse(std::string_view problem, std::string_view advice) const {
-    fail(operation, {"'", path, "' ", problem, error_text(error)}, advice);
-  }
+/// What to do about an error of a system call, where `FOLDER` is that of the file.
+struct FileAdvice {
+  int errors[3];
+  std::string_view advice;
 };
 
+/// Throws: the first advice for the error, or the last of all, which is for every other error.
+[[noreturn]] LOCKSTEP_INLINE void fail_file(std::string_view operation, std::string_view path,
+                                            std::string_view problem, int error,
+                                            std::span<const FileAdvice> all) {
+  const auto fits = [&](const FileAdvice& one) { return std::ranges::count(one.errors, error); };
+  const auto found = std::ranges::find_if(all.first(all.size() - 1), fits);
+  std::string advice(found->advice);
+  if (const std::size_t at = advice.find("FOLDER"); at != std::string::npos)
+    advice.replace(at, 6, folder_of(path));
+  fail(operation, {"'", path, "' cannot be ", problem, ": ", error_text(error)}, advice);
+}
+
 LOCKSTEP_INLINE void fail_writing(std::string_view operation, std::string_view path, int error) {
-  const std::string folder = folder_of(path);
-  const FileFault file{operation, path, error};
-  switch (error) {
-    case ENOSPC:
-    case EDQUOT:
-      file.refuse("cannot be written: ",
-                  "make room there, or save to another folder; what was saved before is untouched");
-    case EROFS:
-      file.refuse(
-          "cannot be written: ",
-          text({"mount '", folder, "' so that it may be written, or save to another folder"}));
-    case ENOENT:
-      file.refuse("cannot be written: ", text({"make the folder first: mkdir -p '", folder, "'"}));
-    case ENOTDIR:
-      file.refuse("cannot be written: ", text({"'", folder, "' is no folder: name one"}));
-    case EISDIR:
-      file.refuse("cannot be written: ", "name a file, not a folder");
-    case EACCES:
-    case EPERM:
-      file.refuse("cannot be written: ",
-                  text({"let this user write in '", folder, "', or save to another folder"}));
-    case EIO:
-    case ESTALE:
-      file.refuse(
-          "cannot be written: ",
-          "the disk or the network behind it fails: see the kernel's log, and save elsewhere");
-    case EFBIG:
-      file.refuse("cannot be written: ",
-                  "raise the limit on sizes of files (ulimit -f), or save to another file system");
-    case EMFILE:
-    case ENFILE:
-      file.refuse("cannot be written: ", "raise the limit on open files (ulimit -n)");
-    case ENAMETOOLONG:
-      file.refuse("cannot be written: ", "give it a shorter name");
-    default:
-      file.refuse("cannot be written: ", "save to another folder");
-  }
+  static constexpr FileAdvice advice[] = {
+      {{ENOSPC, EDQUOT},
+       "make room there, or save to another folder; what was saved before is untouched"},
+      {{EROFS}, "mount 'FOLDER' so that it may be written, or save to another folder"},
+      {{ENOENT}, "make the folder first: mkdir -p 'FOLDER'"},
+      {{ENOTDIR}, "'FOLDER' is no folder: name one"},
+      {{EISDIR}, "name a file, not a folder"},
+      {{EACCES, EPERM}, "let this user write in 'FOLDER', or save to another folder"},
+      {{EIO, ESTALE},
+       "the disk or the network behind it fails: see the kernel's log, and save elsewhere"},
+      {{EFBIG}, "raise the limit on sizes of files (ulimit -f), or save to another file system"},
+      {{EMFILE, ENFILE}, "raise the limit on open files (ulimit -n)"},
+      {{ENAMETOOLONG}, "give it a shorter name"},
+      {{}, "save to another folder"}};
+  fail_file(operation, path, "written", error, advice);
 }
 
 LOCKSTEP_INLINE void fail_reading(std::string_view operation, std::string_view path, int error) {
-  const FileFault file{operation, path, error};
-  switch (error) {
-    case ENOENT:
-    case ENOTDIR:
-    case ENAMETOOLONG:
-      file.refuse("cannot be read: ", "check the path");
-    case EISDIR:
-      file.refuse("cannot be read: ", "name a file, not a folder");
-    case EACCES:
-    case EPERM:
-      file.refuse("cannot be read: ", "let this user read it");
-    case EMFILE:
-    case ENFILE:
-      file.refuse("cannot be read: ", "raise the limit on open files (ulimit -n)");
-    default:
-      file.refuse(
-          "cannot be read: ",
-          "the disk or the network behind it fails: see the kernel's log, take another file");
-  }
+  static constexpr FileAdvice advice[] = {
+      {{ENOENT, ENOTDIR, ENAMETOOLONG}, "check the path"},
+      {{EISDIR}, "name a file, not a folder"},
+      {{EACCES, EPERM}, "let this user read it"},
+      {{EMFILE, ENFILE}, "raise the limit on open files (ulimit -n)"},
+      {{}, "the disk or the network behind it fails: see the kernel's log, take another file"}};
+  fail_file(operation, path, "read", error, advice);
 }
 
 LOCKSTEP_INLINE void Descriptor::close() {
@@ -697,40 +645,32 @@ LOCKSTEP_INLINE Terminal detect_terminal(std::FILE* file, ProgressStyle style) {
   return found;
 }
 
-}  // namespace lockstep::detail
-
-// Checksums.
-
-namespace lockstep::detail {
-
 LOCKSTEP_INLINE std::size_t utf8_size(std::string_view text) {
   const auto byte = [text](std::size_t i) {
     return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u;
   };
-  const auto follows = [byte](std::size_t i, unsigned low = 0x80, unsigned high = 0xbf) {
-    return byte(i) >= low && byte(i) <= high;
-  };
   const unsigned lead = byte(0);
   if (lead < 0x80) return 1;
-  if (lead >= 0xc2 && lead <= 0xdf) return follows(1) ? 2 : 0;
-  if (lead >= 0xe0 && lead <= 0xef) {
-    const bool second = follows(1, lead == 0xe0 ? 0xa0 : 0x80, lead == 0xed ? 0x9f : 0xbf);
-    return second && follows(2) ? 3 : 0;
-  }
-  if (lead >= 0xf0 && lead <= 0xf4) {
-    const bool second = follows(1, lead == 0xf0 ? 0x90 : 0x80, lead == 0xf4 ? 0x8f : 0xbf);
-    return second && follows(2) && follows(3) ? 4 : 0;
-  }
-  return 0;
+  if (lead < 0xc2 || lead > 0xf4) return 0;
+  const std::size_t size = lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
+  // The second byte of some characters has narrower limits.
+  const unsigned low = lead == 0xe0 ? 0xa0 : lead == 0xf0 ? 0x90 : 0x80;
+  const unsigned high = lead == 0xed ? 0x9f : lead == 0xf4 ? 0x8f : 0xbf;
+  if (byte(1) < low || byte(1) > high) return 0;
+  for (std::size_t i = 2; i != size; ++i)
+    if (byte(i) < 0x80 || byte(i) > 0xbf) return 0;
+  return size;
 }
 
-LOCKSTEP_INLINE void append_json_string(std::string& out, std::string_view text) {
+LOCKSTEP_INLINE bool append_json_string(std::string& out, std::string_view text) {
+  bool is_utf8 = true;
   out += '"';
   while (!text.empty()) {
     const char c = text.front();
     const std::size_t size = utf8_size(text);
     if (size == 0) {
       out += "\xef\xbf\xbd";
+      is_utf8 = false;
     } else if (c == '"' || c == '\\') {
       out += {'\\', c};
     } else if (c == '\n') {
@@ -747,17 +687,19 @@ LOCKSTEP_INLINE void append_json_string(std::string& out, std::string_view text)
     text.remove_prefix(size == 0 ? 1 : size);
   }
   out += '"';
+  return is_utf8;
 }
 
-LOCKSTEP_INLINE void append_digits(std::string& out, auto number) {
+LOCKSTEP_INLINE void append_finite(std::string& out, auto number) {
   char digits[64];
+  if (!std::isfinite(number)) return void(out += "null");
   out.append(digits, std::to_chars(digits, digits + sizeof digits, number).ptr);
 }
 LOCKSTEP_INLINE void append_json_number(std::string& out, float value) {
-  std::isfinite(value) ? append_digits(out, value) : void(out += "null");
+  append_finite(out, value);
 }
 LOCKSTEP_INLINE void append_json_number(std::string& out, double value) {
-  std::isfinite(value) ? append_digits(out, value) : void(out += "null");
+  append_finite(out, value);
 }
 
 }  // namespace lockstep::detail
@@ -766,14 +708,20 @@ namespace lockstep {
 
 LOCKSTEP_INLINE void JsonLine::add_name(std::string_view name) {
   if (!members_.empty()) members_ += ',';
-  detail::append_json_string(members_, name);
+  append(name);
   members_ += ':';
 }
 
 LOCKSTEP_INLINE JsonLine& JsonLine::add(const JsonLine& others) {
-  if (!members_.empty() && !others.members_.empty()) members_ += ',';
+  if (!members_.empty() && !others.empty()) members_ += ',';
   members_ += others.members_;
+  is_utf8_ = is_utf8_ && others.is_utf8_;
   return *this;
+}
+
+LOCKSTEP_INLINE JsonLine& JsonLine::add_exact(std::string_view name, double value) {
+  if (std::isfinite(value)) return add(name, value);
+  return add(name, std::isnan(value) ? "nan" : value < 0 ? "-inf" : "inf");
 }
 
 }  // namespace lockstep

@@ -4,8 +4,6 @@
 /// whatever happens, there is the old file or the new one; folders that several processes write
 /// into; what is said where a file cannot be read or written; and how many may be open.
 
-#include <sys/uio.h>
-#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -13,6 +11,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/deadline.hpp"
@@ -102,17 +101,17 @@ class TemporaryFile {
   TemporaryFile& operator=(const TemporaryFile&) = delete;
   ~TemporaryFile() { remove(); }
 
-  /// Appends to what will be written, behind what was appended before. The bytes stay as they are
-  /// until `flush`, `seek` or `commit`.
+  /// Writes behind what was appended before, or at the place of the last `seek`.
   void append(std::span<const std::byte> bytes);
   void seek(std::uint64_t place);
-  void flush();
 
   /// Syncs the file, renames it to `path` and syncs the folder.
   void commit();
 
  private:
-  void start_writeback();
+  void write(std::span<const std::byte> bytes);
+  void flush();
+  void forget();
   void remove();
   [[noreturn]] void fail_now(int error);
 
@@ -122,13 +121,17 @@ class TemporaryFile {
   Descriptor file_;
   std::uint64_t place_ = 0;
   std::uint64_t started_ = 0;
-  std::array<iovec, 128> pending_{};
-  std::size_t pending_count_ = 0;
-  std::size_t pending_bytes_ = 0;
+  std::vector<std::byte> buffer_;  // less than a chunk
 };
+
+/// Syncs the folder that a path is in, so that a new name stays.
+void sync_folder_of(std::string_view operation, const std::string& path);
 
 /// Makes a folder, and those that it is in, unless it exists. Returns whether it was made.
 bool make_folder(std::string_view operation, const std::string& folder);
+
+/// The time now, as strftime writes it.
+std::string utc_text(const char* format);
 
 /// Who this process is, for whoever waits for what it has locked: "process 12 on host, /program,
 /// since 2026-01-31 12:00:00 UTC".

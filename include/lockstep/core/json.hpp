@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file JSON: values that are built and written, and a strict reader (RFC 8259 and nothing beyond
-/// it: UTF-8, no comments, no trailing commas, no lone surrogates). Lines for logs are in
-/// json_line.hpp, which costs a program less.
+/// @file JSON: objects that are written, as logs and headers of files have them, and a strict
+/// reader (RFC 8259 and nothing beyond it: UTF-8, no comments, no trailing commas, no lone
+/// surrogates).
 
 #include <concepts>
 #include <cstddef>
@@ -14,125 +14,117 @@
 #include <variant>
 #include <vector>
 
-#include "lockstep/core/json_line.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/text.hpp"
 
-namespace lockstep::detail {
+namespace lockstep {
 
-/// Walks through a text value by value and builds nothing: what a hostile file may cost is decided
-/// by whoever walks. Integers are exact or an error. Where another thing follows than the walker
-/// expects, that is an error that names the text and the byte.
-class JsonCursor {
+namespace detail {
+
+/// How many bytes the UTF-8 character at the front has; 0 where there is none (RFC 3629: no
+/// overlong forms, no surrogates, nothing above U+10FFFF).
+std::size_t utf8_size(std::string_view text);
+bool is_utf8(std::string_view text);
+
+/// Appends `text` in quotation marks. Bytes that are no UTF-8, as paths may have them, become
+/// U+FFFD: a reader would reject all of it for them. False where there were such.
+bool append_json_string(std::string& out, std::string_view text);
+/// Appends the shortest number that reads back as the same; `null` where it is not finite.
+void append_json_number(std::string& out, float value);
+void append_json_number(std::string& out, double value);
+
+/// A value that JSON can hold. Characters are left out, because one may be a number or a text.
+template <class T>
+concept JsonScalar =
+    std::convertible_to<T, std::string_view> || std::same_as<T, bool> || std::floating_point<T> ||
+    (std::integral<T> && !std::same_as<T, char> && !std::same_as<T, wchar_t>);
+
+}  // namespace detail
+
+/// `JsonLine().add("epoch", 3).add("loss", 0.25).text()` is `{"epoch":3,"loss":0.25}`. Members stay
+/// in order; numbers are the shortest that read back as the same; NaN and infinities are null.
+class JsonLine {
  public:
-  /// `whose` says whose text it is: `'model.safetensors', its header`.
-  JsonCursor(std::string_view text, std::string whose) : text_(text), whose_(std::move(whose)) {}
+  JsonLine() = default;
+  /// Of members that another line has written.
+  explicit JsonLine(std::string_view members) : members_(members) {}
 
-  /// The first character of what follows, behind blanks; 0 at the end.
-  char peek();
+  /// A number, a text, true or false, or an object inside this one.
+  template <class T>
+    requires(detail::JsonScalar<T> || std::same_as<T, JsonLine>)
+  JsonLine& add(std::string_view name, const T& value) {
+    add_name(name);
+    append(value);
+    return *this;
+  }
+  /// Appends the members of another.
+  JsonLine& add(const JsonLine& others);
+  /// A double of which nothing is lost: NaN and infinities are the texts "nan", "inf" and "-inf".
+  JsonLine& add_exact(std::string_view name, double value);
+  template <class Range>
+  JsonLine& add_array(std::string_view name, const Range& values) {
+    add_name(name);
+    char before = '[';
+    for (const auto& value : values) {
+      members_ += std::exchange(before, ',');
+      append(value);
+    }
+    members_ += before == '[' ? "[]" : "]";
+    return *this;
+  }
 
-  void open_object() { open('{', "an object should begin"); }
-  void open_array() { open('[', "an array should begin"); }
-  /// Does another item follow? At the end of the array or object it is closed.
-  bool next_item() { return next(']'); }
-  /// The name of the next member, whose value follows.
-  bool next_member(std::string& name);
-
-  std::string string();
-  /// A number: exact where it has neither a point nor an exponent.
-  using Number = std::variant<std::uint64_t, std::int64_t, double>;
-  Number number();
-  std::uint64_t natural();
-  /// One of the words true, false and null.
-  void word(std::string_view word);
-  /// Nothing but blanks follows.
-  void finish();
-
-  std::size_t place() const { return place_; }
-  [[noreturn, gnu::cold]] void fail(std::string_view problem) const;
+  std::string text() const { return detail::text({"{", members_, "}"}); }
+  const std::string& members() const { return members_; }
+  bool empty() const { return members_.empty(); }
+  /// Were all texts UTF-8, so that they are what was added?
+  bool is_utf8() const { return is_utf8_; }
 
  private:
-  void expect(char c, std::string_view problem);
-  void open(char bracket, std::string_view problem);
-  bool next(char close);
-  unsigned escaped_unit();
-  void append_escaped(std::string& out);
+  void add_name(std::string_view name);
+  template <class T>
+  void append(const T& value) {
+    if constexpr (std::same_as<T, JsonLine>) {
+      members_ += value.text();
+      is_utf8_ = is_utf8_ && value.is_utf8_;
+    } else if constexpr (std::convertible_to<T, std::string_view>) {
+      is_utf8_ = detail::append_json_string(members_, value) && is_utf8_;
+    } else if constexpr (std::same_as<T, bool>) {
+      members_ += value ? "true" : "false";
+    } else if constexpr (std::same_as<T, float>) {
+      detail::append_json_number(members_, value);
+    } else if constexpr (std::floating_point<T>) {
+      detail::append_json_number(members_, static_cast<double>(value));
+    } else {
+      detail::Word(value).append_to(members_);
+    }
+  }
 
-  std::string_view text_;
-  std::string whose_;
-  std::size_t place_ = 0;
-  bool is_first_ = false;  // a bracket was opened and nothing has followed yet
+  std::string members_;
+  bool is_utf8_ = true;
 };
 
-/// A JSON value. Members of objects keep their order. Integers of 64 bits are exact, and doubles
-/// come back as the same bits: they always have a point or an exponent, so -0.0 stays what it is,
-/// and those that JSON has no number for are the texts "nan", "inf" and "-inf".
-class Json {
- public:
+namespace detail {
+
+/// A value that was read. Members of objects keep their order, and integers of 64 bits are exact.
+struct Json {
   using Member = std::pair<std::string, Json>;
   using Array = std::vector<Json>;
   using Object = std::vector<Member>;
 
-  Json() = default;  // null
-  template <std::same_as<bool> T>
-  Json(T value) : value_(value) {}
-  template <std::integral T>
-    requires(!std::same_as<T, bool> && !std::same_as<T, char>)
-  Json(T value) : value_(static_cast<std::uint64_t>(value)) {
-    if constexpr (std::signed_integral<T>) {
-      if (value < 0) value_ = static_cast<std::int64_t>(value);
-    }
-  }
-  Json(double value);
-  Json(const char* text) : value_(std::string(text)) {}
-  Json(std::string_view text) : value_(std::string(text)) {}
-  Json(std::string text) : value_(std::move(text)) {}
-
-  static Json object() { return Json(Value(Object())); }
-  static Json array() { return Json(Value(Array())); }
-  /// An array of numbers or texts.
-  template <class Range>
-  static Json array_of(const Range& range) {
-    Array items;
-    for (const auto& value : range) items.emplace_back(value);
-    return Json(Value(std::move(items)));
-  }
-
-  /// Sets a member of an object: replaces the one of this name, or appends.
-  Json& set(std::string_view name, Json value);
-  /// Appends a member whose name is known to be new, or an item of an array.
-  Json& add(std::string name, Json value);
-  Json& push(Json value);
-  /// Takes a member out of an object; null where there is none.
-  Json take(std::string_view name);
-
-  template <class T>
-  const T* get_if() const {
-    return std::get_if<T>(&value_);
-  }
-  bool is_null() const { return std::holds_alternative<std::monostate>(value_); }
-  /// The member of this name; none where there is none, or where this is no object.
-  const Json* find(std::string_view name) const;
-  /// What it is, in words.
-  std::string_view kind() const;
-
-  /// The text that `parse` reads back as the same value.
-  std::string text() const;
-
-  /// Reads a text; two members of one name are an error. Memory and time are bounded whatever the
-  /// text holds: at most 32 brackets within each other and `most` values.
-  static constexpr int most_depth = 32;
-  static constexpr std::size_t most_values = std::size_t{1} << 22;
-  static Json parse(std::string_view text, std::string whose, std::size_t most = most_values);
-
- private:
   using Value = std::variant<std::monostate, bool, std::uint64_t, std::int64_t, double, std::string,
                              Array, Object>;
-  explicit Json(Value value) : value_(std::move(value)) {}
-  static Json parse_value(JsonCursor& cursor, int depth, std::size_t& left);
-  void append_to(std::string& out) const;
 
-  Value value_;
+  Json() = default;  // null
+  Json(Value of) : value(std::move(of)) {}
+
+  /// Reads a text; `whose` says in errors whose it is: `'model.safetensors', its header`. Two
+  /// members of one name are an error, and so are integers that do not fit. Memory and time are
+  /// bounded whatever the text holds: at most 32 brackets within each other and `most` values.
+  static constexpr int most_depth = 32;
+  static constexpr std::size_t most_values = std::size_t{1} << 22;
+  static Json parse(std::string_view text, std::string_view whose, std::size_t most = most_values);
+
+  Value value;
 };
 
 /// A value of a file's JSON that knows where it stands: what it is not is said in an error with the
@@ -143,7 +135,6 @@ class JsonEntry {
   JsonEntry(const Json& json, std::string_view file, std::string name = {})
       : json_(&json), file_(file), name_(std::move(name)) {}
 
-  const Json& json() const { return *json_; }
   std::string_view file() const { return file_; }
 
   /// A member that must be there, or one that may be.
@@ -164,12 +155,16 @@ class JsonEntry {
   std::uint64_t checksum() const;  // 16 hexadecimal digits
   std::vector<std::uint64_t> naturals() const;
 
+  template <class T>
+  const T* get_if() const {
+    return std::get_if<T>(&json_->value);
+  }
   [[noreturn, gnu::cold]] void fail(std::string_view problem) const;
 
  private:
   template <class T>
   const T& as(std::string_view expected) const {
-    if (const T* const value = json_->get_if<T>()) return *value;
+    if (const T* const value = get_if<T>()) return *value;
     fail_kind(expected);
   }
   [[noreturn, gnu::cold]] void fail_kind(std::string_view expected) const;
@@ -179,4 +174,6 @@ class JsonEntry {
   std::string name_;
 };
 
-}  // namespace lockstep::detail
+}  // namespace detail
+
+}  // namespace lockstep

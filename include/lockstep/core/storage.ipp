@@ -2,41 +2,26 @@
 #pragma once
 /// @file Definitions of this folder that only programs with files need: checkpoints, data sets.
 
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <algorithm>
-#include <array>
 #include <atomic>
-#include <bit>
 #include <cerrno>
 #include <charconv>
-#include <cmath>
-#include <cstddef>
-#include <cstdint>
-#include <cstdio>
 #include <cstring>
 #include <ctime>
-#include <exception>
 #include <limits>
 #include <mutex>
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
-#include <system_error>
 #include <type_traits>
-#include <utility>
-#include <variant>
-#include <vector>
 
 #include "lockstep/core/checksum.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/file.hpp"
 #include "lockstep/core/json.hpp"
-#include "lockstep/core/text.hpp"
-#include "lockstep/core/thread.hpp"
 #include "lockstep/core/worker.hpp"
+
 namespace lockstep::detail {
 
 /// Calls `f(std::type_identity<T>{})` with the floating type behind a kind.
@@ -105,25 +90,15 @@ LOCKSTEP_INLINE void share_work(std::size_t tasks, FunctionRef<void(std::size_t)
 struct TemporaryNames {
   std::mutex mutex;
   std::vector<std::string> names;
-
-  static TemporaryNames& of_process() {
-    static TemporaryNames names;
-    return names;
-  }
-  void add(const std::string& name) {
-    const std::lock_guard lock(mutex);
-    names.push_back(name);
-  }
-  void forget(const std::string& name) {
-    const std::lock_guard lock(mutex);
-    std::erase(names, name);
-  }
 };
+LOCKSTEP_INLINE TemporaryNames& temporary_names() {
+  static TemporaryNames names;
+  return names;
+}
 
 LOCKSTEP_INLINE void remove_temporary_files() {
-  TemporaryNames& all = TemporaryNames::of_process();
-  const std::lock_guard lock(all.mutex);
-  for (const std::string& name : all.names) ::unlink(name.c_str());
+  const std::lock_guard lock(temporary_names().mutex);
+  for (const std::string& name : temporary_names().names) ::unlink(name.c_str());
 }
 
 LOCKSTEP_INLINE std::string random_token() { return random_id().substr(16); }
@@ -136,7 +111,10 @@ LOCKSTEP_INLINE TemporaryFile::TemporaryFile(std::string_view operation, const s
   constexpr int flags = O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC;
   file_ = Descriptor(::open(temporary_.c_str(), flags, 0666));
   if (!file_) fail_writing(operation_, path_, errno);
-  TemporaryNames::of_process().add(temporary_);
+  {
+    const std::lock_guard lock(temporary_names().mutex);
+    temporary_names().names.push_back(temporary_);
+  }
   // Says at once if there is no room; some file systems cannot.
   while (bytes != 0 && ::fallocate(file_.get(), 0, 0, static_cast<off_t>(bytes)) != 0 &&
          errno != EOPNOTSUPP && errno != ENOSYS) {
@@ -145,11 +123,9 @@ LOCKSTEP_INLINE TemporaryFile::TemporaryFile(std::string_view operation, const s
 }
 
 LOCKSTEP_INLINE void TemporaryFile::append(std::span<const std::byte> bytes) {
-  if (bytes.empty()) return;
-  if (pending_count_ == pending_.size()) flush();
-  pending_[pending_count_++] = {const_cast<std::byte*>(bytes.data()), bytes.size()};
-  pending_bytes_ += bytes.size();
-  if (pending_bytes_ >= write_chunk_bytes) flush();
+  if (buffer_.size() + bytes.size() > write_chunk_bytes) flush();
+  if (bytes.size() >= write_chunk_bytes) return write(bytes);
+  buffer_.insert(buffer_.end(), bytes.begin(), bytes.end());
 }
 
 LOCKSTEP_INLINE void TemporaryFile::seek(std::uint64_t place) {
@@ -158,28 +134,24 @@ LOCKSTEP_INLINE void TemporaryFile::seek(std::uint64_t place) {
 }
 
 LOCKSTEP_INLINE void TemporaryFile::flush() {
-  iovec* first = pending_.data();
-  auto count = static_cast<int>(pending_count_);
-  while (count != 0) {
-    const ssize_t n = ::pwritev(file_.get(), first, count, static_cast<off_t>(place_));
+  write(buffer_);
+  buffer_.clear();
+}
+
+LOCKSTEP_INLINE void TemporaryFile::write(std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t n = ::pwrite(file_.get(), bytes.data(), bytes.size(), static_cast<off_t>(place_));
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) fail_now(n < 0 ? errno : ENOSPC);
     note_storage_progress();
     place_ += static_cast<std::uint64_t>(n);
-    auto written = static_cast<std::size_t>(n);
-    while (count != 0 && written >= first->iov_len) {
-      written -= first->iov_len;
-      ++first;
-      --count;
-    }
-    if (written != 0) {
-      first->iov_base = static_cast<std::byte*>(first->iov_base) + written;
-      first->iov_len -= written;
-    }
+    bytes = bytes.subspan(static_cast<std::size_t>(n));
   }
-  pending_count_ = 0;
-  pending_bytes_ = 0;
-  start_writeback();
+  // The disk begins while the rest is still being copied. An error would be seen by fsync.
+  if (place_ < started_ + 64 * write_chunk_bytes) return;
+  ::sync_file_range(file_.get(), static_cast<off_t>(started_),
+                    static_cast<off_t>(place_ - started_), SYNC_FILE_RANGE_WRITE);
+  started_ = place_;
 }
 
 LOCKSTEP_INLINE void TemporaryFile::commit() {
@@ -190,27 +162,26 @@ LOCKSTEP_INLINE void TemporaryFile::commit() {
   // than the writing (ext4 with `discard`), and is none of what has to be on the disk now.
   const Descriptor replaced(::open(path_.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
   if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail_now(errno);
-  TemporaryNames::of_process().forget(temporary_);
-  temporary_.clear();
-  const std::string folder = folder_of(path_);
-  const Descriptor opened(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  // A file system that has nothing to sync for a folder says EINVAL.
-  if (!opened || (::fsync(opened.get()) != 0 && errno != EINVAL))
-    fail_writing(operation_, path_, errno);
+  forget();
+  sync_folder_of(operation_, path_);
 }
 
-/// The disk begins while the rest is still being copied. An error would be seen by fsync.
-LOCKSTEP_INLINE void TemporaryFile::start_writeback() {
-  if (place_ < started_ + 64 * write_chunk_bytes) return;
-  ::sync_file_range(file_.get(), static_cast<off_t>(started_),
-                    static_cast<off_t>(place_ - started_), SYNC_FILE_RANGE_WRITE);
-  started_ = place_;
+LOCKSTEP_INLINE void sync_folder_of(std::string_view operation, const std::string& path) {
+  const Descriptor folder(::open(folder_of(path).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  // A file system that has nothing to sync for a folder says EINVAL.
+  if (!folder || (::fsync(folder.get()) != 0 && errno != EINVAL))
+    fail_writing(operation, path, errno);
+}
+
+LOCKSTEP_INLINE void TemporaryFile::forget() {
+  const std::lock_guard lock(temporary_names().mutex);
+  std::erase(temporary_names().names, std::exchange(temporary_, {}));
 }
 
 LOCKSTEP_INLINE void TemporaryFile::remove() {
   if (temporary_.empty()) return;
   ::unlink(temporary_.c_str());
-  TemporaryNames::of_process().forget(temporary_);
+  forget();
 }
 
 /// A destructor does not run where the constructor fails.
@@ -239,29 +210,29 @@ LOCKSTEP_INLINE bool make_folder(std::string_view operation, const std::string& 
   return is_made;
 }
 
+LOCKSTEP_INLINE std::string utc_text(const char* format) {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  ::gmtime_r(&now, &utc);
+  char words[64];
+  return {words, std::strftime(words, sizeof words, format, &utc)};
+}
+
 LOCKSTEP_INLINE std::string owner_text() {
   char host[256] = {};
   ::gethostname(host, sizeof host - 1);
   char program[4096];
   const ssize_t size = ::readlink("/proc/self/exe", program, sizeof program);
-  const std::time_t now = std::time(nullptr);
-  std::tm utc{};
-  ::gmtime_r(&now, &utc);
-  char time[32];
-  std::strftime(time, sizeof time, "%Y-%m-%d %H:%M:%S UTC", &utc);
   return text({"process ", ::getpid(), " on ", host, ", ",
                std::string_view(program, size > 0 ? static_cast<std::size_t>(size) : 0), ", since ",
-               time});
+               utc_text("%Y-%m-%d %H:%M:%S UTC")});
 }
 
-/// Eight bytes as a number, the first the lowest, whatever the machine's own order is.
 LOCKSTEP_INLINE std::uint64_t little_endian_word(const std::byte* bytes) {
+  static_assert(std::endian::native == std::endian::little,
+                "lockstep: files are little-endian, and this machine is not");
   std::uint64_t word = 0;
-  if constexpr (std::endian::native == std::endian::little) {
-    std::memcpy(&word, bytes, sizeof word);
-  } else {
-    for (int i = 7; i >= 0; --i) word = word << 8 | std::to_integer<std::uint64_t>(bytes[i]);
-  }
+  std::memcpy(&word, bytes, sizeof word);
   return word;
 }
 
@@ -314,10 +285,6 @@ LOCKSTEP_INLINE std::uint64_t Checksum::value() const {
   return value;
 }
 
-LOCKSTEP_INLINE std::uint64_t checksum_of(std::span<const std::byte> bytes) {
-  return Checksum().add(bytes).value();
-}
-
 LOCKSTEP_INLINE std::string checksum_text(std::uint64_t checksum) {
   std::string text(16, '0');
   for (char& digit : text) {
@@ -344,313 +311,188 @@ LOCKSTEP_INLINE bool is_utf8(std::string_view text) {
   return size != 0;
 }
 
-// The reader.
+/// Reads a text value by value. Where another thing follows than JSON allows, that is an error
+/// that names the text and the byte.
+class JsonParser {
+ public:
+  JsonParser(std::string_view text, std::string_view whose, std::size_t most)
+      : text_(text), whose_(whose), left_(most) {}
 
-LOCKSTEP_INLINE void JsonCursor::fail(std::string_view problem) const {
-  detail::fail("checkpoint", {whose_, ": ", problem, " at byte ", place_},
-               "the file is damaged or no such file: copy it again, or take another");
-}
+  Json all() {
+    Json json = value(1);
+    peek();
+    if (place_ != text_.size()) fail("something follows the end");
+    return json;
+  }
 
-LOCKSTEP_INLINE char JsonCursor::peek() {
-  place_ = std::min(text_.find_first_not_of(" \n\r\t", place_), text_.size());
-  return place_ < text_.size() ? text_[place_] : '\0';
-}
+ private:
+  [[noreturn, gnu::cold]] void fail(std::string_view problem) const {
+    detail::fail("checkpoint", {whose_, ": ", problem, " at byte ", place_},
+                 "the file is damaged or no such file: copy it again, or take another");
+  }
 
-LOCKSTEP_INLINE void JsonCursor::expect(char c, std::string_view problem) {
-  if (peek() != c) fail(problem);
-  ++place_;
-}
-
-LOCKSTEP_INLINE void JsonCursor::open(char bracket, std::string_view problem) {
-  expect(bracket, problem);
-  is_first_ = true;
-}
-
-LOCKSTEP_INLINE bool JsonCursor::next(char close) {
-  const bool is_first = std::exchange(is_first_, false);
-  if (peek() == close) {
+  /// The first character of what follows, behind blanks; 0 at the end.
+  char peek() {
+    place_ = std::min(text_.find_first_not_of(" \n\r\t", place_), text_.size());
+    return place_ < text_.size() ? text_[place_] : '\0';
+  }
+  void expect(char c, std::string_view problem) {
+    if (peek() != c) fail(problem);
     ++place_;
-    return false;
   }
-  if (!is_first) expect(',', "a comma or a closing bracket is missing");
-  return true;
-}
-
-LOCKSTEP_INLINE bool JsonCursor::next_member(std::string& name) {
-  if (!next('}')) return false;
-  if (peek() != '"') fail("a member's name is missing");
-  name = string();
-  expect(':', "a colon is missing");
-  return true;
-}
-
-LOCKSTEP_INLINE void JsonCursor::finish() {
-  peek();
-  if (place_ != text_.size()) fail("something follows the end");
-}
-
-LOCKSTEP_INLINE void JsonCursor::word(std::string_view word) {
-  peek();
-  if (!text_.substr(place_).starts_with(word)) fail("a value should be here");
-  place_ += word.size();
-}
-
-/// The four digits of `\u`.
-LOCKSTEP_INLINE unsigned JsonCursor::escaped_unit() {
-  unsigned unit = 0;
-  if (text_.size() - place_ < 4) fail("the text ends within an escape");
-  const char* const end = text_.data() + place_ + 4;
-  const auto [stop, error] = std::from_chars(text_.data() + place_, end, unit, 16);
-  if (error != std::errc() || stop != end) fail("an escape is no four digits");
-  place_ += 4;
-  return unit;
-}
-
-LOCKSTEP_INLINE void JsonCursor::append_escaped(std::string& out) {
-  constexpr std::string_view escapes = "\"\\/bfnrt";
-  constexpr std::string_view meanings = "\"\\/\b\f\n\r\t";
-  const char c = place_ < text_.size() ? text_[place_++] : '\0';
-  if (const std::size_t known = escapes.find(c); known != std::string_view::npos) {
-    out += meanings[known];
-    return;
+  Json word(std::string_view word, Json json) {
+    if (!text_.substr(place_).starts_with(word)) fail("a value should be here");
+    place_ += word.size();
+    return json;
   }
-  if (c != 'u') fail("an escape is unknown");
-  unsigned code = escaped_unit();
-  if (code >= 0xd800 && code < 0xe000) {  // two surrogates are one character
-    const bool has_low = code < 0xdc00 && text_.substr(place_).starts_with("\\u");
-    place_ += has_low ? 2 : 0;
-    const unsigned low = has_low ? escaped_unit() : 0;
-    if (low < 0xdc00 || low >= 0xe000) fail("half of a surrogate pair stands alone");
-    code = 0x10000 + ((code - 0xd800) << 10) + (low - 0xdc00);
-  }
-  // The lead byte says how many follow, each with six bits.
-  const int more = code < 0x80 ? 0 : code < 0x800 ? 1 : code < 0x10000 ? 2 : 3;
-  constexpr unsigned leads[] = {0, 0xc0, 0xe0, 0xf0};
-  out += static_cast<char>(leads[more] | code >> (6 * more));
-  for (int i = more; i-- > 0;) out += static_cast<char>(0x80 | (code >> (6 * i) & 0x3f));
-}
 
-LOCKSTEP_INLINE std::string JsonCursor::string() {
-  expect('"', "a text should begin");
-  std::string out;
-  for (;;) {
-    // Plain characters are taken together.
-    std::size_t end = place_;
-    while (end < text_.size()) {
-      const auto c = static_cast<unsigned char>(text_[end]);
-      if (c == '"' || c == '\\' || c < 0x20 || c >= 0x80) break;
-      ++end;
+  Json value(int depth) {
+    if (depth > Json::most_depth) fail("brackets are too deep");
+    if (left_-- == 0) fail("there are too many values");
+    switch (peek()) {
+      case '{':
+        return object(depth);
+      case '[':
+        return array(depth);
+      case '"':
+        return {string()};
+      case 't':
+        return word("true", {true});
+      case 'f':
+        return word("false", {false});
+      case 'n':
+        return word("null", {});
+      default:
+        return number();
     }
-    out.append(text_, place_, end - place_);
-    place_ = end;
-    if (place_ == text_.size()) fail("a text has no end");
-    const char c = text_[place_];
-    if (static_cast<unsigned char>(c) < 0x20) fail("a text holds a control character");
-    if (c == '"' || c == '\\') {
+  }
+
+  /// Does another item follow, which is the first of its bracket or behind a comma?
+  bool has_next(char close, bool is_first) {
+    if (peek() == close) {
       ++place_;
-      if (c == '"') return out;
-      append_escaped(out);
-      continue;
+      return false;
     }
-    const std::size_t size = utf8_size(text_.substr(place_));
-    if (size == 0) fail("a text is not UTF-8");
-    out.append(text_, place_, size);
-    place_ += size;
-  }
-}
-
-LOCKSTEP_INLINE JsonCursor::Number JsonCursor::number() {
-  peek();
-  std::size_t end = place_;
-  const auto digits = [&] {
-    const std::size_t begin = end;
-    end = std::min(text_.find_first_not_of("0123456789", end), text_.size());
-    return end - begin;
-  };
-  const auto skip = [&](std::string_view any) {
-    const bool is_here = end < text_.size() && any.find(text_[end]) != std::string_view::npos;
-    end += is_here ? 1 : 0;
-    return is_here;
-  };
-  const bool is_negative = skip("-");
-  const std::size_t first = end;
-  const std::size_t whole = digits();
-  if (whole == 0) fail("a number should be here");
-  if (whole > 1 && text_[first] == '0') fail("a number begins with a zero");
-  bool is_exact = true;
-  if (skip(".")) {
-    is_exact = false;
-    if (digits() == 0) fail("a number ends with its point");
-  }
-  if (skip("eE")) {
-    is_exact = false;
-    skip("+-");
-    if (digits() == 0) fail("a number has no exponent");
-  }
-  const auto parse = [&](auto value) {
-    if (std::from_chars(text_.data() + place_, text_.data() + end, value).ec != std::errc())
-      fail("a number is out of range");
-    place_ = end;
-    return value;
-  };
-  const bool is_minus_zero = is_negative && whole == 1 && text_[first] == '0';
-  if (!is_exact || is_minus_zero) return parse(double{});
-  if (is_negative) return parse(std::int64_t{});
-  return parse(std::uint64_t{});
-}
-
-LOCKSTEP_INLINE std::uint64_t JsonCursor::natural() {
-  const char c = peek();
-  if (c < '0' || c > '9') fail("a whole number should be here");
-  const Number value = number();
-  if (value.index() != 0) fail("a number is not whole");
-  return std::get<0>(value);
-}
-
-// Values.
-
-LOCKSTEP_INLINE Json::Json(double value) : value_(value) {
-  if (std::isnan(value)) value_ = std::string("nan");
-  if (std::isinf(value)) value_ = std::string(value < 0 ? "-inf" : "inf");
-}
-
-LOCKSTEP_INLINE Json& Json::set(std::string_view name, Json value) {
-  for (Member& member : std::get<Object>(value_)) {
-    if (member.first != name) continue;
-    member.second = std::move(value);
-    return *this;
-  }
-  return add(std::string(name), std::move(value));
-}
-
-LOCKSTEP_INLINE Json& Json::add(std::string name, Json value) {
-  std::get<Object>(value_).emplace_back(std::move(name), std::move(value));
-  return *this;
-}
-
-LOCKSTEP_INLINE Json& Json::push(Json value) {
-  std::get<Array>(value_).push_back(std::move(value));
-  return *this;
-}
-
-LOCKSTEP_INLINE Json Json::take(std::string_view name) {
-  Json value;
-  std::erase_if(std::get<Object>(value_), [&](Member& member) {
-    if (member.first != name) return false;
-    value = std::move(member.second);
+    if (!is_first) expect(',', "a comma or a closing bracket is missing");
     return true;
-  });
-  return value;
-}
-
-LOCKSTEP_INLINE const Json* Json::find(std::string_view name) const {
-  const auto* const members = get_if<Object>();
-  for (std::size_t i = 0; members != nullptr && i != members->size(); ++i)
-    if ((*members)[i].first == name) return &(*members)[i].second;
-  return nullptr;
-}
-
-LOCKSTEP_INLINE std::string_view Json::kind() const {
-  constexpr std::string_view kinds[] = {"null",
-                                        "true or false",
-                                        "a whole number",
-                                        "a negative number",
-                                        "a number with a fraction or an exponent",
-                                        "a text",
-                                        "an array",
-                                        "an object"};
-  return kinds[value_.index()];
-}
-
-LOCKSTEP_INLINE std::string Json::text() const {
-  std::string out;
-  append_to(out);
-  return out;
-}
-
-LOCKSTEP_INLINE void Json::append_to(std::string& out) const {
-  if (const auto* const boolean = get_if<bool>()) {
-    out += *boolean ? "true" : "false";
-  } else if (const auto* const natural = get_if<std::uint64_t>()) {
-    append_digits(out, *natural);
-  } else if (const auto* const integer = get_if<std::int64_t>()) {
-    append_digits(out, *integer);
-  } else if (const auto* const real = get_if<double>()) {
-    const std::size_t begin = out.size();
-    append_digits(out, *real);
-    // Without a point it would come back as an integer.
-    if (out.find_first_of(".e", begin) == std::string::npos) out += ".0";
-  } else if (const auto* const text = get_if<std::string>()) {
-    append_json_string(out, *text);
-  } else if (const auto* const items = get_if<Array>()) {
-    char before = '[';
-    for (const Json& item : *items) {
-      out += std::exchange(before, ',');
-      item.append_to(out);
-    }
-    out += items->empty() ? "[]" : "]";
-  } else if (const auto* const members = get_if<Object>()) {
-    char before = '{';
-    for (const Member& member : *members) {
-      out += std::exchange(before, ',');
-      append_json_string(out, member.first);
-      out += ':';
-      member.second.append_to(out);
-    }
-    out += members->empty() ? "{}" : "}";
-  } else {
-    out += "null";
   }
-}
-
-LOCKSTEP_INLINE bool has_name_twice(const Json::Object& members) {
-  std::vector<std::string_view> names;
-  for (const Json::Member& member : members) names.push_back(member.first);
-  std::ranges::sort(names);
-  return std::ranges::adjacent_find(names) != names.end();
-}
-
-LOCKSTEP_INLINE Json Json::parse_value(JsonCursor& cursor, int depth, std::size_t& left) {
-  if (depth > most_depth) cursor.fail("brackets are too deep");
-  if (left-- == 0) cursor.fail("there are too many values");
-  const auto word = [&](std::string_view name, Json value) {
-    cursor.word(name);
-    return value;
-  };
-  switch (cursor.peek()) {
-    case '{': {
-      Json object = Json::object();
-      cursor.open_object();
-      for (std::string name; cursor.next_member(name);)
-        object.add(name, parse_value(cursor, depth + 1, left));
-      if (has_name_twice(*object.get_if<Object>()))
-        cursor.fail("an object has a name twice and ends");
-      return object;
-    }
-    case '[': {
-      Json array = Json::array();
-      cursor.open_array();
-      while (cursor.next_item()) array.push(parse_value(cursor, depth + 1, left));
-      return array;
-    }
-    case '"':
-      return Json(cursor.string());
-    case 't':
-      return word("true", Json(true));
-    case 'f':
-      return word("false", Json(false));
-    case 'n':
-      return word("null", Json());
-    default:
-      return std::visit([](auto number) { return Json(Value(number)); }, cursor.number());
+  Json array(int depth) {
+    Json::Array items;
+    ++place_;
+    while (has_next(']', items.empty())) items.push_back(value(depth + 1));
+    return {std::move(items)};
   }
-}
+  Json object(int depth) {
+    Json::Object members;
+    ++place_;
+    while (has_next('}', members.empty())) {
+      if (peek() != '"') fail("a member's name is missing");
+      std::string name = string();
+      expect(':', "a colon is missing");
+      members.emplace_back(std::move(name), value(depth + 1));
+    }
+    std::vector<std::string_view> names;
+    for (const Json::Member& member : members) names.push_back(member.first);
+    std::ranges::sort(names);
+    if (const auto twice = std::ranges::adjacent_find(names); twice != names.end())
+      fail(detail::text({"an object has the name '", *twice, "' twice and ends"}));
+    return {std::move(members)};
+  }
 
-LOCKSTEP_INLINE Json Json::parse(std::string_view text, std::string whose, std::size_t most) {
-  JsonCursor cursor(text, std::move(whose));
-  Json value = parse_value(cursor, 1, most);
-  cursor.finish();
-  return value;
+  /// The four digits of `\u`.
+  unsigned escaped_unit() {
+    unsigned unit = 0;
+    if (text_.size() - place_ < 4) fail("the text ends within an escape");
+    const char* const end = text_.data() + place_ + 4;
+    const auto [stop, error] = std::from_chars(text_.data() + place_, end, unit, 16);
+    if (error != std::errc() || stop != end) fail("an escape is no four digits");
+    place_ += 4;
+    return unit;
+  }
+  void append_escaped(std::string& out) {
+    constexpr std::string_view escapes = "\"\\/bfnrt";
+    constexpr std::string_view meanings = "\"\\/\b\f\n\r\t";
+    const char c = place_ < text_.size() ? text_[place_++] : '\0';
+    if (const std::size_t known = escapes.find(c); known != std::string_view::npos) {
+      out += meanings[known];
+      return;
+    }
+    if (c != 'u') fail("an escape is unknown");
+    unsigned code = escaped_unit();
+    if (code >= 0xd800 && code < 0xe000) {  // two surrogates are one character
+      const bool has_low = code < 0xdc00 && text_.substr(place_).starts_with("\\u");
+      place_ += has_low ? 2 : 0;
+      const unsigned low = has_low ? escaped_unit() : 0;
+      if (low < 0xdc00 || low >= 0xe000) fail("half of a surrogate pair stands alone");
+      code = 0x10000 + ((code - 0xd800) << 10) + (low - 0xdc00);
+    }
+    // The lead byte says how many follow, each with six bits.
+    const int more = code < 0x80 ? 0 : code < 0x800 ? 1 : code < 0x10000 ? 2 : 3;
+    constexpr unsigned leads[] = {0, 0xc0, 0xe0, 0xf0};
+    out += static_cast<char>(leads[more] | code >> (6 * more));
+    for (int i = more; i-- > 0;) out += static_cast<char>(0x80 | (code >> (6 * i) & 0x3f));
+  }
+  std::string string() {
+    std::string out;
+    for (++place_; place_ < text_.size();) {
+      const char c = text_[place_];
+      if (static_cast<unsigned char>(c) < 0x20) fail("a text holds a control character");
+      if (c == '"' || c == '\\') {
+        ++place_;
+        if (c == '"') return out;
+        append_escaped(out);
+        continue;
+      }
+      const std::size_t size = utf8_size(text_.substr(place_));
+      if (size == 0) fail("a text is not UTF-8");
+      out.append(text_, place_, size);
+      place_ += size;
+    }
+    fail("a text has no end");
+  }
+
+  /// Exact where it has neither a point nor an exponent.
+  Json number() {
+    std::size_t end = place_;
+    const auto digits = [&] {
+      const std::size_t begin = end;
+      end = std::min(text_.find_first_not_of("0123456789", end), text_.size());
+      return end - begin;
+    };
+    const auto skip = [&](std::string_view any) {
+      const bool is_here = end < text_.size() && any.find(text_[end]) != std::string_view::npos;
+      end += is_here ? 1 : 0;
+      return is_here;
+    };
+    const bool is_negative = skip("-");
+    const std::size_t first = end;
+    const std::size_t whole = digits();
+    if (whole == 0) fail("a number should be here");
+    if (whole > 1 && text_[first] == '0') fail("a number begins with a zero");
+    const bool has_point = skip(".");
+    if (has_point && digits() == 0) fail("a number ends with its point");
+    const bool has_exponent = skip("eE");
+    if (has_exponent) skip("+-");
+    if (has_exponent && digits() == 0) fail("a number has no exponent");
+    const auto parse = [&](auto value) -> Json {
+      if (std::from_chars(text_.data() + place_, text_.data() + end, value).ec != std::errc())
+        fail("a number is out of range");
+      place_ = end;
+      return {value};
+    };
+    const bool is_minus_zero = is_negative && whole == 1 && text_[first] == '0';
+    if (has_point || has_exponent || is_minus_zero) return parse(double{});
+    return is_negative ? parse(std::int64_t{}) : parse(std::uint64_t{});
+  }
+
+  std::string_view text_;
+  std::string_view whose_;
+  std::size_t place_ = 0;
+  std::size_t left_;  // values
+};
+
+LOCKSTEP_INLINE Json Json::parse(std::string_view text, std::string_view whose, std::size_t most) {
+  return JsonParser(text, whose, most).all();
 }
 
 LOCKSTEP_INLINE void JsonEntry::fail(std::string_view problem) const {
@@ -660,7 +502,15 @@ LOCKSTEP_INLINE void JsonEntry::fail(std::string_view problem) const {
 }
 
 LOCKSTEP_INLINE void JsonEntry::fail_kind(std::string_view expected) const {
-  fail(detail::text({"is ", json_->kind(), " instead of ", expected}));
+  constexpr std::string_view kinds[] = {"null",
+                                        "true or false",
+                                        "a whole number",
+                                        "a negative number",
+                                        "a number with a fraction or an exponent",
+                                        "a text",
+                                        "an array",
+                                        "an object"};
+  fail(detail::text({"is ", kinds[json_->value.index()], " instead of ", expected}));
 }
 
 LOCKSTEP_INLINE JsonEntry JsonEntry::of(const Json::Member& member) const {
@@ -684,17 +534,17 @@ LOCKSTEP_INLINE JsonEntry JsonEntry::item(std::size_t i) const {
 }
 
 LOCKSTEP_INLINE std::int64_t JsonEntry::integer() const {
-  if (const auto* const negative = json_->get_if<std::int64_t>()) return *negative;
+  if (const auto* const negative = get_if<std::int64_t>()) return *negative;
   if (!std::in_range<std::int64_t>(natural())) fail("is too large a number");
   return static_cast<std::int64_t>(natural());
 }
 
 LOCKSTEP_INLINE double JsonEntry::real() const {
   constexpr double infinity = std::numeric_limits<double>::infinity();
-  if (const auto* const real = json_->get_if<double>()) return *real;
-  if (const auto* const whole = json_->get_if<std::uint64_t>()) return static_cast<double>(*whole);
-  if (const auto* const less = json_->get_if<std::int64_t>()) return static_cast<double>(*less);
-  if (const auto* const text = json_->get_if<std::string>()) {
+  if (const auto* const real = get_if<double>()) return *real;
+  if (const auto* const whole = get_if<std::uint64_t>()) return static_cast<double>(*whole);
+  if (const auto* const less = get_if<std::int64_t>()) return static_cast<double>(*less);
+  if (const auto* const text = get_if<std::string>()) {
     if (*text == "nan") return std::numeric_limits<double>::quiet_NaN();
     if (*text == "inf") return infinity;
     if (*text == "-inf") return -infinity;

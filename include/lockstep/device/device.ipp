@@ -9,13 +9,12 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <cstdlib>
 #include <fstream>
 #include <iterator>
 #include <string>
 
 #include "lockstep/core/text.hpp"
-#include "lockstep/device/memory_pages.hpp"
+#include "lockstep/device/numa.hpp"
 
 namespace lockstep::detail {
 
@@ -100,11 +99,6 @@ LOCKSTEP_INLINE bool stay_at(const NumaPlace& place) {
         ::syscall(SYS_set_mempolicy, MPOL_PREFERRED, mask.data(), mask.size() * word + 1));
   }
   return true;
-}
-
-LOCKSTEP_INLINE bool wants_numa() {
-  const char* const wish = std::getenv("LOCKSTEP_NUMA");
-  return wish == nullptr || std::string_view(wish) != "0";
 }
 
 }  // namespace lockstep::detail

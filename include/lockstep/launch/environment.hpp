@@ -14,50 +14,39 @@
 /// - Open MPI, Slurm: the same with eight ports derived from the job's id, unless MASTER_PORT is
 /// set.
 
-#include <array>
-#include <cstddef>
-#include <cstdint>
+#include <algorithm>
 #include <cstdlib>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 #include "lockstep/core/deadline.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/hash.hpp"
 #include "lockstep/core/macros.hpp"
-#include "lockstep/core/strong.hpp"
-#include "lockstep/core/text.hpp"
+#include "lockstep/launch/rendezvous.hpp"
 
 LOCKSTEP_COLD_BEGIN
 
 namespace lockstep::detail {
 
-/// A process's place in a job as its launcher describes it, before it has met the others.
-struct RankPlacement {
+/// A process's place in a job as its launcher describes it, before it has met the others. A local
+/// world of 0 is not known yet: the ranks then find out through the store. The job's id is empty
+/// until they have agreed on one.
+struct RankPlacement : Membership {
   /// The launcher's name for messages: "torchrun", "Slurm".
   std::string launcher;
-  Rank rank;
-  WorldSize world;
-  /// A local world of 0 is not known yet; the ranks then find out through the store.
-  std::size_t local_rank = 0;
-  std::size_t local_world = 0;
-  /// Where the store is, or will be once rank 0 has opened it at the first of `ports` that is free.
-  std::string host = "127.0.0.1";
+  /// Where the store is, or will be once rank 0 has opened it at the first of these that is free.
   std::vector<std::uint16_t> ports;
   /// Does the launcher serve the store? Otherwise rank 0 does.
   bool hosted = false;
-  /// How many ranks are threads of this process.
-  std::size_t threads = 1;
-  /// Empty until the ranks have agreed on one.
-  std::string job;
-  /// The secret itself, or the pipe from which to read it.
-  std::string secret;
+  /// The pipe from which to read the secret, where it is not known.
   int secret_fd = -1;
   /// The pipe through which the launcher wants to hear of a failure.
   int report_fd = -1;
+
+  explicit RankPlacement(std::string_view launcher = {}, Rank rank = {}, WorldSize world = {})
+      : Membership{rank, world, 0, 0}, launcher(launcher) {}
+
+  /// A process that was started as a single task inside an allocation may start ranks.
+  bool is_alone() const { return world == WorldSize{1} && !hosted; }
 };
 
 /// Throws if the numbers do not fit together, before any rank waits for another.
@@ -86,7 +75,6 @@ inline std::vector<std::uint16_t> derived_ports(std::string_view job) {
   constexpr std::uint64_t count = 12000;
   const std::uint64_t start = hash_of(job) % count;
   std::vector<std::uint16_t> ports;
-  ports.reserve(8);
   for (std::uint64_t i = 0; i < 8; ++i) {
     ports.push_back(static_cast<std::uint16_t>(begin + (start + i * 1543) % count));
   }
@@ -104,22 +92,14 @@ inline std::string derived_secret(std::string_view job, std::uint16_t port,
 /// The first host of a list: `node[07-09,12],login` is node07, `rack[1-2]n[3-4]` is rack1n3.
 inline std::string first_slurm_host(std::string_view list) {
   std::string host;
-  bool inside = false;  // brackets
-  bool chosen = false;  // the first alternative of these brackets has been taken
-  for (char c : list) {
-    if (c == '[') {
-      inside = true;
-      chosen = false;
-    } else if (c == ']') {
-      inside = false;
-    } else if (inside) {
-      if (c == ',' || c == '-') chosen = true;
-      if (!chosen) host += c;
-    } else if (c == ',') {
-      break;
-    } else {
-      host += c;
+  for (std::size_t i = 0; i < list.size() && list[i] != ','; ++i) {
+    if (list[i] != '[') {
+      host += list[i];
+      continue;
     }
+    const std::size_t end = std::min(list.find(']', i), list.size());
+    host += list.substr(i + 1, std::min(list.find_first_of(",-", i), end) - i - 1);
+    i = end;
   }
   return host;
 }
@@ -146,27 +126,51 @@ inline std::size_t slurm_tasks_on(std::string_view name, std::string_view counts
        "run the program with srun, which sets it");
 }
 
-/// Reads a rank's place from an environment. `Lookup` maps a variable's name to its value or null,
-/// as getenv does; tests use tables.
-template <class Lookup>
-class EnvironmentReader {
+/// The names that a launcher has for a rank's place.
+struct PlaceVariables {
+  const char* launcher;
+  const char* rank;
+  const char* world;
+  const char* local_rank;
+  const char* local_world;
+};
+inline constexpr PlaceVariables place_variables[] = {
+    {"lockstep's launcher", "LOCKSTEP_RANK", "LOCKSTEP_WORLD_SIZE", "LOCKSTEP_LOCAL_RANK",
+     "LOCKSTEP_LOCAL_WORLD_SIZE"},
+    {"the environment", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
+    {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+     "OMPI_COMM_WORLD_LOCAL_SIZE"},
+    {"Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"},
+};
+
+/// Reads a rank's place from the environment. Tests look variables up in tables instead.
+class LaunchEnvironment {
  public:
+  using Lookup = const char* (*)(const char* name);
+
   /// `meeting`, if given, is the address of rank 0, even if the launcher names another.
-  explicit EnvironmentReader(Lookup lookup, std::optional<Endpoint> meeting = std::nullopt)
-      : lookup_(std::move(lookup)), meeting_(std::move(meeting)) {}
+  explicit LaunchEnvironment(
+      std::optional<Endpoint> meeting = std::nullopt,
+      Lookup lookup = [](const char* name) -> const char* { return std::getenv(name); })
+      : lookup_(lookup), meeting_(std::move(meeting)) {}
 
   /// This process's place, or nothing where no launcher has set any.
   std::optional<RankPlacement> placement() const {
+    const auto& [own, by_hand, open_mpi, slurm] = place_variables;
     std::optional<RankPlacement> place;
-    if (lookup_("LOCKSTEP_RANK") != nullptr) {
-      place = from_lockstep();
-    } else if (lookup_("RANK") != nullptr || lookup_("WORLD_SIZE") != nullptr) {
-      place = from_env();
-    } else if (lookup_("OMPI_COMM_WORLD_RANK") != nullptr) {
-      place = from_open_mpi();
-    } else if (lookup_("SLURM_PROCID") != nullptr && slurm_step() != nullptr) {
+    if (lookup_(own.rank) != nullptr) {
+      place = from_lockstep(numbered(own));
+    } else if (lookup_(by_hand.rank) != nullptr || lookup_(by_hand.world) != nullptr) {
+      place = from_env(numbered(by_hand));
+    } else if (lookup_(open_mpi.rank) != nullptr) {
+      place = numbered(open_mpi);
+      const std::string job = text_or("PMIX_NAMESPACE", text_or("OMPI_MCA_ess_base_jobid", "0"));
+      place_at_job(*place, text({"mpirun ", job}), "");
+    } else if (lookup_(slurm.rank) != nullptr && slurm_step() != nullptr) {
       // A batch script has SLURM_PROCID as well but is no task of a step: only srun starts ranks.
-      place = from_slurm();
+      PlaceVariables step = slurm;
+      if (lookup_("SLURM_STEP_NUM_TASKS") != nullptr) step.world = "SLURM_STEP_NUM_TASKS";
+      place = from_slurm(numbered(step));
     }
     if (place) check_placement(*place);
     return place;
@@ -174,12 +178,8 @@ class EnvironmentReader {
 
   /// `env://` for a rank that is known already: reads only the meeting place.
   RankPlacement meeting_place(Rank rank, WorldSize world) const {
-    RankPlacement place;
-    place.launcher = "the program";
-    place.rank = rank;
-    place.world = world;
+    RankPlacement place("the program", rank, world);
     place_at_master(place, "");
-    check_placement(place);
     return place;
   }
 
@@ -193,23 +193,19 @@ class EnvironmentReader {
 
   /// See `restart_count`.
   std::size_t restarts() const {
-    return number_or("LOCKSTEP_RESTART", 0) + number_or("TORCHELASTIC_RESTART_COUNT", 0) +
-           number_or("SLURM_RESTART_COUNT", 0);
+    std::size_t sum = 0;
+    for (const char* name :
+         {"LOCKSTEP_RESTART", "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"}) {
+      sum += number(name).value_or(0);
+    }
+    return sum;
   }
 
   /// The `launch` call that lockstep's launcher has started this rank for.
-  std::optional<std::size_t> launch_number() const {
-    const char* text = lookup_("LOCKSTEP_LAUNCH");
-    if (text == nullptr) return std::nullopt;
-    return parse_number("LOCKSTEP_LAUNCH", text);
-  }
+  std::optional<std::size_t> launch_number() const { return number("LOCKSTEP_LAUNCH"); }
 
   /// How many ranks lockstep's launcher wants as threads of this process.
-  std::optional<std::size_t> threads() const {
-    const char* text = lookup_("LOCKSTEP_THREADS");
-    if (text == nullptr) return std::nullopt;
-    return parse_number("LOCKSTEP_THREADS", text);
-  }
+  std::optional<std::size_t> threads() const { return number("LOCKSTEP_THREADS"); }
 
  private:
   std::string text_or(const char* name, std::string_view otherwise) const {
@@ -223,38 +219,32 @@ class EnvironmentReader {
     fail("launch", {beside, " is set and ", name, " is not"}, "set both, or neither");
   }
 
-  std::size_t number(const char* name, const char* beside) const {
+  std::optional<std::size_t> number(const char* name) const {
+    const char* text = lookup_(name);
+    if (text == nullptr) return std::nullopt;
+    return parse_number(name, text);
+  }
+  std::size_t required_number(const char* name, const char* beside) const {
     return parse_number(name, required(name, beside));
   }
 
-  std::size_t number_or(const char* name, std::size_t otherwise) const {
-    const char* text = lookup_(name);
-    return text == nullptr ? otherwise : parse_number(name, text);
+  int descriptor(const char* name) const {
+    const auto found = number(name);
+    return found ? static_cast<int>(*found & 0x7fffffff) : -1;
   }
 
-  /// Reads the four numbers by the names that a launcher has for them. Without the size of the
-  /// local world, ranks find out which ranks are local when they meet. A local rank alone is not
-  /// enough, but must be a number.
-  RankPlacement numbered(const char* launcher, const char* rank, const char* world,
-                         const char* local_rank, const char* local_world) const {
-    RankPlacement place;
-    place.launcher = launcher;
-    place.rank = Rank{number(rank, world)};
-    place.world = WorldSize{number(world, rank)};
-    place.local_world = number_or(local_world, 0);
-    place.local_rank =
-        place.local_world != 0 ? number(local_rank, local_world) : number_or(local_rank, 0);
+  /// Reads the four numbers. Without the size of the local world, ranks find out which ranks are
+  /// local when they meet. A local rank alone is not enough, but must be a number.
+  RankPlacement numbered(const PlaceVariables& names) const {
+    RankPlacement place(names.launcher, Rank{required_number(names.rank, names.world)},
+                        WorldSize{required_number(names.world, names.rank)});
+    place.local_world = number(names.local_world).value_or(0);
+    place.local_rank = place.local_world != 0 ? required_number(names.local_rank, names.local_world)
+                                              : number(names.local_rank).value_or(0);
     return place;
   }
 
-  int descriptor(const char* name) const {
-    const char* text = lookup_(name);
-    return text == nullptr ? -1 : static_cast<int>(parse_number(name, text) & 0x7fffffff);
-  }
-
-  RankPlacement from_lockstep() const {
-    RankPlacement place = numbered("lockstep's launcher", "LOCKSTEP_RANK", "LOCKSTEP_WORLD_SIZE",
-                                   "LOCKSTEP_LOCAL_RANK", "LOCKSTEP_LOCAL_WORLD_SIZE");
+  RankPlacement from_lockstep(RankPlacement place) const {
     const Endpoint store =
         parse_endpoint("LOCKSTEP_STORE", required("LOCKSTEP_STORE", "LOCKSTEP_RANK"));
     place.host = store.host;
@@ -267,10 +257,9 @@ class EnvironmentReader {
     return place;
   }
 
-  RankPlacement from_env() const {
+  RankPlacement from_env(RankPlacement place) const {
     const char* run = lookup_("TORCHELASTIC_RUN_ID");
-    RankPlacement place = numbered(run != nullptr ? "torchrun" : "the environment", "RANK",
-                                   "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE");
+    if (run != nullptr) place.launcher = "torchrun";
     // Workers that torchrun has restarted must not meet the old ones, which may still be ending.
     const std::string id =
         run == nullptr ? "" : text({run, " restart ", text_or("TORCHELASTIC_RESTART_COUNT", "0")});
@@ -284,23 +273,11 @@ class EnvironmentReader {
     return place;
   }
 
-  RankPlacement from_open_mpi() const {
-    RankPlacement place = numbered("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
-                                   "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE");
-    const std::string job = text_or("PMIX_NAMESPACE", text_or("OMPI_MCA_ess_base_jobid", "0"));
-    place_at_job(place, text({"mpirun ", job}), "");
-    return place;
-  }
-
-  RankPlacement from_slurm() const {
-    const bool step = lookup_("SLURM_STEP_NUM_TASKS") != nullptr;
-    RankPlacement place =
-        numbered("Slurm", "SLURM_PROCID", step ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS",
-                 "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE");
+  RankPlacement from_slurm(RankPlacement place) const {
     if (const char* counts = lookup_("SLURM_STEP_TASKS_PER_NODE")) {
-      place.local_rank = number("SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE");
+      place.local_rank = required_number("SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE");
       place.local_world =
-          slurm_tasks_on("SLURM_STEP_TASKS_PER_NODE", counts, number_or("SLURM_NODEID", 0));
+          slurm_tasks_on("SLURM_STEP_TASKS_PER_NODE", counts, number("SLURM_NODEID").value_or(0));
     }
     // A job that is requeued keeps its id and counts its steps anew.
     const std::string id = text({"slurm ", text_or("SLURM_JOB_ID", "0"), ".", slurm_step(),
@@ -354,12 +331,6 @@ class EnvironmentReader {
   Lookup lookup_;
   std::optional<Endpoint> meeting_;
 };
-
-/// The reader of this process's own environment.
-inline auto environment(std::optional<Endpoint> meeting = std::nullopt) {
-  return EnvironmentReader([](const char* name) -> const char* { return std::getenv(name); },
-                           std::move(meeting));
-}
 
 }  // namespace lockstep::detail
 

@@ -7,25 +7,13 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdio>
-#include <memory>
 #include <mutex>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/file.hpp"
-#include "lockstep/core/macros.hpp"
-#include "lockstep/core/standard.hpp"
-#include "lockstep/core/text.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/launch/environment.hpp"
-#include "lockstep/launch/rendezvous.hpp"
-#include "lockstep/launch/socket.hpp"
 #include "lockstep/launch/store_connection.hpp"
 #include "lockstep/launch/store_server.hpp"
 
@@ -57,9 +45,8 @@ class RendezvousFile {
     }
   }
 
-  RendezvousFile(RendezvousFile&& other) noexcept
-      : path_(std::exchange(other.path_, {})), text_(std::move(other.text_)) {}
-  RendezvousFile& operator=(RendezvousFile&&) = delete;
+  RendezvousFile(const RendezvousFile&) = delete;
+  RendezvousFile& operator=(const RendezvousFile&) = delete;
 
   ~RendezvousFile() {
     // Another job may have replaced the file by its own.
@@ -88,7 +75,7 @@ class RendezvousFile {
     const Deadline deadline = Deadline::after(timeout);
     std::string why;
     do {
-      if (read(path, place, why) && answers(place, deadline, why)) return;
+      if (answers(path, place, deadline, why)) return;
       sleep_for(std::chrono::milliseconds(10));
     } while (!deadline.passed());
     fail("join",
@@ -99,14 +86,14 @@ class RendezvousFile {
 
   /// Throws if the file is that of a running job, or no rendezvous file at all.
   static void check_unused(const std::string& path) {
-    std::string why;
     const std::string found = read_file(path.c_str());
     if (!found.empty() && !found.starts_with(title)) {
       fail("join", {path, " exists and is not a file of lockstep's"},
            "give file:// the path of a file that does not exist yet", Rank{0});
     }
     RankPlacement other;
-    if (read(path, other, why) && answers(other, Deadline::after(std::chrono::seconds(1)), why)) {
+    std::string why;
+    if (answers(path, other, Deadline::after(std::chrono::seconds(1)), why)) {
       fail("join", {path, " is in use by another job"},
            "give every job a file of its own, or wait until that job has ended", Rank{0});
     }
@@ -115,41 +102,33 @@ class RendezvousFile {
  private:
   static constexpr std::string_view title = "lockstep rendezvous 1";
 
-  /// Is a store with its secret where a file says that it is?
-  static bool answers(const RankPlacement& place, Deadline deadline, std::string& why) {
-    const SipKey key = derive_key(place.secret);
-    return static_cast<bool>(connect_to_store(place.host, place.ports.front(), key, deadline, why));
-  }
-
+  /// Is a store with its secret where the file says that it is? Then the place is completed by it.
   /// Only a file of this user is accepted, because the folder may be /tmp.
-  static bool read(const std::string& path, RankPlacement& place, std::string& why) {
+  static bool answers(const std::string& path, RankPlacement& place, Deadline deadline,
+                      std::string& why) {
     const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     struct stat status{};
     if (!file || ::fstat(file.get(), &status) != 0) {
       why = error_text(errno);
       return false;
     }
-    if (!S_ISREG(status.st_mode) || status.st_uid != ::geteuid()) {
-      why = "it belongs to another user";
-      return false;
-    }
-    const std::string bytes = read_all(file.get());
+    const bool is_own = S_ISREG(status.st_mode) && status.st_uid == ::geteuid();
+    const std::string bytes = is_own ? read_all(file.get()) : "";
+    std::string_view rest = bytes;
     std::string_view lines[4];  // the title, the host, the port, the secret
-    std::size_t begin = 0;
     for (std::string_view& line : lines) {
-      const std::size_t end = bytes.find('\n', begin);
-      if (end == std::string::npos) break;
-      line = std::string_view(bytes).substr(begin, end - begin);
-      begin = end + 1;
+      line = rest.substr(0, rest.find('\n'));
+      rest.remove_prefix(std::min(line.size() + 1, rest.size()));
     }
-    if (lines[0] != title || lines[3].empty()) {
-      why = "it is not a file of lockstep's";
+    if (!is_own || lines[0] != title || !bytes.ends_with('\n') || lines[3].empty()) {
+      why = is_own ? "it is not a file of lockstep's" : "it belongs to another user";
       return false;
     }
     place.host = lines[1];
     place.ports = {parse_port(path, lines[2])};
     place.secret = lines[3];
-    return true;
+    const SipKey key = derive_key(place.secret);
+    return static_cast<bool>(connect_to_store(place.host, place.ports.front(), key, deadline, why));
   }
 
   std::string path_;
@@ -230,11 +209,6 @@ inline std::size_t earlier_joins(const RankPlacement& place) {
   return earlier;
 }
 
-/// How many clients the store of a place will have: each rank, or each thread of it, is one.
-inline std::size_t clients_of(const RankPlacement& place) {
-  return place.world.value() * place.threads;
-}
-
 /// Completes a place: reads the secret, and opens the store if that is this process's part.
 inline std::unique_ptr<StoreHost> settle_at(RankPlacement& place) {
   check_placement(place);
@@ -243,68 +217,59 @@ inline std::unique_ptr<StoreHost> settle_at(RankPlacement& place) {
     if (const std::size_t earlier = earlier_joins(place)) place.secret += text({"/", earlier});
   }
   if (place.hosted || place.rank != Rank{0}) return nullptr;
+  // Each rank, or each thread of it, is a client.
+  const std::size_t clients = place.world.value() * place.process_ranks;
   std::unique_ptr<StoreHost> host(
-      new StoreHost{StoreServer(place.secret, listen_at(place), clients_of(place))});
+      new StoreHost{StoreServer(place.secret, listen_at(place), clients)});
   place.ports = {host->server.port()};
   // This is its own host, whatever name the others use.
   if (!is_loopback(place.host)) place.host = "127.0.0.1";
   return host;
 }
 
-/// Meets the others as one of the ranks of a place. Ranks find out which are local if it does not
-/// say.
+/// Meets the others as one of the ranks of a place, which is settled, through `store`, which may be
+/// connected already. Ranks find out which are local if the place does not say.
 inline Session meet_at(const RankPlacement& place, Membership member,
-                       std::unique_ptr<StoreHost> host = nullptr) {
+                       std::unique_ptr<StoreHost> host, std::optional<Store> store = {}) {
   try {
-    Store store(place.host, place.ports, place.secret, member.timeout);
-    member.port = store.port();
-    introduce(store, member, place.local_world > 0);
-    return Session(std::move(member), std::move(store), std::move(host));
+    if (!store) store.emplace(place.host, place.ports, place.secret, member.timeout);
+    member.port = store->port();
+    introduce(*store, member, place.local_world > 0);
+    return Session(std::move(member), *std::move(store), std::move(host));
   } catch (const Error& error) {
     throw error.on(member.rank);
   }
 }
 
-/// Joins the job at a place.
+/// Joins the job at a place; with `file`, rank 0 tells the others through it where the store is.
 /// Ranks: all must call. Host: blocks until all have come. Stream: none.
-inline Session join_at(RankPlacement place, std::chrono::milliseconds timeout = default_timeout) {
+inline Session join_at(RankPlacement place, std::chrono::milliseconds timeout = default_timeout,
+                       const std::string& file = {}) {
   const std::string name = place.host;
   std::unique_ptr<StoreHost> host = settle_at(place);
-  Membership member{place.rank, place.world,  place.local_rank, place.local_world, name, 0,
-                    place.job,  place.secret, timeout};
+  if (host && !file.empty()) host->file.emplace(file, name, place.ports.front(), place.secret);
+  Membership member = place;
+  member.host = name;
+  member.timeout = timeout;
   return meet_at(place, std::move(member), std::move(host));
-}
-
-/// The place of a rank that the program itself has chosen.
-inline RankPlacement chosen_place(Rank rank, WorldSize world) {
-  RankPlacement place;
-  place.launcher = "the program";
-  place.rank = rank;
-  place.world = world;
-  return place;
 }
 
 /// Joins through a file; see `RendezvousFile`.
 inline Session join_by_file(std::string_view method, Rank rank, WorldSize world,
                             std::chrono::milliseconds timeout) {
-  const auto [path, name] = RendezvousFile::parse(method);
-  RankPlacement place = chosen_place(rank, world);
+  RankPlacement place("the program", rank, world);
   check_placement(place);
-  if (rank != Rank{0}) {
+  const auto [path, name] = RendezvousFile::parse(method);
+  if (rank == Rank{0}) {
+    RendezvousFile::check_unused(path);
+    place.host = name;
+    place.ports = {0};
+    place.secret = random_id();
+  } else {
     RendezvousFile::wait(path, place, timeout);
     place.hosted = true;  // by rank 0, which has made up the secret of this join
-    return join_at(place, timeout);
   }
-  RendezvousFile::check_unused(path);
-  const std::string secret = random_id();
-  std::unique_ptr<StoreHost> host(
-      new StoreHost{StoreServer(secret, is_loopback(name) ? name : "", 0, world.value())});
-  const std::uint16_t port = host->server.port();
-  host->file.emplace(path, name, port, secret);
-  Store store(is_loopback(name) ? name : "127.0.0.1", port, secret, timeout);
-  Membership member{rank, world, 0, 0, name, port, "", secret, timeout};
-  introduce(store, member, false);
-  return Session(std::move(member), std::move(store), std::move(host));
+  return join_at(std::move(place), timeout, path);
 }
 
 }  // namespace lockstep::detail

@@ -3,20 +3,12 @@
 /// @file How a job ended: which rank failed first, the consequences, and the text for users.
 
 #include <string.h>
+#include <algorithm>
 #include <csignal>
-#include <cstddef>
-#include <cstdint>
-#include <exception>
-#include <optional>
-#include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/macros.hpp"
-#include "lockstep/core/strong.hpp"
-#include "lockstep/core/text.hpp"
 
 LOCKSTEP_COLD_BEGIN
 
@@ -63,13 +55,6 @@ struct RankEnd {
 };
 
 /// How the ranks of a job have ended.
-enum class EndKind : std::uint8_t {
-  done,
-  stopped,  ///< they were asked to stop, and have saved their state
-  failed,   ///< starting them again may help
-  over,     ///< they failed or were ended, and nobody wants them to be started again
-};
-
 struct Outcome {
   /// The first failure; none if no rank failed, or if a signal ended the job.
   std::optional<RankEnd> first;
@@ -91,11 +76,9 @@ struct Outcome {
     return !stopped.empty() && !first && !late && consequences.empty() && stubborn.empty();
   }
 
-  EndKind kind() const {
-    if (is_stopped()) return EndKind::stopped;
-    if (!first && interrupted == 0) return EndKind::done;
-    if (is_unwanted || interrupted != 0) return EndKind::over;
-    return first && first->is_misstart() ? EndKind::over : EndKind::failed;
+  /// May starting them again help, and does nobody want an end?
+  bool may_restart() const {
+    return first && !first->is_misstart() && !is_unwanted && interrupted == 0;
   }
 
   /// Why the ranks ended.
@@ -113,10 +96,6 @@ struct Outcome {
   }
 };
 
-/// What a launcher says of a job that has stopped.
-inline constexpr std::string_view stopped_words =
-    "lockstep: stopped on request; start again with --resume\n";
-
 /// The text after the first failure: which ranks failed because of it, and in which operation, and
 /// which ranks had to be killed.
 inline std::string summary(const Outcome& outcome) {
@@ -124,33 +103,24 @@ inline std::string summary(const Outcome& outcome) {
   if (outcome.interrupted != 0 && !outcome.is_stopped()) {
     lines = text({"lockstep: ended by signal ", outcome.interrupted, "\n"});
   }
-  if (outcome.first) {
-    // By operation, then by rank. There are few, and a sort takes long to compile.
-    std::vector<std::pair<std::string_view, Rank>> fallen;
-    for (const RankEnd& end : outcome.consequences) {
-      if (!end.failure) continue;
-      const std::pair<std::string_view, Rank> fell(end.failure->operation, end.rank);
-      auto place = fallen.begin();
-      while (place != fallen.end() && *place < fell) ++place;
-      fallen.insert(place, fell);
-    }
-    for (std::size_t i = 0; i < fallen.size();) {
-      const std::string_view operation = fallen[i].first;
-      std::vector<std::string> ranks;
-      for (; i < fallen.size() && fallen[i].first == operation; ++i)
-        ranks.push_back(text({fallen[i].second}));
-      lines += text(
-          {"lockstep: ", listed_ranks(ranks), " failed because of that, in ", operation, "\n"});
-    }
+  std::vector<std::pair<std::string_view, Rank>> fallen;  // by operation, then by rank
+  for (const RankEnd& end : outcome.consequences) {
+    if (!end.failure || !outcome.first) continue;
+    const std::pair<std::string_view, Rank> fell(end.failure->operation, end.rank);
+    fallen.insert(std::upper_bound(fallen.begin(), fallen.end(), fell), fell);
   }
-  if (!outcome.stubborn.empty()) {
-    std::vector<std::string> ranks;
-    ranks.reserve(outcome.stubborn.size());
-    for (Rank rank : outcome.stubborn) ranks.push_back(text({rank}));
-    lines += text({"lockstep: ", listed_ranks(ranks), " did not end when asked (SIGTERM) and ",
-                   ranks.size() == 1 ? "was" : "were", " killed\n"});
+  std::vector<std::string> ranks;
+  for (std::size_t i = 0; i < fallen.size(); ++i) {
+    ranks.push_back(text({fallen[i].second}));
+    if (i + 1 < fallen.size() && fallen[i + 1].first == fallen[i].first) continue;
+    lines += text(
+        {"lockstep: ", listed_ranks(ranks), " failed because of that, in ", fallen[i].first, "\n"});
+    ranks.clear();
   }
-  return lines;
+  for (const Rank rank : outcome.stubborn) ranks.push_back(text({rank}));
+  if (ranks.empty()) return lines;
+  return lines += text({"lockstep: ", listed_ranks(ranks), " did not end when asked (SIGTERM) and ",
+                        ranks.size() == 1 ? "was" : "were", " killed\n"});
 }
 
 }  // namespace lockstep::detail

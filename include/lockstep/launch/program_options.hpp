@@ -3,16 +3,18 @@
 /// @file Options of the command line: those that lockstep takes, and those of the program's own,
 /// `job.option("epochs", 8)`.
 
+#include <charconv>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <iterator>
 #include <limits>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
-#include <type_traits>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -22,7 +24,9 @@
 #include "lockstep/core/terminal.hpp"
 #include "lockstep/core/text.hpp"
 
-namespace lockstep::detail {
+namespace lockstep {
+
+namespace detail {
 
 /// An option that lockstep takes.
 struct Flag {
@@ -44,6 +48,18 @@ inline constexpr Flag launch_flags[] = {
     {"--version", "", "print the version of lockstep"},
 };
 
+/// An option that the program has asked for.
+struct AskedOption {
+  std::string name;   // with its dashes
+  std::string value;  // the word for its value; empty where it has none
+  std::string help;
+  std::optional<std::string> given{};
+};
+
+/// The answer to `--help`. `others` are options of lockstep beside the launcher's.
+std::string help_text(std::string_view program, std::span<const Flag> others,
+                      const std::vector<AskedOption>& asked, std::string_view note = {});
+
 /// A command line in its parts.
 struct CutArguments {
   struct Given {
@@ -63,9 +79,6 @@ CutArguments cut_arguments(std::span<const std::string_view> arguments, std::spa
 
 /// The option that somebody who wrote `name` has meant, or nothing.
 std::string_view meant_flag(std::string_view name, std::span<const Flag> flags);
-
-/// Does the program's user ask for `name`, an option without a value?
-bool asks_for(std::span<const std::string_view> arguments, std::string_view name);
 
 /// An argument's name as flags are spelt: without a value, and with hyphens.
 std::string flag_name(std::string_view argument);
@@ -90,12 +103,6 @@ struct LaunchOptions {
 
 /// `job_flags` are options that stay among the rest, for the job.
 LaunchOptions parse_options(int argc, char** argv, std::span<const Flag> job_flags = {});
-
-}  // namespace lockstep::detail
-
-namespace lockstep {
-
-namespace detail {
 
 /// Thrown on the ranks of a program that runs only so that `--help` learns its options, when it has
 /// asked for all of them. It is no failure, and handlers of errors let it pass.
@@ -132,14 +139,24 @@ concept OptionType =
     (std::integral<T> && !std::same_as<T, char> && !std::same_as<T, wchar_t> &&
      !std::same_as<T, char8_t> && !std::same_as<T, char16_t> && !std::same_as<T, char32_t>);
 
-/// The number that a text is, if it is one between the limits.
-std::optional<std::int64_t> whole_number(std::string_view text, std::int64_t least,
-                                         std::int64_t most);
-std::optional<std::uint64_t> whole_number(std::string_view text, std::uint64_t least,
-                                          std::uint64_t most);
-std::optional<double> real_number(std::string_view text);
 /// The shortest text that reads as this number.
-std::string real_text(double number);
+template <class Number>
+std::string number_text(Number number) {
+  char digits[64];
+  return {digits, std::to_chars(digits, std::end(digits), number).ptr};
+}
+
+/// The number that a text is, if it is one, of its type's range.
+template <class Number>
+std::optional<Number> number_of(std::string_view text) {
+  Number number{};
+  const char* const last = text.data() + text.size();
+  // NOLINTNEXTLINE(bugprone-suspicious-stringview-data-usage): `last` is where it ends
+  const auto [end, error] = std::from_chars(text.data(), last, number);
+  // The difference of a number that is not finite is not a number.
+  if (error != std::errc{} || end != last || number - number != 0) return std::nullopt;
+  return number;
+}
 
 }  // namespace detail
 
@@ -151,13 +168,6 @@ std::string real_text(double number);
 ///     if (options.finish()) return 0;  // --help
 class ProgramOptions {
  public:
-  /// An option that the program has asked for.
-  struct Asked {
-    std::string name;   ///< with its dashes
-    std::string value;  ///< the word for its value; empty where it has none
-    std::string help;
-    std::optional<std::string> given{};
-  };
   /// Who asks what is left: a first use of the session, which jobs may follow, or all that follow.
   enum class Readers : std::uint8_t { some, all };
 
@@ -187,26 +197,20 @@ class ProgramOptions {
       if (!text) return otherwise;
       if (*text != "true" && *text != "false") refuse_value(name, *text, "give it true or false");
       return *text == "true";
-    } else if constexpr (std::floating_point<T>) {
-      const auto text = ask(name, "X", detail::real_text(static_cast<double>(otherwise)), help,
+    } else if constexpr (detail::OptionType<T>) {
+      constexpr bool is_whole = std::integral<T>;
+      const auto text = ask(name, is_whole ? "N" : "X", detail::number_text(otherwise), help,
                             detail::program_has_options<T>);
       if (!text) return otherwise;
-      const auto number = detail::real_number(*text);
-      if (!number) refuse_value(name, *text, "give it a number");
-      return static_cast<T>(*number);
-    } else if constexpr (std::integral<T>) {
-      const auto text =
-          ask(name, "N", detail::text({otherwise}), help, detail::program_has_options<T>);
-      if (!text) return otherwise;
-      using Widest = std::conditional_t<std::signed_integral<T>, std::int64_t, std::uint64_t>;
-      constexpr Widest least = std::numeric_limits<T>::min();
-      constexpr Widest most = std::numeric_limits<T>::max();
-      const auto number = detail::whole_number(*text, least, most);
-      if (!number) {
-        refuse_value(name, *text,
-                     detail::text({"give it a whole number from ", least, " to ", most}));
+      const auto number = detail::number_of<T>(*text);
+      if (number) return *number;
+      if constexpr (is_whole) {
+        using Limits = std::numeric_limits<T>;
+        refuse_value(
+            name, *text,
+            detail::text({"give it a whole number from ", Limits::min(), " to ", Limits::max()}));
       }
-      return static_cast<T>(*number);
+      refuse_value(name, *text, "give it a number");
     } else {
       return otherwise;
     }
@@ -238,7 +242,7 @@ class ProgramOptions {
   std::size_t takers() const { return takers_; }
 
   bool asks_for_help() const { return asks_for_help_; }
-  const std::vector<Asked>& asked() const { return asked_; }
+  const std::vector<detail::AskedOption>& asked() const { return asked_; }
   /// Is this the rank whose errors are printed?
   bool speaks() const { return speaks_; }
 
@@ -257,7 +261,7 @@ class ProgramOptions {
   std::vector<std::string> left_;   // without `--`
   std::size_t behind_ = 0;          // where the words begin that stood behind `--`
   std::vector<std::string> taken_;  // by jobs
-  std::vector<Asked> asked_;
+  std::vector<detail::AskedOption> asked_;
   std::vector<detail::Flag> reserved_;
   std::size_t takers_ = 0;
   bool speaks_ = true;
@@ -268,13 +272,5 @@ class ProgramOptions {
   bool is_launched_ = false;
   mutable bool is_read_ = false;
 };
-
-namespace detail {
-
-/// The answer to `--help`. `others` are options of lockstep beside the launcher's.
-std::string help_text(std::string_view program, std::span<const Flag> others,
-                      const std::vector<ProgramOptions::Asked>& asked, std::string_view note = {});
-
-}  // namespace detail
 
 }  // namespace lockstep

@@ -60,16 +60,15 @@ class Store {
   /// Stores a value, and replaces an earlier one.
   void set(std::string_view key, std::string_view value);
 
-  /// The value of a key, as soon as a rank has set it.
-  std::string get(std::string_view key) { return get(key, timeout()); }
-  std::string get(std::string_view key, Milliseconds timeout);
+  /// The value of a key, as soon as a rank has set it. This and the operations below wait for
+  /// `timeout()` at most where they are given no limit of their own.
+  std::string get(std::string_view key, std::optional<Milliseconds> limit = {});
 
   /// The value of a key if it has one now, or gets one in that time.
-  std::optional<std::string> try_get(std::string_view key, Milliseconds timeout = Milliseconds(0));
+  std::optional<std::string> try_get(std::string_view key, Milliseconds limit = Milliseconds(0));
 
   /// Waits until all keys have been set.
-  void wait(const std::vector<std::string>& keys) { wait(keys, timeout()); }
-  void wait(const std::vector<std::string>& keys, Milliseconds timeout);
+  void wait(const std::vector<std::string>& keys, std::optional<Milliseconds> limit = {});
 
   /// Adds to a number, which begins at 0, atomically. Returns the new number.
   std::int64_t add(std::string_view key, std::int64_t delta);
@@ -86,25 +85,22 @@ class Store {
   /// Waits until all ranks of the world have come to the barrier of this name, which can then be
   /// used again. A rank whose time is over, or that dies, no longer counts as having come. Ranks:
   /// all must call. Host: blocks. Stream: none.
-  void barrier(std::string_view name, Rank rank, WorldSize world) {
-    barrier(name, rank, world, timeout());
-  }
-  void barrier(std::string_view name, Rank rank, WorldSize world, Milliseconds timeout);
+  void barrier(std::string_view name, Rank rank, WorldSize world,
+               std::optional<Milliseconds> limit = {});
 
   /// What every rank of the world has given to the gather of this name, in rank order: one request
   /// a rank, where a key for each would take a request for every pair. The name can then be used
   /// again. All ranks together give at most 16 MiB. **Ranks** all must call. **Host** blocks.
   std::vector<std::string> gather(std::string_view name, Rank rank, WorldSize world,
-                                  std::string_view value) {
-    return gather(name, rank, world, value, timeout());
-  }
-  std::vector<std::string> gather(std::string_view name, Rank rank, WorldSize world,
-                                  std::string_view value, Milliseconds timeout);
+                                  std::string_view value, std::optional<Milliseconds> limit = {});
 
  private:
   friend class detail::StoreWatch;
   using Operation = detail::store_protocol::Operation;
   Store(std::shared_ptr<detail::StoreClient> client, Milliseconds timeout);
+  std::vector<std::string> meet(std::string_view operation, std::string_view name, Rank rank,
+                                WorldSize world, std::string_view value,
+                                std::optional<Milliseconds> limit);
 
   Milliseconds timeout_;
   std::shared_ptr<detail::StoreClient> client_;
@@ -129,8 +125,7 @@ class StoreWatch {
   void ask();
 
   std::string key_;
-  std::chrono::milliseconds timeout_;
-  std::shared_ptr<StoreClient> client_;
+  Store store_;
   std::shared_ptr<StoreConnection> connection_;  // of the request that waits
   std::uint32_t number_ = 0;
   std::optional<std::string> known_;

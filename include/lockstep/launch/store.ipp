@@ -4,12 +4,8 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <mutex>
-#include <utility>
 
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/macros.hpp"
-#include "lockstep/core/text.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/launch/store.hpp"
 #include "lockstep/launch/store_connection.hpp"
@@ -20,32 +16,6 @@ namespace lockstep {
 
 namespace detail {
 
-LOCKSTEP_INLINE void require_key(std::string_view name, std::string_view key) {
-  if (key.size() > store_protocol::max_key_bytes)
-    fail(name, {"a key of ", key.size(), " bytes"}, "keys have at most 4096");
-}
-
-/// A request: the operation, and the key that it is about. `name` is the operation's in messages.
-LOCKSTEP_INLINE store_protocol::Writer store_request(store_protocol::Operation operation,
-                                                     std::string_view name, std::string_view key) {
-  require_key(name, key);
-  store_protocol::Writer request;
-  request.byte(static_cast<std::uint8_t>(operation)).text(key);
-  return request;
-}
-
-LOCKSTEP_INLINE std::string_view checked_value(std::string_view name, std::string_view key,
-                                               std::string_view value) {
-  if (value.size() <= store_protocol::max_value_bytes) return value;
-  fail(name, {"a value of ", value.size(), " bytes for key '", key, "'"},
-       "values have at most 16 MiB; pass larger data through a communicator");
-}
-
-/// A time limit as requests have it.
-LOCKSTEP_INLINE std::uint64_t limit_of(std::chrono::milliseconds timeout) {
-  return timeout.count() > 0 ? static_cast<std::uint64_t>(timeout.count()) : 0;
-}
-
 /// A reply begins with its status; what follows depends on the operation.
 LOCKSTEP_INLINE bool is_ok(std::string_view reply) {
   return reply.front() == static_cast<char>(store_protocol::Status::ok);
@@ -53,17 +23,12 @@ LOCKSTEP_INLINE bool is_ok(std::string_view reply) {
 LOCKSTEP_INLINE store_protocol::Reader rest_of(std::string_view reply) {
   return store_protocol::Reader(reply.substr(1));
 }
-LOCKSTEP_INLINE std::vector<std::string> texts_of(std::string_view reply) {
-  std::vector<std::string> all;
-  store_protocol::Reader reader = rest_of(reply);
-  while (reader.ok() && !reader.at_end()) all.emplace_back(reader.text());
-  return all;
-}
 
 /// The connection to a store, and requests over it.
 class StoreClient {
  public:
   using Milliseconds = std::chrono::milliseconds;
+  using Request = store_protocol::Request;
 
   StoreClient(const std::string& host, std::span<const std::uint16_t> ports,
               const std::string& secret, Milliseconds timeout)
@@ -98,36 +63,42 @@ class StoreClient {
 
   std::uint16_t port() const { return port_; }
 
-  /// Sends a request. `name` is for messages. `number` is set to the one it got.
-  std::shared_ptr<StoreConnection> post(std::string_view name,
-                                        const store_protocol::Writer& message, Milliseconds timeout,
-                                        std::uint32_t& number) {
-    if (message.bytes().size() > store_protocol::max_frame_bytes - 4) {
-      fail(name, {"a request of ", message.bytes().size(), " bytes"},
-           "wait for fewer keys at a time");
+  /// Sends a request. `name` is the operation's in messages; `number` is set to the one it got.
+  std::shared_ptr<StoreConnection> post(std::string_view name, const Request& request,
+                                        Milliseconds timeout, std::uint32_t& number) {
+    if (request.key.size() > store_protocol::max_key_bytes)
+      fail(name, {"a key of ", request.key.size(), " bytes"}, "keys have at most 4096");
+    const std::size_t bytes = std::max(request.value.size(), request.expected.size());
+    if (bytes > store_protocol::max_value_bytes) {
+      fail(name, {"a value of ", bytes, " bytes for key '", request.key, "'"},
+           "values have at most 16 MiB; pass larger data through a communicator");
     }
     const Deadline deadline = Deadline::after(answer_limit(timeout));
     std::string why;
     std::shared_ptr<StoreConnection> over = connection(deadline, why);
     if (!over) fail_at(name, "cannot be reached: ", why);
-    check(over, name, over->post(message.bytes(), number, deadline));
+    check(over, name, over->post(request.bytes(), number, deadline));
     return over;
   }
 
-  /// Sends a request and returns the reply. The server may hold it back for `waiting`. If no reply
-  /// comes within a further while, the server is stopped or unreachable.
-  std::string request(std::string_view name, std::string_view key,
-                      const store_protocol::Writer& message, Milliseconds timeout,
+  /// Sends a request and returns the reply. The server may hold it back for `waiting`; then it is
+  /// cancelled. If no reply comes within a further while, the server is stopped or unreachable.
+  std::string request(std::string_view name, Request request, Milliseconds timeout,
                       Milliseconds waiting = Milliseconds(0)) {
-    const Deadline deadline = waiting > Milliseconds::max() / 2
-                                  ? Deadline::never()
-                                  : Deadline::after(waiting + answer_limit(timeout - waiting));
+    request.waits = waiting.count() > 0;
     std::uint32_t number = 0;
-    const std::shared_ptr<StoreConnection> over = post(name, message, timeout, number);
+    const std::shared_ptr<StoreConnection> over = post(name, request, timeout, number);
     std::string reply;
-    check(over, name, over->await(number, reply, deadline));
-    require_reply(name, key, reply);
-    return reply;
+    Transfer done = Transfer::timed_out;
+    if (request.waits) {
+      done = over->await(number, reply, Deadline::after(waiting));
+      if (done == Transfer::timed_out) over->cancel(number);
+    }
+    if (done == Transfer::timed_out) {
+      done = over->await(number, reply, Deadline::after(answer_limit(timeout - waiting)));
+    }
+    if (done == Transfer::timed_out) over->forget(number);
+    return checked(over, name, request.key, done, std::move(reply));
   }
 
   /// The reply to a request that was posted, if it has come.
@@ -135,11 +106,9 @@ class StoreClient {
                                   const std::shared_ptr<StoreConnection>& over,
                                   std::uint32_t number) {
     std::string reply;
-    const Transfer done = over->poll(number, reply);
+    const Transfer done = over->await(number, reply, Deadline::after(Milliseconds(0)));
     if (done == Transfer::timed_out) return std::nullopt;
-    check(over, name, done);
-    require_reply(name, key, reply);
-    return reply;
+    return checked(over, name, key, done, std::move(reply));
   }
 
  private:
@@ -166,9 +135,14 @@ class StoreClient {
     fail_at(name, done == Transfer::closed ? "closed the connection" : "does not answer");
   }
 
-  void require_reply(std::string_view name, std::string_view key, std::string_view reply) const {
+  /// The reply, unless it did not come or refuses the request.
+  std::string checked(const std::shared_ptr<StoreConnection>& over, std::string_view name,
+                      std::string_view key, Transfer done, std::string reply) {
+    check(over, name, done);
     if (reply.empty()) fail_at(name, "sent something that is no reply");
-    if (reply.front() != static_cast<char>(store_protocol::Status::refused)) return;
+    if (reply.front() != static_cast<char>(store_protocol::Status::refused)) return reply;
+    // A barrier's name has its kind before it.
+    if (key.starts_with(text({name, "/"}))) key.remove_prefix(name.size() + 1);
     fail(name, {"'", key, "': ", rest_of(reply).text()},
          "use each name for one purpose, from every rank the same way");
   }
@@ -213,109 +187,98 @@ LOCKSTEP_INLINE Store Store::share() const { return {client_, timeout_}; }
 LOCKSTEP_INLINE std::uint16_t Store::port() const { return client_->port(); }
 
 LOCKSTEP_INLINE void Store::set(std::string_view key, std::string_view value) {
-  auto message = detail::store_request(Operation::set, "set", key);
-  message.text(detail::checked_value("set", key, value));
-  client_->request("set", key, message, timeout_);
+  client_->request("set", {Operation::set, key, value}, timeout_);
 }
 
-LOCKSTEP_INLINE std::string Store::get(std::string_view key, Milliseconds timeout) {
-  if (auto value = try_get(key, timeout)) return *std::move(value);
-  detail::fail("get", {"key '", key, "' was not set within ", detail::seconds_text(timeout)},
+LOCKSTEP_INLINE std::string Store::get(std::string_view key, std::optional<Milliseconds> limit) {
+  const Milliseconds waiting = limit.value_or(timeout_);
+  if (auto value = try_get(key, waiting)) return *std::move(value);
+  detail::fail("get", {"key '", key, "' was not set within ", detail::seconds_text(waiting)},
                "check that the rank that sets it is alive, or allow more time");
 }
 
 LOCKSTEP_INLINE std::optional<std::string> Store::try_get(std::string_view key,
-                                                          Milliseconds timeout) {
-  auto message = detail::store_request(Operation::get, "get", key);
-  message.u64(detail::limit_of(timeout));
-  const std::string reply = client_->request("get", key, message, timeout_, timeout);
+                                                          Milliseconds limit) {
+  const std::string reply = client_->request("get", {Operation::get, key}, timeout_, limit);
   if (!detail::is_ok(reply)) return std::nullopt;
   return std::string(detail::rest_of(reply).text());
 }
 
-LOCKSTEP_INLINE void Store::wait(const std::vector<std::string>& keys, Milliseconds timeout) {
-  auto message = detail::store_request(Operation::wait, "wait", "");
-  message.u64(detail::limit_of(timeout));
-  // In reverse: the server removes keys from the end of the list, and ranks tend to come in order.
-  for (std::size_t i = keys.size(); i-- > 0;) {
-    detail::require_key("wait", keys[i]);
-    message.text(keys[i]);
+LOCKSTEP_INLINE void Store::wait(const std::vector<std::string>& keys,
+                                 std::optional<Milliseconds> limit) {
+  const Milliseconds waiting = limit.value_or(timeout_);
+  const auto deadline = detail::Deadline::after(waiting);
+  std::vector<std::string> missing;
+  for (const std::string& key : keys) {
+    const Milliseconds left = deadline.is_ever() ? Milliseconds(deadline.poll_timeout()) : waiting;
+    if (!try_get(key, left)) missing.push_back(key);
   }
-  const std::string reply = client_->request("wait", "", message, timeout_, timeout);
-  if (detail::is_ok(reply)) return;
-  std::vector<std::string> missing = detail::texts_of(reply);
-  std::reverse(missing.begin(), missing.end());
+  if (missing.empty()) return;
   detail::fail("wait",
-               {"not set within ", detail::seconds_text(timeout), ": ", detail::listed(missing)},
+               {"not set within ", detail::seconds_text(waiting), ": ", detail::listed(missing)},
                "check that the ranks that set them are alive, or allow more time");
 }
 
 LOCKSTEP_INLINE std::int64_t Store::add(std::string_view key, std::int64_t delta) {
-  auto message = detail::store_request(Operation::add, "add", key);
-  message.u64(static_cast<std::uint64_t>(delta));
-  const std::string reply = client_->request("add", key, message, timeout_);
+  const auto number = static_cast<std::uint64_t>(delta);
+  const std::string reply =
+      client_->request("add", {Operation::add, key, "", "", number}, timeout_);
   return std::strtoll(std::string(detail::rest_of(reply).text()).c_str(), nullptr, 10);
 }
 
 LOCKSTEP_INLINE std::string Store::compare_set(std::string_view key, std::string_view expected,
                                                std::string_view desired) {
-  auto message = detail::store_request(Operation::compare_set, "compare_set", key);
-  message.text(detail::checked_value("compare_set", key, expected));
-  message.text(detail::checked_value("compare_set", key, desired));
-  const std::string reply = client_->request("compare_set", key, message, timeout_);
+  const std::string reply =
+      client_->request("compare_set", {Operation::compare_set, key, desired, expected}, timeout_);
   return std::string(detail::rest_of(reply).text());
 }
 
 LOCKSTEP_INLINE bool Store::erase(std::string_view key) {
-  return detail::is_ok(client_->request(
-      "erase", key, detail::store_request(Operation::erase, "erase", key), timeout_));
+  return detail::is_ok(client_->request("erase", {Operation::erase, key}, timeout_));
 }
-
-namespace detail {
-
-/// Comes to a barrier or gather, and throws for ranks that did not come in time. Returns the reply.
-LOCKSTEP_INLINE std::string meet_in_store(StoreClient& client, store_protocol::Writer& message,
-                                          std::string_view operation, std::string_view name,
-                                          Rank rank, Store::Milliseconds limit,
-                                          Store::Milliseconds timeout) {
-  std::string reply = client.request(operation, name, message, limit, timeout);
-  if (is_ok(reply)) return reply;
-  const std::vector<std::string> missing = texts_of(reply);
-  fail(operation,
-       {listed_ranks(missing), " did not come to '", name, "' within ", seconds_text(timeout)},
-       missing.size() == 1 ? "look at what that rank is doing, or allow more time"
-                           : "look at what those ranks are doing, or allow more time",
-       rank);
-}
-
-}  // namespace detail
 
 LOCKSTEP_INLINE void Store::barrier(std::string_view name, Rank rank, WorldSize world,
-                                    Milliseconds timeout) {
-  auto message = detail::store_request(Operation::barrier, "barrier", name);
-  message.u32(static_cast<std::uint32_t>(rank.value()));
-  message.u32(static_cast<std::uint32_t>(world.value())).u64(detail::limit_of(timeout));
-  detail::meet_in_store(*client_, message, "barrier", name, rank, timeout_, timeout);
+                                    std::optional<Milliseconds> limit) {
+  meet("barrier", name, rank, world, "", limit);
 }
 
 LOCKSTEP_INLINE std::vector<std::string> Store::gather(std::string_view name, Rank rank,
                                                        WorldSize world, std::string_view value,
-                                                       Milliseconds timeout) {
-  auto message = detail::store_request(Operation::gather, "gather", name);
-  message.u32(static_cast<std::uint32_t>(rank.value()));
-  message.u32(static_cast<std::uint32_t>(world.value())).u64(detail::limit_of(timeout));
-  message.text(detail::checked_value("gather", name, value));
-  const std::string reply =
-      detail::meet_in_store(*client_, message, "gather", name, rank, timeout_, timeout);
+                                                       std::optional<Milliseconds> limit) {
+  return meet("gather", name, rank, world, value, limit);
+}
+
+/// A barrier is a gather of nothing, under a name that no gather has.
+LOCKSTEP_INLINE std::vector<std::string> Store::meet(std::string_view operation,
+                                                     std::string_view name, Rank rank,
+                                                     WorldSize world, std::string_view value,
+                                                     std::optional<Milliseconds> limit) {
+  const Milliseconds waiting = limit.value_or(timeout_);
+  const std::string key = detail::text({operation, "/", name});
+  const std::string reply = client_->request(
+      operation,
+      {Operation::gather, key, value, "", 0, static_cast<std::uint32_t>(rank.value()),
+       static_cast<std::uint32_t>(world.value())},
+      timeout_, waiting);
   detail::store_protocol::Reader in = detail::rest_of(reply);
+  std::vector<std::string> all;
+  if (!detail::is_ok(reply)) {
+    while (in.ok() && !in.at_end()) all.emplace_back(in.text());
+    detail::fail(operation,
+                 {detail::listed_ranks(all), " did not come to '", name, "' within ",
+                  detail::seconds_text(waiting)},
+                 all.size() == 1 ? "look at what that rank is doing, or allow more time"
+                                 : "look at what those ranks are doing, or allow more time",
+                 rank);
+  }
   std::vector<std::string_view> different(std::min<std::size_t>(in.u32(), world.value()));
   for (std::string_view& text : different) text = in.text();
-  std::vector<std::string> all;
   all.reserve(world.value());
   for (std::size_t r = 0; r < world.value(); ++r) {
-    const std::size_t which = in.u32();
-    if (which >= different.size()) {
-      detail::fail("gather", {"the reply for '", name, "' is broken"}, "start the job again", rank);
+    const std::size_t which = different.size() == 1 ? 0 : in.u32();
+    if (!in.ok() || which >= different.size()) {
+      detail::fail(operation, {"the reply for '", name, "' is broken"}, "start the job again",
+                   rank);
     }
     all.emplace_back(different[which]);
   }
@@ -325,25 +288,28 @@ LOCKSTEP_INLINE std::vector<std::string> Store::gather(std::string_view name, Ra
 namespace detail {
 
 LOCKSTEP_INLINE StoreWatch::StoreWatch(const Store& store, std::string key)
-    : key_(std::move(key)), timeout_(store.timeout()), client_(store.client_) {}
+    : key_(std::move(key)), store_(store.share()) {}
 
 LOCKSTEP_INLINE StoreWatch::~StoreWatch() {
-  if (connection_) connection_->cancel(number_);
+  if (!connection_) return;
+  connection_->forget(number_);
+  connection_->cancel(number_);
 }
 
 LOCKSTEP_INLINE void StoreWatch::ask() {
   using store_protocol::Operation;
-  auto message = store_request(known_ ? Operation::change : Operation::get, "watch", key_);
-  message.u64(limit_of(std::chrono::milliseconds::max()));
-  if (known_) message.text(*known_);
-  connection_ = client_->post("watch", message, timeout_, number_);
+  store_protocol::Request request{Operation::get, key_};
+  if (known_) request.operation = Operation::change;
+  if (known_) request.value = *known_;
+  request.waits = true;
+  connection_ = store_.client_->post("watch", request, store_.timeout(), number_);
 }
 
 LOCKSTEP_INLINE std::optional<std::string> StoreWatch::news() {
   if (!connection_) ask();
   std::optional<std::string> reply;
   try {
-    reply = client_->look("watch", key_, connection_, number_);
+    reply = store_.client_->look("watch", key_, connection_, number_);
   } catch (...) {
     connection_.reset();  // the next call asks again
     throw;

@@ -3,15 +3,11 @@
 /// @file A client's connection to the store: authenticated, and shared by any number of threads.
 
 #include <condition_variable>
-#include <cstdint>
 #include <mutex>
-#include <string>
-#include <string_view>
-#include <utility>
+#include <optional>
 #include <vector>
 
 #include "lockstep/core/file.hpp"
-#include "lockstep/core/macros.hpp"
 #include "lockstep/launch/socket.hpp"
 #include "lockstep/launch/store_protocol.hpp"
 
@@ -67,49 +63,61 @@ class StoreConnection {
       const std::lock_guard lock(mutex_);
       if (closed_) return Transfer::closed;
       number = next_++;
-      replies_.push_back({number, false, {}});
+      replies_.push_back({number, std::nullopt});
     }
     const Transfer sent = send(number, body, deadline);
     if (sent != Transfer::complete) forget(number);
     return sent;
   }
 
-  /// Waits for the reply to a request. It is forgotten when the time is over.
+  /// Waits for the reply to a request, or looks once where the time is over.
   Transfer await(std::uint32_t number, std::string& body, Deadline deadline) {
-    const Transfer came = look(number, body, deadline);
-    if (came == Transfer::timed_out) forget(number);
-    return came;
+    std::unique_lock lock(mutex_);
+    for (bool looked = false;; looked = true) {
+      Reply* const reply = find(number);
+      if (reply == nullptr) return Transfer::closed;
+      const bool is_here = reply->body.has_value();
+      if (is_here) body = *std::move(reply->body);
+      if (is_here || closed_) {
+        erase(number);
+        return is_here ? Transfer::complete : Transfer::closed;
+      }
+      if (looked && deadline.passed()) return Transfer::timed_out;
+      if (!is_read_) {
+        read_some(lock, deadline);
+      } else if (!deadline.is_ever()) {
+        changed_.wait(lock);
+      } else {
+        changed_.wait_until(lock, deadline.when());
+      }
+    }
   }
 
-  /// Takes the reply to a request if it has come: `timed_out` says that it has not.
-  Transfer poll(std::uint32_t number, std::string& body) {
-    return look(number, body, Deadline::after(std::chrono::milliseconds(0)));
-  }
-
-  /// Ends a request that waits, at the server too if it takes that at once.
+  /// Ends a request that waits at the server, if that takes it at once: its reply says that it was
+  /// cancelled.
   void cancel(std::uint32_t number) {
-    using store_protocol::Operation;
+    store_protocol::Request request;
+    request.operation = store_protocol::Operation::cancel;
+    request.number = number;
     std::uint32_t own = 0;
     {
       const std::lock_guard lock(mutex_);
-      erase(number);
       if (closed_) return;
       own = next_++;
     }
-    send(own,
-         store_protocol::Writer{}
-             .byte(static_cast<std::uint8_t>(Operation::cancel))
-             .text("")
-             .u32(number)
-             .bytes(),
-         Deadline::after(std::chrono::milliseconds(100)));
+    send(own, request.bytes(), Deadline::after(std::chrono::milliseconds(100)));
+  }
+
+  /// Nobody waits for the reply to a request any more.
+  void forget(std::uint32_t number) {
+    const std::lock_guard lock(mutex_);
+    erase(number);
   }
 
  private:
   struct Reply {
     std::uint32_t number = 0;
-    bool is_here = false;
-    std::string body;
+    std::optional<std::string> body;  // once it is here
   };
 
   /// The reply to a request that somebody waits for, or null. There are few at a time.
@@ -135,36 +143,6 @@ class StoreConnection {
     return sent;
   }
 
-  void forget(std::uint32_t number) {
-    const std::lock_guard lock(mutex_);
-    erase(number);
-  }
-
-  Transfer look(std::uint32_t number, std::string& body, Deadline deadline) {
-    std::unique_lock lock(mutex_);
-    for (bool looked = false;; looked = true) {
-      Reply* const reply = find(number);
-      if (reply == nullptr) return Transfer::closed;
-      if (reply->is_here) {
-        body = std::move(reply->body);
-        erase(number);
-        return Transfer::complete;
-      }
-      if (closed_) {
-        erase(number);
-        return Transfer::closed;
-      }
-      if (looked && deadline.passed()) return Transfer::timed_out;
-      if (!is_read_) {
-        read_some(lock, deadline);
-      } else if (!deadline.is_ever()) {
-        changed_.wait(lock);
-      } else if (changed_.wait_until(lock, deadline.when()) == std::cv_status::timeout) {
-        looked = true;
-      }
-    }
-  }
-
   /// Reads what has come, or the first that comes until the deadline. Others wait meanwhile without
   /// the lock; afterwards one of them takes over.
   void read_some(std::unique_lock<std::mutex>& lock, Deadline deadline) {
@@ -180,26 +158,15 @@ class StoreConnection {
     is_read_ = false;
     if (n > 0) {
       input_.append(buffer, static_cast<std::size_t>(n));
-      sort_replies();
+      const auto sort = [&](std::uint32_t number, std::string_view body) {
+        if (Reply* const reply = find(number)) reply->body = body;
+        return true;
+      };
+      if (!store_protocol::take_frames(input_, sort)) close();
     } else if (!nothing) {
       close();
     }
     changed_.notify_all();
-  }
-
-  void sort_replies() {
-    std::size_t taken = 0;
-    while (true) {
-      const auto frame = store_protocol::Frame::first_of(std::string_view(input_).substr(taken));
-      if (frame.is_broken) close();
-      if (frame.bytes == 0) break;
-      taken += frame.bytes;
-      if (Reply* const reply = find(frame.request)) {
-        reply->is_here = true;
-        reply->body = frame.body;
-      }
-    }
-    input_.erase(0, taken);
   }
 
   void close() {

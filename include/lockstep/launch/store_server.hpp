@@ -8,25 +8,16 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <charconv>
 #include <compare>
-#include <cstddef>
-#include <cstdint>
-#include <exception>
 #include <map>
 #include <memory>
-#include <string>
-#include <string_view>
-#include <utility>
+#include <optional>
 #include <vector>
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/file.hpp"
-#include "lockstep/core/macros.hpp"
-#include "lockstep/core/standard.hpp"
 #include "lockstep/core/thread.hpp"
-#include "lockstep/launch/outcome.hpp"
 #include "lockstep/launch/socket.hpp"
 #include "lockstep/launch/store_protocol.hpp"
 
@@ -42,353 +33,238 @@ struct StoreCaller {
   auto operator<=>(const StoreCaller&) const = default;
 };
 
-/// A reply for one of the clients. Replies that all ranks get alike are in memory once.
-struct StoreAnswer {
-  StoreCaller to;
-  std::string own;
-  std::shared_ptr<const std::string> shared = nullptr;
-};
+/// A reply for one of the clients. One that all ranks get alike is in memory once.
+using StoreAnswer = std::pair<StoreCaller, std::shared_ptr<const std::string>>;
 
-/// The store's data, apart from sockets: keys, values, barriers, and requests that wait. Requests
+/// The store's data, apart from sockets: keys, values, gathers, and requests that wait. Requests
 /// are served in the order in which they come. What one costs does not depend on how many others
-/// wait: each key, barrier and gather has a list of those that wait for it.
+/// wait: each key and gather has a list of those that wait for it. A request waits until its client
+/// cancels it; so the clients' clocks count, and the table has none.
 class StoreTable {
  public:
   /// Serves one request. It can answer others, which waited for it. False if the bytes are no
   /// request.
-  bool serve(StoreCaller from, std::string_view body, std::vector<StoreAnswer>& answers) {
-    store_protocol::Reader request(body);
-    const auto operation = static_cast<Operation>(request.byte());
-    const std::string_view name = request.text();
-    if (name.size() > store_protocol::max_key_bytes || waits_.contains(from)) return false;
-    const char kind = operation == Operation::barrier  ? 'b'
-                      : operation == Operation::gather ? 'g'
-                                                       : value_kind;
-    const std::string key = kind + std::string(name);
-    switch (operation) {
-      case Operation::set: {
-        const std::string_view value = request.text();
-        if (!is_value(request, value)) return false;
-        answers.push_back({from, reply(Status::ok)});
-        assign(key, value, answers);
+  bool serve(StoreCaller from, std::string_view body) {
+    const std::optional<Request> request = Request::from_bytes(body);
+    if (!request || waits_.contains(from)) return false;
+    const bool is_gather = request->operation == Operation::gather;
+    const std::string key = text({is_gather ? "g" : "v", request->key});
+    const std::optional<std::string>& value = value_of(key);
+    switch (request->operation) {
+      case Operation::set:
+        answer(from, Status::ok);
+        assign(key, request->value);
         return true;
-      }
       case Operation::get:
-      case Operation::wait:
       case Operation::change: {
-        Wait wait{operation, limit(request.u64())};
-        if (operation == Operation::change) wait.known = request.text();
-        if (operation != Operation::wait) wait.keys.push_back(key);
-        while (operation == Operation::wait && request.ok() && !request.at_end()) {
-          wait.keys.push_back(value_kind + std::string(request.text()));
-        }
-        if (!request.ok()) return false;
-        if (!try_answer(from, wait, answers)) hold(from, std::move(wait), answers);
-        return true;
+        Wait wait{key};
+        if (request->operation == Operation::change) wait.known = request->value;
+        if (!try_answer(from, wait)) hold(from, std::move(wait));
+        break;
       }
-      case Operation::barrier:
-      case Operation::gather: {
-        Wait wait{operation, Deadline::never(), {key}, "", request.u32()};
-        const std::uint32_t world = request.u32();
-        wait.deadline = limit(request.u64());
-        const std::string_view piece = operation == Operation::gather ? request.text() : "";
-        if (!is_value(request, piece)) return false;
-        if (arrive(from, wait, world, piece, answers)) hold(from, std::move(wait), answers);
+      case Operation::gather:
+        gather(from, key, *request);
+        break;
+      case Operation::add:
+        add(from, key, request->number);
         return true;
-      }
-      case Operation::add: {
-        const std::uint64_t delta = request.u64();
-        if (!request.ok()) return false;
-        add(key, delta, from, answers);
-        return true;
-      }
       case Operation::compare_set: {
-        const std::string_view expected = request.text();
-        const std::string_view desired = request.text();
-        if (!is_value(request, desired)) return false;
-        const std::string* const value = find_value(key);
-        const bool is_expected = value == nullptr ? expected.empty() : *value == expected;
-        const std::string_view other = value == nullptr ? expected : *value;
-        answers.push_back({from, reply(Status::ok, is_expected ? desired : other)});
-        if (is_expected) assign(key, desired, answers);
+        const bool is_expected = value ? *value == request->expected : request->expected.empty();
+        answer(from, Status::ok, is_expected ? request->value : value ? *value : request->expected);
+        if (is_expected) assign(key, request->value);
         return true;
       }
-      case Operation::erase: {
-        if (!request.ok()) return false;
-        const auto found = entries_.find(key);
-        const bool is_there = found != entries_.end() && found->second.has_value;
-        if (is_there) found->second.has_value = false;
-        drop_if_unused(found);
-        answers.push_back({from, reply(is_there ? Status::ok : Status::absent)});
+      case Operation::erase:
+        answer(from, value ? Status::ok : Status::missing);
+        if (value) entries_[key].value.reset();
+        drop_if_unused(key);
         return true;
-      }
-      case Operation::cancel: {
-        const auto waiting = waits_.find({from.client, request.u32()});
-        if (request.ok() && waiting != waits_.end()) drop(waiting);
-        return request.ok();
-      }
+      case Operation::cancel:
+        cancel({from.client, static_cast<std::uint32_t>(request->number)});
+        return true;
+      default:
+        return false;
     }
-    return false;
+    if (!request->waits) cancel(from);
+    return true;
   }
 
-  /// Not after the time of the first request that waits is over.
-  Deadline next() const { return next_; }
-
-  /// Answers requests whose time is over: they get the keys or ranks that are missing.
-  void expire(std::vector<StoreAnswer>& answers) {
-    if (!next_.passed()) return;
-    next_ = Deadline::never();
-    for (auto waiting = waits_.begin(); waiting != waits_.end();) {
-      const auto at = waiting++;
-      if (at->second.deadline.passed()) {
-        answers.push_back({at->first, missing_for(at->second)});
-        drop(at);
-      } else {
-        next_ = sooner(next_, at->second.deadline);
-      }
-    }
-  }
-
-  /// Forgets the requests of a client that has gone: it no longer counts in its barriers.
+  /// Forgets the requests of a client that has gone: it no longer counts in its gathers.
   void forget(std::uint64_t client) {
     auto waiting = waits_.lower_bound({client, 0});
     while (waiting != waits_.end() && waiting->first.client == client) drop(waiting++);
   }
 
+  /// The answers that requests have caused, since the last call.
+  std::vector<StoreAnswer> take_answers() { return std::exchange(answers_, {}); }
+
  private:
   using Operation = store_protocol::Operation;
+  using Request = store_protocol::Request;
   using Status = store_protocol::Status;
-  static constexpr char value_kind = '=';
 
-  /// A request that waits until keys appear, a barrier fills, or its time is over.
+  /// A request that waits: for a value that is another one than `known`, or for the other ranks of
+  /// a gather.
   struct Wait {
-    Operation operation{};
-    Deadline deadline = Deadline::never();
-    /// For get and change the key, for barrier and gather its entry, for wait the keys that have
-    /// not been set yet. It is woken by the last of them. Each key is removed once, even if it is
-    /// erased later, so that a long list is not searched at every change.
-    std::vector<std::string> keys{};
-    std::string known{};  // the value that a change differs from
-    std::uint32_t rank = 0;
-
-    bool is_round() const {
-      return operation == Operation::barrier || operation == Operation::gather;
-    }
+    std::string key{};
+    std::optional<std::string> known{};
+    std::size_t rank = 0;
   };
   using Waits = std::map<StoreCaller, Wait>;
 
-  /// A key; or a barrier or gather, until all ranks have come: names can be used again. The first
-  /// letter of its name says which.
+  /// A key; or a gather, until all ranks have come: its name can be used again. The first letter of
+  /// its key says which.
   struct Entry {
     std::vector<StoreCaller> sleepers{};
-    bool has_value = false;
-    std::string value{};
-    std::vector<std::string> pieces{};  // of a gather, by rank
-    std::vector<char> present{};        // which ranks have come
-    std::size_t missing = 0;            // how many have not
-    std::size_t bytes = 0;              // of all pieces
+    std::optional<std::string> value{};
+    std::vector<std::optional<std::string>> pieces{};  // of a gather, by rank
+    std::size_t bytes = 0;                             // of all pieces
   };
-  using Entries = std::map<std::string, Entry>;
 
-  static Deadline limit(std::uint64_t milliseconds) {
-    const std::uint64_t year = 366ull * 24 * 3600 * 1000;  // beyond it, Deadline says never
-    return Deadline::after(std::chrono::milliseconds(milliseconds < year ? milliseconds : year));
+  void answer(StoreCaller to, const store_protocol::Writer& body) {
+    answers_.emplace_back(to, std::make_shared<const std::string>(body.bytes()));
+  }
+  void answer(StoreCaller to, Status status, std::string_view text = {}) {
+    answer(to, store_protocol::Writer{}.byte(static_cast<std::uint8_t>(status)).text(text));
   }
 
-  static std::string reply(Status status, std::string_view text = {}) {
-    return store_protocol::Writer{}.byte(static_cast<std::uint8_t>(status)).text(text).bytes();
-  }
-
-  static bool is_value(const store_protocol::Reader& request, std::string_view value) {
-    return request.ok() && value.size() <= store_protocol::max_value_bytes;
-  }
-
-  const std::string* find_value(const std::string& key) const {
+  const std::optional<std::string>& value_of(const std::string& key) const {
+    static const std::optional<std::string> none;
     const auto found = entries_.find(key);
-    return found != entries_.end() && found->second.has_value ? &found->second.value : nullptr;
+    return found == entries_.end() ? none : found->second.value;
   }
 
-  void drop_if_unused(Entries::iterator at) {
-    if (at == entries_.end()) return;
-    const Entry& entry = at->second;
-    const bool is_round = entry.missing != entry.present.size();
-    if (!entry.has_value && entry.sleepers.empty() && !is_round) entries_.erase(at);
+  void drop_if_unused(const std::string& key) {
+    const auto found = entries_.find(key);
+    if (found == entries_.end() || found->second.value || !found->second.sleepers.empty()) return;
+    entries_.erase(found);
   }
 
-  // Requests that wait
-
-  void hold(StoreCaller from, Wait wait, std::vector<StoreAnswer>& answers) {
-    if (wait.deadline.passed()) {
-      answers.push_back({from, missing_for(wait)});
-      leave_round(wait);
-      return;
-    }
-    entries_[wait.keys.back()].sleepers.push_back(from);
-    next_ = sooner(next_, wait.deadline);
+  void hold(StoreCaller from, Wait wait) {
+    entries_[wait.key].sleepers.push_back(from);
     waits_.emplace(from, std::move(wait));
   }
 
-  /// Removes a request that nothing has woken.
+  /// Removes a request that nothing has woken. A rank that gives up no longer counts in its gather.
   void drop(Waits::iterator waiting) {
     const Wait wait = std::move(waiting->second);
-    const auto entry = entries_.find(wait.keys.back());
-    std::erase(entry->second.sleepers, waiting->first);
+    Entry& entry = entries_[wait.key];
+    std::erase(entry.sleepers, waiting->first);
     waits_.erase(waiting);
-    if (wait.is_round()) {
-      leave_round(wait);
-    } else {
-      drop_if_unused(entry);
+    if (!entry.pieces.empty()) {
+      entry.bytes -= entry.pieces[wait.rank]->size();
+      entry.pieces[wait.rank].reset();
     }
+    drop_if_unused(wait.key);
+  }
+
+  /// Ends a request, unless it is answered already: it gets the ranks that are missing in its
+  /// gather.
+  void cancel(StoreCaller from) {
+    const auto waiting = waits_.find(from);
+    if (waiting == waits_.end()) return;
+    store_protocol::Writer missing;
+    missing.byte(static_cast<std::uint8_t>(Status::missing));
+    const auto& pieces = entries_[waiting->second.key].pieces;
+    for (std::size_t r = 0; r < pieces.size(); ++r) {
+      if (!pieces[r]) missing.text(text({r}));
+    }
+    answer(from, missing);
+    drop(waiting);
   }
 
   /// Sets a value, and answers those that wait for it.
-  void assign(const std::string& key, std::string_view value, std::vector<StoreAnswer>& answers) {
+  void assign(const std::string& key, std::string_view value) {
     Entry& entry = entries_[key];
     entry.value = value;
-    entry.has_value = true;
-    for (const StoreCaller& from : std::exchange(entry.sleepers, {})) {
+    std::erase_if(entry.sleepers, [&](const StoreCaller& from) {
       const auto waiting = waits_.find(from);
-      Wait wait = std::move(waiting->second);
+      if (!try_answer(from, waiting->second)) return false;
       waits_.erase(waiting);
-      if (!try_answer(from, wait, answers)) hold(from, std::move(wait), answers);
-    }
+      return true;
+    });
   }
 
-  /// Answers a get, wait or change if that can be done now.
-  bool try_answer(StoreCaller from, Wait& wait, std::vector<StoreAnswer>& answers) const {
-    const std::string* value = nullptr;
-    if (wait.operation == Operation::wait) {
-      while (!wait.keys.empty() && find_value(wait.keys.back()) != nullptr) wait.keys.pop_back();
-      if (!wait.keys.empty()) return false;
-    } else {
-      value = find_value(wait.keys.front());
-      if (value == nullptr) return false;
-      if (wait.operation == Operation::change && *value == wait.known) return false;
-    }
-    answers.push_back({from, reply(Status::ok, value == nullptr ? "" : std::string_view(*value))});
+  /// Answers a get or change if that can be done now.
+  bool try_answer(StoreCaller from, const Wait& wait) {
+    const std::optional<std::string>& value = value_of(wait.key);
+    if (!value || value == wait.known) return false;
+    answer(from, Status::ok, *value);
     return true;
   }
 
-  std::string missing_for(const Wait& wait) const {
-    store_protocol::Writer out;
-    out.byte(static_cast<std::uint8_t>(Status::missing));
-    if (wait.is_round()) {
-      const auto round = entries_.find(wait.keys.back());
-      for (std::size_t r = 0; round != entries_.end() && r < round->second.present.size(); ++r) {
-        if (round->second.present[r] == 0) out.text(text({r}));
-      }
-    } else {
-      for (const std::string& key : wait.keys) {
-        if (find_value(key) == nullptr) out.text(std::string_view(key).substr(1));
-      }
-    }
-    return out.bytes();
-  }
-
   /// Numbers are kept as text, so that `get` and `compare_set` see them too.
-  void add(const std::string& key, std::uint64_t delta, StoreCaller from,
-           std::vector<StoreAnswer>& answers) {
+  void add(StoreCaller from, const std::string& key, std::uint64_t delta) {
     std::int64_t number = 0;
-    const std::string* const value = find_value(key);
-    if (value != nullptr && !value->empty()) {
-      const char* const last = value->data() + value->size();
-      const auto [end, error] = std::from_chars(value->data(), last, number);
-      if (error != std::errc{} || end != last) {
-        answers.push_back({from, reply(Status::refused, "its value is not a number")});
-        return;
-      }
+    const std::string value = value_of(key).value_or("");
+    const char* const last = value.data() + value.size();
+    const auto [end, error] = std::from_chars(value.data(), last, number);
+    if (!value.empty() && (error != std::errc{} || end != last)) {
+      answer(from, Status::refused, "its value is not a number");
+      return;
     }
     const std::string sum =
         text({static_cast<std::int64_t>(static_cast<std::uint64_t>(number) + delta)});
-    answers.push_back({from, reply(Status::ok, sum)});
-    assign(key, sum, answers);
+    answer(from, Status::ok, sum);
+    assign(key, sum);
   }
 
-  // Rounds: barriers and gathers
-
-  /// Notes a rank's arrival; true if it has to wait. The last one to come answers all.
-  bool arrive(StoreCaller from, const Wait& wait, std::size_t world, std::string_view piece,
-              std::vector<StoreAnswer>& answers) {
-    const auto refuse = [&](const std::string& why) {
-      answers.push_back({from, reply(Status::refused, why)});
-      return false;
-    };
-    if (wait.rank >= world || world > store_protocol::max_world) {
-      return refuse(text({"rank ", wait.rank, " is not in a world of ", world}));
+  /// Notes a rank's arrival at a gather. The last one to come answers all.
+  void gather(StoreCaller from, const std::string& key, const Request& request) {
+    const std::size_t rank = request.rank;
+    const std::size_t world = request.world;
+    const auto refuse = [&](const std::string& why) { answer(from, Status::refused, why); };
+    if (rank >= world || world > store_protocol::max_world) {
+      return refuse(text({"rank ", rank, " is not in a world of ", world}));
     }
-    Entry& round = entries_[wait.keys.back()];
-    if (round.present.empty()) {
-      round.present.assign(world, 0);
-      round.pieces.resize(wait.operation == Operation::gather ? world : 0);
-      round.missing = world;
-    }
-    if (round.present.size() != world) {
-      return refuse(text({"others wait in it as a world of ", round.present.size(),
+    Entry& round = entries_[key];
+    if (round.sleepers.empty()) round.pieces.resize(world);
+    if (round.pieces.size() != world) {
+      return refuse(text({"others wait in it as a world of ", round.pieces.size(),
                           ", and this rank counts ", world}));
     }
-    if (round.present[wait.rank] != 0) {
-      return refuse(text({"rank ", wait.rank, " waits in it already"}));
-    }
-    if (round.bytes + piece.size() > store_protocol::max_gathered_bytes) {
-      drop_if_unused(entries_.find(wait.keys.back()));
+    if (round.pieces[rank]) return refuse(text({"rank ", rank, " waits in it already"}));
+    if (round.bytes + request.value.size() > store_protocol::max_gathered_bytes) {
       return refuse("all ranks together give it more than 16 MiB");
     }
-    round.present[wait.rank] = 1;
-    round.bytes += piece.size();
-    if (!round.pieces.empty()) round.pieces[wait.rank] = piece;
-    if (--round.missing > 0) return true;
-    const auto all = std::make_shared<const std::string>(
-        round.pieces.empty() ? reply(Status::ok) : gathered(round.pieces));
-    answers.push_back({from, "", all});
-    for (const StoreCaller& other : round.sleepers) {
-      waits_.erase(other);
-      answers.push_back({other, "", all});
+    round.bytes += request.value.size();
+    round.pieces[rank] = request.value;
+    hold(from, {key, std::nullopt, rank});
+    if (round.sleepers.size() < world) return;
+    const auto all = std::make_shared<const std::string>(gathered(round.pieces));
+    for (const StoreCaller& each : round.sleepers) {
+      waits_.erase(each);
+      answers_.emplace_back(each, all);
     }
-    entries_.erase(wait.keys.back());
-    return false;
+    entries_.erase(key);
   }
 
   /// All pieces, and which of them every rank gave. Neighbours often give the same, as ranks of one
-  /// host do: a piece that is one of the last few is not repeated.
-  static std::string gathered(const std::vector<std::string>& pieces) {
+  /// host do: a piece that is one of the last few is not repeated. A barrier's are all the same.
+  static std::string gathered(const std::vector<std::optional<std::string>>& pieces) {
     std::vector<std::string_view> different;
     store_protocol::Writer texts;
     store_protocol::Writer places;
-    for (const std::string& piece : pieces) {
+    for (const std::optional<std::string>& piece : pieces) {
       const std::size_t count = different.size();
       std::size_t at = count < 8 ? 0 : count - 8;
-      while (at != count && different[at] != piece) ++at;
+      while (at != count && different[at] != *piece) ++at;
       if (at == count) {
-        different.push_back(piece);
-        texts.text(piece);
+        different.push_back(*piece);
+        texts.text(*piece);
       }
       places.u32(static_cast<std::uint32_t>(at));
     }
-    return store_protocol::Writer{}
-        .byte(static_cast<std::uint8_t>(Status::ok))
-        .u32(static_cast<std::uint32_t>(different.size()))
-        .raw(texts.bytes())
-        .raw(places.bytes())
-        .bytes();
+    store_protocol::Writer all;
+    all.byte(static_cast<std::uint8_t>(Status::ok));
+    all.u32(static_cast<std::uint32_t>(different.size())).raw(texts.bytes());
+    if (different.size() > 1) all.raw(places.bytes());
+    return all.bytes();
   }
 
-  /// A rank that has given up no longer counts in its round.
-  void leave_round(const Wait& wait) {
-    const auto found = entries_.find(wait.keys.back());
-    if (!wait.is_round() || found == entries_.end()) return;
-    Entry& round = found->second;
-    round.present[wait.rank] = 0;
-    ++round.missing;
-    if (!round.pieces.empty()) {
-      round.bytes -= round.pieces[wait.rank].size();
-      round.pieces[wait.rank].clear();
-    }
-    drop_if_unused(found);
-  }
-
-  Entries entries_;
+  std::map<std::string, Entry> entries_;
   Waits waits_;
-  Deadline next_ = Deadline::never();
+  std::vector<StoreAnswer> answers_;
 };
 
 /// Serves keys and values to clients that know the secret. It listens on loopback unless told
@@ -480,32 +356,18 @@ class StoreServer {
     bool authenticated = false;
     bool dead = false;
     std::uint32_t observed = 0;  // what epoll was asked for
-    std::string input;
-    std::vector<std::shared_ptr<const std::string>> output;  // few
-    std::size_t sent = 0;                                    // of the first of them
+    std::string input{};
+    std::vector<std::shared_ptr<const std::string>> output{};  // few
+    std::size_t sent = 0;                                      // of the first of them
     std::size_t unsent = 0;
 
     bool reads() const { return unsent <= most_unsent; }
+    Deadline deadline(std::chrono::milliseconds limit) const { return Deadline::at(since + limit); }
   };
-  using Connections = std::vector<std::unique_ptr<Connection>>;
 
-  /// Where the connection of a number is, or would be.
-  Connections::iterator place_of(std::uint64_t number) {
-    auto first = connections_.begin();
-    auto last = connections_.end();
-    while (first != last) {
-      const auto middle = first + (last - first) / 2;
-      if ((*middle)->number < number) {
-        first = middle + 1;
-      } else {
-        last = middle;
-      }
-    }
-    return first;
-  }
   Connection* find(std::uint64_t number) {
-    const auto place = place_of(number);
-    return place != connections_.end() && (*place)->number == number ? place->get() : nullptr;
+    const auto found = connections_.find(number);
+    return found == connections_.end() ? nullptr : &found->second;
   }
 
   /// The room for connections that have not proved themselves, beside the clients.
@@ -533,54 +395,49 @@ class StoreServer {
   void run() {
     std::vector<epoll_event> events(256);
     while (true) {
-      Deadline next = sooner(table_.next(), accept_when_allowed());
+      Deadline next = accept_when_allowed();
       if (!strangers_.empty()) {
-        next = sooner(next, handshake_deadline(*find(strangers_.front())));
+        next = sooner(next, find(strangers_.front())->deadline(store_protocol::handshake_limit));
       }
       const int count = ::epoll_wait(poll_.get(), events.data(), static_cast<int>(events.size()),
                                      next.poll_timeout());
       if (count < 0 && errno != EINTR) return;
       for (int i = 0; i < count; ++i) {
-        const std::uint64_t number = events[static_cast<std::size_t>(i)].data.u64;
-        if (number == wake_number) return;
-        if (number == listener_number) {
+        const epoll_event& event = events[static_cast<std::size_t>(i)];
+        if (event.data.u64 == wake_number) return;
+        if (event.data.u64 == listener_number) {
           accept_some();
-        } else if (Connection* const found = find(number)) {
-          attend(*found, events[static_cast<std::size_t>(i)].events);
+        } else if (Connection* const found = find(event.data.u64)) {
+          attend(*found, event.events);
         }
       }
-      table_.expire(answers_);
-      deliver();
-      drop_late_strangers();
+      for (const std::uint64_t number : strangers_) {
+        Connection& stranger = *find(number);
+        if (!stranger.deadline(store_protocol::handshake_limit).passed()) break;
+        end(stranger);
+      }
       bury();
     }
   }
 
   /// Reads, writes and serves one connection as far as it goes without waiting.
   void attend(Connection& c, std::uint32_t events) {
-    if ((events & EPOLLERR) != 0) c.dead = true;
     // A peer that has hung up will not read what it has not read so far.
-    if ((events & (EPOLLHUP | EPOLLRDHUP)) != 0 && !c.reads()) c.dead = true;
+    const bool hung_up = (events & (EPOLLHUP | EPOLLRDHUP)) != 0;
+    if ((events & EPOLLERR) != 0 || (hung_up && !c.reads())) end(c);
     if (!c.dead && (events & EPOLLOUT) != 0) {
       send_output(c);
       serve_input(c);  // requests that have come before the replies were read
     }
-    if (!c.dead && c.reads() && (events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP)) != 0) {
-      receive(c);
-    }
-    deliver();
+    if (!c.dead && c.reads() && (hung_up || (events & EPOLLIN) != 0)) receive(c);
     settle(c);
   }
 
-  /// Asks epoll for what the connection waits for now, and notes that one has ended.
+  /// Asks epoll for what the connection waits for now.
   void settle(Connection& c) {
-    if (c.dead) {
-      dead_.push_back(c.number);
-      return;
-    }
     const std::uint32_t wanted =
         EPOLLRDHUP | (c.reads() ? EPOLLIN : 0u) | (c.unsent > 0 ? EPOLLOUT : 0u);
-    if (wanted == c.observed) return;
+    if (c.dead || wanted == c.observed) return;
     observe(c.socket.get(), c.number, wanted, EPOLL_CTL_MOD);
     c.observed = wanted;
   }
@@ -591,10 +448,7 @@ class StoreServer {
         c.authenticated ? sizeof buffer : store_protocol::answer_bytes - c.input.size();
     const ssize_t n = ::recv(c.socket.get(), buffer, wanted, 0);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
-    if (n <= 0) {
-      c.dead = true;
-      return;
-    }
+    if (n <= 0) return end(c);
     c.input.append(buffer, static_cast<std::size_t>(n));
     if (c.authenticated) {
       serve_input(c);
@@ -604,69 +458,59 @@ class StoreServer {
   }
 
   void authenticate(Connection& c) {
-    const std::string_view client_nonce =
-        std::string_view(c.input).substr(0, store_protocol::nonce_bytes);
+    const std::string nonce = c.input.substr(0, store_protocol::nonce_bytes);
     const std::string_view proof = std::string_view(c.input).substr(store_protocol::nonce_bytes);
-    if (!store_protocol::same_tag(proof,
-                                  store_protocol::tag(key_, "client", c.nonce, client_nonce))) {
-      c.dead = true;
-      return;
-    }
+    const std::string expected = store_protocol::tag(key_, "client", c.nonce, nonce);
+    if (!store_protocol::same_tag(proof, expected)) return end(c);
     c.authenticated = true;
+    c.input.clear();
     std::erase(strangers_, c.number);
     ++clients_;
-    enqueue(c, std::make_shared<const std::string>(
-                   store_protocol::tag(key_, "server", c.nonce, client_nonce)));
-    send_output(c);
-    c.input.clear();
+    send(c, store_protocol::tag(key_, "server", c.nonce, nonce));
   }
 
   /// Serves the complete requests that have come.
   void serve_input(Connection& c) {
-    std::size_t served = 0;
-    while (!c.dead && c.authenticated && c.reads()) {
-      const auto frame = store_protocol::Frame::first_of(std::string_view(c.input).substr(served));
-      c.dead = frame.is_broken;
-      if (frame.bytes == 0) break;
-      served += frame.bytes;
+    if (!c.authenticated || !c.reads()) return;
+    const auto serve = [&](std::uint32_t request, std::string_view body) {
       requests_.fetch_add(1, std::memory_order_relaxed);
-      if (!table_.serve({c.number, frame.request}, frame.body, answers_)) c.dead = true;
+      if (!table_.serve({c.number, request}, body)) end(c);
       deliver();
-    }
-    c.input.erase(0, served);
+      return !c.dead && c.reads();
+    };
+    if (!store_protocol::take_frames(c.input, serve)) end(c);
   }
 
   /// Sends the answers that requests have caused.
   void deliver() {
-    for (StoreAnswer& answer : answers_) {
-      Connection* const found = find(answer.to.client);
-      if (found == nullptr || found->dead) continue;
-      Connection& c = *found;
-      const bool was_idle = c.unsent == 0;
-      const std::size_t bytes = answer.shared ? answer.shared->size() : answer.own.size();
-      std::string head = store_protocol::frame_header(answer.to.request, bytes);
-      if (!answer.shared) head += answer.own;
-      enqueue(c, std::make_shared<const std::string>(std::move(head)));
-      if (answer.shared) enqueue(c, std::move(answer.shared));
-      if (was_idle) send_output(c);
-      settle(c);
+    for (auto& [to, body] : table_.take_answers()) {
+      Connection* const c = find(to.client);
+      if (c == nullptr || c->dead) continue;
+      std::string head = store_protocol::frame_header(to.request, body->size());
+      const bool is_small = body->size() < 1_KiB;
+      if (is_small) head += *body;
+      send(*c, std::move(head), is_small ? nullptr : std::move(body));
+      settle(*c);
     }
-    answers_.clear();
   }
 
-  static void enqueue(Connection& c, std::shared_ptr<const std::string> bytes) {
-    c.unsent += bytes->size();
-    c.output.push_back(std::move(bytes));
+  /// Sends one text behind another, now if nothing waits before them.
+  void send(Connection& c, std::string head, std::shared_ptr<const std::string> body = nullptr) {
+    const bool was_idle = c.unsent == 0;
+    c.unsent += head.size() + (body ? body->size() : 0);
+    c.output.push_back(std::make_shared<const std::string>(std::move(head)));
+    if (body) c.output.push_back(std::move(body));
+    if (was_idle) send_output(c);
   }
 
-  static void send_output(Connection& c) {
+  void send_output(Connection& c) {
     while (!c.output.empty()) {
       const std::string& first = *c.output.front();
       const int more = c.output.size() > 1 ? MSG_MORE : 0;
       const ssize_t n =
           ::send(c.socket.get(), first.data() + c.sent, first.size() - c.sent, MSG_NOSIGNAL | more);
       if (n < 0 && errno == EINTR) continue;
-      if (n < 0 && errno != EAGAIN) c.dead = true;
+      if (n < 0 && errno != EAGAIN) end(c);
       if (n < 0) return;
       c.sent += static_cast<std::size_t>(n);
       c.unsent -= static_cast<std::size_t>(n);
@@ -676,27 +520,18 @@ class StoreServer {
     }
   }
 
+  /// Marks a connection, which `bury` removes.
+  void end(Connection& c) {
+    if (!std::exchange(c.dead, true)) dead_.push_back(c.number);
+  }
+
   /// Removes connections that have ended. Their requests no longer wait.
   void bury() {
-    for (const std::uint64_t number : dead_) {
-      const auto place = place_of(number);
-      if (place == connections_.end() || (*place)->number != number) continue;
+    for (const std::uint64_t number : std::exchange(dead_, {})) {
       table_.forget(number);
-      if ((*place)->authenticated) --clients_;
+      if (find(number)->authenticated) --clients_;
       std::erase(strangers_, number);
-      connections_.erase(place);
-    }
-    dead_.clear();
-  }
-
-  static Deadline handshake_deadline(const Connection& c) {
-    return Deadline::at(c.since + store_protocol::handshake_limit);
-  }
-
-  void drop_late_strangers() {
-    for (const std::uint64_t number : strangers_) {
-      if (!handshake_deadline(*find(number)).passed()) return;
-      dead_.push_back(number);
+      connections_.erase(number);
     }
   }
 
@@ -708,10 +543,10 @@ class StoreServer {
     if (!accept_after_.passed()) {
       again = accept_after_;
     } else if (strangers_.size() >= strangers_allowed_) {
-      const std::uint64_t oldest = strangers_.front();
-      const Deadline fair = Deadline::at(find(oldest)->since + fair_time);
+      Connection& oldest = *find(strangers_.front());
+      const Deadline fair = oldest.deadline(fair_time);
       if (fair.passed()) {
-        dead_.push_back(oldest);
+        end(oldest);
         bury();
       } else {
         again = fair;
@@ -733,19 +568,13 @@ class StoreServer {
         if (errno != EAGAIN) accept_after_ = Deadline::after(std::chrono::milliseconds(50));
         return;
       }
-      auto c = std::make_unique<Connection>();
-      c->socket = std::move(socket);
-      c->nonce = random_bytes(store_protocol::nonce_bytes);
-      c->since = Deadline::Clock::now();
-      const std::string hello = text({store_protocol::magic, c->nonce});
-      // A new socket's buffer takes 24 bytes; a peer that has gone already is noticed by epoll.
-      [[maybe_unused]] const ssize_t n =
-          ::send(c->socket.get(), hello.data(), hello.size(), MSG_NOSIGNAL);
-      c->observed = EPOLLIN | EPOLLRDHUP;
-      c->number = next_number_;
-      if (!observe(c->socket.get(), c->number, c->observed, EPOLL_CTL_ADD)) continue;
-      strangers_.push_back(next_number_++);
-      connections_.push_back(std::move(c));
+      Connection c{next_number_++, std::move(socket), random_bytes(store_protocol::nonce_bytes),
+                   Deadline::Clock::now()};
+      c.observed = EPOLLIN | EPOLLRDHUP;
+      if (!observe(c.socket.get(), c.number, c.observed, EPOLL_CTL_ADD)) continue;
+      strangers_.push_back(c.number);
+      const auto added = connections_.emplace(c.number, std::move(c)).first;
+      send(added->second, text({store_protocol::magic, added->second.nonce}));
     }
   }
 
@@ -760,10 +589,9 @@ class StoreServer {
 
   // Used by the server's thread only. Connections are numbered in the order in which they came.
   StoreTable table_;
-  Connections connections_;               // ascending
+  std::map<std::uint64_t, Connection> connections_;
   std::vector<std::uint64_t> strangers_;  // ascending, a thousand at most
-  std::vector<std::uint64_t> dead_;       // may have one twice
-  std::vector<StoreAnswer> answers_;
+  std::vector<std::uint64_t> dead_;
   std::uint64_t next_number_ = listener_number + 1;
   bool listens_ = false;
   Deadline accept_after_ = Deadline::after(std::chrono::milliseconds(0));

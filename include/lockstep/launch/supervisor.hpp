@@ -11,23 +11,13 @@
 #include <unistd.h>
 #include <algorithm>
 #include <csignal>
-#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "lockstep/core/deadline.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/file.hpp"
-#include "lockstep/core/macros.hpp"
-#include "lockstep/core/standard.hpp"
 #include "lockstep/core/terminal.hpp"
-#include "lockstep/core/text.hpp"
-#include "lockstep/core/utility.hpp"
 #include "lockstep/launch/outcome.hpp"
 #include "lockstep/launch/output.hpp"
 
@@ -35,24 +25,12 @@ LOCKSTEP_COLD_BEGIN
 
 namespace lockstep::detail {
 
-/// Whether ranks save their state when they are asked to end.
-enum class OnRequest { end, save };
-
-/// What ranks do that have these arguments, the program's name first.
-inline OnRequest on_request(const std::vector<std::string>& arguments) {
-  for (std::size_t i = 1; i < arguments.size() && arguments[i] != "--"; ++i) {
-    const std::string& word = arguments[i];
-    if (word == "--checkpoint" || word.starts_with("--checkpoint=")) return OnRequest::save;
-  }
-  return OnRequest::end;
-}
-
 /// How long ranks have between SIGTERM and SIGKILL: 8 s, two less than the ten after which the job
 /// must be over, or 60 s where they have to finish a step and to write a checkpoint.
 /// LOCKSTEP_GRACE_SECONDS sets another time.
-inline std::chrono::milliseconds termination_grace(OnRequest request) {
+inline std::chrono::milliseconds termination_grace(bool saves) {
   const char* text = std::getenv("LOCKSTEP_GRACE_SECONDS");
-  if (text == nullptr) return std::chrono::seconds(request == OnRequest::save ? 60 : 8);
+  if (text == nullptr) return std::chrono::seconds(saves ? 60 : 8);
   return parse_seconds("LOCKSTEP_GRACE_SECONDS", text);
 }
 
@@ -61,27 +39,16 @@ inline std::chrono::milliseconds termination_grace(OnRequest request) {
 struct Child {
   Rank rank;
   pid_t pid = -1;
-  Descriptor handle;  // a pidfd: readable once the process has ended
-  Descriptor out;
-  Descriptor err;
-  Descriptor report;  // where it says why it fails
-  LineCutter out_lines;
-  LineCutter err_lines;
-  std::string report_bytes;
+  Descriptor handle;    // a pidfd: readable once the process has ended
+  Descriptor pipes[3];  // its stdout, its stderr, and where it says why it fails
+  LineCutter lines[2];
+  std::string report;
   bool running = false;
   ExitStatus status;
-
-  /// Its stdout (1), stderr (2) or report (3).
-  Descriptor& pipe(int stream) { return stream == 1 ? out : stream == 2 ? err : report; }
 
   /// Signals the whole process group, and so also the processes that the rank has started.
   void send(int signal) const {
     if (running && ::kill(-pid, signal) != 0) ::kill(pid, signal);
-  }
-
-  /// Signals the rank alone: what it has started may not know the signal, and would die of it.
-  void send_alone(int signal) const {
-    if (running) ::kill(pid, signal);
   }
 
   /// Collects a process that has ended.
@@ -101,60 +68,6 @@ struct Child {
   }
 };
 
-/// Forks a child that runs `body`, which must not return. `report` is this end of the pipe through
-/// which it tells a `Failure`.
-///
-/// The kernel kills the child when the thread that forked it ends, so that thread has to stay until
-/// the child has ended. The child leads a process group of its own: Ctrl-C at a terminal reaches
-/// the launcher alone, which then ends the ranks, and a rank can be ended together with the
-/// processes it has started. A background group cannot read the terminal, so its stdin is empty.
-inline Child start_child(Rank rank, Descriptor report, const sigset_t& signal_mask,
-                         FunctionRef<void()> body) {
-  Pipe out = make_pipe();
-  Pipe err = make_pipe();
-  const pid_t parent = ::getpid();
-  Child child;
-  child.rank = rank;
-  child.pid = ::fork();
-  if (child.pid == 0) {
-    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (::getppid() != parent) ::_exit(128 + SIGKILL);  // it died before the line above
-    ::setpgid(0, 0);
-    const int nothing = ::open("/dev/null", O_RDONLY);
-    ::dup2(nothing, 0);
-    ::close(nothing);
-    ::dup2(out.write.get(), 1);
-    ::dup2(err.write.get(), 2);
-    ::pthread_sigmask(SIG_SETMASK, &signal_mask, nullptr);
-    body();
-    ::_exit(127);
-  }
-  if (child.pid < 0) {
-    fail("launch", {"the process could not be started: ", error_text(errno)},
-         "start fewer ranks, or raise the limits on processes and memory", rank);
-  }
-  child.running = true;
-  ::setpgid(child.pid, child.pid);  // in both, because either may come first
-  child.handle = Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, child.pid, 0)));
-  if (!child.handle) {
-    const std::string why = error_text(errno);
-    child.send(SIGKILL);
-    child.reap();
-    fail("launch", {"the process cannot be watched (pidfd_open): ", why},
-         "use Linux 5.3 or later, and raise the limit on open files (ulimit -n)", rank);
-  }
-  child.out = std::move(out.read);
-  child.err = std::move(err.read);
-  child.report = std::move(report);
-  make_nonblocking(child.out.get());
-  make_nonblocking(child.err.get());
-  make_nonblocking(child.report.get());
-  return child;
-}
-
-/// Whether the supervisor prints why ranks failed, or leaves that to its caller.
-enum class Failures { printed, returned };
-
 /// The prefix of every line that a rank prints.
 inline std::string line_prefix(Rank rank) { return text({"[rank ", rank, "] "}); }
 
@@ -164,10 +77,9 @@ inline std::string line_prefix(Rank rank) { return text({"[rank ", rank, "] "});
 /// signal ends the process, and its ranks with it.
 class Supervisor {
  public:
-  explicit Supervisor(Failures failures, OnRequest request = OnRequest::end)
-      : prints_failures_(failures == Failures::printed),
-        saves_(request == OnRequest::save),
-        grace_(termination_grace(request)) {
+  /// With `prints` it says why ranks failed; otherwise that is left to the caller.
+  Supervisor(bool prints, bool saves)
+      : prints_failures_(prints), saves_(saves), grace_(termination_grace(saves)) {
     sigset_t blocked;
     sigset_t watched;
     ::sigemptyset(&blocked);
@@ -207,10 +119,53 @@ class Supervisor {
     ::pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);
   }
 
-  /// Starts one rank: `body` runs in a forked process and must not return. It writes a `Failure` to
-  /// the other end of `report` if it fails.
+  /// Forks a rank that runs `body`, which must not return, and which tells a `Failure` through the
+  /// other end of `report`.
+  ///
+  /// The kernel kills the child when the thread that forked it ends, so that thread has to stay
+  /// until the child has ended. The child leads a process group of its own: Ctrl-C at a terminal
+  /// reaches the launcher alone, which then ends the ranks, and a rank can be ended together with
+  /// the processes it has started. A background group cannot read the terminal, so its stdin is
+  /// empty.
   void start(Rank rank, Descriptor report, FunctionRef<void()> body) {
-    children_.push_back(start_child(rank, std::move(report), mask_before_, body));
+    Pipe out = make_pipe();
+    Pipe err = make_pipe();
+    const pid_t parent = ::getpid();
+    Child child;
+    child.rank = rank;
+    child.pid = ::fork();
+    if (child.pid == 0) {
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      if (::getppid() != parent) ::_exit(128 + SIGKILL);  // it died before the line above
+      ::setpgid(0, 0);
+      const int nothing = ::open("/dev/null", O_RDONLY);
+      ::dup2(nothing, 0);
+      ::close(nothing);
+      ::dup2(out.write.get(), 1);
+      ::dup2(err.write.get(), 2);
+      ::pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);
+      body();
+      ::_exit(127);
+    }
+    if (child.pid < 0) {
+      fail("launch", {"the process could not be started: ", error_text(errno)},
+           "start fewer ranks, or raise the limits on processes and memory", rank);
+    }
+    child.running = true;
+    ::setpgid(child.pid, child.pid);  // in both, because either may come first
+    child.handle = Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, child.pid, 0)));
+    if (!child.handle) {
+      const std::string why = error_text(errno);
+      child.send(SIGKILL);
+      child.reap();
+      fail("launch", {"the process cannot be watched (pidfd_open): ", why},
+           "use Linux 5.3 or later, and raise the limit on open files (ulimit -n)", rank);
+    }
+    child.pipes[0] = std::move(out.read);
+    child.pipes[1] = std::move(err.read);
+    child.pipes[2] = std::move(report);
+    for (const Descriptor& pipe : child.pipes) make_nonblocking(pipe.get());
+    children_.push_back(std::move(child));
   }
 
   /// Passes output on until every rank has ended. A failure or a signal ends all ranks: by SIGTERM,
@@ -219,8 +174,8 @@ class Supervisor {
   Outcome run() {
     while (is_any_running() || (!queue_.is_empty() && !is_time_over())) {
       wait_for_events();
-      if (settled_at_ && settled_at_->passed()) settle();
-      if (kill_at_ && kill_at_->passed()) kill_rest();
+      if (settled_at_.passed()) settle();
+      if (kill_at_.passed()) kill_rest();
     }
     settle();
     for (Child& child : children_) {
@@ -234,23 +189,21 @@ class Supervisor {
 
  private:
   bool is_any_running() const {
-    for (const Child& child : children_) {
-      if (child.running) return true;
-    }
-    return false;
+    return std::any_of(children_.begin(), children_.end(),
+                       [](const Child& child) { return child.running; });
   }
 
   void wait_for_events() {
     std::vector<pollfd> polled(2 + 4 * children_.size(), pollfd{-1, POLLIN, 0});
     polled[0].fd = signals_.get();
     if (!queue_.is_empty()) polled[1] = {queue_.next_stream(), POLLOUT, 0};
-    // poll() ignores negative descriptors: closed pipes, and all pipes while the queue is full.
+    // poll() ignores negative descriptors: closed pipes, and all output while the queue is full.
     for (std::size_t i = 0; i < children_.size(); ++i) {
       const Child& child = children_[i];
       if (child.running) polled[4 * i + 2].fd = child.handle.get();
-      if (!queue_.is_full()) polled[4 * i + 3].fd = child.out.get();
-      if (!queue_.is_full()) polled[4 * i + 4].fd = child.err.get();
-      polled[4 * i + 5].fd = child.report.get();
+      for (std::size_t p = 0; p < 3; ++p) {
+        if (p == 2 || !queue_.is_full()) polled[4 * i + 3 + p].fd = child.pipes[p].get();
+      }
     }
     if (::poll(polled.data(), polled.size(), next_deadline().poll_timeout()) <= 0) return;
     if (polled[0].revents != 0) read_signal();
@@ -264,14 +217,12 @@ class Supervisor {
       if (child.status.is_stopped()) outcome_.stopped.push_back(child.rank);
       if (!child.status.is_failure()) continue;
       drain(child);
-      failed.push_back({child.rank, child.status, Failure::from_bytes(child.report_bytes)});
+      failed.push_back({child.rank, child.status, Failure::from_bytes(child.report)});
     }
     judge(failed);
     for (std::size_t i = 0; i < children_.size(); ++i) {
-      for (std::size_t stream : {1, 2, 3}) {
-        if (polled[4 * i + 2 + stream].revents != 0) {
-          read_some(children_[i], static_cast<int>(stream));
-        }
+      for (std::size_t p = 0; p < 3; ++p) {
+        if (polled[4 * i + 3 + p].revents != 0) read_some(children_[i], p);
       }
     }
   }
@@ -284,8 +235,8 @@ class Supervisor {
         if (end.precedence() != precedence) continue;
         if (end.is_consequence()) {
           outcome_.consequences.push_back(end);
-          if (!settled_at_) settled_at_ = Deadline::after(std::min(grace_, settling));
-        } else if (kill_at_) {
+          settled_at_ = sooner(settled_at_, Deadline::after(std::min(grace_, settling)));
+        } else if (is_ending_) {
           if (!outcome_.late || outcome_.late->is_ended()) outcome_.late = end;
           print_failure(end);
         } else if (end.status.signal == SIGUSR1 && is_usr1_sent_) {
@@ -300,20 +251,19 @@ class Supervisor {
   /// Ranks have failed because of a rank that is not known here, so the end that was noticed first
   /// counts as the first failure.
   void settle() {
-    settled_at_.reset();
-    if (kill_at_ || outcome_.consequences.empty()) return;
+    settled_at_ = Deadline::never();
+    if (is_ending_ || outcome_.consequences.empty()) return;
     const RankEnd first = outcome_.consequences.front();
     outcome_.consequences.erase(outcome_.consequences.begin());
     begin_end(first);
   }
 
   void begin_end(const RankEnd& first) {
-    const std::string words = first.words();
     outcome_.first = first;
     print_failure(first);
     if (prints_failures_) {
-      queue_.push(2,
-                  text({"lockstep: ", words, is_any_running() ? "; ending the others\n" : "\n"}));
+      queue_.push(2, text({"lockstep: ", first.words(),
+                           is_any_running() ? "; ending the others\n" : "\n"}));
     }
     terminate();
   }
@@ -327,7 +277,7 @@ class Supervisor {
   void print_failure(const RankEnd& end) {
     if (!prints_failures_ || !end.failure) return;
     LineCutter lines;
-    const auto print = [&](std::string_view line) { pass_on(end.rank, 2, line); };
+    const auto print = [&](std::string_view line, bool) { pass_on(end.rank, 1, line, false); };
     lines.feed(end.failure->text(end.rank), print);
     lines.finish(print);
   }
@@ -338,7 +288,10 @@ class Supervisor {
     const int signal = static_cast<int>(info.ssi_signo);
     if (signal == SIGUSR1) {
       is_usr1_sent_ = true;
-      for (const Child& child : children_) child.send_alone(SIGUSR1);
+      // The rank alone: what it has started may not know the signal, and would die of it.
+      for (const Child& child : children_) {
+        if (child.running) ::kill(child.pid, SIGUSR1);
+      }
       return;
     }
     outcome_.is_unwanted = true;
@@ -347,9 +300,9 @@ class Supervisor {
       const bool is_cause = !outcome_.first && outcome_.interrupted == 0;
       if (is_cause) outcome_.interrupted = signal;
       write_until_ = Deadline::after(std::chrono::milliseconds(0));
-    } else if (again_at_ && !again_at_->passed()) {
+    } else if (again_at_.is_ever() && !again_at_.passed()) {
       return;
-    } else if (kill_at_) {
+    } else if (is_ending_) {
       kill_rest();
       write_until_ = Deadline::after(std::chrono::milliseconds(500));
     } else {
@@ -366,6 +319,7 @@ class Supervisor {
 
   void terminate() {
     // Ranks that save have the same limit themselves, and say that it is over.
+    is_ending_ = true;
     kill_at_ = Deadline::after(grace_ + std::chrono::milliseconds(saves_ ? 500 : 0));
     for (const Child& child : children_) {
       child.send(SIGTERM);
@@ -383,55 +337,56 @@ class Supervisor {
   }
 
   /// Is the time for the remaining output over?
-  bool is_time_over() const { return write_until_ && write_until_->passed(); }
+  bool is_time_over() const { return write_until_.passed(); }
 
   Deadline next_deadline() const {
-    const Deadline kill =
-        sooner(kill_at_.value_or(Deadline::never()), settled_at_.value_or(Deadline::never()));
-    return write_until_ && !write_until_->passed() ? sooner(kill, *write_until_) : kill;
+    const Deadline kill = sooner(kill_at_, settled_at_);
+    return is_time_over() ? kill : sooner(kill, write_until_);
   }
 
-  /// Reads one piece of a rank's stdout (1), stderr (2) or report (3). False when there is nothing
-  /// now, or nothing any more.
-  bool read_some(Child& child, int stream) {
-    Descriptor& pipe = child.pipe(stream);
+  /// Reads one piece of a rank's output or report. False when there is nothing now, or nothing any
+  /// more.
+  bool read_some(Child& child, std::size_t which) {
     char buffer[65536];
-    const ssize_t n = ::read(pipe.get(), buffer, sizeof buffer);
+    const ssize_t n = ::read(child.pipes[which].get(), buffer, sizeof buffer);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) return false;
     if (n <= 0) {
-      pipe.close();
+      child.pipes[which].close();
       return false;
     }
     const std::string_view bytes(buffer, static_cast<std::size_t>(n));
-    if (stream == 3) {
-      child.report_bytes += bytes;
+    if (which == 2) {
+      child.report += bytes;
       return true;
     }
-    LineCutter& lines = stream == 1 ? child.out_lines : child.err_lines;
-    lines.feed(
-        bytes, [&](std::string_view line) { pass_on(child.rank, stream, line); },
-        [&](std::string_view text) { queue_.push_status(line_prefix(child.rank), text); });
+    child.lines[which].feed(bytes, [&](std::string_view line, bool is_status) {
+      pass_on(child.rank, which, line, is_status);
+    });
     return true;
   }
 
   /// Reads the rest of an ended rank's pipes, 1 MiB at most, because processes that the rank has
   /// left behind may still be writing.
   void drain(Child& child) {
-    for (int stream : {1, 2, 3}) {
-      for (int i = 0; i < 16 && child.pipe(stream) && read_some(child, stream);) ++i;
-      child.pipe(stream).close();
+    for (std::size_t p = 0; p < 3; ++p) {
+      for (int i = 0; i < 16 && child.pipes[p] && read_some(child, p);) ++i;
+      child.pipes[p].close();
     }
-    child.out_lines.finish([&](std::string_view line) { pass_on(child.rank, 1, line); });
-    child.err_lines.finish([&](std::string_view line) { pass_on(child.rank, 2, line); });
+    for (std::size_t p = 0; p < 2; ++p) {
+      child.lines[p].finish(
+          [&](std::string_view line, bool) { pass_on(child.rank, p, line, false); });
+    }
   }
 
-  void pass_on(Rank rank, int stream, std::string_view line) {
-    queue_.push(stream, text({line_prefix(rank), line, "\n"}));
+  /// Prints a rank's line on stdout (0) or stderr (1), or shows its status line.
+  void pass_on(Rank rank, std::size_t which, std::string_view line, bool is_status) {
+    if (is_status) return queue_.push_status(line_prefix(rank), line);
+    queue_.push(which == 0 ? 1 : 2, text({line_prefix(rank), line, "\n"}));
   }
 
   /// Empties the queue after all ranks have ended, unless a signal says otherwise.
   void write_queue() {
-    kill_at_.reset();
+    kill_at_ = Deadline::never();
     while (!queue_.is_empty()) {
       pollfd polled[] = {{signals_.get(), POLLIN, 0}, {queue_.next_stream(), POLLOUT, 0}};
       const int ready = is_time_over() ? 0 : ::poll(polled, 2, next_deadline().poll_timeout());
@@ -455,10 +410,11 @@ class Supervisor {
   std::vector<Child> children_;
   OutputQueue queue_{detect_terminal(stdout).is_terminal};
   bool killed_ = false;
-  std::optional<Deadline> settled_at_;   // set once a rank has failed because of another
-  std::optional<Deadline> kill_at_;      // set once the job is ending
-  std::optional<Deadline> again_at_;     // when another signal counts
-  std::optional<Deadline> write_until_;  // set once a signal has come
+  bool is_ending_ = false;
+  Deadline kill_at_ = Deadline::never();      // once the job is ending
+  Deadline settled_at_ = Deadline::never();   // once a rank has failed because of another
+  Deadline again_at_ = Deadline::never();     // when another signal counts
+  Deadline write_until_ = Deadline::never();  // once a signal has come
   Outcome outcome_;
 };
 

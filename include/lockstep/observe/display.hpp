@@ -2,14 +2,17 @@
 #pragma once
 /// @file Shows the progress of a run: a bar on a terminal, a line now and then elsewhere.
 
+#include <stdio_ext.h>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/standard.hpp"
 #include "lockstep/core/terminal.hpp"
+#include "lockstep/core/text.hpp"
 #include "lockstep/observe/summary.hpp"
 
 LOCKSTEP_COLD_BEGIN
@@ -28,17 +31,14 @@ std::string progress_line(const EpochSummary& now, std::uint64_t batches, const 
 /// The time that a display goes by: the steady clock's, or what a test says.
 struct DisplayClock {
   using time_point = std::chrono::steady_clock::time_point;
-  struct Fake {
-    time_point time;
-    int looks = 0;
-  };
-  static inline Fake* fake = nullptr;
+  static inline const time_point* fake = nullptr;
+  static inline int fake_looks = 0;
 
   static time_point now() {
     if (fake == nullptr) [[likely]]
       return std::chrono::steady_clock::now();
-    ++fake->looks;
-    return fake->time;
+    ++fake_looks;
+    return *fake;
   }
 };
 
@@ -98,7 +98,11 @@ class ProgressDisplay {
   EpochSummary summary() const { return summary_at(detail::DisplayClock::now()); }
 
   /// Shows the summary of the epoch.
-  EpochSummary end_epoch();
+  EpochSummary end_epoch() {
+    EpochSummary all = summary();
+    end_epoch(all);
+    return all;
+  }
   /// Shows a summary to which the caller has added the loss of all ranks, or scores.
   void end_epoch(const EpochSummary& all) { print(all.text()); }
 
@@ -106,10 +110,15 @@ class ProgressDisplay {
   bool is_quiet() const { return terminal_.is_quiet; }
 
   /// Prints a line above the bar.
-  void print(std::string_view line);
+  void print(std::string_view line) {
+    clear();
+    write(detail::text({line, "\n"}));
+  }
 
   /// Removes the bar from the screen until it is drawn again.
-  void clear();
+  void clear() {
+    if (std::exchange(drawn_, false)) write(has_begun_line() ? "\n" : "\033[K\r");
+  }
 
   double total_seconds() const { return seconds(detail::DisplayClock::now() - created_); }
 
@@ -126,7 +135,11 @@ class ProgressDisplay {
   void look();
   void show(Time time);
   /// Does stdio hold a line that the program has begun and not ended?
-  bool has_begun_line() const;
+  bool has_begun_line() const {
+    // A buffer that is not flushed at the end of a line holds whole lines too.
+    return terminal_.is_terminal && terminal_.file != nullptr && ::__flbf(terminal_.file) != 0 &&
+           ::__fpending(terminal_.file) > waiting_;
+  }
 
   /// Writes text in one piece and at once: stdio keeps back text that does not end in a newline.
   void write(std::string_view text);

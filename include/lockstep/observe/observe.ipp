@@ -3,40 +3,23 @@
 /// @file Definitions of this folder.
 
 #include <fcntl.h>
-#include <stdio_ext.h>
 #include <unistd.h>
 #include <algorithm>
 #include <cerrno>
-#include <cstddef>
-#include <cstdio>
-#include <cstdlib>
-#include <utility>
 
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/macros.hpp"
-#include "lockstep/core/text.hpp"
+#include "lockstep/core/file.hpp"
+#include "lockstep/launch/store_protocol.hpp"
 #include "lockstep/observe/display.hpp"
-#include "lockstep/observe/log.hpp"
-#include "lockstep/observe/scores.hpp"
-#include "lockstep/observe/summary.hpp"
 
 LOCKSTEP_COLD_BEGIN
 
 namespace lockstep {
 
-LOCKSTEP_INLINE bool Scores::contains(std::string_view name) const {
-  for (const Score& score : scores_) {
-    if (score.name == name) return true;
-  }
-  return false;
-}
-
 LOCKSTEP_INLINE const Score& Scores::find(std::string_view name) const {
-  for (const Score& score : scores_) {
-    if (score.name == name) return score;
-  }
   std::string known;
   for (const Score& score : scores_) {
+    if (score.name == name) return score;
     known += detail::text({known.empty() ? "there are: " : ", ", score.name});
   }
   if (known.empty()) known = "nothing was counted yet";
@@ -55,32 +38,111 @@ LOCKSTEP_INLINE void Tally::add(std::string_view name, double sum, double count)
 
 LOCKSTEP_INLINE Scores Tally::scores() const {
   std::vector<Score> scores;
-  scores.reserve(entries_.size());
   for (const Entry& entry : entries_) {
     scores.push_back({entry.name, entry.sum / entry.count, entry.count});
   }
   return Scores(std::move(scores));
 }
 
-namespace detail {
+LOCKSTEP_INLINE std::string EpochSummary::title() const {
+  const std::string of = epochs == 0 ? "" : detail::text({"/", epochs});
+  return detail::text({"epoch ", epoch, of});
+}
+
+LOCKSTEP_INLINE std::string EpochSummary::text() const {
+  std::string line = detail::text({title(), "  ", steps, " steps"});
+  if (loss) line += detail::text({"  loss ", value_text(*loss)});
+  for (const Score& score : scores) {
+    line += detail::text({"  ", score.name, " ", value_text(score.mean)});
+  }
+  return detail::text({line, "  ", detail::rate_text(samples_per_second()), " samples/s  ",
+                       detail::duration_text(seconds)});
+}
+
+LOCKSTEP_INLINE JsonLine EpochSummary::json() const {
+  JsonLine line;
+  line.add("epoch", epoch).add("epochs", epochs).add("steps", steps).add("samples", samples);
+  line.add("seconds", seconds);
+  if (loss) line.add("loss", *loss);
+  for (const Score& score : scores) line.add(score.name, score.mean);
+  return line;
+}
+
+LOCKSTEP_INLINE void ProgressDisplay::begin_epoch(std::uint64_t epoch, std::uint64_t epochs,
+                                                  std::uint64_t batches) {
+  now_ = {};
+  now_.epoch = epoch;
+  now_.epochs = epochs;
+  batches_ = batches;
+  loss_sum_ = 0;
+  loss_samples_ = 0;
+  steps_per_look_ = until_look_ = 1;
+  begin_ = looked_ = shown_ = Clock::now();
+  if (terminal_.is_terminal) show(begin_);
+}
+
+LOCKSTEP_INLINE void ProgressDisplay::go_on(const EpochSummary& so_far) {
+  now_.steps = so_far.steps;
+  now_.samples = so_far.samples;
+  begin_ -=
+      std::chrono::duration_cast<Time::duration>(std::chrono::duration<double>(so_far.seconds));
+  if (!so_far.loss) return;
+  loss_samples_ = so_far.samples;
+  loss_sum_ = *so_far.loss * static_cast<double>(so_far.samples);
+}
+
+LOCKSTEP_INLINE EpochSummary ProgressDisplay::summary_at(Time time) const {
+  EpochSummary all = now_;
+  all.seconds = seconds(time - begin_);
+  if (loss_samples_ > 0) all.loss = loss_sum_ / static_cast<double>(loss_samples_);
+  return all;
+}
+
+LOCKSTEP_INLINE void ProgressDisplay::look() {
+  const Time time = Clock::now();
+  const bool brief = time - looked_ < std::chrono::milliseconds(10);
+  steps_per_look_ = brief && !looks_often_ ? std::min(2 * steps_per_look_, 16u) : 1;
+  until_look_ = steps_per_look_;
+  looked_ = time;
+  const std::chrono::milliseconds pause(terminal_.is_terminal ? 100 : 10'000);
+  if (time - shown_ >= pause) show(time);
+}
+
+LOCKSTEP_INLINE void ProgressDisplay::show(Time time) {
+  shown_ = time;
+  if (terminal_.is_quiet || has_begun_line()) return;
+  if (terminal_.is_own) {  // windows change their width
+    terminal_.columns =
+        detail::terminal_columns(::fileno(terminal_.file)).value_or(terminal_.columns);
+  }
+  const std::string line = detail::progress_line(summary_at(time), batches_, terminal_);
+  drawn_ = terminal_.is_terminal;
+  write(detail::text({line, drawn_ ? "\033[K\r" : "\n"}));
+  if (!drawn_ || !terminal_.is_own || ::__flbf(terminal_.file) == 0) return;
+  waiting_ = std::fwrite("\033[K", 1, 3, terminal_.file);
+}
+
+LOCKSTEP_INLINE void ProgressDisplay::write(std::string_view text) {
+  if (terminal_.file == nullptr) return;
+  std::fwrite(text.data(), 1, text.size(), terminal_.file);
+  std::fflush(terminal_.file);
+  waiting_ = 0;
+}
+
+}  // namespace lockstep
+
+namespace lockstep::detail {
 
 LOCKSTEP_INLINE std::string packed_names(const Tally& tally) {
-  std::string packed;
-  for (const Tally::Entry& entry : tally) packed += text({entry.name.size(), ":", entry.name});
-  return packed;
+  store_protocol::Writer packed;
+  for (const Tally::Entry& entry : tally) packed.text(entry.name);
+  return packed.bytes();
 }
 
 LOCKSTEP_INLINE std::vector<std::string> unpacked_names(std::string_view packed) {
   std::vector<std::string> names;
-  while (!packed.empty()) {
-    const std::size_t colon = packed.find(':');
-    std::size_t size = 0;
-    for (const char digit : packed.substr(0, colon)) {
-      size = 10 * size + static_cast<std::size_t>(digit - '0');
-    }
-    names.emplace_back(packed.substr(colon + 1, size));
-    packed.remove_prefix(colon + 1 + size);
-  }
+  store_protocol::Reader reader(packed);
+  while (!reader.at_end()) names.emplace_back(reader.text());
   return names;
 }
 
@@ -91,9 +153,7 @@ LOCKSTEP_INLINE std::string quoted_list(const std::vector<std::string>& names) {
 }
 
 LOCKSTEP_INLINE std::size_t index_of(const std::vector<std::string>& names, std::string_view name) {
-  std::size_t i = 0;
-  while (i < names.size() && names[i] != name) ++i;
-  return i;
+  return static_cast<std::size_t>(std::find(names.begin(), names.end(), name) - names.begin());
 }
 
 LOCKSTEP_INLINE std::vector<std::string> common_names(const std::vector<std::string>& packed,
@@ -132,41 +192,11 @@ LOCKSTEP_INLINE std::vector<double> sums_and_counts(const Tally& tally,
   return totals;
 }
 
-}  // namespace detail
-
-LOCKSTEP_INLINE std::string EpochSummary::title() const {
-  return epochs == 0 ? detail::text({"epoch ", epoch})
-                     : detail::text({"epoch ", epoch, "/", epochs});
-}
-
-LOCKSTEP_INLINE std::string EpochSummary::text() const {
-  std::string line = detail::text({title(), "  ", steps, " steps"});
-  if (loss) line += detail::text({"  loss ", value_text(*loss)});
-  for (const Score& score : scores) {
-    line += detail::text({"  ", score.name, " ", value_text(score.mean)});
-  }
-  return detail::text({line, "  ", detail::rate_text(samples_per_second()), " samples/s  ",
-                       detail::duration_text(seconds)});
-}
-
-LOCKSTEP_INLINE JsonLine EpochSummary::json() const {
-  JsonLine line;
-  line.add("epoch", epoch).add("epochs", epochs).add("steps", steps).add("samples", samples);
-  line.add("seconds", seconds);
-  if (loss) line.add("loss", *loss);
-  for (const Score& score : scores) line.add(score.name, score.mean);
-  return line;
-}
-
-}  // namespace lockstep
-
-namespace lockstep::detail {
-
 LOCKSTEP_INLINE std::string progress_line(const EpochSummary& now, std::uint64_t batches,
                                           const Terminal& terminal) {
   const std::string title = now.title();
   const std::string steps = detail::text({now.steps});
-  std::string count;
+  std::string count = detail::text({"  ", steps, " steps"});
   std::string loss;
   std::string rate;
   std::string left;
@@ -174,8 +204,6 @@ LOCKSTEP_INLINE std::string progress_line(const EpochSummary& now, std::uint64_t
     const std::string all = detail::text({batches});
     const std::string blanks(all.size() > steps.size() ? all.size() - steps.size() : 0, ' ');
     count = detail::text({"  ", blanks, steps, "/", all});
-  } else {
-    count = detail::text({"  ", steps, " steps"});
   }
   if (now.loss) loss = detail::text({"  loss ", value_text(*now.loss)});
   if (now.steps > 0) rate = detail::text({"  ", rate_text(now.samples_per_second()), " samples/s"});
@@ -208,97 +236,6 @@ LOCKSTEP_INLINE std::string progress_line(const EpochSummary& now, std::uint64_t
                     terminal.color ? "\033[0m" : "", std::string(cells - filled, ' '), "]"}));
 }
 
-}  // namespace lockstep::detail
-
-namespace lockstep {
-
-LOCKSTEP_INLINE void ProgressDisplay::begin_epoch(std::uint64_t epoch, std::uint64_t epochs,
-                                                  std::uint64_t batches) {
-  now_ = {};
-  now_.epoch = epoch;
-  now_.epochs = epochs;
-  batches_ = batches;
-  loss_sum_ = 0;
-  loss_samples_ = 0;
-  steps_per_look_ = until_look_ = 1;
-  begin_ = looked_ = shown_ = Clock::now();
-  if (terminal_.is_terminal) show(begin_);
-}
-
-LOCKSTEP_INLINE void ProgressDisplay::go_on(const EpochSummary& so_far) {
-  now_.steps = so_far.steps;
-  now_.samples = so_far.samples;
-  begin_ -=
-      std::chrono::duration_cast<Time::duration>(std::chrono::duration<double>(so_far.seconds));
-  if (!so_far.loss) return;
-  loss_samples_ = so_far.samples;
-  loss_sum_ = *so_far.loss * static_cast<double>(so_far.samples);
-}
-
-LOCKSTEP_INLINE EpochSummary ProgressDisplay::end_epoch() {
-  EpochSummary all = summary();
-  end_epoch(all);
-  return all;
-}
-
-LOCKSTEP_INLINE void ProgressDisplay::print(std::string_view line) {
-  clear();
-  write(detail::text({line, "\n"}));
-}
-
-LOCKSTEP_INLINE void ProgressDisplay::clear() {
-  if (drawn_) write(has_begun_line() ? "\n" : "\033[K\r");
-  drawn_ = false;
-}
-
-LOCKSTEP_INLINE EpochSummary ProgressDisplay::summary_at(Time time) const {
-  EpochSummary all = now_;
-  all.seconds = seconds(time - begin_);
-  if (loss_samples_ > 0) all.loss = loss_sum_ / static_cast<double>(loss_samples_);
-  return all;
-}
-
-LOCKSTEP_INLINE void ProgressDisplay::look() {
-  const Time time = Clock::now();
-  const bool brief = time - looked_ < std::chrono::milliseconds(10);
-  steps_per_look_ = brief && !looks_often_ ? std::min(2 * steps_per_look_, 16u) : 1;
-  until_look_ = steps_per_look_;
-  looked_ = time;
-  const std::chrono::milliseconds pause(terminal_.is_terminal ? 100 : 10'000);
-  if (time - shown_ >= pause) show(time);
-}
-
-LOCKSTEP_INLINE void ProgressDisplay::show(Time time) {
-  shown_ = time;
-  if (terminal_.is_quiet || has_begun_line()) return;
-  if (terminal_.is_own) {  // windows change their width
-    terminal_.columns =
-        detail::terminal_columns(::fileno(terminal_.file)).value_or(terminal_.columns);
-  }
-  const std::string line = detail::progress_line(summary_at(time), batches_, terminal_);
-  drawn_ = terminal_.is_terminal;
-  write(detail::text({line, drawn_ ? "\033[K\r" : "\n"}));
-  if (!drawn_ || !terminal_.is_own || ::__flbf(terminal_.file) == 0) return;
-  waiting_ = std::fwrite("\033[K", 1, 3, terminal_.file);
-}
-
-LOCKSTEP_INLINE bool ProgressDisplay::has_begun_line() const {
-  // A buffer that is not flushed at the end of a line holds whole lines too.
-  return terminal_.is_terminal && terminal_.file != nullptr && ::__flbf(terminal_.file) != 0 &&
-         ::__fpending(terminal_.file) > waiting_;
-}
-
-LOCKSTEP_INLINE void ProgressDisplay::write(std::string_view text) {
-  if (terminal_.file == nullptr) return;
-  std::fwrite(text.data(), 1, text.size(), terminal_.file);
-  std::fflush(terminal_.file);
-  waiting_ = 0;
-}
-
-}  // namespace lockstep
-
-namespace lockstep::detail {
-
 LOCKSTEP_INLINE LogFile::LogFile(const std::string& path, Rank rank) : path_(path) {
   if (rank != Rank{0}) return;
   constexpr int flags = O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC;
@@ -313,23 +250,13 @@ LOCKSTEP_INLINE LogFile::LogFile(const std::string& path, Rank rank) : path_(pat
 
 LOCKSTEP_INLINE void LogFile::write(const JsonLine& line) {
   if (!file_) return;
-  const std::string bytes = detail::text({line.text(), "\n"});
-  std::size_t done = 0;
-  while (done < bytes.size()) {
-    const ssize_t n = ::write(file_.get(), bytes.data() + done, bytes.size() - done);
-    if (n >= 0) {
-      done += static_cast<std::size_t>(n);
-    } else if (errno != EINTR) {
-      const std::string why = error_text(errno);
-      // A part of the line may have been written: it is removed.
-      const off_t end = done == 0 ? -1 : ::lseek(file_.get(), 0, SEEK_END);
-      if (end >= 0) {
-        [[maybe_unused]] const int n = ::ftruncate(file_.get(), end - static_cast<off_t>(done));
-      }
-      detail::fail("log", {"'", path_, "' cannot be written: ", why},
-                   "make room there, or name a file elsewhere", Rank{0});
-    }
-  }
+  const off_t end = ::lseek(file_.get(), 0, SEEK_END);
+  if (write_all(file_.get(), detail::text({line.text(), "\n"}))) return;
+  const std::string why = error_text(errno);
+  // A part of the line may have been written: it is removed.
+  [[maybe_unused]] const int n = end < 0 ? 0 : ::ftruncate(file_.get(), end);
+  detail::fail("log", {"'", path_, "' cannot be written: ", why},
+               "make room there, or name a file elsewhere", Rank{0});
 }
 
 }  // namespace lockstep::detail

@@ -37,7 +37,12 @@ class Scores {
   double operator[](std::string_view name) const { return find(name).mean; }
   double count(std::string_view name) const { return find(name).count; }
 
-  bool contains(std::string_view name) const;
+  bool contains(std::string_view name) const {
+    for (const Score& score : scores_) {
+      if (score.name == name) return true;
+    }
+    return false;
+  }
   bool empty() const { return scores_.empty(); }
   std::size_t size() const { return scores_.size(); }
   auto begin() const { return scores_.begin(); }

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The figures of an epoch, as a line of text for people or of JSON for programs, and its
-/// wall time by phase.
+/// @file The figures of an epoch, as a line of text for people or of JSON for programs; its wall
+/// time by phase; and `--log FILE`, a JSON object per line.
 
 #include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
 
-#include "lockstep/core/json_line.hpp"
+#include "lockstep/core/file.hpp"
+#include "lockstep/core/json.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/standard.hpp"
+#include "lockstep/core/strong.hpp"
 #include "lockstep/observe/scores.hpp"
 
 LOCKSTEP_COLD_BEGIN
@@ -88,6 +90,27 @@ class PhaseTimes {
   Seconds waits_{};
   Seconds evaluations_{};
   Seconds in_loop_{};  // evaluations in the loop over the data
+};
+
+/// The log of a run. It appends to an existing file, so that a resumed run continues its log. Each
+/// line reaches the file whole and at once: a program that follows it (`tail -f`) never sees half a
+/// line, and a crash loses none.
+class LogFile {
+ public:
+  /// A log that drops all lines, for ranks other than the first.
+  LogFile() = default;
+
+  /// Opens `path` on rank 0.
+  LogFile(const std::string& path, Rank rank);
+
+  /// Are lines written? A rank that writes none need not make them.
+  explicit operator bool() const { return static_cast<bool>(file_); }
+
+  void write(const JsonLine& line);
+
+ private:
+  std::string path_;
+  Descriptor file_;
 };
 
 }  // namespace lockstep::detail

@@ -11,7 +11,6 @@
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/element.hpp"
-#include "lockstep/core/view.hpp"
 #include "lockstep/model/model.hpp"
 #include "lockstep/strategy/scatter.hpp"
 

@@ -1,21 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `Grid<6, 3>`: equal groups of neighbours, `[0 1 2] [3 4 5]`; the transpose of an even
-/// topology: the groups that join equal places of its groups; and nested splits: every group of a
-/// topology divided again.
+/// @file `Grid<6, 3>`: equal groups of neighbours, `[0 1 2] [3 4 5]`; and the transpose of an even
+/// topology: the groups that join equal places of its groups.
 
 #include <cstddef>
-#include <string>
 #include <type_traits>
 #include <utility>
 
-#include "lockstep/core/dynamic.hpp"
-#include "lockstep/core/error.hpp"
 #include "lockstep/topology/topology.hpp"
 
 namespace lockstep {
 
 namespace detail {
+
+/// Does a world of `world` ranks divide into groups of `group`? True while a size is not known.
+constexpr bool divides(std::size_t group, std::size_t world) {
+  return group == dynamic || world == dynamic || (group != 0 && world % group == 0);
+}
+
+inline void check_divides(std::size_t group, std::size_t world) {
+  if (world != 0 && divides(group, world)) return;
+  fail("topology", {"a world of ", world, " does not divide into groups of ", group},
+       "choose a group size that divides the world size");
+}
 
 /// The transpose: of `[0 1 2] [3 4 5]` the groups `[0 3] [1 4] [2 5]`.
 template <class T>
@@ -31,8 +38,7 @@ class TransposeOf : public TopologyQueries<TransposeOf<T>> {
 
   constexpr WorldSize world_size() const { return original_.world_size(); }
   constexpr std::size_t group_world_size() const { return original_.group_size(); }
-  constexpr std::size_t group_size() const { return original_.group_world_size(); }
-  constexpr std::size_t group_size(GroupRank) const { return group_size(); }
+  constexpr std::size_t group_size(GroupRank = {}) const { return original_.group_world_size(); }
   constexpr GroupRank group_rank(Rank rank) const {
     return GroupRank{original_.local_group_rank(rank).value()};
   }
@@ -62,23 +68,6 @@ constexpr T transpose(detail::TransposeOf<T> topology) {
 }
 template <class T>
 using Transposed = decltype(transpose(std::declval<T>()));
-
-namespace detail {
-
-/// Does a world of `world` ranks divide into groups of `group`? True while a size is not known.
-constexpr bool divides(std::size_t group, std::size_t world) {
-  return group == dynamic || world == dynamic || (group != 0 && world % group == 0);
-}
-
-inline void check_divides(std::size_t group, std::size_t world) {
-  if (world != 0 && divides(group, world)) return;
-  throw Error("topology",
-              "a world of " + std::to_string(world) + " does not divide into groups of " +
-                  std::to_string(group),
-              "choose a group size that divides the world size");
-}
-
-}  // namespace detail
 
 /// `WorldRanks` ranks in groups of `GroupRanks` neighbours. Either may be `dynamic`; then it is
 /// given, and checked, at construction: `Grid<dynamic, 3>{WorldSize{6}}`.
@@ -116,8 +105,7 @@ class Grid : public detail::TopologyQueries<Grid<WorldRanks, GroupRanks>> {
 
   constexpr WorldSize world_size() const { return WorldSize{world_.value()}; }
   constexpr std::size_t group_world_size() const { return world_.value() / group_.value(); }
-  constexpr std::size_t group_size() const { return group_.value(); }
-  constexpr std::size_t group_size(GroupRank) const { return group_.value(); }
+  constexpr std::size_t group_size(GroupRank = {}) const { return group_.value(); }
   constexpr GroupRank group_rank(Rank rank) const { return GroupRank{rank.value() / group_size()}; }
   constexpr LocalGroupRank local_group_rank(Rank rank) const {
     return LocalGroupRank{rank.value() % group_size()};
@@ -132,60 +120,5 @@ class Grid : public detail::TopologyQueries<Grid<WorldRanks, GroupRanks>> {
 };
 
 static_assert(detail::EvenTopology<Grid<6, 3>> && detail::EvenTopology<Grid<dynamic, dynamic>>);
-
-/// `Split<Grid<8, 4>, 2>` is `[0 1] [2 3] [4 5] [6 7]`; `Split<Transposed<Grid<8, 2>>, 2>` is
-/// `[0 2] [4 6] [1 3] [5 7]`: members of a parent group stay together, in the parent's order.
-template <class Parent, std::size_t Part>
-class Split : public detail::TopologyQueries<Split<Parent, Part>> {
-  static_assert(
-      detail::EvenTopology<Parent>,
-      "lockstep: only a topology whose groups all have the same size can be split evenly");
-  static_assert(detail::divides(Part, detail::static_group_size<Parent>()),
-                "lockstep: the part does not divide the group size; choose a part that divides it");
-
- public:
-  constexpr Split()
-    requires(Part != dynamic && std::is_empty_v<Parent>)
-  = default;
-  explicit Split(Parent parent)
-    requires(Part != dynamic)
-      : parent_(parent) {
-    detail::check_divides(Part, parent.group_size());
-  }
-  Split(Parent parent, std::size_t part)
-    requires(Part == dynamic)
-      : parent_(parent), part_(part) {
-    detail::check_divides(part, parent.group_size());
-  }
-
-  constexpr WorldSize world_size() const { return parent_.world_size(); }
-  constexpr std::size_t group_world_size() const {
-    return parent_.group_world_size() * parts_per_group();
-  }
-  constexpr std::size_t group_size() const { return part_.value(); }
-  constexpr std::size_t group_size(GroupRank) const { return part_.value(); }
-  constexpr GroupRank group_rank(Rank rank) const {
-    return GroupRank{parent_.group_rank(rank).value() * parts_per_group() +
-                     parent_.local_group_rank(rank).value() / group_size()};
-  }
-  constexpr LocalGroupRank local_group_rank(Rank rank) const {
-    return LocalGroupRank{parent_.local_group_rank(rank).value() % group_size()};
-  }
-  constexpr Rank member(GroupRank group, LocalGroupRank place) const {
-    const std::size_t part = group.value() % parts_per_group();
-    return parent_.member(GroupRank{group.value() / parts_per_group()},
-                          LocalGroupRank{part * group_size() + place.value()});
-  }
-
-  constexpr Parent parent() const { return parent_; }
-
- private:
-  constexpr std::size_t parts_per_group() const { return parent_.group_size() / part_.value(); }
-
-  [[no_unique_address]] Parent parent_;
-  [[no_unique_address]] Size<Part> part_;
-};
-
-static_assert(detail::EvenTopology<Split<Grid<8, 4>, 2>>);
 
 }  // namespace lockstep

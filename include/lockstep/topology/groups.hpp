@@ -8,16 +8,10 @@
 #include <concepts>
 #include <cstddef>
 #include <span>
-#include <string>
-#include <string_view>
 #include <type_traits>
 #include <vector>
 
-#include "lockstep/core/dynamic.hpp"
-#include "lockstep/core/error.hpp"
 #include "lockstep/core/hash.hpp"
-#include "lockstep/core/strong.hpp"
-#include "lockstep/policy/policy.hpp"
 #include "lockstep/topology/grid.hpp"
 #include "lockstep/topology/topology.hpp"
 
@@ -44,10 +38,9 @@ struct Partition {
     return g.value() == 0 ? 0 : ends[g.value() - 1];
   }
 
-  /// Takes `sizes[g]` ranks for each group g from `ranks`. The first fault ends it and names a
-  /// rank.
-  static constexpr Partition of(std::size_t world, std::span<const std::size_t> ranks,
-                                std::span<const std::size_t> sizes) {
+  /// Takes the ranks of each of the groups. The first fault ends it and names a rank.
+  template <class Lists>
+  static constexpr Partition of(std::size_t world, const Lists& lists) {
     Partition partition;
     Table seen{};
     if constexpr (WorldRanks == dynamic) {
@@ -61,16 +54,16 @@ struct Partition {
       return partition;
     };
     std::size_t count = 0;
-    for (const std::size_t size : sizes) {
-      if (size == 0) return failed(PartitionFault::empty_group, 0);
-      for (std::size_t i = 0; i < size; ++i) {
-        const std::size_t rank = ranks[count];
+    for (const auto& ranks : lists) {
+      if (ranks.empty()) return failed(PartitionFault::empty_group, 0);
+      std::size_t place = 0;
+      for (const std::size_t rank : ranks) {
         if (rank >= world) return failed(PartitionFault::out_of_range, rank);
         if (seen[rank] != 0) return failed(PartitionFault::overlap, rank);
         seen[rank] = 1;
         partition.listed[count++] = rank;
         partition.group[rank] = partition.groups;
-        partition.place[rank] = i;
+        partition.place[rank] = place++;
       }
       partition.ends[partition.groups++] = count;
     }
@@ -91,7 +84,9 @@ struct Groups : WithName<"Groups"> {};
 
 /// The ranks of one group, leader first.
 template <std::size_t... Ranks>
-struct Group {};
+struct Group {
+  static constexpr std::array<std::size_t, sizeof...(Ranks)> ranks{Ranks...};
+};
 
 namespace detail {
 
@@ -116,34 +111,9 @@ class PartitionQueries : public TopologyQueries<Self> {
   constexpr const auto& table() const { return static_cast<const Self&>(*this).partition(); }
 };
 
-template <std::size_t... Ranks>
-constexpr void append(Group<Ranks...>, std::size_t*& ranks, std::size_t*& sizes) {
-  ((*ranks++ = Ranks), ...);
-  *sizes++ = sizeof...(Ranks);
-}
-
-template <std::size_t... Ranks>
-constexpr std::size_t size_of(Group<Ranks...>) {
-  return sizeof...(Ranks);
-}
-
-template <std::size_t WorldRanks, class... Listed>
-consteval Partition<WorldRanks> make_partition() {
-  std::array<std::size_t, (size_of(Listed{}) + ... + 0)> ranks{};
-  std::array<std::size_t, sizeof...(Listed)> sizes{};
-  std::size_t* next_rank = ranks.data();
-  std::size_t* next_size = sizes.data();
-  (append(Listed{}, next_rank, next_size), ...);
-  return Partition<WorldRanks>::of(WorldRanks, ranks, sizes);
-}
-
 /// Stands for the groups of a job that has none.
 struct NoGroups {};
 
-template <class T>
-inline constexpr bool is_world = false;
-template <std::size_t N>
-inline constexpr bool is_world<World<N>> = true;
 template <class T>
 inline constexpr std::size_t ranks_of_world = 0;
 template <std::size_t N>
@@ -174,7 +144,7 @@ consteval bool fits_world() {
 
 /// A topology that the compiler knows, or that a job makes from its number of ranks.
 template <class T>
-concept JobTopology = Topology<T> && !is_world<T> &&
+concept JobTopology = Topology<T> && ranks_of_world<T> == 0 &&
                       ((std::is_empty_v<T> && std::default_initializable<T>) ||
                        std::constructible_from<T, WorldSize>);
 
@@ -194,17 +164,18 @@ T topology_for([[maybe_unused]] WorldSize world) {
 /// a policy instead (see below), and `Groups<>` the one of jobs without groups.
 template <class WorldPolicy = detail::NoGroups, class... Listed>
 class Groups : public detail::PartitionQueries<Groups<WorldPolicy, Listed...>> {
-  static_assert(detail::is_world<WorldPolicy>,
+  static constexpr std::size_t world_ranks = detail::ranks_of_world<WorldPolicy>;
+  static_assert(world_ranks != 0,
                 "lockstep: Groups takes a world and its groups, Groups<World<4>, Group<0, 3>, "
                 "Group<1, 2>>, or as a job's policy one topology whose group size is known, "
                 "Groups<Grid<8, 4>> or Groups<Grid<dynamic, 4>>");
-  static constexpr std::size_t world_ranks = detail::ranks_of_world<WorldPolicy>;
   static_assert(
       world_ranks != dynamic,
       "lockstep: groups listed as types need a world of known size; write World<N>, or give "
       "the groups at construction: Groups<World<dynamic>>{size, {...}}");
-  static constexpr auto listed =
-      detail::make_partition<world_ranks == dynamic ? 0 : world_ranks, Listed...>();
+  static constexpr std::size_t known_ranks = world_ranks == dynamic ? 0 : world_ranks;
+  static constexpr auto listed = detail::Partition<known_ranks>::of(
+      known_ranks, std::array<std::span<const std::size_t>, sizeof...(Listed)>{Listed::ranks...});
 
   static_assert(listed.fault != detail::PartitionFault::empty_group,
                 "lockstep: a group is empty; every group needs a rank");
@@ -223,24 +194,19 @@ class Groups : public detail::PartitionQueries<Groups<WorldPolicy, Listed...>> {
 template <>
 class Groups<World<dynamic>> : public detail::PartitionQueries<Groups<World<dynamic>>> {
  public:
-  Groups(WorldSize world, const std::vector<std::vector<std::size_t>>& groups) {
-    std::vector<std::size_t> ranks;
-    std::vector<std::size_t> sizes;
-    for (const auto& group : groups) {
-      ranks.insert(ranks.end(), group.begin(), group.end());
-      sizes.push_back(group.size());
-    }
-    partition_ = detail::Partition<dynamic>::of(world.value(), ranks, sizes);
-    if (partition_.fault == detail::PartitionFault::none) return;
-    const std::string rank = "rank " + std::to_string(partition_.culprit.value());
-    const char* const what[] = {"", "", " is outside the world", " is listed twice",
-                                " is in no group"};
-    throw Error("topology",
-                partition_.fault == detail::PartitionFault::empty_group
-                    ? "a group is empty"
-                    : rank + what[static_cast<int>(partition_.fault)],
-                "list every rank of the world of " + std::to_string(world.value()) +
-                    " in exactly one group");
+  Groups(WorldSize world, const std::vector<std::vector<std::size_t>>& groups)
+      : partition_(detail::Partition<dynamic>::of(world.value(), groups)) {
+    using enum detail::PartitionFault;
+    const auto fault = partition_.fault;
+    if (fault == none) return;
+    detail::fail(
+        "topology",
+        {fault == empty_group ? "a group is empty" : detail::text({"rank ", partition_.culprit}),
+         fault == out_of_range ? " is outside the world"
+         : fault == overlap    ? " is listed twice"
+         : fault == gap        ? " is in no group"
+                               : ""},
+        detail::text({"list every rank of the world of ", world, " in exactly one group"}));
   }
 
   const detail::Partition<dynamic>& partition() const { return partition_; }

@@ -6,14 +6,13 @@
 #include <algorithm>
 #include <concepts>
 #include <cstddef>
-#include <string>
-#include <string_view>
 #include <type_traits>
 #include <vector>
 
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/core/text.hpp"
 #include "lockstep/policy/policy.hpp"
 
 namespace lockstep {
@@ -113,8 +112,7 @@ struct World : detail::ValuePolicy<axes::World>, detail::TopologyQueries<World<N
 
   constexpr WorldSize world_size() const { return WorldSize{size_.value()}; }
   constexpr std::size_t group_world_size() const { return 1; }
-  constexpr std::size_t group_size() const { return size_.value(); }
-  constexpr std::size_t group_size(GroupRank) const { return size_.value(); }
+  constexpr std::size_t group_size(GroupRank = {}) const { return size_.value(); }
   constexpr GroupRank group_rank(Rank) const { return GroupRank{0}; }
   constexpr LocalGroupRank local_group_rank(Rank rank) const {
     return LocalGroupRank{rank.value()};
@@ -131,10 +129,8 @@ namespace detail {
 template <std::size_t N>
 void require_world(WorldSize world, Rank rank) {
   if (N == dynamic || N == world.value()) return;
-  throw Error("launch",
-              "the program is for " + std::to_string(N) + " ranks and the job has " +
-                  std::to_string(world.value()),
-              "start as many ranks as World<N> says, or use World<dynamic>", rank);
+  fail("launch", {"the program is for ", N, " ranks and the job has ", world},
+       "start as many ranks as World<N> says, or use World<dynamic>", rank);
 }
 
 static_assert(EvenTopology<World<4>> && EvenTopology<World<dynamic>>);

@@ -33,25 +33,22 @@ inline constexpr std::size_t static_world = Pick<axes::World, Policies>::static_
 }  // namespace detail
 
 /// How ranks on a device meet through a backend: `make<Policies>(session, name)` gives a rank its
-/// communicator, where `name` tells several meetings apart; and whether ranks are threads of one
-/// process. Specialised for the CPU here and in gloo.hpp, for GPUs in
+/// communicator, where `name` tells several meetings apart; and `ranks_are_threads` where they are
+/// threads of one process. Specialised for the CPU here and in gloo.hpp, for GPUs in
 /// trainer/cuda.cuh, nccl.cuh and gloo.cuh.
 template <class Device, class Backend>
 struct Connection;
 
 template <>
 struct Connection<Cpu, detail::NoBackend> {
-  static constexpr bool ranks_are_threads = false;
   template <class Policies>
-  static LoopbackCommunicator make(Session& session, const std::string& = "world") {
-    detail::require_world<1>(session.world(), session.rank());
+  static LoopbackCommunicator make(Session&, const std::string& = "world") {
     return {};
   }
 };
 
 template <>
 struct Connection<Cpu, Shm> {
-  static constexpr bool ranks_are_threads = false;
   template <class Policies>
   static auto make(Session& session, const std::string& name = "world") {
     return make_shm_communicator<detail::static_world<Policies>,
@@ -82,6 +79,7 @@ using CommunicatorOf =
 /// **Ranks** all. **Host** blocks until all have come.
 template <class Policies>
 CommunicatorOf<Policies> make_communicator(Session& session, const std::string& name = "world") {
+  require_world<static_world<Policies>>(session.world(), session.rank());
   return ConnectionOf<Policies>::template make<Policies>(session, name);
 }
 

@@ -23,10 +23,8 @@ namespace lockstep {
 
 template <>
 struct Connection<Cuda, detail::NoBackend> {
-  static constexpr bool ranks_are_threads = false;
   template <class Policies>
   static auto make(Session& session, const std::string& = "world") {
-    detail::require_world<1>(session.world(), session.rank());
     return CudaLoopbackCommunicator(detail::gpu_of(session.membership()));
   }
 };
@@ -74,7 +72,7 @@ class ReplicaMeeting<Cuda, Policies> {
       gpus_[i] = std::make_shared<Gpu>(rank, devices_[i]);
     }
     // The first replica's thread is the program's own, and is left where it is.
-    if (i != 0) stay_near_gpu(rank);
+    if (i != 0) stay_near(*gpus_[i]);
   }
   communicator join(Rank rank) {
     std::shared_ptr<Gpu> gpu = std::move(gpus_[rank.value()]);

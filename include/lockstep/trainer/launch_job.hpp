@@ -74,12 +74,12 @@ int launch_job(int argc, char** argv, Source& source, F& f) {
   };
   constexpr std::size_t ranks = Job::template policy<axes::World>::static_size;
   if constexpr (Job::is_one_process) {
-    return launch_alone(argc, argv, run, trainer_flags);
+    return launch_as(RanksAs::replicas, argc, argv, run, ranks, trainer_flags);
   } else if constexpr (Job::ranks_are_threads) {
-    return launch_threads(argc, argv, run, ranks,
-                          Job::spans_processes ? Processes::many : Processes::one, trainer_flags);
+    constexpr auto how = Job::spans_processes ? RanksAs::threads_of_processes : RanksAs::threads;
+    return launch_as(how, argc, argv, run, ranks, trainer_flags);
   } else {
-    return launch_processes(argc, argv, run, ranks, trainer_flags);
+    return launch_as(RanksAs::processes, argc, argv, run, ranks, trainer_flags);
   }
 }
 

@@ -12,12 +12,10 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/core/json_line.hpp"
-#include "lockstep/core/macros.hpp"
+#include "lockstep/core/json.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/data/sampler.hpp"
 #include "lockstep/observe/display.hpp"
-#include "lockstep/observe/log.hpp"
 #include "lockstep/observe/scores.hpp"
 #include "lockstep/observe/summary.hpp"
 #include "lockstep/trainer/options.hpp"

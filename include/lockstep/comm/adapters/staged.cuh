@@ -8,7 +8,6 @@
 #include <unistd.h>
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -19,25 +18,9 @@
 #include <utility>
 
 #include "lockstep/comm/adapters/hierarchical/gloo.hpp"
-#include "lockstep/comm/backends/gloo/communicator.hpp"
-#include "lockstep/comm/call/peers.hpp"
-#include "lockstep/comm/call/pending_calls.hpp"
-#include "lockstep/comm/collective.hpp"
-#include "lockstep/comm/collectives.hpp"
-#include "lockstep/comm/communicator.hpp"
 #include "lockstep/comm/rank_gpu.cuh"
-#include "lockstep/core/bytes.hpp"
-#include "lockstep/core/dynamic.hpp"
-#include "lockstep/core/error.hpp"
 #include "lockstep/core/scope_guard.hpp"
-#include "lockstep/core/strong.hpp"
-#include "lockstep/device/cuda/gpu.cuh"
-#include "lockstep/device/cuda/memory.cuh"
-#include "lockstep/device/cuda/runtime.cuh"
 #include "lockstep/device/cuda/step_graph.cuh"
-#include "lockstep/device/device.hpp"
-#include "lockstep/launch/rendezvous.hpp"
-#include "lockstep/launch/store.hpp"
 
 namespace lockstep::detail::staged {
 
@@ -71,7 +54,6 @@ struct Piece {
   std::span<T> in;
   std::span<T> out;    // the same as `in` where the result takes its place
   std::size_t length;  // of a row
-  bool first;
 };
 
 /// When a call's memory may be used, and when its result is there.
@@ -92,9 +74,9 @@ class Pipeline {
       slots_[i].memory = memory.subspan(i * slot_bytes, slot_bytes);
   }
 
-  /// Calls `work(piece)` for every piece in turn. **Host** blocks until the last piece's work was
-  /// done. **Stream** memory is read and written after `events.ready`; `events.done` is recorded
-  /// when all is written.
+  /// Calls `work(piece, is_first)` for every piece in turn. **Host** blocks until the last piece's
+  /// work was done. **Stream** memory is read and written after `events.ready`; `events.done` is
+  /// recorded when all is written.
   template <class T, class Work>
   void run(const Transfer<T>& what, const CallEvents& events, const Work& work) {
     events.ready.block(down_);
@@ -105,7 +87,7 @@ class Pipeline {
       if (k + 1 < pieces) fetch(what, k + 1);
       const Backoff backoff;
       while (!slot(k).fetched.test()) backoff.pause();
-      work(piece(what, k));
+      work(piece(what, k), k == 0);
       deliver(what, k);
     }
     first_ = (first_ + pieces) % slots;
@@ -132,10 +114,9 @@ class Pipeline {
     const std::size_t n = std::min(what.width(), what.length - k * what.width());
     T* const in = reinterpret_cast<T*>(slot(k).memory.data());
     const std::span<T> given(in, what.in_rows * n);
-    if (what.out_rows == 0) return {given, given, n, k == 0};
     T* const out =
         reinterpret_cast<T*>(slot(k).memory.data() + align_up(what.in_rows * n * sizeof(T)));
-    return {given, {out, what.out_rows * n}, n, k == 0};
+    return {given, what.out_rows == 0 ? given : std::span<T>(out, what.out_rows * n), n};
   }
 
   /// Copies row by row: `rows` of n elements each, which begin `to_pitch` and `from_pitch` apart.
@@ -238,8 +219,8 @@ class Engine {
                            C::is_in_place ? 0 : (C::collects_pieces ? world : 1), call.in.data(),
                            call.out.data()};
     const bool is_cut = what.pieces() > 1;
-    pipeline_.run(what, events, [&](const Piece<T>& piece) {
-      if (is_cut && piece.first) {
+    pipeline_.run(what, events, [&](const Piece<T>& piece, bool is_first) {
+      if (is_cut && is_first) {
         Call whole = call.call();
         whole.staged = true;  // differs from the same call in one piece
         inner.agree(whole);
@@ -341,16 +322,11 @@ class StagedCommunicator : public Collectives<StagedCommunicator<Inner>>,
   StagedCommunicator(Inner inner, std::shared_ptr<Gpu> gpu)
       : engine_(std::make_unique<Engine>(std::move(inner), std::move(gpu))) {}
 
-  StagedCommunicator(StagedCommunicator&&) noexcept = default;
-  StagedCommunicator& operator=(StagedCommunicator&&) = delete;
-
   Rank rank() const { return engine_->inner.rank(); }
   WorldSize world_size() const { return engine_->inner.world_size(); }
   Gpu& gpu() const { return *engine_->gpu; }
   Milliseconds timeout() const { return engine_->inner.timeout(); }
   void set_timeout(Milliseconds timeout) { engine_->drained().set_timeout(timeout); }
-
-  /// Gives up: every other rank's call fails with this reason.
   void abandon(std::string_view reason) { engine_->drained().abandon(reason); }
 
   /// **Ranks** this one. **Host** blocks until the compute stream is empty.

@@ -5,7 +5,6 @@
 
 #include <cuda_runtime.h>
 
-#include <chrono>
 #include <cstddef>
 #include <memory>
 #include <optional>
@@ -14,15 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/comm/call/peers.hpp"
-#include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/collectives.hpp"
-#include "lockstep/comm/communicator.hpp"
 #include "lockstep/comm/rank_gpu.cuh"
-#include "lockstep/core/element.hpp"
-#include "lockstep/core/strong.hpp"
-#include "lockstep/device/cuda/gpu.cuh"
-#include "lockstep/device/cuda/runtime.cuh"
 
 namespace lockstep {
 
@@ -47,9 +39,6 @@ class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
         events_(gpu_->events(1 + most_under_way)),
         inner_(std::move(inner)) {}
 
-  StreamedCommunicator(StreamedCommunicator&&) noexcept = default;
-  StreamedCommunicator& operator=(StreamedCommunicator&&) = delete;
-
   Rank rank() const { return inner_.rank(); }
   WorldSize world_size() const { return inner_.world_size(); }
   Gpu& gpu() const { return *gpu_; }
@@ -64,19 +53,12 @@ class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
   }
 
   /// See `HierarchicalCommunicator`.
-  void reserve(std::size_t bytes)
-    requires requires(Inner& inner) { inner.reserve(bytes); }
-  {
+  void reserve(std::size_t bytes) {
     const detail::OnGpu current(gpu_->index());
     inner_.reserve(bytes);
   }
-  void settle_allocations()
-    requires requires(Inner& inner) { inner.settle_allocations(); }
-  {
-    inner_.settle_allocations();
-  }
+  void settle_allocations() { inner_.settle_allocations(); }
 
-  /// Gives up: every other rank's call fails with this reason.
   void abandon(std::string_view reason) { inner_.abandon(reason); }
 
   /// **Ranks** this one. **Host** blocks until the compute stream is empty, and throws what went

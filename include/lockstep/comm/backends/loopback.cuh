@@ -5,12 +5,10 @@
 
 #include <cuda_runtime.h>
 
-#include <chrono>
 #include <cstddef>
 #include <memory>
 #include <optional>
 #include <span>
-#include <string_view>
 #include <utility>
 
 #include "lockstep/comm/backends/loopback.hpp"
@@ -18,35 +16,24 @@
 #include "lockstep/comm/combine.cuh"
 #include "lockstep/comm/communicator.hpp"
 #include "lockstep/comm/rank_gpu.cuh"
-#include "lockstep/core/strong.hpp"
 #include "lockstep/device/cuda/gpu.cuh"
-#include "lockstep/device/cuda/memory.cuh"
 #include "lockstep/device/cuda/runtime.cuh"
 #include "lockstep/device/cuda/step_graph.cuh"
-#include "lockstep/launch/rendezvous.hpp"
 
 namespace lockstep {
 
 /// **Host** no call blocks, except `barrier` and `synchronize`, and with host memory until the
 /// result is here. **Stream** the compute stream.
 class CudaLoopbackCommunicator : public Collectives<CudaLoopbackCommunicator>,
+                                 public detail::AloneInWorld,
                                  public detail::DeviceAllocating {
  public:
-  static constexpr std::size_t most_under_way = static_cast<std::size_t>(-1);
-  using Milliseconds = std::chrono::milliseconds;
-
   explicit CudaLoopbackCommunicator(std::shared_ptr<Gpu> gpu) : gpu_(std::move(gpu)) {}
 
   CudaLoopbackCommunicator(CudaLoopbackCommunicator&&) noexcept = default;
   CudaLoopbackCommunicator& operator=(CudaLoopbackCommunicator&&) = delete;
 
-  static constexpr Rank rank() { return Rank{0}; }
-  static constexpr WorldSize world_size() { return WorldSize{1}; }
   Gpu& gpu() const { return *gpu_; }
-  /// No call waits for another rank: the limit is only stored.
-  Milliseconds timeout() const { return timeout_; }
-  void set_timeout(Milliseconds timeout) { timeout_ = timeout; }
-  static constexpr void abandon(std::string_view) {}
 
   void synchronize() const {
     check_cuda(cudaStreamSynchronize(gpu_->stream()), "cudaStreamSynchronize");
@@ -66,10 +53,9 @@ class CudaLoopbackCommunicator : public Collectives<CudaLoopbackCommunicator>,
     if constexpr (C::kind == detail::CollectiveKind::barrier) {
       synchronize();
     } else {
-      detail::perform_alone(Passes{*this}, call);
+      detail::perform_alone(Passes(gpu_->stream()), call);
     }
   }
-  static constexpr void agree(const detail::Call&) {}
 
   /// A group of a world of one is a world of one, on the same GPU and compute stream.
   template <std::size_t GroupRanks>
@@ -81,23 +67,20 @@ class CudaLoopbackCommunicator : public Collectives<CudaLoopbackCommunicator>,
  private:
   /// Passes from and to any memory.
   struct Passes : detail::StreamPasses {
-    explicit Passes(const CudaLoopbackCommunicator& comm)
-        : StreamPasses(comm.gpu_->stream()), comm(comm) {}
+    using StreamPasses::StreamPasses;
 
     template <class T>
     void copy(std::span<const T> from, std::span<T> to) const {
       if (from.data() == to.data() || from.empty()) return;
-      check_cuda(cudaMemcpyAsync(to.data(), from.data(), from.size_bytes(), cudaMemcpyDefault,
-                                 comm.gpu_->stream()),
-                 "cudaMemcpyAsync");
-      if (!is_device(from.data()) || !is_device(to.data())) comm.synchronize();
+      check_cuda(
+          cudaMemcpyAsync(to.data(), from.data(), from.size_bytes(), cudaMemcpyDefault, stream_),
+          "cudaMemcpyAsync");
+      if (!is_device(from.data()) || !is_device(to.data()))
+        check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
     }
-
-    const CudaLoopbackCommunicator& comm;
   };
 
   std::shared_ptr<Gpu> gpu_;
-  Milliseconds timeout_{default_timeout};
 };
 
 }  // namespace lockstep

@@ -30,14 +30,10 @@ constexpr void perform_alone(const Passes& passes, const C& call) {
     passes.copy(call.in, call.out);
   }
 }
-}  // namespace detail
 
-/// **Host** every collective returns at once. **Stream** none: host memory only.
-class LoopbackCommunicator : public Collectives<LoopbackCommunicator>,
-                             public detail::HostAllocating {
+/// What the communicators of a world of one have in common.
+class AloneInWorld {
  public:
-  LoopbackCommunicator() = default;
-
   static constexpr std::size_t most_under_way = static_cast<std::size_t>(-1);
 
   static constexpr Rank rank() { return Rank{0}; }
@@ -46,6 +42,19 @@ class LoopbackCommunicator : public Collectives<LoopbackCommunicator>,
   std::chrono::milliseconds timeout() const { return timeout_; }
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
   static constexpr void abandon(std::string_view) {}
+  static constexpr void agree(const Call&) {}
+
+ private:
+  std::chrono::milliseconds timeout_{default_timeout};
+};
+}  // namespace detail
+
+/// **Host** every collective returns at once. **Stream** none: host memory only.
+class LoopbackCommunicator : public Collectives<LoopbackCommunicator>,
+                             public detail::AloneInWorld,
+                             public detail::HostAllocating {
+ public:
+  LoopbackCommunicator() = default;  // or it would be an aggregate
 
   // For the front.
 
@@ -53,16 +62,12 @@ class LoopbackCommunicator : public Collectives<LoopbackCommunicator>,
   static void perform(const C& call) {
     detail::perform_alone(detail::HostPasses{}, call);
   }
-  static constexpr void agree(const detail::Call&) {}
 
   /// A group of a world of one is a world of one.
   template <std::size_t GroupRanks>
   static std::optional<LoopbackCommunicator> split(const detail::GroupPlace& place) {
     return place.is_member() ? std::optional<LoopbackCommunicator>(std::in_place) : std::nullopt;
   }
-
- private:
-  std::chrono::milliseconds timeout_{default_timeout};
 };
 
 }  // namespace lockstep

@@ -5,12 +5,8 @@
 /// failed, and why.
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
-#include <cstring>
-#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
@@ -24,18 +20,21 @@
 #include "lockstep/core/hash.hpp"
 #include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/core/text.hpp"
 #include "lockstep/launch/store.hpp"
 #include "lockstep/launch/store_protocol.hpp"
 
 namespace lockstep::detail {
 
-/// How far a rank has come: the number of its calls and a hash over all of them. Ranks that have
-/// made equally many calls have made the same calls if their hashes are equal.
-struct LogHead {
+/// How far a rank has come: the number of its calls, a hash over all of them, and the call that it
+/// is in, in words. Ranks that have made equally many calls have made the same if their hashes are
+/// equal.
+struct Position {
   std::uint64_t calls = 0;
   std::uint64_t hash = 0;
+  std::string call{};
 
-  friend bool operator==(const LogHead&, const LogHead&) = default;
+  friend bool operator==(const Position&, const Position&) = default;
 };
 
 /// A chain of hashes over all calls, and the last `kept` calls in full.
@@ -44,7 +43,8 @@ class CallLog {
   static constexpr std::size_t kept = 4096;
 
   std::uint64_t calls() const { return head_.calls; }
-  LogHead head() const { return head_; }
+  /// How far this rank is, in whatever call.
+  const Position& head() const { return head_; }
 
   void add(const Call& call) {
     head_.hash = Hash{}
@@ -68,33 +68,18 @@ class CallLog {
 
   /// Has this rank made other calls than the one of this head? Nothing if it cannot tell, being
   /// behind or too far ahead.
-  std::optional<bool> differs(const LogHead& other) const {
+  std::optional<bool> differs(const Position& other) const {
     if (other.calls == 0) return false;
     if (find(other.calls - 1) == nullptr) return std::nullopt;
     return entries_[(other.calls - 1) % kept].hash != other.hash;
   }
 
-  /// The number of calls, and those that are kept as they lie in memory: ranks run one program.
+  /// The number of the first call that is kept, and the calls in words, for another rank.
   std::string bytes() const {
-    std::string out = store_protocol::Writer{}.u64(calls()).bytes();
-    for (std::uint64_t n = first(); n < calls(); ++n)
-      out.append(reinterpret_cast<const char*>(find(n)), sizeof(Call));
-    return out;
-  }
-  /// Another rank's log, without its hashes. Nothing where the bytes are not a whole log.
-  static std::optional<CallLog> from_bytes(std::string_view bytes) {
-    store_protocol::Reader in(bytes);
-    CallLog log;
-    log.head_.calls = in.u64();
-    for (std::uint64_t n = log.first(); n < log.calls() && in.ok(); ++n) {
-      const std::string_view sent = in.raw(sizeof(Call));
-      if (!in.ok()) break;
-      Call& call = log.entries_[n % kept].call;
-      std::memcpy(&call, sent.data(), sizeof(Call));
-      if (!is_known(call)) return std::nullopt;
-      call.operation.back() = '\0';
-    }
-    return in.ok() ? std::optional(std::move(log)) : std::nullopt;
+    store_protocol::Writer out;
+    out.u64(first());
+    for (std::uint64_t n = first(); n < calls(); ++n) out.text(find(n)->text());
+    return out.bytes();
   }
 
  private:
@@ -103,48 +88,31 @@ class CallLog {
     std::uint64_t hash = 0;  // over this call and all before it
   };
 
-  static bool is_known(const Call& call) {
-    return static_cast<std::size_t>(call.kind) < std::size(collective_names) &&
-           static_cast<std::size_t>(call.element) < element_kinds &&
-           (static_cast<std::size_t>(call.part_of) < std::size(job_call_names) ||
-            call.part_of >= JobCall::step_of_subgraphs);
-  }
-
-  LogHead head_;
+  Position head_;
   std::vector<Entry> entries_ = std::vector<Entry>(kept);  // that of call n at n % kept
 };
 
 /// The error of ranks that made different calls; nothing if the logs are equal as far as both go.
-/// `rank` is the rank that sent `other`.
-inline std::optional<Error> find_disagreement(const CallLog& rank0, const CallLog& other, Rank rank,
-                                              Rank me) {
-  const std::uint64_t both = std::min(rank0.calls(), other.calls());
-  for (std::uint64_t n = std::max(rank0.first(), other.first()); n < both; ++n) {
-    const Call& here = *rank0.find(n);
-    const Call& there = *other.find(n);
-    if (here == there) continue;
-    return ranks_disagree(n, here.text(), rank, there.text(), me);
+/// `rank` is the rank that sent `other`, its log.
+inline std::optional<Error> find_disagreement(const CallLog& rank0, std::string_view other,
+                                              Rank rank, Rank me) {
+  store_protocol::Reader in(other);
+  for (std::uint64_t n = in.u64(); in.ok() && n < rank0.calls(); ++n) {
+    const std::string_view there = in.text();
+    const Call* const here = rank0.find(n);
+    if (!in.ok() || here == nullptr || here->text() == there) continue;
+    return ranks_disagree(n, here->text(), rank, there, me);
   }
   return std::nullopt;
 }
 
-/// How far a rank is, as it tells the others when one of them has waited for long.
-struct Position {
-  std::uint64_t calls = 0;  // that it has made
-  std::string call;         // the call that it is in, or empty
-
-  friend bool operator==(const Position&, const Position&) = default;
-};
-
 /// `rank 1 is in no call (made 4 of 5)`. `calls` is the number that the asking rank has made.
 inline std::string position_text(Rank rank, const std::optional<Position>& position,
                                  std::uint64_t calls) {
-  const std::string name = "rank " + std::to_string(rank.value());
-  if (!position) return name + " does not answer";
-  const std::string in = position->call.empty() ? "no call" : position->call;
-  const std::string made = "made " + std::to_string(position->calls);
-  if (position->calls >= calls) return name + " is in " + in + " (" + made + ")";
-  return name + " is in " + in + " (" + made + " of " + std::to_string(calls) + ")";
+  if (!position) return text({"rank ", rank, " does not answer"});
+  return text({"rank ", rank, " is in ", position->call.empty() ? "no call" : position->call,
+               " (made ", position->calls,
+               position->calls < calls ? text({" of ", calls, ")"}) : ")"});
 }
 
 /// The current notice, of which the store tells every rank.
@@ -225,33 +193,16 @@ class NoticeBoard {
     return post({Notice::Kind::differs, rank_, ""});
   }
 
-  // Rank 0's head, with which the others compare their logs.
-  void set_head(const LogHead& head) const {
-    store_->set(prefix_ + "head", store_protocol::Writer{}.u64(head.calls).u64(head.hash).bytes());
-  }
-  LogHead head() const {
-    const auto bytes = store_->try_get(prefix_ + "head");
-    store_protocol::Reader in(bytes ? std::string_view(*bytes) : std::string_view());
-    const std::uint64_t calls = in.u64();
-    const std::uint64_t hash = in.u64();
-    return in.ok() ? LogHead{calls, hash} : LogHead{};
-  }
+  /// Rank 0 shows how far it is, and the others compare their logs with it.
+  void set_head(const Position& head) const { set_position("head", head); }
+  Position head() const { return position("head").value_or(Position{}); }
 
-  // How far each rank is, once a rank has asked.
-  void set_position(const Position& position) const {
-    store_->set(prefix_ + "position/" + std::to_string(rank_.value()),
-                store_protocol::Writer{}.u64(position.calls).text(position.call).bytes());
-  }
+  /// Every rank says how far it is once one has asked.
+  void set_position(const Position& own) const { set_position(position_of(rank_.value()), own); }
   /// The positions of all ranks, as far as they have told.
   std::vector<std::optional<Position>> positions(std::size_t world) const {
     std::vector<std::optional<Position>> all(world);
-    for (std::size_t w = 0; w < world; ++w) {
-      const auto bytes = store_->try_get(prefix_ + "position/" + std::to_string(w));
-      if (!bytes) continue;
-      store_protocol::Reader in(*bytes);
-      const std::uint64_t calls = in.u64();
-      all[w] = Position{calls, std::string(in.text())};
-    }
+    for (std::size_t w = 0; w < world; ++w) all[w] = position(position_of(w));
     return all;
   }
 
@@ -259,13 +210,11 @@ class NoticeBoard {
   /// ranks name the same pair of calls.
   Error verdict(const CallLog& log, Rank differing, Milliseconds timeout) const {
     if (rank_ == Rank{0}) {
-      const auto sent = CallLog::from_bytes(store_->get(prefix_ + "log", timeout));
-      auto found = sent ? find_disagreement(log, *sent, differing, rank_) : std::nullopt;
+      auto found = find_disagreement(log, store_->get(prefix_ + "log", timeout), differing, rank_);
       if (!found) {
         found.emplace("an earlier call",
-                      "ranks disagree: rank 0 and " + rank_text(differing) +
-                          " made different calls, more than " + std::to_string(CallLog::kept) +
-                          " calls ago",
+                      text({"ranks disagree: rank 0 and rank ", differing,
+                            " made different calls, more than ", CallLog::kept, " calls ago"}),
                       advice, rank_);
       }
       store_->set(prefix_ + "verdict",
@@ -274,14 +223,25 @@ class NoticeBoard {
     }
     const std::string bytes = store_->get(prefix_ + "verdict", timeout);
     store_protocol::Reader in(bytes);
-    const std::string operation(in.text());
-    const std::string problem(in.text());
-    return {operation, problem, advice, rank_};
+    const std::string_view operation = in.text();
+    return {operation, in.text(), advice, rank_};
   }
 
  private:
   static constexpr const char* advice = "let every rank make the same calls in the same order";
   static constexpr std::size_t most_words = 64 << 10;
+
+  static std::string position_of(std::size_t rank) { return text({"position/", rank}); }
+  void set_position(const std::string& key, const Position& own) const {
+    store_->set(prefix_ + key,
+                store_protocol::Writer{}.u64(own.calls).u64(own.hash).text(own.call).bytes());
+  }
+  std::optional<Position> position(const std::string& key) const {
+    const auto bytes = store_->try_get(prefix_ + key);
+    if (!bytes) return std::nullopt;
+    store_protocol::Reader in(*bytes);
+    return Position{in.u64(), in.u64(), std::string(in.text())};  // in this order
+  }
 
   /// A fault replaces a question; nothing replaces a fault.
   Notice post(const Notice& notice) const {

@@ -20,6 +20,7 @@
 #include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/core/text.hpp"
 #include "lockstep/core/thread.hpp"
 
 namespace lockstep::detail {
@@ -105,11 +106,28 @@ class Backoff {
   Clock::time_point begin_ = Clock::now();
 };
 
-std::string rank_text(Rank rank);
+inline constexpr const char* ended_by_exception = "it ended with an exception";
+/// How a rank begins to say why it gave up where another's failure was the reason.
+inline constexpr const char* because_of_another = "because of another rank: ";
+
+/// A rank that makes no step while another does has mostly had its last batch.
+inline constexpr const char* step_advice =
+    "let every rank make the same calls, with as many batches, or add UnevenInputs<Join>, with "
+    "which ranks may have different numbers of batches";
+/// Is this the call of a step, in the words of `Call::text`?
+inline bool is_of_step(std::string_view call) { return call.starts_with("step"); }
 
 /// Two ranks made different calls. All ranks name the same pair: rank 0 and the first that differs.
-Error ranks_disagree(std::uint64_t number, std::string_view call_of_rank0, Rank other,
-                     std::string_view call_of_other, Rank me);
+inline Error ranks_disagree(std::uint64_t number, std::string_view of_rank0, Rank other,
+                            std::string_view of_other, Rank me) {
+  const std::string calls =
+      of_rank0 == of_other
+          ? text({"rank 0 and rank ", other, " called ", of_other, " with different arguments"})
+          : text({"rank 0 called ", of_rank0, " and rank ", other, " called ", of_other});
+  const bool one_steps = is_of_step(of_rank0) != is_of_step(of_other);
+  return {text({"call ", number}), "ranks disagree: " + calls,
+          one_steps ? step_advice : "let every rank make the same calls in the same order", me};
+}
 
 /// Compares all ranks' calls, `call_of(w)` being rank w's. Returns the error if they differ.
 template <class CallOf>
@@ -123,34 +141,40 @@ std::optional<Error> find_disagreement(std::uint64_t number, std::size_t world,
 }
 
 /// A sender and its receiver disagree about the message.
-Error messages_differ(const Call& received, Rank from, std::string_view sent, Rank me);
+inline Error messages_differ(const Call& received, Rank from, std::string_view sent, Rank me) {
+  return {received.text(), text({"rank ", from, " sends ", sent}),
+          "send and receive the same type and count, in the same order", me};
+}
 
 /// Another rank has said why it gave up.
-Error rank_failed(std::string_view operation, Rank who, std::string_view words, Rank me);
+inline Error rank_failed(std::string_view operation, Rank who, std::string_view words, Rank me) {
+  return Error(operation, text({"rank ", who, " failed: ", words}), "look at that rank first", me)
+      .as_consequence();
+}
 
-/// Another rank ended without a word.
-Error rank_vanished(std::string_view operation, std::string_view how, Rank me);
-
-Error rank_left(std::string_view operation, Rank who, Rank me);
+inline Error rank_left(std::string_view operation, Rank who, Rank me) {
+  return {operation, text({"rank ", who, " closed its communicator without this call"}),
+          is_of_step(operation) ? step_advice : "let every rank make the same calls", me};
+}
 
 /// A wait has reached its limit. `missing` are the ranks that were waited for, in words.
-Error time_is_over(std::string_view operation, std::chrono::milliseconds limit,
-                   std::string_view missing, Rank me);
+inline Error time_is_over(std::string_view operation, std::chrono::milliseconds limit,
+                          std::string_view missing, Rank me) {
+  return {operation, text({"waited ", limit.count(), " ms for ", missing}),
+          "see whether it hangs, or raise the time limit", me};
+}
 
 /// The error of a part of an operation, as one of the whole.
-Error retold(const Error& error, std::string_view operation, std::string_view problem,
-             std::optional<Rank> rank);
+inline Error retold(const Error& error, std::string_view operation, std::string_view problem,
+                    std::optional<Rank> rank) {
+  const Error named(operation, problem, error.advice(), rank);
+  return error.is_consequence() ? named.as_consequence() : named;
+}
 
 /// This rank has given up its communicator, or an exception has ended its part.
-Error gave_up(std::string_view communicator, std::string_view reason, Rank me);
-
-inline constexpr const char* ended_by_exception = "it ended with an exception";
-/// How a rank begins to say why it gave up where another's failure was the reason.
-inline constexpr const char* because_of_another = "because of another rank: ";
-
-/// Is this the reason of a rank that failed by itself? One that an exception ended may have been
-/// ended by another's failure, of which it heard in a group of fewer ranks.
-bool is_own_reason(std::string_view reason);
+inline Error gave_up(std::string_view communicator, std::string_view reason, Rank me) {
+  return {communicator, text({"this rank gave it up: ", reason}), "start the job again", me};
+}
 
 /// The state of all ranks, as one of them sees it.
 template <class P>
@@ -167,28 +191,30 @@ concept Peers = requires(const P& peers, std::size_t w) {
 /// rank that ended, else one that gave up. `lacks(w)`: rank w has yet to do its part.
 template <Peers P, class Lacks>
 std::optional<Error> find_fault(const P& peers, const std::string& operation, const Lacks& lacks) {
-  const std::size_t none = peers.world();
+  const Rank me = peers.rank();
   const auto first = [&](const auto& holds) {
     std::size_t w = 0;
-    while (w < none && (Rank{w} == peers.rank() || !holds(w))) ++w;
-    return w;
+    while (w < peers.world() && (Rank{w} == me || !holds(w))) ++w;
+    return w < peers.world() ? std::optional(Rank{w}) : std::nullopt;
   };
-  if (const std::size_t w = first([&](std::size_t r) { return peers.has_died(r); }); w != none) {
+  if (const auto who = first([&](std::size_t w) { return peers.has_died(w); })) {
+    const std::string reason = peers.abort_reason(who->value());
+    return Error(operation,
+                 text({"rank ", *who, peers.how_died(), reason.empty() ? "" : ": ", reason}),
+                 "look for the reason in its output", me)
+        .as_consequence();
+  }
+  // Whoever gives a reason of its own comes before those that an exception ended, whatever their
+  // numbers: that may have been another's failure, of which they heard in a group of fewer ranks.
+  auto who = first([&](std::size_t w) {
     const std::string reason = peers.abort_reason(w);
-    return rank_vanished(operation,
-                         text({"rank ", w, peers.how_died(), reason.empty() ? "" : ": ", reason}),
-                         peers.rank());
-  }
-  // Whoever gives a reason of its own comes before those that another's failure may have ended,
-  // whatever their numbers.
-  std::size_t who = first([&](std::size_t r) { return is_own_reason(peers.abort_reason(r)); });
-  if (who == none) who = first([&](std::size_t r) { return !peers.abort_reason(r).empty(); });
-  if (who != none) return rank_failed(operation, Rank{who}, peers.abort_reason(who), peers.rank());
-  if (const std::size_t w = first([&](std::size_t r) { return peers.has_left(r) && lacks(r); });
-      w != none) {
-    return rank_left(operation, Rank{w}, peers.rank());
-  }
-  return std::nullopt;
+    return !reason.empty() && reason != ended_by_exception &&
+           !reason.starts_with(because_of_another);
+  });
+  if (!who) who = first([&](std::size_t w) { return !peers.abort_reason(w).empty(); });
+  if (who) return rank_failed(operation, *who, peers.abort_reason(who->value()), me);
+  who = first([&](std::size_t w) { return peers.has_left(w) && lacks(w); });
+  return who ? std::optional(rank_left(operation, *who, me)) : std::nullopt;
 }
 
 namespace shm {
@@ -223,7 +249,15 @@ class SharedPeers {
   /// that no other works on its memory then, and wakes those that wait for `done`.
   SharedPeers(Rank rank, WorldSize world, RankState* first, std::size_t stride,
               Milliseconds timeout, const shm::MemoryFile* file, std::mutex* working = nullptr,
-              Counter* done = nullptr);
+              Counter* done = nullptr)
+      : rank_(rank.value()),
+        world_(world.value()),
+        first_(first),
+        stride_(stride),
+        file_(file),
+        working_(working),
+        done_(done),
+        timeout_(timeout) {}
   SharedPeers(const SharedPeers&) = delete;
   SharedPeers& operator=(const SharedPeers&) = delete;
 
@@ -242,9 +276,14 @@ class SharedPeers {
   /// Gives up with this fault, unless there is one. The others learn why from their next call, or
   /// the one that they are in. A consequence of another's fault needs no reason: all see that
   /// one's.
-  [[noreturn, gnu::cold]] void fail(const Error& error);
+  [[noreturn, gnu::cold]] void fail(const Error& error) {
+    give_up(error, error.is_consequence() ? "" : error.text());
+    throw Error(error);
+  }
   void give_up(const Error& error, std::string_view reason);
-  void abandon(std::string_view reason);
+  void abandon(std::string_view reason) {
+    give_up(gave_up("Backend<Shm>", reason, rank()), reason);
+  }
 
   bool has_joined(std::size_t w) const {
     return state(w).process.load(std::memory_order_acquire) != 0;
@@ -255,7 +294,9 @@ class SharedPeers {
   /// Has the rank's process ended? False for threads of this process.
   bool has_died(std::size_t w) const;
   static constexpr const char* how_died() { return "'s process ended"; }
-  std::string abort_reason(std::size_t w) const;
+  std::string abort_reason(std::size_t w) const {
+    return state(w).has_reason.load(std::memory_order_acquire) != 0 ? state(w).reason.data() : "";
+  }
   std::uint64_t calls_made(std::size_t w) const {
     return state(w).arrived.value.load(std::memory_order_acquire);
   }
@@ -271,7 +312,10 @@ class SharedPeers {
   }
 
   /// Tells the others that this rank is gone, and whether an exception drove it out.
-  void leave();
+  void leave() {
+    if (scope_.is_failure()) abandon(ended_by_exception);
+    tell_others([&] { own().left.store(1, std::memory_order_release); });
+  }
 
   /// Waits for a counter. When that takes long, it looks for a reason why it is in vain, and calls
   /// `fail(error)`, which throws.
@@ -289,9 +333,21 @@ class SharedPeers {
                                            Clock::time_point begin) const;
 
  private:
-  [[noreturn, gnu::cold]] void raise_now() const;
+  [[noreturn, gnu::cold]] void raise_now() const {
+    const std::lock_guard lock(mutex_);
+    throw Error(fault_.value());
+  }
   std::string missing_ranks(const Awaited& awaited) const;
-  std::unique_lock<std::mutex> stop_work() const;
+  /// Changes by `f()` what the others see of this rank, while none of them works on its memory.
+  template <class F>
+  void tell_others(const F& f) {
+    {
+      std::unique_lock<std::mutex> working;
+      if (working_ != nullptr) working = std::unique_lock(*working_);
+      f();
+    }
+    if (done_ != nullptr) wake(*done_);
+  }
 
   std::size_t rank_;
   std::size_t world_;
@@ -301,8 +357,8 @@ class SharedPeers {
   std::mutex* working_;
   Counter* done_;
   Milliseconds timeout_;
-  bool crowded_;              // there are more ranks than cores
-  mutable std::mutex mutex_;  // for the fault
+  bool crowded_ = world_ > core_count();  // there are more ranks than cores
+  mutable std::mutex mutex_;              // for the fault
   std::optional<Error> fault_;
   EndOfScope scope_;
 };

@@ -5,6 +5,7 @@
 
 #include <exception>
 #include <memory>
+#include <type_traits>
 #include <utility>
 
 #include "lockstep/comm/call/peers.hpp"
@@ -16,17 +17,16 @@
 
 namespace lockstep::detail {
 
-/// One rank's end of a communicator (`Probe::Engine`) and the thread that watches it. The probe is
-/// made on that thread. Its `poll()` looks at the library and at the other ranks, and
-/// `time_over(call)` is the error of a call that has reached the time limit.
+/// One rank's end of a communicator, an engine, and the thread that watches it by a probe: the
+/// engine itself, or an object that is made on that thread. The probe's `poll()` looks at the
+/// library and at the other ranks, and `time_over(call)` is the error of a call that has reached
+/// the time limit.
 ///
 /// The destructor closes the communicator, or gives it up while an exception unwinds the stack. It
 /// never hangs: a thread that does not return from the library is detached with all that it uses.
-template <class Probe>
+template <class Engine, class Probe = Engine>
 class CallWatchdog {
  public:
-  using Engine = typename Probe::Engine;
-
   explicit CallWatchdog(std::shared_ptr<Engine> engine) : engine_(std::move(engine)) {
     try {
       thread_ = Thread(
@@ -69,7 +69,7 @@ class CallWatchdog {
   static void watch(Engine& engine) {
     PendingCalls& pending = engine.pending();
     try {
-      Probe probe(engine);
+      std::conditional_t<std::is_same_v<Engine, Probe>, Engine&, Probe> probe(engine);
       while (pending.watch_goes_on(Probe::tick)) {
         probe.poll();
         const auto call = engine.waiting();

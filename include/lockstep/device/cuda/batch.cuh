@@ -4,19 +4,14 @@
 
 #include <cuda_runtime_api.h>
 #include <cstddef>
-#include <cstdio>
 #include <optional>
-#include <string>
 #include <tuple>
 #include <utility>
 
 #include "lockstep/core/bytes.hpp"
-#include "lockstep/core/strong.hpp"
-#include "lockstep/core/text.hpp"
 #include "lockstep/core/view.hpp"
 #include "lockstep/device/cuda/memory.cuh"
 #include "lockstep/device/cuda/runtime.cuh"
-#include "lockstep/device/memory_pages.hpp"
 
 namespace lockstep {
 
@@ -106,31 +101,5 @@ class NearBatch<Group<Parts...>> {
   std::tuple<NearBatch<Parts>...> parts_;
   std::optional<Group<Parts...>> near_;
 };
-
-/// The current GPU's place on the PCI bus, as /sys writes it.
-inline std::string pci_bus_id() {
-  int gpu = 0;
-  check_cuda(cudaGetDevice(&gpu), "cudaGetDevice");
-  char id[32] = {};
-  check_cuda(cudaDeviceGetPCIBusId(id, sizeof id, gpu), "cudaDeviceGetPCIBusId");
-  for (char& letter : id) {
-    if (letter >= 'A' && letter <= 'F') letter += 'a' - 'A';
-  }
-  return id;
-}
-
-/// Binds the calling thread, which is a rank's, to the NUMA node of its current GPU: copies between
-/// host and GPU, and launches, need not cross to another socket. Rank 0 says so. Does nothing where
-/// a host has one node or does not tell the GPU's, and never gives a thread more cores than it has.
-inline void stay_near_gpu(Rank rank) {
-  if (!wants_numa()) return;
-  const auto place = numa_place("/sys", pci_bus_id(), allowed_cores());
-  if (!place || !stay_at(*place) || rank != Rank{0}) return;
-  std::fputs(text({"lockstep: rank 0 stays near its GPU, on the cores ", cores_text(place->cores),
-                   " of NUMA node ", place->node,
-                   ", and so does every rank near its own; LOCKSTEP_NUMA=0 lets them be\n"})
-                 .c_str(),
-             stderr);
-}
 
 }  // namespace lockstep::detail

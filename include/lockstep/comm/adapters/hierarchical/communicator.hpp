@@ -16,20 +16,9 @@
 #include <vector>
 
 #include "lockstep/comm/adapters/hierarchical/hosts.hpp"
-#include "lockstep/comm/call/peers.hpp"
 #include "lockstep/comm/call/pending_calls.hpp"
-#include "lockstep/comm/collective.hpp"
-#include "lockstep/comm/collectives.hpp"
-#include "lockstep/comm/combine.hpp"
-#include "lockstep/comm/communicator.hpp"
 #include "lockstep/comm/groups.hpp"
 #include "lockstep/core/bytes.hpp"
-#include "lockstep/core/dynamic.hpp"
-#include "lockstep/core/element.hpp"
-#include "lockstep/core/error.hpp"
-#include "lockstep/core/reduce_op.hpp"
-#include "lockstep/core/standard.hpp"
-#include "lockstep/core/strong.hpp"
 #include "lockstep/topology/groups.hpp"
 
 namespace lockstep::detail {
@@ -77,7 +66,7 @@ class HierarchyStages {
         inside_(std::move(inside)),
         between_(std::move(between)),
         flat_(std::move(flat)) {
-    begin();
+    allocate_foreseen();
   }
   /// Without a flat communicator: all ranks are reached through the other two.
   /// `name` is another for each hierarchy of a job.
@@ -88,14 +77,12 @@ class HierarchyStages {
         inside_(std::move(inside)),
         between_(std::move(between)),
         flat_(hosts_, inside_, between_) {
-    begin();
+    allocate_foreseen();
   }
   HierarchyStages(const HierarchyStages&) = delete;
   HierarchyStages& operator=(const HierarchyStages&) = delete;
   ~HierarchyStages() { queue_.drain(); }
 
-  const Hosts& hosts() const { return hosts_; }
-  std::string next_group_name() { return name_ + "/" + std::to_string(groups_++); }
   Inside& inside() { return inside_; }
   Between& between() { return between_; }
   Flat& flat() { return flat_; }
@@ -107,16 +94,14 @@ class HierarchyStages {
   /// Gives up: every other rank's call fails with this reason. **Ranks** this one, with nothing
   /// under way.
   void abandon(std::string_view reason) {
-    fault_.note(gave_up("the hierarchy", std::string(reason), flat_.rank()));
-    flat_.abandon(reason);
-    between_.abandon(reason);
+    give_up(reason);
     inside_.abandon(reason);
   }
   /// Gives up while another thread may be in a call, which ends with the network's connections.
-  void give_up() {
-    fault_.note(gave_up("the hierarchy", ended_by_exception, flat_.rank()));
-    between_.abandon(ended_by_exception);
-    flat_.abandon(ended_by_exception);
+  void give_up(std::string_view reason = ended_by_exception) {
+    fault_.note(gave_up("the hierarchy", reason, flat_.rank()));
+    flat_.abandon(reason);
+    between_.abandon(reason);
   }
 
   /// Makes a call of all ranks. Its errors need no translation of rank numbers.
@@ -130,6 +115,20 @@ class HierarchyStages {
     }
   }
 
+  /// Makes a call by stages, or through all ranks at once. Few bytes wait for hosts rather than for
+  /// their turn on the network. On GPUs the stages handle device memory only.
+  template <class C>
+  void make(const C& call) {
+    using enum CollectiveKind;
+    if constexpr (C::kind == all_reduce || C::kind == reduce_scatter || C::kind == all_gather) {
+      const bool is_large = C::kind == all_reduce ||
+                            std::max(call.in.size_bytes(), call.out.size_bytes()) > few_bytes;
+      if (is_large && (call.count == 0 || passes_of(inside_).takes(call.in.data())))
+        return by_stages(call);
+    }
+    through_flat([&](Flat& flat) { flat.perform(call); });
+  }
+
   /// Foresees calls of up to `bytes` of values, in the type of their sums: they are then made in
   /// one part, and allocate nothing. Larger calls are made in parts. **Ranks** all. **Host**
   /// blocks.
@@ -137,17 +136,64 @@ class HierarchyStages {
     const std::size_t part = std::min(bytes, most_of_part);
     if (part <= foreseen_) return;
     foreseen_ = part;
-    if constexpr (!works_on_host<Inside>) {
-      Call call;
-      call.kind = CollectiveKind::allocate;
-      stage(Part::inside, call, [&] { allocate_quietly(inside_, [&] { allocate_foreseen(); }); });
-    }
+    Call call;
+    call.kind = CollectiveKind::allocate;
+    stage(Part::inside, call, [&] { allocate_quietly(inside_, [&] { allocate_foreseen(); }); });
   }
+
+  /// The communicators of this rank's group, if it is in one. **Ranks** all of the hierarchy.
+  /// **Host** blocks until the members have met.
+  std::unique_ptr<HierarchyStages> split(const GroupPlace& place) {
+    constexpr bool one_joins_all = std::same_as<Flat, Between>;
+    Hosts hosts = hosts_.of(place.members);
+    // A rank needs a partner on every host. Calls through two levels count ranks host by host.
+    if (!hosts.is_even() || (!one_joins_all && !hosts.is_in_order()))
+      hosts = Hosts::apart(place.members.size());
+    GroupPlace local = place;  // among the members on this host
+    if (place.is_member()) {
+      local.rank = Rank{hosts.local_rank(place.rank)};
+      local.members.clear();
+      for (const std::size_t member : hosts.ranks(hosts.host(place.rank)))
+        local.members.emplace_back(hosts_.local_rank(place.members[member]));
+      local.group = local.leader().value();  // no two groups of a host have the same leader
+    }
+    std::unique_ptr<HierarchyStages> group;
+    if constexpr (one_joins_all) {
+      auto flat = flat_.template split<dynamic>(place);
+      auto inside = inside_.template split<dynamic>(local);
+      if (!flat || !inside) return nullptr;
+      Between between =
+          join_groups(*flat, Groups<World<dynamic>>(flat->world_size(), hosts.columns()));
+      group = std::make_unique<HierarchyStages>(std::move(hosts), std::move(*inside),
+                                                std::move(between), std::move(*flat));
+    } else {
+      flat_.agree(division_call(place));
+      std::size_t turn = flat_.world_size().value();  // never, for those that are in no group
+      allocate_quietly(inside_, [&] {
+        auto inside = inside_.template split<dynamic>(local);
+        std::string name = text({name_, "/", groups_++});
+        if (!inside) return;
+        name += text({".", place.leader()});
+        // The number of the column's first rank: no other column has it, and all its ranks know it.
+        turn = place.members[hosts.columns()[local.rank.value()].front()].value();
+        Between between = between_.among(text({name, ", place ", local.rank}),
+                                         Rank{hosts.host(place.rank)}, WorldSize{hosts.count()});
+        group = std::make_unique<HierarchyStages>(std::move(hosts), std::move(*inside),
+                                                  std::move(between), std::move(name));
+      });
+      if constexpr (requires { between_.warm_up(); })
+        by_turns(inside_, turn, flat_.world_size().value(), [&] { group->between_.warm_up(); });
+    }
+    return group;
+  }
+
+ private:
+  enum class Part { inside, between, flat };
 
   /// Reduces inside the host, so that each rank has a piece; reduces each piece between hosts, so
   /// that every rank uses its share of the network; then gathers inside the host.
   template <class T, class Op>
-  void all_reduce(const calls::AllReduce<T, Op>& call) {
+  void by_stages(const calls::AllReduce<T, Op>& call) {
     const Call described = agreed(call);
     const std::size_t most = most_elements<Prepared<T, Op>>();
     for (std::size_t begin = 0; begin < call.count; begin += most) {
@@ -159,29 +205,28 @@ class HierarchyStages {
   /// Every rank gives each place of its host what the ranks with this place are to get. Places
   /// combine that, and then with the same place of all hosts.
   template <class T, class Op>
-  void reduce_scatter(const calls::ReduceScatter<T, Op>& call) {
+  void by_stages(const calls::ReduceScatter<T, Op>& call) {
+    using Value = Prepared<T, Op>;
     const Call described = agreed(call);
-    in_columns<Prepared<T, Op>>(
-        call.count, [&](std::size_t begin, std::size_t n, std::size_t column) {
-          using Value = Prepared<T, Op>;
-          const Combining<Op> combining(call.op);
-          const std::span<Value> piece = memory<Value>(described, pieces_, column);
-          const std::span<Value> dealt = memory<Value>(described, whole_, column * places());
-          for_each_place([&](std::size_t rank, std::size_t place) {
-            passes_of(inside_).prepare(call.in.subspan(rank * call.count + begin, n),
-                                       dealt.subspan(place * n, n), call.op);
-          });
-          stage(Part::inside, described, [&] { inside_.reduce_scatter(dealt, piece, combining); });
-          const std::span<Value> own = memory<Value>(described, finished_, n);
-          stage(Part::between, described, [&] { between_.reduce_scatter(piece, own, combining); });
-          passes_of(inside_).finish(std::span<const Value>(own), call.out.subspan(begin, n),
-                                    call.op, flat_.world_size().value());
-        });
+    const Combining<Op> combining(call.op);
+    in_columns<Value>(call.count, [&](std::size_t begin, std::size_t n, std::size_t column) {
+      const std::span<Value> piece = memory<Value>(described, pieces_, column);
+      const std::span<Value> dealt = memory<Value>(described, whole_, column * places());
+      for_each_place([&](std::size_t rank, std::size_t place) {
+        passes_of(inside_).prepare(call.in.subspan(rank * call.count + begin, n),
+                                   dealt.subspan(place * n, n), call.op);
+      });
+      stage(Part::inside, described, [&] { inside_.reduce_scatter(dealt, piece, combining); });
+      const std::span<Value> own = memory<Value>(described, finished_, n);
+      stage(Part::between, described, [&] { between_.reduce_scatter(piece, own, combining); });
+      passes_of(inside_).finish(std::span<const Value>(own), call.out.subspan(begin, n), call.op,
+                                flat_.world_size().value());
+    });
   }
 
   /// Gathers between the hosts, so that every rank uses its share of the network, then inside.
   template <class T>
-  void all_gather(const calls::AllGather<T>& call) {
+  void by_stages(const calls::AllGather<T>& call) {
     const Call described = agreed(call);
     in_columns<T>(call.count, [&](std::size_t begin, std::size_t n, std::size_t column) {
       const std::span<T> piece = memory<T>(described, pieces_, column);
@@ -195,9 +240,6 @@ class HierarchyStages {
       });
     });
   }
-
- private:
-  enum class Part { inside, between, flat };
 
   /// Different calls can have equal pieces, so whole calls are compared first.
   template <class C>
@@ -229,13 +271,6 @@ class HierarchyStages {
     }
   }
 
-  void begin() {
-    if constexpr (!works_on_host<Inside>) {
-      foreseen_ = first_part;
-      allocate_foreseen();
-    }
-  }
-
   /// Runs one stage of a call. If it fails, all stages fail on all ranks. Errors inside and between
   /// hosts count ranks from 0, so the error adds which ranks of the job these are.
   template <class F>
@@ -263,14 +298,16 @@ class HierarchyStages {
     return align_up(part / places() + sizeof(double));
   }
 
+  /// A GPU's memory is made for the calls that are foreseen; a host allocates as it goes.
   void allocate_foreseen() {
-    pieces_.grow(inside_, piece_bytes(foreseen_));
-    finished_.grow(inside_, piece_bytes(foreseen_));
-    whole_.grow(inside_, piece_bytes(foreseen_) * places());
+    if constexpr (!works_on_host<Inside>) {
+      pieces_.grow(inside_, piece_bytes(foreseen_));
+      finished_.grow(inside_, piece_bytes(foreseen_));
+      whole_.grow(inside_, piece_bytes(foreseen_) * places());
+    }
   }
 
-  /// The elements that are reduced in one part. A host allocates as it goes; a GPU's memory is
-  /// what it was when the calls were foreseen.
+  /// The elements that are reduced in one part.
   template <class Value>
   std::size_t most_elements() const {
     const std::size_t part = works_on_host<Inside> ? most_of_part : foreseen_;
@@ -288,44 +325,34 @@ class HierarchyStages {
     return scratch.template get<T>(count);
   }
 
+  /// Data that needs no preparation and divides evenly is read, and written, in place.
   template <class T, class Op>
   void reduce_part(const Call& described, const calls::AllReduce<T, Op>& part) {
     using Value = Prepared<T, Op>;
+    constexpr bool is_prepared = std::same_as<T, Value> && !requires { part.op.factor; };
+    const Combining<Op> combining(part.op);
     const std::size_t length = (part.count + places() - 1) / places();
     const std::size_t all = length * places();
     const bool divides = all == part.count;
     const std::span<Value> piece = memory<Value>(described, pieces_, length);
-    reduce_inside(described, part, piece, divides);
-    stage(Part::between, described, [&] { between_.all_reduce(piece, Combining<Op>(part.op)); });
+    std::span<const Value> values;
+    if constexpr (is_prepared) values = part.in;
+    if (!is_prepared || !divides) {
+      const std::span<Value> prepared = memory<Value>(described, whole_, all);
+      passes_of(inside_).prepare(part.in, prepared, part.op);
+      values = prepared;
+    }
+    stage(Part::inside, described, [&] { inside_.reduce_scatter(values, piece, combining); });
+    stage(Part::between, described, [&] { between_.all_reduce(piece, combining); });
     const std::span<T> finished = memory<T>(described, finished_, length);
     passes_of(inside_).finish(std::span<const Value>(piece), finished, part.op,
                               flat_.world_size().value());
-    if (divides) {
-      stage(Part::inside, described, [&] { inside_.all_gather(finished, part.out); });
-    } else {
-      const std::span<T> gathered = memory<T>(described, whole_, all);
-      stage(Part::inside, described, [&] { inside_.all_gather(finished, gathered); });
-      passes_of(inside_).copy(std::span<const T>(gathered).first(part.count), part.out);
-    }
+    const std::span<T> gathered = divides ? part.out : memory<T>(described, whole_, all);
+    stage(Part::inside, described, [&] { inside_.all_gather(finished, gathered); });
+    if (!divides) passes_of(inside_).copy(std::span<const T>(gathered).first(part.count), part.out);
   }
 
-  /// piece = this rank's piece of the data of the host's ranks, combined. Data that needs no
-  /// preparation and divides evenly is read in place.
-  template <class T, class Value, class Op>
-  void reduce_inside(const Call& described, const calls::AllReduce<T, Op>& part,
-                     std::span<Value> piece, bool divides) {
-    const Combining<Op> combining(part.op);
-    if constexpr (std::same_as<T, Value> && !requires { part.op.factor; }) {
-      if (divides) {
-        stage(Part::inside, described, [&] { inside_.reduce_scatter(part.in, piece, combining); });
-        return;
-      }
-    }
-    const std::span<Value> prepared = memory<Value>(described, whole_, piece.size() * places());
-    passes_of(inside_).prepare(part.in, prepared, part.op);
-    stage(Part::inside, described, [&] { inside_.reduce_scatter(prepared, piece, combining); });
-  }
-
+  static constexpr std::size_t few_bytes = 64 << 10;
   /// What a call needs is bounded: more data goes in several parts of this many bytes.
   static constexpr std::size_t most_of_part = 32_MiB;
   /// Of a GPU's memory, before it is known which calls will come.
@@ -337,71 +364,14 @@ class HierarchyStages {
   Inside inside_;
   Between between_;
   Flat flat_;
-  std::size_t foreseen_ = 0;  // bytes of the largest part that calls are known to have
+  /// Bytes of the largest part that calls are known to have.
+  std::size_t foreseen_ = works_on_host<Inside> ? 0 : first_part;
   Scratch pieces_;
   Scratch finished_;
   Scratch whole_;  // a part of the data, prepared, and later gathered
   FirstFault fault_;
   TaskQueue queue_{call_thread};
 };
-
-/// The place of a group's member when the ranks of its host are divided: among the members that
-/// `hosts` has on this member's host. `all` are the hosts of the whole hierarchy.
-inline GroupPlace place_on_host(const Hosts& all, const Hosts& hosts, const GroupPlace& place) {
-  GroupPlace local = place;
-  if (!place.is_member()) return local;
-  local.rank = Rank{hosts.local_rank(place.rank)};
-  local.members.clear();
-  for (const std::size_t member : hosts.ranks(hosts.host(place.rank)))
-    local.members.emplace_back(all.local_rank(place.members[member]));
-  local.group = local.leader().value();  // no two groups of a host have the same leader
-  return local;
-}
-
-/// The communicators of this rank's group, if it is in one. **Ranks** all of the hierarchy.
-/// **Host** blocks until the members have met.
-template <class Inside, class Between, class Flat>
-std::unique_ptr<HierarchyStages<Inside, Between, Flat>> divide(
-    HierarchyStages<Inside, Between, Flat>& all, const GroupPlace& place) {
-  using Group = HierarchyStages<Inside, Between, Flat>;
-  constexpr bool one_joins_all = std::same_as<Flat, Between>;
-  Hosts hosts = all.hosts().of(place.members);
-  // A rank needs a partner on every host. Calls through two levels count ranks host by host.
-  if (!hosts.is_even() || (!one_joins_all && !hosts.is_in_order()))
-    hosts = Hosts::apart(place.members.size());
-  const GroupPlace local = place_on_host(all.hosts(), hosts, place);
-  if constexpr (one_joins_all) {
-    auto flat = all.flat().template split<dynamic>(place);
-    auto inside = all.inside().template split<dynamic>(local);
-    if (!flat || !inside) return nullptr;
-    Between between =
-        join_groups(*flat, Groups<World<dynamic>>(flat->world_size(), hosts.columns()));
-    return std::make_unique<Group>(std::move(hosts), std::move(*inside), std::move(between),
-                                   std::move(*flat));
-  } else {
-    all.flat().agree(division_call(place));
-    std::unique_ptr<Group> group;
-    std::size_t turn = all.flat().world_size().value();  // never, for those that are in no group
-    allocate_quietly(all.inside(), [&] {
-      auto inside = all.inside().template split<dynamic>(local);
-      std::string name = all.next_group_name();
-      if (!inside) return;
-      name += "." + std::to_string(place.leader().value());
-      const std::string column = ", place " + std::to_string(local.rank.value());
-      // The number of the column's first rank: no other column has it, and all its ranks know it.
-      turn = place.members[hosts.columns()[local.rank.value()].front()].value();
-      Between between = all.between().among(name + column, Rank{hosts.host(place.rank)},
-                                            WorldSize{hosts.count()});
-      group = std::make_unique<Group>(std::move(hosts), std::move(*inside), std::move(between),
-                                      std::move(name));
-    });
-    if constexpr (requires { group->between().warm_up(); }) {
-      by_turns(all.inside(), turn, all.flat().world_size().value(),
-               [&] { group->between().warm_up(); });
-    }
-    return group;
-  }
-}
 
 }  // namespace lockstep::detail
 
@@ -457,11 +427,8 @@ class HierarchicalCommunicator
     if constexpr (!detail::works_on_host<Inside>) stages_->inside().barrier();
   }
 
-  /// Gives up: every other rank's call fails with this reason.
   void abandon(std::string_view reason) { idle().abandon(reason); }
-  /// Gives up because an exception has ended this rank's part; another thread may be in a call.
   void give_up() { stages_->give_up(); }
-  /// Has a call failed? Then every later call fails too.
   bool is_broken() const { return stages_->is_broken(); }
   /// Throws the fault, if there is one: of a stage, or of the communicators between hosts.
   void raise_fault() {
@@ -476,7 +443,7 @@ class HierarchicalCommunicator
     if constexpr (C::is_message) {
       stages_->flat().perform(call);
     } else {
-      make(idle(), call);
+      idle().make(call);
     }
   }
 
@@ -487,7 +454,7 @@ class HierarchicalCommunicator
   template <class C>
   auto start(const C& call) {
     stages_->raise_fault();
-    const auto later = [stages = stages_.get(), call] { make(*stages, call); };
+    const auto later = [stages = stages_.get(), call] { stages->make(call); };
     return Work<detail::PendingInQueue<Stages, decltype(later)>>(std::in_place, *stages_, later);
   }
 
@@ -503,7 +470,7 @@ class HierarchicalCommunicator
   template <std::size_t GroupRanks>
   std::optional<HierarchicalCommunicator> split(const detail::GroupPlace& place) {
     std::unique_ptr<Stages> group;
-    idle().through_flat([&](Flat&) { group = detail::divide(*stages_, place); });
+    idle().through_flat([&](Flat&) { group = stages_->split(place); });
     if (group == nullptr) return std::nullopt;
     return std::optional<HierarchicalCommunicator>(std::in_place, std::move(group));
   }
@@ -513,32 +480,6 @@ class HierarchicalCommunicator
   Stages& idle() {
     stages_->queue().drain();
     return *stages_;
-  }
-
-  /// Fewer bytes than these wait for hosts rather than for their turn on the network.
-  static constexpr std::size_t few_bytes = 64 << 10;
-
-  template <class C>
-  static void make(Stages& stages, const C& call) {
-    constexpr auto kind = C::kind;
-    if constexpr (kind == detail::CollectiveKind::all_reduce) {
-      if (takes(stages, call)) return stages.all_reduce(call);
-    } else if constexpr (kind == detail::CollectiveKind::reduce_scatter) {
-      if (is_large(call.in) && takes(stages, call)) return stages.reduce_scatter(call);
-    } else if constexpr (kind == detail::CollectiveKind::all_gather) {
-      if (is_large(call.out) && takes(stages, call)) return stages.all_gather(call);
-    }
-    stages.through_flat([&](Flat& flat) { flat.perform(call); });
-  }
-
-  template <class T>
-  static bool is_large(std::span<T> pieces) {
-    return pieces.size_bytes() > few_bytes;
-  }
-  /// On GPUs the stages handle device memory only; calls with host memory use the network alone.
-  template <class C>
-  static bool takes(Stages& stages, const C& call) {
-    return call.count == 0 || detail::passes_of(stages.inside()).takes(call.in.data());
   }
 
   std::unique_ptr<Stages> stages_;

@@ -8,14 +8,8 @@
 #include <utility>
 
 #include "lockstep/comm/adapters/hierarchical/communicator.hpp"
-#include "lockstep/comm/adapters/hierarchical/hosts.hpp"
 #include "lockstep/comm/backends/gloo/communicator.hpp"
 #include "lockstep/comm/backends/shm/communicator.hpp"
-#include "lockstep/comm/groups.hpp"
-#include "lockstep/core/strong.hpp"
-#include "lockstep/launch/rendezvous.hpp"
-#include "lockstep/launch/store.hpp"
-#include "lockstep/topology/groups.hpp"
 
 namespace lockstep {
 

@@ -14,11 +14,8 @@
 #include "lockstep/comm/combine.hpp"
 #include "lockstep/comm/communicator.hpp"
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/standard.hpp"
-#include "lockstep/core/strong.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/launch/rendezvous.hpp"
-#include "lockstep/launch/store.hpp"
 
 namespace lockstep::detail {
 
@@ -95,7 +92,6 @@ class Hosts {
   /// The hosts of some of the ranks, which are numbered anew in the given order.
   Hosts of(const std::vector<Rank>& members) const {
     std::vector<std::size_t> hosts;
-    hosts.reserve(members.size());
     for (const Rank member : members) hosts.push_back(host(member));
     return Hosts(hosts);
   }
@@ -105,15 +101,9 @@ class Hosts {
   std::size_t local_rank(Rank rank) const { return places_[rank.value()].second; }
   const std::vector<std::size_t>& ranks(std::size_t host) const { return ranks_[host]; }
 
-  bool is_even() const { return odd_host() == count(); }
+  bool is_even() const { return odd_host() == nullptr; }
   /// Are the ranks of every host neighbours by number?
-  bool is_in_order() const {
-    std::size_t next = 0;
-    for (const auto& ranks : ranks_)
-      for (const std::size_t rank : ranks)
-        if (rank != next++) return false;
-    return true;
-  }
+  bool is_in_order() const { return std::is_sorted(places_.begin(), places_.end()); }
 
   /// The ranks with the same place on every host, for each place.
   std::vector<std::vector<std::size_t>> columns() const {
@@ -135,26 +125,25 @@ class Hosts {
 
   /// Throws unless all hosts have equally many ranks: each rank needs a partner on every host.
   void check_even(Rank rank) const {
-    if (is_even()) return;
-    const std::vector<std::size_t>& odd = ranks_[odd_host()];
+    const auto odd = odd_host();
+    if (odd == nullptr) return;
     fail("Backend<Hierarchical<...>>",
-         {"the host of rank 0 has ", ranks_[0].size(), " ranks and the host of rank ", odd[0],
-          " has ", odd.size()},
+         {"the host of rank 0 has ", ranks_[0].size(), " ranks and the host of rank ", odd->front(),
+          " has ", odd->size()},
          "start equally many ranks on every host, or use one backend for all", rank);
   }
 
  private:
-  /// The first host that has another number of ranks than the first one.
-  std::size_t odd_host() const {
-    std::size_t h = 0;
-    while (h < count() && ranks_[h].size() == ranks_[0].size()) ++h;
-    return h;
+  /// The ranks of the first host that has another number of them than the first one.
+  const std::vector<std::size_t>* odd_host() const {
+    for (const auto& ranks : ranks_)
+      if (ranks.size() != ranks_[0].size()) return &ranks;
+    return nullptr;
   }
 
   static std::string numbered(const std::vector<std::size_t>& ranks) {
     std::vector<std::string> names;
-    names.reserve(ranks.size());
-    for (std::size_t rank : ranks) names.push_back(std::to_string(rank));
+    for (const std::size_t rank : ranks) names.push_back(text({rank}));
     return listed(names) + " are numbered from 0, ";
   }
 

@@ -12,19 +12,10 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/comm/adapters/hierarchical/communicator.hpp"
-#include "lockstep/comm/adapters/hierarchical/hosts.hpp"
 #include "lockstep/comm/adapters/hierarchical/two_levels.hpp"
 #include "lockstep/comm/adapters/streamed.cuh"
 #include "lockstep/comm/backends/nccl/communicator.cuh"
 #include "lockstep/comm/backends/threads/communicator.cuh"
-#include "lockstep/comm/combine.cuh"
-#include "lockstep/comm/communicator.hpp"
-#include "lockstep/comm/rank_gpu.cuh"
-#include "lockstep/core/error.hpp"
-#include "lockstep/core/strong.hpp"
-#include "lockstep/launch/rendezvous.hpp"
-#include "lockstep/launch/store.hpp"
 
 namespace lockstep {
 
@@ -41,29 +32,22 @@ using ThreadedNccl = StreamedCommunicator<detail::ThreadedNcclHierarchy>;
 static_assert(ArenaAllocating<ThreadedNccl> && AsyncReducing<ThreadedNccl> &&
               Splitting<ThreadedNccl>);
 
-namespace detail {
-
-/// The hosts of a job in which every process is a host and its threads are the ranks.
-inline Hosts hosts_of_threads(const Membership& member) {
-  if (member.world.value() % member.process_ranks != 0) {
-    fail("Backend<Hierarchical<Shm, Nccl>>",
-         {"the world has ", member.world.value(), " ranks and this process ", member.process_ranks},
-         "start equally many ranks in every process", member.rank);
-  }
-  std::vector<std::size_t> hosts(member.world.value());
-  for (std::size_t r = 0; r < hosts.size(); ++r) hosts[r] = r / member.process_ranks;
-  return Hosts(hosts);
-}
-
-}  // namespace detail
-
 /// The communicator of a job with a process on every host, whose ranks are its threads, each with a
 /// GPU of the caller's choice. `name` tells several of one job apart. **Ranks** all. **Host**
 /// blocks until all have come.
 inline ThreadedNccl make_threaded_nccl_communicator(const Membership& member, Store& store,
                                                     const std::string& name,
                                                     std::shared_ptr<Gpu> gpu) {
-  detail::Hosts hosts = detail::hosts_of_threads(member);
+  if (member.world.value() % member.process_ranks != 0) {
+    detail::fail(
+        "Backend<Hierarchical<Shm, Nccl>>",
+        {"the world has ", member.world.value(), " ranks and this process ", member.process_ranks},
+        "start equally many ranks in every process", member.rank);
+  }
+  std::vector<std::size_t> process_of_rank(member.world.value());
+  for (std::size_t r = 0; r < process_of_rank.size(); ++r)
+    process_of_rank[r] = r / member.process_ranks;
+  detail::Hosts hosts(process_of_rank);
   const std::size_t host = hosts.host(member.rank);
   const std::size_t place = hosts.local_rank(member.rank);
   auto lane = std::make_shared<Gpu>(gpu->rank(), gpu->index());

@@ -8,19 +8,11 @@
 #include <cstddef>
 #include <numeric>
 #include <span>
-#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "lockstep/comm/adapters/hierarchical/communicator.hpp"
-#include "lockstep/comm/adapters/hierarchical/hosts.hpp"
-#include "lockstep/comm/collectives.hpp"
-#include "lockstep/comm/combine.hpp"
-#include "lockstep/comm/communicator.hpp"
-#include "lockstep/core/bytes.hpp"
-#include "lockstep/core/error.hpp"
-#include "lockstep/core/strong.hpp"
 
 namespace lockstep::detail {
 
@@ -52,8 +44,8 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
 
   /// If ranks agree inside every host, and between hosts for every place, then all ranks agree.
   void agree(const Call& call) {
-    inside([&](Inside& own) { own.agree(call); });
-    between([&](Between& others) { others.agree(call); });
+    on(*inside_, [&](auto& own) { own.agree(call); });
+    on(*between_, [&](auto& others) { others.agree(call); });
   }
 
   /// The two levels compare the calls that they get, so nothing is compared here.
@@ -64,22 +56,22 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
 
   /// First waits for the ranks of this host, then for all hosts.
   void execute(const calls::Barrier&) {
-    inside([](Inside& own) { own.barrier(); });
-    between([](Between& others) { others.barrier(); });
+    on(*inside_, [](auto& own) { own.barrier(); });
+    on(*between_, [](auto& others) { others.barrier(); });
   }
 
   template <class T>
   void execute(const calls::Broadcast<T>& call) {
     if (place() == place_of(call.root))
-      between([&](Between& others) { others.broadcast(call.data(), Rank{host_of(call.root)}); });
-    inside([&](Inside& own) { own.broadcast(call.data(), Rank{place_of(call.root)}); });
+      on(*between_, [&](auto& others) { others.broadcast(call.data(), Rank{host_of(call.root)}); });
+    on(*inside_, [&](auto& own) { own.broadcast(call.data(), Rank{place_of(call.root)}); });
   }
 
   template <class T>
   void execute(const calls::AllGather<T>& call) {
     const auto here = scratch(Use::here, call.out.data(), call.count * places());
-    inside([&](Inside& own) { own.all_gather(call.in, here); });
-    between([&](Between& others) { others.all_gather(here, call.out); });
+    on(*inside_, [&](auto& own) { own.all_gather(call.in, here); });
+    on(*between_, [&](auto& others) { others.all_gather(here, call.out); });
   }
 
   template <class T>
@@ -88,9 +80,9 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
     const bool collects = place() == place_of(call.root);
     const auto here = scratch(Use::here, call.in.data(), call.count * places())
                           .first(collects ? call.count * places() : 0);
-    inside([&](Inside& own) { own.gather(call.in, here, Rank{place_of(call.root)}); });
+    on(*inside_, [&](auto& own) { own.gather(call.in, here, Rank{place_of(call.root)}); });
     if (collects)
-      between([&](Between& others) { others.gather(here, call.out, Rank{host_of(call.root)}); });
+      on(*between_, [&](auto& others) { others.gather(here, call.out, Rank{host_of(call.root)}); });
   }
 
   template <class T>
@@ -100,8 +92,8 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
     const auto here = scratch(Use::here, call.out.data(), call.count * places())
                           .first(deals ? call.count * places() : 0);
     if (deals)
-      between([&](Between& others) { others.scatter(call.in, here, Rank{host_of(call.root)}); });
-    inside([&](Inside& own) { own.scatter(here, call.out, Rank{place_of(call.root)}); });
+      on(*between_, [&](auto& others) { others.scatter(call.in, here, Rank{host_of(call.root)}); });
+    on(*inside_, [&](auto& own) { own.scatter(here, call.out, Rank{place_of(call.root)}); });
   }
 
   /// Elements go to the right host first, then to the right place on it.
@@ -111,9 +103,9 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
     const auto here = scratch(Use::here, call.out.data(), call.in.size());  // [from host][to place]
     const auto sorted =
         scratch(Use::sorted, call.out.data(), call.in.size());  // [to place][from host]
-    between([&](Between& others) { others.all_to_all(call.in, here); });
+    on(*between_, [&](auto& others) { others.all_to_all(call.in, here); });
     transpose(here, sorted, hosts(), places(), call.count);
-    inside([&](Inside& own) { own.all_to_all(sorted, here); });  // [from place][from host]
+    on(*inside_, [&](auto& own) { own.all_to_all(sorted, here); });  // [from place][from host]
     transpose(here, call.out, places(), hosts(), call.count);
   }
 
@@ -123,37 +115,44 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
                      Rank root, bool on_device) {
     connect_messages();
     const bool collects = place() == place_of(root);
-    const auto first = pieces.counts.begin();
     std::vector<std::size_t> of_hosts;
     for (std::size_t h = 0; h < hosts(); ++h) {
-      const auto begin = first + static_cast<std::ptrdiff_t>(h * places());
-      of_hosts.push_back(
-          std::accumulate(begin, begin + static_cast<std::ptrdiff_t>(places()), std::size_t{0}));
+      const auto counts = std::span(pieces.counts).subspan(h * places(), places());
+      of_hosts.push_back(std::accumulate(counts.begin(), counts.end(), std::size_t{0}));
     }
-    const auto own = first + static_cast<std::ptrdiff_t>(host() * places());
-    const GatheredPieces of_places =
-        pieces_of(std::vector<std::size_t>(own, own + static_cast<std::ptrdiff_t>(places())));
+    const auto own = std::span(pieces.counts).subspan(host() * places(), places());
+    const GatheredPieces of_places = pieces_of({own.begin(), own.end()});
     const std::size_t most = *std::max_element(of_hosts.begin(), of_hosts.end());
     const std::span<T> here =
         scratch<T>(Use::here, on_device, most).first(collects ? of_places.total() : 0);
-    inside([&](Inside& level) {
+    on(*inside_, [&](auto& level) {
       level.gather_pieces(in, here, of_places, Rank{place_of(root)}, on_device);
     });
     if (!collects) return;
-    between([&](Between& level) {
+    on(*between_, [&](auto& level) {
       level.gather_pieces(std::span<const T>(here), out, pieces_of(of_hosts), Rank{host_of(root)},
                           on_device);
     });
   }
 
-  template <class T>
-  void execute(const calls::Send<T>& message) {
-    to_level_of("send", message.root, [&](auto& level, Rank to) { level.send(message.in, to); });
-  }
-  template <class T>
-  void execute(const calls::Receive<T>& message) {
-    to_level_of("receive", message.root,
-                [&](auto& level, Rank from) { level.receive(message.out, from); });
+  template <class C>
+    requires C::is_message
+  void execute(C message) {
+    const Rank peer = message.root;
+    const auto pass = [&](auto& level, std::size_t there) {
+      message.root = Rank{there};
+      on(level, [&](auto& joined) { joined.perform(message); });
+    };
+    if (host_of(peer) == host()) {
+      pass(*inside_, place_of(peer));
+    } else if (place_of(peer) == place()) {
+      pass(*between_, host_of(peer));
+    } else {
+      fail(collective_name(C::kind),
+           {"rank ", peer,
+            " is on another host and has another place there, and no communicator joins the two"},
+           "let a rank that is on this host and has that place pass it on", rank());
+    }
   }
 
   /// The passes of `Inside`, with scratch memory of this class.
@@ -180,39 +179,17 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
   std::size_t place_of(Rank rank) const { return rank.value() % places(); }
   std::size_t host_of(Rank rank) const { return rank.value() / places(); }
 
-  // Errors of one level count its ranks from 0, so the error adds which ranks of the job these are.
-  template <class F>
-  void inside(const F& f) {
+  /// Calls `f(level)`. Errors of one level count its ranks from 0, so the error adds which ranks of
+  /// the job these are.
+  template <class Level, class F>
+  void on(Level& level, const F& f) {
     try {
-      f(*inside_);
+      f(level);
     } catch (const Error& error) {
-      throw retold(error, error.operation(), hosts_->words_inside(rank()) + error.problem(),
-                   rank());
-    }
-  }
-  template <class F>
-  void between(const F& f) {
-    try {
-      f(*between_);
-    } catch (const Error& error) {
-      throw retold(error, error.operation(), hosts_->words_between(rank()) + error.problem(),
-                   rank());
-    }
-  }
-
-  /// Calls `message(communicator, peer's rank there)` with the level that joins the two ranks.
-  template <class Message>
-  void to_level_of(const char* operation, Rank peer, const Message& message) {
-    if (host_of(peer) == host()) {
-      inside([&](Inside& own) { message(own, Rank{place_of(peer)}); });
-    } else if (place_of(peer) == place()) {
-      between([&](Between& others) { message(others, Rank{host_of(peer)}); });
-    } else {
-      throw Error(operation,
-                  "rank " + std::to_string(peer.value()) +
-                      " is on another host and has another place there, and no communicator joins "
-                      "the two",
-                  "let a rank that is on this host and has that place pass it on", rank());
+      const bool is_inside = static_cast<const void*>(&level) == inside_;
+      const std::string words =
+          is_inside ? hosts_->words_inside(rank()) : hosts_->words_between(rank());
+      throw retold(error, error.operation(), words + error.problem(), rank());
     }
   }
 
@@ -220,7 +197,7 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
   void connect_messages() {
     if constexpr (requires { between_->warm_up_messages(); }) {
       if (!std::exchange(has_messages_, true)) {
-        inside([&](Inside& own) {
+        on(*inside_, [&](auto& own) {
           by_turns(own, place(), places(), [&] { between_->warm_up_messages(); });
         });
       }
@@ -246,7 +223,7 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
     call.kind = CollectiveKind::allocate;
     call.element = ElementKind::u8;
     call.count = bytes;
-    inside([&](Inside& own) {
+    on(*inside_, [&](auto& own) {
       own.agree(call);
       allocate_quietly(own, [&] { memory.grow(own, bytes); });
     });

@@ -1,37 +1,165 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The sockets between all pairs of ranks, noticing when one is lost, waits that another
-/// thread can end, and the messages by which ranks compare their calls.
+/// @file How Gloo's ranks find each other, the sockets between all pairs of them, noticing when one
+/// is lost, waits that another thread can end, and the messages by which ranks compare their calls.
 
+#include <arpa/inet.h>
 #include <dlfcn.h>
+#include <ifaddrs.h>
+#include <netdb.h>
+#include <sys/socket.h>
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <ctime>
 #include <exception>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 #include <system_error>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "lockstep/comm/backends/gloo/library.hpp"
-#include "lockstep/comm/backends/gloo/rendezvous.hpp"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/core/deadline.hpp"
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/thread.hpp"
+#include "lockstep/launch/rendezvous.hpp"
+#include "lockstep/launch/socket.hpp"
+#include "lockstep/launch/store.hpp"
+#include "lockstep/launch/store_protocol.hpp"
 
 namespace lockstep::detail::over_gloo {
+
+using Milliseconds = std::chrono::milliseconds;
+
+/// The part of the job's store in which the ranks of one communicator leave their addresses.
+///
+/// Each rank sets one value, an address for every other rank, and then waits for and reads those of
+/// all. In communicators of up to `most_gathered` ranks setting a value is therefore a gather,
+/// which brings all of them. In larger ones that would be too long a message for the store; there a
+/// rank reads one value after the other.
+class MeetingStore : public ::gloo::rendezvous::Store {
+ public:
+  static constexpr std::size_t most_gathered = 128;
+
+  MeetingStore(lockstep::Store& store, std::string prefix, const Membership& member)
+      : store_(store), prefix_(std::move(prefix)), member_(member) {}
+
+  void set(const std::string& key, const std::vector<char>& data) override {
+    const std::string_view value(data.data(), data.size());
+    if (member_.world.value() > most_gathered || !known_.empty()) {
+      store_.set(prefix_ + key, value);
+      return;
+    }
+    const std::string own = store_protocol::Writer{}.text(key).text(value).bytes();
+    for (const std::string& piece :
+         store_.gather(prefix_ + "mesh", member_.rank, member_.world, own, member_.timeout)) {
+      store_protocol::Reader in(piece);
+      std::string name(in.text());
+      known_.emplace(std::move(name), in.text());
+    }
+  }
+  std::vector<char> get(const std::string& key) override {
+    const std::string& value = find(key);
+    return {value.begin(), value.end()};
+  }
+  void wait(const std::vector<std::string>& keys) override { wait(keys, member_.timeout); }
+  void wait(const std::vector<std::string>& keys, const Milliseconds&) override {
+    // Gloo's limit is meant for connecting, not for meeting, and is not used here. It reads what it
+    // has waited for: one request does both.
+    for (const std::string& key : keys) find(key);
+  }
+
+ private:
+  const std::string& find(const std::string& key) {
+    const auto known = known_.find(key);
+    if (known != known_.end()) return known->second;
+    return known_.emplace(key, store_.get(prefix_ + key, member_.timeout)).first->second;
+  }
+
+  lockstep::Store& store_;
+  std::string prefix_;
+  const Membership& member_;
+  std::map<std::string, std::string> known_;
+};
+
+/// An address as text, such as `192.168.0.7` or `fe80::1`; empty if it is neither IPv4 nor IPv6.
+inline std::string numeric_address(const sockaddr* address) {
+  char text[INET6_ADDRSTRLEN] = {};
+  const bool is_v4 = address->sa_family == AF_INET;
+  if (is_v4 || address->sa_family == AF_INET6) {
+    ::getnameinfo(address, is_v4 ? sizeof(sockaddr_in) : sizeof(sockaddr_in6), text, sizeof text,
+                  nullptr, 0, NI_NUMERICHOST);
+  }
+  return text;
+}
+
+/// The address of a network interface: IPv4 where it has one, and never a link-local IPv6 address,
+/// which needs the interface's number beside it.
+inline std::string address_of_interface(const std::string& name, Rank rank) {
+  ifaddrs* first = nullptr;
+  static_cast<void>(::getifaddrs(&first));
+  const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> all(first, ::freeifaddrs);
+  std::string found;
+  std::string names;
+  for (const ifaddrs* i = first; i != nullptr; i = i->ifa_next) {
+    if (i->ifa_addr == nullptr) continue;
+    const std::string address = numeric_address(i->ifa_addr);
+    if (address.empty() || address.starts_with("fe80:")) continue;
+    if (i->ifa_addr->sa_family == AF_INET)
+      names += (names.empty() ? "" : ", ") + std::string(i->ifa_name);
+    if (name != i->ifa_name) continue;
+    if (i->ifa_addr->sa_family == AF_INET) return address;
+    if (found.empty()) found = address;
+  }
+  if (!found.empty()) return found;
+  throw Error("Backend<Gloo>", "this host has no interface '" + name + "' with an address",
+              "set LOCKSTEP_INTERFACE to one of its own: " + names, rank);
+}
+
+/// The address from which this host reaches another one; empty where it does not. Nothing is sent:
+/// the kernel is only asked for the route.
+inline std::string address_towards(const std::string& host) {
+  std::string why;
+  const auto addresses = resolve(host, 9, why);
+  for (const addrinfo* a = addresses.get(); a != nullptr; a = a->ai_next) {
+    const Descriptor fd(::socket(a->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    if (!fd || ::connect(fd.get(), a->ai_addr, a->ai_addrlen) != 0) continue;
+    sockaddr_storage own{};
+    socklen_t size = sizeof own;
+    if (::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&own), &size) != 0) continue;
+    return numeric_address(reinterpret_cast<const sockaddr*>(&own));
+  }
+  return "";
+}
+
+/// The address that this rank's peers connect to: that of the interface LOCKSTEP_INTERFACE; else
+/// the one from which this host reaches the store's host; else, where the store is on this host,
+/// the one from which it reaches another rank's host. Ranks of one host meet on loopback. **Ranks**
+/// all. **Host** blocks until all have come.
+inline std::string listening_address(const Membership& member, Store& store,
+                                     const std::string& prefix) {
+  const char* const chosen = std::getenv("LOCKSTEP_INTERFACE");
+  const bool is_chosen = chosen != nullptr && *chosen != '\0';
+  std::string own =
+      is_chosen ? address_of_interface(chosen, member.rank) : address_towards(member.host);
+  const auto all =
+      store.gather(prefix + "addresses", member.rank, member.world, own, member.timeout);
+  if (is_chosen || !is_loopback(own)) return own;
+  for (const std::string& other : all)
+    if (!other.empty() && !is_loopback(other)) return address_towards(other);
+  return own;
+}
 
 // When a connection breaks, Gloo wakes a waiting thread only if no part of its message has been
 // sent or received. Otherwise the thread waits until Gloo's time limit, which ends all
@@ -40,8 +168,10 @@ namespace lockstep::detail::over_gloo {
 /// Stands between Gloo's algorithms and its transport, to wrap the buffers, and to end their waits
 /// together.
 class AbortableTransport : public ::gloo::transport::Context {
+  using UnboundBuffer = ::gloo::transport::UnboundBuffer;
+
  public:
-  explicit AbortableTransport(std::shared_ptr<::gloo::transport::Context> transport)
+  explicit AbortableTransport(std::shared_ptr<Context> transport)
       : Context(transport->rank, transport->size), transport_(std::move(transport)) {}
 
   std::unique_ptr<::gloo::transport::Pair>& getPair(int rank) override {
@@ -50,93 +180,79 @@ class AbortableTransport : public ::gloo::transport::Context {
   std::unique_ptr<::gloo::transport::Pair>& createPair(int rank) override {
     return transport_->createPair(rank);
   }
-  std::unique_ptr<::gloo::transport::UnboundBuffer> createUnboundBuffer(void* data,
-                                                                        std::size_t size) override;
+  std::unique_ptr<UnboundBuffer> createUnboundBuffer(void* data, std::size_t size) override {
+    return std::make_unique<Buffer>(transport_->createUnboundBuffer(data, size), *this);
+  }
 
   /// Ends every wait, now and from now on.
   void abort() {
     const std::lock_guard lock(mutex_);
     aborted_ = true;
-    for (::gloo::transport::UnboundBuffer* buffer : buffers_) {
+    for (UnboundBuffer* buffer : buffers_) {
       buffer->abortWaitRecv();
       buffer->abortWaitSend();
     }
   }
-  /// Throws, out of Gloo's algorithms, if waits are ended.
-  void raise_abort() const {
-    const std::lock_guard lock(mutex_);
-    if (aborted_) raise();
-  }
-  [[noreturn]] static void raise() { throw std::runtime_error("the wait was ended"); }
 
  private:
-  friend class AbortableBuffer;
+  /// A buffer of Gloo's, which ends before its transport does. Gloo's time limit is not used: the
+  /// watching thread has its own.
+  class Buffer : public UnboundBuffer {
+   public:
+    Buffer(std::unique_ptr<UnboundBuffer> buffer, AbortableTransport& transport)
+        : UnboundBuffer(buffer->ptr, buffer->size),
+          buffer_(std::move(buffer)),
+          transport_(transport) {
+      const std::lock_guard lock(transport_.mutex_);
+      transport_.buffers_.push_back(this);
+    }
+    Buffer(const Buffer&) = delete;
+    Buffer& operator=(const Buffer&) = delete;
+    ~Buffer() override {
+      const std::lock_guard lock(transport_.mutex_);
+      std::erase(transport_.buffers_, this);
+    }
 
-  std::shared_ptr<::gloo::transport::Context> transport_;
-  mutable std::mutex mutex_;  // for what follows
-  std::vector<::gloo::transport::UnboundBuffer*> buffers_;
+    bool waitRecv(int* rank, Milliseconds) override {
+      return going_on().waitRecv(rank, for_ever) || raise();
+    }
+    bool waitSend(int* rank, Milliseconds) override {
+      return going_on().waitSend(rank, for_ever) || raise();
+    }
+    void abortWaitRecv() override { buffer_->abortWaitRecv(); }
+    void abortWaitSend() override { buffer_->abortWaitSend(); }
+
+    void send(int to, std::uint64_t slot, std::size_t offset, std::size_t bytes) override {
+      going_on().send(to, slot, offset, bytes);
+    }
+    void recv(int from, std::uint64_t slot, std::size_t offset, std::size_t bytes) override {
+      going_on().recv(from, slot, offset, bytes);
+    }
+    void recv(std::vector<int> from, std::uint64_t slot, std::size_t offset,
+              std::size_t bytes) override {
+      going_on().recv(std::move(from), slot, offset, bytes);
+    }
+
+   private:
+    static constexpr Milliseconds for_ever = std::chrono::hours(24 * 365);
+
+    /// Gloo's buffer, unless waits are ended: then it throws, out of Gloo's algorithms.
+    UnboundBuffer& going_on() const {
+      const std::lock_guard lock(transport_.mutex_);
+      if (transport_.aborted_) raise();
+      return *buffer_;
+    }
+    [[noreturn]] static bool raise() { throw std::runtime_error("the wait was ended"); }
+
+    std::unique_ptr<UnboundBuffer> buffer_;
+    AbortableTransport& transport_;
+  };
+
+  std::shared_ptr<Context> transport_;
+  std::mutex mutex_;  // for what follows
+  std::vector<UnboundBuffer*> buffers_;
   bool aborted_ = false;
 };
-
-/// A buffer of Gloo's, which ends before its transport does.
-class AbortableBuffer : public ::gloo::transport::UnboundBuffer {
- public:
-  using Milliseconds = std::chrono::milliseconds;
-
-  AbortableBuffer(std::unique_ptr<::gloo::transport::UnboundBuffer> buffer,
-                  AbortableTransport& transport)
-      : UnboundBuffer(buffer->ptr, buffer->size),
-        buffer_(std::move(buffer)),
-        transport_(transport) {
-    const std::lock_guard lock(transport_.mutex_);
-    transport_.buffers_.push_back(this);
-  }
-  AbortableBuffer(const AbortableBuffer&) = delete;
-  AbortableBuffer& operator=(const AbortableBuffer&) = delete;
-  ~AbortableBuffer() override {
-    const std::lock_guard lock(transport_.mutex_);
-    std::erase(transport_.buffers_, this);
-  }
-
-  // Gloo's time limit is not used: the watching thread has its own.
-  bool waitRecv(int* rank, Milliseconds) override {
-    transport_.raise_abort();
-    if (!buffer_->waitRecv(rank, for_ever)) AbortableTransport::raise();
-    return true;
-  }
-  bool waitSend(int* rank, Milliseconds) override {
-    transport_.raise_abort();
-    if (!buffer_->waitSend(rank, for_ever)) AbortableTransport::raise();
-    return true;
-  }
-  void abortWaitRecv() override { buffer_->abortWaitRecv(); }
-  void abortWaitSend() override { buffer_->abortWaitSend(); }
-
-  void send(int to, std::uint64_t slot, std::size_t offset, std::size_t bytes) override {
-    transport_.raise_abort();
-    buffer_->send(to, slot, offset, bytes);
-  }
-  void recv(int from, std::uint64_t slot, std::size_t offset, std::size_t bytes) override {
-    transport_.raise_abort();
-    buffer_->recv(from, slot, offset, bytes);
-  }
-  void recv(std::vector<int> from, std::uint64_t slot, std::size_t offset,
-            std::size_t bytes) override {
-    transport_.raise_abort();
-    buffer_->recv(std::move(from), slot, offset, bytes);
-  }
-
- private:
-  static constexpr Milliseconds for_ever = std::chrono::hours(24 * 365);
-
-  std::unique_ptr<::gloo::transport::UnboundBuffer> buffer_;
-  AbortableTransport& transport_;
-};
-
-inline std::unique_ptr<::gloo::transport::UnboundBuffer> AbortableTransport::createUnboundBuffer(
-    void* data, std::size_t size) {
-  return std::make_unique<AbortableBuffer>(transport_->createUnboundBuffer(data, size), *this);
-}
 
 /// LibTorch exports the functions of a Gloo of its own, without its headers and of another version.
 /// Where the linker names LibTorch first, these are called with objects of the installed Gloo, and
@@ -226,8 +342,6 @@ concept KeepsLimits = requires(Pair& pair) { pair.isConnected(); };
 /// Gloo's context of a communicator.
 class Connections : public ::gloo::rendezvous::Context {
  public:
-  using Milliseconds = std::chrono::milliseconds;
-
   Connections(Rank rank, WorldSize world)
       : Context(static_cast<int>(rank.value()), static_cast<int>(world.value())) {}
 
@@ -335,7 +449,7 @@ class RollCall {
 
   /// Says that this rank makes no further call, and waits for the others to say something. Returns
   /// the ranks that did not. **Ranks** this one, outside of `exchange`.
-  std::vector<Rank> say_farewell(Greeting::State state, std::chrono::milliseconds limit) {
+  std::vector<Rank> say_farewell(Greeting::State state, Milliseconds limit) {
     const BrokenPipesBlocked blocked;
     last_said_ = Greeting{number(), state, Call{}, number()};
     for_peers([&](int peer) {
@@ -343,8 +457,7 @@ class RollCall {
       static_cast<void>(throws([&] { farewell_->send(peer, slot, 0, sizeof last_said_); }));
     });
     const Deadline deadline = Deadline::after(limit);
-    while (!silent().empty() && !deadline.passed())
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    while (!silent().empty() && !deadline.passed()) sleep_for(Milliseconds(1));
     return silent();
   }
 

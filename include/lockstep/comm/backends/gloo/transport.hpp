@@ -12,11 +12,8 @@
 #include <vector>
 
 #include "lockstep/comm/backends/gloo/connections.hpp"
-#include "lockstep/comm/backends/gloo/library.hpp"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/combine.hpp"
-#include "lockstep/core/reduce_op.hpp"
-#include "lockstep/core/strong.hpp"
 
 namespace lockstep::detail::over_gloo {
 
@@ -73,44 +70,41 @@ class Transport {
     ::gloo::broadcast(options);
   }
 
-  template <class T>
-  void execute(const calls::AllGather<T>& call) const {
+  template <class C>
+    requires(C::kind == CollectiveKind::all_gather || C::kind == CollectiveKind::all_to_all)
+  void execute(const C& call) const {
+    constexpr bool gathers = C::kind == CollectiveKind::all_gather;
     if (call.count == 0) return;
-    ::gloo::AllgatherOptions options(connections_);
-    // Gloo copies a rank's input to its place in the output, unless it is there.
-    if (call.in.data() != call.out.data() + rank().value() * call.count)
+    std::conditional_t<gathers, ::gloo::AllgatherOptions, ::gloo::AlltoallOptions> options(
+        connections_);
+    // Gloo copies what a rank gathers to its place in the output, unless it is there.
+    if (!gathers || call.in.data() != call.out.data() + rank().value() * call.count)
       options.setInput(unguarded(call.in), call.in.size());
     options.setOutput(call.out.data(), call.out.size());
     options.setTag(tag_);
-    ::gloo::allgather(options);
+    if constexpr (gathers) {
+      ::gloo::allgather(options);
+    } else {
+      ::gloo::alltoall(options);
+    }
   }
 
-  template <class T>
-  void execute(const calls::AllToAll<T>& call) const {
-    if (call.count == 0) return;
-    ::gloo::AlltoallOptions options(connections_);
-    options.setInput(unguarded(call.in), call.in.size());
-    options.setOutput(call.out.data(), call.out.size());
-    options.setTag(tag_);
-    ::gloo::alltoall(options);
-  }
-
-  template <class T>
-  void execute(const calls::Send<T>& message) const {
-    if (message.in.empty()) return;
+  template <class C>
+    requires C::is_message
+  void execute(const C& message) const {
+    if (message.count == 0) return;
+    constexpr bool sends = C::kind == CollectiveKind::send;
+    const int peer = static_cast<int>(message.root.value());
     const auto buffer =
-        connections_->createUnboundBuffer(unguarded(message.in), message.in.size_bytes());
-    buffer->send(static_cast<int>(message.root.value()), slot_);
-    buffer->waitSend();
-  }
-
-  template <class T>
-  void execute(const calls::Receive<T>& message) const {
-    if (message.out.empty()) return;
-    const auto buffer =
-        connections_->createUnboundBuffer(message.out.data(), message.out.size_bytes());
-    buffer->recv(static_cast<int>(message.root.value()), slot_);
-    buffer->waitRecv();
+        connections_->createUnboundBuffer(sends ? unguarded(message.in) : message.out.data(),
+                                          message.count * sizeof(typename C::element));
+    if constexpr (sends) {
+      buffer->send(peer, slot_);
+      buffer->waitSend();
+    } else {
+      buffer->recv(peer, slot_);
+      buffer->waitRecv();
+    }
   }
 
  private:

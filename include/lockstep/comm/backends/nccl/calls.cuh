@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <concepts>
 #include <cstddef>
-#include <cstdint>
 #include <iterator>
 #include <span>
 #include <string_view>
@@ -17,15 +16,8 @@
 #include <utility>
 
 #include "lockstep/comm/backends/nccl/engine.cuh"
-#include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/combine.cuh"
-#include "lockstep/comm/combine.hpp"
 #include "lockstep/comm/generic.hpp"
-#include "lockstep/core/element.hpp"
-#include "lockstep/core/macros.hpp"
-#include "lockstep/core/reduce_op.hpp"
-#include "lockstep/core/strong.hpp"
-#include "lockstep/device/cuda/gpu.cuh"
 
 namespace lockstep::detail::nccl {
 
@@ -46,24 +38,24 @@ inline constexpr bool is_pre_multiplied = false;
 template <class Factor>
 inline constexpr bool is_pre_multiplied<PreMultipliedSum<Factor>> = true;
 
-/// The operation that NCCL has to perform where the first and last step are made elsewhere.
-template <class Op>
-Op middle_of(const Op&);
+/// The operation that NCCL has to perform between the first and the last step: averages and sums of
+/// multiplied elements are sums (`Factors`).
 template <class Op>
 std::conditional_t<std::same_as<Op, Average> || is_pre_multiplied<Op>, Sum, Op> middle_of(
-    const Combining<Op>&);
+    const Op&);
+template <class Op>
+decltype(middle_of(std::declval<Op>())) middle_of(const Combining<Op>&);
 
 /// NCCL's name for the operation on T, `ncclNumOps` where it has none that does the same. Its
 /// minimum and maximum of floats lose a NaN, which lockstep's must not. Its average multiplies by
 /// 1/N in T, so that an average of bfloat16 over 3 ranks is 0.2% too large, and never uses the
-/// network's own sums: averages are sums, and a pass of lockstep's (`Factors`).
+/// network's own sums.
 template <class Whole, Element T>
 constexpr ncclRedOp_t reduce_operation() {
   using Op = decltype(middle_of(std::declval<Whole>()));
   if constexpr (data_type<T>() == ncclNumTypes) return ncclNumOps;
   if constexpr (std::same_as<Op, Sum>) return ncclSum;
   if constexpr (std::same_as<Op, Product>) return ncclProd;
-  if constexpr (std::same_as<Op, Average>) return ncclSum;
   if constexpr (std::same_as<Op, Min> && std::integral<T>) return ncclMin;
   if constexpr (std::same_as<Op, Max> && std::integral<T>) return ncclMax;
   return ncclNumOps;
@@ -71,8 +63,7 @@ constexpr ncclRedOp_t reduce_operation() {
 
 /// Does NCCL reduce T by Op itself?
 template <class Op, class T>
-inline constexpr bool reduces = reduce_operation<Op, T>() != ncclNumOps ||
-                                (is_pre_multiplied<Op> && data_type<T>() != ncclNumTypes);
+inline constexpr bool reduces = reduce_operation<Op, T>() != ncclNumOps;
 
 /// The factors of a reduction. NCCL multiplies every element by `before`, which must be exact in T;
 /// a pass of lockstep's multiplies the result by `after` and divides it by `divisor`, in the
@@ -141,21 +132,15 @@ struct Rescaled {
 /// keeps a copy of what it needs: the operation ends with the call.
 template <class Op, class T, class F>
 ncclResult_t with_operation(double before, ncclComm_t comm, const F& call) {
-  if constexpr (std::same_as<Op, Average> || is_pre_multiplied<Op>) {
-    if (before != 1) {
-      T factor = static_cast<T>(static_cast<Accumulator<T>>(before));
-      ncclRedOp_t operation = ncclNumOps;
-      const ncclResult_t made = ncclRedOpCreatePreMulSum(&operation, &factor, data_type<T>(),
-                                                         ncclScalarHostImmediate, comm);
-      if (made != ncclSuccess) return made;
-      const ncclResult_t called = call(operation);
-      const ncclResult_t ended = ncclRedOpDestroy(operation, comm);
-      return ended == ncclSuccess ? called : ended;
-    }
-    return call(ncclSum);
-  } else {
-    return call(reduce_operation<Op, T>());
-  }
+  if (before == 1) return call(reduce_operation<Op, T>());
+  T factor = static_cast<T>(static_cast<Accumulator<T>>(before));
+  ncclRedOp_t operation = ncclNumOps;
+  const ncclResult_t made =
+      ncclRedOpCreatePreMulSum(&operation, &factor, data_type<T>(), ncclScalarHostImmediate, comm);
+  if (made != ncclSuccess) return made;
+  const ncclResult_t called = call(operation);
+  const ncclResult_t ended = ncclRedOpDestroy(operation, comm);
+  return ended == ncclSuccess ? called : ended;
 }
 
 /// NCCL's own collectives, where it has the operation. Other calls have their generic form, made of

@@ -6,10 +6,8 @@
 #include <nccl.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <optional>
 #include <span>
@@ -19,25 +17,10 @@
 #include <vector>
 
 #include "lockstep/comm/backends/nccl/calls.cuh"
-#include "lockstep/comm/backends/nccl/engine.cuh"
 #include "lockstep/comm/backends/nccl/watch.cuh"
-#include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/collectives.hpp"
-#include "lockstep/comm/combine.cuh"
-#include "lockstep/comm/communicator.hpp"
 #include "lockstep/comm/groups.hpp"
-#include "lockstep/comm/rank_gpu.cuh"
-#include "lockstep/core/bytes.hpp"
-#include "lockstep/core/dynamic.hpp"
-#include "lockstep/core/error.hpp"
-#include "lockstep/core/reduce_op.hpp"
-#include "lockstep/core/strong.hpp"
-#include "lockstep/device/cuda/gpu.cuh"
-#include "lockstep/device/cuda/runtime.cuh"
-#include "lockstep/device/cuda/step_graph.cuh"
 #include "lockstep/launch/host.hpp"
-#include "lockstep/launch/rendezvous.hpp"
-#include "lockstep/launch/store.hpp"
 #include "lockstep/topology/topology.hpp"
 
 namespace lockstep {
@@ -83,9 +66,6 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
   /// The communicator of a group, made by `split`.
   explicit NcclCommunicator(std::shared_ptr<Engine> engine) : engine_(std::move(engine)) {}
 
-  NcclCommunicator(NcclCommunicator&&) noexcept = default;
-  NcclCommunicator& operator=(NcclCommunicator&&) = delete;
-
   Rank rank() const { return engine_->rank(); }
   WorldSize world_size() const { return WorldSize{engine_->world()}; }
   Gpu& gpu() const { return engine_->gpu(); }
@@ -99,7 +79,6 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
     return {reinterpret_cast<T*>(engine_->allocate(count * sizeof(T))), count};
   }
 
-  /// Gives up: every other rank's call fails with this reason, and the communicator ends.
   void abandon(std::string_view reason) { engine_->give_up(reason); }
 
   /// **Ranks** this one. **Host** blocks until the compute stream is empty, and throws what went
@@ -255,16 +234,15 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
     const std::size_t out_rows = call.out.empty() ? 0 : C::collects_pieces ? world : 1;
     const std::size_t rows = (C::deals_pieces ? world : 1) + (C::collects_pieces ? world : 1);
     const std::size_t most = (Engine::staged_bytes - arena_alignment) / (rows * sizeof(T));
-    const auto copy = [&](void* to, const void* from, std::size_t bytes) {
-      check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, engine_->stream()),
+    const auto copy = [&](void* to, const void* from, std::size_t count) {
+      if (count == 0) return;
+      check_cuda(cudaMemcpyAsync(to, from, count * sizeof(T), cudaMemcpyDefault, engine_->stream()),
                  "cudaMemcpyAsync");
     };
     Ticket ticket;
     for (std::size_t begin = 0; begin < call.count; begin += most) {
       const std::size_t n = std::min(most, call.count - begin);
-      const std::size_t in_bytes = in_rows * n * sizeof(T);
-      const std::size_t out_bytes = out_rows * n * sizeof(T);
-      const std::size_t out_at = detail::align_up(in_bytes);
+      const std::size_t out_at = detail::align_up(in_rows * n * sizeof(T));
       T* const in = reinterpret_cast<T*>(engine_->staged_on_host());
       T* const out = reinterpret_cast<T*>(engine_->staged_on_host() + out_at);
       std::byte* const gpu_in = engine_->staged_on_gpu();
@@ -272,10 +250,10 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
       for (std::size_t row = 0; row < in_rows; ++row)
         std::copy_n(call.in.data() + row * call.count + begin, n, in + row * n);
       ticket = engine_->post(described, [&] {
-        if (in_rows != 0) copy(gpu_in, in, in_bytes);
+        copy(gpu_in, in, in_rows * n);
         execute(call.on({reinterpret_cast<const T*>(gpu_in), in_rows * n},
                         {reinterpret_cast<T*>(gpu_out), out_rows * n}, n));
-        if (out_rows != 0) copy(out, gpu_out, out_bytes);
+        copy(out, gpu_out, out_rows * n);
       });
       engine_->wait(ticket);
       for (std::size_t row = 0; row < out_rows; ++row)
@@ -294,10 +272,19 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
     return engine;
   }
 
+  /// Rank 0 makes NCCL's meeting point and tells the others through the store.
   static void connect(Engine& engine) {
     const Membership& member = engine.member();
     if (member.world > WorldSize{1}) settle_hosts(engine);
-    const ncclUniqueId id = meet(engine);
+    const std::string key = "lockstep/nccl/" + engine.name() + "/id";
+    ncclUniqueId id{};
+    if (member.rank == Rank{0}) {
+      const ncclResult_t made = ncclGetUniqueId(&id);
+      if (made != ncclSuccess) throw detail::nccl::error_of(made, "ncclGetUniqueId");
+      engine.store().set(key, std::string_view(id.internal, sizeof id.internal));
+    } else {
+      engine.store().get(key, engine.timeout()).copy(id.internal, sizeof id.internal);
+    }
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
     engine.connect([&](ncclComm_t* comm) {
@@ -311,32 +298,16 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
   /// host of its own, and ranks talk through sockets, which is slow but good enough to try things
   /// out. Ranks with GPUs of their own pretend nothing.
   static void settle_hosts(const Engine& engine) {
-    using Variables = detail::SharedGpuVariables;
     const detail::GpuVerdict verdict = detail::compare_gpus(engine.member(), engine.store(),
                                                             engine.gpu(), "nccl/" + engine.name());
     if (!verdict.has_neighbour(engine.rank())) return;
-    if (verdict.is_one_host()) Variables::use_loopback();
-    if (Variables::use_own_host()) return;
+    if (verdict.is_one_host()) detail::use_shared_gpu_variable("NCCL_SOCKET_IFNAME");
+    if (detail::use_shared_gpu_variable("NCCL_HOSTID")) return;
     throw Error(
         "Backend<Nccl>", "ranks share a GPU, which NCCL takes for a mistake",
         "start them with lockstep's launcher and LOCKSTEP_SHARE_GPUS=1, or set NCCL_HOSTID to "
         "another word for every rank before it starts",
         engine.rank());
-  }
-
-  /// Rank 0 makes NCCL's meeting point and tells the others through the store.
-  static ncclUniqueId meet(const Engine& engine) {
-    const std::string key = "lockstep/nccl/" + engine.name() + "/id";
-    ncclUniqueId id{};
-    if (engine.rank() == Rank{0}) {
-      const ncclResult_t made = ncclGetUniqueId(&id);
-      if (made != ncclSuccess) throw detail::nccl::error_of(made, "ncclGetUniqueId");
-      engine.store().set(key, std::string_view(id.internal, sizeof id.internal));
-    } else {
-      const std::string told = engine.store().get(key, engine.timeout());
-      std::memcpy(id.internal, told.data(), std::min(told.size(), sizeof id.internal));
-    }
-    return id;
   }
 
   detail::StepGraph agreed(detail::StepGraph graph) {

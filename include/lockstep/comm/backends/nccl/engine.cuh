@@ -6,7 +6,6 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -19,20 +18,11 @@
 #include <vector>
 
 #include "lockstep/comm/call/fault_channel.hpp"
-#include "lockstep/comm/call/peers.hpp"
 #include "lockstep/comm/call/pending_calls.hpp"
-#include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/rank_gpu.cuh"
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/deadline.hpp"
-#include "lockstep/core/error.hpp"
-#include "lockstep/core/strong.hpp"
-#include "lockstep/device/cuda/gpu.cuh"
-#include "lockstep/device/cuda/memory.cuh"
-#include "lockstep/device/cuda/runtime.cuh"
 #include "lockstep/device/cuda/step_graph.cuh"
-#include "lockstep/launch/rendezvous.hpp"
-#include "lockstep/launch/store.hpp"
 
 namespace lockstep::detail::nccl {
 
@@ -243,7 +233,12 @@ class Engine {
   /// Makes a call of NCCL, `call(comm)`, and waits until it is done or on its stream.
   template <class F>
   void nccl(const char* name, const F& call) {
-    ncclResult_t result = try_nccl(call);
+    ncclResult_t result = ncclSuccess;
+    {
+      const std::lock_guard lock(mutex());
+      pending_.raise_fault();
+      result = call(comm_);
+    }
     if (is_made(result)) {
       // The fault of another rank, or a disagreement, explains a failure better than NCCL does.
       result = settle(Deadline::never(), board_ ? reason_limit : Milliseconds(0));
@@ -254,20 +249,13 @@ class Engine {
     throw Error(error);
   }
 
-  /// Makes a call of NCCL and waits for nothing.
-  template <class F>
-  ncclResult_t try_nccl(const F& call) {
-    const std::lock_guard lock(mutex());
-    pending_.raise_fault();
-    return call(comm_);
-  }
-
   /// NCCL's own state: it can tell that other ranks are gone or that the network is broken.
   ncclResult_t state() const {
     const std::lock_guard lock(mutex());
     ncclResult_t state = ncclSuccess;
-    if (comm_ != nullptr && !is_broken()) static_cast<void>(ncclCommGetAsyncError(comm_, &state));
-    return state;
+    if (comm_ == nullptr || is_broken()) return state;
+    const ncclResult_t asked = ncclCommGetAsyncError(comm_, &state);
+    return asked == ncclSuccess ? state : asked;
   }
 
   // Calls
@@ -486,18 +474,11 @@ class Engine {
     const Backoff backoff;
     std::optional<Deadline> explained;
     while (true) {
-      const ncclResult_t state = try_nccl([](ncclComm_t comm) {
-        ncclResult_t state = ncclSuccess;
-        const ncclResult_t asked = ncclCommGetAsyncError(comm, &state);
-        return asked == ncclSuccess ? state : asked;
-      });
-      if (state == ncclSuccess) return state;
-      if (state == ncclInProgress) {
-        if (deadline.passed()) return state;
-      } else {
-        if (!explained) explained = Deadline::after(for_reason);
-        if (explained->passed()) return state;
-      }
+      const ncclResult_t now = state();
+      pending_.raise_fault();
+      if (now == ncclSuccess) return now;
+      if (now != ncclInProgress && !explained) explained = Deadline::after(for_reason);
+      if ((now == ncclInProgress ? deadline : *explained).passed()) return now;
       backoff.pause();
     }
   }

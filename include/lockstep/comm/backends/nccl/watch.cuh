@@ -3,22 +3,15 @@
 /// @file The thread that looks after a communicator: whether its calls end in time, whether NCCL or
 /// another rank has failed, and whether all ranks make the same calls.
 
-#include <cuda_runtime_api.h>
-
 #include <algorithm>
-#include <chrono>
-#include <cstddef>
 #include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "lockstep/comm/backends/nccl/engine.cuh"
-#include "lockstep/comm/call/peers.hpp"
 #include "lockstep/comm/call/watchdog.hpp"
 #include "lockstep/core/text.hpp"
-#include "lockstep/core/thread.hpp"
 #include "lockstep/launch/outcome.hpp"
 
 namespace lockstep::detail::nccl {
@@ -26,7 +19,6 @@ namespace lockstep::detail::nccl {
 /// The watchdog's look at NCCL and at the other ranks.
 class Probe {
  public:
-  using Engine = nccl::Engine;
   static constexpr ThreadName thread{"lockstep nccl", "the thread that watches NCCL's calls"};
   static constexpr const char* backend = "Backend<Nccl>";
   static constexpr Milliseconds tick{100};
@@ -48,7 +40,7 @@ class Probe {
 
   Error time_over(const PendingCall& call) {
     const auto waited = std::chrono::floor<Milliseconds>(Clock::now() - call.since);
-    const std::string others = where_others_are();
+    const std::string others = where_others_are(false);
     return {
         call.call.text(),
         "waited " + std::to_string(waited.count()) + " ms" + (others.empty() ? "" : "; " + others),
@@ -61,6 +53,7 @@ class Probe {
   /// A failure that NCCL reports is mostly caused by another rank; its words are awaited this long.
   static constexpr Milliseconds words_wait{800};
   static constexpr Milliseconds verdict_wait{3'000};
+  static constexpr auto never = static_cast<std::uint64_t>(-1);
 
   void look_at_others(const NoticeBoard& board) {
     if (!news_) news_ = board.watch();
@@ -75,18 +68,17 @@ class Probe {
           rank_failed(what_it_is_in(), notice.rank, notice.words, engine_.rank()));
     } else if (notice.kind == Notice::Kind::differs) {
       engine_.pending().note(verdict(board, notice.rank));
-    } else if (notice.kind == Notice::Kind::question && (is_time || !has_told_)) {
+    } else if (notice.kind == Notice::Kind::question && (is_time || told_.calls == never)) {
       const auto call = engine_.waiting();
-      const Position position{head().calls, call ? call->call.text() : ""};
+      const Position position{head().calls, 0, call ? call->call.text() : ""};
       if (position != told_) board.set_position(position);
       told_ = position;
-      has_told_ = true;
     }
   }
 
   /// Rank 0 shows how far it is, and the others compare once they are there too.
   void compare(const NoticeBoard& board, Notice& notice) {
-    const LogHead own = head();
+    const Position own = head();
     if (engine_.rank() == Rank{0}) {
       if (own != head_) board.set_head(own);
       head_ = own;
@@ -120,27 +112,17 @@ class Probe {
     }
     if (Clock::now() - *reported_ < words_wait && hears_ && engine_.board()) return;
     const Error error = error_of(state, what_it_is_in());
-    const std::string silent = ranks_without_answer();
+    // NCCL knows a lost connection and not whose it was: a rank that was killed is known by its
+    // silence.
+    const std::string silent = where_others_are(true);
     engine_.fail(silent.empty() ? error
                                 : retold(error, error.operation(), error.problem() + "; " + silent,
                                          error.rank()));
   }
 
-  /// The ranks that have not said where they are. NCCL knows a lost connection and not whose it
-  /// was: a rank that was killed is known by its silence.
-  std::string ranks_without_answer() {
-    std::vector<std::string> silent;
-    with_board([&](const NoticeBoard& board) {
-      const auto positions = board.positions(engine_.world());
-      for (std::size_t w = 0; w < engine_.world(); ++w)
-        if (Rank{w} != engine_.rank() && !positions[w])
-          silent.push_back(position_text(Rank{w}, positions[w], 0));
-    });
-    return listed(silent);
-  }
-
-  /// The positions of ranks that have made fewer calls than this one, or else of all others.
-  std::string where_others_are() {
+  /// The positions of ranks that have made fewer calls than this one, or else of all others; or
+  /// the ranks alone that have not said where they are.
+  std::string where_others_are(bool only_silent) {
     std::vector<std::string> all;
     std::vector<std::string> behind;
     with_board([&](const NoticeBoard& board) {
@@ -150,10 +132,10 @@ class Probe {
         if (Rank{w} == engine_.rank()) continue;
         const auto& position = positions[w];
         all.push_back(position_text(Rank{w}, position, calls));
-        if (!position || position->calls < calls) behind.push_back(all.back());
+        if (!position || (!only_silent && position->calls < calls)) behind.push_back(all.back());
       }
     });
-    return listed(behind.empty() ? all : behind);
+    return listed(behind.empty() && !only_silent ? all : behind);
   }
 
   template <class F>
@@ -170,7 +152,7 @@ class Probe {
   CallLog log() const {
     return engine_.with_log([](const CallLog& log) { return log; });
   }
-  LogHead head() const {
+  Position head() const {
     return engine_.with_log([](const CallLog& log) { return log.head(); });
   }
 
@@ -184,15 +166,14 @@ class Probe {
   std::unique_ptr<StoreWatch> news_;
   Notice notice_;
   Clock::time_point next_request_{};
-  bool has_told_ = false;
   bool asked_ = false;
-  Position told_{static_cast<std::uint64_t>(-1), ""};
-  LogHead head_;  // on rank 0 what it has shown, elsewhere what it has read
+  Position told_{never};
+  Position head_;  // on rank 0 what it has shown, elsewhere what it has read
   std::uint64_t compared_ = 0;
   std::optional<Clock::time_point> reported_;
 };
 
 /// An engine and the thread that watches it, which ends NCCL's kernels after a fault.
-using WatchedEngine = CallWatchdog<Probe>;
+using WatchedEngine = CallWatchdog<Engine, Probe>;
 
 }  // namespace lockstep::detail::nccl

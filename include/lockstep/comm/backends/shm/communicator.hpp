@@ -71,10 +71,9 @@ class Engine : public SharedPeers {
 
   // Memory
 
-  /// Makes `bytes` of memory for every rank, visible to all. Ranks: all, with the same size.
-  std::byte* allocate(std::size_t bytes);
-  /// Makes `bytes` of memory that all ranks have in common. Ranks: all, with the same size.
-  std::byte* allocate_shared(std::size_t bytes);
+  /// Makes `bytes` of memory for every rank, visible to all, or `common` to all. Ranks: all, with
+  /// the same size.
+  std::byte* allocate(std::size_t bytes, bool common);
 
   /// The offset in the file of this rank's memory; nothing if it is not in one of its arenas.
   std::optional<std::uint64_t> locate(const void* data, std::size_t bytes) const {
@@ -191,9 +190,6 @@ class Engine : public SharedPeers {
   /// The file stays where it is, and is moved from there only now.
   Engine(Rank rank, WorldSize world, Mapping blocks, MemoryFile&& file, Milliseconds timeout);
 
-  /// Adds `length` bytes to the file, because all ranks ask for `bytes` each, and maps them.
-  Mapping map_more(std::size_t bytes, std::size_t length);
-
   bool all_agree(std::uint64_t ticket) const {
     const Call& mine = slot(me(), ticket).call;
     return all_others([&](std::size_t w) { return slot(w, ticket).call == mine; });
@@ -216,7 +212,6 @@ class Engine : public SharedPeers {
   Mapping blocks_;
   std::size_t file_bytes_;
   std::vector<Arena> arenas_;
-  std::vector<Mapping> common_;  // memory that all ranks have in common
   std::uint64_t posted_ = 0;
   std::uint64_t worked_ = 0;
   std::array<PostedCall*, ring> pending_{};
@@ -341,14 +336,14 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
   template <Element T>
   std::span<T> allocate(std::size_t count) {
     const auto turn = this->turn();
-    return {reinterpret_cast<T*>(engine_->allocate(count * sizeof(T))), count};
+    return {reinterpret_cast<T*>(engine_->allocate(count * sizeof(T), false)), count};
   }
 
   /// `count` elements that all ranks have in common, zeroed. **Ranks** all, with the same count.
   template <Element T>
   std::span<T> allocate_shared(std::size_t count) {
     const auto turn = this->turn();
-    return {reinterpret_cast<T*>(engine_->allocate_shared(count * sizeof(T))), count};
+    return {reinterpret_cast<T*>(engine_->allocate(count * sizeof(T), true)), count};
   }
 
   /// Gives up: every other rank's call fails with this reason.
@@ -375,7 +370,7 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
     static_assert(ReduceOp<Op, T>,
                   "lockstep: this reduce operation is not defined for these elements");
     detail::Call call =
-        detail::calls::ReduceScatter<T, Op>{values, {}, values.size(), Rank{0}, op, part_of}.call();
+        detail::calls::ReduceScatter<T, Op>{values, {}, values.size(), part_of, Rank{0}, op}.call();
     const auto offset = engine_->locate(values.data(), values.size_bytes());
     if (!offset) {
       throw Error(call.text(), "the data is not in memory from allocate",

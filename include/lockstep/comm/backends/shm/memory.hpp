@@ -61,6 +61,7 @@ class Mapping {
 };
 
 /// Memory that every rank has a part of, `stride` bytes each, beginning at `offset` of the file.
+/// What all ranks have in common has no stride.
 struct Arena {
   Mapping mapping;
   std::size_t offset;

@@ -1,13 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file `Backend<Shm>`'s communicator for `Device<Cuda>`: collectives of ranks that are threads of
-/// one process, on one or several GPUs.
+/// one process, on one or several GPUs. It orders their compute streams with the communication by
+/// events, and captures their steps together.
 
+#include <cuda.h>
 #include <cuda_runtime.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <deque>
+#include <exception>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -17,8 +24,8 @@
 
 #include "lockstep/comm/backends/loopback.hpp"
 #include "lockstep/comm/backends/threads/device_collectives.cuh"
+#include "lockstep/comm/backends/threads/lanes.cuh"
 #include "lockstep/comm/backends/threads/meeting.hpp"
-#include "lockstep/comm/backends/threads/member.cuh"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/collectives.hpp"
 #include "lockstep/comm/combine.cuh"
@@ -26,12 +33,370 @@
 #include "lockstep/comm/rank_gpu.cuh"
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/core/text.hpp"
 #include "lockstep/device/cuda/gpu.cuh"
+#include "lockstep/device/cuda/memory.cuh"
+#include "lockstep/device/cuda/runtime.cuh"
 #include "lockstep/device/cuda/step_graph.cuh"
+#include "lockstep/launch/outcome.hpp"
 #include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/launch/store.hpp"
 #include "lockstep/topology/topology.hpp"
+
+namespace lockstep::detail::threads {
+
+using Offers = std::span<const Offer>;
+
+/// What all ranks share.
+struct SharedWorld {
+  /// `most_staged`: see `Lanes`.
+  explicit SharedWorld(WorldSize size, std::size_t most_staged = most_staged_bytes)
+      : calls(std::make_shared<Meeting>(size)),
+        gate(std::make_shared<Meeting>(size)),
+        most_staged(most_staged) {
+    if (size.value() <= most_ranks) return;
+    fail("Backend<Shm>", {size, " ranks are threads of one process"},
+         text({"start at most ", most_ranks, ", or use Backend<Nccl>"}));
+  }
+
+  /// The world of this name that not all ranks of this process have joined yet; the first rank that
+  /// asks makes it.
+  static std::shared_ptr<SharedWorld> named(const std::string& name, WorldSize size) {
+    const std::lock_guard lock(open_mutex);
+    std::weak_ptr<SharedWorld>& known = open_worlds[name];
+    std::shared_ptr<SharedWorld> world = known.lock();
+    if (!world) known = world = std::make_shared<SharedWorld>(size);
+    world->name = name;
+    return world;
+  }
+
+  /// All ranks have come, each with its GPU. The next world of this name is another one.
+  void open(Offers ranks) {
+    {
+      const std::lock_guard lock(open_mutex);
+      if (!name.empty()) open_worlds.erase(name);
+    }
+    std::vector<std::size_t> gpus;
+    for (const Offer& rank : ranks) {
+      const Gpu& gpu = *static_cast<const Gpu*>(rank.in);
+      gpus.push_back(gpu.index());
+      streams.push_back(gpu.stream());
+      const OnGpu current(gpu.index());
+      received.emplace_back();
+    }
+    lanes.emplace(gpus, most_staged);
+  }
+
+  // One thread begins and ends a capture for all ranks while the others wait; `ranks[r].event` is
+  // an event of rank r's GPU. In CUDA's relaxed mode every thread may add to the capture and any
+  // thread may end it. CUDA does not promise that several may add at once, so ranks take turns.
+
+  void begin_capture(Offers ranks) {
+    graph.reset();
+    check_cuda(cudaStreamBeginCapture(streams[0], cudaStreamCaptureModeRelaxed),
+               "cudaStreamBeginCapture");
+    try {
+      const auto first = static_cast<cudaEvent_t>(ranks[0].event);
+      check_cuda(cudaEventRecord(first, streams[0]), "cudaEventRecord");
+      for (cudaStream_t stream : std::span(streams).subspan(1)) follow(stream, first);
+    } catch (const Error& error) {
+      end_capture(ranks, text({error.operation(), ": ", error.problem()}));
+    }
+  }
+
+  /// Joins all streams to the first and makes the graph, or notes the first reason why there is
+  /// none. Afterwards the streams may be used as before.
+  void end_capture(Offers ranks, std::string reason) {
+    const auto note = [&](cudaError_t error, const char* call) {
+      if (error == cudaSuccess) return;
+      const std::string fault = capture_fault(error, call);
+      if (reason.empty()) reason = fault;
+    };
+    const auto join = [&](cudaStream_t stream, void* event) {
+      cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+      note(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
+      if (status != cudaStreamCaptureStatusActive) return;
+      note(cudaEventRecord(static_cast<cudaEvent_t>(event), stream), "cudaEventRecord");
+      note(cudaStreamWaitEvent(streams[0], static_cast<cudaEvent_t>(event), 0),
+           "cudaStreamWaitEvent");
+    };
+    for (std::size_t r = 1; r < streams.size(); ++r) join(streams[r], ranks[r].event);
+    lanes->for_each_stream(join);
+    cudaGraph_t captured = nullptr;
+    note(cudaStreamEndCapture(streams[0], &captured), "cudaStreamEndCapture");
+    const OwnedGraph owned(captured);
+    graph = reason.empty() ? instantiate(owned, lanes->all().front().stream)
+                           : StepGraph(std::move(reason));
+  }
+
+  std::shared_ptr<Meeting> calls;
+  std::shared_ptr<Meeting> gate;  // where ranks meet even after a fault
+  std::size_t most_staged;
+  std::optional<Lanes> lanes;
+  std::vector<cudaStream_t> streams;  // every rank's compute stream
+  /// When every rank has taken its last message: its sender may wait for that after it has left.
+  std::vector<CudaEvent> received;
+  std::mutex turns;                // to add to the capture
+  std::optional<StepGraph> graph;  // of the last capture; nothing while one is open
+
+  std::string name;  // empty where ranks did not ask for it by a name
+  static inline std::mutex open_mutex;
+  static inline std::map<std::string, std::weak_ptr<SharedWorld>> open_worlds;
+};
+
+/// The pool that `cudaMallocAsync` took memory from, null for other memory. Only the driver knows.
+inline cudaMemPool_t pool_of(const void* pointer) {
+  using Ask = CUresult(CUDAAPI*)(void*, CUpointer_attribute, CUdeviceptr);
+  static const Ask ask = [] {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult result{};
+    constexpr const char* name = "cuPointerGetAttribute";
+#if CUDART_VERSION >= 12050
+    const cudaError_t error =
+        cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &result);
+#else
+    const cudaError_t error = cudaGetDriverEntryPoint(name, &found, cudaEnableDefault, &result);
+#endif
+    if (error != cudaSuccess) static_cast<void>(cudaGetLastError());
+    return error == cudaSuccess ? reinterpret_cast<Ask>(found) : nullptr;
+  }();
+  cudaMemPool_t pool = nullptr;
+  if (ask == nullptr || ask(&pool, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE,
+                            reinterpret_cast<CUdeviceptr>(pointer)) != CUDA_SUCCESS)
+    return nullptr;
+  return pool;
+}
+
+/// One rank's end of a world: its part in the calls, its GPU, and its steps in a capture.
+class Member : public Participant {
+ public:
+  /// **Ranks** all. **Host** blocks until all have come.
+  Member(const std::shared_ptr<SharedWorld>& world, Rank rank, const std::shared_ptr<Gpu>& gpu,
+         Milliseconds timeout)
+      : Participant(world->calls, rank, timeout),
+        world_(world),
+        gpu_(gpu),
+        events_(gpu->events(ring + 2)) {
+    const OnGpu current(gpu->index());
+    gate_.emplace(world_->gate, rank, timeout);
+    meet(Call{}, Offer{gpu_.get(), nullptr, nullptr, false},
+         [&](Offers ranks) { world_->open(ranks); });
+  }
+  Member(const Member&) = delete;
+  Member& operator=(const Member&) = delete;
+
+  /// Memory is freed when no rank works on it or will.
+  ~Member() {
+    try {
+      if (!scope_.is_failure() && !is_broken()) settle();
+    } catch (const std::exception&) {  // a destructor does not throw
+    }
+    gate_.reset();
+    leave();
+    static_cast<void>(cudaStreamSynchronize(stream()));
+    finish_lanes();
+  }
+
+  const std::shared_ptr<Gpu>& gpu() const { return gpu_; }
+  cudaStream_t stream() const { return gpu_->stream(); }
+  const Lanes& lanes() const { return *world_->lanes; }
+  void set_timeout(Milliseconds timeout) {
+    Participant::set_timeout(timeout);
+    gate_->set_timeout(timeout);
+  }
+
+  std::byte* allocate(std::size_t bytes) {
+    const OnGpu current(gpu_->index());
+    return arenas_.emplace_back(bytes).data();
+  }
+
+  /// Where the arguments of a call are. Throws if a GPU that is to work on them cannot. CUDA is
+  /// asked once for each argument; where GPUs use each other's memory, the driver is asked once
+  /// more.
+  template <class C>
+  CallMemory memory_of(const C& call) const {
+    const bool is_shared = !lanes().is_one() && !lanes().is_staged();
+    return detail::memory_of(call, *gpu_, [&](const void* pointer, const char* argument) {
+      const MemoryKind kind = memory_kind(pointer, *gpu_, call, argument);
+      if (is_shared && kind == MemoryKind::device)
+        require_access(call.call(), argument, pool_of(pointer));
+      return kind;
+    });
+  }
+
+  // Calls
+
+  /// Announces a call on device memory. The last rank runs `enqueue(offers, ticket)`. **Host** does
+  /// not block, unless too many calls are under way.
+  template <class Enqueue>
+  std::uint64_t start(const Call& call, const void* in, void* out, const Enqueue& enqueue) {
+    last_ = call;
+    const auto bring = [&](std::uint64_t ticket) {
+      const CudaEvent& ready = events_[ticket % ring];
+      ready.record(stream());
+      return Offer{in, out, ready.get(), false};
+    };
+    return announce(call, bring, enqueue);
+  }
+
+  /// **Host** blocks until all ranks have announced the call. **Stream** the compute stream waits
+  /// for its end.
+  void complete(std::uint64_t ticket, const Call& call) {
+    wait(ticket, call);
+    lanes().block(stream(), ticket);
+  }
+  bool test(std::uint64_t ticket) const { return is_done(ticket) && lanes().test(ticket); }
+  /// **Host** blocks until host code may use managed memory of the calls so far. In a capture it
+  /// does not: the program synchronises after a replay.
+  void settle_managed() {
+    if (!is_capturing_) check_cuda(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
+  }
+  /// **Host** blocks until the GPUs have done all work of calls that was enqueued so far. In a
+  /// capture none was.
+  void finish_lanes() const noexcept {
+    if (is_capturing_) return;
+    for (const Lane& lane : lanes().all()) static_cast<void>(cudaStreamSynchronize(lane.stream));
+  }
+  /// **Host** blocks until all ranks have announced every call that this rank has announced.
+  void settle() {
+    if (announced() > 0) wait(announced() - 1, last_);
+  }
+
+  void synchronize() {
+    forbid_in_capture("synchronize", "waits for the stream on the host, which no graph can do");
+    raise_fault();
+    settle();
+    check_cuda(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
+  }
+
+  void send(const Call& call, const void* data, bool on_host, Rank to) {
+    if (on_host) {
+      forbid_on_host(call);
+      Participant::send(call, Offer{data, nullptr, nullptr, true}, to);
+    } else {
+      const CudaEvent& sent = events_[ring];
+      sent.record(stream());
+      follow(stream(), Participant::send(call, Offer{data, nullptr, sent.get(), false}, to));
+    }
+  }
+
+  void receive(const Call& call, void* data, std::size_t bytes, bool on_host, Rank from) {
+    if (on_host) forbid_on_host(call);
+    Participant::receive(call, on_host, from, [&](const Offer& sent) -> void* {
+      if (on_host) {
+        if (bytes != 0) std::memcpy(data, sent.in, bytes);
+        return nullptr;
+      }
+      // Where GPUs cannot use each other's memory, CUDA copies through the host.
+      follow(stream(), sent.event);
+      check_cuda(cudaMemcpyAsync(data, sent.in, bytes, cudaMemcpyDefault, stream()),
+                 "cudaMemcpyAsync");
+      const CudaEvent& received = world_->received[rank().value()];
+      received.record(stream());
+      return received.get();
+    });
+  }
+
+  // Capture
+
+  /// See `ThreadCommunicator::capture`.
+  template <class F>
+  StepGraph capture(F&& f) {
+    Call call;
+    call.kind = CollectiveKind::capture;
+    forbid_in_capture(call.text(), "captures a step itself");
+    raise_fault();
+    settle();
+    const cudaEvent_t mark = events_[ring + 1].get();
+    gate_->meet(call, Offer{nullptr, nullptr, mark, false},
+                [&](Offers ranks) { world_->begin_capture(ranks); });
+    if (!world_->graph) {
+      const std::optional<Failure> failure = attempt(std::forward<F>(f));
+      gate_->meet(call, Offer{&failure, nullptr, mark, false},
+                  [&](Offers ranks) { end_capture(ranks); });
+    }
+    return *world_->graph;
+  }
+
+  void forbid_in_capture(const std::string& operation, const char* problem) const {
+    if (!is_capturing_) return;
+    detail::fail(operation, {"a step that is being captured ", problem}, "do it outside the step",
+                 rank());
+  }
+  void forbid_on_host(const Call& call) const {
+    if (is_capturing_)
+      forbid_in_capture(call.text(), "works on host memory, which no graph can do");
+  }
+
+ private:
+  /// All GPUs must have access to the pool that memory is from.
+  void require_access(const Call& call, const char* argument, cudaMemPool_t pool) const {
+    if (pool == nullptr) return;
+    for (const Lane& lane : lanes().all()) {
+      cudaMemLocation location{};
+      location.type = cudaMemLocationTypeDevice;
+      location.id = device_of(lane.gpu);
+      if (location.id == gpu_->device()) continue;
+      cudaMemAccessFlags access{};
+      check_cuda(cudaMemPoolGetAccess(&access, pool, &location), "cudaMemPoolGetAccess");
+      if (access == cudaMemAccessFlagsProtReadWrite) continue;
+      detail::fail(call.text(),
+                   {argument, " is memory of a pool that GPU ", location.id, " has no access to"},
+                   "grant it by cudaMemPoolSetAccess, or give memory of the default pool, of "
+                   "cudaMalloc or of the communicator's allocate",
+                   rank());
+    }
+  }
+
+  /// Adds this rank's step to the capture. If that fails, every rank's attempt does.
+  template <class F>
+  std::optional<Failure> attempt(F&& f) {
+    const std::lock_guard turn(world_->turns);
+    take_turns(&world_->turns);
+    is_capturing_ = true;
+    std::optional<Failure> failure;
+    try {
+      std::forward<F>(f)();
+      settle();
+    } catch (...) {
+      failure = Failure::of(std::current_exception());
+      static_cast<void>(cudaGetLastError());  // of launches into a capture that was over
+      abandon(failure->text(rank()));
+    }
+    is_capturing_ = false;
+    take_turns(nullptr);
+    return failure;
+  }
+
+  /// All ranks have made their attempt. If one has failed, calls that only some ranks have
+  /// announced are forgotten.
+  void end_capture(Offers ranks) {
+    std::string reason;
+    bool only_consequences = true;
+    for (std::size_t r = 0; r < ranks.size(); ++r) {
+      const auto& failure = *static_cast<const std::optional<Failure>*>(ranks[r].in);
+      if (!failure || !only_consequences || (failure->consequence && !reason.empty())) continue;
+      reason = failure->text(Rank{r});
+      only_consequences = failure->consequence;
+    }
+    if (!reason.empty()) world_->calls->restore();
+    world_->end_capture(ranks, reason);
+  }
+
+  EndOfScope scope_;
+  std::shared_ptr<SharedWorld> world_;
+  std::shared_ptr<Gpu> gpu_;
+  std::deque<DeviceArena> arenas_;
+  /// When a call's memory may be used; when a message may be; and one for captures.
+  std::vector<CudaEvent> events_;
+  Call last_;  // the last call that was announced and not waited for at once
+  bool is_capturing_ = false;
+  std::optional<Participant> gate_;  // where ranks meet even after a fault
+};
+
+}  // namespace lockstep::detail::threads
 
 namespace lockstep {
 
@@ -54,7 +419,9 @@ namespace lockstep {
 template <std::size_t Ranks = dynamic>
 class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
   using Member = detail::threads::Member;
-  using Offers = std::span<const detail::threads::Offer>;
+  using SharedWorld = detail::threads::SharedWorld;
+  using Offer = detail::threads::Offer;
+  using Offers = detail::threads::Offers;
 
  public:
   /// With more calls under way than this, a new one waits until all ranks have made the oldest.
@@ -64,7 +431,7 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
 
   using Milliseconds = std::chrono::milliseconds;
 
-  ThreadCommunicator(const std::shared_ptr<detail::threads::SharedWorld>& world, Rank rank,
+  ThreadCommunicator(const std::shared_ptr<SharedWorld>& world, Rank rank,
                      const std::shared_ptr<Gpu>& gpu, Milliseconds timeout) {
     detail::require_world<Ranks>(WorldSize{world->calls->world()}, rank);
     member_ = std::make_unique<Member>(world, rank, gpu, timeout);
@@ -80,15 +447,14 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
     detail::require_world<Ranks>(member.world, member.rank);
     // A rank that fails before it gets here closes the store, so that no rank waits for it in vain.
     store.barrier("lockstep/threads/" + name, member.rank, member.world, member.timeout);
-    return ThreadCommunicator(
-        detail::threads::SharedWorld::named(member.job + " " + name, member.world), member.rank,
-        gpu, member.timeout);
+    return {SharedWorld::named(member.job + " " + name, member.world), member.rank, gpu,
+            member.timeout};
   }
 
   Rank rank() const { return member_->rank(); }
   WorldSize world_size() const { return WorldSize{Ranks == dynamic ? member_->world() : Ranks}; }
   Gpu& gpu() const { return *member_->gpu(); }
-  Milliseconds timeout() const { return member_->calls().timeout(); }
+  Milliseconds timeout() const { return member_->timeout(); }
   void set_timeout(Milliseconds timeout) { member_->set_timeout(timeout); }
 
   /// `count` elements of this rank's GPU, zeroed. The memory lives as long as the communicator.
@@ -99,7 +465,7 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
   }
 
   /// Gives up: every other rank's call fails with this reason. **Ranks** this one.
-  void abandon(std::string_view reason) { member_->calls().abandon(reason); }
+  void abandon(std::string_view reason) { member_->abandon(reason); }
 
   /// **Ranks** this one. **Host** blocks until this rank's compute stream is empty, and all ranks
   /// have made the calls that it has made.
@@ -110,12 +476,10 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
   void order_streams() {
     if (is_alone()) return;
     const detail::Call call;
-    const std::uint64_t ticket =
-        member_->start(call, nullptr, nullptr,
-                       [](const detail::threads::Lanes& lanes, Offers ranks, std::uint64_t number) {
-                         lanes.run(ranks, number, [](const detail::threads::Lane&) {});
-                       });
-    member_->wait(ticket, call);
+    const auto enqueue = [&](Offers ranks, std::uint64_t ticket) {
+      member_->lanes().run(ranks, ticket, [] {});
+    };
+    member_->complete(member_->start(call, nullptr, nullptr, enqueue), call);
   }
 
   /// Captures what `f` enqueues on the compute streams of all ranks, collectives included, as one
@@ -129,26 +493,29 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
 
   /// Runs a captured step. **Ranks** all, with the graph of the same capture.
   void replay(const detail::StepGraph& graph) {
-    detail::Call call;
-    call.kind = detail::CollectiveKind::replay;
-    call.part_of = detail::step_call_of_thread(detail::JobCall::none);
     if (is_alone() || !graph) {  // where there is no graph, the launch throws and says why
-      member_->calls().raise_fault();
+      member_->raise_fault();
       graph.launch(gpu().stream());
       return;
     }
-    const std::uint64_t ticket = member_->start(
-        call, graph.executable().get(), nullptr,
-        [&](const detail::threads::Lanes& lanes, Offers ranks, std::uint64_t number) {
-          for (const detail::threads::Offer& other : ranks) {
-            if (other.in == ranks[0].in) continue;
-            throw Error(call.text(), "ranks replay steps of different captures",
-                        "let every rank replay the same one", rank());
-          }
-          lanes.run_on_first(ranks, number,
-                             [&](const detail::threads::Lane& lane) { graph.launch(lane.stream); });
-        });
-    member_->wait(ticket, call);
+    detail::Call call;
+    call.kind = detail::CollectiveKind::replay;
+    call.part_of = detail::step_call_of_thread(detail::JobCall::none);
+    const auto enqueue = [&](Offers ranks, std::uint64_t ticket) {
+      for (const Offer& other : ranks) {
+        if (other.in == ranks[0].in) continue;
+        throw Error(call.text(), "ranks replay steps of different captures",
+                    "let every rank replay the same one", rank());
+      }
+      // The first lane does the work of all, after what all lanes hold: it may use their memory.
+      const detail::threads::Lanes& lanes = member_->lanes();
+      lanes.run(ranks, ticket, [&] {
+        lanes.meet();
+        const detail::OnGpu current(lanes.all().front().gpu);
+        graph.launch(lanes.all().front().stream);
+      });
+    };
+    member_->complete(member_->start(call, graph.executable().get(), nullptr, enqueue), call);
   }
 
   // For the front and for adapters.
@@ -173,7 +540,7 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
   }
 
   void agree(const detail::Call& call) {
-    member_->calls().meet(call, detail::threads::Offer{}, [](Offers) {});
+    member_->meet(call, Offer{}, [](Offers) {});
   }
 
   /// Calls with host memory are made at once.
@@ -184,21 +551,17 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
     std::optional<std::uint64_t> ticket;
     if (memory.on_host) {
       if (memory.is_managed) member_->settle_managed();  // kernels may still write it
-      member_->run_on_host(described, call.in.data(), call.out.data(),
-                           [&](Offers ranks) { detail::threads::work_for_all(call, ranks); });
+      member_->forbid_on_host(described);
+      member_->meet(described, Offer{call.in.data(), call.out.data(), nullptr, true},
+                    [&](Offers ranks) { detail::threads::work_for_all(call, ranks); });
     } else if (is_alone()) {
-      member_->calls().raise_fault();
+      member_->raise_fault();
       detail::perform_alone(passes(), call);
       if (memory.is_managed) member_->settle_managed();
     } else {
       ticket = member_->start(
-          described, call.in.data(), call.out.data(),
-          [&](const detail::threads::Lanes& lanes, Offers ranks, std::uint64_t number) {
-            if (lanes.staging() == nullptr) {
-              detail::threads::enqueue<Ranks>(call, lanes, ranks, number);
-            } else {
-              detail::threads::enqueue_staged<Ranks>(call, lanes, ranks, number);
-            }
+          described, call.in.data(), call.out.data(), [&](Offers ranks, std::uint64_t number) {
+            detail::threads::enqueue<Ranks>(call, member_->lanes(), ranks, number);
           });
     }
     return Work<Pending>(std::in_place, *member_, ticket, described, memory.is_managed);
@@ -207,18 +570,17 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
   /// The communicator of this rank's group, if it is in one.
   template <std::size_t GroupRanks>
   std::optional<ThreadCommunicator<GroupRanks>> split(const detail::GroupPlace& place) {
-    using World = std::shared_ptr<detail::threads::SharedWorld>;
+    using World = std::shared_ptr<SharedWorld>;
     World world;  // made by the leader of a group
     if (place.is_member() && place.rank == Rank{0})
-      world = std::make_shared<detail::threads::SharedWorld>(place.world());
-    member_->calls().meet(
-        detail::division_call(place), {&place, &world, nullptr, true}, [](Offers ranks) {
-          for (const detail::threads::Offer& rank : ranks) {
-            const auto& own = *static_cast<const detail::GroupPlace*>(rank.in);
-            if (!own.is_member()) continue;
-            *static_cast<World*>(rank.out) = *static_cast<World*>(ranks[own.leader().value()].out);
-          }
-        });
+      world = std::make_shared<SharedWorld>(place.world());
+    member_->meet(detail::division_call(place), {&place, &world, nullptr, true}, [](Offers ranks) {
+      for (const Offer& rank : ranks) {
+        const auto& own = *static_cast<const detail::GroupPlace*>(rank.in);
+        if (!own.is_member()) continue;
+        *static_cast<World*>(rank.out) = *static_cast<World*>(ranks[own.leader().value()].out);
+      }
+    });
     if (!place.is_member()) return std::nullopt;
     return std::optional<ThreadCommunicator<GroupRanks>>(std::in_place, std::move(world),
                                                          place.rank, member_->gpu(), timeout());
@@ -241,13 +603,13 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
     bool test() const { return !ticket || member.test(*ticket); }
     void wait() {
       if (!ticket) return;
-      member.wait(*ticket, call);
+      member.complete(*ticket, call);
       if (is_managed) member.settle_managed();
     }
     /// Returns once no rank will begin to work on this one's memory and the GPUs are done with it.
     void leave() {
       if (!ticket) return;
-      if (!member.calls().is_done(*ticket)) member.calls().abandon(detail::ended_by_exception);
+      if (!member.is_done(*ticket)) member.abandon(detail::ended_by_exception);
       member.finish_lanes();
     }
   };
@@ -261,13 +623,13 @@ template <std::size_t Ranks = dynamic>
 ThreadCommunicator<Ranks> make_thread_communicator(const Membership& member, Store& store,
                                                    const std::string& name = "world") {
   if (member.local_world != member.world.value()) {
-    throw Error("Backend<Shm>",
-                "of the job's " + std::to_string(member.world.value()) + " ranks, " +
-                    std::to_string(member.local_world) + " are on this host",
-                "with Device<Cuda> its ranks are threads of one process: start it once, with "
-                "--ranks " +
-                    std::to_string(member.world.value()),
-                member.rank);
+    detail::fail(
+        "Backend<Shm>",
+        {"of the job's ", member.world, " ranks, ", member.local_world, " are on this host"},
+        detail::text({"with Device<Cuda> its ranks are threads of one process: start it "
+                      "once, with --ranks ",
+                      member.world}),
+        member.rank);
   }
   return ThreadCommunicator<Ranks>::join(member, store, detail::gpu_of(member), name);
 }

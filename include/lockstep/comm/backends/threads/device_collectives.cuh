@@ -103,68 +103,6 @@ void enqueue_combine(const Lane& lane, const LaneCombination<T>& what, const Op&
   }
 }
 
-/// Every rank's memory, `offset` elements behind its beginning: `pointers<const T>(ranks,
-/// &Offer::in)`.
-template <class T, class Pointer>
-std::vector<T*> pointers(std::span<const Offer> ranks, Pointer Offer::* which,
-                         std::size_t offset = 0) {
-  std::vector<T*> all;
-  for (const Offer& rank : ranks) all.push_back(static_cast<T*>(rank.*which) + offset);
-  return all;
-}
-
-// Overloads for every call: `Ranks` is the world's size where the compiler knows it.
-
-/// Each lane combines its share of the elements and stores it to all ranks.
-template <std::size_t Ranks, class T, class Op>
-void enqueue(const calls::AllReduce<T, Op>& call, const Lanes& lanes, std::span<const Offer> ranks,
-             std::uint64_t ticket) {
-  const std::size_t count = call.count;
-  const std::size_t packets = (count + packet_size<T> - 1) / packet_size<T>;
-  const std::size_t shares = lanes.all().size();
-  std::size_t share = 0;
-  lanes.run(ranks, ticket, [&](const Lane& lane) {
-    const auto border = [&](std::size_t s) {
-      return std::min(count, packets * s / shares * packet_size<T>);
-    };
-    const std::size_t begin = border(share);
-    const std::size_t end = border(++share);
-    enqueue_combine<Ranks, T>(
-        lane,
-        LaneCombination<T>{pointers<const T>(ranks, &Offer::in, begin),
-                           pointers<T>(ranks, &Offer::out, begin), end - begin, 1, ranks.size()},
-        call.op);
-  });
-}
-
-template <std::size_t Ranks, class T, class Op>
-void enqueue(const calls::Reduce<T, Op>& call, const Lanes& lanes, std::span<const Offer> ranks,
-             std::uint64_t ticket) {
-  lanes.run(ranks, ticket, [&](const Lane& lane) {
-    if (&lane != &lanes.of(call.root)) return;
-    T* const out = static_cast<T*>(ranks[call.root.value()].out);
-    enqueue_combine<Ranks, T>(
-        lane, LaneCombination<T>{pointers<const T>(ranks, &Offer::in), {out}, call.count}, call.op);
-  });
-}
-
-/// One launch on each lane: for all ranks at once where all are on one GPU, else for one at a time.
-template <std::size_t Ranks, class T, class Op>
-void enqueue(const calls::ReduceScatter<T, Op>& call, const Lanes& lanes,
-             std::span<const Offer> ranks, std::uint64_t ticket) {
-  lanes.run(ranks, ticket, [&](const Lane& lane) {
-    const auto combine_for = [&](std::size_t first, std::size_t n) {
-      enqueue_combine<Ranks, T>(
-          lane,
-          LaneCombination<T>{pointers<const T>(ranks, &Offer::in, first * call.count),
-                             pointers<T>(ranks.subspan(first, n), &Offer::out), call.count, n},
-          call.op);
-    };
-    if (lanes.is_one()) return combine_for(0, ranks.size());
-    lanes.for_ranks_on(lane, [&](std::size_t w) { combine_for(w, 1); });
-  });
-}
-
 /// Moves `bytes` from each of `sources` to the targets, on one lane. The pass is cut here.
 inline void enqueue_move(const Lane& lane, Movement& work, std::size_t sources, std::size_t bytes) {
   if (bytes == 0 || work.targets == 0) return;
@@ -179,57 +117,6 @@ inline void enqueue_move(const Lane& lane, Movement& work, std::size_t sources, 
   } else {
     launch_kernel<move_bytes<true>>("move_bytes", lane.stream, blocks, PacketPass::threads, work);
   }
-}
-
-/// A call that only moves data, from `sources` to the ranks that get any: the `bytes` at
-/// in[s] + t * in_stride go to out[t] + i * bytes, where source s is the i-th.
-struct Moves {
-  std::vector<std::size_t> sources;
-  std::vector<std::size_t> targets;
-  std::size_t bytes;
-  std::size_t in_stride;  // 0 where all targets get the same
-};
-
-template <class C>
-Moves moves_of(const C& call, std::size_t world) {
-  const std::size_t bytes = call.count * sizeof(typename C::element);
-  Moves moves{{}, {}, bytes, C::deals_pieces ? bytes : 0};
-  for (std::size_t w = 0; w < world; ++w) {
-    const bool is_root = Rank{w} == call.root;
-    if (C::collects_pieces || is_root) moves.sources.push_back(w);
-    if (C::kind == CollectiveKind::gather ? is_root
-                                          : C::deals_pieces || !C::is_in_place || !is_root)
-      moves.targets.push_back(w);
-  }
-  return moves;
-}
-
-/// Each lane pushes the data that lies on its GPU; where there is one lane, by one launch.
-inline void enqueue_moves(const Moves& moves, const Lanes& lanes, std::span<const Offer> ranks,
-                          std::uint64_t ticket) {
-  lanes.run(ranks, ticket, [&](const Lane& lane) {
-    for (std::size_t i = 0; i < moves.sources.size(); ++i) {
-      if (&lane != &lanes.of(Rank{moves.sources[i]})) continue;
-      Movement work{};
-      work.in_stride = moves.in_stride;
-      for (const std::size_t t : moves.targets)
-        work.out[work.targets++] = static_cast<unsigned char*>(ranks[t].out) + i * moves.bytes;
-      const std::size_t n = lanes.is_one() ? moves.sources.size() : 1;
-      for (std::size_t s = 0; s < n; ++s)
-        work.in[s] = static_cast<const unsigned char*>(ranks[moves.sources[i + s]].in);
-      if (n > 1) work.out_stride = moves.bytes;
-      enqueue_move(lane, work, n, moves.bytes);
-      if (lanes.is_one()) return;
-    }
-  });
-}
-
-/// Every call that reduces nothing.
-template <std::size_t, class C>
-  requires std::same_as<typename C::operation, NoOperation>
-void enqueue(const C& call, const Lanes& lanes, std::span<const Offer> ranks,
-             std::uint64_t ticket) {
-  enqueue_moves(moves_of(call, ranks.size()), lanes, ranks, ticket);
 }
 
 /// **Stream** the lane's.
@@ -253,38 +140,41 @@ inline void copy_rows_on(const Lane& lane, unsigned char* to, std::size_t to_pit
     copy_on(lane, to + r * to_pitch, from + r * from_pitch, bytes);
 }
 
-/// Calls `stage(first, count)` for pieces of at most `most` elements.
+/// Runs a call by `stage(first, n)` on elements [first, first + n) of `count`: all of them, or
+/// `most` at a time where they pass through the host.
 template <class Stage>
 void run_in_pieces(const Lanes& lanes, std::span<const Offer> ranks, std::uint64_t ticket,
                    std::size_t count, std::size_t most, const Stage& stage) {
-  lanes.run_in_stages(ranks, ticket, [&] {
+  if (!lanes.is_staged()) most = std::max<std::size_t>(count, 1);
+  lanes.run(ranks, ticket, [&] {
     for (std::size_t first = 0; first < count; first += most)
       stage(first, std::min(most, count - first));
   });
 }
 
-/// Every rank's values from `first` on, as a lane reads them: its own ranks' where they are, those
-/// of other ranks from the host, where they begin `staged` elements into the slot.
+/// Every rank's values from `first` on, as a lane reads them: where they are, or those of other
+/// GPUs from the host, where they begin `staged` elements into the slot.
 template <class T>
-std::vector<const T*> near_ins(const Lanes& lanes, const Lane& lane, std::span<const Offer> ranks,
-                               std::size_t first, std::size_t staged) {
+std::vector<const T*> ins_of(const Lanes& lanes, const Lane& lane, std::span<const Offer> ranks,
+                             std::size_t first, std::size_t staged) {
   std::vector<const T*> all;
   for (std::size_t w = 0; w < ranks.size(); ++w) {
-    const bool is_near = &lane == &lanes.of(Rank{w});
+    const bool is_near = !lanes.is_staged() || &lane == &lanes.of(w);
     all.push_back(is_near ? static_cast<const T*>(ranks[w].in) + first
-                          : reinterpret_cast<const T*>(lanes.staging()->of(w)) + staged);
+                          : lanes.slot<const T>(w) + staged);
   }
   return all;
 }
 
-/// Each lane combines its share of a piece, and stores it to its own ranks and to the host, where
-/// the others take it from.
+// Overloads for every call: `Ranks` is the world's size where the compiler knows it.
+
+/// Each lane combines its share of the elements and stores it to all ranks; where that cannot be,
+/// to its own ranks and to the host, where the others take it from.
 template <std::size_t Ranks, class T, class Op>
-void enqueue_staged(const calls::AllReduce<T, Op>& call, const Lanes& lanes,
-                    std::span<const Offer> ranks, std::uint64_t ticket) {
-  const Staging& staging = *lanes.staging();
+void enqueue(const calls::AllReduce<T, Op>& call, const Lanes& lanes, std::span<const Offer> ranks,
+             std::uint64_t ticket) {
   const std::size_t shares = lanes.all().size();
-  T* const result = reinterpret_cast<T*>(staging.result());
+  T* const result = lanes.slot<T>(ranks.size());
   const auto stage = [&](std::size_t first, std::size_t count) {
     const std::size_t packets = (count + packet_size<T> - 1) / packet_size<T>;
     const auto border = [&](const Lane& lane, std::size_t next) {
@@ -297,102 +187,150 @@ void enqueue_staged(const calls::AllReduce<T, Op>& call, const Lanes& lanes,
       copy_on(lane, to, from, border(lane, 0) * sizeof(T));
       copy_on(lane, to + end, from + end, (count - end) * sizeof(T));
     };
-    lanes.each_rank([&](const Lane& lane, std::size_t w) {
-      copy_other_shares(lane, reinterpret_cast<T*>(staging.of(w)),
-                        static_cast<const T*>(ranks[w].in) + first);
-    });
-    lanes.meet();
+    if (lanes.is_staged()) {
+      lanes.each_rank([&](const Lane& lane, std::size_t w) {
+        copy_other_shares(lane, lanes.slot<T>(w), static_cast<const T*>(ranks[w].in) + first);
+      });
+      lanes.meet();
+    }
     lanes.each([&](const Lane& lane) {
       const std::size_t begin = border(lane, 0);
-      std::vector<T*> outs{result + begin};
-      lanes.for_ranks_on(lane, [&](std::size_t w) {
-        outs.push_back(static_cast<T*>(ranks[w].out) + first + begin);
-      });
+      std::vector<T*> outs;
+      for (std::size_t w = 0; w < ranks.size(); ++w) {
+        if (!lanes.is_staged() || &lane == &lanes.of(w))
+          outs.push_back(static_cast<T*>(ranks[w].out) + first + begin);
+      }
+      if (lanes.is_staged()) outs.push_back(result + begin);
       const std::size_t targets = outs.size();
       enqueue_combine<Ranks, T>(
           lane,
-          LaneCombination<T>{near_ins<T>(lanes, lane, ranks, first + begin, begin), std::move(outs),
+          LaneCombination<T>{ins_of<T>(lanes, lane, ranks, first + begin, begin), std::move(outs),
                              border(lane, 1) - begin, 1, targets},
           call.op);
     });
+    if (!lanes.is_staged()) return;
     lanes.meet();
     lanes.each_rank([&](const Lane& lane, std::size_t w) {
       copy_other_shares(lane, static_cast<T*>(ranks[w].out) + first, result);
     });
   };
-  run_in_pieces(lanes, ranks, ticket, call.count, staging.bytes() / sizeof(T), stage);
+  run_in_pieces(lanes, ranks, ticket, call.count, lanes.slot_bytes() / sizeof(T), stage);
 }
 
-/// The lanes of the ranks that get a result combine what lies on their GPU and what the others have
-/// brought to the host. A slot has a part for each such rank: the root of a reduction, or all.
+/// A reduction whose results are each for one rank: the root, or all. The lane of that rank
+/// combines; where all ranks are on one GPU, one launch is for all. A slot on the host has a part
+/// for each such rank.
 template <std::size_t Ranks, CollectiveKind Kind, class T, class Op>
-void enqueue_staged(const Collective<Kind, T, Op>& call, const Lanes& lanes,
-                    std::span<const Offer> ranks, std::uint64_t ticket) {
+void enqueue(const Collective<Kind, T, Op>& call, const Lanes& lanes, std::span<const Offer> ranks,
+             std::uint64_t ticket) {
   constexpr bool is_rooted = Kind == CollectiveKind::reduce;
-  const Staging& staging = *lanes.staging();
   const std::size_t rows = is_rooted ? 1 : ranks.size();
-  const std::size_t part = staging.bytes() / rows / sizeof(T);
+  const std::size_t part = lanes.slot_bytes() / rows / sizeof(T);
+  const std::size_t together = lanes.is_one() ? rows : 1;  // of one launch
   const auto stage = [&](std::size_t first, std::size_t count) {
+    if (lanes.is_staged()) {
+      lanes.each_rank([&](const Lane& lane, std::size_t w) {
+        if (is_rooted && &lane == &lanes.of(call.root.value())) return;
+        copy_rows_on(
+            lane, lanes.slot<unsigned char>(w), part * sizeof(T),
+            reinterpret_cast<const unsigned char*>(static_cast<const T*>(ranks[w].in) + first),
+            call.count * sizeof(T), count * sizeof(T), rows);
+      });
+      lanes.meet();
+    }
     lanes.each_rank([&](const Lane& lane, std::size_t w) {
-      if (is_rooted && &lane == &lanes.of(call.root)) return;
-      copy_rows_on(
-          lane, staging.of(w), part * sizeof(T),
-          reinterpret_cast<const unsigned char*>(static_cast<const T*>(ranks[w].in) + first),
-          call.count * sizeof(T), count * sizeof(T), rows);
-    });
-    lanes.meet();
-    lanes.each_rank([&](const Lane& lane, std::size_t w) {
-      if (is_rooted && Rank{w} != call.root) return;
+      if (is_rooted ? Rank{w} != call.root : w % together != 0) return;
       const std::size_t row = is_rooted ? 0 : w;
-      T* const out = static_cast<T*>(ranks[w].out) + first;
+      std::vector<T*> outs;
+      for (const Offer& rank : ranks.subspan(w, together))
+        outs.push_back(static_cast<T*>(rank.out) + first);
       enqueue_combine<Ranks, T>(
           lane,
-          LaneCombination<T>{
-              near_ins<T>(lanes, lane, ranks, row * call.count + first, row * part), {out}, count},
+          LaneCombination<T>{ins_of<T>(lanes, lane, ranks, row * call.count + first, row * part),
+                             std::move(outs), count, together},
           call.op);
     });
-    lanes.meet();
+    if (lanes.is_staged()) lanes.meet();
   };
   run_in_pieces(lanes, ranks, ticket, call.count, part, stage);
 }
 
-/// Sources go to their slots on the host, from where the targets on other GPUs take them.
-inline void enqueue_staged_moves(const Moves& moves, const Lanes& lanes,
-                                 std::span<const Offer> ranks, std::uint64_t ticket) {
-  const Staging& staging = *lanes.staging();
-  const std::size_t world = ranks.size();
-  const bool is_dealt = moves.in_stride != 0;
-  const std::size_t part = staging.bytes() / (is_dealt ? world : 1);
-  const auto in = [&](std::size_t s) { return static_cast<const unsigned char*>(ranks[s].in); };
-  const auto stage = [&](std::size_t first, std::size_t bytes) {
-    lanes.each_rank([&](const Lane& lane, std::size_t s) {
-      if (!std::ranges::binary_search(moves.sources, s)) return;
-      copy_rows_on(lane, staging.of(s), part, in(s) + first, moves.in_stride, bytes,
-                   is_dealt ? world : 1);
-    });
-    lanes.meet();
-    lanes.each_rank([&](const Lane& lane, std::size_t t) {
-      if (!std::ranges::binary_search(moves.targets, t)) return;
+/// A call that only moves data, from `sources` to the ranks that get any: the `bytes` at
+/// in[s] + t * in_stride go to out[t] + i * bytes, where source s is the i-th.
+struct Moves {
+  std::vector<std::size_t> sources;
+  std::vector<std::size_t> targets;
+  std::size_t bytes;
+  std::size_t in_stride;  // 0 where all targets get the same
+};
+
+/// Each lane pushes the data that lies on its GPU; where there is one lane, by one launch.
+inline void push_moves(const Moves& moves, const Lanes& lanes, std::span<const Offer> ranks) {
+  lanes.each([&](const Lane& lane) {
+    for (std::size_t i = 0; i < moves.sources.size(); ++i) {
+      if (&lane != &lanes.of(moves.sources[i])) continue;
       Movement work{};
-      work.out[work.targets++] = static_cast<unsigned char*>(ranks[t].out) + first;
-      std::size_t sources = 0;
-      for (const std::size_t s : moves.sources) {
-        const bool is_near = &lane == &lanes.of(Rank{s});
-        work.in[sources++] = is_near ? in(s) + t * moves.in_stride + first
-                                     : staging.of(s) + (is_dealt ? t * part : 0);
-      }
-      if (sources > 1) work.out_stride = moves.bytes;
-      enqueue_move(lane, work, sources, bytes);
-    });
-    lanes.meet();
-  };
-  run_in_pieces(lanes, ranks, ticket, moves.bytes, part, stage);
+      work.in_stride = moves.in_stride;
+      for (const std::size_t t : moves.targets)
+        work.out[work.targets++] = static_cast<unsigned char*>(ranks[t].out) + i * moves.bytes;
+      const std::size_t n = lanes.is_one() ? moves.sources.size() : 1;
+      for (std::size_t s = 0; s < n; ++s)
+        work.in[s] = static_cast<const unsigned char*>(ranks[moves.sources[i + s]].in);
+      if (n > 1) work.out_stride = moves.bytes;
+      enqueue_move(lane, work, n, moves.bytes);
+      if (lanes.is_one()) return;
+    }
+  });
 }
 
+/// Sources go to their slots on the host, from where the targets on other GPUs take them: `bytes`
+/// of each piece from `first` on. A slot has a part for each piece that is dealt.
+inline void stage_moves(const Moves& moves, const Lanes& lanes, std::span<const Offer> ranks,
+                        std::size_t part, std::size_t first, std::size_t bytes) {
+  const bool is_dealt = moves.in_stride != 0;
+  const auto in = [&](std::size_t s) {
+    return static_cast<const unsigned char*>(ranks[s].in) + first;
+  };
+  lanes.each_rank([&](const Lane& lane, std::size_t s) {
+    if (!std::ranges::binary_search(moves.sources, s)) return;
+    copy_rows_on(lane, lanes.slot<unsigned char>(s), part, in(s), moves.in_stride, bytes,
+                 is_dealt ? ranks.size() : 1);
+  });
+  lanes.meet();
+  lanes.each_rank([&](const Lane& lane, std::size_t t) {
+    if (!std::ranges::binary_search(moves.targets, t)) return;
+    Movement work{};
+    work.out[work.targets++] = static_cast<unsigned char*>(ranks[t].out) + first;
+    std::size_t sources = 0;
+    for (const std::size_t s : moves.sources) {
+      work.in[sources++] = &lane == &lanes.of(s)
+                               ? in(s) + t * moves.in_stride
+                               : lanes.slot<unsigned char>(s) + (is_dealt ? t * part : 0);
+    }
+    if (sources > 1) work.out_stride = moves.bytes;
+    enqueue_move(lane, work, sources, bytes);
+  });
+  lanes.meet();
+}
+
+/// Every call that reduces nothing.
 template <std::size_t, CollectiveKind Kind, class T>
-void enqueue_staged(const Collective<Kind, T>& call, const Lanes& lanes,
-                    std::span<const Offer> ranks, std::uint64_t ticket) {
-  enqueue_staged_moves(moves_of(call, ranks.size()), lanes, ranks, ticket);
+void enqueue(const Collective<Kind, T>& call, const Lanes& lanes, std::span<const Offer> ranks,
+             std::uint64_t ticket) {
+  using C = Collective<Kind, T>;
+  const std::size_t bytes = call.count * sizeof(T);
+  Moves moves{{}, {}, bytes, C::deals_pieces ? bytes : 0};
+  for (std::size_t w = 0; w < ranks.size(); ++w) {
+    const bool is_root = Rank{w} == call.root;
+    if (C::collects_pieces || is_root) moves.sources.push_back(w);
+    if (Kind == CollectiveKind::gather ? is_root : C::deals_pieces || !C::is_in_place || !is_root)
+      moves.targets.push_back(w);
+  }
+  const std::size_t part = lanes.slot_bytes() / (C::deals_pieces ? ranks.size() : 1);
+  run_in_pieces(lanes, ranks, ticket, bytes, part, [&](std::size_t first, std::size_t n) {
+    if (!lanes.is_staged()) return push_moves(moves, lanes, ranks);
+    stage_moves(moves, lanes, ranks, part, first, n);
+  });
 }
 
 }  // namespace lockstep::detail::threads

@@ -74,12 +74,6 @@ LOCKSTEP_KERNEL __launch_bounds__(PacketPass::threads)
   });
 }
 
-/// `LOCKSTEP_PEER_ACCESS=0` makes ranks exchange everything through host memory.
-inline bool wants_peer_access() {
-  const char* const text = std::getenv("LOCKSTEP_PEER_ACCESS");
-  return text == nullptr || std::string_view(text) != "0";
-}
-
 /// The pools that `cudaMallocAsync` takes a device's memory from: the default one, and the one that
 /// the program has made current.
 inline std::vector<cudaMemPool_t> usual_pools(int device) {
@@ -108,12 +102,17 @@ inline bool bytes_arrive(int a, int b) {
   std::vector<std::uint64_t> sent(bytes / sizeof(std::uint64_t));
   std::vector<std::uint64_t> arrived(sent.size());
   std::uint64_t word = 0;
-  const auto arrives = [&](const CudaStream& stream, std::size_t from, bool by_kernel) {
+  for (int trial = 0; trial < 8; ++trial) {
+    const OnGpu current(gpus[trial & 1]);  // works on its own memory and on the other's
+    const CudaStream stream;
+    std::byte* const source = memory[trial >> 1 & 1].data();
+    std::byte* const target = memory[1 - (trial >> 1 & 1)].data();
     for (std::uint64_t& one : sent) one = word += 0x9e3779b97f4a7c15u;  // never the same bytes
-    copy_now(memory[from].data(), sent.data(), bytes);
-    std::byte* const source = memory[from].data();
-    std::byte* const target = memory[1 - from].data();
-    if (by_kernel) {
+    copy_now(source, sent.data(), bytes);
+    if (trial < 4) {
+      check_cuda(cudaMemcpyAsync(target, source, bytes, cudaMemcpyDefault, stream),
+                 "cudaMemcpyAsync");
+    } else {
       Movement work{};
       work.in[0] = reinterpret_cast<const unsigned char*>(source);
       work.out[0] = reinterpret_cast<unsigned char*>(target);
@@ -121,59 +120,45 @@ inline bool bytes_arrive(int a, int b) {
       work.targets = 1;
       launch_kernel<move_bytes<false>>("move_bytes", stream, work.pass.grid<unsigned char>(8),
                                        PacketPass::threads, work);
-    } else {
-      check_cuda(cudaMemcpyAsync(target, source, bytes, cudaMemcpyDefault, stream),
-                 "cudaMemcpyAsync");
     }
     stream.synchronize();
     copy_now(arrived.data(), target, bytes);
-    return arrived == sent;
-  };
-  for (const std::size_t worker : {0, 1}) {  // works on its own memory and on the other's
-    const OnGpu current(gpus[worker]);
-    const CudaStream stream;
-    for (const bool by_kernel : {false, true})
-      if (!arrives(stream, worker, by_kernel) || !arrives(stream, 1 - worker, by_kernel))
-        return false;
+    if (arrived != sent) return false;
   }
   return true;
 }
 
-/// Opens one way between two devices. Empty, or why that cannot be. Sets `is_new` if it was not
-/// open.
-inline std::string enable_peer(int own, int peer, bool& is_new) {
-  int possible = 0;
-  check_cuda(cudaDeviceCanAccessPeer(&possible, own, peer), "cudaDeviceCanAccessPeer");
-  if (possible == 0) {
-    return text({"GPU ", own, " cannot access the memory of GPU ", peer,
-                 ". NVLink or a common PCIe switch makes that possible (nvidia-smi topo -m)"});
-  }
-  const OnGpu current(static_cast<std::size_t>(own));
-  const cudaError_t error = cudaDeviceEnablePeerAccess(peer, 0);
-  if (error == cudaSuccess) {
-    is_new = true;
-    return {};
-  }
-  static_cast<void>(cudaGetLastError());
-  if (error == cudaErrorPeerAccessAlreadyEnabled) return {};
-  return text({"GPU ", own, " may not access the memory of GPU ", peer, " (",
-               cudaGetErrorName(error), "). Without NVSwitch a GPU has at most eight peers"});
-}
-
-/// Opens both ways between two devices. Empty, or why that cannot be. A pair that was open before
-/// is tried again if somebody has closed it meanwhile (`cudaDeviceReset`).
+/// Opens both ways between two devices. Empty, or why that cannot be. Bytes are tried if a way was
+/// closed: at first, or because somebody has closed it (`cudaDeviceReset`).
 inline std::string open_peers(int a, int b, bool is_new) {
-  const std::pair<int, int> ways[] = {{a, b}, {b, a}};
-  for (const auto& [own, peer] : ways) {
-    if (std::string refusal = enable_peer(own, peer, is_new); !refusal.empty()) return refusal;
-  }
-  if (!is_new) return {};
+  const auto both_ways = [&](const auto& f) {
+    for (const auto& [own, peer] : {std::pair(a, b), std::pair(b, a)}) {
+      const OnGpu current(static_cast<std::size_t>(own));
+      if (std::string refusal = f(own, peer); !refusal.empty()) return refusal;
+    }
+    return std::string();
+  };
+  std::string refusal = both_ways([&](int own, int peer) -> std::string {
+    int possible = 0;
+    check_cuda(cudaDeviceCanAccessPeer(&possible, own, peer), "cudaDeviceCanAccessPeer");
+    if (possible == 0) {
+      return text({"GPU ", own, " cannot access the memory of GPU ", peer,
+                   ". NVLink or a common PCIe switch makes that possible (nvidia-smi topo -m)"});
+    }
+    const cudaError_t error = cudaDeviceEnablePeerAccess(peer, 0);
+    is_new |= error == cudaSuccess;
+    if (error == cudaSuccess) return {};
+    static_cast<void>(cudaGetLastError());
+    if (error == cudaErrorPeerAccessAlreadyEnabled) return {};
+    return text({"GPU ", own, " may not access the memory of GPU ", peer, " (",
+                 cudaGetErrorName(error), "). Without NVSwitch a GPU has at most eight peers"});
+  });
+  if (!refusal.empty() || !is_new) return refusal;
   const bool works = bytes_arrive(a, b);
-  for (const auto& [own, peer] : ways) {
-    const OnGpu current(static_cast<std::size_t>(own));
+  both_ways([&](int own, int peer) -> std::string {
     if (!works) {  // so that copies go through the host as well, where the direct way is wrong
       if (cudaDeviceDisablePeerAccess(peer) != cudaSuccess) static_cast<void>(cudaGetLastError());
-      continue;
+      return {};
     }
     // Peer access does not hold for memory of `cudaMallocAsync`, which its pool grants. If it does
     // not, calls with such memory are refused.
@@ -185,67 +170,59 @@ inline std::string open_peers(int a, int b, bool is_new) {
       if (cudaMemPoolSetAccess(pool, &access, 1) != cudaSuccess)
         static_cast<void>(cudaGetLastError());
     }
-  }
+    return {};
+  });
   if (works) return {};
   return text({"GPUs ", a, " and ", b,
                " do not get each other's bytes right: an IOMMU or PCIe's access control (ACS) "
                "stands between them. Turn these off (in the BIOS, or the kernel's iommu=pt)"});
 }
 
-/// What is known of the pairs of devices of this process: empty, or why they do not use each
-/// other's memory.
-struct PeerAccess {
-  std::mutex mutex;
-  std::map<std::pair<int, int>, std::string> pairs;
+/// What this process knows of pairs of devices: empty, or why they do not use each other's memory.
+inline std::map<std::pair<int, int>, std::string>& peer_obstacles() {
+  static std::map<std::pair<int, int>, std::string> known;
+  return known;
+}
 
-  static PeerAccess& of_process() {
-    static PeerAccess known;
-    return known;
+/// Can all these GPUs use each other's memory? If not, it is said once, with the first reason.
+/// **Host** blocks, the first time for each pair.
+inline bool open_ways(const std::vector<int>& devices) {
+  const char* const wish = std::getenv("LOCKSTEP_PEER_ACCESS");
+  if (wish != nullptr && std::string_view(wish) == "0") return false;
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  std::string reason;
+  std::size_t told = 0;
+  bool is_open = true;
+  for (auto a = devices.begin(); a != devices.end(); ++a) {
+    for (auto b = a + 1; b != devices.end(); ++b) {
+      if (*a == *b) continue;
+      const auto [pair, is_new] = peer_obstacles().try_emplace(std::minmax(*a, *b));
+      std::string& obstacle = pair->second;
+      if (is_new || obstacle.empty()) obstacle = open_peers(*a, *b, is_new);
+      if (obstacle.empty()) continue;
+      is_open = false;
+      if (is_new && told++ == 0) reason = obstacle;
+    }
   }
-
-  /// Why two devices do not use each other's memory; empty if they may. `is_new`: nobody was told
-  /// yet. **Host** blocks, the first time for each pair.
-  std::string obstacle(int a, int b, bool& is_new) {
-    if (a == b) return {};
-    const std::lock_guard lock(mutex);
-    const auto [pair, is_first] = pairs.try_emplace(std::minmax(a, b));
-    is_new = is_first;
-    if (is_first || pair->second.empty()) pair->second = open_peers(a, b, is_first);
-    return pair->second;
-  }
-};
+  if (told == 0) return is_open;
+  const std::string others = told == 1 ? "" : text({" (as in ", told - 1, " other pairs)"});
+  std::fputs(text({"lockstep: ", reason, others,
+                   ". Until then ranks exchange everything through host memory, which is slower; "
+                   "LOCKSTEP_PEER_ACCESS=0 says that you know\n"})
+                 .c_str(),
+             stderr);
+  return false;
+}
 
 /// The most bytes of one rank that are under way through host memory at a time.
 inline constexpr std::size_t most_staged_bytes = std::size_t{4} << 20;
 
-/// Pinned memory, which every GPU can access. It is allocated when ranks join: allocating in a call
-/// may wait for GPUs that wait for this call.
-class Staging {
- public:
-  /// Up to `most` bytes for each rank's part of a collective, and as much for a result; about 64
-  /// MiB for many ranks.
-  Staging(std::size_t ranks, std::size_t most) : bytes_(slot_bytes(ranks, most)), ranks_(ranks) {}
-
-  /// Of a slot. It is divided evenly among all ranks in whole packets.
-  std::size_t bytes() const { return bytes_; }
-
-  unsigned char* of(std::size_t rank) const {
-    return reinterpret_cast<unsigned char*>(memory_.data()) + rank * bytes_;
-  }
-  unsigned char* result() const { return of(ranks_); }
-
- private:
-  static std::size_t slot_bytes(std::size_t ranks, std::size_t most) {
-    const std::size_t least = ranks * 256;
-    const std::size_t wanted =
-        std::clamp((std::size_t{64} << 20) / ranks, least, std::max(most, least));
-    return wanted / least * least;
-  }
-
-  std::size_t bytes_;
-  std::size_t ranks_;
-  PinnedArena memory_{(ranks_ + 1) * bytes_};
-};
+/// A stream waits for the event of an offer.
+inline void follow(cudaStream_t stream, void* event) {
+  check_cuda(cudaStreamWaitEvent(stream, static_cast<cudaEvent_t>(event), 0),
+             "cudaStreamWaitEvent");
+}
 
 /// One GPU's part of the communication.
 struct Lane {
@@ -264,73 +241,69 @@ struct Lane {
 };
 
 /// All lanes of a world. One rank at a time enqueues work.
+///
+/// Every lane comes after every rank, and every rank after every lane, through one event in each
+/// direction: the calls of CUDA are as many as ranks and lanes together, not as their product. With
+/// several lanes, events are collected by two streams that do no work, so that a lane begins with
+/// the next call while others are still busy with this one. A single lane collects them itself.
 class Lanes {
  public:
-  /// One lane for each GPU that ranks use; `gpus[r]` is rank r's. `most_staged`: see `Staging`.
+  /// One lane for each GPU that ranks use; `gpus[r]` is rank r's.
   explicit Lanes(const std::vector<std::size_t>& gpus,
                  std::size_t most_staged = most_staged_bytes) {
-    for (std::size_t gpu : gpus) {
-      lane_of_rank_.push_back(find(gpu));
-      if (lane_of_rank_.back() == lanes_.size()) {
+    std::vector<int> devices;
+    for (const std::size_t gpu : gpus) {
+      const auto lane = std::ranges::find(lanes_, gpu, &Lane::gpu);
+      lane_of_rank_.push_back(static_cast<std::size_t>(lane - lanes_.begin()));
+      if (lane == lanes_.end()) {
         const OnGpu current(gpu);
         lanes_.emplace_back(gpu);
+        devices.push_back(device_of(gpu));
       }
       ++lanes_[lane_of_rank_.back()].ranks;
     }
-    for (Lane& lane : lanes_) lane.is_only = is_one();
     const OnGpu current(lanes_.front().gpu);
     ended_ = std::vector<CudaEvent>(ring);
     if (is_one()) return;
+    for (Lane& lane : lanes_) lane.is_only = false;
     for (int i = 0; i < 2; ++i) hubs_.emplace_back(lanes_.front().gpu);
-    if (!open_ways()) staging_.emplace(gpus.size(), most_staged);
+    if (open_ways(devices)) return;
+    // Up to `most_staged` bytes for each rank's part, and as much for a result; about 64 MiB for
+    // many ranks. Allocating in a call might wait for GPUs that wait for this call.
+    const std::size_t least = gpus.size() * 256;
+    slot_bytes_ =
+        std::clamp((std::size_t{64} << 20) / gpus.size(), least, std::max(most_staged, least)) /
+        least * least;
+    staging_.emplace((gpus.size() + 1) * slot_bytes_);
   }
 
   std::span<const Lane> all() const { return lanes_; }
-  const Lane& of(Rank rank) const { return lanes_[lane_of_rank_[rank.value()]]; }
+  const Lane& of(std::size_t rank) const { return lanes_[lane_of_rank_[rank]]; }
   bool is_one() const { return lanes_.size() == 1; }
-  /// Where GPUs cannot use each other's memory; null where they can, or where there is one.
-  const Staging* staging() const { return staging_ ? &*staging_ : nullptr; }
 
-  /// Calls `enqueue(lane)` for each lane, which puts the lane's work for a call on its stream.
+  /// Must data pass through pinned host memory, because GPUs cannot use each other's?
+  bool is_staged() const { return staging_.has_value(); }
+  /// The bytes of a slot, which all ranks can divide evenly in whole packets.
+  std::size_t slot_bytes() const { return slot_bytes_; }
+  /// A rank's slot of that memory. The one behind the last rank's is for a result.
+  template <class T>
+  T* slot(std::size_t rank) const {
+    return is_staged() ? reinterpret_cast<T*>(staging_->data() + rank * slot_bytes_) : nullptr;
+  }
+
+  /// Calls `stages()`, which puts the work of a call on the lanes' streams by `each` and `meet`.
   /// **Stream** it comes after what all ranks' compute streams held when they announced the call.
-  template <class Enqueue>
-  void run(std::span<const Offer> ranks, std::uint64_t ticket, const Enqueue& enqueue) const {
-    if (!is_one()) return run_in_stages(ranks, ticket, [&] { each(enqueue); });
-    const Lane& lane = lanes_.front();
-    const OnGpu current(lane.gpu);
-    for (const Offer& rank : ranks) wait_for(rank, lane.stream);
-    enqueue(lane);
-    ended_[ticket % ring].record(lane.stream);
-  }
-
-  /// Calls `enqueue(lane)` for the first lane, whose work is that of all: it comes after what all
-  /// lanes hold, because it may use the memory that they share.
-  template <class Enqueue>
-  void run_on_first(std::span<const Offer> ranks, std::uint64_t ticket,
-                    const Enqueue& enqueue) const {
-    if (is_one()) return run(ranks, ticket, enqueue);
-    run_in_stages(ranks, ticket, [&] {
-      meet();
-      const OnGpu current(lanes_.front().gpu);
-      enqueue(lanes_.front());
-    });
-  }
-
-  /// As `run`, of several lanes: `stages()` calls `each` and `meet`.
-  ///
-  /// Every lane comes after every rank, and every rank after every lane, through one event in each
-  /// direction: the calls of CUDA are as many as ranks and lanes together, not as their product.
-  /// The two streams that collect events do no work, so that a lane begins with the next call
-  /// while others are still busy with this one.
   template <class Stages>
-  void run_in_stages(std::span<const Offer> ranks, std::uint64_t ticket,
-                     const Stages& stages) const {
-    for (const Offer& rank : ranks) wait_for(rank, hubs_[0].stream);
+  void run(std::span<const Offer> ranks, std::uint64_t ticket, const Stages& stages) const {
+    const cudaStream_t begin = is_one() ? lanes_.front().stream : hubs_[0].stream;
+    for (const Offer& rank : ranks) follow(begin, rank.event);
     release_lanes();
     stages();
-    await_lanes(hubs_[1].stream);
-    ended_[ticket % ring].record(hubs_[1].stream);
+    const cudaStream_t end = is_one() ? begin : hubs_[1].stream;
+    await_lanes(end);
+    ended_[ticket % ring].record(end);
   }
+  /// Calls `f(lane)` for each lane, on its GPU.
   template <class F>
   void each(const F& f) const {
     for (const Lane& lane : lanes_) {
@@ -338,20 +311,17 @@ class Lanes {
       f(lane);
     }
   }
-  /// Calls `f(rank)` for the ranks on a lane's GPU.
-  template <class F>
-  void for_ranks_on(const Lane& lane, const F& f) const {
-    for (std::size_t w = 0; w < lane_of_rank_.size(); ++w) {
-      if (&lane == &of(Rank{w})) f(w);
-    }
-  }
   /// Calls `f(lane, rank)` for all ranks, lane by lane.
   template <class F>
   void each_rank(const F& f) const {
-    each([&](const Lane& lane) { for_ranks_on(lane, [&](std::size_t w) { f(lane, w); }); });
+    each([&](const Lane& lane) {
+      for (std::size_t w = 0; w < lane_of_rank_.size(); ++w)
+        if (&lane == &of(w)) f(lane, w);
+    });
   }
   /// **Stream** the next work of every lane comes after what all lanes hold.
   void meet() const {
+    if (is_one()) return;
     await_lanes(hubs_[0].stream);
     release_lanes();
   }
@@ -365,66 +335,32 @@ class Lanes {
   /// Calls `f(stream, event)` with every stream that communicates, and an event of its GPU.
   template <class F>
   void for_each_stream(const F& f) const {
-    for (const std::vector<Lane>* lanes : {&lanes_, &hubs_}) {
+    for (const std::vector<Lane>* lanes : {&lanes_, &hubs_})
       for (const Lane& lane : *lanes) f(lane.stream.get(), lane.reached.get());
-    }
   }
 
  private:
-  std::size_t find(std::size_t gpu) const {
-    std::size_t i = 0;
-    while (i < lanes_.size() && lanes_[i].gpu != gpu) ++i;
-    return i;
-  }
-
-  static void wait_for(const Offer& rank, cudaStream_t stream) {
-    check_cuda(cudaStreamWaitEvent(stream, static_cast<cudaEvent_t>(rank.event), 0),
-               "cudaStreamWaitEvent");
-  }
   void await_lanes(cudaStream_t stream) const {
+    if (is_one()) return;
     for (const Lane& lane : lanes_) {
       lane.reached.record(lane.stream);
       lane.reached.block(stream);
     }
   }
   void release_lanes() const {
+    if (is_one()) return;
     hubs_[0].reached.record(hubs_[0].stream);
     for (const Lane& lane : lanes_) hubs_[0].reached.block(lane.stream);
-  }
-
-  /// Can all GPUs use each other's memory? If not, it is said once, with the first reason.
-  bool open_ways() const {
-    if (!wants_peer_access()) return false;
-    std::string reason;
-    std::size_t told = 0;
-    bool is_open = true;
-    for (std::size_t i = 0; i < lanes_.size(); ++i) {
-      for (std::size_t j = i + 1; j < lanes_.size(); ++j) {
-        bool is_new = false;
-        const std::string obstacle = PeerAccess::of_process().obstacle(
-            device_of(lanes_[i].gpu), device_of(lanes_[j].gpu), is_new);
-        if (obstacle.empty()) continue;
-        is_open = false;
-        if (is_new && told++ == 0) reason = obstacle;
-      }
-    }
-    if (told == 0) return is_open;
-    const std::string others = told == 1 ? "" : text({" (as in ", told - 1, " other pairs)"});
-    std::fputs(text({"lockstep: ", reason, others,
-                     ". Until then ranks exchange everything through host memory, which is slower; "
-                     "LOCKSTEP_PEER_ACCESS=0 says that you know\n"})
-                   .c_str(),
-               stderr);
-    return false;
   }
 
   std::vector<Lane> lanes_;
   std::vector<std::size_t> lane_of_rank_;
   std::vector<CudaEvent> ended_;  // one for each call that may be under way
-  /// Where there are several lanes: the streams in which the events of ranks and of lanes are
-  /// collected before and after a call, on the first lane's GPU.
+  /// Where there are several lanes: the streams that collect the events of ranks and of lanes,
+  /// before and after a call, on the first lane's GPU.
   std::vector<Lane> hubs_;
-  std::optional<Staging> staging_;
+  std::size_t slot_bytes_ = 0;
+  std::optional<PinnedArena> staging_;
 };
 
 }  // namespace lockstep::detail::threads

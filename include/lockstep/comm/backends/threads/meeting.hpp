@@ -15,7 +15,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -24,9 +23,9 @@
 #include "lockstep/comm/combine.hpp"
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/core/text.hpp"
 
 namespace lockstep::detail::threads {
 
@@ -63,7 +62,7 @@ class Meeting {
     for (RankState& rank : ranks_) rank.arrived.value = rank.failed = rank.has_reason = 0;
     for (Slot& slot : slots_) slot.arrived = 0;
     done_.value = 0;
-    disagrees_ = false;
+    disagreement_.reset();
   }
 
  private:
@@ -92,8 +91,7 @@ class Meeting {
   /// Held by the rank that works for all, and by a rank that gives up. After that no rank uses the
   /// memory of the rank that gave up.
   std::mutex working_;
-  std::atomic<bool> disagrees_{false};
-  std::optional<Error> disagreement_;
+  std::optional<Error> disagreement_;  // set and read by whoever holds `working_`
 };
 
 using Milliseconds = std::chrono::milliseconds;
@@ -106,7 +104,7 @@ class Participant : public SharedPeers {
                     timeout, nullptr, &meeting->working_, &meeting->done_),
         meeting_(std::move(meeting)) {
     if (own().process.exchange(static_cast<std::uint32_t>(::getpid())) != 0) {
-      throw Error("join", "another thread has joined as " + rank_text(rank),
+      throw Error("join", text({"another thread has joined as rank ", rank}),
                   "give every thread its own rank", rank);
     }
   }
@@ -132,8 +130,7 @@ class Participant : public SharedPeers {
     if (slot.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == world()) {
       slot.arrived.store(0, std::memory_order_relaxed);
       compare(slot, ticket);
-      work_on(
-          call, [](std::size_t) { return true; }, [&] { work(std::span(slot.offers), ticket); });
+      work_on(call, std::nullopt, [&] { work(std::span(slot.offers), ticket); });
       publish(meeting_->done_, ticket + 1);
     }
     return ticket;
@@ -159,7 +156,9 @@ class Participant : public SharedPeers {
   /// Waits for a counter, looking after all ranks and the time when it takes long.
   void await(Counter& counter, std::uint64_t value, const Call& call, const Awaited& awaited) {
     if (reached(counter, value)) return;
-    const TurnGivenUp given(turns_);
+    const auto take_back = [](std::mutex* turns) { turns->lock(); };
+    const std::unique_ptr<std::mutex, decltype(take_back)> given_up(turns_, take_back);
+    if (turns_ != nullptr) turns_->unlock();
     SharedPeers::await(counter, value, call, awaited,
                        [&](const Error& error) { fail_together(error); });
   }
@@ -181,31 +180,29 @@ class Participant : public SharedPeers {
     Meeting::Box& box = meeting_->box(from, rank());
     const std::uint64_t message = box.taken.value.load(std::memory_order_relaxed) + 1;
     await(box.sent, message, call, {from});
-    work_on(
-        call, [&](std::size_t w) { return Rank{w} == from; },
-        [&] {
-          const bool same = box.call.carries_the_same_as(call);
-          const char* const where = on_host ? " in device memory" : " in host memory";
-          if (!same || box.offer.on_host != on_host)
-            throw messages_differ(call, from, box.call.text() + (same ? where : ""), rank());
-          box.offer.event = take(box.offer);
-        });
+    work_on(call, from, [&] {
+      const bool same = box.call.carries_the_same_as(call);
+      if (!same || box.offer.on_host != on_host)
+        throw messages_differ(call, from, words(box.call, box.offer, same), rank());
+      box.offer.event = take(box.offer);
+    });
     publish(box.taken, message);
   }
 
  private:
-  /// Works on the memory of the ranks w with `takes_part(w)`, unless one of them has gone and its
-  /// memory with it. If the work fails, all ranks fail.
-  template <class TakesPart, class Work>
-  void work_on(const Call& call, const TakesPart& takes_part, const Work& work) {
+  /// Works on the memory of one rank, or of all, unless one of them has gone and its memory with
+  /// it. If the work fails, all ranks fail.
+  template <class Work>
+  void work_on(const Call& call, std::optional<Rank> one, const Work& work) {
     std::unique_lock working(meeting_->working_);
     for (std::size_t w = 0; w < world(); ++w) {
-      if (!takes_part(w) || (state(w).failed == 0 && state(w).left == 0)) continue;
+      if (one.value_or(Rank{w}) != Rank{w} || (state(w).failed == 0 && state(w).left == 0))
+        continue;
       working.unlock();
       if (const auto error = check(call, {Rank{w}}, Clock::now())) fail_together(*error);
-      fail(Error(call.text(), rank_text(Rank{w}) + " has given up", "look at that rank first",
-                 rank())
-               .as_consequence());
+      fail(
+          Error(call.text(), text({"rank ", w, " has given up"}), "look at that rank first", rank())
+              .as_consequence());
     }
     try {
       work();
@@ -220,43 +217,37 @@ class Participant : public SharedPeers {
     }
   }
 
-  /// Gives up this rank's turn while it lives.
-  struct TurnGivenUp {
-    explicit TurnGivenUp(std::mutex* turns) : turns(turns) {
-      if (turns != nullptr) turns->unlock();
-    }
-    TurnGivenUp(const TurnGivenUp&) = delete;
-    TurnGivenUp& operator=(const TurnGivenUp&) = delete;
-    ~TurnGivenUp() {
-      if (turns != nullptr) turns->lock();
-    }
-    std::mutex* turns;
-  };
+  /// A call, and where its memory is if that matters.
+  static std::string words(const Call& call, const Offer& offer, bool with_memory) {
+    if (!with_memory) return call.text();
+    return call.text() + (offer.on_host ? " in host memory" : " in device memory");
+  }
 
   /// Compares all ranks' calls, before any memory is touched.
   void compare(const Meeting::Slot& slot, std::uint64_t ticket) {
-    const auto differs = [&](std::size_t w) {
-      return !(slot.calls[w] == slot.calls[0]) || slot.offers[w].on_host != slot.offers[0].on_host;
-    };
+    const auto& calls = slot.calls;
+    const auto& offers = slot.offers;
     std::size_t other = 1;
-    while (other < world() && !differs(other)) ++other;
+    while (other < world() && calls[other] == calls[0] &&
+           offers[other].on_host == offers[0].on_host)
+      ++other;
     if (other == world()) return;
-    const bool same_call = slot.calls[other] == slot.calls[0];
-    const auto text = [&](std::size_t w) {
-      const char* const where = slot.offers[w].on_host ? " in host memory" : " in device memory";
-      return slot.calls[w].text() + (same_call ? where : "");
-    };
-    const Error& error = meeting_->disagreement_.emplace(
-        ranks_disagree(ticket, text(0), Rank{other}, text(other), rank()));
-    meeting_->disagrees_.store(true, std::memory_order_release);
+    const bool same = calls[other] == calls[0];
+    const Error error = ranks_disagree(ticket, words(calls[0], offers[0], same), Rank{other},
+                                       words(calls[other], offers[other], same), rank());
+    {
+      const std::lock_guard working(meeting_->working_);
+      meeting_->disagreement_.emplace(error);
+    }
     fail(error);
   }
 
   /// After a disagreement, all ranks fail with the same words.
   [[noreturn]] void fail_together(const Error& error) {
-    const bool disagree = meeting_->disagrees_.load(std::memory_order_acquire);
-    const std::optional<Error>& found = meeting_->disagreement_;
-    fail(disagree && found ? found->on(rank()) : error);
+    std::unique_lock working(meeting_->working_);
+    const std::optional<Error> found = meeting_->disagreement_;
+    working.unlock();
+    fail(found ? found->on(rank()) : error);
   }
 
   std::shared_ptr<Meeting> meeting_;

@@ -4,6 +4,7 @@
 /// /sys.
 
 #include <cstddef>
+#include <cstdlib>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -40,6 +41,9 @@ std::optional<NumaPlace> numa_place(const std::string& sysfs, std::string_view b
 bool stay_at(const NumaPlace& place);
 
 /// `LOCKSTEP_NUMA=0` leaves all threads where they are.
-bool wants_numa();
+inline bool wants_numa() {
+  const char* const wish = std::getenv("LOCKSTEP_NUMA");
+  return wish == nullptr || std::string_view(wish) != "0";
+}
 
 }  // namespace lockstep::detail
