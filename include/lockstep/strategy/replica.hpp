@@ -27,7 +27,6 @@
 #include "lockstep/core/view.hpp"
 #include "lockstep/hook/hook.hpp"
 #include "lockstep/model/model.hpp"
-#include "lockstep/model/output.hpp"
 #include "lockstep/model/tensor.hpp"
 #include "lockstep/optim/optimizer.hpp"
 #include "lockstep/optim/progress.hpp"
