@@ -96,8 +96,8 @@ class ArenaCopy {
   /// Device memory's elements on the host.
   template <class To, class From>
   void receive(To* to, const From* from, std::size_t count) {
-    staging_.receive(reinterpret_cast<std::byte*>(to), element_kind<To>(),
-                     reinterpret_cast<const std::byte*>(from), element_kind<From>(), count);
+    staging_.copy(reinterpret_cast<std::byte*>(to), element_kind<To>(),
+                  reinterpret_cast<const std::byte*>(from), element_kind<From>(), count);
   }
 
   /// The host's elements in the used tensor, and in its master.
@@ -108,7 +108,7 @@ class ArenaCopy {
   }
   template <class To, class From>
   void send_to(To* to, const From* from, std::size_t count) {
-    staging_.send(reinterpret_cast<std::byte*>(to), element_kind<To>(),
+    staging_.copy(reinterpret_cast<std::byte*>(to), element_kind<To>(),
                   reinterpret_cast<const std::byte*>(from), element_kind<From>(), count);
   }
 

@@ -195,7 +195,6 @@ class DeviceExecution<Cuda, Traits, Comm> {
   using Step = GpuStep<Traits, Comm>;
   using UpdatePasses = GpuUpdate<Traits, Comm>;
   using OnDevice = OnDeviceOf<Comm>;
-  using BuiltOnDevice = BuiltOnDeviceOf<Comm>;
 
   explicit DeviceExecution(Comm& comm) : comm_(comm), kept_(sizeof(Kept)) {
     static_assert(LossDeferring<DeviceExecution>);
