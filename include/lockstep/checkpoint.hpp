@@ -11,7 +11,6 @@
 #include "lockstep/core/core.ipp"
 #include "lockstep/core/storage.ipp"
 #include "lockstep/data/data.ipp"
-#include "lockstep/device/device.ipp"
 #include "lockstep/launch/launch.ipp"
 #include "lockstep/launch/store.ipp"
 #include "lockstep/observe/observe.ipp"
