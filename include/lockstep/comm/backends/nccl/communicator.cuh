@@ -302,8 +302,8 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
     using Variables = detail::SharedGpuVariables;
     const detail::GpuVerdict verdict = detail::compare_gpus(engine.member(), engine.store(),
                                                             engine.gpu(), "nccl/" + engine.name());
-    if (!verdict.has_neighbour(engine.rank())) return;
-    if (verdict.is_one_host()) Variables::use_loopback();
+    if (!verdict.has_neighbour[engine.rank().value()]) return;
+    if (verdict.is_one_host) Variables::use_loopback();
     if (Variables::use_own_host()) return;
     throw Error(
         "Backend<Nccl>", "ranks share a GPU, which NCCL takes for a mistake",
