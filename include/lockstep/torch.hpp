@@ -4,7 +4,8 @@
 /// own, and `TorchModel`, which a job trains; the program includes that job's part too,
 /// `lockstep/trainer.hpp` say. It includes what it needs of LibTorch, not all of `torch/torch.h`.
 
-#include "lockstep/ddp.hpp"
+#include "lockstep/comm.hpp"
+#include "lockstep/hooks.hpp"
 #include "lockstep/torch/autocast.hpp"
 #include "lockstep/torch/batch.hpp"
 #include "lockstep/torch/collate.hpp"
@@ -18,5 +19,7 @@
 #include "lockstep/torch/tensors.hpp"
 
 #if !defined(LOCKSTEP_COMPILED)
+#include "lockstep/data/data.ipp"
 #include "lockstep/norm/norm.ipp"
+#include "lockstep/strategy/strategy.ipp"
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: lockstep: a norm's views are of the memory of its step
+// expect: lockstep: a layer's views are of the memory of its step
 #include "lockstep/norm/layer_norm.hpp"
 
 using namespace lockstep;

@@ -98,28 +98,29 @@ void compare_low_rank(std::size_t rank, bool feedback, double tolerance) {
   detail::HookDevice<Cuda> on_gpu(cudaStream_t{});
   detail::LowRank<T, detail::HookDevice<Cuda>> gpu(on_gpu, plan);
   const std::size_t count = 30000;
-  detail::DeviceElements<T> values(count), first(plan.first_round()), second(plan.q_count);
+  detail::DeviceElements<T> memory(count), first_memory(plan.first_round()),
+      second_memory(plan.q_count);
+  const std::span<T> values = memory, first = first_memory, second = second_memory;
   std::vector<T> host_first(plan.first_round()), host_second(plan.q_count);
   for (std::uint64_t step = 5; step != 8; ++step) {
     std::vector<T> gradients = random_values<T>(random, count);
-    upload(values.span(), gradients);
+    upload(values, gradients);
     if (step == 7) {
       host.forget_q();
       gpu.forget_q();
     }
     host.project(gradients, host_first, step);
-    gpu.project(values.span(), first.span(), step);
-    require_close(downloaded(first.span()), std::span<const T>(host_first), 40 * tolerance, "P");
+    gpu.project(values, first, step);
+    require_close(downloaded(first), std::span<const T>(host_first), 40 * tolerance, "P");
     // What the host has sent has come: rounding does not pile up over steps.
-    upload(first.span(), host_first);
+    upload(first, host_first);
     host.project_back(gradients, host_first, host_second);
-    gpu.project_back(values.span(), first.span(), second.span());
-    require_close(downloaded(second.span()), std::span<const T>(host_second), 40 * tolerance, "Q");
-    upload(second.span(), host_second);
+    gpu.project_back(values, first, second);
+    require_close(downloaded(second), std::span<const T>(host_second), 40 * tolerance, "Q");
+    upload(second, host_second);
     host.restore(gradients, host_first, host_second);
-    gpu.restore(values.span(), first.span(), second.span());
-    require_close(downloaded(values.span()), std::span<const T>(gradients), 20 * tolerance,
-                  "gradients");
+    gpu.restore(values, first, second);
+    require_close(downloaded(values), std::span<const T>(gradients), 20 * tolerance, "gradients");
     for (const auto& matrix : plan.matrices) {
       if (feedback)
         require_close(downloaded(gpu.residual_of(matrix)),

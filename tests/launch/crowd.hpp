@@ -22,7 +22,7 @@ using lockstep::detail::StoreConnection;
 using lockstep::detail::StoreServer;
 using lockstep::detail::Transfer;
 using lockstep::detail::store_protocol::Operation;
-using lockstep::detail::store_protocol::Writer;
+using lockstep::detail::store_protocol::Request;
 
 inline void require(bool ok, const char* what) {
   if (!ok) throw std::runtime_error(what);
@@ -46,12 +46,12 @@ class Crowd {
 
   /// What a rank asks when it joins: the world, its number, the job's id, and who is where.
   void join(std::size_t ranks_of_a_host) {
-    for_each(
-        [&](std::size_t r) { exchange(r, request(Operation::add, key("joined/", r)).u64(1)); });
+    for_each([&](std::size_t r) {
+      const std::string joined = key("joined/", r);
+      exchange(r, {Operation::add, joined, "", "", 1});
+    });
     for (const char* const name : {"world", "job"}) {
-      for_each([&](std::size_t r) {
-        exchange(r, request(Operation::compare_set, name).text("").text("1"));
-      });
+      for_each([&](std::size_t r) { exchange(r, {Operation::compare_set, name, "1"}); });
     }
     gather("rendezvous", [&](std::size_t r) {
       return "host " + std::to_string(r / ranks_of_a_host) +
@@ -62,34 +62,26 @@ class Crowd {
   /// Every client gives a piece and gets those of all.
   template <class Piece>
   void gather(const std::string& name, const Piece& piece) {
-    post([&](std::size_t r) {
-      return request(Operation::gather, name)
-          .u32(static_cast<std::uint32_t>(r))
-          .u32(static_cast<std::uint32_t>(size()))
-          .byte(1)
-          .text(piece(r));
-    });
+    post([&](std::size_t r) { return arrival(r, name, piece(r)); });
     await([&](std::size_t, const std::string& body) {
       require(body.size() > 5 + 4 * size() && body[0] == 1, "a gather failed");
     });
   }
 
   void barrier() {
-    post([&](std::size_t r) {
-      return request(Operation::gather, "barrier")
-          .u32(static_cast<std::uint32_t>(r))
-          .u32(static_cast<std::uint32_t>(size()))
-          .byte(1)
-          .text("");
-    });
+    post([&](std::size_t r) { return arrival(r, "barrier", ""); });
     await([](std::size_t, const std::string& body) { require(body[0] == 1, "a barrier failed"); });
   }
 
   /// All watch one key, which the last of them then sets.
   void notice() {
     const std::size_t last = size() - 1;
-    post([](std::size_t) { return request(Operation::get, "notice").byte(1); });
-    exchange(last, request(Operation::set, "notice").text("failed"));
+    post([](std::size_t) {
+      Request get{Operation::get, "notice"};
+      get.waits = true;
+      return get.bytes();
+    });
+    exchange(last, {Operation::set, "notice", "failed"});
     await([](std::size_t, const std::string& body) { require(body[0] == 1, "no notice came"); });
   }
 
@@ -98,8 +90,16 @@ class Crowd {
   static constexpr std::size_t threads = 2;
 
   static std::string key(const char* name, std::size_t r) { return name + std::to_string(r); }
-  static Writer request(Operation operation, const std::string& key) {
-    return Writer{}.byte(static_cast<std::uint8_t>(operation)).text(key);
+  std::string arrival(std::size_t r, const std::string& name, const std::string& piece) const {
+    return Request{Operation::gather,
+                   name,
+                   piece,
+                   "",
+                   0,
+                   static_cast<std::uint32_t>(r),
+                   static_cast<std::uint32_t>(size()),
+                   true}
+        .bytes();
   }
 
   template <class F>
@@ -123,8 +123,7 @@ class Crowd {
   template <class Make>
   void post(const Make& make) {
     for_each([&](std::size_t r) {
-      require(clients_[r]->post(make(r).bytes(), numbers_[r], Deadline::after(limit)) ==
-                  Transfer::complete,
+      require(clients_[r]->post(make(r), numbers_[r], Deadline::after(limit)) == Transfer::complete,
               "a request could not be sent");
     });
   }
@@ -137,7 +136,7 @@ class Crowd {
       judge(r, body);
     });
   }
-  void exchange(std::size_t r, const Writer& message) {
+  void exchange(std::size_t r, const Request& message) {
     std::uint32_t number = 0;
     std::string body;
     require(

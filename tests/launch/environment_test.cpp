@@ -269,7 +269,6 @@ BOOST_AUTO_TEST_CASE(a_jobs_options_are_left_for_it_and_checked) {
 }
 
 BOOST_AUTO_TEST_CASE(variables_for_shared_gpus_are_ready_and_unread_until_they_are_wanted) {
-  using lockstep::detail::SharedGpuVariables;
   const auto clear = [] {
     for (const char* name : {"LOCKSTEP_SHARE_GPUS", "LCCL_HOSTID", "LCCL_SOCKET_IFNAME",
                              "NCCL_HOSTID", "NCCL_SOCKET_IFNAME"}) {
@@ -278,20 +277,20 @@ BOOST_AUTO_TEST_CASE(variables_for_shared_gpus_are_ready_and_unread_until_they_a
   };
   clear();
   std::vector<std::string> variables;
-  SharedGpuVariables::add(variables, "job", Rank{3});
+  detail::add_shared_gpu_variables(variables, "job", Rank{3});
   BOOST_TEST(variables.empty());
-  BOOST_TEST(!SharedGpuVariables::use_own_host());  // nothing was made ready
+  BOOST_TEST(!detail::use_shared_gpu_variable("NCCL_HOSTID"));  // nothing was made ready
   ::setenv("LOCKSTEP_SHARE_GPUS", "1", 1);
-  SharedGpuVariables::add(variables, "job", Rank{3});
+  detail::add_shared_gpu_variables(variables, "job", Rank{3});
   BOOST_TEST_REQUIRE(variables.size() == 2u);
   BOOST_TEST(variables[0] == "LCCL_HOSTID=job.3");
   for (std::string& variable : variables) ::putenv(variable.data());
   BOOST_TEST(::getenv("NCCL_HOSTID") == nullptr);
-  BOOST_TEST(SharedGpuVariables::use_own_host());
+  BOOST_TEST(detail::use_shared_gpu_variable("NCCL_HOSTID"));
   BOOST_TEST(::getenv("NCCL_HOSTID") == std::string("job.3"));
   BOOST_TEST(::getenv("NCCL_SOCKET_IFNAME") == nullptr);
   ::setenv("NCCL_SOCKET_IFNAME", "eth0", 1);
-  BOOST_TEST(SharedGpuVariables::use_loopback());
+  BOOST_TEST(detail::use_shared_gpu_variable("NCCL_SOCKET_IFNAME"));
   BOOST_TEST(::getenv("NCCL_SOCKET_IFNAME") == std::string("eth0"));  // the user's own choice
   clear();
 }

@@ -21,10 +21,11 @@ namespace {
 std::string cut(std::initializer_list<std::string_view> pieces) {
   LineCutter cutter;
   std::string result;
-  const auto line = [&](std::string_view text) { result += std::string(text) + "|"; };
-  const auto status = [&](std::string_view text) { result += std::string(text) + "~"; };
-  for (std::string_view piece : pieces) cutter.feed(piece, line, status);
-  cutter.finish(line);
+  const auto take = [&](std::string_view text, bool is_status) {
+    result += std::string(text) + (is_status ? "~" : "|");
+  };
+  for (std::string_view piece : pieces) cutter.feed(piece, take);
+  cutter.finish(take);
   return result;
 }
 

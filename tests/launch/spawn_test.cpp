@@ -118,7 +118,7 @@ BOOST_AUTO_TEST_CASE(a_store_of_one_rank_that_times_out_names_the_other) {
 
 BOOST_AUTO_TEST_CASE(lines_are_cut_kept_whole_and_never_grow_without_end) {
   std::vector<std::string> lines;
-  const auto sink = [&](std::string_view line) { lines.emplace_back(line); };
+  const auto sink = [&](std::string_view line, bool) { lines.emplace_back(line); };
   LineCutter cutter;
   cutter.feed("one\ntw", sink);
   cutter.feed("o\n\nthr", sink);

@@ -24,9 +24,14 @@ using lockstep::detail::StoreServer;
 using lockstep::detail::Transfer;
 using lockstep::detail::try_connect;
 using lockstep::detail::write_exact;
+using store_protocol::Operation;
 using namespace std::chrono_literals;
 
 namespace {
+
+std::string request(std::uint32_t number, const store_protocol::Request& request) {
+  return store_protocol::frame(number, request.bytes());
+}
 
 /// A store, and a client that uses it all the time; it must come through unharmed.
 struct Besieged : Served {
@@ -123,8 +128,7 @@ BOOST_AUTO_TEST_CASE(a_wrong_secret_is_refused_and_named) {
 BOOST_AUTO_TEST_CASE(who_has_no_proof_of_the_secret_is_not_served) {
   const Descriptor liar = connect();
   send(liar, std::string(store_protocol::answer_bytes, 'x'));
-  send(liar,
-       store_protocol::frame(1, store_protocol::Writer{}.byte(1).text("stolen").text("1").bytes()));
+  send(liar, request(1, {Operation::set, "stolen", "1"}));
   BOOST_TEST(is_dropped(liar));
   BOOST_TEST(!store.try_get("stolen").has_value());
 }
@@ -195,23 +199,16 @@ BOOST_AUTO_TEST_CASE(requests_that_make_no_sense_end_the_connection) {
 BOOST_AUTO_TEST_CASE(half_a_frame_and_a_reset_disturb_nobody) {
   for (int i = 0; i < 50; ++i) {
     Descriptor dying = trusted();
-    const std::string request = store_protocol::frame(
-        1, store_protocol::Writer{}.byte(1).text("key").text(std::string(100000, 'x')).bytes());
-    send(dying, std::string_view(request).substr(0, static_cast<std::size_t>(i) * 1999));
+    const std::string large(100000, 'x');
+    const std::string whole = request(1, {Operation::set, "key", large});
+    send(dying, std::string_view(whole).substr(0, static_cast<std::size_t>(i) * 1999));
     if (i % 2 == 0) reset(std::move(dying));
   }
 }
 
 BOOST_AUTO_TEST_CASE(a_client_that_dies_in_a_barrier_no_longer_counts) {
   const auto arrive = [](std::uint32_t rank) {
-    return store_protocol::frame(1, store_protocol::Writer{}
-                                        .byte(7)
-                                        .text("barrier/b")
-                                        .u32(rank)
-                                        .u32(3)
-                                        .byte(1)
-                                        .text("")
-                                        .bytes());
+    return request(1, {Operation::gather, "barrier/b", "", "", 0, rank, 3, true});
   };
   Descriptor dying = trusted();
   send(dying, arrive(1));
@@ -221,15 +218,8 @@ BOOST_AUTO_TEST_CASE(a_client_that_dies_in_a_barrier_no_longer_counts) {
 }
 
 BOOST_AUTO_TEST_CASE(a_client_that_dies_in_a_gather_or_cancels_no_longer_counts) {
-  const auto arrive = [](std::uint32_t request, std::uint32_t rank) {
-    return store_protocol::frame(request, store_protocol::Writer{}
-                                              .byte(7)
-                                              .text("gather/g")
-                                              .u32(rank)
-                                              .u32(4)
-                                              .byte(1)
-                                              .text("piece")
-                                              .bytes());
+  const auto arrive = [](std::uint32_t number, std::uint32_t rank) {
+    return request(number, {Operation::gather, "gather/g", "piece", "", 0, rank, 4, true});
   };
   Descriptor dying = trusted();
   const Descriptor cancelling = trusted();
@@ -237,16 +227,14 @@ BOOST_AUTO_TEST_CASE(a_client_that_dies_in_a_gather_or_cancels_no_longer_counts)
   send(cancelling, arrive(5, 2));
   std::this_thread::sleep_for(100ms);
   dying.close();
-  send(cancelling,
-       store_protocol::frame(6, store_protocol::Writer{}.byte(8).text("").u32(5).bytes()));
+  send(cancelling, request(6, {Operation::cancel, "", "", "", 5}));
   expect_error([&] { store.gather("g", Rank{0}, WorldSize{4}, "", 300ms); }, "ranks 1, 2, 3 did");
 }
 
 BOOST_AUTO_TEST_CASE(a_client_that_reads_nothing_holds_up_nobody) {
   store.set("large", std::string(4_MiB, 'x'));
   const Descriptor deaf = trusted();
-  const std::string get =
-      store_protocol::frame(1, store_protocol::Writer{}.byte(2).text("large").byte(0).bytes());
+  const std::string get = request(1, {Operation::get, "large"});
   for (int i = 0; i < 200; ++i) send(deaf, get);
   BOOST_TEST((another().get("large").size() == 4_MiB));
 }

@@ -20,7 +20,7 @@ using namespace std::chrono_literals;
 namespace {
 
 /// Time that passes when a test says so, and counts how often it was asked for.
-detail::DisplayClock::Fake clock_of_tests;
+detail::DisplayClock::time_point clock_of_tests;
 using Display = ProgressDisplay;
 
 /// Displays of all tests here go by it.
@@ -201,7 +201,7 @@ BOOST_AUTO_TEST_CASE(a_terminal_shows_one_line_that_becomes_the_summary) {
   for (int epoch = 1; epoch <= 2; ++epoch) {
     display.begin_epoch(static_cast<std::uint64_t>(epoch), 2, 100);
     for (int step = 0; step < 100; ++step) {
-      clock_of_tests.time += 50ms;
+      clock_of_tests += 50ms;
       display.step(10, step < 50 ? 3 : 1);
       if (step == 49) {
         BOOST_TEST(screen.seen().back() ==
@@ -226,14 +226,14 @@ BOOST_AUTO_TEST_CASE(a_terminal_is_redrawn_ten_times_a_second_at_most) {
   const Screen screen;
   Display display(screen.terminal(80));
   display.begin_epoch(1, 1, 1'000'000);
-  clock_of_tests.looks = 0;
+  detail::DisplayClock::fake_looks = 0;
   for (int step = 0; step < 1'000'000; ++step) {
-    clock_of_tests.time += 10us;
+    clock_of_tests += 10us;
     display.step(1, 1);
   }
   BOOST_TEST(screen.count('\r') <= 101u);  // in ten seconds
   BOOST_TEST(screen.count('\r') >= 95u);
-  BOOST_TEST(clock_of_tests.looks < 70'000);
+  BOOST_TEST(detail::DisplayClock::fake_looks < 70'000);
 }
 
 BOOST_AUTO_TEST_CASE(steps_that_become_slow_are_soon_shown_each) {
@@ -241,18 +241,18 @@ BOOST_AUTO_TEST_CASE(steps_that_become_slow_are_soon_shown_each) {
   Display display(screen.terminal(80));
   display.begin_epoch(1, 1, 1000);
   for (int step = 0; step < 500; ++step) {
-    clock_of_tests.time += 1us;
+    clock_of_tests += 1us;
     display.step(1);
   }
   std::size_t drawn = screen.count('\r');
   for (int step = 0; step < 16; ++step) {
-    clock_of_tests.time += 1s;
+    clock_of_tests += 1s;
     display.step(1);
   }
   BOOST_TEST(screen.count('\r') > drawn);
   drawn = screen.count('\r');
   for (int step = 0; step < 10; ++step) {
-    clock_of_tests.time += 1s;
+    clock_of_tests += 1s;
     display.step(1);
   }
   BOOST_TEST(screen.count('\r') == drawn + 10);
@@ -263,13 +263,13 @@ BOOST_AUTO_TEST_CASE(elsewhere_there_are_plain_lines_seldom) {
   Display display(screen.pipe());
   display.begin_epoch(1, 2, 100);
   for (int step = 0; step < 100; ++step) {
-    clock_of_tests.time += 10ms;
+    clock_of_tests += 10ms;
     display.step(10, 1);
   }
   display.end_epoch();
   display.begin_epoch(2, 2, 100);
   for (int step = 0; step < 100; ++step) {
-    clock_of_tests.time += 250ms;
+    clock_of_tests += 250ms;
     display.step(10, 1);
   }
   display.end_epoch();
@@ -286,7 +286,7 @@ BOOST_AUTO_TEST_CASE(lines_of_the_program_and_its_end_leave_no_piece_of_the_bar)
     Display display(screen.terminal(80));
     display.begin_epoch(1, 1, 10);
     display.print("short");
-    clock_of_tests.time += 1s;
+    clock_of_tests += 1s;
     display.step(1);
     BOOST_TEST(screen.seen().back().starts_with("epoch 1/1  ["));
   }
@@ -298,7 +298,7 @@ BOOST_AUTO_TEST_CASE(what_is_known_only_at_the_end_is_in_the_summary) {
   const Screen screen;
   Display display(screen.pipe());
   display.begin_epoch(1, 1, 1);
-  clock_of_tests.time += 1s;
+  clock_of_tests += 1s;
   display.step(4);
   EpochSummary all = display.summary();
   BOOST_TEST(!all.loss.has_value());
@@ -312,7 +312,7 @@ BOOST_AUTO_TEST_CASE(what_is_known_only_at_the_end_is_in_the_summary) {
 BOOST_AUTO_TEST_CASE(a_display_without_a_file_counts) {
   Display display;
   display.begin_epoch(1, 1, 2);
-  clock_of_tests.time += 20s;
+  clock_of_tests += 20s;
   display.step(4, 1);
   BOOST_TEST(display.end_epoch().samples == 4u);
 }
@@ -320,7 +320,7 @@ BOOST_AUTO_TEST_CASE(a_display_without_a_file_counts) {
 BOOST_AUTO_TEST_CASE(an_epoch_goes_on_with_the_figures_that_it_had) {
   Display display;
   display.begin_epoch(3, 10, 100);
-  clock_of_tests.time += 2s;
+  clock_of_tests += 2s;
   display.go_on({.epoch = 3, .epochs = 10, .steps = 5, .samples = 20, .seconds = 8, .loss = 0.5});
   display.step(4, 0.25);
   const EpochSummary now = display.summary();
@@ -420,7 +420,7 @@ BOOST_AUTO_TEST_CASE(no_style_shows_nothing_but_what_the_program_prints) {
   Display display({.file = screen.file, .is_quiet = true});
   display.begin_epoch(1, 1, 10);
   for (int step = 0; step < 10; ++step) {
-    clock_of_tests.time += 20s;
+    clock_of_tests += 20s;
     display.step(1);
   }
   display.print("own");
@@ -473,18 +473,18 @@ BOOST_AUTO_TEST_CASE(what_the_program_prints_itself_does_not_mix_with_the_bar) {
   const std::vector<std::string> printed{"short", ""};
   BOOST_TEST(screen.seen() == printed, boost::test_tools::per_element());
 
-  clock_of_tests.time += 1s;
+  clock_of_tests += 1s;
   display.step(1);
   BOOST_TEST(screen.seen().back().starts_with("epoch 1/1  ["));
 
   std::fprintf(screen.file, "half a");  // the bar stays away from a line that has begun
-  clock_of_tests.time += 1s;
+  clock_of_tests += 1s;
   display.step(1);
   std::fprintf(screen.file, " line\n");
   const std::vector<std::string> whole{"short", "half a line", ""};
   BOOST_TEST(screen.seen() == whole, boost::test_tools::per_element());
 
-  clock_of_tests.time += 1s;
+  clock_of_tests += 1s;
   display.step(1);
   std::fprintf(screen.file, "unfinished");
   display.print("epoch");

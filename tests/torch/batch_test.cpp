@@ -59,7 +59,7 @@ struct Nine {
 static_assert(detail::tensor_field_count<Images>() == 2);
 static_assert(detail::TensorStruct<Images> && detail::is_cut<Images>);
 static_assert(detail::NamingFields<Sequences> && detail::is_cut<Sequences>);
-static_assert(!detail::TensorStruct<Nested> && !detail::is_cut<Nested>);
+static_assert(detail::tensor_field_count<Nested>() == 3 && detail::is_cut<Nested>);
 static_assert(!detail::TensorStruct<Nine> && !detail::is_cut<Nine>);
 static_assert(!detail::TensorStruct<std::vector<float>> && !detail::TensorStruct<int>);
 static_assert(detail::is_cut<at::Tensor> && detail::is_cut<std::pair<at::Tensor, at::Tensor>>);

@@ -71,30 +71,25 @@ concept GradientHook = requires {
 
 /// Does a hook bear no other of its kind: one that leaves something out?
 template <class H>
-inline constexpr bool leaves_out = requires { requires H::is_alone_of_its_kind; };
+concept LeavingOut = requires { requires H::is_alone_of_its_kind; };
 /// Does a hook hand on every element, in another type?
 template <class H>
-inline constexpr bool only_converts = requires { requires H::changes_only_type; };
-/// Does a hook have parameters averaged after some updates?
-template <class H>
-concept ParameterAveraging = requires { H::averages_parameters(std::uint64_t{1}); };
-
-/// Has a hook begun that begins after `Start` steps?
-template <std::uint64_t Start>
-constexpr bool has_begun([[maybe_unused]] std::uint64_t step) {
-  if constexpr (Start == 0) {
-    return true;
-  } else {
-    return step >= Start;
-  }
-}
-
+concept Converting = requires { requires H::changes_only_type; };
 /// Does a hook hand on more than once in a step?
 template <class H>
 concept HookOfRounds = requires { requires(H::rounds > 1); };
 /// Are a hook's numbers out of their range?
 template <class H>
 concept HookOutOfRange = requires { requires !H::well_formed; };
+/// Does a hook have parameters averaged after some updates?
+template <class H>
+concept ParameterAveraging = requires { H::averages_parameters(std::uint64_t{1}); };
+
+/// Has a hook begun that begins after `Start` steps?
+template <std::uint64_t Start>
+constexpr bool has_begun(std::uint64_t step) {
+  return step + 1 > Start;  // zero is less than no number, of which compilers would warn
+}
 
 /// A list of hooks.
 template <class... H>
@@ -105,7 +100,7 @@ struct HookList {
   /// Are the hooks' numbers in their range?
   static constexpr bool has_good_numbers = (!HookOutOfRange<H> && ...);
   /// Can they follow each other so?
-  static constexpr bool is_in_order = (std::size_t{0} + ... + (leaves_out<H> ? 1 : 0)) <= 1;
+  static constexpr bool is_in_order = (std::size_t{0} + ... + (LeavingOut<H> ? 1 : 0)) <= 1;
   /// Which of its kinds of steps each makes after so many steps. A captured step can be replayed
   /// for others of its kind.
   static constexpr std::uint64_t phase([[maybe_unused]] std::uint64_t step) {
@@ -118,7 +113,7 @@ struct HookList {
     return phase;
   }
   /// Does every element travel, if in another type?
-  static constexpr bool only_convert = (only_converts<H> && ...);
+  static constexpr bool only_convert = (Converting<H> && ...);
   /// Do ranks train alone for some steps?
   static constexpr bool averages_parameters = (ParameterAveraging<H> || ...);
   /// Are parameters averaged after this update, the first of which is 1?

@@ -19,23 +19,13 @@
 
 namespace lockstep::detail {
 
-/// Elements of device memory, zeroed at first.
-template <class T>
-class DeviceElements {
- public:
-  DeviceElements() = default;
-  explicit DeviceElements(std::size_t count) : arena_(count * sizeof(T)), count_(count) {}
-  std::span<T> span() { return {reinterpret_cast<T*>(arena_.data()), count_}; }
-
- private:
-  DeviceArena arena_{0};
-  std::size_t count_ = 0;
-};
-
 /// The passes of a GPU, on the stream of a communicator. Arrays begin at multiples of 16 bytes.
 template <>
 class HookDevice<Cuda> {
  public:
+  template <class T>
+  using Elements = DeviceElements<T>;
+
   explicit HookDevice(cudaStream_t stream) : stream_(stream) {}
   explicit HookDevice(auto& comm) : HookDevice(comm.gpu().stream()) {}
 
@@ -43,8 +33,8 @@ class HookDevice<Cuda> {
 
   /// The number of the step under way, in device memory: where kernels need it, because a captured
   /// step was captured with another. **Stream** `set_step` in its order.
-  const std::uint64_t* step() { return step_.span().data(); }
-  void set_step(std::uint64_t step) { launch_store(stream_, step_.span().data(), step); }
+  const std::uint64_t* step() { return step_.data(); }
+  void set_step(std::uint64_t step) { launch_store(stream_, step_.data(), step); }
 
   template <class To, class From>
   void cast(std::span<To> to, std::span<From> from) const {

@@ -11,6 +11,7 @@
 #include <span>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/core/element.hpp"
@@ -31,6 +32,9 @@ class HookDevice;
 template <>
 class HookDevice<Cpu> {
  public:
+  template <class T>
+  using Elements = std::vector<T>;
+
   constexpr explicit HookDevice(const auto&) {}
 
   template <class To, class From>

@@ -4,7 +4,6 @@
 /// bucket in one launch, the same bits in every run.
 
 #include <cuda_runtime.h>
-#include <cuda_runtime_api.h>
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -46,7 +45,6 @@ __device__ const Entry& entry_at(const Entry* entries, std::size_t count, std::s
 struct LowRankTable {
   const LowRankMatrix* matrices;
   std::size_t count;
-  std::size_t rows;     // of all
   std::size_t columns;  // of all
 
   template <auto First>
@@ -234,51 +232,36 @@ struct BlockThreads {
   }
 };
 
-/// The seeds of columns that are drawn anew, and the step, in device memory, that they are drawn
-/// in. Without a step, nothing is drawn.
-struct LowRankDraw {
-  const std::uint64_t* step;
-  std::uint64_t seed;
-};
-
-/// Makes the columns of P or Q of a matrix orthogonal, by a block for each matrix.
+/// Makes the columns of P or Q of a matrix orthogonal, by a block for each matrix. `step`, in
+/// device memory, is the one that columns are drawn anew in; without it, none is.
 template <class A>
 LOCKSTEP_KERNEL __launch_bounds__(orthogonal_threads)
     orthogonalize_matrices(const LowRankMatrix* matrices, bool rows, A* factors, A epsilon,
-                           LowRankDraw draw) {
+                           const std::uint64_t* step, std::uint64_t bucket_seed) {
   const LowRankMatrix& matrix = matrices[blockIdx.x];
-  const std::uint64_t seed = random_at(draw.seed, matrix.parameter);
-  orthogonalize(
-      factors + (rows ? matrix.p : matrix.q), rows ? matrix.rows : matrix.columns, matrix.rank,
-      epsilon, draw.step != nullptr, BlockThreads{},
-      [&](std::size_t k, std::size_t i) { return drawn_element(seed, *draw.step, k, i); });
+  const std::uint64_t seed = random_at(bucket_seed, matrix.parameter);
+  orthogonalize(factors + (rows ? matrix.p : matrix.q), rows ? matrix.rows : matrix.columns,
+                matrix.rank, epsilon, step != nullptr, BlockThreads{},
+                [&](std::size_t k, std::size_t i) { return drawn_element(seed, *step, k, i); });
 }
 
 /// The passes may all be part of a captured step.
 template <class Element>
-class LowRank<Element, HookDevice<Cuda>> {
+class LowRank<Element, HookDevice<Cuda>>
+    : public LowRankState<SameElement<Element>, HookDevice<Cuda>> {
   using T = SameElement<Element>;
+  using Base = LowRankState<T, HookDevice<Cuda>>;
+  using Base::device_, Base::plan_, Base::p_, Base::q_, Base::residual_;
 
  public:
-  using A = Accumulator<T>;
+  using typename Base::A;
 
   LowRank(HookDevice<Cuda>& device, LowRankPlan plan)
-      : plan_(std::move(plan)),
-        device_(device),
+      : Base(device, std::move(plan)),
         stream_(device.stream()),
         matrices_(upload(plan_.matrices)),
         whole_(upload(plan_.whole)),
-        p_(plan_.p_count),
-        q_(plan_.q_count),
-        residual_(plan_.feedback ? plan_.residual_count : 0),
         partials_(pieces() * plan_.columns * width()) {}
-
-  const LowRankPlan& plan() const { return plan_; }
-
-  void forget_q() {
-    check_cuda(cudaMemsetAsync(q_.span().data(), 0, q_.span().size_bytes(), stream_),
-               "cudaMemsetAsync");
-  }
 
   /// `values` are whole tensors too, which are only read.
   void project(std::span<const T> values, std::span<T> sent, std::uint64_t step) {
@@ -287,54 +270,47 @@ class LowRank<Element, HookDevice<Cuda>> {
     check_cuda(cudaStreamIsCapturing(stream_, &status), "cudaStreamIsCapturing");
     if (status == cudaStreamCaptureStatusNone) device_.set_step(step);
     copy(const_cast<T*>(values.data()), sent.data(), false);
-    orthogonalize(false, q_.span().data(), {device_.step(), plan_.seed});
+    orthogonalize(false, q_.data(), device_.step());
     const LowRankSource<T> source{values.data(), residual()};
     for_each_part([&]<unsigned N>(std::size_t from) {
       launch_kernel<project_rows<N, T>>(
           "rows of PowerSGD", stream_, static_cast<unsigned>(plan_.rows), low_rank_threads, table(),
-          source, static_cast<const A*>(q_.span().data()), sent.data() + plan_.whole_count, from);
+          source, static_cast<const A*>(q_.data()), sent.data() + plan_.whole_count, from);
     });
   }
 
   void project_back(std::span<const T> values, std::span<const T> come, std::span<T> sent) {
-    receive(come.subspan(plan_.whole_count), p_.span());
-    orthogonalize(true, p_.span().data(), {nullptr, 0});
+    receive(come.data() + plan_.whole_count, p_);
+    orthogonalize(true, p_.data(), nullptr);
     const LowRankSource<T> source{values.data(), residual()};
     for_each_part([&]<unsigned N>(std::size_t from) {
       launch_kernel<project_columns<N, T>>(
           "columns of PowerSGD", stream_,
           dim3(blocks(plan_.columns), static_cast<unsigned>(pieces())), low_rank_threads, table(),
-          source, static_cast<const A*>(p_.span().data()), partials_.span().data(), from);
+          source, static_cast<const A*>(p_.data()), partials_.data(), from);
       launch_kernel<add_pieces<N, T>>("pieces of PowerSGD", stream_, blocks(plan_.columns),
                                       low_rank_threads, table(),
-                                      static_cast<const A*>(partials_.span().data()),
+                                      static_cast<const A*>(partials_.data()),
                                       static_cast<unsigned>(pieces()), sent.data(), from);
     });
   }
 
   void restore(std::span<T> values, std::span<const T> first, std::span<const T> come) {
-    receive(come, q_.span());
+    receive(come.data(), q_);
     copy(values.data(), const_cast<T*>(first.data()), true);
     if (plan_.residual_count == 0) return;
     launch_kernel<restore_matrices<T>>(
         "matrices of PowerSGD", stream_,
         blocks((plan_.residual_count + low_rank_elements - 1) / low_rank_elements),
-        low_rank_threads, table(), static_cast<const A*>(p_.span().data()),
-        static_cast<const A*>(q_.span().data()), values.data(), residual(), plan_.residual_count);
-  }
-
-  std::span<A> q_of(const LowRankMatrix& matrix) {
-    return q_.span().subspan(matrix.q, matrix.rank * matrix.columns);
-  }
-  std::span<A> residual_of(const LowRankMatrix& matrix) {
-    return residual_.span().subspan(matrix.residual, matrix.count());
+        low_rank_threads, table(), static_cast<const A*>(p_.data()),
+        static_cast<const A*>(q_.data()), values.data(), residual(), plan_.residual_count);
   }
 
  private:
   template <class U>
   static DeviceElements<U> upload(const std::vector<U>& values) {
     DeviceElements<U> memory(values.size());
-    copy_now(memory.span().data(), values.data(), values.size() * sizeof(U));
+    copy_now(memory.data(), values.data(), values.size() * sizeof(U));
     return memory;
   }
   static unsigned blocks(std::size_t count) {
@@ -374,39 +350,31 @@ class LowRank<Element, HookDevice<Cuda>> {
     }
   }
 
-  LowRankTable table() {
-    return {matrices_.span().data(), plan_.matrices.size(), plan_.rows, plan_.columns};
-  }
-  A* residual() { return plan_.feedback ? residual_.span().data() : nullptr; }
+  LowRankTable table() { return {matrices_.data(), plan_.matrices.size(), plan_.columns}; }
+  A* residual() { return plan_.feedback ? residual_.data() : nullptr; }
 
   void copy(T* values, T* sent, bool back) {
     if (plan_.whole_count == 0) return;
     launch_kernel<copy_whole<T>>("whole tensors of PowerSGD", stream_, blocks(plan_.whole_count),
-                                 low_rank_threads,
-                                 static_cast<const WholeTensor*>(whole_.span().data()),
+                                 low_rank_threads, static_cast<const WholeTensor*>(whole_.data()),
                                  plan_.whole.size(), values, sent, back, plan_.whole_count);
   }
-  void receive(std::span<const T> come, std::span<A> own) {
+  void receive(const T* come, std::span<A> own) {
     if (own.empty()) return;
     launch_kernel<widen_factors<T>>("factors of PowerSGD", stream_, blocks(own.size()),
-                                    low_rank_threads, come.data(), own.data(), own.size());
+                                    low_rank_threads, come, own.data(), own.size());
   }
-  void orthogonalize(bool of_rows, A* factors, const LowRankDraw& draw) {
+  void orthogonalize(bool of_rows, A* factors, const std::uint64_t* step) {
     if (plan_.matrices.empty()) return;
     launch_kernel<orthogonalize_matrices<A>>(
         "orthogonal matrices", stream_, static_cast<unsigned>(plan_.matrices.size()),
-        orthogonal_threads, static_cast<const LowRankMatrix*>(matrices_.span().data()), of_rows,
-        factors, static_cast<A>(plan_.epsilon), draw);
+        orthogonal_threads, static_cast<const LowRankMatrix*>(matrices_.data()), of_rows, factors,
+        static_cast<A>(plan_.epsilon), step, plan_.seed);
   }
 
-  LowRankPlan plan_;
-  HookDevice<Cuda>& device_;
   cudaStream_t stream_;
   DeviceElements<LowRankMatrix> matrices_;
   DeviceElements<WholeTensor> whole_;
-  DeviceElements<A> p_;
-  DeviceElements<A> q_;
-  DeviceElements<A> residual_;
   DeviceElements<A> partials_;
 };
 

@@ -9,7 +9,6 @@
 #include <limits>
 #include <span>
 #include <string_view>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -88,8 +87,41 @@ LOCKSTEP_HOST_DEVICE constexpr double drawn_element(std::uint64_t seed, std::uin
   return static_cast<double>(bits >> 11) * 0x1p-52 - 1;
 }
 
+/// What the passes over a bucket keep in the memory of a `HookDevice`.
+template <class T, class Device>
+class LowRankState {
+ public:
+  using A = Accumulator<T>;
+
+  LowRankState(Device& device, LowRankPlan plan)
+      : device_(device),
+        plan_(std::move(plan)),
+        p_(plan_.p_count),
+        q_(plan_.q_count),
+        residual_(plan_.feedback ? plan_.residual_count : 0) {}
+
+  const LowRankPlan& plan() const { return plan_; }
+  /// Gives Q up: the next `project` draws all of it.
+  void forget_q() { device_.zero(std::span<A>(q_)); }
+  std::span<A> q_of(const LowRankMatrix& matrix) {
+    return std::span<A>(q_).subspan(matrix.q, matrix.rank * matrix.columns);
+  }
+  std::span<A> residual_of(const LowRankMatrix& matrix) {
+    return std::span<A>(residual_).subspan(matrix.residual, matrix.count());
+  }
+
+ protected:
+  using Elements = typename Device::template Elements<A>;
+
+  Device& device_;
+  LowRankPlan plan_;
+  Elements p_;
+  Elements q_;
+  Elements residual_;  // gradients that have not been sent
+};
+
 /// The passes over a bucket, specialised for devices: the host's are here, a GPU's in
-/// power_sgd.cuh. `Device` is a `HookDevice`.
+/// power_sgd.cuh.
 template <class T, class Device>
 class LowRank;
 
@@ -172,20 +204,13 @@ struct OneThread {
 };
 
 template <class T>
-class LowRank<T, HookDevice<Cpu>> {
+class LowRank<T, HookDevice<Cpu>> : public LowRankState<T, HookDevice<Cpu>> {
+  using Base = LowRankState<T, HookDevice<Cpu>>;
+  using Base::plan_, Base::p_, Base::q_, Base::residual_;
+
  public:
-  using A = Accumulator<T>;
-
-  LowRank(HookDevice<Cpu>&, LowRankPlan plan)
-      : plan_(std::move(plan)),
-        p_(plan_.p_count),
-        q_(plan_.q_count),
-        residual_(plan_.feedback ? plan_.residual_count : 0) {}
-
-  const LowRankPlan& plan() const { return plan_; }
-
-  /// Gives Q up: the next `project` draws all of it.
-  void forget_q() { std::ranges::fill(q_, A(0)); }
+  using Base::Base;
+  using typename Base::A;
 
   /// The residual takes the gradients in, and P = M Q. Leaves what travels first in `sent`.
   void project(std::span<const T> values, std::span<T> sent, std::uint64_t step) {
@@ -209,12 +234,12 @@ class LowRank<T, HookDevice<Cpu>> {
         });
       }
     }
-    send(p_, sent.subspan(plan_.whole_count));
+    convert(sent.data() + plan_.whole_count, p_.data(), p_.size());
   }
 
   /// P is the average that has come, orthogonalized, and Q = M^T P. Leaves what travels next.
   void project_back(std::span<const T> values, std::span<const T> come, std::span<T> sent) {
-    receive(come.subspan(plan_.whole_count), p_);
+    convert(p_.data(), come.data() + plan_.whole_count, p_.size());
     std::ranges::fill(q_, A(0));
     for (const LowRankMatrix& matrix : plan_.matrices) {
       orthogonalize(p_.data() + matrix.p, matrix.rows, matrix.rank, static_cast<A>(plan_.epsilon),
@@ -227,25 +252,24 @@ class LowRank<T, HookDevice<Cpu>> {
         });
       }
     }
-    send(q_, sent);
+    convert(sent.data(), q_.data(), q_.size());
   }
 
   /// values = P Q^T, with the average of Q that has come, and of whole tensors what came first. The
   /// residual keeps what they lack. One that is not finite is forgotten: it would never end.
   void restore(std::span<T> values, std::span<const T> first, std::span<const T> come) {
-    receive(come, q_);
+    convert(q_.data(), come.data(), q_.size());
     for (const WholeTensor& tensor : plan_.whole)
       std::copy_n(first.data() + tensor.at, tensor.count, values.data() + tensor.first);
-    std::vector<A>& sum = row_;
     for (const LowRankMatrix& matrix : plan_.matrices) {
-      sum.resize(std::max(sum.size(), matrix.columns));
+      sum_.resize(std::max(sum_.size(), matrix.columns));
       for (std::size_t row = 0; row != matrix.rows; ++row) {
-        std::fill_n(sum.begin(), matrix.columns, A(0));
+        std::fill_n(sum_.begin(), matrix.columns, A(0));
         for (std::size_t k = 0; k != matrix.rank; ++k)
-          add_multiple(sum.data(), p_[matrix.p + k * matrix.rows + row],
+          add_multiple(sum_.data(), p_[matrix.p + k * matrix.rows + row],
                        q_.data() + matrix.q + k * matrix.columns, matrix.columns);
         T* const to = values.data() + matrix.first + row * matrix.columns;
-        for (std::size_t j = 0; j != matrix.columns; ++j) to[j] = static_cast<T>(sum[j]);
+        for (std::size_t j = 0; j != matrix.columns; ++j) to[j] = static_cast<T>(sum_[j]);
         if (!plan_.feedback) continue;
         A* const kept = residual_.data() + matrix.residual + row * matrix.columns;
         for (std::size_t j = 0; j != matrix.columns; ++j) {
@@ -254,13 +278,6 @@ class LowRank<T, HookDevice<Cpu>> {
         }
       }
     }
-  }
-
-  std::span<A> q_of(const LowRankMatrix& matrix) {
-    return std::span(q_).subspan(matrix.q, matrix.rank * matrix.columns);
-  }
-  std::span<A> residual_of(const LowRankMatrix& matrix) {
-    return std::span(residual_).subspan(matrix.residual, matrix.count());
   }
 
  private:
@@ -273,18 +290,7 @@ class LowRank<T, HookDevice<Cpu>> {
       f(values + matrix.first + row * matrix.columns);
     }
   }
-  static void send(const std::vector<A>& own, std::span<T> sent) {
-    for (std::size_t i = 0; i != own.size(); ++i) sent[i] = static_cast<T>(own[i]);
-  }
-  static void receive(std::span<const T> come, std::vector<A>& own) {
-    for (std::size_t i = 0; i != own.size(); ++i) own[i] = static_cast<A>(come[i]);
-  }
-
-  LowRankPlan plan_;
-  std::vector<A> p_;
-  std::vector<A> q_;
-  std::vector<A> residual_;  // gradients that have not been sent
-  std::vector<A> row_;
+  std::vector<A> sum_;  // a row of P Q^T
 };
 
 }  // namespace lockstep::detail

@@ -15,49 +15,38 @@
 /// set.
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
 #include <cstdlib>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 #include "lockstep/core/deadline.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/hash.hpp"
 #include "lockstep/core/macros.hpp"
-#include "lockstep/core/strong.hpp"
-#include "lockstep/core/text.hpp"
+#include "lockstep/launch/rendezvous.hpp"
 
 LOCKSTEP_COLD_BEGIN
 
 namespace lockstep::detail {
 
-/// A process's place in a job as its launcher describes it, before it has met the others.
-struct RankPlacement {
+/// A process's place in a job as its launcher describes it, before it has met the others. A local
+/// world of 0 is not known yet: the ranks then find out through the store. The job's id is empty
+/// until they have agreed on one.
+struct RankPlacement : Membership {
   /// The launcher's name for messages: "torchrun", "Slurm".
-  std::string launcher{};
-  Rank rank{};
-  WorldSize world{};
-  /// A local world of 0 is not known yet; the ranks then find out through the store.
-  std::size_t local_rank = 0;
-  std::size_t local_world = 0;
-  /// Where the store is, or will be once rank 0 has opened it at the first of `ports` that is free.
-  std::string host = "127.0.0.1";
-  std::vector<std::uint16_t> ports{};
+  std::string launcher;
+  /// Where the store is, or will be once rank 0 has opened it at the first of these that is free.
+  std::vector<std::uint16_t> ports;
   /// Does the launcher serve the store? Otherwise rank 0 does.
   bool hosted = false;
-  /// How many ranks are threads of this process.
-  std::size_t threads = 1;
-  /// Empty until the ranks have agreed on one.
-  std::string job{};
-  /// The secret itself, or the pipe from which to read it.
-  std::string secret{};
+  /// The pipe from which to read the secret, where it is not known.
   int secret_fd = -1;
   /// The pipe through which the launcher wants to hear of a failure.
   int report_fd = -1;
+
+  explicit RankPlacement(std::string_view launcher = {}, Rank rank = {}, WorldSize world = {})
+      : Membership{rank, world, 0, 0}, launcher(launcher) {}
+
+  /// A process that was started as a single task inside an allocation may start ranks.
+  bool is_alone() const { return world == WorldSize{1} && !hosted; }
 };
 
 /// Throws if the numbers do not fit together, before any rank waits for another.
@@ -85,8 +74,7 @@ inline std::vector<std::uint16_t> derived_ports(std::string_view job) {
   constexpr std::uint64_t begin = 20000;
   constexpr std::uint64_t count = 12000;
   const std::uint64_t start = hash_of(job) % count;
-  std::vector<std::uint16_t> ports{};
-  ports.reserve(8);
+  std::vector<std::uint16_t> ports;
   for (std::uint64_t i = 0; i < 8; ++i) {
     ports.push_back(static_cast<std::uint16_t>(begin + (start + i * 1543) % count));
   }
@@ -190,7 +178,7 @@ class LaunchEnvironment {
 
   /// `env://` for a rank that is known already: reads only the meeting place.
   RankPlacement meeting_place(Rank rank, WorldSize world) const {
-    RankPlacement place{"the program", rank, world};
+    RankPlacement place("the program", rank, world);
     place_at_master(place, "");
     return place;
   }
@@ -248,8 +236,8 @@ class LaunchEnvironment {
   /// Reads the four numbers. Without the size of the local world, ranks find out which ranks are
   /// local when they meet. A local rank alone is not enough, but must be a number.
   RankPlacement numbered(const PlaceVariables& names) const {
-    RankPlacement place{names.launcher, Rank{required_number(names.rank, names.world)},
-                        WorldSize{required_number(names.world, names.rank)}};
+    RankPlacement place(names.launcher, Rank{required_number(names.rank, names.world)},
+                        WorldSize{required_number(names.world, names.rank)});
     place.local_world = number(names.local_world).value_or(0);
     place.local_rank = place.local_world != 0 ? required_number(names.local_rank, names.local_world)
                                               : number(names.local_rank).value_or(0);

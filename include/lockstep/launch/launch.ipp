@@ -4,45 +4,26 @@
 /// threads, and the launcher, `./trainer --ranks 4`, which is the program itself.
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <csignal>
-#include <cstddef>
-#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
-#include <initializer_list>
 #include <iostream>
-#include <iterator>
-#include <memory>
 #include <mutex>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/file.hpp"
-#include "lockstep/core/macros.hpp"
 #include "lockstep/core/scope_guard.hpp"
-#include "lockstep/core/standard.hpp"
 #include "lockstep/core/terminal.hpp"
 #include "lockstep/core/thread.hpp"
-#include "lockstep/core/utility.hpp"
-#include "lockstep/launch/environment.hpp"
 #include "lockstep/launch/host.hpp"
 #include "lockstep/launch/launch.hpp"
 #include "lockstep/launch/meeting.hpp"
 #include "lockstep/launch/outcome.hpp"
-#include "lockstep/launch/program_options.hpp"
-#include "lockstep/launch/rendezvous.hpp"
-#include "lockstep/launch/store_protocol.hpp"
-#include "lockstep/launch/store_server.hpp"
 #include "lockstep/launch/supervisor.hpp"
 #include "lockstep/version.hpp"
 
@@ -101,6 +82,20 @@ LOCKSTEP_INLINE std::string flag_name(std::string_view argument) {
   return name;
 }
 
+/// Has a program's command line this option, before a `--`?
+template <class Words>
+bool is_given(const Words& words, std::string_view name) {
+  for (std::size_t i = 1; i < words.size() && words[i] != "--"; ++i) {
+    if (flag_name(words[i]) == name) return true;
+  }
+  return false;
+}
+
+/// Do ranks with these arguments save their state when they are asked to end?
+LOCKSTEP_INLINE bool saves_on_request(const std::vector<std::string>& arguments) {
+  return is_given(arguments, "--checkpoint");
+}
+
 LOCKSTEP_INLINE const Flag* find_flag(std::string_view name, std::span<const Flag> flags) {
   for (const Flag& flag : flags) {
     if (flag.name == name) return &flag;
@@ -130,11 +125,18 @@ LOCKSTEP_INLINE std::size_t letters_apart(std::string_view a, std::string_view b
   return cost.back();
 }
 
-/// The names that other launchers have for `--ranks` and for `--rendezvous`.
-inline constexpr std::string_view names_of_ranks[] = {
-    "np", "nproc", "ntasks", "nproc-per-node", "num-ranks", "world-size"};
-inline constexpr std::string_view names_of_rendezvous[] = {"rdzv-endpoint", "rdzv", "master-addr",
-                                                           "master-port"};
+/// The names that other launchers have for options of this one.
+inline constexpr std::pair<std::string_view, std::string_view> names_elsewhere[] = {
+    {"np", "--ranks"},
+    {"nproc", "--ranks"},
+    {"ntasks", "--ranks"},
+    {"nproc-per-node", "--ranks"},
+    {"num-ranks", "--ranks"},
+    {"world-size", "--ranks"},
+    {"rdzv", "--rendezvous"},
+    {"rdzv-endpoint", "--rendezvous"},
+    {"master-addr", "--rendezvous"},
+    {"master-port", "--rendezvous"}};
 
 LOCKSTEP_INLINE std::string_view meant_flag(std::string_view name, std::span<const Flag> flags) {
   const auto word = [](std::string_view dashed) {
@@ -142,12 +144,9 @@ LOCKSTEP_INLINE std::string_view meant_flag(std::string_view name, std::span<con
   };
   const std::string_view written = word(name);
   if (written.size() == name.size() || written.empty()) return {};
-  const auto is_one_of = [&](std::span<const std::string_view> names, std::string_view ours) {
-    return std::find(names.begin(), names.end(), written) != names.end() &&
-           find_flag(ours, flags) != nullptr;
-  };
-  if (is_one_of(names_of_ranks, "--ranks")) return "--ranks";
-  if (is_one_of(names_of_rendezvous, "--rendezvous")) return "--rendezvous";
+  for (const auto& [other, ours] : names_elsewhere) {
+    if (written == other && find_flag(ours, flags) != nullptr) return ours;
+  }
   for (const Flag& flag : flags) {
     const std::string_view known = word(flag.name);
     const std::size_t apart = letters_apart(written, known);
@@ -169,16 +168,15 @@ LOCKSTEP_INLINE CutArguments cut_arguments(std::span<const std::string_view> arg
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const std::string_view argument = arguments[i];
     if (i != 0 && argument == "--") {
-      cut.rest.insert(cut.rest.end(), arguments.begin() + static_cast<std::ptrdiff_t>(i),
-                      arguments.end());
-      return cut;
+      for (; i < arguments.size(); ++i) cut.rest.emplace_back(arguments[i]);
+      break;
     }
-    const std::string name = flag_name(argument);
-    const Flag* const ours = i == 0 ? nullptr : find_flag(name, flags);
-    const Flag* const flag = i == 0 || ours != nullptr ? ours : find_flag(name, others);
+    const std::string name = i == 0 ? "" : flag_name(argument);
+    const Flag* const ours = find_flag(name, flags);
+    const Flag* const flag = ours != nullptr ? ours : find_flag(name, others);
     if (flag == nullptr) {
-      std::string_view meant = i == 0 ? std::string_view() : meant_flag(name, flags);
-      if (i != 0 && meant.empty()) meant = meant_flag(name, others);
+      std::string_view meant = meant_flag(name, flags);
+      if (meant.empty()) meant = meant_flag(name, others);
       if (!meant.empty()) {
         fail("launch", {"there is no option ", argument.substr(0, argument.find('='))},
              text({"did you mean ", meant, "? An option of the program's own goes behind --"}));
@@ -200,33 +198,25 @@ LOCKSTEP_INLINE CutArguments cut_arguments(std::span<const std::string_view> arg
       fail("launch", {flag->name, " has no value"},
            text({"give it one, as in ", flag->name, " ", flag->value == "N" ? "4" : flag->value}));
     }
-    if (ours != nullptr) {
-      const std::string_view joined = is_joined ? argument.substr(equals + 1) : std::string_view();
-      cut.given.push_back({flag->name, takes_next ? arguments[i + 1] : joined});
-    } else {
-      cut.rest.emplace_back(argument);
-      if (takes_next) cut.rest.emplace_back(arguments[i + 1]);
-    }
-    if (takes_next) ++i;
+    if (ours == nullptr) cut.rest.emplace_back(argument);
+    const std::string_view value = takes_next  ? arguments[++i]
+                                   : is_joined ? argument.substr(equals + 1)
+                                               : std::string_view();
+    if (ours != nullptr) cut.given.push_back({flag->name, value});
+    if (ours == nullptr && takes_next) cut.rest.emplace_back(value);
   }
   return cut;
-}
-
-/// Throws at options of other launchers that would start ranks on several hosts.
-LOCKSTEP_INLINE void require_one_host(std::span<const std::string_view> arguments) {
-  for (std::size_t i = 1; i < arguments.size() && arguments[i] != "--"; ++i) {
-    const std::string name = flag_name(arguments[i]);
-    if (name != "--nodes" && name != "--nnodes" && name != "--node-rank") continue;
-    fail("launch", {name, " is given, and --ranks starts ranks on this host only"},
-         "start a job of several hosts with torchrun, srun or mpirun");
-  }
 }
 
 LOCKSTEP_INLINE LaunchOptions parse_options(int argc, char** argv,
                                             std::span<const Flag> job_flags) {
   LaunchOptions options;
   const std::vector<std::string_view> arguments(argv, argv + argc);
-  require_one_host(arguments);
+  for (const char* const name : {"--nodes", "--nnodes", "--node-rank"}) {
+    if (!is_given(arguments, name)) continue;
+    fail("launch", {name, " is given, and --ranks starts ranks on this host only"},
+         "start a job of several hosts with torchrun, srun or mpirun");
+  }
   CutArguments cut = cut_arguments(arguments, launch_flags, job_flags);
   options.rest = std::move(cut.rest);
   for (const auto& [name, value] : cut.given) {
@@ -243,23 +233,8 @@ LOCKSTEP_INLINE LaunchOptions parse_options(int argc, char** argv,
   return options;
 }
 
-LOCKSTEP_INLINE bool asks_for(std::span<const std::string_view> arguments, std::string_view name) {
-  for (std::size_t i = 1; i < arguments.size() && arguments[i] != "--"; ++i) {
-    if (arguments[i] == name) return true;
-  }
-  return false;
-}
-
-/// An option's name as the command line spells it.
-LOCKSTEP_INLINE std::string dashed(std::string_view name) {
-  std::string dashed = text({"--", name});
-  std::replace(dashed.begin(), dashed.end(), '_', '-');
-  return dashed;
-}
-
-LOCKSTEP_INLINE std::vector<Flag> flags_of(const std::vector<ProgramOptions::Asked>& asked) {
+LOCKSTEP_INLINE std::vector<Flag> flags_of(const std::vector<AskedOption>& asked) {
   std::vector<Flag> flags;
-  flags.reserve(asked.size());
   for (const auto& option : asked) flags.push_back({option.name, option.value, option.help});
   return flags;
 }
@@ -273,15 +248,21 @@ LOCKSTEP_INLINE void add_flag_lines(std::string& lines, std::span<const Flag> fl
   }
 }
 
-LOCKSTEP_INLINE std::string help_text(std::string_view program, std::span<const Flag> others,
-                                      const std::vector<ProgramOptions::Asked>& asked,
-                                      std::string_view note) {
+LOCKSTEP_INLINE std::string usage_text(std::string_view program, std::string_view words,
+                                       std::string_view title,
+                                       const std::vector<AskedOption>& asked) {
   program.remove_prefix(program.find_last_of('/') + 1);
-  std::string lines = text({"usage: ", program, " [OPTIONS] [ARGUMENTS]\n"});
-  if (!asked.empty()) {
-    lines += "\nOptions of this program:\n";
-    add_flag_lines(lines, flags_of(asked));
-  }
+  std::string lines = text({"usage: ", program, " ", words, "\n"});
+  if (!asked.empty()) lines += text({"\n", title, "\n"});
+  add_flag_lines(lines, flags_of(asked));
+  return lines;
+}
+
+LOCKSTEP_INLINE std::string help_text(std::string_view program, std::span<const Flag> others,
+                                      const std::vector<AskedOption>& asked,
+                                      std::string_view note) {
+  std::string lines =
+      usage_text(program, "[OPTIONS] [ARGUMENTS]", "Options of this program:", asked);
   if (!note.empty()) lines += text({"\n", note, "\n"});
   lines += text({"\nOptions of lockstep ", version, ", which starts the ranks of this program:\n"});
   add_flag_lines(lines, others);
@@ -289,6 +270,643 @@ LOCKSTEP_INLINE std::string help_text(std::string_view program, std::span<const 
   return lines +
          "\nAll other arguments are the program's own, and so is everything behind --.\n"
          "torchrun, mpirun and srun may start the ranks instead.\n";
+}
+
+LOCKSTEP_INLINE std::size_t restart_count() { return LaunchEnvironment().restarts(); }
+
+/// The calls of `launch` in this process, while each lasts.
+class LaunchCount {
+ public:
+  LaunchCount() : number_(++calls) { ++lasting; }
+  ~LaunchCount() { --lasting; }
+  LaunchCount(const LaunchCount&) = delete;
+  LaunchCount& operator=(const LaunchCount&) = delete;
+
+  /// From 1.
+  std::size_t number() const { return number_; }
+
+  static bool is_under_way() { return lasting != 0; }
+
+ private:
+  inline static std::atomic<std::size_t> calls = 0;
+  inline static std::atomic<std::size_t> lasting = 0;
+
+  std::size_t number_;
+};
+
+/// The place of a process that is a whole job.
+LOCKSTEP_INLINE RankPlacement alone_place(std::size_t threads = 1) {
+  RankPlacement place("the program", Rank{0}, WorldSize{1});
+  place.local_world = 1;
+  place.ports = {0};
+  place.secret = random_id();
+  place.process_ranks = threads;
+  return place;
+}
+
+LOCKSTEP_INLINE Session join_alone(std::chrono::milliseconds timeout) {
+  return join_at(alone_place(), timeout);
+}
+
+LOCKSTEP_INLINE std::string host_identity() {
+  if (const char* const told = std::getenv("LOCKSTEP_HOST"); told != nullptr && *told != '\0')
+    return told;
+  char name[256] = {};
+  ::gethostname(name, sizeof name - 1);
+  const std::string boot = read_file("/proc/sys/kernel/random/boot_id");
+  return text({name, " ", std::string_view(boot).substr(0, boot.find('\n'))});
+}
+
+/// Says that this rank was asked to stop and has saved its state; rank 0 speaks for all. Returns
+/// the exit status.
+LOCKSTEP_INLINE int report_stop(const Stopped& stopped, std::optional<Rank> rank) {
+  std::fflush(nullptr);
+  if (rank.value_or(Rank{0}) == Rank{0}) std::fputs(text({stopped.what(), "\n"}).c_str(), stderr);
+  return stopped_status;
+}
+
+/// Reports why this rank fails: to lockstep's launcher through its pipe, else on stderr, in one
+/// piece. Returns the exit status, 1; or that of a rank that was asked to stop.
+LOCKSTEP_INLINE int report_failure(const std::exception_ptr& thrown, std::optional<Rank> rank,
+                                   const Descriptor& launcher) {
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const Stopped& stopped) {
+    return report_stop(stopped, rank);
+  } catch (...) {  // NOLINT(bugprone-empty-catch): a failure, which is reported below
+  }
+  Failure failure = Failure::of(thrown);
+  if (!failure.rank) failure.rank = rank;  // of a process with several, the launcher knows one
+  std::fflush(nullptr);
+  if (!launcher || !write_all(launcher.get(), failure.bytes())) {
+    std::fputs(text({failure.text(rank), "\n"}).c_str(), stderr);
+  }
+  return 1;
+}
+
+/// Calls `run(session)`, which returns an exit status. Where it ends well, nothing of the command
+/// line may be left that nobody has read. A stop ends it while the session is still there: other
+/// ranks, which stop as well, may need its store a little longer.
+LOCKSTEP_INLINE int run_rank(Session& session, FunctionRef<int(Session&)> run) {
+  try {
+    const int status = run(session);
+    if (status == 0) session.options().close();
+    return status;
+  } catch (const Stopped& stopped) {
+    return report_stop(stopped, session.rank());
+  }
+}
+
+/// A rank's exception as an `Error` that names the rank.
+LOCKSTEP_INLINE Error named_error(const Failure& failure, Rank rank) {
+  if (failure.operation.empty()) {
+    return {"spawn", failure.problem, "it was thrown by the spawned function", rank};
+  }
+  return {failure.operation, failure.problem, failure.advice, failure.rank.value_or(rank)};
+}
+
+/// How the threads of a job ended, as each reports it. `launcher` is told of a failure.
+class ThreadEnds {
+ public:
+  ThreadEnds(std::size_t threads, const Descriptor& launcher)
+      : launcher_(launcher), running_(threads) {}
+
+  /// The first status that is not 0 counts, and a failure's before that of a stop.
+  void returned(int status) {
+    const std::lock_guard lock(mutex_);
+    if (status_ == 0 || (status_ == stopped_status && status != 0)) status_ = status;
+    --running_;
+    changed_.notify_all();
+  }
+  void threw(Rank rank, const std::exception_ptr& thrown) {
+    const std::lock_guard lock(mutex_);
+    ends_.push_back({rank, ExitStatus{1, 0}, Failure::of(thrown)});
+    thrown_.push_back(thrown);
+    --running_;
+    changed_.notify_all();
+  }
+
+  /// **Host** blocks until all have ended or, once one has failed, for the grace of the others.
+  /// Returns whether all have ended.
+  bool await(std::chrono::milliseconds grace) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return running_ == 0 || !ends_.empty(); });
+    return changed_.wait_for(lock, grace, [&] { return running_ == 0; });
+  }
+
+  /// Has a rank failed? To be called once all have ended.
+  bool has_failed() const { return !ends_.empty() || (status_ != 0 && status_ != stopped_status); }
+
+  /// Says which failure was the first, and which ranks failed because of it. Returns the exit
+  /// status.
+  int report() {
+    const std::lock_guard lock(mutex_);
+    if (ends_.empty()) return status_;
+    // A rank that fails because of another often ends before it.
+    std::size_t first = 0;
+    while (first < ends_.size() && ends_[first].is_consequence()) ++first;
+    if (first == ends_.size()) first = 0;
+    Outcome outcome;
+    outcome.first = ends_[first];
+    for (std::size_t i = 0; i < ends_.size(); ++i) {
+      if (i != first && ends_[i].is_consequence()) outcome.consequences.push_back(ends_[i]);
+    }
+    const int status = report_failure(thrown_[first], ends_[first].rank, launcher_);
+    write_all(2, summary(outcome));
+    return status;
+  }
+
+  /// Throws the first failure, if there is one, with its rank.
+  void rethrow_first() const {
+    if (thrown_.empty()) return;
+    const Rank rank = ends_.front().rank;
+    try {
+      std::rethrow_exception(thrown_.front());
+    } catch (const Error& error) {
+      throw error.rank() ? error : error.on(rank);
+    } catch (...) {
+      std::throw_with_nested(named_error(*ends_.front().failure, rank));
+    }
+  }
+
+ private:
+  const Descriptor& launcher_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::size_t running_;
+  std::vector<RankEnd> ends_;  // of those that failed, in the order in which they said so
+  std::vector<std::exception_ptr> thrown_;
+  int status_ = 0;
+};
+
+/// Calls `run(session)`, which returns an exit status, on `place.process_ranks` threads, each a
+/// rank of the job. That is this process, or several with as many threads each. When one of several
+/// processes has a rank that failed, its others have a while to end; then it ends, even if a thread
+/// still waits for other processes.
+LOCKSTEP_INLINE void run_threads(RankPlacement place, std::chrono::milliseconds timeout,
+                                 std::chrono::milliseconds grace, ThreadEnds& ends,
+                                 FunctionRef<int(Session&)> run) {
+  const std::string name = place.host;
+  const std::size_t ranks = place.process_ranks;
+  const std::size_t first = place.rank.value() * ranks;
+  const bool is_whole = place.world == WorldSize{1} && !place.hosted;
+  if (is_whole) allow_open_files(3 * ranks + 64, "a process of", ranks);
+  const std::unique_ptr<StoreHost> host = settle_at(place);
+  // Ranks that wait for one that failed stop waiting when the store is closed. They are connected
+  // before any of them runs: one that comes to a closed store would wait for it.
+  std::vector<std::optional<Store>> stores(ranks);
+  for (std::optional<Store>& store : stores) {
+    if (is_whole) store.emplace(place.host, place.ports, place.secret, timeout);
+  }
+  const auto failed = [&](Rank rank, const std::exception_ptr& thrown) {
+    ends.threw(rank, thrown);
+    if (is_whole) host->server.shut_down();
+  };
+  std::vector<Thread> threads;
+  for (std::size_t r = 0; r < ranks; ++r) {
+    const Rank rank{first + r};
+    Membership member = place;
+    member.rank = rank;
+    member.world = WorldSize{place.world.value() * ranks};
+    member.local_rank = place.local_rank * ranks + r;
+    member.local_world *= ranks;
+    member.host = name;
+    member.timeout = timeout;
+    const auto act = [&, member, r] {
+      Session session = meet_at(place, member, nullptr, std::move(stores[r]));
+      ends.returned(run(session));
+    };
+    const auto threw = [&failed, rank](const std::exception_ptr& thrown) { failed(rank, thrown); };
+    try {
+      threads.emplace_back(ThreadName{"lockstep rank", "the thread of a rank"}, act, threw,
+                           Signals::delivered);
+    } catch (...) {  // the system has no more threads
+      failed(rank, std::current_exception());
+      while (++r < ranks) ends.returned(0);
+    }
+  }
+  if (!is_whole && !ends.await(grace)) {
+    const int status = ends.report();
+    std::fflush(nullptr);
+    ::_exit(status);
+  }
+  threads.clear();
+  if (!is_whole && host && !ends.has_failed())
+    host->server.wait_until_unused(Deadline::after(timeout));
+}
+
+/// Ranks of a program that are threads. With `asks_for_help` they run only to learn what options
+/// the program asks for. Returns the exit status.
+LOCKSTEP_INLINE int run_threads(const RankPlacement& place, std::chrono::milliseconds timeout,
+                                const std::vector<std::string>& arguments,
+                                const Descriptor& launcher, FunctionRef<int(Session&)> run,
+                                bool asks_for_help = false) {
+  ThreadEnds ends(place.process_ranks, launcher);
+  const auto act = [&](Session& session) {
+    session.set_arguments(arguments, asks_for_help);
+    return run_rank(session, run);
+  };
+  run_threads(place, timeout, termination_grace(saves_on_request(arguments)), ends, act);
+  return ends.report();
+}
+
+/// The path of this program, so that `ps` shows ranks by its name. If another file has taken the
+/// path since (a rebuild), it is the kernel's link to the running one.
+LOCKSTEP_INLINE std::string own_program() {
+  constexpr const char* link = "/proc/self/exe";
+  char path[4096];
+  const ssize_t size = ::readlink(link, path, sizeof path);
+  const std::string_view found(path, size > 0 ? static_cast<std::size_t>(size) : 0);
+  return std::string(found.empty() || found.ends_with(" (deleted)") ? link : found);
+}
+
+/// This process's environment without the variables of a rank and the secret.
+LOCKSTEP_INLINE std::vector<std::string> inherited_environment() {
+  constexpr std::string_view ours[] = {
+      "LOCKSTEP_RANK",      "LOCKSTEP_WORLD_SIZE", "LOCKSTEP_LOCAL_RANK",
+      "LOCKSTEP_STORE",     "LOCKSTEP_SECRET",     "LOCKSTEP_LOCAL_WORLD_SIZE",
+      "LOCKSTEP_SECRET_FD", "LOCKSTEP_JOB",        "LOCKSTEP_TIMEOUT",
+      "LOCKSTEP_REPORT_FD", "LOCKSTEP_THREADS",    "LOCKSTEP_LAUNCH",
+      "LOCKSTEP_RESTART",   columns_variable,      progress_variable};
+  std::vector<std::string> variables;
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    const std::string_view text = *variable;
+    const auto* const own =
+        std::find(std::begin(ours), std::end(ours), text.substr(0, text.find('=')));
+    if (own == std::end(ours)) variables.emplace_back(text);
+  }
+  return variables;
+}
+
+/// Adds a text to a list: `name=value`, for an environment.
+LOCKSTEP_INLINE void add(std::vector<std::string>& list, std::initializer_list<Word> words) {
+  list.push_back(text(words));
+}
+
+/// The pointers that execve wants.
+LOCKSTEP_INLINE std::vector<char*> pointers(std::vector<std::string>& texts) {
+  std::vector<char*> list;
+  for (std::string& text : texts) list.push_back(text.data());
+  list.push_back(nullptr);
+  return list;
+}
+
+/// Opens those of the descriptors 0, 1 and 2 that are closed, so that no pipe gets their number.
+LOCKSTEP_INLINE void keep_standard_streams() {
+  int fd = 0;
+  while (fd >= 0 && fd < 3) fd = ::open("/dev/null", O_RDWR);
+  if (fd >= 0) ::close(fd);
+}
+
+/// Starts the ranks of the program, for the `number`th time after the first, and stays until all
+/// have ended. Every start has a store, a secret and a job id of its own: nobody who is late meets
+/// the ranks of another one.
+LOCKSTEP_INLINE Outcome run_attempt(LaunchOptions& options, std::chrono::milliseconds timeout,
+                                    std::size_t number) {
+  const std::size_t ranks = options.ranks.value_or(1);
+  const std::size_t processes = options.threads ? 1 : ranks;
+  // For each rank two pipes of output, one for its failure and one for the secret, both ends while
+  // it starts, its pidfd, and its connection to the store.
+  allow_open_files(10 * processes + ranks + 128, "the launcher of a job of", ranks);
+  const std::string secret = random_id();
+  const std::string job = random_id();
+  StoreServer server(secret, "127.0.0.1", 0, ranks);
+
+  std::vector<std::string> common = inherited_environment();
+  const std::string milliseconds = text({1000 + timeout.count() % 1000});
+  add(common, {"LOCKSTEP_WORLD_SIZE=", processes});
+  add(common, {"LOCKSTEP_LOCAL_WORLD_SIZE=", processes});
+  if (options.threads) add(common, {"LOCKSTEP_THREADS=", *options.threads});
+  add(common, {"LOCKSTEP_LAUNCH=", options.launch_number});
+  add(common, {"LOCKSTEP_RESTART=", number});
+  add(common, {progress_variable, "=", progress_text(progress_style())});
+  add(common, {"LOCKSTEP_STORE=", endpoint_text("127.0.0.1", server.port())});
+  add(common, {"LOCKSTEP_TIMEOUT=", timeout.count() / 1000, ".", milliseconds.c_str() + 1});
+  add(common, {"LOCKSTEP_JOB=", job});
+  if (!is_openmp_decided()) add(common, {openmp_variable, "=", openmp_share(ranks)});
+  const Terminal terminal = detect_terminal(stdout);
+  const std::string program = own_program();
+  const std::vector<char*> arguments = pointers(options.rest);
+
+  Outcome outcome;
+  {
+    Supervisor supervisor(true, saves_on_request(options.rest));
+    for (std::size_t process = 0; process < processes; ++process) {
+      const Rank rank{process};
+      Pipe told = make_pipe();
+      Pipe report = make_pipe();
+      write_all(told.write.get(), secret);
+      told.write.close();
+      std::vector<std::string> variables = common;
+      add(variables, {"LOCKSTEP_RANK=", process});
+      add(variables, {"LOCKSTEP_LOCAL_RANK=", process});
+      add(variables, {"LOCKSTEP_SECRET_FD=", told.read.get()});
+      add(variables, {"LOCKSTEP_REPORT_FD=", report.write.get()});
+      if (terminal.is_terminal) {
+        const std::size_t taken = std::min(line_prefix(rank).size(), terminal.columns);
+        add(variables, {columns_variable, "=", terminal.columns - taken});
+      }
+      add_shared_gpu_variables(variables, job, rank);
+      const std::vector<char*> environment = pointers(variables);
+      const std::string cannot_start =
+          Failure{"launch", "the program cannot be executed", "look at its file", rank, false}
+              .bytes();
+      // The store's thread runs already: after fork, only async-signal-safe functions may be
+      // called.
+      supervisor.start(rank, std::move(report.read), [&] {
+        ::fcntl(told.read.get(), F_SETFD, 0);
+        ::fcntl(report.write.get(), F_SETFD, 0);
+        ::execve(program.c_str(), arguments.data(), environment.data());
+        write_all(report.write.get(), cannot_start);
+      });
+    }
+    outcome = supervisor.run();
+  }
+  write_all(2, summary(outcome));
+  return outcome;
+}
+
+/// Starts the ranks of the program, again after failures, as often as the options allow.
+/// Returns the exit status: 0; that of the rank that failed first; `stopped_status` if all ranks
+/// have saved their state because they were asked to stop; or 128 + the signal that ended the job.
+LOCKSTEP_INLINE int launch_ranks(LaunchOptions options, std::chrono::milliseconds timeout) {
+  if (options.rendezvous) {
+    fail("launch", {"--rendezvous is given, and --ranks starts ranks on this host only"},
+         "leave it out, or start a job of several hosts with torchrun, srun or mpirun");
+  }
+  keep_standard_streams();
+  say_openmp_share(options.ranks.value_or(1));
+  for (std::size_t restarts = 0;; ++restarts) {
+    const Outcome outcome = run_attempt(options, timeout, restarts);
+    const int status = outcome.shell_status();
+    if (status == stopped_status)
+      write_all(2, "lockstep: stopped on request; start again with --resume\n");
+    if (!outcome.may_restart() || options.max_restarts == 0) return status;
+    const bool is_last = restarts == options.max_restarts;
+    const std::string next =
+        is_last ? text({"; it was started again ", restarts, restarts == 1 ? " time" : " times",
+                        ", as often as --max-restarts allows\n"})
+                : text({"; restart ", restarts + 1, " of ", options.max_restarts,
+                        saves_on_request(options.rest)
+                            ? ", from the newest valid checkpoint\n"
+                            : "; there is no --checkpoint, so training starts anew\n"});
+    write_all(2, text({"lockstep: ", outcome.words(), next}));
+    if (is_last) return status;
+  }
+}
+
+LOCKSTEP_INLINE void require_ranks(std::size_t ranks) {
+  if (ranks == 0) fail("spawn", {"a world of zero ranks"}, "spawn at least one");
+}
+
+LOCKSTEP_INLINE void spawn_threads(std::size_t ranks, RankFunction f,
+                                   std::chrono::milliseconds timeout) {
+  require_ranks(ranks);
+  const Descriptor launcher;
+  ThreadEnds ends(ranks, launcher);
+  const auto act = [&](Session& session) {
+    f(session.membership(), session.store());
+    return 0;
+  };
+  run_threads(alone_place(ranks), timeout, timeout, ends, act);
+  ends.rethrow_first();
+}
+
+/// Runs a forked rank, reports a failure, and ends without the parent's atexit handlers and
+/// destructors.
+[[noreturn]] LOCKSTEP_INLINE void run_forked(const Membership& member, int report, RankFunction f) {
+  int status = 0;
+  try {
+    Store store(member.host, member.port, member.secret, member.timeout);
+    f(member, store);
+  } catch (...) {
+    write_all(report, Failure::of(std::current_exception()).bytes());
+    status = 1;
+  }
+  std::cout.flush();
+  std::fflush(nullptr);
+  ::_exit(status);
+}
+
+LOCKSTEP_INLINE void spawn_processes(std::size_t ranks, RankFunction f,
+                                     std::chrono::milliseconds timeout) {
+  require_ranks(ranks);
+  std::cout.flush();
+  std::fflush(nullptr);  // or every rank would print what is in the buffers
+  allow_open_files(8 * ranks + 64, "spawn of", ranks);  // pipes, connections, pidfds
+  const bool had_threads = has_other_threads();
+  const std::string secret = random_id();
+  const std::string job = random_id();
+  Descriptor listener = listen_on("127.0.0.1", 0);
+  const std::uint16_t port = local_port(listener.get());
+  Outcome outcome;
+  {
+    Supervisor supervisor(false, false);
+    for (std::size_t r = 0; r < ranks; ++r) {
+      Pipe report = make_pipe();
+      const Membership member{Rank{r}, WorldSize{ranks}, r,      ranks, "127.0.0.1", port,
+                              job,     secret,           timeout};
+      supervisor.start(Rank{r}, std::move(report.read), [&] {
+        listener.close();
+        use_openmp_share(ranks, had_threads);
+        run_forked(member, report.write.get(), f);
+      });
+    }
+    // The server starts after the forks, so that ranks inherit neither its sockets nor threads.
+    const StoreServer server(secret, std::move(listener));
+    outcome = supervisor.run();
+  }
+  if (outcome.interrupted != 0) {
+    ::raise(outcome.interrupted);  // now the program's own handling applies
+    fail("spawn", {"ended by signal ", outcome.interrupted}, "all ranks were ended");
+  }
+  if (!outcome.stopped.empty() && !outcome.first) {
+    fail("spawn", {"the rank ended too early: exit status ", stopped_status},
+         "let it return instead", outcome.stopped.front());
+  }
+  if (!outcome.first) return;
+  const RankEnd& end = *outcome.first;
+  if (end.failure) throw named_error(*end.failure, end.rank);
+  fail("spawn", {"the rank ended too early: ", end.status.text()},
+       "look at what it printed, and at core dumps", end.rank);
+}
+
+/// The answer to `--help`. A program that has options of its own is run, on threads of this
+/// process, until it has asked for them; `HelpAsked` ends it then.
+LOCKSTEP_INLINE std::string help(std::span<const std::string_view> arguments,
+                                 std::span<const Flag> flags, FunctionRef<int(Session&)> run,
+                                 std::size_t ranks) {
+  const std::string_view program = arguments.empty() ? "program" : arguments[0];
+  std::vector<AskedOption> asked;
+  std::string note;
+  if (!ProgramTraits::get().has_options) return help_text(program, flags, asked);
+  const auto until_asked = [&](Session& session) {
+    try {
+      run(session);
+    } catch (const HelpAsked&) {  // NOLINT(bugprone-empty-catch): this is its end
+    } catch (const std::exception& error) {
+      if (session.rank() == Rank{0}) {
+        note = text({"It may have more, but ended before it had asked for them: ", error.what()});
+      }
+    } catch (...) {  // NOLINT(bugprone-empty-catch): nor is any other failure one of `--help`
+    }
+    if (session.rank() == Rank{0}) asked = session.options().asked();
+    return 1;  // so that nobody asks who has read the rest
+  };
+  std::vector<std::string> words{std::string(program)};
+  try {
+    std::vector<Flag> all(flags.begin(), flags.end());
+    all.insert(all.end(), std::begin(launch_flags), std::end(launch_flags));
+    words = cut_arguments(arguments, all).rest;
+  } catch (const Error&) {  // NOLINT(bugprone-empty-catch): a slip beside `--help` is none
+  }
+  try {
+    run_threads(alone_place(ranks), std::chrono::seconds(10), words, Descriptor(), until_asked,
+                true);
+  } catch (const std::exception& error) {
+    note = error.what();
+  }
+  return help_text(program, flags, asked, note);
+}
+
+/// Answers `--help` and `--version`, once: rank 0 of those that a launcher has started prints.
+/// False where neither is asked for.
+LOCKSTEP_INLINE bool answer(std::span<const std::string_view> arguments, std::size_t launch_number,
+                            std::span<const Flag> flags, FunctionRef<int(Session&)> run,
+                            std::size_t ranks) {
+  const bool wants_help = is_given(arguments, "--help");
+  if (!wants_help && !is_given(arguments, "--version")) return false;
+  // A place without a meeting point is an error for a rank, but this one meets nobody.
+  const auto where = LaunchEnvironment(Endpoint{"127.0.0.1", 1}).placement();
+  if (launch_number != 1 || (where && where->rank != Rank{0})) return true;
+  std::fputs(wants_help ? help(arguments, flags, run, ranks).c_str()
+                        : text({"lockstep ", version, "\n"}).c_str(),
+             stdout);
+  std::fflush(stdout);
+  return true;
+}
+
+/// Throws where options contradict the launcher that has started this process.
+LOCKSTEP_INLINE void check_launcher(const LaunchOptions& options, const RankPlacement& place) {
+  // Older launchers pass the local rank as an argument too. One that contradicts the environment
+  // would put a rank on another's device.
+  const bool is_known = place.local_world != 0 || std::getenv("LOCAL_RANK") != nullptr;
+  if (is_known && options.local_rank.value_or(place.local_rank) != place.local_rank) {
+    fail("launch",
+         {"--local_rank is ", *options.local_rank, " and ", place.launcher, " gives local rank ",
+          place.local_rank},
+         "leave --local_rank out", place.rank);
+  }
+  if (options.max_restarts != 0 && !place.is_alone()) {
+    fail("launch", {"--max-restarts was given to a rank that ", place.launcher, " started"},
+         place.launcher == "torchrun"
+             ? "give it to torchrun itself, before the program's name"
+             : "leave it out, or let lockstep start the ranks, with --ranks",
+         place.rank);
+  }
+}
+
+/// The exit status of ranks that have returned: 1 where a failure came too late to be thrown. It is
+/// reported as one that was.
+LOCKSTEP_INLINE int status_after(int status, LateFailures& late, const Descriptor& launcher) {
+  if (status != 0) return status;
+  const std::optional<LateFailure> failure = late.take();
+  return failure ? report_failure(failure->thrown, failure->rank, launcher) : status;
+}
+
+/// How many ranks are threads of a process that others are started beside.
+LOCKSTEP_INLINE std::size_t threads_of(const RankPlacement& place, const LaunchOptions& options,
+                                       std::size_t default_ranks) {
+  if (const auto told = LaunchEnvironment().threads()) return *told;
+  if (options.ranks) return *options.ranks;
+  if (default_ranks == dynamic) return 1;
+  const std::size_t processes = place.world.value();
+  if (default_ranks % processes == 0) return default_ranks / processes;
+  fail("launch",
+       {"a world of ", default_ranks, " ranks cannot be divided among ", processes, " processes"},
+       "start another number of processes", place.rank);
+}
+
+LOCKSTEP_INLINE int launch_as(RanksAs how, int argc, char** argv,
+                              FunctionRef<int(Session&, std::optional<std::size_t>)> run,
+                              std::size_t default_ranks, std::span<const Flag> flags) {
+  std::optional<Rank> rank;
+  Descriptor launcher;
+  LateFailures late;
+  try {
+    std::optional<std::size_t> replicas;
+    const auto run_one = [&](Session& session) { return run(session, replicas); };
+    const std::size_t by_default =
+        default_ranks == dynamic || how == RanksAs::replicas ? 1 : default_ranks;
+    // A program may call `launch` several times, one after the other. lockstep's launcher runs the
+    // whole program on every rank and tells it the number of the one call that it started ranks
+    // for; the rank leaves all others out.
+    const LaunchCount count;
+    const std::vector<std::string_view> arguments(argv, argv + argc);
+    // Jobs that a program makes of its session have options too.
+    if (flags.empty()) flags = ProgramTraits::get().flags;
+    if (answer(arguments, count.number(), flags, run_one, by_default)) return 0;
+    LaunchOptions options = parse_options(argc, argv, flags);
+    options.launch_number = count.number();
+    set_progress_style(options.progress);
+    progress_style();  // or an error, before any rank
+    std::optional<RankPlacement> place = LaunchEnvironment(options.rendezvous).placement();
+    const LaunchEnvironment environment;
+    const auto timeout = options.timeout.value_or(environment.timeout().value_or(default_timeout));
+    if (place) check_launcher(options, *place);
+    if (environment.launch_number().value_or(count.number()) != count.number()) return 0;
+    if (place) {
+      prepare_shared_gpus(place->job, place->rank);
+      launcher = inherited_pipe(place->report_fd);
+      // Through a pipe, stdio would keep lines back until a block is full. The user would see them
+      // late, and those before a crash never.
+      if (place->hosted) std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
+    }
+    const bool is_alone = !place || place->is_alone();
+    const auto run_on_threads = [&](const RankPlacement& at) {
+      return run_threads(at, timeout, options.rest, launcher, run_one);
+    };
+
+    if (how == RanksAs::processes) {
+      if (!place && by_default > 1 && !options.ranks) options.ranks = by_default;
+      if (options.max_restarts != 0 && !options.ranks) options.ranks = 1;
+      if (options.ranks && !is_alone) {
+        fail("launch", {"--ranks was given to a rank that ", place->launcher, " started"},
+             "leave the number of ranks to one of the two", place->rank);
+      }
+      if (options.ranks) return launch_ranks(std::move(options), timeout);
+      rank = place ? place->rank : Rank{0};
+    } else if (how == RanksAs::threads_of_processes && place &&
+               (place->hosted || place->world > WorldSize{1})) {
+      place->process_ranks = threads_of(*place, options, default_ranks);
+      return status_after(run_on_threads(*place), late, launcher);
+    } else {
+      if (place && place->world > WorldSize{1}) {
+        fail("launch",
+             {place->launcher, " started this process as one of ", place->world, " ranks, and the ",
+              how == RanksAs::replicas ? "replicas" : "ranks",
+              " of this job are threads of one process"},
+             text({"start it once, with --ranks ", place->world}), place->rank);
+      }
+      // Of replicas there is one for each device, unless somebody says otherwise.
+      if (!options.ranks) options.ranks = environment.threads();
+      if (!options.ranks && how != RanksAs::replicas) options.ranks = by_default;
+      if (options.max_restarts != 0) {
+        // Threads share a process that may have died: a launcher of its own starts it again.
+        options.threads = options.ranks;
+        return launch_ranks(std::move(options), timeout);
+      }
+      replicas = options.ranks;
+      if (how != RanksAs::replicas) {
+        return status_after(run_on_threads(alone_place(*options.ranks)), late, launcher);
+      }
+    }
+    Session session = place ? join_at(*place, timeout) : join_alone(timeout);
+    session.set_arguments(options.rest);
+    return status_after(run_rank(session, run_one), late, launcher);
+  } catch (...) {
+    return report_failure(std::current_exception(), rank, launcher);
+  }
 }
 
 }  // namespace lockstep::detail
@@ -320,10 +938,8 @@ LOCKSTEP_INLINE bool ProgramOptions::finish() {
     close();
     return false;
   }
-  std::string_view program = left_.empty() ? "program" : std::string_view(left_[0]);
-  program.remove_prefix(program.find_last_of('/') + 1);
-  std::string lines = detail::text({"usage: ", program, " [OPTIONS]\n\nOptions:\n"});
-  detail::add_flag_lines(lines, detail::flags_of(asked_));
+  const std::string_view program = left_.empty() ? "program" : std::string_view(left_[0]);
+  std::string lines = detail::usage_text(program, "[OPTIONS]", "Options:", asked_);
   const detail::Flag help{"--help", "", "print this text"};
   detail::add_flag_lines(lines, {&help, 1});
   std::fputs(lines.c_str(), stdout);
@@ -340,7 +956,7 @@ LOCKSTEP_INLINE void ProgramOptions::refuse(std::initializer_list<detail::Word> 
 
 LOCKSTEP_INLINE void ProgramOptions::refuse_value(std::string_view name, std::string_view value,
                                                   std::string_view advice) {
-  refuse({detail::dashed(name), " is '", value, "'"}, advice);
+  refuse({detail::flag_name(detail::text({"--", name})), " is '", value, "'"}, advice);
 }
 
 LOCKSTEP_INLINE std::optional<std::string_view> ProgramOptions::ask(std::string_view name,
@@ -348,8 +964,8 @@ LOCKSTEP_INLINE std::optional<std::string_view> ProgramOptions::ask(std::string_
                                                                     std::string_view otherwise,
                                                                     std::string_view help,
                                                                     const bool& /*is_noted*/) {
-  const std::string dashed = detail::dashed(name);
-  const auto is_asked = [&](const Asked& option) { return option.name == dashed; };
+  const std::string dashed = detail::flag_name(detail::text({"--", name}));
+  const auto is_asked = [&](const detail::AskedOption& option) { return option.name == dashed; };
   auto known = std::find_if(asked_.begin(), asked_.end(), is_asked);
   if (known == asked_.end()) {
     if (name.empty() || name[0] == '-' || name.find_first_of("= ") != std::string_view::npos) {
@@ -414,11 +1030,9 @@ LOCKSTEP_INLINE std::vector<std::string> ProgramOptions::take(std::span<const de
     const bool has_value = !detail::find_flag(name, flags)->value.empty();
     taken_.push_back(detail::text({name, has_value ? "=" : "", value}));
   }
-  std::vector<std::string> left = std::move(cut.rest);
-  const std::size_t behind = left.size();
-  left.insert(left.end(), left_.begin() + static_cast<std::ptrdiff_t>(behind_), left_.end());
-  left_ = std::move(left);
-  behind_ = behind;
+  const auto begin = left_.begin();
+  left_.erase(begin, begin + static_cast<std::ptrdiff_t>(std::exchange(behind_, cut.rest.size())));
+  left_.insert(left_.begin(), cut.rest.begin(), cut.rest.end());
   return taken_;
 }
 
@@ -454,67 +1068,18 @@ LOCKSTEP_INLINE void ProgramOptions::end(Readers readers) {
 
 LOCKSTEP_INLINE void ProgramOptions::refuse_unknown(const std::string& word) {
   std::vector<detail::Flag> known = detail::flags_of(asked_);
-  std::string names;
+  std::string advice;
   for (const detail::Flag& flag : known)
-    names += detail::text({names.empty() ? "" : ", ", flag.name});
+    advice += detail::text({advice.empty() ? "this program has " : ", ", flag.name});
+  advice += advice.empty() ? "this program has none of its own, and --help prints those of "
+                             "lockstep. A program that reads its own arguments calls arguments() "
+                             "of its session or job first"
+                           : "; --help prints all";
   known.insert(known.end(), reserved_.begin(), reserved_.end());
-  const std::string name = detail::flag_name(word);
-  const std::string_view meant = detail::meant_flag(name, known);
-  const std::string_view written = std::string_view(word).substr(0, word.find('='));
-  if (!meant.empty()) {
-    refuse({"there is no option ", written}, detail::text({"did you mean ", meant, "?"}));
-  }
-  if (!names.empty()) {
-    refuse({"there is no option ", written},
-           detail::text({"this program has ", names, "; --help prints all"}));
-  }
-  refuse({"there is no option ", written},
-         "this program has none of its own, and --help prints those of lockstep. A program that "
-         "reads its own arguments calls arguments() of its session or job first");
+  const std::string_view meant = detail::meant_flag(detail::flag_name(word), known);
+  if (!meant.empty()) advice = detail::text({"did you mean ", meant, "?"});
+  refuse({"there is no option ", std::string_view(word).substr(0, word.find('='))}, advice);
 }
-
-}  // namespace lockstep
-
-namespace lockstep::detail {
-
-LOCKSTEP_INLINE std::size_t restart_count() { return LaunchEnvironment().restarts(); }
-
-/// The calls of `launch` in this process, while each lasts. A program may call it several times,
-/// one after the other. lockstep's launcher runs the whole program on every rank and tells it the
-/// number of the one call that it started ranks for; the rank leaves all others out.
-class LaunchCount {
- public:
-  LaunchCount() : number_(++calls) { ++lasting; }
-  ~LaunchCount() { --lasting; }
-  LaunchCount(const LaunchCount&) = delete;
-  LaunchCount& operator=(const LaunchCount&) = delete;
-
-  /// From 1.
-  std::size_t number() const { return number_; }
-
-  static bool is_under_way() { return lasting != 0; }
-
- private:
-  inline static std::atomic<std::size_t> calls = 0;
-  inline static std::atomic<std::size_t> lasting = 0;
-
-  std::size_t number_;
-};
-
-}  // namespace lockstep::detail
-
-namespace lockstep {
-
-LOCKSTEP_INLINE Session::Session(Membership membership, Store store)
-    : Session(std::move(membership), std::move(store), nullptr) {}
-
-LOCKSTEP_INLINE Session::Session(Membership membership, Store store,
-                                 std::unique_ptr<detail::StoreHost> host)
-    : membership_(std::move(membership)),
-      host_(std::move(host)),
-      store_(std::make_unique<Store>(std::move(store))) {}
-
-LOCKSTEP_INLINE Session::Session(Session&&) noexcept = default;
 
 LOCKSTEP_INLINE Session::~Session() {
   store_.reset();
@@ -522,29 +1087,6 @@ LOCKSTEP_INLINE Session::~Session() {
     host_->server.wait_until_unused(detail::Deadline::after(membership_.timeout));
   }
 }
-
-LOCKSTEP_INLINE void Session::set_arguments(const std::vector<std::string>& arguments,
-                                            bool asks_for_help) {
-  options_ = ProgramOptions(arguments, rank() == Rank{0}, asks_for_help);
-}
-
-namespace detail {
-
-/// The place of a process that is a whole job.
-LOCKSTEP_INLINE RankPlacement alone_place(std::size_t threads = 1) {
-  RankPlacement place{"the program", Rank{0}, WorldSize{1}};
-  place.local_world = 1;
-  place.ports = {0};
-  place.secret = random_id();
-  place.threads = threads;
-  return place;
-}
-
-LOCKSTEP_INLINE Session join_alone(std::chrono::milliseconds timeout) {
-  return join_at(alone_place(), timeout);
-}
-
-}  // namespace detail
 
 LOCKSTEP_INLINE Session join(std::string_view init_method, Rank rank, WorldSize world,
                              std::chrono::milliseconds timeout) {
@@ -556,7 +1098,7 @@ LOCKSTEP_INLINE Session join(std::string_view init_method, Rank rank, WorldSize 
   }
   if (init_method.starts_with("tcp://")) {
     const auto store = detail::parse_endpoint("the init method", init_method.substr(6));
-    detail::RankPlacement place{"the program", rank, world};
+    detail::RankPlacement place("the program", rank, world);
     place.host = store.host;
     place.ports = {store.port};
     place.secret = detail::derived_secret("", store.port, detail::LaunchEnvironment().secret());
@@ -583,672 +1125,6 @@ LOCKSTEP_INLINE Session join(std::chrono::milliseconds timeout) {
   return detail::join_alone(timeout);
 }
 
-namespace detail {
-
-LOCKSTEP_INLINE std::string host_identity() {
-  if (const char* const told = std::getenv("LOCKSTEP_HOST"); told != nullptr && *told != '\0')
-    return told;
-  char name[256] = {};
-  ::gethostname(name, sizeof name - 1);
-  const std::string boot = read_file("/proc/sys/kernel/random/boot_id");
-  return text({name, " ", std::string_view(boot).substr(0, boot.find('\n'))});
-}
-
-}  // namespace detail
-
 }  // namespace lockstep
-
-namespace lockstep::detail {
-
-/// Says that this rank was asked to stop and has saved its state; rank 0 speaks for all. Returns
-/// the exit status.
-LOCKSTEP_INLINE int report_stop(const Stopped& stopped, std::optional<Rank> rank) {
-  std::fflush(nullptr);
-  if (rank.value_or(Rank{0}) == Rank{0}) std::fputs(text({stopped.what(), "\n"}).c_str(), stderr);
-  return stopped_status;
-}
-
-/// Reports why this rank fails: to lockstep's launcher through its pipe, else on stderr, in one
-/// piece. Returns the exit status, 1; or that of a rank that was asked to stop.
-LOCKSTEP_INLINE int report_failure(const std::exception_ptr& thrown, std::optional<Rank> rank,
-                                   const Descriptor& launcher) {
-  try {
-    std::rethrow_exception(thrown);
-  } catch (const Stopped& stopped) {
-    return report_stop(stopped, rank);
-  } catch (...) {  // NOLINT(bugprone-empty-catch): a failure, which is reported below
-  }
-  Failure failure = Failure::of(thrown);
-  if (!failure.rank) failure.rank = rank;  // of a process with several, the launcher knows one
-  std::fflush(nullptr);
-  if (!launcher || !write_all(launcher.get(), failure.bytes())) {
-    std::fputs(text({failure.text(rank), "\n"}).c_str(), stderr);
-  }
-  return 1;
-}
-
-/// Calls `run(session)`, which returns an exit status. Where it ends well, nothing of the command
-/// line may be left that nobody has read. A stop ends it while the session is still there: other
-/// ranks, which stop as well, may need its store a little longer.
-LOCKSTEP_INLINE int run_rank(Session& session, FunctionRef<int(Session&)> run) {
-  try {
-    const int status = run(session);
-    if (status == 0) session.options().close();
-    return status;
-  } catch (const Stopped& stopped) {
-    return report_stop(stopped, session.rank());
-  }
-}
-
-/// A rank's exception as an `Error` that names the rank.
-LOCKSTEP_INLINE Error named_error(const Failure& failure, Rank rank) {
-  if (failure.operation.empty()) {
-    return {"spawn", failure.problem, "it was thrown by the spawned function", rank};
-  }
-  return {failure.operation, failure.problem, failure.advice, failure.rank.value_or(rank)};
-}
-
-/// How the threads of a job ended, as each reports it. `launcher` is told of a failure.
-class ThreadEnds {
- public:
-  ThreadEnds(std::size_t threads, const Descriptor& launcher)
-      : launcher_(launcher), running_(threads) {}
-
-  /// The first status that is not 0 counts, and a failure's before that of a stop.
-  void returned(int status) {
-    const std::lock_guard lock(mutex_);
-    if (status_ == 0 || (status_ == stopped_status && status != 0)) status_ = status;
-  }
-  void threw(Rank rank, const std::exception_ptr& thrown) {
-    const std::lock_guard lock(mutex_);
-    ends_.push_back({rank, ExitStatus{1, 0}, Failure::of(thrown)});
-    thrown_.push_back(thrown);
-    changed_.notify_all();
-  }
-  void ended() {
-    const std::lock_guard lock(mutex_);
-    --running_;
-    changed_.notify_all();
-  }
-
-  /// **Host** blocks until all have ended or, once one has failed, for the grace of the others.
-  /// Returns whether all have ended.
-  bool await(std::chrono::milliseconds grace) {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return running_ == 0 || !ends_.empty(); });
-    return changed_.wait_for(lock, grace, [&] { return running_ == 0; });
-  }
-
-  /// Has a rank failed? To be called once all have ended.
-  bool has_failed() const { return !ends_.empty() || (status_ != 0 && status_ != stopped_status); }
-
-  /// Says which failure was the first, and which ranks failed because of it. Returns the exit
-  /// status.
-  int report() {
-    const std::lock_guard lock(mutex_);
-    if (ends_.empty()) return status_;
-    // A rank that fails because of another often ends before it.
-    std::size_t first = 0;
-    while (first < ends_.size() && ends_[first].is_consequence()) ++first;
-    if (first == ends_.size()) first = 0;
-    Outcome outcome;
-    outcome.first = ends_[first];
-    for (std::size_t i = 0; i < ends_.size(); ++i) {
-      if (i != first && ends_[i].is_consequence()) outcome.consequences.push_back(ends_[i]);
-    }
-    const int status = report_failure(thrown_[first], ends_[first].rank, launcher_);
-    write_all(2, summary(outcome));
-    return status;
-  }
-
-  /// Throws the first failure, if there is one, with its rank.
-  void rethrow_first() const {
-    if (thrown_.empty()) return;
-    const Rank rank = ends_.front().rank;
-    try {
-      std::rethrow_exception(thrown_.front());
-    } catch (const Error& error) {
-      throw error.rank() ? error : error.on(rank);
-    } catch (...) {
-      std::throw_with_nested(named_error(*ends_.front().failure, rank));
-    }
-  }
-
- private:
-  const Descriptor& launcher_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::size_t running_;
-  std::vector<RankEnd> ends_;  // of those that failed, in the order in which they said so
-  std::vector<std::exception_ptr> thrown_;
-  int status_ = 0;
-};
-
-/// Calls `run(session)`, which returns an exit status, on `place.threads` threads, each a rank of
-/// the job. That is this process, or several with as many threads each. When one of several
-/// processes has a rank that failed, its others have a while to end; then it ends, even if a thread
-/// still waits for other processes.
-LOCKSTEP_INLINE void run_threads(RankPlacement place, std::chrono::milliseconds timeout,
-                                 std::chrono::milliseconds grace, ThreadEnds& ends,
-                                 FunctionRef<int(Session&)> run) {
-  const std::string name = place.host;
-  const std::size_t ranks = place.threads;
-  const std::size_t first = place.rank.value() * ranks;
-  const bool is_whole = place.world == WorldSize{1} && !place.hosted;
-  if (is_whole) allow_open_files(3 * ranks + 64, "a process of", ranks);
-  const std::unique_ptr<StoreHost> host = settle_at(place);
-  // Ranks that wait for one that failed stop waiting when the store is closed. They are connected
-  // before any of them runs: one that comes to a closed store would wait for it.
-  std::vector<std::optional<Store>> stores(ranks);
-  for (std::optional<Store>& store : stores) {
-    if (is_whole) store.emplace(place.host, place.ports, place.secret, timeout);
-  }
-  const auto failed = [&](Rank rank, const std::exception_ptr& thrown) {
-    ends.threw(rank, thrown);
-    if (is_whole) host->server.shut_down();
-    ends.ended();
-  };
-  std::vector<Thread> threads;
-  for (std::size_t r = 0; r < ranks; ++r) {
-    const Rank rank{first + r};
-    const Membership member{rank,
-                            WorldSize{place.world.value() * ranks},
-                            place.local_rank * ranks + r,
-                            place.local_world * ranks,
-                            name,
-                            0,
-                            place.job,
-                            place.secret,
-                            timeout,
-                            ranks};
-    const auto act = [&, member, r] {
-      {
-        Session session = meet_at(place, member, nullptr, std::move(stores[r]));
-        ends.returned(run(session));
-      }
-      ends.ended();
-    };
-    const auto threw = [&failed, rank](const std::exception_ptr& thrown) { failed(rank, thrown); };
-    try {
-      threads.emplace_back(ThreadName{"lockstep rank", "the thread of a rank"}, act, threw,
-                           Signals::delivered);
-    } catch (...) {  // the system has no more threads
-      failed(rank, std::current_exception());
-      while (++r < ranks) ends.ended();
-    }
-  }
-  if (!is_whole && !ends.await(grace)) {
-    const int status = ends.report();
-    std::fflush(nullptr);
-    ::_exit(status);
-  }
-  threads.clear();
-  if (!is_whole && host && !ends.has_failed())
-    host->server.wait_until_unused(Deadline::after(timeout));
-}
-
-/// Ranks of a program that are threads. With `asks_for_help` they run only to learn what options
-/// the program asks for. Returns the exit status.
-LOCKSTEP_INLINE int run_threads(const RankPlacement& place, std::chrono::milliseconds timeout,
-                                const std::vector<std::string>& arguments,
-                                const Descriptor& launcher, FunctionRef<int(Session&)> run,
-                                bool asks_for_help = false) {
-  ThreadEnds ends(place.threads, launcher);
-  const auto act = [&](Session& session) {
-    session.set_arguments(arguments, asks_for_help);
-    return run_rank(session, run);
-  };
-  run_threads(place, timeout, termination_grace(saves_on_request(arguments)), ends, act);
-  return ends.report();
-}
-
-/// The path of this program, so that `ps` shows ranks by its name. If another file has taken the
-/// path since (a rebuild), it is the kernel's link to the running one.
-LOCKSTEP_INLINE std::string own_program() {
-  constexpr const char* link = "/proc/self/exe";
-  std::string path(4096, '\0');
-  const ssize_t size = ::readlink(link, path.data(), path.size());
-  path.resize(size > 0 ? static_cast<std::size_t>(size) : 0);
-  struct stat running{};
-  struct stat found{};
-  const bool same = ::stat(link, &running) == 0 && ::stat(path.c_str(), &found) == 0 &&
-                    running.st_dev == found.st_dev && running.st_ino == found.st_ino;
-  return same ? path : link;
-}
-
-/// This process's environment without the variables of a rank and the secret.
-LOCKSTEP_INLINE std::vector<std::string> inherited_environment() {
-  constexpr std::string_view ours[] = {
-      "LOCKSTEP_RANK",      "LOCKSTEP_WORLD_SIZE", "LOCKSTEP_LOCAL_RANK",
-      "LOCKSTEP_STORE",     "LOCKSTEP_SECRET",     "LOCKSTEP_LOCAL_WORLD_SIZE",
-      "LOCKSTEP_SECRET_FD", "LOCKSTEP_JOB",        "LOCKSTEP_TIMEOUT",
-      "LOCKSTEP_REPORT_FD", "LOCKSTEP_THREADS",    "LOCKSTEP_LAUNCH",
-      "LOCKSTEP_RESTART",   columns_variable,      progress_variable};
-  std::vector<std::string> variables;
-  for (char** variable = environ; *variable != nullptr; ++variable) {
-    const std::string_view text = *variable;
-    const std::string_view name = text.substr(0, text.find('='));
-    bool is_ours = false;
-    for (std::string_view own : ours) is_ours = is_ours || own == name;
-    if (!is_ours) variables.emplace_back(text);
-  }
-  return variables;
-}
-
-/// Adds a text to a list: `name=value`, for an environment.
-LOCKSTEP_INLINE void add(std::vector<std::string>& list, std::initializer_list<Word> words) {
-  list.push_back(text(words));
-}
-
-/// The pointers that execve wants.
-LOCKSTEP_INLINE std::vector<char*> pointers(std::vector<std::string>& texts) {
-  std::vector<char*> list;
-  list.reserve(texts.size() + 1);
-  for (std::string& text : texts) list.push_back(text.data());
-  list.push_back(nullptr);
-  return list;
-}
-
-/// Opens those of the descriptors 0, 1 and 2 that are closed, so that no pipe gets their number.
-LOCKSTEP_INLINE void keep_standard_streams() {
-  int fd = 0;
-  while (fd >= 0 && fd < 3) fd = ::open("/dev/null", O_RDWR);
-  if (fd >= 0) ::close(fd);
-}
-
-/// Starts the ranks of the program, for the `number`th time after the first, and stays until all
-/// have ended. Every start has a store, a secret and a job id of its own: nobody who is late meets
-/// the ranks of another one.
-LOCKSTEP_INLINE Outcome run_attempt(LaunchOptions& options, std::chrono::milliseconds timeout,
-                                    std::size_t number) {
-  const std::size_t ranks = options.ranks.value_or(1);
-  const std::size_t processes = options.threads ? 1 : ranks;
-  // For each rank two pipes of output, one for its failure and one for the secret, both ends while
-  // it starts, its pidfd, and its connection to the store.
-  allow_open_files(10 * processes + ranks + 128, "the launcher of a job of", ranks);
-  const std::string secret = random_id();
-  const std::string job = random_id();
-  StoreServer server(secret, "127.0.0.1", 0, ranks);
-
-  std::vector<std::string> common = inherited_environment();
-  const std::string milliseconds = text({1000 + timeout.count() % 1000});
-  add(common, {"LOCKSTEP_WORLD_SIZE=", processes});
-  add(common, {"LOCKSTEP_LOCAL_WORLD_SIZE=", processes});
-  if (options.threads) add(common, {"LOCKSTEP_THREADS=", *options.threads});
-  add(common, {"LOCKSTEP_LAUNCH=", options.launch_number});
-  add(common, {"LOCKSTEP_RESTART=", number});
-  add(common, {progress_variable, "=", progress_text(progress_style())});
-  add(common, {"LOCKSTEP_STORE=", endpoint_text("127.0.0.1", server.port())});
-  add(common, {"LOCKSTEP_TIMEOUT=", timeout.count() / 1000, ".", milliseconds.c_str() + 1});
-  add(common, {"LOCKSTEP_JOB=", job});
-  if (!is_openmp_decided()) add(common, {openmp_variable, "=", openmp_share(ranks)});
-  const Terminal terminal = detect_terminal(stdout);
-  const std::string program = own_program();
-  const std::vector<char*> arguments = pointers(options.rest);
-
-  Outcome outcome;
-  {
-    Supervisor supervisor(true, saves_on_request(options.rest));
-    for (std::size_t process = 0; process < processes; ++process) {
-      const Rank rank{process};
-      Pipe told = make_pipe();
-      Pipe report = make_pipe();
-      write_all(told.write.get(), secret);
-      told.write.close();
-      std::vector<std::string> variables = common;
-      add(variables, {"LOCKSTEP_RANK=", process});
-      add(variables, {"LOCKSTEP_LOCAL_RANK=", process});
-      add(variables, {"LOCKSTEP_SECRET_FD=", told.read.get()});
-      add(variables, {"LOCKSTEP_REPORT_FD=", report.write.get()});
-      if (terminal.is_terminal) {
-        const std::size_t taken = std::min(line_prefix(rank).size(), terminal.columns);
-        add(variables, {columns_variable, "=", terminal.columns - taken});
-      }
-      SharedGpuVariables::add(variables, job, rank);
-      const std::vector<char*> environment = pointers(variables);
-      const std::string cannot_start =
-          Failure{"launch", "the program cannot be executed", "look at its file", rank, false}
-              .bytes();
-      // The store's thread runs already: after fork, only async-signal-safe functions may be
-      // called.
-      supervisor.start(rank, std::move(report.read), [&] {
-        ::fcntl(told.read.get(), F_SETFD, 0);
-        ::fcntl(report.write.get(), F_SETFD, 0);
-        ::execve(program.c_str(), arguments.data(), environment.data());
-        write_all(report.write.get(), cannot_start);
-      });
-    }
-    outcome = supervisor.run();
-  }
-  write_all(2, summary(outcome));
-  return outcome;
-}
-
-/// Starts the ranks of the program, again after failures, as often as the options allow.
-/// Returns the exit status: 0; that of the rank that failed first; `stopped_status` if all ranks
-/// have saved their state because they were asked to stop; or 128 + the signal that ended the job.
-LOCKSTEP_INLINE int launch_ranks(LaunchOptions options, std::chrono::milliseconds timeout) {
-  if (options.rendezvous) {
-    fail("launch", {"--rendezvous is given, and --ranks starts ranks on this host only"},
-         "leave it out, or start a job of several hosts with torchrun, srun or mpirun");
-  }
-  keep_standard_streams();
-  say_openmp_share(options.ranks.value_or(1));
-  for (std::size_t restarts = 0;;) {
-    const Outcome outcome = run_attempt(options, timeout, restarts);
-    const int status = outcome.shell_status();
-    if (status == stopped_status)
-      write_all(2, "lockstep: stopped on request; start again with --resume\n");
-    if (!outcome.may_restart() || options.max_restarts == 0) return status;
-    if (restarts == options.max_restarts) {
-      write_all(
-          2, text({"lockstep: ", outcome.words(), "; it was started again ", restarts,
-                   restarts == 1 ? " time" : " times", ", as often as --max-restarts allows\n"}));
-      return status;
-    }
-    ++restarts;
-    write_all(2, text({"lockstep: ", outcome.words(), "; restart ", restarts, " of ",
-                       options.max_restarts,
-                       saves_on_request(options.rest)
-                           ? ", from the newest valid checkpoint\n"
-                           : "; there is no --checkpoint, so training starts anew\n"}));
-  }
-}
-
-LOCKSTEP_INLINE void require_ranks(std::size_t ranks) {
-  if (ranks == 0) fail("spawn", {"a world of zero ranks"}, "spawn at least one");
-}
-
-LOCKSTEP_INLINE void spawn_threads(std::size_t ranks, RankFunction f,
-                                   std::chrono::milliseconds timeout) {
-  require_ranks(ranks);
-  const Descriptor launcher;
-  ThreadEnds ends(ranks, launcher);
-  const auto act = [&](Session& session) {
-    f(session.membership(), session.store());
-    return 0;
-  };
-  run_threads(alone_place(ranks), timeout, timeout, ends, act);
-  ends.rethrow_first();
-}
-
-/// Runs a forked rank: learns where the store is, runs, reports a failure, and ends without the
-/// parent's atexit handlers and destructors.
-[[noreturn]] LOCKSTEP_INLINE void run_forked(Membership member, int start, int report,
-                                             RankFunction f) {
-  int status = 0;
-  try {
-    const std::string words = read_all(start);
-    store_protocol::Reader told(words);
-    member.port = static_cast<std::uint16_t>(told.u32());
-    member.secret = told.text();
-    member.job = told.text();
-    Store store(member.host, member.port, member.secret, member.timeout);
-    f(member, store);
-  } catch (...) {
-    write_all(report, Failure::of(std::current_exception()).bytes());
-    status = 1;
-  }
-  std::cout.flush();
-  std::fflush(nullptr);
-  ::_exit(status);
-}
-
-LOCKSTEP_INLINE void spawn_processes(std::size_t ranks, RankFunction f,
-                                     std::chrono::milliseconds timeout) {
-  require_ranks(ranks);
-  std::cout.flush();
-  std::fflush(nullptr);  // or every rank would print what is in the buffers
-  allow_open_files(8 * ranks + 64, "spawn of", ranks);  // pipes, connections, pidfds
-  const bool had_threads = has_other_threads();
-  std::vector<Pipe> starts;
-  Outcome outcome;
-  {
-    Supervisor supervisor(false, false);
-    for (std::size_t r = 0; r < ranks; ++r) {
-      starts.push_back(make_pipe());
-      Pipe report = make_pipe();
-      const Membership member{Rank{r}, WorldSize{ranks}, r, ranks, "127.0.0.1", 0, "", "", timeout};
-      supervisor.start(Rank{r}, std::move(report.read), [&] {
-        for (Pipe& start : starts) start.write.close();
-        use_openmp_share(ranks, had_threads);
-        run_forked(member, starts[r].read.get(), report.write.get(), f);
-      });
-    }
-    // The server starts after the forks, so that ranks inherit neither its sockets nor threads.
-    const std::string secret = random_id();
-    const StoreServer server(secret);
-    const std::string told =
-        store_protocol::Writer{}.u32(server.port()).text(secret).text(random_id()).bytes();
-    for (Pipe& start : starts) {
-      write_all(start.write.get(), told);
-      start.write.close();
-    }
-    outcome = supervisor.run();
-  }
-  if (outcome.interrupted != 0) {
-    ::raise(outcome.interrupted);  // now the program's own handling applies
-    fail("spawn", {"ended by signal ", outcome.interrupted}, "all ranks were ended");
-  }
-  if (!outcome.stopped.empty() && !outcome.first) {
-    fail("spawn", {"the rank ended too early: exit status ", stopped_status},
-         "let it return instead", outcome.stopped.front());
-  }
-  if (!outcome.first) return;
-  const RankEnd& end = *outcome.first;
-  if (end.failure) throw named_error(*end.failure, end.rank);
-  fail("spawn", {"the rank ended too early: ", end.status.text()},
-       "look at what it printed, and at core dumps", end.rank);
-}
-
-/// The start of a process: the launcher's options, and its place in a job if it has one.
-struct Start {
-  LaunchCount count;
-  LaunchOptions options;
-  std::optional<RankPlacement> place;
-  std::chrono::milliseconds timeout{};
-  bool is_answered = false;
-
-  /// `run` is the program, which knows its own options; `ranks` are as many as it must have.
-  Start(int argc, char** argv, std::span<const Flag> flags, FunctionRef<int(Session&)> run,
-        std::size_t ranks) {
-    // Jobs that a program makes of its session have options too.
-    if (flags.empty()) flags = ProgramTraits::get().flags;
-    if (answer(argc, argv, flags, run, ranks)) return;
-    options = parse_options(argc, argv, flags);
-    options.launch_number = count.number();
-    set_progress_style(options.progress);
-    progress_style();  // or an error, before any rank
-    place = LaunchEnvironment(options.rendezvous).placement();
-    require_local_rank();
-    require_restarts();
-    timeout = options.timeout.value_or(LaunchEnvironment().timeout().value_or(default_timeout));
-    if (place) SharedGpuVariables::add_to_this_process(*place);
-    // Through a pipe, stdio would keep lines back until a block is full. The user would see them
-    // late, and those before a crash never.
-    if (place && place->hosted) std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
-  }
-
-  /// Is there nothing to do? So it is once a question is answered, and where lockstep's launcher
-  /// started this rank for another call of `launch` in this program.
-  bool is_over() const {
-    return is_answered ||
-           LaunchEnvironment().launch_number().value_or(count.number()) != count.number();
-  }
-
-  /// Was this process started by itself, or as a single task inside an allocation? Then it may
-  /// start ranks.
-  bool is_alone() const { return !place || (place->world == WorldSize{1} && !place->hosted); }
-
-  /// The pipe to lockstep's launcher, where that has started this process.
-  Descriptor report() const { return place ? inherited_pipe(place->report_fd) : Descriptor(); }
-
- private:
-  /// Answers `--help` and `--version`, once: rank 0 of those that a launcher has started prints.
-  bool answer(int argc, char** argv, std::span<const Flag> flags, FunctionRef<int(Session&)> run,
-              std::size_t ranks) {
-    const std::vector<std::string_view> arguments(argv, argv + argc);
-    const bool wants_help = asks_for(arguments, "--help");
-    is_answered = wants_help || asks_for(arguments, "--version");
-    if (!is_answered || count.number() != 1) return is_answered;
-    // A place without a meeting point is an error for a rank, but this one meets nobody.
-    const auto where = LaunchEnvironment(Endpoint{"127.0.0.1", 1}).placement();
-    if (where && where->rank != Rank{0}) return true;
-    std::fputs(wants_help ? help(arguments, flags, run, ranks).c_str()
-                          : text({"lockstep ", version, "\n"}).c_str(),
-               stdout);
-    std::fflush(stdout);
-    return true;
-  }
-
-  /// The answer to `--help`. A program that has options of its own is run, on threads of this
-  /// process, until it has asked for them; `HelpAsked` ends it then.
-  static std::string help(std::span<const std::string_view> arguments, std::span<const Flag> flags,
-                          FunctionRef<int(Session&)> run, std::size_t ranks) {
-    const std::string_view program = arguments.empty() ? "program" : arguments[0];
-    std::vector<ProgramOptions::Asked> asked;
-    std::string note;
-    if (!ProgramTraits::get().has_options) return help_text(program, flags, asked);
-    const auto until_asked = [&](Session& session) {
-      try {
-        run(session);
-      } catch (const HelpAsked&) {  // NOLINT(bugprone-empty-catch): this is its end
-      } catch (const std::exception& error) {
-        if (session.rank() == Rank{0}) {
-          note = text({"It may have more, but ended before it had asked for them: ", error.what()});
-        }
-      } catch (...) {  // NOLINT(bugprone-empty-catch): nor is any other failure one of `--help`
-      }
-      if (session.rank() == Rank{0}) asked = session.options().asked();
-      return 1;  // so that nobody asks who has read the rest
-    };
-    std::vector<std::string> words{std::string(program)};
-    try {
-      std::vector<Flag> all(flags.begin(), flags.end());
-      all.insert(all.end(), std::begin(launch_flags), std::end(launch_flags));
-      words = cut_arguments(arguments, all).rest;
-    } catch (const Error&) {  // NOLINT(bugprone-empty-catch): a slip beside `--help` is none
-    }
-    try {
-      run_threads(alone_place(ranks), std::chrono::seconds(10), words, Descriptor(), until_asked,
-                  true);
-    } catch (const std::exception& error) {
-      note = error.what();
-    }
-    return help_text(program, flags, asked, note);
-  }
-
-  /// Only a launcher of lockstep's own can start ranks again.
-  void require_restarts() const {
-    if (options.max_restarts == 0 || !place || is_alone()) return;
-    fail("launch", {"--max-restarts was given to a rank that ", place->launcher, " started"},
-         place->launcher == "torchrun"
-             ? "give it to torchrun itself, before the program's name"
-             : "leave it out, or let lockstep start the ranks, with --ranks",
-         place->rank);
-  }
-
-  /// Older launchers pass the local rank as an argument too. One that contradicts the environment
-  /// would put a rank on another's device.
-  void require_local_rank() const {
-    if (!options.local_rank || !place) return;
-    const bool is_known = place->local_world != 0 || std::getenv("LOCAL_RANK") != nullptr;
-    if (!is_known || *options.local_rank == place->local_rank) return;
-    fail("launch",
-         {"--local_rank is ", *options.local_rank, " and ", place->launcher, " gives local rank ",
-          place->local_rank},
-         "leave --local_rank out", place->rank);
-  }
-};
-
-/// Throws if several processes were started for a job of one process. `threads` is the word for the
-/// job's threads in errors.
-LOCKSTEP_INLINE void require_one_process(const Start& start, std::string_view threads) {
-  if (!start.place || start.place->world == WorldSize{1}) return;
-  const RankPlacement& place = *start.place;
-  fail("launch",
-       {place.launcher, " started this process as one of ", place.world, " ranks, and the ",
-        threads, " of this job are threads of one process"},
-       text({"start it once, with --ranks ", place.world}), place.rank);
-}
-
-/// The exit status of ranks that have returned: 1 where a failure came too late to be thrown. It is
-/// reported as one that was.
-LOCKSTEP_INLINE int status_after(int status, LateFailures& late, const Descriptor& launcher) {
-  if (status != 0) return status;
-  const std::optional<LateFailure> failure = late.take();
-  return failure ? report_failure(failure->thrown, failure->rank, launcher) : status;
-}
-
-/// How many ranks are threads of a process that others are started beside.
-LOCKSTEP_INLINE std::size_t threads_of(const RankPlacement& place, const LaunchOptions& options,
-                                       std::size_t default_ranks) {
-  if (const auto told = LaunchEnvironment().threads()) return *told;
-  if (options.ranks) return *options.ranks;
-  if (default_ranks == dynamic) return 1;
-  const std::size_t processes = place.world.value();
-  if (default_ranks % processes == 0) return default_ranks / processes;
-  fail("launch",
-       {"a world of ", default_ranks, " ranks cannot be divided among ", processes, " processes"},
-       "start another number of processes", place.rank);
-}
-
-LOCKSTEP_INLINE int launch_as(RanksAs how, int argc, char** argv,
-                              FunctionRef<int(Session&, std::optional<std::size_t>)> run,
-                              std::size_t default_ranks, std::span<const Flag> flags) {
-  std::optional<Rank> rank;
-  Descriptor launcher;
-  LateFailures late;
-  try {
-    std::optional<std::size_t> replicas;
-    const auto run_one = [&](Session& session) { return run(session, replicas); };
-    const std::size_t by_default =
-        default_ranks == dynamic || how == RanksAs::replicas ? 1 : default_ranks;
-    Start start(argc, argv, flags, run_one, by_default);
-    if (start.is_over()) return 0;
-    launcher = start.report();
-    const auto& place = start.place;
-    LaunchOptions& options = start.options;
-    const auto run_on_threads = [&](const RankPlacement& at) {
-      return run_threads(at, start.timeout, options.rest, launcher, run_one);
-    };
-
-    if (how == RanksAs::processes) {
-      if (!place && by_default > 1 && !options.ranks) options.ranks = by_default;
-      if (options.max_restarts != 0 && !options.ranks) options.ranks = 1;
-      if (options.ranks && !start.is_alone()) {
-        fail("launch", {"--ranks was given to a rank that ", place->launcher, " started"},
-             "leave the number of ranks to one of the two", place->rank);
-      }
-      if (options.ranks) return launch_ranks(std::move(options), start.timeout);
-      rank = place ? place->rank : Rank{0};
-    } else if (how == RanksAs::threads_of_processes && place &&
-               (place->hosted || place->world > WorldSize{1})) {
-      start.place->threads = threads_of(*place, options, default_ranks);
-      return status_after(run_on_threads(*place), late, launcher);
-    } else {
-      require_one_process(start, how == RanksAs::replicas ? "replicas" : "ranks");
-      // Of replicas there is one for each device, unless somebody says otherwise.
-      if (!options.ranks) options.ranks = LaunchEnvironment().threads();
-      if (!options.ranks && how != RanksAs::replicas) options.ranks = by_default;
-      if (options.max_restarts != 0) {
-        // Threads share a process that may have died: a launcher of its own starts it again.
-        options.threads = options.ranks;
-        return launch_ranks(std::move(options), start.timeout);
-      }
-      replicas = options.ranks;
-      if (how != RanksAs::replicas) {
-        return status_after(run_on_threads(alone_place(*options.ranks)), late, launcher);
-      }
-    }
-    Session session = place ? join_at(*place, start.timeout) : join_alone(start.timeout);
-    session.set_arguments(options.rest);
-    return status_after(run_rank(session, run_one), late, launcher);
-  } catch (...) {
-    return report_failure(std::current_exception(), rank, launcher);
-  }
-}
-
-}  // namespace lockstep::detail
 
 LOCKSTEP_COLD_END

@@ -7,25 +7,13 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdio>
-#include <memory>
 #include <mutex>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/file.hpp"
-#include "lockstep/core/macros.hpp"
-#include "lockstep/core/standard.hpp"
-#include "lockstep/core/text.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/launch/environment.hpp"
-#include "lockstep/launch/rendezvous.hpp"
-#include "lockstep/launch/socket.hpp"
 #include "lockstep/launch/store_connection.hpp"
 #include "lockstep/launch/store_server.hpp"
 
@@ -230,7 +218,7 @@ inline std::unique_ptr<StoreHost> settle_at(RankPlacement& place) {
   }
   if (place.hosted || place.rank != Rank{0}) return nullptr;
   // Each rank, or each thread of it, is a client.
-  const std::size_t clients = place.world.value() * place.threads;
+  const std::size_t clients = place.world.value() * place.process_ranks;
   std::unique_ptr<StoreHost> host(
       new StoreHost{StoreServer(place.secret, listen_at(place), clients)});
   place.ports = {host->server.port()};
@@ -260,15 +248,16 @@ inline Session join_at(RankPlacement place, std::chrono::milliseconds timeout = 
   const std::string name = place.host;
   std::unique_ptr<StoreHost> host = settle_at(place);
   if (host && !file.empty()) host->file.emplace(file, name, place.ports.front(), place.secret);
-  Membership member{place.rank, place.world,  place.local_rank, place.local_world, name, 0,
-                    place.job,  place.secret, timeout};
+  Membership member = place;
+  member.host = name;
+  member.timeout = timeout;
   return meet_at(place, std::move(member), std::move(host));
 }
 
 /// Joins through a file; see `RendezvousFile`.
 inline Session join_by_file(std::string_view method, Rank rank, WorldSize world,
                             std::chrono::milliseconds timeout) {
-  RankPlacement place{"the program", rank, world};
+  RankPlacement place("the program", rank, world);
   check_placement(place);
   const auto [path, name] = RendezvousFile::parse(method);
   if (rank == Rank{0}) {

@@ -5,19 +5,10 @@
 #include <string.h>
 #include <algorithm>
 #include <csignal>
-#include <cstddef>
-#include <cstdint>
-#include <exception>
-#include <optional>
-#include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/macros.hpp"
-#include "lockstep/core/strong.hpp"
-#include "lockstep/core/text.hpp"
 
 LOCKSTEP_COLD_BEGIN
 

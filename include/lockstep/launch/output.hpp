@@ -6,14 +6,9 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstddef>
 #include <deque>
-#include <string>
-#include <string_view>
-#include <utility>
 
 #include "lockstep/core/bytes.hpp"
-#include "lockstep/core/macros.hpp"
 #include "lockstep/core/terminal.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/core/utility.hpp"
@@ -54,47 +49,41 @@ class LineCutter {
  public:
   static constexpr std::size_t max_line = 64_KiB;
 
-  using Take = FunctionRef<void(std::string_view)>;
+  /// Takes a line or a status line, without the character that ended it. An empty status takes the
+  /// last one away.
+  using Take = FunctionRef<void(std::string_view text, bool is_status)>;
 
-  /// Calls `line` for every line that is complete, and `status` for every status line, both without
-  /// the character that ended them; an empty status takes the last one away.
-  void feed(std::string_view bytes, Take line, Take status) {
+  /// Calls `take` for every line and status line that is complete.
+  void feed(std::string_view bytes, Take take) {
     while (!bytes.empty()) {
       if (bytes.front() == '\n') {
-        if (std::exchange(has_status_, false)) status({});
-        emit(line);
+        if (std::exchange(has_status_, false)) take({}, true);
+        emit(take);
         bytes.remove_prefix(1);
       } else if (bytes.front() == '\r') {
         // The text is kept: if a newline follows, it was a line.
-        if (!partial_.empty()) status(partial_);
+        if (!partial_.empty()) take(partial_, true);
         has_status_ = is_ended_ = true;
         bytes.remove_prefix(1);
       } else {
-        if (is_ended_) clear();
-        if (partial_.size() == max_line) emit(line);
-        const std::size_t room = max_line - partial_.size();
-        const std::size_t count =
-            std::min(std::min(bytes.find_first_of("\r\n"), bytes.size()), room);
+        if (std::exchange(is_ended_, false)) partial_.clear();
+        if (partial_.size() == max_line) emit(take);
+        const std::size_t end = std::min(bytes.find_first_of("\r\n"), bytes.size());
+        const std::size_t count = std::min(end, max_line - partial_.size());
         partial_ += bytes.substr(0, count);
         bytes.remove_prefix(count);
       }
     }
   }
-  void feed(std::string_view bytes, Take line) {
-    feed(bytes, line, [](std::string_view) {});
-  }
 
   /// The last line, if no newline ended it.
-  void finish(Take line) {
-    if (!partial_.empty() && !is_ended_) emit(line);
+  void finish(Take take) {
+    if (!partial_.empty() && !is_ended_) emit(take);
   }
 
  private:
-  void emit(Take line) {
-    line(partial_);
-    clear();
-  }
-  void clear() {
+  void emit(Take take) {
+    take(partial_, false);
     partial_.clear();
     is_ended_ = false;
   }
@@ -142,7 +131,19 @@ class OutputQueue {
 
   /// Writes a page at most, after poll() has said that the next stream takes it.
   void write_some() {
-    write_piece();
+    constexpr std::size_t page = 4_KiB;
+    Piece& piece = pieces_.front();
+    const std::size_t count = std::min(page, piece.text.size() - piece.written);
+    ssize_t n = ::write(piece.stream, piece.text.data() + piece.written, count);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    if (n < 0) {
+      // The stream's reader has gone (`| head`). The ranks go on, and this stream stays silent.
+      closed_[piece.stream] = true;
+      n = static_cast<ssize_t>(piece.text.size() - piece.written);
+    }
+    piece.written += static_cast<std::size_t>(n);
+    bytes_ -= static_cast<std::size_t>(n);
+    if (piece.written == piece.text.size()) pieces_.pop_front();
     if (pieces_.empty() && !is_status_shown_ && !status_.empty()) show_status();
   }
 
@@ -179,31 +180,6 @@ class OutputQueue {
     } else {
       pieces_.push_back({stream, std::string(text)});
     }
-  }
-
-  void write_piece() {
-    constexpr std::size_t page = 4_KiB;
-    Piece& piece = pieces_.front();
-    const std::size_t count = std::min(page, piece.text.size() - piece.written);
-    const ssize_t n = ::write(piece.stream, piece.text.data() + piece.written, count);
-    if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
-    if (n < 0) {
-      // The stream's reader has gone (`| head`). The ranks go on, and this stream stays silent.
-      const int stream = piece.stream;
-      closed_[stream] = true;
-      std::deque<Piece> rest;
-      bytes_ = 0;
-      for (Piece& p : pieces_) {
-        if (p.stream == stream) continue;
-        bytes_ += p.text.size() - p.written;
-        rest.push_back(std::move(p));
-      }
-      pieces_ = std::move(rest);
-      return;
-    }
-    piece.written += static_cast<std::size_t>(n);
-    bytes_ -= static_cast<std::size_t>(n);
-    if (piece.written == piece.text.size()) pieces_.pop_front();
   }
 
   std::deque<Piece> pieces_;

@@ -6,8 +6,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "lockstep/core/macros.hpp"
@@ -44,23 +46,18 @@ struct Membership {
 };
 
 namespace detail {
-
 struct StoreHost;
-
-/// A text that differs between hosts. It joins boot id and name, because containers share a boot id
-/// and hosts can share a name. LOCKSTEP_HOST replaces it.
-std::string host_identity();
-
-}  // namespace detail
+}
 
 /// A rank's membership in a job, while it lasts. The destructor of the rank that hosts the store
 /// waits until all others have gone, at most for the job's time limit. When an exception ends the
 /// rank it does not wait, so that the others notice.
 class Session {
  public:
-  Session(Membership membership, Store store);
-  Session(Membership membership, Store store, std::unique_ptr<detail::StoreHost> host);
-  Session(Session&&) noexcept;
+  /// `host` is the job's store, where this process has it.
+  Session(Membership membership, Store store, std::shared_ptr<detail::StoreHost> host = nullptr)
+      : membership_(std::move(membership)), host_(std::move(host)), store_(std::move(store)) {}
+  Session(Session&&) noexcept = default;
   Session& operator=(Session&&) = delete;
   ~Session();
 
@@ -85,19 +82,32 @@ class Session {
   ProgramOptions& options() { return options_; }
   /// `arguments` are what the launcher has left: the program's name first, and `--` where it was
   /// given.
-  void set_arguments(const std::vector<std::string>& arguments, bool asks_for_help = false);
+  void set_arguments(const std::vector<std::string>& arguments, bool asks_for_help = false) {
+    options_ = ProgramOptions(arguments, rank() == Rank{0}, asks_for_help);
+  }
 
  private:
   Membership membership_;
   ProgramOptions options_;
   detail::EndOfScope scope_;
-  std::unique_ptr<detail::StoreHost> host_;
-  std::unique_ptr<Store> store_;
+  std::shared_ptr<detail::StoreHost> host_;
+  std::optional<Store> store_;
 };
 
-}  // namespace lockstep
+/// Joins as PyTorch's init_process_group does: `env://` (MASTER_ADDR, MASTER_PORT),
+/// `tcp://host:port`, where rank 0 is or will be, or `file:///path`, which all ranks can reach.
+/// Ranks: all must call. Host: blocks until all have come. Stream: none.
+Session join(std::string_view init_method, Rank rank, WorldSize world,
+             std::chrono::milliseconds timeout = default_timeout);
 
-namespace lockstep::detail {
+/// Joins as the rank that the environment says this process is; alone where it says nothing.
+Session join(std::chrono::milliseconds timeout = default_timeout);
+
+namespace detail {
+
+/// A text that differs between hosts. It joins boot id and name, because containers share a boot id
+/// and hosts can share a name. LOCKSTEP_HOST replaces it.
+std::string host_identity();
 
 /// `name` and a number, from 1: the second communicator of one name must not find the keys of the
 /// first. Each rank counts its own meetings; all ranks make communicators of one name in the same
@@ -108,24 +118,9 @@ inline std::string numbered_meeting(Store& store, Rank rank, std::string_view ba
   return text({name, ".", static_cast<std::size_t>(store.add(counter, 1))});
 }
 
-}  // namespace lockstep::detail
-
-namespace lockstep {
-
-namespace detail {
-
 /// A world of one: a rank with a store that no other process uses.
 Session join_alone(std::chrono::milliseconds timeout = default_timeout);
 
 }  // namespace detail
-
-/// Joins as PyTorch's init_process_group does: `env://` (MASTER_ADDR, MASTER_PORT),
-/// `tcp://host:port`, where rank 0 is or will be, or `file:///path`, which all ranks can reach.
-/// Ranks: all must call. Host: blocks until all have come. Stream: none.
-Session join(std::string_view init_method, Rank rank, WorldSize world,
-             std::chrono::milliseconds timeout = default_timeout);
-
-/// Joins as the rank that the environment says this process is; alone where it says nothing.
-Session join(std::chrono::milliseconds timeout = default_timeout);
 
 }  // namespace lockstep

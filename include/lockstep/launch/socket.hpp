@@ -17,6 +17,7 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/file.hpp"
 #include "lockstep/core/macros.hpp"
+#include "lockstep/core/utility.hpp"
 
 LOCKSTEP_COLD_BEGIN
 
@@ -73,8 +74,7 @@ inline Descriptor try_listen(const std::string& host, std::uint16_t port, int& e
   std::string why;
   const auto addresses = resolve(host, port, why);
   error = EADDRNOTAVAIL;
-  const int families[] = {AF_INET6, AF_INET};
-  for (int family : families) {
+  for (const int family : {AF_INET6, AF_INET}) {
     for (const addrinfo* a = addresses.get(); a != nullptr; a = a->ai_next) {
       if (a->ai_family != family) continue;
       Descriptor fd(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
@@ -113,13 +113,9 @@ inline std::uint16_t local_port(int fd) {
   sockaddr_storage address{};
   socklen_t size = sizeof address;
   ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size);
-  std::uint16_t port = 0;
-  if (address.ss_family == AF_INET) {
-    port = reinterpret_cast<const sockaddr_in&>(address).sin_port;
-  } else {
-    port = reinterpret_cast<const sockaddr_in6&>(address).sin6_port;
-  }
-  return ntohs(port);
+  return ntohs(address.ss_family == AF_INET
+                   ? reinterpret_cast<const sockaddr_in&>(address).sin_port
+                   : reinterpret_cast<const sockaddr_in6&>(address).sin6_port);
 }
 
 /// The next connection that waits, or an empty descriptor with errno set.
@@ -172,38 +168,34 @@ inline Descriptor try_connect(const std::string& host, std::uint16_t port, Deadl
 
 enum class Transfer { complete, closed, timed_out };
 
-/// Reads exactly `size` bytes. A reset connection counts as closed.
-inline Transfer read_exact(int fd, void* data, std::size_t size, Deadline deadline) {
-  auto* at = static_cast<char*>(data);
-  while (size > 0) {
-    const ssize_t n = ::recv(fd, at, size, 0);
+/// Moves `size` bytes by `move(done)`, which recv or send does. A reset connection counts as
+/// closed.
+inline Transfer transfer(int fd, short events, std::size_t size, Deadline deadline,
+                         FunctionRef<ssize_t(std::size_t done)> move) {
+  for (std::size_t done = 0; done < size;) {
+    const ssize_t n = move(done);
     if (n > 0) {
-      at += n;
-      size -= static_cast<std::size_t>(n);
+      done += static_cast<std::size_t>(n);
     } else if (n == 0 || (errno != EAGAIN && errno != EINTR)) {
       return Transfer::closed;
-    } else if (errno == EAGAIN && !wait_ready(fd, POLLIN, deadline)) {
+    } else if (errno == EAGAIN && !wait_ready(fd, events, deadline)) {
       return Transfer::timed_out;
     }
   }
   return Transfer::complete;
 }
 
-/// Writes exactly `size` bytes; never raises SIGPIPE.
-inline Transfer write_exact(int fd, const void* data, std::size_t size, Deadline deadline) {
-  const auto* at = static_cast<const char*>(data);
-  while (size > 0) {
-    const ssize_t n = ::send(fd, at, size, MSG_NOSIGNAL);
-    if (n >= 0) {
-      at += n;
-      size -= static_cast<std::size_t>(n);
-    } else if (errno != EAGAIN && errno != EINTR) {
-      return Transfer::closed;
-    } else if (errno == EAGAIN && !wait_ready(fd, POLLOUT, deadline)) {
-      return Transfer::timed_out;
-    }
-  }
-  return Transfer::complete;
+/// Reads exactly `size` bytes.
+inline Transfer read_exact(int fd, char* data, std::size_t size, Deadline deadline) {
+  return transfer(fd, POLLIN, size, deadline,
+                  [&](std::size_t done) { return ::recv(fd, data + done, size - done, 0); });
+}
+
+/// Writes all of it; never raises SIGPIPE.
+inline Transfer write_exact(int fd, const char* data, std::size_t size, Deadline deadline) {
+  return transfer(fd, POLLOUT, size, deadline, [&](std::size_t done) {
+    return ::send(fd, data + done, size - done, MSG_NOSIGNAL);
+  });
 }
 
 }  // namespace lockstep::detail

@@ -125,8 +125,7 @@ class StoreWatch {
   void ask();
 
   std::string key_;
-  std::chrono::milliseconds timeout_;
-  std::shared_ptr<StoreClient> client_;
+  Store store_;
   std::shared_ptr<StoreConnection> connection_;  // of the request that waits
   std::uint32_t number_ = 0;
   std::optional<std::string> known_;

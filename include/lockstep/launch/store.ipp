@@ -4,12 +4,8 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <mutex>
-#include <utility>
 
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/macros.hpp"
-#include "lockstep/core/text.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/launch/store.hpp"
 #include "lockstep/launch/store_connection.hpp"
@@ -19,28 +15,6 @@ LOCKSTEP_COLD_BEGIN
 namespace lockstep {
 
 namespace detail {
-
-/// A request: the operation and the key that it is about; what follows depends on the operation.
-struct StoreRequest : store_protocol::Writer {
-  std::string_view name;  // of the operation, for messages
-  std::string_view key;
-
-  StoreRequest(store_protocol::Operation operation, std::string_view name, std::string_view key)
-      : name(name), key(key) {
-    if (key.size() > store_protocol::max_key_bytes)
-      fail(name, {"a key of ", key.size(), " bytes"}, "keys have at most 4096");
-    byte(static_cast<std::uint8_t>(operation)).text(key);
-  }
-
-  StoreRequest& value(std::string_view value) {
-    if (value.size() > store_protocol::max_value_bytes) {
-      fail(name, {"a value of ", value.size(), " bytes for key '", key, "'"},
-           "values have at most 16 MiB; pass larger data through a communicator");
-    }
-    text(value);
-    return *this;
-  }
-};
 
 /// A reply begins with its status; what follows depends on the operation.
 LOCKSTEP_INLINE bool is_ok(std::string_view reply) {
@@ -54,6 +28,7 @@ LOCKSTEP_INLINE store_protocol::Reader rest_of(std::string_view reply) {
 class StoreClient {
  public:
   using Milliseconds = std::chrono::milliseconds;
+  using Request = store_protocol::Request;
 
   StoreClient(const std::string& host, std::span<const std::uint16_t> ports,
               const std::string& secret, Milliseconds timeout)
@@ -88,26 +63,34 @@ class StoreClient {
 
   std::uint16_t port() const { return port_; }
 
-  /// Sends a request. `number` is set to the one it got.
-  std::shared_ptr<StoreConnection> post(const StoreRequest& request, Milliseconds timeout,
-                                        std::uint32_t& number) {
+  /// Sends a request. `name` is the operation's in messages; `number` is set to the one it got.
+  std::shared_ptr<StoreConnection> post(std::string_view name, const Request& request,
+                                        Milliseconds timeout, std::uint32_t& number) {
+    if (request.key.size() > store_protocol::max_key_bytes)
+      fail(name, {"a key of ", request.key.size(), " bytes"}, "keys have at most 4096");
+    const std::size_t bytes = std::max(request.value.size(), request.expected.size());
+    if (bytes > store_protocol::max_value_bytes) {
+      fail(name, {"a value of ", bytes, " bytes for key '", request.key, "'"},
+           "values have at most 16 MiB; pass larger data through a communicator");
+    }
     const Deadline deadline = Deadline::after(answer_limit(timeout));
     std::string why;
     std::shared_ptr<StoreConnection> over = connection(deadline, why);
-    if (!over) fail_at(request.name, "cannot be reached: ", why);
-    check(over, request.name, over->post(request.bytes(), number, deadline));
+    if (!over) fail_at(name, "cannot be reached: ", why);
+    check(over, name, over->post(request.bytes(), number, deadline));
     return over;
   }
 
   /// Sends a request and returns the reply. The server may hold it back for `waiting`; then it is
   /// cancelled. If no reply comes within a further while, the server is stopped or unreachable.
-  std::string request(const StoreRequest& request, Milliseconds timeout,
+  std::string request(std::string_view name, Request request, Milliseconds timeout,
                       Milliseconds waiting = Milliseconds(0)) {
+    request.waits = waiting.count() > 0;
     std::uint32_t number = 0;
-    const std::shared_ptr<StoreConnection> over = post(request, timeout, number);
+    const std::shared_ptr<StoreConnection> over = post(name, request, timeout, number);
     std::string reply;
     Transfer done = Transfer::timed_out;
-    if (waiting.count() > 0) {
+    if (request.waits) {
       done = over->await(number, reply, Deadline::after(waiting));
       if (done == Transfer::timed_out) over->cancel(number);
     }
@@ -115,7 +98,7 @@ class StoreClient {
       done = over->await(number, reply, Deadline::after(answer_limit(timeout - waiting)));
     }
     if (done == Transfer::timed_out) over->forget(number);
-    return checked(over, request.name, request.key, done, std::move(reply));
+    return checked(over, name, request.key, done, std::move(reply));
   }
 
   /// The reply to a request that was posted, if it has come.
@@ -123,7 +106,7 @@ class StoreClient {
                                   const std::shared_ptr<StoreConnection>& over,
                                   std::uint32_t number) {
     std::string reply;
-    const Transfer done = over->await(number, reply, Deadline::after(std::chrono::milliseconds(0)));
+    const Transfer done = over->await(number, reply, Deadline::after(Milliseconds(0)));
     if (done == Transfer::timed_out) return std::nullopt;
     return checked(over, name, key, done, std::move(reply));
   }
@@ -158,6 +141,8 @@ class StoreClient {
     check(over, name, done);
     if (reply.empty()) fail_at(name, "sent something that is no reply");
     if (reply.front() != static_cast<char>(store_protocol::Status::refused)) return reply;
+    // A barrier's name has its kind before it.
+    if (key.starts_with(text({name, "/"}))) key.remove_prefix(name.size() + 1);
     fail(name, {"'", key, "': ", rest_of(reply).text()},
          "use each name for one purpose, from every rank the same way");
   }
@@ -202,7 +187,7 @@ LOCKSTEP_INLINE Store Store::share() const { return {client_, timeout_}; }
 LOCKSTEP_INLINE std::uint16_t Store::port() const { return client_->port(); }
 
 LOCKSTEP_INLINE void Store::set(std::string_view key, std::string_view value) {
-  client_->request(detail::StoreRequest(Operation::set, "set", key).value(value), timeout_);
+  client_->request("set", {Operation::set, key, value}, timeout_);
 }
 
 LOCKSTEP_INLINE std::string Store::get(std::string_view key, std::optional<Milliseconds> limit) {
@@ -214,9 +199,7 @@ LOCKSTEP_INLINE std::string Store::get(std::string_view key, std::optional<Milli
 
 LOCKSTEP_INLINE std::optional<std::string> Store::try_get(std::string_view key,
                                                           Milliseconds limit) {
-  detail::StoreRequest request(Operation::get, "get", key);
-  request.byte(limit.count() > 0 ? 1 : 0);
-  const std::string reply = client_->request(request, timeout_, limit);
+  const std::string reply = client_->request("get", {Operation::get, key}, timeout_, limit);
   if (!detail::is_ok(reply)) return std::nullopt;
   return std::string(detail::rest_of(reply).text());
 }
@@ -237,21 +220,21 @@ LOCKSTEP_INLINE void Store::wait(const std::vector<std::string>& keys,
 }
 
 LOCKSTEP_INLINE std::int64_t Store::add(std::string_view key, std::int64_t delta) {
-  detail::StoreRequest request(Operation::add, "add", key);
-  request.u64(static_cast<std::uint64_t>(delta));
-  const std::string reply = client_->request(request, timeout_);
+  const auto number = static_cast<std::uint64_t>(delta);
+  const std::string reply =
+      client_->request("add", {Operation::add, key, "", "", number}, timeout_);
   return std::strtoll(std::string(detail::rest_of(reply).text()).c_str(), nullptr, 10);
 }
 
 LOCKSTEP_INLINE std::string Store::compare_set(std::string_view key, std::string_view expected,
                                                std::string_view desired) {
-  detail::StoreRequest request(Operation::compare_set, "compare_set", key);
-  const std::string reply = client_->request(request.value(expected).value(desired), timeout_);
+  const std::string reply =
+      client_->request("compare_set", {Operation::compare_set, key, desired, expected}, timeout_);
   return std::string(detail::rest_of(reply).text());
 }
 
 LOCKSTEP_INLINE bool Store::erase(std::string_view key) {
-  return detail::is_ok(client_->request({Operation::erase, "erase", key}, timeout_));
+  return detail::is_ok(client_->request("erase", {Operation::erase, key}, timeout_));
 }
 
 LOCKSTEP_INLINE void Store::barrier(std::string_view name, Rank rank, WorldSize world,
@@ -272,11 +255,11 @@ LOCKSTEP_INLINE std::vector<std::string> Store::meet(std::string_view operation,
                                                      std::optional<Milliseconds> limit) {
   const Milliseconds waiting = limit.value_or(timeout_);
   const std::string key = detail::text({operation, "/", name});
-  detail::StoreRequest request(Operation::gather, operation, key);
-  request.key = name;  // for messages
-  request.u32(static_cast<std::uint32_t>(rank.value()));
-  request.u32(static_cast<std::uint32_t>(world.value())).byte(waiting.count() > 0 ? 1 : 0);
-  const std::string reply = client_->request(request.value(value), timeout_, waiting);
+  const std::string reply = client_->request(
+      operation,
+      {Operation::gather, key, value, "", 0, static_cast<std::uint32_t>(rank.value()),
+       static_cast<std::uint32_t>(world.value())},
+      timeout_, waiting);
   detail::store_protocol::Reader in = detail::rest_of(reply);
   std::vector<std::string> all;
   if (!detail::is_ok(reply)) {
@@ -305,7 +288,7 @@ LOCKSTEP_INLINE std::vector<std::string> Store::meet(std::string_view operation,
 namespace detail {
 
 LOCKSTEP_INLINE StoreWatch::StoreWatch(const Store& store, std::string key)
-    : key_(std::move(key)), timeout_(store.timeout()), client_(store.client_) {}
+    : key_(std::move(key)), store_(store.share()) {}
 
 LOCKSTEP_INLINE StoreWatch::~StoreWatch() {
   if (!connection_) return;
@@ -315,17 +298,18 @@ LOCKSTEP_INLINE StoreWatch::~StoreWatch() {
 
 LOCKSTEP_INLINE void StoreWatch::ask() {
   using store_protocol::Operation;
-  StoreRequest request(known_ ? Operation::change : Operation::get, "watch", key_);
-  request.byte(1);
-  if (known_) request.text(*known_);
-  connection_ = client_->post(request, timeout_, number_);
+  store_protocol::Request request{Operation::get, key_};
+  if (known_) request.operation = Operation::change;
+  if (known_) request.value = *known_;
+  request.waits = true;
+  connection_ = store_.client_->post("watch", request, store_.timeout(), number_);
 }
 
 LOCKSTEP_INLINE std::optional<std::string> StoreWatch::news() {
   if (!connection_) ask();
   std::optional<std::string> reply;
   try {
-    reply = client_->look("watch", key_, connection_, number_);
+    reply = store_.client_->look("watch", key_, connection_, number_);
   } catch (...) {
     connection_.reset();  // the next call asks again
     throw;

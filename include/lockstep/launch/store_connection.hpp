@@ -3,16 +3,11 @@
 /// @file A client's connection to the store: authenticated, and shared by any number of threads.
 
 #include <condition_variable>
-#include <cstdint>
 #include <mutex>
 #include <optional>
-#include <string>
-#include <string_view>
-#include <utility>
 #include <vector>
 
 #include "lockstep/core/file.hpp"
-#include "lockstep/core/macros.hpp"
 #include "lockstep/launch/socket.hpp"
 #include "lockstep/launch/store_protocol.hpp"
 
@@ -101,15 +96,16 @@ class StoreConnection {
   /// Ends a request that waits at the server, if that takes it at once: its reply says that it was
   /// cancelled.
   void cancel(std::uint32_t number) {
-    const auto operation = static_cast<std::uint8_t>(store_protocol::Operation::cancel);
+    store_protocol::Request request;
+    request.operation = store_protocol::Operation::cancel;
+    request.number = number;
     std::uint32_t own = 0;
     {
       const std::lock_guard lock(mutex_);
       if (closed_) return;
       own = next_++;
     }
-    send(own, store_protocol::Writer{}.byte(operation).text("").u32(number).bytes(),
-         Deadline::after(std::chrono::milliseconds(100)));
+    send(own, request.bytes(), Deadline::after(std::chrono::milliseconds(100)));
   }
 
   /// Nobody waits for the reply to a request any more.
@@ -162,23 +158,15 @@ class StoreConnection {
     is_read_ = false;
     if (n > 0) {
       input_.append(buffer, static_cast<std::size_t>(n));
-      sort_replies();
+      const auto sort = [&](std::uint32_t number, std::string_view body) {
+        if (Reply* const reply = find(number)) reply->body = body;
+        return true;
+      };
+      if (!store_protocol::take_frames(input_, sort)) close();
     } else if (!nothing) {
       close();
     }
     changed_.notify_all();
-  }
-
-  void sort_replies() {
-    std::size_t taken = 0;
-    while (true) {
-      const auto frame = store_protocol::Frame::first_of(std::string_view(input_).substr(taken));
-      if (frame.is_broken) close();
-      if (frame.bytes == 0) break;
-      taken += frame.bytes;
-      if (Reply* const reply = find(frame.request)) reply->body = frame.body;
-    }
-    input_.erase(0, taken);
   }
 
   void close() {

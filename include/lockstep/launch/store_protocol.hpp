@@ -9,20 +9,22 @@
 /// handshake keeps strangers and accidents out, not someone who can alter the network's packets.
 ///
 /// After that both sides send frames: a length of four bytes, the number that the client has given
-/// to its request, then the body. A request's body begins with its operation, a reply's with its
-/// status. Replies come in the order in which requests can be answered, so one connection serves
-/// requests that wait beside others that do not. Integers are little-endian.
+/// to its request, then the body. A reply's body begins with its status. Replies come in the order
+/// in which requests can be answered, so one connection serves requests that wait beside others
+/// that do not. Integers are little-endian.
 ///
 /// The last character of the magic word is the protocol's version: programs of different releases
 /// that meet say so.
 
 #include <bit>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/standard.hpp"
+#include "lockstep/core/utility.hpp"
 
 namespace lockstep::detail {
 
@@ -184,37 +186,69 @@ class Reader {
   bool ok_ = true;
 };
 
-/// The bytes before a frame's body: the length of what follows them, and the request's number.
-inline constexpr std::size_t header_bytes = 8;
+/// A request. All have the same fields, and each operation reads some of them.
+struct Request {
+  Operation operation = Operation::set;
+  std::string_view key{};
+  std::string_view value{};     // to be set, or this rank's piece, or what a change differs from
+  std::string_view expected{};  // by a compare_set
+  std::uint64_t number = 0;     // to be added, or of the request to be cancelled
+  std::uint32_t rank = 0;       // in a gather
+  std::uint32_t world = 0;
+  bool waits = false;  // until it is answered or cancelled, or is it cancelled at once?
 
+  std::string bytes() const {
+    Writer out;
+    out.byte(static_cast<std::uint8_t>(operation)).text(key).text(value).text(expected);
+    return out.u64(number).u32(rank).u32(world).byte(waits ? 1 : 0).bytes();
+  }
+
+  /// Nothing if the bytes are no request.
+  static std::optional<Request> from_bytes(std::string_view bytes) {
+    Reader in(bytes);
+    Request request;
+    request.operation = static_cast<Operation>(in.byte());
+    request.key = in.text();
+    request.value = in.text();
+    request.expected = in.text();
+    request.number = in.u64();
+    request.rank = in.u32();
+    request.world = in.u32();
+    request.waits = in.byte() != 0;
+    const bool fits = request.key.size() <= max_key_bytes &&
+                      request.value.size() <= max_value_bytes &&
+                      request.expected.size() <= max_value_bytes;
+    return in.ok() && fits ? std::optional(request) : std::nullopt;
+  }
+};
+
+/// The bytes before a frame's body: the length of what follows them, and the request's number.
 inline std::string frame_header(std::uint32_t request, std::size_t body_bytes) {
   return Writer{}.u32(static_cast<std::uint32_t>(body_bytes + 4)).u32(request).bytes();
 }
 
 inline std::string frame(std::uint32_t request, std::string_view body) {
-  return Writer{}.raw(frame_header(request, body.size())).raw(body).bytes();
+  return frame_header(request, body.size()).append(body);
 }
 
-/// A whole frame at the beginning of what has been received.
-struct Frame {
-  std::uint32_t request = 0;
-  std::string_view body;
-  std::size_t bytes = 0;  // with the header; 0 while the frame is not complete
-  bool is_broken = false;
-
-  static Frame first_of(std::string_view received) {
-    Frame frame;
-    if (received.size() < 4) return frame;
-    Reader header(received);
-    const std::size_t size = header.u32();
-    frame.is_broken = size < 4 || size > max_frame_bytes;
-    if (frame.is_broken || received.size() - 4 < size) return frame;
-    frame.request = header.u32();
-    frame.body = received.substr(header_bytes, size - 4);
-    frame.bytes = 4 + size;
-    return frame;
+/// Calls `take(request, body)` for each whole frame at the beginning of what has been received, as
+/// long as it returns true, and removes them. False where something else than a frame follows.
+inline bool take_frames(std::string& received,
+                        FunctionRef<bool(std::uint32_t, std::string_view)> take) {
+  std::size_t taken = 0;
+  bool is_frame = true;
+  for (bool wants_more = true; wants_more && received.size() - taken >= 4;) {
+    Reader rest(std::string_view(received).substr(taken));
+    const std::size_t size = rest.u32();
+    is_frame = size >= 4 && size <= max_frame_bytes;
+    if (!is_frame || received.size() - taken - 4 < size) break;
+    taken += 4 + size;
+    const std::uint32_t request = rest.u32();
+    wants_more = take(request, rest.raw(size - 4));
   }
-};
+  received.erase(0, taken);
+  return is_frame;
+}
 
 /// The proof that `role` knows the key. The role keeps one side from echoing the other's proof.
 inline std::string tag(SipKey key, std::string_view role, std::string_view server_nonce,

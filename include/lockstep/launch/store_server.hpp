@@ -8,27 +8,16 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <charconv>
 #include <compare>
-#include <cstddef>
-#include <cstdint>
-#include <exception>
 #include <map>
 #include <memory>
 #include <optional>
-#include <string>
-#include <string_view>
-#include <system_error>
-#include <utility>
 #include <vector>
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/file.hpp"
-#include "lockstep/core/macros.hpp"
-#include "lockstep/core/standard.hpp"
 #include "lockstep/core/thread.hpp"
-#include "lockstep/launch/outcome.hpp"
 #include "lockstep/launch/socket.hpp"
 #include "lockstep/launch/store_protocol.hpp"
 
@@ -45,10 +34,7 @@ struct StoreCaller {
 };
 
 /// A reply for one of the clients. One that all ranks get alike is in memory once.
-struct StoreAnswer {
-  StoreCaller to;
-  std::shared_ptr<const std::string> body;
-};
+using StoreAnswer = std::pair<StoreCaller, std::shared_ptr<const std::string>>;
 
 /// The store's data, apart from sockets: keys, values, gathers, and requests that wait. Requests
 /// are served in the order in which they come. What one costs does not depend on how many others
@@ -59,71 +45,48 @@ class StoreTable {
   /// Serves one request. It can answer others, which waited for it. False if the bytes are no
   /// request.
   bool serve(StoreCaller from, std::string_view body) {
-    store_protocol::Reader request(body);
-    const auto operation = static_cast<Operation>(request.byte());
-    const std::string key =
-        (operation == Operation::gather ? 'g' : 'v') + std::string(request.text());
-    if (key.size() > 1 + store_protocol::max_key_bytes || waits_.contains(from)) return false;
-    switch (operation) {
-      case Operation::set: {
-        const std::string_view value = request.text();
-        if (!is_value(request, value)) return false;
+    const std::optional<Request> request = Request::from_bytes(body);
+    if (!request || waits_.contains(from)) return false;
+    const bool is_gather = request->operation == Operation::gather;
+    const std::string key = text({is_gather ? "g" : "v", request->key});
+    const std::optional<std::string>& value = value_of(key);
+    switch (request->operation) {
+      case Operation::set:
         answer(from, Status::ok);
-        assign(key, value);
+        assign(key, request->value);
         return true;
-      }
       case Operation::get:
       case Operation::change: {
-        const bool waits = request.byte() != 0;
         Wait wait{key};
-        if (operation == Operation::change) wait.known = request.text();
-        if (!request.ok()) return false;
-        if (try_answer(from, wait)) return true;
-        hold(from, std::move(wait));
-        if (!waits) cancel(from);
-        return true;
+        if (request->operation == Operation::change) wait.known = request->value;
+        if (!try_answer(from, wait)) hold(from, std::move(wait));
+        break;
       }
-      case Operation::gather: {
-        const std::size_t rank = request.u32();
-        const std::size_t world = request.u32();
-        const bool waits = request.byte() != 0;
-        const std::string_view piece = request.text();
-        if (!is_value(request, piece)) return false;
-        gather(from, key, rank, world, piece);
-        if (!waits) cancel(from);
+      case Operation::gather:
+        gather(from, key, *request);
+        break;
+      case Operation::add:
+        add(from, key, request->number);
         return true;
-      }
-      case Operation::add: {
-        const std::uint64_t delta = request.u64();
-        if (!request.ok()) return false;
-        add(from, key, delta);
-        return true;
-      }
       case Operation::compare_set: {
-        const std::string_view expected = request.text();
-        const std::string_view desired = request.text();
-        if (!is_value(request, desired)) return false;
-        const std::optional<std::string>& value = value_of(key);
-        const bool is_expected = value ? *value == expected : expected.empty();
-        answer(from, Status::ok, is_expected ? desired : value ? *value : expected);
-        if (is_expected) assign(key, desired);
+        const bool is_expected = value ? *value == request->expected : request->expected.empty();
+        answer(from, Status::ok, is_expected ? request->value : value ? *value : request->expected);
+        if (is_expected) assign(key, request->value);
         return true;
       }
-      case Operation::erase: {
-        if (!request.ok()) return false;
-        const bool is_there = value_of(key).has_value();
-        if (is_there) entries_[key].value.reset();
+      case Operation::erase:
+        answer(from, value ? Status::ok : Status::missing);
+        if (value) entries_[key].value.reset();
         drop_if_unused(key);
-        answer(from, is_there ? Status::ok : Status::missing);
         return true;
-      }
-      case Operation::cancel: {
-        const std::uint32_t number = request.u32();
-        if (request.ok()) cancel({from.client, number});
-        return request.ok();
-      }
+      case Operation::cancel:
+        cancel({from.client, static_cast<std::uint32_t>(request->number)});
+        return true;
+      default:
+        return false;
     }
-    return false;
+    if (!request->waits) cancel(from);
+    return true;
   }
 
   /// Forgets the requests of a client that has gone: it no longer counts in its gathers.
@@ -137,6 +100,7 @@ class StoreTable {
 
  private:
   using Operation = store_protocol::Operation;
+  using Request = store_protocol::Request;
   using Status = store_protocol::Status;
 
   /// A request that waits: for a value that is another one than `known`, or for the other ranks of
@@ -157,12 +121,8 @@ class StoreTable {
     std::size_t bytes = 0;                             // of all pieces
   };
 
-  static bool is_value(const store_protocol::Reader& request, std::string_view value) {
-    return request.ok() && value.size() <= store_protocol::max_value_bytes;
-  }
-
   void answer(StoreCaller to, const store_protocol::Writer& body) {
-    answers_.push_back({to, std::make_shared<const std::string>(body.bytes())});
+    answers_.emplace_back(to, std::make_shared<const std::string>(body.bytes()));
   }
   void answer(StoreCaller to, Status status, std::string_view text = {}) {
     answer(to, store_protocol::Writer{}.byte(static_cast<std::uint8_t>(status)).text(text));
@@ -250,8 +210,9 @@ class StoreTable {
   }
 
   /// Notes a rank's arrival at a gather. The last one to come answers all.
-  void gather(StoreCaller from, const std::string& key, std::size_t rank, std::size_t world,
-              std::string_view piece) {
+  void gather(StoreCaller from, const std::string& key, const Request& request) {
+    const std::size_t rank = request.rank;
+    const std::size_t world = request.world;
     const auto refuse = [&](const std::string& why) { answer(from, Status::refused, why); };
     if (rank >= world || world > store_protocol::max_world) {
       return refuse(text({"rank ", rank, " is not in a world of ", world}));
@@ -263,17 +224,17 @@ class StoreTable {
                           ", and this rank counts ", world}));
     }
     if (round.pieces[rank]) return refuse(text({"rank ", rank, " waits in it already"}));
-    if (round.bytes + piece.size() > store_protocol::max_gathered_bytes) {
+    if (round.bytes + request.value.size() > store_protocol::max_gathered_bytes) {
       return refuse("all ranks together give it more than 16 MiB");
     }
-    round.bytes += piece.size();
-    round.pieces[rank] = piece;
+    round.bytes += request.value.size();
+    round.pieces[rank] = request.value;
     hold(from, {key, std::nullopt, rank});
     if (round.sleepers.size() < world) return;
     const auto all = std::make_shared<const std::string>(gathered(round.pieces));
     for (const StoreCaller& each : round.sleepers) {
       waits_.erase(each);
-      answers_.push_back({each, all});
+      answers_.emplace_back(each, all);
     }
     entries_.erase(key);
   }
@@ -510,28 +471,25 @@ class StoreServer {
 
   /// Serves the complete requests that have come.
   void serve_input(Connection& c) {
-    std::size_t served = 0;
-    while (!c.dead && c.authenticated && c.reads()) {
-      const auto frame = store_protocol::Frame::first_of(std::string_view(c.input).substr(served));
-      if (frame.is_broken) end(c);
-      if (frame.bytes == 0) break;
-      served += frame.bytes;
+    if (!c.authenticated || !c.reads()) return;
+    const auto serve = [&](std::uint32_t request, std::string_view body) {
       requests_.fetch_add(1, std::memory_order_relaxed);
-      if (!table_.serve({c.number, frame.request}, frame.body)) end(c);
+      if (!table_.serve({c.number, request}, body)) end(c);
       deliver();
-    }
-    c.input.erase(0, served);
+      return !c.dead && c.reads();
+    };
+    if (!store_protocol::take_frames(c.input, serve)) end(c);
   }
 
   /// Sends the answers that requests have caused.
   void deliver() {
-    for (const StoreAnswer& answer : table_.take_answers()) {
-      Connection* const c = find(answer.to.client);
+    for (auto& [to, body] : table_.take_answers()) {
+      Connection* const c = find(to.client);
       if (c == nullptr || c->dead) continue;
-      std::string head = store_protocol::frame_header(answer.to.request, answer.body->size());
-      const bool is_small = answer.body->size() < 1_KiB;
-      if (is_small) head += *answer.body;
-      send(*c, std::move(head), is_small ? nullptr : answer.body);
+      std::string head = store_protocol::frame_header(to.request, body->size());
+      const bool is_small = body->size() < 1_KiB;
+      if (is_small) head += *body;
+      send(*c, std::move(head), is_small ? nullptr : std::move(body));
       settle(*c);
     }
   }

@@ -11,39 +11,19 @@
 #include <unistd.h>
 #include <algorithm>
 #include <csignal>
-#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "lockstep/core/deadline.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/file.hpp"
-#include "lockstep/core/macros.hpp"
-#include "lockstep/core/standard.hpp"
 #include "lockstep/core/terminal.hpp"
-#include "lockstep/core/text.hpp"
-#include "lockstep/core/utility.hpp"
 #include "lockstep/launch/outcome.hpp"
 #include "lockstep/launch/output.hpp"
 
 LOCKSTEP_COLD_BEGIN
 
 namespace lockstep::detail {
-
-/// Do ranks that have these arguments, the program's name first, save their state when they are
-/// asked to end?
-inline bool saves_on_request(const std::vector<std::string>& arguments) {
-  for (std::size_t i = 1; i < arguments.size() && arguments[i] != "--"; ++i) {
-    const std::string& word = arguments[i];
-    if (word == "--checkpoint" || word.starts_with("--checkpoint=")) return true;
-  }
-  return false;
-}
 
 /// How long ranks have between SIGTERM and SIGKILL: 8 s, two less than the ten after which the job
 /// must be over, or 60 s where they have to finish a step and to write a checkpoint.
@@ -69,11 +49,6 @@ struct Child {
   /// Signals the whole process group, and so also the processes that the rank has started.
   void send(int signal) const {
     if (running && ::kill(-pid, signal) != 0) ::kill(pid, signal);
-  }
-
-  /// Signals the rank alone: what it has started may not know the signal, and would die of it.
-  void send_alone(int signal) const {
-    if (running) ::kill(pid, signal);
   }
 
   /// Collects a process that has ended.
@@ -199,8 +174,8 @@ class Supervisor {
   Outcome run() {
     while (is_any_running() || (!queue_.is_empty() && !is_time_over())) {
       wait_for_events();
-      if (settled_at_ && settled_at_->passed()) settle();
-      if (kill_at_ && kill_at_->passed()) kill_rest();
+      if (settled_at_.passed()) settle();
+      if (kill_at_.passed()) kill_rest();
     }
     settle();
     for (Child& child : children_) {
@@ -214,10 +189,8 @@ class Supervisor {
 
  private:
   bool is_any_running() const {
-    for (const Child& child : children_) {
-      if (child.running) return true;
-    }
-    return false;
+    return std::any_of(children_.begin(), children_.end(),
+                       [](const Child& child) { return child.running; });
   }
 
   void wait_for_events() {
@@ -262,8 +235,8 @@ class Supervisor {
         if (end.precedence() != precedence) continue;
         if (end.is_consequence()) {
           outcome_.consequences.push_back(end);
-          if (!settled_at_) settled_at_ = Deadline::after(std::min(grace_, settling));
-        } else if (kill_at_) {
+          settled_at_ = sooner(settled_at_, Deadline::after(std::min(grace_, settling)));
+        } else if (is_ending_) {
           if (!outcome_.late || outcome_.late->is_ended()) outcome_.late = end;
           print_failure(end);
         } else if (end.status.signal == SIGUSR1 && is_usr1_sent_) {
@@ -278,8 +251,8 @@ class Supervisor {
   /// Ranks have failed because of a rank that is not known here, so the end that was noticed first
   /// counts as the first failure.
   void settle() {
-    settled_at_.reset();
-    if (kill_at_ || outcome_.consequences.empty()) return;
+    settled_at_ = Deadline::never();
+    if (is_ending_ || outcome_.consequences.empty()) return;
     const RankEnd first = outcome_.consequences.front();
     outcome_.consequences.erase(outcome_.consequences.begin());
     begin_end(first);
@@ -304,7 +277,7 @@ class Supervisor {
   void print_failure(const RankEnd& end) {
     if (!prints_failures_ || !end.failure) return;
     LineCutter lines;
-    const auto print = [&](std::string_view line) { pass_on(end.rank, 1, line); };
+    const auto print = [&](std::string_view line, bool) { pass_on(end.rank, 1, line, false); };
     lines.feed(end.failure->text(end.rank), print);
     lines.finish(print);
   }
@@ -315,7 +288,10 @@ class Supervisor {
     const int signal = static_cast<int>(info.ssi_signo);
     if (signal == SIGUSR1) {
       is_usr1_sent_ = true;
-      for (const Child& child : children_) child.send_alone(SIGUSR1);
+      // The rank alone: what it has started may not know the signal, and would die of it.
+      for (const Child& child : children_) {
+        if (child.running) ::kill(child.pid, SIGUSR1);
+      }
       return;
     }
     outcome_.is_unwanted = true;
@@ -324,9 +300,9 @@ class Supervisor {
       const bool is_cause = !outcome_.first && outcome_.interrupted == 0;
       if (is_cause) outcome_.interrupted = signal;
       write_until_ = Deadline::after(std::chrono::milliseconds(0));
-    } else if (again_at_ && !again_at_->passed()) {
+    } else if (again_at_.is_ever() && !again_at_.passed()) {
       return;
-    } else if (kill_at_) {
+    } else if (is_ending_) {
       kill_rest();
       write_until_ = Deadline::after(std::chrono::milliseconds(500));
     } else {
@@ -343,6 +319,7 @@ class Supervisor {
 
   void terminate() {
     // Ranks that save have the same limit themselves, and say that it is over.
+    is_ending_ = true;
     kill_at_ = Deadline::after(grace_ + std::chrono::milliseconds(saves_ ? 500 : 0));
     for (const Child& child : children_) {
       child.send(SIGTERM);
@@ -360,12 +337,11 @@ class Supervisor {
   }
 
   /// Is the time for the remaining output over?
-  bool is_time_over() const { return write_until_ && write_until_->passed(); }
+  bool is_time_over() const { return write_until_.passed(); }
 
   Deadline next_deadline() const {
-    const Deadline kill =
-        sooner(kill_at_.value_or(Deadline::never()), settled_at_.value_or(Deadline::never()));
-    return write_until_ && !write_until_->passed() ? sooner(kill, *write_until_) : kill;
+    const Deadline kill = sooner(kill_at_, settled_at_);
+    return is_time_over() ? kill : sooner(kill, write_until_);
   }
 
   /// Reads one piece of a rank's output or report. False when there is nothing now, or nothing any
@@ -383,9 +359,9 @@ class Supervisor {
       child.report += bytes;
       return true;
     }
-    child.lines[which].feed(
-        bytes, [&](std::string_view line) { pass_on(child.rank, which, line); },
-        [&](std::string_view text) { queue_.push_status(line_prefix(child.rank), text); });
+    child.lines[which].feed(bytes, [&](std::string_view line, bool is_status) {
+      pass_on(child.rank, which, line, is_status);
+    });
     return true;
   }
 
@@ -397,18 +373,20 @@ class Supervisor {
       child.pipes[p].close();
     }
     for (std::size_t p = 0; p < 2; ++p) {
-      child.lines[p].finish([&](std::string_view line) { pass_on(child.rank, p, line); });
+      child.lines[p].finish(
+          [&](std::string_view line, bool) { pass_on(child.rank, p, line, false); });
     }
   }
 
-  /// Prints a rank's line on stdout (0) or stderr (1).
-  void pass_on(Rank rank, std::size_t which, std::string_view line) {
+  /// Prints a rank's line on stdout (0) or stderr (1), or shows its status line.
+  void pass_on(Rank rank, std::size_t which, std::string_view line, bool is_status) {
+    if (is_status) return queue_.push_status(line_prefix(rank), line);
     queue_.push(which == 0 ? 1 : 2, text({line_prefix(rank), line, "\n"}));
   }
 
   /// Empties the queue after all ranks have ended, unless a signal says otherwise.
   void write_queue() {
-    kill_at_.reset();
+    kill_at_ = Deadline::never();
     while (!queue_.is_empty()) {
       pollfd polled[] = {{signals_.get(), POLLIN, 0}, {queue_.next_stream(), POLLOUT, 0}};
       const int ready = is_time_over() ? 0 : ::poll(polled, 2, next_deadline().poll_timeout());
@@ -432,10 +410,11 @@ class Supervisor {
   std::vector<Child> children_;
   OutputQueue queue_{detect_terminal(stdout).is_terminal};
   bool killed_ = false;
-  std::optional<Deadline> settled_at_;   // set once a rank has failed because of another
-  std::optional<Deadline> kill_at_;      // set once the job is ending
-  std::optional<Deadline> again_at_;     // when another signal counts
-  std::optional<Deadline> write_until_;  // set once a signal has come
+  bool is_ending_ = false;
+  Deadline kill_at_ = Deadline::never();      // once the job is ending
+  Deadline settled_at_ = Deadline::never();   // once a rank has failed because of another
+  Deadline again_at_ = Deadline::never();     // when another signal counts
+  Deadline write_until_ = Deadline::never();  // once a signal has come
   Outcome outcome_;
 };
 

@@ -110,30 +110,25 @@ class BatchNorm : public detail::NormLayer<Text, Features, T> {
   template <class Step, class X, class... Others>
   static consteval bool require_call() {
     using Scale = typename Base::template WeightView<Step>;
-    if constexpr (!detail::is_view<Scale>) {
-      return false;  // the step has said that the model does not declare it
-    } else if constexpr (!detail::is_view<decltype(std::declval<Step&>().buffer(RunningMean{}))>) {
-      return false;
-    } else if constexpr (detail::require_norm_views<typename Scale::memory, X, Others...>()) {
-      constexpr bool ranks = X::rank() >= 2 && X::rank() <= 4;
-      static_assert(ranks,
-                    "lockstep: a batch norm takes views of rank 2, 3 or 4: (samples, channels), "
-                    "then positions; images with their channels last are a view of "
-                    "(N * H * W, C)");
-      using Mean = decltype(std::declval<Step&>().buffer(RunningMean{}));
+    using Mean = decltype(std::declval<Step&>().buffer(RunningMean{}));
+    // Where the model does not declare the layer, the step has said so.
+    if constexpr (detail::is_view<Scale> && detail::is_view<Mean>) {
       constexpr bool same =
           Scale::static_extent(0) == Features && Mean::static_extent(0) == Features;
       static_assert(same,
                     "lockstep: a batch norm has another number of features than in the model's "
                     "lists; let one type stand in both lists and be the member");
-      if constexpr (ranks) {
-        return same && detail::require_features<X::static_extent(1), Features>();
-      } else {
-        return false;
+      if constexpr (detail::require_layer_views<typename Scale::memory, X, Others...>()) {
+        constexpr bool ranks = X::rank() >= 2 && X::rank() <= 4;
+        static_assert(ranks,
+                      "lockstep: a batch norm takes views of rank 2, 3 or 4: (samples, channels), "
+                      "then positions; images with their channels last are a view of "
+                      "(N * H * W, C)");
+        if constexpr (same && ranks)
+          return detail::require_features<X::static_extent(1), Features, X, Others...>();
       }
-    } else {
-      return false;
     }
+    return false;
   }
 
   template <Fusion Fused, class Step, class X, class Residual, class Y>

@@ -116,12 +116,6 @@ __device__ inline ChannelSums load_sums(const ChannelSums* from) {
   return {both.x, both.y};
 }
 
-/// How the values of a channel lie: as a run of positions in every sample.
-struct ChannelRuns {
-  NormShape shape;
-  FixedDivisor by_run;  // packets of a run
-};
-
 /// What is summed is a Term: it loads packets (`load<N>(at, sample)`), and `add<Count>(channel,
 /// loaded, where, sums)` adds Count of their elements, all of one channel, of which `where(k)` says
 /// in which packet and at which place the k-th is. What a thread needs to know of a channel is
@@ -155,12 +149,11 @@ inline constexpr unsigned column_packets =
 /// that blocks that run at once read what lies together, and as high as each is divided.
 template <std::size_t N, class Term, class Finish>
 LOCKSTEP_KERNEL __launch_bounds__(channel_threads, 4)
-    sum_runs(Term term, ChannelRuns runs, BlockSums blocks, Finish finish) {
+    sum_runs(Term term, NormShape shape, FixedDivisor by_run, BlockSums blocks, Finish finish) {
   constexpr unsigned packets = run_packets<N, Term>;
   constexpr std::size_t tile = std::size_t{channel_threads} * packets;
   const std::size_t c = blockIdx.x;
-  const NormShape& shape = runs.shape;
-  const std::size_t run = runs.by_run.value;
+  const std::size_t run = by_run.value;  // packets of a run
   const std::size_t count = shape.samples * run;
   const std::size_t stride = shape.channels * shape.positions;
   const std::size_t start = c * shape.positions;
@@ -171,7 +164,7 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads, 4)
     std::size_t at[packets];
     const auto load = [&](unsigned u) {
       const std::size_t packet = v + u * channel_threads;
-      const std::size_t sample = runs.by_run.quotient(packet);
+      const std::size_t sample = by_run.quotient(packet);
       at[u] = start + sample * stride + (packet - sample * run) * N;
       loaded[u] = term.template load<N>(at[u], sample);
     };
@@ -406,7 +399,7 @@ void launch_run_sums(const char* name, cudaStream_t stream, const NormShape& sha
                                       shape.channels, most_run_blocks);
     launch_kernel<sum_runs<N, Term, Finish>>(
         name, stream, dim3(static_cast<unsigned>(shape.channels), static_cast<unsigned>(high)),
-        channel_threads, term, ChannelRuns{shape, FixedDivisor(run, count)}, blocks, finish);
+        channel_threads, term, shape, FixedDivisor(run, count), blocks, finish);
   });
 }
 

@@ -7,11 +7,9 @@
 /// and bias stay in registers; a second launch adds the sums of blocks up.
 
 #include <cuda_runtime.h>
-#include <cuda_runtime_api.h>
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <cstdint>
 #include <cuda/std/bit>
 #include <vector>
 
@@ -557,32 +555,31 @@ class LayerNormWork<DeviceMemory> {
   void reserve(std::size_t rows, std::size_t features, std::size_t row_sums) {
     if (rows > rows_) {
       rows_ = std::max(rows, 2 * rows_);
-      kept_.emplace_back(rows_ * sizeof(KeptNumbers));
+      kept_.emplace_back(rows_);
     }
     const std::size_t sums =
         is_held_row(features) ? row_sums : most_block_sums(features) * sizeof(ChannelSums);
     if (features != features_ || sums > block_sums_.bytes()) {
       block_sums_ = DeviceArena(sums);
-      arrived_ = DeviceArena((features + 1) * sizeof(unsigned));
+      arrived_ = DeviceElements<unsigned>(features + 1);
       features_ = features;
     }
   }
 
-  KeptNumbers* kept() const { return reinterpret_cast<KeptNumbers*>(kept_.back().data()); }
+  KeptNumbers* kept() const { return kept_.back().data(); }
   template <class T>
   ColumnSums<T>* column_sums() const {
     return reinterpret_cast<ColumnSums<T>*>(block_sums_.data());
   }
   BlockSums blocks() const {
-    return {reinterpret_cast<ChannelSums*>(block_sums_.data()),
-            reinterpret_cast<unsigned*>(arrived_.data())};
+    return {reinterpret_cast<ChannelSums*>(block_sums_.data()), arrived_.data()};
   }
 
   std::size_t rows_ = 0;
   std::size_t features_ = 0;
-  std::vector<DeviceArena> kept_;  // the last one is the largest
+  std::vector<DeviceElements<KeptNumbers>> kept_;  // the last one is the largest
   DeviceArena block_sums_{0};
-  DeviceArena arrived_{0};
+  DeviceElements<unsigned> arrived_;
 };
 
 }  // namespace lockstep::detail

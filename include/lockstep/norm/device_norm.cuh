@@ -5,7 +5,6 @@
 /// has just read, so they begin at the tensor's end, which is still in the cache.
 
 #include <cuda_runtime.h>
-#include <cuda_runtime_api.h>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -502,26 +501,24 @@ class NormWork<DeviceMemory> {
     const bool is_new = channels != channels_;
     if (is_new) {
       channels_ = channels;
-      Places places;
-      kept_ = places.take<KeptNumbers>(channels);
-      share_ = places.take<double>(1);
-      sums_ = places.take<double>(2 * channels);
-      packet_ = places.take<double>(packet_doubles(channels));
-      block_sums_ = places.take<ChannelSums>(most_block_sums(channels));
-      arrived_ = places.take<unsigned>(channels + 1);
-      memory_ = DeviceArena(places.end);
+      kept_ = DeviceElements<KeptNumbers>(channels);
+      share_ = DeviceElements<double>(1);
+      sums_ = DeviceElements<double>(2 * channels);
+      packet_ = DeviceElements<double>(packet_doubles(channels));
+      block_sums_ = DeviceElements<ChannelSums>(most_block_sums(channels));
+      arrived_ = DeviceElements<unsigned>(channels + 1);
     }
-    const std::size_t packets = world == 1 ? 0 : world * packet_doubles(channels) * sizeof(double);
-    if (packets <= gathered_.bytes()) return is_new;
-    gathered_ = DeviceArena(packets);
+    const std::size_t packets = world == 1 ? 0 : world * packet_doubles(channels);
+    if (packets <= gathered_.size()) return is_new;
+    gathered_ = DeviceElements<double>(packets);
     return true;
   }
 
-  std::span<double> own() { return {at<double>(packet_), packet_doubles(channels_)}; }
+  std::span<double> own() { return packet_; }
   std::span<double> all(std::size_t world) {
-    return {reinterpret_cast<double*>(gathered_.data()), world * packet_doubles(channels_)};
+    return {gathered_.data(), world * packet_doubles(channels_)};
   }
-  std::span<double> sums() { return {at<double>(sums_), 2 * channels_}; }
+  std::span<double> sums() { return sums_; }
 
   template <class T>
   void measure(cudaStream_t stream, const NormShape& shape, const T* x) {
@@ -592,23 +589,8 @@ class NormWork<DeviceMemory> {
   }
 
  private:
-  /// Arrays of one piece of memory, each of which begins at a multiple of 256 bytes.
-  struct Places {
-    std::size_t end = 0;
-    template <class T>
-    std::size_t take(std::size_t count) {
-      const std::size_t begin = end;
-      end += (count * sizeof(T) + 255) / 256 * 256;
-      return begin;
-    }
-  };
-  template <class T>
-  T* at(std::size_t place) const {
-    return reinterpret_cast<T*>(memory_.data() + place);
-  }
-
-  KeptMoments kept() const { return {at<KeptNumbers>(kept_), at<double>(share_)}; }
-  BlockSums blocks() const { return {at<ChannelSums>(block_sums_), at<unsigned>(arrived_)}; }
+  KeptMoments kept() const { return {kept_.data(), share_.data()}; }
+  BlockSums blocks() const { return {block_sums_.data(), arrived_.data()}; }
 
   template <class Term, class Finish>
   void sum(const char* name, cudaStream_t stream, const NormShape& shape,
@@ -636,14 +618,13 @@ class NormWork<DeviceMemory> {
   }
 
   std::size_t channels_ = 0;
-  DeviceArena memory_{0};
-  DeviceArena gathered_{0};
-  std::size_t kept_ = 0;
-  std::size_t share_ = 0;
-  std::size_t sums_ = 0;
-  std::size_t packet_ = 0;
-  std::size_t block_sums_ = 0;
-  std::size_t arrived_ = 0;
+  DeviceElements<KeptNumbers> kept_;
+  DeviceElements<double> share_;
+  DeviceElements<double> sums_;
+  DeviceElements<double> packet_;
+  DeviceElements<double> gathered_;
+  DeviceElements<ChannelSums> block_sums_;
+  DeviceElements<unsigned> arrived_;
 };
 
 }  // namespace lockstep::detail

@@ -65,8 +65,6 @@ LOCKSTEP_KERNEL __launch_bounds__(Shape::threads)
 
 template <>
 struct DropoutPass<DeviceMemory> {
-  using Random = DeviceLayerRandom;
-
   template <class T>
   static void drop(auto& step, DeviceLayerRandom random, const DropoutRule& rule, const T* from,
                    T* to, std::size_t count) {

@@ -4,13 +4,11 @@
 /// and drawn again in backward, so that no mask is kept.
 
 #include <cmath>
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <string>
 #include <string_view>
-#include <type_traits>
 
 #include "lockstep/bucket/step.hpp"
 #include "lockstep/core/element.hpp"
@@ -19,6 +17,7 @@
 #include "lockstep/core/name.hpp"
 #include "lockstep/core/random_stream.hpp"
 #include "lockstep/core/view.hpp"
+#include "lockstep/norm/work.hpp"
 
 namespace lockstep {
 
@@ -48,8 +47,6 @@ struct DropoutPass;
 
 template <>
 struct DropoutPass<HostMemory> {
-  using Random = LayerRandom;
-
   template <class T>
   static void drop(auto&, LayerRandom random, const DropoutRule& rule, const T* from, T* to,
                    std::size_t count) {
@@ -102,7 +99,7 @@ class Dropout {
   /// y = x with elements dropped. **Host** blocks, or on a GPU enqueues on the step's stream.
   template <class Step, class X, class Y>
   void forward(Step& step, const X& x, const Y& y) const {
-    if constexpr (require_views<X, Y>()) {
+    if constexpr (detail::require_layer_views<detail::StepMemory<Step>, X, Y>()) {
       if (x.size() != y.size()) [[unlikely]]
         refuse(x.size(), y.size());
       using Pass = detail::DropoutPass<typename X::memory>;
@@ -112,12 +109,7 @@ class Dropout {
       } else if constexpr (!Step::draws) {
         static_cast<void>(step.random(layer_));  // says what is missing
       } else {
-        constexpr bool near = std::same_as<decltype(step.random(layer_)), typename Pass::Random>;
-        static_assert(near,
-                      "lockstep: the views that Dropout is given are of the memory of its step: "
-                      "HostView in a job on the CPU, DeviceView in one on a GPU");
-        if constexpr (near)
-          Pass::drop(step, step.random(layer_), rule_, from, y.data_handle(), x.size());
+        Pass::drop(step, step.random(layer_), rule_, from, y.data_handle(), x.size());
       }
     }
   }
@@ -132,25 +124,6 @@ class Dropout {
     if (!(p >= 0 && p <= 1)) refuse(name, p);
     rule_.below = static_cast<std::uint64_t>(std::llround(p * 0x1p32));
     rule_.scale = p < 1 ? 1 / (1 - p) : 0;
-  }
-
-  /// Says in words which views it does not take. Returns whether it takes them.
-  template <class X, class Y>
-  static consteval bool require_views() {
-    constexpr bool views = detail::is_view<X> && detail::is_view<Y>;
-    static_assert(
-        views, "lockstep: Dropout takes views: HostView<const float, dynamic, 64> x(data, rows)");
-    if constexpr (views) {
-      constexpr bool alike = std::same_as<typename X::value_type, typename Y::value_type> &&
-                             std::same_as<typename X::memory, typename Y::memory>;
-      static_assert(alike,
-                    "lockstep: the views that Dropout is given have one element type and memory");
-      constexpr bool floating = FloatingElement<typename X::value_type>;
-      static_assert(floating, "lockstep: Dropout is for float, double, Half or BFloat16");
-      return alike && floating;
-    } else {
-      return false;
-    }
   }
 
   [[noreturn, gnu::cold, gnu::noinline]] static void refuse(std::string_view name, double p) {

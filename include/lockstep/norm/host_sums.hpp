@@ -40,19 +40,6 @@ inline TwoSums<A> lane_sums(std::size_t count, const Add& add) {
   return {lanes_total(first) + rest.first, lanes_total(second) + rest.second};
 }
 
-/// The sum of values in lanes.
-template <class A, class T>
-inline A lane_sum(const T* x, std::size_t count) {
-  const std::size_t whole = count / norm_lanes * norm_lanes;
-  A lanes[norm_lanes] = {};
-  for (std::size_t i = 0; i != whole; i += norm_lanes) {
-    for (std::size_t l = 0; l != norm_lanes; ++l) lanes[l] += static_cast<A>(x[i + l]);
-  }
-  A rest = 0;
-  for (std::size_t i = whole; i != count; ++i) rest += static_cast<A>(x[i]);
-  return lanes_total(lanes) + rest;
-}
-
 /// The moments of values that were summed about a number near their mean: of the deviations from
 /// it, `sum` is that of themselves, `squares` that of their squares.
 inline Moments moments_about(double about, double sum, double squares, double inverse_count) {
@@ -81,8 +68,13 @@ inline Moments more_moments(Moments all, double before, const T* x, std::size_t 
   using A = Accumulator<T>;
   for (std::size_t done = 0; done < count;) {
     const std::size_t more = std::min(count - done, norm_piece);
-    const A about =
-        before == 0 ? lane_sum<A>(x + done, more) / static_cast<A>(more) : static_cast<A>(all.mean);
+    A about = static_cast<A>(all.mean);
+    if (before == 0) {
+      const auto add = [from = x + done](std::size_t i, A& sum, A&) {
+        sum += static_cast<A>(from[i]);
+      };
+      about = lane_sums<A>(more, add).first / static_cast<A>(more);
+    }
     all = merged(all, before, moments_about(x + done, more, about), static_cast<double>(more));
     before += static_cast<double>(more);
     done += more;

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <tuple>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
 #include "lockstep/bucket/step.hpp"
@@ -206,20 +205,17 @@ class LayerNorm : public detail::NormLayer<Text, Features, T> {
   template <class Step, class X, class... Others>
   static consteval bool require_call() {
     using Scale = typename Base::template WeightView<Step>;
-    if constexpr (!detail::is_view<Scale>) {
-      return false;  // the step has said that the model does not declare it
-    } else if constexpr (detail::require_norm_views<typename Scale::memory, X, Others...>()) {
-      static_assert(X::rank() >= 2,
-                    "lockstep: a layer norm takes views of rank 2 or more, whose last extent are "
-                    "its features");
-      if constexpr (X::rank() >= 2) {
-        return detail::require_features<X::static_extent(X::rank() - 1), Features>();
-      } else {
-        return false;
+    if constexpr (detail::is_view<Scale>) {  // else the step has said that the model lacks it
+      if constexpr (detail::require_layer_views<typename Scale::memory, X, Others...>()) {
+        static_assert(X::rank() >= 2,
+                      "lockstep: a layer norm takes views of rank 2 or more, whose last extent are "
+                      "its features");
+        if constexpr (X::rank() >= 2)
+          return detail::require_features<X::static_extent(X::rank() - 1), Features, X,
+                                          Others...>();
       }
-    } else {
-      return false;
     }
+    return false;
   }
 
   template <class Step, class X, class... Others>

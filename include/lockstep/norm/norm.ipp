@@ -2,26 +2,12 @@
 #pragma once
 /// @file The statistics of norms on the host, and their errors.
 
-#include <algorithm>
-
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/norm/statistics.hpp"
 #include "lockstep/norm/work.hpp"
 
 namespace lockstep::detail {
-
-LOCKSTEP_INLINE bool HostStatistics::reserve(std::size_t channels, std::size_t world) {
-  const std::size_t packets = (world == 1 ? 1 : world + 1) * packet_doubles(channels);
-  if (channels == channels_ && packets <= packets_.size()) return false;
-  channels_ = channels;
-  packets_.resize(std::max(packets, packets_.size()));
-  mean_.resize(channels);
-  m2_.resize(channels);
-  inverse_.resize(channels);
-  sums_.resize(2 * channels);
-  return true;
-}
 
 LOCKSTEP_INLINE void HostStatistics::merge(const double* packets, std::size_t world, double eps,
                                            std::string_view name) {

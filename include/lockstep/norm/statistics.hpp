@@ -3,6 +3,7 @@
 /// @file The statistics of a batch norm: mean and squared deviations of values, merged over ranks
 /// by Chan's method, and what training makes of them. Host and device share this arithmetic.
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -133,7 +134,15 @@ LOCKSTEP_HOST_DEVICE bool is_stopped(T output) {
 class HostStatistics {
  public:
   /// Room for all numbers of channels. Returns whether it was missing.
-  bool reserve(std::size_t channels, std::size_t world);
+  bool reserve(std::size_t channels, std::size_t world) {
+    const std::size_t packets = (world == 1 ? 1 : world + 1) * packet_doubles(channels);
+    if (channels == channels_ && packets <= packets_.size()) return false;
+    channels_ = channels;
+    packets_.resize(std::max(packets, packets_.size()));
+    for (std::vector<double>* each : {&mean_, &m2_, &inverse_}) each->resize(channels);
+    sums_.resize(2 * channels);
+    return true;
+  }
 
   std::span<double> own() { return {packets_.data(), packet_doubles(channels_)}; }
   std::span<double> all(std::size_t world) {

@@ -125,44 +125,45 @@ enum class NormFault : std::uint8_t {
 [[noreturn, gnu::cold]] void refuse_norm(std::string_view layer, NormFault fault,
                                          std::size_t given = 0, std::size_t wanted = 0);
 
-template <class V, class Memory>
-inline constexpr bool is_view_in = false;
-template <class Memory, class T, std::size_t... E>
-inline constexpr bool is_view_in<View<Memory, T, E...>, Memory> = true;
+/// The memory of a step's tensors.
+template <class Step>
+using StepMemory =
+    std::conditional_t<requires(Step& step) { step.stream(); }, DeviceMemory, HostMemory>;
 
 /// Says in words which views a layer does not take. Returns whether it takes them.
 template <class Memory, class X, class... Others>
-consteval bool require_norm_views() {
+consteval bool require_layer_views() {
   constexpr bool views = is_view<X> && (is_view<Others> && ...);
   static_assert(views,
-                "lockstep: a norm takes views: HostView<const float, dynamic, 64> x(data, rows)");
+                "lockstep: a layer takes views: HostView<const float, dynamic, 64> x(data, rows)");
   if constexpr (views) {
-    constexpr bool near = is_view_in<X, Memory> && (is_view_in<Others, Memory> && ...);
+    using T = typename X::value_type;
+    constexpr bool near = std::is_same_v<typename X::memory, Memory> &&
+                          (std::is_same_v<typename Others::memory, Memory> && ...);
     static_assert(near,
-                  "lockstep: a norm's views are of the memory of its step: HostView in a job on "
+                  "lockstep: a layer's views are of the memory of its step: HostView in a job on "
                   "the CPU, DeviceView in one on a GPU");
-    constexpr bool alike =
-        (std::is_same_v<typename X::value_type, typename Others::value_type> && ...) &&
-        ((X::rank() == Others::rank()) && ...);
-    static_assert(alike, "lockstep: the views that a norm is given have one element type and rank");
-    constexpr bool floating = FloatingElement<typename X::value_type>;
-    static_assert(floating,
-                  "lockstep: a norm's activations are of float, double, Half or BFloat16");
-    return near && alike && floating;
-  } else {
-    return false;
+    constexpr bool alike = (std::is_same_v<T, typename Others::value_type> && ...);
+    static_assert(alike, "lockstep: the views that a layer is given have one element type");
+    static_assert(FloatingElement<T>,
+                  "lockstep: a layer's activations are of float, double, Half or BFloat16");
+    return near && alike && FloatingElement<T>;
   }
+  return false;
 }
 
-/// Says in words that an extent which the compiler knows is not that of the layer's features.
-template <std::size_t Given, std::size_t Features>
+/// Says in words that views of a norm have different ranks, or that their extent `Given`, where the
+/// compiler knows it, is not that of the layer's features.
+template <std::size_t Given, std::size_t Features, class X, class... Others>
 consteval bool require_features() {
+  constexpr bool alike = ((X::rank() == Others::rank()) && ...);
+  static_assert(alike, "lockstep: the views that a norm is given have one rank");
   constexpr bool fits = Given == Features || Given == dynamic || Features == dynamic;
   static_assert(fits,
                 "lockstep: a norm is given a tensor with another number of channels than it has "
                 "features; they are the second extent of a batch norm's, the last of a layer "
                 "norm's");
-  return fits;
+  return alike && fits;
 }
 
 /// Throws unless all views have the extents of the first.

@@ -6,19 +6,11 @@
 #include <unistd.h>
 #include <algorithm>
 #include <cerrno>
-#include <cstddef>
-#include <cstdio>
-#include <cstdlib>
-#include <utility>
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/file.hpp"
-#include "lockstep/core/macros.hpp"
-#include "lockstep/core/text.hpp"
 #include "lockstep/launch/store_protocol.hpp"
 #include "lockstep/observe/display.hpp"
-#include "lockstep/observe/scores.hpp"
-#include "lockstep/observe/summary.hpp"
 
 LOCKSTEP_COLD_BEGIN
 
@@ -52,69 +44,6 @@ LOCKSTEP_INLINE Scores Tally::scores() const {
   return Scores(std::move(scores));
 }
 
-namespace detail {
-
-LOCKSTEP_INLINE std::string packed_names(const Tally& tally) {
-  store_protocol::Writer packed;
-  for (const Tally::Entry& entry : tally) packed.text(entry.name);
-  return packed.bytes();
-}
-
-LOCKSTEP_INLINE std::vector<std::string> unpacked_names(std::string_view packed) {
-  std::vector<std::string> names;
-  store_protocol::Reader reader(packed);
-  while (!reader.at_end()) names.emplace_back(reader.text());
-  return names;
-}
-
-LOCKSTEP_INLINE std::string quoted_list(const std::vector<std::string>& names) {
-  std::string list;
-  for (const std::string& name : names) list += text({list.empty() ? "'" : ", '", name, "'"});
-  return list;
-}
-
-LOCKSTEP_INLINE std::size_t index_of(const std::vector<std::string>& names, std::string_view name) {
-  return static_cast<std::size_t>(std::find(names.begin(), names.end(), name) - names.begin());
-}
-
-LOCKSTEP_INLINE std::vector<std::string> common_names(const std::vector<std::string>& packed,
-                                                      Rank me) {
-  std::vector<std::string> agreed;
-  std::size_t first = 0;
-  for (std::size_t r = 0; r < packed.size(); ++r) {
-    std::vector<std::string> names = unpacked_names(packed[r]);
-    if (names.empty()) continue;
-    if (agreed.empty()) {
-      first = r;
-      agreed = std::move(names);
-      continue;
-    }
-    bool is_same = names.size() == agreed.size();
-    for (const std::string& name : names) {
-      is_same = is_same && index_of(agreed, name) < agreed.size();
-    }
-    if (is_same) continue;
-    fail("reduce",
-         {"rank ", first, " has tallied ", quoted_list(agreed), " and rank ", r, " ",
-          quoted_list(names)},
-         "tally the same names on all ranks that tally any", me);
-  }
-  return agreed;
-}
-
-LOCKSTEP_INLINE std::vector<double> sums_and_counts(const Tally& tally,
-                                                    const std::vector<std::string>& names) {
-  std::vector<double> totals(2 * names.size());
-  for (const Tally::Entry& entry : tally) {
-    const std::size_t i = index_of(names, entry.name);
-    totals[2 * i] = entry.sum;
-    totals[2 * i + 1] = entry.count;
-  }
-  return totals;
-}
-
-}  // namespace detail
-
 LOCKSTEP_INLINE std::string EpochSummary::title() const {
   const std::string of = epochs == 0 ? "" : detail::text({"/", epochs});
   return detail::text({"epoch ", epoch, of});
@@ -138,58 +67,6 @@ LOCKSTEP_INLINE JsonLine EpochSummary::json() const {
   for (const Score& score : scores) line.add(score.name, score.mean);
   return line;
 }
-
-}  // namespace lockstep
-
-namespace lockstep::detail {
-
-LOCKSTEP_INLINE std::string progress_line(const EpochSummary& now, std::uint64_t batches,
-                                          const Terminal& terminal) {
-  const std::string title = now.title();
-  const std::string steps = detail::text({now.steps});
-  std::string count = detail::text({"  ", steps, " steps"});
-  std::string loss;
-  std::string rate;
-  std::string left;
-  if (batches > 0) {
-    const std::string all = detail::text({batches});
-    const std::string blanks(all.size() > steps.size() ? all.size() - steps.size() : 0, ' ');
-    count = detail::text({"  ", blanks, steps, "/", all});
-  }
-  if (now.loss) loss = detail::text({"  loss ", value_text(*now.loss)});
-  if (now.steps > 0) rate = detail::text({"  ", rate_text(now.samples_per_second()), " samples/s"});
-  if (now.steps > 0 && batches > 0) {
-    const std::uint64_t rest = batches - std::min(now.steps, batches);
-    const double seconds_each = now.seconds / static_cast<double>(now.steps);
-    left = detail::text({"  ", clock_text(static_cast<double>(rest) * seconds_each), " left"});
-  }
-
-  const auto line = [&](std::string_view bar) {
-    return detail::text({title, bar, count, loss, rate, left});
-  };
-  if (!terminal.is_terminal) return line("");
-
-  // A character in the last column makes some terminals begin a new line.
-  const std::size_t room = std::max<std::size_t>(terminal.columns, 1) - 1;
-  for (std::string* part : {&rate, &loss, &left}) {
-    if (line("").size() > room) part->clear();
-  }
-  constexpr std::size_t frame = 4;  // two spaces and the brackets
-  constexpr std::size_t fewest = 5;
-  constexpr std::size_t most = 40;
-  const std::size_t width = line("").size() + frame;
-  if (batches == 0 || width + fewest > room) return line("").substr(0, room);
-  const double share = std::min(1.0, static_cast<double>(now.steps) / static_cast<double>(batches));
-  const std::size_t cells = std::min(most, room - width);
-  const auto filled = static_cast<std::size_t>(share * static_cast<double>(cells));
-  return line(
-      detail::text({"  [", terminal.color ? "\033[32m" : "", std::string(filled, '#'),
-                    terminal.color ? "\033[0m" : "", std::string(cells - filled, ' '), "]"}));
-}
-
-}  // namespace lockstep::detail
-
-namespace lockstep {
 
 LOCKSTEP_INLINE void ProgressDisplay::begin_epoch(std::uint64_t epoch, std::uint64_t epochs,
                                                   std::uint64_t batches) {
@@ -255,6 +132,109 @@ LOCKSTEP_INLINE void ProgressDisplay::write(std::string_view text) {
 }  // namespace lockstep
 
 namespace lockstep::detail {
+
+LOCKSTEP_INLINE std::string packed_names(const Tally& tally) {
+  store_protocol::Writer packed;
+  for (const Tally::Entry& entry : tally) packed.text(entry.name);
+  return packed.bytes();
+}
+
+LOCKSTEP_INLINE std::vector<std::string> unpacked_names(std::string_view packed) {
+  std::vector<std::string> names;
+  store_protocol::Reader reader(packed);
+  while (!reader.at_end()) names.emplace_back(reader.text());
+  return names;
+}
+
+LOCKSTEP_INLINE std::string quoted_list(const std::vector<std::string>& names) {
+  std::string list;
+  for (const std::string& name : names) list += text({list.empty() ? "'" : ", '", name, "'"});
+  return list;
+}
+
+LOCKSTEP_INLINE std::size_t index_of(const std::vector<std::string>& names, std::string_view name) {
+  return static_cast<std::size_t>(std::find(names.begin(), names.end(), name) - names.begin());
+}
+
+LOCKSTEP_INLINE std::vector<std::string> common_names(const std::vector<std::string>& packed,
+                                                      Rank me) {
+  std::vector<std::string> agreed;
+  std::size_t first = 0;
+  for (std::size_t r = 0; r < packed.size(); ++r) {
+    std::vector<std::string> names = unpacked_names(packed[r]);
+    if (names.empty()) continue;
+    if (agreed.empty()) {
+      first = r;
+      agreed = std::move(names);
+      continue;
+    }
+    bool is_same = names.size() == agreed.size();
+    for (const std::string& name : names) {
+      is_same = is_same && index_of(agreed, name) < agreed.size();
+    }
+    if (is_same) continue;
+    fail("reduce",
+         {"rank ", first, " has tallied ", quoted_list(agreed), " and rank ", r, " ",
+          quoted_list(names)},
+         "tally the same names on all ranks that tally any", me);
+  }
+  return agreed;
+}
+
+LOCKSTEP_INLINE std::vector<double> sums_and_counts(const Tally& tally,
+                                                    const std::vector<std::string>& names) {
+  std::vector<double> totals(2 * names.size());
+  for (const Tally::Entry& entry : tally) {
+    const std::size_t i = index_of(names, entry.name);
+    totals[2 * i] = entry.sum;
+    totals[2 * i + 1] = entry.count;
+  }
+  return totals;
+}
+
+LOCKSTEP_INLINE std::string progress_line(const EpochSummary& now, std::uint64_t batches,
+                                          const Terminal& terminal) {
+  const std::string title = now.title();
+  const std::string steps = detail::text({now.steps});
+  std::string count = detail::text({"  ", steps, " steps"});
+  std::string loss;
+  std::string rate;
+  std::string left;
+  if (batches > 0) {
+    const std::string all = detail::text({batches});
+    const std::string blanks(all.size() > steps.size() ? all.size() - steps.size() : 0, ' ');
+    count = detail::text({"  ", blanks, steps, "/", all});
+  }
+  if (now.loss) loss = detail::text({"  loss ", value_text(*now.loss)});
+  if (now.steps > 0) rate = detail::text({"  ", rate_text(now.samples_per_second()), " samples/s"});
+  if (now.steps > 0 && batches > 0) {
+    const std::uint64_t rest = batches - std::min(now.steps, batches);
+    const double seconds_each = now.seconds / static_cast<double>(now.steps);
+    left = detail::text({"  ", clock_text(static_cast<double>(rest) * seconds_each), " left"});
+  }
+
+  const auto line = [&](std::string_view bar) {
+    return detail::text({title, bar, count, loss, rate, left});
+  };
+  if (!terminal.is_terminal) return line("");
+
+  // A character in the last column makes some terminals begin a new line.
+  const std::size_t room = std::max<std::size_t>(terminal.columns, 1) - 1;
+  for (std::string* part : {&rate, &loss, &left}) {
+    if (line("").size() > room) part->clear();
+  }
+  constexpr std::size_t frame = 4;  // two spaces and the brackets
+  constexpr std::size_t fewest = 5;
+  constexpr std::size_t most = 40;
+  const std::size_t width = line("").size() + frame;
+  if (batches == 0 || width + fewest > room) return line("").substr(0, room);
+  const double share = std::min(1.0, static_cast<double>(now.steps) / static_cast<double>(batches));
+  const std::size_t cells = std::min(most, room - width);
+  const auto filled = static_cast<std::size_t>(share * static_cast<double>(cells));
+  return line(
+      detail::text({"  [", terminal.color ? "\033[32m" : "", std::string(filled, '#'),
+                    terminal.color ? "\033[0m" : "", std::string(cells - filled, ' '), "]"}));
+}
 
 LOCKSTEP_INLINE LogFile::LogFile(const std::string& path, Rank rank) : path_(path) {
   if (rank != Rank{0}) return;

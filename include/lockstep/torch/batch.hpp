@@ -14,9 +14,6 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <span>
-#include <tuple>
-#include <type_traits>
 #include <vector>
 
 #include "lockstep/core/element.hpp"
@@ -83,9 +80,9 @@ inline void pack(ParcelReader& parcel, at::Tensor& tensor) {
 
 /// A struct's own `pack` is preferred to this one, since it is for one type.
 template <class Way, class B>
-  requires std::derived_from<Way, Parcel<Way>> && (is_tensor_struct<B>())
+  requires std::derived_from<Way, Parcel<Way>> && (tensor_field_count<B>() != 0)
 void pack(Way& parcel, B& batch) {
-  std::apply(parcel, members_of<tensor_field_count<B>()>(batch));
+  for (at::Tensor& tensor : tensors_of(batch)) parcel(tensor);
 }
 
 /// A tensor is cut along its first extent, and its shares are views of it. One without extents is
@@ -126,50 +123,23 @@ struct Cutting<B> {
   }
 };
 
-}  // namespace lockstep::detail
-
-namespace lockstep {
-
-namespace detail {
-
-/// Rows [first, first + count) of a tensor; nothing of nothing.
-inline at::Tensor rows_of(const at::Tensor& tensor, std::size_t first, std::size_t count) {
-  if (!tensor.defined()) return {};
-  return tensor.narrow(0, static_cast<std::int64_t>(first), static_cast<std::int64_t>(count));
-}
-inline std::vector<float> rows_of(const std::vector<float>& weights, std::size_t first,
-                                  std::size_t count) {
-  if (weights.empty()) return {};
-  const auto at = weights.begin() + static_cast<std::ptrdiff_t>(first);
-  return {at, at + static_cast<std::ptrdiff_t>(count)};
-}
-
-/// Numbers of places as LibTorch wants them: with a sign, in the same memory.
-inline at::Tensor place_tensor(const std::vector<std::size_t>& places) {
-  static_assert(sizeof(std::size_t) == sizeof(std::int64_t));
-  return as_tensor(std::span(reinterpret_cast<const std::int64_t*>(places.data()), places.size()));
-}
-
-/// Labels as losses want them: integers are 64 bits wide, which costs a copy of others. Floating
-/// ones are what they are.
+/// Labels, lengths and offsets as LibTorch wants them: integers have a sign and 64 bits, which
+/// costs a copy of narrower ones. Floating labels are what they are.
 template <class Y>
 at::Tensor label_tensor(const std::vector<Y>& labels) {
   static_assert(Element<Y>,
                 "lockstep: labels become a tensor if they are numbers; take others out "
                 "of the batch in the model's loss");
-  if constexpr (std::integral<Y> && sizeof(Y) == sizeof(std::int64_t)) {
-    return as_tensor(
-        std::span(reinterpret_cast<const std::int64_t*>(labels.data()), labels.size()));
-  } else if constexpr (std::integral<Y>) {
-    return as_tensor(labels).to(at::kLong);
-  } else if constexpr (Element<Y>) {
-    return as_tensor(labels);
-  } else {
-    return {};
-  }
+  at::Tensor tensor;
+  if constexpr (Element<Y>) tensor = as_tensor(labels);
+  if constexpr (std::integral<Y>)
+    return sizeof(Y) == 8 ? tensor.view(at::kLong) : tensor.to(at::kLong);
+  return tensor;
 }
 
-}  // namespace detail
+}  // namespace lockstep::detail
+
+namespace lockstep {
 
 inline namespace torch_modules {
 
@@ -183,8 +153,12 @@ struct TensorBatch {
     return inputs.defined() ? static_cast<std::size_t>(inputs.size(0)) : 0;
   }
   TensorBatch slice(std::size_t first, std::size_t count) const {
-    return {detail::rows_of(inputs, first, count), detail::rows_of(labels, first, count),
-            detail::rows_of(weights, first, count)};
+    const auto rows = [=](std::size_t size) {
+      return size == 0 ? detail::RowRange{} : detail::RowRange{first, count};
+    };
+    return {detail::Cutting<at::Tensor>::take(inputs, rows),
+            detail::Cutting<at::Tensor>::take(labels, rows),
+            detail::Cutting<std::vector<float>>::take(weights, rows)};
   }
   /// Leaves no sample.
   void clear() { *this = slice(0, 0); }
@@ -229,12 +203,12 @@ template <class X, class Y>
 PaddedTensorBatch as_tensors(const PaddedBatch<X, Y>& batch) {
   const std::int64_t sizes[] = {static_cast<std::int64_t>(batch.size()),
                                 static_cast<std::int64_t>(batch.width)};
-  return {as_tensor(batch.inputs, sizes), detail::place_tensor(batch.lengths),
+  return {as_tensor(batch.inputs, sizes), detail::label_tensor(batch.lengths),
           detail::label_tensor(batch.labels), batch.weights};
 }
 template <class X, class Y>
 RaggedTensorBatch as_tensors(const RaggedBatch<X, Y>& batch) {
-  return {as_tensor(batch.inputs), detail::place_tensor(batch.offsets),
+  return {as_tensor(batch.inputs), detail::label_tensor(batch.offsets),
           detail::label_tensor(batch.labels), batch.weights};
 }
 // The memory of a temporary would be gone.

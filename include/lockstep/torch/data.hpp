@@ -11,7 +11,6 @@
 #include <torch/serialize/archive.h>
 
 #include <algorithm>
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -36,10 +35,9 @@ namespace lockstep {
 
 namespace detail {
 
-// LibTorch's examples as batches: fed to other ranks, and cut by DP.
-
+/// The fields of LibTorch's examples: they are batches that are fed to other ranks, copied to GPUs
+/// and cut by DP.
 template <class Way, class Data, class Target>
-  requires std::derived_from<Way, Parcel<Way>>
 void pack(Way& parcel, ::torch::data::Example<Data, Target>& example) {
   if constexpr (std::is_void_v<Target>) {
     parcel(example.data);
@@ -47,27 +45,6 @@ void pack(Way& parcel, ::torch::data::Example<Data, Target>& example) {
     parcel(example.data, example.target);
   }
 }
-
-template <class Data, class Target>
-  requires(is_cut<Data> || (!std::is_void_v<Target> && is_cut<Target>))
-struct Cutting<::torch::data::Example<Data, Target>> {
-  using Example = ::torch::data::Example<Data, Target>;
-  static constexpr bool cuts = true;
-  static void sizes(const Example& example, const auto& f) {
-    Cutting<Data>::sizes(example.data, f);
-    if constexpr (!std::is_void_v<Target>) Cutting<Target>::sizes(example.target, f);
-  }
-  static auto take(const Example& example, const auto& rows_of) {
-    if constexpr (std::is_void_v<Target>) {
-      return ::torch::data::Example<ShareOf<Data>, void>(
-          Cutting<Data>::take(example.data, rows_of));
-    } else {
-      return ::torch::data::Example<ShareOf<Data>, ShareOf<Target>>(
-          Cutting<Data>::take(example.data, rows_of),
-          Cutting<Target>::take(example.target, rows_of));
-    }
-  }
-};
 
 /// The number of ranks of a session, a communicator or a job.
 template <class Ranks>

@@ -9,7 +9,6 @@
 #include <torch/nn/module.h>
 
 #include <concepts>
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <type_traits>

@@ -11,12 +11,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
 #include "lockstep/comm/collective.hpp"
@@ -25,7 +22,7 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/scope_guard.hpp"
 #include "lockstep/device/device.hpp"
-#include "lockstep/model/lookup.hpp"
+#include "lockstep/model/tensor_list.hpp"
 #include "lockstep/optim/update.hpp"
 #include "lockstep/strategy/ddp.hpp"
 #include "lockstep/strategy/gradients.hpp"

@@ -12,7 +12,6 @@
 #include <string>
 #include <type_traits>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 #include "lockstep/core/element.hpp"

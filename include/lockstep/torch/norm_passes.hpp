@@ -16,7 +16,6 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/native_batch_norm.h>
 #include <ATen/ops/native_batch_norm_backward.h>
-#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
@@ -46,12 +45,6 @@ struct NormTensors {
   at::Tensor running_var;
 };
 
-struct NormNumbers {
-  double eps = 0;
-  /// The share of this batch in the running statistics.
-  double momentum = 0;
-};
-
 /// Which gradients autograd asks for.
 struct NormNeeds {
   bool x = false;
@@ -75,8 +68,8 @@ inline at::Tensor dense_tensor(const at::Tensor& x) { return x.contiguous(format
 /// What `NormWork` describes, on tensors in host memory: passes over activations are LibTorch's, so
 /// that they use its threads and vectors, and statistics are those of lockstep's norms.
 ///
-/// - `measure`, then `all()` is gathered from every rank's `own()`, then `settle` and `normalise`;
-/// - `reduce_backward`, then `sums()` are summed over ranks, then `input_gradient`.
+/// `measure`, `gather` over ranks, `settle` and `normalise`; and in a backward pass
+/// `reduce_backward`, `sum` over ranks and `input_gradient`.
 class HostTensorNorm {
  public:
   /// The packet of this rank: the mean and the squared deviations of every channel, and their
@@ -101,14 +94,17 @@ class HostTensorNorm {
     packet[2 * channels] = count;
   }
 
-  std::span<const double> own() { return statistics_.own(); }
-  std::span<double> all() { return statistics_.all(world_); }
-  std::span<double> sums() { return statistics_.sums(); }
+  void gather(const auto& exchange) {
+    const std::span<const double> own = statistics_.own();
+    exchange.all_gather(own.data(), statistics_.all(world_).data(), own.size(), true);
+  }
+  void sum(const auto& exchange) { exchange.all_reduce(sums().data(), sums().size(), true); }
 
-  /// Merges what all ranks measured, and moves the running statistics, if there are any.
-  void settle(const NormTensors& norm, const NormNumbers& numbers, std::string_view name) {
-    eps_ = numbers.eps;
-    statistics_.merge(all().data(), world_, eps_, name);
+  /// Merges what all ranks measured, and moves the running statistics, if there are any. The
+  /// options' momentum is this batch's share in them.
+  void settle(const NormTensors& norm, const BatchNormOptions& options, std::string_view name) {
+    eps_ = options.eps;
+    statistics_.merge(statistics_.all(world_).data(), world_, eps_, name);
     const std::size_t channels = statistics_.channels();
     std::vector<double> variances(channels);
     for (std::size_t c = 0; c != channels; ++c) variances[c] = statistics_.variance(c);
@@ -119,7 +115,7 @@ class HostTensorNorm {
     std::vector<double> means(channels);
     read(norm.running_mean, means.data());
     read(norm.running_var, variances.data());
-    statistics_.track(means.data(), variances.data(), numbers.momentum);
+    statistics_.track(means.data(), variances.data(), options.momentum);
     write(means, norm.running_mean);
     write(variances, norm.running_var);
     norm.running_mean.unsafeGetTensorImpl()->bump_version();
@@ -171,12 +167,9 @@ class HostTensorNorm {
     return normal(x, slope, shift).addcmul_(dy, scale.to(x.scalar_type()));
   }
 
-  /// How many values a channel has on all ranks.
-  at::Tensor count() const {
-    return at::scalar_tensor(std::max(statistics_.count(), 1.0), at::kDouble);
-  }
-
  private:
+  std::span<double> sums() { return statistics_.sums(); }
+
   at::Tensor normal(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) const {
     return std::get<0>(at::native_batch_norm(x, weight, bias, mean_, variance_, false, 0, eps_));
   }
@@ -243,11 +236,16 @@ class DeviceTensorNorm {
     }
   }
 
-  const at::Tensor& own() const { return own_; }
-  const at::Tensor& all() const { return all_; }
-  const at::Tensor& sums() const { return sums_; }
+  void gather(const auto& exchange) const {
+    exchange.all_gather(own_.const_data_ptr(), all_.mutable_data_ptr(),
+                        static_cast<std::size_t>(own_.numel()), own_.scalar_type() == at::kDouble);
+  }
+  void sum(const auto& exchange) const {
+    exchange.all_reduce(sums_.mutable_data_ptr(), static_cast<std::size_t>(sums_.numel()),
+                        sums_.scalar_type() == at::kDouble);
+  }
 
-  void settle(const NormTensors& norm, const NormNumbers& numbers, std::string_view) {
+  void settle(const NormTensors& norm, const BatchNormOptions& options, std::string_view) {
     const std::int64_t channels = (all_.size(1) - 1) / 2;
     counts_ = all_.select(1, 2 * channels).contiguous();
     // The kernel takes running statistics of the others' type, which may be wider than the norm's.
@@ -256,14 +254,14 @@ class DeviceTensorNorm {
     std::tie(mean_, inverse_) = at::batch_norm_gather_stats_with_counts(
         all_, all_.narrow(1, 0, channels).contiguous(),
         all_.narrow(1, channels, channels).contiguous(), running_mean, running_var,
-        numbers.momentum, numbers.eps, counts_);
+        options.momentum, options.eps, counts_);
     if (!running_mean.is_same(norm.running_mean)) {
       norm.running_mean.copy_(running_mean);
       norm.running_var.copy_(running_var);
     }
     own_.reset();
     all_.reset();
-    eps_ = numbers.eps;
+    eps_ = options.eps;
   }
 
   at::Tensor normalise(const NormTensors& norm, const at::Tensor& x) const {
@@ -292,8 +290,6 @@ class DeviceTensorNorm {
                                          sums.select(0, 0), sums.select(0, 1),
                                          counts_.to(at::kInt));
   }
-
-  at::Tensor count() const { return counts_.to(at::kLong).sum(); }
 
  private:
   static at::Tensor like(const at::Tensor& all, const at::Tensor& tensor) {

@@ -3,13 +3,11 @@
 /// @file `Norms<Synced>` for LibTorch modules: their batch norms take statistics over all ranks of
 /// the job, as PyTorch's `SyncBatchNorm` does.
 
-#include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/batch_norm_native.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/ones.h>
-#include <ATen/ops/rsqrt.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -64,28 +62,17 @@ class NormExchange {
   void end() { has_ended_ = true; }
   bool has_ended() const { return has_ended_; }
 
-  /// all = every rank's own, by rank. **Ranks** all of these, in the order of their norms. **Host**
-  /// blocks, or on a GPU enqueues. **Stream** the step's.
-  void all_gather(std::span<const double> own, std::span<double> all) const {
-    gather_(*this, own.data(), all.data(), own.size(), true);
+  /// all = every rank's own, by rank: `count` doubles, or floats, of each. **Ranks** all of these,
+  /// in the order of their norms. **Host** blocks, or on a GPU enqueues. **Stream** the step's.
+  void all_gather(const void* own, void* all, std::size_t count, bool doubles) const {
+    gather_(*this, own, all, count, doubles);
   }
   /// values = their sum over ranks. **Ranks**, **Host** and **Stream** as `all_gather`.
-  void all_reduce(std::span<double> values) const {
-    reduce_(*this, values.data(), values.size(), true);
-  }
-  /// The same of tensors, of doubles or floats without gaps.
-  void all_gather(const at::Tensor& own, const at::Tensor& all) const {
-    gather_(*this, own.const_data_ptr(), all.mutable_data_ptr(), count_of(own), is_double(own));
-  }
-  void all_reduce(const at::Tensor& values) const {
-    reduce_(*this, values.mutable_data_ptr(), count_of(values), is_double(values));
+  void all_reduce(void* values, std::size_t count, bool doubles) const {
+    reduce_(*this, values, count, doubles);
   }
 
  private:
-  static std::size_t count_of(const at::Tensor& tensor) {
-    return static_cast<std::size_t>(tensor.numel());
-  }
-  static bool is_double(const at::Tensor& tensor) { return tensor.scalar_type() == at::kDouble; }
   template <class Ranks>
   const Ranks& ranks_as() const {
     return *std::launder(reinterpret_cast<const Ranks*>(ranks_));
@@ -136,79 +123,16 @@ struct NormMark {
 
 /// What a norm's forward pass leaves for its backward pass, which may run on another thread.
 struct NormPassing : ::torch::CustomClassHolder {
-  NormPassing(std::shared_ptr<const NormMark> mark_of, const NormNumbers& of_norm)
-      : mark(std::move(mark_of)), numbers(of_norm) {}
+  NormPassing(std::shared_ptr<const NormMark> mark_of, const BatchNormOptions& of_norm)
+      : mark(std::move(mark_of)), options(of_norm) {}
 
   std::shared_ptr<const NormMark> mark;
-  NormNumbers numbers;
+  BatchNormOptions options;  // the momentum is this batch's share in the running statistics
   std::variant<HostTensorNorm, DeviceTensorNorm> work;
 };
 
 // What follows are templates, of which `Exchange` is `NormExchange`, so that LibTorch's machinery
 // for functions of autograd is compiled in programs that synchronise norms, and in no others.
-
-/// The sum of a tensor over a norm's ranks. A rank's value is part of every rank's sum, so that its
-/// gradient is the sum of all ranks' gradients: the same function.
-template <class Exchange>
-class SumOverRanks : public ::torch::autograd::Function<SumOverRanks<Exchange>> {
- public:
-  using Capsule = c10::intrusive_ptr<::torch::CustomClassHolder>;  // a `NormPassing`
-
-  static at::Tensor forward(::torch::autograd::AutogradContext* context, const at::Tensor& own,
-                            const Capsule& passing) {
-    context->saved_data[name] = c10::IValue::make_capsule(passing);
-    at::Tensor sum = own.clone(at::MemoryFormat::Contiguous);
-    static_cast<const NormPassing&>(*passing).mark->exchange->all_reduce(sum);
-    return sum;
-  }
-  static ::torch::autograd::variable_list backward(
-      ::torch::autograd::AutogradContext* context,
-      const ::torch::autograd::variable_list& gradients) {
-    return {SumOverRanks::apply(gradients[0], context->saved_data[name].toCapsule()), at::Tensor()};
-  }
-
- private:
-  static constexpr const char* name = "passing";
-};
-
-/// The gradients of a norm as a graph over x, weight and the gradient of y. Statistics are computed
-/// once more, from x. **Ranks** all, here and in the backward pass of the result. **Host** blocks,
-/// or on a GPU enqueues.
-template <class Exchange>
-NormGradients norm_gradient_graph(const NormTensors& norm, const at::Tensor& gradient,
-                                  const NormNeeds& needs, const at::Tensor& all_count,
-                                  const typename SumOverRanks<Exchange>::Capsule& passing) {
-  const double eps = static_cast<const NormPassing&>(*passing).numbers.eps;
-  const at::ScalarType type =
-      norm.x.is_cpu() || norm.x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  std::vector<std::int64_t> over;
-  std::vector<std::int64_t> channels(static_cast<std::size_t>(norm.x.dim()), 1);
-  channels[1] = norm.x.size(1);
-  for (std::int64_t axis = 0; axis != norm.x.dim(); ++axis) {
-    if (axis != 1) over.push_back(axis);
-  }
-  const auto sum = [&](const at::Tensor& values) { return values.sum(over); };
-  const auto mean_over_ranks = [&](const at::Tensor& own) {
-    return (SumOverRanks<Exchange>::apply(own, passing) / all_count).view(channels);
-  };
-  const at::Tensor x = norm.x.to(type);
-  const at::Tensor dy = gradient.to(type);
-  const at::Tensor deviation = x - mean_over_ranks(sum(x));
-  const at::Tensor inverse = at::rsqrt(mean_over_ranks(sum(deviation * deviation)) + eps);
-  const at::Tensor sum_dy = sum(dy);
-  const at::Tensor sum_product = sum(dy * deviation);
-  NormGradients gradients;
-  if (needs.x) {
-    const at::Tensor slope = mean_over_ranks(sum_product) * inverse * inverse;
-    at::Tensor dx = (dy - mean_over_ranks(sum_dy) - deviation * slope) * inverse;
-    if (norm.weight.defined()) dx = dx * norm.weight.to(type).view(channels);
-    gradients.x = dx.to(norm.x.scalar_type());
-  }
-  if (needs.weight)
-    gradients.weight = (sum_product * inverse.view(-1)).to(norm.weight.scalar_type());
-  if (needs.bias) gradients.bias = sum_dy.to(norm.bias.scalar_type());
-  return gradients;
-}
 
 /// Statistics are those of all ranks' samples: their means and squared deviations are merged by
 /// their counts, of which some may be zero. The backward pass sums over ranks what a sample's
@@ -228,9 +152,9 @@ class SyncedNorm : public ::torch::autograd::Function<SyncedNorm<Exchange>> {
     const auto run = [&](auto& work) {
       const at::Tensor dense = dense_tensor(x);
       const NormExchange& exchange = *passing->mark->exchange;
-      work.measure(dense, passing->numbers.eps, exchange.world());
-      exchange.all_gather(work.own(), work.all());
-      work.settle(norm, passing->numbers, passing->mark->name);
+      work.measure(dense, passing->options.eps, exchange.world());
+      work.gather(exchange);
+      work.settle(norm, passing->options, passing->mark->name);
       return x.numel() == 0 ? at::empty_like(dense) : work.normalise(norm, dense);
     };
     return x.is_cpu() ? run(passing->work.emplace<HostTensorNorm>())
@@ -249,15 +173,15 @@ class SyncedNorm : public ::torch::autograd::Function<SyncedNorm<Exchange>> {
            {"that of the synchronised batch norm \"", passing.mark->name,
             "\" runs after its job has ended"},
            "run backward while the job that ran forward is there");
+    if (at::GradMode::is_enabled()) [[unlikely]]
+      fail("backward",
+           {"a graph of gradients (create_graph) would go through the synchronised batch norm \"",
+            passing.mark->name, "\", which has no second derivatives"},
+           "use Norms<Local> for gradients of gradients, or keep this norm in evaluation");
     const NormTensors norm{saved[0], saved[1], saved[2], {}, {}};
     const NormNeeds needs = needed(*context, norm);
     const NormGradients result = std::visit(
-        [&](auto& work) {
-          return at::GradMode::is_enabled()
-                     ? norm_gradient_graph<Exchange>(norm, gradients[0], needs, work.count(),
-                                                     capsule)
-                     : gradients_of(work, norm, gradients[0], needs, exchange);
-        },
+        [&](auto& work) { return gradients_of(work, norm, gradients[0], needs, exchange); },
         passing.work);
     return {result.x, result.weight, result.bias, at::Tensor(), at::Tensor()};
   }
@@ -284,7 +208,7 @@ class SyncedNorm : public ::torch::autograd::Function<SyncedNorm<Exchange>> {
     const at::Tensor dy = gradient.contiguous(format_of(x));
     NormGradients gradients = work.reduce_backward(norm, x, dy, needs);
     if (needs.x) {
-      exchange.all_reduce(work.sums());
+      work.sum(exchange);
       gradients.x = x.numel() == 0 ? at::empty_like(x) : work.input_gradient(norm, x, dy);
     }
     return gradients;
@@ -366,7 +290,8 @@ at::Tensor batch_norm(const at::Tensor& x, const std::optional<at::Tensor>& weig
           refuse_outside(*mark);
         const std::optional<at::Tensor> shift = bias && bias->defined() ? bias : std::nullopt;
         return SyncedNorm<Exchange>::apply(
-            x, scale, shift, c10::make_intrusive<NormPassing>(mark, NormNumbers{eps, momentum}),
+            x, scale, shift,
+            c10::make_intrusive<NormPassing>(mark, BatchNormOptions{eps, momentum}),
             NormTensors{x, scale.value_or(at::Tensor()), shift.value_or(at::Tensor()), mean,
                         running_var.value_or(at::Tensor())});
       }

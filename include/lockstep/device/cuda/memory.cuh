@@ -59,6 +59,21 @@ using DeviceArena = detail::CudaArena<true>;
 
 namespace detail {
 
+/// Elements of a GPU's memory, zeroed at first.
+template <class T>
+class DeviceElements {
+ public:
+  DeviceElements() = default;
+  explicit DeviceElements(std::size_t count) : arena_(count * sizeof(T)), count_(count) {}
+  T* data() const { return reinterpret_cast<T*>(arena_.data()); }
+  std::size_t size() const { return count_; }
+  operator std::span<T>() const { return {data(), count_}; }
+
+ private:
+  DeviceArena arena_{0};
+  std::size_t count_ = 0;
+};
+
 /// Memory of another owner, which is pinned while this object lives.
 using PinnedRange = std::unique_ptr<std::byte, CudaDelete<cudaHostUnregister>>;
 

@@ -11,8 +11,6 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime.h>
-#include <cuda_runtime_api.h>
-#include <algorithm>
 #include <array>
 #include <concepts>
 #include <cstddef>

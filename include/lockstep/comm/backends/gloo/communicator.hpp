@@ -305,12 +305,8 @@ class GlooCommunicator : public Collectives<GlooCommunicator<Ranks>>,
   WorldSize world_size() const { return WorldSize{engine_->world()}; }
   Milliseconds timeout() const { return engine_->timeout(); }
   void set_timeout(Milliseconds timeout) { engine_->set_timeout(timeout); }
-
-  /// Gives up: every other rank's call fails with this reason.
   void abandon(std::string_view reason) { engine_->give_up(reason); }
-  /// Gives up because an exception has ended this rank's part; another thread may be in a call.
   void give_up() { engine_->give_up(); }
-  /// Has a call failed? Then every later call fails too.
   bool is_broken() const { return engine_->is_broken(); }
 
   // For the front and for adapters.
