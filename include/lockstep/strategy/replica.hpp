@@ -1001,7 +1001,7 @@ class Replica {
 
   BackwardPass pass(Sync sync) const { return {sync == Sync::yes, micro_batches_ != 0}; }
 
-  [[no_unique_address]] typename execution_type::BuiltOnDevice built_;
+  [[no_unique_address]] typename execution_type::OnDevice built_;
   Comm& comm_;
   Model model_;
   [[no_unique_address]] execution_type execution_;
