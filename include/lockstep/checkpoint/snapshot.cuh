@@ -71,9 +71,9 @@ class StateCopies<Cuda, Comm> {
   /// The compute stream must be empty.
   void in(const StateEntry& piece, const std::byte* from) {
     if (piece.on_host) return copy_into_host(piece, from);
-    staging_.send(piece.data, piece.held, from, piece.whole.element, piece.count);
+    staging_.copy(piece.data, piece.held, from, piece.whole.element, piece.count);
     if (piece.derived != nullptr)
-      staging_.send(piece.derived, piece.derived_kind, from, piece.whole.element, piece.count);
+      staging_.copy(piece.derived, piece.derived_kind, from, piece.whole.element, piece.count);
   }
 
  private:

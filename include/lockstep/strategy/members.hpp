@@ -78,6 +78,11 @@ class JobMembers {
   static SubgraphChoice subgraph(std::string_view name) {
     return find_subgraph<typename Self::subgraphs>(name);
   }
+  /// A step of the whole model: `self().step(choice, batch)` says what it does.
+  template <class Batch>
+  auto step(const Batch& batch) {
+    return self().step(SubgraphChoice{}, batch);
+  }
   /// A step, an evaluation or a prediction with one of the job's `Subgraphs`:
   /// `job.step<"with_adapter"_s>(batch)`, or with a choice at run time,
   /// `job.step(job.subgraph("with_adapter"), batch)`. Micro-batches of one step may use different
