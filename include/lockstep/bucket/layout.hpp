@@ -21,7 +21,6 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/hash.hpp"
 #include "lockstep/core/view.hpp"
-#include "lockstep/model/lookup.hpp"
 #include "lockstep/model/shapes.hpp"
 #include "lockstep/model/tensor.hpp"
 #include "lockstep/model/tensor_list.hpp"
@@ -165,7 +164,7 @@ class RunTimeLayout {
 
   static auto tensors_of(const Model& model) {
     if constexpr (TensorListing<Model>) {
-      return listed_tensors(model, Role);
+      return std::move(list_tensors(model).of(Role));
     } else {
       Shapes<Model> shapes;
       model.shapes(shapes);

@@ -18,7 +18,7 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/random_stream.hpp"
 #include "lockstep/core/view.hpp"
-#include "lockstep/model/lookup.hpp"
+#include "lockstep/model/tensor_list.hpp"
 
 namespace lockstep::detail {
 

@@ -650,7 +650,7 @@ LOCKSTEP_INLINE int launch_ranks(LaunchOptions options, std::chrono::millisecond
                         saves_on_request(options.rest)
                             ? ", from the newest valid checkpoint\n"
                             : "; there is no --checkpoint, so training starts anew\n"});
-    write_all(2, text({"lockstep: ", outcome.words(), next}));
+    write_all(2, text({"lockstep: ", outcome.first->words(), next}));
     if (is_last) return status;
   }
 }

@@ -93,7 +93,7 @@ LOCKSTEP_INLINE void ProgressDisplay::go_on(const EpochSummary& so_far) {
 
 LOCKSTEP_INLINE EpochSummary ProgressDisplay::summary_at(Time time) const {
   EpochSummary all = now_;
-  all.seconds = seconds(time - begin_);
+  all.seconds = std::chrono::duration<double>(time - begin_).count();
   if (loss_samples_ > 0) all.loss = loss_sum_ / static_cast<double>(loss_samples_);
   return all;
 }

@@ -21,7 +21,6 @@
 #include "lockstep/core/hash.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/model/model.hpp"
-#include "lockstep/model/output.hpp"
 #include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/ddp.hpp"
 #include "lockstep/strategy/gathered_outputs.hpp"

@@ -217,8 +217,8 @@ class ArenaCopy {
     if (!is_open(tensor)) {
       open_[tensor].emplace(declared_.plan().placements[tensor].bytes);
       const Elements from = has_master(tensor) ? master(tensor) : used(tensor);
-      staging_.receive(open_[tensor]->data(), declared_kind(tensor), from.data, from.kind,
-                       count(tensor));
+      staging_.copy(open_[tensor]->data(), declared_kind(tensor), from.data, from.kind,
+                    count(tensor));
     }
     return open_[tensor]->data() - declared_.plan().placements[tensor].offset;
   }
@@ -272,7 +272,7 @@ class ArenaCopy {
   /// The host's elements, from the tensor's element `first` on, in the used tensor and its master.
   void send(std::size_t tensor, const std::byte* from, std::size_t first, std::size_t some) {
     const auto to = [&](const Elements& all) {
-      staging_.send(all.data + first * element_size(all.kind), all.kind, from,
+      staging_.copy(all.data + first * element_size(all.kind), all.kind, from,
                     declared_kind(tensor), some);
     };
     to(used(tensor));
@@ -297,7 +297,6 @@ class DeviceExecution<Cuda, Traits, Comm> {
   using Step = GpuStep<Traits, Comm>;
   using UpdatePasses = GpuUpdate<Traits, Comm>;
   using OnDevice = OnDeviceOf<Comm>;
-  using BuiltOnDevice = BuiltOnDeviceOf<Comm>;
 
   explicit DeviceExecution(Comm& comm) : comm_(comm), kept_(sizeof(Kept)) {
     static_assert(LossDeferring<DeviceExecution>);

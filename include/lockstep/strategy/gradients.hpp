@@ -16,7 +16,7 @@
 #include "lockstep/bucket/plan.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"
-#include "lockstep/model/lookup.hpp"
+#include "lockstep/model/tensor_list.hpp"
 #include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/feature/checked_gradients.hpp"
 #include "lockstep/strategy/feature/join.hpp"

@@ -273,7 +273,6 @@ class DeviceExecution<Cpu, Traits, Comm> {
     static constexpr void leave() {}
     static constexpr void return_to(const Comm&) {}
   };
-  using BuiltOnDevice = OnDevice;
 
   constexpr explicit DeviceExecution(Comm&) { static_assert(Execution<DeviceExecution>); }
 

@@ -27,7 +27,6 @@
 #include "lockstep/core/view.hpp"
 #include "lockstep/hook/hook.hpp"
 #include "lockstep/model/model.hpp"
-#include "lockstep/model/output.hpp"
 #include "lockstep/model/tensor.hpp"
 #include "lockstep/optim/optimizer.hpp"
 #include "lockstep/optim/progress.hpp"
@@ -1002,7 +1001,7 @@ class Replica {
 
   BackwardPass pass(Sync sync) const { return {sync == Sync::yes, micro_batches_ != 0}; }
 
-  [[no_unique_address]] typename execution_type::BuiltOnDevice built_;
+  [[no_unique_address]] typename execution_type::OnDevice built_;
   Comm& comm_;
   Model model_;
   [[no_unique_address]] execution_type execution_;

@@ -23,7 +23,6 @@
 #include "lockstep/hook/hook.hpp"
 #include "lockstep/model/declaration.hpp"
 #include "lockstep/model/model.hpp"
-#include "lockstep/model/output.hpp"
 #include "lockstep/model/tensor_list.hpp"
 #include "lockstep/optim/constants.hpp"
 #include "lockstep/optim/optimizer.hpp"

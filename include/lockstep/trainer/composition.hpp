@@ -14,7 +14,7 @@
 #include "lockstep/core/name.hpp"
 #include "lockstep/hook/hook.hpp"
 #include "lockstep/model/declaration.hpp"
-#include "lockstep/model/output.hpp"
+#include "lockstep/model/model.hpp"
 #include "lockstep/model/shapes.hpp"
 #include "lockstep/model/tensor.hpp"
 #include "lockstep/model/tensor_list.hpp"
@@ -35,7 +35,6 @@ enum class Fault {
   unknown_policy,
   policy_given_twice,
   wrong_choice,
-  choice_not_built,
   torch_module,
   model_without_parameters,
   malformed_parameters,
@@ -108,9 +107,6 @@ struct Verdict {
                 "lockstep: a policy was given something that is not one of its choices; "
                 "docs/policies.md lists the choices of every policy, and a hook of your own "
                 "needs a name and a template Bucket (docs/hooks.md)");
-  static_assert(F != choice_not_built,
-                "lockstep: this choice has its name but is not built yet; docs/policies.md says "
-                "what works in this version");
   static_assert(F != torch_module,
                 "lockstep: a LibTorch module is no model by itself; wrap it in "
                 "lockstep::torch::DistributedDataParallel<Net>, or train a TorchModel<Model, "
@@ -444,13 +440,6 @@ consteval Finding find_selection_fault() {
   }
 }
 
-/// Does the library have what a policy says? One that says nothing it could have is another fault.
-template <class P>
-consteval bool is_built() {
-  if constexpr (P::well_formed) return P::built();
-  return true;
-}
-
 /// Finds faults of the policies, each alone and then together, before any is used.
 template <class... Ps>
 consteval Finding find_policy_fault() {
@@ -465,8 +454,7 @@ consteval Finding find_policy_fault() {
          when(!answers<typename Ps::axis>(All{}), Fault::unknown_policy, Ps::axis::name)...,
          when(policies_for<typename Ps::axis, Ps...> != 1, Fault::policy_given_twice,
               Ps::axis::name)...,
-         when(!Ps::well_formed, Fault::wrong_choice, Ps::axis::name)...,
-         when(!is_built<Ps>(), Fault::choice_not_built, Ps::axis::name)...});
+         when(!Ps::well_formed, Fault::wrong_choice, Ps::axis::name)...});
   }
 }
 

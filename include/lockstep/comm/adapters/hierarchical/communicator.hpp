@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "lockstep/comm/adapters/hierarchical/hosts.hpp"
-#include "lockstep/comm/call/pending_calls.hpp"
+#include "lockstep/comm/call/watchdog.hpp"
 #include "lockstep/comm/groups.hpp"
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/topology/groups.hpp"

@@ -19,7 +19,6 @@
 #include "lockstep/comm/backends/gloo/transport.hpp"
 #include "lockstep/comm/call/fault_channel.hpp"
 #include "lockstep/comm/call/peers.hpp"
-#include "lockstep/comm/call/pending_calls.hpp"
 #include "lockstep/comm/call/watchdog.hpp"
 #include "lockstep/comm/collectives.hpp"
 #include "lockstep/core/text.hpp"

@@ -300,8 +300,8 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
   static void settle_hosts(const Engine& engine) {
     const detail::GpuVerdict verdict = detail::compare_gpus(engine.member(), engine.store(),
                                                             engine.gpu(), "nccl/" + engine.name());
-    if (!verdict.has_neighbour(engine.rank())) return;
-    if (verdict.is_one_host()) detail::use_shared_gpu_variable("NCCL_SOCKET_IFNAME");
+    if (!verdict.has_neighbour[engine.rank().value()]) return;
+    if (verdict.is_one_host) detail::use_shared_gpu_variable("NCCL_SOCKET_IFNAME");
     if (detail::use_shared_gpu_variable("NCCL_HOSTID")) return;
     throw Error(
         "Backend<Nccl>", "ranks share a GPU, which NCCL takes for a mistake",
