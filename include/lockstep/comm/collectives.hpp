@@ -120,7 +120,8 @@ class Collectives {
     require_operation<Data, Op>();
     require_root(Kind::reduce, root);
     const auto values = detail::elements_of(data);
-    const auto out = is_root(root) ? values : decltype(values)();
+    auto out = values;
+    if (!is_root(root)) out = {};
     self().perform(
         make<Kind::reduce>(values, out, values.size(), detail::current_job_call(), root, op));
   }
