@@ -1418,49 +1418,6 @@ LOCKSTEP_INLINE std::size_t rank_count(const JsonEntry& entry) {
   return count;
 }
 
-/// The job that has written a checkpoint, without its tensors and the program's values.
-struct SavedJob {
-  ReplicaProgress progress;
-  Resumed resumed;
-  std::size_t replicas = 1;
-  double gradient_divisor = 1;
-  /// Of a step that was under way: version 1.x saved their gradients too.
-  std::uint64_t micro_batches_under_way = 0;
-};
-
-LOCKSTEP_INLINE SavedJob read_facts(const CheckpointReader& reader) {
-  const JsonEntry entry = reader.facts();
-  SavedJob saved;
-  Resumed& resumed = saved.resumed;
-  resumed.world = WorldSize{rank_count(entry.at("world"))};
-  resumed.epoch = entry.at("epoch").natural();
-  if (const auto best = entry.find("best")) resumed.best = best->real();
-  if (const auto scores = entry.find("scores")) {
-    std::vector<Score> all;
-    for (const Json::Member& score : scores->members())
-      all.push_back(
-          {score.first, scores->of(score).at("mean").real(), scores->of(score).at("count").real()});
-    resumed.scores = Scores(std::move(all));
-  }
-  saved.progress = progress_of(entry.at("progress"));
-  resumed.step = saved.progress.updates;
-  saved.micro_batches_under_way = entry.at("progress").at("micro_batches").natural();
-  const JsonEntry gradients = entry.at("gradients");
-  saved.replicas = rank_count(gradients.at("replicas"));
-  saved.gradient_divisor = gradients.at("divisor").real();
-  if (!(saved.gradient_divisor >= 1 &&
-        saved.gradient_divisor <= static_cast<double>(saved.replicas)))
-    gradients.at("divisor").fail("is not between 1 and the number of replicas");
-  if (const auto sampler = entry.find("sampler")) {
-    std::uint64_t n[std::size(sampler_numbers)];
-    for (std::size_t i = 0; i != std::size(n); ++i)
-      n[i] = sampler->at(sampler_numbers[i]).natural();
-    resumed.position =
-        SamplerState{n[0], WorldSize{n[1]}, Seed{n[2]}, n[3], Epoch{n[4]}, n[5], n[6]};
-  }
-  return saved;
-}
-
 /// The name of a rank's file, and a file in the folder of `path`. A token is new for every save, so
 /// that nothing is overwritten.
 LOCKSTEP_INLINE std::string shard_name(std::string_view path, std::string_view token,
@@ -1620,8 +1577,8 @@ class StateLoader {
     }));
     if (what_ == LoadWhat::job) note_differences();
     do_together(job_.ranks, operation(), [&] { read(); });
-    resumed().path = path_;
-    return std::move(resumed());
+    resumed_.path = path_;
+    return std::move(resumed_);
   }
 
  private:
@@ -1637,7 +1594,6 @@ class StateLoader {
     std::string bytes;
   };
 
-  Resumed& resumed() { return saved_.resumed; }
   /// The name of the program's call.
   std::string_view operation() const {
     constexpr std::string_view names[] = {"load_parameters", "load", "resume"};
@@ -1658,7 +1614,7 @@ class StateLoader {
         if (!reader_->facts().find("progress"))
           fail(operation(), {"'", path_, "' was not saved by lockstep, and has no optimizer"},
                "call load_parameters, which loads parameters and buffers of any safetensors file");
-        saved_ = read_facts(*reader_);
+        read_facts(reader_->facts());
       }
       if (job_.ranks.rank == Rank{0}) reader_->verify();
       return bytes_of(reader_->main_file().digest().value_or(reader_->main_file().bytes()));
@@ -1668,6 +1624,35 @@ class StateLoader {
         fail(operation(), {"rank ", rank, " and rank 0 see different files at '", path_, "'"},
              "give all ranks the same file, which nobody replaces while it is read",
              job_.ranks.rank);
+    }
+  }
+
+  void read_facts(const JsonEntry& facts) {
+    resumed_.world = WorldSize{rank_count(facts.at("world"))};
+    resumed_.epoch = facts.at("epoch").natural();
+    if (const auto best = facts.find("best")) resumed_.best = best->real();
+    if (const auto scores = facts.find("scores")) {
+      std::vector<Score> all;
+      for (const Json::Member& member : scores->members()) {
+        const JsonEntry score = scores->of(member);
+        all.push_back({member.first, score.at("mean").real(), score.at("count").real()});
+      }
+      resumed_.scores = Scores(std::move(all));
+    }
+    progress_ = progress_of(facts.at("progress"));
+    resumed_.step = progress_.updates;
+    micro_batches_under_way_ = facts.at("progress").at("micro_batches").natural();
+    const JsonEntry gradients = facts.at("gradients");
+    replicas_ = rank_count(gradients.at("replicas"));
+    gradient_divisor_ = gradients.at("divisor").real();
+    if (!(gradient_divisor_ >= 1 && gradient_divisor_ <= static_cast<double>(replicas_)))
+      gradients.at("divisor").fail("is not between 1 and the number of replicas");
+    if (const auto sampler = facts.find("sampler")) {
+      std::uint64_t n[std::size(sampler_numbers)];
+      for (std::size_t i = 0; i != std::size(n); ++i)
+        n[i] = sampler->at(sampler_numbers[i]).natural();
+      resumed_.position =
+          SamplerState{n[0], WorldSize{n[1]}, Seed{n[2]}, n[3], Epoch{n[4]}, n[5], n[6]};
     }
   }
 
@@ -1746,10 +1731,10 @@ class StateLoader {
   /// replicas r, r + n, ... had not sent of their gradients; of what they would have averaged next,
   /// all go on with the mean.
   void want_own(const StateEntry& piece) {
-    const bool all = piece.averaged && saved_.replicas != job_.shape.replicas;
+    const bool all = piece.averaged && replicas_ != job_.shape.replicas;
     LoadedPiece loaded{piece, {}};
     StateEntry of_rank = piece;
-    for (of_rank.rank = all ? 0 : piece.rank; of_rank.rank < saved_.replicas;
+    for (of_rank.rank = all ? 0 : piece.rank; of_rank.rank < replicas_;
          of_rank.rank += all ? 1 : job_.shape.replicas) {
       const StoredTensor* const stored = find(stored_name(of_rank));
       if (stored != nullptr && fits(piece, *stored)) loaded.sources.push_back(stored);
@@ -1791,7 +1776,7 @@ class StateLoader {
     if (what_ != LoadWhat::job) return;
     match_values(options_.common, reader_->facts().find("common"), "common", "");
     const std::size_t me = job_.ranks.rank.value();
-    if (me < resumed().world.value()) {
+    if (me < resumed_.world.value()) {
       std::optional<JsonEntry> saved = reader_->facts().find("values");
       if (saved && me < saved->items().size()) {
         saved = saved->item(me);
@@ -1800,7 +1785,7 @@ class StateLoader {
       }
       match_values(options_.values, saved, std::to_string(me), text({" of rank ", me}));
     } else if (!options_.values.empty()) {
-      resumed().notes.push_back(text({"rank ", me, " is new, and its values stay as they are"}));
+      resumed_.notes.push_back(text({"rank ", me, " is new, and its values stay as they are"}));
     }
   }
 
@@ -1832,7 +1817,7 @@ class StateLoader {
     for (std::size_t i = 0; all && i != all->members().size(); ++i) {
       const std::string& name = all->members()[i].first;
       if (!known.contains(name) && !name.starts_with(reserved_prefix))  // those are a trainer's own
-        resumed().notes.push_back(
+        resumed_.notes.push_back(
             text({"the file has a value ", name, of_whom, " that nobody has asked for"}));
     }
   }
@@ -1848,7 +1833,7 @@ class StateLoader {
       for (const std::string_view name : unpacked(lists[1])) ++unused[std::string(name)];
       for (const std::string_view words : unpacked(lists[2])) mismatches.emplace(words);
     }
-    LoadReport& report = resumed().report;
+    LoadReport& report = resumed_.report;
     report.missing.assign(missing.begin(), missing.end());
     for (const auto& [name, ranks] : unused)
       if (ranks == told.size()) report.unexpected.push_back(name);
@@ -1872,34 +1857,32 @@ class StateLoader {
 
   /// What is not as it was when the job was saved.
   void note_differences() {
-    Names& notes = resumed().notes;
-    if (const std::uint64_t batches = saved_.micro_batches_under_way; batches != 0)
+    Names& notes = resumed_.notes;
+    if (const std::uint64_t batches = micro_batches_under_way_; batches != 0)
       notes.push_back(text({"saved after ", batches,
                             " micro-batches of a step, which are forgotten: newer versions save "
                             "after updates"}));
     // Steps draw from the seed of the job that is resumed, whatever this one was given.
     const std::optional<std::uint64_t> own = job_.progress().random_seed;
-    const std::optional<std::uint64_t> saved = saved_.progress.random_seed;
+    const std::optional<std::uint64_t> saved = progress_.random_seed;
     if (own && saved && *own != *saved)
       notes.push_back(text({"random numbers of steps go on from seed ", *saved,
                             " of the checkpoint, not from seed ", *own}));
-    if (saved_.replicas != job_.shape.replicas)
-      notes.push_back(
-          text({"saved by ", saved_.replicas, " ranks, resumed by ", job_.shape.replicas}));
+    if (replicas_ != job_.shape.replicas)
+      notes.push_back(text({"saved by ", replicas_, " ranks, resumed by ", job_.shape.replicas}));
   }
 
   /// Sets how far the job is. Returns by what saved residuals of gradients are multiplied: they are
   /// of a scaled loss, and a job whose replicas are more divides by more.
   double set_progress() {
     if (what_ == LoadWhat::parameters) return 1;
-    ReplicaProgress& progress = saved_.progress;
-    if (what_ != LoadWhat::job) progress.random_seed.reset();  // a new run, from its own seed
-    job_.set_progress(progress);
+    if (what_ != LoadWhat::job) progress_.random_seed.reset();  // a new run, from its own seed
+    job_.set_progress(progress_);
     const auto scale = [](const ReplicaProgress& of) {
       return of.loss_scale ? static_cast<double>(of.loss_scale->scale) : 1.0;
     };
-    return job_.shape.gradient_divisor / saved_.gradient_divisor * scale(job_.progress()) /
-           scale(progress);
+    return job_.shape.gradient_divisor / gradient_divisor_ * scale(job_.progress()) /
+           scale(progress_);
   }
 
   /// What lies in the file as it does in memory is read to where it belongs, by several threads.
@@ -1966,7 +1949,12 @@ class StateLoader {
   const LoadOptions& options_;
   LoadWhat what_;
   std::unique_ptr<CheckpointReader> reader_;
-  SavedJob saved_;
+  // The job that has written the checkpoint.
+  Resumed resumed_;
+  ReplicaProgress progress_;
+  std::size_t replicas_ = 1;
+  double gradient_divisor_ = 1;
+  std::uint64_t micro_batches_under_way_ = 0;  // version 1.x saved their gradients too
   std::map<std::string, const StoredTensor*, std::less<>> tensors_;  // by their names in the job
   std::vector<LoadedPiece> pieces_;
   std::vector<LoadedValue> values_;

@@ -36,9 +36,9 @@ struct Membership {
   std::string host = "127.0.0.1";
   std::uint16_t port = 0;
   /// The job's id, which keeps jobs on one host apart. It can be part of a file name.
-  std::string job;
+  std::string job{};
   /// The secret that a client of the store must know.
-  std::string secret;
+  std::string secret{};
   /// The time limit of rendezvous, and of collectives without another limit.
   std::chrono::milliseconds timeout{default_timeout};
   /// How many of the job's ranks are threads of this process, neighbours by number.
