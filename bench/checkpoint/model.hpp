@@ -55,7 +55,8 @@ struct Gpt {
   /// Of all parameters.
   std::size_t elements() const {
     std::size_t sum = 0;
-    for (const auto& info : detail::listed_tensors(*this, detail::TensorRole::parameter).infos)
+    TensorList list = detail::list_tensors(*this);
+    for (const auto& info : list.of(detail::TensorRole::parameter).infos)
       sum += info.count();
     return sum;
   }

@@ -3,17 +3,13 @@
 /// @file Saving, loading and resuming, of a wrapper or of a loop of one's own.
 
 #include "lockstep/checkpoint/checkpoints.hpp"
+#include "lockstep/comm.hpp"
 #include "lockstep/trainer/job_saves.hpp"
 
 #if !defined(LOCKSTEP_COMPILED)
 #include "lockstep/checkpoint/checkpoint.ipp"
-#include "lockstep/comm/comm.ipp"
-#include "lockstep/core/core.ipp"
 #include "lockstep/core/storage.ipp"
 #include "lockstep/data/data.ipp"
-#include "lockstep/device/device.ipp"
-#include "lockstep/launch/launch.ipp"
-#include "lockstep/launch/store.ipp"
 #include "lockstep/observe/observe.ipp"
 #include "lockstep/strategy/strategy.ipp"
 #include "lockstep/trainer/trainer.ipp"

@@ -9,7 +9,6 @@
 #include "lockstep/core/storage.ipp"
 #include "lockstep/data/data.ipp"
 #include "lockstep/data/files.ipp"
-#include "lockstep/device/device.ipp"
 #include "lockstep/launch/launch.ipp"
 #include "lockstep/launch/store.ipp"
 #include "lockstep/norm/norm.ipp"

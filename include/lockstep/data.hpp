@@ -18,7 +18,6 @@
 #include "lockstep/core/storage.ipp"
 #include "lockstep/data/data.ipp"
 #include "lockstep/data/files.ipp"
-#include "lockstep/device/device.ipp"
 #include "lockstep/launch/launch.ipp"
 #include "lockstep/launch/store.ipp"
 #endif

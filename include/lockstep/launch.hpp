@@ -8,7 +8,6 @@
 
 #if !defined(LOCKSTEP_COMPILED)
 #include "lockstep/core/core.ipp"
-#include "lockstep/device/device.ipp"
 #include "lockstep/launch/launch.ipp"
 #include "lockstep/launch/store.ipp"
 #endif

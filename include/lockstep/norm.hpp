@@ -9,7 +9,6 @@
 #if !defined(LOCKSTEP_COMPILED)
 #include "lockstep/comm/comm.ipp"
 #include "lockstep/core/core.ipp"
-#include "lockstep/device/device.ipp"
 #include "lockstep/launch/launch.ipp"
 #include "lockstep/launch/store.ipp"
 #include "lockstep/norm/norm.ipp"

@@ -30,7 +30,7 @@ BOOST_AUTO_TEST_CASE(a_layout_in_other_types_has_their_sizes) {
   static_assert(
       detail::kinds_of<Net, detail::TensorRole::parameter, detail::FloatingAs<Half>>.kinds[0] ==
       ElementKind::f16);
-  static_assert(detail::make_runs(Narrow::plan()).size == 1);
+  static_assert(Narrow::plan().runs().size() == 1);
 }
 
 BOOST_AUTO_TEST_CASE(integers_stay_as_declared) {

@@ -208,10 +208,9 @@ BOOST_AUTO_TEST_CASE(a_plan_beyond_four_gibibytes_is_counted_right) {
   static_assert(plan.placements[1].offset == plan.bytes && !plan.is_trained(1));
   static_assert(plan.all_bytes == plan.bytes + 24 * billion);
 
-  constexpr auto runs = detail::make_runs(plan);
-  static_assert(runs.size == 2 && runs.begin()[0].count() == 3 * billion + 128);
-  static_assert(runs.begin()[1].offset == plan.placements[0].offset &&
-                runs.begin()[1].count() == 3 * billion);
+  constexpr auto runs = plan.runs();
+  static_assert(runs.size() == 2 && runs[0].count() == 3 * billion + 128);
+  static_assert(runs[1].offset == plan.placements[0].offset && runs[1].count() == 3 * billion);
 
   // Views lie where the plan says, without a look at the memory.
   std::byte nothing{};

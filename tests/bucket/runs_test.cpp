@@ -22,10 +22,9 @@ using Pieces = Buckets<BucketLimits{0, 0}>;
 template <class Model, class TheBuckets>
 constexpr bool covers() {
   constexpr const auto& plan = detail::Layout<Model, TheBuckets>::plan();
-  constexpr auto runs = detail::make_runs(plan);
   std::size_t at = 0;
   ElementKind last = ElementKind::unsupported;
-  for (const detail::Run& run : runs) {
+  for (const detail::Run& run : plan.runs()) {
     if (run.offset != at || run.element == last || run.bytes % arena_alignment != 0) return false;
     at += run.bytes;
     last = run.element;
@@ -37,19 +36,18 @@ constexpr bool covers() {
 
 BOOST_AUTO_TEST_CASE(one_element_type_is_one_run_whatever_the_buckets) {
   static_assert(detail::Layout<Uniform, Pieces>::plan().bucket_count == 2);
-  constexpr auto runs = detail::make_runs(detail::Layout<Uniform, Pieces>::plan());
-  static_assert(runs.size == 1 && runs.runs[0].offset == 0);
-  static_assert(runs.runs[0].count() ==
-                detail::Layout<Uniform, Pieces>::plan().bytes / sizeof(float));
+  constexpr auto runs = detail::Layout<Uniform, Pieces>::plan().runs();
+  static_assert(runs.size() == 1 && runs[0].offset == 0);
+  static_assert(runs[0].count() == detail::Layout<Uniform, Pieces>::plan().bytes / sizeof(float));
   static_assert(covers<Uniform, Pieces>() && covers<Uniform, Buckets<>>());
 }
 
 BOOST_AUTO_TEST_CASE(runs_end_where_the_element_type_changes) {
-  constexpr auto runs = detail::make_runs(detail::Layout<Mixed, Pieces>::plan());  // d, c, b, a
-  static_assert(runs.size == 3);
-  static_assert(runs.runs[0].element == ElementKind::f32 && runs.runs[0].bytes == 256);
-  static_assert(runs.runs[1].element == ElementKind::f64 && runs.runs[1].count() == 32);
-  static_assert(runs.runs[2].element == ElementKind::f32 && runs.runs[2].bytes == 256 + 512);
+  constexpr auto runs = detail::Layout<Mixed, Pieces>::plan().runs();  // d, c, b, a
+  static_assert(runs.size() == 3);
+  static_assert(runs[0].element == ElementKind::f32 && runs[0].bytes == 256);
+  static_assert(runs[1].element == ElementKind::f64 && runs[1].count() == 32);
+  static_assert(runs[2].element == ElementKind::f32 && runs[2].bytes == 256 + 512);
   static_assert(covers<Mixed, Pieces>() && covers<Mixed, Buckets<>>());
 }
 

@@ -4,7 +4,6 @@
 #include <boost/test/unit_test.hpp>
 #include <chrono>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "launch/watchdog.hpp"
@@ -18,19 +17,20 @@ using namespace lockstep;
 using namespace std::chrono_literals;
 using Every = detail::CheckpointFlags::Every;
 
-CheckpointOptions parsed(std::vector<std::string_view> words, CheckpointOptions program = {}) {
-  words.insert(words.begin(), "program");
-  const auto cut = detail::cut_arguments(words, detail::trainer_flags);
-  BOOST_TEST(cut.rest.size() == 1u);
-  return detail::parse_checkpoint_flags(cut.given).over(std::move(program));
+CheckpointOptions parsed(const std::vector<std::string>& words, CheckpointOptions program = {}) {
+  std::vector<std::string> arguments{"program"};
+  arguments.insert(arguments.end(), words.begin(), words.end());
+  const TrainerOptions options = parse_trainer_options(arguments);
+  BOOST_TEST(options.arguments.size() == 1u);
+  return options.checkpoint.over(std::move(program));
 }
 
-Every every(std::string_view text) {
-  return detail::parse_checkpoint_interval("--checkpoint-every", text);
+Every every(const std::string& text) {
+  return *parse_trainer_options({"program", "--checkpoint-every=" + text}).checkpoint.every;
 }
 
 /// Options that are refused, with these words.
-void refuse(const std::vector<std::string_view>& words, const std::string& problem,
+void refuse(const std::vector<std::string>& words, const std::string& problem,
             const std::string& advice) {
   expect_error([&] { parsed(words); }, "lockstep: launch: " + problem + "; ", advice);
 }

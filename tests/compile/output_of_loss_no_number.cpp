@@ -2,7 +2,7 @@
 // expect: lockstep: the model's loss(...) does not return a number
 #include "lockstep/bucket/step.hpp"
 #include "lockstep/core/view.hpp"
-#include "lockstep/model/output.hpp"
+#include "lockstep/model/model.hpp"
 
 using namespace lockstep;
 

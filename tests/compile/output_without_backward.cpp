@@ -2,7 +2,7 @@
 // expect: lockstep: the model declares an Output and does not go on from its gradient
 #include "lockstep/bucket/step.hpp"
 #include "lockstep/core/view.hpp"
-#include "lockstep/model/output.hpp"
+#include "lockstep/model/model.hpp"
 
 using namespace lockstep;
 

@@ -2,7 +2,7 @@
 // expect: lockstep: the model declares an Output and takes no loss of it
 #include "lockstep/bucket/step.hpp"
 #include "lockstep/core/view.hpp"
-#include "lockstep/model/output.hpp"
+#include "lockstep/model/model.hpp"
 
 using namespace lockstep;
 

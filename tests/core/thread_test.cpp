@@ -17,7 +17,7 @@
 #include "lockstep/checkpoint/checkpoints.hpp"
 #include "lockstep/comm/backends/shm/communicator.hpp"
 #include "lockstep/comm/call/fault_channel.hpp"
-#include "lockstep/comm/call/pending_calls.hpp"
+#include "lockstep/comm/call/watchdog.hpp"
 #include "lockstep/core/worker.hpp"
 #include "lockstep/data/loader.hpp"
 #include "lockstep/launch/launch.hpp"

@@ -62,9 +62,9 @@ BOOST_AUTO_TEST_CASE(ranks_that_each_see_one_gpu_share_nothing_if_the_gpus_diffe
   const std::vector<detail::GpuIdentity> gpus = {
       {"a", "GPU-1", "01"}, {"a", "GPU-2", "02"}, {"b", "GPU-3", "01"}, {"b", "GPU-4", "02"}};
   const detail::GpuVerdict verdict(gpus);
-  BOOST_TEST(!verdict.shared());
-  BOOST_TEST(!verdict.is_one_host());
-  for (std::size_t r = 0; r < 4; ++r) BOOST_TEST(!verdict.has_neighbour(Rank{r}));
+  BOOST_TEST(!verdict.shared);
+  BOOST_TEST(!verdict.is_one_host);
+  for (std::size_t r = 0; r < 4; ++r) BOOST_TEST(!verdict.has_neighbour[r]);
   for (const bool may_share : {false, true})
     BOOST_CHECK_NO_THROW(detail::require_own_gpus(verdict, gpus, Rank{0}, may_share));
 }
@@ -73,10 +73,10 @@ BOOST_AUTO_TEST_CASE(ranks_with_one_gpu_are_named_on_all_ranks_unless_they_may_s
   const std::vector<detail::GpuIdentity> gpus = {
       {"a", "GPU-1", "01"}, {"a", "GPU-2", "02"}, {"a", "GPU-2", "02"}, {"a", "GPU-1", "01"}};
   const detail::GpuVerdict verdict(gpus);
-  BOOST_TEST(verdict.is_one_host());
-  BOOST_TEST_REQUIRE(verdict.shared().has_value());
+  BOOST_TEST(verdict.is_one_host);
+  BOOST_TEST_REQUIRE(verdict.shared.has_value());
   for (std::size_t r = 0; r < 4; ++r) {
-    BOOST_TEST(verdict.has_neighbour(Rank{r}));
+    BOOST_TEST(verdict.has_neighbour[r]);
     std::string said;
     try {
       detail::require_own_gpus(verdict, gpus, Rank{r}, false);
@@ -92,17 +92,17 @@ BOOST_AUTO_TEST_CASE(ranks_with_one_gpu_are_named_on_all_ranks_unless_they_may_s
 BOOST_AUTO_TEST_CASE(slices_of_a_gpu_are_different_and_still_neighbours) {
   const detail::GpuVerdict slices(
       {{"a", "MIG-1", "01"}, {"a", "MIG-2", "01"}, {"a", "GPU-3", "02"}});
-  BOOST_TEST(!slices.shared());
-  BOOST_TEST(slices.has_neighbour(Rank{0}));
-  BOOST_TEST(slices.has_neighbour(Rank{1}));
-  BOOST_TEST(!slices.has_neighbour(Rank{2}));
+  BOOST_TEST(!slices.shared);
+  BOOST_TEST(slices.has_neighbour[0]);
+  BOOST_TEST(slices.has_neighbour[1]);
+  BOOST_TEST(!slices.has_neighbour[2]);
 }
 
 BOOST_AUTO_TEST_CASE(hosts_that_are_one_machine_share_for_nccl_only) {
   const detail::GpuVerdict pretended({{"a", "GPU-1", "01"}, {"b", "GPU-1", "01"}});
-  BOOST_TEST(!pretended.shared());
-  BOOST_TEST(pretended.has_neighbour(Rank{0}));
-  BOOST_TEST(pretended.has_neighbour(Rank{1}));
+  BOOST_TEST(!pretended.shared);
+  BOOST_TEST(pretended.has_neighbour[0]);
+  BOOST_TEST(pretended.has_neighbour[1]);
 }
 
 BOOST_AUTO_TEST_CASE(lists_of_devices_have_entries) {

@@ -127,7 +127,7 @@ def check_policies():
     text = page.read_text()
     for file in sorted(HEADERS.rglob("*.hpp")):
         source = file.read_text()
-        names = re.findall(r"struct (?!PlannedChoice\b)(\w+) : (?:Planned)?Choice<", source)
+        names = re.findall(r"struct (\w+) : Choice<", source)
         names += re.findall(r"struct (\w+) : (?:ValuePolicy|ChoicePolicy)<", source)
         for name in names:
             if not re.search(rf"\b{name}\b", text) and not name.endswith("Rule"):

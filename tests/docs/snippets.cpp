@@ -304,7 +304,6 @@ for (const auto& batch : loader) {
 }
 
 void shares(Job& job) {
-job.dp().set_shares({3, 1});  // the first replica gets three quarters of every batch
 job.dp().for_each_model([](auto& model) { static_cast<void>(model); });
 }
 

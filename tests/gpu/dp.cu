@@ -69,11 +69,6 @@ void check_whole(std::size_t replicas, const std::string& how) {
                      CanonicalPolicies<World<1>, Optimizer<AdamW>, Clip<0.5>, Accumulate<Micro>>,
                      LoopbackCommunicator>
         cpu(alone, on_cpu);
-    if (round % 2 == 1) {
-      std::vector<double> weights(replicas);
-      for (double& weight : weights) weight = static_cast<double>(pick(5));
-      dp.set_shares(weights);
-    }
     const std::string text = how + ", network " + std::to_string(in) + "-" +
                              std::to_string(hidden) + "-" + std::to_string(out) + ", " +
                              std::to_string(rows) + " rows, round " + std::to_string(round);

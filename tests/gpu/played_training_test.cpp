@@ -82,10 +82,9 @@ std::string difference(const Numbers& got, const Numbers& want) {
 
 /// Replicas over shares of the batch, on as many GPUs.
 template <class Network, class... Ps>
-void train_replicas(std::size_t gpus, std::size_t rows, const std::vector<double>& weights = {}) {
+void train_replicas(std::size_t gpus, std::size_t rows) {
   const played::Machine machine(gpus);
   DataParallel<Network, Device<Cuda>, Ps...> dp({.replicas = gpus}, network<Network>());
-  if (!weights.empty()) dp.set_shares(weights);
   Numbers numbers;
   for (std::size_t s = 0; s < steps; ++s) {
     numbers.push_back(dp.step(labelled<double>(whole_batch(rows, s))));
@@ -139,7 +138,7 @@ BOOST_AUTO_TEST_CASE(ranks_of_ddp_on_several_gpus_train_like_the_cpu) {
 
 BOOST_AUTO_TEST_CASE(replicas_of_dp_on_several_gpus_train_like_the_cpu) {
   using Network = GpuPlainMlp<double, dynamic, dynamic, dynamic>;
-  train_replicas<Network, Optimizer<AdamW>>(2, 9, {3, 1});
+  train_replicas<Network, Optimizer<AdamW>>(2, 9);
   train_replicas<Network, Optimizer<AdamW>>(4, 3);  // fewer samples than replicas
   train_replicas<Network, Optimizer<AdamW>>(8, 21);
 }

@@ -218,7 +218,7 @@ int behave(Session& session, const std::string& how) {
     if (rank != 0) std::printf("rank %zu has a line\n", rank);
     std::fflush(stdout);
     session.store().barrier("so is the line", m.rank, m.world);
-    display.end_epoch();
+    display.print(display.summary().text());
   } else if (how == "training") {  // long enough for a bar to be drawn again
     ProgressDisplay display(rank == 0 ? detail::detect_terminal(stdout) : detail::Terminal{});
     display.begin_epoch(1, 1, 30);
@@ -227,7 +227,7 @@ int behave(Session& session, const std::string& how) {
       display.step(1, 0.5);
       if (rank == 0 && step == 20) std::printf("printed in between\n");
     }
-    if (!display.is_quiet()) display.end_epoch();
+    if (!display.is_quiet()) display.print(display.summary().text());
   } else if (how == "late") {  // the host of the store is done first
     if (rank != 0) {
       std::this_thread::sleep_for(std::chrono::milliseconds(300));

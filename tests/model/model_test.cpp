@@ -6,7 +6,6 @@
 #include <string>
 
 #include "lockstep/bucket/step.hpp"
-#include "lockstep/model/lookup.hpp"
 #include "lockstep/model/tensor.hpp"
 #include "lockstep/model/tensor_list.hpp"
 #include "lockstep/policy/pack.hpp"

@@ -23,6 +23,13 @@ namespace {
 detail::DisplayClock::time_point clock_of_tests;
 using Display = ProgressDisplay;
 
+/// Shows the summary of the epoch, as a job does.
+EpochSummary end_epoch(ProgressDisplay& display) {
+  EpochSummary all = display.summary();
+  display.print(all.text());
+  return all;
+}
+
 /// Displays of all tests here go by it.
 struct FakeTime {
   FakeTime() { detail::DisplayClock::fake = &clock_of_tests; }
@@ -209,7 +216,7 @@ BOOST_AUTO_TEST_CASE(a_terminal_shows_one_line_that_becomes_the_summary) {
                        "/2  [#########         ]   50/100  loss 3.0000  200 samples/s  0:03 left");
       }
     }
-    const EpochSummary all = display.end_epoch();
+    const EpochSummary all = end_epoch(display);
     BOOST_TEST(all.steps == 100u);
     BOOST_TEST(all.samples == 1000u);
     BOOST_TEST(all.seconds == 5);
@@ -219,7 +226,6 @@ BOOST_AUTO_TEST_CASE(a_terminal_shows_one_line_that_becomes_the_summary) {
                                           "epoch 2/2  100 steps  loss 2.0000  200 samples/s  5.0 s",
                                           ""};
   BOOST_TEST(screen.seen() == expected, boost::test_tools::per_element());
-  BOOST_TEST(display.total_seconds() == 10);
 }
 
 BOOST_AUTO_TEST_CASE(a_terminal_is_redrawn_ten_times_a_second_at_most) {
@@ -266,13 +272,13 @@ BOOST_AUTO_TEST_CASE(elsewhere_there_are_plain_lines_seldom) {
     clock_of_tests += 10ms;
     display.step(10, 1);
   }
-  display.end_epoch();
+  end_epoch(display);
   display.begin_epoch(2, 2, 100);
   for (int step = 0; step < 100; ++step) {
     clock_of_tests += 250ms;
     display.step(10, 1);
   }
-  display.end_epoch();
+  end_epoch(display);
   BOOST_TEST(screen.text() ==
              "epoch 1/2  100 steps  loss 1.0000  1000 samples/s  1.0 s\n"
              "epoch 2/2   40/100  loss 1.0000  40.0 samples/s  0:15 left\n"
@@ -304,7 +310,7 @@ BOOST_AUTO_TEST_CASE(what_is_known_only_at_the_end_is_in_the_summary) {
   BOOST_TEST(!all.loss.has_value());
   all.loss = 0.5;
   all.scores = Scores({{"accuracy", 1, 4}});
-  display.end_epoch(all);
+  display.print(all.text());
   BOOST_TEST(screen.text() ==
              "epoch 1/1  1 steps  loss 0.5000  accuracy 1.0000  4.0 samples/s  1.0 s\n");
 }
@@ -314,7 +320,7 @@ BOOST_AUTO_TEST_CASE(a_display_without_a_file_counts) {
   display.begin_epoch(1, 1, 2);
   clock_of_tests += 20s;
   display.step(4, 1);
-  BOOST_TEST(display.end_epoch().samples == 4u);
+  BOOST_TEST(end_epoch(display).samples == 4u);
 }
 
 BOOST_AUTO_TEST_CASE(an_epoch_goes_on_with_the_figures_that_it_had) {

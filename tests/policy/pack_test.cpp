@@ -24,7 +24,7 @@ struct Shade {
 struct Red : Choice<questions::Color> {
   static constexpr std::string_view name = "Red";
 };
-struct Blue : PlannedChoice<questions::Color> {
+struct Blue : Choice<questions::Color> {
   static constexpr std::string_view name = "Blue";
 };
 template <class C>
@@ -48,7 +48,6 @@ BOOST_AUTO_TEST_CASE(a_policy_is_told_from_a_choice_and_from_anything_else) {
   static_assert(!detail::Policy<Red> && detail::BareChoice<Red> && !detail::BareChoice<Dark>);
   static_assert(!detail::Policy<int> && !detail::BareChoice<int>);
   static_assert(Color<Red>::well_formed && !Color<int>::well_formed && !Color<Dark>::well_formed);
-  static_assert(Color<Red>::built() && !Color<Blue>::built());
 }
 
 BOOST_AUTO_TEST_CASE(packs_are_counted_picked_and_brought_into_one_order) {

@@ -152,20 +152,6 @@ BOOST_AUTO_TEST_CASE(the_loss_and_the_gradient_are_means_over_samples_whatever_t
   }
 }
 
-BOOST_AUTO_TEST_CASE(shares_follow_their_weights) {
-  Dp<> dp({.replicas = 3});
-  dp.set_shares({4, 1, 1});
-  dp.step(numbered(12));
-  std::vector<std::size_t> most;
-  dp.for_each_model([&](const Book& book) { most.push_back(book.most); });
-  BOOST_TEST((most == std::vector<std::size_t>{8, 2, 2}));
-  dp.set_shares({});
-  dp.step(numbered(24));
-  BOOST_TEST(dp.model().most == 8u);
-  BOOST_TEST(contains(failure([&] { dp.set_shares({1, 2}); }), "2 numbers for 3 replicas"));
-  BOOST_TEST(contains(failure([&] { dp.set_shares({1, 0, 2}); }), "not all of them above zero"));
-}
-
 BOOST_AUTO_TEST_CASE(the_model_is_the_wrapped_one_and_every_replica_has_a_copy) {
   Book book;
   book.found = {7};

@@ -29,7 +29,6 @@ struct Case {
   std::size_t in = 1, hidden = 1, out = 1;
   std::size_t rows = 1;  // of a whole batch
   std::size_t salt = 0;
-  std::vector<double> weights;
 
   template <class Model = Network>
   Model network() const {
@@ -43,7 +42,7 @@ struct Case {
   std::string text() const {
     std::ostringstream words;
     words << replicas << " replicas, " << in << "-" << hidden << "-" << out << ", " << rows
-          << " rows, salt " << salt << (weights.empty() ? "" : ", weighted");
+          << " rows, salt " << salt;
     return words.str();
   }
 };
@@ -56,9 +55,6 @@ Case random_case(ranks::Chance& chance, std::size_t replicas) {
   c.out = 2 + chance(12);
   c.rows = 1 + chance(13);  // fewer than replicas, or no multiple of them, more often than not
   c.salt = chance(1000);
-  if (chance(3) == 0) {
-    for (std::size_t i = 0; i < replicas; ++i) c.weights.push_back(0.1 + chance(100));
-  }
   return c;
 }
 
@@ -100,7 +96,6 @@ Trained on_one_device(const Case& c) {
 template <class Model, class... Ps>
 Trained train_replicas(const Case& c) {
   DataParallel<Model, Ps...> dp({.replicas = c.replicas}, c.network<Model>());
-  dp.set_shares(c.weights);
   return train_some(c, dp);
 }
 template <class... Ps>
@@ -148,16 +143,13 @@ BOOST_AUTO_TEST_CASE(replicas_train_like_one_device_with_adamw_clipping_and_accu
 
 BOOST_AUTO_TEST_CASE(any_batch_may_be_smaller_than_the_number_of_replicas) {
   for (std::size_t rows = 1; rows < 10; ++rows) {
-    Case c{
-        .replicas = 4, .in = 3, .hidden = 4, .out = 3, .rows = rows, .salt = rows, .weights = {}};
-    require_close(on_replicas<>(c), on_one_device<>(c), c.text());
-    c.weights = {5, 1, 0.1, 3};
+    const Case c{.replicas = 4, .in = 3, .hidden = 4, .out = 3, .rows = rows, .salt = rows};
     require_close(on_replicas<>(c), on_one_device<>(c), c.text());
   }
 }
 
 BOOST_AUTO_TEST_CASE(the_loss_of_all_outputs_is_taken_once_by_the_first_replica) {
-  Case c{.replicas = 3, .in = 4, .hidden = 5, .out = 3, .rows = 7, .salt = 1, .weights = {}};
+  Case c{.replicas = 3, .in = 4, .hidden = 5, .out = 3, .rows = 7, .salt = 1};
   DataParallel<Split> dp({.replicas = 3}, c.network<Split>());
   for (std::size_t s = 0; s < 4; ++s) dp.step(c.batch(s));
   std::vector<std::size_t> losses, samples;
@@ -173,7 +165,6 @@ BOOST_AUTO_TEST_CASE(replicas_have_the_bits_of_ddps_ranks_at_the_same_global_bat
   ranks::Chance chance;
   for (const std::size_t replicas : {2, 4}) {
     Case c = random_case(chance, replicas);
-    c.weights.clear();
     c.rows *= 2 * replicas;  // every batch is a multiple
     const Trained dp = on_replicas<Optimizer<Adam>>(c);
     std::vector<double> ddp;

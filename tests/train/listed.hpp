@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "lockstep/bucket/layout.hpp"
-#include "lockstep/model/lookup.hpp"
 #include "lockstep/model/tensor_list.hpp"
 
 namespace train {

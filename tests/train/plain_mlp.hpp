@@ -14,7 +14,6 @@
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/model/declaration.hpp"
 #include "lockstep/model/model.hpp"
-#include "lockstep/model/output.hpp"
 
 namespace train {
 

@@ -18,10 +18,6 @@ struct Net {
 template <class... Ps>
 using PolicyOfBackend = typename detail::Composed<Net, Ps...>::template policy<axes::Backend>;
 
-struct Someday : PlannedChoice<axes::Buffers> {
-  static constexpr std::string_view name = "Someday";
-};
-
 template <class... Ps>
 using PolicyOfSharding = typename detail::Composed<Net, Ps...>::template policy<axes::Sharding>;
 
@@ -121,7 +117,6 @@ BOOST_AUTO_TEST_CASE(tools_can_ask_what_is_wrong_without_an_error) {
                 detail::Fault::wrong_choice);
   static_assert(composition_fault<Net, Sharding<Replicated, Gradients>> ==
                 detail::Fault::wrong_choice);
-  static_assert(composition_fault<Net, Buffers<Someday>> == detail::Fault::choice_not_built);
 }
 
 BOOST_AUTO_TEST_SUITE_END()

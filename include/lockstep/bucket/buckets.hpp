@@ -31,6 +31,8 @@ struct BucketLimits {
 template <BucketLimits Limits = BucketLimits{}>
 struct Buckets : detail::ValuePolicy<axes::Buckets> {
   static constexpr BucketLimits limits = Limits;
+  using frozen = detail::NamePatterns<>;  // parameters that lie in no bucket
+  static constexpr std::size_t room = 0;  // bytes behind every bucket that belong to no tensor
   static constexpr void fingerprint(detail::Hash& hash) {
     hash.text(axes::Buckets::name).number(Limits.first).number(Limits.cap);
   }
@@ -75,28 +77,9 @@ template <class Limits, class Still, std::size_t Room = 0>
 using PlanRules = std::conditional_t<Room == 0 && Still::patterns.empty(), Limits,
                                      LayoutRules<Limits, Still, Room>>;
 
-/// The bytes that rules leave behind every bucket.
-template <class Rules>
-constexpr std::size_t room_behind_buckets() {
-  if constexpr (requires { Rules::room; }) {
-    return Rules::room;
-  } else {
-    return 0;
-  }
-}
-
 /// Do these rules freeze a parameter?
 template <class Rules>
-inline constexpr bool freezes_some = requires { requires !Rules::frozen::patterns.empty(); };
-
-template <class Rules>
-constexpr bool is_frozen_name([[maybe_unused]] std::string_view name) {
-  if constexpr (freezes_some<Rules>) {
-    return Rules::frozen::match(name);
-  } else {
-    return false;
-  }
-}
+inline constexpr bool freezes_some = !Rules::frozen::patterns.empty();
 
 }  // namespace detail
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A model's layout in an arena: the types of its elements, the views that lie in it, and its
-/// runs, the longest pieces with elements of one type.
+/// @file A model's layout in an arena: the types of its elements, and the views that lie in it.
 
 #include <algorithm>
 #include <array>
@@ -22,7 +21,6 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/hash.hpp"
 #include "lockstep/core/view.hpp"
-#include "lockstep/model/lookup.hpp"
 #include "lockstep/model/shapes.hpp"
 #include "lockstep/model/tensor.hpp"
 #include "lockstep/model/tensor_list.hpp"
@@ -78,57 +76,6 @@ std::span<T> elements_at(std::byte* arena, std::size_t offset, std::size_t bytes
   return {reinterpret_cast<T*>(arena + offset), bytes / sizeof(T)};
 }
 
-/// Neighbouring buckets of one element type, without room between them. Passes that treat every
-/// element alike, such as an optimizer's update, go over runs and need not stop at buckets.
-struct Run {
-  ElementKind element = ElementKind::unsupported;
-  std::size_t offset = 0;  // bytes from the arena's start
-  std::size_t bytes = 0;
-  std::size_t first_bucket = 0;
-  std::size_t buckets = 0;
-
-  constexpr std::size_t count() const { return bytes / element_size(element); }
-};
-
-template <std::size_t Count>
-struct RunTable {
-  Table<Run, Count> runs{};
-  std::size_t size = 0;
-
-  constexpr const Run* begin() const { return runs.data(); }
-  constexpr const Run* end() const { return runs.data() + size; }
-};
-
-template <std::size_t Count>
-constexpr RunTable<Count> make_runs(const BucketPlan<Count>& plan) {
-  RunTable<Count> table;
-  table.runs = make_table<Run, Count>(plan.bucket_count);
-  for (std::size_t b = 0; b != plan.bucket_count; ++b) {
-    const Bucket& bucket = plan.bucket_table[b];
-    const Run* const before = table.size == 0 ? nullptr : &table.runs[table.size - 1];
-    if (before == nullptr || before->element != bucket.element ||
-        before->offset + before->bytes != bucket.offset)
-      table.runs[table.size++] = {bucket.element, bucket.offset, 0, b, 0};
-    Run& run = table.runs[table.size - 1];
-    run.bytes += bucket.bytes;
-    ++run.buckets;
-  }
-  return table;
-}
-
-/// The runs of a layout: a constant and an empty type where the compiler knows its plan.
-template <class Layout>
-struct LayoutRuns {
-  static constexpr auto table = make_runs(Layout::plan());
-  constexpr explicit LayoutRuns(const Layout&) {}
-};
-template <class Layout>
-  requires(!Layout::is_static)
-struct LayoutRuns<Layout> {
-  RunTable<Layout::count> table;
-  explicit LayoutRuns(const Layout& layout) : table(make_runs(layout.plan())) {}
-};
-
 template <class Types, class Infos>
 constexpr Infos in_types(Infos infos) {
   for (TensorInfo& info : infos) info.element = Types::of(info.element);
@@ -145,13 +92,9 @@ template <class Model, TensorRole Role, class Limits, class Types = DeclaredType
 inline constexpr auto static_plan = make_bucket_plan<tensor_table<Model, Role>.size()>(
     static_infos<Model, Role, Types>, Limits::limits,
     [](std::size_t tensor) {
-      if constexpr (freezes_some<Limits>) {
-        return is_frozen_name<Limits>(tensor_table<Model, Role>.name(tensor));
-      } else {
-        return tensor == no_bucket;  // none
-      }
+      return Limits::frozen::match(tensor_table<Model, Role>.name(tensor));
     },
-    room_behind_buckets<Limits>());
+    Limits::room);
 
 /// The plan's offsets alone: what every view reads.
 template <class Model, TensorRole Role, class Limits, class Types>
@@ -221,7 +164,7 @@ class RunTimeLayout {
 
   static auto tensors_of(const Model& model) {
     if constexpr (TensorListing<Model>) {
-      return listed_tensors(model, Role);
+      return std::move(list_tensors(model).of(Role));
     } else {
       Shapes<Model> shapes;
       model.shapes(shapes);
@@ -244,9 +187,9 @@ class RunTimeLayout {
       plan = make_bucket_plan<count>(
           tensors.infos, Limits::limits,
           [&](std::size_t tensor) {
-            return tensors.infos[tensor].is_frozen || is_frozen_name<Limits>(name(tensor));
+            return tensors.infos[tensor].is_frozen || Limits::frozen::match(name(tensor));
           },
-          room_behind_buckets<Limits>());
+          Limits::room);
       if (Role == TensorRole::parameter && plan.trained == 0) {
         throw Error("tensors", "all parameters are frozen", "leave one to train");
       }
@@ -314,7 +257,7 @@ template <class Model, class Limits, class Key>
 struct TrainedParameter {
   static constexpr std::size_t index = NamedTensor<Model, TensorRole::parameter, Key>::index;
   static constexpr bool trains =
-      !is_frozen_name<Limits>(tensor_table<Model, TensorRole::parameter>.name(index));
+      !Limits::frozen::match(tensor_table<Model, TensorRole::parameter>.name(index));
   static_assert(trains,
                 "lockstep: this parameter is frozen and has no gradient; leave it out of backward, "
                 "by if constexpr (trains<decltype(step)>(\"name\"_p)) where Frozen differs between "
@@ -337,7 +280,7 @@ class TensorLayout : public LayoutBase<Model, Role, Limits, Types> {
   static constexpr bool trains(Key)
     requires(!TensorListing<Model>)
   {
-    return !is_frozen_name<Limits>(
+    return !Limits::frozen::match(
         tensor_table<Model, Role>.name(NamedTensor<Model, Role, Key>::index));
   }
   template <class Key>

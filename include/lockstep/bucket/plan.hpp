@@ -41,6 +41,18 @@ struct Bucket {
   constexpr std::size_t count() const { return bytes / element_size(element); }
 };
 
+/// Neighbouring buckets of one element type, without room between them. Passes that treat every
+/// element alike, such as an optimizer's update, go over runs and need not stop at buckets.
+struct Run {
+  ElementKind element = ElementKind::unsupported;
+  std::size_t offset = 0;  // bytes from the arena's start
+  std::size_t bytes = 0;
+  std::size_t first_bucket = 0;
+  std::size_t buckets = 0;
+
+  constexpr std::size_t count() const { return bytes / element_size(element); }
+};
+
 /// `Count` values, or as many as the table's maker says where `Count` is `dynamic`.
 template <class T, std::size_t Count>
 using Table = std::conditional_t<Count == dynamic, std::vector<T>,
@@ -75,6 +87,8 @@ struct BucketPlan {
   Table<std::size_t> arrivals{};  // parameters by bucket, then in order of arrival
   Table<Bucket> bucket_table{};   // the first `bucket_count` are in use
   std::size_t bucket_count = 0;
+  Table<Run> run_table{};  // the first `run_count` are in use
+  std::size_t run_count = 0;
   std::size_t trained = 0;    // parameters that lie in a bucket
   std::size_t bytes = 0;      // of all buckets: of an arena of gradients
   std::size_t all_bytes = 0;  // with frozen parameters: of an arena of parameters
@@ -86,6 +100,9 @@ struct BucketPlan {
 
   /// The buckets, in the order in which they complete and are reduced.
   constexpr std::span<const Bucket> buckets() const { return {bucket_table.data(), bucket_count}; }
+
+  /// The buckets as runs.
+  constexpr std::span<const Run> runs() const { return {run_table.data(), run_count}; }
 
   /// The parameters of one bucket, in order of arrival.
   constexpr std::span<const std::size_t> members(std::size_t bucket) const {
@@ -117,6 +134,7 @@ constexpr BucketPlan<Count> make_bucket_plan(std::span<const TensorInfo> tensors
   plan.placements = make_table<Placement, Count>(count);
   plan.arrivals = make_table<std::size_t, Count>(count);
   plan.bucket_table = make_table<Bucket, Count>(count);
+  plan.run_table = make_table<Run, Count>(count);
   // A bucket has a number by opening until all are known, and then one by completion.
   auto opening = make_table<std::size_t, Count>(count);       // by parameter
   auto completed_by = make_table<std::size_t, Count>(count);  // by number of opening
@@ -169,12 +187,18 @@ constexpr BucketPlan<Count> make_bucket_plan(std::span<const TensorInfo> tensors
     plan.arrivals[plan.bucket_table[b].first_arrival + listed[b]++] = i;
   }
   for (std::size_t b = 0; b != plan.bucket_count; ++b) {
-    plan.bucket_table[b].offset = plan.bytes;
+    Bucket& bucket = plan.bucket_table[b];
+    bucket.offset = plan.bytes;
     for (const std::size_t i : plan.members(b)) {
       plan.placements[i].offset = plan.bytes;
       plan.bytes += align_up(plan.placements[i].bytes);
     }
-    plan.bucket_table[b].bytes = plan.bytes - plan.bucket_table[b].offset;
+    bucket.bytes = plan.bytes - bucket.offset;
+    if (b == 0 || room != 0 || plan.bucket_table[b - 1].element != bucket.element)
+      plan.run_table[plan.run_count++] = {bucket.element, bucket.offset, 0, b, 0};
+    Run& run = plan.run_table[plan.run_count - 1];
+    run.bytes += bucket.bytes;
+    ++run.buckets;
     plan.bytes += room;
   }
   plan.all_bytes = plan.bytes;

@@ -18,7 +18,7 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/random_stream.hpp"
 #include "lockstep/core/view.hpp"
-#include "lockstep/model/lookup.hpp"
+#include "lockstep/model/tensor_list.hpp"
 
 namespace lockstep::detail {
 
@@ -323,11 +323,44 @@ class BareStep {
 };
 
 /// A bare step whose `ready` tells the gradients. The parameter is a constant where its key is a
-/// name, and so is its bucket where shapes are static.
-template <class Model, class Bare, class Gradients>
+/// name, and so is its bucket where shapes are static. Where other ranks' parameters come back
+/// bucket by bucket (`Owned`), it waits when a model asks for the first of each.
+template <class Model, class Bare, class Gradients, class Owned>
 class TrackedStep : public Bare {
  public:
-  TrackedStep(const Bare& bare, Gradients& gradients) : Bare(bare), gradients_(&gradients) {}
+  TrackedStep(const Bare& bare, Gradients& gradients, Owned& owned)
+      : Bare(bare), gradients_(&gradients), owned_(&owned) {}
+
+  template <class Key>
+  auto param(Key key) const {
+    owned_->await_parameter(index_of(key));
+    return Bare::param(key);
+  }
+  template <class F>
+  void for_each_parameter(F&& f) const {
+    owned_->await_parameters();
+    Bare::for_each_parameter(f);
+  }
+  /// Waits for all parameters. Returns whether some were still under way.
+  bool await_parameters() const { return owned_->await_parameters(); }
+
+  /// A parameter's gradient, to write. Where a rank gives gradients away, memory is handed out for
+  /// a few buckets at a time.
+  template <class Key>
+  auto grad(Key key) const {
+    if constexpr (Gradients::frees) {
+      return gradients_->freed_gradient(key);
+    } else {
+      return Bare::grad(key);
+    }
+  }
+  template <class F>
+  void for_each_gradient(F&& f) const {
+    static_assert(!Gradients::frees,
+                  "lockstep: with Sharding<ZeroRedundancy, Gradients> no rank has all gradients; "
+                  "use ZeroRedundancy alone to look at them");
+    if constexpr (!Gradients::frees) Bare::for_each_gradient(f);
+  }
 
   /// Says that a gradient is complete. With the last one of a bucket, its reduction starts.
   template <class Key>
@@ -343,18 +376,24 @@ class TrackedStep : public Bare {
     requires(Gradients::skips_unused)
   {
     Bare::ready(key);
-    gradients_->unused(find_tensor<Model, TensorRole::parameter>(key).index);
+    gradients_->unused(index_of(key));
   }
 
   /// Writes a gradient and says that it is complete.
   template <class Key, class Value = std::initializer_list<double>>
   void set_grad(Key key, const Value& value) const {
-    this->write_view(this->grad(key), key, value);
+    this->write_view(grad(key), key, value);
     ready(key);
   }
 
  private:
+  template <class Key>
+  static constexpr std::size_t index_of(Key key) {
+    return find_tensor<Model, TensorRole::parameter>(key).index;
+  }
+
   Gradients* gradients_;
+  Owned* owned_;
 };
 
 /// The step of evaluations and predictions: the same tensors, and `is_training()` is false.

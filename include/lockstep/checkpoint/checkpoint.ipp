@@ -11,53 +11,22 @@
 #include <unistd.h>
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <condition_variable>
-#include <cstddef>
-#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
-#include <ctime>
-#include <exception>
-#include <initializer_list>
 #include <map>
-#include <memory>
-#include <mutex>
-#include <optional>
 #include <set>
-#include <span>
-#include <string>
-#include <string_view>
 #include <system_error>
 #include <tuple>
-#include <utility>
 #include <variant>
-#include <vector>
 
 #include "lockstep/checkpoint/checkpoints.hpp"
 #include "lockstep/checkpoint/folder.hpp"
-#include "lockstep/checkpoint/job.hpp"
-#include "lockstep/checkpoint/options.hpp"
-#include "lockstep/checkpoint/reader.hpp"
-#include "lockstep/checkpoint/safetensors.hpp"
-#include "lockstep/checkpoint/state.hpp"
-#include "lockstep/checkpoint/values.hpp"
-#include "lockstep/core/bytes.hpp"
 #include "lockstep/core/checksum.hpp"
 #include "lockstep/core/deadline.hpp"
-#include "lockstep/core/element.hpp"
-#include "lockstep/core/error.hpp"
-#include "lockstep/core/file.hpp"
-#include "lockstep/core/half.hpp"
-#include "lockstep/core/json.hpp"
-#include "lockstep/core/scope_guard.hpp"
-#include "lockstep/core/standard.hpp"
-#include "lockstep/core/text.hpp"
-#include "lockstep/core/thread.hpp"
 #include "lockstep/core/worker.hpp"
 #include "lockstep/launch/launch.hpp"
 #include "lockstep/version.hpp"
@@ -547,11 +516,10 @@ LOCKSTEP_INLINE std::string_view shard_stem(std::string_view name) {
   return name.substr(0, dot);
 }
 
+/// Is this a file that was being written, or a copy that was being made?
 LOCKSTEP_INLINE bool is_temporary_name(std::string_view name) {
   const std::size_t mark = name.rfind(temporary_infix);
-  if (mark == std::string_view::npos) return false;
-  const std::string_view file = name.substr(0, mark);
-  return file.ends_with(checkpoint_suffix);
+  return mark != std::string_view::npos && name.substr(0, mark).ends_with(checkpoint_suffix);
 }
 
 LOCKSTEP_INLINE std::vector<std::string> files_in(const std::string& folder) {
@@ -604,14 +572,6 @@ LOCKSTEP_INLINE std::optional<std::string> newest_valid_checkpoint(const std::st
   return std::nullopt;
 }
 
-/// The names of a checkpoint's shards, whether or not they are there.
-LOCKSTEP_INLINE std::vector<std::string> shard_names(const std::string& path) {
-  const SafetensorsFile main(path);
-  std::vector<std::string> names;
-  for (ShardFile& shard : shards_in(main.facts())) names.push_back(std::move(shard.name));
-  return names;
-}
-
 /// The score of this name that a checkpoint was saved with.
 LOCKSTEP_INLINE std::optional<double> recorded_score(const std::string& path,
                                                      std::string_view name) {
@@ -646,32 +606,16 @@ LOCKSTEP_INLINE void replace_best_copy(const std::string& checkpoint, const std:
   copy.commit();
 }
 
-LOCKSTEP_INLINE bool contains(const std::vector<std::string>& names, std::string_view name) {
-  return std::ranges::find(names, name) != names.end();
-}
-
 LOCKSTEP_INLINE CheckpointFolder::CheckpointFolder(CheckpointOptions options,
                                                    std::chrono::milliseconds patience)
-    : options_(plain_options(std::move(options))), lock_(made(options_.folder), patience) {
-  clean_up();
+    : options_(plain_options(std::move(options))),
+      lock_((make_folder("checkpoints", options_.folder), options_.folder), patience) {
+  remove_orphans();
   if (options_.best_by.empty() || ::access(best_path().c_str(), F_OK) != 0) return;
   try {
     best_score_ = recorded_score(best_path(), options_.best_by);
   } catch (const Error&) {  // NOLINT(bugprone-empty-catch): a copy that cannot be read has none
   }
-}
-
-LOCKSTEP_INLINE std::string CheckpointFolder::made(const std::string& folder) {
-  make_folder("checkpoints", folder);
-  return folder;
-}
-
-LOCKSTEP_INLINE std::string CheckpointFolder::path_of(std::uint64_t step) const {
-  return text({path(), "/", checkpoint_name(step)});
-}
-
-LOCKSTEP_INLINE std::string CheckpointFolder::best_path() const {
-  return text({path(), "/", best_checkpoint_name});
 }
 
 LOCKSTEP_INLINE std::optional<std::string> CheckpointFolder::newest_valid(
@@ -712,16 +656,9 @@ LOCKSTEP_INLINE bool CheckpointFolder::take_if_best(std::uint64_t step) {
   lock_.require();
   const auto score = recorded_score(path_of(step), options_.best_by);
   if (!score || !is_better(options_, *score, best_score_)) return false;
-  const auto shards_before = best_shards();
   replace_best_copy(path_of(step), best_path());
   best_score_ = score;
-  // Shards that only the best copy before has named are not needed any more.
-  const auto shards = best_shards();
-  if (!shards_before || !shards) return true;
-  for (const std::string& name : *shards_before) {
-    const std::string main = text({path(), "/", shard_stem(name), checkpoint_suffix});
-    if (!contains(*shards, name) && ::access(main.c_str(), F_OK) != 0) remove_file(name);
-  }
+  remove_orphans(step);
   return true;
 }
 
@@ -730,73 +667,48 @@ LOCKSTEP_INLINE std::optional<double> CheckpointFolder::best_score() const {
   return best_score_;
 }
 
-LOCKSTEP_INLINE std::optional<std::vector<std::string>> CheckpointFolder::best_shards() const {
-  const std::string best = best_path();
-  if (::access(best.c_str(), F_OK) != 0) return std::vector<std::string>();
-  try {
-    return shard_names(best);
-  } catch (const Error&) {
-    return std::nullopt;
-  }
-}
-
-LOCKSTEP_INLINE void CheckpointFolder::clean_up() {
+LOCKSTEP_INLINE void CheckpointFolder::remove_orphans(std::optional<std::uint64_t> saved) {
   // What a checkpoint names is needed. Of one that cannot be read nobody knows what it names.
-  std::vector<std::string> needed;
-  std::vector<std::string> unreadable;
+  std::set<std::string> needed;
+  std::set<std::string> unreadable;
   const std::vector<std::string> names = files_in(path());
   for (const std::string& name : names) {
     if (name != best_checkpoint_name && !checkpoint_step(name)) continue;
     try {
-      const std::vector<std::string> shards = shard_names(text({path(), "/", name}));
-      needed.insert(needed.end(), shards.begin(), shards.end());
+      const SafetensorsFile main(text({path(), "/", name}));
+      for (ShardFile& shard : shards_in(main.facts())) needed.insert(std::move(shard.name));
     } catch (const Error&) {
-      unreadable.push_back(name);
+      unreadable.insert(name);
     }
   }
+  const bool knows_best = !unreadable.contains(std::string(best_checkpoint_name));
   for (const std::string& name : names) {
     const std::string main = text({shard_stem(name), checkpoint_suffix});
-    const bool is_orphan = checkpoint_step(main) && !contains(needed, name) &&
-                           !contains(unreadable, main) &&
-                           !contains(unreadable, best_checkpoint_name);
-    if (is_orphan || is_temporary_name(name)) remove_file(name);
+    const auto step = checkpoint_step(main);
+    const bool is_orphan = step && (!saved || *step <= *saved) && knows_best &&
+                           !needed.contains(name) && !unreadable.contains(main);
+    if (is_orphan || (!saved && is_temporary_name(name))) remove_file(name);
   }
 }
 
 LOCKSTEP_INLINE void CheckpointFolder::saved(std::uint64_t step) {
   const std::lock_guard lock(mutex_);
   is_valid_[step] = true;
-  const std::vector<std::uint64_t> all = steps_in(path());
-  const auto is_valid = [&](std::uint64_t one) {
-    const auto known = is_valid_.find(one);
-    return known != is_valid_.end() && known->second;
-  };
-  if (static_cast<std::size_t>(std::ranges::count_if(all, is_valid)) < options_.keep) return;
-  // The best copy's shards have the name of a checkpoint, and stay without it. Nobody knows which
-  // they are where the copy cannot be read.
-  const auto of_best = best_shards();
-  if (!of_best) return;
   std::size_t valid = 0;
-  for (const std::uint64_t one : all) {
-    const bool is_damaged = is_valid_.contains(one) && !is_valid(one);
-    if (valid >= options_.keep || is_damaged) {
-      remove(one, *of_best);
-    } else if (is_valid(one)) {
-      ++valid;
+  bool is_removed = false;
+  for (const std::uint64_t one : steps_in(path())) {
+    const auto known = is_valid_.find(one);
+    const bool is_valid = known != is_valid_.end() && known->second;
+    const bool is_damaged = known != is_valid_.end() && !known->second;
+    if (valid < options_.keep && !is_damaged) {
+      valid += is_valid ? 1 : 0;
+    } else if (remove_file(checkpoint_name(one))) {
+      // The checkpoint before its shards: a job that dies in between leaves none without them.
+      is_removed = true;
+      is_valid_.erase(one);
     }
   }
-}
-
-LOCKSTEP_INLINE void CheckpointFolder::remove(std::uint64_t step,
-                                              const std::vector<std::string>& of_best) {
-  const std::string main = checkpoint_name(step);
-  // The checkpoint before its shards: a job that dies in between leaves no checkpoint without them.
-  if (!remove_file(main)) return;
-  is_valid_.erase(step);
-  for (const std::string& name : files_in(path())) {
-    const bool is_shard = text({shard_stem(name), checkpoint_suffix}) == main;
-    if (is_shard && !contains(of_best, name)) remove_file(name);
-  }
+  if (is_removed) remove_orphans(step);
 }
 
 LOCKSTEP_INLINE bool CheckpointFolder::remove_file(const std::string& name) {
@@ -830,171 +742,143 @@ struct StopState {
   std::atomic<int> asked = 0;
   std::atomic<bool> is_finished = false;
   static_assert(std::atomic<int>::is_always_lock_free);
-};
 
-LOCKSTEP_INLINE StopState& stop_state() {
-  // Never destroyed: a signal may come at any time.
-  static StopState& state = *new StopState;
-  return state;
-}
+  static StopState& of_process() {
+    // Never destroyed: a signal may come at any time.
+    static StopState& state = *new StopState;
+    return state;
+  }
 
-/// Lets the time limit begin (or ends it, with 0). timer_settime may be called in a handler.
-LOCKSTEP_INLINE void set_stop_timer(StopState& state, std::chrono::milliseconds limit) {
-  if (!state.has_timer) return;
-  itimerspec time{};
-  time.it_value.tv_sec = static_cast<time_t>(limit.count() / 1000);
-  time.it_value.tv_nsec = static_cast<long>(limit.count() % 1000 * 1'000'000);
-  ::timer_settime(state.timer, 0, &time, nullptr);
-}
+  /// Nobody has asked.
+  void clear() {
+    asked.store(0);
+    is_finished.store(false);
+  }
 
-LOCKSTEP_INLINE void handle_stop_signal(int number, siginfo_t* info, void* context) {
-  const int error = errno;
-  StopState& state = stop_state();
-  StopSignal& signal = state.signals[number == SIGTERM ? 0 : 1];
-  if (state.process.load(std::memory_order_relaxed) != ::getpid()) {
-    // A process that was forked from the job: the signal does there what it did before.
-    ::sigaction(number, &signal.before, nullptr);
-    ::raise(number);
-  } else if (info != nullptr && info->si_code == SI_TIMER && info->si_value.sival_ptr == &state) {
-    const int first = state.asked.load(std::memory_order_relaxed);
-    const std::string& words = state.signals[first == SIGUSR1 ? 1 : 0].too_late;
-    if (first != 0) {
+  /// Lets the time limit begin (or ends it, with 0). timer_settime may be called in a handler.
+  void set_timer(std::chrono::milliseconds time) {
+    if (!has_timer) return;
+    itimerspec left{};
+    left.it_value.tv_sec = static_cast<time_t>(time.count() / 1000);
+    left.it_value.tv_nsec = static_cast<long>(time.count() % 1000 * 1'000'000);
+    ::timer_settime(timer, 0, &left, nullptr);
+  }
+
+  static void handle(int number, siginfo_t* info, void* context) {
+    const int error = errno;
+    of_process().take(number, info, context);
+    errno = error;
+  }
+  void take(int number, siginfo_t* info, void* context) {
+    const struct sigaction& before = signals[number == SIGTERM ? 0 : 1].before;
+    if (process.load(std::memory_order_relaxed) != ::getpid()) {
+      // A process that was forked from the job: the signal does there what it did before.
+      ::sigaction(number, &before, nullptr);
+      ::raise(number);
+    } else if (info != nullptr && info->si_code == SI_TIMER && info->si_value.sival_ptr == this) {
+      const int first = asked.load(std::memory_order_relaxed);
+      if (first == 0) return;
+      const std::string& words = signals[first == SIGUSR1 ? 1 : 0].too_late;
       [[maybe_unused]] const ssize_t n = ::write(2, words.data(), words.size());
       ::_exit(128 + first);
-    }
-  } else {
-    int nobody = 0;
-    if (state.asked.compare_exchange_strong(nobody, number) &&
-        !state.is_finished.load(std::memory_order_relaxed))
-      set_stop_timer(state, state.limit);
-    if ((signal.before.sa_flags & SA_SIGINFO) != 0) {
-      signal.before.sa_sigaction(number, info, context);
-    } else if (signal.before.sa_handler != SIG_DFL && signal.before.sa_handler != SIG_IGN) {
-      signal.before.sa_handler(number);
+    } else {
+      int nobody = 0;
+      if (asked.compare_exchange_strong(nobody, number) &&
+          !is_finished.load(std::memory_order_relaxed))
+        set_timer(limit);
+      if ((before.sa_flags & SA_SIGINFO) != 0) {
+        before.sa_sigaction(number, info, context);
+      } else if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) {
+        before.sa_handler(number);
+      }
     }
   }
-  errno = error;
-}
 
-/// Installs the handlers that are not installed yet.
-LOCKSTEP_INLINE void take_stop_signals(StopState& state) {
-  for (StopSignal& signal : state.signals) {
-    signal.too_late = text(
-        {"lockstep: ", signal_name(signal.number), " asked this process to stop ",
-         seconds_text(state.limit),
-         " ago, and its step and the checkpoint have not come to an end; it ends now, and the ",
-         "newest checkpoint is an older one: raise LOCKSTEP_GRACE_SECONDS\n"});
-    if (signal.is_taken) continue;
-    if (::sigaction(signal.number, nullptr, &signal.before) != 0) continue;
-    const bool has_function = (signal.before.sa_flags & SA_SIGINFO) != 0;
-    if (!has_function && signal.before.sa_handler == SIG_IGN) continue;
+  /// Makes the timer and installs the handlers. The time limit comes as one of the signals itself,
+  /// so no other signal and no thread is needed.
+  void install() {
+    for (StopSignal& signal : signals) {
+      signal.too_late = text(
+          {"lockstep: ", signal_name(signal.number), " asked this process to stop ",
+           seconds_text(limit),
+           " ago, and its step and the checkpoint have not come to an end; it ends now, and the ",
+           "newest checkpoint is an older one: raise LOCKSTEP_GRACE_SECONDS\n"});
+      ::sigaction(signal.number, nullptr, &signal.before);
+    }
+    const auto is_ignored = [](const StopSignal& signal) {
+      return (signal.before.sa_flags & SA_SIGINFO) == 0 && signal.before.sa_handler == SIG_IGN;
+    };
+    sigevent event{};
+    event.sigev_notify = SIGEV_SIGNAL;
+    event.sigev_signo = is_ignored(signals[0]) ? SIGUSR1 : SIGTERM;
+    event.sigev_value.sival_ptr = this;
+    has_timer = ::timer_create(CLOCK_MONOTONIC, &event, &timer) == 0;
     struct sigaction ours{};
-    ours.sa_sigaction = handle_stop_signal;
+    ours.sa_sigaction = &StopState::handle;
     ours.sa_flags = SA_SIGINFO | SA_RESTART;
     // One at a time: the second would find the first half noted.
     ::sigemptyset(&ours.sa_mask);
-    for (const StopSignal& other : state.signals) ::sigaddset(&ours.sa_mask, other.number);
-    signal.is_taken = ::sigaction(signal.number, &ours, nullptr) == 0;
+    for (const StopSignal& signal : signals) ::sigaddset(&ours.sa_mask, signal.number);
+    for (StopSignal& signal : signals)
+      signal.is_taken = !is_ignored(signal) && ::sigaction(signal.number, &ours, nullptr) == 0;
   }
-}
 
-LOCKSTEP_INLINE void put_stop_signals_back(StopState& state) {
-  // First the timer, whose signal must not meet another's handler.
-  if (state.has_timer) ::timer_delete(state.timer);
-  state.has_timer = false;
-  for (StopSignal& signal : state.signals) {
-    if (!signal.is_taken) continue;
-    // Somebody else's handler that was installed since stays.
-    struct sigaction now{};
-    const bool is_ours = ::sigaction(signal.number, nullptr, &now) == 0 &&
-                         (now.sa_flags & SA_SIGINFO) != 0 && now.sa_sigaction == handle_stop_signal;
-    if (is_ours) ::sigaction(signal.number, &signal.before, nullptr);
-    signal.is_taken = false;
+  void put_back() {
+    // First the timer, whose signal must not meet another's handler.
+    if (std::exchange(has_timer, false)) ::timer_delete(timer);
+    for (StopSignal& signal : signals) {
+      // Somebody else's handler that was installed since stays.
+      struct sigaction now{};
+      if (std::exchange(signal.is_taken, false) && ::sigaction(signal.number, nullptr, &now) == 0 &&
+          (now.sa_flags & SA_SIGINFO) != 0 && now.sa_sigaction == &StopState::handle)
+        ::sigaction(signal.number, &signal.before, nullptr);
+    }
   }
-}
+};
 
 LOCKSTEP_INLINE StopRequest::StopRequest() {
   const char* const seconds = std::getenv("LOCKSTEP_GRACE_SECONDS");
   const std::chrono::milliseconds limit = seconds == nullptr
                                               ? std::chrono::seconds(60)
                                               : parse_seconds("LOCKSTEP_GRACE_SECONDS", seconds);
-  StopState& state = stop_state();
+  StopState& state = StopState::of_process();
   const std::lock_guard lock(state.mutex);
   // A process that was forked from a job has none of the job's requests.
   if (state.process.load() != ::getpid()) state.requests = 0;
   if (state.requests++ != 0) return;
   // What was asked of a job that is over was not asked of this one.
-  put_stop_signals_back(state);
-  state.asked.store(0);
-  state.is_finished.store(false);
+  state.put_back();
+  state.clear();
   state.process.store(::getpid());
   state.limit = limit;
-  // The time limit comes as one of the signals itself, so no other signal and no thread is needed.
-  sigevent event{};
-  event.sigev_notify = SIGEV_SIGNAL;
-  event.sigev_signo = SIGTERM;
-  event.sigev_value.sival_ptr = &state;
-  state.has_timer = ::timer_create(CLOCK_MONOTONIC, &event, &state.timer) == 0;
-  take_stop_signals(state);
-  // The timer raises a signal that reaches our handler.
-  if (!state.signals[0].is_taken && state.signals[1].is_taken && state.has_timer) {
-    ::timer_delete(state.timer);
-    event.sigev_signo = SIGUSR1;
-    state.has_timer = ::timer_create(CLOCK_MONOTONIC, &event, &state.timer) == 0;
-  }
+  state.install();
 }
 
 LOCKSTEP_INLINE StopRequest::~StopRequest() {
-  StopState& state = stop_state();
+  StopState& state = StopState::of_process();
   const std::lock_guard lock(state.mutex);
   if (state.requests == 0) return;  // a forked child has none
   --state.requests;
-  if (state.requests != 0 || state.asked.load() != 0 || state.is_finished.load()) return;
-  put_stop_signals_back(state);
+  if (state.requests == 0 && state.asked.load() == 0 && !state.is_finished.load()) state.put_back();
 }
 
 LOCKSTEP_INLINE int StopRequest::signal() const {
-  return stop_state().asked.load(std::memory_order_relaxed);
+  return StopState::of_process().asked.load(std::memory_order_relaxed);
 }
 
 LOCKSTEP_INLINE void StopRequest::finished() {
-  StopState& state = stop_state();
+  StopState& state = StopState::of_process();
   const std::lock_guard lock(state.mutex);
   state.is_finished.store(true);
-  set_stop_timer(state, {});
+  state.set_timer({});
 }
 
 LOCKSTEP_INLINE void StopRequest::forget() {
-  StopState& state = stop_state();
+  StopState& state = StopState::of_process();
   const std::lock_guard lock(state.mutex);
-  set_stop_timer(state, {});
-  state.asked.store(0);
-  state.is_finished.store(false);
-  if (state.requests == 0) put_stop_signals_back(state);
-}
-
-LOCKSTEP_INLINE BackgroundWriter::~BackgroundWriter() {
-  thread_.join();
-  if (const std::exception_ptr thrown = take_failure()) tell_late_failure({thrown, rank_});
-}
-
-LOCKSTEP_INLINE void BackgroundWriter::wait() {
-  thread_.join();
-  rethrow();
-}
-
-LOCKSTEP_INLINE std::exception_ptr BackgroundWriter::take_failure() {
-  if (!has_failed_.load(std::memory_order_acquire)) return nullptr;
-  thread_.join();  // it is on its way out, and must not hold the failure any more
-  has_failed_.store(false, std::memory_order_relaxed);
-  return std::exchange(failure_, nullptr);
-}
-
-LOCKSTEP_INLINE void BackgroundWriter::failed(std::exception_ptr thrown) {
-  failure_ = std::move(thrown);
-  has_failed_.store(true, std::memory_order_release);
-  if (alarm_ != nullptr) alarm_->store(true, std::memory_order_release);
-  is_busy_.store(false, std::memory_order_release);
+  state.set_timer({});
+  state.clear();
+  if (state.requests == 0) state.put_back();
 }
 
 LOCKSTEP_INLINE JsonLine index_of(std::span<const ShardFile> shards) {
@@ -1534,55 +1418,12 @@ LOCKSTEP_INLINE std::size_t rank_count(const JsonEntry& entry) {
   return count;
 }
 
-/// The job that has written a checkpoint, without its tensors and the program's values.
-struct SavedJob {
-  ReplicaProgress progress;
-  Resumed resumed;
-  std::size_t replicas = 1;
-  double gradient_divisor = 1;
-  /// Of a step that was under way: version 1.x saved their gradients too.
-  std::uint64_t micro_batches_under_way = 0;
-};
-
-LOCKSTEP_INLINE SavedJob read_facts(const CheckpointReader& reader) {
-  const JsonEntry entry = reader.facts();
-  SavedJob saved;
-  Resumed& resumed = saved.resumed;
-  resumed.world = WorldSize{rank_count(entry.at("world"))};
-  resumed.epoch = entry.at("epoch").natural();
-  if (const auto best = entry.find("best")) resumed.best = best->real();
-  if (const auto scores = entry.find("scores")) {
-    std::vector<Score> all;
-    for (const Json::Member& score : scores->members())
-      all.push_back(
-          {score.first, scores->of(score).at("mean").real(), scores->of(score).at("count").real()});
-    resumed.scores = Scores(std::move(all));
-  }
-  saved.progress = progress_of(entry.at("progress"));
-  resumed.step = saved.progress.updates;
-  saved.micro_batches_under_way = entry.at("progress").at("micro_batches").natural();
-  const JsonEntry gradients = entry.at("gradients");
-  saved.replicas = rank_count(gradients.at("replicas"));
-  saved.gradient_divisor = gradients.at("divisor").real();
-  if (!(saved.gradient_divisor >= 1 &&
-        saved.gradient_divisor <= static_cast<double>(saved.replicas)))
-    gradients.at("divisor").fail("is not between 1 and the number of replicas");
-  if (const auto sampler = entry.find("sampler")) {
-    std::uint64_t n[std::size(sampler_numbers)];
-    for (std::size_t i = 0; i != std::size(n); ++i)
-      n[i] = sampler->at(sampler_numbers[i]).natural();
-    resumed.position =
-        SamplerState{n[0], WorldSize{n[1]}, Seed{n[2]}, n[3], Epoch{n[4]}, n[5], n[6]};
-  }
-  return saved;
-}
-
 /// The name of a rank's file, and a file in the folder of `path`. A token is new for every save, so
 /// that nothing is overwritten.
 LOCKSTEP_INLINE std::string shard_name(std::string_view path, std::string_view token,
                                        std::size_t rank, std::size_t world) {
   std::string_view stem = name_in_folder(path);
-  cut_end(stem, checkpoint_suffix);
+  cut_end(stem, checkpoint_suffix);  // if it has that
   return text({stem, ".", token, ".rank-", rank, "-of-", world, checkpoint_suffix});
 }
 
@@ -1736,8 +1577,8 @@ class StateLoader {
     }));
     if (what_ == LoadWhat::job) note_differences();
     do_together(job_.ranks, operation(), [&] { read(); });
-    resumed().path = path_;
-    return std::move(resumed());
+    resumed_.path = path_;
+    return std::move(resumed_);
   }
 
  private:
@@ -1753,7 +1594,6 @@ class StateLoader {
     std::string bytes;
   };
 
-  Resumed& resumed() { return saved_.resumed; }
   /// The name of the program's call.
   std::string_view operation() const {
     constexpr std::string_view names[] = {"load_parameters", "load", "resume"};
@@ -1774,7 +1614,7 @@ class StateLoader {
         if (!reader_->facts().find("progress"))
           fail(operation(), {"'", path_, "' was not saved by lockstep, and has no optimizer"},
                "call load_parameters, which loads parameters and buffers of any safetensors file");
-        saved_ = read_facts(*reader_);
+        read_facts(reader_->facts());
       }
       if (job_.ranks.rank == Rank{0}) reader_->verify();
       return bytes_of(reader_->main_file().digest().value_or(reader_->main_file().bytes()));
@@ -1784,6 +1624,35 @@ class StateLoader {
         fail(operation(), {"rank ", rank, " and rank 0 see different files at '", path_, "'"},
              "give all ranks the same file, which nobody replaces while it is read",
              job_.ranks.rank);
+    }
+  }
+
+  void read_facts(const JsonEntry& facts) {
+    resumed_.world = WorldSize{rank_count(facts.at("world"))};
+    resumed_.epoch = facts.at("epoch").natural();
+    if (const auto best = facts.find("best")) resumed_.best = best->real();
+    if (const auto scores = facts.find("scores")) {
+      std::vector<Score> all;
+      for (const Json::Member& member : scores->members()) {
+        const JsonEntry score = scores->of(member);
+        all.push_back({member.first, score.at("mean").real(), score.at("count").real()});
+      }
+      resumed_.scores = Scores(std::move(all));
+    }
+    progress_ = progress_of(facts.at("progress"));
+    resumed_.step = progress_.updates;
+    micro_batches_under_way_ = facts.at("progress").at("micro_batches").natural();
+    const JsonEntry gradients = facts.at("gradients");
+    replicas_ = rank_count(gradients.at("replicas"));
+    gradient_divisor_ = gradients.at("divisor").real();
+    if (!(gradient_divisor_ >= 1 && gradient_divisor_ <= static_cast<double>(replicas_)))
+      gradients.at("divisor").fail("is not between 1 and the number of replicas");
+    if (const auto sampler = facts.find("sampler")) {
+      std::uint64_t n[std::size(sampler_numbers)];
+      for (std::size_t i = 0; i != std::size(n); ++i)
+        n[i] = sampler->at(sampler_numbers[i]).natural();
+      resumed_.position =
+          SamplerState{n[0], WorldSize{n[1]}, Seed{n[2]}, n[3], Epoch{n[4]}, n[5], n[6]};
     }
   }
 
@@ -1862,10 +1731,10 @@ class StateLoader {
   /// replicas r, r + n, ... had not sent of their gradients; of what they would have averaged next,
   /// all go on with the mean.
   void want_own(const StateEntry& piece) {
-    const bool all = piece.averaged && saved_.replicas != job_.shape.replicas;
+    const bool all = piece.averaged && replicas_ != job_.shape.replicas;
     LoadedPiece loaded{piece, {}};
     StateEntry of_rank = piece;
-    for (of_rank.rank = all ? 0 : piece.rank; of_rank.rank < saved_.replicas;
+    for (of_rank.rank = all ? 0 : piece.rank; of_rank.rank < replicas_;
          of_rank.rank += all ? 1 : job_.shape.replicas) {
       const StoredTensor* const stored = find(stored_name(of_rank));
       if (stored != nullptr && fits(piece, *stored)) loaded.sources.push_back(stored);
@@ -1907,7 +1776,7 @@ class StateLoader {
     if (what_ != LoadWhat::job) return;
     match_values(options_.common, reader_->facts().find("common"), "common", "");
     const std::size_t me = job_.ranks.rank.value();
-    if (me < resumed().world.value()) {
+    if (me < resumed_.world.value()) {
       std::optional<JsonEntry> saved = reader_->facts().find("values");
       if (saved && me < saved->items().size()) {
         saved = saved->item(me);
@@ -1916,7 +1785,7 @@ class StateLoader {
       }
       match_values(options_.values, saved, std::to_string(me), text({" of rank ", me}));
     } else if (!options_.values.empty()) {
-      resumed().notes.push_back(text({"rank ", me, " is new, and its values stay as they are"}));
+      resumed_.notes.push_back(text({"rank ", me, " is new, and its values stay as they are"}));
     }
   }
 
@@ -1948,7 +1817,7 @@ class StateLoader {
     for (std::size_t i = 0; all && i != all->members().size(); ++i) {
       const std::string& name = all->members()[i].first;
       if (!known.contains(name) && !name.starts_with(reserved_prefix))  // those are a trainer's own
-        resumed().notes.push_back(
+        resumed_.notes.push_back(
             text({"the file has a value ", name, of_whom, " that nobody has asked for"}));
     }
   }
@@ -1964,7 +1833,7 @@ class StateLoader {
       for (const std::string_view name : unpacked(lists[1])) ++unused[std::string(name)];
       for (const std::string_view words : unpacked(lists[2])) mismatches.emplace(words);
     }
-    LoadReport& report = resumed().report;
+    LoadReport& report = resumed_.report;
     report.missing.assign(missing.begin(), missing.end());
     for (const auto& [name, ranks] : unused)
       if (ranks == told.size()) report.unexpected.push_back(name);
@@ -1988,34 +1857,32 @@ class StateLoader {
 
   /// What is not as it was when the job was saved.
   void note_differences() {
-    Names& notes = resumed().notes;
-    if (const std::uint64_t batches = saved_.micro_batches_under_way; batches != 0)
+    Names& notes = resumed_.notes;
+    if (const std::uint64_t batches = micro_batches_under_way_; batches != 0)
       notes.push_back(text({"saved after ", batches,
                             " micro-batches of a step, which are forgotten: newer versions save "
                             "after updates"}));
     // Steps draw from the seed of the job that is resumed, whatever this one was given.
     const std::optional<std::uint64_t> own = job_.progress().random_seed;
-    const std::optional<std::uint64_t> saved = saved_.progress.random_seed;
+    const std::optional<std::uint64_t> saved = progress_.random_seed;
     if (own && saved && *own != *saved)
       notes.push_back(text({"random numbers of steps go on from seed ", *saved,
                             " of the checkpoint, not from seed ", *own}));
-    if (saved_.replicas != job_.shape.replicas)
-      notes.push_back(
-          text({"saved by ", saved_.replicas, " ranks, resumed by ", job_.shape.replicas}));
+    if (replicas_ != job_.shape.replicas)
+      notes.push_back(text({"saved by ", replicas_, " ranks, resumed by ", job_.shape.replicas}));
   }
 
   /// Sets how far the job is. Returns by what saved residuals of gradients are multiplied: they are
   /// of a scaled loss, and a job whose replicas are more divides by more.
   double set_progress() {
     if (what_ == LoadWhat::parameters) return 1;
-    ReplicaProgress& progress = saved_.progress;
-    if (what_ != LoadWhat::job) progress.random_seed.reset();  // a new run, from its own seed
-    job_.set_progress(progress);
+    if (what_ != LoadWhat::job) progress_.random_seed.reset();  // a new run, from its own seed
+    job_.set_progress(progress_);
     const auto scale = [](const ReplicaProgress& of) {
       return of.loss_scale ? static_cast<double>(of.loss_scale->scale) : 1.0;
     };
-    return job_.shape.gradient_divisor / saved_.gradient_divisor * scale(job_.progress()) /
-           scale(progress);
+    return job_.shape.gradient_divisor / gradient_divisor_ * scale(job_.progress()) /
+           scale(progress_);
   }
 
   /// What lies in the file as it does in memory is read to where it belongs, by several threads.
@@ -2082,7 +1949,12 @@ class StateLoader {
   const LoadOptions& options_;
   LoadWhat what_;
   std::unique_ptr<CheckpointReader> reader_;
-  SavedJob saved_;
+  // The job that has written the checkpoint.
+  Resumed resumed_;
+  ReplicaProgress progress_;
+  std::size_t replicas_ = 1;
+  double gradient_divisor_ = 1;
+  std::uint64_t micro_batches_under_way_ = 0;  // version 1.x saved their gradients too
   std::map<std::string, const StoredTensor*, std::less<>> tensors_;  // by their names in the job
   std::vector<LoadedPiece> pieces_;
   std::vector<LoadedValue> values_;

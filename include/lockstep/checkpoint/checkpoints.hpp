@@ -39,24 +39,33 @@ class BackgroundWriter {
   explicit BackgroundWriter(Rank rank, std::atomic<bool>* alarm = nullptr)
       : rank_(rank), alarm_(alarm) {}
   /// **Host** blocks until the work under way is done.
-  ~BackgroundWriter();
+  ~BackgroundWriter() {
+    thread_.join();
+    if (const std::exception_ptr thrown = take_failure()) tell_late_failure({thrown, rank_});
+  }
   BackgroundWriter(const BackgroundWriter&) = delete;
   BackgroundWriter& operator=(const BackgroundWriter&) = delete;
 
   bool is_busy() const { return is_busy_.load(std::memory_order_acquire); }
 
-  bool has_failed() const { return has_failed_.load(std::memory_order_acquire); }
   /// Throws the failure of work that has ended, once. A job calls it at every step.
   void rethrow() {
-    if (has_failed()) [[unlikely]]
-      std::rethrow_exception(take_failure());
+    if (const std::exception_ptr thrown = take_failure()) std::rethrow_exception(thrown);
   }
 
   /// **Host** blocks until the work under way is done, and throws its failure.
-  void wait();
+  void wait() {
+    thread_.join();
+    rethrow();
+  }
 
   /// The failure of work that has ended, or null. It is not thrown any more.
-  std::exception_ptr take_failure();
+  std::exception_ptr take_failure() {
+    if (!has_failed_.load(std::memory_order_acquire)) return nullptr;
+    thread_.join();  // it is on its way out, and must not hold the failure any more
+    has_failed_.store(false, std::memory_order_relaxed);
+    return std::exchange(failure_, nullptr);
+  }
 
   /// Runs `work()` on a thread, after the work under way. Throws the failure of earlier work, and
   /// then runs nothing.
@@ -74,7 +83,12 @@ class BackgroundWriter {
             }
             is_busy_.store(false, std::memory_order_release);
           },
-          [this](std::exception_ptr thrown) { failed(std::move(thrown)); });
+          [this](std::exception_ptr thrown) {
+            failure_ = std::move(thrown);
+            has_failed_.store(true, std::memory_order_release);
+            if (alarm_ != nullptr) alarm_->store(true, std::memory_order_release);
+            is_busy_.store(false, std::memory_order_release);
+          });
     } catch (...) {
       is_busy_.store(false, std::memory_order_relaxed);
       throw;
@@ -82,8 +96,6 @@ class BackgroundWriter {
   }
 
  private:
-  void failed(std::exception_ptr thrown);
-
   Rank rank_;
   std::atomic<bool>* alarm_;
   std::atomic<bool> is_busy_ = false;

@@ -16,6 +16,7 @@
 #include "lockstep/core/file.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/standard.hpp"
+#include "lockstep/core/text.hpp"
 #include "lockstep/core/utility.hpp"
 
 namespace lockstep::detail {
@@ -59,9 +60,6 @@ std::optional<std::uint64_t> checkpoint_step(std::string_view name);
 /// no shard's.
 std::string_view shard_stem(std::string_view name);
 
-/// Is this a file that was being written, or a copy that was being made?
-bool is_temporary_name(std::string_view name);
-
 /// The plain files in a folder, in no order; none where the folder cannot be read.
 std::vector<std::string> files_in(const std::string& folder);
 
@@ -89,8 +87,10 @@ class CheckpointFolder {
                             std::chrono::milliseconds patience = std::chrono::seconds(3));
 
   const std::string& path() const { return options_.folder; }
-  std::string path_of(std::uint64_t step) const;
-  std::string best_path() const;
+  std::string path_of(std::uint64_t step) const {
+    return text({path(), "/", checkpoint_name(step)});
+  }
+  std::string best_path() const { return text({path(), "/", best_checkpoint_name}); }
 
   /// The newest valid checkpoint. Where its job died before it could be made the best copy, that is
   /// made up for.
@@ -115,12 +115,10 @@ class CheckpointFolder {
   std::optional<double> best_score() const;
 
  private:
-  static std::string made(const std::string& folder);
   bool take_if_best(std::uint64_t step);
-  void clean_up();
-  void remove(std::uint64_t step, const std::vector<std::string>& of_best);
-  /// The shards of the best copy: none where there is no copy, nothing where it cannot be read.
-  std::optional<std::vector<std::string>> best_shards() const;
+  /// Removes shards that no checkpoint names and, unless the job runs, temporaries. While it runs,
+  /// shards of steps after the one that was saved last are those of ranks that are ahead.
+  void remove_orphans(std::optional<std::uint64_t> saved = std::nullopt);
   /// False, with a word the first time, where the file cannot be removed.
   bool remove_file(const std::string& name);
 

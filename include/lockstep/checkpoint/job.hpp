@@ -113,7 +113,7 @@ class WrappedJob final : public StatefulJob {
     micro_batches = wrapped.micro_batches();
     updates = wrapped.updates();
     if constexpr (TensorListing<typename Wrapper::traits::model>)
-      aliases = listed_aliases(wrapped.model());
+      aliases = std::move(list_tensors(wrapped.model()).aliases());
   }
 
   /// Gathers every rank's text, by rank. **Ranks** all. **Host** blocks.

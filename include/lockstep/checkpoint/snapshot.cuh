@@ -3,11 +3,11 @@
 /// @file Copies of what a replica keeps in a GPU's memory, while steps go on.
 
 #include <cuda_runtime_api.h>
-#include <algorithm>
 #include <cstddef>
 #include <mutex>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "lockstep/checkpoint/state.hpp"
@@ -21,13 +21,11 @@ namespace lockstep::detail {
 /// Copies go out through a stream of their own, between two steps: they wait for the steps so far,
 /// and later steps wait for them. The host waits for neither.
 ///
-/// Elements are copied as they are held. Those whose type in a file is another one are converted by
-/// whoever waits for the copies. They lie at the end of their place in the copy, from where they
-/// grow into it; those that shrink lie in memory of their own.
+/// Elements are copied as they are held. Those whose type in a file is another one are copied to
+/// memory of their own, from where whoever waits for the copies converts them.
 ///
 /// A job may have several savers, whose threads wait for copies at the same time, and while another
-/// saver starts new ones. A conversion in place that is done twice would destroy its elements, so
-/// that one thread at a time waits and converts, and every conversion is forgotten when it is done.
+/// saver starts new ones: one thread at a time waits and converts.
 template <class Comm>
 class StateCopies<Cuda, Comm> {
  public:
@@ -43,27 +41,23 @@ class StateCopies<Cuda, Comm> {
     const cudaStream_t steps = comm_.gpu().stream();
     way_->begun.record(steps);
     way_->begun.block(way_->stream);
-    std::size_t shrunk = 0;
+    std::byte* next = unconverted_.data();
     for (const StateCopy& copy : copies) {
       const StateEntry& piece = *copy.piece;
       if (piece.on_host) {
         copy_out_of_host(copy);
         continue;
       }
-      const std::size_t bytes = held_bytes(piece);
       std::byte* to = copy.to;
-      if (shrinks(piece)) {
-        to = shrinking_.data() + shrunk;
-        shrunk += align_up(bytes);
-      } else {
-        to += piece.file_bytes() - bytes;
+      if (converts(piece)) {
+        to = std::exchange(next, next + align_up(held_bytes(piece)));
+        conversions_.emplace_back(copy.to, piece).second.data = to;
       }
-      if (bytes != 0) {
-        check_cuda(cudaMemcpyAsync(to, piece.data, bytes, cudaMemcpyDeviceToHost, way_->stream),
+      if (piece.count != 0) {
+        check_cuda(cudaMemcpyAsync(to, piece.data, held_bytes(piece), cudaMemcpyDeviceToHost,
+                                   way_->stream),
                    "cudaMemcpyAsync");
       }
-      if (piece.held != piece.whole.element)
-        conversions_.push_back({copy.to, piece.whole.element, to, piece.held, piece.count});
     }
     way_->done.record(way_->stream);
     way_->done.block(steps);
@@ -77,9 +71,9 @@ class StateCopies<Cuda, Comm> {
   /// The compute stream must be empty.
   void in(const StateEntry& piece, const std::byte* from) {
     if (piece.on_host) return copy_into_host(piece, from);
-    staging_.send(piece.data, piece.held, from, piece.whole.element, piece.count);
+    staging_.copy(piece.data, piece.held, from, piece.whole.element, piece.count);
     if (piece.derived != nullptr)
-      staging_.send(piece.derived, piece.derived_kind, from, piece.whole.element, piece.count);
+      staging_.copy(piece.derived, piece.derived_kind, from, piece.whole.element, piece.count);
   }
 
  private:
@@ -88,41 +82,32 @@ class StateCopies<Cuda, Comm> {
     CudaEvent begun;
     CudaEvent done;
   };
-  struct Conversion {
-    std::byte* to;
-    ElementKind to_kind;
-    const std::byte* from;
-    ElementKind from_kind;
-    std::size_t count;
-  };
-
   static std::size_t held_bytes(const StateEntry& piece) {
     return piece.count * element_size(piece.held);
   }
-  static bool shrinks(const StateEntry& piece) {
-    return !piece.on_host && element_size(piece.held) > element_size(piece.whole.element);
+  static bool converts(const StateEntry& piece) {
+    return !piece.on_host && piece.held != piece.whole.element;
   }
   void reserve(std::span<const StateCopy> copies) {
     std::size_t bytes = 0;
-    for (const StateCopy& copy : copies) {
-      if (shrinks(*copy.piece)) bytes += align_up(held_bytes(*copy.piece));
-    }
-    if (bytes > shrinking_.bytes()) shrinking_ = PinnedArena(bytes);
+    for (const StateCopy& copy : copies)
+      if (converts(*copy.piece)) bytes += align_up(held_bytes(*copy.piece));
+    if (bytes > unconverted_.bytes()) unconverted_ = PinnedArena(bytes);
   }
 
   void await_and_convert() {
     if (!way_) return;
     way_->done.synchronize();
-    for (const Conversion& next : conversions_)
-      convert_elements(next.to, next.to_kind, next.from, next.from_kind, next.count);
+    for (const auto& [to, piece] : conversions_) copy_out_of_host({to, &piece});
     conversions_.clear();
   }
 
   Comm& comm_;
   std::mutex mutex_;        // of all below but `staging_`
   std::optional<Way> way_;  // of jobs that save
-  std::vector<Conversion> conversions_;
-  PinnedArena shrinking_{0};
+  /// Where elements belong in a copy, and those that have come to the host.
+  std::vector<std::pair<std::byte*, StateEntry>> conversions_;
+  PinnedArena unconverted_{0};
   HostStaging staging_;
 };
 

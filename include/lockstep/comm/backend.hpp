@@ -12,6 +12,7 @@ namespace lockstep {
 
 namespace axes {
 struct Progress : WithName<"Progress"> {};
+struct Backend : WithName<"Backend"> {};
 }  // namespace axes
 
 /// Calls of the rank itself advance the calls under way: no core is taken from the model.
@@ -23,10 +24,6 @@ struct HelperThread : WithName<"HelperThread">, Choice<axes::Progress> {};
 /// The policy that says who carries asynchronous calls on: `Progress<HelperThread>`.
 template <class Who>
 struct Progress : detail::ChoicePolicy<axes::Progress, Who> {};
-
-namespace axes {
-struct Backend : WithName<"Backend"> {};
-}  // namespace axes
 
 /// Shared memory: ranks of one host, or threads of one process that share GPUs.
 struct Shm : WithName<"Shm">, Choice<axes::Backend> {};

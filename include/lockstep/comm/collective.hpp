@@ -194,18 +194,16 @@ class [[nodiscard("the handle's end waits for the call")]] Work {
   Pending pending_;
 };
 
-namespace detail {
+}  // namespace lockstep
+
+namespace lockstep::detail {
+
 /// A call that was over before its handle was made.
 struct NothingPending {
   static constexpr bool test() { return true; }
   static constexpr void wait() {}
   static constexpr void leave() {}
 };
-}  // namespace detail
-
-}  // namespace lockstep
-
-namespace lockstep::detail {
 
 /// One number, in place of memory that holds several.
 template <class T>

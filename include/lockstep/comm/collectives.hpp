@@ -61,7 +61,10 @@ class Subgroup;
 /// (generic.hpp, groups.hpp). A backend has `execute(call)` for more calls where it knows a
 /// faster way. A backend that compares calls by itself, orders them on a stream or counts their
 /// time has `perform(call)` of its own, and leaves the moving of elements to `execute_any(*this,
-/// call)`. An adapter passes `perform` on.
+/// call)`. An adapter passes `perform` on. `abandon(reason)` gives up: every other rank's call
+/// fails with this reason. `give_up()` does so because an exception has ended this rank's part,
+/// while another thread may be in a call. After a failure (`is_broken()`) every later call fails
+/// too.
 ///
 /// Every collective, unless it says otherwise: **Ranks** all of them, in the same order. **Host**
 /// and **Stream** as the communicator says.
@@ -134,7 +137,7 @@ class Collectives {
   void broadcast(Data&& data, Rank root, JobCall part_of = detail::current_job_call()) {
     require_root(Kind::broadcast, root);
     const auto values = detail::elements_of(data);
-    const decltype(values) none;
+    const decltype(values) none{};
     self().perform(make<Kind::broadcast>(is_root(root) ? values : none,
                                          is_root(root) ? none : values, values.size(), part_of,
                                          root));

@@ -133,27 +133,6 @@ LOCKSTEP_KERNEL __launch_bounds__(PacketPass::threads)
   });
 }
 
-/// out = op over ranks of `gathered`, the elements of all ranks in rank order. **Stream** `stream`.
-template <class T, class Op>
-void combine_gathered(std::span<const T> gathered, std::span<T> out, const Op& op,
-                      cudaStream_t stream) {
-  static_assert(ReduceOp<Op, T>,
-                "lockstep: this reduce operation is not defined for these elements");
-  if (out.empty()) return;
-  constexpr std::size_t most_blocks = 1024;  // bound by memory: more blocks gain nothing
-  const std::uintptr_t bits = reinterpret_cast<std::uintptr_t>(gathered.data()) |
-                              reinterpret_cast<std::uintptr_t>(out.data()) | out.size_bytes();
-  const Combination<T, GatheredValues<T>, 1> work{
-      {gathered.data(), out.size()},
-      {out.data()},
-      PacketPass::cut<T>(out.size(), bits),
-      0,
-      1,
-      static_cast<unsigned>(gathered.size() / out.size())};
-  launch_kernel<combine<T, Op, GatheredValues<T>, 1>>(
-      "combine", stream, work.pass.template grid<T>(most_blocks), PacketPass::threads, work, op);
-}
-
 template <class T, class Value, class Op>
 LOCKSTEP_KERNEL prepare_elements(const T* from, std::size_t count, Value* to, std::size_t padded,
                                  Op op) {
@@ -184,9 +163,21 @@ class StreamPasses : public StreamCopies {
 
   template <class T, class Op>
   void combine(std::span<const T> gathered, std::span<T> out, const Op& op) const {
+    static_assert(ReduceOp<Op, T>,
+                  "lockstep: this reduce operation is not defined for these elements");
     if (out.empty()) return;
     if (!is_device(out.data())) return HostPasses::combine(gathered, out, op);
-    combine_gathered(gathered, out, op, stream_);
+    const std::uintptr_t bits = reinterpret_cast<std::uintptr_t>(gathered.data()) |
+                                reinterpret_cast<std::uintptr_t>(out.data()) | out.size_bytes();
+    const Combination<T, GatheredValues<T>, 1> work{
+        {gathered.data(), out.size()},
+        {out.data()},
+        PacketPass::cut<T>(out.size(), bits),
+        0,
+        1,
+        static_cast<unsigned>(gathered.size() / out.size())};
+    launch_kernel<detail::combine<T, Op, GatheredValues<T>, 1>>(
+        "combine", stream_, work.pass.template grid<T>(most_blocks), PacketPass::threads, work, op);
   }
 
   template <class T, class Value, class Op>
@@ -207,10 +198,10 @@ class StreamPasses : public StreamCopies {
 
  private:
   static constexpr unsigned threads = 256;
+  static constexpr std::size_t most_blocks = 1024;  // bound by memory: more blocks gain nothing
 
-  /// A pass is bound by memory: more blocks than these gain nothing.
   static unsigned blocks(std::size_t count) {
-    return static_cast<unsigned>(std::min<std::size_t>(1024, (count + threads - 1) / threads));
+    return static_cast<unsigned>(std::min(most_blocks, (count + threads - 1) / threads));
   }
 };
 

@@ -142,15 +142,6 @@ LOCKSTEP_INLINE std::size_t available_memory() {
   return left < available ? left : available;
 }
 
-LOCKSTEP_INLINE MemoryFile MemoryFile::create() {
-  Descriptor file(::memfd_create("lockstep", MFD_CLOEXEC));
-  if (!file) {
-    fail("shared memory", {error_text(errno)},
-         "memfd_create failed; is the kernel older than 3.17?");
-  }
-  return MemoryFile(std::move(file));
-}
-
 LOCKSTEP_INLINE void MemoryFile::reserve(std::size_t bytes) const {
   struct stat state{};
   ::fstat(descriptor(), &state);
@@ -215,7 +206,11 @@ LOCKSTEP_INLINE Mapping::Mapping(const MemoryFile& file, std::size_t offset, std
 inline constexpr std::size_t page = 64_KiB;
 
 LOCKSTEP_INLINE MemoryFile Engine::make_file(WorldSize world) {
-  MemoryFile file = MemoryFile::create();
+  MemoryFile file(Descriptor(::memfd_create("lockstep", MFD_CLOEXEC)));
+  if (file.descriptor() < 0) {
+    detail::fail("shared memory", {error_text(errno)},
+                 "memfd_create failed; is the kernel older than 3.17?");
+  }
   file.reserve(align_up(world.value() * sizeof(RankBlock), page));
   return file;
 }

@@ -15,39 +15,22 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <bit>
 #include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <csignal>
-#include <cstddef>
-#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
-#include <exception>
-#include <limits>
 #include <mutex>
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
 #include <system_error>
-#include <type_traits>
-#include <utility>
-#include <variant>
-#include <vector>
 
-#include "lockstep/core/checksum.hpp"
 #include "lockstep/core/deadline.hpp"
-#include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/file.hpp"
 #include "lockstep/core/json.hpp"
-#include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/terminal.hpp"
-#include "lockstep/core/text.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/core/worker.hpp"
 
@@ -86,10 +69,8 @@ LOCKSTEP_INLINE std::string text(std::initializer_list<Word> words) {
 LOCKSTEP_INLINE std::string listed(const std::vector<std::string>& names) {
   constexpr std::size_t shown = 16;
   std::string list;
-  for (std::size_t i = 0; i < names.size() && i < shown; ++i) {
-    if (i > 0) list += ", ";
-    list += names[i];
-  }
+  for (std::size_t i = 0; i < names.size() && i < shown; ++i)
+    list += text({i == 0 ? "" : ", ", names[i]});
   if (names.size() > shown) list += text({" and ", names.size() - shown, " more"});
   return list;
 }

@@ -118,24 +118,10 @@ static_assert(element_kind<ElementOf<ElementKind::u64>>() == ElementKind::u64);
 /// The type in which sums of T are kept: float for 16-bit floats, which are rounded once at the
 /// end; the unsigned twin for integers, whose overflow wraps instead of being undefined.
 template <Element T>
-struct AccumulatorFor {
-  using type = T;
-};
-template <>
-struct AccumulatorFor<Half> {
-  using type = float;
-};
-template <>
-struct AccumulatorFor<BFloat16> {
-  using type = float;
-};
-template <IntegerElement T>
-struct AccumulatorFor<T> {
-  using type = std::make_unsigned_t<T>;
-};
-
-template <Element T>
-using Accumulator = typename AccumulatorFor<T>::type;
+using Accumulator = std::tuple_element_t<
+    static_cast<std::size_t>(element_kind<T>()),
+    std::tuple<void, double, float, float, float, std::uint8_t, std::uint16_t, std::uint32_t,
+               std::uint64_t, std::uint8_t, std::uint16_t, std::uint32_t, std::uint64_t>>;
 
 }  // namespace detail
 
@@ -150,8 +136,7 @@ constexpr void convert(To* to, const From* from, std::size_t count) {
     to[i] = static_cast<To>(static_cast<Accumulator<To>>(static_cast<Accumulator<From>>(from[i])));
 }
 
-/// The same for kinds that are known at run time: floating ones, or one kind, which is copied. The
-/// two memories may end at the same byte, if the new elements are not the smaller ones.
+/// The same for kinds that are known at run time: floating ones, or one kind, which is copied.
 void convert_elements(std::byte* to, ElementKind to_kind, const std::byte* from,
                       ElementKind from_kind, std::size_t count);
 

@@ -76,16 +76,13 @@ constexpr auto operator/(Scope, Inner) {
 
 /// `a.3`, the fourth of the repeated scopes a.
 template <NameKey Scope, std::size_t Index>
-constexpr auto operator/(Scope, At<Index>) {
-  constexpr auto joined = [] {
-    Name<Scope::name.size() + decimal_digits(Index) + 2> name;
-    char* out = name.text;
-    for (char c : Scope::name) *out++ = c;
-    *out++ = '.';
-    write_decimal(out, Index);
+constexpr auto operator/(Scope scope, At<Index>) {
+  constexpr auto digits = [] {
+    Name<decimal_digits(Index) + 1> name;
+    write_decimal(name.text, Index);
     return name;
   }();
-  return Key<joined>{};
+  return scope / Key<digits>{};
 }
 
 }  // namespace detail

@@ -6,38 +6,22 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include <algorithm>
-#include <array>
 #include <atomic>
-#include <bit>
 #include <cerrno>
 #include <charconv>
-#include <cmath>
-#include <cstddef>
-#include <cstdint>
-#include <cstdio>
 #include <cstring>
 #include <ctime>
-#include <exception>
 #include <limits>
 #include <mutex>
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
-#include <system_error>
 #include <type_traits>
-#include <utility>
-#include <variant>
-#include <vector>
 
 #include "lockstep/core/checksum.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/file.hpp"
 #include "lockstep/core/json.hpp"
-#include "lockstep/core/text.hpp"
-#include "lockstep/core/thread.hpp"
 #include "lockstep/core/worker.hpp"
+
 namespace lockstep::detail {
 
 /// Calls `f(std::type_identity<T>{})` with the floating type behind a kind.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file What samplers and loaders say where they fail; files have their definitions in `files.ipp`,
-/// which a program that reads none does not compile.
+/// @file What samplers and loaders say where they fail; files have their definitions in
+/// `files.ipp`, which a program that reads none does not compile.
 
 #include <cstddef>
 #include <cstdint>
@@ -96,10 +96,15 @@ LOCKSTEP_INLINE void rethrow_as(std::string_view operation, std::string_view abo
   }
 }
 
-LOCKSTEP_INLINE SampleError::SampleError(std::size_t sample, std::size_t draw, const Error& error)
-    : Error(error), sample(sample), draw(draw) {}
-LOCKSTEP_INLINE SampleError::SampleError(const SampleError& other) = default;
-LOCKSTEP_INLINE SampleError::~SampleError() = default;
+/// What reading or changing one sample threw, with its number and its place in the batch. The first
+/// exception is nested in it.
+struct SampleError : Error {
+  SampleError(std::size_t sample, std::size_t draw, const Error& error)
+      : Error(error), sample(sample), draw(draw) {}
+
+  std::size_t sample;
+  std::size_t draw;
+};
 
 LOCKSTEP_INLINE void rethrow_of_sample(std::size_t sample, std::size_t draw) {
   try {
@@ -114,24 +119,20 @@ LOCKSTEP_INLINE void rethrow_of_sample(std::size_t sample, std::size_t draw) {
 
 LOCKSTEP_INLINE void rethrow_of_batch(std::span<const std::size_t> indices, BatchPlace place) {
   const auto rethrow = [&](std::string_view names, const char* advice) {
-    std::throw_with_nested(handled_error(
-        "DataLoader", text({names, "batch ", place.number, " of epoch ", place.pass.epoch, ")"}),
-        advice));
+    rethrow_as("DataLoader",
+               text({names, "batch ", place.number, " of epoch ", place.pass.epoch, ")"}), advice);
   };
   try {
     throw;
-  } catch (const Stopped&) {
-    throw;
   } catch (const SampleError& error) {
     // A data set may load from another one, whose samples have other numbers.
-    if (error.draw < indices.size() && indices[error.draw] == error.sample) {
-      try {
-        std::rethrow_if_nested(error);
-      } catch (...) {
-        rethrow(text({"sample ", error.sample, " (draw ", error.draw, " of "}), sample_advice);
-      }
+    if (error.draw >= indices.size() || indices[error.draw] != error.sample)
+      rethrow(text({names_of(indices), " ("}), batch_advice);
+    try {
+      std::rethrow_if_nested(error);
+    } catch (...) {
+      rethrow(text({"sample ", error.sample, " (draw ", error.draw, " of "}), sample_advice);
     }
-    rethrow(text({names_of(indices), " ("}), batch_advice);
   } catch (...) {
     rethrow(text({names_of(indices), " ("}), batch_advice);
   }

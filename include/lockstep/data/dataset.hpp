@@ -130,17 +130,6 @@ concept SampleSource = requires(const S& source) {
 
 namespace detail {
 
-/// What reading or changing one sample threw, with its number and its place in the batch. The first
-/// exception is nested in it.
-struct SampleError : Error {
-  SampleError(std::size_t sample, std::size_t draw, const Error& error);
-  SampleError(const SampleError& other);
-  ~SampleError() override;
-
-  std::size_t sample;
-  std::size_t draw;
-};
-
 /// For handlers: throws what is being handled as an error of `operation`, in which it is nested.
 /// `about` comes before its words. A job's end, `Stopped`, is thrown as it is.
 [[noreturn, gnu::cold]] void rethrow_as(std::string_view operation, std::string_view about,
@@ -181,19 +170,6 @@ template <class R, class T>
 concept MemoryOf =
     ContiguousMemory<const R> && std::same_as<std::remove_cv_t<FlatElement<const R>>, T>;
 
-/// The elements of any contiguous range. Those that the host cannot read, as in a
-/// `thrust::device_vector`, have references that are objects, and Thrust copies them.
-template <class T, class R>
-std::vector<T> host_vector(const R& range) {
-  std::vector<T> values(std::size(range));
-  if constexpr (std::is_lvalue_reference_v<decltype(*std::begin(range))>) {
-    std::copy_n(flat(range).data(), values.size(), values.data());
-  } else {
-    copy(range.begin(), range.end(), values.data());
-  }
-  return values;
-}
-
 /// How wide rows are, if so many inputs are as many rows as there are labels.
 inline std::size_t width_of_rows(const char* operation, std::size_t inputs, std::size_t labels) {
   const std::size_t width = labels == 0 ? 0 : inputs / labels;
@@ -222,7 +198,7 @@ class InMemoryDataset {
   template <detail::MemoryOf<X> Inputs, detail::MemoryOf<Y> Labels>
     requires(!std::same_as<Inputs, std::vector<X>> || !std::same_as<Labels, std::vector<Y>>)
   InMemoryDataset(const Inputs& inputs, const Labels& labels)
-      : InMemoryDataset(detail::host_vector<X>(inputs), detail::host_vector<Y>(labels)) {}
+      : InMemoryDataset(copied<X>(inputs), copied<Y>(labels)) {}
 
   std::size_t size() const { return labels_.size(); }
   std::size_t width() const { return width_; }
@@ -241,6 +217,19 @@ class InMemoryDataset {
   }
 
  private:
+  /// Elements that the host cannot read, as in a `thrust::device_vector`, have references that are
+  /// objects, and Thrust copies them.
+  template <class T>
+  static std::vector<T> copied(const auto& range) {
+    std::vector<T> values(std::size(range));
+    if constexpr (std::is_lvalue_reference_v<decltype(*std::begin(range))>) {
+      std::copy_n(flat(range).data(), values.size(), values.data());
+    } else {
+      copy(range.begin(), range.end(), values.data());
+    }
+    return values;
+  }
+
   std::vector<X> inputs_;
   std::vector<Y> labels_;
   std::size_t width_;

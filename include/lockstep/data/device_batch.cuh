@@ -9,6 +9,7 @@
 #include <cstring>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "lockstep/core/bytes.hpp"
@@ -35,21 +36,15 @@ class UploadLanes {
   }
 
  private:
-  struct Entry {
-    std::weak_ptr<Source> source;
-    std::unique_ptr<Lane> lane;
-  };
-
   Lane& of(const std::shared_ptr<Source>& source) {
-    for (const Entry& entry : lanes_)
-      if (!entry.source.owner_before(source) && !source.owner_before(entry.source))
-        return *entry.lane;
-    std::erase_if(lanes_, [](const Entry& entry) { return entry.source.expired(); });
-    lanes_.push_back({source, std::make_unique<Lane>(source)});
-    return *lanes_.back().lane;
+    for (const auto& [known, lane] : lanes_)
+      if (!known.owner_before(source) && !source.owner_before(known)) return *lane;
+    std::erase_if(lanes_, [](const auto& entry) { return entry.first.expired(); });
+    lanes_.emplace_back(source, std::make_unique<Lane>(source));
+    return *lanes_.back().second;
   }
 
-  std::vector<Entry> lanes_;
+  std::vector<std::pair<std::weak_ptr<Source>, std::unique_ptr<Lane>>> lanes_;
 };
 
 }  // namespace lockstep::detail

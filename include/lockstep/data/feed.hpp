@@ -146,22 +146,22 @@ class FeedLine {
 
   // For feeding threads.
 
-  /// Begins a round when those before it are over. It is over when the result ends, however it has
+  /// Calls `make()` when the rounds before this one are over; then it is over too, however that has
   /// ended. **Host** blocks until it is its turn.
-  [[nodiscard]] auto begin(std::uint64_t number) {
+  void make_round(std::uint64_t number, const auto& make) {
     for (std::uint64_t made = made_.load(); made != number; made = made_.load()) made_.wait(made);
-    struct Round {
-      explicit Round(FeedLine& line) : line(line), on(line.select_()) {}
-      Round(const Round&) = delete;
-      Round& operator=(const Round&) = delete;
-      ~Round() {
-        line.made_.fetch_add(1);
-        line.made_.notify_all();
-      }
-      FeedLine& line;
-      decltype(std::declval<const Select&>()()) on;
+    [[maybe_unused]] const auto on = select_();
+    const auto end = [&] {
+      made_.fetch_add(1);
+      made_.notify_all();
     };
-    return Round(*this);
+    try {
+      make();
+    } catch (...) {
+      end();
+      throw;
+    }
+    end();
   }
 
   /// What the bytes of a message are: a batch, or in place of all batches of a round what has
@@ -192,15 +192,10 @@ class FeedLine {
 };
 
 /// The memory of this thread's parcels, which later calls use again.
-struct ParcelMemory {
-  ParcelWriter writer;
-  std::vector<std::uint8_t> buffer;
-
-  static ParcelMemory& of_thread() {
-    static thread_local ParcelMemory memory;
-    return memory;
-  }
-};
+inline auto& parcel_memory() {
+  static thread_local std::pair<ParcelWriter, std::vector<std::uint8_t>> memory;
+  return memory;
+}
 
 }  // namespace detail
 
@@ -208,7 +203,7 @@ struct ParcelMemory {
 /// nothing. **Ranks** all. **Host** blocks.
 template <Communicator C, class Batch>
 void broadcast_batch(C& comm, Batch& batch, Rank root) {
-  auto& [writer, buffer] = detail::ParcelMemory::of_thread();
+  auto& [writer, buffer] = detail::parcel_memory();
   std::uint64_t size[] = {0};
   if (comm.rank() == root) {
     writer.clear();
@@ -227,7 +222,7 @@ void broadcast_batch(C& comm, Batch& batch, Rank root) {
 template <Communicator C, class Batch>
 void scatter_batches(C& comm, std::type_identity_t<std::span<const Batch>> batches, Batch& mine,
                      Rank root) {
-  auto& [writer, buffer] = detail::ParcelMemory::of_thread();
+  auto& [writer, buffer] = detail::parcel_memory();
   const std::size_t world = comm.world_size().value();
   std::vector<std::uint64_t> sizes;
   if (comm.rank() == root) {
@@ -300,20 +295,19 @@ class FedBatches {
   /// Returns how many rounds this rank has a part in. The feeding thread is idle.
   std::size_t begin(const Sampler& sampler, std::size_t) {
     shares_.clear();
-    begin_ = sampler.position();
+    loader_.begin(sampler, 0);
+    const std::size_t begin = sampler.position();
     // Where this rank has drawn all, so have the others: ranks end an epoch in one round.
-    const bool is_over = begin_ != 0 && begin_ >= sampler.size();
+    const bool is_over = begin != 0 && begin >= sampler.size();
     for (std::size_t i = 0; i != batches_.size(); ++i) {
       shares_.push_back(sampler.share_of(carried(i).whose));
       const std::size_t draws = shares_[i].size();
-      batches_[i] = is_over ? 0 : batch_count(draws - std::min(begin_, draws), options_);
+      batches_[i] = is_over ? 0 : batch_count(draws - std::min(begin, draws), options_);
     }
     rounds_ = *std::max_element(batches_.begin(), batches_.end());
     if (!loads_) return rounds_;
     loads_->clear();
     order_.emplace(sampler.whole());
-    const SamplerState state = sampler.state();
-    place_ = {{state.seed, state.epoch}, begin_ / options_.batch_size};
     next_round_ = next_ = 0;
     return rounds_;
   }
@@ -324,13 +318,10 @@ class FedBatches {
   }
 
   void fill(Slot& slot) {
-    const auto made = line_.begin(slot.number);
-    const InJobCall in(JobCall::batches);
-    if (loads_) {
-      read(slot.round, slot.batch);
-    } else {
-      receive(slot.round, slot.batch);
-    }
+    line_.make_round(slot.number, [&] {
+      const InJobCall in(JobCall::batches);
+      loads_ ? read(slot.round, slot.batch) : receive(slot.round, slot.batch);
+    });
   }
 
   /// The end of the loader. Where an exception ends the loop on this rank alone, the others do not
@@ -355,12 +346,8 @@ class FedBatches {
       if (!has_batch(next_, next_round_)) continue;
       loads_->request([this](Loaded& slot) {
         const auto& share = shares_[next_];
-        const std::size_t k = begin_ + next_round_ * options_.batch_size;
-        slot.place = place_;
-        slot.place.number += next_round_;
-        slot.template request<Sampler::masks>(
-            k, k + std::min(options_.batch_size, share.size() - k), share,
-            [&](std::size_t draw) { return (*order_)[share.place(draw)]; });
+        loader_.request(slot, share, next_round_,
+                        [&](std::size_t draw) { return (*order_)[share.place(draw)]; });
       });
     }
     loads_->publish();
@@ -431,14 +418,12 @@ class FedBatches {
   Loader loader_;                     ///< of a rank that reads
   std::vector<std::size_t> batches_;  ///< of each carried rank in this loop
   std::vector<decltype(std::declval<const Sampler&>().share_of(Rank{}))> shares_;
-  std::size_t begin_ = 0;  ///< the first draw of the loop
   std::size_t rounds_ = 0;
   ParcelWriter writer_;
   std::vector<std::uint8_t> buffer_;
 
   // Of a rank that reads.
   std::optional<decltype(std::declval<const Sampler&>().whole())> order_;
-  BatchPlace place_;             ///< of the first round
   std::size_t next_round_ = 0;   ///< of the next batch to request
   std::size_t next_ = 0;         ///< whose it is
   std::vector<Loaded*> loaded_;  ///< batches of the round, by carried rank

@@ -109,10 +109,15 @@ class LmdbFile {
     places_.reset(static_cast<Record*>(std::calloc(size_, sizeof(Record))));
     if (is_numbered) return;
     if (places_ == nullptr) throw std::bad_alloc();
-    Listing listing{options, pages_};
-    list(root_, listing);
-    if (listing.seen != size_) fail_count();
-    size_ = listing.samples;
+    std::size_t pages_left = pages_;
+    std::size_t seen = 0;
+    std::size_t samples = 0;
+    list(root_, pages_left, [&](std::string_view key, Record record) {
+      if (seen++ == size_) fail_count();
+      if (!options.is_sample || options.is_sample(key)) places_[samples++] = record;
+    });
+    if (seen != size_) fail_count();
+    size_ = samples;
   }
 
   std::size_t size() const { return size_; }
@@ -201,13 +206,6 @@ class LmdbFile {
     std::uint16_t flags;
     std::span<const std::byte> rest;  ///< of the page, behind the key
   };
-  struct Listing {
-    const LmdbOptions& options;
-    std::size_t pages_left;  ///< a page that leads to one above it would be walked for ever
-    std::size_t seen = 0;
-    std::size_t samples = 0;
-  };
-
   static std::string file_at(const std::string& path) {
     struct stat status{};
     const bool is_folder = ::stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode);
@@ -316,24 +314,24 @@ class LmdbFile {
     return record;
   }
 
-  /// Lists the samples below a page in the order of their keys.
-  void list(std::uint64_t root, Listing& listing, std::size_t depth = 0) {
-    if (depth == most_levels || listing.pages_left-- == 0)
+  /// Calls `visit(key, record)` for the records below a page in the order of their keys. A page
+  /// that leads to one above it would be walked for ever, were it not for the number of pages.
+  template <class Visit>
+  void list(std::uint64_t root, std::size_t& pages_left, const Visit& visit,
+            std::size_t depth = 0) const {
+    if (depth == most_levels || pages_left-- == 0)
       fail_page(root, "is part of no tree: it leads to itself");
     const Page here = page(root);
     for (std::size_t i = 0; i != here.nodes(); ++i) {
       const Node each = node(here, i);
       if (here.is_branch()) {
-        list(each.child, listing, depth + 1);
+        list(each.child, pages_left, visit, depth + 1);
         continue;
       }
       if ((each.flags & duplicates) != 0)
         fail(operation, {"'", file_.path(), "' has several values under one key"},
              "write the set with one record for every key (without MDB_DUPSORT)");
-      const Record record = value(here, each);
-      if (listing.seen++ == size_) fail_count();
-      if (!listing.options.is_sample || listing.options.is_sample(each.key))
-        places_[listing.samples++] = record;
+      visit(each.key, value(here, each));
     }
   }
 
@@ -348,10 +346,6 @@ class LmdbFile {
          "copy or download the file again, or write the set again");
   }
 
-  struct Free {
-    void operator()(void* memory) const { std::free(memory); }
-  };
-
   MappedFile file_;
   std::size_t page_bytes_;
   std::uint64_t pages_ = 0;
@@ -360,7 +354,7 @@ class LmdbFile {
   std::size_t size_ = 0;
   /// Where records are: all that are listed, and those that were looked up before. The system gives
   /// pages of it when they are written.
-  std::unique_ptr<Record[], Free> places_;
+  std::unique_ptr<Record[], void (*)(void*)> places_{nullptr, std::free};
 };
 
 /// The front of a record; the inputs follow. It has 24 bytes, and keys have eight: so in a set of

@@ -240,26 +240,6 @@ constexpr std::size_t batch_count(std::size_t draws, const LoaderOptions& option
 /// from `drawn_from`.
 LoaderOptions checked_loading(LoaderOptions options, std::size_t samples, std::size_t drawn_from);
 
-/// A request for a batch of some samples, and the batch. Slots are used again, with their memory.
-template <class Batch>
-struct LoadSlot {
-  std::vector<std::size_t> indices;
-  std::vector<float> weights;  ///< where the sampler masks
-  BatchPlace place;
-  Batch batch;
-
-  /// Asks for draws [first, end) of a sampler or a share; `sample(k)` is the sample of draw k.
-  template <bool Masks, class Sample>
-  void request(std::size_t first, std::size_t end, const auto& share, const Sample& sample) {
-    indices.clear();
-    weights.clear();
-    for (std::size_t k = first; k != end; ++k) {
-      indices.push_back(sample(k));
-      if constexpr (Masks) weights.push_back(share.weight(k));
-    }
-  }
-};
-
 /// Where a `DataLoader` has its batches from. The iterating thread begins loops and requests
 /// batches, by their number in the loop; a worker, or that thread itself, fills them. Where
 /// `collective` is true, all ranks request the same, and what was requested must be taken.
@@ -284,7 +264,13 @@ class LocalBatches {
                 "weights; give its batch_type a member `weights`, or choose another remainder");
 
  public:
-  using Slot = LoadSlot<typename Source::batch_type>;
+  /// A request for a batch of some samples, and the batch. Slots are used again, with their memory.
+  struct Slot {
+    std::vector<std::size_t> indices;
+    std::vector<float> weights;  ///< where the sampler masks
+    BatchPlace place;
+    typename Source::batch_type batch;
+  };
   static constexpr bool collective = false;
 
   LocalBatches(const Source& dataset, const LoaderOptions& options)
@@ -302,15 +288,23 @@ class LocalBatches {
 
   /// Draws are made only here, on the iterating thread: workers never use the sampler.
   void request(Slot& slot, const Sampler& sampler, std::size_t number) const {
+    request(slot, sampler, number, [&](std::size_t k) { return sampler[k]; });
+  }
+  /// The same for a rank with this share of the sampler's draws; `sample(k)` is that of its draw k.
+  void request(Slot& slot, const auto& share, std::size_t number, const auto& sample) const {
     const std::size_t first = begun_ + number * options_.batch_size;
+    const std::size_t end = first + std::min(options_.batch_size, share.size() - first);
     slot.place = first_;
     slot.place.number += number;
     // Where a batch is copied to may depend on its number in the epoch.
     if constexpr (requires { slot.batch.take_turn(number); })
       slot.batch.take_turn(slot.place.number);
-    slot.template request<Sampler::masks>(
-        first, first + std::min(options_.batch_size, sampler.size() - first), sampler,
-        [&](std::size_t k) { return sampler[k]; });
+    slot.indices.clear();
+    slot.weights.clear();
+    for (std::size_t k = first; k != end; ++k) {
+      slot.indices.push_back(sample(k));
+      if constexpr (Sampler::masks) slot.weights.push_back(share.weight(k));
+    }
   }
 
   void fill(Slot& slot) const {

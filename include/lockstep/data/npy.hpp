@@ -38,9 +38,6 @@ struct NpyHeader {
 /// should be there.
 NpyHeader parse_npy(std::span<const std::byte> bytes, const std::string& path);
 
-/// Whether a file begins as `.npy` files do.
-bool is_npy(std::span<const std::byte> bytes);
-
 /// What NumPy calls a kind, without the letter of the byte order.
 std::string_view npy_type(ElementKind kind);
 

@@ -347,9 +347,7 @@ constexpr std::uint64_t epoch_key(Seed seed, Epoch epoch) {
 }
 
 /// An order: `prepare(share, seed, epoch)` once an epoch, then `at(share, k)` gives the k-th sample
-/// of the share.
-///
-/// Samples are computed, not listed, so the first one is there at once.
+/// of the share. Here samples are computed, not listed, so the first one is there at once.
 template <class Order>
 class EpochOrder {
  public:

@@ -9,6 +9,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -39,7 +40,7 @@ class PinnedBuffer {
   PinnedBuffer(const PinnedBuffer&) = delete;
   PinnedBuffer& operator=(const PinnedBuffer&) = delete;
   ~PinnedBuffer() {
-    for (const auto& copy : copies_) static_cast<void>(cudaEventSynchronize(copy->done.get()));
+    for (const auto& [where, done] : copies_) static_cast<void>(cudaEventSynchronize(done.get()));
   }
 
   std::byte* data() const { return memory_.data(); }
@@ -50,31 +51,21 @@ class PinnedBuffer {
     int device = 0;
     check_cuda(cudaGetDevice(&device), "cudaGetDevice");
     const std::lock_guard lock(mutex_);
-    auto at = std::find_if(copies_.begin(), copies_.end(), [&](const auto& copy) {
-      return copy->stream == stream && copy->device == device;
-    });
-    if (at == copies_.end())
-      at = copies_.insert(at, std::unique_ptr<Copy>(new Copy{device, stream, {}}));
-    (*at)->done.record(stream);
-    return (*at)->done;
+    CudaEvent& done = copies_[{device, stream}];
+    done.record(stream);
+    return done;
   }
 
   /// **Host** blocks until nobody copies from the memory.
   void await() {
     const std::lock_guard lock(mutex_);
-    for (const auto& copy : copies_) copy->done.synchronize();
+    for (const auto& [where, done] : copies_) done.synchronize();
   }
 
  private:
-  struct Copy {
-    int device;
-    cudaStream_t stream;
-    CudaEvent done;
-  };
-
   PinnedArena memory_;
   std::mutex mutex_;
-  std::vector<std::unique_ptr<Copy>> copies_;
+  std::map<std::pair<int, cudaStream_t>, CudaEvent> copies_;  ///< by GPU and stream
 };
 
 /// The buffers of a data set, used again by every loop over it: to pin memory takes longer than

@@ -37,12 +37,15 @@ using HeldAs = std::conditional_t<std::is_lvalue_reference_v<Given>,
 /// until the batch is made, so that a stage's sample may point into the one before.
 struct NoChain {};
 template <class Source>
-struct ChainFor : std::type_identity<NoChain> {};
+constexpr auto chain_of() {
+  if constexpr (requires { typename Source::chain_type; }) {
+    return std::type_identity<typename Source::chain_type>{};
+  } else {
+    return std::type_identity<NoChain>{};
+  }
+}
 template <class Source>
-  requires requires { typename Source::chain_type; }
-struct ChainFor<Source> : std::type_identity<typename Source::chain_type> {};
-template <class Source>
-using ChainOf = typename ChainFor<Source>::type;
+using ChainOf = typename decltype(chain_of<Source>())::type;
 
 template <class Source>
 void read_sample(const Source& source, std::size_t index, [[maybe_unused]] Pass pass,

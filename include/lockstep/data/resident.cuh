@@ -6,8 +6,6 @@
 #include <cuda_runtime.h>
 #include <algorithm>
 #include <array>
-#include <atomic>
-#include <chrono>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -267,15 +265,9 @@ class ResidentRows {
 /// The draws of one loop over the data. More are drawn while the loop goes on, always some batches
 /// ahead of the one that it has.
 struct ResidentLoop {
-  std::uint64_t number = next_number();  ///< no other loop of the process has it
-  std::size_t total = 0;                 ///< draws of the whole loop
+  std::size_t total = 0;  ///< draws of the whole loop
   std::size_t batch_size = 0;
   std::vector<Draw> draws;
-
-  static std::uint64_t next_number() {
-    static std::atomic<std::uint64_t> count{0};
-    return ++count;
-  }
 };
 
 }  // namespace detail
@@ -332,25 +324,19 @@ class ResidentLane {
     const Batch part = batch.slice(begin, count);
     stream_ = stream;
     const ResidentLoop& loop = *part.loop;
-    if (loop.number != loop_) begin_loop(loop);
+    if (part.loop != loop_) begin_loop(part.loop);
     reserve(std::max(room, part.rows));
     upload(loop);
     // Batches have their places in memory by those in the loop: so ranks that are captured together
     // have the same.
     const std::size_t stride = std::max<std::size_t>(1, loop.batch_size);
     const std::size_t place = part.first / stride % places_;
-    if (held_[place] != Held{part.first, part.rows}) gather(part, place, stride);
+    if (held_[place] != std::pair(part.first, part.rows)) gather(part, place, stride);
     placed_ = batch_in(place, part.rows);
     return placed_;
   }
 
  private:
-  /// What a place holds: samples from this draw on.
-  struct Held {
-    std::size_t first = 0;
-    std::size_t rows = 0;  // 0: nothing
-    friend bool operator==(const Held&, const Held&) = default;
-  };
   /// Each place has a graph, where steps are captured.
   static constexpr std::size_t most_places = 16;
   static constexpr std::size_t most_bytes = std::size_t{64} << 20;
@@ -393,13 +379,13 @@ class ResidentLane {
     launch_gather(stream_, call);
   }
 
-  void begin_loop(const ResidentLoop& loop) {
-    loop_ = loop.number;
+  void begin_loop(const std::shared_ptr<ResidentLoop>& loop) {
+    loop_ = loop;
     uploaded_ = 0;
     held_.fill({});
-    if (!draws_ || draws_->bytes() < loop.total * sizeof(Draw)) {
+    if (!draws_ || draws_->bytes() < loop->total * sizeof(Draw)) {
       finish();
-      draws_.emplace(align_up(loop.total * sizeof(Draw)));
+      draws_.emplace(align_up(loop->total * sizeof(Draw)));
     }
   }
 
@@ -442,10 +428,11 @@ class ResidentLane {
   std::size_t room_ = 0;
   std::size_t places_ = 0;
   cudaStream_t stream_ = nullptr;
-  std::uint64_t loop_ = 0;
+  std::shared_ptr<const ResidentLoop> loop_;
   std::size_t uploaded_ = 0;
   std::size_t staged_ = 0;
-  std::array<Held, most_places> held_{};
+  /// What each place holds: as many samples from this draw on, or 0.
+  std::array<std::pair<std::size_t, std::size_t>, most_places> held_{};
   DeviceBatch<X, Y> placed_;
 };
 
@@ -523,17 +510,13 @@ class DeviceResident {
   const auto& resident_rows() const { return rows_; }
   detail::Draw draw(std::size_t index, float weight) const {
     if (index >= size()) [[unlikely]]
-      refuse(index);
+      detail::fail("DeviceResident", {"sample ", index, " of ", size()},
+                   "draw from the samples that there are");
     return {static_cast<std::uint32_t>(index), weight};
   }
 
  private:
   using Rows = typename decltype(batch_type::data)::element_type;
-
-  [[noreturn, gnu::cold, gnu::noinline]] void refuse(std::size_t index) const {
-    detail::fail("DeviceResident", {"sample ", index, " of ", size()},
-                 "draw from the samples that there are");
-  }
 
   std::shared_ptr<Rows> rows_;
 };

@@ -36,8 +36,7 @@ struct SamplerState {
 
 namespace detail {
 
-/// Throws unless a sampler in state `own` draws in the same order as one in state `saved`, with any
-/// number of ranks.
+/// Throws unless samplers in these states draw in the same order, with any number of ranks.
 void require_same_draws(const SamplerState& own, const SamplerState& saved);
 
 }  // namespace detail
@@ -70,16 +69,13 @@ struct Sampler : detail::ChoicePolicy<axes::Sampler, Scheme> {
   static constexpr bool well_formed = detail::ChoiceOf<Scheme, axes::Sampler> &&
                                       detail::ChoiceOf<Rest, axes::Remainder> &&
                                       detail::ChoiceOf<Sequence, axes::Order>;
-  static constexpr bool built() { return Scheme::built && Rest::built && Sequence::built; }
   static constexpr void fingerprint(detail::Hash& hash) {
     hash.text(axes::Sampler::name).text(Scheme::name).text(Rest::name);
     detail::add_choice<Sequence>(hash);
   }
 };
 
-}  // namespace lockstep
-
-namespace lockstep::detail {
+namespace detail {
 
 /// A rank's share of the places [first, n) of an epoch's order; `first` is not 0 where another
 /// world has begun the epoch. Its k-th draw is the sample at place `(first + r + k*W) mod n`; the
@@ -142,9 +138,7 @@ class Share {
   std::size_t first_;
 };
 
-}  // namespace lockstep::detail
-
-namespace lockstep {
+}  // namespace detail
 
 /// How a `DistributedSampler` draws.
 struct SamplerOptions {
@@ -185,7 +179,10 @@ class DistributedSampler {
   /// must return before other threads call.
   std::size_t operator[](std::size_t k) const {
     if (!options_.shuffle) return share_.place(k);
-    if (!prepared_) prepare();
+    if (!prepared_) {
+      order_.prepare(share_, options_.seed, epoch_);
+      prepared_ = true;
+    }
     return order_.at(share_, k);
   }
 
@@ -298,11 +295,6 @@ class DistributedSampler {
     prepared_ = false;
   }
 
-  void prepare() const {
-    order_.prepare(share_, options_.seed, epoch_);
-    prepared_ = true;
-  }
-
   std::uint64_t rule() const {
     detail::Hash hash;
     hash.text(Remainder::name);
@@ -321,9 +313,7 @@ class DistributedSampler {
 
 static_assert(std::input_iterator<DistributedSampler<>::Iterator>);
 
-}  // namespace lockstep
-
-namespace lockstep::detail {
+namespace detail {
 
 /// Every rank but the last ones has ceil(n / W) samples, so that the blocks of all ranks, padded to
 /// that length, are the samples in order with all padding at the end. It has no epochs.
@@ -367,4 +357,6 @@ class BlockSampler {
   std::size_t position_ = 0;
 };
 
-}  // namespace lockstep::detail
+}  // namespace detail
+
+}  // namespace lockstep

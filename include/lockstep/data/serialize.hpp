@@ -37,13 +37,14 @@ concept PackedSequence = requires(T& values) {
 
 /// Gives one compile error for a field that cannot be packed, although it is met both ways.
 template <class T, bool CanBePacked>
-struct PackedField {
+consteval bool require_packed() {
   static_assert(CanBePacked,
                 "lockstep: a batch that is fed to other ranks says how it is packed; write beside "
                 "its type: friend void pack(auto& parcel, Batch& batch) { parcel(batch.inputs, "
                 "batch.labels); }, with numbers, strings, vectors of them, and types that have "
                 "such a function themselves");
-};
+  return true;
+}
 
 /// What the two ways have in common: `parcel(fields...)` packs each field, or unpacks it. `Self`
 /// has `bytes(memory, count)`, which moves them, and `reserve(count, size)`, which says how many
@@ -60,8 +61,8 @@ class Parcel {
   void field(T& value) {
     static_assert(!std::is_const_v<T>, "lockstep: a field of a packed batch must not be const");
     constexpr bool has_own = requires(Self& parcel) { pack(parcel, value); };
-    static_cast<void>(
-        sizeof(PackedField < T, has_own || PackedAsBytes<T> || PackedSequence < T >>));
+    constexpr bool is_packed = has_own || PackedAsBytes<T> || PackedSequence<T>;
+    static_cast<void>(require_packed<T, is_packed>());
     if constexpr (has_own) {
       pack(self(), value);
     } else if constexpr (PackedAsBytes<T>) {

@@ -27,18 +27,28 @@ namespace lockstep::detail {
 class LmdbWriter {
  public:
   LmdbWriter(const std::string& path, const LmdbWriteOptions& options)
-      : path_(path), commit_bytes_(options.commit_bytes) {
-    const std::string temporary = text({path, temporary_infix, "lmdb"});
+      : path_(path),
+        temporary_(text({path, temporary_infix, "lmdb"})),
+        commit_bytes_(options.commit_bytes) {
     struct stat status{};
     do {
-      lock_ = Descriptor(::open(temporary.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
+      lock_ = Descriptor(::open(temporary_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
       if (!lock_) fail_writing(errno);
       if (::flock(lock_.get(), LOCK_EX | LOCK_NB) != 0)
         fail("write_lmdb", {"'", path_, "' is being written"},
              "let one process write it, or write to another path");
       // Between its opening and this lock somebody may have removed it.
     } while (::fstat(lock_.get(), &status) == 0 && status.st_nlink == 0);
-    temporary_.path = temporary;
+  }
+  LmdbWriter(const LmdbWriter&) = delete;
+  LmdbWriter& operator=(const LmdbWriter&) = delete;
+  ~LmdbWriter() {
+    environment_.reset();
+    if (!temporary_.empty()) ::unlink(temporary_.c_str());
+  }
+
+  void open() {
+    struct stat status{};
     if (::lstat(path_.c_str(), &status) == 0) refuse_existing();
     if (::ftruncate(lock_.get(), 0) != 0) fail_writing(errno);
     MDB_env* opened = nullptr;
@@ -48,7 +58,7 @@ class LmdbWriter {
     // What is written counts when it is in place: until then nothing is synced. Memory is not the
     // file's (MDB_WRITEMAP), so that a full disk is an error code and no signal.
     constexpr unsigned flags = MDB_NOLOCK | MDB_NOSYNC | MDB_NOSUBDIR;
-    require(mdb_env_open(opened, temporary.c_str(), flags, 0666));
+    require(mdb_env_open(opened, temporary_.c_str(), flags, 0666));
   }
 
   void add(std::span<const std::byte> record) {
@@ -67,15 +77,15 @@ class LmdbWriter {
     commit();
     require(mdb_env_sync(environment_.get(), 1));
     environment_.reset();
-    const char* const from = temporary_.path.c_str();
-    sync(temporary_.path);
+    const char* const from = temporary_.c_str();
+    sync(temporary_);
     if (::renameat2(AT_FDCWD, from, AT_FDCWD, path_.c_str(), RENAME_NOREPLACE) != 0) {
       if (errno == EEXIST) refuse_existing();
       // Some file systems cannot rename with a condition. Who made the path meanwhile loses it.
       if ((errno != EINVAL && errno != ENOSYS) || ::rename(from, path_.c_str()) != 0)
         fail_writing(errno);
     }
-    temporary_.path.clear();
+    temporary_.clear();
     sync(folder_of(path_));
   }
 
@@ -142,20 +152,10 @@ class LmdbWriter {
     if (!opened || (::fsync(opened.get()) != 0 && errno != EINVAL)) fail_writing(errno);
   }
 
-  struct Close {
-    void operator()(MDB_env* environment) const { mdb_env_close(environment); }
-  };
-  struct Removed {
-    std::string path;  ///< empty when it is in place
-    ~Removed() {
-      if (!path.empty()) ::unlink(path.c_str());
-    }
-  };
-
   std::string path_;
-  Descriptor lock_;  ///< of the temporary
-  Removed temporary_;
-  std::unique_ptr<MDB_env, Close> environment_;
+  std::string temporary_;  ///< empty when it is in place
+  Descriptor lock_;        ///< of the temporary
+  std::unique_ptr<MDB_env, void (*)(MDB_env*)> environment_{nullptr, mdb_env_close};
   std::size_t commit_bytes_;
   std::size_t map_bytes_ = 16_MiB;
   std::size_t committed_ = 0;  ///< records
@@ -169,6 +169,7 @@ LOCKSTEP_INLINE void write_lmdb_records(
     const std::string& path, const LmdbWriteOptions& options, std::size_t count,
     FunctionRef<void(std::size_t, std::vector<std::byte>&)> encode) {
   LmdbWriter out(path, options);
+  out.open();
   std::vector<std::byte> record;
   for (std::size_t i = 0; i != count; ++i) {
     record.clear();

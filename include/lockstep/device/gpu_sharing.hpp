@@ -52,42 +52,35 @@ struct GpuIdentity {
 /// What the ranks of a communicator find when they compare their GPUs. A launcher that shows each
 /// rank only its own GPU (Slurm's --gpus-per-task, MPS, MIG) looks from inside one process like one
 /// that makes all share, so that numbers cannot tell.
-class GpuVerdict {
- public:
-  explicit GpuVerdict(const std::vector<GpuIdentity>& gpus) : neighbours_(gpus.size()) {
+struct GpuVerdict {
+  explicit GpuVerdict(const std::vector<GpuIdentity>& gpus) : has_neighbour(gpus.size()) {
     using Key = std::pair<std::string_view, std::string_view>;
     std::map<Key, std::size_t> first;  // the first rank with a key
     for (std::size_t r = 0; r < gpus.size(); ++r) {
       const GpuIdentity& gpu = gpus[r];
-      is_one_host_ = is_one_host_ && gpu.host == gpus[0].host;
+      is_one_host = is_one_host && gpu.host == gpus[0].host;
       const auto same = first.emplace(Key{gpu.host, gpu.uuid}, r);
-      if (!same.second && !shared_) shared_.emplace(Rank{same.first->second}, Rank{r});
+      if (!same.second && !shared) shared.emplace(Rank{same.first->second}, Rank{r});
       // LOCKSTEP_HOST can make hosts of one machine, and NCCL does not know of that.
       for (const Key& key : {Key{gpu.host, gpu.bus}, Key{"", gpu.uuid}}) {
         const auto beside = first.emplace(key, r);
-        if (!beside.second) neighbours_[beside.first->second] = neighbours_[r] = true;
+        if (!beside.second) has_neighbour[beside.first->second] = has_neighbour[r] = true;
       }
     }
   }
 
   /// The first two ranks of a host that have the same GPU, if there are any.
-  const std::optional<std::pair<Rank, Rank>>& shared() const { return shared_; }
+  std::optional<std::pair<Rank, Rank>> shared;
   /// Is another rank on the same board? NCCL refuses that, even for different slices of a GPU.
-  bool has_neighbour(Rank rank) const { return neighbours_[rank.value()]; }
-  bool is_one_host() const { return is_one_host_; }
-
- private:
-  std::optional<std::pair<Rank, Rank>> shared_;
-  std::vector<bool> neighbours_;
-  bool is_one_host_ = true;
+  std::vector<bool> has_neighbour;
+  bool is_one_host = true;
 };
 
 /// Throws, on all ranks alike, if two have one GPU and that was not asked for.
 inline void require_own_gpus(const GpuVerdict& verdict, const std::vector<GpuIdentity>& gpus,
                              Rank rank, bool may_share) {
-  const std::optional<std::pair<Rank, Rank>>& shared = verdict.shared();
-  if (!shared || may_share) return;
-  const auto [first, second] = *shared;
+  if (!verdict.shared || may_share) return;
+  const auto [first, second] = *verdict.shared;
   fail("Device<Cuda>",
        {"ranks ", first, " and ", second, " have the same GPU, ", gpus[first.value()].uuid,
         visible_devices_text()},
@@ -100,17 +93,16 @@ inline void require_own_gpus(const GpuVerdict& verdict, const std::vector<GpuIde
 inline std::size_t gpu_index(Rank rank, std::size_t local_rank, std::size_t local_world,
                              std::size_t gpus, bool may_share) {
   if (gpus == 0) {
-    throw Error("Device<Cuda>", "this process sees no GPU" + visible_devices_text(),
-                "run it where one is (nvidia-smi lists them, CUDA_VISIBLE_DEVICES can hide them), "
-                "or use Device<Cpu>",
-                rank);
+    fail("Device<Cuda>", {"this process sees no GPU", visible_devices_text()},
+         "run it where one is (nvidia-smi lists them, CUDA_VISIBLE_DEVICES can hide them), or use "
+         "Device<Cpu>",
+         rank);
   }
   if (local_world > gpus && !may_share) {
-    throw Error("Device<Cuda>",
-                std::to_string(local_world) + " ranks on this host have " + std::to_string(gpus) +
-                    (gpus == 1 ? " GPU" : " GPUs") + visible_devices_text(),
-                "start fewer ranks, or set LOCKSTEP_SHARE_GPUS=1 if ranks are to share a GPU",
-                rank);
+    fail("Device<Cuda>",
+         {local_world, " ranks on this host have ", gpus, gpus == 1 ? " GPU" : " GPUs",
+          visible_devices_text()},
+         "start fewer ranks, or set LOCKSTEP_SHARE_GPUS=1 if ranks are to share a GPU", rank);
   }
   return local_rank % gpus;
 }

@@ -44,6 +44,9 @@ struct RankPlacement : Membership {
 
   explicit RankPlacement(std::string_view launcher = {}, Rank rank = {}, WorldSize world = {})
       : Membership{rank, world, 0, 0}, launcher(launcher) {}
+
+  /// A process that was started as a single task inside an allocation may start ranks.
+  bool is_alone() const { return world == WorldSize{1} && !hosted; }
 };
 
 /// Throws if the numbers do not fit together, before any rank waits for another.
@@ -71,8 +74,7 @@ inline std::vector<std::uint16_t> derived_ports(std::string_view job) {
   constexpr std::uint64_t begin = 20000;
   constexpr std::uint64_t count = 12000;
   const std::uint64_t start = hash_of(job) % count;
-  std::vector<std::uint16_t> ports{};
-  ports.reserve(8);
+  std::vector<std::uint16_t> ports;
   for (std::uint64_t i = 0; i < 8; ++i) {
     ports.push_back(static_cast<std::uint16_t>(begin + (start + i * 1543) % count));
   }

@@ -40,14 +40,12 @@ inline std::size_t openmp_share(std::size_t ranks) {
 
 inline bool is_openmp_decided() { return std::getenv(openmp_variable) != nullptr; }
 
-/// Has this program an OpenMP runtime? lockstep itself needs none, so it is not linked, but looked
-/// for.
-inline bool has_openmp() { return ::dlsym(RTLD_DEFAULT, "omp_get_max_threads") != nullptr; }
-
-/// What the launcher says of it, once in a program, where it makes a difference.
+/// What the launcher says of it, once in a program, where it makes a difference: in one that has an
+/// OpenMP runtime. lockstep itself needs none, so it is not linked, but looked for.
 inline void say_openmp_share(std::size_t ranks) {
   static bool is_said = false;
-  if (is_said || ranks < 2 || is_openmp_decided() || !has_openmp()) return;
+  if (is_said || ranks < 2 || is_openmp_decided()) return;
+  if (::dlsym(RTLD_DEFAULT, "omp_get_max_threads") == nullptr) return;
   is_said = true;
   const std::size_t share = openmp_share(ranks);
   const std::size_t cores = core_count();

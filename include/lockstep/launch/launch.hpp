@@ -22,10 +22,41 @@
 namespace lockstep {
 
 namespace detail {
+
 using RankFunction = FunctionRef<void(const Membership&, Store&)>;
 
 void spawn_threads(std::size_t ranks, RankFunction f, std::chrono::milliseconds timeout);
 void spawn_processes(std::size_t ranks, RankFunction f, std::chrono::milliseconds timeout);
+
+/// 0 in a job that was started once. Launchers count for themselves: lockstep's (LOCKSTEP_RESTART),
+/// torchrun (TORCHELASTIC_RESTART_COUNT) and Slurm, whose batch jobs are requeued
+/// (SLURM_RESTART_COUNT). One may have started another, so their counts are added.
+std::size_t restart_count();
+
+/// What the ranks of a program are: processes; threads of this one; threads of each of several
+/// processes; or replicas that the job makes of its only rank.
+enum class RanksAs : std::uint8_t { processes, threads, threads_of_processes, replicas };
+
+/// The `main` of a program. `run(session, replicas)` is called for each rank of this process; with
+/// replicas, it gets the number that the user wants. Options that the job behind `run` takes are in
+/// `flags`: they are left for it.
+int launch_as(RanksAs how, int argc, char** argv,
+              FunctionRef<int(Session&, std::optional<std::size_t>)> run, std::size_t default_ranks,
+              std::span<const Flag> flags = {});
+
+/// `f` as a function that returns an exit status: 0 where it returns nothing.
+template <class F>
+auto returning_status(F& f) {
+  return [&f](Session& session, std::optional<std::size_t>) -> int {
+    if constexpr (std::is_void_v<std::invoke_result_t<F&, Session&>>) {
+      f(session);
+      return 0;
+    } else {
+      return static_cast<int>(f(session));
+    }
+  };
+}
+
 }  // namespace detail
 
 /// Ranks are threads of this process, as several ranks on one GPU must be.
@@ -66,49 +97,8 @@ void spawn(F&& f, std::chrono::milliseconds timeout = default_timeout) {
   spawn<Ranks>(AsThreads{}, std::forward<F>(f), timeout);
 }
 
-}  // namespace lockstep
-
-namespace lockstep::detail {
-
-/// 0 in a job that was started once. Launchers count for themselves: lockstep's (LOCKSTEP_RESTART),
-/// torchrun (TORCHELASTIC_RESTART_COUNT) and Slurm, whose batch jobs are requeued
-/// (SLURM_RESTART_COUNT). One may have started another, so their counts are added.
-std::size_t restart_count();
-
-}  // namespace lockstep::detail
-
-namespace lockstep {
-
 /// Can a job whose ranks are threads have several processes?
 enum class Processes : std::uint8_t { one, many };
-
-namespace detail {
-
-/// What the ranks of a program are: processes; threads of this one; threads of each of several
-/// processes; or replicas that the job makes of its only rank.
-enum class RanksAs : std::uint8_t { processes, threads, threads_of_processes, replicas };
-
-/// The `main` of a program. `run(session, replicas)` is called for each rank of this process; with
-/// replicas, it gets the number that the user wants. Options that the job behind `run` takes are in
-/// `flags`: they are left for it.
-int launch_as(RanksAs how, int argc, char** argv,
-              FunctionRef<int(Session&, std::optional<std::size_t>)> run, std::size_t default_ranks,
-              std::span<const Flag> flags = {});
-
-/// `f` as a function that returns an exit status: 0 where it returns nothing.
-template <class F>
-auto returning_status(F& f) {
-  return [&f](Session& session, std::optional<std::size_t>) -> int {
-    if constexpr (std::is_void_v<std::invoke_result_t<F&, Session&>>) {
-      f(session);
-      return 0;
-    } else {
-      return static_cast<int>(f(session));
-    }
-  };
-}
-
-}  // namespace detail
 
 /// `int main(int argc, char** argv) { return launch(argc, argv, [](Session& session) { ... }); }`
 ///

@@ -233,7 +233,7 @@ LOCKSTEP_INLINE LaunchOptions parse_options(int argc, char** argv,
   return options;
 }
 
-LOCKSTEP_INLINE std::vector<Flag> flags_of(const std::vector<ProgramOptions::Asked>& asked) {
+LOCKSTEP_INLINE std::vector<Flag> flags_of(const std::vector<AskedOption>& asked) {
   std::vector<Flag> flags;
   for (const auto& option : asked) flags.push_back({option.name, option.value, option.help});
   return flags;
@@ -250,7 +250,7 @@ LOCKSTEP_INLINE void add_flag_lines(std::string& lines, std::span<const Flag> fl
 
 LOCKSTEP_INLINE std::string usage_text(std::string_view program, std::string_view words,
                                        std::string_view title,
-                                       const std::vector<ProgramOptions::Asked>& asked) {
+                                       const std::vector<AskedOption>& asked) {
   program.remove_prefix(program.find_last_of('/') + 1);
   std::string lines = text({"usage: ", program, " ", words, "\n"});
   if (!asked.empty()) lines += text({"\n", title, "\n"});
@@ -259,7 +259,7 @@ LOCKSTEP_INLINE std::string usage_text(std::string_view program, std::string_vie
 }
 
 LOCKSTEP_INLINE std::string help_text(std::string_view program, std::span<const Flag> others,
-                                      const std::vector<ProgramOptions::Asked>& asked,
+                                      const std::vector<AskedOption>& asked,
                                       std::string_view note) {
   std::string lines =
       usage_text(program, "[OPTIONS] [ARGUMENTS]", "Options of this program:", asked);
@@ -272,187 +272,9 @@ LOCKSTEP_INLINE std::string help_text(std::string_view program, std::span<const 
          "torchrun, mpirun and srun may start the ranks instead.\n";
 }
 
-}  // namespace lockstep::detail
-
-namespace lockstep {
-
-LOCKSTEP_INLINE ProgramOptions::ProgramOptions(const std::vector<std::string>& words, bool speaks,
-                                               bool asks_for_help)
-    : left_(words), speaks_(speaks), asks_for_help_(asks_for_help), is_launched_(true) {
-  const auto first = left_.begin() + (left_.empty() ? 0 : 1);
-  const auto dashes = std::find(first, left_.end(), "--");
-  behind_ = static_cast<std::size_t>(dashes - left_.begin());
-  if (dashes != left_.end()) left_.erase(dashes);
-}
-
-LOCKSTEP_INLINE ProgramOptions::ProgramOptions(int argc, char** argv)
-    : ProgramOptions(std::vector<std::string>(argv, argv + argc), true) {
-  is_launched_ = false;
-  for (std::size_t i = 1; i < behind_; ++i) {
-    if (left_[i] != "--help") continue;
-    asks_for_help_ = true;
-    left_.erase(left_.begin() + static_cast<std::ptrdiff_t>(i--));
-    --behind_;
-  }
-}
-
-LOCKSTEP_INLINE bool ProgramOptions::finish() {
-  if (!asks_for_help_) {
-    close();
-    return false;
-  }
-  const std::string_view program = left_.empty() ? "program" : std::string_view(left_[0]);
-  std::string lines = detail::usage_text(program, "[OPTIONS]", "Options:", asked_);
-  const detail::Flag help{"--help", "", "print this text"};
-  detail::add_flag_lines(lines, {&help, 1});
-  std::fputs(lines.c_str(), stdout);
-  std::fflush(stdout);
-  return true;
-}
-
-LOCKSTEP_INLINE void ProgramOptions::refuse(std::initializer_list<detail::Word> problem,
-                                            std::string_view advice) {
-  const Error error("launch", detail::text(problem), advice);
-  // All ranks have the same command line, and one of them says what is wrong with it.
-  throw speaks_ ? error : error.as_consequence();
-}
-
-LOCKSTEP_INLINE void ProgramOptions::refuse_value(std::string_view name, std::string_view value,
-                                                  std::string_view advice) {
-  refuse({detail::flag_name(detail::text({"--", name})), " is '", value, "'"}, advice);
-}
-
-LOCKSTEP_INLINE std::optional<std::string_view> ProgramOptions::ask(std::string_view name,
-                                                                    std::string_view value,
-                                                                    std::string_view otherwise,
-                                                                    std::string_view help,
-                                                                    const bool& /*is_noted*/) {
-  const std::string dashed = detail::flag_name(detail::text({"--", name}));
-  const auto is_asked = [&](const Asked& option) { return option.name == dashed; };
-  auto known = std::find_if(asked_.begin(), asked_.end(), is_asked);
-  if (known == asked_.end()) {
-    if (name.empty() || name[0] == '-' || name.find_first_of("= ") != std::string_view::npos) {
-      refuse({"an option cannot be called '", name, "'"},
-             "name it without dashes, as in option(\"epochs\", 8)");
-    }
-    if (detail::find_flag(dashed, reserved_) != nullptr || dashed == "--help" ||
-        (is_launched_ && detail::find_flag(dashed, detail::launch_flags) != nullptr)) {
-      refuse({"the program asks for ", dashed, ", which is an option of lockstep's own"},
-             "give the program's another name");
-    }
-    if (is_closed_) {
-      refuse({"the program asks for ", dashed, " when ranks are already at work"},
-             "ask for all options first: before the job's first operation, and before the session "
-             "makes its first group");
-    }
-    std::string text(help);
-    if (!otherwise.empty()) text += detail::text({text.empty() ? "(" : " (", otherwise, ")"});
-    asked_.push_back({dashed, std::string(value), std::move(text)});
-    known = asked_.end() - 1;
-    known->given = find(dashed, !value.empty(), otherwise);
-  }
-  const std::optional<std::string>& given = known->given;
-  return given ? std::optional<std::string_view>(*given) : std::nullopt;
-}
-
-LOCKSTEP_INLINE std::optional<std::string> ProgramOptions::find(const std::string& name,
-                                                                bool has_value,
-                                                                std::string_view otherwise) {
-  std::optional<std::string> given;
-  for (std::size_t i = 1; i < left_.size(); ++i) {
-    if (detail::flag_name(left_[i]) != name) continue;
-    if (given) refuse({name, " is given twice"}, "give it once");
-    const std::size_t equals = left_[i].find('=');
-    std::size_t words = 1;
-    if (equals != std::string::npos) {
-      given = left_[i].substr(equals + 1);
-    } else if (!has_value) {
-      given = "true";
-    } else if (i + 1 == left_.size() || i + 1 == behind_ || left_[i + 1].starts_with("--")) {
-      const std::string_view example = otherwise.empty() ? "VALUE" : otherwise;
-      refuse({name, " has no value"}, detail::text({"give it one, as in ", name, " ", example}));
-    } else {
-      given = left_[i + 1];
-      words = 2;
-    }
-    const auto first = left_.begin() + static_cast<std::ptrdiff_t>(i);
-    left_.erase(first, first + static_cast<std::ptrdiff_t>(words));
-    if (i < behind_) behind_ -= words;
-    --i;
-  }
-  return given;
-}
-
-LOCKSTEP_INLINE std::vector<std::string> ProgramOptions::take(std::span<const detail::Flag> flags) {
-  if (takers_++ == 0) reserved_.assign(flags.begin(), flags.end());
-  if (taken_.empty() && !left_.empty()) taken_.push_back(left_[0]);
-  const std::vector<std::string_view> front(left_.begin(),
-                                            left_.begin() + static_cast<std::ptrdiff_t>(behind_));
-  detail::CutArguments cut = detail::cut_arguments(front, flags);
-  for (const auto& [name, value] : cut.given) {
-    const bool has_value = !detail::find_flag(name, flags)->value.empty();
-    taken_.push_back(detail::text({name, has_value ? "=" : "", value}));
-  }
-  const auto begin = left_.begin();
-  left_.erase(begin, begin + static_cast<std::ptrdiff_t>(std::exchange(behind_, cut.rest.size())));
-  left_.insert(left_.begin(), cut.rest.begin(), cut.rest.end());
-  return taken_;
-}
-
-LOCKSTEP_INLINE void ProgramOptions::end(Readers readers) {
-  is_closed_ = true;
-  if (asks_for_help_) {
-    if (std::uncaught_exceptions() == 0) throw detail::HelpAsked();
-    return;  // a destructor calls, on the way out
-  }
-  is_checked_ = readers == Readers::all;
-  if (is_read_ && asked_.empty()) return;  // the program knows what its words mean
-  for (std::size_t i = 1; i < left_.size(); ++i) {
-    const bool is_option = i < behind_ && left_[i].size() > 2 && left_[i].starts_with("--");
-    if (readers == Readers::some && is_option) {
-      // A job that is made later reads it.
-      const std::string name = detail::flag_name(left_[i]);
-      const auto* flag = detail::find_flag(name, detail::ProgramTraits::get().flags);
-      if (flag != nullptr) {
-        if (!flag->value.empty() && left_[i].find('=') == std::string::npos) ++i;
-        continue;
-      }
-    }
-    if (is_option) refuse_unknown(left_[i]);
-    // Programs with a session alone often read words late, or read `argv` themselves.
-    const bool has_readers = is_left_ || !asked_.empty();
-    if (readers == Readers::all && has_readers && !is_read_) {
-      refuse({"nothing in this program reads '", left_[i], "'"},
-             "leave it out; --help prints the options. A program that reads its own arguments "
-             "calls arguments() of its session or job first");
-    }
-  }
-}
-
-LOCKSTEP_INLINE void ProgramOptions::refuse_unknown(const std::string& word) {
-  std::vector<detail::Flag> known = detail::flags_of(asked_);
-  std::string advice;
-  for (const detail::Flag& flag : known)
-    advice += detail::text({advice.empty() ? "this program has " : ", ", flag.name});
-  advice += advice.empty() ? "this program has none of its own, and --help prints those of "
-                             "lockstep. A program that reads its own arguments calls arguments() "
-                             "of its session or job first"
-                           : "; --help prints all";
-  known.insert(known.end(), reserved_.begin(), reserved_.end());
-  const std::string_view meant = detail::meant_flag(detail::flag_name(word), known);
-  if (!meant.empty()) advice = detail::text({"did you mean ", meant, "?"});
-  refuse({"there is no option ", std::string_view(word).substr(0, word.find('='))}, advice);
-}
-
-}  // namespace lockstep
-
-namespace lockstep::detail {
-
 LOCKSTEP_INLINE std::size_t restart_count() { return LaunchEnvironment().restarts(); }
 
-/// The calls of `launch` in this process, while each lasts. A program may call it several times,
-/// one after the other. lockstep's launcher runs the whole program on every rank and tells it the
-/// number of the one call that it started ranks for; the rank leaves all others out.
+/// The calls of `launch` in this process, while each lasts.
 class LaunchCount {
  public:
   LaunchCount() : number_(++calls) { ++lasting; }
@@ -472,19 +294,6 @@ class LaunchCount {
   std::size_t number_;
 };
 
-}  // namespace lockstep::detail
-
-namespace lockstep {
-
-LOCKSTEP_INLINE Session::~Session() {
-  store_.reset();
-  if (host_ && world() > WorldSize{1} && !scope_.is_failure()) {
-    host_->server.wait_until_unused(detail::Deadline::after(membership_.timeout));
-  }
-}
-
-namespace detail {
-
 /// The place of a process that is a whole job.
 LOCKSTEP_INLINE RankPlacement alone_place(std::size_t threads = 1) {
   RankPlacement place("the program", Rank{0}, WorldSize{1});
@@ -499,47 +308,6 @@ LOCKSTEP_INLINE Session join_alone(std::chrono::milliseconds timeout) {
   return join_at(alone_place(), timeout);
 }
 
-}  // namespace detail
-
-LOCKSTEP_INLINE Session join(std::string_view init_method, Rank rank, WorldSize world,
-                             std::chrono::milliseconds timeout) {
-  if (init_method == "env://") {
-    return detail::join_at(detail::LaunchEnvironment().meeting_place(rank, world), timeout);
-  }
-  if (init_method.starts_with("file://")) {
-    return detail::join_by_file(init_method.substr(7), rank, world, timeout);
-  }
-  if (init_method.starts_with("tcp://")) {
-    const auto store = detail::parse_endpoint("the init method", init_method.substr(6));
-    detail::RankPlacement place("the program", rank, world);
-    place.host = store.host;
-    place.ports = {store.port};
-    place.secret = detail::derived_secret("", store.port, detail::LaunchEnvironment().secret());
-    return detail::join_at(std::move(place), timeout);
-  }
-  detail::fail("join", {"'", init_method, "' is not an init method"},
-               "use env://, tcp://host:port or file:///path", rank);
-}
-
-LOCKSTEP_INLINE Session join(std::chrono::milliseconds timeout) {
-  if (detail::LaunchCount::is_under_way()) {
-    throw Error("join", "launch has joined this process to its job already",
-                "inside launch use the session that it gives: ProcessGroup group(session)");
-  }
-  auto place = detail::LaunchEnvironment().placement();
-  if (place) return detail::join_at(*std::move(place), timeout);
-  // The words of a command line end with zeros.
-  const std::string words = '\0' + detail::read_file("/proc/self/cmdline");
-  if (words.find(std::string_view("\0--ranks", 8)) != std::string::npos) {
-    throw Error("join", "the program was given --ranks, and only launch starts ranks",
-                "call launch(argc, argv, f) in main, or start the program with torchrun, mpirun or "
-                "srun");
-  }
-  return detail::join_alone(timeout);
-}
-
-namespace detail {
-
 LOCKSTEP_INLINE std::string host_identity() {
   if (const char* const told = std::getenv("LOCKSTEP_HOST"); told != nullptr && *told != '\0')
     return told;
@@ -548,12 +316,6 @@ LOCKSTEP_INLINE std::string host_identity() {
   const std::string boot = read_file("/proc/sys/kernel/random/boot_id");
   return text({name, " ", std::string_view(boot).substr(0, boot.find('\n'))});
 }
-
-}  // namespace detail
-
-}  // namespace lockstep
-
-namespace lockstep::detail {
 
 /// Says that this rank was asked to stop and has saved its state; rank 0 speaks for all. Returns
 /// the exit status.
@@ -613,15 +375,13 @@ class ThreadEnds {
   void returned(int status) {
     const std::lock_guard lock(mutex_);
     if (status_ == 0 || (status_ == stopped_status && status != 0)) status_ = status;
+    --running_;
+    changed_.notify_all();
   }
   void threw(Rank rank, const std::exception_ptr& thrown) {
     const std::lock_guard lock(mutex_);
     ends_.push_back({rank, ExitStatus{1, 0}, Failure::of(thrown)});
     thrown_.push_back(thrown);
-    changed_.notify_all();
-  }
-  void ended() {
-    const std::lock_guard lock(mutex_);
     --running_;
     changed_.notify_all();
   }
@@ -701,7 +461,6 @@ LOCKSTEP_INLINE void run_threads(RankPlacement place, std::chrono::milliseconds 
   const auto failed = [&](Rank rank, const std::exception_ptr& thrown) {
     ends.threw(rank, thrown);
     if (is_whole) host->server.shut_down();
-    ends.ended();
   };
   std::vector<Thread> threads;
   for (std::size_t r = 0; r < ranks; ++r) {
@@ -714,11 +473,8 @@ LOCKSTEP_INLINE void run_threads(RankPlacement place, std::chrono::milliseconds 
     member.host = name;
     member.timeout = timeout;
     const auto act = [&, member, r] {
-      {
-        Session session = meet_at(place, member, nullptr, std::move(stores[r]));
-        ends.returned(run(session));
-      }
-      ends.ended();
+      Session session = meet_at(place, member, nullptr, std::move(stores[r]));
+      ends.returned(run(session));
     };
     const auto threw = [&failed, rank](const std::exception_ptr& thrown) { failed(rank, thrown); };
     try {
@@ -726,7 +482,7 @@ LOCKSTEP_INLINE void run_threads(RankPlacement place, std::chrono::milliseconds 
                            Signals::delivered);
     } catch (...) {  // the system has no more threads
       failed(rank, std::current_exception());
-      while (++r < ranks) ends.ended();
+      while (++r < ranks) ends.returned(0);
     }
   }
   if (!is_whole && !ends.await(grace)) {
@@ -894,7 +650,7 @@ LOCKSTEP_INLINE int launch_ranks(LaunchOptions options, std::chrono::millisecond
                         saves_on_request(options.rest)
                             ? ", from the newest valid checkpoint\n"
                             : "; there is no --checkpoint, so training starts anew\n"});
-    write_all(2, text({"lockstep: ", outcome.words(), next}));
+    write_all(2, text({"lockstep: ", outcome.first->words(), next}));
     if (is_last) return status;
   }
 }
@@ -975,135 +731,79 @@ LOCKSTEP_INLINE void spawn_processes(std::size_t ranks, RankFunction f,
        "look at what it printed, and at core dumps", end.rank);
 }
 
-/// The start of a process: the launcher's options, and its place in a job if it has one.
-struct Start {
-  LaunchCount count;
-  LaunchOptions options;
-  std::optional<RankPlacement> place;
-  std::chrono::milliseconds timeout{};
-  bool is_answered = false;
-
-  /// `run` is the program, which knows its own options; `ranks` are as many as it must have.
-  Start(int argc, char** argv, std::span<const Flag> flags, FunctionRef<int(Session&)> run,
-        std::size_t ranks) {
-    // Jobs that a program makes of its session have options too.
-    if (flags.empty()) flags = ProgramTraits::get().flags;
-    if (answer(argc, argv, flags, run, ranks)) return;
-    options = parse_options(argc, argv, flags);
-    options.launch_number = count.number();
-    set_progress_style(options.progress);
-    progress_style();  // or an error, before any rank
-    place = LaunchEnvironment(options.rendezvous).placement();
-    require_local_rank();
-    require_restarts();
-    timeout = options.timeout.value_or(LaunchEnvironment().timeout().value_or(default_timeout));
-    if (place) prepare_shared_gpus(place->job, place->rank);
-    // Through a pipe, stdio would keep lines back until a block is full. The user would see them
-    // late, and those before a crash never.
-    if (place && place->hosted) std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
-  }
-
-  /// Is there nothing to do? So it is once a question is answered, and where lockstep's launcher
-  /// started this rank for another call of `launch` in this program.
-  bool is_over() const {
-    return is_answered ||
-           LaunchEnvironment().launch_number().value_or(count.number()) != count.number();
-  }
-
-  /// Was this process started by itself, or as a single task inside an allocation? Then it may
-  /// start ranks.
-  bool is_alone() const { return !place || (place->world == WorldSize{1} && !place->hosted); }
-
-  /// The pipe to lockstep's launcher, where that has started this process.
-  Descriptor report() const { return place ? inherited_pipe(place->report_fd) : Descriptor(); }
-
- private:
-  /// Answers `--help` and `--version`, once: rank 0 of those that a launcher has started prints.
-  bool answer(int argc, char** argv, std::span<const Flag> flags, FunctionRef<int(Session&)> run,
-              std::size_t ranks) {
-    const std::vector<std::string_view> arguments(argv, argv + argc);
-    const bool wants_help = is_given(arguments, "--help");
-    is_answered = wants_help || is_given(arguments, "--version");
-    if (!is_answered || count.number() != 1) return is_answered;
-    // A place without a meeting point is an error for a rank, but this one meets nobody.
-    const auto where = LaunchEnvironment(Endpoint{"127.0.0.1", 1}).placement();
-    if (where && where->rank != Rank{0}) return true;
-    std::fputs(wants_help ? help(arguments, flags, run, ranks).c_str()
-                          : text({"lockstep ", version, "\n"}).c_str(),
-               stdout);
-    std::fflush(stdout);
-    return true;
-  }
-
-  /// The answer to `--help`. A program that has options of its own is run, on threads of this
-  /// process, until it has asked for them; `HelpAsked` ends it then.
-  static std::string help(std::span<const std::string_view> arguments, std::span<const Flag> flags,
-                          FunctionRef<int(Session&)> run, std::size_t ranks) {
-    const std::string_view program = arguments.empty() ? "program" : arguments[0];
-    std::vector<ProgramOptions::Asked> asked;
-    std::string note;
-    if (!ProgramTraits::get().has_options) return help_text(program, flags, asked);
-    const auto until_asked = [&](Session& session) {
-      try {
-        run(session);
-      } catch (const HelpAsked&) {  // NOLINT(bugprone-empty-catch): this is its end
-      } catch (const std::exception& error) {
-        if (session.rank() == Rank{0}) {
-          note = text({"It may have more, but ended before it had asked for them: ", error.what()});
-        }
-      } catch (...) {  // NOLINT(bugprone-empty-catch): nor is any other failure one of `--help`
-      }
-      if (session.rank() == Rank{0}) asked = session.options().asked();
-      return 1;  // so that nobody asks who has read the rest
-    };
-    std::vector<std::string> words{std::string(program)};
+/// The answer to `--help`. A program that has options of its own is run, on threads of this
+/// process, until it has asked for them; `HelpAsked` ends it then.
+LOCKSTEP_INLINE std::string help(std::span<const std::string_view> arguments,
+                                 std::span<const Flag> flags, FunctionRef<int(Session&)> run,
+                                 std::size_t ranks) {
+  const std::string_view program = arguments.empty() ? "program" : arguments[0];
+  std::vector<AskedOption> asked;
+  std::string note;
+  if (!ProgramTraits::get().has_options) return help_text(program, flags, asked);
+  const auto until_asked = [&](Session& session) {
     try {
-      std::vector<Flag> all(flags.begin(), flags.end());
-      all.insert(all.end(), std::begin(launch_flags), std::end(launch_flags));
-      words = cut_arguments(arguments, all).rest;
-    } catch (const Error&) {  // NOLINT(bugprone-empty-catch): a slip beside `--help` is none
-    }
-    try {
-      run_threads(alone_place(ranks), std::chrono::seconds(10), words, Descriptor(), until_asked,
-                  true);
+      run(session);
+    } catch (const HelpAsked&) {  // NOLINT(bugprone-empty-catch): this is its end
     } catch (const std::exception& error) {
-      note = error.what();
+      if (session.rank() == Rank{0}) {
+        note = text({"It may have more, but ended before it had asked for them: ", error.what()});
+      }
+    } catch (...) {  // NOLINT(bugprone-empty-catch): nor is any other failure one of `--help`
     }
-    return help_text(program, flags, asked, note);
+    if (session.rank() == Rank{0}) asked = session.options().asked();
+    return 1;  // so that nobody asks who has read the rest
+  };
+  std::vector<std::string> words{std::string(program)};
+  try {
+    std::vector<Flag> all(flags.begin(), flags.end());
+    all.insert(all.end(), std::begin(launch_flags), std::end(launch_flags));
+    words = cut_arguments(arguments, all).rest;
+  } catch (const Error&) {  // NOLINT(bugprone-empty-catch): a slip beside `--help` is none
   }
+  try {
+    run_threads(alone_place(ranks), std::chrono::seconds(10), words, Descriptor(), until_asked,
+                true);
+  } catch (const std::exception& error) {
+    note = error.what();
+  }
+  return help_text(program, flags, asked, note);
+}
 
-  /// Only a launcher of lockstep's own can start ranks again.
-  void require_restarts() const {
-    if (options.max_restarts == 0 || !place || is_alone()) return;
-    fail("launch", {"--max-restarts was given to a rank that ", place->launcher, " started"},
-         place->launcher == "torchrun"
+/// Answers `--help` and `--version`, once: rank 0 of those that a launcher has started prints.
+/// False where neither is asked for.
+LOCKSTEP_INLINE bool answer(std::span<const std::string_view> arguments, std::size_t launch_number,
+                            std::span<const Flag> flags, FunctionRef<int(Session&)> run,
+                            std::size_t ranks) {
+  const bool wants_help = is_given(arguments, "--help");
+  if (!wants_help && !is_given(arguments, "--version")) return false;
+  // A place without a meeting point is an error for a rank, but this one meets nobody.
+  const auto where = LaunchEnvironment(Endpoint{"127.0.0.1", 1}).placement();
+  if (launch_number != 1 || (where && where->rank != Rank{0})) return true;
+  std::fputs(wants_help ? help(arguments, flags, run, ranks).c_str()
+                        : text({"lockstep ", version, "\n"}).c_str(),
+             stdout);
+  std::fflush(stdout);
+  return true;
+}
+
+/// Throws where options contradict the launcher that has started this process.
+LOCKSTEP_INLINE void check_launcher(const LaunchOptions& options, const RankPlacement& place) {
+  // Older launchers pass the local rank as an argument too. One that contradicts the environment
+  // would put a rank on another's device.
+  const bool is_known = place.local_world != 0 || std::getenv("LOCAL_RANK") != nullptr;
+  if (is_known && options.local_rank.value_or(place.local_rank) != place.local_rank) {
+    fail("launch",
+         {"--local_rank is ", *options.local_rank, " and ", place.launcher, " gives local rank ",
+          place.local_rank},
+         "leave --local_rank out", place.rank);
+  }
+  if (options.max_restarts != 0 && !place.is_alone()) {
+    fail("launch", {"--max-restarts was given to a rank that ", place.launcher, " started"},
+         place.launcher == "torchrun"
              ? "give it to torchrun itself, before the program's name"
              : "leave it out, or let lockstep start the ranks, with --ranks",
-         place->rank);
+         place.rank);
   }
-
-  /// Older launchers pass the local rank as an argument too. One that contradicts the environment
-  /// would put a rank on another's device.
-  void require_local_rank() const {
-    if (!options.local_rank || !place) return;
-    const bool is_known = place->local_world != 0 || std::getenv("LOCAL_RANK") != nullptr;
-    if (!is_known || *options.local_rank == place->local_rank) return;
-    fail("launch",
-         {"--local_rank is ", *options.local_rank, " and ", place->launcher, " gives local rank ",
-          place->local_rank},
-         "leave --local_rank out", place->rank);
-  }
-};
-
-/// Throws if several processes were started for a job of one process. `threads` is the word for the
-/// job's threads in errors.
-LOCKSTEP_INLINE void require_one_process(const Start& start, std::string_view threads) {
-  if (!start.place || start.place->world == WorldSize{1}) return;
-  const RankPlacement& place = *start.place;
-  fail("launch",
-       {place.launcher, " started this process as one of ", place.world, " ranks, and the ",
-        threads, " of this job are threads of one process"},
-       text({"start it once, with --ranks ", place.world}), place.rank);
 }
 
 /// The exit status of ranks that have returned: 1 where a failure came too late to be thrown. It is
@@ -1138,44 +838,70 @@ LOCKSTEP_INLINE int launch_as(RanksAs how, int argc, char** argv,
     const auto run_one = [&](Session& session) { return run(session, replicas); };
     const std::size_t by_default =
         default_ranks == dynamic || how == RanksAs::replicas ? 1 : default_ranks;
-    Start start(argc, argv, flags, run_one, by_default);
-    if (start.is_over()) return 0;
-    launcher = start.report();
-    const auto& place = start.place;
-    LaunchOptions& options = start.options;
+    // A program may call `launch` several times, one after the other. lockstep's launcher runs the
+    // whole program on every rank and tells it the number of the one call that it started ranks
+    // for; the rank leaves all others out.
+    const LaunchCount count;
+    const std::vector<std::string_view> arguments(argv, argv + argc);
+    // Jobs that a program makes of its session have options too.
+    if (flags.empty()) flags = ProgramTraits::get().flags;
+    if (answer(arguments, count.number(), flags, run_one, by_default)) return 0;
+    LaunchOptions options = parse_options(argc, argv, flags);
+    options.launch_number = count.number();
+    set_progress_style(options.progress);
+    progress_style();  // or an error, before any rank
+    std::optional<RankPlacement> place = LaunchEnvironment(options.rendezvous).placement();
+    const LaunchEnvironment environment;
+    const auto timeout = options.timeout.value_or(environment.timeout().value_or(default_timeout));
+    if (place) check_launcher(options, *place);
+    if (environment.launch_number().value_or(count.number()) != count.number()) return 0;
+    if (place) {
+      prepare_shared_gpus(place->job, place->rank);
+      launcher = inherited_pipe(place->report_fd);
+      // Through a pipe, stdio would keep lines back until a block is full. The user would see them
+      // late, and those before a crash never.
+      if (place->hosted) std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
+    }
+    const bool is_alone = !place || place->is_alone();
     const auto run_on_threads = [&](const RankPlacement& at) {
-      return run_threads(at, start.timeout, options.rest, launcher, run_one);
+      return run_threads(at, timeout, options.rest, launcher, run_one);
     };
 
     if (how == RanksAs::processes) {
       if (!place && by_default > 1 && !options.ranks) options.ranks = by_default;
       if (options.max_restarts != 0 && !options.ranks) options.ranks = 1;
-      if (options.ranks && !start.is_alone()) {
+      if (options.ranks && !is_alone) {
         fail("launch", {"--ranks was given to a rank that ", place->launcher, " started"},
              "leave the number of ranks to one of the two", place->rank);
       }
-      if (options.ranks) return launch_ranks(std::move(options), start.timeout);
+      if (options.ranks) return launch_ranks(std::move(options), timeout);
       rank = place ? place->rank : Rank{0};
     } else if (how == RanksAs::threads_of_processes && place &&
                (place->hosted || place->world > WorldSize{1})) {
-      start.place->process_ranks = threads_of(*place, options, default_ranks);
+      place->process_ranks = threads_of(*place, options, default_ranks);
       return status_after(run_on_threads(*place), late, launcher);
     } else {
-      require_one_process(start, how == RanksAs::replicas ? "replicas" : "ranks");
+      if (place && place->world > WorldSize{1}) {
+        fail("launch",
+             {place->launcher, " started this process as one of ", place->world, " ranks, and the ",
+              how == RanksAs::replicas ? "replicas" : "ranks",
+              " of this job are threads of one process"},
+             text({"start it once, with --ranks ", place->world}), place->rank);
+      }
       // Of replicas there is one for each device, unless somebody says otherwise.
-      if (!options.ranks) options.ranks = LaunchEnvironment().threads();
+      if (!options.ranks) options.ranks = environment.threads();
       if (!options.ranks && how != RanksAs::replicas) options.ranks = by_default;
       if (options.max_restarts != 0) {
         // Threads share a process that may have died: a launcher of its own starts it again.
         options.threads = options.ranks;
-        return launch_ranks(std::move(options), start.timeout);
+        return launch_ranks(std::move(options), timeout);
       }
       replicas = options.ranks;
       if (how != RanksAs::replicas) {
         return status_after(run_on_threads(alone_place(*options.ranks)), late, launcher);
       }
     }
-    Session session = place ? join_at(*place, start.timeout) : join_alone(start.timeout);
+    Session session = place ? join_at(*place, timeout) : join_alone(timeout);
     session.set_arguments(options.rest);
     return status_after(run_rank(session, run_one), late, launcher);
   } catch (...) {
@@ -1184,5 +910,221 @@ LOCKSTEP_INLINE int launch_as(RanksAs how, int argc, char** argv,
 }
 
 }  // namespace lockstep::detail
+
+namespace lockstep {
+
+LOCKSTEP_INLINE ProgramOptions::ProgramOptions(const std::vector<std::string>& words, bool speaks,
+                                               bool asks_for_help)
+    : left_(words), speaks_(speaks), asks_for_help_(asks_for_help), is_launched_(true) {
+  const auto first = left_.begin() + (left_.empty() ? 0 : 1);
+  const auto dashes = std::find(first, left_.end(), "--");
+  behind_ = static_cast<std::size_t>(dashes - left_.begin());
+  if (dashes != left_.end()) left_.erase(dashes);
+}
+
+LOCKSTEP_INLINE ProgramOptions::ProgramOptions(int argc, char** argv)
+    : ProgramOptions(std::vector<std::string>(argv, argv + argc), true) {
+  is_launched_ = false;
+  for (std::size_t i = 1; i < behind_; ++i) {
+    if (left_[i] != "--help") continue;
+    asks_for_help_ = true;
+    left_.erase(left_.begin() + static_cast<std::ptrdiff_t>(i--));
+    --behind_;
+  }
+}
+
+LOCKSTEP_INLINE bool ProgramOptions::finish() {
+  if (!asks_for_help_) {
+    close();
+    return false;
+  }
+  const std::string_view program = left_.empty() ? "program" : std::string_view(left_[0]);
+  std::string lines = detail::usage_text(program, "[OPTIONS]", "Options:", asked_);
+  const detail::Flag help{"--help", "", "print this text"};
+  detail::add_flag_lines(lines, {&help, 1});
+  std::fputs(lines.c_str(), stdout);
+  std::fflush(stdout);
+  return true;
+}
+
+LOCKSTEP_INLINE void ProgramOptions::refuse(std::initializer_list<detail::Word> problem,
+                                            std::string_view advice) {
+  const Error error("launch", detail::text(problem), advice);
+  // All ranks have the same command line, and one of them says what is wrong with it.
+  throw speaks_ ? error : error.as_consequence();
+}
+
+LOCKSTEP_INLINE void ProgramOptions::refuse_value(std::string_view name, std::string_view value,
+                                                  std::string_view advice) {
+  refuse({detail::flag_name(detail::text({"--", name})), " is '", value, "'"}, advice);
+}
+
+LOCKSTEP_INLINE std::optional<std::string_view> ProgramOptions::ask(std::string_view name,
+                                                                    std::string_view value,
+                                                                    std::string_view otherwise,
+                                                                    std::string_view help,
+                                                                    const bool& /*is_noted*/) {
+  const std::string dashed = detail::flag_name(detail::text({"--", name}));
+  const auto is_asked = [&](const detail::AskedOption& option) { return option.name == dashed; };
+  auto known = std::find_if(asked_.begin(), asked_.end(), is_asked);
+  if (known == asked_.end()) {
+    if (name.empty() || name[0] == '-' || name.find_first_of("= ") != std::string_view::npos) {
+      refuse({"an option cannot be called '", name, "'"},
+             "name it without dashes, as in option(\"epochs\", 8)");
+    }
+    if (detail::find_flag(dashed, reserved_) != nullptr || dashed == "--help" ||
+        (is_launched_ && detail::find_flag(dashed, detail::launch_flags) != nullptr)) {
+      refuse({"the program asks for ", dashed, ", which is an option of lockstep's own"},
+             "give the program's another name");
+    }
+    if (is_closed_) {
+      refuse({"the program asks for ", dashed, " when ranks are already at work"},
+             "ask for all options first: before the job's first operation, and before the session "
+             "makes its first group");
+    }
+    std::string text(help);
+    if (!otherwise.empty()) text += detail::text({text.empty() ? "(" : " (", otherwise, ")"});
+    asked_.push_back({dashed, std::string(value), std::move(text)});
+    known = asked_.end() - 1;
+    known->given = find(dashed, !value.empty(), otherwise);
+  }
+  const std::optional<std::string>& given = known->given;
+  return given ? std::optional<std::string_view>(*given) : std::nullopt;
+}
+
+LOCKSTEP_INLINE std::optional<std::string> ProgramOptions::find(const std::string& name,
+                                                                bool has_value,
+                                                                std::string_view otherwise) {
+  std::optional<std::string> given;
+  for (std::size_t i = 1; i < left_.size(); ++i) {
+    if (detail::flag_name(left_[i]) != name) continue;
+    if (given) refuse({name, " is given twice"}, "give it once");
+    const std::size_t equals = left_[i].find('=');
+    std::size_t words = 1;
+    if (equals != std::string::npos) {
+      given = left_[i].substr(equals + 1);
+    } else if (!has_value) {
+      given = "true";
+    } else if (i + 1 == left_.size() || i + 1 == behind_ || left_[i + 1].starts_with("--")) {
+      const std::string_view example = otherwise.empty() ? "VALUE" : otherwise;
+      refuse({name, " has no value"}, detail::text({"give it one, as in ", name, " ", example}));
+    } else {
+      given = left_[i + 1];
+      words = 2;
+    }
+    const auto first = left_.begin() + static_cast<std::ptrdiff_t>(i);
+    left_.erase(first, first + static_cast<std::ptrdiff_t>(words));
+    if (i < behind_) behind_ -= words;
+    --i;
+  }
+  return given;
+}
+
+LOCKSTEP_INLINE std::vector<std::string> ProgramOptions::take(std::span<const detail::Flag> flags) {
+  if (takers_++ == 0) reserved_.assign(flags.begin(), flags.end());
+  if (taken_.empty() && !left_.empty()) taken_.push_back(left_[0]);
+  const std::vector<std::string_view> front(left_.begin(),
+                                            left_.begin() + static_cast<std::ptrdiff_t>(behind_));
+  detail::CutArguments cut = detail::cut_arguments(front, flags);
+  for (const auto& [name, value] : cut.given) {
+    const bool has_value = !detail::find_flag(name, flags)->value.empty();
+    taken_.push_back(detail::text({name, has_value ? "=" : "", value}));
+  }
+  const auto begin = left_.begin();
+  left_.erase(begin, begin + static_cast<std::ptrdiff_t>(std::exchange(behind_, cut.rest.size())));
+  left_.insert(left_.begin(), cut.rest.begin(), cut.rest.end());
+  return taken_;
+}
+
+LOCKSTEP_INLINE void ProgramOptions::end(Readers readers) {
+  is_closed_ = true;
+  if (asks_for_help_) {
+    if (std::uncaught_exceptions() == 0) throw detail::HelpAsked();
+    return;  // a destructor calls, on the way out
+  }
+  is_checked_ = readers == Readers::all;
+  if (is_read_ && asked_.empty()) return;  // the program knows what its words mean
+  for (std::size_t i = 1; i < left_.size(); ++i) {
+    const bool is_option = i < behind_ && left_[i].size() > 2 && left_[i].starts_with("--");
+    if (readers == Readers::some && is_option) {
+      // A job that is made later reads it.
+      const std::string name = detail::flag_name(left_[i]);
+      const auto* flag = detail::find_flag(name, detail::ProgramTraits::get().flags);
+      if (flag != nullptr) {
+        if (!flag->value.empty() && left_[i].find('=') == std::string::npos) ++i;
+        continue;
+      }
+    }
+    if (is_option) refuse_unknown(left_[i]);
+    // Programs with a session alone often read words late, or read `argv` themselves.
+    const bool has_readers = is_left_ || !asked_.empty();
+    if (readers == Readers::all && has_readers && !is_read_) {
+      refuse({"nothing in this program reads '", left_[i], "'"},
+             "leave it out; --help prints the options. A program that reads its own arguments "
+             "calls arguments() of its session or job first");
+    }
+  }
+}
+
+LOCKSTEP_INLINE void ProgramOptions::refuse_unknown(const std::string& word) {
+  std::vector<detail::Flag> known = detail::flags_of(asked_);
+  std::string advice;
+  for (const detail::Flag& flag : known)
+    advice += detail::text({advice.empty() ? "this program has " : ", ", flag.name});
+  advice += advice.empty() ? "this program has none of its own, and --help prints those of "
+                             "lockstep. A program that reads its own arguments calls arguments() "
+                             "of its session or job first"
+                           : "; --help prints all";
+  known.insert(known.end(), reserved_.begin(), reserved_.end());
+  const std::string_view meant = detail::meant_flag(detail::flag_name(word), known);
+  if (!meant.empty()) advice = detail::text({"did you mean ", meant, "?"});
+  refuse({"there is no option ", std::string_view(word).substr(0, word.find('='))}, advice);
+}
+
+LOCKSTEP_INLINE Session::~Session() {
+  store_.reset();
+  if (host_ && world() > WorldSize{1} && !scope_.is_failure()) {
+    host_->server.wait_until_unused(detail::Deadline::after(membership_.timeout));
+  }
+}
+
+LOCKSTEP_INLINE Session join(std::string_view init_method, Rank rank, WorldSize world,
+                             std::chrono::milliseconds timeout) {
+  if (init_method == "env://") {
+    return detail::join_at(detail::LaunchEnvironment().meeting_place(rank, world), timeout);
+  }
+  if (init_method.starts_with("file://")) {
+    return detail::join_by_file(init_method.substr(7), rank, world, timeout);
+  }
+  if (init_method.starts_with("tcp://")) {
+    const auto store = detail::parse_endpoint("the init method", init_method.substr(6));
+    detail::RankPlacement place("the program", rank, world);
+    place.host = store.host;
+    place.ports = {store.port};
+    place.secret = detail::derived_secret("", store.port, detail::LaunchEnvironment().secret());
+    return detail::join_at(std::move(place), timeout);
+  }
+  detail::fail("join", {"'", init_method, "' is not an init method"},
+               "use env://, tcp://host:port or file:///path", rank);
+}
+
+LOCKSTEP_INLINE Session join(std::chrono::milliseconds timeout) {
+  if (detail::LaunchCount::is_under_way()) {
+    throw Error("join", "launch has joined this process to its job already",
+                "inside launch use the session that it gives: ProcessGroup group(session)");
+  }
+  auto place = detail::LaunchEnvironment().placement();
+  if (place) return detail::join_at(*std::move(place), timeout);
+  // The words of a command line end with zeros.
+  const std::string words = '\0' + detail::read_file("/proc/self/cmdline");
+  if (words.find(std::string_view("\0--ranks", 8)) != std::string::npos) {
+    throw Error("join", "the program was given --ranks, and only launch starts ranks",
+                "call launch(argc, argv, f) in main, or start the program with torchrun, mpirun or "
+                "srun");
+  }
+  return detail::join_alone(timeout);
+}
+
+}  // namespace lockstep
 
 LOCKSTEP_COLD_END

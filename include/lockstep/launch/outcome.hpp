@@ -81,12 +81,6 @@ struct Outcome {
     return first && !first->is_misstart() && !is_unwanted && interrupted == 0;
   }
 
-  /// Why the ranks ended.
-  std::string words() const {
-    if (interrupted != 0) return text({"ended by signal ", interrupted});
-    return first ? first->words() : "";
-  }
-
   int shell_status() const {
     if (is_stopped()) return stopped_status;
     // Some have saved and another could not: its failure counts.

@@ -131,7 +131,19 @@ class OutputQueue {
 
   /// Writes a page at most, after poll() has said that the next stream takes it.
   void write_some() {
-    write_piece();
+    constexpr std::size_t page = 4_KiB;
+    Piece& piece = pieces_.front();
+    const std::size_t count = std::min(page, piece.text.size() - piece.written);
+    ssize_t n = ::write(piece.stream, piece.text.data() + piece.written, count);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    if (n < 0) {
+      // The stream's reader has gone (`| head`). The ranks go on, and this stream stays silent.
+      closed_[piece.stream] = true;
+      n = static_cast<ssize_t>(piece.text.size() - piece.written);
+    }
+    piece.written += static_cast<std::size_t>(n);
+    bytes_ -= static_cast<std::size_t>(n);
+    if (piece.written == piece.text.size()) pieces_.pop_front();
     if (pieces_.empty() && !is_status_shown_ && !status_.empty()) show_status();
   }
 
@@ -168,22 +180,6 @@ class OutputQueue {
     } else {
       pieces_.push_back({stream, std::string(text)});
     }
-  }
-
-  void write_piece() {
-    constexpr std::size_t page = 4_KiB;
-    Piece& piece = pieces_.front();
-    const std::size_t count = std::min(page, piece.text.size() - piece.written);
-    ssize_t n = ::write(piece.stream, piece.text.data() + piece.written, count);
-    if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
-    if (n < 0) {
-      // The stream's reader has gone (`| head`). The ranks go on, and this stream stays silent.
-      closed_[piece.stream] = true;
-      n = static_cast<ssize_t>(piece.text.size() - piece.written);
-    }
-    piece.written += static_cast<std::size_t>(n);
-    bytes_ -= static_cast<std::size_t>(n);
-    if (piece.written == piece.text.size()) pieces_.pop_front();
   }
 
   std::deque<Piece> pieces_;

@@ -24,7 +24,9 @@
 #include "lockstep/core/terminal.hpp"
 #include "lockstep/core/text.hpp"
 
-namespace lockstep::detail {
+namespace lockstep {
+
+namespace detail {
 
 /// An option that lockstep takes.
 struct Flag {
@@ -45,6 +47,18 @@ inline constexpr Flag launch_flags[] = {
     {"--help", "", "print this text"},
     {"--version", "", "print the version of lockstep"},
 };
+
+/// An option that the program has asked for.
+struct AskedOption {
+  std::string name;   // with its dashes
+  std::string value;  // the word for its value; empty where it has none
+  std::string help;
+  std::optional<std::string> given{};
+};
+
+/// The answer to `--help`. `others` are options of lockstep beside the launcher's.
+std::string help_text(std::string_view program, std::span<const Flag> others,
+                      const std::vector<AskedOption>& asked, std::string_view note = {});
 
 /// A command line in its parts.
 struct CutArguments {
@@ -89,12 +103,6 @@ struct LaunchOptions {
 
 /// `job_flags` are options that stay among the rest, for the job.
 LaunchOptions parse_options(int argc, char** argv, std::span<const Flag> job_flags = {});
-
-}  // namespace lockstep::detail
-
-namespace lockstep {
-
-namespace detail {
 
 /// Thrown on the ranks of a program that runs only so that `--help` learns its options, when it has
 /// asked for all of them. It is no failure, and handlers of errors let it pass.
@@ -160,13 +168,6 @@ std::optional<Number> number_of(std::string_view text) {
 ///     if (options.finish()) return 0;  // --help
 class ProgramOptions {
  public:
-  /// An option that the program has asked for.
-  struct Asked {
-    std::string name;   ///< with its dashes
-    std::string value;  ///< the word for its value; empty where it has none
-    std::string help;
-    std::optional<std::string> given{};
-  };
   /// Who asks what is left: a first use of the session, which jobs may follow, or all that follow.
   enum class Readers : std::uint8_t { some, all };
 
@@ -241,7 +242,7 @@ class ProgramOptions {
   std::size_t takers() const { return takers_; }
 
   bool asks_for_help() const { return asks_for_help_; }
-  const std::vector<Asked>& asked() const { return asked_; }
+  const std::vector<detail::AskedOption>& asked() const { return asked_; }
   /// Is this the rank whose errors are printed?
   bool speaks() const { return speaks_; }
 
@@ -260,7 +261,7 @@ class ProgramOptions {
   std::vector<std::string> left_;   // without `--`
   std::size_t behind_ = 0;          // where the words begin that stood behind `--`
   std::vector<std::string> taken_;  // by jobs
-  std::vector<Asked> asked_;
+  std::vector<detail::AskedOption> asked_;
   std::vector<detail::Flag> reserved_;
   std::size_t takers_ = 0;
   bool speaks_ = true;
@@ -271,13 +272,5 @@ class ProgramOptions {
   bool is_launched_ = false;
   mutable bool is_read_ = false;
 };
-
-namespace detail {
-
-/// The answer to `--help`. `others` are options of lockstep beside the launcher's.
-std::string help_text(std::string_view program, std::span<const Flag> others,
-                      const std::vector<ProgramOptions::Asked>& asked, std::string_view note = {});
-
-}  // namespace detail
 
 }  // namespace lockstep

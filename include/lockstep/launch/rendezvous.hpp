@@ -36,9 +36,9 @@ struct Membership {
   std::string host = "127.0.0.1";
   std::uint16_t port = 0;
   /// The job's id, which keeps jobs on one host apart. It can be part of a file name.
-  std::string job;
+  std::string job{};
   /// The secret that a client of the store must know.
-  std::string secret;
+  std::string secret{};
   /// The time limit of rendezvous, and of collectives without another limit.
   std::chrono::milliseconds timeout{default_timeout};
   /// How many of the job's ranks are threads of this process, neighbours by number.
@@ -46,14 +46,8 @@ struct Membership {
 };
 
 namespace detail {
-
 struct StoreHost;
-
-/// A text that differs between hosts. It joins boot id and name, because containers share a boot id
-/// and hosts can share a name. LOCKSTEP_HOST replaces it.
-std::string host_identity();
-
-}  // namespace detail
+}
 
 /// A rank's membership in a job, while it lasts. The destructor of the rank that hosts the store
 /// waits until all others have gone, at most for the job's time limit. When an exception ends the
@@ -100,9 +94,20 @@ class Session {
   std::optional<Store> store_;
 };
 
-}  // namespace lockstep
+/// Joins as PyTorch's init_process_group does: `env://` (MASTER_ADDR, MASTER_PORT),
+/// `tcp://host:port`, where rank 0 is or will be, or `file:///path`, which all ranks can reach.
+/// Ranks: all must call. Host: blocks until all have come. Stream: none.
+Session join(std::string_view init_method, Rank rank, WorldSize world,
+             std::chrono::milliseconds timeout = default_timeout);
 
-namespace lockstep::detail {
+/// Joins as the rank that the environment says this process is; alone where it says nothing.
+Session join(std::chrono::milliseconds timeout = default_timeout);
+
+namespace detail {
+
+/// A text that differs between hosts. It joins boot id and name, because containers share a boot id
+/// and hosts can share a name. LOCKSTEP_HOST replaces it.
+std::string host_identity();
 
 /// `name` and a number, from 1: the second communicator of one name must not find the keys of the
 /// first. Each rank counts its own meetings; all ranks make communicators of one name in the same
@@ -113,24 +118,9 @@ inline std::string numbered_meeting(Store& store, Rank rank, std::string_view ba
   return text({name, ".", static_cast<std::size_t>(store.add(counter, 1))});
 }
 
-}  // namespace lockstep::detail
-
-namespace lockstep {
-
-namespace detail {
-
 /// A world of one: a rank with a store that no other process uses.
 Session join_alone(std::chrono::milliseconds timeout = default_timeout);
 
 }  // namespace detail
-
-/// Joins as PyTorch's init_process_group does: `env://` (MASTER_ADDR, MASTER_PORT),
-/// `tcp://host:port`, where rank 0 is or will be, or `file:///path`, which all ranks can reach.
-/// Ranks: all must call. Host: blocks until all have come. Stream: none.
-Session join(std::string_view init_method, Rank rank, WorldSize world,
-             std::chrono::milliseconds timeout = default_timeout);
-
-/// Joins as the rank that the environment says this process is; alone where it says nothing.
-Session join(std::chrono::milliseconds timeout = default_timeout);
 
 }  // namespace lockstep

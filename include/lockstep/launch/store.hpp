@@ -44,12 +44,11 @@ class Store {
   /// do not know the secret are skipped.
   Store(const std::string& host, std::span<const std::uint16_t> ports, const std::string& secret,
         Milliseconds timeout);
-  Store(Store&&) noexcept;
-  Store& operator=(Store&&) noexcept;
-  ~Store();
+  Store(Store&&) noexcept = default;
+  Store& operator=(Store&&) noexcept = default;
 
   /// The same store over the same connection, which stays open until the last such object has gone.
-  Store share() const;
+  Store share() const { return {client_, timeout_}; }
 
   std::uint16_t port() const;
   Milliseconds timeout() const { return timeout_; }
@@ -97,7 +96,8 @@ class Store {
  private:
   friend class detail::StoreWatch;
   using Operation = detail::store_protocol::Operation;
-  Store(std::shared_ptr<detail::StoreClient> client, Milliseconds timeout);
+  Store(std::shared_ptr<detail::StoreClient> client, Milliseconds timeout)
+      : timeout_(timeout), client_(std::move(client)) {}
   std::vector<std::string> meet(std::string_view operation, std::string_view name, Rank rank,
                                 WorldSize world, std::string_view value,
                                 std::optional<Milliseconds> limit);

@@ -175,15 +175,6 @@ LOCKSTEP_INLINE Store::Store(const std::string& host, std::span<const std::uint1
     : timeout_(timeout),
       client_(std::make_shared<detail::StoreClient>(host, ports, secret, timeout)) {}
 
-LOCKSTEP_INLINE Store::Store(std::shared_ptr<detail::StoreClient> client, Milliseconds timeout)
-    : timeout_(timeout), client_(std::move(client)) {}
-
-LOCKSTEP_INLINE Store::Store(Store&&) noexcept = default;
-LOCKSTEP_INLINE Store& Store::operator=(Store&&) noexcept = default;
-LOCKSTEP_INLINE Store::~Store() = default;
-
-LOCKSTEP_INLINE Store Store::share() const { return {client_, timeout_}; }
-
 LOCKSTEP_INLINE std::uint16_t Store::port() const { return client_->port(); }
 
 LOCKSTEP_INLINE void Store::set(std::string_view key, std::string_view value) {

@@ -34,10 +34,7 @@ struct StoreCaller {
 };
 
 /// A reply for one of the clients. One that all ranks get alike is in memory once.
-struct StoreAnswer {
-  StoreCaller to;
-  std::shared_ptr<const std::string> body;
-};
+using StoreAnswer = std::pair<StoreCaller, std::shared_ptr<const std::string>>;
 
 /// The store's data, apart from sockets: keys, values, gathers, and requests that wait. Requests
 /// are served in the order in which they come. What one costs does not depend on how many others
@@ -125,7 +122,7 @@ class StoreTable {
   };
 
   void answer(StoreCaller to, const store_protocol::Writer& body) {
-    answers_.push_back({to, std::make_shared<const std::string>(body.bytes())});
+    answers_.emplace_back(to, std::make_shared<const std::string>(body.bytes()));
   }
   void answer(StoreCaller to, Status status, std::string_view text = {}) {
     answer(to, store_protocol::Writer{}.byte(static_cast<std::uint8_t>(status)).text(text));
@@ -237,7 +234,7 @@ class StoreTable {
     const auto all = std::make_shared<const std::string>(gathered(round.pieces));
     for (const StoreCaller& each : round.sleepers) {
       waits_.erase(each);
-      answers_.push_back({each, all});
+      answers_.emplace_back(each, all);
     }
     entries_.erase(key);
   }
@@ -486,13 +483,13 @@ class StoreServer {
 
   /// Sends the answers that requests have caused.
   void deliver() {
-    for (const StoreAnswer& answer : table_.take_answers()) {
-      Connection* const c = find(answer.to.client);
+    for (auto& [to, body] : table_.take_answers()) {
+      Connection* const c = find(to.client);
       if (c == nullptr || c->dead) continue;
-      std::string head = store_protocol::frame_header(answer.to.request, answer.body->size());
-      const bool is_small = answer.body->size() < 1_KiB;
-      if (is_small) head += *answer.body;
-      send(*c, std::move(head), is_small ? nullptr : answer.body);
+      std::string head = store_protocol::frame_header(to.request, body->size());
+      const bool is_small = body->size() < 1_KiB;
+      if (is_small) head += *body;
+      send(*c, std::move(head), is_small ? nullptr : std::move(body));
       settle(*c);
     }
   }

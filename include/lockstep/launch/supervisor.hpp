@@ -51,11 +51,6 @@ struct Child {
     if (running && ::kill(-pid, signal) != 0) ::kill(pid, signal);
   }
 
-  /// Signals the rank alone: what it has started may not know the signal, and would die of it.
-  void send_alone(int signal) const {
-    if (running) ::kill(pid, signal);
-  }
-
   /// Collects a process that has ended.
   void reap() {
     siginfo_t info{};
@@ -194,10 +189,8 @@ class Supervisor {
 
  private:
   bool is_any_running() const {
-    for (const Child& child : children_) {
-      if (child.running) return true;
-    }
-    return false;
+    return std::any_of(children_.begin(), children_.end(),
+                       [](const Child& child) { return child.running; });
   }
 
   void wait_for_events() {
@@ -295,7 +288,10 @@ class Supervisor {
     const int signal = static_cast<int>(info.ssi_signo);
     if (signal == SIGUSR1) {
       is_usr1_sent_ = true;
-      for (const Child& child : children_) child.send_alone(SIGUSR1);
+      // The rank alone: what it has started may not know the signal, and would die of it.
+      for (const Child& child : children_) {
+        if (child.running) ::kill(child.pid, SIGUSR1);
+      }
       return;
     }
     outcome_.is_unwanted = true;

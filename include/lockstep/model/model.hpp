@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The model concept, clause by clause, and the sentences for clauses that are missing.
+/// @file The model concept, clause by clause; models in two parts, outputs for every sample and the
+/// loss that is taken of them; and the sentences for what is missing.
 
+#include <array>
 #include <concepts>
+#include <cstddef>
 #include <type_traits>
 
+#include "lockstep/core/dynamic.hpp"
+#include "lockstep/core/element.hpp"
 #include "lockstep/model/declaration.hpp"
 #include "lockstep/model/tensor.hpp"
 
@@ -59,16 +64,15 @@ concept Drawing = requires { typename std::bool_constant<M::draws>; } && bool{M:
 /// The sentence about forward. A model trains and evaluates with steps of two types, and misses it
 /// for both: what depends on neither is said once.
 template <class M, class Batch, bool HasForward>
-struct ForwardClause {
+consteval bool require_forward() {
   static_assert(HasForward,
                 "lockstep: the model has no forward(step, batch) for this batch; write "
                 "float forward(auto& step, const Batch& batch)");
-  static constexpr bool holds = HasForward;
-};
-
+  return HasForward;
+}
 template <class M, class Step, class Batch>
 consteval bool require_forward() {
-  return ForwardClause<M, Batch, ForwardRunning<M, Step, Batch>>::holds;
+  return require_forward<M, Batch, ForwardRunning<M, Step, Batch>>();
 }
 
 /// Reports the first clause that M misses, as a sentence. Called where a batch's type is first
@@ -85,6 +89,116 @@ consteval bool require_model() {
                 "lockstep: the model has no backward(step, batch) for this batch; write "
                 "void backward(auto& step, const Batch& batch)");
   return forward && loss && backward;
+}
+
+}  // namespace detail
+
+/// A model's output for one sample, from which the loss is computed: `using Output =
+/// OutputOf<float, 10>;`. A model with outputs has, beside forward and backward,
+///
+///     void predict(auto& step, const Batch& batch, auto outputs);
+///     float loss(auto& step, const Batch& batch, auto outputs, auto gradients);
+///     void backward(auto& step, const Batch& batch, auto gradients);
+///
+/// `predict` writes a row of outputs for each sample; `loss` gives the mean over a batch and writes
+/// its gradient by every output; `backward` goes on from there. Under `ParallelStrategy<DP>` with
+/// `LossOnOutput`, replicas predict and go backward with their shares, and `loss` is called once,
+/// with the whole batch. Rows are views whose first extent is the number of samples. On a GPU,
+/// `loss` writes its result to `step.loss()`.
+///
+/// If an extent is `dynamic`, the model gives all of them as an array: `output_extents() const`.
+template <FloatingElement T, std::size_t... E>
+struct OutputOf {
+  using element = T;
+  using Sizes = std::array<std::size_t, sizeof...(E)>;
+
+  template <class Model>
+  static Sizes sizes(const Model& model) {
+    if constexpr (((E == dynamic) || ...)) {
+      return model.output_extents();
+    } else {
+      return Sizes{E...};
+    }
+  }
+};
+
+namespace detail {
+template <class T>
+inline constexpr bool is_output = false;
+template <class T, std::size_t... E>
+inline constexpr bool is_output<OutputOf<T, E...>> = true;
+}  // namespace detail
+
+/// A model that says the type of its outputs: `using Output = ...;`.
+template <class M>
+concept OutputNaming = requires { typename M::Output; };
+
+/// A model whose outputs and loss are separate functions.
+template <class M>
+concept OutputDeclaring = OutputNaming<M> && detail::is_output<typename M::Output>;
+
+namespace detail {
+
+/// A model that writes a row of outputs for each sample of a batch.
+template <class M, class Step, class Batch, class Rows>
+concept Predicting = requires(M& model, Step& step, const Batch& batch, Rows rows) {
+  model.predict(step, batch, rows);
+};
+
+/// Reports what a model misses that is to predict, as a sentence. `Rows` are rows of outputs, to
+/// write.
+template <class M, class Step, class Batch, class Rows>
+consteval bool require_prediction() {
+  static_assert(Predicting<M, Step, Batch, Rows>,
+                "lockstep: the model declares an Output and has no predict for this batch; give it "
+                "void predict(auto& step, const Batch& batch, auto outputs)");
+  return Predicting<M, Step, Batch, Rows>;
+}
+
+/// Has a model all parts that `OutputOf` names, for batches of this type?
+template <class M, class Step, class Batch, class Written, class Read>
+concept PartsRunning =
+    Predicting<M, Step, Batch, Written> && BackwardRunning<M, Step, Batch, Read> &&
+    requires(M& model, Step& step, const Batch& batch, Written rows, Read outputs) {
+      model.loss(step, batch, outputs, rows);
+    };
+
+/// Says in words that a model has no outputs that a program could ask for.
+template <class M>
+consteval bool require_output() {
+  static_assert(OutputDeclaring<M>,
+                "lockstep: the model declares no outputs to predict; give it using Output = "
+                "OutputOf<float, 10>; and void predict(auto& step, const Batch& batch, auto "
+                "outputs)");
+  return OutputDeclaring<M>;
+}
+
+/// Reports the first part that such a model misses, as a sentence. Called where a batch's type is
+/// first known; `Written` and `Read` are rows of outputs.
+template <class M, class Step, class Batch, class Whole, class Written, class Read>
+consteval bool require_parts() {
+  constexpr bool predict = Predicting<M, Step, Batch, Written>;
+  constexpr bool loss =
+      requires(M& model, Step& step, const Whole& batch, Read outputs, Written gradients) {
+        model.loss(step, batch, outputs, gradients);
+      };
+  constexpr bool number = requires(Step& step) {
+    *step.loss();
+  } || requires(M& model, Step& step, const Whole& batch, Read outputs, Written gradients) {
+    { model.loss(step, batch, outputs, gradients) } -> std::convertible_to<double>;
+  };
+  constexpr bool backward = BackwardRunning<M, Step, Batch, Read>;
+  static_assert(predict,
+                "lockstep: the model declares an Output and does not write it; give it void "
+                "predict(auto& step, const Batch& batch, auto outputs), or use LossOnReplica");
+  static_assert(!predict || loss,
+                "lockstep: the model declares an Output and takes no loss of it; give it float "
+                "loss(auto& step, const Batch& batch, auto outputs, auto gradients)");
+  static_assert(!loss || number, "lockstep: the model's loss(...) does not return a number");
+  static_assert(!number || backward,
+                "lockstep: the model declares an Output and does not go on from its gradient; give "
+                "it void backward(auto& step, const Batch& batch, auto gradients)");
+  return predict && loss && number && backward;
 }
 
 }  // namespace detail

@@ -9,7 +9,6 @@
 #include <tuple>
 
 #include "lockstep/core/error.hpp"
-#include "lockstep/model/lookup.hpp"
 #include "lockstep/model/tensor.hpp"
 #include "lockstep/model/tensor_list.hpp"
 
@@ -31,14 +30,6 @@ inline constexpr bool has_dynamic_shapes = [] {
 template <class Model>
 inline constexpr bool is_dynamic_model = has_dynamic_shapes<Model, TensorRole::parameter> ||
                                          has_dynamic_shapes<Model, TensorRole::buffer>;
-
-/// The tensors of one role, of which some have a shape already.
-template <class Model, TensorRole Role>
-struct RoleShapes {
-  static constexpr const auto& declared = tensor_table<Model, Role>;
-  std::array<TensorInfo, declared.size()> infos = declared.infos;
-  std::array<bool, declared.size()> is_given{};
-};
 
 }  // namespace detail
 
@@ -63,7 +54,7 @@ class Shapes {
   /// All tensors of a role, every extent known.
   template <detail::TensorRole Role>
   const auto& infos() const {
-    const auto& infos = of<Role>().infos;
+    const auto& infos = std::get<Of<Role>>(roles_).infos;
     for (std::size_t i = 0; i != infos.size(); ++i) {
       require<Role>(i, !infos[i].is_dynamic(), "has dynamic extents but no shape",
                     "give it in the model's shapes(auto& shape) const");
@@ -72,12 +63,13 @@ class Shapes {
   }
 
  private:
+  /// The tensors of one role, of which some have a shape already.
   template <detail::TensorRole Role>
-  using Of = detail::RoleShapes<Model, Role>;
-  template <detail::TensorRole Role>
-  const Of<Role>& of() const {
-    return std::get<Of<Role>>(roles_);
-  }
+  struct Of {
+    static constexpr const auto& declared = detail::tensor_table<Model, Role>;
+    std::array<detail::TensorInfo, declared.size()> infos = declared.infos;
+    std::array<bool, declared.size()> is_given{};
+  };
 
   template <detail::TensorRole Role, class Key, std::size_t Rank>
   void set(const std::array<std::size_t, Rank>& extents) {

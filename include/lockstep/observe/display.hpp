@@ -97,15 +97,6 @@ class ProgressDisplay {
   /// The epoch so far.
   EpochSummary summary() const { return summary_at(detail::DisplayClock::now()); }
 
-  /// Shows the summary of the epoch.
-  EpochSummary end_epoch() {
-    EpochSummary all = summary();
-    end_epoch(all);
-    return all;
-  }
-  /// Shows a summary to which the caller has added the loss of all ranks, or scores.
-  void end_epoch(const EpochSummary& all) { print(all.text()); }
-
   /// Is there to be nothing but what the program prints?
   bool is_quiet() const { return terminal_.is_quiet; }
 
@@ -120,13 +111,9 @@ class ProgressDisplay {
     if (std::exchange(drawn_, false)) write(has_begun_line() ? "\n" : "\033[K\r");
   }
 
-  double total_seconds() const { return seconds(detail::DisplayClock::now() - created_); }
-
  private:
   using Clock = detail::DisplayClock;
   using Time = Clock::time_point;
-
-  static double seconds(Time::duration time) { return std::chrono::duration<double>(time).count(); }
 
   EpochSummary summary_at(Time time) const;
 
@@ -154,10 +141,9 @@ class ProgressDisplay {
   bool looks_often_ = false;
   bool drawn_ = false;
   std::size_t waiting_ = 0;  // bytes of this display in stdio's buffer, behind the bar
-  Time created_ = Clock::now();
-  Time begin_ = created_;
-  Time looked_ = created_;
-  Time shown_ = created_;
+  Time begin_ = Clock::now();
+  Time looked_ = begin_;
+  Time shown_ = begin_;
 };
 
 }  // namespace lockstep

@@ -44,7 +44,94 @@ LOCKSTEP_INLINE Scores Tally::scores() const {
   return Scores(std::move(scores));
 }
 
-namespace detail {
+LOCKSTEP_INLINE std::string EpochSummary::title() const {
+  const std::string of = epochs == 0 ? "" : detail::text({"/", epochs});
+  return detail::text({"epoch ", epoch, of});
+}
+
+LOCKSTEP_INLINE std::string EpochSummary::text() const {
+  std::string line = detail::text({title(), "  ", steps, " steps"});
+  if (loss) line += detail::text({"  loss ", value_text(*loss)});
+  for (const Score& score : scores) {
+    line += detail::text({"  ", score.name, " ", value_text(score.mean)});
+  }
+  return detail::text({line, "  ", detail::rate_text(samples_per_second()), " samples/s  ",
+                       detail::duration_text(seconds)});
+}
+
+LOCKSTEP_INLINE JsonLine EpochSummary::json() const {
+  JsonLine line;
+  line.add("epoch", epoch).add("epochs", epochs).add("steps", steps).add("samples", samples);
+  line.add("seconds", seconds);
+  if (loss) line.add("loss", *loss);
+  for (const Score& score : scores) line.add(score.name, score.mean);
+  return line;
+}
+
+LOCKSTEP_INLINE void ProgressDisplay::begin_epoch(std::uint64_t epoch, std::uint64_t epochs,
+                                                  std::uint64_t batches) {
+  now_ = {};
+  now_.epoch = epoch;
+  now_.epochs = epochs;
+  batches_ = batches;
+  loss_sum_ = 0;
+  loss_samples_ = 0;
+  steps_per_look_ = until_look_ = 1;
+  begin_ = looked_ = shown_ = Clock::now();
+  if (terminal_.is_terminal) show(begin_);
+}
+
+LOCKSTEP_INLINE void ProgressDisplay::go_on(const EpochSummary& so_far) {
+  now_.steps = so_far.steps;
+  now_.samples = so_far.samples;
+  begin_ -=
+      std::chrono::duration_cast<Time::duration>(std::chrono::duration<double>(so_far.seconds));
+  if (!so_far.loss) return;
+  loss_samples_ = so_far.samples;
+  loss_sum_ = *so_far.loss * static_cast<double>(so_far.samples);
+}
+
+LOCKSTEP_INLINE EpochSummary ProgressDisplay::summary_at(Time time) const {
+  EpochSummary all = now_;
+  all.seconds = std::chrono::duration<double>(time - begin_).count();
+  if (loss_samples_ > 0) all.loss = loss_sum_ / static_cast<double>(loss_samples_);
+  return all;
+}
+
+LOCKSTEP_INLINE void ProgressDisplay::look() {
+  const Time time = Clock::now();
+  const bool brief = time - looked_ < std::chrono::milliseconds(10);
+  steps_per_look_ = brief && !looks_often_ ? std::min(2 * steps_per_look_, 16u) : 1;
+  until_look_ = steps_per_look_;
+  looked_ = time;
+  const std::chrono::milliseconds pause(terminal_.is_terminal ? 100 : 10'000);
+  if (time - shown_ >= pause) show(time);
+}
+
+LOCKSTEP_INLINE void ProgressDisplay::show(Time time) {
+  shown_ = time;
+  if (terminal_.is_quiet || has_begun_line()) return;
+  if (terminal_.is_own) {  // windows change their width
+    terminal_.columns =
+        detail::terminal_columns(::fileno(terminal_.file)).value_or(terminal_.columns);
+  }
+  const std::string line = detail::progress_line(summary_at(time), batches_, terminal_);
+  drawn_ = terminal_.is_terminal;
+  write(detail::text({line, drawn_ ? "\033[K\r" : "\n"}));
+  if (!drawn_ || !terminal_.is_own || ::__flbf(terminal_.file) == 0) return;
+  waiting_ = std::fwrite("\033[K", 1, 3, terminal_.file);
+}
+
+LOCKSTEP_INLINE void ProgressDisplay::write(std::string_view text) {
+  if (terminal_.file == nullptr) return;
+  std::fwrite(text.data(), 1, text.size(), terminal_.file);
+  std::fflush(terminal_.file);
+  waiting_ = 0;
+}
+
+}  // namespace lockstep
+
+namespace lockstep::detail {
 
 LOCKSTEP_INLINE std::string packed_names(const Tally& tally) {
   store_protocol::Writer packed;
@@ -105,36 +192,6 @@ LOCKSTEP_INLINE std::vector<double> sums_and_counts(const Tally& tally,
   return totals;
 }
 
-}  // namespace detail
-
-LOCKSTEP_INLINE std::string EpochSummary::title() const {
-  const std::string of = epochs == 0 ? "" : detail::text({"/", epochs});
-  return detail::text({"epoch ", epoch, of});
-}
-
-LOCKSTEP_INLINE std::string EpochSummary::text() const {
-  std::string line = detail::text({title(), "  ", steps, " steps"});
-  if (loss) line += detail::text({"  loss ", value_text(*loss)});
-  for (const Score& score : scores) {
-    line += detail::text({"  ", score.name, " ", value_text(score.mean)});
-  }
-  return detail::text({line, "  ", detail::rate_text(samples_per_second()), " samples/s  ",
-                       detail::duration_text(seconds)});
-}
-
-LOCKSTEP_INLINE JsonLine EpochSummary::json() const {
-  JsonLine line;
-  line.add("epoch", epoch).add("epochs", epochs).add("steps", steps).add("samples", samples);
-  line.add("seconds", seconds);
-  if (loss) line.add("loss", *loss);
-  for (const Score& score : scores) line.add(score.name, score.mean);
-  return line;
-}
-
-}  // namespace lockstep
-
-namespace lockstep::detail {
-
 LOCKSTEP_INLINE std::string progress_line(const EpochSummary& now, std::uint64_t batches,
                                           const Terminal& terminal) {
   const std::string title = now.title();
@@ -178,75 +235,6 @@ LOCKSTEP_INLINE std::string progress_line(const EpochSummary& now, std::uint64_t
       detail::text({"  [", terminal.color ? "\033[32m" : "", std::string(filled, '#'),
                     terminal.color ? "\033[0m" : "", std::string(cells - filled, ' '), "]"}));
 }
-
-}  // namespace lockstep::detail
-
-namespace lockstep {
-
-LOCKSTEP_INLINE void ProgressDisplay::begin_epoch(std::uint64_t epoch, std::uint64_t epochs,
-                                                  std::uint64_t batches) {
-  now_ = {};
-  now_.epoch = epoch;
-  now_.epochs = epochs;
-  batches_ = batches;
-  loss_sum_ = 0;
-  loss_samples_ = 0;
-  steps_per_look_ = until_look_ = 1;
-  begin_ = looked_ = shown_ = Clock::now();
-  if (terminal_.is_terminal) show(begin_);
-}
-
-LOCKSTEP_INLINE void ProgressDisplay::go_on(const EpochSummary& so_far) {
-  now_.steps = so_far.steps;
-  now_.samples = so_far.samples;
-  begin_ -=
-      std::chrono::duration_cast<Time::duration>(std::chrono::duration<double>(so_far.seconds));
-  if (!so_far.loss) return;
-  loss_samples_ = so_far.samples;
-  loss_sum_ = *so_far.loss * static_cast<double>(so_far.samples);
-}
-
-LOCKSTEP_INLINE EpochSummary ProgressDisplay::summary_at(Time time) const {
-  EpochSummary all = now_;
-  all.seconds = seconds(time - begin_);
-  if (loss_samples_ > 0) all.loss = loss_sum_ / static_cast<double>(loss_samples_);
-  return all;
-}
-
-LOCKSTEP_INLINE void ProgressDisplay::look() {
-  const Time time = Clock::now();
-  const bool brief = time - looked_ < std::chrono::milliseconds(10);
-  steps_per_look_ = brief && !looks_often_ ? std::min(2 * steps_per_look_, 16u) : 1;
-  until_look_ = steps_per_look_;
-  looked_ = time;
-  const std::chrono::milliseconds pause(terminal_.is_terminal ? 100 : 10'000);
-  if (time - shown_ >= pause) show(time);
-}
-
-LOCKSTEP_INLINE void ProgressDisplay::show(Time time) {
-  shown_ = time;
-  if (terminal_.is_quiet || has_begun_line()) return;
-  if (terminal_.is_own) {  // windows change their width
-    terminal_.columns =
-        detail::terminal_columns(::fileno(terminal_.file)).value_or(terminal_.columns);
-  }
-  const std::string line = detail::progress_line(summary_at(time), batches_, terminal_);
-  drawn_ = terminal_.is_terminal;
-  write(detail::text({line, drawn_ ? "\033[K\r" : "\n"}));
-  if (!drawn_ || !terminal_.is_own || ::__flbf(terminal_.file) == 0) return;
-  waiting_ = std::fwrite("\033[K", 1, 3, terminal_.file);
-}
-
-LOCKSTEP_INLINE void ProgressDisplay::write(std::string_view text) {
-  if (terminal_.file == nullptr) return;
-  std::fwrite(text.data(), 1, text.size(), terminal_.file);
-  std::fflush(terminal_.file);
-  waiting_ = 0;
-}
-
-}  // namespace lockstep
-
-namespace lockstep::detail {
 
 LOCKSTEP_INLINE LogFile::LogFile(const std::string& path, Rank rank) : path_(path) {
   if (rank != Rank{0}) return;

@@ -14,6 +14,7 @@
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/macros.hpp"
+#include "lockstep/device/cuda/memory.cuh"
 #include "lockstep/device/cuda/runtime.cuh"
 #include "lockstep/device/cuda/vector.cuh"
 #include "lockstep/optim/constants.hpp"
@@ -28,10 +29,17 @@ using SquaresShape = PassShape<256, 4>;
 /// every GPU.
 inline constexpr std::size_t most_norm_blocks = 1056;
 
-/// Packets are summed in the elements' arithmetic and added up in double, as in clip.hpp.
-template <class T>
-struct SquaresPass {
+/// The first pass over averages. `Squares`: packets are summed in the elements' arithmetic and
+/// added up in double, as on the host. `Finds`: notes every parameter that has an element other
+/// than zero; NaN is one.
+template <class T, bool Squares, bool Finds>
+struct ObservingSweep {
+  static constexpr std::size_t several = static_cast<std::size_t>(-1);
+
   const T* values;
+  const TablePieces& where;
+  std::uint8_t* used;         // by parameter
+  std::size_t parameter = 0;  // of the whole tile, or `several`
   double sum = 0;
 
   template <std::size_t N>
@@ -39,30 +47,56 @@ struct SquaresPass {
     return load_packet<Caching::keep, N>(values + at);  // the update reads it next
   }
   template <std::size_t N>
-  __device__ void finish(std::size_t, const Packet<T, N>& loaded) {
-    Accumulator<T> squares = 0;
+  __device__ void finish(std::size_t at, const Packet<T, N>& loaded) {
+    using A = Accumulator<T>;
+    if constexpr (Squares) {
+      A squares = 0;
 #pragma unroll
-    for (std::size_t i = 0; i < N; ++i) {
-      const auto value = static_cast<Accumulator<T>>(loaded.at[i]);
-      squares += value * value;
+      for (std::size_t i = 0; i < N; ++i) {
+        const auto value = static_cast<A>(loaded.at[i]);
+        squares += value * value;
+      }
+      sum += static_cast<double>(squares);
     }
-    sum += static_cast<double>(squares);
+    if constexpr (Finds) {
+      bool any = false;
+#pragma unroll
+      for (std::size_t i = 0; i < N; ++i) any |= static_cast<A>(loaded.at[i]) != A{0};
+      if (!any) return;
+      const std::size_t p = parameter == several ? where.at(at)->row : parameter;
+      if (__ldcg(used + p) == 0) __stcg(used + p, std::uint8_t{1});
+    }
   }
 };
 
-template <class T, std::size_t Count>
+/// Blocks write nothing but ones to `used`, so their order does not matter. A tile of a parameter
+/// that is known to be used is not read, unless its squares are wanted.
+template <class T, bool Squares, bool Finds, std::size_t Count>
 LOCKSTEP_KERNEL __launch_bounds__(SquaresShape::threads)
-    sum_squares(const T* values, double* partials, Size<Count> count) {
+    observe(const T* values, TablePieces where, std::uint8_t* used, double* partials,
+            Size<Count> count) {
   constexpr std::size_t packet = packet_size<T>;
   const std::size_t tiles = tiles_of<SquaresShape, packet>(count.value());
-  SquaresPass<T> pass{values};
+  ObservingSweep<T, Squares, Finds> sweep{values, where, used};
   for (std::size_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    sweep_tile<SquaresShape, packet>(pass, tile, count.value());
+    if constexpr (Finds) {
+      constexpr std::size_t length = SquaresShape::tile * packet;
+      const std::size_t first = tile * length;
+      const std::size_t last =
+          (first + length < count.value() ? first + length : count.value()) - 1;
+      const TablePiece* const piece = where.at(first);
+      const bool one = where.holds(piece, last);
+      if (!Squares && one && __ldcg(used + piece->row) != 0) continue;
+      sweep.parameter = one ? piece->row : sweep.several;
+    }
+    sweep_tile<SquaresShape, packet>(sweep, tile, count.value());
   }
-  using Reduce = cub::BlockReduce<double, SquaresShape::threads>;
-  __shared__ typename Reduce::TempStorage storage;
-  const double sum = Reduce(storage).Sum(pass.sum);
-  if (threadIdx.x == 0) partials[blockIdx.x] = sum;
+  if constexpr (Squares) {
+    using Reduce = cub::BlockReduce<double, SquaresShape::threads>;
+    __shared__ typename Reduce::TempStorage storage;
+    const double sum = Reduce(storage).Sum(sweep.sum);
+    if (threadIdx.x == 0) partials[blockIdx.x] = sum;
+  }
 }
 
 inline constexpr unsigned decide_threads = 512;
@@ -85,81 +119,23 @@ constexpr std::size_t square_partials(std::size_t count) {
   return std::min(tiles_of<SquaresShape, packet_size<T>>(count), most_norm_blocks);
 }
 
+template <class T, bool Squares, bool Finds, std::size_t Count>
+void launch_observe(cudaStream_t stream, const T* values, const TablePieces& where,
+                    std::uint8_t* used, double* partials, std::size_t count) {
+  if (count == 0) return;
+  require_alignment("first pass over gradients", {values});
+  const auto blocks = static_cast<unsigned>(square_partials<T>(count));
+  launch_kernel<observe<T, Squares, Finds, Count>>("first pass over gradients", stream, blocks,
+                                                   SquaresShape::threads, values, where, used,
+                                                   partials, make_size<Count>(count));
+}
+
 /// The sum of squares of a bucket, in parts. Launched as the bucket lands, it reads what is still
 /// in the L2 cache. **Stream** in its order. **Host** does not block.
 template <class T, std::size_t Count = dynamic>
 void launch_squares(cudaStream_t stream, const T* values, double* partials,
                     std::size_t count = Count) {
-  if (count == 0) return;
-  require_alignment("sum of squares", {values});
-  const auto blocks = static_cast<unsigned>(square_partials<T>(count));
-  launch_kernel<sum_squares<T, Count>>("sum of squares", stream, blocks, SquaresShape::threads,
-                                       values, partials, make_size<Count>(count));
-}
-
-/// Adds up what `launch_squares` wrote, for ranks that have squares of parts of the gradients.
-/// **Stream** in its order. **Host** does not block.
-inline void launch_add_partials(cudaStream_t stream, const double* partials, std::size_t count,
-                                double* sum) {
-  launch_kernel<add_partials<double>>("sum of partials", stream, 1, decide_threads, partials, count,
-                                      sum);
-}
-
-/// Notes every parameter that has an element other than zero; NaN is one. With `Squares` it is the
-/// norm's pass too.
-template <class T, bool Squares>
-struct UsedPass {
-  static constexpr std::size_t several = static_cast<std::size_t>(-1);
-
-  SquaresPass<T> squares;
-  const TablePieces& where;
-  std::uint8_t* used;     // by parameter
-  std::size_t parameter;  // of the whole tile, or `several`
-
-  template <std::size_t N>
-  __device__ Packet<T, N> load(std::size_t at) const {
-    return squares.template load<N>(at);
-  }
-  template <std::size_t N>
-  __device__ void finish(std::size_t at, const Packet<T, N>& loaded) {
-    if constexpr (Squares) squares.template finish<N>(at, loaded);
-    bool any = false;
-#pragma unroll
-    for (std::size_t i = 0; i < N; ++i)
-      any |= static_cast<Accumulator<T>>(loaded.at[i]) != Accumulator<T>{0};
-    if (!any) return;
-    const std::size_t p = parameter == several ? where.at(at)->row : parameter;
-    if (__ldcg(used + p) == 0) __stcg(used + p, std::uint8_t{1});
-  }
-};
-
-/// Blocks write nothing but ones, so their order does not matter. A tile of a parameter that is
-/// known to be used is not read, unless its squares are wanted.
-template <class T, bool Squares>
-LOCKSTEP_KERNEL __launch_bounds__(SquaresShape::threads)
-    find_used(const T* values, TablePieces where, std::uint8_t* used, double* partials,
-              std::size_t count) {
-  constexpr std::size_t packet = packet_size<T>;
-  constexpr std::size_t length = SquaresShape::tile * packet;
-  const std::size_t tiles = tiles_of<SquaresShape, packet>(count);
-  UsedPass<T, Squares> pass{{values}, where, used, 0};
-  for (std::size_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    const std::size_t first = tile * length;
-    const std::size_t last = (first + length < count ? first + length : count) - 1;
-    const TablePiece* const piece = where.at(first);
-    const bool one = where.holds(piece, last);
-    if constexpr (!Squares) {
-      if (one && __ldcg(used + piece->row) != 0) continue;
-    }
-    pass.parameter = one ? piece->row : pass.several;
-    sweep_tile<SquaresShape, packet>(pass, tile, count);
-  }
-  if constexpr (Squares) {
-    using Reduce = cub::BlockReduce<double, SquaresShape::threads>;
-    __shared__ typename Reduce::TempStorage storage;
-    const double sum = Reduce(storage).Sum(pass.squares.sum);
-    if (threadIdx.x == 0) partials[blockIdx.x] = sum;
-  }
+  launch_observe<T, true, false, Count>(stream, values, {}, nullptr, partials, count);
 }
 
 /// Sets `used[p]` for every parameter with an element other than zero among `count` values, and
@@ -168,16 +144,19 @@ LOCKSTEP_KERNEL __launch_bounds__(SquaresShape::threads)
 template <class T>
 void launch_find_used(cudaStream_t stream, const T* values, const TablePieces& where,
                       std::uint8_t* used, double* partials, std::size_t count) {
-  if (count == 0) return;
-  require_alignment("test for zero gradients", {values});
-  const auto blocks = static_cast<unsigned>(square_partials<T>(count));
   if (partials != nullptr) {
-    launch_kernel<find_used<T, true>>("squares and test for zero", stream, blocks,
-                                      SquaresShape::threads, values, where, used, partials, count);
+    launch_observe<T, true, true, dynamic>(stream, values, where, used, partials, count);
   } else {
-    launch_kernel<find_used<T, false>>("test for zero", stream, blocks, SquaresShape::threads,
-                                       values, where, used, partials, count);
+    launch_observe<T, false, true, dynamic>(stream, values, where, used, partials, count);
   }
+}
+
+/// Adds up what `launch_squares` wrote, for ranks that have squares of parts of the gradients.
+/// **Stream** in its order. **Host** does not block.
+inline void launch_add_partials(cudaStream_t stream, const double* partials, std::size_t count,
+                                double* sum) {
+  launch_kernel<add_partials<double>>("sum of partials", stream, 1, decide_threads, partials, count,
+                                      sum);
 }
 
 template <class Rule>
@@ -268,43 +247,47 @@ inline void launch_store_flags(cudaStream_t stream, std::uint8_t* to,
   }
 }
 
-// As in update.cuh, these functions see nothing of a job's type.
-
+/// The numbers of a job's steps in device memory, and what they are computed from: those of groups,
+/// of which group 0 has the step's, and behind them those of rows, where rows have their own. The
+/// rule is deduced from the policy: see `update_by_kind`.
 template <class R>
-void store_inputs(Optimizer<R>, cudaStream_t stream, std::byte* to,
-                  const typename R::Options& options, double lr, double scale,
-                  const AnomalyWatch& watch) {
-  launch_store(stream, reinterpret_cast<StepInputs<R>*>(to), {options, lr, scale, watch});
-}
+class DeviceNumbers {
+ public:
+  DeviceNumbers(Optimizer<R>, std::size_t groups, std::size_t rows)
+      : groups_(groups),
+        first_row_(rows == 0 ? 0 : groups),
+        inputs_(groups * sizeof(StepInputs<R>)),
+        numbers_((groups + rows) * sizeof(StepNumbers<R>)) {}
 
-template <class R>
-void store_numbers(Optimizer<R>, cudaStream_t stream, std::byte* to,
-                   const typename R::Options& options, double lr, std::uint64_t step, double scale,
-                   const AnomalyWatch& watch) {
-  auto numbers = step_numbers<R>(options, lr, step, scale);
-  numbers.watch = watch;
-  launch_store(stream, reinterpret_cast<StepNumbers<R>*>(to), numbers);
-}
+  std::size_t groups() const { return groups_; }
+  StepInputs<R>* inputs() const { return reinterpret_cast<StepInputs<R>*>(inputs_.data()); }
+  StepNumbers<R>* step() const { return reinterpret_cast<StepNumbers<R>*>(numbers_.data()); }
+  StepNumbers<R>* rows() const { return step() + first_row_; }
 
-template <class R>
-void decide_numbers(Optimizer<R>, cudaStream_t stream, const std::byte* inputs,
-                    const double* partials, std::size_t count, const StepLimits& limits,
-                    StepState* state, std::byte* numbers) {
-  launch_decide<R>(stream, reinterpret_cast<const StepInputs<R>*>(inputs), partials, count, limits,
-                   state, reinterpret_cast<StepNumbers<R>*>(numbers));
-}
+  // **Stream** in its order. **Host** does not block.
 
-template <class R>
-void number_table_rows(Optimizer<R>, cudaStream_t stream, const std::byte* inputs,
-                       const std::byte* step, const TableRows& rows, std::size_t first,
-                       std::size_t count, std::byte* numbers) {
-  constexpr unsigned threads = 64;
-  if (first >= count) return;
-  const auto blocks = static_cast<unsigned>((count - first + threads - 1) / threads);
-  launch_kernel<number_rows<R>>("numbers of rows", stream, blocks, threads,
-                                reinterpret_cast<const StepInputs<R>*>(inputs),
-                                reinterpret_cast<const StepNumbers<R>*>(step), rows, first, count,
-                                reinterpret_cast<StepNumbers<R>*>(numbers));
-}
+  /// The numbers of a group that depend on the gradients, or are known to the host.
+  void store_inputs(cudaStream_t stream, std::size_t group, const StepInputs<R>& inputs) {
+    launch_store(stream, this->inputs() + group, inputs);
+  }
+  void store(cudaStream_t stream, std::size_t group, const StepNumbers<R>& numbers) {
+    launch_store(stream, step() + group, numbers);
+  }
+  /// Computes those of `count` rows, from `first` on.
+  void number_rows(cudaStream_t stream, const TableRows& table, std::size_t first,
+                   std::size_t count) {
+    constexpr unsigned threads = 64;
+    if (first >= count) return;
+    const auto blocks = static_cast<unsigned>((count - first + threads - 1) / threads);
+    launch_kernel<detail::number_rows<R>>("numbers of rows", stream, blocks, threads, inputs(),
+                                          step(), table, first, count, rows());
+  }
+
+ private:
+  std::size_t groups_;
+  std::size_t first_row_;
+  DeviceArena inputs_;
+  DeviceArena numbers_;
+};
 
 }  // namespace lockstep::detail

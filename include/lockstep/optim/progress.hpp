@@ -4,7 +4,6 @@
 
 #include <cmath>
 #include <concepts>
-#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>

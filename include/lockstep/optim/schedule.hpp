@@ -11,6 +11,7 @@
 #include <numbers>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/optim/optimizer.hpp"
@@ -63,13 +64,11 @@ struct StepDecay : Choice<axes::Schedule>, WithName<"StepDecay"> {
   };
   static constexpr bool counts_epochs(const Options& options) { return options.updates == 0; }
   static double factor(const Options& options, SchedulePoint point) {
-    if (options.updates != 0) {
-      const std::uint64_t times = point.step / options.updates;
-      return std::pow(options.factor, static_cast<double>(times));
-    }
-    if (options.epochs == 0)
+    const bool by_epochs = counts_epochs(options);
+    if (by_epochs && options.epochs == 0)
       throw Error("Schedule<StepDecay>", "the rate would change every 0 epochs", "give epochs");
-    const std::uint64_t times = point.epoch / options.epochs;
+    const std::uint64_t times =
+        by_epochs ? point.epoch / options.epochs : point.step / options.updates;
     return std::pow(options.factor, static_cast<double>(times));
   }
 };
@@ -161,31 +160,24 @@ class UpdateClock {
     knows_epoch_ = progress.knows_epoch;
     ahead_ = progress.curve_ahead;
     set_numbers("optimizer/", options_.common, progress.numbers);
-    if constexpr (Groups::count > 1) {
-      // A set that followed group 0 follows it again, unless the groups were other ones.
-      if (has_these_groups(progress)) {
-        for (std::size_t set = 1; set != Groups::count; ++set) take_set(set, progress);
-      }
-    }
+    if constexpr (Groups::count > 1) take_groups(progress.numbers);
     set_numbers("schedule/", schedule_, progress.numbers);
   }
 
   /// The learning rate of the next update.
   double learning_rate() const { return options_.common.lr * factor(); }
 
-  /// The rate of the update that begins now, which is number `steps()`, from 1.
-  double advance() {
+  /// An update begins, which is number `steps()`, from 1.
+  void advance() {
     if constexpr (requires { Curve::counts_epochs(schedule_); }) {
       if (!knows_epoch_ && Curve::counts_epochs(schedule_)) [[unlikely]]
         refuse();
     }
-    if constexpr (Groups::count > 1) factor_ = factor();
-    const double rate = learning_rate();
+    factor_ = factor();
     ++steps_;
-    return rate;
   }
 
-  /// The rate of a group in the update that has begun: the schedule's factor is that of all.
+  /// A group's rate in the update that has begun: the schedule's factor is that of all.
   double rate_of(const typename Rule::Options& options) const { return options.lr * factor_; }
 
  private:
@@ -199,20 +191,20 @@ class UpdateClock {
 
   static constexpr const char* count_of_groups = "optimizer/groups";
   static std::string prefix_of(std::size_t set) { return "optimizer/" + std::to_string(set) + "/"; }
-  static bool has_these_groups(const ReplicaProgress& progress) {
-    for (const NamedNumber& number : progress.numbers) {
-      if (number.name == count_of_groups) return number_as<std::uint64_t>(number) == Groups::count;
+  /// A set that followed group 0 follows it again, unless the groups were other ones.
+  void take_groups(const std::vector<NamedNumber>& numbers) {
+    const auto count = std::ranges::find(numbers, count_of_groups, &NamedNumber::name);
+    if (count == numbers.end() || number_as<std::uint64_t>(*count) != Groups::count) return;
+    for (std::size_t set = 1; set != Groups::count; ++set) {
+      const std::string prefix = prefix_of(set);
+      auto& own = options_.own[set - 1];
+      own.reset();
+      if (std::ranges::none_of(numbers,
+                               [&](const auto& number) { return number.name.starts_with(prefix); }))
+        continue;
+      own = options_.of(set);
+      set_numbers(prefix, *own, numbers);
     }
-    return false;
-  }
-  void take_set(std::size_t set, const ReplicaProgress& progress) {
-    const std::string prefix = prefix_of(set);
-    auto& own = options_.own[set - 1];
-    own.reset();
-    for (const NamedNumber& number : progress.numbers) {
-      if (!own && number.name.starts_with(prefix)) own = options_.of(set);
-    }
-    if (own) set_numbers(prefix, *own, progress.numbers);
   }
 
   double factor() const { return Curve::factor(schedule_, {steps_ + ahead_, epoch_}); }
@@ -223,7 +215,7 @@ class UpdateClock {
   std::uint64_t epoch_ = 0;
   bool knows_epoch_ = false;
   std::uint64_t ahead_ = 0;  // of the curve, modulo 2^64: it can be behind
-  double factor_ = 1;        // of the update that has begun, where there are groups
+  double factor_ = 1;        // of the update that has begun
 };
 
 }  // namespace lockstep::detail

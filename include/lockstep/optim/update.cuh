@@ -285,42 +285,29 @@ void launch_update_by_table(cudaStream_t stream, const StepNumbers<Rule>* step,
       "update by table", stream, blocks, UpdateShape::threads, step, rows, where, arrays, count);
 }
 
-// nvcc writes a type into a kernel's host stub the way it was reached, and cannot write the names
-// and numbers that policies have for arguments. So the functions below, and those of constants.cuh
-// and norm.cuh, see addresses, element kinds and a deduced rule, and nothing of a job's type.
-
-template <ElementKind Kind>
-auto* as(std::byte* data) {
-  return reinterpret_cast<ElementOf<Kind>*>(data);
-}
-
-template <class R, ElementKind Master>
-StatesOf<R, ElementOf<Master>> states_as(std::byte* const* states) {
-  StatesOf<R, ElementOf<Master>> typed;
-  for (std::size_t k = 0; k != R::states; ++k)
-    typed[k] = reinterpret_cast<Accumulator<ElementOf<Master>>*>(states[k]);
-  return typed;
-}
-
+/// Both from addresses and element kinds. nvcc writes a type into a kernel's host stub the way it
+/// was reached, and cannot write the names and numbers that policies have for arguments: this sees
+/// kinds and a deduced rule, and nothing of a job's type.
 template <ElementKind Master, ElementKind Gradient, ElementKind Param, std::size_t Count,
-          bool Watches, class R>
-void update_by_kind(Optimizer<R>, cudaStream_t stream, const std::byte* numbers, std::byte* master,
-                    std::byte* gradients, std::byte* const* states, std::byte* parameters,
-                    std::size_t count, std::size_t offset) {
-  launch_update<R, ElementOf<Master>, ElementOf<Gradient>, ElementOf<Param>, Count, Watches>(
-      stream, reinterpret_cast<const StepNumbers<R>*>(numbers), as<Master>(master),
-      as<Gradient>(gradients), states_as<R, Master>(states), as<Param>(parameters), count, offset);
-}
-
-template <ElementKind Master, ElementKind Gradient, ElementKind Param, bool Watches, class R>
-void update_by_table_and_kind(Optimizer<R>, cudaStream_t stream, const std::byte* step,
-                              const std::byte* rows, const TablePieces& where, std::byte* master,
-                              std::byte* gradients, std::byte* const* states, std::byte* parameters,
-                              std::size_t count) {
-  launch_update_by_table<R, ElementOf<Master>, ElementOf<Gradient>, ElementOf<Param>, Watches>(
-      stream, reinterpret_cast<const StepNumbers<R>*>(step),
-      reinterpret_cast<const StepNumbers<R>*>(rows), where, as<Master>(master),
-      as<Gradient>(gradients), states_as<R, Master>(states), as<Param>(parameters), count);
+          bool Watches, bool ByTable, class R>
+void update_by_kind(cudaStream_t stream, const StepNumbers<R>* step, const StepNumbers<R>* rows,
+                    const TablePieces& where, std::byte* master, std::byte* gradients,
+                    std::byte* const* states, std::byte* parameters, std::size_t count) {
+  using M = ElementOf<Master>;
+  using G = ElementOf<Gradient>;
+  using P = ElementOf<Param>;
+  StatesOf<R, M> typed;
+  for (std::size_t k = 0; k != R::states; ++k)
+    typed[k] = reinterpret_cast<Accumulator<M>*>(states[k]);
+  if constexpr (ByTable) {
+    launch_update_by_table<R, M, G, P, Watches>(
+        stream, step, rows, where, reinterpret_cast<M*>(master), reinterpret_cast<G*>(gradients),
+        typed, reinterpret_cast<P*>(parameters), count);
+  } else {
+    launch_update<R, M, G, P, Count, Watches>(
+        stream, step, reinterpret_cast<M*>(master), reinterpret_cast<G*>(gradients), typed,
+        reinterpret_cast<P*>(parameters), count, where.offset);
+  }
 }
 
 }  // namespace lockstep::detail

@@ -53,17 +53,6 @@ struct PickFrom {
       std::declval<const Answers<typename Policies::pack>&>()))::type;
 };
 
-/// A policy beside the default of its axis.
-template <class Default, class P>
-struct Pair {};
-
-template <class Defaults, class... Ps>
-struct Canonicalize;
-template <class... Defaults, class... Ps>
-struct Canonicalize<PolicyPack<Defaults...>, Ps...> {
-  using type = PolicyPack<typename FirstFor<Defaults, Ps...>::type...>;
-};
-
 /// The policy for Axis in a pack that has one.
 template <class Axis, class Pack>
 using Pick = typename PickFrom<Axis, Pack>::type;
@@ -72,29 +61,26 @@ using Pick = typename PickFrom<Axis, Pack>::type;
 template <class Default, class... Ps>
 using PickOr = typename FirstFor<Default, Ps...>::type;
 
+// Only declared: their types are all that is wanted of them.
+template <class... Defaults, class... Ps>
+PolicyPack<PickOr<Defaults, Ps...>...> canonical(PolicyPack<Defaults...>, PolicyPack<Ps...>);
+template <class... As, class... Bs>
+PolicyPack<As..., Bs...> operator+(PolicyPack<As...>, PolicyPack<Bs...>);
+template <class... Defaults, class... Ps>
+auto not_defaults(PolicyPack<Defaults...>, PolicyPack<Ps...>)
+    -> decltype((PolicyPack<>{} + ... +
+                 std::conditional_t<std::is_same_v<Defaults, Ps>, PolicyPack<>, PolicyPack<Ps>>{}));
+template <template <class...> class To, class... Ps>
+To<Ps...> spelled(PolicyPack<Ps...>);
+
 /// One policy per axis, in the order of `Defaults`: the list of all axes and their order in one.
 /// Any order of the same policies gives the same type.
 template <class Defaults, class... Ps>
-using Canonical = typename Canonicalize<Defaults, Ps...>::type;
+using Canonical = decltype(canonical(Defaults{}, PolicyPack<Ps...>{}));
 
 /// `To<...>` of those policies of a canonical pack that are not the default of their axis.
 template <template <class...> class To, class Defaults, class Pack>
-struct Choose;
-template <template <class...> class To, class... Defaults, class... Ps>
-struct Choose<To, PolicyPack<Defaults...>, PolicyPack<Ps...>> {
-  template <class... Found>
-  struct List {
-    using type = To<Found...>;
-    template <class Default, class P>
-    using Next = std::conditional_t<std::is_same_v<Default, P>, List, List<Found..., P>>;
-    /// Only declared: its type is all that is wanted of it.
-    template <class Default, class P>
-    Next<Default, P> operator|(Pair<Default, P>) const;
-  };
-  using type = typename decltype((List<>{} | ... | Pair<Defaults, Ps>{}))::type;
-};
-template <template <class...> class To, class Defaults, class Pack>
-using ChosenFrom = typename Choose<To, Defaults, Pack>::type;
+using ChosenFrom = decltype(spelled<To>(not_defaults(Defaults{}, Pack{})));
 
 /// Is Axis one of those that a pack answers?
 template <class Axis, class... Ps>

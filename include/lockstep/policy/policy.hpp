@@ -25,13 +25,6 @@ template <class... Axes>
 struct Choice {
   template <class Axis>
   static constexpr bool answers = (std::same_as<Axis, Axes> || ...);
-  static constexpr bool built = true;
-};
-
-/// A choice that has its name and its place but no implementation yet.
-template <class Axis>
-struct PlannedChoice : Choice<Axis> {
-  static constexpr bool built = false;
 };
 
 namespace detail {
@@ -40,7 +33,6 @@ namespace detail {
 template <class C, class Axis>
 concept ChoiceOf = requires {
   { C::name } -> std::convertible_to<std::string_view>;
-  { C::built } -> std::convertible_to<bool>;
 } && C::template answers<Axis>;
 
 /// Adds a choice to a fingerprint: its name and, where it has some, its numbers.
@@ -61,32 +53,23 @@ struct ChoicePolicy {
     if constexpr (ChoiceOf<C, Axis> && requires { C::well_formed; }) return C::well_formed;
     return ChoiceOf<C, Axis>;
   }();
-  static constexpr bool built() { return C::built; }
   static constexpr void fingerprint(Hash& hash) { add_choice<C>(hash.text(Axis::name)); }
 };
 
-/// The base of every policy that is a number, or a few: always built, checked by its own rule.
+/// The base of every policy that is a number, or a few, checked by its own rule.
 template <class Axis>
 struct ValuePolicy {
   using axis = Axis;
   static constexpr bool well_formed = true;
-  static constexpr bool built() { return true; }
 };
 
-}  // namespace detail
-
-}  // namespace lockstep
-
-namespace lockstep::detail {
-
-/// A policy names its axis, says whether its arguments make sense and whether it is built, and adds
-/// itself to a job's fingerprint. Policies are never constructed.
+/// A policy names its axis, says whether its arguments make sense, and adds itself to a job's
+/// fingerprint. Policies are never constructed.
 template <class P>
 concept Policy = requires(Hash& hash) {
   typename P::axis;
   { P::axis::name } -> std::convertible_to<std::string_view>;
   { P::well_formed } -> std::convertible_to<bool>;
-  { P::built() } -> std::convertible_to<bool>;
   P::fingerprint(hash);
 };
 
@@ -98,4 +81,6 @@ concept BareChoice = requires { C::template answers<C>; } && !requires { typenam
 template <class P, class Axis>
 concept PolicyOf = requires { typename P::axis; } && std::same_as<typename P::axis, Axis>;
 
-}  // namespace lockstep::detail
+}  // namespace detail
+
+}  // namespace lockstep

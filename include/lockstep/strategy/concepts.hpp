@@ -5,7 +5,6 @@
 
 #include <concepts>
 #include <cstddef>
-#include <cstdint>
 #include <span>
 #include <string>
 
@@ -26,8 +25,8 @@ struct LossTotals {
 };
 
 /// A device's execution has
-/// - `OnDevice`, which makes the device the calling thread's while it lives, and `BuiltOnDevice`
-///   for the making and the end of an object there;
+/// - `OnDevice`, which makes the device the calling thread's while it lives, also for the making
+///   and the end of an object there (`leave`, `return_to`);
 /// - `Arena`, which owns zeroed memory of the device, and `copy` and `zero` for it;
 /// - `Step`, which a model's forward and backward are given, made by `step(layouts, arenas)`;
 /// - `place(batch)`, which brings a batch to where the model reads it, until the next is placed;
@@ -46,7 +45,6 @@ concept Execution =
              std::span<float> values, std::span<const float> more) {
       typename E::Arena;
       typename E::OnDevice;
-      typename E::BuiltOnDevice;
       execution.copy(data, data, bytes);
       execution.zero(data, bytes);
       execution.place(batch);

@@ -8,8 +8,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <exception>
-#include <span>
-#include <string_view>
 #include <type_traits>
 #include <utility>
 
@@ -464,10 +462,6 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
   /// One micro-batch: forward, backward and, with the last of `Accumulate<N>`, reduce and update.
   /// Batches of `no_sync` count among the N. Returns the loss of this rank's batch. **Ranks** all.
   /// **Host** blocks, or on a GPU enqueues. **Stream** the step's own.
-  template <class Batch>
-  Loss step(const Batch& batch) {
-    return step(SubgraphChoice{}, batch);
-  }
   using Members::step;
   template <class Set, class Batch>
   Loss step(const Set& set, const Batch& batch) {

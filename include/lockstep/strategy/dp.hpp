@@ -11,7 +11,6 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
@@ -19,11 +18,9 @@
 
 #include "lockstep/bucket/subgraphs.hpp"
 #include "lockstep/checkpoint/state.hpp"
-#include "lockstep/core/error.hpp"
 #include "lockstep/core/hash.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/model/model.hpp"
-#include "lockstep/model/output.hpp"
 #include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/ddp.hpp"
 #include "lockstep/strategy/gathered_outputs.hpp"
@@ -107,9 +104,7 @@ class DpReplica {
   {
     outputs_.join(root.outputs_, replica().execution().is_far_from(root.replica().execution()));
   }
-  std::size_t output_capacity() const { return outputs_.capacity(); }
-  void reserve_outputs(std::size_t rows) { outputs_.reserve(replica().model(), rows); }
-  auto all_outputs() const { return outputs_.all_outputs(all_.samples()); }
+  auto& outputs() { return outputs_; }
 
   // The phases of a step or, without `Trains`, of an evaluation.
 
@@ -397,7 +392,7 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
   explicit BasicDp(const DpOptions& options = {}, Source&& source = {})
       : meeting_(count_replicas(options), options.timeout, options.devices),
         root_(output_replica(options, meeting_.size())),
-        shares_(meeting_.size(), traits::syncs_norms),
+        shares_({meeting_.size(), traits::syncs_norms}),  // norms need samples on all replicas
         crew_(meeting_.size()),
         replicas_(meeting_.size()) {
     std::vector<std::optional<Model>> models(replicas());
@@ -444,29 +439,6 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
     crew_.run_in_turn([&](std::size_t i) { f(replicas_[i]->replica().model()); });
   }
 
-  /// Sets shares in proportion to these numbers, one for each replica, for devices of different
-  /// speed. An empty list makes shares equal again.
-  void set_shares(std::vector<double> weights) { shares_.set(std::move(weights)); }
-
-  void set_epoch(std::uint64_t epoch) {
-    for (const auto& replica : replicas_) replica->replica().set_epoch(epoch);
-  }
-  void begin_schedule(std::uint64_t step) {
-    for (const auto& replica : replicas_) replica->replica().begin_schedule(step);
-  }
-
-  /// Writes parameters and buffers anew, on all replicas: `f(initial)`. **Host** blocks.
-  template <class F>
-  void initialize(F&& f, Seed seed = {}) {
-    run([&](LedReplica& replica) { replica.ddp().initialize(f, seed); });
-  }
-
-  /// Gives all replicas the first replica's buffers, or with `Buffers<Synced>` their average.
-  /// **Host** blocks.
-  void synchronize_buffers() {
-    run([](LedReplica& replica) { replica.synchronize_buffers(); });
-  }
-
   /// **Host** blocks until every replica's device is idle.
   void synchronize() {
     if constexpr (StreamCommunicator<typename Meeting::communicator>)
@@ -479,10 +451,6 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
   /// But where replicas keep parameters of their own (`Sharding<Replicated>`, or GPUs) and backward
   /// fails, replicas have begun to communicate, and the job is over; with `CapturedStep` or
   /// `Norms<Synced>` it is in any case. **Host** blocks, or on a GPU enqueues.
-  template <class Batch>
-  Loss step(const Batch& batch) {
-    return step(SubgraphChoice{}, batch);
-  }
   using Members::step;
   template <class Set, class Batch>
   Loss step(const Set& set, const Batch& batch) {
@@ -502,24 +470,31 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
     }
   }
 
-  /// With `Accumulate<N>`, at the end of an epoch: a step of the batches that were too few for one,
-  /// if there are any; their gradients are divided by their own number. **Host** as `step`.
+  // These are as DDP's, of all replicas. **Host** blocks.
+
+  void set_epoch(std::uint64_t epoch) {
+    for (const auto& replica : replicas_) replica->replica().set_epoch(epoch);
+  }
+  void begin_schedule(std::uint64_t step) {
+    for (const auto& replica : replicas_) replica->replica().begin_schedule(step);
+  }
+  template <class F>
+  void initialize(F&& f, Seed seed = {}) {
+    run([&](LedReplica& replica) { replica.ddp().initialize(f, seed); });
+  }
+  void synchronize_buffers() {
+    run([](LedReplica& replica) { replica.synchronize_buffers(); });
+  }
   void step_tail() {
     run([&](LedReplica& replica) { replica.follow(*replicas_[0]); },
         [](LedReplica& replica) { replica.ddp().step_tail(); });
   }
-  /// Forgets the gradients of such batches.
   void drop_tail() {
     for (const auto& replica : replicas_) replica->replica().discard_gradients();
   }
-
-  /// Throws if a loss or gradient was not finite (`Anomaly<Stop>`), which on a GPU a later call
-  /// does otherwise. **Host** blocks until all steps are done.
   void require_finite() {
     run([](LedReplica& replica) { replica.ddp().require_finite(); });
   }
-
-  /// The loss of a batch, with nothing kept for backward. **Host** blocks.
   template <class Batch>
   Loss evaluate(const Batch& batch) {
     if constexpr (traits::alone) {
@@ -530,8 +505,7 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
       return whole_loss();
     }
   }
-  /// The model's own evaluation: `model.evaluate(step, batch, tally)`, or its mean loss. Every
-  /// replica has a tally of its own; they are added up. **Host** blocks.
+  /// Every replica has a tally of its own; they are added up.
   template <class Batch, class Tally>
   void evaluate(const Batch& batch, Tally& tally) {
     if constexpr (traits::alone) {
@@ -553,14 +527,11 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
     }
   }
   using Members::evaluate;
-  /// Evaluations and predictions use a sub-graph, by its number, from now on.
   void evaluate_subgraph(std::size_t set) {
     for (const auto& replica : replicas_) replica->replica().evaluate_subgraph(set);
   }
 
-  /// The model's outputs of a whole batch in evaluation, a row for each sample, in order. They are
-  /// valid until the next prediction, step or evaluation. **Host** blocks until they are there; on
-  /// GPUs they are in the memory of the output device.
+  /// The outputs of a whole batch, in order: on GPUs in the memory of the output device.
   template <class Batch>
   auto predict(const Batch& batch) {
     if constexpr (!require_output<Model>()) {
@@ -572,7 +543,7 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
       if constexpr (!traits::gathers_outputs) make_room(batch);
       run([&](LedReplica& replica) { take<false>(replica, batch); },
           [](LedReplica& replica) { replica.template predict_only<Batch>(); });
-      return std::as_const(*replicas_[root_]).all_outputs();
+      return replicas_[root_]->outputs().all_outputs(shares_.samples());
     }
   }
   using Members::predict;
@@ -670,9 +641,9 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
   void make_room(const Batch& batch) {
     const std::size_t all = shares_.samples();
     if (all != samples_of(batch, BatchCut{}, 0)) refuse_uneven_parts();
-    if (all <= replicas_[0]->output_capacity()) return;
+    if (all <= replicas_[0]->outputs().capacity()) return;
     synchronize();  // the memory may be in use
-    run([&](LedReplica& replica) { replica.reserve_outputs(all); });
+    run([&](LedReplica& replica) { replica.outputs().reserve(replica.replica().model(), all); });
   }
 
   template <bool Trains, class Batch>
@@ -735,7 +706,7 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
           Hash variant;
           for (const std::uint64_t digest : digests) variant.number(digest);
           if constexpr (traits::has_subgraphs) variant.number(replica.replica().graph_variant());
-          if constexpr (traits::gathers_outputs) variant.number(replicas_[0]->output_capacity());
+          if constexpr (traits::gathers_outputs) variant.number(replicas_[0]->outputs().capacity());
           replica.template run_captured<Batch>(variant.value());
         });
   }

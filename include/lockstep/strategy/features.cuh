@@ -17,8 +17,7 @@
 #include "lockstep/device/cuda/memory.cuh"
 #include "lockstep/device/cuda/runtime.cuh"
 #include "lockstep/device/device.hpp"
-#include "lockstep/optim/constants.hpp"
-#include "lockstep/optim/optimizer.hpp"
+#include "lockstep/optim/constants.cuh"
 #include "lockstep/strategy/feature/checked_gradients.hpp"
 #include "lockstep/strategy/feature/join.hpp"
 #include "lockstep/strategy/feature/random.hpp"
@@ -51,11 +50,11 @@ LOCKSTEP_KERNEL count_live(const LiveRanks* live, double world, StepInputs<Rule>
 }
 
 template <class R>
-void count_live_ranks(Optimizer<R>, cudaStream_t stream, const LiveRanks* live, std::size_t world,
-                      std::byte* inputs, std::byte* numbers, std::size_t groups) {
-  launch_kernel<count_live<R>>("live ranks", stream, 1, static_cast<unsigned>(groups), live,
-                               static_cast<double>(world), reinterpret_cast<StepInputs<R>*>(inputs),
-                               reinterpret_cast<StepNumbers<R>*>(numbers), groups);
+void launch_count_live(cudaStream_t stream, const LiveRanks* live, std::size_t world,
+                       const DeviceNumbers<R>& numbers) {
+  launch_kernel<count_live<R>>("live ranks", stream, 1, static_cast<unsigned>(numbers.groups()),
+                               live, static_cast<double>(world), numbers.inputs(), numbers.step(),
+                               numbers.groups());
 }
 
 template <class Comm>

@@ -11,8 +11,7 @@
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/element.hpp"
-#include "lockstep/core/view.hpp"
-#include "lockstep/model/output.hpp"
+#include "lockstep/model/model.hpp"
 #include "lockstep/strategy/scatter.hpp"
 
 namespace lockstep::detail {

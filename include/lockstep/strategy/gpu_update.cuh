@@ -69,8 +69,7 @@ class GpuUpdate {
         table_(where),
         pieces_(uploaded(table_.pieces)),
         groups_(uploaded(table_.groups)),
-        inputs_(groups * sizeof(StepInputs<Rule>)),
-        numbers_((groups + (counts ? table_.rows() : 0)) * sizeof(StepNumbers<Rule>)),
+        numbers_(OptimizerPolicy{}, groups, counts ? table_.rows() : 0),
         updates_((counts ? table_.rows() : 0) * sizeof(std::uint64_t)),
         partials_(plan_partials(owned) * sizeof(double)) {
     if constexpr (stops) {
@@ -82,15 +81,18 @@ class GpuUpdate {
   }
 
   /// Begins an update: stores its numbers on the GPU. **Stream** before the members below.
-  void begin(double rate, std::size_t micro_batches, double factor) {
+  void begin(std::size_t micro_batches, double factor) {
     const double scale = factor / static_cast<double>(micro_batches);
-    if constexpr (Traits::has_groups) {
-      for (std::size_t group = 0; group != groups; ++group) {
-        const auto options = clock_.group_options().of(group);
-        store(group, options, clock_.rate_of(options), scale);
+    for (std::size_t group = 0; group != groups; ++group) {
+      const auto options = clock_.group_options().of(group);
+      const double rate = clock_.rate_of(options);
+      if constexpr (decides || counts)
+        numbers_.store_inputs(stream(), group, {options, rate, scale, watch()});
+      if constexpr (!decides) {
+        auto numbers = step_numbers<Rule>(options, rate, clock_.steps(), scale);
+        numbers.watch = watch();
+        numbers_.store(stream(), group, numbers);
       }
-    } else {
-      store(0, clock_.options(), rate, scale);
     }
   }
   /// Sums are divided by the ranks that still have batches.
@@ -98,8 +100,8 @@ class GpuUpdate {
   void count_live(Gradients& gradients) {
     gradients.wait(0);
     if (gradients.features().is_averaged()) return;
-    count_live_ranks(OptimizerPolicy{}, stream(), gradients.features().join_flags().device_live(),
-                     comm_.world_size().value(), inputs_.data(), numbers_.data(), groups);
+    launch_count_live(stream(), gradients.features().join_flags().device_live(),
+                      comm_.world_size().value(), numbers_);
   }
   /// The update uses the parameters that any rank has used. A captured step keeps this rank's.
   /// **Ranks** all. **Stream** in its order, after all buckets have landed.
@@ -132,19 +134,17 @@ class GpuUpdate {
       owned.sum_over_owners(*squares_);
     }
     if constexpr (decides)
-      decide_numbers(OptimizerPolicy{}, stream(), inputs_.data(),
-                     adds_squares ? squares_ : partials(),
-                     adds_squares ? 1 : partials_before_.back(), step_limits<Traits>(), state_,
-                     numbers_.data());
+      launch_decide(stream(), numbers_.inputs(), adds_squares ? squares_ : partials(),
+                    adds_squares ? 1 : partials_before_.back(), step_limits<Traits>(), state_,
+                    numbers_.step());
     // A rank that owns a part of a parameter has seen that part alone.
     if constexpr (finds && Traits::divides_states) agree();
     const auto* const group_of_row = reinterpret_cast<const std::uint16_t*>(groups_.data());
     if constexpr (counts) {
-      number_table_rows(OptimizerPolicy{}, stream(), inputs_.data(), numbers_.data(),
-                        {group_of_row, used_.data(), updates().data()}, 0, table_.rows(), rows());
+      numbers_.number_rows(stream(), {group_of_row, used_.data(), updates().data()}, 0,
+                           table_.rows());
     } else if constexpr (decides && has_table) {  // group 0 has the step's
-      number_table_rows(OptimizerPolicy{}, stream(), inputs_.data(), numbers_.data(),
-                        {group_of_row}, 1, table_.rows(), rows());
+      numbers_.number_rows(stream(), {group_of_row}, 1, table_.rows());
     }
     return true;
   }
@@ -160,16 +160,10 @@ class GpuUpdate {
 
     void operator()(std::size_t /*at*/, auto averages) const {
       auto* const data = reinterpret_cast<std::byte*>(averages.data());
-      if constexpr (has_table) {
-        update_by_table_and_kind<master<T>, travelling<T>, element_kind<T>(), watches>(
-            OptimizerPolicy{}, update.stream(), update.numbers_.data(), update.rows(),
-            update.where(piece.offset, sizeof(T)), masters, data, states, parameters,
-            piece.count.value());
-      } else {
-        update_by_kind<master<T>, travelling<T>, element_kind<T>(), Count, watches>(
-            OptimizerPolicy{}, update.stream(), update.numbers_.data(), masters, data, states,
-            parameters, piece.count.value(), piece.offset);
-      }
+      update_by_kind<master<T>, travelling<T>, element_kind<T>(), Count, watches, has_table>(
+          update.stream(), update.numbers_.step(), update.numbers_.rows(),
+          update.where(piece.offset, sizeof(T)), masters, data, states, parameters,
+          piece.count.value());
     }
   };
   template <class T, std::size_t Count>
@@ -239,25 +233,10 @@ class GpuUpdate {
 
   cudaStream_t stream() const { return comm_.gpu().stream(); }
   double* partials() const { return reinterpret_cast<double*>(partials_.data()); }
-  /// The numbers of rows: of the groups themselves, or of parameters, behind those.
-  std::byte* rows() const {
-    return numbers_.data() + (counts ? groups * sizeof(StepNumbers<Rule>) : 0);
-  }
   /// For kernels over elements of so many bytes, from `offset` of the arena on.
   TablePieces where(std::size_t offset, std::size_t element) const {
     return {reinterpret_cast<const TablePiece*>(pieces_.data()), table_.pieces.size(), offset,
             element};
-  }
-
-  /// Stores the numbers of a group's update on the GPU.
-  void store(std::size_t group, const typename Rule::Options& options, double rate, double scale) {
-    if constexpr (decides || counts)
-      store_inputs(OptimizerPolicy{}, stream(), inputs_.data() + group * sizeof(StepInputs<Rule>),
-                   options, rate, scale, watch());
-    if constexpr (!decides)
-      store_numbers(OptimizerPolicy{}, stream(),
-                    numbers_.data() + group * sizeof(StepNumbers<Rule>), options, rate,
-                    clock_.steps(), scale, watch());
   }
 
   /// The update uses what any rank uses. **Ranks** all.
@@ -295,9 +274,8 @@ class GpuUpdate {
   StepState* state_;
   TableLayout<Traits> table_;
   DeviceArena pieces_;
-  DeviceArena groups_;                        // by row
-  DeviceArena inputs_;                        // by group
-  DeviceArena numbers_;                       // by group, the step's first; then by parameter
+  DeviceArena groups_;  // by row
+  decltype(DeviceNumbers(OptimizerPolicy{}, 0, 0)) numbers_;
   DeviceArena updates_;                       // by parameter
   std::vector<std::size_t> partials_before_;  // by bucket
   DeviceArena partials_;

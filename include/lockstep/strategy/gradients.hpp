@@ -16,12 +16,11 @@
 #include "lockstep/bucket/plan.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"
-#include "lockstep/model/lookup.hpp"
+#include "lockstep/model/tensor_list.hpp"
 #include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/feature/checked_gradients.hpp"
 #include "lockstep/strategy/feature/join.hpp"
 #include "lockstep/strategy/feature/random.hpp"
-#include "lockstep/strategy/feature/subgraphs.hpp"
 #include "lockstep/strategy/feature/sync_norms.hpp"
 #include "lockstep/strategy/feature/unused_parameters.hpp"
 #include "lockstep/strategy/features.hpp"
@@ -147,7 +146,9 @@ class GradientBuckets {
   static constexpr bool folds =
       how == GradientReduction::folded_sum || how == GradientReduction::folded_sum_of_halves;
 
-  GradientBuckets(Comm& comm, Execution& execution, const layout_type& where)
+  /// `groups` are the communicators of groups, where buckets are divided inside of these.
+  GradientBuckets(Comm& comm, Execution& execution, const layout_type& where,
+                  JobGroupsOf<Traits, Comm>* groups = nullptr)
       : comm_(comm),
         execution_(execution),
         layout_(where),
@@ -156,16 +157,11 @@ class GradientBuckets {
         averages_(make_travelling_arena()),
         readiness_(where),
         features_(*this),
-        reductions_(comm, execution, where) {
+        reductions_(comm, where, groups) {
     foresee();
   }
   GradientBuckets(const GradientBuckets&) = delete;
   GradientBuckets& operator=(const GradientBuckets&) = delete;
-
-  /// The communicators of groups, where buckets are divided inside of these.
-  void use(auto& groups) {
-    if constexpr (Traits::scatters_buckets) reductions_.use(groups);
-  }
 
   // What features share.
 
@@ -204,12 +200,10 @@ class GradientBuckets {
     return elements_at<Travelling<T>>(averages_, offset / sizeof(T) * sizeof(Travelling<T>),
                                       bytes / sizeof(T) * sizeof(Travelling<T>));
   }
-  /// This rank's averages of a bucket of which it owns a slice.
+  /// This rank's averages of its slice of a bucket, where it keeps no others.
   template <class T>
-  std::span<Travelling<T>> slice_averages(std::size_t b, Shard slice) const {
-    if constexpr (Traits::frees_gradients) return ring_.template slice<T>(b);
-    const Bucket& bucket = layout_.plan().bucket_table[b];
-    return averages<T>(bucket.offset, bucket.bytes).subspan(slice.begin, slice.count());
+  std::span<Travelling<T>> slice_averages(std::size_t b) const {
+    return ring_.template slice<T>(b);
   }
   /// A parameter's gradient, where memory is handed out bucket by bucket.
   template <class Key>
@@ -236,7 +230,18 @@ class GradientBuckets {
 
   // A backward pass.
 
-  void begin_backward(BackwardPass pass) { begin_pass(pass, true); }
+  /// `live`: this rank has samples.
+  void begin_backward(BackwardPass pass, bool live = true) {
+    if constexpr (Traits::frees_gradients) {
+      reduce();
+      ring_.forget_holders();
+    }
+    pass_ = pass;
+    next_ = 0;
+    readiness_.reset();
+    features_.before_backward(*this, live);
+    if (pass.synchronizes) features_.before_reductions(*this, live);
+  }
 
   /// The gradient of a parameter is complete.
   template <class Tensor>
@@ -274,20 +279,19 @@ class GradientBuckets {
 
   /// A pass in which this rank has no samples: its gradients are zero, and it uses no parameter.
   void pass_without_samples(BackwardPass pass) {
-    begin_pass(pass, false);
+    begin_backward(pass, false);
     take_missing_as_zero();
   }
 
-  /// Gradients that have not come count as zero.
+  /// Gradients that have not come count as zero. Where memory is handed out bucket by bucket, each
+  /// gets its own when the one before has travelled.
   void take_missing_as_zero() {
-    if constexpr (Traits::frees_gradients) return take_missing_as_zero_in_turn();
-    for (std::size_t p = 0; p != layout_.infos().size(); ++p) {
-      if constexpr (layout_type::freezes) {
-        if (!layout_.plan().is_trained(p)) continue;
+    for (std::size_t b = 0; b != layout_.plan().bucket_count; ++b) {
+      for (const std::size_t p : layout_.plan().members(b)) {
+        if (!readiness_.is_ready(p)) take_as_zero(p);
       }
-      if (!readiness_.is_ready(p)) take_as_zero(p);
+      start_complete_buckets();
     }
-    start_complete_buckets();
   }
 
   /// The gradients that were added up count `factor` times. No bucket is under way.
@@ -319,11 +323,11 @@ class GradientBuckets {
       const Bucket& bucket = layout_.plan().bucket_table[b];
       Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
         if constexpr (Traits::frees_gradients) {
-          if (!reductions_.template is_under_way<Travelling<T>>(b)) return;
-          reductions_.template wait<Travelling<T>>(b);
+          if (!reductions_.template is_under_way<T>(b)) return;
+          reductions_.template wait<T>(b);
           ring_.template keep<T>(execution_, b, pass_.adds);
         } else if constexpr (Traits::reduces_early) {
-          reductions_.template wait<Travelling<T>>(b);
+          reductions_.template wait<T>(b);
         } else {
           comm_.all_reduce(own<T>(bucket.offset, bucket.bytes),
                            reduction_of_gradients<how>(comm_.world_size().value()),
@@ -361,18 +365,6 @@ class GradientBuckets {
   auto& reductions() { return reductions_; }
 
  private:
-  void begin_pass(BackwardPass pass, bool live) {
-    if constexpr (Traits::frees_gradients) {
-      reduce();
-      ring_.forget_holders();
-    }
-    pass_ = pass;
-    next_ = 0;
-    readiness_.reset();
-    features_.before_backward(*this, live);
-    if (pass.synchronizes) features_.before_reductions(*this, live);
-  }
-
   /// The model has written a gradient: it is weighed where ranks have shares of different sizes,
   /// and added to those of earlier micro-batches.
   template <class T>
@@ -406,11 +398,7 @@ class GradientBuckets {
     const auto travelling = travelling_gradients<T>(b, more);
     if constexpr (!std::is_same_v<T, Travelling<T>>)
       execution_.cast(travelling, own_gradients<T>(b, more));
-    if constexpr (Traits::scatters_buckets) {
-      reductions_.template start<T>(b, travelling);
-    } else {
-      reductions_.start(comm_, b, travelling);
-    }
+    reductions_.template start<T>(b, travelling);
   }
 
   /// Every rank has reduced its slices: now it has all. **Ranks** all. **Host** blocks.
@@ -426,34 +414,24 @@ class GradientBuckets {
   }
 
   void take_as_zero(std::size_t p) {
-    readiness_.mark(p);
     const Placement& placement = layout_.plan().placements[p];
-    if (!pass_.adds) execution_.zero(arena_ + placement.offset, placement.bytes);
+    if constexpr (Traits::frees_gradients) {
+      if (!ring_.holds(placement.bucket)) claim(placement.bucket, p);
+      execution_.zero(ring_.arena_of(placement.bucket) + placement.offset, placement.bytes);
+    } else if (!pass_.adds) {
+      execution_.zero(arena_ + placement.offset, placement.bytes);
+    }
+    readiness_.mark(p);
   }
 
   [[noreturn, gnu::cold, gnu::noinline]] void refuse_missing() const {
-    throw Error("backward", "no gradient came for " + readiness_.missing_names([](std::size_t) {
-      return true;
-    }),
+    const auto all = [](std::size_t) { return true; };
+    throw Error("backward", "no gradient came for " + readiness_.missing_names(all),
                 "let backward write and mark every parameter, or add UnusedParameters<Zero>");
   }
 
   // Memory.
 
-  /// Gradients that are missing are zero, bucket by bucket, each of which gets its memory when the
-  /// one before has travelled.
-  void take_missing_as_zero_in_turn() {
-    for (std::size_t b = 0; b != layout_.plan().bucket_count; ++b) {
-      for (const std::size_t p : layout_.plan().members(b)) {
-        if (readiness_.is_ready(p)) continue;
-        if (!ring_.holds(b)) claim(b, p);
-        const Placement& placement = layout_.plan().placements[p];
-        execution_.zero(ring_.arena_of(b) + placement.offset, placement.bytes);
-        readiness_.mark(p);
-      }
-      start_complete_buckets();
-    }
-  }
   /// Gives a bucket its memory, which an earlier one may have: that one has travelled first.
   [[gnu::noinline]] void claim(std::size_t b, std::size_t parameter) {
     const std::size_t earlier = ring_.holder(b);
@@ -546,9 +524,7 @@ class GradientBuckets {
     constexpr NoRing(Comm&, const layout_type&) {}
   };
   using Ring =
-      typename std::conditional_t<Traits::frees_gradients,
-                                  std::type_identity<GradientRing<Traits, Comm, Execution>>,
-                                  std::type_identity<NoRing>>::type;
+      std::conditional_t<Traits::frees_gradients, GradientRing<Traits, Comm, Execution>, NoRing>;
 
   Comm& comm_;
   Execution& execution_;
@@ -559,7 +535,7 @@ class GradientBuckets {
   std::optional<typename Execution::Arena> second_;
   Readiness<layout_type> readiness_;
   [[no_unique_address]] Features features_;
-  ReductionsOf<Traits, Comm, Execution> reductions_;
+  ReductionsOf<Traits, Comm> reductions_;
   BackwardPass pass_;
   double weight_ = 1;     // of this rank's gradients
   std::size_t next_ = 0;  // the bucket whose reduction is to start next

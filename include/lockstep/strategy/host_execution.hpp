@@ -67,8 +67,7 @@ class HostUpdate {
         updates_(counts ? table_.rows() : 0) {}
 
   /// Begins an update from the sum of so many micro-batches.
-  void begin(double rate, std::size_t micro_batches, double /*factor*/) {
-    rate_ = rate;
+  void begin(std::size_t micro_batches, double /*factor*/) {
     if constexpr (divides) divisor_ = static_cast<double>(micro_batches);
     if constexpr (decides) squares_ = 0;
     if constexpr (finds) std::ranges::fill(used_, std::uint8_t{0});
@@ -205,7 +204,7 @@ class HostUpdate {
     if constexpr (has_table) {
       return decltype(Rule::template at<A>({}, 0.0, 1)){};
     } else {
-      return Rule::template at<A>(clock_.options(), rate_, number());
+      return Rule::template at<A>(clock_.options(), clock_.rate_of(clock_.options()), number());
     }
   }
 
@@ -216,19 +215,14 @@ class HostUpdate {
       if (own.skip) continue;
       std::uint64_t update = number();
       if constexpr (counts) update = ++updates_[row];
-      if constexpr (Traits::has_groups) {
-        const auto options = clock_.group_options().of(table_.groups[row]);
-        own = step_numbers<Rule>(options, clock_.rate_of(options), update, scale_);
-      } else {
-        own = step_numbers<Rule>(clock_.options(), rate_, update, scale_);
-      }
+      const auto options = clock_.group_options().of(table_.groups[row]);
+      own = step_numbers<Rule>(options, clock_.rate_of(options), update, scale_);
     }
   }
 
   Comm& comm_;
   const layout& layout_;
   const Clock& clock_;
-  double rate_ = 0;
   double divisor_ = static_cast<double>(Traits::micro_batches);
   double scale_ = 1;
   double squares_ = 0;
@@ -279,7 +273,6 @@ class DeviceExecution<Cpu, Traits, Comm> {
     static constexpr void leave() {}
     static constexpr void return_to(const Comm&) {}
   };
-  using BuiltOnDevice = OnDevice;
 
   constexpr explicit DeviceExecution(Comm&) { static_assert(Execution<DeviceExecution>); }
 

@@ -2,6 +2,7 @@
 #pragma once
 /// @file The values of parameters and buffers before the first step.
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <span>
@@ -14,22 +15,10 @@
 #include "lockstep/core/random_stream.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/view.hpp"
-#include "lockstep/model/lookup.hpp"
 #include "lockstep/model/tensor.hpp"
 #include "lockstep/model/tensor_list.hpp"
 
 namespace lockstep::detail {
-
-/// Does a model declare tensors of this role that start at one?
-template <class Model, TensorRole Role>
-inline constexpr bool declares_ones = [] {
-  if constexpr (!TensorListing<Model>) {
-    for (const TensorInfo& info : tensor_table<Model, Role>.infos) {
-      if (info.starts_at_one) return true;
-    }
-  }
-  return false;
-}();
 
 /// The values that a model initializes, in the layout that it declares. On the host they are the
 /// arena itself; elsewhere a tensor is brought to the host by `open`, which returns where the
@@ -145,35 +134,31 @@ class InitialValues {
 
   template <TensorRole Role>
   static void fill_ones(const auto& layout, auto& values) {
-    if constexpr (declares_ones<Model, Role>) {
-      for (std::size_t tensor = 0; tensor != layout.infos().size(); ++tensor) {
-        const TensorInfo& info = layout.infos()[tensor];
-        if (!info.starts_at_one) continue;
-        with_element<Model, Role>(info.element, [&]<class T>(std::type_identity<T>) {
-          values.template fill<T>(tensor, layout.plan().placements[tensor], [](std::span<T> all) {
-            for (T& value : all) value = static_cast<T>(1.f);
-          });
-        });
-      }
+    for (std::size_t tensor = 0; tensor != layout.infos().size(); ++tensor) {
+      if (layout.infos()[tensor].starts_at_one) fill_with<Role>(layout, values, tensor, 1);
     }
+  }
+  template <TensorRole Role>
+  static void fill_with(const auto& layout, auto& values, std::size_t tensor, float number) {
+    with_element<Model, Role>(layout.infos()[tensor].element, [&]<class T>(std::type_identity<T>) {
+      values.template fill<T>(tensor, layout.plan().placements[tensor], [&](std::span<T> all) {
+        std::ranges::fill(all, static_cast<T>(number));
+      });
+    });
   }
 
   void fill_by_default(std::size_t p) const {
     const TensorInfo& info = layout_.infos()[p];
     const std::string_view name = layout_.name(p);
-    const Placement& placement = layout_.plan().placements[p];
+    if (info.rank < 2) {
+      const bool scales = info.rank == 1 && (name == "weight" || name.ends_with(".weight"));
+      return fill_with<TensorRole::parameter>(layout_, parameters_, p, scales ? 1.f : 0.f);
+    }
     with_element<Model, TensorRole::parameter>(info.element, [&]<class T>(std::type_identity<T>) {
-      if (info.rank < 2) {
-        const bool scales = info.rank == 1 && (name == "weight" || name.ends_with(".weight"));
-        parameters_.template fill<T>(p, placement, [&](std::span<T> values) {
-          for (T& value : values) value = static_cast<T>(scales ? 1.f : 0.f);
-        });
-        return;
-      }
       const double row = static_cast<double>(info.count()) / static_cast<double>(info.extents[0]);
       const double bound = 1 / std::sqrt(row);
       RandomStream random(Seed{seed_.value() ^ hash_of(name)});
-      parameters_.template fill<T>(p, placement, [&](std::span<T> values) {
+      parameters_.template fill<T>(p, layout_.plan().placements[p], [&](std::span<T> values) {
         for (T& value : values)
           value = static_cast<T>(static_cast<Accumulator<T>>(random.uniform(-bound, bound)));
       });
@@ -188,15 +173,11 @@ class InitialValues {
   RandomStream random_;
 };
 
-/// A model that gives its tensors their initial values.
-template <class Model, class Initial>
-concept Initializing = requires(Model& model, Initial& initial) { model.initialize(initial); };
-
 /// Lets the model write its initial values, or fills them in by default.
 template <class Model, class Initial>
 void initialize_model(Model& model, Initial& initial) {
   initial.fill_ones();
-  if constexpr (Initializing<Model, Initial>) {
+  if constexpr (requires { model.initialize(initial); }) {
     model.initialize(initial);
   } else {
     initial.fill_by_default();

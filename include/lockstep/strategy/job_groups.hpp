@@ -17,7 +17,6 @@ namespace lockstep::detail {
 /// A job without groups.
 template <class T, class Comm>
 struct JobGroups {
-  static constexpr bool has_groups = false;
   constexpr explicit JobGroups(Comm&) {}
 };
 
@@ -36,7 +35,6 @@ auto join_across(Comm& all, const T& topology) {
 template <JobTopology T, class Comm>
 class JobGroups<T, Comm> {
  public:
-  static constexpr bool has_groups = true;
   static constexpr bool is_even = EvenTopology<T>;
 
   /// **Ranks** all. **Host** blocks until all have come.
@@ -46,7 +44,6 @@ class JobGroups<T, Comm> {
         rows_(join_groups(comm, topology_)),
         columns_(join_across(comm, topology_)) {}
 
-  const T& topology() const { return topology_; }
   auto& group() { return rows_; }
   auto& across()
     requires is_even

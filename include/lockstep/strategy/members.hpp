@@ -13,7 +13,7 @@
 #include "lockstep/bucket/subgraphs.hpp"
 #include "lockstep/checkpoint/state.hpp"
 #include "lockstep/optim/progress.hpp"
-#include "lockstep/strategy/feature/subgraphs.hpp"
+#include "lockstep/strategy/feature/unused_parameters.hpp"
 
 namespace lockstep::detail {
 
@@ -77,6 +77,11 @@ class JobMembers {
   /// A sub-graph by a name that is known at run time; another name is an error.
   static SubgraphChoice subgraph(std::string_view name) {
     return find_subgraph<typename Self::subgraphs>(name);
+  }
+  /// A step of the whole model: `self().step(choice, batch)` says what it does.
+  template <class Batch>
+  auto step(const Batch& batch) {
+    return self().step(SubgraphChoice{}, batch);
   }
   /// A step, an evaluation or a prediction with one of the job's `Subgraphs`:
   /// `job.step<"with_adapter"_s>(batch)`, or with a choice at run time,

@@ -5,7 +5,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
+#include <map>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -19,11 +19,14 @@
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/reduce_op.hpp"
+#include "lockstep/core/strong.hpp"
 #include "lockstep/hook/hook.hpp"
 #include "lockstep/hook/pipeline.hpp"
 #include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/feature/join.hpp"
+#include "lockstep/strategy/job_groups.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
+#include "lockstep/strategy/sharding/sharding.hpp"
 
 namespace lockstep::detail {
 
@@ -79,121 +82,287 @@ constexpr double folded_factor(GradientReduction how, std::size_t ranks) {
   return 1;
 }
 
-/// One slot per bucket for the handle of a call on its elements. `Start` begins such a call:
-/// `Start::on(space, std::span<T>)` returns its handle. Handles stay where they are made, and their
-/// type depends on the bucket's elements: there is a row of slots for each of `Ts`.
-template <class Start, class Space, class... Ts>
-class BucketHandles {
+/// Converts to what `make()` returns: an object that cannot be moved is made where it stays.
+template <class Make>
+struct MadeInPlace {
+  const Make& make;
+  operator std::invoke_result_t<const Make&>() const { return make(); }
+};
+
+/// A slot for each bucket, which may hold an `Of<T>`, where T is the type of the bucket's
+/// parameters.
+template <class Traits, template <class> class Of>
+class BucketSlots {
  public:
-  explicit BucketHandles(std::size_t buckets) : buckets_(buckets) { forget(); }
-
-  /// Drops every handle: the calls were part of a capture that failed and never happened.
-  void forget() {
-    std::apply([&](auto&... row) { (row.reset(buckets_), ...); }, rows_);
-  }
+  explicit BucketSlots(std::size_t buckets)
+      : rows_(make_rows(buckets, std::make_index_sequence<Traits::kinds().size>{})) {}
 
   template <class T>
-  void start(Space& space, std::size_t bucket, std::span<T> elements) {
-    std::get<Row<T>>(rows_).slots[bucket].emplace(Begin<T>{space, elements});
+  std::optional<Of<T>>& at(std::size_t bucket) {
+    return std::get<Row<T>>(rows_)[bucket];
   }
 
-  template <class T>
-  bool is_under_way(std::size_t bucket) const {
-    return std::get<Row<T>>(rows_).slots[bucket].has_value();
-  }
+  // Where slots hold handles of calls.
 
+  /// `start()` begins a bucket's call and returns its handle.
+  template <class T, class Start>
+  void start(std::size_t bucket, const Start& start) {
+    at<T>(bucket).emplace(MadeInPlace<Start>{start});
+  }
   /// Waits for a bucket's call, if one is under way.
   template <class T>
   void wait(std::size_t bucket) {
-    auto& slot = std::get<Row<T>>(rows_).slots[bucket];
+    auto& slot = at<T>(bucket);
     if (!slot) return;
     slot->wait();
     slot.reset();
   }
+  /// Drops every handle: the calls were part of a capture that failed and never happened.
+  void forget() {
+    const auto forget_row = [](auto& row) {
+      for (auto& slot : row) {
+        if (slot) slot->forget();
+        slot.reset();
+      }
+    };
+    std::apply([&](auto&... row) { (forget_row(row), ...); }, rows_);
+  }
 
  private:
   template <class T>
-  using Handle = decltype(Start::on(std::declval<Space&>(), std::declval<std::span<T>>()));
+  using Row = std::vector<std::optional<Of<T>>>;
+  template <std::size_t... K>
+  static auto make_rows(std::size_t buckets, std::index_sequence<K...>)
+      -> std::tuple<Row<ElementOf<Traits::kinds().kinds[K]>>...> {
+    return {Row<ElementOf<Traits::kinds().kinds[K]>>(buckets)...};
+  }
 
-  /// Converts to the handle itself, so that the handle is made in its slot.
-  template <class T>
-  struct Begin {
-    Space& space;
-    std::span<T> elements;
-    operator Handle<T>() const { return Start::on(space, elements); }
-  };
-
-  template <class T>
-  struct Row {
-    std::unique_ptr<std::optional<Handle<T>>[]> slots;
-
-    void reset(std::size_t buckets) {
-      for (std::size_t b = 0; slots != nullptr && b != buckets; ++b)
-        if (slots[b]) slots[b]->forget();
-      slots = std::make_unique<std::optional<Handle<T>>[]>(buckets);
-    }
-  };
-
-  std::size_t buckets_;
-  std::tuple<Row<Ts>...> rows_;
+  decltype(make_rows(0, std::make_index_sequence<Traits::kinds().size>{})) rows_;
 };
-
-template <class Start, class Space, class Traits, std::size_t... K>
-auto travelling_handles(std::index_sequence<K...>)
-    -> BucketHandles<Start, Space,
-                     typename Traits::template travelling<ElementOf<Traits::kinds().kinds[K]>>...>;
-
-/// The handles of calls on a job's gradients, in the types in which these travel.
-template <class Start, class Space, class Traits>
-using TravellingHandles = decltype(travelling_handles<Start, Space, Traits>(
-    std::make_index_sequence<Traits::kinds().size>{}));
 
 /// Begins to reduce a whole bucket over all ranks.
-template <class Traits, class Comm>
-struct ReduceWhole {
-  template <class T>
-  static auto on(Comm& comm, std::span<T> gradients) {
-    constexpr GradientReduction how = gradient_reduction<Traits, Comm>();
-    return comm.all_reduce_async(gradients, reduction_of_gradients<how>(comm.world_size().value()),
-                                 step_call<Traits, JobCall::backward>());
-  }
-};
+template <class Traits, class Comm, class T>
+auto all_reduce_gradients(Comm& comm, std::span<T> gradients) {
+  constexpr GradientReduction how = gradient_reduction<Traits, Comm>();
+  return comm.all_reduce_async(gradients, reduction_of_gradients<how>(comm.world_size().value()),
+                               step_call<Traits, JobCall::backward>());
+}
 
-/// The reductions of a job's buckets. All kinds are made from the communicator, the execution and
-/// the layout, and have `start(comm, bucket, gradients)` when a bucket is complete,
-/// `wait<T>(bucket)`, after which its averages lie where its gradients were, and `forget()`. This
-/// one all-reduces whole buckets.
+/// The reductions of a job's buckets. All kinds are made from the communicator, the layout and the
+/// job's groups, and have `start<T>(bucket, gradients)` when a bucket with parameters of T is
+/// complete, `wait<T>(bucket)`, after which its averages lie where its gradients were, and
+/// `forget()`. This one all-reduces whole buckets.
 template <class Traits, class Comm>
-class BucketReductions : public TravellingHandles<ReduceWhole<Traits, Comm>, Comm, Traits> {
+class BucketReductions {
  public:
-  BucketReductions(const Comm&, const auto& /*execution*/, const auto& layout)
-      : BucketReductions::BucketHandles(layout.plan().bucket_count) {}
-};
-
-/// A pipeline of hooks for every bucket, in a row for each type of elements.
-template <class Traits, class Comm, class Execution>
-class HookedReductions {
-  using layout = typename Traits::layout;
-  using Device = HookDevice<typename Traits::device>;
-  using Hooked = HookedBucket<Comm, Device>;
-  using Stages = typename Traits::hooks::stages;
   template <class T>
   using Travelling = typename Traits::template travelling<T>;
 
+  BucketReductions(Comm& comm, const auto& layout, const auto* /*groups*/)
+      : comm_(comm), handles_(layout.plan().bucket_count) {}
+
+  template <class T>
+  void start(std::size_t bucket, std::span<Travelling<T>> gradients) {
+    handles_.template start<T>(
+        bucket, [&] { return all_reduce_gradients<Traits, Comm>(comm_, gradients); });
+  }
+  template <class T>
+  void wait(std::size_t bucket) {
+    handles_.template wait<T>(bucket);
+  }
+  void forget() { handles_.forget(); }
+
+ private:
+  template <class T>
+  using Handle = decltype(all_reduce_gradients<Traits>(std::declval<Comm&>(),
+                                                       std::declval<std::span<Travelling<T>>>()));
+
+  Comm& comm_;
+  BucketSlots<Traits, Handle> handles_;
+};
+
+/// Two calls, one after the other: a piece of this rank's group, then its reduction across groups.
+template <class Inside, class Across, class T, class Op>
+struct ScatterAcross {
+  Inside inside;
+  Across& across;
+  std::span<T> own;
+  Op op;
+
+  void wait() {
+    inside.wait();
+    across.all_reduce(own, op, step_call_of_thread());
+  }
+  void forget() { inside.forget(); }
+};
+
+/// Who divides buckets with whom, and how their slices travel. `scatter` and `gather` get all
+/// pieces of a bucket, one behind the other and of equal length, and return the handle of a call
+/// under way.
+///
+/// With `Groups<Grid<W, G>>` buckets are divided inside of each group, and groups are replicas of
+/// each other: a slice is scattered inside, reduced across, and gathered inside.
+template <class Traits, class Comm>
+class ShardSpace {
+  using Groups = JobGroupsOf<Traits, Comm>;
+  static constexpr GradientReduction how = gradient_reduction<Traits, Comm>();
+
  public:
-  HookedReductions(Comm& comm, Execution&, const layout& where) : device_(comm), layout_(where) {
-    const auto& plan = layout_.plan();
-    slots_ = std::make_unique<Slot[]>(plan.bucket_count);
-    std::apply([&](auto&... row) { (row.resize(plan.bucket_count), ...); }, rows_);
-    for (std::size_t b = 0; b != plan.bucket_count; ++b) {
-      const Bucket& bucket = plan.bucket_table[b];
+  /// `groups` are the communicators of the groups, where buckets are divided inside of these.
+  ShardSpace(Comm& comm, Groups* groups) : comm_(&comm), groups_(groups) {
+    if constexpr (Traits::shards_groups) {
+      const auto topology = topology_for<typename Traits::job_topology>(comm.world_size());
+      const auto group = topology.group_rank(comm.rank());
+      shards_ = topology.group_size(group);
+      shard_ = topology.local_group_rank(comm.rank()).value();
+      is_saved_ = group == topology.group_rank(Rank{0});
+    } else {
+      shards_ = comm.world_size().value();
+      shard_ = comm.rank().value();
+    }
+    require_shards(shards_, comm.rank());
+  }
+
+  /// Does this rank save what it keeps? All groups keep the same, which rank 0's group saves.
+  bool is_saved() const { return is_saved_; }
+
+  /// The elements of a bucket of `count` that this rank owns.
+  template <class T>
+  Shard slice(std::size_t count) const {
+    return shard_of<typename Traits::template sliced<T>>(count, shard_, shards_);
+  }
+  /// All pieces of a bucket of `count` elements of T that begins at `data`: they reach into the
+  /// room behind it. The elements at `data` may be of another type than the bucket's.
+  template <class T, class Travelling>
+  std::span<Travelling> pieces(Travelling* data, std::size_t count) const {
+    return {data, shard_length<typename Traits::template sliced<T>>(count, shards_) * shards_};
+  }
+
+  /// This rank's piece = its average over ranks, or the sum as `gradient_reduction` says. **Ranks**
+  /// all.
+  template <class T>
+  auto scatter(std::span<T> pieces) const {
+    const std::span<T> own = own_piece(pieces);
+    const auto start = [&] {
+      return inside().reduce_scatter_async(pieces, own,
+                                           reduction_of_gradients<how>(comm_->world_size().value()),
+                                           step_call<Traits>());
+    };
+    if constexpr (Traits::shards_groups) {
+      constexpr auto then = how == GradientReduction::average ? how : GradientReduction::sum;
+      using Op = decltype(reduction_of_gradients<then>(1));
+      using Across = std::remove_reference_t<decltype(groups_->across())>;
+      return ScatterAcross<decltype(start()), Across, T, Op>{start(), groups_->across(), own,
+                                                             reduction_of_gradients<then>(1)};
+    } else {
+      return start();
+    }
+  }
+  /// Every piece = that of the rank that owns it. **Ranks** all.
+  template <class T>
+  auto gather(std::span<T> pieces) const {
+    return inside().all_gather_async(std::span<const T>(own_piece(pieces)), pieces,
+                                     step_call<Traits>());
+  }
+  /// A number = its sum over the shards of all buckets. **Ranks** all. **Host** blocks.
+  void add_others(double& number) const {
+    inside().all_reduce(std::span(&number, 1), Sum{}, step_call<Traits>());
+  }
+
+ private:
+  /// The ranks that have the slices of a bucket.
+  auto& inside() const {
+    if constexpr (Traits::shards_groups) {
+      return groups_->group();
+    } else {
+      return *comm_;
+    }
+  }
+  template <class T>
+  std::span<T> own_piece(std::span<T> pieces) const {
+    const std::size_t length = pieces.size() / shards_;
+    return pieces.subspan(shard_ * length, length);
+  }
+
+  Comm* comm_;
+  Groups* groups_;
+  std::size_t shards_;
+  std::size_t shard_;  // the number of this rank's
+  bool is_saved_ = true;
+};
+
+/// `Sharding<ZeroRedundancy>`: each rank gets its slices alone. The first bucket carries flags that
+/// all ranks read, where there are some, and is reduced whole.
+template <class Traits, class Comm>
+class ShardReductions : public BucketReductions<Traits, Comm> {
+  using Whole = BucketReductions<Traits, Comm>;
+  using Space = ShardSpace<Traits, Comm>;
+  template <class T>
+  using Travelling = typename Whole::template Travelling<T>;
+
+ public:
+  ShardReductions(Comm& comm, const auto& layout, JobGroupsOf<Traits, Comm>* groups)
+      : Whole(comm, layout, groups), space_(comm, groups), handles_(layout.plan().bucket_count) {}
+
+  const Space& space() const { return space_; }
+
+  template <class T>
+  void start(std::size_t bucket, std::span<Travelling<T>> gradients) {
+    if (Traits::joins && bucket == 0) return Whole::template start<T>(bucket, gradients);
+    handles_.template start<T>(bucket, [&] {
+      return space_.scatter(space_.template pieces<T>(gradients.data(), gradients.size()));
+    });
+  }
+  template <class T>
+  void wait(std::size_t bucket) {
+    if (Traits::joins && bucket == 0) return Whole::template wait<T>(bucket);
+    handles_.template wait<T>(bucket);
+  }
+  template <class T>
+  bool is_under_way(std::size_t bucket) {
+    return handles_.template at<T>(bucket).has_value();
+  }
+  void forget() {
+    handles_.forget();
+    Whole::forget();
+  }
+
+ private:
+  template <class T>
+  using Handle =
+      decltype(std::declval<const Space&>().scatter(std::declval<std::span<Travelling<T>>>()));
+
+  Space space_;
+  BucketSlots<Traits, Handle> handles_;
+};
+
+/// A pipeline of hooks for every bucket.
+template <class Traits, class Comm>
+class HookedReductions {
+  using layout = typename Traits::layout;
+  using Device = HookDevice<typename Traits::device>;
+  using Stages = typename Traits::hooks::stages;
+  template <class T>
+  using Travelling = typename Traits::template travelling<T>;
+  template <class T>
+  using PipelineOf = Pipeline<Travelling<T>, Comm, Device, Stages>;
+
+ public:
+  HookedReductions(Comm& comm, const layout& where, const auto* /*groups*/)
+      : device_(comm),
+        layout_(where),
+        slots_(where.plan().bucket_count),
+        pipelines_(where.plan().bucket_count) {
+    for (std::size_t b = 0; b != slots_.size(); ++b) {
+      const Bucket& bucket = layout_.plan().bucket_table[b];
       Slot& slot = slots_[b];
-      for (const std::size_t p : plan.members(b)) slot.tensors.push_back(tensor(bucket, p));
-      slot.count = bucket.count() + flags_behind<Traits>(b, comm.world_size());
-      slot.bucket.emplace(comm, device_, b, slot.count, std::span<const HookedTensor>(slot.tensors),
-                          steps_, bytes_);
+      for (const std::size_t p : layout_.plan().members(b))
+        slot.tensors.push_back(tensor(bucket, p));
+      slot.bucket.emplace(comm, device_, b,
+                          bucket.count() + flags_behind<Traits>(b, comm.world_size()),
+                          std::span<const HookedTensor>(slot.tensors), steps_, bytes_);
       Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
-        std::get<Row<Travelling<T>>>(rows_).slots[b].emplace(*slot.bucket);
+        pipelines_.template at<T>(b).emplace(*slot.bucket);
       });
     }
   }
@@ -205,30 +374,28 @@ class HookedReductions {
   void forget() {
     steps_ = steps_before_;
     bytes_ = bytes_before_;
-    for_each_pipeline([](std::size_t, auto& pipeline) { pipeline.forget(); });
-    for (std::size_t b = 0; b != layout_.plan().bucket_count; ++b) slots_[b].under_way = false;
+    for_each_pipeline([](auto& pipeline) { pipeline.forget(); });
+    for (Slot& slot : slots_) slot.under_way = nullptr;
   }
 
   template <class T>
-  void start(Comm&, std::size_t bucket, std::span<T> gradients) {
-    slots_[bucket].under_way = true;
-    slots_[bucket].gradients = reinterpret_cast<std::byte*>(gradients.data());
-    std::get<Row<T>>(rows_).slots[bucket]->begin(gradients);
+  void start(std::size_t bucket, std::span<Travelling<T>> gradients) {
+    slots_[bucket].under_way = gradients.data();
+    pipelines_.template at<T>(bucket)->begin(gradients);
   }
 
   /// Waits for a bucket's averages, if they are under way. **Ranks** all, in the order of buckets.
   template <class T>
   void wait(std::size_t bucket) {
     Slot& slot = slots_[bucket];
-    if (!slot.under_way) return;
+    if (slot.under_way == nullptr) return;
     if constexpr (Stages::has_rounds && !StreamCommunicator<Comm>) {
       // A further round would find the other buckets' calls before its own, and would finish them
       // without knowing their types.
-      for_each_pipeline([](std::size_t, auto& pipeline) { pipeline.settle(); });
+      for_each_pipeline([](auto& pipeline) { pipeline.settle(); });
     }
-    slot.under_way = false;
-    std::get<Row<T>>(rows_).slots[bucket]->finish(
-        {reinterpret_cast<T*>(slot.gradients), slot.count});
+    auto* const gradients = static_cast<Travelling<T>*>(std::exchange(slot.under_way, nullptr));
+    pipelines_.template at<T>(bucket)->finish({gradients, slot.bucket->count()});
   }
 
   /// A step is over, whichever buckets have travelled in it.
@@ -248,7 +415,9 @@ class HookedReductions {
   /// The next micro-batch may be captured, and `completes` a step or not. Returns the kind of work
   /// that hooks do in it.
   std::uint64_t begin_graph(bool completes) {
-    note_sent();
+    // Other steps of the kind of the latest one, if that was enqueued, will send as much.
+    if (steps_ != steps_before_)
+      sent_.emplace(Stages::phase(steps_before_), bytes_ - bytes_before_);
     steps_before_ = steps_;
     bytes_before_ = bytes_;
     if (!completes) return 0;
@@ -258,48 +427,23 @@ class HookedReductions {
   }
   /// A step has run as a graph.
   void replayed() {
-    for (const auto& [known, sent] : sent_) {
-      if (known == Stages::phase(steps_)) bytes_ += sent;
-    }
+    if (const auto sent = sent_.find(Stages::phase(steps_)); sent != sent_.end())
+      bytes_ += sent->second;
     ++steps_;
   }
 
   /// Calls `f(parameter, state, values, keeper)` for all that hooks keep from step to step.
   template <class F>
   void for_each_kept(const F& f) {
-    for_each_pipeline([&](std::size_t, auto& pipeline) { pipeline.for_each_kept(f); });
+    for_each_pipeline([&](auto& pipeline) { pipeline.for_each_kept(f); });
   }
 
  private:
-  template <class T>
-  struct Row {
-    std::unique_ptr<std::optional<Pipeline<T, Comm, Device, Stages>>[]> slots;
-
-    void resize(std::size_t buckets) {
-      slots = std::make_unique<std::optional<Pipeline<T, Comm, Device, Stages>>[]>(buckets);
-    }
-  };
   struct Slot {
     std::vector<HookedTensor> tensors;
-    std::optional<Hooked> bucket;
-    std::byte* gradients = nullptr;
-    std::size_t count = 0;  // of elements, with join flags
-    bool under_way = false;
+    std::optional<HookedBucket<Comm, Device>> bucket;
+    void* under_way = nullptr;  // the gradients that travel
   };
-
-  /// Other steps of the kind of the latest one, if that was enqueued, will send as much.
-  void note_sent() {
-    if (steps_ == steps_before_) return;
-    const std::uint64_t phase = Stages::phase(steps_before_);
-    for (auto& [known, sent] : sent_) {
-      if (known == phase) return;
-    }
-    sent_.emplace_back(phase, bytes_ - bytes_before_);
-  }
-
-  template <std::size_t... K>
-  static auto make_rows(std::index_sequence<K...>)
-      -> std::tuple<Row<Travelling<ElementOf<Traits::kinds().kinds[K]>>>...>;
 
   HookedTensor tensor(const Bucket& bucket, std::size_t parameter) const {
     const auto& info = layout_.infos()[parameter];
@@ -307,20 +451,18 @@ class HookedReductions {
     tensor.parameter = parameter;
     tensor.first = (layout_.plan().placements[parameter].offset - bucket.offset) /
                    element_size(bucket.element);
-    const std::size_t count = info.count();
     tensor.rows = info.rank == 0 ? 1 : info.extents[0];
-    tensor.columns = tensor.rows == 0 ? 0 : count / tensor.rows;
+    tensor.columns = tensor.rows == 0 ? 0 : info.count() / tensor.rows;
     return tensor;
   }
 
-  /// Calls `f(bucket, pipeline)` for all buckets in their order.
+  /// Calls `f(pipeline)` for all buckets in their order.
   template <class F>
   void for_each_pipeline(const F& f) {
-    for (std::size_t b = 0; b != layout_.plan().bucket_count; ++b) {
-      Traits::with_element(layout_.plan().bucket_table[b].element,
-                           [&]<class T>(std::type_identity<T>) {
-                             f(b, *std::get<Row<Travelling<T>>>(rows_).slots[b]);
-                           });
+    for (std::size_t b = 0; b != slots_.size(); ++b) {
+      Traits::with_element(
+          layout_.plan().bucket_table[b].element,
+          [&]<class T>(std::type_identity<T>) { f(*pipelines_.template at<T>(b)); });
     }
   }
 
@@ -330,26 +472,15 @@ class HookedReductions {
   std::uint64_t bytes_ = 0;
   std::uint64_t steps_before_ = 0;  // the latest micro-batch that could be captured
   std::uint64_t bytes_before_ = 0;
-  std::vector<std::pair<std::uint64_t, std::uint64_t>> sent_;  // bytes by phase, of captured steps
-  std::unique_ptr<Slot[]> slots_;
-  decltype(make_rows(std::make_index_sequence<Traits::kinds().size>{})) rows_;
+  std::map<std::uint64_t, std::uint64_t> sent_;  // bytes by phase, of captured steps
+  std::vector<Slot> slots_;
+  BucketSlots<Traits, PipelineOf> pipelines_;
 };
 
-/// Those of which each rank gets its slice alone.
 template <class Traits, class Comm>
-class ShardReductions;
-
-template <class Traits, class Comm, class Execution>
-auto choose_reductions() {
-  if constexpr (Traits::scatters_buckets) {
-    return std::type_identity<ShardReductions<Traits, Comm>>{};
-  } else if constexpr (Traits::is_hooked) {
-    return std::type_identity<HookedReductions<Traits, Comm, Execution>>{};
-  } else {
-    return std::type_identity<BucketReductions<Traits, Comm>>{};
-  }
-}
-template <class Traits, class Comm, class Execution>
-using ReductionsOf = typename decltype(choose_reductions<Traits, Comm, Execution>())::type;
+using ReductionsOf =
+    std::conditional_t<Traits::scatters_buckets, ShardReductions<Traits, Comm>,
+                       std::conditional_t<Traits::is_hooked, HookedReductions<Traits, Comm>,
+                                          BucketReductions<Traits, Comm>>>;
 
 }  // namespace lockstep::detail

@@ -11,11 +11,13 @@
 #include <string_view>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/bucket/plan.hpp"
 #include "lockstep/bucket/step.hpp"
 #include "lockstep/bucket/subgraphs.hpp"
+#include "lockstep/checkpoint/state.hpp"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/communicator.hpp"
 #include "lockstep/core/dynamic.hpp"
@@ -23,26 +25,26 @@
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/view.hpp"
+#include "lockstep/hook/hook.hpp"
 #include "lockstep/model/model.hpp"
-#include "lockstep/model/output.hpp"
 #include "lockstep/model/tensor.hpp"
 #include "lockstep/optim/optimizer.hpp"
+#include "lockstep/optim/progress.hpp"
 #include "lockstep/optim/update.hpp"
 #include "lockstep/policy/pack.hpp"
 #include "lockstep/strategy/agreement.hpp"
 #include "lockstep/strategy/concepts.hpp"
-#include "lockstep/strategy/feature/subgraphs.hpp"
+#include "lockstep/strategy/feature/unused_parameters.hpp"
 #include "lockstep/strategy/gathered_outputs.hpp"
 #include "lockstep/strategy/gradients.hpp"
 #include "lockstep/strategy/host_execution.hpp"
 #include "lockstep/strategy/initial_values.hpp"
 #include "lockstep/strategy/job_groups.hpp"
-#include "lockstep/strategy/replica_kept.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/strategy/sharding/zero.hpp"
 #include "lockstep/strategy/updater.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// The parts of a training step. W ranks, each with a replica and its share of a batch, train like
 /// one process on the whole batch; parameters are the same bits on all ranks after every step.
@@ -53,29 +55,31 @@ namespace lockstep {
 ///
 /// A world that the compiler knows to be of one costs what the bare model costs.
 template <class Model, class Policies, class Comm>
-class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
-  friend class detail::ReplicaKept<Replica>;  // what a checkpoint is made of
-
+class Replica {
  public:
   using model_type = Model;
-  using traits = detail::ReplicaTraits<Model, Policies>;
+  using traits = ReplicaTraits<Model, Policies>;
   using communicator_type = Comm;
-  using execution_type = detail::DeviceExecution<typename traits::device, traits, Comm>;
-  using layouts_type = detail::TensorLayouts<traits>;
-  using Sync = detail::Sync;
+  using execution_type = DeviceExecution<typename traits::device, traits, Comm>;
+  using layouts_type = TensorLayouts<traits>;
   /// On a GPU the host goes on, and waits for a loss when it is converted to a number.
   using Loss = typename execution_type::Loss;
 
  private:
-  using Gradients = detail::GradientBuckets<traits, Comm, execution_type>;
-  using Updating = detail::Updater<traits, Comm, execution_type>;
+  using Gradients = GradientBuckets<traits, Comm, execution_type>;
+  using Updating = Updater<traits, Comm, execution_type>;
+  using Copies = StateCopies<typename traits::device, Comm>;
+  using StateEntries = std::vector<StateEntry>;
 
  public:
   using bare_step = typename Gradients::Features::template View<typename execution_type::Step>;
   /// The step that the model sees in an evaluation or a prediction.
-  using evaluation_step = detail::EvaluationStep<bare_step>;
+  using evaluation_step = EvaluationStep<bare_step>;
   /// The step that the model's forward and backward get.
-  using step_type = detail::StepOf<traits, Model, bare_step, Gradients, Updating>;
+  using step_type =
+      std::conditional_t<traits::tracks,
+                         TrackedStep<Model, bare_step, Gradients, typename Updating::Owned>,
+                         bare_step>;
   using subgraphs = typename traits::subgraphs;
 
   /// Compares the job over ranks, then gives all of them rank 0's initial values. **Ranks** all.
@@ -94,14 +98,10 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
         parameters_(agree_and_allocate()),
         groups_(comm),
         buffers_(allocate(layouts_.buffers.plan().bytes)),
-        gradients_(comm, execution_, layouts_.parameters),
-        updater_(comm, execution_, layouts_.parameters, parameters_),
+        gradients_(comm, execution_, layouts_.parameters, &groups_),
+        updater_(comm, execution_, layouts_.parameters, parameters_, &groups_),
         step_(make_step(gradients_.arena())),
         copies_(comm) {
-    if constexpr (traits::shards_groups) {
-      gradients_.use(groups_);
-      updater_.gathers().use(groups_);
-    }
     built_.leave();
   }
   Replica(const Replica&) = delete;
@@ -169,9 +169,8 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
     const auto give = [&](std::size_t p, std::string_view state, const auto& values,
                           std::size_t first) {
       using T = typename std::remove_cvref_t<decltype(values)>::element_type;
-      const auto view =
-          detail::make_view<typename traits::memory, true, element_kind<T>(), dynamic>(
-              reinterpret_cast<std::byte*>(values.data()), Extents<dynamic>{values.size()});
+      const auto view = make_view<typename traits::memory, true, element_kind<T>(), dynamic>(
+          reinterpret_cast<std::byte*>(values.data()), Extents<dynamic>{values.size()});
       if constexpr (requires { f(layout.name(p), state, view, first); }) {
         f(layout.name(p), state, view, first);
       } else {
@@ -220,7 +219,7 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
       }
       gradients_.features().start(common, comm_.rank());
     }
-    initialize([&](auto& initial) { detail::initialize_model(model_, initial); }, seed);
+    initialize([&](auto& initial) { initialize_model(model_, initial); }, seed);
   }
 
   // The optimizer's numbers, and counts. None of these communicates.
@@ -278,7 +277,7 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   /// since the last update, while the result lives.
   auto in_step() const {
     if constexpr (traits::compares_subgraphs) {
-      return detail::InJobCall(detail::step_of_subgraphs(gradients_.features().chosen_subgraphs()));
+      return InJobCall(step_of_subgraphs(gradients_.features().chosen_subgraphs()));
     } else {
       return 0;
     }
@@ -288,14 +287,14 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   /// had a batch in the step before. With `Buffers<Synced>` they become their average over ranks,
   /// and integers, such as counts of batches, the largest. **Ranks** all. **Host** blocks, or on a
   /// GPU enqueues.
-  void synchronize_buffers(detail::JobCall part_of = detail::current_job_call()) {
+  void synchronize_buffers(JobCall part_of = current_job_call()) {
     [[maybe_unused]] const auto on = on_device();
     if constexpr (traits::averages_buffers) {
-      for (const detail::Bucket& bucket : layouts_.buffers.plan().buckets()) {
-        detail::with_element<Model, detail::TensorRole::buffer, typename traits::buffer_types>(
+      for (const Bucket& bucket : layouts_.buffers.plan().buckets()) {
+        with_element<Model, TensorRole::buffer, typename traits::buffer_types>(
             bucket.element, [&]<class T>(std::type_identity<T>) {
               using Op = std::conditional_t<FloatingElement<T>, Average, Max>;
-              comm_.all_reduce(detail::elements_at<T>(buffers_, bucket.offset, bucket.bytes), Op{},
+              comm_.all_reduce(elements_at<T>(buffers_, bucket.offset, bucket.bytes), Op{},
                                part_of);
             });
       }
@@ -313,8 +312,8 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
     if constexpr (traits::has_subgraphs) {
       const bool adds = !traits::frees_gradients && micro_batches_ != 0;
       const auto& step = adds ? adding_step() : step_;
-      return detail::with_index<subgraphs::count>(gradients_.features().subgraph(), [&](auto set) {
-        detail::SubgraphStep<step_type, subgraphs, set> used(step);
+      return with_index<subgraphs::count>(gradients_.features().subgraph(), [&](auto set) {
+        SubgraphStep<step_type, subgraphs, set> used(step);
         return f(used);
       });
     } else if constexpr (traits::tracks && !traits::frees_gradients) {
@@ -329,8 +328,8 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   template <class Batch>
   Loss forward(const Batch& placed, Sync sync) {
     [[maybe_unused]] const auto in = in_step();
-    if constexpr (detail::require_model<Model, step_type, Batch>()) {
-      if (sync == Sync::yes) before_forward(detail::step_call<traits>());
+    if constexpr (require_model<Model, step_type, Batch>()) {
+      if (sync == Sync::yes) before_forward(step_call<traits>());
       const Loss loss =
           with_step([&](auto& step) { return execution_.forward(model_, step, placed); });
       require_finite_loss(loss);
@@ -343,7 +342,7 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   /// Throws if a loss that the host knows is not finite, with `Anomaly<Stop>`.
   void require_finite_loss(const Loss& loss) const {
     if constexpr (traits::stops_at_anomaly && std::is_same_v<Loss, double>) {
-      if (!detail::is_finite(loss)) [[unlikely]]
+      if (!is_finite(loss)) [[unlikely]]
         refuse_loss(loss);
     }
   }
@@ -462,7 +461,7 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
     [[maybe_unused]] const auto in = in_step();
     if constexpr (traits::joins) {
       // Other ranks divide by the number of micro-batches of a whole step.
-      before_forward(detail::step_call<traits, detail::JobCall::forward>());
+      before_forward(step_call<traits, JobCall::forward>());
       if (traits::micro_batches > 1 && micro_batches != traits::micro_batches)
         gradients_.scale_own(static_cast<double>(traits::micro_batches) /
                              static_cast<double>(micro_batches));
@@ -489,7 +488,7 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   bool answer_others(const auto& make_update)
     requires(traits::joins)
   {
-    before_forward(detail::step_call<traits, detail::JobCall::forward>());
+    before_forward(step_call<traits, JobCall::forward>());
     backward_without_samples(Sync::yes);
     const bool goes_on = gradients_.features().live(gradients_).count != 0;
     if (goes_on) {
@@ -508,12 +507,12 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
     requires(traits::averages_parameters)
   {
     [[maybe_unused]] const auto on = on_device();
-    for (const detail::Bucket& bucket : layouts_.parameters.plan().buckets()) {
+    for (const Bucket& bucket : layouts_.parameters.plan().buckets()) {
       traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
-        const auto values = detail::elements_at<T>(parameters_, bucket.offset, bucket.bytes);
+        const auto values = elements_at<T>(parameters_, bucket.offset, bucket.bytes);
         const auto average = [&](const auto& own) {
           gradients_.reductions().count_sent(own.size_bytes());
-          comm_.all_reduce(own, Average{}, detail::JobCall::step);
+          comm_.all_reduce(own, Average{}, JobCall::step);
         };
         if constexpr (traits::keeps_masters) {
           const auto masters = updater_.masters_of(bucket);
@@ -553,7 +552,7 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   void evaluate_subgraph(std::size_t set) { evaluated_ = set; }
   template <class Batch>
   Loss evaluate(const Batch& placed) {
-    if constexpr (detail::require_forward<Model, evaluation_step, Batch>()) {
+    if constexpr (require_forward<Model, evaluation_step, Batch>()) {
       return with_evaluation_step(
           [&](auto& step) { return execution_.forward(model_, step, placed); });
     } else {
@@ -575,9 +574,9 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   auto with_evaluation_step(const F& f) {
     await_parameters();
     if constexpr (traits::has_subgraphs) {
-      return detail::with_index<subgraphs::count>(evaluated_, [&](auto set) {
-        using Used = detail::SubgraphStep<bare_step, subgraphs, set>;
-        detail::EvaluationStep<Used> step{Used(step_)};
+      return with_index<subgraphs::count>(evaluated_, [&](auto set) {
+        using Used = SubgraphStep<bare_step, subgraphs, set>;
+        EvaluationStep<Used> step{Used(step_)};
         return f(step);
       });
     } else {
@@ -593,8 +592,8 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   static constexpr bool keeps_outputs() {
     if constexpr (declares_outputs && !traits::scatters && traits::takes_loss_of_outputs) {
       using Memory = typename traits::memory;
-      return detail::PartsRunning<Model, step_type, Batch, detail::OutputRows<Model, Memory, false>,
-                                  detail::OutputRows<Model, Memory, true>>;
+      return PartsRunning<Model, step_type, Batch, OutputRows<Model, Memory, false>,
+                          OutputRows<Model, Memory, true>>;
     } else {
       return false;
     }
@@ -603,9 +602,8 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   /// call. **Host** on a GPU, blocks until they are there.
   template <class Batch>
   auto predict(const Batch& placed, std::size_t rows) {
-    static_assert(
-        detail::require_prediction<Model, evaluation_step, Batch,
-                                   detail::OutputRows<Model, typename traits::memory, false>>());
+    static_assert(require_prediction<Model, evaluation_step, Batch,
+                                     OutputRows<Model, typename traits::memory, false>>());
     reserve_outputs(rows);
     with_evaluation_step(
         [&](auto& step) { model_.predict(step, placed, outputs_.outputs({0, rows})); });
@@ -616,7 +614,7 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   template <class Batch>
   auto forward_with_outputs(const Batch& placed, std::size_t rows, Sync sync) {
     [[maybe_unused]] const auto in = in_step();
-    if (sync == Sync::yes) before_forward(detail::current_job_call());
+    if (sync == Sync::yes) before_forward(current_job_call());
     reserve_outputs(rows);
     const auto loss = with_step([&](auto& step) {
       model_.predict(step, placed, outputs_.outputs({0, rows}));
@@ -677,16 +675,106 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   /// `before`.
   void undo_capture(const auto& before) {
     gradients_.reductions().forget();
-    if constexpr (traits::shards) updater_.gathers().forget();
+    updater_.owned().forget();
     micro_batches_ = before.first;
     gradients_.features().rollback(before.second);
+  }
+
+  // For checkpoints. None of these begins to communicate.
+
+  /// Lists parameters, buffers, states of the optimizer and of hooks. Names and data are valid as
+  /// long as the replica is. Where updates leave parameters out, the count of a parameter's updates
+  /// is its state "step".
+  void list_state(StateUse use, StateEntries& to) {
+    [[maybe_unused]] const auto on = on_device();
+    await_parameters();
+    list_parameters(use, to);
+    if (keeps_own_buffers || is_listed(use)) list_buffers(to);
+    list_optimizer(use, to);
+    if constexpr (traits::is_hooked) list_hooks(use, to);
+    if constexpr (traits::averages_parameters) list_own(to);
+  }
+
+  /// What the policies mean for checkpoints.
+  JobShape job_shape() const {
+    JobShape shape;
+    shape.world = shape.replicas = comm_.world_size().value();
+    shape.gradient_divisor = traits::sums_gradients ? 1 : static_cast<double>(shape.replicas);
+    shape.micro_batches = traits::micro_batches;
+    shape.keeps_own_buffers = keeps_own_buffers;
+    shape.policies = policy_names(typename Policies::pack{});
+    shape.fingerprint = fingerprint_of<Policies>(typename traits::declared_layout(model_),
+                                                 BufferLayout<Model>(model_));
+    return shape;
+  }
+
+  /// Everything beside tensors. **Host** on a GPU, blocks until all steps are done.
+  ReplicaProgress progress() const {
+    [[maybe_unused]] const auto on = on_device();
+    ReplicaProgress progress;
+    updater_.tell_progress(progress);
+    if constexpr (traits::draws) progress.random_seed = gradients_.features().seed().value();
+    if constexpr (traits::joins && traits::broadcasts_buffers) {
+      const Rank newest = gradients_.features().newest();
+      if (newest != Rank{0}) progress.newest_buffers = newest.value();
+    }
+    return progress;
+  }
+  /// Goes on from there: comes before tensors are copied in. Numbers that the progress does not
+  /// name stay as they are. Micro-batches that were added up are forgotten; counts of updates of
+  /// single parameters are the count of all. **Host** blocks.
+  void set_progress(const ReplicaProgress& progress) {
+    [[maybe_unused]] const auto on = on_device();
+    await_parameters();
+    await_device();
+    updater_.take_progress(progress);
+    if constexpr (traits::tracks) discard_gradients();
+    if constexpr (traits::draws) {
+      if (progress.random_seed)
+        gradients_.features().start(Seed{*progress.random_seed}, comm_.rank());
+    }
+    if constexpr (traits::joins) {
+      // In another world any rank will do: all have the buffers that were saved.
+      const std::uint64_t newest = progress.newest_buffers.value_or(0);
+      gradients_.features().forget_live(
+          Rank{newest < comm_.world_size().value() ? static_cast<std::size_t>(newest) : 0});
+    }
+    if constexpr (traits::is_hooked) gradients_.reductions().begin_anew(progress.updates);
+    await_device();
+  }
+
+  /// Copies pieces in the types of a file. **Host** on a CPU, blocks until they are there; on a GPU
+  /// it goes on, and the pieces must live until `await_copies`. **Stream** after all steps so far;
+  /// later ones wait for the copies.
+  void copy_out(std::span<const StateCopy> copies) {
+    [[maybe_unused]] const auto on = on_device();
+    copies_.out(copies);
+  }
+  /// Waits until the latest copies are there. Any thread may call it, while steps go on. **Host**
+  /// blocks.
+  void await_copies() {
+    [[maybe_unused]] const auto on = on_device();
+    copies_.await();
+  }
+  /// Writes a piece, from elements in the type of a file; a parameter also where it is held in
+  /// another type. **Host** blocks.
+  void copy_in(const StateEntry& entry, const std::byte* from) {
+    [[maybe_unused]] const auto on = on_device();
+    await_parameters();
+    await_device();
+    copies_.in(entry, from);
+  }
+  /// Memory for copies, from where the device copies best.
+  auto make_kept_memory(std::size_t bytes) const {
+    [[maybe_unused]] const auto on = on_device();
+    return typename Copies::Memory(bytes);
   }
 
  private:
   static constexpr bool declares_outputs = OutputDeclaring<Model>;
 
   /// A forward pass begins, of a micro-batch that synchronizes: `Buffers<Broadcast>`.
-  void before_forward([[maybe_unused]] detail::JobCall part_of) {
+  void before_forward([[maybe_unused]] JobCall part_of) {
     if constexpr (traits::broadcasts_buffers) synchronize_buffers(part_of);
   }
 
@@ -700,9 +788,9 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   std::byte* agree_and_allocate() {
     settle_allocations();
     if constexpr (!traits::alone) {
-      detail::require_agreement(
-          comm_, detail::fingerprint_of<Policies>(layouts_.parameters, layouts_.buffers),
-          [&] { return detail::job_description<Policies>(layouts_.parameters, layouts_.buffers); });
+      require_agreement(
+          comm_, fingerprint_of<Policies>(layouts_.parameters, layouts_.buffers),
+          [&] { return job_description<Policies>(layouts_.parameters, layouts_.buffers); });
     }
     const std::size_t size = layouts_.parameters.plan().all_bytes;
     if constexpr (traits::shares_parameters) {
@@ -717,8 +805,8 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   static std::byte* bytes(std::span<std::uint8_t> memory) {
     return reinterpret_cast<std::byte*>(memory.data());
   }
-  void broadcast(std::byte* data, std::size_t size,
-                 detail::JobCall part_of = detail::current_job_call(), Rank root = Rank{0}) {
+  void broadcast(std::byte* data, std::size_t size, JobCall part_of = current_job_call(),
+                 Rank root = Rank{0}) {
     if (size == 0) return;
     comm_.broadcast(std::span(reinterpret_cast<std::uint8_t*>(data), size), root, part_of);
   }
@@ -733,15 +821,136 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   template <class F>
   void write_initial_values(F&& f, Seed seed, std::byte* masters) {
     using Declared = typename traits::declared_layout;
-    using DeclaredBuffers = detail::BufferLayout<Model>;
+    using DeclaredBuffers = BufferLayout<Model>;
     const Declared declared(model_);
     const DeclaredBuffers declared_buffers(model_);
     execution_.initialize(model_, {parameters_, nullptr, buffers_}, masters,
                           [&]<class P, class B>(P&& parameters, B&& buffers) {
-                            detail::InitialValues<Model, Declared, DeclaredBuffers, P, B> initial(
+                            InitialValues<Model, Declared, DeclaredBuffers, P, B> initial(
                                 declared, declared_buffers, parameters, buffers, seed);
                             f(initial);
                           });
+  }
+
+  // The entries of a checkpoint.
+
+  static constexpr bool keeps_own_buffers =
+      !traits::alone && std::is_same_v<typename traits::template choice<axes::Buffers>, Local>;
+
+  /// Does this rank list what all ranks keep alike? It is saved once.
+  bool is_listed(StateUse use) const { return use == StateUse::loading || comm_.rank() == Rank{0}; }
+
+  /// A whole tensor of a layout, whose elements in a file are of the kind `element`.
+  StateEntry entry_of(StateRole role, std::size_t tensor, const auto& layout, ElementKind element,
+                      std::byte* arena) const {
+    StateEntry piece;
+    piece.role = role;
+    piece.tensor = tensor;
+    piece.name = layout.name(tensor);
+    piece.whole = layout.infos()[tensor];
+    piece.whole.element = element;
+    piece.count = piece.whole.count();
+    piece.data = arena + layout.plan().placements[tensor].offset;
+    piece.held = layout.infos()[tensor].element;
+    piece.on_host = std::is_same_v<typename traits::memory, HostMemory>;
+    piece.rank = comm_.rank().value();
+    return piece;
+  }
+
+  /// Parameters, or where there are some their weights of higher precision, from all ranks
+  /// together. A rank that keeps some of those loads the parameter as the model uses it as well,
+  /// which it has whole.
+  void list_parameters(StateUse use, StateEntries& to) {
+    constexpr bool divides = traits::divides_states;
+    const bool all = is_listed(use);
+    const auto& layout = layouts_.parameters;
+    const typename traits::declared_layout declared(model_);
+    for (std::size_t p = 0; p != declared.infos().size(); ++p) {
+      StateEntry parameter =
+          entry_of(StateRole::parameter, p, layout, declared.infos()[p].element, parameters_);
+      parameter.shared = traits::shares_parameters;
+      const bool has_master = traits::keeps_masters && layout.plan().is_trained(p);
+      if (has_master ? divides && use == StateUse::loading : all) to.push_back(parameter);
+      if (!has_master || !(divides ? all || updater_.owned().is_saved() : all)) continue;
+      updater_.for_each_master(p, [&](auto values, std::size_t first) {
+        StateEntry entry = parameter;
+        entry.first = first;
+        if constexpr (!divides) {
+          entry.derived = entry.data;
+          entry.derived_kind = entry.held;
+        }
+        entry.hold(values);
+        to.push_back(entry);
+      });
+    }
+  }
+
+  void list_buffers(StateEntries& to) {
+    const auto& layout = layouts_.buffers;
+    const BufferLayout<Model> declared(model_);
+    for (std::size_t b = 0; b != declared.infos().size(); ++b)
+      to.push_back(entry_of(StateRole::buffer, b, layout, declared.infos()[b].element, buffers_));
+  }
+
+  /// A state of a parameter, of whose elements `values` are those from `first` on.
+  template <class T>
+  StateEntry state_of(std::size_t parameter, std::string_view state, std::span<T> values,
+                      std::size_t first) const {
+    StateEntry entry =
+        entry_of(StateRole::state, parameter, layouts_.parameters, element_kind<T>(), parameters_);
+    entry.state = state;
+    entry.first = first;
+    entry.hold(values);
+    return entry;
+  }
+
+  void list_optimizer(StateUse use, StateEntries& to) {
+    const bool all = is_listed(use);
+    if (all || (traits::divides_states && updater_.owned().is_saved())) {
+      updater_.for_each_state(
+          [&](std::size_t p, std::string_view state, auto values, std::size_t first) {
+            to.push_back(state_of(p, state, std::span(values), first));
+          });
+    }
+    if constexpr (traits::counts_updates) {
+      const std::span<std::uint64_t> counts = updater_.update_counts();
+      for (std::size_t p = 0; all && p != counts.size(); ++p) {
+        if (!layouts_.parameters.plan().is_trained(p)) continue;
+        to.push_back(state_of(p, "step", counts.subspan(p, 1), 0));
+        to.back().whole = {to.back().held, 0, {}};
+      }
+    }
+  }
+
+  /// The states of hooks: those that are the same on all ranks as states of the optimizer are, the
+  /// others by rank.
+  void list_hooks(StateUse use, StateEntries& to) {
+    gradients_.reductions().for_each_kept(
+        [&]<class T>(std::size_t p, std::string_view state, std::span<T> values, Keeper keeper) {
+          const bool own = keeper == Keeper::each_rank;
+          if (!own && !is_listed(use)) return;
+          StateEntry entry = state_of(p, state, values, 0);
+          if (own) entry.role = StateRole::local;
+          if (!entry.is_whole())  // it is no copy of the parameter
+            entry.whole = {element_kind<T>(), 1, {values.size()}};
+          to.push_back(entry);
+        });
+  }
+
+  /// Where ranks train alone between averages: the parameters and states of every rank.
+  void list_own(StateEntries& to) {
+    StateEntries all;
+    list_parameters(StateUse::loading, all);
+    list_optimizer(StateUse::loading, all);
+    for (StateEntry& entry : all) {
+      // Counts of updates are the same on all ranks.
+      if (!layouts_.parameters.plan().is_trained(entry.tensor) || !is_floating(entry.held))
+        continue;
+      if (entry.role == StateRole::parameter) entry.state = "parameter";
+      entry.role = StateRole::local;
+      entry.averaged = true;
+      to.push_back(entry);
+    }
   }
 
   // The steps that the model sees.
@@ -749,11 +958,9 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   /// The step whose gradients lie in that arena.
   auto make_step(std::byte* gradients) {
     const bare_step bare = gradients_.features().view(
-        execution_.step(layouts_, detail::Arenas{parameters_, gradients, buffers_}), *this);
-    if constexpr (traits::shards) {
-      return step_type(bare, gradients_, updater_.gathers());
-    } else if constexpr (traits::tracks) {
-      return step_type(bare, gradients_);
+        execution_.step(layouts_, Arenas{parameters_, gradients, buffers_}), *this);
+    if constexpr (traits::tracks) {
+      return step_type(bare, gradients_, updater_.owned());
     } else {
       return bare;
     }
@@ -773,15 +980,12 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   }
 
   [[noreturn, gnu::cold, gnu::noinline]] void refuse_loss(double loss) const {
-    throw detail::anomaly_error("the loss is " + std::to_string(loss), updates() + 1)
-        .on(comm_.rank());
+    throw anomaly_error("the loss is " + std::to_string(loss), updates() + 1).on(comm_.rank());
   }
 
   /// Waits until the parameters of the latest update are here. **Host** blocks, or on a GPU the
   /// compute stream waits.
-  void await_parameters() {
-    if constexpr (traits::shards) updater_.gathers().wait_all();
-  }
+  void await_parameters() { updater_.owned().await_parameters(); }
 
   /// The same for the host, which on a GPU may have waited for the compute stream before that
   /// waited for the parameters.
@@ -792,31 +996,29 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   }
 
   void await_device() const {
-    if constexpr (detail::StreamCommunicator<Comm>) comm_.synchronize();
+    if constexpr (StreamCommunicator<Comm>) comm_.synchronize();
   }
 
-  detail::BackwardPass pass(Sync sync) const { return {sync == Sync::yes, micro_batches_ != 0}; }
+  BackwardPass pass(Sync sync) const { return {sync == Sync::yes, micro_batches_ != 0}; }
 
-  [[no_unique_address]] typename execution_type::BuiltOnDevice built_;
+  [[no_unique_address]] typename execution_type::OnDevice built_;
   Comm& comm_;
   Model model_;
   [[no_unique_address]] execution_type execution_;
   [[no_unique_address]] layouts_type layouts_;
   std::byte* parameters_;
-  [[no_unique_address]] detail::JobGroupsOf<traits, Comm> groups_;
+  [[no_unique_address]] JobGroupsOf<traits, Comm> groups_;
   std::byte* buffers_;
   Gradients gradients_;
   Updating updater_;
   std::size_t micro_batches_ = 0;  // whose gradients are added up
   step_type step_;
   std::optional<step_type> adding_step_;  // of micro-batches after the first
-  [[no_unique_address]] detail::OutputsOf<declares_outputs, Model, typename traits::memory,
-                                          execution_type> outputs_;
-  std::size_t evaluated_ = detail::whole_model;  // the sub-graph of evaluations
-  [[no_unique_address]] detail::StateCopies<typename traits::device, Comm> copies_;
+  [[no_unique_address]] OutputsOf<declares_outputs, Model, typename traits::memory, execution_type>
+      outputs_;
+  std::size_t evaluated_ = whole_model;  // the sub-graph of evaluations
+  [[no_unique_address]] Copies copies_;
 };
-
-namespace detail {
 
 /// One micro-batch of a replica that runs by itself, with one of its sub-graphs, each of which has
 /// graphs of its own. Returns the loss.
@@ -836,6 +1038,12 @@ typename Replica::Loss run_step(Replica& replica, [[maybe_unused]] Runner& runne
   }
 }
 
-}  // namespace detail
+}  // namespace lockstep::detail
+
+namespace lockstep {
+
+/// The parts of a training step.
+template <class Model, class Policies, class Comm>
+using Replica = detail::Replica<Model, Policies, Comm>;
 
 }  // namespace lockstep

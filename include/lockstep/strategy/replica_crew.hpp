@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <memory>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -138,23 +137,20 @@ class ReplicaCrew {
     workers_.clear();
   }
 
+  /// Throws the first replica's exception that is no consequence of another, or else the first
+  /// one's, with the replica's number unless it is the only replica.
   [[noreturn, gnu::noinline]] void throw_first() {
     std::size_t first = size();
-    for (std::size_t i = 0; i != size(); ++i) {
+    for (std::size_t i = size(); i-- != 0;) {
       if (!errors_[i]) continue;
-      const bool original = !Failure::of(errors_[i]).consequence;
-      if (original || first == size()) first = i;
-      if (original) break;
+      const bool is_better = first == size() || Failure::of(errors_[first]).consequence ||
+                             !Failure::of(errors_[i]).consequence;
+      if (is_better) first = i;
     }
-    throw_of(first);
-  }
-
-  /// Throws a replica's exception, with its number unless it is the only replica.
-  [[noreturn]] void throw_of(std::size_t replica) {
-    const std::exception_ptr thrown = std::exchange(errors_[replica], nullptr);
+    const std::exception_ptr thrown = std::exchange(errors_[first], nullptr);
     if (size() == 1) std::rethrow_exception(thrown);
     const Failure failure = Failure::of(thrown);
-    const std::string who = "replica " + std::to_string(replica);
+    const std::string who = "replica " + std::to_string(first);
     const Error named(
         failure.operation.empty() ? who : who + ", " + failure.operation, failure.problem,
         failure.advice.empty() ? "see what is wrong with its share of the batch" : failure.advice);

@@ -23,7 +23,6 @@
 #include "lockstep/hook/hook.hpp"
 #include "lockstep/model/declaration.hpp"
 #include "lockstep/model/model.hpp"
-#include "lockstep/model/output.hpp"
 #include "lockstep/model/tensor_list.hpp"
 #include "lockstep/optim/constants.hpp"
 #include "lockstep/optim/optimizer.hpp"
@@ -127,13 +126,7 @@ struct ReplicaTraits {
   static constexpr bool shards = sharding::shards;
   static constexpr bool frees_gradients = sharding::frees_gradients;
   /// Are they divided inside of each group, and groups replicas of each other?
-  static constexpr bool shards_groups = [] {
-    if constexpr (has_job_groups) {
-      return shards && EvenTopology<job_topology>;
-    } else {
-      return false;
-    }
-  }();
+  static constexpr bool shards_groups = shards && EvenTopology<job_topology>;
   /// Does a rank keep the states of some elements alone?
   static constexpr bool divides_states = shares_parameters || shards;
   /// May ranks be through while others still have batches? `may_join` is the policy's answer, also

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <concepts>
 #include <cstddef>
 #include <limits>
@@ -18,7 +17,6 @@
 #include <vector>
 
 #include "lockstep/core/dynamic.hpp"
-#include "lockstep/core/macros.hpp"
 #include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/utility.hpp"
@@ -65,35 +63,20 @@ constexpr RowRange chunk(std::size_t size, std::size_t replicas, std::size_t i) 
   return {first, std::min(most, size - first)};
 }
 
-/// Replica i's rows of `size` in proportion to its weight: rounded down, and the rows that are left
-/// go to the largest remainders (of equal ones, to the lower replica). Only the proportions of
-/// weights matter.
-inline RowRange weighted_share(std::size_t size, std::span<const double> weights, std::size_t i) {
-  double all = 0;
-  for (double weight : weights) all += weight;
-  const auto exact = [&](std::size_t k) { return static_cast<double>(size) * (weights[k] / all); };
-  const auto remainder = [&](std::size_t k) { return exact(k) - std::floor(exact(k)); };
-  std::size_t left = size;
-  for (std::size_t k = 0; k != weights.size(); ++k) left -= static_cast<std::size_t>(exact(k));
-  const auto count = [&](std::size_t k) {
-    std::size_t before = 0;  // replicas whose remainder comes first
-    for (std::size_t j = 0; j != weights.size(); ++j)
-      before += remainder(j) > remainder(k) || (remainder(j) == remainder(k) && j < k);
-    return static_cast<std::size_t>(exact(k)) + (before < left ? 1 : 0);
-  };
-  std::size_t first = 0;
-  for (std::size_t k = 0; k != i; ++k) first += count(k);
-  return {first, count(i)};
+/// The same with at most one row more than another replica, so that none is without as long as
+/// there are as many rows as replicas. Of 5 rows, 4 replicas get 2, 1, 1 and 1.
+constexpr RowRange even_share(std::size_t size, std::size_t replicas, std::size_t i) {
+  const std::size_t longer = size % replicas;
+  return {i * (size / replicas) + std::min(i, longer), size / replicas + (i < longer ? 1 : 0)};
 }
 
-/// How a batch is cut: into chunks, or by weight where there are weights.
+/// How a batch is cut: into chunks, or evenly.
 struct BatchCut {
   std::size_t replicas = 1;
-  std::span<const double> weights;  // one for each replica, or none
+  bool evenly = false;
 
   RowRange rows(std::size_t size, std::size_t replica) const {
-    return weights.empty() ? chunk(size, replicas, replica)
-                           : weighted_share(size, weights, replica);
+    return evenly ? even_share(size, replicas, replica) : chunk(size, replicas, replica);
   }
 };
 
@@ -320,19 +303,14 @@ consteval bool require_scattering() {
 /// The shares that replicas have of the batch that is under way.
 class BatchShares {
  public:
-  /// `needs_all`: no replica may be without samples. PyTorch's chunks leave the last replicas
-  /// without where others have two, so shares are equal then.
-  BatchShares(std::size_t replicas, bool needs_all);
-
-  /// In proportion to these numbers, one for each replica; none makes shares equal again.
-  void set(std::vector<double> weights);
+  explicit BatchShares(BatchCut cut) : cut_(cut), rows_(cut.replicas) {}
 
   /// Counts the samples of every replica. A batch without any is an error.
   template <class Batch>
   void count(const Batch& batch) {
     samples_ = largest_ = 0;
     for (std::size_t i = 0; i != rows_.size(); ++i) {
-      rows_[i] = {samples_, samples_of(batch, cut(), i)};
+      rows_[i] = {samples_, samples_of(batch, cut_, i)};
       samples_ += rows_[i].count;
       largest_ = std::max(largest_, rows_[i].count);
     }
@@ -343,7 +321,7 @@ class BatchShares {
   /// the others would wait for its statistics.
   void require_samples() const;
 
-  BatchCut cut() const { return {rows_.size(), weights_}; }
+  const BatchCut& cut() const { return cut_; }
   /// The samples of a replica, their number on all replicas, and the largest of any.
   RowRange operator[](std::size_t replica) const { return rows_[replica]; }
   std::size_t samples() const { return samples_; }
@@ -352,11 +330,10 @@ class BatchShares {
  private:
   [[noreturn]] static void refuse_empty();
 
-  bool needs_all_;
+  BatchCut cut_;
+  std::vector<RowRange> rows_;
   std::size_t samples_ = 0;
   std::size_t largest_ = 0;
-  std::vector<RowRange> rows_;
-  std::vector<double> weights_;
 };
 
 /// Where a replica's model reads its share of a batch: keeps the latest share of every type of

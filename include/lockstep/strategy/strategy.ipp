@@ -3,7 +3,6 @@
 /// @file Definitions of this folder that are no templates.
 
 #include <string>
-#include <utility>
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/macros.hpp"
@@ -41,24 +40,6 @@ LOCKSTEP_INLINE void fail_agreement(const std::string& first_job, const std::str
        {"ranks have different jobs: rank 0 has \"", line_at(first_job, line), "\" and rank ", other,
         " has \"", line_at(other_job, line), "\""},
        "start the same program with the same settings on all ranks", me);
-}
-
-LOCKSTEP_INLINE BatchShares::BatchShares(std::size_t replicas, bool needs_all)
-    : needs_all_(needs_all), rows_(replicas) {
-  set({});
-}
-
-LOCKSTEP_INLINE void BatchShares::set(std::vector<double> weights) {
-  bool positive = true;
-  for (const double weight : weights) positive = positive && weight > 0;
-  if (!positive || (!weights.empty() && weights.size() != rows_.size())) {
-    throw Error("set_shares",
-                text({weights.size(), " numbers for ", rows_.size(), " replicas",
-                      positive ? "" : ", not all of them above zero"}),
-                "give every replica a number above zero");
-  }
-  weights_ = std::move(weights);
-  if (needs_all_ && weights_.empty()) weights_.assign(rows_.size(), 1);
 }
 
 LOCKSTEP_INLINE void BatchShares::refuse_empty() {

@@ -3,7 +3,6 @@
 /// @file The updater: one optimizer over all parameters that a rank owns, on any device, with its
 /// states and master weights.
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -40,7 +39,6 @@ class Updater
   using Clock = typename Updater::UpdateClock;
   using layout = typename Traits::layout;
   using Rule = typename Traits::rule;
-  using Owned = OwnedBy<Traits, Comm>;
   using Arena = typename Execution::Arena;
   static constexpr bool divides = Traits::divides_states;
   using Passes = typename Execution::UpdatePasses;
@@ -48,12 +46,15 @@ class Updater
   static constexpr bool needs_first_pass = decides || Traits::skips_zero_gradients;
 
  public:
-  Updater(Comm& comm, Execution& execution, const layout& where, std::byte* parameters)
+  using Owned = OwnedBy<Traits, Comm>;
+
+  Updater(Comm& comm, Execution& execution, const layout& where, std::byte* parameters,
+          JobGroupsOf<Traits, Comm>* groups = nullptr)
       : comm_(comm),
         execution_(execution),
         layout_(where),
         parameters_(parameters),
-        owned_(comm, where, parameters),
+        owned_(comm, where, parameters, groups),
         masters_(Traits::keeps_masters ? widened(owned_.kept_bytes()) : 0),
         states_(Rule::states * widened(owned_.kept_bytes())),
         passes_(comm, execution, where, owned_, *this) {
@@ -68,7 +69,8 @@ class Updater
   /// knows. **Stream** before the members below.
   void begin(std::size_t micro_batches = Traits::micro_batches, double factor = 1) {
     passes_.require_none_seen();
-    passes_.begin(this->advance(), micro_batches, factor);
+    this->advance();
+    passes_.begin(micro_batches, factor);
   }
 
   /// From gradients that are each rank's own. **Host** blocks until the parameters are new on all
@@ -123,12 +125,8 @@ class Updater
   }
   /// Where updates leave parameters out: how many each parameter had, in the device's memory.
   std::span<std::uint64_t> update_counts() { return passes_.updates(); }
-  /// The parameters that are coming back from other ranks.
-  auto& gathers()
-    requires(Traits::shards)
-  {
-    return owned_.gathers();
-  }
+  /// The parameters that this rank updates, and those that come back from other ranks.
+  Owned& owned() { return owned_; }
 
   /// **Host** on a GPU, both block.
   void tell_progress(ReplicaProgress& progress) const {
@@ -150,14 +148,10 @@ class Updater
 
   // Initial values: rank 0 writes the master weights of all parameters, laid out as these.
 
-  /// Memory for that where ranks keep some weights alone, and on other ranks for one bucket.
-  /// **Ranks** all; it is followed by `settle_allocations`.
+  /// Memory for that where ranks keep some weights alone. **Ranks** all; it is followed by
+  /// `settle_allocations`.
   Arena allocate_masters() const {
-    if constexpr (!divides || !Traits::keeps_masters) return Arena(0);
-    if (comm_.rank() == Rank{0}) return Arena(widened(layout_.plan().bytes));
-    std::size_t most = 0;
-    for (const Bucket& bucket : layout_.plan().buckets()) most = std::max(most, bucket.bytes);
-    return Arena(widened(most));
+    return Arena(divides && Traits::keeps_masters ? widened(layout_.plan().bytes) : 0);
   }
   /// Where rank 0 writes them.
   std::byte* masters_in(const Arena& allocated) const {
@@ -165,19 +159,16 @@ class Updater
     return divides ? allocated.data() : masters_.data();
   }
   /// Every rank takes those that it keeps. **Ranks** all. **Stream** the compute stream.
-  void distribute_masters([[maybe_unused]] const Arena& allocated) const {
-    if constexpr (!divides) return broadcast(masters_.data(), masters_.bytes());
-    const bool has_all = comm_.rank() == Rank{0};
-    for (std::size_t b = 0; b != layout_.plan().bucket_count; ++b) {
-      const Bucket& bucket = layout_.plan().bucket_table[b];
-      std::byte* const all = allocated.data() + (has_all ? widened(bucket.offset) : 0);
-      broadcast(all, widened(bucket.bytes));
-      owned_.template for_each<Pieces::buckets>([&](const auto& own) {
-        if (own.number == b && own.count.value() != 0)
-          execution_.copy(masters_at(own.offset), all + widened(own.offset - bucket.offset),
-                          own.count.value() * sizeof(float));
-      });
-    }
+  void distribute_masters(const Arena& allocated) const {
+    std::byte* const all = masters_in(allocated);
+    comm_.broadcast(std::span(reinterpret_cast<std::uint8_t*>(all), widened(layout_.plan().bytes)),
+                    Rank{0});
+    if constexpr (!divides) return;
+    owned_.template for_each<Pieces::buckets>([&](const auto& own) {
+      if (own.count.value() != 0)
+        execution_.copy(masters_at(own.offset), all + widened(own.offset),
+                        own.count.value() * sizeof(float));
+    });
   }
 
  private:
@@ -185,49 +176,38 @@ class Updater
   void run(Gradients& gradients) {
     if constexpr (Traits::divides_by_live) passes_.count_live(gradients);
     if constexpr (Traits::notes_usage && !Traits::skips_zero_gradients) passes_.use(gradients);
-    if constexpr (needs_first_pass)
-      owned_.template for_each<Passes::observed>(Observe<Averaged, Gradients>{*this, gradients});
+    if constexpr (needs_first_pass) {
+      owned_.template for_each<Passes::observed>(
+          [&]<class T, std::size_t Count>(const UpdatePiece<T, Count>& piece) {
+            if constexpr (!Averaged) owned_.template bring<Passes::observed>(gradients, piece);
+            passes_.observe(piece, owned_.averages(gradients, piece));
+          });
+    }
     if (!passes_.decide(owned_)) return;
     constexpr bool is_fused = !needs_first_pass && !Averaged;
     owned_.template for_each<is_fused ? Owned::fused : Pieces::runs>(
-        Apply<is_fused, Gradients>{*this, gradients});
+        [&]<class T, std::size_t Count>(const UpdatePiece<T, Count>& piece) {
+          update<is_fused>(gradients, piece);
+        });
     passes_.end();
     owned_.publish(is_fused);
   }
 
-  /// The first pass.
-  template <bool Averaged, class Gradients>
-  struct Observe {
-    Updater& self;
-    Gradients& gradients;
-
-    template <class T, std::size_t Count>
-    void operator()(const UpdatePiece<T, Count>& piece) const {
-      if constexpr (!Averaged) self.owned_.template bring<Passes::observed>(gradients, piece);
-      self.passes_.observe(piece, self.owned_.averages(gradients, piece));
+  /// Updates a piece, and in a `Fused` pass reduces it before.
+  template <bool Fused, class Gradients, class T, std::size_t Count>
+  void update(Gradients& gradients, const UpdatePiece<T, Count>& piece) {
+    const std::size_t first = owned_.first_of(piece);
+    std::byte* const parameters = parameters_ + piece.offset;
+    std::byte* const masters = Traits::keeps_masters ? masters_at(piece.offset) : parameters;
+    const auto states = states_at(piece.offset);
+    const auto pass = passes_.pass(piece, first, parameters, masters, states.data());
+    if constexpr (Fused && requires { owned_.for_each_block(gradients, piece, pass); }) {
+      owned_.for_each_block(gradients, piece, pass);
+    } else {
+      if constexpr (Fused) owned_.template bring<Owned::fused>(gradients, piece);
+      pass(first, owned_.averages(gradients, piece));
     }
-  };
-
-  /// The pass that updates, and in a `Fused` one reduces before.
-  template <bool Fused, class Gradients>
-  struct Apply {
-    Updater& self;
-    Gradients& gradients;
-
-    template <class T, std::size_t Count>
-    void operator()(const UpdatePiece<T, Count>& piece) const {
-      const std::size_t first = self.owned_.first_of(piece);
-      std::byte* const parameters = self.parameters_ + piece.offset;
-      std::byte* const masters = Traits::keeps_masters ? self.masters_at(piece.offset) : parameters;
-      const auto states = self.states_at(piece.offset);
-      const auto pass = self.passes_.pass(piece, first, parameters, masters, states.data());
-      if constexpr (Fused) {
-        self.owned_.for_each_block(gradients, piece, pass);
-      } else {
-        pass(first, self.owned_.averages(gradients, piece));
-      }
-    }
-  };
+  }
 
   /// The states of the elements from `offset` on; one more, so that the array is never empty.
   std::array<std::byte*, Rule::states + 1> states_at(std::size_t offset) const {
@@ -262,10 +242,6 @@ class Updater
           });
     }
     return found;
-  }
-
-  void broadcast(std::byte* data, std::size_t bytes) const {
-    comm_.broadcast(std::span(reinterpret_cast<std::uint8_t*>(data), bytes), Rank{0});
   }
 
   Comm& comm_;

@@ -13,6 +13,17 @@ namespace lockstep {
 
 namespace detail {
 
+/// Does a world of `world` ranks divide into groups of `group`? True while a size is not known.
+constexpr bool divides(std::size_t group, std::size_t world) {
+  return group == dynamic || world == dynamic || (group != 0 && world % group == 0);
+}
+
+inline void check_divides(std::size_t group, std::size_t world) {
+  if (world != 0 && divides(group, world)) return;
+  fail("topology", {"a world of ", world, " does not divide into groups of ", group},
+       "choose a group size that divides the world size");
+}
+
 /// The transpose: of `[0 1 2] [3 4 5]` the groups `[0 3] [1 4] [2 5]`.
 template <class T>
 class TransposeOf : public TopologyQueries<TransposeOf<T>> {
@@ -57,21 +68,6 @@ constexpr T transpose(detail::TransposeOf<T> topology) {
 }
 template <class T>
 using Transposed = decltype(transpose(std::declval<T>()));
-
-namespace detail {
-
-/// Does a world of `world` ranks divide into groups of `group`? True while a size is not known.
-constexpr bool divides(std::size_t group, std::size_t world) {
-  return group == dynamic || world == dynamic || (group != 0 && world % group == 0);
-}
-
-inline void check_divides(std::size_t group, std::size_t world) {
-  if (world != 0 && divides(group, world)) return;
-  fail("topology", {"a world of ", world, " does not divide into groups of ", group},
-       "choose a group size that divides the world size");
-}
-
-}  // namespace detail
 
 /// `WorldRanks` ranks in groups of `GroupRanks` neighbours. Either may be `dynamic`; then it is
 /// given, and checked, at construction: `Grid<dynamic, 3>{WorldSize{6}}`.

@@ -22,7 +22,7 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/scope_guard.hpp"
 #include "lockstep/device/device.hpp"
-#include "lockstep/model/lookup.hpp"
+#include "lockstep/model/tensor_list.hpp"
 #include "lockstep/optim/update.hpp"
 #include "lockstep/strategy/ddp.hpp"
 #include "lockstep/strategy/gradients.hpp"

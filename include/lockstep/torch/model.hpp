@@ -19,7 +19,6 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/strong.hpp"
-#include "lockstep/model/lookup.hpp"
 #include "lockstep/model/model.hpp"
 #include "lockstep/model/tensor_list.hpp"
 #include "lockstep/torch/adopted_tensors.hpp"

@@ -12,7 +12,6 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/json.hpp"
 #include "lockstep/core/scope_guard.hpp"
-#include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/data/dataset.hpp"
 #include "lockstep/data/loader.hpp"
@@ -56,7 +55,7 @@ class EpochBatches {
       : trainer_(trainer),
         options_(taken(options)),
         sampler_(source.size(), trainer.world_size(), trainer.rank(), trainer.sampler_options()),
-        loader_(trainer.make_loader(source, sampler_, options_)) {
+        loader_(trainer.feed_.make(source, sampler_, options_)) {
     sampler_.set_epoch(epoch);
   }
 

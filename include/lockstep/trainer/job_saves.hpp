@@ -15,7 +15,6 @@
 #include "lockstep/checkpoint/values.hpp"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/json.hpp"
 #include "lockstep/trainer/progress.hpp"
 
 namespace lockstep::detail {

@@ -5,14 +5,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "lockstep/checkpoint/options.hpp"
-#include "lockstep/core/macros.hpp"
 #include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/terminal.hpp"
@@ -40,12 +38,6 @@ struct CheckpointFlags {
   /// The program's options with these in their place. Throws where there is no folder for them.
   CheckpointOptions over(CheckpointOptions options) const;
 };
-
-/// Takes the options about checkpoints out of those that are given. Other names are not looked at.
-CheckpointFlags parse_checkpoint_flags(std::span<const CutArguments::Given> given);
-
-/// `5m`, `300s`, `1.5h`, `2d`, or `100` for updates.
-CheckpointFlags::Every parse_checkpoint_interval(std::string_view name, std::string_view text);
 
 }  // namespace detail
 

@@ -15,7 +15,7 @@
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/view.hpp"
 #include "lockstep/data/sampler.hpp"
-#include "lockstep/model/output.hpp"
+#include "lockstep/model/model.hpp"
 
 namespace lockstep {
 

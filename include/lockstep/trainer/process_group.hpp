@@ -3,7 +3,6 @@
 /// @file Process groups: from launched processes to a communicator, for hand-written loops.
 
 #include <atomic>
-#include <concepts>
 #include <cstddef>
 #include <memory>
 #include <optional>
@@ -17,7 +16,6 @@
 #include "lockstep/comm/backends/loopback.hpp"
 #include "lockstep/comm/communicator.hpp"
 #include "lockstep/comm/groups.hpp"
-#include "lockstep/core/error.hpp"
 #include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/launch/rendezvous.hpp"
@@ -58,16 +56,12 @@ consteval auto group_policies() {
 template <class... Ps>
 using GroupPolicies = decltype(group_policies<Ps...>());
 
-/// How many process groups this process has.
-inline std::atomic<std::size_t>& living_groups() {
-  static std::atomic<std::size_t> count = 0;
-  return count;
-}
-/// Counts a process group while it lives. A group that was moved from does not count.
+/// How many process groups this process has. Each counts while it lives, unless it was moved from.
+inline std::atomic<std::size_t> living_groups = 0;
 using GroupCount = std::unique_ptr<std::atomic<std::size_t>, void (*)(std::atomic<std::size_t>*)>;
 inline GroupCount count_group() {
-  ++living_groups();
-  return {&living_groups(), [](std::atomic<std::size_t>* count) { --*count; }};
+  ++living_groups;
+  return {&living_groups, [](std::atomic<std::size_t>* count) { --*count; }};
 }
 
 }  // namespace detail
@@ -140,7 +134,7 @@ ProcessGroup<Policies...> init_process_group(std::string_view init_method, Rank 
 }
 
 /// Does this process have a process group?
-inline bool is_initialized() { return detail::living_groups() != 0; }
+inline bool is_initialized() { return detail::living_groups != 0; }
 
 /// Ends a process group before the end of its scope: `destroy_process_group(std::move(group))`.
 /// **Ranks** all. **Host** blocks as the end of a group does.

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "lockstep/core/json.hpp"
-#include "lockstep/core/macros.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/data/sampler.hpp"
 #include "lockstep/observe/display.hpp"

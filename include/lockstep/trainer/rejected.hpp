@@ -121,7 +121,6 @@ class RejectedWrapper {
   void average_parameters() const;
   void initialize(const auto&, Seed = {}) const {}
   void for_each_model(const auto&) const {}
-  void set_shares(const auto&) const {}
   void set_epoch(std::uint64_t) const;
   void begin_schedule(std::uint64_t) const;
   void synchronize_buffers() const;

@@ -36,13 +36,11 @@
 #include "lockstep/data/sampler.hpp"
 #include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/model/shapes.hpp"
-#include "lockstep/model/tensor.hpp"
 #include "lockstep/observe/scores.hpp"
 #include "lockstep/observe/summary.hpp"
 #include "lockstep/policy/pack.hpp"
 #include "lockstep/strategy/agreement.hpp"
 #include "lockstep/strategy/ddp.hpp"
-#include "lockstep/strategy/feature/subgraphs.hpp"
 #include "lockstep/strategy/members.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/strategy/scatter.hpp"
@@ -104,6 +102,16 @@ class JobFeed {
   using loader = DataLoader<Source, Sampler>;
 
   constexpr JobFeed(Session&, const Wrapper&) {}
+
+  /// The loader of a loop over data, which `source` and `sampler` outlive.
+  template <class Source, class Sampler>
+  loader<Source, Sampler> make(const Source& source, Sampler& sampler,
+                               const LoaderOptions& options) {
+    return {source, sampler, options};
+  }
+  /// `f()`. Where it throws, ranks that wait for a batch hear the same words as those that wait for
+  /// a gradient.
+  auto tell(const auto& f) { return f(); }
 };
 
 /// Some ranks read for others, through a communicator beside the job's: of the same kind, with
@@ -140,17 +148,20 @@ class JobFeed<Policies, Wrapper> {
                   topology_for<Topo>(session.world()), session.rank()),
               Select{&wrapped}) {}
 
+  template <class Source, class Sampler>
+  loader<Source, Sampler> make(const Source& source, Sampler& sampler,
+                               const LoaderOptions& options) {
+    return {source, sampler, options, line_};
+  }
+  auto tell(const auto& f) { return tell_others_of<false>(line_, f); }
   Line& line() { return line_; }
 
  private:
   Line line_;
 };
 
-/// `fit` without a function of the program, or without data to evaluate on.
-struct NoCallback {
-  constexpr void operator()(const auto&...) const {}
-};
-struct NoData {};
+/// Stands for a function of the program, or for data to evaluate on, that `fit` is not given.
+struct NotGiven {};
 
 /// A job that trains: one object on every rank.
 template <class Model, class Policies>
@@ -271,17 +282,12 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   /// One batch of this rank: forward, backward, reduce, update (the last two once per
   /// `Accumulate<N>`). Returns this rank's loss. With `ParallelStrategy<DP>` there is one rank, and
   /// its replicas share the batch. **Ranks** all. **Host** blocks.
-  template <class Batch>
-  typename wrapper::Loss step(const Batch& batch) {
-    return step(SubgraphChoice{}, batch);
-  }
   using Members::step;
-  /// Ranks may step while others are exhausted.
   template <class Set, class Batch>
   typename wrapper::Loss step(const Set& set, const Batch& batch) {
     require_all_ranks("step");
     [[maybe_unused]] const auto on = wrapped_.first().on_device();
-    const auto loss = tell_fed_ranks([&] { return wrapped_.step(set, batch); });
+    const auto loss = feed_.tell([&] { return wrapped_.step(set, batch); });
     std::size_t samples = 1;
     if constexpr (requires { batch.size(); }) {
       samples = batch.size();
@@ -312,8 +318,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     DistributedSampler<Exact, InOrder> shares(source.size(), world_size(), rank());
     Tally tally;
     fetch([&] {
-      for (const auto& batch : make_loader(source, shares, options))
-        wrapped_.evaluate(batch, tally);
+      for (const auto& batch : feed_.make(source, shares, options)) wrapped_.evaluate(batch, tally);
     });
     const Scores scores = lockstep::reduce(comm_, tally);
     progress_.show(scores, name);
@@ -326,12 +331,12 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   /// on `test`. Then `on_epoch(epoch)` or `on_epoch(epoch, scores)` is called, which ends the
   /// training where it returns false; `on_step(batch, loss)` comes after every step. Returns the
   /// figures of the last epoch. **Ranks** all. **Host** blocks.
-  template <Dataset Train, class OnEpoch = NoCallback, class OnStep = NoCallback>
+  template <Dataset Train, class OnEpoch = NotGiven, class OnStep = NotGiven>
   EpochSummary fit(const Train& train, const FitOptions& options, OnEpoch on_epoch = {},
                    OnStep on_step = {}) {
-    return fit_both(train, NoData{}, options, on_epoch, on_step);
+    return fit_both(train, NotGiven{}, options, on_epoch, on_step);
   }
-  template <Dataset Train, Dataset Test, class OnEpoch = NoCallback, class OnStep = NoCallback>
+  template <Dataset Train, Dataset Test, class OnEpoch = NotGiven, class OnStep = NotGiven>
   EpochSummary fit(const Train& train, const Test& test, const FitOptions& options,
                    OnEpoch on_epoch = {}, OnStep on_step = {}) {
     return fit_both(train, test, options, on_epoch, on_step);
@@ -353,7 +358,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
       BlockSampler block(source.size(), world_size(), rank());
       return fetch([&] {
         return predict_all<typename Model::Output>(
-            comm_, wrapped_, block, make_loader(source, block, loading), options.gather);
+            comm_, wrapped_, block, feed_.make(source, block, loading), options.gather);
       });
     }
   }
@@ -622,58 +627,28 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
 
   // Steps and batches.
 
-  /// `run()`, a step. Where it throws, ranks that wait for a batch hear the same words as those
-  /// that wait for a gradient.
-  template <class Step>
-  auto tell_fed_ranks(const Step& run) -> decltype(run()) {
-    if constexpr (feed::sends) {
-      return tell_others_of<false>(feed_.line(), run);
-    } else {
-      return run();
-    }
-  }
-
-  /// The loader of a loop over data, which `source` and `sampler` outlive.
-  template <class Source, class Sampler>
-  loader<Source, Sampler> make_loader(const Source& source, Sampler& sampler,
-                                      const LoaderOptions& options) {
-    if constexpr (feed::sends) {
-      return loader<Source, Sampler>(source, sampler, options, feed_.line());
-    } else {
-      return loader<Source, Sampler>(source, sampler, options);
-    }
-  }
   /// `f()`, which takes batches from a loader. A reader's failure ends the ranks that it feeds; the
   /// others are told of it.
   template <class F>
   auto fetch(const F& f) -> decltype(f()) {
-    if constexpr (feed::sends) {
-      try {
-        return f();
-      } catch (const std::exception& error) {
-        comm_.abandon(error.what());
-        throw;
-      }
-    } else {
-      return f();
-    }
+    return tell_others_of<!feed::sends>(comm_, f);
   }
 
-  /// The loop of `fit`. `NoData` is evaluated on nothing.
+  /// The loop of `fit`.
   template <class Train, class Test, class OnEpoch, class OnStep>
   EpochSummary fit_both(const Train& train, const Test& test, const FitOptions& options,
                         OnEpoch& on_epoch, OnStep& on_step) {
     for (auto epoch : epochs(options.epochs)) {
       for (const auto& batch : epoch.batches(train, options.batch_size)) {
         const auto loss = step(batch);
-        if constexpr (!std::same_as<OnStep, NoCallback>) on_step(batch, loss);
+        if constexpr (!std::same_as<OnStep, NotGiven>) on_step(batch, loss);
       }
       Scores scores;
-      if constexpr (!std::same_as<Test, NoData>) {
+      if constexpr (!std::same_as<Test, NotGiven>) {
         scores = evaluate(
             test, options.test_batch_size == 0 ? options.batch_size : options.test_batch_size);
       }
-      if constexpr (!std::same_as<OnEpoch, NoCallback>) {
+      if constexpr (!std::same_as<OnEpoch, NotGiven>) {
         if (!goes_on_after(on_epoch, epoch, scores)) break;
       }
     }

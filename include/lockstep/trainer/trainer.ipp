@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <ctime>
-#include <span>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -23,88 +22,55 @@
 #include "lockstep/core/terminal.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/launch/rendezvous.hpp"
-#include "lockstep/trainer/epochs.hpp"
 #include "lockstep/trainer/options.hpp"
 #include "lockstep/trainer/progress.hpp"
 #include "lockstep/version.hpp"
 
 namespace lockstep::detail {
 
-[[noreturn]] LOCKSTEP_INLINE void fail_checkpoint_flag(std::string_view name,
-                                                       std::string_view value,
-                                                       std::string_view advice) {
-  fail("launch", {name, " is '", value, "'"}, advice);
+[[noreturn]] LOCKSTEP_INLINE void refuse_flag(const CutArguments::Given& flag,
+                                              std::string_view advice) {
+  fail("launch", {flag.name, " is '", flag.value, "'"}, advice);
 }
 
-/// The value of an option, `text`, is a number above 0 and the letter `unit`, if that is one.
+/// The number above 0 that an option's value is, or its first `size` characters are.
 template <class Number>
-Number parse_positive(std::string_view name, std::string_view text, std::string_view advice,
-                      char unit = '\0') {
+Number parse_positive(const CutArguments::Given& flag, std::size_t size, std::string_view advice) {
   Number number = 0;
-  const std::string_view digits = text.substr(0, text.size() - (unit == '\0' ? 0 : 1));
-  const char* const last = digits.data() + digits.size();
+  const char* const last = flag.value.data() + size;
   // NOLINTNEXTLINE(bugprone-suspicious-stringview-data-usage): `last` is where it ends
-  const auto [end, error] = std::from_chars(digits.data(), last, number);
-  if (error == std::errc::result_out_of_range) {
-    fail_checkpoint_flag(name, text, "this is more than can be counted; give a smaller number");
-  }
-  if (error != std::errc{} || end != last || !(number > 0)) {
-    fail_checkpoint_flag(name, text, advice);
-  }
+  const auto [end, error] = std::from_chars(flag.value.data(), last, number);
+  if (error == std::errc::result_out_of_range)
+    refuse_flag(flag, "this is more than can be counted; give a smaller number");
+  if (error != std::errc{} || end != last || !(number > 0)) refuse_flag(flag, advice);
   return number;
 }
 
-LOCKSTEP_INLINE CheckpointFlags::Every parse_checkpoint_interval(std::string_view name,
-                                                                 std::string_view text) {
+/// `5m`, `300s`, `1.5h`, `2d`, or `100` for updates.
+LOCKSTEP_INLINE CheckpointFlags::Every parse_interval(const CutArguments::Given& flag) {
   constexpr std::string_view advice =
       "give it a time above 0, such as 30s, 5m or 1h, or a number of updates from 1, such as 100";
-  if (text.empty()) fail_checkpoint_flag(name, text, advice);
   constexpr std::pair<char, double> units[] = {{'s', 1}, {'m', 60}, {'h', 3600}, {'d', 86400}};
+  const std::size_t size = flag.value.size();
   for (const auto& [letter, seconds] : units) {
-    if (text.back() != letter) continue;
-    const double count = parse_positive<double>(name, text, advice, letter);
+    if (!flag.value.ends_with(letter)) continue;
+    const double milliseconds = parse_positive<double>(flag, size - 1, advice) * seconds * 1000;
     // Beyond a thousand years the clock's arithmetic would overflow, and `inf` is a number too.
-    if (!(count * seconds < 3.2e10)) {
-      fail_checkpoint_flag(name, text, "no run is as long as that; give a shorter time");
-    }
-    const double milliseconds = std::ceil(count * seconds * 1000);
-    return {0, std::chrono::milliseconds(static_cast<std::int64_t>(milliseconds))};
+    if (!(milliseconds < 3.2e13))
+      refuse_flag(flag, "no run is as long as that; give a shorter time");
+    return {0, std::chrono::milliseconds(static_cast<std::int64_t>(std::ceil(milliseconds)))};
   }
-  return {parse_positive<std::uint64_t>(name, text, advice), {}};
+  return {parse_positive<std::uint64_t>(flag, size, advice), {}};
 }
 
-LOCKSTEP_INLINE CheckpointFlags parse_checkpoint_flags(std::span<const CutArguments::Given> given) {
-  CheckpointFlags flags;
-  for (const auto& [name, value] : given) {
-    if (name == "--resume") flags.resume = true;
-    if (name == "--checkpoint-every") flags.every = parse_checkpoint_interval(name, value);
-    if (name == "--checkpoint") {
-      if (value.empty()) fail_checkpoint_flag(name, value, "name a folder");
-      if (value.starts_with("--")) {
-        fail_checkpoint_flag(name, value, "name a folder; one of that name is ./--...");
-      }
-      flags.folder = value;
-    }
-    if (name == "--keep") {
-      flags.keep = value == "all" ? keep_all
-                                  : parse_positive<std::size_t>(
-                                        name, value,
-                                        "give the number of checkpoints that stay, from 1, or all");
-    }
-    if (name == "--best") {
-      const std::size_t colon = value.rfind(':');
-      const std::string_view side =
-          colon == std::string_view::npos ? std::string_view() : value.substr(colon + 1);
-      const std::string_view score = value.substr(0, colon);
-      if (side == "lower" || side == "higher") flags.higher_is_better = side == "higher";
-      if (score.empty() || (!flags.higher_is_better && colon != std::string_view::npos)) {
-        fail_checkpoint_flag(name, value,
-                             "name a score, such as test_accuracy, or wer:lower or f1:higher");
-      }
-      flags.best_by = score;
-    }
-  }
-  return flags;
+/// A score, and whether its higher values are the better ones: `wer:lower`.
+LOCKSTEP_INLINE void parse_best(const CutArguments::Given& flag, CheckpointFlags& flags) {
+  const std::size_t colon = std::min(flag.value.rfind(':'), flag.value.size());
+  const std::string_view side = flag.value.substr(colon);
+  flags.best_by = flag.value.substr(0, colon);
+  if (side == ":lower" || side == ":higher") flags.higher_is_better = side == ":higher";
+  if (flags.best_by->empty() || (!flags.higher_is_better && !side.empty()))
+    refuse_flag(flag, "name a score, such as test_accuracy, or wer:lower or f1:higher");
 }
 
 LOCKSTEP_INLINE CheckpointOptions CheckpointFlags::over(CheckpointOptions options) const {
@@ -142,17 +108,33 @@ LOCKSTEP_INLINE TrainerOptions parse_trainer_options(const std::vector<std::stri
   options.arguments = std::move(cut.rest);
   const auto dashes = std::find(options.arguments.begin(), options.arguments.end(), "--");
   if (dashes != options.arguments.end()) options.arguments.erase(dashes);
-  options.checkpoint = detail::parse_checkpoint_flags(cut.given);
-  for (const auto& [name, value] : cut.given) {
+  detail::CheckpointFlags& saves = options.checkpoint;
+  for (const detail::CutArguments::Given& flag : cut.given) {
+    const auto& [name, value] = flag;
     if (name == "--seed") options.seed = Seed{detail::parse_number(name, value)};
     if (name == "--replicas") options.replicas = detail::parse_number(name, value);
     if (name == "--data") options.data = value;
-    if (name != "--log" && name != "--record") continue;
-    if (!options.log.empty()) {
-      detail::fail("launch", {"--log and --record are the same option, and both are given"},
-                   "give one of them");
+    if (name == "--log" || name == "--record") {
+      if (!options.log.empty()) {
+        detail::fail("launch", {"--log and --record are the same option, and both are given"},
+                     "give one of them");
+      }
+      options.log = value;
     }
-    options.log = value;
+    if (name == "--resume") saves.resume = true;
+    if (name == "--checkpoint-every") saves.every = detail::parse_interval(flag);
+    if (name == "--checkpoint") {
+      if (value.empty()) detail::refuse_flag(flag, "name a folder");
+      if (value.starts_with("--"))
+        detail::refuse_flag(flag, "name a folder; one of that name is ./--...");
+      saves.folder = value;
+    }
+    if (name == "--keep") {
+      constexpr auto advice = "give the number of checkpoints that stay, from 1, or all";
+      saves.keep = value == "all" ? keep_all
+                                  : detail::parse_positive<std::size_t>(flag, value.size(), advice);
+    }
+    if (name == "--best") detail::parse_best(flag, saves);
   }
   return options;
 }
@@ -190,16 +172,13 @@ LOCKSTEP_INLINE EpochProgress::EpochProgress(Rank rank, const TrainerOptions& op
 /// A policy without the library's namespaces.
 LOCKSTEP_INLINE std::string plain_policy(std::string_view spelling) {
   std::string plain(spelling);
-  const std::string number = text({dynamic});
-  const auto replace_all = [&](std::string_view part, std::string_view by) {
-    for (std::size_t at = plain.find(part); at != std::string::npos; at = plain.find(part, at)) {
+  const std::pair<std::string, std::string_view> changes[] = {
+      {"lockstep::", ""}, {"detail::", ""}, {text({dynamic}), "dynamic"}};
+  for (const auto& [part, by] : changes) {
+    for (std::size_t at = plain.find(part); at != std::string::npos;
+         at = plain.find(part, at + by.size()))
       plain.replace(at, part.size(), by);
-      at += by.size();
-    }
-  };
-  replace_all("lockstep::", "");
-  replace_all("detail::", "");
-  replace_all(number, "dynamic");
+  }
   return plain;
 }
 

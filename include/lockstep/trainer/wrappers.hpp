@@ -4,7 +4,6 @@
 
 #include "lockstep/strategy/ddp.hpp"
 #include "lockstep/strategy/dp.hpp"
-#include "lockstep/trainer/axes.hpp"
 #include "lockstep/trainer/connection.hpp"
 #include "lockstep/trainer/rejected.hpp"
 

@@ -327,8 +327,6 @@ class StagedCommunicator : public Collectives<StagedCommunicator<Inner>>,
   Gpu& gpu() const { return *engine_->gpu; }
   Milliseconds timeout() const { return engine_->inner.timeout(); }
   void set_timeout(Milliseconds timeout) { engine_->drained().set_timeout(timeout); }
-
-  /// Gives up: every other rank's call fails with this reason.
   void abandon(std::string_view reason) { engine_->drained().abandon(reason); }
 
   /// **Ranks** this one. **Host** blocks until the compute stream is empty.

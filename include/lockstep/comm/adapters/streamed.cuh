@@ -59,7 +59,6 @@ class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
   }
   void settle_allocations() { inner_.settle_allocations(); }
 
-  /// Gives up: every other rank's call fails with this reason.
   void abandon(std::string_view reason) { inner_.abandon(reason); }
 
   /// **Ranks** this one. **Host** blocks until the compute stream is empty, and throws what went

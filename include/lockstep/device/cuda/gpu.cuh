@@ -128,44 +128,35 @@ class Gpu {
 
 namespace lockstep::detail {
 
-// The edge between a program and its job on a GPU: the job's GPU is current inside, and the
-// program's own again outside.
-
-/// The calling thread, whichever it is, works on the GPU of a communicator while this object
-/// lives, and its errors name the communicator's rank.
+/// The edge between a program and its job on a GPU. The calling thread, whichever it is, works on
+/// the GPU of a communicator while this object lives, and its errors name the communicator's rank.
+///
+/// As the first member of an object on a GPU, it lets the other members be constructed and
+/// destroyed there, whatever the program's current GPU is.
 template <class Comm>
 class OnDeviceOf {
  public:
-  explicit OnDeviceOf(const Comm& comm) : current_(comm.gpu().index()) {
-    rank_of_thread() = comm.rank();
-  }
+  explicit OnDeviceOf(const Comm& comm) { enter(comm); }
   /// Makes that GPU the calling thread's current one, for good.
   static void select(const Comm& comm) { select_gpu(comm.gpu().index()); }
-
- private:
-  OnGpu current_;
-};
-
-/// The first member of an object on a GPU: the other members are constructed and destroyed there,
-/// whatever the program's current GPU is.
-template <class Comm>
-class BuiltOnDeviceOf {
- public:
-  explicit BuiltOnDeviceOf(const Comm& comm) { current_.emplace(comm); }
 
   /// All members are there.
   void leave() { current_.reset(); }
   /// The members are about to be destroyed, before this one.
   void return_to(const Comm& comm) noexcept {
     try {
-      current_.emplace(comm);
+      enter(comm);
     } catch (const std::exception&) {  // at the end of a process CUDA may be gone
-      current_.reset();
     }
   }
 
  private:
-  std::optional<OnDeviceOf<Comm>> current_;
+  void enter(const Comm& comm) {
+    current_.emplace(comm.gpu().index());
+    rank_of_thread() = comm.rank();
+  }
+
+  std::optional<OnGpu> current_;
 };
 
 }  // namespace lockstep::detail

@@ -101,47 +101,37 @@ inline bool is_host_memory(const void* pointer) {
   return attributes.type != cudaMemoryTypeDevice;
 }
 
-/// Elements that keep their type are copied as they are. Others are converted on the host, through
-/// a window of memory that is taken when it is first needed. **Host** blocks in every member; the
-/// stream that uses the GPU's memory must be empty.
+/// Copies between the host and a GPU. Elements that keep their type are copied as they are. Others
+/// are converted on the host, through a window of memory that is taken when it is first needed.
+/// **Host** blocks; the stream that uses the GPU's memory must be empty.
 class HostStaging {
  public:
   static constexpr std::size_t window = 4_MiB;
 
-  /// From the host to the GPU.
-  void send(std::byte* to, ElementKind to_kind, const std::byte* from, ElementKind from_kind,
+  void copy(std::byte* to, ElementKind to_kind, const std::byte* from, ElementKind from_kind,
             std::size_t count) {
-    if (to_kind == from_kind) return copy_now(to, from, count * element_size(to_kind));
-    in_windows(to_kind, count, [&](std::size_t first, std::size_t some) {
-      convert_elements(memory_.data(), to_kind, from + first * element_size(from_kind), from_kind,
-                       some);
-      copy_now(to + first * element_size(to_kind), memory_.data(), some * element_size(to_kind));
-    });
-  }
-
-  /// From the GPU to the host.
-  void receive(std::byte* to, ElementKind to_kind, const std::byte* from, ElementKind from_kind,
-               std::size_t count) {
-    if (to_kind == from_kind) return copy_now(to, from, count * element_size(to_kind));
-    in_windows(from_kind, count, [&](std::size_t first, std::size_t some) {
-      copy_now(memory_.data(), from + first * element_size(from_kind),
-               some * element_size(from_kind));
-      convert_elements(to + first * element_size(to_kind), to_kind, memory_.data(), from_kind,
-                       some);
-    });
+    const std::size_t to_size = element_size(to_kind);
+    const std::size_t from_size = element_size(from_kind);
+    if (count == 0 || to_kind == from_kind) return copy_now(to, from, count * to_size);
+    if (memory_.bytes() == 0) memory_ = HostArena(window);
+    std::byte* const staged = memory_.data();  // of the GPU's type
+    const bool to_gpu = !is_host_memory(to);
+    const std::size_t most = window / (to_gpu ? to_size : from_size);
+    for (std::size_t some = 0; count != 0; count -= some) {
+      some = std::min(most, count);
+      if (to_gpu) {
+        convert_elements(staged, to_kind, from, from_kind, some);
+        copy_now(to, staged, some * to_size);
+      } else {
+        copy_now(staged, from, some * from_size);
+        convert_elements(to, to_kind, staged, from_kind, some);
+      }
+      to += some * to_size;
+      from += some * from_size;
+    }
   }
 
  private:
-  /// Calls `f(first, some)` for as many elements of the GPU's type as fit the window, again and
-  /// again.
-  template <class F>
-  void in_windows(ElementKind kind, std::size_t count, const F& f) {
-    if (memory_.bytes() == 0) memory_ = HostArena(window);
-    const std::size_t most = window / element_size(kind);
-    for (std::size_t first = 0; first < count; first += most)
-      f(first, std::min(most, count - first));
-  }
-
   HostArena memory_{0};
 };
 

@@ -5,7 +5,6 @@
 
 #include <cstddef>
 #include <span>
-#include <string>
 #include <type_traits>
 
 #include "lockstep/bucket/plan.hpp"
@@ -71,17 +70,6 @@ constexpr std::size_t flags_behind([[maybe_unused]] std::size_t bucket,
   return 0;
 }
 
-/// Throws if a job whose number of ranks the compiler does not know has more than its plan has
-/// flags for.
-template <class Traits>
-void require_join_flags(WorldSize world, Rank rank) {
-  if (join_flags_for(world.value()) <= Traits::join_flags) return;
-  throw Error("UnevenInputs<Join>",
-              "the job has " + std::to_string(world.value()) + " ranks, and World<dynamic> has " +
-                  "room for " + std::to_string(most_joining_ranks),
-              "write World<N> with the number of ranks", rank);
-}
-
 /// The flags on a device: `write` those that this rank sends, before the first bucket travels, and
 /// `read` what has come, after it has landed; `live` is the answer. Specialised for every device:
 /// `Cpu` here, `Cuda` in features.cuh.
@@ -116,7 +104,13 @@ template <class Traits, class Comm>
 class JoiningRanks : public Stages<JoiningRanks<Traits, Comm>> {
  public:
   explicit JoiningRanks(auto& gradients) : flags_(gradients.comm()) {
-    require_join_flags<Traits>(gradients.comm().world_size(), gradients.comm().rank());
+    // The plan has flags for the ranks that the compiler knows, or for the most.
+    const std::size_t ranks = gradients.comm().world_size().value();
+    if (join_flags_for(ranks) > Traits::join_flags) {
+      fail("UnevenInputs<Join>",
+           {"the job has ", ranks, " ranks, and World<dynamic> has room for ", most_joining_ranks},
+           "write World<N> with the number of ranks", gradients.comm().rank());
+    }
   }
 
   /// A round begins: writes this rank's flags.

@@ -1,13 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `UnusedParameters<Zero>`: a missing gradient counts as zero, and parameters that no rank
-/// has used are not updated.
+/// @file Steps that do not use all parameters. `UnusedParameters<Zero>`: a missing gradient counts
+/// as zero. Sub-graphs: every step uses one of the declared sets (bucket/subgraphs.hpp). Parameters
+/// that no rank has used are not updated.
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
 
 #include "lockstep/bucket/plan.hpp"
+#include "lockstep/bucket/subgraphs.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/name.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/strategy/features.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
@@ -57,6 +67,200 @@ class UnusedParametersAsZero : public Stages<UnusedParametersAsZero<Traits, Comm
   }
   static void after_backward(auto& gradients) { gradients.take_missing_as_zero(); }
   void after_update() { this->forget_usage(); }
+};
+
+/// A piece of an arena of gradients.
+struct ArenaPiece {
+  std::size_t offset = 0;  // bytes
+  std::size_t bytes = 0;
+};
+
+/// What a backward pass of one set needs to know.
+struct SubgraphTable {
+  std::vector<std::uint8_t> uses;    // by parameter; 1 for members that are trained
+  std::vector<std::size_t> members;  // by bucket
+  std::vector<ArenaPiece> unused;    // gradients that stay zero, neighbours together
+  std::size_t parameters = 0;        // in all buckets
+
+  /// `contains(parameter)` says who is a member.
+  SubgraphTable(const auto& plan, const auto& contains)
+      : uses(plan.placements.size()), members(plan.bucket_count) {
+    bool after_unused = false;
+    for (std::size_t b = 0; b != plan.bucket_count; ++b) {
+      for (const std::size_t p : plan.members(b)) {
+        const Placement& placement = plan.placements[p];
+        if (contains(p)) {
+          uses[p] = 1;
+          ++members[b];
+          ++parameters;
+        } else {
+          if (!after_unused) unused.push_back({placement.offset, 0});
+          unused.back().bytes = placement.offset + placement.bytes - unused.back().offset;
+        }
+        after_unused = uses[p] == 0;
+      }
+    }
+  }
+  bool contains(std::size_t parameter) const { return uses[parameter] != 0; }
+};
+
+/// The sub-graph of a backward pass, and those of all passes since the last update.
+template <class Traits, class Comm>
+class SubgraphUsage : public Stages<SubgraphUsage<Traits, Comm>>, public UsedParameters<Traits> {
+  using List = typename Traits::subgraphs;
+
+ public:
+  explicit SubgraphUsage(const auto& gradients) : UsedParameters<Traits>(gradients.layout()) {
+    const auto& layout = gradients.layout();
+    for (std::size_t set = 0; set != List::count; ++set) {
+      tables_.emplace_back(layout.plan(),
+                           [&](std::size_t p) { return List::contains(set, layout.name(p)); });
+      // A model may list its tensors at run time: a set can turn out to be empty.
+      if (tables_.back().parameters == 0) refuse_empty(set);
+    }
+  }
+
+  /// The next pass uses a set.
+  void choose_subgraph(std::size_t set) { set_ = set; }
+  std::size_t subgraph() const { return set_; }
+  /// The sets since the last update, this one included, by bits.
+  std::uint32_t chosen_subgraphs() const { return chosen_ | 1U << set_; }
+  /// The parameters of the next pass's set count as used.
+  void note_subgraph() {
+    chosen_ |= 1U << set_;
+    for (std::size_t p = 0; p != this->used_.size(); ++p) this->used_[p] |= table().uses[p];
+  }
+
+  /// Gradients outside of the set are zero, unless earlier micro-batches have brought some. Where
+  /// memory comes bucket by bucket, zeros come last. Where passes are captured, the use of the set
+  /// has been noted before.
+  void before_backward(auto& gradients, bool live) {
+    if (!Traits::captures && (live || Traits::subgraphs_agree)) note_subgraph();
+    if constexpr (!Traits::frees_gradients) {
+      gradients.readiness().reset(table());
+      if (gradients.pass().adds) return;
+      for (const ArenaPiece& piece : table().unused)
+        gradients.execution().zero(gradients.arena() + piece.offset, piece.bytes);
+    }
+  }
+  /// All buckets are, unless every rank knows that no rank has used a member.
+  bool needs_bucket([[maybe_unused]] const auto& gradients,
+                    [[maybe_unused]] std::size_t bucket) const {
+    if constexpr (!Traits::subgraphs_agree || Traits::frees_gradients) return true;
+    for (const std::size_t p : gradients.layout().plan().members(bucket)) {
+      if (this->used_[p] != 0) return true;
+    }
+    return false;
+  }
+  void after_backward(auto& gradients) {
+    for (std::size_t p = 0; p != table().uses.size(); ++p) {
+      if (table().contains(p) && !gradients.readiness().is_ready(p)) refuse_missing(gradients);
+    }
+    if constexpr (Traits::frees_gradients) gradients.take_missing_as_zero();
+  }
+  void after_update() {
+    this->forget_usage();
+    chosen_ = 0;
+  }
+
+  std::uint64_t graph_key() const { return std::uint64_t{set_} << 32 | chosen_subgraphs(); }
+  auto snapshot() const { return std::pair(this->used_, chosen_); }
+  void rollback(const auto& before) {
+    this->used_ = before.first;
+    chosen_ = before.second;
+  }
+
+ private:
+  const SubgraphTable& table() const { return tables_[set_]; }
+
+  [[noreturn, gnu::cold, gnu::noinline]] static void refuse_empty(std::size_t set) {
+    fail("Subgraphs", {"sub-graph ", List::name_of(set), " contains no parameter that is trained"},
+         "compare its patterns with the names that the model lists, and with Frozen");
+  }
+
+  [[noreturn, gnu::cold, gnu::noinline]] void refuse_missing(const auto& gradients) const {
+    const std::string names =
+        gradients.readiness().missing_names([&](std::size_t p) { return table().contains(p); });
+    const std::string set =
+        set_ == whole_model ? "the whole model" : "sub-graph " + std::string(List::name_of(set_));
+    fail("backward",
+         {"no gradient came for ", std::string_view(names), " of ", std::string_view(set)},
+         "let backward write and mark every parameter of the sub-graph that the step uses");
+  }
+
+  std::vector<SubgraphTable> tables_;  // the whole model's first
+  std::size_t set_ = whole_model;
+  std::uint32_t chosen_ = 0;
+};
+
+/// Evaluations and predictions of a wrapper use a sub-graph while this lives.
+template <class Wrapper>
+class EvaluatedSubgraph {
+ public:
+  template <class Set>
+  EvaluatedSubgraph(Wrapper& wrapper, const Set& set) : wrapper_(wrapper) {
+    wrapper.evaluate_subgraph(subgraph_number<typename Wrapper::subgraphs>(set));
+  }
+  ~EvaluatedSubgraph() { wrapper_.evaluate_subgraph(whole_model); }
+  EvaluatedSubgraph(const EvaluatedSubgraph&) = delete;
+  EvaluatedSubgraph& operator=(const EvaluatedSubgraph&) = delete;
+
+ private:
+  Wrapper& wrapper_;
+};
+
+/// A step that knows its set. Gradients of parameters outside of it stay zero, so that to ask for
+/// one, or to say that it is complete, is an error.
+template <class Step, class List, std::size_t Set>
+class SubgraphStep : public Step {
+ public:
+  explicit SubgraphStep(const Step& step) : Step(step) {}
+
+  /// The set that this step uses: `step.subgraph() == "with_adapter"_s`.
+  static constexpr UsedSubgraph<List, Set> subgraph() { return {}; }
+
+  /// Does this step use a parameter?
+  template <class Key>
+    requires NameKey<Key>
+  static constexpr bool uses(Key key) {
+    static_cast<void>(Step::uses(key));  // refuses a name that is not declared
+    return List::contains(Set, Key::name);
+  }
+  template <class Key>
+    requires(!NameKey<Key>)
+  bool uses(Key key) const {
+    const std::string_view name = this->name_of(key);
+    return name.empty() || List::contains(Set, name);  // what is not listed is refused elsewhere
+  }
+
+  template <class Key>
+  constexpr auto grad(Key key) const {
+    require_used(key);
+    return Step::grad(key);
+  }
+  template <class Key>
+  constexpr void ready(Key key) const {
+    require_used(key);
+    Step::ready(key);
+  }
+  template <class Key, class Value = std::initializer_list<double>>
+  constexpr void set_grad(Key key, const Value& value) const {
+    require_used(key);
+    Step::set_grad(key, value);
+  }
+
+ private:
+  template <class Key>
+  constexpr void require_used(Key key) const {
+    if (!uses(key)) [[unlikely]]
+      refuse(this->name_of(key));
+  }
+  [[noreturn, gnu::cold, gnu::noinline]] static void refuse(std::string_view parameter) {
+    fail("backward",
+         {"the gradient of ", parameter, " was written or marked ready, and sub-graph ",
+          List::name_of(Set), " does not contain it"},
+         "ask step.uses(\"name\"_p) before, or add the parameter to the sub-graph");
+  }
 };
 
 }  // namespace lockstep::detail

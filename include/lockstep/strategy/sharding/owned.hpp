@@ -44,16 +44,26 @@ enum class Pieces : std::uint8_t { buckets, runs };
 //   where those arenas have elements of the same size. `for_each_of(parameter, f)` calls `f(first,
 //   count, offset)` for the elements of a parameter that are kept.
 // - `bring<What>(gradients, piece)` reduces a piece, or waits for its reduction; after that
-//   `averages(gradients, piece)` are there. `for_each_block` does both for the pieces of one pass
-//   (`fused`) and hands averages to `consume(at, averages)` while they are in the cache. Places
-//   `at` of a piece begin with `first_of(piece)`.
+//   `averages(gradients, piece)` are there. One pass over the pieces `fused` may do both: where
+//   there is `for_each_block`, it hands averages to `consume(at, averages)` while they are in the
+//   cache. Places `at` of a piece begin with `first_of(piece)`.
 // - `sum_over_owners` completes a sum over elements that ranks own; `publish` makes new parameters
-//   known to all ranks, where the pass of `for_each_block` (`was_fused`) has not.
+//   known to all ranks, where the fused pass (`was_fused`) has not.
+// - `await_parameter(p)` and `await_parameters()` wait for what other ranks have updated, and
+//   `forget()` drops that. `is_saved`: does this rank save the slices that it keeps?
+
+/// What the two classes have of which parameters are there when an update returns.
+struct OwnedAtOnce {
+  static constexpr void await_parameter(std::size_t) {}
+  static constexpr bool await_parameters() { return false; }
+  static constexpr void forget() {}
+  static constexpr bool is_saved() { return true; }
+};
 
 /// `Sharding<Replicated>`: a rank owns all parameters. A bucket's averages are there as soon as it
 /// lands.
 template <class Traits, class Comm>
-class OwnsAll {
+class OwnsAll : public OwnedAtOnce {
   using layout = typename Traits::layout;
   static constexpr bool on_gpu = std::is_same_v<typename Traits::device, Cuda>;
 
@@ -62,20 +72,21 @@ class OwnsAll {
   static constexpr Pieces fused =
       Traits::reduces && !(on_gpu && Traits::notes_usage) ? Pieces::buckets : Pieces::runs;
 
-  OwnsAll(Comm&, const layout& where, std::byte* /*parameters*/) : layout_(where), runs_(where) {}
+  OwnsAll(Comm&, const layout& where, std::byte* /*parameters*/, const auto* /*groups*/)
+      : layout_(where) {}
 
   /// Counts are constants where shapes are, and pieces are few.
   template <Pieces What, class F>
   void for_each(const F& f) const {
     if constexpr (has_constants<What>()) {
-      constexpr auto pieces = pieces_of<What>(layout::plan(), LayoutRuns<layout>::table);
+      constexpr auto pieces = pieces_of<What>(layout::plan());
       [&]<std::size_t... I>(std::index_sequence<I...>) {
         (f(UpdatePiece<ElementOf<pieces[I].element>, pieces[I].count()>{{}, I, pieces[I].offset}),
          ...);
       }(std::make_index_sequence<pieces.size()>{});
     } else {
       std::size_t number = 0;
-      for (const auto& piece : pieces_of<What>(layout_.plan(), runs_.table)) {
+      for (const auto& piece : pieces_of<What>(layout_.plan())) {
         Traits::with_element(piece.element, [&]<class T>(std::type_identity<T>) {
           f(UpdatePiece<T, dynamic>{Size<dynamic>{piece.count()}, number++, piece.offset});
         });
@@ -96,19 +107,13 @@ class OwnsAll {
     if constexpr (What == Pieces::buckets) {
       gradients.wait(piece.number);
     } else if constexpr (Traits::reduces) {
-      const Run& run = runs_.table.begin()[piece.number];
+      const Run& run = layout_.plan().run_table[piece.number];
       for (std::size_t b = 0; b != run.buckets; ++b) gradients.wait(run.first_bucket + b);
     }
   }
   template <class Gradients, class T, std::size_t Count>
   static auto averages(Gradients& gradients, const UpdatePiece<T, Count>& piece) {
     return gradients.template averages<T>(piece.offset, piece.bytes());
-  }
-  template <class Gradients, class T, std::size_t Count, class Consume>
-  void for_each_block(Gradients& gradients, const UpdatePiece<T, Count>& piece,
-                      const Consume& consume) const {
-    bring<fused>(gradients, piece);
-    consume(0, averages(gradients, piece));
   }
   static constexpr std::size_t first_of(const auto& /*piece*/) { return 0; }
 
@@ -121,24 +126,23 @@ class OwnsAll {
   static constexpr std::size_t most_constants = on_gpu ? 32 : 1;
 
   template <Pieces What>
-  static constexpr auto pieces_of(const auto& plan, const auto& runs) {
+  static constexpr auto pieces_of(const auto& plan) {
     if constexpr (What == Pieces::buckets) {
       return plan.buckets();
     } else {
-      return std::span<const Run>(runs.begin(), runs.end());
+      return plan.runs();
     }
   }
   template <Pieces What>
   static constexpr bool has_constants() {
     if constexpr (layout::is_static) {
-      return pieces_of<What>(layout::plan(), LayoutRuns<layout>::table).size() <= most_constants;
+      return pieces_of<What>(layout::plan()).size() <= most_constants;
     } else {
       return false;
     }
   }
 
   const layout& layout_;
-  [[no_unique_address]] LayoutRuns<layout> runs_;
 };
 
 /// The parts of an arena that a rank owns, and what it keeps of them, one behind the other.
@@ -216,16 +220,16 @@ class OwnedParts {
 /// that ranks share. Its gradients are reduced in the pass that consumes them, after which all
 /// ranks have new parameters.
 template <class Traits, class Comm>
-class OwnsSlice : public OwnedParts<Traits> {
+class OwnsSlice : public OwnedParts<Traits>, public OwnedAtOnce {
   using layout = typename Traits::layout;
 
  public:
   static constexpr Pieces fused = Pieces::runs;
 
-  OwnsSlice(Comm& comm, const layout& where, std::byte* /*parameters*/)
-      : OwnedParts<Traits>(where), comm_(comm), runs_(where) {
+  OwnsSlice(Comm& comm, const layout& where, std::byte* /*parameters*/, const auto* /*groups*/)
+      : OwnedParts<Traits>(where), comm_(comm) {
     std::size_t number = 0;
-    for (const Run& run : runs_.table) {
+    for (const Run& run : where.plan().runs()) {
       Traits::with_element(run.element, [&]<class T>(std::type_identity<T>) {
         const auto [begin, end] = comm.template slice<T>(run.count());
         this->template add<T>(number++, run, {begin, end});
@@ -237,7 +241,10 @@ class OwnsSlice : public OwnedParts<Traits> {
   /// its slice of them.
   template <Pieces, class Gradients, class T, std::size_t Count>
   void bring(Gradients& gradients, const UpdatePiece<T, Count>& piece) const {
-    for_each_block(gradients, piece, Keep<T>{averages(gradients, piece).data() - first_of(piece)});
+    T* const to = averages(gradients, piece).data() - first_of(piece);
+    for_each_block(gradients, piece, [to](std::size_t at, std::span<const T> averages) {
+      if (averages.data() != to + at) std::copy(averages.begin(), averages.end(), to + at);
+    });
   }
   template <class Gradients, class T, std::size_t Count>
   static std::span<T> averages(Gradients& gradients, const UpdatePiece<T, Count>& piece) {
@@ -246,14 +253,14 @@ class OwnsSlice : public OwnedParts<Traits> {
   template <class Gradients, class T, std::size_t Count, class Consume>
   void for_each_block(Gradients& gradients, const UpdatePiece<T, Count>& piece,
                       const Consume& consume) const {
-    const Run& run = runs_.table.begin()[piece.number];
+    const Run& run = this->layout_.plan().run_table[piece.number];
     comm_.reduce_slice(gradients.template own<T>(run.offset, run.bytes),
                        reduction_of_gradients<gradient_reduction<Traits, Comm>()>(1), consume,
                        step_call<Traits>());
   }
   template <class T, std::size_t Count>
   std::size_t first_of(const UpdatePiece<T, Count>& piece) const {
-    return (piece.offset - runs_.table.begin()[piece.number].offset) / sizeof(T);
+    return (piece.offset - this->layout_.plan().run_table[piece.number].offset) / sizeof(T);
   }
 
   void sum_over_owners(double& sum) const {
@@ -264,16 +271,7 @@ class OwnsSlice : public OwnedParts<Traits> {
   }
 
  private:
-  template <class T>
-  struct Keep {
-    T* to;
-    void operator()(std::size_t at, std::span<const T> averages) const {
-      if (averages.data() != to + at) std::copy(averages.begin(), averages.end(), to + at);
-    }
-  };
-
   Comm& comm_;
-  [[no_unique_address]] LayoutRuns<layout> runs_;
 };
 
 }  // namespace lockstep::detail

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "lockstep/comm/adapters/hierarchical/hosts.hpp"
-#include "lockstep/comm/call/pending_calls.hpp"
+#include "lockstep/comm/call/watchdog.hpp"
 #include "lockstep/comm/groups.hpp"
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/topology/groups.hpp"
@@ -119,8 +119,9 @@ class HierarchyStages {
   /// their turn on the network. On GPUs the stages handle device memory only.
   template <class C>
   void make(const C& call) {
-    if constexpr (requires { by_stages(call); }) {
-      const bool is_large = C::kind == CollectiveKind::all_reduce ||
+    using enum CollectiveKind;
+    if constexpr (C::kind == all_reduce || C::kind == reduce_scatter || C::kind == all_gather) {
+      const bool is_large = C::kind == all_reduce ||
                             std::max(call.in.size_bytes(), call.out.size_bytes()) > few_bytes;
       if (is_large && (call.count == 0 || passes_of(inside_).takes(call.in.data())))
         return by_stages(call);
@@ -426,11 +427,8 @@ class HierarchicalCommunicator
     if constexpr (!detail::works_on_host<Inside>) stages_->inside().barrier();
   }
 
-  /// Gives up: every other rank's call fails with this reason.
   void abandon(std::string_view reason) { idle().abandon(reason); }
-  /// Gives up because an exception has ended this rank's part; another thread may be in a call.
   void give_up() { stages_->give_up(); }
-  /// Has a call failed? Then every later call fails too.
   bool is_broken() const { return stages_->is_broken(); }
   /// Throws the fault, if there is one: of a stage, or of the communicators between hosts.
   void raise_fault() {

@@ -19,7 +19,6 @@
 #include "lockstep/comm/backends/gloo/transport.hpp"
 #include "lockstep/comm/call/fault_channel.hpp"
 #include "lockstep/comm/call/peers.hpp"
-#include "lockstep/comm/call/pending_calls.hpp"
 #include "lockstep/comm/call/watchdog.hpp"
 #include "lockstep/comm/collectives.hpp"
 #include "lockstep/core/text.hpp"
@@ -306,12 +305,8 @@ class GlooCommunicator : public Collectives<GlooCommunicator<Ranks>>,
   WorldSize world_size() const { return WorldSize{engine_->world()}; }
   Milliseconds timeout() const { return engine_->timeout(); }
   void set_timeout(Milliseconds timeout) { engine_->set_timeout(timeout); }
-
-  /// Gives up: every other rank's call fails with this reason.
   void abandon(std::string_view reason) { engine_->give_up(reason); }
-  /// Gives up because an exception has ended this rank's part; another thread may be in a call.
   void give_up() { engine_->give_up(); }
-  /// Has a call failed? Then every later call fails too.
   bool is_broken() const { return engine_->is_broken(); }
 
   // For the front and for adapters.

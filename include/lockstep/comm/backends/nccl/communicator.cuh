@@ -79,7 +79,6 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
     return {reinterpret_cast<T*>(engine_->allocate(count * sizeof(T))), count};
   }
 
-  /// Gives up: every other rank's call fails with this reason, and the communicator ends.
   void abandon(std::string_view reason) { engine_->give_up(reason); }
 
   /// **Ranks** this one. **Host** blocks until the compute stream is empty, and throws what went
@@ -301,8 +300,8 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
   static void settle_hosts(const Engine& engine) {
     const detail::GpuVerdict verdict = detail::compare_gpus(engine.member(), engine.store(),
                                                             engine.gpu(), "nccl/" + engine.name());
-    if (!verdict.has_neighbour(engine.rank())) return;
-    if (verdict.is_one_host()) detail::use_shared_gpu_variable("NCCL_SOCKET_IFNAME");
+    if (!verdict.has_neighbour[engine.rank().value()]) return;
+    if (verdict.is_one_host) detail::use_shared_gpu_variable("NCCL_SOCKET_IFNAME");
     if (detail::use_shared_gpu_variable("NCCL_HOSTID")) return;
     throw Error(
         "Backend<Nccl>", "ranks share a GPU, which NCCL takes for a mistake",

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "lockstep/comm/call/fault_channel.hpp"
-#include "lockstep/comm/call/pending_calls.hpp"
+#include "lockstep/comm/call/watchdog.hpp"
 #include "lockstep/comm/rank_gpu.cuh"
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/deadline.hpp"

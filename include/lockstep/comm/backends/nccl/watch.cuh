@@ -53,6 +53,7 @@ class Probe {
   /// A failure that NCCL reports is mostly caused by another rank; its words are awaited this long.
   static constexpr Milliseconds words_wait{800};
   static constexpr Milliseconds verdict_wait{3'000};
+  static constexpr auto never = static_cast<std::uint64_t>(-1);
 
   void look_at_others(const NoticeBoard& board) {
     if (!news_) news_ = board.watch();
@@ -67,12 +68,11 @@ class Probe {
           rank_failed(what_it_is_in(), notice.rank, notice.words, engine_.rank()));
     } else if (notice.kind == Notice::Kind::differs) {
       engine_.pending().note(verdict(board, notice.rank));
-    } else if (notice.kind == Notice::Kind::question && (is_time || !has_told_)) {
+    } else if (notice.kind == Notice::Kind::question && (is_time || told_.calls == never)) {
       const auto call = engine_.waiting();
       const Position position{head().calls, 0, call ? call->call.text() : ""};
       if (position != told_) board.set_position(position);
       told_ = position;
-      has_told_ = true;
     }
   }
 
@@ -166,9 +166,8 @@ class Probe {
   std::unique_ptr<StoreWatch> news_;
   Notice notice_;
   Clock::time_point next_request_{};
-  bool has_told_ = false;
   bool asked_ = false;
-  Position told_{static_cast<std::uint64_t>(-1)};
+  Position told_{never};
   Position head_;  // on rank 0 what it has shown, elsewhere what it has read
   std::uint64_t compared_ = 0;
   std::optional<Clock::time_point> reported_;

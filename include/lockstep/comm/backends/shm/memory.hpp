@@ -25,7 +25,6 @@ class MemoryFile {
  public:
   MemoryFile() = default;
   explicit MemoryFile(Descriptor file) : file_(std::move(file)) {}
-  static MemoryFile create();
 
   int descriptor() const { return file_.get(); }
 

@@ -271,32 +271,36 @@ class Member : public Participant {
     check_cuda(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
   }
 
-  void send(const Call& call, const void* data, bool on_host, Rank to) {
-    if (on_host) {
-      forbid_on_host(call);
-      Participant::send(call, Offer{data, nullptr, nullptr, true}, to);
-    } else {
-      const CudaEvent& sent = events_[ring];
-      sent.record(stream());
-      follow(stream(), Participant::send(call, Offer{data, nullptr, sent.get(), false}, to));
-    }
-  }
-
-  void receive(const Call& call, void* data, std::size_t bytes, bool on_host, Rank from) {
+  /// Sends or receives a message.
+  template <class C>
+  void exchange(const C& message) {
+    const Call call = message.call();
+    const CallMemory memory = memory_of(message);
+    const bool on_host = memory.on_host;
     if (on_host) forbid_on_host(call);
-    Participant::receive(call, on_host, from, [&](const Offer& sent) -> void* {
-      if (on_host) {
-        if (bytes != 0) std::memcpy(data, sent.in, bytes);
-        return nullptr;
-      }
-      // Where GPUs cannot use each other's memory, CUDA copies through the host.
-      follow(stream(), sent.event);
-      check_cuda(cudaMemcpyAsync(data, sent.in, bytes, cudaMemcpyDefault, stream()),
-                 "cudaMemcpyAsync");
-      const CudaEvent& received = world_->received[rank().value()];
-      received.record(stream());
-      return received.get();
-    });
+    if constexpr (C::kind == CollectiveKind::send) {
+      const CudaEvent& sent = events_[ring];
+      if (!on_host) sent.record(stream());
+      const Offer offer{message.in.data(), nullptr, on_host ? nullptr : sent.get(), on_host};
+      void* const taken = send(call, offer, message.root);
+      if (!on_host) follow(stream(), taken);
+    } else {
+      receive(call, on_host, message.root, [&](const Offer& sent) -> void* {
+        const std::size_t bytes = message.out.size_bytes();
+        if (on_host) {
+          if (bytes != 0) std::memcpy(message.out.data(), sent.in, bytes);
+          return nullptr;
+        }
+        // Where GPUs cannot use each other's memory, CUDA copies through the host.
+        follow(stream(), sent.event);
+        check_cuda(cudaMemcpyAsync(message.out.data(), sent.in, bytes, cudaMemcpyDefault, stream()),
+                   "cudaMemcpyAsync");
+        const CudaEvent& received = world_->received[rank().value()];
+        received.record(stream());
+        return received.get();
+      });
+    }
+    if (memory.is_managed) settle_managed();
   }
 
   // Capture
@@ -523,14 +527,7 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
   template <class C>
   void perform(const C& call) {
     if constexpr (C::is_message) {
-      const detail::CallMemory memory = member_->memory_of(call);
-      if constexpr (C::kind == detail::CollectiveKind::send) {
-        member_->send(call.call(), call.in.data(), memory.on_host, call.root);
-      } else {
-        member_->receive(call.call(), call.out.data(), call.out.size_bytes(), memory.on_host,
-                         call.root);
-      }
-      if (memory.is_managed) member_->settle_managed();
+      member_->exchange(call);
     } else if constexpr (C::kind == detail::CollectiveKind::barrier) {
       member_->synchronize();
       agree(call.call());

@@ -74,20 +74,6 @@ LOCKSTEP_KERNEL __launch_bounds__(PacketPass::threads)
   });
 }
 
-/// The pools that `cudaMallocAsync` takes a device's memory from: the default one, and the one that
-/// the program has made current.
-inline std::vector<cudaMemPool_t> usual_pools(int device) {
-  int supported = 0;
-  check_cuda(cudaDeviceGetAttribute(&supported, cudaDevAttrMemoryPoolsSupported, device),
-             "cudaDeviceGetAttribute");
-  if (supported == 0) return {};
-  cudaMemPool_t pools[2] = {};
-  check_cuda(cudaDeviceGetDefaultMemPool(&pools[0], device), "cudaDeviceGetDefaultMemPool");
-  check_cuda(cudaDeviceGetMemPool(&pools[1], device), "cudaDeviceGetMemPool");
-  if (pools[0] == pools[1]) return {pools[0]};
-  return {pools[0], pools[1]};
-}
-
 /// Tries what ranks do with a peer's memory: copies are made, and kernels store to it and load from
 /// it, both ways. An IOMMU that translates the traffic between two PCIe devices can make all of
 /// that end without an error and with other bytes. **Host** blocks.
@@ -160,13 +146,21 @@ inline std::string open_peers(int a, int b, bool is_new) {
       if (cudaDeviceDisablePeerAccess(peer) != cudaSuccess) static_cast<void>(cudaGetLastError());
       return {};
     }
-    // Peer access does not hold for memory of `cudaMallocAsync`, which its pool grants. If it does
-    // not, calls with such memory are refused.
+    // Peer access does not hold for memory of `cudaMallocAsync`, which its pool grants: the default
+    // one, and the one that the program has made current. If it does not, calls with such memory
+    // are refused.
+    int has_pools = 0;
+    check_cuda(cudaDeviceGetAttribute(&has_pools, cudaDevAttrMemoryPoolsSupported, own),
+               "cudaDeviceGetAttribute");
+    if (has_pools == 0) return {};
+    cudaMemPool_t pools[2] = {};
+    check_cuda(cudaDeviceGetDefaultMemPool(&pools[0], own), "cudaDeviceGetDefaultMemPool");
+    check_cuda(cudaDeviceGetMemPool(&pools[1], own), "cudaDeviceGetMemPool");
     cudaMemAccessDesc access{};
     access.location.type = cudaMemLocationTypeDevice;
     access.location.id = peer;
     access.flags = cudaMemAccessFlagsProtReadWrite;
-    for (cudaMemPool_t pool : usual_pools(own)) {
+    for (cudaMemPool_t pool : pools) {
       if (cudaMemPoolSetAccess(pool, &access, 1) != cudaSuccess)
         static_cast<void>(cudaGetLastError());
     }
