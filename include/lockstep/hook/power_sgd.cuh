@@ -5,6 +5,7 @@
 
 #include <cuda_runtime.h>
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cub/block/block_reduce.cuh>
@@ -325,28 +326,18 @@ class LowRank<Element, HookDevice<Cuda>>
   }
   /// Columns of P and Q that are computed at once.
   unsigned width() const {
-    return plan_.rank > 4   ? most_low_rank_columns
-           : plan_.rank > 2 ? 4
-                            : static_cast<unsigned>(plan_.rank);
+    return static_cast<unsigned>(
+        std::min<std::size_t>(std::bit_ceil(plan_.rank), most_low_rank_columns));
   }
   /// Calls `f.operator()<N>(from)` for all columns, N at a time.
   template <class F>
   void for_each_part(const F& f) const {
     if (plan_.matrices.empty()) return;
     for (std::size_t from = 0; from < plan_.rank; from += width()) {
-      switch (width()) {
-        case 1:
-          f.template operator()<1>(from);
-          break;
-        case 2:
-          f.template operator()<2>(from);
-          break;
-        case 4:
-          f.template operator()<4>(from);
-          break;
-        default:
-          f.template operator()<most_low_rank_columns>(from);
-      }
+      if (width() == 1) f.template operator()<1>(from);
+      if (width() == 2) f.template operator()<2>(from);
+      if (width() == 4) f.template operator()<4>(from);
+      if (width() == most_low_rank_columns) f.template operator()<most_low_rank_columns>(from);
     }
   }
 

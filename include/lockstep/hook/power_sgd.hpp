@@ -125,27 +125,6 @@ class LowRankState {
 template <class T, class Device>
 class LowRank;
 
-/// The sum of products, in lanes that compilers make vectors of.
-template <class A, class M>
-LOCKSTEP_HOST_DEVICE A dot(const M* a, const A* b, std::size_t count) {
-  constexpr std::size_t lanes = 16;
-  A lane[lanes] = {};
-  std::size_t i = 0;
-  for (; i + lanes <= count; i += lanes) {
-    for (std::size_t l = 0; l != lanes; ++l) lane[l] += static_cast<A>(a[i + l]) * b[i + l];
-  }
-  A sum = 0;
-  for (; i != count; ++i) sum += static_cast<A>(a[i]) * b[i];
-  for (const A part : lane) sum += part;
-  return sum;
-}
-
-/// to += factor * from
-template <class A, class M>
-LOCKSTEP_HOST_DEVICE void add_multiple(A* to, A factor, const M* from, std::size_t count) {
-  for (std::size_t i = 0; i != count; ++i) to[i] += factor * static_cast<A>(from[i]);
-}
-
 /// Makes the columns orthogonal, and of length one but for `epsilon`, by Gram and Schmidt's method
 /// as PyTorch does. `threads` has `dot(a, b, count)`, `add_multiple(to, factor, from, count)` and
 /// `for_each(count, f)`. A column in the span of those before it, or one that is not finite, has no
@@ -189,13 +168,24 @@ LOCKSTEP_HOST_DEVICE void orthogonalize(A* columns, std::size_t length, std::siz
 
 /// The one thread of the host.
 struct OneThread {
-  template <class A>
-  LOCKSTEP_HOST_DEVICE static A dot(const A* a, const A* b, std::size_t count) {
-    return detail::dot(a, b, count);
+  /// The sum of products, in lanes that compilers make vectors of.
+  template <class M, class A>
+  LOCKSTEP_HOST_DEVICE static A dot(const M* a, const A* b, std::size_t count) {
+    constexpr std::size_t lanes = 16;
+    A lane[lanes] = {};
+    std::size_t i = 0;
+    for (; i + lanes <= count; i += lanes) {
+      for (std::size_t l = 0; l != lanes; ++l) lane[l] += static_cast<A>(a[i + l]) * b[i + l];
+    }
+    A sum = 0;
+    for (; i != count; ++i) sum += static_cast<A>(a[i]) * b[i];
+    for (const A part : lane) sum += part;
+    return sum;
   }
-  template <class A>
-  LOCKSTEP_HOST_DEVICE static void add_multiple(A* to, A factor, const A* from, std::size_t count) {
-    detail::add_multiple(to, factor, from, count);
+  /// to += factor * from
+  template <class A, class M>
+  LOCKSTEP_HOST_DEVICE static void add_multiple(A* to, A factor, const M* from, std::size_t count) {
+    for (std::size_t i = 0; i != count; ++i) to[i] += factor * static_cast<A>(from[i]);
   }
   template <class F>
   LOCKSTEP_HOST_DEVICE static void for_each(std::size_t count, const F& f) {
@@ -230,7 +220,7 @@ class LowRank<T, HookDevice<Cpu>> : public LowRankState<T, HookDevice<Cpu>> {
         with_row(matrix, row, values.data(), [&](const auto* own) {
           for (std::size_t k = 0; k != matrix.rank; ++k)
             p_[matrix.p + k * matrix.rows + row] =
-                dot(own, q_.data() + matrix.q + k * matrix.columns, matrix.columns);
+                OneThread::dot(own, q_.data() + matrix.q + k * matrix.columns, matrix.columns);
         });
       }
     }
@@ -247,8 +237,8 @@ class LowRank<T, HookDevice<Cpu>> : public LowRankState<T, HookDevice<Cpu>> {
       for (std::size_t row = 0; row != matrix.rows; ++row) {
         with_row(matrix, row, values.data(), [&](const auto* own) {
           for (std::size_t k = 0; k != matrix.rank; ++k)
-            add_multiple(q_.data() + matrix.q + k * matrix.columns,
-                         p_[matrix.p + k * matrix.rows + row], own, matrix.columns);
+            OneThread::add_multiple(q_.data() + matrix.q + k * matrix.columns,
+                                    p_[matrix.p + k * matrix.rows + row], own, matrix.columns);
         });
       }
     }
@@ -266,8 +256,8 @@ class LowRank<T, HookDevice<Cpu>> : public LowRankState<T, HookDevice<Cpu>> {
       for (std::size_t row = 0; row != matrix.rows; ++row) {
         std::fill_n(sum_.begin(), matrix.columns, A(0));
         for (std::size_t k = 0; k != matrix.rank; ++k)
-          add_multiple(sum_.data(), p_[matrix.p + k * matrix.rows + row],
-                       q_.data() + matrix.q + k * matrix.columns, matrix.columns);
+          OneThread::add_multiple(sum_.data(), p_[matrix.p + k * matrix.rows + row],
+                                  q_.data() + matrix.q + k * matrix.columns, matrix.columns);
         T* const to = values.data() + matrix.first + row * matrix.columns;
         for (std::size_t j = 0; j != matrix.columns; ++j) to[j] = static_cast<T>(sum_[j]);
         if (!plan_.feedback) continue;

@@ -202,14 +202,9 @@ class BatchNorm : public detail::NormLayer<Text, Features, T> {
         if (ranks.world() != 1) ranks.all_reduce(work.sums());
       }
       Base::say_ready(step);
-      if constexpr (adds) {
-        work.template input_gradient<Fusion::none>(stream, shape, x.data_handle(),
-                                                   dresidual.data_handle(), affine(step),
-                                                   dx.data_handle());
-      } else {
-        work.template input_gradient<Fused>(stream, shape, x.data_handle(), dy.data_handle(),
-                                            affine(step), dx.data_handle());
-      }
+      work.template input_gradient<adds ? Fusion::none : Fused>(
+          stream, shape, x.data_handle(), adds ? dresidual.data_handle() : dy.data_handle(),
+          affine(step), dx.data_handle());
     }
   }
 

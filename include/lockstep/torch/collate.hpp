@@ -3,6 +3,7 @@
 /// @file `source | tensors()`: samples become batches of tensors, each written once.
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <concepts>
@@ -24,28 +25,30 @@ namespace lockstep {
 namespace detail {
 
 /// What a sample consists of: `inputs` and `label`, or `data` and `target` as LibTorch's have it.
-template <class Sample>
-concept WithInputs = requires(const Sample& sample) { sample.inputs; } ||
-                     requires(const Sample& sample) { sample.data; };
-template <class Sample>
-concept WithLabel = requires(const Sample& sample) { sample.label; } ||
-                    requires(const Sample& sample) { sample.target; };
-template <WithInputs Sample>
-const auto& inputs_of(const Sample& sample) {
-  if constexpr (requires { sample.inputs; }) {
-    return sample.inputs;
-  } else {
-    return sample.data;
-  }
+const auto& inputs_of(const auto& sample)
+  requires requires { sample.inputs; }
+{
+  return sample.inputs;
 }
-template <WithLabel Sample>
-const auto& label_of(const Sample& sample) {
-  if constexpr (requires { sample.label; }) {
-    return sample.label;
-  } else {
-    return sample.target;
-  }
+const auto& inputs_of(const auto& sample)
+  requires(
+      !requires { sample.inputs; } && requires { sample.data; })
+{
+  return sample.data;
 }
+const auto& label_of(const auto& sample)
+  requires requires { sample.label; }
+{
+  return sample.label;
+}
+const auto& label_of(const auto& sample)
+  requires(
+      !requires { sample.label; } && requires { sample.target; })
+{
+  return sample.target;
+}
+template <class Sample>
+concept WithLabel = requires(const Sample& sample) { label_of(sample); };
 
 /// A row of a batch, or an element of its labels: a tensor, or numbers.
 template <class T>
@@ -63,15 +66,9 @@ concept TensorSample = requires(const Sample& sample) {
 
 [[noreturn, gnu::cold]] inline void refuse_row(const char* what, at::IntArrayRef has,
                                                at::IntArrayRef first) {
-  const auto words = [](at::IntArrayRef sizes) {
-    std::string all = "[";
-    for (const std::int64_t size : sizes)
-      all += (all.size() == 1 ? "" : ", ") + std::to_string(size);
-    return all + "]";
-  };
   fail("tensors",
-       {"it has ", what, " of ", words(has), " and the first sample of its batch has ",
-        words(first)},
+       {"it has ", what, " of ", c10::str(has), " and the first sample of its batch has ",
+        c10::str(first)},
        "give all samples one size with map, or say | padded(fill) and as_tensors(batch)");
 }
 

@@ -183,9 +183,8 @@ class DatasetCopies {
 
 /// A data set of single examples: a source of samples, and of batches of tensors.
 template <class D>
-class TorchSamples
-    : public DatasetCopies<D>,
-      public LoadsSamples<TorchSamples<D>, typename D::ExampleType, TensorCollate> {
+class TorchSamples : public DatasetCopies<D>,
+                     public LoadsSamples<TorchSamples<D>, typename D::ExampleType, TensorCollate> {
  public:
   using sample_type = typename D::ExampleType;
   using DatasetCopies<D>::DatasetCopies;

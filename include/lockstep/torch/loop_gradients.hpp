@@ -225,7 +225,7 @@ class LoopGradients {
     is_in_pass_ = true;
     if constexpr (traits::skips_unused)
       std::fill(has_arrived_.begin(), has_arrived_.end(), std::uint8_t{0});
-    if constexpr (is_checked) keep_old_gradients();
+    if constexpr (is_checked) copy_out_averages();  // buckets are filled with a pattern
     ::torch::autograd::Engine::get_default_engine().queue_callback([this] { end(); });
     streams_.begin_pass([&] { replica_.begin_backward(Sync::yes); });
     if constexpr (traits::skips_unused) {
@@ -326,19 +326,16 @@ class LoopGradients {
 
   void release() {
     [[maybe_unused]] const auto on = replica_.on_device();
-    for_each_trained([&](std::size_t i, at::Tensor& average) {
-      at::Tensor& own = parameters()[i].tensor.mutable_grad();
-      if (lies_in(own, average)) own = own.detach().clone();
-    });
+    copy_out_averages();
     replica_.model().adopted().release();
     streams_.settle();
   }
 
-  /// The checked mode fills buckets with a pattern before a pass.
-  void keep_old_gradients() {
+  /// Gradients that are averages of a pass before get memory of their own.
+  void copy_out_averages() {
     for_each_trained([&](std::size_t i, at::Tensor& average) {
       at::Tensor& own = parameters()[i].tensor.mutable_grad();
-      if (lies_in(own, average)) own = own.clone();
+      if (lies_in(own, average)) own = own.detach().clone();
     });
   }
 

@@ -50,37 +50,24 @@ template <class Net>
 concept ModuleOrHolder =
     std::derived_from<Net, ::torch::nn::Module> || requires { typename Net::ContainedType; };
 
-template <class Net>
-constexpr auto contained_in() {
-  if constexpr (requires { typename Net::ContainedType; }) {
-    return std::type_identity<typename Net::ContainedType>{};
-  } else {
-    return std::type_identity<Net>{};
-  }
-}
-
 /// How a model keeps its module: a class, `struct Net : torch::nn::Module`, by a pointer, and a
 /// holder, which `TORCH_MODULE` makes, as it is: programs write `net->forward(x)`.
 template <class Net>
 struct ModuleSource {
-  using Contained = typename decltype(contained_in<Net>())::type;
-  static constexpr bool is_holder = !std::is_same_v<Net, Contained>;
-  using Held = std::conditional_t<is_holder, Net, std::shared_ptr<Contained>>;
-
-  static const std::shared_ptr<Contained>& pointer(const Held& held) {
-    if constexpr (is_holder) {
-      return held.ptr();
-    } else {
-      return held;  // NOLINT(bugprone-return-const-ref-from-parameter): models keep theirs
-    }
+  using Contained = Net;
+  using Held = std::shared_ptr<Net>;
+  static const std::shared_ptr<Net>& pointer(const Held& held) {
+    return held;  // NOLINT(bugprone-return-const-ref-from-parameter): models keep theirs
   }
-  static auto& get(auto& held) {
-    if constexpr (is_holder) {
-      return held;
-    } else {
-      return *held;
-    }
-  }
+  static Net& get(const Held& held) { return *held; }
+};
+template <class Holder>
+  requires requires { typename Holder::ContainedType; }
+struct ModuleSource<Holder> {
+  using Contained = typename Holder::ContainedType;
+  using Held = Holder;
+  static const std::shared_ptr<Contained>& pointer(const Held& held) { return held.ptr(); }
+  static auto& get(auto& held) { return held; }
 };
 
 /// A tensor of a module. Modules may share one: then it has one place here, and its first name.

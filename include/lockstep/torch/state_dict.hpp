@@ -16,6 +16,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "lockstep/checkpoint/safetensors.hpp"
@@ -103,18 +104,12 @@ inline void add_names(std::string& problem, std::string_view what,
   if (names.size() > most) problem += text({" and ", names.size() - most, " more"});
 }
 
-/// Can elements of a file become those of a tensor? Python's load_state_dict converts them too;
-/// after `module.to(at::kBFloat16)` a C++ module has even its counts and masks in that type.
-inline bool may_become(at::ScalarType from, at::ScalarType to) {
-  return from != at::ScalarType::Undefined && (at::isComplexType(to) || !at::isComplexType(from));
-}
+/// A tensor, and what is read into it.
+using StateDictEntry = std::pair<at::Tensor, const TensorEntry*>;
 
-struct StateDictEntry {
-  at::Tensor tensor;
-  const TensorEntry* entry;
-};
-
-/// What is read into which tensor; throws where the file does not fit.
+/// Throws where the file does not fit. Elements may become those of another type: Python's
+/// load_state_dict converts them too, and after `module.to(at::kBFloat16)` a C++ module has even
+/// its counts and masks in that type.
 inline std::vector<StateDictEntry> match_state_dict(const ::torch::nn::Module& module,
                                                     const SafetensorsFile& file,
                                                     const StateDictOptions& options,
@@ -122,8 +117,8 @@ inline std::vector<StateDictEntry> match_state_dict(const ::torch::nn::Module& m
   std::vector<StateDictEntry> matched;
   std::vector<std::string> misfits;
   std::set<std::string_view> known;
-  std::vector<ModuleTensor> tensors = state_tensors(module);
-  for (ModuleTensor& tensor : tensors) {
+  const std::vector<ModuleTensor> tensors = state_tensors(module);
+  for (const ModuleTensor& tensor : tensors) {
     const TensorEntry* entry = file.find(tensor.name);
     known.insert(tensor.name);
     // Python's save_model keeps one of several names.
@@ -140,11 +135,12 @@ inline std::vector<StateDictEntry> match_state_dict(const ::torch::nn::Module& m
     if (entry->shape != shape) {
       misfits.push_back(text({tensor.name, " (", shape_text(entry->shape), " in the file, ",
                               shape_text(shape), " in the module)"}));
-    } else if (!may_become(type, tensor.tensor.scalar_type())) {
+    } else if (type == at::ScalarType::Undefined ||
+               (at::isComplexType(type) && !tensor.tensor.is_complex())) {
       misfits.push_back(text({tensor.name, " (", entry->element->name, " in the file, ",
                               c10::toString(tensor.tensor.scalar_type()), " in the module)"}));
     } else {
-      matched.push_back({tensor.tensor, entry});
+      matched.emplace_back(tensor.tensor, entry);
     }
   }
   for (const TensorEntry& entry : file.tensors()) {
@@ -226,11 +222,9 @@ StateDictReport load_state_dict(const Net& net, const std::string& path,
   const at::NoGradGuard quiet;
   const detail::SafetensorsFile file(path);
   StateDictReport report;
-  std::vector<detail::StateDictEntry> matched =
-      detail::match_state_dict(detail::module_of(net), file, options, report);
+  auto matched = detail::match_state_dict(detail::module_of(net), file, options, report);
   file.verify();
-  for (detail::StateDictEntry& entry : matched)
-    detail::read_tensor(file, *entry.entry, entry.tensor);
+  for (auto& [tensor, entry] : matched) detail::read_tensor(file, *entry, tensor);
   return report;
 }
 

@@ -112,7 +112,7 @@ class HostStaging {
             std::size_t count) {
     const std::size_t to_size = element_size(to_kind);
     const std::size_t from_size = element_size(from_kind);
-    if (to_kind == from_kind) return copy_now(to, from, count * to_size);
+    if (count == 0 || to_kind == from_kind) return copy_now(to, from, count * to_size);
     if (memory_.bytes() == 0) memory_ = HostArena(window);
     std::byte* const staged = memory_.data();  // of the GPU's type
     const bool to_gpu = !is_host_memory(to);

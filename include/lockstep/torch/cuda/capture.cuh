@@ -152,7 +152,7 @@ class TorchCapture<cudaStream_t> {
   }
 
   void begin() {
-    const OnTorchStream on(stream_);
+    const auto on = on_torch_stream(stream_);
     // Weights that were cast outside the graph would not be cast again inside.
     at::autocast::clear_cache();
     if (random_) random_->begin();

@@ -134,14 +134,10 @@ class GradientCopies {
 };
 
 /// Makes a stream of lockstep's the one on which LibTorch works, for this thread and a while.
-class OnTorchStream {
- public:
-  explicit OnTorchStream(cudaStream_t stream)
-      : guard_(c10::cuda::getStreamFromExternal(stream, current_torch_gpu().index())) {}
-
- private:
-  c10::cuda::CUDAStreamGuard guard_;
-};
+inline c10::cuda::CUDAStreamGuard on_torch_stream(cudaStream_t stream) {
+  return c10::cuda::CUDAStreamGuard(
+      c10::cuda::getStreamFromExternal(stream, current_torch_gpu().index()));
+}
 
 /// Lets a backward pass run on the thread that asks for it. LibTorch has one thread for each GPU:
 /// there, a hook of one rank that waits for another rank would keep that one's pass from going on,
@@ -167,13 +163,10 @@ template <class Step>
   }
 struct TorchDevice<Step> {
   /// What must hold while a module runs in this step.
-  class Scope {
-   public:
-    explicit Scope(const Step& step) : on_(step.stream()) {}
-
-   private:
-    OnTorchStream on_;
-    BackwardHere here_;
+  struct Scope {
+    explicit Scope(const Step& step) : on(on_torch_stream(step.stream())) {}
+    c10::cuda::CUDAStreamGuard on;
+    BackwardHere here;
   };
 
   static at::Device device(const Step&) {
