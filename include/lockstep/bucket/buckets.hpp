@@ -3,10 +3,6 @@
 /// @file By what tensors are laid out: the bucket axis, which says how many bytes of gradients
 /// travel together, the axis of frozen parameters, which have none, and the tensors' types.
 
-#include <cstddef>
-#include <string_view>
-#include <type_traits>
-
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/name.hpp"

@@ -2,17 +2,6 @@
 #pragma once
 /// @file A model's layout in an arena: the types of its elements, and the views that lie in it.
 
-#include <algorithm>
-#include <array>
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <span>
-#include <string>
-#include <string_view>
-#include <type_traits>
-#include <utility>
-
 #include "lockstep/bucket/buckets.hpp"
 #include "lockstep/bucket/plan.hpp"
 #include "lockstep/core/bytes.hpp"

@@ -5,12 +5,8 @@
 
 #include <cuda_runtime.h>
 
-#include <cstddef>
-#include <type_traits>
-
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/element.hpp"
-#include "lockstep/core/macros.hpp"
 #include "lockstep/device/cuda/runtime.cuh"
 #include "lockstep/device/cuda/vector.cuh"
 

@@ -3,12 +3,6 @@
 /// @file The bucket plan: which parameter lies where in an arena, and which gradients travel
 /// together.
 
-#include <array>
-#include <cstddef>
-#include <span>
-#include <type_traits>
-#include <vector>
-
 #include "lockstep/bucket/buckets.hpp"
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/dynamic.hpp"

@@ -3,13 +3,8 @@
 /// @file The step that a model sees in a world of one, and how it writes a whole gradient at once:
 /// from a number, a range of numbers or a view.
 
-#include <cstddef>
 #include <initializer_list>
 #include <iterator>
-#include <span>
-#include <string>
-#include <string_view>
-#include <type_traits>
 
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/bucket/subgraphs.hpp"

@@ -2,12 +2,6 @@
 #pragma once
 /// @file Declared sets of parameters, of which every step uses one.
 
-#include <array>
-#include <cstddef>
-#include <string>
-#include <string_view>
-#include <type_traits>
-
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/name.hpp"
 #include "lockstep/policy/policy.hpp"

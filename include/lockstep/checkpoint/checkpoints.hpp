@@ -5,24 +5,14 @@
 /// is asked to stop, and goes on from the newest one that is whole.
 
 #include <atomic>
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
 #include <exception>
-#include <memory>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "lockstep/checkpoint/job.hpp"
 #include "lockstep/checkpoint/options.hpp"
 #include "lockstep/checkpoint/reader.hpp"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/macros.hpp"
 #include "lockstep/core/scope_guard.hpp"
-#include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/core/utility.hpp"

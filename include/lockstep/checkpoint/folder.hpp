@@ -3,19 +3,11 @@
 /// @file The folder in which a job keeps its checkpoints: which of them stay, and which is the
 /// best.
 
-#include <cstddef>
-#include <cstdint>
 #include <map>
 #include <mutex>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "lockstep/checkpoint/options.hpp"
 #include "lockstep/core/file.hpp"
-#include "lockstep/core/macros.hpp"
-#include "lockstep/core/standard.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/core/utility.hpp"
 

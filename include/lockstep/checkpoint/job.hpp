@@ -3,21 +3,11 @@
 /// @file A job as saving and loading see it, without its type, and work of which all ranks learn
 /// how it ended: what goes wrong on one rank is the same error on all.
 
-#include <cstddef>
-#include <cstdint>
-#include <memory>
 #include <mutex>
-#include <span>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 #include "lockstep/checkpoint/state.hpp"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/groups.hpp"
-#include "lockstep/core/macros.hpp"
-#include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/utility.hpp"
 #include "lockstep/model/tensor.hpp"

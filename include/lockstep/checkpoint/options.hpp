@@ -3,17 +3,9 @@
 /// @file What a job's checkpoints are: where, how often, how many, and what is in them.
 
 #include <atomic>
-#include <cstddef>
-#include <cstdint>
 #include <limits>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "lockstep/checkpoint/values.hpp"
-#include "lockstep/core/macros.hpp"
-#include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/data/sampler.hpp"
 #include "lockstep/launch/program_options.hpp"

@@ -8,19 +8,11 @@
 /// Before anything of the job changes, rank 0 has compared all checksums, and all ranks have
 /// compared names, shapes and types. What goes wrong on one rank is the same error on all.
 
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <string>
-#include <string_view>
-#include <vector>
-
 #include "lockstep/checkpoint/job.hpp"
 #include "lockstep/checkpoint/options.hpp"
 #include "lockstep/checkpoint/safetensors.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/json.hpp"
-#include "lockstep/core/macros.hpp"
 
 namespace lockstep::detail {
 

@@ -5,21 +5,11 @@
 /// all.
 
 #include <bit>
-#include <cstddef>
-#include <cstdint>
 #include <initializer_list>
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/file.hpp"
 #include "lockstep/core/json.hpp"
-#include "lockstep/core/macros.hpp"
-#include "lockstep/core/standard.hpp"
 #include "lockstep/core/text.hpp"
 
 namespace lockstep::detail {

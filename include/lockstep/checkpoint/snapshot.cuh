@@ -3,12 +3,7 @@
 /// @file Copies of what a replica keeps in a GPU's memory, while steps go on.
 
 #include <cuda_runtime_api.h>
-#include <cstddef>
 #include <mutex>
-#include <optional>
-#include <span>
-#include <utility>
-#include <vector>
 
 #include "lockstep/checkpoint/state.hpp"
 #include "lockstep/core/element.hpp"

@@ -2,13 +2,6 @@
 #pragma once
 /// @file A job's state as a list of entries: what checkpoints are made of.
 
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <string>
-#include <string_view>
-#include <vector>
-
 #include "lockstep/core/element.hpp"
 #include "lockstep/device/device.hpp"
 #include "lockstep/model/tensor.hpp"

@@ -3,18 +3,11 @@
 /// @file Values of the program that a checkpoint keeps beside the model: counters, random streams,
 /// histories. Every rank has its own.
 
-#include <concepts>
-#include <cstdint>
 #include <cstring>
 #include <initializer_list>
-#include <string>
-#include <string_view>
-#include <type_traits>
-#include <vector>
 
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/json.hpp"
-#include "lockstep/core/macros.hpp"
 #include "lockstep/core/random_stream.hpp"
 
 namespace lockstep {

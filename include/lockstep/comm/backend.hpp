@@ -3,9 +3,6 @@
 /// @file The axes of communication: what carries the bytes between ranks, and who advances
 /// asynchronous calls.
 
-#include <array>
-#include <string_view>
-
 #include "lockstep/policy/policy.hpp"
 
 namespace lockstep {

@@ -4,16 +4,6 @@
 /// a value, which the front makes, backends execute and adapters pass on; and the handle of one
 /// that is asynchronous.
 
-#include <array>
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <string>
-#include <string_view>
-#include <type_traits>
-#include <utility>
-
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/scope_guard.hpp"

@@ -2,21 +2,12 @@
 #pragma once
 /// @file The front of every communicator: all collectives, checked and described once.
 
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
 #include <iterator>
-#include <optional>
-#include <span>
-#include <type_traits>
-#include <utility>
-#include <vector>
 
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/combine.hpp"
 #include "lockstep/comm/communicator.hpp"
 #include "lockstep/comm/generic.hpp"
-#include "lockstep/core/standard.hpp"
 #include "lockstep/core/text.hpp"
 
 namespace lockstep {

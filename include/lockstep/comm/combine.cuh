@@ -6,17 +6,12 @@
 
 #include <cuda_runtime.h>
 #include <cuda_runtime_api.h>
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <span>
 
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/combine.hpp"
 #include "lockstep/comm/rank_gpu.cuh"
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/macros.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/device/cuda/memory.cuh"

@@ -4,21 +4,12 @@
 /// same bits on whichever rank computes them. Also the other loops of collectives over
 /// elements.
 
-#include <algorithm>
-#include <array>
-#include <cstddef>
 #include <cstring>
-#include <span>
-#include <string_view>
-#include <type_traits>
-#include <utility>
-#include <vector>
 
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/element.hpp"
-#include "lockstep/core/macros.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/strong.hpp"
 

@@ -8,7 +8,6 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-#include <algorithm>
 #include <bit>
 #include <cerrno>
 #include <cstdlib>
@@ -18,9 +17,6 @@
 #include <limits>
 #include <map>
 #include <mutex>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "lockstep/comm/adapters/hierarchical/hosts.hpp"
 #include "lockstep/comm/backends/shm/communicator.hpp"

@@ -3,12 +3,7 @@
 /// @file The communicator concepts, what a split is told, and plain host memory for backends
 /// that need no other.
 
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
 #include <cstdio>
-#include <span>
-#include <vector>
 
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/core/dynamic.hpp"

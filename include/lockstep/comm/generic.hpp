@@ -3,12 +3,6 @@
 /// @file The generic form of every collective that a backend does not have itself, made of those
 /// that it has: messages at least.
 
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <vector>
-
 #include "lockstep/comm/call/peers.hpp"
 #include "lockstep/comm/combine.hpp"
 

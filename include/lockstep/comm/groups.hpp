@@ -3,16 +3,7 @@
 /// @file Communicators of some of the ranks, from lists or from topologies, and collectives of
 /// strings.
 
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
 #include <exception>
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 #include "lockstep/comm/collectives.hpp"
 #include "lockstep/core/hash.hpp"

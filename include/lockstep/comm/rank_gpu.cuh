@@ -6,15 +6,8 @@
 
 #include <cuda_runtime_api.h>
 #include <cctype>
-#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
-#include <memory>
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "lockstep/comm/call/peers.hpp"
 #include "lockstep/comm/collective.hpp"

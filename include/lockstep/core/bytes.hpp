@@ -2,8 +2,9 @@
 #pragma once
 /// @file Byte counts: `25_MiB`, rounding up to an alignment, products that notice overflow.
 
-#include <cstddef>
 #include <limits>
+
+#include "lockstep/core/standard.hpp"
 
 namespace lockstep {
 

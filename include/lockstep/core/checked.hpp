@@ -4,15 +4,11 @@
 /// for being written whole. It is for debug builds, and all files of a program are compiled with it
 /// or none.
 
-#include <cstddef>
-#include <string_view>
-
-#include "lockstep/core/macros.hpp"
-
 #if defined(LOCKSTEP_CHECKED)
 #include <cstdio>
 
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/standard.hpp"
 #endif
 
 namespace lockstep::detail {

@@ -2,18 +2,10 @@
 #pragma once
 /// @file A 64-bit checksum of bytes, as fast as memory is read: what files are checked by.
 
-#include <array>
 #include <bit>
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
 
 #include "lockstep/core/hash.hpp"
-#include "lockstep/core/macros.hpp"
 
 namespace lockstep::detail {
 

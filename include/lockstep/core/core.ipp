@@ -12,8 +12,6 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <algorithm>
-#include <array>
 #include <atomic>
 #include <cerrno>
 #include <charconv>

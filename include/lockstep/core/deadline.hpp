@@ -4,10 +4,7 @@
 /// and time limits as text.
 
 #include <climits>
-#include <string>
-#include <string_view>
 
-#include "lockstep/core/macros.hpp"
 #include "lockstep/core/standard.hpp"
 
 namespace lockstep::detail {

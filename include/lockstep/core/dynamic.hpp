@@ -3,11 +3,7 @@
 /// @file `dynamic`: a size known only at run time, wherever a size is a template argument; loops
 /// whose index is a constant, and an index that becomes one.
 
-#include <cstddef>
-#include <type_traits>
-#include <utility>
-
-#include "lockstep/core/macros.hpp"
+#include "lockstep/core/standard.hpp"
 
 namespace lockstep::detail {
 

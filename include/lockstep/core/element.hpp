@@ -3,15 +3,9 @@
 /// @file The types a tensor's elements can have: as types, and as values that tables can hold, and
 /// elements in another type.
 
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
-#include <string_view>
 #include <tuple>
-#include <type_traits>
 
 #include "lockstep/core/half.hpp"
-#include "lockstep/core/macros.hpp"
 
 namespace lockstep {
 

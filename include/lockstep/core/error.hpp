@@ -5,12 +5,8 @@
 
 #include <exception>
 #include <initializer_list>
-#include <optional>
 #include <stdexcept>
-#include <string>
-#include <string_view>
 
-#include "lockstep/core/macros.hpp"
 #include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/text.hpp"

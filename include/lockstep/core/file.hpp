@@ -5,17 +5,9 @@
 /// into; what is said where a file cannot be read or written; and how many may be open.
 
 #include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/deadline.hpp"
-#include "lockstep/core/macros.hpp"
 
 namespace lockstep::detail {
 

@@ -4,9 +4,7 @@
 /// and device round to the same bits: a GPU does it in one instruction, and its NaN is the only
 /// one.
 
-#include <cstdint>
-
-#include "lockstep/core/macros.hpp"
+#include "lockstep/core/standard.hpp"
 
 namespace lockstep {
 

@@ -3,11 +3,7 @@
 /// @file Functions of 64 bits that the compiler can evaluate: random numbers without a state, and a
 /// hash of names for look-up, of jobs for fingerprints.
 
-#include <concepts>
-#include <cstdint>
-#include <string_view>
-
-#include "lockstep/core/macros.hpp"
+#include "lockstep/core/standard.hpp"
 
 namespace lockstep::detail {
 

@@ -4,17 +4,8 @@
 /// reader (RFC 8259 and nothing beyond it: UTF-8, no comments, no trailing commas, no lone
 /// surrogates).
 
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <utility>
 #include <variant>
-#include <vector>
 
-#include "lockstep/core/macros.hpp"
 #include "lockstep/core/text.hpp"
 
 namespace lockstep {

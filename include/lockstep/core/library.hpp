@@ -3,9 +3,6 @@
 /// @file The link check of LOCKSTEP_COMPILED: a program that includes this header links only with
 /// the library of its own version.
 
-#include <cstdint>
-#include <string_view>
-
 #include "lockstep/version.hpp"
 
 namespace lockstep::detail {

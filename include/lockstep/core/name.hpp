@@ -3,12 +3,6 @@
 /// @file Names as template arguments, the keys that look them up, `"fc1.weight"_p`, and patterns of
 /// names, such as `embed.*`.
 
-#include <array>
-#include <concepts>
-#include <cstddef>
-#include <string_view>
-#include <type_traits>
-
 #include "lockstep/core/hash.hpp"
 
 namespace lockstep {

@@ -5,15 +5,10 @@
 
 #include <bit>
 #include <cmath>
-#include <concepts>
-#include <cstdint>
 #include <limits>
-#include <string_view>
-#include <type_traits>
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/hash.hpp"
-#include "lockstep/core/macros.hpp"
 #include "lockstep/core/name.hpp"
 #include "lockstep/core/strong.hpp"
 

@@ -2,14 +2,7 @@
 #pragma once
 /// @file The reduce operations, by which the values of all ranks become one.
 
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
-#include <string_view>
-#include <utility>
-
 #include "lockstep/core/element.hpp"
-#include "lockstep/core/macros.hpp"
 
 namespace lockstep {
 

@@ -5,11 +5,7 @@
 /// its exit status says so.
 
 #include <exception>
-#include <optional>
-#include <type_traits>
-#include <utility>
 
-#include "lockstep/core/macros.hpp"
 #include "lockstep/core/strong.hpp"
 
 namespace lockstep::detail {

@@ -5,7 +5,6 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <charconv>
@@ -13,7 +12,6 @@
 #include <ctime>
 #include <limits>
 #include <mutex>
-#include <type_traits>
 
 #include "lockstep/core/checksum.hpp"
 #include "lockstep/core/element.hpp"

@@ -3,9 +3,9 @@
 /// @file Integers that must not be mistaken for each other: rank, world size, epoch, seed.
 
 #include <compare>
-#include <cstddef>
-#include <cstdint>
 #include <iosfwd>
+
+#include "lockstep/core/standard.hpp"
 
 namespace lockstep {
 

@@ -2,13 +2,9 @@
 #pragma once
 /// @file Whether output goes to a terminal, how wide that is, and how progress is to be shown.
 
-#include <cstddef>
-#include <cstdint>
 #include <cstdio>
-#include <optional>
-#include <string_view>
 
-#include "lockstep/core/macros.hpp"
+#include "lockstep/core/standard.hpp"
 
 namespace lockstep {
 

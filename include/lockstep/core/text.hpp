@@ -4,15 +4,8 @@
 /// strings costs compile time; lists of names; numbers for people, the same in every locale;
 /// numbers and addresses that are read, or an error.
 
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
 #include <initializer_list>
-#include <string>
-#include <string_view>
-#include <vector>
 
-#include "lockstep/core/macros.hpp"
 #include "lockstep/core/strong.hpp"
 
 namespace lockstep::detail {

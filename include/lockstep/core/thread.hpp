@@ -5,12 +5,8 @@
 #include <pthread.h>
 #include <signal.h>
 
-#include <cstddef>
 #include <exception>
-#include <memory>
-#include <utility>
 
-#include "lockstep/core/macros.hpp"
 #include "lockstep/core/standard.hpp"
 
 namespace lockstep::detail {

@@ -2,11 +2,7 @@
 #pragma once
 /// @file A reference to a function, and one object of every type that is asked for.
 
-#include <concepts>
-#include <memory>
-#include <type_traits>
-#include <utility>
-#include <vector>
+#include "lockstep/core/standard.hpp"
 
 namespace lockstep::detail {
 

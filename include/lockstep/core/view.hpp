@@ -7,17 +7,10 @@
 /// some 25 ms for each, and its header more than all others that a job needs. Members that do not
 /// depend on a shape are in a base class that all shapes of one rank share.
 
-#include <concepts>
-#include <cstddef>
 #include <iterator>
-#include <span>
-#include <type_traits>
-#include <utility>
-#include <vector>
 
 #include "lockstep/core/checked.hpp"
 #include "lockstep/core/dynamic.hpp"
-#include "lockstep/core/macros.hpp"
 
 namespace lockstep {
 

@@ -4,11 +4,9 @@
 /// work that a few threads share while the caller waits.
 
 #include <condition_variable>
-#include <cstddef>
 #include <exception>
 #include <mutex>
 
-#include "lockstep/core/macros.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/core/utility.hpp"
 

@@ -3,9 +3,7 @@
 /// @file Batches of samples with a label and a weight each: rows of one width, rows filled up to
 /// the longest sample, and samples one behind the other.
 
-#include <cstddef>
-#include <span>
-#include <vector>
+#include "lockstep/core/standard.hpp"
 
 namespace lockstep {
 

@@ -3,15 +3,9 @@
 /// @file What samplers and loaders say where they fail; files have their definitions in
 /// `files.ipp`, which a program that reads none does not compile.
 
-#include <cstddef>
-#include <cstdint>
 #include <exception>
-#include <span>
-#include <string>
-#include <string_view>
 
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/macros.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/data/dataset.hpp"
 #include "lockstep/data/loader.hpp"

@@ -3,19 +3,9 @@
 /// @file Data sets and sources of samples: the concepts, how a batch is loaded, what is said where
 /// that fails, and the data set in memory.
 
-#include <algorithm>
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
 #include <iterator>
-#include <span>
-#include <string_view>
-#include <type_traits>
-#include <utility>
-#include <vector>
 
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/macros.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/view.hpp"
 #include "lockstep/data/batch.hpp"

@@ -3,14 +3,7 @@
 /// @file A batch of labelled rows in a GPU's memory, and its upload.
 
 #include <cuda_runtime_api.h>
-#include <algorithm>
-#include <array>
-#include <cstddef>
 #include <cstring>
-#include <memory>
-#include <optional>
-#include <utility>
-#include <vector>
 
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/data/batch.hpp"

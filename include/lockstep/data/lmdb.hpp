@@ -5,32 +5,18 @@
 
 #include <sys/stat.h>
 
-#include <algorithm>
-#include <array>
 #include <atomic>
 #include <bit>
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <initializer_list>
-#include <memory>
 #include <new>
 #include <numeric>
 #include <ranges>
-#include <span>
-#include <string>
-#include <string_view>
-#include <type_traits>
-#include <utility>
-#include <vector>
 
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/macros.hpp"
-#include "lockstep/core/standard.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/core/utility.hpp"
 #include "lockstep/data/dataset.hpp"

@@ -3,20 +3,13 @@
 /// @file DataLoader: the batches of an epoch, in order, which the threads of a ring of buffers make
 /// ahead from a source of batches.
 
-#include <algorithm>
 #include <atomic>
-#include <concepts>
 #include <condition_variable>
-#include <cstddef>
 #include <exception>
 #include <iterator>
 #include <mutex>
-#include <type_traits>
-#include <utility>
-#include <vector>
 
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/standard.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/data/dataset.hpp"
 #include "lockstep/data/sampler.hpp"

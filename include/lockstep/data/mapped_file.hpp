@@ -2,16 +2,9 @@
 #pragma once
 /// @file A file that is read where the kernel keeps it: mapped, never copied as a whole.
 
-#include <cstddef>
-#include <cstdint>
 #include <ctime>
-#include <memory>
-#include <span>
-#include <string>
-#include <string_view>
 
 #include "lockstep/core/file.hpp"
-#include "lockstep/core/macros.hpp"
 
 namespace lockstep {
 

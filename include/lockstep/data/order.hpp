@@ -5,19 +5,10 @@
 /// share.
 
 #include <sys/mman.h>
-#include <algorithm>
-#include <array>
 #include <bit>
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
 #include <limits>
 #include <new>
 #include <numeric>
-#include <span>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/error.hpp"

@@ -4,17 +4,8 @@
 /// through a function, with random numbers that belong to the sample; and `source | stacked()`,
 /// `padded(fill)`, `ragged()`, `collate(c)`: how samples become batches.
 
-#include <algorithm>
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
 #include <iterator>
-#include <memory>
 #include <mutex>
-#include <span>
-#include <type_traits>
-#include <utility>
-#include <vector>
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/hash.hpp"

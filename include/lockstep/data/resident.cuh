@@ -4,26 +4,14 @@
 /// there by a kernel.
 
 #include <cuda_runtime.h>
-#include <algorithm>
-#include <array>
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
 #include <iterator>
 #include <limits>
-#include <memory>
 #include <mutex>
 #include <numeric>
-#include <optional>
-#include <span>
-#include <type_traits>
-#include <utility>
-#include <vector>
 
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/macros.hpp"
 #include "lockstep/core/view.hpp"
 #include "lockstep/data/batch.hpp"
 #include "lockstep/data/dataset.hpp"

@@ -3,12 +3,7 @@
 /// @file Samplers: the policies, which samples a rank sees epoch by epoch, and a job's position in
 /// its data.
 
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
 #include <iterator>
-#include <string_view>
-#include <type_traits>
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/hash.hpp"

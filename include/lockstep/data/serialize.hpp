@@ -8,16 +8,8 @@
 ///
 /// Fields are numbers, strings, arrays, vectors of such, and types that have a `pack` of their own.
 
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
-#include <memory>
-#include <span>
-#include <string>
 #include <tuple>
-#include <type_traits>
-#include <vector>
 
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"

@@ -2,9 +2,6 @@
 #pragma once
 /// @file Copies data from slow or shared storage to a disk of the host, once for all its ranks.
 
-#include <string>
-
-#include "lockstep/core/macros.hpp"
 #include "lockstep/core/standard.hpp"
 
 namespace lockstep {

@@ -2,18 +2,9 @@
 #pragma once
 /// @file Files of tokens, as language models are trained on: windows of consecutive tokens.
 
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
 #include <iterator>
-#include <memory>
-#include <span>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "lockstep/core/element.hpp"
-#include "lockstep/core/macros.hpp"
 #include "lockstep/data/dataset.hpp"
 #include "lockstep/data/mapped_file.hpp"
 

@@ -10,10 +10,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstddef>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/file.hpp"

@@ -3,11 +3,8 @@
 /// @file The device axis: where a replica's tensors live and its steps run; how many GPUs there
 /// are; and plain host memory.
 
-#include <cstddef>
 #include <cstring>
-#include <memory>
 #include <new>
-#include <string_view>
 
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/view.hpp"

@@ -2,15 +2,8 @@
 #pragma once
 /// @file Which rank gets which GPU, and when several may have one.
 
-#include <cstddef>
-#include <cstdint>
 #include <cstdlib>
 #include <map>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"

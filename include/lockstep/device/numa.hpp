@@ -6,16 +6,9 @@
 #include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-#include <algorithm>
-#include <array>
 #include <charconv>
-#include <cstddef>
 #include <cstdlib>
 #include <iterator>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "lockstep/core/file.hpp"
 #include "lockstep/core/text.hpp"

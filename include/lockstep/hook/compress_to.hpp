@@ -2,10 +2,6 @@
 #pragma once
 /// @file `CompressTo<BFloat16>` and `CompressTo<Half>`: gradients travel in 16 bits.
 
-#include <concepts>
-#include <span>
-#include <string_view>
-
 #include "lockstep/core/element.hpp"
 #include "lockstep/hook/hook.hpp"
 

@@ -3,12 +3,6 @@
 /// @file The concept of a gradient hook, the questions that a pipeline asks of one, and the axis of
 /// hooks.
 
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
-#include <string_view>
-#include <type_traits>
-
 #include "lockstep/core/hash.hpp"
 #include "lockstep/policy/policy.hpp"
 

@@ -5,11 +5,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <type_traits>
-
 #include "lockstep/bucket/pack.cuh"
 #include "lockstep/core/element.hpp"
 #include "lockstep/device/cuda/memory.cuh"

@@ -2,11 +2,6 @@
 #pragma once
 /// @file `LocalSGD<Every>`: ranks train alone, and average their parameters now and then.
 
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <string_view>
-
 #include "lockstep/core/hash.hpp"
 #include "lockstep/hook/hook.hpp"
 

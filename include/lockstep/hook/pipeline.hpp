@@ -4,14 +4,7 @@
 /// communicator.
 
 #include <bit>
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
-#include <optional>
-#include <span>
-#include <type_traits>
-#include <utility>
-#include <vector>
 
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/core/element.hpp"

@@ -4,17 +4,10 @@
 /// bucket in one launch, the same bits in every run.
 
 #include <cuda_runtime.h>
-#include <algorithm>
 #include <bit>
-#include <cstddef>
-#include <cstdint>
 #include <cub/block/block_reduce.cuh>
-#include <span>
-#include <utility>
-#include <vector>
 
 #include "lockstep/core/element.hpp"
-#include "lockstep/core/macros.hpp"
 #include "lockstep/device/cuda/runtime.cuh"
 #include "lockstep/hook/hook_device.cuh"
 #include "lockstep/hook/power_sgd.hpp"

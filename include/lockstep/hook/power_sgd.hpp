@@ -2,19 +2,11 @@
 #pragma once
 /// @file `PowerSGD<Rank>`: gradients travel as products of narrow matrices.
 
-#include <algorithm>
 #include <cmath>
-#include <cstddef>
-#include <cstdint>
 #include <limits>
-#include <span>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/hash.hpp"
-#include "lockstep/core/macros.hpp"
 #include "lockstep/device/device.hpp"
 #include "lockstep/hook/hook.hpp"
 #include "lockstep/hook/pipeline.hpp"

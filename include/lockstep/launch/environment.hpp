@@ -14,13 +14,11 @@
 /// - Open MPI, Slurm: the same with eight ports derived from the job's id, unless MASTER_PORT is
 /// set.
 
-#include <algorithm>
 #include <cstdlib>
 
 #include "lockstep/core/deadline.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/hash.hpp"
-#include "lockstep/core/macros.hpp"
 #include "lockstep/launch/rendezvous.hpp"
 
 LOCKSTEP_COLD_BEGIN

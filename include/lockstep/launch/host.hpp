@@ -12,16 +12,10 @@
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <unistd.h>
-#include <algorithm>
 #include <atomic>
-#include <cstddef>
 #include <cstdlib>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "lockstep/core/file.hpp"
-#include "lockstep/core/macros.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/core/thread.hpp"

@@ -3,17 +3,7 @@
 /// @file Starting ranks. `launch` is a program's whole `main`: be a rank, start ranks, or run
 /// alone; `spawn<N>(f)` is a job inside a program. Ranks are processes, or threads of one process.
 
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
-#include <optional>
-#include <span>
-#include <type_traits>
-#include <utility>
-
 #include "lockstep/core/dynamic.hpp"
-#include "lockstep/core/macros.hpp"
-#include "lockstep/core/standard.hpp"
 #include "lockstep/core/utility.hpp"
 #include "lockstep/launch/program_options.hpp"
 #include "lockstep/launch/rendezvous.hpp"

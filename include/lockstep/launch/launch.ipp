@@ -5,7 +5,6 @@
 
 #include <fcntl.h>
 #include <unistd.h>
-#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <csignal>

@@ -3,10 +3,7 @@
 /// @file How a job ended: which rank failed first, the consequences, and the text for users.
 
 #include <string.h>
-#include <algorithm>
 #include <csignal>
-#include <utility>
-#include <vector>
 
 #include "lockstep/core/error.hpp"
 

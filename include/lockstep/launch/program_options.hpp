@@ -4,23 +4,12 @@
 /// `job.option("epochs", 8)`.
 
 #include <charconv>
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
 #include <exception>
 #include <iterator>
 #include <limits>
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
 #include <system_error>
-#include <utility>
-#include <vector>
 
-#include "lockstep/core/macros.hpp"
 #include "lockstep/core/scope_guard.hpp"
-#include "lockstep/core/standard.hpp"
 #include "lockstep/core/terminal.hpp"
 #include "lockstep/core/text.hpp"
 

@@ -3,18 +3,7 @@
 /// @file A rank's membership in a job, and how ranks meet: rank 0 opens the store unless the
 /// launcher has, all connect, agree on their numbers, and leave together.
 
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
-
-#include "lockstep/core/macros.hpp"
 #include "lockstep/core/scope_guard.hpp"
-#include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/launch/program_options.hpp"

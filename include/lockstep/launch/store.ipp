@@ -2,7 +2,6 @@
 #pragma once
 /// @file Definitions of `store.hpp`.
 
-#include <algorithm>
 #include <cstdlib>
 
 #include "lockstep/core/error.hpp"

@@ -4,8 +4,6 @@
 
 #include <condition_variable>
 #include <mutex>
-#include <optional>
-#include <vector>
 
 #include "lockstep/core/file.hpp"
 #include "lockstep/launch/socket.hpp"

@@ -17,13 +17,8 @@
 /// that meet say so.
 
 #include <bit>
-#include <cstdint>
-#include <optional>
-#include <string>
-#include <string_view>
 
 #include "lockstep/core/bytes.hpp"
-#include "lockstep/core/standard.hpp"
 #include "lockstep/core/utility.hpp"
 
 namespace lockstep::detail {

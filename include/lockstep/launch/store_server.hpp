@@ -6,14 +6,10 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <charconv>
 #include <compare>
 #include <map>
-#include <memory>
-#include <optional>
-#include <vector>
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/file.hpp"

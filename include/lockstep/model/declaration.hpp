@@ -3,11 +3,7 @@
 /// @file How a model declares its tensors: `Parameter`, `Buffer`, lists of them, `Scope` and
 /// `Repeat`.
 
-#include <concepts>
-#include <cstddef>
 #include <initializer_list>
-#include <string_view>
-#include <type_traits>
 
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/name.hpp"

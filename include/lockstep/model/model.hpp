@@ -3,11 +3,6 @@
 /// @file The model concept, clause by clause; models in two parts, outputs for every sample and the
 /// loss that is taken of them; and the sentences for what is missing.
 
-#include <array>
-#include <concepts>
-#include <cstddef>
-#include <type_traits>
-
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/model/declaration.hpp"

@@ -2,10 +2,6 @@
 #pragma once
 /// @file Shapes of models whose extents are known at construction only.
 
-#include <array>
-#include <concepts>
-#include <cstddef>
-#include <string>
 #include <tuple>
 
 #include "lockstep/core/error.hpp"

@@ -3,12 +3,7 @@
 /// @file The description of one tensor as a value, which plans, fingerprints and views read, and
 /// where declarations write them, one after the other.
 
-#include <array>
-#include <cstddef>
-#include <cstdint>
 #include <initializer_list>
-#include <string>
-#include <string_view>
 
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/dynamic.hpp"

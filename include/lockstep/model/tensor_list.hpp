@@ -4,17 +4,6 @@
 /// them at run time, such as modules of another library; and how a key, `"fc1.weight"_p` or a
 /// number, finds one.
 
-#include <algorithm>
-#include <array>
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
-
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"

@@ -3,12 +3,6 @@
 /// @file `BatchNorm`, whose statistics are a rank's own or those of all ranks, as the job's policy
 /// says: `Norms<Local>` or `Norms<Synced>`.
 
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <type_traits>
-#include <utility>
-
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/name.hpp"
 #include "lockstep/model/declaration.hpp"

@@ -7,14 +7,10 @@
 /// and bias stay in registers; a second launch adds the sums of blocks up.
 
 #include <cuda_runtime.h>
-#include <algorithm>
 #include <cmath>
-#include <cstddef>
 #include <cuda/std/bit>
-#include <vector>
 
 #include "lockstep/core/element.hpp"
-#include "lockstep/core/macros.hpp"
 #include "lockstep/core/view.hpp"
 #include "lockstep/device/cuda/memory.cuh"
 #include "lockstep/device/cuda/runtime.cuh"

@@ -6,14 +6,9 @@
 
 #include <cuda_runtime.h>
 #include <cmath>
-#include <cstddef>
-#include <cstdint>
 #include <initializer_list>
-#include <span>
-#include <string_view>
 
 #include "lockstep/core/element.hpp"
-#include "lockstep/core/macros.hpp"
 #include "lockstep/core/view.hpp"
 #include "lockstep/device/cuda/memory.cuh"
 #include "lockstep/device/cuda/runtime.cuh"

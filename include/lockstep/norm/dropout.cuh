@@ -4,11 +4,7 @@
 
 #include <cuda_runtime.h>
 
-#include <cstddef>
-#include <cstdint>
-
 #include "lockstep/core/element.hpp"
-#include "lockstep/core/macros.hpp"
 #include "lockstep/core/random_stream.hpp"
 #include "lockstep/core/view.hpp"
 #include "lockstep/device/cuda/runtime.cuh"

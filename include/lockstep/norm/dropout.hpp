@@ -4,16 +4,11 @@
 /// and drawn again in backward, so that no mask is kept.
 
 #include <cmath>
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
-#include <string>
-#include <string_view>
 
 #include "lockstep/bucket/step.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/macros.hpp"
 #include "lockstep/core/name.hpp"
 #include "lockstep/core/random_stream.hpp"
 #include "lockstep/core/view.hpp"

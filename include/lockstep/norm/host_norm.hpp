@@ -5,11 +5,7 @@
 /// run has one channel's numbers. Of rows of channels, (N, C) and images with their channels last,
 /// a loop goes over the channels of a row, whose numbers lie as the values do.
 
-#include <algorithm>
-#include <cstddef>
-#include <string_view>
 #include <tuple>
-#include <vector>
 
 #include "lockstep/bucket/step.hpp"
 #include "lockstep/core/element.hpp"

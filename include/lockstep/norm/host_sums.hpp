@@ -3,9 +3,6 @@
 /// @file Sums over contiguous values on the host: in SIMD lanes, which a compiler turns into vector
 /// registers, and in pieces that stay in the first cache.
 
-#include <algorithm>
-#include <cstddef>
-
 #include "lockstep/core/element.hpp"
 #include "lockstep/norm/statistics.hpp"
 

@@ -2,11 +2,7 @@
 #pragma once
 /// @file `LayerNorm`, which normalises every row by itself; in host memory, in vectorised loops.
 
-#include <algorithm>
-#include <cstddef>
 #include <tuple>
-#include <type_traits>
-#include <vector>
 
 #include "lockstep/bucket/step.hpp"
 #include "lockstep/core/element.hpp"

@@ -3,7 +3,6 @@
 /// @file The statistics of norms on the host, and their errors.
 
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/macros.hpp"
 #include "lockstep/norm/statistics.hpp"
 #include "lockstep/norm/work.hpp"
 

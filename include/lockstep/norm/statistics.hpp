@@ -3,17 +3,10 @@
 /// @file The statistics of a batch norm: mean and squared deviations of values, merged over ranks
 /// by Chan's method, and what training makes of them. Host and device share this arithmetic.
 
-#include <algorithm>
 #include <cmath>
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <string_view>
-#include <vector>
 
 #include "lockstep/bucket/step.hpp"
 #include "lockstep/core/element.hpp"
-#include "lockstep/core/macros.hpp"
 
 namespace lockstep {
 

@@ -4,15 +4,8 @@
 /// host_norm.hpp, `LayerNormWork<HostMemory>` in layer_norm.hpp, a GPU's in device_norm.cuh
 /// and device_layer_norm.cuh; and which views it takes, and the errors about them.
 
-#include <cstddef>
-#include <cstdint>
-#include <string_view>
-#include <type_traits>
-#include <utility>
-
 #include "lockstep/bucket/step.hpp"
 #include "lockstep/core/element.hpp"
-#include "lockstep/core/macros.hpp"
 #include "lockstep/core/name.hpp"
 #include "lockstep/core/utility.hpp"
 #include "lockstep/core/view.hpp"

@@ -3,14 +3,7 @@
 /// @file Shows the progress of a run: a bar on a terminal, a line now and then elsewhere.
 
 #include <stdio_ext.h>
-#include <cstddef>
-#include <cstdint>
-#include <string>
-#include <string_view>
-#include <utility>
 
-#include "lockstep/core/macros.hpp"
-#include "lockstep/core/standard.hpp"
 #include "lockstep/core/terminal.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/observe/summary.hpp"

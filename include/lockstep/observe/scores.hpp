@@ -3,17 +3,9 @@
 /// @file The results of an evaluation: named means, and over how many samples each was taken; and
 /// the sums and counts by name that they are made of, on one rank and over all.
 
-#include <cstddef>
-#include <cstdint>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
-
 #include "lockstep/comm/communicator.hpp"
 #include "lockstep/comm/groups.hpp"
 #include "lockstep/core/hash.hpp"
-#include "lockstep/core/macros.hpp"
 #include "lockstep/core/strong.hpp"
 
 namespace lockstep {

@@ -3,15 +3,8 @@
 /// @file The figures of an epoch, as a line of text for people or of JSON for programs; its wall
 /// time by phase; and `--log FILE`, a JSON object per line.
 
-#include <algorithm>
-#include <cstdint>
-#include <optional>
-#include <string>
-
 #include "lockstep/core/file.hpp"
 #include "lockstep/core/json.hpp"
-#include "lockstep/core/macros.hpp"
-#include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/observe/scores.hpp"
 

@@ -4,11 +4,7 @@
 /// and order of operations.
 
 #include <cmath>
-#include <cstddef>
-#include <cstdint>
-#include <string_view>
 
-#include "lockstep/core/macros.hpp"
 #include "lockstep/optim/optimizer.hpp"
 
 namespace lockstep {

@@ -5,15 +5,10 @@
 /// stored by the host, or computed by kernels from that. A graph may hold all of it.
 
 #include <cuda_runtime.h>
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
 #include <cub/block/block_reduce.cuh>
-#include <span>
 
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/element.hpp"
-#include "lockstep/core/macros.hpp"
 #include "lockstep/device/cuda/memory.cuh"
 #include "lockstep/device/cuda/runtime.cuh"
 #include "lockstep/device/cuda/vector.cuh"

@@ -4,21 +4,13 @@
 /// parameters, or parameters with their own count of updates, have different ones. Clipping and
 /// loss scaling, which is PyTorch's GradScaler as a pure rule, are decided with them.
 
-#include <algorithm>
 #include <cmath>
-#include <cstddef>
-#include <cstdint>
 #include <limits>
-#include <span>
-#include <string_view>
-#include <type_traits>
-#include <vector>
 
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/macros.hpp"
 #include "lockstep/optim/update.hpp"
 #include "lockstep/policy/policy.hpp"
 

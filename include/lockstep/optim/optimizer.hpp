@@ -2,11 +2,6 @@
 #pragma once
 /// @file The optimizer axis: how a reduced gradient changes a parameter.
 
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
-#include <string_view>
-
 #include "lockstep/policy/policy.hpp"
 
 namespace lockstep {

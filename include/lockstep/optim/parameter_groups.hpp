@@ -2,13 +2,6 @@
 #pragma once
 /// @file The axis of parameter groups: sets of parameters whose updates have numbers of their own.
 
-#include <array>
-#include <concepts>
-#include <cstddef>
-#include <optional>
-#include <string_view>
-#include <type_traits>
-
 #include "lockstep/core/name.hpp"
 #include "lockstep/policy/policy.hpp"
 

@@ -3,19 +3,9 @@
 /// @file The numbers of options by name, to keep and to set again, exactly.
 
 #include <cmath>
-#include <concepts>
-#include <cstdint>
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
-#include <type_traits>
-#include <utility>
 #include <variant>
-#include <vector>
 
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/standard.hpp"
 #include "lockstep/optim/constants.hpp"
 #include "lockstep/optim/optimizer.hpp"
 

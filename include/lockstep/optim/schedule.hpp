@@ -3,15 +3,8 @@
 /// @file The schedule axis: how the learning rate changes from step to step; and a job's clock,
 /// which has the optimizer's numbers and counts its updates.
 
-#include <algorithm>
 #include <cmath>
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
 #include <numbers>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/optim/optimizer.hpp"

@@ -3,11 +3,6 @@
 /// @file Stochastic gradient descent: plain, with momentum, with Nesterov's momentum. Options and
 /// arithmetic are those of PyTorch's SGD; momentum, which costs memory, is a type here.
 
-#include <cstddef>
-#include <cstdint>
-#include <string_view>
-
-#include "lockstep/core/macros.hpp"
 #include "lockstep/optim/optimizer.hpp"
 
 namespace lockstep {

@@ -6,13 +6,8 @@
 
 #include <cuda_runtime.h>
 
-#include <cstddef>
-#include <cstdint>
-#include <type_traits>
-
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/element.hpp"
-#include "lockstep/core/macros.hpp"
 #include "lockstep/device/cuda/runtime.cuh"
 #include "lockstep/device/cuda/vector.cuh"
 #include "lockstep/optim/constants.hpp"

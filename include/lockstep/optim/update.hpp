@@ -3,20 +3,10 @@
 /// @file An optimizer's pass over a contiguous piece of a bucket, on the host, and the anomaly
 /// axis: what happens when it meets a gradient that is NaN or infinite, or a loss is.
 
-#include <array>
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
 #include <tuple>
-#include <type_traits>
 
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/macros.hpp"
 #include "lockstep/policy/policy.hpp"
 
 namespace lockstep {

@@ -3,11 +3,6 @@
 /// @file Order-free packs of policies, their one canonical order, and the fingerprint of a job: 64
 /// bits over everything two ranks must agree on before they exchange a gradient.
 
-#include <cstddef>
-#include <cstdint>
-#include <type_traits>
-#include <utility>
-
 #include "lockstep/core/hash.hpp"
 #include "lockstep/policy/policy.hpp"
 #include "lockstep/version.hpp"

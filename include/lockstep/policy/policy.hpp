@@ -3,10 +3,6 @@
 /// @file Policies: an axis is a question, a choice is an answer, and a policy such as
 /// `Backend<Shm>`, a type that answers one axis of a job, joins the two.
 
-#include <concepts>
-#include <cstdint>
-#include <string_view>
-
 #include "lockstep/core/hash.hpp"
 #include "lockstep/core/name.hpp"
 

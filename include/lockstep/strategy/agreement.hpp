@@ -2,17 +2,9 @@
 #pragma once
 /// @file Ranks compare jobs before they exchange a gradient, and name the first difference.
 
-#include <array>
-#include <cstddef>
-#include <cstdint>
-#include <string>
-#include <string_view>
-#include <vector>
-
 #include "lockstep/comm/communicator.hpp"
 #include "lockstep/comm/groups.hpp"
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/macros.hpp"
 #include "lockstep/model/tensor.hpp"
 #include "lockstep/policy/pack.hpp"
 #include "lockstep/version.hpp"

@@ -3,11 +3,6 @@
 /// @file The concepts by which the layers of a replica know each other: executions, sources of
 /// gradients, and communicators that capture.
 
-#include <concepts>
-#include <cstddef>
-#include <span>
-#include <string>
-
 #include "lockstep/comm/communicator.hpp"
 
 namespace lockstep::detail {

@@ -3,13 +3,8 @@
 /// @file `ParallelStrategy<DDP>`: a model wrapped so that ranks train it together, by steps or by
 /// the phases of a hand-written one. An exception on a rank aborts the calls of all ranks.
 
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
 #include <cstdio>
 #include <exception>
-#include <type_traits>
-#include <utility>
 
 #include "lockstep/bucket/subgraphs.hpp"
 #include "lockstep/core/error.hpp"

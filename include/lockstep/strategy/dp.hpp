@@ -4,17 +4,7 @@
 /// Every replica is a rank of DDP over a communicator among threads; around its steps batches are
 /// scattered and outputs gathered.
 
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
 #include <exception>
-#include <memory>
-#include <optional>
-#include <span>
-#include <string_view>
-#include <type_traits>
-#include <utility>
-#include <vector>
 
 #include "lockstep/bucket/subgraphs.hpp"
 #include "lockstep/checkpoint/state.hpp"

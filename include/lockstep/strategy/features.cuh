@@ -5,13 +5,7 @@
 
 #include <cuda_runtime.h>
 
-#include <cstddef>
-#include <cstdint>
-#include <optional>
-#include <span>
-
 #include "lockstep/core/element.hpp"
-#include "lockstep/core/macros.hpp"
 #include "lockstep/core/random_stream.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/device/cuda/memory.cuh"

@@ -2,11 +2,9 @@
 #pragma once
 /// @file A step as a fixed list of stages, and the features that act at them.
 
-#include <cstddef>
-#include <cstdint>
 #include <tuple>
-#include <type_traits>
-#include <utility>
+
+#include "lockstep/core/standard.hpp"
 
 namespace lockstep::detail {
 

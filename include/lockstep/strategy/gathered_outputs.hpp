@@ -2,11 +2,7 @@
 #pragma once
 /// @file The outputs of all replicas in one tensor, in order, and their gradients.
 
-#include <array>
-#include <cstddef>
-#include <optional>
 #include <tuple>
-#include <type_traits>
 
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/core/dynamic.hpp"

@@ -3,13 +3,6 @@
 /// @file The execution of a GPU: all work is enqueued on the compute stream, and the host goes on.
 
 #include <cuda_runtime_api.h>
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <optional>
-#include <span>
-#include <type_traits>
-#include <vector>
 
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/bucket/pack.cuh"
@@ -18,7 +11,6 @@
 #include "lockstep/checkpoint/snapshot.cuh"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/macros.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/utility.hpp"
 #include "lockstep/device/cuda/batch.cuh"

@@ -3,15 +3,6 @@
 /// @file A replica's gradients: written into buckets, summed over micro-batches, averaged over
 /// ranks.
 
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
-#include <type_traits>
-
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/bucket/plan.hpp"
 #include "lockstep/core/element.hpp"

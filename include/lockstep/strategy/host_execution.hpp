@@ -3,13 +3,7 @@
 /// @file The execution of the host and its passes of an update: plain loops, done when the call
 /// returns.
 
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
-#include <span>
-#include <type_traits>
-#include <vector>
 
 #include "lockstep/bucket/plan.hpp"
 #include "lockstep/bucket/step.hpp"

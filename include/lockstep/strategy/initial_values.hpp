@@ -2,12 +2,7 @@
 #pragma once
 /// @file The values of parameters and buffers before the first step.
 
-#include <algorithm>
 #include <cmath>
-#include <cstddef>
-#include <span>
-#include <string_view>
-#include <type_traits>
 
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/bucket/plan.hpp"

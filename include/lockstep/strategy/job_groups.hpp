@@ -3,9 +3,6 @@
 /// @file The communicators of a job with `Groups<Grid<W, G>>`: this rank's group, and the ranks
 /// that have its place in the other groups.
 
-#include <string_view>
-#include <utility>
-
 #include "lockstep/comm/groups.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/topology/grid.hpp"

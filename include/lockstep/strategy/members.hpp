@@ -3,13 +3,6 @@
 /// @file The members that every job has, listed once: a trainer, `DistributedDataParallel`,
 /// `DataParallel` and what stands for a rejected one show those of their first replica.
 
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <string_view>
-#include <utility>
-#include <vector>
-
 #include "lockstep/bucket/subgraphs.hpp"
 #include "lockstep/checkpoint/state.hpp"
 #include "lockstep/optim/progress.hpp"

@@ -2,11 +2,6 @@
 #pragma once
 /// @file The axes of a strategy: how replicas share the work, and what a step is.
 
-#include <cstddef>
-#include <cstdint>
-#include <string_view>
-#include <type_traits>
-
 #include "lockstep/bucket/buckets.hpp"
 #include "lockstep/bucket/subgraphs.hpp"
 #include "lockstep/core/element.hpp"

@@ -3,16 +3,8 @@
 /// @file How the gradients of buckets are averaged over ranks: whole, in slices, or through hooks.
 
 #include <bit>
-#include <cstddef>
-#include <cstdint>
 #include <map>
-#include <optional>
-#include <span>
-#include <string_view>
 #include <tuple>
-#include <type_traits>
-#include <utility>
-#include <vector>
 
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/bucket/plan.hpp"

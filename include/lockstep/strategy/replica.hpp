@@ -2,16 +2,7 @@
 #pragma once
 /// @file A replica: one model with its parameters, gradients and optimizer, on one rank.
 
-#include <cstddef>
-#include <cstdint>
 #include <exception>
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
-#include <type_traits>
-#include <utility>
-#include <vector>
 
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/bucket/plan.hpp"

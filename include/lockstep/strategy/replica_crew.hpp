@@ -3,13 +3,8 @@
 /// @file The threads of `ParallelStrategy<DP>`: one for each replica, the caller's among them.
 
 #include <atomic>
-#include <cstddef>
-#include <cstdint>
 #include <exception>
-#include <string>
 #include <tuple>
-#include <utility>
-#include <vector>
 
 #include "lockstep/comm/call/peers.hpp"
 #include "lockstep/comm/collective.hpp"

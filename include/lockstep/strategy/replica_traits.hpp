@@ -2,12 +2,6 @@
 #pragma once
 /// @file The meaning of a job's policies for a replica, as constants.
 
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <type_traits>
-#include <utility>
-
 #include "lockstep/bucket/buckets.hpp"
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/bucket/plan.hpp"

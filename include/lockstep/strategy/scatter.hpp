@@ -3,21 +3,10 @@
 /// @file How `ParallelStrategy<DP>` scatters a batch: which rows each replica gets, how they are
 /// cut out of batches, arrays and views, also inside of containers, and where its model reads them.
 
-#include <algorithm>
-#include <array>
-#include <concepts>
-#include <cstddef>
 #include <limits>
-#include <memory>
-#include <optional>
-#include <span>
 #include <tuple>
-#include <type_traits>
-#include <utility>
-#include <vector>
 
 #include "lockstep/core/dynamic.hpp"
-#include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/utility.hpp"
 #include "lockstep/core/view.hpp"

@@ -3,15 +3,7 @@
 /// @file How the micro-batches of a replica are run: call by call, or as graphs, one for each batch
 /// that looks different to the GPU.
 
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
 #include <cstdio>
-#include <optional>
-#include <string>
-#include <type_traits>
-#include <utility>
-#include <vector>
 
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/utility.hpp"

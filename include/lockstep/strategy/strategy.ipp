@@ -2,10 +2,7 @@
 #pragma once
 /// @file Definitions of this folder that are no templates.
 
-#include <string>
-
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/macros.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/strategy/agreement.hpp"
 #include "lockstep/strategy/scatter.hpp"

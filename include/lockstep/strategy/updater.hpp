@@ -3,12 +3,6 @@
 /// @file The updater: one optimizer over all parameters that a rank owns, on any device, with its
 /// states and master weights.
 
-#include <array>
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <type_traits>
-
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/bucket/plan.hpp"
 #include "lockstep/core/element.hpp"

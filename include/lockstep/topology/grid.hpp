@@ -3,10 +3,6 @@
 /// @file `Grid<6, 3>`: equal groups of neighbours, `[0 1 2] [3 4 5]`; and the transpose of an even
 /// topology: the groups that join equal places of its groups.
 
-#include <cstddef>
-#include <type_traits>
-#include <utility>
-
 #include "lockstep/topology/topology.hpp"
 
 namespace lockstep {

@@ -4,13 +4,6 @@
 /// `Groups<World<4>, Group<0, 3>, Group<2, 1>>`; and `Groups<Grid<8, 4>>`, the policy that gives a
 /// job the groups of a topology.
 
-#include <array>
-#include <concepts>
-#include <cstddef>
-#include <span>
-#include <type_traits>
-#include <vector>
-
 #include "lockstep/core/hash.hpp"
 #include "lockstep/topology/grid.hpp"
 #include "lockstep/topology/topology.hpp"

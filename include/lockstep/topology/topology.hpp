@@ -3,12 +3,6 @@
 /// @file The topology concept: a world of ranks divided into groups, as pure index arithmetic; and
 /// `World<N>`: how many ranks there are, a policy and the topology with a single group.
 
-#include <algorithm>
-#include <concepts>
-#include <cstddef>
-#include <type_traits>
-#include <vector>
-
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"

@@ -11,11 +11,6 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/ScalarType.h>
 
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
-#include <vector>
-
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/data/batch.hpp"

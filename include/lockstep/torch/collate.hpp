@@ -5,14 +5,6 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/StringUtil.h>
 
-#include <algorithm>
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
-#include <type_traits>
-#include <utility>
-#include <vector>
-
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/data/dataset.hpp"

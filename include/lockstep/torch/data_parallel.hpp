@@ -15,19 +15,8 @@
 #include <torch/csrc/autograd/variable.h>
 #include <torch/nn/module.h>
 
-#include <algorithm>
-#include <array>
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
 #include <exception>
-#include <memory>
-#include <optional>
-#include <span>
 #include <tuple>
-#include <type_traits>
-#include <utility>
-#include <vector>
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/thread.hpp"

@@ -8,12 +8,6 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
 
-#include <concepts>
-#include <cstdint>
-#include <memory>
-#include <type_traits>
-#include <utility>
-
 #include "lockstep/bucket/subgraphs.hpp"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/core/element.hpp"

@@ -8,14 +8,6 @@
 #include <ATen/ops/isfinite.h>
 #include <torch/csrc/autograd/engine.h>
 
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <string>
-#include <type_traits>
-#include <vector>
-
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/core/checked.hpp"
 #include "lockstep/core/element.hpp"

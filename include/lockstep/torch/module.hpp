@@ -6,13 +6,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
-#include <concepts>
-#include <cstddef>
-#include <memory>
-#include <string>
-#include <type_traits>
 #include <unordered_map>
-#include <vector>
 
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"

@@ -22,15 +22,7 @@
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/MemoryFormat.h>
 
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <string_view>
 #include <tuple>
-#include <type_traits>
-#include <utility>
-#include <vector>
 
 #include "lockstep/norm/statistics.hpp"
 

@@ -9,15 +9,7 @@
 #include <c10/core/ScalarType.h>
 #include <torch/nn/module.h>
 
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
 #include <set>
-#include <span>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 #include "lockstep/checkpoint/safetensors.hpp"
 #include "lockstep/core/error.hpp"

@@ -8,8 +8,6 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
 #include <mutex>
 

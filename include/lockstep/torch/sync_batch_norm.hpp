@@ -14,21 +14,12 @@
 #include <torch/library.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/batchnorm.h>
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
-#include <memory>
 #include <mutex>
 #include <new>
-#include <optional>
 #include <shared_mutex>
-#include <span>
-#include <string>
-#include <type_traits>
 #include <unordered_map>
-#include <utility>
 #include <variant>
-#include <vector>
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/scope_guard.hpp"

@@ -15,15 +15,7 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/core/ScalarType.h>
 
-#include <algorithm>
-#include <array>
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
 #include <iterator>
-#include <span>
-#include <type_traits>
-#include <utility>
 
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"

@@ -2,8 +2,6 @@
 #pragma once
 /// @file All axes of a job: their canonical order, and the policy each has when none is given.
 
-#include <type_traits>
-
 #include "lockstep/bucket/buckets.hpp"
 #include "lockstep/comm/backend.hpp"
 #include "lockstep/data/feed.hpp"

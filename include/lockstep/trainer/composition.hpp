@@ -3,11 +3,7 @@
 /// @file Which models and policies go together: the rules, and the sentence of the first one that
 /// is broken, which is the only one that is printed.
 
-#include <algorithm>
-#include <cstddef>
 #include <initializer_list>
-#include <string_view>
-#include <type_traits>
 
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/comm/collective.hpp"

@@ -2,15 +2,8 @@
 #pragma once
 /// @file From policies to the communicators of ranks and of replicas.
 
-#include <cstddef>
-#include <string>
-#include <type_traits>
-#include <utility>
-#include <vector>
-
 #include "lockstep/comm/backends/loopback.hpp"
 #include "lockstep/comm/backends/shm/communicator.hpp"
-#include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/launch/rendezvous.hpp"

@@ -2,13 +2,7 @@
 #pragma once
 /// @file Jobs on GPUs whose ranks are threads of one process, or one alone.
 
-#include <algorithm>
 #include <chrono>
-#include <cstddef>
-#include <memory>
-#include <type_traits>
-#include <utility>
-#include <vector>
 
 #include "lockstep/comm/backends/loopback.cuh"
 #include "lockstep/comm/backends/threads/communicator.cuh"

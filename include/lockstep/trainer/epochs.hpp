@@ -3,10 +3,7 @@
 /// @file `for (auto epoch : job.epochs(10)) for (const auto& batch : epoch.batches(train, 64))`:
 /// the loops of a trainer.
 
-#include <cstddef>
-#include <cstdint>
 #include <iterator>
-#include <string_view>
 
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/core/error.hpp"

@@ -2,14 +2,6 @@
 #pragma once
 /// @file Saving and resuming of a trainer: what only programs with checkpoints need.
 
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
-
 #include "lockstep/checkpoint/checkpoints.hpp"
 #include "lockstep/checkpoint/options.hpp"
 #include "lockstep/checkpoint/values.hpp"

@@ -2,13 +2,6 @@
 #pragma once
 /// @file `launch<Job>(argc, argv, f)`: a trainer's whole `main`.
 
-#include <concepts>
-#include <cstddef>
-#include <optional>
-#include <type_traits>
-#include <utility>
-
-#include "lockstep/core/macros.hpp"
 #include "lockstep/launch/launch.hpp"
 #include "lockstep/strategy/ddp.hpp"
 #include "lockstep/topology/topology.hpp"

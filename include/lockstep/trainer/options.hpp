@@ -2,16 +2,7 @@
 #pragma once
 /// @file The options of the command line that are the trainer's.
 
-#include <cstddef>
-#include <cstdint>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
-
 #include "lockstep/checkpoint/options.hpp"
-#include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/terminal.hpp"
 #include "lockstep/launch/program_options.hpp"

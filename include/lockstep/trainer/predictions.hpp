@@ -2,13 +2,7 @@
 #pragma once
 /// @file The outputs of a model for a data set: a row for each sample, in the order of the data.
 
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <span>
 #include <tuple>
-#include <utility>
-#include <vector>
 
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/dynamic.hpp"

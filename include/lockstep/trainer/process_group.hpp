@@ -3,20 +3,11 @@
 /// @file Process groups: from launched processes to a communicator, for hand-written loops.
 
 #include <atomic>
-#include <cstddef>
-#include <memory>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <type_traits>
-#include <utility>
-#include <vector>
 
 #include "lockstep/comm/adapters/hierarchical/hosts.hpp"
 #include "lockstep/comm/backends/loopback.hpp"
 #include "lockstep/comm/communicator.hpp"
 #include "lockstep/comm/groups.hpp"
-#include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/launch/store.hpp"

@@ -3,14 +3,7 @@
 /// @file How far the loops of a trainer are, their figures, and their lines and records.
 
 #include <cmath>
-#include <cstddef>
-#include <cstdint>
 #include <initializer_list>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 #include "lockstep/core/json.hpp"
 #include "lockstep/core/strong.hpp"

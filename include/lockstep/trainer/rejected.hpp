@@ -4,14 +4,7 @@
 /// members of `Trainer`, `DistributedDataParallel` and `DataParallel`, which take and give what
 /// theirs do. Nothing here is ever run: only what may be called with a local type has a body.
 
-#include <cstddef>
-#include <cstdint>
 #include <exception>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <type_traits>
-#include <vector>
 
 #include "lockstep/bucket/subgraphs.hpp"
 #include "lockstep/checkpoint/options.hpp"

@@ -6,16 +6,6 @@
 
 #include <cuda_runtime.h>
 #include <unistd.h>
-#include <algorithm>
-#include <array>
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
-#include <utility>
 
 #include "lockstep/comm/adapters/hierarchical/gloo.hpp"
 #include "lockstep/comm/rank_gpu.cuh"

@@ -5,14 +5,6 @@
 
 #include <cuda_runtime.h>
 
-#include <cstddef>
-#include <memory>
-#include <optional>
-#include <span>
-#include <string_view>
-#include <utility>
-#include <vector>
-
 #include "lockstep/comm/collectives.hpp"
 #include "lockstep/comm/rank_gpu.cuh"
 

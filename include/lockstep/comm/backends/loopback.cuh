@@ -5,12 +5,6 @@
 
 #include <cuda_runtime.h>
 
-#include <cstddef>
-#include <memory>
-#include <optional>
-#include <span>
-#include <utility>
-
 #include "lockstep/comm/backends/loopback.hpp"
 #include "lockstep/comm/collectives.hpp"
 #include "lockstep/comm/combine.cuh"

@@ -3,16 +3,9 @@
 /// @file The communicator of a world of one: it copies what must be copied and otherwise compiles
 /// to nothing.
 
-#include <cstddef>
-#include <optional>
-#include <span>
-#include <string_view>
-#include <utility>
-
 #include "lockstep/comm/collectives.hpp"
 #include "lockstep/comm/combine.hpp"
 #include "lockstep/comm/communicator.hpp"
-#include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/launch/rendezvous.hpp"
 

@@ -5,20 +5,12 @@
 /// out why its wait is in vain: another rank has ended, failed or left, or the time is over.
 
 #include <sched.h>
-#include <array>
 #include <atomic>
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
 #include <mutex>
-#include <optional>
-#include <string>
-#include <string_view>
 
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/scope_guard.hpp"
-#include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/core/thread.hpp"

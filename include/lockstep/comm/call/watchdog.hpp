@@ -8,17 +8,12 @@
 #include <condition_variable>
 #include <exception>
 #include <list>
-#include <memory>
 #include <mutex>
-#include <optional>
-#include <type_traits>
-#include <utility>
 
 #include "lockstep/comm/call/peers.hpp"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/scope_guard.hpp"
-#include "lockstep/core/standard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/core/worker.hpp"

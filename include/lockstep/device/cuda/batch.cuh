@@ -3,10 +3,7 @@
 /// @file How batches reach a GPU.
 
 #include <cuda_runtime_api.h>
-#include <cstddef>
-#include <optional>
 #include <tuple>
-#include <utility>
 
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/view.hpp"

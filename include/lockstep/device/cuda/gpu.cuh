@@ -3,12 +3,8 @@
 /// @file Which GPU a rank uses, the stream on which it computes, and when the GPU is current.
 
 #include <cuda_runtime_api.h>
-#include <cstddef>
 #include <cstdlib>
 #include <exception>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"

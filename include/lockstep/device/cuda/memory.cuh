@@ -3,12 +3,7 @@
 /// @file Memory of a GPU, and host memory that a GPU can copy from while the host goes on.
 
 #include <cuda_runtime_api.h>
-#include <algorithm>
-#include <cstddef>
 #include <cstring>
-#include <memory>
-#include <span>
-#include <type_traits>
 
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/element.hpp"

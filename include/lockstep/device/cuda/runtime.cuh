@@ -6,13 +6,7 @@
 
 #include <cuda_runtime.h>
 
-#include <memory>
-#include <optional>
-#include <string>
-#include <type_traits>
-
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/macros.hpp"
 #include "lockstep/core/strong.hpp"
 
 namespace lockstep {

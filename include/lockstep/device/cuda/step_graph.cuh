@@ -4,12 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include <cstddef>
 #include <exception>
-#include <memory>
-#include <string>
-#include <type_traits>
-#include <utility>
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/device/cuda/runtime.cuh"

@@ -4,15 +4,10 @@
 
 #include <cuda_runtime.h>
 
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
 #include <cuda/std/bit>
 #include <initializer_list>
-#include <type_traits>
 
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/macros.hpp"
 #include "lockstep/device/cuda/runtime.cuh"
 
 namespace lockstep::detail {

@@ -3,19 +3,12 @@
 /// @file The checked mode of gradients (LOCKSTEP_CHECKED): memory that a model is to write is
 /// filled with a pattern before, and searched for it after.
 
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
-#include <optional>
-#include <span>
-#include <string>
-#include <type_traits>
 
 #include "lockstep/core/checked.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/half.hpp"
-#include "lockstep/core/macros.hpp"
 #include "lockstep/device/device.hpp"
 #include "lockstep/strategy/features.hpp"
 

@@ -3,15 +3,10 @@
 /// @file `UnevenInputs<Join>`: ranks learn who still has batches from flags behind the first
 /// bucket, so that no call of its own is needed for it.
 
-#include <cstddef>
-#include <span>
-#include <type_traits>
-
 #include "lockstep/bucket/plan.hpp"
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/macros.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/device/device.hpp"
 #include "lockstep/strategy/features.hpp"

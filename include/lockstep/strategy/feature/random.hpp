@@ -2,10 +2,6 @@
 #pragma once
 /// @file Random numbers of a model's layers: the step that draws them, and where these come from.
 
-#include <cstddef>
-#include <cstdint>
-#include <type_traits>
-
 #include "lockstep/core/hash.hpp"
 #include "lockstep/core/random_stream.hpp"
 #include "lockstep/core/strong.hpp"

@@ -2,10 +2,6 @@
 #pragma once
 /// @file The step of a job whose batch norms take their statistics over several ranks.
 
-#include <cstddef>
-#include <span>
-#include <type_traits>
-
 #include "lockstep/bucket/step.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/strong.hpp"

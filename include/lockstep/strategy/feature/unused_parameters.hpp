@@ -4,15 +4,7 @@
 /// as zero. Sub-graphs: every step uses one of the declared sets (bucket/subgraphs.hpp). Parameters
 /// that no rank has used are not updated.
 
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
 #include <initializer_list>
-#include <string>
-#include <string_view>
-#include <type_traits>
-#include <utility>
-#include <vector>
 
 #include "lockstep/bucket/plan.hpp"
 #include "lockstep/bucket/subgraphs.hpp"

@@ -3,14 +3,6 @@
 /// @file The pieces of parameters that a rank updates: all of them (`Sharding<Replicated>`), or its
 /// slices of parameters that ranks share (`Sharding<HostShared>`).
 
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <type_traits>
-#include <utility>
-#include <vector>
-
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/bucket/plan.hpp"
 #include "lockstep/core/bytes.hpp"

@@ -3,11 +3,6 @@
 /// @file The sharding axis: who keeps which parameters and optimizer states; and the slices of a
 /// bucket, one for each rank.
 
-#include <algorithm>
-#include <cstddef>
-#include <string_view>
-#include <type_traits>
-
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"

@@ -3,14 +3,6 @@
 /// @file `Sharding<ZeroRedundancy>`: a rank gets the averages of its slices of buckets, updates
 /// these, and gives the new parameters to all ranks while the next step begins.
 
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <type_traits>
-#include <utility>
-#include <vector>
-
 #include "lockstep/bucket/buckets.hpp"
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/bucket/plan.hpp"

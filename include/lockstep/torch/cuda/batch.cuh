@@ -6,14 +6,7 @@
 #include <ATen/ops/from_blob.h>
 #include <cuda_runtime_api.h>
 
-#include <array>
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
-#include <optional>
-#include <type_traits>
-#include <vector>
 
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/data/device_batch.cuh"

@@ -12,13 +12,8 @@
 #include <c10/util/intrusive_ptr.h>
 #include <cuda_runtime_api.h>
 
-#include <cstdint>
-#include <memory>
 #include <mutex>
-#include <optional>
-#include <utility>
 
-#include "lockstep/core/macros.hpp"
 #include "lockstep/device/cuda/runtime.cuh"
 #include "lockstep/torch/cuda/step_tensors.cuh"
 #include "lockstep/torch/model.hpp"

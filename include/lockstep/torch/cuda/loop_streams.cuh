@@ -13,14 +13,8 @@
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 
-#include <cstddef>
-#include <cstdint>
 #include <limits>
-#include <optional>
-#include <span>
 #include <thread>
-#include <type_traits>
-#include <vector>
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"

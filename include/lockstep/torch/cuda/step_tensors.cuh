@@ -11,12 +11,7 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime.h>
-#include <array>
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
 
-#include "lockstep/core/macros.hpp"
 #include "lockstep/device/cuda/runtime.cuh"
 #include "lockstep/torch/adopted_tensors.hpp"
 #include "lockstep/torch/step_tensors.hpp"

@@ -3,18 +3,6 @@
 /// @file `Backend<Hierarchical<...>>`'s communicator: one kind of communicator inside a host,
 /// another between hosts, and the collectives that go through both by stages.
 
-#include <algorithm>
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
-
 #include "lockstep/comm/adapters/hierarchical/hosts.hpp"
 #include "lockstep/comm/call/watchdog.hpp"
 #include "lockstep/comm/groups.hpp"

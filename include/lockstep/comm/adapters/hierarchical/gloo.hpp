@@ -2,11 +2,6 @@
 #pragma once
 /// @file Shared memory inside hosts and Gloo between them.
 
-#include <cstddef>
-#include <memory>
-#include <string>
-#include <utility>
-
 #include "lockstep/comm/adapters/hierarchical/communicator.hpp"
 #include "lockstep/comm/backends/gloo/communicator.hpp"
 #include "lockstep/comm/backends/shm/communicator.hpp"

@@ -3,13 +3,7 @@
 /// @file Which ranks are on which host, and when ranks of one process may allocate memory of
 /// their GPUs.
 
-#include <algorithm>
-#include <cstddef>
 #include <numeric>
-#include <string>
-#include <type_traits>
-#include <utility>
-#include <vector>
 
 #include "lockstep/comm/combine.hpp"
 #include "lockstep/comm/communicator.hpp"

@@ -6,12 +6,6 @@
 /// place on all hosts. No NCCL communicator joins all ranks: it would use the connections inside a
 /// host as well, and ranks that share a GPU could not be in it.
 
-#include <cstddef>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "lockstep/comm/adapters/hierarchical/two_levels.hpp"
 #include "lockstep/comm/adapters/streamed.cuh"
 #include "lockstep/comm/backends/nccl/communicator.cuh"

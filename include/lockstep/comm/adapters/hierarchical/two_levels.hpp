@@ -3,14 +3,7 @@
 /// @file Collectives of all ranks where no single communicator joins them: calls go through the
 /// communicators inside and between hosts.
 
-#include <algorithm>
-#include <array>
-#include <cstddef>
 #include <numeric>
-#include <span>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 #include "lockstep/comm/adapters/hierarchical/communicator.hpp"
 

@@ -5,15 +5,8 @@
 /// say what happened.
 
 #include <atomic>
-#include <cstddef>
 #include <exception>
-#include <memory>
-#include <optional>
 #include <stdexcept>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 #include "lockstep/comm/backends/gloo/connections.hpp"
 #include "lockstep/comm/backends/gloo/transport.hpp"

@@ -8,24 +8,16 @@
 #include <ifaddrs.h>
 #include <netdb.h>
 #include <sys/socket.h>
-#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <csignal>
-#include <cstddef>
-#include <cstdint>
 #include <cstdlib>
 #include <ctime>
 #include <exception>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <stdexcept>
-#include <string>
-#include <string_view>
 #include <system_error>
-#include <utility>
-#include <vector>
 
 #include "lockstep/comm/backends/gloo/library.hpp"
 #include "lockstep/comm/collective.hpp"

@@ -3,14 +3,6 @@
 /// @file Gloo's algorithms as executions of collectives. They run inside a call that all ranks have
 /// agreed on.
 
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <span>
-#include <type_traits>
-#include <vector>
-
 #include "lockstep/comm/backends/gloo/connections.hpp"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/combine.hpp"

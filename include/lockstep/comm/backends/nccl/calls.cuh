@@ -6,14 +6,7 @@
 #include <cuda_runtime.h>
 #include <nccl.h>
 
-#include <algorithm>
-#include <concepts>
-#include <cstddef>
 #include <iterator>
-#include <span>
-#include <string_view>
-#include <type_traits>
-#include <utility>
 
 #include "lockstep/comm/backends/nccl/engine.cuh"
 #include "lockstep/comm/combine.cuh"

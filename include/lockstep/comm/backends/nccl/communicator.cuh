@@ -5,17 +5,6 @@
 #include <cuda_runtime.h>
 #include <nccl.h>
 
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
-
 #include "lockstep/comm/backends/nccl/calls.cuh"
 #include "lockstep/comm/backends/nccl/watch.cuh"
 #include "lockstep/comm/collectives.hpp"

@@ -6,16 +6,8 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 #include <atomic>
-#include <cstddef>
-#include <cstdint>
 #include <deque>
-#include <memory>
 #include <mutex>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 #include "lockstep/comm/call/fault_channel.hpp"
 #include "lockstep/comm/call/watchdog.hpp"

@@ -3,12 +3,6 @@
 /// @file The thread that looks after a communicator: whether its calls end in time, whether NCCL or
 /// another rank has failed, and whether all ranks make the same calls.
 
-#include <algorithm>
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
-
 #include "lockstep/comm/backends/nccl/engine.cuh"
 #include "lockstep/comm/call/watchdog.hpp"
 #include "lockstep/core/text.hpp"

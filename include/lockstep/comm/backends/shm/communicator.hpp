@@ -3,21 +3,9 @@
 /// @file `Backend<Shm>`'s communicator: collectives of ranks that share a host's memory. A rank
 /// posts its calls, waits for the others, does its work, and notices who is missing or disagrees.
 
-#include <algorithm>
-#include <array>
 #include <atomic>
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
-#include <memory>
 #include <mutex>
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 #include "lockstep/comm/backend.hpp"
 #include "lockstep/comm/backends/shm/memory.hpp"

@@ -3,18 +3,12 @@
 /// @file The memory that processes of one host share: the file, the arenas in it, and the
 /// blocks through which ranks tell each other of their calls, progress and faults.
 
-#include <array>
 #include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <utility>
 
 #include "lockstep/comm/call/peers.hpp"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/file.hpp"
-#include "lockstep/core/macros.hpp"
 #include "lockstep/core/strong.hpp"
 
 namespace lockstep::detail::shm {

@@ -7,20 +7,11 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
 #include <deque>
 #include <exception>
 #include <map>
-#include <memory>
 #include <mutex>
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 #include "lockstep/comm/backends/loopback.hpp"
 #include "lockstep/comm/backends/threads/device_collectives.cuh"

@@ -15,12 +15,6 @@
 /// lanes' streams: it can be captured, and nothing is allocated.
 
 #include <cuda_runtime_api.h>
-#include <algorithm>
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <vector>
 
 #include "lockstep/comm/backends/threads/lanes.cuh"
 #include "lockstep/comm/backends/threads/meeting.hpp"

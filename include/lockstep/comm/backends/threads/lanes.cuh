@@ -7,24 +7,14 @@
 
 #include <cuda_runtime.h>
 #include <cuda_runtime_api.h>
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
 #include <mutex>
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 #include "lockstep/comm/backends/threads/meeting.hpp"
 #include "lockstep/comm/combine.cuh"
 #include "lockstep/core/dynamic.hpp"
-#include "lockstep/core/macros.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/device/cuda/gpu.cuh"
