@@ -58,7 +58,7 @@ struct TensorEntry {
   std::uint64_t count = 0;  // of elements
   std::uint64_t begin = 0;  // in the file
   std::uint64_t bytes = 0;
-  std::optional<std::uint64_t> checksum;
+  std::optional<std::uint64_t> checksum = std::nullopt;
 
   ElementKind kind() const { return element->kind; }
 };
