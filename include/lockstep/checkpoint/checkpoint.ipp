@@ -207,7 +207,7 @@ LOCKSTEP_INLINE void SafetensorsFile::parse(std::string_view header) {
 LOCKSTEP_INLINE TensorEntry SafetensorsFile::parse_tensor(const JsonEntry& entry,
                                                           const std::string& name) const {
   constexpr std::size_t most_axes = 64;
-  const std::string& type = entry.at("dtype").text();
+  const std::string type = entry.at("dtype").text();
   const std::vector<std::uint64_t> offsets = entry.at("data_offsets").naturals();
   TensorEntry tensor{name, file_element(type), entry.at("shape").naturals()};
   if (entry.members().size() != 3) entry.fail("has more than dtype, shape and data_offsets");
@@ -895,7 +895,7 @@ LOCKSTEP_INLINE std::vector<ShardFile> shards_in(const JsonEntry& facts) {
   std::set<std::string> names;
   for (std::size_t i = 0; files && i < files->items().size(); ++i) {
     const JsonEntry file = files->item(i);
-    const std::string& name = file.at("name").text();
+    const std::string name = file.at("name").text();
     if (name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos ||
         name.find('\0') != std::string::npos || name == name_in_folder(facts.file()))
       file.at("name").fail("is not the name of another file in the same folder");
@@ -1798,7 +1798,7 @@ class StateLoader {
           missing_.push_back(text({"the value ", value.name(), of_whom}));
         continue;
       }
-      if (const std::string& type = saved->at("type").text(); type != value.type()) {
+      if (const std::string type = saved->at("type").text(); type != value.type()) {
         mismatches_.push_back(text({"type mismatch for the value ", value.name(), " is ", type,
                                     " in the file and ", value.type(), " here"}));
         continue;
