@@ -38,13 +38,11 @@
 namespace lockstep::detail {
 
 /// The parts of a training step. W ranks, each with a replica and its share of a batch, train like
-/// one process on the whole batch; after every step (with `LocalSGD`, after every average)
-/// parameters are bitwise equal on all ranks. With a world size of one at compile time, a step
-/// costs what the bare model costs.
+/// one process on the whole batch: parameters are bitwise equal on all ranks after every step (with
+/// `LocalSGD`, after every average). A static world of one costs what the bare model costs.
 ///
-/// A replica that throws does not abort the job: the other ranks would wait until their time limit.
-/// Its clients decide: `DDP` aborts all ranks, `DP` throws as long as nothing has been
-/// communicated.
+/// A replica that throws does not abort the other ranks, which wait until their time limit: `DDP`
+/// aborts them, `DP` throws as long as nothing has been communicated.
 template <class Model, class Policies, class Comm>
 class Replica {
  public:
@@ -64,17 +62,15 @@ class Replica {
 
  public:
   using bare_step = typename Gradients::Features::template View<typename execution_type::Step>;
-  /// The model's step in an evaluation or a prediction.
   using evaluation_step = EvaluationStep<bare_step>;
-  /// The model's step in forward and backward.
   using step_type =
       std::conditional_t<traits::tracks,
                          TrackedStep<Model, bare_step, Gradients, typename Updating::Owned>,
                          bare_step>;
   using subgraphs = typename traits::subgraphs;
 
-  /// Compares the job over ranks, then gives all of them rank 0's initial values. **Ranks** all.
-  /// **Host** blocks.
+  /// Compares the job over ranks, broadcasts rank 0's initial values. **Ranks** all. **Host**
+  /// blocks.
   explicit Replica(Comm& comm, Model model = {}, Seed seed = {})
       : Replica(comm, layouts_type(model), std::move(model)) {
     initialize_from_model(seed);
@@ -99,8 +95,7 @@ class Replica {
   Replica& operator=(const Replica&) = delete;
   ~Replica() { built_.return_to(comm_); }
 
-  /// RAII: the replica's GPU is the calling thread's current device while the result lives. Members
-  /// that a program calls do this themselves.
+  /// RAII: makes the replica's GPU the thread's current device. Members for programs call it.
   [[nodiscard]] auto on_device() const { return typename execution_type::OnDevice(comm_); }
   /// Selects the GPU for good, on a library thread whose current device a model may have changed.
   void select_device() const { execution_type::OnDevice::select(comm_); }
@@ -108,7 +103,6 @@ class Replica {
   Model& model() { return model_; }
   const Model& model() const { return model_; }
   Comm& communicator() { return comm_; }
-  /// The communicators of `Groups<...>`.
   auto& groups() { return groups_; }
   execution_type& execution() { return execution_; }
 
@@ -126,8 +120,7 @@ class Replica {
   }
 
   /// Calls `f(name, view)` for every parameter, in the order of declaration; likewise for gradients
-  /// and buffers. On a GPU, views are of device memory. **Host** on a GPU, blocks until all steps
-  /// are done.
+  /// and buffers. **Host** on a GPU, blocks until all steps are done; views are of device memory.
   template <class F>
   void for_each_parameter(F&& f) const {
     [[maybe_unused]] const auto on = on_device();
@@ -147,11 +140,9 @@ class Replica {
     await_device();
     step_.for_each_buffer(f);
   }
-  /// Calls `f(parameter, state, view)` with a view of one axis for every optimizer state that this
-  /// rank keeps, and for master weights under the name "master". With `Sharding<HostShared>` and
-  /// `Sharding<ZeroRedundancy>` these are the states of its slices, which need not hold elements of
-  /// every parameter; `f(parameter, state, view, first)` gets the index in the parameter of the
-  /// view's first element.
+  /// Calls `f(parameter, state, view)` for every optimizer state that this rank keeps, as a view of
+  /// one axis, and for master weights as "master". Where ranks divide states, views are of slices:
+  /// `f(parameter, state, view, first)` gets the parameter's index of the first element.
   template <class F>
   void for_each_state(F&& f) const {
     [[maybe_unused]] const auto on = on_device();
@@ -178,8 +169,7 @@ class Replica {
     updater_.for_each_state(give);
   }
 
-  /// Writes parameters and buffers with `f(initial)` on rank 0, whose values all ranks get.
-  /// **Ranks** all. **Host** blocks.
+  /// Calls `f(initial)` on rank 0, whose values all ranks get. **Ranks** all. **Host** blocks.
   template <class F>
   void initialize(F&& f, Seed seed = {}) {
     [[maybe_unused]] const auto on = on_device();
@@ -198,7 +188,6 @@ class Replica {
     broadcast(buffers_, layouts_.buffers.plan().bytes);
     await_device();  // callers may read the values without ordering streams
   }
-  /// Writes the model's own initial values, or the default ones.
   void initialize_from_model(Seed seed) {
     if constexpr (traits::draws) {
       // Random numbers of steps derive from rank 0's seed, the one that a checkpoint stores.
@@ -222,36 +211,31 @@ class Replica {
   auto& optimizer(Set set) {
     return updater_.options(set);
   }
-  /// The options of all groups.
   auto& group_options() { return updater_.group_options(); }
   auto& schedule() { return updater_.schedule(); }
   void begin_schedule(std::uint64_t step) { updater_.begin_schedule(step); }
   void set_epoch(std::uint64_t epoch) { updater_.set_epoch(epoch); }
   double learning_rate() const { return updater_.learning_rate(); }
   std::uint64_t updates() const { return updater_.steps(); }
-  /// The bytes of optimizer states on this rank.
+  /// The bytes of optimizer states, and of gradients, that this rank keeps.
   std::size_t state_bytes() const { return updater_.state_bytes(); }
-  /// The bytes of gradients on this rank.
   std::size_t gradient_bytes() const { return gradients_.bytes(); }
-  /// The bytes that this rank has passed to collectives for gradients or parameters since
-  /// construction.
+  /// The bytes that this rank has passed to collectives for gradients or parameters.
   std::uint64_t bytes_sent()
     requires(traits::is_hooked)
   {
     return gradients_.reductions().bytes_sent();
   }
 
-  // The parts of a step, after `place`. A placed batch is valid until the next of its type is
-  // placed.
+  // The parts of a step.
 
-  /// Brings a batch to where the model can read it.
+  /// A batch where the model can read it, valid until the next of its type is placed.
   const auto& place(const auto& batch) { return execution_.place(batch); }
 
   /// Advances the model's random numbers to the next micro-batch. Call it before `forward` and
   /// `begin_update`, outside of a capture. **Stream** on a GPU, in its order.
   void draw_anew() { gradients_.features().prepare(updates(), micro_batches_); }
 
-  /// The number of micro-batches whose gradients are accumulated.
   std::size_t micro_batches() const { return micro_batches_; }
 
   /// Is the next micro-batch the last of `Accumulate<N>`?
@@ -260,7 +244,6 @@ class Replica {
     return micro_batches_ + 1 >= traits::micro_batches;
   }
 
-  /// The next micro-batch uses this sub-graph, or `whole_model`.
   void choose_subgraph([[maybe_unused]] std::size_t set) {
     if constexpr (traits::has_subgraphs) gradients_.features().choose_subgraph(set);
   }
@@ -276,9 +259,8 @@ class Replica {
   }
 
   /// Broadcasts the buffers of rank 0, or under `UnevenInputs<Join>` of the lowest rank that had a
-  /// batch in the latest step. With `Buffers<Synced>` averages buffers over ranks; integers, such
-  /// as counts of batches, become their maximum. **Ranks** all. **Host** blocks, or on a GPU
-  /// enqueues.
+  /// batch in the latest step; with `Buffers<Synced>` averages them, and takes the maximum of
+  /// integers, such as counts of batches. **Ranks** all. **Host** blocks, or on a GPU enqueues.
   void synchronize_buffers(JobCall part_of = current_job_call()) {
     [[maybe_unused]] const auto on = on_device();
     if constexpr (traits::averages_buffers) {
@@ -315,9 +297,8 @@ class Replica {
     }
   }
 
-  /// The model's loss of a batch. With `Sync::yes` buffers are broadcast first
-  /// (`Buffers<Broadcast>`). **Ranks** all, or with `Sync::no` and without `Norms<Synced>` this
-  /// one.
+  /// The model's loss of a batch. `Sync::yes`: after `Buffers<Broadcast>`. **Ranks** all, or with
+  /// `Sync::no` and without `Norms<Synced>` this one.
   template <class Batch>
   Loss forward(const Batch& placed, Sync sync) {
     [[maybe_unused]] const auto in = in_step();
@@ -340,9 +321,8 @@ class Replica {
     }
   }
 
-  /// Adds the model's gradients of a batch to those of earlier micro-batches. With `Sync::yes` the
-  /// reduction of a bucket starts when its last gradient is ready. The model gets
-  /// `output_gradients` where the loss is not this rank's own.
+  /// Adds the model's gradients of a batch to those of earlier micro-batches. `Sync::yes`: buckets
+  /// are reduced as they complete. `output_gradients` belong to a loss that is not this rank's own.
   template <class Batch, class... OutputGradients>
   void backward(const Batch& placed, Sync sync, const OutputGradients&... output_gradients) {
     [[maybe_unused]] const auto in = in_step();
@@ -365,8 +345,7 @@ class Replica {
     }
   }
 
-  /// A backward pass in which this rank has no samples: its gradients are zero, and it uses no
-  /// parameter.
+  /// A backward pass without samples on this rank: zero gradients, and no parameter is used.
   void backward_without_samples(Sync sync) {
     [[maybe_unused]] const auto in = in_step();
     await_parameters();
@@ -391,9 +370,8 @@ class Replica {
     gradients_.average();
   }
 
-  /// Ends a step whose update the program makes: averages gradients over ranks, then calls
-  /// `f(is_used)`, where `is_used(parameter)` says whether any rank has used a parameter. **Ranks**
-  /// all. **Host** blocks.
+  /// Ends a step whose update the program makes: averages gradients, then calls `f(is_used)`, where
+  /// `is_used(parameter)` says whether any rank has used it. **Ranks** all. **Host** blocks.
   template <class F>
   void reduce_and_hand_out(const F& f) {
     reduce();
@@ -405,15 +383,14 @@ class Replica {
     end_update();
   }
 
-  /// Begins the optimizer's next update, from the sum of so many micro-batches, and fixes its
-  /// learning rate. Call it before `reduce_and_update`, outside of a capture.
+  /// Begins an update from the sum of so many micro-batches, and fixes its learning rate. Precedes
+  /// `reduce_and_update`, outside of a capture.
   void begin_update(std::size_t micro_batches = traits::micro_batches) {
     updater_.begin(micro_batches, gradients_.factor());
   }
 
   /// The optimizer's update, after `reduce`. **Ranks** all. **Host** blocks until all ranks have
-  /// the new parameters (with `Sharding<ZeroRedundancy>`, until their gathers have started), or on
-  /// a GPU enqueues.
+  /// the new parameters (with ZeRO, until gathers have started), or on a GPU enqueues.
   void update() {
     [[maybe_unused]] const auto in = in_step();
     updater_.begin(traits::micro_batches);
@@ -429,9 +406,8 @@ class Replica {
     end_update();
   }
 
-  /// One micro-batch: forward, backward and, if it completes a step, reduce and update. Where steps
-  /// are captured, the caller calls `begin_update` before such a micro-batch. **Ranks** all.
-  /// **Host** as `update`.
+  /// One micro-batch: forward, backward and, if it completes a step, reduce and update, before
+  /// which a captured step needs `begin_update`. **Ranks** all. **Host** as `update`.
   template <class Batch>
   Loss run_micro_batch(const Batch& placed) {
     const bool last = completes_step();
@@ -445,9 +421,8 @@ class Replica {
     return loss;
   }
 
-  /// Makes a step of the mean over the accumulated micro-batches, if there are any, which do not
-  /// complete a step. **Ranks** all, with equally many; under `UnevenInputs<Join>` those that have
-  /// some, while others make a whole step. **Host** as `update`.
+  /// A step of the mean over accumulated micro-batches that do not complete one, if any. **Ranks**
+  /// all, with equally many; under `UnevenInputs<Join>` those that have some. **Host** as `update`.
   void step_tail() {
     const std::size_t micro_batches = micro_batches_;
     if (micro_batches == 0) return;
@@ -466,9 +441,9 @@ class Replica {
     reduce_and_update();
   }
 
-  /// The part of a joined rank in a step of the others: zero gradients, and the same update.
-  /// Returns false, without an update, if no rank had a batch. **Ranks** all. **Host** blocks until
-  /// the join flags have arrived.
+  /// A joined rank's part in a step of the others: zero gradients, and the same update. Returns
+  /// false, without an update, if no rank had a batch. **Ranks** all. **Host** blocks for the
+  /// flags.
   bool answer_others()
     requires(traits::joins)
   {
@@ -518,8 +493,8 @@ class Replica {
     }
   }
 
-  /// With `Anomaly<Stop>`, throws if a loss or gradient was not finite. **Host** blocks until all
-  /// steps are done.
+  /// With `Anomaly<Stop>`, throws if a loss or gradient was not finite. **Host** waits for all
+  /// steps.
   void require_finite() { updater_.require_finite(); }
   /// The number of updates that `Anomaly<Skip>` left out. **Host** blocks until all steps are done.
   std::uint64_t skipped_steps() const {
@@ -527,13 +502,11 @@ class Replica {
     return updater_.skipped();
   }
 
-  /// Discards all gradients: the next micro-batch is the first of a step.
   void discard_gradients() {
     micro_batches_ = 0;
     gradients_.features().after_update();
   }
 
-  /// Adds up the losses of many steps.
   auto loss_meter() {
     [[maybe_unused]] const auto on = on_device();
     return execution_.meter();
@@ -541,7 +514,7 @@ class Replica {
 
   // Evaluations, which keep nothing for backward and do not communicate.
 
-  /// Sets the sub-graph of evaluations and predictions.
+  /// The sub-graph of later evaluations and predictions.
   void evaluate_subgraph(std::size_t set) { evaluated_ = set; }
   template <class Batch>
   Loss evaluate(const Batch& placed) {
@@ -562,7 +535,6 @@ class Replica {
       tally.add("loss", evaluate(placed) * count, count);
     }
   }
-  /// Calls `f(step)` with the step of an evaluation.
   template <class F>
   auto with_evaluation_step(const F& f) {
     await_parameters();
@@ -591,8 +563,7 @@ class Replica {
       return false;
     }
   }
-  /// The model's outputs of a batch of `rows` samples, in evaluation, valid until the next call.
-  /// **Host** on a GPU, blocks until they are there.
+  /// The model's outputs in evaluation, valid until the next call. **Host** on a GPU, blocks.
   template <class Batch>
   auto predict(const Batch& placed, std::size_t rows) {
     static_assert(require_prediction<Model, evaluation_step, Batch,
@@ -603,7 +574,7 @@ class Replica {
     await_device();
     return outputs_.all_outputs(rows);
   }
-  /// `forward` in two parts: the outputs, which are kept, and the loss of these outputs.
+  /// `forward` in two parts: the outputs, which are kept, and their loss.
   template <class Batch>
   auto forward_with_outputs(const Batch& placed, std::size_t rows, Sync sync) {
     [[maybe_unused]] const auto in = in_step();
@@ -635,8 +606,7 @@ class Replica {
 
   // Where micro-batches run as graphs (`StepGraphs`).
 
-  /// Announces a micro-batch that may be captured. Its result is equal for micro-batches that share
-  /// a graph.
+  /// The phase of hooks in a micro-batch that may be captured: equal where graphs are shared.
   std::uint64_t begin_graph() {
     if constexpr (traits::is_hooked) {
       return gradients_.reductions().begin_graph(completes_step());
@@ -648,8 +618,7 @@ class Replica {
   void note_subgraph() {
     if constexpr (traits::has_subgraphs) gradients_.features().note_subgraph();
   }
-  /// A number that differs where the work of a micro-batch does, because it or an earlier one of
-  /// the step uses another sub-graph.
+  /// A number that differs where the work of a micro-batch does, as between sub-graphs.
   std::uint64_t graph_variant() const { return gradients_.features().graph_key(); }
   /// Makes the changes on the host that a replayed micro-batch implies.
   void note_replay() {
@@ -675,9 +644,8 @@ class Replica {
 
   // For checkpoints. None of these starts a collective.
 
-  /// Lists parameters, buffers, and states of the optimizer and of hooks. Names and data are valid
-  /// as long as the replica is. Where updates leave parameters out, the count of a parameter's
-  /// updates is its state "step".
+  /// Lists parameters, buffers, and states of the optimizer and hooks; entries are valid as long as
+  /// the replica. Where updates leave parameters out, a parameter's state "step" counts its own.
   void list_state(StateUse use, StateEntries& to) {
     [[maybe_unused]] const auto on = on_device();
     await_parameters();
@@ -688,7 +656,6 @@ class Replica {
     if constexpr (traits::averages_parameters) list_own(to);
   }
 
-  /// The job's properties that a checkpoint records.
   JobShape job_shape() const {
     JobShape shape;
     shape.world = shape.replicas = comm_.world_size().value();
@@ -713,9 +680,8 @@ class Replica {
     }
     return progress;
   }
-  /// Resumes from a progress; tensors are copied in afterwards. Numbers that the progress does not
-  /// name stay as they are. Accumulated micro-batches are discarded; every parameter's count of
-  /// updates becomes the common count. **Host** blocks.
+  /// Resumes from a progress, before `copy_in`: values that it lacks stay as they are, accumulated
+  /// micro-batches are discarded, parameters have the common count of updates. **Host** blocks.
   void set_progress(const ReplicaProgress& progress) {
     [[maybe_unused]] const auto on = on_device();
     await_parameters();
@@ -736,9 +702,8 @@ class Replica {
     await_device();
   }
 
-  /// Copies state in the types of a file. **Host** on a CPU, blocks until the copies are complete;
-  /// on a GPU returns, and `copies` must live until `await_copies`. **Stream** after all steps so
-  /// far; later ones wait for the copies.
+  /// Copies state in the types of a file. **Host** on a CPU, blocks; on a GPU returns, and `copies`
+  /// must live until `await_copies`. **Stream** after all steps so far, before later ones.
   void copy_out(std::span<const StateCopy> copies) {
     [[maybe_unused]] const auto on = on_device();
     copies_.out(copies);
@@ -748,15 +713,14 @@ class Replica {
     [[maybe_unused]] const auto on = on_device();
     copies_.await();
   }
-  /// Writes an entry from elements in the type of a file, a parameter also where it is held in
-  /// another type. **Host** blocks.
+  /// Writes an entry, and what derives from it, from elements in a file's type. **Host** blocks.
   void copy_in(const StateEntry& entry, const std::byte* from) {
     [[maybe_unused]] const auto on = on_device();
     await_parameters();
     await_device();
     copies_.in(entry, from);
   }
-  /// Host memory for copies, of the kind that the device copies fastest.
+  /// Host memory for copies; pinned for a GPU.
   auto make_kept_memory(std::size_t bytes) const {
     [[maybe_unused]] const auto on = on_device();
     return typename Copies::Memory(bytes);
@@ -769,8 +733,6 @@ class Replica {
   void before_forward([[maybe_unused]] JobCall part_of) {
     if constexpr (traits::broadcasts_buffers) synchronize_buffers(part_of);
   }
-
-  // Memory.
 
   /// Before a collective: waits until ranks of this host have finished their own allocations.
   void settle_allocations() {
@@ -807,8 +769,6 @@ class Replica {
     await_device();  // the memory may be in use
     outputs_.reserve(model_, rows);
   }
-
-  // Initial values.
 
   template <class F>
   void write_initial_values(F&& f, Seed seed, std::byte* masters) {
@@ -913,8 +873,7 @@ class Replica {
     }
   }
 
-  /// Lists the states of hooks: those equal on all ranks as optimizer states are, the others by
-  /// rank.
+  /// Lists the states of hooks: once if equal on all ranks, else by rank.
   void list_hooks(StateUse use, StateEntries& to) {
     gradients_.reductions().for_each_kept(
         [&]<class T>(std::size_t p, std::string_view state, std::span<T> values, Keeper keeper) {
@@ -944,9 +903,6 @@ class Replica {
     }
   }
 
-  // The steps that the model sees.
-
-  /// The step whose gradients lie in this arena.
   auto make_step(std::byte* gradients) {
     const bare_step bare = gradients_.features().view(
         execution_.step(layouts_, Arenas{parameters_, gradients, buffers_}), *this);
@@ -974,12 +930,10 @@ class Replica {
     throw anomaly_error("the loss is " + std::to_string(loss), updates() + 1).on(comm_.rank());
   }
 
-  /// Waits for the parameters of the latest update. **Host** blocks, or on a GPU the compute stream
-  /// waits.
+  /// Waits for the latest update's parameters. **Host** blocks, or on a GPU the stream waits.
   void await_parameters() { updater_.owned().await_parameters(); }
 
-  /// The same before the host reads parameters: on a GPU, an earlier wait for the compute stream
-  /// need not have covered them.
+  /// The same for the host, whose last wait for the compute stream may not have covered them.
   void let_host_look() const {
     if constexpr (traits::shards) {
       if (step_.await_parameters()) await_device();
@@ -1011,8 +965,7 @@ class Replica {
   [[no_unique_address]] Copies copies_;
 };
 
-/// Runs one micro-batch with one of the replica's sub-graphs, each of which has graphs of its own.
-/// Returns the loss.
+/// Runs one micro-batch with a sub-graph, each of which has its own graphs. Returns the loss.
 template <class Replica, class Runner, class Batch>
 typename Replica::Loss run_step(Replica& replica, [[maybe_unused]] Runner& runner,
                                 const Batch& placed, std::size_t subgraph = whole_model) {
@@ -1033,7 +986,6 @@ typename Replica::Loss run_step(Replica& replica, [[maybe_unused]] Runner& runne
 
 namespace lockstep {
 
-/// The parts of a training step.
 template <class Model, class Policies, class Comm>
 using Replica = detail::Replica<Model, Policies, Comm>;
 
