@@ -69,7 +69,7 @@ class Replica {
                          bare_step>;
   using subgraphs = typename traits::subgraphs;
 
-  /// Compares the job over ranks, broadcasts rank 0's initial values. **Ranks** all. **Host**
+  /// Compares the job over ranks, which get rank 0's initial values. **Ranks** all. **Host**
   /// blocks.
   explicit Replica(Comm& comm, Model model = {}, Seed seed = {})
       : Replica(comm, layouts_type(model), std::move(model)) {
@@ -360,7 +360,8 @@ class Replica {
     gradients_.weigh(weight);
   }
 
-  /// Averages gradients over ranks, in place. **Ranks** all. **Host** blocks.
+  /// Averages gradients over ranks, in place. **Ranks** all. **Host** blocks, or on a GPU enqueues,
+  /// except with `DivideByLive`.
   template <class T = traits>
   void reduce() {
     static_assert(!T::frees_gradients,
@@ -442,8 +443,7 @@ class Replica {
   }
 
   /// A joined rank's part in a step of the others: zero gradients, and the same update. Returns
-  /// false, without an update, if no rank had a batch. **Ranks** all. **Host** blocks for the
-  /// flags.
+  /// false, without an update, if no rank had a batch. **Ranks** all. **Host** blocks.
   bool answer_others()
     requires(traits::joins)
   {
@@ -493,7 +493,7 @@ class Replica {
     }
   }
 
-  /// With `Anomaly<Stop>`, throws if a loss or gradient was not finite. **Host** waits for all
+  /// Throws if a loss or gradient was not finite, with `Anomaly<Stop>`. **Host** waits for all
   /// steps.
   void require_finite() { updater_.require_finite(); }
   /// The number of updates that `Anomaly<Skip>` left out. **Host** blocks until all steps are done.
