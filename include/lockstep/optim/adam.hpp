@@ -11,8 +11,8 @@ namespace lockstep {
 
 namespace detail {
 
-/// Two states: the running means of the gradient and of its square. `Decoupled` decay shrinks the
-/// parameter itself (AdamW), the other kind is part of the gradient (Adam).
+/// Two states: the running means of the gradient and of its square. `Decoupled` weight decay
+/// shrinks the parameter (AdamW); otherwise it is added to the gradient (Adam).
 template <bool Decoupled>
 struct AdamRule : Choice<axes::Optimizer> {
   static constexpr std::size_t states = 2;
@@ -35,10 +35,10 @@ struct AdamRule : Choice<axes::Optimizer> {
 
   template <class A>
   struct Update {
-    A rate;  // the learning rate, with the first mean's bias corrected
+    A rate;  // with the bias correction of the first mean
     A beta1;
     A beta2;
-    A unbias;  // 1 / the root of the second mean's bias
+    A unbias;  // bias correction of the second mean's root
     A eps;
     A decay;
     LOCKSTEP_HOST_DEVICE constexpr void operator()(A& parameter, A gradient, A* state) const {
@@ -54,7 +54,7 @@ struct AdamRule : Choice<axes::Optimizer> {
     }
   };
 
-  /// The constants are computed in double, once a step: `1 - beta2^step` needs it.
+  /// The constants are computed in double once per step: `1 - beta2^step` needs the precision.
   template <class A>
   LOCKSTEP_HOST_DEVICE static constexpr Update<A> at(const Options& options, double lr,
                                                      std::uint64_t step) {
@@ -72,10 +72,10 @@ struct AdamRule : Choice<axes::Optimizer> {
 
 }  // namespace detail
 
-/// PyTorch's Adam: weight decay is part of the gradient.
+/// PyTorch's Adam.
 struct Adam : detail::AdamRule<false>, WithName<"Adam"> {};
 
-/// PyTorch's AdamW: weight decay shrinks the parameter itself.
+/// PyTorch's AdamW.
 struct AdamW : detail::AdamRule<true>, WithName<"AdamW"> {};
 
 static_assert(UpdateRule<Adam> && UpdateRule<AdamW>);
