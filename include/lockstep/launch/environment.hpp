@@ -8,8 +8,7 @@
 /// - the first free one of eight ports derived from the run and MASTER_PORT under torchrun, whose
 ///   agent usually keeps MASTER_PORT for its own store (TORCHELASTIC_USE_AGENT_STORE). The other
 ///   ranks try these in turn; the handshake exposes ports of other programs and jobs.
-/// - one of eight ports derived from the job's id for Open MPI and Slurm, unless MASTER_PORT is
-/// set.
+/// - one of eight ports from the job's id for Open MPI and Slurm, unless MASTER_PORT is set.
 
 #include <cstdlib>
 
@@ -61,9 +60,8 @@ inline void check_placement(const RankPlacement& place) {
   }
 }
 
-/// Ports for ranks that can agree on a text but not on a free port: eight, outside the ephemeral
-/// range. Rank 0 takes the first free one; the others try them in turn until a store knows the
-/// secret.
+/// Eight ports outside the ephemeral range, for ranks that can agree on a text but not on a free
+/// port. Rank 0 takes the first free one; the others try all until a store knows the secret.
 inline std::vector<std::uint16_t> derived_ports(std::string_view job) {
   constexpr std::uint64_t begin = 20000;
   constexpr std::uint64_t count = 12000;
@@ -75,9 +73,9 @@ inline std::vector<std::uint16_t> derived_ports(std::string_view job) {
   return ports;
 }
 
-/// A secret for ranks that were given none. It separates jobs, but does not stop strangers who can
-/// guess the job's id; `given`, LOCKSTEP_SECRET, does. It does not contain rank 0's host, for which
-/// ranks may have different names.
+/// A secret for ranks that were given none. It separates jobs, but only `given`, LOCKSTEP_SECRET,
+/// stops strangers who guess the job's id. It omits rank 0's host, whose name may differ between
+/// ranks.
 inline std::string derived_secret(std::string_view job, std::uint16_t port,
                                   std::string_view given) {
   return text({"job ", job.size(), ":", job, " port ", port, " secret ", given});
