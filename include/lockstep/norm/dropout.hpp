@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Dropout on CPUs and GPUs. Backward regenerates the mask of the micro-batch, so none is
-/// stored.
+/// @file Dropout on CPUs and GPUs. Backward regenerates the mask, so none is stored.
 
 #include <cmath>
 #include <cstring>
@@ -35,8 +34,7 @@ struct DropoutRule {
   }
 };
 
-/// The passes `drop` and, for evaluation, `copy`, per memory: the host's below, the GPU's in
-/// dropout.cuh.
+/// The passes `drop` and, in evaluation, `copy`: the host's below, the GPU's in dropout.cuh.
 template <class Memory>
 struct DropoutPass;
 

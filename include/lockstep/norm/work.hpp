@@ -15,8 +15,7 @@ namespace lockstep::detail {
 /// Passes fused with the normalisation.
 enum class Fusion : std::uint8_t { none, relu, add_relu };
 
-/// A tensor as samples of channels, each with contiguous positions. Rows of a matrix and
-/// channels-last images have one position.
+/// Samples of channels with contiguous positions; matrices and channels-last images have one.
 struct NormShape {
   std::size_t samples = 0;
   std::size_t channels = 0;
@@ -28,7 +27,6 @@ struct NormShape {
   constexpr bool operator==(const NormShape&) const = default;
 };
 
-/// Weight and bias of all channels.
 template <class W>
 struct NormAffine {
   const W* weight = nullptr;
@@ -89,7 +87,7 @@ class NormWork {
 /// The passes of a layer norm over the `features` of each of `rows` rows.
 ///
 /// - `forward<Keeps>(stream, rows, features, eps, x, affine, y)`: y = (x - mean) * inverse
-///   deviation * weight + bias with the row's mean and deviation, stored for backward if `Keeps`.
+///   deviation * weight + bias with the row's statistics, stored for backward if `Keeps`.
 /// - `backward(stream, rows, features, x, dy, affine, gradients, dx)`: with g = dy * weight, dx =
 ///   (g - mean(g) - (x - mean) * inverse deviation^2 * mean(g * (x - mean))) * inverse deviation.
 ///   dx may be dy.
@@ -138,8 +136,7 @@ consteval bool require_layer_views() {
   return false;
 }
 
-/// Fails to compile if the views of a norm have different ranks, or if the static extent `Given` is
-/// not the number of features.
+/// Fails to compile if views have different ranks, or the extent `Given` is not `Features`.
 template <std::size_t Given, std::size_t Features, class X, class... Others>
 consteval bool require_features() {
   constexpr bool alike = ((X::rank() == Others::rank()) && ...);
@@ -194,8 +191,7 @@ auto stream_of([[maybe_unused]] const Step& step) {
   }
 }
 
-/// State that a layer saves from forward to backward. A copied layer belongs to another replica and
-/// starts empty.
+/// State saved from forward to backward. A copied layer is another replica's and starts empty.
 class LayerMemory {
  public:
   LayerMemory() = default;

@@ -26,8 +26,7 @@ inline std::size_t cuda_devices() {
   return static_cast<std::size_t>(count);
 }
 
-/// The value of `LOCKSTEP_LOGICAL_GPUS`, for tests: the number of GPUs the library pretends to see;
-/// 0 if unset. The environment is read once.
+/// `LOCKSTEP_LOGICAL_GPUS`, for tests: the GPUs that the library counts; 0 if unset. Read once.
 inline std::size_t logical_gpus() {
   static const std::size_t count = [] {
     const char* const text = std::getenv("LOCKSTEP_LOGICAL_GPUS");
@@ -53,8 +52,7 @@ inline int device_of(std::size_t gpu) {
   return static_cast<int>(logical_gpus() == 0 ? gpu : gpu % cuda_devices());
 }
 
-/// Makes a GPU the calling thread's current device and returns the previous device. If they are
-/// equal, the cost is one `cudaGetDevice`.
+/// Sets the current device and returns the previous one. Cheap if they are equal.
 inline int select_gpu(std::size_t gpu) {
   int before = 0;
   check_cuda(cudaGetDevice(&before), "cudaGetDevice");
@@ -87,7 +85,6 @@ class Gpu {
  public:
   Gpu(Rank rank, std::size_t index) : rank_(rank), index_(select(rank, index)) {}
 
-  /// The GPU of the host's `local_rank`-th rank out of `local_world`.
   static Gpu of(Rank rank, std::size_t local_rank, std::size_t local_world, bool may_share) {
     return {rank,
             detail::gpu_index(rank, local_rank, local_world, detail::visible_gpus(), may_share)};

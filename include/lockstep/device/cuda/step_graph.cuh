@@ -24,7 +24,6 @@ class StepGraph {
 
   explicit operator bool() const { return executable_ != nullptr; }
 
-  /// Why the step could not be captured; empty if it was.
   const std::string& reason() const { return reason_; }
 
   /// For the communicator, which may destroy the graph before its owner does.
