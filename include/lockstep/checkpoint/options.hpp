@@ -83,8 +83,7 @@ struct LoadOptions {
   std::function<std::string(std::string_view)> rename{};
   /// Round floating-point elements of another type to the job's; otherwise an error.
   bool convert = false;
-  /// For `resume`: values of this rank and of rank 0 to restore. A rank that the saved job did not
-  /// have keeps its `values`.
+  /// For `resume`: values to restore. A rank that the saved job lacked keeps its `values`.
   KeptValues values{};
   KeptValues common{};
 };
