@@ -54,8 +54,7 @@ std::size_t device_count() {
 #endif
 }
 
-/// Zeroed host memory with the alignment of bucket plans. Communicators have arena types of their
-/// own.
+/// Zeroed host memory with the alignment of bucket plans. Communicators have their own arenas.
 class HostArena {
  public:
   explicit HostArena(std::size_t bytes)

@@ -69,10 +69,9 @@ struct NumaPlace {
   Cores cores;
 };
 
-/// The NUMA node of the PCI device `bus_id` (`0000:1b:00.0`) for a thread with the affinity mask
-/// `allowed`; `sysfs` is the mount point of /sys. Nothing if binding would change nothing: the host
-/// has one node, the device's node is unknown, or the thread may use none or only cores of that
-/// node.
+/// The NUMA node of the PCI device `bus_id` (`0000:1b:00.0`) for a thread that may run on
+/// `allowed`; /sys is mounted at `sysfs`. Nothing if binding is pointless: the host has one node,
+/// the device's node is unknown, or the thread may use none or only cores of that node.
 inline std::optional<NumaPlace> numa_place(const std::string& sysfs, std::string_view bus_id,
                                            const Cores& allowed) {
   const auto numbers = [&](const std::string& path) {

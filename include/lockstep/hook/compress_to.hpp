@@ -7,9 +7,8 @@
 
 namespace lockstep {
 
-/// Casts gradients to `To` before the all-reduce and the averages back to the bucket's type, as
-/// PyTorch's `bf16_compress_hook` and `fp16_compress_hook` do. The communicator adds: where it
-/// accumulates in float, a sum is rounded once.
+/// Casts gradients to `To` for the all-reduce and back, as PyTorch's `bf16_compress_hook` and
+/// `fp16_compress_hook` do. A sum is rounded once if the communicator accumulates in float.
 template <FloatingElement To>
 struct CompressTo {
   static constexpr std::string_view name =

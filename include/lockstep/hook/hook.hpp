@@ -20,7 +20,7 @@ struct HookedTensor {
 
 namespace detail {
 
-// A hook is a class with a name and a nested template `Bucket`, instantiated once per bucket:
+// A hook is a class with a name and a nested template `Bucket`; each bucket gets an object of it:
 //
 //     struct Sign {
 //       static constexpr std::string_view name = "Sign";
@@ -119,7 +119,6 @@ struct HookList {
 template <class... A, class... B>
 HookList<A..., B...> operator+(HookList<A...>, HookList<B...>);
 
-/// The hooks that take part in the reduction, in order.
 template <class... H>
 using StagesAmong =
     decltype((HookList<>{} + ... + std::conditional_t<GradientHook<H>, HookList<H>, HookList<>>{}));
@@ -160,9 +159,8 @@ template <auto...>
 using TopK = detail::RemovedHook<void>;
 using NoReduction = detail::RemovedHook<void>;
 
-/// Gradient hooks, applied from left to right: compression, quantisation, a user's own. The first
-/// gets a bucket's gradients, each passes its result to the next, and the last one's result is
-/// averaged over ranks.
+/// Gradient hooks, applied to a bucket's gradients from left to right: compression, quantisation, a
+/// user's own. The last one's result is averaged over ranks.
 template <class... Given>
 struct Hooks : detail::ValuePolicy<axes::Hooks> {
   /// The hooks that take part in the reduction, in order.
@@ -170,7 +168,6 @@ struct Hooks : detail::ValuePolicy<axes::Hooks> {
 
   static constexpr bool well_formed =
       ((detail::filters_updates<Given> || detail::GradientHook<Given>) && ...);
-  /// Does a hook change what is reduced?
   static constexpr bool has_stages = stages::size != 0;
   static constexpr bool skips_zero_gradients = (detail::filters_updates<Given> || ...);
   static constexpr void fingerprint(detail::Hash& hash) {

@@ -12,9 +12,8 @@ struct LocalSgdOptions {
   std::uint64_t start = 0;
 };
 
-/// Every rank updates with its own gradients; after every `Every` such updates, ranks average their
-/// parameters, as PyTorch's `post_localSGD_hook` with a `PeriodicModelAverager` does. Optimizer
-/// states are not averaged.
+/// Ranks update with their own gradients, and average parameters (not optimizer states) after
+/// `Every` updates: PyTorch's `post_localSGD_hook` with a `PeriodicModelAverager`.
 template <std::size_t Every, LocalSgdOptions Options = LocalSgdOptions{}>
 struct LocalSGD {
   static constexpr std::string_view name = "LocalSGD";
@@ -29,7 +28,7 @@ struct LocalSGD {
     hash.number(Every).number(Options.start);
   }
 
-  /// Are parameters averaged after this update? The first update is 1.
+  /// `update` counts from 1.
   static constexpr bool averages_parameters(std::uint64_t update) {
     return update > Options.start && (update - Options.start) % Every == 0;
   }

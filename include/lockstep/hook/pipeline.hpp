@@ -68,7 +68,7 @@ class HookedBucket {
   std::size_t count() const { return count_; }
   /// The bucket's gradients, in memory order.
   std::span<const HookedTensor> tensors() const { return tensors_; }
-  /// The number of completed steps of reductions: 0 in the first step.
+  /// Completed reductions of all buckets: 0 in the first step.
   const std::uint64_t& step() const { return step_; }
 
   Rank rank() const { return comm_.rank(); }
@@ -76,9 +76,8 @@ class HookedBucket {
   Comm& communicator() { return comm_; }
   Device& device() { return device_; }
 
-  /// Allocates zeroed memory that suits the communicator best, for buffers to be reduced. It lives
-  /// as long as the communicator. **Ranks** all, with the same count, in the constructor of the
-  /// hook's object.
+  /// Zeroed memory that suits the communicator best, for buffers to be reduced, freed with the
+  /// communicator. **Ranks** all, with the same count, in the constructor of the hook's object.
   template <class T>
   std::span<T> allocate(std::size_t count) {
     return count == 0 ? std::span<T>() : comm_.template allocate<T>(count);
@@ -121,7 +120,6 @@ auto make_bucket_of_hook(HookedBucket<Comm, Device>& bucket) {
   }
 }
 
-/// The element type that a hook's object for buckets of T passes on.
 template <class Own, class T>
 constexpr auto sent_by() {
   if constexpr (requires { typename Own::Sends; }) {
@@ -138,9 +136,8 @@ class Pipeline;
 /// The last stage averages over ranks.
 template <class T, class Comm, class Device>
 class Pipeline<T, Comm, Device, HookList<>> {
-  /// If the communicator divides after the sum, a sum of `Half` could overflow. Each value is
-  /// therefore divided by a power of two first, which is exact, and `finish` applies the remaining
-  /// factor.
+  /// If the communicator divides after the sum, a sum of `Half` could overflow: values are divided
+  /// by a power of two first, which is exact, and `finish` applies the remaining factor.
   static constexpr bool divides_first =
       std::is_same_v<T, Half> && requires { requires Comm::averages_by_sums; };
   static auto operation([[maybe_unused]] std::size_t ranks) {
@@ -156,8 +153,7 @@ class Pipeline<T, Comm, Device, HookList<>> {
  public:
   explicit Pipeline(HookedBucket<Comm, Device>& bucket) : bucket_(bucket) {}
 
-  /// Starts an average over ranks, in place. **Ranks** all. **Host** does not block if the
-  /// communicator makes progress by itself.
+  /// Starts an average in place. **Ranks** all. **Host** as `all_reduce_async` of the communicator.
   void begin(std::span<T> values) {
     bucket_.count_sent(values.size_bytes());
     work_.emplace(Start{bucket_.communicator(), values});
@@ -173,7 +169,6 @@ class Pipeline<T, Comm, Device, HookList<>> {
     }
   }
 
-  /// Waits for the pending collective, if any.
   void settle() {
     if (!work_) return;
     work_->wait();

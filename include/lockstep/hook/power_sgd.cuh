@@ -55,7 +55,6 @@ struct LowRankSource {
     if (residual != nullptr) return residual[matrix.residual + i];
     return static_cast<Accumulator<T>>(values[matrix.first + i]);
   }
-  /// Adds the gradient to the residual and returns M.
   __device__ Accumulator<T> take(const LowRankMatrix& matrix, std::size_t i) const {
     const auto gradient = static_cast<Accumulator<T>>(values[matrix.first + i]);
     if (residual == nullptr) return gradient;
@@ -91,8 +90,7 @@ LOCKSTEP_KERNEL __launch_bounds__(low_rank_threads)
   }
 }
 
-/// Partial sums of columns [from, from + N) of Q = M^T P: `gridDim.y` pieces, one thread per column
-/// of M.
+/// `gridDim.y` partial sums of columns [from, from + N) of Q = M^T P; one thread per column of M.
 template <unsigned N, class T>
 LOCKSTEP_KERNEL __launch_bounds__(low_rank_threads)
     project_columns(LowRankTable table, LowRankSource<T> source, const Accumulator<T>* p,
@@ -165,7 +163,6 @@ LOCKSTEP_KERNEL __launch_bounds__(low_rank_threads)
   }
 }
 
-/// Copies whole tensors from the bucket to the send buffer, or back.
 template <class T>
 LOCKSTEP_KERNEL __launch_bounds__(low_rank_threads)
     copy_whole(const WholeTensor* tensors, std::size_t tensor_count, T* values, T* sent, bool back,
@@ -196,7 +193,6 @@ inline constexpr unsigned orthogonal_threads = 256;
 inline constexpr unsigned orthogonal_threads = 1;
 #endif
 
-/// A block's threads, strided by `orthogonal_threads`.
 struct BlockThreads {
   template <class F>
   __device__ static void for_each(std::size_t count, const F& f) {
@@ -254,7 +250,7 @@ class LowRank<Element, HookDevice<Cuda>>
         whole_(upload(plan_.whole)),
         partials_(pieces() * plan_.columns * width()) {}
 
-  /// The cast is safe: `copy` only reads `values` here.
+  /// The const_cast is safe, because `copy` only reads `values` here.
   void project(std::span<const T> values, std::span<T> sent, std::uint64_t step) {
     // When a captured step is replayed, the step's number is stored before the launch.
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
@@ -314,7 +310,6 @@ class LowRank<Element, HookDevice<Cuda>>
     constexpr std::size_t wanted = 256 * 1024;  // threads
     return std::clamp<std::size_t>(plan_.columns == 0 ? 1 : wanted / plan_.columns, 1, 32);
   }
-  /// Columns of P and Q that are computed at once.
   unsigned width() const {
     return static_cast<unsigned>(
         std::min<std::size_t>(std::bit_ceil(plan_.rank), most_low_rank_columns));

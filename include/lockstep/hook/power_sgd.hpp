@@ -13,8 +13,7 @@
 
 namespace lockstep::detail {
 
-/// A gradient M that is sent as P and Q, with M close to P Q^T. P and Q are stored column by
-/// column.
+/// A gradient M that is sent as P and Q, with M close to P Q^T. P and Q are column-major.
 struct LowRankMatrix {
   std::size_t parameter = 0;
   std::size_t first = 0;  ///< its first element in the bucket
@@ -71,8 +70,7 @@ struct LowRankPlan {
   }
 };
 
-/// Element `i` of a random column, in [-1, 1): a function of its arguments alone, so that all ranks
-/// draw the same value.
+/// A random number in [-1, 1) that depends on the arguments alone, so that all ranks draw the same.
 LOCKSTEP_HOST_DEVICE constexpr double drawn_element(std::uint64_t seed, std::uint64_t step,
                                                     std::uint64_t column, std::uint64_t i) {
   const std::uint64_t bits = random_at(random_at(random_at(seed, step), column), i);
@@ -116,10 +114,9 @@ class LowRankState {
 template <class T, class Device>
 class LowRank;
 
-/// Orthonormalizes the columns (up to `epsilon`) by Gram-Schmidt, as PyTorch does. `threads` has
-/// `dot(a, b, count)`, `add_multiple(to, factor, from, count)` and `for_each(count, f)`. A column
-/// that is not finite or lies in the span of those before it is drawn anew with `draw(column, i)`
-/// if `draws`; otherwise it becomes zero.
+/// Orthonormalizes the columns (up to `epsilon`) by Gram-Schmidt, as PyTorch does, with the
+/// operations of `threads` (see `OneThread`). A column that is not finite or lies in the span of
+/// those before it is drawn anew with `draw(column, i)` if `draws`; otherwise it becomes zero.
 #if defined(__CUDACC__)
 #pragma nv_exec_check_disable
 #endif
@@ -173,7 +170,6 @@ struct OneThread {
     for (const A part : lane) sum += part;
     return sum;
   }
-  /// to += factor * from
   template <class A, class M>
   LOCKSTEP_HOST_DEVICE static void add_multiple(A* to, A factor, const M* from, std::size_t count) {
     for (std::size_t i = 0; i != count; ++i) to[i] += factor * static_cast<A>(from[i]);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `BatchNorm`, with each rank's own statistics (`Norms<Local>`) or those of all ranks
-/// (`Norms<Synced>`).
+/// @file `BatchNorm`, over a rank's own batch (`Norms<Local>`) or all ranks' (`Norms<Synced>`).
 
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/name.hpp"
@@ -21,8 +20,8 @@ namespace lockstep {
 ///     Norm1 norm1;
 ///
 /// `Text` is the full name with all scopes. `Features` may be `dynamic`: then `shapes` sets it. T
-/// is the type of weight and bias; activations may have another. Activations are views (N, C), (N,
-/// C, L) or (N, C, H, W) in the step's memory; channels-last images are a view of (N * H * W, C).
+/// is the type of weight and bias; that of activations may differ. These are views in the step's
+/// memory: (N, C), (N, C, L) or (N, C, H, W); channels-last images are a view of (N * H * W, C).
 ///
 /// In training, forward saves state for backward, so each position in a network needs its own
 /// layer. In evaluation, the running statistics replace the batch's.
@@ -77,8 +76,7 @@ class BatchNorm : public detail::NormLayer<Text, Features, T> {
     run_forward<Fusion::add_relu>(step, x, residual, y);
   }
 
-  /// Writes dx and the gradients of weight and bias, and marks these ready. x is forward's; dx may
-  /// be dy.
+  /// From forward's x, writes dx (may be dy) and the gradients of weight and bias, marked ready.
   template <class Step, class X, class DY, class DX>
   void backward(Step& step, const X& x, const DY& dy, const DX& dx) {
     run_backward<Fusion::none>(step, x, x, dy, dx, dx);
@@ -139,7 +137,6 @@ class BatchNorm : public detail::NormLayer<Text, Features, T> {
     }
   }
 
-  /// Computes the statistics by which this forward normalises.
   template <class Work, class Step, class Value>
   void settle(Work& work, Step& step, const detail::NormShape& shape, const Value* x) const {
     const auto stream = detail::stream_of(step);

@@ -76,22 +76,19 @@ struct FixedDivisor {
 
 inline constexpr unsigned channel_threads = 256;
 
-/// Blocks of a summing launch: four per multiprocessor of an H200 (132), or two if threads hold
-/// sums of several channels, so that all are resident. Constants, so that sums are the same on
-/// every GPU.
+/// Blocks of a summing launch that are resident on an H200 (132 multiprocessors): four each, or two
+/// if threads hold sums of several channels. Constants, so that sums are the same on every GPU.
 inline constexpr std::size_t most_run_blocks = 528;
 inline constexpr std::size_t most_column_blocks = 264;
 
 using ChannelSums = TwoSums<double>;
 
-/// Sums of blocks, and counters of finished blocks for each tile of channels and for all tiles. The
-/// counters are zero between launches.
+/// Sums and counters of finished blocks, per tile and overall. Counters are zero between launches.
 struct BlockSums {
   ChannelSums* sums;
   unsigned* arrived;
 
-  /// Is the calling block the last of `blocks` to get here? Then it sees what the others have
-  /// written. Called by all threads of a block.
+  /// Is this block the last of `blocks`, so that it sees the others' sums? All threads call it.
   __device__ bool is_last(std::size_t which, unsigned blocks) const {
     __shared__ bool last;
     __syncthreads();
@@ -128,8 +125,7 @@ __device__ inline auto one_packet(unsigned packet) {
   return [packet](unsigned k) { return Where{packet, k}; };
 }
 
-/// Packets that a thread loads at once, for runs and columns: more if they are single elements or
-/// below 16 bytes.
+/// Packets that a thread loads at once: more if they are single elements or below 16 bytes.
 template <std::size_t N, class Term>
 inline constexpr unsigned run_packets = (N == 1 ? 4 : 1) * Term::packets;
 template <std::size_t N, class Term>
@@ -325,8 +321,7 @@ std::size_t column_tiles(std::size_t channels, ColumnTile tile) {
   return (channels + columns - 1) / columns;
 }
 
-/// The number of parts, of at least `least` each, to cut `amount` into, so that `wide` tiles make
-/// at most `most` blocks.
+/// Into how many parts of at least `least` to cut `amount`: `wide` tiles, at most `most` blocks.
 inline std::size_t parts_of(std::size_t amount, std::size_t least, std::size_t wide,
                             std::size_t most) {
   const std::size_t wanted = std::max<std::size_t>(1, most / std::max<std::size_t>(1, wide));
@@ -339,7 +334,6 @@ inline std::size_t parts_of(std::size_t amount, std::size_t least, std::size_t w
 inline constexpr std::size_t summed_columns = 4;
 inline constexpr unsigned summing_lanes = 16;
 
-/// The most block sums that a launch needs.
 inline std::size_t most_block_sums(std::size_t channels) {
   constexpr std::size_t widest = summing_lanes * summed_columns;  // columns of a tile
   const std::size_t tiles = (channels + widest - 1) / widest;
@@ -348,8 +342,7 @@ inline std::size_t most_block_sums(std::size_t channels) {
       channels * std::max<std::size_t>(1, most_column_blocks / std::max<std::size_t>(1, tiles)));
 }
 
-/// Calls f<N>() with the widest packets, of at most `Most` elements, that divide `run`; N is 1
-/// unless all arrays are `aligned` to 16 bytes.
+/// Calls f<N>() with the widest packets up to `Most` that divide `run`, or N = 1 if not `aligned`.
 template <class T, std::size_t Most = 16, class F>
 void with_packets(std::size_t run, bool aligned, const F& f) {
   constexpr std::size_t widest = std::min(Most, packet_size<T>);
@@ -360,8 +353,7 @@ void with_packets(std::size_t run, bool aligned, const F& f) {
   }
 }
 
-/// Sums a Term over every column of a matrix with at least one row. **Host** does not block.
-/// **Stream** ordered on `stream`.
+/// Sums a Term over columns of a non-empty matrix. **Host** does not block. **Stream** on `stream`.
 template <class Term, class Finish>
 void launch_column_sums(const char* name, cudaStream_t stream, const NormShape& shape, bool aligned,
                         const Term& term, const BlockSums& blocks, const Finish& finish) {

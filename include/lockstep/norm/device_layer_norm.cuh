@@ -75,7 +75,6 @@ struct RowPart {
 
   __device__ std::size_t packets() const { return inside ? features / N : 0; }
   __device__ bool is_held() const { return features / N <= std::size_t{row_packets} * lanes; }
-  /// The offset of a packet in the matrix.
   __device__ std::size_t at(std::size_t packet) const { return row * features + packet * N; }
 
   /// Are there `row_packets` packets for this thread from `packet` on?
@@ -93,8 +92,8 @@ struct RowPart {
   __device__ std::size_t stride() const { return std::size_t{row_packets} * lanes; }
 };
 
-/// y = (x - mean) * inverse deviation * weight + bias; stores the row's statistics unless `kept` is
-/// null. `share` is 1 / features.
+/// y = (x - mean) * inverse deviation * weight + bias. Saves the statistics if `kept` is not null;
+/// `share` is 1 / features.
 template <std::size_t N, class T, class W>
 LOCKSTEP_KERNEL __launch_bounds__(channel_threads)
     normalise_rows_of(const T* x, T* y, NormAffine<W> affine, KeptNumbers* kept, std::size_t rows,
@@ -148,8 +147,7 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads)
   }
 }
 
-/// With g = dy * weight: dx = (g - mean(g) - deviation * inverse^2 * mean(g * deviation)) *
-/// inverse.
+/// The input's gradient (see `LayerNormWork::backward`) for rows too long for `gradients_of_rows`.
 template <std::size_t N, class T, class W>
 LOCKSTEP_KERNEL __launch_bounds__(channel_threads)
     gradient_of_rows(const T* x, const T* dy, T* dx, const W* weights, const KeptNumbers* kept,
@@ -275,8 +273,7 @@ inline unsigned row_blocks(std::size_t rows, ColumnTile tile) {
 
 /// Columns per thread, each with two sums in registers.
 inline constexpr unsigned row_columns = 16;
-/// Blocks that take rows: as many as are resident on an H200. A constant, so that sums are the same
-/// on every GPU.
+/// Blocks that are resident on an H200. A constant, so that sums are the same on every GPU.
 inline constexpr unsigned most_row_blocks = 264;
 /// Rows that a thread sums in the elements' arithmetic before it adds to the block's sums.
 inline constexpr unsigned rows_of_sums = 64;
@@ -288,14 +285,12 @@ ColumnTile held_tile(std::size_t packets) {
   while (shift != 8 && (std::size_t{row_columns / N} << shift) < packets) ++shift;
   return {shift};
 }
-/// Can one block hold a row?
 inline bool is_held_row(std::size_t features) { return features <= channel_threads * row_columns; }
 
 /// A block's sums for a column: for the bias and for the weight.
 template <class T>
 using ColumnSums = TwoSums<Accumulator<T>>;
 
-/// Bytes for the `ColumnSums` of all blocks.
 template <class T>
 std::size_t row_sum_bytes(std::size_t features) {
   return most_row_blocks * features * sizeof(ColumnSums<T>);
@@ -341,8 +336,7 @@ struct HeldColumns {
 
 /// With n = normalised x and g = dy * weight: dx = (g - mean(g) - n * mean(g * n)) * inverse.
 /// Blocks take row after row and threads the same columns of each, so that x and dy are read once
-/// and a block's sums of dy and dy * n stay in registers until they go to `block_sums`. dx may be
-/// dy.
+/// and the sums of dy and dy * n stay in registers before they go to `block_sums`. dx may be dy.
 template <std::size_t N, class T, class W>
 LOCKSTEP_KERNEL __launch_bounds__(channel_threads, sizeof(Accumulator<T>) == 8 || N == 1 ? 1 : 2)
     gradients_of_rows(const T* x, const T* dy, T* dx, const W* weights, const KeptNumbers* kept,
@@ -454,7 +448,6 @@ inline unsigned column_blocks(std::size_t features) {
   return static_cast<unsigned>((features + added - 1) / added);
 }
 
-/// Adds up the sums of blocks.
 template <class T, class G>
 LOCKSTEP_KERNEL __launch_bounds__(channel_threads)
     add_row_blocks(const ColumnSums<T>* block_sums, unsigned blocks, std::size_t features,

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Batch norms in device memory (`NormWork<DeviceMemory>`): one launch per pass, all
-/// capturable. Elementwise passes start at the tensor's end, which the previous pass has left in
-/// the cache.
+/// @file Batch norms in device memory (`NormWork<DeviceMemory>`): one capturable launch per pass.
+/// Elementwise passes start at the tensor's end, which the previous pass has left in the cache.
 
 #include <cuda_runtime.h>
 #include <cmath>
@@ -72,7 +71,6 @@ __device__ inline Moments moments_of(double origin, const ChannelSums& sums, dou
   return {origin + mean, m2 < 0 ? 0 : m2};  // NaN stays NaN
 }
 
-/// Writes this rank's packet.
 struct KeepPacket {
   static constexpr bool ends = false;
   double* packet;
@@ -94,7 +92,6 @@ struct KeptMoments {
   double* share;  // 1 / count of values over all ranks
 };
 
-/// Stores a channel's statistics and updates its running statistics.
 template <class R>
 struct SettleChannel {
   static constexpr bool ends = true;
@@ -205,8 +202,7 @@ __device__ void write_gradients(const NormAffineGradients<G>& gradients, std::si
   if (gradients.weight != nullptr) gradients.weight[c] = static_cast<G>(static_cast<A>(weight));
 }
 
-/// Stores the sums for the input's gradient, and writes the gradients of weight and bias from this
-/// rank's sums.
+/// Stores the sums for `input_gradient`; writes weight and bias gradients from this rank's sums.
 template <class G>
 struct KeepGradients {
   static constexpr bool ends = false;
@@ -262,8 +258,7 @@ struct NormaliseMap {
   }
 };
 
-/// dx = (g - mean(g) - deviation * inverse^2 * mean(g * deviation)) * scale, with means over all
-/// ranks.
+/// The `input_gradient` of `NormWork`, with two fused multiply-adds per value.
 template <Fusion F, class T, class W>
 struct InputGradientMap {
   static_assert(F != Fusion::add_relu, "the residual's gradient is g already");
@@ -403,12 +398,10 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads)
   }
 }
 
-/// Blocks of a pass over columns: several per multiprocessor, each with enough rows to amortise the
-/// constants of its columns.
+/// Several blocks per multiprocessor, each with enough rows to amortise its columns' constants.
 inline constexpr std::size_t most_map_blocks = 2112;
 
-/// `aligned`: all arrays are aligned to 16 bytes. The shape must not be empty. **Host** does not
-/// block. **Stream** ordered on `stream`.
+/// The shape must not be empty. **Host** does not block. **Stream** ordered on `stream`.
 template <class Map>
 void launch_map(const char* name, cudaStream_t stream, const NormShape& shape, bool aligned,
                 const Map& map) {

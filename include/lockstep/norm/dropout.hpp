@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Dropout on CPUs and GPUs. Backward regenerates the mask of the micro-batch, so none is
-/// stored.
+/// @file Dropout on CPUs and GPUs. Backward regenerates the mask, so none is stored.
 
 #include <cmath>
 #include <cstring>
@@ -35,8 +34,7 @@ struct DropoutRule {
   }
 };
 
-/// The passes `drop` and, for evaluation, `copy`, per memory: the host's below, the GPU's in
-/// dropout.cuh.
+/// The passes `drop` and, in evaluation, `copy`: the host's below, the GPU's in dropout.cuh.
 template <class Memory>
 struct DropoutPass;
 
@@ -88,6 +86,7 @@ class Dropout {
     requires(!has_name)
       : Dropout(detail::layer_hash(name), name, p) {}
 
+  /// The probability with which an element is dropped.
   double rate() const { return p_; }
 
   /// y = x with elements dropped. **Host** blocks on a CPU only. **Stream** ordered on the step's.

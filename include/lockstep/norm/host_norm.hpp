@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Batch norms in host memory (`NormWork<HostMemory>`), in vectorised loops: over the
-/// positions of a channel's run in (N, C, L) and (N, C, H, W), over the channels of a row in (N, C)
-/// and channels-last images.
+/// @file Batch norms in host memory (`NormWork<HostMemory>`): loops are vectorised over positions
+/// in (N, C, L) and (N, C, H, W), over channels in (N, C) and channels-last images.
 
 #include <tuple>
 
@@ -69,8 +68,7 @@ inline void for_each_run(const NormShape& shape, const F& f) {
 /// Channels per tile of rows: their sums stay in the L1 cache.
 inline constexpr std::size_t norm_tile = 256;
 
-/// Calls `f(first row, rows, first channel, channels)` for cache-sized tiles, rows in order for
-/// each channel.
+/// Calls `f(first row, rows, first channel, channels)` for cache-sized tiles, rows in order.
 template <class F>
 inline void for_each_tile(const NormShape& shape, const F& f) {
   const std::size_t width = std::max<std::size_t>(1, std::min(shape.channels, norm_tile));
@@ -187,8 +185,7 @@ void measure_rows(const NormShape& shape, const T* x, double* mean, double* m2) 
   });
 }
 
-/// Sums of g and of g * (x - mean) over a piece of a run. Not inlined, for the reason in
-/// `moments_about`.
+/// Sums of g and of g * (x - mean) over a piece of a run. Not inlined, as `moments_about`.
 template <Fusion Fused, class T, class A>
 [[gnu::noinline]] TwoSums<A> piece_sums(const T* x, const T* dy, std::size_t count,
                                         HostChannel<A> channel) {

@@ -42,8 +42,7 @@ inline Moments moments_about(double about, double sum, double squares, double in
   return {about + shift, squares - sum * shift};
 }
 
-/// The moments of at most `norm_piece` values in one pass. Not inlined, because g++ would keep the
-/// lanes in memory.
+/// The moments of at most `norm_piece` values. Inlined, g++ would keep the lanes in memory.
 template <class T, class A>
 [[gnu::noinline]] Moments moments_about(const T* x, std::size_t count, A about) {
   const TwoSums<A> sums = lane_sums<A>(count, [x, about](std::size_t i, A& sum, A& squares) {
@@ -54,10 +53,9 @@ template <class T, class A>
   return moments_about(about, sums.first, sums.second, 1 / static_cast<double>(count));
 }
 
-/// Merges more values into the moments `all` of `before` values. Deviations are taken from the mean
-/// so far: if the new values are far from it, their distance dominates the variance and
-/// cancellation costs no digits of it, unless they far outnumber the earlier ones. The mean of the
-/// first piece takes a pass of its own.
+/// Merges more values into the moments of `before` values. Deviations are from the mean so far: if
+/// the new values are far from it, their distance dominates the variance and cancellation costs no
+/// digits, unless they far outnumber the earlier ones. The first piece's mean takes an extra pass.
 template <class T>
 inline Moments more_moments(Moments all, double before, const T* x, std::size_t count) {
   using A = Accumulator<T>;

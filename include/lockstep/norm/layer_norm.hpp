@@ -134,15 +134,13 @@ struct LayerNormOptions {
 };
 
 /// Normalises the last axis (Ba, Kiros and Hinton, 2016), like PyTorch's `nn.LayerNorm` with one
-/// extent. Ranks do not communicate. The model lists it in its `ParameterList` and has it as a
-/// member:
+/// extent, without communication. The model lists it in its `ParameterList` and has it as a member:
 ///
 ///     using Norm1 = LayerNorm<"ln1", 768>;
 ///     using Parameters = ParameterList<..., Norm1, ...>;  // ln1.weight, ln1.bias
 ///     Norm1 norm1;
 ///
-/// `Text`, `Features` and T are as in `BatchNorm`. Activations are views of rank 2 or more; the
-/// last extent is the features.
+/// `Text`, `Features`, T: as in `BatchNorm`. Activations have rank 2 or more; features come last.
 template <Name Text, std::size_t Features, FloatingElement T = float>
 class LayerNorm : public detail::NormLayer<Text, Features, T> {
   using Base = detail::NormLayer<Text, Features, T>;
@@ -179,8 +177,7 @@ class LayerNorm : public detail::NormLayer<Text, Features, T> {
     }
   }
 
-  /// Writes dx and the gradients of weight and bias, and marks these ready. x is forward's; dx may
-  /// be dy.
+  /// From forward's x, writes dx (may be dy) and the gradients of weight and bias, marked ready.
   template <class Step, class X, class DY, class DX>
   void backward(Step& step, const X& x, const DY& dy, const DX& dx) {
     static_assert(std::remove_cvref_t<Step>::is_training(),
@@ -200,8 +197,7 @@ class LayerNorm : public detail::NormLayer<Text, Features, T> {
   template <class Step, class X, class... Others>
   static consteval bool require_call() {
     using Scale = typename Base::template WeightView<Step>;
-    if constexpr (detail::is_view<Scale>) {  // else the step has reported that the model lacks the
-                                             // layer
+    if constexpr (detail::is_view<Scale>) {  // else the step has reported it
       if constexpr (detail::require_layer_views<typename Scale::memory, X, Others...>()) {
         static_assert(X::rank() >= 2,
                       "lockstep: a layer norm takes views of rank 2 or more, whose last extent are "

@@ -9,8 +9,7 @@
 
 namespace lockstep {
 
-/// A momentum that makes running statistics plain averages over all batches: `momentum=None` of
-/// PyTorch.
+/// The momentum for plain averages over all batches: PyTorch's `momentum=None`.
 inline constexpr double cumulative_average = -1;
 
 /// `BatchNorm<"bn1", 64> norm1{{.eps = 1e-3, .momentum = 0.01}};`
@@ -121,7 +120,6 @@ LOCKSTEP_HOST_DEVICE bool is_stopped(T output) {
 /// of all ranks, the merged statistics, and the sums of gradients.
 class HostStatistics {
  public:
-  /// See `NormWork::reserve`.
   bool reserve(std::size_t channels, std::size_t world) {
     const std::size_t packets = (world == 1 ? 1 : world + 1) * packet_doubles(channels);
     if (channels == channels_ && packets <= packets_.size()) return false;
@@ -157,7 +155,6 @@ class HostStatistics {
                                                  unbiased_variance(m2_[c], count_), share));
     }
   }
-  /// Uses running statistics instead of a batch's.
   template <class R>
   void use_running(const R* mean, const R* variance, double eps) {
     for (std::size_t c = 0; c != channels_; ++c) {

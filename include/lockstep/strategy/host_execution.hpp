@@ -70,7 +70,7 @@ class HostUpdate {
   void count_live(Gradients& gradients) {
     divisor_ *= gradients.features().live_share(gradients);
   }
-  /// Updates the parameters that any rank has used. **Ranks** all.
+  /// Selects the parameters that any rank has used. **Ranks** all.
   template <class Gradients>
   void use(Gradients& gradients) {
     const auto& used = gradients.features().agree_on_usage(gradients);

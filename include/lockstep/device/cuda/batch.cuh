@@ -12,9 +12,8 @@
 
 namespace lockstep {
 
-/// Makes the batch that a model gets: by default the batch itself, which holds device pointers or
-/// is copied by the model. The library specialises it for batches that it copies; a program may do
-/// the same.
+/// Makes the batch that a model gets: by default the batch itself, with device pointers or copied
+/// by the model. The library specialises it for batches that it copies; a program may do so too.
 template <class Batch>
 class BatchUpload {
  public:
@@ -25,8 +24,7 @@ class BatchUpload {
 
 namespace lockstep::detail {
 
-/// Memory of the current GPU for copies from another GPU. Captured steps contain its address, so it
-/// is reallocated only to grow.
+/// Memory for copies from another GPU. It moves only to grow, because captured steps refer to it.
 class NearMemory {
  public:
   /// Returns `from`, or a peer-to-peer copy if `from` is another GPU's memory. **Host** blocks only
@@ -41,8 +39,7 @@ class NearMemory {
     check_cuda(cudaGetDevice(&here), "cudaGetDevice");
     if (owner.type != cudaMemoryTypeDevice || owner.device == here) return from;
     if (!memory_ || memory_->bytes() < bytes) {
-      check_cuda(cudaStreamSynchronize(stream),
-                 "cudaStreamSynchronize");  // the old memory may be in use
+      check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");  // may be in use
       memory_.emplace(align_up(bytes));
     }
     check_cuda(cudaMemcpyPeerAsync(memory_->data(), here, from, owner.device, bytes, stream),

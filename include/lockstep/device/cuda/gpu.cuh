@@ -26,8 +26,7 @@ inline std::size_t cuda_devices() {
   return static_cast<std::size_t>(count);
 }
 
-/// The value of `LOCKSTEP_LOGICAL_GPUS`, for tests: the number of GPUs the library pretends to see;
-/// 0 if unset. The environment is read once.
+/// `LOCKSTEP_LOGICAL_GPUS`, read once: the number of GPUs that tests pretend to have; 0 if unset.
 inline std::size_t logical_gpus() {
   static const std::size_t count = [] {
     const char* const text = std::getenv("LOCKSTEP_LOGICAL_GPUS");
@@ -53,8 +52,7 @@ inline int device_of(std::size_t gpu) {
   return static_cast<int>(logical_gpus() == 0 ? gpu : gpu % cuda_devices());
 }
 
-/// Makes a GPU the calling thread's current device and returns the previous device. If they are
-/// equal, the cost is one `cudaGetDevice`.
+/// Sets the current device and returns the previous one. Cheap if they are equal.
 inline int select_gpu(std::size_t gpu) {
   int before = 0;
   check_cuda(cudaGetDevice(&before), "cudaGetDevice");

@@ -26,8 +26,7 @@ class CudaArena {
       check_cuda(cudaMalloc(&data, bytes), "cudaMalloc");
       data_.reset(static_cast<std::byte*>(data));
       check_cuda(cudaMemset(data, 0, bytes), "cudaMemset");
-      // Other streams do not wait for the default stream and must not see memory that is not zero
-      // yet.
+      // Other streams do not wait for the default stream.
       check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
     } else {
       check_cuda(cudaMallocHost(&data, bytes), "cudaMallocHost");
@@ -55,7 +54,6 @@ using DeviceArena = detail::CudaArena<true>;
 
 namespace detail {
 
-/// An array in device memory, zeroed.
 template <class T>
 class DeviceElements {
  public:
@@ -81,8 +79,7 @@ inline PinnedRange pin(std::span<std::byte> memory) {
   return nullptr;
 }
 
-/// Copies between any two memories. **Host** blocks until every stream sees the copy; `cudaMemcpy`
-/// from pageable memory may return earlier.
+/// **Host** blocks until every stream sees the copy; `cudaMemcpy` alone may return earlier.
 inline void copy_now(void* to, const void* from, std::size_t bytes) {
   if (bytes == 0) return;
   check_cuda(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "cudaMemcpy");
@@ -95,9 +92,8 @@ inline bool is_host_memory(const void* pointer) {
   return attributes.type != cudaMemoryTypeDevice;
 }
 
-/// Copies between host and GPU. Elements of another type are converted on the host through a
-/// staging buffer, allocated on first use. **Host** blocks; the stream that uses the device memory
-/// must be idle.
+/// Copies between host and GPU; other element types are converted on the host in a staging buffer,
+/// allocated on first use. **Host** blocks; the device memory must not be in use.
 class HostStaging {
  public:
   static constexpr std::size_t window = 4_MiB;

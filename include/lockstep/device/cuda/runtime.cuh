@@ -137,11 +137,9 @@ class CudaStream {
 
 namespace lockstep::detail {
 
-/// Launches `Kernel` with `threads` threads in each of `blocks` blocks; throws an error that names
-/// `name` if the launch fails. **Host** does not block. **Stream** ordered on `stream`.
-///
-/// Only nvcc can launch kernels. Tests that emulate GPUs on the host compile kernels as functions
-/// and define this function themselves.
+/// Launches `Kernel`, a template argument so that the launch is that of `<<<>>>`; throws with
+/// `name` on failure. Only nvcc can launch kernels: tests that emulate GPUs on the host define this
+/// function themselves. **Host** does not block. **Stream** ordered on `stream`.
 template <auto Kernel, class... Arguments>
 void launch_kernel(const char* name, cudaStream_t stream, dim3 blocks, unsigned threads,
                    const Arguments&... arguments)

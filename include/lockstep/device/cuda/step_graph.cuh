@@ -24,7 +24,6 @@ class StepGraph {
 
   explicit operator bool() const { return executable_ != nullptr; }
 
-  /// Why the step could not be captured; empty if it was.
   const std::string& reason() const { return reason_; }
 
   /// For the communicator, which may destroy the graph before its owner does.
@@ -79,8 +78,7 @@ inline StepGraph instantiate(const OwnedGraph& graph, cudaStream_t stream) {
   error = cudaGraphInstantiate(&executable, graph.get(), 0);
   if (error != cudaSuccess) return StepGraph(capture_fault(error, "cudaGraphInstantiate"));
   StepGraph step(executable);
-  error = cudaGraphUpload(executable,
-                          stream);  // so that the first launch costs no more than later ones
+  error = cudaGraphUpload(executable, stream);  // or the first launch is slower
   if (error != cudaSuccess) return StepGraph(capture_fault(error, "cudaGraphUpload"));
   return step;
 }

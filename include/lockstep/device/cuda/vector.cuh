@@ -65,9 +65,8 @@ __device__ void store_packet(T* to, const Packet<T, N>& packet) {
   }
 }
 
-/// One block's tile of a pass over `count` elements. Calls `pass.load<N>(at)` for all packets of a
-/// thread, then `pass.finish<N>(at, loaded)` for each. Elements after the last whole packet are
-/// handled with N = 1.
+/// One block's tile of a pass: calls `pass.load<N>(at)` for all packets of a thread, then
+/// `pass.finish<N>(at, loaded)` for each; with N = 1 after the last whole packet.
 template <class Shape, std::size_t N, class Pass>
 __device__ void sweep_tile(Pass& pass, std::size_t tile, std::size_t count) {
   const std::size_t first = (tile * Shape::tile + threadIdx.x) * N;
@@ -103,14 +102,13 @@ __device__ void sweep_tile(Pass& pass, std::size_t tile, std::size_t count) {
   }
 }
 
-/// The number of tiles, which is the number of blocks.
+/// The number of blocks of a pass.
 template <class Shape, std::size_t N>
 LOCKSTEP_HOST_DEVICE constexpr std::size_t tiles_of(std::size_t count) {
   constexpr std::size_t elements = Shape::tile * N;
   return (count + elements - 1) / elements;
 }
 
-/// Throws unless all arrays are aligned to 16 bytes.
 inline void require_alignment(const char* pass, std::initializer_list<const void*> arrays) {
   for (const void* array : arrays) {
     if (reinterpret_cast<std::uintptr_t>(array) % 16 == 0) continue;

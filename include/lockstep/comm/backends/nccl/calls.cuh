@@ -54,9 +54,8 @@ constexpr ncclRedOp_t reduce_operation() {
 template <class Op, class T>
 inline constexpr bool reduces = reduce_operation<Op, T>() != ncclNumOps;
 
-/// The factors of a reduction. NCCL multiplies every element by `before`, which must be exact in T;
-/// a pass of lockstep multiplies the result by `after` and divides it by `divisor` in the
-/// accumulator type, and rounds once.
+/// NCCL multiplies every element by `before`, which must be exact in T; a pass of lockstep computes
+/// sum * `after` / `divisor` in the accumulator type and rounds once.
 struct Factors {
   double before = 1;
   double after = 1;
@@ -132,9 +131,8 @@ ncclResult_t with_operation(double before, ncclComm_t comm, const F& call) {
   return ended == ncclSuccess ? called : ended;
 }
 
-/// NCCL's own collectives where it has the operation. Other calls use their generic form, made of
-/// gathered elements or grouped messages. Data that is only moved is sent as bytes, because NCCL
-/// lacks some types.
+/// NCCL's own collectives where it has the operation; other calls use their generic form, made of
+/// gathered elements or grouped messages. Data is moved as bytes, because NCCL lacks some types.
 class Transport {
  public:
   explicit Transport(Engine& engine) : engine_(engine) {}
@@ -142,9 +140,8 @@ class Transport {
   Rank rank() const { return engine_.rank(); }
   WorldSize world_size() const { return WorldSize{engine_.world()}; }
 
-  /// A reduction by NCCL, and the pass of its factors. In a world of one, NCCL 2.28 skips the last
-  /// elements of a pre-multiplied sum if their count is no multiple of eight, so the generic form
-  /// is used.
+  /// In a world of one, reductions use the generic form: NCCL 2.28 skips the last elements of a
+  /// pre-multiplied sum if their count is no multiple of eight.
   template <class C>
     requires reduces<typename C::operation, typename C::element>
   void execute(const C& call) {
@@ -221,7 +218,6 @@ class Transport {
     });
   }
 
-  /// Passes on the engine's stream, with its scratch memory.
   struct Passes : StreamPasses {
     explicit Passes(Transport& transport)
         : StreamPasses(transport.stream()), transport(transport) {}
@@ -240,7 +236,6 @@ class Transport {
   static int peer(Rank rank) { return static_cast<int>(rank.value()); }
   cudaStream_t stream() const { return engine_.stream(); }
 
-  /// Makes an NCCL call, alone or in a group.
   template <class F>
   void make(const char* name, const F& call) {
     if (group_ == nullptr) {

@@ -35,18 +35,15 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
  public:
   using Milliseconds = std::chrono::milliseconds;
 
-  /// An average costs an extra pass: a job that averages gradients leaves the division to the
-  /// update.
+  /// An average costs an extra pass, so a job leaves the division of gradients to the update.
   static constexpr bool averages_by_sums = true;
   /// With this many calls in flight, a new one blocks the host until the oldest has completed.
   static constexpr std::size_t most_under_way = detail::nccl::CallRing::most;
 
-  /// Joins the job's communicator `name` on this rank's GPU. **Ranks** all. **Host** blocks until
-  /// all have joined.
+  /// Joins the job's communicator `name`. **Ranks** all. **Host** blocks until all have joined.
   NcclCommunicator(const Membership& member, Store& store, const std::string& name = "world")
       : NcclCommunicator(member, store, name, detail::gpu_of(member)) {}
-  /// Joins with the caller's GPU and compute stream. Without `warms_up`, the caller must call
-  /// `warm_up`.
+  /// Joins with a given GPU and compute stream. Without `warms_up`, the caller calls `warm_up`.
   NcclCommunicator(const Membership& member, Store& store, const std::string& name,
                    std::shared_ptr<Gpu> gpu, bool warms_up = true)
       : engine_(join(member, store, name, std::move(gpu))) {
@@ -70,8 +67,7 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
 
   void abandon(std::string_view reason) { engine_->give_up(reason); }
 
-  /// **Ranks** this one. **Host** blocks until the compute stream is idle; throws the fault, if
-  /// any.
+  /// **Ranks** this one. **Host** blocks until the compute stream is idle; throws the fault if any.
   void synchronize() { engine_->synchronize(); }
 
   /// **Ranks** this one. Throws the fault, if any.
@@ -96,9 +92,8 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
   /// does not block. **Stream** ordered on the compute stream.
   void replay(const detail::StepGraph& graph) { engine_->replay(graph); }
 
-  /// Makes NCCL's first calls, which connect ranks and allocate. If several ranks are threads of
-  /// one process, only one of its communicators may do so at a time. **Ranks** all. **Host**
-  /// blocks.
+  /// Makes NCCL's first calls, which connect ranks and allocate. Communicators whose ranks are
+  /// threads of one process must do so one at a time. **Ranks** all. **Host** blocks.
   void warm_up() {
     const std::size_t world = world_size().value();
     if (world == 1) return;
@@ -117,8 +112,7 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
     }
     synchronize();
   }
-  /// The same for messages and all-to-all, which connect every pair of ranks and with many ranks
-  /// need much memory.
+  /// The same for messages and all-to-all: they connect every pair of ranks, at a cost in memory.
   void warm_up_messages() {
     const std::size_t world = world_size().value();
     if (world == 1) return;
@@ -155,7 +149,7 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
   std::optional<NcclCommunicator<GroupRanks>> split(const detail::GroupPlace& place) {
     const int colour = place.is_member() ? static_cast<int>(place.group) : NCCL_SPLIT_NOCOLOR;
     const std::string name = engine_->next_group_name() + "." + std::to_string(colour);
-    std::shared_ptr<Engine> group;  // before ranks wait for each other, because it allocates
+    std::shared_ptr<Engine> group;  // made before ranks wait, because it allocates
     if (place.is_member()) group = engine_->beside(name, place.rank, place.world());
     engine_->post(detail::division_call(place), [&] {
       engine_->split_result() = nullptr;
@@ -310,8 +304,7 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
   detail::nccl::WatchedEngine engine_;
 };
 
-/// Joins the NCCL communicator `name` of a job. **Ranks** all. **Host** blocks until all have
-/// joined.
+/// Joins the job's NCCL communicator. **Ranks** all. **Host** blocks until all have joined.
 template <std::size_t Ranks = dynamic>
 NcclCommunicator<Ranks> make_nccl_communicator(const Membership& member, Store& store,
                                                const std::string& name = "world") {

@@ -39,8 +39,7 @@ inline const char* advice(ncclResult_t result) {
   }
 }
 
-/// The error of a failed call: NCCL's error string and last log message. If another rank is the
-/// cause, the error is marked as a consequence.
+/// NCCL's error string and last log message; marked as a consequence if another rank is the cause.
 inline Error error_of(ncclResult_t result, const std::string& operation) {
   std::string words = ncclGetErrorString(result);
   if (const std::string last = ncclGetLastError(nullptr); !last.empty()) words += ", " + last;
@@ -53,8 +52,7 @@ inline bool is_made(ncclResult_t result) {
   return result == ncclSuccess || result == ncclInProgress;
 }
 
-/// Zeroed memory of the current GPU from NCCL's allocator (zero-copy), or plain device memory if
-/// that fails on this system.
+/// Zeroed device memory from NCCL's allocator (zero-copy), or from CUDA's if that fails.
 class Arena {
  public:
   explicit Arena(std::size_t bytes) : bytes_(bytes) {
@@ -63,8 +61,7 @@ class Arena {
     if (ncclMemAlloc(&data, bytes) == ncclSuccess) {
       data_.reset(static_cast<std::byte*>(data));
       check_cuda(cudaMemset(data, 0, bytes), "cudaMemset");
-      // Other streams do not wait for the default stream and must not see memory that is not zero
-      // yet.
+      // Other streams do not wait for the default stream.
       check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
     } else {
       static_cast<void>(cudaGetLastError());
@@ -100,7 +97,6 @@ class CallRing {
  public:
   static constexpr std::size_t most = 256;
 
-  /// A call, and events at its start and its completion.
   struct Place {
     CudaEvent before;
     CudaEvent after;
@@ -111,7 +107,7 @@ class CallRing {
   bool is_full() const { return next_ - first_ == most; }
   bool is_empty() const { return next_ == first_; }
 
-  /// The slot of the next call, which is in flight from `push` on.
+  /// The slot that `push` uses.
   const Place& next() const { return places_[next_ % most]; }
   std::uint64_t push(const Call& call) {
     places_[next_ % most].call = call;
@@ -119,12 +115,10 @@ class CallRing {
     return next_++;
   }
 
-  /// Removes completed calls.
   void retire() {
     while (!is_empty() && places_[first_ % most].after.test()) ++first_;
   }
   bool is_over(std::uint64_t number) const { return number < first_; }
-  /// Makes `stream` wait for a call unless it has completed.
   void block(cudaStream_t stream, std::uint64_t number) const {
     if (!is_over(number)) places_[number % most].after.block(stream);
   }
@@ -132,8 +126,7 @@ class CallRing {
     if (!is_empty()) block(stream, next_ - 1);
   }
 
-  /// The oldest call, once the GPU has reached it: the time it waits for the model's kernels does
-  /// not count towards the timeout.
+  /// The oldest call, once the GPU has reached it: waiting for the model's kernels does not count.
   std::optional<PendingCall> oldest(Clock::time_point now) {
     Place& place = places_[first_ % most];
     if (!place.begun && place.before.test()) place.begun = now;
@@ -147,7 +140,6 @@ class CallRing {
   std::uint64_t next_ = 0;
 };
 
-/// Identifies a call and its events.
 struct Ticket {
   std::uint64_t number = 0;
   bool captured = false;
@@ -160,8 +152,7 @@ struct Ticket {
 /// every later call throws the fault.
 class Engine {
  public:
-  /// Allocates all memory, streams and events on the given GPU, before ranks wait for each other in
-  /// `connect`.
+  /// Allocates everything on the given GPU, before ranks wait for each other in `connect`.
   Engine(const Membership& member, std::string name, std::shared_ptr<Gpu> gpu,
          std::shared_ptr<Store> store)
       : member_(member),
@@ -191,20 +182,17 @@ class Engine {
   Rank rank() const { return member_.rank; }
   std::size_t world() const { return member_.world.value(); }
   Gpu& gpu() const { return *gpu_; }
-  /// The job's store, with the communicator's notices.
   Store& store() const { return *store_; }
   /// Unique in the job, the same on all ranks.
   const std::string& name() const { return name_; }
   std::string text() const { return "NCCL's communicator '" + name_ + "'"; }
-  /// The communication stream.
   cudaStream_t stream() const { return stream_.get(); }
   Milliseconds timeout() const { return timeout_.load(std::memory_order_relaxed); }
   void set_timeout(Milliseconds timeout) { timeout_ = timeout; }
   /// The ranks' fault channel; none in a world of one.
   const std::optional<NoticeBoard>& board() const { return board_; }
 
-  /// Gets NCCL's communicator from `start(&comm)`. **Ranks** all. **Host** blocks until all have
-  /// joined.
+  /// Gets NCCL's communicator from `start(&comm)`. **Ranks** all. **Host** blocks until all join.
   template <class Start>
   void connect(const Start& start) {
     const OnGpu current(gpu().index());
@@ -251,8 +239,7 @@ class Engine {
     return asked == ncclSuccess ? state : asked;
   }
 
-  /// Makes a call: `body()` enqueues its work on `stream()`, which waits for the compute stream
-  /// first.
+  /// `body()` enqueues the call's work on `stream()`, which waits for the compute stream first.
   template <class Body>
   Ticket post(const Call& call, const Body& body) {
     raise_fault();
@@ -272,7 +259,6 @@ class Engine {
     ring(ticket.captured).block(gpu().stream(), ticket.number);
   }
 
-  /// The same for all calls so far.
   void order_all() {
     raise_fault();
     const bool captured = is_capturing();
@@ -293,9 +279,9 @@ class Engine {
     while (!test(ticket)) backoff.pause();
   }
 
-  /// Called when an exception unwinds while the call may be in flight: gives up and tells the
-  /// others. **Host** blocks until the GPU has finished with the call's memory, or for
-  /// `abort_limit`. A captured call has not run.
+  /// An exception unwinds while the call may be in flight (a captured one has not run): gives up
+  /// and tells the others. **Host** blocks until the GPU has finished with the call's memory, or
+  /// for as long as an abort may take.
   void leave(Ticket ticket) noexcept {
     if (ticket.captured) return;
     try {
@@ -337,15 +323,13 @@ class Engine {
     return arena.data();
   }
 
-  /// Pinned memory, and as much device memory, to stage host data. Allocated once: an allocation
-  /// during a call may wait for other GPUs of the process, which wait for this rank. Larger data is
-  /// staged in parts.
+  /// Pinned memory, and as much device memory, to stage host data in parts. Allocated once: an
+  /// allocation during a call may wait for other GPUs of the process, which wait for this rank.
   static constexpr std::size_t staged_bytes = 4_MiB;
   std::byte* staged_on_host() const { return on_host_.data(); }
   std::byte* staged_on_gpu() const { return on_gpu_.data(); }
 
-  /// Scratch memory for reductions of gathered pieces. It never moves, because captured steps refer
-  /// to it.
+  /// For reductions of gathered pieces. It never moves, because captured steps refer to it.
   static constexpr std::size_t scratch_bytes = 16_MiB;
   std::byte* scratch() const { return scratch_.data(); }
 
@@ -438,7 +422,6 @@ class Engine {
   std::string next_group_name() { return name_ + "/" + std::to_string(groups_++); }
 
  private:
-  /// The longest wait for an abort.
   static constexpr Milliseconds abort_limit{10'000};
   /// The watchdog explains a failure that NCCL reports within this time.
   static constexpr Milliseconds reason_limit{2'000};
@@ -564,8 +547,7 @@ class Engine {
   PinnedArena on_host_{staged_bytes};
   DeviceArena on_gpu_{staged_bytes};
   DeviceArena scratch_{scratch_bytes};
-  /// Captured calls never complete: the graph keeps the order of their events, which other calls
-  /// may record again.
+  /// Captured calls never complete: the graph keeps their order, and their events are reused.
   CallRing captured_;
   std::vector<Call> captured_calls_;
   ncclComm_t split_result_ = nullptr;

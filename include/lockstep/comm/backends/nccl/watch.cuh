@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The watchdog of an NCCL communicator: timeouts, failures of NCCL or of ranks, and ranks
-/// that make different calls.
+/// @file The watchdog of an NCCL communicator: timeouts, failures, and ranks with different calls.
 
 #include "lockstep/comm/backends/nccl/engine.cuh"
 #include "lockstep/comm/call/watchdog.hpp"
@@ -10,7 +9,6 @@
 
 namespace lockstep::detail::nccl {
 
-/// Polls NCCL and the other ranks for the watchdog.
 class Probe {
  public:
   static constexpr ThreadName thread{"lockstep nccl", "the thread that watches NCCL's calls"};
@@ -44,8 +42,7 @@ class Probe {
  private:
   /// After this long, a waiting rank asks the others for their positions.
   static constexpr Milliseconds long_wait{1'000};
-  /// A failure that NCCL reports mostly originates on another rank, whose reason is awaited this
-  /// long.
+  /// NCCL's failures mostly originate on another rank, whose reason is awaited this long.
   static constexpr Milliseconds words_wait{800};
   static constexpr Milliseconds verdict_wait{3'000};
   static constexpr auto never = static_cast<std::uint64_t>(-1);
@@ -114,8 +111,7 @@ class Probe {
                                          error.rank()));
   }
 
-  /// The positions of ranks behind this one, or else of all others; with `only_silent`, the ranks
-  /// that have not published a position.
+  /// The positions of ranks behind this one, else of all others; if `only_silent`, silent ranks.
   std::string where_others_are(bool only_silent) {
     std::vector<std::string> all;
     std::vector<std::string> behind;

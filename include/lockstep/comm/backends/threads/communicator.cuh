@@ -40,7 +40,6 @@ namespace lockstep::detail::threads {
 using Offers = std::span<const Offer>;
 
 struct SharedWorld {
-  /// `most_staged`: see `Lanes`.
   explicit SharedWorld(WorldSize size, std::size_t most_staged = most_staged_bytes)
       : calls(std::make_shared<Meeting>(size)),
         gate(std::make_shared<Meeting>(size)),
@@ -124,8 +123,7 @@ struct SharedWorld {
   std::size_t most_staged;
   std::optional<Lanes> lanes;
   std::vector<cudaStream_t> streams;  // every rank's compute stream
-  /// Event r: rank r has received its last message. The sender may wait for it after rank r has
-  /// left.
+  /// Event r: rank r has received its last message. Senders may wait for it after rank r has left.
   std::vector<CudaEvent> received;
   std::mutex turns;                // guards additions to the capture
   std::optional<StepGraph> graph;  // of the last capture; empty while one is open
@@ -214,8 +212,8 @@ class Member : public Participant {
     });
   }
 
-  /// Announces a call on device memory. The last rank runs `enqueue(offers, ticket)`. **Host**
-  /// blocks only if too many calls are in flight.
+  /// Announces a call; the last rank runs `enqueue(offers, ticket)`. **Host** blocks only if too
+  /// many calls are in flight.
   template <class Enqueue>
   std::uint64_t start(const Call& call, const void* in, void* out, const Enqueue& enqueue) {
     last_ = call;
@@ -227,8 +225,7 @@ class Member : public Participant {
     return announce(call, bring, enqueue);
   }
 
-  /// **Host** blocks until all ranks have announced the call. **Stream** the compute stream waits
-  /// for the call.
+  /// **Host** blocks until all ranks have announced the call. **Stream** the compute stream waits.
   void complete(std::uint64_t ticket, const Call& call) {
     wait(ticket, call);
     lanes().block(stream(), ticket);
@@ -287,7 +284,6 @@ class Member : public Participant {
     if (memory.is_managed) settle_managed();
   }
 
-  /// See `ThreadCommunicator::capture`.
   template <class F>
   StepGraph capture(F&& f) {
     Call call;
@@ -356,8 +352,7 @@ class Member : public Participant {
     return failure;
   }
 
-  /// After all ranks' attempts. If one has failed, calls that only some ranks have announced are
-  /// dropped.
+  /// If an attempt has failed, calls that only some ranks have announced are dropped.
   void end_capture(Offers ranks) {
     std::string reason;
     bool only_consequences = true;
@@ -451,7 +446,7 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
   void abandon(std::string_view reason) { member_->abandon(reason); }
 
   /// **Ranks** this one. **Host** blocks until this rank's compute stream is idle and all ranks
-  /// have made the calls that this rank has made.
+  /// have made this rank's calls.
   void synchronize() { member_->synchronize(); }
 
   /// **Ranks** all. **Host** blocks until all ranks have made the call. **Stream** work enqueued
@@ -578,8 +573,7 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
       member.complete(*ticket, call);
       if (is_managed) member.settle_managed();
     }
-    /// Returns once no rank will start to use this rank's memory and the GPUs have finished with
-    /// it.
+    /// Returns when no rank or GPU uses this rank's memory any more or will.
     void leave() {
       if (!ticket) return;
       if (!member.is_done(*ticket)) member.abandon(detail::ended_by_exception);

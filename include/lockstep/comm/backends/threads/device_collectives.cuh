@@ -2,14 +2,11 @@
 #pragma once
 /// @file Collectives on device memory among the ranks of one process, enqueued by the last rank.
 ///
-/// With peer access there is one launch per GPU, every byte is loaded once, and nothing is staged:
-/// an all-reduce divides its elements among the GPUs; in other collectives each GPU pushes its own
-/// data.
-///
-/// Without peer access, data passes through pinned host memory in pieces: lanes copy their ranks'
-/// data to the host, meet, and read what they need. The same kernel combines in the same order, so
-/// results are bitwise the same. Only copies, kernels and events are used: it can be captured, and
-/// nothing is allocated.
+/// With peer access, each GPU has one launch, every byte is loaded once and nothing is staged: GPUs
+/// divide the elements of an all-reduce, and push their own data in other collectives. Without it,
+/// lanes copy their ranks' data to pinned host memory in pieces, meet, and read what they need. The
+/// same kernel combines in the same order: results are bitwise the same. Nothing is allocated, and
+/// all of it can be captured.
 
 #include <cuda_runtime_api.h>
 
@@ -129,8 +126,7 @@ inline void copy_rows_on(const Lane& lane, unsigned char* to, std::size_t to_pit
     copy_on(lane, to + r * to_pitch, from + r * from_pitch, bytes);
 }
 
-/// Runs a call by `stage(first, n)` on elements [first, first + n) of `count`: all at once, or
-/// `most` at a time if staged.
+/// Runs `stage(first, n)` on all `count` elements at once, or `most` at a time if staged.
 template <class Stage>
 void run_in_pieces(const Lanes& lanes, std::span<const Offer> ranks, std::uint64_t ticket,
                    std::size_t count, std::size_t most, const Stage& stage) {
@@ -299,7 +295,6 @@ inline void stage_moves(const Moves& moves, const Lanes& lanes, std::span<const 
   lanes.meet();
 }
 
-/// Calls without a reduction.
 template <std::size_t, CollectiveKind Kind, class T>
 void enqueue(const Collective<Kind, T>& call, const Lanes& lanes, std::span<const Offer> ranks,
              std::uint64_t ticket) {

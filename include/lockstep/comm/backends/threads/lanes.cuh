@@ -44,8 +44,7 @@ struct Movement {
   unsigned targets;
 };
 
-/// `Dealt`: every target gets its own piece of a source. Otherwise all get the same bytes, loaded
-/// once.
+/// `Dealt`: every target gets its own piece of a source; else all get the same, loaded once.
 template <bool Dealt>
 LOCKSTEP_KERNEL __launch_bounds__(PacketPass::threads)
     move_bytes(const __grid_constant__ Movement work) {
@@ -158,7 +157,7 @@ inline std::string open_peers(int a, int b, bool is_new) {
                "stands between them. Turn these off (in the BIOS, or the kernel's iommu=pt)"});
 }
 
-/// Results of `open_peers` per pair of devices.
+/// Per pair of devices: empty, or why there is no peer access.
 inline std::map<std::pair<int, int>, std::string>& peer_obstacles() {
   static std::map<std::pair<int, int>, std::string> known;
   return known;
@@ -204,7 +203,7 @@ inline void follow(cudaStream_t stream, void* event) {
              "cudaStreamWaitEvent");
 }
 
-/// One GPU's communication stream.
+/// One GPU's stream for communication.
 struct Lane {
   /// Must be constructed on the GPU.
   explicit Lane(std::size_t gpu) : gpu(gpu), stream(CudaStream::urgent()) {
@@ -220,12 +219,10 @@ struct Lane {
   bool is_only = true;    // are all ranks on this GPU?
 };
 
-/// All lanes of a world. One rank at a time enqueues work.
-///
-/// Every lane waits for every rank and every rank for every lane through one event in each
-/// direction, so the CUDA calls grow with ranks plus lanes, not with their product. With several
-/// lanes, two idle hub streams collect the events, so that a lane starts the next call while others
-/// are still busy.
+/// All lanes of a world. One rank at a time enqueues work. Every lane waits for every rank and
+/// every rank for every lane through one event each way: the CUDA calls grow with ranks plus lanes,
+/// not with their product. With several lanes, two idle hub streams collect the events, so that a
+/// lane starts the next call while others are still busy.
 class Lanes {
  public:
   /// `gpus[r]` is rank r's GPU; `most_staged` bounds a rank's staging slot.
@@ -283,7 +280,6 @@ class Lanes {
     await_lanes(end);
     ended_[ticket % ring].record(end);
   }
-  /// Calls `f(lane)` for each lane, on its GPU.
   template <class F>
   void each(const F& f) const {
     for (const Lane& lane : lanes_) {
@@ -291,7 +287,6 @@ class Lanes {
       f(lane);
     }
   }
-  /// Calls `f(lane, rank)` for all ranks, lane by lane.
   template <class F>
   void each_rank(const F& f) const {
     each([&](const Lane& lane) {
@@ -335,8 +330,7 @@ class Lanes {
   std::vector<Lane> lanes_;
   std::vector<std::size_t> lane_of_rank_;
   std::vector<CudaEvent> ended_;  // one per call in flight
-  /// With several lanes: the streams that collect events before and after a call, on the first
-  /// lane's GPU.
+  /// With several lanes: streams on the first GPU that collect events before and after a call.
   std::vector<Lane> hubs_;
   std::size_t slot_bytes_ = 0;
   std::optional<PinnedArena> staging_;

@@ -75,8 +75,7 @@ class Meeting {
   std::vector<Box> boxes_;
   std::array<Slot, ring> slots_;
   Counter done_{};  // completed calls
-  /// Held by the rank that works for all, and by a rank that gives up, whose memory no rank uses
-  /// afterwards.
+  /// Held by the rank that works for all and by one that gives up, whose memory is not used later.
   std::mutex working_;
   std::optional<Error> disagreement_;  // guarded by `working_`
 };
@@ -123,7 +122,6 @@ class Participant : public SharedPeers {
     return ticket;
   }
 
-  /// Announces a call and waits until `work(offers)` is done.
   template <class Work>
   void meet(const Call& call, const Offer& offer, const Work& work) {
     wait(announce(
@@ -177,8 +175,7 @@ class Participant : public SharedPeers {
   }
 
  private:
-  /// Works on the memory of one rank, or of all, unless one of them has failed or left. If the work
-  /// fails, all ranks fail.
+  /// Works on the memory of one rank or of all, unless one has left. A failure fails all ranks.
   template <class Work>
   void work_on(const Call& call, std::optional<Rank> one, const Work& work) {
     std::unique_lock working(meeting_->working_);
