@@ -19,9 +19,8 @@
 
 namespace lockstep::detail {
 
-/// Runs one task at a time on a background thread; only the owner thread calls the member
-/// functions. A failure is kept until it is thrown or taken; the destructor reports one that nobody
-/// has seen as a late failure (`core/scope_guard.hpp`).
+/// Runs one task at a time on a background thread; only its owner thread calls it. A failure is
+/// kept until it is thrown or taken, or told late by the destructor (`core/scope_guard.hpp`).
 class BackgroundWriter {
  public:
   explicit BackgroundWriter(Rank rank, std::atomic<bool>* alarm = nullptr)

@@ -57,8 +57,7 @@ inline std::size_t count_shares(std::span<const std::vector<at::Tensor>> cut) {
   return common == 0 ? 1 : common;
 }
 
-/// Concatenates the replicas' tensors and stacks scalars, on a device; tuples and vectors by
-/// element.
+/// Gathers the replicas' outputs on a device: concatenates tensors, stacks scalars.
 template <class Output>
 Output gather_outputs(const std::vector<Output>& outputs, at::Device device) {
   if constexpr (std::is_same_v<Output, at::Tensor>) {
@@ -121,7 +120,7 @@ class ModuleReplica {
     }
     for (std::size_t i = 0; i != parameters.size(); ++i) follow(parameters_[i], parameters[i]);
     {
-      // Hidden from autograd: earlier graphs may hold buffers, which backward does not read.
+      // Hidden from autograd: earlier graphs hold buffers that backward in training does not read.
       const at::NoGradGuard quiet;
       for (std::size_t i = 0; i != buffers.size(); ++i) buffers_[i].data().copy_(buffers[i]);
     }

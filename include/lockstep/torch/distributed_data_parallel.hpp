@@ -186,9 +186,8 @@ class DistributedDataParallel {
   using module_type = Net;
   using communicator_type = typename Job::communicator;
 
-  /// Compares the module over ranks and broadcasts rank 0's parameters and buffers. `group` is a
-  /// communicator of the backend, a `ProcessGroup` or a session, which must outlive the wrapper.
-  /// **Ranks** all. **Host** blocks.
+  /// Compares the module over ranks and broadcasts rank 0's parameters and buffers. The group, a
+  /// communicator or a session, must outlive the wrapper. **Ranks** all. **Host** blocks.
   DistributedDataParallel(std::shared_ptr<Contained> module, communicator_type& group)
       : module_(std::move(module)),
         replica_(group,

@@ -86,8 +86,7 @@ class LoopGradients {
   using Streams = LoopStreams<typename traits::device, Replica>;
 
  public:
-  /// Moves the module's tensors into the replica's memory. **Host** blocks. **Stream** on a GPU,
-  /// later hooks run on LibTorch's stream that is current here.
+  /// Moves the module's tensors. **Host** blocks. **Stream** hooks will run on the current one.
   explicit LoopGradients(Replica& replica) : replica_(replica), streams_(replica), receive_(*this) {
     [[maybe_unused]] const auto on = replica_.on_device();
     streams_.settle();

@@ -38,8 +38,7 @@ inline namespace torch_modules {
 ///       }
 ///     };
 ///
-/// and optionally `void score(const Batch&, auto& tally)` for evaluations, which run with the
-/// module in evaluation mode and without gradients.
+/// and optionally `void score(const Batch&, auto& tally)`, in evaluation mode without gradients.
 ///
 /// A module that the job makes, by default or by a function, draws its initial values from the
 /// job's seed (`--seed`), as after `torch::manual_seed(seed)`. A model that draws from LibTorch's

@@ -130,9 +130,8 @@ inline c10::cuda::CUDAStreamGuard on_torch_stream(cudaStream_t stream) {
       c10::cuda::getStreamFromExternal(stream, current_torch_gpu().index()));
 }
 
-/// Runs backward passes on the calling thread. On LibTorch's one thread per GPU, a hook that waits
-/// for another rank would block that rank's pass where ranks are threads that share a GPU; and the
-/// hand-over takes longer than a small layer.
+/// Runs backward passes on the calling thread. On LibTorch's one thread per GPU, ranks that share a
+/// GPU as threads would deadlock in hooks; and the hand-over takes longer than a small layer.
 class BackwardHere {
  public:
   BackwardHere() { state().set_multithreading_enabled(false); }
