@@ -38,11 +38,9 @@ struct DisplayClock {
 
 /// On a terminal, a bar that is redrawn about ten times a second and replaced by the epoch's
 /// summary. Elsewhere the summary and, to keep log files short, a line every ten seconds before it.
-/// With `Terminal{}`, on all ranks but the first, it only counts.
-///
-/// The program's own output does not mix with the bar. Under lockstep's launcher the launcher sees
-/// to that. At a terminal, the code that erases the bar waits in stdio's buffer, ahead of text from
-/// printf or std::cout; and the bar is not drawn into a line that the program has not ended.
+/// With `Terminal{}`, on all ranks but the first, it only counts. The program's output does not mix
+/// with the bar: the launcher separates them or, at a terminal, the code that erases the bar waits
+/// in stdio's buffer, ahead of text from printf or std::cout. Unfinished lines get no bar.
 class ProgressDisplay {
  public:
   explicit ProgressDisplay(detail::Terminal terminal = {}) : terminal_(terminal) {}
@@ -56,8 +54,7 @@ class ProgressDisplay {
   /// Continues the epoch that has just begun from `so_far`.
   void go_on(const EpochSummary& so_far);
 
-  /// To be called after every step, with its samples on all ranks. Returns whether the display has
-  /// read its clock, as it does at every step after `look_at_every_step`.
+  /// Comes after every step, with its samples on all ranks. Returns whether the clock was read.
   bool step(std::uint64_t samples) {
     ++now_.steps;
     now_.samples += samples;
@@ -81,7 +78,6 @@ class ProgressDisplay {
 
   std::uint64_t steps() const { return now_.steps; }
 
-  /// The epoch so far.
   EpochSummary summary() const { return summary_at(detail::DisplayClock::now()); }
 
   /// Is only the program's own output shown?

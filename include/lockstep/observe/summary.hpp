@@ -93,7 +93,6 @@ class LogFile {
   /// Opens `path` on rank 0.
   LogFile(const std::string& path, Rank rank);
 
-  /// Are lines written?
   explicit operator bool() const { return static_cast<bool>(file_); }
 
   void write(const JsonLine& line);

@@ -23,7 +23,6 @@ struct Choice {
 
 namespace detail {
 
-/// C is a choice for Axis.
 template <class C, class Axis>
 concept ChoiceOf = requires {
   { C::name } -> std::convertible_to<std::string_view>;
@@ -69,7 +68,6 @@ concept Policy = requires(Hash& hash) {
 template <class C>
 concept BareChoice = requires { C::template answers<C>; } && !requires { typename C::axis; };
 
-/// P is a policy for Axis.
 template <class P, class Axis>
 concept PolicyOf = requires { typename P::axis; } && std::same_as<typename P::axis, Axis>;
 

@@ -132,7 +132,7 @@ struct JobSaving {
   void checkpoints(const CheckpointOptions& options) {
     [[maybe_unused]] const auto on = job.enter("checkpoints");
     saves().checkpoints.reset();
-    // The constructor is this class's alone.
+    // `make_unique` cannot call the private constructor.
     saves().checkpoints.reset(
         new Checkpoints(job.options_.checkpoint.over(options), &saves().at_once));
     with_job(job.wrapped_, JobCall::save,

@@ -20,7 +20,6 @@ enum class Gather : std::uint8_t {
   none,   ///< none: every rank has its own block of samples
 };
 
-/// How `job.predict` runs.
 struct PredictOptions {
   std::size_t batch_size = 1;  ///< of one rank
   Gather gather = Gather::rank0;
@@ -42,7 +41,6 @@ class Predictions<OutputOf<T, E...>> {
     for (const std::size_t size : sizes) width_ *= size;
   }
 
-  /// The number of samples.
   std::size_t size() const { return width_ == 0 ? 0 : values_.size() / width_; }
   bool empty() const { return size() == 0; }
   /// The sample of the first row.
@@ -101,8 +99,7 @@ std::vector<T> gather_blocks(Comm& comm, const std::vector<T>& own, std::size_t 
   return all;
 }
 
-/// Predicts a block of samples, which `loader` loads, on every rank. **Ranks** all. **Host**
-/// blocks.
+/// Predicts the block of samples that `loader` loads on each rank. **Ranks** all. **Host** blocks.
 template <class Output, class Comm, class Wrapper, class Loader>
 Predictions<Output> predict_all(Comm& comm, Wrapper& wrapper, const BlockSampler& block,
                                 Loader&& loader, Gather gather) {

@@ -135,10 +135,10 @@ inline constexpr bool is_process_group<ProcessGroup<Policies...>> = true;
 
 }  // namespace detail
 
-/// A communicator of the listed ranks, in that order, with its own backend, beside NCCL for
-/// example: `new_group<Backend<Gloo>>(group, {Rank{0}, Rank{2}})`. Others get nothing. On GPUs it
-/// has its own compute stream. `new_group(*group, ranks)` divides the group's communicator.
-/// **Ranks** all of `group`, with the same list. **Host** blocks until the members have come.
+/// A communicator of the listed ranks, in that order, with its own backend, and on GPUs its own
+/// compute stream: `new_group<Backend<Gloo>>(group, {Rank{0}, Rank{2}})`. Others get nothing.
+/// Without a backend, the group's is divided. **Ranks** all of `group`, with the same list.
+/// **Host** blocks until members join.
 template <class FirstPolicy, class... More, class... Policies>
   requires detail::is_group_policy<FirstPolicy>
 auto new_group(ProcessGroup<Policies...>& group, const std::vector<Rank>& members) {
@@ -157,7 +157,6 @@ auto new_group(ProcessGroup<Policies...>& group, const std::vector<Rank>& member
   return OptionalGroup<Comm>(std::move(made), group.rank());
 }
 
-/// The same as `new_group(*group, members)`.
 template <class Group>
   requires detail::is_process_group<Group>
 auto new_group(Group& group, const std::vector<Rank>& members) {

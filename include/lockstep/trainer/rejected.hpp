@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A stand-in for a rejected job, so that one error stays one: it has the members of
-/// `Trainer`, `DistributedDataParallel` and `DataParallel`. Only those that may get a local type
-/// have a body.
+/// @file A stand-in for a rejected job, with the members of all jobs, so that one error stays one.
+/// Nothing here runs: only members that may get a local type have a body.
 
 #include <exception>
 
@@ -38,7 +37,7 @@ struct RejectedOptions {
   std::uint64_t epochs, updates, warmup, steps;
 };
 
-/// The options of the policy for `Default`'s axis among `Ps`, or else of `Default`.
+/// The options of a policy's choice; `RejectedOptions` if it has none.
 template <class P>
 consteval auto options_of() {
   if constexpr (requires { typename P::choice::Options; }) {
@@ -151,7 +150,6 @@ class RejectedWrapper {
   std::vector<double> gather_variable(const auto&...) const { std::terminate(); }
 };
 
-/// Epochs, or the batches of one.
 template <class T>
 struct RejectedRange {
   std::size_t size() const;
