@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The policies that decide how tensors are laid out: bucket sizes, frozen parameters and
-/// element types.
+/// @file The policies of the layout of tensors: bucket sizes, frozen parameters, element types.
 
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/element.hpp"
@@ -15,9 +14,8 @@ struct Buckets : WithName<"Buckets"> {};
 struct Frozen : WithName<"Frozen"> {};
 }  // namespace axes
 
-/// A bucket closes when it holds at least this many bytes. The first bucket is small, so that
-/// communication starts early in backward (PyTorch's defaults). A limit of 0 closes a bucket after
-/// every parameter.
+/// A bucket closes when it holds at least this many bytes, with 0 after every parameter. The first
+/// is small, so that communication starts early in backward (PyTorch's defaults).
 struct BucketLimits {
   std::size_t first = 1_MiB;
   std::size_t cap = 25_MiB;
@@ -35,8 +33,7 @@ struct Buckets : detail::ValuePolicy<axes::Buckets> {
 };
 
 /// The policy of frozen parameters: `Frozen<"embed.*", "head.bias">`, where `*` stands for any
-/// characters. All ranks get rank 0's initial values of a frozen parameter, but it has no gradient,
-/// bucket or optimizer state.
+/// characters. They are broadcast initially, but have no gradient, bucket or optimizer state.
 template <Name... Patterns>
 struct Frozen : detail::ValuePolicy<axes::Frozen>, detail::NamePatterns<Patterns...> {
   static constexpr void fingerprint(detail::Hash& hash) {
@@ -47,7 +44,6 @@ struct Frozen : detail::ValuePolicy<axes::Frozen>, detail::NamePatterns<Patterns
 
 namespace detail {
 
-/// Every tensor has the element type that the model declares.
 struct DeclaredTypes {
   static constexpr ElementKind of(ElementKind declared) { return declared; }
 };
@@ -60,8 +56,7 @@ struct FloatingAs {
   }
 };
 
-/// A bucket policy with the patterns of frozen parameters and `Room` padding bytes behind every
-/// bucket.
+/// A bucket policy with frozen parameters and `Room` padding bytes behind every bucket.
 template <class Limits, class Still, std::size_t Room>
 struct LayoutRules : Limits {
   using frozen = Still;

@@ -43,8 +43,7 @@ struct KindsOf {
 template <class Model, TensorRole Role, class Types = DeclaredTypes>
 inline constexpr KindsOf<Model, Role, Types> kinds_of{};
 
-/// Calls `f(std::type_identity<T>{})` with the type of `kind`, which is one of the model's. With
-/// one element type, nothing is decided at run time.
+/// Calls `f(std::type_identity<T>{})` with the type of `kind`; no run-time choice if there is one.
 template <class Model, TensorRole Role, class Types = DeclaredTypes, class F>
 constexpr void with_element(ElementKind kind, F&& f) {
   constexpr const auto& all = kinds_of<Model, Role, Types>;
@@ -70,12 +69,10 @@ constexpr Infos in_types(Infos infos) {
   return infos;
 }
 
-/// The tensors with the element types of the layout.
 template <class Model, TensorRole Role, class Types>
 inline constexpr auto static_infos = in_types<Types>(tensor_table<Model, Role>.infos);
 
-/// The plan of static tensors. The limits are a type (the policy), because g++ 12 fails on values
-/// of class type that pass through alias templates.
+/// The limits are a type, because g++ 12 fails on class-type values passed through alias templates.
 template <class Model, TensorRole Role, class Limits, class Types = DeclaredTypes>
 inline constexpr auto static_plan = make_bucket_plan<tensor_table<Model, Role>.size()>(
     static_infos<Model, Role, Types>, Limits::limits,
@@ -95,8 +92,7 @@ inline constexpr auto static_offsets = [] {
   return offsets;
 }();
 
-/// Throws unless every pattern of `Still` matches a listed parameter and one parameter is left to
-/// train.
+/// Throws unless every pattern of `Still` matches a parameter and one is left to train.
 template <class Still>
 void require_frozen(std::size_t count, const auto& name_of) {
   std::size_t frozen = 0;
@@ -127,8 +123,7 @@ struct StaticLayout {
   }
 };
 
-/// The layout of shapes or tensor lists that are known at run time, computed once and shared by
-/// copies.
+/// The layout of shapes or lists that are known at run time; copies share it.
 template <class Model, TensorRole Role, class Limits, class Types>
 class RunTimeLayout {
  public:
@@ -194,8 +189,7 @@ using LayoutBase =
     std::conditional_t<has_dynamic_shapes<Model, Role>, RunTimeLayout<Model, Role, Limits, Types>,
                        StaticLayout<Model, Role, Limits, Types>>;
 
-/// The distinct shapes among a model's tensors. View types depend on the shape alone, and a
-/// thousand tensors have about a dozen shapes.
+/// The distinct shapes of a model's tensors, on which the types of views depend.
 template <std::size_t Count>
 struct ShapeTable {
   std::array<std::uint32_t, Count> shapes{};  // shape of each tensor
@@ -231,8 +225,7 @@ inline constexpr auto shape_table = [] {
 }();
 
 /// Makes a view from an element kind and numbers alone: nvcc cannot write a tensor's name into a
-/// kernel's host stub, so no type on the way may hold it. `extents` are all extents if some are
-/// dynamic.
+/// kernel's host stub. `extents` are all extents if some are dynamic.
 template <class Memory, bool Const, ElementKind Kind, std::size_t... E, class... Sizes>
 constexpr auto make_view(std::byte* data, Sizes... extents) {
   using T = ElementOf<Kind>;
@@ -278,8 +271,7 @@ class TensorLayout : public LayoutBase<Model, Role, Limits, Types> {
     return tensor >= this->infos().size() || this->plan().is_trained(tensor);
   }
 
-  /// Rejects a frozen parameter: at compile time if it is declared, by an exception if it is
-  /// listed.
+  /// Rejects a frozen parameter: at compile time if declared, by an exception if listed.
   template <class Key>
   constexpr void require_trained([[maybe_unused]] Key key) const {
     if constexpr (freezes && TensorListing<Model>) {
@@ -294,8 +286,7 @@ class TensorLayout : public LayoutBase<Model, Role, Limits, Types> {
     }
   }
 
-  /// The tensor of a key in the arena that starts at `arena`, with `T` or `const T` elements. The
-  /// view of a listed tensor has one dimension: the model knows the shape.
+  /// The tensor of a key in the arena at `arena`. The view of a listed tensor has one dimension.
   template <class Memory, bool Const, class Key>
   constexpr auto view(std::byte* arena, Key key) const {
     if constexpr (TensorListing<Model>) {
@@ -372,7 +363,6 @@ class TensorLayout : public LayoutBase<Model, Role, Limits, Types> {
     }
   }
 
-  /// In checked mode a view knows its tensor's name.
   template <class Viewed>
   constexpr Viewed named(Viewed view, [[maybe_unused]] std::size_t tensor) const {
     if constexpr (is_checked) view.set_name(this->name(tensor));

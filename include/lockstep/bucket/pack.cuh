@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Casts gradients to another type and back, and adds up micro-batches: one launch per
-/// bucket.
+/// @file Casts gradients to another type and back, and adds micro-batches: one launch per bucket.
 
 #include <cuda_runtime.h>
 
@@ -86,9 +85,8 @@ void launch_sweep(cudaStream_t stream, const char* name, const Sweep& sweep, std
                                                 make_size<Count>(count));
 }
 
-/// `to[i] = factor * from[i]`, in the type of `to`: packs gradients into a bucket of a narrower
-/// type, or unpacks them. A static `Count` is compiled into the kernel. **Stream** in its order.
-/// **Host** does not block.
+/// `to[i] = factor * from[i]`: casts gradients to the type of a bucket, or back. A static `Count`
+/// is compiled into the kernel. **Stream** in its order. **Host** does not block.
 template <std::size_t Count = dynamic, class Shape = PackShape, FloatingElement From,
           FloatingElement To>
 void launch_cast(cudaStream_t stream, const From* from, To* to, double factor,
@@ -99,8 +97,7 @@ void launch_cast(cudaStream_t stream, const From* from, To* to, double factor,
                              Sweep{from, to, static_cast<typename Sweep::A>(factor)}, count);
 }
 
-/// `sum[i] += more[i]`: accumulates a micro-batch. **Stream** in its order. **Host** does not
-/// block.
+/// `sum[i] += more[i]` for micro-batches. **Stream** in its order. **Host** does not block.
 template <std::size_t Count = dynamic, class Shape = PackShape, Element T>
 void launch_add(cudaStream_t stream, T* sum, const std::type_identity_t<T>* more,
                 std::size_t count = Count) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The bucket plan: the offset of every parameter in an arena, and the gradients that are
-/// reduced together.
+/// @file The bucket plan: the offsets of parameters in an arena, and what is reduced together.
 
 #include "lockstep/bucket/buckets.hpp"
 #include "lockstep/core/bytes.hpp"
@@ -14,8 +13,7 @@ namespace lockstep::detail {
 /// The bucket of a frozen parameter.
 inline constexpr std::size_t no_bucket = dynamic;
 
-/// The location of a parameter and of its gradient. Frozen parameters have no gradient and lie
-/// behind all others.
+/// The location of a parameter and its gradient. Frozen parameters lie behind all others.
 struct Placement {
   std::size_t bucket = 0;
   std::size_t offset = 0;  // bytes from the arena's start, a multiple of `arena_alignment`
@@ -61,8 +59,7 @@ constexpr Table<T, Count> make_table(std::size_t size) {
   }
 }
 
-/// A table of values that change during training. Large tables are on the heap, because a job may
-/// be an object on a thread's small stack.
+/// A table of values that change during training; on the heap if large, to spare the stack.
 template <class T, std::size_t Count>
 using KeptTable = Table<T, (Count <= 256) ? Count : dynamic>;
 template <class T, std::size_t Count>
@@ -111,10 +108,9 @@ constexpr bool is_never_frozen(std::size_t /*tensor*/) { return false; }
 
 /// Plans buckets over `tensors`, given in declaration order, as PyTorch's DDP does once it knows
 /// the order of gradients: iterate in reverse, append to the open bucket of the element type, close
-/// it when its bytes, without padding, reach the limit. Each element type has a first bucket of its
-/// own. Buckets are ordered by completion, so that none waits for a later one. Frozen tensors are
-/// left out, as PyTorch leaves out those that require no gradient. `room`, a multiple of
-/// `arena_alignment`, is the padding behind every bucket.
+/// it when its bytes, without padding, reach the limit. Each element type has its own first bucket.
+/// Buckets are ordered by completion, so that none waits for a later one. Frozen tensors are left
+/// out. `room`, a multiple of `arena_alignment`, is the padding behind every bucket.
 template <std::size_t Count, class IsFrozen = bool (*)(std::size_t)>
 constexpr BucketPlan<Count> make_bucket_plan(std::span<const TensorInfo> tensors,
                                              BucketLimits limits,

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The steps through which a model reads its tensors and writes gradients; the bare step is
-/// for one rank.
+/// @file The steps through which a model reads its tensors and writes its gradients.
 
 #include <initializer_list>
 #include <iterator>
@@ -47,7 +46,6 @@ inline constexpr std::size_t number_count<std::span<T, N>> = N;
 template <template <class, std::size_t> class Array, class T, std::size_t N>
 inline constexpr std::size_t number_count<Array<T, N>> = N;  // std::array, without its header
 
-/// A number as a gradient element, rounded once.
 template <class T, class V>
 constexpr T converted(const V& number) {
   if constexpr (FloatingElement<V>) {
@@ -89,8 +87,7 @@ constexpr bool has_shape_of(const Gradient& gradient, const Values& values) {
   }
 }
 
-/// Reports at compile time why a host gradient cannot be written from `Value`. Returns whether it
-/// can.
+/// Reports at compile time why a host gradient cannot be written from `Value`.
 template <class Gradient, class Value>
 consteval bool require_gradient_value() {
   constexpr bool number = is_number<Value>;
@@ -144,8 +141,7 @@ constexpr bool trains(Key key) {
   return std::remove_cvref_t<Step>::trains(key);
 }
 
-/// Is a declared parameter part of the sub-graph of this step type? `if constexpr
-/// (uses<decltype(step)>("adapter.weight"_p)) { ... }`.
+/// Is a declared parameter part of the sub-graph of this step type? Used like `trains`.
 template <class Step, class Key>
   requires requires(Key key) { std::remove_cvref_t<Step>::uses(key); }
 constexpr bool uses(Key key) {
@@ -156,8 +152,7 @@ constexpr bool uses(Key key) {
 
 namespace lockstep::detail {
 
-/// The start of a replica's arenas, aligned to `arena_alignment` and as long as the layout's plan
-/// says.
+/// The start of a replica's arenas, aligned to `arena_alignment`.
 struct Arenas {
   std::byte* parameters = nullptr;
   std::byte* gradients = nullptr;
@@ -173,8 +168,8 @@ struct NoNormRanks {
   constexpr std::size_t world() const { return ranks; }
 };
 
-/// Gives a model its tensors as views into arenas. With one rank `ready` does nothing and the
-/// compiler removes the call. Steps for more ranks have the same members.
+/// The step of one rank: views into arenas, and a `ready` that the compiler removes. Steps for more
+/// ranks have the same members.
 template <class Model, class Limits = Buckets<>, class Memory = HostMemory,
           class ParameterTypes = DeclaredTypes, class BufferTypes = DeclaredTypes>
 class BareStep {
@@ -219,7 +214,6 @@ class BareStep {
     buffers_.template for_each<Memory, false>(arenas_.buffers, f);
   }
 
-  /// Marks a gradient as complete.
   template <class Key>
   constexpr void ready(Key key) const {
     // Also rejects a misspelt name.
@@ -231,7 +225,6 @@ class BareStep {
     if constexpr (LayoutOfParameters::freezes) parameters_.require_trained(key);
   }
 
-  /// Is a parameter trained, or frozen?
   template <class Key>
   static constexpr bool trains(Key key)
     requires(!TensorListing<Model>)
@@ -259,7 +252,6 @@ class BareStep {
   {
     return true;
   }
-  /// The sub-graph of this step: here the whole model.
   static constexpr UsedSubgraph<NoSubgraphs, whole_model> subgraph() { return {}; }
 
   /// Writes a gradient and marks it as complete. `value` is a number for a scalar parameter; for a
@@ -270,11 +262,9 @@ class BareStep {
     ready(key);
   }
 
-  /// True in a training step, false in an evaluation or a prediction. A constant, so that `if
-  /// (step.is_training())` costs nothing.
+  /// True in training, false in evaluations and predictions. A constant: `if` on it costs nothing.
   static constexpr bool is_training() { return true; }
 
-  /// Has this step random numbers? See `RandomStep`.
   static constexpr bool draws = false;
   template <class Layer>
   constexpr LayerRandom random(const Layer&) const {
@@ -309,8 +299,7 @@ class BareStep {
   Arenas arenas_;
 };
 
-/// A bare step whose `ready` is forwarded to the gradients. The parameter is a constant if its key
-/// is a name, and its bucket too if shapes are static. If other ranks' parameters are gathered
+/// A bare step that forwards `ready` to the gradients. If other ranks' parameters are gathered
 /// bucket by bucket (`Owned`), the first access to a bucket's parameter waits for it.
 template <class Model, class Bare, class Gradients, class Owned>
 class TrackedStep : public Bare {
@@ -331,8 +320,7 @@ class TrackedStep : public Bare {
   /// Waits for all parameters. Returns whether some were still pending.
   bool await_parameters() const { return owned_->await_parameters(); }
 
-  /// A parameter's gradient, to write. If a rank frees reduced gradients, only a few buckets have
-  /// memory at a time.
+  /// With `Gradients::frees`, only a few buckets of gradients have memory at a time.
   template <class Key>
   auto grad(Key key) const {
     if constexpr (Gradients::frees) {
@@ -356,8 +344,7 @@ class TrackedStep : public Bare {
     gradients_->ready(find_tensor<Model, TensorRole::parameter>(key));
   }
 
-  /// Marks a parameter as unused in this pass: its gradient counts as zero. With
-  /// `UnusedParameters<Zero>`, for models that know before the end of backward.
+  /// Marks a parameter as unused in this pass (its gradient counts as zero), before backward ends.
   template <class Key>
   void unused(Key key) const
     requires(Gradients::skips_unused)
@@ -382,14 +369,12 @@ class TrackedStep : public Bare {
   Owned* owned_;
 };
 
-/// The step of evaluations and predictions.
 template <class Step>
 class EvaluationStep : public Step {
  public:
   explicit EvaluationStep(const Step& step) : Step(step) {}
   static constexpr bool is_training() { return false; }
-  /// The random numbers are the same in every evaluation: they depend on the seed, the rank and the
-  /// layer.
+  /// Every evaluation has the same random numbers, given by seed, rank and layer.
   template <class Layer>
   constexpr auto random(const Layer& layer) const {
     if constexpr (Step::draws) {

@@ -12,8 +12,7 @@ namespace axes {
 struct UnusedParameters;
 }  // namespace axes
 
-/// A named set of parameters: `Subgraph<"with_adapter", "fc1.*", "adapter.*">`, where `*` stands
-/// for any characters.
+/// A named set of parameters: `Subgraph<"with_adapter", "fc1.*", "adapter.*">`.
 template <Name Text, Name... Patterns>
 struct Subgraph : detail::NamePatterns<Patterns...> {
   static constexpr bool is_subgraph = true;  // nvcc cannot match partial specialisations on names
@@ -40,7 +39,6 @@ inline constexpr bool is_subgraph_key = requires { requires Key::is_subgraph_key
 /// The number of the whole model; the declared sets follow from 1.
 inline constexpr std::size_t whole_model = 0;
 
-/// The declared sets of a job.
 template <bool Same, class... Sets>
 struct SubgraphList {
   static constexpr bool same_on_all_ranks = Same;
@@ -86,8 +84,7 @@ using NoSubgraphs = SubgraphList<false>;
 
 /// Every step uses one of these sets of parameters, or the whole model: `job.step<"name"_s>(batch)`
 /// or `job.step(batch)`. The optimizer skips parameters that no rank used; on a rank that did not
-/// use a parameter, its gradient counts as zero. With `SameOnAllRanks` as the first argument, ranks
-/// that choose differently are an error.
+/// use a parameter, its gradient counts as zero.
 template <class... Sets>
 struct Subgraphs : Choice<axes::UnusedParameters>,
                    WithName<"Subgraphs">,
@@ -163,7 +160,6 @@ struct NamedSubgraph {
   static constexpr std::size_t number = found == List::count ? whole_model : found;
 };
 
-/// The number of a set, given by its key or as a choice.
 template <class List, class Set>
 constexpr std::size_t subgraph_number([[maybe_unused]] const Set& set) {
   if constexpr (std::is_same_v<Set, SubgraphChoice>) {

@@ -721,8 +721,7 @@ struct StopSignal {
   std::string too_late{};  // the message when the time limit expires
 };
 
-/// The state shared by the stop requests of a process. The handler reads only atomics and what was
-/// written before it was installed.
+/// Shared by all stop requests. The handler reads only atomics and what preceded its installation.
 struct StopState {
   std::mutex mutex;
   std::size_t requests = 0;
@@ -1238,8 +1237,7 @@ LOCKSTEP_INLINE void do_together(const JointRanks& ranks, std::string_view opera
   });
 }
 
-/// The name of a piece's whole tensor in a file. Buffers of ranks other than 0 are in files only
-/// where each rank keeps its own.
+/// The name of a piece's whole tensor in a file. Buffers of ranks other than 0 have their own.
 LOCKSTEP_INLINE std::string stored_name(const StateEntry& piece) {
   if (piece.name.starts_with(reserved_prefix))
     fail("save", {"the name ", piece.name, " begins with ", reserved_prefix},
@@ -1416,8 +1414,7 @@ LOCKSTEP_INLINE void remove_shards(std::string_view path, std::span<const ShardF
   for (const ShardFile& shard : shards) ::unlink(beside(path, shard.name).c_str());
 }
 
-/// The shards of the file that is about to be replaced; none if that file has another hard link,
-/// which still needs them.
+/// The shards of the file to be replaced; none if it has another hard link, which needs them.
 LOCKSTEP_INLINE std::vector<ShardFile> shards_to_replace(const std::string& path) {
   struct stat status{};
   if (::stat(path.c_str(), &status) != 0 || status.st_nlink > 1) return {};
@@ -1561,8 +1558,7 @@ class StateLoader {
   }
 
  private:
-  /// A piece of the job and its tensors in the file: one, or for local states several, of which the
-  /// piece becomes the sum or the mean.
+  /// A piece of the job and its tensors in the file; local states are a sum or mean of several.
   struct LoadedPiece {
     StateEntry piece;
     std::vector<const StoredTensor*> sources;
@@ -1703,8 +1699,8 @@ class StateLoader {
     return nullptr;
   }
 
-  /// A rank gets back its own local state. With n replicas instead, replica r sums the gradient
-  /// residuals of the saved replicas r, r + n, ...; of averaged states all replicas take the mean.
+  /// A rank gets back its own local state. If the number of replicas is now n, replica r sums the
+  /// gradient residuals of the saved replicas r, r + n, ...; of averaged states all take the mean.
   void want_own(const StateEntry& piece) {
     const bool all = piece.averaged && replicas_ != job_.shape.replicas;
     LoadedPiece loaded{piece, {}};
@@ -1846,8 +1842,7 @@ class StateLoader {
       notes.push_back(text({"saved by ", replicas_, " ranks, resumed by ", job_.shape.replicas}));
   }
 
-  /// Sets the training progress. Returns the factor for saved gradient residuals, which depend on
-  /// the loss scale and the gradient divisor.
+  /// Returns a factor for saved gradient residuals: loss scale and gradient divisor may differ.
   double set_progress() {
     if (what_ == LoadWhat::parameters) return 1;
     if (what_ != LoadWhat::job) progress_.random_seed.reset();  // a new run keeps its own seed
@@ -2027,8 +2022,7 @@ LOCKSTEP_INLINE std::span<const std::byte> copied_chunk(const StatefulJob& job,
   return {window, bytes};
 }
 
-/// The tensors of this rank's file. A blocking save writes them in place or through a small window;
-/// an asynchronous one copies all of them.
+/// A blocking save writes tensors in place or through a window; an asynchronous one copies all.
 LOCKSTEP_INLINE void StateWriter::add_tensors(const StatefulJob& job, bool copies_all,
                                               RankFile& file) {
   const std::vector<CollectedTensor> tensors = collected_tensors(file.pieces, job.aliases);
@@ -2090,8 +2084,7 @@ LOCKSTEP_INLINE std::vector<StateEntry> saved_pieces(const StatefulJob& job,
   return pieces;
 }
 
-/// The fields of a rank's message before a save. Rank 0's token names all shards; flags are ""
-/// or 1.
+/// The fields of a rank's message before a save; rank 0's token names all shards.
 enum Announced : std::uint8_t { its_path, its_token, its_values, is_writing, has_tensors };
 
 LOCKSTEP_INLINE std::shared_ptr<RankFile> StateWriter::collect(

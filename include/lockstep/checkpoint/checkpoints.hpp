@@ -19,9 +19,8 @@
 
 namespace lockstep::detail {
 
-/// Runs one task at a time on a background thread; only the owner thread calls the member
-/// functions. A failure is kept until it is thrown or taken; the destructor reports one that nobody
-/// has seen as a late failure (`core/scope_guard.hpp`).
+/// Runs one task at a time on a background thread; only its owner thread calls it. A failure is
+/// kept until it is thrown or taken, or told late by the destructor (`core/scope_guard.hpp`).
 class BackgroundWriter {
  public:
   explicit BackgroundWriter(Rank rank, std::atomic<bool>* alarm = nullptr)
@@ -55,8 +54,7 @@ class BackgroundWriter {
     return std::exchange(failure_, nullptr);
   }
 
-  /// Runs `work()` on a thread after the pending task. Throws if that has failed, and starts
-  /// nothing.
+  /// Runs `work()` on a thread after the pending task; if that has failed, throws instead.
   template <class Work>
   void start(Work work) {
     wait();
@@ -99,7 +97,7 @@ class StateWriter {
  public:
   /// `alarm` is set when the writer thread fails, for a caller that does not ask at every step.
   explicit StateWriter(std::atomic<bool>* alarm = nullptr) : alarm_(alarm) {}
-  /// **Host** blocks until the pending save is written; on an exception without awaiting shards.
+  /// **Host** blocks until the pending save is written; in unwinding, not for other ranks' shards.
   ~StateWriter();
   StateWriter(const StateWriter&) = delete;
   StateWriter& operator=(const StateWriter&) = delete;
@@ -136,7 +134,7 @@ class StateWriter {
 
 namespace lockstep {
 
-/// Writes checkpoints of one job, whose wrapper it must not outlive; memory and thread are reused.
+/// Writes checkpoints of one job and reuses memory and thread. Must not outlive the wrapper.
 ///
 ///     Saver saver;
 ///     for (const auto& batch : loader) {
@@ -190,14 +188,12 @@ namespace lockstep::detail {
 /// While a `StopRequest` exists, the first SIGTERM or SIGUSR1 is recorded and does not end the
 /// process. All objects of a process, also of ranks that are threads, share the record and the
 /// handlers. An ignored signal stays ignored, and the program's own handler is called too. A forked
-/// child handles the signals as the process did before. From the first signal on, the process has
-/// LOCKSTEP_GRACE_SECONDS (default 60) to call `finished`; otherwise it prints a message and exits
-/// with status 128 + the signal.
+/// child handles the signals as the process did before. After the first signal, the process has
+/// LOCKSTEP_GRACE_SECONDS (60) to call `finished`, or it exits with status 128 + the signal.
 ///
 /// The destructor of the last object restores the handlers, but not after a signal or `finished`:
 /// launchers often send a signal twice, and a rank that stops because of another rank's signal gets
-/// its own later. Neither must end a process that has saved its state and is exiting. Programs that
-/// continue call `forget`.
+/// its own later. Neither must end a process that is exiting. Programs that continue call `forget`.
 class StopRequest {
  public:
   StopRequest();
@@ -230,8 +226,7 @@ inline std::uint64_t begun_epochs(const Resumed& resumed) {
   return resumed.epoch + (resumed.position ? 1 : 0);
 }
 
-/// The checkpoint that `where` names: the file itself, or the newest valid one in the folder.
-/// **Ranks** all. **Host** blocks.
+/// The file `where`, or the newest checkpoint in this folder. **Ranks** all. **Host** blocks.
 std::string checkpoint_at(const JointRanks& ranks, const std::string& where);
 
 }  // namespace detail
@@ -265,8 +260,8 @@ class Checkpoints {
   Checkpoints& operator=(const Checkpoints&) = delete;
 
   /// Resumes from the newest valid checkpoint if `.resume` is set or the launcher has restarted the
-  /// job; without a checkpoint returns nothing. Rank 0 prints which. Throws where all checkpoints
-  /// are damaged, and deletes none. **Ranks** all. **Host** blocks.
+  /// job; returns nothing, and training starts anew, where there is none. Rank 0 prints which.
+  /// Throws where all checkpoints are damaged, and deletes none. **Ranks** all. **Host** blocks.
   template <class Wrapper>
   std::optional<Resumed> resume(Wrapper& wrapped, const LoadOptions& options = {}) {
     std::optional<Resumed> resumed;
@@ -281,7 +276,7 @@ class Checkpoints {
   /// To be called after every step with `SaveOptions` or a function that makes them when needed.
   /// Saves if a checkpoint is due, but not between micro-batches; after a stop signal saves and
   /// throws `Stopped`. Throws the failure of an asynchronous save. **Ranks** all. **Host** blocks
-  /// for a copy.
+  /// for a copy of the saved state.
   template <class Wrapper, class Options>
   void step(Wrapper& wrapped, const Options& options) {
     if (due_(wrapped.updates())) [[unlikely]]
@@ -319,7 +314,7 @@ class Checkpoints {
   std::optional<std::string> latest() const;
   /// The best score so far, of those named `best_by`.
   std::optional<double> best() const { return best_; }
-  /// The checkpoint with the best score, as this rank sees it; `finish` awaits a pending one.
+  /// The checkpoint with the best score, as this rank sees it, without a save that is pending.
   std::optional<std::string> best_path() const;
 
  private:

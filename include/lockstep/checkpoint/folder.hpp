@@ -16,7 +16,7 @@ namespace lockstep::detail {
 /// kernel releases the lock of a dead process, so a restarted job takes the lock at once.
 class FolderLock {
  public:
-  /// Throws where another job still holds the lock after `patience`, the time to kill a process.
+  /// Throws where another job holds the lock for `patience`, in which a killed process would exit.
   explicit FolderLock(const std::string& folder,
                       std::chrono::milliseconds patience = std::chrono::seconds(3));
   ~FolderLock();

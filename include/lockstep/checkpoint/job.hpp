@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A job as saving and loading see it, without its type, and work whose error on one rank is
-/// thrown on all ranks.
+/// @file A type-erased job for saving and loading, and work whose error is thrown on all ranks.
 
 #include <mutex>
 

@@ -62,8 +62,7 @@ struct SaveOptions {
   WhenBusy when_busy = WhenBusy::wait;
   /// One file instead of one per rank: rank 0 joins the ranks' files, through the disk.
   bool consolidated = false;
-  /// One file of parameters and buffers only, for Python's
-  /// `model.load_state_dict(load_file(path))`; no job can resume from it.
+  /// One file of parameters and buffers only, for Python's `load_file`; no job can resume from it.
   bool parameters_only = false;
   std::uint64_t epoch = 0;                 ///< the current epoch, from 0
   std::optional<double> best{};            ///< the best score so far
@@ -83,8 +82,7 @@ struct LoadOptions {
   std::function<std::string(std::string_view)> rename{};
   /// Round floating-point elements of another type to the job's; otherwise an error.
   bool convert = false;
-  /// For `resume`: values of this rank and of rank 0 to restore. A rank that the saved job did not
-  /// have keeps its `values`.
+  /// For `resume`: values to restore. A rank that the saved job lacked keeps its `values`.
   KeptValues values{};
   KeptValues common{};
 };

@@ -13,11 +13,9 @@
 
 namespace lockstep::detail {
 
-/// Copies use their own stream, between two steps: their stream waits for the steps so far, and
-/// later steps wait for the copies; the host does not block. Elements are copied in the type they
-/// are held in; where the file's type differs, they are copied to extra memory, and `await`
-/// converts them on the host. The mutex allows several savers, whose threads wait while another
-/// starts copies.
+/// Copies use their own stream, which waits for the steps so far, and later steps wait for the
+/// copies; the host does not block. Where the file's type differs from the held type, elements are
+/// copied to extra memory, and `await` converts them. The mutex is for several savers' threads.
 template <class Comm>
 class StateCopies<Cuda, Comm> {
  public:

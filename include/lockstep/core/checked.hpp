@@ -33,7 +33,6 @@ class IndexCheck {};
 template <>
 class IndexCheck<true> {
  public:
-  /// Truncates long names.
   constexpr void set_name(std::string_view name) {
     std::size_t length = 0;
     for (; length != name.size() && length + 1 != sizeof name_; ++length)

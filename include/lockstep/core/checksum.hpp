@@ -11,8 +11,8 @@ namespace lockstep::detail {
 
 /// Eight lanes consume the 64-bit words of the data in turn, two words per step. Each step, and the
 /// joining of the lanes, is a bijection of the lane and of each word: data that differ within one
-/// word never have the same checksum, others hardly ever. It is not cryptographic. It does not
-/// depend on the machine or on how the data are divided among calls.
+/// word never have the same checksum, others hardly ever. It is not cryptographic, and does not
+/// depend on the machine or on the division of the data into calls.
 class Checksum {
  public:
   Checksum& add(std::span<const std::byte> bytes);

@@ -20,8 +20,7 @@ constexpr void for_each_index(F&& f) {
   }
 }
 
-/// Calls `f(std::integral_constant<std::size_t, I>{})` for I = `index`, found by bisection in
-/// `Count` values from `First` on.
+/// Calls `f(std::integral_constant<std::size_t, I>{})` for I = `index`, found by bisection.
 template <std::size_t Count, std::size_t First = 0, class F>
 constexpr decltype(auto) with_index(std::size_t index, F&& f) {
   if constexpr (Count == 1) {

@@ -27,7 +27,6 @@ enum class ElementKind : std::uint8_t {
 
 namespace detail {
 
-/// The size of a table indexed by `ElementKind`.
 inline constexpr std::size_t element_kinds = 13;
 
 }  // namespace detail
@@ -59,6 +58,7 @@ concept Element = element_kind<T>() != ElementKind::unsupported;
 template <class T>
 concept FloatingElement = Element<T> && !std::integral<T>;
 
+/// An integer element type.
 template <class T>
 concept IntegerElement = Element<T> && std::integral<T>;
 
@@ -119,7 +119,7 @@ using Accumulator = std::tuple_element_t<
 
 namespace lockstep::detail {
 
-/// Converts elements through their accumulator types, and rounds once at the end.
+/// Converts elements through their accumulator types: double to a 16-bit type rounds twice.
 template <class To, class From>
 constexpr void convert(To* to, const From* from, std::size_t count) {
   for (std::size_t i = 0; i != count; ++i)

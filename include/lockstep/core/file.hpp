@@ -73,8 +73,7 @@ inline constexpr std::string_view temporary_infix = ".tmp-";
 /// 16 random hexadecimal digits, for unique names.
 std::string random_token();
 
-/// Removes the temporary files that this process is writing, when it gives up on its storage; their
-/// `commit` fails then. Thread-safe.
+/// Removes the temporary files being written, so that their `commit` fails. Thread-safe.
 void remove_temporary_files();
 
 /// The size of the write buffer, a multiple of every element's size.
@@ -135,7 +134,6 @@ std::string_view name_in_folder(std::string_view path);
 [[noreturn, gnu::cold]] void fail_reading(std::string_view operation, std::string_view path,
                                           int error);
 
-/// The number of descriptors that this process has open.
 std::size_t open_files();
 
 /// Raises the soft limit on open files (RLIMIT_NOFILE), if necessary, for `more` of them; child
@@ -149,7 +147,6 @@ std::size_t prefer_open_files(std::size_t more);
 /// Random bytes from the operating system, for ids and secrets.
 std::string random_bytes(std::size_t count);
 
-/// 128 random bits as 32 hexadecimal digits.
 std::string random_id();
 
 }  // namespace lockstep::detail

@@ -9,8 +9,8 @@ namespace lockstep::detail {
 /// The odd number nearest to 2^64 divided by the golden ratio: its multiples spread evenly.
 inline constexpr std::uint64_t golden_step = 0x9e3779b97f4a7c15u;
 
-/// SplitMix64's finaliser (Steele, Lea, Flood 2014): a bijection in which every bit of the result
-/// depends on every bit of x.
+/// SplitMix64's finaliser (Steele, Lea, Flood 2014): a bijection that mixes every bit into every
+/// bit.
 LOCKSTEP_HOST_DEVICE constexpr std::uint64_t mix_bits(std::uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;

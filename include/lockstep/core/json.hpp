@@ -39,6 +39,7 @@ class JsonLine {
   /// From the `members()` of another line.
   explicit JsonLine(std::string_view members) : members_(members) {}
 
+  /// Adds a number, a text, a bool, or an object inside this one.
   template <class T>
     requires(detail::JsonScalar<T> || std::same_as<T, JsonLine>)
   JsonLine& add(std::string_view name, const T& value) {

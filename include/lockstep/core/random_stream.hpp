@@ -21,6 +21,7 @@ class LayerRandom {
   constexpr LayerRandom() = default;
   LOCKSTEP_HOST_DEVICE constexpr explicit LayerRandom(std::uint64_t stream) : stream_(stream) {}
 
+  /// 64 random bits.
   LOCKSTEP_HOST_DEVICE constexpr std::uint64_t bits(std::uint64_t i) const {
     return detail::random_at(stream_, i);
   }
@@ -64,10 +65,8 @@ constexpr Seed rank_seed(Seed seed, Rank rank) {
 
 /// SplitMix64 (Steele, Lea, Flood 2014), a `UniformRandomBitGenerator`: the n-th number is a
 /// function of the seed and n alone, so a stream can skip, and a checkpoint stores only
-/// `position()`.
-///
-/// The standard's distributions differ between standard libraries; these do not. Multiply-adds are
-/// explicit, since compilers fuse them on some machines only.
+/// `position()`. Unlike the standard's distributions, these give the same numbers everywhere;
+/// multiply-adds are explicit, since compilers fuse them on some machines only.
 class RandomStream {
  public:
   using result_type = std::uint64_t;

@@ -59,8 +59,8 @@ struct LateFailure {
 /// Reports a failure that cannot be thrown: to a `LateFailures` if one exists, otherwise to stderr.
 void tell_late_failure(const LateFailure& failure) noexcept;
 
-/// Collects the late failures of this process during its lifetime, as `launch` does for its ranks;
-/// the destructor prints those that were not taken to stderr.
+/// Collects late failures while it exists; the destructor prints those that were not taken to
+/// stderr.
 class LateFailures {
  public:
   LateFailures();

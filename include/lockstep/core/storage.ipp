@@ -448,7 +448,7 @@ class JsonParser {
     fail("a text has no end");
   }
 
-  /// Numbers without a point or an exponent are exact integers.
+  /// Numbers without a point or an exponent are exact integers, except -0.
   Json number() {
     std::size_t end = place_;
     const auto digits = [&] {

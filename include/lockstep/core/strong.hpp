@@ -41,6 +41,7 @@ struct Rank : detail::Strong<Rank, std::size_t> {
   using Strong::Strong;
 };
 
+/// The number of ranks.
 struct WorldSize : detail::Strong<WorldSize, std::size_t> {
   using Strong::Strong;
 };
@@ -60,6 +61,7 @@ struct Epoch : detail::Strong<Epoch, std::uint64_t> {
   using Strong::Strong;
 };
 
+/// The seed of a stream of random numbers.
 struct Seed : detail::Strong<Seed, std::uint64_t> {
   using Strong::Strong;
 };

@@ -63,6 +63,7 @@ Endpoint parse_endpoint(std::string_view name, std::string_view text);
 
 namespace lockstep {
 
+/// A number with a fixed number of decimals.
 std::string fixed_text(double value, int decimals);
 
 /// A loss or a score: `0.4123`; `3.100e-05` below 0.001 and from 100000 on.

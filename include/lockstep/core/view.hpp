@@ -192,6 +192,7 @@ class View : public ViewBase<Memory, T, sizeof...(E), ((E == dynamic) || ...)> {
     return this->data_handle()[offset(indices...)];
   }
 
+  /// The same elements as an mdspan.
   template <RowMajorMdspan Mdspan>
     requires std::convertible_to<T (*)[], typename Mdspan::element_type (*)[]>
   LOCKSTEP_HOST_DEVICE constexpr operator Mdspan() const {

@@ -29,7 +29,6 @@ concept LabelledRows = requires(B& batch, std::size_t n) {
   batch.labels[n] = batch.labels[n];
 } && WeightedBatch<B>;
 
-/// Samples with a label and a weight each.
 template <class X, class Y>
 struct LabelledBatch {
   std::vector<X> inputs;  ///< row-major, `width` columns
@@ -60,7 +59,6 @@ struct LabelledBatch {
     weights.assign(rows, 1.f);
   }
 
-  /// For `Feed`: see serialize.hpp.
   friend void pack(auto& parcel, LabelledBatch& batch) {
     parcel(batch.width, batch.inputs, batch.labels, batch.weights);
   }
@@ -110,7 +108,6 @@ struct RaggedBatch {
     return std::span(inputs).subspan(offsets[i], offsets[i + 1] - offsets[i]);
   }
 
-  /// Copies samples [first, first + count) into another batch, whose memory is reused.
   void slice(std::size_t first, std::size_t count, RaggedBatch& out) const {
     const std::size_t begin = offsets.empty() ? 0 : offsets[first];
     const std::size_t end = offsets.empty() ? 0 : offsets[first + count];

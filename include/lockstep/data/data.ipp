@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Error messages of samplers and loaders. The definitions of file formats are in
-/// `files.ipp`, so that a program that reads no files does not compile them.
+/// @file Error messages of samplers and loaders; file formats are in `files.ipp`.
 
 #include <exception>
 

@@ -88,7 +88,6 @@ constexpr bool changes_by_pass() {
   }
 }
 
-/// A sample that can be a row of a batch.
 template <class S>
 concept Labelled = requires(const S& sample) {
   std::begin(sample.inputs);
@@ -106,8 +105,7 @@ using LabelOf = std::remove_cvref_t<decltype(std::declval<const S&>().label)>;
 /// `read(index, out)` replaces the contents of `out` by one sample and reuses its memory. Several
 /// threads call it concurrently, each with its own `out`. A sample may point into the source. A
 /// source that draws random numbers has `read(index, pass, out)`. A source may have
-/// `prepare(indices)`, called once per batch before its samples are read, for example to check that
-/// a mapped file has not changed.
+/// `prepare(indices)`, called once before a batch is read, for example to check a mapped file.
 template <class S>
 concept SampleSource = requires(const S& source) {
   requires std::default_initializable<typename S::sample_type>;
@@ -117,13 +115,12 @@ concept SampleSource = requires(const S& source) {
 
 namespace detail {
 
-/// Rethrows the current exception, nested in an error of `operation`; `about` precedes its message.
-/// `Stopped`, a job's end, is rethrown unchanged.
+/// Rethrows the current exception (`Stopped` unchanged), nested in an error of `operation`; `about`
+/// comes first.
 [[noreturn, gnu::cold]] void rethrow_as(std::string_view operation, std::string_view about,
                                         std::string_view advice);
 
-/// Rethrows the current exception (but `Stopped`) as the failure of the `draw`-th sample of a
-/// batch.
+/// Rethrows the current exception as the failure of a batch's sample; `Stopped` unchanged.
 [[noreturn, gnu::cold]] void rethrow_of_sample(std::size_t sample, std::size_t draw);
 
 /// The pass of a batch, and its number in the epoch on this rank, from 0.
@@ -132,8 +129,7 @@ struct BatchPlace {
   std::size_t number = 0;
 };
 
-/// Rethrows the current exception as the failure of a batch, with the name of the failed sample, or
-/// of all samples if it is unknown.
+/// Rethrows the current exception as the failure of a batch; names the sample, if known, or all.
 [[noreturn, gnu::cold]] void rethrow_of_batch(std::span<const std::size_t> indices,
                                               BatchPlace place);
 

@@ -13,15 +13,14 @@
 
 namespace lockstep::detail {
 
-/// The uploads of a replica, one `Lane` per data set, identified by its batches' shared
-/// `batch.source()`. Lanes of expired data sets are erased when a new data set comes.
+/// The uploads of a replica, one `Lane` per data set, which is identified by `batch.source()`.
+/// Lanes of expired data sets are erased when a new data set comes.
 template <class Lane, class Source>
 class UploadLanes {
  public:
   const auto& operator()(const auto& batch, cudaStream_t stream) {
     return of(batch.source()).place(batch, stream);
   }
-  /// Uploads a share of a batch, with room for at least `room` samples.
   const auto& operator()(const auto& batch, std::size_t first, std::size_t count, std::size_t room,
                          cudaStream_t stream) {
     return of(batch.source()).place_share(batch, first, count, room, stream);
@@ -80,7 +79,6 @@ struct RowsLayout {
   std::size_t weights() const { return labels() + align_up(rows * sizeof(Y)); }
   std::size_t bytes() const { return weights() + align_up(rows * sizeof(float)); }
 
-  /// The batch that begins at `memory`.
   DeviceBatch<X, Y> at(const std::byte* memory) const {
     return {reinterpret_cast<const X*>(memory), reinterpret_cast<const Y*>(memory + labels()),
             reinterpret_cast<const float*>(memory + weights()), rows, width};

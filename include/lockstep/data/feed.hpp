@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Sends batches from ranks that read them to ranks that do not, if storage is slow or
-/// remote: in the background with the policy `Feed<LeaderOfGroup>`, or in hand-written loops with
-/// `broadcast_batch` and `scatter_batches`.
+/// @file Sends batches from ranks that read them to ranks that do not: the policy `Feed`, and
+/// `broadcast_batch` and `scatter_batches` for hand-written loops.
 
 #include <atomic>
 #include <exception>
@@ -105,12 +104,10 @@ class FeedLine {
   const FeedRoute& route() const { return route_; }
   bool reads() const { return route_.reads(rank()); }
 
-  // For the rank's thread.
-
   /// Requests a round and returns its number.
   std::uint64_t ask() { return asked_++; }
 
-  /// Waits until all requested rounds are made, at most for `limit`. Returns whether they are.
+  /// Waits at most `limit` for all requested rounds. Returns whether they are made.
   bool is_idle_within(std::chrono::milliseconds limit) const {
     const auto end = std::chrono::steady_clock::now() + limit;
     while (made_.load() != asked_) {
@@ -123,10 +120,7 @@ class FeedLine {
   /// Aborts: pending calls on all ranks, the feeding thread's included, fail with this reason.
   void abandon(std::string_view reason) { comm_.abandon(reason); }
 
-  // For feeding threads.
-
-  /// Calls `make()` after all earlier rounds; the round counts as made even if `make` throws.
-  /// **Host** blocks until its turn.
+  /// Calls `make()` after all earlier rounds; counts the round even if it throws. **Host** blocks.
   void make_round(std::uint64_t number, const auto& make) {
     for (std::uint64_t made = made_.load(); made != number; made = made_.load()) made_.wait(made);
     [[maybe_unused]] const auto on = select_();
@@ -169,7 +163,6 @@ class FeedLine {
   std::atomic<std::uint64_t> made_ = 0;  ///< finished rounds
 };
 
-/// This thread's serialization buffers, reused by later calls.
 inline auto& parcel_memory() {
   static thread_local std::pair<ParcelWriter, std::vector<std::uint8_t>> memory;
   return memory;
@@ -238,12 +231,10 @@ void scatter_batches(C& comm, std::type_identity_t<std::span<const Batch>> batch
 
 namespace lockstep::detail {
 
-/// The rounds of a loop over data in a job with `Feed<LeaderOfGroup>` or
-/// `Feed<ScatterThenBroadcast>`. Round t is the t-th batch of every rank that still has one. A
-/// reading rank loads all batches of a round before it sends the first, so that all ranks that it
-/// feeds get a failure in the same round. A thread makes `prefetch` rounds ahead, and workers load
-/// on reading ranks. Ranks that leave a loop early have requested the same rounds, and its end
-/// waits for them.
+/// The rounds of a loop over data in a job with `Feed`. Round t is the t-th batch of every rank
+/// that still has one. A reading rank loads all batches of a round before it sends the first, so
+/// that all ranks that it feeds get a failure in the same round. A thread makes `prefetch` rounds
+/// ahead, and workers load on reading ranks. A loop's end waits for the requested rounds.
 template <Dataset Source, Sampling Sampler, class Line>
 class FedBatches {
  public:
@@ -264,8 +255,7 @@ class FedBatches {
     if (line.reads()) loads_.emplace(batches_.size() * slots(), options.workers, loader_);
   }
 
-  /// A thread makes rounds ahead even without workers: other ranks must not wait for this rank's
-  /// loop.
+  /// A thread makes rounds ahead even without workers: other ranks must not wait for this loop.
   std::size_t slots() const { return std::max<std::size_t>(1, options_.prefetch) + 1; }
   std::size_t workers() const { return 1; }
 
@@ -301,8 +291,7 @@ class FedBatches {
     });
   }
 
-  /// Called at the loader's end. If an exception ends the loop on this rank alone, the other ranks
-  /// do not request the rounds that this rank has requested, and it must not wait for them.
+  /// Aborts if an exception ends the loop on this rank alone: other ranks will not join its rounds.
   void leave() {
     constexpr std::chrono::milliseconds grace{500};
     if (scope_.is_failure() && !line_.is_idle_within(grace)) line_.abandon(ended_by_exception);
@@ -316,7 +305,6 @@ class FedBatches {
   const FeedRoute::Carried& carried(std::size_t i) const { return line_.route().carried[i]; }
   bool is_own(std::size_t i) const { return i + 1 == batches_.size(); }
 
-  /// Requests this round's batches and the next ones from the workers.
   void request_loads() {
     for (; next_round_ != rounds_ && !loads_->full(); advance()) {
       if (!has_batch(next_, next_round_)) continue;
@@ -407,15 +395,14 @@ class FedBatches {
   EndOfScope scope_;
 };
 
-/// The result of `job.open` in a job with `Feed<LeaderOfGroup>` or `Feed<ScatterThenBroadcast>`: a
-/// data set for `batches`, `evaluate`, `predict` and `fit`.
+/// The result of `job.open` in a job with `Feed`: a data set for the job's loops.
 template <Dataset Source>
 class Opened {
  public:
   using batch_type = typename Source::batch_type;
 
-  /// `make()` opens the data where this rank `reads`. Throws if sizes differ. **Ranks** all.
-  /// **Host** blocks until all call.
+  /// `make()` opens the data if this rank `reads`. Sizes must agree. **Ranks** all. **Host**
+  /// blocks.
   template <class Comm, class Make>
   Opened(Comm& comm, bool reads, Make& make) {
     if (reads) source_.emplace(make());

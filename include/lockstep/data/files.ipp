@@ -446,8 +446,7 @@ class StageLock {
   StageLock(const StageLock&) = delete;
   StageLock& operator=(const StageLock&) = delete;
 
-  /// Writes progress in one call that never shortens the file, so that readers see one whole text.
-  /// On a full disk the text is lost, but the lock holds.
+  /// Writes progress in one call that never shortens the file, so that readers see a whole text.
   void tell(const std::string& done) const {
     std::string line = owner_ + done;
     line.resize(owner_.size() + 80, ' ');
@@ -461,7 +460,6 @@ class StageLock {
 
 /// A snapshot of a path: a file, or a folder with its contents.
 struct StageTree {
-  /// A file or folder at the root's path + `name`.
   struct Item {
     std::string name;
     std::uint64_t bytes;
@@ -510,7 +508,6 @@ struct StageTree {
   std::string facts;  ///< names, sizes and times, to compare trees
 };
 
-/// Removes a file, or a folder with its contents, if it exists.
 LOCKSTEP_INLINE void remove_tree(const std::string& path) {
   constexpr auto remove = [](const char* each, const struct stat*, int, FTW*) {
     std::remove(each);
@@ -560,7 +557,6 @@ class Staging {
   }
 
  private:
-  /// The record of a copy: the first line is the identity.
   std::string record_of(const StageTree& copy) const {
     return text({identity_, "\n", source_.facts, copy.facts});
   }
@@ -595,7 +591,6 @@ class Staging {
     }
     for (const StageTree::Item& item : source_.items)
       if (item.is_folder) sync(copy_ + item.name);
-    // Files may have been modified, replaced, added or removed.
     if (StageTree(from_).facts != source_.facts) fail_changed(from_);
 
     const std::string record = temporary_ + "/record";
@@ -630,8 +625,7 @@ class Staging {
     require(::fsync(out.get()));
   }
 
-  /// A rename replaces a file by a file. A folder is exchanged with the old copy, which is then
-  /// removed.
+  /// A folder is exchanged with the old copy, which is then removed; a file is replaced.
   void bring_into_place() {
     struct stat old{};
     const bool is_there = ::lstat(local_.c_str(), &old) == 0;

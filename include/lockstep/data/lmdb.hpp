@@ -128,8 +128,7 @@ class LmdbFile {
     file_.require_intact();
     require_same_transaction();
   }
-  /// Throws if a transaction was committed since the file was opened, because records may be mixed.
-  /// Reads mapped memory only, without a system call.
+  /// Throws if a transaction was committed since the file was opened. Makes no system call.
   void require_same_transaction() const {
     const auto transaction_at = [&](std::size_t offset) {
       return read<std::uint64_t>(file_.bytes(), offset + offsetof(LmdbMeta, transaction));
@@ -190,7 +189,6 @@ class LmdbFile {
     return is_folder ? text({path, "/data.mdb"}) : path;
   }
 
-  /// The caller checks the bounds.
   template <class T>
   static T read(std::span<const std::byte> bytes, std::size_t at) {
     T value;
@@ -292,8 +290,7 @@ class LmdbFile {
     return record;
   }
 
-  /// Calls `visit(key, record)` for the records below a page in key order. `pages_left` ends
-  /// cycles.
+  /// Calls `visit(key, record)` for the records below a page in key order; `pages_left` ends loops.
   template <class Visit>
   void list(std::uint64_t root, std::size_t& pages_left, const Visit& visit,
             std::size_t depth = 0) const {
@@ -406,7 +403,6 @@ struct DecodeLabelled {
   void operator()(std::span<const std::byte> record, LabelledSample<X, Y>& out) const {
     const auto front = LabelledRecord::of(record, element_kind<X>(), element_kind<Y>());
     std::memcpy(&out.label, front.value.data(), sizeof(Y));
-    // The size and the alignment were checked.
     out.inputs = {reinterpret_cast<const X*>(record.data() + sizeof front), front.width};
   }
 };

@@ -20,13 +20,10 @@ namespace detail {
 /// A ring of slots that worker threads fill. Workers claim requests in order; a batch that is
 /// filled early waits in its slot. Slots and their memory are reused and never move. A request that
 /// no worker has begun when it is due is filled by the consumer itself, which therefore never waits
-/// for a thread to wake up; without workers, that is every request. This is why the threads are no
-/// tasks of a `TaskQueue`.
-///
-/// A `Slot` holds a request and its result. `batches.fill(slot)` makes the result; all workers call
-/// it, so that it must not use anything that the consumer changes. Requests, claims and results are
-/// counted by atomics; the mutex is for sleeping threads only. Spinning for a few microseconds
-/// before sleeping was measured and gained nothing.
+/// for a thread to wake up (hence no `TaskQueue`); without workers, that is every request.
+/// `batches.fill(slot)` makes a result from the request in a slot; all workers call it, so that it
+/// must not use anything that the consumer changes. Atomics count requests, claims and results; the
+/// mutex is for sleeping threads only. Spinning before sleeping was measured and gained nothing.
 template <class Slot, class Batches>
 class PrefetchQueue {
  public:
@@ -65,7 +62,6 @@ class PrefetchQueue {
     ++made_;
   }
 
-  /// Makes the requests visible to workers.
   void publish() {
     const std::size_t before = requests_.exchange(made_, std::memory_order_seq_cst);
     if (before == made_ || sleepers_.load(std::memory_order_seq_cst) == 0) return;
@@ -223,7 +219,6 @@ constexpr std::size_t batch_count(std::size_t draws, const LoaderOptions& option
   return draws / options.batch_size + (has_rest ? 1 : 0);
 }
 
-/// Checks the options for a data set of `samples` and a sampler over `drawn_from`.
 LoaderOptions checked_loading(LoaderOptions options, std::size_t samples, std::size_t drawn_from);
 
 /// Where a `DataLoader` gets its batches. The iterating thread begins loops and requests batches by
@@ -249,7 +244,6 @@ class LocalBatches {
                 "weights; give its batch_type a member `weights`, or choose another remainder");
 
  public:
-  /// A request and its batch. Slots are reused with their memory.
   struct Slot {
     std::vector<std::size_t> indices;
     std::vector<float> weights;  ///< if the sampler masks
@@ -321,7 +315,6 @@ class DataLoader {
  public:
   using batch_type = typename Source::batch_type;
 
-  /// `more` are further arguments of the source of batches.
   template <class... More>
   DataLoader(const Source& dataset, Sampler& sampler, LoaderOptions options, More&... more)
       : sampler_(sampler),
@@ -329,7 +322,7 @@ class DataLoader {
         batches_(dataset, options_, more...),
         queue_(batches_.slots(), batches_.workers(), batches_) {}
   DataLoader(const Source&&, Sampler&,
-             LoaderOptions) = delete;  // it would be gone by the first batch
+             LoaderOptions) = delete;  // a temporary would not outlive the loader
   DataLoader(const DataLoader&) = delete;
   DataLoader& operator=(const DataLoader&) = delete;
   ~DataLoader() {
@@ -342,8 +335,7 @@ class DataLoader {
   /// The batches of an epoch, or of the rest of another world's epoch.
   std::size_t size() const { return detail::batch_count(sampler_.size(), options_); }
 
-  /// How long the loop has waited for batches, with `timed`: without workers, all of the loading
-  /// time.
+  /// How long the loop has waited for batches, if `timed`; without workers, the loading time.
   std::chrono::duration<double> waited() const { return waited_; }
 
   /// The position of the next batch of the loop; prefetched batches do not count.

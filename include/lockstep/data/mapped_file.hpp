@@ -21,7 +21,6 @@ enum class Access : std::uint8_t {
 /// writing to the file is an error at the next `require_intact`.
 class MappedFile {
  public:
-  /// `operation` is named in errors.
   explicit MappedFile(const std::string& path, Access access = Access::automatic,
                       std::string_view operation = "MappedFile");
 
@@ -30,9 +29,9 @@ class MappedFile {
   std::size_t size() const { return mapping_.get_deleter().size; }
 
   /// Throws if the file has another size or was written to since it was mapped. Readers call it
-  /// before every batch, because access behind the end of a truncated file raises SIGBUS, which
-  /// ends the process without a message. A race of microseconds remains: truncation between this
-  /// call and the access, and a change within the clock tick of the opening, go unnoticed.
+  /// before every batch, because access behind the end of a truncated file raises SIGBUS. A window
+  /// of microseconds remains: truncation between this call and the access still raises SIGBUS, and
+  /// a change within the clock tick of the opening may be missed.
   void require_intact() const;
 
   /// Throws the error of `require_intact` for a file that now has so many bytes.

@@ -51,7 +51,6 @@ class NpyFile {
   ElementKind kind() const { return header_.kind; }
   const std::vector<std::size_t>& shape() const { return header_.shape; }
 
-  /// The elements, row-major.
   std::span<const std::byte> bytes() const { return file_->bytes().subspan(header_.begin); }
 
   /// The byte offset of an element in the file, for errors.
@@ -100,7 +99,7 @@ class NpyArray {
 
   void read(std::size_t index, sample_type& out) const { out = row(index); }
 
-  /// Called once per batch: throws if the file has changed, and reads rows ahead.
+  /// Called once per batch: throws if the file has changed; with random access, reads rows ahead.
   void prepare(std::span<const std::size_t> indices) const {
     file_.file().require_intact();
     if (!file_.file().reads_at_random()) return;
@@ -184,7 +183,6 @@ class NpyDataset {
   }
 
  private:
-  /// The row was read first, so that the index is valid.
   Y label(std::size_t index) const {
     if constexpr (std::integral<Y>) {
       if (labels_.kind() != element_kind<Y>()) {

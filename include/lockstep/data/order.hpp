@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Orders of samples: PyTorch's CPU `randperm`, number for number; keyed permutations, which
-/// need no memory; and the order policies.
+/// @file Orders of samples: PyTorch's CPU `randperm`, number for number, and keyed permutations.
 
 #include <sys/mman.h>
 #include <bit>
@@ -131,12 +130,10 @@ void torch_permutation(std::span<Index> items, std::uint64_t seed) {
 /// A bijection of 0 .. size-1 chosen by a key: a Feistel network over the smallest power of two
 /// that holds them, with cycle walking (Black and Rogaway, 2002), which takes at most two
 /// iterations on average from 128 items on. Integers only: the same on every platform, for up to
-/// 2^63 items. A shuffle, no cipher.
-///
-/// Eight rounds of a 64-bit mixer over at least eight bits. Four rounds suffice for wide halves
-/// (Luby and Rackoff), but with narrow halves no number of rounds may: with four bits, the orders
-/// of five items are unequal after any number. With eight, chi-square over all orders of 3 to 7
-/// items finds nothing.
+/// 2^63 items. Eight rounds of a 64-bit mixer over at least eight bits: four rounds suffice for
+/// wide halves (Luby and Rackoff), but with four bits the orders of five items are unequal after
+/// any number of rounds. With eight, chi-square over all orders of 3 to 7 items finds nothing. A
+/// shuffle, no cipher.
 class KeyedPermutation {
  public:
   static constexpr std::size_t rounds = 8;
@@ -156,11 +153,9 @@ class KeyedPermutation {
 
   constexpr std::size_t size() const { return size_; }
 
-  /// The image of item i, for i < size().
   constexpr std::size_t operator[](std::size_t i) const { return at(i, 0); }
 
-  /// The image of item i in another permutation, one per tweak, which should be a random number.
-  /// For many permutations of one size this is cheaper than a key for each.
+  /// The image of item i in another permutation, chosen by a random tweak: cheaper than many keys.
   constexpr std::size_t at(std::size_t i, std::uint64_t tweak) const {
     do i = encrypt(i, tweak);
     while (i >= size_);
@@ -219,7 +214,6 @@ struct HugePageAllocator {
   }
 };
 
-/// Indices below 2^32.
 using IndexList = std::vector<std::uint32_t, HugePageAllocator<std::uint32_t>>;
 
 /// Blocks lie in slots in a keyed order; `window` slots are a window, whose positions have the
@@ -247,7 +241,6 @@ class BlockOrder {
     windows_key_ = random_at(key, 5);
   }
 
-  /// The sample at a position below the number of samples.
   constexpr std::size_t operator[](std::size_t place) const {
     // From here on, the window with the short block has unused positions at its end.
     if (place >= short_end_) place += missing_;
@@ -331,8 +324,7 @@ constexpr std::uint64_t epoch_key(Seed seed, Epoch epoch) {
   return random_at(mix_bits(seed.value()), epoch.value());
 }
 
-/// An order: `prepare(share, seed, epoch)` once per epoch, then `at(share, k)` is the k-th sample
-/// of the share, here computed on demand.
+/// `prepare(share, seed, epoch)` once per epoch, then `at(share, k)` is the share's k-th sample.
 template <class Order>
 class EpochOrder {
  public:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `Pinned train(fashion_mnist("train"))`: its batches are written into pinned memory.
+/// @file `Pinned train(data)`: a host data set whose batches are written into pinned memory.
 
 #include <cuda_runtime_api.h>
 
@@ -150,7 +150,6 @@ static_assert(LabelledRows<PinnedBatch<float, int>>);
 
 namespace detail {
 
-/// The pinned counterpart of a data set's batch.
 template <class X, class Y>
 std::type_identity<PinnedBatch<X, Y>> pinned_twin(std::type_identity<LabelledBatch<X, Y>>);
 template <class Source>
@@ -161,7 +160,6 @@ template <class Source>
 concept Pinnable = requires { typename PinnedTwin<Source>; } &&
                    (Loading<Source, PinnedTwin<Source>> || PassLoading<Source, PinnedTwin<Source>>);
 
-/// Rejects data sets that cannot write pinned batches.
 template <class Source>
 consteval auto pinned_batch() {
   static_assert(

@@ -22,8 +22,7 @@ template <class Given>
 using HeldAs = std::conditional_t<std::is_lvalue_reference_v<Given>,
                                   const std::remove_cvref_t<Given>&, std::remove_cvref_t<Given>>;
 
-/// The intermediate samples of one sample. They live until the batch is made, so that a stage's
-/// sample may point into the one before.
+/// The intermediate samples of a sample, kept until the batch is made: samples may point into them.
 struct NoChain {};
 template <class Source>
 constexpr auto chain_of() {
@@ -180,8 +179,8 @@ struct OwnCollate : Collate {
   C c;
 };
 
-/// A pool of scratch objects, as many as were in use at a time. Unlike thread-local objects they
-/// end with their owner, and a thread may use two. A copy starts empty.
+/// A pool of scratch objects. Unlike thread-local objects they end with their owner, and a thread
+/// may use two. A copy starts empty.
 template <class T>
 class Spares {
  public:
@@ -212,8 +211,8 @@ class Spares {
   std::vector<std::unique_ptr<T>> spares_;
 };
 
-/// Makes a source a data set: `Source` derives from it and has `chain_type` and `read(index, pass,
-/// chain, out)`, or a simpler `read`.
+/// Makes `Source` a data set: a derived class with `chain_type` and `read(index, pass, chain,
+/// out)`, or with a simpler `read`.
 template <class Source, class Sample, class Collating = RowCollate>
 class LoadsSamples {
   static constexpr bool is_known = !std::is_same_v<Collating, RowCollate> || Labelled<Sample>;
@@ -246,7 +245,6 @@ class LoadsSamples {
  protected:
   explicit LoadsSamples(Collating collate = {}) : collate_(std::move(collate)) {}
 
-  /// Calls `f(chain)` with scratch memory for one sample.
   template <class F>
   void with_chain(const F& f) const {
     spares_.with([&](Scratch& scratch) {
@@ -269,7 +267,6 @@ class LoadsSamples {
 
   const Source& source() const { return static_cast<const Source&>(*this); }
 
-  /// Reads the sample of a draw and calls `then()`.
   void read_draw(std::span<const std::size_t> indices, std::size_t draw, Pass pass, auto& chain,
                  Sample& out, const auto& then) const {
     try {
@@ -356,14 +353,12 @@ auto operator|(Given&& source, Stage stage) {
   }
 }
 
-/// The seed of a sample in a pass, for the `place`-th drawing function of a pipeline; independent
-/// of worker, rank and position.
+/// The seed of a sample in a pass, for the `place`-th drawing function, on any worker or rank.
 constexpr Seed sample_seed(Pass pass, std::size_t sample, std::size_t place) {
   const std::uint64_t job = mix_bits(pass.seed.value() + golden_step);
   return Seed{random_at(random_at(random_at(job, pass.epoch.value()), sample), place)};
 }
 
-/// The number of a source's functions that draw random numbers.
 template <class Source>
 constexpr std::size_t drawing_maps() {
   if constexpr (requires { Source::drawing_maps; }) return Source::drawing_maps;

@@ -180,8 +180,7 @@ class ResidentRows {
   std::size_t size() const { return size_; }
   std::size_t width() const { return width_; }
 
-  /// The rows on the current GPU. **Host** blocks at the first call on a GPU, which copies the
-  /// rows.
+  /// The rows on the current GPU. **Host** blocks at a GPU's first call, which copies them.
   const Copy& here() const {
     int device = 0;
     check_cuda(cudaGetDevice(&device), "cudaGetDevice");
@@ -261,7 +260,6 @@ template <class X, class Y, class Stored>
 struct ResidentBatch {
   std::size_t size() const { return rows; }
 
-  /// Samples [first, first + count).
   ResidentBatch slice(std::size_t first, std::size_t count) const {
     ResidentBatch some = *this;
     some.first += first;
@@ -299,8 +297,7 @@ class ResidentLane {
                        stream);
   }
 
-  /// Gathers a share of a batch, unless it was gathered before, into memory for at least `room`
-  /// samples. **Stream** in its order.
+  /// Gathers a share of a batch unless it was gathered before. **Stream** in its order.
   const DeviceBatch<X, Y>& place_share(const Batch& batch, std::size_t begin, std::size_t count,
                                        std::size_t room, cudaStream_t stream) {
     const Batch part = batch.slice(begin, count);
@@ -382,7 +379,6 @@ class ResidentLane {
     held_.fill({});
   }
 
-  /// Copies the draws since the last call to the device.
   void upload(const ResidentLoop& loop) {
     while (uploaded_ != loop.draws.size()) {
       StagingMemory& staging = stagings_[staged_ ^= 1];
@@ -505,8 +501,8 @@ DeviceResident(const Inputs&, const Labels&)
 
 namespace detail {
 
-/// The batches of an epoch. The iterating thread draws a few thousand samples at a time, which are
-/// gathered where they are used, so that no workers or prefetching are needed.
+/// The iterating thread draws some thousand samples at a time, which are gathered where they are
+/// used, so that no workers or prefetching are needed.
 template <class Source, Sampling Sampler>
 class ResidentBatches {
  public:

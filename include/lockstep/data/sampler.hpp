@@ -107,15 +107,13 @@ class Share {
     return at < samples_ ? at : at % samples_;
   }
 
-  /// The weight of draw k: 0 for the duplicates of `Masked`, else 1.
   constexpr float weight(std::size_t k) const {
     if constexpr (std::is_same_v<Remainder, Masked>)
       return first_ + rank_ + k * world_ < samples_ ? 1.f : 0.f;
     return 1.f;
   }
 
-  /// The finished positions after `draws` draws of every rank. A finished epoch is finished in any
-  /// world, even if `DropLast` left out positions.
+  /// The finished positions after `draws` draws per rank; all at the end, even with `DropLast`.
   constexpr std::size_t over(std::size_t draws) const {
     if (draws >= longest()) return samples_;
     return first_ + draws * world_;
@@ -175,8 +173,7 @@ class DistributedSampler {
   /// The weight of draw k: 0 for duplicates under `Masked`, otherwise 1.
   float weight(std::size_t k) const { return share_.weight(k); }
 
-  /// Begins another epoch. Setting the current epoch again changes nothing, so that a loop over
-  /// epochs can begin with the resumed one.
+  /// Begins another epoch. Setting the current (maybe resumed) epoch again changes nothing.
   void set_epoch(Epoch epoch) {
     if (epoch == epoch_) return;
     epoch_ = epoch;
@@ -206,8 +203,7 @@ class DistributedSampler {
   }
 
   /// Continues from `state`, taken on any rank of a job with the same data. Another number of ranks
-  /// shares the unfinished positions: no sample is lost or repeated, except by the remainder
-  /// policy.
+  /// shares the unfinished positions; only the remainder policy loses or repeats samples.
   void resume(SamplerState state) {
     detail::require_same_draws(this->state(), state);
     if (state.first > samples() || state.world.value() == 0)
@@ -233,7 +229,6 @@ class DistributedSampler {
 
   // For a rank that reads for others.
 
-  /// A rank's share of this world's draws in the epoch.
   detail::Share<Remainder> share_of(Rank rank) const {
     return {samples(), world(), rank, share_.first()};
   }
@@ -244,7 +239,6 @@ class DistributedSampler {
     return order;
   }
 
-  /// Iterates over draws; the current one counts as finished.
   class Iterator {
    public:
     using value_type = std::size_t;

@@ -19,7 +19,6 @@ namespace lockstep::detail {
 template <class T>
 concept PackedAsBytes = std::is_arithmetic_v<T> || std::is_enum_v<T> || Element<T>;
 
-/// A vector or a string, which is sent with its length, or an array.
 template <class T>
 concept PackedSequence = requires(T& values) {
   typename T::value_type;
@@ -38,8 +37,8 @@ consteval bool require_packed() {
 }
 
 /// The base of writer and reader: `parcel(fields...)` packs or unpacks each field. `Self` has
-/// `bytes(memory, count)`, which copies them, and `reserve(count, size)`, which transfers the
-/// length of a sequence whose elements have at least `size` bytes.
+/// `bytes(memory, count)`, and `reserve(count, size)` for the length of a sequence with elements of
+/// at least `size` bytes.
 template <class Self>
 class Parcel {
  public:
@@ -88,8 +87,6 @@ class ParcelWriter : public Parcel<ParcelWriter> {
     (*this)(const_cast<Batch&>(batch));  // NOLINT(cppcoreguidelines-pro-type-const-cast)
   }
 
-  // For the base class.
-
   void bytes(const void* memory, std::size_t count) {
     const auto* first = static_cast<const std::uint8_t*>(memory);
     bytes_.insert(bytes_.end(), first, first + count);
@@ -114,8 +111,6 @@ class ParcelReader : public Parcel<ParcelReader> {
     (*this)(batch);
     if (!left_.empty()) refuse();
   }
-
-  // For the base class.
 
   void bytes(void* memory, std::size_t count) {
     if (count > left_.size()) refuse();

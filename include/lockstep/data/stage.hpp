@@ -14,7 +14,7 @@ struct StageOptions {
 /// Copies a file, or a folder with its contents, into `folder` and returns the path of the copy,
 /// `folder/name`. A copy is reused while source and copy have unchanged sizes and times, and
 /// appears whole or not at all. **Ranks** any ranks, threads and jobs, without coordination: one
-/// per host copies. **Host** blocks until the copy is complete; a line on stderr says for whom.
+/// per host copies. **Host** blocks until the copy is complete; waiting is reported on stderr.
 std::string stage_locally(const std::string& path, const std::string& folder,
                           const StageOptions& options = {});
 

@@ -43,7 +43,6 @@ struct TokenBatch {
     std::copy_n(weights.data() + first, count, out.weights.data());
   }
 
-  /// For `Feed`: see serialize.hpp.
   friend void pack(auto& parcel, TokenBatch& batch) {
     parcel(batch.length, batch.tokens, batch.weights);
   }
@@ -67,7 +66,6 @@ class TokenFiles {
 
   std::size_t size() const { return windows_; }
 
-  /// The file of a window and its byte offset there.
   std::pair<const MappedFile&, std::size_t> place_of(std::size_t window) const {
     if (window >= windows_) [[unlikely]]
       fail_window(window);

@@ -42,8 +42,9 @@ struct GpuIdentity {
   std::string bus;
 };
 
-/// Comparison of the GPUs of all ranks. Device indices do not suffice: if a launcher shows each
-/// rank only its own GPU (Slurm's --gpus-per-task, MPS, MIG), all ranks see index 0.
+/// Compares the GPUs of all ranks. Device indices do not suffice: a launcher that shows each rank
+/// only its own GPU (Slurm's --gpus-per-task, MPS, MIG) looks to a rank like one that makes all
+/// share.
 struct GpuVerdict {
   explicit GpuVerdict(const std::vector<GpuIdentity>& gpus) : has_neighbour(gpus.size()) {
     using Key = std::pair<std::string_view, std::string_view>;

@@ -14,6 +14,7 @@
 
 namespace lockstep::detail {
 
+/// Core numbers, ascending.
 using Cores = std::vector<std::size_t>;
 /// Room for 8192 cores.
 using CoreSets = std::array<cpu_set_t, 8>;

@@ -7,7 +7,7 @@
 
 namespace lockstep {
 
-/// Casts gradients to `To` for the all-reduce, as PyTorch's `bf16_compress_hook` and
+/// Casts gradients to `To` for the all-reduce and back, as PyTorch's `bf16_compress_hook` and
 /// `fp16_compress_hook` do. A sum is rounded once if the communicator accumulates in float.
 template <FloatingElement To>
 struct CompressTo {

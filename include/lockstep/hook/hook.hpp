@@ -20,7 +20,7 @@ struct HookedTensor {
 
 namespace detail {
 
-// A hook is a class with a name and a nested template `Bucket`, instantiated once per bucket:
+// A hook is a class with a name and a nested template `Bucket`; each bucket gets an object of it:
 //
 //     struct Sign {
 //       static constexpr std::string_view name = "Sign";

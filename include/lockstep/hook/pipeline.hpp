@@ -68,7 +68,7 @@ class HookedBucket {
   std::size_t count() const { return count_; }
   /// The bucket's gradients, in memory order.
   std::span<const HookedTensor> tensors() const { return tensors_; }
-  /// The number of completed steps of reductions: 0 in the first step.
+  /// Completed reductions of all buckets: 0 in the first step.
   const std::uint64_t& step() const { return step_; }
 
   Rank rank() const { return comm_.rank(); }
@@ -88,6 +88,7 @@ class HookedBucket {
     return HookedBucket(comm_, device_, number_, count, {}, step_, bytes_);
   }
 
+  /// Counts bytes that this rank passes to a collective.
   void count_sent(std::size_t bytes) { bytes_ += bytes; }
 
  private:

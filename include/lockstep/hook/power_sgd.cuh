@@ -250,7 +250,7 @@ class LowRank<Element, HookDevice<Cuda>>
         whole_(upload(plan_.whole)),
         partials_(pieces() * plan_.columns * width()) {}
 
-  /// The cast is safe: `copy` only reads `values` here.
+  /// The const_cast is safe, because `copy` only reads `values` here.
   void project(std::span<const T> values, std::span<T> sent, std::uint64_t step) {
     // When a captured step is replayed, the step's number is stored before the launch.
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;

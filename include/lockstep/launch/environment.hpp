@@ -24,7 +24,6 @@ namespace lockstep::detail {
 /// A process's placement as its launcher describes it. A local world of 0 is unknown until the
 /// ranks find out through the store; the job's id is empty until they have agreed on one.
 struct RankPlacement : Membership {
-  /// For messages: "torchrun", "Slurm".
   std::string launcher;
   /// The ports of the store: rank 0 opens it at the first that is free.
   std::vector<std::uint16_t> ports;
@@ -32,7 +31,6 @@ struct RankPlacement : Membership {
   bool hosted = false;
   /// The pipe that has the secret, where it is not known.
   int secret_fd = -1;
-  /// The pipe for reporting a failure to the launcher.
   int report_fd = -1;
 
   explicit RankPlacement(std::string_view launcher = {}, Rank rank = {}, WorldSize world = {})
@@ -73,9 +71,8 @@ inline std::vector<std::uint16_t> derived_ports(std::string_view job) {
   return ports;
 }
 
-/// A secret for ranks that were given none. It separates jobs, but only `given`, LOCKSTEP_SECRET,
-/// stops strangers who guess the job's id. It omits rank 0's host, whose name may differ between
-/// ranks.
+/// A secret for ranks that were given none: it separates jobs, but only `given`, LOCKSTEP_SECRET,
+/// stops strangers. Rank 0's host is no part of it, because ranks may have different names for it.
 inline std::string derived_secret(std::string_view job, std::uint16_t port,
                                   std::string_view given) {
   return text({"job ", job.size(), ":", job, " port ", port, " secret ", given});
@@ -118,7 +115,6 @@ inline std::size_t slurm_tasks_on(std::string_view name, std::string_view counts
        "run the program with srun, which sets it");
 }
 
-/// A launcher's names for a rank's placement.
 struct PlaceVariables {
   const char* launcher;
   const char* rank;
@@ -146,7 +142,6 @@ class LaunchEnvironment {
       Lookup lookup = [](const char* name) -> const char* { return std::getenv(name); })
       : lookup_(lookup), meeting_(std::move(meeting)) {}
 
-  /// Empty where no launcher has set variables.
   std::optional<RankPlacement> placement() const {
     const auto& [own, by_hand, open_mpi, slurm] = place_variables;
     std::optional<RankPlacement> place;
@@ -183,7 +178,6 @@ class LaunchEnvironment {
 
   std::string secret() const { return text_or("LOCKSTEP_SECRET", ""); }
 
-  /// See `restart_count`.
   std::size_t restarts() const {
     std::size_t sum = 0;
     for (const char* name :
@@ -284,7 +278,6 @@ class LaunchEnvironment {
     return step != nullptr ? step : lookup_("SLURM_STEPID");
   }
 
-  /// The address given by the user, or MASTER_ADDR:MASTER_PORT, which must both be set.
   void place_at_master(RankPlacement& place, std::string_view id) const {
     Endpoint store;
     if (meeting_) {
@@ -299,8 +292,7 @@ class LaunchEnvironment {
     place.secret = derived_secret(id, store.port, secret());
   }
 
-  /// For launchers without a port: MASTER_ADDR:MASTER_PORT if set; otherwise derived ports, on
-  /// loopback if all ranks are on this host, on `first_host` if not.
+  /// MASTER_ADDR:MASTER_PORT if set; otherwise ports of the job, on loopback or `first_host`.
   void place_at_job(RankPlacement& place, const std::string& id,
                     const std::string& first_host) const {
     if (meeting_ || lookup_("MASTER_ADDR") != nullptr || lookup_("MASTER_PORT") != nullptr) {

@@ -3,9 +3,8 @@
 /// @file The cores of a host divided among its ranks, and ranks that share GPUs.
 ///
 /// OpenMP runtimes, such as LibTorch's, start a thread per core in every process. Several ranks per
-/// host would oversubscribe the cores, and a small step of LibTorch would take a multiple of its
-/// time. So ranks divide the cores, unless OMP_NUM_THREADS is set. The runtime reads that variable
-/// when it is loaded, before `main`, so the launcher sets it.
+/// host would oversubscribe the cores: a small step of LibTorch takes a multiple of its time then.
+/// So ranks divide the cores, unless OMP_NUM_THREADS is set, which the runtime reads before `main`.
 
 #include <dlfcn.h>
 #include <stdlib.h>
@@ -44,15 +43,13 @@ inline void say_openmp_share(std::size_t ranks) {
                      ", its share of ", cores, cores == 1 ? " core\n" : " cores\n"}));
 }
 
-/// Calls a function of an OpenMP runtime or a similar library, if the program has it.
 inline void call_if_found(const char* name, int argument) {
   void* const found = ::dlsym(RTLD_DEFAULT, name);
   if (found != nullptr) reinterpret_cast<void (*)(int)>(found)(argument);
 }
 
-/// Called by a forked rank. Its OpenMP runtime would wait forever for the threads that the parent's
-/// had, so a rank of a process that `had_threads` computes with one, whatever was set in the
-/// parent.
+/// In a forked rank the OpenMP runtime would wait forever for the parent's threads, so a rank of a
+/// process that `had_threads` computes with one, whatever was set in the parent.
 inline void use_openmp_share(std::size_t ranks, bool had_threads) {
   if (had_threads) {
     call_if_found("omp_set_num_threads", 1);
@@ -63,11 +60,9 @@ inline void use_openmp_share(std::size_t ranks, bool had_threads) {
   }
 }
 
-// Ranks that share GPUs.
-//
-// NCCL rejects two ranks on one GPU of one host, but not of two hosts, so each rank claims a host
-// of its own (NCCL_HOSTID). NCCL avoids the loopback interface, the only one of a host without a
-// network, unless NCCL_SOCKET_IFNAME names it.
+// NCCL rejects two ranks on one GPU of one host, but not of two hosts, so each rank that shares a
+// GPU claims a host of its own (NCCL_HOSTID). NCCL avoids the loopback interface, the only one of a
+// host without a network, unless NCCL_SOCKET_IFNAME names it.
 //
 // Ranks know that they share only after the rendezvous. By then the process has threads, and setenv
 // moves memory that others may be reading. So where sharing is allowed, the variables are set at
@@ -94,8 +89,7 @@ inline void prepare_shared_gpus(std::string_view job, Rank rank) {
   }
 }
 
-/// Makes "NCCL_HOSTID" or "NCCL_SOCKET_IFNAME" visible to NCCL; false if it was not prepared or
-/// set.
+/// Makes a prepared variable, such as "NCCL_HOSTID", visible to NCCL; false if there is none.
 inline bool use_shared_gpu_variable(const char* name) {
   if (::getenv(name) != nullptr) return true;
   for (char** variable = environ; variable != nullptr && *variable != nullptr; ++variable) {

@@ -18,9 +18,8 @@ using RankFunction = FunctionRef<void(const Membership&, Store&)>;
 void spawn_threads(std::size_t ranks, RankFunction f, std::chrono::milliseconds timeout);
 void spawn_processes(std::size_t ranks, RankFunction f, std::chrono::milliseconds timeout);
 
-/// How often the job was restarted: the sum of the counts of lockstep's launcher
-/// (LOCKSTEP_RESTART), torchrun (TORCHELASTIC_RESTART_COUNT) and Slurm's requeues
-/// (SLURM_RESTART_COUNT), which may be nested.
+/// The restarts of this job: the sum of LOCKSTEP_RESTART, TORCHELASTIC_RESTART_COUNT (torchrun) and
+/// SLURM_RESTART_COUNT (requeues), since launchers may be nested.
 std::size_t restart_count();
 
 /// `threads` are those of this process, `threads_of_processes` those of each of several processes;
@@ -63,8 +62,7 @@ void spawn(AsThreads, std::size_t ranks, F&& f,
 }
 
 /// Runs `f(const Membership&, Store&)` in `ranks` forked processes, supervised like launched ones:
-/// the first failure ends all ranks and is thrown here. Like fork, call it while no other thread
-/// runs.
+/// the first failure ends all and is thrown here. Like fork, call it while no other thread runs.
 template <class F>
 void spawn(AsProcesses, std::size_t ranks, F&& f,
            std::chrono::milliseconds timeout = default_timeout) {

@@ -81,7 +81,6 @@ LOCKSTEP_INLINE std::string flag_name(std::string_view argument) {
   return name;
 }
 
-/// Is the option given before `--`?
 template <class Words>
 bool is_given(const Words& words, std::string_view name) {
   for (std::size_t i = 1; i < words.size() && words[i] != "--"; ++i) {
@@ -123,7 +122,6 @@ LOCKSTEP_INLINE std::size_t letters_apart(std::string_view a, std::string_view b
   return cost.back();
 }
 
-/// Names of these options in other launchers.
 inline constexpr std::pair<std::string_view, std::string_view> names_elsewhere[] = {
     {"np", "--ranks"},
     {"nproc", "--ranks"},
@@ -291,7 +289,6 @@ class LaunchCount {
   std::size_t number_;
 };
 
-/// The placement of a process that is a whole job.
 LOCKSTEP_INLINE RankPlacement alone_place(std::size_t threads = 1) {
   RankPlacement place("the program", Rank{0}, WorldSize{1});
   place.local_world = 1;
@@ -351,7 +348,6 @@ LOCKSTEP_INLINE int run_rank(Session& session, FunctionRef<int(Session&)> run) {
   }
 }
 
-/// An `Error` that names the rank.
 LOCKSTEP_INLINE Error named_error(const Failure& failure, Rank rank) {
   if (failure.operation.empty()) {
     return {"spawn", failure.problem, "it was thrown by the spawned function", rank};
@@ -408,7 +404,6 @@ class ThreadEnds {
     return status;
   }
 
-  /// Throws the first failure, if any, with its rank.
   void rethrow_first() const {
     if (thrown_.empty()) return;
     const Rank rank = ends_.front().rank;
@@ -432,8 +427,7 @@ class ThreadEnds {
 };
 
 /// Calls `run(session)`, which returns an exit status, on `place.process_ranks` threads, each a
-/// rank. One of several processes exits at the latest `grace` after the failure of one of its
-/// ranks.
+/// rank. One of several processes exits at the latest `grace` after one of its ranks has failed.
 LOCKSTEP_INLINE void run_threads(RankPlacement place, std::chrono::milliseconds timeout,
                                  std::chrono::milliseconds grace, ThreadEnds& ends,
                                  FunctionRef<int(Session&)> run) {
@@ -486,8 +480,7 @@ LOCKSTEP_INLINE void run_threads(RankPlacement place, std::chrono::milliseconds 
     host->server.wait_until_unused(Deadline::after(timeout));
 }
 
-/// The same for a program; with `asks_for_help`, only to learn its options. Returns the exit
-/// status.
+/// The same for a program, or for its options with `asks_for_help`. Returns the exit status.
 LOCKSTEP_INLINE int run_threads(const RankPlacement& place, std::chrono::milliseconds timeout,
                                 const std::vector<std::string>& arguments,
                                 const Descriptor& launcher, FunctionRef<int(Session&)> run,
@@ -501,8 +494,7 @@ LOCKSTEP_INLINE int run_threads(const RankPlacement& place, std::chrono::millise
   return ends.report();
 }
 
-/// The path of this program, which `ps` shows for ranks; the kernel's link if a rebuild replaced
-/// it.
+/// This program's path, which `ps` shows for ranks; the kernel's link if a rebuild replaced it.
 LOCKSTEP_INLINE std::string own_program() {
   constexpr const char* link = "/proc/self/exe";
   char path[4096];
@@ -511,7 +503,6 @@ LOCKSTEP_INLINE std::string own_program() {
   return std::string(found.empty() || found.ends_with(" (deleted)") ? link : found);
 }
 
-/// This process's environment without the variables of a rank and the secret.
 LOCKSTEP_INLINE std::vector<std::string> inherited_environment() {
   constexpr std::string_view ours[] = {
       "LOCKSTEP_RANK",      "LOCKSTEP_WORLD_SIZE", "LOCKSTEP_LOCAL_RANK",
@@ -533,7 +524,6 @@ LOCKSTEP_INLINE void add(std::vector<std::string>& list, std::initializer_list<W
   list.push_back(text(words));
 }
 
-/// The arguments or environment for execve.
 LOCKSTEP_INLINE std::vector<char*> pointers(std::vector<std::string>& texts) {
   std::vector<char*> list;
   for (std::string& text : texts) list.push_back(text.data());
@@ -771,10 +761,8 @@ LOCKSTEP_INLINE bool answer(std::span<const std::string_view> arguments, std::si
   return true;
 }
 
-/// Throws where options contradict the launcher.
 LOCKSTEP_INLINE void check_launcher(const LaunchOptions& options, const RankPlacement& place) {
-  // Older launchers also pass the local rank as an argument; a wrong one would select a wrong
-  // device.
+  // Older launchers also pass the local rank as an argument; a wrong one selects a wrong device.
   const bool is_known = place.local_world != 0 || std::getenv("LOCAL_RANK") != nullptr;
   if (is_known && options.local_rank.value_or(place.local_rank) != place.local_rank) {
     fail("launch",

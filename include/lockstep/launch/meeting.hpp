@@ -26,7 +26,6 @@ namespace lockstep::detail {
 /// it again until rank 0 has replaced it. The file of a running job is an error on rank 0.
 class RendezvousFile {
  public:
-  /// Publishes the store of rank 0.
   RendezvousFile(std::string path, std::string_view host, std::uint16_t port,
                  std::string_view secret)
       : path_(std::move(path)) {
@@ -81,7 +80,6 @@ class RendezvousFile {
          "check that rank 0 runs, as the same user, and was given the same file", place.rank);
   }
 
-  /// Throws if the file belongs to a running job, or is no rendezvous file.
   static void check_unused(const std::string& path) {
     const std::string found = read_file(path.c_str());
     if (!found.empty() && !found.starts_with(title)) {
@@ -99,8 +97,8 @@ class RendezvousFile {
  private:
   static constexpr std::string_view title = "lockstep rendezvous 1";
 
-  /// Does the store of the file answer? Then `place` gets its address and secret. Only a file of
-  /// this user is accepted, because the folder may be /tmp.
+  /// Completes `place` if the store of the file answers. Only this user's files are accepted,
+  /// because the folder may be /tmp.
   static bool answers(const std::string& path, RankPlacement& place, Deadline deadline,
                       std::string& why) {
     const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
@@ -152,8 +150,7 @@ inline const std::string& inherited_secret(int fd) {
   return secret;
 }
 
-/// Rank 0 listens on loopback, or on every interface if the ranks were given a name, which may
-/// resolve to any of its addresses.
+/// Rank 0 listens on loopback, or on every interface for a name, which may resolve to any address.
 inline Descriptor listen_at(const RankPlacement& place) {
   const std::string host = is_loopback(place.host) ? place.host : "";
   int error = 0;
@@ -193,8 +190,8 @@ inline void introduce(Store& store, Membership& member, bool knows_local_ranks) 
 }
 
 /// How often this process has joined as this rank at this address before. The number makes the
-/// secret of each join unique, so that a rank does not reach the store of its earlier job, which
-/// waits until all ranks have left it.
+/// secret of each join unique: the store of an earlier job, which waits for its ranks to leave,
+/// rejects it.
 inline std::size_t earlier_joins(const RankPlacement& place) {
   static std::mutex mutex;
   static std::vector<std::string> joins;
@@ -223,7 +220,6 @@ inline std::unique_ptr<StoreHost> settle_at(RankPlacement& place) {
 }
 
 /// The rendezvous as one rank of a settled placement, through `store` if it is connected already.
-/// Ranks determine their local ranks if the placement does not.
 inline Session meet_at(const RankPlacement& place, Membership member,
                        std::unique_ptr<StoreHost> host, std::optional<Store> store = {}) {
   try {

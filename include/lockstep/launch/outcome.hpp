@@ -35,7 +35,6 @@ struct RankEnd {
   bool is_consequence() const { return failure && failure->consequence; }
   /// A launch with wrong options, for which a restart would not help.
   bool is_misstart() const { return failure && failure->operation == "launch"; }
-  /// Did the launcher end the rank?
   bool is_ended() const { return status.signal == SIGTERM || status.signal == SIGKILL; }
   /// `rank 1 failed first (exit status 3)`. A process with several ranks reports which one it was.
   std::string words() const {
@@ -50,7 +49,6 @@ struct RankEnd {
 struct Outcome {
   /// Empty if no rank failed, or if a signal ended the job.
   std::optional<RankEnd> first;
-  /// Ranks that failed because of another.
   std::vector<RankEnd> consequences;
   /// SIGINT, SIGTERM or SIGHUP that ended the job, or SIGUSR1 that killed a rank; 0 if none.
   int interrupted = 0;
@@ -63,7 +61,6 @@ struct Outcome {
   /// Ranks that have saved their state and stopped.
   std::vector<Rank> stopped;
 
-  /// At least one rank has stopped, and none failed.
   bool is_stopped() const {
     return !stopped.empty() && !first && !late && consequences.empty() && stubborn.empty();
   }

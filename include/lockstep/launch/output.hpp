@@ -16,9 +16,8 @@ LOCKSTEP_COLD_BEGIN
 
 namespace lockstep::detail {
 
-/// The part of a status line that fits a terminal, one column less than its width, because some
-/// terminals wrap after the last column. Escape sequences take no columns and are kept, also after
-/// the cut, where one may reset a colour; a UTF-8 character takes one column.
+/// The part of a status line that fits a terminal without its last column, after which some wrap.
+/// Escape sequences take no columns and are kept after the cut too, where they may reset a colour.
 inline std::string fitted(std::string_view line, std::size_t columns) {
   std::size_t room = columns == 0 ? 0 : columns - 1;
   std::string fits;
@@ -50,7 +49,6 @@ class LineCutter {
   /// Takes a line or a status line, without its terminator. An empty status removes the last one.
   using Take = FunctionRef<void(std::string_view text, bool is_status)>;
 
-  /// Calls `take` for every complete line and status line.
   void feed(std::string_view bytes, Take take) {
     while (!bytes.empty()) {
       if (bytes.front() == '\n') {
@@ -73,7 +71,6 @@ class LineCutter {
     }
   }
 
-  /// Takes an unterminated last line.
   void finish(Take take) {
     if (!partial_.empty() && !is_ended_) emit(take);
   }
@@ -102,7 +99,6 @@ class OutputQueue {
   bool is_empty() const { return pieces_.empty(); }
   /// Should reading from ranks pause?
   bool is_full() const { return bytes_ >= 1_MiB; }
-  /// The stream to poll for POLLOUT.
   int next_stream() const { return pieces_.front().stream; }
 
   void push(int stream, std::string_view text) {
@@ -124,7 +120,6 @@ class OutputQueue {
     hide_status();
   }
 
-  /// Writes at most a page, after poll() has reported space.
   void write_some() {
     constexpr std::size_t page = 4_KiB;
     Piece& piece = pieces_.front();

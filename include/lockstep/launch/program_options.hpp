@@ -16,7 +16,6 @@ namespace lockstep {
 
 namespace detail {
 
-/// An option of lockstep.
 struct Flag {
   std::string_view name;   // with its dashes
   std::string_view value;  // a placeholder for its value; empty where it has none
@@ -56,10 +55,9 @@ struct CutArguments {
   std::vector<std::string> rest;  // the program's name first
 };
 
-/// Extracts `flags` from a program's arguments, in the forms `--ranks 4` and `--ranks=4`, with
-/// underscores or hyphens. The rest keeps `others`, which another part of lockstep takes later, and
-/// everything from `--` on. Duplicates, and likely misspellings of an option of either list, are
-/// errors.
+/// Extracts `flags` from a program's arguments, as `--ranks 4` or `--ranks=4`, with underscores or
+/// hyphens. The rest keeps `others`, which the job takes later, and everything from `--` on.
+/// Duplicates, and likely misspellings of an option of either list, are errors.
 CutArguments cut_arguments(std::span<const std::string_view> arguments, std::span<const Flag> flags,
                            std::span<const Flag> others = {});
 
@@ -79,7 +77,6 @@ struct LaunchOptions {
   std::optional<std::chrono::milliseconds> timeout;
   std::optional<ProgressStyle> progress;
   std::optional<std::size_t> local_rank;
-  /// How often all ranks are restarted after a failure.
   std::size_t max_restarts = 0;
   /// The number of the `launch` call in this process, from 1.
   std::size_t launch_number = 1;
@@ -125,7 +122,6 @@ concept OptionType =
     (std::integral<T> && !std::same_as<T, char> && !std::same_as<T, wchar_t> &&
      !std::same_as<T, char8_t> && !std::same_as<T, char16_t> && !std::same_as<T, char32_t>);
 
-/// The shortest text that parses to this number.
 template <class Number>
 std::string number_text(Number number) {
   char digits[64];
@@ -207,8 +203,7 @@ class ProgramOptions {
     return left_;
   }
 
-  /// For a program that launches nothing: unread arguments are an error. True where `--help` was
-  /// given and answered.
+  /// For a program that launches nothing: `close`, or true after printing what `--help` asked for.
   bool finish();
 
   /// Ends the reading of options: unread arguments are an error, unless the program has asked for
@@ -220,10 +215,9 @@ class ProgramOptions {
   void leave_to_job() { is_left_ = true; }
   bool is_left_to_job() const { return is_left_; }
 
-  /// Extracts a job's options. Returns the program's name and all that jobs have taken so far. From
-  /// then on the names are reserved.
+  /// Extracts and reserves a job's options. Returns the program's name and all that jobs have
+  /// taken.
   std::vector<std::string> take(std::span<const detail::Flag> flags);
-  /// How many jobs have taken theirs.
   std::size_t takers() const { return takers_; }
 
   bool asks_for_help() const { return asks_for_help_; }

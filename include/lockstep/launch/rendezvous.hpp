@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Membership in a job, and the rendezvous: rank 0 opens the store unless the launcher has,
-/// all ranks connect, and the store's host leaves last.
+/// @file Membership in a job, and the rendezvous through the store that rank 0 or the launcher
+/// opens.
 
 #include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/strong.hpp"
@@ -14,6 +14,7 @@ namespace lockstep {
 /// How long ranks wait for each other by default.
 inline constexpr std::chrono::milliseconds default_timeout{300'000};
 
+/// A rank's placement in its job, and the address of the store.
 struct Membership {
   Rank rank;
   WorldSize world;
@@ -41,7 +42,6 @@ struct StoreHost;
 /// all others have left, at most for the job's time limit, unless a failure unwinds it.
 class Session {
  public:
-  /// `host` is the job's store, if this process hosts it.
   Session(Membership membership, Store store, std::shared_ptr<detail::StoreHost> host = nullptr)
       : membership_(std::move(membership)), host_(std::move(host)), store_(std::move(store)) {}
   Session(Session&&) noexcept = default;
@@ -57,8 +57,7 @@ class Session {
     return *store_;
   }
 
-  /// `session.option("updates", 60)` is the value of `--updates`, or 60; see
-  /// `ProgramOptions::option`.
+  /// `session.option("updates", 60)` is the value of `--updates`, or 60. See `ProgramOptions`.
   template <class T>
   auto option(std::string_view name, T otherwise, std::string_view help = {}) {
     return options_.option(name, otherwise, help);

@@ -31,8 +31,8 @@ inline bool is_loopback(const std::string& host) {
 
 using Addresses = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;
 
-/// The addresses of a host; those of every interface for an empty host. Empty on failure, with the
-/// reason in `why`. The lookup has no deadline.
+/// The addresses of a host, of every interface if it is empty; `why` on failure. It has no
+/// deadline.
 inline Addresses resolve(const std::string& host, std::uint16_t port, std::string& why) {
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
@@ -100,7 +100,6 @@ inline Descriptor listen_on(const std::string& host, std::uint16_t port) {
                            : "give an address of this host and a port it may use");
 }
 
-/// The port that a socket is bound to, such as the one chosen for port 0.
 inline std::uint16_t local_port(int fd) {
   sockaddr_storage address{};
   socklen_t size = sizeof address;
@@ -110,15 +109,14 @@ inline std::uint16_t local_port(int fd) {
                    : reinterpret_cast<const sockaddr_in6&>(address).sin6_port);
 }
 
-/// The next pending connection; empty with errno set where there is none.
 inline Descriptor accept_now(int listener) {
   Descriptor fd(::accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
   if (fd) tune_connection(fd.get());
   return fd;
 }
 
-/// On loopback, a client that keeps trying an unused port may get that port for its own end, and
-/// TCP then connects the socket to itself.
+/// On loopback, a client that retries an unused port may get that port itself and connect to
+/// itself.
 inline bool is_self_connected(int fd) {
   sockaddr_storage here{};
   sockaddr_storage there{};

@@ -40,6 +40,7 @@ class Store {
   /// Sets the limit of this object's later requests.
   void set_timeout(Milliseconds timeout) { timeout_ = timeout; }
 
+  /// Stores a value, and replaces an earlier one.
   void set(std::string_view key, std::string_view value);
 
   /// The value of a key, once it is set. Without a limit of its own, this and the operations below
@@ -63,8 +64,8 @@ class Store {
   /// Returns whether the key existed.
   bool erase(std::string_view key);
 
-  /// Waits until all ranks have reached the barrier of this name, which can then be reused. A rank
-  /// that timed out or died does not count. **Ranks** all must call. **Host** blocks. **Stream**
+  /// Waits until all ranks have reached the barrier of this name, which can then be reused. Ranks
+  /// that timed out or died do not count. **Ranks** all must call. **Host** blocks. **Stream**
   /// none.
   void barrier(std::string_view name, Rank rank, WorldSize world,
                std::optional<Milliseconds> limit = {});

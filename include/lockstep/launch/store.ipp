@@ -15,7 +15,6 @@ namespace lockstep {
 
 namespace detail {
 
-/// A reply starts with its status.
 LOCKSTEP_INLINE bool is_ok(std::string_view reply) {
   return reply.front() == static_cast<char>(store_protocol::Status::ok);
 }
@@ -61,7 +60,7 @@ class StoreClient {
 
   std::uint16_t port() const { return port_; }
 
-  /// Sends a request and sets its `number`. `name` is the operation in messages.
+  /// `name` is the operation in messages; `number` is set to that of the request.
   std::shared_ptr<StoreConnection> post(std::string_view name, const Request& request,
                                         Milliseconds timeout, std::uint32_t& number) {
     if (request.key.size() > store_protocol::max_key_bytes)
@@ -99,7 +98,6 @@ class StoreClient {
     return checked(over, name, request.key, done, std::move(reply));
   }
 
-  /// The reply to a posted request, if it has come.
   std::optional<std::string> look(std::string_view name, std::string_view key,
                                   const std::shared_ptr<StoreConnection>& over,
                                   std::uint32_t number) {

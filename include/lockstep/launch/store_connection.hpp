@@ -13,8 +13,7 @@ LOCKSTEP_COLD_BEGIN
 
 namespace lockstep::detail {
 
-/// Connects to a store that proves that it knows the key; empty on failure, with the reason in
-/// `why`.
+/// Connects to a store that proves that it knows the key; empty otherwise, with the reason.
 inline Descriptor connect_to_store(const std::string& host, std::uint16_t port, SipKey key,
                                    Deadline deadline, std::string& why) {
   using namespace store_protocol;
@@ -55,7 +54,6 @@ class StoreConnection {
  public:
   explicit StoreConnection(Descriptor socket) : socket_(std::move(socket)) {}
 
-  /// Sends a request and assigns its `number`.
   Transfer post(std::string_view body, std::uint32_t& number, Deadline deadline) {
     {
       const std::lock_guard lock(mutex_);
@@ -117,7 +115,6 @@ class StoreConnection {
     std::optional<std::string> body;  // once received
   };
 
-  /// Null if no thread waits for it. There are few at a time.
   Reply* find(std::uint32_t number) {
     for (Reply& reply : replies_) {
       if (reply.number == number) return &reply;
@@ -140,8 +137,7 @@ class StoreConnection {
     return sent;
   }
 
-  /// Reads available data, or waits for the first until the deadline, without the lock. Other
-  /// threads wait meanwhile, and one of them takes over.
+  /// Reads, or waits for data until the deadline, without the lock; then another thread takes over.
   void read_some(std::unique_lock<std::mutex>& lock, Deadline deadline) {
     is_read_ = true;
     lock.unlock();

@@ -2,12 +2,11 @@
 #pragma once
 /// @file The protocol between the store and its clients: handshake, frames, limits.
 ///
-/// Handshake: the server sends a magic word and a nonce; the client answers with its own nonce and
-/// a keyed hash of both; the server answers with another keyed hash. Each side thus proves that it
-/// knows the job's secret, which is never sent, and a client detects the port of another program or
-/// job. Later messages are neither signed nor encrypted: the handshake keeps out accidents and
-/// strangers, not an attacker who can alter packets. The last character of the magic word is the
-/// protocol's version, so that programs of different releases report their mismatch.
+/// Handshake: the server sends a magic word, whose last character is the protocol's version, and a
+/// nonce; the client answers with its own nonce and a keyed hash of both; the server with another
+/// keyed hash. Each side thus proves that it knows the job's secret, which is never sent. Later
+/// messages are neither signed nor encrypted: the handshake keeps out accidents and strangers, not
+/// an attacker who can alter packets.
 ///
 /// Frames: a length of four bytes, the client's number of the request, the body; integers are
 /// little-endian. A reply's body starts with its status. Replies come in any order, so that one
@@ -81,17 +80,15 @@ inline constexpr std::size_t answer_bytes = nonce_bytes + tag_bytes;
 
 inline constexpr std::size_t max_key_bytes = 4_KiB;
 inline constexpr std::size_t max_value_bytes = 16_MiB;
-/// A key, two values (`compare_set`) and their lengths.
 inline constexpr std::size_t max_frame_bytes = 2 * max_value_bytes + max_key_bytes + 64;
 /// The limit for all ranks together: the reply, with four bytes for each rank, is one frame.
 inline constexpr std::size_t max_gathered_bytes = max_value_bytes;
 inline constexpr std::size_t max_world = 1u << 20;
 
-/// The time limit of the handshake.
 inline constexpr std::chrono::milliseconds handshake_limit{2000};
 
-/// `change` is a get that waits for a value other than the one the client knows. `cancel` ends a
-/// pending request; the reply is that of the request.
+/// `change` is a get that waits for a value other than the given one. `cancel` ends a pending
+/// request, and only that has a reply.
 enum class Operation : std::uint8_t {
   set = 1,
   get,
@@ -103,8 +100,7 @@ enum class Operation : std::uint8_t {
   cancel
 };
 
-/// `missing`: no value, or cancelled, with the missing ranks of a gather. `refused`: invalid
-/// request, with the reason.
+/// `missing`: no value, or cancelled; lists the missing ranks of a gather. `refused`: invalid.
 enum class Status : std::uint8_t { ok = 1, missing, refused };
 
 class Writer {
@@ -175,7 +171,6 @@ class Reader {
   bool ok_ = true;
 };
 
-/// A request; each operation uses some of the fields.
 struct Request {
   Operation operation = Operation::set;
   std::string_view key{};
@@ -192,7 +187,6 @@ struct Request {
     return out.u64(number).u32(rank).u32(world).byte(waits ? 1 : 0).bytes();
   }
 
-  /// Empty if the bytes are no request.
   static std::optional<Request> from_bytes(std::string_view bytes) {
     Reader in(bytes);
     Request request;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The store's server: a table of keys and values, and an epoll thread that no client can
-/// block.
+/// @file The store's server: a table of keys and values, and one epoll thread.
 
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -32,9 +31,8 @@ struct StoreCaller {
 /// A reply; one that all ranks get is shared.
 using StoreAnswer = std::pair<StoreCaller, std::shared_ptr<const std::string>>;
 
-/// The store's data without sockets: keys, values, gathers, and pending requests, which each key or
-/// gather lists, so that serving one does not depend on how many others are pending. Clients cancel
-/// their requests by their own clocks; the table has none.
+/// The store's data without sockets. Each key or gather lists its pending requests, so that serving
+/// one does not depend on how many others are pending. Clients cancel requests by their own clocks.
 class StoreTable {
  public:
   /// Serves one request, which can complete pending ones. False if the bytes are no request.
@@ -89,7 +87,6 @@ class StoreTable {
     while (waiting != waits_.end() && waiting->first.client == client) drop(waiting++);
   }
 
-  /// The answers since the last call.
   std::vector<StoreAnswer> take_answers() { return std::exchange(answers_, {}); }
 
  private:
@@ -137,7 +134,6 @@ class StoreTable {
     waits_.emplace(from, std::move(wait));
   }
 
-  /// Removes a pending request. In a gather its rank no longer counts.
   void drop(Waits::iterator waiting) {
     const Wait wait = std::move(waiting->second);
     Entry& entry = entries_[wait.key];
@@ -150,7 +146,7 @@ class StoreTable {
     drop_if_unused(wait.key);
   }
 
-  /// Ends a pending request, if there is one, with the missing ranks of its gather.
+  /// Answers a pending request with the missing ranks of its gather.
   void cancel(StoreCaller from) {
     const auto waiting = waits_.find(from);
     if (waiting == waits_.end()) return;
@@ -164,7 +160,6 @@ class StoreTable {
     drop(waiting);
   }
 
-  /// Sets a value and completes the requests that wait for it.
   void assign(const std::string& key, std::string_view value) {
     Entry& entry = entries_[key];
     entry.value = value;
@@ -199,7 +194,6 @@ class StoreTable {
     assign(key, sum);
   }
 
-  /// Registers a rank in a gather. The last one completes it for all.
   void gather(StoreCaller from, const std::string& key, const Request& request) {
     const std::size_t rank = request.rank;
     const std::size_t world = request.world;
@@ -271,7 +265,6 @@ class StoreServer {
                        std::uint16_t port = 0, std::size_t expected = 0)
       : StoreServer(secret, listen_on(host, port), expected) {}
 
-  /// Serves on a listening socket.
   StoreServer(const std::string& secret, Descriptor listener, std::size_t expected = 0)
       : key_(derive_key(secret)),
         listener_(std::move(listener)),
@@ -329,8 +322,8 @@ class StoreServer {
   static constexpr std::uint64_t listener_number = 1;
   /// The server stops reading a client's requests while more than this is unsent.
   static constexpr std::size_t most_unsent = 256_KiB;
-  /// After this time an unauthenticated connection may be closed to make room. An honest client
-  /// needs less, unless a thousand processes start at once on few cores.
+  /// A connection may be closed for another after this time: an honest client authenticates sooner,
+  /// unless a thousand processes start at once on few cores.
   static constexpr std::chrono::milliseconds fair_time{200};
 
   struct Connection {
@@ -355,7 +348,6 @@ class StoreServer {
     return found == connections_.end() ? nullptr : &found->second;
   }
 
-  /// The limit on unauthenticated connections, beside the clients.
   static std::size_t strangers_beside(std::size_t expected) {
     if (expected == 0) return max_strangers;
     constexpr std::size_t reserve = 32;  // for files that the program opens meanwhile
@@ -454,7 +446,6 @@ class StoreServer {
     send(c, store_protocol::tag(key_, "server", c.nonce, nonce));
   }
 
-  /// Serves the complete requests received.
   void serve_input(Connection& c) {
     if (!c.authenticated || !c.reads()) return;
     const auto serve = [&](std::uint32_t request, std::string_view body) {
@@ -478,7 +469,6 @@ class StoreServer {
     }
   }
 
-  /// Sends at once if nothing is queued before it.
   void send(Connection& c, std::string head, std::shared_ptr<const std::string> body = nullptr) {
     const bool was_idle = c.unsent == 0;
     c.unsent += head.size() + (body ? body->size() : 0);
@@ -504,12 +494,10 @@ class StoreServer {
     }
   }
 
-  /// Marks a connection for `bury`.
   void end(Connection& c) {
     if (!std::exchange(c.dead, true)) dead_.push_back(c.number);
   }
 
-  /// Removes the marked connections and their requests.
   void bury() {
     for (const std::uint64_t number : std::exchange(dead_, {})) {
       table_.forget(number);

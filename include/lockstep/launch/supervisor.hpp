@@ -32,7 +32,6 @@ inline std::chrono::milliseconds termination_grace(bool saves) {
   return parse_seconds("LOCKSTEP_GRACE_SECONDS", text);
 }
 
-/// A rank as a child process.
 struct Child {
   Rank rank;
   pid_t pid = -1;
@@ -43,7 +42,7 @@ struct Child {
   bool running = false;
   ExitStatus status;
 
-  /// Signals the process group, which includes the processes that the rank has started.
+  /// Signals the process group: the rank and the processes that it has started.
   void send(int signal) const {
     if (running && ::kill(-pid, signal) != 0) ::kill(pid, signal);
   }
@@ -68,8 +67,7 @@ inline std::string line_prefix(Rank rank) { return text({"[rank ", rank, "] "});
 
 /// Starts ranks and supervises them in one poll() loop. During its lifetime SIGINT, SIGTERM, SIGHUP
 /// and, in a launcher, SIGUSR1 are blocked in this thread and read by the loop, unless they were
-/// ignored before (nohup). Other threads must block them too, or a signal ends the process and its
-/// ranks.
+/// ignored (nohup). Other threads must block them too, or a signal ends the process and its ranks.
 class Supervisor {
  public:
   /// `prints`: print why ranks failed, instead of leaving that to the caller.
@@ -116,9 +114,9 @@ class Supervisor {
 
   /// Forks a rank that runs `body`, which must not return, and which writes a `Failure` to the
   /// other end of `report`. The kernel kills the child when the thread that forked it ends. The
-  /// child leads a process group of its own, so that Ctrl-C reaches only the launcher, which ends
-  /// each rank with the processes it has started. A background group cannot read the terminal, so
-  /// its stdin is empty.
+  /// child leads a process group, so that Ctrl-C reaches only the launcher, which ends each rank
+  /// with the processes it has started; such a group cannot read the terminal, so its stdin is
+  /// empty.
   void start(Rank rank, Descriptor report, FunctionRef<void()> body) {
     Pipe out = make_pipe();
     Pipe err = make_pipe();
@@ -278,7 +276,7 @@ class Supervisor {
     const int signal = static_cast<int>(info.ssi_signo);
     if (signal == SIGUSR1) {
       is_usr1_sent_ = true;
-      // Only the rank: a process that it has started may not handle the signal and die.
+      // Only the rank: processes that it has started may not handle the signal.
       for (const Child& child : children_) {
         if (child.running) ::kill(child.pid, SIGUSR1);
       }
@@ -333,7 +331,7 @@ class Supervisor {
     return is_time_over() ? kill : sooner(kill, write_until_);
   }
 
-  /// Reads one chunk of a rank's output or report. False at the end, or when there is nothing now.
+  /// False at the end, or when there is nothing now.
   bool read_some(Child& child, std::size_t which) {
     char buffer[65536];
     const ssize_t n = ::read(child.pipes[which].get(), buffer, sizeof buffer);
@@ -353,8 +351,7 @@ class Supervisor {
     return true;
   }
 
-  /// Reads the rest of an ended rank's pipes, at most 1 MiB each: processes it left may still
-  /// write.
+  /// Reads an ended rank's pipes, at most 1 MiB each: processes it left behind may still write.
   void drain(Child& child) {
     for (std::size_t p = 0; p < 3; ++p) {
       for (int i = 0; i < 16 && child.pipes[p] && read_some(child, p);) ++i;
@@ -372,7 +369,6 @@ class Supervisor {
     queue_.push(which == 0 ? 1 : 2, text({line_prefix(rank), line, "\n"}));
   }
 
-  /// Empties the queue after all ranks have ended, until a signal's deadline.
   void write_queue() {
     kill_at_ = Deadline::never();
     while (!queue_.is_empty()) {
@@ -385,8 +381,7 @@ class Supervisor {
   }
 
   static constexpr std::chrono::milliseconds settling{1000};
-  /// A signal this soon after the first is the same one: timeout(1) signals the launcher and its
-  /// group.
+  /// A signal this soon after the first is the same: timeout(1) signals the process and its group.
   static constexpr std::chrono::milliseconds same_signal{500};
 
   bool prints_failures_;

@@ -23,8 +23,7 @@ concept Declaration = requires(TensorSink& sink, const NamePrefix* outer) {
   D::declare(sink, outer);
 };
 
-// The numbers of a list are in a base class that does not spell the list: a symbol with ten
-// thousand parameters in its name takes g++ many seconds.
+// A base class has a list's numbers: symbols that spell ten thousand parameters compile slowly.
 
 template <TensorRole Role, bool WellFormed, std::size_t Tensors, std::size_t Characters>
 struct DeclarationNumbers {
@@ -60,8 +59,7 @@ consteval std::size_t sum_of(std::initializer_list<std::size_t> each) {
   return sum;
 }
 
-/// A layer that stands in both lists of a model, such as a batch norm, with its own `Parameters` or
-/// `Buffers`.
+/// A layer that stands in both lists of a model, such as a batch norm, with its own lists.
 template <class L>
 concept LayerDeclaring =
     !Declaration<L> && (requires { typename L::Parameters; } || requires { typename L::Buffers; });
@@ -100,7 +98,6 @@ consteval auto numbers_in() {
   return numbers_of<typename PartOf<Entry, Role>::type>();
 }
 
-/// Do all tensors of an entry belong to batch norms?
 template <class Entry>
 consteval bool holds_only_norms() {
   if constexpr (requires { Entry::is_batch_norm; }) {
@@ -127,7 +124,6 @@ struct DeclarationList : DeclarationNumbers<Role,
   }
 };
 
-/// A tensor whose initial elements are one.
 template <class Tensor>
 struct StartsAtOne : Tensor {
   static constexpr void declare(TensorSink& sink, const NamePrefix* outer) {
@@ -136,15 +132,14 @@ struct StartsAtOne : Tensor {
   }
 };
 
-/// The numbers of `Times` copies of a list; `Prefixes` characters are added over all copies of a
-/// tensor's name. A scope around anything but declarations is ill-formed, which the composition
-/// check reports: nvcc cannot partially specialise the scope on its name.
+/// The numbers of `Times` copies of a list, with `Prefixes` more characters per tensor. Errors are
+/// left to the composition check: nvcc cannot partially specialise a scope on its name.
 template <class List, std::size_t Times, std::size_t Prefixes>
 using ScopedNumbers = DeclarationNumbers<
     numbers_of<List>().role, numbers_of<List>().well_formed, Times * numbers_of<List>().tensors,
     Times * numbers_of<List>().characters + Prefixes * numbers_of<List>().tensors>;
 
-/// The total length of the prefixes `prefix.0.` to `prefix.11.` for 12 copies.
+/// The total length of `prefix.0.` to `prefix.11.` for 12 copies.
 consteval std::size_t repeated_characters(std::size_t prefix, std::size_t times) {
   std::size_t sum = 0;
   for (std::size_t i = 0; i != times; ++i) sum += prefix + decimal_digits(i) + 2;
@@ -166,7 +161,6 @@ struct Buffer : detail::TensorDeclaration<detail::TensorRole::buffer, Text, T, E
 template <class... Entries>
 struct ParameterList : detail::DeclarationList<detail::TensorRole::parameter, Entries...> {};
 
-/// A model's buffers.
 template <class... Entries>
 struct BufferList : detail::DeclarationList<detail::TensorRole::buffer, Entries...> {};
 

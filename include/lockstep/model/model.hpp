@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The model concepts, for models with or without separate outputs and loss, and the messages
-/// for missing members.
+/// @file The model concepts, and the messages for missing members.
 
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/element.hpp"
@@ -55,8 +54,7 @@ namespace detail {
 template <class M>
 concept Drawing = requires { typename std::bool_constant<M::draws>; } && bool{M::draws};
 
-/// The check of forward. Training and evaluation have steps of different types; this overload
-/// depends on neither, so that a missing forward is reported once.
+/// Independent of the step's type, so that training and evaluation report a missing forward once.
 template <class M, class Batch, bool HasForward>
 consteval bool require_forward() {
   static_assert(HasForward,
@@ -153,7 +151,6 @@ concept PartsRunning =
       model.loss(step, batch, outputs, rows);
     };
 
-/// Reports a model without outputs.
 template <class M>
 consteval bool require_output() {
   static_assert(OutputDeclaring<M>,

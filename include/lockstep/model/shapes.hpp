@@ -12,7 +12,6 @@ namespace lockstep {
 
 namespace detail {
 
-/// Is an extent of this role's tensors known only at run time?
 template <class Model, TensorRole Role>
 inline constexpr bool has_dynamic_shapes = [] {
   if constexpr (!TensorListing<Model>) {
@@ -33,8 +32,7 @@ inline constexpr bool is_dynamic_model = has_dynamic_shapes<Model, TensorRole::p
 ///
 ///     shape("fc1.weight"_p, hidden, inputs);
 ///
-/// Every parameter and buffer with a dynamic extent is given once, with all its extents. Throws if
-/// a static extent differs from the declaration.
+/// Every tensor with a dynamic extent is given once, with all extents. Throws on contradictions.
 template <class Model>
 class Shapes {
  public:

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The description of one tensor, which plans, fingerprints and views read, and the sink to
-/// which declarations append it.
+/// @file The description of a tensor, and the sink to which declarations append it.
 
 #include <initializer_list>
 
@@ -15,8 +14,7 @@ namespace lockstep::detail {
 /// A bound on the rank, so that the tables have a fixed size.
 inline constexpr std::size_t max_tensor_rank = 8;
 
-/// An element type and a shape. Declarations are expanded once into a table of these values, from
-/// which types are rebuilt.
+/// An element type and a shape. Declarations are expanded once into tables of these values.
 struct TensorInfo {
   ElementKind element = ElementKind::unsupported;
   std::size_t rank = 0;
@@ -39,14 +37,12 @@ struct TensorInfo {
     return product;
   }
 
-  /// The number of bytes, or `too_large`.
   constexpr std::size_t bytes() const { return saturating_product(count(), element_size(element)); }
 
   friend constexpr bool operator==(const TensorInfo&, const TensorInfo&) = default;
 };
 
-/// The first tensor at which the sum of sizes exceeds the largest arena; `infos.size()` if none
-/// does.
+/// The first tensor at which the sum of sizes exceeds the largest arena, or `infos.size()`.
 template <class Infos>
 constexpr std::size_t first_beyond_arena(const Infos& infos) {
   std::size_t all = 0;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A model's tensors, as constant tables or listed at run time, and how a key
-/// (`"fc1.weight"_p` or a number) finds one.
+/// @file A model's tensors, as constant tables or listed at run time, and how a key finds one.
 
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/element.hpp"
@@ -13,8 +12,7 @@
 
 namespace lockstep {
 
-/// The possible element types of a model's listed tensors. With one type, nothing is decided at run
-/// time.
+/// The possible element types of a model's listed tensors; one type needs no run-time choice.
 template <Element... Ts>
 struct ElementList {
   static constexpr std::array<ElementKind, sizeof...(Ts)> kinds{element_kind<Ts>()...};
@@ -29,7 +27,6 @@ struct ElementList {
 /// number is its index among the tensors of its role.
 class TensorList {
  public:
-  /// `kinds` are the possible element types.
   explicit TensorList(std::span<const ElementKind> kinds) : kinds_(kinds) {}
 
   void parameter(std::string name, ElementKind element, const std::vector<std::size_t>& extents) {
@@ -60,8 +57,7 @@ class TensorList {
   Tensors& of(detail::TensorRole role) { return roles_[static_cast<std::size_t>(role)]; }
   std::vector<detail::NameAlias>& aliases() { return aliases_; }
 
-  /// Throws unless there is a parameter, every name is unique and every alias names a listed
-  /// tensor.
+  /// Throws unless there is a parameter, names are unique and aliases name listed tensors.
   void check() const {
     std::vector<std::string_view> names(roles_[0].names.begin(), roles_[0].names.end());
     if (names.empty()) throw Error("tensors", "the model lists no parameter", "list one at least");
@@ -102,9 +98,8 @@ class TensorList {
 };
 
 /// A model that lists its tensors at run time: their number, names, element types and extents. It
-/// declares the possible element types (`using Elements = ElementList<float>;`), and its steps take
-/// numbers as keys: `step.param(0)`, `step.grad(0)`, `step.ready(0)`. The list must not change
-/// during training.
+/// has `using Elements = ElementList<float>;`, and its steps take numbers as keys: `step.param(0)`,
+/// `step.grad(0)`, `step.ready(0)`. The list must not change during training.
 template <class M>
 concept TensorListing = requires(const M& model, TensorList& list) {
   { M::Elements::kinds.size() } -> std::convertible_to<std::size_t>;
@@ -112,7 +107,6 @@ concept TensorListing = requires(const M& model, TensorList& list) {
 };
 
 namespace detail {
-/// The tensors and aliases that a model lists, checked.
 template <TensorListing Model>
 TensorList list_tensors(const Model& model) {
   TensorList list(Model::Elements::kinds);
@@ -138,16 +132,14 @@ struct TensorTable {
   }
 };
 
-/// Names sorted by hash, for binary search: comparing a thousand names as text costs the compiler
-/// seconds.
+/// Names sorted by hash: comparing a thousand names as text costs the compiler seconds.
 template <std::size_t Count>
 struct NameIndex {
   std::array<std::uint64_t, Count> hashes{};
   std::array<std::uint32_t, Count> tensors{};
 
-  /// The tensor of this name, or `not_found`. Declared names of equal hash are rejected as
-  /// duplicates; an undeclared name has the hash of one of a thousand declared ones with
-  /// probability 1 in 10^16.
+  /// The tensor of this name, or `not_found`. Declared names of equal hash are rejected; an
+  /// undeclared name collides with one of a thousand with probability 1 in 10^16.
   constexpr std::size_t find(std::string_view name) const {
     const std::uint64_t hash = hash_of(name);
     const auto found = std::lower_bound(hashes.begin(), hashes.end(), hash);
@@ -193,7 +185,6 @@ inline constexpr auto tensor_table = [] {
 template <class Model, TensorRole Role>
 inline constexpr auto name_index = make_name_index(tensor_table<Model, Role>);
 
-/// The number of a model's tensors of one role, or `dynamic`.
 template <class Model, TensorRole Role>
 inline constexpr std::size_t tensor_count = [] {
   if constexpr (TensorListing<Model>) {
@@ -242,8 +233,7 @@ struct NamedTensor {
   static constexpr detail::TensorInfo info = detail::tensor_table<Model, Role>.infos[index];
 };
 
-/// The key of a listed tensor if the model lists several element types: `Listed<double>{3}`. With
-/// one element type, the tensor's number is its key.
+/// The key of a listed tensor if the model lists several element types; else its number suffices.
 template <Element T>
 struct Listed {
   std::size_t index;
@@ -279,7 +269,6 @@ constexpr auto find_tensor([[maybe_unused]] Key key) {
   }
 }
 
-/// The element type of a listed tensor, from its key.
 template <TensorListing Model, class Key>
 consteval ElementKind kind_of_listed() {
   constexpr ElementKind kind = listed_kind<Key>;

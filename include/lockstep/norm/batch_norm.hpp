@@ -20,8 +20,8 @@ namespace lockstep {
 ///     Norm1 norm1;
 ///
 /// `Text` is the full name with all scopes. `Features` may be `dynamic`: then `shapes` sets it. T
-/// is the type of weight and bias; activations may have another. Activations are views (N, C), (N,
-/// C, L) or (N, C, H, W) in the step's memory; channels-last images are a view of (N * H * W, C).
+/// is the type of weight and bias; that of activations may differ. These are views in the step's
+/// memory: (N, C), (N, C, L) or (N, C, H, W); channels-last images are a view of (N * H * W, C).
 ///
 /// In training, forward saves state for backward, so each position in a network needs its own
 /// layer. In evaluation, the running statistics replace the batch's.

@@ -88,8 +88,7 @@ struct BlockSums {
   ChannelSums* sums;
   unsigned* arrived;
 
-  /// Is this block the last of `blocks`, so that it sees the others' sums? All threads must call
-  /// it.
+  /// Is this block the last of `blocks`, so that it sees the others' sums? All threads call it.
   __device__ bool is_last(std::size_t which, unsigned blocks) const {
     __shared__ bool last;
     __syncthreads();

@@ -258,8 +258,7 @@ struct NormaliseMap {
   }
 };
 
-/// dx = (g - mean(g) - deviation * inverse^2 * mean(g * deviation)) * scale; means are of all
-/// ranks.
+/// The `input_gradient` of `NormWork`, with two fused multiply-adds per value.
 template <Fusion F, class T, class W>
 struct InputGradientMap {
   static_assert(F != Fusion::add_relu, "the residual's gradient is g already");

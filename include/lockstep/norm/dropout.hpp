@@ -86,6 +86,7 @@ class Dropout {
     requires(!has_name)
       : Dropout(detail::layer_hash(name), name, p) {}
 
+  /// The probability with which an element is dropped.
   double rate() const { return p_; }
 
   /// y = x with elements dropped. **Host** blocks on a CPU only. **Stream** ordered on the step's.

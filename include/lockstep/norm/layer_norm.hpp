@@ -140,7 +140,7 @@ struct LayerNormOptions {
 ///     using Parameters = ParameterList<..., Norm1, ...>;  // ln1.weight, ln1.bias
 ///     Norm1 norm1;
 ///
-/// `Text`, `Features` and T are as in `BatchNorm`. The features are the last extent of two or more.
+/// `Text`, `Features`, T: as in `BatchNorm`. Activations have rank 2 or more; features come last.
 template <Name Text, std::size_t Features, FloatingElement T = float>
 class LayerNorm : public detail::NormLayer<Text, Features, T> {
   using Base = detail::NormLayer<Text, Features, T>;

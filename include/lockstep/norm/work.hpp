@@ -54,28 +54,26 @@ struct HostStream {};
 /// and writes once; per-channel statistics are doubles. All calls are enqueued on `stream`. A copy
 /// is a fresh object.
 ///
-/// - `bool reserve(channels, world)` allocates; true if memory was missing. Called first in every
-///   forward.
+/// - `bool reserve(channels, world)` allocates; true if it had to. Called first in every forward.
 /// - `measure(stream, shape, x)` computes this rank's packet, `own()` of `packet_doubles(channels)`
 ///   doubles, with a count of zero for an empty batch.
 /// - `settle(stream, shape, world, options, running, name)` merges the packets of all ranks,
 ///   gathered in `all(world)`, stores means, inverse deviations and count for `normalise` and
 ///   backward, and updates the running statistics unless the count is zero. Throws if the host
 ///   knows that the count is one.
-/// - `measure_alone(stream, shape, x, options, running)` does both for one rank; its count is not
-///   one.
-/// - `settle_from_running(stream, shape, options, running)` uses the running statistics, in
-///   evaluation.
-/// - `normalise<Fusion>(stream, shape, x, affine, residual, y)`: y = (x - mean) * (weight * inverse
-///   deviation) + bias, + residual, ReLU, rounded once.
+/// - `measure_alone(stream, shape, x, options, running)` does both for one rank; count must not
+/// be 1.
+/// - `settle_from_running(stream, shape, options, running)`: the running statistics, in evaluation.
+/// - `normalise<Fusion>(stream, shape, x, affine, residual, y)`:
+///   y = (x - mean) * (weight * inverse deviation) + bias, + residual, ReLU, rounded once.
 /// - `reduce_backward<Fusion>(stream, shape, x, y, dy, affine, gradients, dresidual)`: with g = dy
 ///   where ReLU passed the value, else 0, computes `sums()` and the gradients of weight and bias.
 ///   `relu` recomputes the mask from x as forward rounded it (y is null); `add_relu` takes it from
 ///   y and writes g to dresidual, which may be dy. Without ReLU, y and dresidual are null.
 /// - `sums()`: 2 * channels doubles, to be summed over ranks: each channel's sum of g, then each
 ///   channel's sum of g * (x - mean).
-/// - `input_gradient<Fusion>(stream, shape, x, dy, affine, dx)`: dx = (g - sum(g) / count - (x -
-///   mean) * inverse deviation^2 * sum(g * (x - mean)) / count) * weight * inverse deviation, with
+/// - `input_gradient<Fusion>(stream, shape, x, dy, affine, dx)`: dx = weight * inverse deviation *
+///   (g - sum(g) / count - (x - mean) * inverse deviation^2 * sum(g * (x - mean)) / count), with
 ///   the count of all ranks. dx may be dy. Called with `none` and dresidual as dy after `add_relu`.
 template <class Memory>
 class NormWork {
@@ -88,9 +86,8 @@ class NormWork {
 ///
 /// - `forward<Keeps>(stream, rows, features, eps, x, affine, y)`: y = (x - mean) * inverse
 ///   deviation * weight + bias with the row's statistics, stored for backward if `Keeps`.
-/// - `backward(stream, rows, features, x, dy, affine, gradients, dx)`: with g = dy * weight, dx =
-///   (g - mean(g) - (x - mean) * inverse deviation^2 * mean(g * (x - mean))) * inverse deviation.
-///   dx may be dy.
+/// - `backward(stream, rows, features, x, dy, affine, gradients, dx)`, dx may be dy: with g = dy *
+///   weight, dx = (g - mean(g) - n * mean(g * n)) * inverse deviation, n = normalised x.
 template <class Memory>
 class LayerNormWork {
   static_assert(sizeof(Memory) == 0,

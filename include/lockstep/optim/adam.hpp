@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Adam (Kingma and Ba, 2015) and AdamW (Loshchilov and Hutter, 2019), with PyTorch's options
-/// and order of operations.
+/// @file Adam (Kingma and Ba, 2015) and AdamW (Loshchilov and Hutter, 2019), as PyTorch's.
 
 #include <cmath>
 
@@ -54,7 +53,7 @@ struct AdamRule : Choice<axes::Optimizer> {
     }
   };
 
-  /// The constants are computed in double once per step: `1 - beta2^step` needs the precision.
+  /// Computed in double once per step: `1 - beta2^step` needs the precision.
   template <class A>
   LOCKSTEP_HOST_DEVICE static constexpr Update<A> at(const Options& options, double lr,
                                                      std::uint64_t step) {
@@ -72,10 +71,8 @@ struct AdamRule : Choice<axes::Optimizer> {
 
 }  // namespace detail
 
-/// PyTorch's Adam.
 struct Adam : detail::AdamRule<false>, WithName<"Adam"> {};
 
-/// PyTorch's AdamW.
 struct AdamW : detail::AdamRule<true>, WithName<"AdamW"> {};
 
 static_assert(UpdateRule<Adam> && UpdateRule<AdamW>);

@@ -19,13 +19,11 @@ namespace lockstep::detail {
 
 using SquaresShape = PassShape<256, 4>;
 
-/// Eight blocks per multiprocessor of an H200 (132). A constant, so that sums are equal on all
-/// GPUs.
+/// Eight blocks per SM of an H200. A constant, so that sums are equal on all GPUs.
 inline constexpr std::size_t most_norm_blocks = 1056;
 
-/// The first pass over averaged gradients. `Squares`: packets are summed in the elements'
-/// arithmetic and accumulated in double, as on the host. `Finds`: marks every parameter with an
-/// element other than zero (NaN included).
+/// `Squares`: packets are summed in the elements' arithmetic and accumulated in double, as on the
+/// host. `Finds`: marks every parameter with an element other than zero (NaN included).
 template <class T, bool Squares, bool Finds>
 struct ObservingSweep {
   static constexpr std::size_t several = static_cast<std::size_t>(-1);
@@ -63,8 +61,8 @@ struct ObservingSweep {
   }
 };
 
-/// Blocks write only ones to `used`, so that their order does not matter. Without `Squares`, a tile
-/// of a parameter that is already marked is not read.
+/// The first pass over averaged gradients. Blocks write only ones to `used`, so that their order
+/// does not matter. Without `Squares`, a tile of a parameter that is already marked is not read.
 template <class T, bool Squares, bool Finds, std::size_t Count>
 LOCKSTEP_KERNEL __launch_bounds__(SquaresShape::threads)
     observe(const T* values, TablePieces where, std::uint8_t* used, double* partials,
@@ -106,7 +104,6 @@ LOCKSTEP_KERNEL __launch_bounds__(decide_threads)
   if (threadIdx.x == 0) *sum = all;
 }
 
-/// The number of partial sums that `launch_squares` writes.
 template <class T>
 constexpr std::size_t square_partials(std::size_t count) {
   return std::min(tiles_of<SquaresShape, packet_size<T>>(count), most_norm_blocks);
@@ -183,7 +180,6 @@ void launch_decide(cudaStream_t stream, const StepInputs<Rule>* inputs, const do
                               limits, state, numbers);
 }
 
-/// What the rows of a table depend on beside the step, in device memory.
 struct TableRows {
   const std::uint16_t* groups;       // by row
   std::uint8_t* used = nullptr;      // in this step; null if a step uses all rows
@@ -211,7 +207,6 @@ LOCKSTEP_KERNEL number_rows(const StepInputs<Rule>* inputs, const StepNumbers<Ru
   numbers[row] = own;
 }
 
-/// Host flags as a kernel argument.
 struct FlagBits {
   static constexpr std::size_t most = 2048;
   std::uint32_t words[most / 32];
@@ -240,8 +235,7 @@ inline void launch_store_flags(cudaStream_t stream, std::uint8_t* to,
 }
 
 /// The constants of a job's steps in device memory and their inputs: those of the groups (group 0
-/// has the step's), followed by those of the rows, if rows have their own. The rule is deduced from
-/// the policy: see `update_by_kind`.
+/// has the step's), then those of the rows. For the deduced rule see `update_by_kind`.
 template <class R>
 class DeviceNumbers {
  public:
@@ -265,7 +259,6 @@ class DeviceNumbers {
   void store(cudaStream_t stream, std::size_t group, const StepNumbers<R>& numbers) {
     launch_store(stream, step() + group, numbers);
   }
-  /// Computes the constants of the rows from `first` to `count`.
   void number_rows(cudaStream_t stream, const TableRows& table, std::size_t first,
                    std::size_t count) {
     constexpr unsigned threads = 64;

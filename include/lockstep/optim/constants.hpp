@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The constants of an optimizer's step: those of all parameters, and a table if groups or
-/// parameters have their own. Clipping and loss scaling (PyTorch's GradScaler) are decided with
-/// them.
+/// @file The constants of an optimizer's step, with clipping and loss scaling (PyTorch's
+/// GradScaler), and their table if groups or parameters have their own.
 
 #include <cmath>
 #include <limits>
@@ -35,7 +34,7 @@ struct Clip : detail::ValuePolicy<axes::Clip> {
   }
 };
 
-/// GradScaler's arguments and their defaults.
+/// GradScaler's arguments and defaults.
 struct LossScaleOptions {
   float initial = 65536;
   float growth = 2;
@@ -45,8 +44,7 @@ struct LossScaleOptions {
 
 namespace detail {
 
-/// The sum of squares, in double. Short blocks are summed in the elements' arithmetic, which
-/// vectorises better and costs little precision.
+/// Short blocks are summed in the elements' arithmetic, which vectorises better.
 template <Element T>
 double sum_of_squares(std::span<const T> values) {
   constexpr std::size_t block = 64;
@@ -94,7 +92,6 @@ LOCKSTEP_HOST_DEVICE constexpr LossScale next_loss_scale(LossScale now, bool fin
   return {is_finite(grown) ? grown : now.scale, 0};
 }
 
-/// A rule's constants of one step and the factor of the gradients, in arithmetic of type A.
 template <class Rule, class A>
 struct ScaledUpdate {
   decltype(Rule::template at<A>({}, 0.0, 1)) update;
@@ -142,7 +139,6 @@ struct StepInputs {
   AnomalyWatch watch = {};
 };
 
-/// The limits of all steps whose constants depend on the gradients.
 struct StepLimits {
   double max_norm = std::numeric_limits<double>::infinity();
   bool scales_loss = false;  // and skips steps with gradients that are not finite
@@ -150,7 +146,6 @@ struct StepLimits {
   LossScaleOptions loss_scale{};
 };
 
-/// Do the constants of a job's steps depend on its gradients?
 template <class Traits>
 inline constexpr bool decides_steps =
     Traits::clips || Traits::scales_loss || Traits::skips_anomalies;
@@ -174,8 +169,7 @@ struct StepState {
 };
 
 /// Decides from the sum of squares of all gradients whether a step is skipped, and returns the
-/// factor of the gradients, with clipping. Before clipping, gradients are multiplied by `scale` and
-/// divided by `divisor`.
+/// factor of the gradients: `scale / divisor`, unscaled and clipped.
 LOCKSTEP_HOST_DEVICE constexpr double decide_scale(double scale, double divisor, double squares,
                                                    const StepLimits& limits, StepState& state) {
   using std::sqrt;
@@ -196,7 +190,6 @@ LOCKSTEP_HOST_DEVICE constexpr double decide_scale(double scale, double divisor,
   return scale * clip_factor(state.norm, limits.max_norm) / divisor;
 }
 
-/// Computes the constants of a step from the sum of squares of all gradients.
 template <class Rule>
 LOCKSTEP_HOST_DEVICE constexpr StepNumbers<Rule> decide_step(const StepInputs<Rule>& inputs,
                                                              double squares,
@@ -223,7 +216,6 @@ struct TablePiece {
   std::size_t row = 0;
 };
 
-/// The piece that holds the byte at `offset`.
 LOCKSTEP_HOST_DEVICE constexpr const TablePiece* table_piece_at(const TablePiece* piece,
                                                                 std::size_t count,
                                                                 std::size_t offset) {
@@ -239,8 +231,7 @@ LOCKSTEP_HOST_DEVICE constexpr const TablePiece* table_piece_at(const TablePiece
   return piece;
 }
 
-/// The pieces of all buckets; `row_of(parameter)` gives a row, and neighbours with the same row are
-/// merged.
+/// The pieces of all buckets by `row_of(parameter)`; neighbours with the same row are merged.
 template <class Plan, class RowOf>
 std::vector<TablePiece> make_table_pieces(const Plan& plan, const RowOf& row_of) {
   std::vector<TablePiece> pieces;
@@ -254,8 +245,7 @@ std::vector<TablePiece> make_table_pieces(const Plan& plan, const RowOf& row_of)
   return pieces;
 }
 
-/// The group of every parameter. Throws if a group of a model that lists its tensors at run time
-/// has no trained parameter.
+/// The group of every parameter. Throws if a group of a listed model has no trained parameter.
 template <class Groups, class Layout>
 std::vector<std::uint16_t> groups_of_parameters(const Layout& layout) {
   std::vector<std::uint16_t> groups(layout.infos().size());
@@ -276,8 +266,7 @@ std::vector<std::uint16_t> groups_of_parameters(const Layout& layout) {
   return groups;
 }
 
-/// The row of every parameter and the group of every row; empty if all parameters have the same
-/// constants.
+/// The row of every parameter and the group of every row; empty if constants are common to all.
 template <class Traits>
 struct TableLayout {
   static constexpr bool is_needed = Traits::has_groups || Traits::counts_updates;

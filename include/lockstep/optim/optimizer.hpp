@@ -10,22 +10,17 @@ namespace axes {
 struct Optimizer : WithName<"Optimizer"> {};
 }  // namespace axes
 
-/// Options that are numbers, so that ranks can compare them. `for_each(f)` calls `f(name, number)`
-/// for each.
+/// Options that are numbers, which ranks compare. `for_each(f)` calls `f(name, number)` for each.
 template <class O>
 concept NumberOptions =
     std::default_initializable<O> &&
     requires(const O& options, void (*f)(std::string_view, double)) { options.for_each(f); };
 
-/// A choice of this axis is an update rule: the number of states per element (`states`), its
-/// `Options` with a learning rate `lr`, and `at<A>(options, lr, step)`, the constants of a step,
-/// counted from 1, as a function of one element in arithmetic of type A:
-///
-///     update(parameter, gradient, state)   // A&, A, A[states]
-///
-/// A rule may name its states (`state_names`). An element's update depends on nothing else, so that
-/// a backend may run it wherever it has the gradient: in a loop, a kernel, or the pass that reduces
-/// the bucket.
+/// A choice of this axis is an update rule: the number of states per element (`states`), maybe
+/// their `state_names`, the `Options` with a learning rate `lr`, and `at<A>(options, lr, step)`,
+/// the constants of a step, counted from 1, as a function of one element in arithmetic of type A:
+/// `update(A& parameter, A gradient, A* state)`. The update depends on nothing else, so that it may
+/// run in a loop, a kernel, or the pass that reduces the bucket.
 template <class R>
 concept UpdateRule =
     NumberOptions<typename R::Options> &&

@@ -38,8 +38,7 @@ struct Vectors {
   static constexpr void fingerprint(detail::Hash& hash) { hash.text("Vectors"); }
 };
 
-/// A set whose weight decay is 0 unless it is set: `NoDecay<"*.bias", "norm*">` by name,
-/// `NoDecay<>` for all `Vectors`.
+/// A set with weight decay 0 unless set: `NoDecay<"*.bias">` by name, `NoDecay<>` for `Vectors`.
 template <Name... Patterns>
 struct NoDecay : std::conditional_t<sizeof...(Patterns) == 0, Vectors, Named<Patterns...>> {
   static constexpr void begin(auto& options) {
@@ -72,7 +71,6 @@ struct ParameterGroups : detail::ValuePolicy<axes::ParameterGroups> {
     return found ? group : 0;
   }
 
-  /// The number of a set, from 1, or 0.
   template <class Set>
   static constexpr std::size_t number_of() {
     std::size_t group = 0;
@@ -80,7 +78,7 @@ struct ParameterGroups : detail::ValuePolicy<axes::ParameterGroups> {
     return found ? group : 0;
   }
 
-  /// Turns the options of group 0 into the initial options of a group.
+  /// Turns the options of group 0 into a group's initial options.
   static constexpr void begin([[maybe_unused]] std::size_t group, [[maybe_unused]] auto& options) {
     std::size_t number = 0;
     ((++number == group ? Sets::begin(options) : void()), ...);

@@ -55,7 +55,6 @@ T number_as(const NamedNumber& kept) {
       kept.value);
 }
 
-/// Appends the options to a list, each named `prefix` + name.
 template <NumberOptions Options>
 void list_numbers(const std::string& prefix, const Options& options, std::vector<NamedNumber>& to) {
   options.for_each([&](std::string_view name, const auto& number) {
@@ -63,9 +62,8 @@ void list_numbers(const std::string& prefix, const Options& options, std::vector
   });
 }
 
-/// Sets the options that are in the list. `for_each` passes the members of `options` by const
-/// reference; they are written through it. An option that `for_each` computes cannot be set: throws
-/// if it differs.
+/// Sets the options that are in the list, through the const references that `for_each` passes. An
+/// option that `for_each` computes cannot be set: throws if it differs.
 template <NumberOptions Options>
 void set_numbers(const std::string& prefix, Options& options, std::span<const NamedNumber> from) {
   std::as_const(options).for_each([&]<class T>(std::string_view name, const T& number) {

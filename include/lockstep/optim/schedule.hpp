@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The schedule axis (how the learning rate changes), and a job's step counter with the
-/// options of its optimizer and schedule.
+/// @file The schedule axis: how the learning rate changes; and a job's step counter and options.
 
 #include <cmath>
 #include <numbers>
@@ -24,16 +23,14 @@ struct SchedulePoint {
   std::uint64_t epoch = 0;
 };
 
-/// A choice of this axis is a curve: `Options` and the factor of the optimizer's learning rate at a
-/// point. If `counts_epochs(options)` is true, the factor depends on the epoch, which a loop
-/// without a trainer must set.
+/// A choice of this axis is a curve: `Options` and the factor of the learning rate at a point. If
+/// `counts_epochs(options)`, a loop without a trainer must set the epoch.
 template <class C>
 concept LearningCurve = NumberOptions<typename C::Options> &&
                         requires(const typename C::Options& options, SchedulePoint point) {
                           { C::factor(options, point) } -> std::same_as<double>;
                         };
 
-/// The learning rate does not change.
 struct Constant : Choice<axes::Schedule>, WithName<"Constant"> {
   struct Options {
     static constexpr void for_each(const auto&) {}
@@ -41,9 +38,8 @@ struct Constant : Choice<axes::Schedule>, WithName<"Constant"> {
   static constexpr double factor(const Options&, SchedulePoint) { return 1; }
 };
 
-/// PyTorch's StepLR: the learning rate is multiplied by `factor` every `epochs` epochs. A trainer
-/// sets the epoch; a loop without one calls `set_epoch` or sets `updates`, otherwise its first
-/// update throws.
+/// PyTorch's StepLR: multiplies the rate by `factor` every `epochs` epochs. A loop without a
+/// trainer calls `set_epoch` or sets `updates`; otherwise its first update throws.
 struct StepDecay : Choice<axes::Schedule>, WithName<"StepDecay"> {
   struct Options {
     std::uint64_t epochs = 30;
@@ -115,7 +111,6 @@ class UpdateClock {
   typename Rule::Options& options(Set) {
     return options_.template mine<Set>();
   }
-  /// The options of all groups, to compare and to copy.
   GroupOptions<Rule, Groups>& group_options() { return options_; }
   const GroupOptions<Rule, Groups>& group_options() const { return options_; }
   typename Curve::Options& schedule() { return schedule_; }
@@ -129,7 +124,6 @@ class UpdateClock {
   /// Moves the curve: the next update is number `step` of the curve, from 0.
   void begin_schedule(std::uint64_t step) { ahead_ = step - steps_; }
 
-  /// Saves the counters and options.
   void tell_progress(ReplicaProgress& progress) const {
     progress.updates = steps_;
     progress.epoch = epoch_;
@@ -145,7 +139,7 @@ class UpdateClock {
     }
     list_numbers("schedule/", schedule_, progress.numbers);
   }
-  /// Restores the counters and options. Options that `progress` does not name stay as they are.
+  /// Options that `progress` does not name stay as they are.
   void take_progress(const ReplicaProgress& progress) {
     steps_ = progress.updates;
     epoch_ = progress.epoch;
@@ -159,8 +153,7 @@ class UpdateClock {
   /// The learning rate of the next update (group 0).
   double learning_rate() const { return options_.common.lr * factor(); }
 
-  /// Begins update `steps()`, counted from 1. Throws if the schedule needs an epoch that nobody has
-  /// set.
+  /// Begins update `steps()`, from 1. Throws if the schedule needs an epoch and none was set.
   void advance() {
     if constexpr (requires { Curve::counts_epochs(schedule_); }) {
       if (!knows_epoch_ && Curve::counts_epochs(schedule_)) [[unlikely]]
@@ -184,7 +177,7 @@ class UpdateClock {
 
   static constexpr const char* count_of_groups = "optimizer/groups";
   static std::string prefix_of(std::size_t set) { return "optimizer/" + std::to_string(set) + "/"; }
-  /// Restores the groups' own options, unless the saved job had another number of groups.
+  /// A set without saved options follows group 0. Does nothing if the number of groups differs.
   void take_groups(const std::vector<NamedNumber>& numbers) {
     const auto count = std::ranges::find(numbers, count_of_groups, &NamedNumber::name);
     if (count == numbers.end() || number_as<std::uint64_t>(*count) != Groups::count) return;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file PyTorch's SGD: plain, with momentum, with Nesterov momentum. Momentum is a type here,
-/// because it costs memory.
+/// @file PyTorch's SGD: plain, with momentum, with Nesterov momentum (types, as they cost memory).
 
 #include "lockstep/optim/optimizer.hpp"
 
@@ -37,8 +36,7 @@ struct SGD : Choice<axes::Optimizer>, WithName<"SGD"> {
 
 namespace detail {
 
-/// One state, the momentum buffer. It starts as the first gradient, regardless of the dampening, as
-/// in PyTorch.
+/// The momentum buffer starts as the first gradient, regardless of the dampening, as in PyTorch.
 template <bool Nesterov>
 struct MomentumRule : Choice<axes::Optimizer> {
   static constexpr std::size_t states = 1;

@@ -17,8 +17,7 @@ namespace lockstep::detail {
 
 using UpdateShape = PassShape<256, 2>;
 
-/// Records the step of an anomaly and sets the flag that the host reads. Concurrent threads write
-/// the same values.
+/// Records an anomaly and sets the host's flag. Concurrent threads write the same values.
 __device__ inline void tell_anomaly(const AnomalyWatch& watch, std::uint64_t step) {
   watch.record->step = step;
   *watch.seen = 1;
@@ -37,11 +36,9 @@ template <class Rule, class Master, class Gradient, class Param, bool Watches = 
 struct UpdateArrays : WatchedPiece<Watches> {
   using A = Accumulator<Master>;
   static constexpr std::size_t states = Rule::states;
-  static constexpr std::size_t slots =
-      states == 0 ? 1 : states;  // an array has at least one element
+  static constexpr std::size_t slots = states == 0 ? 1 : states;  // at least one element
   static constexpr bool copies = !std::is_same_v<Param, Master>;
-  using State = std::conditional_t<states == 0, Master, A>;  // with no states, a type that does not
-                                                             // change the packet size
+  using State = std::conditional_t<states == 0, Master, A>;  // a type that widens no packet
   static constexpr std::size_t packet = packet_size<Master, Gradient, State, Param>;
 
   Master* master;
@@ -50,8 +47,7 @@ struct UpdateArrays : WatchedPiece<Watches> {
   State* state[slots];
 };
 
-/// The pass over a piece. Only parameters stay in the cache, for the next forward pass. With
-/// `Watches`, the pass looks for gradients that are not finite.
+/// Only parameters stay in the cache, for the next forward. `Watches`: looks for NaN and infinity.
 template <class Rule, class Master, class Gradient, class Param, class Shape, bool Watches>
 struct UpdateSweep {
   using Arrays = UpdateArrays<Rule, Master, Gradient, Param, Watches>;
@@ -89,8 +85,7 @@ struct UpdateSweep {
   template <std::size_t N>
   __device__ void finish(std::size_t at, Loaded<N> loaded) const {
     if (skip) return;
-    // A gradient that is not finite changes nothing: other ranks may read the parameters before
-    // this rank's host knows.
+    // Nothing is updated: other ranks may read the parameters before this rank's host knows.
     if constexpr (Watches) {
       if (look(at, loaded.gradient)) return;
     }
@@ -171,7 +166,6 @@ struct TablePieces {
   std::size_t offset;   // bytes from the arena's start to the arrays
   std::size_t element;  // bytes per element in the arena
 
-  /// The piece that holds an element.
   __device__ const TablePiece* at(std::size_t index) const {
     return table_piece_at(pieces, count, offset + index * element);
   }
@@ -204,7 +198,6 @@ struct TableSweep {
   }
 };
 
-/// Updates every element with the constants of its row, unless `step` skips the whole update.
 template <class Shape, bool Watches, class Rule, class Master, class Gradient, class Param>
 LOCKSTEP_KERNEL __launch_bounds__(Shape::threads)
     update_by_table(const StepNumbers<Rule>* step, const StepNumbers<Rule>* rows, TablePieces where,
@@ -248,10 +241,10 @@ auto update_arrays(Master* master, const Gradient* gradients, const StatesOf<Rul
 }
 
 /// Updates `count` elements with the constants in `numbers`: reads gradients, reads and writes
-/// `master` and `states`. If Param is another type than Master, the new masters are also cast and
-/// written to `parameters`, which is otherwise unused. A static `Count` is compiled into the
-/// kernel. With `Watches`, the kernel records anomalies; `offset` is the position of the piece in
-/// the parameter arena, in bytes. **Stream** in its order. **Host** does not block.
+/// `master` and `states`. If Param is not Master, the new masters are also cast to `parameters`,
+/// which is otherwise unused. A static `Count` is compiled into the kernel. `Watches` records
+/// anomalies; the piece is at byte `offset` of the parameter arena. **Stream** in its order.
+/// **Host** does not block.
 template <class Rule, class Master, class Gradient, class Param = Master,
           std::size_t Count = dynamic, bool Watches = false, class Shape = UpdateShape>
 void launch_update(cudaStream_t stream, const StepNumbers<Rule>* numbers, Master* master,
@@ -281,9 +274,8 @@ void launch_update_by_table(cudaStream_t stream, const StepNumbers<Rule>* step,
       "update by table", stream, blocks, UpdateShape::threads, step, rows, where, arrays, count);
 }
 
-/// Launches either update from addresses and element kinds. nvcc cannot write a policy's names and
-/// numbers into a kernel's host stub, so this function sees kinds and a deduced rule but nothing of
-/// a job's type.
+/// Launches either update from addresses and element kinds: nvcc cannot write a policy's names and
+/// numbers into a kernel's host stub, so that no job's type may be seen here.
 template <ElementKind Master, ElementKind Gradient, ElementKind Param, std::size_t Count,
           bool Watches, bool ByTable, class R>
 void update_by_kind(cudaStream_t stream, const StepNumbers<R>* step, const StepNumbers<R>* rows,

@@ -16,10 +16,9 @@ struct Anomaly : WithName<"Anomaly"> {};
 }  // namespace axes
 
 /// A loss or gradient that is not finite ends the job with an error that names rank, step and
-/// parameter. The pass that updates the parameters detects it, so that some of them may already be
-/// affected. On a GPU a later call throws, as soon as the host can know. With loss scaling
-/// (`Precision<Mixed<Half>>`), steps whose gradients overflow are skipped, and the job ends when
-/// the scale has become too small to recover.
+/// parameter. The update pass detects it, so that some parameters may already be affected. On a GPU
+/// a later call throws. With loss scaling (`Precision<Mixed<Half>>`), steps that overflow are
+/// skipped, and the job ends when the scale has become too small to recover.
 struct Stop : Choice<axes::Anomaly>, WithName<"Stop"> {};
 
 /// A step whose gradients have no finite norm changes nothing, on any rank, and is counted. The
@@ -50,14 +49,13 @@ LOCKSTEP_HOST_DEVICE constexpr auto blemish(A value) {
 }
 LOCKSTEP_HOST_DEVICE constexpr bool is_finite(double value) { return blemish(value) == 0; }
 
-/// What the update kernels have found, in device memory.
 struct AnomalyRecord {
   static constexpr unsigned long long nowhere = ~0ULL;
 
   std::uint64_t step = 0;                 // the first bad step, from 1; 0: none
   unsigned long long gradient = nowhere;  // the lowest byte offset of a gradient that is not finite
   bool loss = false;
-  bool scale = false;  // too small
+  bool scale = false;  // the loss scale is too small
 };
 
 /// Where kernels look for anomalies and report them, part of a step's constants.
@@ -73,7 +71,6 @@ inline Error anomaly_error(const std::string& what, std::uint64_t step) {
           "Anomaly<Skip> leaves such steps out, Anomaly<Ignore> goes on"};
 }
 
-/// The error for a gradient at a byte offset in the arena.
 template <class Layout>
 Error anomaly_error(const Layout& layout, std::size_t offset, const std::string& value,
                     const std::string& whose, std::uint64_t step) {
@@ -89,15 +86,13 @@ Error anomaly_error(const Layout& layout, std::size_t offset, const std::string&
                        step);
 }
 
-/// The first gradient of a host update that is not finite. It is recorded during a pass, possibly
-/// by another thread, and thrown afterwards.
+/// The first gradient of a host update that is not finite: recorded in a pass, thrown afterwards.
 class NotedAnomaly {
  public:
   bool is_there() const { return found_.has_value(); }
 
-  /// Records the first of these averages that is not finite; they are elements from `at` on of
-  /// those at `offset` in the arena. `sources` are all ranks' gradients, if this rank can read
-  /// them.
+  /// Records the first of these averages that is not finite: elements from `at` on of those at byte
+  /// `offset` of the arena. `sources` are all ranks' gradients, if this rank can read them.
   template <class T, class... Sources>
   [[gnu::cold, gnu::noinline]] void note(std::size_t offset, std::size_t at,
                                          std::span<const T> averages, Sources... sources) {
@@ -117,8 +112,7 @@ class NotedAnomaly {
     found_ = found;
   }
 
-  /// Throws the recorded anomaly and clears it. `average` describes the gradient if its rank is
-  /// unknown.
+  /// Throws the anomaly and clears it. `average` describes the gradient if no rank is known.
   template <class Layout>
   [[noreturn, gnu::cold, gnu::noinline]] void report(const Layout& layout, const char* average,
                                                      std::uint64_t step) {
@@ -131,7 +125,6 @@ class NotedAnomaly {
   }
 
  private:
-  /// A gradient that is not finite, and the ranks that contributed such values.
   struct Found {
     std::size_t offset = 0;  // bytes
     double value = 0;
@@ -141,13 +134,11 @@ class NotedAnomaly {
   std::optional<Found> found_;
 };
 
-/// The optimizer states of a piece, one array per state, in accumulator type.
 template <class Rule, class T>
 using StatesOf = std::array<Accumulator<T>*, Rule::states>;
 
-/// Updates `count` elements in one pass. `scale(g)` is applied before the rule: clipping, averaging
-/// over micro-batches, or nothing. Returns whether all gradients were finite; always true without
-/// `Watches`.
+/// Updates `count` elements in one pass; `scale(g)` clips or averages before the rule. Returns
+/// whether all gradients were finite; always true without `Watches`.
 template <class Rule, bool Watches, class T, class Update, class Scale>
 bool update_elements(Update update, T* __restrict parameters, const T* __restrict gradients,
                      const StatesOf<Rule, T>& states, std::size_t count, Scale scale) {

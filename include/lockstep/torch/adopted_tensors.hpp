@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A module's tensors in lockstep's memory, the check that they stay there, and the hooks
-/// that take complete gradients from autograd.
+/// @file A module's tensors in lockstep's memory, and the hooks that take gradients from autograd.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/from_blob.h>
@@ -70,7 +69,7 @@ inline GradientNode hook_gradient(const at::Tensor& parameter, std::size_t numbe
 }
 
 /// Calls `f(parameter)` for every hooked parameter that a backward pass from `root` will not reach.
-/// Visiting every node of the graph takes time, so it needs a policy.
+/// It visits every node of the graph, so only steps that allow unused parameters call it.
 template <class F>
 void for_each_unreached(const at::Tensor& root, const std::vector<HookedNode>& hooked, const F& f) {
   using ::torch::autograd::Node;
@@ -89,8 +88,7 @@ void for_each_unreached(const at::Tensor& root, const std::vector<HookedNode>& h
     if (!seen.contains(each.node.get())) f(each.parameter);
 }
 
-/// Memory as a tensor like another one, with its own storage: of slices, `torch::save` would write
-/// the whole storage.
+/// Memory as a tensor with its own storage; of a slice, `torch::save` would write all the storage.
 inline at::Tensor tensor_at(const void* data, const at::Tensor& like, at::ScalarType type,
                             at::Device device) {
   return at::from_blob(const_cast<void*>(data), like.sizes(),
@@ -98,8 +96,7 @@ inline at::Tensor tensor_at(const void* data, const at::Tensor& like, at::Scalar
 }
 
 /// The parameters and buffers of a module. From the first step on they live in lockstep's memory,
-/// and every step checks that: `torch::load`, `to` and the like replace a tensor's memory, and the
-/// new one would not be trained.
+/// which every step checks: memory from `torch::load`, `to` and the like would not be trained.
 class AdoptedTensors {
  public:
   explicit AdoptedTensors(const ::torch::nn::Module& module, TensorTies ties = {})
@@ -121,8 +118,7 @@ class AdoptedTensors {
     ElementKind kind;
   };
 
-  /// Moves all tensors to `parameter_at(i)` and `buffer_at(i)`; `trains(i)` says whether a
-  /// parameter has a gradient.
+  /// Moves all tensors to lockstep's memory; `trains(i)`: does the parameter have a gradient?
   template <class ParameterAt, class BufferAt, class Trains>
   void adopt(const ParameterAt& parameter_at, const BufferAt& buffer_at, const Trains& trains,
              at::Device device) {
@@ -181,8 +177,7 @@ class AdoptedTensors {
     const at::ScalarType type = is_bool ? at::kBool : scalar_type_of(place.kind);
     tensor.set_data(tensor_at(place.data, tensor, type, device));
   }
-  /// Ties a tensor to the one that it was in the original module: it shares its memory, and
-  /// autograd accumulates both gradients.
+  /// Ties tensors that were one in the original module: they share memory, and gradients add up.
   static void tie(at::Tensor& copy, const at::Tensor& first) {
     copy.set_requires_grad(false);
     copy.set_data(first.detach());

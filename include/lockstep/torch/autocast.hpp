@@ -12,9 +12,8 @@ namespace lockstep {
 
 inline namespace torch_modules {
 
-/// While this lives, eligible operations of the calling thread on tensors of this device type run
-/// in 16 bits; parameters keep their type. Forward passes and losses belong inside, backward passes
-/// outside:
+/// While this lives, eligible operations of the calling thread on this device type run in 16 bits;
+/// parameters keep their type. Forward passes and losses belong inside, backward passes outside:
 ///
 ///     torch::Tensor loss(const Batch& batch) {
 ///       const Autocast in_bf16(at::kCUDA);

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Batches of tensors: serialization, splitting for replicas, conversion from lockstep's
-/// batches.
-///
-/// A batch is a struct of tensors (tensors.hpp), usually `TensorBatch`, a tuple, a pair or a
-/// tensor.
+/// @file Batches of tensors (structs as in tensors.hpp, tuples, pairs or a tensor): serialization,
+/// splitting for replicas, and conversion from lockstep's batches.
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
@@ -27,8 +24,7 @@ inline bool is_ours_alone(const at::Tensor& tensor) {
          !tensor.requires_grad() && tensor.is_cpu() && tensor.storage().use_count() == 1;
 }
 
-/// Makes `tensor` contiguous with this type and shape, uninitialised, reusing its memory if
-/// possible.
+/// Makes `tensor` contiguous with this type and shape, if possible in the same memory.
 inline void make_room(at::Tensor& tensor, at::ScalarType type, at::IntArrayRef sizes) {
   if (is_ours_alone(tensor) && tensor.scalar_type() == type) {
     if (tensor.sizes() != sizes) tensor.resize_(sizes);

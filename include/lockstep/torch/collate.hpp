@@ -92,8 +92,7 @@ void begin_rows(const Row& row, std::size_t count, at::Tensor& out, at::IntArray
   make_room(out, type, sizes);
 }
 
-/// Writes a row; the first one determines the size of all. A nonempty `shape` replaces a row's
-/// shape.
+/// Writes a row; the first determines the size of all. A nonempty `shape` replaces its shape.
 template <class Row>
 void put_row(const Row& row, std::size_t i, std::size_t count, at::Tensor& out,
              at::IntArrayRef shape, const char* what, bool is_label) {

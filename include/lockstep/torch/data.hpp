@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file lockstep's sampler for LibTorch's data loaders, and LibTorch's data sets for lockstep's
-/// loaders.
+/// @file lockstep's sampler for LibTorch's loaders, and LibTorch's data sets for lockstep's.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -57,8 +56,8 @@ inline namespace torch_modules {
 ///       for (auto& batch : *loader) ddp.step(batch);
 ///     }
 ///
-/// Draws the same indices as Python's DistributedSampler. Copies share one state, so `set_epoch`
-/// reaches the loader's copy; without `set_epoch` every epoch has the same order.
+/// Draws what Python's DistributedSampler draws, in the same order. Copies share one state, so
+/// `set_epoch` reaches the loader's copy; without `set_epoch` every epoch has the same order.
 template <class Remainder = Padding, class Order = TorchShuffle>
 class RankSampler final : public ::torch::data::samplers::Sampler<> {
   static_assert(!std::is_same_v<Remainder, Masked>,
@@ -140,8 +139,7 @@ class RankSampler final : public ::torch::data::samplers::Sampler<> {
 
 namespace detail {
 
-/// A copy of a LibTorch data set per reading thread, as LibTorch's loaders make per worker: its
-/// functions are not const.
+/// One copy of a LibTorch data set per reading thread, since its functions are not const.
 template <class D>
 class DatasetCopies {
  public:

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `lockstep::torch::DataParallel`: replicas of a module in one process, for hand-written
-/// loops.
+/// @file `lockstep::torch::DataParallel`: replicas in one process, for hand-written loops.
 
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/Tensor.h>
@@ -25,8 +24,7 @@
 
 namespace lockstep::detail {
 
-/// Splits a tensor along its first dimension, as PyTorch's `chunk` does. Scalars and other types
-/// have no chunks: all replicas get them.
+/// Splits a tensor like PyTorch's `chunk`; scalars and other types go whole to all replicas.
 template <class T>
 std::vector<at::Tensor> shares_of(const T& argument, std::size_t most) {
   if constexpr (std::is_same_v<T, at::Tensor>) {
@@ -59,8 +57,7 @@ inline std::size_t count_shares(std::span<const std::vector<at::Tensor>> cut) {
   return common == 0 ? 1 : common;
 }
 
-/// Gathers outputs on a device: rows are concatenated, scalars stacked; tuples, pairs and vectors
-/// of tensors element by element.
+/// Gathers the replicas' outputs on a device: concatenates tensors, stacks scalars.
 template <class Output>
 Output gather_outputs(const std::vector<Output>& outputs, at::Device device) {
   if constexpr (std::is_same_v<Output, at::Tensor>) {
@@ -123,8 +120,7 @@ class ModuleReplica {
     }
     for (std::size_t i = 0; i != parameters.size(); ++i) follow(parameters_[i], parameters[i]);
     {
-      // Hidden from autograd: the graph of an earlier pass may hold the buffers, which a backward
-      // pass in training does not read.
+      // Hidden from autograd: earlier graphs hold buffers that backward in training does not read.
       const at::NoGradGuard quiet;
       for (std::size_t i = 0; i != buffers.size(); ++i) buffers_[i].data().copy_(buffers[i]);
     }
@@ -263,8 +259,7 @@ class DataParallel {
     return detail::gather_outputs(all, device_);
   }
 
-  /// The program's current stream on each GPU: replicas use the same streams, which orders their
-  /// reads and writes with the program's.
+  /// The program's streams, on which replicas run: so their work is ordered with the program's.
   std::vector<c10::Stream> current_streams() const {
     std::vector<c10::Stream> streams;
     const auto add = [&](at::Device device) {

@@ -31,7 +31,7 @@ namespace lockstep {
 
 inline namespace torch_modules {
 
-/// The parameter types of a module that are not all float, as an argument among the policies:
+/// The parameter types of a module, if not all are float, as an argument among the policies:
 /// `lockstep::torch::DistributedDataParallel<Net, ParameterTypes<float, double>>`.
 template <Element... Ts>
 struct ParameterTypes {};
@@ -186,9 +186,8 @@ class DistributedDataParallel {
   using module_type = Net;
   using communicator_type = typename Job::communicator;
 
-  /// Compares the module over ranks and broadcasts rank 0's parameters and buffers. `group` is a
-  /// communicator of the backend, a `ProcessGroup` or a session, which must outlive the wrapper.
-  /// **Ranks** all. **Host** blocks.
+  /// Compares the module over ranks and broadcasts rank 0's parameters and buffers. The group, a
+  /// communicator or a session, must outlive the wrapper. **Ranks** all. **Host** blocks.
   DistributedDataParallel(std::shared_ptr<Contained> module, communicator_type& group)
       : module_(std::move(module)),
         replica_(group,
@@ -235,9 +234,8 @@ class DistributedDataParallel {
     return forward(std::forward<Arguments>(arguments)...);
   }
 
-  /// `loss.backward()` that also aborts all ranks with the reason of a failure and, with
-  /// `UnusedParameters<Zero>`, finds unused parameters at the start, so that no bucket waits for
-  /// them. **Ranks** all. **Host** blocks.
+  /// `loss.backward()` that also tells all ranks the reason of a failure and, with
+  /// `UnusedParameters<Zero>`, finds unused parameters early. **Ranks** all. **Host** blocks.
   void backward(const at::Tensor& loss, bool retain_graph = false, bool create_graph = false) {
     [[maybe_unused]] const auto on = replica_.on_device();
     gradients_.run(loss, [&] { loss.backward({}, retain_graph, create_graph); });
@@ -350,7 +348,7 @@ class DistributedDataParallel {
   Replica replica_;
   detail::LoopGradients<Replica> gradients_;
   bool synchronizes_ = true;
-  std::uint64_t next_buffers_ = 0;  // the pass that broadcasts buffers next, with Join
+  std::uint64_t next_buffers_ = 0;  // passes before buffers are next broadcast, with Join
   bool is_joining_ = false;
 };
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Gradients of a module in a hand-written loop: averaged over ranks in `Tensor::grad` when
-/// each backward pass returns.
+/// @file Gradients in a hand-written loop: averages in `Tensor::grad` when a backward pass returns.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
@@ -87,8 +86,7 @@ class LoopGradients {
   using Streams = LoopStreams<typename traits::device, Replica>;
 
  public:
-  /// Moves the module's tensors into the replica's memory. **Host** blocks. **Stream** on a GPU,
-  /// later hooks run on LibTorch's stream that is current here.
+  /// Moves the module's tensors. **Host** blocks. **Stream** hooks will run on the current one.
   explicit LoopGradients(Replica& replica) : replica_(replica), streams_(replica), receive_(*this) {
     [[maybe_unused]] const auto on = replica_.on_device();
     streams_.settle();
@@ -107,7 +105,7 @@ class LoopGradients {
   /// Gives tensors their own memory back, since optimizers and the program may keep them.
   ~LoopGradients() {
     receive(false);
-    // After a failed backward pass, a GPU waits for reductions until the abort.
+    // After a failed backward pass, a GPU waits for reductions that other ranks will not join.
     if (is_in_pass_) replica_.communicator().abandon("its backward pass ended with an exception");
     try {
       release();
@@ -150,9 +148,8 @@ class LoopGradients {
     });
   }
 
-  /// Publishes the averages of a complete step in `Tensor::grad`. Parameters that no rank has used
-  /// keep theirs. With `Anomaly<Stop>` throws on a NaN or infinite average; on a GPU a later pass
-  /// throws.
+  /// Publishes the averages of a complete step in `Tensor::grad`; parameters that no rank used keep
+  /// theirs. With `Anomaly<Stop>` throws on a NaN or infinite average, on a GPU in a later pass.
   void hand_out() {
     replica_.reduce_and_hand_out([&](const auto& is_used) {
       streams_.let_program_follow();
@@ -165,8 +162,7 @@ class LoopGradients {
     });
   }
 
-  /// Throws if an average was NaN or infinite so far, with `Anomaly<Stop>`. **Host** blocks until
-  /// all passes are done.
+  /// Throws if an average was NaN or infinite (`Anomaly<Stop>`). **Host** blocks until all is done.
   void require_finite() {
     if constexpr (traits::stops_at_anomaly && !on_host) {
       streams_.settle();
@@ -239,8 +235,8 @@ class LoopGradients {
     ++passes_;
   }
 
-  /// Adds what `Tensor::grad` has, from `no_sync` passes or because the program has not cleared it:
-  /// as in PyTorch, ranks average the sum.
+  /// Writes the sum of the gradient and `Tensor::grad` (of `no_sync` passes, or not cleared), which
+  /// ranks average, as in PyTorch.
   void write(std::size_t i, const at::Tensor& gradient) {
     streams_.before_write();
     at::Tensor& to = averages_[places_[i]];

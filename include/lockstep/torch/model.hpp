@@ -38,8 +38,7 @@ inline namespace torch_modules {
 ///       }
 ///     };
 ///
-/// and optionally `void score(const Batch&, auto& tally)` for evaluations, which run with the
-/// module in evaluation mode and without gradients.
+/// and optionally `void score(const Batch&, auto& tally)`, in evaluation mode without gradients.
 ///
 /// A module that the job makes, by default or by a function, draws its initial values from the
 /// job's seed (`--seed`), as after `torch::manual_seed(seed)`. A model that draws from LibTorch's
@@ -66,8 +65,7 @@ class TorchModel {
   explicit TorchModel(First&& first, Arguments&&... arguments)
       : module_(std::make_shared<typename Source::Contained>(
             std::forward<First>(first), std::forward<Arguments>(arguments)...)) {}
-  /// A module that the program keeps, too: it gets its own memory back when this model is
-  /// destroyed.
+  /// A module that the program keeps, too: it owns its memory again after this model's end.
   explicit TorchModel(std::shared_ptr<typename Source::Contained> module)
       : module_(std::move(module)) {}
 
@@ -179,8 +177,7 @@ class TorchModel {
     self().score(batch, tally);
   }
 
-  /// Before a step that may replay a CUDA graph (`CapturedStep`): checks for replaced memory and
-  /// seeds the generators, as an eager step does.
+  /// Before a step or its replay (`CapturedStep`): checks for replaced memory, seeds generators.
   template <class Step>
   void prepare_step(Step& step) {
     const typename detail::TorchDevice<Step>::Scope scope(step);
@@ -224,8 +221,7 @@ class TorchModel {
           detail::TorchDevice<Step>::device(step));
     } else {
       all.require_adopted(parameter_at, buffer_at);
-      // Comparing names costs more than a small step, and differences stay: steps 1, 2, 4, 8, ...
-      // compare.
+      // Comparing names costs more than a small step: only steps 1, 2, 4, 8, ... do it.
       ++uses_;
       if ((uses_ & (uses_ - 1)) == 0) all.require_same(base());
     }

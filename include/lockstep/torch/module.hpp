@@ -76,8 +76,7 @@ struct ModuleTensor {
 /// submodules share; these names tell which to tie again.
 using TensorTies = std::unordered_map<std::string, std::string>;
 
-/// The unique tensors of a dictionary, by implementation or by `ties`: parameters that merely share
-/// memory are distinct.
+/// The unique tensors of a dictionary, by implementation (not by memory) or by `ties`.
 template <class Dictionary>
 std::vector<ModuleTensor> unique_tensors(const Dictionary& dictionary, const TensorTies& ties) {
   std::vector<ModuleTensor> tensors;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The passes of a batch norm over several ranks on LibTorch's tensors, by LibTorch's
-/// kernels.
+/// @file The passes of a batch norm over several ranks, by LibTorch's kernels.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/batch_norm_backward_elemt.h>
@@ -87,8 +86,7 @@ class HostTensorNorm {
   }
   void sum(const auto& exchange) { exchange.all_reduce(sums().data(), sums().size(), true); }
 
-  /// Merges all ranks' statistics and updates the running ones, if any, with the batch's weight
-  /// `momentum`.
+  /// Merges all ranks' statistics and updates running ones; `momentum` is the batch's weight.
   void settle(const NormTensors& norm, const BatchNormOptions& options, std::string_view name) {
     eps_ = options.eps;
     statistics_.merge(statistics_.all(world_).data(), world_, eps_, name);
@@ -199,9 +197,8 @@ class HostTensorNorm {
 };
 
 /// The same on a GPU, by the kernels of PyTorch's `SyncBatchNorm`. The host never waits, so that a
-/// step can be captured; hence it cannot see that all ranks are empty, in which case running
-/// statistics move towards zero. **Stream** LibTorch's current one, which must be the step's; in a
-/// backward pass that of the forward pass.
+/// step can be captured; if all ranks are empty, which the host cannot see, running statistics move
+/// towards zero. **Stream** LibTorch's current one: the step's, or in backward that of forward.
 class DeviceTensorNorm {
  public:
   void measure(const at::Tensor& x, double eps, std::size_t world) {
@@ -210,8 +207,7 @@ class DeviceTensorNorm {
     const auto options = x.options().dtype(type).memory_format(std::nullopt);
     all_ = at::empty({static_cast<std::int64_t>(world), 2 * channels + 1}, options);
     if (x.numel() == 0) {
-      // An empty rank has a tiny count: the kernel would divide by a leading zero, and leaving
-      // ranks out needs counts on the host.
+      // An empty rank gets a tiny count: the kernel would divide by a leading zero.
       own_ = at::cat({at::zeros({channels}, options), at::full({channels}, 1.0, options),
                       at::full({1}, 1e-30, options)});
     } else {

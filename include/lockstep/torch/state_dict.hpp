@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A module's parameters and buffers as a safetensors file, as Python's `safetensors.torch`
-/// loads (`load_file`) and saves (`save_file`) it.
+/// @file A module's state_dict as a safetensors file, which Python reads and writes as well.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
@@ -22,8 +21,7 @@ namespace lockstep {
 inline namespace torch_modules {
 
 struct StateDictOptions {
-  /// Must the file have exactly the module's names? Otherwise missing tensors keep their values,
-  /// and unexpected ones are ignored.
+  /// Must names match exactly? Otherwise missing tensors keep their values, others are ignored.
   bool strict = true;
 };
 
@@ -196,11 +194,10 @@ void save_state_dict(const Net& net, const std::string& path) {
   detail::write_file(path, file);
 }
 
-/// Reads parameters and buffers from a safetensors file, lockstep's or Python's, in place, so that
-/// a job can go on training the module. Names and shapes must match; types are converted, as in
-/// Python. Of a tensor with several names the file may have one. Nothing changes before everything
-/// is compared and a lockstep file's checksums are verified. **Ranks** this one alone; in a job,
-/// all ranks load, or one before the job begins.
+/// Reads parameters and buffers from a safetensors file, lockstep's or Python's, in place: a job
+/// may go on with the module. Names (one of a tensor's several) and shapes must match; types are
+/// converted, as in Python. Nothing changes before everything is compared and lockstep's checksums
+/// are verified. **Ranks** this one alone; in a job, all ranks load, or one before the job begins.
 template <class Net>
 StateDictReport load_state_dict(const Net& net, const std::string& path,
                                 const StateDictOptions& options = {}) {

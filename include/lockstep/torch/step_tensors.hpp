@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Tensors and random numbers between a step and a module on the host; `torch.cuh` has the
-/// same for GPUs.
+/// @file Tensors and random numbers between a step and a module on the host.
 
 #include <ATen/Context.h>
 #include <ATen/core/Generator.h>
@@ -75,8 +74,7 @@ struct TorchDevice {
   /// The tensor that backward starts from.
   static at::Tensor scaled(const Step&, const at::Tensor& loss) { return loss; }
 
-  /// Copies small contiguous gradients of the same type by memcpy, several times faster than
-  /// `copy_`.
+  /// Copies small gradients of the same type by memcpy, in a fraction of the time of `copy_`.
   static void write(const Step&, void* to, at::ScalarType type, const at::Tensor& gradient) {
     const std::size_t bytes = gradient.nbytes();
     if (gradient.scalar_type() == type && bytes <= most_copied && gradient.is_contiguous()) {

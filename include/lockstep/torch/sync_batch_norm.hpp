@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `Norms<Synced>` for LibTorch modules: batch norm statistics over all ranks of the job, as
-/// in PyTorch's `SyncBatchNorm`.
+/// @file `Norms<Synced>` for LibTorch modules: batch norms over all ranks, as `SyncBatchNorm`.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
@@ -119,8 +118,7 @@ struct NormPassing : ::torch::CustomClassHolder {
   std::variant<HostTensorNorm, DeviceTensorNorm> work;
 };
 
-// What follows are templates over `NormExchange`: only programs that synchronise norms compile
-// LibTorch's machinery for autograd functions.
+// Templates over `NormExchange`, so that only programs with synchronised norms compile them.
 
 /// Statistics over the samples of all ranks: means and squared deviations are merged by counts,
 /// which may be zero. The backward pass sums over ranks what each input gradient takes from the
@@ -324,12 +322,10 @@ void convert_norms(::torch::nn::Module& module, const std::shared_ptr<NormExchan
 ///
 /// Until the end of the scope, and in the backward pass of what ran in it, the module's batch norms
 /// share their statistics with the step's ranks, which may have different numbers of samples. In an
-/// evaluation, and with one rank, the norms are plain. The module and its tensors stay the same; a
-/// `clone()` is a plain module.
+/// evaluation, with one rank, and in a `clone()` of the module, the norms are plain.
 ///
-/// As in PyTorch, all ranks run the same norms in the same order, and the job averages the
-/// gradients of weight and bias. LibTorch's norms reject a rank with one value per channel;
-/// PyTorch's `SyncBatchNorm` accepts it.
+/// As in PyTorch, all ranks run the same norms in the same order, and the job averages weight and
+/// bias gradients. Unlike PyTorch's, LibTorch's norms reject a rank with one value per channel.
 class SyncedNorms {
  public:
   SyncedNorms() = default;
@@ -364,7 +360,7 @@ class SyncedNorms {
 
 inline namespace torch_modules {
 
-/// Only a compile error: a policy does this.
+/// A compile error that names the policy.
 template <class M>
 void convert_sync_batchnorm(M&&) {
   static_assert(sizeof(M) == 0,

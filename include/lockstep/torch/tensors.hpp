@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file LibTorch's tensors in lockstep: namespaces, element types, fields of batches, and the
-/// program's memory as a tensor.
+/// @file LibTorch's tensors in lockstep: namespaces, element types, batches, memory as a tensor.
 ///
-/// A batch of tensors only, at most eight, also in nested structs, needs no declarations: `struct
-/// Images { torch::Tensor inputs, labels; };`. Other batches list their fields
-/// (data/serialize.hpp): `friend void pack(auto& parcel, Batch& batch) { parcel(batch.inputs,
-/// batch.labels); }`.
+/// A batch of at most eight tensors, also in nested structs, needs no declarations; others list
+/// their fields: `friend void pack(auto& parcel, Batch& b) { parcel(b.inputs, b.labels); }`.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/from_blob.h>
@@ -127,8 +124,7 @@ constexpr bool is_made_of_tensors(std::index_sequence<I...>) {
 
 inline constexpr std::size_t most_tensor_fields = 8;
 
-/// The number of tensors in a struct, nested ones included; 0 if it has other fields or more
-/// tensors.
+/// The number of tensors in a struct, nested ones included; 0 if it has other fields or too many.
 template <class B, std::size_t N = most_tensor_fields>
 constexpr std::size_t tensor_field_count() {
   if constexpr (N == 0 || !std::is_aggregate_v<B> || std::is_array_v<B> ||

@@ -39,8 +39,7 @@ class NearMemory {
     check_cuda(cudaGetDevice(&here), "cudaGetDevice");
     if (owner.type != cudaMemoryTypeDevice || owner.device == here) return from;
     if (!memory_ || memory_->bytes() < bytes) {
-      check_cuda(cudaStreamSynchronize(stream),
-                 "cudaStreamSynchronize");  // the old memory may be in use
+      check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");  // may be in use
       memory_.emplace(align_up(bytes));
     }
     check_cuda(cudaMemcpyPeerAsync(memory_->data(), here, from, owner.device, bytes, stream),

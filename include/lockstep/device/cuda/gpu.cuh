@@ -26,7 +26,7 @@ inline std::size_t cuda_devices() {
   return static_cast<std::size_t>(count);
 }
 
-/// `LOCKSTEP_LOGICAL_GPUS`, for tests: the GPUs that the library counts; 0 if unset. Read once.
+/// `LOCKSTEP_LOGICAL_GPUS`, read once: the number of GPUs that tests pretend to have; 0 if unset.
 inline std::size_t logical_gpus() {
   static const std::size_t count = [] {
     const char* const text = std::getenv("LOCKSTEP_LOGICAL_GPUS");
@@ -85,6 +85,7 @@ class Gpu {
  public:
   Gpu(Rank rank, std::size_t index) : rank_(rank), index_(select(rank, index)) {}
 
+  /// The GPU of the host's `local_rank`-th rank out of `local_world`.
   static Gpu of(Rank rank, std::size_t local_rank, std::size_t local_world, bool may_share) {
     return {rank,
             detail::gpu_index(rank, local_rank, local_world, detail::visible_gpus(), may_share)};

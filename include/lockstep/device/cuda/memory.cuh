@@ -79,8 +79,7 @@ inline PinnedRange pin(std::span<std::byte> memory) {
   return nullptr;
 }
 
-/// **Host** blocks until every stream sees the copy; `cudaMemcpy` of pageable memory may return
-/// before.
+/// **Host** blocks until every stream sees the copy; `cudaMemcpy` alone may return earlier.
 inline void copy_now(void* to, const void* from, std::size_t bytes) {
   if (bytes == 0) return;
   check_cuda(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "cudaMemcpy");

@@ -87,6 +87,7 @@ class CudaEvent {
   void block(cudaStream_t stream) const {
     check_cuda(cudaStreamWaitEvent(stream, get(), 0), "cudaStreamWaitEvent");
   }
+  /// **Host** blocks until the event has completed.
   void synchronize() const { check_cuda(cudaEventSynchronize(get()), "cudaEventSynchronize"); }
   /// Has the event completed? True for an event that was never recorded.
   bool test() const {
@@ -117,6 +118,7 @@ class CudaStream {
   cudaStream_t get() const { return stream_.get(); }
   operator cudaStream_t() const { return get(); }  // NOLINT(google-explicit-constructor)
 
+  /// **Host** blocks until the stream is idle.
   void synchronize() const { check_cuda(cudaStreamSynchronize(get()), "cudaStreamSynchronize"); }
 
  private:
@@ -135,9 +137,9 @@ class CudaStream {
 
 namespace lockstep::detail {
 
-/// Launches `Kernel` with `blocks` of `threads`; throws with `name` on failure. Only nvcc can
-/// launch kernels: tests that emulate GPUs on the host define this function themselves. **Host**
-/// does not block. **Stream** ordered on `stream`.
+/// Launches `Kernel`, a template argument so that the launch is that of `<<<>>>`; throws with
+/// `name` on failure. Only nvcc can launch kernels: tests that emulate GPUs on the host define this
+/// function themselves. **Host** does not block. **Stream** ordered on `stream`.
 template <auto Kernel, class... Arguments>
 void launch_kernel(const char* name, cudaStream_t stream, dim3 blocks, unsigned threads,
                    const Arguments&... arguments)

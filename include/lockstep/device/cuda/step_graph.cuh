@@ -78,8 +78,7 @@ inline StepGraph instantiate(const OwnedGraph& graph, cudaStream_t stream) {
   error = cudaGraphInstantiate(&executable, graph.get(), 0);
   if (error != cudaSuccess) return StepGraph(capture_fault(error, "cudaGraphInstantiate"));
   StepGraph step(executable);
-  error = cudaGraphUpload(executable,
-                          stream);  // so that the first launch costs no more than later ones
+  error = cudaGraphUpload(executable, stream);  // or the first launch is slower
   if (error != cudaSuccess) return StepGraph(capture_fault(error, "cudaGraphUpload"));
   return step;
 }

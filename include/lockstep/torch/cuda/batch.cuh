@@ -64,9 +64,8 @@ concept TensorBatching = WithFields<Batch> && std::default_initializable<Batch> 
 
 }  // namespace detail
 
-/// Copies a batch's tensors in one transfer from pinned memory, while the host loads the next
-/// batch. Addresses stay the same until a larger batch comes, as captured steps need. Tensors on a
-/// GPU are used in place.
+/// Copies a batch's tensors in one transfer from pinned memory, while the host loads the next. For
+/// captured steps, addresses change only with a larger batch. Tensors on a GPU stay there.
 template <detail::TensorBatching Batch>
 class BatchUpload<Batch> {
  public:

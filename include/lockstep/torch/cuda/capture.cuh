@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A module's step in a CUDA graph: memory with the graph's lifetime, and random numbers that
-/// differ between replays.
+/// @file A module's step in a CUDA graph: its memory and its random numbers.
 
 #include <ATen/autocast_mode.h>
 #include <ATen/core/Generator.h>
@@ -20,16 +19,14 @@
 
 namespace lockstep::detail {
 
-/// Writes the generator state that a graph's kernels read. A template, because a kernel in a header
-/// cannot be inline.
+/// Sets the generator state of a graph's kernels. A template, since a kernel cannot be inline.
 template <class T>
 LOCKSTEP_KERNEL write_random_state(T* seed, T seed_value, T* offset, T offset_value) {
   *seed = seed_value;
   *offset = offset_value;
 }
 
-/// True for LibTorch since 2.4. With a later version of another layout, captures of steps that draw
-/// random numbers fail with LibTorch's error.
+/// True since LibTorch 2.4. With another layout graphs get no random numbers, and captures say so.
 template <class State>
 concept CapturableRandomState = requires(State& state) {
   state.seed_;
@@ -137,7 +134,7 @@ class CapturePool {
 template <>
 class TorchCapture<cudaStream_t> {
  public:
-  /// Ranks captured together share one generator without an order: if they draw random numbers,
+  /// Ranks that are captured together share one generator, unordered: if they draw random numbers,
   /// LibTorch throws, and steps run eagerly.
   TorchCapture(cudaStream_t stream, bool jointly)
       : stream_(stream), pool_(std::make_unique<CapturePool>()) {

@@ -24,8 +24,7 @@
 
 namespace lockstep::detail {
 
-/// Like `BackwardHere`, from `hold` on: the program calls `loss.backward()` outside of lockstep's
-/// scopes.
+/// `BackwardHere` from `hold` on, since the program calls `loss.backward()` outside of any scope.
 class BackwardStaysHere {
  public:
   BackwardStaysHere() = default;
@@ -77,8 +76,8 @@ class LoopStreams<Cuda, Replica> {
     let_program_follow();
     met_ = current();
   }
-  /// LibTorch runs hooks on the stream that was current when the module was wrapped, after a wait
-  /// for the gradient. Usually this is the current stream.
+  /// LibTorch runs a hook on the stream that was current when the module was wrapped, after a wait
+  /// for the gradient; usually all hooks have the same.
   void before_write() {
     if (met_ == current()) return;
     let_program_follow();
@@ -114,7 +113,7 @@ class LoopStreams<Cuda, Replica> {
   std::optional<std::size_t> find_anomaly(const std::vector<at::Tensor>& averages) {
     if (!watched_.found.defined()) watched_ = watch(averages);
     if (watched_.tensors.empty()) return std::nullopt;
-    // The maximum is not finite if any element is not; minus itself it is NaN, which sums keep.
+    // The infinity norm is finite if all elements are; otherwise norm - norm is NaN, and stays.
     std::vector<at::Tensor> largest =
         at::_foreach_norm(watched_.tensors, std::numeric_limits<double>::infinity());
     if (watched_.has_types)

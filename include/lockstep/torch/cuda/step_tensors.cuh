@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Tensors and random numbers between a step and a module on a GPU: everything is enqueued on
-/// the step's stream, and the host does not wait.
+/// @file Tensors and random numbers between a step and a module on a GPU, on the step's stream.
 
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
@@ -61,8 +60,7 @@ LOCKSTEP_KERNEL __launch_bounds__(All::threads) copy_together(All all) {
 }
 
 /// The gradients of one backward pass, ready when their copies are enqueued on the step's stream.
-/// Copies are batched, since small models spend longer on launches than on copying, but only up to
-/// a size that does not delay reductions much.
+/// Small copies share a launch, which costs more than they do, but must not delay reductions much.
 template <class Step>
 class GradientCopies {
  public:
@@ -132,9 +130,8 @@ inline c10::cuda::CUDAStreamGuard on_torch_stream(cudaStream_t stream) {
       c10::cuda::getStreamFromExternal(stream, current_torch_gpu().index()));
 }
 
-/// Runs backward passes on the calling thread. On LibTorch's one thread per GPU, a hook that waits
-/// for another rank would block that rank's pass where ranks are threads that share a GPU; and the
-/// hand-over takes longer than a small layer.
+/// Runs backward passes on the calling thread. On LibTorch's one thread per GPU, ranks that share a
+/// GPU as threads would deadlock in hooks; and the hand-over takes longer than a small layer.
 class BackwardHere {
  public:
   BackwardHere() { state().set_multithreading_enabled(false); }
@@ -165,8 +162,7 @@ struct TorchDevice<Step> {
     return current_torch_gpu();
   }
 
-  /// Seeds LibTorch's generator with this step's key, but not during a capture: every replay has
-  /// its own key, which is set before it.
+  /// Seeds LibTorch's generator with this step's key; for graphs, before every replay instead.
   static void seed(const Step& step) {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     check_cuda(cudaStreamIsCapturing(step.stream(), &status), "cudaStreamIsCapturing");

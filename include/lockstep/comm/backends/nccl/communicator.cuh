@@ -149,7 +149,7 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
   std::optional<NcclCommunicator<GroupRanks>> split(const detail::GroupPlace& place) {
     const int colour = place.is_member() ? static_cast<int>(place.group) : NCCL_SPLIT_NOCOLOR;
     const std::string name = engine_->next_group_name() + "." + std::to_string(colour);
-    std::shared_ptr<Engine> group;  // before ranks wait for each other, because it allocates
+    std::shared_ptr<Engine> group;  // made before ranks wait, because it allocates
     if (place.is_member()) group = engine_->beside(name, place.rank, place.world());
     engine_->post(detail::division_call(place), [&] {
       engine_->split_result() = nullptr;

@@ -279,8 +279,9 @@ class Engine {
     while (!test(ticket)) backoff.pause();
   }
 
-  /// Called when an exception unwinds while the call may be in flight (a captured one has not run):
-  /// gives up, tells the others. **Host** blocks until the GPU has finished with the call's memory.
+  /// An exception unwinds while the call may be in flight (a captured one has not run): gives up
+  /// and tells the others. **Host** blocks until the GPU has finished with the call's memory, or
+  /// for as long as an abort may take.
   void leave(Ticket ticket) noexcept {
     if (ticket.captured) return;
     try {

@@ -111,7 +111,7 @@ class Probe {
                                          error.rank()));
   }
 
-  /// The positions of ranks behind this one, else of all others; or only of ranks without answer.
+  /// The positions of ranks behind this one, else of all others; if `only_silent`, silent ranks.
   std::string where_others_are(bool only_silent) {
     std::vector<std::string> all;
     std::vector<std::string> behind;

@@ -123,7 +123,7 @@ struct SharedWorld {
   std::size_t most_staged;
   std::optional<Lanes> lanes;
   std::vector<cudaStream_t> streams;  // every rank's compute stream
-  /// Event r: rank r has received its last message. Its sender may wait for it even later.
+  /// Event r: rank r has received its last message. Senders may wait for it after rank r has left.
   std::vector<CudaEvent> received;
   std::mutex turns;                // guards additions to the capture
   std::optional<StepGraph> graph;  // of the last capture; empty while one is open
@@ -535,6 +535,7 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
     return Work<Pending>(std::in_place, *member_, ticket, described, memory.is_managed);
   }
 
+  /// The communicator of this rank's group, if it is in one.
   template <std::size_t GroupRanks>
   std::optional<ThreadCommunicator<GroupRanks>> split(const detail::GroupPlace& place) {
     using World = std::shared_ptr<SharedWorld>;

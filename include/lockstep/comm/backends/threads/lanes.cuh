@@ -203,6 +203,7 @@ inline void follow(cudaStream_t stream, void* event) {
              "cudaStreamWaitEvent");
 }
 
+/// One GPU's stream for communication.
 struct Lane {
   /// Must be constructed on the GPU.
   explicit Lane(std::size_t gpu) : gpu(gpu), stream(CudaStream::urgent()) {

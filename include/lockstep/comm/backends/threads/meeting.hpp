@@ -133,6 +133,7 @@ class Participant : public SharedPeers {
   std::uint64_t announced() const { return own().arrived.value.load(std::memory_order_relaxed); }
   bool is_done(std::uint64_t ticket) const { return reached(meeting_->done_, ticket + 1); }
 
+  /// **Host** blocks until the call's work is done.
   void wait(std::uint64_t ticket, const Call& call) {
     await(meeting_->done_, ticket + 1, call, {std::nullopt, ticket + 1});
   }
