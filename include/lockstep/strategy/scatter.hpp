@@ -15,6 +15,7 @@
 
 namespace lockstep {
 
+/// The replicas of `ParallelStrategy<DP>`, their devices, and how long they wait for each other.
 struct DpOptions {
   std::size_t replicas = dynamic;  ///< `dynamic`: as many as `World<N>` says, else one per device
   Seed seed{0};

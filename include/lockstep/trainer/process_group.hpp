@@ -117,6 +117,7 @@ ProcessGroup<Policies...> init_process_group(std::string_view init_method, Rank 
   return ProcessGroup<Policies...>(join(init_method, rank, world, timeout));
 }
 
+/// Does this process have a process group?
 inline bool is_initialized() { return detail::living_groups != 0; }
 
 /// Ends a group before its scope does. **Ranks** all. **Host** blocks as the destructor does.

@@ -383,8 +383,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     if (progress_.log) progress_.set_field(name, JsonLine().add(name, value));
   }
 
-  /// The position after the last stepped batch. `resume` before `epochs` continues there, in any
-  /// world.
+  /// The position after the last stepped batch. `resume`, before `epochs`, continues in any world.
   SamplerState position() const { return progress_.position(); }
   void resume(const SamplerState& position) { progress_.resume(position); }
 
@@ -672,8 +671,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   std::string sampler_seed() const {
     return text({"a sampler with seed ", sampler_options_.seed, "\n"});
   }
-  /// Different sizes or seeds would skip or repeat samples. Ranks that are fed need the same
-  /// `prefetch`.
+  /// Different sizes or seeds would skip or repeat samples. Fed ranks need the same `prefetch`.
   void require_same_data(std::size_t samples, const LoaderOptions& options, bool is_fed) {
     if (world_size() == WorldSize{1}) return;
     require_same(text({"data of ", samples, " samples\nbatches of ", options.batch_size, " samples",
