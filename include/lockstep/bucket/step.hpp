@@ -159,8 +159,7 @@ struct Arenas {
   std::byte* buffers = nullptr;
 };
 
-/// The ranks of a step whose batch norms do not share statistics. A listed model's SyncBatchNorm
-/// throws if there is more than one.
+/// The ranks of a step whose batch norms do not share statistics.
 struct NoNormRanks {
   static constexpr bool communicates = false;
   std::size_t ranks = 1;

@@ -55,8 +55,7 @@ std::string job_description(const auto& parameters, const auto& buffers) {
   return text;
 }
 
-/// Calls `describe()` and throws on all ranks if fingerprints differ. **Ranks** all. **Host**
-/// blocks.
+/// Throws if fingerprints differ; only then calls `describe()`. **Ranks** all. **Host** blocks.
 template <Communicator C, class Describe>
 void require_agreement(C& comm, std::uint64_t fingerprint, const Describe& describe) {
   const std::size_t world = comm.world_size().value();

@@ -67,7 +67,7 @@ concept LossDeferring = Execution<E> && requires(E& execution) {
 };
 
 /// A communicator that enqueues on a stream: `synchronize` blocks the host until the stream is
-/// empty, and throws the fault, if there is one.
+/// empty, and throws its fault, if any.
 template <class C>
 concept StreamCommunicator = Communicator<C> && requires(C& comm) { comm.synchronize(); };
 
@@ -91,11 +91,10 @@ template <class C>
 concept JointlyCapturing = CapturingCommunicator<C> && C::captures_jointly;
 
 /// A model whose libraries must know of a capture, because they allocate memory or draw random
-/// numbers. `model.guard_capture(stream, jointly)` makes a guard that lives as long as one graph,
-/// from the compute stream and whether the graph holds other ranks' work. Its `begin()` and `end()`
-/// enclose the capture, `before_replay()` precedes each replay. `model.prepare_step(step)` precedes
-/// every micro-batch of a job that captures, replayed or not. **Host** none of them waits for the
-/// GPU.
+/// numbers. `model.guard_capture(stream, jointly)` makes the guard of one graph, `jointly` if it
+/// holds other ranks' work. Its `begin()` and `end()` enclose the capture, `before_replay()`
+/// precedes each replay; `model.prepare_step(step)` precedes every micro-batch of a job that
+/// captures. **Host** none of them waits for the GPU.
 template <class Model, class Stream>
 concept GuardingCaptures = requires(Model& model, Stream stream) {
   model.guard_capture(stream, true).begin();

@@ -155,8 +155,7 @@ class OutOfOrder {
 /// The last phase that a hand-written step has completed.
 enum class Stage : std::uint8_t { forwarded, backwarded, averaged };
 
-/// A hand-written step. In a `no_sync` scope, backward accumulates gradients and is the last phase.
-/// Only the forward phase has the type of the batch.
+/// A hand-written step after one of its phases. In a `no_sync` scope, backward is the last one.
 template <class Replica, Stage At, Sync S = Sync::yes, class Batch = void>
 class [[nodiscard("the next phase of the step is missing")]] StepPhase
     : public OutOfOrder<StepPhase<Replica, At, S, Batch>> {
@@ -191,9 +190,8 @@ class [[nodiscard("the next phase of the step is missing")]] StepPhase
     if constexpr (R::template keeps_outputs<Batch>()) return replica_.outputs(rows_);
   }
 
-  /// Runs the model's backward. Gradients are then this rank's own, and reductions of complete
-  /// buckets may be in flight. In a `no_sync` scope it returns the loss. **Ranks** all, or in
-  /// `no_sync` this one. **Host** runs the model.
+  /// Gradients are then this rank's own; reductions of complete buckets may be in flight. In
+  /// `no_sync` returns the loss. **Ranks** all; in `no_sync` this one. **Host** runs the model.
   template <Stage Now = At>
     requires(Now == Stage::forwarded)
   auto backward() && {
@@ -381,8 +379,8 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
   using subgraphs = typename ThisReplica::subgraphs;
 
   /// Compares the job over ranks, then broadcasts rank 0's initial values. A model by default or by
-  /// a function, `[] { return Model(...); }`, is constructed here, on GPUs with the communicator's
-  /// GPU selected. **Ranks** all. **Host** blocks.
+  /// a function, `[] { return Model(...); }`, is constructed on the communicator's GPU, if there is
+  /// one. **Ranks** all. **Host** blocks.
   template <class M = Model>
   explicit BasicDdp(Comm& comm, DefaultModel = {}, Seed seed = {})
       : BasicDdp(comm, &default_model<M>, seed) {}
@@ -411,8 +409,7 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
 
   void set_epoch(std::uint64_t epoch) { replica_.set_epoch(epoch); }
   void begin_schedule(std::uint64_t step) { replica_.begin_schedule(step); }
-  /// Broadcasts rank 0's buffers, or with `Buffers<Synced>` averages all ranks'. **Ranks** all.
-  /// **Host** blocks, or on a GPU enqueues.
+  /// Broadcasts rank 0's buffers; `Buffers<Synced>` averages. **Ranks** all. **Host** as `step`.
   void synchronize_buffers() { replica_.synchronize_buffers(); }
   /// The bytes that this rank has sent for gradients, with `Hooks<...>`.
   auto bytes_sent()
@@ -439,9 +436,9 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
     tell([&] { replica_.initialize(f, seed); });
   }
 
-  /// One micro-batch: forward, backward and, with the last of `Accumulate<N>`, reduce and update.
-  /// Batches of `no_sync` count among the N. Returns the loss of this rank's batch. **Ranks** all.
-  /// **Host** blocks, or on a GPU enqueues. **Stream** the step's own.
+  /// One micro-batch; the last of `Accumulate<N>` reduces and updates. Batches of `no_sync` count
+  /// among the N. Returns the loss of this rank's batch. **Ranks** all. **Host** blocks, or on a
+  /// GPU enqueues. **Stream** the step's own.
   using Members::step;
   template <class Set, class Batch>
   Loss step(const Set& set, const Batch& batch) {
@@ -459,8 +456,7 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
   /// Discards the gradients of such micro-batches. **Ranks** all.
   void drop_tail() { replica_.discard_gradients(); }
 
-  /// With `LocalSGD`: averages parameters over ranks, for a use of the model in the middle of a
-  /// period. **Ranks** all. **Host** as `step`.
+  /// With `LocalSGD`: averages parameters inside of a period. **Ranks** all. **Host** as `step`.
   void average_parameters()
     requires(traits::averages_parameters)
   {
@@ -491,9 +487,8 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
   void leave_join() { is_joining_ = false; }
   bool is_joining() const { return is_joining_; }
   /// This rank has no more batches: it steps or drops an incomplete accumulation, then answers the
-  /// others until no rank has a batch. `after_update()` follows each update made here, and may
-  /// communicate if it follows the other ranks' updates too. **Ranks** all. **Host** blocks until
-  /// no rank has a batch.
+  /// others until no rank has a batch. `after_update()` follows each update here, and may
+  /// communicate if all ranks call it. **Ranks** all. **Host** blocks meanwhile.
   template <class F = NoUpdateCall>
   void finish_join(const F& after_update = {}) {
     if (!is_joining_) return;
@@ -516,7 +511,7 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
       while (answer()) after_update();
     }
   }
-  /// While the result lives, calls are allowed: all ranks make them after the same update.
+  /// While the result lives, collectives are allowed: all ranks call them after the same update.
   ValueWhile<bool> all_meet() { return {is_joining_, false}; }
   /// Throws in a loop whose batches other ranks may have exhausted: they would not join the call.
   void require_joined(const char* operation) const {
@@ -524,19 +519,16 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
       refuse_while_joining(operation);
   }
 
-  /// Throws if a loss or gradient was not finite (`Anomaly<Stop>`); on a GPU, steps throw later.
-  /// **Host** blocks until all steps are done.
+  /// Throws if a loss or gradient of a past step was not finite (`Anomaly<Stop>`). **Host** blocks.
   void require_finite() {
     tell([&] { replica_.require_finite(); });
   }
 
-  /// A hand-written step: `ddp.forward(batch).backward().reduce().update()`. Another order of
-  /// phases does not compile. **Ranks** all. **Host** blocks.
+  /// `ddp.forward(batch).backward().reduce().update()`, in order. **Ranks** all. **Host** blocks.
   using ForwardCalls<BasicDdp, Sync::yes>::forward;
 
-  /// Accumulates gradients on this rank, to be reduced with those of a later batch:
-  /// `ddp.no_sync().forward(batch).backward()`. As in PyTorch, the sum is not divided. With
-  /// `Norms<Synced>` all ranks run such a batch together.
+  /// Accumulates gradients for a later batch to reduce, undivided as in PyTorch:
+  /// `ddp.no_sync().forward(batch).backward()`. **Ranks** this one; all with `Norms<Synced>`.
   auto no_sync() {
     static_assert(traits::tracks,
                   "lockstep: with World<1> and Accumulate<1> a step is the bare model and cannot "

@@ -45,8 +45,7 @@ class DpReplica {
   static constexpr bool has_evaluation =
       EvaluationRunning<Model, typename ThisReplica::evaluation_step, Share<Batch>, Tally>;
 
-  /// `root` gathers outputs and takes their loss; `all` are the shares of all replicas. **Ranks**
-  /// all replicas. **Host** blocks until all have come.
+  /// `root` gathers outputs and takes their loss. **Ranks** all. **Host** blocks until all join.
   DpReplica(Comm comm, Model model, Seed seed, Rank root, const BatchShares& all)
       : comm_(std::move(comm)),
         root_(root),
@@ -332,14 +331,11 @@ class DpReplica {
 };
 
 /// Replicas of a model on the GPUs of this process, or on threads of the CPU, which share
-/// parameters by default. The result of a batch is that of one model on the whole batch. `Meeting`
-/// makes the communicators.
-///
-/// Unlike PyTorch's, replicas persist and each applies the same update; nothing is copied for a
-/// batch. A program that changes members of the model changes them in all replicas
-/// (`for_each_model`). With `Buffers<Broadcast>`, only the first replica's writes to buffers last.
-///
-/// Any thread may call members, one at a time; the calling thread runs replica 0.
+/// parameters by default. The result of a batch is that of one model on the whole batch. Unlike
+/// PyTorch's, replicas persist: each applies the same update, and a program that changes members of
+/// the model changes them in all replicas (`for_each_model`). With `Buffers<Broadcast>`, only the
+/// first replica's writes to buffers last. Any thread may call members, one at a time, and runs
+/// replica 0. `Meeting` makes the replicas' communicators.
 template <class Model, class Policies, class Meeting>
 class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
   using Members = JobMembers<BasicDp>;
@@ -417,10 +413,10 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
   }
 
   /// One micro-batch; the last of `Accumulate<N>` updates the parameters. Returns the loss of the
-  /// whole batch. A model's exception is thrown with its replica's number, the first replica's if
-  /// several throw. The batch then has no effect, but the job is over where replicas had begun to
-  /// communicate: in backward if each has its own parameters (`Sharding<Replicated>`, GPUs),
-  /// anywhere with `CapturedStep` or `Norms<Synced>`. **Host** blocks, or on a GPU enqueues.
+  /// whole batch. An exception of a model, with its replica's number, leaves the batch without
+  /// effect, unless replicas had begun to communicate, which ends the job: in backward if they have
+  /// parameters of their own (`Sharding<Replicated>`, GPUs), anywhere with `CapturedStep` or
+  /// `Norms<Synced>`. **Host** blocks, or on a GPU enqueues.
   using Members::step;
   template <class Set, class Batch>
   Loss step(const Set& set, const Batch& batch) {
@@ -677,7 +673,6 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
         });
   }
 
-  /// The mean over all samples.
   Loss whole_loss() const {
     if constexpr (traits::gathers_outputs || LedReplica::defers_loss) {
       return replicas_[root_]->loss();

@@ -298,7 +298,6 @@ class DeviceExecution<Cuda, Traits, Comm> {
   /// The optimizer's state between updates, in device memory.
   StepState* step_state() const { return &kept()->state; }
 
-  /// The loss of the latest forward pass, in device memory.
   const double* loss_value() const { return &kept()->loss; }
 
   /// **Stream** the copy is ordered among the steps.
@@ -402,7 +401,6 @@ class DeviceExecution<Cuda, Traits, Comm> {
   }
 
  private:
-  /// Device memory that persists from step to step.
   struct Kept {
     double loss = 0;
     StepState state;

@@ -35,7 +35,6 @@ class GpuUpdate {
   /// expected: their steps are skipped, until the scale is too small.
   static constexpr bool watches = stops && !Traits::scales_loss;
   static constexpr std::size_t groups = Traits::groups::count;
-  /// Are squares summed over the ranks that own parameters?
   static constexpr bool adds_squares = decides && Traits::divides_states;
 
   template <class T>

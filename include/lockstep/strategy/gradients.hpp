@@ -59,7 +59,7 @@ class Readiness {
   bool is_complete(std::size_t bucket) const { return missing_[bucket] == 0; }
   bool all_ready() const { return all_missing_ == 0; }
 
-  /// The names of at most eight of the parameters `among` whose gradients have not arrived.
+  /// The names of at most eight parameters with `among(parameter)` whose gradients are missing.
   std::string missing_names(const auto& among) const {
     constexpr std::size_t most = 8;
     std::string names;
@@ -167,7 +167,6 @@ class GradientBuckets {
   std::span<T> own(std::size_t offset, std::size_t bytes) const {
     return elements_at<T>(arena_, offset, bytes);
   }
-  /// A gradient where the model has just written it.
   template <class T>
   std::span<T> written(std::size_t parameter) const {
     if constexpr (Traits::frees_gradients)
@@ -185,7 +184,7 @@ class GradientBuckets {
   std::span<Travelling<T>> slice_averages(std::size_t b) const {
     return ring_.template slice<T>(b);
   }
-  /// A parameter's gradient in the ring, where gradients are freed.
+  /// A parameter's gradient in its slot of the ring, which is claimed at first.
   template <class Key>
   auto freed_gradient(Key key)
     requires(Traits::frees_gradients)
@@ -254,7 +253,6 @@ class GradientBuckets {
     if constexpr (Traits::frees_gradients && Traits::captures) reduce();
   }
 
-  /// A pass in which this rank has no samples: its gradients are zero, and it uses no parameter.
   void pass_without_samples(BackwardPass pass) {
     begin_backward(pass, false);
     take_missing_as_zero();

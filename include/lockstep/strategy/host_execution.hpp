@@ -19,7 +19,7 @@
 
 namespace lockstep::detail {
 
-/// Is every value zero? Most gradients are not in their first values, hence the blocks.
+/// Is every value zero? Most gradients have a nonzero value in their first block.
 template <class T>
 bool all_zero(std::span<const T> values) {
   using A = Accumulator<T>;
@@ -59,13 +59,12 @@ class HostUpdate {
         used_(counts ? table_.rows() : 0),
         updates_(counts ? table_.rows() : 0) {}
 
-  /// Begins an update from the sum of so many micro-batches.
   void begin(std::size_t micro_batches, double /*factor*/) {
     if constexpr (divides) divisor_ = static_cast<double>(micro_batches);
     if constexpr (decides) squares_ = 0;
     if constexpr (finds) std::ranges::fill(used_, std::uint8_t{0});
   }
-  /// Divides by the live ranks: averages are over all ranks.
+  /// Turns averages over all ranks into averages over the live ones.
   template <class Gradients>
   void count_live(Gradients& gradients) {
     divisor_ *= gradients.features().live_share(gradients);
@@ -92,8 +91,7 @@ class HostUpdate {
     }
   }
 
-  /// Computes the constants, with the result of the first pass. Returns whether to update.
-  /// **Ranks** all.
+  /// Computes the constants, after the first pass. Returns whether to update. **Ranks** all.
   template <class Owned>
   bool decide(const Owned& owned) {
     if constexpr (decides) {

@@ -41,8 +41,7 @@ struct ArenaValues {
 ///       weight(0, 0) = initial.random().normal();
 ///     }
 ///
-/// A model without `initialize` gets `fill_by_default`. Both run on rank 0, whose values all ranks
-/// get.
+/// A model without `initialize` gets `fill_by_default`. Rank 0 calls them, for all ranks.
 ///
 /// On a CPU the views are of the parameters themselves. On a GPU they are of host memory, allocated
 /// per tensor: for `param` and `buffer` until `flush` or the end, for `for_each_parameter` and
@@ -71,8 +70,7 @@ class InitialValues {
     return buffer_layout_.template view<HostMemory, false>(
         open<TensorRole::buffer>(buffer_layout_, buffers_, key), key);
   }
-  /// Calls `f(name, view)` for every parameter, or buffer, to write. Views are valid inside `f`
-  /// only.
+  /// Calls `f(name, view)` for every parameter, or buffer; a view is valid inside `f` only.
   template <class F>
   void for_each_parameter(F&& f) const {
     for_each(layout_, parameters_, f);
@@ -166,7 +164,6 @@ class InitialValues {
   RandomStream random_;
 };
 
-/// Lets the model write its initial values, or fills in the defaults.
 template <class Model, class Initial>
 void initialize_model(Model& model, Initial& initial) {
   initial.fill_ones();

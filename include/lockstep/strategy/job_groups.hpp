@@ -27,8 +27,7 @@ auto join_across(Comm& all, const T& topology) {
   }
 }
 
-/// The communicators of a topology's rows and columns, made once, in the same order on all ranks.
-/// They use the GPU and the compute stream of the job's.
+/// The communicators of a topology's rows and columns, on the job's GPU and compute stream.
 template <JobTopology T, class Comm>
 class JobGroups<T, Comm> {
  public:

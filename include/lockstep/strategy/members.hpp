@@ -18,8 +18,8 @@ class JobMembers {
   auto& model() { return self().first().model(); }
   const auto& model() const { return self().first().model(); }
 
-  /// `job.optimizer().lr = 0.01`. Options must be the same on all ranks, which a trainer checks
-  /// when an epoch begins; replicas of DP follow the first.
+  /// `job.optimizer().lr = 0.01`, on all ranks, as a trainer checks. Replicas of DP follow the
+  /// first.
   auto& optimizer() { return self().first().optimizer(); }
   /// One of `ParameterGroups`: `job.optimizer(NoDecay<>{}).lr = 0.02`. The first call copies the
   /// options of `optimizer()`, so set common ones before.
@@ -70,10 +70,9 @@ class JobMembers {
   auto step(const Batch& batch) {
     return self().step(SubgraphChoice{}, batch);
   }
-  /// A step, evaluation or prediction with one of the job's `Subgraphs`, chosen when compiled,
-  /// `job.step<"a"_s>(batch)`, or at run time, `job.step(job.subgraph("a"), batch)`. Micro-batches
-  /// of a step may use different ones, an evaluation one on all ranks. **Ranks** and **Host** as
-  /// without a sub-graph.
+  /// With one of the job's `Subgraphs`: `job.step<"a"_s>(batch)`, or at run time,
+  /// `job.step(job.subgraph("a"), batch)`. Micro-batches of a step may use different ones, an
+  /// evaluation one on all ranks. **Ranks** and **Host** as without a sub-graph.
   template <auto Set, class Batch>
   auto step(const Batch& batch) {
     return self().step(Set, batch);

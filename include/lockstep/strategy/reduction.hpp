@@ -93,9 +93,6 @@ class BucketSlots {
     return std::get<Row<T>>(rows_)[bucket];
   }
 
-  // For slots that hold handles of calls.
-
-  /// Stores the handle that `start()` returns.
   template <class T, class Start>
   void start(std::size_t bucket, const Start& start) {
     at<T>(bucket).emplace(MadeInPlace<Start>{start});
@@ -131,7 +128,6 @@ class BucketSlots {
   decltype(make_rows(0, std::make_index_sequence<Traits::kinds().size>{})) rows_;
 };
 
-/// Starts to all-reduce a bucket.
 template <class Traits, class Comm, class T>
 auto all_reduce_gradients(Comm& comm, std::span<T> gradients) {
   constexpr GradientReduction how = gradient_reduction<Traits, Comm>();
@@ -197,7 +193,6 @@ class ShardSpace {
   static constexpr GradientReduction how = gradient_reduction<Traits, Comm>();
 
  public:
-  /// `groups` are used where buckets are divided inside of groups.
   ShardSpace(Comm& comm, Groups* groups) : comm_(&comm), groups_(groups) {
     if constexpr (Traits::shards_groups) {
       const auto topology = topology_for<typename Traits::job_topology>(comm.world_size());
@@ -257,7 +252,6 @@ class ShardSpace {
   }
 
  private:
-  /// The ranks that divide a bucket.
   auto& inside() const {
     if constexpr (Traits::shards_groups) {
       return groups_->group();
@@ -392,7 +386,6 @@ class HookedReductions {
     for_each_kept(
         [&](std::size_t, std::string_view, auto values, Keeper) { device_.zero(values); });
   }
-  /// The bytes that this rank has passed to collectives.
   std::uint64_t bytes_sent() const { return bytes_; }
   void count_sent(std::size_t bytes) { bytes_ += bytes; }
 
@@ -408,7 +401,6 @@ class HookedReductions {
     if constexpr (requires { device_.set_step(steps_); }) device_.set_step(steps_);
     return Stages::phase(steps_);
   }
-  /// Counts a replayed step.
   void replayed() {
     if (const auto sent = sent_.find(Stages::phase(steps_)); sent != sent_.end())
       bytes_ += sent->second;

@@ -69,8 +69,7 @@ class Replica {
                          bare_step>;
   using subgraphs = typename traits::subgraphs;
 
-  /// Compares the job over ranks, which get rank 0's initial values. **Ranks** all. **Host**
-  /// blocks.
+  /// Compares the job over ranks; all get rank 0's initial values. **Ranks** all. **Host** blocks.
   explicit Replica(Comm& comm, Model model = {}, Seed seed = {})
       : Replica(comm, layouts_type(model), std::move(model)) {
     initialize_from_model(seed);
@@ -95,7 +94,7 @@ class Replica {
   Replica& operator=(const Replica&) = delete;
   ~Replica() { built_.return_to(comm_); }
 
-  /// RAII: makes the replica's GPU the thread's current device. Members for programs call it.
+  /// RAII: makes the replica's GPU the thread's current device. Members that a program calls do so.
   [[nodiscard]] auto on_device() const { return typename execution_type::OnDevice(comm_); }
   /// Selects the GPU for good, on a library thread whose current device a model may have changed.
   void select_device() const { execution_type::OnDevice::select(comm_); }
@@ -141,8 +140,8 @@ class Replica {
     step_.for_each_buffer(f);
   }
   /// Calls `f(parameter, state, view)` for every optimizer state that this rank keeps, as a view of
-  /// one axis, and for master weights as "master". Where ranks divide states, views are of slices:
-  /// `f(parameter, state, view, first)` gets the parameter's index of the first element.
+  /// one axis, and for master weights as "master". Where ranks divide states, views are of slices,
+  /// and `f(parameter, state, view, first)` gets the slice's first index in the parameter.
   template <class F>
   void for_each_state(F&& f) const {
     [[maybe_unused]] const auto on = on_device();
@@ -226,8 +225,6 @@ class Replica {
   {
     return gradients_.reductions().bytes_sent();
   }
-
-  // The parts of a step.
 
   /// A batch where the model can read it, valid until the next of its type is placed.
   const auto& place(const auto& batch) { return execution_.place(batch); }
@@ -493,8 +490,7 @@ class Replica {
     }
   }
 
-  /// Throws if a loss or gradient was not finite, with `Anomaly<Stop>`. **Host** waits for all
-  /// steps.
+  /// Throws if a loss or gradient was not finite (`Anomaly<Stop>`). **Host** waits for all steps.
   void require_finite() { updater_.require_finite(); }
   /// The number of updates that `Anomaly<Skip>` left out. **Host** blocks until all steps are done.
   std::uint64_t skipped_steps() const {
@@ -549,8 +545,6 @@ class Replica {
       return f(step);
     }
   }
-
-  // Outputs of models that declare them.
 
   /// Does the hand-written `forward` keep the outputs of such a batch?
   template <class Batch>
@@ -645,7 +639,7 @@ class Replica {
   // For checkpoints. None of these starts a collective.
 
   /// Lists parameters, buffers, and states of the optimizer and hooks; entries are valid as long as
-  /// the replica. Where updates leave parameters out, a parameter's state "step" counts its own.
+  /// the replica. Where updates leave parameters out, the state "step" is a parameter's count.
   void list_state(StateUse use, StateEntries& to) {
     [[maybe_unused]] const auto on = on_device();
     await_parameters();
@@ -783,8 +777,6 @@ class Replica {
                             f(initial);
                           });
   }
-
-  // The entries of a checkpoint.
 
   static constexpr bool keeps_own_buffers =
       !traits::alone && std::is_same_v<typename traits::template choice<axes::Buffers>, Local>;
@@ -986,6 +978,7 @@ typename Replica::Loss run_step(Replica& replica, [[maybe_unused]] Runner& runne
 
 namespace lockstep {
 
+/// A model with its parameters, gradients and optimizer on one rank, as the parts of a step.
 template <class Model, class Policies, class Comm>
 using Replica = detail::Replica<Model, Policies, Comm>;
 

@@ -38,9 +38,9 @@ class ReplicaCrew {
 
   std::size_t size() const { return errors_.size(); }
 
-  /// Calls every phase with each replica's number, on that replica's thread, with a barrier after
-  /// each phase. After an exception no further phase runs: the first replica's that is not the
-  /// consequence of another failure is thrown, with the replica's number. **Host** blocks.
+  /// Calls every phase with each replica's number, on its thread, with a barrier after each phase.
+  /// An exception ends the run: the first replica's that is not the consequence of another failure
+  /// is thrown, with the replica's number. **Host** blocks.
   template <class... Phases>
   void run(const Phases&... phases) {
     using All = std::tuple<const Phases&...>;

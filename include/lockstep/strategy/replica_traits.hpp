@@ -104,7 +104,6 @@ struct ReplicaTraits {
   using groups = policy<axes::ParameterGroups>;
   using hooks = policy<axes::Hooks>;
 
-  /// The groups of ranks that the job has.
   using job_topology =
       typename policy<axes::Groups>::template in_world<policy<axes::World>::static_size>;
   static constexpr bool has_job_groups = !std::is_same_v<job_topology, NoGroups>;
@@ -129,14 +128,12 @@ struct ReplicaTraits {
   static constexpr bool divides_by_live = joins && policy<axes::UnevenInputs>::divides_by_live;
   static constexpr std::size_t micro_batches = policy<axes::Accumulate>::micro_batches;
   static constexpr bool clips = policy<axes::Clip>::clips;
-  /// Have sets of parameters options of their own?
   static constexpr bool has_groups = groups::count > 1;
   static constexpr bool captures = policy<axes::StepExecution>::captures;
   static constexpr bool keeps_masters = precision::keeps_masters;
   static constexpr bool scales_loss = precision::scales_loss;
   static constexpr bool stops_at_anomaly = std::is_same_v<choice<axes::Anomaly>, Stop>;
   static constexpr bool skips_anomalies = std::is_same_v<choice<axes::Anomaly>, Skip>;
-  /// Does a missing gradient count as zero?
   static constexpr bool skips_unused = std::is_same_v<choice<axes::UnusedParameters>, Zero>;
   using subgraphs = SubgraphsIn<choice<axes::UnusedParameters>>;
   static constexpr bool has_subgraphs = subgraphs::count > 1;
@@ -213,7 +210,6 @@ struct ReplicaTraits {
   template <class T>
   using sliced = std::conditional_t<(sizeof(travelling<T>) < sizeof(T)), travelling<T>, T>;
 
-  /// The element kinds of the parameters as the model sees them.
   static constexpr const auto& kinds() {
     return kinds_of<Model, TensorRole::parameter, parameter_types>;
   }
@@ -227,7 +223,7 @@ struct ReplicaTraits {
 };
 
 /// The job's call to which a step's collectives belong: a pass, where the program runs passes
-/// itself. Where ranks compare sub-graphs, the replica has set the thread's call.
+/// itself, or where ranks compare sub-graphs the one that the replica has set for the thread.
 template <class Traits, JobCall Pass = JobCall::step>
 constexpr JobCall step_call() {
   if constexpr (Traits::compares_subgraphs) return job_call_of_thread();
@@ -235,7 +231,6 @@ constexpr JobCall step_call() {
   return JobCall::step;
 }
 
-/// Where a model's parameters and buffers lie.
 template <class Traits>
 struct TensorLayouts {
   explicit TensorLayouts(const typename Traits::model& model) : parameters(model), buffers(model) {}

@@ -15,6 +15,7 @@
 
 namespace lockstep {
 
+/// The replicas of `ParallelStrategy<DP>`, their devices, and how long they wait for each other.
 struct DpOptions {
   std::size_t replicas = dynamic;  ///< `dynamic`: as many as `World<N>` says, else one per device
   Seed seed{0};
@@ -79,9 +80,8 @@ concept Sliced = requires(const B& batch, std::size_t n) {
   batch.slice(n, n);
 };
 
-/// How a T is cut: `sizes(value, f)` calls `f(size)` for each part that is cut;
-/// `take(value, rows_of)` returns a replica's share, whose rows of `size` are `rows_of(size)`.
-/// Other values are shared by reference.
+/// How a T is cut: `sizes(value, f)` calls `f(size)` for each part that is cut; a replica's share,
+/// `take(value, rows_of)`, has `rows_of(size)` of them. Other values are shared by reference.
 template <class T>
 struct Cutting {
   static constexpr bool cuts = false;
@@ -410,7 +410,6 @@ class PlacedShare {
     }
   }
 
-  /// Cuts out a share, into memory that is reused.
   template <class Cuttable>
   const ShareOf<Cuttable>& cut_out(const Cuttable& from, const BatchShares& shares) {
     auto& share = storage_.get<std::optional<ShareOf<Cuttable>>>();

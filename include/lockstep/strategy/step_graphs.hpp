@@ -10,7 +10,7 @@
 
 namespace lockstep::detail {
 
-/// Equal for micro-batches that share a graph, as their batches are.
+/// Equal for micro-batches that may share a graph, if their batches are equal, too.
 struct GraphKind {
   bool adds;                ///< gradients are added to those of earlier micro-batches
   bool completes_step;      ///< reduction and update follow
@@ -36,10 +36,9 @@ auto make_capture_guard([[maybe_unused]] Model& model, [[maybe_unused]] Comm& co
   }
 }
 
-/// A graph holds addresses and sizes, so a batch at another address or of another shape needs its
-/// own graph. A batch runs eagerly the first time, because libraries allocate and load at first
-/// use, and is captured the second time. After a failed capture all steps run eagerly; rank 0
-/// prints why.
+/// A graph holds addresses and sizes: a batch at another address or of another shape needs its own.
+/// A batch runs eagerly once, because libraries allocate and load at first use, and is captured
+/// when it comes again. After a failed capture, steps run eagerly, and rank 0 prints why, once.
 template <CapturingCommunicator Comm, class Batch, class Model>
 class StepGraphs {
  public:

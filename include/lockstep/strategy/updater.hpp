@@ -15,8 +15,7 @@
 
 namespace lockstep::detail {
 
-/// An update is `begin`, outside of a capture, then `reduce_and_update` or `update_averaged`.
-/// **Ranks** all.
+/// An update is `begin`, uncaptured, then `reduce_and_update` or `update_averaged`. **Ranks** all.
 ///
 /// One pass reduces and updates while averages are in the cache, except where clipping, steps that
 /// may be skipped or the zero-gradient filter need a first pass over all averages.
@@ -55,8 +54,9 @@ class Updater
   Updater(const Updater&) = delete;
   Updater& operator=(const Updater&) = delete;
 
-  /// Begins an update of the sum over so many micro-batches, times `factor` the average over ranks.
-  /// On a GPU throws if the host knows of an earlier anomaly. **Stream** before the members below.
+  /// Begins an update from the sum over so many micro-batches; `factor` times the reduced sum is
+  /// the average over ranks. On a GPU throws for earlier anomalies that the host knows of.
+  /// **Stream** before the members below.
   void begin(std::size_t micro_batches = Traits::micro_batches, double factor = 1) {
     passes_.require_none_seen();
     this->advance();
@@ -136,8 +136,7 @@ class Updater
 
   // Initial values: rank 0 writes the master weights of all parameters, in the parameters' layout.
 
-  /// Memory for all master weights, where ranks divide them. **Ranks** all; then
-  /// `settle_allocations`.
+  /// Memory for all master weights, if ranks divide them. **Ranks** all; next `settle_allocations`.
   Arena allocate_masters() const {
     return Arena(divides && Traits::keeps_masters ? widened(layout_.plan().bytes) : 0);
   }

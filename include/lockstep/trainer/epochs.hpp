@@ -168,17 +168,15 @@ class EpochBatches {
   EndOfScope scope_;
 };
 
-/// One pass over the data.
 template <class Trainer>
 class TrainingEpoch {
  public:
   TrainingEpoch(Trainer& trainer, std::uint64_t number) : trainer_(&trainer), number_(number) {}
 
-  /// From 0.
+  /// The number of the epoch, from 0.
   std::uint64_t number() const { return number_; }
 
-  /// `batch_size` samples of this rank at a time. The data set must outlive the loop. **Ranks**
-  /// all.
+  /// `batch_size` is of one rank. The data set must outlive the loop. **Ranks** all.
   template <Dataset Source>
   auto batches(const Source& source, std::size_t batch_size) {
     LoaderOptions options = trainer_->loader_options();

@@ -117,6 +117,7 @@ ProcessGroup<Policies...> init_process_group(std::string_view init_method, Rank 
   return ProcessGroup<Policies...>(join(init_method, rank, world, timeout));
 }
 
+/// Does this process have a process group?
 inline bool is_initialized() { return detail::living_groups != 0; }
 
 /// Ends a group before its scope does. **Ranks** all. **Host** blocks as the destructor does.
@@ -134,10 +135,10 @@ inline constexpr bool is_process_group<ProcessGroup<Policies...>> = true;
 
 }  // namespace detail
 
-/// A communicator of the listed ranks, in that order, with its own backend, beside NCCL for
-/// example: `new_group<Backend<Gloo>>(group, {Rank{0}, Rank{2}})`. Others get nothing. On GPUs it
-/// has its own compute stream. `new_group(*group, ranks)` divides the group's communicator.
-/// **Ranks** all of `group`, with the same list. **Host** blocks until the members have come.
+/// A communicator of the listed ranks, in that order, with its own backend, and on GPUs its own
+/// compute stream: `new_group<Backend<Gloo>>(group, {Rank{0}, Rank{2}})`. Others get nothing.
+/// Without a backend, the group's is divided. **Ranks** all of `group`, with the same list.
+/// **Host** blocks until members join.
 template <class FirstPolicy, class... More, class... Policies>
   requires detail::is_group_policy<FirstPolicy>
 auto new_group(ProcessGroup<Policies...>& group, const std::vector<Rank>& members) {
@@ -156,7 +157,6 @@ auto new_group(ProcessGroup<Policies...>& group, const std::vector<Rank>& member
   return OptionalGroup<Comm>(std::move(made), group.rank());
 }
 
-/// The same as `new_group(*group, members)`.
 template <class Group>
   requires detail::is_process_group<Group>
 auto new_group(Group& group, const std::vector<Rank>& members) {

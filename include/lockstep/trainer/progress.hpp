@@ -67,7 +67,6 @@ class EpochProgress {
   /// The current epoch so far, or the last; `summary` adds the scores.
   EpochSummary figures() const { return now_.is_closed ? now_.figures : display.summary(); }
   EpochSummary summary() const;
-  /// The scores of an evaluation, for the epoch's line.
   void show(const Scores& scores, std::string_view name);
   /// The updates that `Anomaly<Skip>` has skipped so far.
   void show_skipped(std::uint64_t skipped) {
@@ -174,7 +173,6 @@ class EpochProgress {
     const double fraction = std::fmin(over / static_cast<double>(at.samples), 1);
     return static_cast<std::uint64_t>(std::lround(fraction * static_cast<double>(updates)));
   }
-  /// Restores the metrics and scores of a checkpoint.
   void take_figures(const CourseState& course);
 
   CourseState now_;  // without scores; with figures if `is_closed`

@@ -165,7 +165,6 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   using remainder = typename Composition::template policy<axes::Sampler>::remainder;
   using sampler =
       DistributedSampler<remainder, typename Composition::template policy<axes::Sampler>::order>;
-  /// Runs the steps.
   using wrapper = std::conditional_t<is_dp<Policies>, DpOf<Model, Policies>,
                                      BasicDdp<Model, Policies, CommunicatorOf<Policies>>>;
   using subgraphs = typename traits::subgraphs;
@@ -180,9 +179,8 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   static constexpr bool spans_processes = requires { ConnectionOf<Policies>::spans_processes; };
 
   /// Joins the other ranks and broadcasts rank 0's initial parameters. A model by default or by a
-  /// function, `[](Session&) { return Model(...); }`, is constructed after the rendezvous, with
-  /// this rank's GPU selected; with `ParallelStrategy<DP>` on every replica's thread and device.
-  /// Options come from the session's command line. **Ranks** all. **Host** blocks.
+  /// function, `[](Session&) { return Model(...); }`, is constructed when ranks have joined, on the
+  /// rank's or replica's GPU. Options come from the command line. **Ranks** all. **Host** blocks.
   template <ModelSource<Model, Session> Source = DefaultModel>
   explicit BasicTrainer(Session& session, Source&& source = {})
       : BasicTrainer(session, std::forward<Source>(source), take_trainer_options(session)) {}
@@ -214,9 +212,8 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   Rank rank() const { return session_.rank(); }
   WorldSize world_size() const { return session_.world(); }
   const Membership& membership() const { return session_.membership(); }
-  /// An option of the program: `job.option("epochs", 8)` is 8, or the value of `--epochs` (see
-  /// `ProgramOptions::option`). The job's first operation throws for options on the command line
-  /// that the program has not asked for by then.
+  /// `job.option("epochs", 8)` is 8, or the value of `--epochs`: see `ProgramOptions::option`. The
+  /// job's first operation throws for given options that the program has not asked for.
   template <class T>
   auto option(std::string_view name, T otherwise, std::string_view help = {}) {
     return session_.options().option(name, otherwise, help);
@@ -309,9 +306,9 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   using Members::evaluate;
 
   /// The usual loop: every epoch trains on `train`, evaluates on `test` if given, then calls
-  /// `on_epoch(epoch)` or `on_epoch(epoch, scores)`, which ends the training by returning false.
-  /// `on_step(batch, loss)` follows every step. Returns the last epoch's summary. **Ranks** all.
-  /// **Host** blocks.
+  /// `on_epoch(epoch)` or `on_epoch(epoch, scores)`, which returns false to stop.
+  /// `on_step(batch, loss)` follows a step. Returns the last summary. **Ranks** all. **Host**
+  /// blocks.
   template <Dataset Train, class OnEpoch = NotGiven, class OnStep = NotGiven>
   EpochSummary fit(const Train& train, const FitOptions& options, OnEpoch on_epoch = {},
                    OnStep on_step = {}) {
@@ -383,14 +380,13 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     if (progress_.log) progress_.set_field(name, JsonLine().add(name, value));
   }
 
-  /// The position after the last stepped batch. `resume` before `epochs` continues there, in any
-  /// world.
+  /// The position after the last stepped batch. `resume`, before `epochs`, continues in any world.
   SamplerState position() const { return progress_.position(); }
   void resume(const SamplerState& position) { progress_.resume(position); }
 
-  /// Adds a variable to checkpoints, each rank's own value, which `resume` restores: a number, a
-  /// bool, a string, a vector of numbers, a `RandomStream`. The variable must outlive the job's
-  /// last step. To be called before anything is resumed.
+  /// Adds a variable, each rank's own, to checkpoints; `resume` restores it. A number, bool,
+  /// string, vector of numbers or `RandomStream` that outlives the last step. Must precede
+  /// `resume`.
   template <class T>
   void keep(std::string_view name, T& value) {
     saving().keep(name, value);
@@ -416,9 +412,9 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   Resumed resume(const std::string& where, const LoadOptions& options = {}) {
     return saving().resume(where, options);
   }
-  /// Resumes from the job's own folder now instead of in the first `epochs`, after `--resume` or a
-  /// restart by the launcher. Returns nothing without either or without a checkpoint; throws if all
-  /// are damaged. **Ranks** all. **Host** blocks.
+  /// Resumes from the job's folder now instead of in the first `epochs`, after `--resume` or a
+  /// restart. Returns nothing if the job starts anew; throws if all checkpoints are damaged.
+  /// **Ranks** all. **Host** blocks.
   std::optional<Resumed> resume() { return saving().resume(); }
   /// Saves into a folder regularly from now on. The command line's options (`--checkpoint` and
   /// others) take precedence. **Ranks** all, before `epochs`. **Host** blocks.
@@ -432,7 +428,6 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     if (saves_) checkpoint_hook<BasicTrainer>(*this, SaveMoment::finish);
   }
 
-  /// The current epoch, or the last.
   EpochSummary summary() const { return progress_.summary(); }
 
   /// The means over the tallies of all ranks. **Ranks** all. **Host** blocks.
@@ -456,9 +451,9 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     return static_cast<W&>(wrapped_).across();
   }
 
-  // Collectives of `communicator()`, of one number by value or of memory: a span, a vector, an
-  // array or a view. Host memory is staged for GPUs; device memory is reduced in place. **Ranks**
-  // all. **Host** blocks, except with device memory.
+  // Collectives of `communicator()`, of a number by value or of memory: a span, vector, array or
+  // view. For GPUs, host memory is staged. **Ranks** all. **Host** blocks, except with device
+  // memory.
 
   /// `const double mean = job.all_reduce(loss, Average{});`, or data = op over ranks, on all ranks.
   template <class Data, class Op = Sum>
@@ -466,20 +461,20 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     [[maybe_unused]] const auto on = enter("all_reduce");
     return comm_.all_reduce(std::forward<Data>(data), op);
   }
-  /// On root, the number or data = op over ranks; elsewhere what it was.
+  /// The result on `root`; other ranks keep their number or data.
   template <class Data, class Op = Sum>
   [[nodiscard("the result is returned")]] auto reduce(Data&& data, Rank root = Rank{0},
                                                       Op op = {}) {
     [[maybe_unused]] const auto on = enter("reduce");
     return comm_.reduce(std::forward<Data>(data), root, op);
   }
-  /// Root's number, or data = root's data.
+  /// Root's number or data, on all ranks.
   template <class Data>
   [[nodiscard("the result is returned")]] auto broadcast(Data&& data, Rank root = Rank{0}) {
     [[maybe_unused]] const auto on = enter("broadcast");
     return comm_.broadcast(std::forward<Data>(data), root);
   }
-  /// Every rank's number as a vector, by rank, or out = every rank's in.
+  /// Every rank's number in a vector by rank, or every rank's `in` in `out`.
   template <class In, class... Out>
   [[nodiscard("the result is returned")]] auto all_gather(const In& in, Out&&... out) {
     [[maybe_unused]] const auto on = enter("all_gather");
@@ -583,8 +578,8 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     fail(operation, {"rank 0 alone has come here, inside on_rank0"},
          "call it outside, on all ranks", rank());
   }
-  /// Calls `f` in the destructor of a loop that a `break` has ended. A destructor cannot throw: the
-  /// trainer's next call throws the failure, or its destructor reports it.
+  /// For the destructor of a loop that a `break` has ended. Destructors cannot throw: the trainer's
+  /// next call throws the failure, or its destructor reports it.
   template <class F>
   void after_break(const F& f) noexcept {
     try {
@@ -594,8 +589,6 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
       is_held_up_ = true;
     }
   }
-
-  // Steps and batches.
 
   /// `f()` takes batches from a loader. With `Feed`, a reader's failure aborts all ranks.
   template <class F>
@@ -672,8 +665,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   std::string sampler_seed() const {
     return text({"a sampler with seed ", sampler_options_.seed, "\n"});
   }
-  /// Different sizes or seeds would skip or repeat samples. Ranks that are fed need the same
-  /// `prefetch`.
+  /// Different sizes or seeds would skip or repeat samples. Fed ranks need the same `prefetch`.
   void require_same_data(std::size_t samples, const LoaderOptions& options, bool is_fed) {
     if (world_size() == WorldSize{1}) return;
     require_same(text({"data of ", samples, " samples\nbatches of ", options.batch_size, " samples",

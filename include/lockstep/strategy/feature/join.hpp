@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `UnevenInputs<Join>`: join flags behind the first bucket tell ranks who still has batches,
-/// without a collective of their own.
+/// @file `UnevenInputs<Join>`: flags behind the first bucket tell ranks who still has batches.
 
 #include "lockstep/bucket/plan.hpp"
 #include "lockstep/core/dynamic.hpp"
@@ -30,7 +29,6 @@ struct LiveRanks {
   std::size_t lowest = 0;
 };
 
-/// Flag `index` as a rank sends it.
 template <class T>
 LOCKSTEP_HOST_DEVICE constexpr T join_flag(std::size_t index, std::size_t rank, bool is_live) {
   using A = Accumulator<T>;
@@ -56,7 +54,6 @@ LOCKSTEP_HOST_DEVICE constexpr LiveRanks read_join_flags(const T* flags, std::si
   return live;
 }
 
-/// The number of flags behind a bucket.
 template <class Traits>
 constexpr std::size_t flags_behind([[maybe_unused]] std::size_t bucket,
                                    [[maybe_unused]] WorldSize world) {
@@ -83,7 +80,6 @@ class JoinFlags<Cpu, Comm> {
   void read(std::span<T> flags, double scale) {
     live_ = read_join_flags(flags.data(), flags.size(), scale, live_.lowest);
   }
-  /// The live ranks of the latest round.
   const LiveRanks& live() const { return live_; }
   /// Forgets all rounds; `lowest` counts as the lowest live rank.
   void reset(std::size_t lowest) { live_ = {0, lowest}; }
@@ -140,8 +136,7 @@ class JoiningRanks : public Stages<JoiningRanks<Traits, Comm>> {
   Rank newest() const { return Rank{flags_.live().lowest}; }
   /// All ranks have joined, or begin; `newest` has the newest buffers.
   void forget_live(Rank newest = Rank{0}) { flags_.reset(newest.value()); }
-  /// The live ranks as a fraction of all, by which sums are divided, unless `divisor` has done so.
-  /// **Host** blocks.
+  /// The fraction of live ranks, or 1 once `divisor` has divided by it. **Host** blocks.
   double live_share(auto& gradients) {
     if (is_averaged_) return 1;
     return static_cast<double>(live(gradients).count) /
@@ -154,7 +149,6 @@ class JoiningRanks : public Stages<JoiningRanks<Traits, Comm>> {
   static const Bucket& first_bucket(const auto& gradients) {
     return gradients.layout().plan().bucket_table[0];
   }
-  /// The offset of the flags, behind the first bucket, in bytes of the arena.
   static std::size_t offset(const auto& gradients) {
     return first_bucket(gradients).offset + first_bucket(gradients).bytes;
   }

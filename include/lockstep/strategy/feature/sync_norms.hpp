@@ -63,7 +63,6 @@ class NormRanks {
   Groups* groups_;
 };
 
-/// A step that knows these ranks.
 template <class Step, class Ranks>
 class NormStep : public Step {
  public:

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Steps that do not use all parameters: `UnusedParameters<Zero>` counts missing gradients as
-/// zero; sub-graphs (bucket/subgraphs.hpp) declare what a step uses. Parameters that no rank has
-/// used are not updated.
+/// @file Steps that do not use all parameters: `UnusedParameters<Zero>`, which counts missing
+/// gradients as zero, and sub-graphs. Parameters that no rank has used are not updated.
 
 #include <initializer_list>
 

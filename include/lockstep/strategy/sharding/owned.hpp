@@ -135,7 +135,6 @@ class OwnsAll : public OwnedAtOnce {
   const layout& layout_;
 };
 
-/// The parts of an arena that a rank owns, and their packed state.
 template <class Traits>
 class OwnedParts {
   using layout = typename Traits::layout;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The sharding axis: what a rank keeps of parameters and optimizer states; slices of
-/// buckets.
+/// @file The sharding axis: what a rank keeps of parameters and optimizer states.
 
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/error.hpp"
@@ -22,8 +21,8 @@ struct Replicated : Choice<axes::Sharding>, WithName<"Replicated"> {};
 /// pass that reduces it. The default where memory is shared.
 struct HostShared : Choice<axes::Sharding>, WithName<"HostShared"> {};
 
-/// Each rank keeps and updates its share of the optimizer's states (ZeRO), on any backend:
-/// `Sharding<ZeroRedundancy, Gradients>`.
+/// Each rank keeps and updates its share of the optimizer's states (ZeRO), on any backend; the
+/// second argument of `Sharding` says what is divided.
 struct ZeroRedundancy : Choice<axes::Sharding>, WithName<"ZeroRedundancy"> {};
 
 /// `ZeroRedundancy` of states and master weights, the default: every bucket is cut into equal
@@ -62,8 +61,7 @@ inline constexpr std::size_t most_shards = 4096;
 inline constexpr std::size_t shard_room = most_shards * shard_alignment;
 static_assert(shard_room % arena_alignment == 0);
 
-/// The elements [begin, end) of a bucket that one rank owns; the last shards may be shorter or
-/// empty.
+/// The elements [begin, end) of a bucket that one rank owns. The last may be shorter or empty.
 struct Shard {
   std::size_t begin = 0;
   std::size_t end = 0;

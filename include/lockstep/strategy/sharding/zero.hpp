@@ -45,7 +45,6 @@ class GradientRing {
     forget_holders();
   }
 
-  /// The bytes of gradients on this rank.
   std::size_t bytes() const { return slots() * slot_bytes_ * widest_ratio() + slices_.bytes(); }
 
   /// A backward pass begins: no bucket has a slot.
@@ -196,8 +195,7 @@ class OwnsShard : public OwnedParts<Traits> {
     if constexpr (Traits::captures) await_parameters();
   }
 
-  /// Waits for the bucket of a parameter, if it is trained. **Host** blocks, or on a GPU the
-  /// compute stream waits.
+  /// Waits for a trained parameter's bucket. **Host** blocks, or on a GPU the compute stream waits.
   void await_parameter(std::size_t parameter) {
     if (parameter >= this->layout_.infos().size()) return;  // rejected where its view is made
     const std::size_t bucket = this->layout_.plan().placements[parameter].bucket;
