@@ -25,6 +25,7 @@ template <class T>
 struct Gathered : GatheredPieces {
   std::vector<T> values;
 
+  /// The elements of a rank's piece.
   std::span<const T> of(Rank rank) const {
     return std::span<const T>(values).subspan(offsets[rank.value()], counts[rank.value()]);
   }
@@ -128,6 +129,7 @@ class Collectives {
                                          is_root(root) ? none : values, values.size(), part_of,
                                          root));
   }
+  /// One number: root's.
   template <detail::SingleElement T>
   [[nodiscard]] T broadcast(T value, Rank root) {
     broadcast(std::span<T>(&value, 1), root);
@@ -240,6 +242,7 @@ class Collectives {
 
   // Members that a backend may replace by its own.
 
+  /// Compares the call over ranks and executes it.
   template <class Call>
   void perform(const Call& call) {
     detail::compare_and_execute(self(), call);

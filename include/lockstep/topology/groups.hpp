@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Lists of groups in any order and of any sizes, `Groups<World<4>, Group<0, 3>, Group<2,
-/// 1>>`; and `Groups<Grid<8, 4>>`, the policy that gives a job the groups of a topology.
+/// @file Lists of groups, in any order and of any sizes:
+/// `Groups<World<4>, Group<0, 3>, Group<2, 1>>`; and `Groups<Grid<8, 4>>`, the policy that gives a
+/// job the groups of a topology.
 
 #include "lockstep/core/hash.hpp"
 #include "lockstep/topology/grid.hpp"

@@ -146,7 +146,8 @@ class PendingCalls {
 inline constexpr ThreadName call_thread{"lockstep calls",
                                         "the thread that makes asynchronous calls"};
 
-/// The `Pending` of a `Work` whose call, `f()`, runs in the queue of `Owner`.
+/// The `Pending` of a `Work` whose call, `f()`, runs in the queue of `Owner`; `leave` needs its
+/// `give_up()` to end the calls in flight.
 template <class Owner, class F>
 class PendingInQueue : Task {
  public:

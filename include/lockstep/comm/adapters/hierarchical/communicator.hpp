@@ -355,8 +355,9 @@ namespace lockstep {
 /// between hosts, all-gather inside each host. The data crosses the network once per host, not once
 /// per rank, and all ranks carry an equal share. A large reduce-scatter uses the first two stages,
 /// a large all-gather the last two, other collectives `Flat`. Results are bitwise equal on all
-/// ranks. A failure in one stage aborts all stages on all ranks. **Host** every collective blocks
-/// until the result is here and the arguments may be reused. **Stream** none.
+/// ranks. A failure in one stage aborts all stages on all ranks. **Host** and **Stream** as the
+/// communicators: with host memory, every collective blocks until the result is here and the
+/// arguments may be reused.
 template <Communicator Inside, Communicator Between, class Flat = Between>
 class HierarchicalCommunicator
     : public Collectives<HierarchicalCommunicator<Inside, Between, Flat>> {

@@ -104,7 +104,7 @@ class Hosts {
     return columns;
   }
 
-  // Errors of one level count its ranks from 0. These words say which ranks of the job they are.
+  // Errors of one level count its ranks from 0. These texts say which ranks of the job they are.
 
   std::string words_inside(Rank rank) const {
     return "on the host where ranks " + numbered(ranks_[host(rank)]);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file Threads of one process inside hosts, and between hosts an NCCL communicator per local
-/// rank. One of all ranks would use connections inside hosts, and exclude ranks that share a GPU.
+/// rank. A communicator of all ranks would use connections inside hosts too, and exclude ranks that
+/// share a GPU.
 
 #include "lockstep/comm/adapters/hierarchical/two_levels.hpp"
 #include "lockstep/comm/adapters/streamed.cuh"

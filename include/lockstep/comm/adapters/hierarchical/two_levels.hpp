@@ -27,7 +27,7 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
   WorldSize world_size() const { return WorldSize{hosts() * places()}; }
   auto timeout() const { return between_->timeout(); }
 
-  // The two communicators have time limits and faults of their own.
+  // The two communicators have timeouts and faults of their own.
   template <class Limit>
   void set_timeout(Limit) {}
   void abandon(std::string_view) {}

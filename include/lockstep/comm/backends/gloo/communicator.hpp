@@ -273,6 +273,7 @@ class GlooCommunicator : public Collectives<GlooCommunicator<Ranks>>,
   /// Joins the communicator of this name. **Ranks** all. **Host** blocks until all have joined.
   GlooCommunicator(const Membership& member, Store& store, const std::string& name = "world")
       : engine_(join(member, store, name)) {}
+  /// The communicator of a group, for `split`.
   explicit GlooCommunicator(std::shared_ptr<Engine> engine) : engine_(std::move(engine)) {}
 
   Rank rank() const { return engine_->rank(); }
