@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The axes of communication: what carries the bytes between ranks, and who advances
-/// asynchronous calls.
+/// @file The axes of communication: what connects ranks, and what advances asynchronous calls.
 
 #include "lockstep/policy/policy.hpp"
 

@@ -82,15 +82,13 @@ constexpr JobCall current_job_call() {
   return std::is_constant_evaluated() ? JobCall::none : job_call_of_thread();
 }
 
-/// The step's `JobCall` for collectives that do not know the job: the thread's, if that is a pass
-/// or a step of sub-graphs, else `otherwise`.
+/// The step's `JobCall`: this thread's if it is a pass or a step of sub-graphs, else `otherwise`.
 inline JobCall step_call_of_thread(JobCall otherwise = JobCall::step) {
   const JobCall call = job_call_of_thread();
   return call >= JobCall::forward ? call : otherwise;
 }
 
-/// RAII: this thread's collectives are part of a job's operation. Those of a step get a constant
-/// instead.
+/// RAII: this thread's collectives are part of a job's operation. A step passes a constant instead.
 struct InJobCall : ValueWhile<JobCall> {
   explicit InJobCall(JobCall call) : ValueWhile(job_call_of_thread(), call) {}
 };
@@ -118,8 +116,7 @@ struct Call {
     return element == other.element && count == other.count;
   }
 
-  /// For errors: `all_reduce(sum of 100 float)`, or within a job `evaluate (its all_gather(1
-  /// uint64))`.
+  /// For errors: `all_reduce(sum of 100 float)`, in a job `evaluate (its all_gather(1 uint64))`.
   std::string text() const;
 
  private:
@@ -131,12 +128,10 @@ struct Call {
 namespace lockstep {
 
 /// The handle of a call in flight, which cannot be moved; the data must not be used until the call
-/// is complete. The destructor waits for the call and never throws: if the call fails then, or an
-/// exception unwinds the scope before `wait`, the communicator keeps the fault, aborts the other
-/// ranks' calls, and throws the fault from its next call.
-///
-/// `Pending` is the backend's part: `test()`, `wait()` and, while an exception unwinds, `leave()`,
-/// which returns when nothing uses the call's data.
+/// is complete. The destructor waits and never throws: if the call fails then, or an exception
+/// unwinds the scope before `wait`, the communicator aborts on all ranks and throws the fault from
+/// its next call. `Pending` is the backend's part: `test()`, `wait()` and, while an exception
+/// unwinds, `leave()`, which returns when nothing uses the call's data.
 template <class Pending>
 class [[nodiscard("the handle's end waits for the call")]] Work {
  public:
@@ -159,8 +154,7 @@ class [[nodiscard("the handle's end waits for the call")]] Work {
     }
   }
 
-  /// Is the call complete? Advances the call without waiting. **Host** does not block. Throws if
-  /// the call has failed.
+  /// Is the call complete? Advances it. **Host** does not block. Throws if the call has failed.
   bool test() { return pending_.test(); }
 
   /// **Host** blocks until the result is here or, in device memory, enqueued. **Stream** work that
@@ -218,8 +212,7 @@ consteval bool holds_elements() {
   return packs_bits<Plain>;
 }
 
-/// The elements of an argument, as they are sent. An argument without any is reported once: the
-/// code that follows sees a span of floats.
+/// The elements of an argument, as they are sent. A rejected one yields floats, to be one error.
 template <class Data>
 auto elements_of(Data&& data) {
   constexpr bool fits = holds_elements<Data>();
@@ -250,7 +243,6 @@ struct CommonElement {
                 "lockstep: a collective's arguments have one element type");
 };
 
-/// The operation of a collective that reduces nothing.
 struct NoOperation {};
 
 /// A call as a value. `in` and `out` consist of pieces of `count` elements: one piece, or one for
@@ -284,13 +276,11 @@ struct Collective {
   static constexpr bool is_message =
       kind == CollectiveKind::send || kind == CollectiveKind::receive;
 
-  /// The same call on other memory, with pieces of another length.
   constexpr Collective on(std::span<const T> other_in, std::span<T> other_out,
                           std::size_t other_count) const {
     return {other_in, other_out, other_count, part_of, root, op};
   }
 
-  /// The data of a call in place.
   constexpr std::span<T> data() const
     requires is_in_place
   {

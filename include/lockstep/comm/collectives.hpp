@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `Collectives`, the base of every communicator: all collectives, checked and described
-/// once.
+/// @file `Collectives`, the base of communicators: all collectives, checked and described once.
 
 #include <iterator>
 
@@ -26,7 +25,6 @@ template <class T>
 struct Gathered : GatheredPieces {
   std::vector<T> values;
 
-  /// The elements of a rank's piece.
   std::span<const T> of(Rank rank) const {
     return std::span<const T>(values).subspan(offsets[rank.value()], counts[rank.value()]);
   }
@@ -43,20 +41,18 @@ class Subgroup;
 /// them into a value (see `Collective`) and passes the value to `perform`. Arguments are spans,
 /// vectors, arrays or dense views of one element type: a number, or bool, which is reduced with
 /// `Max` or `BitOr` (any rank), `Min` or `BitAnd` (all ranks) or `BitXor`. A single number may be
-/// passed by value; the result is then returned.
+/// passed by value; the result is then returned. Unless a collective says otherwise: **Ranks** all,
+/// in the same order. **Host** and **Stream** as the communicator says.
 ///
 /// A backend derives from `Collectives<Backend>` and has `rank()`, `world_size()`, `timeout()`,
 /// `set_timeout(limit)`, `abandon(reason)` and `execute(call)` for `calls::Send` and
-/// `calls::Receive`. All other collectives and groups have a generic form made of these
-/// (generic.hpp, groups.hpp), which a faster `execute(call)` of the backend replaces. A backend
-/// that compares calls itself, orders them on a stream or counts their time has its own
-/// `perform(call)` and leaves moving the elements to `execute_any(*this, call)`; an adapter
-/// forwards `perform`. `abandon(reason)` aborts: every other rank's call fails with this reason.
-/// `give_up()` aborts because an exception has ended this rank's part, while another thread may be
-/// in a call. After a failure (`is_broken()`) every later call fails.
-///
-/// Unless a collective says otherwise: **Ranks** all, in the same order. **Host** and **Stream** as
-/// the communicator says.
+/// `calls::Receive`. Other collectives and groups have a generic form made of these (generic.hpp,
+/// groups.hpp), which a faster `execute(call)` replaces. A backend that compares calls itself,
+/// orders them on a stream or counts their time has its own `perform(call)` and moves elements by
+/// `execute_any(*this, call)`; an adapter forwards `perform`. `abandon(reason)` aborts: every other
+/// rank's call fails with this reason. `give_up()` aborts because an exception has ended this
+/// rank's part, while another thread may be in a call. After a failure (`is_broken()`) every later
+/// call fails.
 template <class Self>
 class Collectives {
   using JobCall = detail::JobCall;
@@ -132,7 +128,6 @@ class Collectives {
                                          is_root(root) ? none : values, values.size(), part_of,
                                          root));
   }
-  /// Root's number.
   template <detail::SingleElement T>
   [[nodiscard]] T broadcast(T value, Rank root) {
     broadcast(std::span<T>(&value, 1), root);
@@ -171,9 +166,7 @@ class Collectives {
                                         std::nullopt);
   }
 
-  /// Gathers inputs of different lengths, or empty ones, on `root` into new host memory
-  /// (MPI_Gatherv); the other ranks get only the counts. **Host** blocks until the counts are
-  /// known.
+  /// Like `all_gather_variable`, on `root` alone (MPI_Gatherv); other ranks get only the counts.
   template <class In>
   auto gather_variable(const In& in, Rank root) {
     require_root(Kind::gather_variable, root);
@@ -206,8 +199,7 @@ class Collectives {
                                        detail::current_job_call(), root));
   }
 
-  /// out = op over ranks of this rank's piece of in. `out` may be that piece; the others are
-  /// unchanged.
+  /// out = op over ranks of this rank's piece of in. `out` may be that piece; others are unchanged.
   template <class In, class Out, class Op = Sum>
   void reduce_scatter(const In& in, Out&& out, Op op = {}) {
     self().perform(make_reduce_scatter(in, out, op, detail::current_job_call()));
@@ -248,7 +240,6 @@ class Collectives {
 
   // Members that a backend may replace by its own.
 
-  /// Compares the call over ranks and executes it.
   template <class Call>
   void perform(const Call& call) {
     detail::compare_and_execute(self(), call);
@@ -264,8 +255,7 @@ class Collectives {
     return Work<detail::NothingPending>(std::in_place);
   }
 
-  /// Gathers pieces of different lengths, which all ranks know, in root's `out`; this form sends
-  /// messages.
+  /// Gathers pieces, whose lengths all ranks know, in root's `out`; this form sends messages.
   template <class T>
   void gather_pieces(std::span<const T> in, std::span<T> out, const GatheredPieces& pieces,
                      Rank root, [[maybe_unused]] bool on_device) {
@@ -306,8 +296,7 @@ class Collectives {
   std::size_t world() { return self().world_size().value(); }
   bool is_root(Rank root) { return self().rank() == root; }
 
-  /// The call with these arguments, after a check of their sizes. Only the root of a gather or
-  /// scatter has pieces of all ranks.
+  /// Makes the call and checks its sizes. Only the root of a gather or scatter has every piece.
   template <Kind K, class T, class Op = detail::NoOperation>
   detail::Collective<K, T, Op> make(std::type_identity_t<std::span<const T>> in, std::span<T> out,
                                     std::size_t count, JobCall part_of, Rank root = Rank{0},

@@ -31,8 +31,7 @@ struct PacketPass {
     return packets + (count - packets * per_packet);
   }
 
-  /// Cuts `count` elements into packets if all addresses and strides, whose bitwise or is `bits`,
-  /// allow it.
+  /// Cuts elements into packets if all addresses and strides, whose bitwise or is `bits`, allow it.
   template <class T>
   static PacketPass cut(std::size_t count, std::uintptr_t bits) {
     return {bits % 16 == 0 ? count / packet_size<T> : 0, count};
@@ -85,8 +84,8 @@ struct GatheredValues {
   __device__ const T* operator()(unsigned w) const { return begin + w * stride; }
 };
 
-/// Piece p of every rank's values, which begins at element p * stride, is combined into `targets`
-/// of the outs, from out[p] on.
+/// Piece p, at element p * stride of every rank's values, is combined into out[p] to out[p +
+/// targets - 1].
 template <class T, class Values, std::size_t MostOuts>
 struct Combination {
   Values values;
@@ -146,8 +145,8 @@ LOCKSTEP_KERNEL finish_elements(const Value* from, T* to, std::size_t count, std
   }
 }
 
-/// Passes on a stream, as kernels; passes over host memory are loops. **Host** does not block for
-/// device memory. **Stream** in its order.
+/// Kernels on a stream; loops for host memory. **Host** blocks for host memory only. **Stream** in
+/// its order.
 class StreamPasses : public StreamCopies {
  public:
   using StreamCopies::StreamCopies;

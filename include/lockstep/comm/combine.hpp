@@ -14,8 +14,7 @@
 
 namespace lockstep::detail {
 
-/// `Op` without `prepare` and `finish`: values that are prepared once and finished once may be
-/// combined in any number of stages.
+/// `Op` between `prepare` and `finish`: prepared values may be combined in any number of stages.
 template <class Op>
 struct Combining : Narrowing {
   static constexpr std::string_view name = Op::name;
@@ -35,8 +34,7 @@ struct Combining : Narrowing {
 
 static_assert(ReduceOp<Combining<Average>, float> && ReduceOp<Combining<Max>, Half>);
 
-/// The range [begin, end) of `count` elements that one of `ranks` ranks combines: whole pairs of
-/// cache lines, against false sharing.
+/// The range [begin, end) that one rank combines: whole pairs of cache lines (no false sharing).
 template <class T>
 constexpr std::pair<std::size_t, std::size_t> slice_of(std::size_t count, std::size_t rank,
                                                        std::size_t ranks) {
@@ -46,10 +44,9 @@ constexpr std::pair<std::size_t, std::size_t> slice_of(std::size_t count, std::s
           std::min(count, units * (rank + 1) / ranks * unit)};
 }
 
-/// Combines in rank order, `source(w)` being rank w's data, and passes each block of results to
-/// `store(begin, results)`. All sources are read before a block is stored, so results may replace
-/// sources. A block fits into registers or L1: every byte of the sources is loaded from memory
-/// once.
+/// Combines in rank order, `source(w)` being rank w's data, and passes blocks of results to
+/// `store(begin, results)`. A block's sources are read before it is stored: results may replace
+/// them. A block fits into registers or L1: every byte of the sources is loaded from memory once.
 template <std::size_t Ranks, class T, class Op, class Source, class Store>
 void combine_blocks(std::size_t ranks, std::size_t begin, std::size_t end, const Op& op,
                     const Source& source, const Store& store) {
@@ -100,9 +97,8 @@ template <class T, class Op, class... Rest>
   return op.template finish<T>(sum, 1 + sizeof...(Rest));
 }
 
-/// Like `combine_blocks`, for consumers that do more than copy. Longer blocks amortize a consumer's
-/// work per block; beyond 2 KiB its arrays, which often share cache sets, evict each other (at 8
-/// KiB).
+/// Like `combine_blocks`, for consumers that do more than copy. Longer blocks amortize their work
+/// per block; beyond 2 KiB (at 8 KiB) their arrays, often in the same cache sets, evict each other.
 template <std::size_t Ranks, class T, class Op, class Consume>
 void consume_blocks(std::span<T* const> sources, std::size_t begin, std::size_t end, const Op& op,
                     const Consume& consume) {

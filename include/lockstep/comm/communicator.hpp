@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The communicator concepts, a rank's place in a division into groups, and `allocate` for
-/// backends that need no special memory.
+/// @file The communicator concepts, a rank's place among groups, and `allocate` for any backend.
 
 #include <cstdio>
 
@@ -34,7 +33,6 @@ inline Call division_call(const GroupPlace& place) {
   return call.with(text);
 }
 
-/// Gives a communicator `allocate`.
 template <class Arena>
 class Allocating {
  public:
@@ -54,9 +52,8 @@ using HostAllocating = Allocating<HostArena>;
 namespace lockstep {
 
 /// Ranks that exchange typed elements; counts are elements, never bytes. All ranks call every
-/// member in the same order, except for `rank`, `world_size`, `send`, `receive` and `abandon`.
-/// Results of reductions are bitwise equal on all ranks. `Collectives` implements what a backend
-/// does not.
+/// member in the same order, except `rank`, `world_size`, `send`, `receive` and `abandon`.
+/// Reductions are bitwise equal on all ranks. `Collectives` implements what a backend does not.
 template <class C>
 concept Communicator =
     requires(C& comm, std::span<float> data, std::span<const float> in, Rank root) {

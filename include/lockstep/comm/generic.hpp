@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The generic forms of the collectives that a backend does not have, made of those that it
-/// has: at least messages.
+/// @file Generic forms of the collectives that a backend lacks, made of messages and those it has.
 
 #include "lockstep/comm/call/peers.hpp"
 #include "lockstep/comm/combine.hpp"
@@ -67,8 +66,7 @@ void compare_and_execute(B& backend, const C& call) {
   }
 }
 
-/// Calls `f()`, whose messages are concurrent if the backend can group them; their order does not
-/// deadlock if each blocks.
+/// Calls `f()`, whose messages a backend may group; their order avoids deadlock if messages block.
 template <class B, class F>
 void together(B& backend, const F& f) {
   if constexpr (requires { backend.grouped(f); }) {

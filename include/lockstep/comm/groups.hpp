@@ -105,8 +105,7 @@ std::string scatter_objects(C& comm, const std::vector<std::string>& objects, Ra
 
 namespace detail {
 
-/// This rank's place if `members` is the only group. Throws unless these are ranks of the parent,
-/// each listed once.
+/// This rank's place if `members` is the only group. Throws unless they are distinct ranks.
 template <class Parent>
 GroupPlace place_among(const std::vector<Rank>& members, const Parent& parent) {
   const auto require = [&](bool ok, const char* problem) {
@@ -150,8 +149,7 @@ GroupPlace place_in(const T& topology, const Parent& parent) {
 
 }  // namespace detail
 
-/// What `new_group` returns: a `std::optional`, empty on ranks outside of the group. Access to an
-/// empty one throws an explanation.
+/// What `new_group` returns: empty on ranks outside of the group, where access throws.
 template <class C>
 class OptionalGroup : public std::optional<C> {
   using Base = std::optional<C>;
@@ -190,9 +188,8 @@ auto new_group(Parent& parent, const std::vector<Rank>& members) {
   return OptionalGroup<typename decltype(group)::value_type>(std::move(group), parent.rank());
 }
 
-/// The group of `topology` that this rank is in. The group's size is static if the topology is:
-/// `join_groups(comm, Grid<6, 3>{})` has a static world of 3. **Ranks** all of `parent`. **Host**
-/// blocks until all have joined.
+/// This rank's group in `topology`. A static topology gives a static group size, such as 3 for
+/// `join_groups(comm, Grid<6, 3>{})`. **Ranks** all. **Host** blocks until all have joined.
 template <Topology T, Splitting Parent>
 auto join_groups(Parent& parent, const T& topology = {}) {
   auto group =

@@ -27,7 +27,6 @@
 
 namespace lockstep::detail {
 
-/// Where the arguments of a call are.
 struct CallMemory {
   bool on_host = true;      // the host works on them; an empty call needs no GPU either
   bool is_managed = false;  // host code may read a result as soon as the call is over
@@ -115,7 +114,6 @@ class StreamCopies {
   cudaStream_t stream_;
 };
 
-/// `allocate` of memory of the current GPU.
 using DeviceAllocating = Allocating<DeviceArena>;
 
 inline std::string bus_id(const Gpu& gpu) {
@@ -173,9 +171,8 @@ inline std::string gpu_name(const Gpu& gpu) {
   return name;
 }
 
-/// Compares the GPUs of a communicator's ranks; `name` is the communicator's. Two ranks with one
-/// GPU are an error on all ranks, unless `LOCKSTEP_SHARE_GPUS=1` allows it. **Ranks** all. **Host**
-/// blocks until all have joined.
+/// Compares the GPUs of the ranks of communicator `name`. Ranks that share one are an error on all,
+/// unless `LOCKSTEP_SHARE_GPUS=1` allows it. **Ranks** all. **Host** blocks until all have joined.
 inline GpuVerdict compare_gpus(const Membership& member, Store& store, const Gpu& gpu,
                                const std::string& name) {
   // A hash of the host is enough to compare, and short where there are thousands of ranks.

@@ -204,15 +204,13 @@ class Groups<World<dynamic>> : public detail::PartitionQueries<Groups<World<dyna
   detail::Partition<dynamic> partition_;
 };
 
-/// The policy that gives a job the groups of a topology: `Groups<Grid<8, 4>>`, or
-/// `Groups<Grid<dynamic, 4>>` if the launcher sets the world size. `job.group()` is the
-/// communicator of this rank's group, `job.across()` that of the ranks with the same place in the
-/// other groups.
+/// The policy that gives a job the groups of a topology; `Groups<Grid<dynamic, 4>>` leaves the
+/// world size to the launcher. `job.group()` is the communicator of this rank's group,
+/// `job.across()` that of the ranks with the same place in the other groups.
 template <detail::JobTopology T>
 class Groups<T> : public detail::ValuePolicy<axes::Groups> {
  public:
   using topology = T;
-  /// The topology in a job of `N` ranks.
   template <std::size_t N>
   using in_world = typename detail::InWorld<T, N>::type;
   template <std::size_t N>

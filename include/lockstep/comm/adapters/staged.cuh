@@ -13,9 +13,8 @@
 
 namespace lockstep::detail::staged {
 
-/// The size of a piece. A network of 10 Gbit/s needs 3 ms for it, and a further call costs 0.1 ms.
-/// A bucket of 25 MiB has seven pieces, so the two copies that do not overlap take little of the
-/// time.
+/// A piece takes 3 ms on a network of 10 Gbit/s, and a further call 0.1 ms. A bucket of 25 MiB has
+/// seven pieces, so the two copies that do not overlap take little of the time.
 inline constexpr std::size_t slot_bytes = 4_MiB;
 
 /// A collective's memory as consecutive rows of one length: one row, or one for each rank. Pieces
@@ -37,7 +36,6 @@ struct Transfer {
   }
 };
 
-/// A piece in host memory: consecutive rows of one length.
 template <class T>
 struct Piece {
   std::span<T> in;
@@ -45,7 +43,6 @@ struct Piece {
   std::size_t length;  // of a row
 };
 
-/// When a call's memory may be used, and when its result is there.
 struct CallEvents {
   CudaEvent ready;
   CudaEvent done;
@@ -175,7 +172,6 @@ class Engine {
   TaskQueue& queue() { return queue_; }
   /// Aborts because an exception has ended this rank's part: ends the calls in flight on all ranks.
   void give_up() { inner.give_up(); }
-  /// The inner communicator, after every call in flight has ended.
   Inner& drained() {
     queue_.drain();
     return inner;
@@ -286,9 +282,9 @@ namespace lockstep {
 
 /// Collectives for device memory through `Inner`, which handles host memory only. Results,
 /// comparison of calls, timeouts and errors are those of `Inner`; the time of a call counts from
-/// the end of the work before it. All ranks pass device memory, or all pass host memory. Another
-/// thread executes asynchronous calls, in the order of posting. The host takes part in every call,
-/// so no call can be captured.
+/// the end of the work before it. All ranks pass device memory, or all host memory. Another thread
+/// executes asynchronous calls, in the order of posting. No call can be captured: the host takes
+/// part in it.
 ///
 /// **Host** every collective blocks until the result's upload is enqueued; with host memory, until
 /// the result is here. **Stream** a call follows what the compute stream `gpu().stream()` holds,
@@ -346,8 +342,7 @@ class StagedCommunicator : public Collectives<StagedCommunicator<Inner>>,
 
   detail::StreamCopies passes() const { return detail::StreamCopies(engine_->stream()); }
 
-  /// The group's communicator stages for the group of `Inner`, on this rank's GPU and compute
-  /// stream.
+  /// The group's communicator stages for the group of `Inner`, on the same GPU and compute stream.
   template <std::size_t GroupRanks>
   auto split(const detail::GroupPlace& place) {
     auto inner = engine_->drained().template split<GroupRanks>(place);
@@ -357,7 +352,6 @@ class StagedCommunicator : public Collectives<StagedCommunicator<Inner>>,
   }
 
  private:
-  /// A call in flight on the other thread.
   template <class C>
   class Pending {
    public:

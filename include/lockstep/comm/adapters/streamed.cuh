@@ -9,12 +9,10 @@
 
 namespace lockstep {
 
-/// Runs the collectives of `Inner` on the stream of `lane`, while the rank computes on the stream
-/// of `gpu`; events order the two streams. The GPU need not be the thread's current device.
-///
-/// **Host** every collective blocks as `Inner` does. **Stream** a call follows what the compute
-/// stream `gpu().stream()` holds, and work enqueued after it, or after `wait` of an asynchronous
-/// call, sees the result.
+/// Runs the collectives of `Inner` on the stream of `lane`, beside the compute stream of `gpu`;
+/// events order the two. The GPU need not be the thread's current device. **Host** blocks as
+/// `Inner` does. **Stream** a call follows what the compute stream holds, and work enqueued after
+/// it, or after `wait` of an asynchronous call, sees the result.
 template <Communicator Inner>
 class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
  public:
@@ -51,8 +49,7 @@ class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
 
   void abandon(std::string_view reason) { inner_.abandon(reason); }
 
-  /// **Ranks** this one. **Host** blocks until the compute stream is empty. Throws the fault of
-  /// `Inner`.
+  /// **Host** blocks until this rank's compute stream is empty. Throws a fault of `Inner`.
   void synchronize() {
     detail::await_stream(gpu_->stream(), [&] { inner_.raise_fault(); });
   }
@@ -95,7 +92,6 @@ class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
   }
 
  private:
-  /// A call on the lane.
   struct Pending {
     bool test() const { return done.test(); }
     void wait() { done.block(compute); }
@@ -106,7 +102,6 @@ class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
     const CudaEvent& done;
   };
 
-  /// Makes a stream wait for the work that another holds now.
   void let_wait(cudaStream_t earlier, cudaStream_t later) const {
     events_[0].record(earlier);
     events_[0].block(later);

@@ -11,8 +11,7 @@
 namespace lockstep {
 
 namespace detail {
-/// Performs a call in a world of one: the rank gets what it gives, times the factor of a
-/// pre-multiplied sum.
+/// Performs a call in a world of one: a copy at most, times the factor of a pre-multiplied sum.
 template <class Passes, class C>
 constexpr void perform_alone(const Passes& passes, const C& call) {
   using T = typename C::element;

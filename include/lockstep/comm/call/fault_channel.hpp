@@ -50,11 +50,9 @@ class CallLog {
   const Call* find(std::uint64_t number) const {
     return number < calls() && number >= first() ? &entries_[number % kept].call : nullptr;
   }
-  /// The number of the first call that is kept.
   std::uint64_t first() const { return calls() - std::min<std::uint64_t>(calls(), kept); }
 
-  /// Has this rank made other calls than a rank at this position? Nothing if this rank is behind or
-  /// too far ahead to tell.
+  /// Do this rank's calls differ from those of `other`? Nothing if it is behind or too far ahead.
   std::optional<bool> differs(const Position& other) const {
     if (other.calls == 0) return false;
     if (find(other.calls - 1) == nullptr) return std::nullopt;
@@ -79,8 +77,7 @@ class CallLog {
   std::vector<Entry> entries_ = std::vector<Entry>(kept);  // call n is at n % kept
 };
 
-/// The error if rank 0's calls differ from `other`, the log that `rank` has sent; nothing if the
-/// logs are equal as far as both go.
+/// The error if rank 0's log differs from `other`, that of `rank`, as far as both go.
 inline std::optional<Error> find_disagreement(const CallLog& rank0, std::string_view other,
                                               Rank rank, Rank me) {
   store_protocol::Reader in(other);
@@ -133,8 +130,7 @@ struct Notice {
   }
 };
 
-/// The fault channel: one communicator's keys in the store. Thread-safe. Every request throws if
-/// the store is gone.
+/// The fault channel: a communicator's keys in the store. Thread-safe. Throws if the store is gone.
 class NoticeBoard {
  public:
   using Milliseconds = std::chrono::milliseconds;
@@ -153,8 +149,7 @@ class NoticeBoard {
     return std::make_unique<StoreWatch>(*store_, prefix_ + "notice");
   }
 
-  /// The interval of a rank's periodic requests: the store gets at most a thousand a second in
-  /// total.
+  /// The interval of a rank's periodic requests: the store gets at most a thousand a second in all.
   static Milliseconds pace(std::size_t world) { return Milliseconds(world); }
 
   /// Asks all ranks for their progress, unless there is a fault already.
@@ -165,8 +160,7 @@ class NoticeBoard {
     return post({Notice::Kind::failed, rank_, std::string(words.substr(0, most_words))});
   }
 
-  /// Publishes this rank's abort reason. Every rank has its own; a rank without one ended
-  /// unexpectedly.
+  /// Publishes this rank's own abort reason, which shows that it did not crash.
   void give_reason(std::string_view words) const {
     store_->set(prefix_ + "reason/" + std::to_string(rank_.value()), words.substr(0, most_words));
   }

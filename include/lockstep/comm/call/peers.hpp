@@ -19,8 +19,7 @@ namespace lockstep::detail {
 /// Two cache lines, because prefetchers fetch them in pairs.
 inline constexpr std::size_t line_pair = 128;
 
-/// A counter that may be in memory shared by processes. `sleepers` saves the writer a system call
-/// when no thread sleeps.
+/// A counter that processes may share. `sleepers` saves the writer a system call if none sleeps.
 struct alignas(line_pair) Counter {
   std::atomic<std::uint64_t> value;
   std::atomic<std::uint32_t> sleepers;
@@ -56,9 +55,8 @@ inline bool reached(const Counter& counter, std::uint64_t value) {
 
 /// Returns when the counter has reached `value`. After every 50 ms of sleep it calls `look()`,
 /// which may throw to end the wait. Spinning is fastest while every rank has a core; with more
-/// ranks than cores (`crowded`) it keeps the awaited rank from running. It is bounded by time, not
-/// by count: a pause takes 14 ns on one core and 50 ns on another, and a rank may share its core
-/// after all.
+/// ranks than cores (`crowded`) it keeps the awaited rank from running. Spinning is bounded by
+/// time: a pause takes 14 ns on one core and 50 ns on another, and a rank may yet share its core.
 template <class Look>
 void wait_for(Counter& counter, std::uint64_t value, bool crowded, const Look& look) {
   for (const auto end = std::chrono::steady_clock::now() + std::chrono::nanoseconds(4000);
@@ -129,7 +127,6 @@ std::optional<Error> find_disagreement(std::uint64_t number, std::size_t world,
   return std::nullopt;
 }
 
-/// A sender and its receiver disagree about the message.
 inline Error messages_differ(const Call& received, Rank from, std::string_view sent, Rank me) {
   return {received.text(), text({"rank ", from, " sends ", sent}),
           "send and receive the same type and count, in the same order", me};
@@ -220,8 +217,7 @@ struct alignas(line_pair) RankState {
   std::array<char, 512> reason;  // why it failed, unless the others see the cause themselves
 };
 
-/// The ranks that share memory, as one of them sees them, and its own fault. The first fault is
-/// final: every later call throws it.
+/// The ranks that share memory, as one of them sees them, and its first fault, which is final.
 class SharedPeers {
  public:
   using Milliseconds = std::chrono::milliseconds;
@@ -261,9 +257,8 @@ class SharedPeers {
       raise_now();
   }
 
-  /// Aborts with this fault, unless there is one already; the other ranks' current or next call
-  /// reports it. A consequence of another rank's fault gets no reason of its own: all ranks see the
-  /// cause.
+  /// Aborts with this fault, unless there is one; the other ranks' current or next call reports it.
+  /// A consequence of another rank's fault has no reason of its own: all ranks see the cause.
   [[noreturn, gnu::cold]] void fail(const Error& error) {
     give_up(error, error.is_consequence() ? "" : error.text());
     throw Error(error);
@@ -294,7 +289,6 @@ class SharedPeers {
     return *reinterpret_cast<RankState*>(reinterpret_cast<std::byte*>(first_) + w * stride_);
   }
   RankState& own() const { return state(rank_); }
-  /// Does a call wait for rank w?
   bool lacks(std::size_t w, const Awaited& awaited) const {
     return awaited.rank ? Rank{w} == *awaited.rank : calls_made(w) < awaited.calls;
   }

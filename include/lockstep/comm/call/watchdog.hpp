@@ -57,8 +57,7 @@ struct PendingCall {
   bool agreed = false;         // all ranks are in this collective
 };
 
-/// The calls in flight of a communicator, and the condition variable on which their threads and the
-/// watchdog wait for each other.
+/// The calls in flight, and the condition variable by which their threads and the watchdog wait.
 class PendingCalls {
  public:
   using Milliseconds = std::chrono::milliseconds;
@@ -99,14 +98,12 @@ class PendingCalls {
 
   bool is_broken() const { return fault_.is_set(); }
   void raise_fault() const { fault_.raise(); }
-  /// Stores a fault. Returns whether it was the first.
   bool note(const Error& error) {
     const bool is_first = fault_.note(error);
     change([] {});
     return is_first;
   }
-  /// Throws the watchdog's explanation of a failure of the library or, after the limit,
-  /// `unexplained`.
+  /// Throws the watchdog's explanation of the library's failure or, after the limit, `unexplained`.
   [[noreturn]] void raise_explained(Milliseconds limit, const Error& unexplained) {
     change([&] { complains_ = true; });
     wait(limit, [&] { return is_broken(); });
@@ -119,8 +116,7 @@ class PendingCalls {
     return complains_;
   }
 
-  /// Waits for a tick, or less if there is a failure to explain. False after a fault, or when the
-  /// communicator ends.
+  /// Waits for a tick, or less for a failure to explain. False after a fault or `stop_watch`.
   bool watch_goes_on(Milliseconds tick) const {
     wait(tick, [&] { return stopping_ || complains_ || is_broken(); });
     const std::lock_guard lock(mutex_);
@@ -145,14 +141,12 @@ class PendingCalls {
   bool watch_ended_ = false;
 };
 
-/// The thread that executes the asynchronous calls of a blocking communicator, in the order of
-/// posting. Calls of a broken communicator fail at once, so that the end of the queue does not
-/// hang.
+/// Executes the asynchronous calls of a blocking communicator, in the order of posting. Calls of a
+/// broken communicator fail at once, so that the end of the queue does not hang.
 inline constexpr ThreadName call_thread{"lockstep calls",
                                         "the thread that makes asynchronous calls"};
 
-/// The `Pending` of a `Work` whose call, `f()`, runs in the queue of `Owner`; `Owner::give_up()`
-/// ends the calls in flight.
+/// The `Pending` of a `Work` whose call, `f()`, runs in the queue of `Owner`.
 template <class Owner, class F>
 class PendingInQueue : Task {
  public:

@@ -11,14 +11,12 @@
 
 namespace lockstep::detail {
 
-/// Memory that grows, and is freed only with its communicator, because freeing waits as allocating
-/// does.
+/// Memory that grows, and is freed only with its communicator: freeing waits as allocating does.
 class Scratch {
  public:
   bool holds(std::size_t bytes) const { return allocated_.size() >= bytes; }
 
-  /// Allocates `bytes` from `comm`; to grow, at least half as much again, so that slow growth
-  /// wastes little. **Ranks** as for `comm.allocate`.
+  /// Allocates `bytes`, at least 1.5 times the old size. **Ranks** as for `comm.allocate`.
   template <class Comm>
   void grow(Comm& comm, std::size_t bytes) {
     if (holds(bytes)) return;
@@ -54,7 +52,7 @@ class HierarchyStages {
         flat_(std::move(flat)) {
     allocate_foreseen();
   }
-  /// `Flat` uses the other two communicators. `name` is unique in the job.
+  /// `Flat` uses the other two. `name` is unique in the job.
   HierarchyStages(Hosts hosts, Inside inside, Between between, std::string name = "hierarchy")
     requires std::constructible_from<Flat, const Hosts&, Inside&, Between&>
       : name_(std::move(name)),
@@ -76,8 +74,7 @@ class HierarchyStages {
   bool is_broken() const { return fault_.is_set(); }
   void raise_fault() const { fault_.raise(); }
 
-  /// Aborts: every other rank's call fails with this reason. **Ranks** this one, with no call in
-  /// flight.
+  /// Aborts: every other rank's call fails with this reason. No call may be in flight.
   void abandon(std::string_view reason) {
     give_up(reason);
     inside_.abandon(reason);
@@ -125,8 +122,7 @@ class HierarchyStages {
     stage(Part::inside, call, [&] { allocate_quietly(inside_, [&] { allocate_foreseen(); }); });
   }
 
-  /// The communicators of this rank's group, if it is in one. **Ranks** all. **Host** blocks until
-  /// the members have joined.
+  /// This rank's group, if any. **Ranks** all. **Host** blocks until the members have joined.
   std::unique_ptr<HierarchyStages> split(const GroupPlace& place) {
     constexpr bool one_joins_all = std::same_as<Flat, Between>;
     Hosts hosts = hosts_.of(place.members);
@@ -174,8 +170,6 @@ class HierarchyStages {
  private:
   enum class Part { inside, between, flat };
 
-  /// Reduce-scatter inside the host, all-reduce of each piece between hosts, all-gather inside the
-  /// host.
   template <class T, class Op>
   void by_stages(const calls::AllReduce<T, Op>& call) {
     const Call described = agreed(call);
@@ -186,8 +180,7 @@ class HierarchyStages {
     }
   }
 
-  /// Reduce-scatter inside the host, of the pieces for all ranks with one local rank, then between
-  /// hosts.
+  /// Inside the host, each rank first reduces the pieces of all ranks with its local rank.
   template <class T, class Op>
   void by_stages(const calls::ReduceScatter<T, Op>& call) {
     using Value = Prepared<T, Op>;
@@ -208,7 +201,6 @@ class HierarchyStages {
     });
   }
 
-  /// All-gather between hosts, then inside the host.
   template <class T>
   void by_stages(const calls::AllGather<T>& call) {
     const Call described = agreed(call);
@@ -277,7 +269,6 @@ class HierarchyStages {
   }
 
   std::size_t places() const { return inside_.world_size().value(); }
-  /// The bytes of a rank's piece of a part.
   std::size_t piece_bytes(std::size_t part) const {
     return align_up(part / places() + sizeof(double));
   }
@@ -291,7 +282,6 @@ class HierarchyStages {
     }
   }
 
-  /// The elements that are reduced in one part.
   template <class Value>
   std::size_t most_elements() const {
     const std::size_t part = works_on_host<Inside> ? most_of_part : foreseen_;
@@ -348,7 +338,7 @@ class HierarchyStages {
   Inside inside_;
   Between between_;
   Flat flat_;
-  /// The bytes of the largest reserved part.
+  /// The bytes of a call for which memory is reserved.
   std::size_t foreseen_ = works_on_host<Inside> ? 0 : first_part;
   Scratch pieces_;
   Scratch finished_;
@@ -363,12 +353,10 @@ namespace lockstep {
 
 /// An all-reduce has three stages: reduce-scatter inside each host, all-reduce of each piece
 /// between hosts, all-gather inside each host. The data crosses the network once per host, not once
-/// per rank, and all ranks carry the same share of it. A large reduce-scatter uses the first two
-/// stages, a large all-gather the last two, other collectives `Flat`. Results are bitwise equal on
-/// all ranks. A failure in one stage aborts all of them, on all ranks.
-///
-/// **Host** every collective blocks until the result is here and the arguments may be reused.
-/// **Stream** none.
+/// per rank, and all ranks carry an equal share. A large reduce-scatter uses the first two stages,
+/// a large all-gather the last two, other collectives `Flat`. Results are bitwise equal on all
+/// ranks. A failure in one stage aborts all stages on all ranks. **Host** every collective blocks
+/// until the result is here and the arguments may be reused. **Stream** none.
 template <Communicator Inside, Communicator Between, class Flat = Between>
 class HierarchicalCommunicator
     : public Collectives<HierarchicalCommunicator<Inside, Between, Flat>> {
@@ -456,7 +444,6 @@ class HierarchicalCommunicator
   }
 
  private:
-  /// The stages, after every asynchronous call in flight has ended.
   Stages& idle() {
     stages_->queue().drain();
     return *stages_;

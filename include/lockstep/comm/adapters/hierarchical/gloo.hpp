@@ -8,9 +8,8 @@
 
 namespace lockstep {
 
-/// Creates the communicator of a job whose hosts have equally many ranks; the ranks discover which
-/// of them is where. `name` distinguishes several of one job. **Ranks** all. **Host** blocks until
-/// all have joined.
+/// Creates the communicator of a job whose hosts (the ranks discover them) have equally many ranks;
+/// `name` distinguishes several of one job. **Ranks** all. **Host** blocks until all have joined.
 inline auto make_hierarchical_communicator(const Membership& member, Store& store,
                                            const std::string& name = "world") {
   const std::string known =

@@ -17,8 +17,7 @@ template <class Comm>
 inline constexpr bool works_on_host =
     std::is_same_v<std::remove_cvref_t<decltype(passes_of(std::declval<Comm&>()))>, HostPasses>;
 
-/// Calls `allocate()` while no GPU of this host is at work for `inside`. **Ranks** all of `inside`.
-/// **Host** blocks.
+/// Calls `allocate()` while no GPU of this host works for `inside`. **Ranks** all. **Host** blocks.
 template <class Inside, class F>
 void allocate_quietly(Inside& inside, const F& allocate) {
   if constexpr (works_on_host<Inside>) {
@@ -30,10 +29,9 @@ void allocate_quietly(Inside& inside, const F& allocate) {
   }
 }
 
-/// Calls `f()` on the ranks of this host one after the other. NCCL's first call connects hosts,
-/// which allocates: meanwhile no other GPU of the host may be at work. Ranks that connect with each
-/// other have the same turn on all hosts; a rank with turn `turns` has none. **Ranks** all of
-/// `inside`. **Host** blocks.
+/// Calls `f()` on the ranks of this host one after the other: NCCL's first call connects hosts and
+/// allocates, while no other GPU of the host may work. Ranks that connect with each other have the
+/// same turn on all hosts; a turn of `turns` is none. **Ranks** all of `inside`. **Host** blocks.
 template <class Inside, class F>
 void by_turns(Inside& inside, std::size_t turn, std::size_t turns, const F& f) {
   inside.barrier();

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Threads of one process inside hosts, and between hosts an NCCL communicator for each local
-/// rank. None joins all ranks: it would also use connections inside a host, and ranks that share a
-/// GPU could not be in it.
+/// @file Threads of one process inside hosts, and between hosts an NCCL communicator per local
+/// rank. One of all ranks would use connections inside hosts, and exclude ranks that share a GPU.
 
 #include "lockstep/comm/adapters/hierarchical/two_levels.hpp"
 #include "lockstep/comm/adapters/streamed.cuh"
@@ -19,14 +18,12 @@ using ThreadedNcclHierarchy =
     HierarchicalCommunicator<ThreadCommunicator<>, NcclCommunicator<>, ThreadedNcclLevels>;
 }  // namespace detail
 
-/// Ranks that are threads of one process on each host, with NCCL between hosts.
 using ThreadedNccl = StreamedCommunicator<detail::ThreadedNcclHierarchy>;
 static_assert(ArenaAllocating<ThreadedNccl> && AsyncReducing<ThreadedNccl> &&
               Splitting<ThreadedNccl>);
 
-/// Creates the communicator of a job with one process per host, whose threads are the ranks, each
-/// with a GPU of the caller's choice. `name` distinguishes several of one job. **Ranks** all.
-/// **Host** blocks until all have joined.
+/// Creates the communicator of a job with one process per host, whose threads are the ranks; `name`
+/// distinguishes several of one job. **Ranks** all. **Host** blocks until all have joined.
 inline ThreadedNccl make_threaded_nccl_communicator(const Membership& member, Store& store,
                                                     const std::string& name,
                                                     std::shared_ptr<Gpu> gpu) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Collectives of all ranks without a communicator of all ranks, through those inside and
-/// between hosts.
+/// @file Collectives of all ranks through the communicators inside and between hosts alone.
 
 #include <numeric>
 
@@ -10,12 +9,10 @@
 namespace lockstep::detail {
 
 /// Ranks of one host are consecutive, equally many on each: rank = host * places + place, where the
-/// place is the local rank. Reductions gather elements and combine them, which is meant for small
-/// data and rare calls. Device memory is allocated by the constructor; a call that needs more
-/// allocates before its first stage, while all ranks of the host are there and nothing is in
-/// flight.
-///
-/// **Host** and **Stream** as for the two communicators.
+/// place is the local rank. Reductions gather and combine all elements, for small data and rare
+/// calls. Device memory is allocated by the constructor; a call that needs more allocates before
+/// its first stage, when all ranks of the host are there and nothing is in flight. **Host** and
+/// **Stream** as for the two communicators.
 template <Communicator Inside, Communicator Between>
 class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
  public:
@@ -171,8 +168,7 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
   std::size_t place_of(Rank rank) const { return rank.value() % places(); }
   std::size_t host_of(Rank rank) const { return rank.value() / places(); }
 
-  /// Calls `f(level)`. A level's errors count its ranks from 0, so the error adds which ranks of
-  /// the job these are.
+  /// Calls `f(level)`, and adds to its errors which ranks of the job the level has.
   template <class Level, class F>
   void on(Level& level, const F& f) {
     try {

@@ -164,8 +164,7 @@ class Engine {
  private:
   /// An error must come within a second of the timeout: two answers of the store fit.
   static constexpr Milliseconds answer_limit{400};
-  /// A lost connection is noticed long before the timeout, and on a busy host the store may be
-  /// slow.
+  /// A lost connection is noticed long before the timeout; on a busy host the store may be slow.
   static constexpr Milliseconds loss_limit{1'500};
   static constexpr Milliseconds explanation_limit{3'000};
   static constexpr Milliseconds farewell_limit{2'000};
@@ -181,9 +180,8 @@ class Engine {
     return {std::move(store), "gloo/" + name_, rank()};
   }
 
-  /// The error that ends the wait for a call, if any; see `find_fault`. A rank publishes its abort
-  /// reason before it closes its connections: a lost rank that has neither left nor given a reason
-  /// has died.
+  /// The error that ends a wait, if any; see `find_fault`. A rank publishes its abort reason before
+  /// it closes its connections: a lost rank that has neither left nor given a reason has died.
   template <class Lacks>
   std::optional<Error> look_after(const std::string& operation, const Lacks& lacks) {
     for (std::size_t w = 0; w < world() && !died_; ++w) {
@@ -257,14 +255,10 @@ namespace lockstep {
 /// Collectives through Gloo. Results are bitwise equal on all ranks and in every run with as many
 /// ranks: all-reduces are combined in the order of Gloo's algorithm, those of 16-bit floats and all
 /// other reductions in rank order. Every collective is compared over ranks before anything is
-/// written.
-///
-/// A watchdog thread aborts the communicator on all ranks when a rank is gone or a call times out;
-/// every later call throws that error. Another thread executes asynchronous calls, in the order of
-/// posting, because Gloo's algorithms block.
-///
-/// **Host** every collective blocks until the result is here and the arguments may be reused.
-/// **Stream** none: host memory only.
+/// written. A watchdog thread aborts the communicator on all ranks when a rank is gone or a call
+/// times out; every later call throws that error. Another thread executes asynchronous calls, in
+/// the order of posting, because Gloo's algorithms block. **Host** every collective blocks until
+/// the result is here and the arguments may be reused. **Stream** none: host memory only.
 template <std::size_t Ranks = dynamic>
 class GlooCommunicator : public Collectives<GlooCommunicator<Ranks>>,
                          public detail::HostAllocating {
@@ -276,11 +270,9 @@ class GlooCommunicator : public Collectives<GlooCommunicator<Ranks>>,
   /// Calls in flight have no limit; this number is large enough for every job.
   static constexpr std::size_t most_under_way = 256;
 
-  /// Joins the job's communicator of this name. **Ranks** all. **Host** blocks until all have
-  /// joined.
+  /// Joins the communicator of this name. **Ranks** all. **Host** blocks until all have joined.
   GlooCommunicator(const Membership& member, Store& store, const std::string& name = "world")
       : engine_(join(member, store, name)) {}
-  /// The communicator of a group, made by `split`.
   explicit GlooCommunicator(std::shared_ptr<Engine> engine) : engine_(std::move(engine)) {}
 
   Rank rank() const { return engine_->rank(); }

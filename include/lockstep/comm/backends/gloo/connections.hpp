@@ -35,9 +35,9 @@ namespace lockstep::detail::over_gloo {
 using Milliseconds = std::chrono::milliseconds;
 
 /// The rendezvous of a communicator's ranks, through the job's store. Each rank sets one value, its
-/// addresses for all others, and then reads those of all. Up to `most_gathered` ranks, `set` is
-/// therefore a gather; for more ranks that message would be too long for the store, and a rank
-/// reads one value after the other.
+/// addresses for all others, and reads those of all: up to `most_gathered` ranks, `set` is
+/// therefore a gather. For more ranks that message is too long for the store: `find` reads value by
+/// value.
 class MeetingStore : public ::gloo::rendezvous::Store {
  public:
   static constexpr std::size_t most_gathered = 128;
@@ -65,8 +65,7 @@ class MeetingStore : public ::gloo::rendezvous::Store {
   }
   void wait(const std::vector<std::string>& keys) override { wait(keys, member_.timeout); }
   void wait(const std::vector<std::string>& keys, const Milliseconds&) override {
-    // Gloo's timeout is meant for connecting and is ignored here. Gloo reads the keys that it has
-    // waited for: one request does both.
+    // Gloo's timeout is meant for connecting. Gloo reads what it waits for: one request does both.
     for (const std::string& key : keys) find(key);
   }
 
@@ -94,8 +93,7 @@ inline std::string numeric_address(const sockaddr* address) {
   return text;
 }
 
-/// An interface's address: IPv4 if it has one, never link-local IPv6, which needs the interface
-/// number.
+/// An interface's address: IPv4 if it has one, never link-local IPv6, which needs a scope id.
 inline std::string address_of_interface(const std::string& name, Rank rank) {
   ifaddrs* first = nullptr;
   static_cast<void>(::getifaddrs(&first));
@@ -117,8 +115,7 @@ inline std::string address_of_interface(const std::string& name, Rank rank) {
               "set LOCKSTEP_INTERFACE to one of its own: " + names, rank);
 }
 
-/// The address from which this host reaches another one, or nothing. Connecting a UDP socket sends
-/// nothing: it asks the kernel for the route.
+/// The address of the kernel's route to another host; empty if there is none. Nothing is sent.
 inline std::string address_towards(const std::string& host) {
   std::string why;
   const auto addresses = resolve(host, 9, why);
@@ -133,10 +130,9 @@ inline std::string address_towards(const std::string& host) {
   return "";
 }
 
-/// The address that peers connect to: that of the interface LOCKSTEP_INTERFACE; else the one from
-/// which this host reaches the store's host; else, if the store is on this host, the one from which
-/// it reaches another rank's host. Ranks of a single host use loopback. **Ranks** all. **Host**
-/// blocks until all have joined.
+/// The address that peers connect to: that of the interface LOCKSTEP_INTERFACE; else the one that
+/// reaches the store's host; else, if that is this host, the one that reaches another rank's host;
+/// else loopback. **Ranks** all. **Host** blocks until all have joined.
 inline std::string listening_address(const Membership& member, Store& store,
                                      const std::string& prefix) {
   const char* const chosen = std::getenv("LOCKSTEP_INTERFACE");
@@ -182,8 +178,7 @@ class AbortableTransport : public ::gloo::transport::Context {
   }
 
  private:
-  /// A buffer of Gloo's, which must not outlive its transport. Gloo's timeout is ignored: the
-  /// watchdog has its own.
+  /// A buffer that must not outlive its transport. The watchdog replaces Gloo's timeout.
   class Buffer : public UnboundBuffer {
    public:
     Buffer(std::unique_ptr<UnboundBuffer> buffer, AbortableTransport& transport)
@@ -318,12 +313,10 @@ inline std::shared_ptr<::gloo::transport::Device> make_device(const std::string&
   }
 }
 
-/// Does this release of Gloo respect its timeout for connecting? Releases that are too old to have
-/// `isConnected` wait five times as long.
+/// Does Gloo respect its timeout for connecting? Releases without `isConnected` exceed it fivefold.
 template <class Pair>
 concept KeepsLimits = requires(Pair& pair) { pair.isConnected(); };
 
-/// Gloo's context of a communicator.
 class Connections : public ::gloo::rendezvous::Context {
  public:
   Connections(Rank rank, WorldSize world)
@@ -366,8 +359,7 @@ class Connections : public ::gloo::rendezvous::Context {
   }
 
  private:
-  /// Disconnect detection: a receive of a message that is never sent fails when the connection
-  /// ends.
+  /// Disconnect detection: a receive of a message that is never sent fails when a connection ends.
   void lay_tripwires() {
     tripwires_.resize(static_cast<std::size_t>(size));
     for (int peer = 0; peer < size; ++peer) {
@@ -397,8 +389,7 @@ struct Greeting {
 /// The handshake before every collective: each rank sends all others the description of its call.
 /// Gloo would not notice different calls: it would combine unrelated data, or write past the end of
 /// a buffer, before logs could be compared. A greeting is one small message whose receive was
-/// posted in advance, so it costs one network latency. The exchange of greetings is also the
-/// barrier.
+/// posted in advance: it costs one network latency. Greetings are the barrier too.
 class RollCall {
  public:
   explicit RollCall(Connections& connections)
@@ -458,8 +449,7 @@ class RollCall {
  private:
   static constexpr auto slot = static_cast<std::uint64_t>(OwnSlot::greeting);
 
-  /// Gloo's thread writes a greeting when it arrives, `end` last; the acquire orders reads of the
-  /// rest.
+  /// Gloo's thread writes an arriving greeting, `end` last; the acquire orders reads of the rest.
   bool is_here(std::size_t peer) const {
     auto& end = const_cast<std::uint64_t&>(heard_[peer].end);  // for atomic_ref, which only reads
     return std::atomic_ref(end).load(std::memory_order_acquire) == number();

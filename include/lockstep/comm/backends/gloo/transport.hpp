@@ -16,8 +16,7 @@ inline constexpr bool travels_in_place = sizeof(Prepared<T, Op>) == sizeof(T);
 /// All-reduce, broadcast, all-gather, all-to-all and messages; others have their generic form.
 class Transport {
  public:
-  /// `tag` is the number of the current collective, by which Gloo matches messages; `slot`
-  /// separates messages of different purposes.
+  /// Gloo matches messages by `tag`, the collective's number, or by `slot`, the purpose.
   Transport(const std::shared_ptr<Connections>& connections, std::uint64_t tag,
             OwnSlot slot = OwnSlot::piece)
       : connections_(connections),
@@ -27,8 +26,7 @@ class Transport {
   Rank rank() const { return Rank{static_cast<std::size_t>(connections_->rank)}; }
   WorldSize world_size() const { return WorldSize{world()}; }
 
-  /// Uses Gloo's ring, or bcube for few bytes, if partial results fit the type; else combines
-  /// slices.
+  /// Uses Gloo's ring, or bcube for few bytes, if partial results fit the type; else slices.
   template <class T, class Op>
   void execute(const calls::AllReduce<T, Op>& call) const {
     if (call.count == 0) return;
@@ -121,8 +119,7 @@ class Transport {
     };
   }
 
-  /// An all-to-all sends each slice to one rank, which combines it and rounds once; then an
-  /// all-gather.
+  /// Each rank combines one slice, rounding once, between an all-to-all and an all-gather.
   template <class T, class Op>
   void all_reduce_slices(const calls::AllReduce<T, Op>& call) const {
     std::vector<std::int64_t> counts(world());

@@ -37,8 +37,7 @@ struct PostedCall {
 /// One rank's view of the shared control blocks. Used by one thread at a time.
 class Engine : public SharedPeers {
  public:
-  /// Creates the shared memory of a world. One rank calls it and sends the others the file's
-  /// `address`.
+  /// Creates the shared memory of a world. One rank does this and sends the others its `address`.
   static MemoryFile make_file(WorldSize world);
   static std::string address(const MemoryFile& file);
   static MemoryFile open(const std::string& address);
@@ -58,8 +57,7 @@ class Engine : public SharedPeers {
     return block(rank).slots[ticket % ring];
   }
 
-  /// Allocates `bytes` that all ranks can access, for each rank or once for all of them (`common`).
-  /// **Ranks** all, with the same size.
+  /// Allocates `bytes` for each rank, visible to all, or `common` to all. **Ranks** all, same size.
   std::byte* allocate(std::size_t bytes, bool common);
 
   /// The file offset of this rank's memory; nothing if it is not in one of its arenas.
@@ -83,8 +81,7 @@ class Engine : public SharedPeers {
     return nullptr;
   }
 
-  /// Posts a call whose data is ready. `small` is copied into the slot; `offset` locates other
-  /// data.
+  /// Posts a call whose data is ready: `small` is copied into the slot, other data is at `offset`.
   std::uint64_t post(const Call& call, std::uint64_t offset, std::span<const std::byte> small) {
     raise_fault();
     const std::uint64_t ticket = posted_++;
@@ -146,12 +143,10 @@ class Engine : public SharedPeers {
     }
   }
 
-  /// The only indirect call, for callers that cannot know the next call's type: a wait out of order
-  /// and the helper thread.
+  /// The only indirect call, where the next call's type is unknown: out of order, or in the helper.
   [[gnu::noinline]] void finish_next() { next().finish(next()); }
 
-  // A rank's outbox holds one piece of a message, which must be received before the next is
-  // written.
+  // The outbox holds one piece of a message, which must be received before the next is written.
 
   void send(const Call& call, std::span<const std::byte> bytes, Rank to);
   void receive(const Call& call, std::span<std::byte> bytes, Rank from);
@@ -275,10 +270,8 @@ namespace lockstep {
 /// Collectives through shared memory, for processes of one host or threads of one process. `Ranks`
 /// is the world size if it is static: reductions are unrolled over it. Results are bitwise equal on
 /// all ranks and in every run, because values are combined in rank order. Every call is compared
-/// over ranks before anything is written.
-///
-/// Memory from `allocate` is reduced in place. Other memory above 4 KiB is staged piece by piece,
-/// also by an asynchronous call, before it returns.
+/// over ranks before anything is written. Memory from `allocate` is reduced in place; other memory
+/// above 4 KiB is staged piece by piece, also by an asynchronous call, before it returns.
 ///
 /// **Host** every collective blocks until the result is here and the arguments may be reused; a
 /// message of up to 64 KiB may be buffered. **Stream** none: host memory only.
@@ -337,9 +330,8 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
   }
 
   /// Reduces this rank's slice of `data`, which must be in memory from `allocate`, and passes the
-  /// results to `consume(begin, results)` or `consume(begin, results, data_of_all_ranks)`, in
-  /// blocks that are still in the cache. `data` is not changed. **Ranks** all. **Host** blocks
-  /// until all have consumed.
+  /// results to `consume(begin, results)` or `consume(begin, results, all_ranks_data)`, while they
+  /// are cached. `data` is unchanged. **Ranks** all. **Host** blocks until all have consumed.
   template <class Data, class Op, class Consume>
   void reduce_slice(Data&& data, Op op, const Consume& consume,
                     detail::JobCall part_of = detail::current_job_call()) {
@@ -468,7 +460,6 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
       return reinterpret_cast<T*>(engine.data_in_arena(w, ticket));
     };
   }
-  /// All ranks' data, looked up once.
   template <class T, class Source>
   static std::vector<T*> data_of_all(const Engine& engine, const Source& source) {
     std::vector<T*> data(world(engine));

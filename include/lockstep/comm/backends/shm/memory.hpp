@@ -51,8 +51,7 @@ class Mapping {
   std::size_t bytes_;
 };
 
-/// Memory at `offset` of the file with `stride` bytes for each rank; no stride if all ranks share
-/// it.
+/// Memory at `offset` of the file, `stride` bytes for each rank; no stride if all ranks share it.
 struct Arena {
   Mapping mapping;
   std::size_t offset;
