@@ -324,7 +324,7 @@ struct NoUpdateCall {
 };
 
 /// RAII: `finish` or the destructor answers the other ranks' collectives until no rank has a batch,
-/// and calls `after_update()` after each update. A rank that an exception ends answers nobody.
+/// and calls `after_update()` after each update. After an exception, this rank does not answer.
 template <class Ddp, class AfterUpdate = NoUpdateCall>
 class [[nodiscard(
     "the scope ends at once unless it has a name: auto joined = ddp.join();")]] JoinScope {

@@ -18,7 +18,7 @@ class JobMembers {
   auto& model() { return self().first().model(); }
   const auto& model() const { return self().first().model(); }
 
-  /// `job.optimizer().lr = 0.01`, on all ranks, as a trainer checks. Replicas of DP follow the
+  /// `job.optimizer().lr = 0.01`, on all ranks; trainers check that. DP's replicas follow the
   /// first.
   auto& optimizer() { return self().first().optimizer(); }
   /// One of `ParameterGroups`: `job.optimizer(NoDecay<>{}).lr = 0.02`. The first call copies the

@@ -38,7 +38,7 @@ struct TrainerOptions {
   std::optional<std::size_t> replicas{};    ///< `--replicas N`
   std::optional<ProgressStyle> progress{};  ///< overrides `--progress`
   std::string data{};                       ///< `--data FOLDER`, or "generated"
-  std::vector<std::string> arguments;       ///< the rest, its name first
+  std::vector<std::string> arguments;       ///< the rest, the program's name first
   detail::CheckpointFlags checkpoint{};  ///< `--checkpoint`, `--checkpoint-every`, `--resume`, ...
 };
 

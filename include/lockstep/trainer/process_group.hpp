@@ -137,8 +137,7 @@ inline constexpr bool is_process_group<ProcessGroup<Policies...>> = true;
 
 /// A communicator of the listed ranks, in that order, with its own backend, and on GPUs its own
 /// compute stream: `new_group<Backend<Gloo>>(group, {Rank{0}, Rank{2}})`. Others get nothing.
-/// Without a backend, the group's is divided. **Ranks** all of `group`, with the same list.
-/// **Host** blocks until members join.
+/// **Ranks** all of `group`, with the same list. **Host** blocks until members join.
 template <class FirstPolicy, class... More, class... Policies>
   requires detail::is_group_policy<FirstPolicy>
 auto new_group(ProcessGroup<Policies...>& group, const std::vector<Rank>& members) {

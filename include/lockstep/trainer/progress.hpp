@@ -175,7 +175,7 @@ class EpochProgress {
   }
   void take_figures(const CourseState& course);
 
-  CourseState now_;  // without scores; with figures if `is_closed`
+  CourseState now_;  // without scores; `figures` only if `is_closed`
   std::optional<CourseState> resumed_;
   std::vector<std::pair<std::string, JsonLine>> fields_;  // of the epoch's record
   std::uint64_t epochs_ = 0;

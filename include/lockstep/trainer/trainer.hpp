@@ -179,8 +179,8 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   static constexpr bool spans_processes = requires { ConnectionOf<Policies>::spans_processes; };
 
   /// Joins the other ranks and broadcasts rank 0's initial parameters. A model by default or by a
-  /// function, `[](Session&) { return Model(...); }`, is constructed when ranks have joined, on the
-  /// rank's or replica's GPU. Options come from the command line. **Ranks** all. **Host** blocks.
+  /// function, `[](Session&) { return Model(...); }`, is made after joining, on the rank's or
+  /// replica's GPU. Options come from the command line. **Ranks** all. **Host** blocks.
   template <ModelSource<Model, Session> Source = DefaultModel>
   explicit BasicTrainer(Session& session, Source&& source = {})
       : BasicTrainer(session, std::forward<Source>(source), take_trainer_options(session)) {}
@@ -305,8 +305,8 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
 
   using Members::evaluate;
 
-  /// The usual loop: every epoch trains on `train`, evaluates on `test` if given, then calls
-  /// `on_epoch(epoch)` or `on_epoch(epoch, scores)`, which returns false to stop.
+  /// The usual loop: every epoch trains on `train`, evaluates on `test` if given, and calls
+  /// `on_epoch`, with the epoch or also the scores, which returns false to stop.
   /// `on_step(batch, loss)` follows a step. Returns the last summary. **Ranks** all. **Host**
   /// blocks.
   template <Dataset Train, class OnEpoch = NotGiven, class OnStep = NotGiven>
@@ -384,9 +384,8 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   SamplerState position() const { return progress_.position(); }
   void resume(const SamplerState& position) { progress_.resume(position); }
 
-  /// Adds a variable, each rank's own, to checkpoints; `resume` restores it. A number, bool,
-  /// string, vector of numbers or `RandomStream` that outlives the last step. Must precede
-  /// `resume`.
+  /// Adds a variable, each rank's own, to checkpoints; `resume`, called later, restores it. A
+  /// number, bool, string, vector of numbers or `RandomStream` that outlives the last step.
   template <class T>
   void keep(std::string_view name, T& value) {
     saving().keep(name, value);
@@ -452,8 +451,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   }
 
   // Collectives of `communicator()`, of a number by value or of memory: a span, vector, array or
-  // view. For GPUs, host memory is staged. **Ranks** all. **Host** blocks, except with device
-  // memory.
+  // view. GPU jobs stage host memory. **Ranks** all. **Host** blocks, but not with device memory.
 
   /// `const double mean = job.all_reduce(loss, Average{});`, or data = op over ranks, on all ranks.
   template <class Data, class Op = Sum>
@@ -885,7 +883,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   decltype(std::declval<wrapper&>().loss_meter()) losses_ = wrapped_.loss_meter();
   std::uint64_t own_samples_ = 0;  // of this rank in this loop, if `joins`
   std::exception_ptr failure_;     // in a loop that a `break` has ended
-  bool has_begun_ = false;         // `epochs` or `step` was called
+  bool has_begun_ = false;         // `epochs`, `step` or `resume` was called
   bool is_asking_ = true;          // the program may ask for options
   // Calls must look why they may fail: `is_asking_`, `failure_`, or rank 0 alone in `on_rank0`.
   bool is_held_up_ = true;
