@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Saving, loading and resuming, of a wrapper or of a loop of one's own.
+/// @file Saving, loading and resuming, of a wrapper or of a hand-written loop.
 
 #include "lockstep/checkpoint/checkpoints.hpp"
 #include "lockstep/comm.hpp"

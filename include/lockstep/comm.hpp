@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Ranks that communicate: process groups, collectives, groups of ranks. Nothing here trains.
+/// @file Communication without training: process groups, collectives, groups of ranks.
 
 #include "lockstep/comm/backends/loopback.hpp"
 #include "lockstep/comm/groups.hpp"

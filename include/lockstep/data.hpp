@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Data sets in memory and in files (.npy, tokens), transforms, samplers, loaders, staging.
-/// LMDB is <lockstep/lmdb.hpp>.
+/// @file Data sets (not LMDB: <lockstep/lmdb.hpp>), transforms, samplers, loaders, staging.
 
 #include "lockstep/data/dataset.hpp"
 #include "lockstep/data/feed.hpp"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `DistributedDataParallel` and what a hand-written loop over it needs: ranks, collectives,
-/// hooks.
+/// @file `DistributedDataParallel` for hand-written loops, with ranks, collectives and hooks.
 
 #include "lockstep/comm.hpp"
 #include "lockstep/hooks.hpp"

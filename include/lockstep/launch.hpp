@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Starting ranks: `launch(argc, argv, function)`, `spawn`, and the options of a program's
-/// command line. Nothing here trains.
+/// @file Starting ranks without training: `launch(argc, argv, f)`, `spawn`, a program's options.
 
 #include "lockstep/launch/launch.hpp"
 #include "lockstep/launch/program_options.hpp"

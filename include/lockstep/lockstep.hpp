@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Everything a CPU job needs. A program that uses little may include a part of it instead.
+/// @file Everything for CPU jobs. A program may include only the headers that it uses instead.
 
 #include "lockstep/checkpoint.hpp"
 #include "lockstep/comm.hpp"

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Everything for programs whose models are LibTorch modules: wrappers for loops of their
-/// own, and `TorchModel`, which a job trains; the program includes that job's part too,
-/// `lockstep/trainer.hpp` say. It includes what it needs of LibTorch, not all of `torch/torch.h`.
+/// @file LibTorch modules: wrappers for hand-written loops, and `TorchModel` for jobs, whose header
+/// (`lockstep/trainer.hpp`, say) is included too. Does not include all of `torch/torch.h`.
 
 #include "lockstep/comm.hpp"
 #include "lockstep/hooks.hpp"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A model's layout in an arena: the types of its elements, and the views that lie in it.
+/// @file A model's tensors in an arena: their element types, offsets and views.
 
 #include "lockstep/bucket/buckets.hpp"
 #include "lockstep/bucket/plan.hpp"
@@ -16,7 +16,7 @@
 
 namespace lockstep::detail {
 
-/// The element kinds that Model's tensors of one role can have in a layout, each once.
+/// The element types of Model's tensors of one role in a layout, each once.
 template <class Model, TensorRole Role, class Types>
 struct KindsOf {
   std::array<ElementKind, element_kinds> kinds{};
@@ -43,8 +43,7 @@ struct KindsOf {
 template <class Model, TensorRole Role, class Types = DeclaredTypes>
 inline constexpr KindsOf<Model, Role, Types> kinds_of{};
 
-/// Calls `f(std::type_identity<T>{})` with the type behind `kind`, one of those that the model has.
-/// For a model with one element type nothing is decided at run time.
+/// Calls `f(std::type_identity<T>{})` with the type of `kind`; no run-time choice if there is one.
 template <class Model, TensorRole Role, class Types = DeclaredTypes, class F>
 constexpr void with_element(ElementKind kind, F&& f) {
   constexpr const auto& all = kinds_of<Model, Role, Types>;
@@ -59,7 +58,6 @@ constexpr void with_element(ElementKind kind, F&& f) {
   }
 }
 
-/// A piece of an arena as elements.
 template <class T>
 std::span<T> elements_at(std::byte* arena, std::size_t offset, std::size_t bytes) {
   return {reinterpret_cast<T*>(arena + offset), bytes / sizeof(T)};
@@ -71,12 +69,10 @@ constexpr Infos in_types(Infos infos) {
   return infos;
 }
 
-/// The tensors in the types in which they are laid out.
 template <class Model, TensorRole Role, class Types>
 inline constexpr auto static_infos = in_types<Types>(tensor_table<Model, Role>.infos);
 
-/// The plan of static tensors. The limits come as the policy, a type: g++ 12 does not survive
-/// values of class type passed on through alias templates.
+/// The limits are a type, because g++ 12 fails on class-type values passed through alias templates.
 template <class Model, TensorRole Role, class Limits, class Types = DeclaredTypes>
 inline constexpr auto static_plan = make_bucket_plan<tensor_table<Model, Role>.size()>(
     static_infos<Model, Role, Types>, Limits::limits,
@@ -85,7 +81,7 @@ inline constexpr auto static_plan = make_bucket_plan<tensor_table<Model, Role>.s
     },
     Limits::room);
 
-/// The plan's offsets alone: what every view reads.
+/// The plan's offsets, the only numbers that a view reads.
 template <class Model, TensorRole Role, class Limits, class Types>
 inline constexpr auto static_offsets = [] {
   constexpr std::size_t count = tensor_table<Model, Role>.size();
@@ -96,7 +92,7 @@ inline constexpr auto static_offsets = [] {
   return offsets;
 }();
 
-/// Throws unless the patterns of `Still` freeze some of a model's listed parameters and not all.
+/// Throws unless every pattern of `Still` matches a parameter and one is left to train.
 template <class Still>
 void require_frozen(std::size_t count, const auto& name_of) {
   std::size_t frozen = 0;
@@ -112,7 +108,6 @@ void require_frozen(std::size_t count, const auto& name_of) {
   if (frozen == count) throw Error("Frozen", "all parameters are frozen", "leave one to train");
 }
 
-/// The layout of static shapes: an empty type whose members are constants.
 template <class Model, TensorRole Role, class Limits, class Types>
 struct StaticLayout {
   static constexpr bool is_static = true;
@@ -128,8 +123,7 @@ struct StaticLayout {
   }
 };
 
-/// The layout of shapes that a model gives, or of tensors that it lists, at run time. It is
-/// computed once and shared by copies.
+/// The layout of shapes or lists that are known at run time; copies share it.
 template <class Model, TensorRole Role, class Limits, class Types>
 class RunTimeLayout {
  public:
@@ -143,7 +137,7 @@ class RunTimeLayout {
   std::string_view name(std::size_t tensor) const { return computed_->tensors.name(tensor); }
 
  private:
-  /// A declared model's tensors, in the shapes that it gives them.
+  /// The tensors of a declared model, with the extents that the model gives at run time.
   struct Shaped {
     std::array<TensorInfo, count == dynamic ? 0 : count> infos;
     static constexpr std::string_view name(std::size_t tensor) {
@@ -195,12 +189,11 @@ using LayoutBase =
     std::conditional_t<has_dynamic_shapes<Model, Role>, RunTimeLayout<Model, Role, Limits, Types>,
                        StaticLayout<Model, Role, Limits, Types>>;
 
-/// The different shapes among a model's tensors, and which of them a tensor has. Types of views
-/// depend on the shape alone: a thousand tensors have a dozen.
+/// The distinct shapes of a model's tensors, on which the types of views depend.
 template <std::size_t Count>
 struct ShapeTable {
-  std::array<std::uint32_t, Count> shapes{};  // by tensor
-  std::array<std::uint32_t, Count> firsts{};  // a tensor that has it, by shape
+  std::array<std::uint32_t, Count> shapes{};  // shape of each tensor
+  std::array<std::uint32_t, Count> firsts{};  // a tensor of each shape
   std::size_t size = 0;
 };
 
@@ -231,9 +224,8 @@ inline constexpr auto shape_table = [] {
   return table;
 }();
 
-/// Makes views from an element kind and numbers alone. nvcc writes types the way they were reached,
-/// and cannot write a tensor's name into a kernel's host stub; here no type holds the name.
-/// `extents` are all extents, if the compiler does not know some.
+/// Makes a view from an element kind and numbers alone: nvcc cannot write a tensor's name into a
+/// kernel's host stub. `extents` are all extents if some are dynamic.
 template <class Memory, bool Const, ElementKind Kind, std::size_t... E, class... Sizes>
 constexpr auto make_view(std::byte* data, Sizes... extents) {
   using T = ElementOf<Kind>;
@@ -241,7 +233,6 @@ constexpr auto make_view(std::byte* data, Sizes... extents) {
   return Viewed(reinterpret_cast<T*>(data), extents...);
 }
 
-/// A declared parameter that has a gradient.
 template <class Model, class Limits, class Key>
 struct TrainedParameter {
   static constexpr std::size_t index = NamedTensor<Model, TensorRole::parameter, Key>::index;
@@ -253,18 +244,18 @@ struct TrainedParameter {
                 "jobs (the compiler prints the name beside this sentence)");
 };
 
-/// Where Model's tensors of one role lie. A layout of static shapes is empty and its answers are
-/// constants; one of dynamic shapes is constructed from the model.
+/// The layout of Model's tensors of one role. With static shapes it is empty and its results are
+/// constants; with dynamic shapes it is constructed from the model.
 template <class Model, TensorRole Role, class Limits, class Types>
 class TensorLayout : public LayoutBase<Model, Role, Limits, Types> {
  public:
   using LayoutBase<Model, Role, Limits, Types>::LayoutBase;
 
-  /// May some of the tensors be frozen? Of listed ones the model says so.
+  /// May some tensors be frozen? A model that lists its tensors decides at run time.
   static constexpr bool freezes =
       freezes_some<Limits> || (TensorListing<Model> && Role == TensorRole::parameter);
 
-  /// Is a parameter trained? It is a constant for a declared one.
+  /// Is a parameter trained? A constant for a declared parameter.
   template <class Key>
   static constexpr bool trains(Key)
     requires(!TensorListing<Model>)
@@ -280,7 +271,7 @@ class TensorLayout : public LayoutBase<Model, Role, Limits, Types> {
     return tensor >= this->infos().size() || this->plan().is_trained(tensor);
   }
 
-  /// Refuses a frozen parameter: when compiling, or where tensors are listed by an exception.
+  /// Rejects a frozen parameter: at compile time if declared, by an exception if listed.
   template <class Key>
   constexpr void require_trained([[maybe_unused]] Key key) const {
     if constexpr (freezes && TensorListing<Model>) {
@@ -295,8 +286,7 @@ class TensorLayout : public LayoutBase<Model, Role, Limits, Types> {
     }
   }
 
-  /// The tensor behind a key, as `T` or `const T` elements, in the arena that starts at `arena`.
-  /// The view of a listed tensor has one dimension: the model knows the shape.
+  /// The tensor of a key in the arena at `arena`. The view of a listed tensor has one dimension.
   template <class Memory, bool Const, class Key>
   constexpr auto view(std::byte* arena, Key key) const {
     if constexpr (TensorListing<Model>) {
@@ -317,7 +307,7 @@ class TensorLayout : public LayoutBase<Model, Role, Limits, Types> {
                 arena + offset_of<Tensor>),
             Tensor::index);
       } else if constexpr (!has_dynamic_shapes<Model, Role> && Tensor::info.rank == 2) {
-        // What most tensors are, without one more function for each of them.
+        // Most tensors have rank 1 or 2: their views need no further instantiation per tensor.
         return named(
             make_view<Memory, Const, Types::of(Tensor::info.element), Tensor::info.extents[0],
                       Tensor::info.extents[1]>(arena + offset_of<Tensor>),
@@ -330,9 +320,8 @@ class TensorLayout : public LayoutBase<Model, Role, Limits, Types> {
     }
   }
 
-  /// Calls `f(name, view)` for every tensor, or every trained one, in the order of declaration,
-  /// with the views that `view` gives. `arena` is where the arena starts, or a function of the
-  /// tensor where tensors lie apart.
+  /// Calls `f(name, view)` for every tensor, or every trained one, in declaration order. `arena` is
+  /// the arena's start, or a function of the tensor if tensors lie in different arenas.
   template <class Memory, bool Const, bool OnlyTrained = false, class F>
   constexpr void for_each(const auto& arena, F&& f) const {
     if constexpr (TensorListing<Model>) {
@@ -365,7 +354,6 @@ class TensorLayout : public LayoutBase<Model, Role, Limits, Types> {
   static constexpr std::size_t offset_of =
       static_offsets<Model, Role, Limits, Types>[Tensor::index];
 
-  /// Where a tensor lies.
   constexpr std::byte* place_of(const auto& arena, std::size_t tensor) const {
     const std::size_t offset = this->plan().placements[tensor].offset;
     if constexpr (requires { arena(tensor); }) {
@@ -375,14 +363,13 @@ class TensorLayout : public LayoutBase<Model, Role, Limits, Types> {
     }
   }
 
-  /// In the checked mode a view knows its tensor's name.
   template <class Viewed>
   constexpr Viewed named(Viewed view, [[maybe_unused]] std::size_t tensor) const {
     if constexpr (is_checked) view.set_name(this->name(tensor));
     return view;
   }
 
-  /// The view of a tensor at `data` that has the declared shape of tensor `First`.
+  /// The view at `data` with the declared shape of tensor `First`.
   template <class Memory, bool Const, std::size_t First, std::size_t... Axis>
   constexpr auto view_like(std::byte* data, std::size_t tensor,
                            std::index_sequence<Axis...>) const {
@@ -410,11 +397,11 @@ class TensorLayout : public LayoutBase<Model, Role, Limits, Types> {
   }
 };
 
-/// Parameters, and gradients likewise, in buckets.
+/// Parameters and their gradients, in buckets.
 template <class Model, class Limits = Buckets<>, class Types = DeclaredTypes>
 using Layout = TensorLayout<Model, TensorRole::parameter, Limits, Types>;
 
-/// Buffers: all of one element type lie together, so that one call broadcasts them.
+/// Buffers: all buffers of one element type are contiguous, so that one call broadcasts them.
 template <class Model, class Types = DeclaredTypes>
 using BufferLayout =
     TensorLayout<Model, TensorRole::buffer, Buckets<BucketLimits{too_large, too_large}>, Types>;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Casts gradients to another type and back, and adds up micro-batches: one launch per
-/// bucket, with the same layout on both sides.
+/// @file Casts gradients to another type and back, and adds micro-batches: one launch per bucket.
 
 #include <cuda_runtime.h>
 
@@ -14,7 +13,7 @@ namespace lockstep::detail {
 
 using PackShape = PassShape<256, 4>;
 
-/// The type of the arithmetic: double if one side is, else float. The result is rounded once.
+/// The arithmetic is in double if one side is double, else in float. The result is rounded once.
 template <class From, class To>
 using CastArithmetic =
     std::conditional_t<std::is_same_v<Accumulator<From>, double>, double, Accumulator<To>>;
@@ -40,7 +39,7 @@ struct CastSweep {
       const auto value = static_cast<A>(static_cast<Accumulator<From>>(loaded.at[i]));
       out.at[i] = static_cast<To>(static_cast<Accumulator<To>>(factor * value));
     }
-    store_packet<Caching::keep>(to + at, out);  // what travels, or is updated, next
+    store_packet<Caching::keep>(to + at, out);  // read next by the reduction or the update
   }
 };
 
@@ -86,9 +85,8 @@ void launch_sweep(cudaStream_t stream, const char* name, const Sweep& sweep, std
                                                 make_size<Count>(count));
 }
 
-/// `to[i] = factor * from[i]`, in the type of `to`: packs gradients into a bucket of fewer bits, or
-/// unpacks it. A `Count` that the compiler knows becomes part of the kernel. **Stream** in its
-/// order. **Host** does not block.
+/// `to[i] = factor * from[i]`: casts gradients to the type of a bucket, or back. A static `Count`
+/// is compiled into the kernel. **Stream** in its order. **Host** does not block.
 template <std::size_t Count = dynamic, class Shape = PackShape, FloatingElement From,
           FloatingElement To>
 void launch_cast(cudaStream_t stream, const From* from, To* to, double factor,
@@ -99,7 +97,7 @@ void launch_cast(cudaStream_t stream, const From* from, To* to, double factor,
                              Sweep{from, to, static_cast<typename Sweep::A>(factor)}, count);
 }
 
-/// `sum[i] += more[i]`: another micro-batch. **Stream** in its order. **Host** does not block.
+/// `sum[i] += more[i]` for micro-batches. **Stream** in its order. **Host** does not block.
 template <std::size_t Count = dynamic, class Shape = PackShape, Element T>
 void launch_add(cudaStream_t stream, T* sum, const std::type_identity_t<T>* more,
                 std::size_t count = Count) {

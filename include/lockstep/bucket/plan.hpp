@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The bucket plan: which parameter lies where in an arena, and which gradients travel
-/// together.
+/// @file The bucket plan: the offsets of parameters in an arena, and what is reduced together.
 
 #include "lockstep/bucket/buckets.hpp"
 #include "lockstep/core/bytes.hpp"
@@ -14,29 +13,27 @@ namespace lockstep::detail {
 /// The bucket of a frozen parameter.
 inline constexpr std::size_t no_bucket = dynamic;
 
-/// Where one parameter lies. Gradients have the same layout; frozen parameters have no gradient,
-/// and lie behind all others.
+/// The location of a parameter and its gradient. Frozen parameters lie behind all others.
 struct Placement {
   std::size_t bucket = 0;
   std::size_t offset = 0;  // bytes from the arena's start, a multiple of `arena_alignment`
   std::size_t bytes = 0;
 };
 
-/// One bucket: a contiguous piece of the arena with elements of one type.
+/// A contiguous piece of the arena with elements of one type.
 struct Bucket {
   ElementKind element = ElementKind::unsupported;
-  std::size_t offset = 0;         // bytes from the arena's start, aligned
-  std::size_t bytes = 0;          // padding included, without the room behind it
-  std::size_t parameters = 0;     // how many it holds
-  std::size_t first_arrival = 0;  // its members in `BucketPlan::arrivals` begin here
-  std::size_t completed_by = 0;   // the parameter whose gradient comes last
+  std::size_t offset = 0;  // bytes from the arena's start, aligned
+  std::size_t bytes = 0;   // with the padding inside, without the room behind
+  std::size_t parameters = 0;
+  std::size_t first_arrival = 0;  // index of the first member in `BucketPlan::arrivals`
+  std::size_t completed_by = 0;   // the parameter whose gradient is expected last
 
-  /// Elements, padding included: what a collective reduces.
   constexpr std::size_t count() const { return bytes / element_size(element); }
 };
 
-/// Neighbouring buckets of one element type, without room between them. Passes that treat every
-/// element alike, such as an optimizer's update, go over runs and need not stop at buckets.
+/// Adjacent buckets of one element type without room between them. Passes that treat every element
+/// alike, such as an optimizer's update, iterate over runs instead of buckets.
 struct Run {
   ElementKind element = ElementKind::unsupported;
   std::size_t offset = 0;  // bytes from the arena's start
@@ -47,12 +44,12 @@ struct Run {
   constexpr std::size_t count() const { return bytes / element_size(element); }
 };
 
-/// `Count` values, or as many as the table's maker says where `Count` is `dynamic`.
+/// An array of `Count` values, or a vector if `Count` is `dynamic`.
 template <class T, std::size_t Count>
 using Table = std::conditional_t<Count == dynamic, std::vector<T>,
                                  std::array<T, Count == dynamic ? 0 : Count>>;
 
-/// A table of `size` zeroed values; `size` is `Count` where the compiler knows it.
+/// A table of `size` zeroed values; `size` equals a static `Count`.
 template <class T, std::size_t Count>
 constexpr Table<T, Count> make_table(std::size_t size) {
   if constexpr (Count == dynamic) {
@@ -62,8 +59,7 @@ constexpr Table<T, Count> make_table(std::size_t size) {
   }
 }
 
-/// A table of values that change while a job trains. Many of them are on the heap: a job is an
-/// object on the stack of a thread, which may be small.
+/// A table of values that change during training; on the heap if large, to spare the stack.
 template <class T, std::size_t Count>
 using KeptTable = Table<T, (Count <= 256) ? Count : dynamic>;
 template <class T, std::size_t Count>
@@ -71,7 +67,7 @@ constexpr KeptTable<T, Count> make_kept_table(std::size_t size) {
   return make_table<T, (Count <= 256) ? Count : dynamic>(size);
 }
 
-/// A plan for `Count` parameters, known to the compiler or (`dynamic`) to the constructor.
+/// The plan of `Count` parameters, a constant or `dynamic`.
 template <std::size_t Count>
 struct BucketPlan {
   template <class T>
@@ -83,27 +79,25 @@ struct BucketPlan {
   std::size_t bucket_count = 0;
   Table<Run> run_table{};  // the first `run_count` are in use
   std::size_t run_count = 0;
-  std::size_t trained = 0;    // parameters that lie in a bucket
-  std::size_t bytes = 0;      // of all buckets: of an arena of gradients
-  std::size_t all_bytes = 0;  // with frozen parameters: of an arena of parameters
+  std::size_t trained = 0;    // parameters in buckets
+  std::size_t bytes = 0;      // of all buckets: the size of a gradient arena
+  std::size_t all_bytes = 0;  // with frozen parameters: the size of a parameter arena
 
-  /// Has this parameter a gradient?
   constexpr bool is_trained(std::size_t parameter) const {
     return placements[parameter].bucket != no_bucket;
   }
 
-  /// The buckets, in the order in which they complete and are reduced.
+  /// The buckets, in order of completion and reduction.
   constexpr std::span<const Bucket> buckets() const { return {bucket_table.data(), bucket_count}; }
 
-  /// The buckets as runs.
   constexpr std::span<const Run> runs() const { return {run_table.data(), run_count}; }
 
-  /// The parameters of one bucket, in order of arrival.
+  /// The parameters of a bucket, in order of arrival.
   constexpr std::span<const std::size_t> members(std::size_t bucket) const {
     return {arrivals.data() + bucket_table[bucket].first_arrival, bucket_table[bucket].parameters};
   }
 
-  /// Does this parameter's gradient complete its bucket when gradients arrive in reverse order?
+  /// Does this parameter's gradient complete its bucket if gradients arrive in reverse order?
   constexpr bool completes(std::size_t parameter) const {
     return is_trained(parameter) &&
            bucket_table[placements[parameter].bucket].completed_by == parameter;
@@ -112,12 +106,11 @@ struct BucketPlan {
 
 constexpr bool is_never_frozen(std::size_t /*tensor*/) { return false; }
 
-/// Plans buckets over `tensors`, given in declaration order, as PyTorch's DDP assigns them once it
-/// knows the order of gradients: walk in reverse; append to the open bucket of the element type;
-/// close it when its bytes, without padding, reach the limit. Each element type has a first bucket
-/// of its own. Buckets are ordered by completion, so that none waits for one that completes later.
-/// Tensors with `is_frozen(tensor)` are left out, as PyTorch's are that require no gradient. Behind
-/// every bucket are `room` bytes that belong to no tensor, a multiple of `arena_alignment`.
+/// Plans buckets over `tensors`, given in declaration order, as PyTorch's DDP does once it knows
+/// the order of gradients: iterate in reverse, append to the open bucket of the element type, close
+/// it when its bytes, without padding, reach the limit. Each element type has its own first bucket.
+/// Buckets are ordered by completion, so that none waits for a later one. Frozen tensors are left
+/// out. `room`, a multiple of `arena_alignment`, is the padding behind every bucket.
 template <std::size_t Count, class IsFrozen = bool (*)(std::size_t)>
 constexpr BucketPlan<Count> make_bucket_plan(std::span<const TensorInfo> tensors,
                                              BucketLimits limits,
@@ -129,13 +122,13 @@ constexpr BucketPlan<Count> make_bucket_plan(std::span<const TensorInfo> tensors
   plan.arrivals = make_table<std::size_t, Count>(count);
   plan.bucket_table = make_table<Bucket, Count>(count);
   plan.run_table = make_table<Run, Count>(count);
-  // A bucket has a number by opening until all are known, and then one by completion.
+  // Buckets are numbered by opening until all are known, then by completion.
   auto opening = make_table<std::size_t, Count>(count);       // by parameter
-  auto completed_by = make_table<std::size_t, Count>(count);  // by number of opening
-  auto completion = make_table<std::size_t, Count>(count);    // by number of opening
+  auto completed_by = make_table<std::size_t, Count>(count);  // by opening number
+  auto completion = make_table<std::size_t, Count>(count);    // by opening number
 
   struct Open {
-    std::size_t number = dynamic;  // `dynamic`: none is open
+    std::size_t number = dynamic;  // `dynamic`: no open bucket
     std::size_t bytes = 0;
     std::size_t limit = 0;
   };
@@ -173,7 +166,7 @@ constexpr BucketPlan<Count> make_bucket_plan(std::span<const TensorInfo> tensors
     arrived += plan.bucket_table[b].parameters;
     plan.trained = arrived;
   }
-  auto& listed = completion;  // no longer needed: now how many members of a bucket are listed
+  auto& listed = completion;  // reused: how many members of each bucket are listed
   for (std::size_t& n : listed) n = 0;
   for (std::size_t i = count; i-- != 0;) {
     if (!plan.is_trained(i)) continue;

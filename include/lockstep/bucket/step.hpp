@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The step that a model sees in a world of one, and how it writes a whole gradient at once:
-/// from a number, a range of numbers or a view.
+/// @file The steps through which a model reads its tensors and writes its gradients.
 
 #include <initializer_list>
 #include <iterator>
@@ -17,12 +16,11 @@
 
 namespace lockstep::detail {
 
-/// Text is no range of numbers.
+/// `char` is excluded: text is no range of numbers.
 template <class V>
 inline constexpr bool is_number =
     (std::is_arithmetic_v<V> || Element<V>) && !std::is_same_v<V, char>;
 
-/// A range that knows its size.
 template <class V>
 concept NumberRange = requires(const V& values) {
   std::begin(values) != std::end(values);
@@ -35,7 +33,7 @@ inline constexpr bool is_view = false;
 template <class Memory, class T, std::size_t... E>
 inline constexpr bool is_view<View<Memory, T, E...>> = true;
 
-/// How many numbers a type holds: `dynamic` where the compiler does not know it.
+/// How many numbers a type holds, or `dynamic`.
 template <class V>
 inline constexpr std::size_t number_count = dynamic;
 template <class Memory, class T, std::size_t... E>
@@ -48,7 +46,6 @@ inline constexpr std::size_t number_count<std::span<T, N>> = N;
 template <template <class, std::size_t> class Array, class T, std::size_t N>
 inline constexpr std::size_t number_count<Array<T, N>> = N;  // std::array, without its header
 
-/// A number in the type of a gradient's elements, rounded once.
 template <class T, class V>
 constexpr T converted(const V& number) {
   if constexpr (FloatingElement<V>) {
@@ -75,7 +72,7 @@ template <class Key>
               "give it a number for every element, in the order of rows");
 }
 
-/// Have two views the same extents? A view of one axis stands for its elements in order.
+/// Have two views the same extents? A view of rank 1 matches any view of its size.
 template <class Gradient, class Values>
 constexpr bool has_shape_of(const Gradient& gradient, const Values& values) {
   if constexpr (Values::rank() == 1 || Gradient::rank() == 1) {
@@ -90,7 +87,7 @@ constexpr bool has_shape_of(const Gradient& gradient, const Values& values) {
   }
 }
 
-/// Says in words what a host's gradient cannot be written from. Returns whether it can.
+/// Reports at compile time why a host gradient cannot be written from `Value`.
 template <class Gradient, class Value>
 consteval bool require_gradient_value() {
   constexpr bool number = is_number<Value>;
@@ -108,7 +105,6 @@ consteval bool require_gradient_value() {
   return known && fits;
 }
 
-/// Writes all elements of a gradient in host memory.
 template <class Gradient, class Key, class Value>
 constexpr void write_gradient(const Gradient& gradient, Key key, const Value& value) {
   using T = typename Gradient::value_type;
@@ -137,19 +133,15 @@ constexpr void write_gradient(const Gradient& gradient, Key key, const Value& va
 
 namespace lockstep {
 
-/// Is a declared parameter trained in steps of this type, or is it frozen? A model that is trained
-/// with different policies asks before it writes a gradient:
-///
-///     if constexpr (trains<decltype(step)>("embed.weight"_p)) { ... }
+/// Is a declared parameter trained in steps of this type, or frozen? A model for several jobs asks
+/// before it writes a gradient: `if constexpr (trains<decltype(step)>("embed.weight"_p)) { ... }`.
 template <class Step, class Key>
   requires requires(Key key) { std::remove_cvref_t<Step>::trains(key); }
 constexpr bool trains(Key key) {
   return std::remove_cvref_t<Step>::trains(key);
 }
 
-/// Does a step of this type use a declared parameter, or is it none of the step's sub-graph?
-///
-///     if constexpr (uses<decltype(step)>("adapter.weight"_p)) { ... }
+/// Is a declared parameter part of the sub-graph of this step type? Used like `trains`.
 template <class Step, class Key>
   requires requires(Key key) { std::remove_cvref_t<Step>::uses(key); }
 constexpr bool uses(Key key) {
@@ -160,16 +152,14 @@ constexpr bool uses(Key key) {
 
 namespace lockstep::detail {
 
-/// Where a replica's tensors start. Each arena is as long as its layout's plan says and aligned to
-/// `arena_alignment`.
+/// The start of a replica's arenas, aligned to `arena_alignment`.
 struct Arenas {
   std::byte* parameters = nullptr;
   std::byte* gradients = nullptr;
   std::byte* buffers = nullptr;
 };
 
-/// The ranks of a step whose batch norms do not share statistics. A model that lists its tensors
-/// may have norms that were meant to: with more than one rank they refuse.
+/// The ranks of a step whose batch norms do not share statistics.
 struct NoNormRanks {
   static constexpr bool communicates = false;
   std::size_t ranks = 1;
@@ -177,8 +167,8 @@ struct NoNormRanks {
   constexpr std::size_t world() const { return ranks; }
 };
 
-/// Hands a model its tensors as views into arenas. `ready` does nothing with one rank, and the
-/// compiler removes the call. Steps for more ranks have the same members.
+/// The step of one rank: views into arenas, and a `ready` that the compiler removes. Steps for more
+/// ranks have the same members.
 template <class Model, class Limits = Buckets<>, class Memory = HostMemory,
           class ParameterTypes = DeclaredTypes, class BufferTypes = DeclaredTypes>
 class BareStep {
@@ -192,26 +182,24 @@ class BareStep {
                      Arenas arenas)
       : parameters_(parameters), buffers_(buffers), arenas_(arenas) {}
 
-  /// A parameter, to read. Only optimizers write parameters.
+  /// A parameter, read-only: only optimizers write parameters.
   template <class Key>
   constexpr auto param(Key key) const {
     return parameters_.template view<Memory, true>(arenas_.parameters, key);
   }
 
-  /// A parameter's gradient, to write.
   template <class Key>
   constexpr auto grad(Key key) const {
     if constexpr (LayoutOfParameters::freezes) parameters_.require_trained(key);
     return parameters_.template view<Memory, false>(arenas_.gradients, key);
   }
 
-  /// A buffer, to read and write.
   template <class Key>
   constexpr auto buffer(Key key) const {
     return buffers_.template view<Memory, false>(arenas_.buffers, key);
   }
 
-  /// Calls `f(name, view)` for all tensors of a kind, with the views of the members above.
+  /// Calls `f(name, view)` for all tensors of a kind.
   template <class F>
   constexpr void for_each_parameter(F&& f) const {
     parameters_.template for_each<Memory, true>(arenas_.parameters, f);
@@ -225,10 +213,9 @@ class BareStep {
     buffers_.template for_each<Memory, false>(arenas_.buffers, f);
   }
 
-  /// Says that a gradient is complete.
   template <class Key>
   constexpr void ready(Key key) const {
-    // A misspelt name is an error here too.
+    // Also rejects a misspelt name.
     if constexpr (TensorListing<Model>) {
       static_cast<void>(find_tensor<Model, TensorRole::parameter>(key));
     } else {
@@ -237,7 +224,6 @@ class BareStep {
     if constexpr (LayoutOfParameters::freezes) parameters_.require_trained(key);
   }
 
-  /// Is a parameter trained, or frozen?
   template <class Key>
   static constexpr bool trains(Key key)
     requires(!TensorListing<Model>)
@@ -251,7 +237,7 @@ class BareStep {
     return parameters_.trains(key);
   }
 
-  /// Does this step use a parameter? Steps of sub-graphs do not use all.
+  /// Does this step use a parameter? The step of a sub-graph does not use all.
   template <class Key>
   static constexpr bool uses(Key)
     requires(!TensorListing<Model>)
@@ -265,22 +251,19 @@ class BareStep {
   {
     return true;
   }
-  /// The sub-graph that this step uses: here the whole model.
   static constexpr UsedSubgraph<NoSubgraphs, whole_model> subgraph() { return {}; }
 
-  /// Writes a gradient and says that it is complete. `value` is a number for a scalar parameter; a
-  /// view, a range or a list in braces, with a number for every element, for a tensor.
+  /// Writes a gradient and marks it as complete. `value` is a number for a scalar parameter; for a
+  /// tensor a view, a range or a braced list with a number for every element.
   template <class Key, class Value = std::initializer_list<double>>
   constexpr void set_grad(Key key, const Value& value) const {
     write_view(grad(key), key, value);
     ready(key);
   }
 
-  /// True in forward and backward of a training step, false in an evaluation or a prediction. A
-  /// constant: `if (step.is_training())` costs nothing.
+  /// True in training, false in evaluations and predictions. A constant: `if` on it costs nothing.
   static constexpr bool is_training() { return true; }
 
-  /// Has this step random numbers? Those of models that say so have, see `RandomStep`.
   static constexpr bool draws = false;
   template <class Layer>
   constexpr LayerRandom random(const Layer&) const {
@@ -290,19 +273,17 @@ class BareStep {
     return {};
   }
 
-  /// The ranks over which batch norms take their statistics: with `Norms<Synced>` another type, see
-  /// `NormStep`.
+  /// The ranks over which batch norms share statistics; `NormStep` replaces it for `Norms<Synced>`.
   static constexpr NoNormRanks norm_ranks() { return {}; }
 
  protected:
-  /// Empty for a number that no listed parameter has.
+  /// The name is empty if no listed parameter has this number.
   template <class Key>
   constexpr std::string_view name_of(Key key) const {
     const std::size_t parameter = find_tensor<Model, TensorRole::parameter>(key).index;
     return parameter < parameters_.infos().size() ? parameters_.name(parameter) : "";
   }
 
-  /// Writes a gradient, wherever it lies.
   template <class View, class Key, class Value>
   constexpr void write_view(const View& gradient, Key key, const Value& value) const {
     static_assert(std::is_same_v<Memory, HostMemory>,
@@ -317,9 +298,8 @@ class BareStep {
   Arenas arenas_;
 };
 
-/// A bare step whose `ready` tells the gradients. The parameter is a constant where its key is a
-/// name, and so is its bucket where shapes are static. Where other ranks' parameters come back
-/// bucket by bucket (`Owned`), it waits when a model asks for the first of each.
+/// A bare step that forwards `ready` to the gradients. If other ranks' parameters are gathered
+/// bucket by bucket (`Owned`), the first access to a bucket's parameter waits for it.
 template <class Model, class Bare, class Gradients, class Owned>
 class TrackedStep : public Bare {
  public:
@@ -336,11 +316,10 @@ class TrackedStep : public Bare {
     owned_->await_parameters();
     Bare::for_each_parameter(f);
   }
-  /// Waits for all parameters. Returns whether some were still under way.
+  /// Waits for all parameters. Returns whether some were still pending.
   bool await_parameters() const { return owned_->await_parameters(); }
 
-  /// A parameter's gradient, to write. Where a rank gives gradients away, memory is handed out for
-  /// a few buckets at a time.
+  /// With `Gradients::frees`, only a few buckets of gradients have memory at a time.
   template <class Key>
   auto grad(Key key) const {
     if constexpr (Gradients::frees) {
@@ -357,15 +336,14 @@ class TrackedStep : public Bare {
     if constexpr (!Gradients::frees) Bare::for_each_gradient(f);
   }
 
-  /// Says that a gradient is complete. With the last one of a bucket, its reduction starts.
+  /// Marks a gradient as complete. The last gradient of a bucket starts its reduction.
   template <class Key>
   void ready(Key key) const {
-    Bare::ready(key);  // refuses what has no gradient
+    Bare::ready(key);  // rejects a parameter without a gradient
     gradients_->ready(find_tensor<Model, TensorRole::parameter>(key));
   }
 
-  /// Says that a parameter has no gradient in this pass, which counts as zero: with
-  /// `UnusedParameters<Zero>`, for those who know before the end of backward.
+  /// Marks a parameter as unused in this pass (its gradient counts as zero), before backward ends.
   template <class Key>
   void unused(Key key) const
     requires(Gradients::skips_unused)
@@ -374,7 +352,6 @@ class TrackedStep : public Bare {
     gradients_->unused(index_of(key));
   }
 
-  /// Writes a gradient and says that it is complete.
   template <class Key, class Value = std::initializer_list<double>>
   void set_grad(Key key, const Value& value) const {
     this->write_view(grad(key), key, value);
@@ -391,19 +368,18 @@ class TrackedStep : public Bare {
   Owned* owned_;
 };
 
-/// The step of evaluations and predictions: the same tensors, and `is_training()` is false.
 template <class Step>
 class EvaluationStep : public Step {
  public:
   explicit EvaluationStep(const Step& step) : Step(step) {}
   static constexpr bool is_training() { return false; }
-  /// The numbers of every evaluation are the same: they depend on the seed, the rank and the layer.
+  /// Every evaluation has the same random numbers, given by seed, rank and layer.
   template <class Layer>
   constexpr auto random(const Layer& layer) const {
     if constexpr (Step::draws) {
       return Step::random_in_evaluation(layer);
     } else {
-      return Step::random(layer);  // which says what is missing
+      return Step::random(layer);  // reports the missing declaration
     }
   }
   static constexpr NoNormRanks norm_ranks() { return {}; }

@@ -12,16 +12,15 @@ namespace axes {
 struct UnusedParameters;
 }  // namespace axes
 
-/// A set of parameters under a name: `Subgraph<"with_adapter", "fc1.*", "adapter.*">`, where `*`
-/// stands for any characters.
+/// A named set of parameters: `Subgraph<"with_adapter", "fc1.*", "adapter.*">`.
 template <Name Text, Name... Patterns>
 struct Subgraph : detail::NamePatterns<Patterns...> {
-  static constexpr bool is_subgraph = true;  // nvcc cannot match partial specialisations for these
+  static constexpr bool is_subgraph = true;  // nvcc cannot match partial specialisations on names
   static constexpr std::string_view name = Text.view();
 };
 
-/// The first argument of `Subgraphs`: a rank that uses another set than the others is an error that
-/// all ranks get, and buckets without a used parameter do not travel.
+/// The first argument of `Subgraphs`: all ranks must use the same set, otherwise all ranks throw.
+/// Buckets without a used parameter are not reduced.
 struct SameOnAllRanks {};
 
 namespace detail {
@@ -29,7 +28,6 @@ namespace detail {
 template <class Set>
 inline constexpr bool is_subgraph = requires { requires Set::is_subgraph; };
 
-/// The name of a sub-graph as a type.
 template <Name Text>
 struct SubgraphKey {
   static constexpr bool is_subgraph_key = true;
@@ -38,10 +36,9 @@ struct SubgraphKey {
 template <class Key>
 inline constexpr bool is_subgraph_key = requires { requires Key::is_subgraph_key; };
 
-/// The number of the whole model among a job's sets, in front of the declared ones.
+/// The number of the whole model; the declared sets follow from 1.
 inline constexpr std::size_t whole_model = 0;
 
-/// The declared sets of a job. Set 0 is the whole model.
 template <bool Same, class... Sets>
 struct SubgraphList {
   static constexpr bool same_on_all_ranks = Same;
@@ -55,7 +52,6 @@ struct SubgraphList {
       return "";
     }
   }
-  /// Does a set contain a parameter?
   static constexpr bool contains(std::size_t set, [[maybe_unused]] std::string_view parameter) {
     if (set == whole_model) return true;
     std::size_t number = 0;
@@ -63,7 +59,7 @@ struct SubgraphList {
     static_cast<void>(((++number == set && (found = Sets::match(parameter), true)) || ...));
     return found;
   }
-  /// The number of a declared set, or `count` for another name.
+  /// The number of a declared set, or `count` if no set has the name.
   static constexpr std::size_t number_of(std::string_view name) {
     std::size_t set = 1;
     while (set != count && name_of(set) != name) ++set;
@@ -82,15 +78,13 @@ struct SubgraphList {
   }
 };
 
-/// A job without sub-graphs.
 using NoSubgraphs = SubgraphList<false>;
 
 }  // namespace detail
 
 /// Every step uses one of these sets of parameters, or the whole model: `job.step<"name"_s>(batch)`
-/// or `job.step(batch)`. The optimizer leaves parameters alone that no rank used; those that a
-/// rank did not use and another did count as zero there. With `SameOnAllRanks` as the first
-/// argument, ranks that choose differently are an error.
+/// or `job.step(batch)`. The optimizer skips parameters that no rank used; on a rank that did not
+/// use a parameter, its gradient counts as zero.
 template <class... Sets>
 struct Subgraphs : Choice<axes::UnusedParameters>,
                    WithName<"Subgraphs">,
@@ -119,7 +113,7 @@ using SubgraphsIn = typename decltype(subgraphs_in<Meaning>())::type;
 
 }  // namespace detail
 
-/// One of a job's sub-graphs, or its whole model, chosen at run time: `job.subgraph("name")`.
+/// A sub-graph of a job, or its whole model, chosen at run time: `job.subgraph("name")`.
 class SubgraphChoice {
  public:
   constexpr SubgraphChoice() = default;  // the whole model
@@ -127,7 +121,7 @@ class SubgraphChoice {
       : number_(number), name_(name) {}
 
   constexpr bool is_whole_model() const { return number_ == detail::whole_model; }
-  /// From 1, in the order of declaration; 0 is the whole model.
+  /// The sets count from 1 in declaration order; 0 is the whole model.
   constexpr std::size_t number() const { return number_; }
   constexpr std::string_view name() const { return name_; }
   friend constexpr bool operator==(const SubgraphChoice& a, const SubgraphChoice& b) {
@@ -141,7 +135,7 @@ class SubgraphChoice {
 
 namespace detail {
 
-/// The set that a key names among those of a job: one instantiation, and one error, for each name.
+/// The set that a key names: one instantiation, and one error, for each name.
 template <class List, class Key>
 struct NamedSubgraph {
  private:
@@ -166,7 +160,6 @@ struct NamedSubgraph {
   static constexpr std::size_t number = found == List::count ? whole_model : found;
 };
 
-/// A declared set, by its key or as a choice.
 template <class List, class Set>
 constexpr std::size_t subgraph_number([[maybe_unused]] const Set& set) {
   if constexpr (std::is_same_v<Set, SubgraphChoice>) {
@@ -176,7 +169,7 @@ constexpr std::size_t subgraph_number([[maybe_unused]] const Set& set) {
   }
 }
 
-/// A declared set whose name comes at run time.
+/// Finds a declared set by a name that is known at run time. Throws if there is none.
 template <class List>
 SubgraphChoice find_subgraph(std::string_view name) {
   const std::size_t set = List::number_of(name);
@@ -189,14 +182,14 @@ SubgraphChoice find_subgraph(std::string_view name) {
   return {set, List::name_of(set)};
 }
 
-/// The set that a step uses, as its model sees it: `step.subgraph() == "with_adapter"_s`.
+/// The set that a step uses, as the model sees it: `step.subgraph() == "with_adapter"_s`.
 template <class List, std::size_t Set>
 struct UsedSubgraph {
   static constexpr std::string_view name() { return List::name_of(Set); }
   static constexpr bool is_whole_model() { return Set == whole_model; }
   constexpr operator SubgraphChoice() const { return {Set, name()}; }
 
-  /// In a job without sub-graphs no set is used, so that a model fits both.
+  /// In a job without sub-graphs no key is equal, so that a model works in both kinds of jobs.
   template <class Key>
     requires is_subgraph_key<Key>
   friend constexpr bool operator==(UsedSubgraph, Key) {

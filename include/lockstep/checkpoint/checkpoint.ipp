@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Definitions of this folder that are no templates.
+/// @file The non-template definitions of this folder.
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -45,7 +45,7 @@ LOCKSTEP_INLINE void say(const std::string& line) {
   std::fputs(text({"lockstep: ", line, "\n"}).c_str(), stderr);
 }
 
-/// Is a score better than the best so far? NaN never is.
+/// NaN is never better.
 LOCKSTEP_INLINE bool is_better(const CheckpointOptions& options, double score,
                                std::optional<double> best) {
   if (std::isnan(score)) return false;
@@ -145,7 +145,7 @@ LOCKSTEP_INLINE void fail_damaged(std::string_view path, std::string_view proble
 }
 
 LOCKSTEP_INLINE SafetensorsFile::SafetensorsFile(std::string path) : path_(std::move(path)) {
-  // Without O_NONBLOCK a pipe of this name would wait for its writer.
+  // Without O_NONBLOCK, opening a FIFO would wait for its writer.
   file_ = Descriptor(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat status{};
   if (!file_ || ::fstat(file_.get(), &status) != 0) fail_reading("checkpoint", path_, errno);
@@ -261,21 +261,20 @@ LOCKSTEP_INLINE const std::string* SafetensorsFile::metadata(std::string_view ke
   return nullptr;
 }
 
-/// How the 'lockstep' entry begins in a header, and the digits of the header's checksum behind it,
-/// in the header whose checksum that is.
+/// The text before the header's checksum, and the placeholder with which the checksum is computed.
 inline constexpr std::string_view before_digest = R"("lockstep":"{\"header\":\")";
 inline constexpr std::string_view no_digest = "0000000000000000";
 
 LOCKSTEP_INLINE void SafetensorsFile::take_facts(std::string_view header) {
   const std::string* const facts = metadata("lockstep");
   if (facts == nullptr) {
-    // One flipped bit must not make it a file of another program, which has no checksums.
+    // One flipped bit must not turn it into another program's file, which has no checksums.
     const std::string* const writer = metadata("writer");
     if (writer != nullptr && writer->starts_with("lockstep "))
       damaged({"lockstep has written it, and its 'lockstep' entry is missing"});
     return;
   }
-  // Nothing else can have these quotation marks: within a text they would be escaped.
+  // These unescaped quotation marks cannot occur inside of a text.
   const std::size_t mark = header.find(before_digest);
   const std::size_t digits = mark + before_digest.size();
   const auto said = mark == std::string_view::npos
@@ -314,7 +313,7 @@ LOCKSTEP_INLINE void SafetensorsFile::read(const TensorEntry& tensor, std::uint6
 
 LOCKSTEP_INLINE void SafetensorsFile::verify(const TensorEntry& tensor) const {
   if (!tensor.checksum) return;
-  constexpr std::uint64_t most = std::uint64_t{256} << 10;  // so much stays in a cache
+  constexpr std::uint64_t most = std::uint64_t{256} << 10;  // fits into a cache
   std::vector<std::byte> memory(static_cast<std::size_t>(std::min(tensor.bytes, most)));
   Checksum checksum;
   for (std::uint64_t done = 0; done != tensor.bytes;) {
@@ -332,7 +331,7 @@ LOCKSTEP_INLINE void SafetensorsFile::verify() const {
   for (const TensorEntry& tensor : tensors_) verify(tensor);
 }
 
-/// The header and its checksum. Its size does not depend on the checksums of the tensors.
+/// The header and its checksum. The header's size does not depend on the tensors' checksums.
 LOCKSTEP_INLINE std::pair<std::string, std::uint64_t> header_of(
     const std::string& path, const FileToWrite& file, std::span<const TensorToWrite* const> order,
     std::span<const std::uint64_t> checksums) {
@@ -380,13 +379,13 @@ LOCKSTEP_INLINE WrittenFile write_file(const std::string& path, const FileToWrit
     order.push_back(&tensor);
     bytes += tensor.data.size();
   }
-  // The widest elements come first: then every element is aligned, without holes.
+  // Sorting by element size aligns every element without padding.
   std::ranges::stable_sort(order, std::greater(),
                            [](const TensorToWrite* tensor) { return tensor->element()->bits; });
   std::vector<std::uint64_t> checksums(order.size());
   const std::string draft = header_of(path, file, order, checksums).first;
   bytes += draft.size();
-  try {  // what is written must be read again
+  try {  // the reader must accept what is written
     SafetensorsFile(path, draft, bytes);
   } catch (const Error& error) {
     fail("checkpoint", {"'", path, "' cannot be written, it could not be read: ", error.problem()},
@@ -399,7 +398,7 @@ LOCKSTEP_INLINE WrittenFile write_file(const std::string& path, const FileToWrit
     const TensorToWrite& tensor = *order[i];
     Checksum checksum;
     const std::size_t all = tensor.data.size();
-    for (std::size_t at = 0; at != all;) {  // a chunk is still in the cache when it is written
+    for (std::size_t at = 0; at != all;) {  // a chunk is written while it is in the cache
       const std::size_t size = std::min(all - at, write_chunk_bytes);
       const auto chunk = tensor.read ? tensor.read(at, size) : tensor.data.subspan(at, size);
       checksum.add(chunk);
@@ -442,12 +441,12 @@ LOCKSTEP_INLINE FolderLock::FolderLock(const std::string& folder,
       sleep_for(std::chrono::milliseconds(20));
       continue;
     }
-    // Some network file systems have no locks. That is no reason to lose the checkpoints.
+    // Some network file systems have no locks; the job saves its checkpoints without one.
     say(text({"checkpoints: '", folder_, "' cannot be locked (", error_text(error),
               "): see to it that no other job uses this folder"}));
     return;
   }
-  // A full disk has no room for this text; the lock holds without it.
+  // On a full disk this text cannot be written; the lock holds without it.
   const std::string owner = text({owner_text(), "\n"});
   [[maybe_unused]] const bool is_empty = ::ftruncate(file_.get(), 0) == 0;
   [[maybe_unused]] const bool is_written = write_all(file_.get(), owner);
@@ -478,14 +477,13 @@ LOCKSTEP_INLINE std::string checkpoint_name(std::uint64_t step) {
   return text({checkpoint_prefix, digits, checkpoint_suffix});
 }
 
-/// Removes `end` from the end of `name`; false where it is not there.
+/// Removes `end` from the end of `name`; false where `name` does not end so.
 LOCKSTEP_INLINE bool cut_end(std::string_view& name, std::string_view end) {
   if (!name.ends_with(end)) return false;
   name.remove_suffix(end.size());
   return true;
 }
 
-/// Removes the digits from the end of `name`; false where there are none.
 LOCKSTEP_INLINE bool cut_digits(std::string_view& name) {
   const std::size_t last = name.find_last_not_of("0123456789");
   const std::size_t first = last == std::string_view::npos ? 0 : last + 1;
@@ -499,7 +497,7 @@ LOCKSTEP_INLINE std::optional<std::uint64_t> checkpoint_step(std::string_view na
   std::uint64_t step = 0;
   const char* const digits = name.data() + checkpoint_prefix.size();
   const auto end = std::from_chars(digits, name.data() + name.size(), step);
-  // One spelling for each step: another would be found and never be replaced.
+  // Only one spelling per step: a checkpoint of another spelling would never be replaced.
   return end.ec == std::errc() && checkpoint_name(step) == name ? std::optional(step)
                                                                 : std::nullopt;
 }
@@ -514,7 +512,6 @@ LOCKSTEP_INLINE std::string_view shard_stem(std::string_view name) {
   return name.substr(0, dot);
 }
 
-/// Is this a file that was being written, or a copy that was being made?
 LOCKSTEP_INLINE bool is_temporary_name(std::string_view name) {
   const std::size_t mark = name.rfind(temporary_infix);
   return mark != std::string_view::npos && name.substr(0, mark).ends_with(checkpoint_suffix);
@@ -542,7 +539,7 @@ LOCKSTEP_INLINE std::vector<std::uint64_t> steps_in(const std::string& folder) {
   return steps;
 }
 
-/// Throws an `Error` unless every byte of a checkpoint is as lockstep wrote it.
+/// Throws an `Error` unless lockstep wrote the checkpoint and all checksums match.
 LOCKSTEP_INLINE void verify_checkpoint(const std::string& path) {
   const CheckpointReader reader(path);
   if (!reader.is_lockstep()) {
@@ -570,7 +567,6 @@ LOCKSTEP_INLINE std::optional<std::string> newest_valid_checkpoint(const std::st
   return std::nullopt;
 }
 
-/// The score of this name that a checkpoint was saved with.
 LOCKSTEP_INLINE std::optional<double> recorded_score(const std::string& path,
                                                      std::string_view name) {
   const SafetensorsFile main(path);
@@ -579,18 +575,18 @@ LOCKSTEP_INLINE std::optional<double> recorded_score(const std::string& path,
   return score ? std::optional(score->at("mean").real()) : std::nullopt;
 }
 
-/// Makes `checkpoint` the file `best` too: whoever reads that finds the one before or this one.
+/// Replaces `best` by `checkpoint` atomically.
 LOCKSTEP_INLINE void replace_best_copy(const std::string& checkpoint, const std::string& best) {
   constexpr std::string_view operation = "checkpoints";
   const std::string name = text({best, temporary_infix, random_token()});
   if (::link(checkpoint.c_str(), name.c_str()) == 0) {
     const int error = ::rename(name.c_str(), best.c_str()) == 0 ? 0 : errno;
-    ::unlink(name.c_str());  // where rename found one file twice, it stays
+    ::unlink(name.c_str());  // rename keeps it if both names are links to one file
     if (error != 0) fail_writing(operation, best, error);
     sync_folder_of(operation, best);
     return;
   }
-  // A file system without hard links.
+  // A file system without hard links needs a copy.
   const Descriptor source(::open(checkpoint.c_str(), O_RDONLY | O_CLOEXEC));
   struct stat status{};
   if (!source || ::fstat(source.get(), &status) != 0) fail_reading(operation, checkpoint, errno);
@@ -636,8 +632,7 @@ LOCKSTEP_INLINE void CheckpointFolder::begin_at(std::uint64_t step) {
   for (const std::uint64_t found : steps_in(path())) {
     const auto known = is_valid_.find(found);
     if (found <= step || (known != is_valid_.end() && !known->second)) continue;
-    // An error of how the job was started. Launchers do not repeat these: the second start would go
-    // on from a checkpoint that nobody has asked for.
+    // Launchers do not restart after a "launch" error: a restart would resume this checkpoint.
     fail("launch",
          {"'", path(), "' holds a checkpoint of step ", found, ", and this job begins at step ",
           step},
@@ -666,7 +661,7 @@ LOCKSTEP_INLINE std::optional<double> CheckpointFolder::best_score() const {
 }
 
 LOCKSTEP_INLINE void CheckpointFolder::remove_orphans(std::optional<std::uint64_t> saved) {
-  // What a checkpoint names is needed. Of one that cannot be read nobody knows what it names.
+  // The shards of an unreadable checkpoint are unknown, so they stay.
   std::set<std::string> needed;
   std::set<std::string> unreadable;
   const std::vector<std::string> names = files_in(path());
@@ -701,7 +696,7 @@ LOCKSTEP_INLINE void CheckpointFolder::saved(std::uint64_t step) {
     if (valid < options_.keep && !is_damaged) {
       valid += is_valid ? 1 : 0;
     } else if (remove_file(checkpoint_name(one))) {
-      // The checkpoint before its shards: a job that dies in between leaves none without them.
+      // The checkpoint goes before its shards: if the job dies in between, none lacks its shards.
       is_removed = true;
       is_valid_.erase(one);
     }
@@ -713,22 +708,20 @@ LOCKSTEP_INLINE bool CheckpointFolder::remove_file(const std::string& name) {
   const std::string file = text({path(), "/", name});
   if (::unlink(file.c_str()) == 0 || errno == ENOENT) return true;
   const std::string why = error_text(errno);
-  // Training can go on beside a file too many, but whoever runs it should know.
+  // A file too many does not stop training, but the user should know.
   if (!std::exchange(has_complained_, true))
     say(text({"checkpoints: '", file, "' cannot be removed: ", why}));
   return false;
 }
 
-/// One of the signals that ask, and what it did before.
 struct StopSignal {
   int number;
   struct sigaction before{};
-  bool is_taken = false;   // ours is its handler
-  std::string too_late{};  // what is said when the time is over
+  bool is_taken = false;   // is our handler installed?
+  std::string too_late{};  // the message when the time limit expires
 };
 
-/// What the stop requests of a process share. The handler reads what was written before it was
-/// installed, and the atomics.
+/// Shared by all stop requests. The handler reads only atomics and what preceded its installation.
 struct StopState {
   std::mutex mutex;
   std::size_t requests = 0;
@@ -742,18 +735,17 @@ struct StopState {
   static_assert(std::atomic<int>::is_always_lock_free);
 
   static StopState& of_process() {
-    // Never destroyed: a signal may come at any time.
+    // Never destroyed, since a signal may come at any time.
     static StopState& state = *new StopState;
     return state;
   }
 
-  /// Nobody has asked.
   void clear() {
     asked.store(0);
     is_finished.store(false);
   }
 
-  /// Lets the time limit begin (or ends it, with 0). timer_settime may be called in a handler.
+  /// Starts the time limit, or stops it with 0. timer_settime is async-signal-safe.
   void set_timer(std::chrono::milliseconds time) {
     if (!has_timer) return;
     itimerspec left{};
@@ -770,7 +762,7 @@ struct StopState {
   void take(int number, siginfo_t* info, void* context) {
     const struct sigaction& before = signals[number == SIGTERM ? 0 : 1].before;
     if (process.load(std::memory_order_relaxed) != ::getpid()) {
-      // A process that was forked from the job: the signal does there what it did before.
+      // In a forked child, the signal does what it did before.
       ::sigaction(number, &before, nullptr);
       ::raise(number);
     } else if (info != nullptr && info->si_code == SI_TIMER && info->si_value.sival_ptr == this) {
@@ -792,8 +784,7 @@ struct StopState {
     }
   }
 
-  /// Makes the timer and installs the handlers. The time limit comes as one of the signals itself,
-  /// so no other signal and no thread is needed.
+  /// The time limit arrives as one of these signals: it needs no other signal and no thread.
   void install() {
     for (StopSignal& signal : signals) {
       signal.too_late = text(
@@ -814,7 +805,7 @@ struct StopState {
     struct sigaction ours{};
     ours.sa_sigaction = &StopState::handle;
     ours.sa_flags = SA_SIGINFO | SA_RESTART;
-    // One at a time: the second would find the first half noted.
+    // The handlers must not interrupt each other.
     ::sigemptyset(&ours.sa_mask);
     for (const StopSignal& signal : signals) ::sigaddset(&ours.sa_mask, signal.number);
     for (StopSignal& signal : signals)
@@ -822,10 +813,10 @@ struct StopState {
   }
 
   void put_back() {
-    // First the timer, whose signal must not meet another's handler.
+    // The timer goes first: its signal must not reach another handler.
     if (std::exchange(has_timer, false)) ::timer_delete(timer);
     for (StopSignal& signal : signals) {
-      // Somebody else's handler that was installed since stays.
+      // A handler that others installed since stays.
       struct sigaction now{};
       if (std::exchange(signal.is_taken, false) && ::sigaction(signal.number, nullptr, &now) == 0 &&
           (now.sa_flags & SA_SIGINFO) != 0 && now.sa_sigaction == &StopState::handle)
@@ -841,10 +832,10 @@ LOCKSTEP_INLINE StopRequest::StopRequest() {
                                               : parse_seconds("LOCKSTEP_GRACE_SECONDS", seconds);
   StopState& state = StopState::of_process();
   const std::lock_guard lock(state.mutex);
-  // A process that was forked from a job has none of the job's requests.
+  // A forked child does not inherit the job's requests.
   if (state.process.load() != ::getpid()) state.requests = 0;
   if (state.requests++ != 0) return;
-  // What was asked of a job that is over was not asked of this one.
+  // A signal to an earlier job does not concern this one.
   state.put_back();
   state.clear();
   state.process.store(::getpid());
@@ -855,7 +846,7 @@ LOCKSTEP_INLINE StopRequest::StopRequest() {
 LOCKSTEP_INLINE StopRequest::~StopRequest() {
   StopState& state = StopState::of_process();
   const std::lock_guard lock(state.mutex);
-  if (state.requests == 0) return;  // a forked child has none
+  if (state.requests == 0) return;  // in a forked child
   --state.requests;
   if (state.requests == 0 && state.asked.load() == 0 && !state.is_finished.load()) state.put_back();
 }
@@ -921,17 +912,16 @@ LOCKSTEP_INLINE std::optional<std::pair<std::string_view, std::uint64_t>> as_pie
   return std::pair(whole, first);
 }
 
-/// Names that begin so are the library's; all others are parameters and buffers.
+/// Tensor names with this prefix are the library's; all others are parameters and buffers.
 inline constexpr std::string_view reserved_prefix = "lockstep/";
 
-/// A tensor's name in its parts, around the name of a parameter or buffer:
-/// `lockstep/state/<parameter>/<state>`, `lockstep/local/<rank>/<parameter>/<state>`,
-/// `lockstep/buffer/<rank>/<buffer>` or, by version 1.x, `lockstep/gradient/<rank>/<parameter>`.
-/// The name is empty for whatever else is the library's.
+/// The parts of a tensor's name: `lockstep/state/<parameter>/<state>`,
+/// `lockstep/local/<rank>/<parameter>/<state>`, `lockstep/buffer/<rank>/<buffer>` or, by version
+/// 1.x, `lockstep/gradient/<rank>/<parameter>`. `name` is empty for the library's other tensors.
 struct StoredName {
   std::string_view before;
   std::string_view name;
-  std::string_view after;  // the state, behind its slash
+  std::string_view after;  // the slash and the state
 
   explicit StoredName(std::string_view all) : name(all) {
     if (!all.starts_with(reserved_prefix)) return;
@@ -984,7 +974,7 @@ LOCKSTEP_INLINE void CheckpointReader::collect() {
     for (const Json::Member& shape : shapes->members())
       recorded.emplace(shape.first, shapes->of(shape).naturals());
   }
-  /// The shape of the parameter or buffer that a tensor belongs to.
+  /// The shape of the parameter or buffer to which a tensor belongs.
   const auto owner_shape = [&](std::string_view name) -> const Shape* {
     const StoredName parts(name);
     if (parts.is_plain() || parts.name.empty()) return nullptr;
@@ -992,13 +982,13 @@ LOCKSTEP_INLINE void CheckpointReader::collect() {
     const auto found = recorded.find(parts.name);
     return found == recorded.end() ? nullptr : &found->second;
   };
-  // The whole that a tensor is, or is a piece of, and the first element.
+  // The name of the whole tensor, and the offset of the entry in it.
   const auto whole_of = [&](const TensorEntry& entry) {
     const auto piece =
         main.is_lockstep() && entry.shape.size() == 1 ? as_piece(entry.name) : std::nullopt;
     const std::pair<std::string_view, std::uint64_t> itself(entry.name, 0);
     if (!piece || recorded.contains(piece->first)) return piece.value_or(itself);
-    // A parameter may be called `a@1` itself; a state is never.
+    // A parameter's own name may be `a@1`, a state's never.
     const StoredName parts(entry.name);
     if (parts.is_plain() || (!parts.is_state() && owner_shape(entry.name))) return itself;
     if (owner_shape(piece->first) == nullptr)
@@ -1006,7 +996,7 @@ LOCKSTEP_INLINE void CheckpointReader::collect() {
     return *piece;
   };
 
-  using Found = std::pair<std::string_view, StoredPiece>;  // and the whole that it is, or is of
+  using Found = std::pair<std::string_view, StoredPiece>;  // with the name of the whole tensor
   std::vector<Found> found;
   for (const SafetensorsFile& file : files_) {
     for (const TensorEntry& entry : file.tensors()) {
@@ -1038,7 +1028,7 @@ LOCKSTEP_INLINE void CheckpointReader::collect() {
   }
 }
 
-/// Checks that the pieces make the whole.
+/// Checks that the pieces form the whole tensor.
 LOCKSTEP_INLINE void CheckpointReader::join(StoredTensor& tensor) const {
   const auto damaged = [&](std::initializer_list<Word> problem) {
     fail_damaged(path(), text({"the pieces of '", tensor.name, "' ", text(problem)}));
@@ -1089,13 +1079,13 @@ LOCKSTEP_INLINE void CheckpointReader::verify() const {
   }
   std::ranges::sort(tasks, std::greater(), [](const Task& task) { return task.second->bytes; });
 
-  // Whoever waits for it has nothing else to do. Large tensors come first.
+  // Large tensors first, by several threads.
   share_work(tasks.size(), [&](std::size_t i) { tasks[i].first->verify(*tasks[i].second); });
 }
 
 using Names = std::vector<std::string>;
 
-/// Texts as one text, each behind its length: what ranks tell each other.
+/// Texts as one message, each after its length.
 template <class Texts>
 std::string packed(const Texts& texts) {
   std::string all;
@@ -1120,7 +1110,7 @@ LOCKSTEP_INLINE std::vector<std::string_view> unpacked(std::string_view all) {
   return texts;
 }
 
-/// A number as the text that ranks send each other, and back.
+/// A value as bytes of a message, and back.
 template <class T>
 std::string bytes_of(const T& value) {
   return {reinterpret_cast<const char*>(&value), sizeof value};
@@ -1132,7 +1122,7 @@ T value_in(std::string_view bytes) {
   return value;
 }
 
-/// What a rank tells the others of its work: `.` and its result, or `!` and its error.
+/// A rank's message about its work: `.` and the result, or `!` and the error.
 LOCKSTEP_INLINE std::string outcome_of(std::string_view operation,
                                        FunctionRef<std::string()> work) {
   try {
@@ -1170,17 +1160,17 @@ LOCKSTEP_INLINE std::vector<std::string> store_together(const JointRanks& ranks,
   constexpr std::string_view dead = "see whether the disk or its server still answers";
   std::mutex mutex;
   std::condition_variable changed;
-  std::optional<std::string> mine;  // the outcome of this rank
+  std::optional<std::string> mine;  // this rank's outcome
   std::vector<std::string> all;
   std::exception_ptr failure;
-  // Of the thread's.
+  // Used by the heartbeat thread only.
   const Clock::time_point begun = Clock::now();
   Clock::time_point progressed = begun;
   std::uint64_t progress = storage_progress().load();
   std::chrono::milliseconds next_words = patience.words;
   bool is_given_up = false;
 
-  // What this rank says in the next round: `~` while it works, or the outcome.
+  // This rank's next message: `~` while it works, then the outcome.
   const auto next = [&]() -> std::string {
     std::unique_lock lock(mutex);
     changed.wait_for(lock, patience.heartbeat, [&] { return mine.has_value(); });
@@ -1206,8 +1196,7 @@ LOCKSTEP_INLINE std::vector<std::string> store_together(const JointRanks& ranks,
     }
     return "~";
   };
-  // There are rounds until the outcomes of all are there, or one of them is that its storage is
-  // dead: that ends with `!` too, and is told while the rank still waits for it.
+  // Messages are exchanged until all ranks have outcomes, or one (still blocked) gives up.
   const auto run = [&] {
     for (bool works = true, is_dead = false; works && !is_dead;) {
       all = ranks.gather(next());
@@ -1217,8 +1206,7 @@ LOCKSTEP_INLINE std::vector<std::string> store_together(const JointRanks& ranks,
         is_dead = is_dead || (told.front() == '!' && told.ends_with(dead));
       }
     }
-    // The others have been told, which will end this process while it still waits: what it has been
-    // writing must not stay.
+    // The error ends this process while its work still blocks: partial files must not stay.
     if (is_given_up) remove_temporary_files();
   };
   Thread thread;
@@ -1227,8 +1215,7 @@ LOCKSTEP_INLINE std::vector<std::string> store_together(const JointRanks& ranks,
         ThreadName{"lockstep alive", "the thread that says that this rank waits for storage"}, run,
         [&](std::exception_ptr thrown) { failure = std::move(thrown); });
   } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch)
-    // Without a thread the rounds begin when the work is done: the others wait as long as a call
-    // may take.
+    // Without the thread the exchange begins after the work; the others wait up to their timeout.
   }
   std::string outcome = outcome_of(operation, work);
   {
@@ -1242,7 +1229,6 @@ LOCKSTEP_INLINE std::vector<std::string> store_together(const JointRanks& ranks,
   return results_of(std::move(all));
 }
 
-/// The same for work without a result.
 LOCKSTEP_INLINE void do_together(const JointRanks& ranks, std::string_view operation,
                                  FunctionRef<void()> work) {
   store_together(ranks, operation, [&] {
@@ -1251,8 +1237,7 @@ LOCKSTEP_INLINE void do_together(const JointRanks& ranks, std::string_view opera
   });
 }
 
-/// The name under which a piece's whole tensor is in a file. Buffers of other ranks than the first
-/// have names of their own: they are there only where ranks keep their own buffers.
+/// The name of a piece's whole tensor in a file. Buffers of ranks other than 0 have their own.
 LOCKSTEP_INLINE std::string stored_name(const StateEntry& piece) {
   if (piece.name.starts_with(reserved_prefix))
     fail("save", {"the name ", piece.name, " begins with ", reserved_prefix},
@@ -1271,14 +1256,12 @@ LOCKSTEP_INLINE std::string stored_name(const StateEntry& piece) {
   return std::string(piece.name);
 }
 
-// The program's values.
-
-/// `whose` is a rank, or `common`.
+/// `whose` is a rank or `common`.
 LOCKSTEP_INLINE std::string value_tensor_name(std::string_view whose, std::string_view name) {
   return text({"lockstep/value/", whose, "/", name});
 }
 
-/// The values as they are now: their descriptions, and the name, type and bytes of every tensor.
+/// The current values as a message: descriptions, then name, type and bytes of every tensor.
 LOCKSTEP_INLINE std::string pack_values(const KeptValues& values) {
   JsonLine descriptions;
   Names texts(1);
@@ -1293,7 +1276,7 @@ LOCKSTEP_INLINE std::string pack_values(const KeptValues& values) {
   return packed(texts);
 }
 
-/// The descriptions of packed values, whose tensors are added to a file and point into `all`.
+/// The descriptions of packed values; adds their tensors, which point into `all`, to a file.
 LOCKSTEP_INLINE JsonLine unpack_values(std::string_view whose, std::string_view all,
                                        std::vector<TensorToWrite>& to) {
   const std::vector<std::string_view> texts = unpacked(all);
@@ -1307,7 +1290,7 @@ LOCKSTEP_INLINE JsonLine unpack_values(std::string_view whose, std::string_view 
   return JsonLine(texts[0]);
 }
 
-// The header's numbers, whose names are listed once for the writer and the reader.
+// The names of the header's numbers, for the writer and the reader.
 
 inline constexpr std::pair<const char*, std::uint64_t ReplicaProgress::*> progress_numbers[] = {
     {"updates", &ReplicaProgress::updates},
@@ -1327,7 +1310,7 @@ LOCKSTEP_INLINE JsonLine json_of(const ReplicaProgress& progress) {
   for (const auto& [name, member] : optional_progress_numbers)
     if (const auto& number = progress.*member) json.add(name, *number);
   json.add("knows_epoch", progress.knows_epoch);
-  json.add("micro_batches", 0);  // of a step under way, for older readers
+  json.add("micro_batches", 0);  // for older readers
   if (progress.loss_scale) {
     json.add("loss_scale", JsonLine()
                                .add_exact("scale", progress.loss_scale->scale)
@@ -1370,7 +1353,7 @@ LOCKSTEP_INLINE ReplicaProgress progress_of(const JsonEntry& entry) {
   return progress;
 }
 
-/// What a checkpoint says beside tensors and the program's values.
+/// The metadata of a checkpoint, without the program's values.
 LOCKSTEP_INLINE JsonLine facts_of(const StatefulJob& job, const SaveOptions& options) {
   const ReplicaProgress progress = job.progress();
   JsonLine json;
@@ -1382,7 +1365,7 @@ LOCKSTEP_INLINE JsonLine facts_of(const StatefulJob& job, const SaveOptions& opt
       .add("epoch", options.epoch)
       .add("step", progress.updates);
   if (options.best) json.add_exact("best", *options.best);
-  std::map<std::string_view, const Score*> latest;  // an epoch may have a score twice
+  std::map<std::string_view, const Score*> latest;  // an epoch may have the same score twice
   for (const Score& score : options.scores) latest[score.name] = &score;
   JsonLine scores;
   for (const Score& score : options.scores) {
@@ -1408,7 +1391,7 @@ LOCKSTEP_INLINE JsonLine facts_of(const StatefulJob& job, const SaveOptions& opt
   return json;
 }
 
-/// A number of ranks, over which loops are made.
+/// A number of ranks, bounded since loops run over it.
 LOCKSTEP_INLINE std::size_t rank_count(const JsonEntry& entry) {
   constexpr std::uint64_t most = std::uint64_t{1} << 20;
   const std::uint64_t count = entry.natural();
@@ -1416,12 +1399,11 @@ LOCKSTEP_INLINE std::size_t rank_count(const JsonEntry& entry) {
   return count;
 }
 
-/// The name of a rank's file, and a file in the folder of `path`. A token is new for every save, so
-/// that nothing is overwritten.
+/// The file name of a rank's shard. The token is new for every save, so nothing is overwritten.
 LOCKSTEP_INLINE std::string shard_name(std::string_view path, std::string_view token,
                                        std::size_t rank, std::size_t world) {
   std::string_view stem = name_in_folder(path);
-  cut_end(stem, checkpoint_suffix);  // if it has that
+  cut_end(stem, checkpoint_suffix);
   return text({stem, ".", token, ".rank-", rank, "-of-", world, checkpoint_suffix});
 }
 
@@ -1432,8 +1414,7 @@ LOCKSTEP_INLINE void remove_shards(std::string_view path, std::span<const ShardF
   for (const ShardFile& shard : shards) ::unlink(beside(path, shard.name).c_str());
 }
 
-/// The shards of the file that is about to be replaced. None where another name is linked to that
-/// file, which needs them.
+/// The shards of the file to be replaced; none if it has another hard link, which needs them.
 LOCKSTEP_INLINE std::vector<ShardFile> shards_to_replace(const std::string& path) {
   struct stat status{};
   if (::stat(path.c_str(), &status) != 0 || status.st_nlink > 1) return {};
@@ -1444,21 +1425,20 @@ LOCKSTEP_INLINE std::vector<ShardFile> shards_to_replace(const std::string& path
   }
 }
 
-/// The file that a rank writes. It points into itself and into the job's memory or a copy of it.
+/// The file that a rank writes. It points into itself and into the job's memory or a copy.
 struct RankFile {
   std::string path;
   FileToWrite file;
   std::vector<StateEntry> pieces;
-  bool is_copied = false;         // does it wait for copies?
-  JsonLine shapes;                // of rank 0: of what its own file has not whole
-  Names values;                   // of rank 0: every rank's and those of all, packed
-  std::vector<ShardFile> shards;  // of rank 0: the other ranks' files
-  std::string part;               // of rank 0, where all files become one: its own
-  std::function<void()> written;  // of rank 0
+  bool is_copied = false;         // are there copies to wait for?
+  JsonLine shapes;                // rank 0: of tensors that its own file does not have whole
+  Names values;                   // rank 0: every rank's, then the common ones, packed
+  std::vector<ShardFile> shards;  // rank 0: the other ranks' files
+  std::string part;               // rank 0, for one consolidated file: its own temporary part
+  std::function<void()> written;  // rank 0
 
-  /// Writes rank 0's file after those of all other ranks: with its rename all files are the
-  /// checkpoint, and not before. Then removes the shards of the file that it has replaced; where
-  /// it fails, those of this one.
+  /// Writes rank 0's file after all others; its rename commits the checkpoint. Then removes the
+  /// shards of the replaced file or, on failure, those of this one.
   void commit() {
     const std::vector<ShardFile> replaced = shards_to_replace(path);
     JsonLine facts = file.facts;
@@ -1478,9 +1458,9 @@ struct RankFile {
   }
 
  private:
-  /// Joins all files, which are read when they are written, and removes them.
+  /// Joins all files into one, chunk by chunk, and removes them.
   void write_whole(JsonLine facts) {
-    const std::shared_ptr<void> parts_end(nullptr, [&](void*) {  // however this function ends
+    const std::shared_ptr<void> parts_end(nullptr, [&](void*) {  // on every exit
       ::unlink(part.c_str());
       remove_shards(path, shards);
     });
@@ -1504,11 +1484,10 @@ struct RankFile {
   }
 };
 
-/// How long rank 0 waits for another rank's part of an asynchronous save.
 inline constexpr std::chrono::minutes longest_shard_wait{30};
 
-/// Waits for the other ranks' files, which are there as soon as they are whole, and learns what
-/// they are. False where `is_given_up` becomes true. **Host** blocks.
+/// Waits for the other ranks' files, each of which appears when it is complete, and fills in their
+/// sizes and digests. False when `is_given_up` becomes true. **Host** blocks.
 LOCKSTEP_INLINE bool await_shards(const std::string& path, std::span<ShardFile> shards,
                                   const std::atomic<bool>& is_given_up) {
   const Deadline deadline = Deadline::after(longest_shard_wait);
@@ -1519,7 +1498,7 @@ LOCKSTEP_INLINE bool await_shards(const std::string& path, std::span<ShardFile> 
       if (is_given_up.load()) return false;
       struct stat folder{};
       if (::stat(folder_of(path).c_str(), &folder) != 0 || folder.st_nlink == 0)
-        fail_writing("checkpoint", path, ENOENT);  // what is not there will get no file
+        fail_writing("checkpoint", path, ENOENT);  // the folder is gone, so no file will come
       if (deadline.passed()) {
         remove_shards(path, shards.first(i));
         fail("save",
@@ -1547,11 +1526,11 @@ LOCKSTEP_INLINE void require_same_path(const JointRanks& ranks, std::string_view
   }
 }
 
-/// Tensors that are not read to where they belong are read by parts of this size.
+/// The size of a staging buffer, for tensors that cannot be read in place.
 inline constexpr std::size_t staging_bytes = std::size_t{8} << 20;
 inline constexpr std::size_t staged_elements = staging_bytes / 8;
 
-/// Calls `f(part)` for parts of a piece that fit into staging memory.
+/// Calls `f(part)` for parts of a piece that fit into a staging buffer.
 template <class F>
 void for_each_part(const StateEntry& piece, const F& f) {
   for (std::size_t at = 0; at < piece.count; at += staged_elements)
@@ -1559,8 +1538,7 @@ void for_each_part(const StateEntry& piece, const F& f) {
 }
 
 /// One rank's part of a load: opens a checkpoint, verifies it on rank 0 and compares it with the
-/// job on every rank before anything of the job changes. Throws on all ranks, where it does not fit
-/// or cannot be read on one.
+/// job on every rank before the job changes. An error on one rank is thrown on all.
 class StateLoader {
  public:
   StateLoader(const StatefulJob& job, const std::string& path, const LoadOptions& options,
@@ -1580,8 +1558,7 @@ class StateLoader {
   }
 
  private:
-  /// A piece of the job, and the tensors of the file from which it is read: one, except for what
-  /// ranks keep for themselves, of which it is the sum or the mean.
+  /// A piece of the job and its tensors in the file; local states are a sum or mean of several.
   struct LoadedPiece {
     StateEntry piece;
     std::vector<const StoredTensor*> sources;
@@ -1592,7 +1569,6 @@ class StateLoader {
     std::string bytes;
   };
 
-  /// The name of the program's call.
   std::string_view operation() const {
     constexpr std::string_view names[] = {"load_parameters", "load", "resume"};
     return names[static_cast<std::size_t>(what_)];
@@ -1654,8 +1630,6 @@ class StateLoader {
     }
   }
 
-  // Names, shapes and types.
-
   void name_tensors() {
     for (const StoredTensor& stored : reader_->tensors()) {
       const StoredName parts(stored.name);
@@ -1698,7 +1672,7 @@ class StateLoader {
     return false;
   }
 
-  /// Of memory that ranks share each writes a part; replicas of one process leave it to the first.
+  /// Each rank writes its part of shared memory; of replicas in one process the first writes all.
   StateEntry own_part(const StateEntry& piece) const {
     if (!piece.shared) return piece;
     if (job_.is_one_process) return piece.part(0, piece.rank == 0 ? piece.count : 0);
@@ -1708,7 +1682,7 @@ class StateLoader {
     return piece.part(me * share, is_last ? piece.count - me * share : share);
   }
 
-  /// The tensor of a piece, and the name by which it is missed.
+  /// The stored tensor of a piece; `name` is the one to report as missing.
   const StoredTensor* find_for(const StateEntry& piece, std::string& name) const {
     name = stored_name(piece);
     if (piece.role == StateRole::buffer) {
@@ -1717,7 +1691,7 @@ class StateLoader {
       name = piece.name;
     }
     if (const StoredTensor* const stored = find(name)) return stored;
-    // A file of another program may have one of several names.
+    // A file of another program may use one of several aliases.
     for (const NameAlias& alias : job_.aliases) {
       const StoredTensor* const stored = alias.of == name ? find(alias.name) : nullptr;
       if (stored != nullptr) return stored;
@@ -1725,9 +1699,8 @@ class StateLoader {
     return nullptr;
   }
 
-  /// What a rank had for itself it has again. In another world replica r of n goes on with what the
-  /// replicas r, r + n, ... had not sent of their gradients; of what they would have averaged next,
-  /// all go on with the mean.
+  /// A rank gets back its own local state. If the number of replicas is now n, replica r sums the
+  /// gradient residuals of the saved replicas r, r + n, ...; of averaged states all take the mean.
   void want_own(const StateEntry& piece) {
     const bool all = piece.averaged && replicas_ != job_.shape.replicas;
     LoadedPiece loaded{piece, {}};
@@ -1759,7 +1732,7 @@ class StateLoader {
         used.insert(stored);
         if (fits(piece, *stored)) pieces_.push_back({own_part(piece), {stored}});
       } else if (piece.role != StateRole::state || piece.state != "step") {
-        // Without counts of single parameters, theirs is the count of all.
+        // Without a parameter's own update count, the common count holds.
         missing_.push_back(name);
       }
     }
@@ -1793,7 +1766,7 @@ class StateLoader {
     for (const KeptValue& value : wanted) {
       known.insert(value.name());
       const std::optional<JsonEntry> saved = all ? all->find(value.name()) : std::nullopt;
-      if (!saved) {  // a loop of the program's own has no values of a trainer
+      if (!saved) {  // a hand-written loop's file has no trainer's values
         if (!value.name().starts_with(reserved_prefix))
           missing_.push_back(text({"the value ", value.name(), of_whom}));
         continue;
@@ -1814,17 +1787,17 @@ class StateLoader {
     }
     for (std::size_t i = 0; all && i != all->members().size(); ++i) {
       const std::string& name = all->members()[i].first;
-      if (!known.contains(name) && !name.starts_with(reserved_prefix))  // those are a trainer's own
+      if (!known.contains(name) && !name.starts_with(reserved_prefix))  // reserved for trainers
         resumed_.notes.push_back(
             text({"the file has a value ", name, of_whom, " that nobody has asked for"}));
     }
   }
 
-  /// Throws unless the findings of all ranks let the job be loaded.
+  /// Throws unless the findings of all ranks allow the load.
   void judge(const std::vector<std::string>& told) {
     std::set<std::string> missing;
     std::set<std::string> mismatches;
-    std::map<std::string, std::size_t> unused;  // what no rank uses is unexpected
+    std::map<std::string, std::size_t> unused;  // unexpected if unused by every rank
     for (const std::string& of_rank : told) {
       const auto lists = unpacked(of_rank);
       for (const std::string_view name : unpacked(lists[0])) missing.emplace(name);
@@ -1853,14 +1826,13 @@ class StateLoader {
          job_.ranks.rank);
   }
 
-  /// What is not as it was when the job was saved.
   void note_differences() {
     Names& notes = resumed_.notes;
     if (const std::uint64_t batches = micro_batches_under_way_; batches != 0)
       notes.push_back(text({"saved after ", batches,
                             " micro-batches of a step, which are forgotten: newer versions save "
                             "after updates"}));
-    // Steps draw from the seed of the job that is resumed, whatever this one was given.
+    // Steps draw from the checkpoint's seed, not from this job's.
     const std::optional<std::uint64_t> own = job_.progress().random_seed;
     const std::optional<std::uint64_t> saved = progress_.random_seed;
     if (own && saved && *own != *saved)
@@ -1870,11 +1842,10 @@ class StateLoader {
       notes.push_back(text({"saved by ", replicas_, " ranks, resumed by ", job_.shape.replicas}));
   }
 
-  /// Sets how far the job is. Returns by what saved residuals of gradients are multiplied: they are
-  /// of a scaled loss, and a job whose replicas are more divides by more.
+  /// Returns a factor for saved gradient residuals: loss scale and gradient divisor may differ.
   double set_progress() {
     if (what_ == LoadWhat::parameters) return 1;
-    if (what_ != LoadWhat::job) progress_.random_seed.reset();  // a new run, from its own seed
+    if (what_ != LoadWhat::job) progress_.random_seed.reset();  // a new run keeps its own seed
     job_.set_progress(progress_);
     const auto scale = [](const ReplicaProgress& of) {
       return of.loss_scale ? static_cast<double>(of.loss_scale->scale) : 1.0;
@@ -1883,7 +1854,7 @@ class StateLoader {
            scale(progress_);
   }
 
-  /// What lies in the file as it does in memory is read to where it belongs, by several threads.
+  /// Tensors that have the same layout in file and memory are read in place, by several threads.
   void read() {
     const double residual_factor = set_progress();
     std::vector<std::pair<StateEntry, const StoredTensor*>> direct;
@@ -1903,7 +1874,7 @@ class StateLoader {
       const auto& [piece, stored] = direct[i];
       reader_->read(*stored, piece.first, piece.count, piece.data);
     });
-    for (const LoadedPiece& loaded : pieces_) {  // a rank's own parameters, over those of all
+    for (const LoadedPiece& loaded : pieces_) {  // a rank's own parameters come last
       if (loaded.piece.role == StateRole::local)
         read_sum(loaded, loaded.piece.averaged ? 1 / static_cast<double>(loaded.sources.size())
                                                : residual_factor);
@@ -1911,13 +1882,13 @@ class StateLoader {
     for (const LoadedValue& loaded : values_) loaded.value->load(loaded.saved, loaded.bytes);
   }
 
-  /// One of three memories from which the device copies best.
+  /// One of three staging buffers, in memory that the device copies from fastest.
   std::byte* staging(std::size_t which) {
     if (!staging_) staging_ = job_.make_memory(3 * staging_bytes);
     return staging_.get() + which * staging_bytes;
   }
 
-  /// Writes the sum of the sources times `factor`, through memory of the host's.
+  /// Writes the sum of the sources times `factor`, through staging buffers.
   void read_sum(const LoadedPiece& loaded, double factor) {
     const ElementKind kind = loaded.piece.whole.element;
     const bool is_copy = loaded.sources.size() == 1 && factor == 1;
@@ -1947,18 +1918,18 @@ class StateLoader {
   const LoadOptions& options_;
   LoadWhat what_;
   std::unique_ptr<CheckpointReader> reader_;
-  // The job that has written the checkpoint.
+  // From the checkpoint.
   Resumed resumed_;
   ReplicaProgress progress_;
   std::size_t replicas_ = 1;
   double gradient_divisor_ = 1;
-  std::uint64_t micro_batches_under_way_ = 0;  // version 1.x saved their gradients too
-  std::map<std::string, const StoredTensor*, std::less<>> tensors_;  // by their names in the job
+  std::uint64_t micro_batches_under_way_ = 0;  // version 1.x saved their gradients
+  std::map<std::string, const StoredTensor*, std::less<>> tensors_;  // by name in the job
   std::vector<LoadedPiece> pieces_;
   std::vector<LoadedValue> values_;
   Names missing_;
   Names unused_;
-  Names mismatches_;  // in words
+  Names mismatches_;  // as messages
   std::shared_ptr<std::byte> staging_;
 };
 
@@ -1967,9 +1938,7 @@ LOCKSTEP_INLINE Resumed load_job(const StatefulJob& job, const std::string& path
   return StateLoader(job, path, options, what).run();
 }
 
-// What a rank writes.
-
-/// A tensor of a file, and the pieces of it that this rank has, in order.
+/// A tensor of a file and this rank's pieces of it, in order.
 using CollectedTensor = std::pair<std::string, std::vector<const StateEntry*>>;
 
 LOCKSTEP_INLINE std::vector<CollectedTensor> collected_tensors(std::span<const StateEntry> pieces,
@@ -1983,7 +1952,7 @@ LOCKSTEP_INLINE std::vector<CollectedTensor> collected_tensors(std::span<const S
   };
   for (const StateEntry& piece : pieces) {
     const std::string name = stored_name(piece);
-    // The format has no two names for the same bytes: they are written once more.
+    // The format has no aliases: the bytes are written once per name.
     for (const NameAlias& alias : aliases)
       if (name == piece.name && alias.of == name) add(alias.name, piece);
     add(name, piece);
@@ -2003,8 +1972,7 @@ LOCKSTEP_INLINE std::vector<CollectedTensor> collected_tensors(std::span<const S
   return result;
 }
 
-/// The shapes of parameters that rank 0's file does not have whole: ranks have saved them in
-/// pieces, and rank 0 may have none.
+/// The shapes of parameters that rank 0's file does not have whole, because ranks save pieces.
 LOCKSTEP_INLINE JsonLine missing_shapes(const StatefulJob& job,
                                         std::span<const StateEntry> pieces) {
   std::set<std::string_view> known;
@@ -2021,14 +1989,13 @@ LOCKSTEP_INLINE JsonLine missing_shapes(const StatefulJob& job,
   return shapes.empty() ? shapes : JsonLine().add("shapes", shapes);
 }
 
-/// Can it be written from where it is?
+/// Can the tensor be written in place?
 LOCKSTEP_INLINE bool is_as_in_file(std::span<const StateEntry* const> pieces) {
   const StateEntry& piece = *pieces.front();
   return pieces.size() == 1 && piece.on_host && piece.held == piece.whole.element;
 }
 
-/// Bytes of a tensor that the host cannot write from where it is, or not in that type: copied to
-/// `window` when they are wanted. The pieces follow each other.
+/// Bytes of a tensor that cannot be written in place, from consecutive pieces, copied to `window`.
 LOCKSTEP_INLINE std::span<const std::byte> copied_chunk(const StatefulJob& job,
                                                         std::span<const StateEntry* const> pieces,
                                                         std::byte* window, std::uint64_t at,
@@ -2037,7 +2004,7 @@ LOCKSTEP_INLINE std::span<const std::byte> copied_chunk(const StatefulJob& job,
   const std::size_t begin = at / size;
   const std::size_t end = begin + bytes / size;
   std::vector<StateEntry> parts;
-  std::size_t place = 0;  // of a piece, in elements
+  std::size_t place = 0;  // offset of a piece
   for (const StateEntry* piece : pieces) {
     const std::size_t from = std::max(begin, place);
     const std::size_t to = std::min(end, place + piece->count);
@@ -2055,8 +2022,7 @@ LOCKSTEP_INLINE std::span<const std::byte> copied_chunk(const StatefulJob& job,
   return {window, bytes};
 }
 
-/// The tensors of this rank's file. A save that blocks writes them from where they are, or through
-/// a small window; one that does not needs a copy of all.
+/// A blocking save writes tensors in place or through a window; an asynchronous one copies all.
 LOCKSTEP_INLINE void StateWriter::add_tensors(const StatefulJob& job, bool copies_all,
                                               RankFile& file) {
   const std::vector<CollectedTensor> tensors = collected_tensors(file.pieces, job.aliases);
@@ -2110,7 +2076,6 @@ LOCKSTEP_INLINE void StateWriter::add_tensors(const StatefulJob& job, bool copie
   if (file.is_copied) job.copy_out(copies);
 }
 
-/// What a save is to have of what this rank keeps.
 LOCKSTEP_INLINE std::vector<StateEntry> saved_pieces(const StatefulJob& job,
                                                      const SaveOptions& options) {
   std::vector<StateEntry> pieces = job.entries(StateUse::saving);
@@ -2119,8 +2084,7 @@ LOCKSTEP_INLINE std::vector<StateEntry> saved_pieces(const StatefulJob& job,
   return pieces;
 }
 
-/// What a rank tells the others before a save, in this order: rank 0's token is that of all shards,
-/// and an empty text is a no.
+/// The fields of a rank's message before a save; rank 0's token names all shards.
 enum Announced : std::uint8_t { its_path, its_token, its_values, is_writing, has_tensors };
 
 LOCKSTEP_INLINE std::shared_ptr<RankFile> StateWriter::collect(
@@ -2148,8 +2112,7 @@ LOCKSTEP_INLINE std::shared_ptr<RankFile> StateWriter::collect(
     }
     file->values.push_back(pack_values(options.common));
     if (options.parameters_only) {
-      // Nothing that depends on how the job has come to these parameters: the same ones are the
-      // same file.
+      // Nothing about the run that led to these parameters: equal parameters make equal files.
       facts.add("version", version).add("parameters_only", true);
     } else {
       facts = facts_of(job, options);
@@ -2164,16 +2127,14 @@ LOCKSTEP_INLINE std::shared_ptr<RankFile> StateWriter::collect(
     }
   }
   add_tensors(job, options.asynchronous, *file);
-  // In the order in which parts of several ranks are joined, whatever the number of ranks is.
+  // The order of a file that is joined from several ranks' parts: the world size must not matter.
   if (options.parameters_only) std::ranges::sort(file->file.tensors, {}, &TensorToWrite::name);
   return file;
 }
 
-// Saving.
-
 LOCKSTEP_INLINE StateWriter::~StateWriter() {
   if (scope_.is_exception()) is_given_up_ = true;
-  writer_.reset();  // it uses the other members
+  writer_.reset();  // its thread uses the other members
 }
 
 LOCKSTEP_INLINE void StateWriter::rethrow_on_all(const StatefulJob& job) {
@@ -2186,7 +2147,7 @@ LOCKSTEP_INLINE void StateWriter::rethrow_on_all(const StatefulJob& job) {
   }
 }
 
-/// Ends the save under way, whose outcome nobody wants to know.
+/// Ends the pending save and ignores its outcome.
 LOCKSTEP_INLINE void StateWriter::give_up() {
   is_given_up_ = true;
   try {
@@ -2197,7 +2158,7 @@ LOCKSTEP_INLINE void StateWriter::give_up() {
 }
 
 LOCKSTEP_INLINE void StateWriter::finish_with(const JointRanks& ranks) {
-  // First those who wait for nobody: rank 0 would wait in vain for the file of one that failed.
+  // Rank 0 comes last: it would wait in vain for the shard of a rank that failed.
   const auto wait = [&](bool is_turn) {
     do_together(ranks, "save", [&] {
       if (is_turn && writer_) writer_->wait();
@@ -2222,7 +2183,7 @@ LOCKSTEP_INLINE void StateWriter::write_now(const StatefulJob& job, RankFile& fi
     });
     for (ShardFile& shard : file.shards) shard.file = value_in<WrittenFile>(told[shard.rank]);
   } catch (...) {
-    // Rank 0 alone could have made these files a checkpoint, and has not.
+    // Rank 0 has not committed these files, and nobody else can.
     remove_shards(file.path, file.shards);
     throw;
   }
@@ -2286,7 +2247,7 @@ LOCKSTEP_INLINE bool StateWriter::save_job(const StatefulJob& job, const std::st
       write_now(job, *file);
     }
   } catch (...) {
-    // Nobody writes these copies any more, but the device may still write to their memory.
+    // The device may still be writing to the copies.
     try {
       job.await_copies();
     } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): the first error counts
@@ -2296,10 +2257,9 @@ LOCKSTEP_INLINE bool StateWriter::save_job(const StatefulJob& job, const std::st
   return true;
 }
 
-/// The path that `find(skipped)` finds in a folder, or nothing. Says which checkpoints are damaged.
-/// Where all of them are, their job must not start anew: it would replace the only files from which
-/// something might still be saved. `operation` is "launch" for how the job was started: launchers
-/// do not start it again, because it would fail again.
+/// The path that `find(skipped)` finds in a folder, or nothing. Prints damaged checkpoints. Throws
+/// where all are damaged: a new run would replace the only files from which data might be rescued.
+/// After an error of the operation "launch", launchers do not restart the job.
 LOCKSTEP_INLINE std::string find_or_refuse(
     std::string_view operation, const std::string& folder,
     FunctionRef<std::optional<std::string>(SkippedCheckpoint)> find) {
@@ -2333,7 +2293,7 @@ LOCKSTEP_INLINE std::string checkpoint_at(const JointRanks& ranks, const std::st
   })[0];
 }
 
-/// What rank 0 tells the others of the best score in the folder: the score's bytes, or nothing.
+/// Rank 0's message about the best score in the folder: the score's bytes, or nothing.
 LOCKSTEP_INLINE std::string told_best(const CheckpointFolder* folder) {
   const auto known = folder != nullptr ? folder->best_score() : std::nullopt;
   return known ? bytes_of(*known) : std::string();
@@ -2393,12 +2353,12 @@ LOCKSTEP_INLINE void Checkpoints::begin_after(const detail::StatefulJob& job,
   updates_ = resumed != nullptr ? resumed->step : job.updates;
   look_at_ = updates_ + updates_per_look_;
   saved_ = looked_ = Clock::now();
-  // Looking for the newest checkpoint may have made a best copy that a job died before.
+  // Finding the newest checkpoint may have made it the best copy.
   learn_best(store_together(ranks, "checkpoints", [&] {
     if (ranks.rank != Rank{0}) return std::string();
     folder_->begin_at(updates_);
     if (resumed != nullptr) {
-      // Between two epochs none is under way, and after the last one none comes.
+      // Between two epochs and after the last one, no epoch is in progress.
       const std::uint64_t begun = detail::begun_epochs(*resumed);
       const std::string when =
           begun == 0 ? "before the first epoch"
@@ -2417,18 +2377,18 @@ LOCKSTEP_INLINE std::uint64_t Checkpoints::updates_to_go() const {
   return every == 0 ? to_look : std::min(to_look, every - updates_ % every);
 }
 
-/// Is it time to save? Ranks may have been asked to stop, too: now and then they tell each other.
+/// Is a timed save due on any rank? Ranks also exchange stop signals here.
 LOCKSTEP_INLINE bool Checkpoints::look(const detail::StatefulJob& job) {
   const Clock::time_point now = Clock::now();
-  // A look costs the ranks a meeting, so there are about four in a second. No look is more than 64
-  // updates away, since updates may suddenly take long.
+  // The exchange is a collective, so it happens about four times a second, and at least every 64
+  // updates, since updates may suddenly take longer.
   const std::size_t world = job.ranks.world;
   const auto last = static_cast<double>(updates_per_look_);
   const double seconds = std::chrono::duration<double>(now - looked_).count();
   const double wanted = 0.25 / std::max(seconds / last, 1e-9);
   const double most = world == 1 ? 1 : std::min(2 * last, 64.0);
   const bool is_due = options_.every_time.count() != 0 && now - saved_ >= options_.every_time;
-  using Told = std::array<std::uint64_t, 3>;  // the signal, whether it is due, updates per look
+  using Told = std::array<std::uint64_t, 3>;  // signal, is due, updates per look
   Told all = {static_cast<std::uint64_t>(stop_request_.signal()), is_due ? 1u : 0u,
               static_cast<std::uint64_t>(std::clamp(wanted, 1.0, most))};
   looked_ = now;
@@ -2486,8 +2446,7 @@ LOCKSTEP_INLINE void Checkpoints::save_or_stop(const detail::StatefulJob& job, S
   throw Stopped(signal_, path);
 }
 
-/// The score that the best checkpoint is chosen by, if it is the best so far; throws where the
-/// scores have none.
+/// The score named `best_by`, if it is the best so far; throws where no score has this name.
 LOCKSTEP_INLINE std::optional<double> Checkpoints::better_score(const Scores& scores) const {
   if (options_.best_by.empty()) return std::nullopt;
   std::string names;
@@ -2503,7 +2462,7 @@ LOCKSTEP_INLINE std::optional<double> Checkpoints::better_score(const Scores& sc
                "evaluate in every epoch, and name one of its scores");
 }
 
-/// Saves into the folder, if it is still there. A score makes it the best.
+/// Saves into the folder, which must still exist. `score` is given if it is the best so far.
 LOCKSTEP_INLINE std::string Checkpoints::save_as(const detail::StatefulJob& job,
                                                  SaveOptions options, std::optional<double> score,
                                                  bool asynchronous) {
@@ -2514,7 +2473,7 @@ LOCKSTEP_INLINE std::string Checkpoints::save_as(const detail::StatefulJob& job,
   saved_ = Clock::now();
   if (!options_.best_by.empty()) options.best = best_;
   options.asynchronous = asynchronous;
-  // The best one is never left out: it would not come again.
+  // The best checkpoint is never skipped.
   options.when_busy = score || !asynchronous ? WhenBusy::wait : options_.when_busy;
   if (folder_) {
     options.written = [folder = folder_, updates = job.updates, score] {

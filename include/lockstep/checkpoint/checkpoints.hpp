@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `save` and `Saver`: every rank writes its own file, together or beside training, and rank
-/// 0 commits them. `Checkpoints`: a folder in which a job saves its state now and then and when it
-/// is asked to stop, and goes on from the newest one that is whole.
+/// @file `Saver` writes one file per rank, which rank 0 commits, blocking or asynchronously.
+/// `Checkpoints` is a folder of periodic checkpoints that a job resumes from.
 
 #include <atomic>
 #include <exception>
@@ -20,15 +19,13 @@
 
 namespace lockstep::detail {
 
-/// Runs one piece of work at a time beside the thread that owns this object; only that thread calls
-/// its functions. A failure is kept until it is thrown or taken. One that nobody has seen at the
-/// end of this object is told as a late failure (`core/scope_guard.hpp`).
+/// Runs one task at a time on a background thread; only its owner thread calls it. A failure is
+/// kept until it is thrown or taken, or told late by the destructor (`core/scope_guard.hpp`).
 class BackgroundWriter {
  public:
-  /// `alarm` is set as well when work has failed.
   explicit BackgroundWriter(Rank rank, std::atomic<bool>* alarm = nullptr)
       : rank_(rank), alarm_(alarm) {}
-  /// **Host** blocks until the work under way is done.
+  /// **Host** blocks until the pending task is done.
   ~BackgroundWriter() {
     thread_.join();
     if (const std::exception_ptr thrown = take_failure()) tell_late_failure({thrown, rank_});
@@ -38,27 +35,26 @@ class BackgroundWriter {
 
   bool is_busy() const { return is_busy_.load(std::memory_order_acquire); }
 
-  /// Throws the failure of work that has ended, once. A job calls it at every step.
+  /// Throws the failure of a finished task, once. A job calls it at every step.
   void rethrow() {
     if (const std::exception_ptr thrown = take_failure()) std::rethrow_exception(thrown);
   }
 
-  /// **Host** blocks until the work under way is done, and throws its failure.
+  /// **Host** blocks until the pending task is done, and throws its failure.
   void wait() {
     thread_.join();
     rethrow();
   }
 
-  /// The failure of work that has ended, or null. It is not thrown any more.
+  /// Takes the failure of a finished task, or null.
   std::exception_ptr take_failure() {
     if (!has_failed_.load(std::memory_order_acquire)) return nullptr;
-    thread_.join();  // it is on its way out, and must not hold the failure any more
+    thread_.join();  // the thread still holds the exception until it exits
     has_failed_.store(false, std::memory_order_relaxed);
     return std::exchange(failure_, nullptr);
   }
 
-  /// Runs `work()` on a thread, after the work under way. Throws the failure of earlier work, and
-  /// then runs nothing.
+  /// Runs `work()` on a thread after the pending task; if that has failed, throws instead.
   template <class Work>
   void start(Work work) {
     wait();
@@ -96,23 +92,21 @@ class BackgroundWriter {
 
 struct RankFile;
 
-/// A `Saver` without the types of jobs.
+/// The part of `Saver` that does not depend on the wrapper's type.
 class StateWriter {
  public:
-  /// `alarm` is set when a thread has failed to write: for whoever does not ask at every step.
+  /// `alarm` is set when the writer thread fails, for a caller that does not ask at every step.
   explicit StateWriter(std::atomic<bool>* alarm = nullptr) : alarm_(alarm) {}
-  /// **Host** blocks until the save under way is written; where an exception drives this object out
-  /// of its scope, rank 0 waits for no other rank's part.
+  /// **Host** blocks until the pending save is written; in unwinding, not for other ranks' shards.
   ~StateWriter();
   StateWriter(const StateWriter&) = delete;
   StateWriter& operator=(const StateWriter&) = delete;
 
   bool save_job(const StatefulJob& job, const std::string& path, const SaveOptions& options);
   void finish_with(const JointRanks& ranks);
-  /// Throws the failure of an asynchronous save of this rank that has ended; the other ranks, which
-  /// do not know of it, are told.
+  /// Throws the failure of this rank's asynchronous save, and aborts the other ranks with it.
   void rethrow_on_all(const StatefulJob& job);
-  /// The same, and they are not told.
+  /// The same for this rank alone.
   void rethrow() {
     if (writer_) writer_->rethrow();
   }
@@ -132,7 +126,7 @@ class StateWriter {
   std::optional<BackgroundWriter> writer_;
   std::shared_ptr<std::byte> snapshot_;
   std::size_t snapshot_bytes_ = 0;
-  std::atomic<bool> is_given_up_ = false;  // nobody needs the file that is being written
+  std::atomic<bool> is_given_up_ = false;  // rank 0 stops waiting for shards
   EndOfScope scope_;
 };
 
@@ -140,8 +134,7 @@ class StateWriter {
 
 namespace lockstep {
 
-/// Writes checkpoints of one job, one after the other; its memory and thread serve all of them. It
-/// must not outlive the wrapper.
+/// Writes checkpoints of one job and reuses memory and thread. Must not outlive the wrapper.
 ///
 ///     Saver saver;
 ///     for (const auto& batch : loader) {
@@ -151,16 +144,14 @@ namespace lockstep {
 ///     saver.finish(ddp);
 class Saver : private detail::StateWriter {
  public:
-  /// Saves the job as it is now: parameters, buffers, which are synchronised first, the optimizer
-  /// and what the options have. The file is replaced as a whole or stays as it is. An asynchronous
-  /// save returns when all that is saved was copied. False where it was skipped. An error between
-  /// the micro-batches of a step, whose gradients are no part of a checkpoint.
+  /// Saves parameters, buffers (synchronised first), the optimizer and what the options name. The
+  /// file is replaced atomically. An asynchronous save returns once the copies are made, on a GPU
+  /// once they are enqueued. Returns false where the save was skipped (`WhenBusy::skip`). Between
+  /// the micro-batches of a step, whose gradients are not saved, throws unless `parameters_only`.
+  /// An error on one rank is thrown on all ranks, and the job may continue. The next `save`,
+  /// `finish` or `rethrow` throws the error of an asynchronous save.
   ///
-  /// What goes wrong on one rank is the same error on all, and the job may go on. An error of an
-  /// asynchronous save is thrown by the next `save`, `finish` or `rethrow`.
-  ///
-  /// **Ranks** all, with the same path. **Host** blocks, as said. **Stream** after all steps so
-  /// far.
+  /// **Ranks** all, with the same path. **Host** blocks, as said. **Stream** after all steps.
   template <class Wrapper>
   bool save(Wrapper& wrapped, const std::string& path, const SaveOptions& options = {}) {
     bool is_saved = false;
@@ -170,7 +161,7 @@ class Saver : private detail::StateWriter {
     return is_saved;
   }
 
-  /// Waits until all is written. **Ranks** all. **Host** blocks.
+  /// Waits until the pending save is written. **Ranks** all. **Host** blocks.
   template <class Wrapper>
   void finish(Wrapper& wrapped) {
     detail::with_job(wrapped, detail::JobCall::save,
@@ -194,19 +185,15 @@ void save(Wrapper& wrapped, const std::string& path, const SaveOptions& options 
 
 namespace lockstep::detail {
 
-/// While one exists, SIGTERM and SIGUSR1 do not end the process: the first of them is remembered.
-/// All objects of a process, of ranks that are threads too, share what is remembered, and the
-/// handlers. A signal that was ignored stays ignored; a handler that the program had is called as
-/// well. A process that is forked meanwhile is not asked to stop: there a signal does what it did
-/// before.
+/// While a `StopRequest` exists, the first SIGTERM or SIGUSR1 is recorded and does not end the
+/// process. All objects of a process, also of ranks that are threads, share the record and the
+/// handlers. An ignored signal stays ignored, and the program's own handler is called too. A forked
+/// child handles the signals as the process did before. After the first signal, the process has
+/// LOCKSTEP_GRACE_SECONDS (60) to call `finished`, or it exits with status 128 + the signal.
 ///
-/// From the first signal on the process has LOCKSTEP_GRACE_SECONDS, 60 if that is not set, to call
-/// `finished`. Otherwise it says so and ends with status 128 + the signal.
-///
-/// When the last object goes and nobody has asked, the handlers are put back. After a request, and
-/// after `finished`, they stay: launchers often send a signal twice, and a rank that stops because
-/// another was asked gets its own signal later. Neither must end a process that has saved its state
-/// and is on its way out. `forget` is for programs that go on.
+/// The destructor of the last object restores the handlers, but not after a signal or `finished`:
+/// launchers often send a signal twice, and a rank that stops because of another rank's signal gets
+/// its own later. Neither must end a process that is exiting. Programs that continue call `forget`.
 class StopRequest {
  public:
   StopRequest();
@@ -214,14 +201,14 @@ class StopRequest {
   StopRequest(const StopRequest&) = delete;
   StopRequest& operator=(const StopRequest&) = delete;
 
-  /// The signal that has asked, or 0.
+  /// The first signal, or 0.
   int signal() const;
   bool is_made() const { return signal() != 0; }
 
-  /// The step has ended and the state is saved: there is no time limit any more.
+  /// Stops the time limit: the step is done and the state is saved.
   void finished();
 
-  /// Takes the request back and, where no object is left, puts the handlers back.
+  /// Clears the request and, where no object is left, restores the handlers.
   static void forget();
 };
 
@@ -235,19 +222,17 @@ class CheckpointFolder;
 template <class Job>
 struct JobSaving;
 
-/// How many epochs of a resumed job have begun.
 inline std::uint64_t begun_epochs(const Resumed& resumed) {
   return resumed.epoch + (resumed.position ? 1 : 0);
 }
 
-/// The checkpoint that `where` names: the file, or the newest valid one in the folder. **Ranks**
-/// all. **Host** blocks.
+/// The file `where`, or the newest checkpoint in this folder. **Ranks** all. **Host** blocks.
 std::string checkpoint_at(const JointRanks& ranks, const std::string& where);
 
 }  // namespace detail
 
-/// A folder of checkpoints, for hand-written loops; a trainer has one by itself (`--checkpoint`,
-/// `job.checkpoints(options)`). It must not outlive the wrapper.
+/// A folder of checkpoints for hand-written loops; a trainer has its own (`--checkpoint`,
+/// `job.checkpoints(options)`). The object must not outlive the wrapper.
 ///
 ///     Checkpoints checkpoints(ddp, {.folder = "run", .every_steps = 1000, .resume = true});
 ///     const auto from = checkpoints.resume(ddp);
@@ -256,16 +241,17 @@ std::string checkpoint_at(const JointRanks& ranks, const std::string& where);
 ///       sampler.set_epoch(Epoch{epoch});
 ///       for (const auto& batch : loader) {
 ///         ddp.step(batch);
-///         checkpoints.step(ddp, [&] { return SaveOptions{.epoch = epoch, .position =
-///         loader.state()}; });
+///         checkpoints.step(ddp, [&] {
+///           return SaveOptions{.epoch = epoch, .position = loader.state()};
+///         });
 ///       }
 ///       checkpoints.end_epoch(ddp, {.epoch = epoch + 1, .scores = scores});
 ///     }
 ///     checkpoints.finish(ddp);
 class Checkpoints {
  public:
-  /// Takes the folder, which is made where there is none, for this job alone. While this object
-  /// lives, SIGTERM and SIGUSR1 ask the job to stop. **Ranks** all. **Host** blocks.
+  /// Locks the folder for this job and creates it if needed. While this object lives, SIGTERM and
+  /// SIGUSR1 ask the job to stop. **Ranks** all. **Host** blocks.
   template <class Wrapper>
   Checkpoints(Wrapper& wrapped, CheckpointOptions options) : Checkpoints(std::move(options)) {
     with_job(wrapped, [&](const Job& job) { open(job.ranks); });
@@ -273,10 +259,9 @@ class Checkpoints {
   Checkpoints(const Checkpoints&) = delete;
   Checkpoints& operator=(const Checkpoints&) = delete;
 
-  /// Goes on from the newest valid checkpoint in the folder, if `.resume` says so or the job was
-  /// started again by its launcher. Nothing where there is none: training starts anew. Rank 0 says
-  /// which it is. An error where there are some, and all are damaged: nothing is deleted. **Ranks**
-  /// all. **Host** blocks.
+  /// Resumes from the newest valid checkpoint if `.resume` is set or the launcher has restarted the
+  /// job; returns nothing, and training starts anew, where there is none. Rank 0 prints which.
+  /// Throws where all checkpoints are damaged, and deletes none. **Ranks** all. **Host** blocks.
   template <class Wrapper>
   std::optional<Resumed> resume(Wrapper& wrapped, const LoadOptions& options = {}) {
     std::optional<Resumed> resumed;
@@ -288,11 +273,10 @@ class Checkpoints {
     return resumed;
   }
 
-  /// To be called after every step, with `SaveOptions` or a function that returns them, which is
-  /// called when they are needed. Saves where it is time to; after a request to stop it saves and
-  /// throws `Stopped`. An asynchronous save that has failed is thrown here. Nothing is saved
-  /// between the micro-batches of a step. **Ranks** all. **Host** blocks for a copy of what is
-  /// saved.
+  /// To be called after every step with `SaveOptions` or a function that makes them when needed.
+  /// Saves if a checkpoint is due, but not between micro-batches; after a stop signal saves and
+  /// throws `Stopped`. Throws the failure of an asynchronous save. **Ranks** all. **Host** blocks
+  /// for a copy of the saved state.
   template <class Wrapper, class Options>
   void step(Wrapper& wrapped, const Options& options) {
     if (due_(wrapped.updates())) [[unlikely]]
@@ -303,15 +287,15 @@ class Checkpoints {
     step(wrapped, SaveOptions{});
   }
 
-  /// To be called at the end of every epoch, with `.epoch` as the next one and, where `best_by` is
-  /// set, with the epoch's scores. Saves if no other time to save was chosen, if the score is the
-  /// best so far, and after the last epoch. **Ranks** all. **Host** as `step`.
+  /// To be called at the end of every epoch, with `.epoch` as the next one and, if `best_by` is
+  /// set, with the epoch's scores. Saves if the options set no other interval, if a save is due, if
+  /// the score is the best so far, and after the last epoch. **Ranks** all. **Host** as `step`.
   template <class Wrapper, class Options>
   void end_epoch(Wrapper& wrapped, const Options& options, bool is_last = false) {
     with_job(wrapped, [&](const Job& job) { save_epoch(job, made(options), is_last); });
   }
 
-  /// Saves now, and returns the file. **Ranks** all. **Host** as `step`.
+  /// Saves now and returns the path. **Ranks** all. **Host** as `step`.
   template <class Wrapper>
   std::string save(Wrapper& wrapped, SaveOptions options = {}) {
     std::string path;
@@ -319,7 +303,7 @@ class Checkpoints {
     return path;
   }
 
-  /// Waits until all is written. **Ranks** all. **Host** blocks.
+  /// Waits until the pending save is written. **Ranks** all. **Host** blocks.
   template <class Wrapper>
   void finish(Wrapper& wrapped) {
     with_job(wrapped, [&](const Job& job) { writer_.finish_with(job.ranks); });
@@ -330,8 +314,7 @@ class Checkpoints {
   std::optional<std::string> latest() const;
   /// The best score so far, of those named `best_by`.
   std::optional<double> best() const { return best_; }
-  /// The checkpoint with that score, as this rank sees it; `finish` waits for what is being
-  /// written.
+  /// The checkpoint with the best score, as this rank sees it, without a save that is pending.
   std::optional<std::string> best_path() const;
 
  private:
@@ -360,24 +343,21 @@ class Checkpoints {
 
   // **Ranks** all. **Host** blocks.
 
-  /// `alarm` is set when a thread has failed to write, instead of that of this object.
+  /// The writer sets `alarm`, if given, instead of this object's flag when it fails.
   explicit Checkpoints(CheckpointOptions options, std::atomic<bool>* alarm = nullptr);
-  /// Rank 0 takes the folder; all ranks learn the best score in it.
+  /// Rank 0 locks the folder; all ranks learn the best score in it.
   void open(const detail::JointRanks& ranks);
-  /// Is the job to go on from a checkpoint: because it was asked to, or was started again?
+  /// Was the job asked to resume, or restarted by its launcher?
   bool will_resume() const;
-  /// The checkpoint that it is to go on from: the newest valid one. Rank 0 says which it has passed
-  /// over, or that there is none. Throws where there are some and all of them are damaged.
+  /// The newest valid checkpoint, if the job is to resume; throws where all are damaged.
   std::optional<std::string> find_newest(const detail::JointRanks& ranks);
-  /// The job goes on from there, or with nothing begins anew. Throws where the folder holds later
-  /// checkpoints.
+  /// Starts after `resumed`, or anew if null. Throws where the folder holds later checkpoints.
   void begin_after(const Job& job, const Resumed* resumed);
-  /// Now and then ranks tell each other whether their time is over or a signal has come. `make()`
-  /// is called where something is saved.
+  /// Every few updates, ranks exchange stop signals and whether a timed save is due.
   void save_if_due(const Job& job, detail::FunctionRef<SaveOptions()> make);
   void save_epoch(const Job& job, SaveOptions options, bool is_last);
   std::string save_now(const Job& job, SaveOptions options);
-  /// After how many more updates `save_if_due` has something to do.
+  /// The number of updates until `save_if_due` has something to do.
   std::uint64_t updates_to_go() const;
 
   void begin(const Job& job);
@@ -389,13 +369,13 @@ class Checkpoints {
   void save_or_stop(const Job& job, SaveOptions options, std::optional<double> score);
 
   CheckpointOptions options_;
-  std::shared_ptr<detail::CheckpointFolder> folder_;  // of rank 0
+  std::shared_ptr<detail::CheckpointFolder> folder_;  // rank 0 only
   detail::StopRequest stop_request_;
   detail::SaveDue due_;
   detail::StateWriter writer_;
   std::optional<double> best_;
-  std::uint64_t updates_ = 0;  // when something was last due
-  std::uint64_t look_at_ = 0;  // after how many updates ranks look next
+  std::uint64_t updates_ = 0;  // at the last call of save_if_due
+  std::uint64_t look_at_ = 0;  // the updates at which ranks exchange signals next
   std::uint64_t updates_per_look_ = 1;
   int signal_ = 0;
   bool has_begun_ = false;

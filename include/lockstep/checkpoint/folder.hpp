@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The folder in which a job keeps its checkpoints: which of them stay, and which is the
-/// best.
+/// @file The folder of a job's checkpoints: its lock, its file names, retention and the best copy.
 
 #include <map>
 #include <mutex>
@@ -13,21 +12,18 @@
 
 namespace lockstep::detail {
 
-/// Owns a folder for one job while it exists: an flock on its file `.lock`, in which the owner is
-/// described. The system frees the lock of a process that is dead, however it died, so a job that
-/// is started anew takes it at once.
+/// Locks a folder for one job: an flock on its file `.lock`, whose text describes the owner. The
+/// kernel releases the lock of a dead process, so a restarted job takes the lock at once.
 class FolderLock {
  public:
-  /// Throws where another job, of this process or another, has had the folder for `patience`: long
-  /// enough for a process that is being killed to be gone.
+  /// Throws where another job holds the lock for `patience`, in which a killed process would exit.
   explicit FolderLock(const std::string& folder,
                       std::chrono::milliseconds patience = std::chrono::seconds(3));
   ~FolderLock();
   FolderLock(FolderLock&&) noexcept = default;
   FolderLock& operator=(FolderLock&&) = delete;
 
-  /// Throws unless the folder is still the one that was locked: another may have been put in its
-  /// place, with a lock of its own.
+  /// Throws unless the folder is still the one that was locked: a replacement has another lock.
   void require() const;
 
  private:
@@ -36,45 +32,39 @@ class FolderLock {
   Descriptor file_;
 };
 
-/// The options with their folder without slashes at its end, which would be doubled in paths.
-/// Throws unless they can be meant: a program's numbers may be nonsense too.
+/// Checks the options and strips slashes from the end of the folder.
 CheckpointOptions plain_options(CheckpointOptions options);
 
 inline constexpr std::string_view best_checkpoint_name = "best.safetensors";
 
-/// The file of a checkpoint after so many updates, without its folder.
+/// The file name of the checkpoint after `step` updates.
 std::string checkpoint_name(std::uint64_t step);
 
-/// After how many updates the checkpoint of this name was made; nothing if it is none.
+/// The number of updates in a checkpoint's file name; nothing for other names.
 std::optional<std::uint64_t> checkpoint_step(std::string_view name);
 
-/// The checkpoint that a shard belongs to by its name, without `.safetensors`; empty if the name is
-/// no shard's.
+/// The stem of the checkpoint that a shard's name refers to; empty for other names.
 std::string_view shard_stem(std::string_view name);
 
-/// The plain files in a folder, in no order; none where the folder cannot be read.
+/// The regular files in a folder, unsorted; none where the folder cannot be read.
 std::vector<std::string> files_in(const std::string& folder);
 
 /// The steps of the checkpoints in a folder, the newest first.
 std::vector<std::uint64_t> steps_in(const std::string& folder);
 
-/// Hears of checkpoints that are passed over: `skipped(path, why)`.
+/// Called for every damaged checkpoint: `skipped(path, why)`.
 using SkippedCheckpoint = FunctionRef<void(const std::string&, const std::string&)>;
 
-/// The newest checkpoint of which every byte is as lockstep wrote it; `best.safetensors` comes
-/// last.
+/// The newest checkpoint whose checksums all match; `best.safetensors` comes last.
 std::optional<std::string> newest_valid_checkpoint(const std::string& folder,
                                                    SkippedCheckpoint skipped);
 
-/// A job's folder, while the job has it: rank 0 makes one, which holds the folder's lock. Threads
-/// may share it.
-///
-/// The order of things: `newest_valid` where the job resumes, `begin_at`, and then, for every
-/// checkpoint, `require`, the writing of `path_of(step)`, `saved` and perhaps `offer_best`.
+/// The folder of a running job: rank 0 has one, which holds the lock. Thread-safe. Order of calls:
+/// `newest_valid` if the job resumes, `begin_at`, then for every checkpoint `require`, writing
+/// `path_of(step)`, `saved` and, for a new best score, `offer_best`.
 class CheckpointFolder {
  public:
-  /// Makes the folder where there is none, locks it, and removes what jobs that died left half
-  /// written: temporaries, and shards that no checkpoint names.
+  /// Creates and locks the folder; removes dead jobs' temporaries and shards without a checkpoint.
   explicit CheckpointFolder(CheckpointOptions options,
                             std::chrono::milliseconds patience = std::chrono::seconds(3));
 
@@ -84,40 +74,37 @@ class CheckpointFolder {
   }
   std::string best_path() const { return text({path(), "/", best_checkpoint_name}); }
 
-  /// The newest valid checkpoint. Where its job died before it could be made the best copy, that is
-  /// made up for.
+  /// The newest valid checkpoint. Makes it the best copy if it is one and its job died before that.
   std::optional<std::string> newest_valid(SkippedCheckpoint skipped);
 
-  /// The job begins after so many updates, 0 for a new one. Throws where the folder holds a later
-  /// checkpoint: that is of another run, and this one's would be taken for older.
+  /// Throws where the folder holds a checkpoint of a step after `step` that is not known to be
+  /// damaged: it is another run's, and would be taken for newer than this run's.
   void begin_at(std::uint64_t step);
 
-  /// Throws where the folder was removed or replaced.
   void require() const { lock_.require(); }
 
-  /// The checkpoint of this step is written. Removes what is older than the last that are to stay;
-  /// only those that this job has written or verified count.
+  /// Notes that the checkpoint of this step is written, and removes those beyond `keep` as well as
+  /// damaged ones. Only checkpoints that this job has written or verified count towards `keep`.
   void saved(std::uint64_t step);
 
-  /// Makes the saved checkpoint of this step the best copy if the score that it was saved with is
-  /// better than that of the best so far; NaN never is. Returns whether it was.
+  /// Makes this checkpoint the best copy, and returns true, if its score is better (NaN never is).
   bool offer_best(std::uint64_t step);
 
-  /// The score of the best copy under the name of `best_by`, if it has one.
+  /// The score named `best_by` of the best copy, if it has one.
   std::optional<double> best_score() const;
 
  private:
   bool take_if_best(std::uint64_t step);
-  /// Removes shards that no checkpoint names and, unless the job runs, temporaries. While it runs,
-  /// shards of steps after the one that was saved last are those of ranks that are ahead.
+  /// Removes shards that no checkpoint names and, before the job runs, temporaries. While the job
+  /// runs, shards of later steps than `saved` stay: ranks that are ahead write them.
   void remove_orphans(std::optional<std::uint64_t> saved = std::nullopt);
-  /// False, with a word the first time, where the file cannot be removed.
+  /// Returns false where the file cannot be removed, with one message per folder.
   bool remove_file(const std::string& name);
 
   CheckpointOptions options_;
   FolderLock lock_;
   mutable std::mutex mutex_;
-  std::map<std::uint64_t, bool> is_valid_;  // of checkpoints that it has written or looked at
+  std::map<std::uint64_t, bool> is_valid_;  // of checkpoints that this job has written or verified
   std::optional<double> best_score_;
   bool has_complained_ = false;
 };

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A job as saving and loading see it, without its type, and work of which all ranks learn
-/// how it ended: what goes wrong on one rank is the same error on all.
+/// @file A type-erased job for saving and loading, and work whose error is thrown on all ranks.
 
 #include <mutex>
 
@@ -20,46 +19,42 @@ namespace lockstep::detail {
 struct JointRanks {
   Rank rank;
   std::size_t world = 1;
-  /// Every rank's text, by rank. Any thread may call it, one at a time. **Ranks** all. **Host**
-  /// blocks.
+  /// All-gathers a text, by rank. One thread at a time. **Ranks** all. **Host** blocks.
   FunctionRef<std::vector<std::string>(std::string)> gather;
 };
 
-/// What every rank's `work()` returned, by rank. Where it throws on any rank, all ranks throw the
-/// first such rank's error, with its number; no rank is told to end, so that the program may go
-/// on. `work` must not communicate. **Ranks** all. **Host** blocks.
+/// The results of every rank's `work()`, by rank. Where it throws on any rank, all ranks throw the
+/// first such rank's error, with its rank; no rank is aborted, so the program may continue. `work`
+/// must not communicate. **Ranks** all. **Host** blocks.
 std::vector<std::string> work_together(const JointRanks& ranks, std::string_view operation,
                                        FunctionRef<std::string()> work);
 
 /// How long ranks wait for each other's storage.
 struct StoragePatience {
-  /// How often a rank that works says that it is alive: below every sensible limit of calls.
+  /// The interval of heartbeats: below every sensible timeout of a collective.
   std::chrono::milliseconds heartbeat{200};
-  /// After how long it says on stderr that its storage is slow; then after twice as long, and so
-  /// on.
+  /// When a rank first reports slow storage on stderr; the interval then doubles.
   std::chrono::milliseconds words = std::chrono::seconds(10);
-  /// After how long without any progress its storage is taken for dead.
+  /// The time without progress after which storage is considered dead.
   std::chrono::milliseconds longest = std::chrono::minutes(30);
 };
 
-/// The same for work that waits for storage, which may take longer than a call between ranks may:
-/// until all are done, a thread of every rank tells the others now and then that it is alive. So a
-/// slow disk is no failure, and a process that ends or hangs is found as in every other call. A
-/// rank that has read and written nothing for `patience.longest` is an error on all ranks.
-///
-/// `work` runs on the calling thread. **Ranks** all. **Host** blocks.
+/// `work_together` for storage, which may take longer than the timeout of a collective: a thread
+/// per rank sends heartbeats until all are done, so a slow disk is no failure, and a dead or hung
+/// process is detected as in every other call. Storage without progress for `patience.longest` is
+/// an error on all ranks. `work` runs on the calling thread. **Ranks** all. **Host** blocks.
 std::vector<std::string> store_together(const JointRanks& ranks, std::string_view operation,
                                         FunctionRef<std::string()> work,
                                         const StoragePatience& patience = {});
 
-/// This rank's part of a job: what saving and loading ask of a wrapper, without its type, so that
-/// they are compiled once, for all. Of the functions none but `synchronize_buffers` communicates.
+/// What saving and loading need from a wrapper, without its type, so that they are compiled once.
+/// Of its functions, only `synchronize_buffers` communicates.
 class StatefulJob {
  public:
   JointRanks ranks;
   JobShape shape{};
-  bool is_one_process = false;       ///< are all replicas of this process?
-  std::size_t micro_batches = 0;     ///< that are added up, and not yet used
+  bool is_one_process = false;       ///< do all replicas live in this process?
+  std::size_t micro_batches = 0;     ///< accumulated since the last update
   std::uint64_t updates = 0;         ///< of the optimizer
   std::vector<NameAlias> aliases{};  ///< of parameters and buffers
 
@@ -70,25 +65,23 @@ class StatefulJob {
   virtual std::vector<StateEntry> entries(StateUse use) const = 0;
   virtual ReplicaProgress progress() const = 0;
   virtual void set_progress(const ReplicaProgress& to) const = 0;
-  virtual void synchronize_buffers() const = 0;  ///< where one set of them is that of all ranks
-  /// Memory into which the device copies best.
+  virtual void synchronize_buffers() const = 0;  ///< if ranks share one set of buffers
+  /// Memory that the device copies to and from fastest.
   virtual std::shared_ptr<std::byte> make_memory(std::size_t bytes) const = 0;
   virtual void copy_out(std::span<const StateCopy> copies) const = 0;
   virtual void copy_in(const StateEntry& entry, const std::byte* from) const = 0;
   /// A function that waits for the latest copies, on any thread, while the wrapper lives.
   virtual std::function<void()> copies_waiter() const = 0;
   void await_copies() const { copies_waiter()(); }
-  /// Ends all other ranks with these words.
+  /// Aborts all other ranks with this reason.
   virtual void abandon(const char* words) const = 0;
 
  protected:
   ~StatefulJob() = default;
 };
 
-/// A wrapper's part of a job, within the program's call `call`.
-///
-/// While the job's memory is read and written, another thread tells the other ranks that this one
-/// is alive. Both use the communicator, one at a time.
+/// A wrapper as a `StatefulJob`, within the program's call `call`. A mutex serialises the calling
+/// thread and the heartbeat thread, which both use the communicator.
 template <class Wrapper>
 class WrappedJob final : public StatefulJob {
  public:
@@ -106,7 +99,7 @@ class WrappedJob final : public StatefulJob {
       aliases = std::move(list_tensors(wrapped.model()).aliases());
   }
 
-  /// Gathers every rank's text, by rank. **Ranks** all. **Host** blocks.
+  /// All-gathers a text, by rank. **Ranks** all. **Host** blocks.
   std::vector<std::string> operator()(std::string text) const {
     if constexpr (Wrapper::is_one_process || Wrapper::traits::alone) {
       return {std::move(text)};
@@ -161,8 +154,7 @@ class WrappedJob final : public StatefulJob {
   mutable std::mutex turns_;
 };
 
-/// Calls `f(job)` as a part of the program's call `call`; nothing for a job that was rejected.
-/// **Ranks** all.
+/// Calls `f(job)` within the program's call `call`; does nothing for a rejected job. **Ranks** all.
 template <class Wrapper>
 void with_job(Wrapper& wrapped, JobCall call, FunctionRef<void(const StatefulJob&)> f) {
   if constexpr (!requires { Wrapper::is_rejected; }) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file What a job's checkpoints are: where, how often, how many, and what is in them.
+/// @file Options of saving and loading: folder, interval, retention and contents of checkpoints.
 
 #include <atomic>
 #include <limits>
@@ -13,45 +13,42 @@
 
 namespace lockstep {
 
-/// What becomes of a checkpoint that is due while the one before it is still being written.
+/// What happens if a checkpoint is due while the previous one is still being written.
 enum class WhenBusy : std::uint8_t {
-  wait,  ///< the step waits until that one is written
-  skip,  ///< the one that is due is left out
+  wait,  ///< the step waits until the previous one is written
+  skip,  ///< the checkpoint is skipped
 };
 
 /// For `CheckpointOptions::keep`: nothing is ever deleted.
 inline constexpr std::size_t keep_all = std::numeric_limits<std::size_t>::max();
 
-/// Checkpoints of a job. Where neither `every_steps` nor `every_time` is set, there is one at the
-/// end of every epoch.
+/// Without `every_steps` and `every_time`, a checkpoint is saved at the end of every epoch.
 struct CheckpointOptions {
-  std::string folder{};                     ///< `--checkpoint DIR`; it is made where there is none
+  std::string folder{};                     ///< `--checkpoint DIR`; created if needed
   std::uint64_t every_steps = 0;            ///< `--checkpoint-every 100`: updates of the parameters
   std::chrono::milliseconds every_time{0};  ///< `--checkpoint-every 5m`
-  std::size_t keep = 3;  ///< `--keep N`, or `keep_all`: so many of the newest stay
-  /// `--best SCORE`: the checkpoint with the best score of this name is also kept as
-  /// best.safetensors.
+  std::size_t keep = 3;  ///< `--keep N`, or `keep_all`: how many of the newest stay
+  /// `--best SCORE`: the checkpoint with the best score of this name is kept as best.safetensors.
   std::string best_by{};
-  /// Is a higher score the better one? By default so, except for names with `loss`, `error` or
-  /// `perplexity` in them.
+  /// By default true, except for names that contain `loss`, `error` or `perplexity`.
   std::optional<bool> higher_is_better{};
   WhenBusy when_busy = WhenBusy::wait;
-  bool resume = false;  ///< `--resume`: go on from the newest valid checkpoint, if there is one
-  bool asynchronous = true;  ///< write beside training; the step waits for the copy only
+  bool resume = false;       ///< `--resume`: from the newest valid checkpoint, if any
+  bool asynchronous = true;  ///< write in the background; a step waits for the copy only
 
-  /// Is a higher score of `best_by` the better one?
+  /// `higher_is_better`, or its default for the name `best_by`.
   bool prefers_higher() const;
 };
 
 namespace detail {
 
-/// When something may have to be saved: what a step compares, and nothing else.
+/// The condition that a step checks before it calls the code that saves.
 struct SaveDue {
   static constexpr std::uint64_t never = ~std::uint64_t{0};
-  std::uint64_t since = 0;            ///< the updates when it was last found out,
-  std::uint64_t wait = 0;             ///< and how many more must be made; going back is due too
-  bool is_waiting = false;            ///< a save has been asked for that waits for an update
-  std::atomic<bool> at_once = false;  ///< a thread has failed to write
+  std::uint64_t since = 0;            ///< updates at the last check
+  std::uint64_t wait = 0;             ///< updates until the next one; a decrease is due too
+  bool is_waiting = false;            ///< a requested save waits for the next update
+  std::atomic<bool> at_once = false;  ///< the writer thread has failed
   bool operator()(std::uint64_t updates) const {
     return is_waiting || updates - since >= wait || at_once.load(std::memory_order_acquire);
   }
@@ -59,58 +56,54 @@ struct SaveDue {
 
 }  // namespace detail
 
-/// What a checkpoint has beside parameters, buffers and the optimizer. All of it is optional, and
-/// given back by `resume`.
+/// What a checkpoint has beside parameters, buffers and the optimizer; `resume` restores it.
 struct SaveOptions {
-  bool asynchronous = false;  ///< a thread writes; of a `Saver` only
+  bool asynchronous = false;  ///< write in the background; for a `Saver`
   WhenBusy when_busy = WhenBusy::wait;
-  /// One file that has everything, also where ranks keep parts of the states: rank 0 joins the
-  /// ranks' files, through the disk.
+  /// One file instead of one per rank: rank 0 joins the ranks' files, through the disk.
   bool consolidated = false;
-  /// One file of parameters and buffers and nothing else, which Python's
-  /// `model.load_state_dict(load_file(path))` takes as it is, and from which no job can go on.
+  /// One file of parameters and buffers only, for Python's `load_file`; no job can resume from it.
   bool parameters_only = false;
-  std::uint64_t epoch = 0;                 ///< the epoch that is under way, from 0
+  std::uint64_t epoch = 0;                 ///< the current epoch, from 0
   std::optional<double> best{};            ///< the best score so far
   std::optional<SamplerState> position{};  ///< `loader.state()` or `sampler.state()`
   Scores scores{};                         ///< of an evaluation of this model
-  KeptValues values{};                     ///< the program's own, of each rank
-  KeptValues common{};                     ///< the program's own; rank 0's are those of all
-  /// Called on rank 0 when the file is there, by the thread that has written it.
+  KeptValues values{};                     ///< the program's own, per rank
+  KeptValues common{};                     ///< the program's own, of rank 0 for all ranks
+  /// Called on rank 0 by the writing thread, after the file was renamed to its path.
   std::function<void()> written{};
 };
 
 struct LoadOptions {
-  /// Must the file have exactly the names that the job has? Where it need not, what is missing
-  /// keeps its value, and what is unexpected is left out; both are reported.
+  /// Must the file have exactly the job's names? Otherwise missing ones keep their values,
+  /// unexpected ones are ignored, and both are reported.
   bool strict = true;
-  /// The name that a parameter or buffer of the file has in this job; an empty one leaves it out.
+  /// Maps a parameter or buffer name of the file to the job's; an empty result skips it.
   std::function<std::string(std::string_view)> rename{};
-  /// Are floating-point numbers of another type rounded to the job's? An error otherwise.
+  /// Round floating-point elements of another type to the job's; otherwise an error.
   bool convert = false;
-  /// With `resume`: the program's values, which get back what this rank had, and what rank 0 had.
-  /// A rank that the saved job did not have keeps its `values` as they are.
+  /// For `resume`: values to restore. A rank that the saved job lacked keeps its `values`.
   KeptValues values{};
   KeptValues common{};
 };
 
-/// Names that the job and the file do not have in common, as `load_state_dict` reports them.
+/// Names as `load_state_dict` reports them.
 struct LoadReport {
-  std::vector<std::string> missing{};     ///< the job has them, the file has not
-  std::vector<std::string> unexpected{};  ///< the file has them, the job has not
+  std::vector<std::string> missing{};     ///< in the job and not in the file
+  std::vector<std::string> unexpected{};  ///< in the file and not in the job
 };
 
 /// Where a resumed job goes on.
 struct Resumed {
   std::string path{};
-  std::uint64_t epoch = 0;  ///< the epoch that was under way, from 0
+  std::uint64_t epoch = 0;  ///< the epoch in progress, from 0
   std::uint64_t step = 0;   ///< updates made so far
   std::optional<double> best{};
   std::optional<SamplerState> position{};
   Scores scores{};
   WorldSize world{};                 ///< of the job that saved
   LoadReport report{};               ///< with `.strict = false`
-  std::vector<std::string> notes{};  ///< what is not as it was, in words
+  std::vector<std::string> notes{};  ///< differences from the saved job, as messages
 };
 
 }  // namespace lockstep

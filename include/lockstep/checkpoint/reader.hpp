@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A checkpoint that is read: one safetensors file and the shards that it names, as one set
-/// of whole tensors; `load`, `load_parameters` and `resume`.
+/// @file Reading checkpoints: a safetensors file and its shards as one set of whole tensors.
 ///
-/// A file may have been written by a job of another world, strategy, backend, device, sharding or
-/// precision: tensors are found by their names, and a rank reads what it keeps and nothing else.
-/// Before anything of the job changes, rank 0 has compared all checksums, and all ranks have
-/// compared names, shapes and types. What goes wrong on one rank is the same error on all.
+/// The saving job may have had another world size, strategy, backend, device, sharding or
+/// precision: tensors are found by name, and a rank reads only what it keeps. Before the job
+/// changes, rank 0 has verified all checksums, and all ranks have compared names, shapes and types.
 
 #include "lockstep/checkpoint/job.hpp"
 #include "lockstep/checkpoint/options.hpp"
@@ -16,24 +14,23 @@
 
 namespace lockstep::detail {
 
-/// What a checkpoint's main file says of a shard beside it.
+/// A shard as the checkpoint's main file describes it.
 struct ShardFile {
-  std::string name;  // within the folder of the main file
+  std::string name;  // in the folder of the main file
   WrittenFile file;
-  std::size_t rank = 0;  // whose it is, while it is written
+  std::size_t rank = 0;  // which rank writes it
 };
 
-/// The `files` member of the main file's facts, and how it is read back. Names with slashes, of the
-/// main file itself or given twice are errors.
+/// The `files` member of the main file's facts. Duplicates and files elsewhere are rejected.
 JsonLine index_of(std::span<const ShardFile> shards);
 std::vector<ShardFile> shards_in(const JsonEntry& facts);
 
-/// The name of the part of a tensor that begins with its flat element `first`.
+/// The name of the piece of a tensor that begins at its flat element `first`.
 std::string piece_name(std::string_view whole, std::uint64_t first);
 
-/// A part of a whole tensor, as a file has it.
+/// A piece of a tensor in a file.
 struct StoredPiece {
-  std::uint64_t first;  // flat elements of the whole
+  std::uint64_t first;  // flat element of the whole tensor
   std::uint64_t count;
   const SafetensorsFile* file;
   const TensorEntry* entry;
@@ -44,40 +41,36 @@ struct StoredTensor {
   const FileElement* element;
   std::vector<std::uint64_t> shape;
   std::uint64_t count;
-  std::vector<StoredPiece> pieces;  // one after another, without gaps
+  std::vector<StoredPiece> pieces;  // consecutive, without gaps
 
-  /// Booleans are bytes in a job.
+  /// A job holds booleans as bytes.
   ElementKind kind() const { return element->name == "BOOL" ? ElementKind::u8 : element->kind; }
 };
 
-/// Opens the main file and its shards, checks that they belong together and that pieces fit,
-/// without reading any data. Any safetensors file is a checkpoint of parameters.
-///
-/// A tensor `name@k` of a file that lockstep wrote is a piece of `name`, if `name` has a recorded
-/// shape (`shapes` in the main file's facts) or is a state, gradient or buffer of a tensor that the
-/// checkpoint has whole, whose shape it has then.
+/// Opens the main file and its shards, and checks without reading data that they belong together
+/// and that the pieces form whole tensors. Any safetensors file is a checkpoint of parameters. In a
+/// file that lockstep wrote, tensor `name@k` is a piece of `name` if `name` has a recorded shape
+/// (`shapes` in the main file's facts) or is a state, gradient or buffer of a tensor that the
+/// checkpoint has whole, whose shape it then shares.
 class CheckpointReader {
  public:
   explicit CheckpointReader(const std::string& path);
 
   const std::string& path() const { return files_.front().path(); }
-  /// What lockstep has recorded in the main file; an empty object for files of other programs.
   JsonEntry facts() const { return files_.front().facts(); }
   bool is_lockstep() const { return files_.front().is_lockstep(); }
   const SafetensorsFile& main_file() const { return files_.front(); }
   std::span<const ShardFile> shards() const { return shards_; }
 
-  /// All tensors, whole, by name.
+  /// All tensors, sorted by name.
   std::span<const StoredTensor> tensors() const { return tensors_; }
   const StoredTensor* find(std::string_view name) const;
 
-  /// Reads elements of a whole tensor as they are stored, flat and from `first` on: nothing else of
-  /// the files is read. May be called by several threads.
+  /// Reads `count` stored elements from the flat element `first` on. Thread-safe.
   void read(const StoredTensor& tensor, std::uint64_t first, std::uint64_t count,
             std::byte* to) const;
 
-  /// Reads all files and compares the checksums; throws an error that names the first tensor whose
-  /// data is not what was written.
+  /// Reads all files and throws an error that names the first tensor whose checksum differs.
   void verify() const;
 
  private:
@@ -89,7 +82,7 @@ class CheckpointReader {
   std::vector<StoredTensor> tensors_;  // sorted by name
 };
 
-/// How much of a file is loaded.
+/// How much of a file is loaded: `load_parameters`, `load` or `resume`.
 enum class LoadWhat : std::uint8_t { parameters, training, job };
 
 /// Loads a file into a job. **Ranks** all, with the same path. **Host** blocks.
@@ -109,26 +102,23 @@ Resumed load_wrapped(Wrapper& wrapped, const std::string& path, const LoadOption
 
 namespace lockstep {
 
-/// Loads parameters, buffers and the optimizer: its states, its numbers, its counts of updates, its
-/// schedule and the loss scale. Gradients that were added up in the job are forgotten. **Ranks**
-/// all, with the same path. **Host** blocks.
+/// Loads parameters, buffers and the optimizer (states, hyperparameters, update counts, schedule,
+/// loss scale); discards accumulated gradients. **Ranks** all, with the same path. **Host** blocks.
 template <class Wrapper>
 LoadReport load(Wrapper& wrapped, const std::string& path, const LoadOptions& options = {}) {
   return detail::load_wrapped(wrapped, path, options, detail::LoadWhat::training).report;
 }
 
-/// Loads parameters and buffers, from any safetensors file: `load_parameters(ddp,
-/// "resnet.safetensors", {.rename = ...})`. The optimizer stays as it is. **Ranks** all, with the
-/// same path. **Host** blocks.
+/// Loads parameters and buffers from any safetensors file, and leaves the optimizer as it is.
+/// **Ranks** all, with the same path. **Host** blocks.
 template <class Wrapper>
 LoadReport load_parameters(Wrapper& wrapped, const std::string& path,
                            const LoadOptions& options = {}) {
   return detail::load_wrapped(wrapped, path, options, detail::LoadWhat::parameters).report;
 }
 
-/// Loads all that `load` does, and goes on where the job was saved, with the program's values. The
-/// result says where, for `loader.resume` and the loop. **Ranks** all, with the same path. **Host**
-/// blocks.
+/// Loads what `load` does and the program's values, and continues the saved run. The result has the
+/// position for `loader.resume` and the loop. **Ranks** all, with the same path. **Host** blocks.
 template <class Wrapper>
 Resumed resume(Wrapper& wrapped, const std::string& path, const LoadOptions& options = {}) {
   return detail::load_wrapped(wrapped, path, options, detail::LoadWhat::job);

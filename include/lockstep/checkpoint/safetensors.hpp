@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The safetensors format: its limits and element types, a file that is read, of which
-/// everything is checked before it is believed, and a file that is written as a whole or not at
-/// all.
+/// @file The safetensors format: its limits and element types, a reader that trusts nothing
+/// unchecked, and a writer that replaces files atomically.
 
 #include <bit>
 #include <initializer_list>
@@ -17,32 +16,29 @@ namespace lockstep::detail {
 static_assert(std::endian::native == std::endian::little,
               "lockstep: safetensors files are little-endian, and this machine is not");
 
-/// A longer header is refused, as Python's reader refuses it.
+/// Python's reader rejects longer headers, too.
 inline constexpr std::uint64_t most_header_bytes = 100'000'000;
 
-/// An element type of the format. `kind` is `unsupported` where no tensor of lockstep's holds it:
-/// such tensors are listed and checked, and an error if they are wanted.
+/// An element type of the format; tensors of `unsupported` kinds other than BOOL are not loaded.
 struct FileElement {
   std::string_view name;
   ElementKind kind;
   unsigned bits;
 };
 
-/// The type of this name, or of this kind; null where the format has none.
+/// The type of this name or kind; null where the format has none.
 const FileElement* file_element(std::string_view name);
 const FileElement* file_element(ElementKind kind);
 
-/// The product of sizes that a file claims; nothing where it does not fit.
+/// The product of sizes from a file; nothing on overflow.
 std::optional<std::uint64_t> product_of(std::span<const std::uint64_t> sizes);
 
 /// "[4, 3]", as Python writes it.
 std::string shape_text(std::span<const std::uint64_t> shape);
 
-/// Throws: what is wrong with the contents of a file.
 [[noreturn, gnu::cold]] void fail_damaged(std::string_view path, std::string_view problem);
 
-/// What an index says of a file: its digest is the checksum of its header, which holds those of
-/// its tensors.
+/// `digest` is the checksum of the header, which holds the checksums of the tensors.
 struct WrittenFile {
   std::uint64_t bytes;
   std::uint64_t digest;
@@ -50,7 +46,6 @@ struct WrittenFile {
 
 struct FileToWrite;
 
-/// A tensor of a file.
 struct TensorEntry {
   std::string name;
   const FileElement* element = nullptr;
@@ -63,10 +58,8 @@ struct TensorEntry {
   ElementKind kind() const { return element->kind; }
 };
 
-/// Opens a file and checks its header: that it is whole and means what it says, whoever wrote it.
-/// A header that lockstep wrote is checked by its own checksum too. The data is read when it is
-/// asked for; nothing is mapped into memory, so that a file which is cut while it is read is an
-/// error and no signal.
+/// Opens a file and checks its header, for lockstep's files also the header's checksum. Data is
+/// read with pread, not mapped: truncating the file causes an error, not SIGBUS.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(std::string path);
@@ -74,36 +67,31 @@ class SafetensorsFile {
   const std::string& path() const { return path_; }
   std::uint64_t bytes() const { return bytes_; }
 
-  /// All tensors, by name.
+  /// All tensors, sorted by name.
   std::span<const TensorEntry> tensors() const { return tensors_; }
-  /// The tensor of this name, or null.
   const TensorEntry* find(std::string_view name) const;
 
-  /// The text of a metadata entry, or null.
   const std::string* metadata(std::string_view key) const;
 
-  /// What lockstep has written about the file: its 'lockstep' entry; an empty object for files of
-  /// other programs.
+  /// The 'lockstep' metadata entry; an empty object for other programs' files.
   JsonEntry facts() const { return {facts_, path_}; }
   bool is_lockstep() const { return digest_.has_value(); }
 
-  /// The checksum of the header, by which an index knows a file; none for other programs' files.
+  /// The checksum of the header, by which an index names a file; none for other programs' files.
   std::optional<std::uint64_t> digest() const { return digest_; }
 
-  /// Reads bytes of a tensor, from `first_byte` of it on. May be called by several threads.
+  /// Reads bytes of a tensor from its byte `first_byte` on. Thread-safe.
   void read(const TensorEntry& tensor, std::uint64_t first_byte, std::span<std::byte> to) const;
 
-  /// Reads everything and compares the checksums; throws an error that names the first tensor whose
-  /// data is not what was written. Files of other programs have none.
+  /// Throws an error that names the first tensor whose data does not match its checksum, if any.
   void verify() const;
 
-  /// The same for one tensor.
   void verify(const TensorEntry& tensor) const;
 
  private:
   friend WrittenFile write_file(const std::string& path, const FileToWrite& file);
 
-  /// Checks the header of a file of so many bytes that is about to be written.
+  /// Checks the header of a file of `bytes` bytes that is about to be written.
   SafetensorsFile(const std::string& path, std::string_view header, std::uint64_t bytes)
       : path_(path), bytes_(bytes) {
     require_length(header.size() - 8);
@@ -127,20 +115,19 @@ class SafetensorsFile {
   std::optional<std::uint64_t> digest_;
 };
 
-/// The data is written from where it is: it stays as it is until `write_file` returns. Where the
-/// host cannot read it, `data` has a size and no address, and `read` gives it piece by piece, of at
-/// most `write_chunk_bytes`.
+/// The data is written in place and must not change until `write_file` returns. Where the host
+/// cannot read it, `data` has a size and no address, and `read` returns it in chunks.
 struct TensorToWrite {
   std::string name;
   ElementKind kind;
   std::vector<std::uint64_t> shape;
   std::span<const std::byte> data;
-  /// So many bytes of the data, from byte `at` on; valid until the next call.
+  /// `bytes` (at most `write_chunk_bytes`) of the data from byte `at` on, until the next call.
   std::function<std::span<const std::byte>(std::uint64_t at, std::size_t bytes)> read{};
-  /// The format's name of a type that has no kind, such as "BOOL"; the kind is `unsupported` then.
+  /// The format's name of a type whose kind is `unsupported`, such as "BOOL".
   std::string_view type{};
 
-  /// The elements in the file; null where the format has no such.
+  /// Null where the format has no such type.
   const FileElement* element() const {
     return kind == ElementKind::unsupported ? file_element(type) : file_element(kind);
   }
@@ -148,14 +135,14 @@ struct TensorToWrite {
 
 struct FileToWrite {
   std::vector<TensorToWrite> tensors;
-  /// The 'lockstep' entry; `header` and `checksums` are the writer's.
+  /// The 'lockstep' entry; `write_file` adds `header` and `checksums`.
   JsonLine facts;
-  /// Entries for other programs, beside "format", "writer" and "lockstep".
+  /// Entries for other programs, in addition to "format", "writer" and "lockstep".
   std::vector<std::pair<std::string, std::string>> metadata;
 };
 
-/// Writes a temporary beside `path`, syncs it, renames it to `path` and syncs the folder. Throws an
-/// error in words, with the temporary removed and what was at `path` untouched.
+/// Writes a temporary beside `path`, syncs it, renames it to `path` and syncs the folder. On an
+/// error the temporary is removed and the file at `path` is unchanged.
 WrittenFile write_file(const std::string& path, const FileToWrite& file);
 
 }  // namespace lockstep::detail

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Copies of what a replica keeps in a GPU's memory, while steps go on.
+/// @file Copies of a replica's state between GPU and host memory, while training continues.
 
 #include <cuda_runtime_api.h>
 #include <mutex>
@@ -13,14 +13,9 @@
 
 namespace lockstep::detail {
 
-/// Copies go out through a stream of their own, between two steps: they wait for the steps so far,
-/// and later steps wait for them. The host waits for neither.
-///
-/// Elements are copied as they are held. Those whose type in a file is another one are copied to
-/// memory of their own, from where whoever waits for the copies converts them.
-///
-/// A job may have several savers, whose threads wait for copies at the same time, and while another
-/// saver starts new ones: one thread at a time waits and converts.
+/// Copies use their own stream, which waits for the steps so far, and later steps wait for the
+/// copies; the host does not block. Where the file's type differs from the held type, elements are
+/// copied to extra memory, and `await` converts them. The mutex is for several savers' threads.
 template <class Comm>
 class StateCopies<Cuda, Comm> {
  public:
@@ -63,7 +58,7 @@ class StateCopies<Cuda, Comm> {
     await_and_convert();
   }
 
-  /// The compute stream must be empty.
+  /// The compute stream must be idle.
   void in(const StateEntry& piece, const std::byte* from) {
     if (piece.on_host) return copy_into_host(piece, from);
     staging_.copy(piece.data, piece.held, from, piece.whole.element, piece.count);
@@ -98,9 +93,9 @@ class StateCopies<Cuda, Comm> {
   }
 
   Comm& comm_;
-  std::mutex mutex_;        // of all below but `staging_`
-  std::optional<Way> way_;  // of jobs that save
-  /// Where elements belong in a copy, and those that have come to the host.
+  std::mutex mutex_;        // guards all below but `staging_`
+  std::optional<Way> way_;  // only in jobs that save
+  /// Destinations, and the pieces on the host to convert into them.
   std::vector<std::pair<std::byte*, StateEntry>> conversions_;
   PinnedArena unconverted_{0};
   HostStaging staging_;

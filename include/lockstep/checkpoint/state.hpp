@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A job's state as a list of entries: what checkpoints are made of.
+/// @file A job's state, of which checkpoints consist, as a list of entries.
 
 #include "lockstep/core/element.hpp"
 #include "lockstep/device/device.hpp"
@@ -12,38 +12,34 @@ enum class StateRole : std::uint8_t {
   parameter,
   buffer,
   state,
-  local,  ///< a state that every rank keeps for itself: of a hook, or of ranks that train alone
+  local,  ///< a state of each rank: of a hook, or of ranks that train alone
 };
 
-/// For what pieces are handed out. All ranks together save every piece once: parameters, buffers
-/// that are the same on all ranks, and states that are, come from rank 0. Every rank loads all that
-/// it keeps.
+/// When saving, all ranks together list every piece once: rank 0 lists what all ranks hold alike.
+/// When loading, every rank lists all that it holds.
 enum class StateUse : std::uint8_t { saving, loading };
 
-/// A tensor in the memory of one rank, or the part of it that the rank keeps.
+/// A tensor in one rank's memory, or the part of it that the rank owns.
 struct StateEntry {
   StateRole role = StateRole::parameter;
-  std::size_t tensor = 0;  ///< the number of the parameter or buffer, as the model lists them
+  std::size_t tensor = 0;  ///< index of the parameter or buffer in the model
   std::string_view name;   ///< of the parameter or buffer
-  std::string_view state;  ///< of the optimizer or a hook, where the role is that
+  std::string_view state;  ///< of the optimizer or a hook, for these roles
   TensorInfo whole;        ///< the shape of the whole tensor, and its type in a file
-  std::size_t first = 0;   ///< the place of the first element in the whole tensor
-  std::size_t count = 0;   ///< elements
+  std::size_t first = 0;   ///< offset of the first element in the whole tensor
+  std::size_t count = 0;
   std::byte* data = nullptr;
-  ElementKind held = ElementKind::unsupported;  ///< the type of the elements at `data`
-  bool on_host = true;                          ///< may the host read and write at `data`?
-  /// Where the parameter is held a second time, in the type in which the model uses it: it is
-  /// written beside `data`, and never read.
+  ElementKind held = ElementKind::unsupported;  ///< element type at `data`
+  bool on_host = true;                          ///< can the host access `data`?
+  /// A second copy of the parameter, in the model's type: written with `data`, never read.
   std::byte* derived = nullptr;
   ElementKind derived_kind = ElementKind::unsupported;
-  std::size_t rank = 0;  ///< who keeps it: a rank of DDP, or a replica of DP
-  /// It lies in memory that all ranks share: rank 0 writes it, while no other rank is in a step.
+  std::size_t rank = 0;  ///< the owner: a rank of DDP, or a replica of DP
+  /// In memory that all ranks share: each rank loads a part of it.
   bool shared = false;
-  /// Of a local state: a job of another number of ranks goes on with the mean of all ranks', not
-  /// with their sum.
+  /// For local states: a job with another number of ranks loads the mean over ranks, not the sum.
   bool averaged = false;
 
-  /// It holds these elements.
   template <class T>
   void hold(std::span<T> values) {
     count = values.size();
@@ -53,10 +49,9 @@ struct StateEntry {
 
   constexpr bool is_whole() const { return count == whole.count(); }
 
-  /// The bytes that it takes in a file.
   constexpr std::size_t file_bytes() const { return count * element_size(whole.element); }
 
-  /// `n` of its elements, from its element `at` on.
+  /// `n` elements from its element `at` on.
   constexpr StateEntry part(std::size_t at, std::size_t n) const {
     StateEntry piece = *this;
     piece.first += at;
@@ -67,27 +62,26 @@ struct StateEntry {
   }
 };
 
-/// A copy of a piece's elements, in the file's type, to `to`.
+/// Copies a piece's elements to `to`, in the file's type.
 struct StateCopy {
   std::byte* to = nullptr;
   const StateEntry* piece = nullptr;
 };
 
-/// It is the same on all ranks.
+/// The same on all ranks.
 struct JobShape {
   std::size_t world = 1;     ///< ranks that save or load together
-  std::size_t replicas = 1;  ///< who have gradients of their own: ranks, or replicas of DP
-  /// An update takes the sum of all replicas' gradients divided by this.
+  std::size_t replicas = 1;  ///< with own gradients: ranks, or replicas of DP
+  /// An update uses the sum of all replicas' gradients divided by this.
   double gradient_divisor = 1;
   std::size_t micro_batches = 1;   ///< of a step
-  bool keeps_own_buffers = false;  ///< do replicas have buffers of their own?
+  bool keeps_own_buffers = false;  ///< do replicas have their own buffers?
   std::vector<std::string> policies;
   std::uint64_t fingerprint = 0;
 };
 
-/// How a device copies what a replica keeps. `out(copies)` copies what the pieces hold between two
-/// steps, `await()` waits until it is there, and `in(piece, from)` writes a piece. `Memory` is
-/// where copies lie. Specialised for every device: `Cpu` here, `Cuda` in snapshot.cuh.
+/// Copies state between a device and the host: `out(copies)` between two steps, `await()` for their
+/// completion, `in(piece, from)`; `Memory` holds the copies. `Cuda` is in snapshot.cuh.
 template <class Device, class Comm>
 class StateCopies;
 

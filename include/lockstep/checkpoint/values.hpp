@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Values of the program that a checkpoint keeps beside the model: counters, random streams,
-/// histories. Every rank has its own.
+/// @file Values of the program in a checkpoint: counters, random streams, histories, per rank.
 
 #include <cstring>
 #include <initializer_list>
@@ -19,13 +18,11 @@ inline constexpr bool is_vector_of_numbers = false;
 template <Element T>
 inline constexpr bool is_vector_of_numbers<std::vector<T>> = true;
 
-/// What a checkpoint can keep.
 template <class T>
 concept Keepable = Element<T> || std::same_as<T, bool> || std::same_as<T, std::string> ||
                    std::same_as<T, RandomStream> || is_vector_of_numbers<T>;
 
-/// How a checkpoint keeps a value of type T: texts and lists of numbers as tensors, all others in
-/// its header, as `"value"`.
+/// How a checkpoint stores a value: texts and vectors as tensors, others in its header.
 template <Keepable T>
 struct KeptAs {
   static constexpr bool is_text = std::same_as<T, std::string>;
@@ -40,14 +37,14 @@ struct KeptAs {
     if constexpr (is_vector_of_numbers<T>) return KeptAs<typename T::value_type>::type() + "[]";
   }
 
-  /// The type of the tensor's elements, or `unsupported`.
+  /// The element type of the tensor, or `unsupported`.
   static constexpr ElementKind kind() {
     if constexpr (is_text) return ElementKind::u8;
     if constexpr (is_vector_of_numbers<T>) return element_kind<typename T::value_type>();
     return ElementKind::unsupported;
   }
 
-  /// The bytes of the tensor, or none and a value in the header.
+  /// Returns the bytes of the tensor, or adds the value to the header.
   static std::string_view save(const void* object, JsonLine& to) {
     const T& value = *static_cast<const T*>(object);
     if constexpr (is_tensor) {
@@ -67,7 +64,7 @@ struct KeptAs {
     return {};
   }
 
-  /// Throws where it is no such value; takes it, unless `object` is null.
+  /// Throws on a value of another form; assigns it unless `object` is null.
   static void load(void* object, const JsonEntry& from, std::string_view bytes) {
     const auto set = [&](const T& value) {
       if (object != nullptr) *static_cast<T*>(object) = value;
@@ -118,15 +115,14 @@ class KeptValue {
 
   const std::string& name() const { return name_; }
   const std::string& type() const { return type_; }
-  /// The elements of the tensor in which it is kept; `unsupported` where it is in the header.
+  /// The element type of its tensor; `unsupported` for a value in the header.
   ElementKind kind() const { return kind_; }
-  /// Describes the value as it is now. The result are the bytes of its tensor.
+  /// Describes the current value in `to`; returns the bytes of its tensor.
   std::string_view save(JsonLine& to) const { return save_(object_, to); }
-  /// Throws unless a saved value can be taken. Nothing changes.
+  /// Throws where `load` would, and changes nothing.
   void check(const detail::JsonEntry& from, std::string_view bytes) const {
     load_(nullptr, from, bytes);
   }
-  /// Takes a saved value.
   void load(const detail::JsonEntry& from, std::string_view bytes) const {
     load_(object_, from, bytes);
   }
@@ -140,7 +136,7 @@ class KeptValue {
   void (*load_)(void*, const detail::JsonEntry&, std::string_view) = nullptr;
 };
 
-/// References to values of the program by name, which must outlive them:
+/// References to values of the program by name; the values must outlive the references:
 ///
 ///     RandomStream noise(rank_seed(seed, rank));
 ///     double longest = 0;
@@ -153,7 +149,7 @@ class KeptValues {
     for (const KeptValue& value : values) add(value);
   }
 
-  /// Throws where the name is taken.
+  /// Throws where the name is taken or not UTF-8.
   KeptValues& add(const KeptValue& value);
   template <class T>
   KeptValues& add(std::string_view name, T& value) {

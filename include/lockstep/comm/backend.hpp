@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The axes of communication: what carries the bytes between ranks, and who advances
-/// asynchronous calls.
+/// @file The axes of communication: what connects ranks, and what advances asynchronous calls.
 
 #include "lockstep/policy/policy.hpp"
 
@@ -12,13 +11,13 @@ struct Progress : WithName<"Progress"> {};
 struct Backend : WithName<"Backend"> {};
 }  // namespace axes
 
-/// Calls of the rank itself advance the calls under way: no core is taken from the model.
+/// The rank's own calls advance the calls in flight: no core is taken from the model.
 struct Callers : WithName<"Callers">, Choice<axes::Progress> {};
 
-/// A thread advances the calls under way, for hosts with more cores than ranks.
+/// A thread advances the calls in flight, for hosts with more cores than ranks.
 struct HelperThread : WithName<"HelperThread">, Choice<axes::Progress> {};
 
-/// The policy that says who carries asynchronous calls on: `Progress<HelperThread>`.
+/// The policy that says who advances asynchronous calls: `Progress<HelperThread>`.
 template <class Who>
 struct Progress : detail::ChoicePolicy<axes::Progress, Who> {};
 

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A call of one rank: its description, by which ranks notice when they disagree; the call as
-/// a value, which the front makes, backends execute and adapters pass on; and the handle of one
-/// that is asynchronous.
+/// @file One rank's call: the description that ranks compare, the value that `Collectives` makes
+/// and backends execute, and the handle of an asynchronous call.
 
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/reduce_op.hpp"
@@ -43,7 +42,7 @@ constexpr std::string_view collective_name(CollectiveKind kind) {
   return collective_names[static_cast<std::size_t>(kind)];
 }
 
-/// The call of a job that a collective is part of, for errors in the words of the program.
+/// The job's operation that a collective is part of, for error messages.
 enum class JobCall : std::uint16_t {
   none,  // the program has made the collective itself
   step,
@@ -57,25 +56,24 @@ enum class JobCall : std::uint16_t {
   open,
   forward,  // passes of a program's own loop
   backward,
-  /// From here on a step of sub-graphs: the other bits say which, the lowest the whole model.
+  /// The bit of a step of sub-graphs; lower bits say which, the lowest being the whole model.
   step_of_subgraphs = 0x8000,
 };
 
-/// A step that uses these sets, by bits.
+/// A step that uses these sub-graphs, a bit mask.
 constexpr JobCall step_of_subgraphs(std::uint32_t sets) {
   return static_cast<JobCall>(static_cast<std::uint32_t>(JobCall::step_of_subgraphs) | sets);
 }
-/// How many sets can be told apart so, beside the whole model.
+/// The number of sub-graphs that the mask has room for, besides the whole model.
 inline constexpr std::size_t most_compared_subgraphs = 14;
 
 inline constexpr std::string_view job_call_names[] = {
     "",     "step", "epochs", "batches", "evaluate", "predict", "reduce_metrics",
     "save", "load", "open",   "forward", "backward"};
 
-/// A call in words.
 std::string job_call_text(JobCall call);
 
-/// The job's call that this thread is in.
+/// The job's operation that this thread is in.
 inline JobCall& job_call_of_thread() {
   static thread_local JobCall call = JobCall::none;
   return call;
@@ -84,21 +82,19 @@ constexpr JobCall current_job_call() {
   return std::is_constant_evaluated() ? JobCall::none : job_call_of_thread();
 }
 
-/// The call of a step, for collectives that do not know the job: it has told its thread where ranks
-/// compare sub-graphs, and otherwise it is this one.
+/// The step's `JobCall`: this thread's if it is a pass or a step of sub-graphs, else `otherwise`.
 inline JobCall step_call_of_thread(JobCall otherwise = JobCall::step) {
   const JobCall call = job_call_of_thread();
   return call >= JobCall::forward ? call : otherwise;
 }
 
-/// Collectives of this thread are part of a job's call while this object lives. The collectives of
-/// a step are told so by a constant instead.
+/// RAII: this thread's collectives are part of a job's operation. A step passes a constant instead.
 struct InJobCall : ValueWhile<JobCall> {
   explicit InJobCall(JobCall call) : ValueWhile(job_call_of_thread(), call) {}
 };
 
-/// One rank's description of a call. It travels between ranks as it is. All ranks of a collective
-/// must give equal descriptions; a sender and its receiver give matching ones.
+/// One rank's description of a call, sent between ranks as bytes. All ranks of a collective must
+/// give equal descriptions, a sender and its receiver matching ones.
 struct Call {
   CollectiveKind kind = CollectiveKind::barrier;
   JobCall part_of = JobCall::none;
@@ -115,13 +111,12 @@ struct Call {
     return *this;
   }
 
-  /// Do a message that is sent and one that is received have the same type and length?
+  /// Do a sent and a received message have the same type and length?
   constexpr bool carries_the_same_as(const Call& other) const {
     return element == other.element && count == other.count;
   }
 
-  /// The call as errors name it: `all_reduce(sum of 100 float)`, or with the job's call that it is
-  /// part of, `evaluate (its all_gather(1 uint64))`.
+  /// For errors: `all_reduce(sum of 100 float)`, in a job `evaluate (its all_gather(1 uint64))`.
   std::string text() const;
 
  private:
@@ -132,13 +127,11 @@ struct Call {
 
 namespace lockstep {
 
-/// A call under way, on data that belongs to the call until it is over. The handle stays where it
-/// was made. Its end waits for the call, and never throws: if the call fails then, or if an
-/// exception drives the handle out of its scope before the call was waited for, the communicator
-/// keeps the fault, tells the other ranks, and throws it from its next call.
-///
-/// `Pending` is the backend's part: `test()`, `wait()` and, for the second case, `leave()`, which
-/// returns when nothing uses the call's data any more.
+/// The handle of a call in flight, which cannot be moved; the data must not be used until the call
+/// is complete. The destructor waits and never throws: if the call fails then, or an exception
+/// unwinds the scope before `wait`, the communicator aborts on all ranks and throws the fault from
+/// its next call. `Pending` is the backend's part: `test()`, `wait()` and, while an exception
+/// unwinds, `leave()`, which returns when nothing uses the call's data.
 template <class Pending>
 class [[nodiscard("the handle's end waits for the call")]] Work {
  public:
@@ -161,12 +154,11 @@ class [[nodiscard("the handle's end waits for the call")]] Work {
     }
   }
 
-  /// Is the call over? Carries it on as far as that is possible without waiting. **Host** does not
-  /// block. Throws if the call has failed.
+  /// Is the call complete? Advances it. **Host** does not block. Throws if the call has failed.
   bool test() { return pending_.test(); }
 
-  /// **Host** blocks until the result is here, or on a GPU not at all. **Stream** what the compute
-  /// stream is given from here on sees the result. Throws if the call has failed.
+  /// **Host** blocks until the result is here or, in device memory, enqueued. **Stream** work that
+  /// the compute stream is given afterwards sees the result. Throws if the call has failed.
   void wait() {
     waited_ = true;
     pending_.wait();
@@ -176,7 +168,6 @@ class [[nodiscard("the handle's end waits for the call")]] Work {
   void forget() { waited_ = true; }
 
  private:
-  /// An exception has driven the handle out of its scope.
   [[gnu::cold, gnu::noinline]] void leave() { pending_.leave(); }
 
   detail::EndOfScope scope_;
@@ -188,18 +179,18 @@ class [[nodiscard("the handle's end waits for the call")]] Work {
 
 namespace lockstep::detail {
 
-/// A call that was over before its handle was made.
+/// The `Pending` of a call that was complete before its handle was made.
 struct NothingPending {
   static constexpr bool test() { return true; }
   static constexpr void wait() {}
   static constexpr void leave() {}
 };
 
-/// One number, in place of memory that holds several.
+/// A single number or bool, in place of memory that holds several.
 template <class T>
 concept SingleElement = Element<T> || std::same_as<T, bool>;
 
-/// Elements as they travel: a bool is a byte that is 0 or 1.
+/// Elements as they are sent: a bool is a byte that is 0 or 1.
 template <class T>
 std::span<T> travelling(std::span<T> values) {
   return values;
@@ -212,7 +203,7 @@ inline std::span<const std::uint8_t> travelling(std::span<const bool> values) {
   return {reinterpret_cast<const std::uint8_t*>(values.data()), values.size()};
 }
 
-/// Is this memory of elements that collectives move? Of packed bits, `flat` says why it is not.
+/// Is this memory of elements that collectives take? True for packed bits, which `flat` rejects.
 template <class Data>
 consteval bool holds_elements() {
   using Plain = std::remove_cvref_t<Data>;
@@ -221,8 +212,7 @@ consteval bool holds_elements() {
   return packs_bits<Plain>;
 }
 
-/// The elements of an argument, as they travel. An argument that has none is one error: what
-/// follows sees a span of floats.
+/// The elements of an argument, as they are sent. A rejected one yields floats, to be one error.
 template <class Data>
 auto elements_of(Data&& data) {
   constexpr bool fits = holds_elements<Data>();
@@ -244,8 +234,8 @@ inline constexpr bool is_logical =
     std::same_as<Op, Min> || std::same_as<Op, Max> || std::same_as<Op, BitAnd> ||
     std::same_as<Op, BitOr> || std::same_as<Op, BitXor>;
 
-/// The element type that both arguments of a collective have. Not a member of the front, and no
-/// function's return type: nvcc writes this type's name into code outside of it.
+/// The element type of both arguments of a collective. Neither a member of `Collectives` nor a
+/// function's return type, because nvcc writes this type's name into code outside of it.
 template <class In, class Out>
 struct CommonElement {
   using type = ElementsOf<Out>;
@@ -253,12 +243,11 @@ struct CommonElement {
                 "lockstep: a collective's arguments have one element type");
 };
 
-/// The operation of a collective that reduces nothing.
 struct NoOperation {};
 
-/// `in` and `out` consist of pieces of `count` elements each: one piece, or one for every rank, in
-/// rank order. `in` is empty on a rank that gives nothing (every rank but the root of a scatter),
-/// `out` on a rank that gets nothing. A call in place has the same memory as both.
+/// A call as a value. `in` and `out` consist of pieces of `count` elements: one piece, or one for
+/// every rank, in rank order. `in` is empty on a rank that gives nothing (all but the root of a
+/// scatter), `out` on a rank that gets nothing. A call in place uses one memory for both.
 template <CollectiveKind Kind, class T, class Operation = NoOperation>
 struct Collective {
   static constexpr CollectiveKind kind = Kind;
@@ -280,20 +269,18 @@ struct Collective {
   static constexpr bool collects_pieces = kind == CollectiveKind::all_gather ||
                                           kind == CollectiveKind::gather ||
                                           kind == CollectiveKind::all_to_all;
-  /// Does the result take the place of what was given?
+  /// Does the result replace the input?
   static constexpr bool is_in_place = kind == CollectiveKind::all_reduce ||
                                       kind == CollectiveKind::reduce ||
                                       kind == CollectiveKind::broadcast;
   static constexpr bool is_message =
       kind == CollectiveKind::send || kind == CollectiveKind::receive;
 
-  /// The same call on other memory, with pieces of another length.
   constexpr Collective on(std::span<const T> other_in, std::span<T> other_out,
                           std::size_t other_count) const {
     return {other_in, other_out, other_count, part_of, root, op};
   }
 
-  /// The data of a call in place.
   constexpr std::span<T> data() const
     requires is_in_place
   {
@@ -314,7 +301,6 @@ struct Collective {
   }
 };
 
-/// The calls by their names.
 namespace calls {
 
 using Barrier = Collective<CollectiveKind::barrier, std::uint8_t>;
@@ -339,7 +325,6 @@ using Send = Collective<CollectiveKind::send, T>;
 template <class T>
 using Receive = Collective<CollectiveKind::receive, T>;
 
-/// Every rank's `in`, one behind the other.
 template <class T>
 constexpr AllGather<T> all_gather(std::span<const T> in, std::span<T> out) {
   return {in, out, in.size()};

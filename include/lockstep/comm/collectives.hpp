@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The front of every communicator: all collectives, checked and described once.
+/// @file `Collectives`, the base of communicators: all collectives, checked and described once.
 
 #include <iterator>
 
@@ -12,65 +12,60 @@
 
 namespace lockstep {
 
-/// Pieces of different lengths, one of each rank, one behind the other in rank order.
+/// Pieces of different lengths, one per rank, concatenated in rank order.
 struct GatheredPieces {
   std::vector<std::size_t> counts;   // elements of each rank's piece
   std::vector<std::size_t> offsets;  // where each rank's piece begins
 
-  /// Elements of all pieces together.
   std::size_t total() const { return counts.empty() ? 0 : offsets.back() + counts.back(); }
 };
 
-/// Pieces and their elements. On a rank that does not get the elements, `values` is empty.
+/// Pieces with their elements. `values` is empty on a rank that does not receive the elements.
 template <class T>
 struct Gathered : GatheredPieces {
   std::vector<T> values;
 
-  /// The elements that a rank has brought.
+  /// The elements of a rank's piece.
   std::span<const T> of(Rank rank) const {
     return std::span<const T>(values).subspan(offsets[rank.value()], counts[rank.value()]);
   }
 };
 
 namespace detail {
-/// Pieces of these lengths.
 GatheredPieces pieces_of(std::vector<std::size_t> counts);
 }  // namespace detail
 
 template <class Parent, std::size_t Ranks>
 class Subgroup;
 
-/// The base of every communicator, which has its collectives. Each turns its arguments into a value
-/// (see `Collective`), refuses arguments that cannot be right, and hands the value to `perform`.
-/// Arguments are spans, vectors, arrays or views without gaps, of one element type: a number, or
-/// bool, which is reduced with `Max` or `BitOr` (any rank), `Min` or `BitAnd` (all ranks) or
-/// `BitXor`. A single number may be given as it is; the result is then returned.
+/// The CRTP base of every communicator, which has its collectives. Each checks its arguments, turns
+/// them into a value (see `Collective`) and passes the value to `perform`. Arguments are spans,
+/// vectors, arrays or dense views of one element type: a number, or bool, which is reduced with
+/// `Max` or `BitOr` (any rank), `Min` or `BitAnd` (all ranks) or `BitXor`. A single number may be
+/// passed by value; the result is then returned. Unless a collective says otherwise: **Ranks** all,
+/// in the same order. **Host** and **Stream** as the communicator says.
 ///
 /// A backend derives from `Collectives<Backend>` and has `rank()`, `world_size()`, `timeout()`,
-/// `set_timeout(limit)`, `abandon(reason)` and `execute(call)` for two calls: `calls::Send` and
-/// `calls::Receive`. All other collectives, and groups, have a generic form made of these
-/// (generic.hpp, groups.hpp). A backend has `execute(call)` for more calls where it knows a
-/// faster way. A backend that compares calls by itself, orders them on a stream or counts their
-/// time has `perform(call)` of its own, and leaves the moving of elements to `execute_any(*this,
-/// call)`. An adapter passes `perform` on. `abandon(reason)` gives up: every other rank's call
-/// fails with this reason. `give_up()` does so because an exception has ended this rank's part,
-/// while another thread may be in a call. After a failure (`is_broken()`) every later call fails
-/// too.
-///
-/// Every collective, unless it says otherwise: **Ranks** all of them, in the same order. **Host**
-/// and **Stream** as the communicator says.
+/// `set_timeout(limit)`, `abandon(reason)` and `execute(call)` for `calls::Send` and
+/// `calls::Receive`. Other collectives and groups have a generic form made of these (generic.hpp,
+/// groups.hpp), which a faster `execute(call)` replaces. A backend that compares calls itself,
+/// orders them on a stream or counts their time has its own `perform(call)` and moves elements by
+/// `execute_any(*this, call)`; an adapter forwards `perform`. `abandon(reason)` aborts: every other
+/// rank's call fails with this reason. `give_up()` aborts because an exception has ended this
+/// rank's part, while another thread may be in a call. After a failure (`is_broken()`) every later
+/// call fails.
 template <class Self>
 class Collectives {
   using JobCall = detail::JobCall;
   using Kind = detail::CollectiveKind;
 
  public:
-  /// **Host** blocks until all ranks have come and their earlier calls are done.
+  /// **Host** blocks until all ranks have arrived and their earlier calls are complete.
   void barrier(JobCall part_of = detail::current_job_call()) {
     self().perform(detail::calls::Barrier{{}, {}, 0, part_of});
   }
 
-  /// A barrier with a time limit of its own, whose error lists every rank that is missing.
+  /// A barrier with its own timeout, whose error lists every missing rank.
   void monitored_barrier(std::chrono::milliseconds limit) {
     struct Usual {
       Self& self;
@@ -96,15 +91,15 @@ class Collectives {
     return value;
   }
 
-  /// An asynchronous all-reduce; the handle is a `Work`. The data belongs to the call until it is
-  /// over. **Host** returns at once where the backend can go on by itself.
+  /// An asynchronous all-reduce, whose handle is a `Work`. The data must not be used until the call
+  /// is complete. **Host** returns at once if the backend progresses by itself.
   template <class Data, class Op = Sum>
   auto all_reduce_async(Data&& data, Op op = {}, JobCall part_of = detail::current_job_call()) {
     require_operation<Data, Op>();
     return self().start(make_all_reduce(detail::elements_of(data), op, part_of));
   }
 
-  /// On `root`, data = op over ranks; elsewhere it keeps what it was.
+  /// On `root`, data = op over ranks; elsewhere data is unchanged.
   template <class Data, class Op = Sum>
     requires(!detail::SingleElement<std::remove_cvref_t<Data>>)
   void reduce(Data&& data, Rank root, Op op = {}) {
@@ -116,7 +111,7 @@ class Collectives {
     self().perform(
         make<Kind::reduce>(values, out, values.size(), detail::current_job_call(), root, op));
   }
-  /// One number: the result on `root`, elsewhere what was given.
+  /// One number: the result on `root`, elsewhere the given number.
   template <detail::SingleElement T, class Op = Sum>
   [[nodiscard]] T reduce(T value, Rank root, Op op = {}) {
     reduce(std::span<T>(&value, 1), root, op);
@@ -134,20 +129,19 @@ class Collectives {
                                          is_root(root) ? none : values, values.size(), part_of,
                                          root));
   }
-  /// Root's number.
+  /// One number: root's.
   template <detail::SingleElement T>
   [[nodiscard]] T broadcast(T value, Rank root) {
     broadcast(std::span<T>(&value, 1), root);
     return value;
   }
 
-  /// out = every rank's in, one behind the other. In may be this rank's piece of out.
+  /// out = every rank's in, in rank order. `in` may be this rank's piece of `out`.
   template <class In, class Out>
   void all_gather(const In& in, Out&& out, JobCall part_of = detail::current_job_call()) {
     self().perform(make_all_gather(in, out, part_of));
   }
-  /// The same as an asynchronous call, whose handle is a `Work`. The data belongs to the call until
-  /// it is over. **Host** returns at once where the backend can go on by itself.
+  /// The same, asynchronous: see `all_reduce_async`.
   template <class In, class Out>
   auto all_gather_async(const In& in, Out&& out, JobCall part_of = detail::current_job_call()) {
     return self().start(make_all_gather(in, out, part_of));
@@ -161,28 +155,26 @@ class Collectives {
     return std::vector<T>(all.begin(), all.end());
   }
 
-  /// Every rank's in, one behind the other, where each rank brings as many elements as it has, or
-  /// none: host memory. Bools come as bytes. **Host** blocks until the counts are here.
+  /// All-gathers inputs of different lengths, or empty ones, into new host memory (MPI_Allgatherv);
+  /// bools become bytes. **Host** blocks until the counts are known.
   template <class In>
   auto all_gather_variable(const In& in) {
     return gather_new(detail::elements_of(in), std::nullopt);
   }
-  /// The same into given memory, the host's or a GPU's, which must hold all elements.
+  /// The same into `out`, host or device memory, which must hold all elements.
   template <class In, class Out>
   GatheredPieces all_gather_variable(const In& in, Out&& out) {
     return gather_into<Common<In, Out>>(detail::elements_of(in), detail::elements_of(out),
                                         std::nullopt);
   }
 
-  /// On `root`, every rank's in, where each rank brings as many elements as it has, or none: host
-  /// memory. The other ranks get the counts alone. **Host** blocks until the counts are here.
+  /// Like `all_gather_variable`, on `root` alone (MPI_Gatherv); other ranks get only the counts.
   template <class In>
   auto gather_variable(const In& in, Rank root) {
     require_root(Kind::gather_variable, root);
     return gather_new(detail::elements_of(in), root);
   }
-  /// The same into memory of root's, the host's or a GPU's, which must hold all elements. Elsewhere
-  /// out is not used.
+  /// The same into root's `out`, host or device memory, which must hold all elements.
   template <class In, class Out>
   GatheredPieces gather_variable(const In& in, Out&& out, Rank root) {
     require_root(Kind::gather_variable, root);
@@ -209,20 +201,19 @@ class Collectives {
                                        detail::current_job_call(), root));
   }
 
-  /// out = op over ranks of this rank's piece of in. Out may be that piece of in; the others are
-  /// not changed.
+  /// out = op over ranks of this rank's piece of in. `out` may be that piece; others are unchanged.
   template <class In, class Out, class Op = Sum>
   void reduce_scatter(const In& in, Out&& out, Op op = {}) {
     self().perform(make_reduce_scatter(in, out, op, detail::current_job_call()));
   }
-  /// The same as an asynchronous call: see `all_gather_async`.
+  /// The same, asynchronous: see `all_reduce_async`.
   template <class In, class Out, class Op = Sum>
   auto reduce_scatter_async(const In& in, Out&& out, Op op = {},
                             JobCall part_of = detail::current_job_call()) {
     return self().start(make_reduce_scatter(in, out, op, part_of));
   }
 
-  /// Piece w of out = piece `rank` of rank w's in. The two must not overlap.
+  /// Piece w of out = piece `rank` of rank w's in. `in` and `out` must not overlap.
   template <class In, class Out>
   void all_to_all(const In& in, Out&& out) {
     const auto given = detail::elements_of(in);
@@ -231,9 +222,8 @@ class Collectives {
         make<Kind::all_to_all>(given, got, given.size() / world(), detail::current_job_call()));
   }
 
-  /// Sends elements to one rank. **Ranks** this one, and `to` calls `receive` with the same type
-  /// and count. **Host** may block until it has: two ranks that both send first may wait for each
-  /// other.
+  /// Sends elements to one rank. **Ranks** this one; `to` calls `receive` with the same type and
+  /// count. **Host** may block until then: two ranks that both send first may deadlock.
   template <class Data>
   void send(const Data& data, Rank to) {
     const auto values = detail::elements_of(data);
@@ -258,18 +248,17 @@ class Collectives {
     detail::compare_and_execute(self(), call);
   }
 
-  /// Compares a call over ranks that something else makes.
+  /// Compares a call over ranks without executing it.
   void agree(const detail::Call& call) { detail::compare_gathered(self(), call); }
 
-  /// Starts an asynchronous call; this form makes it at once.
+  /// Starts an asynchronous call; this form executes it at once.
   template <class Call>
   Work<detail::NothingPending> start(const Call& call) {
     self().perform(call);
     return Work<detail::NothingPending>(std::in_place);
   }
 
-  /// Moves pieces of different lengths to `root`, whose out they fill; all ranks know the lengths.
-  /// This form sends messages.
+  /// Gathers pieces, whose lengths all ranks know, in root's `out`; this form sends messages.
   template <class T>
   void gather_pieces(std::span<const T> in, std::span<T> out, const GatheredPieces& pieces,
                      Rank root, [[maybe_unused]] bool on_device) {
@@ -288,7 +277,7 @@ class Collectives {
     }
   }
 
-  /// The communicator of this rank's group, if it is in one. It uses this communicator's messages.
+  /// The communicator of this rank's group, if it is in one; this form uses this one's messages.
   template <std::size_t GroupRanks>
   std::optional<Subgroup<Self, GroupRanks>> split(const detail::GroupPlace& place) {
     self().agree(detail::division_call(place));
@@ -310,8 +299,7 @@ class Collectives {
   std::size_t world() { return self().world_size().value(); }
   bool is_root(Rank root) { return self().rank() == root; }
 
-  /// The call with these arguments, once they are known to have the right sizes. A root alone gives
-  /// pieces for all ranks, or gets pieces of all.
+  /// Makes the call and checks its sizes. Only the root of a gather or scatter has every piece.
   template <Kind K, class T, class Op = detail::NoOperation>
   detail::Collective<K, T, Op> make(std::type_identity_t<std::span<const T>> in, std::span<T> out,
                                     std::size_t count, JobCall part_of, Rank root = Rank{0},
@@ -357,7 +345,7 @@ class Collectives {
                                       op);
   }
 
-  /// The call by which ranks agree on a gather of pieces: to `root`, or to all.
+  /// The description that ranks compare before they gather pieces, to `root` or to all.
   template <class T>
   static detail::Call variable_call(std::optional<Rank> root) {
     detail::Call call;
@@ -368,7 +356,7 @@ class Collectives {
     return call;
   }
 
-  /// Pieces into memory of their own, which is made once the counts are known.
+  /// Gathers into memory that is allocated once the counts are known.
   template <class T>
   auto gather_new(std::span<T> in, std::optional<Rank> root) {
     Gathered<std::remove_const_t<T>> gathered;
@@ -396,9 +384,9 @@ class Collectives {
 
   static constexpr auto any_room = static_cast<std::uint64_t>(-1);
 
-  /// Ranks tell each other, before any element moves, how many elements they bring, how many they
-  /// have room for, and whether their memory is a GPU's. `make_room(total)` is the memory of a rank
-  /// that gets the elements. Too little room on a rank is an error on all of them.
+  /// Before any element moves, ranks exchange how many elements they give and have room for, and
+  /// whether their memory is a GPU's: too little room on one rank is an error on all.
+  /// `make_room(total)` is the memory of a rank that receives the elements.
   template <class T, class MakeRoom>
   GatheredPieces gather_variably(std::span<const T> in, std::optional<Rank> root,
                                  std::uint64_t room, bool on_device, const MakeRoom& make_room) {

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Combining the values of all ranks on a GPU, always in rank order: results are the same
-/// bits on every GPU that computes them. Also the other loops of collectives over elements in a
-/// GPU's memory.
+/// @file Combining all ranks' values on a GPU, always in rank order: results are bitwise equal on
+/// every GPU. Also the other loops of collectives over elements in device memory.
 
 #include <cuda_runtime.h>
 #include <cuda_runtime_api.h>
@@ -20,8 +19,8 @@
 
 namespace lockstep::detail {
 
-/// A pass over elements in packets of 16 bytes. Elements after the last whole packet, and all
-/// elements where an address is not aligned, are taken one at a time.
+/// A pass over elements in packets of 16 bytes. Elements after the last packet, and all elements if
+/// an address is not aligned, are processed one at a time.
 struct PacketPass {
   static constexpr unsigned threads = 512;  // of a block
 
@@ -32,8 +31,7 @@ struct PacketPass {
     return packets + (count - packets * per_packet);
   }
 
-  /// Cuts `count` elements into packets where all addresses and strides allow it: `bits` are all of
-  /// them, in bytes, combined by "or".
+  /// Cuts elements into packets if all addresses and strides, whose bitwise or is `bits`, allow it.
   template <class T>
   static PacketPass cut(std::size_t count, std::uintptr_t bits) {
     return {bits % 16 == 0 ? count / packet_size<T> : 0, count};
@@ -46,7 +44,7 @@ struct PacketPass {
     return dim3(static_cast<unsigned>(std::min(wanted, most)), static_cast<unsigned>(pieces));
   }
 
-  /// Calls `f.operator()<N>(i)` with N elements at i, as the pass is cut.
+  /// Calls `f.operator()<N>(i)` for the N elements at i of every packet or single element.
   template <std::size_t PerPacket, class F>
   __device__ void sweep(const F& f) const {
     const std::size_t stride = static_cast<std::size_t>(gridDim.x) * blockDim.x;
@@ -78,7 +76,6 @@ __device__ void store_some(T* to, const Packet<T, N>& packet) {
   }
 }
 
-/// The values of all ranks, in rank order.
 template <class T>
 struct GatheredValues {
   static constexpr std::size_t static_ranks = dynamic;
@@ -87,8 +84,8 @@ struct GatheredValues {
   __device__ const T* operator()(unsigned w) const { return begin + w * stride; }
 };
 
-/// Piece p of every rank's values, which begins at element p * stride, is combined into `targets`
-/// of the outs, from out[p] on.
+/// Piece p, at element p * stride of every rank's values, is combined into out[p] to out[p +
+/// targets - 1].
 template <class T, class Values, std::size_t MostOuts>
 struct Combination {
   Values values;
@@ -148,8 +145,8 @@ LOCKSTEP_KERNEL finish_elements(const Value* from, T* to, std::size_t count, std
   }
 }
 
-/// Passes on a stream, as kernels; passes over host memory are loops. **Host** does not block for
-/// device memory. **Stream** in its order.
+/// Kernels on a stream; loops for host memory. **Host** blocks for host memory only. **Stream** in
+/// its order.
 class StreamPasses : public StreamCopies {
  public:
   using StreamCopies::StreamCopies;

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Combining the values of all ranks on the host, always in rank order: results are the
-/// same bits on whichever rank computes them. Also the other loops of collectives over
-/// elements.
+/// @file Combining all ranks' values on the host, always in rank order: results are bitwise equal
+/// on whichever rank computes them. Also the other loops of collectives over elements.
 
 #include <cstring>
 
@@ -15,8 +14,7 @@
 
 namespace lockstep::detail {
 
-/// Op without its first and last step, over values that have been prepared. Values that are
-/// prepared once and finished once may be combined in any number of stages.
+/// `Op` between `prepare` and `finish`: prepared values may be combined in any number of stages.
 template <class Op>
 struct Combining : Narrowing {
   static constexpr std::string_view name = Op::name;
@@ -36,8 +34,7 @@ struct Combining : Narrowing {
 
 static_assert(ReduceOp<Combining<Average>, float> && ReduceOp<Combining<Max>, Half>);
 
-/// Elements [begin, end) of `count` that one of `ranks` ranks works on: whole pairs of cache lines,
-/// so that no two ranks write the same.
+/// The range [begin, end) that one rank combines: whole pairs of cache lines (no false sharing).
 template <class T>
 constexpr std::pair<std::size_t, std::size_t> slice_of(std::size_t count, std::size_t rank,
                                                        std::size_t ranks) {
@@ -47,10 +44,9 @@ constexpr std::pair<std::size_t, std::size_t> slice_of(std::size_t count, std::s
           std::min(count, units * (rank + 1) / ranks * unit)};
 }
 
-/// Combines in rank order, `source(w)` being rank w's data, and hands each block of results to
-/// `store(begin, results)`. Every source is read before anything is stored, so results may go where
-/// sources are. A block fits into registers or the first-level cache: every byte of the sources is
-/// loaded from memory once.
+/// Combines in rank order, `source(w)` being rank w's data, and passes blocks of results to
+/// `store(begin, results)`. A block's sources are read before it is stored: results may replace
+/// them. A block fits into registers or L1: every byte of the sources is loaded from memory once.
 template <std::size_t Ranks, class T, class Op, class Source, class Store>
 void combine_blocks(std::size_t ranks, std::size_t begin, std::size_t end, const Op& op,
                     const Source& source, const Store& store) {
@@ -79,8 +75,7 @@ void combine_blocks(std::size_t ranks, std::size_t begin, std::size_t end, const
   }
 }
 
-/// Calls `f(pointers...)` with the pointers of all ranks where unrolling over them pays, and says
-/// whether it did.
+/// Calls `f(pointers...)` if unrolling over the ranks pays, and returns whether it did.
 template <std::size_t Ranks, class T, class F>
 bool with_unrolled(std::span<T* const> pointers, const F& f) {
   const auto call = [&]<std::size_t... W>(std::index_sequence<W...>) {
@@ -95,7 +90,6 @@ bool with_unrolled(std::span<T* const> pointers, const F& f) {
   }
 }
 
-/// The values of all ranks, combined in rank order.
 template <class T, class Op, class... Rest>
 [[gnu::always_inline]] inline T combined(const Op& op, T first, Rest... rest) {
   auto sum = op.prepare(first);
@@ -103,9 +97,8 @@ template <class T, class Op, class... Rest>
   return op.template finish<T>(sum, 1 + sizeof...(Rest));
 }
 
-/// Like `combine_blocks`, for consumers that do more than copy. Blocks are longer, so that a
-/// consumer's work once per block does not matter. They are not longer than 2 KiB: a consumer's
-/// arrays often fall into the same cache sets, and blocks of 8 KiB evict each other.
+/// Like `combine_blocks`, for consumers that do more than copy. Longer blocks amortize their work
+/// per block; beyond 2 KiB (at 8 KiB) their arrays, often in the same cache sets, evict each other.
 template <std::size_t Ranks, class T, class Op, class Consume>
 void consume_blocks(std::span<T* const> sources, std::size_t begin, std::size_t end, const Op& op,
                     const Consume& consume) {
@@ -126,7 +119,7 @@ void consume_blocks(std::span<T* const> sources, std::size_t begin, std::size_t 
 }
 
 /// All-reduces elements [begin, end) in place: loads from all ranks, combines in registers in rank
-/// order, stores to all. It makes two passes over memory for any number of ranks.
+/// order, and stores to all ranks, in two passes over memory for any number of ranks.
 template <std::size_t Ranks, class T, class Op>
 void push(std::span<T* const> targets, std::size_t begin, std::size_t end, const Op& op) {
   const auto unrolled = [&](auto*... target) {
@@ -151,13 +144,13 @@ void copy_elements(const T* from, T* to, std::size_t count) {
 
 /// Passes over host memory. **Host** each blocks until it is done.
 struct HostPasses {
-  /// Memory for `wanted` elements, or for fewer if that is much, of the same kind as `like`.
+  /// Memory of the same kind as `like` for `wanted` elements, or if that is much for fewer.
   template <class T>
   static std::vector<T> scratch(const T*, std::size_t wanted, std::size_t least) {
     return std::vector<T>(std::max(least, std::min(wanted, most_bytes / sizeof(T))));
   }
 
-  /// Is it memory that only a GPU can reach?
+  /// Can only a GPU access this memory?
   static constexpr bool is_device(const void*) { return false; }
   /// Can the passes below use this memory?
   static constexpr bool takes(const void*) { return true; }
@@ -207,9 +200,8 @@ decltype(auto) passes_of(B& backend) {
   }
 }
 
-/// Takes elements [begin, begin + n) of the pieces that are for rank `me`. Those elements of piece
-/// p of rank w lie at `source(w) + p * stride`. `Ranks` is the world's size where the compiler
-/// knows it.
+/// Executes elements [begin, begin + n) of the pieces for rank `me`; those of rank w's piece p are
+/// at `source(w) + p * stride`. `Ranks` is the world size if it is static.
 template <std::size_t Ranks, class C, class Source>
 void take_from_all(const C& call, Rank me, std::size_t world, const Source& source,
                    std::size_t stride, std::size_t begin, std::size_t n) {

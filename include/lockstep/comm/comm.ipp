@@ -115,7 +115,7 @@ LOCKSTEP_INLINE std::string group_name(const std::vector<Rank>& members) {
 
 namespace lockstep::detail::shm {
 
-/// The number after `label` in a file of the kernel; the largest number if there is none.
+/// The number after `label` in a file of /proc or /sys; the largest number if there is none.
 LOCKSTEP_INLINE std::size_t number_in(const char* path, std::string_view label) {
   const std::string contents = read_file(path);
   const std::size_t found = contents.find(label);
@@ -126,7 +126,7 @@ LOCKSTEP_INLINE std::size_t number_in(const char* path, std::string_view label) 
   return end == digits ? std::numeric_limits<std::size_t>::max() : number;
 }
 
-/// How much more memory this process may use, according to the kernel and its control group.
+/// The memory that this process may still use, according to the kernel and its cgroup.
 LOCKSTEP_INLINE std::size_t available_memory() {
   constexpr std::size_t unknown = std::numeric_limits<std::size_t>::max();
   const std::size_t kilobytes = number_in("/proc/meminfo", "MemAvailable:");
@@ -211,7 +211,6 @@ LOCKSTEP_INLINE MemoryFile Engine::make_file(WorldSize world) {
   return file;
 }
 
-// Another process opens the file through the descriptor of the one that made it.
 LOCKSTEP_INLINE std::string Engine::address(const MemoryFile& file) {
   return text({"/proc/", ::getpid(), "/fd/", file.descriptor()});
 }
@@ -367,8 +366,8 @@ LOCKSTEP_INLINE void sleep_on(Counter& counter, std::uint64_t value) {
 
 LOCKSTEP_INLINE bool SharedPeers::has_died(std::size_t w) const {
   const std::uint32_t process = state(w).process.load(std::memory_order_acquire);
-  // The lock comes first: a rank says that it leaves before it unlocks. Asked the other way round,
-  // one that does both in between would have died.
+  // The lock is read first, because a rank sets `left` before it unlocks: in the other order, a
+  // rank that does both in between would look dead.
   return process != 0 && process != static_cast<std::uint32_t>(::getpid()) &&
          !file_->is_locked(Rank{w}) && state(w).left.load(std::memory_order_acquire) == 0;
 }
@@ -393,8 +392,8 @@ LOCKSTEP_INLINE std::optional<Error> SharedPeers::check(const Call& call, const 
   return time_is_over(operation, timeout_, missing_ranks(awaited), rank());
 }
 
-/// The ranks for which a wait has lasted for the whole time limit, and how far they are. Every rank
-/// that has made fewer calls is missing; if there is none, those that have yet to do their part.
+/// The ranks that a timed-out wait lacks, and their progress: every rank that has made fewer calls
+/// or, if there is none, those that have yet to do their part.
 LOCKSTEP_INLINE std::string SharedPeers::missing_ranks(const Awaited& awaited) const {
   const std::uint64_t expected = calls_made(rank_);
   bool any_behind = false;

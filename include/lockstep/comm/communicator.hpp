@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The communicator concepts, what a split is told, and plain host memory for backends
-/// that need no other.
+/// @file The communicator concepts, a rank's place among groups, and `allocate` for any backend.
 
 #include <cstdio>
 
@@ -11,7 +10,7 @@
 
 namespace lockstep::detail {
 
-/// One rank's place in a division of all ranks. `group` tells groups of one division apart.
+/// One rank's place in a division of all ranks into groups; `group` is MPI's color.
 struct GroupPlace {
   std::size_t group = dynamic;  // `dynamic`: this rank is in no group
   Rank rank{};                  // in its group
@@ -24,7 +23,7 @@ struct GroupPlace {
   WorldSize world() const { return WorldSize{members.size()}; }
 };
 
-/// The call by which ranks agree on a division before they make its groups.
+/// The description of a division, which ranks compare before they make its groups.
 inline Call division_call(const GroupPlace& place) {
   Call call;
   call.kind = CollectiveKind::new_group;
@@ -34,7 +33,6 @@ inline Call division_call(const GroupPlace& place) {
   return call.with(text);
 }
 
-/// Gives a communicator `allocate`.
 template <class Arena>
 class Allocating {
  public:
@@ -53,10 +51,9 @@ using HostAllocating = Allocating<HostArena>;
 
 namespace lockstep {
 
-/// Ranks that exchange typed elements. Every member but `rank` and `world_size` is collective: all
-/// ranks call it, in the same order. Counts are elements, never bytes. Results of reductions are
-/// the same bits on all ranks. Every backend has all of them: the front (collectives.hpp) makes
-/// those that a backend does not have itself.
+/// Ranks that exchange typed elements; counts are elements, never bytes. All ranks call every
+/// member in the same order, except `rank`, `world_size`, `send`, `receive` and `abandon`.
+/// Reductions are bitwise equal on all ranks. `Collectives` implements what a backend does not.
 template <class C>
 concept Communicator =
     requires(C& comm, std::span<float> data, std::span<const float> in, Rank root) {

@@ -1,18 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The generic form of every collective that a backend does not have itself, made of those
-/// that it has: messages at least.
+/// @file Generic forms of the collectives that a backend lacks, made of messages and those it has.
 
 #include "lockstep/comm/call/peers.hpp"
 #include "lockstep/comm/combine.hpp"
 
 namespace lockstep::detail {
 
-/// A backend that executes this call in its own way.
 template <class B, class C>
 concept Executes = requires(B& backend, const C& call) { backend.execute(call); };
 
-/// Executes a call: the backend's way, or the generic one. All ranks are known to make it.
+/// Executes a call that all ranks have agreed on: by the backend's `execute`, or the generic form.
 template <class B, class C>
 void execute_any(B& backend, const C& call) {
   if constexpr (Executes<B, C>) {
@@ -22,10 +20,7 @@ void execute_any(B& backend, const C& call) {
   }
 }
 
-// Comparing.
-
-/// Throws on all ranks unless all have described the same call. **Host** blocks until all have
-/// come.
+/// Throws on all ranks unless all describe the same call. **Host** blocks until all have arrived.
 template <class B>
 void compare_gathered(B& backend, const Call& call) {
   const std::size_t world = backend.world_size().value();
@@ -40,7 +35,7 @@ void compare_gathered(B& backend, const Call& call) {
   if (error) throw Error(call.text(), error->problem(), error->advice(), backend.rank());
 }
 
-/// Tells the receiver which message comes, so that it can compare.
+/// Sends the message's description ahead of it; the receiver throws if the two calls do not match.
 template <class B, class C>
 void announce_message(B& backend, const C& message) {
   Call said = message.call();
@@ -54,7 +49,7 @@ void announce_message(B& backend, const C& message) {
   }
 }
 
-/// Performs a call for a backend that does not compare calls itself. If it fails, all ranks fail.
+/// Performs a call for a backend that does not compare calls itself. An error aborts all ranks.
 template <class B, class C>
 void compare_and_execute(B& backend, const C& call) {
   try {
@@ -71,10 +66,7 @@ void compare_and_execute(B& backend, const C& call) {
   }
 }
 
-// Moving.
-
-/// Calls `f()`, whose messages may travel at the same time if the backend can do that. Their order
-/// is such that none waits for ever if each blocks.
+/// Calls `f()`, whose messages a backend may group; their order avoids deadlock if messages block.
 template <class B, class F>
 void together(B& backend, const F& f) {
   if constexpr (requires { backend.grouped(f); }) {
@@ -84,10 +76,9 @@ void together(B& backend, const F& f) {
   }
 }
 
-/// Every rank sends `count` elements of `in` to every rank: the elements at `w * stride` go to rank
-/// w, which puts those of rank v at `v * count`. Messages may block until they are received: in
-/// round s every rank meets the one partner with which its number adds up to s, and the lower of
-/// the two sends first.
+/// Sends the `count` elements at `w * stride` of `in` to every rank w, and receives those of rank v
+/// at `v * count` of `out`. Messages may block: in round s every rank meets the partner whose rank
+/// and its own add up to s (modulo the world size), and the lower rank sends first.
 template <class B, class T>
 void exchange(B& backend, std::span<const T> in, std::size_t stride, std::span<T> out,
               std::size_t count) {
@@ -158,7 +149,7 @@ void execute_generically(B& backend, const calls::AllToAll<T>& call) {
 // Reducing: pieces are gathered and combined in rank order, as much as scratch memory holds.
 
 /// Calls `part(scratch, begin, n)` for elements [begin, begin + n) of `count`, with scratch memory
-/// for as many elements of every rank.
+/// for that many elements of every rank.
 template <class B, class T, class Part>
 void in_parts(B& backend, const T* like, std::size_t count, const Part& part) {
   if (count == 0) return;

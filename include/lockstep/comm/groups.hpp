@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Communicators of some of the ranks, from lists or from topologies, and collectives of
-/// strings.
+/// @file Communicators of some of the ranks, by list or by topology, and collectives of strings.
 
 #include <exception>
 
@@ -29,7 +28,7 @@ class Subgroup : public Collectives<Subgroup<Parent, Ranks>>, public detail::Hos
   void give_up() { parent_->give_up(); }
   bool is_broken() const { return parent_->is_broken(); }
 
-  // For the front.
+  // Called by `Collectives`.
 
   template <class C>
     requires C::is_message
@@ -59,7 +58,7 @@ std::string& broadcast_object(C& comm, std::string& object, Rank root) {
   comm.broadcast(detail::bytes_of(object), root);
   return object;
 }
-/// The same for one that has no name: `const auto id = broadcast_object(comm, make_id(), Rank{0});`
+/// The same for a temporary: `const auto id = broadcast_object(comm, make_id(), Rank{0});`
 template <Communicator C>
 [[nodiscard("the object is returned")]] std::string broadcast_object(C& comm,
                                                                      const std::string& object,
@@ -92,7 +91,7 @@ std::vector<std::string> gather_objects(C& comm, std::string object, Rank root) 
   return objects;
 }
 
-/// Root has an object for every rank; each rank gets its own. **Ranks** all. **Host** blocks.
+/// This rank's object of root's `objects`, one for every rank. **Ranks** all. **Host** blocks.
 template <Communicator C>
 std::string scatter_objects(C& comm, const std::vector<std::string>& objects, Rank root) {
   std::string mine;
@@ -106,8 +105,7 @@ std::string scatter_objects(C& comm, const std::vector<std::string>& objects, Ra
 
 namespace detail {
 
-/// The place of `parent`'s rank where the listed ranks are the only group. A list that cannot be a
-/// group is an error.
+/// This rank's place if `members` is the only group. Throws unless they are distinct ranks.
 template <class Parent>
 GroupPlace place_among(const std::vector<Rank>& members, const Parent& parent) {
   const auto require = [&](bool ok, const char* problem) {
@@ -131,7 +129,6 @@ GroupPlace place_among(const std::vector<Rank>& members, const Parent& parent) {
   return place;
 }
 
-/// The place of `parent`'s rank in a topology.
 template <Topology T, class Parent>
 GroupPlace place_in(const T& topology, const Parent& parent) {
   if (topology.world_size() != parent.world_size()) {
@@ -152,8 +149,7 @@ GroupPlace place_in(const T& topology, const Parent& parent) {
 
 }  // namespace detail
 
-/// What `new_group` returns: a `std::optional` that is empty on a rank outside of the group. To use
-/// an empty one is an error that says so.
+/// What `new_group` returns: empty on ranks outside of the group, where access throws.
 template <class C>
 class OptionalGroup : public std::optional<C> {
   using Base = std::optional<C>;
@@ -184,17 +180,16 @@ class OptionalGroup : public std::optional<C> {
   Rank rank_;
 };
 
-/// A communicator of the listed ranks, in the listed order; nothing on the others. **Ranks** all of
-/// `parent`, members or not, with the same list. **Host** blocks until the members have met.
+/// A communicator of the listed ranks, in the listed order; empty on the others. **Ranks** all of
+/// `parent`, members or not, with the same list. **Host** blocks until the members have joined.
 template <Splitting Parent>
 auto new_group(Parent& parent, const std::vector<Rank>& members) {
   auto group = parent.template split<dynamic>(detail::place_among(members, parent));
   return OptionalGroup<typename decltype(group)::value_type>(std::move(group), parent.rank());
 }
 
-/// The group of `topology` that this rank is in. Where the topology is static, the group's size is
-/// too: `join_groups(comm, Grid<6, 3>{})` is a communicator whose world of 3 the compiler knows.
-/// **Ranks** all of `parent`. **Host** blocks until all have come.
+/// This rank's group in `topology`. A static topology gives a static group size, such as 3 for
+/// `join_groups(comm, Grid<6, 3>{})`. **Ranks** all. **Host** blocks until all have joined.
 template <Topology T, Splitting Parent>
 auto join_groups(Parent& parent, const T& topology = {}) {
   auto group =

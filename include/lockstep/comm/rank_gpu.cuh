@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The GPU of a rank that has been launched, whether another rank has it too, plain memory of
-/// it, and whether a call's memory is the host's or a GPU's. Code of the host only, for files that
-/// nvcc does not compile.
+/// @file A launched rank's GPU and its memory, ranks that share a GPU, and whether a call's memory
+/// is the host's or a GPU's. Host code only, for files that nvcc does not compile.
 
 #include <cuda_runtime_api.h>
 #include <cctype>
@@ -28,15 +27,14 @@
 
 namespace lockstep::detail {
 
-/// Where the arguments of a call are.
 struct CallMemory {
   bool on_host = true;      // the host works on them; an empty call needs no GPU either
   bool is_managed = false;  // host code may read a result as soon as the call is over
 };
 enum class MemoryKind { host, managed, device };
 
-/// What memory an argument of a call is. That of another GPU than the rank's own is an error:
-/// memory of a pool (`cudaMallocAsync`) is as good as any.
+/// The kind of memory of a call's argument; that of a pool (`cudaMallocAsync`) is device memory
+/// too. Throws for memory of another GPU than the rank's.
 template <class C>
 MemoryKind memory_kind(const void* pointer, const Gpu& own, const C& call, const char* argument) {
   cudaPointerAttributes attributes{};
@@ -53,8 +51,8 @@ MemoryKind memory_kind(const void* pointer, const Gpu& own, const C& call, const
               own.rank());
 }
 
-/// Looks at each argument of a call by `look(pointer, argument's name)`. Arguments in host memory
-/// and in device memory are an error. Managed memory is either.
+/// The memory of a call's arguments, by `look(pointer, argument's name)`. Throws if one is host
+/// memory and the other device memory; managed memory is either.
 template <class C, class Look>
 CallMemory memory_of(const C& call, const Gpu& own, const Look& look) {
   using enum MemoryKind;
@@ -116,19 +114,17 @@ class StreamCopies {
   cudaStream_t stream_;
 };
 
-/// Gives a communicator `allocate`, of memory of the current GPU.
 using DeviceAllocating = Allocating<DeviceArena>;
 
-/// The GPU's place on the PCI bus.
 inline std::string bus_id(const Gpu& gpu) {
   char id[32] = {};
   check_cuda(cudaDeviceGetPCIBusId(id, sizeof id, gpu.device()), "cudaDeviceGetPCIBusId");
   return id;
 }
 
-/// Binds the calling thread, which is a rank's, to the NUMA node of its current GPU: copies between
-/// host and GPU, and launches, need not cross to another socket. Rank 0 says so. Does nothing where
-/// a host has one node or does not tell the GPU's, and never gives a thread more cores than it has.
+/// Binds the calling rank's thread to its GPU's NUMA node, so that copies and launches do not cross
+/// sockets; rank 0 reports it. Does nothing if the host has one node or does not report the GPU's,
+/// and never gives a thread more cores than it has.
 inline void stay_near(const Gpu& gpu) {
   if (!wants_numa()) return;
   std::string bus = bus_id(gpu);
@@ -142,11 +138,10 @@ inline void stay_near(const Gpu& gpu) {
              stderr);
 }
 
-/// The GPU with the number of the rank's place on its host. It becomes this thread's current one,
-/// and the thread stays near it. Where all ranks of a host are threads of this process, GPUs are
-/// shared if there are too few, and that is an error unless it was asked for. Processes may see
-/// different GPUs: they take those that they see in turn, and compare when they meet
-/// (`compare_gpus`).
+/// The GPU whose number is the rank's local rank. It becomes this thread's current device, and the
+/// thread stays near it. If all ranks of a host are threads of this process and GPUs are too few,
+/// sharing them is an error unless it was asked for. Processes may see different GPUs: they use
+/// those that they see in turn, and `compare_gpus` finds shared ones.
 inline std::shared_ptr<Gpu> gpu_of(const Membership& member) {
   const bool are_threads = member.process_ranks >= member.local_world;
   auto gpu = std::make_shared<Gpu>(Gpu::of(member.rank, member.local_rank, member.local_world,
@@ -155,9 +150,8 @@ inline std::shared_ptr<Gpu> gpu_of(const Membership& member) {
   return gpu;
 }
 
-/// The name of a GPU that this process sees: `GPU-` and its UUID as nvidia-smi writes it, or the
-/// name of a MIG slice. A process that uses a slice was given its name by CUDA_VISIBLE_DEVICES; the
-/// UUID that CUDA reports can be that of the whole GPU.
+/// A GPU's name: `GPU-` and its UUID as nvidia-smi writes it, or the name of a MIG slice in
+/// CUDA_VISIBLE_DEVICES, because the UUID that CUDA reports can be the whole GPU's.
 inline std::string gpu_name(const Gpu& gpu) {
   const char* const list = std::getenv("CUDA_VISIBLE_DEVICES");
   const auto device = static_cast<std::size_t>(gpu.device());
@@ -172,14 +166,13 @@ inline std::string gpu_name(const Gpu& gpu) {
     name += "0123456789abcdef"[byte >> 4];
     name += "0123456789abcdef"[byte & 15];
   }
-  // Tests count more GPUs than there are.
+  // Tests emulate more GPUs than there are.
   if (logical_gpus() != 0) name += " as number " + std::to_string(gpu.index());
   return name;
 }
 
-/// The ranks of a communicator tell each other which GPU they have. Two that have the same one are
-/// an error on all ranks, unless `LOCKSTEP_SHARE_GPUS=1` allows it. `name` is the communicator's
-/// own. **Ranks** all. **Host** blocks until all have come.
+/// Compares the GPUs of the ranks of communicator `name`. Ranks that share one are an error on all,
+/// unless `LOCKSTEP_SHARE_GPUS=1` allows it. **Ranks** all. **Host** blocks until all have joined.
 inline GpuVerdict compare_gpus(const Membership& member, Store& store, const Gpu& gpu,
                                const std::string& name) {
   // A hash of the host is enough to compare, and short where there are thousands of ranks.
@@ -204,8 +197,7 @@ inline GpuVerdict compare_gpus(const Membership& member, Store& store, const Gpu
   return verdict;
 }
 
-/// The GPU of a rank of many processes, which no other rank has unless that was asked for.
-/// **Ranks** all. **Host** blocks until all have come.
+/// `gpu_of`, then `compare_gpus`. **Ranks** all. **Host** blocks until all have joined.
 inline std::shared_ptr<Gpu> gpu_of_process(const Membership& member, Store& store,
                                            const std::string& name) {
   std::shared_ptr<Gpu> gpu = gpu_of(member);

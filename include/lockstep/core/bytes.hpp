@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Byte counts: `25_MiB`, rounding up to an alignment, products that notice overflow.
+/// @file Byte counts: `25_MiB`, alignment, and products that detect overflow.
 
 #include <limits>
 
@@ -16,25 +16,24 @@ constexpr std::size_t operator""_GiB(unsigned long long n) { return n << 30; }
 
 }  // namespace literals
 
-/// Every parameter and bucket starts at a multiple of this: of a cache line, of a CUDA memory
+/// The alignment of parameters and buckets: a multiple of a cache line, of a CUDA memory
 /// transaction and of every vector register.
 inline constexpr std::size_t arena_alignment = 256;
 
 namespace detail {
 
-/// The smallest multiple of `alignment` (a power of two) that is not below `n`.
+/// Rounds up to a multiple of `alignment`, a power of two.
 constexpr std::size_t align_up(std::size_t n, std::size_t alignment = arena_alignment) {
   return (n + alignment - 1) & ~(alignment - 1);
 }
 
-/// The result of `saturating_product` when the product does not fit.
+/// The result of `saturating_product` on overflow.
 inline constexpr std::size_t too_large = std::numeric_limits<std::size_t>::max();
 
-/// The most bytes of an arena: plans, several states of an optimizer in wider types and the arenas
-/// of all ranks together are counted without overflow.
+/// The maximum size of an arena. Sums of plans, of several optimizer states in wider types and of
+/// the arenas of all ranks then do not overflow.
 inline constexpr std::size_t most_arena_bytes = std::size_t{1} << 56;
 
-/// a * b, or `too_large`.
 constexpr std::size_t saturating_product(std::size_t a, std::size_t b) {
   if (a == 0 || b == 0) return 0;
   return a > too_large / b ? too_large : a * b;

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The checked mode, LOCKSTEP_CHECKED: views check their indices, and gradients are checked
-/// for being written whole. It is for debug builds, and all files of a program are compiled with it
-/// or none.
+/// @file The checked mode for debug builds, LOCKSTEP_CHECKED: views check their indices, and
+/// gradients are checked for being completely written. All files of a program have to agree on it.
 
 #if defined(LOCKSTEP_CHECKED)
 #include <cstdio>
@@ -13,28 +12,27 @@
 
 namespace lockstep::detail {
 
-// A program whose files disagree about the mode would have two versions of one function. So they
-// have a symbol in common that is thread-local in one mode only, which a linker refuses.
+// Files that disagree on the mode would violate the one-definition rule. Their common symbol is
+// thread-local in one mode only, so that the linker rejects them.
 #if defined(LOCKSTEP_CHECKED)
 inline constexpr bool is_checked = true;
 [[gnu::used]] inline thread_local char lockstep_checked_in_all_files_or_in_none = 0;
 #else
 inline constexpr bool is_checked = false;
-#if !defined(LOCKSTEP_LIBRARY)  // The compiled library makes no view, and goes with both modes.
+#if !defined(LOCKSTEP_LIBRARY)  // The compiled library makes no views and links with both modes.
 [[gnu::used]] inline char lockstep_checked_in_all_files_or_in_none = 0;
 #endif
 #endif
 
-/// What a view needs to check its indices: nothing, unless the mode is on.
+/// The index check of a view; empty unless the mode is on.
 template <bool Checked>
 class IndexCheck {};
 
 #if defined(LOCKSTEP_CHECKED)
-/// The name of the tensor is kept in the view, because device code cannot read the host's memory.
+/// The view holds a copy of the tensor's name, because device code cannot read host memory.
 template <>
 class IndexCheck<true> {
  public:
-  /// Names that are too long are cut.
   constexpr void set_name(std::string_view name) {
     std::size_t length = 0;
     for (; length != name.size() && length + 1 != sizeof name_; ++length)
@@ -52,7 +50,7 @@ class IndexCheck<true> {
   }
 
  private:
-  /// Device code cannot throw: it prints the sentence and ends the kernel.
+  /// Device code cannot throw: it prints the message and traps.
   LOCKSTEP_HOST_DEVICE void refuse(long long index, std::size_t axis, std::size_t extent) const {
 #if defined(__CUDA_ARCH__)
     printf("lockstep: %s: index %lld of axis %d is out of range, its extent is %llu\n", name_,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A 64-bit checksum of bytes, as fast as memory is read: what files are checked by.
+/// @file A 64-bit checksum for files, computed at the speed of memory.
 
 #include <bit>
 #include <cstring>
@@ -9,10 +9,10 @@
 
 namespace lockstep::detail {
 
-/// Eight lanes take the 64-bit words of the data in turn, two words at a step. A step is a
-/// bijection of the lane and of each word, and so is what joins the lanes: bytes that differ within
-/// one word never have the same checksum, others hardly ever. It guards against accidents, not
-/// against people. It is the same on every machine, in whatever portions the bytes come.
+/// Eight lanes consume the 64-bit words of the data in turn, two words per step. Each step, and the
+/// joining of the lanes, is a bijection of the lane and of each word: data that differ within one
+/// word never have the same checksum, others hardly ever. It is not cryptographic, and does not
+/// depend on the machine or on the division of the data into calls.
 class Checksum {
  public:
   Checksum& add(std::span<const std::byte> bytes);
@@ -29,14 +29,14 @@ class Checksum {
 
   Lanes lanes_{random_at(0, 0), random_at(0, 1), random_at(0, 2), random_at(0, 3),
                random_at(0, 4), random_at(0, 5), random_at(0, 6), random_at(0, 7)};
-  std::array<std::byte, block_bytes> rest_{};  // the bytes behind the last whole block
+  std::array<std::byte, block_bytes> rest_{};  // the bytes after the last whole block
   std::uint64_t length_ = 0;
 };
 
-/// A checksum as it stands in files: 16 hexadecimal digits.
+/// As in files: 16 hexadecimal digits.
 std::string checksum_text(std::uint64_t checksum);
 
-/// The checksum that such a text means; nothing where it is no such text.
+/// Empty where `text` is no checksum.
 std::optional<std::uint64_t> checksum_from(std::string_view text);
 
 }  // namespace lockstep::detail

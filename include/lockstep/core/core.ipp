@@ -163,8 +163,8 @@ LOCKSTEP_INLINE std::string duration_text(double seconds) {
 
 LOCKSTEP_INLINE std::string error_sentence(std::string_view operation, std::string_view problem,
                                            std::string_view advice, std::optional<Rank> rank) {
-  // What a name of a file or a tensor contains must not end the text. Messages of other libraries
-  // have several lines.
+  // Control characters in names of files or tensors must not truncate or garble the message.
+  // Newlines stay: messages of other libraries have several lines.
   return printable(text({"lockstep: ", rank ? text({"rank ", *rank, ", "}) : std::string(),
                          operation, ": ", problem, "; ", advice}),
                    "\n\t");
@@ -237,7 +237,7 @@ LOCKSTEP_INLINE const char* Stopped::what() const noexcept { return words_.c_str
 
 namespace lockstep::detail {
 
-/// The failures that were told and not taken, for all `LateFailures` of this process.
+/// The reported failures that no `LateFailures` of this process has taken.
 struct ToldFailures {
   std::mutex mutex;
   std::size_t listeners = 0;
@@ -245,12 +245,11 @@ struct ToldFailures {
 };
 
 LOCKSTEP_INLINE ToldFailures& told_failures() {
-  // Never destroyed: objects of static storage tell of failures as late as that.
+  // Never destroyed, because destructors of static objects report failures too.
   static ToldFailures& all = *new ToldFailures;
   return all;
 }
 
-/// Prints a failure in one piece, with its rank.
 LOCKSTEP_INLINE void print_late_failure(const LateFailure& failure) {
   const std::string whose = failure.rank ? text({"rank ", *failure.rank, ": "}) : std::string();
   std::string line;
@@ -349,10 +348,10 @@ LOCKSTEP_INLINE TaskQueue::~TaskQueue() {
 
 LOCKSTEP_INLINE void TaskQueue::post(Task& task) {
   const std::lock_guard lock(mutex_);
-  // A task whose thread cannot be started is never run, so it must not be linked either.
+  // The thread comes first: a task must not stay in the queue if its thread cannot be started.
   if (!thread_.is_running()) [[unlikely]] {
-    thread_ =
-        Thread(name_, [this] { run(); }, [](const std::exception_ptr&) {});  // tasks keep errors
+    thread_ = Thread(
+        name_, [this] { run(); }, [](const std::exception_ptr&) {});  // tasks store their errors
   }
   (first_ == nullptr ? first_ : last_->next) = &task;
   last_ = &task;
@@ -396,7 +395,7 @@ LOCKSTEP_INLINE void TaskQueue::run() {
     lock.lock();
     first_ = task.next;
     task.error = error;
-    task.is_over = true;  // from here on its owner may end it
+    task.is_over = true;  // from here on its owner may destroy it
     changed_.notify_all();
   }
 }
@@ -418,13 +417,13 @@ LOCKSTEP_INLINE std::string_view name_in_folder(std::string_view path) {
   return path.substr(path.rfind('/') + 1);
 }
 
-/// What to do about an error of a system call, where `FOLDER` is that of the file.
+/// Advice for some errno values; `FOLDER` stands for the folder of the file.
 struct FileAdvice {
   int errors[3];
   std::string_view advice;
 };
 
-/// Throws: the first advice for the error, or the last of all, which is for every other error.
+/// Throws with the first matching advice; the last entry is for all other errors.
 [[noreturn]] LOCKSTEP_INLINE void fail_file(std::string_view operation, std::string_view path,
                                             std::string_view problem, int error,
                                             std::span<const FileAdvice> all) {
@@ -555,7 +554,7 @@ LOCKSTEP_INLINE std::size_t open_files() {
   std::size_t count = 0;
   while (const dirent* const entry = ::readdir(folder)) count += entry->d_name[0] != '.' ? 1 : 0;
   ::closedir(folder);
-  return count - 1;  // without the folder itself
+  return count - 1;  // without the descriptor of the folder itself
 }
 
 LOCKSTEP_INLINE std::size_t prefer_open_files(std::size_t more) {
@@ -629,7 +628,7 @@ LOCKSTEP_INLINE Terminal detect_terminal(std::FILE* file, ProgressStyle style) {
   const int fd = ::fileno(file);
   struct stat status{};
   const char* told = fd == STDOUT_FILENO ? std::getenv(columns_variable) : nullptr;
-  // A rank whose stdout was redirected to a file still has the variable.
+  // The variable is also set where a rank's stdout was redirected to a file.
   if (told != nullptr && ::fstat(fd, &status) == 0 && S_ISFIFO(status.st_mode)) {
     if (*told >= '0' && *told <= '9') found.columns = std::strtoul(told, nullptr, 10);
     found.is_terminal = true;
@@ -651,7 +650,7 @@ LOCKSTEP_INLINE std::size_t utf8_size(std::string_view text) {
   if (lead < 0x80) return 1;
   if (lead < 0xc2 || lead > 0xf4) return 0;
   const std::size_t size = lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
-  // The second byte of some characters has narrower limits.
+  // Some lead bytes restrict the second byte.
   const unsigned low = lead == 0xe0 ? 0xa0 : lead == 0xf0 ? 0x90 : 0x80;
   const unsigned high = lead == 0xed ? 0x9f : lead == 0xf4 ? 0x8f : 0xbf;
   if (byte(1) < low || byte(1) > high) return 0;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A point in time after which waiting is over, in the forms that poll() and messages need,
-/// and time limits as text.
+/// @file A point in time at which a wait ends, and time limits as text.
 
 #include <climits>
 
@@ -13,7 +12,7 @@ class Deadline {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// `limit` from now. Anything beyond a year is `never`, so that adding it cannot overflow.
+  /// `limit` from now. More than a year is `never`, so that the sum cannot overflow.
   static Deadline after(std::chrono::milliseconds limit) {
     if (limit > std::chrono::hours(24 * 365)) return never();
     return Deadline(limit.count() > 0 ? Clock::now() + limit : Clock::now());
@@ -21,14 +20,13 @@ class Deadline {
   static Deadline at(Clock::time_point when) { return Deadline(when); }
   static Deadline never() { return Deadline(Clock::time_point::max()); }
 
-  /// The earlier of two.
   friend Deadline sooner(Deadline a, Deadline b) { return a.when_ < b.when_ ? a : b; }
 
   Clock::time_point when() const { return when_; }
   bool is_ever() const { return when_ != Clock::time_point::max(); }
   bool passed() const { return when_ != Clock::time_point::max() && Clock::now() >= when_; }
 
-  /// For poll(): -1 is for ever. Rounded up, or the last millisecond would be spent spinning.
+  /// The argument of poll(), -1 for no limit; rounded up, so that no wait ends early and spins.
   int poll_timeout() const {
     if (when_ == Clock::time_point::max()) return -1;
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(when_ - Clock::now()).count();
@@ -41,11 +39,10 @@ class Deadline {
   Clock::time_point when_;
 };
 
-/// `2 s`, `0.25 s`: time limits as messages write them.
+/// A time limit in messages: `2 s`, `0.25 s`.
 std::string seconds_text(std::chrono::milliseconds limit);
 
-/// A time limit in seconds, with or without a fraction. `name` is the variable or option that has
-/// this text.
+/// Parses a time limit in seconds, which may have a fraction; see `parse_number` for `name`.
 std::chrono::milliseconds parse_seconds(std::string_view name, std::string_view text);
 
 }  // namespace lockstep::detail

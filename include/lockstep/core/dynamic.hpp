@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `dynamic`: a size known only at run time, wherever a size is a template argument; loops
-/// whose index is a constant, and an index that becomes one.
+/// @file `dynamic`, a size known at run time only, and functions with constants as indices.
 
 #include "lockstep/core/standard.hpp"
 
 namespace lockstep::detail {
 
-/// Calls `f(std::integral_constant<std::size_t, I>{})` for every I from `First` on, `Count` times.
-/// Halves of halves, because compilers do not survive an expression nested ten thousand deep.
+/// Calls `f(std::integral_constant<std::size_t, I>{})` for `Count` values of I from `First` on. The
+/// recursion by halves keeps expressions shallow: compilers fail at a nesting of ten thousand.
 template <std::size_t Count, std::size_t First = 0, class F>
 constexpr void for_each_index(F&& f) {
   if constexpr (Count > 32) {
@@ -21,8 +20,7 @@ constexpr void for_each_index(F&& f) {
   }
 }
 
-/// Calls `f(std::integral_constant<std::size_t, I>{})` for I = `index`, one of `Count` from `First`
-/// on. It is found by halves.
+/// Calls `f(std::integral_constant<std::size_t, I>{})` for I = `index`, found by bisection.
 template <std::size_t Count, std::size_t First = 0, class F>
 constexpr decltype(auto) with_index(std::size_t index, F&& f) {
   if constexpr (Count == 1) {
@@ -38,11 +36,11 @@ constexpr decltype(auto) with_index(std::size_t index, F&& f) {
 
 namespace lockstep {
 
-/// Stands for "known at construction": `World<dynamic>`, `Grid<dynamic, 4>`,
-/// `Parameter<"w", float, dynamic, 784>`. The same value as `std::dynamic_extent`.
+/// A size that is known at construction, equal to `std::dynamic_extent`: `World<dynamic>`,
+/// `Grid<dynamic, 4>`, `Parameter<"w", float, dynamic, 784>`.
 inline constexpr std::size_t dynamic = static_cast<std::size_t>(-1);
 
-/// A size that costs no storage when the compiler knows it.
+/// A size that takes no storage when it is a constant.
 template <std::size_t N>
 struct Size {
   constexpr Size() = default;
@@ -60,7 +58,6 @@ struct Size<dynamic> {
 
 namespace detail {
 
-/// `size`, unless the compiler knows it.
 template <std::size_t N>
 constexpr Size<N> make_size(std::size_t size) {
   if constexpr (N == dynamic) {

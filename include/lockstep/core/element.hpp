@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The types a tensor's elements can have: as types, and as values that tables can hold, and
-/// elements in another type.
+/// @file The element types of tensors, as types and as enumerators, and conversion between them.
 
 #include <tuple>
 
@@ -28,12 +27,11 @@ enum class ElementKind : std::uint8_t {
 
 namespace detail {
 
-/// One more than the largest `ElementKind`: the size of a table indexed by it.
 inline constexpr std::size_t element_kinds = 13;
 
 }  // namespace detail
 
-/// The kind of T; `unsupported` where no tensor can hold T. Integers are told apart by size and
+/// The kind of T; `unsupported` where no tensor can hold T. Integers are distinguished by size and
 /// sign, so that `long` and `long long` are one kind.
 template <class T>
 constexpr ElementKind element_kind() {
@@ -56,11 +54,11 @@ constexpr ElementKind element_kind() {
 template <class T>
 concept Element = element_kind<T>() != ElementKind::unsupported;
 
-/// An element that has gradients.
+/// An element type that can have gradients.
 template <class T>
 concept FloatingElement = Element<T> && !std::integral<T>;
 
-/// An element type that is an integer.
+/// An integer element type.
 template <class T>
 concept IntegerElement = Element<T> && std::integral<T>;
 
@@ -75,13 +73,11 @@ constexpr bool is_floating(ElementKind kind) {
   return kind >= ElementKind::f64 && kind <= ElementKind::bf16;
 }
 
-/// Bytes of one element.
 constexpr std::size_t element_size(ElementKind kind) {
   constexpr std::size_t sizes[element_kinds] = {0, 8, 4, 2, 2, 1, 2, 4, 8, 1, 2, 4, 8};
   return sizes[static_cast<std::size_t>(kind)];
 }
 
-/// The name of an element type in messages.
 constexpr std::string_view element_name(ElementKind kind) {
   constexpr std::string_view names[element_kinds] = {
       "unsupported", "double", "float", "half",   "bfloat16", "int8",  "int16",
@@ -89,28 +85,28 @@ constexpr std::string_view element_name(ElementKind kind) {
   return names[static_cast<std::size_t>(kind)];
 }
 
-/// The types behind the kinds, in the order of `ElementKind`.
+/// In the order of `ElementKind`.
 using ElementTypes =
     std::tuple<void, double, float, Half, BFloat16, std::int8_t, std::int16_t, std::int32_t,
                std::int64_t, std::uint8_t, std::uint16_t, std::uint32_t, std::uint64_t>;
 
 }  // namespace detail
 
-/// The type behind a kind: how tables of values become views again.
+/// The type of a kind.
 template <ElementKind Kind>
 using ElementOf = std::tuple_element_t<static_cast<std::size_t>(Kind), detail::ElementTypes>;
 
 namespace detail {
 
-/// T itself, reached through its kind, because nvcc writes a type the way it was reached.
+/// T itself, obtained from its kind, because nvcc spells a type the way it was obtained.
 template <class T>
 using SameElement = ElementOf<element_kind<T>()>;
 
 static_assert(element_kind<ElementOf<ElementKind::bf16>>() == ElementKind::bf16);
 static_assert(element_kind<ElementOf<ElementKind::u64>>() == ElementKind::u64);
 
-/// The type in which sums of T are kept: float for 16-bit floats, which are rounded once at the
-/// end; the unsigned twin for integers, whose overflow wraps instead of being undefined.
+/// The type in which T is summed: float for 16-bit floats, which are rounded once at the end; the
+/// unsigned type for integers, whose overflow wraps instead of being undefined.
 template <Element T>
 using Accumulator = std::tuple_element_t<
     static_cast<std::size_t>(element_kind<T>()),
@@ -123,14 +119,14 @@ using Accumulator = std::tuple_element_t<
 
 namespace lockstep::detail {
 
-/// Elements as type To: through the types of their sums, and rounded once more at the end.
+/// Converts elements through their accumulator types: double to a 16-bit type rounds twice.
 template <class To, class From>
 constexpr void convert(To* to, const From* from, std::size_t count) {
   for (std::size_t i = 0; i != count; ++i)
     to[i] = static_cast<To>(static_cast<Accumulator<To>>(static_cast<Accumulator<From>>(from[i])));
 }
 
-/// The same for kinds that are known at run time: floating ones, or one kind, which is copied.
+/// The same for kinds known at run time: two floating kinds, or one kind, which is copied.
 void convert_elements(std::byte* to, ElementKind to_kind, const std::byte* from,
                       ElementKind from_kind, std::size_t count);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The library's exceptions: an error, which says which rank, doing what, what went wrong and
-/// what to do about it; and the end of a job that was asked to stop, which is no failure.
+/// @file The library's exceptions: `Error`, with the rank, the operation, the problem and advice;
+/// and `Stopped`, the end of a job on request, which is no failure.
 
 #include <exception>
 #include <initializer_list>
@@ -13,8 +13,8 @@
 
 namespace lockstep {
 
-/// Every error that reaches a user: `lockstep: rank 2, all_reduce: the counts differ, 7 here and 8
-/// on rank 0; call it with ...`. The code that knows the rank gives it.
+/// The type of every error that reaches a user: `lockstep: rank 2, all_reduce: the counts differ, 7
+/// here and 8 on rank 0; call it with ...`.
 class Error : public std::runtime_error {
  public:
   [[gnu::cold]] Error(std::string_view operation, std::string_view problem, std::string_view advice,
@@ -22,13 +22,13 @@ class Error : public std::runtime_error {
   [[gnu::cold]] Error(const Error& other);
   ~Error() override;
 
-  /// This error with its rank.
+  /// A copy with the rank, for code that knows it.
   Error on(Rank rank) const;
 
-  /// This error, marked as the consequence of another rank's failure.
+  /// A copy that is marked as the consequence of another rank's failure.
   Error as_consequence() const;
 
-  /// The text of `what()`, without a virtual call.
+  /// `what()` without a virtual call.
   const char* text() const { return std::runtime_error::what(); }
 
   const std::string& operation() const { return operation_; }
@@ -45,17 +45,15 @@ class Error : public std::runtime_error {
   bool consequence_ = false;
 };
 
-/// The exit status of a job that was stopped on request and whose state is saved: start it again
-/// with `--resume`. It is EX_TEMPFAIL of sysexits.h: "try again later".
+/// The exit status of a job stopped on request, EX_TEMPFAIL of sysexits.h; `--resume` continues it.
 inline constexpr int stopped_status = 75;
 
-/// Thrown on all ranks when the job was asked to stop (SIGTERM, SIGUSR1) and its state is saved.
-/// `launch` turns it into `stopped_status`. It is no `Error` and no `std::runtime_error`, because
-/// nothing went wrong: handlers of errors let it pass, and communicators that it drives out of
-/// their scope do not tell other ranks of a failure.
+/// Thrown on all ranks when the job was asked to stop (SIGTERM, SIGUSR1), after its checkpoint.
+/// `launch` turns it into `stopped_status`. It is no `Error` and no `std::runtime_error`, since
+/// nothing failed: error handlers do not catch it, and communicators unwound by it do not abort.
 class Stopped : public std::exception {
  public:
-  /// `signal` is 0 where no signal asked. `saved` is the checkpoint; empty where none was wanted.
+  /// `signal` is 0 where none asked; `saved` is the checkpoint, empty where none was wanted.
   Stopped(int signal, std::string_view saved);
   ~Stopped() override;
 
@@ -73,39 +71,37 @@ class Stopped : public std::exception {
 
 namespace detail {
 
-/// Why a rank ended with an exception, as it tells its launcher. A rank does not print this itself:
-/// the process that watches all ranks knows which failure was the first, and prints that one first
-/// and once.
+/// The exception that ended a rank, as sent to its launcher. The rank does not print it: the
+/// process that watches all ranks knows which failure was first, and prints it first and once.
 struct Failure {
-  /// As in `Error`. For other exceptions all but the problem are empty.
+  /// As in `Error`; other exceptions have a problem only.
   std::string operation;
   std::string problem;
   std::string advice;
   std::optional<Rank> rank;
-  /// The failure was caused by another rank.
   bool consequence = false;
 
   static Failure of(const std::exception_ptr& thrown);
 
-  /// The text for users. `self` is the rank that failed, for an error that names none.
+  /// The message. `self` is the failed rank, for an error that names none.
   std::string text(std::optional<Rank> self) const;
 
   std::string bytes() const;
 
-  /// Nothing if the rank ended before it had written all of it.
+  /// Empty if the rank ended before it had written everything.
   static std::optional<Failure> from_bytes(std::string_view bytes);
 };
 
 /// `SIGTERM`, `SIGUSR1`, or `signal 12`.
 std::string signal_name(int signal);
 
-/// Throws an `Error` whose problem is joined from words. It keeps the code of error paths small.
+/// Throws an `Error` whose problem is concatenated here, which keeps the code of error paths small.
 [[noreturn, gnu::cold]] void fail(std::string_view operation, std::initializer_list<Word> problem,
                                   std::string_view advice, std::optional<Rank> rank = std::nullopt);
 
 [[noreturn, gnu::cold]] void fail_check(std::string_view advice, const char* file, int line);
 
-/// Throws unless `ok`. The advice says what the user should do; the place is the caller's.
+/// Throws unless `ok`; the error has the advice for the user, and the caller's file and line.
 constexpr void check(bool ok, std::string_view advice, const char* file = __builtin_FILE(),
                      int line = __builtin_LINE()) {
   if (!ok) [[unlikely]]

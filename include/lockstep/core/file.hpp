@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Files: an open one, socket or pipe, which closes itself; one that is written so that,
-/// whatever happens, there is the old file or the new one; folders that several processes write
-/// into; what is said where a file cannot be read or written; and how many may be open.
+/// @file Descriptors, atomic writes of files, folders, errors of file access, limits on open files.
 
 #include <atomic>
 
@@ -11,8 +9,8 @@
 
 namespace lockstep::detail {
 
-/// A count that every read, write and sync of a large file raises. A process whose count stands
-/// still for long is stuck in its storage. Any thread may raise it.
+/// A counter that every read, write and sync of a large file increments, on any thread: a process
+/// whose counter stands still for long hangs in its storage.
 inline std::atomic<std::uint64_t>& storage_progress() {
   static std::atomic<std::uint64_t> count{0};
   return count;
@@ -20,8 +18,8 @@ inline std::atomic<std::uint64_t>& storage_progress() {
 
 inline void note_storage_progress() { storage_progress().fetch_add(1, std::memory_order_relaxed); }
 
-/// Owns a file descriptor. Everything this library opens is close-on-exec: a rank that starts
-/// another program must not hand it the job's sockets.
+/// Owns a file descriptor. The library opens all descriptors with close-on-exec, so that programs a
+/// rank starts do not inherit the job's sockets.
 class Descriptor {
  public:
   Descriptor() = default;
@@ -42,7 +40,7 @@ class Descriptor {
   int fd_ = -1;
 };
 
-/// The meaning of an errno value. Unlike strerror, it is safe with threads.
+/// The message for an errno value; thread-safe, unlike strerror.
 std::string error_text(int error);
 
 struct Pipe {
@@ -52,16 +50,15 @@ struct Pipe {
 
 Pipe make_pipe();
 
-/// A pipe that this process has inherited, by its number; empty where there is none. Programs that
-/// this process starts do not inherit it.
+/// Takes over the pipe inherited as `fd`, and makes it close-on-exec; empty where `fd` is no pipe.
 Descriptor inherited_pipe(int fd);
 
 void make_nonblocking(int fd);
 
-/// Waits until `fd` is ready for `events` or has failed. False when the time is over.
+/// Waits until `fd` is ready for `events` or has failed; false after the deadline.
 bool wait_ready(int fd, short events, Deadline deadline);
 
-/// Writes everything to a blocking descriptor; false when its reader has gone.
+/// Writes everything to a blocking descriptor; false on failure, such as a closed pipe.
 bool write_all(int fd, std::string_view bytes);
 
 /// Reads a blocking descriptor to its end.
@@ -70,30 +67,29 @@ std::string read_all(int fd);
 /// The contents of a file; empty where it cannot be read.
 std::string read_file(const char* path);
 
-/// What the names of temporaries have behind the name of the file: `.tmp-` and random digits.
+/// A temporary file is named after its file, with `.tmp-` and a random token appended.
 inline constexpr std::string_view temporary_infix = ".tmp-";
 
-/// 16 random hexadecimal digits: names that no file has yet.
+/// 16 random hexadecimal digits, for unique names.
 std::string random_token();
 
-/// Removes the temporaries that this process is writing, because it gives up on its storage: a
-/// `TemporaryFile` whose file is gone fails to commit. Any thread may call it.
+/// Removes the temporary files being written, so that their `commit` fails. Thread-safe.
 void remove_temporary_files();
 
-/// What is collected before it is written. It is a multiple of every element's size.
+/// The size of the write buffer, a multiple of every element's size.
 inline constexpr std::size_t write_chunk_bytes = 1_MiB;
 
-/// A file beside `path` that `commit` brings into its place, and that is removed again otherwise.
-/// Errors are in words, and name the operation.
+/// Writes a temporary file beside `path`, which `commit` renames to `path` and the destructor
+/// otherwise removes: `path` is always the whole old or the whole new file.
 class TemporaryFile {
  public:
-  /// Room for `bytes` is reserved at once, where the file system can.
+  /// Reserves `bytes` at once, where the file system supports that.
   TemporaryFile(std::string_view operation, const std::string& path, std::uint64_t bytes);
   TemporaryFile(const TemporaryFile&) = delete;
   TemporaryFile& operator=(const TemporaryFile&) = delete;
   ~TemporaryFile() { remove(); }
 
-  /// Writes behind what was appended before, or at the place of the last `seek`.
+  /// Writes at the end of the last `append`, or at the offset of the last `seek`.
   void append(std::span<const std::byte> bytes);
   void seek(std::uint64_t place);
 
@@ -116,45 +112,41 @@ class TemporaryFile {
   std::vector<std::byte> buffer_;  // less than a chunk
 };
 
-/// Syncs the folder that a path is in, so that a new name stays.
+/// Syncs the folder of a path, so that a new name is durable.
 void sync_folder_of(std::string_view operation, const std::string& path);
 
-/// Makes a folder, and those that it is in, unless it exists. Returns whether it was made.
+/// Creates a folder and its parents unless it exists. Returns whether it was created.
 bool make_folder(std::string_view operation, const std::string& folder);
 
-/// The time now, as strftime writes it.
+/// The time in UTC, in a format of strftime.
 std::string utc_text(const char* format);
 
-/// Who this process is, for whoever waits for what it has locked: "process 12 on host, /program,
-/// since 2026-01-31 12:00:00 UTC".
+/// The owner of a lock: "process 12 on host, /program, since 2026-01-31 12:00:00 UTC".
 std::string owner_text();
 
-/// The folder a path is in, "." where it names none; and the name within it.
+/// The folder of a path, "." where it has none, and the name within that folder.
 std::string folder_of(std::string_view path);
 std::string_view name_in_folder(std::string_view path);
 
-/// Throws: which file, which system call's work, why, and what to do about it.
+/// Throws an `Error` with the file, the reason, and advice for this errno value.
 [[noreturn, gnu::cold]] void fail_writing(std::string_view operation, std::string_view path,
                                           int error);
 [[noreturn, gnu::cold]] void fail_reading(std::string_view operation, std::string_view path,
                                           int error);
 
-/// How many descriptors this process has open.
 std::size_t open_files();
 
-/// Lets this process open `more` files beside those that it has: raises the soft limit
-/// (RLIMIT_NOFILE) if that is lower, no further than needed. Throws if the hard limit is too low;
-/// `whose` says what needs them: "the store of a job of 2000 ranks". Programs that this process
-/// starts inherit the limit. Returns how many it may open now.
+/// Raises the soft limit on open files (RLIMIT_NOFILE), if necessary, for `more` of them; child
+/// processes inherit it. Throws if the hard limit is too low, with `whose` and `ranks` as the
+/// reason: "the store of a job of 2000 ranks". Returns how many more files this process can open.
 std::size_t allow_open_files(std::size_t more, const char* whose, std::size_t ranks);
 
-/// The same for files that are welcome but not needed: never throws.
+/// The same for files that are optional: never throws.
 std::size_t prefer_open_files(std::size_t more);
 
-/// Random bytes from the system: job ids, secrets, nonces.
+/// Random bytes from the operating system, for ids and secrets.
 std::string random_bytes(std::size_t count);
 
-/// 128 random bits as 32 hexadecimal digits.
 std::string random_id();
 
 }  // namespace lockstep::detail

@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The 16-bit floating-point types, laid out like CUDA's `__half` and `__nv_bfloat16`. Host
-/// and device round to the same bits: a GPU does it in one instruction, and its NaN is the only
-/// one.
+/// @file The 16-bit floating-point types, with the layout of CUDA's `__half` and `__nv_bfloat16`.
+/// Host and device round to the same bits; every NaN becomes 0x7fff, as in the GPU's instruction.
 
 #include "lockstep/core/standard.hpp"
 
 namespace lockstep {
 
-/// IEEE 754 binary16. Storage only: arithmetic happens in float, and rounding happens once, to
-/// nearest even, when the result is stored.
+/// IEEE 754 binary16, for storage: arithmetic is in float and rounded once, to nearest even.
 class Half {
  public:
   constexpr Half() = default;
@@ -24,7 +22,7 @@ class Half {
   LOCKSTEP_HOST_DEVICE constexpr std::uint16_t bits() const { return bits_; }
 
  private:
-  /// A mask by which cases are chosen. A comparison would be made a branch again by g++.
+  /// A selection mask. g++ would turn a comparison into a branch.
   LOCKSTEP_HOST_DEVICE static constexpr std::uint32_t ones_if_negative(std::uint32_t number) {
     return static_cast<std::uint32_t>(static_cast<std::int32_t>(number) >> 31);
   }
@@ -37,16 +35,16 @@ class Half {
       return bits;
     }
 #endif
-    // All cases are computed and one is chosen, so that compilers make vector loops of it.
+    // All cases are computed and one is selected, so that compilers vectorise loops.
     const auto single = __builtin_bit_cast(std::uint32_t, value);
     const std::uint32_t sign = (single >> 16) & 0x8000u;
     const std::uint32_t magnitude = single & 0x7fffffffu;
-    // Normal: move the exponent's bias, then round the 13 bits that fall off. What would be larger
-    // than 65536 counts as that, which is where infinity has its bits.
+    // Normal: change the exponent's bias and round the 13 bits that are cut off. Values above 65536
+    // are clamped to it: its result has the bits of infinity.
     const std::uint32_t large = magnitude < 0x47800000u ? magnitude : 0x47800000u;
     const std::uint32_t normal = (large - 0x38000000u + 0xfffu + ((large >> 13) & 1u)) >> 13;
-    // Subnormal: adding 0.5 aligns the last bit of a float with the last bit of a subnormal half
-    // (2^-24), so the adder does the rounding.
+    // Subnormal: adding 0.5 aligns the last bit of a float with that of a subnormal half (2^-24),
+    // so that the addition rounds.
     const std::uint32_t is_small = ones_if_negative(magnitude - 0x38800000u);
     const std::uint32_t small = magnitude & is_small;
     const float aligned = __builtin_bit_cast(float, small) + 0.5f;
@@ -77,7 +75,7 @@ class Half {
   std::uint16_t bits_ = 0;
 };
 
-/// The upper half of a float. Storage only, like `Half`.
+/// The upper half of a float, for storage like `Half`.
 class BFloat16 {
  public:
   constexpr BFloat16() = default;

@@ -1,30 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Functions of 64 bits that the compiler can evaluate: random numbers without a state, and a
-/// hash of names for look-up, of jobs for fingerprints.
+/// @file Constexpr 64-bit functions: stateless random numbers, and a hash of names and jobs.
 
 #include "lockstep/core/standard.hpp"
 
 namespace lockstep::detail {
 
-/// The odd number nearest 2^64 divided by the golden ratio: its multiples spread evenly.
+/// The odd number nearest to 2^64 divided by the golden ratio: its multiples spread evenly.
 inline constexpr std::uint64_t golden_step = 0x9e3779b97f4a7c15u;
 
-/// SplitMix64's finaliser (Steele, Lea, Flood 2014): a bijection under which every bit of the
-/// result depends on every bit of x.
+/// SplitMix64's finaliser (Steele, Lea, Flood 2014): a bijection that mixes every bit into every
+/// bit.
 LOCKSTEP_HOST_DEVICE constexpr std::uint64_t mix_bits(std::uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
   return x ^ (x >> 31);
 }
 
-/// Number i of a SplitMix64 that starts from `stream`.
+/// Number i of the SplitMix64 sequence that starts from `stream`.
 LOCKSTEP_HOST_DEVICE constexpr std::uint64_t random_at(std::uint64_t stream, std::uint64_t i) {
   return mix_bits(stream + (i + 1) * golden_step);
 }
 
-/// FNV-1a (Fowler, Noll, Vo). Fed with names and numbers only, never with addresses or a
-/// compiler's spelling of a type, so that ranks built by different compilers agree.
+/// FNV-1a (Fowler, Noll, Vo). Its input is names and numbers, never addresses or a compiler's
+/// spelling of a type, so that ranks built by different compilers agree.
 class Hash {
  public:
   constexpr Hash& text(std::string_view text) {

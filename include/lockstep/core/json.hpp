@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file JSON: objects that are written, as logs and headers of files have them, and a strict
-/// reader (RFC 8259 and nothing beyond it: UTF-8, no comments, no trailing commas, no lone
-/// surrogates).
+/// @file JSON: a writer of objects for logs and file headers, and a strict parser (RFC 8259: UTF-8,
+/// no comments, no trailing commas, no lone surrogates).
 
 #include <variant>
 
@@ -12,19 +11,19 @@ namespace lockstep {
 
 namespace detail {
 
-/// How many bytes the UTF-8 character at the front has; 0 where there is none (RFC 3629: no
-/// overlong forms, no surrogates, nothing above U+10FFFF).
+/// The size in bytes of the first UTF-8 character; 0 where it is invalid (RFC 3629: no overlong
+/// forms, no surrogates, nothing above U+10FFFF).
 std::size_t utf8_size(std::string_view text);
 bool is_utf8(std::string_view text);
 
-/// Appends `text` in quotation marks. Bytes that are no UTF-8, as paths may have them, become
-/// U+FFFD: a reader would reject all of it for them. False where there were such.
+/// Appends `text` in quotation marks, with U+FFFD for bytes that are not UTF-8 (paths may have
+/// them), because parsers would reject the whole document. Returns whether all of it was UTF-8.
 bool append_json_string(std::string& out, std::string_view text);
-/// Appends the shortest number that reads back as the same; `null` where it is not finite.
+/// Appends the shortest number that parses to the same value; `null` for NaN and infinities.
 void append_json_number(std::string& out, float value);
 void append_json_number(std::string& out, double value);
 
-/// A value that JSON can hold. Characters are left out, because one may be a number or a text.
+/// A value that JSON can hold. `char` is excluded: it could mean a number or a text.
 template <class T>
 concept JsonScalar =
     std::convertible_to<T, std::string_view> || std::same_as<T, bool> || std::floating_point<T> ||
@@ -32,15 +31,15 @@ concept JsonScalar =
 
 }  // namespace detail
 
-/// `JsonLine().add("epoch", 3).add("loss", 0.25).text()` is `{"epoch":3,"loss":0.25}`. Members stay
-/// in order; numbers are the shortest that read back as the same; NaN and infinities are null.
+/// `JsonLine().add("epoch", 3).add("loss", 0.25).text()` is `{"epoch":3,"loss":0.25}`. Members keep
+/// their order; numbers are the shortest that parse to the same value; NaN and infinities are null.
 class JsonLine {
  public:
   JsonLine() = default;
-  /// Of members that another line has written.
+  /// From the `members()` of another line.
   explicit JsonLine(std::string_view members) : members_(members) {}
 
-  /// A number, a text, true or false, or an object inside this one.
+  /// Adds a number, a text, a bool, or an object inside this one.
   template <class T>
     requires(detail::JsonScalar<T> || std::same_as<T, JsonLine>)
   JsonLine& add(std::string_view name, const T& value) {
@@ -48,9 +47,9 @@ class JsonLine {
     append(value);
     return *this;
   }
-  /// Appends the members of another.
+  /// Appends the members of another line.
   JsonLine& add(const JsonLine& others);
-  /// A double of which nothing is lost: NaN and infinities are the texts "nan", "inf" and "-inf".
+  /// A double without loss: NaN and infinities become the texts "nan", "inf" and "-inf".
   JsonLine& add_exact(std::string_view name, double value);
   template <class Range>
   JsonLine& add_array(std::string_view name, const Range& values) {
@@ -67,7 +66,7 @@ class JsonLine {
   std::string text() const { return detail::text({"{", members_, "}"}); }
   const std::string& members() const { return members_; }
   bool empty() const { return members_.empty(); }
-  /// Were all texts UTF-8, so that they are what was added?
+  /// Were all texts valid UTF-8, so that none was altered?
   bool is_utf8() const { return is_utf8_; }
 
  private:
@@ -96,7 +95,7 @@ class JsonLine {
 
 namespace detail {
 
-/// A value that was read. Members of objects keep their order, and integers of 64 bits are exact.
+/// A parsed value. Members keep their order, and 64-bit integers are exact.
 struct Json {
   using Member = std::pair<std::string, Json>;
   using Array = std::vector<Json>;
@@ -108,9 +107,9 @@ struct Json {
   Json() = default;  // null
   Json(Value of) : value(std::move(of)) {}
 
-  /// Reads a text; `whose` says in errors whose it is: `'model.safetensors', its header`. Two
-  /// members of one name are an error, and so are integers that do not fit. Memory and time are
-  /// bounded whatever the text holds: at most 32 brackets within each other and `most` values.
+  /// Parses a text, which errors call `whose`: `'model.safetensors', its header`. Duplicate names
+  /// and integers out of range are errors. Memory and time are bounded for every input: at most
+  /// `most_depth` nested brackets and `most` values.
   static constexpr int most_depth = 32;
   static constexpr std::size_t most_values = std::size_t{1} << 22;
   static Json parse(std::string_view text, std::string_view whose, std::size_t most = most_values);
@@ -118,9 +117,8 @@ struct Json {
   Value value;
 };
 
-/// A value of a file's JSON that knows where it stands: what it is not is said in an error with the
-/// file's name and its own, `'a.safetensors': files[2].bytes is a text instead of a whole number`.
-/// It points into the value: it is used while that stands.
+/// A value and its path within a file, for errors such as `'a.safetensors': files[2].bytes is a
+/// text instead of a whole number`. The `Json` and the file's name must outlive it.
 class JsonEntry {
  public:
   JsonEntry(const Json& json, std::string_view file, std::string name = {})
@@ -128,11 +126,11 @@ class JsonEntry {
 
   std::string_view file() const { return file_; }
 
-  /// A member that must be there, or one that may be.
+  /// `at` throws where there is no such member.
   JsonEntry at(std::string_view name) const;
   std::optional<JsonEntry> find(std::string_view name) const;
 
-  /// The items of an array, or the members of an object with their names.
+  /// These throw where the value is no array or no object.
   const Json::Array& items() const { return as<Json::Array>("an array"); }
   const Json::Object& members() const { return as<Json::Object>("an object"); }
   JsonEntry item(std::size_t i) const;
@@ -141,7 +139,7 @@ class JsonEntry {
   bool boolean() const { return as<bool>("true or false"); }
   std::uint64_t natural() const { return as<std::uint64_t>("a whole number"); }
   std::int64_t integer() const;
-  double real() const;  // any number
+  double real() const;  // any number, or "nan", "inf", "-inf"
   const std::string& text() const { return as<std::string>("a text"); }
   std::uint64_t checksum() const;  // 16 hexadecimal digits
   std::vector<std::uint64_t> naturals() const;

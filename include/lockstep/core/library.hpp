@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The link check of LOCKSTEP_COMPILED: a program that includes this header links only with
-/// the library of its own version.
+/// @file The link check of LOCKSTEP_COMPILED: a program links only with the library of its version.
 
 #include "lockstep/version.hpp"
 
 namespace lockstep::detail {
 
-/// FNV-1a of the version. Everything includes this header, `Hash` too, which cannot be used here.
+/// FNV-1a of the version. `Hash` cannot be used: its header includes this one.
 constexpr std::uint64_t version_key() {
   std::uint64_t key = 0xcbf29ce484222325U;
   for (const char c : version) key = (key ^ static_cast<unsigned char>(c)) * 0x100000001b3U;
@@ -19,7 +18,7 @@ struct LibraryOfThisVersion {
   static const char is_linked;
 };
 
-/// Declared before it is used, as the standard wants it of what the library specialises.
+/// The standard requires this declaration before the first use, because the library specialises it.
 template <>
 const char LibraryOfThisVersion<version_key()>::is_linked;
 

@@ -1,21 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Every macro of the library: what C++ cannot say, and nothing else.
+/// @file Every macro of the library.
 
-/// Marks arithmetic that host and device code share; a plain host compiler sees nothing.
+/// Marks functions that host and device code share; empty for a plain host compiler.
 #if defined(__CUDACC__)
 #define LOCKSTEP_HOST_DEVICE __host__ __device__
 #else
 #define LOCKSTEP_HOST_DEVICE
 #endif
 
-/// Marks a kernel. Its symbol is hidden, because two libraries of one program may both include
-/// lockstep and must not call each other's host stubs.
+/// Marks a kernel. Its symbol is hidden, so that two libraries in one program that both include
+/// lockstep do not call each other's host stubs.
 #define LOCKSTEP_KERNEL __attribute__((visibility("hidden"))) __global__ void
 
-/// Marks a definition in an `.ipp` file. Headers include these files, so that a program needs no
-/// library; where LOCKSTEP_COMPILED is defined they do not, and the program links the library that
-/// `compiled.cpp` makes of them.
+/// Marks a definition in an `.ipp` file. Headers include these files, unless LOCKSTEP_COMPILED is
+/// defined: then the program links the library that is built from `compiled.cpp`.
 #if defined(LOCKSTEP_COMPILED)
 #include "lockstep/core/library.hpp"
 #define LOCKSTEP_INLINE
@@ -23,9 +22,8 @@
 #define LOCKSTEP_INLINE inline
 #endif
 
-/// The code between these two runs once or seldom, when ranks start, print or fail. g++ compiles it
-/// as it stands: optimised it would be most of what a program waits for at its compilation. The
-/// compiled library is optimised.
+/// Enclose code that runs rarely: when ranks start, print or fail. g++ does not optimise it, since
+/// that would dominate a program's compile time; the compiled library is optimised.
 #if defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__) && !defined(LOCKSTEP_LIBRARY)
 #define LOCKSTEP_COLD_BEGIN _Pragma("GCC push_options") _Pragma("GCC optimize(\"O0\")")
 #define LOCKSTEP_COLD_END _Pragma("GCC pop_options")

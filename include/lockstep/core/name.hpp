@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Names as template arguments, the keys that look them up, `"fc1.weight"_p`, and patterns of
-/// names, such as `embed.*`.
+/// @file Names as template arguments, keys (`"fc1.weight"_p`), and patterns (`embed.*`).
 
 #include "lockstep/core/hash.hpp"
 
 namespace lockstep {
 
-/// Text that can be a template argument: `Parameter<"fc1.weight", float, 128, 784>`.
-/// `N` counts the terminating zero, so that a literal converts.
+/// A text as a template argument: `Parameter<"fc1.weight", float, 128, 784>`. `N` counts the
+/// terminating zero, so that a literal converts.
 template <std::size_t N>
 struct Name {
   char text[N]{};
@@ -23,7 +22,7 @@ struct Name {
 
 namespace detail {
 
-/// A name as a type, so that looking it up is the compiler's work.
+/// A name as a type, for lookup at compile time.
 template <Name Text>
 struct Key {
   static constexpr std::string_view name = Text.view();
@@ -37,7 +36,6 @@ concept NameKey = requires {
   { T::name } -> std::convertible_to<std::string_view>;
 } && std::is_empty_v<T>;
 
-/// How many digits `n` has in decimal.
 constexpr std::size_t decimal_digits(std::size_t n) {
   std::size_t digits = 1;
   while (n >= 10) {
@@ -47,7 +45,7 @@ constexpr std::size_t decimal_digits(std::size_t n) {
   return digits;
 }
 
-/// Writes `n` in decimal and returns the place behind it.
+/// Writes `n` in decimal and returns the end.
 constexpr char* write_decimal(char* out, std::size_t n) {
   char* const end = out + decimal_digits(n);
   for (char* digit = end; digit != out; n /= 10) *--digit = static_cast<char>('0' + n % 10);
@@ -81,14 +79,13 @@ constexpr auto operator/(Scope scope, At<Index>) {
 
 }  // namespace detail
 
-/// One replica of a `Repeat`: `"blocks"_p / at<3> / "attn.weight"_p`.
+/// One block of a `Repeat`: `"blocks"_p / at<3> / "attn.weight"_p`.
 template <std::size_t Index>
 inline constexpr detail::At<Index> at{};
 
 inline namespace literals {
 
-/// `"fc1.weight"_p`: the key of a parameter or buffer. Not `consteval`: clang 14 would leave it
-/// undefined inside templates.
+/// The key of a parameter or buffer. Not `consteval`, which clang 14 leaves undefined in templates.
 template <Name Text>
 constexpr detail::Key<Text> operator""_p() {
   return {};
@@ -100,14 +97,13 @@ constexpr detail::Key<Text> operator""_p() {
 
 namespace lockstep::detail {
 
-/// Does a name match a pattern, in which `*` stands for any characters or none? (Written out:
-/// under the undefined-behaviour sanitizer g++ 12 does not take `string_view::find` for a
-/// constant.)
+/// Does a name match a pattern, in which `*` stands for any characters or none? (g++ 12 does not
+/// take `string_view::find` for a constant under the undefined-behaviour sanitizer.)
 constexpr bool matches(std::string_view pattern, std::string_view name) {
   std::size_t p = 0;
   std::size_t n = 0;
-  std::size_t star = pattern.size();  // the latest star, if there is one
-  std::size_t after = 0;              // the characters before it are matched or skipped
+  std::size_t star = pattern.size();  // the last star, if there is one
+  std::size_t after = 0;              // where the name goes on after the star's characters
   while (n < name.size()) {
     if (p < pattern.size() && pattern[p] == '*') {
       star = p++;
@@ -116,7 +112,7 @@ constexpr bool matches(std::string_view pattern, std::string_view name) {
       ++p;
       ++n;
     } else if (star < pattern.size()) {
-      p = star + 1;  // the star stands for one character more
+      p = star + 1;  // the star takes one more character
       n = ++after;
     } else {
       return false;
@@ -126,7 +122,7 @@ constexpr bool matches(std::string_view pattern, std::string_view name) {
   return p == pattern.size();
 }
 
-/// Patterns of which a name must match one.
+/// A list of patterns; a name must match one.
 template <Name... Patterns>
 struct NamePatterns {
   static constexpr std::array<std::string_view, sizeof...(Patterns)> patterns{Patterns.view()...};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Random numbers that are the same on every platform, seeds that differ by rank, and the
-/// numbers of one layer in one micro-batch, drawn by their places.
+/// @file Random numbers that are the same on every platform: a stream, seeds by rank, and numbers
+/// by index for one layer in one micro-batch.
 
 #include <bit>
 #include <cmath>
@@ -14,20 +14,18 @@
 
 namespace lockstep {
 
-/// What `step.random("noise"_p)` gives: a number for every place, in any order and as often as
-/// wanted, so that backward draws again what forward drew and nothing is kept. Numbers are the same
-/// bits on CPUs and GPUs.
+/// The result of `step.random("noise"_p)`: a random number for every index, in any order and
+/// repeatable, so that backward can redraw those of forward. CPUs and GPUs get the same bits.
 class LayerRandom {
  public:
   constexpr LayerRandom() = default;
   LOCKSTEP_HOST_DEVICE constexpr explicit LayerRandom(std::uint64_t stream) : stream_(stream) {}
 
-  /// 64 random bits for place i.
+  /// 64 random bits.
   LOCKSTEP_HOST_DEVICE constexpr std::uint64_t bits(std::uint64_t i) const {
     return detail::random_at(stream_, i);
   }
-  /// A number in [0, 1) for place i; all multiples of 2^-24 (of 2^-53 for double) are equally
-  /// likely.
+  /// A number in [0, 1); all multiples of 2^-24 (of 2^-53 for double) are equally likely.
   template <std::floating_point T = float>
   LOCKSTEP_HOST_DEVICE constexpr T uniform(std::uint64_t i) const {
     constexpr int digits = sizeof(T) == sizeof(float) ? 24 : 53;
@@ -40,7 +38,6 @@ class LayerRandom {
 
 namespace detail {
 
-/// A layer by the hash of its name.
 struct LayerHash {
   std::uint64_t value = 0;
 };
@@ -52,27 +49,24 @@ constexpr LayerHash layer_hash(Key) {
   return {std::integral_constant<std::uint64_t, hash_of(Key::name)>::value};
 }
 
-/// The numbers of a layer, from the key of a micro-batch.
+/// The numbers of a layer under the key of a micro-batch.
 LOCKSTEP_HOST_DEVICE constexpr LayerRandom layer_random(std::uint64_t key, LayerHash layer) {
   return LayerRandom(random_at(key, layer.value));
 }
 
 }  // namespace detail
 
-/// A seed for each rank, for random numbers that must differ by rank: environments, augmentation.
-/// Ranks of one job never share a seed, nor do runs with neighbouring seeds (0, 1, 2).
+/// A seed for each rank, for random numbers that must differ by rank, such as augmentation. Ranks
+/// of one job never share a seed, nor do runs with neighbouring seeds (0, 1, 2).
 constexpr Seed rank_seed(Seed seed, Rank rank) {
   const std::uint64_t job = detail::mix_bits(seed.value() + detail::golden_step);
   return Seed{detail::mix_bits(job + rank.value() * detail::golden_step)};
 }
 
-/// SplitMix64 (Steele, Lea, Flood 2014): the n-th number is a function of the seed and n alone, so
-/// a stream can jump, and a checkpoint needs to keep no more than `position()`. A
-/// `UniformRandomBitGenerator`.
-///
-/// The standard's distributions give other numbers with every standard library; these give the same
-/// ones everywhere. Multiply-adds are explicit, since compilers otherwise fuse them on some
-/// machines only.
+/// SplitMix64 (Steele, Lea, Flood 2014), a `UniformRandomBitGenerator`: the n-th number is a
+/// function of the seed and n alone, so a stream can skip, and a checkpoint stores only
+/// `position()`. Unlike the standard's distributions, these give the same numbers everywhere;
+/// multiply-adds are explicit, since compilers fuse them on some machines only.
 class RandomStream {
  public:
   using result_type = std::uint64_t;
@@ -103,7 +97,7 @@ class RandomStream {
   template <std::floating_point T>
   T uniform(T low, T high) {
     const T x = std::fma(high - low, uniform<T>(), low);
-    return x < high ? x : std::nextafter(high, low);  // it may have been rounded up
+    return x < high ? x : std::nextafter(high, low);  // rounding may reach `high`
   }
 
   /// An integer in [0, n), all equally likely.
@@ -116,9 +110,8 @@ class RandomStream {
     }
   }
 
-  /// Normal, mean 0 and deviation 1: the ratio of uniforms (Kinderman and Monahan 1977). Unlike
-  /// with Box and Muller, no logarithm or cosine, whose last bits differ by platform, enters the
-  /// value.
+  /// Normal, mean 0 and deviation 1, by the ratio of uniforms (Kinderman and Monahan 1977). Unlike
+  /// in Box-Muller, no logarithm or cosine, whose last bits differ by platform, enters the value.
   double normal() {
     constexpr double width = 1.7155277699214135;  // 2 * sqrt(2 / e)
     for (;;) {
@@ -134,8 +127,8 @@ class RandomStream {
   std::uint64_t position_;
 };
 
-/// What `step.random("noise"_p)` gives on a GPU, as an argument for kernels. It holds where the
-/// micro-batch's key lies, not the key: a captured step draws other numbers in every replay.
+/// `step.random("noise"_p)` on a GPU, as a kernel argument. It holds the address of the
+/// micro-batch's key, so that a captured step draws new numbers in every replay.
 ///
 ///     __global__ void add_noise(DeviceLayerRandom random, float* x, std::size_t n) {
 ///       const LayerRandom numbers = random.numbers();
@@ -146,7 +139,7 @@ class DeviceLayerRandom {
   constexpr DeviceLayerRandom(const std::uint64_t* key, detail::LayerHash layer)
       : key_(key), layer_(layer) {}
 
-  /// In device code.
+  /// For device code.
   LOCKSTEP_HOST_DEVICE LayerRandom numbers() const { return detail::layer_random(*key_, layer_); }
 
  private:

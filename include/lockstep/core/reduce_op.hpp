@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The reduce operations, by which the values of all ranks become one.
+/// @file The reduce operations of collectives.
 
 #include "lockstep/core/element.hpp"
 
 namespace lockstep {
 
-/// Every operation has three steps, so that each backend can fuse them with its loads and stores:
-/// `prepare` widens one rank's value, `combine` joins two prepared values in rank order, and
-/// `finish` narrows the result for a world of `ranks`. An operation that is undefined for an
-/// element type has no `prepare` for it.
+/// An operation has three steps, which each backend can fuse with its loads and stores: `prepare`
+/// widens one rank's value, `combine` joins two prepared values in rank order, and `finish` narrows
+/// the result for a world of `ranks`. `prepare` exists only for the supported element types.
 template <class Op, class T>
 concept ReduceOp = Element<T> && requires(const Op op, T value, std::size_t ranks) {
   { Op::name } -> std::convertible_to<std::string_view>;
@@ -20,7 +19,7 @@ concept ReduceOp = Element<T> && requires(const Op op, T value, std::size_t rank
 
 namespace detail {
 
-/// The type of values of T while Op combines them.
+/// The type in which Op combines values of T.
 template <class T, class Op>
 using Prepared = decltype(std::declval<const Op&>().prepare(T{}));
 
@@ -29,7 +28,7 @@ LOCKSTEP_HOST_DEVICE constexpr Accumulator<T> widen(T value) {
   return static_cast<Accumulator<T>>(value);
 }
 
-/// The base of operations whose result does not depend on the world's size: `finish` only narrows.
+/// The base of operations whose result does not depend on the world size.
 struct Narrowing {
   template <Element T>
   LOCKSTEP_HOST_DEVICE constexpr T finish(auto accumulated, std::size_t) const {
@@ -37,7 +36,7 @@ struct Narrowing {
   }
 };
 
-/// The base of operations that keep the element type, such as comparisons and bit operations.
+/// The base of comparisons, which keep the element type.
 struct Unwidened : Narrowing {
   template <Element T>
   LOCKSTEP_HOST_DEVICE constexpr T prepare(T value) const {
@@ -52,7 +51,7 @@ struct Bitwise : Narrowing {
   }
 };
 
-/// Half and BFloat16 compare as floats; the rest as they are.
+/// Half and BFloat16 compare as float.
 template <class T>
 LOCKSTEP_HOST_DEVICE constexpr bool less(T a, T b) {
   if constexpr (std::integral<T> || std::floating_point<T>) {
@@ -87,8 +86,7 @@ struct Sum : detail::Narrowing {
   }
 };
 
-/// The sum over ranks divided by their number. Floating elements only: an average of integers would
-/// lose its remainder silently.
+/// The mean over ranks, of floating elements: an integer mean would silently lose its remainder.
 struct Average {
   static constexpr std::string_view name = "average";
   template <FloatingElement T>
@@ -140,7 +138,7 @@ struct Product : detail::Narrowing {
   }
 };
 
-/// The minimum over ranks. A NaN on any rank is the result on all, so that a broken gradient shows.
+/// The minimum over ranks. A NaN on any rank is the result, so that a broken gradient shows.
 struct Min : detail::Unwidened {
   static constexpr std::string_view name = "min";
   template <Element T>
@@ -149,7 +147,7 @@ struct Min : detail::Unwidened {
   }
 };
 
-/// The maximum over ranks; as with `Min`, a NaN on any rank is the result.
+/// The maximum over ranks; NaN as in `Min`.
 struct Max : detail::Unwidened {
   static constexpr std::string_view name = "max";
   template <Element T>
@@ -158,7 +156,7 @@ struct Max : detail::Unwidened {
   }
 };
 
-/// Bits that all ranks have.
+/// Bits that are set on all ranks.
 struct BitAnd : detail::Bitwise {
   static constexpr std::string_view name = "bitwise and";
   template <IntegerElement T>
@@ -167,7 +165,7 @@ struct BitAnd : detail::Bitwise {
   }
 };
 
-/// Bits that any rank has.
+/// Bits that are set on any rank.
 struct BitOr : detail::Bitwise {
   static constexpr std::string_view name = "bitwise or";
   template <IntegerElement T>
@@ -176,7 +174,7 @@ struct BitOr : detail::Bitwise {
   }
 };
 
-/// Bits that an odd number of ranks has.
+/// Bits that are set on an odd number of ranks.
 struct BitXor : detail::Bitwise {
   static constexpr std::string_view name = "bitwise xor";
   template <IntegerElement T>

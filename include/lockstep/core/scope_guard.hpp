@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Whether an exception ends a scope, as destructors want to know it, and failures that are
-/// noticed in a destructor, from which nothing may be thrown: whoever runs the program is told, and
-/// its exit status says so.
+/// @file Scope guards that detect stack unwinding, and reports of failures in destructors.
 
 #include <exception>
 
@@ -10,14 +8,13 @@
 
 namespace lockstep::detail {
 
-/// How many exceptions that are no failures this thread has under way.
+/// The number of exceptions in flight on this thread that are no failures.
 inline int& harmless_exceptions() {
   thread_local int count = 0;
   return count;
 }
 
-/// A member of exceptions that are no failures. It lives as long as they do: from the throw to the
-/// end of the handler.
+/// A member of exceptions that are no failures; counts from the throw to the end of the handler.
 class HarmlessMark {
  public:
   HarmlessMark() noexcept { ++harmless_exceptions(); }
@@ -26,19 +23,19 @@ class HarmlessMark {
   ~HarmlessMark() { --harmless_exceptions(); }
 };
 
-/// A member of objects whose destructors must know why they run.
+/// A member of objects whose destructors behave differently during stack unwinding.
 class EndOfScope {
  public:
-  /// Does an exception end the scope that this object was made in?
+  /// Does an exception unwind the scope in which this object was constructed?
   bool is_exception() const { return std::uncaught_exceptions() > at_first_; }
-  /// Does an exception that is a failure end the scope that this object was made in?
+  /// The same, for exceptions that are failures.
   bool is_failure() const { return is_exception() && harmless_exceptions() <= 0; }
 
  private:
   int at_first_ = std::uncaught_exceptions();
 };
 
-/// A variable has a value while this lives, and its former one afterwards.
+/// RAII: sets a variable, and restores its old value at the end of the scope.
 template <class T>
 class [[nodiscard]] ValueWhile {
  public:
@@ -53,18 +50,17 @@ class [[nodiscard]] ValueWhile {
   T before_;
 };
 
-/// A failure that came too late to be thrown, and the rank that had it.
+/// A failure in a destructor, and the rank on which it happened.
 struct LateFailure {
   std::exception_ptr thrown;
   std::optional<Rank> rank;
 };
 
-/// Tells of a failure that nobody is left to throw to. While a `LateFailures` exists it gets the
-/// failure; otherwise the failure is printed on stderr.
+/// Reports a failure that cannot be thrown: to a `LateFailures` if one exists, otherwise to stderr.
 void tell_late_failure(const LateFailure& failure) noexcept;
 
-/// Collects the late failures of this process while it exists, as `launch` does for its ranks. What
-/// nobody has taken at its end is printed on stderr.
+/// Collects late failures while it exists; the destructor prints those that were not taken to
+/// stderr.
 class LateFailures {
  public:
   LateFailures();
@@ -72,7 +68,7 @@ class LateFailures {
   LateFailures(const LateFailures&) = delete;
   LateFailures& operator=(const LateFailures&) = delete;
 
-  /// The first failure that has not been taken yet.
+  /// Removes and returns the oldest failure.
   std::optional<LateFailure> take();
 };
 

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The vocabulary of the standard library that files of this one are written in, and the
-/// macros. Every header includes this one, or another that leads to it, so that a file's includes
-/// name what is particular to the file.
+/// @file The standard library's common headers and the macros: every header includes this one,
+/// directly or not, so that its own includes name only what is particular to it.
 
 // IWYU pragma: begin_exports
 #include <algorithm>
@@ -21,9 +20,8 @@
 
 #include "lockstep/core/macros.hpp"
 
-// Durations, clocks and `std::function`. With libstdc++ they come without the rest of <chrono>,
-// calendars that bring streams and locales, and of <functional>, searchers that bring hash tables:
-// every program would parse these.
+// Durations, clocks and `std::function`. The whole <chrono> (calendars, streams, locales) and
+// <functional> (searchers, hash tables) would cost every program parse time.
 #if defined(__GLIBCXX__) && __has_include(<bits/chrono.h>) && __has_include(<bits/std_function.h>)
 #include <bits/chrono.h>
 #include <bits/std_function.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Definitions of this folder that only programs with files need: checkpoints, data sets.
+/// @file Definitions of this folder that only programs with checkpoints or data files need.
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -22,7 +22,6 @@
 
 namespace lockstep::detail {
 
-/// Calls `f(std::type_identity<T>{})` with the floating type behind a kind.
 template <class F>
 void with_floating(ElementKind kind, const F& f) {
   if (kind == ElementKind::f64) return f(std::type_identity<double>{});
@@ -42,7 +41,8 @@ LOCKSTEP_INLINE void convert_elements(std::byte* to, ElementKind to_kind, const 
   with_floating(to_kind, [&]<class To>(std::type_identity<To>) {
     with_floating(from_kind, [&]<class From>(std::type_identity<From>) {
       if constexpr (!std::is_same_v<To, From>) {
-        // Through memory of its own: compilers take pointers to two types for two memories.
+        // Through local arrays, because strict aliasing lets the compiler assume that pointers to
+        // two types never overlap.
         constexpr std::size_t most = 512;
         From some[most];
         for (std::size_t at = 0; at < count; at += most) {
@@ -84,7 +84,7 @@ LOCKSTEP_INLINE void share_work(std::size_t tasks, FunctionRef<void(std::size_t)
   if (failure) std::rethrow_exception(failure);
 }
 
-/// The names of the temporaries that are being written.
+/// The temporary files that are being written.
 struct TemporaryNames {
   std::mutex mutex;
   std::vector<std::string> names;
@@ -113,7 +113,7 @@ LOCKSTEP_INLINE TemporaryFile::TemporaryFile(std::string_view operation, const s
     const std::lock_guard lock(temporary_names().mutex);
     temporary_names().names.push_back(temporary_);
   }
-  // Says at once if there is no room; some file systems cannot.
+  // Detects a full disk at once, on file systems that support fallocate.
   while (bytes != 0 && ::fallocate(file_.get(), 0, 0, static_cast<off_t>(bytes)) != 0 &&
          errno != EOPNOTSUPP && errno != ENOSYS) {
     if (errno != EINTR) fail_now(errno);
@@ -145,7 +145,7 @@ LOCKSTEP_INLINE void TemporaryFile::write(std::span<const std::byte> bytes) {
     place_ += static_cast<std::uint64_t>(n);
     bytes = bytes.subspan(static_cast<std::size_t>(n));
   }
-  // The disk begins while the rest is still being copied. An error would be seen by fsync.
+  // Starts writeback while the rest is still being copied; fsync reports its errors.
   if (place_ < started_ + 64 * write_chunk_bytes) return;
   ::sync_file_range(file_.get(), static_cast<off_t>(started_),
                     static_cast<off_t>(place_ - started_), SYNC_FILE_RANGE_WRITE);
@@ -156,8 +156,8 @@ LOCKSTEP_INLINE void TemporaryFile::commit() {
   flush();
   if (::fsync(file_.get()) != 0) fail_now(errno);
   note_storage_progress();
-  // While the file that is replaced is open, its blocks are not given back: that may take longer
-  // than the writing (ext4 with `discard`), and is none of what has to be on the disk now.
+  // Holding the replaced file open defers the release of its blocks, which can take longer than the
+  // write (ext4 with `discard`), until after the sync.
   const Descriptor replaced(::open(path_.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
   if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail_now(errno);
   forget();
@@ -166,7 +166,7 @@ LOCKSTEP_INLINE void TemporaryFile::commit() {
 
 LOCKSTEP_INLINE void sync_folder_of(std::string_view operation, const std::string& path) {
   const Descriptor folder(::open(folder_of(path).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  // A file system that has nothing to sync for a folder says EINVAL.
+  // EINVAL: this file system does not sync folders.
   if (!folder || (::fsync(folder.get()) != 0 && errno != EINVAL))
     fail_writing(operation, path, errno);
 }
@@ -182,7 +182,7 @@ LOCKSTEP_INLINE void TemporaryFile::remove() {
   forget();
 }
 
-/// A destructor does not run where the constructor fails.
+/// Removes the file, because a constructor that throws runs no destructor.
 LOCKSTEP_INLINE void TemporaryFile::fail_now(int error) {
   remove();
   fail_writing(operation_, path_, error);
@@ -197,7 +197,7 @@ LOCKSTEP_INLINE bool make_folder(std::string_view operation, const std::string& 
     const int error = errno;
     struct stat status{};
     if (is_made || error == EEXIST || error == EROFS || error == EACCES || error == EPERM) {
-      // Folders above it may be closed to us; what counts is that they are there.
+      // A parent that cannot be written to is fine if it exists.
       if (is_made || (::stat(part.c_str(), &status) == 0 && S_ISDIR(status.st_mode))) continue;
     }
     fail(operation,
@@ -235,8 +235,8 @@ LOCKSTEP_INLINE std::uint64_t little_endian_word(const std::byte* bytes) {
 }
 
 LOCKSTEP_INLINE void Checksum::add_block(Lanes& lanes, const std::byte* block) {
-  // Each line is a bijection. The first two let every bit change at least one more; the product of
-  // the last spreads what has changed, and one for two words is what it may cost.
+  // Each line is a bijection. The first two make every bit affect at least one other; the
+  // multiplication spreads the changes, and one per two words is what the speed allows.
   const auto step = [](std::uint64_t lane, std::uint64_t first, std::uint64_t second) {
     lane ^= first;
     lane ^= lane >> 29;
@@ -274,7 +274,7 @@ LOCKSTEP_INLINE Checksum& Checksum::add(std::span<const std::byte> bytes) {
 LOCKSTEP_INLINE std::uint64_t Checksum::value() const {
   Lanes lanes = lanes_;
   if (const std::size_t held = length_ % block_bytes; held != 0) {
-    std::array<std::byte, block_bytes> last{};  // filled up with zeros; the length tells them apart
+    std::array<std::byte, block_bytes> last{};  // padded with zeros; `length_` distinguishes them
     std::memcpy(last.data(), rest_.data(), held);
     add_block(lanes, last.data());
   }
@@ -309,8 +309,7 @@ LOCKSTEP_INLINE bool is_utf8(std::string_view text) {
   return size != 0;
 }
 
-/// Reads a text value by value. Where another thing follows than JSON allows, that is an error
-/// that names the text and the byte.
+/// A recursive-descent parser. Errors name the text and the byte.
 class JsonParser {
  public:
   JsonParser(std::string_view text, std::string_view whose, std::size_t most)
@@ -329,7 +328,7 @@ class JsonParser {
                  "the file is damaged or no such file: copy it again, or take another");
   }
 
-  /// The first character of what follows, behind blanks; 0 at the end.
+  /// The next character after whitespace; 0 at the end.
   char peek() {
     place_ = std::min(text_.find_first_not_of(" \n\r\t", place_), text_.size());
     return place_ < text_.size() ? text_[place_] : '\0';
@@ -365,7 +364,7 @@ class JsonParser {
     }
   }
 
-  /// Does another item follow, which is the first of its bracket or behind a comma?
+  /// Consumes the closing bracket, or the comma before another item.
   bool has_next(char close, bool is_first) {
     if (peek() == close) {
       ++place_;
@@ -397,7 +396,7 @@ class JsonParser {
     return {std::move(members)};
   }
 
-  /// The four digits of `\u`.
+  /// The four hexadecimal digits of `\u`.
   unsigned escaped_unit() {
     unsigned unit = 0;
     if (text_.size() - place_ < 4) fail("the text ends within an escape");
@@ -417,14 +416,14 @@ class JsonParser {
     }
     if (c != 'u') fail("an escape is unknown");
     unsigned code = escaped_unit();
-    if (code >= 0xd800 && code < 0xe000) {  // two surrogates are one character
+    if (code >= 0xd800 && code < 0xe000) {  // a surrogate pair is one character
       const bool has_low = code < 0xdc00 && text_.substr(place_).starts_with("\\u");
       place_ += has_low ? 2 : 0;
       const unsigned low = has_low ? escaped_unit() : 0;
       if (low < 0xdc00 || low >= 0xe000) fail("half of a surrogate pair stands alone");
       code = 0x10000 + ((code - 0xd800) << 10) + (low - 0xdc00);
     }
-    // The lead byte says how many follow, each with six bits.
+    // The lead byte encodes how many bytes follow, with six bits each.
     const int more = code < 0x80 ? 0 : code < 0x800 ? 1 : code < 0x10000 ? 2 : 3;
     constexpr unsigned leads[] = {0, 0xc0, 0xe0, 0xf0};
     out += static_cast<char>(leads[more] | code >> (6 * more));
@@ -449,7 +448,7 @@ class JsonParser {
     fail("a text has no end");
   }
 
-  /// Exact where it has neither a point nor an exponent.
+  /// Numbers without a point or an exponent are exact integers, except -0.
   Json number() {
     std::size_t end = place_;
     const auto digits = [&] {

@@ -11,8 +11,8 @@ namespace lockstep {
 
 namespace detail {
 
-/// An integer with a meaning. It is made explicitly, read with `value()`, compared only with its
-/// own kind, and has no arithmetic: a rank plus a rank means nothing.
+/// An integer with a meaning: explicit construction, `value()`, comparison with its own type only,
+/// and no arithmetic, since a sum of ranks means nothing.
 template <class Meaning, class Integer>
 class Strong {
  public:
@@ -41,27 +41,27 @@ struct Rank : detail::Strong<Rank, std::size_t> {
   using Strong::Strong;
 };
 
-/// How many ranks there are.
+/// The number of ranks.
 struct WorldSize : detail::Strong<WorldSize, std::size_t> {
   using Strong::Strong;
 };
 
-/// The number of one of a topology's groups, from 0.
+/// The index of a group in its topology, from 0.
 struct GroupRank : detail::Strong<GroupRank, std::size_t> {
   using Strong::Strong;
 };
 
-/// A rank's place inside its group, from 0.
+/// A rank's number inside its group, from 0.
 struct LocalGroupRank : detail::Strong<LocalGroupRank, std::size_t> {
   using Strong::Strong;
 };
 
-/// The number of an epoch, from 0. Samplers shuffle by seed + epoch.
+/// The epoch's number, from 0.
 struct Epoch : detail::Strong<Epoch, std::uint64_t> {
   using Strong::Strong;
 };
 
-/// The start of a stream of random numbers.
+/// The seed of a stream of random numbers.
 struct Seed : detail::Strong<Seed, std::uint64_t> {
   using Strong::Strong;
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Whether output goes to a terminal, how wide that is, and how progress is to be shown.
+/// @file Terminal detection, and the style of progress output.
 
 #include <cstdio>
 
@@ -18,20 +18,18 @@ enum class ProgressStyle : std::uint8_t {
 
 namespace detail {
 
-/// The destination of text. On a terminal, a line that ends in '\r' instead of '\n' is a status
-/// line: the next one takes its place. A launcher passes status lines on, so a pipe to one counts
-/// as the terminal at its other end.
+/// A destination of text. On a terminal, a line that ends in '\r' instead of '\n' is a status line,
+/// which the next one replaces. A launcher forwards these, so its pipe counts as its terminal.
 struct Terminal {
-  std::FILE* file = nullptr;  // null: nowhere
+  std::FILE* file = nullptr;  // null: no output
   bool is_terminal = false;
   std::size_t columns = 80;
   bool color = false;
-  bool is_own = false;    // this process writes to it without a launcher in between
-  bool is_quiet = false;  // no progress is to be shown
+  bool is_own = false;    // without a launcher in between
+  bool is_quiet = false;  // no progress output
 };
 
-/// The style that `--progress` has told this process, else LOCKSTEP_PROGRESS. The former is set
-/// once, before a process has ranks.
+/// The style of `--progress`, set before this process has ranks, or that of LOCKSTEP_PROGRESS.
 ProgressStyle progress_style();
 void set_progress_style(std::optional<ProgressStyle> style);
 
@@ -39,15 +37,14 @@ void set_progress_style(std::optional<ProgressStyle> style);
 ProgressStyle parse_progress(std::string_view name, std::string_view text);
 std::string_view progress_text(ProgressStyle style);
 
-/// Finds out what `file` is by its descriptor and the environment: TERM=dumb cannot redraw,
-/// NO_COLOR (no-color.org) asks for plain text. mpirun gives ranks a terminal of its own making,
-/// whatever its own output is, so that does not count as one.
+/// Respects TERM=dumb, which cannot redraw, and NO_COLOR (no-color.org). A terminal under mpirun
+/// does not count, because mpirun gives ranks a pseudo-terminal whatever its own output is.
 Terminal detect_terminal(std::FILE* file, ProgressStyle style = progress_style());
 
-/// The width that the terminal behind a descriptor has now, or nothing.
+/// The current width of a terminal; empty for other descriptors.
 std::optional<std::size_t> terminal_columns(int descriptor);
 
-/// The variables by which lockstep's launcher tells ranks the width of its terminal, and the style.
+/// Variables by which the launcher passes the width of its terminal, and the style, to ranks.
 inline constexpr const char* columns_variable = "LOCKSTEP_COLUMNS";
 inline constexpr const char* progress_variable = "LOCKSTEP_PROGRESS";
 

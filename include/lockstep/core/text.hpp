@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Text: sentences of words and numbers, joined by one function because every `operator+` on
-/// strings costs compile time; lists of names; numbers for people, the same in every locale;
-/// numbers and addresses that are read, or an error.
+/// @file Text for messages: concatenation by one function, since every `operator+` on strings costs
+/// compile time; numbers, the same in every locale; and strict parsers.
 
 #include <initializer_list>
 
@@ -10,7 +9,7 @@
 
 namespace lockstep::detail {
 
-/// A part of a sentence: text, an integer, or a strong integer such as a rank.
+/// One argument of `text`: a string, an integer, or a strong integer such as a rank.
 class Word {
  public:
   constexpr Word(const char* text) : Word(std::string_view(text)) {}
@@ -31,25 +30,23 @@ class Word {
 
  private:
   const char* text_ = nullptr;
-  std::uint64_t number_;  // or the size of the text
+  std::uint64_t number_;  // the size, for text
   bool is_number_ = false;
   bool is_negative_ = false;
 };
 
-/// The text with its control characters as `\x00`, so that names which differ in these look
-/// different; `kept` are those that stay.
+/// The text with control characters, except those in `kept`, written as `\x00`.
 std::string printable(std::string_view text, std::string_view kept = {});
 
 /// `text({"rank ", rank, " of ", 4})` is "rank 2 of 4".
 std::string text(std::initializer_list<Word> words);
 
-/// The first few of many, so that messages stay readable with a thousand ranks.
+/// The first 16 names, so that messages stay readable with a thousand ranks.
 std::string listed(const std::vector<std::string>& names);
 
-/// `rank 2`, or `ranks 0, 1, 3`.
 std::string listed_ranks(const std::vector<std::string>& ranks);
 
-/// `name` is the variable or option that has this text.
+/// Parsers throw an `Error` that calls the text by `name`, the variable or option it came from.
 std::size_t parse_number(std::string_view name, std::string_view text);
 
 std::uint16_t parse_port(std::string_view name, std::string_view text);
@@ -59,8 +56,7 @@ struct Endpoint {
   std::uint16_t port = 0;
 };
 
-/// `host:port`, `127.0.0.1:29500`, `[::1]:29500`. `localhost` becomes 127.0.0.1, because ranks must
-/// not differ in which of its addresses they mean.
+/// `host:port` or `[::1]:29500`. `localhost` becomes 127.0.0.1, so that all ranks use one address.
 Endpoint parse_endpoint(std::string_view name, std::string_view text);
 
 }  // namespace lockstep::detail
@@ -70,18 +66,18 @@ namespace lockstep {
 /// A number with a fixed number of decimals.
 std::string fixed_text(double value, int decimals);
 
-/// A loss or a score: `0.4123`, and `3.100e-05` where four decimals would say too little.
+/// A loss or a score: `0.4123`; `3.100e-05` below 0.001 and from 100000 on.
 std::string value_text(double value);
 
 namespace detail {
 
-/// A rate: `54321`, and `3.2` for small ones.
+/// A rate: `54321`; `3.2` below 100.
 std::string rate_text(double value);
 
-/// A time by the second: `0:12`, `59:59`, `1:02:03`.
+/// Time in whole seconds: `0:12`, `59:59`, `1:02:03`.
 std::string clock_text(double seconds);
 
-/// How long something took: `12.3 s`, above a minute by the second.
+/// A duration: `12.3 s`; as `clock_text` from a minute on.
 std::string duration_text(double seconds);
 
 }  // namespace detail

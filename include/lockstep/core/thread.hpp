@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The library's threads: no signal is delivered to them, and nothing they throw is lost.
+/// @file The library's threads: they block signals and report their exceptions.
 
 #include <pthread.h>
 #include <signal.h>
@@ -11,8 +11,7 @@
 
 namespace lockstep::detail {
 
-/// Calls `start()`, whose new threads get no signals: a program's handlers must not run on a thread
-/// that it does not know of.
+/// Calls `start()` with signals blocked: threads it creates never run the program's handlers.
 template <class Start>
 auto without_signals(Start&& start) {
   struct Blocked {
@@ -28,40 +27,37 @@ auto without_signals(Start&& start) {
   return std::forward<Start>(start)();
 }
 
-/// Lets this thread sleep.
 void sleep_for(std::chrono::nanoseconds time);
 
-/// Has this process threads beside the calling one, or can that not be found out?
+/// Does this process have other threads? True where that is unknown.
 bool has_other_threads();
 
-/// On how many cores the calling thread may run, at least 1.
+/// The number of cores on which the calling thread may run, at least 1.
 std::size_t core_count();
 
-/// Is a core left where `busy` threads of this machine each have one? A thread that is bound to a
-/// part of the machine has that part of the busy ones beside it.
+/// Is a core idle while `busy` threads of this machine occupy one each? A thread bound to a part of
+/// the machine shares that part with a proportional number of them.
 bool has_free_core(std::size_t busy);
 
-/// Whether a thread gets signals. Threads that run the program's own code as ranks do.
+/// Threads that run the program's own code as ranks receive signals.
 enum class Signals { blocked, delivered };
 
-/// What a thread is called: the name that debuggers show, at most 15 characters, and the words with
-/// which an error says that it cannot be started.
+/// The name that debuggers show, at most 15 characters, and the description in error messages.
 struct ThreadName {
   const char* short_name;
   const char* words;
 };
 
-/// Says that a thread cannot be started, because of `problem`, and what to do about that.
+/// Throws an `Error` with advice on thread limits.
 [[noreturn, gnu::cold]] void fail_to_start(const char* words, const char* problem);
 
-/// A thread that is joined at the end of its owner. It is no `std::thread`, which costs the
-/// compiler half a dozen classes for every function.
+/// A thread that its destructor joins; it compiles faster than `std::thread`.
 class Thread {
  public:
   Thread() = default;
 
-  /// Runs `work()`. Its exception goes to `report(std::exception_ptr)`, on that thread. Throws an
-  /// `Error` where the system has no thread left: whoever starts several ends those that wait.
+  /// Runs `work()`, and calls `report(std::exception_ptr)` on that thread if it throws. Throws an
+  /// `Error` where no thread can be created; the caller has to stop those that it started before.
   template <class Work, class Report>
   Thread(ThreadName name, Work work, Report report, Signals signals = Signals::blocked) {
     struct Body {
@@ -95,7 +91,7 @@ class Thread {
   void join() {
     if (std::exchange(is_running_, false)) ::pthread_join(thread_, nullptr);
   }
-  /// Detaches the thread, which must own all that it uses.
+  /// The thread must own everything that it uses.
   void detach() {
     if (std::exchange(is_running_, false)) ::pthread_detach(thread_);
   }

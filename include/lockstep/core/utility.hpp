@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A reference to a function, and one object of every type that is asked for.
+/// @file A reference to a function, and storage with one object per type.
 
 #include "lockstep/core/standard.hpp"
 
@@ -9,10 +9,9 @@ namespace lockstep::detail {
 template <class Signature>
 class FunctionRef;
 
-/// Refers to a function, or to an object that can be called, which must outlive the reference: for
-/// arguments of functions that are compiled once. It is called through a pointer and so never used
-/// on a step's path, but for the gradients that LibTorch's autograd hands over
-/// (`GradientReceiver`): it calls virtual functions as well.
+/// A non-owning reference to a callable, for arguments of functions that are compiled once. The
+/// call goes through a pointer, so the training step does not use it, except for gradients from
+/// LibTorch's autograd (`GradientReceiver`), which calls virtual functions anyway.
 template <class Result, class... Arguments>
 class FunctionRef<Result(Arguments...)> {
  public:
@@ -35,8 +34,8 @@ class FunctionRef<Result(Arguments...)> {
   Result (*call_)(void*, Arguments...);
 };
 
-/// A class whose members are templates over batches cannot declare a member for each type of batch.
-/// This has one object for each type, made at its first use and found by comparing addresses.
+/// One object for each type, created at its first use: a class whose member functions are templates
+/// over batches cannot declare a member for each type of batch.
 class TypedStorage {
  public:
   template <class T>
@@ -44,7 +43,7 @@ class TypedStorage {
     for (const auto& [key, value] : values_) {
       if (key == &key_of<T>) return *static_cast<T*>(value.get());
     }
-    values_.emplace_back(&key_of<T>, std::make_shared<T>());  // keeps how T is destroyed
+    values_.emplace_back(&key_of<T>, std::make_shared<T>());  // remembers the deleter of T
     return *static_cast<T*>(values_.back().second.get());
   }
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The views by which models see their tensors: row-major, of host or device memory, with the
-/// interface of mdspan. A view converts to any row-major mdspan, CCCL's or the standard library's.
+/// @file The row-major views of tensors in host or device memory, with the interface of mdspan, and
+/// convertible to any row-major mdspan, CCCL's or the standard library's.
 ///
-/// The library has a view type of its own because every shape is a type: an mdspan costs a compiler
-/// some 25 ms for each, and its header more than all others that a job needs. Members that do not
-/// depend on a shape are in a base class that all shapes of one rank share.
+/// Views are not mdspans because every shape is a type: each mdspan costs a compiler some 25 ms,
+/// and its header more than all others of a job. Members that do not depend on the shape are in a
+/// base class that all shapes of one rank share.
 
 #include <iterator>
 
@@ -14,13 +14,13 @@
 
 namespace lockstep {
 
-/// The memory of a view, as a type: `HostMemory` or `DeviceMemory`. Device code can access both.
+/// The memory of a view, as a type. Device code can access both kinds.
 struct HostMemory {};
 
-/// A GPU's memory. Host code can pass views of it on; an access there does not compile.
+/// GPU memory. Host code can pass such views on; accessing an element does not compile.
 struct DeviceMemory {};
 
-/// The extents of a tensor. It is made from all of them, or from the dynamic ones.
+/// The extents of a tensor, constructed from all of them or from the dynamic ones.
 template <std::size_t... E>
 struct Extents {
   std::size_t all[sizeof...(E) + 1] = {E..., 1};
@@ -39,8 +39,7 @@ struct Extents {
 
 namespace detail {
 
-/// A pointer as it is, or the one inside of a class that stands for a pointer: Thrust's
-/// `device_ptr` and `universal_ptr` have it as `get()`.
+/// The pointer itself, or that of a fancy pointer such as Thrust's `device_ptr`.
 template <class T>
 LOCKSTEP_HOST_DEVICE constexpr T* raw_pointer(T* pointer) {
   return pointer;
@@ -51,13 +50,13 @@ LOCKSTEP_HOST_DEVICE constexpr auto* raw_pointer(const P& pointer) {
   return pointer.get();
 }
 
-/// A class that stands for a pointer to T.
+/// A fancy pointer to T.
 template <class P, class T>
 concept PointerTo = !std::is_pointer_v<P> && requires(const P& pointer) {
   { raw_pointer(pointer) } -> std::convertible_to<T*>;
 };
 
-/// The base of all views of one rank whose extents the compiler knows.
+/// The base of all views of one rank with static extents.
 template <class Memory, class T, std::size_t Rank, bool IsDynamic>
 class ViewBase : public IndexCheck<is_checked> {
  public:
@@ -82,7 +81,7 @@ class ViewBase : public IndexCheck<is_checked> {
   T* data_ = nullptr;
 };
 
-/// The base of all views of one rank with extents that are known at run time only.
+/// The base of all views of one rank with dynamic extents.
 template <class Memory, class T, std::size_t Rank>
 class ViewBase<Memory, T, Rank, true> : public ViewBase<Memory, T, Rank, false> {
  public:
@@ -96,8 +95,7 @@ class ViewBase<Memory, T, Rank, true> : public ViewBase<Memory, T, Rank, false> 
   std::size_t sizes_[Rank] = {};
 };
 
-/// Does `Mdspan` lay its elements out as views do? It is found out with a shape of two by three, so
-/// that no header of mdspan is needed.
+/// Is the layout of `Mdspan` row-major? The stride of a 2 x 3 shape tells, without mdspan's header.
 template <class Mdspan, class Shape>
 inline constexpr bool is_row_major_of = false;
 template <class Mdspan, template <class, std::size_t...> class Shape, class Index, std::size_t... E>
@@ -107,8 +105,8 @@ inline constexpr bool is_row_major_of<Mdspan, Shape<Index, E...>> =
 template <class Mdspan>
 concept RowMajorMdspan = is_row_major_of<Mdspan, typename Mdspan::extents_type>;
 
-/// The view of a tensor that a model does not declare. The error is printed by then, and no use of
-/// the view adds another.
+/// The view of a tensor that the model does not declare. The compiler has reported that by then,
+/// and no use of this view adds an error.
 template <class Memory, class T>
 class AnyView : public ViewBase<Memory, T, 1, false> {
  public:
@@ -121,7 +119,7 @@ class AnyView : public ViewBase<Memory, T, 1, false> {
   operator Other() const;
 };
 
-/// A view of a tensor: a pointer, and extents that cost nothing where they are static.
+/// A view of a tensor: a pointer, and the extents if any is dynamic.
 template <class Memory, class T, std::size_t... E>
 class View : public ViewBase<Memory, T, sizeof...(E), ((E == dynamic) || ...)> {
   static constexpr bool is_dynamic = ((E == dynamic) || ...);
@@ -140,12 +138,11 @@ class View : public ViewBase<Memory, T, sizeof...(E), ((E == dynamic) || ...)> {
     requires(sizeof...(N) > 0 && std::constructible_from<Extents<E...>, N...>)
   LOCKSTEP_HOST_DEVICE constexpr explicit View(T* data, N... extents)
       : Base(data, Extents<E...>(extents...).all) {}
-  /// From a class that stands for a pointer, such as Thrust's: `DeviceView<float, 2, 3>(v.data())`.
+  /// From a fancy pointer, such as Thrust's: `DeviceView<float, 2, 3>(v.data())`.
   template <PointerTo<T> P, std::convertible_to<std::size_t>... N>
     requires(sizeof...(N) == 0 ? !is_dynamic : std::constructible_from<Extents<E...>, N...>)
   LOCKSTEP_HOST_DEVICE constexpr explicit View(const P& data, N... extents)
       : Base(raw_pointer(data), Extents<E...>(extents...).all) {}
-  /// A view of T is a view of const T.
   template <std::same_as<std::remove_const_t<T>> U>
     requires std::is_const_v<T>
   LOCKSTEP_HOST_DEVICE constexpr View(const View<Memory, U, E...>& other)
@@ -153,7 +150,6 @@ class View : public ViewBase<Memory, T, sizeof...(E), ((E == dynamic) || ...)> {
     if constexpr (is_checked) static_cast<IndexCheck<is_checked>&>(*this) = other;
   }
 
-  /// The number of elements along one axis.
   LOCKSTEP_HOST_DEVICE constexpr std::size_t extent(std::size_t axis) const {
     if constexpr (is_dynamic) {
       return this->sizes_[axis];
@@ -161,7 +157,7 @@ class View : public ViewBase<Memory, T, sizeof...(E), ((E == dynamic) || ...)> {
       return static_extent(axis);
     }
   }
-  /// The number of elements along one axis; `dynamic` if the compiler does not know it.
+  /// The extent, or `dynamic`.
   LOCKSTEP_HOST_DEVICE static constexpr std::size_t static_extent(std::size_t axis) {
     const std::size_t all[] = {E..., 1};
     return all[axis];
@@ -172,7 +168,6 @@ class View : public ViewBase<Memory, T, sizeof...(E), ((E == dynamic) || ...)> {
     return result;
   }
 
-  /// The number of elements.
   LOCKSTEP_HOST_DEVICE constexpr std::size_t size() const {
     std::size_t product = 1;
     for (std::size_t axis = 0; axis != sizeof...(E); ++axis) product *= extent(axis);
@@ -233,7 +228,7 @@ class View : public ViewBase<Memory, T, sizeof...(E), ((E == dynamic) || ...)> {
 template <class T, std::size_t... E>
 using HostView = detail::View<HostMemory, T, E...>;
 
-/// A view of a GPU's memory.
+/// A view of GPU memory.
 template <class T, std::size_t... E>
 using DeviceView = detail::View<DeviceMemory, T, E...>;
 
@@ -242,22 +237,21 @@ static_assert(std::is_trivially_copyable_v<DeviceView<float, dynamic, 784>>);
 
 namespace detail {
 
-/// An mdspan over plain memory, the host's or a GPU's, that has no gaps.
+/// A view or mdspan without gaps, of host or device memory.
 template <class V>
 concept DenseView = requires(const V& view) {
   { view.data_handle() } -> std::convertible_to<typename V::element_type*>;
   { view.is_exhaustive() } -> std::convertible_to<bool>;
 };
 
-/// A range whose elements lie one behind the other, in memory that the host need not be able to
-/// read.
+/// A range with contiguous elements, in memory that the host need not be able to access.
 template <class R>
 concept ContiguousMemory = requires(R& range) {
   raw_pointer(std::data(range));
   { std::size(range) } -> std::convertible_to<std::size_t>;
 };
 
-/// `std::vector<bool>` has no elements that a span could show.
+/// `std::vector<bool>` has no contiguous elements.
 template <class R>
 inline constexpr bool packs_bits = false;
 template <class Allocator>
@@ -265,8 +259,7 @@ inline constexpr bool packs_bits<std::vector<bool, Allocator>> = true;
 
 }  // namespace detail
 
-/// The elements of a view, a vector (the standard library's or Thrust's), an array or a span, in
-/// memory order.
+/// The elements of a view, an array, a span or a vector (also Thrust's), in memory order.
 template <detail::DenseView V>
 constexpr auto flat(const V& view) {
   return std::span<typename V::element_type>(view.data_handle(), view.size());

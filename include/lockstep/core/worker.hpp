@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Threads that work off tasks: a queue with a thread, which makes its tasks in order, and
-/// work that a few threads share while the caller waits.
+/// @file Worker threads: a task queue with one thread, and a parallel loop over tasks.
 
 #include <condition_variable>
 #include <exception>
@@ -12,38 +11,36 @@
 
 namespace lockstep::detail {
 
-/// A task that waits to be run, is being run, or is over. It is a link of the queue itself: posting
-/// one allocates nothing, and it stays where it is until it is over.
+/// A task: queued, running, or over. It is an intrusive list node, so that posting allocates
+/// nothing; it must not move before it is over.
 struct Task {
-  /// Runs the task. The queue's thread does not know its type: this is the one call through a
-  /// pointer, and it is on that thread, not on the rank's.
+  /// The one call through a function pointer; it happens on the queue's thread, not on the rank's.
   void (*run)(Task&) = nullptr;
   Task* next = nullptr;
   bool is_over = false;
   std::exception_ptr error;
 };
 
-/// Runs tasks on a thread, one after the other, in the order of posting. The thread starts with the
-/// first task.
+/// Runs tasks in order on one thread, which starts with the first task.
 class TaskQueue {
  public:
   explicit TaskQueue(ThreadName name) : name_(name) {}
   TaskQueue(const TaskQueue&) = delete;
   TaskQueue& operator=(const TaskQueue&) = delete;
 
-  /// All tasks are run before it ends.
+  /// Runs all posted tasks first.
   ~TaskQueue();
 
-  /// Throws where the thread cannot be started: the task is not run then.
+  /// Throws where the thread cannot be started; the task is not queued then.
   void post(Task& task);
 
-  /// Is the task over? Throws if it failed.
+  /// Is the task over? Rethrows its exception.
   bool test(const Task& task) const;
-  /// **Host** blocks until the task is over. Throws if it failed.
+  /// **Host** blocks until the task is over. Rethrows its exception.
   void wait(const Task& task) const;
-  /// **Host** blocks until the task is over, failed or not.
+  /// **Host** blocks until the task is over; does not throw.
   void settle(const Task& task) const noexcept;
-  /// **Host** blocks until no task is left, failed or not.
+  /// **Host** blocks until the queue is empty; does not throw.
   void drain() const noexcept;
 
  private:
@@ -55,12 +52,12 @@ class TaskQueue {
   Task* first_ = nullptr;
   Task* last_ = nullptr;
   bool stopping_ = false;
-  Thread thread_;  // declared last: it uses the members above
+  Thread thread_;  // last: the thread uses the members above
 };
 
-/// Calls `f(task)` for every task below `tasks`, on this thread and as many others as there are
-/// cores, four in all at most. Tasks are taken in order. The first exception ends the work, and is
-/// thrown here. **Host** blocks until all threads are done.
+/// Calls `f(i)` for every i below `tasks`, taken in order by at most four threads, this one
+/// included, and no more than there are cores. The first exception stops the work and is rethrown
+/// here. **Host** blocks until all threads are done.
 void share_work(std::size_t tasks, FunctionRef<void(std::size_t)> f);
 
 }  // namespace lockstep::detail

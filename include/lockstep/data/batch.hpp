@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Batches of samples with a label and a weight each: rows of one width, rows filled up to
-/// the longest sample, and samples one behind the other.
+/// @file Batches of labelled, weighted samples: rows of one width, padded or concatenated samples.
 
 #include "lockstep/core/standard.hpp"
 
@@ -9,7 +8,6 @@ namespace lockstep {
 
 namespace detail {
 
-/// Copies elements [first, first + count) of a vector into another one, whose memory is kept.
 template <class T>
 void copy_part(const std::vector<T>& all, std::size_t first, std::size_t count,
                std::vector<T>& to) {
@@ -18,12 +16,12 @@ void copy_part(const std::vector<T>& all, std::size_t first, std::size_t count,
 
 }  // namespace detail
 
-/// A batch with a weight for each of its samples; `Masked` needs one.
+/// A batch with a weight per sample, as `Masked` needs it.
 template <class B>
 concept WeightedBatch = requires(B& batch, std::size_t i) { batch.weights[i] = 0.f; };
 
-/// A batch whose rows a data set writes where they lie: `resize(rows, width)` makes room for
-/// samples of weight 1 and keeps memory, `row(i)` is memory for one sample's inputs.
+/// A batch into which a data set writes rows in place: `resize(rows, width)` makes room for samples
+/// of weight 1 and reuses memory, `row(i)` is the memory of one sample's inputs.
 template <class B>
 concept LabelledRows = requires(B& batch, std::size_t n) {
   batch.resize(n, n);
@@ -31,12 +29,11 @@ concept LabelledRows = requires(B& batch, std::size_t n) {
   batch.labels[n] = batch.labels[n];
 } && WeightedBatch<B>;
 
-/// Samples with a label and a weight each.
 template <class X, class Y>
 struct LabelledBatch {
   std::vector<X> inputs;  ///< row-major, `width` columns
   std::vector<Y> labels;
-  std::vector<float> weights;  ///< of each sample: 1, or 0 for a duplicate under `Masked`
+  std::vector<float> weights;  ///< per sample: 1, or 0 for a duplicate under `Masked`
   std::size_t width = 0;
 
   std::size_t size() const { return labels.size(); }
@@ -46,7 +43,7 @@ struct LabelledBatch {
     return std::span(inputs).subspan(i * width, width);
   }
 
-  /// Copies samples [first, first + count) into another batch, whose memory is kept.
+  /// Copies samples [first, first + count) into another batch, whose memory is reused.
   void slice(std::size_t first, std::size_t count, LabelledBatch& out) const {
     out.width = width;
     detail::copy_part(inputs, first * width, count * width, out.inputs);
@@ -54,8 +51,7 @@ struct LabelledBatch {
     detail::copy_part(weights, first, count, out.weights);
   }
 
-  /// Makes room for `rows` samples of weight 1. Memory is kept, so a batch that was once as large
-  /// allocates nothing.
+  /// Makes room for `rows` samples of weight 1; memory is reused.
   void resize(std::size_t rows, std::size_t columns) {
     width = columns;
     inputs.resize(rows * columns);
@@ -63,7 +59,6 @@ struct LabelledBatch {
     weights.assign(rows, 1.f);
   }
 
-  /// For ranks that are fed: see serialize.hpp.
   friend void pack(auto& parcel, LabelledBatch& batch) {
     parcel(batch.width, batch.inputs, batch.labels, batch.weights);
   }
@@ -71,15 +66,14 @@ struct LabelledBatch {
 
 static_assert(LabelledRows<LabelledBatch<float, int>>);
 
-/// Rows as long as the longest sample; what is behind the end of a shorter one was filled up.
+/// Rows as long as the longest sample, with padding behind shorter ones.
 template <class X, class Y>
 struct PaddedBatch : LabelledBatch<X, Y> {
-  std::vector<std::size_t> lengths;  ///< of each sample, without what was filled up
+  std::vector<std::size_t> lengths;  ///< of each sample, without padding
 
-  /// The sample's own part of its row.
+  /// The sample without padding.
   std::span<const X> sample(std::size_t i) const { return this->row(i).first(lengths[i]); }
 
-  /// The same for rows of the same width.
   void slice(std::size_t first, std::size_t count, PaddedBatch& out) const {
     LabelledBatch<X, Y>::slice(first, count, out);
     detail::copy_part(lengths, first, count, out.lengths);
@@ -97,13 +91,13 @@ struct PaddedBatch : LabelledBatch<X, Y> {
 
 static_assert(WeightedBatch<PaddedBatch<float, int>>);
 
-/// Samples one behind the other: sample i is inputs [offsets[i], offsets[i + 1]).
+/// Concatenated samples: sample i is inputs [offsets[i], offsets[i + 1]).
 template <class X, class Y>
 struct RaggedBatch {
   std::vector<X> inputs;
-  std::vector<std::size_t> offsets;  ///< one more than samples; the last is the end
+  std::vector<std::size_t> offsets;  ///< one per sample, and the end
   std::vector<Y> labels;
-  std::vector<float> weights;  ///< of each sample: 1, or 0 for a duplicate under `Masked`
+  std::vector<float> weights;  ///< per sample: 1, or 0 for a duplicate under `Masked`
 
   std::size_t size() const { return labels.size(); }
 
@@ -114,7 +108,6 @@ struct RaggedBatch {
     return std::span(inputs).subspan(offsets[i], offsets[i + 1] - offsets[i]);
   }
 
-  /// Copies samples [first, first + count) into another batch, whose memory is kept.
   void slice(std::size_t first, std::size_t count, RaggedBatch& out) const {
     const std::size_t begin = offsets.empty() ? 0 : offsets[first];
     const std::size_t end = offsets.empty() ? 0 : offsets[first + count];
@@ -126,7 +119,6 @@ struct RaggedBatch {
     detail::copy_part(weights, first, count, out.weights);
   }
 
-  /// For ranks that are fed: see serialize.hpp.
   friend void pack(auto& parcel, RaggedBatch& batch) {
     parcel(batch.inputs, batch.offsets, batch.labels, batch.weights);
   }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file What samplers and loaders say where they fail; files have their definitions in
-/// `files.ipp`, which a program that reads none does not compile.
+/// @file Error messages of samplers and loaders; file formats are in `files.ipp`.
 
 #include <exception>
 
@@ -50,7 +49,7 @@ inline constexpr const char* sample_advice =
     "look at this sample, and at the functions that read and change it";
 inline constexpr const char* batch_advice = "look at these samples, and at what loads them";
 
-/// The exception that is being handled as an error of `operation`. `about` comes before its words.
+/// The current exception as an error of `operation`; `about` precedes its message.
 LOCKSTEP_INLINE Error handled_error(std::string_view operation, std::string_view about,
                                     std::string_view advice) {
   try {
@@ -90,8 +89,7 @@ LOCKSTEP_INLINE void rethrow_as(std::string_view operation, std::string_view abo
   }
 }
 
-/// What reading or changing one sample threw, with its number and its place in the batch. The first
-/// exception is nested in it.
+/// The exception of one sample, nested, with the sample's number and its position in the batch.
 struct SampleError : Error {
   SampleError(std::size_t sample, std::size_t draw, const Error& error)
       : Error(error), sample(sample), draw(draw) {}

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Data sets and sources of samples: the concepts, how a batch is loaded, what is said where
-/// that fails, and the data set in memory.
+/// @file Data sets and sources of samples: concepts, loading of batches, and the set in memory.
 
 #include <iterator>
 
@@ -12,8 +11,8 @@
 
 namespace lockstep {
 
-/// Which pass over the data a batch belongs to. A loader hands over its sampler's, so that what a
-/// data set draws at random follows from the seed, the epoch and the sample alone.
+/// The pass over the data that a batch belongs to. A loader passes its sampler's, so that a data
+/// set's random numbers depend on the seed, the epoch and the sample alone.
 struct Pass {
   Seed seed{};
   Epoch epoch{};
@@ -23,13 +22,12 @@ struct Pass {
 
 namespace detail {
 
-/// Loads batches of type B that are the same in every pass.
+/// Loads batches of type B, independent of the pass.
 template <class D, class B>
 concept Loading = requires(const D& dataset, std::span<const std::size_t> indices, B& out) {
   { dataset.load(indices, out) } -> std::same_as<void>;
 };
 
-/// Loads batches of type B that depend on the pass.
 template <class D, class B>
 concept PassLoading =
     requires(const D& dataset, std::span<const std::size_t> indices, Pass pass, B& out) {
@@ -38,9 +36,9 @@ concept PassLoading =
 
 }  // namespace detail
 
-/// `load(indices, out)` replaces what `out` held by the samples of `indices`, in that order, and
-/// reuses its memory. It is const and is called by several threads at once. A data set that draws
-/// random numbers has `load(indices, pass, out)`, which is then the one that loaders call.
+/// `load(indices, out)` replaces the contents of `out` by the samples of `indices`, in that order,
+/// and reuses its memory. Several threads call it concurrently. A data set that draws random
+/// numbers has `load(indices, pass, out)`, which loaders then call instead.
 template <class D>
 concept Dataset = requires(const D& dataset) {
   requires std::default_initializable<typename D::batch_type>;
@@ -49,14 +47,14 @@ concept Dataset = requires(const D& dataset) {
                detail::PassLoading<D, typename D::batch_type>;
 };
 
-/// A sample that lies in its source's memory.
+/// A sample in its source's memory.
 template <class X, class Y>
 struct LabelledSample {
   std::span<const X> inputs;
   Y label{};
 };
 
-/// A sample with memory of its own, which is used again for the next.
+/// A sample with its own memory, which is reused for the next.
 template <class X, class Y>
 struct OwnedSample {
   std::vector<X> inputs;
@@ -65,21 +63,20 @@ struct OwnedSample {
 
 namespace detail {
 
-/// Reads samples that are the same in every pass.
+/// Reads samples, independent of the pass.
 template <class S>
 concept Reading = requires(const S& source, std::size_t index, typename S::sample_type& out) {
   { source.read(index, out) } -> std::same_as<void>;
 };
 
-/// Reads samples that depend on the pass.
 template <class S>
 concept PassReading =
     requires(const S& source, std::size_t index, Pass pass, typename S::sample_type& out) {
       { source.read(index, pass, out) } -> std::same_as<void>;
     };
 
-/// Whether every pass has other samples, because something draws random numbers for them. A type
-/// that takes a pass only to hand it on says so itself, by its member of this name.
+/// Does every pass have other samples, because of random numbers? A type that merely forwards the
+/// pass has a member of this name instead.
 template <class S>
 constexpr bool changes_by_pass() {
   if constexpr (requires { S::changes_by_pass; }) {
@@ -91,7 +88,6 @@ constexpr bool changes_by_pass() {
   }
 }
 
-/// A sample that can be a row of a batch.
 template <class S>
 concept Labelled = requires(const S& sample) {
   std::begin(sample.inputs);
@@ -106,11 +102,10 @@ using LabelOf = std::remove_cvref_t<decltype(std::declval<const S&>().label)>;
 
 }  // namespace detail
 
-/// `read(index, out)` replaces what `out` held by one sample, and reuses its memory. It is const
-/// and is called by several threads at once, each with an `out` of its own. A sample may point into
-/// the source. A source that draws random numbers has `read(index, pass, out)`. One that has work
-/// to do once for a batch, before its samples are read, may have `prepare(indices)`: a mapped file
-/// is looked at there, to see that it has not changed.
+/// `read(index, out)` replaces the contents of `out` by one sample and reuses its memory. Several
+/// threads call it concurrently, each with its own `out`. A sample may point into the source. A
+/// source that draws random numbers has `read(index, pass, out)`. A source may have
+/// `prepare(indices)`, called once before a batch is read, for example to check a mapped file.
 template <class S>
 concept SampleSource = requires(const S& source) {
   requires std::default_initializable<typename S::sample_type>;
@@ -120,27 +115,24 @@ concept SampleSource = requires(const S& source) {
 
 namespace detail {
 
-/// For handlers: throws what is being handled as an error of `operation`, in which it is nested.
-/// `about` comes before its words. A job's end, `Stopped`, is thrown as it is.
+/// Rethrows the current exception (`Stopped` unchanged), nested in an error of `operation`; `about`
+/// comes first.
 [[noreturn, gnu::cold]] void rethrow_as(std::string_view operation, std::string_view about,
                                         std::string_view advice);
 
-/// For handlers: throws what is being handled as the failure of a sample, the `draw`-th of its
-/// batch. A job's end, `Stopped`, is thrown as it is.
+/// Rethrows the current exception as the failure of a batch's sample; `Stopped` unchanged.
 [[noreturn, gnu::cold]] void rethrow_of_sample(std::size_t sample, std::size_t draw);
 
-/// Where a batch stands in an epoch: its pass, and its number on this rank, from 0.
+/// The pass of a batch, and its number in the epoch on this rank, from 0.
 struct BatchPlace {
   Pass pass{};
   std::size_t number = 0;
 };
 
-/// For handlers: throws what is being handled as the failure of a batch. It names the sample that
-/// failed, where that is known, or else all samples of the batch.
+/// Rethrows the current exception as the failure of a batch; names the sample, if known, or all.
 [[noreturn, gnu::cold]] void rethrow_of_batch(std::span<const std::size_t> indices,
                                               BatchPlace place);
 
-/// Loads the samples of `indices` by the data set's own `load`.
 template <Dataset Source, class Batch>
 void load_batch(const Source& dataset, std::span<const std::size_t> indices, BatchPlace place,
                 Batch& out) {
@@ -155,12 +147,12 @@ void load_batch(const Source& dataset, std::span<const std::size_t> indices, Bat
   }
 }
 
-/// A contiguous range of T: a vector of the standard library or of Thrust, an array, a span.
+/// A contiguous range of T: a standard or Thrust vector, an array, a span.
 template <class R, class T>
 concept MemoryOf =
     ContiguousMemory<const R> && std::same_as<std::remove_cv_t<FlatElement<const R>>, T>;
 
-/// How wide rows are, if so many inputs are as many rows as there are labels.
+/// The width of rows. Throws unless the inputs are one row per label.
 inline std::size_t width_of_rows(const char* operation, std::size_t inputs, std::size_t labels) {
   const std::size_t width = labels == 0 ? 0 : inputs / labels;
   if (width * labels != inputs)
@@ -171,20 +163,19 @@ inline std::size_t width_of_rows(const char* operation, std::size_t inputs, std:
 
 }  // namespace detail
 
-/// Samples of `X` with labels of `Y`, in memory.
 template <class X, class Y>
 class InMemoryDataset {
  public:
   using batch_type = LabelledBatch<X, Y>;
   using sample_type = LabelledSample<X, Y>;
 
-  /// `inputs` is row-major, with as many rows as there are labels.
+  /// `inputs` is row-major, with one row per label.
   InMemoryDataset(std::vector<X> inputs, std::vector<Y> labels)
       : inputs_(std::move(inputs)),
         labels_(std::move(labels)),
         width_(detail::width_of_rows("InMemoryDataset", inputs_.size(), labels_.size())) {}
 
-  /// The same of other contiguous ranges, which are copied: arrays, spans, Thrust's vectors.
+  /// Copies other contiguous ranges: arrays, spans, Thrust's vectors.
   template <detail::MemoryOf<X> Inputs, detail::MemoryOf<Y> Labels>
     requires(!std::same_as<Inputs, std::vector<X>> || !std::same_as<Labels, std::vector<Y>>)
   InMemoryDataset(const Inputs& inputs, const Labels& labels)
@@ -207,8 +198,7 @@ class InMemoryDataset {
   }
 
  private:
-  /// Elements that the host cannot read, as in a `thrust::device_vector`, have references that are
-  /// objects, and Thrust copies them.
+  /// Elements that the host cannot read, as in a `thrust::device_vector`, have proxy references.
   template <class T>
   static std::vector<T> copied(const auto& range) {
     std::vector<T> values(std::size(range));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A batch of labelled rows in a GPU's memory, and its upload.
+/// @file A batch of labelled rows in GPU memory, and its upload.
 
 #include <cuda_runtime_api.h>
 #include <cstring>
@@ -13,16 +13,14 @@
 
 namespace lockstep::detail {
 
-/// The uploads of a replica, one lane for each data set that it was given batches of, which is
-/// known by what its batches share, `batch.source()`. A lane ends when its data set is gone and
-/// another one comes.
+/// The uploads of a replica, one `Lane` per data set, which is identified by `batch.source()`.
+/// Lanes of expired data sets are erased when a new data set comes.
 template <class Lane, class Source>
 class UploadLanes {
  public:
   const auto& operator()(const auto& batch, cudaStream_t stream) {
     return of(batch.source()).place(batch, stream);
   }
-  /// A share of a batch, with room for at least `room` samples.
   const auto& operator()(const auto& batch, std::size_t first, std::size_t count, std::size_t room,
                          cudaStream_t stream) {
     return of(batch.source()).place_share(batch, first, count, room, stream);
@@ -49,7 +47,7 @@ template <class X, class Y>
 struct DeviceBatch {
   const X* inputs = nullptr;  ///< row-major, `width` columns
   const Y* labels = nullptr;
-  const float* weights = nullptr;  ///< of each sample
+  const float* weights = nullptr;  ///< per sample
   std::size_t rows = 0;
   std::size_t width = 0;
 
@@ -64,14 +62,14 @@ struct DeviceBatch {
 
 namespace detail {
 
-/// Host memory that must not be written before it has been copied.
+/// Pinned memory that must not be overwritten before it has been copied.
 struct StagingMemory {
   explicit StagingMemory(std::size_t bytes) : memory(bytes) {}
   PinnedArena memory;
   CudaEvent copied;
 };
 
-/// How a batch lies in one piece of memory: inputs, then labels, then weights.
+/// A batch in one piece of memory: inputs, labels, weights.
 template <class X, class Y>
 struct RowsLayout {
   std::size_t rows = 0;
@@ -81,7 +79,6 @@ struct RowsLayout {
   std::size_t weights() const { return labels() + align_up(rows * sizeof(Y)); }
   std::size_t bytes() const { return weights() + align_up(rows * sizeof(float)); }
 
-  /// The batch, where it begins at `memory`.
   DeviceBatch<X, Y> at(const std::byte* memory) const {
     return {reinterpret_cast<const X*>(memory), reinterpret_cast<const Y*>(memory + labels()),
             reinterpret_cast<const float*>(memory + weights()), rows, width};
@@ -108,9 +105,8 @@ class NearBatch<DeviceBatch<X, Y>> {
 };
 }  // namespace detail
 
-/// Copies a batch in one piece, through pinned memory from which the GPU copies while the host
-/// loads the next batch. The batch has the same address every time, until a larger one comes, as
-/// captured steps need it.
+/// Copies a batch in one piece through pinned memory, while the host loads the next batch. The
+/// device address changes only for a larger batch, as captured steps need.
 template <class X, class Y>
 class BatchUpload<LabelledBatch<X, Y>> {
  public:
@@ -118,7 +114,7 @@ class BatchUpload<LabelledBatch<X, Y>> {
     return (*this)(batch, 0, batch.size(), batch.size(), stream);
   }
 
-  /// Copies samples [first, first + count) alone, with room for at least `room` samples.
+  /// Copies samples [first, first + count), with room for at least `room` samples.
   const DeviceBatch<X, Y>& operator()(const LabelledBatch<X, Y>& batch, std::size_t first,
                                       std::size_t count, std::size_t room, cudaStream_t stream) {
     const detail::RowsLayout<X, Y> layout{count, batch.width};
@@ -154,7 +150,7 @@ class BatchUpload<LabelledBatch<X, Y>> {
   }
 
   std::array<std::optional<detail::StagingMemory>, 2> stagings_;
-  std::optional<DeviceArena> device_;  // is freed first, which waits for copies from the stagings
+  std::optional<DeviceArena> device_;  // freed first, which waits for copies from `stagings_`
   std::size_t turn_ = 0;
   DeviceBatch<X, Y> placed_;
 };

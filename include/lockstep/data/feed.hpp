@@ -1,12 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Sends batches from ranks that read them to ranks that do not: one to all, or one to each.
-///
-/// Where storage is slow or far, a few ranks read and feed the others. A job does so by itself,
-/// while it computes, with the policy `Feed<LeaderOfGroup>` (`FedBatches`); `broadcast_batch` and
-/// `scatter_batches` are for hand-written loops. Batches are of any type that says how it is packed
-/// (serialize.hpp), and may differ in size from one call to the next: sizes travel first. An empty
-/// batch is allowed, and a good way to say that there are no more.
+/// @file Sends batches from ranks that read them to ranks that do not: the policy `Feed`, and
+/// `broadcast_batch` and `scatter_batches` for hand-written loops.
 
 #include <atomic>
 #include <exception>
@@ -32,43 +27,40 @@ namespace axes {
 struct Feed : WithName<"Feed"> {};
 }  // namespace axes
 
-/// Every rank reads its own batches.
 struct Own : WithName<"Own">, Choice<axes::Feed> {};
 
-/// The first rank of each of the job's groups reads the batches of its group, and sends them on.
+/// The first rank of each of the job's groups reads and sends the batches of its group.
 struct LeaderOfGroup : WithName<"LeaderOfGroup">, Choice<axes::Feed> {};
 
-/// One rank reads all batches, the first of the first group. It scatters them to the first ranks
-/// of the other groups, each of which sends on those of its group.
+/// The first rank of the first group reads all batches and scatters them to the first ranks of the
+/// other groups, which forward those of their group.
 struct ScatterThenBroadcast : WithName<"ScatterThenBroadcast">, Choice<axes::Feed> {};
 
-/// The policy that says who reads: `Feed<LeaderOfGroup>` with `Groups<Grid<8, 4>>`. Every rank has
-/// the batches that it would have read itself.
+/// The policy of who reads: `Feed<LeaderOfGroup>` with `Groups<Grid<8, 4>>`. Every rank gets the
+/// batches that it would have read itself.
 template <class Choice>
 struct Feed : detail::ChoicePolicy<axes::Feed, Choice> {
-  /// Do some ranks get their batches from others?
   static constexpr bool sends = !std::is_same_v<Choice, Own>;
 };
 
 namespace detail {
 
-/// One rank's part in feeding.
 struct FeedRoute {
-  /// A rank whose batches come here, and the rank to which they are sent on.
+  /// A rank whose batches pass through this rank, and the next rank on their way.
   struct Carried {
     Rank whose;
     Rank to;
   };
 
-  Rank reader;                   ///< who reads this rank's batches, maybe itself
-  Rank from;                     ///< who sends them, where this rank does not read
-  std::vector<Carried> carried;  ///< in the order of sending; this rank's own are the last
+  Rank reader;                   ///< of this rank's batches, possibly itself
+  Rank from;                     ///< sender of this rank's batches, if it does not read
+  std::vector<Carried> carried;  ///< in sending order; this rank's own are the last
 
   bool reads(Rank self) const { return reader == self; }
 };
 
-/// The part of `self` in a job's groups. A message carries a batch to the one rank that needs it:
-/// a broadcast would bring every rank the batches of its whole group.
+/// The route of `self` in a job's groups. Batches are sent point-to-point: a broadcast would bring
+/// every rank the batches of its whole group.
 template <class Choice, Topology T>
 FeedRoute feed_route(const T& groups, Rank self) {
   constexpr bool by_leaders = std::is_same_v<Choice, LeaderOfGroup>;
@@ -77,7 +69,7 @@ FeedRoute feed_route(const T& groups, Rank self) {
   FeedRoute route{leader(by_leaders ? own : 0), leader(own), {}};
   if (self == leader(own)) {
     route.from = route.reader;
-    // Batches for other groups leave first: they have a longer way. Leaders get their own last.
+    // Batches for other groups, with a longer way, are sent first; leaders get their own last.
     for (std::size_t g = 0; !by_leaders && route.reads(self) && g != groups.group_world_size();
          ++g) {
       if (g == own) continue;
@@ -96,12 +88,10 @@ struct NoDevice {
   constexpr int operator()() const { return 0; }
 };
 
-/// A communicator of its own and this rank's part. The rank's thread asks for rounds of batches;
-/// feeding threads make them, one after the other. All ranks ask for the same rounds in the same
-/// order, so that every message meets its partner, also where an evaluation comes between two
-/// steps.
-///
-/// `select()` makes the rank's GPU current while its result lives.
+/// A communicator for feeding and this rank's route. The rank's thread requests rounds of batches;
+/// feeding threads make them in order. All ranks request the same rounds in the same order, so that
+/// sends and receives match even if an evaluation comes between two steps. `select()` makes the
+/// rank's GPU current while its result lives.
 template <Communicator Comm, class Select = NoDevice>
 class FeedLine {
  public:
@@ -114,12 +104,10 @@ class FeedLine {
   const FeedRoute& route() const { return route_; }
   bool reads() const { return route_.reads(rank()); }
 
-  // For the rank's own thread.
-
-  /// Asks for a round. Returns its number.
+  /// Requests a round and returns its number.
   std::uint64_t ask() { return asked_++; }
 
-  /// Has everything been made that was asked for, within the limit?
+  /// Waits at most `limit` for all requested rounds. Returns whether they are made.
   bool is_idle_within(std::chrono::milliseconds limit) const {
     const auto end = std::chrono::steady_clock::now() + limit;
     while (made_.load() != asked_) {
@@ -129,14 +117,10 @@ class FeedLine {
     return true;
   }
 
-  /// Gives up, also where the feeding thread is in a call: that call and those of the other ranks
-  /// fail with this reason.
+  /// Aborts: pending calls on all ranks, the feeding thread's included, fail with this reason.
   void abandon(std::string_view reason) { comm_.abandon(reason); }
 
-  // For feeding threads.
-
-  /// Calls `make()` when the rounds before this one are over; then it is over too, however that has
-  /// ended. **Host** blocks until it is its turn.
+  /// Calls `make()` after all earlier rounds; counts the round even if it throws. **Host** blocks.
   void make_round(std::uint64_t number, const auto& make) {
     for (std::uint64_t made = made_.load(); made != number; made = made_.load()) made_.wait(made);
     [[maybe_unused]] const auto on = select_();
@@ -153,8 +137,7 @@ class FeedLine {
     end();
   }
 
-  /// What the bytes of a message are: a batch, or in place of all batches of a round what has
-  /// failed, in words.
+  /// The content of a message: a batch, or an error message in place of all batches of a round.
   enum Holds : std::uint64_t { batch, words };
 
   /// **Ranks** this one and `to`. **Host** blocks.
@@ -163,7 +146,7 @@ class FeedLine {
     comm_.send(front, to);
     if (!bytes.empty()) comm_.send(bytes, to);
   }
-  /// The bytes are in the memory of `buffer`.
+  /// The bytes are in `buffer`. **Ranks** this one and its sender. **Host** blocks.
   std::pair<Holds, std::span<std::uint8_t>> receive(std::vector<std::uint8_t>& buffer) {
     std::uint64_t front[2];
     comm_.receive(front, route_.from);
@@ -176,11 +159,10 @@ class FeedLine {
   Comm comm_;
   FeedRoute route_;
   [[no_unique_address]] Select select_;
-  std::uint64_t asked_ = 0;              ///< rounds that loops have asked for
-  std::atomic<std::uint64_t> made_ = 0;  ///< of those, how many are over
+  std::uint64_t asked_ = 0;              ///< requested rounds
+  std::atomic<std::uint64_t> made_ = 0;  ///< finished rounds
 };
 
-/// The memory of this thread's parcels, which later calls use again.
 inline auto& parcel_memory() {
   static thread_local std::pair<ParcelWriter, std::vector<std::uint8_t>> memory;
   return memory;
@@ -188,8 +170,8 @@ inline auto& parcel_memory() {
 
 }  // namespace detail
 
-/// `batch` = root's batch, on all. Memory is kept: a batch that was once as large allocates
-/// nothing. **Ranks** all. **Host** blocks.
+/// Broadcasts root's batch to all ranks. Sizes may change from call to call; an empty batch is
+/// allowed, for example to mark the end. Memory is reused. **Ranks** all. **Host** blocks.
 template <Communicator C, class Batch>
 void broadcast_batch(C& comm, Batch& batch, Rank root) {
   auto& [writer, buffer] = detail::parcel_memory();
@@ -206,8 +188,8 @@ void broadcast_batch(C& comm, Batch& batch, Rank root) {
   if (comm.rank() != root) detail::ParcelReader(parcel).take(batch);
 }
 
-/// Root has a batch for every rank, each of its own size; `mine` is this rank's. On other ranks
-/// `batches` is not used. **Ranks** all. **Host** blocks.
+/// Sends a batch of any size from root to every rank; `mine` receives this rank's. `batches` is
+/// used on root only. **Ranks** all. **Host** blocks.
 template <Communicator C, class Batch>
 void scatter_batches(C& comm, std::type_identity_t<std::span<const Batch>> batches, Batch& mine,
                      Rank root) {
@@ -249,13 +231,10 @@ void scatter_batches(C& comm, std::type_identity_t<std::span<const Batch>> batch
 
 namespace lockstep::detail {
 
-/// The rounds of a loop over data, in a job with `Feed<LeaderOfGroup>` or
-/// `Feed<ScatterThenBroadcast>`. Round t is the t-th batch of every rank that still has one. A rank
-/// that reads loads all batches of a round before it sends the first, so that a failure reaches all
-/// ranks that it feeds in place of the same batch.
-///
-/// A thread makes rounds ahead, as many as `prefetch` says; workers load on ranks that read. A loop
-/// that is left early has asked for the same rounds on all ranks, and its end waits for them.
+/// The rounds of a loop over data in a job with `Feed`. Round t is the t-th batch of every rank
+/// that still has one. A reading rank loads all batches of a round before it sends the first, so
+/// that all ranks that it feeds get a failure in the same round. A thread makes `prefetch` rounds
+/// ahead, and workers load on reading ranks. A loop's end waits for the requested rounds.
 template <Dataset Source, Sampling Sampler, class Line>
 class FedBatches {
  public:
@@ -264,7 +243,7 @@ class FedBatches {
 
   struct Slot {
     std::size_t round = 0;
-    std::uint64_t number = 0;  ///< of all rounds of the line
+    std::uint64_t number = 0;  ///< among all rounds of the line
     batch_type batch;
   };
 
@@ -276,17 +255,16 @@ class FedBatches {
     if (line.reads()) loads_.emplace(batches_.size() * slots(), options.workers, loader_);
   }
 
-  /// Rounds are made ahead by a thread, whatever the number of workers: another rank's thread must
-  /// not have to wait until this rank wants its batch.
+  /// A thread makes rounds ahead even without workers: other ranks must not wait for this loop.
   std::size_t slots() const { return std::max<std::size_t>(1, options_.prefetch) + 1; }
   std::size_t workers() const { return 1; }
 
-  /// Returns how many rounds this rank has a part in. The feeding thread is idle.
+  /// Returns the number of rounds that concern this rank. The feeding thread must be idle.
   std::size_t begin(const Sampler& sampler, std::size_t) {
     shares_.clear();
     loader_.begin(sampler, 0);
     const std::size_t begin = sampler.position();
-    // Where this rank has drawn all, so have the others: ranks end an epoch in one round.
+    // Ranks end an epoch in the same round: if this rank has drawn all, so have the others.
     const bool is_over = begin != 0 && begin >= sampler.size();
     for (std::size_t i = 0; i != batches_.size(); ++i) {
       shares_.push_back(sampler.share_of(carried(i).whose));
@@ -313,8 +291,7 @@ class FedBatches {
     });
   }
 
-  /// The end of the loader. Where an exception ends the loop on this rank alone, the others do not
-  /// ask for what this one has asked for, and waiting for it would be in vain.
+  /// Aborts if an exception ends the loop on this rank alone: other ranks will not join its rounds.
   void leave() {
     constexpr std::chrono::milliseconds grace{500};
     if (scope_.is_failure() && !line_.is_idle_within(grace)) line_.abandon(ended_by_exception);
@@ -324,12 +301,10 @@ class FedBatches {
   using Loader = LocalBatches<Source, Sampler>;
   using Loaded = typename Loader::Slot;
 
-  /// Has the i-th carried rank a batch in this round?
   bool has_batch(std::size_t i, std::size_t round) const { return round < batches_[i]; }
   const FeedRoute::Carried& carried(std::size_t i) const { return line_.route().carried[i]; }
   bool is_own(std::size_t i) const { return i + 1 == batches_.size(); }
 
-  /// Asks workers for the batches of this round and of the next ones.
   void request_loads() {
     for (; next_round_ != rounds_ && !loads_->full(); advance()) {
       if (!has_batch(next_, next_round_)) continue;
@@ -392,7 +367,7 @@ class FedBatches {
     }
   }
 
-  /// The ranks that wait for this round's batches get words instead.
+  /// Sends an error message to the ranks that wait for this round's batches.
   void tell(std::size_t round, const std::string& said) {
     Rank told = line_.rank();
     for (std::size_t i = 0; !is_own(i); ++i) {
@@ -404,30 +379,30 @@ class FedBatches {
 
   LoaderOptions options_;
   Line& line_;
-  Loader loader_;                     ///< of a rank that reads
-  std::vector<std::size_t> batches_;  ///< of each carried rank in this loop
+  Loader loader_;                     ///< on a reading rank
+  std::vector<std::size_t> batches_;  ///< number of batches of each carried rank
   std::vector<decltype(std::declval<const Sampler&>().share_of(Rank{}))> shares_;
   std::size_t rounds_ = 0;
   ParcelWriter writer_;
   std::vector<std::uint8_t> buffer_;
 
-  // Of a rank that reads.
+  // On a reading rank.
   std::optional<decltype(std::declval<const Sampler&>().whole())> order_;
   std::size_t next_round_ = 0;   ///< of the next batch to request
-  std::size_t next_ = 0;         ///< whose it is
+  std::size_t next_ = 0;         ///< index of its carried rank
   std::vector<Loaded*> loaded_;  ///< batches of the round, by carried rank
   std::optional<PrefetchQueue<Loaded, const Loader>> loads_;
   EndOfScope scope_;
 };
 
-/// What `job.open` gives in a job with `Feed<LeaderOfGroup>` or `Feed<ScatterThenBroadcast>`: a
-/// data set for `batches`, `evaluate`, `predict` and `fit`.
+/// The result of `job.open` in a job with `Feed`: a data set for the job's loops.
 template <Dataset Source>
 class Opened {
  public:
   using batch_type = typename Source::batch_type;
 
-  /// `make()` opens it where this rank `reads`. **Ranks** all. **Host** blocks until all have come.
+  /// `make()` opens the data if this rank `reads`. Sizes must agree. **Ranks** all. **Host**
+  /// blocks.
   template <class Comm, class Make>
   Opened(Comm& comm, bool reads, Make& make) {
     if (reads) source_.emplace(make());
@@ -450,7 +425,7 @@ class Opened {
   }
 
   std::size_t size() const { return size_; }
-  /// The data set itself; null where another rank reads.
+  /// The data set, or null if another rank reads.
   const Source* here() const { return source_ ? &*source_ : nullptr; }
 
   void load(std::span<const std::size_t> indices, auto&&... rest) const

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Definitions of files that are mapped, NumPy's arrays, tokens, and staging.
+/// @file Definitions of mapped files, NumPy files, token files and staging.
 
 #include <fcntl.h>
 #include <fts.h>
@@ -39,7 +39,7 @@ namespace lockstep {
 LOCKSTEP_INLINE MappedFile::MappedFile(const std::string& path, Access access,
                                        std::string_view operation)
     : path_(path), operation_(operation), access_(access) {
-  // Without O_NONBLOCK a pipe of this name would wait for its writer.
+  // O_NONBLOCK: opening a named pipe would wait for its writer.
   file_ = detail::Descriptor(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!file_) detail::fail_reading(operation_, path_, errno);
   struct stat status{};
@@ -56,7 +56,7 @@ LOCKSTEP_INLINE MappedFile::MappedFile(const std::string& path, Access access,
     const auto half_of_memory = static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) / 2 * page;
     access_ = size > half_of_memory ? Access::random : Access::usual;
   }
-  if (size == 0) return;  // the kernel maps nothing of an empty file
+  if (size == 0) return;  // an empty file cannot be mapped
   void* const begin = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, file_.get(), 0);
   if (begin == MAP_FAILED) {
     detail::fail(
@@ -65,7 +65,7 @@ LOCKSTEP_INLINE MappedFile::MappedFile(const std::string& path, Access access,
         "raise the limit on address space (ulimit -v), or copy the file to a local disk");
   }
   mapping_ = {static_cast<const std::byte*>(begin), {size}};
-  // Advice is no demand: a file system that has none to give says so, and is read all the same.
+  // The advice is optional: some file systems reject it.
   if (access_ == Access::random) ::madvise(begin, size, MADV_RANDOM);
   if (access_ == Access::sequential) ::madvise(begin, size, MADV_SEQUENTIAL);
 }
@@ -113,7 +113,7 @@ static_assert(std::endian::native == std::endian::little,
               "not");
 
 inline constexpr std::string_view npy_magic = "\x93NUMPY";
-inline constexpr std::size_t most_npy_axes = 64;  // as many as NumPy has
+inline constexpr std::size_t most_npy_axes = 64;  // NumPy's limit
 
 LOCKSTEP_INLINE std::string_view npy_type(ElementKind kind) {
   constexpr std::array<std::string_view, element_kinds> types{
@@ -144,7 +144,7 @@ LOCKSTEP_INLINE bool is_npy(std::span<const std::byte> bytes) {
       .starts_with(npy_magic);
 }
 
-/// A header is a dict of Python's: {'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }.
+/// The header is a Python dict: {'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }.
 LOCKSTEP_INLINE NpyHeader parse_npy(std::span<const std::byte> file, const std::string& path) {
   const std::string_view bytes(reinterpret_cast<const char*>(file.data()), file.size());
   const auto refuse = [&](std::size_t at, std::initializer_list<Word> problem,
@@ -171,7 +171,7 @@ LOCKSTEP_INLINE NpyHeader parse_npy(std::span<const std::byte> file, const std::
 
   NpyHeader header;
   header.begin = first + length;
-  std::string_view rest;  // of the dict, from what is read next
+  std::string_view rest;  // of the dict
   const auto at = [&] { return header.begin - rest.size(); };
   const auto accept = [&](std::string_view word) {
     rest.remove_prefix(std::min(rest.find_first_not_of(" \t\r\n"), rest.size()));
@@ -221,7 +221,7 @@ LOCKSTEP_INLINE NpyHeader parse_npy(std::span<const std::byte> file, const std::
     const auto end = std::from_chars(rest.data(), rest.data() + rest.size(), extent);
     require(end.ec == std::errc(), "the extent of an axis");
     rest.remove_prefix(static_cast<std::size_t>(end.ptr - rest.data()));
-    accept("L");  // Python 2 wrote it behind its long numbers
+    accept("L");  // the suffix of Python 2's long integers
     require(accept(",") || rest.starts_with(")"), "','");
     header.shape.push_back(extent);
     needed = saturating_product(needed, extent);
@@ -267,10 +267,10 @@ LOCKSTEP_INLINE void write_npy_bytes(const std::string& path, ElementKind kind,
          "give as many elements as the shape has, and at most 64 axes");
   }
   std::string header(npy_magic);
-  header.append("\1\0\0\0", 4);  // version 1.0, and the place of the length
+  header.append("\1\0\0\0", 4);  // version 1.0, and a placeholder for the length
   header += text({"{'descr': '", element_size(kind) > 1 ? "<" : "|", npy_type(kind),
                   "', 'fortran_order': False, 'shape': ", npy_shape_text(shape), ", }"});
-  // 64 axes of twenty digits fit into the 16 bits that version 1 has for the length.
+  // 64 axes of twenty digits fit into the 16-bit length of version 1.
   header.append(align_up(header.size() + 1, 64) - header.size() - 1, ' ');
   header += '\n';
   const std::size_t length = header.size() - 10;
@@ -355,7 +355,7 @@ LOCKSTEP_INLINE TokenFiles::TokenFiles(std::span<const std::string> paths, Eleme
     auto file = std::make_shared<const MappedFile>(path, options.access, "TokenDataset");
     const std::size_t size = file->size();
     std::size_t begin = options.header_bytes;
-    // Read as plain tokens, the header of a .npy file would be tokens that nobody wrote.
+    // Otherwise the header of a .npy file would be read as tokens.
     if (begin == 0 && is_npy(file->bytes())) {
       const NpyHeader header = parse_npy(file->bytes(), path);
       if (header.kind != token) fail_npy_kind(path, header.kind, token, "read as tokens of");
@@ -400,12 +400,11 @@ LOCKSTEP_INLINE void fail_token(const std::string& path, std::size_t place, std:
 
 inline constexpr std::string_view staging = "stage_locally";
 
-/// Lets one process of a host stage something while others wait: an flock on a file in which its
-/// owner writes who it is and how much it has copied. The system frees the lock of a process that
-/// is dead, so the next one begins at once.
+/// Lets one process of a host stage a path while others wait: an flock on a file in which the owner
+/// writes its identity and progress. The system releases the lock of a dead process.
 class StageLock {
  public:
-  /// `what` is staged. Gives up where the owner has nothing new to tell for so long.
+  /// Throws if the owner's progress does not change within `patience`.
   StageLock(const std::string& path, std::string_view what, std::chrono::milliseconds patience)
       : file_(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666)) {
     if (!file_) fail_writing(staging, path, errno);
@@ -447,8 +446,7 @@ class StageLock {
   StageLock(const StageLock&) = delete;
   StageLock& operator=(const StageLock&) = delete;
 
-  /// Tells those who wait: in one call, and never shorter than before, so that nobody reads two
-  /// texts in one. A full disk has no room for it; the lock holds all the same.
+  /// Writes progress in one call that never shortens the file, so that readers see a whole text.
   void tell(const std::string& done) const {
     std::string line = owner_ + done;
     line.resize(owner_.size() + 80, ' ');
@@ -460,9 +458,8 @@ class StageLock {
   std::string owner_ = owner_text();
 };
 
-/// What is at a path at one moment: a file, or a folder with all that is in it.
+/// A snapshot of a path: a file, or a folder with its contents.
 struct StageTree {
-  /// A file or a folder inside. Its path is the root's, and `name` behind it.
   struct Item {
     std::string name;
     std::uint64_t bytes;
@@ -481,7 +478,7 @@ struct StageTree {
     while (const FTSENT* const entry = ::fts_read(walk.get())) {
       const std::string path = entry->fts_path;
       const bool is_folder = entry->fts_info == FTS_D;
-      if (entry->fts_info == FTS_DP) continue;  // a folder, after what is in it
+      if (entry->fts_info == FTS_DP) continue;  // a folder, after its contents
       if (entry->fts_errno != 0 || entry->fts_info == FTS_SLNONE)
         fail_reading(staging, path, entry->fts_errno != 0 ? entry->fts_errno : ENOENT);
       if (entry->fts_info == FTS_DC)
@@ -489,7 +486,7 @@ struct StageTree {
       if (entry->fts_info != FTS_F && !is_folder)
         fail(staging, {"'", path, "' is neither a file nor a folder"},
              "name or leave one of the two");
-      // Says who reads an LMDB on the source's host. It is no data, and may change at any time.
+      // An LMDB's lock file lists readers on the source's host: it is no data and may change.
       if (path.ends_with("/lock.mdb") &&
           ::access((folder_of(path) + "/data.mdb").c_str(), F_OK) == 0)
         continue;
@@ -506,12 +503,11 @@ struct StageTree {
     if (errno != 0) fail_reading(staging, root, errno);
   }
 
-  std::vector<Item> items;  ///< folders before what is in them
+  std::vector<Item> items;  ///< folders before their contents
   std::uint64_t bytes = 0;
-  std::string facts;  ///< names, sizes and times: two trees are alike if these are
+  std::string facts;  ///< names, sizes and times, to compare trees
 };
 
-/// Removes a file or a folder with all that is in it, if it is there.
 LOCKSTEP_INLINE void remove_tree(const std::string& path) {
   constexpr auto remove = [](const char* each, const struct stat*, int, FTW*) {
     std::remove(each);
@@ -521,16 +517,15 @@ LOCKSTEP_INLINE void remove_tree(const std::string& path) {
   ::nftw(path.c_str(), remove, open_folders, FTW_DEPTH | FTW_PHYS);
 }
 
-/// A path that is the same from everywhere; links on its way are followed.
 LOCKSTEP_INLINE std::string real_path(const std::string& path) {
   const std::unique_ptr<char, void (*)(void*)> found(::realpath(path.c_str(), nullptr), ::free);
   if (!found) fail_reading(staging, path, errno);
   return found.get();
 }
 
-/// A source, its copy, and what lies beside the copy: a record of what it was like, and while it is
-/// being made the lock of its maker and the temporary. Only the lock's owner makes a temporary, so
-/// it needs one name, and what a killed process has left is removed by the next.
+/// A source, its copy, and the files beside the copy: a record of source and copy and, while the
+/// copy is made, the lock and a temporary. Only the lock's owner makes the temporary, so that one
+/// name is enough and the next owner removes what a killed process has left.
 class Staging {
  public:
   Staging(const std::string& from, const std::string& to, const std::string& name, StageTree source)
@@ -540,11 +535,11 @@ class Staging {
         identity_(text({"a copy of '", real_path(folder_of(from)), "/", name, "'"})),
         local_(text({to, "/", name})),
         source_(std::move(source)) {
-    std::replace(identity_.begin(), identity_.end(), '\n', ' ');  // it is a line of the record
+    std::replace(identity_.begin(), identity_.end(), '\n', ' ');  // a single line of the record
   }
 
   std::string stage(std::chrono::milliseconds patience) {
-    // Most often the copy is there, and nobody waits for anybody.
+    // Usually the copy exists, and no lock is needed.
     if (has_copy()) return local_;
     const StageLock lock(beside_ + ".lock", local_, patience);
     source_ = StageTree(from_);
@@ -562,13 +557,12 @@ class Staging {
   }
 
  private:
-  /// The record of a copy: the first line is the identity.
   std::string record_of(const StageTree& copy) const {
     return text({identity_, "\n", source_.facts, copy.facts});
   }
 
-  /// Is the copy there, of the source as it is? Throws where something else is there. `damage_`
-  /// says what is wrong with a copy although the source is the same.
+  /// Does a copy of the current source exist? Throws if something else has its path. `damage_`
+  /// reports a copy that has changed although the source has not.
   bool has_copy() {
     struct stat status{};
     if (::lstat(local_.c_str(), &status) != 0) return false;
@@ -588,7 +582,7 @@ class Staging {
   }
 
   void make_copy(const StageLock& lock) {
-    // A disk that is too small is known before anything is written.
+    // Detects a full disk before anything is written.
     if (free_bytes() < source_.bytes) fail_writing(ENOSPC);
     require(::mkdir(temporary_.c_str(), 0777));
     for (const StageTree::Item& item : source_.items) {
@@ -597,15 +591,13 @@ class Staging {
     }
     for (const StageTree::Item& item : source_.items)
       if (item.is_folder) sync(copy_ + item.name);
-    // Files may have been written to or replaced, or have come and gone.
     if (StageTree(from_).facts != source_.facts) fail_changed(from_);
 
     const std::string record = temporary_ + "/record";
     const Descriptor out(::open(record.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666));
     if (!out || !write_all(out.get(), record_of(StageTree(copy_)))) fail_writing(errno);
     require(::fsync(out.get()));
-    // The record comes before the copy. In between it fits nothing that is there: an older file has
-    // another time.
+    // The record precedes the copy; until then it matches nothing: older files have other times.
     require(::rename(record.c_str(), record_.c_str()));
     bring_into_place();
     sync(folder_);
@@ -633,8 +625,7 @@ class Staging {
     require(::fsync(out.get()));
   }
 
-  /// A rename puts a file in the place of a file. A folder changes places with the old copy, which
-  /// is then removed as this one would have been.
+  /// A folder is exchanged with the old copy, which is then removed; a file is replaced.
   void bring_into_place() {
     struct stat old{};
     const bool is_there = ::lstat(local_.c_str(), &old) == 0;
@@ -654,14 +645,14 @@ class Staging {
   }
   void sync(const std::string& folder) {
     const Descriptor opened(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    // A file system that has nothing to sync for a folder says EINVAL.
+    // fsync of a folder fails with EINVAL on file systems that do not need it.
     if (!opened || (::fsync(opened.get()) != 0 && errno != EINVAL)) fail_writing(errno);
   }
   void require(int result) {
     if (result != 0) fail_writing(errno);
   }
   [[noreturn]] void fail_writing(int error) {
-    remove_tree(temporary_);  // what it has taken is free again
+    remove_tree(temporary_);  // frees its space
     if (error != ENOSPC && error != EDQUOT) detail::fail_writing(staging, local_, error);
     fail(staging,
          {"'", folder_, "' has no room for '", from_, "' (", error_text(error),
@@ -675,8 +666,8 @@ class Staging {
 
   std::string from_;
   std::string folder_;
-  std::string beside_;    ///< how the paths of all that lies beside the copy begin
-  std::string identity_;  ///< what it is a copy of
+  std::string beside_;    ///< prefix of all paths beside the copy
+  std::string identity_;  ///< names the source
   std::string local_;     ///< the copy
   std::string record_ = beside_ + ".staged";
   std::string temporary_ = text({beside_, temporary_infix, "copy"});
@@ -707,7 +698,8 @@ LOCKSTEP_INLINE std::string stage_locally(const std::string& path, const std::st
   const StageTree source(from);
   const std::string to = folder.empty() ? "." : without_slashes(folder);
   make_folder(staging, to);
-  if (real_path(to) == real_path(folder_of(from))) return text({to, "/", name});  // is no copy
+  if (real_path(to) == real_path(folder_of(from)))
+    return text({to, "/", name});  // it is there already
   if (text({real_path(to), "/"}).starts_with(text({real_path(from), "/"})))
     fail(staging, {"'", to, "' is inside of '", path, "'"}, "name a folder outside of it");
   return Staging(from, to, name, source).stage(options.patience);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The records of an LMDB as samples, and any source of samples written into one. Programs
-/// that write link liblmdb (`-llmdb`).
+/// @file Reads LMDB records as samples, and writes samples into an LMDB (which needs `-llmdb`).
 
 #include <sys/stat.h>
 
@@ -25,25 +24,22 @@
 
 namespace lockstep {
 
-/// How an LMDB is read.
 struct LmdbOptions {
-  bool read_ahead = false;  ///< lets the system read ahead: for draws in order or in large blocks
-  /// Which records are samples, by key: some sets have others, as for their length. Without it, all
-  /// are.
+  bool read_ahead = false;  ///< let the kernel read ahead: for sequential reads or large blocks
+  /// Selects the records that are samples, by key: some sets also store their length, for example.
   std::function<bool(std::string_view key)> is_sample{};
 };
 
 namespace detail {
 
-/// The key of a record by number: eight bytes, big-endian, so that keys sort as numbers do.
+/// The key of record `number`: 8 bytes, big-endian, so that keys sort as numbers.
 inline std::array<char, 8> lmdb_key(std::uint64_t number) {
   std::array<char, 8> key{};
   for (std::size_t i = 0; i != key.size(); ++i) key[i] = static_cast<char>(number >> (56 - 8 * i));
   return key;
 }
 
-/// A meta page: liblmdb's `MDB_page`, then `MDB_meta`, which ends with the trees of free pages and
-/// of records, as a 64-bit program writes them.
+/// A meta page as a 64-bit liblmdb writes it: `MDB_page`, then `MDB_meta`.
 struct LmdbMeta {
   std::array<std::uint64_t, 2> header;
   std::uint32_t magic, version;
@@ -58,15 +54,13 @@ struct LmdbMeta {
 };
 static_assert(sizeof(LmdbMeta) == 152 && std::endian::native == std::endian::little);
 
-/// The records of an LMDB file by number, for any number of threads and forked ranks. Keys of 8
-/// bytes that are the big-endian numbers from 0, as `write_lmdb` writes them, are looked up when
-/// they are first asked for; records under other keys are numbered in the order of their keys, and
-/// listed when the file is opened. No lock is taken and no file is written beside it, so that a set
-/// may lie on a read-only disk.
+/// The records of an LMDB file by number, for any number of threads and forked ranks. 8-byte keys
+/// that are the big-endian numbers from 0 (`write_lmdb`) are looked up at first use; records with
+/// other keys are numbered in key order when the file is opened. The class takes no lock and writes
+/// no file, so that a set may be on a read-only disk.
 ///
-/// It reads the trees as liblmdb 0.9 writes them. liblmdb itself trusts its files: a flipped byte
-/// lets it read behind the mapping or abort, inside of its own search. Here every place and every
-/// page number is compared with what there is before it is used.
+/// It reads the B+ trees of liblmdb 0.9 itself, because liblmdb trusts its files: a flipped byte
+/// makes it read behind the mapping or abort. Here every offset is checked before use.
 class LmdbFile {
  public:
   LmdbFile(const std::string& path, const LmdbOptions& options)
@@ -90,7 +84,7 @@ class LmdbFile {
     if (size_ > file_.size()) fail_count();
     const bool is_numbered = newest.flags == 0 && !options.is_sample && find(0).data != nullptr &&
                              find(size_ - 1).data != nullptr;
-    // Places are remembered unless they would be large beside the file.
+    // Record positions are cached unless the cache would be large compared with the file.
     if (is_numbered && size_ > file_.size() / (8 * sizeof(Record))) return;
     places_.reset(static_cast<Record*>(std::calloc(size_, sizeof(Record))));
     if (is_numbered) return;
@@ -108,7 +102,7 @@ class LmdbFile {
 
   std::size_t size() const { return size_; }
 
-  /// The record, where it is mapped; it stays there while the data set lives.
+  /// The mapped record, valid while the data set lives.
   std::span<const std::byte> operator[](std::size_t index) const {
     if (index >= size_) {
       fail(operation, {"record ", index, " of '", file_.path(), "', which has ", size_},
@@ -118,7 +112,7 @@ class LmdbFile {
       const Record record = look_up(index);
       return {record.data, record.size};
     }
-    // Several threads may look up the same record. The address comes last, and all find the same.
+    // Threads may look up a record concurrently: all find the same, and the address is stored last.
     const std::atomic_ref data(places_[index].data);
     const std::atomic_ref size(places_[index].size);
     if (const std::byte* const known = data.load(std::memory_order_acquire))
@@ -129,13 +123,12 @@ class LmdbFile {
     return {record.data, record.size};
   }
 
-  /// Throws where the file was cut off or written to since it was opened: see `MappedFile`.
+  /// Throws if the file was truncated or modified since it was opened: see `MappedFile`.
   void require_intact() const {
     file_.require_intact();
     require_same_transaction();
   }
-  /// Throws if a transaction was committed since the set was opened: what was read may be mixed up.
-  /// This reads a mapped page and asks nothing of the system.
+  /// Throws if a transaction was committed since the file was opened. Makes no system call.
   void require_same_transaction() const {
     const auto transaction_at = [&](std::size_t offset) {
       return read<std::uint64_t>(file_.bytes(), offset + offsetof(LmdbMeta, transaction));
@@ -144,8 +137,7 @@ class LmdbFile {
       file_.fail_changed(file_.size());
   }
 
-  /// Fetches the fronts of records that were looked up before into the cache, all at once: records
-  /// that are read one by one would be waited for one by one.
+  /// Prefetches the start of known records together, so that their cache misses overlap.
   void fetch(std::span<const std::size_t> indices) const {
     if (places_ == nullptr) return;
     for (const std::size_t index : indices) {
@@ -158,7 +150,7 @@ class LmdbFile {
     }
   }
 
-  /// For handlers: throws what is being handled as the failure to decode a record.
+  /// Rethrows the current exception as the failure to decode a record.
   [[noreturn, gnu::cold]] void rethrow_decoding(std::size_t index, std::size_t bytes) const {
     rethrow_as(operation, text({"record ", index, " of '", file_.path(), "', ", bytes, " bytes"}),
                "look at this record, and at the function that decodes it");
@@ -166,13 +158,12 @@ class LmdbFile {
 
  private:
   static constexpr std::string_view operation = "lmdb_dataset";
-  enum : std::uint16_t { branch = 1, leaf = 2 };           // of pages
-  enum : std::uint16_t { own_pages = 1, duplicates = 4 };  // of nodes
+  enum : std::uint16_t { branch = 1, leaf = 2 };           // page flags
+  enum : std::uint16_t { own_pages = 1, duplicates = 4 };  // node flags
   static constexpr std::size_t header_bytes = 16;          // of a page
-  static constexpr std::size_t node_bytes = 8;             // before its key
+  static constexpr std::size_t node_bytes = 8;             // before the key
   static constexpr std::size_t most_levels = 32;
 
-  /// Bytes of the file, where they are mapped.
   struct Record {
     const std::byte* data = nullptr;
     std::size_t size = 0;
@@ -187,10 +178,10 @@ class LmdbFile {
   };
   struct Node {
     std::string_view key;
-    std::uint64_t child;  ///< of a branch
-    std::size_t size;     ///< of a leaf: of its value
+    std::uint64_t child;  ///< of a branch node
+    std::size_t size;     ///< of a leaf node's value
     std::uint16_t flags;
-    std::span<const std::byte> rest;  ///< of the page, behind the key
+    std::span<const std::byte> rest;  ///< of the page, after the key
   };
   static std::string file_at(const std::string& path) {
     struct stat status{};
@@ -198,7 +189,6 @@ class LmdbFile {
     return is_folder ? text({path, "/data.mdb"}) : path;
   }
 
-  /// The caller has seen that it is inside.
   template <class T>
   static T read(std::span<const std::byte> bytes, std::size_t at) {
     T value;
@@ -256,7 +246,7 @@ class LmdbFile {
             rest.subspan(key_bytes)};
   }
 
-  /// What a leaf holds for a key: in the page, or on pages of its own.
+  /// The value of a leaf node: inside the page, or on overflow pages.
   Record value(const Page& page, const Node& node) const {
     if (node.flags == own_pages && node.rest.size() >= sizeof(std::uint64_t)) {
       const auto first = read<std::uint64_t>(node.rest, 0);
@@ -269,14 +259,14 @@ class LmdbFile {
     return {node.rest.data(), node.size};
   }
 
-  /// The record under the key of a number; no data where there is none.
+  /// The record with the key of a number; null data if there is none.
   Record find(std::uint64_t record) const {
     const auto bytes = lmdb_key(record);
     const std::string_view key(bytes.data(), bytes.size());
     std::uint64_t number = root_;
     for (std::size_t level = 0; level != most_levels; ++level) {
       const Page here = page(number);
-      // The last node whose key is not above this one. A branch's first has no key.
+      // Binary search: the last node whose key is not greater. A branch's first node has no key.
       std::size_t at = 0;
       for (std::size_t behind = here.nodes(); behind - at > 1;) {
         const std::size_t middle = at + (behind - at) / 2;
@@ -300,8 +290,7 @@ class LmdbFile {
     return record;
   }
 
-  /// Calls `visit(key, record)` for the records below a page in the order of their keys. A page
-  /// that leads to one above it would be walked for ever, were it not for the number of pages.
+  /// Calls `visit(key, record)` for the records below a page in key order; `pages_left` ends loops.
   template <class Visit>
   void list(std::uint64_t root, std::size_t& pages_left, const Visit& visit,
             std::size_t depth = 0) const {
@@ -336,16 +325,14 @@ class LmdbFile {
   std::size_t page_bytes_;
   std::uint64_t pages_ = 0;
   std::uint64_t root_ = 0;
-  std::uint64_t transaction_ = 0;  ///< the last one, when the file was opened
+  std::uint64_t transaction_ = 0;  ///< the last one when the file was opened
   std::size_t size_ = 0;
-  /// Where records are: all that are listed, and those that were looked up before. The system gives
-  /// pages of it when they are written.
+  /// Positions of all listed records, or of those looked up so far; pages are committed on write.
   std::unique_ptr<Record[], void (*)(void*)> places_{nullptr, std::free};
 };
 
-/// The front of a record; the inputs follow. It has 24 bytes, and keys have eight: so in a set of
-/// one type of inputs all nodes of a page begin at multiples of its size, and inputs are read where
-/// they lie.
+/// The header of a record; the inputs follow. With 24 bytes here and 8 bytes of key, all nodes of a
+/// page are aligned to the input type, so that inputs are read in place.
 struct LabelledRecord {
   static constexpr std::array<char, 4> own_mark{'L', 'S', 'R', '1'};
 
@@ -356,7 +343,7 @@ struct LabelledRecord {
   std::uint64_t width = 0;           ///< the number of inputs
   std::array<std::byte, 8> value{};  ///< the label, in its first bytes
 
-  /// The front of a record of such inputs and labels; throws where these bytes are none.
+  /// The header of a record with these element types. Throws if the bytes are no such record.
   static LabelledRecord of(std::span<const std::byte> record, ElementKind input,
                            ElementKind label) {
     const auto refuse = [](std::initializer_list<Word> problem, const char* advice) {
@@ -390,7 +377,6 @@ struct LabelledRecord {
 };
 static_assert(sizeof(LabelledRecord) == 24);
 
-/// The encoding of samples that have inputs and a label.
 struct EncodeLabelled {
   template <Labelled Sample>
   void operator()(const Sample& sample, std::vector<std::byte>& out) const {
@@ -411,23 +397,22 @@ struct EncodeLabelled {
   }
 };
 
-/// Decodes what `EncodeLabelled` has encoded; inputs stay where they are mapped.
+/// Decodes the records of `EncodeLabelled`; inputs stay in the mapping.
 struct DecodeLabelled {
   template <class X, class Y>
   void operator()(std::span<const std::byte> record, LabelledSample<X, Y>& out) const {
     const auto front = LabelledRecord::of(record, element_kind<X>(), element_kind<Y>());
     std::memcpy(&out.label, front.value.data(), sizeof(Y));
-    // There are as many, at an address that is fit for them.
     out.inputs = {reinterpret_cast<const X*>(record.data() + sizeof front), front.width};
   }
 };
 
 }  // namespace detail
 
-/// The records of an LMDB, decoded when they are read: `decode(record, sample)`, where a record is
-/// a `std::span<const std::byte>` of the file's own pages. They are valid while the data set lives,
-/// so a sample may point into them. Copies share the open file; threads and forked ranks may use
-/// one object, and all ranks of a host share the pages in memory.
+/// The records of an LMDB, decoded when they are read by `decode(record, sample)`. A record is a
+/// `std::span<const std::byte>` of mapped pages, valid while the data set lives, so that a sample
+/// may point into it. Copies share the open file; threads and forked ranks may use one object, and
+/// all ranks of a host share the page cache.
 template <class Sample, class Decode = detail::DecodeLabelled>
 class LmdbDataset : public detail::LoadsSamples<LmdbDataset<Sample, Decode>, Sample> {
  public:
@@ -440,14 +425,13 @@ class LmdbDataset : public detail::LoadsSamples<LmdbDataset<Sample, Decode>, Sam
 
   std::size_t size() const { return file_->size(); }
 
-  /// What must be done once before the samples of a batch are read one by one; `load` does it: a
-  /// file that has changed is an error, and records that are read together are fetched together.
+  /// Called once per batch (by `load`): throws if the file has changed, and prefetches the records.
   void prepare(std::span<const std::size_t> indices) const {
     file_->require_intact();
     file_->fetch(indices);
   }
 
-  /// Looks at the file again: one that is cut while a batch is read would end the process.
+  /// Checks the file for every sample: reading a file that was truncated would raise SIGBUS.
   void read(std::size_t index, Sample& out) const {
     file_->require_intact();
     const std::span<const std::byte> record = (*file_)[index];
@@ -465,8 +449,7 @@ class LmdbDataset : public detail::LoadsSamples<LmdbDataset<Sample, Decode>, Sam
   [[no_unique_address]] Decode decode_;
 };
 
-/// The records of the LMDB at `path`, a file or a folder with data.mdb, as samples that
-/// `decode(record, sample)` makes of them.
+/// The records at `path`, a file or a folder with data.mdb, decoded by `decode(record, sample)`.
 template <class Sample, class Decode>
   requires(!std::convertible_to<Decode, LmdbOptions>)
 auto lmdb_dataset(const std::string& path, Decode decode, const LmdbOptions& options = {}) {
@@ -482,8 +465,7 @@ auto lmdb_dataset(const std::string& path, Decode decode, const LmdbOptions& opt
   }
 }
 
-/// The samples that `write_lmdb` has written of inputs of type X and labels of type Y, each where
-/// it is mapped.
+/// Samples written by `write_lmdb`, with inputs of type X and labels of type Y, read in place.
 template <Element X, Element Y>
 auto lmdb_dataset(const std::string& path, const LmdbOptions& options = {}) {
   return LmdbDataset<LabelledSample<X, Y>>(path, {}, options);
@@ -492,32 +474,28 @@ auto lmdb_dataset(const std::string& path, const LmdbOptions& options = {}) {
 static_assert(SampleSource<LmdbDataset<LabelledSample<float, std::int32_t>>>);
 static_assert(Dataset<LmdbDataset<LabelledSample<float, std::int32_t>>>);
 
-/// How `write_lmdb` writes.
 struct LmdbWriteOptions {
-  std::size_t commit_bytes = 16_MiB;  ///< records are held in memory up to so many bytes
+  std::size_t commit_bytes = 16_MiB;  ///< commits a transaction after so many bytes
 };
 
 namespace detail {
 
-/// Encodes a source's samples one by one.
 template <class Encode, class Source>
 concept EncodesSamples =
     SampleSource<Source> &&
     std::invocable<const Encode&, const typename Source::sample_type&, std::vector<std::byte>&>;
 
-/// Writes records 0 to `count`, which `encode(number, record)` appends to an empty vector.
+/// Writes `count` records; `encode(number, record)` appends each to an empty vector.
 void write_lmdb_records(const std::string& path, const LmdbWriteOptions& options, std::size_t count,
                         FunctionRef<void(std::size_t, std::vector<std::byte>&)> encode);
 
 }  // namespace detail
 
-/// Writes all samples of `source`, in order, into a new LMDB at `path`, as records 0, 1, ... that
-/// `lmdb_dataset` reads. `encode(sample, bytes)` appends a sample to an empty vector of bytes.
-/// Without `encode`, samples have inputs and a label.
-///
-/// The set is there as a whole or not at all: a path that exists is refused, and a failure leaves
-/// nothing. Where another program expects a folder, make it and write `FOLDER/data.mdb`. Samples of
-/// a pipeline that draws random numbers are those of seed 0 and epoch 0. One rank calls this.
+/// Writes all samples of `source`, in order, into a new LMDB at `path`, as records 0, 1, ... for
+/// `lmdb_dataset`. `encode(sample, bytes)` appends a sample to an empty vector; without it, samples
+/// have inputs and a label. Throws if `path` exists; a failure leaves nothing behind. If another
+/// program expects a folder, create it and write `FOLDER/data.mdb`. Pipelines that draw random
+/// numbers use seed 0 and epoch 0. **Ranks** one.
 template <class Source, class Encode>
   requires(!std::same_as<std::remove_cvref_t<Encode>, LmdbWriteOptions>)
 void write_lmdb(const std::string& path, const Source& source, const Encode& encode,

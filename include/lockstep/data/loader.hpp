@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file DataLoader: the batches of an epoch, in order, which the threads of a ring of buffers make
-/// ahead from a source of batches.
+/// @file DataLoader: the batches of an epoch, in order, prefetched by worker threads.
 
 #include <atomic>
 #include <condition_variable>
@@ -18,18 +17,13 @@ namespace lockstep {
 
 namespace detail {
 
-/// Workers claim requests in the order in which they were made; a batch that is filled before its
-/// turn waits in its slot. Slots, and all memory in them, are used again and never move. A request
-/// that no worker has begun when it is due is filled by the consumer itself, which so never waits
-/// for a thread to wake up; without workers that is every request.
-///
-/// A `Slot` holds a request and its answer. `batches.fill(slot)` makes the answer from the request;
-/// all workers call it, and it must not use anything that the consumer changes. The threads are the
-/// queue's own, not tasks of a `TaskQueue`: several claim from one ring, and a consumer that is
-/// early takes a request back from them.
-///
-/// Requests, claims and answers are counted by atomics; the lock is for those who sleep. Looking
-/// for a few microseconds before sleeping was measured, and gained nothing.
+/// A ring of slots that worker threads fill. Workers claim requests in order; a batch that is
+/// filled early waits in its slot. Slots and their memory are reused and never move. A request that
+/// no worker has begun when it is due is filled by the consumer itself, which therefore never waits
+/// for a thread to wake up (hence no `TaskQueue`); without workers, that is every request.
+/// `batches.fill(slot)` makes a result from the request in a slot; all workers call it, so that it
+/// must not use anything that the consumer changes. Atomics count requests, claims and results; the
+/// mutex is for sleeping threads only. Spinning before sleeping was measured and gained nothing.
 template <class Slot, class Batches>
 class PrefetchQueue {
  public:
@@ -38,12 +32,12 @@ class PrefetchQueue {
     workers_.reserve(workers);
     try {
       for (std::size_t i = 0; i != workers; ++i) {
-        // The consumer gets the exceptions of filling a slot, and nothing else throws.
+        // `work` passes exceptions of filling to the consumer, and nothing else throws.
         workers_.emplace_back(
             ThreadName{"lockstep loads", "a worker of a data loader"}, [this] { work(); },
             [](const std::exception_ptr&) {});
       }
-    } catch (...) {  // the system has no more threads, and those that were started wait
+    } catch (...) {  // the system has no more threads, and the started ones wait
       stop();
       throw;
     }
@@ -53,29 +47,27 @@ class PrefetchQueue {
   PrefetchQueue& operator=(const PrefetchQueue&) = delete;
   ~PrefetchQueue() { stop(); }
 
-  /// Whether every slot holds a request. The slot last taken is free again.
+  /// Does every slot hold a request? The slot last taken is free again.
   bool full() const { return made_ - taken_ == slots_.size(); }
 
-  /// Whether requests should be made now. To wake a worker is the dearest part of a request, so
-  /// while all that was requested is filled, and at least half of the slots are, workers sleep on.
+  /// Should requests be made now? Waking a worker is the most expensive part of a request, so that
+  /// workers sleep while all requests are filled and make up more than half of the slots.
   bool is_due() const {
     return made_ - taken_ <= slots_.size() / 2 || !at(made_ - 1).is_filled(made_ - 1);
   }
 
-  /// Writes a request by `describe(slot)` into a free slot, which may be the one last taken.
-  /// Workers see it after `publish`.
+  /// Writes a request by `describe(slot)` into a free slot. Workers see it after `publish`.
   void request(auto&& describe) {
     describe(at(made_).slot);
     ++made_;
   }
 
-  /// Lets workers begin the requests that were made.
   void publish() {
     const std::size_t before = requests_.exchange(made_, std::memory_order_seq_cst);
     if (before == made_ || sleepers_.load(std::memory_order_seq_cst) == 0) return;
     {
       const std::lock_guard lock(mutex_);
-    }  // whoever has seen nothing to do is asleep by now
+    }  // a worker that saw no request is asleep by now
     if (made_ - before == 1) {
       requested_.notify_one();
     } else {
@@ -83,7 +75,7 @@ class PrefetchQueue {
     }
   }
 
-  /// The oldest request, filled. Throws the exception of filling it, if there was one.
+  /// The oldest request, filled. Rethrows the exception of filling it.
   Slot& take() {
     const std::size_t request = taken_++;
     Entry& entry = at(request);
@@ -97,7 +89,7 @@ class PrefetchQueue {
     return entry.slot;
   }
 
-  /// Forgets all requests, after workers have finished those that they have begun.
+  /// Discards all requests, after workers have finished those that they have begun.
   void clear() {
     const std::size_t begun = claimed_.exchange(made_, std::memory_order_acq_rel);
     for (; taken_ < begun; ++taken_) {
@@ -111,14 +103,13 @@ class PrefetchQueue {
   struct Entry {
     Slot slot;
     std::exception_ptr error;
-    std::atomic<std::size_t> filled = 0;  ///< one more than the last request that is filled
+    std::atomic<std::size_t> filled = 0;  ///< the last filled request + 1
 
     bool is_filled(std::size_t request) const {
       return filled.load(std::memory_order_seq_cst) == request + 1;
     }
   };
 
-  /// Lets the workers end.
   void stop() {
     const std::lock_guard lock(mutex_);
     stops_ = true;
@@ -155,7 +146,7 @@ class PrefetchQueue {
     }
   }
 
-  /// Gives the next request to the calling worker; false if there will be none.
+  /// Claims the next request for the calling worker; false if the queue stops.
   bool claim(std::size_t& request) {
     const auto has_more = [this] {
       return stops_.load(std::memory_order_seq_cst) ||
@@ -179,20 +170,20 @@ class PrefetchQueue {
 
   Batches& batches_;
   std::vector<Entry> slots_;
-  std::size_t made_ = 0;   ///< requests that the consumer has made; its own
-  std::size_t taken_ = 0;  ///< requests that the consumer has the answers of; its own
-  std::atomic<std::size_t> requests_ = 0;  ///< of those made, how many workers may begin
-  std::atomic<std::size_t> claimed_ = 0;   ///< begun, by workers or the consumer
-  std::atomic<std::size_t> sleepers_ = 0;  ///< workers that sleep
+  std::size_t made_ = 0;                   ///< requests made, used by the consumer only
+  std::size_t taken_ = 0;                  ///< requests taken, used by the consumer only
+  std::atomic<std::size_t> requests_ = 0;  ///< requests published to workers
+  std::atomic<std::size_t> claimed_ = 0;   ///< requests begun by workers or the consumer
+  std::atomic<std::size_t> sleepers_ = 0;  ///< sleeping workers
   std::atomic<bool> waits_ = false;        ///< the consumer sleeps
   std::atomic<bool> stops_ = false;
   std::mutex mutex_;
   std::condition_variable requested_;
   std::condition_variable filled_;
-  std::vector<Thread> workers_;  ///< last: they use all of the above, and stop first
+  std::vector<Thread> workers_;  ///< last: the threads use all of the above, and stop first
 };
 
-/// A sampler that a loader can use: it gives the draws of an epoch by number, and has a position.
+/// A sampler for loaders: the draws of an epoch by number, and a position.
 template <class S>
 concept Sampling = requires(S& sampler, const S& sampled, SamplerState state, std::size_t k) {
   { S::masks } -> std::convertible_to<bool>;
@@ -211,45 +202,41 @@ static_assert(Sampling<DistributedSampler<>>);
 
 }  // namespace detail
 
-/// How a `DataLoader` makes batches.
 struct LoaderOptions {
   std::size_t batch_size = 1;
-  bool drop_last = false;     ///< leave out a last batch that is not full
-  std::size_t workers = 1;    ///< threads that load; 0: the iterating thread loads
+  bool drop_last = false;     ///< leave out an incomplete last batch
+  std::size_t workers = 1;    ///< loading threads; 0: the iterating thread loads
   std::size_t prefetch = 2;   ///< batches that each worker loads ahead
-  bool timed = false;         ///< measure how long the loop waits: `waited`
-  bool may_be_empty = false;  ///< a data set without samples has no batches, and is no error
+  bool timed = false;         ///< measure `waited`
+  bool may_be_empty = false;  ///< a data set without samples has no batches instead of an error
 };
 
 namespace detail {
 
-/// How many batches so many draws make. A batch may be larger than the data: then there is one.
+/// The number of batches of so many draws. A batch may be larger than the data.
 constexpr std::size_t batch_count(std::size_t draws, const LoaderOptions& options) {
   const bool has_rest = !options.drop_last && draws % options.batch_size != 0;
   return draws / options.batch_size + (has_rest ? 1 : 0);
 }
 
-/// The options, if a loader can follow them with a data set of `samples` and a sampler that draws
-/// from `drawn_from`.
 LoaderOptions checked_loading(LoaderOptions options, std::size_t samples, std::size_t drawn_from);
 
-/// Where a `DataLoader` has its batches from. The iterating thread begins loops and requests
-/// batches, by their number in the loop; a worker, or that thread itself, fills them. Where
-/// `collective` is true, all ranks request the same, and what was requested must be taken.
+/// Where a `DataLoader` gets its batches. The iterating thread begins loops and requests batches by
+/// their number in the loop; a worker or that thread fills them. If `collective` is true, all ranks
+/// request the same batches, and every requested batch must be taken.
 template <class B, class Sampler>
 concept BatchSource = requires(B& batches, const B& made, Sampler& sampler, typename B::Slot& slot,
                                std::size_t number) {
   { B::collective } -> std::convertible_to<bool>;
   { made.slots() } -> std::convertible_to<std::size_t>;
   { made.workers() } -> std::convertible_to<std::size_t>;
-  /// Of a loop that gives `number` batches; returns how many are requested.
+  /// Begins a loop of `number` batches and returns how many are to be requested.
   { batches.begin(sampler, number) } -> std::convertible_to<std::size_t>;
   batches.request(slot, sampler, number);
   batches.fill(slot);
   slot.batch;
 };
 
-/// The batches that a rank loads for itself.
 template <Dataset Source, Sampling Sampler>
 class LocalBatches {
   static_assert(!Sampler::masks || WeightedBatch<typename Source::batch_type>,
@@ -257,10 +244,9 @@ class LocalBatches {
                 "weights; give its batch_type a member `weights`, or choose another remainder");
 
  public:
-  /// A request for a batch of some samples, and the batch. Slots are used again, with their memory.
   struct Slot {
     std::vector<std::size_t> indices;
-    std::vector<float> weights;  ///< where the sampler masks
+    std::vector<float> weights;  ///< if the sampler masks
     BatchPlace place;
     typename Source::batch_type batch;
   };
@@ -279,17 +265,17 @@ class LocalBatches {
     return batches;
   }
 
-  /// Draws are made only here, on the iterating thread: workers never use the sampler.
+  /// Only the iterating thread draws; workers never use the sampler.
   void request(Slot& slot, const Sampler& sampler, std::size_t number) const {
     request(slot, sampler, number, [&](std::size_t k) { return sampler[k]; });
   }
-  /// The same for a rank with this share of the sampler's draws; `sample(k)` is that of its draw k.
+  /// A request for a rank with this share of the draws; `sample(k)` is the sample of its draw k.
   void request(Slot& slot, const auto& share, std::size_t number, const auto& sample) const {
     const std::size_t first = begun_ + number * options_.batch_size;
     const std::size_t end = first + std::min(options_.batch_size, share.size() - first);
     slot.place = first_;
     slot.place.number += number;
-    // Where a batch is copied to may depend on its number in the epoch.
+    // The device memory of a batch may depend on its number in the epoch.
     if constexpr (requires { slot.batch.take_turn(number); })
       slot.batch.take_turn(slot.place.number);
     slot.indices.clear();
@@ -309,29 +295,26 @@ class LocalBatches {
  private:
   const Source& dataset_;
   LoaderOptions options_;
-  std::size_t begun_ = 0;  ///< the draw at which the loop began
+  std::size_t begun_ = 0;  ///< the loop's first draw
   BatchPlace first_;       ///< of the loop's first batch
 };
 
-/// The source of batches of a kind of data set. Data sets that bring their batches another way
-/// specialise this in their header.
+/// The source of batches of a data set type; specialised by types that load in another way.
 template <class Source, class Sampler>
 struct BatchesOf : std::type_identity<LocalBatches<Source, Sampler>> {};
 
 }  // namespace detail
 
-/// `for (const auto& batch : loader)` is an epoch, or what is left of a resumed one. The batches
-/// are the same for any number of workers. A batch is valid until the next; its memory is reused.
-/// What loading a batch throws is thrown in place of the batch, as an `Error` that names the sample
-/// and in which the first exception is nested. Data set and sampler must outlive the loader; one
-/// thread iterates.
+/// `for (const auto& batch : loader)` iterates over an epoch, or the rest of a resumed one. The
+/// batches are the same for any number of workers. A batch is valid until the next one; its memory
+/// is reused. If loading throws, the loop throws an `Error` that names the sample, with the first
+/// exception nested. The data set and the sampler must outlive the loader, which one thread uses.
 template <Dataset Source, detail::Sampling Sampler,
           detail::BatchSource<Sampler> Batches = typename detail::BatchesOf<Source, Sampler>::type>
 class DataLoader {
  public:
   using batch_type = typename Source::batch_type;
 
-  /// `more` is what the source of batches needs beside the data set.
   template <class... More>
   DataLoader(const Source& dataset, Sampler& sampler, LoaderOptions options, More&... more)
       : sampler_(sampler),
@@ -339,7 +322,7 @@ class DataLoader {
         batches_(dataset, options_, more...),
         queue_(batches_.slots(), batches_.workers(), batches_) {}
   DataLoader(const Source&&, Sampler&,
-             LoaderOptions) = delete;  // it would be gone by the first batch
+             LoaderOptions) = delete;  // a temporary would not outlive the loader
   DataLoader(const DataLoader&) = delete;
   DataLoader& operator=(const DataLoader&) = delete;
   ~DataLoader() {
@@ -349,14 +332,13 @@ class DataLoader {
     }
   }
 
-  /// How many batches an epoch has; where another world has begun it, what was left then.
+  /// The batches of an epoch, or of the rest of another world's epoch.
   std::size_t size() const { return detail::batch_count(sampler_.size(), options_); }
 
-  /// How long the loop has waited for batches, where the options say `timed`: all of loading where
-  /// the iterating thread loads, else what workers were late.
+  /// How long the loop has waited for batches, if `timed`; without workers, the loading time.
   std::chrono::duration<double> waited() const { return waited_; }
 
-  /// The position of the next batch that the loop gets; batches loaded ahead do not count.
+  /// The position of the next batch of the loop; prefetched batches do not count.
   SamplerState state() const { return sampler_.state(); }
   void resume(const SamplerState& state) { sampler_.resume(state); }
 
@@ -381,7 +363,7 @@ class DataLoader {
     const batch_type* batch_;
   };
 
-  /// Where ranks feed each other: **Ranks** all. **Host** blocks until the first batch is here.
+  /// If ranks feed each other: **Ranks** all. **Host** blocks until the first batch is here.
   Iterator begin() {
     drain();
     sampler_.start();
@@ -400,7 +382,7 @@ class DataLoader {
   const batch_type* next() {
     const std::size_t left = std::exchange(left_, 0);
     if (left == 0) {
-      // This rank may read for others that have more batches.
+      // This rank may still read for others that have more batches.
       while (Batches::collective && pending_ + unrequested_ != 0) {
         request();
         take();
@@ -426,13 +408,13 @@ class DataLoader {
     try {
       return queue_.take();
     } catch (...) {
-      unrequested_ = 0;  // the loop is over
+      unrequested_ = 0;  // the loop has ended
       throw;
     }
   }
 
-  /// Reading the clock takes as long as loading a small batch. So after a short wait the next
-  /// fifteen are not measured but taken to be as long; long waits are measured one by one.
+  /// Reading the clock takes as long as loading a small batch: after a wait below 2 us, the next 15
+  /// waits are not measured but assumed to be equal.
   Slot& take_timed() {
     if (unmeasured_ != 0) {
       --unmeasured_;
@@ -447,7 +429,7 @@ class DataLoader {
     return slot;
   }
 
-  /// What was requested and is not wanted.
+  /// Discards requested batches; collective ones must be taken.
   void drain() noexcept {
     unrequested_ = 0;
     if constexpr (Batches::collective) {
@@ -465,15 +447,15 @@ class DataLoader {
 
   Sampler& sampler_;
   LoaderOptions options_;
-  std::size_t left_ = 0;         ///< batches not given out yet
+  std::size_t left_ = 0;         ///< batches of the loop that are not returned yet
   std::size_t unrequested_ = 0;  ///< of the loop
   std::size_t pending_ = 0;      ///< requested and not taken
-  std::size_t next_ = 0;         ///< the number of the next request
+  std::size_t next_ = 0;         ///< number of the next request
   Clock::duration waited_{};
-  Clock::duration latest_{};  ///< wait that was measured
-  unsigned unmeasured_ = 0;   ///< waits that will not be
+  Clock::duration latest_{};  ///< last measured wait
+  unsigned unmeasured_ = 0;   ///< waits that are assumed equal to it
   Batches batches_;
-  detail::PrefetchQueue<Slot, Batches> queue_;  ///< its threads use the batches
+  detail::PrefetchQueue<Slot, Batches> queue_;  ///< last: its threads use `batches_`
 };
 
 template <class Source, class Sampler>

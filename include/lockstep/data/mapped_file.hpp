@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A file that is read where the kernel keeps it: mapped, never copied as a whole.
+/// @file A memory-mapped file for reading.
 
 #include <ctime>
 
@@ -8,23 +8,19 @@
 
 namespace lockstep {
 
-/// In which order a file will be read, which decides what the kernel reads ahead.
+/// The expected access pattern, which decides how the kernel reads ahead.
 enum class Access : std::uint8_t {
-  automatic,   ///< `random` where the file is larger than half of the memory, else `usual`
-  usual,       ///< the kernel decides: right for files that fit into memory
-  random,      ///< no more is read than what was asked for, and a batch's parts all at once
-  sequential,  ///< from front to back: much is read ahead
+  automatic,   ///< `random` if the file is larger than half of the memory, else `usual`
+  usual,       ///< the kernel's default, for files that fit into memory
+  random,      ///< no read-ahead; the parts of a batch are requested together
+  sequential,  ///< much read-ahead
 };
 
-/// A whole file, mapped for reading. Any number of threads read it, and ranks that are forked from
-/// this process go on reading it; the ranks of a host share its pages.
-///
-/// Another file that takes its place by a rename changes nothing here: the old one stays until it
-/// is unmapped. A file that is cut short or written to in its place is an error at the next
-/// `require_intact`.
+/// A whole file, mapped for reading by any number of threads and forked ranks; the ranks of a host
+/// share its pages. If a rename replaces the file, the mapping keeps the old one. Truncating or
+/// writing to the file is an error at the next `require_intact`.
 class MappedFile {
  public:
-  /// `operation` is what errors say that they happened in.
   explicit MappedFile(const std::string& path, Access access = Access::automatic,
                       std::string_view operation = "MappedFile");
 
@@ -32,22 +28,19 @@ class MappedFile {
   std::span<const std::byte> bytes() const { return {mapping_.get(), size()}; }
   std::size_t size() const { return mapping_.get_deleter().size; }
 
-  /// Throws where the file has another size or was written to since it was mapped. Readers call it
-  /// before every batch: what lies behind a file's end can be asked for, but the answer is SIGBUS,
-  /// which ends the process without a word. (A file that is cut short between this call and the
-  /// reading still does that, and a change within the clock tick of the opening may go unseen: the
-  /// window is microseconds instead of the whole job.)
+  /// Throws if the file has another size or was written to since it was mapped. Readers call it
+  /// before every batch, because access behind the end of a truncated file raises SIGBUS. A window
+  /// of microseconds remains: truncation between this call and the access still raises SIGBUS, and
+  /// a change within the clock tick of the opening may be missed.
   void require_intact() const;
 
-  /// Throws what `require_intact` throws for a file that has so many bytes now: as many as before
-  /// were written to.
+  /// Throws the error of `require_intact` for a file that now has so many bytes.
   [[noreturn, gnu::cold]] void fail_changed(std::size_t bytes) const;
 
-  /// Whether the parts that will be read should be announced.
+  /// Should `will_read` be called before parts are read?
   bool reads_at_random() const { return access_ == Access::random; }
 
-  /// Lets the kernel begin to read these bytes, so that the parts of a batch come at once and not
-  /// one after the other.
+  /// Asks the kernel to read these bytes ahead, so that the parts of a batch are read concurrently.
   void will_read(std::size_t first, std::size_t count) const;
 
  private:
@@ -60,7 +53,7 @@ class MappedFile {
   std::string operation_;
   detail::Descriptor file_;
   std::unique_ptr<const std::byte, Unmap> mapping_;
-  std::timespec written_{};  ///< when it was last written to, as far as the file system says
+  std::timespec written_{};  ///< modification time when the file was mapped
   Access access_;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Arrays in `.npy` files, NumPy's format: mapped to be read, and written.
+/// @file NumPy's `.npy` files: mapped for reading, and written.
 
 #include <cstring>
 #include <initializer_list>
@@ -15,18 +15,17 @@ namespace lockstep {
 
 namespace detail {
 
-/// What the header of a file says, checked against the size of the file.
+/// The contents of a header, checked against the size of the file.
 struct NpyHeader {
   ElementKind kind = ElementKind::unsupported;
   std::vector<std::size_t> shape;
-  std::size_t begin = 0;  ///< the byte at which the elements begin
+  std::size_t begin = 0;  ///< byte offset of the elements
 };
 
-/// Reads the header of a file whose bytes these are. An error names the file, the byte and what
-/// should be there.
+/// Parses the header of a file. An error names the file, the byte and what is expected there.
 NpyHeader parse_npy(std::span<const std::byte> bytes, const std::string& path);
 
-/// What NumPy calls a kind, without the letter of the byte order.
+/// NumPy's name of a kind, without the byte order.
 std::string_view npy_type(ElementKind kind);
 
 /// "(3, 4)", as Python writes it.
@@ -42,9 +41,8 @@ void write_npy_bytes(const std::string& path, ElementKind kind, std::span<const 
 
 }  // namespace detail
 
-/// An array of any element type and shape, as `numpy.save` wrote it: versions 1 to 3 of the
-/// format, little-endian, in C order. Bfloat16, which NumPy does not have, is its `V2`. Copies
-/// share the mapping.
+/// An array of any element type and shape from `numpy.save`: versions 1 to 3 of the format,
+/// little-endian, in C order. Bfloat16, which NumPy lacks, is `V2`. Copies share the mapping.
 class NpyFile {
  public:
   explicit NpyFile(const std::string& path, Access access = Access::automatic);
@@ -53,10 +51,9 @@ class NpyFile {
   ElementKind kind() const { return header_.kind; }
   const std::vector<std::size_t>& shape() const { return header_.shape; }
 
-  /// The elements, row after row.
   std::span<const std::byte> bytes() const { return file_->bytes().subspan(header_.begin); }
 
-  /// The byte of the file at which an element begins, for errors.
+  /// The byte offset of an element in the file, for errors.
   std::size_t place_of(std::size_t element) const {
     return header_.begin + element * detail::element_size(header_.kind);
   }
@@ -68,9 +65,8 @@ class NpyFile {
   detail::NpyHeader header_;
 };
 
-/// A file whose elements are `T`, as rows: as many as its first extent says, each of all the
-/// others. It reads nothing before a row is asked for, so it may be larger than memory. As a source
-/// of samples, a sample is a row.
+/// A file with elements of type `T` as rows, one per index of the first axis. Rows are read on
+/// demand, so that the file may be larger than memory. As a source of samples, a sample is a row.
 template <Element T>
 class NpyArray {
  public:
@@ -93,7 +89,6 @@ class NpyArray {
   const std::vector<std::size_t>& shape() const { return file_.shape(); }
   const NpyFile& file() const { return file_; }
 
-  /// All elements, row after row.
   std::span<const T> values() const { return values_; }
 
   std::span<const T> row(std::size_t i) const {
@@ -104,8 +99,7 @@ class NpyArray {
 
   void read(std::size_t index, sample_type& out) const { out = row(index); }
 
-  /// What must be done once before the rows of a batch are read: a file that has changed is an
-  /// error, and the rows of a file that is read at random are fetched together.
+  /// Called once per batch: throws if the file has changed; with random access, reads rows ahead.
   void prepare(std::span<const std::size_t> indices) const {
     file_.file().require_intact();
     if (!file_.file().reads_at_random()) return;
@@ -121,8 +115,7 @@ class NpyArray {
   std::size_t width_ = 0;
 };
 
-/// Writes an array of this shape; its elements lie row after row. Whatever happens, there is the
-/// old file or the new one.
+/// Writes a row-major array of this shape. The file is replaced atomically.
 template <std::ranges::contiguous_range Values>
   requires Element<std::ranges::range_value_t<Values>>
 void write_npy(const std::string& path, const Values& values, std::span<const std::size_t> shape) {
@@ -131,7 +124,7 @@ void write_npy(const std::string& path, const Values& values, std::span<const st
                           std::as_bytes(all), shape);
 }
 
-/// The same with a list of extents; without one, with one axis.
+/// The shape as a list of extents; one axis by default.
 template <std::ranges::contiguous_range Values>
 void write_npy(const std::string& path, const Values& values,
                std::initializer_list<std::size_t> shape = {}) {
@@ -141,11 +134,10 @@ void write_npy(const std::string& path, const Values& values,
 
 namespace detail {
 
-/// Checks that two files belong together: one label, of a type that `wanted` can hold, for every
-/// row of inputs.
+/// Throws unless there is one label, of a type that `wanted` can hold, per row of inputs.
 void check_npy_labels(const NpyFile& inputs, const NpyFile& labels, ElementKind wanted);
 
-/// An integer of any kind; nothing where it is above the signed ones.
+/// An integer of any kind; `nullopt` if it exceeds int64.
 std::optional<std::int64_t> npy_integer(const NpyFile& file, std::size_t element);
 
 [[noreturn, gnu::cold]] void fail_npy_label(const NpyFile& file, std::size_t sample,
@@ -153,10 +145,9 @@ std::optional<std::int64_t> npy_integer(const NpyFile& file, std::size_t element
 
 }  // namespace detail
 
-/// Rows of one file with labels of another. Nothing is read before it is drawn, so the files may be
-/// larger than memory. Inputs are `X` in the file too; integer labels may have another integer type
-/// there, as NumPy's are int64 unless one says otherwise, and a label that `Y` cannot hold is an
-/// error when it is loaded. Copies share the mapping.
+/// Rows of one file with labels of another, read on demand, so that the files may be larger than
+/// memory. Inputs are of type `X` in the file too; integer labels may have another integer type
+/// there (NumPy's default is int64), and loading a label that `Y` cannot hold throws.
 template <Element X, Element Y>
 class NpyDataset {
  public:
@@ -177,7 +168,7 @@ class NpyDataset {
     prepare(indices);
     out.resize(indices.size(), width());
     for (std::size_t i = 0; i != indices.size(); ++i) {
-      // Not std::ranges::copy, which g++ 12 makes a loop over elements of.
+      // g++ 12 compiles std::ranges::copy to a loop over elements.
       std::copy_n(inputs_.row(indices[i]).data(), width(), out.row(i).data());
       out.labels[i] = label(indices[i]);
     }
@@ -185,14 +176,13 @@ class NpyDataset {
 
   void read(std::size_t index, sample_type& out) const { out = {inputs_.row(index), label(index)}; }
 
-  /// What must be done once before the samples of a batch are read one by one; `load` does it.
+  /// Called once per batch (by `load`): see `NpyArray::prepare`.
   void prepare(std::span<const std::size_t> indices) const {
     labels_.file().require_intact();
     inputs_.prepare(indices);
   }
 
  private:
-  /// The row was asked for first, so the index is below the size.
   Y label(std::size_t index) const {
     if constexpr (std::integral<Y>) {
       if (labels_.kind() != element_kind<Y>()) {
@@ -214,7 +204,7 @@ class NpyDataset {
 static_assert(Dataset<NpyDataset<float, std::int32_t>>);
 static_assert(SampleSource<NpyDataset<float, std::int32_t>>);
 
-/// A sample for every row of `inputs`, which has the shape (n, ...); `labels` has (n) or (n, 1).
+/// The samples of `inputs`, of shape (n, ...), and `labels`, of shape (n) or (n, 1).
 template <Element X, Element Y>
 NpyDataset<X, Y> npy_dataset(const std::string& inputs, const std::string& labels,
                              Access access = Access::automatic) {

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The orders of samples: PyTorch's `randperm` on the CPU, number for number; keyed
-/// permutations, which need no memory; the policies; and which sample is at each place of a rank's
-/// share.
+/// @file Orders of samples: PyTorch's CPU `randperm`, number for number, and keyed permutations.
 
 #include <sys/mman.h>
 #include <bit>
@@ -18,7 +16,7 @@
 
 namespace lockstep::detail {
 
-/// Matsumoto and Nishimura's MT19937. The same draws as `std::mt19937(seed)`, 624 per call.
+/// MT19937 (Matsumoto and Nishimura), with the draws of `std::mt19937(seed)`, 624 per call.
 class MersenneTwister {
  public:
   static constexpr std::size_t block_size = 624;
@@ -30,7 +28,6 @@ class MersenneTwister {
       state_[i] = 1812433253u * (state_[i - 1] ^ (state_[i - 1] >> 30)) + i;
   }
 
-  /// The next 624 draws.
   constexpr void draw(Block& draws) {
     constexpr std::size_t ahead = 397;
     constexpr std::size_t behind = block_size - ahead;
@@ -62,9 +59,9 @@ class MersenneTwister {
 inline constexpr std::size_t wide_draws_from = std::numeric_limits<std::uint32_t>::max() / 20;
 
 /// Replaces the k-th draw of a block by `draw % (left - k) + k`, the distance of the k-th swap from
-/// the first of `left` items. The quotient of two 32-bit integers, rounded to 53 bits, never
-/// reaches the next integer, so doubles are exact; and unlike integers they divide in vectors.
-/// Returns the number of items of the block.
+/// the first of `left` items. Returns the number of items of the block. Division in double
+/// vectorises, unlike integer division, and is exact: the quotient of two 32-bit integers, rounded
+/// to 53 bits, never reaches the next integer.
 inline std::uint32_t find_targets(MersenneTwister::Block& draws, std::uint32_t left) {
   const std::uint32_t count = std::min<std::uint32_t>(MersenneTwister::block_size, left);
   for (std::uint32_t k = 0; k != count; ++k) {
@@ -75,8 +72,8 @@ inline std::uint32_t find_targets(MersenneTwister::Block& draws, std::uint32_t l
   return count;
 }
 
-/// Fisher and Yates, forwards: swaps item i with one of those from i on. Draws do not depend on the
-/// items, so the memory that the next block needs is prefetched while one is swapped.
+/// Fisher-Yates, forwards: swaps item i with one of the items from i on. Draws do not depend on the
+/// items, so that the next block's memory is prefetched while one is swapped.
 template <std::unsigned_integral Index>
 void shuffle_with_narrow_draws(std::span<Index> items, std::uint32_t seed) {
   std::iota(items.begin(), items.end(), Index{0});
@@ -100,7 +97,7 @@ void shuffle_with_narrow_draws(std::span<Index> items, std::uint32_t seed) {
   }
 }
 
-/// Fisher and Yates, inside out: item i is appended to the first i, then swapped with one of them.
+/// Fisher-Yates, inside out: item i is appended to the first i, then swapped with one of them.
 template <std::unsigned_integral Index>
 void shuffle_with_wide_draws(std::span<Index> items, std::uint32_t seed) {
   MersenneTwister generator(seed);
@@ -122,7 +119,7 @@ void shuffle_with_wide_draws(std::span<Index> items, std::uint32_t seed) {
 /// Fills `items` as `torch.randperm(items.size())` does after `torch.manual_seed(seed)`.
 template <std::unsigned_integral Index>
 void torch_permutation(std::span<Index> items, std::uint64_t seed) {
-  const auto low_bits = static_cast<std::uint32_t>(seed);  // PyTorch's generator takes no more
+  const auto low_bits = static_cast<std::uint32_t>(seed);  // all that PyTorch's generator uses
   if (items.size() < wide_draws_from) {
     shuffle_with_narrow_draws(items, low_bits);
   } else {
@@ -131,13 +128,12 @@ void torch_permutation(std::span<Index> items, std::uint64_t seed) {
 }
 
 /// A bijection of 0 .. size-1 chosen by a key: a Feistel network over the smallest power of two
-/// that holds them, walked until it lands inside (Black and Rogaway, 2002), which takes fewer than
-/// two turns on average. Integers only: the same on every platform, for up to 2^63 items.
-///
-/// Eight rounds of a 64-bit mixer over at least eight bits. Four make such a network pseudorandom
-/// when its halves are wide (Luby and Rackoff); when they are narrow, more may not: with four bits,
-/// the orders of five items are unequal after any number of rounds. With eight, chi-square over all
-/// orders of 3 to 7 items finds nothing. It is a shuffle, not a cipher.
+/// that holds them, with cycle walking (Black and Rogaway, 2002), which takes at most two
+/// iterations on average from 128 items on. Integers only: the same on every platform, for up to
+/// 2^63 items. Eight rounds of a 64-bit mixer over at least eight bits: four rounds suffice for
+/// wide halves (Luby and Rackoff), but with four bits the orders of five items are unequal after
+/// any number of rounds. With eight, chi-square over all orders of 3 to 7 items finds nothing. A
+/// shuffle, no cipher.
 class KeyedPermutation {
  public:
   static constexpr std::size_t rounds = 8;
@@ -157,11 +153,9 @@ class KeyedPermutation {
 
   constexpr std::size_t size() const { return size_; }
 
-  /// Where item i goes, for i < size().
   constexpr std::size_t operator[](std::size_t i) const { return at(i, 0); }
 
-  /// The same in another permutation, one for each tweak: for many of one size, it costs less than
-  /// to make each by its key. Tweaks should be random numbers.
+  /// The image of item i in another permutation, chosen by a random tweak: cheaper than many keys.
   constexpr std::size_t at(std::size_t i, std::uint64_t tweak) const {
     do i = encrypt(i, tweak);
     while (i >= size_);
@@ -169,7 +163,7 @@ class KeyedPermutation {
   }
 
  private:
-  /// Each half is changed by the other in turn, so they may differ in width.
+  /// Each half is changed by the other in turn, so that they may differ in width.
   constexpr std::uint64_t encrypt(std::uint64_t x, std::uint64_t tweak) const {
     std::uint64_t low = x & low_mask_;
     std::uint64_t high = x >> low_bits_;
@@ -187,9 +181,8 @@ class KeyedPermutation {
   std::array<std::uint64_t, rounds> keys_{};
 };
 
-/// A shuffle accesses memory at random: with pages of 4 KiB, finding the page takes as long as the
-/// access itself. It writes all elements before it reads them, so `resize` does not initialise
-/// them.
+/// An allocator for shuffles, whose random access spends as much time on TLB misses as on memory
+/// with 4 KiB pages. A shuffle writes elements first, so that `resize` leaves them uninitialised.
 template <class T>
 struct HugePageAllocator {
   using value_type = T;
@@ -201,13 +194,12 @@ struct HugePageAllocator {
   T* allocate(std::size_t count) {
     const std::size_t bytes = saturating_product(count, sizeof(T));
     void* const memory = ::operator new(bytes, alignment(count));
-    // only a hint: if it is refused, accesses are slower
+    // only a hint: without huge pages, accesses are slower
     if (bytes >= huge_page) ::madvise(memory, bytes, MADV_HUGEPAGE);
     return static_cast<T*>(memory);
   }
   void deallocate(T* memory, std::size_t count) { ::operator delete(memory, alignment(count)); }
 
-  /// Elements without a value stay uninitialised.
   template <class U>
   void construct(U* element) {
     ::new (static_cast<void*>(element)) U;
@@ -222,13 +214,11 @@ struct HugePageAllocator {
   }
 };
 
-/// Indices below 2^32.
 using IndexList = std::vector<std::uint32_t, HugePageAllocator<std::uint32_t>>;
 
-/// Blocks lie in slots, in an order of the key; `window` slots are a window, whose places have the
-/// samples of its blocks in another order of the key. The last block may be short. Then its slot is
-/// drawn first and the whole blocks fill the other slots, so that it is known without a search
-/// where places begin to be counted differently.
+/// Blocks lie in slots in a keyed order; `window` slots are a window, whose positions have the
+/// samples of its blocks in another keyed order. If the last block is short, its slot is drawn
+/// first and the other blocks fill the other slots, so that no search finds where positions shift.
 class BlockOrder {
  public:
   constexpr BlockOrder() = default;
@@ -236,7 +226,7 @@ class BlockOrder {
   constexpr BlockOrder(std::size_t samples, std::size_t block, std::size_t window,
                        std::uint64_t key) {
     if (samples == 0) return;
-    block_ = std::min(block, samples);  // so that no product below is beyond 2 * samples
+    block_ = std::min(block, samples);  // so that no product below exceeds 2 * samples
     slots_ = (samples - 1) / block_ + 1;
     window_ = std::min(window, slots_);
     last_window_ = (slots_ - 1) / window_;
@@ -251,9 +241,8 @@ class BlockOrder {
     windows_key_ = random_at(key, 5);
   }
 
-  /// The sample at a place below the number of samples.
   constexpr std::size_t operator[](std::size_t place) const {
-    // From here on, the window with the short block has unused places at its end.
+    // From here on, the window with the short block has unused positions at its end.
     if (place >= short_end_) place += missing_;
     const std::size_t window = place / in_window_.size();
     const std::size_t first_slot = window * window_;
@@ -275,14 +264,14 @@ class BlockOrder {
     return whole_blocks_[slot - (slot > short_slot_)];
   }
 
-  std::size_t block_ = 1;         // samples of a block
-  std::size_t window_ = 1;        // slots of a window
-  std::size_t slots_ = 0;         // blocks
-  std::size_t missing_ = 0;       // what the last block lacks
-  std::size_t short_slot_ = 0;    // where the last block lies
-  std::size_t short_window_ = 0;  // the window of that slot
-  std::size_t short_end_ = 0;     // the first place behind that window
-  std::size_t last_window_ = 0;   // which may have fewer slots
+  std::size_t block_ = 1;         // samples per block
+  std::size_t window_ = 1;        // slots per window
+  std::size_t slots_ = 0;         // number of blocks
+  std::size_t missing_ = 0;       // samples that the last block lacks
+  std::size_t short_slot_ = 0;    // slot of the last block
+  std::size_t short_window_ = 0;  // window of that slot
+  std::size_t short_end_ = 0;     // first position behind that window
+  std::size_t last_window_ = 0;   // may have fewer slots
   KeyedPermutation whole_blocks_;
   KeyedPermutation in_window_;
   KeyedPermutation in_short_;
@@ -298,8 +287,7 @@ namespace axes {
 struct Order : WithName<"Order"> {};
 }  // namespace axes
 
-/// The permutation PyTorch makes, sample for sample. Every rank computes all of it and keeps its
-/// share.
+/// PyTorch's permutation, sample for sample. Every rank computes all and keeps its share.
 struct TorchShuffle : WithName<"TorchShuffle">, Choice<axes::Order> {};
 
 /// A keyed bijection: no memory, no start-up time, any number of samples.
@@ -309,9 +297,9 @@ struct KeyedShuffle : WithName<"KeyedShuffle">, Choice<axes::Order> {
   }
 };
 
-/// For disks that want to be read in sequence: blocks of so many neighbouring samples are shuffled,
-/// and the samples of so many blocks at a time among each other. `BlockShuffle<4096, 16>` draws
-/// from 16 pieces of 4,096 samples until they are used up. No memory, any number of samples.
+/// For storage with fast sequential reads: shuffles blocks of neighbouring samples, and the samples
+/// within a window of blocks. `BlockShuffle<4096, 16>` draws from 16 blocks of 4,096 samples until
+/// they are used up. No memory, any number of samples.
 template <std::size_t Block, std::size_t Window>
 struct BlockShuffle : Choice<axes::Order> {
   static_assert(Block != 0 && Window != 0,
@@ -324,21 +312,19 @@ struct BlockShuffle : Choice<axes::Order> {
   }
 };
 
-/// Samples come in the order of the data set.
+/// The order of the data set.
 struct InOrder : WithName<"InOrder">, Choice<axes::Order> {};
 
 }  // namespace lockstep
 
 namespace lockstep::detail {
 
-/// What keyed orders of an epoch are made from. It is not seed + epoch, under which epoch 1 of seed
-/// 0 would be epoch 0 of seed 1.
+/// The key of an epoch's order. With seed + epoch, epoch 1 of seed 0 would equal epoch 0 of seed 1.
 constexpr std::uint64_t epoch_key(Seed seed, Epoch epoch) {
   return random_at(mix_bits(seed.value()), epoch.value());
 }
 
-/// An order: `prepare(share, seed, epoch)` once an epoch, then `at(share, k)` gives the k-th sample
-/// of the share. Here samples are computed, not listed, so the first one is there at once.
+/// `prepare(share, seed, epoch)` once per epoch, then `at(share, k)` is the share's k-th sample.
 template <class Order>
 class EpochOrder {
  public:
@@ -358,8 +344,7 @@ class EpochOrder<InOrder> {
   std::size_t at(const auto& share, std::size_t k) const { return share.place(k); }
 };
 
-/// The whole permutation exists only while the share is copied from it: 4 bytes a sample then, 4
-/// bytes a draw afterwards.
+/// Memory: 4 bytes per sample while the share is copied, afterwards 4 bytes per draw.
 template <>
 class EpochOrder<TorchShuffle> {
  public:

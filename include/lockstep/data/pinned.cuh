@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `Pinned train(fashion_mnist("train"))`: a data set on the host whose batches are written
-/// once, into memory from which a GPU copies them by itself.
+/// @file `Pinned train(data)`: a host data set whose batches are written into pinned memory.
 
 #include <cuda_runtime_api.h>
 
@@ -23,7 +22,7 @@ namespace lockstep {
 
 namespace detail {
 
-/// Pinned memory of one batch, and the copies from it that may be under way.
+/// Pinned memory of one batch, and the pending copies from it.
 class PinnedBuffer {
  public:
   explicit PinnedBuffer(std::size_t bytes) : memory_(bytes) {}
@@ -36,7 +35,7 @@ class PinnedBuffer {
   std::byte* data() const { return memory_.data(); }
   std::size_t bytes() const { return memory_.bytes(); }
 
-  /// The copies that `stream` of the current GPU holds now. Replicas call it, each for its own.
+  /// Records the pending copies on `stream` of the current GPU. Thread-safe.
   const CudaEvent& note_copy(cudaStream_t stream) {
     int device = 0;
     check_cuda(cudaGetDevice(&device), "cudaGetDevice");
@@ -46,7 +45,7 @@ class PinnedBuffer {
     return done;
   }
 
-  /// **Host** blocks until nobody copies from the memory.
+  /// **Host** blocks until all copies from the memory are done.
   void await() {
     const std::lock_guard lock(mutex_);
     for (const auto& [where, done] : copies_) done.synchronize();
@@ -58,16 +57,15 @@ class PinnedBuffer {
   std::map<std::pair<int, cudaStream_t>, CudaEvent> copies_;  ///< by GPU and stream
 };
 
-/// The buffers of a data set, used again by every loop over it: to pin memory takes longer than
-/// many steps.
+/// The buffer pool of a data set, reused by all loops: pinning takes longer than many steps.
 class PinnedPool : public std::enable_shared_from_this<PinnedPool> {
  public:
   PinnedPool() { check_cuda(cudaGetDevice(&device_), "cudaGetDevice"); }
 
-  /// The device that a thread has to use: a worker's would otherwise begin to use device 0.
+  /// The device that a loading thread must select, instead of its default, device 0.
   int device() const { return device_; }
 
-  /// A buffer that comes back when it is not used any more.
+  /// A buffer that returns to the pool when its last owner releases it.
   std::shared_ptr<PinnedBuffer> lend(std::size_t bytes) {
     const std::lock_guard lock(mutex_);
     const auto at = std::find_if(free_.begin(), free_.end(),
@@ -78,7 +76,7 @@ class PinnedPool : public std::enable_shared_from_this<PinnedPool> {
       free_.erase(at);
     } else {
       buffer = std::make_unique<PinnedBuffer>(bytes);
-      free_.reserve(++made_);  // so that giving back cannot fail
+      free_.reserve(++made_);  // so that returning a buffer cannot throw
     }
     return {buffer.release(), [pool = shared_from_this()](PinnedBuffer* used) {
               const std::lock_guard back(pool->mutex_);
@@ -108,7 +106,6 @@ class PinnedBatch {
   std::span<X> row(std::size_t i) { return inputs.subspan(i * width, width); }
   std::span<const X> row(std::size_t i) const { return inputs.subspan(i * width, width); }
 
-  /// Samples [first, first + count), copied.
   LabelledBatch<X, Y> slice(std::size_t first, std::size_t count) const {
     const auto copy = [](auto values) {
       return std::vector<std::remove_const_t<typename decltype(values)::element_type>>(
@@ -118,7 +115,7 @@ class PinnedBatch {
             copy(weights.subspan(first, count)), width};
   }
 
-  /// Makes room for `rows` samples of weight 1, in memory that nobody copies any more.
+  /// Makes room for `rows` samples of weight 1. **Host** blocks until earlier copies are done.
   void resize(std::size_t rows, std::size_t columns) {
     const detail::RowsLayout<X, Y> layout{rows, columns};
     if (pool_ == nullptr)
@@ -139,7 +136,7 @@ class PinnedBatch {
   void set_pool(const std::shared_ptr<detail::PinnedPool>& pool) { pool_ = pool; }
   const std::shared_ptr<detail::PinnedPool>& source() const { return pool_; }
   detail::PinnedBuffer& buffer() const { return *buffer_; }
-  /// The batch's number in its loop.
+  /// The number of the batch in its epoch.
   void take_turn(std::size_t turn) { turn_ = turn; }
   std::size_t turn() const { return turn_; }
 
@@ -153,7 +150,6 @@ static_assert(LabelledRows<PinnedBatch<float, int>>);
 
 namespace detail {
 
-/// The pinned batch that takes the place of a data set's own.
 template <class X, class Y>
 std::type_identity<PinnedBatch<X, Y>> pinned_twin(std::type_identity<LabelledBatch<X, Y>>);
 template <class Source>
@@ -164,7 +160,6 @@ template <class Source>
 concept Pinnable = requires { typename PinnedTwin<Source>; } &&
                    (Loading<Source, PinnedTwin<Source>> || PassLoading<Source, PinnedTwin<Source>>);
 
-/// Says in words which data sets cannot write pinned batches.
 template <class Source>
 consteval auto pinned_batch() {
   static_assert(
@@ -181,10 +176,9 @@ consteval auto pinned_batch() {
 
 }  // namespace detail
 
-/// A data set whose batches are written by the loader's workers into pinned memory, and copied to
-/// the GPU by a stream of its own while earlier steps run. Make it in the job's function, where the
-/// rank's GPU is current. A temporary is moved in; the program's own data set is referred to, and
-/// must outlive this object.
+/// A data set whose batches the loader's workers write into pinned memory; a separate stream copies
+/// them to the GPU while earlier steps run. Construct it in the job's function, where the rank's
+/// GPU is current. A temporary is moved in; an lvalue is referenced and must outlive this object.
 template <class Held>
 class Pinned {
   using Source = std::remove_cvref_t<Held>;
@@ -224,21 +218,19 @@ Pinned(Given&&) -> Pinned<detail::HeldAs<Given>>;
 
 namespace detail {
 
-/// The batches of one pinned data set on the way to one replica. They take several device memories
-/// by turns, which stay where they are, as captured steps need it: a graph for each costs less than
-/// a copy within the GPU in every step.
-///
-/// Copies are on a stream of their own. A copy waits until the step that last used its memory is
-/// over, the step waits until the copy is; the host waits for neither, and is ahead of both.
+/// The staged batches of one pinned data set for one replica. They rotate through several device
+/// buffers at fixed addresses, as captured steps need: a graph per buffer costs less than a device
+/// copy per step. Copies have their own stream: a copy waits for the step that last used its
+/// buffer, a step waits for its copy, and the host waits for neither.
 template <class X, class Y>
 class PinnedLane {
  public:
   explicit PinnedLane(const std::shared_ptr<PinnedPool>&) {}
 
-  /// **Stream** later work of `stream` comes after the copy. **Host** does not block.
+  /// **Stream** later work of `stream` is ordered after the copy. **Host** does not block.
   const DeviceBatch<X, Y>& place(const PinnedBatch<X, Y>& batch, cudaStream_t stream) {
     const RowsLayout<X, Y> layout{batch.size(), batch.width};
-    if (latest_) used_[*latest_].record(stream);  // by all that came since
+    if (latest_) used_[*latest_].record(stream);  // by all work since then
     if (!memory_ || memory_->bytes() < used_.size() * layout.bytes()) grow(layout, stream);
     latest_ = batch.turn() % used_.size();
     std::byte* const to = memory_->data() + *latest_ * (memory_->bytes() / used_.size());
@@ -251,7 +243,7 @@ class PinnedLane {
     return placed_;
   }
 
-  /// A share of a batch, by copies on `stream` itself.
+  /// Copies a share of a batch. **Stream** in the order of `stream`.
   const DeviceBatch<X, Y>& place_share(const PinnedBatch<X, Y>& batch, std::size_t first,
                                        std::size_t count, std::size_t room, cudaStream_t stream) {
     const RowsLayout<X, Y> layout{count, batch.width};
@@ -282,7 +274,7 @@ class PinnedLane {
   }
 
   CudaStream copies_;
-  std::array<CudaEvent, 3> used_;  ///< by the steps before, of each memory
+  std::array<CudaEvent, 3> used_;  ///< per buffer: the steps that used it
   std::optional<DeviceArena> memory_;
   std::optional<std::size_t> latest_;
   DeviceBatch<X, Y> placed_;

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Pipelines of samples: what stages share; `source | map(f)`, a source whose samples went
-/// through a function, with random numbers that belong to the sample; and `source | stacked()`,
-/// `padded(fill)`, `ragged()`, `collate(c)`: how samples become batches.
+/// @file Pipelines of samples: `source | map(f)` transforms samples, with random numbers per
+/// sample; `stacked()`, `padded(fill)`, `ragged()` and `collate(c)` turn samples into batches.
 
 #include <iterator>
 #include <mutex>
@@ -17,15 +16,13 @@ namespace lockstep {
 
 namespace detail {
 
-/// How a stage holds what `source | stage` was given; `Given` is the type of a forwarding
-/// reference. A temporary is moved in; the program's own is referred to, and must outlive the
-/// pipeline, as with the standard's views.
+/// How a stage holds the source of `source | stage`; `Given` is the type of a forwarding reference.
+/// A temporary is moved in; an lvalue is referenced and must outlive the pipeline.
 template <class Given>
 using HeldAs = std::conditional_t<std::is_lvalue_reference_v<Given>,
                                   const std::remove_cvref_t<Given>&, std::remove_cvref_t<Given>>;
 
-/// The samples of all stages before the last, on the way to one sample. They stay as they are
-/// until the batch is made, so that a stage's sample may point into the one before.
+/// The intermediate samples of a sample, kept until the batch is made: samples may point into them.
 struct NoChain {};
 template <class Source>
 constexpr auto chain_of() {
@@ -50,22 +47,19 @@ void read_sample(const Source& source, std::size_t index, [[maybe_unused]] Pass 
   }
 }
 
-/// Tells a source which samples will be read for a batch, where it wants to know.
 template <class Source>
 void prepare_samples(const Source& source, std::span<const std::size_t> indices) {
   if constexpr (requires { source.prepare(indices); }) source.prepare(indices);
 }
 
-/// The base of what comes behind a `|`: `require<Sample>()` says what is wrong with samples that it
-/// cannot take, `behind<Held>(source)` is the pipeline.
+/// The base of stages: `require<Sample>()` rejects samples, `behind<Held>(source)` is the pipeline.
 struct PipelineStage {};
 
-/// The base of collates, which make batches of samples: one that writes row by row has `put`,
-/// others are called with all samples of a batch. `batch<Sample>()` has the type of the batch.
+/// The base of collates, which make batches of samples: by `put`, row by row, or by a call with all
+/// samples of a batch. `batch<Sample>()` has the type of the batch.
 struct Collate : PipelineStage {};
 
-/// Samples with inputs and a label become such a batch. Others have some batch, so that a program
-/// that needs it gets one error, and not one for each use.
+/// The collate of samples with inputs and a label; others get any batch, to give only one error.
 template <template <class, class> class Batch>
 struct LabelledCollate : Collate {
   template <class Sample>
@@ -87,7 +81,6 @@ struct LabelledCollate : Collate {
 
 /// Samples of one width become rows, each written as soon as it is read.
 struct RowCollate : LabelledCollate<LabelledBatch> {
-  /// Writes row i of `count`.
   template <Labelled Sample, LabelledRows Batch>
   static void put(const Sample& sample, std::size_t i, std::size_t count, Batch& out) {
     const std::size_t width = std::size(sample.inputs);
@@ -102,7 +95,7 @@ struct RowCollate : LabelledCollate<LabelledBatch> {
   }
 };
 
-/// Samples of different length become rows as long as the longest.
+/// Samples of different lengths become rows as long as the longest.
 template <class Fill>
 struct PaddedCollate : LabelledCollate<PaddedBatch> {
   PaddedCollate(Fill fill, std::size_t multiple) : fill(std::move(fill)), multiple(multiple) {}
@@ -126,7 +119,7 @@ struct PaddedCollate : LabelledCollate<PaddedBatch> {
   std::size_t multiple;
 };
 
-/// Samples of different length follow each other.
+/// Samples of different lengths are concatenated.
 struct RaggedCollate : LabelledCollate<RaggedBatch> {
   template <class Sample>
   void operator()(std::span<const Sample> samples, auto& out) const {
@@ -143,7 +136,7 @@ struct RaggedCollate : LabelledCollate<RaggedBatch> {
   }
 };
 
-/// The program's own function: it fills a batch, or returns one where `Batch` is void.
+/// A user's function, which fills a batch, or returns one if `Batch` is void.
 template <class Batch, class C>
 struct OwnCollate : Collate {
   explicit OwnCollate(C c) : c(std::move(c)) {}
@@ -186,8 +179,8 @@ struct OwnCollate : Collate {
   C c;
 };
 
-/// As many objects as were ever used at a time. Unlike thread-local ones they end with their owner,
-/// and a thread may use two. A copy of an owner begins with none.
+/// A pool of scratch objects. Unlike thread-local objects they end with their owner, and a thread
+/// may use two. A copy starts empty.
 template <class T>
 class Spares {
  public:
@@ -196,7 +189,7 @@ class Spares {
   Spares& operator=(const Spares&) noexcept { return *this; }
   ~Spares() = default;
 
-  /// Calls `f(object)`. An object with which it throws is not used again.
+  /// Calls `f(object)`. An object with which `f` throws is discarded.
   template <class F>
   void with(const F& f) {
     std::unique_ptr<T> object;
@@ -218,8 +211,8 @@ class Spares {
   std::vector<std::unique_ptr<T>> spares_;
 };
 
-/// Makes a source a data set: `Source` derives from it and has `chain_type` and `read(index, pass,
-/// chain, out)`, or one of the simpler reads.
+/// Makes `Source` a data set: a derived class with `chain_type` and `read(index, pass, chain,
+/// out)`, or with a simpler `read`.
 template <class Source, class Sample, class Collating = RowCollate>
 class LoadsSamples {
   static constexpr bool is_known = !std::is_same_v<Collating, RowCollate> || Labelled<Sample>;
@@ -252,7 +245,6 @@ class LoadsSamples {
  protected:
   explicit LoadsSamples(Collating collate = {}) : collate_(std::move(collate)) {}
 
-  /// Calls `f(chain)` with the memory that one sample needs on its way.
   template <class F>
   void with_chain(const F& f) const {
     spares_.with([&](Scratch& scratch) {
@@ -266,7 +258,7 @@ class LoadsSamples {
     std::vector<ChainOf<Source>> chains;
     std::vector<Sample> samples;
 
-    /// Never makes them fewer: memory inside of samples is used again.
+    /// Never shrinks: the memory inside of samples is reused.
     void reserve(std::size_t count) {
       if (chains.size() < count) chains.resize(count);
       if (samples.size() < count) samples.resize(count);
@@ -275,7 +267,6 @@ class LoadsSamples {
 
   const Source& source() const { return static_cast<const Source&>(*this); }
 
-  /// Reads, and does `then()` with, the sample of a draw.
   void read_draw(std::span<const std::size_t> indices, std::size_t draw, Pass pass, auto& chain,
                  Sample& out, const auto& then) const {
     try {
@@ -308,8 +299,7 @@ class LoadsSamples {
   mutable Spares<Scratch> spares_;
 };
 
-/// Stands for a pipeline that was refused with a sentence, so that what is done with it gives no
-/// further errors.
+/// The result of a rejected pipeline, whose use gives no further errors.
 struct RejectedPipeline {
   using sample_type = OwnedSample<float, std::int32_t>;
   using batch_type = LabelledBatch<float, std::int32_t>;
@@ -318,7 +308,7 @@ struct RejectedPipeline {
   void load(std::span<const std::size_t>, batch_type&) const {}
 };
 
-/// The batches of a source. `Held` is the source's type, or a reference to it.
+/// The batches of a source. `Held` is the source's type or a reference to it.
 template <class Held, class Collating>
 class Collated : public LoadsSamples<Collated<Held, Collating>,
                                      typename std::remove_cvref_t<Held>::sample_type, Collating> {
@@ -335,7 +325,7 @@ class Collated : public LoadsSamples<Collated<Held, Collating>,
   std::size_t size() const { return source_.size(); }
   void prepare(std::span<const std::size_t> indices) const { prepare_samples(source_, indices); }
 
-  /// For the base alone: batches are no samples, and `map` comes before.
+  /// For the base class only: batches are no samples, so that `map` must come before.
   void read(std::size_t index, Pass pass, chain_type& chain, auto& out) const {
     read_sample(source_, index, pass, chain, out);
   }
@@ -363,21 +353,19 @@ auto operator|(Given&& source, Stage stage) {
   }
 }
 
-/// The random numbers of a sample in a pass, for the `place`-th function of a pipeline that draws.
-/// Nothing else enters: no worker, no rank, no position.
+/// The seed of a sample in a pass, for the `place`-th drawing function, on any worker or rank.
 constexpr Seed sample_seed(Pass pass, std::size_t sample, std::size_t place) {
   const std::uint64_t job = mix_bits(pass.seed.value() + golden_step);
   return Seed{random_at(random_at(random_at(job, pass.epoch.value()), sample), place)};
 }
 
-/// How many functions that draw a source has.
 template <class Source>
 constexpr std::size_t drawing_maps() {
   if constexpr (requires { Source::drawing_maps; }) return Source::drawing_maps;
   return 0;
 }
 
-/// How `map<Out>(f)` calls f with samples of a type, or `map(f)`, where `Out` is void.
+/// How `map<Out>(f)`, or `map(f)` if `Out` is void, calls f with a sample.
 template <class F, class Sample, class Out>
 struct MapCall {
   static constexpr bool fills = !std::is_void_v<Out>;
@@ -390,7 +378,7 @@ struct MapCall {
   static constexpr bool draws = takes<RandomStream&>();
   static constexpr bool is_callable = draws || takes<>();
 
-  /// The new sample; a sample where f cannot be called.
+  /// The type of the new sample; `Sample` if f cannot be called.
   static constexpr auto result() {
     if constexpr (fills) {
       return std::type_identity<Out>{};
@@ -405,7 +393,7 @@ struct MapCall {
   using Result = typename decltype(result())::type;
 
   static constexpr bool is_in_place = std::is_void_v<Result>;
-  /// It returns nothing, and what it takes is no reference to the sample.
+  /// f returns nothing and takes the sample by value.
   static constexpr bool changes_a_copy = [] {
     if constexpr (is_in_place) {
       return std::is_invocable_v<const F&, Sample, RandomStream&> ||
@@ -416,7 +404,7 @@ struct MapCall {
   using sample_type = std::conditional_t<is_in_place, Sample, std::remove_cvref_t<Result>>;
 };
 
-/// The samples of a source after a function. `Held` is the source's type, or a reference to it.
+/// The samples of a source after a function. `Held` is the source's type or a reference to it.
 template <class Held, class F, class Out>
 class Mapped
     : public LoadsSamples<
@@ -428,8 +416,7 @@ class Mapped
 
  public:
   using sample_type = typename Call::sample_type;
-  /// What one sample needs on its way: what the source needs, and its sample, unless that is
-  /// changed where it is.
+  /// The source's chain and its sample, unless f changes that in place.
   struct chain_type {
     ChainOf<Source> before{};
     std::conditional_t<Call::is_in_place, NoChain, typename Source::sample_type> sample{};
@@ -444,12 +431,11 @@ class Mapped
   void prepare(std::span<const std::size_t> indices) const { prepare_samples(source_, indices); }
 
   void read(std::size_t index, sample_type& out) const { read(index, Pass{}, out); }
-  /// Do not keep a sample that points into another one longer than until the next call.
+  /// A sample that points into another one is valid until the next call.
   void read(std::size_t index, Pass pass, sample_type& out) const {
     this->with_chain([&](chain_type& chain) { read(index, pass, chain, out); });
   }
 
-  /// `chain` is memory that is used again.
   void read(std::size_t index, Pass pass, chain_type& chain, sample_type& out) const {
     if constexpr (Call::is_in_place) {
       read_sample(source_, index, pass, chain.before, out);
@@ -484,7 +470,7 @@ template <class Out, class F>
 struct MapStage : PipelineStage {
   explicit MapStage(F function) : f(std::move(function)) {}
 
-  /// Says what is wrong with the function; whether nothing is.
+  /// Rejects a function that cannot be called or has no effect.
   template <class Sample>
   static constexpr bool require() {
     using Call = MapCall<F, Sample, Out>;
@@ -509,29 +495,27 @@ struct MapStage : PipelineStage {
 
 }  // namespace detail
 
-/// `source | map(f)` reads samples of a source and calls `f(sample)`, or `f(sample, random)` with a
-/// `RandomStream&`. f returns the new sample, or returns nothing and changes the one it is given.
-/// `map<Out>(f)` calls `f(sample, out)` or `f(sample, out, random)`, and reuses the memory of
-/// `out`. The random numbers are the same for any number of workers and ranks, and after a restart:
-/// they follow from the job's seed, the epoch, the sample's index, and the function's place among
-/// those of the pipeline that draw. What f returns may point into what it was given. Several
-/// threads call f at once.
+/// `source | map(f)` calls `f(sample)`, or `f(sample, random)` with a `RandomStream&`, for every
+/// sample that is read. f returns the new sample, which may point into the old one, or changes it
+/// in place. `map<Out>(f)` calls `f(sample, out)` or `f(sample, out, random)` and reuses the memory
+/// of `out`. The random numbers depend on the job's seed, the epoch, the sample's index and the
+/// position of f among the pipeline's drawing functions, so that they are the same for any number
+/// of workers and ranks, and after a restart. Several threads call f concurrently.
 template <class Out = void, class F>
 auto map(F f) {
   return detail::MapStage<Out, F>(std::move(f));
 }
 
-/// How `padded` fills up.
 struct PaddedOptions {
-  std::size_t multiple = 1;  ///< rows are as long as the longest sample, rounded up to this
+  std::size_t multiple = 1;  ///< row lengths are rounded up to this
 };
 
-/// `source | stacked()`: batches are `LabelledBatch`es. Samples have `inputs`, a range, all of one
-/// length, and `label`. `map` does the same unasked.
+/// `source | stacked()` makes `LabelledBatch`es of samples with `inputs`, a range of equal lengths,
+/// and `label`. It is the default after `map`.
 inline auto stacked() { return detail::RowCollate(); }
 
-/// `source | padded(fill)`: batches are `PaddedBatch`es, whose rows are as long as the longest
-/// sample of the batch. `fill` comes behind the inputs of shorter ones.
+/// `source | padded(fill)` makes `PaddedBatch`es: rows are as long as the longest sample of the
+/// batch, and shorter samples are padded with `fill`.
 template <class Fill>
 auto padded(Fill fill, PaddedOptions options = {}) {
   if (options.multiple == 0)
@@ -539,12 +523,12 @@ auto padded(Fill fill, PaddedOptions options = {}) {
   return detail::PaddedCollate<Fill>(std::move(fill), options.multiple);
 }
 
-/// `source | ragged()`: batches are `RaggedBatch`es, which hold samples one behind the other.
+/// `source | ragged()` makes `RaggedBatch`es of concatenated samples.
 inline auto ragged() { return detail::RaggedCollate(); }
 
-/// `source | collate<Batch>(c)` calls `c(std::span<const Sample>, Batch& out)` for every batch, and
+/// `source | collate<Batch>(c)` calls `c(std::span<const Sample>, Batch& out)` for every batch and
 /// reuses the memory of `out`; `collate(c)` calls `c(std::span<const Sample>)`, which returns the
-/// batch. Several threads call c at once.
+/// batch. Several threads call c concurrently.
 template <class Batch = void, class C>
 auto collate(C c) {
   return detail::OwnCollate<Batch, C>(std::move(c));

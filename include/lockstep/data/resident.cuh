@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `DeviceResident train(data)`: a data set in a GPU's memory, whose batches are gathered
-/// there by a kernel.
+/// @file `DeviceResident train(data)`: a data set in GPU memory; a kernel gathers its batches.
 
 #include <cuda_runtime.h>
 #include <cstring>
@@ -27,19 +26,19 @@ namespace lockstep {
 
 namespace detail {
 
-/// A sample that a batch holds, and its weight there.
+/// A sample of a batch and its weight.
 struct Draw {
   std::uint32_t sample;
   float weight;
 };
 
-/// All that a gather reads and writes: batches of `rows` samples, the last maybe of fewer, whose
-/// draws and whose places in memory are one stride apart.
+/// The arguments of a gather: batches of `rows` samples, the last one possibly smaller, whose draws
+/// and outputs are one stride apart.
 template <class X, class Y, class Stored>
 struct GatherCall {
   const Stored* inputs = nullptr;  ///< of all samples
   const Y* labels = nullptr;
-  const X* values = nullptr;    ///< what each stored byte stands for, where X is not what is stored
+  const X* values = nullptr;    ///< the value of each stored byte, if X is not Stored
   const Draw* draws = nullptr;  ///< of the first batch
   X* to_inputs = nullptr;
   Y* to_labels = nullptr;
@@ -51,14 +50,14 @@ struct GatherCall {
   std::size_t draw_stride = 0;
   std::size_t byte_stride = 0;
 
-  /// The same memory of a later batch.
+  /// The memory of a later batch.
   template <class T>
   LOCKSTEP_HOST_DEVICE T* later(T* memory, std::uint32_t batch) const {
     return reinterpret_cast<T*>(reinterpret_cast<char*>(memory) + batch * byte_stride);
   }
 };
 
-/// A thread for each packet of N neighbours in a row.
+/// One thread per packet of N elements of a row.
 template <std::size_t N, class X, class Y, class Stored>
 LOCKSTEP_KERNEL gather_rows(GatherCall<X, Y, Stored> call) {
   const std::uint32_t packets = call.width / N;
@@ -112,7 +111,7 @@ void launch_gather(cudaStream_t stream, const GatherCall<X, Y, Stored>& call) {
   }
 }
 
-/// A data set whose rows are bytes, of which `values()` says what they stand for.
+/// A data set whose rows are bytes, each of which stands for one of `values()`.
 template <class D>
 concept ByteRows = requires(const D& data) {
   { data.pixels() } -> std::convertible_to<std::span<const std::uint8_t>>;
@@ -121,7 +120,6 @@ concept ByteRows = requires(const D& data) {
   { data.width() } -> std::convertible_to<std::size_t>;
 };
 
-/// A data set whose batches are rows with a label each.
 template <class D>
 concept LabelledSet =
     Dataset<D> && LabelledRows<typename D::batch_type> && requires(typename D::batch_type& batch) {
@@ -130,12 +128,11 @@ concept LabelledSet =
       { batch.width } -> std::convertible_to<std::size_t>;
     };
 
-/// All rows, on the GPU that was current when they were uploaded and on those that asked for them
-/// since. Members may be called by several threads at once.
+/// All rows, on the GPU of the upload and on GPUs that have asked for them since. Thread-safe.
 template <class X, class Y, class Stored>
 class ResidentRows {
  public:
-  /// The rows in the memory of one GPU: inputs, then labels, then what bytes stand for.
+  /// The rows in one GPU's memory: inputs, labels, and the values of bytes.
   struct Copy {
     Copy(int device, std::size_t rows, std::size_t width)
         : device(device),
@@ -170,7 +167,7 @@ class ResidentRows {
     }
   }
 
-  /// The same of memory of any kind, the host's or a GPU's.
+  /// The rows are in host or device memory. **Host** blocks likewise.
   ResidentRows(std::span<const X> inputs, std::span<const Y> labels)
     requires std::is_same_v<X, Stored>
       : size_(labels.size()), width_(width_of_rows("DeviceResident", inputs.size(), size_)) {
@@ -183,8 +180,7 @@ class ResidentRows {
   std::size_t size() const { return size_; }
   std::size_t width() const { return width_; }
 
-  /// The rows in the current GPU's memory. They come from the GPU that has them, at the first call
-  /// on each. **Host** blocks then.
+  /// The rows on the current GPU. **Host** blocks at a GPU's first call, which copies them.
   const Copy& here() const {
     int device = 0;
     check_cuda(cudaGetDevice(&device), "cudaGetDevice");
@@ -222,7 +218,7 @@ class ResidentRows {
     return *copies_.back();
   }
 
-  /// What the data set loads as a batch, some megabytes at a time.
+  /// Loads the data set as batches of some megabytes.
   template <class Source>
   void upload_in_pieces(const Source& source) {
     typename Source::batch_type batch;
@@ -250,8 +246,7 @@ class ResidentRows {
   mutable std::vector<std::unique_ptr<const Copy>> copies_;
 };
 
-/// The draws of one loop over the data. More are drawn while the loop goes on, always some batches
-/// ahead of the one that it has.
+/// The draws of one loop over the data, extended some batches ahead of the loop.
 struct ResidentLoop {
   std::size_t total = 0;  ///< draws of the whole loop
   std::size_t batch_size = 0;
@@ -260,13 +255,11 @@ struct ResidentLoop {
 
 }  // namespace detail
 
-/// Some samples of a `DeviceResident`. They are gathered when the batch is used, by `job.step`,
-/// `evaluate` and the like: a model gets them as a `DeviceBatch`.
+/// Samples of a `DeviceResident`, gathered when a job uses the batch; a model gets a `DeviceBatch`.
 template <class X, class Y, class Stored>
 struct ResidentBatch {
   std::size_t size() const { return rows; }
 
-  /// Samples [first, first + count).
   ResidentBatch slice(std::size_t first, std::size_t count) const {
     ResidentBatch some = *this;
     some.first += first;
@@ -274,7 +267,7 @@ struct ResidentBatch {
     return some;
   }
 
-  // The library's own: draws [first, first + rows) of a loop over `data`.
+  // Internal: draws [first, first + rows) of a loop over `data`.
 
   const auto& source() const { return data; }
 
@@ -286,11 +279,10 @@ struct ResidentBatch {
 
 namespace detail {
 
-/// The batches of one data set on the way to one replica, and the draws of the loop under way. A
-/// batch that is not there is gathered with those behind it, by one kernel in front of the step:
-/// each by itself would cost as much as any other kernel of a small step, and on a stream beside
-/// the step more than that. All memory stays where it is, as captured steps need it, until a loop
-/// has larger batches or more draws. The draws go up in pieces, in stream order.
+/// The staged batches of one data set for one replica. A missing batch is gathered together with
+/// the following ones by one kernel before the step: a kernel per batch would cost as much as any
+/// kernel of a small step, and a separate stream even more. Memory moves only for larger batches or
+/// more draws, because captured steps hold its address. Draws are copied in pieces.
 template <class X, class Y, class Stored>
 class ResidentLane {
   using Rows = ResidentRows<X, Y, Stored>;
@@ -305,8 +297,7 @@ class ResidentLane {
                        stream);
   }
 
-  /// Gathers a share of a batch, unless it was gathered with one before. Memory is made for `room`
-  /// samples at least. **Stream** in its order.
+  /// Gathers a share of a batch unless it was gathered before. **Stream** in its order.
   const DeviceBatch<X, Y>& place_share(const Batch& batch, std::size_t begin, std::size_t count,
                                        std::size_t room, cudaStream_t stream) {
     const Batch part = batch.slice(begin, count);
@@ -315,8 +306,7 @@ class ResidentLane {
     if (part.loop != loop_) begin_loop(part.loop);
     reserve(std::max(room, part.rows));
     upload(loop);
-    // Batches have their places in memory by those in the loop: so ranks that are captured together
-    // have the same.
+    // The slot depends on the position in the loop, so that ranks captured together agree.
     const std::size_t stride = std::max<std::size_t>(1, loop.batch_size);
     const std::size_t place = part.first / stride % places_;
     if (held_[place] != std::pair(part.first, part.rows)) gather(part, place, stride);
@@ -325,22 +315,22 @@ class ResidentLane {
   }
 
  private:
-  /// Each place has a graph, where steps are captured.
+  /// Captured steps have one graph per slot.
   static constexpr std::size_t most_places = 16;
   static constexpr std::size_t most_bytes = std::size_t{64} << 20;
   static constexpr std::size_t piece = 8192;  // draws
 
   Draw* draws() const { return reinterpret_cast<Draw*>(draws_->data()); }
   RowsLayout<X, Y> layout() const { return {room_, width_}; }
-  /// A batch in its place. A smaller one lies as the largest would.
+  /// A smaller batch has the layout of the largest.
   DeviceBatch<X, Y> batch_in(std::size_t place, std::size_t rows) const {
     DeviceBatch<X, Y> batch = layout().at(memory_->data() + place * layout().bytes());
     batch.rows = rows;
     return batch;
   }
 
-  /// Gathers a batch, and those behind it whose samples are drawn, into the places from its own on.
-  /// Batches of a loop, or a replica's shares of them, begin `stride` draws apart.
+  /// Gathers a batch, and the following ones that are drawn already, into the slots from its own
+  /// on. Batches, or a replica's shares of them, begin `stride` draws apart.
   void gather(const Batch& part, std::size_t place, std::size_t stride) {
     const DeviceBatch<X, Y> to = batch_in(place, part.rows);
     GatherCall<X, Y, Stored> call;
@@ -358,7 +348,7 @@ class ResidentLane {
     for (std::size_t first = part.first; place != places_; ++place, first += stride) {
       const std::size_t drawn = first < uploaded_ ? uploaded_ - first : 0;
       const std::size_t rows = std::min(part.rows, drawn);
-      // The last batch of a loop may be smaller; a batch that is not drawn to its end comes later.
+      // The last batch of a loop may be smaller; a batch that is not fully drawn is gathered later.
       if (rows == 0 || (rows != part.rows && uploaded_ != part.loop->total)) break;
       held_[place] = {first, rows};
       call.last_rows = static_cast<std::uint32_t>(rows);
@@ -389,7 +379,6 @@ class ResidentLane {
     held_.fill({});
   }
 
-  /// Sends up what was drawn since the last call.
   void upload(const ResidentLoop& loop) {
     while (uploaded_ != loop.draws.size()) {
       StagingMemory& staging = stagings_[staged_ ^= 1];
@@ -404,14 +393,14 @@ class ResidentLane {
     }
   }
 
-  /// Memory may be in use.
+  /// Waits, because memory may be in use.
   void finish() { check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize"); }
 
   std::size_t width_;
   const typename Rows::Copy& copy_;
   std::array<StagingMemory, 2> stagings_{StagingMemory(piece * sizeof(Draw)),
                                          StagingMemory(piece * sizeof(Draw))};
-  std::optional<DeviceArena> draws_;  // is freed before the stagings, which waits for copies
+  std::optional<DeviceArena> draws_;  // freed before `stagings_`, which waits for copies
   std::optional<DeviceArena> memory_;
   std::size_t room_ = 0;
   std::size_t places_ = 0;
@@ -419,7 +408,7 @@ class ResidentLane {
   std::shared_ptr<const ResidentLoop> loop_;
   std::size_t uploaded_ = 0;
   std::size_t staged_ = 0;
-  /// What each place holds: as many samples from this draw on, or 0.
+  /// The first draw and the number of samples in each slot.
   std::array<std::pair<std::size_t, std::size_t>, most_places> held_{};
   DeviceBatch<X, Y> placed_;
 };
@@ -433,8 +422,7 @@ class BatchUpload<ResidentBatch<X, Y, Stored>>
 
 namespace detail {
 
-/// The batches of a data set on a GPU, whose inputs are kept as bytes where that is what it has.
-/// Says in words what cannot be uploaded; that has some batches, so that this stays the only error.
+/// The batch type of a data set on a GPU; any type after a rejection, to give only one error.
 template <class D>
 consteval auto resident_batch() {
   static_assert(
@@ -459,25 +447,22 @@ consteval auto resident_batch() {
 
 }  // namespace detail
 
-/// A data set of labelled rows in the memory of the GPU that is current when this is made: in a
-/// job's function that is the rank's. Bytes stay bytes there and become floats when a batch is
-/// gathered, with the bits that the host's loader gives them. Where a job's replicas are on several
-/// GPUs (`ParallelStrategy<DP>`), every GPU gets a copy when it first needs one.
-///
-/// `epoch.batches(train, 64)`, `job.evaluate`, `fit`, `predict` and `DataLoader` take it. The
-/// sampler is the same as on the host; no batch is copied from there. Copies of this object share
-/// the rows.
+/// A data set of labelled rows in the memory of the GPU that is current at construction: inside a
+/// job's function, the rank's GPU. Bytes stay bytes there and become floats when a batch is
+/// gathered, bitwise as in the host's loader. If replicas are on several GPUs
+/// (`ParallelStrategy<DP>`), every GPU gets a copy at first use. `epoch.batches(train, 64)`,
+/// `job.evaluate`, `fit`, `predict` and `DataLoader` take it, with the same samplers as on the
+/// host. Copies of this object share the rows.
 template <class Source>
 class DeviceResident {
  public:
   using batch_type = typename decltype(detail::resident_batch<Source>())::type;
 
-  /// **Host** blocks until all rows are on the GPU. `source` is not needed any more then.
+  /// **Host** blocks until all rows are on the GPU; `source` is not needed afterwards.
   explicit DeviceResident(const Source& source) : rows_(std::make_shared<Rows>(source)) {}
 
-  /// Rows of inputs and a label for each, in contiguous memory of any kind: `DeviceResident
-  /// train(inputs, labels)` with two `thrust::device_vector`s. What writes them is over. They are
-  /// copied. **Host** blocks until they are.
+  /// Copies rows of inputs and their labels from contiguous host or device memory, such as two
+  /// `thrust::device_vector`s, which must be complete. **Host** blocks until the copy is done.
   template <detail::ContiguousMemory Inputs, detail::ContiguousMemory Labels>
   DeviceResident(const Inputs& inputs, const Labels& labels)
       : rows_(std::make_shared<Rows>(flat(inputs), flat(labels))) {}
@@ -485,15 +470,15 @@ class DeviceResident {
   std::size_t size() const { return rows_->size(); }
   std::size_t width() const { return rows_->width(); }
 
-  /// A batch of any samples: for programs that choose them by rules of their own.
+  /// A batch of samples that the program chooses.
   void load(std::span<const std::size_t> indices, batch_type& out) const {
-    // Whoever has the batch that was there still has its loop.
+    // A new loop: another batch may still use the old one.
     out = {rows_, std::make_shared<detail::ResidentLoop>(), 0, indices.size()};
     out.loop->total = out.loop->batch_size = indices.size();
     for (const std::size_t index : indices) out.loop->draws.push_back(draw(index, 1));
   }
 
-  // What the loader needs.
+  // Internal, for the loader.
 
   const auto& resident_rows() const { return rows_; }
   detail::Draw draw(std::size_t index, float weight) const {
@@ -516,8 +501,8 @@ DeviceResident(const Inputs&, const Labels&)
 
 namespace detail {
 
-/// The samples of an epoch are drawn by the iterating thread, a few thousand at a time, and
-/// gathered where they are used: workers, and what they load ahead, are not needed.
+/// The iterating thread draws some thousand samples at a time, which are gathered where they are
+/// used, so that no workers or prefetching are needed.
 template <class Source, Sampling Sampler>
 class ResidentBatches {
  public:
@@ -566,7 +551,7 @@ class ResidentBatches {
 
   const DeviceResident<Source> dataset_;
   std::size_t batch_size_;
-  std::size_t begun_ = 0;  ///< the draw at which the loop began
+  std::size_t begun_ = 0;  ///< first draw of the loop
   std::shared_ptr<ResidentLoop> loop_;
 };
 

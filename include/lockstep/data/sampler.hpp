@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Samplers: the policies, which samples a rank sees epoch by epoch, and a job's position in
-/// its data.
+/// @file Samplers: their policies, the samples of each rank, and a job's position in its data.
 
 #include <iterator>
 
@@ -13,25 +12,25 @@
 
 namespace lockstep {
 
-/// Where an epoch is: what `state()` of samplers and loaders gives, and `resume` takes. The state
-/// is the same on every rank, so that one rank's restores all. Ranks draw places of the epoch's
-/// order in turn, so after `position` draws of each of `world` ranks, exactly the places up to
-/// `first + position * world` are over: that is all that another world has to know.
+/// The position in an epoch, from `state()` of samplers and loaders, for `resume`. It is the same
+/// on every rank. Ranks draw positions of the epoch's order in turn, so that after `position` draws
+/// of each of `world` ranks exactly the positions below `first + position * world` are done: this
+/// is all that a job with another number of ranks needs.
 struct SamplerState {
   std::size_t samples = 0;
   WorldSize world;
   Seed seed;
-  std::uint64_t rule = 0;  ///< a hash of remainder and order
+  std::uint64_t rule = 0;  ///< hash of remainder and order
   Epoch epoch;
-  std::size_t first = 0;     ///< places of the epoch that were over when this world began it
-  std::size_t position = 0;  ///< draws of each rank of this world that are over
+  std::size_t first = 0;     ///< positions that were done when this world began
+  std::size_t position = 0;  ///< finished draws of each rank of this world
 
   friend bool operator==(const SamplerState&, const SamplerState&) = default;
 };
 
 namespace detail {
 
-/// Throws unless samplers in these states draw in the same order, with any number of ranks.
+/// Throws unless samplers in these states draw in the same order, for any number of ranks.
 void require_same_draws(const SamplerState& own, const SamplerState& saved);
 
 }  // namespace detail
@@ -41,10 +40,10 @@ struct Sampler : WithName<"Sampler"> {};
 struct Remainder : WithName<"Remainder"> {};
 }  // namespace axes
 
-/// Rank r of W takes every W-th sample from the r-th on, as PyTorch's DistributedSampler does.
+/// Rank r of W draws every W-th sample from the r-th on, as PyTorch's DistributedSampler.
 struct Distributed : WithName<"Distributed">, Choice<axes::Sampler> {};
 
-/// Samples from the front fill up the last round: PyTorch's default. Biases evaluation.
+/// The first samples are repeated to fill the last round: PyTorch's default. Biases evaluation.
 struct Padding : WithName<"Padding">, Choice<axes::Remainder> {};
 
 /// Samples that do not divide evenly are left out of the epoch.
@@ -53,10 +52,10 @@ struct DropLast : WithName<"DropLast">, Choice<axes::Remainder> {};
 /// Every sample is drawn once; ranks may differ by one draw.
 struct Exact : WithName<"Exact">, Choice<axes::Remainder> {};
 
-/// Ranks draw equally many samples; the duplicates that this needs have weight 0.
+/// Ranks draw equally many samples; the added duplicates have weight 0.
 struct Masked : WithName<"Masked">, Choice<axes::Remainder> {};
 
-/// The policy that says which samples a rank sees: `Sampler<Distributed, DropLast>`.
+/// The policy of which samples a rank draws: `Sampler<Distributed, DropLast>`.
 template <class Scheme, class Rest = Padding, class Sequence = TorchShuffle>
 struct Sampler : detail::ChoicePolicy<axes::Sampler, Scheme> {
   using remainder = Rest;
@@ -72,10 +71,9 @@ struct Sampler : detail::ChoicePolicy<axes::Sampler, Scheme> {
 
 namespace detail {
 
-/// A rank's share of the places [first, n) of an epoch's order; `first` is not 0 where another
-/// world has begun the epoch. Its k-th draw is the sample at place `(first + r + k*W) mod n`; the
-/// remainder policy says how many draws there are, and which of them count. Where padding exceeds
-/// the data set (n=3, W=8) the order is repeated as often as it takes.
+/// A rank's share of positions [first, n) of an epoch's order; `first` is not 0 if another world
+/// began the epoch. Draw k is the sample at position `(first + r + k*W) mod n`; the remainder
+/// policy decides how many draws there are, and which count. For W > n the order repeats.
 template <class Remainder>
 class Share {
  public:
@@ -97,28 +95,25 @@ class Share {
     return shared() / world_ + (shared() % world_ != 0);
   }
 
-  /// The number of draws of this rank.
   constexpr std::size_t size() const {
     if constexpr (std::is_same_v<Remainder, Exact>)
       return shared() / world_ + (rank_ < shared() % world_);
     return longest();
   }
 
-  /// The place of draw k in the order of the epoch.
+  /// The position of draw k in the order of the epoch.
   constexpr std::size_t place(std::size_t k) const {
     const std::size_t at = first_ + rank_ + k * world_;
     return at < samples_ ? at : at % samples_;
   }
 
-  /// The weight of draw k: 0 for the duplicates that `Masked` adds, else 1.
   constexpr float weight(std::size_t k) const {
     if constexpr (std::is_same_v<Remainder, Masked>)
       return first_ + rank_ + k * world_ < samples_ ? 1.f : 0.f;
     return 1.f;
   }
 
-  /// How many places are over when every rank has made `draws` draws. An epoch that is over is over
-  /// in any world, also where `DropLast` has left places out.
+  /// The finished positions after `draws` draws per rank; all at the end, even with `DropLast`.
   constexpr std::size_t over(std::size_t draws) const {
     if (draws >= longest()) return samples_;
     return first_ + draws * world_;
@@ -135,18 +130,14 @@ class Share {
 
 }  // namespace detail
 
-/// How a `DistributedSampler` draws.
 struct SamplerOptions {
-  bool shuffle = true;  ///< false: in order, whatever the order policy
+  bool shuffle = true;  ///< false: in order, regardless of the order policy
   Seed seed{0};         ///< the same on every rank
 };
 
-/// PyTorch's DistributedSampler, index for index with `Padding` and `DropLast` under
-/// `TorchShuffle`.
-///
-/// Iterating begins at the epoch's first draw; after `resume` it goes on where the state was taken,
-/// by as many ranks or by others.
-/// Call `set_epoch` before every epoch, or every epoch has the same order.
+/// PyTorch's DistributedSampler, index for index with `Padding` or `DropLast` under `TorchShuffle`.
+/// Iteration begins at the epoch's first draw, or after `resume` where the state was taken, with
+/// any number of ranks. Without `set_epoch`, all epochs have the same order.
 template <class Remainder = Padding, class Order = TorchShuffle>
 class DistributedSampler {
   static_assert(detail::ChoiceOf<Remainder, axes::Remainder> &&
@@ -155,7 +146,6 @@ class DistributedSampler {
                 "and an order (TorchShuffle, KeyedShuffle, BlockShuffle<4096, 16>, InOrder)");
 
  public:
-  /// Whether some draws have weight 0.
   static constexpr bool masks = std::is_same_v<Remainder, Masked>;
 
   DistributedSampler(std::size_t samples, WorldSize world, Rank rank, SamplerOptions options = {})
@@ -166,11 +156,10 @@ class DistributedSampler {
   Rank rank() const { return share_.rank(); }
   Epoch epoch() const { return epoch_; }
 
-  /// How many samples this rank draws in an epoch; where another world has begun it, in what was
-  /// left then.
+  /// This rank's draws in an epoch, or in the rest of another world's epoch.
   std::size_t size() const { return share_.size(); }
 
-  /// The sample of draw k, for k < size(). The first call of an epoch makes its permutation, and
+  /// The sample of draw k, for k < size(). The first call of an epoch makes its permutation and
   /// must return before other threads call.
   std::size_t operator[](std::size_t k) const {
     if (!options_.shuffle) return share_.place(k);
@@ -184,8 +173,7 @@ class DistributedSampler {
   /// The weight of draw k: 0 for duplicates under `Masked`, otherwise 1.
   float weight(std::size_t k) const { return share_.weight(k); }
 
-  /// Begins another epoch. Setting the current epoch again changes nothing, so that a loop over
-  /// epochs can begin with the resumed one.
+  /// Begins another epoch. Setting the current (maybe resumed) epoch again changes nothing.
   void set_epoch(Epoch epoch) {
     if (epoch == epoch_) return;
     epoch_ = epoch;
@@ -195,10 +183,10 @@ class DistributedSampler {
     share_from(0);
   }
 
-  /// How many draws are over, of those that `size` counts.
+  /// The number of finished draws of `size()`.
   std::size_t position() const { return position_; }
 
-  /// Goes back to the first draw of the epoch, except once after `resume`.
+  /// Returns to the first draw of the epoch, except once after `resume`.
   void start() {
     if (!resumed_) {
       position_ = 0;
@@ -207,7 +195,6 @@ class DistributedSampler {
     resumed_ = false;
   }
 
-  /// Counts draws as over.
   void advance(std::size_t draws) { position_ += draws; }
 
   SamplerState state() const {
@@ -215,9 +202,8 @@ class DistributedSampler {
             epoch_,           share_.first(), position_};
   }
 
-  /// Goes on where `state` was taken, on any rank of a job with the same data. Where the number of
-  /// ranks is another one, they share the places of the epoch's order that are not over: no sample
-  /// is lost or drawn twice, except for the remainder of what is left, by its policy.
+  /// Continues from `state`, taken on any rank of a job with the same data. Another number of ranks
+  /// shares the unfinished positions; only the remainder policy loses or repeats samples.
   void resume(SamplerState state) {
     detail::require_same_draws(this->state(), state);
     if (state.first > samples() || state.world.value() == 0)
@@ -243,18 +229,16 @@ class DistributedSampler {
 
   // For a rank that reads for others.
 
-  /// A rank's share of what this world draws of the epoch.
   detail::Share<Remainder> share_of(Rank rank) const {
     return {samples(), world(), rank, share_.first()};
   }
-  /// The epoch's order: its k-th draw is the sample at place k.
+  /// The epoch's order: draw k is the sample at position k.
   DistributedSampler<Exact, Order> whole() const {
     DistributedSampler<Exact, Order> order(samples(), WorldSize{1}, Rank{0}, options_);
     order.set_epoch(epoch_);
     return order;
   }
 
-  /// Iterates over draws; the current one counts as over.
   class Iterator {
    public:
     using value_type = std::size_t;
@@ -310,8 +294,8 @@ static_assert(std::input_iterator<DistributedSampler<>::Iterator>);
 
 namespace detail {
 
-/// Every rank but the last ones has ceil(n / W) samples, so that the blocks of all ranks, padded to
-/// that length, are the samples in order with all padding at the end. It has no epochs.
+/// Contiguous blocks: every rank but the last ones has ceil(n / W) samples, so that the blocks of
+/// all ranks, padded to that length, are the samples in order with the padding at the end.
 class BlockSampler {
  public:
   static constexpr bool masks = false;
@@ -322,14 +306,13 @@ class BlockSampler {
         first_(std::min(rank.value() * longest_, samples)) {}
 
   std::size_t samples() const { return samples_; }
-  /// The number of samples that the first rank has.
+  /// The number of samples of rank 0.
   std::size_t longest() const { return longest_; }
   std::size_t first() const { return first_; }
   std::size_t size() const { return std::min(longest_, samples_ - first_); }
   std::size_t operator[](std::size_t k) const { return first_ + k; }
   static float weight(std::size_t) { return 1; }
 
-  // What loaders ask of every sampler.
   std::size_t position() const { return position_; }
   void start() { position_ = 0; }
   void advance(std::size_t draws) { position_ += draws; }

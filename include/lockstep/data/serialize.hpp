@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file How a batch becomes bytes and a batch again, for ranks that are fed by others.
+/// @file Serializes batches for ranks that are fed by others.
 ///
-/// A batch type says it once, for both ways, by a function beside it:
+/// A batch type has one function for both directions, with fields that are numbers, strings,
+/// arrays, vectors of such, and types with their own `pack`:
 ///
 ///     friend void pack(auto& parcel, Batch& batch) { parcel(batch.names, batch.width); }
-///
-/// Fields are numbers, strings, arrays, vectors of such, and types that have a `pack` of their own.
 
 #include <cstring>
 #include <tuple>
@@ -20,14 +19,13 @@ namespace lockstep::detail {
 template <class T>
 concept PackedAsBytes = std::is_arithmetic_v<T> || std::is_enum_v<T> || Element<T>;
 
-/// A vector or a string, whose length travels too, or an array.
 template <class T>
 concept PackedSequence = requires(T& values) {
   typename T::value_type;
   { *values.data() } -> std::same_as<typename T::value_type&>;
 } && (requires(T& values) { values.resize(1); } || requires { std::tuple_size<T>::value; });
 
-/// Gives one compile error for a field that cannot be packed, although it is met both ways.
+/// One compile error for a field that cannot be packed, although both directions meet it.
 template <class T, bool CanBePacked>
 consteval bool require_packed() {
   static_assert(CanBePacked,
@@ -38,9 +36,9 @@ consteval bool require_packed() {
   return true;
 }
 
-/// What the two ways have in common: `parcel(fields...)` packs each field, or unpacks it. `Self`
-/// has `bytes(memory, count)`, which moves them, and `reserve(count, size)`, which says how many
-/// elements of at least so many bytes a sequence has.
+/// The base of writer and reader: `parcel(fields...)` packs or unpacks each field. `Self` has
+/// `bytes(memory, count)`, and `reserve(count, size)` for the length of a sequence with elements of
+/// at least `size` bytes.
 template <class Self>
 class Parcel {
  public:
@@ -75,7 +73,7 @@ class Parcel {
   }
 };
 
-/// Packs batches, one behind the other. Its memory is used again.
+/// Packs batches one after the other; memory is reused.
 class ParcelWriter : public Parcel<ParcelWriter> {
  public:
   void clear() { bytes_.clear(); }
@@ -83,13 +81,11 @@ class ParcelWriter : public Parcel<ParcelWriter> {
   std::span<const std::uint8_t> written() const { return bytes_; }
   std::span<std::uint8_t> written() { return bytes_; }
 
-  /// Packing does not change a batch: `pack` takes it without const because it also unpacks.
+  /// `pack` takes a batch without const because it also unpacks; packing changes nothing.
   template <class Batch>
   void put(const Batch& batch) {
     (*this)(const_cast<Batch&>(batch));  // NOLINT(cppcoreguidelines-pro-type-const-cast)
   }
-
-  // For the base.
 
   void bytes(const void* memory, std::size_t count) {
     const auto* first = static_cast<const std::uint8_t*>(memory);
@@ -105,7 +101,7 @@ class ParcelWriter : public Parcel<ParcelWriter> {
   std::vector<std::uint8_t> bytes_;
 };
 
-/// Unpacks a batch, and accepts no bytes that another type has packed.
+/// Unpacks a batch. Throws if the number of bytes does not fit the batch's type.
 class ParcelReader : public Parcel<ParcelReader> {
  public:
   explicit ParcelReader(std::span<const std::uint8_t> parcel) : left_(parcel) {}
@@ -115,8 +111,6 @@ class ParcelReader : public Parcel<ParcelReader> {
     (*this)(batch);
     if (!left_.empty()) refuse();
   }
-
-  // For the base.
 
   void bytes(void* memory, std::size_t count) {
     if (count > left_.size()) refuse();
@@ -139,7 +133,7 @@ class ParcelReader : public Parcel<ParcelReader> {
   std::span<const std::uint8_t> left_;
 };
 
-/// Memory for parcels that arrive. It only grows, so that nothing is zeroed twice.
+/// Memory for received bytes. It only grows, so that nothing is zeroed twice.
 inline std::span<std::uint8_t> room_in(std::vector<std::uint8_t>& memory, std::size_t size) {
   if (memory.size() < size) memory.resize(size);
   return std::span(memory).first(size);

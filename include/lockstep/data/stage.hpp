@@ -6,19 +6,15 @@
 
 namespace lockstep {
 
-/// How `stage_locally` waits.
 struct StageOptions {
-  /// For how long a process that copies may make no progress before those that wait give up.
+  /// How long the copying process may make no progress before the waiting ones give up.
   std::chrono::milliseconds patience = std::chrono::minutes(10);
 };
 
-/// Copies a file, or a folder with all that is in it, into `folder` and returns the path of the
-/// copy, `folder/name`. A copy that is there is used again while the source and the copy have the
-/// sizes and times that they had.
-///
-/// **Ranks**: any number of ranks, threads and jobs may call it, with no need to agree: one of a
-/// host copies. **Host**: waits until the copy is whole; a line on stderr says for whom. A copy
-/// appears whole or not at all.
+/// Copies a file, or a folder with its contents, into `folder` and returns the path of the copy,
+/// `folder/name`. A copy is reused while source and copy have unchanged sizes and times, and
+/// appears whole or not at all. **Ranks** any ranks, threads and jobs, without coordination: one
+/// per host copies. **Host** blocks until the copy is complete; waiting is reported on stderr.
 std::string stage_locally(const std::string& path, const std::string& folder,
                           const StageOptions& options = {});
 

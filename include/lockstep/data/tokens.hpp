@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Files of tokens, as language models are trained on: windows of consecutive tokens.
+/// @file Files of tokens for language models: windows of consecutive tokens.
 
 #include <iterator>
 
@@ -10,16 +10,16 @@
 
 namespace lockstep {
 
-/// Windows of tokens: what a model reads, and shifted by one what it should predict.
+/// Windows of tokens: the inputs of a model and, shifted by one, its targets.
 template <class Token>
 struct TokenBatch {
-  std::vector<Token> tokens;   ///< row-major, `length` + 1 in a row
-  std::vector<float> weights;  ///< of each sample: 1, or 0 for a duplicate under `Masked`
+  std::vector<Token> tokens;   ///< row-major, `length` + 1 per row
+  std::vector<float> weights;  ///< per sample: 1, or 0 for a duplicate under `Masked`
   std::size_t length = 0;
 
   std::size_t size() const { return weights.size(); }
 
-  /// The whole window of a sample, and its two halves, which overlap.
+  /// The whole window of a sample; `inputs` and `targets` are its overlapping parts.
   std::span<Token> row(std::size_t i) {
     return std::span(tokens).subspan(i * (length + 1), length + 1);
   }
@@ -29,21 +29,20 @@ struct TokenBatch {
   std::span<const Token> inputs(std::size_t i) const { return row(i).first(length); }
   std::span<const Token> targets(std::size_t i) const { return row(i).last(length); }
 
-  /// Makes room for `rows` windows of weight 1. Memory is kept.
+  /// Resizes to `rows` windows of weight 1; memory is reused.
   void resize(std::size_t rows, std::size_t window_length) {
     length = window_length;
     tokens.resize(rows * (length + 1));
     weights.assign(rows, 1.f);
   }
 
-  /// Copies samples [first, first + count) into another batch, whose memory is kept.
+  /// Copies samples [first, first + count) into another batch, whose memory is reused.
   void slice(std::size_t first, std::size_t count, TokenBatch& out) const {
     out.resize(count, length);
     std::copy_n(tokens.data() + first * (length + 1), count * (length + 1), out.tokens.data());
     std::copy_n(weights.data() + first, count, out.weights.data());
   }
 
-  /// For ranks that are fed: see serialize.hpp.
   friend void pack(auto& parcel, TokenBatch& batch) {
     parcel(batch.length, batch.tokens, batch.weights);
   }
@@ -51,17 +50,15 @@ struct TokenBatch {
 
 static_assert(WeightedBatch<TokenBatch<std::uint16_t>>);
 
-/// How a file of tokens is cut into windows.
 struct TokenOptions {
-  std::size_t stride = 0;        ///< tokens from one window to the next; 0: the length of a window
-  std::size_t header_bytes = 0;  ///< what the file has before its tokens (llm.c: 1024)
-  std::uint64_t vocabulary = 0;  ///< a loaded token that is not below it is an error; 0: any
+  std::size_t stride = 0;        ///< tokens from one window to the next; 0: `length`
+  std::size_t header_bytes = 0;  ///< bytes before the tokens (llm.c: 1024)
+  std::uint64_t vocabulary = 0;  ///< loading a token that is not below it throws; 0: any token
   Access access = Access::automatic;
 };
 
 namespace detail {
 
-/// Files of tokens, one after the other, and how they are cut.
 class TokenFiles {
  public:
   TokenFiles(std::span<const std::string> paths, ElementKind token, std::size_t length,
@@ -69,7 +66,6 @@ class TokenFiles {
 
   std::size_t size() const { return windows_; }
 
-  /// Where a window lies: its file, and the byte at which it begins there.
   std::pair<const MappedFile&, std::size_t> place_of(std::size_t window) const {
     if (window >= windows_) [[unlikely]]
       fail_window(window);
@@ -84,8 +80,8 @@ class TokenFiles {
 
   struct File {
     std::shared_ptr<const MappedFile> file;
-    std::size_t begin = 0;         ///< the byte at which the tokens begin
-    std::size_t first_window = 0;  ///< the sample that is its first window
+    std::size_t begin = 0;         ///< byte offset of the tokens
+    std::size_t first_window = 0;  ///< sample index of the first window
   };
   std::vector<File> files_;
   std::size_t stride_bytes_;
@@ -97,11 +93,10 @@ class TokenFiles {
 
 }  // namespace detail
 
-/// Sample i is the `length` + 1 tokens from i * stride on: as many inputs as `length`, and as many
-/// targets. What is left at the end of the file and fills no window is left out. The file is plain
-/// tokens of this type, little-endian, behind `header_bytes` of anything, or a `.npy` file of one
-/// axis. It is mapped, and may be larger than memory. The windows of several files follow each
-/// other, and no window is in two files.
+/// Sample i is the `length` + 1 tokens from i * stride on: `length` inputs and as many targets.
+/// Tokens at the end that fill no window are left out. A file has little-endian tokens of this type
+/// after `header_bytes`, or is a one-dimensional `.npy` file; it is mapped and may be larger than
+/// memory. The windows of several files follow each other; no window spans two files.
 template <IntegerElement Token>
 class TokenDataset {
  public:
@@ -135,7 +130,7 @@ class TokenDataset {
     if (vocabulary_ != 0) check(out, file, byte);
   }
 
-  /// What must be done once before the samples of a batch are read one by one; `load` does it.
+  /// Called once per batch (by `load`): throws if a file has changed, and reads windows ahead.
   void prepare(std::span<const std::size_t> indices) const {
     const MappedFile* last = nullptr;
     for (const std::size_t i : indices) {
@@ -147,7 +142,7 @@ class TokenDataset {
 
  private:
   void check(std::span<const Token> window, const MappedFile& file, std::size_t byte) const {
-    // The largest is found without a branch for every token; a negative one is larger than all.
+    // The maximum needs no branch per token; a negative token is larger than all.
     std::uint64_t largest = 0;
     for (const Token token : window) largest = std::max(largest, static_cast<std::uint64_t>(token));
     if (largest < vocabulary_) [[likely]]

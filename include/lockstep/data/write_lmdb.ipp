@@ -17,9 +17,8 @@
 
 namespace lockstep::detail {
 
-/// Records are numbered from 0 as they come. They go into a temporary beside `path`, which `finish`
-/// brings into place; without that, nothing stays. Who writes it holds a lock on it; what a killed
-/// process has left is overwritten by the next that writes to the same path.
+/// Writes records, numbered from 0, into a locked temporary beside `path`, which `finish` renames;
+/// without `finish` nothing stays. The next writer overwrites what a killed process has left.
 class LmdbWriter {
  public:
   LmdbWriter(const std::string& path, const LmdbWriteOptions& options)
@@ -33,7 +32,7 @@ class LmdbWriter {
       if (::flock(lock_.get(), LOCK_EX | LOCK_NB) != 0)
         fail("write_lmdb", {"'", path_, "' is being written"},
              "let one process write it, or write to another path");
-      // Between its opening and this lock somebody may have removed it.
+      // Another process may have removed the file between open and lock.
     } while (::fstat(lock_.get(), &status) == 0 && status.st_nlink == 0);
   }
   LmdbWriter(const LmdbWriter&) = delete;
@@ -51,8 +50,7 @@ class LmdbWriter {
     require(mdb_env_create(&opened));
     environment_.reset(opened);
     require(mdb_env_set_mapsize(opened, map_bytes_));
-    // What is written counts when it is in place: until then nothing is synced. Memory is not the
-    // file's (MDB_WRITEMAP), so that a full disk is an error code and no signal.
+    // No sync before `finish`. Without MDB_WRITEMAP a full disk is an error and no signal.
     constexpr unsigned flags = MDB_NOLOCK | MDB_NOSYNC | MDB_NOSUBDIR;
     require(mdb_env_open(opened, temporary_.c_str(), flags, 0666));
   }
@@ -77,7 +75,7 @@ class LmdbWriter {
     sync(temporary_);
     if (::renameat2(AT_FDCWD, from, AT_FDCWD, path_.c_str(), RENAME_NOREPLACE) != 0) {
       if (errno == EEXIST) refuse_existing();
-      // Some file systems cannot rename with a condition. Who made the path meanwhile loses it.
+      // Some file systems can only rename by replacing, even a path that was made meanwhile.
       if ((errno != EINVAL && errno != ENOSYS) || ::rename(from, path_.c_str()) != 0)
         fail_writing(errno);
     }
@@ -107,7 +105,7 @@ class LmdbWriter {
     }
   }
 
-  /// Puts all records that are held; MDB_MAP_FULL where they do not fit.
+  /// Puts all held records; MDB_MAP_FULL if they do not fit.
   int put(MDB_txn* transaction) const {
     MDB_dbi database = 0;
     int code = mdb_dbi_open(transaction, nullptr, 0, &database);
@@ -130,7 +128,7 @@ class LmdbWriter {
   }
 
   [[noreturn]] void fail_writing(int error) const {
-    // liblmdb calls it an input/output error where a part of a page was written.
+    // liblmdb reports a partially written page as an input/output error.
     struct statvfs disk{};
     const bool is_full =
         error == EIO && ::statvfs(folder_of(path_).c_str(), &disk) == 0 && disk.f_bavail == 0;
@@ -144,19 +142,18 @@ class LmdbWriter {
 
   void sync(const std::string& path) const {
     const Descriptor opened(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-    // A file system that has nothing to sync for a folder says EINVAL.
+    // fsync of a folder fails with EINVAL on file systems that do not need it.
     if (!opened || (::fsync(opened.get()) != 0 && errno != EINVAL)) fail_writing(errno);
   }
 
   std::string path_;
-  std::string temporary_;  ///< empty when it is in place
+  std::string temporary_;  ///< empty after the rename
   Descriptor lock_;        ///< of the temporary
   std::unique_ptr<MDB_env, void (*)(MDB_env*)> environment_{nullptr, mdb_env_close};
   std::size_t commit_bytes_;
   std::size_t map_bytes_ = 16_MiB;
   std::size_t committed_ = 0;  ///< records
-  /// The records that were not committed yet lie one behind another in memory, because a
-  /// transaction that finds the map full is made again in a larger one.
+  /// Uncommitted records, to repeat a transaction with a larger map if the map is full.
   std::vector<std::byte> held_;
   std::vector<std::size_t> sizes_;
 };

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The device axis: where a replica's tensors live and its steps run; how many GPUs there
-/// are; and plain host memory.
+/// @file The device axis (`Cpu`, `Cuda`), the number of visible GPUs, and host memory.
 
 #include <cstring>
 #include <new>
@@ -44,9 +43,8 @@ using DeviceOfThisFile = Cpu;
 #endif
 }  // namespace detail
 
-/// How many GPUs this process may use (CUDA_VISIBLE_DEVICES counts); 0 without a driver, and in a
-/// file that another compiler than nvcc compiles: such a file has no GPU jobs. A template, because
-/// files of both kinds may be part of one program.
+/// The number of GPUs visible to this process (after CUDA_VISIBLE_DEVICES); 0 without a driver, and
+/// in files not compiled by nvcc. A template, because one program may link files of both kinds.
 template <class Kind = detail::DeviceOfThisFile>
 std::size_t device_count() {
 #if defined(__CUDACC__)
@@ -56,8 +54,7 @@ std::size_t device_count() {
 #endif
 }
 
-/// Zeroed memory, aligned as bucket plans expect. Communicators allocate arenas of their own, from
-/// the memory they communicate best.
+/// Zeroed host memory with the alignment of bucket plans. Communicators have their own arenas.
 class HostArena {
  public:
   explicit HostArena(std::size_t bytes)

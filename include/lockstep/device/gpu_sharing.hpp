@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Which rank gets which GPU, and when several may have one.
+/// @file Assignment of GPUs to ranks, and whether ranks may share one.
 
 #include <cstdlib>
 #include <map>
@@ -10,20 +10,20 @@
 
 namespace lockstep::detail {
 
-/// Does `LOCKSTEP_SHARE_GPUS=1` allow more ranks than GPUs? It is meant for trials and tests.
+/// Does `LOCKSTEP_SHARE_GPUS=1` allow more ranks than GPUs? Meant for trials and tests.
 inline bool wants_shared_gpus() {
   const char* const text = std::getenv("LOCKSTEP_SHARE_GPUS");
   return text != nullptr && std::string_view(text) != "" && std::string_view(text) != "0";
 }
 
-/// The value of CUDA_VISIBLE_DEVICES, to be added to a sentence; nothing where it is not set.
+/// The value of CUDA_VISIBLE_DEVICES for error messages; empty if unset.
 inline std::string visible_devices_text() {
   const char* const list = std::getenv("CUDA_VISIBLE_DEVICES");
   if (list == nullptr) return "";
   return std::string(" (CUDA_VISIBLE_DEVICES is ") + (*list == '\0' ? "empty" : list) + ")";
 }
 
-/// The `index`-th entry of a list such as CUDA_VISIBLE_DEVICES; empty where there is none.
+/// The `index`-th entry of a comma-separated list such as CUDA_VISIBLE_DEVICES, or empty.
 inline std::string_view listed_entry(std::string_view list, std::size_t index) {
   for (; index > 0; --index) {
     const std::size_t comma = list.find(',');
@@ -33,18 +33,18 @@ inline std::string_view listed_entry(std::string_view list, std::size_t index) {
   return list.substr(0, list.find(','));
 }
 
-/// The GPU of a rank as other ranks can recognise it.
+/// Identifies a rank's GPU to other ranks.
 struct GpuIdentity {
   std::string host;
-  /// The GPU's UUID; of a MIG slice the slice's own.
+  /// UUID of the GPU or of the MIG slice.
   std::string uuid;
-  /// Its place on the bus, which slices of one GPU have in common.
+  /// PCI bus id, which MIG slices of one GPU share.
   std::string bus;
 };
 
-/// What the ranks of a communicator find when they compare their GPUs. A launcher that shows each
-/// rank only its own GPU (Slurm's --gpus-per-task, MPS, MIG) looks from inside one process like one
-/// that makes all share, so that numbers cannot tell.
+/// Compares the GPUs of all ranks. Device indices do not suffice: a launcher that shows each rank
+/// only its own GPU (Slurm's --gpus-per-task, MPS, MIG) looks to a rank like one that makes all
+/// share.
 struct GpuVerdict {
   explicit GpuVerdict(const std::vector<GpuIdentity>& gpus) : has_neighbour(gpus.size()) {
     using Key = std::pair<std::string_view, std::string_view>;
@@ -54,7 +54,7 @@ struct GpuVerdict {
       is_one_host = is_one_host && gpu.host == gpus[0].host;
       const auto same = first.emplace(Key{gpu.host, gpu.uuid}, r);
       if (!same.second && !shared) shared.emplace(Rank{same.first->second}, Rank{r});
-      // LOCKSTEP_HOST can make hosts of one machine, and NCCL does not know of that.
+      // LOCKSTEP_HOST can split one machine into several hosts, which NCCL does not see.
       for (const Key& key : {Key{gpu.host, gpu.bus}, Key{"", gpu.uuid}}) {
         const auto beside = first.emplace(key, r);
         if (!beside.second) has_neighbour[beside.first->second] = has_neighbour[r] = true;
@@ -62,14 +62,14 @@ struct GpuVerdict {
     }
   }
 
-  /// The first two ranks of a host that have the same GPU, if there are any.
+  /// The first two ranks of a host with the same GPU, if any.
   std::optional<std::pair<Rank, Rank>> shared;
-  /// Is another rank on the same board? NCCL refuses that, even for different slices of a GPU.
+  /// Does another rank use the same board? NCCL rejects that, even for different MIG slices.
   std::vector<bool> has_neighbour;
   bool is_one_host = true;
 };
 
-/// Throws, on all ranks alike, if two have one GPU and that was not asked for.
+/// Throws on all ranks if two ranks have the same GPU and sharing was not requested.
 inline void require_own_gpus(const GpuVerdict& verdict, const std::vector<GpuIdentity>& gpus,
                              Rank rank, bool may_share) {
   if (!verdict.shared || may_share) return;
@@ -82,7 +82,7 @@ inline void require_own_gpus(const GpuVerdict& verdict, const std::vector<GpuIde
        rank);
 }
 
-/// The GPU of a host's `local_rank`-th rank. Ranks share GPUs in turn if that is allowed.
+/// The GPU index of a host's `local_rank`-th rank: round robin if sharing is allowed.
 inline std::size_t gpu_index(Rank rank, std::size_t local_rank, std::size_t local_world,
                              std::size_t gpus, bool may_share) {
   if (gpus == 0) {

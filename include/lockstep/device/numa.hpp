@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Threads and memory at the NUMA node of a rank's GPU, as the kernel describes nodes under
-/// /sys.
+/// @file CPU and memory affinity to the NUMA node of a rank's GPU, read from /sys.
 
 #include <sched.h>
 #include <sys/syscall.h>
@@ -15,12 +14,12 @@
 
 namespace lockstep::detail {
 
-/// Numbers of cores, ascending.
+/// Core numbers, ascending.
 using Cores = std::vector<std::size_t>;
 /// Room for 8192 cores.
 using CoreSets = std::array<cpu_set_t, 8>;
 
-/// Reads a list of cores as the kernel writes it: `0-3,8`.
+/// Parses a CPU list in the kernel's format: `0-3,8`.
 inline Cores parse_cores(std::string_view list) {
   Cores cores;
   const auto number = [&](std::size_t& value) {
@@ -55,7 +54,6 @@ inline std::string cores_text(const Cores& cores) {
   return list;
 }
 
-/// The cores on which the calling thread may run.
 inline Cores allowed_cores() {
   CoreSets sets{};
   Cores cores;
@@ -71,9 +69,9 @@ struct NumaPlace {
   Cores cores;
 };
 
-/// Where a thread that may run on `allowed` is near the PCI device `bus_id` (`0000:1b:00.0`);
-/// `sysfs` is where /sys is mounted. Nothing where there is nothing to do: the host has one node,
-/// the device's node is not known, or the thread may use none of its cores, or no others.
+/// The NUMA node of the PCI device `bus_id` (`0000:1b:00.0`) for a thread that may run on
+/// `allowed`; /sys is mounted at `sysfs`. Nothing if binding is pointless: the host has one node,
+/// the device's node is unknown, or the thread may use none or only cores of that node.
 inline std::optional<NumaPlace> numa_place(const std::string& sysfs, std::string_view bus_id,
                                            const Cores& allowed) {
   const auto numbers = [&](const std::string& path) {
@@ -81,7 +79,7 @@ inline std::optional<NumaPlace> numa_place(const std::string& sysfs, std::string
   };
   const std::string nodes = "/devices/system/node/";
   if (numbers(nodes + "online").size() < 2) return std::nullopt;
-  // A node that is not known is -1, or is not there at all in a virtual machine.
+  // An unknown node is -1; in a virtual machine the file may be missing.
   const Cores node = numbers(text({"/bus/pci/devices/", bus_id, "/numa_node"}));
   if (node.empty()) return std::nullopt;
   const Cores near = numbers(text({nodes, "node", node.front(), "/cpulist"}));
@@ -91,14 +89,14 @@ inline std::optional<NumaPlace> numa_place(const std::string& sysfs, std::string
   return place;
 }
 
-/// Binds the calling thread, and threads that it starts later, to the cores of a place. Memory that
-/// they allocate, pinned memory too, is the node's as long as it has any. Returns whether it could.
+/// Binds the calling thread, and threads that it starts later, to the node's cores and prefers the
+/// node's memory, pinned memory included. Returns false if the affinity could not be set.
 inline bool stay_at(const NumaPlace& place) {
   CoreSets sets{};
   for (const std::size_t core : place.cores) CPU_SET_S(core, sizeof sets, sets.data());
   if (::sched_setaffinity(0, sizeof sets, sets.data()) != 0) return false;
-  // A thread's memory comes from the node on which it runs, unless the program was started with
-  // another policy. Where a container forbids to change that, the cores are enough.
+  // Linux allocates on the running thread's node unless the program was started with another memory
+  // policy. A container may forbid to change the policy; then the affinity has to suffice.
   constexpr std::size_t word = 8 * sizeof(unsigned long);
   std::array<unsigned long, 16> mask{};
   if (place.node < mask.size() * word) {
@@ -109,7 +107,7 @@ inline bool stay_at(const NumaPlace& place) {
   return true;
 }
 
-/// `LOCKSTEP_NUMA=0` leaves all threads where they are.
+/// `LOCKSTEP_NUMA=0` disables the binding of threads.
 inline bool wants_numa() {
   const char* const wish = std::getenv("LOCKSTEP_NUMA");
   return wish == nullptr || std::string_view(wish) != "0";

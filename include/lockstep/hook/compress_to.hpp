@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `CompressTo<BFloat16>` and `CompressTo<Half>`: gradients travel in 16 bits.
+/// @file `CompressTo<BFloat16>` and `CompressTo<Half>`: gradients are reduced in 16 bits.
 
 #include "lockstep/core/element.hpp"
 #include "lockstep/hook/hook.hpp"
 
 namespace lockstep {
 
-/// Gradients are rounded to `To` before they travel, and their averages come back in the bucket's
-/// own type, as with PyTorch's `bf16_compress_hook` and `fp16_compress_hook`. Ranks add in the
-/// communicator's way, so that a sum is rounded once wherever that adds in float.
+/// Casts gradients to `To` for the all-reduce and back, as PyTorch's `bf16_compress_hook` and
+/// `fp16_compress_hook` do. A sum is rounded once if the communicator accumulates in float.
 template <FloatingElement To>
 struct CompressTo {
   static constexpr std::string_view name =

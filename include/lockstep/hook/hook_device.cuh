@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The device of hooks on a GPU: everything is enqueued on the compute stream, and may be
-/// part of a captured step.
+/// @file The hooks' device passes on a GPU, enqueued on the compute stream and capturable.
 
 #include <cuda_runtime_api.h>
 
@@ -14,7 +13,7 @@
 
 namespace lockstep::detail {
 
-/// The passes of a GPU, on the stream of a communicator. Arrays begin at multiples of 16 bytes.
+/// Arrays must be aligned to 16 bytes.
 template <>
 class HookDevice<Cuda> {
  public:
@@ -26,8 +25,8 @@ class HookDevice<Cuda> {
 
   cudaStream_t stream() const { return stream_; }
 
-  /// The number of the step under way, in device memory: where kernels need it, because a captured
-  /// step was captured with another. **Stream** `set_step` in its order.
+  /// The current step's number in device memory, for kernels of a captured step, whose arguments
+  /// are fixed at capture. **Stream** `set_step` is ordered on the compute stream.
   const std::uint64_t* step() { return step_.data(); }
   void set_step(std::uint64_t step) { launch_store(stream_, step_.data(), step); }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `LocalSGD<Every>`: ranks train alone, and average their parameters now and then.
+/// @file `LocalSGD<Every>`: ranks update alone and average their parameters periodically.
 
 #include "lockstep/core/hash.hpp"
 #include "lockstep/hook/hook.hpp"
@@ -8,19 +8,18 @@
 namespace lockstep {
 
 struct LocalSgdOptions {
-  /// In so many first steps gradients are averaged (post-local SGD).
+  /// Gradients are averaged in the first `start` steps (post-local SGD).
   std::uint64_t start = 0;
 };
 
-/// Every rank updates with its own gradients, and after `Every` such updates ranks average their
-/// parameters: PyTorch's `post_localSGD_hook` with a `PeriodicModelAverager`. States of the
-/// optimizer stay each rank's own.
+/// Ranks update with their own gradients, and average parameters (not optimizer states) after
+/// `Every` updates: PyTorch's `post_localSGD_hook` with a `PeriodicModelAverager`.
 template <std::size_t Every, LocalSgdOptions Options = LocalSgdOptions{}>
 struct LocalSGD {
   static constexpr std::string_view name = "LocalSGD";
   static constexpr bool well_formed = Every > 0;
   static constexpr bool is_alone_of_its_kind = true;
-  /// Steps before the start, steps of a rank alone, and those that end with an average.
+  /// 0: before the start; 1: a local step; 2: a local step that ends with an average.
   static constexpr std::uint64_t phase(std::uint64_t step) {
     if (!detail::has_begun<Options.start>(step)) return 0;
     return averages_parameters(step + 1) ? 2 : 1;
@@ -29,7 +28,7 @@ struct LocalSGD {
     hash.number(Every).number(Options.start);
   }
 
-  /// Are parameters averaged after this update, the first of which is 1?
+  /// `update` counts from 1.
   static constexpr bool averages_parameters(std::uint64_t update) {
     return update > Options.start && (update - Options.start) % Every == 0;
   }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The hooks of one bucket as a chain: each stage hands on to the next, the last one to the
-/// communicator.
+/// @file The chain of a bucket's hooks, which ends with the communicator's all-reduce.
 
 #include <bit>
 #include <cstring>
@@ -15,10 +14,9 @@
 
 namespace lockstep::detail {
 
-/// The passes over memory that every hook can use: `cast`, `scale` and `zero`. On the host they are
-/// done when the call returns; a GPU's device has `stream()` and enqueues everything there. The
-/// passes of a single hook stand beside it, and are specialised for devices likewise. The device of
-/// the host is here, that of GPUs in hook_device.cuh.
+/// Passes over memory for all hooks: `cast`, `scale` and `zero`. The host's (below) complete before
+/// they return; a GPU's (hook_device.cuh) are enqueued on its `stream()`. A hook's own passes are
+/// beside the hook, specialised for devices likewise.
 template <class Device>
 class HookDevice;
 
@@ -49,7 +47,7 @@ class HookDevice<Cpu> {
 
 namespace lockstep {
 
-/// A bucket, as a hook's object sees it when it is made. It outlives that object.
+/// A bucket as the constructor of a hook's `Bucket` sees it. It outlives the hook's object.
 template <class Comm, class Device>
 class HookedBucket {
  public:
@@ -64,13 +62,13 @@ class HookedBucket {
         step_(step),
         bytes_(bytes) {}
 
-  /// The bucket's number: buckets begin in this order.
+  /// The bucket's index: buckets begin in this order.
   std::size_t number() const { return number_; }
-  /// Elements, with those between tensors, which are zero.
+  /// Elements, including the padding between tensors, which is zero.
   std::size_t count() const { return count_; }
-  /// The gradients in it, in the order in which they lie there.
+  /// The bucket's gradients, in memory order.
   std::span<const HookedTensor> tensors() const { return tensors_; }
-  /// How many reductions are over, of all buckets: 0 in the first step.
+  /// Completed reductions of all buckets: 0 in the first step.
   const std::uint64_t& step() const { return step_; }
 
   Rank rank() const { return comm_.rank(); }
@@ -78,19 +76,19 @@ class HookedBucket {
   Comm& communicator() { return comm_; }
   Device& device() { return device_; }
 
-  /// Memory that the communicator communicates best, zeroed, for what is handed on. It lives as
-  /// long as the communicator. **Ranks** all, with the same count, when the object is made.
+  /// Zeroed memory that suits the communicator best, for buffers to be reduced, freed with the
+  /// communicator. **Ranks** all, with the same count, in the constructor of the hook's object.
   template <class T>
   std::span<T> allocate(std::size_t count) {
     return count == 0 ? std::span<T>() : comm_.template allocate<T>(count);
   }
 
-  /// The same bucket with other elements, which are of no tensor.
+  /// This bucket for a later stage that gets `count` elements that belong to no tensor.
   HookedBucket of_others(std::size_t count) const {
     return HookedBucket(comm_, device_, number_, count, {}, step_, bytes_);
   }
 
-  /// Counts bytes that this rank hands to a collective.
+  /// Counts bytes that this rank passes to a collective.
   void count_sent(std::size_t bytes) { bytes_ += bytes; }
 
  private:
@@ -105,7 +103,7 @@ class HookedBucket {
 
 namespace detail {
 
-/// A hook's object for buckets of T, made from the bucket if it can be.
+/// A hook's object for buckets of T, constructed from the bucket if possible.
 template <class Hook, class T, class Comm, class Device>
 auto make_bucket_of_hook(HookedBucket<Comm, Device>& bucket) {
   const auto make = [&]<class Own>(std::type_identity<Own>) {
@@ -122,7 +120,6 @@ auto make_bucket_of_hook(HookedBucket<Comm, Device>& bucket) {
   }
 }
 
-/// The type of the elements that a hook's object for buckets of T hands on.
 template <class Own, class T>
 constexpr auto sent_by() {
   if constexpr (requires { typename Own::Sends; }) {
@@ -132,16 +129,15 @@ constexpr auto sent_by() {
   }
 }
 
-/// The stages of a pipeline for buckets of T: those of `Rest...` after `First`. Without any, the
-/// communicator.
+/// The hooks of `List` in order, followed by the communicator.
 template <class T, class Comm, class Device, class List>
 class Pipeline;
 
-/// The last stage: averages over ranks.
+/// The last stage averages over ranks.
 template <class T, class Comm, class Device>
 class Pipeline<T, Comm, Device, HookList<>> {
-  /// A sum of many `Half` could leave its range where the communicator divides at the end. Each is
-  /// divided before by a power of two, which is exact, and the rest of the factor comes after.
+  /// If the communicator divides after the sum, a sum of `Half` could overflow: values are divided
+  /// by a power of two first, which is exact, and `finish` applies the remaining factor.
   static constexpr bool divides_first =
       std::is_same_v<T, Half> && requires { requires Comm::averages_by_sums; };
   static auto operation([[maybe_unused]] std::size_t ranks) {
@@ -157,13 +153,12 @@ class Pipeline<T, Comm, Device, HookList<>> {
  public:
   explicit Pipeline(HookedBucket<Comm, Device>& bucket) : bucket_(bucket) {}
 
-  /// Starts an average over ranks, in place. **Ranks** all. **Host** returns at once where the
-  /// communicator can go on by itself.
+  /// Starts an average in place. **Ranks** all. **Host** as `all_reduce_async` of the communicator.
   void begin(std::span<T> values) {
     bucket_.count_sent(values.size_bytes());
     work_.emplace(Start{bucket_.communicator(), values});
   }
-  /// The average is there, or on a GPU what is enqueued from here on sees it.
+  /// The average is complete; on a GPU, work enqueued from here on sees it.
   void finish([[maybe_unused]] std::span<T> values) {
     settle();
     if constexpr (divides_first) {
@@ -174,7 +169,6 @@ class Pipeline<T, Comm, Device, HookList<>> {
     }
   }
 
-  /// Waits for what is under way, which `finish` does otherwise.
   void settle() {
     if (!work_) return;
     work_->wait();
@@ -188,7 +182,7 @@ class Pipeline<T, Comm, Device, HookList<>> {
   static constexpr void for_each_kept(const F&) {}
 
  private:
-  /// Converts to the handle itself, so that the handle is made where it stays.
+  /// Converts to the handle, so that the handle is constructed in place.
   struct Start {
     Comm& comm;
     std::span<T> values;
@@ -222,7 +216,7 @@ class Pipeline<T, Comm, Device, HookList<First, Rest...>> {
   void settle() { next_.settle(); }
   void forget() { next_.forget(); }
 
-  /// Calls `f(parameter, state, values, keeper)` for all that the stages keep.
+  /// Calls `f(parameter, state, values, keeper)` for the state of all stages.
   template <class F>
   void for_each_kept(const F& f) {
     if constexpr (requires { own_.for_each_kept(f); }) own_.for_each_kept(f);
@@ -230,7 +224,7 @@ class Pipeline<T, Comm, Device, HookList<First, Rest...>> {
   }
 
  private:
-  /// The bucket as the next stage sees it: another one where this stage hands on something else.
+  /// The bucket as the next stage sees it, which differs if this stage has `most_sent`.
   HookedBucket<Comm, Device> handed_on(const HookedBucket<Comm, Device>& bucket) const {
     if constexpr (requires { own_.most_sent(); }) {
       return bucket.of_others(own_.most_sent());

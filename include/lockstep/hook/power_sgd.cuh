@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `PowerSGD` on a GPU: products of a bucket's matrices with narrow ones, all matrices of a
-/// bucket in one launch, the same bits in every run.
+/// @file `PowerSGD` on a GPU: one launch for all matrices of a bucket, bitwise repeatable.
 
 #include <cuda_runtime.h>
 #include <bit>
@@ -17,10 +16,10 @@ namespace lockstep::detail {
 inline constexpr unsigned low_rank_threads = 256;
 /// Columns of P or Q that a kernel computes at once.
 inline constexpr unsigned most_low_rank_columns = 8;
-/// Neighbouring elements of a thread that writes a matrix.
+/// Consecutive elements per thread of `restore_matrices`.
 inline constexpr std::size_t low_rank_elements = 4;
 
-/// The last of `count` entries whose `First` is not behind `index`.
+/// The last of `count` entries whose `First` is at most `index`.
 template <auto First, class Entry>
 __device__ const Entry& entry_at(const Entry* entries, std::size_t count, std::size_t index) {
   std::size_t low = 0;
@@ -35,11 +34,10 @@ __device__ const Entry& entry_at(const Entry* entries, std::size_t count, std::s
   return entries[low];
 }
 
-/// The matrices of a bucket, in device memory.
 struct LowRankTable {
   const LowRankMatrix* matrices;
   std::size_t count;
-  std::size_t columns;  // of all
+  std::size_t columns;  // of all matrices
 
   template <auto First>
   __device__ const LowRankMatrix& at(std::size_t index) const {
@@ -47,17 +45,16 @@ struct LowRankTable {
   }
 };
 
-/// Where M is: in the residual, which has taken the gradients in, or in the gradients themselves.
+/// M: the residual after `take` has added the gradients, or the gradients if there is no residual.
 template <class T>
 struct LowRankSource {
   const T* values;
-  Accumulator<T>* residual;  // or null
+  Accumulator<T>* residual;  // null without error feedback
 
   __device__ Accumulator<T> at(const LowRankMatrix& matrix, std::size_t i) const {
     if (residual != nullptr) return residual[matrix.residual + i];
     return static_cast<Accumulator<T>>(values[matrix.first + i]);
   }
-  /// The residual takes the gradient in.
   __device__ Accumulator<T> take(const LowRankMatrix& matrix, std::size_t i) const {
     const auto gradient = static_cast<Accumulator<T>>(values[matrix.first + i]);
     if (residual == nullptr) return gradient;
@@ -65,8 +62,8 @@ struct LowRankSource {
   }
 };
 
-/// Columns [from, from + N) of P = M Q. A block has a row of a matrix and reads it once; the first
-/// launch of a step takes the gradients in.
+/// Columns [from, from + N) of P = M Q. A block reads one row of a matrix once; the first launch of
+/// a step adds the gradients to the residual.
 template <unsigned N, class T>
 LOCKSTEP_KERNEL __launch_bounds__(low_rank_threads)
     project_rows(LowRankTable table, LowRankSource<T> source, const Accumulator<T>* q, T* p,
@@ -93,8 +90,7 @@ LOCKSTEP_KERNEL __launch_bounds__(low_rank_threads)
   }
 }
 
-/// The same columns of Q, the transpose of M times P, as sums of as many pieces as the grid is
-/// high. A thread has a column of M.
+/// `gridDim.y` partial sums of columns [from, from + N) of Q = M^T P; one thread per column of M.
 template <unsigned N, class T>
 LOCKSTEP_KERNEL __launch_bounds__(low_rank_threads)
     project_columns(LowRankTable table, LowRankSource<T> source, const Accumulator<T>* p,
@@ -120,7 +116,6 @@ LOCKSTEP_KERNEL __launch_bounds__(low_rank_threads)
     partials[(blockIdx.y * table.columns + column) * N + k] = sums[k];
 }
 
-/// Adds up the pieces.
 template <unsigned N, class T>
 LOCKSTEP_KERNEL __launch_bounds__(low_rank_threads)
     add_pieces(LowRankTable table, const Accumulator<T>* partials, unsigned pieces, T* q,
@@ -137,8 +132,8 @@ LOCKSTEP_KERNEL __launch_bounds__(low_rank_threads)
   }
 }
 
-/// M = P Q^T, and the residual, which was this rank's M, keeps what that lacks. Matrices lie one
-/// behind the other as in the residual, `count` elements in all.
+/// values = P Q^T; the residual, which was this rank's M, keeps the difference. Elements are
+/// indexed as in the residual, `count` in all.
 template <class T>
 LOCKSTEP_KERNEL __launch_bounds__(low_rank_threads)
     restore_matrices(LowRankTable table, const Accumulator<T>* p, const Accumulator<T>* q,
@@ -158,7 +153,7 @@ LOCKSTEP_KERNEL __launch_bounds__(low_rank_threads)
       values[matrix.first + (at - matrix.residual)] = value;
       if (residual != nullptr) {
         const A rest = residual[at] - static_cast<A>(value);
-        residual[at] = rest - rest == 0 ? rest : A{0};  // what is not finite would never end
+        residual[at] = rest - rest == 0 ? rest : A{0};  // a non-finite residual would persist
       }
       if (++j == matrix.columns) {
         j = 0;
@@ -168,7 +163,6 @@ LOCKSTEP_KERNEL __launch_bounds__(low_rank_threads)
   }
 }
 
-/// Elements of whole tensors: from the bucket to what is sent, or back.
 template <class T>
 LOCKSTEP_KERNEL __launch_bounds__(low_rank_threads)
     copy_whole(const WholeTensor* tensors, std::size_t tensor_count, T* values, T* sent, bool back,
@@ -191,15 +185,14 @@ LOCKSTEP_KERNEL __launch_bounds__(low_rank_threads)
   if (i < count) to[i] = static_cast<Accumulator<T>>(from[i]);
 }
 
-/// The threads that make a matrix orthogonal wait for each other. Another compiler than nvcc runs a
-/// block's threads one after the other: there is one of them then.
+/// The threads that orthogonalize a matrix synchronize. Compilers other than nvcc run the threads
+/// of a block serially, so there is only one.
 #if defined(__CUDACC__)
 inline constexpr unsigned orthogonal_threads = 256;
 #else
 inline constexpr unsigned orthogonal_threads = 1;
 #endif
 
-/// The threads of a block, each of which has every `orthogonal_threads`-th element.
 struct BlockThreads {
   template <class F>
   __device__ static void for_each(std::size_t count, const F& f) {
@@ -209,7 +202,7 @@ struct BlockThreads {
   __device__ static void add_multiple(A* to, A factor, const A* from, std::size_t count) {
     for_each(count, [&](std::size_t i) { to[i] += factor * from[i]; });
   }
-  /// The sum over all threads, for all of them.
+  /// The sum over all threads, returned to each.
   template <class A>
   __device__ static A dot(const A* a, const A* b, std::size_t count) {
     using Reduce = cub::BlockReduce<A, orthogonal_threads>;
@@ -221,13 +214,13 @@ struct BlockThreads {
     if (threadIdx.x == 0) sum = own;
     __syncthreads();
     const A all = sum;
-    __syncthreads();  // nobody writes the sum again before all have read it
+    __syncthreads();  // `sum` must not be overwritten before all threads have read it
     return all;
   }
 };
 
-/// Makes the columns of P or Q of a matrix orthogonal, by a block for each matrix. `step`, in
-/// device memory, is the one that columns are drawn anew in; without it, none is.
+/// Orthogonalizes the columns of P (`rows`) or Q, one block per matrix. `step`, in device memory,
+/// seeds columns that are drawn anew; if it is null, none is.
 template <class A>
 LOCKSTEP_KERNEL __launch_bounds__(orthogonal_threads)
     orthogonalize_matrices(const LowRankMatrix* matrices, bool rows, A* factors, A epsilon,
@@ -239,7 +232,7 @@ LOCKSTEP_KERNEL __launch_bounds__(orthogonal_threads)
                 [&](std::size_t k, std::size_t i) { return drawn_element(seed, *step, k, i); });
 }
 
-/// The passes may all be part of a captured step.
+/// All passes can be captured.
 template <class Element>
 class LowRank<Element, HookDevice<Cuda>>
     : public LowRankState<SameElement<Element>, HookDevice<Cuda>> {
@@ -257,9 +250,9 @@ class LowRank<Element, HookDevice<Cuda>>
         whole_(upload(plan_.whole)),
         partials_(pieces() * plan_.columns * width()) {}
 
-  /// `values` are whole tensors too, which are only read.
+  /// The const_cast is safe, because `copy` only reads `values` here.
   void project(std::span<const T> values, std::span<T> sent, std::uint64_t step) {
-    // A captured step is replayed as others, whose numbers are stored before.
+    // When a captured step is replayed, the step's number is stored before the launch.
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     check_cuda(cudaStreamIsCapturing(stream_, &status), "cudaStreamIsCapturing");
     if (status == cudaStreamCaptureStatusNone) device_.set_step(step);
@@ -311,13 +304,12 @@ class LowRank<Element, HookDevice<Cuda>>
     return static_cast<unsigned>((count + low_rank_threads - 1) / low_rank_threads);
   }
 
-  /// Columns are cut so that there is work for every multiprocessor. Not by how many this GPU has:
-  /// sums are the same on all.
+  /// Columns are cut into pieces to occupy every multiprocessor. The number does not depend on the
+  /// GPU's multiprocessors, so that sums are the same on all GPUs.
   std::size_t pieces() const {
     constexpr std::size_t wanted = 256 * 1024;  // threads
     return std::clamp<std::size_t>(plan_.columns == 0 ? 1 : wanted / plan_.columns, 1, 32);
   }
-  /// Columns of P and Q that are computed at once.
   unsigned width() const {
     return static_cast<unsigned>(
         std::min<std::size_t>(std::bit_ceil(plan_.rank), most_low_rank_columns));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `PowerSGD<Rank>`: gradients travel as products of narrow matrices.
+/// @file `PowerSGD<Rank>`: gradients are reduced as low-rank factors.
 
 #include <cmath>
 #include <limits>
@@ -13,31 +13,30 @@
 
 namespace lockstep::detail {
 
-/// A gradient M that travels as P and Q, where M is about P Q^T. Columns of P and Q lie one behind
-/// the other.
+/// A gradient M that is sent as P and Q, with M close to P Q^T. P and Q are column-major.
 struct LowRankMatrix {
   std::size_t parameter = 0;
   std::size_t first = 0;  ///< its first element in the bucket
   std::size_t rows = 0;
   std::size_t columns = 0;
   std::size_t rank = 0;
-  std::size_t p = 0;          ///< its first element among those of all P of the bucket
-  std::size_t q = 0;          ///< the same of Q
-  std::size_t residual = 0;   ///< and of all residuals
-  std::size_t first_row = 0;  ///< its first row among those of all matrices of the bucket
+  std::size_t p = 0;          ///< offset in the array of all P of the bucket
+  std::size_t q = 0;          ///< offset in the array of all Q
+  std::size_t residual = 0;   ///< offset in the array of all residuals
+  std::size_t first_row = 0;  ///< its first row among the rows of all matrices
   std::size_t first_column = 0;
 
   constexpr std::size_t count() const { return rows * columns; }
 };
 
-/// A gradient that travels as it is.
+/// A gradient that is sent uncompressed.
 struct WholeTensor {
   std::size_t first = 0;  ///< its first element in the bucket
   std::size_t count = 0;
-  std::size_t at = 0;  ///< its place among what is sent
+  std::size_t at = 0;  ///< its offset in the send buffer
 };
 
-/// The gradients of one bucket. Round one sends the whole tensors and then all P, round two all Q.
+/// The gradients of one bucket. Round one sends the whole tensors and all P, round two all Q.
 struct LowRankPlan {
   std::vector<LowRankMatrix> matrices;
   std::vector<WholeTensor> whole;
@@ -48,8 +47,8 @@ struct LowRankPlan {
   std::size_t rows = 0;  ///< of all matrices
   std::size_t columns = 0;
   std::size_t rank = 1;  ///< the largest
-  double epsilon = 0;    ///< is added to the norm by which a column is divided
-  bool feedback = true;  ///< is what was not sent added to the next gradient?
+  double epsilon = 0;    ///< added to the norm by which a column is divided
+  bool feedback = true;  ///< error feedback: is what was not sent added to the next gradient?
   std::uint64_t seed = 0;
 
   std::size_t first_round() const { return whole_count + p_count; }
@@ -71,15 +70,14 @@ struct LowRankPlan {
   }
 };
 
-/// Element `i` of a column that is drawn anew: a number in [-1, 1) that is a function of its
-/// arguments alone, so that all ranks draw the same.
+/// A random number in [-1, 1) that depends on the arguments alone, so that all ranks draw the same.
 LOCKSTEP_HOST_DEVICE constexpr double drawn_element(std::uint64_t seed, std::uint64_t step,
                                                     std::uint64_t column, std::uint64_t i) {
   const std::uint64_t bits = random_at(random_at(random_at(seed, step), column), i);
   return static_cast<double>(bits >> 11) * 0x1p-52 - 1;
 }
 
-/// What the passes over a bucket keep in the memory of a `HookDevice`.
+/// The factors and residuals of a bucket, in the memory of a `HookDevice`.
 template <class T, class Device>
 class LowRankState {
  public:
@@ -93,7 +91,7 @@ class LowRankState {
         residual_(plan_.feedback ? plan_.residual_count : 0) {}
 
   const LowRankPlan& plan() const { return plan_; }
-  /// Gives Q up: the next `project` draws all of it.
+  /// Resets Q: the next `project` draws it anew.
   void forget_q() { device_.zero(std::span<A>(q_)); }
   std::span<A> q_of(const LowRankMatrix& matrix) {
     return std::span<A>(q_).subspan(matrix.q, matrix.rank * matrix.columns);
@@ -109,18 +107,16 @@ class LowRankState {
   LowRankPlan plan_;
   Elements p_;
   Elements q_;
-  Elements residual_;  // gradients that have not been sent
+  Elements residual_;  // error feedback: gradients not sent so far
 };
 
-/// The passes over a bucket, specialised for devices: the host's are here, a GPU's in
-/// power_sgd.cuh.
+/// The passes over a bucket, specialised for devices: the host's below, a GPU's in power_sgd.cuh.
 template <class T, class Device>
 class LowRank;
 
-/// Makes the columns orthogonal, and of length one but for `epsilon`, by Gram and Schmidt's method
-/// as PyTorch does. `threads` has `dot(a, b, count)`, `add_multiple(to, factor, from, count)` and
-/// `for_each(count, f)`. A column in the span of those before it, or one that is not finite, has no
-/// direction of its own: it is drawn anew with `draw(column, i)` if `draws`; else it becomes zero.
+/// Orthonormalizes the columns (up to `epsilon`) by Gram-Schmidt, as PyTorch does, with the
+/// operations of `threads` (see `OneThread`). A column that is not finite or lies in the span of
+/// those before it is drawn anew with `draw(column, i)` if `draws`; otherwise it becomes zero.
 #if defined(__CUDACC__)
 #pragma nv_exec_check_disable
 #endif
@@ -134,7 +130,7 @@ LOCKSTEP_HOST_DEVICE void orthogonalize(A* columns, std::size_t length, std::siz
     for (bool drawn = false;; drawn = true) {
       const A before = std::sqrt(threads.dot(own, own, length));
       A after = before;
-      // What rounding has left of the other columns is removed by doing it twice.
+      // A second pass removes what rounding has left of the other columns.
       for (int pass = 0; pass != 2 && k != 0; ++pass) {
         const A norm = after;
         for (std::size_t j = 0; j != k; ++j) {
@@ -158,9 +154,9 @@ LOCKSTEP_HOST_DEVICE void orthogonalize(A* columns, std::size_t length, std::siz
   }
 }
 
-/// The one thread of the host.
+/// Serial operations of `orthogonalize` for the host.
 struct OneThread {
-  /// The sum of products, in lanes that compilers make vectors of.
+  /// The dot product, in SIMD lanes that compilers vectorise.
   template <class M, class A>
   LOCKSTEP_HOST_DEVICE static A dot(const M* a, const A* b, std::size_t count) {
     constexpr std::size_t lanes = 16;
@@ -174,7 +170,6 @@ struct OneThread {
     for (const A part : lane) sum += part;
     return sum;
   }
-  /// to += factor * from
   template <class A, class M>
   LOCKSTEP_HOST_DEVICE static void add_multiple(A* to, A factor, const M* from, std::size_t count) {
     for (std::size_t i = 0; i != count; ++i) to[i] += factor * static_cast<A>(from[i]);
@@ -194,7 +189,7 @@ class LowRank<T, HookDevice<Cpu>> : public LowRankState<T, HookDevice<Cpu>> {
   using Base::Base;
   using typename Base::A;
 
-  /// The residual takes the gradients in, and P = M Q. Leaves what travels first in `sent`.
+  /// Adds the gradients to the residual and computes P = M Q. `sent` gets the first round's data.
   void project(std::span<const T> values, std::span<T> sent, std::uint64_t step) {
     for (const WholeTensor& tensor : plan_.whole)
       std::copy_n(values.data() + tensor.first, tensor.count, sent.data() + tensor.at);
@@ -219,7 +214,7 @@ class LowRank<T, HookDevice<Cpu>> : public LowRankState<T, HookDevice<Cpu>> {
     convert(sent.data() + plan_.whole_count, p_.data(), p_.size());
   }
 
-  /// P is the average that has come, orthogonalized, and Q = M^T P. Leaves what travels next.
+  /// P is the received average, orthogonalized; Q = M^T P. `sent` gets the second round's data.
   void project_back(std::span<const T> values, std::span<const T> come, std::span<T> sent) {
     convert(p_.data(), come.data() + plan_.whole_count, p_.size());
     std::ranges::fill(q_, A(0));
@@ -237,8 +232,8 @@ class LowRank<T, HookDevice<Cpu>> : public LowRankState<T, HookDevice<Cpu>> {
     convert(sent.data(), q_.data(), q_.size());
   }
 
-  /// values = P Q^T, with the average of Q that has come, and of whole tensors what came first. The
-  /// residual keeps what they lack. One that is not finite is forgotten: it would never end.
+  /// values = P Q^T with the received average of Q; whole tensors come from the first round. The
+  /// residual keeps the difference; a residual that is not finite is reset, or it would persist.
   void restore(std::span<T> values, std::span<const T> first, std::span<const T> come) {
     convert(q_.data(), come.data(), q_.size());
     for (const WholeTensor& tensor : plan_.whole)
@@ -263,7 +258,7 @@ class LowRank<T, HookDevice<Cpu>> : public LowRankState<T, HookDevice<Cpu>> {
   }
 
  private:
-  /// Calls `f` with a row of M: of what was not sent so far, or of the gradient itself.
+  /// Calls `f` with a row of M, which is the residual with error feedback, else the gradient.
   template <class F>
   void with_row(const LowRankMatrix& matrix, std::size_t row, const T* values, const F& f) const {
     if (plan_.feedback) {
@@ -279,25 +274,24 @@ class LowRank<T, HookDevice<Cpu>> : public LowRankState<T, HookDevice<Cpu>> {
 
 namespace lockstep {
 
-/// PyTorch's numbers: `PowerSGD<2, PowerSgdOptions{.start = 100}>`.
+/// PyTorch's options: `PowerSGD<2, PowerSgdOptions{.start = 100}>`.
 struct PowerSgdOptions {
-  /// So many steps are reduced without compression first. Early gradients are the ones that suffer
-  /// most from it.
+  /// The first `start` steps are not compressed: early gradients suffer most from compression.
   std::uint64_t start = 1000;
-  /// A gradient is compressed where that saves more than this factor.
+  /// A gradient is compressed if that saves more than this factor.
   double least_compression = 2;
   /// Is what was not sent added to the next gradient?
   bool error_feedback = true;
-  /// Does a step begin with the Q of the step before?
+  /// Does a step start from the Q of the previous step?
   bool warm_start = true;
-  /// Is added to the norm by which Gram and Schmidt's method divides.
+  /// Added to the norm by which Gram-Schmidt divides.
   double epsilon = 0;
   std::uint64_t seed = 0;
 };
 
-/// Gradients of matrices travel as P and Q of `Rank` columns each (Vogels, Karimireddy, Jaggi 2019,
-/// arXiv:1905.13727), those of vectors and small matrices as they are: PyTorch's `powerSGD_hook`. A
-/// step has two rounds; the first also has the whole tensors.
+/// PyTorch's `powerSGD_hook`: gradients of matrices are sent as P and Q of `Rank` columns each
+/// (Vogels, Karimireddy, Jaggi 2019, arXiv:1905.13727), those of vectors and small matrices
+/// uncompressed. A step has two rounds; the first includes the uncompressed tensors.
 template <std::size_t Rank = 1, PowerSgdOptions Options = PowerSgdOptions{}>
 struct PowerSGD {
   static constexpr std::string_view name = "PowerSGD";
@@ -305,7 +299,6 @@ struct PowerSGD {
       Rank > 0 && Options.least_compression >= 0 && Options.epsilon >= 0;
   static constexpr std::size_t rounds = 2;
   static constexpr bool is_alone_of_its_kind = true;
-  /// Steps before and after the start.
   static constexpr std::uint64_t phase(std::uint64_t step) {
     return detail::has_begun<Options.start>(step) ? 1 : 0;
   }
@@ -342,10 +335,10 @@ struct PowerSGD {
       passes_.restore(values, first_, second_);
     }
 
-    /// In the first steps that is the bucket itself.
+    /// Steps before the start send the whole bucket.
     std::size_t most_sent() const { return std::max({count_, first_.size(), second_.size()}); }
 
-    /// Residuals are each rank's own; Q is the same on all.
+    /// Residuals differ among ranks; Q is the same on all.
     void for_each_kept(const auto& f) {
       for (const detail::LowRankMatrix& matrix : passes_.plan().matrices) {
         if constexpr (Options.error_feedback)

@@ -1,18 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A rank's place in its job, from the variables that launchers set.
+/// @file A rank's placement in its job, from the variables of the first launcher that has set any:
+/// lockstep's, torchrun or another with `env://` variables, Open MPI, Slurm.
 ///
-/// The first of these launchers whose variables are set is used: lockstep's own, torchrun or
-/// another that sets `env://`'s variables, Open MPI, Slurm.
-///
-/// Where rank 0 opens the store depends on the launcher:
-/// - `env://` variables set by hand: at MASTER_ADDR:MASTER_PORT, as PyTorch does, and nowhere else.
-/// - torchrun: its agent usually keeps MASTER_PORT for a store of its own (then it sets
-///   TORCHELASTIC_USE_AGENT_STORE), so rank 0 takes the first free one of eight ports derived from
-///   the run and MASTER_PORT, and the others try these in turn. A port of another program or job
-///   shows in the handshake and is skipped. No file, no message through torchrun's store is needed.
-/// - Open MPI, Slurm: the same with eight ports derived from the job's id, unless MASTER_PORT is
-/// set.
+/// Rank 0 opens the store at
+/// - MASTER_ADDR:MASTER_PORT for `env://` variables set by hand, as PyTorch does.
+/// - the first free one of eight ports derived from the run and MASTER_PORT under torchrun, whose
+///   agent usually keeps MASTER_PORT for its own store (TORCHELASTIC_USE_AGENT_STORE). The other
+///   ranks try these in turn; the handshake exposes ports of other programs and jobs.
+/// - one of eight ports from the job's id for Open MPI and Slurm, unless MASTER_PORT is set.
 
 #include <cstdlib>
 
@@ -25,29 +21,26 @@ LOCKSTEP_COLD_BEGIN
 
 namespace lockstep::detail {
 
-/// A process's place in a job as its launcher describes it, before it has met the others. A local
-/// world of 0 is not known yet: the ranks then find out through the store. The job's id is empty
-/// until they have agreed on one.
+/// A process's placement as its launcher describes it. A local world of 0 is unknown until the
+/// ranks find out through the store; the job's id is empty until they have agreed on one.
 struct RankPlacement : Membership {
-  /// The launcher's name for messages: "torchrun", "Slurm".
   std::string launcher;
-  /// Where the store is, or will be once rank 0 has opened it at the first of these that is free.
+  /// The ports of the store: rank 0 opens it at the first that is free.
   std::vector<std::uint16_t> ports;
-  /// Does the launcher serve the store? Otherwise rank 0 does.
+  /// Does the launcher serve the store, instead of rank 0?
   bool hosted = false;
-  /// The pipe from which to read the secret, where it is not known.
+  /// The pipe that has the secret, where it is not known.
   int secret_fd = -1;
-  /// The pipe through which the launcher wants to hear of a failure.
   int report_fd = -1;
 
   explicit RankPlacement(std::string_view launcher = {}, Rank rank = {}, WorldSize world = {})
       : Membership{rank, world, 0, 0}, launcher(launcher) {}
 
-  /// A process that was started as a single task inside an allocation may start ranks.
+  /// A single task inside an allocation may launch ranks.
   bool is_alone() const { return world == WorldSize{1} && !hosted; }
 };
 
-/// Throws if the numbers do not fit together, before any rank waits for another.
+/// Throws if the numbers are inconsistent, before any rank waits for another.
 inline void check_placement(const RankPlacement& place) {
   if (place.world.value() == 0) {
     fail("launch", {place.launcher, " gives a world of zero ranks"}, "a job has at least one rank");
@@ -65,9 +58,8 @@ inline void check_placement(const RankPlacement& place) {
   }
 }
 
-/// Ports for ranks that can agree on a text but not on a free port: eight, out of a range that
-/// systems do not hand out by themselves. Rank 0 takes the first that is free; the others try them
-/// in turn until one has a store that knows the job's secret.
+/// Eight ports outside the ephemeral range, for ranks that can agree on a text but not on a free
+/// port. Rank 0 takes the first free one; the others try all until a store knows the secret.
 inline std::vector<std::uint16_t> derived_ports(std::string_view job) {
   constexpr std::uint64_t begin = 20000;
   constexpr std::uint64_t count = 12000;
@@ -79,15 +71,14 @@ inline std::vector<std::uint16_t> derived_ports(std::string_view job) {
   return ports;
 }
 
-/// A secret for ranks that were given none. It keeps jobs apart, but not strangers who can guess
-/// the job's id; `given`, LOCKSTEP_SECRET, does that. The host's address is left out: ranks may
-/// rightly know rank 0's host by different names.
+/// A secret for ranks that were given none: it separates jobs, but only `given`, LOCKSTEP_SECRET,
+/// stops strangers. Rank 0's host is no part of it, because ranks may have different names for it.
 inline std::string derived_secret(std::string_view job, std::uint16_t port,
                                   std::string_view given) {
   return text({"job ", job.size(), ":", job, " port ", port, " secret ", given});
 }
 
-/// The first host of a list: `node[07-09,12],login` is node07, `rack[1-2]n[3-4]` is rack1n3.
+/// `node[07-09,12],login` is node07, `rack[1-2]n[3-4]` is rack1n3.
 inline std::string first_slurm_host(std::string_view list) {
   std::string host;
   for (std::size_t i = 0; i < list.size() && list[i] != ','; ++i) {
@@ -102,7 +93,7 @@ inline std::string first_slurm_host(std::string_view list) {
   return host;
 }
 
-/// How many tasks a node has: `2(x3),1` is 2, 2, 2, 1.
+/// The number of tasks of a node: `2(x3),1` is 2, 2, 2, 1.
 inline std::size_t slurm_tasks_on(std::string_view name, std::string_view counts,
                                   std::size_t node) {
   const std::string_view whole = counts;
@@ -124,7 +115,6 @@ inline std::size_t slurm_tasks_on(std::string_view name, std::string_view counts
        "run the program with srun, which sets it");
 }
 
-/// The names that a launcher has for a rank's place.
 struct PlaceVariables {
   const char* launcher;
   const char* rank;
@@ -141,18 +131,17 @@ inline constexpr PlaceVariables place_variables[] = {
     {"Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"},
 };
 
-/// Reads a rank's place from the environment. Tests look variables up in tables instead.
+/// Tests replace `lookup` by a table.
 class LaunchEnvironment {
  public:
   using Lookup = const char* (*)(const char* name);
 
-  /// `meeting`, if given, is the address of rank 0, even if the launcher names another.
+  /// `meeting`, if given, is the address of rank 0, whatever the launcher says.
   explicit LaunchEnvironment(
       std::optional<Endpoint> meeting = std::nullopt,
       Lookup lookup = [](const char* name) -> const char* { return std::getenv(name); })
       : lookup_(lookup), meeting_(std::move(meeting)) {}
 
-  /// This process's place, or nothing where no launcher has set any.
   std::optional<RankPlacement> placement() const {
     const auto& [own, by_hand, open_mpi, slurm] = place_variables;
     std::optional<RankPlacement> place;
@@ -165,7 +154,7 @@ class LaunchEnvironment {
       const std::string job = text_or("PMIX_NAMESPACE", text_or("OMPI_MCA_ess_base_jobid", "0"));
       place_at_job(*place, text({"mpirun ", job}), "");
     } else if (lookup_(slurm.rank) != nullptr && slurm_step() != nullptr) {
-      // A batch script has SLURM_PROCID as well but is no task of a step: only srun starts ranks.
+      // A batch script has SLURM_PROCID too, but only srun starts ranks.
       PlaceVariables step = slurm;
       if (lookup_("SLURM_STEP_NUM_TASKS") != nullptr) step.world = "SLURM_STEP_NUM_TASKS";
       place = from_slurm(numbered(step));
@@ -174,7 +163,7 @@ class LaunchEnvironment {
     return place;
   }
 
-  /// `env://` for a rank that is known already: reads only the meeting place.
+  /// `env://` for a rank that is known already: reads only rank 0's address.
   RankPlacement meeting_place(Rank rank, WorldSize world) const {
     RankPlacement place("the program", rank, world);
     place_at_master(place, "");
@@ -189,7 +178,6 @@ class LaunchEnvironment {
 
   std::string secret() const { return text_or("LOCKSTEP_SECRET", ""); }
 
-  /// See `restart_count`.
   std::size_t restarts() const {
     std::size_t sum = 0;
     for (const char* name :
@@ -199,7 +187,7 @@ class LaunchEnvironment {
     return sum;
   }
 
-  /// The `launch` call that lockstep's launcher has started this rank for.
+  /// The `launch` call for which lockstep's launcher has started this rank.
   std::optional<std::size_t> launch_number() const { return number("LOCKSTEP_LAUNCH"); }
 
   /// How many ranks lockstep's launcher wants as threads of this process.
@@ -231,8 +219,8 @@ class LaunchEnvironment {
     return found ? static_cast<int>(*found & 0x7fffffff) : -1;
   }
 
-  /// Reads the four numbers. Without the size of the local world, ranks find out which ranks are
-  /// local when they meet. A local rank alone is not enough, but must be a number.
+  /// Without the size of the local world, the local rank is only checked for being a number: ranks
+  /// determine their local ranks in the rendezvous.
   RankPlacement numbered(const PlaceVariables& names) const {
     RankPlacement place(names.launcher, Rank{required_number(names.rank, names.world)},
                         WorldSize{required_number(names.world, names.rank)});
@@ -258,14 +246,14 @@ class LaunchEnvironment {
   RankPlacement from_env(RankPlacement place) const {
     const char* run = lookup_("TORCHELASTIC_RUN_ID");
     if (run != nullptr) place.launcher = "torchrun";
-    // Workers that torchrun has restarted must not meet the old ones, which may still be ending.
+    // Restarted workers must not meet the old ones, which may still be shutting down.
     const std::string id =
         run == nullptr ? "" : text({run, " restart ", text_or("TORCHELASTIC_RESTART_COUNT", "0")});
     place_at_master(place, id);
     const std::string agent = text_or("TORCHELASTIC_USE_AGENT_STORE", "");
     if (run != nullptr && !meeting_ && (agent == "True" || agent == "true" || agent == "1")) {
       place.ports = derived_ports(text({id, " ", place.ports.front()}));
-      // The name that the agent gives its host may be usable on other hosts only.
+      // The agent's name for its host may be valid on other hosts only.
       if (place.local_world == place.world.value()) place.host = "127.0.0.1";
     }
     return place;
@@ -277,7 +265,7 @@ class LaunchEnvironment {
       place.local_world =
           slurm_tasks_on("SLURM_STEP_TASKS_PER_NODE", counts, number("SLURM_NODEID").value_or(0));
     }
-    // A job that is requeued keeps its id and counts its steps anew.
+    // A requeued job keeps its id and restarts its step numbers.
     const std::string id = text({"slurm ", text_or("SLURM_JOB_ID", "0"), ".", slurm_step(),
                                  " restart ", text_or("SLURM_RESTART_COUNT", "0")});
     const std::string nodes = text_or("SLURM_STEP_NODELIST", text_or("SLURM_JOB_NODELIST", ""));
@@ -290,7 +278,6 @@ class LaunchEnvironment {
     return step != nullptr ? step : lookup_("SLURM_STEPID");
   }
 
-  /// Sets the meeting place that the user gave, or MASTER_ADDR:MASTER_PORT, which must both be set.
   void place_at_master(RankPlacement& place, std::string_view id) const {
     Endpoint store;
     if (meeting_) {
@@ -305,8 +292,7 @@ class LaunchEnvironment {
     place.secret = derived_secret(id, store.port, secret());
   }
 
-  /// For launchers that name a job but no port: MASTER_ADDR and MASTER_PORT where the user has set
-  /// them; else loopback if all ranks are on this host, and `first_host` if they are not.
+  /// MASTER_ADDR:MASTER_PORT if set; otherwise ports of the job, on loopback or `first_host`.
   void place_at_job(RankPlacement& place, const std::string& id,
                     const std::string& first_host) const {
     if (meeting_ || lookup_("MASTER_ADDR") != nullptr || lookup_("MASTER_PORT") != nullptr) {

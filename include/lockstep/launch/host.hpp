@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file What the ranks of one host share: its cores, and its GPUs where a test or a small machine
-/// wants that.
+/// @file The cores of a host divided among its ranks, and ranks that share GPUs.
 ///
-/// An OpenMP runtime, as LibTorch's and many libraries for matrices have, starts a thread for every
-/// core in every process. The ranks of a host would have several threads on each core, which wait
-/// for each other at the end of every loop: a small step of LibTorch then takes a multiple of its
-/// time. So ranks share the cores, unless OMP_NUM_THREADS says otherwise. The runtime reads that
-/// variable when it is loaded, before `main`: a rank gets it with its program.
+/// OpenMP runtimes, such as LibTorch's, start a thread per core in every process. Several ranks per
+/// host would oversubscribe the cores: a small step of LibTorch takes a multiple of its time then.
+/// So ranks divide the cores, unless OMP_NUM_THREADS is set, which the runtime reads before `main`.
 
 #include <dlfcn.h>
 #include <stdlib.h>
@@ -27,15 +24,13 @@ namespace lockstep::detail {
 
 inline constexpr const char* openmp_variable = "OMP_NUM_THREADS";
 
-/// A rank's share of the cores that this process may use.
 inline std::size_t openmp_share(std::size_t ranks) {
   return std::max<std::size_t>(core_count() / std::max<std::size_t>(ranks, 1), 1);
 }
 
 inline bool is_openmp_decided() { return std::getenv(openmp_variable) != nullptr; }
 
-/// What the launcher says of it, once in a program, where it makes a difference: in one that has an
-/// OpenMP runtime. lockstep itself needs none, so it is not linked, but looked for.
+/// Prints the share once, if the program has an OpenMP runtime, which is looked up, not linked.
 inline void say_openmp_share(std::size_t ranks) {
   static bool is_said = false;
   if (is_said || ranks < 2 || is_openmp_decided()) return;
@@ -48,16 +43,13 @@ inline void say_openmp_share(std::size_t ranks) {
                      ", its share of ", cores, cores == 1 ? " core\n" : " cores\n"}));
 }
 
-/// Calls a function of an OpenMP runtime, or of a library that has such threads, if the program has
-/// it.
 inline void call_if_found(const char* name, int argument) {
   void* const found = ::dlsym(RTLD_DEFAULT, name);
   if (found != nullptr) reinterpret_cast<void (*)(int)>(found)(argument);
 }
 
-/// Called by a forked rank, whose runtime has been loaded long ago. It has none of the threads that
-/// its parent's runtime had, and would wait for them for ever: a rank of a process that `had
-/// threads` computes with one, whatever its libraries were told in the parent.
+/// In a forked rank the OpenMP runtime would wait forever for the parent's threads, so a rank of a
+/// process that `had_threads` computes with one, whatever was set in the parent.
 inline void use_openmp_share(std::size_t ranks, bool had_threads) {
   if (had_threads) {
     call_if_found("omp_set_num_threads", 1);
@@ -68,19 +60,16 @@ inline void use_openmp_share(std::size_t ranks, bool had_threads) {
   }
 }
 
-// Ranks that share GPUs.
+// NCCL rejects two ranks on one GPU of one host, but not of two hosts, so each rank that shares a
+// GPU claims a host of its own (NCCL_HOSTID). NCCL avoids the loopback interface, the only one of a
+// host without a network, unless NCCL_SOCKET_IFNAME names it.
 //
-// NCCL refuses two ranks that are on one GPU of one host, but not of two hosts. So each rank
-// pretends to be on a host of its own (NCCL_HOSTID). NCCL avoids the loopback interface unless told
-// otherwise (NCCL_SOCKET_IFNAME), and a host without a network has no other.
-//
-// Whether ranks share is known only when they have met and compared their GPUs. Then the process
-// has threads, and setenv moves memory that another thread may be reading. So where sharing is
-// allowed the variables are there from the beginning, under names that nobody reads, and when they
-// are wanted one byte of the name changes: LCCL_HOSTID becomes NCCL_HOSTID. NCCL reads it when it
-// makes its first communicator, which is later. Variables that the user has set stay as they are.
+// Ranks know that they share only after the rendezvous. By then the process has threads, and setenv
+// moves memory that others may be reading. So where sharing is allowed, the variables are set at
+// the start under unused names, and one byte of the name changes before NCCL reads them for its
+// first communicator: LCCL_HOSTID becomes NCCL_HOSTID. Variables that the user has set are kept.
 
-/// Adds the variables for one rank, as `name=value`: none if sharing is not wanted.
+/// Adds the variables of one rank, as `name=value`, if sharing is allowed.
 inline void add_shared_gpu_variables(std::vector<std::string>& variables, std::string_view job,
                                      Rank rank) {
   if (!wants_shared_gpus()) return;
@@ -88,8 +77,7 @@ inline void add_shared_gpu_variables(std::vector<std::string>& variables, std::s
   variables.emplace_back("LCCL_SOCKET_IFNAME=lo");
 }
 
-/// Puts them into the environment of this process, which another launcher has started. A process
-/// that has threads already is left alone.
+/// Sets them in this process, for ranks of other launchers, unless it has other threads.
 inline void prepare_shared_gpus(std::string_view job, Rank rank) {
   std::vector<std::string> variables;
   add_shared_gpu_variables(variables, job, rank);
@@ -101,8 +89,7 @@ inline void prepare_shared_gpus(std::string_view job, Rank rank) {
   }
 }
 
-/// Lets NCCL see a variable that was prepared: "NCCL_HOSTID", by which it takes this rank for one
-/// on a host of its own, or "NCCL_SOCKET_IFNAME", the loopback interface. False if there is none.
+/// Makes a prepared variable, such as "NCCL_HOSTID", visible to NCCL; false if there is none.
 inline bool use_shared_gpu_variable(const char* name) {
   if (::getenv(name) != nullptr) return true;
   for (char** variable = environ; variable != nullptr && *variable != nullptr; ++variable) {

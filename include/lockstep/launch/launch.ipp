@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Definitions of this folder but the store's, and what only they use: ranks that are
-/// threads, and the launcher, `./trainer --ranks 4`, which is the program itself.
+/// @file Definitions of this folder except the store's: ranks as threads, and the launcher,
+/// `./trainer --ranks 4`, which is the program itself.
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -81,7 +81,6 @@ LOCKSTEP_INLINE std::string flag_name(std::string_view argument) {
   return name;
 }
 
-/// Has a program's command line this option, before a `--`?
 template <class Words>
 bool is_given(const Words& words, std::string_view name) {
   for (std::size_t i = 1; i < words.size() && words[i] != "--"; ++i) {
@@ -90,7 +89,7 @@ bool is_given(const Words& words, std::string_view name) {
   return false;
 }
 
-/// Do ranks with these arguments save their state when they are asked to end?
+/// Do ranks with these arguments save their state on SIGTERM?
 LOCKSTEP_INLINE bool saves_on_request(const std::vector<std::string>& arguments) {
   return is_given(arguments, "--checkpoint");
 }
@@ -102,8 +101,7 @@ LOCKSTEP_INLINE const Flag* find_flag(std::string_view name, std::span<const Fla
   return nullptr;
 }
 
-/// How many letters must be changed, added, left out or swapped with the next to make one word of
-/// another (optimal string alignment).
+/// The optimal string alignment distance: letters changed, added, removed or swapped with the next.
 LOCKSTEP_INLINE std::size_t letters_apart(std::string_view a, std::string_view b) {
   const std::size_t width = b.size() + 1;
   std::vector<std::size_t> cost((a.size() + 1) * width);
@@ -124,7 +122,6 @@ LOCKSTEP_INLINE std::size_t letters_apart(std::string_view a, std::string_view b
   return cost.back();
 }
 
-/// The names that other launchers have for options of this one.
 inline constexpr std::pair<std::string_view, std::string_view> names_elsewhere[] = {
     {"np", "--ranks"},
     {"nproc", "--ranks"},
@@ -149,8 +146,8 @@ LOCKSTEP_INLINE std::string_view meant_flag(std::string_view name, std::span<con
   for (const Flag& flag : flags) {
     const std::string_view known = word(flag.name);
     const std::size_t apart = letters_apart(written, known);
-    // Of a short word, most neighbours are words of their own: `--date`, `--speed`. A letter too
-    // few or too many at its end is a slip all the same. Hardly anybody mistakes the first letter.
+    // Most neighbours of a short word are words of their own (`--date`, `--speed`), unless they
+    // differ at its end. The first letter is rarely mistyped.
     const bool is_slip =
         known.size() > 4 ? apart <= (known.size() > 8 ? 2u : 1u) && written[0] == known[0]
                          : apart <= 1 && (written.starts_with(known) || known.starts_with(written));
@@ -273,7 +270,7 @@ LOCKSTEP_INLINE std::string help_text(std::string_view program, std::span<const 
 
 LOCKSTEP_INLINE std::size_t restart_count() { return LaunchEnvironment().restarts(); }
 
-/// The calls of `launch` in this process, while each lasts.
+/// Counts the calls of `launch` in this process, and those in progress.
 class LaunchCount {
  public:
   LaunchCount() : number_(++calls) { ++lasting; }
@@ -281,7 +278,6 @@ class LaunchCount {
   LaunchCount(const LaunchCount&) = delete;
   LaunchCount& operator=(const LaunchCount&) = delete;
 
-  /// From 1.
   std::size_t number() const { return number_; }
 
   static bool is_under_way() { return lasting != 0; }
@@ -293,7 +289,6 @@ class LaunchCount {
   std::size_t number_;
 };
 
-/// The place of a process that is a whole job.
 LOCKSTEP_INLINE RankPlacement alone_place(std::size_t threads = 1) {
   RankPlacement place("the program", Rank{0}, WorldSize{1});
   place.local_world = 1;
@@ -316,16 +311,14 @@ LOCKSTEP_INLINE std::string host_identity() {
   return text({name, " ", std::string_view(boot).substr(0, boot.find('\n'))});
 }
 
-/// Says that this rank was asked to stop and has saved its state; rank 0 speaks for all. Returns
-/// the exit status.
+/// Rank 0 prints that the job was stopped. Returns the exit status.
 LOCKSTEP_INLINE int report_stop(const Stopped& stopped, std::optional<Rank> rank) {
   std::fflush(nullptr);
   if (rank.value_or(Rank{0}) == Rank{0}) std::fputs(text({stopped.what(), "\n"}).c_str(), stderr);
   return stopped_status;
 }
 
-/// Reports why this rank fails: to lockstep's launcher through its pipe, else on stderr, in one
-/// piece. Returns the exit status, 1; or that of a rank that was asked to stop.
+/// Reports a failure to lockstep's launcher, if any, otherwise on stderr. Returns the exit status.
 LOCKSTEP_INLINE int report_failure(const std::exception_ptr& thrown, std::optional<Rank> rank,
                                    const Descriptor& launcher) {
   try {
@@ -335,7 +328,7 @@ LOCKSTEP_INLINE int report_failure(const std::exception_ptr& thrown, std::option
   } catch (...) {  // NOLINT(bugprone-empty-catch): a failure, which is reported below
   }
   Failure failure = Failure::of(thrown);
-  if (!failure.rank) failure.rank = rank;  // of a process with several, the launcher knows one
+  if (!failure.rank) failure.rank = rank;  // a launcher knows only one rank of a process
   std::fflush(nullptr);
   if (!launcher || !write_all(launcher.get(), failure.bytes())) {
     std::fputs(text({failure.text(rank), "\n"}).c_str(), stderr);
@@ -343,9 +336,8 @@ LOCKSTEP_INLINE int report_failure(const std::exception_ptr& thrown, std::option
   return 1;
 }
 
-/// Calls `run(session)`, which returns an exit status. Where it ends well, nothing of the command
-/// line may be left that nobody has read. A stop ends it while the session is still there: other
-/// ranks, which stop as well, may need its store a little longer.
+/// Calls `run(session)`, which returns an exit status. If that is 0, unread arguments are an error.
+/// `Stopped` is caught while the session exists, because other ranks may still need its store.
 LOCKSTEP_INLINE int run_rank(Session& session, FunctionRef<int(Session&)> run) {
   try {
     const int status = run(session);
@@ -356,7 +348,6 @@ LOCKSTEP_INLINE int run_rank(Session& session, FunctionRef<int(Session&)> run) {
   }
 }
 
-/// A rank's exception as an `Error` that names the rank.
 LOCKSTEP_INLINE Error named_error(const Failure& failure, Rank rank) {
   if (failure.operation.empty()) {
     return {"spawn", failure.problem, "it was thrown by the spawned function", rank};
@@ -364,13 +355,13 @@ LOCKSTEP_INLINE Error named_error(const Failure& failure, Rank rank) {
   return {failure.operation, failure.problem, failure.advice, failure.rank.value_or(rank)};
 }
 
-/// How the threads of a job ended, as each reports it. `launcher` is told of a failure.
+/// The ends of a process's rank threads. `launcher` is told of a failure.
 class ThreadEnds {
  public:
   ThreadEnds(std::size_t threads, const Descriptor& launcher)
       : launcher_(launcher), running_(threads) {}
 
-  /// The first status that is not 0 counts, and a failure's before that of a stop.
+  /// The first nonzero status counts, but a failure overrides a stop.
   void returned(int status) {
     const std::lock_guard lock(mutex_);
     if (status_ == 0 || (status_ == stopped_status && status != 0)) status_ = status;
@@ -385,19 +376,17 @@ class ThreadEnds {
     changed_.notify_all();
   }
 
-  /// **Host** blocks until all have ended or, once one has failed, for the grace of the others.
-  /// Returns whether all have ended.
+  /// **Host** blocks until all have ended or, after a failure, for `grace`. Have all ended?
   bool await(std::chrono::milliseconds grace) {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return running_ == 0 || !ends_.empty(); });
     return changed_.wait_for(lock, grace, [&] { return running_ == 0; });
   }
 
-  /// Has a rank failed? To be called once all have ended.
+  /// Valid once all have ended.
   bool has_failed() const { return !ends_.empty() || (status_ != 0 && status_ != stopped_status); }
 
-  /// Says which failure was the first, and which ranks failed because of it. Returns the exit
-  /// status.
+  /// Reports the first failure and its consequences. Returns the exit status.
   int report() {
     const std::lock_guard lock(mutex_);
     if (ends_.empty()) return status_;
@@ -415,7 +404,6 @@ class ThreadEnds {
     return status;
   }
 
-  /// Throws the first failure, if there is one, with its rank.
   void rethrow_first() const {
     if (thrown_.empty()) return;
     const Rank rank = ends_.front().rank;
@@ -433,15 +421,13 @@ class ThreadEnds {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::size_t running_;
-  std::vector<RankEnd> ends_;  // of those that failed, in the order in which they said so
+  std::vector<RankEnd> ends_;  // of failed ranks, in the order of their reports
   std::vector<std::exception_ptr> thrown_;
   int status_ = 0;
 };
 
 /// Calls `run(session)`, which returns an exit status, on `place.process_ranks` threads, each a
-/// rank of the job. That is this process, or several with as many threads each. When one of several
-/// processes has a rank that failed, its others have a while to end; then it ends, even if a thread
-/// still waits for other processes.
+/// rank. One of several processes exits at the latest `grace` after one of its ranks has failed.
 LOCKSTEP_INLINE void run_threads(RankPlacement place, std::chrono::milliseconds timeout,
                                  std::chrono::milliseconds grace, ThreadEnds& ends,
                                  FunctionRef<int(Session&)> run) {
@@ -451,8 +437,8 @@ LOCKSTEP_INLINE void run_threads(RankPlacement place, std::chrono::milliseconds 
   const bool is_whole = place.world == WorldSize{1} && !place.hosted;
   if (is_whole) allow_open_files(3 * ranks + 64, "a process of", ranks);
   const std::unique_ptr<StoreHost> host = settle_at(place);
-  // Ranks that wait for one that failed stop waiting when the store is closed. They are connected
-  // before any of them runs: one that comes to a closed store would wait for it.
+  // Closing the store ends the waits for a rank that failed. All ranks connect before any runs,
+  // because one that finds a closed store would wait for it.
   std::vector<std::optional<Store>> stores(ranks);
   for (std::optional<Store>& store : stores) {
     if (is_whole) store.emplace(place.host, place.ports, place.secret, timeout);
@@ -479,7 +465,7 @@ LOCKSTEP_INLINE void run_threads(RankPlacement place, std::chrono::milliseconds 
     try {
       threads.emplace_back(ThreadName{"lockstep rank", "the thread of a rank"}, act, threw,
                            Signals::delivered);
-    } catch (...) {  // the system has no more threads
+    } catch (...) {  // no thread could be created
       failed(rank, std::current_exception());
       while (++r < ranks) ends.returned(0);
     }
@@ -494,8 +480,7 @@ LOCKSTEP_INLINE void run_threads(RankPlacement place, std::chrono::milliseconds 
     host->server.wait_until_unused(Deadline::after(timeout));
 }
 
-/// Ranks of a program that are threads. With `asks_for_help` they run only to learn what options
-/// the program asks for. Returns the exit status.
+/// The same for a program, or for its options with `asks_for_help`. Returns the exit status.
 LOCKSTEP_INLINE int run_threads(const RankPlacement& place, std::chrono::milliseconds timeout,
                                 const std::vector<std::string>& arguments,
                                 const Descriptor& launcher, FunctionRef<int(Session&)> run,
@@ -509,8 +494,7 @@ LOCKSTEP_INLINE int run_threads(const RankPlacement& place, std::chrono::millise
   return ends.report();
 }
 
-/// The path of this program, so that `ps` shows ranks by its name. If another file has taken the
-/// path since (a rebuild), it is the kernel's link to the running one.
+/// This program's path, which `ps` shows for ranks; the kernel's link if a rebuild replaced it.
 LOCKSTEP_INLINE std::string own_program() {
   constexpr const char* link = "/proc/self/exe";
   char path[4096];
@@ -519,7 +503,6 @@ LOCKSTEP_INLINE std::string own_program() {
   return std::string(found.empty() || found.ends_with(" (deleted)") ? link : found);
 }
 
-/// This process's environment without the variables of a rank and the secret.
 LOCKSTEP_INLINE std::vector<std::string> inherited_environment() {
   constexpr std::string_view ours[] = {
       "LOCKSTEP_RANK",      "LOCKSTEP_WORLD_SIZE", "LOCKSTEP_LOCAL_RANK",
@@ -537,12 +520,10 @@ LOCKSTEP_INLINE std::vector<std::string> inherited_environment() {
   return variables;
 }
 
-/// Adds a text to a list: `name=value`, for an environment.
 LOCKSTEP_INLINE void add(std::vector<std::string>& list, std::initializer_list<Word> words) {
   list.push_back(text(words));
 }
 
-/// The pointers that execve wants.
 LOCKSTEP_INLINE std::vector<char*> pointers(std::vector<std::string>& texts) {
   std::vector<char*> list;
   for (std::string& text : texts) list.push_back(text.data());
@@ -550,22 +531,20 @@ LOCKSTEP_INLINE std::vector<char*> pointers(std::vector<std::string>& texts) {
   return list;
 }
 
-/// Opens those of the descriptors 0, 1 and 2 that are closed, so that no pipe gets their number.
+/// Opens closed standard streams, so that no pipe gets the descriptor 0, 1 or 2.
 LOCKSTEP_INLINE void keep_standard_streams() {
   int fd = 0;
   while (fd >= 0 && fd < 3) fd = ::open("/dev/null", O_RDWR);
   if (fd >= 0) ::close(fd);
 }
 
-/// Starts the ranks of the program, for the `number`th time after the first, and stays until all
-/// have ended. Every start has a store, a secret and a job id of its own: nobody who is late meets
-/// the ranks of another one.
+/// Starts the ranks, as restart `number`, and waits until all have ended. Every attempt has its own
+/// store, secret and job id, so that stragglers of another attempt cannot join.
 LOCKSTEP_INLINE Outcome run_attempt(LaunchOptions& options, std::chrono::milliseconds timeout,
                                     std::size_t number) {
   const std::size_t ranks = options.ranks.value_or(1);
   const std::size_t processes = options.threads ? 1 : ranks;
-  // For each rank two pipes of output, one for its failure and one for the secret, both ends while
-  // it starts, its pidfd, and its connection to the store.
+  // Per process: four pipes (both ends while it starts) and a pidfd; per rank: a connection.
   allow_open_files(10 * processes + ranks + 128, "the launcher of a job of", ranks);
   const std::string secret = random_id();
   const std::string job = random_id();
@@ -610,8 +589,7 @@ LOCKSTEP_INLINE Outcome run_attempt(LaunchOptions& options, std::chrono::millise
       const std::string cannot_start =
           Failure{"launch", "the program cannot be executed", "look at its file", rank, false}
               .bytes();
-      // The store's thread runs already: after fork, only async-signal-safe functions may be
-      // called.
+      // The store's thread runs already: after fork, only async-signal-safe functions are allowed.
       supervisor.start(rank, std::move(report.read), [&] {
         ::fcntl(told.read.get(), F_SETFD, 0);
         ::fcntl(report.write.get(), F_SETFD, 0);
@@ -625,9 +603,9 @@ LOCKSTEP_INLINE Outcome run_attempt(LaunchOptions& options, std::chrono::millise
   return outcome;
 }
 
-/// Starts the ranks of the program, again after failures, as often as the options allow.
-/// Returns the exit status: 0; that of the rank that failed first; `stopped_status` if all ranks
-/// have saved their state because they were asked to stop; or 128 + the signal that ended the job.
+/// Starts the ranks, and restarts them after failures as often as the options allow. Returns the
+/// exit status: 0, that of the rank that failed first, `stopped_status` if all ranks saved their
+/// state on request, or 128 + the signal that ended the job.
 LOCKSTEP_INLINE int launch_ranks(LaunchOptions options, std::chrono::milliseconds timeout) {
   if (options.rendezvous) {
     fail("launch", {"--rendezvous is given, and --ranks starts ranks on this host only"},
@@ -671,8 +649,7 @@ LOCKSTEP_INLINE void spawn_threads(std::size_t ranks, RankFunction f,
   ends.rethrow_first();
 }
 
-/// Runs a forked rank, reports a failure, and ends without the parent's atexit handlers and
-/// destructors.
+/// Runs a forked rank and exits without the parent's atexit handlers and destructors.
 [[noreturn]] LOCKSTEP_INLINE void run_forked(const Membership& member, int report, RankFunction f) {
   int status = 0;
   try {
@@ -691,7 +668,7 @@ LOCKSTEP_INLINE void spawn_processes(std::size_t ranks, RankFunction f,
                                      std::chrono::milliseconds timeout) {
   require_ranks(ranks);
   std::cout.flush();
-  std::fflush(nullptr);  // or every rank would print what is in the buffers
+  std::fflush(nullptr);  // otherwise every rank would print what is buffered
   allow_open_files(8 * ranks + 64, "spawn of", ranks);  // pipes, connections, pidfds
   const bool had_threads = has_other_threads();
   const std::string secret = random_id();
@@ -711,12 +688,12 @@ LOCKSTEP_INLINE void spawn_processes(std::size_t ranks, RankFunction f,
         run_forked(member, report.write.get(), f);
       });
     }
-    // The server starts after the forks, so that ranks inherit neither its sockets nor threads.
+    // After the forks, so that ranks inherit neither its sockets nor its threads.
     const StoreServer server(secret, std::move(listener));
     outcome = supervisor.run();
   }
   if (outcome.interrupted != 0) {
-    ::raise(outcome.interrupted);  // now the program's own handling applies
+    ::raise(outcome.interrupted);  // the program's own handler applies
     fail("spawn", {"ended by signal ", outcome.interrupted}, "all ranks were ended");
   }
   if (!outcome.stopped.empty() && !outcome.first) {
@@ -730,8 +707,8 @@ LOCKSTEP_INLINE void spawn_processes(std::size_t ranks, RankFunction f,
        "look at what it printed, and at core dumps", end.rank);
 }
 
-/// The answer to `--help`. A program that has options of its own is run, on threads of this
-/// process, until it has asked for them; `HelpAsked` ends it then.
+/// The output of `--help`. A program with options of its own runs, on threads of this process,
+/// until it has asked for them all and `HelpAsked` ends it.
 LOCKSTEP_INLINE std::string help(std::span<const std::string_view> arguments,
                                  std::span<const Flag> flags, FunctionRef<int(Session&)> run,
                                  std::size_t ranks) {
@@ -750,7 +727,7 @@ LOCKSTEP_INLINE std::string help(std::span<const std::string_view> arguments,
     } catch (...) {  // NOLINT(bugprone-empty-catch): nor is any other failure one of `--help`
     }
     if (session.rank() == Rank{0}) asked = session.options().asked();
-    return 1;  // so that nobody asks who has read the rest
+    return 1;  // not 0, so that unread arguments are no error
   };
   std::vector<std::string> words{std::string(program)};
   try {
@@ -768,14 +745,13 @@ LOCKSTEP_INLINE std::string help(std::span<const std::string_view> arguments,
   return help_text(program, flags, asked, note);
 }
 
-/// Answers `--help` and `--version`, once: rank 0 of those that a launcher has started prints.
-/// False where neither is asked for.
+/// Answers `--help` and `--version`, on rank 0 of the first `launch`. False where neither is given.
 LOCKSTEP_INLINE bool answer(std::span<const std::string_view> arguments, std::size_t launch_number,
                             std::span<const Flag> flags, FunctionRef<int(Session&)> run,
                             std::size_t ranks) {
   const bool wants_help = is_given(arguments, "--help");
   if (!wants_help && !is_given(arguments, "--version")) return false;
-  // A place without a meeting point is an error for a rank, but this one meets nobody.
+  // A dummy address, since a placement without one is an error, and this rank connects to nobody.
   const auto where = LaunchEnvironment(Endpoint{"127.0.0.1", 1}).placement();
   if (launch_number != 1 || (where && where->rank != Rank{0})) return true;
   std::fputs(wants_help ? help(arguments, flags, run, ranks).c_str()
@@ -785,10 +761,8 @@ LOCKSTEP_INLINE bool answer(std::span<const std::string_view> arguments, std::si
   return true;
 }
 
-/// Throws where options contradict the launcher that has started this process.
 LOCKSTEP_INLINE void check_launcher(const LaunchOptions& options, const RankPlacement& place) {
-  // Older launchers pass the local rank as an argument too. One that contradicts the environment
-  // would put a rank on another's device.
+  // Older launchers also pass the local rank as an argument; a wrong one selects a wrong device.
   const bool is_known = place.local_world != 0 || std::getenv("LOCAL_RANK") != nullptr;
   if (is_known && options.local_rank.value_or(place.local_rank) != place.local_rank) {
     fail("launch",
@@ -805,15 +779,14 @@ LOCKSTEP_INLINE void check_launcher(const LaunchOptions& options, const RankPlac
   }
 }
 
-/// The exit status of ranks that have returned: 1 where a failure came too late to be thrown. It is
-/// reported as one that was.
+/// Turns a failure in a destructor of ranks that have returned into a reported one, with status 1.
 LOCKSTEP_INLINE int status_after(int status, LateFailures& late, const Descriptor& launcher) {
   if (status != 0) return status;
   const std::optional<LateFailure> failure = late.take();
   return failure ? report_failure(failure->thrown, failure->rank, launcher) : status;
 }
 
-/// How many ranks are threads of a process that others are started beside.
+/// The number of rank threads in each process of a job with several.
 LOCKSTEP_INLINE std::size_t threads_of(const RankPlacement& place, const LaunchOptions& options,
                                        std::size_t default_ranks) {
   if (const auto told = LaunchEnvironment().threads()) return *told;
@@ -837,18 +810,17 @@ LOCKSTEP_INLINE int launch_as(RanksAs how, int argc, char** argv,
     const auto run_one = [&](Session& session) { return run(session, replicas); };
     const std::size_t by_default =
         default_ranks == dynamic || how == RanksAs::replicas ? 1 : default_ranks;
-    // A program may call `launch` several times, one after the other. lockstep's launcher runs the
-    // whole program on every rank and tells it the number of the one call that it started ranks
-    // for; the rank leaves all others out.
+    // A program may call `launch` several times in a row. A rank of lockstep's launcher runs the
+    // whole program, and skips all calls but the one it was started for.
     const LaunchCount count;
     const std::vector<std::string_view> arguments(argv, argv + argc);
-    // Jobs that a program makes of its session have options too.
+    // Jobs that the program makes from its session have options too.
     if (flags.empty()) flags = ProgramTraits::get().flags;
     if (answer(arguments, count.number(), flags, run_one, by_default)) return 0;
     LaunchOptions options = parse_options(argc, argv, flags);
     options.launch_number = count.number();
     set_progress_style(options.progress);
-    progress_style();  // or an error, before any rank
+    progress_style();  // throws for an invalid variable, before any rank
     std::optional<RankPlacement> place = LaunchEnvironment(options.rendezvous).placement();
     const LaunchEnvironment environment;
     const auto timeout = options.timeout.value_or(environment.timeout().value_or(default_timeout));
@@ -857,8 +829,7 @@ LOCKSTEP_INLINE int launch_as(RanksAs how, int argc, char** argv,
     if (place) {
       prepare_shared_gpus(place->job, place->rank);
       launcher = inherited_pipe(place->report_fd);
-      // Through a pipe, stdio would keep lines back until a block is full. The user would see them
-      // late, and those before a crash never.
+      // Line-buffered, since a full buffer would delay lines and lose those before a crash.
       if (place->hosted) std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
     }
     const bool is_alone = !place || place->is_alone();
@@ -887,11 +858,11 @@ LOCKSTEP_INLINE int launch_as(RanksAs how, int argc, char** argv,
               " of this job are threads of one process"},
              text({"start it once, with --ranks ", place->world}), place->rank);
       }
-      // Of replicas there is one for each device, unless somebody says otherwise.
+      // By default there is one replica for each device.
       if (!options.ranks) options.ranks = environment.threads();
       if (!options.ranks && how != RanksAs::replicas) options.ranks = by_default;
       if (options.max_restarts != 0) {
-        // Threads share a process that may have died: a launcher of its own starts it again.
+        // A failure may end the process of all threads, so a launcher process restarts it.
         options.threads = options.ranks;
         return launch_ranks(std::move(options), timeout);
       }
@@ -949,7 +920,7 @@ LOCKSTEP_INLINE bool ProgramOptions::finish() {
 LOCKSTEP_INLINE void ProgramOptions::refuse(std::initializer_list<detail::Word> problem,
                                             std::string_view advice) {
   const Error error("launch", detail::text(problem), advice);
-  // All ranks have the same command line, and one of them says what is wrong with it.
+  // All ranks have the same command line; one of them reports the error.
   throw speaks_ ? error : error.as_consequence();
 }
 
@@ -1039,14 +1010,14 @@ LOCKSTEP_INLINE void ProgramOptions::end(Readers readers) {
   is_closed_ = true;
   if (asks_for_help_) {
     if (std::uncaught_exceptions() == 0) throw detail::HelpAsked();
-    return;  // a destructor calls, on the way out
+    return;  // called by a destructor during unwinding
   }
   is_checked_ = readers == Readers::all;
-  if (is_read_ && asked_.empty()) return;  // the program knows what its words mean
+  if (is_read_ && asked_.empty()) return;  // the program reads its words itself
   for (std::size_t i = 1; i < left_.size(); ++i) {
     const bool is_option = i < behind_ && left_[i].size() > 2 && left_[i].starts_with("--");
     if (readers == Readers::some && is_option) {
-      // A job that is made later reads it.
+      // A later job reads it.
       const std::string name = detail::flag_name(left_[i]);
       const auto* flag = detail::find_flag(name, detail::ProgramTraits::get().flags);
       if (flag != nullptr) {
@@ -1055,7 +1026,7 @@ LOCKSTEP_INLINE void ProgramOptions::end(Readers readers) {
       }
     }
     if (is_option) refuse_unknown(left_[i]);
-    // Programs with a session alone often read words late, or read `argv` themselves.
+    // Programs with only a session often read words late, or read `argv` themselves.
     const bool has_readers = is_left_ || !asked_.empty();
     if (readers == Readers::all && has_readers && !is_read_) {
       refuse({"nothing in this program reads '", left_[i], "'"},

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The steps by which a rank joins its job at a place that is known.
+/// @file The rendezvous of a rank whose placement is known.
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -20,14 +20,12 @@ LOCKSTEP_COLD_BEGIN
 
 namespace lockstep::detail {
 
-/// The file of `file:///path`, where rank 0 says at which address, and with which secret, the job's
-/// store is to be found. Written whole under another name and then renamed, readable by its owner
-/// only, removed when the job ends. A file that an earlier job has left behind does no harm: the
-/// secret in it is random, so no store answers to it, and a rank that has read it reads again until
-/// rank 0 has replaced it. The file of a job that still runs is an error on rank 0.
+/// The file of `file:///path`, through which rank 0 publishes the address and the secret of the
+/// job's store. It is replaced atomically, readable by its owner only, and removed when the job
+/// ends. A file left by an earlier job is harmless: no store answers to its secret, and ranks read
+/// it again until rank 0 has replaced it. The file of a running job is an error on rank 0.
 class RendezvousFile {
  public:
-  /// Says that rank 0 is at `host`, with a store of this port and secret.
   RendezvousFile(std::string path, std::string_view host, std::uint16_t port,
                  std::string_view secret)
       : path_(std::move(path)) {
@@ -48,12 +46,11 @@ class RendezvousFile {
   RendezvousFile& operator=(const RendezvousFile&) = delete;
 
   ~RendezvousFile() {
-    // Another job may have replaced the file by its own.
+    // Another job may have replaced the file.
     if (!path_.empty() && read_file(path_.c_str()) == text_) ::unlink(path_.c_str());
   }
 
-  /// The path, and the host by which rank 0 is known, out of `/path` or `/path?host=name`. Without
-  /// a name all ranks are on one host.
+  /// Parses `/path` or `/path?host=name`, the host of rank 0; without it all ranks are on one host.
   static std::pair<std::string, std::string> parse(std::string_view text) {
     const std::size_t query = text.find("?host=");
     std::string host = "127.0.0.1";
@@ -68,7 +65,7 @@ class RendezvousFile {
     return {std::string(text), host};
   }
 
-  /// Waits for a file whose store answers, and completes the place by it.
+  /// Waits for a file whose store answers, and copies its address and secret to `place`.
   static void wait(const std::string& path, RankPlacement& place,
                    std::chrono::milliseconds timeout) {
     const Deadline deadline = Deadline::after(timeout);
@@ -83,7 +80,6 @@ class RendezvousFile {
          "check that rank 0 runs, as the same user, and was given the same file", place.rank);
   }
 
-  /// Throws if the file is that of a running job, or no rendezvous file at all.
   static void check_unused(const std::string& path) {
     const std::string found = read_file(path.c_str());
     if (!found.empty() && !found.starts_with(title)) {
@@ -101,8 +97,8 @@ class RendezvousFile {
  private:
   static constexpr std::string_view title = "lockstep rendezvous 1";
 
-  /// Is a store with its secret where the file says that it is? Then the place is completed by it.
-  /// Only a file of this user is accepted, because the folder may be /tmp.
+  /// Completes `place` if the store of the file answers. Only this user's files are accepted,
+  /// because the folder may be /tmp.
   static bool answers(const std::string& path, RankPlacement& place, Deadline deadline,
                       std::string& why) {
     const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
@@ -114,7 +110,7 @@ class RendezvousFile {
     const bool is_own = S_ISREG(status.st_mode) && status.st_uid == ::geteuid();
     const std::string bytes = is_own ? read_all(file.get()) : "";
     std::string_view rest = bytes;
-    std::string_view lines[4];  // the title, the host, the port, the secret
+    std::string_view lines[4];  // title, host, port, secret
     for (std::string_view& line : lines) {
       line = rest.substr(0, rest.find('\n'));
       rest.remove_prefix(std::min(line.size() + 1, rest.size()));
@@ -134,15 +130,14 @@ class RendezvousFile {
   std::string text_;
 };
 
-/// The store of a job whose launcher has opened none, and the rendezvous file with its address.
+/// The store of a job without a launcher that hosts it, and its rendezvous file.
 struct StoreHost {
   StoreServer server;
   std::optional<RendezvousFile> file = std::nullopt;
 };
 
-/// The secret of a rank that lockstep's launcher has started. It comes through a pipe, because an
-/// environment is shown in logs and crash reports and is handed on to every program a rank starts.
-/// The pipe can be read once; the process remembers.
+/// The secret of a rank of lockstep's launcher. It comes through a pipe, which can be read once,
+/// because an environment appears in logs and is inherited by every program that a rank starts.
 inline const std::string& inherited_secret(int fd) {
   static const std::string secret = [fd] {
     const Descriptor pipe = inherited_pipe(fd);
@@ -155,8 +150,7 @@ inline const std::string& inherited_secret(int fd) {
   return secret;
 }
 
-/// The socket on which rank 0 listens: on loopback, or on every interface if the others were given
-/// another name, because that name may lead to any address of this host.
+/// Rank 0 listens on loopback, or on every interface for a name, which may resolve to any address.
 inline Descriptor listen_at(const RankPlacement& place) {
   const std::string host = is_loopback(place.host) ? place.host : "";
   int error = 0;
@@ -169,7 +163,7 @@ inline Descriptor listen_at(const RankPlacement& place) {
        "choose another port (MASTER_PORT or --rendezvous), or end what uses it", place.rank);
 }
 
-/// Ranks introduce themselves through the store when they join. It ends when all have come.
+/// Registers the rank in the store, checks it against the others, and waits until all have joined.
 inline void introduce(Store& store, Membership& member, bool knows_local_ranks) {
   const std::string rank = text({member.rank});
   const std::string world = text({member.world});
@@ -195,9 +189,9 @@ inline void introduce(Store& store, Membership& member, bool knows_local_ranks) 
   }
 }
 
-/// How often this process has joined at this place as this rank before. A rank that joins again
-/// must not meet the store of its earlier job, which waits until all ranks have left it; so each
-/// join has a secret of its own, which the earlier store does not know.
+/// How often this process has joined as this rank at this address before. The number makes the
+/// secret of each join unique: the store of an earlier job, which waits for its ranks to leave,
+/// rejects it.
 inline std::size_t earlier_joins(const RankPlacement& place) {
   static std::mutex mutex;
   static std::vector<std::string> joins;
@@ -208,7 +202,7 @@ inline std::size_t earlier_joins(const RankPlacement& place) {
   return earlier;
 }
 
-/// Completes a place: reads the secret, and opens the store if that is this process's part.
+/// Completes a placement: reads the secret, and opens the store if this process hosts it.
 inline std::unique_ptr<StoreHost> settle_at(RankPlacement& place) {
   check_placement(place);
   if (place.secret_fd >= 0) place.secret = inherited_secret(place.secret_fd);
@@ -216,18 +210,16 @@ inline std::unique_ptr<StoreHost> settle_at(RankPlacement& place) {
     if (const std::size_t earlier = earlier_joins(place)) place.secret += text({"/", earlier});
   }
   if (place.hosted || place.rank != Rank{0}) return nullptr;
-  // Each rank, or each thread of it, is a client.
   const std::size_t clients = place.world.value() * place.process_ranks;
   std::unique_ptr<StoreHost> host(
       new StoreHost{StoreServer(place.secret, listen_at(place), clients)});
   place.ports = {host->server.port()};
-  // This is its own host, whatever name the others use.
+  // The host itself connects over loopback, whatever name the other ranks use.
   if (!is_loopback(place.host)) place.host = "127.0.0.1";
   return host;
 }
 
-/// Meets the others as one of the ranks of a place, which is settled, through `store`, which may be
-/// connected already. Ranks find out which are local if the place does not say.
+/// The rendezvous as one rank of a settled placement, through `store` if it is connected already.
 inline Session meet_at(const RankPlacement& place, Membership member,
                        std::unique_ptr<StoreHost> host, std::optional<Store> store = {}) {
   try {
@@ -240,8 +232,8 @@ inline Session meet_at(const RankPlacement& place, Membership member,
   }
 }
 
-/// Joins the job at a place; with `file`, rank 0 tells the others through it where the store is.
-/// Ranks: all must call. Host: blocks until all have come. Stream: none.
+/// Joins the job; rank 0 publishes the store through `file`, if given. **Ranks** all must call.
+/// **Host** blocks until all have joined. **Stream** none.
 inline Session join_at(RankPlacement place, std::chrono::milliseconds timeout = default_timeout,
                        const std::string& file = {}) {
   const std::string name = place.host;
@@ -253,7 +245,6 @@ inline Session join_at(RankPlacement place, std::chrono::milliseconds timeout = 
   return meet_at(place, std::move(member), std::move(host));
 }
 
-/// Joins through a file; see `RendezvousFile`.
 inline Session join_by_file(std::string_view method, Rank rank, WorldSize world,
                             std::chrono::milliseconds timeout) {
   RankPlacement place("the program", rank, world);
@@ -266,7 +257,7 @@ inline Session join_by_file(std::string_view method, Rank rank, WorldSize world,
     place.secret = random_id();
   } else {
     RendezvousFile::wait(path, place, timeout);
-    place.hosted = true;  // by rank 0, which has made up the secret of this join
+    place.hosted = true;  // by rank 0, with the secret of this join
   }
   return join_at(std::move(place), timeout, path);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The output of ranks: cut into lines, prefixed, and passed on whole.
+/// @file The output of ranks, forwarded in whole lines with a prefix.
 
 #include <unistd.h>
 
@@ -16,9 +16,8 @@ LOCKSTEP_COLD_BEGIN
 
 namespace lockstep::detail {
 
-/// The beginning of a status line that fits a terminal. Escape sequences take no room and are kept,
-/// also those behind the cut, which end a colour; of a UTF-8 character only the first byte counts.
-/// A character in the last column makes some terminals begin a new line.
+/// The part of a status line that fits a terminal without its last column, after which some wrap.
+/// Escape sequences take no columns and are kept after the cut too, where they may reset a colour.
 inline std::string fitted(std::string_view line, std::size_t columns) {
   std::size_t room = columns == 0 ? 0 : columns - 1;
   std::string fits;
@@ -41,18 +40,15 @@ inline std::string fitted(std::string_view line, std::size_t columns) {
   return fits;
 }
 
-/// Cuts text that arrives in arbitrary pieces into lines. A line longer than `max_line` is passed
-/// on in pieces of that size, each a line of its own, so that memory is bounded. Text that ends in
-/// '\r' instead of '\n' is a status line, as on a terminal: the next text takes its place.
+/// Splits a stream of text into lines. A longer line than `max_line` is split, which bounds memory.
+/// Text that ends in '\r' is a status line, which the next text replaces.
 class LineCutter {
  public:
   static constexpr std::size_t max_line = 64_KiB;
 
-  /// Takes a line or a status line, without the character that ended it. An empty status takes the
-  /// last one away.
+  /// Takes a line or a status line, without its terminator. An empty status removes the last one.
   using Take = FunctionRef<void(std::string_view text, bool is_status)>;
 
-  /// Calls `take` for every line and status line that is complete.
   void feed(std::string_view bytes, Take take) {
     while (!bytes.empty()) {
       if (bytes.front() == '\n') {
@@ -75,7 +71,6 @@ class LineCutter {
     }
   }
 
-  /// The last line, if no newline ended it.
   void finish(Take take) {
     if (!partial_.empty() && !is_ended_) emit(take);
   }
@@ -88,25 +83,22 @@ class LineCutter {
   }
 
   std::string partial_;
-  bool is_ended_ = false;    // a '\r' has ended what is in `partial_`
-  bool has_status_ = false;  // a status line was the last output
+  bool is_ended_ = false;    // '\r' has terminated `partial_`
+  bool has_status_ = false;  // the last output was a status line
 };
 
-/// Text on its way to the launcher's own stdout and stderr. Pieces are written strictly in order,
-/// since both are often the same terminal or file, and never block, since a launcher stuck behind a
-/// pager could not end its ranks. The streams are not made non-blocking, because other processes
-/// share them. Instead, at most a page is written after poll() has said that there is room.
-///
-/// Where stdout is a terminal, its last line may be a status line. It is removed before anything
-/// else is printed, and drawn again when there is nothing more to print.
+/// Text for the launcher's stdout and stderr. It is written in order, since both are often the same
+/// terminal or file, and never blocks, since a launcher blocked by a pager could not end its ranks.
+/// The streams stay blocking, because other processes share them: at most a page is written after
+/// poll() has reported space. On a terminal the last line may be a status line, which is erased
+/// before other output and redrawn after it.
 class OutputQueue {
  public:
   explicit OutputQueue(bool is_terminal = false) : is_terminal_(is_terminal) {}
 
   bool is_empty() const { return pieces_.empty(); }
-  /// Is it time to stop reading from ranks?
+  /// Should reading from ranks pause?
   bool is_full() const { return bytes_ >= 1_MiB; }
-  /// Which stream is to be polled for POLLOUT.
   int next_stream() const { return pieces_.front().stream; }
 
   void push(int stream, std::string_view text) {
@@ -114,7 +106,7 @@ class OutputQueue {
     append(stream, text);
   }
 
-  /// Puts `text` in the place of the last status line; an empty one takes it away.
+  /// Replaces the status line; an empty text removes it.
   void push_status(std::string_view prefix, std::string_view text) {
     if (!is_terminal_) return;
     if (text.ends_with(erase_line)) text.remove_suffix(erase_line.size());
@@ -128,7 +120,6 @@ class OutputQueue {
     hide_status();
   }
 
-  /// Writes a page at most, after poll() has said that the next stream takes it.
   void write_some() {
     constexpr std::size_t page = 4_KiB;
     Piece& piece = pieces_.front();
@@ -136,7 +127,7 @@ class OutputQueue {
     ssize_t n = ::write(piece.stream, piece.text.data() + piece.written, count);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
     if (n < 0) {
-      // The stream's reader has gone (`| head`). The ranks go on, and this stream stays silent.
+      // The reader is gone (`| head`). Ranks continue without this stream.
       closed_[piece.stream] = true;
       n = static_cast<ssize_t>(piece.text.size() - piece.written);
     }
@@ -152,7 +143,7 @@ class OutputQueue {
   }
 
  private:
-  // Erases from the cursor on. It is in the first column, since all text ends in '\r' or '\n'.
+  // Erases from the cursor on, which is in the first column, since all text ends in '\r' or '\n'.
   static constexpr std::string_view erase_line = "\033[K";
 
   struct Piece {
@@ -165,7 +156,7 @@ class OutputQueue {
     if (std::exchange(is_status_shown_, false)) append(1, erase_line);
   }
   void show_status() {
-    const auto columns = terminal_columns(1);  // of now: windows change
+    const auto columns = terminal_columns(1);  // queried each time: windows change
     append(1, columns ? fitted(status_, *columns) : status_);
     append(1, "\r");
     is_status_shown_ = true;
@@ -186,7 +177,7 @@ class OutputQueue {
   bool closed_[3] = {};
   bool is_terminal_;
   std::string status_;
-  bool is_status_shown_ = false;  // once everything before it is written
+  bool is_status_shown_ = false;  // once the queue is written
 };
 
 }  // namespace lockstep::detail

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Options of the command line: those that lockstep takes, and those of the program's own,
-/// `job.option("epochs", 8)`.
+/// @file Command-line options: lockstep's, and the program's own, `job.option("epochs", 8)`.
 
 #include <charconv>
 #include <exception>
@@ -17,14 +16,12 @@ namespace lockstep {
 
 namespace detail {
 
-/// An option that lockstep takes.
 struct Flag {
   std::string_view name;   // with its dashes
-  std::string_view value;  // the word for its value; empty where it has none
+  std::string_view value;  // a placeholder for its value; empty where it has none
   std::string_view help;
 };
 
-/// The options of every launched program.
 inline constexpr Flag launch_flags[] = {
     {"--ranks", "N", "ranks on this host; with ParallelStrategy<DP>, replicas in this process"},
     {"--rendezvous", "HOST:PORT",
@@ -37,64 +34,61 @@ inline constexpr Flag launch_flags[] = {
     {"--version", "", "print the version of lockstep"},
 };
 
-/// An option that the program has asked for.
+/// An option that the program has asked for; fields as in `Flag`.
 struct AskedOption {
-  std::string name;   // with its dashes
-  std::string value;  // the word for its value; empty where it has none
+  std::string name;
+  std::string value;
   std::string help;
   std::optional<std::string> given{};
 };
 
-/// The answer to `--help`. `others` are options of lockstep beside the launcher's.
+/// The output of `--help`. `others` are options of lockstep other than the launcher's.
 std::string help_text(std::string_view program, std::span<const Flag> others,
                       const std::vector<AskedOption>& asked, std::string_view note = {});
 
-/// A command line in its parts.
 struct CutArguments {
   struct Given {
-    std::string_view name;  // as its flag has it
+    std::string_view name;  // as in its flag
     std::string_view value;
   };
   std::vector<Given> given;
   std::vector<std::string> rest;  // the program's name first
 };
 
-/// Takes `flags` out of a program's arguments: `--ranks 4` and `--ranks=4` alike, and underscores
-/// for hyphens. Everything else stays, with `others`, which another part of lockstep takes later,
-/// and everything from `--` on. An option that is given twice is an error; so is one that looks
-/// like a misspelt option of either list.
+/// Extracts `flags` from a program's arguments, as `--ranks 4` or `--ranks=4`, with underscores or
+/// hyphens. The rest keeps `others`, which the job takes later, and everything from `--` on.
+/// Duplicates, and likely misspellings of an option of either list, are errors.
 CutArguments cut_arguments(std::span<const std::string_view> arguments, std::span<const Flag> flags,
                            std::span<const Flag> others = {});
 
-/// The option that somebody who wrote `name` has meant, or nothing.
+/// The option of which `name` is a likely misspelling or another launcher's name; empty if none.
 std::string_view meant_flag(std::string_view name, std::span<const Flag> flags);
 
-/// An argument's name as flags are spelt: without a value, and with hyphens.
+/// An argument's name without its value, and with hyphens.
 std::string flag_name(std::string_view argument);
 
 const Flag* find_flag(std::string_view name, std::span<const Flag> flags);
 
 struct LaunchOptions {
   std::optional<std::size_t> ranks;  // on this host
-  /// How many of them are threads of one process: all of them; nothing where each is a process.
+  /// Equal to `ranks` where ranks are threads of one process; empty where each is a process.
   std::optional<std::size_t> threads;
   std::optional<Endpoint> rendezvous;
   std::optional<std::chrono::milliseconds> timeout;
   std::optional<ProgressStyle> progress;
   std::optional<std::size_t> local_rank;
-  /// How often all ranks are started again after a failure.
   std::size_t max_restarts = 0;
-  /// The number of the `launch` call in its process, from 1.
+  /// The number of the `launch` call in this process, from 1.
   std::size_t launch_number = 1;
-  /// The program's own, its name first.
+  /// The program's name and its own arguments.
   std::vector<std::string> rest;
 };
 
-/// `job_flags` are options that stay among the rest, for the job.
+/// `job_flags` are options that stay in `rest`, for the job.
 LaunchOptions parse_options(int argc, char** argv, std::span<const Flag> job_flags = {});
 
-/// Thrown on the ranks of a program that runs only so that `--help` learns its options, when it has
-/// asked for all of them. It is no failure, and handlers of errors let it pass.
+/// Ends a program that runs only to tell `--help` its options, once it has asked for all of them.
+/// It is no failure, and error handlers do not catch it.
 class HelpAsked : public std::exception {
  public:
   const char* what() const noexcept override { return "--help"; }
@@ -103,10 +97,10 @@ class HelpAsked : public std::exception {
   HarmlessMark mark_;
 };
 
-/// What the whole program is known to read before `main` begins.
+/// What is known of the program before `main`.
 struct ProgramTraits {
-  bool has_options = false;       ///< some function of it calls `option`
-  std::span<const Flag> flags{};  ///< those that its jobs read
+  bool has_options = false;       ///< some function calls `option`
+  std::span<const Flag> flags{};  ///< those of its jobs
 
   static ProgramTraits& get() {
     static ProgramTraits traits;
@@ -114,63 +108,61 @@ struct ProgramTraits {
   }
 };
 
-/// Whoever uses this variable says that the program asks for options. Its initialiser runs before
-/// `main`, so `--help` runs no function of a program that has no options to tell.
+/// A use of this variable records, before `main`, that the program asks for options; `--help` does
+/// not run a program without any.
 template <class>
 inline const bool program_has_options = ProgramTraits::get().has_options = true;
 
 template <class T>
 concept OptionText = std::convertible_to<T, std::string_view>;
-/// An option is a number, a bool (`--verbose`), or a text.
+/// A number, a bool (`--verbose`), or a text.
 template <class T>
 concept OptionType =
     OptionText<T> || std::floating_point<T> ||
     (std::integral<T> && !std::same_as<T, char> && !std::same_as<T, wchar_t> &&
      !std::same_as<T, char8_t> && !std::same_as<T, char16_t> && !std::same_as<T, char32_t>);
 
-/// The shortest text that reads as this number.
 template <class Number>
 std::string number_text(Number number) {
   char digits[64];
   return {digits, std::to_chars(digits, std::end(digits), number).ptr};
 }
 
-/// The number that a text is, if it is one, of its type's range.
+/// Empty unless the whole text is a finite number in the range of its type.
 template <class Number>
 std::optional<Number> number_of(std::string_view text) {
   Number number{};
   const char* const last = text.data() + text.size();
   // NOLINTNEXTLINE(bugprone-suspicious-stringview-data-usage): `last` is where it ends
   const auto [end, error] = std::from_chars(text.data(), last, number);
-  // The difference of a number that is not finite is not a number.
+  // x - x is NaN for NaN and infinities.
   if (error != std::errc{} || end != last || number - number != 0) return std::nullopt;
   return number;
 }
 
 }  // namespace detail
 
-/// The command line of a program without what lockstep takes of it. `launch` makes one for each
-/// rank, behind `session.option` and `job.option`; a program that launches nothing makes its own:
+/// The command line without lockstep's options. `launch` makes one for each rank, behind
+/// `session.option` and `job.option`; a program that launches nothing makes its own:
 ///
 ///     ProgramOptions options(argc, argv);
 ///     const auto replicas = options.option("replicas", 0u, "0: one for each core");
 ///     if (options.finish()) return 0;  // --help
 class ProgramOptions {
  public:
-  /// Who asks what is left: a first use of the session, which jobs may follow, or all that follow.
+  /// `some`: jobs that are made later may still read options. `all`: none will.
   enum class Readers : std::uint8_t { some, all };
 
   ProgramOptions() = default;
-  /// Of a program that launches nothing.
+  /// For a program that launches nothing.
   ProgramOptions(int argc, char** argv);
   /// `words` are the program's name, what the launcher has left, and `--` where it was given.
-  /// `speaks` is false on ranks whose errors others print as well.
+  /// `speaks` is false on ranks whose errors another rank prints.
   ProgramOptions(const std::vector<std::string>& words, bool speaks, bool asks_for_help = false);
 
-  /// The value of `--name VALUE` or `--name=VALUE`, or `otherwise`. Its type is that of
-  /// `otherwise`: a number, which is checked against the type's range; a bool, `--name` or
-  /// `--name=false`; a text, which is a `std::string`. `help` is shown by `--help`. An error names
-  /// the option, its value and what is expected.
+  /// The value of `--name VALUE` or `--name=VALUE`, or `otherwise`, whose type decides: a number,
+  /// checked against the type's range; a bool, `--name` or `--name=false`; or a text, as
+  /// `std::string`. Errors name the option, its value and what is expected; `--help` shows `help`.
   template <class T>
   auto option(std::string_view name, T otherwise, std::string_view help = {}) {
     static_assert(detail::OptionType<T>,
@@ -205,34 +197,31 @@ class ProgramOptions {
     }
   }
 
-  /// The words that no option has taken, the program's name first.
+  /// The program's name and the words that no option has taken.
   const std::vector<std::string>& arguments() const {
     is_read_ = true;
     return left_;
   }
 
-  /// Ends the asking in a program that launches nothing: what nobody has asked for is an error.
-  /// True where `--help` was given and is answered.
+  /// For a program that launches nothing: `close`, or true after printing what `--help` asked for.
   bool finish();
 
-  /// Ends the asking: what nobody has asked for is an error. A program that has asked for no option
-  /// and has called `arguments` reads its own words, and nothing is.
+  /// Ends the reading of options: unread arguments are an error, unless the program has asked for
+  /// no option and has called `arguments` to read them itself.
   void close(Readers readers = Readers::all) {
     if (!is_closed_ || asks_for_help_ || (!is_checked_ && readers == Readers::all)) end(readers);
   }
-  /// From now on a job ends the asking, at its first operation.
+  /// From now on the job's first operation calls `close`.
   void leave_to_job() { is_left_ = true; }
   bool is_left_to_job() const { return is_left_; }
 
-  /// Takes a job's options out of the words. Returns the program's name and all that jobs have
-  /// taken by now. No option of the program may have one of their names then.
+  /// Extracts and reserves a job's options. Returns the program's name and all that jobs have
+  /// taken.
   std::vector<std::string> take(std::span<const detail::Flag> flags);
-  /// How many jobs have taken theirs.
   std::size_t takers() const { return takers_; }
 
   bool asks_for_help() const { return asks_for_help_; }
   const std::vector<detail::AskedOption>& asked() const { return asked_; }
-  /// Is this the rank whose errors are printed?
   bool speaks() const { return speaks_; }
 
  private:
@@ -248,7 +237,7 @@ class ProgramOptions {
   [[noreturn]] void refuse_unknown(const std::string& word);
 
   std::vector<std::string> left_;   // without `--`
-  std::size_t behind_ = 0;          // where the words begin that stood behind `--`
+  std::size_t behind_ = 0;          // the index of the first word after `--`
   std::vector<std::string> taken_;  // by jobs
   std::vector<detail::AskedOption> asked_;
   std::vector<detail::Flag> reserved_;
@@ -256,7 +245,7 @@ class ProgramOptions {
   bool speaks_ = true;
   bool asks_for_help_ = false;
   bool is_closed_ = false;
-  bool is_checked_ = false;  // all words were
+  bool is_checked_ = false;  // all words, by `Readers::all`
   bool is_left_ = false;
   bool is_launched_ = false;
   mutable bool is_read_ = false;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file TCP with time limits: listen, connect, accept, and transfers of exact length. Every socket
-/// is non-blocking and close-on-exec; waiting is done by poll() against a deadline.
+/// @file TCP with deadlines. Every socket is non-blocking and close-on-exec.
 
 #include <netdb.h>
 #include <netinet/in.h>
@@ -20,23 +19,20 @@ LOCKSTEP_COLD_BEGIN
 
 namespace lockstep::detail {
 
-/// `host:port` for messages; IPv6 addresses in brackets.
 inline std::string endpoint_text(const std::string& host, std::uint16_t port) {
   const bool bare_v6 = host.find(':') != std::string::npos;
   return bare_v6 ? text({"[", host, "]:", port}) : text({host, ":", port});
 }
 
-/// `localhost`, 127.0.0.0/8 and ::1, as they are written. Names are not looked up: a host's own
-/// name often leads to 127.0.1.1 on that host, and to somewhere else everywhere else.
+/// Tests the text: a lookup of a host's own name often gives 127.0.1.1, but only on that host.
 inline bool is_loopback(const std::string& host) {
   return host == "localhost" || host == "::1" || host.starts_with("127.");
 }
 
 using Addresses = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;
 
-/// The addresses of a host; an empty host is every interface of this one. Empty when there are
-/// none, with the reason. Looking up a name takes as long as the resolver takes; no deadline
-/// applies.
+/// The addresses of a host, of every interface if it is empty; `why` on failure. It has no
+/// deadline.
 inline Addresses resolve(const std::string& host, std::uint16_t port, std::string& why) {
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
@@ -52,8 +48,7 @@ inline Addresses resolve(const std::string& host, std::uint16_t port, std::strin
   return {found, [](addrinfo* list) { ::freeaddrinfo(list); }};
 }
 
-/// Sets the options of every connection of the store: no delay for small messages, and an end
-/// within a minute when the other host has vanished.
+/// Disables Nagle's delay, and detects a vanished host within a minute.
 inline void tune_connection(int fd) {
   const auto set = [fd](int level, int name, int value) {
     ::setsockopt(fd, level, name, &value, sizeof value);
@@ -65,8 +60,8 @@ inline void tune_connection(int fd) {
   set(IPPROTO_TCP, TCP_KEEPCNT, 3);
 }
 
-/// A listening socket, or an empty descriptor with the reason in errno's terms. An empty host
-/// listens on every interface, over IPv6 and IPv4 at once where the system has both.
+/// A listening socket; empty on failure, with the reason in `error`. An empty host listens on every
+/// interface, over IPv6 and IPv4 where the system has both.
 inline Descriptor try_listen(const std::string& host, std::uint16_t port, int& error) {
   std::string why;
   const auto addresses = resolve(host, port, why);
@@ -105,7 +100,6 @@ inline Descriptor listen_on(const std::string& host, std::uint16_t port) {
                            : "give an address of this host and a port it may use");
 }
 
-/// The port a socket is bound to: which one the system chose for port 0.
 inline std::uint16_t local_port(int fd) {
   sockaddr_storage address{};
   socklen_t size = sizeof address;
@@ -115,15 +109,14 @@ inline std::uint16_t local_port(int fd) {
                    : reinterpret_cast<const sockaddr_in6&>(address).sin6_port);
 }
 
-/// The next connection that waits, or an empty descriptor with errno set.
 inline Descriptor accept_now(int listener) {
   Descriptor fd(::accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
   if (fd) tune_connection(fd.get());
   return fd;
 }
 
-/// Whether a socket is connected to itself. That can happen on loopback: a client that keeps trying
-/// an unused port may get that port for its own end, and TCP then connects the two.
+/// On loopback, a client that retries an unused port may get that port itself and connect to
+/// itself.
 inline bool is_self_connected(int fd) {
   sockaddr_storage here{};
   sockaddr_storage there{};
@@ -134,7 +127,7 @@ inline bool is_self_connected(int fd) {
   return here_size == there_size && std::memcmp(&here, &there, here_size) == 0;
 }
 
-/// One attempt over all addresses of `host`. Empty, with the reason in `why`, when none answers.
+/// One attempt over all addresses of `host`. Empty on failure, with the reason in `why`.
 inline Descriptor try_connect(const std::string& host, std::uint16_t port, Deadline deadline,
                               std::string& why) {
   const auto addresses = resolve(host, port, why);
@@ -165,8 +158,7 @@ inline Descriptor try_connect(const std::string& host, std::uint16_t port, Deadl
 
 enum class Transfer { complete, closed, timed_out };
 
-/// Moves `size` bytes by `move(done)`, which recv or send does. A reset connection counts as
-/// closed.
+/// Transfers `size` bytes by `move(done)`, a recv or send. A reset connection counts as closed.
 inline Transfer transfer(int fd, short events, std::size_t size, Deadline deadline,
                          FunctionRef<ssize_t(std::size_t done)> move) {
   for (std::size_t done = 0; done < size;) {
@@ -182,13 +174,12 @@ inline Transfer transfer(int fd, short events, std::size_t size, Deadline deadli
   return Transfer::complete;
 }
 
-/// Reads exactly `size` bytes.
 inline Transfer read_exact(int fd, char* data, std::size_t size, Deadline deadline) {
   return transfer(fd, POLLIN, size, deadline,
                   [&](std::size_t done) { return ::recv(fd, data + done, size - done, 0); });
 }
 
-/// Writes all of it; never raises SIGPIPE.
+/// Never raises SIGPIPE.
 inline Transfer write_exact(int fd, const char* data, std::size_t size, Deadline deadline) {
   return transfer(fd, POLLOUT, size, deadline, [&](std::size_t done) {
     return ::send(fd, data + done, size - done, MSG_NOSIGNAL);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The store as a rank sees it: keys and values that all ranks of a job share.
+/// @file The client side of the job's key-value store.
 
 #include "lockstep/core/strong.hpp"
 
@@ -15,69 +15,63 @@ enum class Operation : std::uint8_t;
 }
 }  // namespace detail
 
-/// A client of the job's store. Any number of threads may use one, over one connection: the server
-/// answers each request as soon as it can, so a wait never blocks another thread's request.
-///
-/// A failed request is never repeated, because the client cannot know whether an `add` was done.
+/// A client of the job's key-value store. Threads may share one and its connection: the server
+/// answers each request as soon as it can, so that a wait never blocks another thread's request. A
+/// failed request is never repeated, because the client cannot know whether an `add` was done.
 class Store {
  public:
   using Milliseconds = std::chrono::milliseconds;
 
-  /// Connects, trying again until the store is there or the time is over. `timeout` is also the
-  /// limit for requests that are not given one of their own.
+  /// Connects, with retries until `timeout`, which is also the default limit of requests.
   Store(const std::string& host, std::uint16_t port, const std::string& secret,
         Milliseconds timeout);
 
-  /// Connects to the first of several ports that has the store; ports that refuse, stay silent or
-  /// do not know the secret are skipped.
+  /// Connects to the first of the ports at which a store with this secret answers.
   Store(const std::string& host, std::span<const std::uint16_t> ports, const std::string& secret,
         Milliseconds timeout);
   Store(Store&&) noexcept = default;
   Store& operator=(Store&&) noexcept = default;
 
-  /// The same store over the same connection, which stays open until the last such object has gone.
+  /// The same store over the same connection, which closes with the last such object.
   Store share() const { return {client_, timeout_}; }
 
   std::uint16_t port() const;
   Milliseconds timeout() const { return timeout_; }
-  /// Sets the limit of this object's later requests, after which a store that does not answer is an
-  /// error.
+  /// Sets the limit of this object's later requests.
   void set_timeout(Milliseconds timeout) { timeout_ = timeout; }
 
   /// Stores a value, and replaces an earlier one.
   void set(std::string_view key, std::string_view value);
 
-  /// The value of a key, as soon as a rank has set it. This and the operations below wait for
-  /// `timeout()` at most where they are given no limit of their own.
+  /// The value of a key, once it is set. Without a limit of its own, this and the operations below
+  /// wait for at most `timeout()`, and throw then.
   std::string get(std::string_view key, std::optional<Milliseconds> limit = {});
 
-  /// The value of a key if it has one now, or gets one in that time.
+  /// The value of a key if it has one now or within `limit`.
   std::optional<std::string> try_get(std::string_view key, Milliseconds limit = Milliseconds(0));
 
-  /// Waits until all keys have been set.
+  /// Waits until all keys are set.
   void wait(const std::vector<std::string>& keys, std::optional<Milliseconds> limit = {});
 
-  /// Adds to a number, which begins at 0, atomically. Returns the new number.
+  /// Atomically adds to a number, 0 at first. Returns the sum.
   std::int64_t add(std::string_view key, std::int64_t delta);
 
-  /// Sets `desired` if the value is `expected`, or if there is none and `expected` is empty,
-  /// atomically. Returns the value that is stored then; `expected` if there was none and none was
-  /// set.
+  /// Atomically sets `desired` if the value is `expected`, or if there is none and `expected` is
+  /// empty. Returns the stored value; `expected` if there is none.
   std::string compare_set(std::string_view key, std::string_view expected,
                           std::string_view desired);
 
-  /// Removes a key. Returns whether it was there.
+  /// Returns whether the key existed.
   bool erase(std::string_view key);
 
-  /// Waits until all ranks of the world have come to the barrier of this name, which can then be
-  /// used again. A rank whose time is over, or that dies, no longer counts as having come. Ranks:
-  /// all must call. Host: blocks. Stream: none.
+  /// Waits until all ranks have reached the barrier of this name, which can then be reused. Ranks
+  /// that timed out or died do not count. **Ranks** all must call. **Host** blocks. **Stream**
+  /// none.
   void barrier(std::string_view name, Rank rank, WorldSize world,
                std::optional<Milliseconds> limit = {});
 
-  /// What every rank of the world has given to the gather of this name, in rank order: one request
-  /// a rank, where a key for each would take a request for every pair. The name can then be used
-  /// again. All ranks together give at most 16 MiB. **Ranks** all must call. **Host** blocks.
+  /// The values of all ranks, in rank order, with one request per rank; at most 16 MiB in all. The
+  /// name can then be reused. **Ranks** all must call. **Host** blocks. **Stream** none.
   std::vector<std::string> gather(std::string_view name, Rank rank, WorldSize world,
                                   std::string_view value, std::optional<Milliseconds> limit = {});
 
@@ -96,8 +90,7 @@ class Store {
 
 namespace detail {
 
-/// Watches one key. The store says when its value changes, so that looking costs no request and no
-/// answer, however many ranks look however often.
+/// Watches one key. The server reports changes, so that polling costs no request.
 class StoreWatch {
  public:
   StoreWatch(const Store& store, std::string key);
@@ -105,8 +98,8 @@ class StoreWatch {
   StoreWatch& operator=(const StoreWatch&) = delete;
   ~StoreWatch();
 
-  /// The value, if it is another one than at the last call that returned one. Throws where the
-  /// store is gone. **Host** does not block.
+  /// The value, if new since the last call that returned one. Throws where the store is gone.
+  /// **Host** does not block.
   std::optional<std::string> news();
 
  private:
@@ -114,7 +107,7 @@ class StoreWatch {
 
   std::string key_;
   Store store_;
-  std::shared_ptr<StoreConnection> connection_;  // of the request that waits
+  std::shared_ptr<StoreConnection> connection_;  // of the pending request
   std::uint32_t number_ = 0;
   std::optional<std::string> known_;
 };

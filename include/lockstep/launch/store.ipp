@@ -15,7 +15,6 @@ namespace lockstep {
 
 namespace detail {
 
-/// A reply begins with its status; what follows depends on the operation.
 LOCKSTEP_INLINE bool is_ok(std::string_view reply) {
   return reply.front() == static_cast<char>(store_protocol::Status::ok);
 }
@@ -23,7 +22,6 @@ LOCKSTEP_INLINE store_protocol::Reader rest_of(std::string_view reply) {
   return store_protocol::Reader(reply.substr(1));
 }
 
-/// The connection to a store, and requests over it.
 class StoreClient {
  public:
   using Milliseconds = std::chrono::milliseconds;
@@ -43,7 +41,7 @@ class StoreClient {
           return;
         }
       }
-      // Ranks that were started together do not try again together.
+      // Random backoff, because ranks start together.
       const auto chance = static_cast<unsigned char>(random_bytes(1).front());
       sleep_for(pause / 2 + pause * chance / 256);
       pause = std::min(pause * 2, Milliseconds(100));
@@ -62,7 +60,7 @@ class StoreClient {
 
   std::uint16_t port() const { return port_; }
 
-  /// Sends a request. `name` is the operation's in messages; `number` is set to the one it got.
+  /// `name` is the operation in messages; `number` is set to that of the request.
   std::shared_ptr<StoreConnection> post(std::string_view name, const Request& request,
                                         Milliseconds timeout, std::uint32_t& number) {
     if (request.key.size() > store_protocol::max_key_bytes)
@@ -80,8 +78,8 @@ class StoreClient {
     return over;
   }
 
-  /// Sends a request and returns the reply. The server may hold it back for `waiting`; then it is
-  /// cancelled. If no reply comes within a further while, the server is stopped or unreachable.
+  /// Sends a request and returns the reply. The request is cancelled after `waiting`; if no reply
+  /// follows, the server is stopped or unreachable.
   std::string request(std::string_view name, Request request, Milliseconds timeout,
                       Milliseconds waiting = Milliseconds(0)) {
     request.waits = waiting.count() > 0;
@@ -100,7 +98,6 @@ class StoreClient {
     return checked(over, name, request.key, done, std::move(reply));
   }
 
-  /// The reply to a request that was posted, if it has come.
   std::optional<std::string> look(std::string_view name, std::string_view key,
                                   const std::shared_ptr<StoreConnection>& over,
                                   std::uint32_t number) {
@@ -122,9 +119,8 @@ class StoreClient {
          "its output first");
   }
 
-  /// Throws unless the transfer is complete. Later requests then have a new connection: one that is
-  /// silent may never be heard of again, although the network is there again. Those that wait for a
-  /// reply over the old one still do.
+  /// Throws unless the transfer is complete. Later requests use a new connection, because a silent
+  /// one may be dead although the network is back. Pending requests keep the old one.
   void check(const std::shared_ptr<StoreConnection>& over, std::string_view name, Transfer done) {
     if (done == Transfer::complete) return;
     {
@@ -134,13 +130,13 @@ class StoreClient {
     fail_at(name, done == Transfer::closed ? "closed the connection" : "does not answer");
   }
 
-  /// The reply, unless it did not come or refuses the request.
+  /// The reply, unless it is missing or refuses the request.
   std::string checked(const std::shared_ptr<StoreConnection>& over, std::string_view name,
                       std::string_view key, Transfer done, std::string reply) {
     check(over, name, done);
     if (reply.empty()) fail_at(name, "sent something that is no reply");
     if (reply.front() != static_cast<char>(store_protocol::Status::refused)) return reply;
-    // A barrier's name has its kind before it.
+    // Without the prefix that `Store::meet` adds.
     if (key.starts_with(text({name, "/"}))) key.remove_prefix(name.size() + 1);
     fail(name, {"'", key, "': ", rest_of(reply).text()},
          "use each name for one purpose, from every rank the same way");
@@ -238,7 +234,7 @@ LOCKSTEP_INLINE std::vector<std::string> Store::gather(std::string_view name, Ra
   return meet("gather", name, rank, world, value, limit);
 }
 
-/// A barrier is a gather of nothing, under a name that no gather has.
+/// A barrier is a gather of empty values, in a namespace of its own.
 LOCKSTEP_INLINE std::vector<std::string> Store::meet(std::string_view operation,
                                                      std::string_view name, Rank rank,
                                                      WorldSize world, std::string_view value,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A client's connection to the store: authenticated, and shared by any number of threads.
+/// @file A client's authenticated connection to the store, which threads share.
 
 #include <condition_variable>
 #include <mutex>
@@ -13,12 +13,11 @@ LOCKSTEP_COLD_BEGIN
 
 namespace lockstep::detail {
 
-/// A connection to a store that has proved that it knows the key; otherwise empty, with the reason.
+/// Connects to a store that proves that it knows the key; empty otherwise, with the reason.
 inline Descriptor connect_to_store(const std::string& host, std::uint16_t port, SipKey key,
                                    Deadline deadline, std::string& why) {
   using namespace store_protocol;
-  // Each attempt has its own limit: a port that accepts and says nothing must not use up all the
-  // time.
+  // Each attempt has its own limit, because a port may accept and stay silent.
   const Deadline limit = sooner(deadline, Deadline::after(handshake_limit));
   Descriptor socket = try_connect(host, port, limit, why);
   if (!socket) return {};
@@ -49,13 +48,12 @@ inline Descriptor connect_to_store(const std::string& host, std::uint16_t port, 
   return socket;
 }
 
-/// Requests and replies over one connection. There is no thread for it: of those that wait for a
-/// reply, one reads for all. A reply that nobody waits for any more is dropped.
+/// Requests and replies over one connection. There is no reader thread: one of the waiting threads
+/// reads for all. Replies for which no thread waits are dropped.
 class StoreConnection {
  public:
   explicit StoreConnection(Descriptor socket) : socket_(std::move(socket)) {}
 
-  /// Sends a request. `number` is set to the one it got.
   Transfer post(std::string_view body, std::uint32_t& number, Deadline deadline) {
     {
       const std::lock_guard lock(mutex_);
@@ -68,7 +66,7 @@ class StoreConnection {
     return sent;
   }
 
-  /// Waits for the reply to a request, or looks once where the time is over.
+  /// Waits for the reply to a request; past the deadline it looks once.
   Transfer await(std::uint32_t number, std::string& body, Deadline deadline) {
     std::unique_lock lock(mutex_);
     for (bool looked = false;; looked = true) {
@@ -91,8 +89,7 @@ class StoreConnection {
     }
   }
 
-  /// Ends a request that waits at the server, if that takes it at once: its reply says that it was
-  /// cancelled.
+  /// Cancels a request that waits at the server, if the message can be sent within 100 ms.
   void cancel(std::uint32_t number) {
     store_protocol::Request request;
     request.operation = store_protocol::Operation::cancel;
@@ -106,7 +103,7 @@ class StoreConnection {
     send(own, request.bytes(), Deadline::after(std::chrono::milliseconds(100)));
   }
 
-  /// Nobody waits for the reply to a request any more.
+  /// Drops the reply to a request.
   void forget(std::uint32_t number) {
     const std::lock_guard lock(mutex_);
     erase(number);
@@ -115,10 +112,9 @@ class StoreConnection {
  private:
   struct Reply {
     std::uint32_t number = 0;
-    std::optional<std::string> body;  // once it is here
+    std::optional<std::string> body;  // once received
   };
 
-  /// The reply to a request that somebody waits for, or null. There are few at a time.
   Reply* find(std::uint32_t number) {
     for (Reply& reply : replies_) {
       if (reply.number == number) return &reply;
@@ -133,7 +129,7 @@ class StoreConnection {
     const std::string out = store_protocol::frame(number, body);
     const std::lock_guard turn(sending_);
     const Transfer sent = write_exact(socket_.get(), out.data(), out.size(), deadline);
-    // Half of a request makes the next one unreadable.
+    // After a partial request the server could not parse the next one.
     if (sent != Transfer::complete) {
       const std::lock_guard lock(mutex_);
       close();
@@ -141,8 +137,7 @@ class StoreConnection {
     return sent;
   }
 
-  /// Reads what has come, or the first that comes until the deadline. Others wait meanwhile without
-  /// the lock; afterwards one of them takes over.
+  /// Reads, or waits for data until the deadline, without the lock; then another thread takes over.
   void read_some(std::unique_lock<std::mutex>& lock, Deadline deadline) {
     is_read_ = true;
     lock.unlock();
@@ -169,14 +164,14 @@ class StoreConnection {
 
   void close() {
     closed_ = true;
-    ::shutdown(socket_.get(), SHUT_RDWR);  // ends the wait of the thread that reads
+    ::shutdown(socket_.get(), SHUT_RDWR);  // wakes the reading thread
     changed_.notify_all();
   }
 
   Descriptor socket_;
   std::mutex sending_;
 
-  std::mutex mutex_;  // for what follows
+  std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
   std::vector<Reply> replies_;
   std::string input_;

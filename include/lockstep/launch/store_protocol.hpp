@@ -2,19 +2,15 @@
 #pragma once
 /// @file The protocol between the store and its clients: handshake, frames, limits.
 ///
-/// The server speaks first: a magic word and a nonce. The client answers with a nonce of its own
-/// and a keyed hash of both, the server with another keyed hash. So each knows that the other has
-/// the job's secret, which never travels, and a client that has reached some other program's port,
-/// or another job's store, finds out. Later messages are neither signed nor encrypted: the
-/// handshake keeps strangers and accidents out, not someone who can alter the network's packets.
+/// Handshake: the server sends a magic word, whose last character is the protocol's version, and a
+/// nonce; the client answers with its own nonce and a keyed hash of both; the server with another
+/// keyed hash. Each side thus proves that it knows the job's secret, which is never sent. Later
+/// messages are neither signed nor encrypted: the handshake keeps out accidents and strangers, not
+/// an attacker who can alter packets.
 ///
-/// After that both sides send frames: a length of four bytes, the number that the client has given
-/// to its request, then the body. A reply's body begins with its status. Replies come in the order
-/// in which requests can be answered, so one connection serves requests that wait beside others
-/// that do not. Integers are little-endian.
-///
-/// The last character of the magic word is the protocol's version: programs of different releases
-/// that meet say so.
+/// Frames: a length of four bytes, the client's number of the request, the body; integers are
+/// little-endian. A reply's body starts with its status. Replies come in any order, so that one
+/// connection can serve pending requests beside others.
 
 #include <bit>
 
@@ -67,7 +63,7 @@ constexpr std::uint64_t sip_hash(SipKey key, std::string_view message) {
   return v0 ^ v1 ^ v2 ^ v3;
 }
 
-/// Derives a key from a secret of any length. It is as hard to guess as the secret.
+/// A key from a secret of any length, as hard to guess as the secret.
 constexpr SipKey derive_key(std::string_view secret) {
   return {sip_hash({0, 0}, secret), sip_hash({1, 0}, secret)};
 }
@@ -84,18 +80,15 @@ inline constexpr std::size_t answer_bytes = nonce_bytes + tag_bytes;
 
 inline constexpr std::size_t max_key_bytes = 4_KiB;
 inline constexpr std::size_t max_value_bytes = 16_MiB;
-/// A key, two values (`compare_set`) and room for their lengths.
 inline constexpr std::size_t max_frame_bytes = 2 * max_value_bytes + max_key_bytes + 64;
-/// What all ranks together may give to one `gather`: the reply, with four bytes for each rank, is a
-/// frame.
+/// The limit for all ranks together: the reply, with four bytes for each rank, is one frame.
 inline constexpr std::size_t max_gathered_bytes = max_value_bytes;
 inline constexpr std::size_t max_world = 1u << 20;
 
-/// How long a client may take for its part of the handshake.
 inline constexpr std::chrono::milliseconds handshake_limit{2000};
 
-/// `change` is a get that waits until the value is another one than the client knows. `cancel` ends
-/// a request that waits, and has no reply of its own: the request has.
+/// `change` is a get that waits for a value other than the given one. `cancel` ends a pending
+/// request, and only that has a reply.
 enum class Operation : std::uint8_t {
   set = 1,
   get,
@@ -107,11 +100,9 @@ enum class Operation : std::uint8_t {
   cancel
 };
 
-/// `missing`: there is no such value, or the request was cancelled; the reply lists the ranks that
-/// were missing in a gather. `refused`: the request made no sense; the reply says why.
+/// `missing`: no value, or cancelled; lists the missing ranks of a gather. `refused`: invalid.
 enum class Status : std::uint8_t { ok = 1, missing, refused };
 
-/// Bytes of a message, appended one field after another.
 class Writer {
  public:
   Writer& byte(std::uint8_t n) {
@@ -142,8 +133,7 @@ class Writer {
   std::string bytes_;
 };
 
-/// Fields taken from a message. Past the end every field is empty and `ok()` is false, so that a
-/// message is checked once, after it has been read.
+/// Past the end every field is empty and `ok()` is false: one check after reading is enough.
 class Reader {
  public:
   explicit Reader(std::string_view bytes) : bytes_(bytes) {}
@@ -181,16 +171,15 @@ class Reader {
   bool ok_ = true;
 };
 
-/// A request. All have the same fields, and each operation reads some of them.
 struct Request {
   Operation operation = Operation::set;
   std::string_view key{};
-  std::string_view value{};     // to be set, or this rank's piece, or what a change differs from
-  std::string_view expected{};  // by a compare_set
-  std::uint64_t number = 0;     // to be added, or of the request to be cancelled
+  std::string_view value{};     // to set, of this rank in a gather, or known to a change
+  std::string_view expected{};  // of a compare_set
+  std::uint64_t number = 0;     // to add, or of the request to cancel
   std::uint32_t rank = 0;       // in a gather
   std::uint32_t world = 0;
-  bool waits = false;  // until it is answered or cancelled, or is it cancelled at once?
+  bool waits = false;  // for an answer, instead of being cancelled at once
 
   std::string bytes() const {
     Writer out;
@@ -198,7 +187,6 @@ struct Request {
     return out.u64(number).u32(rank).u32(world).byte(waits ? 1 : 0).bytes();
   }
 
-  /// Nothing if the bytes are no request.
   static std::optional<Request> from_bytes(std::string_view bytes) {
     Reader in(bytes);
     Request request;
@@ -217,7 +205,7 @@ struct Request {
   }
 };
 
-/// The bytes before a frame's body: the length of what follows them, and the request's number.
+/// The length of what follows it, and the request's number.
 inline std::string frame_header(std::uint32_t request, std::size_t body_bytes) {
   return Writer{}.u32(static_cast<std::uint32_t>(body_bytes + 4)).u32(request).bytes();
 }
@@ -226,8 +214,8 @@ inline std::string frame(std::uint32_t request, std::string_view body) {
   return frame_header(request, body.size()).append(body);
 }
 
-/// Calls `take(request, body)` for each whole frame at the beginning of what has been received, as
-/// long as it returns true, and removes them. False where something else than a frame follows.
+/// Calls `take(request, body)` for each whole frame at the front of `received`, until it returns
+/// false, and removes them. False where the data are not a frame.
 inline bool take_frames(std::string& received,
                         FunctionRef<bool(std::uint32_t, std::string_view)> take) {
   std::size_t taken = 0;
@@ -245,14 +233,14 @@ inline bool take_frames(std::string& received,
   return is_frame;
 }
 
-/// The proof that `role` knows the key. The role keeps one side from echoing the other's proof.
+/// The proof that `role` knows the key. The role prevents one side from echoing the other's proof.
 inline std::string tag(SipKey key, std::string_view role, std::string_view server_nonce,
                        std::string_view client_nonce) {
   const std::string message = Writer{}.text(role).raw(server_nonce).raw(client_nonce).bytes();
   return Writer{}.u64(sip_hash(key, message)).bytes();
 }
 
-/// Compares in constant time, so that the time does not tell where the first difference is.
+/// In constant time, so that the time does not reveal the first difference.
 inline bool same_tag(std::string_view a, std::string_view b) {
   unsigned difference = a.size() == b.size() ? 0 : 1;
   for (std::size_t i = 0; i < a.size() && i < b.size(); ++i) {

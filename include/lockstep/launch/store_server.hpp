@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The store's server: its table of keys, and one thread around epoll, which no client can
-/// stop or crash.
+/// @file The store's server: a table of keys and values, and one epoll thread.
 
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -21,7 +20,7 @@ LOCKSTEP_COLD_BEGIN
 
 namespace lockstep::detail {
 
-/// A request of one of the clients, which numbers its own.
+/// A request of a client, by the client's own numbering.
 struct StoreCaller {
   std::uint64_t client = 0;
   std::uint32_t request = 0;
@@ -29,17 +28,14 @@ struct StoreCaller {
   auto operator<=>(const StoreCaller&) const = default;
 };
 
-/// A reply for one of the clients. One that all ranks get alike is in memory once.
+/// A reply; one that all ranks get is shared.
 using StoreAnswer = std::pair<StoreCaller, std::shared_ptr<const std::string>>;
 
-/// The store's data, apart from sockets: keys, values, gathers, and requests that wait. Requests
-/// are served in the order in which they come. What one costs does not depend on how many others
-/// wait: each key and gather has a list of those that wait for it. A request waits until its client
-/// cancels it; so the clients' clocks count, and the table has none.
+/// The store's data without sockets. Each key or gather lists its pending requests, so that serving
+/// one does not depend on how many others are pending. Clients cancel requests by their own clocks.
 class StoreTable {
  public:
-  /// Serves one request. It can answer others, which waited for it. False if the bytes are no
-  /// request.
+  /// Serves one request, which can complete pending ones. False if the bytes are no request.
   bool serve(StoreCaller from, std::string_view body) {
     const std::optional<Request> request = Request::from_bytes(body);
     if (!request || waits_.contains(from)) return false;
@@ -85,13 +81,12 @@ class StoreTable {
     return true;
   }
 
-  /// Forgets the requests of a client that has gone: it no longer counts in its gathers.
+  /// Drops the requests of a disconnected client, also from its gathers.
   void forget(std::uint64_t client) {
     auto waiting = waits_.lower_bound({client, 0});
     while (waiting != waits_.end() && waiting->first.client == client) drop(waiting++);
   }
 
-  /// The answers that requests have caused, since the last call.
   std::vector<StoreAnswer> take_answers() { return std::exchange(answers_, {}); }
 
  private:
@@ -99,8 +94,7 @@ class StoreTable {
   using Request = store_protocol::Request;
   using Status = store_protocol::Status;
 
-  /// A request that waits: for a value that is another one than `known`, or for the other ranks of
-  /// a gather.
+  /// A pending request: for a value other than `known`, or for the other ranks of a gather.
   struct Wait {
     std::string key{};
     std::optional<std::string> known{};
@@ -108,8 +102,7 @@ class StoreTable {
   };
   using Waits = std::map<StoreCaller, Wait>;
 
-  /// A key; or a gather, until all ranks have come: its name can be used again. The first letter of
-  /// its key says which.
+  /// A key, or a gather until all ranks have arrived; the first letter of its key says which.
   struct Entry {
     std::vector<StoreCaller> sleepers{};
     std::optional<std::string> value{};
@@ -141,7 +134,6 @@ class StoreTable {
     waits_.emplace(from, std::move(wait));
   }
 
-  /// Removes a request that nothing has woken. A rank that gives up no longer counts in its gather.
   void drop(Waits::iterator waiting) {
     const Wait wait = std::move(waiting->second);
     Entry& entry = entries_[wait.key];
@@ -154,8 +146,7 @@ class StoreTable {
     drop_if_unused(wait.key);
   }
 
-  /// Ends a request, unless it is answered already: it gets the ranks that are missing in its
-  /// gather.
+  /// Answers a pending request with the missing ranks of its gather.
   void cancel(StoreCaller from) {
     const auto waiting = waits_.find(from);
     if (waiting == waits_.end()) return;
@@ -169,7 +160,6 @@ class StoreTable {
     drop(waiting);
   }
 
-  /// Sets a value, and answers those that wait for it.
   void assign(const std::string& key, std::string_view value) {
     Entry& entry = entries_[key];
     entry.value = value;
@@ -181,7 +171,6 @@ class StoreTable {
     });
   }
 
-  /// Answers a get or change if that can be done now.
   bool try_answer(StoreCaller from, const Wait& wait) {
     const std::optional<std::string>& value = value_of(wait.key);
     if (!value || value == wait.known) return false;
@@ -189,7 +178,7 @@ class StoreTable {
     return true;
   }
 
-  /// Numbers are kept as text, so that `get` and `compare_set` see them too.
+  /// Numbers are stored as text, so that `get` and `compare_set` work on them.
   void add(StoreCaller from, const std::string& key, std::uint64_t delta) {
     std::int64_t number = 0;
     const std::string value = value_of(key).value_or("");
@@ -205,7 +194,6 @@ class StoreTable {
     assign(key, sum);
   }
 
-  /// Notes a rank's arrival at a gather. The last one to come answers all.
   void gather(StoreCaller from, const std::string& key, const Request& request) {
     const std::size_t rank = request.rank;
     const std::size_t world = request.world;
@@ -235,8 +223,8 @@ class StoreTable {
     entries_.erase(key);
   }
 
-  /// All pieces, and which of them every rank gave. Neighbours often give the same, as ranks of one
-  /// host do: a piece that is one of the last few is not repeated. A barrier's are all the same.
+  /// The distinct pieces, and each rank's index unless all are equal, as in a barrier. A piece is
+  /// compared with the last eight, since neighbouring ranks of a host often give the same.
   static std::string gathered(const std::vector<std::optional<std::string>>& pieces) {
     std::vector<std::string_view> different;
     store_protocol::Writer texts;
@@ -263,23 +251,20 @@ class StoreTable {
   std::vector<StoreAnswer> answers_;
 };
 
-/// Serves keys and values to clients that know the secret. It listens on loopback unless told
-/// otherwise; an empty host means every interface, port 0 a free one.
-///
-/// A connection has `handshake_limit` to prove itself in 24 bytes, is closed at the first wrong
-/// one, and at most `max_strangers` unproved ones are open at a time. A broken frame, a reset or
-/// the death of a client ends its connection and nothing else. While a client does not read its
-/// replies its requests stay in its socket, so the server holds little more than one reply for it.
+/// Serves keys and values to clients that know the secret, on loopback by default; an empty host
+/// means every interface, port 0 a free one. A connection has `handshake_limit` to authenticate
+/// with 24 bytes, and at most `max_strangers` unauthenticated ones are open. A malformed frame, a
+/// reset or the death of a client ends only its connection. The server reads no more requests of a
+/// client that does not read its replies, so it holds little more than one reply for it.
 class StoreServer {
  public:
   static constexpr std::size_t max_strangers = 1024;
 
-  /// `expected` is how many clients will come: the limit on open files is raised for them.
+  /// The limit on open files is raised for the `expected` number of clients.
   explicit StoreServer(const std::string& secret, const std::string& host = "127.0.0.1",
                        std::uint16_t port = 0, std::size_t expected = 0)
       : StoreServer(secret, listen_on(host, port), expected) {}
 
-  /// Serves on a socket that listens already.
   StoreServer(const std::string& secret, Descriptor listener, std::size_t expected = 0)
       : key_(derive_key(secret)),
         listener_(std::move(listener)),
@@ -298,7 +283,7 @@ class StoreServer {
           run();
           close();
         },
-        [this](const std::exception_ptr& thrown) {  // ranks then find the store closed
+        [this](const std::exception_ptr& thrown) {  // ranks then see a closed store
           write_all(2,
                     text({"lockstep: the job's store ended: ", Failure::of(thrown).problem, "\n"}));
           close();
@@ -311,22 +296,19 @@ class StoreServer {
 
   std::uint16_t port() const { return port_; }
 
-  /// The number of connections that have proved themselves.
+  /// The number of authenticated connections.
   std::size_t clients() const { return clients_.load(); }
 
-  /// How many requests it has served since it began.
   std::uint64_t requests() const { return requests_.load(std::memory_order_relaxed); }
 
-  /// Closes every connection, which ends all waits of clients. Any thread may call it; the server
-  /// is of no use afterwards.
+  /// Makes the server's thread close every connection, which ends all waits. Thread-safe.
   void shut_down() {
     const std::uint64_t one = 1;
-    // This fails only when the counter is full, and then the thread has been woken before.
+    // The write fails only if the counter is full, and then the thread is awake.
     [[maybe_unused]] const ssize_t n = ::write(wake_.get(), &one, sizeof one);
   }
 
-  /// Waits until every client has gone: the process that hosts the store must not leave before the
-  /// others have.
+  /// Waits until every client has left, as the process that hosts the store has to.
   bool wait_until_unused(Deadline deadline) const {
     while (clients() > 0) {
       if (deadline.passed()) return false;
@@ -338,10 +320,10 @@ class StoreServer {
  private:
   static constexpr std::uint64_t wake_number = 0;
   static constexpr std::uint64_t listener_number = 1;
-  /// With more than this to be sent, no further request of a client is read.
+  /// The server stops reading a client's requests while more than this is unsent.
   static constexpr std::size_t most_unsent = 256_KiB;
-  /// A stranger may be closed for another one after this time: an honest client needs less, unless
-  /// a thousand processes start at once on few cores.
+  /// A connection may be closed for another after this time: an honest client authenticates sooner,
+  /// unless a thousand processes start at once on few cores.
   static constexpr std::chrono::milliseconds fair_time{200};
 
   struct Connection {
@@ -351,7 +333,7 @@ class StoreServer {
     Deadline::Clock::time_point since;
     bool authenticated = false;
     bool dead = false;
-    std::uint32_t observed = 0;  // what epoll was asked for
+    std::uint32_t observed = 0;  // the events epoll reports
     std::string input{};
     std::vector<std::shared_ptr<const std::string>> output{};  // few
     std::size_t sent = 0;                                      // of the first of them
@@ -366,10 +348,9 @@ class StoreServer {
     return found == connections_.end() ? nullptr : &found->second;
   }
 
-  /// The room for connections that have not proved themselves, beside the clients.
   static std::size_t strangers_beside(std::size_t expected) {
     if (expected == 0) return max_strangers;
-    constexpr std::size_t reserve = 32;  // for what the program opens meanwhile
+    constexpr std::size_t reserve = 32;  // for files that the program opens meanwhile
     allow_open_files(expected + 2 * reserve, "the store of a job of", expected);
     const std::size_t allowed = prefer_open_files(expected + reserve + max_strangers);
     return std::min(allowed - expected - reserve, max_strangers);
@@ -416,20 +397,20 @@ class StoreServer {
     }
   }
 
-  /// Reads, writes and serves one connection as far as it goes without waiting.
+  /// Serves one connection without blocking.
   void attend(Connection& c, std::uint32_t events) {
-    // A peer that has hung up will not read what it has not read so far.
+    // A peer that has hung up reads no more replies.
     const bool hung_up = (events & (EPOLLHUP | EPOLLRDHUP)) != 0;
     if ((events & EPOLLERR) != 0 || (hung_up && !c.reads())) end(c);
     if (!c.dead && (events & EPOLLOUT) != 0) {
       send_output(c);
-      serve_input(c);  // requests that have come before the replies were read
+      serve_input(c);  // requests that came before the replies were read
     }
     if (!c.dead && c.reads() && (hung_up || (events & EPOLLIN) != 0)) receive(c);
     settle(c);
   }
 
-  /// Asks epoll for what the connection waits for now.
+  /// Updates the events that epoll reports for the connection.
   void settle(Connection& c) {
     const std::uint32_t wanted =
         EPOLLRDHUP | (c.reads() ? EPOLLIN : 0u) | (c.unsent > 0 ? EPOLLOUT : 0u);
@@ -465,7 +446,6 @@ class StoreServer {
     send(c, store_protocol::tag(key_, "server", c.nonce, nonce));
   }
 
-  /// Serves the complete requests that have come.
   void serve_input(Connection& c) {
     if (!c.authenticated || !c.reads()) return;
     const auto serve = [&](std::uint32_t request, std::string_view body) {
@@ -477,7 +457,6 @@ class StoreServer {
     if (!store_protocol::take_frames(c.input, serve)) end(c);
   }
 
-  /// Sends the answers that requests have caused.
   void deliver() {
     for (auto& [to, body] : table_.take_answers()) {
       Connection* const c = find(to.client);
@@ -490,7 +469,6 @@ class StoreServer {
     }
   }
 
-  /// Sends one text behind another, now if nothing waits before them.
   void send(Connection& c, std::string head, std::shared_ptr<const std::string> body = nullptr) {
     const bool was_idle = c.unsent == 0;
     c.unsent += head.size() + (body ? body->size() : 0);
@@ -516,12 +494,10 @@ class StoreServer {
     }
   }
 
-  /// Marks a connection, which `bury` removes.
   void end(Connection& c) {
     if (!std::exchange(c.dead, true)) dead_.push_back(c.number);
   }
 
-  /// Removes connections that have ended. Their requests no longer wait.
   void bury() {
     for (const std::uint64_t number : std::exchange(dead_, {})) {
       table_.forget(number);
@@ -531,9 +507,9 @@ class StoreServer {
     }
   }
 
-  /// Listens if there is room for a stranger; otherwise says when to look again. When unproved
-  /// connections take all places, the oldest is closed, but not before it had the time that an
-  /// honest client needs. So neither idle strangers nor a thousand ranks at once lock ranks out.
+  /// Listens if another connection is allowed; otherwise returns when to check again. At the limit
+  /// the oldest unauthenticated connection is closed, but not before `fair_time`, so that neither
+  /// idle strangers nor a thousand ranks at once lock ranks out.
   Deadline accept_when_allowed() {
     Deadline again = Deadline::never();
     if (!accept_after_.passed()) {
@@ -560,7 +536,7 @@ class StoreServer {
     while (strangers_.size() < strangers_allowed_) {
       Descriptor socket = accept_now(listener_.get());
       if (!socket) {
-        // Out of descriptors: the listener stays readable, so look again later instead of spinning.
+        // Out of descriptors: the listener stays readable, so retry later instead of spinning.
         if (errno != EAGAIN) accept_after_ = Deadline::after(std::chrono::milliseconds(50));
         return;
       }
@@ -583,10 +559,10 @@ class StoreServer {
   std::atomic<std::size_t> clients_{0};
   std::atomic<std::uint64_t> requests_{0};
 
-  // Used by the server's thread only. Connections are numbered in the order in which they came.
+  // Used by the server's thread only. Connections are numbered in order of arrival.
   StoreTable table_;
   std::map<std::uint64_t, Connection> connections_;
-  std::vector<std::uint64_t> strangers_;  // ascending, a thousand at most
+  std::vector<std::uint64_t> strangers_;  // ascending, at most a thousand
   std::vector<std::uint64_t> dead_;
   std::uint64_t next_number_ = listener_number + 1;
   bool listens_ = false;

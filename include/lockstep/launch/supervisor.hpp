@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Ranks as processes that live and die together: the first failure ends the rest.
+/// @file The launcher's supervision of ranks as child processes: the first failure ends the rest.
 
 #include <fcntl.h>
 #include <poll.h>
@@ -24,33 +24,29 @@ LOCKSTEP_COLD_BEGIN
 
 namespace lockstep::detail {
 
-/// How long ranks have between SIGTERM and SIGKILL: 8 s, two less than the ten after which the job
-/// must be over, or 60 s where they have to finish a step and to write a checkpoint.
-/// LOCKSTEP_GRACE_SECONDS sets another time.
+/// The time between SIGTERM and SIGKILL: 8 s, so that a job ends within ten, or 60 s for ranks that
+/// have to finish a step and write a checkpoint. LOCKSTEP_GRACE_SECONDS overrides it.
 inline std::chrono::milliseconds termination_grace(bool saves) {
   const char* text = std::getenv("LOCKSTEP_GRACE_SECONDS");
   if (text == nullptr) return std::chrono::seconds(saves ? 60 : 8);
   return parse_seconds("LOCKSTEP_GRACE_SECONDS", text);
 }
 
-/// A rank as a child process: started so that it cannot outlive its launcher, its output caught,
-/// its end noticed.
 struct Child {
   Rank rank;
   pid_t pid = -1;
-  Descriptor handle;    // a pidfd: readable once the process has ended
-  Descriptor pipes[3];  // its stdout, its stderr, and where it says why it fails
+  Descriptor handle;    // a pidfd, readable once the process has ended
+  Descriptor pipes[3];  // stdout, stderr, and the report of a failure
   LineCutter lines[2];
   std::string report;
   bool running = false;
   ExitStatus status;
 
-  /// Signals the whole process group, and so also the processes that the rank has started.
+  /// Signals the process group: the rank and the processes that it has started.
   void send(int signal) const {
     if (running && ::kill(-pid, signal) != 0) ::kill(pid, signal);
   }
 
-  /// Collects a process that has ended.
   void reap() {
     siginfo_t info{};
     while (::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOWAIT) != 0 &&
@@ -59,7 +55,7 @@ struct Child {
     const bool exited = info.si_code == CLD_EXITED;
     status.code = exited ? info.si_status : 0;
     status.signal = exited ? 0 : info.si_status;
-    // The group's number can be reused once the process is collected, so the group is killed now.
+    // The group's id can be reused after waitpid, so the group is killed before.
     if (status.is_failure()) ::kill(-pid, SIGKILL);
     ::waitpid(pid, nullptr, 0);
     running = false;
@@ -67,16 +63,14 @@ struct Child {
   }
 };
 
-/// The prefix of every line that a rank prints.
 inline std::string line_prefix(Rank rank) { return text({"[rank ", rank, "] "}); }
 
-/// Starts ranks and looks after them in one poll() loop. While it exists, SIGINT, SIGTERM, SIGHUP
+/// Starts ranks and supervises them in one poll() loop. During its lifetime SIGINT, SIGTERM, SIGHUP
 /// and, in a launcher, SIGUSR1 are blocked in this thread and read by the loop, unless they were
-/// ignored before (nohup). Other threads of the program must block these signals too; otherwise a
-/// signal ends the process, and its ranks with it.
+/// ignored (nohup). Other threads must block them too, or a signal ends the process and its ranks.
 class Supervisor {
  public:
-  /// With `prints` it says why ranks failed; otherwise that is left to the caller.
+  /// `prints`: print why ranks failed, instead of leaving that to the caller.
   Supervisor(bool prints, bool saves)
       : prints_failures_(prints), saves_(saves), grace_(termination_grace(saves)) {
     sigset_t blocked;
@@ -90,7 +84,7 @@ class Supervisor {
       ::sigaddset(&watched, signal);
       ::sigaddset(&blocked, signal);
     }
-    ::sigaddset(&blocked, SIGPIPE);  // failed writes are noticed by their result
+    ::sigaddset(&blocked, SIGPIPE);  // failed writes return EPIPE
     ::pthread_sigmask(SIG_BLOCK, &blocked, &mask_before_);
     signals_ = Descriptor(::signalfd(-1, &watched, SFD_CLOEXEC | SFD_NONBLOCK));
     if (!signals_) {
@@ -118,13 +112,10 @@ class Supervisor {
     ::pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);
   }
 
-  /// Forks a rank that runs `body`, which must not return, and which tells a `Failure` through the
-  /// other end of `report`.
-  ///
-  /// The kernel kills the child when the thread that forked it ends, so that thread has to stay
-  /// until the child has ended. The child leads a process group of its own: Ctrl-C at a terminal
-  /// reaches the launcher alone, which then ends the ranks, and a rank can be ended together with
-  /// the processes it has started. A background group cannot read the terminal, so its stdin is
+  /// Forks a rank that runs `body`, which must not return, and which writes a `Failure` to the
+  /// other end of `report`. The kernel kills the child when the thread that forked it ends. The
+  /// child leads a process group, so that Ctrl-C reaches only the launcher, which ends each rank
+  /// with the processes it has started; such a group cannot read the terminal, so its stdin is
   /// empty.
   void start(Rank rank, Descriptor report, FunctionRef<void()> body) {
     Pipe out = make_pipe();
@@ -135,7 +126,7 @@ class Supervisor {
     child.pid = ::fork();
     if (child.pid == 0) {
       ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-      if (::getppid() != parent) ::_exit(128 + SIGKILL);  // it died before the line above
+      if (::getppid() != parent) ::_exit(128 + SIGKILL);  // the parent died before prctl
       ::setpgid(0, 0);
       const int nothing = ::open("/dev/null", O_RDONLY);
       ::dup2(nothing, 0);
@@ -151,7 +142,7 @@ class Supervisor {
            "start fewer ranks, or raise the limits on processes and memory", rank);
     }
     child.running = true;
-    ::setpgid(child.pid, child.pid);  // in both, because either may come first
+    ::setpgid(child.pid, child.pid);  // in parent and child, because either may be first
     child.handle = Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, child.pid, 0)));
     if (!child.handle) {
       const std::string why = error_text(errno);
@@ -167,9 +158,9 @@ class Supervisor {
     children_.push_back(std::move(child));
   }
 
-  /// Passes output on until every rank has ended. A failure or a signal ends all ranks: by SIGTERM,
-  /// and by SIGKILL after the grace or at a second signal. A rank that has saved its state and
-  /// stopped is no failure, and the others go on. SIGUSR1 is passed on, and that is all.
+  /// Forwards output until every rank has ended. A failure or a signal ends all ranks: by SIGTERM,
+  /// then by SIGKILL after the grace period or at a second signal. A rank that has saved its state
+  /// and stopped is no failure, and the others continue. SIGUSR1 is only forwarded.
   Outcome run() {
     while (is_any_running() || (!queue_.is_empty() && !is_time_over())) {
       wait_for_events();
@@ -207,7 +198,7 @@ class Supervisor {
     if (::poll(polled.data(), polled.size(), next_deadline().poll_timeout()) <= 0) return;
     if (polled[0].revents != 0) read_signal();
     if (polled[1].revents != 0 && !queue_.is_empty()) queue_.write_some();
-    // Ends are handled before output, so that a failure is printed before its consequences.
+    // Before output, so that a failure is printed before its consequences.
     std::vector<RankEnd> failed;
     for (std::size_t i = 0; i < children_.size(); ++i) {
       Child& child = children_[i];
@@ -226,8 +217,8 @@ class Supervisor {
     }
   }
 
-  /// Finds the first failure and ends the rest. A rank that failed because of another may be
-  /// noticed first, so the other one gets a moment to end and to say why.
+  /// Finds the first failure and ends the rest. The end of a rank that failed because of another
+  /// may be seen first, so the cause gets a moment to end and report.
   void judge(const std::vector<RankEnd>& failed) {
     for (int precedence : {0, 1, 2}) {
       for (const RankEnd& end : failed) {
@@ -247,8 +238,7 @@ class Supervisor {
     }
   }
 
-  /// Ranks have failed because of a rank that is not known here, so the end that was noticed first
-  /// counts as the first failure.
+  /// The cause is unknown, so the end that was seen first counts as the first failure.
   void settle() {
     settled_at_ = Deadline::never();
     if (is_ending_ || outcome_.consequences.empty()) return;
@@ -267,7 +257,6 @@ class Supervisor {
     terminate();
   }
 
-  /// A signal ends all ranks.
   void interrupt(int signal) {
     outcome_.interrupted = signal;
     terminate();
@@ -287,14 +276,14 @@ class Supervisor {
     const int signal = static_cast<int>(info.ssi_signo);
     if (signal == SIGUSR1) {
       is_usr1_sent_ = true;
-      // The rank alone: what it has started may not know the signal, and would die of it.
+      // Only the rank: processes that it has started may not handle the signal.
       for (const Child& child : children_) {
         if (child.running) ::kill(child.pid, SIGUSR1);
       }
       return;
     }
     outcome_.is_unwanted = true;
-    // After a failure output is written however long that takes; after a signal only briefly.
+    // After a failure, output is written however long it takes; after a signal, only briefly.
     if (!is_any_running()) {
       const bool is_cause = !outcome_.first && outcome_.interrupted == 0;
       if (is_cause) outcome_.interrupted = signal;
@@ -317,12 +306,12 @@ class Supervisor {
   }
 
   void terminate() {
-    // Ranks that save have the same limit themselves, and say that it is over.
+    // Ranks that save enforce the same limit themselves and report it, so they get 500 ms more.
     is_ending_ = true;
     kill_at_ = Deadline::after(grace_ + std::chrono::milliseconds(saves_ ? 500 : 0));
     for (const Child& child : children_) {
       child.send(SIGTERM);
-      child.send(SIGCONT);  // a stopped process takes no SIGTERM
+      child.send(SIGCONT);  // a stopped process does not handle SIGTERM
     }
   }
 
@@ -335,7 +324,6 @@ class Supervisor {
     kill_at_ = Deadline::never();
   }
 
-  /// Is the time for the remaining output over?
   bool is_time_over() const { return write_until_.passed(); }
 
   Deadline next_deadline() const {
@@ -343,8 +331,7 @@ class Supervisor {
     return is_time_over() ? kill : sooner(kill, write_until_);
   }
 
-  /// Reads one piece of a rank's output or report. False when there is nothing now, or nothing any
-  /// more.
+  /// False at the end, or when there is nothing now.
   bool read_some(Child& child, std::size_t which) {
     char buffer[65536];
     const ssize_t n = ::read(child.pipes[which].get(), buffer, sizeof buffer);
@@ -364,8 +351,7 @@ class Supervisor {
     return true;
   }
 
-  /// Reads the rest of an ended rank's pipes, 1 MiB at most, because processes that the rank has
-  /// left behind may still be writing.
+  /// Reads an ended rank's pipes, at most 1 MiB each: processes it left behind may still write.
   void drain(Child& child) {
     for (std::size_t p = 0; p < 3; ++p) {
       for (int i = 0; i < 16 && child.pipes[p] && read_some(child, p);) ++i;
@@ -377,13 +363,12 @@ class Supervisor {
     }
   }
 
-  /// Prints a rank's line on stdout (0) or stderr (1), or shows its status line.
+  /// `which` is 0 for stdout, 1 for stderr.
   void pass_on(Rank rank, std::size_t which, std::string_view line, bool is_status) {
     if (is_status) return queue_.push_status(line_prefix(rank), line);
     queue_.push(which == 0 ? 1 : 2, text({line_prefix(rank), line, "\n"}));
   }
 
-  /// Empties the queue after all ranks have ended, unless a signal says otherwise.
   void write_queue() {
     kill_at_ = Deadline::never();
     while (!queue_.is_empty()) {
@@ -396,8 +381,7 @@ class Supervisor {
   }
 
   static constexpr std::chrono::milliseconds settling{1000};
-  /// Who ends a job may send a signal to the launcher and to its group (timeout), and it comes
-  /// twice. So a signal this soon after the first counts as the first.
+  /// A signal this soon after the first is the same: timeout(1) signals the process and its group.
   static constexpr std::chrono::milliseconds same_signal{500};
 
   bool prints_failures_;
@@ -410,10 +394,10 @@ class Supervisor {
   OutputQueue queue_{detect_terminal(stdout).is_terminal};
   bool killed_ = false;
   bool is_ending_ = false;
-  Deadline kill_at_ = Deadline::never();      // once the job is ending
-  Deadline settled_at_ = Deadline::never();   // once a rank has failed because of another
-  Deadline again_at_ = Deadline::never();     // when another signal counts
-  Deadline write_until_ = Deadline::never();  // once a signal has come
+  Deadline kill_at_ = Deadline::never();      // set when the job is ending
+  Deadline settled_at_ = Deadline::never();   // set when a rank has failed because of another
+  Deadline again_at_ = Deadline::never();     // when a second signal counts
+  Deadline write_until_ = Deadline::never();  // set by a signal
   Outcome outcome_;
 };
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file How a model declares its tensors: `Parameter`, `Buffer`, lists of them, `Scope` and
-/// `Repeat`.
+/// @file How a model declares its tensors: `Parameter`, `Buffer`, lists, `Scope` and `Repeat`.
 
 #include <initializer_list>
 
@@ -13,9 +12,8 @@ namespace lockstep {
 
 namespace detail {
 
-/// An entry of a list: one tensor, or a scope with tensors inside (or a layer, see
-/// `LayerDeclaring`). It knows how many tensors it
-/// holds and how long their joined names are, and writes both into a `TensorSink`.
+/// An entry of a list: a tensor, or a scope with tensors inside. It has the number of its tensors
+/// and the length of their joined names, and writes both into a `TensorSink`.
 template <class D>
 concept Declaration = requires(TensorSink& sink, const NamePrefix* outer) {
   { D::role } -> std::convertible_to<TensorRole>;
@@ -25,13 +23,12 @@ concept Declaration = requires(TensorSink& sink, const NamePrefix* outer) {
   D::declare(sink, outer);
 };
 
-// What a list of declarations knows is in a base class of numbers, which does not spell the list: a
-// symbol with ten thousand parameters in its name takes g++ many seconds.
+// A base class has a list's numbers: symbols that spell ten thousand parameters compile slowly.
 
 template <TensorRole Role, bool WellFormed, std::size_t Tensors, std::size_t Characters>
 struct DeclarationNumbers {
   static constexpr TensorRole role = Role;
-  /// Are all entries declarations of this role? Otherwise the other members mean nothing.
+  /// Are all entries declarations of this role? Otherwise the other members are meaningless.
   static constexpr bool well_formed = WellFormed;
   static constexpr std::size_t tensors = Tensors;
   static constexpr std::size_t characters = Characters;
@@ -48,8 +45,7 @@ struct TensorDeclaration
 template <TensorRole Role, class... Entries>
 struct DeclarationList;
 
-// Lists and loops, not folds: an expression nested a thousand deep is slow to compile, and one
-// nested ten thousand deep takes longer than anybody waits.
+// Loops over initializer lists instead of folds: deeply nested expressions compile too slowly.
 
 consteval bool all_of(std::initializer_list<bool> each) {
   for (const bool one : each) {
@@ -63,13 +59,12 @@ consteval std::size_t sum_of(std::initializer_list<std::size_t> each) {
   return sum;
 }
 
-/// A layer that stands in both lists of a model, such as a batch norm: what it declares there are
-/// its own `Parameters` and `Buffers`. It may have none of a role.
+/// A layer that stands in both lists of a model, such as a batch norm, with its own lists.
 template <class L>
 concept LayerDeclaring =
     !Declaration<L> && (requires { typename L::Parameters; } || requires { typename L::Buffers; });
 
-/// The declarations of a role that a class has as members; an empty list where it has none.
+/// The list of one role that a class declares, or an empty list.
 template <class Owner, TensorRole Role>
 consteval auto declared_list() {
   if constexpr (Role == TensorRole::parameter && requires { typename Owner::Parameters; }) {
@@ -83,13 +78,13 @@ consteval auto declared_list() {
 template <class Owner, TensorRole Role>
 using DeclaredList = typename decltype(declared_list<Owner, Role>())::type;
 
-/// What a list of this role has from an entry: a declaration itself, or the layer's part.
+/// The part of an entry that belongs to a list of this role: a declaration, or a layer's list.
 template <class Entry, TensorRole Role>
 struct PartOf : std::type_identity<Entry> {};
 template <LayerDeclaring Layer, TensorRole Role>
 struct PartOf<Layer, Role> : std::type_identity<DeclaredList<Layer, Role>> {};
 
-/// The numbers of an entry, or of something that is none.
+/// The numbers of an entry; ill-formed if it is no declaration.
 template <class Entry>
 consteval auto numbers_of() {
   if constexpr (Declaration<Entry>) {
@@ -98,14 +93,11 @@ consteval auto numbers_of() {
     return DeclarationNumbers<TensorRole::parameter, false, 0, 0>{};
   }
 }
-/// The numbers of an entry in a list of this role.
 template <class Entry, TensorRole Role>
 consteval auto numbers_in() {
   return numbers_of<typename PartOf<Entry, Role>::type>();
 }
 
-/// Do all tensors of an entry belong to batch norms? A norm says so by `is_batch_norm`, lists and
-/// scopes by `only_norms`.
 template <class Entry>
 consteval bool holds_only_norms() {
   if constexpr (requires { Entry::is_batch_norm; }) {
@@ -126,13 +118,12 @@ struct DeclarationList : DeclarationNumbers<Role,
   static constexpr bool only_norms = all_of({holds_only_norms<Entries>()...});
   static constexpr void declare([[maybe_unused]] TensorSink& sink,
                                 [[maybe_unused]] const NamePrefix* outer) {
-    // Elements of a list are evaluated in order.
+    // The elements of an initializer list are evaluated in order.
     static_cast<void>(
         std::initializer_list<int>{(PartOf<Entries, Role>::type::declare(sink, outer), 0)...});
   }
 };
 
-/// A tensor whose elements start at one.
 template <class Tensor>
 struct StartsAtOne : Tensor {
   static constexpr void declare(TensorSink& sink, const NamePrefix* outer) {
@@ -141,16 +132,14 @@ struct StartsAtOne : Tensor {
   }
 };
 
-/// The numbers of a list `Times` over, where the names of all copies of a tensor get so many
-/// characters together. A scope around anything but declarations is ill-formed, which the
-/// composition check reports. (A partial specialisation of the scope itself is beyond nvcc, because
-/// of its name.)
+/// The numbers of `Times` copies of a list, with `Prefixes` more characters per tensor. Errors are
+/// left to the composition check: nvcc cannot partially specialise a scope on its name.
 template <class List, std::size_t Times, std::size_t Prefixes>
 using ScopedNumbers = DeclarationNumbers<
     numbers_of<List>().role, numbers_of<List>().well_formed, Times * numbers_of<List>().tensors,
     Times * numbers_of<List>().characters + Prefixes * numbers_of<List>().tensors>;
 
-/// The characters of `prefix.0.` to `prefix.11.`, where there are 12.
+/// The total length of `prefix.0.` to `prefix.11.` for 12 copies.
 consteval std::size_t repeated_characters(std::size_t prefix, std::size_t times) {
   std::size_t sum = 0;
   for (std::size_t i = 0; i != times; ++i) sum += prefix + decimal_digits(i) + 2;
@@ -159,8 +148,8 @@ consteval std::size_t repeated_characters(std::size_t prefix, std::size_t times)
 
 }  // namespace detail
 
-/// A trained tensor: `Parameter<"fc1.weight", float, 128, 784>`, row-major. Without extents, a
-/// scalar; with `dynamic` extents, shaped by the model at construction.
+/// A trained tensor: `Parameter<"fc1.weight", float, 128, 784>`, row-major. Without extents it is a
+/// scalar; `dynamic` extents are given by the model at construction.
 template <Name Text, class T, std::size_t... E>
 struct Parameter : detail::TensorDeclaration<detail::TensorRole::parameter, Text, T, E...> {};
 
@@ -172,11 +161,10 @@ struct Buffer : detail::TensorDeclaration<detail::TensorRole::buffer, Text, T, E
 template <class... Entries>
 struct ParameterList : detail::DeclarationList<detail::TensorRole::parameter, Entries...> {};
 
-/// A model's buffers.
 template <class... Entries>
 struct BufferList : detail::DeclarationList<detail::TensorRole::buffer, Entries...> {};
 
-/// A list under a name: `Scope<"head", L>` turns `weight` into `head.weight`.
+/// Prefixes the names of a list: `Scope<"head", L>` turns `weight` into `head.weight`.
 template <Name Text, class List>
 struct Scope : detail::ScopedNumbers<List, 1, Text.view().size() + 1> {
   static constexpr bool only_norms = detail::holds_only_norms<List>();
@@ -186,8 +174,7 @@ struct Scope : detail::ScopedNumbers<List, 1, Text.view().size() + 1> {
   }
 };
 
-/// A list several times over: `Repeat<"blocks", 12, L>` holds `blocks.0.weight` to
-/// `blocks.11.weight`.
+/// Repeats a list: `Repeat<"blocks", 12, L>` has `blocks.0.weight` to `blocks.11.weight`.
 template <Name Text, std::size_t Times, class List>
 struct Repeat
     : detail::ScopedNumbers<List, Times, detail::repeated_characters(Text.view().size(), Times)> {
@@ -202,7 +189,7 @@ struct Repeat
 
 namespace detail {
 
-/// A list whose entries, also in scopes, are all of this role.
+/// A list whose entries, nested ones included, all have this role.
 template <class L, TensorRole Role>
 concept DeclarationListOf = Declaration<L> && L::well_formed && L::role == Role;
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The model concept, clause by clause; models in two parts, outputs for every sample and the
-/// loss that is taken of them; and the sentences for what is missing.
+/// @file The model concepts, and the messages for missing members.
 
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/element.hpp"
@@ -10,8 +9,7 @@
 
 namespace lockstep {
 
-/// A model that declares its parameters: `using Parameters = ParameterList<...>;` with at least
-/// one.
+/// A model that declares at least one parameter: `using Parameters = ParameterList<...>;`.
 template <class M>
 concept ParameterDeclaring =
     requires { typename M::Parameters; } &&
@@ -23,8 +21,8 @@ template <class M, class Step, class Batch>
 concept ForwardRunning =
     requires(M& model, Step& step, const Batch& batch) { model.forward(step, batch); };
 
-/// A model whose forward returns the loss of the batch. On a GPU it writes it to `step.loss()`
-/// instead, so that the host need not wait for it.
+/// A model whose forward returns the loss of the batch. On a GPU, forward writes the loss to
+/// `step.loss()` instead, so that the host need not wait.
 template <class M, class Step, class Batch>
 concept LossGiving =
     requires(Step& step) { *step.loss(); } || requires(M& model, Step& step, const Batch& batch) {
@@ -39,7 +37,7 @@ concept BackwardRunning =
       model.backward(step, batch, gradients...);
     };
 
-/// A model with `evaluate(step, batch, tally)`, which adds figures of a batch to the tally.
+/// A model with `evaluate(step, batch, tally)`, which adds a batch's metrics to the tally.
 template <class M, class Step, class Batch, class Tally>
 concept EvaluationRunning = requires(M& model, Step& step, const Batch& batch, Tally& tally) {
   model.evaluate(step, batch, tally);
@@ -56,8 +54,7 @@ namespace detail {
 template <class M>
 concept Drawing = requires { typename std::bool_constant<M::draws>; } && bool{M::draws};
 
-/// The sentence about forward. A model trains and evaluates with steps of two types, and misses it
-/// for both: what depends on neither is said once.
+/// Independent of the step's type, so that training and evaluation report a missing forward once.
 template <class M, class Batch, bool HasForward>
 consteval bool require_forward() {
   static_assert(HasForward,
@@ -70,8 +67,7 @@ consteval bool require_forward() {
   return require_forward<M, Batch, ForwardRunning<M, Step, Batch>>();
 }
 
-/// Reports the first clause that M misses, as a sentence. Called where a batch's type is first
-/// known.
+/// Reports the first missing member of M. Called where the type of the batch is first known.
 template <class M, class Step, class Batch>
 consteval bool require_model() {
   constexpr bool forward = require_forward<M, Step, Batch>();
@@ -95,13 +91,12 @@ consteval bool require_model() {
 ///     float loss(auto& step, const Batch& batch, auto outputs, auto gradients);
 ///     void backward(auto& step, const Batch& batch, auto gradients);
 ///
-/// `predict` writes a row of outputs for each sample; `loss` gives the mean over a batch and writes
-/// its gradient by every output; `backward` goes on from there. Under `ParallelStrategy<DP>` with
-/// `LossOnOutput`, replicas predict and go backward with their shares, and `loss` is called once,
-/// with the whole batch. Rows are views whose first extent is the number of samples. On a GPU,
-/// `loss` writes its result to `step.loss()`.
-///
-/// If an extent is `dynamic`, the model gives all of them as an array: `output_extents() const`.
+/// `predict` writes a row of outputs for each sample; `loss` returns the mean over a batch (on a
+/// GPU it writes the mean to `step.loss()`) and writes the gradient of every output; `backward`
+/// continues from there. Rows are views whose first extent is the number of samples. Under
+/// `ParallelStrategy<DP>` with `LossOnOutput`, replicas run `predict` and `backward` on their
+/// shares, and `loss` is called once, with the whole batch. If an extent is `dynamic`, the model
+/// has `output_extents() const`, which returns all extents as an array.
 template <FloatingElement T, std::size_t... E>
 struct OutputOf {
   using element = T;
@@ -124,7 +119,7 @@ template <class T, std::size_t... E>
 inline constexpr bool is_output<OutputOf<T, E...>> = true;
 }  // namespace detail
 
-/// A model that says the type of its outputs: `using Output = ...;`.
+/// A model with a type of outputs: `using Output = ...;`.
 template <class M>
 concept OutputNaming = requires { typename M::Output; };
 
@@ -134,14 +129,12 @@ concept OutputDeclaring = OutputNaming<M> && detail::is_output<typename M::Outpu
 
 namespace detail {
 
-/// A model that writes a row of outputs for each sample of a batch.
 template <class M, class Step, class Batch, class Rows>
 concept Predicting = requires(M& model, Step& step, const Batch& batch, Rows rows) {
   model.predict(step, batch, rows);
 };
 
-/// Reports what a model misses that is to predict, as a sentence. `Rows` are rows of outputs, to
-/// write.
+/// Reports a missing `predict`. `Rows` are writable rows of outputs.
 template <class M, class Step, class Batch, class Rows>
 consteval bool require_prediction() {
   static_assert(Predicting<M, Step, Batch, Rows>,
@@ -150,7 +143,7 @@ consteval bool require_prediction() {
   return Predicting<M, Step, Batch, Rows>;
 }
 
-/// Has a model all parts that `OutputOf` names, for batches of this type?
+/// A model with all members that `OutputOf` names, for batches of this type.
 template <class M, class Step, class Batch, class Written, class Read>
 concept PartsRunning =
     Predicting<M, Step, Batch, Written> && BackwardRunning<M, Step, Batch, Read> &&
@@ -158,7 +151,6 @@ concept PartsRunning =
       model.loss(step, batch, outputs, rows);
     };
 
-/// Says in words that a model has no outputs that a program could ask for.
 template <class M>
 consteval bool require_output() {
   static_assert(OutputDeclaring<M>,
@@ -168,7 +160,7 @@ consteval bool require_output() {
   return OutputDeclaring<M>;
 }
 
-/// Reports the first part that such a model misses, as a sentence. Called where a batch's type is
+/// Reports the first missing member of a model with outputs. Called where the type of the batch is
 /// first known; `Written` and `Read` are rows of outputs.
 template <class M, class Step, class Batch, class Whole, class Written, class Read>
 consteval bool require_parts() {

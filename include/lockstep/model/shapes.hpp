@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Shapes of models whose extents are known at construction only.
+/// @file Shapes of models whose extents are known only at construction.
 
 #include <tuple>
 
@@ -12,7 +12,6 @@ namespace lockstep {
 
 namespace detail {
 
-/// Is any extent of this role's tensors known at run time only?
 template <class Model, TensorRole Role>
 inline constexpr bool has_dynamic_shapes = [] {
   if constexpr (!TensorListing<Model>) {
@@ -33,8 +32,7 @@ inline constexpr bool is_dynamic_model = has_dynamic_shapes<Model, TensorRole::p
 ///
 ///     shape("fc1.weight"_p, hidden, inputs);
 ///
-/// Every parameter and buffer with a dynamic extent is given once, with all its extents; static
-/// ones must agree with the declaration.
+/// Every tensor with a dynamic extent is given once, with all extents. Throws on contradictions.
 template <class Model>
 class Shapes {
  public:
@@ -47,7 +45,7 @@ class Shapes {
     set<is_buffer ? buffer : parameter, Key>(values);
   }
 
-  /// All tensors of a role, every extent known.
+  /// All tensors of a role. Throws if a shape is missing.
   template <detail::TensorRole Role>
   const auto& infos() const {
     const auto& infos = std::get<Of<Role>>(roles_).infos;
@@ -59,7 +57,6 @@ class Shapes {
   }
 
  private:
-  /// The tensors of one role, of which some have a shape already.
   template <detail::TensorRole Role>
   struct Of {
     static constexpr const auto& declared = detail::tensor_table<Model, Role>;
@@ -96,7 +93,6 @@ class Shapes {
   std::tuple<Of<detail::TensorRole::parameter>, Of<detail::TensorRole::buffer>> roles_;
 };
 
-/// A model that can say its shapes.
 template <class Model>
 concept ShapeGiving = requires(const Model& model, Shapes<Model>& shape) { model.shapes(shape); };
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The description of one tensor as a value, which plans, fingerprints and views read, and
-/// where declarations write them, one after the other.
+/// @file The description of a tensor, and the sink to which declarations append it.
 
 #include <initializer_list>
 
@@ -12,21 +11,18 @@
 
 namespace lockstep::detail {
 
-/// The most extents a tensor can have. A bound keeps the tables flat.
+/// A bound on the rank, so that the tables have a fixed size.
 inline constexpr std::size_t max_tensor_rank = 8;
 
-/// An element type and a shape. Types are rebuilt from it, so that a model's declarations are
-/// walked once and everything after reads this table.
+/// An element type and a shape. Declarations are expanded once into tables of these values.
 struct TensorInfo {
   ElementKind element = ElementKind::unsupported;
   std::size_t rank = 0;
   std::array<std::size_t, max_tensor_rank> extents{};
-  /// Are its elements one before the first step, unless the model writes them? Others are zero.
+  /// Are the initial elements one instead of zero, unless the model writes them?
   bool starts_at_one = false;
-  /// Is it a listed parameter that has no gradient?
   bool is_frozen = false;
 
-  /// Does it have extents that are known at construction only?
   constexpr bool is_dynamic() const {
     for (std::size_t i = 0; i < rank; ++i) {
       if (extents[i] == dynamic) return true;
@@ -34,21 +30,19 @@ struct TensorInfo {
     return false;
   }
 
-  /// The number of elements, or `too_large`. It is undefined while an extent is dynamic.
+  /// The number of elements, or `too_large`; undefined while an extent is dynamic.
   constexpr std::size_t count() const {
     std::size_t product = 1;
     for (std::size_t i = 0; i < rank; ++i) product = saturating_product(product, extents[i]);
     return product;
   }
 
-  /// The number of bytes, or `too_large`.
   constexpr std::size_t bytes() const { return saturating_product(count(), element_size(element)); }
 
   friend constexpr bool operator==(const TensorInfo&, const TensorInfo&) = default;
 };
 
-/// The first tensor with which all tensors so far take more than an arena can have; the number of
-/// tensors if there is none.
+/// The first tensor at which the sum of sizes exceeds the largest arena, or `infos.size()`.
 template <class Infos>
 constexpr std::size_t first_beyond_arena(const Infos& infos) {
   std::size_t all = 0;
@@ -61,22 +55,21 @@ constexpr std::size_t first_beyond_arena(const Infos& infos) {
   return infos.size();
 }
 
-/// The role of a tensor in its model.
 enum class TensorRole : std::uint8_t { parameter, buffer };
 
-/// One more name of a parameter or buffer, under which a checkpoint has it too.
+/// A further name of a parameter or buffer in checkpoints.
 struct NameAlias {
   std::string name;
   std::string of;
 };
 
-/// The scopes around a declaration, innermost first.
+/// The scopes around a declaration, from the inside out.
 struct NamePrefix {
   const NamePrefix* outer;
   std::string_view name;
-  std::size_t index = dynamic;  // `dynamic`: not repeated
+  std::size_t index = dynamic;  // `dynamic`: no index
 
-  /// Writes `outer.name.` or `outer.name.index.` and returns the place behind it.
+  /// Writes `outer.name.` or `outer.name.index.` and returns the end.
   constexpr char* write(char* out) const {
     if (outer != nullptr) out = outer->write(out);
     for (char c : name) *out++ = c;
@@ -89,7 +82,7 @@ struct NamePrefix {
   }
 };
 
-/// Appends tensors to arrays. It is no template, so that a thousand declarations share its code.
+/// Appends tensors to arrays. No template, so that a thousand declarations share the code.
 struct TensorSink {
   char* text;
   std::size_t* name_end;

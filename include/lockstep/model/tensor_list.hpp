@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A model's tensors: as constant tables of full names and infos, and of models that list
-/// them at run time, such as modules of another library; and how a key, `"fc1.weight"_p` or a
-/// number, finds one.
+/// @file A model's tensors, as constant tables or listed at run time, and how a key finds one.
 
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/element.hpp"
@@ -14,8 +12,7 @@
 
 namespace lockstep {
 
-/// The element types that a model's listed tensors can have. With one type, no types are
-/// distinguished at run time.
+/// The possible element types of a model's listed tensors; one type needs no run-time choice.
 template <Element... Ts>
 struct ElementList {
   static constexpr std::array<ElementKind, sizeof...(Ts)> kinds{element_kind<Ts>()...};
@@ -27,10 +24,9 @@ struct ElementList {
 ///     list.buffer("norm.mean", element_kind<float>(), {hidden});
 ///
 /// Parameters are listed in forward order: their gradients are expected in reverse. A tensor's
-/// number is its place among those of its role.
+/// number is its index among the tensors of its role.
 class TensorList {
  public:
-  /// `kinds` are the element types that tensors can have.
   explicit TensorList(std::span<const ElementKind> kinds) : kinds_(kinds) {}
 
   void parameter(std::string name, ElementKind element, const std::vector<std::size_t>& extents) {
@@ -38,8 +34,7 @@ class TensorList {
             "is a parameter of integers, which have no gradient", "list it as a buffer");
     add(detail::TensorRole::parameter, std::move(name), element, extents);
   }
-  /// A parameter that the model uses and does not train: it has no gradient, as those that `Frozen`
-  /// names.
+  /// A parameter without a gradient, as if `Frozen` named it.
   void frozen_parameter(std::string name, ElementKind element,
                         const std::vector<std::size_t>& extents) {
     parameter(std::move(name), element, extents);
@@ -49,12 +44,11 @@ class TensorList {
     add(detail::TensorRole::buffer, std::move(name), element, extents);
   }
 
-  /// One more name of a tensor that was listed: checkpoints have it under each of its names.
+  /// A further name of a listed tensor: checkpoints have the tensor under each of its names.
   void alias(std::string name, std::string of) {
     aliases_.push_back({std::move(name), std::move(of)});
   }
 
-  /// The tensors of one role: `infos`, and their names.
   struct Tensors {
     std::vector<detail::TensorInfo> infos;
     std::vector<std::string> names;
@@ -63,7 +57,7 @@ class TensorList {
   Tensors& of(detail::TensorRole role) { return roles_[static_cast<std::size_t>(role)]; }
   std::vector<detail::NameAlias>& aliases() { return aliases_; }
 
-  /// Throws unless there is a parameter and every tensor has a name of its own.
+  /// Throws unless there is a parameter, names are unique and aliases name listed tensors.
   void check() const {
     std::vector<std::string_view> names(roles_[0].names.begin(), roles_[0].names.end());
     if (names.empty()) throw Error("tensors", "the model lists no parameter", "list one at least");
@@ -104,9 +98,8 @@ class TensorList {
 };
 
 /// A model that lists its tensors at run time: their number, names, element types and extents. It
-/// says which element types there can be (`using Elements = ElementList<float>;`), and its steps
-/// hand out tensors by number: `step.param(0)`, `step.grad(0)`, `step.ready(0)`. The list must stay
-/// the same as long as the model is trained.
+/// has `using Elements = ElementList<float>;`, and its steps take numbers as keys: `step.param(0)`,
+/// `step.grad(0)`, `step.ready(0)`. The list must not change during training.
 template <class M>
 concept TensorListing = requires(const M& model, TensorList& list) {
   { M::Elements::kinds.size() } -> std::convertible_to<std::size_t>;
@@ -114,7 +107,6 @@ concept TensorListing = requires(const M& model, TensorList& list) {
 };
 
 namespace detail {
-/// The tensors that a model lists, and further names of them.
 template <TensorListing Model>
 TensorList list_tensors(const Model& model) {
   TensorList list(Model::Elements::kinds);
@@ -123,10 +115,9 @@ TensorList list_tensors(const Model& model) {
   return list;
 }
 
-/// The result of look-ups for a name that is not there.
 inline constexpr std::size_t not_found = static_cast<std::size_t>(-1);
 
-/// `Count` tensors, in declaration order.
+/// `Count` tensors and their names, in declaration order.
 template <std::size_t Count, std::size_t Characters>
 struct TensorTable {
   std::array<TensorInfo, Count> infos{};
@@ -141,16 +132,14 @@ struct TensorTable {
   }
 };
 
-/// Names in the order of their hashes, for binary search: comparing a thousand names as text would
-/// cost the compiler seconds.
+/// Names sorted by hash: comparing a thousand names as text costs the compiler seconds.
 template <std::size_t Count>
 struct NameIndex {
   std::array<std::uint64_t, Count> hashes{};
   std::array<std::uint32_t, Count> tensors{};
 
-  /// The tensor of this name, or `not_found`. Declared names of one hash count as duplicates and
-  /// are rejected; that an undeclared name has the hash of a declared one is left to chance, which
-  /// is 1 in 10^16 for a thousand names.
+  /// The tensor of this name, or `not_found`. Declared names of equal hash are rejected; an
+  /// undeclared name collides with one of a thousand with probability 1 in 10^16.
   constexpr std::size_t find(std::string_view name) const {
     const std::uint64_t hash = hash_of(name);
     const auto found = std::lower_bound(hashes.begin(), hashes.end(), hash);
@@ -158,7 +147,7 @@ struct NameIndex {
     return tensors[static_cast<std::size_t>(found - hashes.begin())];
   }
 
-  /// A tensor whose name another one has too, or `not_found`.
+  /// A tensor with a duplicate name, or `not_found`.
   constexpr std::size_t find_duplicate() const {
     const auto found = std::adjacent_find(hashes.begin(), hashes.end());
     return found == hashes.end() ? not_found
@@ -180,11 +169,10 @@ consteval NameIndex<Count> make_name_index(const TensorTable<Count, Characters>&
   return index;
 }
 
-// The tables of a model. Everything downstream is parameterised on the model, never on its list: a
-// symbol that spells a thousand parameters takes a compiler a minute. And each table that is read
-// once per name is a constant of its own, because nvcc copies the whole constant at every read.
+// Everything downstream is parameterised on the model, never on its list: a symbol that spells a
+// thousand parameters takes a compiler a minute. Each table that is read once per name is a
+// constant of its own, because nvcc copies the whole constant at every read.
 
-/// The declarations are walked once.
 template <class Model, TensorRole Role>
 inline constexpr auto tensor_table = [] {
   using List = DeclaredList<Model, Role>;
@@ -197,7 +185,6 @@ inline constexpr auto tensor_table = [] {
 template <class Model, TensorRole Role>
 inline constexpr auto name_index = make_name_index(tensor_table<Model, Role>);
 
-/// How many tensors of a role a model has; `dynamic` where it lists them at run time.
 template <class Model, TensorRole Role>
 inline constexpr std::size_t tensor_count = [] {
   if constexpr (TensorListing<Model>) {
@@ -215,8 +202,7 @@ inline constexpr const auto& buffer_table = tensor_table<Model, TensorRole::buff
 
 }  // namespace detail
 
-/// The tensor that Key names among Model's parameters or buffers: one instantiation per name,
-/// however often it is used.
+/// The tensor that Key names among Model's parameters or buffers: one instantiation per name.
 template <class Model, detail::TensorRole Role, class Key>
 struct NamedTensor {
  private:
@@ -242,13 +228,12 @@ struct NamedTensor {
 
  public:
   static constexpr bool is_declared = detail::NameKey<Key> && found != detail::not_found;
-  /// Its place in declaration order; any place after an error, so that there is only one error.
+  /// The index in declaration order; 0 after an error, so that there is only one error.
   static constexpr std::size_t index = found == detail::not_found ? 0 : found;
   static constexpr detail::TensorInfo info = detail::tensor_table<Model, Role>.infos[index];
 };
 
-/// The key of a listed tensor whose model lists several element types: `Listed<double>{3}`. Where a
-/// model lists one, a tensor's number alone is its key.
+/// The key of a listed tensor if the model lists several element types; else its number suffices.
 template <Element T>
 struct Listed {
   std::size_t index;
@@ -256,7 +241,6 @@ struct Listed {
 
 namespace detail {
 
-/// A tensor whose number is known at run time only.
 struct ListedTensor {
   std::size_t index;
 };
@@ -266,7 +250,7 @@ inline constexpr ElementKind listed_kind = ElementKind::unsupported;
 template <class T>
 inline constexpr ElementKind listed_kind<Listed<T>> = element_kind<T>();
 
-/// The tensor behind a key. Its `index` is a constant where the key is a name.
+/// The tensor of a key. The `index` is a constant if the key is a name.
 template <class Model, TensorRole Role, class Key>
 consteval auto find_tensor(Key) {
   return NamedTensor<Model, Role, Key>{};
@@ -285,7 +269,6 @@ constexpr auto find_tensor([[maybe_unused]] Key key) {
   }
 }
 
-/// The element type that a key gives a listed tensor.
 template <TensorListing Model, class Key>
 consteval ElementKind kind_of_listed() {
   constexpr ElementKind kind = listed_kind<Key>;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `BatchNorm`, whose statistics are a rank's own or those of all ranks, as the job's policy
-/// says: `Norms<Local>` or `Norms<Synced>`.
+/// @file `BatchNorm`, over a rank's own batch (`Norms<Local>`) or all ranks' (`Norms<Synced>`).
 
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/name.hpp"
@@ -12,22 +11,20 @@
 
 namespace lockstep {
 
-/// Normalises every channel over samples and positions (Ioffe and Szegedy, 2015), as PyTorch's
-/// `nn.BatchNorm1d`, `2d` and `3d` do. It declares its tensors in both lists of a model and is a
-/// member of it:
+/// Normalises every channel over samples and positions (Ioffe and Szegedy, 2015), like PyTorch's
+/// `nn.BatchNorm1d`, `2d` and `3d`. The model lists it in both lists and has it as a member:
 ///
 ///     using Norm1 = BatchNorm<"bn1", 32>;
 ///     using Parameters = ParameterList<..., Norm1, ...>;  // bn1.weight, bn1.bias
 ///     using Buffers = BufferList<Norm1>;  // bn1.running_mean, .running_var, .num_batches_tracked
 ///     Norm1 norm1;
 ///
-/// `Text` is the whole name, with all scopes. `Features` may be `dynamic`: then `shapes` gives it.
-/// T is the type of weight and bias; activations may have another. Activations are views of rank 2,
-/// 3 or 4, (N, C), (N, C, L) or (N, C, H, W), in the memory of the step; images with their channels
-/// last are a view of (N * H * W, C).
+/// `Text` is the full name with all scopes. `Features` may be `dynamic`: then `shapes` sets it. T
+/// is the type of weight and bias; that of activations may differ. These are views in the step's
+/// memory: (N, C), (N, C, L) or (N, C, H, W); channels-last images are a view of (N * H * W, C).
 ///
-/// In training, forward keeps what backward needs, so that each place in a network has a layer of
-/// its own. In evaluation, the running statistics stand for those of the batch.
+/// In training, forward saves state for backward, so each position in a network needs its own
+/// layer. In evaluation, the running statistics replace the batch's.
 template <Name Text, std::size_t Features, FloatingElement T = float>
 class BatchNorm : public detail::NormLayer<Text, Features, T> {
   using Base = detail::NormLayer<Text, Features, T>;
@@ -46,13 +43,13 @@ class BatchNorm : public detail::NormLayer<Text, Features, T> {
                              detail::StartsAtOne<Buffer<"running_var", Statistic, Features>>,
                              Buffer<"num_batches_tracked", std::int64_t>>>;
 
-  /// Where ranks take statistics together, its buffers are the same on all of them.
+  /// With `Norms<Synced>`, the buffers are the same on all ranks.
   static constexpr bool is_batch_norm = true;
 
   BatchNorm() = default;
   explicit BatchNorm(const BatchNormOptions& options) : options_(options) {}
 
-  /// The shapes of its tensors, in a model's `shapes`: `Norm1::shapes(shape, features)`.
+  /// For a model's `shapes`: `Norm1::shapes(shape, features)`.
   static void shapes(auto& shape, std::size_t features) {
     shape(Weight{}, features);
     shape(Bias{}, features);
@@ -60,39 +57,36 @@ class BatchNorm : public detail::NormLayer<Text, Features, T> {
     shape(RunningVariance{}, features);
   }
 
-  // **Ranks** with `Norms<Synced>`, in training: all, or those of the group, also those without
-  // samples. **Host** on a CPU done when it returns; a GPU's is not waited for. **Stream** the
-  // step's.
+  // **Ranks** with `Norms<Synced>` in training: all of the group, also those without samples.
+  // **Host** blocks on a CPU only. **Stream** ordered on the step's.
 
-  /// y = x, normalised, * weight + bias. In training y is not x's memory: backward reads x.
+  /// y = normalised x * weight + bias. In training, y must not be x: backward reads x.
   template <class Step, class X, class Y>
   void forward(Step& step, const X& x, const Y& y) {
     run_forward<Fusion::none>(step, x, x, y);
   }
-  /// y = relu of that.
+  /// y = relu(normalised x * weight + bias).
   template <class Step, class X, class Y>
   void forward_relu(Step& step, const X& x, const Y& y) {
     run_forward<Fusion::relu>(step, x, x, y);
   }
-  /// y = relu of that + residual, which may be y's memory.
+  /// y = relu(normalised x * weight + bias + residual). y may be residual.
   template <class Step, class X, class Residual, class Y>
   void forward_add_relu(Step& step, const X& x, const Residual& residual, const Y& y) {
     run_forward<Fusion::add_relu>(step, x, residual, y);
   }
 
-  /// Writes dx, which may be dy's memory, and the gradients of weight and bias, and says that these
-  /// are ready. x is what forward got.
+  /// From forward's x, writes dx (may be dy) and the gradients of weight and bias, marked ready.
   template <class Step, class X, class DY, class DX>
   void backward(Step& step, const X& x, const DY& dy, const DX& dx) {
     run_backward<Fusion::none>(step, x, x, dy, dx, dx);
   }
-  /// The same behind `forward_relu`.
+  /// Backward of `forward_relu`.
   template <class Step, class X, class DY, class DX>
   void backward_relu(Step& step, const X& x, const DY& dy, const DX& dx) {
     run_backward<Fusion::relu>(step, x, x, dy, dx, dx);
   }
-  /// The same behind `forward_add_relu`, whose y it needs. Either dx or dresidual may be dy's
-  /// memory.
+  /// Backward of `forward_add_relu`, whose y it reads. Either dx or dresidual may be dy.
   template <class Step, class X, class Y, class DY, class DX, class DResidual>
   void backward_add_relu(Step& step, const X& x, const Y& y, const DY& dy, const DX& dx,
                          const DResidual& dresidual) {
@@ -100,12 +94,12 @@ class BatchNorm : public detail::NormLayer<Text, Features, T> {
   }
 
  private:
-  /// Says in words why a call of this layer cannot be compiled. Returns whether it can.
+  /// Can this call be compiled? Fails to compile with the reason if not.
   template <class Step, class X, class... Others>
   static consteval bool require_call() {
     using Scale = typename Base::template WeightView<Step>;
     using Mean = decltype(std::declval<Step&>().buffer(RunningMean{}));
-    // Where the model does not declare the layer, the step has said so.
+    // If the model does not declare the layer, the step has reported that.
     if constexpr (detail::is_view<Scale> && detail::is_view<Mean>) {
       constexpr bool same =
           Scale::static_extent(0) == Features && Mean::static_extent(0) == Features;
@@ -134,7 +128,7 @@ class BatchNorm : public detail::NormLayer<Text, Features, T> {
       if constexpr (std::remove_cvref_t<Step>::is_training())
         detail::require_apart(name, x, y, detail::NormFault::input);
       auto& work = memory_.template get<WorkOf<Step>>();
-      memory_.keep({});  // until these are found
+      memory_.keep({});  // until the new statistics are complete
       settle(work, step, shape, x.data_handle());
       if constexpr (std::remove_cvref_t<Step>::is_training()) memory_.keep(shape);
       work.template normalise<Fused>(detail::stream_of(step), shape, x.data_handle(), affine(step),
@@ -143,7 +137,6 @@ class BatchNorm : public detail::NormLayer<Text, Features, T> {
     }
   }
 
-  /// Finds the statistics by which this pass normalises.
   template <class Work, class Step, class Value>
   void settle(Work& work, Step& step, const detail::NormShape& shape, const Value* x) const {
     const auto stream = detail::stream_of(step);
@@ -190,7 +183,7 @@ class BatchNorm : public detail::NormLayer<Text, Features, T> {
       work.template reduce_backward<Fused>(
           stream, shape, x.data_handle(), adds ? y.data_handle() : nullptr, dy.data_handle(),
           affine(step), Base::affine_gradients(step), adds ? dresidual.data_handle() : nullptr);
-      // The sums go first: a bucket that the gradients complete would keep them waiting.
+      // Before `say_ready`: the all-reduce of a bucket that it completes would delay the sums.
       const auto ranks = step.norm_ranks();
       if constexpr (decltype(ranks)::communicates) {
         if (ranks.world() != 1) ranks.all_reduce(work.sums());

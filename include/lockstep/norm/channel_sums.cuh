@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Two sums for every channel of a tensor in one launch, the same bits every time: each
-/// channel is divided among blocks, and the last block that is done adds the others' sums up. And
-/// what kernels know of a channel.
+/// @file Two sums for every channel of a tensor in one launch, bitwise repeatable: each channel is
+/// divided among blocks, and the last block to finish adds up the others' sums.
 
 #include <cuda_runtime.h>
 
@@ -17,11 +16,10 @@
 
 namespace lockstep::detail {
 
-/// A mean and what deviations from it are multiplied by, of a channel or of a row. One load gets
-/// both.
+/// Mean and inverse deviation of a channel or row, read by one load.
 struct alignas(16) KeptNumbers {
   double mean;
-  double inverse;  // 1 / the deviation
+  double inverse;  // 1 / deviation
 };
 
 __device__ inline KeptNumbers load_kept(const KeptNumbers* kept) {
@@ -29,8 +27,8 @@ __device__ inline KeptNumbers load_kept(const KeptNumbers* kept) {
   return {both.x, both.y};
 }
 
-/// How a channel's values are normalised. Forward and backward call the same function, without a
-/// choice for the compiler, so that backward finds the values that forward has rounded.
+/// How a channel's values are normalised. Forward and backward call the same function with explicit
+/// fma, so that backward recomputes the values that forward has rounded.
 template <class A>
 struct ChannelNumbers {
   SplitMean<A> mean;
@@ -50,14 +48,14 @@ struct ChannelNumbers {
   __device__ A normalised(A deviation) const { return std::fma(deviation, scale, shift); }
 };
 
-/// A number by which many others are divided: a product and a shift instead of a division.
+/// A divisor used many times: a multiplication and a shift replace the division.
 struct FixedDivisor {
   std::uint64_t value;
-  std::uint64_t magic;   // 2^64 / value, rounded up; 0 where that is not exact
-  std::uint32_t narrow;  // 2^32 / value, likewise: one product of 32 bits is much cheaper
+  std::uint64_t magic;   // 2^64 / value, rounded up; 0 if the quotients would not be exact
+  std::uint32_t narrow;  // the same with 2^32: a 32-bit product is much cheaper
 
-  /// For quotients of numbers up to `most` (Granlund, Montgomery: Division by Invariant Integers
-  /// using Multiplication, 1994).
+  /// For dividends up to `most` (Granlund, Montgomery: Division by Invariant Integers using
+  /// Multiplication, 1994).
   FixedDivisor(std::uint64_t value, std::uint64_t most)
       : value(value == 0 ? 1 : value),
         magic(value > 1 && most <= ~std::uint64_t{0} / value ? ~std::uint64_t{0} / value + 1 : 0),
@@ -78,26 +76,23 @@ struct FixedDivisor {
 
 inline constexpr unsigned channel_threads = 256;
 
-/// Blocks of a launch that sums: four, or two where threads hold sums of several channels, for each
-/// of an H200's 132 multiprocessors, all of which run at once. Constants, so that sums are the same
-/// on every GPU.
+/// Blocks of a summing launch that are resident on an H200 (132 multiprocessors): four each, or two
+/// if threads hold sums of several channels. Constants, so that sums are the same on every GPU.
 inline constexpr std::size_t most_run_blocks = 528;
 inline constexpr std::size_t most_column_blocks = 264;
 
 using ChannelSums = TwoSums<double>;
 
-/// The sums of blocks, and how many blocks are done: for each tile of channels, and for all tiles.
-/// The counts are zero between launches.
+/// Sums and counters of finished blocks, per tile and overall. Counters are zero between launches.
 struct BlockSums {
   ChannelSums* sums;
   unsigned* arrived;
 
-  /// Is the calling block the last one of `blocks`, of which each has said so? What the others have
-  /// written before is visible then. Called by all threads of a block.
+  /// Is this block the last of `blocks`, so that it sees the others' sums? All threads call it.
   __device__ bool is_last(std::size_t which, unsigned blocks) const {
     __shared__ bool last;
     __syncthreads();
-    if (threadIdx.x == 0) {  // its fences are those of the block, which waits for it twice
+    if (threadIdx.x == 0) {  // fences for the whole block, which synchronizes before and after
       __threadfence();
       last = atomicInc(arrived + which, blocks - 1) == blocks - 1;
       __threadfence();
@@ -112,37 +107,33 @@ __device__ inline ChannelSums load_sums(const ChannelSums* from) {
   return {both.x, both.y};
 }
 
-/// What is summed is a Term: it loads packets (`load<N>(at, sample)`), and `add<Count>(channel,
-/// loaded, where, sums)` adds Count of their elements, all of one channel, of which `where(k)` says
-/// in which packet and at which place the k-th is. What a thread needs to know of a channel is
-/// `channel(c, first)`. A Term that `stores` writes packets back. Finish gets the sums of a
-/// channel, from one thread. Where it `ends` and `waits()`, one thread calls `finish.end()` after
-/// all channels.
+/// A Term is what is summed. `load<N>(at, sample)` loads packets; `add<Count>(channel, loaded,
+/// where, sums)` adds Count of their elements, all of one channel, the k-th at `where(k)`.
+/// `channel(c, first)` is what a thread needs of a channel. A Term with `stores` writes packets
+/// back. Finish gets a channel's sums, in one thread; if it `ends` and `waits()`, one thread calls
+/// `finish.end()` after all channels.
 struct Where {
   unsigned packet;
   unsigned place;
 };
-/// All elements of packets of N.
 template <std::size_t N>
 __device__ auto all_packets() {
   return
       [](unsigned k) { return Where{static_cast<unsigned>(k / N), static_cast<unsigned>(k % N)}; };
 }
-/// All elements of one packet.
 __device__ inline auto one_packet(unsigned packet) {
   return [packet](unsigned k) { return Where{packet, k}; };
 }
 
-/// Packets that a thread loads at once, of runs and of columns: more of them where they are single
-/// elements, or less than 16 bytes.
+/// Packets that a thread loads at once: more if they are single elements or below 16 bytes.
 template <std::size_t N, class Term>
 inline constexpr unsigned run_packets = (N == 1 ? 4 : 1) * Term::packets;
 template <std::size_t N, class Term>
 inline constexpr unsigned column_packets =
     (N == 1 ? 4 : 16 / (N * sizeof(typename Term::Element))) * Term::column_packets;
 
-/// The sums of channels that have runs of positions. The grid is as wide as there are channels, so
-/// that blocks that run at once read what lies together, and as high as each is divided.
+/// Sums over channels with runs of positions. Grid x is the channel, so that resident blocks read
+/// neighbouring memory; grid y divides a channel.
 template <std::size_t N, class Term, class Finish>
 LOCKSTEP_KERNEL __launch_bounds__(channel_threads, 4)
     sum_runs(Term term, NormShape shape, FixedDivisor by_run, BlockSums blocks, Finish finish) {
@@ -203,8 +194,8 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads, 4)
   }
 }
 
-/// How a matrix is divided among threads: `lanes`, a power of two, read packets of a row that lie
-/// together, and the threads behind them rows behind it.
+/// How threads divide a matrix: `lanes` threads, a power of two, read adjacent packets of a row;
+/// the following threads read the following rows.
 struct ColumnTile {
   unsigned shift;  // lanes = 2^shift
 
@@ -214,9 +205,8 @@ struct ColumnTile {
   __device__ unsigned rows() const { return channel_threads >> shift; }
 };
 
-/// Adds up what the threads that have the same columns have stored: the first row of threads has
-/// their sums then. Called by all threads of a block. (CUB reduces whole blocks and warps of a size
-/// that the compiler knows; how many threads share a column is known at run time.)
+/// Adds up what threads with the same columns have stored, into the first row of threads. Called by
+/// all threads of a block. (CUB needs the number of threads per column at compile time.)
 template <std::size_t N, class Sums>
 __device__ void sum_over_rows(Sums (&shared)[N][channel_threads], ColumnTile tile) {
   for (unsigned half = tile.rows() / 2; half != 0; half /= 2) {
@@ -230,9 +220,8 @@ __device__ void sum_over_rows(Sums (&shared)[N][channel_threads], ColumnTile til
   }
 }
 
-/// The sums of channels that are columns: all samples have one position. Threads hold sums of as
-/// many columns as a packet has. The grid is as wide as the matrix, and as high as columns are
-/// divided.
+/// Sums over channels that are columns: samples have one position. A thread sums as many columns as
+/// a packet has. Grid x covers the columns, grid y divides the rows.
 template <std::size_t N, class Term, class Finish>
 LOCKSTEP_KERNEL __launch_bounds__(channel_threads, 2)
     sum_columns(Term term, NormShape shape, ColumnTile tile, BlockSums blocks, Finish finish) {
@@ -250,7 +239,7 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads, 2)
     sum_over_rows(shared, tile);
     __syncthreads();
   };
-  // Calls f(column, sums), a thread for each column of the tile.
+  // Calls f(column, sums) in one thread per column of the tile.
   const auto for_each_column = [&](const auto& f) {
     for (unsigned k = threadIdx.x; k < tile.lanes() * N; k += channel_threads) {
       if (first_column + k < shape.channels) f(first_column + k, shared[k % N][k / N]);
@@ -319,7 +308,7 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads, 2)
   }
 }
 
-/// At most `most` lanes, a power of two, for packets of N in rows of `channels`.
+/// A tile of at most `most` lanes, a power of two, for packets of N in rows of `channels`.
 template <std::size_t N>
 ColumnTile column_tile(std::size_t channels, unsigned most) {
   unsigned shift = 0;
@@ -332,8 +321,7 @@ std::size_t column_tiles(std::size_t channels, ColumnTile tile) {
   return (channels + columns - 1) / columns;
 }
 
-/// How many parts of at least `least` each `amount` is cut into for `wide` tiles, so that there are
-/// at most `most` blocks.
+/// Into how many parts of at least `least` to cut `amount`: `wide` tiles, at most `most` blocks.
 inline std::size_t parts_of(std::size_t amount, std::size_t least, std::size_t wide,
                             std::size_t most) {
   const std::size_t wanted = std::max<std::size_t>(1, most / std::max<std::size_t>(1, wide));
@@ -341,12 +329,11 @@ inline std::size_t parts_of(std::size_t amount, std::size_t least, std::size_t w
       {wanted, std::max<std::size_t>(1, (amount + least - 1) / least), std::size_t{65535}});
 }
 
-/// Columns of which a thread holds sums: with more, there were no registers for loads. And the
-/// threads that share a row: with more of them, the last blocks would have more sums to add up.
+/// Columns that a thread sums: more would leave no registers for loads. Threads that share a row:
+/// more would leave more block sums to the last blocks.
 inline constexpr std::size_t summed_columns = 4;
 inline constexpr unsigned summing_lanes = 16;
 
-/// How many block sums a launch needs at most.
 inline std::size_t most_block_sums(std::size_t channels) {
   constexpr std::size_t widest = summing_lanes * summed_columns;  // columns of a tile
   const std::size_t tiles = (channels + widest - 1) / widest;
@@ -355,8 +342,7 @@ inline std::size_t most_block_sums(std::size_t channels) {
       channels * std::max<std::size_t>(1, most_column_blocks / std::max<std::size_t>(1, tiles)));
 }
 
-/// Calls f<N>() with the widest packets, of `Most` elements at most, that fill runs of `run`
-/// elements. `aligned` says that all arrays begin at multiples of 16 bytes.
+/// Calls f<N>() with the widest packets up to `Most` that divide `run`, or N = 1 if not `aligned`.
 template <class T, std::size_t Most = 16, class F>
 void with_packets(std::size_t run, bool aligned, const F& f) {
   constexpr std::size_t widest = std::min(Most, packet_size<T>);
@@ -367,8 +353,7 @@ void with_packets(std::size_t run, bool aligned, const F& f) {
   }
 }
 
-/// Sums a Term over every column of a matrix, which has rows. **Stream** in its order. **Host**
-/// does not block.
+/// Sums a Term over columns of a non-empty matrix. **Host** does not block. **Stream** on `stream`.
 template <class Term, class Finish>
 void launch_column_sums(const char* name, cudaStream_t stream, const NormShape& shape, bool aligned,
                         const Term& term, const BlockSums& blocks, const Finish& finish) {
@@ -384,7 +369,7 @@ void launch_column_sums(const char* name, cudaStream_t stream, const NormShape& 
   });
 }
 
-/// The same over channels that have runs of positions.
+/// The same for channels with runs of positions.
 template <class Term, class Finish>
 void launch_run_sums(const char* name, cudaStream_t stream, const NormShape& shape, bool aligned,
                      const Term& term, const BlockSums& blocks, const Finish& finish) {

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Layer norms in a GPU's memory: what `LayerNormWork` describes. Forward is one launch and
-/// backward two, and all of them may be part of a captured step. Several threads share a row, and
-/// hold it: it is read once. Where a block can hold a row, all gradients take one pass over x and
-/// dy: blocks take row after row, and threads the same columns of each, so that the sums for weight
-/// and bias stay in registers; a second launch adds the sums of blocks up.
+/// @file Layer norms in device memory (`LayerNormWork<DeviceMemory>`): forward is one launch,
+/// backward two, all capturable. Threads that share a row hold it in registers, so it is read once.
 
 #include <cuda_runtime.h>
 #include <cmath>
@@ -21,12 +18,12 @@
 
 namespace lockstep::detail {
 
-/// Packets of a row that a thread holds. Longer rows than a block can hold are read twice.
+/// Packets of a row that a thread holds. Rows too long for a block are read twice.
 inline constexpr unsigned row_packets = 4;
 
-/// The sums of as many neighbouring threads as share a row, for all of them and of the same bits.
-/// Called by all threads of a block; for one row after the other, with 0 and 1 in turn: a warp that
-/// is ahead of others leaves what they still read.
+/// The sums over the `lanes` neighbouring threads that share a row, bitwise the same in each.
+/// Called by all threads of a block. For consecutive rows `turn` alternates between 0 and 1, so
+/// that a fast warp does not overwrite what others still read.
 __device__ inline ChannelSums sum_over_lanes(ChannelSums sums, unsigned lanes, unsigned turn = 0) {
   for (unsigned other = (lanes < 32 ? lanes : 32) / 2; other != 0; other /= 2) {
     sums = sums + ChannelSums{__shfl_xor_sync(0xffffffffu, sums.first, other),
@@ -42,8 +39,8 @@ __device__ inline ChannelSums sum_over_lanes(ChannelSums sums, unsigned lanes, u
   return sums;
 }
 
-/// The numbers of N neighbouring features, in loads of up to 16 bytes. All rows need them: they
-/// come from the L1 cache, because the L2 cache has enough to do with the rows.
+/// Per-feature values of N neighbouring features, in loads of up to 16 bytes. They are reused by
+/// all rows, so they go through the L1 cache and spare the L2 cache.
 template <class A, std::size_t N, class W>
 __device__ Packet<A, N> load_features(const W* from) {
   constexpr std::size_t most = 16 / sizeof(W);
@@ -78,14 +75,13 @@ struct RowPart {
 
   __device__ std::size_t packets() const { return inside ? features / N : 0; }
   __device__ bool is_held() const { return features / N <= std::size_t{row_packets} * lanes; }
-  /// Where a packet lies among all rows.
   __device__ std::size_t at(std::size_t packet) const { return row * features + packet * N; }
 
-  /// Are there as many packets, from `packet` on, as a thread holds at once?
+  /// Are there `row_packets` packets for this thread from `packet` on?
   __device__ bool has_all(std::size_t packet) const {
     return packet + (row_packets - 1) * lanes < packets();
   }
-  /// Calls f(u, packet) for the packets that a thread holds at once, from `packet` on.
+  /// Calls f(u, packet) for the packets that a thread holds, from `packet` on.
   template <class F>
   __device__ void for_each(std::size_t packet, const F& f) const {
 #pragma unroll
@@ -96,7 +92,7 @@ struct RowPart {
   __device__ std::size_t stride() const { return std::size_t{row_packets} * lanes; }
 };
 
-/// y = (x - mean) * inverse deviation * weight + bias. With `kept`, both numbers of a row are kept.
+/// y = (x - mean) * inverse deviation * weight + bias. Saves the statistics if `kept` is not null;
 /// `share` is 1 / features.
 template <std::size_t N, class T, class W>
 LOCKSTEP_KERNEL __launch_bounds__(channel_threads)
@@ -127,7 +123,7 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads)
   }
   sums = sum_over_lanes(sums, part.lanes);
   if (!part.inside) return;
-  // Every row needs these numbers: no division in double, and the root in the elements' arithmetic.
+  // Done for every row: no division in double, and the root in the elements' arithmetic.
   const double apart = sums.first * share;
   const double variance = (sums.second - apart * sums.first) * share;
   const double inverse = 1 / std::sqrt(static_cast<A>((variance < 0 ? 0 : variance) + eps));
@@ -151,8 +147,7 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads)
   }
 }
 
-/// With g = dy * weight: dx = (g - mean(g) - deviation * inverse^2 * mean(g * deviation)) *
-/// inverse.
+/// The input's gradient (see `LayerNormWork::backward`) for rows too long for `gradients_of_rows`.
 template <std::size_t N, class T, class W>
 LOCKSTEP_KERNEL __launch_bounds__(channel_threads)
     gradient_of_rows(const T* x, const T* dy, T* dx, const W* weights, const KeptNumbers* kept,
@@ -207,8 +202,7 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads)
   }
 }
 
-/// Sums over rows, for the gradients of weight and bias: of dy, and of its products with the
-/// normalised values.
+/// Sums over rows of dy and of dy * normalised x, for the gradients of bias and weight.
 template <class T>
 struct RowGradientTerm {
   using Element = T;
@@ -254,7 +248,6 @@ struct RowGradientTerm {
   }
 };
 
-/// Writes the gradients of weight and bias.
 template <class G>
 struct WriteGradients {
   static constexpr bool ends = false;
@@ -266,7 +259,7 @@ struct WriteGradients {
   }
 };
 
-/// How many threads share a row of so many packets.
+/// The tile for rows of so many packets.
 inline ColumnTile row_tile(std::size_t packets) {
   unsigned shift = 0;
   while (shift != 8 && (std::size_t{row_packets} << shift) < packets) ++shift;
@@ -278,51 +271,48 @@ inline unsigned row_blocks(std::size_t rows, ColumnTile tile) {
   return static_cast<unsigned>((rows + of_block - 1) / of_block);
 }
 
-/// Columns of a thread: it has two sums for each of them.
+/// Columns per thread, each with two sums in registers.
 inline constexpr unsigned row_columns = 16;
-/// Blocks that take rows: as many as run at once on an H200. A constant, so that sums are the same
-/// on every GPU.
+/// Blocks that are resident on an H200. A constant, so that sums are the same on every GPU.
 inline constexpr unsigned most_row_blocks = 264;
-/// Rows that a thread sums in the arithmetic of elements before it hands the sums on.
+/// Rows that a thread sums in the elements' arithmetic before it adds to the block's sums.
 inline constexpr unsigned rows_of_sums = 64;
 
-/// How many threads share a row of so many packets of N.
+/// The tile for rows of so many packets of N.
 template <std::size_t N>
 ColumnTile held_tile(std::size_t packets) {
   unsigned shift = 0;
   while (shift != 8 && (std::size_t{row_columns / N} << shift) < packets) ++shift;
   return {shift};
 }
-/// Can a block hold a row?
 inline bool is_held_row(std::size_t features) { return features <= channel_threads * row_columns; }
 
-/// A block's sums for a column: those for the bias and for the weight.
+/// A block's sums for a column: for the bias and for the weight.
 template <class T>
 using ColumnSums = TwoSums<Accumulator<T>>;
 
-/// `ColumnSums` of all blocks.
 template <class T>
 std::size_t row_sum_bytes(std::size_t features) {
   return most_row_blocks * features * sizeof(ColumnSums<T>);
 }
 
-/// A thread's part of a row. What is outside of the matrix is zero, and adds nothing to any sum.
+/// A thread's part of a row. Elements outside of the matrix are zero and add nothing to the sums.
 template <std::size_t N, class T>
 struct HeldRow {
   static constexpr unsigned packets = row_columns / N;
-  /// Is there room in registers for the next row too?
+  /// Are there registers for the next row too?
   static constexpr bool loads_ahead = row_columns * sizeof(T) <= 32 && N != 1;
   Packet<T, N> x[packets];
   Packet<T, N> dy[packets];
   KeptNumbers numbers;
 };
 
-/// How values of a row are normalised, in two instructions.
+/// Normalises values of a row in two instructions.
 template <class A>
 struct RowNumbers {
   A mean;
   A scale;
-  A shift;  // what the mean is more than A can say, scaled
+  A shift;  // the low part of the mean, scaled
 
   __device__ explicit RowNumbers(const KeptNumbers& kept) {
     const SplitMean<A> split(kept.mean);
@@ -333,7 +323,6 @@ struct RowNumbers {
   __device__ A normalised(A value) const { return std::fma(value - mean, scale, shift); }
 };
 
-/// Where the columns of a thread are.
 template <std::size_t N>
 struct HeldColumns {
   std::size_t features;
@@ -345,8 +334,9 @@ struct HeldColumns {
   __device__ bool has(unsigned u) const { return at(u) < features; }
 };
 
-/// With n for normalised values and g = dy * weight: dx = (g - mean(g) - n * mean(g * n)) *
-/// inverse. A block's sums of dy and of dy * n go to `block_sums`. dx may be dy's memory.
+/// With n = normalised x and g = dy * weight: dx = (g - mean(g) - n * mean(g * n)) * inverse.
+/// Blocks take row after row and threads the same columns of each, so that x and dy are read once
+/// and the sums of dy and dy * n stay in registers before they go to `block_sums`. dx may be dy.
 template <std::size_t N, class T, class W>
 LOCKSTEP_KERNEL __launch_bounds__(channel_threads, sizeof(Accumulator<T>) == 8 || N == 1 ? 1 : 2)
     gradients_of_rows(const T* x, const T* dy, T* dx, const W* weights, const KeptNumbers* kept,
@@ -451,14 +441,13 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads, sizeof(Accumulator<T>) == 8 |
   }
 }
 
-/// The columns whose sums a block of `add_row_blocks` adds up.
+/// Columns per block of `add_row_blocks`.
 inline constexpr ColumnTile added_columns{3};
 inline unsigned column_blocks(std::size_t features) {
   constexpr std::size_t added = 1u << added_columns.shift;
   return static_cast<unsigned>((features + added - 1) / added);
 }
 
-/// Adds up the sums of blocks, a thread for each column of some blocks.
 template <class T, class G>
 LOCKSTEP_KERNEL __launch_bounds__(channel_threads)
     add_row_blocks(const ColumnSums<T>* block_sums, unsigned blocks, std::size_t features,
@@ -484,7 +473,7 @@ class LayerNormWork<DeviceMemory> {
  public:
   LayerNormWork() = default;
 
-  /// **Host** blocks where there is not enough room: where there are more rows than ever.
+  /// **Host** blocks when it allocates: if there are more rows than ever, or the features change.
   template <bool Keeps, class T, class W>
   void forward(cudaStream_t stream, std::size_t rows, std::size_t features, double eps, const T* x,
                const NormAffine<W>& affine, T* y) {
@@ -532,7 +521,7 @@ class LayerNormWork<DeviceMemory> {
           static_cast<const ColumnSums<Value>*>(column_sums<Value>()), of_rows, features, write);
       return;
     }
-    // The sums go first, because dx may be dy's memory.
+    // Before dx is written, which may be dy.
     launch_column_sums("gradients of a layer norm's weights", stream, NormShape{rows, features, 1},
                        are_aligned({x, dy}), RowGradientTerm<Value>{x, dy, kept()}, blocks(),
                        write);
@@ -547,7 +536,7 @@ class LayerNormWork<DeviceMemory> {
   }
 
  private:
-  /// Captured steps go on using the memory that they were captured with, so that it stays.
+  /// Captured steps refer to the memory of statistics, so old arrays are kept.
   void reserve(std::size_t rows, std::size_t features, std::size_t row_sums) {
     if (rows > rows_) {
       rows_ = std::max(rows, 2 * rows_);

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Batch norms in a GPU's memory: what `NormWork` describes. A pass is one launch, and all of
-/// them may be part of a captured step. Those that write a value for each read what another pass
-/// has just read, so they begin at the tensor's end, which is still in the cache.
+/// @file Batch norms in device memory (`NormWork<DeviceMemory>`): one capturable launch per pass.
+/// Elementwise passes start at the tensor's end, which the previous pass has left in the cache.
 
 #include <cuda_runtime.h>
 #include <cmath>
@@ -19,11 +18,10 @@
 
 namespace lockstep::detail {
 
-/// Sums of deviations, and of their squares, from the first value of each channel. That one is as
-/// far from the mean as others are, so that in double nothing is lost when the mean is subtracted
-/// later. The few values that a thread holds at once are summed in their own arithmetic, as
-/// deviations from the first of them: that loses nothing either, even where the channel's first
-/// value is far from all others.
+/// Sums of deviations, and of their squares, from each channel's first value, which is as far from
+/// the mean as others are: in double, subtracting the mean later loses nothing. The few values that
+/// a thread holds are summed in the elements' arithmetic as deviations from the first of them,
+/// which is accurate even if the channel's first value is an outlier.
 template <class T>
 struct MomentTerm {
   using Element = T;
@@ -66,14 +64,13 @@ struct MomentTerm {
   }
 };
 
-/// The moments of `count` values from what a `MomentTerm` has summed.
+/// The moments of `count` values from the sums of a `MomentTerm`.
 __device__ inline Moments moments_of(double origin, const ChannelSums& sums, double count) {
   const double mean = sums.first / count;
   const double m2 = sums.second - mean * sums.first;
   return {origin + mean, m2 < 0 ? 0 : m2};  // NaN stays NaN
 }
 
-/// Writes the packet of this rank.
 struct KeepPacket {
   static constexpr bool ends = false;
   double* packet;
@@ -89,13 +86,12 @@ struct KeepPacket {
   }
 };
 
-/// What a layer keeps from forward to backward, in device memory.
+/// A layer's statistics from forward to backward, in device memory.
 struct KeptMoments {
   KeptNumbers* channels;
-  double* share;  // of one value among all: 1 / their count
+  double* share;  // 1 / count of values over all ranks
 };
 
-/// Keeps a channel's numbers, and updates its running statistics.
 template <class R>
 struct SettleChannel {
   static constexpr bool ends = true;
@@ -104,12 +100,12 @@ struct SettleChannel {
   NormRunning<R> running;
   double count;
 
-  /// Do channels read how many batches were tracked? Then counting this one waits for all of them.
+  /// Do channels read the number of tracked batches? Then it is incremented after all of them.
   __device__ bool waits() const { return options.momentum < 0; }
 
   __device__ void settle(std::size_t c, const Moments& moments, double values) const {
     using A = Accumulator<R>;
-    // All loads go first, so that they are under way at once.
+    // All loads first, so that they are in flight together.
     const auto mean = static_cast<double>(static_cast<A>(running.mean[c]));
     const auto variance = static_cast<double>(static_cast<A>(running.variance[c]));
     const double share = running_share(options.momentum, waits() ? *running.batches : 0);
@@ -126,11 +122,10 @@ struct SettleChannel {
     settle(c, moments_of(channel.origin, sums, count), count);
     if (c == 0 && !waits()) end();
   }
-  /// Counts this batch.
   __device__ void end() const { ++*running.batches; }
 };
 
-/// Loaded packets of a norm's tensors. Those that a pass does not load take no registers.
+/// Loaded packets of a norm's tensors. Those that a pass does not load use no registers.
 template <class T, std::size_t N>
 struct NormPackets {
   Packet<T, N> x;
@@ -138,7 +133,7 @@ struct NormPackets {
   Packet<T, N> dy;
 };
 
-/// Sums of the gradients that ReLU lets pass, and of their products with the deviations.
+/// Sums of the gradients that ReLU passes, and of their products with the deviations.
 template <Fusion F, class T, class W>
 struct GradientTerm {
   using Element = T;
@@ -198,7 +193,7 @@ struct GradientTerm {
   }
 };
 
-/// Writes those gradients of weight and bias that are wanted.
+/// Writes the gradients of weight and bias that are not null.
 template <class G>
 __device__ void write_gradients(const NormAffineGradients<G>& gradients, std::size_t c, double bias,
                                 double weight) {
@@ -207,8 +202,7 @@ __device__ void write_gradients(const NormAffineGradients<G>& gradients, std::si
   if (gradients.weight != nullptr) gradients.weight[c] = static_cast<G>(static_cast<A>(weight));
 }
 
-/// Keeps the sums for the input's gradient, and writes those of weight and bias, which are of this
-/// rank's values alone.
+/// Stores the sums for `input_gradient`; writes weight and bias gradients from this rank's sums.
 template <class G>
 struct KeepGradients {
   static constexpr bool ends = false;
@@ -225,7 +219,7 @@ struct KeepGradients {
   }
 };
 
-/// y = the normalised value, + residual, ReLU.
+/// y = normalised x, + residual, ReLU.
 template <Fusion F, class T, class W>
 struct NormaliseMap {
   using Element = T;
@@ -264,8 +258,7 @@ struct NormaliseMap {
   }
 };
 
-/// dx = (g - mean(g) - deviation * inverse^2 * mean(g * deviation)) * scale, where the means are
-/// over all ranks' values.
+/// The `input_gradient` of `NormWork`, with two fused multiply-adds per value.
 template <Fusion F, class T, class W>
 struct InputGradientMap {
   static_assert(F != Fusion::add_relu, "the residual's gradient is g already");
@@ -322,14 +315,14 @@ struct InputGradientMap {
 
 using MapShape = PassShape<256, 4>;
 
-/// The channels that lie one behind the other, position by position, in the order of memory.
+/// Channels with contiguous positions.
 struct FlatChannels {
   FixedDivisor positions;
   FixedDivisor channels;
-  bool whole;  // every packet is of one channel
+  bool whole;  // every packet lies in one channel
 };
 
-/// A pass over all elements in the order of memory. A packet may reach into the next channels.
+/// An elementwise pass in memory order. A packet may span channels.
 template <class Map>
 struct FlatPass {
   const Map& map;
@@ -369,7 +362,7 @@ LOCKSTEP_KERNEL __launch_bounds__(MapShape::threads)
   sweep_tile<MapShape, N>(pass, gridDim.x - 1 - blockIdx.x, count);
 }
 
-/// The pass over the columns of a matrix: threads hold the numbers of their columns.
+/// An elementwise pass over a matrix: threads hold the constants of their columns.
 template <std::size_t N, class Map>
 LOCKSTEP_KERNEL __launch_bounds__(channel_threads)
     map_columns(Map map, NormShape shape, ColumnTile tile) {
@@ -405,12 +398,10 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads)
   }
 }
 
-/// Blocks of a pass over columns: several for every multiprocessor, each with enough rows to make
-/// up for the numbers of its columns.
+/// Several blocks per multiprocessor, each with enough rows to amortise its columns' constants.
 inline constexpr std::size_t most_map_blocks = 2112;
 
-/// `aligned` says that all arrays begin at multiples of 16 bytes. The shape has values. **Stream**
-/// in its order. **Host** does not block.
+/// The shape must not be empty. **Host** does not block. **Stream** ordered on `stream`.
 template <class Map>
 void launch_map(const char* name, cudaStream_t stream, const NormShape& shape, bool aligned,
                 const Map& map) {
@@ -426,7 +417,7 @@ void launch_map(const char* name, cudaStream_t stream, const NormShape& shape, b
           channel_threads, map, shape, tile);
     });
   } else {
-    // A packet may reach over the end of a run: the pass takes elements as they lie.
+    // A packet may span runs, so the run's length does not matter.
     with_packets<T>(0, aligned, [&]<std::size_t N>() {
       const std::size_t count = shape.size();
       const FlatChannels flat{FixedDivisor(shape.positions, count),
@@ -439,13 +430,13 @@ void launch_map(const char* name, cudaStream_t stream, const NormShape& shape, b
   }
 }
 
-/// Merges the packets of all ranks, a thread for each channel.
+/// Merges the packets of all ranks, one thread per channel.
 template <class R>
 LOCKSTEP_KERNEL __launch_bounds__(channel_threads)
     settle_packets(const double* packets, std::size_t world, std::size_t channels,
                    SettleChannel<R> settle, BlockSums blocks) {
   const double count = count_of_packets(packets, world, channels);
-  if (count == 0) {  // nothing changes
+  if (count == 0) {  // keep the running statistics
     if (blockIdx.x == 0 && threadIdx.x == 0) *settle.kept.share = 0;
     return;
   }
@@ -454,8 +445,7 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads)
   if (blocks.is_last(0, gridDim.x) && threadIdx.x == 0) settle.end();
 }
 
-/// Keeps the running statistics, a thread for each channel. They do not depend on the batch: it has
-/// no share in them.
+/// Uses the running statistics, one thread per channel. The batch has no share in them.
 template <class R>
 LOCKSTEP_KERNEL __launch_bounds__(channel_threads)
     keep_running(KeptMoments kept, std::size_t channels, double eps, NormRunning<R> running) {
@@ -468,7 +458,7 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads)
   if (c == 0) *kept.share = 0;
 }
 
-/// Do all arrays begin where packets may? Null does.
+/// Are all arrays aligned to 16 bytes? Null is.
 inline bool are_aligned(std::initializer_list<const void*> arrays) {
   for (const void* array : arrays) {
     if (reinterpret_cast<std::uintptr_t>(array) % 16 != 0) return false;
@@ -490,8 +480,8 @@ class NormWork<DeviceMemory> {
  public:
   NormWork() = default;
 
-  /// **Host** blocks where there is not enough room: in the first forward pass. What is there
-  /// stays where it is, because captured steps know of it.
+  /// **Host** blocks when it allocates: if the channels change or the world grows. Otherwise memory
+  /// stays where it is, because captured steps refer to it.
   bool reserve(std::size_t channels, std::size_t world) {
     const bool is_new = channels != channels_;
     if (is_new) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Dropout on a GPU: one pass at the speed of memory, with the host's bits.
+/// @file Dropout on a GPU: one pass at memory bandwidth, bitwise the same as on the host.
 
 #include <cuda_runtime.h>
 
@@ -29,7 +29,7 @@ struct DropoutSweep {
   __device__ Packet<T, N> load(std::size_t at) const {
     return load_packet<Caching::keep, N>(from + at);
   }
-  /// A packet of several elements begins at an even one.
+  /// A packet of several elements starts at an even index.
   template <std::size_t N>
   __device__ void finish(std::size_t at, const Packet<T, N>& loaded) const {
     Packet<T, N> out;
@@ -50,7 +50,6 @@ struct DropoutSweep {
   }
 };
 
-/// With `N` elements in a packet.
 template <class Shape, std::size_t N, class T>
 LOCKSTEP_KERNEL __launch_bounds__(Shape::threads)
     drop_elements(DeviceLayerRandom random, std::uint64_t below, Accumulator<T> scale,
@@ -68,7 +67,7 @@ struct DropoutPass<DeviceMemory> {
         (reinterpret_cast<std::uintptr_t>(from) | reinterpret_cast<std::uintptr_t>(to)) % 16 == 0;
     if (is_aligned) {
       launch<packet_size<T>>(step.stream(), random, rule, from, to, count);
-    } else {  // rows of a larger tensor, say
+    } else {  // for example rows of a larger tensor
       launch<1>(step.stream(), random, rule, from, to, count);
     }
   }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Dropout, on CPUs and GPUs: which elements are dropped is drawn anew in every micro-batch,
-/// and drawn again in backward, so that no mask is kept.
+/// @file Dropout on CPUs and GPUs. Backward regenerates the mask, so none is stored.
 
 #include <cmath>
 #include <cstring>
@@ -18,8 +17,8 @@ namespace lockstep {
 
 namespace detail {
 
-/// Elements 2i and 2i + 1 have the two halves of number i of their layer, and are dropped where
-/// theirs is below `below`, which is at most 2^32. The others are multiplied by `scale`.
+/// Elements 2i and 2i + 1 use the two halves of the layer's random number i. An element is dropped
+/// if its half is below `below` (at most 2^32); the others are multiplied by `scale`.
 struct DropoutRule {
   std::uint64_t below = 0;
   double scale = 1;
@@ -35,8 +34,7 @@ struct DropoutRule {
   }
 };
 
-/// The passes of a memory: `drop` and, for evaluations, `copy`. Specialised for every memory:
-/// `HostMemory` here, `DeviceMemory` in dropout.cuh.
+/// The passes `drop` and, in evaluation, `copy`: the host's below, the GPU's in dropout.cuh.
 template <class Memory>
 struct DropoutPass;
 
@@ -66,16 +64,16 @@ struct DropoutPass<HostMemory> {
 
 }  // namespace detail
 
-/// Drops elements with probability p and divides the others by 1 - p, in training; copies in an
-/// evaluation. It has no tensors and keeps nothing from forward to backward. A model that has one
-/// says `static constexpr bool draws = true;`.
+/// In training, drops elements with probability p and divides the others by 1 - p; in evaluation,
+/// copies. It has no tensors and saves nothing for backward. A model with a Dropout declares
+/// `static constexpr bool draws = true;`.
 ///
 ///     Dropout<"drop1"> drop{0.5};
 ///     drop.forward(step, x, y);     // in forward; y may be x
 ///     drop.backward(step, dy, dx);  // in backward; dx may be dy
 ///
-/// Two layers of one name drop the same elements. Layers whose number is known at run time have
-/// names as text: `Dropout<> drop("blocks.3.drop", 0.1)`.
+/// Two layers with the same name drop the same elements. If the number of layers is known only at
+/// run time, the name is a constructor argument: `Dropout<> drop("blocks.3.drop", 0.1)`.
 template <Name Text = "">
 class Dropout {
   static constexpr bool has_name = !Text.view().empty();
@@ -91,7 +89,7 @@ class Dropout {
   /// The probability with which an element is dropped.
   double rate() const { return p_; }
 
-  /// y = x with elements dropped. **Host** blocks, or on a GPU enqueues on the step's stream.
+  /// y = x with elements dropped. **Host** blocks on a CPU only. **Stream** ordered on the step's.
   template <class Step, class X, class Y>
   void forward(Step& step, const X& x, const Y& y) const {
     if constexpr (detail::require_layer_views<detail::StepMemory<Step>, X, Y>()) {
@@ -102,7 +100,7 @@ class Dropout {
       if constexpr (!Step::is_training()) {
         Pass::copy(step, from, y.data_handle(), x.size());
       } else if constexpr (!Step::draws) {
-        static_cast<void>(step.random(layer_));  // says what is missing
+        static_cast<void>(step.random(layer_));  // reports what is missing
       } else {
         Pass::drop(step, step.random(layer_), rule_, from, y.data_handle(), x.size());
       }

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Batch norms in host memory: what `NormWork` describes, in vectorised loops. Samples whose
-/// channels have runs of positions, (N, C, L) and (N, C, H, W), are read in memory's order, and a
-/// run has one channel's numbers. Of rows of channels, (N, C) and images with their channels last,
-/// a loop goes over the channels of a row, whose numbers lie as the values do.
+/// @file Batch norms in host memory (`NormWork<HostMemory>`): loops are vectorised over positions
+/// in (N, C, L) and (N, C, H, W), over channels in (N, C) and channels-last images.
 
 #include <tuple>
 
@@ -16,7 +14,7 @@
 
 namespace lockstep::detail {
 
-/// One channel's numbers, in the type of sums.
+/// One channel's constants, in the accumulator type.
 template <class A>
 struct HostChannel {
   A high;
@@ -26,15 +24,14 @@ struct HostChannel {
   A gradient;
   A slope;
 
-  /// x's deviation from the mean.
   A deviation(A x) const { return (x - high) - low; }
-  /// x normalised. Forward and backward have the same bits.
+  /// Normalised x, bitwise the same in forward and backward.
   A normal(A x) const { return deviation(x) * scale + shift; }
-  /// The input's gradient, from the output's before the ReLU.
+  /// The gradient of x, from the output's gradient g before the ReLU.
   A input_gradient(A x, A g) const { return ((g - gradient) - deviation(x) * slope) * scale; }
 };
 
-/// The numbers of all channels, each in an array of its own.
+/// The constants of all channels, each in an array of its own.
 template <class A>
 struct HostChannels {
   A* high;
@@ -68,11 +65,10 @@ inline void for_each_run(const NormShape& shape, const F& f) {
   }
 }
 
-/// The channels of rows that are summed at a time; their sums stay in the first cache.
+/// Channels per tile of rows: their sums stay in the L1 cache.
 inline constexpr std::size_t norm_tile = 256;
 
-/// Calls `f(first row, rows, first channel, channels)` for tiles of values that fit a cache, rows
-/// in order for each channel.
+/// Calls `f(first row, rows, first channel, channels)` for cache-sized tiles, rows in order.
 template <class F>
 inline void for_each_tile(const NormShape& shape, const F& f) {
   const std::size_t width = std::max<std::size_t>(1, std::min(shape.channels, norm_tile));
@@ -83,7 +79,7 @@ inline void for_each_tile(const NormShape& shape, const F& f) {
   }
 }
 
-/// Calls `f(numbers of the channel, i)` for all values, which do not depend on each other.
+/// Calls `f(constants of the channel, i)` for all values, which are independent.
 template <class A, class F>
 inline void map_values(const NormShape& shape, const HostChannels<A>& channels, const F& f) {
   if (shape.positions == 1) {
@@ -102,7 +98,7 @@ inline void map_values(const NormShape& shape, const HostChannels<A>& channels, 
   }
 }
 
-/// The output's value as it is stored. A NaN stays one.
+/// The output as it is stored. NaN stays NaN.
 template <Fusion Fused, class T, class A>
 inline T stored_output(A normal, [[maybe_unused]] A residual) {
   if constexpr (Fused == Fusion::none) {
@@ -125,7 +121,7 @@ inline A gradient_before(const HostChannel<A>& channel, A x, const T* y, std::si
   }
 }
 
-/// Adds the moments of all values of runs to those of no values.
+/// The moments of runs. `mean` and `m2` must be zero.
 template <class T>
 void measure_runs(const NormShape& shape, const T* x, double* mean, double* m2) {
   for (std::size_t n = 0; n != shape.samples; ++n) {
@@ -138,7 +134,7 @@ void measure_runs(const NormShape& shape, const T* x, double* mean, double* m2) 
   }
 }
 
-/// The same of rows.
+/// The moments of rows. `mean` and `m2` must be zero.
 template <class T>
 void measure_rows(const NormShape& shape, const T* x, double* mean, double* m2) {
   using A = Accumulator<T>;
@@ -147,7 +143,7 @@ void measure_rows(const NormShape& shape, const T* x, double* mean, double* m2) 
     const T* const tile = x + n * stride + c;
     const double inverse = 1 / static_cast<double>(rows);
     A about[norm_tile] = {};
-    if (n == 0) {  // the mean of the first rows; then deviations are from the mean so far
+    if (n == 0) {  // the mean of the first tile; later tiles use the mean so far
       for (std::size_t row = 0; row != rows; ++row) {
         for (std::size_t i = 0; i != width; ++i) about[i] += static_cast<A>(tile[row * stride + i]);
       }
@@ -158,7 +154,7 @@ void measure_rows(const NormShape& shape, const T* x, double* mean, double* m2) 
     A sum[norm_tile] = {};
     A squares[norm_tile] = {};
     std::size_t row = 0;
-    for (; row + 4 <= rows; row += 4) {  // four rows for every load and store of a sum
+    for (; row + 4 <= rows; row += 4) {  // four rows per load and store of a sum
       const T* const a = tile + row * stride;
       for (std::size_t i = 0; i != width; ++i) {
         const A first = static_cast<A>(a[i]) - about[i];
@@ -176,7 +172,7 @@ void measure_rows(const NormShape& shape, const T* x, double* mean, double* m2) 
         squares[i] += deviation * deviation;
       }
     }
-    // Chan's factors are those of all channels.
+    // The factors of Chan's formula are the same for all channels.
     const auto before = static_cast<double>(n);
     const double share = static_cast<double>(rows) / (before + static_cast<double>(rows));
     const double spread = before * share;
@@ -189,8 +185,7 @@ void measure_rows(const NormShape& shape, const T* x, double* mean, double* m2) 
   });
 }
 
-/// The sums of g and of g * (x - mean) over a piece of a run. As `moments_about`, it is no part of
-/// its caller.
+/// Sums of g and of g * (x - mean) over a piece of a run. Not inlined, as `moments_about`.
 template <Fusion Fused, class T, class A>
 [[gnu::noinline]] TwoSums<A> piece_sums(const T* x, const T* dy, std::size_t count,
                                         HostChannel<A> channel) {
@@ -348,7 +343,7 @@ class NormWork<HostMemory> : public HostStatistics {
     ++*running.batches;
   }
 
-  /// The numbers by which forward normalises, the same bits every time.
+  /// The constants of forward, recomputed with the same bits in backward.
   template <class A, class W>
   HostChannels<A> forward_channels(const NormAffine<W>& affine) {
     HostChannels<A> numbers(std::get<std::vector<A>>(numbers_), channels());

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Sums over contiguous values on the host: in SIMD lanes, which a compiler turns into vector
-/// registers, and in pieces that stay in the first cache.
+/// @file Vectorised sums over contiguous values on the host, in pieces that stay in the L1 cache.
 
 #include "lockstep/core/element.hpp"
 #include "lockstep/norm/statistics.hpp"
 
 namespace lockstep::detail {
 
-/// How many sums go on at a time.
+/// SIMD lanes: independent partial sums.
 inline constexpr std::size_t norm_lanes = 16;
-/// Values that are summed in their accumulator's type, before the sum goes on in double.
+/// Values that are summed in the accumulator type before the sum continues in double.
 inline constexpr std::size_t norm_piece = 2048;
 
 template <class A>
@@ -23,7 +22,7 @@ inline A lanes_total(const A (&lanes)[norm_lanes]) {
   return sums[0];
 }
 
-/// The sums of what `add(i, first, second)` adds for each of `count` indices.
+/// Sums what `add(i, first, second)` adds for each of `count` indices.
 template <class A, class Add>
 inline TwoSums<A> lane_sums(std::size_t count, const Add& add) {
   const std::size_t whole = count / norm_lanes * norm_lanes;
@@ -37,15 +36,13 @@ inline TwoSums<A> lane_sums(std::size_t count, const Add& add) {
   return {lanes_total(first) + rest.first, lanes_total(second) + rest.second};
 }
 
-/// The moments of values that were summed about a number near their mean: of the deviations from
-/// it, `sum` is that of themselves, `squares` that of their squares.
+/// Moments from the sums of deviations from `about`, a number near the mean, and of their squares.
 inline Moments moments_about(double about, double sum, double squares, double inverse_count) {
   const double shift = sum * inverse_count;
   return {about + shift, squares - sum * shift};
 }
 
-/// The moments of at most `norm_piece` values, in one pass, from their deviations from `about`. It
-/// is no part of its callers, in which g++ would keep the lanes in memory.
+/// The moments of at most `norm_piece` values. Inlined, g++ would keep the lanes in memory.
 template <class T, class A>
 [[gnu::noinline]] Moments moments_about(const T* x, std::size_t count, A about) {
   const TwoSums<A> sums = lane_sums<A>(count, [x, about](std::size_t i, A& sum, A& squares) {
@@ -56,10 +53,9 @@ template <class T, class A>
   return moments_about(about, sums.first, sums.second, 1 / static_cast<double>(count));
 }
 
-/// The moments of values and of `before` others, whose moments are `all`. Deviations are from the
-/// mean so far: where values are far from it, so far is the spread of all that it is the variance,
-/// and no digits of that are lost, if there are not many more values than before. The first ones
-/// have their mean found in a pass of its own.
+/// Merges more values into the moments of `before` values. Deviations are from the mean so far: if
+/// the new values are far from it, their distance dominates the variance and cancellation costs no
+/// digits, unless they far outnumber the earlier ones. The first piece's mean takes an extra pass.
 template <class T>
 inline Moments more_moments(Moments all, double before, const T* x, std::size_t count) {
   using A = Accumulator<T>;
@@ -79,7 +75,6 @@ inline Moments more_moments(Moments all, double before, const T* x, std::size_t 
   return all;
 }
 
-/// The moments of any number of values.
 template <class T>
 inline Moments run_moments(const T* x, std::size_t count) {
   return more_moments(Moments{}, 0, x, count);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `LayerNorm`, which normalises every row by itself; in host memory, in vectorised loops.
+/// @file `LayerNorm`, which normalises every row by itself, and its passes on the host.
 
 #include <tuple>
 
@@ -49,7 +49,7 @@ class LayerNormWork<HostMemory> {
     sums_.assign(2 * features, 0.0);
     const double share = 1 / static_cast<double>(features);
     for (std::size_t first = 0; first < rows; first += rows_at_a_time) {
-      // Sums of a few rows are kept in the activations' precision, those of all in double.
+      // Sums of a few rows use the activations' precision, those of all rows double.
       std::fill_n(weights, features, A(0));
       std::fill_n(biases, features, A(0));
       const std::size_t last = std::min(rows, first + rows_at_a_time);
@@ -84,13 +84,12 @@ class LayerNormWork<HostMemory> {
  private:
   static constexpr std::size_t rows_at_a_time = 64;
 
-  /// The statistics of a row.
   struct Row {
     double mean;
     double inverse;
   };
 
-  /// Sums over a row, of g and of g * (x - mean).
+  /// Sums of g and of g * (x - mean) over a row.
   template <class T, class A>
   static TwoSums<double> row_sums(const T* x, const T* dy, const A* weight, std::size_t features,
                                   const SplitMean<A>& mean) {
@@ -107,7 +106,7 @@ class LayerNormWork<HostMemory> {
     return sums;
   }
 
-  /// Numbers of all features in the type of sums, in one of three places.
+  /// Converts per-feature values to the accumulator type, into one of three slots.
   template <class A, class W>
   A* widened(const W* numbers, std::size_t features, std::size_t place) {
     std::vector<A>& memory = std::get<std::vector<A>>(numbers_);
@@ -130,20 +129,18 @@ namespace lockstep {
 
 /// `LayerNorm<"ln1", 768> norm1{{.eps = 1e-6}};`
 struct LayerNormOptions {
-  /// It is added to the variance.
+  /// Added to the variance.
   double eps = 1e-5;
 };
 
-/// Normalises the last axis (Ba, Kiros and Hinton, 2016), as PyTorch's `nn.LayerNorm` of one extent
-/// does: training and evaluation are alike, and ranks need nothing of each other. It stands in a
-/// model's `ParameterList` and is a member of the model:
+/// Normalises the last axis (Ba, Kiros and Hinton, 2016), like PyTorch's `nn.LayerNorm` with one
+/// extent, without communication. The model lists it in its `ParameterList` and has it as a member:
 ///
 ///     using Norm1 = LayerNorm<"ln1", 768>;
 ///     using Parameters = ParameterList<..., Norm1, ...>;  // ln1.weight, ln1.bias
 ///     Norm1 norm1;
 ///
-/// `Text`, `Features` and T are as in `BatchNorm`. Activations are views of rank 2 or more, whose
-/// last extent are the features.
+/// `Text`, `Features`, T: as in `BatchNorm`. Activations have rank 2 or more; features come last.
 template <Name Text, std::size_t Features, FloatingElement T = float>
 class LayerNorm : public detail::NormLayer<Text, Features, T> {
   using Base = detail::NormLayer<Text, Features, T>;
@@ -156,15 +153,15 @@ class LayerNorm : public detail::NormLayer<Text, Features, T> {
   LayerNorm() = default;
   explicit LayerNorm(const LayerNormOptions& options) : options_(options) {}
 
-  /// The shapes of its tensors, in a model's `shapes`: `Norm1::shapes(shape, features)`.
+  /// For a model's `shapes`: `Norm1::shapes(shape, features)`.
   static void shapes(auto& shape, std::size_t features) {
     shape(Weight{}, features);
     shape(Bias{}, features);
   }
 
-  // **Host** on a CPU done when it returns; a GPU's is not waited for. **Stream** the step's.
+  // **Host** blocks on a CPU only. **Stream** ordered on the step's.
 
-  /// y = x, normalised, * weight + bias. In training y is not x's memory: backward reads x.
+  /// y = normalised x * weight + bias. In training, y must not be x: backward reads x.
   template <class Step, class X, class Y>
   void forward(Step& step, const X& x, const Y& y) {
     if constexpr (require_call<Step, X, Y>()) {
@@ -180,8 +177,7 @@ class LayerNorm : public detail::NormLayer<Text, Features, T> {
     }
   }
 
-  /// Writes dx, which may be dy's memory, and the gradients of weight and bias, and says that these
-  /// are ready. x is what forward got.
+  /// From forward's x, writes dx (may be dy) and the gradients of weight and bias, marked ready.
   template <class Step, class X, class DY, class DX>
   void backward(Step& step, const X& x, const DY& dy, const DX& dx) {
     static_assert(std::remove_cvref_t<Step>::is_training(),
@@ -197,11 +193,11 @@ class LayerNorm : public detail::NormLayer<Text, Features, T> {
   }
 
  private:
-  /// Says in words why a call of this layer cannot be compiled. Returns whether it can.
+  /// Can this call be compiled? Fails to compile with the reason if not.
   template <class Step, class X, class... Others>
   static consteval bool require_call() {
     using Scale = typename Base::template WeightView<Step>;
-    if constexpr (detail::is_view<Scale>) {  // else the step has said that the model lacks it
+    if constexpr (detail::is_view<Scale>) {  // else the step has reported it
       if constexpr (detail::require_layer_views<typename Scale::memory, X, Others...>()) {
         static_assert(X::rank() >= 2,
                       "lockstep: a layer norm takes views of rank 2 or more, whose last extent are "

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The statistics of norms on the host, and their errors.
+/// @file Host statistics and errors of norms.
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/norm/statistics.hpp"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The statistics of a batch norm: mean and squared deviations of values, merged over ranks
-/// by Chan's method, and what training makes of them. Host and device share this arithmetic.
+/// @file Statistics of batch norms, merged over ranks by Chan's formula; shared by host and device.
 
 #include <cmath>
 
@@ -10,28 +9,27 @@
 
 namespace lockstep {
 
-/// The momentum of running statistics that are plain averages over all batches, as PyTorch's
-/// `momentum=None`.
+/// The momentum for plain averages over all batches: PyTorch's `momentum=None`.
 inline constexpr double cumulative_average = -1;
 
 /// `BatchNorm<"bn1", 64> norm1{{.eps = 1e-3, .momentum = 0.01}};`
 struct BatchNormOptions {
-  /// It is added to the variance.
+  /// Added to the variance.
   double eps = 1e-5;
-  /// The share of a batch in the running statistics.
+  /// The weight of a new batch in the running statistics.
   double momentum = 0.1;
 };
 
 namespace detail {
 
-/// The mean of some values, and the sum of their squared deviations from it.
+/// Mean of values, and sum of their squared deviations from the mean.
 struct Moments {
   double mean = 0;
   double m2 = 0;
 };
 
 /// The moments of a + b values (Chan, Golub, LeVeque: Updating Formulae and a Pairwise Algorithm
-/// for Computing Sample Variances, 1979). No large numbers are subtracted from each other.
+/// for Computing Sample Variances, 1979), without cancellation of large numbers.
 LOCKSTEP_HOST_DEVICE constexpr Moments merged(Moments a, double a_count, Moments b,
                                               double b_count) {
   if (b_count == 0) return a;
@@ -41,13 +39,13 @@ LOCKSTEP_HOST_DEVICE constexpr Moments merged(Moments a, double a_count, Moments
   return {a.mean + apart * share, a.m2 + b.m2 + apart * apart * (a_count * share)};
 }
 
-/// The statistics of one rank are a packet of doubles: a mean for every channel, the squared
-/// deviations of every channel, and how many values a channel has.
+/// A rank's statistics are a packet of doubles: the means of all channels, their sums of squared
+/// deviations, and the number of values per channel.
 LOCKSTEP_HOST_DEVICE constexpr std::size_t packet_doubles(std::size_t channels) {
   return 2 * channels + 1;
 }
 
-/// How many values the packets of all ranks count in each channel.
+/// Values per channel over the packets of all ranks.
 LOCKSTEP_HOST_DEVICE constexpr double count_of_packets(const double* packets, std::size_t world,
                                                        std::size_t channels) {
   double count = 0;
@@ -56,7 +54,7 @@ LOCKSTEP_HOST_DEVICE constexpr double count_of_packets(const double* packets, st
   return count;
 }
 
-/// The moments of one channel over all ranks, merged in their order: the same bits everywhere.
+/// One channel's moments over all ranks, merged in rank order: bitwise the same everywhere.
 LOCKSTEP_HOST_DEVICE constexpr Moments merged_packets(const double* packets, std::size_t world,
                                                       std::size_t channels, std::size_t channel) {
   Moments all;
@@ -70,30 +68,27 @@ LOCKSTEP_HOST_DEVICE constexpr Moments merged_packets(const double* packets, std
   return all;
 }
 
-/// What a value's deviation from the mean is multiplied by.
 LOCKSTEP_HOST_DEVICE inline double inverse_deviation(double variance, double eps) {
   return 1 / std::sqrt(variance + eps);
 }
 
-/// The share of a new batch in the running statistics; `batches` were tracked before it.
+/// The weight of a new batch in the running statistics after `batches` earlier ones.
 LOCKSTEP_HOST_DEVICE constexpr double running_share(double momentum, std::int64_t batches) {
   return momentum < 0 ? 1 / static_cast<double>(batches + 1) : momentum;
 }
 
-/// The running variance estimates that of all data, from which a batch is a sample.
+/// The running variance estimates the population's variance from a sample.
 LOCKSTEP_HOST_DEVICE constexpr double unbiased_variance(double m2, double count) {
   return m2 / (count > 1 ? count - 1 : 1);
 }
 
-/// A running statistic after a batch.
 LOCKSTEP_HOST_DEVICE constexpr double updated_running(double running, double of_batch,
                                                       double share) {
   return (1 - share) * running + share * of_batch;
 }
 
-/// The sums of two functions of values.
 template <class A>
-struct TwoSums {  // without initialisers, because shared memory has none
+struct TwoSums {  // no initialisers: shared memory allows none
   A first;
   A second;
 
@@ -102,9 +97,8 @@ struct TwoSums {  // without initialisers, because shared memory has none
   }
 };
 
-/// A mean of double precision in the arithmetic of elements. A float has 24 bits of it, which would
-/// be a deviation where means are large, so it is a sum of two: (x - high) is exact where x is near
-/// the mean.
+/// A double mean in the elements' arithmetic. A float keeps 24 bits of a mean, too few for large
+/// means, so it is split into two: (x - high) is exact if x is near the mean.
 template <class A>
 struct SplitMean {
   A high;
@@ -116,17 +110,16 @@ struct SplitMean {
   LOCKSTEP_HOST_DEVICE A deviation(A value) const { return (value - high) - low; }
 };
 
-/// Does ReLU stop the gradient of this output? It lets NaN pass, as it does forward.
+/// Does ReLU block the gradient of this output? NaN passes, as in forward.
 template <class T>
 LOCKSTEP_HOST_DEVICE bool is_stopped(T output) {
   return static_cast<Accumulator<T>>(output) <= 0;
 }
 
-/// The statistics of all channels of one batch norm on the host, from forward to backward: this
-/// rank's packet and those of all, what they say together, and the sums of gradients.
+/// A batch norm's statistics on the host from forward to backward: this rank's packet, the packets
+/// of all ranks, the merged statistics, and the sums of gradients.
 class HostStatistics {
  public:
-  /// Room for all numbers of channels. Returns whether it was missing.
   bool reserve(std::size_t channels, std::size_t world) {
     const std::size_t packets = (world == 1 ? 1 : world + 1) * packet_doubles(channels);
     if (channels == channels_ && packets <= packets_.size()) return false;
@@ -143,18 +136,17 @@ class HostStatistics {
   }
   std::span<double> sums() { return {sums_.data(), 2 * channels_}; }
 
-  /// Means, inverse deviations and the count of all ranks, from their packets. Throws where the
-  /// count is one.
+  /// Merges the packets of all ranks. Throws if the count is one.
   void merge(const double* packets, std::size_t world, double eps, std::string_view name);
 
   std::size_t channels() const { return channels_; }
-  /// How many values a channel has on all ranks.
+  /// Values per channel over all ranks.
   double count() const { return count_; }
   const std::vector<double>& means() const { return mean_; }
   const std::vector<double>& inverses() const { return inverse_; }
   double variance(std::size_t c) const { return count_ == 0 ? 0 : m2_[c] / count_; }
 
-  /// Moves running statistics towards the batch's, of which `share` is new.
+  /// Updates running statistics with weight `share` for the batch.
   template <class R>
   void track(R* mean, R* variance, double share) const {
     for (std::size_t c = 0; c != channels_; ++c) {
@@ -163,7 +155,6 @@ class HostStatistics {
                                                  unbiased_variance(m2_[c], count_), share));
     }
   }
-  /// Takes running statistics in place of a batch's.
   template <class R>
   void use_running(const R* mean, const R* variance, double eps) {
     for (std::size_t c = 0; c != channels_; ++c) {
@@ -175,7 +166,7 @@ class HostStatistics {
  private:
   std::size_t channels_ = 0;
   double count_ = 0;
-  std::vector<double> packets_;  // this rank's, then those of all
+  std::vector<double> packets_;  // this rank's, then those of all ranks
   std::vector<double> mean_;
   std::vector<double> m2_;
   std::vector<double> inverse_;

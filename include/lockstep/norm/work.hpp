@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file What a norm asks of the memory that it works in: `NormWork<HostMemory>` is in
-/// host_norm.hpp, `LayerNormWork<HostMemory>` in layer_norm.hpp, a GPU's in device_norm.cuh
-/// and device_layer_norm.cuh; and which views it takes, and the errors about them.
+/// @file The interface of a norm's passes per memory (host_norm.hpp, layer_norm.hpp,
+/// device_norm.cuh, device_layer_norm.cuh), the checks of its views, and its errors.
 
 #include "lockstep/bucket/step.hpp"
 #include "lockstep/core/element.hpp"
@@ -13,37 +12,34 @@
 
 namespace lockstep::detail {
 
-/// The passes that are done together with normalising.
+/// Passes fused with the normalisation.
 enum class Fusion : std::uint8_t { none, relu, add_relu };
 
-/// A tensor as samples of channels, each of which has its positions one behind the other. The rows
-/// of a matrix, and channels-last images, have one position.
+/// Samples of channels with contiguous positions; matrices and channels-last images have one.
 struct NormShape {
   std::size_t samples = 0;
   std::size_t channels = 0;
   std::size_t positions = 1;
 
-  /// How many values a channel has.
+  /// Values per channel.
   LOCKSTEP_HOST_DEVICE constexpr std::size_t count() const { return samples * positions; }
   LOCKSTEP_HOST_DEVICE constexpr std::size_t size() const { return count() * channels; }
   constexpr bool operator==(const NormShape&) const = default;
 };
 
-/// The trained scale and shift of all channels, as W elements.
 template <class W>
 struct NormAffine {
   const W* weight = nullptr;
   const W* bias = nullptr;
 };
 
-/// Their gradients; null for a frozen one.
+/// Gradients of weight and bias; null if frozen.
 template <class G>
 struct NormAffineGradients {
   G* weight = nullptr;
   G* bias = nullptr;
 };
 
-/// The running statistics of all channels, as R elements.
 template <class R>
 struct NormRunning {
   R* mean = nullptr;
@@ -51,38 +47,34 @@ struct NormRunning {
   std::int64_t* batches = nullptr;
 };
 
-/// The stream of the host, which does everything at once.
+/// The host's stream: every pass completes before it returns.
 struct HostStream {};
 
-/// One layer's statistics and the passes over its activations. T is the activations' type, which
-/// are read and written once per pass; numbers of channels are doubles. All calls are enqueued on
-/// `stream`. A copy is a fresh object.
+/// One batch norm's statistics and the passes over its activations of type T, which a pass reads
+/// and writes once; per-channel statistics are doubles. All calls are enqueued on `stream`. A copy
+/// is a fresh object.
 ///
-/// - `bool reserve(channels, world)` makes room, and says whether it had to. Called in every
-///   forward pass, before everything else.
-/// - `measure(stream, shape, x)` finds the packet of this rank, `own()` of
-/// `packet_doubles(channels)`
-///   doubles; an empty one has a count of zero.
-/// - `all(world)` is where the packets of all ranks are gathered, and
-///   `settle(stream, shape, world, options, running, name)` merges them, keeps the means, inverse
-///   deviations and count for `normalise` and backward, and updates the running statistics (not if
-///   the count is zero). Where the host knows that the count is one, it refuses.
-/// - `measure_alone(stream, shape, x, options, running)` does both for one rank, which has another
-///   number of values than one.
-/// - `settle_from_running(stream, shape, options, running)` keeps these instead, for an evaluation.
+/// - `bool reserve(channels, world)` allocates; true if it had to. Called first in every forward.
+/// - `measure(stream, shape, x)` computes this rank's packet, `own()` of `packet_doubles(channels)`
+///   doubles, with a count of zero for an empty batch.
+/// - `settle(stream, shape, world, options, running, name)` merges the packets of all ranks,
+///   gathered in `all(world)`, stores means, inverse deviations and count for `normalise` and
+///   backward, and updates the running statistics unless the count is zero. Throws if the host
+///   knows that the count is one.
+/// - `measure_alone(stream, shape, x, options, running)` does both for one rank; count must not
+/// be 1.
+/// - `settle_from_running(stream, shape, options, running)`: the running statistics, in evaluation.
 /// - `normalise<Fusion>(stream, shape, x, affine, residual, y)`:
 ///   y = (x - mean) * (weight * inverse deviation) + bias, + residual, ReLU, rounded once.
 /// - `reduce_backward<Fusion>(stream, shape, x, y, dy, affine, gradients, dresidual)`: with g = dy
-///   where forward's ReLU let the value pass, and else 0, finds this rank's `sums()`: sum of g of
-///   every channel, then sum of g * (x - mean) of every channel; writes the gradients from them.
-///   With `relu` the mask is recomputed from x as forward rounded it (y is null); with `add_relu`
-///   it is y's, and g is written to dresidual, which may be dy. Without ReLU y and dresidual are
-///   null.
-/// - `sums()` are 2 * channels doubles, which are then summed over ranks.
-/// - `input_gradient<Fusion>(stream, shape, x, dy, affine, dx)`: dx = (g - sum(g) / count -
-///   (x - mean) * inverse deviation^2 * sum(g * (x - mean)) / count) * weight * inverse deviation,
-///   where count is that of all ranks. dx may be dy. Called with `none` after `add_relu`, with
-///   dresidual as dy.
+///   where ReLU passed the value, else 0, computes `sums()` and the gradients of weight and bias.
+///   `relu` recomputes the mask from x as forward rounded it (y is null); `add_relu` takes it from
+///   y and writes g to dresidual, which may be dy. Without ReLU, y and dresidual are null.
+/// - `sums()`: 2 * channels doubles, to be summed over ranks: each channel's sum of g, then each
+///   channel's sum of g * (x - mean).
+/// - `input_gradient<Fusion>(stream, shape, x, dy, affine, dx)`: dx = weight * inverse deviation *
+///   (g - sum(g) / count - (x - mean) * inverse deviation^2 * sum(g * (x - mean)) / count), with
+///   the count of all ranks. dx may be dy. Called with `none` and dresidual as dy after `add_relu`.
 template <class Memory>
 class NormWork {
   static_assert(sizeof(Memory) == 0,
@@ -90,14 +82,12 @@ class NormWork {
                 "instead of lockstep.hpp");
 };
 
-/// A layer norm's, over the `features` of each of `rows` rows.
+/// The passes of a layer norm over the `features` of each of `rows` rows.
 ///
-/// - `forward<Keeps>(stream, rows, features, eps, x, affine, y)`:
-///   y = (x - mean) * inverse deviation * weight + bias, where mean and deviation are the row's.
-///   `Keeps`: they are kept for backward.
-/// - `backward(stream, rows, features, x, dy, affine, gradients, dx)`: with g = dy * weight,
-///   dx = (g - mean of g - (x - mean) * inverse deviation^2 * mean of g * (x - mean)) * inverse
-///   deviation. dx may be dy.
+/// - `forward<Keeps>(stream, rows, features, eps, x, affine, y)`: y = (x - mean) * inverse
+///   deviation * weight + bias with the row's statistics, stored for backward if `Keeps`.
+/// - `backward(stream, rows, features, x, dy, affine, gradients, dx)`, dx may be dy: with g = dy *
+///   weight, dx = (g - mean(g) - n * mean(g * n)) * inverse deviation, n = normalised x.
 template <class Memory>
 class LayerNormWork {
   static_assert(sizeof(Memory) == 0,
@@ -105,25 +95,23 @@ class LayerNormWork {
                 "instead of lockstep.hpp");
 };
 
-/// What can be wrong with a call of a norm.
 enum class NormFault : std::uint8_t {
-  features,  ///< a tensor has another extent than the layer has features
+  features,  ///< a tensor's extent differs from the layer's features
   shapes,    ///< views of a layer have different shapes
-  backward,  ///< there was no forward pass of this shape
-  input,     ///< the output lies where backward reads the input
-  residual,  ///< the gradients of input and residual are the same memory
-  values     ///< a channel has one value, whose variance trains nothing
+  backward,  ///< there was no forward pass with this shape
+  input,     ///< the output overwrites the input, which backward reads
+  residual,  ///< the gradients of input and residual share memory
+  values     ///< a channel has only one value, whose variance is useless in training
 };
-/// Throws its error. For `features`, `given` are there and `wanted` should be.
+/// Throws the error of a fault. For `features`: `given` of the tensor, `wanted` by the layer.
 [[noreturn, gnu::cold]] void refuse_norm(std::string_view layer, NormFault fault,
                                          std::size_t given = 0, std::size_t wanted = 0);
 
-/// The memory of a step's tensors.
 template <class Step>
 using StepMemory =
     std::conditional_t<requires(Step& step) { step.stream(); }, DeviceMemory, HostMemory>;
 
-/// Says in words which views a layer does not take. Returns whether it takes them.
+/// Are the views acceptable for a layer? Fails to compile with the reason if not.
 template <class Memory, class X, class... Others>
 consteval bool require_layer_views() {
   constexpr bool views = is_view<X> && (is_view<Others> && ...);
@@ -145,8 +133,7 @@ consteval bool require_layer_views() {
   return false;
 }
 
-/// Says in words that views of a norm have different ranks, or that their extent `Given`, where the
-/// compiler knows it, is not that of the layer's features.
+/// Fails to compile if views have different ranks, or the extent `Given` is not `Features`.
 template <std::size_t Given, std::size_t Features, class X, class... Others>
 consteval bool require_features() {
   constexpr bool alike = ((X::rank() == Others::rank()) && ...);
@@ -159,7 +146,6 @@ consteval bool require_features() {
   return alike && fits;
 }
 
-/// Throws unless all views have the extents of the first.
 template <class X, class... Others>
 void require_equal_shapes(std::string_view layer, const X& x, const Others&... others) {
   bool same = true;
@@ -169,14 +155,13 @@ void require_equal_shapes(std::string_view layer, const X& x, const Others&... o
     refuse_norm(layer, NormFault::shapes);
 }
 
-/// Throws if the memory of two views is the same.
+/// Throws if two views start at the same address.
 template <class X, class Y>
 void require_apart(std::string_view layer, const X& x, const Y& y, NormFault fault) {
   if (x.size() != 0 && x.data_handle() == y.data_handle()) [[unlikely]]
     refuse_norm(layer, fault);
 }
 
-/// A view of rank 2, 3 or 4 as samples of channels.
 template <class X>
 NormShape channel_shape(std::string_view layer, const X& x, std::size_t features) {
   NormShape shape{x.extent(0), x.extent(1), 1};
@@ -186,7 +171,7 @@ NormShape channel_shape(std::string_view layer, const X& x, std::size_t features
   return shape;
 }
 
-/// The rows of a view: all axes but the last.
+/// The product of all extents but the last.
 template <class X>
 std::size_t leading_rows(const X& x) {
   std::size_t rows = 1;
@@ -194,7 +179,6 @@ std::size_t leading_rows(const X& x) {
   return rows;
 }
 
-/// The stream of a step.
 template <class Step>
 auto stream_of([[maybe_unused]] const Step& step) {
   if constexpr (requires { step.stream(); }) {
@@ -204,8 +188,7 @@ auto stream_of([[maybe_unused]] const Step& step) {
   }
 }
 
-/// What a layer keeps from forward to backward, in the memory of its steps. The copy of a layer
-/// belongs to another replica and begins with nothing.
+/// State saved from forward to backward. A copied layer is another replica's and starts empty.
 class LayerMemory {
  public:
   LayerMemory() = default;
@@ -223,9 +206,9 @@ class LayerMemory {
     return kept_.get<Work>();
   }
 
-  /// Forward has kept the statistics of a tensor of this shape; of none if it has no channels.
+  /// Forward has saved statistics for this shape; none if it has no channels.
   void keep(const NormShape& shape) { shape_ = shape; }
-  /// Throws unless backward's tensor has the shape of the one that forward was given.
+  /// Throws unless backward's shape is that of the last forward.
   void require_kept(std::string_view layer, const NormShape& shape) const {
     if (shape != shape_) [[unlikely]]
       refuse_norm(layer, NormFault::backward);
@@ -236,7 +219,7 @@ class LayerMemory {
   NormShape shape_;
 };
 
-/// What norms have in common: weight and bias, and what forward keeps.
+/// Weight, bias and saved state, common to all norms.
 template <Name Text, std::size_t Features, FloatingElement T>
 class NormLayer {
  protected:
@@ -257,7 +240,6 @@ class NormLayer {
   static auto affine(Step& step) {
     return NormAffine{step.param(Weight{}).data_handle(), step.param(Bias{}).data_handle()};
   }
-  /// Where the gradients of weight and bias are written. A frozen one has none.
   template <class Step>
   static auto affine_gradients(Step& step) {
     NormAffineGradients<typename WeightView<Step>::value_type> to;
@@ -265,7 +247,7 @@ class NormLayer {
     if constexpr (trains<Step>(Bias{})) to.bias = step.grad(Bias{}).data_handle();
     return to;
   }
-  /// Says that they are written, the last one first.
+  /// Marks the gradients ready, the last parameter first.
   template <class Step>
   static void say_ready(Step& step) {
     if constexpr (trains<Step>(Bias{})) step.ready(Bias{});

@@ -217,7 +217,7 @@ LOCKSTEP_INLINE std::string progress_line(const EpochSummary& now, std::uint64_t
   };
   if (!terminal.is_terminal) return line("");
 
-  // A character in the last column makes some terminals begin a new line.
+  // A character in the last column makes some terminals wrap.
   const std::size_t room = std::max<std::size_t>(terminal.columns, 1) - 1;
   for (std::string* part : {&rate, &loss, &left}) {
     if (line("").size() > room) part->clear();
@@ -252,7 +252,7 @@ LOCKSTEP_INLINE void LogFile::write(const JsonLine& line) {
   const off_t end = ::lseek(file_.get(), 0, SEEK_END);
   if (write_all(file_.get(), detail::text({line.text(), "\n"}))) return;
   const std::string why = error_text(errno);
-  // A part of the line may have been written: it is removed.
+  // Removes a line that was written in part.
   [[maybe_unused]] const int n = end < 0 ? 0 : ::ftruncate(file_.get(), end);
   detail::fail("log", {"'", path_, "' cannot be written: ", why},
                "make room there, or name a file elsewhere", Rank{0});

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The results of an evaluation: named means, and over how many samples each was taken; and
-/// the sums and counts by name that they are made of, on one rank and over all.
+/// @file The results of an evaluation by name: sums and counts (`Tally`), and means (`Scores`).
 
 #include "lockstep/comm/communicator.hpp"
 #include "lockstep/comm/groups.hpp"
@@ -10,7 +9,7 @@
 
 namespace lockstep {
 
-/// The mean of one figure over samples, under its name.
+/// The mean of one metric over samples.
 struct Score {
   std::string name;
   double mean = 0;  // NaN where nothing was counted
@@ -25,7 +24,7 @@ class Scores {
   Scores() = default;
   explicit Scores(std::vector<Score> scores) : scores_(std::move(scores)) {}
 
-  /// The mean of that name: `scores["accuracy"] > 0.97`.
+  /// A mean: `scores["accuracy"] > 0.97`.
   double operator[](std::string_view name) const { return find(name).mean; }
   double count(std::string_view name) const { return find(name).count; }
 
@@ -48,8 +47,7 @@ class Scores {
   std::vector<Score> scores_;
 };
 
-/// Keeps sums and counts, never means: means over uneven shares of the data cannot be averaged,
-/// sums can be added.
+/// Sums and counts, because means over uneven shares of the data cannot be averaged.
 class Tally {
  public:
   struct Entry {
@@ -77,11 +75,11 @@ class Tally {
 
 namespace detail {
 
-/// Names with their lengths in front, so that any character may be in them.
+/// Names with length prefixes, so that they may contain any character.
 std::string packed_names(const Tally& tally);
 std::vector<std::string> unpacked_names(std::string_view text);
 
-/// The names of the first rank that has any. The others have the same ones, in any order, or none.
+/// The names of the first rank that has any. The others have the same, in any order, or none.
 std::vector<std::string> common_names(const std::vector<std::string>& packed, Rank me);
 
 /// Sums and counts in the order of `names`.
@@ -102,8 +100,8 @@ std::vector<std::string> agreed_names(C& comm, const Tally& tally) {
 
 }  // namespace detail
 
-/// The means over the tallies of all ranks, the same bits on all of them. A rank that has seen no
-/// sample, and so knows no name, takes part too. **Ranks** all. **Host** blocks. **Stream** none.
+/// The means over all ranks' tallies, bitwise the same on all. A rank without samples, and so
+/// without names, takes part too. **Ranks** all. **Host** blocks. **Stream** none.
 template <Communicator C>
 Scores reduce(C& comm, const Tally& tally) {
   const std::vector<std::string> names = detail::agreed_names(comm, tally);

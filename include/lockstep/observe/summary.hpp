@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The figures of an epoch, as a line of text for people or of JSON for programs; its wall
-/// time by phase; and `--log FILE`, a JSON object per line.
+/// @file The metrics of an epoch, as text or JSON; its wall time by phase; and the file of `--log`.
 
 #include "lockstep/core/file.hpp"
 #include "lockstep/core/json.hpp"
@@ -12,7 +11,7 @@ LOCKSTEP_COLD_BEGIN
 
 namespace lockstep {
 
-/// The figures of one epoch, as they are printed and logged.
+/// The metrics of one epoch, as they are printed and logged.
 struct EpochSummary {
   std::uint64_t epoch = 1;   // from 1, as it is shown
   std::uint64_t epochs = 0;  // 0: not known
@@ -39,9 +38,8 @@ struct EpochSummary {
 
 namespace lockstep::detail {
 
-/// The clock is read where an epoch and an evaluation begin and end, and by the loader where it
-/// waits; never by a step. What is left of the loop over the data is the time of steps, with all
-/// that the program does in the loop's body.
+/// Reads the clock when an epoch or evaluation begins and ends, never in a step; the loader
+/// measures its waits. The rest of the loop over the data counts as steps.
 class PhaseTimes {
   using Clock = std::chrono::steady_clock;
   using Seconds = std::chrono::duration<double>;
@@ -49,7 +47,7 @@ class PhaseTimes {
  public:
   void begin_epoch() { *this = PhaseTimes(); }
 
-  /// Measures an evaluation until the end of the block. `in_loop`: it is part of the loop's time.
+  /// RAII: measures an evaluation. `in_loop`: it is part of the loop's time.
   class Evaluation {
    public:
     Evaluation(PhaseTimes& times, bool in_loop) : times_(times), in_loop_(in_loop) {}
@@ -69,7 +67,7 @@ class PhaseTimes {
 
   void set_waits(Seconds waits) { waits_ = waits; }
 
-  /// The times as fields of a record; `loop` is that of the loop over the data, in seconds.
+  /// The times as fields of a record; `loop`: seconds of the loop over the data.
   JsonLine json(double loop) const {
     const double steps = std::max(0.0, loop - (waits_ + in_loop_).count());
     JsonLine line;
@@ -85,9 +83,8 @@ class PhaseTimes {
   Seconds in_loop_{};  // evaluations in the loop over the data
 };
 
-/// The log of a run. It appends to an existing file, so that a resumed run continues its log. Each
-/// line reaches the file whole and at once: a program that follows it (`tail -f`) never sees half a
-/// line, and a crash loses none.
+/// The log of a run, a JSON object per line. It appends, so that a resumed run continues its log.
+/// Each line is written whole and at once: `tail -f` sees no half line, and a crash loses none.
 class LogFile {
  public:
   /// A log that drops all lines, for ranks other than the first.
@@ -96,7 +93,6 @@ class LogFile {
   /// Opens `path` on rank 0.
   LogFile(const std::string& path, Rank rank);
 
-  /// Are lines written? A rank that writes none need not make them.
   explicit operator bool() const { return static_cast<bool>(file_); }
 
   void write(const JsonLine& line);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Adam (Kingma and Ba, 2015) and AdamW (Loshchilov and Hutter, 2019), with PyTorch's options
-/// and order of operations.
+/// @file Adam (Kingma and Ba, 2015) and AdamW (Loshchilov and Hutter, 2019), as PyTorch's.
 
 #include <cmath>
 
@@ -11,8 +10,8 @@ namespace lockstep {
 
 namespace detail {
 
-/// Two states: the running means of the gradient and of its square. `Decoupled` decay shrinks the
-/// parameter itself (AdamW), the other kind is part of the gradient (Adam).
+/// Two states: the running means of the gradient and of its square. `Decoupled` weight decay
+/// shrinks the parameter (AdamW); otherwise it is added to the gradient (Adam).
 template <bool Decoupled>
 struct AdamRule : Choice<axes::Optimizer> {
   static constexpr std::size_t states = 2;
@@ -35,10 +34,10 @@ struct AdamRule : Choice<axes::Optimizer> {
 
   template <class A>
   struct Update {
-    A rate;  // the learning rate, with the first mean's bias corrected
+    A rate;  // with the bias correction of the first mean
     A beta1;
     A beta2;
-    A unbias;  // 1 / the root of the second mean's bias
+    A unbias;  // bias correction of the second mean's root
     A eps;
     A decay;
     LOCKSTEP_HOST_DEVICE constexpr void operator()(A& parameter, A gradient, A* state) const {
@@ -54,7 +53,7 @@ struct AdamRule : Choice<axes::Optimizer> {
     }
   };
 
-  /// The constants are computed in double, once a step: `1 - beta2^step` needs it.
+  /// Computed in double once per step: `1 - beta2^step` needs the precision.
   template <class A>
   LOCKSTEP_HOST_DEVICE static constexpr Update<A> at(const Options& options, double lr,
                                                      std::uint64_t step) {
@@ -72,10 +71,8 @@ struct AdamRule : Choice<axes::Optimizer> {
 
 }  // namespace detail
 
-/// PyTorch's Adam: weight decay is part of the gradient.
 struct Adam : detail::AdamRule<false>, WithName<"Adam"> {};
 
-/// PyTorch's AdamW: weight decay shrinks the parameter itself.
 struct AdamW : detail::AdamRule<true>, WithName<"AdamW"> {};
 
 static_assert(UpdateRule<Adam> && UpdateRule<AdamW>);

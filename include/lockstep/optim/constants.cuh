@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The first pass over averages on the device, which sums squares, the same bits every time,
-/// and finds parameters whose gradients are not zero; and the constants of a step in device memory:
-/// stored by the host, or computed by kernels from that. A graph may hold all of it.
+/// @file The first pass over averaged gradients on the device (reproducible sums of squares, unused
+/// parameters), and the constants of a step in device memory. A CUDA graph may capture all of it.
 
 #include <cuda_runtime.h>
 #include <cub/block/block_reduce.cuh>
@@ -20,13 +19,11 @@ namespace lockstep::detail {
 
 using SquaresShape = PassShape<256, 4>;
 
-/// Eight blocks for each of an H200's 132 multiprocessors. A constant, so that sums are the same on
-/// every GPU.
+/// Eight blocks per SM of an H200. A constant, so that sums are equal on all GPUs.
 inline constexpr std::size_t most_norm_blocks = 1056;
 
-/// The first pass over averages. `Squares`: packets are summed in the elements' arithmetic and
-/// added up in double, as on the host. `Finds`: notes every parameter that has an element other
-/// than zero; NaN is one.
+/// `Squares`: packets are summed in the elements' arithmetic and accumulated in double, as on the
+/// host. `Finds`: marks every parameter with an element other than zero (NaN included).
 template <class T, bool Squares, bool Finds>
 struct ObservingSweep {
   static constexpr std::size_t several = static_cast<std::size_t>(-1);
@@ -64,8 +61,8 @@ struct ObservingSweep {
   }
 };
 
-/// Blocks write nothing but ones to `used`, so their order does not matter. A tile of a parameter
-/// that is known to be used is not read, unless its squares are wanted.
+/// The first pass over averaged gradients. Blocks write only ones to `used`, so that their order
+/// does not matter. Without `Squares`, a tile of a parameter that is already marked is not read.
 template <class T, bool Squares, bool Finds, std::size_t Count>
 LOCKSTEP_KERNEL __launch_bounds__(SquaresShape::threads)
     observe(const T* values, TablePieces where, std::uint8_t* used, double* partials,
@@ -96,7 +93,6 @@ LOCKSTEP_KERNEL __launch_bounds__(SquaresShape::threads)
 
 inline constexpr unsigned decide_threads = 512;
 
-/// sum = the sum of all partials.
 template <class T>
 LOCKSTEP_KERNEL __launch_bounds__(decide_threads)
     add_partials(const T* partials, std::size_t count, T* sum) {
@@ -108,7 +104,6 @@ LOCKSTEP_KERNEL __launch_bounds__(decide_threads)
   if (threadIdx.x == 0) *sum = all;
 }
 
-/// How many partial sums `launch_squares` writes.
 template <class T>
 constexpr std::size_t square_partials(std::size_t count) {
   return std::min(tiles_of<SquaresShape, packet_size<T>>(count), most_norm_blocks);
@@ -125,8 +120,8 @@ void launch_observe(cudaStream_t stream, const T* values, const TablePieces& whe
                                                    partials, make_size<Count>(count));
 }
 
-/// The sum of squares of a bucket, in parts. Launched as the bucket lands, it reads what is still
-/// in the L2 cache. **Stream** in its order. **Host** does not block.
+/// The partial sums of squares of a bucket. Launched right after the bucket's reduction, the kernel
+/// reads from the L2 cache. **Stream** in its order. **Host** does not block.
 template <class T, std::size_t Count = dynamic>
 void launch_squares(cudaStream_t stream, const T* values, double* partials,
                     std::size_t count = Count) {
@@ -134,7 +129,7 @@ void launch_squares(cudaStream_t stream, const T* values, double* partials,
 }
 
 /// Sets `used[p]` for every parameter with an element other than zero among `count` values, and
-/// clears none. If `partials` are wanted, they are those of `launch_squares`, from the same pass.
+/// clears none. If `partials` is not null, the same pass computes the sums of `launch_squares`.
 /// **Stream** in its order. **Host** does not block.
 template <class T>
 void launch_find_used(cudaStream_t stream, const T* values, const TablePieces& where,
@@ -146,8 +141,8 @@ void launch_find_used(cudaStream_t stream, const T* values, const TablePieces& w
   }
 }
 
-/// Adds up what `launch_squares` wrote, for ranks that have squares of parts of the gradients.
-/// **Stream** in its order. **Host** does not block.
+/// Adds up the partial sums, for ranks that own a part of the gradients. **Stream** in its order.
+/// **Host** does not block.
 inline void launch_add_partials(cudaStream_t stream, const double* partials, std::size_t count,
                                 double* sum) {
   launch_kernel<add_partials<double>>("sum of partials", stream, 1, decide_threads, partials, count,
@@ -174,9 +169,9 @@ LOCKSTEP_KERNEL __launch_bounds__(decide_threads)
   *state = next;
 }
 
-/// Computes the numbers of this step and the state of the next from all `partials`. All values that
-/// change from step to step lie in device memory, so a graph may hold this. **Stream** in its
-/// order. **Host** does not block.
+/// Computes the constants of this step and the state of the next from all `partials`. All values
+/// that change between steps are in device memory, so that a graph may capture the launch.
+/// **Stream** in its order. **Host** does not block.
 template <class Rule>
 void launch_decide(cudaStream_t stream, const StepInputs<Rule>* inputs, const double* partials,
                    std::size_t count, const StepLimits& limits, StepState* state,
@@ -185,16 +180,14 @@ void launch_decide(cudaStream_t stream, const StepInputs<Rule>* inputs, const do
                               limits, state, numbers);
 }
 
-/// What the rows of a table depend on beside the step, in device memory.
 struct TableRows {
   const std::uint16_t* groups;       // by row
-  std::uint8_t* used = nullptr;      // by this step; null where a step uses all rows
-  std::uint64_t* updates = nullptr;  // that each row has had; null where all have had the step's
+  std::uint8_t* used = nullptr;      // in this step; null if a step uses all rows
+  std::uint64_t* updates = nullptr;  // of each row; null if all rows have the step's count
 };
 
-/// Computes the numbers of the rows from `first` on from those of the step, counts their updates,
-/// and forgets the step's use. Rows that the step does not use are skipped, and all are where the
-/// step is.
+/// Computes the constants of the rows from `first` on, counts their updates and clears `used`. Rows
+/// that the step does not use are skipped; a skipped step skips all rows.
 template <class Rule>
 LOCKSTEP_KERNEL number_rows(const StepInputs<Rule>* inputs, const StepNumbers<Rule>* step,
                             TableRows rows, std::size_t first, std::size_t count,
@@ -214,7 +207,6 @@ LOCKSTEP_KERNEL number_rows(const StepInputs<Rule>* inputs, const StepNumbers<Ru
   numbers[row] = own;
 }
 
-/// Flags of the host on their way to the device, as a kernel's argument.
 struct FlagBits {
   static constexpr std::size_t most = 2048;
   std::uint32_t words[most / 32];
@@ -226,8 +218,8 @@ LOCKSTEP_KERNEL spread_flags(FlagBits bits, Flag* to, std::size_t count) {
   if (i < count) to[i] = static_cast<Flag>(bits.words[i / 32] >> (i % 32) & 1U);
 }
 
-/// Stores flags, each zero or one. They are part of the launch, so that a captured step keeps those
-/// with which it was captured. **Stream** in its order. **Host** does not block.
+/// Stores flags (0 or 1). They are launch arguments, so that a captured step keeps the flags of its
+/// capture. **Stream** in its order. **Host** does not block.
 inline void launch_store_flags(cudaStream_t stream, std::uint8_t* to,
                                std::span<const std::uint8_t> flags) {
   constexpr unsigned threads = 256;
@@ -242,9 +234,8 @@ inline void launch_store_flags(cudaStream_t stream, std::uint8_t* to,
   }
 }
 
-/// The numbers of a job's steps in device memory, and what they are computed from: those of groups,
-/// of which group 0 has the step's, and behind them those of rows, where rows have their own. The
-/// rule is deduced from the policy: see `update_by_kind`.
+/// The constants of a job's steps in device memory and their inputs: those of the groups (group 0
+/// has the step's), then those of the rows. For the deduced rule see `update_by_kind`.
 template <class R>
 class DeviceNumbers {
  public:
@@ -261,14 +252,13 @@ class DeviceNumbers {
 
   // **Stream** in its order. **Host** does not block.
 
-  /// The numbers of a group that depend on the gradients, or are known to the host.
+  /// Stores the inputs of a group, if its constants depend on the gradients, or else its constants.
   void store_inputs(cudaStream_t stream, std::size_t group, const StepInputs<R>& inputs) {
     launch_store(stream, this->inputs() + group, inputs);
   }
   void store(cudaStream_t stream, std::size_t group, const StepNumbers<R>& numbers) {
     launch_store(stream, step() + group, numbers);
   }
-  /// Computes those of `count` rows, from `first` on.
   void number_rows(cudaStream_t stream, const TableRows& table, std::size_t first,
                    std::size_t count) {
     constexpr unsigned threads = 64;

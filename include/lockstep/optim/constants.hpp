@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The constants of an optimizer's step: those of all parameters, and a table where groups of
-/// parameters, or parameters with their own count of updates, have different ones. Clipping and
-/// loss scaling, which is PyTorch's GradScaler as a pure rule, are decided with them.
+/// @file The constants of an optimizer's step, with clipping and loss scaling (PyTorch's
+/// GradScaler), and their table if groups or parameters have their own.
 
 #include <cmath>
 #include <limits>
@@ -20,7 +19,7 @@ namespace axes {
 struct Clip : WithName<"Clip"> {};
 }  // namespace axes
 
-/// Gradients are scaled down until their norm over all parameters is at most `Norm`, a number of
+/// Gradients are scaled down so that their norm over all parameters is at most `Norm`, a number of
 /// any type: `Clip<1>` is `Clip<1.0>`. An infinite norm clips nothing.
 template <auto Norm = std::numeric_limits<double>::infinity()>
 struct Clip : detail::ValuePolicy<axes::Clip> {
@@ -35,18 +34,17 @@ struct Clip : detail::ValuePolicy<axes::Clip> {
   }
 };
 
-/// GradScaler's arguments and their defaults.
+/// GradScaler's arguments and defaults.
 struct LossScaleOptions {
   float initial = 65536;
   float growth = 2;
   float backoff = 0.5;
-  std::uint32_t interval = 2000;  // good steps until it grows
+  std::uint32_t interval = 2000;  // finite steps until the scale grows
 };
 
 namespace detail {
 
-/// The sum of squares, in double. Short blocks are summed in the elements' own arithmetic, which
-/// vectorises better and loses no digits.
+/// Short blocks are summed in the elements' arithmetic, which vectorises better.
 template <Element T>
 double sum_of_squares(std::span<const T> values) {
   constexpr std::size_t block = 64;
@@ -64,29 +62,28 @@ double sum_of_squares(std::span<const T> values) {
   return sum;
 }
 
-/// The factor by which gradients are multiplied so that their norm is at most `max_norm`: PyTorch's
-/// `clip_grad_norm_`, with its guard against a norm of zero. As there, a norm of NaN makes every
-/// gradient NaN, so that a broken gradient shows.
+/// The factor that brings the gradients' norm down to `max_norm`: PyTorch's `clip_grad_norm_`, with
+/// its guard against a norm of zero. As in PyTorch, a NaN norm makes every gradient NaN.
 LOCKSTEP_HOST_DEVICE constexpr double clip_factor(double norm, double max_norm) {
   const double factor = max_norm / (norm + 1e-6);
   return factor > 1 ? 1 : factor;
 }
 
-/// The factor of the loss, which keeps small gradients from vanishing in 16 bits.
+/// The factor of the loss, which keeps small gradients from underflowing in 16 bits.
 struct LossScale {
   float scale = 1;
-  std::uint32_t good_steps = 0;  // since it last changed
+  std::uint32_t good_steps = 0;  // finite steps since the last change
 };
 
-/// A scale below this will not recover: some forty steps in a row have overflowed.
+/// A scale below this will not recover: about forty steps have overflowed since the initial scale.
 inline constexpr float smallest_loss_scale = 1e-7F;
 
 constexpr LossScale first_loss_scale(const LossScaleOptions& options) {
   return {options.initial, 0};
 }
 
-/// The factor of the next step. Gradients that are not finite halve it, and their step is skipped;
-/// many good ones in a row double it, unless that would leave the range of float.
+/// The scale of the next step. Gradients that are not finite shrink it; `interval` finite steps in
+/// a row grow it, unless the result would overflow.
 LOCKSTEP_HOST_DEVICE constexpr LossScale next_loss_scale(LossScale now, bool finite,
                                                          const LossScaleOptions& options) {
   if (!finite) return {now.scale * options.backoff, 0};
@@ -95,19 +92,18 @@ LOCKSTEP_HOST_DEVICE constexpr LossScale next_loss_scale(LossScale now, bool fin
   return {is_finite(grown) ? grown : now.scale, 0};
 }
 
-/// A rule's constants of one step, and the factor of the gradients, in arithmetic of type A.
 template <class Rule, class A>
 struct ScaledUpdate {
   decltype(Rule::template at<A>({}, 0.0, 1)) update;
   A scale;
 };
 
-/// The numbers of a step, written before its update kernels, which can be replayed.
+/// The constants of a step, written before its update kernels, which a graph can replay.
 template <class Rule>
 struct StepNumbers {
   ScaledUpdate<Rule, float> in_float;
   ScaledUpdate<Rule, double> in_double;
-  bool skip;                // leave everything as it is
+  bool skip;                // change nothing
   std::uint64_t step = 0;   // the update's number, from 1
   AnomalyWatch watch = {};  // where update kernels look for anomalies
 
@@ -121,8 +117,8 @@ struct StepNumbers {
   }
 };
 
-/// The numbers of update `step`, counted from 1, of gradients multiplied with `scale`. If no norm
-/// is needed, the host computes them and stores them (`launch_store`) before the step or the graph.
+/// The constants of update `step`, from 1, with gradients multiplied by `scale`. If no norm is
+/// needed, the host computes them and stores them (`launch_store`) before the step or the graph.
 template <class Rule>
 LOCKSTEP_HOST_DEVICE constexpr StepNumbers<Rule> step_numbers(const typename Rule::Options& options,
                                                               double lr, std::uint64_t step,
@@ -134,24 +130,22 @@ LOCKSTEP_HOST_DEVICE constexpr StepNumbers<Rule> step_numbers(const typename Rul
           {}};
 }
 
-/// The host's part of a step whose numbers depend on the gradients, stored in the same way.
+/// The host's inputs to a step whose constants depend on the gradients, stored in the same way.
 template <class Rule>
 struct StepInputs {
   typename Rule::Options options;
   double lr;
-  double scale;  // of gradients, before clipping: 1 / micro-batches
+  double scale;  // of gradients before clipping: 1 / micro-batches
   AnomalyWatch watch = {};
 };
 
-/// The limits of such a step, the same for all steps.
 struct StepLimits {
   double max_norm = std::numeric_limits<double>::infinity();
-  bool scales_loss = false;  // and skips what is not finite
-  bool skips = false;        // skips what is not finite
+  bool scales_loss = false;  // and skips steps with gradients that are not finite
+  bool skips = false;        // skips them without loss scaling
   LossScaleOptions loss_scale{};
 };
 
-/// Do the numbers of a job's steps depend on their gradients?
 template <class Traits>
 inline constexpr bool decides_steps =
     Traits::clips || Traits::scales_loss || Traits::skips_anomalies;
@@ -165,19 +159,17 @@ constexpr StepLimits step_limits() {
   return limits;
 }
 
-/// The state that such a step leaves to the next. A skipped step does not count as an update, as in
-/// PyTorch.
+/// The state that such a step passes to the next. A skipped step is no update, as in PyTorch.
 struct StepState {
   std::uint64_t updates = 0;
-  double norm = 0;  // of the last step's gradients, before clipping
+  double norm = 0;  // of the last step, before clipping
   LossScale loss_scale{};
-  bool skipped = false;     // was the last step skipped?
-  std::uint64_t skips = 0;  // how many were
+  bool skipped = false;     // the last step
+  std::uint64_t skips = 0;  // number of skipped steps
 };
 
-/// Decides on a step from the sum of squares of all gradients: whether it is skipped, and otherwise
-/// the factor of the gradients, which are to be multiplied by `scale` and divided by `divisor`
-/// before they are clipped.
+/// Decides from the sum of squares of all gradients whether a step is skipped, and returns the
+/// factor of the gradients: `scale / divisor`, unscaled and clipped.
 LOCKSTEP_HOST_DEVICE constexpr double decide_scale(double scale, double divisor, double squares,
                                                    const StepLimits& limits, StepState& state) {
   using std::sqrt;
@@ -198,7 +190,6 @@ LOCKSTEP_HOST_DEVICE constexpr double decide_scale(double scale, double divisor,
   return scale * clip_factor(state.norm, limits.max_norm) / divisor;
 }
 
-/// Computes the numbers of a step, clipped and unscaled, from the sum of squares of all gradients.
 template <class Rule>
 LOCKSTEP_HOST_DEVICE constexpr StepNumbers<Rule> decide_step(const StepInputs<Rule>& inputs,
                                                              double squares,
@@ -215,17 +206,16 @@ LOCKSTEP_HOST_DEVICE constexpr StepNumbers<Rule> decide_step(const StepInputs<Ru
   return numbers;
 }
 
-// The table of constants has rows, one for each group of parameters or, where updates leave
-// parameters out and each has its own count of updates, one for each parameter.
+// The table of constants has a row for each parameter group or, if updates may leave out
+// parameters, so that each has its own count of updates, for each parameter.
 
-/// Bytes of the arena whose elements are updated with the constants of one row. A piece begins
-/// where the one before it ends, at a multiple of 256 bytes.
+/// Bytes of the arena that are updated with the constants of one row. A piece begins at the end of
+/// the piece before it, a multiple of 256 bytes.
 struct TablePiece {
-  std::size_t end = 0;  // bytes from the arena's start
+  std::size_t end = 0;  // offset in the arena
   std::size_t row = 0;
 };
 
-/// The piece that holds the byte at `offset`.
 LOCKSTEP_HOST_DEVICE constexpr const TablePiece* table_piece_at(const TablePiece* piece,
                                                                 std::size_t count,
                                                                 std::size_t offset) {
@@ -241,7 +231,7 @@ LOCKSTEP_HOST_DEVICE constexpr const TablePiece* table_piece_at(const TablePiece
   return piece;
 }
 
-/// `row_of(parameter)` is the row of its constants. Neighbours with one row are one piece.
+/// The pieces of all buckets by `row_of(parameter)`; neighbours with the same row are merged.
 template <class Plan, class RowOf>
 std::vector<TablePiece> make_table_pieces(const Plan& plan, const RowOf& row_of) {
   std::vector<TablePiece> pieces;
@@ -255,8 +245,7 @@ std::vector<TablePiece> make_table_pieces(const Plan& plan, const RowOf& row_of)
   return pieces;
 }
 
-/// The group of every parameter. Throws if a group of a model that lists its tensors at run time
-/// turns out to be empty.
+/// The group of every parameter. Throws if a group of a listed model has no trained parameter.
 template <class Groups, class Layout>
 std::vector<std::uint16_t> groups_of_parameters(const Layout& layout) {
   std::vector<std::uint16_t> groups(layout.infos().size());
@@ -277,8 +266,7 @@ std::vector<std::uint16_t> groups_of_parameters(const Layout& layout) {
   return groups;
 }
 
-/// A job's table: which row every parameter has, and which group every row. Nothing where all
-/// parameters have the same constants.
+/// The row of every parameter and the group of every row; empty if constants are common to all.
 template <class Traits>
 struct TableLayout {
   static constexpr bool is_needed = Traits::has_groups || Traits::counts_updates;

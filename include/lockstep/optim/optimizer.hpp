@@ -16,16 +16,11 @@ concept NumberOptions =
     std::default_initializable<O> &&
     requires(const O& options, void (*f)(std::string_view, double)) { options.for_each(f); };
 
-/// A choice of this axis is a rule: how many numbers it keeps per element (`states`), its
-/// `Options`, which are numbers and have a learning rate `lr`, and `at<A>(options, lr, step)`, the
-/// constants of one step, counted from 1, as a function of one element in arithmetic of type A:
-///
-///     update(parameter, gradient, state)   // A&, A, A[states]
-///
-/// A rule may have `state_names`, by which programs see its states.
-///
-/// An element's update depends on nothing else, so any backend may run it wherever it has the
-/// gradient at hand: in a loop, in a kernel, or in the pass that reduces the bucket.
+/// A choice of this axis is an update rule: the number of states per element (`states`), maybe
+/// their `state_names`, the `Options` with a learning rate `lr`, and `at<A>(options, lr, step)`,
+/// the constants of a step, counted from 1, as a function of one element in arithmetic of type A:
+/// `update(A& parameter, A gradient, A* state)`. The update depends on nothing else, so that it may
+/// run in a loop, a kernel, or the pass that reduces the bucket.
 template <class R>
 concept UpdateRule =
     NumberOptions<typename R::Options> &&
@@ -37,7 +32,6 @@ concept UpdateRule =
 
 namespace detail {
 
-/// The name of a rule's k-th state.
 template <UpdateRule Rule>
 constexpr std::string_view state_name(std::size_t k) {
   if constexpr (requires { Rule::state_names[0]; }) {
@@ -50,7 +44,7 @@ constexpr std::string_view state_name(std::size_t k) {
 
 }  // namespace detail
 
-/// The policy that says by which rule parameters are updated: `Optimizer<AdamW>`.
+/// The policy of the update rule: `Optimizer<AdamW>`.
 template <class Rule>
 struct Optimizer : detail::ChoicePolicy<axes::Optimizer, Rule> {};
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The axis of parameter groups: sets of parameters whose updates have numbers of their own.
+/// @file The axis of parameter groups: sets of parameters with their own optimizer options.
 
 #include "lockstep/core/name.hpp"
 #include "lockstep/policy/policy.hpp"
@@ -11,8 +11,7 @@ namespace axes {
 struct ParameterGroups : WithName<"ParameterGroups"> {};
 }  // namespace axes
 
-/// A set of parameters, told by their names and their numbers of extents. `begin(options)` changes
-/// the numbers that the set begins with.
+/// A set of parameters, selected by name and rank. `begin(options)` sets the set's initial options.
 template <class S>
 concept ParameterSet = std::is_empty_v<S> && requires(std::string_view name, detail::Hash& hash) {
   { S::contains(name, std::size_t{1}) } -> std::same_as<bool>;
@@ -32,15 +31,14 @@ struct Named : detail::NamePatterns<Patterns...> {
   }
 };
 
-/// Parameters with one extent or none: biases, and the scales and shifts of norms.
+/// Parameters of rank 0 or 1: biases, and the weights of norms.
 struct Vectors {
   static constexpr bool contains(std::string_view /*name*/, std::size_t rank) { return rank <= 1; }
   static constexpr void begin(auto& /*options*/) {}
   static constexpr void fingerprint(detail::Hash& hash) { hash.text("Vectors"); }
 };
 
-/// A set whose weight decay is 0 unless it is set: `NoDecay<"*.bias", "norm*">` by name, and
-/// `NoDecay<>` for all `Vectors`.
+/// A set with weight decay 0 unless set: `NoDecay<"*.bias">` by name, `NoDecay<>` for `Vectors`.
 template <Name... Patterns>
 struct NoDecay : std::conditional_t<sizeof...(Patterns) == 0, Vectors, Named<Patterns...>> {
   static constexpr void begin(auto& options) {
@@ -52,20 +50,20 @@ struct NoDecay : std::conditional_t<sizeof...(Patterns) == 0, Vectors, Named<Pat
   }
 };
 
-/// The policy that gives sets of parameters numbers of their own:
+/// The policy that gives sets of parameters their own options, as PyTorch's parameter groups:
 ///
 ///     using Head = Named<"head.*">;
 ///     using Job = Trainer<Net, Optimizer<AdamW>, ParameterGroups<NoDecay<>, Head>>;
 ///     job.optimizer(Head{}).lr = 1e-4;
 ///
-/// A parameter is in the first set that contains it. All others are in group 0, whose numbers are
+/// A parameter is in the first set that contains it, or else in group 0, whose options are
 /// `job.optimizer()`.
 template <class... Sets>
 struct ParameterGroups : detail::ValuePolicy<axes::ParameterGroups> {
   static constexpr std::size_t count = sizeof...(Sets) + 1;
   static constexpr bool well_formed = (ParameterSet<Sets> && ...);
 
-  /// 0, or from 1 the number of the set that contains a parameter.
+  /// The number of the first set that contains a parameter, from 1, or 0.
   static constexpr std::size_t group_of([[maybe_unused]] std::string_view name,
                                         [[maybe_unused]] std::size_t rank) {
     std::size_t group = 0;
@@ -73,7 +71,6 @@ struct ParameterGroups : detail::ValuePolicy<axes::ParameterGroups> {
     return found ? group : 0;
   }
 
-  /// The number of a set, or 0.
   template <class Set>
   static constexpr std::size_t number_of() {
     std::size_t group = 0;
@@ -81,7 +78,7 @@ struct ParameterGroups : detail::ValuePolicy<axes::ParameterGroups> {
     return found ? group : 0;
   }
 
-  /// The numbers with which a group begins, made from those of group 0.
+  /// Turns the options of group 0 into a group's initial options.
   static constexpr void begin([[maybe_unused]] std::size_t group, [[maybe_unused]] auto& options) {
     std::size_t number = 0;
     ((++number == group ? Sets::begin(options) : void()), ...);
@@ -95,13 +92,13 @@ struct ParameterGroups : detail::ValuePolicy<axes::ParameterGroups> {
 
 namespace detail {
 
-/// The options of all groups. A set follows group 0 until its own options are asked for: then it
-/// has a copy, as PyTorch's groups have of the optimizer's defaults.
+/// The options of all groups. A set follows group 0 until its own options are first accessed; then
+/// it has a copy, as PyTorch's groups have of the optimizer's defaults.
 template <class Rule, class Groups>
 struct GroupOptions {
   using Options = typename Rule::Options;
   Options common{};
-  std::array<std::optional<Options>, Groups::count - 1> own{};  // by number of the set, from 0
+  std::array<std::optional<Options>, Groups::count - 1> own{};  // by set, without group 0
 
   Options of(std::size_t group) const {
     if (group != 0 && own[group - 1]) return *own[group - 1];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The numbers of options by name, to keep and to set again, exactly.
+/// @file The options of a job as named numbers that can be saved and restored exactly.
 
 #include <cmath>
 #include <variant>
@@ -11,7 +11,7 @@
 
 namespace lockstep::detail {
 
-/// A number and its name. Integers of 64 bits are kept as such: a double has 53.
+/// A named number. 64-bit integers are not stored as double, which has only 53 bits of precision.
 struct NamedNumber {
   using Value = std::variant<double, std::int64_t, std::uint64_t>;
   std::string name;
@@ -32,7 +32,7 @@ NamedNumber::Value exact_number(const T& number) {
               "load it into a job with the same optimizer and schedule");
 }
 
-/// A kept number as the type of the option that it becomes.
+/// The number in the type of its option. Throws if it does not fit.
 template <class T>
 T number_as(const NamedNumber& kept) {
   return std::visit(
@@ -45,7 +45,7 @@ T number_as(const NamedNumber& kept) {
           if (!std::in_range<T>(value)) refuse_number(kept.name, "is too large for its option");
           return static_cast<T>(value);
         } else {
-          // Every integer of 63 bits that a double can be survives both casts.
+          // Every integer below 2^63 that a double can represent survives both casts.
           if (std::trunc(value) != value || std::abs(value) > 9.2e18 ||
               !std::in_range<T>(static_cast<std::int64_t>(value)))
             refuse_number(kept.name, "is no integer, as its option is");
@@ -55,7 +55,6 @@ T number_as(const NamedNumber& kept) {
       kept.value);
 }
 
-/// Adds the numbers of options to a list, each as `prefix` and its name.
 template <NumberOptions Options>
 void list_numbers(const std::string& prefix, const Options& options, std::vector<NamedNumber>& to) {
   options.for_each([&](std::string_view name, const auto& number) {
@@ -63,9 +62,8 @@ void list_numbers(const std::string& prefix, const Options& options, std::vector
   });
 }
 
-/// Sets the numbers that are in the list. `for_each` hands out the members of `options` by
-/// reference, as const because it changes nothing: here they are written through it. One that it
-/// computes cannot be set, and must be the same already.
+/// Sets the options that are in the list, through the const references that `for_each` passes. An
+/// option that `for_each` computes cannot be set: throws if it differs.
 template <NumberOptions Options>
 void set_numbers(const std::string& prefix, Options& options, std::span<const NamedNumber> from) {
   std::as_const(options).for_each([&]<class T>(std::string_view name, const T& number) {
@@ -84,20 +82,20 @@ void set_numbers(const std::string& prefix, Options& options, std::span<const Na
   });
 }
 
-/// It is the same on all ranks.
+/// A job's progress, equal on all ranks.
 struct ReplicaProgress {
-  std::uint64_t updates = 0;      ///< begun, with those that were skipped
-  std::uint64_t counted = 0;      ///< by the optimizer's rule, which counts no skipped ones
+  std::uint64_t updates = 0;      ///< begun, skipped ones included
+  std::uint64_t counted = 0;      ///< by the optimizer's rule, without skipped ones
   std::uint64_t skipped = 0;      ///< because gradients were not finite
-  std::uint64_t epoch = 0;        ///< that the schedule was told
-  bool knows_epoch = false;       ///< was it told one?
+  std::uint64_t epoch = 0;        ///< of the schedule
+  bool knows_epoch = false;       ///< was an epoch set?
   std::uint64_t curve_ahead = 0;  ///< the schedule's step less `updates`, modulo 2^64
   std::optional<LossScale> loss_scale;
-  /// From which the model's layers draw random numbers, where they do.
+  /// The seed of the model's random numbers, if it draws any.
   std::optional<std::uint64_t> random_seed;
-  /// The rank whose buffers all ranks get next, where that is not rank 0.
+  /// The rank whose buffers are broadcast next, if not rank 0.
   std::optional<std::uint64_t> newest_buffers;
-  /// The options of the optimizer ("optimizer/lr", of the groups that have their own
+  /// The options of the optimizer ("optimizer/lr"; of a group with its own options
   /// "optimizer/1/lr") and of the schedule ("schedule/warmup").
   std::vector<NamedNumber> numbers;
 };

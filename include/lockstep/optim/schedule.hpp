@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The schedule axis: how the learning rate changes from step to step; and a job's clock,
-/// which has the optimizer's numbers and counts its updates.
+/// @file The schedule axis: how the learning rate changes; and a job's step counter and options.
 
 #include <cmath>
 #include <numbers>
@@ -18,22 +17,20 @@ namespace axes {
 struct Schedule : WithName<"Schedule"> {};
 }  // namespace axes
 
-/// A job's progress: the updates made so far, and the number of its epoch, both from 0.
+/// The number of updates made so far, and of the epoch, both from 0.
 struct SchedulePoint {
   std::uint64_t step = 0;
   std::uint64_t epoch = 0;
 };
 
-/// A choice of this axis is a curve: `Options`, which are numbers, and the factor by which the
-/// optimizer's learning rate is multiplied at a point. One that may count epochs says when, in
-/// `counts_epochs(options)`: outside of a trainer, somebody must tell it which epoch it is.
+/// A choice of this axis is a curve: `Options` and the factor of the learning rate at a point. If
+/// `counts_epochs(options)`, a loop without a trainer must set the epoch.
 template <class C>
 concept LearningCurve = NumberOptions<typename C::Options> &&
                         requires(const typename C::Options& options, SchedulePoint point) {
                           { C::factor(options, point) } -> std::same_as<double>;
                         };
 
-/// The learning rate stays as it is.
 struct Constant : Choice<axes::Schedule>, WithName<"Constant"> {
   struct Options {
     static constexpr void for_each(const auto&) {}
@@ -41,14 +38,13 @@ struct Constant : Choice<axes::Schedule>, WithName<"Constant"> {
   static constexpr double factor(const Options&, SchedulePoint) { return 1; }
 };
 
-/// The learning rate is multiplied by a factor every so many epochs: PyTorch's StepLR. A trainer
-/// knows its epochs; a loop of one's own says them with `set_epoch`, or gives `updates`, which are
-/// counted by themselves. One that does neither is told so at its first update.
+/// PyTorch's StepLR: multiplies the rate by `factor` every `epochs` epochs. A loop without a
+/// trainer calls `set_epoch` or sets `updates`; otherwise its first update throws.
 struct StepDecay : Choice<axes::Schedule>, WithName<"StepDecay"> {
   struct Options {
     std::uint64_t epochs = 30;
     double factor = 0.1;
-    std::uint64_t updates = 0;  ///< where it is not 0: every so many updates, instead of epochs
+    std::uint64_t updates = 0;  ///< if not 0: decay every so many updates instead of epochs
     constexpr void for_each(const auto& f) const {
       f("epochs", epochs);
       f("factor", factor);
@@ -66,8 +62,8 @@ struct StepDecay : Choice<axes::Schedule>, WithName<"StepDecay"> {
   }
 };
 
-/// A linear warm-up, then half a cosine down to `last`, a fraction of the rate, which is reached
-/// after `steps` updates and kept. A trainer fills in `steps` from its epochs where it is 0.
+/// A linear warm-up, then half a cosine down to the fraction `last` of the rate, which is reached
+/// after `steps` updates and kept. A trainer computes `steps` from its epochs if it is 0.
 struct Cosine : Choice<axes::Schedule>, WithName<"Cosine"> {
   struct Options {
     std::uint64_t warmup = 0;
@@ -97,7 +93,7 @@ struct Cosine : Choice<axes::Schedule>, WithName<"Cosine"> {
 
 static_assert(LearningCurve<Constant> && LearningCurve<StepDecay> && LearningCurve<Cosine>);
 
-/// The policy that says how the learning rate changes: `Schedule<Cosine>`.
+/// The policy of the learning rate: `Schedule<Cosine>`.
 template <class Curve>
 struct Schedule : detail::ChoicePolicy<axes::Schedule, Curve> {};
 
@@ -108,29 +104,26 @@ namespace lockstep::detail {
 template <UpdateRule Rule, LearningCurve Curve, class Groups = ParameterGroups<>>
 class UpdateClock {
  public:
-  /// Of group 0, and of a set that is one of the groups.
+  /// The options of group 0, or of a set of the job's parameter groups.
   typename Rule::Options& options() { return options_.common; }
   const typename Rule::Options& options() const { return options_.common; }
   template <class Set>
   typename Rule::Options& options(Set) {
     return options_.template mine<Set>();
   }
-  /// Of all groups, to compare and to copy.
   GroupOptions<Rule, Groups>& group_options() { return options_; }
   const GroupOptions<Rule, Groups>& group_options() const { return options_; }
   typename Curve::Options& schedule() { return schedule_; }
   const typename Curve::Options& schedule() const { return schedule_; }
 
-  /// Updates made so far.
   std::uint64_t steps() const { return steps_; }
   void set_epoch(std::uint64_t epoch) {
     epoch_ = epoch;
     knows_epoch_ = true;
   }
-  /// The curve goes on from this point: its next update is number `step` of the curve, from 0.
+  /// Moves the curve: the next update is number `step` of the curve, from 0.
   void begin_schedule(std::uint64_t step) { ahead_ = step - steps_; }
 
-  /// Adds its part to a job's progress.
   void tell_progress(ReplicaProgress& progress) const {
     progress.updates = steps_;
     progress.epoch = epoch_;
@@ -146,7 +139,7 @@ class UpdateClock {
     }
     list_numbers("schedule/", schedule_, progress.numbers);
   }
-  /// Goes on from there. Numbers that it does not name stay as they are.
+  /// Options that `progress` does not name stay as they are.
   void take_progress(const ReplicaProgress& progress) {
     steps_ = progress.updates;
     epoch_ = progress.epoch;
@@ -157,10 +150,10 @@ class UpdateClock {
     set_numbers("schedule/", schedule_, progress.numbers);
   }
 
-  /// The learning rate of the next update.
+  /// The learning rate of the next update (group 0).
   double learning_rate() const { return options_.common.lr * factor(); }
 
-  /// An update begins, which is number `steps()`, from 1.
+  /// Begins update `steps()`, from 1. Throws if the schedule needs an epoch and none was set.
   void advance() {
     if constexpr (requires { Curve::counts_epochs(schedule_); }) {
       if (!knows_epoch_ && Curve::counts_epochs(schedule_)) [[unlikely]]
@@ -170,11 +163,11 @@ class UpdateClock {
     ++steps_;
   }
 
-  /// A group's rate in the update that has begun: the schedule's factor is that of all.
+  /// A group's learning rate in the current update. All groups share the schedule's factor.
   double rate_of(const typename Rule::Options& options) const { return options.lr * factor_; }
 
  private:
-  /// A rate that never changes because nobody counts would pass for training.
+  /// Without this error, the learning rate would silently never change.
   [[noreturn, gnu::cold, gnu::noinline]] static void refuse() {
     throw Error("Schedule<" + std::string(Curve::name) + ">",
                 "it counts epochs, and none has begun: this loop is not one of job.epochs()",
@@ -184,7 +177,7 @@ class UpdateClock {
 
   static constexpr const char* count_of_groups = "optimizer/groups";
   static std::string prefix_of(std::size_t set) { return "optimizer/" + std::to_string(set) + "/"; }
-  /// A set that followed group 0 follows it again, unless the groups were other ones.
+  /// A set without saved options follows group 0. Does nothing if the number of groups differs.
   void take_groups(const std::vector<NamedNumber>& numbers) {
     const auto count = std::ranges::find(numbers, count_of_groups, &NamedNumber::name);
     if (count == numbers.end() || number_as<std::uint64_t>(*count) != Groups::count) return;
@@ -207,8 +200,8 @@ class UpdateClock {
   std::uint64_t steps_ = 0;
   std::uint64_t epoch_ = 0;
   bool knows_epoch_ = false;
-  std::uint64_t ahead_ = 0;  // of the curve, modulo 2^64: it can be behind
-  double factor_ = 1;        // of the update that has begun
+  std::uint64_t ahead_ = 0;  // curve's step - `steps_`, modulo 2^64
+  double factor_ = 1;        // of the current update
 };
 
 }  // namespace lockstep::detail

@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Stochastic gradient descent: plain, with momentum, with Nesterov's momentum. Options and
-/// arithmetic are those of PyTorch's SGD; momentum, which costs memory, is a type here.
+/// @file PyTorch's SGD: plain, with momentum, with Nesterov momentum (types, as they cost memory).
 
 #include "lockstep/optim/optimizer.hpp"
 
 namespace lockstep {
 
-/// PyTorch's SGD without momentum.
 struct SGD : Choice<axes::Optimizer>, WithName<"SGD"> {
   static constexpr std::size_t states = 0;
 
@@ -38,7 +36,7 @@ struct SGD : Choice<axes::Optimizer>, WithName<"SGD"> {
 
 namespace detail {
 
-/// One state, the velocity. It starts as the first gradient, whatever the dampening.
+/// The momentum buffer starts as the first gradient, regardless of the dampening, as in PyTorch.
 template <bool Nesterov>
 struct MomentumRule : Choice<axes::Optimizer> {
   static constexpr std::size_t states = 1;
@@ -61,7 +59,7 @@ struct MomentumRule : Choice<axes::Optimizer> {
   struct Update {
     A lr;
     A momentum;
-    A share;  // of the gradient in the velocity
+    A share;  // of the gradient in the momentum buffer
     A weight_decay;
     LOCKSTEP_HOST_DEVICE constexpr void operator()(A& parameter, A gradient, A* state) const {
       const A slope = gradient + weight_decay * parameter;
@@ -81,10 +79,8 @@ struct MomentumRule : Choice<axes::Optimizer> {
 
 }  // namespace detail
 
-/// PyTorch's SGD with momentum.
 struct SGDMomentum : detail::MomentumRule<false>, WithName<"SGDMomentum"> {};
 
-/// PyTorch's SGD with Nesterov's momentum.
 struct SGDNesterov : detail::MomentumRule<true>, WithName<"SGDNesterov"> {};
 
 static_assert(UpdateRule<SGD> && UpdateRule<SGDMomentum> && UpdateRule<SGDNesterov>);

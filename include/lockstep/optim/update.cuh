@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file An optimizer's pass over a contiguous piece of a bucket, on the device: unscale, clip and
-/// update in one, every byte read and written once. All elements have the same constants, or those
-/// of their rows of a table.
+/// @file The optimizer's pass over a contiguous piece of a bucket on the device: unscale, clip and
+/// update in one kernel, which reads and writes every byte once.
 
 #include <cuda_runtime.h>
 
@@ -18,14 +17,13 @@ namespace lockstep::detail {
 
 using UpdateShape = PassShape<256, 2>;
 
-/// Notes the step of an anomaly, and raises the flag that the host reads. Threads that do it at
-/// once write the same.
+/// Records an anomaly and sets the host's flag. Concurrent threads write the same values.
 __device__ inline void tell_anomaly(const AnomalyWatch& watch, std::uint64_t step) {
   watch.record->step = step;
   *watch.seen = 1;
 }
 
-/// Where a piece that is watched begins, in bytes from the start of the parameters' arena.
+/// The offset of a watched piece in bytes from the start of the parameter arena.
 template <bool Watches>
 struct WatchedPiece {};
 template <>
@@ -33,12 +31,12 @@ struct WatchedPiece<true> {
   std::size_t offset = 0;
 };
 
-/// The arrays of a piece. As a kernel's argument its type depends on element types alone.
+/// The arrays of a piece. As a kernel argument, the type depends on element types alone.
 template <class Rule, class Master, class Gradient, class Param, bool Watches = false>
 struct UpdateArrays : WatchedPiece<Watches> {
   using A = Accumulator<Master>;
   static constexpr std::size_t states = Rule::states;
-  static constexpr std::size_t slots = states == 0 ? 1 : states;  // arrays have an element
+  static constexpr std::size_t slots = states == 0 ? 1 : states;  // at least one element
   static constexpr bool copies = !std::is_same_v<Param, Master>;
   using State = std::conditional_t<states == 0, Master, A>;  // a type that widens no packet
   static constexpr std::size_t packet = packet_size<Master, Gradient, State, Param>;
@@ -49,8 +47,7 @@ struct UpdateArrays : WatchedPiece<Watches> {
   State* state[slots];
 };
 
-/// The pass over a piece. Only parameters stay in the cache, for the next forward pass. One that
-/// watches looks for gradients that are not finite.
+/// Only parameters stay in the cache, for the next forward. `Watches`: looks for NaN and infinity.
 template <class Rule, class Master, class Gradient, class Param, class Shape, bool Watches>
 struct UpdateSweep {
   using Arrays = UpdateArrays<Rule, Master, Gradient, Param, Watches>;
@@ -88,8 +85,7 @@ struct UpdateSweep {
   template <std::size_t N>
   __device__ void finish(std::size_t at, Loaded<N> loaded) const {
     if (skip) return;
-    // What is not finite changes nothing: other ranks may use the parameters before the host of
-    // this one knows.
+    // Nothing is updated: other ranks may read the parameters before this rank's host knows.
     if constexpr (Watches) {
       if (look(at, loaded.gradient)) return;
     }
@@ -116,7 +112,7 @@ struct UpdateSweep {
     }
   }
 
-  /// Tells of the first gradient of a packet that is not finite. Returns whether there is one.
+  /// Records the first gradient of a packet that is not finite. Returns whether there is one.
   template <std::size_t N>
   __device__ bool look(std::size_t at, const Packet<Gradient, N>& gradients) const {
     auto blemishes = blemish(Accumulator<Gradient>{0});
@@ -135,13 +131,13 @@ struct UpdateSweep {
   }
 };
 
-/// Is the step to change nothing? One thread of the kernel looks at the loss.
+/// Does the step change nothing? One thread of the kernel checks the loss.
 template <bool Watches, class Rule>
 __device__ bool is_skipped(const StepNumbers<Rule>* numbers) {
   bool skip = numbers->skip;
   if constexpr (Watches) {
     if (skip) return true;
-    // After a bad step nothing changes any more, until the host knows.
+    // After a bad step nothing changes until the host knows.
     const std::uint64_t bad = numbers->watch.record->step;
     skip = bad != 0 && bad != numbers->step;
     if (blockIdx.x == 0 && threadIdx.x == 0 && !skip && !is_finite(*numbers->watch.loss)) {
@@ -163,25 +159,24 @@ LOCKSTEP_KERNEL __launch_bounds__(Shape::threads)
   sweep_tile<Shape, arrays.packet>(sweep, blockIdx.x, count.value());
 }
 
-/// The pieces of a table of constants, as a kernel finds them from a piece of the arena.
+/// The pieces of a table of constants, addressed by elements of a kernel's arrays.
 struct TablePieces {
   const TablePiece* pieces;
   std::size_t count;
-  std::size_t offset;   // bytes from the arena's start to the kernel's arrays
-  std::size_t element;  // bytes of an element in the arena
+  std::size_t offset;   // bytes from the arena's start to the arrays
+  std::size_t element;  // bytes per element in the arena
 
-  /// The piece that holds an element of the kernel's arrays.
   __device__ const TablePiece* at(std::size_t index) const {
     return table_piece_at(pieces, count, offset + index * element);
   }
-  /// Does this piece hold the element too?
+  /// Does a piece that holds an earlier element hold this one too?
   __device__ bool holds(const TablePiece* piece, std::size_t index) const {
     return piece->end > offset + index * element;
   }
 };
 
 /// The pass over a tile whose elements have different rows. Pieces begin at multiples of 256 bytes,
-/// so that no packet has elements of two.
+/// so that no packet spans two.
 template <class Rule, class Master, class Gradient, class Param, class Shape, bool Watches>
 struct TableSweep {
   using Sweep = UpdateSweep<Rule, Master, Gradient, Param, Shape, Watches>;
@@ -203,7 +198,6 @@ struct TableSweep {
   }
 };
 
-/// Every element is updated as the numbers of its row say, unless those of the `step` skip all.
 template <class Shape, bool Watches, class Rule, class Master, class Gradient, class Param>
 LOCKSTEP_KERNEL __launch_bounds__(Shape::threads)
     update_by_table(const StepNumbers<Rule>* step, const StepNumbers<Rule>* rows, TablePieces where,
@@ -216,7 +210,7 @@ LOCKSTEP_KERNEL __launch_bounds__(Shape::threads)
   const TablePiece* const piece = where.at(first);
   if (where.holds(piece, last)) {
     const StepNumbers<Rule>& own = rows[piece->row];
-    if (own.skip) return;  // and nothing of it is read
+    if (own.skip) return;  // without reading the arrays
     const UpdateSweep<Rule, Master, Gradient, Param, Shape, Watches> sweep{
         arrays, own.template in<Accumulator<Master>>(), false, &own};
     sweep_tile<Shape, arrays.packet>(sweep, blockIdx.x, count);
@@ -226,7 +220,7 @@ LOCKSTEP_KERNEL __launch_bounds__(Shape::threads)
   }
 }
 
-/// The arrays as a kernel's argument. Throws if one begins inside of a packet.
+/// The arrays as a kernel argument. Throws if an array is not aligned.
 template <class Rule, class Master, class Gradient, class Param, bool Watches>
 auto update_arrays(Master* master, const Gradient* gradients, const StatesOf<Rule, Master>& states,
                    Param* parameters, [[maybe_unused]] std::size_t offset) {
@@ -246,11 +240,11 @@ auto update_arrays(Master* master, const Gradient* gradients, const StatesOf<Rul
   return arrays;
 }
 
-/// Updates `count` elements as `numbers` says: reads gradients, reads and writes `master` and
-/// `states`. If Param is another type, the new masters are also written to `parameters` in that
-/// type; otherwise `parameters` is not used. A `Count` that the compiler knows becomes part of the
-/// kernel. With `Watches` it looks for anomalies, as the numbers say, and tells where they are from
-/// byte `offset` of the parameters' arena on. **Stream** in its order. **Host** does not block.
+/// Updates `count` elements with the constants in `numbers`: reads gradients, reads and writes
+/// `master` and `states`. If Param is not Master, the new masters are also cast to `parameters`,
+/// which is otherwise unused. A static `Count` is compiled into the kernel. `Watches` records
+/// anomalies; the piece is at byte `offset` of the parameter arena. **Stream** in its order.
+/// **Host** does not block.
 template <class Rule, class Master, class Gradient, class Param = Master,
           std::size_t Count = dynamic, bool Watches = false, class Shape = UpdateShape>
 void launch_update(cudaStream_t stream, const StepNumbers<Rule>* numbers, Master* master,
@@ -265,7 +259,7 @@ void launch_update(cudaStream_t stream, const StepNumbers<Rule>* numbers, Master
       "update", stream, blocks, Shape::threads, numbers, arrays, make_size<Count>(count));
 }
 
-/// Updates every element as the numbers of its row say, in one launch. **Stream** in its order.
+/// Updates every element with the constants of its row, in one launch. **Stream** in its order.
 /// **Host** does not block.
 template <class Rule, class Master, class Gradient, class Param = Master, bool Watches = false>
 void launch_update_by_table(cudaStream_t stream, const StepNumbers<Rule>* step,
@@ -280,9 +274,8 @@ void launch_update_by_table(cudaStream_t stream, const StepNumbers<Rule>* step,
       "update by table", stream, blocks, UpdateShape::threads, step, rows, where, arrays, count);
 }
 
-/// Both from addresses and element kinds. nvcc writes a type into a kernel's host stub the way it
-/// was reached, and cannot write the names and numbers that policies have for arguments: this sees
-/// kinds and a deduced rule, and nothing of a job's type.
+/// Launches either update from addresses and element kinds: nvcc cannot write a policy's names and
+/// numbers into a kernel's host stub, so that no job's type may be seen here.
 template <ElementKind Master, ElementKind Gradient, ElementKind Param, std::size_t Count,
           bool Watches, bool ByTable, class R>
 void update_by_kind(cudaStream_t stream, const StepNumbers<R>* step, const StepNumbers<R>* rows,

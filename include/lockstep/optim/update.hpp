@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file An optimizer's pass over a contiguous piece of a bucket, on the host, and the anomaly
-/// axis: what happens when it meets a gradient that is NaN or infinite, or a loss is.
+/// @file The optimizer's pass over a contiguous piece of a bucket on the host, and the anomaly
+/// axis: what happens when a gradient or loss is NaN or infinite.
 
 #include <tuple>
 
@@ -15,18 +15,17 @@ namespace axes {
 struct Anomaly : WithName<"Anomaly"> {};
 }  // namespace axes
 
-/// A loss or gradient that is not finite ends the job, with an error that names rank, step and
-/// parameter. It is looked for in the pass that updates the parameters, so some of them may hold
-/// its traces by then. On a GPU the error comes from a later call, as soon as the host can know.
-/// Where losses are scaled (`Precision<Mixed<Half>>`), gradients that overflow are part of the
-/// method and are skipped; there the job ends when the scale has become too small to recover.
+/// A loss or gradient that is not finite ends the job with an error that names rank, step and
+/// parameter. The update pass detects it, so that some parameters may already be affected. On a GPU
+/// a later call throws. With loss scaling (`Precision<Mixed<Half>>`), steps that overflow are
+/// skipped, and the job ends when the scale has become too small to recover.
 struct Stop : Choice<axes::Anomaly>, WithName<"Stop"> {};
 
 /// A step whose gradients have no finite norm changes nothing, on any rank, and is counted. The
-/// norm of all gradients is computed before every update, as for `Clip`.
+/// norm is computed before every update, as for `Clip`.
 struct Skip : Choice<axes::Anomaly>, WithName<"Skip"> {};
 
-/// Nobody looks.
+/// Nothing is checked.
 struct Ignore : Choice<axes::Anomaly>, WithName<"Ignore"> {};
 
 /// The policy for a loss or gradient that is NaN or infinite: `Anomaly<Skip>`.
@@ -35,13 +34,13 @@ struct Anomaly : detail::ChoicePolicy<axes::Anomaly, How> {};
 
 namespace detail {
 
-/// Zero for a number that is finite, and for no other. The difference of a number and itself can be
-/// collected with `|` in a loop that vectorises, at two instructions for a whole vector.
+/// Zero for finite numbers only. The bits of `value - value` can be combined with `|` in a loop
+/// that vectorises, at two instructions per vector.
 template <std::floating_point A>
 LOCKSTEP_HOST_DEVICE constexpr auto blemish(A value) {
   using Bits = std::conditional_t<sizeof(A) == 4, std::uint32_t, std::uint64_t>;
 #if defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__
-  // The compiler takes the difference for zero: under -ffast-math the exponent is looked at.
+  // Under -ffast-math the compiler folds the difference to zero: test the exponent instead.
   constexpr Bits exponent = __builtin_bit_cast(Bits, static_cast<A>(__builtin_huge_val()));
   return static_cast<Bits>((__builtin_bit_cast(Bits, value) & exponent) == exponent);
 #else
@@ -50,24 +49,21 @@ LOCKSTEP_HOST_DEVICE constexpr auto blemish(A value) {
 }
 LOCKSTEP_HOST_DEVICE constexpr bool is_finite(double value) { return blemish(value) == 0; }
 
-/// What the update kernels of a GPU have found, in device memory.
 struct AnomalyRecord {
   static constexpr unsigned long long nowhere = ~0ULL;
 
-  std::uint64_t step = 0;                 // the first bad one, from 1; 0: there is none
-  unsigned long long gradient = nowhere;  // the lowest offset of a gradient that is not finite
-  bool loss = false;                      // the loss was not finite
-  bool scale = false;                     // the loss scale has become too small
+  std::uint64_t step = 0;                 // the first bad step, from 1; 0: none
+  unsigned long long gradient = nowhere;  // the lowest byte offset of a gradient that is not finite
+  bool loss = false;
+  bool scale = false;  // the loss scale is too small
 };
 
-/// Where kernels look and what they tell: part of a step's numbers.
+/// Where kernels look for anomalies and report them, part of a step's constants.
 struct AnomalyWatch {
   AnomalyRecord* record = nullptr;
-  std::uint32_t* seen = nullptr;  // host memory, which the host reads without waiting
+  std::uint32_t* seen = nullptr;  // in host memory, which the host reads without waiting
   const double* loss = nullptr;
 };
-
-// What a job says of an anomaly.
 
 inline Error anomaly_error(const std::string& what, std::uint64_t step) {
   return {"step " + std::to_string(step), what,
@@ -75,7 +71,6 @@ inline Error anomaly_error(const std::string& what, std::uint64_t step) {
           "Anomaly<Skip> leaves such steps out, Anomaly<Ignore> goes on"};
 }
 
-/// The error of a gradient at an offset in the arena.
 template <class Layout>
 Error anomaly_error(const Layout& layout, std::size_t offset, const std::string& value,
                     const std::string& whose, std::uint64_t step) {
@@ -91,14 +86,13 @@ Error anomaly_error(const Layout& layout, std::size_t offset, const std::string&
                        step);
 }
 
-/// The first gradient of an update on the host that is not finite. It is noted in a pass, which
-/// another thread may be running, and thrown after it.
+/// The first gradient of a host update that is not finite: recorded in a pass, thrown afterwards.
 class NotedAnomaly {
  public:
   bool is_there() const { return found_.has_value(); }
 
-  /// Notes the first of these averages that is not finite, which begin with element `at` of those
-  /// from `offset` of the arena on. `sources` are all ranks' gradients, where they are at hand.
+  /// Records the first of these averages that is not finite: elements from `at` on of those at byte
+  /// `offset` of the arena. `sources` are all ranks' gradients, if this rank can read them.
   template <class T, class... Sources>
   [[gnu::cold, gnu::noinline]] void note(std::size_t offset, std::size_t at,
                                          std::span<const T> averages, Sources... sources) {
@@ -118,8 +112,7 @@ class NotedAnomaly {
     found_ = found;
   }
 
-  /// Throws it and forgets it. `average` says what the gradient is, where no rank is known that
-  /// gave it.
+  /// Throws the anomaly and clears it. `average` describes the gradient if no rank is known.
   template <class Layout>
   [[noreturn, gnu::cold, gnu::noinline]] void report(const Layout& layout, const char* average,
                                                      std::uint64_t step) {
@@ -132,7 +125,6 @@ class NotedAnomaly {
   }
 
  private:
-  /// A gradient that is not finite, and the ranks that gave it.
   struct Found {
     std::size_t offset = 0;  // bytes
     double value = 0;
@@ -142,18 +134,16 @@ class NotedAnomaly {
   std::optional<Found> found_;
 };
 
-/// Where the states of a piece lie, one array per state, in the type in which sums are kept.
 template <class Rule, class T>
 using StatesOf = std::array<Accumulator<T>*, Rule::states>;
 
-/// Updates `count` elements: parameters and states are read and written, gradients read, once.
-/// `scale(g)` comes before the rule: clipping, averaging over micro-batches, or nothing. Returns
-/// whether all gradients were finite; it is true where nobody `Watches`.
+/// Updates `count` elements in one pass; `scale(g)` clips or averages before the rule. Returns
+/// whether all gradients were finite; always true without `Watches`.
 template <class Rule, bool Watches, class T, class Update, class Scale>
 bool update_elements(Update update, T* __restrict parameters, const T* __restrict gradients,
                      const StatesOf<Rule, T>& states, std::size_t count, Scale scale) {
   using A = Accumulator<T>;
-  // All captures are by value: the compiler would reload constants that a store might change.
+  // Captures are by value: the compiler would reload captured references after every store.
   const auto pass = [update, scale, parameters, gradients, count](auto* __restrict... state) {
     auto blemishes = blemish(A{0});
 #pragma GCC ivdep
@@ -161,7 +151,7 @@ bool update_elements(Update update, T* __restrict parameters, const T* __restric
       A parameter = static_cast<A>(parameters[i]);
       const A gradient = static_cast<A>(gradients[i]);
       if constexpr (Watches) blemishes |= blemish(gradient);
-      A values[] = {state[i]..., A{}};  // one more, so that it is never empty
+      A values[] = {state[i]..., A{}};  // one more, so that the array is never empty
       update(parameter, scale(gradient), values);
       parameters[i] = static_cast<T>(parameter);
       std::size_t k = 0;
@@ -172,7 +162,6 @@ bool update_elements(Update update, T* __restrict parameters, const T* __restric
   return std::apply(pass, states) == 0;
 }
 
-/// The scale before the rule: none, or a factor for clipping and for averaging over micro-batches.
 struct Unscaled {
   constexpr auto operator()(auto gradient) const { return gradient; }
 };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Order-free packs of policies, their one canonical order, and the fingerprint of a job: 64
-/// bits over everything two ranks must agree on before they exchange a gradient.
+/// @file Order-free packs of policies, their canonical order, and the fingerprint of a job: 64 bits
+/// of what ranks must agree on before they exchange gradients.
 
 #include "lockstep/core/hash.hpp"
 #include "lockstep/policy/policy.hpp"
@@ -9,7 +9,6 @@
 
 namespace lockstep {
 
-/// A list of policies.
 template <class... Ps>
 struct PolicyPack {
   using pack = PolicyPack;
@@ -17,7 +16,6 @@ struct PolicyPack {
 
 namespace detail {
 
-/// How many policies of the pack answer Axis.
 template <class Axis, class... Ps>
 inline constexpr std::size_t policies_for = (std::size_t{PolicyOf<Ps, Axis>} + ... + 0);
 
@@ -29,15 +27,14 @@ struct FirstFor<Default, P, Ps...>
     : std::conditional_t<PolicyOf<P, typename Default::axis>, std::type_identity<P>,
                          FirstFor<Default, Ps...>> {};
 
-/// All policies of a pack, of which no two answer the same axis, as bases: the compiler finds the
-/// one for an axis as it finds a base, faster than any search of ours.
+/// The policies of a pack as bases: the compiler finds a base faster than templates search.
 template <class Axis, class P>
 struct Answer : std::type_identity<P> {};
 template <class Pack>
 struct Answers;
 template <class... Ps>
 struct Answers<PolicyPack<Ps...>> : Answer<typename Ps::axis, Ps>... {};
-/// Only declared: its type is all that is wanted of it.
+/// Declared only, for its type.
 template <class Axis, class P>
 Answer<Axis, P> answer_for(const Answer<Axis, P>&);
 
@@ -52,11 +49,10 @@ struct PickFrom {
 template <class Axis, class Pack>
 using Pick = typename PickFrom<Axis, Pack>::type;
 
-/// The policy given for Default's axis, else Default.
 template <class Default, class... Ps>
 using PickOr = typename FirstFor<Default, Ps...>::type;
 
-// Only declared: their types are all that is wanted of them.
+// Declared only, for their types.
 template <class... Defaults, class... Ps>
 PolicyPack<PickOr<Defaults, Ps...>...> canonical(PolicyPack<Defaults...>, PolicyPack<Ps...>);
 template <class... As, class... Bs>
@@ -68,29 +64,25 @@ auto not_defaults(PolicyPack<Defaults...>, PolicyPack<Ps...>)
 template <template <class...> class To, class... Ps>
 To<Ps...> spelled(PolicyPack<Ps...>);
 
-/// One policy per axis, in the order of `Defaults`: the list of all axes and their order in one.
-/// Any order of the same policies gives the same type.
+/// One policy per axis, in the order of `Defaults`: one type for any order of the same policies.
 template <class Defaults, class... Ps>
 using Canonical = decltype(canonical(Defaults{}, PolicyPack<Ps...>{}));
 
-/// `To<...>` of those policies of a canonical pack that are not the default of their axis.
+/// `To<...>` of the policies in a canonical pack that are not their axis's default.
 template <template <class...> class To, class Defaults, class Pack>
 using ChosenFrom = decltype(spelled<To>(not_defaults(Defaults{}, Pack{})));
 
-/// Is Axis one of those that a pack answers?
 template <class Axis, class... Ps>
 constexpr bool answers(PolicyPack<Ps...>) {
   return policies_for<Axis, Ps...> != 0;
 }
 
-/// Adds every policy of a canonical pack to a fingerprint.
 template <class... Ps>
 constexpr void fingerprint(Hash& hash, PolicyPack<Ps...>) {
   (Ps::fingerprint(hash), ...);
 }
 
-/// Adds names, element types and extents, in order. `tensors` is a layout: it has `infos()`, every
-/// extent known, and `name(tensor)`.
+/// Adds names, element types and extents, in order. `tensors`: a layout with known extents.
 constexpr void fingerprint(Hash& hash, const auto& tensors) {
   hash.number(tensors.infos().size());
   std::size_t tensor = 0;

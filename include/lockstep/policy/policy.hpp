@@ -1,22 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Policies: an axis is a question, a choice is an answer, and a policy such as
-/// `Backend<Shm>`, a type that answers one axis of a job, joins the two.
+/// @file Policies: a policy such as `Backend<Shm>` gives a job's axis (`Backend`) a choice (`Shm`).
 
 #include "lockstep/core/hash.hpp"
 #include "lockstep/core/name.hpp"
 
 namespace lockstep {
 
-/// The name of an axis or of a choice, by which errors and fingerprints know it: `struct Shm :
-/// WithName<"Shm">, Choice<axes::Backend> {};`
+/// The name of an axis or a choice in errors and fingerprints:
+/// `struct Shm : WithName<"Shm">, Choice<axes::Backend> {};`
 template <Name Text>
 struct WithName {
   static constexpr std::string_view name = Text.view();
 };
 
-/// A choice names the axes it answers, mostly one, so that `Backend<AdamW>` can be told from
-/// `Backend<Shm>`.
+/// A choice names its axes, mostly one, so that `Backend<AdamW>` can be told from `Backend<Shm>`.
 template <class... Axes>
 struct Choice {
   template <class Axis>
@@ -25,13 +23,12 @@ struct Choice {
 
 namespace detail {
 
-/// C is one of the answers to Axis.
 template <class C, class Axis>
 concept ChoiceOf = requires {
   { C::name } -> std::convertible_to<std::string_view>;
 } && C::template answers<Axis>;
 
-/// Adds a choice to a fingerprint: its name and, where it has some, its numbers.
+/// Adds a choice to a fingerprint: its name and, if it has any, its values.
 template <class C>
 constexpr Hash& add_choice(Hash& hash) {
   hash.text(C::name);
@@ -39,8 +36,7 @@ constexpr Hash& add_choice(Hash& hash) {
   return hash;
 }
 
-/// The base of every policy whose behaviour is one choice. It accepts any type: a wrong one is
-/// reported with all other composition errors, in one place, as a sentence.
+/// The base of policies of one choice. A wrong type is reported with all other composition errors.
 template <class Axis, class C>
 struct ChoicePolicy {
   using axis = Axis;
@@ -52,15 +48,14 @@ struct ChoicePolicy {
   static constexpr void fingerprint(Hash& hash) { add_choice<C>(hash.text(Axis::name)); }
 };
 
-/// The base of every policy that is a number, or a few, checked by its own rule.
+/// The base of policies of numbers, checked by their own rules.
 template <class Axis>
 struct ValuePolicy {
   using axis = Axis;
   static constexpr bool well_formed = true;
 };
 
-/// A policy names its axis, says whether its arguments make sense, and adds itself to a job's
-/// fingerprint. Policies are never constructed.
+/// A type, never constructed, that names its axis, validates its arguments and has a fingerprint.
 template <class P>
 concept Policy = requires(Hash& hash) {
   typename P::axis;
@@ -73,7 +68,6 @@ concept Policy = requires(Hash& hash) {
 template <class C>
 concept BareChoice = requires { C::template answers<C>; } && !requires { typename C::axis; };
 
-/// P answers Axis.
 template <class P, class Axis>
 concept PolicyOf = requires { typename P::axis; } && std::same_as<typename P::axis, Axis>;
 

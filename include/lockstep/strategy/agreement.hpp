@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Ranks compare jobs before they exchange a gradient, and name the first difference.
+/// @file Ranks compare their jobs before they exchange gradients, and report the first difference.
 
 #include "lockstep/comm/communicator.hpp"
 #include "lockstep/comm/groups.hpp"
@@ -13,8 +13,8 @@ LOCKSTEP_COLD_BEGIN
 
 namespace lockstep::detail {
 
-/// A compiler's spelling of a type: good enough to show, never to compare. Not `constexpr`: clang
-/// would search the long texts of all policies while it compiles.
+/// A compiler's spelling of a type, to show but not to compare. Not `constexpr`: clang would search
+/// the long texts of all policies while it compiles.
 template <class T>
 std::string_view spelling() {
   const std::string_view text = __PRETTY_FUNCTION__;
@@ -26,11 +26,10 @@ std::vector<std::string> policy_names(PolicyPack<Ps...>) {
   return {std::string(spelling<Ps>())...};
 }
 
-/// Adds a line about a tensor.
 void describe(std::string& text, std::string_view role, std::string_view name,
               const TensorInfo& info);
 
-/// Throws an error that names the first line in which the jobs of rank 0 and of `other` differ.
+/// Throws an error with the first line in which the jobs of rank 0 and of `other` differ.
 [[noreturn]] void fail_agreement(const std::string& first_job, const std::string& other_job,
                                  std::size_t other, Rank me);
 
@@ -46,7 +45,7 @@ void describe_all(std::string& text, std::string_view role, const auto& tensors)
   }
 }
 
-/// A job in words, with a line for each part of its fingerprint.
+/// A description of a job, with a line for each part of its fingerprint.
 template <class Policies>
 std::string job_description(const auto& parameters, const auto& buffers) {
   std::string text = detail::text({"lockstep ", version, "\n"});
@@ -56,8 +55,7 @@ std::string job_description(const auto& parameters, const auto& buffers) {
   return text;
 }
 
-/// Throws on all ranks unless they have the same fingerprint. `describe()` is called only if they
-/// have not. **Ranks** all. **Host** blocks.
+/// Throws if fingerprints differ; only then calls `describe()`. **Ranks** all. **Host** blocks.
 template <Communicator C, class Describe>
 void require_agreement(C& comm, std::uint64_t fingerprint, const Describe& describe) {
   const std::size_t world = comm.world_size().value();

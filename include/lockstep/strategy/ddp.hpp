@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `ParallelStrategy<DDP>`: a model wrapped so that ranks train it together, by steps or by
-/// the phases of a hand-written one. An exception on a rank aborts the calls of all ranks.
+/// @file `ParallelStrategy<DDP>`: a model wrapped for data-parallel training, by whole steps or by
+/// the phases of a hand-written step. An exception on one rank aborts the calls of all ranks.
 
 #include <cstdio>
 #include <exception>
@@ -18,9 +18,8 @@
 
 namespace lockstep::detail {
 
-/// Says that the model is constructed by default, once its device is selected. `{}` means this
-/// rather than a model, because it converts to an enumeration without a constructor:
-/// `Job job(session, {}, options)`.
+/// Requests a default-constructed model. An enumeration, because `{}` converts to it without a
+/// constructor: in `Job job(session, {}, options)`, `{}` means this and not a model.
 enum class DefaultModel : std::uint8_t {};
 
 /// A function that makes a `Model`, from `Arguments` or from nothing.
@@ -31,13 +30,12 @@ concept ModelMaking = requires(F& make, Arguments&... arguments) {
   { make() } -> std::same_as<Model>;
 };
 
-/// What the model of a job comes from: `DefaultModel`, such a function, or a model.
+/// The source of a job's model: `DefaultModel`, a `ModelMaking` function, or a model.
 template <class Source, class Model, class... Arguments>
 concept ModelSource =
     std::same_as<std::remove_cvref_t<Source>, DefaultModel> || std::convertible_to<Source, Model> ||
     ModelMaking<Source, Model, Arguments...>;
 
-/// A model from its default constructor.
 template <class Model>
 Model default_model() {
   static_assert(std::is_default_constructible_v<Model>,
@@ -50,9 +48,8 @@ Model default_model() {
   }
 }
 
-/// Calls a function that makes a `Model`. A model whose initial values come from the random numbers
-/// of another library has `static Model make_seeded(Seed, Rank, on_gpu, make)`, in which that
-/// library draws from the job's seed.
+/// A model whose initial values another library draws has
+/// `static Model make_seeded(Seed, Rank, on_gpu, make)`, which seeds that library and calls `make`.
 template <class Model, class Device, class F>
 Model make_seeded(Seed seed, Rank rank, const F& make) {
   constexpr bool on_gpu = std::is_same_v<Device, Cuda>;
@@ -80,7 +77,7 @@ Model replicate(const Model& model) {
   }
 }
 
-/// Tells all ranks of the exception that is being handled, and throws it on.
+/// Aborts the calls of all ranks with the current exception's message, and rethrows the exception.
 template <class Comm>
 [[noreturn, gnu::noinline]] void tell_and_rethrow(Comm& comm) {
   try {
@@ -98,8 +95,8 @@ template <class Comm>
   }
 }
 
-/// Calls `f()`. Where it throws, every other rank's call fails with the same words, and the job is
-/// over. A world that the compiler knows to be of one (`Alone`) has nobody to tell.
+/// Calls `f()`. If it throws, all other ranks' calls fail with the same message, and the job is
+/// over. `Alone`: the world is known to be of one when compiled.
 template <bool Alone, class Comm, class F>
 auto tell_others_of(Comm& comm, const F& f) -> decltype(f()) {
   if constexpr (Alone) {
@@ -113,8 +110,7 @@ auto tell_others_of(Comm& comm, const F& f) -> decltype(f()) {
   }
 }
 
-/// Calls `f()`, and tells the other ranks of a replica's communicator if it throws, also those that
-/// are in a call of the job's groups.
+/// The same for a replica's communicator and the communicators of the job's groups.
 template <class Replica, class F>
 auto tell_others(Replica& replica, const F& f) -> decltype(f()) {
   if constexpr (Replica::traits::has_job_groups) {
@@ -124,8 +120,8 @@ auto tell_others(Replica& replica, const F& f) -> decltype(f()) {
   }
 }
 
-/// Calls of phases out of order, each with a compile error in words. A phase replaces the member
-/// that may come next, but only for temporaries: an object with a name could be used twice.
+/// Compile errors for phases out of order. A phase overloads the member that may come next for
+/// temporaries only: a named object could be used twice.
 template <class Phase>
 class OutOfOrder {
  public:
@@ -156,12 +152,10 @@ class OutOfOrder {
   }
 };
 
-/// How far a hand-written step is.
+/// The last phase that a hand-written step has completed.
 enum class Stage : std::uint8_t { forwarded, backwarded, averaged };
 
-/// A hand-written step of a batch after its forward pass, its backward pass or its reduction. In a
-/// `no_sync` scope, backward adds to the gradients, and nothing follows. Later phases do not know
-/// the batch.
+/// A hand-written step after one of its phases. In a `no_sync` scope, backward is the last one.
 template <class Replica, Stage At, Sync S = Sync::yes, class Batch = void>
 class [[nodiscard("the next phase of the step is missing")]] StepPhase
     : public OutOfOrder<StepPhase<Replica, At, S, Batch>> {
@@ -173,7 +167,7 @@ class [[nodiscard("the next phase of the step is missing")]] StepPhase
   using Order::reduce_and_update;
   using Order::update;
 
-  /// `rows` are the samples of the batch, where outputs are kept.
+  /// `rows`: the number of samples, if outputs are kept.
   StepPhase(Replica& replica, typename Replica::Loss loss, const Batch* placed = nullptr,
             std::size_t rows = 0)
       : replica_(replica), loss_(loss), placed_(placed), rows_(rows) {}
@@ -183,8 +177,8 @@ class [[nodiscard("the next phase of the step is missing")]] StepPhase
   /// The loss of this rank's batch.
   auto loss() const { return loss_; }
 
-  /// The model's outputs of this rank's batch, a row for each sample, of which the loss was taken.
-  /// They are valid until the next forward pass. **Host** on a GPU, blocks until they are there.
+  /// The outputs of which the loss was taken, a row for each sample of this rank, valid until the
+  /// next forward pass. **Host** on a GPU, blocks until they are computed.
   template <class R = Replica>
   auto outputs() const
     requires(At == Stage::forwarded)
@@ -196,9 +190,8 @@ class [[nodiscard("the next phase of the step is missing")]] StepPhase
     if constexpr (R::template keeps_outputs<Batch>()) return replica_.outputs(rows_);
   }
 
-  /// Runs the model's backward; gradients are then this rank's own, and reductions of some buckets
-  /// are in flight. In a `no_sync` scope it returns the loss. **Ranks** all; in such a scope this
-  /// one. **Host** runs the model; buckets start to travel as they are complete.
+  /// Gradients are then this rank's own; reductions of complete buckets may be in flight. In
+  /// `no_sync` returns the loss. **Ranks** all; in `no_sync` this one. **Host** runs the model.
   template <Stage Now = At>
     requires(Now == Stage::forwarded)
   auto backward() && {
@@ -216,7 +209,7 @@ class [[nodiscard("the next phase of the step is missing")]] StepPhase
     }
   }
 
-  /// Gradients = their average over ranks, the same on all of them. **Ranks** all. **Host** blocks.
+  /// Averages gradients, with the same result on all ranks. **Ranks** all. **Host** blocks.
   template <Stage Now = At>
     requires(Now == Stage::backwarded)
   auto reduce() && {
@@ -235,7 +228,7 @@ class [[nodiscard("the next phase of the step is missing")]] StepPhase
     return loss_;
   }
 
-  /// An averaged gradient; `f(name, view)` for every one.
+  /// An averaged gradient; `for_each_gradient` calls `f(name, view)` for each.
   auto grad(auto key) const
     requires(At == Stage::averaged)
   {
@@ -247,8 +240,7 @@ class [[nodiscard("the next phase of the step is missing")]] StepPhase
   {
     replica_.for_each_gradient(f);
   }
-  /// The optimizer's step. Returns the loss. **Ranks** all. **Host** blocks until the parameters
-  /// are new on all ranks.
+  /// Returns the loss. **Ranks** all. **Host** blocks until the parameters are new on all ranks.
   template <Stage Now = At>
     requires(Now == Stage::averaged)
   auto update() && {
@@ -257,7 +249,6 @@ class [[nodiscard("the next phase of the step is missing")]] StepPhase
   }
 
  private:
-  /// Calls `f()`, and tells all ranks if it fails.
   template <class F>
   void run(const F& f) {
     [[maybe_unused]] const auto on = replica_.on_device();
@@ -270,8 +261,7 @@ class [[nodiscard("the next phase of the step is missing")]] StepPhase
   std::size_t rows_;
 };
 
-/// Runs a batch's forward pass, and tells all ranks if it fails. A model that declares outputs runs
-/// in two parts, so that they can be looked at.
+/// A model that declares outputs runs `predict`, then `loss`, so that the program can read them.
 template <Sync S, class Replica, class Batch>
 auto forward_phase(Replica& replica, const Batch& batch, std::size_t subgraph = whole_model) {
   [[maybe_unused]] const auto on = replica.on_device();
@@ -292,9 +282,8 @@ auto forward_phase(Replica& replica, const Batch& batch, std::size_t subgraph = 
                                                          &placed, rows);
 }
 
-/// `forward` of a hand-written loop, also with one of `Subgraphs`:
-/// `ddp.forward<"with_adapter"_s>(batch)`, or with a choice at run time. A base of `Self`, whose
-/// `first()` is the replica.
+/// `forward` of a hand-written step, also with one of `Subgraphs`: `ddp.forward<"a"_s>(batch)`, or
+/// with a choice at run time. A CRTP base: `Self::first()` is the replica.
 template <class Self, Sync S>
 class ForwardCalls {
  public:
@@ -303,7 +292,7 @@ class ForwardCalls {
     return forward_phase<S>(self().first(), batch);
   }
   template <class Batch>
-  void forward(const Batch&& batch) = delete;  // backward needs it again
+  void forward(const Batch&& batch) = delete;  // backward reads the batch again
   template <auto Set, class Batch>
   auto forward(const Batch& batch) {
     return forward(Set, batch);
@@ -318,7 +307,7 @@ class ForwardCalls {
   Self& self() { return static_cast<Self&>(*this); }
 };
 
-/// The result of `no_sync`: it adds up gradients without communication.
+/// The result of `no_sync`: accumulates gradients without communication.
 template <class Replica>
 class LocalScope : public ForwardCalls<LocalScope<Replica>, Sync::no> {
  public:
@@ -329,14 +318,13 @@ class LocalScope : public ForwardCalls<LocalScope<Replica>, Sync::no> {
   Replica& replica_;
 };
 
-/// Nothing is called after an update.
+/// The default callback of `JoinScope`.
 struct NoUpdateCall {
   constexpr void operator()() const {}
 };
 
-/// Ends with `finish`, or with its scope: this rank then answers the others until no rank has a
-/// batch. An exception that ends the scope is a failure of this rank, which answers nobody.
-/// `after_update()` is called after each step that is made here.
+/// RAII: `finish` or the destructor answers the other ranks' collectives until no rank has a batch,
+/// and calls `after_update()` after each update. After an exception, this rank does not answer.
 template <class Ddp, class AfterUpdate = NoUpdateCall>
 class [[nodiscard(
     "the scope ends at once unless it has a name: auto joined = ddp.join();")]] JoinScope {
@@ -348,8 +336,7 @@ class [[nodiscard(
   JoinScope(const JoinScope&) = delete;
   JoinScope& operator=(const JoinScope&) = delete;
 
-  /// A destructor cannot throw: what fails here is printed, and the next call of the wrapper fails
-  /// with the same words.
+  /// An error is printed, since a destructor cannot throw; the wrapper's next call fails with it.
   ~JoinScope() {
     if (!ddp_.is_joining()) return;
     if (scope_.is_exception()) {
@@ -363,8 +350,7 @@ class [[nodiscard(
     }
   }
 
-  /// This rank has no more batches. **Ranks** all, each when it is through. **Host** blocks until
-  /// all are.
+  /// This rank has no more batches. **Ranks** all. **Host** blocks until no rank has any.
   void finish() { ddp_.finish_join(after_update_); }
 
  private:
@@ -373,8 +359,7 @@ class [[nodiscard(
   EndOfScope scope_;
 };
 
-/// The replica of this rank. It tells all other ranks of an exception before it throws it, so that
-/// every rank ends with the words of the first failure.
+/// The wrapper of this rank's replica. An exception aborts all other ranks with its message.
 template <class Model, class Policies, class Comm>
 class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
                  public ForwardCalls<BasicDdp<Model, Policies, Comm>, Sync::yes>,
@@ -393,10 +378,9 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
   using step_type = typename ThisReplica::step_type;
   using subgraphs = typename ThisReplica::subgraphs;
 
-  /// Compares the job over ranks, then gives all of them rank 0's initial values. The model is
-  /// constructed here, by default or by a function, `[] { return Model(...); }`: on a GPU that is
-  /// the communicator's then. One that is given was constructed before. **Ranks** all. **Host**
-  /// blocks.
+  /// Compares the job over ranks, then broadcasts rank 0's initial values. A model by default or by
+  /// a function, `[] { return Model(...); }`, is constructed on the communicator's GPU, if there is
+  /// one. **Ranks** all. **Host** blocks.
   template <class M = Model>
   explicit BasicDdp(Comm& comm, DefaultModel = {}, Seed seed = {})
       : BasicDdp(comm, &default_model<M>, seed) {}
@@ -418,15 +402,14 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
     tell([&] { replica_.initialize_from_model(seed); });
   }
 
-  /// The replica itself, for those who run a step by parts.
+  /// The replica, for callers that run a step by parts.
   ThisReplica& first() { return replica_; }
   const ThisReplica& first() const { return replica_; }
   Comm& communicator() { return replica_.communicator(); }
 
   void set_epoch(std::uint64_t epoch) { replica_.set_epoch(epoch); }
   void begin_schedule(std::uint64_t step) { replica_.begin_schedule(step); }
-  /// Gives all ranks rank 0's buffers, or with `Buffers<Synced>` their average. **Ranks** all.
-  /// **Host** blocks, or on a GPU enqueues.
+  /// Broadcasts rank 0's buffers; `Buffers<Synced>` averages. **Ranks** all. **Host** as `step`.
   void synchronize_buffers() { replica_.synchronize_buffers(); }
   /// The bytes that this rank has sent for gradients, with `Hooks<...>`.
   auto bytes_sent()
@@ -435,28 +418,27 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
     return replica_.bytes_sent();
   }
 
-  /// The communicator of this rank's group, with `Groups<Grid<W, G>>`: its world is G. A failure of
-  /// any rank ends its calls too. **Host** and **Stream** as the job's communicator.
+  /// The communicator of this rank's group, with `Groups<Grid<W, G>>`. A failure of any rank of the
+  /// job aborts its calls too. **Host** and **Stream** as the job's communicator.
   template <class T = traits>
   auto& group() {
     return group_of<T>([](auto& groups) -> auto& { return groups.group(); });
   }
-  /// The communicator of the ranks that have this rank's place in the other groups.
+  /// The communicator of the ranks that have this rank's index in the other groups.
   template <class T = traits>
   auto& across() {
     return group_of<T>([](auto& groups) -> auto& { return groups.across(); });
   }
 
-  /// Writes parameters and buffers anew: `f(initial)` on rank 0, whose values all ranks get.
-  /// **Ranks** all. **Host** blocks.
+  /// Broadcasts the values that `f(initial)` writes on rank 0. **Ranks** all. **Host** blocks.
   template <class F>
   void initialize(F&& f, Seed seed = {}) {
     tell([&] { replica_.initialize(f, seed); });
   }
 
-  /// One micro-batch: forward, backward and, with the last of `Accumulate<N>`, reduce and update.
-  /// Batches of `no_sync` count among the N. Returns the loss of this rank's batch. **Ranks** all.
-  /// **Host** blocks, or on a GPU enqueues. **Stream** the step's own.
+  /// One micro-batch; the last of `Accumulate<N>` reduces and updates. Batches of `no_sync` count
+  /// among the N. Returns the loss of this rank's batch. **Ranks** all. **Host** blocks, or on a
+  /// GPU enqueues. **Stream** the step's own.
   using Members::step;
   template <class Set, class Batch>
   Loss step(const Set& set, const Batch& batch) {
@@ -466,25 +448,23 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
     return tell_others(replica_, [&] { return run_step(replica_, runner_, placed, number); });
   }
 
-  /// With `Accumulate<N>`, at the end of an epoch: a step of the batches that were too few for one,
-  /// if there are any; their gradients are divided by their own number. **Ranks** all, after as
-  /// many batches. **Host** as `step`.
+  /// Steps the micro-batches that are too few for `Accumulate<N>`, if any; their gradients are
+  /// divided by their own number. **Ranks** all, after as many batches. **Host** as `step`.
   void step_tail() {
     tell([&] { replica_.step_tail(); });
   }
-  /// Forgets the gradients of such batches. **Ranks** all.
+  /// Discards the gradients of such micro-batches. **Ranks** all.
   void drop_tail() { replica_.discard_gradients(); }
 
-  /// With `LocalSGD`: all ranks' parameters become their average, before the model is used
-  /// elsewhere in the middle of a period. **Ranks** all. **Host** as `step`.
+  /// With `LocalSGD`: averages parameters inside of a period. **Ranks** all. **Host** as `step`.
   void average_parameters()
     requires(traits::averages_parameters)
   {
     tell([&] { replica_.average_parameters(); });
   }
 
-  /// With `UnevenInputs<Join>`: ranks may step different numbers of batches until the result ends,
-  /// by its `finish()` or with its scope. **Ranks** all. **Host** does not block here.
+  /// With `UnevenInputs<Join>`: ranks may step different numbers of batches until the result's
+  /// `finish()` or the end of its scope. **Ranks** all. **Host** does not block here.
   ///
   ///     auto joined = ddp.join();
   ///     for (const auto& batch : loader) ddp.step(batch);
@@ -497,20 +477,18 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
     return JoinScope<BasicDdp>(*this);
   }
 
-  // The same in parts, for loops that are no scope.
+  // `join` in parts, for loops that are no scope.
 
   void begin_join() {
     require_joined("join");
     is_joining_ = true;
   }
-  /// Where the loop is left by an exception.
+  /// For a loop that an exception has ended.
   void leave_join() { is_joining_ = false; }
   bool is_joining() const { return is_joining_; }
-  /// This rank has no more batches: it makes a step of what is too little for one, or drops it, and
-  /// then answers the others until no rank has a batch. `after_update()` is called after each
-  /// update that is made here: all ranks meet there, if those that have batches do after each of
-  /// theirs.
-  /// **Ranks** all, each when it is through. **Host** blocks until all are.
+  /// This rank has no more batches: it steps or drops an incomplete accumulation, then answers the
+  /// others until no rank has a batch. `after_update()` follows each update here, and may
+  /// communicate if all ranks call it. **Ranks** all. **Host** blocks meanwhile.
   template <class F = NoUpdateCall>
   void finish_join(const F& after_update = {}) {
     if (!is_joining_) return;
@@ -533,29 +511,24 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
       while (answer()) after_update();
     }
   }
-  /// All ranks make a call after the same update, whether they are through or not: the call is not
-  /// refused while the result lives.
+  /// While the result lives, collectives are allowed: all ranks call them after the same update.
   ValueWhile<bool> all_meet() { return {is_joining_, false}; }
-  /// Refuses a call of all ranks while some of them may be through.
+  /// Throws in a loop whose batches other ranks may have exhausted: they would not join the call.
   void require_joined(const char* operation) const {
     if (is_joining_) [[unlikely]]
       refuse_while_joining(operation);
   }
 
-  /// Throws if a loss or gradient was not finite (`Anomaly<Stop>`), which on a GPU a later call
-  /// does otherwise. **Host** blocks until all steps are done.
+  /// Throws if a loss or gradient of a past step was not finite (`Anomaly<Stop>`). **Host** blocks.
   void require_finite() {
     tell([&] { replica_.require_finite(); });
   }
 
-  /// A hand-written loop: `ddp.forward(batch).backward().reduce().update()`. Each phase is a type
-  /// that has only the next one as a member; another order does not compile. **Ranks** all.
-  /// **Host** blocks.
+  /// `ddp.forward(batch).backward().reduce().update()`, in order. **Ranks** all. **Host** blocks.
   using ForwardCalls<BasicDdp, Sync::yes>::forward;
 
-  /// Batches whose gradients are only added up on this rank, and are reduced together with those of
-  /// a later batch: `ddp.no_sync().forward(batch).backward()`. As in PyTorch, the sum is not
-  /// divided. With `Norms<Synced>` all ranks run such a batch together all the same.
+  /// Accumulates gradients for a later batch to reduce, undivided as in PyTorch:
+  /// `ddp.no_sync().forward(batch).backward()`. **Ranks** this one; all with `Norms<Synced>`.
   auto no_sync() {
     static_assert(traits::tracks,
                   "lockstep: with World<1> and Accumulate<1> a step is the bare model and cannot "
@@ -582,9 +555,8 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
 
   using Members::evaluate;
 
-  /// The outputs of this rank's batch in evaluation, a row for each sample, with no communication.
-  /// They are valid until the next prediction or forward pass. **Host** blocks until they are
-  /// there; on a GPU they are in its memory.
+  /// The outputs of this rank's batch in evaluation, a row for each sample, on a GPU in its memory,
+  /// valid until the next prediction or forward pass. **Ranks** this one. **Host** blocks.
   template <class Batch>
   auto predict(const Batch& batch) {
     if constexpr (require_output<Model>()) {

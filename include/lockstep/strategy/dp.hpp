@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `ParallelStrategy<DP>`: a model whose replicas train on shares of a batch, in one process.
-/// Every replica is a rank of DDP over a communicator among threads; around its steps batches are
-/// scattered and outputs gathered.
+/// @file `ParallelStrategy<DP>`: replicas that train on shares of a batch, in one process. Each is
+/// a rank of DDP over a communicator among threads; batches are scattered, outputs gathered.
 
 #include <exception>
 
@@ -24,9 +23,8 @@ namespace lockstep {
 
 namespace detail {
 
-/// One replica, whose steps are run phase by phase together with others, each phase on the
-/// replica's thread. A failure before replicas begin to communicate is only thrown; from then on
-/// all other replicas are told, and the job is over.
+/// One replica, whose phases run on its own thread. An exception before replicas begin to
+/// communicate is only thrown; a later one aborts all replicas, and the job is over.
 template <class Model, class Policies, class Comm>
 class DpReplica {
   using Ddp = BasicDdp<Model, Policies, Comm>;
@@ -34,7 +32,7 @@ class DpReplica {
   using traits = typename ThisReplica::traits;
   using execution_type = typename ThisReplica::execution_type;
   using Shares = PlacedShare<execution_type, traits::gathers_outputs>;
-  /// Have replicas outputs to gather, for the loss or for a program that asks for them?
+  /// Are there outputs to gather, for the loss or for the program?
   static constexpr bool has_outputs = traits::scatters && OutputDeclaring<Model>;
   template <class Batch>
   using Share = typename Shares::template Share<Batch>;
@@ -43,13 +41,11 @@ class DpReplica {
   using Loss = typename ThisReplica::Loss;
   /// Does the loss of a replica stay on its device?
   static constexpr bool defers_loss = LossDeferring<execution_type>;
-  /// Has the model an evaluation of its own?
   template <class Batch, class Tally>
   static constexpr bool has_evaluation =
       EvaluationRunning<Model, typename ThisReplica::evaluation_step, Share<Batch>, Tally>;
 
-  /// `root` is the replica that gathers outputs and takes their loss; `all` are the shares of all
-  /// replicas. **Ranks** all replicas. **Host** blocks until all have come.
+  /// `root` gathers outputs and takes their loss. **Ranks** all. **Host** blocks until all join.
   DpReplica(Comm comm, Model model, Seed seed, Rank root, const BatchShares& all)
       : comm_(std::move(comm)),
         root_(root),
@@ -62,18 +58,17 @@ class DpReplica {
   ThisReplica& replica() { return ddp_.first(); }
   const ThisReplica& replica() const { return ddp_.first(); }
 
-  /// Takes over the options of the first replica's optimizer.
+  /// Copies the first replica's options of optimizer and schedule.
   void follow(DpReplica& first) {
     if (this == &first) return;
     replica().group_options() = first.replica().group_options();
     replica().schedule() = first.replica().schedule();
   }
 
-  /// **Host** blocks until the replica's device is idle.
   void synchronize() {
     if constexpr (StreamCommunicator<Comm>) comm_.synchronize();
   }
-  /// The same before memory goes that others may use; after a failure it does not wait.
+  /// Synchronizes before memory is freed that others may use; does not wait after a failure.
   void settle() {
     try {
       synchronize();
@@ -82,12 +77,10 @@ class DpReplica {
     }
   }
 
-  /// Gives all replicas the first replica's buffers, or their average with `Buffers<Synced>`.
+  /// Broadcasts the first replica's buffers, or with `Buffers<Synced>` averages all replicas'.
   void synchronize_buffers() {
     if constexpr (traits::unites_buffers) tell([&] { replica().synchronize_buffers(); });
   }
-
-  // The outputs that are gathered on one replica.
 
   void join_outputs(DpReplica& root)
     requires(has_outputs)
@@ -96,9 +89,8 @@ class DpReplica {
   }
   auto& outputs() { return outputs_; }
 
-  // The phases of a step or, without `Trains`, of an evaluation.
+  // The phases of a step (`Trains`) or of an evaluation.
 
-  /// Takes its share of a batch.
   template <bool Trains, class Batch>
   void take(const Batch& batch) {
     replica().select_device();
@@ -107,7 +99,6 @@ class DpReplica {
     if constexpr (Trains) replica().draw_anew();
   }
 
-  /// Takes the loss of its share.
   template <bool Trains, class Batch>
   void take_own_loss() {
     synchronize_buffers_for<Trains>();
@@ -119,8 +110,7 @@ class DpReplica {
     }
   }
 
-  /// Where the loss is taken of all outputs: writes those of its samples, and then one replica
-  /// takes their loss.
+  /// With `LossOnOutput`: replicas write their samples' outputs, then `root` takes their loss.
   template <bool Trains, class Batch>
   void predict() {
     if constexpr (has_parts<Batch>()) write_outputs<Trains, Batch>();
@@ -139,8 +129,8 @@ class DpReplica {
     }
   }
 
-  /// Replicas that share parameters communicate only after backward, if their norms do not, so a
-  /// model that fails here ends its batch and not the job.
+  /// Replicas that share parameters communicate only after backward, unless their norms do: an
+  /// exception of the model ends its batch and not the job.
   template <class Batch>
   void backward(Sync sync) {
     average_losses();
@@ -150,29 +140,25 @@ class DpReplica {
       tell([&] { run_backward<Batch>(sync); });
     }
   }
-  /// The update of all replicas, after the last micro-batch of a step.
   void update() {
     tell([&] {
       replica().begin_update();
       replica().reduce_and_update();
     });
   }
-  /// Ends an evaluation. Where the loss is taken of all outputs, the next batch's outputs come
-  /// after it: without that, a fast replica would overwrite rows that the loss still reads. In a
-  /// step, `backward` waits for the loss.
+  /// Ends an evaluation. With gathered outputs, streams wait for the loss: a fast replica would
+  /// overwrite rows that the loss still reads. In a step, `backward` waits for it.
   void end_evaluation() {
     average_losses();
     if constexpr (traits::gathers_outputs) await_others();
   }
 
-  /// The model's own evaluation of its share.
   template <class Batch, class Tally>
   void evaluate(Tally& tally) {
     synchronize_buffers();
     if (has_samples()) replica().evaluate(share<Batch>(), tally, [&] { return samples().count; });
   }
-  /// Outputs that a program asks for. Where replicas are on GPUs, all of them must be idle before
-  /// the outputs are read.
+  /// Outputs for the program, which may read them only when all replicas' GPUs are idle.
   template <class Batch>
   void predict_only()
     requires(has_outputs)
@@ -183,10 +169,9 @@ class DpReplica {
     synchronize();
   }
 
-  // A step as one graph, after `take`. All replicas capture it together, so that any failure ends
-  // the job.
+  // A step as one graph, after `take`. All replicas capture it: any exception ends the job.
 
-  /// A number that differs for shares of another place or size.
+  /// A hash that differs for shares in other memory or of another size.
   template <class Batch>
   std::uint64_t digest() {
     Hash hash;
@@ -212,7 +197,6 @@ class DpReplica {
           replica(), has_samples() ? share<Batch>() : nothing, [&] { enqueue<Batch>(); }, variant);
     });
   }
-  /// How many graphs there are for batches of this type.
   template <class Batch>
   std::size_t graphs() {
     return runner_.template graphs<ThisReplica, Share<Batch>>();
@@ -238,13 +222,13 @@ class DpReplica {
     tell_others(replica(), f);
   }
 
-  /// A step broadcasts buffers and averages none.
+  /// A step broadcasts buffers; only evaluations average them.
   template <bool Trains>
   void synchronize_buffers_for() {
     if constexpr (!Trains || traits::broadcasts_buffers) synchronize_buffers();
   }
 
-  /// Calls `f`, which runs the model. In training its norms may communicate.
+  /// Calls `f`, which runs the model; synchronized norms communicate in training.
   template <bool Trains, class F>
   void run_model(const F& f) {
     if constexpr (Trains && traits::syncs_norms) {
@@ -254,7 +238,7 @@ class DpReplica {
     }
   }
 
-  /// Has the model all parts of such a step? A part that is missing is reported here, once.
+  /// A missing part of the model is reported here, once.
   template <class Batch>
   static consteval bool has_parts() {
     using Outputs = decltype(outputs_.outputs(RowRange{}));
@@ -270,18 +254,18 @@ class DpReplica {
     return shares_.template share<Batch>();
   }
 
-  /// Gradients are averaged over replicas: one with more samples than the mean counts more.
+  /// Gradients are averaged over replicas: a replica with more samples than the mean counts more.
   double weight() const {
     return static_cast<double>(comm_.world_size().value() * samples().count) /
            static_cast<double>(all_.samples());
   }
-  /// Computes the mean loss over all samples on the devices, where losses stay there.
+  /// Computes the mean loss over all samples on the devices, if losses stay there.
   void average_losses() {
     if constexpr (defers_loss && traits::weighs_shares)
       tell([&] { replica().execution().average_loss(weight()); });
   }
 
-  /// **Stream** waits for the work that all replicas have enqueued. The host need not wait.
+  /// **Stream** waits for the work that all replicas have enqueued. **Host** does not.
   void await_others() {
     if constexpr (StreamOrdering<Comm>) tell([&] { comm_.order_streams(); });
   }
@@ -295,7 +279,7 @@ class DpReplica {
     }
   }
 
-  /// Writes the outputs of this replica's samples, and delivers them to where they are gathered.
+  /// Writes the outputs of this replica's samples, and copies them to `root`.
   template <bool Trains, class Batch>
   void write_outputs() {
     synchronize_buffers_for<Trains>();
@@ -346,16 +330,12 @@ class DpReplica {
       outputs_;
 };
 
-/// Replicas of a model on devices of this process: GPUs, or threads on the CPU, where they share
-/// the parameters. A batch is cut into shares, replicas run them at the same time, and the result
-/// is that of one model on the whole batch. `Meeting` is where replicas get their communicators.
-///
-/// Replicas and their parameters stay: every replica applies the same update, and unlike PyTorch's
-/// they are not copied for every batch. So members of the model that a program changes after
-/// construction must be changed in all replicas (`for_each_model`). Writes of other replicas than
-/// the first to their buffers are lost.
-///
-/// Members may be called by any thread, one at a time; the calling thread runs replica 0.
+/// Replicas of a model on the GPUs of this process, or on threads of the CPU, which share
+/// parameters by default. The result of a batch is that of one model on the whole batch. Unlike
+/// PyTorch's, replicas persist: each applies the same update, and a program that changes members of
+/// the model changes them in all replicas (`for_each_model`). With `Buffers<Broadcast>`, only the
+/// first replica's writes to buffers last. Any thread may call members, one at a time, and runs
+/// replica 0. `Meeting` makes the replicas' communicators.
 template <class Model, class Policies, class Meeting>
 class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
   using Members = JobMembers<BasicDp>;
@@ -374,10 +354,9 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
   using model_type = Model;
   using Loss = typename LedReplica::Loss;
 
-  /// Every replica's model is constructed on the replica's own thread and device, one after the
-  /// other: by default, or by `[](std::size_t replica) { return Model(...); }`. The others of a
-  /// model that is given are copies of it; so are those of a model with `replicate()`. **Host**
-  /// blocks until all replicas are there and have the same initial parameters.
+  /// Every model is constructed on its replica's thread and device, one after the other: by
+  /// default, or by `[](std::size_t replica) { return Model(...); }`. A given model, or one with
+  /// `replicate()`, is copied for the others. **Host** blocks until all have the same parameters.
   template <ModelSource<Model, std::size_t> Source = DefaultModel>
   explicit BasicDp(const DpOptions& options = {}, Source&& source = {})
       : meeting_(count_replicas(options), options.timeout, options.devices),
@@ -406,13 +385,12 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
   }
 
   std::size_t replicas() const { return replicas_.size(); }
-  /// Replica 0, for those who run a step by parts.
+  /// Replica 0, for callers that run a step by parts.
   auto& first() { return replicas_[0]->replica(); }
   const auto& first() const { return std::as_const(*replicas_[0]).replica(); }
 
-  /// Calls `f(parameter, state, view)` for every state of the optimizer. Replicas that share the
-  /// parameters have a slice of the states each, and a parameter may come in several pieces:
-  /// `f(parameter, state, view, first)` gets the place of a piece's first element.
+  /// Calls `f(parameter, state, view)` for every optimizer state. If replicas share parameters,
+  /// each has slices of the states: `f(parameter, state, view, first)` gets a slice's first index.
   template <class F>
   void for_each_state(F&& f) const {
     for (const auto& replica : replicas_) {
@@ -421,8 +399,7 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
     }
   }
 
-  /// Calls `f(model)` for every replica's model, one after the other, each on its replica's thread
-  /// and device. **Host** blocks.
+  /// Calls `f(model)` on every replica's thread and device, one after the other. **Host** blocks.
   template <class F>
   void for_each_model(F&& f) {
     [[maybe_unused]] const auto on = this->on_device();
@@ -435,12 +412,11 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
       run([](LedReplica& replica) { replica.synchronize(); });
   }
 
-  /// One micro-batch: replicas run their shares and, with the last of `Accumulate<N>`, update the
-  /// parameters. Returns the loss of the whole batch. An exception of a model is thrown with its
-  /// replica's number; if several throw, the first replica's is. The batch then has had no effect.
-  /// But where replicas keep parameters of their own (`Sharding<Replicated>`, or GPUs) and backward
-  /// fails, replicas have begun to communicate, and the job is over; with `CapturedStep` or
-  /// `Norms<Synced>` it is in any case. **Host** blocks, or on a GPU enqueues.
+  /// One micro-batch; the last of `Accumulate<N>` updates the parameters. Returns the loss of the
+  /// whole batch. An exception of a model, with its replica's number, leaves the batch without
+  /// effect, unless replicas had begun to communicate, which ends the job: in backward if they have
+  /// parameters of their own (`Sharding<Replicated>`, GPUs), anywhere with `CapturedStep` or
+  /// `Norms<Synced>`. **Host** blocks, or on a GPU enqueues.
   using Members::step;
   template <class Set, class Batch>
   Loss step(const Set& set, const Batch& batch) {
@@ -460,7 +436,7 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
     }
   }
 
-  // These are as DDP's, of all replicas. **Host** blocks.
+  // As DDP's, for all replicas. **Host** blocks.
 
   void set_epoch(std::uint64_t epoch) {
     for (const auto& replica : replicas_) replica->replica().set_epoch(epoch);
@@ -495,7 +471,7 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
       return whole_loss();
     }
   }
-  /// Every replica has a tally of its own; they are added up.
+  /// Every replica has its own tally; these are added up.
   template <class Batch, class Tally>
   void evaluate(const Batch& batch, Tally& tally) {
     if constexpr (traits::alone) {
@@ -521,7 +497,7 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
     for (const auto& replica : replicas_) replica->replica().evaluate_subgraph(set);
   }
 
-  /// The outputs of a whole batch, in order: on GPUs in the memory of the output device.
+  /// The outputs of a whole batch, in order, on GPUs in the memory of the output device.
   template <class Batch>
   auto predict(const Batch& batch) {
     if constexpr (!require_output<Model>()) {
@@ -538,8 +514,7 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
   }
   using Members::predict;
 
-  // For checkpoints: all replicas' parts. The rank of an entry is the number of its replica, which
-  // copies it on its own device.
+  // For checkpoints. An entry's rank is the number of its replica, which copies the entry.
 
   void list_state(StateUse use, std::vector<StateEntry>& to) {
     for (const auto& replica : replicas_) replica->replica().list_state(use, to);
@@ -557,7 +532,7 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
     for (const StateCopy& copy : copies) of[copy.piece->rank].push_back(copy);
     run([&](LedReplica& replica) { replica.replica().copy_out(of[replica.number()]); });
   }
-  /// Not by the worker threads: steps may be going on.
+  /// On the calling thread: worker threads may be running a step.
   void await_copies() {
     for (const auto& replica : replicas_) replica->replica().await_copies();
   }
@@ -565,7 +540,7 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
     replicas_[piece.rank]->replica().copy_in(piece, from);
   }
 
-  /// How many graphs `CapturedStep` has made for batches of this type.
+  /// The number of graphs that `CapturedStep` has made for batches of this type.
   template <class Batch>
   std::size_t captured_graphs()
     requires(traits::captures)
@@ -584,7 +559,7 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
     return replicas;
   }
 
-  /// Replica i's model. The first one's is there before the others are made.
+  /// `first`, the model of replica 0, is made before the others.
   template <class Source>
   static Model model_of(std::remove_reference_t<Source>& source, std::size_t i,
                         const std::optional<Model>& first, Seed seed) {
@@ -612,15 +587,13 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
   /// The only replica of a world of one, which is plain DDP.
   auto& alone() { return replicas_[0]->ddp(); }
 
-  /// Runs phases on all replicas. The crew's threads are on their devices; the calling one, which
-  /// is the program's, may be on another.
+  /// Worker threads have their devices selected; the calling thread may have another one.
   template <class... Phases>
   void run(const Phases&... phases) {
     [[maybe_unused]] const auto on = this->on_device();
     crew_.run([&](std::size_t i) { phases(*replicas_[i]); }...);
   }
 
-  /// Counts the samples of every replica, and makes room for their outputs.
   template <class Batch>
   void scatter(const Batch& batch) {
     static_assert(require_scattering<Batch>());
@@ -642,7 +615,6 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
     replica.template take<Trains>(batch);
   }
 
-  /// Runs a batch up to its loss, then `then`.
   template <bool Trains, class Batch, class... Then>
   void run_to_loss(const Batch& batch, const Then&... then) {
     const auto share = [&](LedReplica& replica) { take<Trains>(replica, batch); };
@@ -652,7 +624,7 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
             share, [](LedReplica& replica) { replica.template predict<Trains, Batch>(); },
             [](LedReplica& replica) { replica.template take_loss<Trains, Batch>(); }, then...);
       } catch (...) {
-        // What the failed batch has enqueued may still use the rows that the next batch writes.
+        // Enqueued work of the failed batch may still use the rows that the next batch writes.
         run([](LedReplica& replica) { replica.settle(); });
         throw;
       }
@@ -683,7 +655,7 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
     }
   }
 
-  /// The whole micro-batch as one graph, which depends on the shares of all replicas.
+  /// The graph depends on the shares of all replicas.
   template <class Batch>
   void run_captured(const Batch& batch) {
     std::vector<std::uint64_t> digests(replicas());
@@ -701,7 +673,6 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
         });
   }
 
-  /// The mean over all samples.
   Loss whole_loss() const {
     if constexpr (traits::gathers_outputs || LedReplica::defers_loss) {
       return replicas_[root_]->loss();

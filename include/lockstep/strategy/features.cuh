@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file What features keep and do on a GPU: who still has batches (`UnevenInputs<Join>`), the keys
-/// of random numbers, and the checked mode of gradients. All of it is enqueued among the kernels.
+/// @file Features on a GPU: join flags, keys of random numbers, and the checked mode of gradients.
 
 #include <cuda_runtime.h>
 
@@ -24,14 +23,13 @@ LOCKSTEP_KERNEL write_join_flags(T* flags, std::size_t count, std::size_t rank, 
   if (i < count) flags[i] = join_flag<T>(i, rank, is_live);
 }
 
-/// One thread reads all: they are few, and it runs while other buckets travel.
+/// One thread reads all flags: they are few, and other buckets are still in flight.
 template <class T>
 LOCKSTEP_KERNEL read_flags(const T* flags, std::size_t count, double scale, LiveRanks* live) {
   *live = read_join_flags(flags, count, scale, live->lowest);
 }
 
-/// Divides by the live ranks instead of all: gradients count `world / live` times in the numbers of
-/// every group.
+/// Divides by the live ranks instead of all: multiplies the scales of all groups by `world / live`.
 template <class Rule>
 LOCKSTEP_KERNEL count_live(const LiveRanks* live, double world, StepInputs<Rule>* inputs,
                            StepNumbers<Rule>* numbers, std::size_t groups) {
@@ -70,8 +68,7 @@ class JoinFlags<Cuda, Comm> {
     is_known_ = false;
   }
 
-  /// The ranks of the latest round that was read. **Host** blocks until that round's first
-  /// bucket has landed.
+  /// The live ranks of the latest round. **Host** blocks until its first bucket has been reduced.
   const LiveRanks& live() const {
     if (!is_known_) {
       comm_.synchronize();
@@ -80,10 +77,10 @@ class JoinFlags<Cuda, Comm> {
     }
     return known_;
   }
-  /// The same in device memory. **Stream** after the round was read.
+  /// The same in device memory. **Stream** after `read`.
   LiveRanks* device_live() const { return reinterpret_cast<LiveRanks*>(live_.data()); }
 
-  /// No round has been since `lowest` was the lowest live rank. **Host** blocks.
+  /// Forgets all rounds; `lowest` counts as the lowest live rank. **Host** blocks.
   void reset(std::size_t lowest) {
     known_ = {0, lowest};
     is_known_ = true;
@@ -100,14 +97,13 @@ class JoinFlags<Cuda, Comm> {
   mutable bool is_known_ = true;
 };
 
-/// The keys lie in device memory, as all numbers do that change from step to step: what reads them
-/// may be replayed as part of a graph.
+/// Keys lie in device memory, so that a replayed graph reads the current ones.
 template <class Comm>
 class RandomKeyStore<Cuda, Comm> {
  public:
   explicit RandomKeyStore(Comm& comm) : comm_(comm), memory_(sizeof(RandomKeys)) {}
   RandomKeys* keys() const { return reinterpret_cast<RandomKeys*>(memory_.data()); }
-  /// `key` is an address of device memory, which the host does not read.
+  /// `key` is device memory, which the host does not read.
   static DeviceLayerRandom draw(const std::uint64_t* key, LayerHash layer) { return {key, layer}; }
   void store(const RandomKeys& keys) { launch_store(comm_.gpu().stream(), this->keys(), keys); }
 
@@ -124,7 +120,7 @@ LOCKSTEP_KERNEL fill_bits(Bits* data, Bits bits, std::size_t count) {
     data[i] = bits;
 }
 
-/// `*first` = the least of it and `base` + the place of an element that is not written.
+/// Lowers `*first` to `base` + the index of the first element that is not written.
 template <class Bits>
 LOCKSTEP_KERNEL find_unwritten(const Bits* data, UnwrittenBits<Bits> unwritten, std::size_t count,
                                unsigned long long base, unsigned long long* first) {
@@ -138,8 +134,7 @@ LOCKSTEP_KERNEL find_unwritten(const Bits* data, UnwrittenBits<Bits> unwritten, 
   }
 }
 
-/// While a step is captured nothing is checked, because the host cannot wait then: the steps that
-/// run call by call before are.
+/// A captured step is not checked, because the host cannot wait; the eager steps before it are.
 template <>
 class WrittenCheck<Cuda> {
  public:
@@ -179,7 +174,7 @@ class WrittenCheck<Cuda> {
 
  private:
   static constexpr unsigned long long none = ~0ULL;
-  static constexpr int element_bits = 40;  // the rest of the 64 bits are the parameter's number
+  static constexpr int element_bits = 40;  // the other bits are the parameter's index
   static constexpr unsigned blocks = 256;
   static constexpr unsigned threads = 256;
 

@@ -12,37 +12,35 @@ namespace lockstep::detail {
 /// a template so that the empty bases of several features are distinct types.
 ///
 /// `replica` is the job's `Replica`; `gradients` are its `GradientBuckets`, which have what
-/// features share: the communicator, the execution, the layout, the memory of gradients, which of
-/// them are there, and the pass. A feature is constructed from them, allocates in its constructor
-/// alone, and names no other feature. Stages from `before_backward` to `after_update` are captured
-/// where steps are: what varies from step to step must be part of `graph_key`, or be written before
-/// a graph begins.
+/// features share. A feature is constructed from them, allocates only in its constructor, and names
+/// no other feature. Captured steps contain the stages from `before_backward` to `after_update`:
+/// what varies from step to step must be part of `graph_key`, or be written before a graph begins.
 template <class Feature>
 struct Stages {
-  /// Before every micro-batch, replayed or not; it is not captured.
+  /// Before every micro-batch, replayed or not; never captured.
   static constexpr void prepare(std::uint64_t /*updates*/, std::size_t /*micro_batch*/) {}
-  /// A backward pass begins; no gradient is there. `live`: this rank has a batch.
+  /// A backward pass begins. `live`: this rank has a batch.
   static constexpr void before_backward(auto&, bool /*live*/) {}
-  /// Buckets may travel from now on.
+  /// Reductions of buckets may start.
   static constexpr void before_reductions(auto&, bool /*live*/) {}
-  /// A bucket got memory, where that is handed out bucket by bucket.
+  /// A bucket got a slot, where gradients are freed.
   static constexpr void bucket_claimed(auto&, std::size_t /*bucket*/) {}
-  /// The model has written a gradient, whose elements are of type T.
+  /// The model has written a gradient of elements T.
   template <class T>
   static constexpr void gradient_ready(auto&, std::size_t /*parameter*/) {}
-  /// Is a bucket reduced at all? It is if every feature says so.
+  /// Is a bucket reduced? Only if every feature says so.
   static constexpr bool needs_bucket(const auto&, std::size_t /*bucket*/) { return true; }
   /// A bucket's average is readable.
   static constexpr void bucket_reduced(auto&, std::size_t /*bucket*/) {}
-  /// The model has written all gradients that it writes: missing ones are treated.
+  /// The model has written all gradients that it writes; missing ones are handled now.
   static constexpr void after_backward(auto&) {}
-  /// Gradients become averages that the program may look at: they are divided by this.
+  /// A divisor of averages that the program reads.
   static constexpr bool divides_averages = false;
   static constexpr double divisor(auto&) { return 1; }
-  /// The optimizer has updated the parameters, or all gradients were forgotten.
+  /// The parameters were updated, or all gradients discarded.
   static constexpr void after_update() {}
 
-  /// The step that the model sees, with what the feature adds to it.
+  /// The model's step, extended by the feature.
   template <class Step>
   using View = Step;
   template <class Step>
@@ -54,7 +52,7 @@ struct Stages {
 
   /// A number that differs where the work of the next micro-batch does.
   static constexpr std::uint64_t graph_key() { return 0; }
-  /// What a micro-batch changes on the host, and how it is taken back.
+  /// The state on the host that a micro-batch changes, and its restoration.
   struct Nothing {};
   static constexpr Nothing snapshot() { return {}; }
   static constexpr void rollback(const Nothing&) {}
@@ -68,8 +66,7 @@ template <class Step, class First, class... Rest>
 struct StackedView<Step, First, Rest...>
     : StackedView<typename First::template View<Step>, Rest...> {};
 
-/// All features of a job, one after the other at every stage: see `Stages`. Those that do not apply
-/// are not instantiated, and a job without features has an empty set.
+/// The features of a job, one after the other at every stage (see `Stages`).
 template <class... F>
 struct FeatureSet : F... {
   explicit FeatureSet([[maybe_unused]] auto& gradients) : F(gradients)... {}
@@ -101,7 +98,6 @@ struct FeatureSet : F... {
   double divisor([[maybe_unused]] auto& gradients) { return (1.0 * ... * F::divisor(gradients)); }
   void after_update() { (F::after_update(), ...); }
 
-  /// The step that the model sees: `step` with what all features add to it.
   template <class Step>
   using View = typename StackedView<Step, F...>::type;
   template <class Step>
@@ -114,14 +110,14 @@ struct FeatureSet : F... {
     ((key = 31 * key + F::graph_key()), ...);
     return key;
   }
-  /// The types are said: of a single pair, `std::tuple` would make a tuple of its two members.
+  /// Explicit types: from a single pair, `std::tuple` would deduce a tuple of the pair's members.
   auto snapshot() const {
     return std::tuple<decltype(std::declval<const F&>().snapshot())...>(F::snapshot()...);
   }
   void rollback(const auto& all) { rollback_each(all, std::index_sequence_for<F...>{}); }
 
  private:
-  // No lambda: g++ 13 does not compile a call of a base's member in one.
+  // Not a lambda: g++ 13 does not compile a call of a base's member in one.
   template <std::size_t... I>
   void rollback_each([[maybe_unused]] const auto& all, std::index_sequence<I...>) {
     (F::rollback(std::get<I>(all)), ...);
@@ -137,7 +133,7 @@ struct FeatureSet : F... {
   }
 };
 
-/// A feature, and whether it applies to a job: where it does not, it is not instantiated.
+/// A feature, instantiated only if it applies to the job.
 template <bool Applies, template <class, class> class Feature>
 struct If;
 

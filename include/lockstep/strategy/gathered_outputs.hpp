@@ -12,7 +12,7 @@
 
 namespace lockstep::detail {
 
-/// The type of the view holds numbers only, because nvcc needs that (see `make_view`).
+/// The view's type holds numbers only, as nvcc needs (see `make_view`).
 template <class Memory, bool Const, class T, std::size_t... E>
 auto output_view(OutputOf<T, E...>, std::byte* data, std::size_t rows,
                  const std::array<std::size_t, sizeof...(E)>& sizes) {
@@ -23,20 +23,18 @@ auto output_view(OutputOf<T, E...>, std::byte* data, std::size_t rows,
       sizes);
 }
 
-/// Rows of a model's outputs, to write or (`Const`) to read.
 template <class Model, class Memory, bool Const>
 using OutputRows = decltype(output_view<Memory, Const>(typename Model::Output{}, nullptr, 0,
                                                        typename Model::Output::Sizes{}));
 
-/// One replica's access to outputs and gradients. The tensors belong to one replica, the root.
-/// Replicas on its device, as all are on a CPU, read and write their rows in place, and nothing is
-/// gathered; replicas on other devices have memory of their own for their rows, and copy.
+/// One replica's rows of outputs and gradients, whose tensors the root owns. Replicas on the root's
+/// device, as all are on a CPU, use their rows in place; others have memory of their own and copy.
 template <class Model, class Memory, class Execution>
 class GatheredOutputs {
   using Output = typename Model::Output;
 
  public:
-  /// Sets the replica that gathers rows, and whether it is on another device.
+  /// `is_far`: the root is on another device.
   void join(GatheredOutputs& root, bool is_far) {
     root_ = &root;
     is_far_ = is_far;
@@ -44,7 +42,7 @@ class GatheredOutputs {
 
   std::size_t capacity() const { return capacity_; }
 
-  /// Makes room for `rows`. No replica may be using the tensors.
+  /// No replica may be using the tensors.
   void reserve(const Model& model, std::size_t rows) {
     sizes_ = Output::sizes(model);
     capacity_ = rows;
@@ -53,8 +51,7 @@ class GatheredOutputs {
     gradients_.emplace(rows * row_bytes());
   }
 
-  /// A replica's rows of the outputs, to write. `deliver` copies them to the first replica, where
-  /// that is on another device.
+  /// A replica's rows of the outputs, to write; `deliver` copies them to a root on another device.
   auto outputs(RowRange rows) const { return view<false>(*here().outputs_, here(rows)); }
   void deliver(Execution& execution, RowRange rows) const {
     if (!is_far_) return;
@@ -103,7 +100,7 @@ class GatheredOutputs {
   std::optional<Arena> gradients_;
 };
 
-/// For models whose output is their loss, which have nothing to gather.
+/// For models whose output is their loss.
 struct NothingGathered {};
 
 template <bool HasOutputs, class Model, class Memory, class Execution>

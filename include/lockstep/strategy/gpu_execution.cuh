@@ -28,7 +28,7 @@
 
 namespace lockstep::detail {
 
-/// The loss of the latest forward pass. The host waits for it when it is converted to a number.
+/// The loss of the latest forward pass, for which the host waits when it is converted to a number.
 template <class Comm>
 class DeviceLoss {
  public:
@@ -36,7 +36,7 @@ class DeviceLoss {
   DeviceLoss(Comm& comm, const double* value, const std::uint64_t& forwards)
       : comm_(&comm), value_(value), forwards_(&forwards), number_(forwards) {}
 
-  /// **Host** blocks until the GPU has computed it.
+  /// **Host** blocks until the GPU has computed the loss.
   operator double() const {
     if (*forwards_ != number_) {
       throw Error("loss", "a later forward pass has overwritten it",
@@ -59,8 +59,8 @@ class DeviceLoss {
   std::uint64_t number_;
 };
 
-/// Adds a loss to the totals, and writes it to `shown`, host memory in which the host sees the
-/// latest loss without waiting. A template, because a kernel in a header cannot be inline.
+/// Adds a loss to the totals, and writes it to `shown`, pinned memory that the host reads without
+/// waiting. A template, because a kernel in a header cannot be inline.
 template <bool Skips, class T>
 LOCKSTEP_KERNEL add_loss(const double* loss, T samples, LossTotals* totals, T* shown) {
   *shown = *loss;
@@ -69,7 +69,7 @@ LOCKSTEP_KERNEL add_loss(const double* loss, T samples, LossTotals* totals, T* s
   totals->samples += samples;
 }
 
-/// Losses of an epoch, added up on the GPU, as `LossMeter` does on the host.
+/// Adds up the losses of an epoch on the GPU, as `LossMeter` does on the host.
 template <class Comm, bool Skips>
 class DeviceLossMeter {
  public:
@@ -101,7 +101,7 @@ class DeviceLossMeter {
     copy_now(&totals, totals_.data(), sizeof totals);
     return totals;
   }
-  /// Goes on from the totals of another meter. **Host** blocks.
+  /// **Host** blocks.
   void set_totals(const LossTotals& totals) {
     const OnGpu current(comm_->gpu().index());
     comm_->synchronize();
@@ -111,10 +111,10 @@ class DeviceLossMeter {
  private:
   Comm* comm_;
   PinnedArena shown_;
-  DeviceArena totals_;  // is freed first, which waits for kernels that write to `shown_`
+  DeviceArena totals_;  // freed first, which waits for kernels that write to `shown_`
 };
 
-/// Says in words what a gradient on a GPU cannot be written from. Returns whether it can.
+/// Rejects, with a message, values from which a gradient on a GPU cannot be written.
 template <class T, class Value>
 consteval bool require_device_gradient() {
   constexpr bool fits = requires {
@@ -127,9 +127,8 @@ consteval bool require_device_gradient() {
   return fits;
 }
 
-/// The step that a model sees. Forward and backward enqueue everything on `stream()`, or on streams
-/// that are forked from it and joined to it again; nothing waits for the GPU. Forward writes the
-/// batch's mean loss to `loss()`.
+/// The model's step. Forward and backward enqueue all work on `stream()`, or on streams forked from
+/// it and joined again, and never wait for the GPU. Forward writes the mean loss to `loss()`.
 template <class Traits, class Comm>
 class GpuStep : public Traits::bare_step {
  public:
@@ -142,11 +141,11 @@ class GpuStep : public Traits::bare_step {
 
   cudaStream_t stream() const { return comm_->gpu().stream(); }
 
-  /// Device memory, of one number.
+  /// One number in device memory.
   double* loss() const { return loss_; }
 
-  /// The factor by which the model multiplies the gradient of its loss, so that small gradients
-  /// survive in 16 bits; the optimizer divides by it. Device memory, of one number.
+  /// The factor by which the model multiplies its loss's gradient, so that small gradients survive
+  /// in 16 bits; the optimizer divides by it. One number in device memory.
   const float* loss_scale() const
     requires(Traits::scales_loss)
   {
@@ -156,8 +155,8 @@ class GpuStep : public Traits::bare_step {
   /// **Host** blocks until the stream is empty: for evaluation, never in forward or backward.
   void synchronize() const { comm_->synchronize(); }
 
-  /// Copies a gradient from another view of device memory, of the same shape and element type, and
-  /// says that it is complete. **Stream** `stream()`.
+  /// Copies a gradient from a view of device memory, of the same shape and element type, and marks
+  /// it as ready. **Stream** `stream()`.
   template <class Key, class Value>
   void set_grad(Key key, const Value& value) const {
     write_view(this->grad(key), key, value);
@@ -182,14 +181,12 @@ class GpuStep : public Traits::bare_step {
   const float* loss_scale_;
 };
 
-/// The values that a model initializes (see `ArenaValues`), as a copy on the host.
-/// `Declared` and `Used` are the layouts of one model's tensors in two sets of types. Where an
-/// optimizer keeps master weights, `masters` hold the used tensors in float, element for element:
-/// they are read instead of the used ones, and both are written. Frozen tensors have no masters.
+/// The values that a model initializes (see `ArenaValues`), copied to the host. `Declared` and
+/// `Used` are a model's layouts in two sets of types. `masters` are float copies of the trained
+/// tensors, element for element: they are read instead of the used tensors, and both are written.
 ///
-/// A tensor takes host memory from `open` to `close`; besides there are two buffers of `window`
-/// bytes, through which values are written, converted and copied. **Host** blocks in every member;
-/// the stream that uses the arenas must be empty.
+/// A tensor takes host memory from `open` to `close`; two further buffers of `window` bytes stage
+/// all copies. **Host** blocks in every member; the stream that uses the arenas must be empty.
 template <class Declared, class Used>
 class ArenaCopy {
  public:
@@ -203,8 +200,7 @@ class ArenaCopy {
         open_(declared_.infos().size()) {}
 
   bool is_open(std::size_t tensor) const { return open_[tensor].has_value(); }
-  /// Brings a tensor's values to the host. Returns where an arena would begin in which they lie as
-  /// the declared layout says.
+  /// Copies a tensor to the host. Returns where an arena with the declared layout would begin.
   std::byte* open(std::size_t tensor) {
     if (!is_open(tensor)) {
       open_[tensor].emplace(declared_.plan().placements[tensor].bytes);
@@ -215,19 +211,18 @@ class ArenaCopy {
     return open_[tensor]->data() - declared_.plan().placements[tensor].offset;
   }
 
-  /// Copies an open tensor to the GPU, and gives its memory back.
+  /// Copies an open tensor to the GPU and frees its host memory.
   void close(std::size_t tensor) {
     if (!is_open(tensor)) return;
     send(tensor, open_[tensor]->data(), 0, count(tensor));
     open_[tensor].reset();
   }
-  /// The same for all open tensors.
   void flush() {
     for (std::size_t tensor = 0; tensor != open_.size(); ++tensor) close(tensor);
   }
 
-  /// Calls `f(values)` for pieces of a tensor of T, in order, that cover it: it writes all of them.
-  /// No memory is needed for the tensor.
+  /// Calls `f(values)` for pieces of a tensor of T, in order, that cover it; `f` writes all of
+  /// them. Needs no memory for the whole tensor.
   template <class T, class F>
   void fill(std::size_t tensor, const Placement&, const F& f) {
     const std::size_t all = count(tensor);
@@ -242,7 +237,6 @@ class ArenaCopy {
   }
 
  private:
-  /// Elements in device memory.
   struct Elements {
     std::byte* data;
     ElementKind kind;
@@ -261,7 +255,7 @@ class ArenaCopy {
   ElementKind declared_kind(std::size_t tensor) const { return declared_.infos()[tensor].element; }
   std::size_t count(std::size_t tensor) const { return declared_.infos()[tensor].count(); }
 
-  /// The host's elements, from the tensor's element `first` on, in the used tensor and its master.
+  /// Copies the tensor's elements from `first` on from the host to the used tensor and its master.
   void send(std::size_t tensor, const std::byte* from, std::size_t first, std::size_t some) {
     const auto to = [&](const Elements& all) {
       staging_.copy(all.data + first * element_size(all.kind), all.kind, from,
@@ -275,9 +269,9 @@ class ArenaCopy {
   [[no_unique_address]] Used used_;
   std::byte* arena_;
   std::byte* masters_;
-  std::vector<std::optional<HostArena>> open_;  // the memory of open tensors
+  std::vector<std::optional<HostArena>> open_;  // host memory of open tensors
   HostStaging staging_;
-  HostArena piece_{0};  // of a tensor that is filled
+  HostArena piece_{0};  // a piece of a tensor in `fill`
 };
 
 template <class Traits, class Comm>
@@ -301,10 +295,9 @@ class DeviceExecution<Cuda, Traits, Comm> {
     return Step(layouts, arenas, comm_, &kept()->loss, &kept()->state.loss_scale.scale);
   }
 
-  /// The state that one update leaves to the next, in device memory.
+  /// The optimizer's state between updates, in device memory.
   StepState* step_state() const { return &kept()->state; }
 
-  /// The loss of the latest forward pass, in device memory.
   const double* loss_value() const { return &kept()->loss; }
 
   /// **Stream** the copy is ordered among the steps.
@@ -322,7 +315,7 @@ class DeviceExecution<Cuda, Traits, Comm> {
     return storage_.get<BatchUpload<Batch>>()(batch, first, count, room, stream());
   }
 
-  /// A batch in device memory, or a copy of it where that is another GPU's. `Near` keeps it.
+  /// A batch in device memory, or a copy of it, in `near`, where it lies on another GPU.
   template <class Batch>
   using Near = NearBatch<Batch>;
   template <class Batch>
@@ -345,8 +338,7 @@ class DeviceExecution<Cuda, Traits, Comm> {
     return latest_loss();
   }
 
-  /// This rank's loss counts `weight` times in the mean over ranks. A rank of weight 0 has no loss,
-  /// and counts as zero. **Ranks** all.
+  /// Averages weighted losses over ranks; a rank of weight 0 has no loss. **Ranks** all.
   void average_loss(double weight) {
     if (comm_.world_size() == WorldSize{1}) return;
     const std::span<double> loss(&kept()->loss, 1);
@@ -362,7 +354,7 @@ class DeviceExecution<Cuda, Traits, Comm> {
   void note_forward() { ++forwards_; }
   Loss latest_loss() const { return Loss(comm_, &kept()->loss, forwards_); }
 
-  /// Is the other execution on another GPU? Its memory is better copied than read again and again.
+  /// Is the other execution on another GPU? Memory there is copied rather than read repeatedly.
   bool is_far_from(const DeviceExecution& other) const {
     return comm_.gpu().index() != other.comm_.gpu().index();
   }
@@ -393,8 +385,8 @@ class DeviceExecution<Cuda, Traits, Comm> {
     check_cuda(cudaMemsetAsync(data, 0, bytes, stream()), "cudaMemsetAsync");
   }
 
-  /// Values are written on the host, in the types and layouts that the model declares, and copied.
-  /// Tensors take host memory only while they are written. **Host** blocks.
+  /// Values are written on the host, in the model's declared types and layouts, and copied. Tensors
+  /// take host memory only while they are written. **Host** blocks.
   template <class Write>
   void initialize(const typename Traits::model& model, Arenas arenas, std::byte* masters,
                   const Write& write) {
@@ -409,7 +401,6 @@ class DeviceExecution<Cuda, Traits, Comm> {
   }
 
  private:
-  /// The values that lie in device memory from step to step.
   struct Kept {
     double loss = 0;
     StepState state;

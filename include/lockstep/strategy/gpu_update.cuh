@@ -18,8 +18,7 @@
 namespace lockstep::detail {
 
 /// All work is enqueued on the compute stream. Constants, counts and flags lie in device memory,
-/// where kernels find what is used, count it and compute its constants: the host neither waits nor
-/// knows, and a captured step holds it all.
+/// where kernels compute them: the host does not wait, and a captured step holds it all.
 template <class Traits, class Comm>
 class GpuUpdate {
   using layout = typename Traits::layout;
@@ -30,25 +29,23 @@ class GpuUpdate {
   static constexpr bool finds = Traits::skips_zero_gradients;
   static constexpr bool counts = Traits::counts_updates;
   static constexpr bool has_table = TableLayout<Traits>::is_needed;
-  /// Does a step that is not finite end the job (`Anomaly<Stop>`)? Kernels note it, and the host
-  /// looks when it makes the next step.
+  /// Does an anomaly end the job? Kernels record it, and the host checks at the next step.
   static constexpr bool stops = Traits::stops_at_anomaly;
-  /// Do update kernels look for one? Where losses are scaled, gradients that are not finite are
-  /// part of the method: their steps are skipped, until the scale is too small.
+  /// Do update kernels look for anomalies? With a scaled loss, gradients that are not finite are
+  /// expected: their steps are skipped, until the scale is too small.
   static constexpr bool watches = stops && !Traits::scales_loss;
   static constexpr std::size_t groups = Traits::groups::count;
-  /// Are the squares of what ranks own added up over ranks?
   static constexpr bool adds_squares = decides && Traits::divides_states;
 
   template <class T>
   static constexpr ElementKind travelling = element_kind<typename Traits::template travelling<T>>();
-  /// Master weights are as declared, which is float.
+  /// Master weights are float, as declared.
   template <class T>
   static constexpr ElementKind master =
       Traits::keeps_masters ? ElementKind::f32 : element_kind<T>();
 
  public:
-  /// Sums of squares are taken of buckets, as they land.
+  /// Squares are summed bucket by bucket, as reductions complete.
   static constexpr Pieces observed = Pieces::buckets;
 
   template <class Execution, class Owned>
@@ -75,7 +72,7 @@ class GpuUpdate {
     if constexpr (counts) used_ = comm.template allocate<std::uint8_t>(table_.rows());
   }
 
-  /// Begins an update: stores its numbers on the GPU. **Stream** before the members below.
+  /// Begins an update: stores its constants on the GPU. **Stream** before the members below.
   void begin(std::size_t micro_batches, double factor) {
     const double scale = factor / static_cast<double>(micro_batches);
     for (std::size_t group = 0; group != groups; ++group) {
@@ -90,7 +87,7 @@ class GpuUpdate {
       }
     }
   }
-  /// Sums are divided by the ranks that still have batches.
+  /// Divides sums by the number of ranks that still have batches.
   template <class Gradients>
   void count_live(Gradients& gradients) {
     gradients.wait(0);
@@ -98,8 +95,8 @@ class GpuUpdate {
     launch_count_live(stream(), gradients.features().join_flags().device_live(),
                       comm_.world_size().value(), numbers_);
   }
-  /// The update uses the parameters that any rank has used. A captured step keeps this rank's.
-  /// **Ranks** all. **Stream** in its order, after all buckets have landed.
+  /// Selects the parameters that any rank has used; a captured step contains this rank's usage.
+  /// **Ranks** all. **Stream** in its order, after all reductions.
   template <class Gradients>
   void use(Gradients& gradients) {
     gradients.reduce();
@@ -107,7 +104,7 @@ class GpuUpdate {
     if constexpr (!Traits::alone && !Traits::subgraphs_agree) agree();
   }
 
-  /// The first pass over averages: squares, and which parameters have some that are not zero.
+  /// The first pass over averages: sums squares, and finds parameters with nonzero gradients.
   template <class T, std::size_t Count>
   void observe(const UpdatePiece<T, Count>& piece, auto averages) {
     using Element = ElementOf<travelling<T>>;  // reached through its kind, for nvcc
@@ -120,7 +117,7 @@ class GpuUpdate {
     }
   }
 
-  /// Computes norm, clip factor and loss scale, and the numbers of all rows. Kernels know whether
+  /// Computes norm, clip factor, loss scale, and the constants of all rows. Kernels know whether
   /// the update is made. **Ranks** all.
   template <class Owned>
   bool decide(const Owned& owned) {
@@ -132,7 +129,7 @@ class GpuUpdate {
       launch_decide(stream(), numbers_.inputs(), adds_squares ? squares_ : partials(),
                     adds_squares ? 1 : partials_before_.back(), step_limits<Traits>(), state_,
                     numbers_.step());
-    // A rank that owns a part of a parameter has seen that part alone.
+    // A rank that owns a part of a parameter has seen only that part.
     if constexpr (finds && Traits::divides_states) agree();
     const auto* const group_of_row = reinterpret_cast<const std::uint16_t*>(groups_.data());
     if constexpr (counts) {
@@ -144,7 +141,7 @@ class GpuUpdate {
     return true;
   }
 
-  /// A pass that updates a piece from its averages, in one kernel.
+  /// Updates a piece from its averages, in one kernel.
   template <class T, std::size_t Count>
   struct Pass {
     const GpuUpdate& update;
@@ -168,10 +165,10 @@ class GpuUpdate {
   }
 
   static constexpr void end() {}
-  /// Throws if a kernel has told of an anomaly so far. **Host** does not block.
+  /// Throws if a kernel has reported an anomaly so far. **Host** does not block.
   void require_none_seen() const {
     if constexpr (stops) {
-      // Set by a kernel, and read without waiting for it.
+      // A kernel sets it; the host reads it without waiting.
       if (*reinterpret_cast<const volatile std::uint32_t*>(seen_.data())) [[unlikely]]
         report();
     }
@@ -193,24 +190,23 @@ class GpuUpdate {
   }
   /// **Host** blocks.
   void set_state(const StepState& state) { copy_now(state_, &state, sizeof state); }
-  /// How many updates each parameter had. Device memory, written in stream order.
+  /// Each parameter's count of updates, in device memory, written in stream order.
   std::span<std::uint64_t> updates() const {
     return {reinterpret_cast<std::uint64_t*>(updates_.data()), counts ? table_.rows() : 0};
   }
-  /// All have had so many. **Host** blocks.
+  /// **Host** blocks.
   void set_updates(std::uint64_t updates) {
     const std::vector<std::uint64_t> all(table_.rows(), updates);
     copy_now(updates_.data(), all.data(), updates_.bytes());
   }
 
  private:
-  /// Where kernels note anomalies.
   AnomalyWatch watch() const {
     if constexpr (!stops) return {};
     return {reinterpret_cast<AnomalyRecord*>(found_.data()),
             reinterpret_cast<std::uint32_t*>(seen_.data()), loss_};
   }
-  /// The job is over: kernels change nothing any more, and a later call says the same.
+  /// The job is over: kernels change nothing any more, and later calls throw the same.
   [[noreturn, gnu::cold, gnu::noinline]] void report() const {
     comm_.synchronize();
     AnomalyRecord record;
@@ -228,13 +224,13 @@ class GpuUpdate {
 
   cudaStream_t stream() const { return comm_.gpu().stream(); }
   double* partials() const { return reinterpret_cast<double*>(partials_.data()); }
-  /// For kernels over elements of so many bytes, from `offset` of the arena on.
+  /// The table for a kernel over elements of `element` bytes at `offset` of the arena.
   TablePieces where(std::size_t offset, std::size_t element) const {
     return {reinterpret_cast<const TablePiece*>(pieces_.data()), table_.pieces.size(), offset,
             element};
   }
 
-  /// The update uses what any rank uses. **Ranks** all.
+  /// Takes the maximum over ranks of the usage flags. **Ranks** all.
   void agree() { comm_.all_reduce(used_, Max{}, step_call_of_thread()); }
 
   template <class T>
@@ -261,10 +257,10 @@ class GpuUpdate {
   Comm& comm_;
   const layout& layout_;
   const Clock& clock_;
-  // A kernel may still write to host memory when this ends: device memory, which is freed first,
-  // is freed when the GPU is done.
-  PinnedArena seen_;   // is there an anomaly?
-  DeviceArena found_;  // its record
+  // A kernel may still write to pinned memory at destruction: device memory is freed first, which
+  // waits for the GPU.
+  PinnedArena seen_;  // has an anomaly been seen?
+  DeviceArena found_;
   const double* loss_;
   StepState* state_;
   TableLayout<Traits> table_;
@@ -274,8 +270,8 @@ class GpuUpdate {
   DeviceArena updates_;                       // by parameter
   std::vector<std::size_t> partials_before_;  // by bucket
   DeviceArena partials_;
-  double* squares_ = nullptr;     // of what all ranks own, in the communicator's memory
-  std::span<std::uint8_t> used_;  // by parameter; of the communicator, because ranks reduce it
+  double* squares_ = nullptr;     // over all owners, in the communicator's memory
+  std::span<std::uint8_t> used_;  // by parameter, in the communicator's memory
 };
 
 }  // namespace lockstep::detail

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A replica's gradients: written into buckets, summed over micro-batches, averaged over
-/// ranks.
+/// @file A replica's gradients: written to buckets, summed over micro-batches, averaged over ranks.
 
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/bucket/plan.hpp"
@@ -22,8 +21,7 @@
 
 namespace lockstep::detail {
 
-/// Which gradients of a backward pass have arrived, and which buckets they complete. The layout
-/// must outlive it.
+/// Tracks which gradients of a backward pass have arrived, and which buckets are complete.
 template <class Layout>
 class Readiness {
  public:
@@ -32,7 +30,6 @@ class Readiness {
         ready_(make_kept_table<std::uint8_t, Layout::count>(layout.infos().size())),
         missing_(make_kept_table<std::size_t, Layout::count>(layout.plan().bucket_count)) {}
 
-  /// A backward pass begins: no gradient has arrived.
   void reset() {
     const auto& plan = layout_.plan();
     for (std::uint8_t& ready : ready_) ready = 0;
@@ -41,7 +38,7 @@ class Readiness {
     all_missing_ = plan.trained;
   }
 
-  /// One of a sub-graph begins: nothing is expected of parameters that it does not use.
+  /// The same for a sub-graph: only gradients of its parameters are expected.
   template <class Table>
   void reset(const Table& table) {
     for (std::size_t p = 0; p != ready_.size(); ++p) ready_[p] = table.contains(p) ? 0 : 1;
@@ -49,7 +46,7 @@ class Readiness {
     all_missing_ = table.parameters;
   }
 
-  /// Marks a gradient as arrived; it must be the first time in this pass.
+  /// Marks a gradient as arrived, or throws if it has arrived in this pass already.
   void mark(std::size_t parameter) {
     if (parameter >= ready_.size() || ready_[parameter] != 0) [[unlikely]]
       refuse(parameter);
@@ -62,8 +59,7 @@ class Readiness {
   bool is_complete(std::size_t bucket) const { return missing_[bucket] == 0; }
   bool all_ready() const { return all_missing_ == 0; }
 
-  /// The names of parameters whose gradients have not arrived, at most eight, of those for which
-  /// `among(parameter)` says yes.
+  /// The names of at most eight parameters with `among(parameter)` whose gradients are missing.
   std::string missing_names(const auto& among) const {
     constexpr std::size_t most = 8;
     std::string names;
@@ -92,18 +88,16 @@ class Readiness {
   std::size_t all_missing_ = 0;
 };
 
-/// Are gradients of a micro-batch reduced over ranks, or kept until those of a later one are?
+/// Are the gradients of a micro-batch reduced over ranks, or kept until those of a later one are?
 enum class Sync : std::uint8_t { no, yes };
 
-/// How a backward pass treats its gradients.
 struct BackwardPass {
   bool synchronizes = false;  ///< buckets are reduced over ranks as they complete
   bool adds = false;          ///< gradients are added to those of earlier micro-batches
 };
 
-/// The features that apply to a job. A new feature is its file and its line here. The order is the
-/// order at every stage: sub-graphs say which gradients come, before the checked mode looks for
-/// them.
+/// The features that apply to a job, in their order at every stage: sub-graphs say which gradients
+/// to expect before the checked mode looks for them. A new feature is its file and a line here.
 template <class Traits, class Comm>
 using FeaturesOf = typename SelectFeatures<Traits, Comm, FeatureSet<>,                        //
                                            If<Traits::has_subgraphs, SubgraphUsage>,          //
@@ -114,14 +108,12 @@ using FeaturesOf = typename SelectFeatures<Traits, Comm, FeatureSet<>,          
                                            If<Traits::knows_norm_ranks, SyncNorms>>::type;
 
 /// The gradients of backward passes. The model writes gradients and marks each as ready; in a pass
-/// that synchronizes, a bucket's reduction starts with its last gradient, buckets strictly in
-/// order. What features do meanwhile is in `features()`.
+/// that synchronizes, a bucket's reduction starts with its last gradient, strictly in bucket order.
 ///
-/// Gradients lie in arenas that are laid out as the plan says: one for gradients, a second one for
-/// those of a pass that adds, and another where they travel in another type. Each gradient of a
-/// pass that adds is added to the first arena while it is still in the cache: models only ever
-/// overwrite, and nothing is ever zeroed. A rank that gives gradients away has a ring of buckets
-/// instead, whose slices are added when the buckets have landed.
+/// Gradients lie in arenas with the plan's layout: one for sums, a second for passes that add, and
+/// another where they are reduced in another type. Models only overwrite: a gradient of a pass that
+/// adds is added to the first arena while it is in the cache, and no arena is zeroed first. A rank
+/// that frees gradients has a ring of buckets instead, and adds the slices of reduced buckets.
 template <class Traits, class Comm, class Execution>
 class GradientBuckets {
   using layout_type = typename Traits::layout;
@@ -130,14 +122,12 @@ class GradientBuckets {
 
  public:
   using Features = FeaturesOf<Traits, Comm>;
-  /// How gradients are reduced, and whether a factor is left to those that read the result.
   static constexpr GradientReduction how = gradient_reduction<Traits, Comm>();
   static constexpr bool frees = Traits::frees_gradients;
   static constexpr bool skips_unused = Traits::skips_unused;
   static constexpr bool folds =
       how == GradientReduction::folded_sum || how == GradientReduction::folded_sum_of_halves;
 
-  /// `groups` are the communicators of groups, where buckets are divided inside of these.
   GradientBuckets(Comm& comm, Execution& execution, const layout_type& where,
                   JobGroupsOf<Traits, Comm>* groups = nullptr)
       : comm_(comm),
@@ -154,7 +144,7 @@ class GradientBuckets {
   GradientBuckets(const GradientBuckets&) = delete;
   GradientBuckets& operator=(const GradientBuckets&) = delete;
 
-  // What features share.
+  // Shared by features.
 
   Features& features() { return features_; }
   const Features& features() const { return features_; }
@@ -165,38 +155,36 @@ class GradientBuckets {
   const Readiness<layout_type>& readiness() const { return readiness_; }
   const BackwardPass& pass() const { return pass_; }
 
-  /// Where a model writes the gradients of a pass that adds nothing.
+  /// Where the model writes gradients in a pass that does not add.
   std::byte* arena() const { return arena_; }
-  /// Where a model writes the gradients of a pass that adds. Allocated at the first call.
+  /// Where the model writes gradients in a pass that adds; allocated at the first call.
   std::byte* second_arena() {
     if (!second_) second_.emplace(layout_.plan().bytes);
     return second_->data();
   }
-  /// This rank's gradients in a piece of the arena, summed over micro-batches. Buckets whose
-  /// reductions are under way must not be touched.
+  /// This rank's sums over micro-batches; invalid for buckets whose reductions are in flight.
   template <class T>
   std::span<T> own(std::size_t offset, std::size_t bytes) const {
     return elements_at<T>(arena_, offset, bytes);
   }
-  /// The gradient of a parameter where the model has just written it.
   template <class T>
   std::span<T> written(std::size_t parameter) const {
     if constexpr (Traits::frees_gradients)
       return piece_of<T>(ring_.arena_of(layout_.plan().placements[parameter].bucket), parameter);
     return piece_of<T>(pass_.adds ? second_->data() : arena_, parameter);
   }
-  /// Averages lie where the gradients are, unless they are reduced in another type.
+  /// Averages over ranks: in place of the gradients, unless they are reduced in another type.
   template <class T>
   std::span<Travelling<T>> averages(std::size_t offset, std::size_t bytes) const {
     return elements_at<Travelling<T>>(averages_, offset / sizeof(T) * sizeof(Travelling<T>),
                                       bytes / sizeof(T) * sizeof(Travelling<T>));
   }
-  /// This rank's averages of its slice of a bucket, where it keeps no others.
+  /// The averages of this rank's slice of a bucket, where it keeps no others.
   template <class T>
   std::span<Travelling<T>> slice_averages(std::size_t b) const {
     return ring_.template slice<T>(b);
   }
-  /// A parameter's gradient, where memory is handed out bucket by bucket.
+  /// A parameter's gradient in its slot of the ring, which is claimed at first.
   template <class Key>
   auto freed_gradient(Key key)
     requires(Traits::frees_gradients)
@@ -210,7 +198,6 @@ class GradientBuckets {
     if (!ring_.holds(b)) claim(b, parameter);
     return layout_.template view<typename Traits::memory, false>(ring_.arena_of(b), key);
   }
-  /// The bytes of the gradients that this rank keeps.
   std::size_t bytes() const {
     if constexpr (Traits::frees_gradients) {
       return ring_.bytes();
@@ -234,7 +221,6 @@ class GradientBuckets {
     if (pass.synchronizes) features_.before_reductions(*this, live);
   }
 
-  /// The gradient of a parameter is complete.
   template <class Tensor>
   void ready(Tensor tensor) {
     readiness_.mark(tensor.index);
@@ -247,11 +233,10 @@ class GradientBuckets {
     start_complete_buckets();
   }
 
-  /// The gradients of later passes count `weight` times. Weights have a mean of 1 over ranks.
+  /// Weights the gradients of later passes; weights have a mean of 1 over ranks.
   void weigh(double weight) { weight_ = weight; }
 
-  /// A parameter has no gradient in this pass: it counts as zero. Where buckets are given their
-  /// memory one after the other, `end_backward` says so of all.
+  /// Counts a parameter's missing gradient as zero; with a ring, `end_backward` does so.
   void unused(std::size_t parameter)
     requires(Traits::skips_unused)
   {
@@ -264,18 +249,16 @@ class GradientBuckets {
   void end_backward() {
     features_.after_backward(*this);
     if (!readiness_.all_ready()) refuse_missing();
-    // A graph of a micro-batch ends with all that it began.
+    // A captured micro-batch must end with every collective that it started.
     if constexpr (Traits::frees_gradients && Traits::captures) reduce();
   }
 
-  /// A pass in which this rank has no samples: its gradients are zero, and it uses no parameter.
   void pass_without_samples(BackwardPass pass) {
     begin_backward(pass, false);
     take_missing_as_zero();
   }
 
-  /// Gradients that have not come count as zero. Where memory is handed out bucket by bucket, each
-  /// gets its own when the one before has travelled.
+  /// Counts missing gradients as zero, bucket by bucket: a ring frees one bucket for the next.
   void take_missing_as_zero() {
     for (std::size_t b = 0; b != layout_.plan().bucket_count; ++b) {
       for (const std::size_t p : layout_.plan().members(b)) {
@@ -285,7 +268,7 @@ class GradientBuckets {
     }
   }
 
-  /// The gradients that were added up count `factor` times. No bucket is under way.
+  /// Scales the accumulated gradients. No bucket may be in flight.
   void scale_own(double factor) {
     for (const Bucket& bucket : layout_.plan().buckets()) {
       Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
@@ -294,20 +277,19 @@ class GradientBuckets {
     }
   }
 
-  /// Starts the reductions of gradients whose passes did not synchronize.
+  /// Starts the reductions of passes that did not synchronize.
   void start_late() {
-    if constexpr (Traits::frees_gradients) return;  // every pass has reduced its own
+    if constexpr (Traits::frees_gradients) return;  // every pass has reduced its gradients
     pass_.synchronizes = true;
     next_ = 0;
     features_.before_reductions(*this, true);
     start_complete_buckets();
   }
 
-  // For updaters, which take what they need: whole averages need not exist, and never do where
-  // every rank reduces only the slice that it updates.
+  // For updaters, which take what they need: whole averages need not exist.
 
-  /// Averages a bucket over ranks, or waits for its reduction that is under way. **Ranks** all, in
-  /// the order of buckets. **Host** blocks.
+  /// Averages a bucket over ranks, or waits for its reduction in flight. **Ranks** all, in the
+  /// order of buckets. **Host** blocks, or on a GPU the compute stream waits.
   void wait(std::size_t b) {
     if constexpr (Traits::reduces) {
       if (!features_.needs_bucket(*this, b)) return;
@@ -329,13 +311,12 @@ class GradientBuckets {
     }
   }
 
-  /// The same for all buckets.
   void reduce() {
     for (std::size_t b = 0; b != layout_.plan().bucket_count; ++b) wait(b);
   }
 
-  /// Reduces, and makes the results averages where a factor was left to those that read them: the
-  /// program may look at them now. **Host** blocks.
+  /// Reduces, and applies the factors that were left to readers, for a program that reads averages.
+  /// **Ranks** all. **Host** as `wait`; with `DivideByLive` blocks.
   void average() {
     reduce();
     if constexpr (Traits::scatters_buckets) gather_averages();
@@ -350,14 +331,13 @@ class GradientBuckets {
     }
   }
 
-  /// The factor that makes averages of what `reduce` leaves.
+  /// The factor that turns the result of `reduce` into averages.
   double factor() const { return folded_factor(how, comm_.world_size().value()); }
 
   auto& reductions() { return reductions_; }
 
  private:
-  /// The model has written a gradient: it is weighed where ranks have shares of different sizes,
-  /// and added to those of earlier micro-batches.
+  /// Weights a written gradient, where shares differ in size, and adds it to earlier micro-batches.
   template <class T>
   void take(std::size_t parameter) {
     features_.template gradient_ready<T>(*this, parameter);
@@ -382,7 +362,7 @@ class GradientBuckets {
       }
     }
   }
-  /// Starts to reduce a bucket, with the join flags behind it.
+  /// Starts the reduction of a bucket and the join flags behind it.
   template <class T>
   void start(std::size_t b) {
     const std::size_t more = flags_behind<Traits>(b, comm_.world_size());
@@ -392,7 +372,7 @@ class GradientBuckets {
     reductions_.template start<T>(b, travelling);
   }
 
-  /// Every rank has reduced its slices: now it has all. **Ranks** all. **Host** blocks.
+  /// All-gathers the reduced slices. **Ranks** all. **Host** as `wait`.
   void gather_averages() {
     for (std::size_t b = Traits::joins ? 1 : 0; b != layout_.plan().bucket_count; ++b) {
       const Bucket& bucket = layout_.plan().bucket_table[b];
@@ -421,9 +401,7 @@ class GradientBuckets {
                 "let backward write and mark every parameter, or add UnusedParameters<Zero>");
   }
 
-  // Memory.
-
-  /// Gives a bucket its memory, which an earlier one may have: that one has travelled first.
+  /// Gives a bucket its slot of the ring, after the earlier bucket there has been reduced.
   [[gnu::noinline]] void claim(std::size_t b, std::size_t parameter) {
     const std::size_t earlier = ring_.holder(b);
     if (b >= next_ + ring_.slots())
@@ -463,7 +441,7 @@ class GradientBuckets {
         });
     return arena;
   }
-  /// Takes all memory now that steps will need: to allocate later may wait for other ranks' GPUs.
+  /// Allocates all memory of later steps now: an allocation may wait for other ranks' GPUs.
   void foresee() {
     if constexpr (Traits::micro_batches > 1 && !Traits::frees_gradients) second_arena();
     if constexpr (requires { comm_.reserve(std::size_t{1}); }) {
@@ -484,8 +462,7 @@ class GradientBuckets {
     const Placement& placement = layout_.plan().placements[parameter];
     return elements_at<T>(arena, placement.offset, placement.bytes);
   }
-  /// A bucket's gradients where the model has written them, and where they travel, with so many
-  /// elements behind it.
+  /// A bucket's gradients as the model writes them, and as they are reduced, with `more` elements.
   template <class T>
   std::span<T> own_gradients(std::size_t b, std::size_t more) const {
     const Bucket& bucket = layout_.plan().bucket_table[b];
@@ -510,7 +487,6 @@ class GradientBuckets {
     }
   }();
 
-  /// What stands in for a ring where gradients stay whole.
   struct NoRing {
     constexpr NoRing(Comm&, const layout_type&) {}
   };
@@ -529,7 +505,7 @@ class GradientBuckets {
   ReductionsOf<Traits, Comm> reductions_;
   BackwardPass pass_;
   double weight_ = 1;     // of this rank's gradients
-  std::size_t next_ = 0;  // the bucket whose reduction is to start next
+  std::size_t next_ = 0;  // the next bucket to reduce
 };
 
 }  // namespace lockstep::detail

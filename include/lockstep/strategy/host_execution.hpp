@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The execution of the host and its passes of an update: plain loops, done when the call
-/// returns.
+/// @file The execution and the update passes of the host: plain loops, synchronous.
 
 #include <cstring>
 
@@ -20,7 +19,7 @@
 
 namespace lockstep::detail {
 
-/// Is every value zero? Most gradients say no with their first values.
+/// Is every value zero? Most gradients have a nonzero value in their first block.
 template <class T>
 bool all_zero(std::span<const T> values) {
   using A = Accumulator<T>;
@@ -47,7 +46,7 @@ class HostUpdate {
   static constexpr bool divides = Traits::micro_batches > 1 || Traits::divides_by_live;
 
  public:
-  /// Sums of squares are taken of whole runs.
+  /// Sums of squares are taken over whole runs.
   static constexpr Pieces observed = Pieces::runs;
 
   HostUpdate(Comm& comm, const auto& /*execution*/, const layout& where, const auto& /*owned*/,
@@ -60,25 +59,24 @@ class HostUpdate {
         used_(counts ? table_.rows() : 0),
         updates_(counts ? table_.rows() : 0) {}
 
-  /// Begins an update from the sum of so many micro-batches.
   void begin(std::size_t micro_batches, double /*factor*/) {
     if constexpr (divides) divisor_ = static_cast<double>(micro_batches);
     if constexpr (decides) squares_ = 0;
     if constexpr (finds) std::ranges::fill(used_, std::uint8_t{0});
   }
-  /// Averages are over all ranks: that of the live ones is larger, as one of fewer micro-batches.
+  /// Turns averages over all ranks into averages over the live ones.
   template <class Gradients>
   void count_live(Gradients& gradients) {
     divisor_ *= gradients.features().live_share(gradients);
   }
-  /// The update uses the parameters that any rank has used. **Ranks** all.
+  /// Selects the parameters that any rank has used. **Ranks** all.
   template <class Gradients>
   void use(Gradients& gradients) {
     const auto& used = gradients.features().agree_on_usage(gradients);
     std::copy(used.begin(), used.end(), used_.begin());
   }
 
-  /// The first pass over averages: squares, and which parameters have some that are not zero.
+  /// The first pass over averages: sums squares, and finds parameters with nonzero gradients.
   template <class T, std::size_t Count>
   void observe(const UpdatePiece<T, Count>& piece,
                std::type_identity_t<std::span<const T>> averages) {
@@ -93,8 +91,7 @@ class HostUpdate {
     }
   }
 
-  /// Computes the constants, where there was a first pass from what it has seen. Returns whether
-  /// the update is made. **Ranks** all.
+  /// Computes the constants, after the first pass. Returns whether to update. **Ranks** all.
   template <class Owned>
   bool decide(const Owned& owned) {
     if constexpr (decides) {
@@ -103,14 +100,14 @@ class HostUpdate {
     } else if constexpr (divides) {
       scale_ = 1 / divisor_;
     }
-    // A rank that owns a part of a parameter has seen that part alone.
+    // A rank that owns a part of a parameter has seen only that part.
     if constexpr (finds && Traits::divides_states)
       comm_.all_reduce(used_, Max{}, step_call<Traits>());
     if constexpr (has_table) number_rows();
     return !(decides && state_.skipped);
   }
 
-  /// A pass that updates a piece: `pass(at, averages)` those of its elements from place `at` on.
+  /// Updates a piece: `pass(at, averages)` its elements from index `at` on.
   template <class T>
   struct Pass {
     using A = Accumulator<T>;
@@ -120,9 +117,9 @@ class HostUpdate {
     HostUpdate& update;
     decltype(Rule::template at<A>({}, 0.0, 1)) constants;  // where there is no table
     Scale scale;
-    T* parameters;  // of place 0
+    T* parameters;  // of index 0
     StatesOf<Rule, T> states;
-    std::size_t offset;  // of place 0, in bytes of the arena
+    std::size_t offset;  // of index 0, in bytes of the arena
 
     void operator()(std::size_t at, std::span<const T> averages, auto... sources) const {
       bool finite = true;
@@ -156,7 +153,7 @@ class HostUpdate {
     }
   };
 
-  /// The pass over a piece whose places begin with `first`.
+  /// The pass over a piece whose indices begin with `first`.
   template <class T, std::size_t Count>
   Pass<T> pass(const UpdatePiece<T, Count>& piece, std::size_t first, std::byte* parameters,
                std::byte* /*masters*/, std::byte* const* states) {
@@ -170,25 +167,24 @@ class HostUpdate {
     return pass;
   }
 
-  /// All pieces have been updated. Throws if a gradient was not finite.
+  /// Ends the update. Throws if a gradient was not finite.
   void end() {
     if constexpr (Traits::stops_at_anomaly) {
       if (anomaly_.is_there()) [[unlikely]]
         anomaly_.report(layout_, Traits::alone ? "" : "as the average over ranks", clock_.steps());
     }
   }
-  /// On a host an anomaly is thrown where it is found.
+  /// On the host, anomalies throw where they are found.
   static constexpr void require_none_seen() {}
   static constexpr void require_finite() {}
 
   const StepState& state() const { return state_; }
   void set_state(const StepState& state) { state_ = state; }
-  /// Where updates leave parameters out: how many each parameter had.
+  /// Each parameter's count of updates, where updates leave parameters out.
   std::span<std::uint64_t> updates() { return updates_; }
   void set_updates(std::uint64_t updates) { std::ranges::fill(updates_, updates); }
 
  private:
-  /// The number of this update for the rule, from 1.
   std::uint64_t number() const {
     if constexpr (decides) return state_.updates;
     return clock_.steps();
@@ -225,11 +221,10 @@ class HostUpdate {
   std::vector<StepNumbers<Rule>> rows_;
   std::vector<std::uint8_t> used_;
   std::vector<std::uint64_t> updates_;
-  NotedAnomaly anomaly_;  // in the update that is under way
+  NotedAnomaly anomaly_;  // of the current update
 };
 
-/// Losses of an epoch, added up. Where steps that are not finite are skipped, their losses are,
-/// too.
+/// Adds up the losses of an epoch; with `Skips`, the finite ones.
 template <bool Skips>
 class LossMeter {
  public:
@@ -244,7 +239,6 @@ class LossMeter {
   }
   double latest() const { return latest_; }
   LossTotals totals() const { return totals_; }
-  /// Goes on from the totals of another meter.
   void set_totals(const LossTotals& totals) { totals_ = totals; }
 
  private:
@@ -260,7 +254,6 @@ class DeviceExecution<Cpu, Traits, Comm> {
   using Meter = LossMeter<Traits::skips_anomalies>;
   using Step = typename Traits::bare_step;
   using UpdatePasses = HostUpdate<Traits, Comm>;
-  /// Every thread is on the host already.
   struct OnDevice {
     constexpr explicit OnDevice(const Comm&) {}
     static constexpr void select(const Comm&) {}
@@ -291,7 +284,6 @@ class DeviceExecution<Cpu, Traits, Comm> {
     return static_cast<double>(model.loss(step, batch, outputs, gradients));
   }
 
-  /// Replicas on a host share their memory.
   static constexpr bool is_far_from(const DeviceExecution&) { return false; }
   static void copy(std::byte* to, const std::byte* from, std::size_t bytes) {
     std::memcpy(to, from, bytes);

@@ -16,8 +16,8 @@
 namespace lockstep::detail {
 
 /// The values that a model initializes, in the layout that it declares. On the host they are the
-/// arena itself; elsewhere a tensor is brought to the host by `open`, which returns where the
-/// layout begins for it, and back by `close`, or by `flush` with all that are open.
+/// arena itself. Elsewhere `open` copies a tensor to the host and returns where the layout would
+/// begin for it; `close` copies it back, `flush` all open ones.
 struct ArenaValues {
   std::byte* data;
 
@@ -27,7 +27,7 @@ struct ArenaValues {
   static constexpr bool is_open(std::size_t) { return true; }
   static constexpr void close(std::size_t) {}
   static constexpr void flush() {}
-  /// Calls `f(values)` for pieces of a tensor, in order, that cover it: it writes all of them.
+  /// Calls `f(values)` for pieces of a tensor, in order, that cover it; `f` writes all of them.
   template <class T, class F>
   void fill(std::size_t, const Placement& where, const F& f) const {
     f(elements_at<T>(data, where.offset, where.bytes));
@@ -41,13 +41,12 @@ struct ArenaValues {
 ///       weight(0, 0) = initial.random().normal();
 ///     }
 ///
-/// A model without `initialize` gets `fill_by_default`. Both are called on rank 0 only, and all
-/// ranks get its values.
+/// A model without `initialize` gets `fill_by_default`. Rank 0 calls them, for all ranks.
 ///
-/// On a CPU the views are of the parameters themselves. On a GPU they are of host memory, which a
-/// tensor takes from when it is asked for: those of `param` and `buffer` until `flush` or the end,
-/// those of `for_each_parameter` and `for_each_buffer` until `f` returns. `fill_by_default` needs
-/// none. There `Parameters` and `Buffers` are references to the copies on the host.
+/// On a CPU the views are of the parameters themselves. On a GPU they are of host memory, allocated
+/// per tensor: for `param` and `buffer` until `flush` or the end, for `for_each_parameter` and
+/// `for_each_buffer` until `f` returns; `fill_by_default` needs none. There `Parameters` and
+/// `Buffers` are references to the copies on the host.
 template <class Model, class Layout, class BufferLayout, class Parameters = ArenaValues,
           class Buffers = ArenaValues>
 class InitialValues {
@@ -71,8 +70,7 @@ class InitialValues {
     return buffer_layout_.template view<HostMemory, false>(
         open<TensorRole::buffer>(buffer_layout_, buffers_, key), key);
   }
-  /// Calls `f(name, view)` for every parameter, or buffer, to be written. Views are valid until `f`
-  /// returns.
+  /// Calls `f(name, view)` for every parameter, or buffer; a view is valid inside `f` only.
   template <class F>
   void for_each_parameter(F&& f) const {
     for_each(layout_, parameters_, f);
@@ -81,32 +79,30 @@ class InitialValues {
   void for_each_buffer(F&& f) const {
     for_each(buffer_layout_, buffers_, f);
   }
-  /// Brings what has been written so far to where it is used. Views that were handed out before are
-  /// no longer valid: `initialize` of a model that is larger than the host's memory calls it after
-  /// every few tensors.
+  /// Copies what was written to where it is used, and invalidates earlier views: `initialize` of a
+  /// model that is larger than the host's memory calls it after every few tensors.
   void flush() const {
     parameters_.flush();
     buffers_.flush();
   }
   RandomStream& random() { return random_; }
 
-  /// What a layer declares to start at one: weights and running variances of norms. It is written
-  /// before a model's own `initialize`, which need not know of it.
+  /// Writes tensors that a layer declares to start at one, such as weights and running variances of
+  /// norms, before the model's own `initialize`.
   void fill_ones() const {
     fill_ones<TensorRole::parameter>(layout_, parameters_);
     fill_ones<TensorRole::buffer>(buffer_layout_, buffers_);
   }
 
-  /// Matrices and higher tensors: uniform in +-1/sqrt(n) with n the elements of one row, as
-  /// PyTorch's linear and convolution layers start. Vectors: zero, but one where the last part of
-  /// the name is `weight`, which scales a normalised activation. Scalars: zero. A tensor's values
-  /// depend on the seed and its name, not on what else the model has.
+  /// Matrices and higher tensors: uniform in +-1/sqrt(n) with n elements a row, as PyTorch's linear
+  /// and convolution layers. Vectors: one if the last part of the name is `weight` (a norm's
+  /// scale), else zero. Scalars: zero. A tensor's values depend on the seed and its name only.
   void fill_by_default() const {
     for (std::size_t p = 0; p != layout_.infos().size(); ++p) fill_by_default(p);
   }
 
  private:
-  /// A key that names no tensor is refused where its view is made.
+  /// A key that names no tensor is rejected where its view is made.
   template <TensorRole Role, class Key>
   static std::byte* open(const auto& layout, auto& values, Key key) {
     const std::size_t tensor = find_tensor<Model, Role>(key).index;
@@ -168,7 +164,6 @@ class InitialValues {
   RandomStream random_;
 };
 
-/// Lets the model write its initial values, or fills them in by default.
 template <class Model, class Initial>
 void initialize_model(Model& model, Initial& initial) {
   initial.fill_ones();

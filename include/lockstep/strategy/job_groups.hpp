@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The communicators of a job with `Groups<Grid<W, G>>`: this rank's group, and the ranks
-/// that have its place in the other groups.
+/// @file The communicators of a job with `Groups<Grid<W, G>>`: of this rank's group, and of the
+/// ranks with its index in the other groups.
 
 #include "lockstep/comm/groups.hpp"
 #include "lockstep/core/strong.hpp"
@@ -17,7 +17,7 @@ struct JobGroups {
   constexpr explicit JobGroups(Comm&) {}
 };
 
-/// The communicator of the other direction; nothing where groups have different sizes.
+/// The communicator across groups; nothing if groups differ in size.
 template <class T, class Comm>
 auto join_across(Comm& all, const T& topology) {
   if constexpr (EvenTopology<T>) {
@@ -27,8 +27,7 @@ auto join_across(Comm& all, const T& topology) {
   }
 }
 
-/// The communicators of a topology's rows and columns. They are made once, rows first, on all ranks
-/// in the same order, and use the GPU and the compute stream of the job's.
+/// The communicators of a topology's rows and columns, on the job's GPU and compute stream.
 template <JobTopology T, class Comm>
 class JobGroups<T, Comm> {
  public:
@@ -48,7 +47,7 @@ class JobGroups<T, Comm> {
     return columns_;
   }
 
-  // A rank that fails tells all ranks, whichever call they are in.
+  // A failure aborts all ranks, whichever call they are in.
 
   Rank rank() const { return all_.rank(); }
   void abandon(std::string_view reason) {
@@ -65,7 +64,6 @@ class JobGroups<T, Comm> {
                                              std::declval<const T&>())) columns_;
 };
 
-/// The groups of a job's policies.
 template <class Traits, class Comm>
 using JobGroupsOf = JobGroups<typename Traits::job_topology, Comm>;
 

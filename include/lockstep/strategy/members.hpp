@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The members that every job has, listed once: a trainer, `DistributedDataParallel`,
-/// `DataParallel` and what stands for a rejected one show those of their first replica.
+/// @file The members that `Trainer`, `DistributedDataParallel` and `DataParallel` have in common.
 
 #include "lockstep/bucket/subgraphs.hpp"
 #include "lockstep/checkpoint/state.hpp"
@@ -10,22 +9,20 @@
 
 namespace lockstep::detail {
 
-/// A base of `Self`, whose `first()` is the replica of this rank, replica 0 of
-/// `ParallelStrategy<DP>`, or the wrapper of a trainer. None of these members communicates, but
-/// those that run one of the job's `Subgraphs`.
+/// A CRTP base. `Self::first()` is this rank's replica, replica 0 of DP, or a trainer's wrapper.
+/// Only members that run one of the job's `Subgraphs` communicate.
 template <class Self>
 class JobMembers {
  public:
-  /// The model. Members that a program changes must be changed on all ranks, and with
-  /// `ParallelStrategy<DP>` in all replicas (`for_each_model`).
+  /// Changes to the model must be made on all ranks, with DP in all replicas (`for_each_model`).
   auto& model() { return self().first().model(); }
   const auto& model() const { return self().first().model(); }
 
-  /// The options of optimizer and schedule: `job.optimizer().lr = 0.01`. They must be the same on
-  /// all ranks, which a trainer checks at the begin of every epoch; replicas follow the first.
+  /// `job.optimizer().lr = 0.01`, on all ranks; trainers check that. DP's replicas follow the
+  /// first.
   auto& optimizer() { return self().first().optimizer(); }
-  /// Those of one of `ParameterGroups`: `job.optimizer(NoDecay<>{}).lr = 0.02`. The first call
-  /// copies those of `optimizer()`, so set what they have in common before.
+  /// One of `ParameterGroups`: `job.optimizer(NoDecay<>{}).lr = 0.02`. The first call copies the
+  /// options of `optimizer()`, so set common ones before.
   template <class Set>
   auto& optimizer(Set set) {
     return self().first().optimizer(set);
@@ -33,21 +30,19 @@ class JobMembers {
   auto& group_options() { return self().first().group_options(); }
   auto& schedule() { return self().first().schedule(); }
   double learning_rate() const { return self().first().learning_rate(); }
-  /// How many updates the optimizer has made; and how many `Anomaly<Skip>` has left out, for which
-  /// the **Host** blocks until all steps are done.
+  /// The updates made, and those that `Anomaly<Skip>` skipped, for which the **Host** blocks.
   std::uint64_t updates() const { return self().first().updates(); }
   std::uint64_t skipped_steps() const { return self().first().skipped_steps(); }
-  /// How many micro-batches are added up.
+  /// The number of accumulated micro-batches.
   auto micro_batches() const { return self().first().micro_batches(); }
 
-  /// A parameter, a gradient or a buffer, to look at. Gradients are averages after `reduce`, else
-  /// this rank's own; with `ParallelStrategy<DP>` those of the first replica's share.
+  /// Gradients are averages after `reduce`, else this rank's own; with DP the first replica's.
   auto param(auto key) const { return self().first().param(key); }
   auto grad(auto key) const { return self().first().grad(key); }
   auto buffer(auto key) const { return self().first().buffer(key); }
 
-  /// Calls `f(name, view)` for every parameter, in the order of declaration, with the view that
-  /// `param` gives, and likewise for gradients and buffers. On a GPU the host waits for it first.
+  /// Calls `f(name, view)` in the order of declaration, with the view that `param`, `grad` or
+  /// `buffer` returns. **Host** on a GPU, blocks until the GPU is idle.
   template <class F>
   void for_each_parameter(F&& f) const {
     self().first().for_each_parameter(f);
@@ -60,26 +55,24 @@ class JobMembers {
   void for_each_buffer(F&& f) const {
     self().first().for_each_buffer(f);
   }
-  /// Calls `f(parameter, state, view)` for every state of the optimizer that this rank keeps: see
-  /// `Replica::for_each_state`.
+  /// Calls `f(parameter, state, view)`: see `Replica::for_each_state`.
   template <class F>
   void for_each_state(F&& f) const {
     self().first().for_each_state(f);
   }
 
-  /// A sub-graph by a name that is known at run time; another name is an error.
+  /// A sub-graph by a name that is known at run time. Throws for an unknown name.
   static SubgraphChoice subgraph(std::string_view name) {
     return find_subgraph<typename Self::subgraphs>(name);
   }
-  /// A step of the whole model: `self().step(choice, batch)` says what it does.
+  /// A step of the whole model: see `self().step(choice, batch)`.
   template <class Batch>
   auto step(const Batch& batch) {
     return self().step(SubgraphChoice{}, batch);
   }
-  /// A step, an evaluation or a prediction with one of the job's `Subgraphs`:
-  /// `job.step<"with_adapter"_s>(batch)`, or with a choice at run time,
-  /// `job.step(job.subgraph("with_adapter"), batch)`. Micro-batches of one step may use different
-  /// ones. **Ranks** and **Host** as without a sub-graph; evaluations use one set on all ranks.
+  /// With one of the job's `Subgraphs`: `job.step<"a"_s>(batch)`, or at run time,
+  /// `job.step(job.subgraph("a"), batch)`. Micro-batches of a step may use different ones, an
+  /// evaluation one on all ranks. **Ranks** and **Host** as without a sub-graph.
   template <auto Set, class Batch>
   auto step(const Batch& batch) {
     return self().step(Set, batch);
@@ -94,18 +87,18 @@ class JobMembers {
     const EvaluatedSubgraph<Self> in(self(), Set);
     return self().predict(std::forward<Arguments>(arguments)...);
   }
-  /// Evaluations and predictions use a sub-graph, by its number, from now on.
+  /// Sets the sub-graph, by its number, of all following evaluations and predictions.
   void evaluate_subgraph(std::size_t set) { self().first().evaluate_subgraph(set); }
 
-  /// Adds up the losses of many steps.
+  /// Accumulates the losses of many steps.
   auto loss_meter() { return self().first().loss_meter(); }
-  /// Copies predicted outputs into the host's memory. **Host** blocks.
+  /// Copies predicted outputs into host memory. **Host** blocks.
   template <class Rows>
   void copy_outputs(const Rows& rows, void* to) {
     self().first().copy_outputs(rows, to);
   }
 
-  /// The bytes that this rank keeps of the optimizer's states and of gradients.
+  /// This rank's bytes of optimizer states and of gradients.
   auto state_bytes() const { return self().first().state_bytes(); }
   auto gradient_bytes() const { return self().first().gradient_bytes(); }
 
@@ -122,8 +115,7 @@ class JobMembers {
   }
   auto make_kept_memory(std::size_t bytes) const { return self().first().make_kept_memory(bytes); }
 
-  /// The calling thread works on this rank's GPU while the result lives, whatever its current one
-  /// is: for kernels of the program's own. The members of a job do so by themselves.
+  /// RAII: selects this rank's GPU on the calling thread, for the program's own kernels.
   [[nodiscard]] auto on_device() const { return self().first().on_device(); }
 
  private:

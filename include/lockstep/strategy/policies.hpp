@@ -35,9 +35,9 @@ struct AsDeclared : Choice<axes::Precision>, WithName<"AsDeclared"> {
   static constexpr bool scales_loss = false;
 };
 
-/// Types of their own for parameters with their gradients, for gradients in a reduction, and for
-/// buffers. The model declares float and sees `Parameters`; the optimizer keeps master weights in
-/// float. Where a type is `Half`, the loss is scaled as PyTorch's GradScaler does.
+/// Own types for parameters and their gradients, for reductions, and for buffers. The model
+/// declares float and sees `Parameters`; the optimizer keeps master weights in float. Where a type
+/// is `Half`, the loss is scaled like with PyTorch's GradScaler.
 template <class Parameters, class Reduction = Parameters, class Buffers = float>
 struct Mixed : Choice<axes::Precision>, WithName<"Mixed"> {
   using parameter_types = detail::FloatingAs<Parameters>;
@@ -47,7 +47,6 @@ struct Mixed : Choice<axes::Precision>, WithName<"Mixed"> {
   static constexpr bool keeps_masters = !std::is_same_v<Parameters, float>;
   static constexpr bool scales_loss =
       std::is_same_v<Parameters, Half> || std::is_same_v<Reduction, Half>;
-  /// Two mixtures differ in their types, not in their name.
   static constexpr void fingerprint(detail::Hash& hash) {
     for (const ElementKind kind :
          {element_kind<Parameters>(), element_kind<Reduction>(), element_kind<Buffers>()})
@@ -55,39 +54,35 @@ struct Mixed : Choice<axes::Precision>, WithName<"Mixed"> {
   }
 };
 
-/// Types as the model declares them, and a loss that is scaled as PyTorch's GradScaler does: for
-/// models that compute in half precision by themselves, such as LibTorch modules under `Autocast`.
-/// The model multiplies its loss by `step.loss_scale()`; `TorchModel` does.
+/// Declared types and a loss scaled like with PyTorch's GradScaler, for models that compute in half
+/// precision themselves, such as LibTorch modules under `Autocast`. The model multiplies its loss
+/// by `step.loss_scale()`, as `TorchModel` does.
 struct ScaledLoss : AsDeclared {
   static constexpr std::string_view name = "ScaledLoss";
   static constexpr bool scales_loss = true;
 };
 
-/// The policy that says in which types a model is trained: `Precision<Mixed<BFloat16>>`.
+/// The policy for the types of training: `Precision<Mixed<BFloat16>>`.
 template <class Types>
 struct Precision : detail::ChoicePolicy<axes::Precision, Types> {};
-
-// How replicas share the work.
 
 /// One rank per process or thread; gradients are averaged over ranks, bucket by bucket.
 struct DDP : Choice<axes::ParallelStrategy>, WithName<"DDP"> {};
 
-/// One process; the batch is scattered over its devices and gradients are summed on the first.
+/// One process: batches are scattered over devices, and gradients are reduced over the replicas.
 struct DP : Choice<axes::ParallelStrategy>, WithName<"DP"> {};
 
 /// The policy that says what a replica is: a rank (`DDP`) or a thread of one process (`DP`).
 template <class Strategy>
 struct ParallelStrategy : detail::ChoicePolicy<axes::ParallelStrategy, Strategy> {};
 
-// How many micro-batches make one step.
-
-/// What a trainer does with the batches at an epoch's end that are too few for a whole step.
+/// What a trainer does with the last batches of an epoch, if they are too few for a whole step.
 enum class Tail : std::uint8_t {
-  step,  ///< they make a step of their own, with the mean over as many as they are
-  drop,  ///< their gradients are forgotten
+  step,  ///< they make a step of their own, with their own mean
+  drop,  ///< their gradients are discarded
 };
 
-/// Gradients of `MicroBatches` batches are added locally; ranks communicate once, with the last.
+/// Gradients of `MicroBatches` batches are accumulated locally; ranks communicate with the last.
 template <std::size_t MicroBatches, Tail Rest = Tail::step>
 struct Accumulate : detail::ValuePolicy<axes::Accumulate> {
   static constexpr std::size_t micro_batches = MicroBatches;
@@ -95,13 +90,11 @@ struct Accumulate : detail::ValuePolicy<axes::Accumulate> {
   static constexpr void fingerprint(detail::Hash& hash) {
     hash.text(axes::Accumulate::name).number(MicroBatches).number(static_cast<std::size_t>(Rest));
   }
-  /// How many updates a trainer makes of an epoch's batches.
+  /// The number of updates that a trainer makes in an epoch.
   static constexpr std::uint64_t updates_of(std::uint64_t batches) {
     return (batches + (Rest == Tail::step ? MicroBatches - 1 : 0)) / MicroBatches;
   }
 };
-
-// Whether a step runs call by call or is replayed as one CUDA graph.
 
 /// A step is enqueued call by call.
 struct EagerStep : detail::ValuePolicy<axes::StepExecution> {
@@ -109,52 +102,45 @@ struct EagerStep : detail::ValuePolicy<axes::StepExecution> {
   static constexpr void fingerprint(detail::Hash& hash) { hash.text("EagerStep"); }
 };
 
-/// Forward, backward, collectives and update are captured once for each shape of batch, and
-/// replayed from then on. A model that cannot be captured is run call by call; a sentence says why.
+/// Forward, backward, collectives and update are captured as a CUDA graph for each shape of batch,
+/// and replayed. A model that cannot be captured runs eagerly, and a message says why.
 struct CapturedStep : detail::ValuePolicy<axes::StepExecution> {
   static constexpr bool captures = true;
   static constexpr void fingerprint(detail::Hash& hash) { hash.text("CapturedStep"); }
 };
 
-// The meaning of a parameter without a gradient.
-
 /// A parameter without a gradient is an error that names it.
 struct Forbid : Choice<axes::UnusedParameters>, WithName<"Forbid"> {};
 
-/// A missing gradient counts as zero; the optimizer leaves parameters alone that no rank used.
+/// A missing gradient counts as zero; the optimizer skips parameters that no rank has used.
 struct Zero : Choice<axes::UnusedParameters>, WithName<"Zero"> {};
 
 /// The policy for parameters that get no gradient in a step: `Forbid`, `Zero` or `Subgraphs<...>`.
 template <class Meaning>
 struct UnusedParameters : detail::ChoicePolicy<axes::UnusedParameters, Meaning> {};
 
-// How ranks treat state that is not trained, such as running means, and whose samples batch norms
-// take their statistics of.
-
-/// Rank 0's buffers go to all before every forward, as in PyTorch.
+/// Rank 0's buffers are broadcast before every forward pass, as in PyTorch.
 struct Broadcast : Choice<axes::Buffers>, WithName<"Broadcast"> {};
 
 /// Every rank keeps its own buffers, or normalises with the statistics of its own samples.
 struct Local : Choice<axes::Buffers, axes::Norms>, WithName<"Local"> {};
 
-/// Buffers are averaged over ranks at the end of an epoch and before they are saved; batch norms
+/// Buffers are averaged at the end of an epoch and before evaluations and checkpoints; batch norms
 /// take their statistics over the samples of all ranks.
 struct Synced : Choice<axes::Buffers, axes::Norms>, WithName<"Synced"> {};
 
-/// The policy for state that is not trained.
+/// The policy for buffers: `Broadcast`, `Local` or `Synced`.
 template <class How>
 struct Buffers : detail::ChoicePolicy<axes::Buffers, How> {};
 
 /// Batch norms share their statistics with all ranks of the job.
 struct AllRanks : Choice<axes::NormRanks>, WithName<"AllRanks"> {};
 
-/// Batch norms share their statistics with the ranks of the group, where the job has
-/// `Groups<Grid<W, G>>`.
+/// Batch norms share their statistics inside of each group of `Groups<Grid<W, G>>`.
 struct WithinGroup : Choice<axes::NormRanks>, WithName<"WithinGroup"> {};
 
-/// The policy for the model's batch norms: `Norms<Local>`, `Norms<Synced>`, or
-/// `Norms<Synced, WithinGroup>`. It makes of every `BatchNorm` what PyTorch's
-/// `convert_sync_batchnorm` makes of a module; the model is the same.
+/// The policy for batch norms: `Norms<Local>`, `Norms<Synced>` or `Norms<Synced, WithinGroup>`.
+/// Like PyTorch's `convert_sync_batchnorm`, it applies to every `BatchNorm` of an unchanged model.
 template <class How, class Ranks = AllRanks>
 struct Norms : detail::ChoicePolicy<axes::Norms, How> {
   static constexpr bool is_synced = std::is_same_v<How, Synced>;
@@ -168,34 +154,30 @@ struct Norms : detail::ChoicePolicy<axes::Norms, How> {
   }
 };
 
-// Where `DP` computes the loss of a scattered batch.
-
-/// One loss on the output device, of the gathered outputs, as in PyTorch.
+/// `DP` computes one loss of the gathered outputs on the output device, as in PyTorch.
 struct LossOnOutput : detail::ValuePolicy<axes::LossPlacement> {
   static constexpr void fingerprint(detail::Hash& hash) { hash.text("LossOnOutput"); }
 };
 
-/// A loss on every replica, of its own share: outputs are not gathered, and work is balanced.
+/// `DP` computes a loss on every replica, of its own share: balanced work, no gathered outputs.
 struct LossOnReplica : detail::ValuePolicy<axes::LossPlacement> {
   static constexpr void fingerprint(detail::Hash& hash) { hash.text("LossOnReplica"); }
 };
 
-// How a job treats ranks that run out of batches at different times.
-
 /// Ranks have the same number of batches; anything else is an error that names the rank.
 struct Even : Choice<axes::UnevenInputs>, WithName<"Even"> {};
 
-/// Ranks that are through answer the others with zeros until all are, as in PyTorch's `join`.
+/// Joined ranks contribute zeros until all ranks have exhausted their batches, as PyTorch's `join`.
 struct Join : Choice<axes::UnevenInputs>, WithName<"Join"> {};
 
-/// Sums of gradients are divided by the number of all ranks: PyTorch's default. A sample weighs as
-/// much when few ranks are left as it did when all had batches.
+/// Sums of gradients are divided by the initial number of ranks, PyTorch's default: a sample weighs
+/// the same however many ranks are left.
 struct DivideByInitial : Choice<axes::JoinDivisor>, WithName<"DivideByInitial"> {};
 
 /// Sums of gradients are divided by the number of ranks that still have batches.
 struct DivideByLive : Choice<axes::JoinDivisor>, WithName<"DivideByLive"> {};
 
-/// The policy for ranks that have different numbers of batches: `UnevenInputs<Join>`, or
+/// The policy for ranks with uneven numbers of batches: `UnevenInputs<Join>`, or
 /// `UnevenInputs<Join, DivideByLive>`.
 template <class How, class Divisor = DivideByInitial>
 struct UnevenInputs : detail::ChoicePolicy<axes::UnevenInputs, How> {

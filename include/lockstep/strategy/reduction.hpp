@@ -22,25 +22,25 @@
 
 namespace lockstep::detail {
 
-/// How gradients are reduced over ranks. A folded sum is an average but for one factor, by which
-/// the norm and the update multiply anyway, so that the division costs no pass over memory.
+/// How gradients are reduced over ranks. A folded sum leaves the division to the norm and the
+/// update, which multiply by a factor anyway, so that it costs no pass over memory.
 enum class GradientReduction : std::uint8_t {
   sum,
   average,
   folded_sum,
-  /// A sum of many `Half` could leave its range. Each is divided before by a power of two that is
-  /// not less than the number of ranks, which is exact.
+  /// A sum of many `Half` could overflow: each is first divided, exactly, by the least power of two
+  /// that is not less than the number of ranks.
   folded_sum_of_halves,
 };
 
-/// A communicator that makes an average of a sum and one more pass: `averages_by_sums`.
+/// A communicator that averages with a sum and one more pass over memory: `averages_by_sums`.
 template <class Comm>
 concept AveragingBySums = requires { requires Comm::averages_by_sums; };
 
 template <class Traits, class Comm>
 constexpr GradientReduction gradient_reduction() {
   if constexpr (Traits::sums_gradients) return GradientReduction::sum;
-  // Hooks see averages, as those of PyTorch do.
+  // Hooks see averages, as in PyTorch.
   if constexpr (!AveragingBySums<Comm> || Traits::alone || Traits::is_hooked)
     return GradientReduction::average;
   const bool has_halves = []<std::size_t... K>(std::index_sequence<K...>) {
@@ -52,8 +52,8 @@ constexpr GradientReduction gradient_reduction() {
   return has_halves ? GradientReduction::folded_sum_of_halves : GradientReduction::folded_sum;
 }
 
-/// The reduction as an operation. Its type comes from a value, not from the traits: nvcc writes a
-/// type the way it was reached, and a job's policies cannot be written into a kernel's name.
+/// The reduction as an operation. Its type comes from a value, not from the traits: nvcc spells a
+/// type by the path to it, and the name of a kernel cannot contain a job's policies.
 template <GradientReduction How>
 constexpr auto reduction_of_gradients(std::size_t ranks) {
   if constexpr (How == GradientReduction::average) {
@@ -65,7 +65,7 @@ constexpr auto reduction_of_gradients(std::size_t ranks) {
   }
 }
 
-/// The factor that makes averages of the results.
+/// The factor that turns the results into averages.
 constexpr double folded_factor(GradientReduction how, std::size_t ranks) {
   const auto number = static_cast<double>(ranks);
   if (how == GradientReduction::folded_sum) return 1 / number;
@@ -74,15 +74,14 @@ constexpr double folded_factor(GradientReduction how, std::size_t ranks) {
   return 1;
 }
 
-/// Converts to what `make()` returns: an object that cannot be moved is made where it stays.
+/// Converts to the result of `make()`, to construct an immovable object in place.
 template <class Make>
 struct MadeInPlace {
   const Make& make;
   operator std::invoke_result_t<const Make&>() const { return make(); }
 };
 
-/// A slot for each bucket, which may hold an `Of<T>`, where T is the type of the bucket's
-/// parameters.
+/// For each bucket, an optional `Of<T>`, where T is the type of the bucket's parameters.
 template <class Traits, template <class> class Of>
 class BucketSlots {
  public:
@@ -94,14 +93,11 @@ class BucketSlots {
     return std::get<Row<T>>(rows_)[bucket];
   }
 
-  // Where slots hold handles of calls.
-
-  /// `start()` begins a bucket's call and returns its handle.
   template <class T, class Start>
   void start(std::size_t bucket, const Start& start) {
     at<T>(bucket).emplace(MadeInPlace<Start>{start});
   }
-  /// Waits for a bucket's call, if one is under way.
+  /// Waits for a bucket's call, if one is pending.
   template <class T>
   void wait(std::size_t bucket) {
     auto& slot = at<T>(bucket);
@@ -109,7 +105,7 @@ class BucketSlots {
     slot->wait();
     slot.reset();
   }
-  /// Drops every handle: the calls were part of a capture that failed and never happened.
+  /// Drops all handles: their calls belonged to a failed capture and never ran.
   void forget() {
     const auto forget_row = [](auto& row) {
       for (auto& slot : row) {
@@ -132,7 +128,6 @@ class BucketSlots {
   decltype(make_rows(0, std::make_index_sequence<Traits::kinds().size>{})) rows_;
 };
 
-/// Begins to reduce a whole bucket over all ranks.
 template <class Traits, class Comm, class T>
 auto all_reduce_gradients(Comm& comm, std::span<T> gradients) {
   constexpr GradientReduction how = gradient_reduction<Traits, Comm>();
@@ -140,10 +135,9 @@ auto all_reduce_gradients(Comm& comm, std::span<T> gradients) {
                                step_call<Traits, JobCall::backward>());
 }
 
-/// The reductions of a job's buckets. All kinds are made from the communicator, the layout and the
-/// job's groups, and have `start<T>(bucket, gradients)` when a bucket with parameters of T is
-/// complete, `wait<T>(bucket)`, after which its averages lie where its gradients were, and
-/// `forget()`. This one all-reduces whole buckets.
+/// The reductions of a job's buckets. All kinds have `start<T>(bucket, gradients)`, for a complete
+/// bucket with parameters of T, `wait<T>(bucket)`, after which averages lie in place of the
+/// gradients, and `forget()`. This one all-reduces whole buckets.
 template <class Traits, class Comm>
 class BucketReductions {
  public:
@@ -173,7 +167,7 @@ class BucketReductions {
   BucketSlots<Traits, Handle> handles_;
 };
 
-/// Two calls, one after the other: a piece of this rank's group, then its reduction across groups.
+/// Reduces a piece inside this rank's group, then across groups.
 template <class Inside, class Across, class T, class Op>
 struct ScatterAcross {
   Inside inside;
@@ -188,19 +182,17 @@ struct ScatterAcross {
   void forget() { inside.forget(); }
 };
 
-/// Who divides buckets with whom, and how their slices travel. `scatter` and `gather` get all
-/// pieces of a bucket, one behind the other and of equal length, and return the handle of a call
-/// under way.
+/// The ranks that divide buckets, and the collectives of their slices. `scatter` and `gather` take
+/// all pieces of a bucket, contiguous and of equal length, and return the handle of a pending call.
 ///
 /// With `Groups<Grid<W, G>>` buckets are divided inside of each group, and groups are replicas of
-/// each other: a slice is scattered inside, reduced across, and gathered inside.
+/// each other: a slice is reduce-scattered inside, all-reduced across, and all-gathered inside.
 template <class Traits, class Comm>
 class ShardSpace {
   using Groups = JobGroupsOf<Traits, Comm>;
   static constexpr GradientReduction how = gradient_reduction<Traits, Comm>();
 
  public:
-  /// `groups` are the communicators of the groups, where buckets are divided inside of these.
   ShardSpace(Comm& comm, Groups* groups) : comm_(&comm), groups_(groups) {
     if constexpr (Traits::shards_groups) {
       const auto topology = topology_for<typename Traits::job_topology>(comm.world_size());
@@ -215,23 +207,21 @@ class ShardSpace {
     require_shards(shards_, comm.rank());
   }
 
-  /// Does this rank save what it keeps? All groups keep the same, which rank 0's group saves.
+  /// Does this rank save its slices? All groups keep the same, and rank 0's group saves them.
   bool is_saved() const { return is_saved_; }
 
-  /// The elements of a bucket of `count` that this rank owns.
   template <class T>
   Shard slice(std::size_t count) const {
     return shard_of<typename Traits::template sliced<T>>(count, shard_, shards_);
   }
-  /// All pieces of a bucket of `count` elements of T that begins at `data`: they reach into the
-  /// room behind it. The elements at `data` may be of another type than the bucket's.
+  /// All pieces of a bucket of `count` elements of T at `data`, which extend into the room behind
+  /// it. The elements at `data` may be of another type than the bucket's.
   template <class T, class Travelling>
   std::span<Travelling> pieces(Travelling* data, std::size_t count) const {
     return {data, shard_length<typename Traits::template sliced<T>>(count, shards_) * shards_};
   }
 
-  /// This rank's piece = its average over ranks, or the sum as `gradient_reduction` says. **Ranks**
-  /// all.
+  /// Reduces this rank's piece over ranks, as `gradient_reduction` says. **Ranks** all.
   template <class T>
   auto scatter(std::span<T> pieces) const {
     const std::span<T> own = own_piece(pieces);
@@ -250,19 +240,18 @@ class ShardSpace {
       return start();
     }
   }
-  /// Every piece = that of the rank that owns it. **Ranks** all.
+  /// All-gathers the pieces from their owners. **Ranks** all.
   template <class T>
   auto gather(std::span<T> pieces) const {
     return inside().all_gather_async(std::span<const T>(own_piece(pieces)), pieces,
                                      step_call<Traits>());
   }
-  /// A number = its sum over the shards of all buckets. **Ranks** all. **Host** blocks.
+  /// Sums a number over the owners of shards. **Ranks** all. **Host** blocks, or on a GPU enqueues.
   void add_others(double& number) const {
     inside().all_reduce(std::span(&number, 1), Sum{}, step_call<Traits>());
   }
 
  private:
-  /// The ranks that have the slices of a bucket.
   auto& inside() const {
     if constexpr (Traits::shards_groups) {
       return groups_->group();
@@ -279,12 +268,12 @@ class ShardSpace {
   Comm* comm_;
   Groups* groups_;
   std::size_t shards_;
-  std::size_t shard_;  // the number of this rank's
+  std::size_t shard_;  // this rank's index
   bool is_saved_ = true;
 };
 
-/// `Sharding<ZeroRedundancy>`: each rank gets its slices alone. The first bucket carries flags that
-/// all ranks read, where there are some, and is reduced whole.
+/// `Sharding<ZeroRedundancy>`: each rank gets its slices only. The first bucket is reduced whole
+/// where it carries join flags, which all ranks read.
 template <class Traits, class Comm>
 class ShardReductions : public BucketReductions<Traits, Comm> {
   using Whole = BucketReductions<Traits, Comm>;
@@ -361,8 +350,7 @@ class HookedReductions {
   HookedReductions(const HookedReductions&) = delete;
   HookedReductions& operator=(const HookedReductions&) = delete;
 
-  /// Drops what is under way: it was part of a capture that failed and never happened, nor did the
-  /// latest micro-batch.
+  /// Drops pending reductions and the latest micro-batch, whose capture failed: they never ran.
   void forget() {
     steps_ = steps_before_;
     bytes_ = bytes_before_;
@@ -376,7 +364,7 @@ class HookedReductions {
     pipelines_.template at<T>(bucket)->begin(gradients);
   }
 
-  /// Waits for a bucket's averages, if they are under way. **Ranks** all, in the order of buckets.
+  /// Waits for a bucket's averages, if they are pending. **Ranks** all, in the order of buckets.
   template <class T>
   void wait(std::size_t bucket) {
     Slot& slot = slots_[bucket];
@@ -390,41 +378,36 @@ class HookedReductions {
     pipelines_.template at<T>(bucket)->finish({gradients, slot.bucket->count()});
   }
 
-  /// A step is over, whichever buckets have travelled in it.
+  /// Counts a step, whichever buckets were reduced in it.
   void count_step() { ++steps_; }
-  /// Goes on after so many, with states that are zero until they are copied in.
+  /// Resumes after so many steps, with states that are zero until they are copied in.
   void begin_anew(std::uint64_t steps) {
     steps_ = steps;
     for_each_kept(
         [&](std::size_t, std::string_view, auto values, Keeper) { device_.zero(values); });
   }
-  /// The bytes that this rank has handed to collectives.
   std::uint64_t bytes_sent() const { return bytes_; }
   void count_sent(std::size_t bytes) { bytes_ += bytes; }
 
-  // Where steps are captured.
-
-  /// The next micro-batch may be captured, and `completes` a step or not. Returns the kind of work
-  /// that hooks do in it.
+  /// Announces a micro-batch that may be captured. Returns the phase of the hooks' work in it.
   std::uint64_t begin_graph(bool completes) {
-    // Other steps of the kind of the latest one, if that was enqueued, will send as much.
+    // Replays of this phase will send as many bytes as the latest step, if that was enqueued.
     if (steps_ != steps_before_)
       sent_.emplace(Stages::phase(steps_before_), bytes_ - bytes_before_);
     steps_before_ = steps_;
     bytes_before_ = bytes_;
     if (!completes) return 0;
-    // The device must know the step's number whether the step is captured or replayed.
+    // The device must know the step's number, captured or replayed.
     if constexpr (requires { device_.set_step(steps_); }) device_.set_step(steps_);
     return Stages::phase(steps_);
   }
-  /// A step has run as a graph.
   void replayed() {
     if (const auto sent = sent_.find(Stages::phase(steps_)); sent != sent_.end())
       bytes_ += sent->second;
     ++steps_;
   }
 
-  /// Calls `f(parameter, state, values, keeper)` for all that hooks keep from step to step.
+  /// Calls `f(parameter, state, values, keeper)` for every state of hooks.
   template <class F>
   void for_each_kept(const F& f) {
     for_each_pipeline([&](auto& pipeline) { pipeline.for_each_kept(f); });
@@ -434,7 +417,7 @@ class HookedReductions {
   struct Slot {
     std::vector<HookedTensor> tensors;
     std::optional<HookedBucket<Comm, Device>> bucket;
-    void* under_way = nullptr;  // the gradients that travel
+    void* under_way = nullptr;  // the gradients in flight
   };
 
   HookedTensor tensor(const Bucket& bucket, std::size_t parameter) const {
@@ -448,7 +431,6 @@ class HookedReductions {
     return tensor;
   }
 
-  /// Calls `f(pipeline)` for all buckets in their order.
   template <class F>
   void for_each_pipeline(const F& f) {
     for (std::size_t b = 0; b != slots_.size(); ++b) {
@@ -462,7 +444,7 @@ class HookedReductions {
   const layout& layout_;
   std::uint64_t steps_ = 0;
   std::uint64_t bytes_ = 0;
-  std::uint64_t steps_before_ = 0;  // the latest micro-batch that could be captured
+  std::uint64_t steps_before_ = 0;  // at the latest micro-batch that could be captured
   std::uint64_t bytes_before_ = 0;
   std::map<std::uint64_t, std::uint64_t> sent_;  // bytes by phase, of captured steps
   std::vector<Slot> slots_;

@@ -38,13 +38,11 @@
 namespace lockstep::detail {
 
 /// The parts of a training step. W ranks, each with a replica and its share of a batch, train like
-/// one process on the whole batch; parameters are the same bits on all ranks after every step.
+/// one process on the whole batch: parameters are bitwise equal on all ranks after every step (with
+/// `LocalSGD`, after every average). A static world of one costs what the bare model costs.
 ///
-/// A replica tells nobody when it fails: the other ranks wait for it until their time limit. Its
-/// clients decide whom to tell: `DDP` tells all ranks, `DP` throws as long as nothing has been
-/// communicated.
-///
-/// A world that the compiler knows to be of one costs what the bare model costs.
+/// A replica that throws does not abort the other ranks, which wait until their time limit: `DDP`
+/// aborts them, `DP` throws as long as nothing has been communicated.
 template <class Model, class Policies, class Comm>
 class Replica {
  public:
@@ -53,7 +51,7 @@ class Replica {
   using communicator_type = Comm;
   using execution_type = DeviceExecution<typename traits::device, traits, Comm>;
   using layouts_type = TensorLayouts<traits>;
-  /// On a GPU the host goes on, and waits for a loss when it is converted to a number.
+  /// On a GPU the host waits for a loss only when it is converted to a number.
   using Loss = typename execution_type::Loss;
 
  private:
@@ -64,22 +62,19 @@ class Replica {
 
  public:
   using bare_step = typename Gradients::Features::template View<typename execution_type::Step>;
-  /// The step that the model sees in an evaluation or a prediction.
   using evaluation_step = EvaluationStep<bare_step>;
-  /// The step that the model's forward and backward get.
   using step_type =
       std::conditional_t<traits::tracks,
                          TrackedStep<Model, bare_step, Gradients, typename Updating::Owned>,
                          bare_step>;
   using subgraphs = typename traits::subgraphs;
 
-  /// Compares the job over ranks, then gives all of them rank 0's initial values. **Ranks** all.
-  /// **Host** blocks.
+  /// Compares the job over ranks; all get rank 0's initial values. **Ranks** all. **Host** blocks.
   explicit Replica(Comm& comm, Model model = {}, Seed seed = {})
       : Replica(comm, layouts_type(model), std::move(model)) {
     initialize_from_model(seed);
   }
-  /// Leaves out the initial values: parameters are zero until `initialize`.
+  /// The same without initial values: parameters are zero until `initialize`.
   Replica(Comm& comm, layouts_type layouts, Model&& model)
       : built_(comm),
         comm_(comm),
@@ -99,16 +94,14 @@ class Replica {
   Replica& operator=(const Replica&) = delete;
   ~Replica() { built_.return_to(comm_); }
 
-  /// The calling thread works on this replica's GPU while the result lives, whatever its current
-  /// one is. The members that a program calls do so by themselves.
+  /// RAII: makes the replica's GPU the thread's current device. Members that a program calls do so.
   [[nodiscard]] auto on_device() const { return typename execution_type::OnDevice(comm_); }
-  /// The same for good, on a thread of the library that a model may have led to another GPU.
+  /// Selects the GPU for good, on a library thread whose current device a model may have changed.
   void select_device() const { execution_type::OnDevice::select(comm_); }
 
   Model& model() { return model_; }
   const Model& model() const { return model_; }
   Comm& communicator() { return comm_; }
-  /// The communicators of the job's groups, `Groups<...>`.
   auto& groups() { return groups_; }
   execution_type& execution() { return execution_; }
 
@@ -117,7 +110,7 @@ class Replica {
     return step_.param(key);
   }
   auto buffer(auto key) const { return step_.buffer(key); }
-  /// After `reduce`, the average over ranks; before, this rank's own.
+  /// This rank's gradient; after `reduce`, the average over ranks.
   auto grad(auto key) const {
     static_assert(!traits::frees_gradients || sizeof(key) == 0,
                   "lockstep: with Sharding<ZeroRedundancy, Gradients> no rank has whole gradients "
@@ -125,9 +118,8 @@ class Replica {
     return step_.grad(key);
   }
 
-  /// Calls `f(name, view)` for every parameter, in the order of declaration, with the view that
-  /// `param` gives; likewise for gradients and buffers. On a GPU, views are of device memory, and
-  /// the host waits for the GPU first.
+  /// Calls `f(name, view)` for every parameter, in the order of declaration; likewise for gradients
+  /// and buffers. **Host** on a GPU, blocks until all steps are done; views are of device memory.
   template <class F>
   void for_each_parameter(F&& f) const {
     [[maybe_unused]] const auto on = on_device();
@@ -147,11 +139,9 @@ class Replica {
     await_device();
     step_.for_each_buffer(f);
   }
-  /// Calls `f(parameter, state, view)` for every state of the optimizer that this rank keeps, as a
-  /// view of one axis, and for weights of higher precision under the name "master". With
-  /// `Sharding<HostShared>` and `Sharding<ZeroRedundancy>` a rank keeps its slices alone, and not
-  /// every parameter has elements in them: `f(parameter, state, view, first)` gets the place of the
-  /// view's first element in the parameter.
+  /// Calls `f(parameter, state, view)` for every optimizer state that this rank keeps, as a view of
+  /// one axis, and for master weights as "master". Where ranks divide states, views are of slices,
+  /// and `f(parameter, state, view, first)` gets the slice's first index in the parameter.
   template <class F>
   void for_each_state(F&& f) const {
     [[maybe_unused]] const auto on = on_device();
@@ -178,8 +168,7 @@ class Replica {
     updater_.for_each_state(give);
   }
 
-  /// Writes parameters and buffers anew: `f(initial)` on rank 0, whose values all ranks get.
-  /// **Ranks** all. **Host** blocks.
+  /// Calls `f(initial)` on rank 0, whose values all ranks get. **Ranks** all. **Host** blocks.
   template <class F>
   void initialize(F&& f, Seed seed = {}) {
     [[maybe_unused]] const auto on = on_device();
@@ -196,12 +185,11 @@ class Replica {
     }
     if constexpr (traits::joins) gradients_.features().forget_live();
     broadcast(buffers_, layouts_.buffers.plan().bytes);
-    await_device();  // who looks at the values next need not know of streams
+    await_device();  // callers may read the values without ordering streams
   }
-  /// Writes the values that the model gives itself, or the default ones.
   void initialize_from_model(Seed seed) {
     if constexpr (traits::draws) {
-      // Random numbers of steps begin from rank 0's seed, which is the one that a checkpoint has.
+      // Random numbers of steps derive from rank 0's seed, the one that a checkpoint stores.
       [[maybe_unused]] const auto on = on_device();
       Seed common = seed;
       if constexpr (!traits::alone) {
@@ -213,44 +201,38 @@ class Replica {
     initialize([&](auto& initial) { initialize_model(model_, initial); }, seed);
   }
 
-  // The optimizer's numbers, and counts. None of these communicates.
+  // Options of the optimizer, and counts. None of these communicates.
 
-  /// The optimizer's numbers, which must be the same on all ranks: `replica.optimizer().lr = 0.01`.
+  /// The optimizer's options, which must be equal on all ranks: `replica.optimizer().lr = 0.01`.
   auto& optimizer() { return updater_.options(); }
-  /// Those of a set that is one of `ParameterGroups`: `replica.optimizer(NoDecay<>{})`.
+  /// The options of a set of `ParameterGroups`: `replica.optimizer(NoDecay<>{})`.
   template <class Set>
   auto& optimizer(Set set) {
     return updater_.options(set);
   }
-  /// The numbers of all groups.
   auto& group_options() { return updater_.group_options(); }
   auto& schedule() { return updater_.schedule(); }
   void begin_schedule(std::uint64_t step) { updater_.begin_schedule(step); }
   void set_epoch(std::uint64_t epoch) { updater_.set_epoch(epoch); }
   double learning_rate() const { return updater_.learning_rate(); }
   std::uint64_t updates() const { return updater_.steps(); }
-  /// The bytes of the optimizer's states that this rank keeps.
+  /// The bytes of optimizer states, and of gradients, that this rank keeps.
   std::size_t state_bytes() const { return updater_.state_bytes(); }
-  /// The bytes of the gradients that it keeps.
   std::size_t gradient_bytes() const { return gradients_.bytes(); }
-  /// The bytes that this rank has handed to collectives for gradients, or parameters, since it was
-  /// made: what hooks save on the wire.
+  /// The bytes that this rank has passed to collectives for gradients or parameters.
   std::uint64_t bytes_sent()
     requires(traits::is_hooked)
   {
     return gradients_.reductions().bytes_sent();
   }
 
-  // The parts of a step. A batch is placed first, and stays until the next of its type is placed.
-
-  /// A batch where the model can read it.
+  /// A batch where the model can read it, valid until the next of its type is placed.
   const auto& place(const auto& batch) { return execution_.place(batch); }
 
-  /// The model draws other random numbers from now on, those of the next micro-batch. It comes
-  /// before `forward` and `begin_update`, and is not captured. **Stream** on a GPU, in its order.
+  /// Advances the model's random numbers to the next micro-batch. Call it before `forward` and
+  /// `begin_update`, outside of a capture. **Stream** on a GPU, in its order.
   void draw_anew() { gradients_.features().prepare(updates(), micro_batches_); }
 
-  /// How many micro-batches are added up.
   std::size_t micro_batches() const { return micro_batches_; }
 
   /// Is the next micro-batch the last of `Accumulate<N>`?
@@ -259,13 +241,12 @@ class Replica {
     return micro_batches_ + 1 >= traits::micro_batches;
   }
 
-  /// The next micro-batch uses a sub-graph, by its number, or the whole model.
   void choose_subgraph([[maybe_unused]] std::size_t set) {
     if constexpr (traits::has_subgraphs) gradients_.features().choose_subgraph(set);
   }
 
-  /// Where ranks compare sub-graphs: collectives of this thread are part of a step that uses those
-  /// since the last update, while the result lives.
+  /// RAII, where ranks compare sub-graphs: this thread's collectives carry the sub-graphs that were
+  /// used since the last update.
   auto in_step() const {
     if constexpr (traits::compares_subgraphs) {
       return InJobCall(step_of_subgraphs(gradients_.features().chosen_subgraphs()));
@@ -274,10 +255,9 @@ class Replica {
     }
   }
 
-  /// Gives all ranks rank 0's buffers, or under `UnevenInputs<Join>` those of the lowest rank that
-  /// had a batch in the step before. With `Buffers<Synced>` they become their average over ranks,
-  /// and integers, such as counts of batches, the largest. **Ranks** all. **Host** blocks, or on a
-  /// GPU enqueues.
+  /// Broadcasts the buffers of rank 0, or under `UnevenInputs<Join>` of the lowest rank that had a
+  /// batch in the latest step; with `Buffers<Synced>` averages them, and takes the maximum of
+  /// integers, such as counts of batches. **Ranks** all. **Host** blocks, or on a GPU enqueues.
   void synchronize_buffers(JobCall part_of = current_job_call()) {
     [[maybe_unused]] const auto on = on_device();
     if constexpr (traits::averages_buffers) {
@@ -314,8 +294,8 @@ class Replica {
     }
   }
 
-  /// The model's loss of a batch. With `Sync::yes` all ranks have rank 0's buffers first. **Ranks**
-  /// all, or with `Sync::no` and without `Norms<Synced>` this one.
+  /// The model's loss of a batch. `Sync::yes`: after `Buffers<Broadcast>`. **Ranks** all, or with
+  /// `Sync::no` and without `Norms<Synced>` this one.
   template <class Batch>
   Loss forward(const Batch& placed, Sync sync) {
     [[maybe_unused]] const auto in = in_step();
@@ -330,7 +310,7 @@ class Replica {
     }
   }
 
-  /// Throws if a loss that the host knows is not finite, with `Anomaly<Stop>`.
+  /// With `Anomaly<Stop>`, throws if a loss that the host knows is not finite.
   void require_finite_loss(const Loss& loss) const {
     if constexpr (traits::stops_at_anomaly && std::is_same_v<Loss, double>) {
       if (!is_finite(loss)) [[unlikely]]
@@ -338,9 +318,8 @@ class Replica {
     }
   }
 
-  /// The model's gradients of a batch, added to those of earlier micro-batches. With `Sync::yes`
-  /// buckets begin to travel as they complete. `output_gradients` are given to the model where the
-  /// loss is not this rank's own.
+  /// Adds the model's gradients of a batch to those of earlier micro-batches. `Sync::yes`: buckets
+  /// are reduced as they complete. `output_gradients` belong to a loss that is not this rank's own.
   template <class Batch, class... OutputGradients>
   void backward(const Batch& placed, Sync sync, const OutputGradients&... output_gradients) {
     [[maybe_unused]] const auto in = in_step();
@@ -350,8 +329,8 @@ class Replica {
     end_backward();
   }
 
-  /// The same for gradients that no call of the model brings: between the two, they are written to
-  /// the step of `with_step`.
+  /// For gradients that no call of the model computes: the caller writes them to the step of
+  /// `with_step` between these two calls.
   void begin_backward(Sync sync) {
     await_parameters();
     if constexpr (traits::tracks) gradients_.begin_backward(pass(sync));
@@ -363,8 +342,7 @@ class Replica {
     }
   }
 
-  /// A backward pass in which this rank has no samples: its gradients are zero, and it uses no
-  /// parameter.
+  /// A backward pass without samples on this rank: zero gradients, and no parameter is used.
   void backward_without_samples(Sync sync) {
     [[maybe_unused]] const auto in = in_step();
     await_parameters();
@@ -372,15 +350,15 @@ class Replica {
     ++micro_batches_;
   }
 
-  /// The gradients of this rank's later micro-batches count `weight` times, in an average over
-  /// ranks whose weights have a mean of 1.
+  /// Weights the gradients of this rank's later micro-batches; weights have a mean of 1 over ranks.
   void weigh(double weight)
     requires(traits::weighs_shares)
   {
     gradients_.weigh(weight);
   }
 
-  /// Gradients = their average over ranks. **Ranks** all. **Host** blocks.
+  /// Averages gradients over ranks, in place. **Ranks** all. **Host** blocks, or on a GPU enqueues,
+  /// except with `DivideByLive`.
   template <class T = traits>
   void reduce() {
     static_assert(!T::frees_gradients,
@@ -390,28 +368,27 @@ class Replica {
     gradients_.average();
   }
 
-  /// The end of a step whose update the program makes: gradients = their average over ranks, and
-  /// `f(is_used)` may hand them out, where `is_used(parameter)` says whether any rank has used one.
-  /// **Ranks** all. **Host** blocks.
+  /// Ends a step whose update the program makes: averages gradients, then calls `f(is_used)`, where
+  /// `is_used(parameter)` says whether any rank has used it. **Ranks** all. **Host** blocks.
   template <class F>
   void reduce_and_hand_out(const F& f) {
     reduce();
     if constexpr (traits::skips_unused) gradients_.features().agree_on_usage(gradients_);
     f([&]([[maybe_unused]] std::size_t parameter) {
       if constexpr (traits::notes_usage) return gradients_.features().used()[parameter] != 0;
-      return true;  // nobody keeps count
+      return true;  // usage is not tracked
     });
     end_update();
   }
 
-  /// Begins the optimizer's next update, from the sum of so many micro-batches: settles its
-  /// learning rate. It comes before `reduce_and_update`, and is not captured.
+  /// Begins an update from the sum of so many micro-batches, and fixes its learning rate. Precedes
+  /// `reduce_and_update`, outside of a capture.
   void begin_update(std::size_t micro_batches = traits::micro_batches) {
     updater_.begin(micro_batches, gradients_.factor());
   }
 
-  /// The optimizer's whole update, after `reduce`. **Ranks** all. **Host** blocks until the
-  /// parameters are new on all ranks, or on a GPU enqueues.
+  /// The optimizer's update, after `reduce`. **Ranks** all. **Host** blocks until all ranks have
+  /// the new parameters (with ZeRO, until gathers have started), or on a GPU enqueues.
   void update() {
     [[maybe_unused]] const auto in = in_step();
     updater_.begin(traits::micro_batches);
@@ -419,7 +396,7 @@ class Replica {
     end_update();
   }
 
-  /// Reduces and updates in one pass over memory where possible; gradients are not averaged in
+  /// Reduces and updates, in one pass over memory where possible; gradients are not averaged in
   /// place. **Ranks** all. **Host** as `update`.
   void reduce_and_update() {
     [[maybe_unused]] const auto in = in_step();
@@ -427,9 +404,8 @@ class Replica {
     end_update();
   }
 
-  /// One micro-batch: forward, backward and, if it completes a step, reduce and update. Where a
-  /// step is captured, `begin_update` comes first in that case. **Ranks** all. **Host** as
-  /// `update`.
+  /// One micro-batch: forward, backward and, if it completes a step, reduce and update, before
+  /// which a captured step needs `begin_update`. **Ranks** all. **Host** as `update`.
   template <class Batch>
   Loss run_micro_batch(const Batch& placed) {
     const bool last = completes_step();
@@ -443,9 +419,8 @@ class Replica {
     return loss;
   }
 
-  /// A step of the micro-batches that were added up without completing one, if there are any: their
-  /// mean, over as many as they are. **Ranks** all, with as many; under `UnevenInputs<Join>` those
-  /// that have some, while others make a whole step. **Host** as `update`.
+  /// A step of the mean over accumulated micro-batches that do not complete one, if any. **Ranks**
+  /// all, with equally many; under `UnevenInputs<Join>` those that have some. **Host** as `update`.
   void step_tail() {
     const std::size_t micro_batches = micro_batches_;
     if (micro_batches == 0) return;
@@ -464,9 +439,8 @@ class Replica {
     reduce_and_update();
   }
 
-  /// The part that a rank without batches has in a step of the others: zeros, and the same update.
-  /// Returns false, without an update, where no rank had a batch. **Ranks** all. **Host** blocks
-  /// until it is known who had one.
+  /// A joined rank's part in a step of the others: zero gradients, and the same update. Returns
+  /// false, without an update, if no rank had a batch. **Ranks** all. **Host** blocks.
   bool answer_others()
     requires(traits::joins)
   {
@@ -485,15 +459,15 @@ class Replica {
     if (goes_on) {
       make_update();
     } else {
-      gradients_.reduce();  // no bucket stays under way
+      gradients_.reduce();  // no bucket stays in flight
       discard_gradients();
-      gradients_.features().forget_live();  // all have the newest buffers
+      gradients_.features().forget_live();  // all ranks have the newest buffers
     }
     return goes_on;
   }
 
-  /// All ranks' parameters become their average, where `LocalSGD` lets ranks train alone: before a
-  /// model is used elsewhere, in the middle of a period. **Ranks** all. **Host** as `update`.
+  /// Averages parameters over ranks that train alone (`LocalSGD`): at the end of a period, or
+  /// before the model is used elsewhere. **Ranks** all. **Host** as `update`.
   void average_parameters()
     requires(traits::averages_parameters)
   {
@@ -516,30 +490,27 @@ class Replica {
     }
   }
 
-  /// Throws if a loss or gradient was not finite, with `Anomaly<Stop>`. **Host** blocks until all
-  /// steps are done.
+  /// Throws if a loss or gradient was not finite (`Anomaly<Stop>`). **Host** waits for all steps.
   void require_finite() { updater_.require_finite(); }
-  /// How many updates `Anomaly<Skip>` has left out. **Host** blocks until all steps are done.
+  /// The number of updates that `Anomaly<Skip>` left out. **Host** blocks until all steps are done.
   std::uint64_t skipped_steps() const {
     [[maybe_unused]] const auto on = on_device();
     return updater_.skipped();
   }
 
-  /// Forgets all gradients: the next micro-batch is the first of a step.
   void discard_gradients() {
     micro_batches_ = 0;
     gradients_.features().after_update();
   }
 
-  /// Adds up the losses of many steps.
   auto loss_meter() {
     [[maybe_unused]] const auto on = on_device();
     return execution_.meter();
   }
 
-  // Evaluations, with nothing kept for backward and no communication.
+  // Evaluations, which keep nothing for backward and do not communicate.
 
-  /// Evaluations and predictions use a sub-graph from now on.
+  /// The sub-graph of later evaluations and predictions.
   void evaluate_subgraph(std::size_t set) { evaluated_ = set; }
   template <class Batch>
   Loss evaluate(const Batch& placed) {
@@ -560,7 +531,6 @@ class Replica {
       tally.add("loss", evaluate(placed) * count, count);
     }
   }
-  /// Calls `f(step)` with the step of an evaluation.
   template <class F>
   auto with_evaluation_step(const F& f) {
     await_parameters();
@@ -576,8 +546,6 @@ class Replica {
     }
   }
 
-  // Outputs of models that declare them.
-
   /// Does the hand-written `forward` keep the outputs of such a batch?
   template <class Batch>
   static constexpr bool keeps_outputs() {
@@ -589,8 +557,7 @@ class Replica {
       return false;
     }
   }
-  /// The model's outputs of a batch of `rows` samples, in evaluation. They are valid until the next
-  /// call. **Host** on a GPU, blocks until they are there.
+  /// The model's outputs in evaluation, valid until the next call. **Host** on a GPU, blocks.
   template <class Batch>
   auto predict(const Batch& placed, std::size_t rows) {
     static_assert(require_prediction<Model, evaluation_step, Batch,
@@ -601,7 +568,7 @@ class Replica {
     await_device();
     return outputs_.all_outputs(rows);
   }
-  /// `forward` in two parts: outputs, which are kept, and the loss that is taken of them.
+  /// `forward` in two parts: the outputs, which are kept, and their loss.
   template <class Batch>
   auto forward_with_outputs(const Batch& placed, std::size_t rows, Sync sync) {
     [[maybe_unused]] const auto in = in_step();
@@ -621,7 +588,7 @@ class Replica {
     return outputs_.all_outputs(rows);
   }
   auto output_gradients(std::size_t rows) const { return outputs_.gradients({0, rows}); }
-  /// Copies rows of outputs into the host's memory. **Host** blocks.
+  /// Copies rows of outputs to host memory. **Host** blocks.
   template <class OutputRows>
   void copy_outputs(const OutputRows& rows, void* to) {
     [[maybe_unused]] const auto on = on_device();
@@ -633,7 +600,7 @@ class Replica {
 
   // Where micro-batches run as graphs (`StepGraphs`).
 
-  /// The next micro-batch may be captured. Micro-batches that share a graph have equal results.
+  /// The phase of hooks in a micro-batch that may be captured: equal where graphs are shared.
   std::uint64_t begin_graph() {
     if constexpr (traits::is_hooked) {
       return gradients_.reductions().begin_graph(completes_step());
@@ -641,14 +608,13 @@ class Replica {
       return 0;
     }
   }
-  /// Before the update of a captured micro-batch begins: its sub-graph is known to be used.
+  /// Marks a captured micro-batch's sub-graph as used, before its update begins.
   void note_subgraph() {
     if constexpr (traits::has_subgraphs) gradients_.features().note_subgraph();
   }
-  /// A number that differs where the work of a micro-batch does, because it or one before it uses
-  /// another sub-graph.
+  /// A number that differs where the work of a micro-batch does, as between sub-graphs.
   std::uint64_t graph_variant() const { return gradients_.features().graph_key(); }
-  /// A micro-batch has run as a graph, without a call of this replica.
+  /// Makes the changes on the host that a replayed micro-batch implies.
   void note_replay() {
     if (completes_step()) {
       if constexpr (traits::is_hooked) gradients_.reductions().replayed();
@@ -658,12 +624,11 @@ class Replica {
     }
     execution_.note_forward();
   }
-  /// What a micro-batch that is captured may change on the host.
+  /// The state on the host that a captured micro-batch may change.
   auto before_capture() const {
     return std::pair(micro_batches_, gradients_.features().snapshot());
   }
-  /// A micro-batch was to be captured and could not be: nothing of it has run, and all is as it was
-  /// `before`.
+  /// Restores the state of `before_capture` after a failed capture, of which nothing has run.
   void undo_capture(const auto& before) {
     gradients_.reductions().forget();
     updater_.owned().forget();
@@ -671,11 +636,10 @@ class Replica {
     gradients_.features().rollback(before.second);
   }
 
-  // For checkpoints. None of these begins to communicate.
+  // For checkpoints. None of these starts a collective.
 
-  /// Lists parameters, buffers, states of the optimizer and of hooks. Names and data are valid as
-  /// long as the replica is. Where updates leave parameters out, the count of a parameter's updates
-  /// is its state "step".
+  /// Lists parameters, buffers, and states of the optimizer and hooks; entries are valid as long as
+  /// the replica. Where updates leave parameters out, the state "step" is a parameter's count.
   void list_state(StateUse use, StateEntries& to) {
     [[maybe_unused]] const auto on = on_device();
     await_parameters();
@@ -686,7 +650,6 @@ class Replica {
     if constexpr (traits::averages_parameters) list_own(to);
   }
 
-  /// What the policies mean for checkpoints.
   JobShape job_shape() const {
     JobShape shape;
     shape.world = shape.replicas = comm_.world_size().value();
@@ -699,7 +662,7 @@ class Replica {
     return shape;
   }
 
-  /// Everything beside tensors. **Host** on a GPU, blocks until all steps are done.
+  /// All progress beside tensors. **Host** on a GPU, blocks until all steps are done.
   ReplicaProgress progress() const {
     [[maybe_unused]] const auto on = on_device();
     ReplicaProgress progress;
@@ -711,9 +674,8 @@ class Replica {
     }
     return progress;
   }
-  /// Goes on from there: comes before tensors are copied in. Numbers that the progress does not
-  /// name stay as they are. Micro-batches that were added up are forgotten; counts of updates of
-  /// single parameters are the count of all. **Host** blocks.
+  /// Resumes from a progress, before `copy_in`: values that it lacks stay as they are, accumulated
+  /// micro-batches are discarded, parameters have the common count of updates. **Host** blocks.
   void set_progress(const ReplicaProgress& progress) {
     [[maybe_unused]] const auto on = on_device();
     await_parameters();
@@ -725,7 +687,7 @@ class Replica {
         gradients_.features().start(Seed{*progress.random_seed}, comm_.rank());
     }
     if constexpr (traits::joins) {
-      // In another world any rank will do: all have the buffers that were saved.
+      // In another world any rank will do: all have the saved buffers.
       const std::uint64_t newest = progress.newest_buffers.value_or(0);
       gradients_.features().forget_live(
           Rank{newest < comm_.world_size().value() ? static_cast<std::size_t>(newest) : 0});
@@ -734,28 +696,25 @@ class Replica {
     await_device();
   }
 
-  /// Copies pieces in the types of a file. **Host** on a CPU, blocks until they are there; on a GPU
-  /// it goes on, and the pieces must live until `await_copies`. **Stream** after all steps so far;
-  /// later ones wait for the copies.
+  /// Copies state in the types of a file. **Host** on a CPU, blocks; on a GPU returns, and `copies`
+  /// must live until `await_copies`. **Stream** after all steps so far, before later ones.
   void copy_out(std::span<const StateCopy> copies) {
     [[maybe_unused]] const auto on = on_device();
     copies_.out(copies);
   }
-  /// Waits until the latest copies are there. Any thread may call it, while steps go on. **Host**
-  /// blocks.
+  /// Waits for the latest copies. Any thread may call it, while steps go on. **Host** blocks.
   void await_copies() {
     [[maybe_unused]] const auto on = on_device();
     copies_.await();
   }
-  /// Writes a piece, from elements in the type of a file; a parameter also where it is held in
-  /// another type. **Host** blocks.
+  /// Writes an entry, and what derives from it, from elements in a file's type. **Host** blocks.
   void copy_in(const StateEntry& entry, const std::byte* from) {
     [[maybe_unused]] const auto on = on_device();
     await_parameters();
     await_device();
     copies_.in(entry, from);
   }
-  /// Memory for copies, from where the device copies best.
+  /// Host memory for copies; pinned for a GPU.
   auto make_kept_memory(std::size_t bytes) const {
     [[maybe_unused]] const auto on = on_device();
     return typename Copies::Memory(bytes);
@@ -764,18 +723,16 @@ class Replica {
  private:
   static constexpr bool declares_outputs = OutputDeclaring<Model>;
 
-  /// A forward pass begins, of a micro-batch that synchronizes: `Buffers<Broadcast>`.
+  /// Before the forward pass of a micro-batch that synchronizes: `Buffers<Broadcast>`.
   void before_forward([[maybe_unused]] JobCall part_of) {
     if constexpr (traits::broadcasts_buffers) synchronize_buffers(part_of);
   }
 
-  // Memory.
-
-  /// Before a collective: ranks of this host that allocate or free for themselves have done so.
+  /// Before a collective: waits until ranks of this host have finished their own allocations.
   void settle_allocations() {
     if constexpr (requires { comm_.settle_allocations(); }) comm_.settle_allocations();
   }
-  /// The memory of the parameters, where all ranks have the same ones. **Ranks** all.
+  /// Allocates the parameters, once all ranks have agreed on them. **Ranks** all.
   std::byte* agree_and_allocate() {
     settle_allocations();
     if constexpr (!traits::alone) {
@@ -807,8 +764,6 @@ class Replica {
     outputs_.reserve(model_, rows);
   }
 
-  // Initial values.
-
   template <class F>
   void write_initial_values(F&& f, Seed seed, std::byte* masters) {
     using Declared = typename traits::declared_layout;
@@ -823,15 +778,13 @@ class Replica {
                           });
   }
 
-  // The entries of a checkpoint.
-
   static constexpr bool keeps_own_buffers =
       !traits::alone && std::is_same_v<typename traits::template choice<axes::Buffers>, Local>;
 
-  /// Does this rank list what all ranks keep alike? It is saved once.
+  /// Does this rank list state that is equal on all ranks? Rank 0 alone saves it.
   bool is_listed(StateUse use) const { return use == StateUse::loading || comm_.rank() == Rank{0}; }
 
-  /// A whole tensor of a layout, whose elements in a file are of the kind `element`.
+  /// A whole tensor of a layout, which a file stores as `element`.
   StateEntry entry_of(StateRole role, std::size_t tensor, const auto& layout, ElementKind element,
                       std::byte* arena) const {
     StateEntry piece;
@@ -848,9 +801,8 @@ class Replica {
     return piece;
   }
 
-  /// Parameters, or where there are some their weights of higher precision, from all ranks
-  /// together. A rank that keeps some of those loads the parameter as the model uses it as well,
-  /// which it has whole.
+  /// Lists parameters, or their master weights where they have some, over all ranks together. Where
+  /// ranks divide master weights, each also loads the whole parameter that the model uses.
   void list_parameters(StateUse use, StateEntries& to) {
     constexpr bool divides = traits::divides_states;
     const bool all = is_listed(use);
@@ -883,7 +835,7 @@ class Replica {
       to.push_back(entry_of(StateRole::buffer, b, layout, declared.infos()[b].element, buffers_));
   }
 
-  /// A state of a parameter, of whose elements `values` are those from `first` on.
+  /// The values of a parameter's state, from element `first` on.
   template <class T>
   StateEntry state_of(std::size_t parameter, std::string_view state, std::span<T> values,
                       std::size_t first) const {
@@ -913,8 +865,7 @@ class Replica {
     }
   }
 
-  /// The states of hooks: those that are the same on all ranks as states of the optimizer are, the
-  /// others by rank.
+  /// Lists the states of hooks: once if equal on all ranks, else by rank.
   void list_hooks(StateUse use, StateEntries& to) {
     gradients_.reductions().for_each_kept(
         [&]<class T>(std::size_t p, std::string_view state, std::span<T> values, Keeper keeper) {
@@ -922,13 +873,13 @@ class Replica {
           if (!own && !is_listed(use)) return;
           StateEntry entry = state_of(p, state, values, 0);
           if (own) entry.role = StateRole::local;
-          if (!entry.is_whole())  // it is no copy of the parameter
+          if (!entry.is_whole())  // it has not the parameter's shape
             entry.whole = {element_kind<T>(), 1, {values.size()}};
           to.push_back(entry);
         });
   }
 
-  /// Where ranks train alone between averages: the parameters and states of every rank.
+  /// Lists the parameters and states of every rank, where ranks train alone between averages.
   void list_own(StateEntries& to) {
     StateEntries all;
     list_parameters(StateUse::loading, all);
@@ -944,9 +895,6 @@ class Replica {
     }
   }
 
-  // The steps that the model sees.
-
-  /// The step whose gradients lie in that arena.
   auto make_step(std::byte* gradients) {
     const bare_step bare = gradients_.features().view(
         execution_.step(layouts_, Arenas{parameters_, gradients, buffers_}), *this);
@@ -974,12 +922,10 @@ class Replica {
     throw anomaly_error("the loss is " + std::to_string(loss), updates() + 1).on(comm_.rank());
   }
 
-  /// Waits until the parameters of the latest update are here. **Host** blocks, or on a GPU the
-  /// compute stream waits.
+  /// Waits for the latest update's parameters. **Host** blocks, or on a GPU the stream waits.
   void await_parameters() { updater_.owned().await_parameters(); }
 
-  /// The same for the host, which on a GPU may have waited for the compute stream before that
-  /// waited for the parameters.
+  /// The same for the host, whose last wait for the compute stream may not have covered them.
   void let_host_look() const {
     if constexpr (traits::shards) {
       if (step_.await_parameters()) await_device();
@@ -1002,7 +948,7 @@ class Replica {
   std::byte* buffers_;
   Gradients gradients_;
   Updating updater_;
-  std::size_t micro_batches_ = 0;  // whose gradients are added up
+  std::size_t micro_batches_ = 0;  // accumulated
   step_type step_;
   std::optional<step_type> adding_step_;  // of micro-batches after the first
   [[no_unique_address]] OutputsOf<declares_outputs, Model, typename traits::memory, execution_type>
@@ -1011,8 +957,7 @@ class Replica {
   [[no_unique_address]] Copies copies_;
 };
 
-/// One micro-batch of a replica that runs by itself, with one of its sub-graphs, each of which has
-/// graphs of its own. Returns the loss.
+/// Runs one micro-batch with a sub-graph, each of which has its own graphs. Returns the loss.
 template <class Replica, class Runner, class Batch>
 typename Replica::Loss run_step(Replica& replica, [[maybe_unused]] Runner& runner,
                                 const Batch& placed, std::size_t subgraph = whole_model) {
@@ -1033,7 +978,7 @@ typename Replica::Loss run_step(Replica& replica, [[maybe_unused]] Runner& runne
 
 namespace lockstep {
 
-/// The parts of a training step.
+/// A model with its parameters, gradients and optimizer on one rank, as the parts of a step.
 template <class Model, class Policies, class Comm>
 using Replica = detail::Replica<Model, Policies, Comm>;
 

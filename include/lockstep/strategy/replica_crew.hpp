@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The threads of `ParallelStrategy<DP>`: one for each replica, the caller's among them.
+/// @file The worker threads of `ParallelStrategy<DP>`, one for each replica but the caller's.
 
 #include <atomic>
 #include <exception>
@@ -13,8 +13,7 @@
 
 namespace lockstep::detail {
 
-/// Replica 0 is the thread that calls `run`; the other threads wait for the next call in between.
-/// They get their work through a pointer, once a step.
+/// The thread that calls `run` is replica 0; worker threads get each task through a pointer.
 class ReplicaCrew {
  public:
   explicit ReplicaCrew(std::size_t replicas)
@@ -25,9 +24,9 @@ class ReplicaCrew {
         workers_.emplace_back(
             ThreadName{text({"replica ", i}).c_str(), "the thread of a replica"},
             [this, i] { work(i); },
-            [](const std::exception_ptr&) {});  // phases keep what they throw
+            [](const std::exception_ptr&) {});  // phases store their exceptions
       }
-    } catch (...) {  // the system has no more threads
+    } catch (...) {  // a thread could not start
       dismiss();
       throw;
     }
@@ -39,10 +38,9 @@ class ReplicaCrew {
 
   std::size_t size() const { return errors_.size(); }
 
-  /// Calls every phase with the number of each replica, on that replica's thread. All replicas are
-  /// done with a phase before any begins the next. If one throws, no further phase is run, and its
-  /// exception is thrown here, with the replica's number. If several throw, it is the first one
-  /// that is not the consequence of another failure. **Host** blocks until all are done.
+  /// Calls every phase with each replica's number, on its thread, with a barrier after each phase.
+  /// An exception ends the run: the first replica's that is not the consequence of another failure
+  /// is thrown, with the replica's number. **Host** blocks.
   template <class... Phases>
   void run(const Phases&... phases) {
     using All = std::tuple<const Phases&...>;
@@ -58,9 +56,8 @@ class ReplicaCrew {
     if (has_failed_.load(std::memory_order_relaxed)) throw_first();
   }
 
-  /// Calls `f` with the number of each replica, on that replica's thread, one after the other: for
-  /// functions of the program, which need not be fit for several threads at a time. Ends with the
-  /// first that throws. **Host** blocks until all are done.
+  /// Calls `f` with each replica's number, on that replica's thread, one after the other: functions
+  /// of the program need not be thread-safe. Stops at the first exception. **Host** blocks.
   template <class F>
   void run_in_turn(const F& f) {
     for (std::size_t turn = 0; turn != size(); ++turn) {
@@ -71,7 +68,7 @@ class ReplicaCrew {
   }
 
  private:
-  /// Refuses a model that steps the job it is part of: it would wait for itself.
+  /// Rejects a model that calls its own job, which would deadlock.
   struct Running {
     explicit Running(std::atomic<bool>& flag) : flag(flag) {
       if (!flag.exchange(true)) return;
@@ -103,8 +100,8 @@ class ReplicaCrew {
     return meet();
   }
 
-  /// Waits for all replicas. The last one to arrive decides whether all go on, because a fast
-  /// replica may fail in the next phase before a slow one has left this one.
+  /// A barrier. The last replica decides whether all go on, because a fast replica may fail in the
+  /// next phase before a slow one has left this one.
   bool meet() {
     const std::uint64_t before = met_.value.load(std::memory_order_relaxed);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size()) {
@@ -132,8 +129,7 @@ class ReplicaCrew {
     workers_.clear();
   }
 
-  /// Throws the first replica's exception that is no consequence of another, or else the first
-  /// one's, with the replica's number unless it is the only replica.
+  /// Throws the exception that `run` promises; a single replica is not named.
   [[noreturn, gnu::noinline]] void throw_first() {
     std::size_t first = size();
     for (std::size_t i = size(); i-- != 0;) {
@@ -157,15 +153,15 @@ class ReplicaCrew {
   }
 
   bool crowded_;
-  Counter begun_{};  // errands that were given out
-  Counter met_{};    // phases that all are done with
+  Counter begun_{};  // tasks published
+  Counter met_{};    // phases completed by all
   std::atomic<std::size_t> arrived_{0};
   std::atomic<bool> has_failed_{false};
   std::atomic<bool> is_running_{false};
   bool goes_on_ = false;
   void (*errand_)(ReplicaCrew&, std::size_t) = nullptr;
   const void* phases_ = nullptr;
-  JobCall call_ = JobCall::none;  // that the caller is in, and so all replicas are
+  JobCall call_ = JobCall::none;  // of the caller, and so of all replicas
   std::uint64_t errands_ = 0;
   std::vector<std::exception_ptr> errors_;  // by replica
   std::vector<Thread> workers_;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file How `ParallelStrategy<DP>` scatters a batch: which rows each replica gets, how they are
-/// cut out of batches, arrays and views, also inside of containers, and where its model reads them.
+/// @file How `ParallelStrategy<DP>` scatters a batch: the rows of each replica, how they are cut
+/// out of batches, containers and views, and where the replica's model reads them.
 
 #include <limits>
 #include <tuple>
@@ -15,25 +15,23 @@
 
 namespace lockstep {
 
-/// How many replicas, on which devices, and how long they wait for each other.
+/// The replicas of `ParallelStrategy<DP>`, their devices, and how long they wait for each other.
 struct DpOptions {
   std::size_t replicas = dynamic;  ///< `dynamic`: as many as `World<N>` says, else one per device
   Seed seed{0};
   std::chrono::milliseconds timeout = default_timeout;
-  /// The GPU of every replica; empty: the first ones. A CPU is one device, and there the numbers
-  /// only say how many replicas there are, and which of them `output_device` means.
+  /// The GPU of every replica; empty: the first ones. On a CPU the entries only count the replicas
+  /// and name the one that `output_device` means.
   std::vector<std::size_t> devices{};
-  /// One of the devices: its replica gathers outputs and takes their loss. Without it, the first.
+  /// The device whose replica gathers outputs and takes their loss; by default the first.
   std::optional<std::size_t> output_device{};
 };
 
 namespace detail {
 
-/// How many replicas these options mean: as many as are wanted, listed or known when compiled
-/// (`static_replicas`), else one for each device.
+/// The number of replicas: as given, listed or known when compiled, else one for each device.
 std::size_t replicas_of(const DpOptions& options, std::size_t static_replicas,
                         std::size_t (*devices)());
-/// The replica of the output device.
 std::size_t output_replica(const DpOptions& options, std::size_t replicas);
 [[noreturn]] void refuse_uneven_parts();
 
@@ -44,22 +42,20 @@ struct RowRange {
   friend constexpr bool operator==(const RowRange&, const RowRange&) = default;
 };
 
-/// Replica i's rows of `size`, as `torch.chunk` cuts them: ceil(size / replicas) each, until none
-/// are left. Of 5 rows, 4 replicas get 2, 2, 1 and 0.
+/// Replica i's rows of `size`, as `torch.chunk` cuts them, ceil(size / replicas) each until none
+/// are left: 4 replicas get 2, 2, 1 and 0 of 5 rows.
 constexpr RowRange chunk(std::size_t size, std::size_t replicas, std::size_t i) {
   const std::size_t most = (size + replicas - 1) / replicas;
   const std::size_t first = std::min(i * most, size);
   return {first, std::min(most, size - first)};
 }
 
-/// The same with at most one row more than another replica, so that none is without as long as
-/// there are as many rows as replicas. Of 5 rows, 4 replicas get 2, 1, 1 and 1.
+/// Replica i's rows where counts differ by at most one: 4 replicas get 2, 1, 1 and 1 of 5 rows.
 constexpr RowRange even_share(std::size_t size, std::size_t replicas, std::size_t i) {
   const std::size_t longer = size % replicas;
   return {i * (size / replicas) + std::min(i, longer), size / replicas + (i < longer ? 1 : 0)};
 }
 
-/// How a batch is cut: into chunks, or evenly.
 struct BatchCut {
   std::size_t replicas = 1;
   bool evenly = false;
@@ -84,9 +80,8 @@ concept Sliced = requires(const B& batch, std::size_t n) {
   batch.slice(n, n);
 };
 
-/// How a T is cut: `sizes(value, f)` calls `f(size)` for each part that is cut, and `take(value,
-/// rows_of)` returns one replica's share, where `rows_of(size)` are its rows of `size`. A value
-/// with nothing to cut is shared by reference.
+/// How a T is cut: `sizes(value, f)` calls `f(size)` for each part that is cut; a replica's share,
+/// `take(value, rows_of)`, has `rows_of(size)` of them. Other values are shared by reference.
 template <class T>
 struct Cutting {
   static constexpr bool cuts = false;
@@ -99,7 +94,6 @@ struct Cutting {
 template <class T>
 inline constexpr bool is_cut = Cutting<T>::cuts;
 
-/// One replica's share of a T.
 template <class T>
 using ShareOf =
     decltype(Cutting<T>::take(std::declval<const T&>(), std::declval<RowRange (&)(std::size_t)>()));
@@ -158,7 +152,6 @@ struct AnyRows<Mdspan<T, Shape<Index, First, Rest...>, Order, Accessor>> {
   using type = Mdspan<T, Shape<Index, dynamic, Rest...>, Order, Accessor>;
 };
 
-/// Views and mdspans are cut along the first extent.
 template <class Tensor>
   requires requires { typename AnyRows<Tensor>::type; }
 struct Cutting<Tensor> {
@@ -174,7 +167,7 @@ struct Cutting<Tensor> {
   }
 };
 
-/// Tuples, pairs and arrays, whose shares consist of the shares of their parts.
+/// The share of a tuple, pair or array consists of the shares of its parts.
 template <class Shares, class Parts>
 struct PartsCutting {
   static constexpr bool cuts = true;
@@ -235,7 +228,7 @@ struct Cutting<Map<K, T, Hasher, Equal, Allocator>>
     : MapCutting<Map<K, T, Hasher, Equal, Allocator>,
                  Map<K, ShareOf<T>, Hasher, Equal, ShareAllocator<Allocator, K, T>>> {};
 
-/// Puts replica `i`'s share of a batch into `share`, in the same memory if the batch can do that.
+/// Writes replica `i`'s share into `share`, reusing its memory if the batch is `SlicedInto`.
 template <class Batch>
 void take_share(const Batch& batch, const BatchCut& cut, std::size_t i,
                 std::optional<ShareOf<Batch>>& share) {
@@ -248,9 +241,8 @@ void take_share(const Batch& batch, const BatchCut& cut, std::size_t i,
   }
 }
 
-/// The number of samples of replica `i`: its rows of the first part that is cut. It is 0 if the
-/// replica gets no rows of some part: as in PyTorch, only replicas that have rows of every part
-/// run.
+/// Replica `i`'s rows of the first part that is cut. As in PyTorch, a replica without rows of some
+/// part does not run: it has 0 samples.
 template <class Batch>
 std::size_t samples_of(const Batch& batch, const BatchCut& cut, std::size_t i) {
   std::size_t samples = 0;
@@ -264,7 +256,7 @@ std::size_t samples_of(const Batch& batch, const BatchCut& cut, std::size_t i) {
   return fewest == 0 ? 0 : samples;
 }
 
-/// The number of samples of a whole batch: its `size()`, or the rows of its first part.
+/// The samples of a whole batch: its `size()`, or the rows of its first part.
 template <class Batch>
 std::size_t row_count(const Batch& batch) {
   constexpr bool counts = requires { batch.size(); } || is_cut<Batch>;
@@ -280,7 +272,6 @@ std::size_t row_count(const Batch& batch) {
   }
 }
 
-/// Says in words that a batch has nothing to cut.
 template <class Batch>
 consteval bool require_scattering() {
   static_assert(is_cut<Batch>,
@@ -289,12 +280,12 @@ consteval bool require_scattering() {
   return is_cut<Batch>;
 }
 
-/// The shares that replicas have of the batch that is under way.
+/// The shares of all replicas in the current batch.
 class BatchShares {
  public:
   explicit BatchShares(BatchCut cut) : cut_(cut), rows_(cut.replicas) {}
 
-  /// Counts the samples of every replica. A batch without any is an error.
+  /// Counts the samples of every replica. Throws for an empty batch.
   template <class Batch>
   void count(const Batch& batch) {
     samples_ = largest_ = 0;
@@ -306,12 +297,11 @@ class BatchShares {
     if (samples_ == 0) refuse_empty();
   }
 
-  /// Throws if a replica has no sample of the batch: it does not run its model, and the norms of
-  /// the others would wait for its statistics.
+  /// Throws if a replica has no sample: the norms of the others would wait for its statistics.
   void require_samples() const;
 
   const BatchCut& cut() const { return cut_; }
-  /// The samples of a replica, their number on all replicas, and the largest of any.
+  /// A replica's samples, the total of all replicas, and the largest count of any.
   RowRange operator[](std::size_t replica) const { return rows_[replica]; }
   std::size_t samples() const { return samples_; }
   std::size_t largest() const { return largest_; }
@@ -325,17 +315,16 @@ class BatchShares {
   std::size_t largest_ = 0;
 };
 
-/// Where a replica's model reads its share of a batch: keeps the latest share of every type of
-/// batch. With `HasWhole` the replica that takes the loss (`is_root`) keeps whole batches too.
+/// Where a replica's model reads its share: keeps the latest share of every type of batch. With
+/// `HasWhole`, the replica that takes the loss (`is_root`) keeps whole batches too.
 template <class Execution, bool HasWhole>
 class PlacedShare {
-  /// This class, as a type that waits for a `Batch`: clang looks into any other at once, where the
-  /// class is not complete yet.
+  /// A dependent type, because clang would look into the class before it is complete.
   template <class Batch>
   using Complete = std::conditional_t<std::is_void_v<Batch>, Batch, PlacedShare>;
 
  public:
-  /// The type that the model gets for a whole `Batch`, and for its share of one.
+  /// The types that the model gets for a whole `Batch` and for a share of one.
   template <class Batch>
   using Whole =
       std::remove_cvref_t<decltype(std::declval<Execution&>().place(std::declval<const Batch&>()))>;
@@ -367,19 +356,18 @@ class PlacedShare {
   }
 
  private:
-  /// Where a batch and a share of it lie.
   template <class Batch>
   struct Places {
     const Whole<Batch>* whole = nullptr;
     const Share<Batch>* share = nullptr;
   };
-  /// A copy of either from another device. Both can be of one type: each has memory of its own.
+  /// A copy from another device. `IsWhole`: a batch and its share may have the same type.
   template <class Batch, bool IsWhole>
   struct NearCopy {
     typename Execution::template Near<Batch> kept;
   };
 
-  /// Is a batch handed on as it is, and may lie on another device than the one that reads it?
+  /// Does the model read the batch itself, which may be on another device?
   template <class Batch>
   static constexpr bool may_be_far =
       std::is_same_v<Whole<Batch>, Batch> && BringingNear<Execution, Batch>;
@@ -393,7 +381,7 @@ class PlacedShare {
     }
   }
 
-  /// Places a share. Where the whole batch is on this replica's device, it is a part of that.
+  /// If the whole batch is on this replica's device, the share is a part of it.
   template <class Batch>
   const auto& place(const Batch& batch, const BatchShares& shares,
                     [[maybe_unused]] const Whole<Batch>* whole) {
@@ -422,7 +410,6 @@ class PlacedShare {
     }
   }
 
-  /// Cuts out a share, into memory that is kept.
   template <class Cuttable>
   const ShareOf<Cuttable>& cut_out(const Cuttable& from, const BatchShares& shares) {
     auto& share = storage_.get<std::optional<ShareOf<Cuttable>>>();

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file How the micro-batches of a replica are run: call by call, or as graphs, one for each batch
-/// that looks different to the GPU.
+/// @file Runs the micro-batches of a replica eagerly, or as CUDA graphs.
 
 #include <cstdio>
 
@@ -11,23 +10,21 @@
 
 namespace lockstep::detail {
 
-/// Micro-batches that share a graph have equal batches and equal values of this.
+/// Equal for micro-batches that may share a graph, if their batches are equal, too.
 struct GraphKind {
   bool adds;                ///< gradients are added to those of earlier micro-batches
   bool completes_step;      ///< reduction and update follow
-  std::uint64_t variant;    ///< differs where another rank's batch differs
+  std::uint64_t variant;    ///< differs with sub-graphs, and with the shares of DP's replicas
   std::uint64_t phase = 0;  ///< differs where hooks do other work
   friend bool operator==(const GraphKind&, const GraphKind&) = default;
 };
 
-/// What a model without a guard of its own does about a capture.
 struct NoCaptureGuard {
   static constexpr void begin() {}
   static constexpr void end() {}
   static constexpr void before_replay() {}
 };
 
-/// The guard of a model (`GuardingCaptures`) around one graph.
 template <class Model, class Comm>
 auto make_capture_guard([[maybe_unused]] Model& model, [[maybe_unused]] Comm& comm) {
   if constexpr (requires { model.guard_capture(comm.gpu().stream(), true); }) {
@@ -39,19 +36,16 @@ auto make_capture_guard([[maybe_unused]] Model& model, [[maybe_unused]] Comm& co
   }
 }
 
-/// A graph holds addresses and sizes, so a batch in another place or of another shape needs a graph
-/// of its own. A batch that comes for the first time runs call by call, because libraries allocate
-/// and load at first use; the second time it is captured.
-///
-/// If a capture fails, steps run call by call from then on, and rank 0 says why, once.
+/// A graph holds addresses and sizes: a batch at another address or of another shape needs its own.
+/// A batch runs eagerly once, because libraries allocate and load at first use, and is captured
+/// when it comes again. After a failed capture, steps run eagerly, and rank 0 prints why, once.
 template <CapturingCommunicator Comm, class Batch, class Model>
 class StepGraphs {
  public:
   using Guard = decltype(make_capture_guard(std::declval<Model&>(), std::declval<Comm&>()));
 
-  /// Runs one micro-batch of `model`. `enqueue()` gives it to the stream. After a replay, `note()`
-  /// makes the changes that `enqueue()` makes on the host; after a failed capture, `undo()` takes
-  /// them back.
+  /// Runs one micro-batch of `model`. `enqueue()` enqueues it; after a replay, `note()` makes the
+  /// changes that `enqueue()` makes on the host; after a failed capture, `undo()` reverts them.
   template <class Enqueue, class Note, class Undo>
   void run(Comm& comm, Model& model, const Batch& batch, const GraphKind& kind,
            const Enqueue& enqueue, const Note& note, const Undo& undo) {
@@ -73,7 +67,6 @@ class StepGraphs {
     }
   }
 
-  /// How many micro-batches have been captured.
   std::size_t size() const {
     std::size_t captured = 0;
     for (const Entry& entry : graphs_) captured += entry.graph && *entry.graph;
@@ -89,7 +82,7 @@ class StepGraphs {
     Batch batch;
     GraphKind kind;
     std::uint64_t met = 0;
-    std::optional<Guard> guard;  // ends after the graph
+    std::optional<Guard> guard;  // outlives the graph
     std::optional<Graph> graph;
   };
 
@@ -100,13 +93,13 @@ class StepGraphs {
     return i;
   }
 
-  // Work that is done once for each batch is kept out of the functions of every step.
+  // Work that is done once for each batch stays out of the functions of every step.
 
   [[gnu::noinline]] void add(const Batch& batch, const GraphKind& kind) {
     graphs_.push_back(Entry{batch, kind, 0, {}, {}});
   }
 
-  /// Captures and runs a micro-batch, or runs it call by call if it cannot be captured.
+  /// Captures and runs a micro-batch, or runs it eagerly if it cannot be captured.
   template <class Enqueue, class Undo>
   [[gnu::noinline]] void capture(Comm& comm, Model& model, Entry& entry, const Enqueue& enqueue,
                                  const Undo& undo) {
@@ -129,7 +122,7 @@ class StepGraphs {
     return graphs_[found].graph ? Way::replay : Way::capture;
   }
 
-  /// Do all ranks choose the same? Ranks that are captured together must.
+  /// Do all ranks choose the same? Ranks that capture jointly must.
   bool all_choose(Comm& comm, Way way, std::size_t found) const {
     if constexpr (JointlyCapturing<Comm>) {
       const std::uint64_t mine[] = {found * 4 + static_cast<std::uint64_t>(way)};
@@ -144,7 +137,7 @@ class StepGraphs {
 
   void give_up(Comm& comm, const std::string& reason) {
     if (!gave_up_ && comm.rank() == Rank{0}) {
-      // What follows the first line is a library's account of its stack.
+      // The lines after the first are a library's stack trace.
       const std::string line = reason.substr(0, reason.find('\n'));
       std::fputs(("lockstep: CapturedStep runs call by call: " + line + "\n").c_str(), stderr);
     }
@@ -155,12 +148,11 @@ class StepGraphs {
   bool gave_up_ = false;
 };
 
-/// `CapturedStep`: a micro-batch runs as a graph where there is one for its batch.
 class CapturedSteps {
  public:
   static constexpr bool captures = true;
-  /// `enqueue()` gives the replica a micro-batch with this batch. If that completes a step, the
-  /// replica's update has begun. Returns the loss.
+  /// Runs a micro-batch, which `enqueue()` gives to the replica; if it completes a step,
+  /// `begin_update` has been called. Returns the loss.
   template <class Replica, class Batch, class Enqueue>
   auto run(Replica& replica, const Batch& batch, const Enqueue& enqueue, std::uint64_t variant) {
     if constexpr (!std::is_same_v<typename Graphs<Replica, Batch>::Guard, NoCaptureGuard>)
@@ -174,7 +166,7 @@ class CapturedSteps {
     return replica.execution().latest_loss();
   }
 
-  /// How many graphs there are for batches of this type.
+  /// The number of graphs for batches of this type.
   template <class Replica, class Batch>
   std::size_t graphs() {
     return graphs_.get<Graphs<Replica, Batch>>().size();
@@ -188,7 +180,6 @@ class CapturedSteps {
   TypedStorage graphs_;
 };
 
-/// `EagerStep`: micro-batches run call by call.
 struct EagerSteps {
   static constexpr bool captures = false;
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Definitions of this folder that are no templates.
+/// @file Non-template definitions of this folder.
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/text.hpp"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The updater: one optimizer over all parameters that a rank owns, on any device, with its
-/// states and master weights.
+/// @file The updater: the optimizer of all parameters that a rank owns, on any device.
 
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/bucket/plan.hpp"
@@ -16,17 +15,14 @@
 
 namespace lockstep::detail {
 
-/// An update is `begin`, which settles the learning rate and is not captured, and then one of
-/// `reduce_and_update` and `update_averaged`, after which all ranks have new parameters. **Ranks**
-/// all.
+/// An update is `begin`, uncaptured, then `reduce_and_update` or `update_averaged`. **Ranks** all.
 ///
-/// Where nothing must be known of all averages first, one pass waits for them or reduces them, and
-/// updates, while they are in the cache. Clipping, steps that may be skipped and the zero-gradient
-/// filter take a first pass over all averages.
+/// One pass reduces and updates while averages are in the cache, except where clipping, steps that
+/// may be skipped or the zero-gradient filter need a first pass over all averages.
 ///
-/// The device's passes are those of the execution: `observe`, `decide` and `pass`. On a GPU all
-/// work is enqueued on the compute stream, and what changes from step to step lies in device
-/// memory, where `begin` puts it: the rest may be replayed as part of a graph.
+/// The execution supplies the passes: `observe`, `decide` and `pass`. On a GPU all work is enqueued
+/// on the compute stream, and what changes from step to step lies in device memory, where `begin`
+/// puts it: the rest can be replayed as a graph.
 template <class Traits, class Comm, class Execution>
 class Updater
     : public UpdateClock<typename Traits::rule, typename Traits::curve, typename Traits::groups> {
@@ -58,17 +54,17 @@ class Updater
   Updater(const Updater&) = delete;
   Updater& operator=(const Updater&) = delete;
 
-  /// Begins the next update, from the sum of so many micro-batches, which becomes the average over
-  /// ranks by `factor`. On a GPU it throws if an earlier step had an anomaly, as far as the host
-  /// knows. **Stream** before the members below.
+  /// Begins an update from the sum over so many micro-batches; `factor` times the reduced sum is
+  /// the average over ranks. On a GPU throws for earlier anomalies that the host knows of.
+  /// **Stream** before the members below.
   void begin(std::size_t micro_batches = Traits::micro_batches, double factor = 1) {
     passes_.require_none_seen();
     this->advance();
     passes_.begin(micro_batches, factor);
   }
 
-  /// From gradients that are each rank's own. **Host** blocks until the parameters are new on all
-  /// ranks, or on a GPU enqueues.
+  /// Updates from each rank's own gradients. **Host** blocks until all ranks have the new
+  /// parameters (with ZeRO, until gathers have started), or on a GPU enqueues.
   template <class Gradients>
   void reduce_and_update(Gradients& gradients) {
     run<false>(gradients);
@@ -79,17 +75,16 @@ class Updater
     run<true>(gradients);
   }
 
-  /// How many updates were left out because of `Anomaly<Skip>`. **Host** on a GPU, blocks.
+  /// The number of updates that `Anomaly<Skip>` left out. **Host** on a GPU, blocks.
   std::uint64_t skipped() const { return passes_.state().skips; }
   /// Throws if a step had an anomaly. **Host** on a GPU, blocks until all steps are done.
   void require_finite() { passes_.require_finite(); }
 
-  // States and master weights are packed, element by element in the order of the pieces that the
-  // rank owns: where ranks divide parameters, a rank keeps those of its own elements alone.
+  // States and master weights are packed in the order of the pieces that the rank owns.
 
   std::size_t state_bytes() const { return states_.bytes(); }
-  /// Calls `f(parameter, state, values, first)` for every state: the parameter's number, the
-  /// state's name, and its values from value `first` on.
+  /// Calls `f(parameter, state, values, first)` for every state: the parameter's index, the state's
+  /// name, and its values from element `first` on.
   template <class F>
   void for_each_state(const F& f) const {
     for (std::size_t p = 0; p != layout_.infos().size(); ++p) {
@@ -104,22 +99,21 @@ class Updater
       });
     }
   }
-  /// Calls `f(values, first)` for the master weights of a parameter, from weight `first` on.
+  /// Calls `f(values, first)` for the master weights of a parameter, from element `first` on.
   template <class F>
   void for_each_master(std::size_t parameter, const F& f) const {
     owned_.for_each_of(parameter, [&](std::size_t first, std::size_t count, std::size_t offset) {
       f(std::span<float>(reinterpret_cast<float*>(masters_at(offset)), count), first);
     });
   }
-  /// The master weights of a bucket, of which this rank updates all.
+  /// The master weights of a bucket that this rank updates whole.
   std::span<float> masters_of(const Bucket& bucket) const
     requires(Traits::keeps_masters)
   {
     return {reinterpret_cast<float*>(masters_at(bucket.offset)), bucket.count()};
   }
-  /// Where updates leave parameters out: how many each parameter had, in the device's memory.
+  /// Each parameter's count of updates, in device memory, where updates leave parameters out.
   std::span<std::uint64_t> update_counts() { return passes_.updates(); }
-  /// The parameters that this rank updates, and those that come back from other ranks.
   Owned& owned() { return owned_; }
 
   /// **Host** on a GPU, both block.
@@ -140,19 +134,17 @@ class Updater
     if constexpr (Traits::counts_updates) passes_.set_updates(progress.counted);
   }
 
-  // Initial values: rank 0 writes the master weights of all parameters, laid out as these.
+  // Initial values: rank 0 writes the master weights of all parameters, in the parameters' layout.
 
-  /// Memory for that where ranks keep some weights alone. **Ranks** all; it is followed by
-  /// `settle_allocations`.
+  /// Memory for all master weights, if ranks divide them. **Ranks** all; next `settle_allocations`.
   Arena allocate_masters() const {
     return Arena(divides && Traits::keeps_masters ? widened(layout_.plan().bytes) : 0);
   }
-  /// Where rank 0 writes them.
   std::byte* masters_in(const Arena& allocated) const {
     if constexpr (!Traits::keeps_masters) return nullptr;
     return divides ? allocated.data() : masters_.data();
   }
-  /// Every rank takes those that it keeps. **Ranks** all. **Stream** the compute stream.
+  /// Gives ranks the master weights that they keep. **Ranks** all. **Stream** the compute stream.
   void distribute_masters(const Arena& allocated) const {
     std::byte* const all = masters_in(allocated);
     comm_.broadcast(std::span(reinterpret_cast<std::uint8_t*>(all), widened(layout_.plan().bytes)),
@@ -187,7 +179,7 @@ class Updater
     owned_.publish(is_fused);
   }
 
-  /// Updates a piece, and in a `Fused` pass reduces it before.
+  /// Updates a piece; a `Fused` pass reduces it first.
   template <bool Fused, class Gradients, class T, std::size_t Count>
   void update(Gradients& gradients, const UpdatePiece<T, Count>& piece) {
     const std::size_t first = owned_.first_of(piece);
@@ -210,13 +202,11 @@ class Updater
       states[k] = states_.data() + widened(k * owned_.kept_bytes()) + state_offset(offset);
     return states;
   }
-  /// The master weights of the elements from `offset` on.
   std::byte* masters_at(std::size_t offset) const {
     return masters_.data() + widened(owned_.kept(offset));
   }
 
-  /// The offset of states or master weights, which are in float for elements of 16 bits, else in
-  /// the elements' own type.
+  /// The offset of states or master weights, which are float for 16-bit elements.
   static constexpr std::size_t widened(std::size_t offset) {
     bool has_16_bits = false;
     for (std::size_t k = 0; k != Traits::kinds().size; ++k)
@@ -224,8 +214,8 @@ class Updater
     return has_16_bits ? 2 * offset : offset;
   }
 
-  /// Where the state of the element at `offset` lies. Those of a piece lie together; where some
-  /// elements have 16 bits, a piece of wider ones fills half of its room.
+  /// The offset of the state of the element at `offset`. A piece's states are contiguous; a piece
+  /// of wider elements beside 16-bit ones fills half of its room.
   std::size_t state_offset(std::size_t offset) const {
     std::size_t found = widened(owned_.kept(offset));
     if constexpr (widened(1) != 1 && Traits::kinds().size != 1) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `Grid<6, 3>`: equal groups of neighbours, `[0 1 2] [3 4 5]`; and the transpose of an even
-/// topology: the groups that join equal places of its groups.
+/// @file `Grid<6, 3>`: equal groups of consecutive ranks; and the transpose of even topologies.
 
 #include "lockstep/topology/topology.hpp"
 
@@ -65,8 +64,8 @@ constexpr T transpose(detail::TransposeOf<T> topology) {
 template <class T>
 using Transposed = decltype(transpose(std::declval<T>()));
 
-/// `WorldRanks` ranks in groups of `GroupRanks` neighbours. Either may be `dynamic`; then it is
-/// given, and checked, at construction: `Grid<dynamic, 3>{WorldSize{6}}`.
+/// Groups of `GroupRanks` consecutive ranks: `Grid<6, 3>` is `[0 1 2] [3 4 5]`. A `dynamic` number
+/// is passed to the constructor, which checks it: `Grid<dynamic, 3>{WorldSize{6}}`.
 template <std::size_t WorldRanks, std::size_t GroupRanks>
 class Grid : public detail::TopologyQueries<Grid<WorldRanks, GroupRanks>> {
   static_assert(WorldRanks != 0, "lockstep: a grid needs a world of at least one rank");

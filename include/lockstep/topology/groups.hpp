@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Explicit lists of groups, in any order and of any sizes:
+/// @file Lists of groups, in any order and of any sizes:
 /// `Groups<World<4>, Group<0, 3>, Group<2, 1>>`; and `Groups<Grid<8, 4>>`, the policy that gives a
 /// job the groups of a topology.
 
@@ -10,10 +10,9 @@
 
 namespace lockstep::detail {
 
-/// The faults of a list of groups.
 enum class PartitionFault { none, empty_group, out_of_range, overlap, gap };
 
-/// A world divided into listed groups; a constant where the world's size is one.
+/// A world divided into listed groups; a constant if the world size is static.
 template <std::size_t WorldRanks>
 struct Partition {
   using Table = std::conditional_t<WorldRanks == dynamic, std::vector<std::size_t>,
@@ -31,7 +30,7 @@ struct Partition {
     return g.value() == 0 ? 0 : ends[g.value() - 1];
   }
 
-  /// Takes the ranks of each of the groups. The first fault ends it and names a rank.
+  /// Builds the partition from lists of ranks, up to the first fault, which names a rank.
   template <class Lists>
   static constexpr Partition of(std::size_t world, const Lists& lists) {
     Partition partition;
@@ -112,8 +111,7 @@ inline constexpr std::size_t ranks_of_world = 0;
 template <std::size_t N>
 inline constexpr std::size_t ranks_of_world<World<N>> = N;
 
-/// The topology `T` in a world of `N` ranks: one whose world was left to the job is as static as
-/// the job's.
+/// The topology `T` in a world of `N` ranks: a dynamic world size becomes the job's.
 template <class T, std::size_t N>
 struct InWorld {
   using type = T;
@@ -124,7 +122,7 @@ struct InWorld<Grid<dynamic, GroupRanks>, N> {
   using type = Grid<N, GroupRanks>;
 };
 
-/// Can a job of `N` ranks, or of as many as the command says (`dynamic`), have these groups?
+/// Can a job of `N` ranks, or of as many as the launcher starts (`dynamic`), have these groups?
 template <class T, std::size_t N>
 consteval bool fits_world() {
   using Placed = typename InWorld<T, N>::type;
@@ -141,7 +139,6 @@ concept JobTopology = Topology<T> && ranks_of_world<T> == 0 &&
                       ((std::is_empty_v<T> && std::default_initializable<T>) ||
                        std::constructible_from<T, WorldSize>);
 
-/// The topology in a world of so many ranks.
 template <JobTopology T>
 T topology_for([[maybe_unused]] WorldSize world) {
   if constexpr (std::default_initializable<T>) {
@@ -208,15 +205,13 @@ class Groups<World<dynamic>> : public detail::PartitionQueries<Groups<World<dyna
   detail::Partition<dynamic> partition_;
 };
 
-/// The policy that gives a job the groups of a topology, such as `Groups<Grid<8, 4>>` or, where the
-/// command says how many ranks there are, `Groups<Grid<dynamic, 4>>`: `job.group()` is the
-/// communicator of this rank's group, and `job.across()` that of the ranks which have the same
-/// place in the other groups.
+/// The policy that gives a job the groups of a topology; `Groups<Grid<dynamic, 4>>` leaves the
+/// world size to the launcher. `job.group()` is the communicator of this rank's group,
+/// `job.across()` that of the ranks with the same place in the other groups.
 template <detail::JobTopology T>
 class Groups<T> : public detail::ValuePolicy<axes::Groups> {
  public:
   using topology = T;
-  /// The topology in a job of `N` ranks.
   template <std::size_t N>
   using in_world = typename detail::InWorld<T, N>::type;
   template <std::size_t N>

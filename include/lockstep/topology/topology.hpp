@@ -65,8 +65,7 @@ class TopologyQueries {
     return self().member(self().group_rank(rank), LocalGroupRank{0});
   }
 
-  /// The lowest rank of the group that `rank` is in. Its leader, unless the group was listed in
-  /// another order.
+  /// The lowest rank of the group that `rank` is in: its leader, unless the list has another order.
   constexpr Rank group_rank_base(Rank rank) const {
     const GroupRank group = self().group_rank(rank);
     Rank lowest = rank;
@@ -87,7 +86,7 @@ namespace axes {
 struct World : WithName<"World"> {};
 }  // namespace axes
 
-/// All ranks of a job: how many, or `dynamic` where the command says it. A topology of one group.
+/// All ranks of a job: `N`, or `dynamic` if the launcher sets it. A topology of one group.
 template <std::size_t N = dynamic>
 struct World : detail::ValuePolicy<axes::World>, detail::TopologyQueries<World<N>> {
   static constexpr std::size_t static_size = N;

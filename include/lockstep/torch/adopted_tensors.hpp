@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A module's tensors in the memory that lockstep trains, the check that they stay there, and
-/// the hooks that take gradients from autograd the moment each is complete.
+/// @file A module's tensors in lockstep's memory, and the hooks that take gradients from autograd.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/from_blob.h>
@@ -21,11 +20,10 @@
 
 namespace lockstep::detail {
 
-/// Who gets the gradients of the backward pass under way; nobody between passes of lockstep, when
-/// gradients go to `Tensor::grad` as they do without it.
+/// The receiver of the current backward pass's gradients; without one they go to `Tensor::grad`.
 struct GradientReceiver {
   using Take = FunctionRef<void(std::size_t parameter, const at::Tensor& gradient)>;
-  /// Is called for every gradient, maybe on a thread of autograd; or null.
+  /// Called for every gradient, maybe on a thread of autograd; or null.
   const Take* take = nullptr;
 
   void operator()(std::size_t parameter, const at::Tensor& gradient) const {
@@ -33,9 +31,8 @@ struct GradientReceiver {
   }
 };
 
-/// Stands before the node that would add a gradient to `Tensor::grad`. It hands the gradient on and
-/// leaves nothing to add: one copy in all, and nothing is ever zeroed. (LibTorch's other hooks come
-/// after the sum, or cannot keep it from being made.)
+/// Runs before the node that would add a gradient to `Tensor::grad`, and leaves nothing to add: one
+/// copy in all, no zeroing. (LibTorch's other hooks come after the sum or cannot prevent it.)
 class AutogradHook : public ::torch::autograd::FunctionPreHook {
  public:
   AutogradHook(std::shared_ptr<const GradientReceiver> receiver, std::size_t parameter)
@@ -53,19 +50,17 @@ class AutogradHook : public ::torch::autograd::FunctionPreHook {
   std::size_t parameter_;
 };
 
-/// The node of a parameter, which must be kept: the tensor itself knows it only as long as somebody
-/// else does. Its type is another pointer since LibTorch 2.13.
+/// The gradient accumulator of a parameter, which must be kept: the tensor only has a weak
+/// reference. Its type is another pointer since LibTorch 2.13.
 using GradientNode =
     decltype(::torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
 
-/// The node of a parameter, and the parameter's number.
 struct HookedNode {
   GradientNode node;
   std::size_t parameter;
 };
 
-/// Lets `receiver` have the gradients of a parameter from now on. On a GPU, hooks run on the stream
-/// that is current here.
+/// Sends the gradients of a parameter to `receiver`. On a GPU, hooks run on the current stream.
 inline GradientNode hook_gradient(const at::Tensor& parameter, std::size_t number,
                                   std::shared_ptr<const GradientReceiver> receiver) {
   GradientNode node = ::torch::autograd::impl::grad_accumulator(parameter);
@@ -74,8 +69,7 @@ inline GradientNode hook_gradient(const at::Tensor& parameter, std::size_t numbe
 }
 
 /// Calls `f(parameter)` for every hooked parameter that a backward pass from `root` will not reach.
-/// The walk takes time for every node of the graph: it is made only where somebody has asked for
-/// parameters to be left out.
+/// It visits every node of the graph, so only steps that allow unused parameters call it.
 template <class F>
 void for_each_unreached(const at::Tensor& root, const std::vector<HookedNode>& hooked, const F& f) {
   using ::torch::autograd::Node;
@@ -94,17 +88,15 @@ void for_each_unreached(const at::Tensor& root, const std::vector<HookedNode>& h
     if (!seen.contains(each.node.get())) f(each.parameter);
 }
 
-/// Memory as a tensor like another one. Each has a storage of its own: slices of one would make
-/// `torch::save` write all of it.
+/// Memory as a tensor with its own storage; of a slice, `torch::save` would write all the storage.
 inline at::Tensor tensor_at(const void* data, const at::Tensor& like, at::ScalarType type,
                             at::Device device) {
   return at::from_blob(const_cast<void*>(data), like.sizes(),
                        at::TensorOptions().dtype(type).device(device));
 }
 
-/// The parameters and buffers of a module. From the first step on they lie where lockstep has them,
-/// and every step looks whether they still do: `torch::load`, `to` and the like replace a tensor's
-/// memory, which nobody would train from then on.
+/// The parameters and buffers of a module. From the first step on they live in lockstep's memory,
+/// which every step checks: memory from `torch::load`, `to` and the like would not be trained.
 class AdoptedTensors {
  public:
   explicit AdoptedTensors(const ::torch::nn::Module& module, TensorTies ties = {})
@@ -121,14 +113,12 @@ class AdoptedTensors {
   GradientReceiver& receiver() { return *receiver_; }
   bool are_adopted() const { return is_adopted_; }
 
-  /// Where a tensor is to lie, and in which elements.
   struct Place {
     const void* data;
     ElementKind kind;
   };
 
-  /// Moves all tensors to where lockstep has them. `parameter_at(i)` and `buffer_at(i)` are their
-  /// places, `trains(i)` says whether a parameter has a gradient there.
+  /// Moves all tensors to lockstep's memory; `trains(i)`: does the parameter have a gradient?
   template <class ParameterAt, class BufferAt, class Trains>
   void adopt(const ParameterAt& parameter_at, const BufferAt& buffer_at, const Trains& trains,
              at::Device device) {
@@ -147,15 +137,14 @@ class AdoptedTensors {
     is_adopted_ = true;
   }
 
-  /// Throws unless all tensors are where they were adopted.
+  /// Throws unless all tensors are where `adopt` moved them.
   template <class ParameterAt, class BufferAt>
   void require_adopted(const ParameterAt& parameter_at, const BufferAt& buffer_at) const {
     for (std::size_t i = 0; i != parameters_.size(); ++i) require(parameters_[i], parameter_at(i));
     for (std::size_t i = 0; i != buffers_.size(); ++i) require(buffers_[i], buffer_at(i));
   }
 
-  /// Tells autograd that lockstep may have written parameters: a graph that is kept over a step
-  /// must not be used again.
+  /// Tells autograd that lockstep may have written parameters, so that older graphs are rejected.
   void note_update() const {
     for (const ModuleTensor& parameter : parameters_)
       ::torch::autograd::impl::bump_version(parameter.tensor);
@@ -164,17 +153,17 @@ class AdoptedTensors {
   /// The nodes of parameters that have gradients.
   const std::vector<HookedNode>& nodes() const { return nodes_; }
 
-  /// Throws unless the module has the tensors that it had. It takes longer than the check above.
+  /// Throws unless the module has the same tensors. Slower than `require_adopted`.
   void require_same(const ::torch::nn::Module& module) const {
     require_same_list(parameters_, module_parameters(module, ties_), "parameter");
     require_same_list(buffers_, module_buffers(module, ties_), "buffer");
   }
 
-  /// Gives all tensors memory of their own again, with the values that they have.
+  /// Gives all tensors their own memory again, with their current values.
   void release() {
     if (!std::exchange(is_adopted_, false)) return;
     if (!parameters_.empty() && !parameters_[0].tensor.is_cpu()) {
-      // The last steps may be under way, on a stream that LibTorch does not know.
+      // The last steps may be in flight on a stream that LibTorch does not know.
       const at::Device device = parameters_[0].tensor.device();
       c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
     }
@@ -188,8 +177,7 @@ class AdoptedTensors {
     const at::ScalarType type = is_bool ? at::kBool : scalar_type_of(place.kind);
     tensor.set_data(tensor_at(place.data, tensor, type, device));
   }
-  /// A tensor that was another one in the module's original is that one again, in all but its
-  /// address: it has its memory, and autograd adds its gradients to those of the other one.
+  /// Ties tensors that were one in the original module: they share memory, and gradients add up.
   static void tie(at::Tensor& copy, const at::Tensor& first) {
     copy.set_requires_grad(false);
     copy.set_data(first.detach());
@@ -204,12 +192,12 @@ class AdoptedTensors {
     for (at::Tensor& copy : kept.copies) copy.set_data(kept.tensor.detach());
   }
 
-  /// A parameter when it was looked up: what it had then is what the job begins with.
+  /// A parameter when it was looked up, with the values that the job begins with.
   struct Listed {
     std::int64_t version;
     const void* data;
   };
-  /// A parameter that was only taken to the job's device has its values.
+  /// A move to the job's device keeps the values.
   static void require_unchanged(const ModuleTensor& kept, const Listed& listed, at::Device device) {
     const bool is_moved = kept.tensor.device() == device && !kept.tensor.is_cpu();
     if (kept.tensor._version() == listed.version &&

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Operations in 16 bits for a while, as `torch.autocast` has them in Python.
+/// @file Scopes of 16-bit operations, as `torch.autocast` in Python.
 
 #include <ATen/autocast_mode.h>
 #include <c10/core/DeviceType.h>
@@ -12,19 +12,16 @@ namespace lockstep {
 
 inline namespace torch_modules {
 
-/// While this lives, operations of the calling thread that gain by it run in 16 bits, on tensors of
-/// this kind of device; parameters stay what they are. Forward passes and losses belong inside,
-/// backward passes outside:
+/// While this lives, eligible operations of the calling thread on this device type run in 16 bits;
+/// parameters keep their type. Forward passes and losses belong inside, backward passes outside:
 ///
 ///     torch::Tensor loss(const Batch& batch) {
 ///       const Autocast in_bf16(at::kCUDA);
 ///       return torch::cross_entropy_loss(module().forward(batch.inputs), batch.labels);
 ///     }
 ///
-/// With `at::kHalf`, give the job `Precision<ScaledLoss>`, or small gradients are lost.
-///
-/// Scopes nest, and each ends with what was before it. Weights are cast once in the outermost
-/// scope; the end of that scope forgets them, since the next update changes them.
+/// With `at::kHalf`, give the job `Precision<ScaledLoss>`, or small gradients are lost. Scopes
+/// nest. Weights are cast once per outermost scope, whose end clears the cache for the next update.
 class [[nodiscard]] Autocast {
  public:
   explicit Autocast(at::DeviceType device, at::ScalarType type = at::kBFloat16,
@@ -44,8 +41,7 @@ class [[nodiscard]] Autocast {
   Autocast(const Autocast&) = delete;
   Autocast& operator=(const Autocast&) = delete;
 
-  /// A part that needs full precision, inside another scope: `const auto exact =
-  /// Autocast::off(at::kCUDA);`
+  /// Full precision inside another scope: `const auto exact = Autocast::off(at::kCUDA);`
   static Autocast off(at::DeviceType device) {
     return Autocast(device, at::autocast::get_autocast_dtype(device), false);
   }

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Batches of tensors, how they are fed to other ranks and cut for replicas, and lockstep's
-/// own batches as such.
-///
-/// A batch may be any struct of tensors (tensors.hpp), a tuple, a pair or a tensor alone.
-/// `TensorBatch` is the usual one.
+/// @file Batches of tensors (structs as in tensors.hpp, tuples, pairs or a tensor): serialization,
+/// splitting for replicas, and conversion from lockstep's batches.
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
@@ -21,14 +18,13 @@
 
 namespace lockstep::detail {
 
-/// Does nobody else look at a tensor's memory: no graph that was kept, no slice, no copy?
+/// Is a tensor's memory referenced by no graph, slice or copy?
 inline bool is_ours_alone(const at::Tensor& tensor) {
   return tensor.defined() && tensor.use_count() == 1 && tensor.is_contiguous() &&
          !tensor.requires_grad() && tensor.is_cpu() && tensor.storage().use_count() == 1;
 }
 
-/// Makes `tensor` a contiguous one of this type and these sizes with any elements, in the memory
-/// that it has if nobody else looks at that.
+/// Makes `tensor` contiguous with this type and shape, if possible in the same memory.
 inline void make_room(at::Tensor& tensor, at::ScalarType type, at::IntArrayRef sizes) {
   if (is_ours_alone(tensor) && tensor.scalar_type() == type) {
     if (tensor.sizes() != sizes) tensor.resize_(sizes);
@@ -37,7 +33,7 @@ inline void make_room(at::Tensor& tensor, at::ScalarType type, at::IntArrayRef s
   }
 }
 
-/// Its type, its extents and its elements row by row; where they lay is not told.
+/// Serializes type, shape and elements row by row, without strides or device.
 inline void pack(ParcelWriter& parcel, at::Tensor& tensor) {
   auto type = static_cast<std::int8_t>(tensor.scalar_type());
   if (!tensor.defined()) type = static_cast<std::int8_t>(at::ScalarType::Undefined);
@@ -73,15 +69,14 @@ inline void pack(ParcelReader& parcel, at::Tensor& tensor) {
   if (bytes != 0) parcel.bytes(tensor.mutable_data_ptr(), bytes);
 }
 
-/// A struct's own `pack` is preferred to this one, since it is for one type.
+/// A struct's own `pack` is more specialised and takes precedence.
 template <class Way, class B>
   requires std::derived_from<Way, Parcel<Way>> && (tensor_field_count<B>() != 0)
 void pack(Way& parcel, B& batch) {
   for (at::Tensor& tensor : tensors_of(batch)) parcel(tensor);
 }
 
-/// A tensor is cut along its first extent, and its shares are views of it. One without extents is
-/// shared.
+/// A tensor is split along its first dimension into views; a scalar is shared.
 template <>
 struct Cutting<at::Tensor> {
   static constexpr bool cuts = true;
@@ -100,7 +95,7 @@ struct Cutting<at::Tensor> {
   static bool is_shared(const at::Tensor& tensor) { return !tensor.defined() || tensor.dim() == 0; }
 };
 
-/// A struct is cut by its fields, as Python's DataParallel cuts: each along its own first extent.
+/// A struct is split field by field, each along its first dimension, as in Python's DataParallel.
 template <class B>
   requires(WithFields<B> && std::copyable<B> && !SlicedInto<B> && !Sliced<B>)
 struct Cutting<B> {
@@ -118,8 +113,7 @@ struct Cutting<B> {
   }
 };
 
-/// Labels, lengths and offsets as LibTorch wants them: integers have a sign and 64 bits, which
-/// costs a copy of narrower ones. Floating labels are what they are.
+/// Labels, lengths and offsets for LibTorch: integers become int64, narrower ones by a copy.
 template <class Y>
 at::Tensor label_tensor(const std::vector<Y>& labels) {
   static_assert(Element<Y>,
@@ -138,11 +132,11 @@ namespace lockstep {
 
 inline namespace torch_modules {
 
-/// Samples with a label each. Slices are views.
+/// Labelled samples. Slices are views.
 struct TensorBatch {
-  at::Tensor inputs;  ///< a row for each sample, of any further extents
+  at::Tensor inputs;  ///< a row per sample, of any shape
   at::Tensor labels;
-  std::vector<float> weights{};  ///< of each sample: 1, or 0 for a duplicate under `Masked`
+  std::vector<float> weights{};  ///< per sample: 1, or 0 for a duplicate under `Masked`
 
   std::size_t size() const {
     return inputs.defined() ? static_cast<std::size_t>(inputs.size(0)) : 0;
@@ -155,7 +149,6 @@ struct TensorBatch {
             detail::Cutting<at::Tensor>::take(labels, rows),
             detail::Cutting<std::vector<float>>::take(weights, rows)};
   }
-  /// Leaves no sample.
   void clear() { *this = slice(0, 0); }
 
   friend void pack(auto& parcel, TensorBatch& batch) {
@@ -163,31 +156,31 @@ struct TensorBatch {
   }
 };
 
-/// Samples of different length in rows that were filled up to the longest.
+/// Samples of different lengths in rows padded to the longest.
 struct PaddedTensorBatch {
-  at::Tensor inputs;   ///< a row for each sample
-  at::Tensor lengths;  ///< of each sample, 64-bit integers
+  at::Tensor inputs;   ///< a row per sample
+  at::Tensor lengths;  ///< per sample, int64
   at::Tensor labels;
   std::vector<float> weights{};  ///< as in `TensorBatch`
 };
 
-/// Samples of different length one behind the other: sample i is inputs [offsets[i], offsets[i +
-/// 1]), as `embedding_bag` takes them with `include_last_offset`.
+/// Concatenated samples of different lengths: sample i is inputs [offsets[i], offsets[i + 1]), as
+/// for `embedding_bag` with `include_last_offset`.
 struct RaggedTensorBatch {
   at::Tensor inputs;
-  at::Tensor offsets;  ///< one more than samples, 64-bit integers
+  at::Tensor offsets;  ///< samples + 1, int64
   at::Tensor labels;
   std::vector<float> weights{};  ///< as in `TensorBatch`
 };
 
 static_assert(WeightedBatch<TensorBatch>);
 
-/// A batch of lockstep's as tensors of the same memory, which lives until the loop's next batch:
+/// A lockstep batch as tensors over the same memory, which is valid until the loop's next batch:
 ///
 ///     torch::Tensor loss(const LabelledBatch<float, int>& rows) {
 ///       const TensorBatch batch = as_tensors(rows);
 ///
-/// Inputs are not copied, labels only where they are integers of less than 64 bits.
+/// Only integer labels of fewer than 64 bits are copied.
 template <class X, class Y>
 TensorBatch as_tensors(const LabelledBatch<X, Y>& batch) {
   const std::int64_t sizes[] = {static_cast<std::int64_t>(batch.size()),
@@ -206,7 +199,7 @@ RaggedTensorBatch as_tensors(const RaggedBatch<X, Y>& batch) {
   return {as_tensor(batch.inputs), detail::label_tensor(batch.offsets),
           detail::label_tensor(batch.labels), batch.weights};
 }
-// The memory of a temporary would be gone.
+// A temporary's memory would be gone.
 template <class X, class Y>
 TensorBatch as_tensors(const LabelledBatch<X, Y>&&) = delete;
 template <class X, class Y>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `source | tensors()`: samples become batches of tensors, each written once.
+/// @file `source | tensors()`: samples become batches of tensors, each sample written once.
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/StringUtil.h>
@@ -16,7 +16,7 @@ namespace lockstep {
 
 namespace detail {
 
-/// What a sample consists of: `inputs` and `label`, or `data` and `target` as LibTorch's have it.
+/// Samples have `inputs` and `label`, or `data` and `target` as in LibTorch.
 const auto& inputs_of(const auto& sample)
   requires requires { sample.inputs; }
 {
@@ -42,13 +42,13 @@ const auto& label_of(const auto& sample)
 template <class Sample>
 concept WithLabel = requires(const Sample& sample) { label_of(sample); };
 
-/// A row of a batch, or an element of its labels: a tensor, or numbers.
+/// A row of a batch or its label: a tensor or numbers.
 template <class T>
 concept TensorRow = std::same_as<T, at::Tensor> || TensorElement<T> || ElementRange<T>;
 template <class Reference>
 concept TensorRowOf = TensorRow<std::remove_cvref_t<Reference>>;
 
-/// A sample of which a batch of tensors is made. It may have no label.
+/// A sample for a batch of tensors; the label is optional.
 template <class Sample>
 concept TensorSample = requires(const Sample& sample) {
   { inputs_of(sample) } -> TensorRowOf;
@@ -64,12 +64,12 @@ concept TensorSample = requires(const Sample& sample) {
        "give all samples one size with map, or say | padded(fill) and as_tensors(batch)");
 }
 
-/// Labels that are integers become wide ones.
+/// Integer labels become int64.
 template <class T>
 using WrittenElement =
     std::conditional_t<std::integral<T> && !std::same_as<T, bool>, std::int64_t, T>;
 
-/// Makes room for `count` rows like the first one.
+/// Allocates `count` rows like the first one.
 template <class Row>
 void begin_rows(const Row& row, std::size_t count, at::Tensor& out, at::IntArrayRef shape,
                 [[maybe_unused]] bool is_label) {
@@ -92,8 +92,7 @@ void begin_rows(const Row& row, std::size_t count, at::Tensor& out, at::IntArray
   make_room(out, type, sizes);
 }
 
-/// Writes a row of a tensor, the first of which says how large all are. `shape` replaces the
-/// extents of a row; an empty one keeps them.
+/// Writes a row; the first determines the size of all. A nonempty `shape` replaces its shape.
 template <class Row>
 void put_row(const Row& row, std::size_t i, std::size_t count, at::Tensor& out,
              at::IntArrayRef shape, const char* what, bool is_label) {
@@ -116,7 +115,7 @@ void put_row(const Row& row, std::size_t i, std::size_t count, at::Tensor& out,
   }
 }
 
-/// Samples become the rows of a `TensorBatch`, each written as soon as it is read.
+/// Writes samples as rows of a `TensorBatch`, each as soon as it is read.
 struct TensorCollate : Collate {
   template <class Sample>
   static TensorBatch batch();
@@ -144,10 +143,9 @@ struct TensorCollate : Collate {
 
 inline namespace torch_modules {
 
-/// `source | tensors()`: batches are `TensorBatch`es. Samples have `inputs` and `label`, or `data`
-/// and `target`, all of one size; labels that are integers become 64 bits wide. `tensors({1, 28,
-/// 28})` says the extents of a sample's inputs, where it has them as a row. Memory is used again
-/// for a later batch, unless somebody has kept a tensor of it.
+/// Yields `TensorBatch`es from samples that have `inputs` and `label`, or `data` and `target`, all
+/// of one size; integer labels become int64. `tensors({1, 28, 28})` sets the shape of inputs that
+/// are flat. Memory is reused for a later batch unless a tensor of it is still referenced.
 inline auto tensors(std::vector<std::int64_t> shape = {}) {
   return detail::TensorCollate{{}, std::move(shape)};
 }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file LibTorch's data loaders with lockstep's sampler, and LibTorch's data sets for lockstep's
-/// loaders.
+/// @file lockstep's sampler for LibTorch's loaders, and LibTorch's data sets for lockstep's.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -25,8 +24,7 @@ namespace lockstep {
 
 namespace detail {
 
-/// The fields of LibTorch's examples: they are batches that are fed to other ranks, copied to GPUs
-/// and cut by DP.
+/// LibTorch's examples as batches that can be sent to ranks, copied to GPUs and split by DP.
 template <class Way, class Data, class Target>
 void pack(Way& parcel, ::torch::data::Example<Data, Target>& example) {
   if constexpr (std::is_void_v<Target>) {
@@ -36,7 +34,6 @@ void pack(Way& parcel, ::torch::data::Example<Data, Target>& example) {
   }
 }
 
-/// The number of ranks of a session, a communicator or a job.
 template <class Ranks>
 WorldSize world_of(const Ranks& ranks) {
   if constexpr (requires { ranks.world_size(); }) {
@@ -59,9 +56,8 @@ inline namespace torch_modules {
 ///       for (auto& batch : *loader) ddp.step(batch);
 ///     }
 ///
-/// It draws what Python's DistributedSampler draws, in the same order. A loader takes a copy of its
-/// sampler; copies are one sampler, so that `set_epoch` reaches the loader. Without it every epoch
-/// has the same order.
+/// Draws what Python's DistributedSampler draws, in the same order. Copies share one state, so
+/// `set_epoch` reaches the loader's copy; without `set_epoch` every epoch has the same order.
 template <class Remainder = Padding, class Order = TorchShuffle>
 class RankSampler final : public ::torch::data::samplers::Sampler<> {
   static_assert(!std::is_same_v<Remainder, Masked>,
@@ -74,23 +70,22 @@ class RankSampler final : public ::torch::data::samplers::Sampler<> {
 
   RankSampler(std::size_t samples, WorldSize world, Rank rank, SamplerOptions options = {})
       : options_(options), draws_(std::make_shared<Draws>(samples, world, rank, options)) {}
-  /// For a rank of a session, a communicator or a job.
   template <class Ranks>
     requires requires(const Ranks& ranks) { ranks.rank(); }
   RankSampler(std::size_t samples, const Ranks& ranks, SamplerOptions options = {})
       : RankSampler(samples, detail::world_of(ranks), Rank{ranks.rank()}, options) {}
 
-  /// The order of the next epoch that a loader begins.
+  /// Sets the order of the next epoch that a loader begins.
   void set_epoch(Epoch epoch) { draws_->set_epoch(epoch); }
   void set_epoch(std::size_t epoch) { set_epoch(Epoch{epoch}); }
   Epoch epoch() const { return draws_->epoch(); }
 
-  /// How many samples this rank draws in an epoch.
+  /// The number of samples that this rank draws in an epoch.
   std::size_t size() const { return draws_->size(); }
 
-  // What LibTorch's loaders call.
+  // Called by LibTorch's loaders.
 
-  /// Begins the epoch, or goes on with one that was loaded.
+  /// Begins the epoch, or continues a loaded one.
   void reset(std::optional<std::size_t> new_size = std::nullopt) override {
     if (new_size && *new_size != draws_->samples()) {
       Draws other(*new_size, draws_->world(), draws_->rank(), options_);
@@ -109,7 +104,7 @@ class RankSampler final : public ::torch::data::samplers::Sampler<> {
     return indices;
   }
 
-  /// A loader draws ahead of its loop where it has workers, and what it has drawn counts as over.
+  /// A loader with workers draws ahead of its loop, and what it has drawn counts as done.
   void save(::torch::serialize::OutputArchive& archive) const override {
     const SamplerState state = draws_->state();
     const std::uint64_t numbers[] = {state.samples, state.world.value(), state.seed.value(),
@@ -119,7 +114,7 @@ class RankSampler final : public ::torch::data::samplers::Sampler<> {
     std::copy(std::begin(numbers), std::end(numbers), words.data_ptr<std::int64_t>());
     archive.write(key, words, true);
   }
-  /// The next `reset` goes on where the state was saved, by as many ranks or by others.
+  /// The next `reset` continues from the saved state, also with another number of ranks.
   void load(::torch::serialize::InputArchive& archive) override {
     at::Tensor words;
     archive.read(key, words, true);
@@ -144,8 +139,7 @@ class RankSampler final : public ::torch::data::samplers::Sampler<> {
 
 namespace detail {
 
-/// Copies of a LibTorch data set, one for each thread that reads: its functions are not const, and
-/// LibTorch's loaders too give each worker a copy.
+/// One copy of a LibTorch data set per reading thread, since its functions are not const.
 template <class D>
 class DatasetCopies {
  public:
@@ -171,7 +165,7 @@ class DatasetCopies {
   mutable Spares<std::optional<D>> spares_;
 };
 
-/// A data set of single examples: a source of samples, and of batches of tensors.
+/// A data set of single examples: a source of samples and of batches of tensors.
 template <class D>
 class TorchSamples : public DatasetCopies<D>,
                      public LoadsSamples<TorchSamples<D>, typename D::ExampleType, TensorCollate> {
@@ -184,7 +178,7 @@ class TorchSamples : public DatasetCopies<D>,
   }
 };
 
-/// A data set of batches, such as one that was mapped by `Stack`.
+/// A data set of batches, such as one mapped by `Stack`.
 template <class D>
 class TorchBatches : public DatasetCopies<D> {
  public:
@@ -202,10 +196,10 @@ class TorchBatches : public DatasetCopies<D> {
 
 inline namespace torch_modules {
 
-/// A data set of LibTorch's for lockstep's loaders, jobs and pipelines, so that order, workers,
-/// feeding and resumption are lockstep's: `job.open([] { return as_dataset(MNIST(folder)); })`. One
-/// with `get(index)` gives `TensorBatch`es, and is a source for `map` and the like; one that was
-/// mapped gives the batches that it gives. Every thread that loads has a copy of it.
+/// A LibTorch data set for lockstep's loaders, jobs and pipelines, which then provide order,
+/// workers, feeding and resumption: `job.open([] { return as_dataset(MNIST(folder)); })`. With
+/// `get(index)` it yields `TensorBatch`es and is a source for `map` and the like; a mapped one
+/// yields its own batches. Every loading thread has a copy.
 template <class D>
 auto as_dataset(D dataset) {
   constexpr bool is_indexed = requires(D& d, std::size_t i) { d.get(i); };
@@ -228,7 +222,7 @@ auto as_dataset(D dataset) {
 
 namespace torch::data {
 
-/// LibTorch's loader with a sampler of lockstep's loader: one compile error instead of LibTorch's.
+/// One compile error for lockstep's sampler in LibTorch's loader.
 template <class Dataset, class Remainder, class Order, class Options>
 void make_data_loader(Dataset&&, const ::lockstep::DistributedSampler<Remainder, Order>&,
                       Options&&) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `lockstep::torch::DataParallel`: replicas of a module in one process, for programs that
-/// keep their own loop.
+/// @file `lockstep::torch::DataParallel`: replicas in one process, for hand-written loops.
 
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/Tensor.h>
@@ -25,9 +24,7 @@
 
 namespace lockstep::detail {
 
-/// The shares of an argument that is cut for several replicas: a tensor along its first axis, as
-/// PyTorch's `chunk` does. Of a tensor of one number, and of everything else, there are none: all
-/// replicas get it.
+/// Splits a tensor like PyTorch's `chunk`; scalars and other types go whole to all replicas.
 template <class T>
 std::vector<at::Tensor> shares_of(const T& argument, std::size_t most) {
   if constexpr (std::is_same_v<T, at::Tensor>) {
@@ -36,7 +33,6 @@ std::vector<at::Tensor> shares_of(const T& argument, std::size_t most) {
   return {};
 }
 
-/// What replica `i` gets of an argument.
 template <class T>
 decltype(auto) share_of(const T& argument, [[maybe_unused]] const std::vector<at::Tensor>& shares,
                         [[maybe_unused]] std::size_t i, [[maybe_unused]] at::Device device) {
@@ -47,7 +43,7 @@ decltype(auto) share_of(const T& argument, [[maybe_unused]] const std::vector<at
   }
 }
 
-/// How many shares there are of all arguments.
+/// The number of chunks, which all tensors must have in common.
 inline std::size_t count_shares(std::span<const std::vector<at::Tensor>> cut) {
   std::size_t common = 0;
   for (const std::vector<at::Tensor>& shares : cut) {
@@ -61,8 +57,7 @@ inline std::size_t count_shares(std::span<const std::vector<at::Tensor>> cut) {
   return common == 0 ? 1 : common;
 }
 
-/// Outputs of replicas as those of one module, on a device: rows behind each other, and numbers as
-/// a row. Tuples, pairs and vectors of tensors are put together one by one.
+/// Gathers the replicas' outputs on a device: concatenates tensors, stacks scalars.
 template <class Output>
 Output gather_outputs(const std::vector<Output>& outputs, at::Device device) {
   if constexpr (std::is_same_v<Output, at::Tensor>) {
@@ -94,9 +89,9 @@ Output gather_outputs(const std::vector<Output>& outputs, at::Device device) {
   }
 }
 
-/// A deep copy of a module whose parameters are tensors that depend on the module's own: they have
-/// their values, in the same memory on the same device, and autograd leads gradients of any order
-/// on to them, also where several of the copy's are one of the module's. Buffers are copies.
+/// A deep copy of a module whose parameters depend on the module's own: they share values (on the
+/// same device also memory), and autograd propagates gradients of any order to the originals, also
+/// where the copy has untied shared parameters. Buffers are copies.
 template <class Contained>
 class ModuleReplica {
  public:
@@ -113,7 +108,7 @@ class ModuleReplica {
   Contained& module() { return *copy_; }
   at::Device device() const { return device_; }
 
-  /// Before a forward pass: takes values, modes and the module's place in autograd's graph anew.
+  /// Before a forward pass: takes over values, modes and gradient edges of the module.
   void follow(Contained& original) {
     const std::vector<at::Tensor> parameters = original.parameters();
     const std::vector<at::Tensor> buffers = original.buffers();
@@ -125,13 +120,12 @@ class ModuleReplica {
     }
     for (std::size_t i = 0; i != parameters.size(); ++i) follow(parameters_[i], parameters[i]);
     {
-      // Autograd must not see it: a graph of a pass before may have the buffers, which a backward
-      // pass in training does not read.
+      // Hidden from autograd: earlier graphs hold buffers that backward in training does not read.
       const at::NoGradGuard quiet;
       for (std::size_t i = 0; i != buffers.size(); ++i) buffers_[i].data().copy_(buffers[i]);
     }
     const auto from = original.modules(), to = copy_->modules();
-    // Outer modules come first, and set those inside.
+    // Outer modules come first, since `train` also sets their inner modules.
     for (std::size_t i = 0; i != from.size(); ++i)
       if (to[i]->is_training() != from[i]->is_training()) to[i]->train(from[i]->is_training());
   }
@@ -141,7 +135,7 @@ class ModuleReplica {
     const bool is_near = original.device() == device_;
     const at::Tensor value = is_near ? original.view_as(original) : original.to(device_);
     mine.set_data(value.detach());
-    // Updates in place after this pass are seen by its backward pass, which refuses.
+    // A backward pass after an in-place update of the original must fail.
     if (is_near)
       ::torch::autograd::impl::set_version_counter(
           mine, ::torch::autograd::impl::version_counter(original));
@@ -160,17 +154,17 @@ class ModuleReplica {
 
 namespace lockstep::torch_loops {
 
-/// PyTorch's `DataParallel`: a forward pass cuts its tensors into shares, runs a replica of the
-/// module on each at the same time, and puts the outputs together; a backward pass adds all
-/// gradients to the module's own. `Net` is a module's class or its holder.
+/// PyTorch's `DataParallel`: a forward pass splits its tensors, runs a replica of the module on
+/// each chunk in parallel and gathers the outputs; a backward pass adds all gradients to the
+/// module's own. `Net` is a module class or its holder.
 ///
 ///     lockstep::torch::DataParallel<Net> dp(net, 4);
 ///     torch::cross_entropy_loss(dp(inputs), labels).backward();
 ///     optimizer.step();
 ///
-/// Replicas follow the module in every pass: its values, however they were changed, and its modes.
-/// Replica 0 is the module itself, so that its running statistics are those of the first share, as
-/// in PyTorch. Gradients of gradients are right. A module must be a `torch::nn::Cloneable`.
+/// In every pass, replicas take over the module's values and modes. Replica 0 is the module itself,
+/// so its running statistics are those of the first chunk, as in PyTorch. Double backward is
+/// supported. A module must be a `torch::nn::Cloneable`.
 template <class Net>
 class DataParallel {
   using Contained = typename detail::ModuleSource<Net>::Contained;
@@ -179,10 +173,10 @@ class DataParallel {
  public:
   using module_type = Net;
 
-  /// So many replicas on the module's device, where they share its parameters.
+  /// `replicas` replicas on the module's device, which share its parameters.
   DataParallel(std::shared_ptr<Contained> module, std::size_t replicas)
       : DataParallel(module, std::vector<at::Device>(replicas, device_of(*module))) {}
-  /// A replica on every device; the module lies on the first.
+  /// A replica per device; the module is on the first.
   DataParallel(std::shared_ptr<Contained> module, const std::vector<at::Device>& devices)
       : module_(std::move(module)), device_(device_of(*module_)) {
     if (devices.empty()) detail::fail("DataParallel", {"no replicas are wanted"}, "ask for one");
@@ -202,8 +196,8 @@ class DataParallel {
   Contained* operator->() { return module_.get(); }
   std::size_t replicas() const { return replicas_.size() + 1; }
 
-  /// The module's forward pass. With fewer rows than replicas, some do not run. Where several
-  /// replicas throw, the exception of the first is thrown. **Host** blocks until all are done.
+  /// The module's forward pass; with fewer rows than replicas, some do not run. Throws the
+  /// exception of the first replica that failed. **Host** blocks until all are done.
   template <class... Arguments>
   auto forward(const Arguments&... arguments) {
     const std::array<std::vector<at::Tensor>, sizeof...(Arguments)> cut{
@@ -225,7 +219,6 @@ class DataParallel {
     return parameters.empty() ? at::Device(at::kCPU) : parameters[0].device();
   }
 
-  /// Calls `run_one(module, device, i)` for each of `count` replicas.
   template <class F>
   auto run(std::size_t count, const F& run_one) {
     using Output = decltype(run_one(*module_, device_, 0));
@@ -241,7 +234,7 @@ class DataParallel {
       }
     };
     {
-      const at::ThreadLocalState state;  // whether gradients are wanted, autocast and so on
+      const at::ThreadLocalState state;  // grad mode, autocast and so on
       const std::vector<c10::Stream> streams = current_streams();
       std::vector<detail::Thread> threads;
       for (std::size_t i = 1; i != count; ++i) {
@@ -266,8 +259,7 @@ class DataParallel {
     return detail::gather_outputs(all, device_);
   }
 
-  /// The streams on which the program works, one for each GPU: replicas work on the same ones, so
-  /// that what they read is there, and what they write is there for the program.
+  /// The program's streams, on which replicas run: so their work is ordered with the program's.
   std::vector<c10::Stream> current_streams() const {
     std::vector<c10::Stream> streams;
     const auto add = [&](at::Device device) {
@@ -283,7 +275,7 @@ class DataParallel {
 
   std::shared_ptr<Contained> module_;
   at::Device device_;
-  std::vector<std::unique_ptr<Replica>> replicas_;  // all but the first, which is the module
+  std::vector<std::unique_ptr<Replica>> replicas_;  // without replica 0, the module
 };
 
 template <class Module, class Where>

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `lockstep::torch::DistributedDataParallel`: DDP for programs that keep their own loop and
-/// LibTorch's optimizers, with the policies that act in such a loop and one compile error for each
-/// of the others.
+/// @file `lockstep::torch::DistributedDataParallel`: DDP for hand-written loops with LibTorch's
+/// optimizers; policies that do not apply there are compile errors.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
@@ -32,7 +31,7 @@ namespace lockstep {
 
 inline namespace torch_modules {
 
-/// The types of a module's parameters, where they are not all float: stands among the policies of
+/// The parameter types of a module, if not all are float, as an argument among the policies:
 /// `lockstep::torch::DistributedDataParallel<Net, ParameterTypes<float, double>>`.
 template <Element... Ts>
 struct ParameterTypes {};
@@ -44,13 +43,11 @@ namespace detail {
 template <class P, class... Axes>
 concept PolicyOfAny = (PolicyOf<P, Axes> || ...);
 
-/// Stands for `false` where a policy is looked at.
 template <class>
 inline constexpr bool never = false;
 
-/// Does a policy act in a program's own loop? If not, this gives a compile error that says what to
-/// use. What is no policy of a job, or has arguments that make no sense, is left to the check of
-/// all jobs. Policies of axes that are not named here do nothing.
+/// Does a policy apply to a hand-written loop? If not, a compile error names the alternative. Types
+/// that are no well-formed policies are left to the composition check of all jobs.
 template <class P>
 consteval bool acts_in_loop() {
   if constexpr (!Policy<P>) {
@@ -125,8 +122,7 @@ consteval bool acts_in_loop() {
   return false;
 }
 
-/// A wrapper's job: what a program lists is sorted into types of parameters and policies that act,
-/// beside `Sharding<Replicated>`.
+/// Sorts the wrapper's arguments into parameter types and policies; adds `Sharding<Replicated>`.
 template <class Net, class Types, class Acting, class... Given>
 struct SortedLoopJob;
 template <class Net, class... Ts, class... Ps>
@@ -159,11 +155,10 @@ using LoopJob = SortedLoopJob<Net, ParameterTypes<>, PolicyPack<Sharding<Replica
 
 }  // namespace detail
 
-/// Wrappers for hand-written loops, found as `lockstep::torch::X`: in `lockstep` the same names are
-/// wrappers of declared models.
+/// Found as `lockstep::torch::X`, since `lockstep::X` are the wrappers of declared models.
 namespace torch_loops {
 
-/// PyTorch's wrapper. `Net` is a module's class or its holder:
+/// PyTorch's wrapper. `Net` is a module class or its holder:
 ///
 ///     auto net = std::make_shared<Net>();
 ///     lockstep::torch::DistributedDataParallel<Net> ddp(net, session);
@@ -175,11 +170,10 @@ namespace torch_loops {
 ///       optimizer.zero_grad();
 ///     }
 ///
-/// Reductions begin while `backward` runs. Averages lie in `Tensor::grad` without a copy: a program
-/// that keeps one over the next `backward` clones it. Optimizers may be made before or after.
-/// Every backward pass in which parameters of the module take part is a call of all ranks, unless
-/// the latest `forward` was in a `no_sync()` scope; it averages the sum of its gradients and of
-/// what `Tensor::grad` had.
+/// Reductions overlap with `backward`. Averages are in `Tensor::grad` without a copy: clone one to
+/// keep it over the next `backward`. Optimizers may be made before or after the wrapper. Every
+/// backward pass that reaches parameters of the module is a collective, unless the latest `forward`
+/// was in a `no_sync()` scope; it averages the sum of new gradients and those in `Tensor::grad`.
 template <class Net, class... Policies>
 class DistributedDataParallel {
   using Source = detail::ModuleSource<Net>;
@@ -192,9 +186,8 @@ class DistributedDataParallel {
   using module_type = Net;
   using communicator_type = typename Job::communicator;
 
-  /// Compares the module over ranks, and gives all of them rank 0's parameters and buffers.
-  /// `group` is a communicator of the backend, a `ProcessGroup` or a session, which outlives this.
-  /// **Ranks** all. **Host** blocks.
+  /// Compares the module over ranks and broadcasts rank 0's parameters and buffers. The group, a
+  /// communicator or a session, must outlive the wrapper. **Ranks** all. **Host** blocks.
   DistributedDataParallel(std::shared_ptr<Contained> module, communicator_type& group)
       : module_(std::move(module)),
         replica_(group,
@@ -211,7 +204,7 @@ class DistributedDataParallel {
       : DistributedDataParallel(std::move(module),
                                 std::unique_ptr<communicator_type>(new communicator_type(
                                     detail::make_communicator<typename Job::policies>(session)))) {}
-  /// The same of a holder, such as `torch::nn::Sequential`.
+  /// For a holder, such as `torch::nn::Sequential`.
   template <class Group>
     requires(!std::same_as<Net, Contained>)
   DistributedDataParallel(const Net& holder, Group& group)
@@ -219,13 +212,12 @@ class DistributedDataParallel {
   DistributedDataParallel(const DistributedDataParallel&) = delete;
   DistributedDataParallel& operator=(const DistributedDataParallel&) = delete;
 
-  /// The wrapped module.
   Contained& module() { return *module_; }
   Contained* operator->() { return module_.get(); }
   communicator_type& communicator() { return replica_.communicator(); }
 
-  /// The module's forward pass. Where gradients are wanted and the module is in training, all ranks
-  /// have rank 0's buffers first. **Ranks** all in that case, else this one. **Host** blocks.
+  /// The module's forward pass; in training with gradients enabled, rank 0's buffers are broadcast
+  /// first. **Ranks** all in that case, else this one. **Host** blocks.
   template <class... Arguments>
   auto forward(Arguments&&... arguments) {
     [[maybe_unused]] const auto on = replica_.on_device();
@@ -242,23 +234,22 @@ class DistributedDataParallel {
     return forward(std::forward<Arguments>(arguments)...);
   }
 
-  /// What `loss.backward()` does, and a little more: a failure's words reach all ranks, and with
-  /// `UnusedParameters<Zero>` it is known from the begin which parameters have no gradient, so that
-  /// no bucket waits for them. **Ranks** all. **Host** blocks.
+  /// `loss.backward()` that also tells all ranks the reason of a failure and, with
+  /// `UnusedParameters<Zero>`, finds unused parameters early. **Ranks** all. **Host** blocks.
   void backward(const at::Tensor& loss, bool retain_graph = false, bool create_graph = false) {
     [[maybe_unused]] const auto on = replica_.on_device();
     gradients_.run(loss, [&] { loss.backward({}, retain_graph, create_graph); });
   }
 
-  /// Throws if an averaged gradient was NaN or infinite (`Anomaly<Stop>`), which on a GPU a later
-  /// `backward` does otherwise. **Host** blocks until all passes are done.
+  /// Throws if an averaged gradient was NaN or infinite (`Anomaly<Stop>`); on a GPU, otherwise a
+  /// later `backward` throws. **Host** blocks until all passes are done.
   void require_finite() {
     [[maybe_unused]] const auto on = replica_.on_device();
     detail::tell_others(replica_, [&] { gradients_.require_finite(); });
   }
 
-  /// While the result lives, forward passes lead to backward passes whose gradients stay on this
-  /// rank, in `Tensor::grad`; the next pass outside averages the sum.
+  /// Gradients of forward passes in the scope of the result accumulate in this rank's
+  /// `Tensor::grad`; the next pass outside averages the sum.
   ///
   ///     { auto local = ddp.no_sync();  ddp(x).mean().backward(); }
   [[nodiscard("gradients are averaged again when the result is gone: auto local = ...")]] auto
@@ -266,11 +257,10 @@ class DistributedDataParallel {
     return detail::ValueWhile(synchronizes_, false);
   }
 
-  /// With `UnevenInputs<Join>`: ranks may have different numbers of batches until the result ends.
-  /// Each has one `backward` for each `forward`. `update` is what the program does after a backward
-  /// pass: a rank that has no more batches calls it after each pass of the others, so that its
-  /// parameters and the states of its optimizers stay those of all. **Ranks** all. **Host** does
-  /// not block here.
+  /// With `UnevenInputs<Join>`: until the result's end, ranks may have different numbers of
+  /// batches, with one `backward` per `forward`. `update` is the program's code after a backward
+  /// pass: an exhausted rank calls it after each pass of the others, which keeps its parameters and
+  /// optimizer states equal to theirs. **Ranks** all. **Host** does not block here.
   ///
   ///     const auto update = [&] { optimizer.step(); optimizer.zero_grad(); };
   ///     auto joined = ddp.join(update);
@@ -292,7 +282,7 @@ class DistributedDataParallel {
     return detail::JoinScope<DistributedDataParallel>(*this);
   }
 
-  // What `join` calls.
+  // Called by `join`.
 
   void begin_join() { is_joining_ = true; }
   void leave_join() { is_joining_ = false; }
@@ -314,7 +304,7 @@ class DistributedDataParallel {
   }
 
  private:
-  /// The communicator that this wrapper has made for itself comes first, and goes last.
+  /// Owns the communicator, which must outlive the replica.
   DistributedDataParallel(std::shared_ptr<Contained> module, std::unique_ptr<communicator_type> own)
       : DistributedDataParallel(std::move(module), *own) {
     own_ = std::move(own);
@@ -327,7 +317,7 @@ class DistributedDataParallel {
     gradients_.receive(synchronizes_);
     if constexpr (traits::broadcasts_buffers) {
       if (!synchronizes_) return;
-      // A rank that is through answers one broadcast for each backward pass.
+      // An exhausted rank answers one broadcast per backward pass.
       const bool wanted = traits::joins ? std::exchange(next_buffers_, gradients_.passes() + 1) <=
                                               gradients_.passes()
                                         : detail::is_in_training(*module_);
@@ -338,7 +328,7 @@ class DistributedDataParallel {
     }
   }
 
-  /// Answers the others until no rank has a batch.
+  /// Answers the others' collectives until all ranks are exhausted.
   template <class F>
   void answer_all(const F& update) {
     if constexpr (traits::joins) {
@@ -347,7 +337,7 @@ class DistributedDataParallel {
         gradients_.streams().let_job_follow();
       } while (replica_.answer_others([&] {
         gradients_.hand_out();
-        const detail::InJobCall own(detail::JobCall::none);  // what the program calls there
+        const detail::InJobCall own(detail::JobCall::none);  // for the program's own calls
         update();
       }));
     }
@@ -358,7 +348,7 @@ class DistributedDataParallel {
   Replica replica_;
   detail::LoopGradients<Replica> gradients_;
   bool synchronizes_ = true;
-  std::uint64_t next_buffers_ = 0;  // after so many passes, under UnevenInputs<Join>
+  std::uint64_t next_buffers_ = 0;  // passes before buffers are next broadcast, with Join
   bool is_joining_ = false;
 };
 

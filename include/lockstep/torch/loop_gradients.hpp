@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The gradients of a module whose backward passes the program runs itself: averaged over
-/// ranks when each pass returns, in `Tensor::grad`.
+/// @file Gradients in a hand-written loop: averages in `Tensor::grad` when a backward pass returns.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
@@ -24,50 +23,47 @@
 
 namespace lockstep::detail {
 
-/// The order between what a program computes and what its job does. `Chosen` is the job's device.
+/// Orders the streams of the program and its job. `Chosen` is the job's device.
 template <class Chosen, class Replica>
 class LoopStreams {
   static_assert(sizeof(Replica) == 0,
                 "lockstep: a module on a GPU needs lockstep/torch.cuh, in a file for nvcc");
 };
 
-/// On the host every call is done when it returns, and backward passes run on the thread that asks
-/// for them.
+/// On the host, calls are synchronous, and backward passes run on the calling thread.
 template <class Replica>
 class LoopStreams<Cpu, Replica> {
  public:
   explicit LoopStreams(Replica&) {}
 
-  /// Before a forward pass whose gradients are wanted, and before a backward pass.
+  /// Before a forward pass with gradients enabled, and before a backward pass.
   void keep_backward_here() {}
-  /// The first gradient of a backward pass has come: `begin()` makes buckets ready for it.
+  /// At the first gradient of a backward pass; `begin()` prepares the buckets.
   template <class F>
   void begin_pass(const F& begin) {
     begin();
   }
-  /// What the program has computed is there for the job.
+  /// The job's stream waits for the program's.
   void let_job_follow() {}
-  /// What the job has computed is there for the program.
+  /// The program's stream waits for the job's.
   void let_program_follow() {}
-  /// A gradient has come, and is to be written.
   void before_write() {}
-  /// Everything is done.
+  /// Waits until both streams are empty.
   void settle() {}
 
-  /// Writes a gradient to a tensor of its bucket.
+  /// Writes a gradient to a tensor in its bucket.
   template <class Step>
   static void write(const Step& step, at::Tensor& to, const at::Tensor& gradient) {
     TorchDevice<Step>::write(step, to.mutable_data_ptr(), to.scalar_type(), gradient);
   }
 
-  /// The ranks of batch norms.
   template <class Step>
   static auto norm_ranks(const Step& step) {
     return step.norm_ranks();
   }
 };
 
-/// A module whose forward and backward passes the program runs: a model that only has tensors.
+/// A module whose passes the program runs: a model that only lists tensors.
 template <class Net, Element... Ts>
 class LoopModule : public TorchModel<LoopModule<Net, Ts...>, Net, Ts...> {
   using Base = TorchModel<LoopModule, Net, Ts...>;
@@ -80,9 +76,8 @@ class LoopModule : public TorchModel<LoopModule<Net, Ts...>, Net, Ts...> {
   using Base::open_norms;
 };
 
-/// Takes the gradients of backward passes into the buckets of a replica. A pass begins with the
-/// first gradient that autograd completes and ends with autograd's last callback, before `backward`
-/// returns.
+/// Puts the gradients of backward passes into the buckets of a replica. A pass begins with
+/// autograd's first complete gradient and ends in its final callback, before `backward` returns.
 template <class Replica>
 class LoopGradients {
   using traits = typename Replica::traits;
@@ -91,8 +86,7 @@ class LoopGradients {
   using Streams = LoopStreams<typename traits::device, Replica>;
 
  public:
-  /// Moves the module's tensors into the replica's memory. **Host** blocks. **Stream** on a GPU,
-  /// LibTorch's current one is that of later hooks.
+  /// Moves the module's tensors. **Host** blocks. **Stream** hooks will run on the current one.
   explicit LoopGradients(Replica& replica) : replica_(replica), streams_(replica), receive_(*this) {
     [[maybe_unused]] const auto on = replica_.on_device();
     streams_.settle();
@@ -108,11 +102,10 @@ class LoopGradients {
   }
   LoopGradients(const LoopGradients&) = delete;
   LoopGradients& operator=(const LoopGradients&) = delete;
-  /// Gives tensors memory of their own again: optimizers and the program may keep them. Where
-  /// backward has failed in the middle, other ranks wait for this one.
+  /// Gives tensors their own memory back, since optimizers and the program may keep them.
   ~LoopGradients() {
     receive(false);
-    // A GPU waits for reductions that the others will not join, until it is told.
+    // After a failed backward pass, a GPU waits for reductions that other ranks will not join.
     if (is_in_pass_) replica_.communicator().abandon("its backward pass ended with an exception");
     try {
       release();
@@ -120,12 +113,12 @@ class LoopGradients {
     }
   }
 
-  /// Are gradients of the next passes averaged, or left to `Tensor::grad` of this rank?
+  /// Chooses whether the next passes' gradients are averaged or stay in this rank's `Tensor::grad`.
   void receive(bool averages) {
     replica_.model().adopted().receiver().take = averages ? &receive_ : nullptr;
   }
 
-  /// Before a forward pass: the last backward pass has ended, and tensors are where they were.
+  /// Before a forward pass: throws if the last backward pass failed or tensors were replaced.
   void require_intact() {
     if (is_in_pass_) [[unlikely]] {
       throw Error("forward",
@@ -136,7 +129,7 @@ class LoopGradients {
     replica_.with_step([&](auto& step) { replica_.model().keep_in(step); });
   }
 
-  /// Runs a backward pass from `root`. It may know at once which parameters have no gradient.
+  /// Runs a backward pass from `root`, from which unused parameters can be found early.
   template <class F>
   void run(const at::Tensor& root, const F& backward) {
     const ValueWhile scope(root_, &root);
@@ -144,7 +137,7 @@ class LoopGradients {
     tell_others(replica_, backward);
   }
 
-  /// For hooks: a gradient that autograd has completed.
+  /// Called by the hooks with a complete gradient.
   void operator()(std::size_t parameter, const at::Tensor& gradient) {
     const at::NoGradGuard quiet;
     [[maybe_unused]] const auto on = replica_.on_device();
@@ -155,9 +148,8 @@ class LoopGradients {
     });
   }
 
-  /// The averages of a step that is complete go to `Tensor::grad`. Parameters that no rank has used
-  /// keep what they have. With `Anomaly<Stop>` an average that is NaN or infinite is an error; on a
-  /// GPU a later pass throws it.
+  /// Publishes the averages of a complete step in `Tensor::grad`; parameters that no rank used keep
+  /// theirs. With `Anomaly<Stop>` throws on a NaN or infinite average, on a GPU in a later pass.
   void hand_out() {
     replica_.reduce_and_hand_out([&](const auto& is_used) {
       streams_.let_program_follow();
@@ -170,8 +162,7 @@ class LoopGradients {
     });
   }
 
-  /// Throws if an average was NaN or infinite so far, with `Anomaly<Stop>`. **Host** blocks until
-  /// all passes are done.
+  /// Throws if an average was NaN or infinite (`Anomaly<Stop>`). **Host** blocks until all is done.
   void require_finite() {
     if constexpr (traits::stops_at_anomaly && !on_host) {
       streams_.settle();
@@ -179,10 +170,9 @@ class LoopGradients {
     }
   }
 
-  /// The order between the program and its job.
   Streams& streams() { return streams_; }
 
-  /// How many backward passes have ended.
+  /// The number of completed backward passes.
   std::uint64_t passes() const { return passes_; }
 
  private:
@@ -196,7 +186,7 @@ class LoopGradients {
       if (places_[i] != none) f(i, averages_[places_[i]]);
   }
 
-  /// Is a gradient the average of a pass before?
+  /// Is a gradient still the average of an earlier pass?
   static bool lies_in(const at::Tensor& own, const at::Tensor& average) {
     return own.defined() && !own.is_sparse() && own.const_data_ptr() == average.const_data_ptr();
   }
@@ -245,8 +235,8 @@ class LoopGradients {
     ++passes_;
   }
 
-  /// The gradient and what `Tensor::grad` has already: as in Python, ranks average the sum of both.
-  /// It has gradients of passes in `no_sync`, or averages that the program has not cleared.
+  /// Writes the sum of the gradient and `Tensor::grad` (of `no_sync` passes, or not cleared), which
+  /// ranks average, as in PyTorch.
   void write(std::size_t i, const at::Tensor& gradient) {
     streams_.before_write();
     at::Tensor& to = averages_[places_[i]];
@@ -266,7 +256,7 @@ class LoopGradients {
     replica_.with_step([&](auto& step) { step.ready(i); });
   }
 
-  /// A parameter without a gradient in this pass, which may have one of passes before.
+  /// A parameter without a gradient in this pass, which may have one from earlier passes.
   void leave_out(std::size_t i) {
     if (parameters()[i].tensor.grad().defined()) {
       write(i, at::Tensor());
@@ -298,7 +288,6 @@ class LoopGradients {
     return found == 0;
   }
 
-  /// The error of one of the averages.
   [[noreturn, gnu::cold, gnu::noinline]] void refuse_anomaly(std::size_t place) {
     const auto i = static_cast<std::size_t>(std::ranges::find(places_, place) - places_.begin());
     std::string what = "the gradient of " + parameters()[i].name + " is ";
@@ -323,7 +312,7 @@ class LoopGradients {
     streams_.settle();
   }
 
-  /// Gradients that are averages of a pass before get memory of their own.
+  /// Clones gradients that are still averages of an earlier pass.
   void copy_out_averages() {
     for_each_trained([&](std::size_t i, at::Tensor& average) {
       at::Tensor& own = parameters()[i].tensor.mutable_grad();
@@ -333,14 +322,14 @@ class LoopGradients {
 
   Replica& replica_;
   Streams streams_;
-  std::vector<at::Tensor> averages_;  // over the memory of buckets
-  std::vector<std::size_t> places_;   // of parameters among them
+  std::vector<at::Tensor> averages_;  // views of bucket memory
+  std::vector<std::size_t> places_;   // index in `averages_`, by parameter
   GradientReceiver::Take receive_;
-  std::vector<std::uint8_t> has_arrived_;  // where parameters may be left out
-  const at::Tensor* root_ = nullptr;       // of the pass under way, where it is known
+  std::vector<std::uint8_t> has_arrived_;  // with UnusedParameters<Zero>
+  const at::Tensor* root_ = nullptr;       // of the current pass, if known
   bool is_in_pass_ = false;
   std::uint64_t passes_ = 0;
-  std::uint64_t averaged_ = 0;  // backward passes, those of other ranks that this one answers too
+  std::uint64_t averaged_ = 0;  // passes, including those of other ranks that this one joins
 };
 
 }  // namespace lockstep::detail

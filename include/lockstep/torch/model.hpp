@@ -21,7 +21,7 @@
 namespace lockstep {
 
 namespace detail {
-/// What a graph of a GPU with a module's step needs from LibTorch: `torch.cuh` has it.
+/// LibTorch's part of a step in a CUDA graph, in `torch.cuh`.
 template <class Stream>
 class TorchCapture;
 }  // namespace detail
@@ -29,8 +29,8 @@ class TorchCapture;
 inline namespace torch_modules {
 
 /// The base of a model whose parameters are a LibTorch module's and whose gradients autograd
-/// computes. `Net` is a module or a holder of one; `Ts` are the types of its parameters, float if
-/// none is given. The model says what the loss of a batch is:
+/// computes. `Net` is a module or a holder; `Ts` are its parameter types, by default float. The
+/// model defines the loss of a batch:
 ///
 ///     struct Digits : TorchModel<Digits, Net> {
 ///       torch::Tensor loss(const TensorBatch& batch) {
@@ -38,29 +38,25 @@ inline namespace torch_modules {
 ///       }
 ///     };
 ///
-/// and may say more of an evaluation than its loss, `void score(const Batch&, auto& tally)`, which
-/// runs with the module in evaluation and without gradients.
+/// and optionally `void score(const Batch&, auto& tally)`, in evaluation mode without gradients.
 ///
 /// A module that the job makes, by default or by a function, draws its initial values from the
-/// job's seed (`--seed`): those that it has after `torch::manual_seed(seed)`. One that is given was
-/// made before.
+/// job's seed (`--seed`), as after `torch::manual_seed(seed)`. A model that draws from LibTorch's
+/// generators, such as for dropout, says `static constexpr bool draws = true;`: its random numbers
+/// then differ between ranks and steps, and continue after a restart.
 ///
-/// A model with dropout, or whatever else draws from LibTorch's generators, says `static constexpr
-/// bool draws = true;`: its numbers then differ between ranks and steps, and go on after a restart.
-///
-/// Parameters and buffers lie in lockstep's memory from the first step to the end of the job.
-/// Parameters that require no gradient are used and not trained. A model that is copied, as for the
-/// replicas of `ParallelStrategy<DP>`, has a deep copy of its module.
+/// Parameters and buffers live in lockstep's memory from the first step to the end of the job.
+/// Parameters that require no gradient are not trained. Copying a model, as for the replicas of
+/// `ParallelStrategy<DP>`, deep-copies its module.
 template <class Self, class Net, Element... Ts>
 class TorchModel {
   using Source = detail::ModuleSource<Net>;
 
  public:
   using module_type = Net;
-  /// Buffers may have integers, or booleans, which travel as bytes.
+  /// Buffers may also hold integers or booleans, which are communicated as bytes.
   using Elements = detail::TorchElements<Ts...>;
 
-  /// The module is made by default, or from the arguments.
   TorchModel()
     requires std::default_initializable<typename Source::Contained>
       : module_(std::make_shared<typename Source::Contained>()) {}
@@ -69,7 +65,7 @@ class TorchModel {
   explicit TorchModel(First&& first, Arguments&&... arguments)
       : module_(std::make_shared<typename Source::Contained>(
             std::forward<First>(first), std::forward<Arguments>(arguments)...)) {}
-  /// A module that the program keeps too: it has memory of its own again when this model has ended.
+  /// A module that the program keeps, too: it owns its memory again after this model's end.
   explicit TorchModel(std::shared_ptr<typename Source::Contained> module)
       : module_(std::move(module)) {}
 
@@ -80,18 +76,17 @@ class TorchModel {
   TorchModel& operator=(const TorchModel&) = delete;
   TorchModel& operator=(TorchModel&&) = delete;
   ~TorchModel() {
-    // Not in the class, which deductions of a wrapper's arguments look at with other types.
+    // Not at class scope, where deduction of a wrapper's arguments checks it with other types.
     static_assert(detail::ModuleOrHolder<Net>,
                   "lockstep: TorchModel takes a torch::nn::Module or a holder of one: struct Model "
                   ": TorchModel<Model, Net>, where Net derives from torch::nn::Module");
     if (tensors_ && Source::pointer(module_).use_count() > 1) tensors_->release();
   }
 
-  /// The module, or its holder.
   auto& module() { return Source::get(module_); }
   const auto& module() const { return Source::get(module_); }
 
-  // What lockstep calls.
+  // Called by lockstep.
 
   /// Makes a model whose module draws its initial values from the job's seed.
   template <class Make>
@@ -116,7 +111,7 @@ class TorchModel {
     }
   }
 
-  /// The values that the module has when the job begins, on rank 0.
+  /// Copies the module's values when the job begins, on rank 0.
   void initialize(auto& initial) {
     const at::NoGradGuard quiet;
     const auto copy = [](const std::vector<detail::ModuleTensor>& tensors, const auto& find) {
@@ -182,29 +177,27 @@ class TorchModel {
     self().score(batch, tally);
   }
 
-  /// Before a step that may be a graph's run (`CapturedStep`): memory that was replaced is found
-  /// there too, and the run draws what a step by calls would.
+  /// Before a step or its replay (`CapturedStep`): checks for replaced memory, seeds generators.
   template <class Step>
   void prepare_step(Step& step) {
     const typename detail::TorchDevice<Step>::Scope scope(step);
     prepare(step);
   }
 
-  /// Around a capture of a step (`CapturedStep`).
+  /// Around the capture of a step (`CapturedStep`).
   template <class Stream>
   detail::TorchCapture<Stream> guard_capture(Stream stream, bool jointly) {
     return detail::TorchCapture<Stream>(stream, jointly);
   }
 
  protected:
-  /// Tensors are looked up when they are first asked for: a module that is given to the job may be
-  /// changed until then.
+  /// Tensors are looked up at first use: until then, the program may change the module.
   detail::AdoptedTensors& adopted() const {
     if (!tensors_) tensors_ = std::make_unique<detail::AdoptedTensors>(base(), ties_);
     return *tensors_;
   }
 
-  /// The module's tensors are where this step has them: they move there in the first one.
+  /// Moves the module's tensors to the step's memory in the first step, then checks them.
   template <class Step>
   void keep_in(Step& step) {
     detail::AdoptedTensors& all = adopted();
@@ -228,8 +221,7 @@ class TorchModel {
           detail::TorchDevice<Step>::device(step));
     } else {
       all.require_adopted(parameter_at, buffer_at);
-      // A comparison of names costs more than a small step, and what it finds stays: it is made at
-      // steps 1, 2, 4, 8 and so on.
+      // Comparing names costs more than a small step: only steps 1, 2, 4, 8, ... do it.
       ++uses_;
       if ((uses_ & (uses_ - 1)) == 0) all.require_same(base());
     }
@@ -242,7 +234,6 @@ class TorchModel {
   }
 
  private:
-  /// The place of a tensor in a step, by a key that knows its type.
   template <class View>
   static detail::AdoptedTensors::Place place_of(const View& view) {
     return {view.data_handle(), element_kind<typename View::value_type>()};
@@ -266,7 +257,6 @@ class TorchModel {
     return {tensor.tensor.sizes().begin(), tensor.tensor.sizes().end()};
   }
 
-  /// What comes before the module's passes, on the host.
   template <class Step>
   void prepare(Step& step) {
     keep_in(step);
@@ -296,7 +286,7 @@ class TorchModel {
                 "compute it from the module's outputs, without detach(), item() or a NoGradGuard");
   }
 
-  /// A gradient that autograd has completed. An undefined one is zero.
+  /// Writes a complete gradient; an undefined one is zero.
   template <class Step, class Gradients>
   void write_gradient(Step& step, Gradients& gradients, std::size_t parameter,
                       const at::Tensor& gradient) {
@@ -315,7 +305,7 @@ class TorchModel {
   }
 
   typename Source::Held module_;
-  detail::TensorTies ties_;  // of a copied model, whose module has lost them
+  detail::TensorTies ties_;  // of a copied model, whose clone has untied tensors
   mutable std::unique_ptr<detail::AdoptedTensors> tensors_;
   at::Tensor loss_;  // between forward and backward
   detail::SyncedNorms norms_;

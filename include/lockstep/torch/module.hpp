@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A LibTorch module as a model keeps it: by a pointer, or in a holder such as
-/// `torch::nn::Sequential`; its tensors, each once, under its names; its modes.
+/// @file A LibTorch module in a model, by pointer or in a holder such as `torch::nn::Sequential`:
+/// its unique tensors and its training modes.
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
@@ -14,11 +14,10 @@
 
 namespace lockstep::detail {
 
-/// Is a module in training? LibTorch's modules answer virtually: tests/dispatch lets a step call
-/// this function through a pointer.
+/// `is_training` is virtual: tests/dispatch exempts this function.
 inline bool is_in_training(const ::torch::nn::Module& module) { return module.is_training(); }
 
-/// A module that can be cloned, or an error that says how it can be.
+/// Clones a module, or throws with advice.
 template <class Contained>
 std::shared_ptr<Contained> clone_of(const ::torch::nn::Module& module) {
   std::shared_ptr<::torch::nn::Module> copy;
@@ -30,7 +29,7 @@ std::shared_ptr<Contained> clone_of(const ::torch::nn::Module& module) {
                 "derive it from torch::nn::Cloneable<" + module.name() +
                     "> and register everything in its reset()");
   }
-  // A clone trains what its original does not, until it is told.
+  // A clone requires gradients for all parameters.
   const auto originals = module.named_parameters();
   for (auto& parameter : copy->named_parameters()) {
     if (const at::Tensor* original = originals.find(parameter.key()))
@@ -39,13 +38,11 @@ std::shared_ptr<Contained> clone_of(const ::torch::nn::Module& module) {
   return std::dynamic_pointer_cast<Contained>(copy);
 }
 
-/// A module's class, or a holder of one.
 template <class Net>
 concept ModuleOrHolder =
     std::derived_from<Net, ::torch::nn::Module> || requires { typename Net::ContainedType; };
 
-/// How a model keeps its module: a class, `struct Net : torch::nn::Module`, by a pointer, and a
-/// holder, which `TORCH_MODULE` makes, as it is: programs write `net->forward(x)`.
+/// A module class is kept by pointer, a holder (`TORCH_MODULE`) by value.
 template <class Net>
 struct ModuleSource {
   using Contained = Net;
@@ -64,24 +61,22 @@ struct ModuleSource<Holder> {
   static auto& get(auto& held) { return held; }
 };
 
-/// A tensor of a module. Modules may share one: then it has one place here, and its first name.
+/// A tensor of a module, under its first name if modules share it.
 struct ModuleTensor {
   std::string name;
   at::Tensor tensor;
   std::vector<std::string> other_names;
-  /// In a copy of a module, tensors that were one in the original (`TensorTies`).
+  /// In a copied module, tensors that were one in the original (`TensorTies`).
   std::vector<at::Tensor> copies;
-  /// The kind of its elements when it was looked up: in a step they may have another.
+  /// The element kind when it was looked up; steps may use another.
   ElementKind listed = kind_of(tensor.scalar_type());
 };
 
-/// The names that share a tensor: from each but the first to the first. LibTorch's `clone()` makes
-/// of a tensor that several submodules have one for each of them; a copy's names say what they
-/// were.
+/// Maps the other names of a shared tensor to its first. LibTorch's `clone()` unties tensors that
+/// submodules share; these names tell which to tie again.
 using TensorTies = std::unordered_map<std::string, std::string>;
 
-/// The tensors of a dictionary, each once. Tensors are the same where their implementation is, or
-/// where `ties` say so: two parameters that share memory only are two.
+/// The unique tensors of a dictionary, by implementation (not by memory) or by `ties`.
 template <class Dictionary>
 std::vector<ModuleTensor> unique_tensors(const Dictionary& dictionary, const TensorTies& ties) {
   std::vector<ModuleTensor> tensors;
@@ -106,7 +101,7 @@ std::vector<ModuleTensor> unique_tensors(const Dictionary& dictionary, const Ten
   return tensors;
 }
 
-/// Parameters in the order in which the module registers them, which forward passes follow.
+/// Parameters in registration order, which forward passes follow.
 inline std::vector<ModuleTensor> module_parameters(const ::torch::nn::Module& module,
                                                    const TensorTies& ties = {}) {
   return unique_tensors(module.named_parameters(), ties);
@@ -116,7 +111,7 @@ inline std::vector<ModuleTensor> module_buffers(const ::torch::nn::Module& modul
   return unique_tensors(module.named_buffers(), ties);
 }
 
-/// What a copy of a module must tie, from the original's own `ties` and tensors.
+/// The ties for a copy of a module, from its own `ties` and tensors.
 inline TensorTies ties_of(const ::torch::nn::Module& module, const TensorTies& ties = {}) {
   TensorTies all;
   const auto add = [&](const std::vector<ModuleTensor>& tensors) {
@@ -134,8 +129,8 @@ namespace lockstep {
 
 inline namespace torch_modules {
 
-/// Puts a module and all modules inside into evaluation, and each back into its own mode at the
-/// end: a norm that a program keeps in evaluation while the rest trains stays there.
+/// Puts a module and its submodules into evaluation mode, and restores each one's own mode at the
+/// end: a norm that the program keeps in evaluation stays there.
 class [[nodiscard]] EvaluationMode {
  public:
   explicit EvaluationMode(::torch::nn::Module& module) : module_(module) {
@@ -145,7 +140,7 @@ class [[nodiscard]] EvaluationMode {
     module_.eval();
   }
   ~EvaluationMode() {
-    // `train` of an outer module sets the inner ones, which are listed behind it.
+    // `train` of an outer module also sets the inner ones, which come later in the list.
     module_.train(was_training_);
     for (std::size_t i = 0; i != inner_.size(); ++i) inner_[i]->train(inner_training_[i]);
   }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The passes of a batch norm over several ranks on LibTorch's tensors, by LibTorch's
-/// kernels, so that they use its threads, vectors and types.
+/// @file The passes of a batch norm over several ranks, by LibTorch's kernels.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/batch_norm_backward_elemt.h>
@@ -28,7 +27,7 @@
 
 namespace lockstep::detail {
 
-/// The tensors of a norm. All but x may be undefined.
+/// All but x may be undefined.
 struct NormTensors {
   at::Tensor x;
   at::Tensor weight;
@@ -37,7 +36,6 @@ struct NormTensors {
   at::Tensor running_var;
 };
 
-/// Which gradients autograd asks for.
 struct NormNeeds {
   bool x = false;
   bool weight = false;
@@ -50,22 +48,18 @@ struct NormGradients {
   at::Tensor bias;
 };
 
-/// The order of a tensor's elements in memory: channels first or last, whichever is nearest.
+/// Channels first or last, whichever the tensor is closest to.
 inline at::MemoryFormat format_of(const at::Tensor& x) {
   return x.is_contiguous() ? at::MemoryFormat::Contiguous : x.suggest_memory_format();
 }
-/// The tensor without gaps, in that order.
 inline at::Tensor dense_tensor(const at::Tensor& x) { return x.contiguous(format_of(x)); }
 
-/// What `NormWork` describes, on tensors in host memory: passes over activations are LibTorch's, so
-/// that they use its threads and vectors, and statistics are those of lockstep's norms.
-///
-/// `measure`, `gather` over ranks, `settle` and `normalise`; and in a backward pass
-/// `reduce_backward`, `sum` over ranks and `input_gradient`.
+/// `NormWork` on host tensors: LibTorch's threads and vectors pass over activations, lockstep's
+/// norms compute statistics. Forward: `measure`, `gather` over ranks, `settle`, `normalise`.
+/// Backward: `reduce_backward`, `sum` over ranks, `input_gradient`.
 class HostTensorNorm {
  public:
-  /// The packet of this rank: the mean and the squared deviations of every channel, and their
-  /// count.
+  /// Packs this rank's mean and squared deviations of every channel, and their count.
   void measure(const at::Tensor& x, double, std::size_t world) {
     const std::int64_t channels = x.size(1);
     const at::ScalarType type = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
@@ -74,7 +68,7 @@ class HostTensorNorm {
     world_ = world;
     statistics_.reserve(static_cast<std::size_t>(channels), world);
     if (x.numel() == 0) return;
-    // Statistics of 16-bit numbers are floats if running ones are, which nobody reads.
+    // Unused running statistics in float make the statistics of 16-bit elements float.
     const at::Tensor typed = x.scalar_type() != type ? at::zeros_like(mean_) : at::Tensor();
     const auto [mean, variance] = at::batch_norm_update_stats(x, typed, typed, 0);
     const std::int64_t each = x.numel() / channels;
@@ -92,8 +86,7 @@ class HostTensorNorm {
   }
   void sum(const auto& exchange) { exchange.all_reduce(sums().data(), sums().size(), true); }
 
-  /// Merges what all ranks measured, and moves the running statistics, if there are any. The
-  /// options' momentum is this batch's share in them.
+  /// Merges all ranks' statistics and updates running ones; `momentum` is the batch's weight.
   void settle(const NormTensors& norm, const BatchNormOptions& options, std::string_view name) {
     eps_ = options.eps;
     statistics_.merge(statistics_.all(world_).data(), world_, eps_, name);
@@ -119,7 +112,7 @@ class HostTensorNorm {
     return normal(x, like_statistics(norm.weight), like_statistics(norm.bias));
   }
 
-  /// The sums of dy and of dy * (x - mean) * the inverse deviation: gradients of bias and weight.
+  /// The sums of dy and of dy * (x - mean) * inverse deviation: gradients of bias and weight.
   NormGradients reduce_backward(const NormTensors& norm, const at::Tensor& x, const at::Tensor& dy,
                                 const NormNeeds& needs) {
     at::Tensor sum = at::zeros_like(mean_);
@@ -166,13 +159,12 @@ class HostTensorNorm {
     return std::get<0>(at::native_batch_norm(x, weight, bias, mean_, variance_, false, 0, eps_));
   }
 
-  /// Weight or bias in the type of statistics.
   at::Tensor like_statistics(const at::Tensor& tensor) const {
     return tensor.defined() ? tensor.to(mean_.scalar_type()) : tensor;
   }
 
-  /// The numbers of channels, which are few: a tensor's operation takes longer than a loop. (clang
-  /// since 18 has another name for `const_data_ptr<float>` than g++, which compiled LibTorch.)
+  /// Loops are faster than tensor operations for a few channels. (clang since 18 mangles
+  /// `const_data_ptr<float>` differently from g++, which compiled LibTorch.)
   static void read(const at::Tensor& from, double* to) {
     const auto copy = [&](const auto* values) { std::copy_n(values, from.numel(), to); };
     if (from.scalar_type() == at::kFloat && from.is_contiguous()) {
@@ -199,15 +191,14 @@ class HostTensorNorm {
   HostStatistics statistics_;
   std::size_t world_ = 1;
   double eps_ = 0;
-  at::Tensor mean_;  // for LibTorch's passes
+  at::Tensor mean_;  // for LibTorch's kernels
   at::Tensor variance_;
   at::Tensor inverse_;
 };
 
-/// The same on a GPU's tensors, by the kernels of PyTorch's `SyncBatchNorm`. Nothing here waits for
-/// the GPU, so that a step can be captured; so it is not seen either whether all ranks have no
-/// values at all, in which case running statistics move towards zero. **Stream** LibTorch's current
-/// one, which must be the step's; of a backward pass that of the forward pass.
+/// The same on a GPU, by the kernels of PyTorch's `SyncBatchNorm`. The host never waits, so that a
+/// step can be captured; if all ranks are empty, which the host cannot see, running statistics move
+/// towards zero. **Stream** LibTorch's current one: the step's, or in backward that of forward.
 class DeviceTensorNorm {
  public:
   void measure(const at::Tensor& x, double eps, std::size_t world) {
@@ -216,8 +207,7 @@ class DeviceTensorNorm {
     const auto options = x.options().dtype(type).memory_format(std::nullopt);
     all_ = at::empty({static_cast<std::int64_t>(world), 2 * channels + 1}, options);
     if (x.numel() == 0) {
-      // A rank without values counts almost none: a zero would be divided by where it comes first,
-      // and leaving ranks out needs their counts on the host.
+      // An empty rank gets a tiny count: the kernel would divide by a leading zero.
       own_ = at::cat({at::zeros({channels}, options), at::full({channels}, 1.0, options),
                       at::full({1}, 1e-30, options)});
     } else {
@@ -240,7 +230,7 @@ class DeviceTensorNorm {
   void settle(const NormTensors& norm, const BatchNormOptions& options, std::string_view) {
     const std::int64_t channels = (all_.size(1) - 1) / 2;
     counts_ = all_.select(1, 2 * channels).contiguous();
-    // The kernel takes running statistics of the others' type, which may be wider than the norm's.
+    // The kernel needs running statistics in the type of the others, which may be wider.
     const at::Tensor running_mean = like(all_, norm.running_mean);
     const at::Tensor running_var = like(all_, norm.running_var);
     std::tie(mean_, inverse_) = at::batch_norm_gather_stats_with_counts(

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A module's parameters and buffers as a safetensors file, which Python loads by
-/// `model.load_state_dict(safetensors.torch.load_file(path))`, and writes by `save_file`.
+/// @file A module's state_dict as a safetensors file, which Python reads and writes as well.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
@@ -21,24 +20,21 @@ namespace lockstep {
 
 inline namespace torch_modules {
 
-/// How a file is loaded into a module.
 struct StateDictOptions {
-  /// Must the file have exactly the module's names? Where it need not, tensors that it lacks keep
-  /// their values, and those that the module lacks are left out.
+  /// Must names match exactly? Otherwise missing tensors keep their values, others are ignored.
   bool strict = true;
 };
 
-/// Names that the module and the file do not have in common.
 struct StateDictReport {
-  std::vector<std::string> missing{};     ///< the module has them, the file has not
-  std::vector<std::string> unexpected{};  ///< the file has them, the module has not
+  std::vector<std::string> missing{};     ///< in the module and not in the file
+  std::vector<std::string> unexpected{};  ///< in the file and not in the module
 };
 
 }  // namespace torch_modules
 
 namespace detail {
 
-/// The name that a tensor's type has in files; null where the format has none.
+/// Null where the format has no such type.
 inline const FileElement* file_element(at::ScalarType type) {
   switch (type) {
     case at::kBool:
@@ -53,7 +49,7 @@ inline const FileElement* file_element(at::ScalarType type) {
       return file_element(kind_of(type));
   }
 }
-/// The type of tensors with such elements; undefined where LibTorch has none.
+/// Undefined where LibTorch has no such type.
 inline at::ScalarType scalar_type_of(const FileElement& element) {
   for (const at::ScalarType type :
        {at::kBool, at::kComplexFloat, at::kFloat8_e4m3fn, at::kFloat8_e5m2})
@@ -61,7 +57,6 @@ inline at::ScalarType scalar_type_of(const FileElement& element) {
   return scalar_type_of(element.kind);
 }
 
-/// A module, or what a holder or a pointer holds.
 template <class Net>
 const ::torch::nn::Module& module_of(const Net& net) {
   if constexpr (std::derived_from<Net, ::torch::nn::Module>) {
@@ -84,7 +79,7 @@ inline std::vector<std::uint64_t> shape_of(const at::Tensor& tensor) {
   return {tensor.sizes().begin(), tensor.sizes().end()};
 }
 
-/// "missing in the file: a, b and 3 more", eight of them at most.
+/// "missing in the file: a, b and 3 more": at most eight names.
 inline void add_names(std::string& problem, std::string_view what,
                       const std::vector<std::string>& names) {
   constexpr std::size_t most = 8;
@@ -96,12 +91,10 @@ inline void add_names(std::string& problem, std::string_view what,
   if (names.size() > most) problem += text({" and ", names.size() - most, " more"});
 }
 
-/// A tensor, and what is read into it.
 using StateDictEntry = std::pair<at::Tensor, const TensorEntry*>;
 
-/// Throws where the file does not fit. Elements may become those of another type: Python's
-/// load_state_dict converts them too, and after `module.to(at::kBFloat16)` a C++ module has even
-/// its counts and masks in that type.
+/// Throws where the file does not fit. Types may differ: Python's load_state_dict converts, too,
+/// and after `module.to(at::kBFloat16)` even a C++ module's counts and masks have that type.
 inline std::vector<StateDictEntry> match_state_dict(const ::torch::nn::Module& module,
                                                     const SafetensorsFile& file,
                                                     const StateDictOptions& options,
@@ -136,7 +129,7 @@ inline std::vector<StateDictEntry> match_state_dict(const ::torch::nn::Module& m
     }
   }
   for (const TensorEntry& entry : file.tensors()) {
-    // Names that begin so are not the model's: a checkpoint has them of its optimizer.
+    // A checkpoint's optimizer state has this prefix.
     if (!entry.name.starts_with("lockstep/") && !known.contains(entry.name))
       report.unexpected.push_back(entry.name);
   }
@@ -154,7 +147,7 @@ inline std::vector<StateDictEntry> match_state_dict(const ::torch::nn::Module& m
   return matched;
 }
 
-/// Reads a tensor into the memory that it has.
+/// Reads a tensor in place.
 inline void read_tensor(const SafetensorsFile& file, const TensorEntry& entry, at::Tensor& tensor) {
   const at::ScalarType type = scalar_type_of(*entry.element);
   const auto bytes_of = [](const at::Tensor& to) {
@@ -174,9 +167,8 @@ inline void read_tensor(const SafetensorsFile& file, const TensorEntry& entry, a
 
 inline namespace torch_modules {
 
-/// Writes a module's parameters and buffers under the names of its state_dict, row by row whatever
-/// their strides are; a tensor of several names under each of them. There is the old file or the
-/// new one at `path`, whatever happens. **Ranks** this one alone: one rank of a job may call it.
+/// Writes a module's parameters and buffers, contiguous, under all their names in the state_dict.
+/// The file is replaced atomically. **Ranks** this one alone: one rank of a job may call it.
 template <class Net>
 void save_state_dict(const Net& net, const std::string& path) {
   const at::NoGradGuard quiet;
@@ -202,12 +194,10 @@ void save_state_dict(const Net& net, const std::string& path) {
   detail::write_file(path, file);
 }
 
-/// Reads parameters and buffers from a safetensors file, lockstep's or Python's, into the memory
-/// that they have: a module that a job trains stays its module. Names and shapes must be the
-/// module's; numbers of another type are converted, as Python does it. Of a tensor with several
-/// names the file may have one. Nothing changes before all is compared, and a file of lockstep's
-/// verified.
-/// **Ranks** this one alone; in a job, all ranks load, or one before the job begins.
+/// Reads parameters and buffers from a safetensors file, lockstep's or Python's, in place: a job
+/// may go on with the module. Names (one of a tensor's several) and shapes must match; types are
+/// converted, as in Python. Nothing changes before everything is compared and lockstep's checksums
+/// are verified. **Ranks** this one alone; in a job, all ranks load, or one before the job begins.
 template <class Net>
 StateDictReport load_state_dict(const Net& net, const std::string& path,
                                 const StateDictOptions& options = {}) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file What a step of lockstep gives to a module, and takes from it, on the host: tensors, and
-/// random numbers. `torch.cuh` has the same for GPUs.
+/// @file Tensors and random numbers between a step and a module on the host.
 
 #include <ATen/Context.h>
 #include <ATen/core/Generator.h>
@@ -17,29 +16,28 @@
 
 namespace lockstep::detail {
 
-/// LibTorch's generator of a device begins anew from a seed. On a CPU this writes 2.5 KB.
+/// Seeds a device's default generator. On a CPU this writes 2.5 KB.
 inline void seed_generator(std::uint64_t seed, at::Device device = at::kCPU) {
   at::Generator generator = at::globalContext().defaultGenerator(device);
   const std::lock_guard<std::mutex> lock(generator.mutex());
   generator.set_current_seed(seed);
 }
 
-/// Held while a module is made: LibTorch has one generator for all CPU threads.
+/// Held while a module is made: all CPU threads share LibTorch's generator.
 inline std::mutex& module_making() {
   static std::mutex mutex;
   return mutex;
 }
 
-/// Calls a function that makes a module, whose layers draw their initial values from LibTorch's
-/// generators: from `seed`, the same on all ranks and as after `torch::manual_seed(seed)`. What is
-/// drawn later differs between ranks. Ranks that are threads of a process make their modules one
-/// after the other, so `make` must not wait for another rank.
+/// Calls `make`, whose layers draw initial values from LibTorch's generators seeded with `seed`, on
+/// all ranks as after `torch::manual_seed(seed)`. Later draws differ between ranks. Ranks that are
+/// threads make their modules one by one, so `make` must not wait for another rank.
 template <class F>
 auto make_seeded_module(Seed seed, Rank rank, bool on_gpu, const F& make) {
   const std::lock_guard<std::mutex> lock(module_making());
   const auto begin_from = [&](Seed with) {
     seed_generator(with.value());
-    if (on_gpu) seed_generator(with.value(), at::kCUDA);  // of the current GPU
+    if (on_gpu) seed_generator(with.value(), at::kCUDA);  // the current GPU's
   };
   begin_from(seed);
   auto made = make();
@@ -47,9 +45,8 @@ auto make_seeded_module(Seed seed, Rank rank, bool on_gpu, const F& make) {
   return made;
 }
 
-/// The generator of a device draws from the step's key: from the job's seed, the rank, the update
-/// and the micro-batch, whatever else has drawn before. A model that says `static constexpr bool
-/// draws = true;` has steps with such a key.
+/// Seeds a generator with the step's key (job seed, rank, update, micro-batch), independent of
+/// earlier draws. Models with `static constexpr bool draws = true;` have such keys.
 template <class Step>
 void seed_torch(const Step& step, at::Device device = at::kCPU) {
   constexpr const char* layer = "torch";
@@ -60,25 +57,24 @@ void seed_torch(const Step& step, at::Device device = at::kCPU) {
   }
 }
 
-/// The device of a step: here the host, where every call is done when it returns.
+/// The device of a step: here the host, where calls are synchronous.
 template <class Step>
 struct TorchDevice {
-  /// What must hold while a module runs in this step: nothing on the host.
+  /// RAII state around a module's passes: nothing on the host.
   struct Scope {
     explicit Scope(const Step&) {}
   };
   static at::Device device(const Step&) { return at::kCPU; }
 
-  /// LibTorch's generator goes on from this step's key.
+  /// Seeds LibTorch's generator with this step's key.
   static void seed(const Step& step) { seed_torch(step); }
 
-  /// The value of a loss, which the step returns.
+  /// The value of the loss, which the step returns.
   static double hand_out(const Step&, const at::Tensor& loss) { return loss.item<double>(); }
-  /// What backward begins with.
+  /// The tensor that backward starts from.
   static at::Tensor scaled(const Step&, const at::Tensor& loss) { return loss; }
 
-  /// Writes a gradient. One in rows of the same type is copied as bytes, which for small tensors
-  /// takes a fraction of what `copy_` does.
+  /// Copies small gradients of the same type by memcpy, in a fraction of the time of `copy_`.
   static void write(const Step&, void* to, at::ScalarType type, const at::Tensor& gradient) {
     const std::size_t bytes = gradient.nbytes();
     if (gradient.scalar_type() == type && bytes <= most_copied && gradient.is_contiguous()) {
@@ -104,7 +100,7 @@ struct TorchDevice {
   };
 
  private:
-  /// Larger ones are copied by all threads that LibTorch may use.
+  /// Larger ones are copied by LibTorch's threads.
   static constexpr std::size_t most_copied = std::size_t{1} << 20;
 };
 

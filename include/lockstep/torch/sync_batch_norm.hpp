@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `Norms<Synced>` for LibTorch modules: their batch norms take statistics over all ranks of
-/// the job, as PyTorch's `SyncBatchNorm` does.
+/// @file `Norms<Synced>` for LibTorch modules: batch norms over all ranks, as `SyncBatchNorm`.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
@@ -31,11 +30,9 @@ namespace lockstep {
 
 namespace detail {
 
-/// The ranks with which the norms of a job share their statistics: what `step.norm_ranks()`
-/// returns, behind pointers to functions.
+/// The collectives of a job's norms: `step.norm_ranks()` behind function pointers.
 class NormExchange {
  public:
-  /// The ranks are the same throughout a job.
   template <class Ranks>
   explicit NormExchange(const Ranks& ranks)
       : world_(ranks.world()), gather_(gather<Ranks>), reduce_(reduce<Ranks>) {
@@ -47,18 +44,18 @@ class NormExchange {
   NormExchange& operator=(const NormExchange&) = delete;
 
   std::size_t world() const { return world_; }
-  /// Do the norms run in a step of the job?
+  /// Is a step of the job running?
   bool& is_in_step() { return is_in_step_; }
-  /// The job has ended, and its communicator with it.
+  /// Marks the job and its communicator as gone.
   void end() { has_ended_ = true; }
   bool has_ended() const { return has_ended_; }
 
-  /// all = every rank's own, by rank: `count` doubles, or floats, of each. **Ranks** all of these,
-  /// in the order of their norms. **Host** blocks, or on a GPU enqueues. **Stream** the step's.
+  /// All-gathers `count` doubles or floats per rank. **Ranks** all of these, in the order of their
+  /// norms. **Host** blocks, or on a GPU enqueues. **Stream** the step's.
   void all_gather(const void* own, void* all, std::size_t count, bool doubles) const {
     gather_(*this, own, all, count, doubles);
   }
-  /// values = their sum over ranks. **Ranks**, **Host** and **Stream** as `all_gather`.
+  /// Sums over ranks in place. **Ranks**, **Host** and **Stream** as `all_gather`.
   void all_reduce(void* values, std::size_t count, bool doubles) const {
     reduce_(*this, values, count, doubles);
   }
@@ -93,41 +90,39 @@ class NormExchange {
   bool has_ended_ = false;
 };
 
-/// One norm that shares its statistics.
+/// A norm that shares its statistics.
 struct NormMark {
-  /// The name in its module.
   std::string name;
   std::shared_ptr<NormExchange> exchange;
-  /// The tensor by which the norm is found. While the mark stands, its address is no other's.
+  /// The tensor that identifies the norm. The weak pointer keeps its address from being reused.
   c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
   std::weak_ptr<const ::torch::nn::Module> module;
-  /// Is the tensor a weight of ones that only serves to find the norm?
+  /// Is the tensor a weight of ones that only identifies the norm?
   bool is_tag = false;
 
-  /// A norm without running statistics normalises with the batch's in an evaluation too, and then
-  /// with its own rank's. A module that is no shared pointer's cannot be asked.
+  /// A norm without running statistics uses batch statistics in evaluation too, then only its own
+  /// rank's. A module outside of a shared pointer counts as training.
   bool trains() const {
     const auto norm = module.lock();
     return norm == nullptr || is_in_training(*norm);
   }
 };
 
-/// What a norm's forward pass leaves for its backward pass, which may run on another thread.
+/// What a forward pass leaves for its backward pass, which may run on another thread.
 struct NormPassing : ::torch::CustomClassHolder {
   NormPassing(std::shared_ptr<const NormMark> mark_of, const BatchNormOptions& of_norm)
       : mark(std::move(mark_of)), options(of_norm) {}
 
   std::shared_ptr<const NormMark> mark;
-  BatchNormOptions options;  // the momentum is this batch's share in the running statistics
+  BatchNormOptions options;  // momentum: the weight of this batch in the running statistics
   std::variant<HostTensorNorm, DeviceTensorNorm> work;
 };
 
-// What follows are templates, of which `Exchange` is `NormExchange`, so that LibTorch's machinery
-// for functions of autograd is compiled in programs that synchronise norms, and in no others.
+// Templates over `NormExchange`, so that only programs with synchronised norms compile them.
 
-/// Statistics are those of all ranks' samples: their means and squared deviations are merged by
-/// their counts, of which some may be zero. The backward pass sums over ranks what a sample's
-/// gradient takes from the others'. Running statistics move as for one batch of all samples.
+/// Statistics over the samples of all ranks: means and squared deviations are merged by counts,
+/// which may be zero. The backward pass sums over ranks what each input gradient takes from the
+/// other samples. Running statistics move as for one batch of all samples.
 template <class Exchange>
 class SyncedNorm : public ::torch::autograd::Function<SyncedNorm<Exchange>> {
  public:
@@ -180,7 +175,7 @@ class SyncedNorm : public ::torch::autograd::Function<SyncedNorm<Exchange>> {
  private:
   static constexpr const char* name = "passing";
 
-  /// Autograd numbers only the inputs that are defined.
+  /// Autograd indexes only defined inputs.
   static NormNeeds needed(const ::torch::autograd::AutogradContext& context,
                           const NormTensors& norm) {
     NormNeeds needs;
@@ -191,7 +186,7 @@ class SyncedNorm : public ::torch::autograd::Function<SyncedNorm<Exchange>> {
     return needs;
   }
 
-  /// Those of weight and bias are sums over this rank's samples alone, which the job averages.
+  /// Weight and bias gradients are sums over this rank's samples, which the job averages.
   template <class Work>
   static NormGradients gradients_of(Work& work, const NormTensors& norm, const at::Tensor& gradient,
                                     const NormNeeds& needs, const NormExchange& exchange) {
@@ -206,7 +201,6 @@ class SyncedNorm : public ::torch::autograd::Function<SyncedNorm<Exchange>> {
   }
 };
 
-/// The marks of all jobs of the process.
 class NormMarks {
  public:
   static NormMarks& all() {
@@ -214,8 +208,8 @@ class NormMarks {
     return marks;
   }
 
-  /// Marks a norm of a job. It is found by its running mean, else by its weight; one that has
-  /// neither is given a weight of ones, which is none of its parameters.
+  /// Marks a norm, identified by its running mean or else its weight; a norm with neither gets a
+  /// weight of ones, which is not registered as a parameter.
   template <class Norm>
   void add(Norm& norm, const std::string& name, const std::shared_ptr<NormExchange>& exchange) {
     const bool is_tag = !norm.running_mean.defined() && !norm.weight.defined();
@@ -227,14 +221,13 @@ class NormMarks {
                  norm.weak_from_this(), is_tag});
   }
 
-  /// The norms of a job that has ended are plain ones again.
+  /// Turns the norms of a job that has ended into plain ones.
   void remove(const NormExchange* exchange) {
     const std::unique_lock lock(mutex_);
     std::erase_if(marks_,
                   [&](const auto& item) { return item.second->exchange.get() == exchange; });
   }
 
-  /// The mark of the norm that has these tensors, or null.
   std::shared_ptr<const NormMark> find(const at::Tensor& running_mean,
                                        const at::Tensor& weight) const {
     const at::Tensor& tensor = running_mean.defined() ? running_mean : weight;
@@ -254,7 +247,7 @@ class NormMarks {
   std::unordered_map<const c10::TensorImpl*, std::shared_ptr<const NormMark>> marks_;
 };
 
-/// Ranks that do not all run this norm would wait for each other.
+/// Ranks would deadlock where not all run this norm.
 [[noreturn, gnu::cold, gnu::noinline]] inline void refuse_outside(const NormMark& mark) {
   fail("Norms<Synced>",
        {"the synchronised batch norm \"", mark.name,
@@ -263,8 +256,8 @@ class NormMarks {
        "module->eval()");
 }
 
-/// `aten::batch_norm` for all tensors that autograd sees. A LibTorch module calls its norms' own
-/// `forward`, so that they cannot be exchanged for others; what these call can.
+/// Overrides `aten::batch_norm` under autograd: a module calls the `forward` of its norms' own
+/// class, so the norms cannot be replaced, but what they call can.
 template <class Exchange>
 at::Tensor batch_norm(const at::Tensor& x, const std::optional<at::Tensor>& weight,
                       const std::optional<at::Tensor>& bias,
@@ -292,7 +285,7 @@ at::Tensor batch_norm(const at::Tensor& x, const std::optional<at::Tensor>& weig
                                 cudnn_enabled);
 }
 
-/// From the first conversion on, LibTorch calls the function above.
+/// Installs the override, once per process.
 template <class Exchange>
 void override_batch_norm() {
   struct Override {
@@ -306,8 +299,7 @@ void override_batch_norm() {
   static const Override cuda(c10::DispatchKey::AutogradCUDA);
 }
 
-/// Marks all batch norms of a job's module, which may be one itself and need not be a shared
-/// pointer's.
+/// Marks all batch norms of a job's module, which may be one itself and need no shared pointer.
 template <class Exchange = NormExchange>
 void convert_norms(::torch::nn::Module& module, const std::shared_ptr<NormExchange>& exchange) {
   override_batch_norm<Exchange>();
@@ -324,22 +316,20 @@ void convert_norms(::torch::nn::Module& module, const std::shared_ptr<NormExchan
     visit(*item.value(), item.key());
 }
 
-/// A model's member. In every pass of a training step the model says
+/// A model's member, opened in every pass of a training step:
 ///
 ///     const auto norms = norms_.open(module, step.norm_ranks());
 ///
-/// and the batch norms of the module share their statistics with the step's ranks, which may have
-/// different numbers of samples, until the end of the scope, and in the backward pass of what ran.
-/// In an evaluation, and with one rank, they are what they were; the module is the same one, with
-/// the same tensors, and a `clone()` is a plain module.
+/// Until the end of the scope, and in the backward pass of what ran in it, the module's batch norms
+/// share their statistics with the step's ranks, which may have different numbers of samples. In an
+/// evaluation, with one rank, and in a `clone()` of the module, the norms are plain.
 ///
-/// As in PyTorch, all ranks run the same norms in the same order, and gradients of weight and bias
-/// are those of a rank's own samples, which the job averages. LibTorch's norms refuse a rank that
-/// has one value per channel; PyTorch's `SyncBatchNorm` takes it.
+/// As in PyTorch, all ranks run the same norms in the same order, and the job averages weight and
+/// bias gradients. Unlike PyTorch's, LibTorch's norms reject a rank with one value per channel.
 class SyncedNorms {
  public:
   SyncedNorms() = default;
-  /// A copied model has another module and other ranks.
+  /// A copied model has its own module and ranks.
   SyncedNorms(const SyncedNorms&) {}
   SyncedNorms(SyncedNorms&&) noexcept = default;
   SyncedNorms& operator=(const SyncedNorms&) = delete;
@@ -363,14 +353,14 @@ class SyncedNorms {
 
  private:
   std::shared_ptr<NormExchange> exchange_;
-  bool nothing_ = false;  // is set where norms share nothing
+  bool nothing_ = false;  // the flag of norms that share nothing
 };
 
 }  // namespace detail
 
 inline namespace torch_modules {
 
-/// Removed: what it says, a job's policy says.
+/// A compile error that names the policy.
 template <class M>
 void convert_sync_batchnorm(M&&) {
   static_assert(sizeof(M) == 0,

@@ -1,15 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The words of LibTorch's tensors in lockstep: namespaces, element types, the fields of a
-/// batch, and memory of the program's as a tensor.
+/// @file LibTorch's tensors in lockstep: namespaces, element types, batches, memory as a tensor.
 ///
-/// A batch that has tensors and nothing else, also in structs, eight at most, needs nothing:
-///
-///     struct Images { torch::Tensor inputs, labels; };
-///
-/// Others name their fields once, for all that is done with them (data/serialize.hpp):
-///
-///     friend void pack(auto& parcel, Batch& batch) { parcel(batch.inputs, batch.labels); }
+/// A batch of at most eight tensors, also in nested structs, needs no declarations; others list
+/// their fields: `friend void pack(auto& parcel, Batch& b) { parcel(b.inputs, b.labels); }`.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/from_blob.h>
@@ -26,25 +20,24 @@ namespace torch {}
 
 namespace lockstep {
 
-/// What stands here is found as `lockstep::X` and as `lockstep::torch::X`.
+/// Names in here are found as `lockstep::X` and as `lockstep::torch::X`.
 inline namespace torch_modules {}
 
-/// An alias, not a namespace of its own: with one, `torch::Tensor` would be ambiguous in every
-/// program that says `using namespace lockstep`.
+/// An alias: a namespace would make `torch::Tensor` ambiguous after `using namespace lockstep`.
 namespace torch = ::torch;
 
 }  // namespace lockstep
 
 namespace torch {
 
-/// LibTorch's own names come first: a directive is looked at only where `torch` has no such name.
+/// LibTorch's own names take precedence over names from a using-directive.
 using namespace ::lockstep::torch_modules;
 
 }  // namespace torch
 
 namespace lockstep::detail {
 
-/// The types of tensors whose elements are of each kind, in the order of `ElementKind`.
+/// The tensor types in the order of `ElementKind`.
 inline constexpr at::ScalarType scalar_types[element_kinds] = {at::ScalarType::Undefined,
                                                                at::kDouble,
                                                                at::kFloat,
@@ -63,8 +56,7 @@ constexpr at::ScalarType scalar_type_of(ElementKind kind) {
   return scalar_types[static_cast<std::size_t>(kind)];
 }
 
-/// The kind of a tensor's elements; `unsupported` where lockstep has none. Booleans travel as the
-/// bytes that they are.
+/// `unsupported` where lockstep has no such elements. Booleans are handled as bytes.
 constexpr ElementKind kind_of(at::ScalarType type) {
   const auto* const found = std::ranges::find(scalar_types, type == at::kBool ? at::kByte : type);
   return found == std::end(scalar_types)
@@ -72,23 +64,21 @@ constexpr ElementKind kind_of(at::ScalarType type) {
              : static_cast<ElementKind>(found - std::begin(scalar_types));
 }
 
-/// The type of tensors with elements T.
 template <Element T>
 inline constexpr at::ScalarType scalar_type = scalar_type_of(element_kind<T>());
 
-/// The element types of a module's tensors: those of its parameters, and what buffers have besides,
-/// which are counts and masks.
+/// The element types of a module's parameters, and of its buffers: also counts and masks.
 template <Element... Ts>
 struct TorchElements : ElementList<Ts..., std::int64_t, std::uint8_t> {
   static constexpr bool contains(ElementKind kind) {
     return std::ranges::find(TorchElements::kinds, kind) != TorchElements::kinds.end();
   }
-  /// Calls `f(std::type_identity<T>{})` with the type behind a kind, of any tensor.
+  /// Calls `f(std::type_identity<T>{})` with the type of a kind, for any tensor.
   template <class F>
   static void with(ElementKind kind, const F& f) {
     with_one_of<Ts..., std::int64_t, std::uint8_t>(kind, f);
   }
-  /// The same for parameters: nothing is decided at run time where all have one type.
+  /// The same for parameters, without a branch if all have one type.
   template <class F>
   static void with_parameter(ElementKind kind, const F& f) {
     if constexpr (sizeof...(Ts) == 1) {
@@ -111,17 +101,17 @@ static_assert(kind_of(scalar_type<float>) == ElementKind::f32);
 static_assert(kind_of(scalar_type<std::int64_t>) == ElementKind::i64);
 static_assert(kind_of(scalar_type<BFloat16>) == ElementKind::bf16);
 
-/// A parcel to which nothing happens.
+/// An archive that does nothing.
 struct NoParcel {
   template <class... Fields>
   void operator()(Fields&...) {}
 };
 
-/// A type that names its fields.
+/// A type that lists its fields.
 template <class B>
 concept NamingFields = requires(NoParcel& parcel, B& batch) { pack(parcel, batch); };
 
-/// Becomes a tensor, and nothing that a tensor would become.
+/// Converts to a tensor and to nothing that a tensor converts to.
 struct OnlyTensor {
   template <std::same_as<at::Tensor> T>
   operator T() const;
@@ -134,7 +124,7 @@ constexpr bool is_made_of_tensors(std::index_sequence<I...>) {
 
 inline constexpr std::size_t most_tensor_fields = 8;
 
-/// How many tensors a struct has, those of structs inside of it too; 0 where it has others or more.
+/// The number of tensors in a struct, nested ones included; 0 if it has other fields or too many.
 template <class B, std::size_t N = most_tensor_fields>
 constexpr std::size_t tensor_field_count() {
   if constexpr (N == 0 || !std::is_aggregate_v<B> || std::is_array_v<B> ||
@@ -147,21 +137,19 @@ constexpr std::size_t tensor_field_count() {
   }
 }
 
-/// A struct that has tensors and nothing else, and does not name them.
+/// A struct of tensors only, which does not list them.
 template <class B>
 concept TensorStruct = !NamingFields<B> && tensor_field_count<B>() != 0;
 
-/// Its tensors, which lie one behind the other.
+/// The tensors of the struct, which are contiguous.
 template <class B>
 std::span<at::Tensor> tensors_of(B& batch) {
   return {reinterpret_cast<at::Tensor*>(&batch), tensor_field_count<B>()};
 }
 
-/// A batch whose fields can be walked over.
 template <class B>
 concept WithFields = NamingFields<B> || TensorStruct<B>;
 
-/// Calls `f(field)` for each field.
 template <WithFields B, class F>
   requires(!std::is_const_v<B>)
 void for_each_field(B& batch, const F& f) {
@@ -172,15 +160,13 @@ void for_each_field(B& batch, const F& f) {
     for (at::Tensor& tensor : tensors_of(batch)) f(tensor);
   }
 }
-/// The same with fields that must not be changed: a `pack` takes its batch without const because it
-/// also unpacks.
+/// The same for const batches: `pack` takes its batch without const because it also unpacks.
 template <WithFields B, class F>
 void for_each_field(const B& batch, const F& f) {
   for_each_field(const_cast<B&>(batch),  // NOLINT(cppcoreguidelines-pro-type-const-cast)
                  [&]<class Field>(Field& field) { f(static_cast<const Field&>(field)); });
 }
 
-/// An element of lockstep's, or `bool`.
 template <class T>
 concept TensorElement = Element<T> || std::is_same_v<T, bool>;
 
@@ -193,12 +179,12 @@ constexpr at::ScalarType scalar_type_for() {
   }
 }
 
-/// Vectors, arrays, spans: elements one behind the other.
+/// Contiguous elements: vectors, arrays, spans.
 template <class R>
 concept ElementRange = std::ranges::contiguous_range<R> && std::ranges::sized_range<R> &&
                        TensorElement<std::ranges::range_value_t<R>>;
 
-/// Views of lockstep's and mdspans.
+/// lockstep's views and mdspans.
 template <class V>
 concept ElementView = requires(const V& view) {
   { V::rank() } -> std::convertible_to<std::size_t>;
@@ -206,7 +192,7 @@ concept ElementView = requires(const V& view) {
   view.data_handle();
 } && TensorElement<std::remove_cv_t<typename V::element_type>>;
 
-/// Tensors do not know memory that must not be written, so the constness of `data` is lost.
+/// Drops the constness of `data`: LibTorch has no tensors of constant memory.
 template <class T>
 void* untyped(T* data) {
   return const_cast<std::remove_const_t<T>*>(
@@ -219,9 +205,8 @@ namespace lockstep {
 
 inline namespace torch_modules {
 
-/// A vector, an array or a span as a tensor of one extent, or of the extents in `sizes`. Nothing is
-/// copied: the memory must live as long as the tensor is used, and a tensor of constant elements
-/// must not be written.
+/// A vector, an array or a span as a tensor of one dimension, or of the shape `sizes`, without a
+/// copy: the memory must outlive the tensor, and constant elements must not be written.
 template <class R>
   requires detail::ElementRange<R>
 at::Tensor as_tensor(R&& elements, at::IntArrayRef sizes) {
@@ -245,7 +230,7 @@ at::Tensor as_tensor(R&& elements) {
   return as_tensor(std::forward<R>(elements), at::IntArrayRef(&size, 1));
 }
 
-/// A view or an mdspan as a tensor of its extents and strides.
+/// A view or an mdspan as a tensor with its extents and strides.
 template <detail::ElementView V>
 at::Tensor as_tensor(const V& view) {
   constexpr std::size_t rank = V::rank();
@@ -261,7 +246,7 @@ at::Tensor as_tensor(const V& view) {
   }
   at::TensorOptions options(detail::scalar_type_for<std::remove_cv_t<typename V::element_type>>());
   if constexpr (requires { typename V::memory; }) {
-    // LibTorch finds out itself which GPU has the memory.
+    // LibTorch finds the index of the GPU from the address.
     if (std::is_same_v<typename V::memory, DeviceMemory>) options = options.device(at::kCUDA);
   }
   return at::from_blob(detail::untyped(view.data_handle()), at::IntArrayRef(sizes.data(), rank),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file All axes of a job: their canonical order, and the policy each has when none is given.
+/// @file All axes of a job: their canonical order and their default policies.
 
 #include "lockstep/bucket/buckets.hpp"
 #include "lockstep/comm/backend.hpp"
@@ -27,10 +27,9 @@ namespace lockstep {
 
 namespace detail {
 
-/// One default per axis. Two depend on other policies, those of `Ps` or their defaults: the ranks
-/// of a GPU job communicate through NCCL unless told otherwise, so that `Device<Cuda>` alone moves
-/// a job to GPUs; and where memory is shared, parameters live in it once, unless hooks want whole
-/// buckets or ranks may be through before others.
+/// One default per axis. Two depend on other policies: ranks on GPUs communicate through NCCL, so
+/// that `Device<Cuda>` alone moves a job to GPUs; and ranks with common memory share parameters,
+/// unless hooks need whole buckets or `UnevenInputs<Join>` is given.
 template <class... Ps>
 struct DefaultsFor {
   using StrategyPolicy = PickOr<ParallelStrategy<DDP>, Ps...>;
@@ -52,16 +51,14 @@ struct DefaultsFor {
 
 }  // namespace detail
 
-/// A job's policies: `pack` has one per axis, in canonical order. The type is named by those alone
-/// that are not the defaults. Every function of a job has this name in its own, and with the
-/// policies of all axes in it, names would be most of what a compiler writes.
+/// A job's policies: `pack` has one per axis, in canonical order. Only policies that are not the
+/// default are in the type's name, which is part of the name of every function of the job.
 template <class... Chosen>
 struct JobPolicies {
   using pack = detail::Canonical<typename detail::DefaultsFor<Chosen...>::type, Chosen...>;
 };
 
-/// The policies of a job, whatever the order of the given ones: any order of the same policies
-/// gives the same type, and so does a default that is spelled out.
+/// The same type for any order of the same policies, and for a default that is spelled out.
 template <class... Ps>
 using CanonicalPolicies =
     detail::ChosenFrom<JobPolicies, typename detail::DefaultsFor<Ps...>::type,

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Which models and policies go together: the rules, and the sentence of the first one that
-/// is broken, which is the only one that is printed.
+/// @file The rules for combining models and policies; only the first broken rule is reported.
 
 #include <initializer_list>
 
@@ -22,7 +21,7 @@ namespace lockstep {
 
 namespace detail {
 
-/// The faults of a composition, in the order in which they are looked for.
+/// The faults of a composition, in the order in which they are checked.
 enum class Fault {
   none,
   model_not_first,
@@ -83,8 +82,7 @@ enum class Fault {
 
 }  // namespace detail
 
-/// One sentence per fault. `Culprit`, the name of an axis or a tensor where there is one, is
-/// printed by the compiler beside the sentence, because it is in this type.
+/// One message per fault. The compiler prints this type, and so `Culprit`, an axis or a tensor.
 template <detail::Fault F, Name Culprit>
 struct Verdict {
   using enum detail::Fault;
@@ -260,7 +258,7 @@ struct Verdict {
 
 namespace detail {
 
-/// A fault, and the name of what has it.
+/// A fault, and the name of the axis or tensor that has it.
 struct Finding {
   Fault fault = Fault::none;
   std::string_view culprit = "";
@@ -268,7 +266,6 @@ struct Finding {
 consteval Finding when(bool broken, Fault fault, std::string_view culprit = "") {
   return broken ? Finding{fault, culprit} : Finding{};
 }
-/// The first of several findings that is one.
 consteval Finding first_of(std::initializer_list<Finding> findings) {
   for (const Finding& finding : findings) {
     if (finding.fault != Fault::none) return finding;
@@ -276,8 +273,8 @@ consteval Finding first_of(std::initializer_list<Finding> findings) {
   return {};
 }
 
-/// Is there nothing before, between or after the dots? (`string_view::find` would do, but under the
-/// undefined-behaviour sanitizer g++ 12 does not take it for a constant here.)
+/// Is a part before, between or after dots empty? (`string_view::find` would do, but g++ 12 does
+/// not take it for a constant here under the undefined-behaviour sanitizer.)
 consteval bool has_empty_part(std::string_view name) {
   char before = '.';
   for (const char c : name) {
@@ -307,8 +304,7 @@ consteval Finding find_tensor_fault() {
   return {};
 }
 
-/// A LibTorch module or a holder of one, as far as its names show it: this header does not include
-/// LibTorch.
+/// A LibTorch module or holder, recognized by names: this header does not include LibTorch.
 template <class M>
 concept LooksLikeTorchModule = requires { typename M::ContainedType; } || requires(M& candidate) {
   candidate.named_parameters();
@@ -318,7 +314,7 @@ concept LooksLikeTorchModule = requires { typename M::ContainedType; } || requir
 
 template <class Model>
 consteval Finding find_model_fault() {
-  if constexpr (TensorListing<Model>) {  // its tensors are checked when they are listed
+  if constexpr (TensorListing<Model>) {  // tensors are checked when listed
     if (kinds_of<Model, TensorRole::parameter>.size == 0) return {Fault::model_without_parameters};
     return {};
   } else if constexpr (!requires { typename Model::Parameters; }) {
@@ -362,7 +358,7 @@ consteval Finding find_pattern_fault(const auto& parameters) {
   return {};
 }
 
-/// Does the job train one of the parameters that `is_chosen(i)` says? `Still` are the frozen ones.
+/// Does the job train a parameter with `is_chosen(i)`? `Still` are the frozen ones.
 template <class Still>
 consteval bool trains_any(const auto& parameters, const auto& is_chosen) {
   for (std::size_t i = 0; i != parameters.size(); ++i) {
@@ -399,7 +395,7 @@ consteval Finding find_subgraph_fault_of(SubgraphList<Same, Sets...>, const auto
   return first_of({Finding{}, find_subgraph_fault<Still, Sets>(parameters)...});
 }
 
-/// Finds faults of the declared sub-graphs, whatever the model.
+/// Finds faults of the declared sub-graphs, for any model.
 template <bool Same, class... Sets>
 consteval Finding find_list_fault(SubgraphList<Same, Sets...>) {
   using List = SubgraphList<Same, Sets...>;
@@ -413,8 +409,7 @@ consteval Finding find_list_fault(SubgraphList<Same, Sets...>) {
   return {};
 }
 
-/// Finds faults of what policies select among the model's parameters. Listed ones are checked when
-/// the model lists them.
+/// Finds faults of policies' parameter patterns. Listed tensors are checked when listed.
 template <class Model, class Policies>
 consteval Finding find_selection_fault() {
   using Still = Pick<axes::Frozen, Policies>;
@@ -462,8 +457,7 @@ inline constexpr bool mixes_supported_types<Mixed<Types...>> =
       std::is_same_v<Types, BFloat16>) &&
      ...);
 
-/// The rules of policies that do not go together, or not with the model: the first that a job
-/// breaks.
+/// The first rule that policies break together, or with the model.
 template <class Model, class Policies>
 consteval Finding find_combination_fault() {
   using Strategy = Pick<axes::ParallelStrategy, Policies>;
@@ -583,8 +577,7 @@ consteval Name<Size + 1> to_name(std::string_view text) {
 
 }  // namespace detail
 
-/// The first fault of a composition, `Fault::none` for a legal one. It is never a compile error, so
-/// tools and tests can ask for it.
+/// `Fault::none` for a valid composition. Never a compile error, so that tools and tests can ask.
 template <class Model, class... Ps>
 inline constexpr detail::Fault composition_fault = detail::find_fault<Model, Ps...>().fault;
 

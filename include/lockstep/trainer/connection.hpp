@@ -16,19 +16,17 @@ namespace lockstep {
 
 namespace detail {
 
-/// Stands for the backend of a world that the compiler knows to be of one.
+/// The backend of a world that is known to be of one when compiled.
 struct NoBackend {};
 
-/// The size of the world, where the policies say it.
 template <class Policies>
 inline constexpr std::size_t static_world = Pick<axes::World, Policies>::static_size;
 
 }  // namespace detail
 
-/// How ranks on a device meet through a backend: `make<Policies>(session, name)` gives a rank its
-/// communicator, where `name` tells several meetings apart; and `ranks_are_threads` where they are
-/// threads of one process. Specialised for the CPU here and in gloo.hpp, for GPUs in
-/// trainer/cuda.cuh, nccl.cuh and gloo.cuh.
+/// The rendezvous of ranks on a device through a backend: `make<Policies>(session, name)` returns a
+/// rank's communicator, and `name` distinguishes several. `ranks_are_threads` marks threads of one
+/// process. Specialized here, in trainer/cuda.cuh, and in gloo.hpp, gloo.cuh and nccl.cuh.
 template <class Device, class Backend>
 struct Connection;
 
@@ -52,12 +50,11 @@ struct Connection<Cpu, Shm> {
 
 namespace detail {
 
-/// Are replicas in one process? Then they meet in its memory, and the backend has no effect.
+/// DP's replicas communicate in the memory of one process; the backend has no effect.
 template <class Policies>
 inline constexpr bool is_dp =
     std::is_same_v<Pick<axes::ParallelStrategy, Policies>, ParallelStrategy<DP>>;
 
-/// The connection of a job's policies.
 template <class Policies>
 using ConnectionOf = Connection<
     typename Pick<axes::Device, Policies>::choice,
@@ -110,9 +107,8 @@ consteval bool require_connection() {
   return connected;
 }
 
-/// How the replicas of `ParallelStrategy<DP>`, threads of one process, get their communicators. A
-/// meeting is made once; then every replica calls `prepare` and `join` on its own thread. `prepare`
-/// waits for no other replica, so that it may fail on one alone; `join` waits for all.
+/// The rendezvous of DP's replicas, which are threads. Every replica calls `prepare`, which waits
+/// for no other and may fail on one alone, then `join`, which waits for all, on its own thread.
 template <class Device, class Policies>
 class ReplicaMeeting;
 
@@ -128,7 +124,7 @@ class ReplicaMeeting<Cpu, Policies> {
 
   static std::size_t devices() { return core_count(); }
 
-  /// The numbers of devices mean nothing here: replicas share one.
+  /// Device numbers have no meaning here: replicas share one device.
   ReplicaMeeting(std::size_t replicas, std::chrono::milliseconds timeout,
                  const std::vector<std::size_t>& /*devices*/)
       : size_(replicas), timeout_(timeout), files_(replicas) {
@@ -157,7 +153,6 @@ class ReplicaMeeting<Cpu, Policies> {
   std::vector<shm::MemoryFile> files_;
 };
 
-/// The meeting of the replicas of a job with these policies.
 template <class Policies>
 using ReplicaMeetingOf = ReplicaMeeting<typename Pick<axes::Device, Policies>::choice, Policies>;
 
@@ -173,9 +168,8 @@ consteval auto compose() {
   }
 }
 
-/// `Job<Model, Policies>` of a model under policies in any order; every order gives one type. A
-/// composition with a fault gives one compile error, and `Rejected`, which has the members of a job
-/// so that no use of it is another error.
+/// `Job<Model, Policies>` of a model under policies in any order, which all give one type. An
+/// invalid composition gives one compile error and `Rejected`, which causes no further ones.
 template <template <class, class> class Job, template <class, class...> class Rejected, class Model,
           class... Ps>
 using Compose = typename decltype(compose<Job, Rejected, Model, Ps...>())::type;

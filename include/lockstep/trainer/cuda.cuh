@@ -35,7 +35,7 @@ struct Connection<Cuda, Shm> {
 
 namespace detail {
 
-/// Every replica has a GPU; with `LOCKSTEP_SHARE_GPUS=1` several replicas may share one.
+/// Every replica has a GPU; with `LOCKSTEP_SHARE_GPUS=1` several may share one.
 template <class Policies>
 class ReplicaMeeting<Cuda, Policies> {
   static constexpr std::size_t static_size = static_world<Policies>;
@@ -65,12 +65,12 @@ class ReplicaMeeting<Cuda, Policies> {
       require_device(i);
       gpus_[i] = std::make_shared<Gpu>(rank, devices_[i]);
     }
-    // The first replica's thread is the program's own, and is left where it is.
+    // The first replica's thread is the program's: its affinity stays.
     if (i != 0) stay_near(*gpus_[i]);
   }
   communicator join(Rank rank) {
     std::shared_ptr<Gpu> gpu = std::move(gpus_[rank.value()]);
-    const OnGpu current(gpu->index());  // what made the model may have gone to another
+    const OnGpu current(gpu->index());  // the model's function may have selected another
     if constexpr (alone) {
       return communicator(std::move(gpu));
     } else {

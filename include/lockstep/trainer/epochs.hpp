@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `for (auto epoch : job.epochs(10)) for (const auto& batch : epoch.batches(train, 64))`:
-/// the loops of a trainer.
+/// @file The loops of a trainer, over epochs and over the batches of an epoch.
 
 #include <iterator>
 
@@ -18,12 +17,12 @@
 
 namespace lockstep::detail {
 
-/// The object that `on_rank0` gives its function: it prints and logs, and cannot communicate.
+/// The argument of `on_rank0`'s function: prints and logs, and cannot communicate.
 class RunLog {
  public:
   explicit RunLog(EpochProgress& progress) : progress_(&progress) {}
 
-  /// Prints a line of text, kept apart from the progress bar.
+  /// Prints a line of text above the progress bar.
   void print(std::string_view line) { progress_->display.print(line); }
 
   /// Prints anything with a `summary()`, such as an epoch, as one line.
@@ -34,14 +33,14 @@ class RunLog {
     print(what.summary().text());
   }
 
-  /// Writes a line to the file of `--log`, if there is one.
+  /// Writes a line to the `--log` file, if there is one.
   void write(const JsonLine& line) { progress_->log.write(line); }
 
  private:
   EpochProgress* progress_;
 };
 
-/// This rank's batches of one epoch. The sampler knows the epoch, so it cannot be forgotten.
+/// This rank's batches of one epoch; calls the sampler's `set_epoch`.
 template <class Trainer, Dataset Source>
 class EpochBatches {
  public:
@@ -56,7 +55,7 @@ class EpochBatches {
     sampler_.set_epoch(epoch);
   }
 
-  /// How many batches this rank has in a whole epoch.
+  /// The number of this rank's batches in a whole epoch.
   std::size_t size() const { return batches_from(0, trainer_.rank()); }
 
   class Iterator {
@@ -81,7 +80,7 @@ class EpochBatches {
     bool operator==(std::default_sentinel_t end) const { return at_ == end; }
 
    private:
-    /// At the end of the data, ranks add up their losses.
+    /// At the end of the data, ranks reduce their losses.
     void look() {
       batches_->trainer_.progress_.note_batch(batches_->sampler_.position());
       if (at_ == std::default_sentinel) {
@@ -114,7 +113,7 @@ class EpochBatches {
   }
   std::default_sentinel_t end() const { return {}; }
 
-  /// A `break` ends the epoch's data as its last batch does: ranks add up their losses.
+  /// A `break` ends the epoch's data as its last batch does: ranks reduce their losses.
   ~EpochBatches() {
     if (!scope_.is_exception()) {
       trainer_.leave_data_after_break(loader_.waited());
@@ -126,26 +125,25 @@ class EpochBatches {
   EpochBatches& operator=(const EpochBatches&) = delete;
 
  private:
-  /// Where ranks have data of their own, some may have none.
+  /// If ranks have data of their own, some may have none.
   static LoaderOptions taken(LoaderOptions options) {
     if constexpr (Trainer::joins) options.may_be_empty = true;
     return options;
   }
 
-  /// How many batches a rank has from a place of the epoch's order on.
+  /// The number of a rank's batches from index `first` of the epoch's order on.
   std::size_t batches_from(std::size_t first, Rank rank) const {
     const Share<typename Trainer::remainder> share(sampler_.samples(), sampler_.world(), rank,
                                                    first);
     return batch_count(share.size(), options_);
   }
 
-  /// A rank with one batch more than another would wait for it forever. With `Exact` every rank
-  /// knows that before the first batch.
+  /// A rank with one batch more than another would wait forever. With `Exact`, all know in advance.
   void require_even() const {
     const WorldSize world = trainer_.world_size();
     const Rank last{world.value() - 1};
     if (batches_from(0, Rank{0}) == 0 && batches_from(0, last) == 0) refuse_nothing();
-    const std::size_t begun = sampler_.state().first;  // by another world, which has stopped
+    const std::size_t begun = sampler_.state().first;  // by the world that saved the job
     const std::size_t most = batches_from(begun, Rank{0});
     const std::size_t least = batches_from(begun, last);
     if (most == least) return;
@@ -170,7 +168,6 @@ class EpochBatches {
   EndOfScope scope_;
 };
 
-/// One pass over the data.
 template <class Trainer>
 class TrainingEpoch {
  public:
@@ -179,8 +176,7 @@ class TrainingEpoch {
   /// The number of the epoch, from 0.
   std::uint64_t number() const { return number_; }
 
-  /// This rank's share, `batch_size` samples at a time (of this rank, as in PyTorch). The data set
-  /// must outlive the loop. **Ranks** all.
+  /// `batch_size` is of one rank. The data set must outlive the loop. **Ranks** all.
   template <Dataset Source>
   auto batches(const Source& source, std::size_t batch_size) {
     LoaderOptions options = trainer_->loader_options();
@@ -194,9 +190,9 @@ class TrainingEpoch {
   }
   template <Dataset Source>
   void batches(const Source&& source,
-               auto options) = delete;  // it would be gone by the first batch
+               auto options) = delete;  // the data set must outlive the loop
 
-  /// The figures of the epoch so far; over all ranks once the data is at its end.
+  /// The epoch so far; over all ranks at the end of its data.
   EpochSummary summary() const { return trainer_->summary(); }
   void mark_as_printed() const { trainer_->progress_.mark_as_printed(); }
 
@@ -240,7 +236,7 @@ class EpochRange {
   Iterator begin() { return {trainer_, first_, last_}; }
   std::default_sentinel_t end() const { return {}; }
 
-  /// A `break` ends its epoch: the epoch has its line and its record.
+  /// An epoch that a `break` ends has its line and its record.
   ~EpochRange() {
     if (!scope_.is_exception()) trainer_.end_epoch_after_break();
   }

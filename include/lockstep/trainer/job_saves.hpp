@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Saving and resuming of a trainer: what only programs with checkpoints need.
+/// @file Saving and resuming of a trainer, for programs with checkpoints only.
 
 #include "lockstep/checkpoint/checkpoints.hpp"
 #include "lockstep/checkpoint/options.hpp"
@@ -11,17 +11,16 @@
 
 namespace lockstep::detail {
 
-/// What a trainer saves and loads with.
 struct JobSaves : SaveDue {
   KeptValues kept;
   CourseState course;                                        // of the latest save
   StateWriter writer{&at_once};                              // of `save`
   std::vector<std::pair<std::string, SaveOptions>> waiting;  // for the end of an accumulated step
   std::unique_ptr<Checkpoints> checkpoints;
-  bool is_watching = false;  // something may be saved while steps go on
+  bool is_watching = false;  // steps may have to save
 };
 
-/// References to all of it, by the names that a checkpoint has.
+/// References to all members, by their names in a checkpoint.
 inline KeptValues course_values(CourseState& course) {
   return {{"lockstep/run", course.run},
           {"lockstep/epoch", course.epoch},
@@ -43,13 +42,12 @@ inline KeptValues course_values(CourseState& course) {
           {"lockstep/epoch_updates", course.epoch_updates}};
 }
 
-/// The checkpoints of a trainer, where a program has them.
 template <class Job>
 struct JobSaving {
   Job& job;
 
   JobSaves& saves() {
-    static_cast<void>(&is_mentioned);  // its definition is needed
+    static_cast<void>(&is_mentioned);  // instantiates its initializer
     if (!job.saves_) job.saves_ = std::make_shared<JobSaves>();
     return static_cast<JobSaves&>(*job.saves_);
   }
@@ -134,7 +132,7 @@ struct JobSaving {
   void checkpoints(const CheckpointOptions& options) {
     [[maybe_unused]] const auto on = job.enter("checkpoints");
     saves().checkpoints.reset();
-    // The constructor is this class's alone.
+    // `make_unique` cannot call the private constructor.
     saves().checkpoints.reset(
         new Checkpoints(job.options_.checkpoint.over(options), &saves().at_once));
     with_job(job.wrapped_, JobCall::save,
@@ -166,7 +164,7 @@ struct JobSaving {
     }
   }
 
-  /// Saves that were asked for between the micro-batches of a step, now that it is over.
+  /// Saves that were requested between the micro-batches of a step, now that the step is over.
   void save_waiting(const StatefulJob& state) {
     saves().is_waiting = false;
     for (auto& [path, options] : std::exchange(saves().waiting, {}))
@@ -183,7 +181,7 @@ struct JobSaving {
 
   void finish_all() {
     if (!saves().is_watching) return;
-    // There is no update to wait for: micro-batches that none has used are left out.
+    // No update will come: micro-batches that none has used are dropped.
     if (!saves().waiting.empty()) job.wrapped_.drop_tail();
     with_job(job.wrapped_, JobCall::save, [&](const StatefulJob& state) {
       save_waiting(state);
@@ -198,12 +196,12 @@ struct JobSaving {
     job.progress_.display.look_at_every_step();
   }
 
-  /// The folder that the command line names, unless the program has opened it.
+  /// The folder of the command line, unless the program has opened it.
   void open_checkpoints() {
     if (!saves().checkpoints && job.options_.checkpoint.any()) checkpoints(CheckpointOptions{});
   }
 
-  /// The job goes on from its own folder, if it is to.
+  /// Resumes from the job's own folder, after `--resume` or a restart.
   std::optional<Resumed> resume_from_folder() {
     open_checkpoints();
     std::optional<Resumed> resumed;
@@ -217,7 +215,7 @@ struct JobSaving {
     return resumed;
   }
 
-  /// The options with all that the trainer knows.
+  /// Adds what the trainer knows.
   SaveOptions save_options(SaveOptions options) {
     const InJobCall in(JobCall::save);
     saves().course = job.course();
@@ -237,7 +235,7 @@ struct JobSaving {
     for (const KeptValue& value : saves().kept) options.values.add(value);
     for (const KeptValue& value : course_values(course)) options.common.add(value);
     Resumed resumed = load_job(state, path, options, LoadWhat::job);
-    if (course.run == unknown) {  // a loop of the program's own has saved it
+    if (course.run == unknown) {  // saved by a hand-written loop
       course.run = 1;
       course.epoch = resumed.epoch;
       course.loop = resumed.position ? 1 : 0;

@@ -14,9 +14,8 @@ namespace lockstep {
 
 namespace detail {
 
-/// Where the job of one rank gets its model: from `source`, where that is a function or
-/// `DefaultModel`, else a copy of `source` that is made by the rank, or `source` itself where this
-/// process has one rank.
+/// The source of a rank's model: `source` if it is a function or `DefaultModel`; else a copy of
+/// `source`, or `source` itself if this process has one rank.
 template <class Job, class Source>
 decltype(auto) model_of_rank(Source& source) {
   using Model = typename Job::model_type;
@@ -29,7 +28,6 @@ decltype(auto) model_of_rank(Source& source) {
   }
 }
 
-/// Gives a compile error in words unless every rank can have its model.
 template <class Job, class Source>
 consteval bool require_models() {
   using Model = typename Job::model_type;
@@ -46,7 +44,6 @@ consteval bool require_models() {
   return (is_model || makes_models) && (!must_copy || std::copy_constructible<Model>);
 }
 
-/// `launch<Job>` with the model of every rank from `source`.
 template <class Job, class Source, class F>
 int launch_job(int argc, char** argv, Source& source, F& f) {
   const auto run = [&](Session& session, std::optional<std::size_t> replicas = std::nullopt) {
@@ -78,15 +75,12 @@ int launch_job(int argc, char** argv, Source& source, F& f) {
 
 }  // namespace detail
 
-/// Starts or joins the job's ranks as `launch` does, and calls `f(job)` on each. A job of
-/// `World<4>` starts four ranks without being told; of `World<dynamic>`, as many as `--ranks` says.
-/// With `Device<Cuda>` and `Backend<Shm>` they are threads of this process, with
-/// `Backend<Hierarchical<Shm, Nccl>>` threads of a process on each host, else processes. A job of
-/// `ParallelStrategy<DP>` is this process alone; its replicas are as many as `World<N>`, `--ranks`
-/// or `--replicas` says, or one for each device.
-/// A job that was rejected has its error, and nothing of what the program does with it is looked
-/// at.
-/// **Ranks** all call it, being their `main`. **Host** blocks.
+/// Starts or joins the job's ranks as `launch` does, and calls `f(job)` on each. `World<N>` starts
+/// N ranks, `World<dynamic>` as many as `--ranks` says. Ranks are processes; with `Device<Cuda>`
+/// and `Backend<Shm>` threads of this process, with `Backend<Hierarchical<Shm, Nccl>>` threads of
+/// one process per host. `ParallelStrategy<DP>` is this process alone, with as many replicas as
+/// `World<N>`, `--ranks` or `--replicas` says, or one for each device. Nothing more is compiled for
+/// a rejected job. **Ranks** all, as their `main`. **Host** blocks.
 template <class Job, class F>
 int launch(int argc, char** argv, F&& f) {
   using Model = typename Job::model_type;
@@ -102,11 +96,10 @@ int launch(int argc, char** argv, F&& f) {
   }
 }
 
-/// The same with a model that the program has constructed, or with a function that makes the model
-/// of each rank: `[](Session& session) { return Model(...); }`. Every process of the job constructs
-/// the model; ranks that are threads of one process, and replicas, have copies. On GPUs a function
-/// is the better choice: it is called when the rank's or replica's GPU is selected, and streams,
-/// handles and memory that the model makes are that GPU's.
+/// The same with a model, or with a function that makes each rank's:
+/// `[](Session& session) { return Model(...); }`. Every process constructs the model; replicas, and
+/// ranks that are threads, have copies. On GPUs prefer a function: it is called with the rank's or
+/// replica's GPU selected, so that the model's streams, handles and memory are that GPU's.
 template <class Job, class Source, class F>
   requires(!std::convertible_to<F, std::size_t>)
 int launch(int argc, char** argv, Source&& model, F&& f) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The options of the command line that are the trainer's.
+/// @file The trainer's options on the command line.
 
 #include "lockstep/checkpoint/options.hpp"
 #include "lockstep/core/strong.hpp"
@@ -11,7 +11,7 @@ namespace lockstep {
 
 namespace detail {
 
-/// What the command line says about checkpoints, which takes precedence over the program.
+/// The command line's options for checkpoints, which take precedence over the program's.
 struct CheckpointFlags {
   /// `--checkpoint-every`: a number of updates, or a time.
   using Every = std::pair<std::uint64_t, std::chrono::milliseconds>;
@@ -23,30 +23,28 @@ struct CheckpointFlags {
   std::optional<bool> higher_is_better{};
   bool resume = false;
 
-  /// Is any of them given?
   bool any() const { return folder || every || keep || best_by || resume; }
 
-  /// The program's options with these in their place. Throws where there is no folder for them.
+  /// The program's options with these in their place. Throws if there is no folder.
   CheckpointOptions over(CheckpointOptions options) const;
 };
 
 }  // namespace detail
 
-/// The options of a trainer's command line.
+/// The options of a trainer's command line: see `trainer_flags`.
 struct TrainerOptions {
-  Seed seed{0};     ///< `--seed N`: of initial parameters, of shuffling, of ranks
-  std::string log;  ///< `--log FILE`, `--record FILE`: a line of JSON for every epoch, appended
-  std::optional<std::size_t> replicas{};    ///< `--replicas N`: of `ParallelStrategy<DP>`
-  std::optional<ProgressStyle> progress{};  ///< instead of what `--progress` says
-  std::string data{};                  ///< `--data FOLDER`, or "generated": what `job.data()` says
-  std::vector<std::string> arguments;  ///< what `parse_trainer_options` has left, its name first
+  Seed seed{0};                             ///< `--seed N`
+  std::string log;                          ///< `--log FILE`, `--record FILE`
+  std::optional<std::size_t> replicas{};    ///< `--replicas N`
+  std::optional<ProgressStyle> progress{};  ///< overrides `--progress`
+  std::string data{};                       ///< `--data FOLDER`, or "generated"
+  std::vector<std::string> arguments;       ///< the rest, the program's name first
   detail::CheckpointFlags checkpoint{};  ///< `--checkpoint`, `--checkpoint-every`, `--resume`, ...
 };
 
 namespace detail {
 
-/// The options of a trainer. Some launchers take `--log` for an abbreviation of their own, so it
-/// has a second name.
+/// `--record`: some launchers take `--log` for an abbreviation of their own option.
 inline constexpr Flag trainer_flags[] = {
     {"--seed", "N", "of initial parameters, shuffling and ranks (0)"},
     {"--log", "FILE", "append a line of JSON for the run and for every epoch"},
@@ -62,19 +60,17 @@ inline constexpr Flag trainer_flags[] = {
 
 }  // namespace detail
 
-/// Takes the trainer's options out of a program's arguments. `--log FILE` and `--log=FILE` alike;
-/// nothing after `--` is looked at.
+/// Takes the trainer's options (`--log FILE`, `--log=FILE`) out of the arguments before `--`.
 TrainerOptions parse_trainer_options(const std::vector<std::string>& arguments);
 
 class Session;
 
 namespace detail {
 
-/// The options of a job that is made of a session: those of the session's command line.
+/// The options on the session's command line.
 TrainerOptions take_trainer_options(Session& session);
 
-/// Whoever uses this variable says that the program has a job that reads the trainer's options. Its
-/// initialiser runs before `main`, so that `--help` and the launcher know them too.
+/// Using this variable lets `--help` and the launcher know the trainer's options, before `main`.
 template <class>
 inline const bool program_has_job = (ProgramTraits::get().flags = trainer_flags, true);
 

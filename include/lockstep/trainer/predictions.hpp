@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The outputs of a model for a data set: a row for each sample, in the order of the data.
+/// @file A model's outputs for a data set: a row for each sample, in the order of the data.
 
 #include <tuple>
 
@@ -15,18 +15,17 @@ namespace lockstep {
 
 /// Which ranks get the outputs of all samples.
 enum class Gather : std::uint8_t {
-  rank0,  ///< rank 0 has all; the others have none
-  all,    ///< every rank has all
-  none,   ///< every rank has those of its own block of samples
+  rank0,  ///< rank 0 alone
+  all,    ///< every rank
+  none,   ///< none: every rank has its own block of samples
 };
 
-/// How `job.predict` runs.
 struct PredictOptions {
-  std::size_t batch_size = 1;  ///< samples of one rank at a time
+  std::size_t batch_size = 1;  ///< of one rank
   Gather gather = Gather::rank0;
 };
 
-/// Rows of outputs in the host's memory, of samples `first()` to `first() + size() - 1`.
+/// Rows of outputs in host memory, of samples `first()` to `first() + size() - 1`.
 template <class Output>
 class Predictions;
 
@@ -42,7 +41,6 @@ class Predictions<OutputOf<T, E...>> {
     for (const std::size_t size : sizes) width_ *= size;
   }
 
-  /// The number of samples whose outputs are here.
   std::size_t size() const { return width_ == 0 ? 0 : values_.size() / width_; }
   bool empty() const { return size() == 0; }
   /// The sample of the first row.
@@ -54,7 +52,7 @@ class Predictions<OutputOf<T, E...>> {
   std::span<const T> operator[](std::size_t i) const {
     return std::span(values_).subspan(i * width_, width_);
   }
-  /// All of them, with the number of samples as the first extent.
+  /// All outputs, with the number of samples as the first extent.
   HostView<const T, dynamic, E...> view() const {
     return std::apply(
         [&](auto... extents) {
@@ -62,7 +60,7 @@ class Predictions<OutputOf<T, E...>> {
         },
         sizes_);
   }
-  /// All of them, one row behind the other.
+  /// All outputs, row by row.
   const std::vector<T>& values() const { return values_; }
 
  private:
@@ -74,9 +72,8 @@ class Predictions<OutputOf<T, E...>> {
 
 namespace detail {
 
-/// The blocks of all ranks one behind the other, up to `size` elements, on those ranks that are to
-/// have them. Blocks have one length. They travel in pieces, because what passes through memory of
-/// the communicator's own stays allocated. **Ranks** all. **Host** blocks.
+/// The blocks of all ranks, of one length each, concatenated up to `size` elements. Sent in pieces:
+/// the communicator's staging memory stays allocated. **Ranks** all. **Host** blocks.
 template <class T, class Comm>
 std::vector<T> gather_blocks(Comm& comm, const std::vector<T>& own, std::size_t size,
                              Gather gather) {
@@ -102,8 +99,7 @@ std::vector<T> gather_blocks(Comm& comm, const std::vector<T>& own, std::size_t 
   return all;
 }
 
-/// Predicts a data set's samples, each on one rank, a block of them on every rank: `loader` gives
-/// the batches of `block`. **Ranks** all. **Host** blocks.
+/// Predicts the block of samples that `loader` loads on each rank. **Ranks** all. **Host** blocks.
 template <class Output, class Comm, class Wrapper, class Loader>
 Predictions<Output> predict_all(Comm& comm, Wrapper& wrapper, const BlockSampler& block,
                                 Loader&& loader, Gather gather) {
@@ -112,7 +108,7 @@ Predictions<Output> predict_all(Comm& comm, Wrapper& wrapper, const BlockSampler
   std::size_t width = 1;
   for (const std::size_t size : sizes) width *= size;
 
-  // Blocks of one length are gathered: all padding comes after the last sample.
+  // Gathered blocks have one length: all padding comes after the last sample.
   const bool pads = gather != Gather::none;
   std::vector<T> own((pads ? block.longest() : block.size()) * width);
   T* next = own.data();

@@ -18,13 +18,11 @@ namespace lockstep {
 
 namespace detail {
 
-/// Is this one of the policies that say how ranks communicate?
 template <class P>
 inline constexpr bool is_group_policy = PolicyOf<P, axes::Backend> || PolicyOf<P, axes::Device> ||
                                         PolicyOf<P, axes::World> || PolicyOf<P, axes::Progress>;
 
-/// The policies of a process group, one for each axis. One that cannot be made has been reported by
-/// a sentence; a world of one keeps that the only error.
+/// An invalid group has been reported; a world of one keeps that the only error.
 template <class... Ps>
 consteval auto group_policies() {
   constexpr bool fits = (is_group_policy<Ps> && ...);
@@ -32,7 +30,7 @@ consteval auto group_policies() {
                 "lockstep: a process group has the policies Backend<...>, Device<...>, World<...> "
                 "and Progress<...> only");
   if constexpr (fits) {
-    // NCCL is for one device.
+    // NCCL implies `Device<Cuda>`.
     constexpr bool on_gpu = uses_nccl<typename PickOr<Backend<Shm>, Ps...>::choice>;
     using Policies = std::conditional_t<on_gpu, CanonicalPolicies<Ps..., Device<Cuda>>,
                                         CanonicalPolicies<Ps...>>;
@@ -47,7 +45,7 @@ consteval auto group_policies() {
 template <class... Ps>
 using GroupPolicies = decltype(group_policies<Ps...>());
 
-/// How many process groups this process has. Each counts while it lives, unless it was moved from.
+/// The process groups of this process; each counts while it lives, unless it was moved from.
 inline std::atomic<std::size_t> living_groups = 0;
 using GroupCount = std::unique_ptr<std::atomic<std::size_t>, void (*)(std::atomic<std::size_t>*)>;
 inline GroupCount count_group() {
@@ -57,8 +55,7 @@ inline GroupCount count_group() {
 
 }  // namespace detail
 
-/// A rank's place in a job and its communicator, under the names PyTorch's users know. Its end ends
-/// the communicator; another group may be made afterwards, or beside it.
+/// A rank and its communicator, under PyTorch's names. Several may exist at once.
 ///
 ///     ProcessGroup group(session);                  // inside launch; shared memory
 ///     ProcessGroup<Backend<Gloo>> group(session);   // needs <lockstep/gloo.hpp>
@@ -69,8 +66,7 @@ class ProcessGroup {
  public:
   using communicator_type = detail::CommunicatorOf<All>;
 
-  /// The group of a session that outlives it, such as the one that `launch` gives. **Ranks** all.
-  /// **Host** blocks until all have come.
+  /// The session must outlive its group. **Ranks** all. **Host** blocks until all have come.
   explicit ProcessGroup(Session& session)
       : session_(&session), comm_(detail::make_communicator<All>(session)) {}
   explicit ProcessGroup(Session&& session)
@@ -91,20 +87,18 @@ class ProcessGroup {
   Store& store() { return session_->store(); }
 
  private:
-  std::unique_ptr<Session> own_;  // outlives the communicator: the store tells who is there
+  std::unique_ptr<Session> own_;  // outlives the communicator, which uses its store
   Session* session_;
   communicator_type comm_;
   detail::GroupCount count_ = detail::count_group();
 };
 
-/// Joins as the rank that the environment says: started by torchrun, mpirun or srun, or alone.
-/// Inside `launch`, `ProcessGroup group(session)` is the way.
+/// Joins as the rank that torchrun, mpirun or srun has set in the environment, or alone. Inside of
+/// `launch`, use `ProcessGroup group(session)`. **Ranks** all. **Host** blocks until all join.
 ///
 ///     auto group = init_process_group();                  // shared memory
 ///     auto group = init_process_group<Backend<Gloo>>();   // needs <lockstep/gloo.hpp>
 ///     auto group = init_process_group<Backend<Nccl>>();   // needs <lockstep/nccl.cuh>
-///
-/// **Ranks** all. **Host** blocks until all have come.
 template <class... Policies>
 ProcessGroup<Policies...> init_process_group(std::chrono::milliseconds timeout = default_timeout) {
   using Joined = detail::ConnectionOf<detail::GroupPolicies<Policies...>>;
@@ -115,8 +109,7 @@ ProcessGroup<Policies...> init_process_group(std::chrono::milliseconds timeout =
   return ProcessGroup<Policies...>(join(timeout));
 }
 
-/// Joins by `env://`, `tcp://host:port` or `file:///path`. **Ranks** all. **Host** blocks until all
-/// have come.
+/// Joins by `env://`, `tcp://host:port` or `file:///path`. **Ranks** all. **Host** blocks.
 template <class... Policies>
 ProcessGroup<Policies...> init_process_group(std::string_view init_method, Rank rank,
                                              WorldSize world,
@@ -127,8 +120,7 @@ ProcessGroup<Policies...> init_process_group(std::string_view init_method, Rank 
 /// Does this process have a process group?
 inline bool is_initialized() { return detail::living_groups != 0; }
 
-/// Ends a process group before the end of its scope: `destroy_process_group(std::move(group))`.
-/// **Ranks** all. **Host** blocks as the end of a group does.
+/// Ends a group before its scope does. **Ranks** all. **Host** blocks as the destructor does.
 template <class... Policies>
 void destroy_process_group(ProcessGroup<Policies...>&& group) {
   [[maybe_unused]] const ProcessGroup<Policies...> ended = std::move(group);
@@ -143,11 +135,9 @@ inline constexpr bool is_process_group<ProcessGroup<Policies...>> = true;
 
 }  // namespace detail
 
-/// A communicator of the listed ranks, in the listed order, with a backend of its own; nothing on
-/// the other ranks: `new_group<Backend<Gloo>>(group, {Rank{0}, Rank{2}})` beside NCCL. On GPUs it
-/// has a compute stream of its own. Without a backend, `new_group(*group, ranks)` divides the
-/// group's communicator. **Ranks** all of `group`, members or not, with the same list. **Host**
-/// blocks until the members have met.
+/// A communicator of the listed ranks, in that order, with its own backend, and on GPUs its own
+/// compute stream: `new_group<Backend<Gloo>>(group, {Rank{0}, Rank{2}})`. Others get nothing.
+/// **Ranks** all of `group`, with the same list. **Host** blocks until members join.
 template <class FirstPolicy, class... More, class... Policies>
   requires detail::is_group_policy<FirstPolicy>
 auto new_group(ProcessGroup<Policies...>& group, const std::vector<Rank>& members) {
@@ -166,7 +156,6 @@ auto new_group(ProcessGroup<Policies...>& group, const std::vector<Rank>& member
   return OptionalGroup<Comm>(std::move(made), group.rank());
 }
 
-/// The same as `new_group(*group, members)`.
 template <class Group>
   requires detail::is_process_group<Group>
 auto new_group(Group& group, const std::vector<Rank>& members) {

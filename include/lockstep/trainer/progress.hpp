@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file How far the loops of a trainer are, their figures, and their lines and records.
+/// @file The progress of a trainer's loops: positions, metrics, printed lines and log records.
 
 #include <cmath>
 #include <initializer_list>
@@ -15,110 +15,106 @@
 
 namespace lockstep::detail {
 
-/// What a checkpoint has of the loops, beside the position in the data; the same on all ranks.
-/// Calls of `epochs`, and loops over data in an epoch, are counted from 1, so that a program that
-/// is run again passes over those that were over, and goes on in the one that was under way.
+/// The loops' part of a checkpoint, besides the data position; the same on all ranks. Calls of
+/// `epochs`, and loops over data in an epoch, are counted from 1: a resumed program skips those
+/// that were over, and continues in the one that was saved.
 struct CourseState {
   std::uint64_t run = 0;    ///< calls of `epochs`
-  std::uint64_t epoch = 0;  ///< the epoch that is under way, or the next; from 0
-  std::uint64_t loop = 0;   ///< loops over data that the epoch under way has begun
+  std::uint64_t epoch = 0;  ///< the current or the next; from 0
+  std::uint64_t loop = 0;   ///< loops over data begun in the current epoch
   bool loop_is_over = false;
-  bool is_closed = false;  ///< has the epoch added up the losses of its data?
+  bool is_closed = false;  ///< were the losses of the epoch's data reduced?
 
-  /// Of the epoch so far, or of the last where none is under way.
+  /// Of the current epoch so far, or of the last.
   EpochSummary figures{};
-  double loss = 0;             ///< the mean so far; over all ranks where the data is closed
+  double loss = 0;             ///< the mean so far; over all ranks if `is_closed`
   std::vector<double> losses;  ///< sum and samples of every rank
-  std::string score_names;     ///< of scores that the epoch's line shows: each ends in a newline
+  std::string score_names;     ///< of the epoch's scores: each ends in a newline
   std::vector<double> score_means;
   std::vector<double> score_counts;
-  std::uint64_t skipped = 0;  ///< updates left out before this epoch
+  std::uint64_t skipped = 0;  ///< updates skipped before this epoch
 
   // A schedule without a length is as long as the epochs of one `epochs` call.
-  std::uint64_t run_steps = 0;      ///< the length that the trainer has given it
+  std::uint64_t run_steps = 0;      ///< the length set by the trainer
   std::uint64_t epoch_updates = 0;  ///< of a whole epoch
 
-  // Of a job that goes on there.
+  // For a job that is resumed.
   std::optional<SamplerState> position{};
-  bool has_figures = true;  ///< else a position alone was given
+  bool has_figures = true;  ///< else only a position was given
 };
 
-/// It knows neither model nor ranks: the trainer adds what needs them.
+/// Knows neither model nor ranks: the trainer adds what depends on them.
 class EpochProgress {
  public:
   EpochProgress(Rank rank, const TrainerOptions& options);
 
-  /// The first line that a run writes to its log: `{"run":{"time":...}}`. `policies` are axes and
-  /// the compiler's spelling of their policies.
+  /// Writes the run's first log line: `{"run":{"time":...}}`. `policies`: axes and their policies.
   void log_run(WorldSize world, Seed seed, std::uint64_t fingerprint,
                std::initializer_list<std::pair<std::string_view, std::string_view>> policies);
-  /// Adds a field to the epoch's record; throws where lockstep has a field of that name.
+  /// Adds a field to the epoch's record; throws if lockstep has a field of that name.
   void set_field(std::string_view name, JsonLine field);
 
-  /// After the last batch that was stepped, or that the loop is done with.
+  /// After the last batch that was stepped, or whose loop body has ended.
   SamplerState position() const {
     SamplerState at = loop_begin_;
     at.position = display.steps() > steps_before_batch_ ? with_batch_ : before_batch_;
     return at;
   }
   void resume(const SamplerState& position);
-  /// The next calls of `epochs` go on where `course` was taken.
+  /// The next calls of `epochs` continue where `course` was taken.
   void go_on(const CourseState& course);
 
-  /// The epoch that is under way, or the last: its figures so far, and with the scores shown.
+  /// The current epoch so far, or the last; `summary` adds the scores.
   EpochSummary figures() const { return now_.is_closed ? now_.figures : display.summary(); }
   EpochSummary summary() const;
-  /// The scores of an evaluation, for the epoch's line.
   void show(const Scores& scores, std::string_view name);
-  /// The updates that `Anomaly<Skip>` has left out so far.
+  /// The updates that `Anomaly<Skip>` has skipped so far.
   void show_skipped(std::uint64_t skipped) {
     const std::uint64_t before = std::exchange(now_.skipped, skipped);
     if (skipped != before)
       shown_scores_.push_back({"skipped", static_cast<double>(skipped - before)});
   }
 
-  /// Is this a loop over data whose losses are yet to be added up? Is this any loop over data?
+  /// In a loop over data whose losses are not reduced yet; in any loop over data.
   bool is_in_data() const { return opened_ && !now_.is_closed; }
   bool is_in_loop() const { return now_.loop != 0 && !now_.loop_is_over; }
   bool has_loop() const { return now_.loop != 0; }
   bool is_in_epoch() const { return under_way_; }
   bool is_last_epoch() const { return now_.epoch + 1 >= epochs_; }
   bool is_closed() const { return now_.is_closed; }
-  /// The epoch that is under way, or the next; from 0.
+  /// The current epoch, or the next; from 0.
   std::uint64_t epoch_number() const { return now_.epoch; }
 
-  /// A call of `epochs` begins. Returns its first epoch: after `go_on` that one which was under
-  /// way, or none (`count`) where the call was over.
+  /// Returns the first epoch: after `go_on` the saved one, or `count` if the call was over.
   std::uint64_t begin_epochs(std::uint64_t count);
   void begin_epoch(std::uint64_t number, std::uint64_t last);
-  /// An epoch's next loop over data begins, with a sampler in state `fresh` that draws `size`
-  /// samples. Returns where the sampler goes on, if not at its begin.
+  /// Begins an epoch's next loop over data, with a sampler in state `fresh` that draws `size`
+  /// samples. Returns where the sampler continues, if not at its begin.
   std::optional<SamplerState> begin_loop(const SamplerState& fresh, std::size_t size);
   bool loop_is_over() const { return now_.loop_is_over; }
   void place_loop(const SamplerState& at) {
     loop_begin_ = at;
     with_batch_ = before_batch_ = at.position;
   }
-  /// The loop has so many batches. Returns the sum of losses and the samples that this rank goes on
-  /// with: its own in a world of the same size; otherwise all are somewhere.
+  /// Returns the sum of losses and the samples that this rank starts with: its own in a world of
+  /// the saved size, else the saved ranks are divided among these.
   std::pair<double, double> open_loop(std::size_t batches, Rank rank, WorldSize world);
 
-  /// Has the program left the length of its schedule to the trainer? `wrapped` has the schedule.
+  /// Has the program left the length of its schedule to the trainer?
   template <class Wrapped>
   bool owns_schedule(Wrapped& wrapped) const {
     if constexpr (requires { wrapped.schedule().steps = 0; })
       return wrapped.schedule().steps == 0 || wrapped.schedule().steps == now_.run_steps;
     return false;
   }
-  /// The numbers of another run were loaded over such a schedule; the next `epochs` begin it anew.
+  /// Another run's options were loaded over such a schedule; the next `epochs` starts it anew.
   template <class Wrapped>
   void adopt_schedule(Wrapped& wrapped) {
     if constexpr (requires { wrapped.schedule().steps = 0; })
       now_.run_steps = wrapped.schedule().steps;
   }
-  /// An epoch of so many updates begins its first loop. A call of `epochs` begins the schedule
-  /// anew; one that goes on stays where it was or, where an epoch has another number of updates
-  /// now, goes on at the same fraction of the epoch.
+  /// Begins the first loop of an epoch of `updates`. A call of `epochs` starts the schedule anew; a
+  /// resumed one keeps its step, or its fraction of the epoch if `updates` has changed.
   template <class Wrapped>
   void place_schedule(Wrapped& wrapped, std::uint64_t updates) {
     if (now_.loop != 1) return;
@@ -132,23 +128,23 @@ class EpochProgress {
     now_.epoch_updates = updates;
   }
 
-  /// The loop has the next batch; `over` draws count it.
+  /// The loop has the next batch; `over` draws include it.
   void note_batch(std::size_t over) {
     before_batch_ = std::exchange(with_batch_, over);
     steps_before_batch_ = display.steps();
   }
-  /// The loop is done with its batch, whether or not that was stepped.
+  /// The loop body has ended, whether or not it stepped the batch.
   void end_batch() { before_batch_ = with_batch_; }
-  /// Returns whether the loop was over already, when the job was saved.
+  /// Returns whether the loop was over when the job was saved.
   bool end_loop() { return std::exchange(now_.loop_is_over, true); }
-  /// The losses of the epoch's data are added up: `now` has the mean over all ranks.
+  /// The losses of the epoch's data are reduced: `now` has the mean over all ranks.
   void close(const EpochSummary& now) {
     now_.figures = now;
     now_.is_closed = true;
     scores_of_data_ = shown_scores_.size();
     display.clear();
   }
-  /// The epoch is over, whatever comes of its end.
+  /// Ends the epoch, even if what follows fails.
   void leave_epoch() {
     abort_epoch();
     ++now_.epoch;
@@ -161,7 +157,7 @@ class EpochProgress {
   void report_epoch(double learning_rate);
   void mark_as_printed() { printed_ = true; }
 
-  /// For checkpoints: all but the losses of ranks; `now` are the figures of all ranks.
+  /// For checkpoints: all but the losses by rank; `now` has all ranks' metrics.
   CourseState course(const EpochSummary& now) const;
 
   ProgressDisplay display;
@@ -169,7 +165,7 @@ class EpochProgress {
   PhaseTimes times;
 
  private:
-  /// How many of an epoch's updates are over where its loop goes on.
+  /// The epoch's updates before the position at which its loop continues.
   std::uint64_t updates_before(std::uint64_t updates) const {
     if (!resumes_loop_ || !resumed_->position || resumed_->position->samples == 0) return 0;
     const SamplerState& at = *resumed_->position;
@@ -177,45 +173,42 @@ class EpochProgress {
     const double fraction = std::fmin(over / static_cast<double>(at.samples), 1);
     return static_cast<std::uint64_t>(std::lround(fraction * static_cast<double>(updates)));
   }
-  /// Takes over the figures and scores that a checkpoint had.
   void take_figures(const CourseState& course);
 
-  CourseState now_;  // without scores; with figures where they are closed
+  CourseState now_;  // without scores; `figures` only if `is_closed`
   std::optional<CourseState> resumed_;
   std::vector<std::pair<std::string, JsonLine>> fields_;  // of the epoch's record
   std::uint64_t epochs_ = 0;
   std::vector<Score> shown_scores_;
-  std::size_t scores_of_data_ = 0;  // those of the scores that came before the end of the data
+  std::size_t scores_of_data_ = 0;  // scores from before the end of the data
   SamplerState loop_begin_;         // where the loop over data began
-  std::size_t with_batch_ = 0;      // draws that are over, this batch's included
-  std::size_t before_batch_ = 0;    // without them, until the loop is done with the batch
+  std::size_t with_batch_ = 0;      // draws so far, with this batch
+  std::size_t before_batch_ = 0;    // without it, until the loop body has ended
   std::uint64_t steps_before_batch_ = 0;
-  bool under_way_ = false;  // an epoch that has not ended
+  bool under_way_ = false;  // an epoch has not ended
   bool opened_ = false;
   bool printed_ = false;
   bool resumes_loop_ = false;
   bool run_begins_ = false;  // a call of `epochs` has had no loop yet
-  bool goes_on_ = false;     // the schedule is where it was when a checkpoint was written
+  bool goes_on_ = false;     // the schedule is where a checkpoint had it
 };
 
-/// When a trainer's loops turn to its checkpoints.
+/// When a trainer's loops call `checkpoint_hook`.
 enum class SaveMoment : std::uint8_t {
-  first_epochs,  ///< the first call of `epochs`: the job goes on from a checkpoint, if it is to
-  first_step,    ///< the same, without `epochs`
+  first_epochs,  ///< the first call of `epochs`: the job may resume
+  first_step,    ///< of a job without `epochs`
   due,           ///< something may have to be saved
   end_of_epoch,
   end_of_last_epoch,
   finish,
 };
 
-/// What a job does then, or null. A program that never mentions the checkpoints of a job has no
-/// such function, and nothing of what it needs is compiled for it. Whoever saves sets it, before
-/// `main`.
+/// Saves and resumes a job; null in a program without checkpoints, which compiles nothing of them.
+/// `JobSaving` sets it before `main`.
 template <class Job>
 inline void (*checkpoint_hook)(Job&, SaveMoment) = nullptr;
 
-/// Saves and resumes a job; defined in trainer/job_saves.hpp, which comes with
-/// <lockstep/checkpoint.hpp>.
+/// Defined in trainer/job_saves.hpp, which comes with <lockstep/checkpoint.hpp>.
 template <class Job>
 struct JobSaving;
 

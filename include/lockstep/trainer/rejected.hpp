@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file What stands for a job that was rejected, so that one error stays one error: it has the
-/// members of `Trainer`, `DistributedDataParallel` and `DataParallel`, which take and give what
-/// theirs do. Nothing here is ever run: only what may be called with a local type has a body.
+/// @file A stand-in for a rejected job, with the members of all jobs, so that one error stays one.
+/// Nothing here runs: only members that may get a local type have a body.
 
 #include <exception>
 
@@ -32,13 +31,13 @@ class Tally;
 
 namespace detail {
 
-/// The options of a choice that was rejected: all names that optimizers and schedules have.
+/// The options of a rejected choice: all names that optimizers and schedules have.
 struct RejectedOptions {
   double lr, beta1, beta2, eps, weight_decay, momentum, dampening, factor, last;
   std::uint64_t epochs, updates, warmup, steps;
 };
 
-/// The options of the policy that answers the axis of `Default` among `Ps`, or else of `Default`.
+/// The options of a policy's choice; `RejectedOptions` if it has none.
 template <class P>
 consteval auto options_of() {
   if constexpr (requires { typename P::choice::Options; }) {
@@ -52,8 +51,7 @@ using OptionsAmong = typename decltype(options_of<PickOr<Default, Ps...>>())::ty
 
 using RejectedView = AnyView<HostMemory, float>;
 
-/// A wrapper, and any phase of its steps. Names that take a sub-graph as a template argument too
-/// take any.
+/// A wrapper, and any phase of its steps. Members with an optional sub-graph take any.
 template <class Model, class... Ps>
 class RejectedWrapper {
  public:
@@ -69,7 +67,7 @@ class RejectedWrapper {
   template <ModelSource<Model> Source = DefaultModel>
   explicit RejectedWrapper(auto&, Source&& = {}, Seed = {}) {}
 
-  // What `JobMembers` lists.
+  // Of `JobMembers`.
 
   Model& model() const;
   OptionsAmong<Optimizer<SGD>, Ps...>& optimizer() const;
@@ -107,7 +105,7 @@ class RejectedWrapper {
   };
   OnDevice on_device() const;
 
-  // Those of wrappers.
+  // Of wrappers.
 
   std::size_t replicas() const;
   std::uint64_t bytes_sent() const;
@@ -132,12 +130,12 @@ class RejectedWrapper {
   double reduce_and_update() const;
   double loss() const;
   RejectedView outputs() const;
-  operator double() const;  ///< the backward phase of `no_sync` gives the loss
+  operator double() const;  ///< `backward` in `no_sync` returns the loss
   const RejectedWrapper& no_sync() const;
   const RejectedWrapper& join() const;
   void finish() const;
 
-  // Communicators are those of groups too.
+  // Of communicators, those of groups too.
 
   const RejectedWrapper& group() const;
   const RejectedWrapper& across() const;
@@ -152,7 +150,6 @@ class RejectedWrapper {
   std::vector<double> gather_variable(const auto&...) const { std::terminate(); }
 };
 
-/// Epochs, or the batches of one.
 template <class T>
 struct RejectedRange {
   std::size_t size() const;
@@ -229,7 +226,6 @@ class RejectedTrainer : public RejectedWrapper<Model, Ps...> {
   EpochSummary summary() const;
 };
 
-/// Was the job rejected?
 template <class Job>
 inline constexpr bool is_rejected = requires { Job::is_rejected; };
 

@@ -46,8 +46,8 @@ namespace lockstep {
 /// How `job.fit` trains.
 struct FitOptions {
   std::uint64_t epochs = 1;
-  std::size_t batch_size = 1;       ///< of one rank, as in `epoch.batches`
-  std::size_t test_batch_size = 0;  ///< of the evaluation; 0: as `batch_size`
+  std::size_t batch_size = 1;       ///< of one rank
+  std::size_t test_batch_size = 0;  ///< 0: as `batch_size`
 };
 
 namespace detail {
@@ -58,7 +58,7 @@ struct ComposedJob {
   using model_type = Model;
   using policies = Policies;
 
-  /// The policy that answers an axis: `Job::policy<axes::Backend>`.
+  /// The policy of an axis: `Job::policy<axes::Backend>`.
   template <class Axis>
   using policy = Pick<Axis, Policies>;
 
@@ -67,10 +67,10 @@ struct ComposedJob {
   using layout = Layout<Model, plan_rules>;
   using buffer_layout = BufferLayout<Model>;
 
-  /// The step a model sees in a world of one.
+  /// The step that a model gets in a world of one.
   using bare_step = BareStep<Model, plan_rules, memory>;
 
-  /// The fingerprint, the same on all ranks. It is a constant for a model of static shapes.
+  /// The same on all ranks; a constant if the model's shapes are static.
   static constexpr std::uint64_t fingerprint()
     requires(!is_dynamic_model<Model>)
   {
@@ -81,7 +81,7 @@ struct ComposedJob {
   }
 };
 
-/// Feeding, where every rank reads its own batches.
+/// Without `Feed`: every rank reads its own batches.
 template <class Policies, class Wrapper>
 class JobFeed {
  public:
@@ -91,19 +91,18 @@ class JobFeed {
 
   constexpr JobFeed(Session&, const Wrapper&) {}
 
-  /// The loader of a loop over data, which `source` and `sampler` outlive.
+  /// `source` and `sampler` must outlive the loader.
   template <class Source, class Sampler>
   loader<Source, Sampler> make(const Source& source, Sampler& sampler,
                                const LoaderOptions& options) {
     return {source, sampler, options};
   }
-  /// `f()`. Where it throws, ranks that wait for a batch hear the same words as those that wait for
-  /// a gradient.
+  /// With `Feed`: calls `f()`; if it throws, ranks that wait for a batch abort as well.
   auto tell(const auto& f) { return f(); }
 };
 
-/// Some ranks read for others, through a communicator beside the job's: of the same kind, with
-/// threads, connections and on GPUs a stream of its own, so that batches come while ranks compute.
+/// Some ranks read for others, through a second communicator of the job's kind, with its own
+/// threads, connections and stream, so that batches arrive while ranks compute.
 template <class Policies, class Wrapper>
   requires(Pick<axes::Feed, Policies>::sends)
 class JobFeed<Policies, Wrapper> {
@@ -148,7 +147,7 @@ class JobFeed<Policies, Wrapper> {
   Line line_;
 };
 
-/// Stands for a function of the program, or for data to evaluate on, that `fit` is not given.
+/// Stands for an argument that `fit` is not given.
 struct NotGiven {};
 
 /// A job that trains: one object on every rank.
@@ -166,12 +165,11 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   using remainder = typename Composition::template policy<axes::Sampler>::remainder;
   using sampler =
       DistributedSampler<remainder, typename Composition::template policy<axes::Sampler>::order>;
-  /// Runs the steps.
   using wrapper = std::conditional_t<is_dp<Policies>, DpOf<Model, Policies>,
                                      BasicDdp<Model, Policies, CommunicatorOf<Policies>>>;
   using subgraphs = typename traits::subgraphs;
   using feed = JobFeed<Policies, wrapper>;
-  /// What loads the batches of a kind of data set in this job.
+  /// The loader for a type of data set.
   template <class Source, class Sampler>
   using loader = typename feed::template loader<Source, Sampler>;
   static constexpr bool is_one_process = is_dp<Policies>;
@@ -180,16 +178,13 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   static constexpr bool ranks_are_threads = requires { ConnectionOf<Policies>::ranks_are_threads; };
   static constexpr bool spans_processes = requires { ConnectionOf<Policies>::spans_processes; };
 
-  /// Meets the other ranks and gives all of them rank 0's initial parameters. The model is
-  /// constructed when they have met, by default or by a function, `[](Session&) { return
-  /// Model(...); }`: on a GPU job with this rank's GPU selected. One that is given was constructed
-  /// before. With `ParallelStrategy<DP>` every replica's is constructed on its own thread and
-  /// device. Seed, log, data and checkpoints are as the session's command line says. **Ranks** all.
-  /// **Host** blocks.
+  /// Joins the other ranks and broadcasts rank 0's initial parameters. A model by default or by a
+  /// function, `[](Session&) { return Model(...); }`, is made after joining, on the rank's or
+  /// replica's GPU. Options come from the command line. **Ranks** all. **Host** blocks.
   template <ModelSource<Model, Session> Source = DefaultModel>
   explicit BasicTrainer(Session& session, Source&& source = {})
       : BasicTrainer(session, std::forward<Source>(source), take_trainer_options(session)) {}
-  /// The same with options that the program gives, instead of those of the command line.
+  /// With the program's options instead of those of the command line.
   template <ModelSource<Model, Session> Source = DefaultModel>
   BasicTrainer(Session& session, Source&& source, TrainerOptions options)
       : session_(session),
@@ -198,9 +193,9 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
         wrapped_(wrap(session, comm_, std::forward<Source>(source), options_)),
         feed_(session, wrapped_),
         progress_(session.rank(), options_) {
-    static_cast<void>(&program_has_job<void>);  // its initialiser is needed
+    static_cast<void>(&program_has_job<void>);  // instantiates its initializer
     sampler_options_.seed = options_.seed;
-    // Where ranks fill all cores, a loading thread would only take time from the model.
+    // If ranks use all cores, a loading thread would only take time from the model.
     std::size_t busy = session.membership().local_world;
     if constexpr (is_one_process) busy = wrapped_.replicas();
     loader_options_.workers = has_free_core(busy) ? 1 : 0;
@@ -209,7 +204,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   }
   BasicTrainer(const BasicTrainer&) = delete;
   BasicTrainer& operator=(const BasicTrainer&) = delete;
-  /// A failure that nobody has seen is told as a late one, unless an exception ends the job anyway.
+  /// Reports a failure that no call has thrown, unless an exception ends the job anyway.
   ~BasicTrainer() {
     if (failure_ && std::uncaught_exceptions() == 0) tell_late_failure({failure_, rank()});
   }
@@ -217,21 +212,19 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   Rank rank() const { return session_.rank(); }
   WorldSize world_size() const { return session_.world(); }
   const Membership& membership() const { return session_.membership(); }
-  /// An option of the program's own: `job.option("epochs", 8)` is 8, or what follows `--epochs`.
-  /// See `ProgramOptions::option`. All options are asked for before the job's first operation,
-  /// which is an error where the command line has one that nobody has asked for.
+  /// `job.option("epochs", 8)` is 8, or the value of `--epochs`: see `ProgramOptions::option`. The
+  /// job's first operation throws for given options that the program has not asked for.
   template <class T>
   auto option(std::string_view name, T otherwise, std::string_view help = {}) {
     return session_.options().option(name, otherwise, help);
   }
-  /// The program's words that are neither the launcher's nor the trainer's and that no option has
-  /// taken, its name first.
+  /// Arguments that neither launcher, trainer nor `option` has taken, the program's name first.
   const std::vector<std::string>& arguments() const { return session_.arguments(); }
-  /// The value of `--data`, for the program's data sets: `fashion_mnist("train", job.data())`.
+  /// The value of `--data`: `fashion_mnist("train", job.data())`.
   const std::string& data() const { return options_.data; }
 
-  /// Writes parameters and buffers anew: `f(initial)` on rank 0, whose values all ranks get.
-  /// `initial.random()` starts from the job's seed. **Ranks** all. **Host** blocks.
+  /// Broadcasts the parameters and buffers that `f(initial)` writes on rank 0; `initial.random()`
+  /// starts from the job's seed. **Ranks** all. **Host** blocks.
   template <class F>
   void initialize(F&& f) {
     [[maybe_unused]] const auto on = enter("initialize");
@@ -253,23 +246,21 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   Seed seed() const { return rank_seed(options_.seed, rank()); }
   RandomStream random() const { return RandomStream(seed()); }
 
-  /// How samplers and loaders of this job are made; batch sizes come with `batches`.
+  /// The options of this job's samplers and loaders; `batches` sets the batch size.
   SamplerOptions& sampler_options() { return sampler_options_; }
   LoaderOptions& loader_options() { return loader_options_; }
 
-  /// `for (auto epoch : job.epochs(10))`. After `--resume`, or a restart, the first call goes on
-  /// from the newest checkpoint. **Ranks** all.
+  /// After `--resume`, or a restart, the first call resumes the newest checkpoint. **Ranks** all.
   EpochRange<BasicTrainer> epochs(std::uint64_t count) {
     end_asking();
     if (count >> 63 != 0) fail("epochs", {"their number is negative"}, "give it 0 or more", rank());
-    // The program has set its numbers and kept its values by now.
+    // By now the program has set its options and registered its values with `keep`.
     if (!has_begun_) begin_checkpoints(SaveMoment::first_epochs);
     return {*this, progress_.begin_epochs(count), count};
   }
 
-  /// One batch of this rank: forward, backward, reduce, update (the last two once per
-  /// `Accumulate<N>`). Returns this rank's loss. With `ParallelStrategy<DP>` there is one rank, and
-  /// its replicas share the batch. **Ranks** all. **Host** blocks.
+  /// One batch of this rank: forward, backward, and once per `Accumulate<N>` reduce and update.
+  /// Returns the loss of this batch, which replicas of DP share. **Ranks** all. **Host** blocks.
   using Members::step;
   template <class Set, class Batch>
   typename wrapper::Loss step(const Set& set, const Batch& batch) {
@@ -290,9 +281,8 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     return loss;
   }
 
-  /// Evaluates the model on all samples of a data set, each counted once in any world, by
-  /// `model.evaluate(step, batch, tally)` or, without that, by its mean loss. The epoch's summary
-  /// shows the scores under `name`. **Ranks** all. **Host** blocks.
+  /// Evaluates each sample once, in any world, by `model.evaluate(step, batch, tally)` or the mean
+  /// loss. The epoch's summary shows the scores under `name`. **Ranks** all. **Host** blocks.
   template <Dataset Source>
   Scores evaluate(const Source& source, std::size_t batch_size, std::string_view name = "test") {
     [[maybe_unused]] const auto on = enter("evaluate");
@@ -315,10 +305,10 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
 
   using Members::evaluate;
 
-  /// The usual loop in one call: every epoch trains on `train` and, where there is one, evaluates
-  /// on `test`. Then `on_epoch(epoch)` or `on_epoch(epoch, scores)` is called, which ends the
-  /// training where it returns false; `on_step(batch, loss)` comes after every step. Returns the
-  /// figures of the last epoch. **Ranks** all. **Host** blocks.
+  /// The usual loop: every epoch trains on `train`, evaluates on `test` if given, and calls
+  /// `on_epoch`, with the epoch or also the scores, which returns false to stop.
+  /// `on_step(batch, loss)` follows a step. Returns the last summary. **Ranks** all. **Host**
+  /// blocks.
   template <Dataset Train, class OnEpoch = NotGiven, class OnStep = NotGiven>
   EpochSummary fit(const Train& train, const FitOptions& options, OnEpoch on_epoch = {},
                    OnStep on_step = {}) {
@@ -330,9 +320,8 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     return fit_both(train, test, options, on_epoch, on_step);
   }
 
-  /// The model's outputs for all samples of a data set, each predicted once in any world, in the
-  /// order of the data: on rank 0, on all ranks, or each on the rank that predicted it. **Ranks**
-  /// all. **Host** blocks.
+  /// The model's outputs for all samples of a data set, each predicted once, in the order of the
+  /// data, on the ranks that `options.gather` says. **Ranks** all. **Host** blocks.
   template <Dataset Source>
   auto predict(const Source& source, const PredictOptions& options) {
     if constexpr (require_output<Model>()) {
@@ -356,10 +345,9 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   }
   using Members::predict;
 
-  /// The data set that `make()` opens, where it is read: on all ranks, or with `Feed` on those that
-  /// read for others, which then need not have it:
-  /// `auto train = job.open([&] { return npy_dataset<float, int>(images, labels); });`
-  /// What goes wrong there ends all ranks, with its words. **Ranks** all. **Host** blocks.
+  /// Opens a data set on all ranks, or with `Feed` on those that read for others, the only ones to
+  /// need the files: `job.open([&] { return npy_dataset<float, int>(images, labels); })`. An
+  /// exception aborts all ranks with its message. **Ranks** all. **Host** blocks.
   template <class Make>
   auto open(Make&& make) {
     [[maybe_unused]] const auto on = enter("open");
@@ -376,8 +364,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     }
   }
 
-  /// Calls `f(log)` on rank 0. A collective of this job inside `f` would wait for ranks that never
-  /// come, so it is an error at once.
+  /// Calls `f(log)` on rank 0. A collective of this job inside `f` throws: it would deadlock.
   template <class F>
   void on_rank0(F&& f) {
     end_asking();
@@ -386,35 +373,32 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     std::forward<F>(f)(RunLog(progress_));
   }
 
-  /// Adds a field to the epoch's record in the file of `--log`: `job.log_field("reward", 3.5)`. The
-  /// last value counts; rank 0's is written. Between epochs it is the next epoch's.
+  /// Adds a field to the epoch's record in the `--log` file: `job.log_field("reward", 3.5)`. Rank
+  /// 0's last value is written; between epochs the field is the next epoch's.
   template <JsonScalar T>
   void log_field(std::string_view name, const T& value) {
     if (progress_.log) progress_.set_field(name, JsonLine().add(name, value));
   }
 
-  /// The position of the job in its data: after the last batch that was stepped. To go on from
-  /// there, with this number of ranks or another, call `resume` before `epochs`.
+  /// The position after the last stepped batch. `resume`, before `epochs`, continues in any world.
   SamplerState position() const { return progress_.position(); }
   void resume(const SamplerState& position) { progress_.resume(position); }
 
-  /// Checkpoints have the value of this variable of the program, each rank's own, and `resume`
-  /// gives it back: a number, a bool, a text, a vector of numbers, a `RandomStream`. The variable
-  /// must outlive the job's last step. To be called before anything is resumed.
+  /// Adds a variable, each rank's own, to checkpoints; `resume`, called later, restores it. A
+  /// number, bool, string, vector of numbers or `RandomStream` that outlives the last step.
   template <class T>
   void keep(std::string_view name, T& value) {
     saving().keep(name, value);
   }
-  /// Saves the job as it is: between two batches of a loop, it goes on with the second. Between the
-  /// micro-batches of a step the save is carried out after its update, when the loop's body has
-  /// ended; the values of the options must live until then. **Ranks** all, with the same path.
-  /// **Host** blocks until the file is written, or with `.asynchronous` until all that is saved was
-  /// copied.
+  /// Saves the job, to be resumed with the next batch of the loop. Between the micro-batches of a
+  /// step the save waits for the step's update and the end of the loop's body; values that the
+  /// options refer to must live until then. **Ranks** all, with the same path. **Host** blocks
+  /// until the file is written, or with `.asynchronous` until the state is copied.
   void save(const std::string& path, SaveOptions options = {}) {
     saving().save(path, std::move(options));
   }
-  /// Loads parameters, buffers and the optimizer with its numbers, schedule and loss scale. The
-  /// epochs of this job begin as they would have. **Ranks** all. **Host** blocks.
+  /// Loads parameters, buffers and the optimizer with its options, schedule and loss scale; the
+  /// job's epochs start as without it. **Ranks** all. **Host** blocks.
   LoadReport load(const std::string& path, const LoadOptions& options = {}) {
     return saving().load(path, options);
   }
@@ -422,31 +406,27 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   LoadReport load_parameters(const std::string& path, const LoadOptions& options = {}) {
     return saving().load_parameters(path, options);
   }
-  /// Goes on where a checkpoint was saved, or the newest valid one of a folder: loads all that
-  /// `load` does and the values that are kept; the next calls of `epochs` go on with the first
-  /// batch that was not stepped. **Ranks** all. **Host** blocks.
+  /// Resumes from a checkpoint, or the newest valid one of a folder: also restores the values of
+  /// `keep`; `epochs` continues with the first batch not stepped. **Ranks** all. **Host** blocks.
   Resumed resume(const std::string& where, const LoadOptions& options = {}) {
     return saving().resume(where, options);
   }
-  /// The same from the job's own folder, now and not in the first call of `epochs`, if the job is
-  /// to go on: after `--resume`, or when its launcher has started it again. Nothing where it is
-  /// not, or where there is no checkpoint; an error where all are damaged. **Ranks** all. **Host**
-  /// blocks.
+  /// Resumes from the job's folder now instead of in the first `epochs`, after `--resume` or a
+  /// restart. Returns nothing if the job starts anew; throws if all checkpoints are damaged.
+  /// **Ranks** all. **Host** blocks.
   std::optional<Resumed> resume() { return saving().resume(); }
-  /// Saves into a folder from now on, now and then; the options of the command line
-  /// (`--checkpoint`, `--checkpoint-every`, `--keep`, `--best`, `--resume`) have precedence over
-  /// these. **Ranks** all, before `epochs`. **Host** blocks.
+  /// Saves into a folder regularly from now on. The command line's options (`--checkpoint` and
+  /// others) take precedence. **Ranks** all, before `epochs`. **Host** blocks.
   void checkpoints(const CheckpointOptions& options) { saving().checkpoints(options); }
-  /// The folder: `latest()`, `best()`. Null where the job saves into none.
+  /// The folder: `latest()`, `best()`. Null if the job has none.
   Checkpoints* checkpoints() { return saving().checkpoints(); }
-  /// Waits until all checkpoints are written, and throws what went wrong; `launch` calls it when
-  /// the program is done. **Ranks** all. **Host** blocks.
+  /// Waits until all checkpoints are written, and rethrows their errors; `launch` calls it after
+  /// the program's function. **Ranks** all. **Host** blocks.
   void finish_saves() {
     [[maybe_unused]] const auto on = enter("save");
     if (saves_) checkpoint_hook<BasicTrainer>(*this, SaveMoment::finish);
   }
 
-  /// The epoch that is under way, or the last.
   EpochSummary summary() const { return progress_.summary(); }
 
   /// The means over the tallies of all ranks. **Ranks** all. **Host** blocks.
@@ -456,12 +436,11 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     return lockstep::reduce(comm_, tally);
   }
 
-  /// Through which the ranks of this job communicate: all collectives, and groups of ranks
-  /// (`new_group`, `join_groups`). With `ParallelStrategy<DP>` it is a world of one.
+  /// For collectives and groups of ranks (`new_group`, `join_groups`). With DP, a world of one.
   auto& communicator() { return comm_; }
 
-  /// The communicator of this rank's group, with `Groups<Grid<W, G>>`, and that of the ranks which
-  /// have its place in the other groups: `job.group().all_reduce(sum)`. **Ranks** the group's.
+  /// With `Groups<Grid<W, G>>`, the communicators of this rank's group and of the ranks with its
+  /// index in the other groups: `job.group().all_reduce(sum)`. **Ranks** the group's.
   template <class W = wrapper>
   decltype(auto) group() {
     return static_cast<W&>(wrapped_).group();
@@ -471,10 +450,8 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     return static_cast<W&>(wrapped_).across();
   }
 
-  // Collectives over ranks: those of `communicator()`, of one number, which is given and returned
-  // by value, or of memory: a span, a vector, an array or a view. On GPUs too, memory may be the
-  // host's; it is then staged and the host waits for the result. Device memory is reduced where it
-  // is. **Ranks** all. **Host** blocks, with device memory not.
+  // Collectives of `communicator()`, of a number by value or of memory: a span, vector, array or
+  // view. GPU jobs stage host memory. **Ranks** all. **Host** blocks, but not with device memory.
 
   /// `const double mean = job.all_reduce(loss, Average{});`, or data = op over ranks, on all ranks.
   template <class Data, class Op = Sum>
@@ -482,27 +459,27 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     [[maybe_unused]] const auto on = enter("all_reduce");
     return comm_.all_reduce(std::forward<Data>(data), op);
   }
-  /// On root, the number or data = op over ranks; elsewhere what it was.
+  /// The result on `root`; other ranks keep their number or data.
   template <class Data, class Op = Sum>
   [[nodiscard("the result is returned")]] auto reduce(Data&& data, Rank root = Rank{0},
                                                       Op op = {}) {
     [[maybe_unused]] const auto on = enter("reduce");
     return comm_.reduce(std::forward<Data>(data), root, op);
   }
-  /// Root's number, or data = root's data.
+  /// Root's number or data, on all ranks.
   template <class Data>
   [[nodiscard("the result is returned")]] auto broadcast(Data&& data, Rank root = Rank{0}) {
     [[maybe_unused]] const auto on = enter("broadcast");
     return comm_.broadcast(std::forward<Data>(data), root);
   }
-  /// Every rank's number as a vector, by rank, or out = every rank's in.
+  /// Every rank's number in a vector by rank, or every rank's `in` in `out`.
   template <class In, class... Out>
   [[nodiscard("the result is returned")]] auto all_gather(const In& in, Out&&... out) {
     [[maybe_unused]] const auto on = enter("all_gather");
     return comm_.all_gather(in, out...);
   }
-  /// Every rank's elements, where ranks bring different numbers of them: a `Gathered`, on all ranks
-  /// or on `root`; or into `out`, with the counts as `GatheredPieces`. **Host** blocks.
+  /// Every rank's elements, where their numbers differ: a `Gathered`, on all ranks or on `root`; or
+  /// into `out`, with the counts as `GatheredPieces`. **Host** blocks.
   template <class In, class... Out>
   auto all_gather_variable(const In& in, Out&&... out) {
     [[maybe_unused]] const auto on = enter("all_gather_variable");
@@ -536,7 +513,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
 
   /// **Ranks** all. **Host** blocks until all have come.
   static Comm meet(Session& session) {
-    session.options().leave_to_job();  // which ends the asking at its first operation
+    session.options().leave_to_job();  // which closes them at its first operation
     if constexpr (is_one_process) {
       if (session.world() > WorldSize{1}) {
         fail("ParallelStrategy<DP>",
@@ -574,19 +551,17 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
                       {{Ps::axis::name, spelling<Ps>()}...});
   }
 
-  // Which calls are refused.
-
   void require_all_ranks(const char* operation) {
     if (is_held_up_) [[unlikely]]
       refuse(operation);
   }
-  /// The begin of a call that all ranks make.
+  /// Begins a call that all ranks make.
   [[nodiscard]] auto enter(const char* operation) {
     require_all_ranks(operation);
     if constexpr (joins) wrapped_.require_joined(operation);
     return wrapped_.on_device();
   }
-  /// The program has asked for all of its options.
+  /// Ends the time in which the program may ask for options.
   void end_asking() {
     if (!is_asking_) return;
     is_asking_ = is_held_up_ = false;
@@ -601,8 +576,8 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     fail(operation, {"rank 0 alone has come here, inside on_rank0"},
          "call it outside, on all ranks", rank());
   }
-  /// Calls `f` in the destructor of a loop that a `break` has left. A destructor cannot throw: a
-  /// failure is thrown by this trainer's next call or, where there is none, told at its end.
+  /// For the destructor of a loop that a `break` has ended. Destructors cannot throw: the trainer's
+  /// next call throws the failure, or its destructor reports it.
   template <class F>
   void after_break(const F& f) noexcept {
     try {
@@ -613,16 +588,12 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     }
   }
 
-  // Steps and batches.
-
-  /// `f()`, which takes batches from a loader. A reader's failure ends the ranks that it feeds; the
-  /// others are told of it.
+  /// `f()` takes batches from a loader. With `Feed`, a reader's failure aborts all ranks.
   template <class F>
   auto fetch(const F& f) -> decltype(f()) {
     return tell_others_of<!feed::sends>(comm_, f);
   }
 
-  /// The loop of `fit`.
   template <class Train, class Test, class OnEpoch, class OnStep>
   EpochSummary fit_both(const Train& train, const Test& test, const FitOptions& options,
                         OnEpoch& on_epoch, OnStep& on_step) {
@@ -642,8 +613,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     }
     return summary();
   }
-  /// Calls `f(epoch, scores)` or `f(epoch)`, whichever it takes. A function that returns false on
-  /// any rank ends the training on all of them, so that ranks cannot part. **Ranks** all.
+  /// A function that returns false on any rank ends the training on all ranks. **Ranks** all.
   template <class F, class Epoch>
   bool goes_on_after(F& f, Epoch& epoch, const Scores& scores) {
     constexpr bool takes_scores = std::invocable<F&, Epoch&, const Scores&>;
@@ -693,8 +663,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   std::string sampler_seed() const {
     return text({"a sampler with seed ", sampler_options_.seed, "\n"});
   }
-  /// Other sizes or seeds on a rank would leave samples out or take them twice. Ranks that are fed
-  /// must also be fed as far ahead.
+  /// Different sizes or seeds would skip or repeat samples. Fed ranks need the same `prefetch`.
   void require_same_data(std::size_t samples, const LoaderOptions& options, bool is_fed) {
     if (world_size() == WorldSize{1}) return;
     require_same(text({"data of ", samples, " samples\nbatches of ", options.batch_size, " samples",
@@ -706,15 +675,13 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     options.batch_size = batch_size;
     require_same_data(samples, options, false);
   }
-  /// The most batches of any rank, where ranks have data of their own.
+  /// The most batches of any rank, if ranks have data of their own.
   std::size_t most_batches(std::size_t batches) {
     require_same(sampler_seed());
     std::uint64_t most[] = {batches};
     comm_.all_reduce(most, Max{});
     return most[0];
   }
-
-  // The loops of `epochs` and `batches` begin and end.
 
   void begin_epoch(std::uint64_t number, std::uint64_t last) {
     [[maybe_unused]] const auto on = enter("epochs");
@@ -724,13 +691,12 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     progress_.begin_epoch(number, last);
   }
 
-  /// An epoch's next loop over data begins; of a resumed epoch that one which was under way, at its
-  /// place.
+  /// Begins an epoch's next loop over data; a resumed epoch continues the loop that was saved.
   void begin_data(sampler& fresh) {
     fresh.start();
     if (auto at = progress_.begin_loop(fresh.state(), fresh.size())) {
       if constexpr (joins) {
-        // Ranks draw in step as long as they have something to draw; this one may have no more.
+        // Ranks draw in step while they have samples; this rank may have none left.
         if (!progress_.loop_is_over() && at->world == fresh.world() && at->first == 0) {
           at->samples = fresh.samples();
           at->position = std::min(at->position, fresh.size());
@@ -757,30 +723,28 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     if constexpr (joins) wrapped_.begin_join();
   }
 
-  /// The loop is done with its batch.
   void end_batch() {
     progress_.end_batch();
     if (saves_) [[unlikely]]
       save_if_due();
   }
-  /// The loop has no more batches, or a `break` has ended it. Where some ranks are through before
-  /// others, all of them save after the same update.
+  /// The loop has ended, by a `break` too. Exhausted ranks save after the same update as others.
   void leave_data(std::chrono::duration<double> waits) {
     if constexpr (joins) {
-      if (wrapped_.is_joining()) save_if_due();  // the batch that a `break` has ended
+      if (wrapped_.is_joining()) save_if_due();  // for the batch of a `break`
       wrapped_.finish_join([this] { save_if_due(); });
     }
-    // A loop that was over when the job was saved has its averages already.
+    // A loop that had ended when the job was saved has averaged buffers already.
     if (!progress_.end_loop()) average_buffers(JobCall::batches);
     close_data(waits);
-    if (saves_ && saves_->is_waiting) run_due();  // the last update may be that of its tail
+    if (saves_ && saves_->is_waiting) run_due();  // the tail may have made the last update
   }
   void leave_data_after_break(std::chrono::duration<double> waits) noexcept {
     after_break([&] { leave_data(waits); });
     if (is_held_up_) progress_.abort_epoch();
   }
 
-  /// Adds up the losses of all ranks, once an epoch. `waits` is how long the loop waited for data.
+  /// Reduces the losses of all ranks, once an epoch. `waits`: how long the loop waited for data.
   void close_data(std::chrono::duration<double> waits = {}) {
     if (!progress_.is_in_data()) return;
     const InJobCall in(JobCall::batches);
@@ -814,7 +778,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     });
   }
 
-  /// Ranks have different numbers of steps and samples. **Ranks** all. **Host** blocks.
+  /// For ranks with different numbers of steps and samples. **Ranks** all. **Host** blocks.
   void count_all_ranks(EpochSummary& summary) {
     std::uint64_t samples[] = {own_samples_};
     comm_.all_reduce(samples, Sum{});
@@ -832,7 +796,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     }
   }
 
-  /// What is too little for a step is no part of the next epoch's first one.
+  /// Micro-batches that are too few for a step must not count in the next epoch.
   void end_accumulation() {
     if constexpr (Accumulation::micro_batches > 1) {
       if constexpr (Accumulation::tail == Tail::step) {
@@ -846,8 +810,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
 
   // For checkpoints. **Ranks** all. **Host** blocks.
 
-  /// What does the work of the public members. A program that calls one, wherever, has the hook
-  /// through which the job's loops come back to it.
+  /// Implements the public members. A program that calls one sets `checkpoint_hook` for the loops.
   auto saving() {
     constexpr bool is_included = requires { sizeof(JobSaving<BasicTrainer>); };
     static_assert(is_included,
@@ -870,14 +833,12 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
            "add the line job.checkpoints(); before job.fit or job.epochs", rank());
     }
   }
-  /// Comes after every step of jobs that save. In a loop over data it is not yet time to: the
-  /// loop's body may have more to do with its batch.
+  /// Follows every step of jobs that save. A loop over data saves later, when its body has ended.
   [[gnu::cold, gnu::noinline]] void after_step() {
     if (!has_begun_) begin_checkpoints(SaveMoment::first_step);
     if (!progress_.is_in_loop()) save_if_due();
   }
-  /// Comes between two batches of a loop, and after each update of a rank that is through. Nothing
-  /// is called through a pointer until something may be due.
+  /// Runs between two batches of a loop, and after each update of an exhausted rank.
   void save_if_due() {
     if (saves_ && (*saves_)(wrapped_.updates())) [[unlikely]]
       run_due();
@@ -886,7 +847,6 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     checkpoint_hook<BasicTrainer>(*this, SaveMoment::due);
   }
 
-  /// How far the loops are.
   CourseState course() {
     EpochSummary now = progress_.figures();
     if constexpr (joins) {
@@ -900,8 +860,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     comm_.all_gather(own, state.losses);
     return state;
   }
-  /// The position in the data of the epoch that is under way. Ranks that are through have made
-  /// fewer draws than others.
+  /// The position in the current epoch's data. Exhausted ranks have drawn less than others.
   std::optional<SamplerState> data_position() {
     if (!progress_.has_loop()) return std::nullopt;
     SamplerState at = position();
@@ -922,27 +881,25 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   LoaderOptions loader_options_;
   EpochProgress progress_;
   decltype(std::declval<wrapper&>().loss_meter()) losses_ = wrapped_.loss_meter();
-  std::uint64_t own_samples_ = 0;  // of this rank in this loop, where ranks have different numbers
-  std::exception_ptr failure_;     // of an epoch that a `break` has ended
-  bool has_begun_ = false;         // the first epochs or step have come
-  bool is_asking_ = true;          // the program, for its options
-  // Because the program asks for its options, by a failure, or because rank 0 alone is in
-  // `on_rank0`.
+  std::uint64_t own_samples_ = 0;  // of this rank in this loop, if `joins`
+  std::exception_ptr failure_;     // in a loop that a `break` has ended
+  bool has_begun_ = false;         // `epochs`, `step` or `resume` was called
+  bool is_asking_ = true;          // the program may ask for options
+  // Calls must look why they may fail: `is_asking_`, `failure_`, or rank 0 alone in `on_rank0`.
   bool is_held_up_ = true;
-  std::shared_ptr<SaveDue> saves_;  // ends before the model does: threads may still be writing
+  std::shared_ptr<SaveDue> saves_;  // destroyed before the model: threads may be writing
 };
 
 }  // namespace detail
 
 /// The job of a model under policies in any order: `Trainer<M, A, B>` and `Trainer<M, B, A>` are
-/// one type. A composition with a fault gives one compile error.
+/// one type. An invalid composition gives one compile error.
 template <class Model, class... Ps>
 using Trainer = detail::Compose<detail::BasicTrainer, detail::RejectedTrainer, Model, Ps...>;
 
 namespace detail {
 
-/// The compile-time part of such a job, for tools and tests. It needs no CUDA, even if the job
-/// does.
+/// The compile-time part of a job, for tools and tests. It needs no CUDA, even if the job does.
 template <class Model, class... Ps>
 using Composed = ComposedJob<Model, CanonicalPolicies<Ps...>>;
 

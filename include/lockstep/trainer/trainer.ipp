@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Definitions of this folder that are no templates: options, progress, records, refusals.
+/// @file Non-template definitions of this folder.
 
 #include <charconv>
 #include <cmath>
@@ -24,7 +24,7 @@ namespace lockstep::detail {
   fail("launch", {flag.name, " is '", flag.value, "'"}, advice);
 }
 
-/// The number above 0 that an option's value is, or its first `size` characters are.
+/// Parses the first `size` characters of an option's value as a positive number.
 template <class Number>
 Number parse_positive(const CutArguments::Given& flag, std::size_t size, std::string_view advice) {
   Number number = 0;
@@ -46,7 +46,7 @@ LOCKSTEP_INLINE CheckpointFlags::Every parse_interval(const CutArguments::Given&
   for (const auto& [letter, seconds] : units) {
     if (!flag.value.ends_with(letter)) continue;
     const double milliseconds = parse_positive<double>(flag, size - 1, advice) * seconds * 1000;
-    // Beyond a thousand years the clock's arithmetic would overflow, and `inf` is a number too.
+    // Beyond a thousand years the clock's arithmetic would overflow; `inf` is a number too.
     if (!(milliseconds < 3.2e13))
       refuse_flag(flag, "no run is as long as that; give a shorter time");
     return {0, std::chrono::milliseconds(static_cast<std::int64_t>(std::ceil(milliseconds)))};
@@ -54,7 +54,7 @@ LOCKSTEP_INLINE CheckpointFlags::Every parse_interval(const CutArguments::Given&
   return {parse_positive<std::uint64_t>(flag, size, advice), {}};
 }
 
-/// A score, and whether its higher values are the better ones: `wer:lower`.
+/// A score and which of its values are better: `wer:lower`.
 LOCKSTEP_INLINE void parse_best(const CutArguments::Given& flag, CheckpointFlags& flags) {
   const std::size_t colon = std::min(flag.value.rfind(':'), flag.value.size());
   const std::string_view side = flag.value.substr(colon);
@@ -152,8 +152,6 @@ LOCKSTEP_INLINE TrainerOptions take_trainer_options(Session& session) {
     throw command_line.speaks() ? error : error.as_consequence();
   }
 }
-
-// EpochProgress
 
 LOCKSTEP_INLINE EpochProgress::EpochProgress(Rank rank, const TrainerOptions& options)
     : display(rank == Rank{0} ? detect_terminal(stdout, options.progress.value_or(progress_style()))
@@ -337,7 +335,7 @@ LOCKSTEP_INLINE CourseState EpochProgress::course(const EpochSummary& now) const
   CourseState state = now_;
   state.figures = now;
   state.loss = now.loss.value_or(0);
-  // The program evaluates once more when it goes on behind the data.
+  // A program that resumes after the data evaluates again.
   const bool is_behind_data = now_.loop_is_over && now_.is_closed;
   for (std::size_t i = 0; i != (is_behind_data ? scores_of_data_ : shown_scores_.size()); ++i) {
     state.score_names.append(shown_scores_[i].name).append("\n");

@@ -34,7 +34,7 @@ template <class Model, class... Ps>
 using DistributedDataParallel =
     detail::Compose<detail::DdpOf, detail::RejectedWrapper, Model, Ps...>;
 
-/// The same with replicas inside of one process:
+/// The same with replicas in one process:
 ///
 ///     DataParallel<Linear, Optimizer<AdamW>> dp;                 // all devices of this process
 ///     DataParallel<Linear, Optimizer<AdamW>> two({.replicas = 2});

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A host's communicator for the memory of GPUs, Gloo's or a hierarchy's: what crosses the
-/// network passes through pinned host memory, piece by piece. While the host works on one piece,
-/// the next comes down from the GPU and the one before goes up.
+/// @file A host's communicator for device memory: data is staged through pinned host memory piece
+/// by piece, and copies from and to the GPU overlap with the host's work on another piece.
 
 #include <cuda_runtime.h>
 #include <unistd.h>
@@ -14,20 +13,19 @@
 
 namespace lockstep::detail::staged {
 
-/// The size of a piece. A network of 10 Gbit/s needs 3 ms for it, and a further call costs 0.1 ms.
-/// A bucket of 25 MiB has seven pieces, so the two copies that nothing hides, the first down and
-/// the last up, are a small part of the time.
+/// A piece takes 3 ms on a network of 10 Gbit/s, and a further call 0.1 ms. A bucket of 25 MiB has
+/// seven pieces, so the two copies that do not overlap take little of the time.
 inline constexpr std::size_t slot_bytes = 4_MiB;
 
-/// The memory that a collective reads and writes, as consecutive rows of one length: one row, or
-/// one for each rank. A piece is cut across all rows, in the same places on all ranks.
+/// A collective's memory as consecutive rows of one length: one row, or one for each rank. Pieces
+/// are cut across all rows, at the same offsets on all ranks.
 template <class T>
 struct Transfer {
   std::size_t length;        // of a row
   std::size_t in_rows = 1;   // on the ranks that give anything
   std::size_t out_rows = 0;  // on the ranks that get anything; 0: the result replaces `in`
-  const T* in = nullptr;     // device memory; nothing where this rank gives nothing
-  T* out = nullptr;          // device memory; nothing where this rank gets nothing
+  const T* in = nullptr;     // device memory; null if this rank gives nothing
+  T* out = nullptr;          // device memory; null if this rank gets nothing
 
   /// The length of a piece's rows, except in the last piece.
   constexpr std::size_t width() const {
@@ -38,7 +36,6 @@ struct Transfer {
   }
 };
 
-/// A piece in host memory: consecutive rows of one length.
 template <class T>
 struct Piece {
   std::span<T> in;
@@ -46,16 +43,15 @@ struct Piece {
   std::size_t length;  // of a row
 };
 
-/// When a call's memory may be used, and when its result is there.
 struct CallEvents {
   CudaEvent ready;
   CudaEvent done;
 };
 
-/// Used by one thread at a time.
+/// The copies of one call's pieces. Used by one thread at a time.
 class Pipeline {
  public:
-  /// One piece goes up, one is worked on, one comes down.
+  /// One piece is uploaded, one is worked on, one is downloaded.
   static constexpr std::size_t slots = 3;
 
   /// `memory` must be pinned. Streams and events are made for the current GPU.
@@ -64,9 +60,8 @@ class Pipeline {
       slots_[i].memory = memory.subspan(i * slot_bytes, slot_bytes);
   }
 
-  /// Calls `work(piece, is_first)` for every piece in turn. **Host** blocks until the last piece's
-  /// work was done. **Stream** memory is read and written after `events.ready`; `events.done` is
-  /// recorded when all is written.
+  /// Calls `work(piece, is_first)` for every piece in turn. **Host** blocks until the last call
+  /// returns. **Stream** copies wait for `events.ready`; `events.done` follows the last copy.
   template <class T, class Work>
   void run(const Transfer<T>& what, const CallEvents& events, const Work& work) {
     events.ready.block(down_);
@@ -93,8 +88,8 @@ class Pipeline {
  private:
   struct Slot {
     std::span<std::byte> memory;
-    CudaEvent fetched;    // its piece has come down, or the slot is free
-    CudaEvent delivered;  // its piece has gone up
+    CudaEvent fetched;    // its piece is downloaded, or the slot is free
+    CudaEvent delivered;  // its piece is uploaded
   };
 
   Slot& slot(std::size_t k) { return slots_[(first_ + k) % slots]; }
@@ -139,7 +134,7 @@ class Pipeline {
   }
 
   std::array<Slot, slots> slots_;
-  std::size_t first_ = 0;  // where the next call begins: behind the last piece of the one before
+  std::size_t first_ = 0;  // the slot of the next call's first piece
   CudaStream down_ = CudaStream::urgent();
   CudaStream up_ = CudaStream::urgent();
 };
@@ -150,7 +145,7 @@ class Engine {
   Inner inner;
   std::shared_ptr<Gpu> gpu;
 
-  /// **Ranks** all where `inner` allocates together. **Host** may block.
+  /// **Ranks** all if `allocate` of `inner` is collective. **Host** may block.
   Engine(Inner communicator, std::shared_ptr<Gpu> own)
       : inner(std::move(communicator)),
         gpu(std::move(own)),
@@ -175,16 +170,15 @@ class Engine {
 
   cudaStream_t stream() const { return gpu->stream(); }
   TaskQueue& queue() { return queue_; }
-  /// An exception has ended this rank's part: ends what is in flight, and tells the others.
+  /// Aborts because an exception has ended this rank's part: ends the calls in flight on all ranks.
   void give_up() { inner.give_up(); }
-  /// The inner communicator, after every call in flight has ended.
   Inner& drained() {
     queue_.drain();
     return inner;
   }
 
-  /// Makes a call on this thread, after all calls in flight. **Host** blocks until it is made.
-  /// **Stream** it comes after what the compute stream holds, and before what that is given next.
+  /// Executes a call on this thread, after those in flight. **Host** blocks until the result's
+  /// upload is enqueued. **Stream** ordered in the compute stream.
   template <class C>
   void make(const C& call) {
     begin(call.call(), events_);
@@ -193,14 +187,14 @@ class Engine {
     events_.done.block(stream());
   }
 
-  /// Notes when the memory of a call may be used.
+  /// Records when the memory of a call may be used.
   void begin(const Call& call, const CallEvents& events) const {
     require_no_capture(call);
     events.ready.record(stream());
   }
 
-  /// Makes a call piece by piece. **Stream** `events.done` tells of the result. A call of several
-  /// pieces is compared as a whole first, because pieces of different calls can be equal.
+  /// Executes a call piece by piece. **Stream** `events.done` follows the result. A call of several
+  /// pieces is first compared as a whole, because pieces of different calls can be equal.
   template <class C>
   void stage(const C& call, const CallEvents& events) {
     using T = typename C::element;
@@ -220,7 +214,7 @@ class Engine {
     });
   }
 
-  /// **Host** blocks until the message is in the other rank's hands, or in this one's GPU.
+  /// **Host** blocks until `inner` has sent the message, or until it is in device memory here.
   template <class C>
   void pass_message(const C& call) {
     using T = typename C::element;
@@ -276,7 +270,7 @@ class Engine {
   std::span<std::byte> staging_;
   PinnedRange pinned_;
   Pipeline pipeline_;
-  CallEvents events_;  // of calls that are made here and now
+  CallEvents events_;  // of synchronous calls
   std::optional<HostArena> message_;
   FirstFault fault_;
   TaskQueue queue_{call_thread};  // ends before what its calls use
@@ -287,16 +281,14 @@ class Engine {
 namespace lockstep {
 
 /// Collectives for device memory through `Inner`, which handles host memory only. Results,
-/// comparison of calls, time limits and errors are those of `Inner`; the time of a call counts from
-/// the end of the work before it. All ranks give device memory or all give host memory.
+/// comparison of calls, timeouts and errors are those of `Inner`; the time of a call counts from
+/// the end of the work before it. All ranks pass device memory, or all host memory. Another thread
+/// executes asynchronous calls, in the order of posting. No call can be captured: the host takes
+/// part in it.
 ///
-/// Asynchronous calls are made by another thread, in the order of posting. Nothing of this can be
-/// captured: the host takes part in every call.
-///
-/// **Host** every collective blocks until the result is on its way to the GPU; with host memory,
-/// until it is here. **Stream** a call comes after what the compute stream `gpu().stream()` holds,
-/// and what that is given afterwards sees the result; after an asynchronous call, what it is given
-/// after `wait` of the handle.
+/// **Host** every collective blocks until the result's upload is enqueued; with host memory, until
+/// the result is here. **Stream** a call follows what the compute stream `gpu().stream()` holds,
+/// and work enqueued after it, or after `wait` of an asynchronous call, sees the result.
 template <Communicator Inner>
 class StagedCommunicator : public Collectives<StagedCommunicator<Inner>>,
                            public detail::DeviceAllocating {
@@ -305,7 +297,7 @@ class StagedCommunicator : public Collectives<StagedCommunicator<Inner>>,
  public:
   using Milliseconds = std::chrono::milliseconds;
 
-  /// The number of calls in flight has no limit; this one is large enough for every job.
+  /// Calls in flight have no limit; this number is large enough for every job.
   static constexpr std::size_t most_under_way = 256;
 
   /// **Ranks** all. **Host** may block.
@@ -324,7 +316,7 @@ class StagedCommunicator : public Collectives<StagedCommunicator<Inner>>,
     check_cuda(cudaStreamSynchronize(engine_->stream()), "cudaStreamSynchronize");
   }
 
-  // For the front and for adapters.
+  // Called by `Collectives` and by adapters.
 
   template <class C>
   void perform(const C& call) {
@@ -350,8 +342,7 @@ class StagedCommunicator : public Collectives<StagedCommunicator<Inner>>,
 
   detail::StreamCopies passes() const { return detail::StreamCopies(engine_->stream()); }
 
-  /// The communicator of this rank's group, if it is in one. It stages for the group of `Inner`,
-  /// with this rank's GPU and compute stream.
+  /// The group's communicator stages for the group of `Inner`, on the same GPU and compute stream.
   template <std::size_t GroupRanks>
   auto split(const detail::GroupPlace& place) {
     auto inner = engine_->drained().template split<GroupRanks>(place);
@@ -361,7 +352,6 @@ class StagedCommunicator : public Collectives<StagedCommunicator<Inner>>,
   }
 
  private:
-  /// A call in flight on the other thread.
   template <class C>
   class Pending {
    public:
@@ -373,7 +363,7 @@ class StagedCommunicator : public Collectives<StagedCommunicator<Inner>>,
       queued_.wait();
       if (!on_host_) events_.done.block(engine_.stream());
     }
-    /// The thread may have left copies to the GPU on their way.
+    /// Copies to the GPU may still be in flight.
     void leave() {
       queued_.leave();
       if (!on_host_) static_cast<void>(cudaEventSynchronize(events_.done.get()));
@@ -410,8 +400,8 @@ using StagedGloo = StagedCommunicator<GlooCommunicator<Ranks>>;
 using StagedHierarchy =
     StagedCommunicator<HierarchicalCommunicator<ShmCommunicator<>, GlooCommunicator<>>>;
 
-/// A job's ranks through Gloo, each with the GPU that its place on its host gives it. `name` tells
-/// several communicators of one job apart. **Ranks** all. **Host** blocks until all have come.
+/// Creates the Gloo communicator of a job, for device memory of each rank's GPU (`gpu_of`); `name`
+/// distinguishes several of one job. **Ranks** all. **Host** blocks until all have joined.
 template <std::size_t Ranks = dynamic>
 StagedGloo<Ranks> make_staged_gloo_communicator(const Membership& member, Store& store,
                                                 const std::string& name = "world") {
@@ -419,8 +409,8 @@ StagedGloo<Ranks> make_staged_gloo_communicator(const Membership& member, Store&
   return {make_gloo_communicator<Ranks>(member, store, name), std::move(gpu)};
 }
 
-/// A job's ranks through shared memory inside hosts, with the same number of ranks on each, and
-/// Gloo between hosts. **Ranks** all. **Host** blocks until all have come.
+/// The same with shared memory inside hosts, which must have equally many ranks, and Gloo between
+/// them. **Ranks** all. **Host** blocks until all have joined.
 inline StagedHierarchy make_staged_hierarchical_communicator(const Membership& member, Store& store,
                                                              const std::string& name = "world") {
   std::shared_ptr<Gpu> gpu = detail::gpu_of_process(member, store, name);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A communicator that works on a stream of its own, beside the one on which its rank
-/// computes.
+/// @file A communicator on a stream of its own, beside its rank's compute stream.
 
 #include <cuda_runtime.h>
 
@@ -10,19 +9,16 @@
 
 namespace lockstep {
 
-/// Runs the collectives of `Inner` on the stream of `lane`, while the rank computes on the stream
-/// of `gpu`. The two streams wait for each other by events. The GPU need not be the thread's
-/// current one.
-///
-/// **Host** every collective blocks as `Inner` does. **Stream** a call comes after what the compute
-/// stream `gpu().stream()` holds, and what that is given afterwards sees the result; after an
-/// asynchronous call, what it is given after `wait` of the handle.
+/// Runs the collectives of `Inner` on the stream of `lane`, beside the compute stream of `gpu`;
+/// events order the two. The GPU need not be the thread's current device. **Host** blocks as
+/// `Inner` does. **Stream** a call follows what the compute stream holds, and work enqueued after
+/// it, or after `wait` of an asynchronous call, sees the result.
 template <Communicator Inner>
 class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
  public:
   using Milliseconds = std::chrono::milliseconds;
 
-  /// The number of calls under way has no limit; this one is large enough for every job.
+  /// Calls in flight have no limit; this number is large enough for every job.
   static constexpr std::size_t most_under_way = 256;
 
   StreamedCommunicator(Inner inner, std::shared_ptr<Gpu> gpu, std::shared_ptr<Gpu> lane)
@@ -37,7 +33,7 @@ class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
   Milliseconds timeout() const { return inner_.timeout(); }
   void set_timeout(Milliseconds timeout) { inner_.set_timeout(timeout); }
 
-  /// `count` elements of the GPU, zeroed. The memory lives as long as the communicator.
+  /// `count` zeroed elements of device memory, for the communicator's lifetime.
   template <Element T>
   std::span<T> allocate(std::size_t count) {
     const detail::OnGpu current(gpu_->index());
@@ -53,13 +49,12 @@ class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
 
   void abandon(std::string_view reason) { inner_.abandon(reason); }
 
-  /// **Ranks** this one. **Host** blocks until the compute stream is empty, and throws what went
-  /// wrong.
+  /// **Host** blocks until this rank's compute stream is empty. Throws a fault of `Inner`.
   void synchronize() {
     detail::await_stream(gpu_->stream(), [&] { inner_.raise_fault(); });
   }
 
-  // For the front and for adapters.
+  // Called by `Collectives` and by adapters.
 
   template <class C>
   void perform(const C& call) {
@@ -77,7 +72,7 @@ class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
     let_wait(lane_->stream(), gpu_->stream());
   }
 
-  /// The communicator of this rank's group, if it is in one, on the same streams.
+  /// The group's communicator uses the same streams.
   template <std::size_t GroupRanks>
   std::optional<StreamedCommunicator> split(const detail::GroupPlace& place) {
     const detail::OnGpu current(gpu_->index());
@@ -97,18 +92,16 @@ class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
   }
 
  private:
-  /// A call on the lane.
   struct Pending {
     bool test() const { return done.test(); }
     void wait() { done.block(compute); }
-    /// The work on the lane runs to its end; `Inner` sees to that even where another rank is gone.
+    /// The work on the lane ends, even if another rank is gone: `Inner` guarantees that.
     void leave() const { static_cast<void>(cudaEventSynchronize(done.get())); }
 
     cudaStream_t compute;
     const CudaEvent& done;
   };
 
-  /// Makes a stream wait for the work that another holds now.
   void let_wait(cudaStream_t earlier, cudaStream_t later) const {
     events_[0].record(earlier);
     events_[0].block(later);
@@ -124,10 +117,10 @@ class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
 
   std::shared_ptr<Gpu> gpu_;
   std::shared_ptr<Gpu> lane_;
-  /// The first is for one stream that waits for the other, the rest for the ends of calls. An end
-  /// that was recorded again, for a much later call, is waited for all the longer.
+  /// The first event orders one stream after the other, the rest record ends of calls. Reuse of an
+  /// event for a later call only makes a wait longer.
   std::vector<CudaEvent> events_;
-  std::size_t next_ = 0;  // the end that is recorded next
+  std::size_t next_ = 0;  // the event that is recorded next
   Inner inner_;
 };
 

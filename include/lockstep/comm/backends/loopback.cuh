@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The communicator of a world of one on a GPU: it copies what must be copied, in the compute
-/// stream's order, and otherwise does nothing.
+/// @file The communicator of a world of one on a GPU: copies on the compute stream, else nothing.
 
 #include <cuda_runtime.h>
 
@@ -40,7 +39,7 @@ class CudaLoopbackCommunicator : public Collectives<CudaLoopbackCommunicator>,
   }
   void replay(const detail::StepGraph& graph) const { graph.launch(gpu_->stream()); }
 
-  // For the front.
+  // Called by `Collectives`.
 
   template <class C>
   void perform(const C& call) const {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The communicator of a world of one: it copies what must be copied and otherwise compiles
-/// to nothing.
+/// @file The communicator of a world of one: copies what must be copied, else compiles to nothing.
 
 #include "lockstep/comm/collectives.hpp"
 #include "lockstep/comm/combine.hpp"
@@ -12,8 +11,7 @@
 namespace lockstep {
 
 namespace detail {
-/// Performs a call in a world of one: the rank gets the elements that it gives. Among the
-/// operations only a pre-multiplied sum changes a single value.
+/// Performs a call in a world of one: a copy at most, times the factor of a pre-multiplied sum.
 template <class Passes, class C>
 constexpr void perform_alone(const Passes& passes, const C& call) {
   using T = typename C::element;
@@ -24,7 +22,6 @@ constexpr void perform_alone(const Passes& passes, const C& call) {
   }
 }
 
-/// What the communicators of a world of one have in common.
 class AloneInWorld {
  public:
   static constexpr std::size_t most_under_way = static_cast<std::size_t>(-1);
@@ -49,7 +46,7 @@ class LoopbackCommunicator : public Collectives<LoopbackCommunicator>,
  public:
   LoopbackCommunicator() = default;  // or it would be an aggregate
 
-  // For the front.
+  // Called by `Collectives`.
 
   template <class C>
   static void perform(const C& call) {

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The calls that a rank has made, for backends that compare calls only afterwards, and the
-/// notices that ranks leave for each other in the job's store: how far they are, that one of them
-/// failed, and why.
+/// @file The log of a rank's calls, for backends that compare calls only afterwards, and the fault
+/// channel: the progress, failures and abort reasons that ranks publish in the job's store.
 
 #include "lockstep/comm/call/peers.hpp"
 #include "lockstep/comm/collective.hpp"
@@ -15,9 +14,8 @@
 
 namespace lockstep::detail {
 
-/// How far a rank has come: the number of its calls, a hash over all of them, and the call that it
-/// is in, in words. Ranks that have made equally many calls have made the same if their hashes are
-/// equal.
+/// A rank's progress: the number of its calls, a hash over all of them, and the text of the current
+/// call. Ranks with equally many calls have made the same calls if their hashes are equal.
 struct Position {
   std::uint64_t calls = 0;
   std::uint64_t hash = 0;
@@ -32,7 +30,7 @@ class CallLog {
   static constexpr std::size_t kept = 4096;
 
   std::uint64_t calls() const { return head_.calls; }
-  /// How far this rank is, in whatever call.
+  /// This rank's progress, without the text of its current call.
   const Position& head() const { return head_; }
 
   void add(const Call& call) {
@@ -48,22 +46,20 @@ class CallLog {
     entries_[head_.calls++ % kept] = {call, head_.hash};
   }
 
-  /// The call with this number, from 0, while it is kept.
+  /// The call with this number, from 0, if it is still kept.
   const Call* find(std::uint64_t number) const {
     return number < calls() && number >= first() ? &entries_[number % kept].call : nullptr;
   }
-  /// The number of the first call that is kept.
   std::uint64_t first() const { return calls() - std::min<std::uint64_t>(calls(), kept); }
 
-  /// Has this rank made other calls than the one of this head? Nothing if it cannot tell, being
-  /// behind or too far ahead.
+  /// Do this rank's calls differ from those of `other`? Nothing if it is behind or too far ahead.
   std::optional<bool> differs(const Position& other) const {
     if (other.calls == 0) return false;
     if (find(other.calls - 1) == nullptr) return std::nullopt;
     return entries_[(other.calls - 1) % kept].hash != other.hash;
   }
 
-  /// The number of the first call that is kept, and the calls in words, for another rank.
+  /// Serializes the first kept call's number and the texts of all kept calls, for another rank.
   std::string bytes() const {
     store_protocol::Writer out;
     out.u64(first());
@@ -78,11 +74,10 @@ class CallLog {
   };
 
   Position head_;
-  std::vector<Entry> entries_ = std::vector<Entry>(kept);  // that of call n at n % kept
+  std::vector<Entry> entries_ = std::vector<Entry>(kept);  // call n is at n % kept
 };
 
-/// The error of ranks that made different calls; nothing if the logs are equal as far as both go.
-/// `rank` is the rank that sent `other`, its log.
+/// The error if rank 0's log differs from `other`, that of `rank`, as far as both go.
 inline std::optional<Error> find_disagreement(const CallLog& rank0, std::string_view other,
                                               Rank rank, Rank me) {
   store_protocol::Reader in(other);
@@ -104,12 +99,12 @@ inline std::string position_text(Rank rank, const std::optional<Position>& posit
                position->calls < calls ? text({" of ", calls, ")"}) : ")"});
 }
 
-/// The current notice, of which the store tells every rank.
+/// The current notice, which the store pushes to every rank.
 struct Notice {
   enum class Kind : std::uint8_t {
     none,
-    question,  // a rank has waited for long: all say how far they are
-    failed,    // `rank` has failed, with these words
+    question,  // a rank has waited for long: all publish their progress
+    failed,    // `rank` has failed, for this reason
     differs,   // `rank` has made other calls than rank 0
   };
 
@@ -135,13 +130,12 @@ struct Notice {
   }
 };
 
-/// One communicator's part of the store. Any thread may use it. Every request throws where the
-/// store is gone.
+/// The fault channel: a communicator's keys in the store. Thread-safe. Throws if the store is gone.
 class NoticeBoard {
  public:
   using Milliseconds = std::chrono::milliseconds;
 
-  /// `name` is the communicator's, the same on all its ranks and no other's.
+  /// `name` is the communicator's: the same on all its ranks, and unique in the job.
   NoticeBoard(std::shared_ptr<Store> store, const std::string& name, Rank rank)
       : store_(std::move(store)), prefix_("lockstep/notices/" + name + "/"), rank_(rank) {}
 
@@ -150,25 +144,23 @@ class NoticeBoard {
     return bytes ? Notice::from_bytes(*bytes) : Notice{};
   }
 
-  /// The store tells of every new notice: looking costs no request.
+  /// The store pushes every new notice: polling the watch costs no request.
   std::unique_ptr<StoreWatch> watch() const {
     return std::make_unique<StoreWatch>(*store_, prefix_ + "notice");
   }
 
-  /// How long ranks wait between requests that each of them makes again and again: with many ranks
-  /// so long that the store has at most a thousand of them a second.
+  /// The interval of a rank's periodic requests: the store gets at most a thousand a second in all.
   static Milliseconds pace(std::size_t world) { return Milliseconds(world); }
 
-  /// Asks all ranks where they are, unless there is a fault already.
+  /// Asks all ranks for their progress, unless there is a fault already.
   void ask() const { post({Notice::Kind::question, rank_, ""}); }
 
-  /// Says that this rank failed. The first fault is the one that counts: it is returned.
+  /// Publishes that this rank failed. Returns the first fault, which is the one that counts.
   Notice fail(std::string_view words) const {
     return post({Notice::Kind::failed, rank_, std::string(words.substr(0, most_words))});
   }
 
-  /// Says why this rank gives up. Unlike the fault, every rank has a reason of its own, by which
-  /// the others know that it did not end without a word.
+  /// Publishes this rank's own abort reason, which shows that it did not crash.
   void give_reason(std::string_view words) const {
     store_->set(prefix_ + "reason/" + std::to_string(rank_.value()), words.substr(0, most_words));
   }
@@ -176,27 +168,25 @@ class NoticeBoard {
     return store_->try_get(prefix_ + "reason/" + std::to_string(rank));
   }
 
-  /// Says that this rank's calls are not rank 0's, and shows them. The first fault counts.
+  /// Publishes that this rank's calls differ from rank 0's, and its log. Returns the first fault.
   Notice differ(const CallLog& log) const {
     store_->set(prefix_ + "log", log.bytes());
     return post({Notice::Kind::differs, rank_, ""});
   }
 
-  /// Rank 0 shows how far it is, and the others compare their logs with it.
+  /// Rank 0 publishes its progress, with which the others compare their logs.
   void set_head(const Position& head) const { set_position("head", head); }
   Position head() const { return position("head").value_or(Position{}); }
 
-  /// Every rank says how far it is once one has asked.
+  /// Publishes this rank's progress, after some rank has asked for it.
   void set_position(const Position& own) const { set_position(position_of(rank_.value()), own); }
-  /// The positions of all ranks, as far as they have told.
   std::vector<std::optional<Position>> positions(std::size_t world) const {
     std::vector<std::optional<Position>> all(world);
     for (std::size_t w = 0; w < world; ++w) all[w] = position(position_of(w));
     return all;
   }
 
-  /// The error that says what the ranks disagree about. Rank 0 alone compares the logs, so that all
-  /// ranks name the same pair of calls.
+  /// The error of ranks that disagree. Only rank 0 compares logs, so that all name the same calls.
   Error verdict(const CallLog& log, Rank differing, Milliseconds timeout) const {
     if (rank_ == Rank{0}) {
       auto found = find_disagreement(log, store_->get(prefix_ + "log", timeout), differing, rank_);

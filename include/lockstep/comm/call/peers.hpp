@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Waiting for other ranks: counters that one thread or process raises and others wait for
-/// (they spin, yield, then sleep), the ranks as one of them sees them, and how a waiting rank finds
-/// out why its wait is in vain: another rank has ended, failed or left, or the time is over.
+/// @file Waiting for other ranks on shared counters (spin, yield, then sleep), and the faults that
+/// end a wait: another rank has died, failed or left, or the wait has timed out.
 
 #include <sched.h>
 #include <atomic>
@@ -20,8 +19,7 @@ namespace lockstep::detail {
 /// Two cache lines, because prefetchers fetch them in pairs.
 inline constexpr std::size_t line_pair = 128;
 
-/// A counter that may lie in memory that processes share. `sleepers` spares the writer a system
-/// call when no one sleeps.
+/// A counter that processes may share. `sleepers` saves the writer a system call if none sleeps.
 struct alignas(line_pair) Counter {
   std::atomic<std::uint64_t> value;
   std::atomic<std::uint32_t> sleepers;
@@ -37,13 +35,12 @@ inline void pause_core() {
 #endif
 }
 
-/// Wakes all sleepers of a counter, whose value has not changed.
+/// Wakes all threads that sleep on a counter, whether or not its value has changed.
 [[gnu::cold]] void wake_sleepers(Counter& counter);
 inline void wake(Counter& counter) {
   if (counter.sleepers.load(std::memory_order_seq_cst) != 0) wake_sleepers(counter);
 }
 
-/// Makes a new value visible and wakes all sleepers.
 inline void publish(Counter& counter, std::uint64_t value) {
   counter.value.store(value, std::memory_order_seq_cst);
   wake(counter);
@@ -53,15 +50,13 @@ inline bool reached(const Counter& counter, std::uint64_t value) {
   return counter.value.load(std::memory_order_acquire) >= value;
 }
 
-/// Sleeps until the counter is raised, though for 50 ms at most, where it is below `value`.
+/// Sleeps until the counter is raised, but at most 50 ms, if it is below `value`.
 [[gnu::cold]] void sleep_on(Counter& counter, std::uint64_t value);
 
-/// Returns when the counter has reached `value`. Every 50 ms of sleep, `look()` is called: it may
-/// throw to end the wait.
-///
-/// Spinning wins while every rank has a core; with more ranks than cores (`crowded`) it only keeps
-/// the awaited rank from running. Spinning is bounded by time, not by count: a pause takes 14 ns on
-/// one core and 50 on another, and a rank that shares its core after all must not pay for it long.
+/// Returns when the counter has reached `value`. After every 50 ms of sleep it calls `look()`,
+/// which may throw to end the wait. Spinning is fastest while every rank has a core; with more
+/// ranks than cores (`crowded`) it keeps the awaited rank from running. Spinning is bounded by
+/// time: a pause takes 14 ns on one core and 50 ns on another, and a rank may yet share its core.
 template <class Look>
 void wait_for(Counter& counter, std::uint64_t value, bool crowded, const Look& look) {
   for (const auto end = std::chrono::steady_clock::now() + std::chrono::nanoseconds(4000);
@@ -99,14 +94,14 @@ class Backoff {
 };
 
 inline constexpr const char* ended_by_exception = "it ended with an exception";
-/// How a rank begins to say why it gave up where another's failure was the reason.
+/// The prefix of an abort reason that is another rank's failure.
 inline constexpr const char* because_of_another = "because of another rank: ";
 
-/// A rank that makes no step while another does has mostly had its last batch.
+/// A rank that makes no step while another does has usually run out of batches.
 inline constexpr const char* step_advice =
     "let every rank make the same calls, with as many batches, or add UnevenInputs<Join>, with "
     "which ranks may have different numbers of batches";
-/// Is this the call of a step, in the words of `Call::text`?
+/// Is this `Call::text` that of a step?
 inline bool is_of_step(std::string_view call) { return call.starts_with("step"); }
 
 /// Two ranks made different calls. All ranks name the same pair: rank 0 and the first that differs.
@@ -132,13 +127,12 @@ std::optional<Error> find_disagreement(std::uint64_t number, std::size_t world,
   return std::nullopt;
 }
 
-/// A sender and its receiver disagree about the message.
 inline Error messages_differ(const Call& received, Rank from, std::string_view sent, Rank me) {
   return {received.text(), text({"rank ", from, " sends ", sent}),
           "send and receive the same type and count, in the same order", me};
 }
 
-/// Another rank has said why it gave up.
+/// Another rank has aborted, for this reason.
 inline Error rank_failed(std::string_view operation, Rank who, std::string_view words, Rank me) {
   return Error(operation, text({"rank ", who, " failed: ", words}), "look at that rank first", me)
       .as_consequence();
@@ -149,21 +143,21 @@ inline Error rank_left(std::string_view operation, Rank who, Rank me) {
           is_of_step(operation) ? step_advice : "let every rank make the same calls", me};
 }
 
-/// A wait has reached its limit. `missing` are the ranks that were waited for, in words.
+/// A wait has timed out. `missing` lists the ranks that it waited for.
 inline Error time_is_over(std::string_view operation, std::chrono::milliseconds limit,
                           std::string_view missing, Rank me) {
   return {operation, text({"waited ", limit.count(), " ms for ", missing}),
           "see whether it hangs, or raise the time limit", me};
 }
 
-/// The error of a part of an operation, as one of the whole.
+/// The error of one stage, reported as an error of the whole operation.
 inline Error retold(const Error& error, std::string_view operation, std::string_view problem,
                     std::optional<Rank> rank) {
   const Error named(operation, problem, error.advice(), rank);
   return error.is_consequence() ? named.as_consequence() : named;
 }
 
-/// This rank has given up its communicator, or an exception has ended its part.
+/// This rank has aborted its communicator, or an exception has ended its part.
 inline Error gave_up(std::string_view communicator, std::string_view reason, Rank me) {
   return {communicator, text({"this rank gave it up: ", reason}), "start the job again", me};
 }
@@ -179,8 +173,8 @@ concept Peers = requires(const P& peers, std::size_t w) {
   { peers.abort_reason(w) } -> std::same_as<std::string>;  // empty if it has not said
 };
 
-/// The error that ends the wait for a call, if there is one. All ranks name the same culprit: a
-/// rank that ended, else one that gave up. `lacks(w)`: rank w has yet to do its part.
+/// The error that ends the wait for a call, if any. All ranks blame the same rank: one that died,
+/// else one that aborted. `lacks(w)`: rank w has yet to do its part.
 template <Peers P, class Lacks>
 std::optional<Error> find_fault(const P& peers, const std::string& operation, const Lacks& lacks) {
   const Rank me = peers.rank();
@@ -196,8 +190,8 @@ std::optional<Error> find_fault(const P& peers, const std::string& operation, co
                  "look for the reason in its output", me)
         .as_consequence();
   }
-  // Whoever gives a reason of its own comes before those that an exception ended, whatever their
-  // numbers: that may have been another's failure, of which they heard in a group of fewer ranks.
+  // A rank with a reason of its own comes before ranks that an exception ended, because that
+  // exception may report another rank's failure, seen in a smaller group.
   auto who = first([&](std::size_t w) {
     const std::string reason = peers.abort_reason(w);
     return !reason.empty() && reason != ended_by_exception &&
@@ -213,7 +207,7 @@ namespace shm {
 class MemoryFile;
 }
 
-/// What one rank shows the others, in memory that they share: one process's, or mapped by several.
+/// What one rank publishes, in memory of one process or mapped by several.
 struct alignas(line_pair) RankState {
   Counter arrived;                     // calls that it has made: their slots may be read
   std::atomic<std::uint32_t> process;  // its id, once it has joined
@@ -223,22 +217,21 @@ struct alignas(line_pair) RankState {
   std::array<char, 512> reason;  // why it failed, unless the others see the cause themselves
 };
 
-/// The ranks that share memory, as one of them sees them, and this one's own fault. The first fault
-/// is final: every call throws it from then on.
+/// The ranks that share memory, as one of them sees them, and its first fault, which is final.
 class SharedPeers {
  public:
   using Milliseconds = std::chrono::milliseconds;
   using Clock = std::chrono::steady_clock;
 
-  /// Whom a call waits for: one rank, or all that have made fewer calls than this.
+  /// The rank that a call waits for, or all ranks that have made fewer calls than this.
   struct Awaited {
     std::optional<Rank> rank;
     std::uint64_t calls = 0;
   };
 
-  /// Rank w's state is `w * stride` bytes behind `first`. Locks of `file` tell which processes
-  /// live; threads of one process have none. A rank that gives up or leaves holds `working`, so
-  /// that no other works on its memory then, and wakes those that wait for `done`.
+  /// Rank w's state is `w * stride` bytes after `first`. The locks of `file` show which processes
+  /// live; threads of one process need no file. A rank that aborts or leaves holds `working`, so
+  /// that no other rank uses its memory meanwhile, and wakes those that wait for `done`.
   SharedPeers(Rank rank, WorldSize world, RankState* first, std::size_t stride,
               Milliseconds timeout, const shm::MemoryFile* file, std::mutex* working = nullptr,
               Counter* done = nullptr)
@@ -259,15 +252,13 @@ class SharedPeers {
   void set_timeout(Milliseconds timeout) { timeout_ = timeout; }
 
   bool is_broken() const { return own().failed.load(std::memory_order_acquire) != 0; }
-  /// Throws the fault, if there is one.
   void raise_fault() const {
     if (is_broken()) [[unlikely]]
       raise_now();
   }
 
-  /// Gives up with this fault, unless there is one. The others learn why from their next call, or
-  /// the one that they are in. A consequence of another's fault needs no reason: all see that
-  /// one's.
+  /// Aborts with this fault, unless there is one; the other ranks' current or next call reports it.
+  /// A consequence of another rank's fault has no reason of its own: all ranks see the cause.
   [[noreturn, gnu::cold]] void fail(const Error& error) {
     give_up(error, error.is_consequence() ? "" : error.text());
     throw Error(error);
@@ -283,7 +274,7 @@ class SharedPeers {
   bool has_left(std::size_t w) const {
     return state(w).left.load(std::memory_order_acquire) != 0 && state(w).failed == 0;
   }
-  /// Has the rank's process ended? False for threads of this process.
+  /// Has the rank's process ended without leaving? False for threads of this process.
   bool has_died(std::size_t w) const;
   static constexpr const char* how_died() { return "'s process ended"; }
   std::string abort_reason(std::size_t w) const {
@@ -298,19 +289,17 @@ class SharedPeers {
     return *reinterpret_cast<RankState*>(reinterpret_cast<std::byte*>(first_) + w * stride_);
   }
   RankState& own() const { return state(rank_); }
-  /// Is rank w one of those that a call waits for?
   bool lacks(std::size_t w, const Awaited& awaited) const {
     return awaited.rank ? Rank{w} == *awaited.rank : calls_made(w) < awaited.calls;
   }
 
-  /// Tells the others that this rank is gone, and whether an exception drove it out.
+  /// Publishes that this rank has left, after an abort if an exception ended its scope.
   void leave() {
     if (scope_.is_failure()) abandon(ended_by_exception);
     tell_others([&] { own().left.store(1, std::memory_order_release); });
   }
 
-  /// Waits for a counter. When that takes long, it looks for a reason why it is in vain, and calls
-  /// `fail(error)`, which throws.
+  /// Waits for a counter. A long wait checks for faults and calls `fail(error)`, which throws.
   template <class Fail>
   void await(Counter& counter, std::uint64_t value, const Call& call, const Awaited& awaited,
              const Fail& fail) const {
@@ -330,7 +319,7 @@ class SharedPeers {
     throw Error(fault_.value());
   }
   std::string missing_ranks(const Awaited& awaited) const;
-  /// Changes by `f()` what the others see of this rank, while none of them works on its memory.
+  /// Calls `f()`, which changes this rank's state, while no other rank uses its memory.
   template <class F>
   void tell_others(const F& f) {
     {

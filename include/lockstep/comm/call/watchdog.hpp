@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A communicator's calls in flight and its fault, as its threads share them, and the thread
-/// that looks after it: whether its calls end in time, and whether the library or another rank has
-/// failed. The first fault is final: every call throws it from then on.
+/// @file A communicator's calls in flight, its first fault, and the watchdog thread that looks for
+/// timeouts and for failures of the library and of other ranks.
 
 #include <atomic>
 #include <condition_variable>
@@ -20,12 +19,12 @@
 
 namespace lockstep::detail {
 
-/// The first fault. Any thread may note one and ask for it.
+/// The first fault, which is final: every later call throws it. Thread-safe.
 class FirstFault {
  public:
   bool is_set() const { return is_set_.load(std::memory_order_acquire); }
 
-  /// Keeps the fault if it is the first, and says whether it was.
+  /// Stores the fault if it is the first, and returns whether it was.
   bool note(const Error& error) {
     const std::lock_guard lock(mutex_);
     if (error_) return false;
@@ -34,7 +33,6 @@ class FirstFault {
     return true;
   }
 
-  /// Throws the fault if there is one.
   void raise() const {
     if (is_set()) [[unlikely]]
       raise_now();
@@ -59,8 +57,7 @@ struct PendingCall {
   bool agreed = false;         // all ranks are in this collective
 };
 
-/// The calls in flight of a communicator that a watchdog looks after, and the condition on which
-/// the threads that make them and the watchdog's wait for each other.
+/// The calls in flight, and the condition variable by which their threads and the watchdog wait.
 class PendingCalls {
  public:
   using Milliseconds = std::chrono::milliseconds;
@@ -83,9 +80,9 @@ class PendingCalls {
     return calls_.empty() ? std::nullopt : std::optional(calls_.front());
   }
 
-  /// For state of the backend that both threads use.
+  /// Also guards the backend's state that both threads use.
   std::mutex& mutex() const { return mutex_; }
-  /// Changes such state by `f()`, for which another thread may `wait`.
+  /// Calls `f()`, which changes such state, and wakes the threads in `wait`.
   template <class F>
   void change(const F& f) {
     const std::lock_guard lock(mutex_);
@@ -99,17 +96,14 @@ class PendingCalls {
     return changed_.wait_for(lock, limit, done);
   }
 
-  // Faults
-
   bool is_broken() const { return fault_.is_set(); }
   void raise_fault() const { fault_.raise(); }
-  /// Notes a fault. Returns whether it was the first.
   bool note(const Error& error) {
     const bool is_first = fault_.note(error);
     change([] {});
     return is_first;
   }
-  /// The library has failed. Throws the error that the watchdog makes of it within the limit.
+  /// Throws the watchdog's explanation of the library's failure or, after the limit, `unexplained`.
   [[noreturn]] void raise_explained(Milliseconds limit, const Error& unexplained) {
     change([&] { complains_ = true; });
     wait(limit, [&] { return is_broken(); });
@@ -122,10 +116,7 @@ class PendingCalls {
     return complains_;
   }
 
-  // The watchdog
-
-  /// Waits for a tick, or less when there is a failure to explain. False at once when there is a
-  /// fault or the communicator ends.
+  /// Waits for a tick, or less for a failure to explain. False after a fault or `stop_watch`.
   bool watch_goes_on(Milliseconds tick) const {
     wait(tick, [&] { return stopping_ || complains_ || is_broken(); });
     const std::lock_guard lock(mutex_);
@@ -134,7 +125,7 @@ class PendingCalls {
   void watch_has_ended() {
     change([&] { watch_ended_ = true; });
   }
-  /// Tells the watchdog to end. Returns whether it has done so within the limit.
+  /// Stops the watchdog. Returns whether it has ended within the limit.
   bool stop_watch(Milliseconds limit) {
     change([&] { stopping_ = true; });
     return wait(limit, [&] { return watch_ended_; });
@@ -145,19 +136,18 @@ class PendingCalls {
   mutable std::mutex mutex_;  // for what follows
   mutable std::condition_variable changed_;
   std::list<PendingCall> calls_;
-  bool complains_ = false;  // the library has failed, and nobody has said why
+  bool complains_ = false;  // the library has failed, for an unknown reason
   bool stopping_ = false;
   bool watch_ended_ = false;
 };
 
-/// The thread that makes the asynchronous calls of a communicator whose calls block, in the order
-/// of posting. Calls of a broken communicator fail at once, so that the end of the queue does not
-/// hang.
+/// Executes the asynchronous calls of a blocking communicator, in the order of posting. Calls of a
+/// broken communicator fail at once, so that the end of the queue does not hang.
 inline constexpr ThreadName call_thread{"lockstep calls",
                                         "the thread that makes asynchronous calls"};
 
-/// The `Pending` of a `Work` whose call, `f()`, a queue makes. `Owner` has the queue, and its
-/// `give_up()` ends the calls under way.
+/// The `Pending` of a `Work` whose call, `f()`, runs in the queue of `Owner`; `leave` needs its
+/// `give_up()` to end the calls in flight.
 template <class Owner, class F>
 class PendingInQueue : Task {
  public:
@@ -181,12 +171,11 @@ class PendingInQueue : Task {
   F f_;
 };
 
-/// One rank's end of a communicator, an engine, and the thread that watches it by a probe: the
-/// engine itself, or an object that is made on that thread. The probe's `poll()` looks at the
-/// library and at the other ranks, and `time_over(call)` is the error of a call that has reached
-/// the time limit.
+/// A communicator's engine, and the thread that watches it by a probe: the engine itself, or an
+/// object made on that thread. The probe's `poll()` checks the library and the other ranks;
+/// `time_over(call)` is the error of a call that has timed out.
 ///
-/// The destructor closes the communicator, or gives it up while an exception unwinds the stack. It
+/// The destructor closes the communicator, or aborts it while an exception unwinds the stack. It
 /// never hangs: a thread that does not return from the library is detached with all that it uses.
 template <class Engine, class Probe = Engine>
 class CallWatchdog {
@@ -227,7 +216,7 @@ class CallWatchdog {
   Engine* operator->() const { return engine_.get(); }
 
  private:
-  /// How long a watchdog may take to end, and to end the library's work; nothing waits longer.
+  /// The time limit for the watchdog to end, including an abort of the library.
   static constexpr std::chrono::milliseconds end_limit{10'000};
 
   static void watch(Engine& engine) {

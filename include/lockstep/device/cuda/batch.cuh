@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file How batches reach a GPU.
+/// @file Copies of batches to a GPU.
 
 #include <cuda_runtime_api.h>
 #include <tuple>
@@ -12,9 +12,8 @@
 
 namespace lockstep {
 
-/// Makes the batch that a model gets. By default it is the batch itself, which holds pointers into
-/// device memory or is copied by the model. Specialised for batches that the library copies; a
-/// program may specialise it for its own.
+/// Makes the batch that a model gets: by default the batch itself, with device pointers or copied
+/// by the model. The library specialises it for batches that it copies; a program may do so too.
 template <class Batch>
 class BatchUpload {
  public:
@@ -25,13 +24,11 @@ class BatchUpload {
 
 namespace lockstep::detail {
 
-/// Memory of the current GPU for what lies on another. It stays where it is until more is needed,
-/// as captured steps want it.
+/// Memory for copies from another GPU. It moves only to grow, because captured steps refer to it.
 class NearMemory {
  public:
-  /// `from`, or a copy where that is another GPU's memory: from GPU to GPU, over the links between
-  /// them where there are any. **Stream** in its order. **Host** does not block, unless the copy is
-  /// larger than any before.
+  /// Returns `from`, or a peer-to-peer copy if `from` is another GPU's memory. **Host** blocks only
+  /// if the copy is larger than all before. **Stream** ordered on `stream`.
   template <class T>
   T* operator()(T* from, std::size_t count, cudaStream_t stream) {
     const std::size_t bytes = count * sizeof(T);
@@ -42,7 +39,7 @@ class NearMemory {
     check_cuda(cudaGetDevice(&here), "cudaGetDevice");
     if (owner.type != cudaMemoryTypeDevice || owner.device == here) return from;
     if (!memory_ || memory_->bytes() < bytes) {
-      check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");  // it may be in use
+      check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");  // may be in use
       memory_.emplace(align_up(bytes));
     }
     check_cuda(cudaMemcpyPeerAsync(memory_->data(), here, from, owner.device, bytes, stream),
@@ -54,9 +51,8 @@ class NearMemory {
   std::optional<DeviceArena> memory_;
 };
 
-/// Gives what a model reads of a `Batch` on the current GPU: `near(batch, stream)` is the batch, or
-/// one like it whose memory is this GPU's. Specialised for what is known to be device memory; other
-/// batches are handed on as they are.
+/// `near(batch, stream)` is the batch, or one like it whose device memory is the current GPU's.
+/// Specialised for views of device memory, tuples and pairs; other batches are returned unchanged.
 template <class Batch>
 class NearBatch {
  public:
@@ -81,7 +77,6 @@ class NearBatch<View<DeviceMemory, T, E...>> {
   std::optional<Tensor> near_;
 };
 
-/// Tuples and pairs of batches.
 template <template <class...> class Group, class... Parts>
   requires(NearBatch<Parts>::copies || ...) && requires { std::tuple_size<Group<Parts...>>::value; }
 class NearBatch<Group<Parts...>> {

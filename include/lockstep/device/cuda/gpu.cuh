@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Which GPU a rank uses, the stream on which it computes, and when the GPU is current.
+/// @file The GPU of a rank, its compute stream, and the calling thread's current device.
 
 #include <cuda_runtime_api.h>
 #include <cstdlib>
@@ -13,7 +13,7 @@
 
 namespace lockstep::detail {
 
-/// The devices that this process may use (CUDA_VISIBLE_DEVICES), 0 where there is no driver.
+/// CUDA devices visible to this process; 0 without a driver.
 inline std::size_t cuda_devices() {
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
@@ -26,8 +26,7 @@ inline std::size_t cuda_devices() {
   return static_cast<std::size_t>(count);
 }
 
-/// `LOCKSTEP_LOGICAL_GPUS=4`, which is for tests: the library counts four GPUs, whatever there is.
-/// 0 where it is not set. The environment is read once.
+/// `LOCKSTEP_LOGICAL_GPUS`, read once: the number of GPUs that tests pretend to have; 0 if unset.
 inline std::size_t logical_gpus() {
   static const std::size_t count = [] {
     const char* const text = std::getenv("LOCKSTEP_LOGICAL_GPUS");
@@ -42,19 +41,18 @@ inline std::size_t logical_gpus() {
   return count;
 }
 
-/// The GPUs that this process may use.
+/// GPUs that this process may use, logical ones included.
 inline std::size_t visible_gpus() {
   const std::size_t devices = cuda_devices();
   return devices == 0 || logical_gpus() == 0 ? devices : logical_gpus();
 }
 
-/// The device of a GPU, for CUDA's functions. Logical GPUs have the devices by turns.
+/// The CUDA device of a GPU. Logical GPUs share devices round robin.
 inline int device_of(std::size_t gpu) {
   return static_cast<int>(logical_gpus() == 0 ? gpu : gpu % cuda_devices());
 }
 
-/// Makes a GPU the calling thread's current one. Returns the device that was. Where they are the
-/// same, this costs one look at a variable of CUDA's.
+/// Sets the current device and returns the previous one. Cheap if they are equal.
 inline int select_gpu(std::size_t gpu) {
   int before = 0;
   check_cuda(cudaGetDevice(&before), "cudaGetDevice");
@@ -62,7 +60,7 @@ inline int select_gpu(std::size_t gpu) {
   return before;
 }
 
-/// The calling thread uses another GPU for a while. A device's number is as good as the GPU's.
+/// Sets the calling thread's current GPU for a scope. `gpu` may also be a device number.
 class OnGpu {
  public:
   explicit OnGpu(std::size_t gpu)
@@ -82,12 +80,12 @@ class OnGpu {
 
 namespace lockstep {
 
-/// A rank's GPU, which becomes the current one of the thread that makes this object.
+/// A rank's GPU. The constructor makes it the current device of the calling thread.
 class Gpu {
  public:
   Gpu(Rank rank, std::size_t index) : rank_(rank), index_(select(rank, index)) {}
 
-  /// The GPU of the host's `local_rank`-th rank of `local_world`.
+  /// The GPU of the host's `local_rank`-th rank out of `local_world`.
   static Gpu of(Rank rank, std::size_t local_rank, std::size_t local_world, bool may_share) {
     return {rank,
             detail::gpu_index(rank, local_rank, local_world, detail::visible_gpus(), may_share)};
@@ -95,14 +93,13 @@ class Gpu {
 
   Rank rank() const { return rank_; }
   std::size_t index() const { return index_; }
-  /// Its number among CUDA's devices, for calls of CUDA. It is the index, except in tests of more
-  /// GPUs than there are.
+  /// The CUDA device number: the index, unless tests use more GPUs than exist.
   int device() const { return detail::device_of(index_); }
 
-  /// The compute stream, on which the model and the optimizer run.
+  /// The compute stream: the model and the optimizer run on it.
   cudaStream_t stream() const { return stream_.get(); }
 
-  /// Events of this GPU, whichever is the current one.
+  /// Events of this GPU, whatever the current device is.
   std::vector<CudaEvent> events(std::size_t count) const {
     const detail::OnGpu current(index_);
     return std::vector<CudaEvent>(count);
@@ -117,32 +114,30 @@ class Gpu {
 
   Rank rank_;
   std::size_t index_;
-  CudaStream stream_;  // of the GPU above, which is current now
+  CudaStream stream_;  // created on the GPU selected above
 };
 
 }  // namespace lockstep
 
 namespace lockstep::detail {
 
-/// The edge between a program and its job on a GPU. The calling thread, whichever it is, works on
-/// the GPU of a communicator while this object lives, and its errors name the communicator's rank.
-///
-/// As the first member of an object on a GPU, it lets the other members be constructed and
-/// destroyed there, whatever the program's current GPU is.
+/// While this object lives, the calling thread's current device is the communicator's GPU, and
+/// errors name the communicator's rank. As the first member of a class, it makes that GPU current
+/// while the other members are constructed and destroyed.
 template <class Comm>
 class OnDeviceOf {
  public:
   explicit OnDeviceOf(const Comm& comm) { enter(comm); }
-  /// Makes that GPU the calling thread's current one, for good.
+  /// Makes the communicator's GPU current without restoring the previous one.
   static void select(const Comm& comm) { select_gpu(comm.gpu().index()); }
 
-  /// All members are there.
+  /// Restores the previous device once all members are constructed.
   void leave() { current_.reset(); }
-  /// The members are about to be destroyed, before this one.
+  /// Called by the owner's destructor, before the other members are destroyed.
   void return_to(const Comm& comm) noexcept {
     try {
       enter(comm);
-    } catch (const std::exception&) {  // at the end of a process CUDA may be gone
+    } catch (const std::exception&) {  // CUDA may be shut down at process exit
     }
   }
 

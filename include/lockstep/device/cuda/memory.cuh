@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Memory of a GPU, and host memory that a GPU can copy from while the host goes on.
+/// @file Device memory, pinned host memory, and blocking copies between host and device.
 
 #include <cuda_runtime_api.h>
 #include <cstring>
@@ -14,7 +14,7 @@ namespace lockstep {
 
 namespace detail {
 
-/// Zeroed memory of the current GPU, or else pinned memory of the host.
+/// Zeroed memory of the current GPU, or pinned host memory.
 template <bool OnGpu>
 class CudaArena {
  public:
@@ -26,7 +26,7 @@ class CudaArena {
       check_cuda(cudaMalloc(&data, bytes), "cudaMalloc");
       data_.reset(static_cast<std::byte*>(data));
       check_cuda(cudaMemset(data, 0, bytes), "cudaMemset");
-      // Other streams do not wait for the default one: the memory must be zero before they use it.
+      // Other streams do not wait for the default stream.
       check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
     } else {
       check_cuda(cudaMallocHost(&data, bytes), "cudaMallocHost");
@@ -44,17 +44,16 @@ class CudaArena {
   std::size_t bytes_;
 };
 
-/// Pinned host memory: copies from and to it need no host thread.
+/// Pinned host memory: asynchronous copies need no host thread.
 using PinnedArena = CudaArena<false>;
 
 }  // namespace detail
 
-/// Memory of a GPU, as `HostArena` is on the host.
+/// Zeroed memory of a GPU, the counterpart of `HostArena`.
 using DeviceArena = detail::CudaArena<true>;
 
 namespace detail {
 
-/// Elements of a GPU's memory, zeroed at first.
 template <class T>
 class DeviceElements {
  public:
@@ -69,36 +68,32 @@ class DeviceElements {
   std::size_t count_ = 0;
 };
 
-/// Memory of another owner, which is pinned while this object lives.
+/// Memory of another owner, pinned while this object lives.
 using PinnedRange = std::unique_ptr<std::byte, CudaDelete<cudaHostUnregister>>;
 
-/// Pins memory. If the system does not allow it, copies still work, and the host takes part in
-/// them.
+/// Pins memory. Returns null if the system refuses: copies still work, but block the host.
 inline PinnedRange pin(std::span<std::byte> memory) {
   if (cudaHostRegister(memory.data(), memory.size(), cudaHostRegisterDefault) == cudaSuccess)
     return PinnedRange(memory.data());
-  static_cast<void>(cudaGetLastError());  // or the next, unrelated call would report it
+  static_cast<void>(cudaGetLastError());  // or the next, unrelated call would report this error
   return nullptr;
 }
 
-/// Copies between any two memories. **Host** blocks until the copy is there for every stream: from
-/// pageable memory `cudaMemcpy` alone may return before.
+/// **Host** blocks until every stream sees the copy; `cudaMemcpy` alone may return earlier.
 inline void copy_now(void* to, const void* from, std::size_t bytes) {
   if (bytes == 0) return;
   check_cuda(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "cudaMemcpy");
   check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
 }
 
-/// Can host code read and write at `pointer`?
 inline bool is_host_memory(const void* pointer) {
   cudaPointerAttributes attributes{};
   check_cuda(cudaPointerGetAttributes(&attributes, pointer), "cudaPointerGetAttributes");
   return attributes.type != cudaMemoryTypeDevice;
 }
 
-/// Copies between the host and a GPU. Elements that keep their type are copied as they are. Others
-/// are converted on the host, through a window of memory that is taken when it is first needed.
-/// **Host** blocks; the stream that uses the GPU's memory must be empty.
+/// Copies between host and GPU; other element types are converted on the host in a staging buffer,
+/// allocated on first use. **Host** blocks; the device memory must not be in use.
 class HostStaging {
  public:
   static constexpr std::size_t window = 4_MiB;
@@ -109,7 +104,7 @@ class HostStaging {
     const std::size_t from_size = element_size(from_kind);
     if (count == 0 || to_kind == from_kind) return copy_now(to, from, count * to_size);
     if (memory_.bytes() == 0) memory_ = HostArena(window);
-    std::byte* const staged = memory_.data();  // of the GPU's type
+    std::byte* const staged = memory_.data();  // in the GPU's element type
     const bool to_gpu = !is_host_memory(to);
     const std::size_t most = window / (to_gpu ? to_size : from_size);
     for (std::size_t some = 0; count != 0; count -= some) {

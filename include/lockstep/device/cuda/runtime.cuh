@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file CUDA's runtime as the library uses it: calls that are checked, and say what failed, on
-/// which rank, and what to do about it; streams and events that end with their owner; how every
-/// kernel is launched.
+/// @file Checked CUDA runtime calls, RAII streams and events, and the launch of kernels.
 
 #include <cuda_runtime.h>
 
@@ -11,7 +9,7 @@
 
 namespace lockstep {
 
-/// The rank of the calling thread, for errors. It is set when the thread gets its GPU.
+/// The rank of the calling thread for error messages, set when the thread gets its GPU.
 inline std::optional<Rank>& rank_of_thread() {
   thread_local std::optional<Rank> rank;
   return rank;
@@ -44,18 +42,17 @@ inline std::string cuda_advice(cudaError_t error) {
 }
 }  // namespace detail
 
-/// Throws unless a CUDA call succeeded. `call` is its name: `check_cuda(cudaSetDevice(0),
-/// "cudaSetDevice")`.
+/// Throws unless the call succeeded: `check_cuda(cudaSetDevice(0), "cudaSetDevice")`.
 inline void check_cuda(cudaError_t error, const char* call) {
   if (error == cudaSuccess) [[likely]]
     return;
-  static_cast<void>(cudaGetLastError());  // or the next, unrelated call would report it again
+  static_cast<void>(cudaGetLastError());  // or the next, unrelated call would report this error
   throw Error(call, std::string(cudaGetErrorName(error)) + ", " + cudaGetErrorString(error),
               detail::cuda_advice(error), rank_of_thread());
 }
 
 namespace detail {
-/// Ends what CUDA or NCCL has made, by its function for that: a deleter of `std::unique_ptr`.
+/// Deleter for `std::unique_ptr` that calls CUDA's or NCCL's function `End`.
 template <auto End>
 struct CudaDelete {
   template <class T>
@@ -65,14 +62,14 @@ struct CudaDelete {
 };
 }  // namespace detail
 
-/// Throws unless the last kernel was launched: `kernel<<<...>>>(...); check_launch("forward");`
+/// Throws if a kernel launch failed: `kernel<<<...>>>(...); check_launch("forward");`
 inline void check_launch(const char* kernel) {
   const cudaError_t error = cudaPeekAtLastError();
   if (error != cudaSuccess) [[unlikely]]
     check_cuda(error, kernel);
 }
 
-/// A point in a stream, to wait for. It keeps no time, which makes it cheap.
+/// A CUDA event without timing, which makes it cheap.
 class CudaEvent {
  public:
   CudaEvent() {
@@ -83,17 +80,16 @@ class CudaEvent {
 
   cudaEvent_t get() const { return event_.get(); }
 
-  /// Records the point after all work that `stream` holds now.
   void record(cudaStream_t stream) const {
     check_cuda(cudaEventRecord(get(), stream), "cudaEventRecord");
   }
-  /// Makes later work of `stream` wait for the recorded point. The host does not wait.
+  /// Makes later work of `stream` wait for the event. **Host** does not block.
   void block(cudaStream_t stream) const {
     check_cuda(cudaStreamWaitEvent(stream, get(), 0), "cudaStreamWaitEvent");
   }
-  /// **Host** blocks until the recorded point has been reached.
+  /// **Host** blocks until the event has completed.
   void synchronize() const { check_cuda(cudaEventSynchronize(get()), "cudaEventSynchronize"); }
-  /// Has the recorded point been reached? True for an event that was never recorded.
+  /// Has the event completed? True for an event that was never recorded.
   bool test() const {
     const cudaError_t state = cudaEventQuery(get());
     if (state == cudaErrorNotReady) return false;
@@ -105,12 +101,12 @@ class CudaEvent {
   std::unique_ptr<std::remove_pointer_t<cudaEvent_t>, detail::CudaDelete<cudaEventDestroy>> event_;
 };
 
-/// A stream that does not wait for others, the default one included.
+/// A non-blocking stream: it does not synchronize with the default stream.
 class CudaStream {
  public:
   CudaStream() : CudaStream(0) {}
 
-  /// A stream whose kernels have priority, for communication, because other ranks wait for it.
+  /// A stream of the highest priority, for communication, because other ranks wait for it.
   static CudaStream urgent() {
     int least = 0;
     int greatest = 0;
@@ -122,7 +118,7 @@ class CudaStream {
   cudaStream_t get() const { return stream_.get(); }
   operator cudaStream_t() const { return get(); }  // NOLINT(google-explicit-constructor)
 
-  /// **Host** blocks until the stream is empty.
+  /// **Host** blocks until the stream is idle.
   void synchronize() const { check_cuda(cudaStreamSynchronize(get()), "cudaStreamSynchronize"); }
 
  private:
@@ -141,13 +137,9 @@ class CudaStream {
 
 namespace lockstep::detail {
 
-/// Launches `Kernel` with `threads` threads in each of `blocks`, and throws by `name` if that
-/// fails. The kernel is a template argument, so that the launch is the one that `<<<>>>` makes.
-///
-/// Another compiler than nvcc cannot launch kernels, but it can compile them as functions. Such a
-/// program defines this function itself, as the tests do that play GPUs on the host.
-///
-/// **Stream** in its order. **Host** does not block.
+/// Launches `Kernel`, a template argument so that the launch is that of `<<<>>>`; throws with
+/// `name` on failure. Only nvcc can launch kernels: tests that emulate GPUs on the host define this
+/// function themselves. **Host** does not block. **Stream** ordered on `stream`.
 template <auto Kernel, class... Arguments>
 void launch_kernel(const char* name, cudaStream_t stream, dim3 blocks, unsigned threads,
                    const Arguments&... arguments)
@@ -165,8 +157,8 @@ LOCKSTEP_KERNEL store(T* to, T value) {
   *to = value;
 }
 
-/// `*to = value` on the device. The value travels as a kernel's argument: unlike a copy's source it
-/// may change as soon as this returns. **Stream** in its order. **Host** does not block.
+/// `*to = value` on the device. The value is a kernel argument: unlike a copy's source, it may
+/// change as soon as this returns. **Host** does not block. **Stream** ordered on `stream`.
 template <class T>
 void launch_store(cudaStream_t stream, T* to, const std::type_identity_t<T>& value) {
   static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= 2048);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A training step as a CUDA graph: captured from a stream once, replayed as often as wanted.
+/// @file A training step as a CUDA graph, captured from a stream once and replayed.
 
 #include <cuda_runtime_api.h>
 
@@ -11,12 +11,11 @@
 
 namespace lockstep::detail {
 
-/// A captured step, or the reason why there is none. Copies are the same step, which several ranks
-/// may have together.
+/// A captured step, or the reason why there is none. Copies share the graph, also among ranks.
 class StepGraph {
  public:
-  /// The executable graph. Its communicator can end it, because NCCL does not close a communicator
-  /// before its graphs have ended. A running graph is freed when it is done.
+  /// The executable graph. The communicator may destroy it, because NCCL does not destroy a
+  /// communicator before its graphs. CUDA frees a running graph when it has completed.
   using Executable =
       std::unique_ptr<std::remove_pointer_t<cudaGraphExec_t>, CudaDelete<cudaGraphExecDestroy>>;
 
@@ -25,14 +24,12 @@ class StepGraph {
 
   explicit operator bool() const { return executable_ != nullptr; }
 
-  /// Why the step could not be captured, in words; empty where it was.
   const std::string& reason() const { return reason_; }
 
-  /// For the communicator, which may have to end the graph before its owner does.
+  /// For the communicator, which may destroy the graph before its owner does.
   const std::shared_ptr<Executable>& executable() const { return executable_; }
 
-  /// **Host** does not block. **Stream** the step runs after what `stream` holds and before what it
-  /// is given next.
+  /// **Host** does not block. **Stream** ordered on `stream`.
   void launch(cudaStream_t stream) const {
     if (executable_ == nullptr) {
       throw Error("replay", "there is no captured step: " + reason_, "run the step itself",
@@ -52,7 +49,7 @@ inline cudaStreamCaptureStatus capture_status(cudaStream_t stream) {
   return status;
 }
 
-/// The reason for a call that failed while capturing. CUDA's last error is cleared.
+/// Describes a call that failed during capture, and clears CUDA's last error.
 inline std::string capture_fault(cudaError_t error, const char* call) {
   static_cast<void>(cudaGetLastError());
   switch (error) {
@@ -72,7 +69,6 @@ inline std::string capture_fault(cudaError_t error, const char* call) {
 using OwnedGraph =
     std::unique_ptr<std::remove_pointer_t<cudaGraph_t>, CudaDelete<cudaGraphDestroy>>;
 
-/// Makes the graph executable on `stream`'s GPU.
 inline StepGraph instantiate(const OwnedGraph& graph, cudaStream_t stream) {
   std::size_t nodes = 0;
   cudaError_t error = cudaGraphGetNodes(graph.get(), nullptr, &nodes);
@@ -82,17 +78,15 @@ inline StepGraph instantiate(const OwnedGraph& graph, cudaStream_t stream) {
   error = cudaGraphInstantiate(&executable, graph.get(), 0);
   if (error != cudaSuccess) return StepGraph(capture_fault(error, "cudaGraphInstantiate"));
   StepGraph step(executable);
-  error = cudaGraphUpload(executable, stream);  // so that the first launch is like the rest
+  error = cudaGraphUpload(executable, stream);  // or the first launch is slower
   if (error != cudaSuccess) return StepGraph(capture_fault(error, "cudaGraphUpload"));
   return step;
 }
 
-/// Calls `f()`; the work that it enqueues is not run but becomes the graph. It does not throw: a
-/// failure, or an exception of `f`, is the reason why there is no graph. **Host** runs `f`.
-/// **Stream** `stream` must not be capturing; streams that `f` makes wait for it are captured too,
-/// and must be waited for before `f` returns.
-///
-/// Other threads may use CUDA meanwhile.
+/// Captures the work that `f()` enqueues. Does not throw: a failure, or an exception of `f`,
+/// becomes the reason why there is no graph. Other threads may use CUDA meanwhile. **Host** runs
+/// `f`. **Stream** `stream` must not be capturing; streams that `f` makes wait for `stream` are
+/// captured too, and `stream` must wait for them before `f` returns.
 template <class F>
 StepGraph capture_stream(cudaStream_t stream, F&& f) {
   const cudaError_t begun = cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);

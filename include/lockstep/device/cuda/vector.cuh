@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Passes over arrays at the speed of memory: several accesses of 16 bytes per thread.
+/// @file Vectorised passes over arrays at memory bandwidth: several 16-byte accesses per thread.
 
 #include <cuda_runtime.h>
 
@@ -12,29 +12,28 @@
 
 namespace lockstep::detail {
 
-/// Neighbouring elements that one instruction loads or stores.
+/// Consecutive elements that one instruction loads or stores.
 template <class T, std::size_t N>
 struct Packet {
   T at[N];
 };
 
-/// How many elements a packet has in a pass over arrays of these types: the widest type fills 16
-/// bytes. Narrower types fill less, but a warp's accesses are contiguous in every array.
+/// Elements per packet in a pass over arrays of these types: the widest type fills 16 bytes.
+/// Packets of narrower types are smaller, but a warp's accesses are contiguous in every array.
 template <class... T>
 inline constexpr std::size_t packet_size = 16 / std::max({sizeof(T)...});
 
-/// Is an element used again soon? If not, the L2 cache may drop it first.
+/// Cache hint: `stream` marks data that is not reused soon, which L2 may evict first.
 enum class Caching { keep, stream };
 
-/// How a pass is cut into threads. A type, because nvcc cannot write a value of class type into a
-/// kernel's name.
+/// Launch shape of a pass. A type, because nvcc cannot mangle values of class type in kernel names.
 template <unsigned Threads, unsigned Packets, bool Streams = false>
 struct PassShape {
-  static constexpr unsigned threads = Threads;  // of a block
-  static constexpr unsigned packets = Packets;  // of a thread, all loaded before the first is used
-  /// Caching of data that is not used again before the next step.
+  static constexpr unsigned threads = Threads;  // per block
+  static constexpr unsigned packets = Packets;  // per thread, all loaded before the first is used
+  /// The hint for data that is not reused before the next step.
   static constexpr Caching once = Streams ? Caching::stream : Caching::keep;
-  static constexpr std::size_t tile = std::size_t{Threads} * Packets;  // packets of a block
+  static constexpr std::size_t tile = std::size_t{Threads} * Packets;  // packets per block
 };
 
 template <std::size_t Bytes>
@@ -43,8 +42,8 @@ using BitsOf = std::conditional_t<
     std::conditional_t<Bytes == 8, uint2,
                        std::conditional_t<Bytes == 4, unsigned int, unsigned short>>>;
 
-/// Loads bypass the L1 cache, because nothing is used twice. The intrinsics keep their order, so
-/// that first loads are under way before the pass branches.
+/// Loads bypass the L1 cache, because nothing is read twice. The intrinsics keep their order, so
+/// the first loads are in flight before the pass branches.
 template <Caching How, std::size_t N, class T>
 __device__ Packet<T, N> load_packet(const T* from) {
   const auto* bits = reinterpret_cast<const BitsOf<N * sizeof(T)>*>(from);
@@ -66,9 +65,8 @@ __device__ void store_packet(T* to, const Packet<T, N>& packet) {
   }
 }
 
-/// One block's part of a pass over `count` elements: a tile of packets of N elements. It calls
-/// `pass.load<N>(at)` for all packets of a thread, then `pass.finish<N>(at, loaded)` for each.
-/// Elements after the last whole packet are packets of one.
+/// One block's tile of a pass: calls `pass.load<N>(at)` for all packets of a thread, then
+/// `pass.finish<N>(at, loaded)` for each; with N = 1 after the last whole packet.
 template <class Shape, std::size_t N, class Pass>
 __device__ void sweep_tile(Pass& pass, std::size_t tile, std::size_t count) {
   const std::size_t first = (tile * Shape::tile + threadIdx.x) * N;
@@ -104,14 +102,13 @@ __device__ void sweep_tile(Pass& pass, std::size_t tile, std::size_t count) {
   }
 }
 
-/// The tiles of a pass, one for each block.
+/// The number of blocks of a pass.
 template <class Shape, std::size_t N>
 LOCKSTEP_HOST_DEVICE constexpr std::size_t tiles_of(std::size_t count) {
   constexpr std::size_t elements = Shape::tile * N;
   return (count + elements - 1) / elements;
 }
 
-/// Throws unless all addresses are aligned to packets.
 inline void require_alignment(const char* pass, std::initializer_list<const void*> arrays) {
   for (const void* array : arrays) {
     if (reinterpret_cast<std::uintptr_t>(array) % 16 == 0) continue;

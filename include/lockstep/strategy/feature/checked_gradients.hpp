@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The checked mode of gradients (LOCKSTEP_CHECKED): memory that a model is to write is
-/// filled with a pattern before, and searched for it after.
+/// @file The checked mode of gradients (LOCKSTEP_CHECKED): fills the memory that a model is to
+/// write with a pattern, and searches for it afterwards.
 
 #include <cstring>
 
@@ -14,9 +14,8 @@
 
 namespace lockstep::detail {
 
-/// The bits of an element that nobody has written: a signalling NaN, which no arithmetic gives.
-/// Arithmetic with it gives the same bits with the quiet bit set, where it keeps them at all, so
-/// that a gradient which was added to is found too.
+/// The bits of an unwritten element: a signalling NaN, which no arithmetic gives. Arithmetic with
+/// it sets the quiet bit at most, where it keeps the bits at all, so that += to it is found, too.
 template <class B>
 struct UnwrittenBits {
   using Bits = B;
@@ -40,15 +39,14 @@ constexpr auto unwritten() {
   }
 }
 
-/// An element that was not written when its gradient was marked as ready.
+/// An element that was unwritten when its gradient was marked as ready.
 struct Unwritten {
   std::size_t parameter;
   std::size_t element;
 };
 
-/// The check on a device. `spoil` fills a gradient before a backward pass, `inspect` searches it
-/// when it is ready, and `take` gives the first element that any search has found since the last
-/// `take`. For the CPU here, for GPUs in features.cuh.
+/// The check on a device: `spoil` fills a gradient before backward, `inspect` searches it when it
+/// is ready, `take` returns the first find since the last `take`. For GPUs in features.cuh.
 template <class Device>
 class WrittenCheck;
 
@@ -82,13 +80,11 @@ class WrittenCheck<Cpu> {
   std::optional<Unwritten> found_;
 };
 
-/// Finds elements that a model has not written.
 template <class Traits, class Comm>
 class CheckedGradients : public Stages<CheckedGradients<Traits, Comm>> {
  public:
   explicit CheckedGradients(auto& gradients) : check_(gradients.comm()) {}
 
-  /// Fills what the model is to write.
   void before_backward(auto& gradients, bool /*live*/) {
     if constexpr (!Traits::frees_gradients) {
       if (gradients.pass().adds) gradients.second_arena();

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `UnevenInputs<Join>`: ranks learn who still has batches from flags behind the first
-/// bucket, so that no call of its own is needed for it.
+/// @file `UnevenInputs<Join>`: flags behind the first bucket tell ranks who still has batches.
 
 #include "lockstep/bucket/plan.hpp"
 #include "lockstep/core/dynamic.hpp"
@@ -13,25 +12,23 @@
 
 namespace lockstep::detail {
 
-/// A rank adds one bit of its flag. The sum of a flag's four bits is at most 15: exact in every
-/// type, and an average over thousands of ranks is still nearest to the right one.
+/// A rank adds one bit to its flag. The sum of four bits is at most 15: exact in every type, and
+/// still recovered from an average over thousands of ranks.
 inline constexpr std::size_t ranks_per_flag = 4;
-/// The most ranks of a job whose number the compiler does not know.
+/// The most ranks of a job with `World<dynamic>`.
 inline constexpr std::size_t most_joining_ranks = 4096;
 
-/// How many flags a world of so many ranks has.
 constexpr std::size_t join_flags_for(std::size_t ranks) {
   return ((ranks == dynamic ? most_joining_ranks : ranks) + ranks_per_flag - 1) / ranks_per_flag;
 }
 
-/// The ranks that had batches in a round: how many, and the lowest of them. A round without any
-/// leaves the lowest as it was.
+/// The ranks that had batches in a round: their number, and the lowest, which a round without any
+/// leaves unchanged.
 struct LiveRanks {
   std::size_t count = 0;
   std::size_t lowest = 0;
 };
 
-/// Flag `index`, as a rank sends it.
 template <class T>
 LOCKSTEP_HOST_DEVICE constexpr T join_flag(std::size_t index, std::size_t rank, bool is_live) {
   using A = Accumulator<T>;
@@ -39,7 +36,7 @@ LOCKSTEP_HOST_DEVICE constexpr T join_flag(std::size_t index, std::size_t rank, 
   return static_cast<T>(is_own ? static_cast<A>(1u << rank % ranks_per_flag) : A{0});
 }
 
-/// Reads reduced flags. They are sums over ranks once they are multiplied by `scale`.
+/// Reads reduced flags, whose sums over ranks are `scale` times their values.
 template <class T>
 LOCKSTEP_HOST_DEVICE constexpr LiveRanks read_join_flags(const T* flags, std::size_t count,
                                                          double scale, std::size_t lowest_before) {
@@ -57,7 +54,6 @@ LOCKSTEP_HOST_DEVICE constexpr LiveRanks read_join_flags(const T* flags, std::si
   return live;
 }
 
-/// How many flags travel behind a bucket.
 template <class Traits>
 constexpr std::size_t flags_behind([[maybe_unused]] std::size_t bucket,
                                    [[maybe_unused]] WorldSize world) {
@@ -65,9 +61,8 @@ constexpr std::size_t flags_behind([[maybe_unused]] std::size_t bucket,
   return 0;
 }
 
-/// The flags on a device: `write` those that this rank sends, before the first bucket travels, and
-/// `read` what has come, after it has landed; `live` is the answer. Specialised for every device:
-/// `Cpu` here, `Cuda` in features.cuh.
+/// The flags on a device: `write` this rank's before the first bucket is reduced, `read` the sums
+/// after it; `live` is the result. Specialised for `Cpu` here, for `Cuda` in features.cuh.
 template <class Device, class Comm>
 class JoinFlags;
 
@@ -85,9 +80,8 @@ class JoinFlags<Cpu, Comm> {
   void read(std::span<T> flags, double scale) {
     live_ = read_join_flags(flags.data(), flags.size(), scale, live_.lowest);
   }
-  /// The ranks of the latest round that was read.
   const LiveRanks& live() const { return live_; }
-  /// No round has been since `lowest` was the lowest live rank.
+  /// Forgets all rounds; `lowest` counts as the lowest live rank.
   void reset(std::size_t lowest) { live_ = {0, lowest}; }
 
  private:
@@ -99,7 +93,7 @@ template <class Traits, class Comm>
 class JoiningRanks : public Stages<JoiningRanks<Traits, Comm>> {
  public:
   explicit JoiningRanks(auto& gradients) : flags_(gradients.comm()) {
-    // The plan has flags for the ranks that the compiler knows, or for the most.
+    // The plan has flags for the static world size, or for `most_joining_ranks`.
     const std::size_t ranks = gradients.comm().world_size().value();
     if (join_flags_for(ranks) > Traits::join_flags) {
       fail("UnevenInputs<Join>",
@@ -108,7 +102,6 @@ class JoiningRanks : public Stages<JoiningRanks<Traits, Comm>> {
     }
   }
 
-  /// A round begins: writes this rank's flags.
   void before_reductions(auto& gradients, bool live) {
     is_pending_ = true;
     is_averaged_ = false;
@@ -116,7 +109,6 @@ class JoiningRanks : public Stages<JoiningRanks<Traits, Comm>> {
       flags_.write(gradients.template own<T>(offset(gradients), bytes<T>(gradients)), live);
     });
   }
-  /// Reads them when they have come, once.
   void bucket_reduced(auto& gradients, std::size_t bucket) {
     if (bucket != 0 || !is_pending_) return;
     is_pending_ = false;
@@ -127,7 +119,6 @@ class JoiningRanks : public Stages<JoiningRanks<Traits, Comm>> {
     });
   }
   static constexpr bool divides_averages = Traits::divides_by_live;
-  /// Gradients are divided by the live ranks instead of all.
   double divisor(auto& gradients) {
     if constexpr (!Traits::divides_by_live) return 1;
     const double share = live_share(gradients);
@@ -135,18 +126,17 @@ class JoiningRanks : public Stages<JoiningRanks<Traits, Comm>> {
     return share;
   }
 
-  /// The ranks that had batches in the round under way, or in the last one. **Host** blocks until
-  /// the first bucket has landed.
+  /// The ranks that had batches in the current or the latest round. **Host** blocks until the first
+  /// bucket has been reduced.
   LiveRanks live(auto& gradients) {
     gradients.wait(0);
     return flags_.live();
   }
-  /// The rank that has the newest buffers: it was among the last that had a batch.
+  /// The rank with the newest buffers: one of the last that had a batch.
   Rank newest() const { return Rank{flags_.live().lowest}; }
-  /// All ranks are through, or begin; `newest` has the newest buffers.
+  /// All ranks have joined, or begin; `newest` has the newest buffers.
   void forget_live(Rank newest = Rank{0}) { flags_.reset(newest.value()); }
-  /// By how much the sum over ranks is divided, as a part of all ranks: by the live ones, unless
-  /// `divisor` has done that. **Host** blocks.
+  /// The fraction of live ranks, or 1 once `divisor` has divided by it. **Host** blocks.
   double live_share(auto& gradients) {
     if (is_averaged_) return 1;
     return static_cast<double>(live(gradients).count) /
@@ -159,7 +149,6 @@ class JoiningRanks : public Stages<JoiningRanks<Traits, Comm>> {
   static const Bucket& first_bucket(const auto& gradients) {
     return gradients.layout().plan().bucket_table[0];
   }
-  /// Where the flags lie behind the first bucket, in bytes from the arena's start.
   static std::size_t offset(const auto& gradients) {
     return first_bucket(gradients).offset + first_bucket(gradients).bytes;
   }
@@ -170,7 +159,7 @@ class JoiningRanks : public Stages<JoiningRanks<Traits, Comm>> {
 
   JoinFlags<typename Traits::device, Comm> flags_;
   bool is_pending_ = false;   // flags are in flight
-  bool is_averaged_ = false;  // gradients were made averages, and wait for their update
+  bool is_averaged_ = false;  // by `divisor`, before their update
 };
 
 }  // namespace lockstep::detail

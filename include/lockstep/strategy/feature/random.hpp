@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Random numbers of a model's layers: the step that draws them, and where these come from.
+/// @file Random numbers of a model's layers: the step that draws them, and their keys.
 
 #include "lockstep/core/hash.hpp"
 #include "lockstep/core/random_stream.hpp"
@@ -11,15 +11,14 @@
 
 namespace lockstep::detail {
 
-/// The keys from which the layers of a model draw. Evaluations have one of their own.
+/// The keys from which layers draw, in a micro-batch and in evaluations.
 struct RandomKeys {
   std::uint64_t micro_batch = 0;
   std::uint64_t evaluation = 0;
 };
 
-/// Where the keys of a replica lie: `keys()` in the memory of its device, and `store(keys)`. `draw`
-/// gives the numbers of a layer from a key there. Specialised for every device: `Cpu` here, `Cuda`
-/// in features.cuh.
+/// The keys of a replica in device memory (`keys()`, `store(keys)`); `draw` gives a layer's random
+/// numbers from a key. Specialised for `Cpu` here, for `Cuda` in features.cuh.
 template <class Device, class Comm>
 class RandomKeyStore;
 template <class Comm>
@@ -36,7 +35,6 @@ class RandomKeyStore<Cpu, Comm> {
   RandomKeys keys_;
 };
 
-/// An execution's step with random numbers.
 template <class Step, class Store>
 class RandomStep : public Step {
  public:
@@ -45,20 +43,18 @@ class RandomStep : public Step {
   RandomStep(const Step& step, const RandomKeys* keys, const RandomKeys* host_keys)
       : Step(step), keys_(keys), host_keys_(host_keys) {}
 
-  /// The numbers of a layer, by a name or text that no other layer has: other ones in every
-  /// micro-batch and on every rank, the same ones in forward and backward.
+  /// The random numbers of a layer, which has a unique name or text: different in every micro-batch
+  /// and on every rank, the same in forward and backward.
   template <class Layer>
   auto random(const Layer& layer) const {
     return Store::draw(&keys_->micro_batch, layer_hash(layer));
   }
-  /// Those of an evaluation.
   template <class Layer>
   auto random_in_evaluation(const Layer& layer) const {
     return Store::draw(&keys_->evaluation, layer_hash(layer));
   }
 
-  /// A number for generators of another library, which begin from a seed: as `random`, known to the
-  /// host whatever the device is.
+  /// A seed for another library's generator, known to the host on any device; varies as `random`.
   template <class Layer>
   std::uint64_t random_seed(const Layer& layer) const {
     return layer_random(host_keys_->micro_batch, layer_hash(layer)).bits(0);
@@ -74,9 +70,8 @@ class RandomStep : public Step {
 };
 
 /// The random numbers of a replica. The key of a micro-batch is a function of the seed, the rank,
-/// the updates begun before it and its place among the micro-batches of the next one: nothing is
-/// counted here, so that a job that goes on from a checkpoint, or repeats a batch that failed,
-/// draws what it would have drawn.
+/// the updates before it and its index in the step: without a counter, a job that resumes from a
+/// checkpoint, or repeats a failed batch, draws what it would have drawn.
 template <class Traits, class Comm>
 class RandomNumbers : public Stages<RandomNumbers<Traits, Comm>> {
   using Store = RandomKeyStore<typename Traits::device, Comm>;
@@ -84,20 +79,18 @@ class RandomNumbers : public Stages<RandomNumbers<Traits, Comm>> {
  public:
   explicit RandomNumbers(auto& gradients) : store_(gradients.comm()) {}
 
-  /// Draws from another seed from now on.
   void start(Seed seed, Rank rank) {
     seed_ = seed;
-    // A program may draw from `RandomStream(rank_seed(seed, rank))`: those are other numbers.
+    // Distinct from the numbers of a program's own `RandomStream(rank_seed(seed, rank))`.
     constexpr std::uint64_t apart = hash_of("step.random");
     stream_ = mix_bits(rank_seed(seed, rank).value() ^ apart);
     keys_ = {key_of(0, 0), random_at(stream_, ~std::uint64_t{0})};
     store_.store(keys_);
   }
   Seed seed() const { return seed_; }
-  /// The keys, in the host's memory.
   const RandomKeys& keys() const { return keys_; }
 
-  /// Goes to a micro-batch. **Stream** on a GPU, in its order, and never as part of a graph.
+  /// Selects a micro-batch. **Stream** on a GPU, in its order, outside of a capture.
   void prepare(std::uint64_t updates, std::size_t micro_batch) {
     keys_.micro_batch = key_of(updates, micro_batch);
     store_.store(keys_);

@@ -12,8 +12,7 @@
 
 namespace lockstep::detail {
 
-/// The ranks over which batch norms take their statistics: those of the job, or of its group. Their
-/// collectives are calls of the step.
+/// The ranks over which batch norms take their statistics: those of the job, or of its group.
 template <class Traits, class Comm>
 class NormRanks {
   using Groups = JobGroupsOf<Traits, Comm>;
@@ -26,22 +25,21 @@ class NormRanks {
   std::size_t world() const { return ranks().world_size().value(); }
   Rank rank() const { return ranks().rank(); }
 
-  /// all = every rank's own, by rank. **Ranks** all of these, in the order in which their models
-  /// have norms. **Host** blocks. **Stream** on a GPU it is enqueued on the step's, and captured
-  /// with it.
+  /// Gathers every rank's own values, by rank. **Ranks** all of these, in the order of their
+  /// models' norms. **Host** blocks, or on a GPU enqueues. **Stream** the step's, captured with it.
   template <class T>
   void all_gather(std::span<const T> own, std::span<T> all) const {
     follow_job();
     ranks().all_gather(own, all, step_call<Traits, JobCall::forward>());
   }
-  /// values = their sum over ranks. **Ranks**, **Host** and **Stream** as `all_gather`.
+  /// Sums values over ranks. **Ranks**, **Host** and **Stream** as `all_gather`.
   template <class T>
   void all_reduce(std::span<T> values) const {
     follow_job();
     ranks().all_reduce(values, Sum{}, step_call<Traits, JobCall::backward>());
   }
-  /// What these ranks have allocated for themselves is there, before a collective: a GPU's
-  /// allocation may wait for what the others have enqueued. **Ranks** all of these.
+  /// Before a collective: waits for these ranks' own allocations, because an allocation on a GPU
+  /// may wait for work that others have enqueued. **Ranks** all of these.
   void settle_allocations() const {
     if constexpr (requires { ranks().settle_allocations(); }) ranks().settle_allocations();
   }
@@ -54,8 +52,8 @@ class NormRanks {
       return *job_;
     }
   }
-  /// Buckets that are under way are the job's: where GPUs wait for each other in their collectives,
-  /// those of two communicators must come in one order on all of them.
+  /// Buckets in flight belong to the job's communicator: where collectives of GPUs wait for each
+  /// other, those of two communicators must have one order on all GPUs.
   void follow_job() const {
     if constexpr (Traits::syncs_norms_in_group && requires { job_->order_calls(); })
       job_->order_calls();
@@ -65,7 +63,6 @@ class NormRanks {
   Groups* groups_;
 };
 
-/// An execution's step that knows these ranks.
 template <class Step, class Ranks>
 class NormStep : public Step {
  public:
@@ -77,7 +74,7 @@ class NormStep : public Step {
   Ranks ranks_;
 };
 
-/// The model's step knows the ranks of its norms, where these share statistics or may ask.
+/// Gives the model's step the ranks of its norms.
 template <class Traits, class Comm>
 struct SyncNorms : Stages<SyncNorms<Traits, Comm>> {
   constexpr explicit SyncNorms(const auto& /*gradients*/) {}

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Steps that do not use all parameters. `UnusedParameters<Zero>`: a missing gradient counts
-/// as zero. Sub-graphs: every step uses one of the declared sets (bucket/subgraphs.hpp). Parameters
-/// that no rank has used are not updated.
+/// @file Steps that do not use all parameters: `UnusedParameters<Zero>`, which counts missing
+/// gradients as zero, and sub-graphs. Parameters that no rank has used are not updated.
 
 #include <initializer_list>
 
@@ -16,7 +15,6 @@
 
 namespace lockstep::detail {
 
-/// Which parameters this rank has used since the last update.
 template <class Traits>
 class UsedParameters {
   using layout = typename Traits::layout;
@@ -29,9 +27,8 @@ class UsedParameters {
 
   const Usage& used() const { return used_; }
 
-  /// Which parameters any rank has used. **Ranks** all. **Host** blocks. Waits for the buckets
-  /// under way first: a communicator that finishes them inside of another call no longer knows
-  /// their types.
+  /// Which parameters any rank has used. **Ranks** all. **Host** blocks. Pending buckets are waited
+  /// for first: a communicator that finishes them inside of another call does not know their types.
   const Usage& agree_on_usage(auto& gradients) {
     if constexpr (!Traits::alone && !Traits::subgraphs_agree) {
       if constexpr (Traits::reduces_early) gradients.reduce();
@@ -61,20 +58,18 @@ class UnusedParametersAsZero : public Stages<UnusedParametersAsZero<Traits, Comm
   void after_update() { this->forget_usage(); }
 };
 
-/// A piece of an arena of gradients.
 struct ArenaPiece {
   std::size_t offset = 0;  // bytes
   std::size_t bytes = 0;
 };
 
-/// What a backward pass of one set needs to know.
+/// What a backward pass of one sub-graph needs to know.
 struct SubgraphTable {
   std::vector<std::uint8_t> uses;    // by parameter; 1 for members that are trained
   std::vector<std::size_t> members;  // by bucket
-  std::vector<ArenaPiece> unused;    // gradients that stay zero, neighbours together
+  std::vector<ArenaPiece> unused;    // adjacent ones joined
   std::size_t parameters = 0;        // in all buckets
 
-  /// `contains(parameter)` says who is a member.
   SubgraphTable(const auto& plan, const auto& contains)
       : uses(plan.placements.size()), members(plan.bucket_count) {
     bool after_unused = false;
@@ -96,7 +91,6 @@ struct SubgraphTable {
   bool contains(std::size_t parameter) const { return uses[parameter] != 0; }
 };
 
-/// The sub-graph of a backward pass, and those of all passes since the last update.
 template <class Traits, class Comm>
 class SubgraphUsage : public Stages<SubgraphUsage<Traits, Comm>>, public UsedParameters<Traits> {
   using List = typename Traits::subgraphs;
@@ -107,25 +101,23 @@ class SubgraphUsage : public Stages<SubgraphUsage<Traits, Comm>>, public UsedPar
     for (std::size_t set = 0; set != List::count; ++set) {
       tables_.emplace_back(layout.plan(),
                            [&](std::size_t p) { return List::contains(set, layout.name(p)); });
-      // A model may list its tensors at run time: a set can turn out to be empty.
+      // A model may list its tensors at run time, so that a sub-graph can be empty.
       if (tables_.back().parameters == 0) refuse_empty(set);
     }
   }
 
-  /// The next pass uses a set.
   void choose_subgraph(std::size_t set) { set_ = set; }
   std::size_t subgraph() const { return set_; }
-  /// The sets since the last update, this one included, by bits.
+  /// The sub-graphs since the last update, this one included, as bits.
   std::uint32_t chosen_subgraphs() const { return chosen_ | 1U << set_; }
-  /// The parameters of the next pass's set count as used.
+  /// Counts the parameters of the next pass's sub-graph as used.
   void note_subgraph() {
     chosen_ |= 1U << set_;
     for (std::size_t p = 0; p != this->used_.size(); ++p) this->used_[p] |= table().uses[p];
   }
 
-  /// Gradients outside of the set are zero, unless earlier micro-batches have brought some. Where
-  /// memory comes bucket by bucket, zeros come last. Where passes are captured, the use of the set
-  /// has been noted before.
+  /// Zeroes gradients outside of the sub-graph, unless earlier micro-batches have added some; a
+  /// ring zeroes them last. Where passes are captured, `note_subgraph` was called before.
   void before_backward(auto& gradients, bool live) {
     if (!Traits::captures && (live || Traits::subgraphs_agree)) note_subgraph();
     if constexpr (!Traits::frees_gradients) {
@@ -135,7 +127,7 @@ class SubgraphUsage : public Stages<SubgraphUsage<Traits, Comm>>, public UsedPar
         gradients.execution().zero(gradients.arena() + piece.offset, piece.bytes);
     }
   }
-  /// All buckets are, unless every rank knows that no rank has used a member.
+  /// All buckets are needed, unless every rank knows that no rank has used a member.
   bool needs_bucket([[maybe_unused]] const auto& gradients,
                     [[maybe_unused]] std::size_t bucket) const {
     if constexpr (!Traits::subgraphs_agree || Traits::frees_gradients) return true;
@@ -185,7 +177,7 @@ class SubgraphUsage : public Stages<SubgraphUsage<Traits, Comm>>, public UsedPar
   std::uint32_t chosen_ = 0;
 };
 
-/// Evaluations and predictions of a wrapper use a sub-graph while this lives.
+/// RAII: evaluations and predictions of a wrapper use a sub-graph.
 template <class Wrapper>
 class EvaluatedSubgraph {
  public:
@@ -201,28 +193,27 @@ class EvaluatedSubgraph {
   Wrapper& wrapper_;
 };
 
-/// A step that knows its set. Gradients of parameters outside of it stay zero, so that to ask for
-/// one, or to say that it is complete, is an error.
+/// A step that knows its sub-graph. Gradients of other parameters stay zero: to ask for one, or to
+/// mark it as ready, is an error.
 template <class Step, class List, std::size_t Set>
 class SubgraphStep : public Step {
  public:
   explicit SubgraphStep(const Step& step) : Step(step) {}
 
-  /// The set that this step uses: `step.subgraph() == "with_adapter"_s`.
+  /// The sub-graph of this step: `step.subgraph() == "with_adapter"_s`.
   static constexpr UsedSubgraph<List, Set> subgraph() { return {}; }
 
-  /// Does this step use a parameter?
   template <class Key>
     requires NameKey<Key>
   static constexpr bool uses(Key key) {
-    static_cast<void>(Step::uses(key));  // refuses a name that is not declared
+    static_cast<void>(Step::uses(key));  // rejects a name that is not declared
     return List::contains(Set, Key::name);
   }
   template <class Key>
     requires(!NameKey<Key>)
   bool uses(Key key) const {
     const std::string_view name = this->name_of(key);
-    return name.empty() || List::contains(Set, name);  // what is not listed is refused elsewhere
+    return name.empty() || List::contains(Set, name);  // unlisted names are rejected elsewhere
   }
 
   template <class Key>

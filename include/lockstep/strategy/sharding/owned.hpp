@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The pieces of parameters that a rank updates: all of them (`Sharding<Replicated>`), or its
-/// slices of parameters that ranks share (`Sharding<HostShared>`).
+/// @file The parameters that a rank updates: all (`Sharding<Replicated>`), or its slices of shared
+/// parameters (`Sharding<HostShared>`).
 
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/bucket/plan.hpp"
@@ -16,7 +16,7 @@
 
 namespace lockstep::detail {
 
-/// Elements of T that lie together, of a bucket or of a run of buckets.
+/// Contiguous elements of T, of a bucket or of a run of buckets.
 template <class T, std::size_t Count>
 struct UpdatePiece {
   [[no_unique_address]] Size<Count> count;
@@ -26,25 +26,24 @@ struct UpdatePiece {
   std::size_t bytes() const { return count.value() * sizeof(T); }
 };
 
-/// The pieces of a pass: those of buckets, which land one by one, or of runs, which are longer.
+/// The pieces of a pass: buckets, which are reduced one by one, or longer runs of buckets.
 enum class Pieces : std::uint8_t { buckets, runs };
 
-// Three classes say which elements a rank updates, one for each way to share out parameters.
-// - `for_each<What>(f)` calls `f(piece)` for the pieces of them, also for empty ones.
-// - What the rank keeps of each element beside the parameter itself lies packed in arenas of their
-//   own: an element at `offset` of the parameters' arena is at `kept(offset)` of `kept_bytes()`,
-//   where those arenas have elements of the same size. `for_each_of(parameter, f)` calls `f(first,
-//   count, offset)` for the elements of a parameter that are kept.
-// - `bring<What>(gradients, piece)` reduces a piece, or waits for its reduction; after that
-//   `averages(gradients, piece)` are there. One pass over the pieces `fused` may do both: where
-//   there is `for_each_block`, it hands averages to `consume(at, averages)` while they are in the
-//   cache. Places `at` of a piece begin with `first_of(piece)`.
-// - `sum_over_owners` completes a sum over elements that ranks own; `publish` makes new parameters
-//   known to all ranks, where the fused pass (`was_fused`) has not.
-// - `await_parameter(p)` and `await_parameters()` wait for what other ranks have updated, and
-//   `forget()` drops that. `is_saved`: does this rank save the slices that it keeps?
+// Three classes, one for each way to divide parameters, say which elements a rank updates.
+// - `for_each<What>(f)` calls `f(piece)` for their pieces, also for empty ones.
+// - What a rank keeps of each element beside the parameter lies packed in arenas of `kept_bytes()`,
+//   for elements of the parameter's size: at `kept(offset)` for the element at `offset`.
+//   `for_each_of(parameter, f)` calls `f(first, count, offset)` for a parameter's kept elements.
+// - `bring<What>(gradients, piece)` reduces a piece, or waits for its reduction, before
+//   `averages(gradients, piece)`. A pass over the pieces `fused` may do both: `for_each_block`,
+//   where it exists, passes averages to `consume(at, averages)` while they are in the cache.
+//   Indices `at` of a piece begin with `first_of(piece)`.
+// - `sum_over_owners` completes a sum over owned elements; `publish` gives new parameters to all
+//   ranks, where the fused pass (`was_fused`) has not.
+// - `await_parameter(p)` and `await_parameters()` wait for other ranks' updates, and `forget()`
+//   drops these. `is_saved`: does this rank save the slices that it keeps?
 
-/// What the two classes have of which parameters are there when an update returns.
+/// For classes whose parameters are complete when an update returns.
 struct OwnedAtOnce {
   static constexpr void await_parameter(std::size_t) {}
   static constexpr bool await_parameters() { return false; }
@@ -52,22 +51,21 @@ struct OwnedAtOnce {
   static constexpr bool is_saved() { return true; }
 };
 
-/// `Sharding<Replicated>`: a rank owns all parameters. A bucket's averages are there as soon as it
-/// lands.
+/// `Sharding<Replicated>`: a rank owns all parameters. A reduced bucket has all averages.
 template <class Traits, class Comm>
 class OwnsAll : public OwnedAtOnce {
   using layout = typename Traits::layout;
   static constexpr bool on_gpu = std::is_same_v<typename Traits::device, Cuda>;
 
  public:
-  /// Where ranks have agreed on what is used, buckets have landed: a GPU gets fewer kernels.
+  /// Agreement on usage has waited for all buckets: a GPU then gets fewer kernels with runs.
   static constexpr Pieces fused =
       Traits::reduces && !(on_gpu && Traits::notes_usage) ? Pieces::buckets : Pieces::runs;
 
   OwnsAll(Comm&, const layout& where, std::byte* /*parameters*/, const auto* /*groups*/)
       : layout_(where) {}
 
-  /// Counts are constants where shapes are, and pieces are few.
+  /// Counts are constants where shapes are static and pieces are few.
   template <Pieces What, class F>
   void for_each(const F& f) const {
     if constexpr (has_constants<What>()) {
@@ -113,8 +111,8 @@ class OwnsAll : public OwnedAtOnce {
   static constexpr void publish(bool /*was_fused*/) {}
 
  private:
-  /// With more pieces than this, kernels for each size would cost the compiler more than they save;
-  /// a loop on the host gains by a constant only where it is all that a step does.
+  /// With more pieces, a kernel for each size would cost the compiler more than it saves; a loop on
+  /// the host gains by a constant only where it is the whole update.
   static constexpr std::size_t most_constants = on_gpu ? 32 : 1;
 
   template <Pieces What>
@@ -137,7 +135,6 @@ class OwnsAll : public OwnedAtOnce {
   const layout& layout_;
 };
 
-/// The parts of an arena that a rank owns, and what it keeps of them, one behind the other.
 template <class Traits>
 class OwnedParts {
   using layout = typename Traits::layout;
@@ -153,7 +150,7 @@ class OwnedParts {
     }
   }
 
-  /// A multiple of the alignment: states follow each other.
+  /// A multiple of the alignment, because states follow each other.
   std::size_t kept_bytes() const { return align_up(kept_bytes_, alignment); }
   std::size_t kept(std::size_t offset) const {
     const auto after =
@@ -179,7 +176,7 @@ class OwnedParts {
  protected:
   explicit OwnedParts(const layout& where) : layout_(where) {}
 
-  /// The rank owns these elements of a run or bucket, which lies behind all that were added before.
+  /// Adds the rank's elements of a run or bucket, which lies behind all earlier ones.
   template <class T>
   void add(std::size_t number, const auto& piece, Shard own) {
     kept_bytes_ = align_up(kept_bytes_, alignment);
@@ -191,11 +188,10 @@ class OwnedParts {
   const layout& layout_;
 
  private:
-  /// States begin as memory does on the host, and on a GPU as shards do.
+  /// States are aligned as memory is on the host, and as shards are on a GPU.
   static constexpr std::size_t alignment =
       std::is_same_v<typename Traits::device, Cpu> ? arena_alignment : shard_alignment;
 
-  /// Bytes of the arena, and where they are kept.
   struct Part {
     std::size_t begin = 0;
     std::size_t end = 0;
@@ -208,9 +204,8 @@ class OwnedParts {
   std::size_t kept_bytes_ = 0;
 };
 
-/// `Sharding<HostShared>`: a rank owns a slice of every run of the parameters, which lie in memory
-/// that ranks share. Its gradients are reduced in the pass that consumes them, after which all
-/// ranks have new parameters.
+/// `Sharding<HostShared>`: a rank owns a slice of every run of the parameters, in memory that ranks
+/// share. The pass that reduces a slice updates it, after which all ranks have new parameters.
 template <class Traits, class Comm>
 class OwnsSlice : public OwnedParts<Traits>, public OwnedAtOnce {
   using layout = typename Traits::layout;
@@ -229,8 +224,7 @@ class OwnsSlice : public OwnedParts<Traits>, public OwnedAtOnce {
     }
   }
 
-  /// Averages take the place of this rank's own gradients, which no other rank reads: each reads
-  /// its slice of them.
+  /// Averages replace this rank's own gradients in its slice, which no other rank reads.
   template <Pieces, class Gradients, class T, std::size_t Count>
   void bring(Gradients& gradients, const UpdatePiece<T, Count>& piece) const {
     T* const to = averages(gradients, piece).data() - first_of(piece);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The sharding axis: who keeps which parameters and optimizer states; and the slices of a
-/// bucket, one for each rank.
+/// @file The sharding axis: what a rank keeps of parameters and optimizer states.
 
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/error.hpp"
@@ -18,27 +17,25 @@ struct Sharded : WithName<"Sharded"> {};
 /// Every rank keeps all parameters and states.
 struct Replicated : Choice<axes::Sharding>, WithName<"Replicated"> {};
 
-/// Parameters live once per host; each rank keeps the states of its slice, and updates the slice in
-/// the pass that reduces it. The default where memory is shared.
+/// Parameters exist once per host; each rank keeps its slice's states, and updates the slice in the
+/// pass that reduces it. The default where memory is shared.
 struct HostShared : Choice<axes::Sharding>, WithName<"HostShared"> {};
 
-/// Each rank keeps and updates its share of the optimizer's states (ZeRO), on any backend; what is
-/// shared out, and how, is said beside it: `Sharding<ZeroRedundancy, Gradients>`.
+/// Each rank keeps and updates its share of the optimizer's states (ZeRO), on any backend; the
+/// second argument of `Sharding` says what is divided.
 struct ZeroRedundancy : Choice<axes::Sharding>, WithName<"ZeroRedundancy"> {};
 
-/// `ZeroRedundancy` of states (and weights of higher precision): every bucket is cut into equal
-/// slices, one for each rank. Gradients stay whole. The default.
+/// `ZeroRedundancy` of states and master weights, the default: every bucket is cut into equal
+/// slices, one for each rank. Gradients stay whole (ZeRO-1).
 struct States : Choice<axes::Sharded>, WithName<"States"> {};
 
-/// The same slices, and a rank keeps the gradients of its own slices alone: others' are given away
-/// as soon as a bucket is reduced.
+/// The same slices, and a rank frees other gradients as soon as their bucket is reduced (ZeRO-2).
 struct Gradients : Choice<axes::Sharded>, WithName<"Gradients"> {};
 
-/// Left out: ranks that own whole parameters were slower than replicas. The name stays, so that
-/// asking for it is one sentence of the compiler.
+/// Left out, because ranks that own whole parameters were slower; the name gives a clear error.
 struct ByTensor;
 
-/// The policy that says what each rank keeps and updates: `Sharding<Replicated>`,
+/// The policy for what each rank keeps and updates: `Sharding<Replicated>`, `Sharding<HostShared>`,
 /// `Sharding<ZeroRedundancy>`, `Sharding<ZeroRedundancy, Gradients>`.
 template <class How, class What = States>
 struct Sharding : detail::ChoicePolicy<axes::Sharding, How> {
@@ -58,30 +55,25 @@ namespace lockstep::detail {
 
 /// Shards begin at multiples of so many bytes of the bucket's elements.
 inline constexpr std::size_t shard_alignment = 16;
-/// The most shards of a bucket.
 inline constexpr std::size_t most_shards = 4096;
-/// Collectives of shards of equal length reach beyond the end of a bucket by less than one
-/// alignment unit for each rank. The plan leaves so many bytes behind every bucket, which belong to
-/// no parameter.
+/// The bytes behind every bucket that belong to no parameter: collectives of shards of equal length
+/// exceed a bucket by less than one alignment unit for each rank.
 inline constexpr std::size_t shard_room = most_shards * shard_alignment;
 static_assert(shard_room % arena_alignment == 0);
 
-/// The elements [begin, end) of a bucket that are one rank's. The last shards may be shorter than
-/// the others, or empty.
+/// The elements [begin, end) of a bucket that one rank owns. The last may be shorter or empty.
 struct Shard {
   std::size_t begin = 0;
   std::size_t end = 0;
   constexpr std::size_t count() const { return end - begin; }
 };
 
-/// The length of the pieces that collectives move, where a bucket of `count` elements of T is cut
-/// into `shards`.
+/// The length of the pieces of a collective, where a bucket of `count` elements of T has `shards`.
 template <class T>
 constexpr std::size_t shard_length(std::size_t count, std::size_t shards) {
   return align_up((count + shards - 1) / shards, shard_alignment / sizeof(T));
 }
 
-/// Shard `shard` of a bucket of `count` elements of T.
 template <class T>
 constexpr Shard shard_of(std::size_t count, std::size_t shard, std::size_t shards) {
   const std::size_t length = shard_length<T>(count, shards);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `Sharding<ZeroRedundancy>`: a rank gets the averages of its slices of buckets, updates
-/// these, and gives the new parameters to all ranks while the next step begins.
+/// @file `Sharding<ZeroRedundancy>`: a rank reduces and updates its slices of buckets, and
+/// all-gathers the new parameters while the next step begins.
 
 #include "lockstep/bucket/buckets.hpp"
 #include "lockstep/bucket/layout.hpp"
@@ -16,8 +16,8 @@
 
 namespace lockstep::detail {
 
-/// Memory for the gradients of a few buckets, which the buckets of a backward pass take in turn,
-/// and this rank's slices of all.
+/// Slots for the gradients of a few buckets, which a backward pass uses in turn, and this rank's
+/// slices of all buckets.
 template <class Traits, class Comm, class Execution>
 class GradientRing {
   using layout = typename Traits::layout;
@@ -26,9 +26,8 @@ class GradientRing {
   using Travelling = typename Traits::template travelling<T>;
 
  public:
-  /// One bucket is written, one travels, and one has room for what a model writes ahead. Where
-  /// gradients may be missing, no bucket is known to be complete before backward ends, and all have
-  /// room.
+  /// One bucket is written, one is in flight, and one has room for what a model writes ahead. Where
+  /// gradients may be missing, no bucket is complete before backward ends, and all have slots.
   static constexpr std::size_t most_slots = Traits::notes_usage ? dynamic : 3;
 
   GradientRing(Comm& comm, const layout& where)
@@ -46,24 +45,22 @@ class GradientRing {
     forget_holders();
   }
 
-  /// The bytes of gradients that this rank keeps, whatever a model has.
   std::size_t bytes() const { return slots() * slot_bytes_ * widest_ratio() + slices_.bytes(); }
 
-  /// No bucket has a slot: a backward pass begins.
+  /// A backward pass begins: no bucket has a slot.
   void forget_holders() { std::ranges::fill(holders_, no_bucket); }
-  /// How many buckets have memory at a time.
   std::size_t slots() const { return holders_.size(); }
   bool holds(std::size_t b) const { return holders_[b % slots()] == b; }
-  /// The bucket in the slot that bucket `b` takes; `no_bucket` where the slot is free.
+  /// The bucket in the slot that bucket `b` uses; `no_bucket` if the slot is free.
   std::size_t holder(std::size_t b) const { return holders_[b % slots()]; }
   void take(std::size_t b) { holders_[b % slots()] = b; }
 
-  /// Where an arena would begin in which the bucket's gradients lie as the plan says.
+  /// Where an arena with the plan's layout would begin for the bucket's slot.
   std::byte* arena_of(std::size_t b) const {
     return memory_ + (b % slots()) * slot_bytes_ - layout_.plan().bucket_table[b].offset;
   }
 
-  /// The bucket's gradients as they travel: in the slot itself unless in another type.
+  /// The bucket's gradients as they are reduced: in the slot, unless in another type.
   template <class T>
   std::span<Travelling<T>> travelling(std::size_t b) const {
     const std::size_t at = (b % slots()) * slot_bytes_ / sizeof(T) * sizeof(Travelling<T>);
@@ -79,7 +76,7 @@ class GradientRing {
     return {reinterpret_cast<Travelling<T>*>(slices_.data() + slice_offsets_[b]), own.count()};
   }
 
-  /// Zeroes what lies between the parameters of a bucket: another bucket's gradients were there.
+  /// Zeroes the padding between parameters, where another bucket's gradients were.
   void clear_padding(Execution& execution, std::size_t b) const {
     std::byte* const arena = arena_of(b);
     for (const std::size_t p : layout_.plan().members(b)) {
@@ -89,7 +86,7 @@ class GradientRing {
     }
   }
 
-  /// A bucket has landed: its slice is kept, or added to that of earlier micro-batches.
+  /// Stores the slice of a reduced bucket, or adds it to that of earlier micro-batches.
   template <class T>
   void keep(Execution& execution, std::size_t b, bool adds) const {
     const Bucket& bucket = layout_.plan().bucket_table[b];
@@ -106,7 +103,7 @@ class GradientRing {
   }
 
  private:
-  /// Gradients that travel in another type lie in memory of their own.
+  /// Gradients that are reduced in another type need memory of their own.
   static constexpr std::size_t widest_ratio() {
     std::size_t ratio = 1;
     for (std::size_t k = 0; k != Traits::kinds().size; ++k) {
@@ -139,15 +136,14 @@ class GradientRing {
   std::byte* travelling_ = nullptr;
 };
 
-/// How many calls of a job that shards may be under way at a time: half of them are reductions,
-/// half are gathers.
+/// The most pending reductions of a job that shards, and the most pending gathers.
 template <class Comm>
 inline constexpr std::size_t most_shards_under_way =
     std::max<std::size_t>(1, Comm::most_under_way / 2);
 
-/// A rank owns a slice of every bucket. It gets the averages of its slices alone. The parameters of
-/// all slices are gathered afterwards, bucket by bucket: a forward pass waits for a bucket when it
-/// asks for the first parameter of it; whatever else reads or writes parameters waits for all.
+/// A rank owns a slice of every bucket. After an update the parameters are all-gathered bucket by
+/// bucket: a forward pass waits for a bucket when it asks for its first parameter, whatever else
+/// reads or writes parameters waits for all.
 template <class Traits, class Comm>
 class OwnsShard : public OwnedParts<Traits> {
   using layout = typename Traits::layout;
@@ -187,8 +183,8 @@ class OwnsShard : public OwnedParts<Traits> {
   static constexpr std::size_t first_of(const auto& /*piece*/) { return 0; }
 
   void sum_over_owners(double& sum) const { space_.add_others(sum); }
-  /// Starts the gathers of all buckets, the last first: it holds the parameters that forward needs
-  /// first. A graph ends with all parameters here.
+  /// Starts to gather all buckets, the last first, with the parameters that forward needs first. A
+  /// captured step waits for all.
   void publish(bool /*was_fused*/) {
     constexpr std::size_t most = most_shards_under_way<Comm>;
 
@@ -199,14 +195,13 @@ class OwnsShard : public OwnedParts<Traits> {
     if constexpr (Traits::captures) await_parameters();
   }
 
-  /// Waits for the bucket of a parameter; a frozen one is in none. **Host** blocks, or on a GPU the
-  /// compute stream waits.
+  /// Waits for a trained parameter's bucket. **Host** blocks, or on a GPU the compute stream waits.
   void await_parameter(std::size_t parameter) {
-    if (parameter >= this->layout_.infos().size()) return;  // refused where its view is made
+    if (parameter >= this->layout_.infos().size()) return;  // rejected where its view is made
     const std::size_t bucket = this->layout_.plan().placements[parameter].bucket;
     if (bucket != no_bucket) await_bucket(bucket);
   }
-  /// Waits for all. Returns whether some were still under way.
+  /// Waits for all buckets. Returns whether some were pending.
   bool await_parameters() {
     bool were_pending = false;
     for (std::size_t b = buckets(); b-- != 0;) {
@@ -215,7 +210,7 @@ class OwnsShard : public OwnedParts<Traits> {
     }
     return were_pending;
   }
-  /// Drops the gathers of a capture that failed.
+  /// Drops the gathers of a failed capture.
   void forget() {
     gathers_.forget();
     std::ranges::fill(pending_, std::uint8_t{0});
@@ -252,7 +247,6 @@ class OwnsShard : public OwnedParts<Traits> {
   KeptTable<std::uint8_t, layout::count> pending_;  // by bucket
 };
 
-/// Which parameters a rank of the job updates.
 template <class Traits, class Comm>
 using OwnedBy = std::conditional_t<
     Traits::shards, OwnsShard<Traits, Comm>,

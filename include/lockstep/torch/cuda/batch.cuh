@@ -21,7 +21,7 @@ namespace lockstep {
 
 namespace detail {
 
-/// Are two tensors the same to a graph: in the same place, of the same type, shape and strides?
+/// Are two tensors equal for a CUDA graph: same address, type, device, shape and strides?
 inline bool lie_alike(const at::Tensor& a, const at::Tensor& b) {
   if (!a.defined() || !b.defined()) return a.defined() == b.defined();
   return a.const_data_ptr() == b.const_data_ptr() && a.scalar_type() == b.scalar_type() &&
@@ -36,8 +36,7 @@ bool lie_alike(const Field& a, const Field& b) {
   }
 }
 
-/// A batch on a GPU: what it was, with tensors that lie there. Two are equal where they look the
-/// same to a graph.
+/// A batch whose tensors are on a GPU. Equality is that for a CUDA graph.
 template <class Batch>
 struct PlacedTensors : Batch {
   friend bool operator==(const PlacedTensors& a, const PlacedTensors& b) {
@@ -58,16 +57,15 @@ inline constexpr bool is_placed = false;
 template <class Batch>
 inline constexpr bool is_placed<PlacedTensors<Batch>> = true;
 
-/// A batch of a LibTorch program: one whose fields are known.
+/// A batch whose fields are known.
 template <class Batch>
 concept TensorBatching = WithFields<Batch> && std::default_initializable<Batch> &&
                          std::copyable<Batch> && !is_placed<Batch>;
 
 }  // namespace detail
 
-/// Copies a batch's tensors in one piece, through pinned memory from which the GPU copies while the
-/// host loads the next batch. They have the same addresses every time, until a larger batch comes,
-/// as captured steps need it. Tensors that lie on a GPU already are used where they are.
+/// Copies a batch's tensors in one transfer from pinned memory, while the host loads the next. For
+/// captured steps, addresses change only with a larger batch. Tensors on a GPU stay there.
 template <detail::TensorBatching Batch>
 class BatchUpload<Batch> {
  public:
@@ -102,14 +100,14 @@ class BatchUpload<Batch> {
   }
 
  private:
-  /// Host memory that must not be written before it has been copied.
+  /// Host memory that must not be written before its copy is complete.
   struct Staging {
     explicit Staging(std::size_t bytes) : memory(bytes) {}
     detail::PinnedArena memory;
     CudaEvent copied;
   };
 
-  /// Those that lie on the host.
+  /// Visits tensors on the host.
   template <class F>
   void for_each_tensor(const F& f) {
     detail::for_each_field(static_cast<Batch&>(placed_), [&]<class Field>(Field& field) {
@@ -126,20 +124,20 @@ class BatchUpload<Batch> {
   }
 
   std::array<std::optional<Staging>, 2> stagings_;
-  std::optional<DeviceArena> device_;  // is freed first, which waits for copies from the stagings
+  std::optional<DeviceArena> device_;  // freed first, which waits for copies from the stagings
   std::size_t turn_ = 0;
   Placed placed_;
 };
 
 inline namespace torch_modules {
 
-/// Rows and labels that lockstep has put on a GPU, as tensors of the same memory:
+/// Rows and labels on a GPU as tensors over the same memory:
 ///
 ///     torch::Tensor loss(const auto& rows) {
 ///       const TensorBatch batch = as_tensors(rows);
 ///
-/// serves the CPU, where rows are a `LabelledBatch`, and GPUs. Weights of samples stay where they
-/// are, in `rows.weights`. Integer labels become 64 bits wide. **Stream** the step's.
+/// works for the CPU, where rows are a `LabelledBatch`, and for GPUs. Sample weights stay in
+/// `rows.weights`. Integer labels become int64. **Stream** the step's.
 template <class X, class Y>
 TensorBatch as_tensors(const DeviceBatch<X, Y>& batch) {
   const auto on_gpu = [](const auto* data, at::IntArrayRef sizes) {

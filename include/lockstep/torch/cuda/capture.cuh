@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A module's step inside a CUDA graph: memory that lives as long as the graph, and random
-/// numbers that differ from run to run.
+/// @file A module's step in a CUDA graph: its memory and its random numbers.
 
 #include <ATen/autocast_mode.h>
 #include <ATen/core/Generator.h>
@@ -20,16 +19,14 @@
 
 namespace lockstep::detail {
 
-/// Writes what kernels of a graph read of a generator. A template, because a kernel in a header
-/// cannot be inline.
+/// Sets the generator state of a graph's kernels. A template, since a kernel cannot be inline.
 template <class T>
 LOCKSTEP_KERNEL write_random_state(T* seed, T seed_value, T* offset, T offset_value) {
   *seed = seed_value;
   *offset = offset_value;
 }
 
-/// LibTorch has what is needed here since 2.4; a later version that keeps a generator's state in
-/// another way gets no random numbers in graphs, and the capture says so.
+/// True since LibTorch 2.4. With another layout graphs get no random numbers, and captures say so.
 template <class State>
 concept CapturableRandomState = requires(State& state) {
   state.seed_;
@@ -40,15 +37,14 @@ concept CapturableRandomState = requires(State& state) {
   state.offset_extragraph_;
 };
 
-/// The state of the GPU's default generator during a capture. Kernels that are captured read the
-/// seed and the place in the sequence from device memory, to which every replay writes anew.
-/// LibTorch's own graphs do the same, for graphs that they capture themselves.
+/// The state of the GPU's default generator during a capture. Captured kernels read seed and offset
+/// from device memory, which every replay rewrites, as LibTorch's own graphs do.
 template <class State = at::CUDAGeneratorState>
 class CapturedRandomState {
  public:
   static constexpr bool is_supported = CapturableRandomState<State>;
 
-  /// Before the capture begins. The generator goes on as it was, with a state that is known here.
+  /// Before the capture: gives the generator an equal state that is known here.
   void begin() {
     if constexpr (is_supported) {
       const at::Generator& generator = at::cuda::detail::getDefaultCUDAGenerator();
@@ -64,7 +60,7 @@ class CapturedRandomState {
     }
   }
 
-  /// After it. The steps of the sequence that one run takes are known now.
+  /// After the capture: learns how far one replay advances the sequence.
   void end() {
     if constexpr (is_supported) {
       state_->capturing_ = false;
@@ -95,8 +91,8 @@ class CapturedRandomState {
   std::uint64_t steps_ = 0;
 };
 
-/// Memory of LibTorch's allocator that nobody else gets while this lives: a graph writes to it in
-/// every run, and LibTorch, which took it back when the step's tensors ended, must not lend it.
+/// A private pool of LibTorch's allocator for a graph, which writes to it in every replay:
+/// LibTorch, which freed it when the step's tensors ended, must not reuse it.
 class CapturePool {
  public:
   CapturePool() : device_(current_torch_gpu().index()), id_(at::cuda::graph_pool_handle()) {}
@@ -111,8 +107,7 @@ class CapturePool {
     }
   }
 
-  /// From here on, what is allocated for `stream`, or for a stream that joins its capture, comes
-  /// from the pool.
+  /// Allocations for `stream`, or a stream that joins its capture, now come from the pool.
   void open(cudaStream_t stream) {
     c10::cuda::CUDACachingAllocator::beginAllocateToPool(
         device_, id_, [stream](cudaStream_t other) {
@@ -135,12 +130,12 @@ class CapturePool {
   bool is_open_ = false;
 };
 
-/// What a graph with a module's step needs from LibTorch (`GuardingCaptures`).
+/// LibTorch's part of a graph with a module's step (`GuardingCaptures`).
 template <>
 class TorchCapture<cudaStream_t> {
  public:
-  /// Ranks that are captured together share one generator, and no order among them is set: where
-  /// they draw random numbers, LibTorch refuses, and steps run call by call.
+  /// Ranks that are captured together share one generator, unordered: if they draw random numbers,
+  /// LibTorch throws, and steps run eagerly.
   TorchCapture(cudaStream_t stream, bool jointly)
       : stream_(stream), pool_(std::make_unique<CapturePool>()) {
     if (!jointly) random_.emplace();
@@ -148,7 +143,7 @@ class TorchCapture<cudaStream_t> {
 
   void begin() {
     const auto on = on_torch_stream(stream_);
-    // Weights that were cast outside the graph would not be cast again inside.
+    // Weights cast outside of the graph would not be cast again inside.
     at::autocast::clear_cache();
     if (random_) random_->begin();
     pool_->open(stream_);

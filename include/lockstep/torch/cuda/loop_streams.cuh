@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A program's own loop on a GPU: its work is on LibTorch's current stream, the job's on a
-/// stream of its own, and each waits for the other by events where it must. The host waits for
-/// nothing.
+/// @file A hand-written loop on a GPU: the program uses LibTorch's current stream, the job its own,
+/// and they wait for each other's events; the host does not wait.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_foreach_norm.h>
@@ -25,8 +24,7 @@
 
 namespace lockstep::detail {
 
-/// Lets the backward passes that a thread asks for run on that thread, as `BackwardHere` does, from
-/// `hold` on: the program calls `loss.backward()` where lockstep has no scope.
+/// `BackwardHere` from `hold` on, since the program calls `loss.backward()` outside of any scope.
 class BackwardStaysHere {
  public:
   BackwardStaysHere() = default;
@@ -41,8 +39,7 @@ class BackwardStaysHere {
     state().set_multithreading_enabled(false);
     thread_ = std::this_thread::get_id();
   }
-  /// Does the pass that calls this run on a thread of LibTorch? (Its thread has the settings of the
-  /// one that asked.)
+  /// Is the current pass on a LibTorch thread? (Such a thread inherits the caller's settings.)
   static bool runs_elsewhere() { return state().get_multithreading_enabled(); }
 
  private:
@@ -52,7 +49,7 @@ class BackwardStaysHere {
 
 template <class Replica>
 class LoopStreams<Cuda, Replica> {
-  /// Ranks that share this process may share its GPU, and LibTorch's one thread for it.
+  /// Ranks in one process may share a GPU and LibTorch's one thread for it.
   static constexpr bool ranks_are_threads =
       requires { requires Replica::communicator_type::captures_jointly; };
 
@@ -67,8 +64,7 @@ class LoopStreams<Cuda, Replica> {
 
   void keep_backward_here() { here_.hold(); }
 
-  /// What `begin` does to buckets comes after the program's use of the averages of the pass before,
-  /// and before what this pass writes.
+  /// Orders `begin` after the program's use of the last averages and before this pass's writes.
   template <class F>
   void begin_pass(const F& begin) {
     if constexpr (ranks_are_threads) {
@@ -80,8 +76,8 @@ class LoopStreams<Cuda, Replica> {
     let_program_follow();
     met_ = current();
   }
-  /// LibTorch calls hooks on the stream that was current when the module was wrapped, and has let
-  /// it wait for the gradient. Usually all have the same.
+  /// LibTorch runs a hook on the stream that was current when the module was wrapped, after a wait
+  /// for the gradient; usually all hooks have the same.
   void before_write() {
     if (met_ == current()) return;
     let_program_follow();
@@ -106,22 +102,18 @@ class LoopStreams<Cuda, Replica> {
     check_cuda(cudaStreamSynchronize(current()), "cudaStreamSynchronize");
   }
 
-  /// **Stream** LibTorch's current one, whose allocator may give the gradient's memory away as soon
-  /// as this returns.
+  /// **Stream** LibTorch's current one, on which the allocator may reuse the gradient's memory.
   template <class Step>
   static void write(const Step&, at::Tensor& to, const at::Tensor& gradient) {
     to.copy_(gradient);
   }
 
-  /// Looks for averages that are NaN or infinite, and returns the first of those that the host
-  /// knows of: a later call finds what this one has enqueued to be looked for. **Host** does not
-  /// block.
-  /// **Stream** LibTorch's current one.
+  /// Enqueues a check for NaN or infinite averages, and returns the first that the host already
+  /// knows of from earlier calls. **Host** does not block. **Stream** LibTorch's current one.
   std::optional<std::size_t> find_anomaly(const std::vector<at::Tensor>& averages) {
     if (!watched_.found.defined()) watched_ = watch(averages);
     if (watched_.tensors.empty()) return std::nullopt;
-    // A largest element is not finite if any is. Its difference to itself is NaN then, and what a
-    // NaN is added to stays one.
+    // The infinity norm is finite if all elements are; otherwise norm - norm is NaN, and stays.
     std::vector<at::Tensor> largest =
         at::_foreach_norm(watched_.tensors, std::numeric_limits<double>::infinity());
     if (watched_.has_types)
@@ -131,7 +123,7 @@ class LoopStreams<Cuda, Replica> {
     watched_.seen.copy_(watched_.found, /*non_blocking=*/true);
     return anomaly_seen();
   }
-  /// What the host knows of.
+  /// The first anomaly that the host knows of.
   std::optional<std::size_t> anomaly_seen() const {
     if (!watched_.seen.defined()) return std::nullopt;
     const volatile float* const seen = static_cast<const float*>(watched_.seen.const_data_ptr());
@@ -140,7 +132,7 @@ class LoopStreams<Cuda, Replica> {
     return std::nullopt;
   }
 
-  /// Norms compute on the program's stream, and their ranks meet on the job's.
+  /// Norms compute on the program's stream and communicate on the job's.
   template <class Ranks>
   struct NormRanksBetween {
     static constexpr bool communicates = true;
@@ -178,8 +170,7 @@ class LoopStreams<Cuda, Replica> {
     CudaEvent from_job;
   };
 
-  /// The averages that have elements, and for each 0 or NaN: on the GPU, and as the host has seen
-  /// it.
+  /// The nonempty averages, and for each 0 or NaN on the GPU and in pinned host memory.
   struct Watched {
     std::vector<at::Tensor> tensors;
     std::vector<std::size_t> places;
@@ -212,7 +203,7 @@ class LoopStreams<Cuda, Replica> {
 
   Replica& replica_;
   c10::DeviceIndex device_ = 0;
-  std::optional<Events> events_;  // of the replica's GPU
+  std::optional<Events> events_;  // on the replica's GPU
   std::optional<cudaStream_t> met_;
   BackwardStaysHere here_;
   Watched watched_;  // with Anomaly<Stop>

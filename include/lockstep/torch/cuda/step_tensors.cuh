@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file What a step of lockstep gives to a module, and takes from it, on a GPU: everything is put
-/// on the step's stream, and the host waits for nothing.
+/// @file Tensors and random numbers between a step and a module on a GPU, on the step's stream.
 
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
@@ -18,14 +17,13 @@
 
 namespace lockstep::detail {
 
-/// The current GPU, as LibTorch numbers it.
 inline at::Device current_torch_gpu() {
   int index = 0;
   check_cuda(cudaGetDevice(&index), "cudaGetDevice");
   return {at::kCUDA, static_cast<c10::DeviceIndex>(index)};
 }
 
-/// Copies that one kernel makes. Each block has a tile of one of them.
+/// Copies by one kernel, each block one tile.
 struct CopiesTogether {
   static constexpr std::size_t most = 32;
   static constexpr unsigned threads = 256;
@@ -36,7 +34,7 @@ struct CopiesTogether {
     const char* from;
     char* to;
     std::size_t bytes;
-    unsigned end;  // the tile after its last one
+    unsigned end;  // index after its last tile
   };
   Copy copies[most];
 
@@ -61,15 +59,14 @@ LOCKSTEP_KERNEL __launch_bounds__(All::threads) copy_together(All all) {
   if (at < end) copy.to[at] = copy.from[at];
 }
 
-/// The gradients of one backward pass. They are ready when their copies are on the step's stream,
-/// where they were computed. Each is copied before so many bytes wait that a reduction would begin
-/// much later for them: for small models, launches take longer than what they copy.
+/// The gradients of one backward pass, ready when their copies are enqueued on the step's stream.
+/// Small copies share a launch, which costs more than they do, but must not delay reductions much.
 template <class Step>
 class GradientCopies {
  public:
   explicit GradientCopies(Step& step) : step_(step) {}
 
-  /// A gradient that the step is to have at `to`: here, or in a later call.
+  /// Copies a gradient to `to`, now or in a later call.
   void write(std::size_t parameter, void* to, at::ScalarType type, const at::Tensor& gradient) {
     if (gradient.scalar_type() != type || !gradient.is_cuda() || !gradient.is_contiguous()) {
       tensor_at(to, gradient, type, current_torch_gpu()).copy_(gradient);
@@ -80,7 +77,6 @@ class GradientCopies {
     bytes_ += gradient.nbytes();
     if (count_ == waiting_.size() || bytes_ >= most_waiting) copy();
   }
-  /// After the last one.
   void finish() { copy(); }
 
  private:
@@ -113,7 +109,7 @@ class GradientCopies {
       launch_kernel<copy_together<CopiesTogether>>("copy_together", step_.stream(), tiles,
                                                    CopiesTogether::threads, together);
     }
-    // The allocator may give their memory to what comes later on the same stream.
+    // The allocator may reuse their memory for later work on the same stream.
     for (std::size_t i = 0; i != count_; ++i) {
       waiting_[i].gradient.reset();
       step_.ready(waiting_[i].parameter);
@@ -128,16 +124,14 @@ class GradientCopies {
   std::size_t bytes_ = 0;
 };
 
-/// Makes a stream of lockstep's the one on which LibTorch works, for this thread and a while.
+/// Makes a stream of lockstep's LibTorch's current one, for this thread.
 inline c10::cuda::CUDAStreamGuard on_torch_stream(cudaStream_t stream) {
   return c10::cuda::CUDAStreamGuard(
       c10::cuda::getStreamFromExternal(stream, current_torch_gpu().index()));
 }
 
-/// Lets a backward pass run on the thread that asks for it. LibTorch has one thread for each GPU:
-/// there, a hook of one rank that waits for another rank would keep that one's pass from going on,
-/// where ranks are threads that share a GPU. Besides, a hand-over to another thread takes longer
-/// than a small layer.
+/// Runs backward passes on the calling thread. On LibTorch's one thread per GPU, ranks that share a
+/// GPU as threads would deadlock in hooks; and the hand-over takes longer than a small layer.
 class BackwardHere {
  public:
   BackwardHere() { state().set_multithreading_enabled(false); }
@@ -150,14 +144,13 @@ class BackwardHere {
   bool before_ = state().get_multithreading_enabled();
 };
 
-/// A step on a GPU.
 template <class Step>
   requires requires(const Step& step) {
     { step.stream() } -> std::convertible_to<cudaStream_t>;
     { step.loss() } -> std::convertible_to<double*>;
   }
 struct TorchDevice<Step> {
-  /// What must hold while a module runs in this step.
+  /// RAII state around a module's passes.
   struct Scope {
     explicit Scope(const Step& step) : on(on_torch_stream(step.stream())) {}
     c10::cuda::CUDAStreamGuard on;
@@ -169,20 +162,19 @@ struct TorchDevice<Step> {
     return current_torch_gpu();
   }
 
-  /// LibTorch's generator goes on from this step's key. While a step is captured it must not: every
-  /// run of the graph has a key of its own, which is set before it.
+  /// Seeds LibTorch's generator with this step's key; for graphs, before every replay instead.
   static void seed(const Step& step) {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     check_cuda(cudaStreamIsCapturing(step.stream(), &status), "cudaStreamIsCapturing");
     if (status == cudaStreamCaptureStatusNone) seed_torch(step, device(step));
   }
 
-  /// Writes the loss to where the step has it. **Stream** the step's.
+  /// Writes the loss to the step's memory. **Stream** the step's.
   static void hand_out(const Step& step, const at::Tensor& loss) {
     number_at(step.loss(), at::kDouble).copy_(loss.reshape(at::IntArrayRef{}));
   }
 
-  /// The loss times the scale that keeps small gradients in 16 bits, where the job has one.
+  /// The loss times the job's loss scale, if any.
   static at::Tensor scaled(const Step& step, const at::Tensor& loss) {
     if constexpr (requires { step.loss_scale(); }) {
       return loss * number_at(step.loss_scale(), at::kFloat);

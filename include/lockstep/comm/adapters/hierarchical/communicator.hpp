@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `Backend<Hierarchical<...>>`'s communicator: one kind of communicator inside a host,
-/// another between hosts, and the collectives that go through both by stages.
+/// @file `Backend<Hierarchical<...>>`'s communicator: one backend inside a host, another between
+/// hosts, and the collectives that use both in stages.
 
 #include "lockstep/comm/adapters/hierarchical/hosts.hpp"
 #include "lockstep/comm/call/watchdog.hpp"
@@ -11,15 +11,12 @@
 
 namespace lockstep::detail {
 
-/// Memory for one purpose. It grows and is never freed before its communicator ends, because
-/// freeing waits as allocating does.
+/// Memory that grows, and is freed only with its communicator: freeing waits as allocating does.
 class Scratch {
  public:
   bool holds(std::size_t bytes) const { return allocated_.size() >= bytes; }
 
-  /// Takes `bytes` of memory that `comm` communicates best. A second time it takes half as much
-  /// again at least, so that calls which grow slowly leave little behind. **Ranks** as for
-  /// `comm.allocate`.
+  /// Allocates `bytes`, at least 1.5 times the old size. **Ranks** as for `comm.allocate`.
   template <class Comm>
   void grow(Comm& comm, std::size_t bytes) {
     if (holds(bytes)) return;
@@ -42,10 +39,9 @@ class Scratch {
   std::vector<std::byte> host_;
 };
 
-/// `Inside` joins the ranks of a host, `Between` the ranks that have the same place on every host,
-/// `Flat` all ranks. Used by one thread at a time. Memory of GPUs is allocated when it is made and
-/// by `reserve`, never in a call. **Stream** where the three communicators are ordered by a stream,
-/// every call here is too.
+/// `Inside` joins the ranks of a host, `Between` those with one local rank on all hosts, `Flat` all
+/// ranks. Used by one thread at a time. Device memory is allocated by the constructor and by
+/// `reserve`, never in a call. **Stream** ordered as the calls of the three communicators.
 template <Communicator Inside, Communicator Between, class Flat = Between>
 class HierarchyStages {
  public:
@@ -56,8 +52,7 @@ class HierarchyStages {
         flat_(std::move(flat)) {
     allocate_foreseen();
   }
-  /// Without a flat communicator: all ranks are reached through the other two.
-  /// `name` is another for each hierarchy of a job.
+  /// `Flat` uses the other two. `name` is unique in the job.
   HierarchyStages(Hosts hosts, Inside inside, Between between, std::string name = "hierarchy")
     requires std::constructible_from<Flat, const Hosts&, Inside&, Between&>
       : name_(std::move(name)),
@@ -79,20 +74,19 @@ class HierarchyStages {
   bool is_broken() const { return fault_.is_set(); }
   void raise_fault() const { fault_.raise(); }
 
-  /// Gives up: every other rank's call fails with this reason. **Ranks** this one, with nothing
-  /// under way.
+  /// Aborts: every other rank's call fails with this reason. No call may be in flight.
   void abandon(std::string_view reason) {
     give_up(reason);
     inside_.abandon(reason);
   }
-  /// Gives up while another thread may be in a call, which ends with the network's connections.
+  /// Aborts while another thread may be in a call, which ends with the network's connections.
   void give_up(std::string_view reason = ended_by_exception) {
     fault_.note(gave_up("the hierarchy", reason, flat_.rank()));
     flat_.abandon(reason);
     between_.abandon(reason);
   }
 
-  /// Makes a call of all ranks. Its errors need no translation of rank numbers.
+  /// Executes a call of all ranks, whose errors need no translation of rank numbers.
   template <class F>
   void through_flat(const F& make) {
     fault_.raise();
@@ -103,8 +97,8 @@ class HierarchyStages {
     }
   }
 
-  /// Makes a call by stages, or through all ranks at once. Few bytes wait for hosts rather than for
-  /// their turn on the network. On GPUs the stages handle device memory only.
+  /// Executes a call in stages or through `Flat`: few bytes are bound by latency, not bandwidth,
+  /// and on GPUs the stages handle device memory only.
   template <class C>
   void make(const C& call) {
     using enum CollectiveKind;
@@ -117,9 +111,8 @@ class HierarchyStages {
     through_flat([&](Flat& flat) { flat.perform(call); });
   }
 
-  /// Foresees calls of up to `bytes` of values, in the type of their sums: they are then made in
-  /// one part, and allocate nothing. Larger calls are made in parts. **Ranks** all. **Host**
-  /// blocks.
+  /// Reserves memory for calls of up to `bytes`, in the type of their sums: on GPUs they then run
+  /// in one part and allocate nothing. Larger calls run in parts. **Ranks** all. **Host** blocks.
   void reserve(std::size_t bytes) {
     const std::size_t part = std::min(bytes, most_of_part);
     if (part <= foreseen_) return;
@@ -129,12 +122,11 @@ class HierarchyStages {
     stage(Part::inside, call, [&] { allocate_quietly(inside_, [&] { allocate_foreseen(); }); });
   }
 
-  /// The communicators of this rank's group, if it is in one. **Ranks** all of the hierarchy.
-  /// **Host** blocks until the members have met.
+  /// This rank's group, if any. **Ranks** all. **Host** blocks until the members have joined.
   std::unique_ptr<HierarchyStages> split(const GroupPlace& place) {
     constexpr bool one_joins_all = std::same_as<Flat, Between>;
     Hosts hosts = hosts_.of(place.members);
-    // A rank needs a partner on every host. Calls through two levels count ranks host by host.
+    // Every rank needs a partner on every host, and `TwoLevels` counts ranks host by host.
     if (!hosts.is_even() || (!one_joins_all && !hosts.is_in_order()))
       hosts = Hosts::apart(place.members.size());
     GroupPlace local = place;  // among the members on this host
@@ -178,8 +170,6 @@ class HierarchyStages {
  private:
   enum class Part { inside, between, flat };
 
-  /// Reduces inside the host, so that each rank has a piece; reduces each piece between hosts, so
-  /// that every rank uses its share of the network; then gathers inside the host.
   template <class T, class Op>
   void by_stages(const calls::AllReduce<T, Op>& call) {
     const Call described = agreed(call);
@@ -190,8 +180,7 @@ class HierarchyStages {
     }
   }
 
-  /// Every rank gives each place of its host what the ranks with this place are to get. Places
-  /// combine that, and then with the same place of all hosts.
+  /// Inside the host, each rank first reduces the pieces of all ranks with its local rank.
   template <class T, class Op>
   void by_stages(const calls::ReduceScatter<T, Op>& call) {
     using Value = Prepared<T, Op>;
@@ -212,7 +201,6 @@ class HierarchyStages {
     });
   }
 
-  /// Gathers between the hosts, so that every rank uses its share of the network, then inside.
   template <class T>
   void by_stages(const calls::AllGather<T>& call) {
     const Call described = agreed(call);
@@ -239,7 +227,7 @@ class HierarchyStages {
   }
 
   /// Calls `f(begin, n, column)` for elements [begin, begin + n) of every rank's `count`, as many
-  /// as memory is there for. `column` elements are those of all ranks with one place.
+  /// as memory holds. `column` is their number over all ranks with one local rank.
   template <class Value, class F>
   void in_columns(std::size_t count, const F& f) {
     const std::size_t world = flat_.world_size().value();
@@ -249,7 +237,7 @@ class HierarchyStages {
       f(begin, n, n * hosts_.count());
     }
   }
-  /// Calls `f(rank, i)` for every rank, where i counts ranks place by place.
+  /// Calls `f(rank, i)` for every rank, where i counts ranks by local rank, then by host.
   template <class F>
   void for_each_place(const F& f) const {
     for (std::size_t host = 0; host != hosts_.count(); ++host) {
@@ -259,7 +247,7 @@ class HierarchyStages {
     }
   }
 
-  /// Runs one stage of a call. If it fails, all stages fail on all ranks. Errors inside and between
+  /// Runs one stage of a call; an error aborts all stages on all ranks. Errors inside and between
   /// hosts count ranks from 0, so the error adds which ranks of the job these are.
   template <class F>
   void stage(Part part, const Call& call, const F& f) {
@@ -281,12 +269,11 @@ class HierarchyStages {
   }
 
   std::size_t places() const { return inside_.world_size().value(); }
-  /// The bytes of a rank's piece of a part.
   std::size_t piece_bytes(std::size_t part) const {
     return align_up(part / places() + sizeof(double));
   }
 
-  /// A GPU's memory is made for the calls that are foreseen; a host allocates as it goes.
+  /// Allocates device memory for the reserved size; host memory is allocated on demand.
   void allocate_foreseen() {
     if constexpr (!works_on_host<Inside>) {
       pieces_.grow(inside_, piece_bytes(foreseen_));
@@ -295,14 +282,13 @@ class HierarchyStages {
     }
   }
 
-  /// The elements that are reduced in one part.
   template <class Value>
   std::size_t most_elements() const {
     const std::size_t part = works_on_host<Inside> ? most_of_part : foreseen_;
     return piece_bytes(part) / sizeof(Value) * places();
   }
 
-  /// Memory for `count` elements, or on a host at once for what calls that are foreseen will need.
+  /// Memory for `count` elements; on a host it is allocated at once for the reserved size.
   template <class T>
   std::span<T> memory(const Call& call, Scratch& scratch, std::size_t count) {
     if constexpr (works_on_host<Inside>) {
@@ -341,9 +327,9 @@ class HierarchyStages {
   }
 
   static constexpr std::size_t few_bytes = 64 << 10;
-  /// What a call needs is bounded: more data goes in several parts of this many bytes.
+  /// Bounds the memory of a call: more data goes in parts of this many bytes.
   static constexpr std::size_t most_of_part = 32_MiB;
-  /// Of a GPU's memory, before it is known which calls will come.
+  /// Device memory for parts before the first `reserve`.
   static constexpr std::size_t first_part = 4_MiB;
 
   std::string name_;
@@ -352,7 +338,7 @@ class HierarchyStages {
   Inside inside_;
   Between between_;
   Flat flat_;
-  /// Bytes of the largest part that calls are known to have.
+  /// The bytes of a call for which memory is reserved.
   std::size_t foreseen_ = works_on_host<Inside> ? 0 : first_part;
   Scratch pieces_;
   Scratch finished_;
@@ -365,16 +351,13 @@ class HierarchyStages {
 
 namespace lockstep {
 
-/// An all-reduce has three stages: reduce inside each host, reduce each piece between hosts, gather
-/// inside each host. The data crosses the network once for each host, not once for each rank, and
-/// all ranks carry the same share of it. A reduce-scatter of much data is the first two stages, an
-/// all-gather the last two. Results are the same bits on all ranks. Other collectives use the
-/// network alone, or both communicators where none joins all ranks.
-///
-/// A failure in one stage ends all of them, on all ranks.
-///
-/// **Host** every collective blocks until the result is here and the arguments may be used again.
-/// **Stream** none.
+/// An all-reduce has three stages: reduce-scatter inside each host, all-reduce of each piece
+/// between hosts, all-gather inside each host. The data crosses the network once per host, not once
+/// per rank, and all ranks carry an equal share. A large reduce-scatter uses the first two stages,
+/// a large all-gather the last two, other collectives `Flat`. Results are bitwise equal on all
+/// ranks. A failure in one stage aborts all stages on all ranks. **Host** and **Stream** as the
+/// communicators: with host memory, every collective blocks until the result is here and the
+/// arguments may be reused.
 template <Communicator Inside, Communicator Between, class Flat = Between>
 class HierarchicalCommunicator
     : public Collectives<HierarchicalCommunicator<Inside, Between, Flat>> {
@@ -383,7 +366,7 @@ class HierarchicalCommunicator
  public:
   using Milliseconds = std::chrono::milliseconds;
 
-  /// The number of calls under way has no limit; this one is large enough for every job.
+  /// Calls in flight have no limit; this number is large enough for every job.
   static constexpr std::size_t most_under_way = 256;
 
   explicit HierarchicalCommunicator(std::unique_ptr<Stages> stages) : stages_(std::move(stages)) {}
@@ -397,7 +380,7 @@ class HierarchicalCommunicator
     stages_->flat().set_timeout(timeout);
   }
 
-  /// `count` elements that the inner communicator handles best. **Ranks** all, with the same count.
+  /// `count` elements from `Inside`. **Ranks** all, with the same count.
   template <Element T>
   std::span<T> allocate(std::size_t count) {
     std::span<T> memory;
@@ -406,11 +389,10 @@ class HierarchicalCommunicator
     return memory;
   }
 
-  /// Foresees all-reduces of up to so many bytes, in the type of their sums: see `Stages::reserve`.
-  /// **Ranks** all. **Host** blocks.
+  /// See `HierarchyStages::reserve`. **Ranks** all. **Host** blocks.
   void reserve(std::size_t bytes) { idle().reserve(bytes); }
-  /// What the ranks of this host have allocated by themselves is there. On a GPU it comes before
-  /// the next collective: see `allocate_quietly`. **Ranks** all. **Host** blocks.
+  /// On GPUs, waits until the ranks of this host have finished their own allocations, which no
+  /// collective may overlap: see `allocate_quietly`. **Ranks** all. **Host** blocks.
   void settle_allocations() {
     if constexpr (!detail::works_on_host<Inside>) stages_->inside().barrier();
   }
@@ -424,7 +406,7 @@ class HierarchicalCommunicator
     if constexpr (requires { stages_->between().raise_fault(); }) stages_->between().raise_fault();
   }
 
-  // For the front and for adapters.
+  // Called by `Collectives` and by adapters.
 
   template <class C>
   void perform(const C& call) {
@@ -452,9 +434,8 @@ class HierarchicalCommunicator
     idle().through_flat([&](Flat& flat) { flat.gather_pieces(in, out, pieces, root, on_device); });
   }
 
-  /// The communicator of this rank's group, if it is in one: a hierarchy too, of the hosts that the
-  /// members are on. Where these have different numbers of members, every member counts as a host
-  /// of its own, and the network is used alone.
+  /// The group's communicator is a hierarchy of its members' hosts. If these have different numbers
+  /// of members, every member counts as a host of its own, and only the network is used.
   template <std::size_t GroupRanks>
   std::optional<HierarchicalCommunicator> split(const detail::GroupPlace& place) {
     std::unique_ptr<Stages> group;
@@ -464,7 +445,6 @@ class HierarchicalCommunicator
   }
 
  private:
-  /// The stages, once no asynchronous call is under way.
   Stages& idle() {
     stages_->queue().drain();
     return *stages_;

@@ -8,9 +8,8 @@
 
 namespace lockstep {
 
-/// The communicator of a job's ranks on several hosts, equally many on each. The ranks find out by
-/// themselves which of them is where. `name` tells several of one job apart. **Ranks** all.
-/// **Host** blocks until all have come.
+/// Creates the communicator of a job whose hosts (the ranks discover them) have equally many ranks;
+/// `name` distinguishes several of one job. **Ranks** all. **Host** blocks until all have joined.
 inline auto make_hierarchical_communicator(const Membership& member, Store& store,
                                            const std::string& name = "world") {
   const std::string known =

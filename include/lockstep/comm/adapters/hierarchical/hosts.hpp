@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Which ranks are on which host, and when ranks of one process may allocate memory of
-/// their GPUs.
+/// @file Which ranks are on which host, and when ranks of one process may allocate device memory.
 
 #include <numeric>
 
@@ -13,13 +12,12 @@
 
 namespace lockstep::detail {
 
-/// Is the memory of this communicator's passes the host's? That can be allocated at any time.
+/// Does this communicator work on host memory, which can be allocated at any time?
 template <class Comm>
 inline constexpr bool works_on_host =
     std::is_same_v<std::remove_cvref_t<decltype(passes_of(std::declval<Comm&>()))>, HostPasses>;
 
-/// Calls `allocate()` while no GPU of this host is at work for `inside`. **Ranks** all of `inside`.
-/// **Host** blocks.
+/// Calls `allocate()` while no GPU of this host works for `inside`. **Ranks** all. **Host** blocks.
 template <class Inside, class F>
 void allocate_quietly(Inside& inside, const F& allocate) {
   if constexpr (works_on_host<Inside>) {
@@ -31,10 +29,9 @@ void allocate_quietly(Inside& inside, const F& allocate) {
   }
 }
 
-/// Calls `f()` on one rank of this host after the other. A first call of NCCL connects hosts, which
-/// allocates: while it does, no other GPU of the host may be at work. Ranks that connect with each
-/// other have the same turn on all hosts; one whose turn is `turns` has none. **Ranks** all of
-/// `inside`. **Host** blocks.
+/// Calls `f()` on the ranks of this host one after the other: NCCL's first call connects hosts and
+/// allocates, while no other GPU of the host may work. Ranks that connect with each other have the
+/// same turn on all hosts; a turn of `turns` is none. **Ranks** all of `inside`. **Host** blocks.
 template <class Inside, class F>
 void by_turns(Inside& inside, std::size_t turn, std::size_t turns, const F& f) {
   inside.barrier();
@@ -44,17 +41,16 @@ void by_turns(Inside& inside, std::size_t turn, std::size_t turns, const F& f) {
   }
 }
 
-/// The part of a group's member in the world of its group. Its GPU stays the one that its place
-/// among all ranks of the host gives it. **Ranks** the members. **Host** blocks until all have
-/// come.
+/// A rank's membership in the world of its group; its GPU stays that of its local rank in the job.
+/// **Ranks** the members. **Host** blocks until all have joined.
 Membership membership_in_group(const Membership& member, Store& store, const GroupPlace& place,
                                const std::string& name);
 
-/// The same name on all members, and another for other members.
+/// A name that is the same on all members, and differs for other members.
 std::string group_name(const std::vector<Rank>& members);
 
-/// How much longer ranks of one host wait for each other than hosts do. A rank whose slice is done
-/// must not blame a neighbour that is still waiting for a lost host.
+/// Ranks of one host wait longer for each other than hosts do: a rank whose slice is done must not
+/// blame a neighbour that still waits for a lost host.
 inline constexpr std::chrono::milliseconds inside_margin{500};
 
 /// The hosts in the order of their first ranks, with the ranks of each in order.
@@ -76,14 +72,14 @@ class Hosts {
     }
   }
 
-  /// A host for each of so many ranks.
+  /// Each rank on a host of its own.
   static Hosts apart(std::size_t ranks) {
     std::vector<std::size_t> own(ranks);
     std::iota(own.begin(), own.end(), std::size_t{0});
     return Hosts(own);
   }
 
-  /// The hosts of some of the ranks, which are numbered anew in the given order.
+  /// The hosts of some ranks, which are numbered anew in the given order.
   Hosts of(const std::vector<Rank>& members) const {
     std::vector<std::size_t> hosts;
     for (const Rank member : members) hosts.push_back(host(member));
@@ -96,10 +92,10 @@ class Hosts {
   const std::vector<std::size_t>& ranks(std::size_t host) const { return ranks_[host]; }
 
   bool is_even() const { return odd_host() == nullptr; }
-  /// Are the ranks of every host neighbours by number?
+  /// Are the ranks of every host consecutive?
   bool is_in_order() const { return std::is_sorted(places_.begin(), places_.end()); }
 
-  /// The ranks with the same place on every host, for each place.
+  /// For each local rank, the ranks that have it.
   std::vector<std::vector<std::size_t>> columns() const {
     std::vector<std::vector<std::size_t>> columns(ranks_.front().size());
     for (const auto& ranks : ranks_)
@@ -108,7 +104,7 @@ class Hosts {
     return columns;
   }
 
-  // Errors of one level count its ranks from 0. These words say which ranks of the job they are.
+  // Errors of one level count its ranks from 0. These texts say which ranks of the job they are.
 
   std::string words_inside(Rank rank) const {
     return "on the host where ranks " + numbered(ranks_[host(rank)]);
@@ -117,7 +113,6 @@ class Hosts {
     return "between the hosts, where ranks " + numbered(columns()[local_rank(rank)]);
   }
 
-  /// Throws unless all hosts have equally many ranks: each rank needs a partner on every host.
   void check_even(Rank rank) const {
     const auto odd = odd_host();
     if (odd == nullptr) return;
@@ -128,7 +123,7 @@ class Hosts {
   }
 
  private:
-  /// The ranks of the first host that has another number of them than the first one.
+  /// The ranks of the first host whose number of ranks differs from that of the first host.
   const std::vector<std::size_t>* odd_host() const {
     for (const auto& ranks : ranks_)
       if (ranks.size() != ranks_[0].size()) return &ranks;
@@ -145,7 +140,7 @@ class Hosts {
   std::vector<std::pair<std::size_t, std::size_t>> places_;  // host and place on it, by rank
 };
 
-/// **Ranks** all. **Host** blocks until all have come.
+/// **Ranks** all. **Host** blocks until all have joined.
 inline Hosts discover_hosts(const Membership& member, Store& store, const std::string& prefix) {
   return Hosts(
       store.gather(prefix + "hosts", member.rank, member.world, host_identity(), member.timeout));

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Threads of one process inside hosts, NCCL between them.
-///
-/// For each place on a host there is an NCCL communicator, which joins the ranks that have this
-/// place on all hosts. No NCCL communicator joins all ranks: it would use the connections inside a
-/// host as well, and ranks that share a GPU could not be in it.
+/// @file Threads of one process inside hosts, and between hosts an NCCL communicator per local
+/// rank. A communicator of all ranks would use connections inside hosts too, and exclude ranks that
+/// share a GPU.
 
 #include "lockstep/comm/adapters/hierarchical/two_levels.hpp"
 #include "lockstep/comm/adapters/streamed.cuh"
@@ -21,14 +19,12 @@ using ThreadedNcclHierarchy =
     HierarchicalCommunicator<ThreadCommunicator<>, NcclCommunicator<>, ThreadedNcclLevels>;
 }  // namespace detail
 
-/// Ranks that are threads of one process on each host, with NCCL between hosts.
 using ThreadedNccl = StreamedCommunicator<detail::ThreadedNcclHierarchy>;
 static_assert(ArenaAllocating<ThreadedNccl> && AsyncReducing<ThreadedNccl> &&
               Splitting<ThreadedNccl>);
 
-/// The communicator of a job with a process on every host, whose ranks are its threads, each with a
-/// GPU of the caller's choice. `name` tells several of one job apart. **Ranks** all. **Host**
-/// blocks until all have come.
+/// Creates the communicator of a job with one process per host, whose threads are the ranks; `name`
+/// distinguishes several of one job. **Ranks** all. **Host** blocks until all have joined.
 inline ThreadedNccl make_threaded_nccl_communicator(const Membership& member, Store& store,
                                                     const std::string& name,
                                                     std::shared_ptr<Gpu> gpu) {
@@ -66,7 +62,7 @@ inline ThreadedNccl make_threaded_nccl_communicator(const Membership& member, St
   return {detail::ThreadedNcclHierarchy(std::move(stages)), std::move(gpu), std::move(lane)};
 }
 
-/// The same, each thread with the GPU that its place gives it.
+/// The same with the GPU of each thread's local rank.
 inline ThreadedNccl make_threaded_nccl_communicator(const Membership& member, Store& store,
                                                     const std::string& name = "world") {
   return make_threaded_nccl_communicator(member, store, name,

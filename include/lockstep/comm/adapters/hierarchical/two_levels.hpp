@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Collectives of all ranks where no single communicator joins them: calls go through the
-/// communicators inside and between hosts.
+/// @file Collectives of all ranks through the communicators inside and between hosts alone.
 
 #include <numeric>
 
@@ -9,13 +8,11 @@
 
 namespace lockstep::detail {
 
-/// Ranks of one host are neighbours, equally many on each: rank = host * places + place. `Inside`
-/// joins the places of a host, `Between` the hosts of a place. Reductions gather elements and
-/// combine them, which is meant for small data and rare calls. Memory of GPUs is allocated when it
-/// is made; a call that needs more takes it before its first stage, when all ranks of the host are
-/// there and nothing is under way.
-///
-/// **Host** and **Stream** as for the two communicators.
+/// Ranks of one host are consecutive, equally many on each: rank = host * places + place, where the
+/// place is the local rank. Reductions gather and combine all elements, for small data and rare
+/// calls. Device memory is allocated by the constructor; a call that needs more allocates before
+/// its first stage, when all ranks of the host are there and nothing is in flight. **Host** and
+/// **Stream** as for the two communicators.
 template <Communicator Inside, Communicator Between>
 class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
  public:
@@ -30,7 +27,7 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
   WorldSize world_size() const { return WorldSize{hosts() * places()}; }
   auto timeout() const { return between_->timeout(); }
 
-  // The two communicators have time limits and faults of their own.
+  // The two communicators have timeouts and faults of their own.
   template <class Limit>
   void set_timeout(Limit) {}
   void abandon(std::string_view) {}
@@ -47,7 +44,6 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
     execute_any(*this, call);
   }
 
-  /// First waits for the ranks of this host, then for all hosts.
   void execute(const calls::Barrier&) {
     on(*inside_, [](auto& own) { own.barrier(); });
     on(*between_, [](auto& others) { others.barrier(); });
@@ -172,8 +168,7 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
   std::size_t place_of(Rank rank) const { return rank.value() % places(); }
   std::size_t host_of(Rank rank) const { return rank.value() / places(); }
 
-  /// Calls `f(level)`. Errors of one level count its ranks from 0, so the error adds which ranks of
-  /// the job these are.
+  /// Calls `f(level)`, and adds to its errors which ranks of the job the level has.
   template <class Level, class F>
   void on(Level& level, const F& f) {
     try {

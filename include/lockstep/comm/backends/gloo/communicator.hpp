@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file `Backend<Gloo>`'s communicator: collectives of ranks on any number of hosts, through
-/// sockets. Ranks compare the call, Gloo's algorithm runs, and its exceptions become errors that
-/// say what happened.
+/// sockets, with Gloo's exceptions turned into errors that name the cause.
 
 #include <atomic>
 #include <exception>
@@ -20,8 +19,7 @@
 
 namespace lockstep::detail::over_gloo {
 
-/// One rank's end of a communicator, whose name is unique in the job. It shows the other ranks
-/// (`Peers`) to the thread that watches.
+/// One rank's end of a communicator, whose name is unique in the job, and the watchdog's `Peers`.
 class Engine {
  public:
   static constexpr ThreadName thread{"lockstep gloo", "the thread that watches Gloo's calls"};
@@ -46,13 +44,13 @@ class Engine {
       connections_->connect(std::make_shared<MeetingStore>(*store_, prefix, member_), device_,
                             member.timeout);
       roll_ = std::make_unique<RollCall>(*connections_);
-      // A rank that ends while the others connect is named as one that ends in a call.
+      // A rank that died while the others connected is named as in any call.
       if (const auto error =
               look_after("joining " + described(), [](std::size_t) { return true; })) {
         fail(*error);
         throw Error(*error);
       }
-      // A rank that fails now would look like a network on which the others cannot connect.
+      // Without this barrier, a rank that fails now would look like a network that cannot connect.
       store_->barrier(prefix + "connected", rank(), member.world, member.timeout);
     } catch (const Error& error) {
       throw error.on(rank());
@@ -63,7 +61,7 @@ class Engine {
                   rank());
     }
   }
-  /// One for another communicator of this rank, which shares the thread for sockets.
+  /// The engine of another communicator of this rank, which shares Gloo's device.
   std::shared_ptr<Engine> beside(const std::string& name, Rank rank, WorldSize world) const {
     Membership member = member_;
     member.rank = rank;
@@ -82,8 +80,6 @@ class Engine {
   std::optional<PendingCall> waiting() const { return pending_.oldest(); }
   TaskQueue& queue() { return queue_; }
 
-  // Calls
-
   /// Compares the call over ranks, and runs `work(transport)` only if all make the same call.
   /// **Ranks** all, in the same order. **Host** blocks.
   template <class Work>
@@ -95,19 +91,16 @@ class Engine {
     });
   }
 
-  /// Runs `work(transport)`, a message to or from one other rank. Nothing is compared. **Host**
-  /// blocks.
+  /// Runs `work(transport)`, a message to or from one rank, without a comparison. **Host** blocks.
   template <class Work>
   void message(const Call& call, Rank peer, const Work& work) {
     make(call, peer,
          [&](PendingCalls::Entry) { work(Transport(connections_, 0, OwnSlot::message)); });
   }
 
-  // Faults
-
   bool is_broken() const { return pending_.is_broken(); }
-  /// Notes the fault, if it is the first, tells the others why, and ends all connections. The words
-  /// come first, so that a rank that notices the end finds them.
+  /// Publishes the reason, stores the fault if it is the first, and closes all connections, in this
+  /// order: a rank that notices the loss finds the reason.
   void fail(const Error& error) {
     fail(error, text({error.is_consequence() ? because_of_another : "", error.text()}));
   }
@@ -119,12 +112,12 @@ class Engine {
     pending_.note(error);
     connections_->abort();
   }
-  /// Ends what is in flight, and tells the others why.
+  /// Aborts the calls in flight, and publishes the reason.
   void give_up(std::string_view reason = ended_by_exception) {
     if (!is_broken()) fail(gave_up(described(), reason, rank()), reason);
   }
 
-  // For the thread that watches, and `Peers`: one thread at a time may ask
+  // For the watchdog, and `Peers`: one thread at a time.
 
   void poll() {
     const auto now = waiting();
@@ -159,40 +152,36 @@ class Engine {
   static constexpr const char* how_died() { return " failed: its connection ended without a word"; }
   std::string abort_reason(std::size_t w) const { return reasons_[w]; }
 
-  // The end
-
   void drain() { queue_.drain(); }
-  /// When this rank closes its sockets, TCP may lose messages that are still on their way. So the
-  /// rank waits until the others say farewell or make their next call, or a limit.
+  /// Closing sockets may lose messages that are still in flight, so this rank first waits, up to a
+  /// limit, until the others leave or make their next call.
   void close() {
     if (!is_broken()) roll_->say_farewell(Greeting::State::leaves, farewell_limit);
   }
-  /// A failed engine has ended its connections already.
+  /// `fail` has closed the connections already.
   static void abort() {}
 
  private:
-  /// An error comes within a second of the time limit: two answers of the store fit.
+  /// An error must come within a second of the timeout: two answers of the store fit.
   static constexpr Milliseconds answer_limit{400};
-  /// A lost connection is noticed long before the time limit: on a busy host the store may take
-  /// longer to say whose fault it is.
+  /// A lost connection is noticed long before the timeout; on a busy host the store may be slow.
   static constexpr Milliseconds loss_limit{1'500};
   static constexpr Milliseconds explanation_limit{3'000};
   static constexpr Milliseconds farewell_limit{2'000};
-  /// At the time limit, ranks that wait for another rank have this long to tell each other so.
+  /// At the timeout, ranks that wait for another rank have this long to tell each other so.
   static constexpr Milliseconds last_words{400};
 
   std::string described() const { return "Gloo's communicator '" + name_ + "'"; }
 
-  /// The store's part for notices, which answers within a limit or not at all.
+  /// A fault channel whose requests fail after `limit`.
   NoticeBoard board_within(Milliseconds limit) const {
     auto store = std::make_shared<Store>(store_->share());
     store->set_timeout(limit);
     return {std::move(store), "gloo/" + name_, rank()};
   }
 
-  /// The error that ends the wait for a call, if there is one. `lacks(w)`: rank w has yet to do its
-  /// part. A rank says why it gives up before it ends its connections: one that is cut off without
-  /// farewell and has given no reason, or whose reason the store does not tell, has died.
+  /// The error that ends a wait, if any; see `find_fault`. A rank publishes its abort reason before
+  /// it closes its connections: a lost rank that has neither left nor given a reason has died.
   template <class Lacks>
   std::optional<Error> look_after(const std::string& operation, const Lacks& lacks) {
     for (std::size_t w = 0; w < world() && !died_; ++w) {
@@ -230,7 +219,6 @@ class Engine {
     pending_.raise_fault();
   }
 
-  /// All ranks compare the same greetings and name the same pair.
   void verify(const Call& call, const std::vector<Greeting>& greetings) const {
     for (std::size_t w = 0; w < greetings.size(); ++w) {
       if (greetings[w].state == Greeting::State::leaves)
@@ -255,7 +243,7 @@ class Engine {
   std::unique_ptr<RollCall> roll_;
   PendingCalls pending_;
   std::vector<std::string> reasons_;  // why ranks gave up
-  std::optional<std::size_t> died_;   // a rank that ended without a word
+  std::optional<std::size_t> died_;   // a rank that ended without a reason
   std::size_t groups_ = 0;
   TaskQueue queue_{call_thread};  // ends first: its calls use all of the above
 };
@@ -264,19 +252,13 @@ class Engine {
 
 namespace lockstep {
 
-/// Collectives through Gloo. Results are the same bits on all ranks and in every run with as many
-/// ranks. All-reduces are combined in the order of Gloo's ring; all-reduces of 16-bit floats and
-/// all other reductions are combined in rank order.
-///
-/// Every call is compared over ranks before anything is written. A thread watches: a rank that is
-/// gone, and a call that is not over at the time limit, end the communicator on all ranks with an
-/// error, which every call throws from then on. Nothing hangs.
-///
-/// Asynchronous calls are made by another thread, in the order of posting, because Gloo's
-/// algorithms block.
-///
-/// **Host** every collective blocks until the result is here and the arguments may be used again.
-/// **Stream** none: host memory only.
+/// Collectives through Gloo. Results are bitwise equal on all ranks and in every run with as many
+/// ranks: all-reduces are combined in the order of Gloo's algorithm, those of 16-bit floats and all
+/// other reductions in rank order. Every collective is compared over ranks before anything is
+/// written. A watchdog thread aborts the communicator on all ranks when a rank is gone or a call
+/// times out; every later call throws that error. Another thread executes asynchronous calls, in
+/// the order of posting, because Gloo's algorithms block. **Host** every collective blocks until
+/// the result is here and the arguments may be reused. **Stream** none: host memory only.
 template <std::size_t Ranks = dynamic>
 class GlooCommunicator : public Collectives<GlooCommunicator<Ranks>>,
                          public detail::HostAllocating {
@@ -285,13 +267,13 @@ class GlooCommunicator : public Collectives<GlooCommunicator<Ranks>>,
  public:
   using Milliseconds = std::chrono::milliseconds;
 
-  /// The number of calls under way has no limit; this one is large enough for every job.
+  /// Calls in flight have no limit; this number is large enough for every job.
   static constexpr std::size_t most_under_way = 256;
 
-  /// Joins the job's communicator of this name. **Ranks** all. **Host** blocks until all have come.
+  /// Joins the communicator of this name. **Ranks** all. **Host** blocks until all have joined.
   GlooCommunicator(const Membership& member, Store& store, const std::string& name = "world")
       : engine_(join(member, store, name)) {}
-  /// The communicator of a group, made by `split`.
+  /// The communicator of a group, for `split`.
   explicit GlooCommunicator(std::shared_ptr<Engine> engine) : engine_(std::move(engine)) {}
 
   Rank rank() const { return engine_->rank(); }
@@ -302,7 +284,7 @@ class GlooCommunicator : public Collectives<GlooCommunicator<Ranks>>,
   void give_up() { engine_->give_up(); }
   bool is_broken() const { return engine_->is_broken(); }
 
-  // For the front and for adapters.
+  // Called by `Collectives` and by adapters.
 
   template <class C>
   void perform(const C& call) {
@@ -329,7 +311,6 @@ class GlooCommunicator : public Collectives<GlooCommunicator<Ranks>>,
     return Work<detail::PendingInQueue<Engine, decltype(make)>>(std::in_place, *engine_, make);
   }
 
-  /// The communicator of this rank's group, if it is in one.
   template <std::size_t GroupRanks>
   std::optional<GlooCommunicator<GroupRanks>> split(const detail::GroupPlace& place) {
     agree(detail::division_call(place));
@@ -339,14 +320,13 @@ class GlooCommunicator : public Collectives<GlooCommunicator<Ranks>>,
     return group;
   }
 
-  /// A further communicator, of ranks of the job that need not be in this one. No other of the job
-  /// has its name. **Ranks** its members. **Host** blocks until all have come.
+  /// A further communicator, of any ranks of the job; `name` is unique in the job. **Ranks** its
+  /// members. **Host** blocks until all have joined.
   GlooCommunicator<> among(const std::string& name, Rank rank, WorldSize world) const {
     return GlooCommunicator<>(engine_->beside(name, rank, world));
   }
 
  private:
-  /// Compares the call over ranks, and moves elements only if all make the same call.
   template <class C>
   static void execute_agreed(Engine& engine, const C& call) {
     engine.collective(call.call(), [&](const auto& transport) {
@@ -368,8 +348,8 @@ class GlooCommunicator : public Collectives<GlooCommunicator<Ranks>>,
   detail::CallWatchdog<Engine> engine_;  // ends before the memory that it uses
 };
 
-/// The Gloo communicator of a job's ranks. `name` tells several of one job apart. **Ranks** all.
-/// **Host** blocks until all have come.
+/// Creates the Gloo communicator of a job; `name` distinguishes several of one job. **Ranks** all.
+/// **Host** blocks until all have joined.
 template <std::size_t Ranks = dynamic>
 GlooCommunicator<Ranks> make_gloo_communicator(const Membership& member, Store& store,
                                                const std::string& name = "world") {

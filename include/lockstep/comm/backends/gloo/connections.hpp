@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file How Gloo's ranks find each other, the sockets between all pairs of them, noticing when one
-/// is lost, waits that another thread can end, and the messages by which ranks compare their calls.
+/// @file Gloo's connections: rendezvous, disconnect detection, waits that another thread can abort,
+/// and the handshake in which ranks compare their calls.
 
 #include <arpa/inet.h>
 #include <dlfcn.h>
@@ -34,12 +34,10 @@ namespace lockstep::detail::over_gloo {
 
 using Milliseconds = std::chrono::milliseconds;
 
-/// The part of the job's store in which the ranks of one communicator leave their addresses.
-///
-/// Each rank sets one value, an address for every other rank, and then waits for and reads those of
-/// all. In communicators of up to `most_gathered` ranks setting a value is therefore a gather,
-/// which brings all of them. In larger ones that would be too long a message for the store; there a
-/// rank reads one value after the other.
+/// The rendezvous of a communicator's ranks, through the job's store. Each rank sets one value, its
+/// addresses for all others, and reads those of all: up to `most_gathered` ranks, `set` is
+/// therefore a gather. For more ranks that message is too long for the store: `find` reads value by
+/// value.
 class MeetingStore : public ::gloo::rendezvous::Store {
  public:
   static constexpr std::size_t most_gathered = 128;
@@ -67,8 +65,7 @@ class MeetingStore : public ::gloo::rendezvous::Store {
   }
   void wait(const std::vector<std::string>& keys) override { wait(keys, member_.timeout); }
   void wait(const std::vector<std::string>& keys, const Milliseconds&) override {
-    // Gloo's limit is meant for connecting, not for meeting, and is not used here. It reads what it
-    // has waited for: one request does both.
+    // Gloo's timeout is meant for connecting. Gloo reads what it waits for: one request does both.
     for (const std::string& key : keys) find(key);
   }
 
@@ -96,8 +93,7 @@ inline std::string numeric_address(const sockaddr* address) {
   return text;
 }
 
-/// The address of a network interface: IPv4 where it has one, and never a link-local IPv6 address,
-/// which needs the interface's number beside it.
+/// An interface's address: IPv4 if it has one, never link-local IPv6, which needs a scope id.
 inline std::string address_of_interface(const std::string& name, Rank rank) {
   ifaddrs* first = nullptr;
   static_cast<void>(::getifaddrs(&first));
@@ -119,8 +115,7 @@ inline std::string address_of_interface(const std::string& name, Rank rank) {
               "set LOCKSTEP_INTERFACE to one of its own: " + names, rank);
 }
 
-/// The address from which this host reaches another one; empty where it does not. Nothing is sent:
-/// the kernel is only asked for the route.
+/// The address of the kernel's route to another host; empty if there is none. Nothing is sent.
 inline std::string address_towards(const std::string& host) {
   std::string why;
   const auto addresses = resolve(host, 9, why);
@@ -135,10 +130,9 @@ inline std::string address_towards(const std::string& host) {
   return "";
 }
 
-/// The address that this rank's peers connect to: that of the interface LOCKSTEP_INTERFACE; else
-/// the one from which this host reaches the store's host; else, where the store is on this host,
-/// the one from which it reaches another rank's host. Ranks of one host meet on loopback. **Ranks**
-/// all. **Host** blocks until all have come.
+/// The address that peers connect to: that of the interface LOCKSTEP_INTERFACE; else the one that
+/// reaches the store's host; else, if that is this host, the one that reaches another rank's host;
+/// else loopback. **Ranks** all. **Host** blocks until all have joined.
 inline std::string listening_address(const Membership& member, Store& store,
                                      const std::string& prefix) {
   const char* const chosen = std::getenv("LOCKSTEP_INTERFACE");
@@ -153,12 +147,9 @@ inline std::string listening_address(const Membership& member, Store& store,
   return own;
 }
 
-// When a connection breaks, Gloo wakes a waiting thread only if no part of its message has been
-// sent or received. Otherwise the thread waits until Gloo's time limit, which ends all
-// connections. So Gloo's buffers are wrapped, and the watching thread ends their waits.
-
-/// Stands between Gloo's algorithms and its transport, to wrap the buffers, and to end their waits
-/// together.
+/// Wraps the buffers of Gloo's transport, so that the watchdog can abort their waits: when a
+/// connection breaks, Gloo wakes a waiting thread only if no part of its message has been
+/// transferred; otherwise the thread waits until Gloo's timeout, which closes all connections.
 class AbortableTransport : public ::gloo::transport::Context {
   using UnboundBuffer = ::gloo::transport::UnboundBuffer;
 
@@ -176,7 +167,7 @@ class AbortableTransport : public ::gloo::transport::Context {
     return std::make_unique<Buffer>(transport_->createUnboundBuffer(data, size), *this);
   }
 
-  /// Ends every wait, now and from now on.
+  /// Aborts every wait, now and from now on.
   void abort() {
     const std::lock_guard lock(mutex_);
     aborted_ = true;
@@ -187,8 +178,7 @@ class AbortableTransport : public ::gloo::transport::Context {
   }
 
  private:
-  /// A buffer of Gloo's, which ends before its transport does. Gloo's time limit is not used: the
-  /// watching thread has its own.
+  /// A buffer that must not outlive its transport. The watchdog replaces Gloo's timeout.
   class Buffer : public UnboundBuffer {
    public:
     Buffer(std::unique_ptr<UnboundBuffer> buffer, AbortableTransport& transport)
@@ -228,7 +218,7 @@ class AbortableTransport : public ::gloo::transport::Context {
    private:
     static constexpr Milliseconds for_ever = std::chrono::hours(24 * 365);
 
-    /// Gloo's buffer, unless waits are ended: then it throws, out of Gloo's algorithms.
+    /// Gloo's buffer. Throws out of Gloo's algorithms once waits are aborted.
     UnboundBuffer& going_on() const {
       const std::lock_guard lock(transport_.mutex_);
       if (transport_.aborted_) raise();
@@ -246,9 +236,8 @@ class AbortableTransport : public ::gloo::transport::Context {
   bool aborted_ = false;
 };
 
-/// LibTorch exports the functions of a Gloo of its own, without its headers and of another version.
-/// Where the linker names LibTorch first, these are called with objects of the installed Gloo, and
-/// the program dies without a word. So it is told beforehand.
+/// Throws if the program calls the Gloo inside LibTorch, which is of another version. Linked first,
+/// it would be passed objects of the installed Gloo, and the program would crash.
 inline void require_own_library(Rank rank) {
   // gloo::transport::tcp::CreateDevice, which both have
   void* const found = ::dlsym(RTLD_DEFAULT, "_ZN4gloo9transport3tcp12CreateDeviceERKNS1_4attrE");
@@ -262,8 +251,7 @@ inline void require_own_library(Rank rank) {
               rank);
 }
 
-/// Messages of the library itself, beside those of Gloo's algorithms, whose slots begin with small
-/// numbers.
+/// Tags of lockstep's own messages. Those of Gloo's algorithms begin with small numbers.
 enum class OwnSlot : std::uint64_t {
   greeting = 0xf1ull << 56,
   tripwire = 0xf2ull << 56,
@@ -271,7 +259,7 @@ enum class OwnSlot : std::uint64_t {
   piece = 0xf4ull << 56,  // of a collective that is made of messages
 };
 
-/// Does `f()` throw? That is how Gloo says that a connection is gone.
+/// Does `f()` throw? Gloo reports a lost connection so.
 template <class F>
 bool throws(const F& f) {
   try {
@@ -282,9 +270,8 @@ bool throws(const F& f) {
   }
 }
 
-/// Gloo writes to sockets in a way that raises SIGPIPE when the other end is gone, which would end
-/// the program. While this object lives the signal is blocked on this thread, and a pending one is
-/// removed at its end. The program's own handling of signals is not changed.
+/// RAII: blocks SIGPIPE on this thread, which Gloo's writes raise when the peer is gone and which
+/// would end the program. The destructor removes a pending one; signal handlers are not changed.
 class BrokenPipesBlocked {
  public:
   BrokenPipesBlocked() {
@@ -310,7 +297,7 @@ class BrokenPipesBlocked {
   bool was_pending_;
 };
 
-/// A thread that serves sockets which listen on `address`.
+/// Gloo's device: a thread that serves sockets, which listen on `address`.
 inline std::shared_ptr<::gloo::transport::Device> make_device(const std::string& address,
                                                               Rank rank) {
   require_own_library(rank);
@@ -326,12 +313,10 @@ inline std::shared_ptr<::gloo::transport::Device> make_device(const std::string&
   }
 }
 
-/// Does this release of Gloo keep its time limit for connecting? Releases that are too old to have
-/// `isConnected` wait five times as long.
+/// Does Gloo respect its timeout for connecting? Releases without `isConnected` exceed it fivefold.
 template <class Pair>
 concept KeepsLimits = requires(Pair& pair) { pair.isConnected(); };
 
-/// Gloo's context of a communicator.
 class Connections : public ::gloo::rendezvous::Context {
  public:
   Connections(Rank rank, WorldSize world)
@@ -355,17 +340,17 @@ class Connections : public ::gloo::rendezvous::Context {
     lay_tripwires();
   }
 
-  /// Ends all waits and connections. Any thread may do this.
+  /// Aborts all waits and closes all connections. Thread-safe.
   void abort() {
     const BrokenPipesBlocked blocked;
     abortable_->abort();
-    // A wait that reaches its time limit ends all connections; Gloo offers no other way.
+    // Gloo closes all connections only when a wait times out.
     std::uint8_t nothing = 0;
     const auto buffer = transport_->createUnboundBuffer(&nothing, sizeof nothing);
     static_cast<void>(throws([&] { buffer->waitRecv(nullptr, Milliseconds(1)); }));
   }
 
-  /// Has the connection to another rank ended? One thread at a time may ask.
+  /// Is the connection to another rank lost? One thread at a time may ask.
   bool is_lost(std::size_t peer) const {
     if (static_cast<int>(peer) == rank) return false;
     if (tripwires_[peer] == nullptr) return true;  // it had ended before the tripwire was laid
@@ -374,7 +359,7 @@ class Connections : public ::gloo::rendezvous::Context {
   }
 
  private:
-  /// Starts to receive a message that is never sent, which fails when the connection ends.
+  /// Disconnect detection: a receive of a message that is never sent fails when a connection ends.
   void lay_tripwires() {
     tripwires_.resize(static_cast<std::size_t>(size));
     for (int peer = 0; peer < size; ++peer) {
@@ -398,16 +383,13 @@ struct Greeting {
   std::uint64_t number = 0;  // of the call, from 1
   State state = State::calls;
   Call call;
-  std::uint64_t end = 0;  // the number again: the greeting is here as a whole
+  std::uint64_t end = 0;  // the number again, written last: all has arrived
 };
 
-/// Before every collective, each rank tells all others which call it makes.
-///
-/// Gloo does not notice when ranks make different calls: it adds up what does not belong together,
-/// or writes past the end of a buffer. Comparing logs afterwards would find that out too late. A
-/// greeting is one small message to each rank. Its receive was posted in advance, so it costs one
-/// network latency. A rank that has all greetings knows that all ranks have come: greetings are the
-/// barrier too.
+/// The handshake before every collective: each rank sends all others the description of its call.
+/// Gloo would not notice different calls: it would combine unrelated data, or write past the end of
+/// a buffer, before logs could be compared. A greeting is one small message whose receive was
+/// posted in advance: it costs one network latency. Greetings are the barrier too.
 class RollCall {
  public:
   explicit RollCall(Connections& connections)
@@ -418,12 +400,11 @@ class RollCall {
         outgoing_(connections.createUnboundBuffer(&said_, sizeof said_)),
         farewell_(connections.createUnboundBuffer(&last_said_, sizeof last_said_)) {
     const BrokenPipesBlocked blocked;
-    // A rank may have ended since all were connected. The first call finds that out as every later
-    // call does, and names the rank.
+    // A rank may have died since all were connected; the first call then names it.
     for_peers([&](int peer) { static_cast<void>(throws([&] { listen_to(peer); })); });
   }
 
-  /// Every rank's greeting, by rank. **Ranks** all. **Host** blocks until all have come.
+  /// Every rank's greeting, by rank. **Ranks** all. **Host** blocks until all have arrived.
   std::vector<Greeting> exchange(const Call& call) {
     const std::uint64_t number = next_.load(std::memory_order_relaxed);
     said_ = heard_[own_] = Greeting{number, Greeting::State::calls, call, number};
@@ -439,13 +420,12 @@ class RollCall {
   /// The number of the current or next call.
   std::uint64_t number() const { return next_.load(std::memory_order_relaxed); }
 
-  /// Says that this rank makes no further call, and waits for the others to say something. Returns
-  /// the ranks that did not. **Ranks** this one, outside of `exchange`.
+  /// Sends the shutdown message, after which this rank makes no call, and waits for the others'
+  /// greetings. Returns the ranks that sent none. **Ranks** this one, outside of `exchange`.
   std::vector<Rank> say_farewell(Greeting::State state, Milliseconds limit) {
     const BrokenPipesBlocked blocked;
     last_said_ = Greeting{number(), state, Call{}, number()};
     for_peers([&](int peer) {
-      // This throws if the other rank has ended before.
       static_cast<void>(throws([&] { farewell_->send(peer, slot, 0, sizeof last_said_); }));
     });
     const Deadline deadline = Deadline::after(limit);
@@ -453,7 +433,7 @@ class RollCall {
     return silent();
   }
 
-  /// The ranks whose greeting for the current or next call has not come.
+  /// The ranks whose greeting for the current or next call has not arrived.
   std::vector<Rank> silent() const {
     std::vector<Rank> ranks;
     for (std::size_t w = 0; w < heard_.size(); ++w)
@@ -461,7 +441,7 @@ class RollCall {
     return ranks;
   }
 
-  /// Has this rank said that it makes no further call?
+  /// Has this peer closed its communicator?
   bool has_left(std::size_t peer) const {
     return peer != own_ && is_here(peer) && heard_[peer].state == Greeting::State::leaves;
   }
@@ -469,14 +449,13 @@ class RollCall {
  private:
   static constexpr auto slot = static_cast<std::uint64_t>(OwnSlot::greeting);
 
-  /// Gloo's thread writes greetings whenever they come, their end last. What is read of one after
-  /// its end has been seen must not be read before.
+  /// Gloo's thread writes an arriving greeting, `end` last; the acquire orders reads of the rest.
   bool is_here(std::size_t peer) const {
     auto& end = const_cast<std::uint64_t&>(heard_[peer].end);  // for atomic_ref, which only reads
     return std::atomic_ref(end).load(std::memory_order_acquire) == number();
   }
 
-  /// Asks for the next greeting of a rank. Throws if that rank has ended.
+  /// Posts the receive of a rank's next greeting. Throws if that rank is gone.
   void listen_to(int peer) {
     incoming_->recv(peer, slot, static_cast<std::size_t>(peer) * sizeof(Greeting),
                     sizeof(Greeting));
@@ -493,7 +472,7 @@ class RollCall {
   std::vector<Greeting> heard_;
   Greeting said_;
   Greeting last_said_;
-  // Declared after the memory that Gloo's thread writes, so that these end first.
+  // Declared after the memory that Gloo's thread writes, to be destroyed first.
   std::unique_ptr<::gloo::transport::UnboundBuffer> incoming_;
   std::unique_ptr<::gloo::transport::UnboundBuffer> outgoing_;
   std::unique_ptr<::gloo::transport::UnboundBuffer> farewell_;

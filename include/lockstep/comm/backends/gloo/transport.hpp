@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Gloo's algorithms as executions of collectives. They run inside a call that all ranks have
-/// agreed on.
+/// @file Collectives executed by Gloo's algorithms, inside a call that all ranks have agreed on.
 
 #include "lockstep/comm/backends/gloo/connections.hpp"
 #include "lockstep/comm/collective.hpp"
@@ -9,17 +8,15 @@
 
 namespace lockstep::detail::over_gloo {
 
-/// Can partial results travel in the type of the elements? Partial sums of 16-bit floats cannot:
-/// they are kept in float, and a ring would round them at every step.
+/// Do partial results fit into the elements' type? Partial sums of 16-bit floats do not: they are
+/// floats, which a ring would round at every step.
 template <class T, class Op>
 inline constexpr bool travels_in_place = sizeof(Prepared<T, Op>) == sizeof(T);
 
-/// The collectives that Gloo has: all-reduce, broadcast, all-gather, all-to-all and messages. The
-/// others have their generic form.
+/// All-reduce, broadcast, all-gather, all-to-all and messages; others have their generic form.
 class Transport {
  public:
-  /// `tag` is the number of the collective that is under way, for Gloo to tell messages apart;
-  /// `slot` does so for messages of several purposes.
+  /// Gloo matches messages by `tag`, the collective's number, or by `slot`, the purpose.
   Transport(const std::shared_ptr<Connections>& connections, std::uint64_t tag,
             OwnSlot slot = OwnSlot::piece)
       : connections_(connections),
@@ -29,7 +26,7 @@ class Transport {
   Rank rank() const { return Rank{static_cast<std::size_t>(connections_->rank)}; }
   WorldSize world_size() const { return WorldSize{world()}; }
 
-  /// Uses Gloo's ring if partial results are of the elements' type; else ranks combine slices.
+  /// Uses Gloo's ring, or bcube for few bytes, if partial results fit the type; else slices.
   template <class T, class Op>
   void execute(const calls::AllReduce<T, Op>& call) const {
     if (call.count == 0) return;
@@ -69,7 +66,7 @@ class Transport {
     if (call.count == 0) return;
     std::conditional_t<gathers, ::gloo::AllgatherOptions, ::gloo::AlltoallOptions> options(
         connections_);
-    // Gloo copies what a rank gathers to its place in the output, unless it is there.
+    // Without an input, Gloo gathers in place.
     if (!gathers || call.in.data() != call.out.data() + rank().value() * call.count)
       options.setInput(unguarded(call.in), call.in.size());
     options.setOutput(call.out.data(), call.out.size());
@@ -105,13 +102,12 @@ class Transport {
 
   std::size_t world() const { return static_cast<std::size_t>(connections_->size); }
 
-  /// Gloo wants pointers to non-const also for memory that it only reads.
+  /// Gloo takes non-const pointers even to memory that it only reads.
   template <class T>
   static T* unguarded(std::span<const T> values) {
     return const_cast<T*>(values.data());
   }
 
-  /// Combines partial results, as Gloo's algorithms call it.
   template <class T, class Op>
   static auto combiner(const Op& op) {
     return [op](void* out, const void* left, const void* right, std::size_t count) {
@@ -123,8 +119,7 @@ class Transport {
     };
   }
 
-  /// Every rank sends its part of a slice to the rank that combines this slice and rounds once; the
-  /// results go to all ranks.
+  /// Each rank combines one slice, rounding once, between an all-to-all and an all-gather.
   template <class T, class Op>
   void all_reduce_slices(const calls::AllReduce<T, Op>& call) const {
     std::vector<std::int64_t> counts(world());

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Elements and reduce operations as NCCL names them, where it has them, and its collectives
-/// as executions of calls, on the engine's stream, in device memory.
+/// @file NCCL's element types and reduce operations, and its collectives on device memory.
 
 #include <cuda_runtime.h>
 #include <nccl.h>
@@ -14,7 +13,7 @@
 
 namespace lockstep::detail::nccl {
 
-/// NCCL's name for T; `ncclNumTypes` for 16-bit integers, which it does not have.
+/// NCCL's type for T; `ncclNumTypes` for 16-bit integers, which NCCL lacks.
 template <Element T>
 constexpr ncclDataType_t data_type() {
   constexpr ncclDataType_t none = ncclNumTypes;
@@ -31,18 +30,16 @@ inline constexpr bool is_pre_multiplied = false;
 template <class Factor>
 inline constexpr bool is_pre_multiplied<PreMultipliedSum<Factor>> = true;
 
-/// The operation that NCCL has to perform between the first and the last step: averages and sums of
-/// multiplied elements are sums (`Factors`).
+/// The operation that NCCL performs: averages and pre-multiplied sums become sums (see `Factors`).
 template <class Op>
 std::conditional_t<std::same_as<Op, Average> || is_pre_multiplied<Op>, Sum, Op> middle_of(
     const Op&);
 template <class Op>
 decltype(middle_of(std::declval<Op>())) middle_of(const Combining<Op>&);
 
-/// NCCL's name for the operation on T, `ncclNumOps` where it has none that does the same. Its
-/// minimum and maximum of floats lose a NaN, which lockstep's must not. Its average multiplies by
-/// 1/N in T, so that an average of bfloat16 over 3 ranks is 0.2% too large, and never uses the
-/// network's own sums.
+/// NCCL's operation for Op on T; `ncclNumOps` if it has no equivalent. NCCL's min and max of floats
+/// lose NaN, which lockstep's must not. NCCL's average multiplies by 1/N in T, so that an average
+/// of bfloat16 over 3 ranks is 0.2% too large, and never uses the network's own sums.
 template <class Whole, Element T>
 constexpr ncclRedOp_t reduce_operation() {
   using Op = decltype(middle_of(std::declval<Whole>()));
@@ -54,13 +51,11 @@ constexpr ncclRedOp_t reduce_operation() {
   return ncclNumOps;
 }
 
-/// Does NCCL reduce T by Op itself?
 template <class Op, class T>
 inline constexpr bool reduces = reduce_operation<Op, T>() != ncclNumOps;
 
-/// The factors of a reduction. NCCL multiplies every element by `before`, which must be exact in T;
-/// a pass of lockstep's multiplies the result by `after` and divides it by `divisor`, in the
-/// arithmetic of sums, and rounds once.
+/// NCCL multiplies every element by `before`, which must be exact in T; a pass of lockstep computes
+/// sum * `after` / `divisor` in the accumulator type and rounds once.
 struct Factors {
   double before = 1;
   double after = 1;
@@ -70,7 +65,7 @@ struct Factors {
   friend constexpr bool operator==(const Factors&, const Factors&) = default;
 };
 
-/// The largest power of two that is not larger than `factor`, and is a normal number of T.
+/// The largest power of two up to `factor` that is a normal number of T.
 template <class T>
 constexpr double power_of_two_below(double factor) {
   const double least = std::same_as<T, Half> ? 0x1p-14 : 0x1p-126;
@@ -80,8 +75,8 @@ constexpr double power_of_two_below(double factor) {
   return power;
 }
 
-/// Sums of `Half` could leave its range where the result does not: what is more than the factor's
-/// power of two is multiplied afterwards, so that no sum is larger than with the whole factor.
+/// A sum of `Half` could overflow where the result does not, so its elements are multiplied by a
+/// power of two up to the factor first, and by the rest of the factor afterwards.
 template <class T, class Op>
 constexpr Factors factors_of(const Op& op, std::size_t ranks) {
   if constexpr (std::same_as<Op, Average>) {
@@ -101,7 +96,7 @@ constexpr Factors factors_of(const Op& op, std::size_t ranks) {
   }
 }
 
-/// The last step of such a reduction, as an operation of one rank.
+/// The pass that applies `after` and `divisor`, as an operation of one rank.
 struct Rescaled {
   static constexpr std::string_view name = "rescaled";
   Factors factors;
@@ -121,8 +116,8 @@ struct Rescaled {
   }
 };
 
-/// Calls `call(operation)` with NCCL's operation, made for the call where NCCL has to multiply. It
-/// keeps a copy of what it needs: the operation ends with the call.
+/// Calls `call(operation)` with NCCL's operation, created for this call if NCCL has to multiply.
+/// NCCL copies what it needs of an operation, so it is destroyed at once.
 template <class Op, class T, class F>
 ncclResult_t with_operation(double before, ncclComm_t comm, const F& call) {
   if (before == 1) return call(reduce_operation<Op, T>());
@@ -136,9 +131,8 @@ ncclResult_t with_operation(double before, ncclComm_t comm, const F& call) {
   return ended == ncclSuccess ? called : ended;
 }
 
-/// NCCL's own collectives, where it has the operation. Other calls have their generic form, made of
-/// gathered elements or of messages that travel together. Elements that are only moved travel as
-/// bytes, because NCCL does not have all types.
+/// NCCL's own collectives where it has the operation; other calls use their generic form, made of
+/// gathered elements or grouped messages. Data is moved as bytes, because NCCL lacks some types.
 class Transport {
  public:
   explicit Transport(Engine& engine) : engine_(engine) {}
@@ -146,9 +140,8 @@ class Transport {
   Rank rank() const { return engine_.rank(); }
   WorldSize world_size() const { return WorldSize{engine_.world()}; }
 
-  /// A reduction by NCCL, and the pass that its factors need. In a world of one NCCL 2.28 leaves
-  /// out the last elements of a multiplied sum whose count is no multiple of eight: there,
-  /// reductions have their generic form.
+  /// In a world of one, reductions use the generic form: NCCL 2.28 skips the last elements of a
+  /// pre-multiplied sum if their count is no multiple of eight.
   template <class C>
     requires reduces<typename C::operation, typename C::element>
   void execute(const C& call) {
@@ -204,7 +197,7 @@ class Transport {
     });
   }
 
-  /// The messages of `f()` travel at the same time.
+  /// The messages of `f()` form one NCCL group.
   template <class F>
   void grouped(const F& f) {
     engine_.nccl("ncclGroupEnd", [&](ncclComm_t comm) {
@@ -225,7 +218,6 @@ class Transport {
     });
   }
 
-  /// Passes on the engine's stream, with the engine's scratch memory.
   struct Passes : StreamPasses {
     explicit Passes(Transport& transport)
         : StreamPasses(transport.stream()), transport(transport) {}
@@ -244,7 +236,6 @@ class Transport {
   static int peer(Rank rank) { return static_cast<int>(rank.value()); }
   cudaStream_t stream() const { return engine_.stream(); }
 
-  /// One call of NCCL, alone or as part of a group.
   template <class F>
   void make(const char* name, const F& call) {
     if (group_ == nullptr) {
@@ -255,7 +246,7 @@ class Transport {
   }
 
   Engine& engine_;
-  ncclComm_t group_ = nullptr;  // nothing outside of a group
+  ncclComm_t group_ = nullptr;  // null outside of a group
   ncclResult_t group_result_ = ncclSuccess;
 };
 

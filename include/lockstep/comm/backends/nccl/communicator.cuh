@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `Backend<Nccl>`'s communicator: collectives of ranks that have a GPU each.
+/// @file `Backend<Nccl>`'s communicator, for ranks with a GPU each.
 
 #include <cuda_runtime.h>
 #include <nccl.h>
@@ -14,19 +14,19 @@
 
 namespace lockstep {
 
-/// Collectives through NCCL. Reductions are its own; those that it lacks (16-bit integers, bit
-/// operations, minima that keep a NaN) are made of gathered elements, in rank order. Sums of 16-bit
-/// floats are rounded at every step, as NCCL does it. An average is a sum that one pass divides,
-/// rounded once: NCCL's own average rounds 1/N to the element type.
+/// Collectives through NCCL. Reductions that NCCL lacks (16-bit integers, bit operations, min and
+/// max that keep NaN) combine gathered elements in rank order. Sums of 16-bit floats are rounded at
+/// every step, as in NCCL. An average is a sum and a division, rounded once: NCCL's own average
+/// rounds 1/N to the element type.
 ///
-/// A thread watches every communicator. A call that is not over at the time limit, a rank that
-/// fails, and ranks that make different calls are noticed, and end the communicator on all ranks
-/// with one error, which every call throws from then on. Nothing hangs.
+/// A watchdog thread detects calls that exceed the timeout, failed ranks, and ranks that make
+/// different calls. It aborts the communicator on all ranks with one error, which every later call
+/// throws.
 ///
-/// **Host** no collective blocks for device memory, except `barrier`; host memory is staged, and
-/// the host blocks until the result is here: it is meant for small control data. **Stream** a call
-/// comes after what the compute stream `gpu().stream()` holds, and what that is given afterwards
-/// sees the result; after an asynchronous call, what it is given after `wait` of the handle.
+/// **Host** no collective on device memory blocks, except `barrier`. Host memory is staged, for
+/// small control data: the host blocks until the result is complete. **Stream** a call runs after
+/// what the compute stream `gpu().stream()` holds; work enqueued there later sees the result, for
+/// an asynchronous call after `wait` of its handle.
 template <std::size_t Ranks = dynamic>
 class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
   using Engine = detail::nccl::Engine;
@@ -35,18 +35,15 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
  public:
   using Milliseconds = std::chrono::milliseconds;
 
-  /// An average is a sum and a pass: a job that averages gradients leaves the division to the
-  /// update.
+  /// An average costs an extra pass, so a job leaves the division of gradients to the update.
   static constexpr bool averages_by_sums = true;
-  /// With more calls under way than this, a new one waits for the oldest on the host.
+  /// With this many calls in flight, a new one blocks the host until the oldest has completed.
   static constexpr std::size_t most_under_way = detail::nccl::CallRing::most;
 
-  /// Joins the job's communicator of this name, on the GPU that is this rank's. **Ranks** all.
-  /// **Host** blocks until all have come.
+  /// Joins the job's communicator `name`. **Ranks** all. **Host** blocks until all have joined.
   NcclCommunicator(const Membership& member, Store& store, const std::string& name = "world")
       : NcclCommunicator(member, store, name, detail::gpu_of(member)) {}
-  /// Joins with a GPU and a compute stream of the caller's choice. Without `warms_up`, the caller
-  /// sees to `warm_up`.
+  /// Joins with a given GPU and compute stream. Without `warms_up`, the caller calls `warm_up`.
   NcclCommunicator(const Membership& member, Store& store, const std::string& name,
                    std::shared_ptr<Gpu> gpu, bool warms_up = true)
       : engine_(join(member, store, name, std::move(gpu))) {
@@ -61,8 +58,8 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
   Milliseconds timeout() const { return engine_->timeout(); }
   void set_timeout(Milliseconds timeout) { engine_->set_timeout(timeout); }
 
-  /// `count` zeroed elements of device memory that is registered with NCCL. It lives as long as the
-  /// communicator. **Ranks** any. **Host** blocks.
+  /// `count` zeroed elements of device memory, registered with NCCL, freed with the communicator.
+  /// **Ranks** this one. **Host** blocks.
   template <Element T>
   std::span<T> allocate(std::size_t count) {
     return {reinterpret_cast<T*>(engine_->allocate(count * sizeof(T))), count};
@@ -70,20 +67,19 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
 
   void abandon(std::string_view reason) { engine_->give_up(reason); }
 
-  /// **Ranks** this one. **Host** blocks until the compute stream is empty, and throws what went
-  /// wrong.
+  /// **Ranks** this one. **Host** blocks until the compute stream is idle; throws the fault if any.
   void synchronize() { engine_->synchronize(); }
 
-  /// **Ranks** this one. Throws the fault, if there is one.
+  /// **Ranks** this one. Throws the fault, if any.
   void raise_fault() { engine_->raise_fault(); }
 
   /// **Ranks** this one. **Host** does not block. **Stream** the compute stream waits for all calls
-  /// so far: another communicator's may follow, in one order on all ranks.
+  /// so far, so that calls of another communicator may follow, in the same order on all ranks.
   void order_calls() { engine_->order_all(); }
 
-  /// Captures the step that `f()` puts on the compute stream, collectives included, without running
-  /// it. If that fails on any rank, no rank gets a graph, and each is told why. Run the step once
-  /// before: what is set up at first use cannot be captured. **Ranks** all. **Host** blocks.
+  /// Captures the work that `f()` enqueues on the compute stream, collectives included, without
+  /// running it. If that fails on any rank, no rank gets a graph, and each gets the reason. Run the
+  /// step once before: lazy initialisation cannot be captured. **Ranks** all. **Host** blocks.
   template <class F>
   detail::StepGraph capture(F&& f) {
     engine_->raise_fault();
@@ -92,21 +88,17 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
     return graph;
   }
 
-  /// Runs a captured step. The graph must not be used after the communicator's end. **Ranks** all.
-  /// **Host** does not block. **Stream** after what the compute stream holds, and before what it is
-  /// given next.
+  /// Runs a captured step. The graph must not outlive the communicator. **Ranks** all. **Host**
+  /// does not block. **Stream** ordered on the compute stream.
   void replay(const detail::StepGraph& graph) { engine_->replay(graph); }
 
-  // For the front and for adapters.
-
-  /// Makes NCCL's first calls, in which it connects ranks and allocates. Where several ranks are
-  /// threads of one process, no two of its communicators do it at the same time. **Ranks** all.
-  /// **Host** blocks.
+  /// Makes NCCL's first calls, which connect ranks and allocate. Communicators whose ranks are
+  /// threads of one process must do so one at a time. **Ranks** all. **Host** blocks.
   void warm_up() {
     const std::size_t world = world_size().value();
     if (world == 1) return;
-    // NCCL has one way for few bytes and another for many. Pieces are of whole packets, or those of
-    // some ranks would not be aligned.
+    // NCCL uses different algorithms for few and for many bytes. Pieces are whole packets, because
+    // those of some ranks would not be aligned otherwise.
     constexpr std::size_t packet = 16 / sizeof(float);
     constexpr std::size_t half = Engine::scratch_bytes / 2 / sizeof(float);
     float* const data = reinterpret_cast<float*>(engine_->scratch());
@@ -120,8 +112,7 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
     }
     synchronize();
   }
-  /// The same for messages and the calls that are made of them, which connect every two ranks:
-  /// where many ranks are, they need much memory.
+  /// The same for messages and all-to-all: they connect every pair of ranks, at a cost in memory.
   void warm_up_messages() {
     const std::size_t world = world_size().value();
     if (world == 1) return;
@@ -133,7 +124,7 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
   template <class C>
   void perform(const C& call) {
     if constexpr (C::kind == detail::CollectiveKind::barrier) {
-      // The barrier is an all-reduce: it is over when every rank's stream has come to it.
+      // The barrier is an all-reduce, which completes when every rank's stream has reached it.
       std::uint8_t token[] = {0};
       const detail::calls::AllReduce<std::uint8_t, Sum> meeting{token, token, 1};
       post(call.call(), meeting);
@@ -142,7 +133,7 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
     }
   }
 
-  /// **Host** does not block: ranks compare their calls in the background.
+  /// **Host** does not block: the watchdog compares the calls of ranks.
   void agree(const detail::Call& call) {
     engine_->post(call, [] {});
   }
@@ -152,13 +143,13 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
     return Work<Pending>(std::in_place, *engine_, post(call.call(), call));
   }
 
-  /// The communicator of this rank's group, if it is in one. Groups share their parent's GPU and
-  /// compute stream. **Host** blocks until NCCL is done.
+  /// The communicator of this rank's group, if it is in one, on the same GPU and compute stream.
+  /// **Host** blocks until NCCL has connected it.
   template <std::size_t GroupRanks>
   std::optional<NcclCommunicator<GroupRanks>> split(const detail::GroupPlace& place) {
     const int colour = place.is_member() ? static_cast<int>(place.group) : NCCL_SPLIT_NOCOLOR;
     const std::string name = engine_->next_group_name() + "." + std::to_string(colour);
-    std::shared_ptr<Engine> group;  // made before ranks meet, because it allocates
+    std::shared_ptr<Engine> group;  // made before ranks wait, because it allocates
     if (place.is_member()) group = engine_->beside(name, place.rank, place.world());
     engine_->post(detail::division_call(place), [&] {
       engine_->split_result() = nullptr;
@@ -177,9 +168,9 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
     return joined;
   }
 
-  /// A further communicator, of ranks of the job that need not be in this one, on the same GPU and
-  /// compute stream. No other of the job has its name. The caller sees to `warm_up`. **Ranks** its
-  /// members. **Host** blocks until all have come.
+  /// Another communicator on the same GPU and compute stream, of ranks of the job that need not be
+  /// in this one. Its name must be unique in the job. The caller must call `warm_up`. **Ranks** its
+  /// members. **Host** blocks until all have joined.
   NcclCommunicator<> among(const std::string& name, Rank rank, WorldSize world) const {
     std::shared_ptr<Engine> engine = engine_->beside(name, rank, world);
     connect(*engine);
@@ -198,7 +189,7 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
     void leave() { engine.leave(ticket); }
   };
 
-  /// Puts a call on the stream. `described` is how the log and errors name it.
+  /// Enqueues a call. `described` is its name in the log and in errors.
   template <class C>
   Ticket post(const detail::Call& described, const C& call) {
     if (call.count == 0) return engine_->post(described, [] {});
@@ -212,8 +203,8 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
     detail::execute_any(transport, call);
   }
 
-  /// A call with host memory goes through device memory, in parts of one size on all ranks, each of
-  /// which is waited for. A rank gives and gets rows of `call.count` elements.
+  /// Stages host memory through device memory, in parts of equal size on all ranks, and waits for
+  /// each. A rank sends and receives rows of `call.count` elements.
   template <class C>
   Ticket post_staged(const detail::Call& described, const C& call) {
     using T = typename C::element;
@@ -261,7 +252,7 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
     return engine;
   }
 
-  /// Rank 0 makes NCCL's meeting point and tells the others through the store.
+  /// Rank 0 publishes NCCL's unique id through the store.
   static void connect(Engine& engine) {
     const Membership& member = engine.member();
     if (member.world > WorldSize{1}) settle_hosts(engine);
@@ -282,10 +273,9 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
     });
   }
 
-  /// Compares the ranks' GPUs before NCCL's first call. NCCL refuses two ranks that are on one GPU
-  /// of one host, but not of two hosts. So the environment tells NCCL that each such rank is on a
-  /// host of its own, and ranks talk through sockets, which is slow but good enough to try things
-  /// out. Ranks with GPUs of their own pretend nothing.
+  /// Compares the ranks' GPUs before NCCL's first call. NCCL rejects two ranks on one GPU of a
+  /// host. Ranks that share a GPU therefore pretend to be on different hosts (NCCL_HOSTID) and
+  /// communicate through sockets: slow, but sufficient for trials.
   static void settle_hosts(const Engine& engine) {
     const detail::GpuVerdict verdict = detail::compare_gpus(engine.member(), engine.store(),
                                                             engine.gpu(), "nccl/" + engine.name());
@@ -314,8 +304,7 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
   detail::nccl::WatchedEngine engine_;
 };
 
-/// The NCCL communicator of a job's ranks. `name` tells several of one job apart. **Ranks** all.
-/// **Host** blocks until all have come.
+/// Joins the job's NCCL communicator. **Ranks** all. **Host** blocks until all have joined.
 template <std::size_t Ranks = dynamic>
 NcclCommunicator<Ranks> make_nccl_communicator(const Membership& member, Store& store,
                                                const std::string& name = "world") {

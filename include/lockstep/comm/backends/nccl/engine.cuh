@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file One rank's end of an NCCL communicator: its calls in order, on the GPU and in its log, and
-/// NCCL itself in the hands of two threads, the one that communicates and the one that watches it.
+/// @file One rank's end of an NCCL communicator: its calls in order, on the GPU and in the log,
+/// shared by the communicating thread and the watchdog.
 
 #include <cuda_runtime_api.h>
 #include <nccl.h>
@@ -39,8 +39,7 @@ inline const char* advice(ncclResult_t result) {
   }
 }
 
-/// The error of a call that failed: NCCL's code in words, and its last log message. Where another
-/// rank is the cause, it is marked as a consequence.
+/// NCCL's error string and last log message; marked as a consequence if another rank is the cause.
 inline Error error_of(ncclResult_t result, const std::string& operation) {
   std::string words = ncclGetErrorString(result);
   if (const std::string last = ncclGetLastError(nullptr); !last.empty()) words += ", " + last;
@@ -48,13 +47,12 @@ inline Error error_of(ncclResult_t result, const std::string& operation) {
   return result == ncclRemoteError ? error.as_consequence() : error;
 }
 
-/// Has a call of NCCL been made? It may go on in the background.
+/// Was the call accepted? It may continue in the background.
 inline bool is_made(ncclResult_t result) {
   return result == ncclSuccess || result == ncclInProgress;
 }
 
-/// Zeroed memory of the current GPU that NCCL reaches without copying, from its allocator where
-/// that works on this system, else plain device memory.
+/// Zeroed device memory from NCCL's allocator (zero-copy), or from CUDA's if that fails.
 class Arena {
  public:
   explicit Arena(std::size_t bytes) : bytes_(bytes) {
@@ -63,7 +61,7 @@ class Arena {
     if (ncclMemAlloc(&data, bytes) == ncclSuccess) {
       data_.reset(static_cast<std::byte*>(data));
       check_cuda(cudaMemset(data, 0, bytes), "cudaMemset");
-      // Other streams do not wait for the default one: the memory must be zero before they use it.
+      // Other streams do not wait for the default stream.
       check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
     } else {
       static_cast<void>(cudaGetLastError());
@@ -81,7 +79,7 @@ class Arena {
       static_cast<void>(cudaGetLastError());
     }
   }
-  /// Called when the communicator no longer uses the memory, and before it ends.
+  /// Called before the communicator is destroyed, after its last use of the memory.
   void remove_from(ncclComm_t comm) {
     if (registration_ != nullptr) static_cast<void>(ncclCommDeregister(comm, registration_));
     registration_ = nullptr;
@@ -94,12 +92,11 @@ class Arena {
   void* registration_ = nullptr;
 };
 
-/// A ring of calls that end in the order of their numbers. Not thread-safe: the engine locks.
+/// A ring buffer of calls, which complete in order. Not thread-safe: the engine locks.
 class CallRing {
  public:
   static constexpr std::size_t most = 256;
 
-  /// A call and the points around its work: when it could begin, and when it was over.
   struct Place {
     CudaEvent before;
     CudaEvent after;
@@ -110,7 +107,7 @@ class CallRing {
   bool is_full() const { return next_ - first_ == most; }
   bool is_empty() const { return next_ == first_; }
 
-  /// The place of the next call, which counts from `push` on.
+  /// The slot that `push` uses.
   const Place& next() const { return places_[next_ % most]; }
   std::uint64_t push(const Call& call) {
     places_[next_ % most].call = call;
@@ -118,12 +115,10 @@ class CallRing {
     return next_++;
   }
 
-  /// Forgets the calls that are over.
   void retire() {
     while (!is_empty() && places_[first_ % most].after.test()) ++first_;
   }
   bool is_over(std::uint64_t number) const { return number < first_; }
-  /// Makes `stream` wait for a call that may not be over.
   void block(cudaStream_t stream, std::uint64_t number) const {
     if (!is_over(number)) places_[number % most].after.block(stream);
   }
@@ -131,8 +126,7 @@ class CallRing {
     if (!is_empty()) block(stream, next_ - 1);
   }
 
-  /// The oldest call, once the GPU has got to it: while it waits for the model's kernels, which may
-  /// take as long as they like, its time does not count.
+  /// The oldest call, once the GPU has reached it: waiting for the model's kernels does not count.
   std::optional<PendingCall> oldest(Clock::time_point now) {
     Place& place = places_[first_ % most];
     if (!place.begun && place.before.test()) place.begun = now;
@@ -146,21 +140,19 @@ class CallRing {
   std::uint64_t next_ = 0;
 };
 
-/// A call that was made, and how to find its events.
 struct Ticket {
   std::uint64_t number = 0;
   bool captured = false;
 };
 
-/// NCCL is not thread-safe, so both threads hold the mutex for each of its calls. None of these
-/// calls waits, because the communicator is non-blocking, nor does a thread that holds the mutex.
+/// NCCL is not thread-safe, so both threads lock the mutex for each NCCL call. The communicator is
+/// non-blocking, and no thread waits while it holds the mutex.
 ///
-/// The first fault is final. The thread that finds it notes it; the watching thread then aborts
-/// NCCL's communicator, which ends its kernels, and every later call throws the fault.
+/// The first fault is final: the watchdog aborts NCCL's communicator, which ends its kernels, and
+/// every later call throws the fault.
 class Engine {
  public:
-  /// All memory, streams and events are made here, on the GPU that was given: before ranks meet in
-  /// `connect`, so that nothing is allocated while a rank waits for another.
+  /// Allocates everything on the given GPU, before ranks wait for each other in `connect`.
   Engine(const Membership& member, std::string name, std::shared_ptr<Gpu> gpu,
          std::shared_ptr<Store> store)
       : member_(member),
@@ -172,7 +164,7 @@ class Engine {
     making_.reset();
     if (world() > 1) board_.emplace(store_, name_, rank());
   }
-  /// One for another communicator of this rank, on the same GPU.
+  /// An engine for another communicator of this rank, on the same GPU.
   std::shared_ptr<Engine> beside(const std::string& name, Rank rank, WorldSize world) const {
     Membership member = member_;
     member.rank = rank;
@@ -190,20 +182,17 @@ class Engine {
   Rank rank() const { return member_.rank; }
   std::size_t world() const { return member_.world.value(); }
   Gpu& gpu() const { return *gpu_; }
-  /// The job's store, in which the communicator leaves its notices.
   Store& store() const { return *store_; }
-  /// The communicator's name, the same on all its ranks and no other's.
+  /// Unique in the job, the same on all ranks.
   const std::string& name() const { return name_; }
   std::string text() const { return "NCCL's communicator '" + name_ + "'"; }
-  /// The stream on which communication runs.
   cudaStream_t stream() const { return stream_.get(); }
   Milliseconds timeout() const { return timeout_.load(std::memory_order_relaxed); }
   void set_timeout(Milliseconds timeout) { timeout_ = timeout; }
-  /// Where ranks leave notices for each other; none in a world of one.
+  /// The ranks' fault channel; none in a world of one.
   const std::optional<NoticeBoard>& board() const { return board_; }
 
-  /// Gets NCCL's communicator from `start(place)`. **Ranks** all. **Host** blocks until all have
-  /// come.
+  /// Gets NCCL's communicator from `start(&comm)`. **Ranks** all. **Host** blocks until all join.
   template <class Start>
   void connect(const Start& start) {
     const OnGpu current(gpu().index());
@@ -222,7 +211,7 @@ class Engine {
     throw Error(error);
   }
 
-  /// Makes a call of NCCL, `call(comm)`, and waits until it is done or on its stream.
+  /// Makes an NCCL call, `call(comm)`. **Host** blocks until it has completed or is enqueued.
   template <class F>
   void nccl(const char* name, const F& call) {
     ncclResult_t result = ncclSuccess;
@@ -232,7 +221,7 @@ class Engine {
       result = call(comm_);
     }
     if (is_made(result)) {
-      // The fault of another rank, or a disagreement, explains a failure better than NCCL does.
+      // Another rank's fault or a disagreement explains a failure better than NCCL does.
       result = settle(Deadline::never(), board_ ? reason_limit : Milliseconds(0));
       if (result == ncclSuccess) return;
     }
@@ -241,7 +230,7 @@ class Engine {
     throw Error(error);
   }
 
-  /// NCCL's own state: it can tell that other ranks are gone or that the network is broken.
+  /// NCCL's asynchronous error: other ranks may be gone, or the network broken.
   ncclResult_t state() const {
     const std::lock_guard lock(mutex());
     ncclResult_t state = ncclSuccess;
@@ -250,13 +239,11 @@ class Engine {
     return asked == ncclSuccess ? state : asked;
   }
 
-  // Calls
-
-  /// Makes a call: `body()` puts its work on `stream()`, which waits for the compute stream first.
+  /// `body()` enqueues the call's work on `stream()`, which waits for the compute stream first.
   template <class Body>
   Ticket post(const Call& call, const Body& body) {
     raise_fault();
-    const OnGpu current(gpu().index());  // kernels are launched from the GPU of their stream
+    const OnGpu current(gpu().index());  // kernels must be launched on the GPU of their stream
     return make(call, is_capturing(), [&](const CallRing::Place& place) {
       place.before.record(gpu().stream());
       place.before.block(stream_);
@@ -265,14 +252,13 @@ class Engine {
     });
   }
 
-  /// **Host** does not block. **Stream** the compute stream waits for the call from here on.
+  /// **Host** does not block. **Stream** the compute stream waits for the call.
   void order(Ticket ticket) {
     raise_fault();
     const std::lock_guard lock(mutex());
     ring(ticket.captured).block(gpu().stream(), ticket.number);
   }
 
-  /// The same for all calls so far.
   void order_all() {
     raise_fault();
     const bool captured = is_capturing();
@@ -280,22 +266,22 @@ class Engine {
     if (!captured || !captured_calls_.empty()) ring(captured).block_by_last(gpu().stream());
   }
 
-  /// Is the call over? One that was captured never is.
+  /// Has the call completed? A captured one never has.
   bool test(Ticket ticket) {
     const bool over = !ticket.captured && is_over(ticket);
-    raise_fault();  // an abort ends calls too
+    raise_fault();  // an abort completes calls too
     return over;
   }
 
-  /// **Host** blocks until the call is over.
+  /// **Host** blocks until the call has completed.
   void wait(Ticket ticket) {
     const Backoff backoff;
     while (!test(ticket)) backoff.pause();
   }
 
-  /// An exception has ended this rank's part while the call may be in flight: gives up, and tells
-  /// the others. **Host** blocks until the GPU is done with the call's memory, or for as long as an
-  /// abort may take. A call in a capture that an exception ends has not happened.
+  /// An exception unwinds while the call may be in flight (a captured one has not run): gives up
+  /// and tells the others. **Host** blocks until the GPU has finished with the call's memory, or
+  /// for as long as an abort may take.
   void leave(Ticket ticket) noexcept {
     if (ticket.captured) return;
     try {
@@ -308,17 +294,14 @@ class Engine {
     }
   }
 
-  /// **Host** blocks until the compute stream is empty.
+  /// **Host** blocks until the compute stream is idle.
   void synchronize() {
     await_stream(gpu().stream(), [&] { raise_fault(); });
   }
 
-  // Faults
-
   bool is_broken() const { return pending_.is_broken(); }
-  /// Throws the fault, if there is one, after the kernels have ended, so that their memory can be
-  /// freed. During a capture it throws at once, because the abort waits for all graphs, also for
-  /// the one that is being captured.
+  /// Throws the fault, if any, after NCCL's kernels have ended, so that their memory can be freed.
+  /// In a capture it throws at once, because the abort waits for all graphs, including this one.
   void raise_fault() {
     if (!is_broken()) [[likely]]
       return;
@@ -326,13 +309,11 @@ class Engine {
     pending_.raise_fault();
   }
 
-  /// Notes the fault, if it is the first, and tells the others its words.
+  /// Records the fault if it is the first, and publishes its reason.
   void fail(const Error& error) { fail(error, error.text()); }
   void give_up(std::string_view reason = ended_by_exception) {
     fail(gave_up(text(), reason, rank()), reason);
   }
-
-  // Memory
 
   std::byte* allocate(std::size_t bytes) {
     const OnGpu current(gpu().index());
@@ -342,27 +323,22 @@ class Engine {
     return arena.data();
   }
 
-  /// Pinned memory, and as much device memory, for host data on its way to the GPU and back. They
-  /// are made once: to allocate or free in the middle of a call may wait for other GPUs of the
-  /// process, which wait for this rank. More data than fits travels in parts, and each waits for
-  /// the one before.
+  /// Pinned memory, and as much device memory, to stage host data in parts. Allocated once: an
+  /// allocation during a call may wait for other GPUs of the process, which wait for this rank.
   static constexpr std::size_t staged_bytes = 4_MiB;
   std::byte* staged_on_host() const { return on_host_.data(); }
   std::byte* staged_on_gpu() const { return on_gpu_.data(); }
 
-  /// The size of the memory for reductions of gathered pieces, which is never moved because
-  /// captured steps refer to it.
+  /// For reductions of gathered pieces. It never moves, because captured steps refer to it.
   static constexpr std::size_t scratch_bytes = 16_MiB;
   std::byte* scratch() const { return scratch_.data(); }
-
-  // Captured steps
 
   void require_no_capture(const Call& call, const char* advice) const {
     if (!is_capturing()) return;
     throw Error(call.text(), "this needs the host, and the step is being captured", advice, rank());
   }
 
-  /// Ends a capture. Its calls go into the log if all ranks have the graph, else they are dropped.
+  /// Ends a capture. Its calls are logged if all ranks have the graph, else dropped.
   void adopt(const StepGraph& graph) {
     if (graph) {
       const std::lock_guard lock(mutex());
@@ -379,9 +355,9 @@ class Engine {
     call.part_of = step_call_of_thread(JobCall::none);
     raise_fault();
     require_no_capture(call, "replay it outside of the step");
-    if (!graph) graph.launch(gpu().stream());  // throws, and says why there is none
+    if (!graph) graph.launch(gpu().stream());  // throws the reason why there is none
     make(call, false, [&](const CallRing::Place& place) {
-      const std::lock_guard lock(mutex());  // so that the graph does not end meanwhile
+      const std::lock_guard lock(mutex());  // the graph must not be destroyed meanwhile
       in_flight_.block_by_last(gpu().stream());
       place.before.record(gpu().stream());
       pending_.raise_fault();
@@ -390,27 +366,22 @@ class Engine {
     });
   }
 
-  // For the watchdog
-
   PendingCalls& pending() { return pending_; }
 
-  /// `f(log)`, with the log of this rank's calls.
   template <class F>
   auto with_log(const F& f) const {
     const std::lock_guard lock(mutex());
     return f(log_);
   }
 
-  /// The call that has waited longest: on the GPU, or for NCCL to put it there.
+  /// The call that has waited longest: on the GPU, or for NCCL to enqueue it.
   std::optional<PendingCall> waiting() {
     const std::lock_guard lock(mutex());
     in_flight_.retire();
     return in_flight_.is_empty() ? issued_ : in_flight_.oldest(Clock::now());
   }
 
-  // The end
-
-  /// Ends NCCL's work on the GPU, and its communicator. NCCL waits until no graph refers to it.
+  /// Destroys the graphs, for which NCCL would wait, and aborts NCCL's kernels and communicator.
   void abort() {
     end_graphs();
     ncclComm_t comm = nullptr;
@@ -422,7 +393,7 @@ class Engine {
     pending_.change([&] { aborted_ = true; });
   }
 
-  /// Waits until everything is off the GPU, within the time limit. Host: blocks.
+  /// **Host** blocks until all calls have completed, up to the timeout.
   void drain() {
     const Deadline deadline = Deadline::after(timeout());
     const Backoff backoff;
@@ -434,7 +405,7 @@ class Engine {
       backoff.pause();
     }
   }
-  /// Closes NCCL's communicator, after all calls and the watching thread.
+  /// Destroys NCCL's communicator, after all calls and the watchdog.
   void close() {
     if (comm_ == nullptr) return;
     end_graphs();
@@ -446,22 +417,19 @@ class Engine {
     }
   }
 
-  // Groups
-
-  /// The result of a split. It is a member because NCCL writes it in the background.
+  /// The result of a split: a member, because NCCL writes it in the background.
   ncclComm_t& split_result() { return split_result_; }
   std::string next_group_name() { return name_ + "/" + std::to_string(groups_++); }
 
  private:
-  /// How long an abort may take; after that nothing waits for it any more.
   static constexpr Milliseconds abort_limit{10'000};
-  /// Within this time the watching thread has explained a failure that NCCL reports.
+  /// The watchdog explains a failure that NCCL reports within this time.
   static constexpr Milliseconds reason_limit{2'000};
 
   std::mutex& mutex() const { return pending_.mutex(); }
 
-  /// Waits until NCCL has done a call in the background. Returns NCCL's state, which is
-  /// `ncclInProgress` at the deadline. After a failure it waits for the fault, and throws it.
+  /// Waits for NCCL's background work. Returns NCCL's state, `ncclInProgress` at the deadline.
+  /// After a failure, waits `for_reason` for the fault and throws it.
   ncclResult_t settle(Deadline deadline, Milliseconds for_reason = Milliseconds(0)) {
     const Backoff backoff;
     std::optional<Deadline> explained;
@@ -480,11 +448,11 @@ class Engine {
     try {
       board_->fail(reason);
     } catch (const Error&) {
-      // Without a store, the other ranks find out by themselves.
+      // Without a store, the other ranks notice by themselves.
     }
   }
 
-  /// After a fault: **Host** blocks until NCCL's kernels have ended. False if that takes too long.
+  /// After a fault: **Host** blocks until NCCL's kernels have ended. False after `abort_limit`.
   bool await_abort() {
     return pending_.wait(abort_limit, [&] { return aborted_; });
   }
@@ -501,7 +469,7 @@ class Engine {
   bool is_capturing() const {
     const cudaStreamCaptureStatus status = capture_status();
     if (status == cudaStreamCaptureStatusInvalidated) {
-      // If NCCL were called now, it would fail and be unusable afterwards.
+      // An NCCL call would fail now and leave NCCL unusable.
       throw Error("capture", "the step has called something that a graph cannot hold",
                   "leave out what waits for the stream, allocates, or uses the default stream",
                   rank());
@@ -519,7 +487,7 @@ class Engine {
     in_flight_.retire();
     return in_flight_.is_empty();
   }
-  /// Waits while the host is too many calls ahead of the GPU.
+  /// **Host** blocks while `CallRing::most` calls are in flight.
   void make_room() {
     const Backoff backoff;
     while (true) {
@@ -535,14 +503,14 @@ class Engine {
 
   CallRing& ring(bool captured) { return captured ? captured_ : in_flight_; }
 
-  /// Puts a call into the log and, by `enqueue(place)`, on the GPU.
+  /// Logs a call and enqueues it with `enqueue(slot)`.
   template <class Enqueue>
   Ticket make(const Call& call, bool captured, const Enqueue& enqueue) {
     if (!captured) make_room();
     {
       const std::lock_guard lock(mutex());
       issued_ = PendingCall{call, Clock::now()};
-      // Messages are between two ranks only: the others cannot compare them.
+      // Messages are between two ranks, so the others cannot compare them.
       if (call.kind != CollectiveKind::send && call.kind != CollectiveKind::receive) {
         if (captured) {
           captured_calls_.push_back(call);
@@ -558,7 +526,7 @@ class Engine {
         const std::lock_guard lock(mutex());
         issued_.reset();
       }
-      // A capture that failed has done nothing: the communicator is as good as before.
+      // A failed capture has enqueued nothing, so the communicator is still usable.
       if (captured && !is_broken()) throw;
       fail(error);
     }
@@ -572,28 +540,27 @@ class Engine {
   std::string name_;
   std::shared_ptr<Gpu> gpu_;
   std::shared_ptr<Store> store_;
-  std::optional<OnGpu> making_;  // while the members below are made
+  std::optional<OnGpu> making_;  // sets the device for the members below
   std::atomic<Milliseconds> timeout_;
   CudaStream stream_ = CudaStream::urgent();
   std::deque<Arena> arenas_;
   PinnedArena on_host_{staged_bytes};
   DeviceArena on_gpu_{staged_bytes};
   DeviceArena scratch_{scratch_bytes};
-  /// Calls that are captured are never over: a graph keeps the order that their events stand for,
-  /// which can be recorded again for another call.
+  /// Captured calls never complete: the graph keeps their order, and their events are reused.
   CallRing captured_;
   std::vector<Call> captured_calls_;
   ncclComm_t split_result_ = nullptr;
   std::size_t groups_ = 0;
   std::optional<NoticeBoard> board_;
 
-  PendingCalls pending_;  // its mutex is for what follows
+  PendingCalls pending_;  // its mutex guards the members below
   ncclComm_t comm_ = nullptr;
-  std::vector<std::weak_ptr<StepGraph::Executable>> graphs_;  // that hold NCCL's kernels
+  std::vector<std::weak_ptr<StepGraph::Executable>> graphs_;  // contain NCCL's kernels
   bool aborted_ = false;
   CallRing in_flight_;
   CallLog log_;
-  std::optional<PendingCall> issued_;  // and not yet on the stream
+  std::optional<PendingCall> issued_;  // not yet on the stream
 };
 
 }  // namespace lockstep::detail::nccl

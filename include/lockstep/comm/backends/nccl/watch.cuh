@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The thread that looks after a communicator: whether its calls end in time, whether NCCL or
-/// another rank has failed, and whether all ranks make the same calls.
+/// @file The watchdog of an NCCL communicator: timeouts, failures, and ranks with different calls.
 
 #include "lockstep/comm/backends/nccl/engine.cuh"
 #include "lockstep/comm/call/watchdog.hpp"
@@ -10,7 +9,6 @@
 
 namespace lockstep::detail::nccl {
 
-/// The watchdog's look at NCCL and at the other ranks.
 class Probe {
  public:
   static constexpr ThreadName thread{"lockstep nccl", "the thread that watches NCCL's calls"};
@@ -42,9 +40,9 @@ class Probe {
   }
 
  private:
-  /// After this, a rank that waits asks the others where they are.
+  /// After this long, a waiting rank asks the others for their positions.
   static constexpr Milliseconds long_wait{1'000};
-  /// A failure that NCCL reports is mostly caused by another rank; its words are awaited this long.
+  /// NCCL's failures mostly originate on another rank, whose reason is awaited this long.
   static constexpr Milliseconds words_wait{800};
   static constexpr Milliseconds verdict_wait{3'000};
   static constexpr auto never = static_cast<std::uint64_t>(-1);
@@ -52,7 +50,7 @@ class Probe {
   void look_at_others(const NoticeBoard& board) {
     if (!news_) news_ = board.watch();
     if (const auto bytes = news_->news()) notice_ = Notice::from_bytes(*bytes);
-    // What each rank asks of the store is asked the less often the more ranks there are.
+    // The more ranks there are, the less often each polls the store.
     const bool is_time = Clock::now() >= next_request_;
     if (is_time) next_request_ = Clock::now() + NoticeBoard::pace(engine_.world());
     Notice notice = notice_;
@@ -70,7 +68,7 @@ class Probe {
     }
   }
 
-  /// Rank 0 shows how far it is, and the others compare once they are there too.
+  /// Rank 0 publishes its position; the others compare once they have reached it.
   void compare(const NoticeBoard& board, Notice& notice) {
     const Position own = head();
     if (engine_.rank() == Rank{0}) {
@@ -78,7 +76,7 @@ class Probe {
       head_ = own;
       return;
     }
-    // The head is kept until this rank has made as many calls; a newer one might always be ahead.
+    // A newer head might always be ahead of this rank, so the head is kept until it is reached.
     if (head_.calls <= compared_ && own.calls > compared_) head_ = board.head();
     if (head_.calls <= compared_ || head_.calls > own.calls) return;
     compared_ = head_.calls;
@@ -106,16 +104,14 @@ class Probe {
     }
     if (Clock::now() - *reported_ < words_wait && hears_ && engine_.board()) return;
     const Error error = error_of(state, what_it_is_in());
-    // NCCL knows a lost connection and not whose it was: a rank that was killed is known by its
-    // silence.
+    // NCCL reports a lost connection, but not whose: a killed rank is the one that does not answer.
     const std::string silent = where_others_are(true);
     engine_.fail(silent.empty() ? error
                                 : retold(error, error.operation(), error.problem() + "; " + silent,
                                          error.rank()));
   }
 
-  /// The positions of ranks that have made fewer calls than this one, or else of all others; or
-  /// the ranks alone that have not said where they are.
+  /// The positions of ranks behind this one, else of all others; if `only_silent`, silent ranks.
   std::string where_others_are(bool only_silent) {
     std::vector<std::string> all;
     std::vector<std::string> behind;
@@ -138,7 +134,7 @@ class Probe {
     try {
       f(*engine_.board());
     } catch (const Error&) {
-      // The process with the store has ended. If it was a rank, NCCL will notice.
+      // The process with the store has exited. If it was a rank, NCCL will notice.
       hears_ = false;
     }
   }
@@ -156,18 +152,18 @@ class Probe {
   }
 
   Engine& engine_;
-  bool hears_ = true;  // there is a store
+  bool hears_ = true;  // the store is reachable
   std::unique_ptr<StoreWatch> news_;
   Notice notice_;
   Clock::time_point next_request_{};
   bool asked_ = false;
   Position told_{never};
-  Position head_;  // on rank 0 what it has shown, elsewhere what it has read
+  Position head_;  // rank 0: last published; others: last read
   std::uint64_t compared_ = 0;
   std::optional<Clock::time_point> reported_;
 };
 
-/// An engine and the thread that watches it, which ends NCCL's kernels after a fault.
+/// An engine with its watchdog thread, which aborts NCCL's kernels after a fault.
 using WatchedEngine = CallWatchdog<Engine, Probe>;
 
 }  // namespace lockstep::detail::nccl

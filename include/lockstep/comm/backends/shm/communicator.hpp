@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `Backend<Shm>`'s communicator: collectives of ranks that share a host's memory. A rank
-/// posts its calls, waits for the others, does its work, and notices who is missing or disagrees.
+/// @file `Backend<Shm>`'s communicator: collectives of ranks that share a host's memory, with
+/// detection of missing ranks and of mismatched calls.
 
 #include <atomic>
 #include <cstring>
@@ -27,21 +27,21 @@
 
 namespace lockstep::detail::shm {
 
-/// A call that this rank has posted and whose work it has yet to do. Work is done in the order of
-/// posting, so that one counter tells how far a rank is.
+/// A call that this rank has posted and not yet executed. Calls are executed in the order of
+/// posting, so one counter records a rank's progress.
 struct PostedCall {
   std::uint64_t ticket = 0;
-  void (*finish)(PostedCall&) = nullptr;  // waits for all ranks, then works
+  void (*finish)(PostedCall&) = nullptr;  // waits for all ranks, then executes the call
 };
 
-/// One rank's end of the shared control blocks. Used by one thread at a time.
+/// One rank's view of the shared control blocks. Used by one thread at a time.
 class Engine : public SharedPeers {
  public:
-  /// Makes the memory for a world. One rank does this and tells the others the address.
+  /// Creates the shared memory of a world. One rank does this and sends the others its `address`.
   static MemoryFile make_file(WorldSize world);
   static std::string address(const MemoryFile& file);
   static MemoryFile open(const std::string& address);
-  /// The file of a job's ranks, which rank 0 makes. **Ranks** all.
+  /// Opens the job's file, which rank 0 creates. **Ranks** all. **Host** blocks until it exists.
   static MemoryFile join(const Membership& member, Store& store, const std::string& name);
 
   Engine(Rank rank, WorldSize world, MemoryFile file, Milliseconds timeout);
@@ -57,13 +57,10 @@ class Engine : public SharedPeers {
     return block(rank).slots[ticket % ring];
   }
 
-  // Memory
-
-  /// Makes `bytes` of memory for every rank, visible to all, or `common` to all. Ranks: all, with
-  /// the same size.
+  /// Allocates `bytes` for each rank, visible to all, or `common` to all. **Ranks** all, same size.
   std::byte* allocate(std::size_t bytes, bool common);
 
-  /// The offset in the file of this rank's memory; nothing if it is not in one of its arenas.
+  /// The file offset of this rank's memory; nothing if it is not in one of its arenas.
   std::optional<std::uint64_t> locate(const void* data, std::size_t bytes) const {
     for (const Arena& arena : arenas_) {
       const std::byte* const begin = arena.mapping.data() + me() * arena.stride;
@@ -74,7 +71,7 @@ class Engine : public SharedPeers {
     }
     return std::nullopt;
   }
-  /// The data that another rank has posted in an arena, as this rank sees it.
+  /// The arena data that a rank has posted, as mapped in this process.
   std::byte* data_in_arena(std::size_t rank, std::uint64_t ticket) const {
     const std::uint64_t offset = slot(rank, ticket).offset;
     for (const Arena& arena : arenas_) {
@@ -84,10 +81,7 @@ class Engine : public SharedPeers {
     return nullptr;
   }
 
-  // Calls
-
-  /// Announces a call; its data must be ready. `small` travels in the slot, `offset` says where
-  /// other data lies.
+  /// Posts a call whose data is ready: `small` is copied into the slot, other data is at `offset`.
   std::uint64_t post(const Call& call, std::uint64_t offset, std::span<const std::byte> small) {
     raise_fault();
     const std::uint64_t ticket = posted_++;
@@ -103,7 +97,6 @@ class Engine : public SharedPeers {
     return ticket;
   }
 
-  /// Waits for a counter of rank w.
   void wait(std::size_t w, Counter& counter, std::uint64_t value, const Call& call) {
     if (reached(counter, value)) [[likely]]
       return;
@@ -117,7 +110,7 @@ class Engine : public SharedPeers {
     return all_others([&](std::size_t w) { return reached(block(w).finished, ticket + 1); });
   }
 
-  /// Waits until every rank has posted the call, and compares. No rank has written any data yet.
+  /// Waits until every rank has posted the call, and compares. No data is written before.
   void wait_arrived(std::uint64_t ticket) {
     for_others([&](std::size_t w) {
       wait(w, block(w).state.arrived, ticket + 1, slot(me(), ticket).call);
@@ -130,19 +123,19 @@ class Engine : public SharedPeers {
         [&](std::size_t w) { wait(w, block(w).finished, ticket + 1, slot(me(), ticket).call); });
   }
 
-  /// Says that this rank has done its work on the call's memory.
+  /// Publishes that this rank has executed its share of the call.
   void finish(std::uint64_t ticket) {
     worked_ = ticket + 1;
     publish(block(me()).finished, worked_);
   }
 
-  // Order: the calls from `worked_` up to `posted_` are under way here.
+  // The calls from `worked_` up to `posted_` are pending on this rank.
 
   void add(PostedCall& call) { pending_[call.ticket % ring] = &call; }
   bool is_next(std::uint64_t ticket) const { return worked_ == ticket; }
   PostedCall& next() const { return *pending_[worked_ % ring]; }
 
-  /// Does the work of everything posted before `ticket`.
+  /// Executes every pending call that was posted before `ticket`.
   void finish_pending(std::uint64_t ticket) {
     while (worked_ < std::min(ticket, posted_)) {
       raise_fault();  // calls of a communicator that has failed are left as they are
@@ -150,24 +143,18 @@ class Engine : public SharedPeers {
     }
   }
 
-  /// The one call through a pointer. It is needed where a caller cannot know the type of the next
-  /// call: out of order, or in a helper thread. Waiting in order never comes here.
+  /// The only indirect call, where the next call's type is unknown: out of order, or in the helper.
   [[gnu::noinline]] void finish_next() { next().finish(next()); }
 
-  // Messages. A rank has one outbox, which holds one piece at a time: messages leave in the order
-  // of sending, and a piece must be received before the next is written.
+  // The outbox holds one piece of a message, which must be received before the next is written.
 
   void send(const Call& call, std::span<const std::byte> bytes, Rank to);
   void receive(const Call& call, std::span<std::byte> bytes, Rank from);
 
-  // The helper thread
-
-  /// Starts a thread that does the work of pending calls as soon as all ranks have posted them. It
-  /// never waits while it holds the engine, and leaves errors to the rank, which finds them when
-  /// it waits.
+  /// Starts a thread that executes pending calls as soon as all ranks have posted them. The thread
+  /// never waits while it holds the engine, and leaves errors to the rank's own `wait`.
   void start_helper();
-  /// The right to use the engine: a lock where there is a helper thread, nothing where there is
-  /// none.
+  /// Locks the engine if a helper thread uses it too.
   template <bool Helped>
   std::unique_lock<std::mutex> turn() {
     if constexpr (Helped) return std::unique_lock(turns_);
@@ -175,7 +162,7 @@ class Engine : public SharedPeers {
   }
 
  private:
-  /// The file stays where it is, and is moved from there only now.
+  /// `file` is a reference: the delegating constructor maps the file in the same argument list.
   Engine(Rank rank, WorldSize world, Mapping blocks, MemoryFile&& file, Milliseconds timeout);
 
   bool all_agree(std::uint64_t ticket) const {
@@ -203,18 +190,18 @@ class Engine : public SharedPeers {
   std::uint64_t posted_ = 0;
   std::uint64_t worked_ = 0;
   std::array<PostedCall*, ring> pending_{};
-  std::mutex turns_;  // held by each user of the engine where a helper thread is one of them
+  std::mutex turns_;  // see `turn`
   std::atomic<bool> stopping_ = false;
   Thread helper_;
 };
 
-/// `Execute` is this rank's share of the work, called once with the call's ticket when all ranks
-/// have posted. It is a type of its own, so that waiting for the call in order is a direct call.
+/// A posted call. `Execute` is this rank's share of the work, called once with the call's ticket
+/// when all ranks have posted; its type is known, so that waiting in order is a direct call.
 template <class Execute, bool Helped>
 class Pending : PostedCall {
  public:
-  /// **Ranks** all. **Host** returns at once. `others_read`: this rank's memory is in use until all
-  /// ranks are done.
+  /// **Ranks** all. **Host** blocks only while the call's slot is in use. `others_read`: this
+  /// rank's memory is in use until all ranks have finished.
   Pending(Engine& engine, const Call& call, std::uint64_t offset, std::span<const std::byte> small,
           bool others_read, Execute execute)
       : engine_(engine), others_read_(others_read), execute_(execute) {
@@ -254,7 +241,7 @@ class Pending : PostedCall {
     engine_.wait_finished(ticket);
   }
 
-  /// The call's memory may be freed now, so this rank gives the communicator up.
+  /// Aborts the communicator, because the caller may free the call's memory now.
   void leave() {
     const auto turn = engine_.turn<Helped>();
     if (!done_) engine_.abandon(ended_by_exception);
@@ -281,15 +268,12 @@ class Pending : PostedCall {
 namespace lockstep {
 
 /// Collectives through shared memory, for processes of one host or threads of one process. `Ranks`
-/// is the world's size where the compiler knows it: reductions are unrolled over it.
+/// is the world size if it is static: reductions are unrolled over it. Results are bitwise equal on
+/// all ranks and in every run, because values are combined in rank order. Every call is compared
+/// over ranks before anything is written. Memory from `allocate` is reduced in place; other memory
+/// above 4 KiB is staged piece by piece, also by an asynchronous call, before it returns.
 ///
-/// Results are the same bits on all ranks and in every run: values are combined in rank order, each
-/// element by one rank. Every call is compared over ranks before anything is written.
-///
-/// Memory from `allocate` is worked on where it lies. Other memory is staged, piece by piece; such
-/// data cannot be worked on in the background, so that an asynchronous call reduces it at once.
-///
-/// **Host** every collective blocks until the result is here and the arguments may be used again; a
+/// **Host** every collective blocks until the result is here and the arguments may be reused; a
 /// message of up to 64 KiB may be buffered. **Stream** none: host memory only.
 template <std::size_t Ranks = dynamic, class Who = Callers>
 class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
@@ -299,10 +283,11 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
  public:
   using Milliseconds = std::chrono::milliseconds;
 
-  /// With more calls under way than this, a new one waits for the oldest.
+  /// A call beyond this number in flight waits for the oldest.
   static constexpr std::size_t most_under_way = detail::shm::ring;
 
-  /// Joins a world through a file that one rank made (`Engine::make_file`) and all opened.
+  /// Joins a world through the file that one rank created (`Engine::make_file`) and all have
+  /// opened. **Ranks** all. **Host** blocks until all have joined.
   ShmCommunicator(Rank rank, WorldSize world, detail::shm::MemoryFile file, Milliseconds timeout)
       : engine_(std::make_unique<Engine>(rank, world, std::move(file), timeout)) {
     detail::require_world<Ranks>(world, rank);
@@ -318,38 +303,35 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
   Milliseconds timeout() const { return engine_->timeout(); }
   void set_timeout(Milliseconds timeout) { engine_->set_timeout(timeout); }
 
-  /// `count` elements that every rank can see, zeroed. The memory lives as long as the
-  /// communicator.
-  /// **Ranks** all, with the same count.
+  /// `count` zeroed elements for this rank, which every rank can access, for the communicator's
+  /// lifetime. **Ranks** all, with the same count.
   template <Element T>
   std::span<T> allocate(std::size_t count) {
     const auto turn = this->turn();
     return {reinterpret_cast<T*>(engine_->allocate(count * sizeof(T), false)), count};
   }
 
-  /// `count` elements that all ranks have in common, zeroed. **Ranks** all, with the same count.
+  /// `count` zeroed elements that all ranks share. **Ranks** all, with the same count.
   template <Element T>
   std::span<T> allocate_shared(std::size_t count) {
     const auto turn = this->turn();
     return {reinterpret_cast<T*>(engine_->allocate(count * sizeof(T), true)), count};
   }
 
-  /// Gives up: every other rank's call fails with this reason.
   void abandon(std::string_view reason) {
     const auto turn = this->turn();
     engine_->abandon(reason);
   }
 
-  /// The elements [begin, end) of `count` that are this rank's to combine in `reduce_slice`.
+  /// The range [begin, end) of `count` elements that this rank combines in `reduce_slice`.
   template <Element T>
   std::pair<std::size_t, std::size_t> slice(std::size_t count) const {
     return detail::slice_of<T>(count, engine_->me(), world(*engine_));
   }
 
-  /// Combines this rank's slice of `data`, which is in an arena, over ranks, and hands the results
-  /// to `consume(begin, results)`, block by block, while they are in the cache; one that can is
-  /// also given all ranks' data, in the order of ranks. No data is changed. Returns when all ranks
-  /// have consumed theirs. **Ranks** all.
+  /// Reduces this rank's slice of `data`, which must be in memory from `allocate`, and passes the
+  /// results to `consume(begin, results)` or `consume(begin, results, all_ranks_data)`, while they
+  /// are cached. `data` is unchanged. **Ranks** all. **Host** blocks until all have consumed.
   template <class Data, class Op, class Consume>
   void reduce_slice(Data&& data, Op op, const Consume& consume,
                     detail::JobCall part_of = detail::current_job_call()) {
@@ -378,7 +360,7 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
     }).wait();
   }
 
-  // For the front.
+  // Called by `Collectives`.
 
   template <class C>
   void perform(const C& call) {
@@ -397,7 +379,7 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
     }
   }
 
-  /// Memory outside of arenas is worked on at once, and the handle is of an empty call.
+  /// Memory outside of arenas is reduced at once, and the handle is that of an empty call.
   template <class C>
   auto start(const C& call) {
     const auto offset = location(call);
@@ -405,12 +387,10 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
     return begin(offset ? call : call.on({}, {}, 0), offset.value_or(0));
   }
 
-  /// Compares a call over ranks that something else makes.
   void agree(const detail::Call& call) {
     post(call, {}, 0, false, [](std::uint64_t) {}).wait();
   }
 
-  /// The communicator of this rank's group, if it is in one.
   template <std::size_t GroupRanks>
   std::optional<ShmCommunicator<GroupRanks>> split(const detail::GroupPlace& place) {
     agree(detail::division_call(place));
@@ -443,16 +423,15 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
     return count * sizeof(T) <= detail::shm::small_bytes;
   }
 
-  /// The pieces of what a rank gives.
+  /// The number of pieces in a rank's input.
   template <class C>
   std::size_t pieces() const {
     return C::deals_pieces ? world(*engine_) : 1;
   }
 
-  /// The offset at which other ranks find the data; 0 for small data, which travels in the slot;
-  /// nothing for memory outside of arenas. All ranks must use the same kind of memory, also those
-  /// that give nothing: a rank that cannot know where the root's memory is stages what is
-  /// scattered.
+  /// The offset at which other ranks find the data: 0 for small data, which is copied into the
+  /// slot, and nothing for memory outside of arenas. All ranks must choose alike, and only the root
+  /// of a scatter knows where its memory is: a scatter of more than small data is always staged.
   template <class C>
   std::optional<std::uint64_t> location(const C& call) const {
     using T = typename C::element;
@@ -465,8 +444,7 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
     return engine_->locate(data.data(), data.size_bytes());
   }
 
-  /// Posts a call: `small` travels in the slot, `offset` says where other data lies, and
-  /// `execute(ticket)` is this rank's share of the work. `others_read` as in `Pending`.
+  /// Posts a call; the arguments are those of `Engine::post` and `Pending`.
   template <class Execute>
   auto post(const detail::Call& call, std::span<const std::byte> small, std::uint64_t offset,
             bool others_read, const Execute& execute) {
@@ -474,7 +452,7 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
                                                            small, others_read, execute);
   }
 
-  // Where rank w's data of a call is, `source(w)`: in its arena or its staging area.
+  // `source(w)` is where rank w's data of a call is: in its arena, its staging area or its slot.
 
   template <class T>
   static auto in_arenas(const Engine& engine, std::uint64_t ticket) {
@@ -482,7 +460,6 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
       return reinterpret_cast<T*>(engine.data_in_arena(w, ticket));
     };
   }
-  /// All ranks' data, looked up once.
   template <class T, class Source>
   static std::vector<T*> data_of_all(const Engine& engine, const Source& source) {
     std::vector<T*> data(world(engine));
@@ -493,10 +470,9 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
   template <class C>
   static constexpr bool pushes = C::kind == Kind::all_reduce;
 
-  /// This rank's share of a call on elements [begin, begin + n) of every piece; of piece p of rank
-  /// w they lie at `source(w) + p * stride`. Of an all-reduce, each rank loads its slice of all
-  /// ranks' data, combines it in registers and stores it to all. Of all else, each takes what it
-  /// needs of the others.
+  /// Executes this rank's share of elements [begin, begin + n) of every piece; those of rank w's
+  /// piece p are at `source(w) + p * stride`. In an all-reduce each rank reduces its slice in
+  /// registers and stores it to all ranks; in other calls it reads what it needs from the others.
   template <class C, class Source>
   static void work(const Engine& engine, const C& call, const Source& source, std::size_t stride,
                    std::size_t begin, std::size_t n) {
@@ -509,8 +485,8 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
     }
   }
 
-  /// Starts a call whose data is small or lies in arenas, this rank's at `offset`. Of small data,
-  /// which lies in the slots, every rank combines all.
+  /// Starts a call whose data is small or in arenas, this rank's at `offset`. Small data, which is
+  /// in the slots, is combined by every rank.
   template <class C>
   auto begin(const C& call, std::uint64_t offset) {
     using T = typename C::element;
@@ -530,7 +506,7 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
                 !small, execute);
   }
 
-  /// Makes a call of private memory, as much at a time as the staging area holds.
+  /// Executes a call on private memory, as much at a time as the staging area holds.
   template <class C>
   void make_staged(const C& call) {
     using T = typename C::element;
@@ -557,9 +533,8 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
   std::unique_ptr<Engine> engine_;
 };
 
-/// The shared-memory communicator of a job's ranks. `name` tells several of one job apart.
-/// **Ranks** all.
-/// **Host** blocks until all have come.
+/// Creates the shared-memory communicator of a job; `name` distinguishes several of one job.
+/// **Ranks** all. **Host** blocks until all have joined.
 template <std::size_t Ranks = dynamic, class Who = Callers>
 ShmCommunicator<Ranks, Who> make_shm_communicator(const Membership& member, Store& store,
                                                   const std::string& name = "world") {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The memory that processes of one host share: the file, the arenas in it, and the
-/// blocks through which ranks tell each other of their calls, progress and faults.
+/// @file The memory that processes of one host share: the file, its arenas, and the control blocks
+/// in which ranks publish their calls, progress and faults.
 
 #include <atomic>
 
@@ -13,8 +13,8 @@
 
 namespace lockstep::detail::shm {
 
-/// A file in memory. It has no name, so nothing is left in /dev/shm however its users end; another
-/// process opens it through the file descriptor of one that has it.
+/// A file in memory (memfd). It has no name, so nothing is left in /dev/shm however its users end;
+/// another process opens it through the file descriptor of one that has it.
 class MemoryFile {
  public:
   MemoryFile() = default;
@@ -22,12 +22,11 @@ class MemoryFile {
 
   int descriptor() const { return file_.get(); }
 
-  /// Reserves every page up to `bytes`, so that a lack of memory is an error here and not a SIGBUS
-  /// later.
+  /// Allocates every page up to `bytes`: a lack of memory is an error here, not a SIGBUS later.
   void reserve(std::size_t bytes) const;
 
-  // Liveness: every rank holds a lock on its own byte, which the kernel drops when the process ends
-  // in whatever way. Unlike a process id, a lock is never reused, and a zombie has none.
+  // Liveness: every rank locks its own byte, and the kernel drops the lock however the process
+  // ends. Unlike a process id, a lock is never reused, and a zombie has none.
 
   void lock_byte(Rank rank) const;
 
@@ -38,9 +37,8 @@ class MemoryFile {
   Descriptor file_;
 };
 
-/// A piece of a memory file, mapped. Ranks that are threads of one process share one mapping, so
-/// that they see the same addresses: it saves page tables, and lets a thread sanitizer see what
-/// they do.
+/// A mapped range of a memory file. Ranks that are threads of one process share one mapping: it
+/// saves page tables, and equal addresses let ThreadSanitizer see the accesses.
 class Mapping {
  public:
   Mapping(const MemoryFile& file, std::size_t offset, std::size_t bytes);
@@ -53,21 +51,20 @@ class Mapping {
   std::size_t bytes_;
 };
 
-/// Memory that every rank has a part of, `stride` bytes each, beginning at `offset` of the file.
-/// What all ranks have in common has no stride.
+/// Memory at `offset` of the file, `stride` bytes for each rank; no stride if all ranks share it.
 struct Arena {
   Mapping mapping;
   std::size_t offset;
   std::size_t stride;
 };
 
-/// Data of up to this many bytes travels inside the call and needs one synchronisation only.
+/// Data of up to this many bytes is copied into the slot and needs one synchronization only.
 inline constexpr std::size_t small_bytes = 4096;
 
-/// How many calls may be under way at once.
+/// The number of calls that may be in flight at once.
 inline constexpr std::size_t ring = 16;
 
-/// How much private memory a rank copies through shared memory at a time.
+/// The bytes of private memory that a rank stages at a time.
 inline constexpr std::size_t staging_bytes = 1_MiB;
 
 /// A call and, if it is small, its data.
@@ -81,7 +78,7 @@ struct alignas(line_pair) Slot {
 struct alignas(line_pair) Outbox {
   Counter sent;                        // pieces written, by the sender
   Counter received;                    // pieces read, by the receivers
-  std::atomic<std::uint64_t> address;  // number of the piece, and to whom: `piece << 16 | rank`
+  std::atomic<std::uint64_t> address;  // `number of the piece << 16 | receiver`
   Call call;
   std::uint64_t bytes;
   alignas(line_pair) std::array<std::byte, 64_KiB> data;

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file `Backend<Shm>`'s communicator for `Device<Cuda>`: collectives of ranks that are threads of
-/// one process, on one or several GPUs. It orders their compute streams with the communication by
-/// events, and captures their steps together.
+/// one process, on one or several GPUs, with joint capture of their steps.
 
 #include <cuda.h>
 #include <cuda_runtime.h>
@@ -40,9 +39,7 @@ namespace lockstep::detail::threads {
 
 using Offers = std::span<const Offer>;
 
-/// What all ranks share.
 struct SharedWorld {
-  /// `most_staged`: see `Lanes`.
   explicit SharedWorld(WorldSize size, std::size_t most_staged = most_staged_bytes)
       : calls(std::make_shared<Meeting>(size)),
         gate(std::make_shared<Meeting>(size)),
@@ -52,8 +49,7 @@ struct SharedWorld {
          text({"start at most ", most_ranks, ", or use Backend<Nccl>"}));
   }
 
-  /// The world of this name that not all ranks of this process have joined yet; the first rank that
-  /// asks makes it.
+  /// The world of this name that not all ranks have joined yet; the first rank to ask creates it.
   static std::shared_ptr<SharedWorld> named(const std::string& name, WorldSize size) {
     const std::lock_guard lock(open_mutex);
     std::weak_ptr<SharedWorld>& known = open_worlds[name];
@@ -63,7 +59,7 @@ struct SharedWorld {
     return world;
   }
 
-  /// All ranks have come, each with its GPU. The next world of this name is another one.
+  /// All ranks have joined, each with its GPU. The next world of this name is a new one.
   void open(Offers ranks) {
     {
       const std::lock_guard lock(open_mutex);
@@ -81,8 +77,8 @@ struct SharedWorld {
   }
 
   // One thread begins and ends a capture for all ranks while the others wait; `ranks[r].event` is
-  // an event of rank r's GPU. In CUDA's relaxed mode every thread may add to the capture and any
-  // thread may end it. CUDA does not promise that several may add at once, so ranks take turns.
+  // an event of rank r's GPU. CUDA's relaxed mode lets every thread add to the capture and any
+  // thread end it, but does not promise that several may add at once, so ranks take turns.
 
   void begin_capture(Offers ranks) {
     graph.reset();
@@ -97,8 +93,8 @@ struct SharedWorld {
     }
   }
 
-  /// Joins all streams to the first and makes the graph, or notes the first reason why there is
-  /// none. Afterwards the streams may be used as before.
+  /// Joins all streams to the first and makes the graph, or records the first reason why there is
+  /// none. The streams are usable again afterwards.
   void end_capture(Offers ranks, std::string reason) {
     const auto note = [&](cudaError_t error, const char* call) {
       if (error == cudaSuccess) return;
@@ -123,21 +119,21 @@ struct SharedWorld {
   }
 
   std::shared_ptr<Meeting> calls;
-  std::shared_ptr<Meeting> gate;  // where ranks meet even after a fault
+  std::shared_ptr<Meeting> gate;  // a barrier that works even after a fault
   std::size_t most_staged;
   std::optional<Lanes> lanes;
   std::vector<cudaStream_t> streams;  // every rank's compute stream
-  /// When every rank has taken its last message: its sender may wait for that after it has left.
+  /// Event r: rank r has received its last message. Senders may wait for it after rank r has left.
   std::vector<CudaEvent> received;
-  std::mutex turns;                // to add to the capture
-  std::optional<StepGraph> graph;  // of the last capture; nothing while one is open
+  std::mutex turns;                // guards additions to the capture
+  std::optional<StepGraph> graph;  // of the last capture; empty while one is open
 
-  std::string name;  // empty where ranks did not ask for it by a name
+  std::string name;  // empty for unnamed worlds
   static inline std::mutex open_mutex;
   static inline std::map<std::string, std::weak_ptr<SharedWorld>> open_worlds;
 };
 
-/// The pool that `cudaMallocAsync` took memory from, null for other memory. Only the driver knows.
+/// The pool of memory from `cudaMallocAsync`, else null. Only the driver API reports it.
 inline cudaMemPool_t pool_of(const void* pointer) {
   using Ask = CUresult(CUDAAPI*)(void*, CUpointer_attribute, CUdeviceptr);
   static const Ask ask = [] {
@@ -160,10 +156,10 @@ inline cudaMemPool_t pool_of(const void* pointer) {
   return pool;
 }
 
-/// One rank's end of a world: its part in the calls, its GPU, and its steps in a capture.
+/// One rank's end of a world: its calls, its GPU, and its part of captures.
 class Member : public Participant {
  public:
-  /// **Ranks** all. **Host** blocks until all have come.
+  /// **Ranks** all. **Host** blocks until all have joined.
   Member(const std::shared_ptr<SharedWorld>& world, Rank rank, const std::shared_ptr<Gpu>& gpu,
          Milliseconds timeout)
       : Participant(world->calls, rank, timeout),
@@ -178,11 +174,11 @@ class Member : public Participant {
   Member(const Member&) = delete;
   Member& operator=(const Member&) = delete;
 
-  /// Memory is freed when no rank works on it or will.
+  /// Frees memory when no rank uses it or will.
   ~Member() {
     try {
       if (!scope_.is_failure() && !is_broken()) settle();
-    } catch (const std::exception&) {  // a destructor does not throw
+    } catch (const std::exception&) {  // a destructor must not throw
     }
     gate_.reset();
     leave();
@@ -203,9 +199,8 @@ class Member : public Participant {
     return arenas_.emplace_back(bytes).data();
   }
 
-  /// Where the arguments of a call are. Throws if a GPU that is to work on them cannot. CUDA is
-  /// asked once for each argument; where GPUs use each other's memory, the driver is asked once
-  /// more.
+  /// Where the arguments of a call are; throws if a GPU that is to use them cannot. Asks CUDA once
+  /// for each argument, and the driver once more if GPUs use each other's memory.
   template <class C>
   CallMemory memory_of(const C& call) const {
     const bool is_shared = !lanes().is_one() && !lanes().is_staged();
@@ -217,10 +212,8 @@ class Member : public Participant {
     });
   }
 
-  // Calls
-
-  /// Announces a call on device memory. The last rank runs `enqueue(offers, ticket)`. **Host** does
-  /// not block, unless too many calls are under way.
+  /// Announces a call; the last rank runs `enqueue(offers, ticket)`. **Host** blocks only if too
+  /// many calls are in flight.
   template <class Enqueue>
   std::uint64_t start(const Call& call, const void* in, void* out, const Enqueue& enqueue) {
     last_ = call;
@@ -232,20 +225,18 @@ class Member : public Participant {
     return announce(call, bring, enqueue);
   }
 
-  /// **Host** blocks until all ranks have announced the call. **Stream** the compute stream waits
-  /// for its end.
+  /// **Host** blocks until all ranks have announced the call. **Stream** the compute stream waits.
   void complete(std::uint64_t ticket, const Call& call) {
     wait(ticket, call);
     lanes().block(stream(), ticket);
   }
   bool test(std::uint64_t ticket) const { return is_done(ticket) && lanes().test(ticket); }
-  /// **Host** blocks until host code may use managed memory of the calls so far. In a capture it
-  /// does not: the program synchronises after a replay.
+  /// **Host** blocks until host code may access managed memory of the calls so far; not in a
+  /// capture, where the program synchronises after the replay.
   void settle_managed() {
     if (!is_capturing_) check_cuda(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
   }
-  /// **Host** blocks until the GPUs have done all work of calls that was enqueued so far. In a
-  /// capture none was.
+  /// **Host** blocks until the GPUs have completed all enqueued calls. A capture has enqueued none.
   void finish_lanes() const noexcept {
     if (is_capturing_) return;
     for (const Lane& lane : lanes().all()) static_cast<void>(cudaStreamSynchronize(lane.stream));
@@ -262,7 +253,6 @@ class Member : public Participant {
     check_cuda(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
   }
 
-  /// Sends or receives a message.
   template <class C>
   void exchange(const C& message) {
     const Call call = message.call();
@@ -282,7 +272,7 @@ class Member : public Participant {
           if (bytes != 0) std::memcpy(message.out.data(), sent.in, bytes);
           return nullptr;
         }
-        // Where GPUs cannot use each other's memory, CUDA copies through the host.
+        // Without peer access, CUDA copies through the host.
         follow(stream(), sent.event);
         check_cuda(cudaMemcpyAsync(message.out.data(), sent.in, bytes, cudaMemcpyDefault, stream()),
                    "cudaMemcpyAsync");
@@ -294,9 +284,6 @@ class Member : public Participant {
     if (memory.is_managed) settle_managed();
   }
 
-  // Capture
-
-  /// See `ThreadCommunicator::capture`.
   template <class F>
   StepGraph capture(F&& f) {
     Call call;
@@ -326,7 +313,7 @@ class Member : public Participant {
   }
 
  private:
-  /// All GPUs must have access to the pool that memory is from.
+  /// Throws unless all GPUs have access to the memory's pool.
   void require_access(const Call& call, const char* argument, cudaMemPool_t pool) const {
     if (pool == nullptr) return;
     for (const Lane& lane : lanes().all()) {
@@ -345,7 +332,7 @@ class Member : public Participant {
     }
   }
 
-  /// Adds this rank's step to the capture. If that fails, every rank's attempt does.
+  /// Adds this rank's step to the capture. If that fails, it fails on every rank.
   template <class F>
   std::optional<Failure> attempt(F&& f) {
     const std::lock_guard turn(world_->turns);
@@ -357,7 +344,7 @@ class Member : public Participant {
       settle();
     } catch (...) {
       failure = Failure::of(std::current_exception());
-      static_cast<void>(cudaGetLastError());  // of launches into a capture that was over
+      static_cast<void>(cudaGetLastError());  // of launches into a capture that has ended
       abandon(failure->text(rank()));
     }
     is_capturing_ = false;
@@ -365,8 +352,7 @@ class Member : public Participant {
     return failure;
   }
 
-  /// All ranks have made their attempt. If one has failed, calls that only some ranks have
-  /// announced are forgotten.
+  /// If an attempt has failed, calls that only some ranks have announced are dropped.
   void end_capture(Offers ranks) {
     std::string reason;
     bool only_consequences = true;
@@ -384,33 +370,32 @@ class Member : public Participant {
   std::shared_ptr<SharedWorld> world_;
   std::shared_ptr<Gpu> gpu_;
   std::deque<DeviceArena> arenas_;
-  /// When a call's memory may be used; when a message may be; and one for captures.
+  /// `ring` events for calls, one for messages, one for captures.
   std::vector<CudaEvent> events_;
-  Call last_;  // the last call that was announced and not waited for at once
+  Call last_;  // the last call of `start`
   bool is_capturing_ = false;
-  std::optional<Participant> gate_;  // where ranks meet even after a fault
+  std::optional<Participant> gate_;  // a barrier that works even after a fault
 };
 
 }  // namespace lockstep::detail::threads
 
 namespace lockstep {
 
-/// Collectives of threads. `Ranks` is the world's size where the compiler knows it: reductions are
+/// Collectives of threads. `Ranks` is the world's size if known at compile time: reductions are
 /// unrolled over it.
 ///
-/// The last rank to make a call enqueues the work of all ranks, on one stream for each GPU: one
-/// kernel loads from all ranks' memory, combines in rank order and stores to all ranks' memory,
-/// through peer access where that is another GPU's, or in pieces through pinned host memory where
-/// there is no such access. Streams wait for each other by events; no kernel ever waits for
-/// another. Results are the same bits on all ranks and in every run.
+/// The last rank to make a call enqueues the work of all ranks, on one stream per GPU. One kernel
+/// loads from all ranks' memory, combines in rank order and stores to all ranks' memory: through
+/// peer access to other GPUs, or in pieces through pinned host memory without it. Streams wait for
+/// events; no kernel waits for another. Results are bitwise the same on all ranks and in every run.
 ///
-/// Every call is compared over ranks before anything is launched. Memory need not be from
-/// `allocate`. All ranks give device memory or all give host memory.
+/// Calls are compared over ranks before anything is launched. Memory need not be from `allocate`,
+/// but all ranks must give device memory or all host memory.
 ///
-/// **Host** every collective blocks until all ranks have made the call; with host memory, until the
-/// result is here. An asynchronous call of device memory does not block. **Stream** the work comes
-/// after what all ranks' compute streams hold at the call, and before what this rank's is given
-/// next; after an asynchronous call, before what it is given after `wait` of the handle.
+/// **Host** collectives block until all ranks have made the call; with host memory, until the
+/// result is complete. An asynchronous call on device memory does not block. **Stream** the work
+/// runs after what all ranks' compute streams hold at the call; work enqueued later on this rank's
+/// compute stream sees the result, for an asynchronous call after `wait` of its handle.
 template <std::size_t Ranks = dynamic>
 class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
   using Member = detail::threads::Member;
@@ -419,9 +404,8 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
   using Offers = detail::threads::Offers;
 
  public:
-  /// With more calls under way than this, a new one waits until all ranks have made the oldest.
+  /// With this many calls in flight, a new one blocks until all ranks have made the oldest.
   static constexpr std::size_t most_under_way = detail::threads::ring;
-  /// All ranks capture and replay together.
   static constexpr bool captures_jointly = true;
 
   using Milliseconds = std::chrono::milliseconds;
@@ -434,13 +418,13 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
   ThreadCommunicator(ThreadCommunicator&&) noexcept = default;
   ThreadCommunicator& operator=(ThreadCommunicator&&) = delete;
 
-  /// Joins the ranks of a job, all of which are threads of this process. `name` tells several
-  /// communicators of one job apart. **Ranks** all. **Host** blocks until all have come.
+  /// Joins the communicator `name` of a job whose ranks are threads of this process. **Ranks** all.
+  /// **Host** blocks until all have joined.
   static ThreadCommunicator join(const Membership& member, Store& store,
                                  const std::shared_ptr<Gpu>& gpu,
                                  const std::string& name = "world") {
     detail::require_world<Ranks>(member.world, member.rank);
-    // A rank that fails before it gets here closes the store, so that no rank waits for it in vain.
+    // A rank that fails before this closes the store, so that no rank waits for it in vain.
     store.barrier("lockstep/threads/" + name, member.rank, member.world, member.timeout);
     return {SharedWorld::named(member.job + " " + name, member.world), member.rank, gpu,
             member.timeout};
@@ -452,22 +436,21 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
   Milliseconds timeout() const { return member_->timeout(); }
   void set_timeout(Milliseconds timeout) { member_->set_timeout(timeout); }
 
-  /// `count` elements of this rank's GPU, zeroed. The memory lives as long as the communicator.
-  /// **Ranks** this one.
+  /// `count` zeroed elements on this rank's GPU, freed with the communicator. **Ranks** this one.
   template <Element T>
   std::span<T> allocate(std::size_t count) {
     return {reinterpret_cast<T*>(member_->allocate(count * sizeof(T))), count};
   }
 
-  /// Gives up: every other rank's call fails with this reason. **Ranks** this one.
+  /// Aborts: every other rank's calls fail with this reason. **Ranks** this one.
   void abandon(std::string_view reason) { member_->abandon(reason); }
 
-  /// **Ranks** this one. **Host** blocks until this rank's compute stream is empty, and all ranks
-  /// have made the calls that it has made.
+  /// **Ranks** this one. **Host** blocks until this rank's compute stream is idle and all ranks
+  /// have made this rank's calls.
   void synchronize() { member_->synchronize(); }
 
-  /// **Host** blocks until all ranks have made the call. **Stream** what any rank's compute stream
-  /// is given next comes after what all of them hold at the call.
+  /// **Ranks** all. **Host** blocks until all ranks have made the call. **Stream** work enqueued
+  /// later on any rank's compute stream runs after what all of them hold at the call.
   void order_streams() {
     if (is_alone()) return;
     const detail::Call call;
@@ -477,10 +460,9 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
     member_->complete(member_->start(call, nullptr, nullptr, enqueue), call);
   }
 
-  /// Captures what `f` enqueues on the compute streams of all ranks, collectives included, as one
-  /// graph of the whole world. If that fails on any rank, no rank has a graph, and the result says
-  /// why; nothing else has changed. **Ranks** all; they run `f` by turns. **Host** runs `f`.
-  /// **Stream** nothing is run.
+  /// Captures the work that `f` enqueues on the compute streams of all ranks, collectives included,
+  /// as one graph. If that fails on any rank, no rank gets a graph, and the result holds the
+  /// reason. **Ranks** all; they run `f` by turns. **Host** runs `f`. **Stream** nothing runs.
   template <class F>
   detail::StepGraph capture(F&& f) {
     return member_->capture(std::forward<F>(f));
@@ -488,7 +470,7 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
 
   /// Runs a captured step. **Ranks** all, with the graph of the same capture.
   void replay(const detail::StepGraph& graph) {
-    if (is_alone() || !graph) {  // where there is no graph, the launch throws and says why
+    if (is_alone() || !graph) {  // without a graph, the launch throws the reason
       member_->raise_fault();
       graph.launch(gpu().stream());
       return;
@@ -502,7 +484,7 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
         throw Error(call.text(), "ranks replay steps of different captures",
                     "let every rank replay the same one", rank());
       }
-      // The first lane does the work of all, after what all lanes hold: it may use their memory.
+      // The first lane runs the graph after what all lanes hold, because it may use their memory.
       const detail::threads::Lanes& lanes = member_->lanes();
       lanes.run(ranks, ticket, [&] {
         lanes.meet();
@@ -512,8 +494,6 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
     };
     member_->complete(member_->start(call, graph.executable().get(), nullptr, enqueue), call);
   }
-
-  // For the front and for adapters.
 
   template <class C>
   void perform(const C& call) {
@@ -531,14 +511,14 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
     member_->meet(call, Offer{}, [](Offers) {});
   }
 
-  /// Calls with host memory are made at once.
+  /// Calls on host memory complete before this returns.
   template <class C>
   auto start(const C& call) {
     const detail::Call described = call.call();
     const detail::CallMemory memory = member_->memory_of(call);
     std::optional<std::uint64_t> ticket;
     if (memory.on_host) {
-      if (memory.is_managed) member_->settle_managed();  // kernels may still write it
+      if (memory.is_managed) member_->settle_managed();  // kernels may still write the memory
       member_->forbid_on_host(described);
       member_->meet(described, Offer{call.in.data(), call.out.data(), nullptr, true},
                     [&](Offers ranks) { detail::threads::work_for_all(call, ranks); });
@@ -559,7 +539,7 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
   template <std::size_t GroupRanks>
   std::optional<ThreadCommunicator<GroupRanks>> split(const detail::GroupPlace& place) {
     using World = std::shared_ptr<SharedWorld>;
-    World world;  // made by the leader of a group
+    World world;  // made by the group's leader
     if (place.is_member() && place.rank == Rank{0})
       world = std::make_shared<SharedWorld>(place.world());
     member_->meet(detail::division_call(place), {&place, &world, nullptr, true}, [](Offers ranks) {
@@ -577,11 +557,10 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
   detail::StreamPasses passes() const { return detail::StreamPasses(gpu().stream()); }
 
  private:
-  /// Is this rank a world of one, such as the only replica of a job that could have had several?
-  /// Its compute stream then needs no other.
+  /// A world of one needs no stream but its compute stream.
   bool is_alone() const { return world_size() == WorldSize{1}; }
 
-  /// A call under way: announced, or done at once if it has no number.
+  /// A call in flight; without a ticket, it has completed.
   struct Pending {
     Member& member;
     std::optional<std::uint64_t> ticket;
@@ -594,7 +573,7 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
       member.complete(*ticket, call);
       if (is_managed) member.settle_managed();
     }
-    /// Returns once no rank will begin to work on this one's memory and the GPUs are done with it.
+    /// Returns when no rank or GPU uses this rank's memory any more or will.
     void leave() {
       if (!ticket) return;
       if (!member.is_done(*ticket)) member.abandon(detail::ended_by_exception);
@@ -605,8 +584,8 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
   std::unique_ptr<Member> member_;
 };
 
-/// The communicator of a job whose ranks are threads of this process, on the GPU that the rank's
-/// place on the host gives it. **Ranks** all. **Host** blocks until all have come.
+/// Joins a job's communicator with the GPU of this rank's local rank. All ranks must be threads of
+/// this process. **Ranks** all. **Host** blocks until all have joined.
 template <std::size_t Ranks = dynamic>
 ThreadCommunicator<Ranks> make_thread_communicator(const Membership& member, Store& store,
                                                    const std::string& name = "world") {

@@ -1,18 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Collectives of device memory among the ranks of one process: the rank that comes last
-/// enqueues the work of all ranks.
+/// @file Collectives on device memory among the ranks of one process, enqueued by the last rank.
 ///
-/// Where all GPUs can use each other's memory, there is one launch for each GPU. Every byte is
-/// loaded once and stored where it is wanted: nothing is staged. Ranks on one GPU share a launch.
-/// Ranks on several GPUs divide the elements of an all-reduce among the GPUs; for other collectives
-/// each GPU pushes the data that lies on it.
-///
-/// Where GPUs cannot, every lane works on its own GPU's memory and on pinned host memory, through
-/// which the other ranks' data comes, a piece at a time: lanes copy their ranks' data to the host,
-/// meet, and take what they need from there. Values are combined by the same kernel and in the same
-/// order, so that results are the same bits. There are copies, kernels and events only, all on the
-/// lanes' streams: it can be captured, and nothing is allocated.
+/// With peer access, each GPU has one launch, every byte is loaded once and nothing is staged: GPUs
+/// divide the elements of an all-reduce, and push their own data in other collectives. Without it,
+/// lanes copy their ranks' data to pinned host memory in pieces, meet, and read what they need. The
+/// same kernel combines in the same order: results are bitwise the same. Nothing is allocated, and
+/// all of it can be captured.
 
 #include <cuda_runtime_api.h>
 
@@ -26,7 +20,7 @@
 
 namespace lockstep::detail::threads {
 
-/// The addresses of arrays, combined by "or", which decide whether packets are aligned.
+/// The addresses of arrays, or-ed together, to decide the alignment of packets.
 template <class T>
 std::uintptr_t bits_of(const std::vector<T*>& pointers) {
   std::uintptr_t bits = 0;
@@ -34,14 +28,13 @@ std::uintptr_t bits_of(const std::vector<T*>& pointers) {
   return bits;
 }
 
-/// The most blocks of a launch of `pieces`, whose threads each have `far` packets of 16 bytes under
-/// way to or from other GPUs.
+/// The most blocks of a launch of `pieces`, whose threads each have `far` 16-byte packets in flight
+/// to or from other GPUs.
 ///
-/// Where all ranks are on one GPU, blocks fill it. Where GPUs differ, blocks wait for links most of
-/// the time, and would keep the model's kernels from the multiprocessors meanwhile: there are as
-/// many as keep a link busy. An all-reduce loads through half of it; for NVLink 4 that is 225 GB/s,
-/// which 320 KiB under way are at 1.4 us. Less than 16 blocks would not keep the GPU's own memory
-/// busy.
+/// If all ranks are on one GPU, blocks fill it. Otherwise blocks mostly wait for links and would
+/// keep the model's kernels off the multiprocessors, so there are only as many as saturate a link:
+/// an all-reduce loads through half of it, 225 GB/s for NVLink 4, which at a latency of 1.4 us
+/// needs 320 KiB in flight. Fewer than 16 blocks would not saturate the GPU's own memory.
 inline std::size_t most_blocks(const Lane& lane, std::size_t far, std::size_t pieces) {
   if (lane.is_only) return static_cast<std::size_t>(lane.processors) * (2048 / PacketPass::threads);
   constexpr std::size_t under_way = std::size_t{320} << 10;
@@ -50,12 +43,12 @@ inline std::size_t most_blocks(const Lane& lane, std::size_t far, std::size_t pi
   return std::max<std::size_t>(1, std::clamp<std::size_t>(wanted, 16, 32) / pieces);
 }
 
-/// Pieces of every rank's memory that are combined on one lane, each into `targets` of the outs.
+/// Pieces of all ranks' memory that one lane combines, each into `targets` of the outs.
 template <class T>
 struct LaneCombination {
   std::vector<const T*> in;
   std::vector<T*> out;
-  std::size_t count;  // of one piece, which is also the distance to the next
+  std::size_t count;  // elements per piece, and the stride between pieces
   std::size_t pieces = 1;
   std::size_t targets = 1;
 };
@@ -78,7 +71,7 @@ void launch_combine(const Lane& lane, const LaneCombination<T>& what, const Op& 
       work, op);
 }
 
-/// Unrolled over the ranks for common numbers of them.
+/// Unrolled for common numbers of ranks.
 template <std::size_t Ranks, class T, class Op>
 void enqueue_combine(const Lane& lane, const LaneCombination<T>& what, const Op& op) {
   if constexpr (Ranks != dynamic && Ranks <= 16) {
@@ -97,7 +90,7 @@ void enqueue_combine(const Lane& lane, const LaneCombination<T>& what, const Op&
   }
 }
 
-/// Moves `bytes` from each of `sources` to the targets, on one lane. The pass is cut here.
+/// Moves `bytes` from each of `sources` to the targets, on one lane. Sets `work.pass`.
 inline void enqueue_move(const Lane& lane, Movement& work, std::size_t sources, std::size_t bytes) {
   if (bytes == 0 || work.targets == 0) return;
   std::uintptr_t bits = work.in_stride | work.out_stride;
@@ -113,17 +106,16 @@ inline void enqueue_move(const Lane& lane, Movement& work, std::size_t sources, 
   }
 }
 
-/// **Stream** the lane's.
 inline void copy_on(const Lane& lane, void* to, const void* from, std::size_t bytes) {
   if (bytes == 0) return;
   check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, lane.stream), "cudaMemcpyAsync");
 }
 
-/// Copies `rows` of `bytes` each, which begin `from_pitch` bytes apart, to rows `to_pitch` apart.
+/// Copies `rows` of `bytes` each, with the given pitches in bytes.
 inline void copy_rows_on(const Lane& lane, unsigned char* to, std::size_t to_pitch,
                          const unsigned char* from, std::size_t from_pitch, std::size_t bytes,
                          std::size_t rows) {
-  constexpr std::size_t most_pitch = 0x7fffffff;  // of every device
+  constexpr std::size_t most_pitch = 0x7fffffff;  // limit of every device
   if (rows > 1 && std::max(from_pitch, to_pitch) <= most_pitch) {
     check_cuda(cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, bytes, rows, cudaMemcpyDefault,
                                  lane.stream),
@@ -134,8 +126,7 @@ inline void copy_rows_on(const Lane& lane, unsigned char* to, std::size_t to_pit
     copy_on(lane, to + r * to_pitch, from + r * from_pitch, bytes);
 }
 
-/// Runs a call by `stage(first, n)` on elements [first, first + n) of `count`: all of them, or
-/// `most` at a time where they pass through the host.
+/// Runs `stage(first, n)` on all `count` elements at once, or `most` at a time if staged.
 template <class Stage>
 void run_in_pieces(const Lanes& lanes, std::span<const Offer> ranks, std::uint64_t ticket,
                    std::size_t count, std::size_t most, const Stage& stage) {
@@ -146,8 +137,8 @@ void run_in_pieces(const Lanes& lanes, std::span<const Offer> ranks, std::uint64
   });
 }
 
-/// Every rank's values from `first` on, as a lane reads them: where they are, or those of other
-/// GPUs from the host, where they begin `staged` elements into the slot.
+/// Every rank's values from `first` on, as a lane reads them: in place, or, for other GPUs without
+/// peer access, in the host slot at `staged` elements.
 template <class T>
 std::vector<const T*> ins_of(const Lanes& lanes, const Lane& lane, std::span<const Offer> ranks,
                              std::size_t first, std::size_t staged) {
@@ -160,10 +151,8 @@ std::vector<const T*> ins_of(const Lanes& lanes, const Lane& lane, std::span<con
   return all;
 }
 
-// Overloads for every call: `Ranks` is the world's size where the compiler knows it.
-
-/// Each lane combines its share of the elements and stores it to all ranks; where that cannot be,
-/// to its own ranks and to the host, where the others take it from.
+/// Each lane combines its share of the elements and stores it to all ranks; without peer access, to
+/// its own ranks and to the host, from where the others copy it.
 template <std::size_t Ranks, class T, class Op>
 void enqueue(const calls::AllReduce<T, Op>& call, const Lanes& lanes, std::span<const Offer> ranks,
              std::uint64_t ticket) {
@@ -175,7 +164,7 @@ void enqueue(const calls::AllReduce<T, Op>& call, const Lanes& lanes, std::span<
       const auto share = static_cast<std::size_t>(&lane - lanes.all().data()) + next;
       return std::min(count, packets * share / shares * packet_size<T>);
     };
-    // A lane's own share need not leave its GPU, nor come back.
+    // A lane's own share stays on its GPU.
     const auto copy_other_shares = [&](const Lane& lane, T* to, const T* from) {
       const std::size_t end = border(lane, 1);
       copy_on(lane, to, from, border(lane, 0) * sizeof(T));
@@ -211,16 +200,15 @@ void enqueue(const calls::AllReduce<T, Op>& call, const Lanes& lanes, std::span<
   run_in_pieces(lanes, ranks, ticket, call.count, lanes.slot_bytes() / sizeof(T), stage);
 }
 
-/// A reduction whose results are each for one rank: the root, or all. The lane of that rank
-/// combines; where all ranks are on one GPU, one launch is for all. A slot on the host has a part
-/// for each such rank.
+/// A reduction whose results are each for one rank: the root, or all. That rank's lane combines; if
+/// all ranks are on one GPU, one launch serves all. A host slot has a part for each such rank.
 template <std::size_t Ranks, CollectiveKind Kind, class T, class Op>
 void enqueue(const Collective<Kind, T, Op>& call, const Lanes& lanes, std::span<const Offer> ranks,
              std::uint64_t ticket) {
   constexpr bool is_rooted = Kind == CollectiveKind::reduce;
   const std::size_t rows = is_rooted ? 1 : ranks.size();
   const std::size_t part = lanes.slot_bytes() / rows / sizeof(T);
-  const std::size_t together = lanes.is_one() ? rows : 1;  // of one launch
+  const std::size_t together = lanes.is_one() ? rows : 1;  // results per launch
   const auto stage = [&](std::size_t first, std::size_t count) {
     if (lanes.is_staged()) {
       lanes.each_rank([&](const Lane& lane, std::size_t w) {
@@ -249,16 +237,16 @@ void enqueue(const Collective<Kind, T, Op>& call, const Lanes& lanes, std::span<
   run_in_pieces(lanes, ranks, ticket, call.count, part, stage);
 }
 
-/// A call that only moves data, from `sources` to the ranks that get any: the `bytes` at
-/// in[s] + t * in_stride go to out[t] + i * bytes, where source s is the i-th.
+/// A call that only moves data from `sources` to `targets`: the `bytes` at in[s] + t * in_stride go
+/// to out[t] + i * bytes, where source s is the i-th.
 struct Moves {
   std::vector<std::size_t> sources;
   std::vector<std::size_t> targets;
   std::size_t bytes;
-  std::size_t in_stride;  // 0 where all targets get the same
+  std::size_t in_stride;  // 0 if all targets get the same
 };
 
-/// Each lane pushes the data that lies on its GPU; where there is one lane, by one launch.
+/// Each lane pushes its GPU's data; a single lane does so in one launch.
 inline void push_moves(const Moves& moves, const Lanes& lanes, std::span<const Offer> ranks) {
   lanes.each([&](const Lane& lane) {
     for (std::size_t i = 0; i < moves.sources.size(); ++i) {
@@ -277,8 +265,8 @@ inline void push_moves(const Moves& moves, const Lanes& lanes, std::span<const O
   });
 }
 
-/// Sources go to their slots on the host, from where the targets on other GPUs take them: `bytes`
-/// of each piece from `first` on. A slot has a part for each piece that is dealt.
+/// Copies sources to their host slots, from where targets on other GPUs read: `bytes` of each piece
+/// from `first` on. A slot has a part for each dealt piece.
 inline void stage_moves(const Moves& moves, const Lanes& lanes, std::span<const Offer> ranks,
                         std::size_t part, std::size_t first, std::size_t bytes) {
   const bool is_dealt = moves.in_stride != 0;
@@ -307,7 +295,6 @@ inline void stage_moves(const Moves& moves, const Lanes& lanes, std::span<const 
   lanes.meet();
 }
 
-/// Every call that reduces nothing.
 template <std::size_t, CollectiveKind Kind, class T>
 void enqueue(const Collective<Kind, T>& call, const Lanes& lanes, std::span<const Offer> ranks,
              std::uint64_t ticket) {

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The streams on which the ranks of one process communicate, one on each of their GPUs,
-/// ordered with their compute streams by events; whether these GPUs may use each other's memory,
-/// which is asked, opened and tried once for each pair, when the first ranks that need it join; and
-/// the kernel that moves bytes between them.
+/// @file Communication streams of the ranks of one process, one per GPU, ordered with the compute
+/// streams by events; peer access between the GPUs; and the kernel that moves bytes.
 
 #include <cuda_runtime.h>
 #include <cuda_runtime_api.h>
@@ -24,10 +22,10 @@
 
 namespace lockstep::detail::threads {
 
-/// The most ranks that one process can have: a kernel's argument holds two pointers for each.
+/// The most ranks of a process: a kernel's argument holds two pointers for each.
 inline constexpr std::size_t most_ranks = 128;
 
-/// Every rank's memory by a pointer. `Ranks` where the compiler knows it, else up to `most_ranks`.
+/// A pointer to every rank's memory, for `Ranks` or, if `dynamic`, up to `most_ranks` ranks.
 template <class T, std::size_t Ranks>
 struct RankPointers {
   static constexpr std::size_t static_ranks = Ranks;
@@ -36,7 +34,7 @@ struct RankPointers {
   __device__ const T* operator()(unsigned w) const { return at[w]; }
 };
 
-/// For source s and target t, the bytes at in[s] + t * in_stride go to out[t] + s * out_stride.
+/// For source s and target t: the bytes at in[s] + t * in_stride go to out[t] + s * out_stride.
 struct Movement {
   const unsigned char* in[most_ranks];
   unsigned char* out[most_ranks];
@@ -46,8 +44,7 @@ struct Movement {
   unsigned targets;
 };
 
-/// `Dealt`: every target gets its own piece of a source. Otherwise all get the same, which is
-/// loaded once.
+/// `Dealt`: every target gets its own piece of a source; else all get the same, loaded once.
 template <bool Dealt>
 LOCKSTEP_KERNEL __launch_bounds__(PacketPass::threads)
     move_bytes(const __grid_constant__ Movement work) {
@@ -64,9 +61,8 @@ LOCKSTEP_KERNEL __launch_bounds__(PacketPass::threads)
   });
 }
 
-/// Tries what ranks do with a peer's memory: copies are made, and kernels store to it and load from
-/// it, both ways. An IOMMU that translates the traffic between two PCIe devices can make all of
-/// that end without an error and with other bytes. **Host** blocks.
+/// Do copies, and loads and stores of kernels, reach a peer's memory both ways? An IOMMU that
+/// translates PCIe peer traffic can corrupt all of them without an error. **Host** blocks.
 inline bool bytes_arrive(int a, int b) {
   constexpr std::size_t bytes = 16 * 1024;  // some pages
   const std::size_t gpus[] = {static_cast<std::size_t>(a), static_cast<std::size_t>(b)};
@@ -79,7 +75,7 @@ inline bool bytes_arrive(int a, int b) {
   std::vector<std::uint64_t> arrived(sent.size());
   std::uint64_t word = 0;
   for (int trial = 0; trial < 8; ++trial) {
-    const OnGpu current(gpus[trial & 1]);  // works on its own memory and on the other's
+    const OnGpu current(gpus[trial & 1]);  // uses its own memory and the peer's
     const CudaStream stream;
     std::byte* const source = memory[trial >> 1 & 1].data();
     std::byte* const target = memory[1 - (trial >> 1 & 1)].data();
@@ -104,8 +100,8 @@ inline bool bytes_arrive(int a, int b) {
   return true;
 }
 
-/// Opens both ways between two devices. Empty, or why that cannot be. Bytes are tried if a way was
-/// closed: at first, or because somebody has closed it (`cudaDeviceReset`).
+/// Enables peer access both ways. Returns empty, or the reason why not. Tests the bytes if access
+/// was disabled: at first, or after a `cudaDeviceReset`.
 inline std::string open_peers(int a, int b, bool is_new) {
   const auto both_ways = [&](const auto& f) {
     for (const auto& [own, peer] : {std::pair(a, b), std::pair(b, a)}) {
@@ -132,13 +128,12 @@ inline std::string open_peers(int a, int b, bool is_new) {
   if (!refusal.empty() || !is_new) return refusal;
   const bool works = bytes_arrive(a, b);
   both_ways([&](int own, int peer) -> std::string {
-    if (!works) {  // so that copies go through the host as well, where the direct way is wrong
+    if (!works) {  // so that copies go through the host too
       if (cudaDeviceDisablePeerAccess(peer) != cudaSuccess) static_cast<void>(cudaGetLastError());
       return {};
     }
-    // Peer access does not hold for memory of `cudaMallocAsync`, which its pool grants: the default
-    // one, and the one that the program has made current. If it does not, calls with such memory
-    // are refused.
+    // Peer access does not cover memory of `cudaMallocAsync`, whose pool grants access: here the
+    // default pool and the current one. If a pool does not, calls with its memory are rejected.
     int has_pools = 0;
     check_cuda(cudaDeviceGetAttribute(&has_pools, cudaDevAttrMemoryPoolsSupported, own),
                "cudaDeviceGetAttribute");
@@ -162,14 +157,14 @@ inline std::string open_peers(int a, int b, bool is_new) {
                "stands between them. Turn these off (in the BIOS, or the kernel's iommu=pt)"});
 }
 
-/// What this process knows of pairs of devices: empty, or why they do not use each other's memory.
+/// Per pair of devices: empty, or why there is no peer access.
 inline std::map<std::pair<int, int>, std::string>& peer_obstacles() {
   static std::map<std::pair<int, int>, std::string> known;
   return known;
 }
 
-/// Can all these GPUs use each other's memory? If not, it is said once, with the first reason.
-/// **Host** blocks, the first time for each pair.
+/// Can all these GPUs use each other's memory? If not, the first reason is printed once. **Host**
+/// blocks the first time for each pair.
 inline bool open_ways(const std::vector<int>& devices) {
   const char* const wish = std::getenv("LOCKSTEP_PEER_ACCESS");
   if (wish != nullptr && std::string_view(wish) == "0") return false;
@@ -199,18 +194,18 @@ inline bool open_ways(const std::vector<int>& devices) {
   return false;
 }
 
-/// The most bytes of one rank that are under way through host memory at a time.
+/// The most bytes per rank that are staged through host memory at a time.
 inline constexpr std::size_t most_staged_bytes = std::size_t{4} << 20;
 
-/// A stream waits for the event of an offer.
+/// Makes a stream wait for the event of an offer.
 inline void follow(cudaStream_t stream, void* event) {
   check_cuda(cudaStreamWaitEvent(stream, static_cast<cudaEvent_t>(event), 0),
              "cudaStreamWaitEvent");
 }
 
-/// One GPU's part of the communication.
+/// One GPU's stream for communication.
 struct Lane {
-  /// Makes a lane on the current GPU.
+  /// Must be constructed on the GPU.
   explicit Lane(std::size_t gpu) : gpu(gpu), stream(CudaStream::urgent()) {
     check_cuda(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device_of(gpu)),
                "cudaDeviceGetAttribute");
@@ -218,21 +213,19 @@ struct Lane {
 
   std::size_t gpu;
   CudaStream stream;
-  CudaEvent reached;  // a point that other lanes wait for
+  CudaEvent reached;  // for other lanes to wait for
   int processors = 0;
   std::size_t ranks = 0;  // on this GPU
-  bool is_only = true;    // all ranks are
+  bool is_only = true;    // are all ranks on this GPU?
 };
 
-/// All lanes of a world. One rank at a time enqueues work.
-///
-/// Every lane comes after every rank, and every rank after every lane, through one event in each
-/// direction: the calls of CUDA are as many as ranks and lanes together, not as their product. With
-/// several lanes, events are collected by two streams that do no work, so that a lane begins with
-/// the next call while others are still busy with this one. A single lane collects them itself.
+/// All lanes of a world. One rank at a time enqueues work. Every lane waits for every rank and
+/// every rank for every lane through one event each way: the CUDA calls grow with ranks plus lanes,
+/// not with their product. With several lanes, two idle hub streams collect the events, so that a
+/// lane starts the next call while others are still busy.
 class Lanes {
  public:
-  /// One lane for each GPU that ranks use; `gpus[r]` is rank r's.
+  /// `gpus[r]` is rank r's GPU; `most_staged` bounds a rank's staging slot.
   explicit Lanes(const std::vector<std::size_t>& gpus,
                  std::size_t most_staged = most_staged_bytes) {
     std::vector<int> devices;
@@ -252,8 +245,8 @@ class Lanes {
     for (Lane& lane : lanes_) lane.is_only = false;
     for (int i = 0; i < 2; ++i) hubs_.emplace_back(lanes_.front().gpu);
     if (open_ways(devices)) return;
-    // Up to `most_staged` bytes for each rank's part, and as much for a result; about 64 MiB for
-    // many ranks. Allocating in a call might wait for GPUs that wait for this call.
+    // A slot for each rank and one for a result, about 64 MiB in all for many ranks. Allocated
+    // here, because an allocation in a call might wait for GPUs that wait for this call.
     const std::size_t least = gpus.size() * 256;
     slot_bytes_ =
         std::clamp((std::size_t{64} << 20) / gpus.size(), least, std::max(most_staged, least)) /
@@ -265,18 +258,18 @@ class Lanes {
   const Lane& of(std::size_t rank) const { return lanes_[lane_of_rank_[rank]]; }
   bool is_one() const { return lanes_.size() == 1; }
 
-  /// Must data pass through pinned host memory, because GPUs cannot use each other's?
+  /// Does data pass through pinned host memory, because there is no peer access?
   bool is_staged() const { return staging_.has_value(); }
-  /// The bytes of a slot, which all ranks can divide evenly in whole packets.
+  /// Bytes per slot, which all ranks can divide evenly into whole packets.
   std::size_t slot_bytes() const { return slot_bytes_; }
-  /// A rank's slot of that memory. The one behind the last rank's is for a result.
+  /// A rank's slot of the staging memory. The slot after the last rank's is for a result.
   template <class T>
   T* slot(std::size_t rank) const {
     return is_staged() ? reinterpret_cast<T*>(staging_->data() + rank * slot_bytes_) : nullptr;
   }
 
-  /// Calls `stages()`, which puts the work of a call on the lanes' streams by `each` and `meet`.
-  /// **Stream** it comes after what all ranks' compute streams held when they announced the call.
+  /// Calls `stages()`, which enqueues a call's work with `each` and `meet`. **Stream** after what
+  /// all ranks' compute streams held when they announced the call.
   template <class Stages>
   void run(std::span<const Offer> ranks, std::uint64_t ticket, const Stages& stages) const {
     const cudaStream_t begin = is_one() ? lanes_.front().stream : hubs_[0].stream;
@@ -287,7 +280,6 @@ class Lanes {
     await_lanes(end);
     ended_[ticket % ring].record(end);
   }
-  /// Calls `f(lane)` for each lane, on its GPU.
   template <class F>
   void each(const F& f) const {
     for (const Lane& lane : lanes_) {
@@ -295,7 +287,6 @@ class Lanes {
       f(lane);
     }
   }
-  /// Calls `f(lane, rank)` for all ranks, lane by lane.
   template <class F>
   void each_rank(const F& f) const {
     each([&](const Lane& lane) {
@@ -303,20 +294,19 @@ class Lanes {
         if (&lane == &of(w)) f(lane, w);
     });
   }
-  /// **Stream** the next work of every lane comes after what all lanes hold.
+  /// **Stream** later work of every lane runs after what all lanes hold.
   void meet() const {
     if (is_one()) return;
     await_lanes(hubs_[0].stream);
     release_lanes();
   }
 
-  /// Makes `stream` wait for the call.
   void block(cudaStream_t stream, std::uint64_t ticket) const {
     ended_[ticket % ring].block(stream);
   }
   bool test(std::uint64_t ticket) const { return ended_[ticket % ring].test(); }
 
-  /// Calls `f(stream, event)` with every stream that communicates, and an event of its GPU.
+  /// Calls `f(stream, event)` with every communication stream and an event of its GPU.
   template <class F>
   void for_each_stream(const F& f) const {
     for (const std::vector<Lane>* lanes : {&lanes_, &hubs_})
@@ -339,9 +329,8 @@ class Lanes {
 
   std::vector<Lane> lanes_;
   std::vector<std::size_t> lane_of_rank_;
-  std::vector<CudaEvent> ended_;  // one for each call that may be under way
-  /// Where there are several lanes: the streams that collect the events of ranks and of lanes,
-  /// before and after a call, on the first lane's GPU.
+  std::vector<CudaEvent> ended_;  // one per call in flight
+  /// With several lanes: streams on the first GPU that collect events before and after a call.
   std::vector<Lane> hubs_;
   std::size_t slot_bytes_ = 0;
   std::optional<PinnedArena> staging_;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The calls of ranks that are threads of one process: a rank announces them, the last
-/// one to come does the work of all, and each notices who is missing or disagrees.
+/// @file Rendezvous of ranks that are threads of one process: the last rank to announce a call does
+/// the work of all, and ranks detect missing or disagreeing ranks.
 
 #include <unistd.h>
 
@@ -19,22 +19,20 @@
 
 namespace lockstep::detail::threads {
 
-/// How many calls may be under way at once.
+/// The most calls in flight.
 inline constexpr std::size_t ring = 32;
 
-/// The memory that a rank brings to a call: pointers, because ranks are threads of one process.
+/// A rank's arguments of a call: pointers, because ranks share an address space.
 struct Offer {
   const void* in = nullptr;
   void* out = nullptr;
-  void* event = nullptr;  // the point in the rank's stream after which its memory may be used
-  bool on_host = false;   // its memory is the host's
+  void* event = nullptr;  // the rank's memory may be used after this event
+  bool on_host = false;   // the memory is host memory
 };
 
-/// The state that all ranks share. Every rank announces its calls in the same order; the last to
-/// announce one does its work, for all ranks. A call costs one wait; an asynchronous one costs none
-/// until its result is needed.
-///
-/// Used through `Participant`, one for each rank.
+/// State shared by all ranks, used through one `Participant` per rank. Every rank announces its
+/// calls in the same order; the last to announce a call does its work for all. A call costs one
+/// wait, an asynchronous one none until its result is needed.
 class Meeting {
  public:
   explicit Meeting(WorldSize world) : ranks_(world.value()), boxes_(world.value() * world.value()) {
@@ -46,7 +44,7 @@ class Meeting {
 
   std::size_t world() const { return ranks_.size(); }
 
-  /// Forgets all calls, messages and faults. No rank may be in a call meanwhile.
+  /// Resets all calls, messages and faults. No rank may be in a call.
   void restore() {
     for (Box& box : boxes_) box.sent.value = box.taken.value = 0;
     for (RankState& rank : ranks_) rank.arrived.value = rank.failed = rank.has_reason = 0;
@@ -58,14 +56,13 @@ class Meeting {
  private:
   friend class Participant;
 
-  /// A call under way.
   struct alignas(line_pair) Slot {
     std::atomic<std::size_t> arrived{0};
     std::vector<Call> calls;
     std::vector<Offer> offers;
   };
 
-  /// One for every pair of ranks. It holds one message: the sender waits until it was taken.
+  /// The mailbox of a pair of ranks: holds one message, until the receiver has taken it.
   struct Box {
     Counter sent{};
     Counter taken{};
@@ -77,11 +74,10 @@ class Meeting {
   std::vector<RankState> ranks_;
   std::vector<Box> boxes_;
   std::array<Slot, ring> slots_;
-  Counter done_{};  // calls whose work was done
-  /// Held by the rank that works for all, and by a rank that gives up. After that no rank uses the
-  /// memory of the rank that gave up.
+  Counter done_{};  // completed calls
+  /// Held by the rank that works for all and by one that gives up, whose memory is not used later.
   std::mutex working_;
-  std::optional<Error> disagreement_;  // set and read by whoever holds `working_`
+  std::optional<Error> disagreement_;  // guarded by `working_`
 };
 
 using Milliseconds = std::chrono::milliseconds;
@@ -103,11 +99,11 @@ class Participant : public SharedPeers {
 
   ~Participant() { leave(); }
 
-  /// During a capture ranks take turns: each holds `mutex` except while it waits for others.
+  /// In a capture ranks take turns: each holds `mutex` except while it waits for others.
   void take_turns(std::mutex* mutex) { turns_ = mutex; }
 
-  /// Announces a call. `bring(ticket)` gives this rank's offer once there is room for it. The rank
-  /// that comes last compares the calls and runs `work(offers, ticket)`. Returns the call's number.
+  /// Announces a call and returns its number. `bring(ticket)` gives this rank's arguments once a
+  /// slot is free. The last rank compares the calls and runs `work(offers, ticket)`.
   template <class Bring, class Work>
   std::uint64_t announce(const Call& call, const Bring& bring, const Work& work) {
     raise_fault();
@@ -126,7 +122,6 @@ class Participant : public SharedPeers {
     return ticket;
   }
 
-  /// Announces a call and waits until its work was done: `work(offers)`.
   template <class Work>
   void meet(const Call& call, const Offer& offer, const Work& work) {
     wait(announce(
@@ -138,12 +133,12 @@ class Participant : public SharedPeers {
   std::uint64_t announced() const { return own().arrived.value.load(std::memory_order_relaxed); }
   bool is_done(std::uint64_t ticket) const { return reached(meeting_->done_, ticket + 1); }
 
-  /// **Host** blocks until the work of a call was done.
+  /// **Host** blocks until the call's work is done.
   void wait(std::uint64_t ticket, const Call& call) {
     await(meeting_->done_, ticket + 1, call, {std::nullopt, ticket + 1});
   }
 
-  /// Waits for a counter, looking after all ranks and the time when it takes long.
+  /// Waits for a counter, checking the other ranks and the timeout.
   void await(Counter& counter, std::uint64_t value, const Call& call, const Awaited& awaited) {
     if (reached(counter, value)) return;
     const auto take_back = [](std::mutex* turns) { turns->lock(); };
@@ -180,8 +175,7 @@ class Participant : public SharedPeers {
   }
 
  private:
-  /// Works on the memory of one rank, or of all, unless one of them has gone and its memory with
-  /// it. If the work fails, all ranks fail.
+  /// Works on the memory of one rank or of all, unless one has left. A failure fails all ranks.
   template <class Work>
   void work_on(const Call& call, std::optional<Rank> one, const Work& work) {
     std::unique_lock working(meeting_->working_);
@@ -207,13 +201,12 @@ class Participant : public SharedPeers {
     }
   }
 
-  /// A call, and where its memory is if that matters.
   static std::string words(const Call& call, const Offer& offer, bool with_memory) {
     if (!with_memory) return call.text();
     return call.text() + (offer.on_host ? " in host memory" : " in device memory");
   }
 
-  /// Compares all ranks' calls, before any memory is touched.
+  /// Compares all ranks' calls before any memory is touched.
   void compare(const Meeting::Slot& slot, std::uint64_t ticket) {
     const auto& calls = slot.calls;
     const auto& offers = slot.offers;
@@ -232,7 +225,7 @@ class Participant : public SharedPeers {
     fail(error);
   }
 
-  /// After a disagreement, all ranks fail with the same words.
+  /// After a disagreement, all ranks fail with the same message.
   [[noreturn]] void fail_together(const Error& error) {
     std::unique_lock working(meeting_->working_);
     const std::optional<Error> found = meeting_->disagreement_;
@@ -244,7 +237,7 @@ class Participant : public SharedPeers {
   std::mutex* turns_ = nullptr;
 };
 
-/// `call` is any rank's call; `ranks` has every rank's memory.
+/// Does a call's work on host memory; `call` may be any rank's.
 template <class C>
 void work_for_all(const C& call, std::span<const Offer> ranks) {
   using T = typename C::element;
