@@ -56,8 +56,7 @@ struct Gpt {
   std::size_t elements() const {
     std::size_t sum = 0;
     TensorList list = detail::list_tensors(*this);
-    for (const auto& info : list.of(detail::TensorRole::parameter).infos)
-      sum += info.count();
+    for (const auto& info : list.of(detail::TensorRole::parameter).infos) sum += info.count();
     return sum;
   }
 };
