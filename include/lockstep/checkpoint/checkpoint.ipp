@@ -1317,7 +1317,11 @@ LOCKSTEP_INLINE JsonLine json_of(const ReplicaProgress& progress) {
                                .add("good_steps", progress.loss_scale->good_steps));
   }
   JsonLine numbers;
-  for (const NamedNumber& number : progress.numbers) {
+  for (auto at = progress.numbers.begin(); at != progress.numbers.end(); ++at) {
+    const NamedNumber& number = *at;
+    // A rule made of several rules may list a name more than once: the last number is the job's.
+    const auto has_name = [&](const NamedNumber& later) { return later.name == number.name; };
+    if (std::any_of(at + 1, progress.numbers.end(), has_name)) continue;
     const auto add = [&]<class T>(T value) {
       if constexpr (std::same_as<T, double>) numbers.add_exact(number.name, value);
       if constexpr (!std::same_as<T, double>) numbers.add(number.name, value);

@@ -866,10 +866,10 @@ LOCKSTEP_INLINE int launch_as(RanksAs how, int argc, char** argv,
         options.threads = options.ranks;
         return launch_ranks(std::move(options), timeout);
       }
-      replicas = options.ranks;
       if (how != RanksAs::replicas) {
         return status_after(run_on_threads(alone_place(*options.ranks)), late, launcher);
       }
+      replicas = options.ranks;
     }
     Session session = place ? join_at(*place, timeout) : join_alone(timeout);
     session.set_arguments(options.rest);
