@@ -412,6 +412,10 @@ class RollCall {
     for_peers([&](int) { incoming_->waitRecv(); });
     for_peers([&](int) { outgoing_->waitSend(); });
     std::vector<Greeting> all = heard_;
+    // A rank that leaves ends the communicator, and the watchdog must go on to see its greeting: a
+    // closed connection would look like a death otherwise.
+    const auto calls = [](const Greeting& one) { return one.state == Greeting::State::calls; };
+    if (!std::all_of(all.begin(), all.end(), calls)) return all;
     next_.store(number + 1, std::memory_order_relaxed);
     for_peers([&](int peer) { listen_to(peer); });
     return all;
