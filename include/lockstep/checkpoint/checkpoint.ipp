@@ -1035,7 +1035,7 @@ LOCKSTEP_INLINE void CheckpointReader::join(StoredTensor& tensor) const {
   };
   const auto count = product_of(tensor.shape);
   if (!count) damaged({"have a shape that is too large"});
-  tensor.count = *count;
+  tensor.count = *count;  // NOLINT(bugprone-unchecked-optional-access): damaged throws
   std::uint64_t place = 0;
   for (const StoredPiece& piece : tensor.pieces) {
     if (piece.entry->element != tensor.element) damaged({"have different types"});

@@ -79,6 +79,7 @@ std::vector<std::string> all_gather_objects(C& comm, std::string object) {
   std::string all(longest * world, '\0');
   comm.all_gather(detail::bytes_of(object), detail::bytes_of(all));
   std::vector<std::string> objects;
+  objects.reserve(world);
   for (std::size_t w = 0; w < world; ++w) objects.push_back(all.substr(w * longest, sizes[w]));
   return objects;
 }

@@ -417,10 +417,11 @@ class Mapped
  public:
   using sample_type = typename Call::sample_type;
   /// The source's chain and its sample, unless f changes that in place.
-  struct chain_type {
+  struct Chain {
     ChainOf<Source> before{};
     std::conditional_t<Call::is_in_place, NoChain, typename Source::sample_type> sample{};
   };
+  using chain_type = Chain;
   static constexpr std::size_t drawing_maps = place + (Call::draws ? 1 : 0);
   static constexpr bool changes_by_pass = Call::draws || detail::changes_by_pass<Source>();
 

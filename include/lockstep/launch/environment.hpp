@@ -64,10 +64,9 @@ inline std::vector<std::uint16_t> derived_ports(std::string_view job) {
   constexpr std::uint64_t begin = 20000;
   constexpr std::uint64_t count = 12000;
   const std::uint64_t start = hash_of(job) % count;
-  std::vector<std::uint16_t> ports;
-  for (std::uint64_t i = 0; i < 8; ++i) {
-    ports.push_back(static_cast<std::uint16_t>(begin + (start + i * 1543) % count));
-  }
+  std::vector<std::uint16_t> ports(8);
+  for (std::uint64_t i = 0; i < ports.size(); ++i)
+    ports[i] = static_cast<std::uint16_t>(begin + (start + i * 1543) % count);
   return ports;
 }
 

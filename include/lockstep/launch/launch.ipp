@@ -231,6 +231,7 @@ LOCKSTEP_INLINE LaunchOptions parse_options(int argc, char** argv,
 
 LOCKSTEP_INLINE std::vector<Flag> flags_of(const std::vector<AskedOption>& asked) {
   std::vector<Flag> flags;
+  flags.reserve(asked.size());
   for (const auto& option : asked) flags.push_back({option.name, option.value, option.help});
   return flags;
 }
@@ -526,6 +527,7 @@ LOCKSTEP_INLINE void add(std::vector<std::string>& list, std::initializer_list<W
 
 LOCKSTEP_INLINE std::vector<char*> pointers(std::vector<std::string>& texts) {
   std::vector<char*> list;
+  list.reserve(texts.size() + 1);
   for (std::string& text : texts) list.push_back(text.data());
   list.push_back(nullptr);
   return list;
@@ -627,6 +629,7 @@ LOCKSTEP_INLINE int launch_ranks(LaunchOptions options, std::chrono::millisecond
                         saves_on_request(options.rest)
                             ? ", from the newest valid checkpoint\n"
                             : "; there is no --checkpoint, so training starts anew\n"});
+    // NOLINTNEXTLINE(bugprone-unchecked-optional-access): a job that failed has a first failure
     write_all(2, text({"lockstep: ", outcome.first->words(), next}));
     if (is_last) return status;
   }
@@ -764,7 +767,7 @@ LOCKSTEP_INLINE bool answer(std::span<const std::string_view> arguments, std::si
 LOCKSTEP_INLINE void check_launcher(const LaunchOptions& options, const RankPlacement& place) {
   // Older launchers also pass the local rank as an argument; a wrong one selects a wrong device.
   const bool is_known = place.local_world != 0 || std::getenv("LOCAL_RANK") != nullptr;
-  if (is_known && options.local_rank.value_or(place.local_rank) != place.local_rank) {
+  if (is_known && options.local_rank && *options.local_rank != place.local_rank) {
     fail("launch",
          {"--local_rank is ", *options.local_rank, " and ", place.launcher, " gives local rank ",
           place.local_rank},

@@ -54,7 +54,7 @@ class Session {
   /// The first use ends the reading of options, unless a job does that.
   Store& store() {
     if (!options_.is_left_to_job()) options_.close(ProgramOptions::Readers::some);
-    return *store_;
+    return *store_;  // NOLINT(bugprone-unchecked-optional-access): a joined session has one
   }
 
   /// `session.option("updates", 60)` is the value of `--updates`, or 60. See `ProgramOptions`.

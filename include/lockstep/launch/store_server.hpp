@@ -140,6 +140,7 @@ class StoreTable {
     std::erase(entry.sleepers, waiting->first);
     waits_.erase(waiting);
     if (!entry.pieces.empty()) {
+      // NOLINTNEXTLINE(bugprone-unchecked-optional-access): who waits has given its piece
       entry.bytes -= entry.pieces[wait.rank]->size();
       entry.pieces[wait.rank].reset();
     }
@@ -229,13 +230,15 @@ class StoreTable {
     std::vector<std::string_view> different;
     store_protocol::Writer texts;
     store_protocol::Writer places;
-    for (const std::optional<std::string>& piece : pieces) {
+    for (const std::optional<std::string>& given : pieces) {
+      // NOLINTNEXTLINE(bugprone-unchecked-optional-access): all pieces have come
+      const std::string& piece = *given;
       const std::size_t count = different.size();
       std::size_t at = count < 8 ? 0 : count - 8;
-      while (at != count && different[at] != *piece) ++at;
+      while (at != count && different[at] != piece) ++at;
       if (at == count) {
-        different.push_back(*piece);
-        texts.text(*piece);
+        different.push_back(piece);
+        texts.text(piece);
       }
       places.u32(static_cast<std::uint32_t>(at));
     }

@@ -167,8 +167,9 @@ class EpochProgress {
  private:
   /// The epoch's updates before the position at which its loop continues.
   std::uint64_t updates_before(std::uint64_t updates) const {
-    if (!resumes_loop_ || !resumed_->position || resumed_->position->samples == 0) return 0;
+    if (!resumes_loop_ || !resumed_ || !resumed_->position) return 0;
     const SamplerState& at = *resumed_->position;
+    if (at.samples == 0) return 0;
     const auto over = static_cast<double>(at.first + at.position * at.world.value());
     const double fraction = std::fmin(over / static_cast<double>(at.samples), 1);
     return static_cast<std::uint64_t>(std::lround(fraction * static_cast<double>(updates)));

@@ -316,6 +316,7 @@ class SharedPeers {
  private:
   [[noreturn, gnu::cold]] void raise_now() const {
     const std::lock_guard lock(mutex_);
+    // NOLINTNEXTLINE(bugprone-unchecked-optional-access): the caller has seen that there is one
     throw Error(fault_.value());
   }
   std::string missing_ranks(const Awaited& awaited) const;

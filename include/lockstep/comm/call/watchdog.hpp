@@ -41,6 +41,7 @@ class FirstFault {
  private:
   [[noreturn, gnu::cold]] void raise_now() const {
     const std::lock_guard lock(mutex_);
+    // NOLINTNEXTLINE(bugprone-unchecked-optional-access): the caller has seen that there is one
     throw Error(error_.value());
   }
 

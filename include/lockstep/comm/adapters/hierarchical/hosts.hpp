@@ -82,6 +82,7 @@ class Hosts {
   /// The hosts of some ranks, which are numbered anew in the given order.
   Hosts of(const std::vector<Rank>& members) const {
     std::vector<std::size_t> hosts;
+    hosts.reserve(members.size());
     for (const Rank member : members) hosts.push_back(host(member));
     return Hosts(hosts);
   }
@@ -132,6 +133,7 @@ class Hosts {
 
   static std::string numbered(const std::vector<std::size_t>& ranks) {
     std::vector<std::string> names;
+    names.reserve(ranks.size());
     for (const std::size_t rank : ranks) names.push_back(text({rank}));
     return listed(names) + " are numbered from 0, ";
   }
