@@ -6,6 +6,7 @@
 
 namespace lockstep {
 
+/// The library's version, part of every job's fingerprint.
 inline constexpr std::string_view version = "0.1.0";
 
 }  // namespace lockstep

@@ -74,6 +74,7 @@ struct SaveOptions {
   std::function<void()> written{};
 };
 
+/// How a checkpoint is loaded.
 struct LoadOptions {
   /// Must the file have exactly the job's names? Otherwise missing ones keep their values,
   /// unexpected ones are ignored, and both are reported.

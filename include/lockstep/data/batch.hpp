@@ -29,6 +29,7 @@ concept LabelledRows = requires(B& batch, std::size_t n) {
   batch.labels[n] = batch.labels[n];
 } && WeightedBatch<B>;
 
+/// Samples with a label and a weight each.
 template <class X, class Y>
 struct LabelledBatch {
   std::vector<X> inputs;  ///< row-major, `width` columns

@@ -163,6 +163,7 @@ inline std::size_t width_of_rows(const char* operation, std::size_t inputs, std:
 
 }  // namespace detail
 
+/// Samples of `X` with labels of `Y`, in memory.
 template <class X, class Y>
 class InMemoryDataset {
  public:

@@ -27,6 +27,7 @@ namespace axes {
 struct Feed : WithName<"Feed"> {};
 }  // namespace axes
 
+/// Every rank reads its own batches.
 struct Own : WithName<"Own">, Choice<axes::Feed> {};
 
 /// The first rank of each of the job's groups reads and sends the batches of its group.

@@ -24,6 +24,7 @@
 
 namespace lockstep {
 
+/// How an LMDB file is read.
 struct LmdbOptions {
   bool read_ahead = false;  ///< let the kernel read ahead: for sequential reads or large blocks
   /// Selects the records that are samples, by key: some sets also store their length, for example.
@@ -474,6 +475,7 @@ auto lmdb_dataset(const std::string& path, const LmdbOptions& options = {}) {
 static_assert(SampleSource<LmdbDataset<LabelledSample<float, std::int32_t>>>);
 static_assert(Dataset<LmdbDataset<LabelledSample<float, std::int32_t>>>);
 
+/// How `write_lmdb` writes.
 struct LmdbWriteOptions {
   std::size_t commit_bytes = 16_MiB;  ///< commits a transaction after so many bytes
 };

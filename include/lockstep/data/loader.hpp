@@ -202,6 +202,7 @@ static_assert(Sampling<DistributedSampler<>>);
 
 }  // namespace detail
 
+/// How a `DataLoader` makes batches.
 struct LoaderOptions {
   std::size_t batch_size = 1;
   bool drop_last = false;     ///< leave out an incomplete last batch

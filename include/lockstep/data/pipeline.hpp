@@ -507,6 +507,7 @@ auto map(F f) {
   return detail::MapStage<Out, F>(std::move(f));
 }
 
+/// How `padded` fills samples up.
 struct PaddedOptions {
   std::size_t multiple = 1;  ///< row lengths are rounded up to this
 };

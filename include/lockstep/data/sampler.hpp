@@ -130,6 +130,7 @@ class Share {
 
 }  // namespace detail
 
+/// How a `DistributedSampler` draws.
 struct SamplerOptions {
   bool shuffle = true;  ///< false: in order, regardless of the order policy
   Seed seed{0};         ///< the same on every rank

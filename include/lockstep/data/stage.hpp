@@ -6,6 +6,7 @@
 
 namespace lockstep {
 
+/// How `stage_locally` waits.
 struct StageOptions {
   /// How long the copying process may make no progress before the waiting ones give up.
   std::chrono::milliseconds patience = std::chrono::minutes(10);

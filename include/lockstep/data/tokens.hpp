@@ -50,6 +50,7 @@ struct TokenBatch {
 
 static_assert(WeightedBatch<TokenBatch<std::uint16_t>>);
 
+/// How a file of tokens is cut into windows.
 struct TokenOptions {
   std::size_t stride = 0;        ///< tokens from one window to the next; 0: `length`
   std::size_t header_bytes = 0;  ///< bytes before the tokens (llm.c: 1024)

@@ -157,6 +157,7 @@ struct RemovedHook {
 /// Removed: see the message of `RemovedHook`.
 template <auto...>
 using TopK = detail::RemovedHook<void>;
+/// Removed: naming it is a compile error that says what to use.
 using NoReduction = detail::RemovedHook<void>;
 
 /// Gradient hooks, applied to a bucket's gradients from left to right: compression, quantisation, a

@@ -7,6 +7,7 @@
 
 namespace lockstep {
 
+/// When `LocalSGD` begins.
 struct LocalSgdOptions {
   /// Gradients are averaged in the first `start` steps (post-local SGD).
   std::uint64_t start = 0;

@@ -161,6 +161,7 @@ struct Buffer : detail::TensorDeclaration<detail::TensorRole::buffer, Text, T, E
 template <class... Entries>
 struct ParameterList : detail::DeclarationList<detail::TensorRole::parameter, Entries...> {};
 
+/// A model's buffers.
 template <class... Entries>
 struct BufferList : detail::DeclarationList<detail::TensorRole::buffer, Entries...> {};
 

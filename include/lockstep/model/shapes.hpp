@@ -93,6 +93,7 @@ class Shapes {
   std::tuple<Of<detail::TensorRole::parameter>, Of<detail::TensorRole::buffer>> roles_;
 };
 
+/// A model that gives its dynamic shapes.
 template <class Model>
 concept ShapeGiving = requires(const Model& model, Shapes<Model>& shape) { model.shapes(shape); };
 

@@ -71,8 +71,10 @@ struct AdamRule : Choice<axes::Optimizer> {
 
 }  // namespace detail
 
+/// PyTorch's Adam: weight decay is added to the gradient.
 struct Adam : detail::AdamRule<false>, WithName<"Adam"> {};
 
+/// PyTorch's AdamW: weight decay shrinks the parameter itself.
 struct AdamW : detail::AdamRule<true>, WithName<"AdamW"> {};
 
 static_assert(UpdateRule<Adam> && UpdateRule<AdamW>);

@@ -31,6 +31,7 @@ concept LearningCurve = NumberOptions<typename C::Options> &&
                           { C::factor(options, point) } -> std::same_as<double>;
                         };
 
+/// The learning rate stays as it is.
 struct Constant : Choice<axes::Schedule>, WithName<"Constant"> {
   struct Options {
     static constexpr void for_each(const auto&) {}

@@ -6,6 +6,7 @@
 
 namespace lockstep {
 
+/// PyTorch's SGD without momentum.
 struct SGD : Choice<axes::Optimizer>, WithName<"SGD"> {
   static constexpr std::size_t states = 0;
 
@@ -79,8 +80,10 @@ struct MomentumRule : Choice<axes::Optimizer> {
 
 }  // namespace detail
 
+/// PyTorch's SGD with momentum.
 struct SGDMomentum : detail::MomentumRule<false>, WithName<"SGDMomentum"> {};
 
+/// PyTorch's SGD with Nesterov's momentum.
 struct SGDNesterov : detail::MomentumRule<true>, WithName<"SGDNesterov"> {};
 
 static_assert(UpdateRule<SGD> && UpdateRule<SGDMomentum> && UpdateRule<SGDNesterov>);

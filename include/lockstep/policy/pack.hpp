@@ -9,6 +9,7 @@
 
 namespace lockstep {
 
+/// A list of policies.
 template <class... Ps>
 struct PolicyPack {
   using pack = PolicyPack;

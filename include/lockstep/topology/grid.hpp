@@ -61,6 +61,7 @@ template <class T>
 constexpr T transpose(detail::TransposeOf<T> topology) {
   return topology.original();
 }
+/// The topology whose groups are the columns of `T`'s.
 template <class T>
 using Transposed = decltype(transpose(std::declval<T>()));
 

@@ -20,11 +20,13 @@ namespace lockstep {
 
 inline namespace torch_modules {
 
+/// How a file is loaded into a module.
 struct StateDictOptions {
   /// Must names match exactly? Otherwise missing tensors keep their values, others are ignored.
   bool strict = true;
 };
 
+/// Names that the module and the file do not have in common.
 struct StateDictReport {
   std::vector<std::string> missing{};     ///< in the module and not in the file
   std::vector<std::string> unexpected{};  ///< in the file and not in the module

@@ -20,6 +20,7 @@ enum class Gather : std::uint8_t {
   none,   ///< none: every rank has its own block of samples
 };
 
+/// How `job.predict` runs.
 struct PredictOptions {
   std::size_t batch_size = 1;  ///< of one rank
   Gather gather = Gather::rank0;

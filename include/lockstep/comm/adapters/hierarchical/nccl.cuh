@@ -19,6 +19,7 @@ using ThreadedNcclHierarchy =
     HierarchicalCommunicator<ThreadCommunicator<>, NcclCommunicator<>, ThreadedNcclLevels>;
 }  // namespace detail
 
+/// Ranks that are threads of one process per host, with NCCL between hosts.
 using ThreadedNccl = StreamedCommunicator<detail::ThreadedNcclHierarchy>;
 static_assert(ArenaAllocating<ThreadedNccl> && AsyncReducing<ThreadedNccl> &&
               Splitting<ThreadedNccl>);
