@@ -25,7 +25,7 @@ class Safety {
   Safety(const std::string& address, std::size_t rank, std::size_t bytes)
       : engine_(lockstep::Rank{rank}, lockstep::WorldSize{Ranks},
                 lockstep::detail::shm::Engine::open(address), std::chrono::minutes(1)),
-        data_{reinterpret_cast<float*>(engine_.allocate(bytes)), bytes / sizeof(float)} {
+        data_{reinterpret_cast<float*>(engine_.allocate(bytes, false)), bytes / sizeof(float)} {
     const auto ticket = post(data_.size());
     unchecked_targets_ = targets(ticket);
     work(ticket, unchecked_targets_, 0);
