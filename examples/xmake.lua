@@ -16,8 +16,8 @@ for _, file in ipairs(os.files(path.join(os.scriptdir(), "*.cpp"))) do
             add_syslinks("pthread", "z")
             if reads_lmdb then add_syslinks("lmdb") end
             add_sysincludedirs("$(eigen)")
-            -- Only those that train on images take longer than their compiler.
-            set_optimize(table.contains({"fashion_mnist", "convnet", "hooks", "lmdb"}, name_of(file)) and "fastest" or "fast")
+            -- The others take less time than their compiler.
+            set_optimize(table.contains({"fashion_mnist", "convnet"}, name_of(file)) and "fastest" or "fast")
             -- Eigen uses the vector instructions it is compiled for, and x86-64's baseline has the oldest ones
             -- only. Examples run where they are built, so they may use all that this machine has.
             compile_for_this_machine()
@@ -71,7 +71,7 @@ if has_torch() then
                 compile_for_gpus()
                 set_warnings("none")
             end
-            set_optimize("fast")
+            set_optimize("none")
         target_end()
     end
 end
