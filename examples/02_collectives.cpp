@@ -20,10 +20,10 @@ int main(int argc, char** argv) {
     auto gradients = comm.allocate<float>(1'000'000);
     std::fill(gradients.begin(), gradients.end(), static_cast<float>(me));
     auto work = comm.all_reduce_async(gradients, Average{});
-    const std::string greeting = "rank " + std::to_string(me);  // ... compute while it goes on ...
+    const std::string hello = "rank " + std::to_string(me);  // ... compute while it goes on ...
     work.wait();
 
-    const auto all = all_gather_objects(comm, greeting);
+    const auto all = all_gather_objects(comm, hello);
     if (me == 0)
       std::printf("%zu ranks, average %.2f, last: %s\n", world, gradients[0], all.back().c_str());
 

@@ -15,19 +15,19 @@ class ThreadLimit {
  public:
   explicit ThreadLimit(int more) {
     left().store(more);
-    refused().store(0);
+    rejected().store(0);
   }
   ~ThreadLimit() { left().store(INT_MAX); }
   ThreadLimit(const ThreadLimit&) = delete;
   ThreadLimit& operator=(const ThreadLimit&) = delete;
 
   /// Has a thread been asked for that could not be started?
-  bool was_met() const { return refused().load() != 0; }
+  bool was_met() const { return rejected().load() != 0; }
 
   static bool admits_one() {
     if (left().load() == INT_MAX || left().fetch_sub(1) > 0) return true;
     left().store(0);
-    refused().fetch_add(1);
+    rejected().fetch_add(1);
     return false;
   }
 
@@ -36,9 +36,9 @@ class ThreadLimit {
     static std::atomic<int> left = INT_MAX;
     return left;
   }
-  static std::atomic<int>& refused() {
-    static std::atomic<int> refused = 0;
-    return refused;
+  static std::atomic<int>& rejected() {
+    static std::atomic<int> rejected = 0;
+    return rejected;
   }
 };
 

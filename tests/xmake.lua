@@ -97,7 +97,7 @@ target_end()
 -- Ranks that communicate: every element type and operation plainly, everything else under the address and the
 -- thread sanitizer, the latter with the loader's threads and ranks that train as threads.
 local communicating = {"comm/call_log_test.cpp", "comm/collectives_test.cpp", "comm/deaths_test.cpp",
-                       "comm/faults_test.cpp", "comm/meeting_test.cpp", "comm/process_group_test.cpp",
+                       "comm/faults_test.cpp", "comm/rendezvous_test.cpp", "comm/process_group_test.cpp",
                        "comm/tally_test.cpp", "comm/thread_collectives_test.cpp", "comm/thread_launch_test.cpp",
                        "comm/toy_test.cpp"}
 test_program("comm", {types = {"comm/thrust_test.cpp", "comm/types_test.cpp"}}, none)
@@ -106,7 +106,7 @@ test_program("comm_address", {comm = communicating}, address)
 target_end()
 test_program("comm_thread", {
     comm = table.join(communicating, "launch/store_test.cpp"),
-    train = {"data/loader_test.cpp", "strategy/dp_test.cpp", "strategy/replica_crew_test.cpp", "train/threads_test.cpp"},
+    train = {"data/loader_test.cpp", "strategy/dp_test.cpp", "strategy/replica_workers_test.cpp", "train/threads_test.cpp"},
 }, thread)
 target_end()
 

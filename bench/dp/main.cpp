@@ -69,7 +69,7 @@ Cost measure(std::size_t ranks, Clock::time_point deadline, const auto& make) {
   return cost;
 }
 
-/// One process, without communicator or crew.
+/// One process, without communicator or workers.
 struct Bare {
   LoopbackCommunicator comm;
   DistributedDataParallel<Network, World<1>> ddp{comm};

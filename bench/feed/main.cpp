@@ -37,7 +37,7 @@ struct Fed {
         line.send(line.batch, writer.written(), line.route().carried[i - 1].to);
       }
     } else {
-      detail::ParcelReader(line.receive(buffer).second).take(mine);
+      detail::ArchiveReader(line.receive(buffer).second).take(mine);
     }
   }
 
@@ -59,10 +59,10 @@ struct Fed {
       if (i == group.rank().value()) begin = total;
       total += sizes[i];
     }
-    const std::span<std::uint8_t> parcels = line.reads() ? writer.written() : room(total);
-    group.broadcast(parcels, Rank{0});
+    const std::span<std::uint8_t> archives = line.reads() ? writer.written() : room(total);
+    group.broadcast(archives, Rank{0});
     if (!line.reads())
-      detail::ParcelReader(parcels.subspan(begin, sizes[group.rank().value()])).take(mine);
+      detail::ArchiveReader(archives.subspan(begin, sizes[group.rank().value()])).take(mine);
   }
 
   std::span<std::uint8_t> room(std::size_t bytes) {
@@ -75,7 +75,7 @@ struct Fed {
   std::vector<Batch> read;
   std::vector<std::uint64_t> group_sizes = std::vector<std::uint64_t>(group.world_size().value());
   Batch mine{};
-  detail::ParcelWriter writer{};
+  detail::ArchiveWriter writer{};
   std::vector<std::uint8_t> buffer{};
 };
 

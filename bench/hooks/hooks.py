@@ -46,7 +46,7 @@ def power(rank):
     return powerSGD_hook.PowerSGDState(process_group=None, matrix_approximation_rank=rank, start_powerSGD_iter=2)
 
 
-# PyTorch refuses its bf16_compress_hook without NCCL.
+# PyTorch rejects its bf16_compress_hook without NCCL.
 ways = {"none": (None, None), "fp16": (default_hooks.fp16_compress_hook, None),
         "PowerSGD 1": (powerSGD_hook.powerSGD_hook, power(1)), "PowerSGD 2": (powerSGD_hook.powerSGD_hook, power(2))}
 steps, times, counts = {}, {}, {}

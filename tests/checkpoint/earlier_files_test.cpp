@@ -46,7 +46,7 @@ struct Values {
             {0.5f, -1.25f},
             noise};
   }
-  KeptValues kept() {
+  StateValues kept() {
     return {{"reward", reward}, {"count", count},     {"is_done", is_done},
             {"words", words},   {"history", history}, {"noise", noise}};
   }

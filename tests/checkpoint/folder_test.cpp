@@ -258,7 +258,7 @@ BOOST_AUTO_TEST_CASE(a_file_of_another_program_is_no_checkpoint) {
              skipped.reasons.at(0));
 }
 
-BOOST_AUTO_TEST_CASE(a_job_that_would_overtake_another_run_is_refused) {
+BOOST_AUTO_TEST_CASE(a_job_that_would_overtake_another_run_is_rejected) {
   const TemporaryFolder outer;
   write_step(outer.path, 100);
   CheckpointFolder folder(options(outer.path));

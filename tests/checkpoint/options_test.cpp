@@ -29,8 +29,8 @@ Every every(const std::string& text) {
   return *parse_trainer_options({"program", "--checkpoint-every=" + text}).checkpoint.every;
 }
 
-/// Options that are refused, with these words.
-void refuse(const std::vector<std::string>& words, const std::string& problem,
+/// Options that are rejected, with these words.
+void reject(const std::vector<std::string>& words, const std::string& problem,
             const std::string& advice) {
   expect_error([&] { parsed(words); }, "lockstep: launch: " + problem + "; ", advice);
 }
@@ -100,28 +100,28 @@ BOOST_AUTO_TEST_CASE(without_options_there_are_no_checkpoints) {
 }
 
 BOOST_AUTO_TEST_CASE(options_that_cannot_be_meant_are_errors) {
-  refuse({"--resume"}, "--resume is given without --checkpoint", "add --checkpoint DIR");
-  refuse({"--checkpoint-every", "5m"}, "--checkpoint-every is given without --checkpoint", "add");
-  refuse({"--keep", "2"}, "--keep is given without --checkpoint", "add --checkpoint DIR");
-  refuse({"--best", "a"}, "--best is given without --checkpoint", "add --checkpoint DIR");
-  refuse({"--checkpoint", "--resume"}, "--checkpoint is '--resume'", "name a folder");
-  refuse({"--checkpoint="}, "--checkpoint is ''", "name a folder");
-  refuse({"--checkpoint"}, "--checkpoint has no value", "as in --checkpoint DIR");
-  refuse({"--checkpoint=a", "--checkpoint=b"}, "--checkpoint is given twice", "give it once");
-  refuse({"--resume=yes"}, "--resume takes no value", "leave the value out");
+  reject({"--resume"}, "--resume is given without --checkpoint", "add --checkpoint DIR");
+  reject({"--checkpoint-every", "5m"}, "--checkpoint-every is given without --checkpoint", "add");
+  reject({"--keep", "2"}, "--keep is given without --checkpoint", "add --checkpoint DIR");
+  reject({"--best", "a"}, "--best is given without --checkpoint", "add --checkpoint DIR");
+  reject({"--checkpoint", "--resume"}, "--checkpoint is '--resume'", "name a folder");
+  reject({"--checkpoint="}, "--checkpoint is ''", "name a folder");
+  reject({"--checkpoint"}, "--checkpoint has no value", "as in --checkpoint DIR");
+  reject({"--checkpoint=a", "--checkpoint=b"}, "--checkpoint is given twice", "give it once");
+  reject({"--resume=yes"}, "--resume takes no value", "leave the value out");
   for (const char* number : {"0", "-1", "many", "", "3.5"}) {
-    refuse({"--checkpoint=a", "--keep", number}, std::string("--keep is '") + number + "'",
+    reject({"--checkpoint=a", "--keep", number}, std::string("--keep is '") + number + "'",
            "give the number of checkpoints that stay, from 1, or all");
   }
-  refuse({"--checkpoint=a", "--keep", "99999999999999999999"}, "--keep is '99999999999999999999'",
+  reject({"--checkpoint=a", "--keep", "99999999999999999999"}, "--keep is '99999999999999999999'",
          "give a smaller number");
   for (const char* score : {"", ":lower", "wer:", "wer:less"}) {
-    refuse({"--checkpoint=a", "--best", score}, std::string("--best is '") + score + "'",
+    reject({"--checkpoint=a", "--best", score}, std::string("--best is '") + score + "'",
            "name a score, such as test_accuracy, or wer:lower or f1:higher");
   }
-  refuse({"--checkpiont", "a"}, "there is no option --checkpiont", "did you mean --checkpoint?");
-  refuse({"--resum"}, "there is no option --resum", "did you mean --resume?");
-  refuse({"--checkpoint-evry=5"}, "there is no option --checkpoint-evry",
+  reject({"--checkpiont", "a"}, "there is no option --checkpiont", "did you mean --checkpoint?");
+  reject({"--resum"}, "there is no option --resum", "did you mean --resume?");
+  reject({"--checkpoint-evry=5"}, "there is no option --checkpoint-evry",
          "did you mean --checkpoint-every?");
 }
 

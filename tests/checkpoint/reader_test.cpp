@@ -168,7 +168,7 @@ BOOST_AUTO_TEST_CASE(damage_within_a_shard_is_found_and_named) {
   BOOST_TEST(checkpoint.error() == "");
 }
 
-BOOST_AUTO_TEST_CASE(pieces_that_do_not_fit_are_refused) {
+BOOST_AUTO_TEST_CASE(pieces_that_do_not_fit_are_rejected) {
   const auto error = [](const auto& spoil) {
     Sharded checkpoint;
     checkpoint.write({20, 40}, "aa", [&](std::size_t rank, FileToWrite& file) {

@@ -122,7 +122,7 @@ BOOST_AUTO_TEST_CASE(large_and_many_tensors_are_written_whole) {
   }
 }
 
-BOOST_AUTO_TEST_CASE(a_file_that_is_cut_anywhere_is_refused) {
+BOOST_AUTO_TEST_CASE(a_file_that_is_cut_anywhere_is_rejected) {
   const Folder folder;
   Sample sample;
   Random random{1};
@@ -255,9 +255,9 @@ BOOST_AUTO_TEST_CASE(what_cannot_be_written_is_said_and_leaves_nothing_behind) {
   if (is_root && ::seteuid(65534) != 0) {
     say_skipped("a file in a folder without permission (no other user here)");
   } else {
-    const std::string refused = write(folder / "closed/a");
+    const std::string rejected = write(folder / "closed/a");
     if (is_root) BOOST_TEST_REQUIRE(::seteuid(0) == 0);
-    BOOST_TEST(holds(refused, "let this user write in"), refused);
+    BOOST_TEST(holds(rejected, "let this user write in"), rejected);
   }
   if (fs::exists("/proc/self")) BOOST_TEST(!write("/proc/a").empty());
 
@@ -297,27 +297,28 @@ BOOST_AUTO_TEST_CASE(errors_of_the_system_are_told_apart) {
 BOOST_AUTO_TEST_CASE(what_would_not_be_read_is_not_written) {
   const Folder folder;
   Random random{4};
-  const auto refusal = [&](const auto& change) {
+  const auto rejection = [&](const auto& change) {
     Sample sample;
     sample.add("w", ElementKind::f32, {4}, random);
     change(sample);
     return error_of([&] { write_file(folder / "a", sample.file); });
   };
   const auto name = [&](std::string name) {
-    return refusal([&](Sample& sample) { sample.add(name, ElementKind::f32, {1}, random); });
+    return rejection([&](Sample& sample) { sample.add(name, ElementKind::f32, {1}, random); });
   };
   BOOST_TEST(holds(name("w"), "the name 'w' twice"));
   BOOST_TEST(holds(name("__metadata__"), "'__metadata__' twice"));
   BOOST_TEST(holds(name("\xff"), "is not UTF-8"));
-  BOOST_TEST(holds(refusal([](Sample& s) { s.file.tensors[0].shape = {5}; }),
+  BOOST_TEST(holds(rejection([](Sample& s) { s.file.tensors[0].shape = {5}; }),
                    "of shape [5] and type F32 has 16"));
-  BOOST_TEST(holds(refusal([](Sample& s) { s.file.tensors[0].kind = ElementKind::unsupported; }),
+  BOOST_TEST(holds(rejection([](Sample& s) { s.file.tensors[0].kind = ElementKind::unsupported; }),
                    "safetensors files do not have"));
-  BOOST_TEST(holds(refusal([](Sample& s) { s.file.metadata = {{"format", "x"}}; }), "'format'"));
-  BOOST_TEST(holds(refusal([](Sample& s) { s.file.facts.add("header", 1); }), "'header' twice"));
-  BOOST_TEST(holds(refusal([](Sample& s) { s.file.facts.add("t", "\xff"); }), "is not UTF-8"));
-  BOOST_TEST(holds(refusal([](Sample& s) { s.file.facts.add("a", 1).add("a", 2); }), "'a' twice"));
-  BOOST_TEST(holds(refusal([](Sample& s) {
+  BOOST_TEST(holds(rejection([](Sample& s) { s.file.metadata = {{"format", "x"}}; }), "'format'"));
+  BOOST_TEST(holds(rejection([](Sample& s) { s.file.facts.add("header", 1); }), "'header' twice"));
+  BOOST_TEST(holds(rejection([](Sample& s) { s.file.facts.add("t", "\xff"); }), "is not UTF-8"));
+  BOOST_TEST(
+      holds(rejection([](Sample& s) { s.file.facts.add("a", 1).add("a", 2); }), "'a' twice"));
+  BOOST_TEST(holds(rejection([](Sample& s) {
                      JsonLine deep;
                      for (int i = 0; i < 32; ++i) deep = JsonLine().add("a", JsonLine(deep));
                      s.file.facts.add("deep", deep);

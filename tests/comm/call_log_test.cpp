@@ -34,8 +34,8 @@ CallLog log_of(std::initializer_list<Call> calls) {
 
 struct Boards : Served {
   std::shared_ptr<Store> shared = std::make_shared<Store>(another());
-  NoticeBoard first{shared, "world", Rank{0}};
-  NoticeBoard second{shared, "world", Rank{1}};
+  FaultChannel first{shared, "world", Rank{0}};
+  FaultChannel second{shared, "world", Rank{1}};
 };
 
 }  // namespace
@@ -171,7 +171,7 @@ BOOST_FIXTURE_TEST_CASE(all_ranks_name_the_same_pair_of_calls, Boards) {
 }
 
 BOOST_FIXTURE_TEST_CASE(two_communicators_do_not_see_each_others_notices, Boards) {
-  const NoticeBoard group{shared, "world/0", Rank{0}};
+  const FaultChannel group{shared, "world/0", Rank{0}};
   group.fail("gone");
   BOOST_TEST((first.notice().kind == Notice::Kind::none));
 }
@@ -191,7 +191,7 @@ struct Seen {
 };
 
 std::string fault_of(const Seen& seen) {
-  const auto fault = find_fault(seen, sum.text(), [](std::size_t) { return true; });
+  const auto fault = find_culprit(seen, sum.text(), [](std::size_t) { return true; });
   return fault ? fault->problem() : "";
 }
 

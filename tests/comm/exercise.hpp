@@ -22,7 +22,7 @@ namespace ranks {
 /// After so many places, what ranks hold repeats itself.
 inline constexpr std::size_t period = 11;
 
-/// What rank `rank` holds at place i. Small integers, and fractions where the type has them.
+/// What rank `rank` holds at position i. Small integers, and fractions where the type has them.
 template <class T>
 T value(std::size_t rank, std::size_t i) {
   const auto whole = static_cast<int>((rank * 7 + i * 3) % period) + 1;
@@ -47,7 +47,7 @@ Repeating<T, period> all_reduced(const Op& op, std::size_t world) {
   return Repeating<T, period>([&](std::size_t i) { return reduced<T>(op, world, i); });
 }
 
-/// What rank `rank` holds from place `first` on.
+/// What rank `rank` holds from position `first` on.
 template <class T>
 Repeating<T, period> values_of(std::size_t rank, std::size_t first = 0) {
   return Repeating<T, period>([=](std::size_t i) { return value<T>(rank, first + i); });
@@ -234,7 +234,7 @@ void groups_of_six(auto& comm) {
   sum = {static_cast<int>(me)};
   column.all_reduce(sum);
   require(sum[0] == static_cast<int>(2 * (me % 3) + 3), "column");
-  require(column.rank() == Rank{me / 3}, "place in the column");
+  require(column.rank() == Rank{me / 3}, "position in the column");
   auto some = new_group(comm, {Rank{4}, Rank{1}});
   require(some.has_value() == (me == 4 || me == 1), "membership");
   if (some) {
@@ -333,7 +333,7 @@ void pieces_in_place(auto& comm, std::size_t n, const Op& op) {
   const auto rounds = [&](std::span<T> buckets) {
     const std::span<T> first = buckets.first(all);
     const std::span<T> second = buckets.subspan(all);
-    // Both buckets have a piece of every rank: `f(piece, rank, its first place)`.
+    // Both buckets have a piece of every rank: `f(piece, rank, its first position)`.
     const auto each_piece = [&](const auto& f) {
       for (std::size_t piece = 0; piece != 2 * world; ++piece)
         f(buckets.subspan(piece * n, n), piece % world, piece * n);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Ranks that meet over sockets, through a store that their parent hosts.
+/// @file Ranks that exchange over sockets, through a store that their parent hosts.
 
 #include <cstdlib>
 #include <memory>

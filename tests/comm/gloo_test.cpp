@@ -276,7 +276,7 @@ BOOST_AUTO_TEST_CASE(a_rank_that_gives_up_tells_why) {
   for (int i = 0; i < repetitions(2, 20); ++i) {
     const Ends ends = run_gloo(3, [](OverGloo& comm) {
       if (comm.rank() == Rank{1}) {
-        comm.abandon("the loss is not a number");
+        comm.abort("the loss is not a number");
         comm.barrier();
       }
       std::vector<float> data(1000);
@@ -426,23 +426,25 @@ BOOST_AUTO_TEST_CASE(a_monitored_barrier_lists_all_who_are_missing) {
 }
 
 BOOST_AUTO_TEST_CASE(a_rank_that_never_joins_is_named) {
-  Sockets meeting(2);
-  meeting.begin();
-  BOOST_CHECK_EXCEPTION(meeting.join(Rank{0}, WorldSize{2}, 300ms), Error, [](const Error& error) {
-    return std::string(error.what()).find("rank 1 did not come") != std::string::npos;
-  });
+  Sockets rendezvous(2);
+  rendezvous.begin();
+  BOOST_CHECK_EXCEPTION(
+      rendezvous.join(Rank{0}, WorldSize{2}, 300ms), Error, [](const Error& error) {
+        return std::string(error.what()).find("rank 1 did not come") != std::string::npos;
+      });
 }
 
 BOOST_AUTO_TEST_CASE(an_interface_that_is_not_there_is_named_with_those_that_are) {
-  Sockets meeting(1);
-  meeting.begin();
+  Sockets rendezvous(1);
+  rendezvous.begin();
   setenv("LOCKSTEP_INTERFACE", "no-such0", 1);
-  BOOST_CHECK_EXCEPTION(meeting.join(Rank{0}, WorldSize{1}, 300ms), Error, [](const Error& error) {
-    const std::string text = error.what();
-    return text.find("'no-such0'") != std::string::npos && text.find("lo") != std::string::npos;
-  });
+  BOOST_CHECK_EXCEPTION(
+      rendezvous.join(Rank{0}, WorldSize{1}, 300ms), Error, [](const Error& error) {
+        const std::string text = error.what();
+        return text.find("'no-such0'") != std::string::npos && text.find("lo") != std::string::npos;
+      });
   setenv("LOCKSTEP_INTERFACE", "lo", 1);
-  BOOST_CHECK_NO_THROW(meeting.join(Rank{0}, WorldSize{1}, 300ms).barrier());
+  BOOST_CHECK_NO_THROW(rendezvous.join(Rank{0}, WorldSize{1}, 300ms).barrier());
   unsetenv("LOCKSTEP_INTERFACE");
 }
 

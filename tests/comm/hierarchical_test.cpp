@@ -67,11 +67,11 @@ class ColumnsOfTwo : public Sockets {
   Columns join(Rank rank, WorldSize world, std::chrono::milliseconds timeout) const {
     const std::size_t places = world.value() % 2 == 0 ? 2 : 1;
     const std::size_t host = rank.value() / places;
-    const std::size_t place = rank.value() % places;
+    const std::size_t position = rank.value() % places;
     const Membership column = membership(Rank{host}, WorldSize{world.value() / places}, timeout);
-    const Membership local = membership(Rank{place}, WorldSize{places}, timeout);
+    const Membership local = membership(Rank{position}, WorldSize{places}, timeout);
     Store store(column.host, column.port, column.secret, 20s);
-    auto between = make_gloo_communicator(column, store, "column " + std::to_string(place));
+    auto between = make_gloo_communicator(column, store, "column " + std::to_string(position));
     auto inside = make_shm_communicator(local, store, "host " + std::to_string(host));
     std::vector<std::string> hosts;
     for (std::size_t r = 0; r < world.value(); ++r) hosts.push_back(std::to_string(r / places));
@@ -136,7 +136,7 @@ BOOST_AUTO_TEST_CASE(every_collective_is_exact_where_no_communicator_joins_all_r
       run_processes<ColumnsOfTwo>(4, 20s, [](Columns& comm) { strings_of_four(comm); }));
 }
 
-// Rank 0's host and rank 3's place: nobody joins the two.
+// Rank 0's host and rank 3's position: nobody joins the two.
 BOOST_AUTO_TEST_CASE(messages_need_a_communicator_that_joins_the_two) {
   expect_all_fine(run_processes<ColumnsOfTwo>(4, 20s, [](Columns& comm) {
     std::vector<float> data{static_cast<float>(comm.rank().value())};
@@ -152,7 +152,7 @@ BOOST_AUTO_TEST_CASE(messages_need_a_communicator_that_joins_the_two) {
     try {
       comm.send(data, Rank{me ^ 3});
     } catch (const Error& error) {
-      require(std::string(error.text()).find("has another place there") != std::string::npos,
+      require(std::string(error.text()).find("has another position there") != std::string::npos,
               error.text());
       return;
     }

@@ -11,9 +11,9 @@
 namespace ranks {
 
 /// Two calls that differ: an error everywhere, naming both, and the data untouched.
-template <class Meeting>
+template <class Rendezvous>
 void expect_mismatch(As as, auto call, const std::string& first, const std::string& second) {
-  const Ends ends = run<Meeting>(as, 3, [&](auto& comm) {
+  const Ends ends = run<Rendezvous>(as, 3, [&](auto& comm) {
     auto arena = comm.template allocate<float>(4000);
     std::fill(arena.begin(), arena.end(), 1.f);
     comm.barrier();
@@ -29,12 +29,12 @@ void expect_mismatch(As as, auto call, const std::string& first, const std::stri
 }
 
 /// By count, operation, kind, element type and root.
-template <class Meeting>
+template <class Rendezvous>
 void expect_mismatches(As as) {
-  expect_mismatch<Meeting>(
+  expect_mismatch<Rendezvous>(
       as, [](auto& comm, auto arena, bool odd) { comm.all_reduce(arena.first(odd ? 3999 : 4000)); },
       "all_reduce(sum of 4000 float)", "all_reduce(sum of 3999 float)");
-  expect_mismatch<Meeting>(
+  expect_mismatch<Rendezvous>(
       as,
       [](auto& comm, auto arena, bool odd) {
         if (odd) {
@@ -44,7 +44,7 @@ void expect_mismatches(As as) {
         }
       },
       "all_reduce(sum of 4000 float)", "all_reduce(max of 4000 float)");
-  expect_mismatch<Meeting>(
+  expect_mismatch<Rendezvous>(
       as,
       [](auto& comm, auto arena, bool odd) {
         if (odd) {
@@ -54,7 +54,7 @@ void expect_mismatches(As as) {
         }
       },
       "all_reduce(sum of 4000 float)", "broadcast(4000 float, root 0)");
-  expect_mismatch<Meeting>(
+  expect_mismatch<Rendezvous>(
       as,
       [](auto& comm, auto arena, bool odd) {
         std::vector<int> ints(4);
@@ -65,7 +65,7 @@ void expect_mismatches(As as) {
         }
       },
       "all_reduce(sum of 4 float)", "all_reduce(sum of 4 int32)");
-  expect_mismatch<Meeting>(
+  expect_mismatch<Rendezvous>(
       as, [](auto& comm, auto arena, bool odd) { comm.broadcast(arena, Rank{odd ? 1u : 0u}); },
       "broadcast(4000 float, root 0)", "broadcast(4000 float, root 1)");
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Runs a function on the ranks of one process, each a thread with a part in a meeting.
+/// @file Runs a function on the ranks of one process, each a thread with a part in a rendezvous.
 
 #include <chrono>
 #include <exception>
@@ -10,16 +10,16 @@
 #include <vector>
 
 #include "launch/watchdog.hpp"
-#include "lockstep/comm/backends/threads/meeting.hpp"
+#include "lockstep/comm/backends/threads/rendezvous.hpp"
 
 namespace participants {
 
 using namespace lockstep;
 using namespace lockstep::detail;
 using namespace std::chrono_literals;
-using threads::Meeting;
-using threads::Offer;
-using threads::Participant;
+using threads::CallArguments;
+using threads::RankHandle;
+using threads::Rendezvous;
 
 /// What each rank ended with: nothing, or the words of its exception.
 using Ends = std::vector<std::string>;
@@ -43,12 +43,12 @@ inline Ends run_threads(std::size_t world, auto with_rank) {
   return ends;
 }
 
-/// `f(participant)` on every rank of one meeting.
+/// `f(handle)` on every rank of one rendezvous.
 inline Ends run(std::size_t world, auto f, threads::Milliseconds timeout = 20s) {
-  const auto meeting = std::make_shared<Meeting>(WorldSize{world});
+  const auto rendezvous = std::make_shared<Rendezvous>(WorldSize{world});
   return run_threads(world, [&](Rank rank) {
-    Participant participant(meeting, rank, timeout);
-    f(participant);
+    RankHandle handle(rendezvous, rank, timeout);
+    f(handle);
   });
 }
 

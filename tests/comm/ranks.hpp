@@ -65,10 +65,10 @@ struct SharedMemory {
   std::string address;
 };
 
-inline std::string run_rank(const auto& meeting, Rank rank, std::size_t world,
+inline std::string run_rank(const auto& rendezvous, Rank rank, std::size_t world,
                             std::chrono::milliseconds timeout, auto& f) {
   try {
-    auto comm = meeting.join(rank, WorldSize{world}, timeout);
+    auto comm = rendezvous.join(rank, WorldSize{world}, timeout);
     f(comm);
     return "";
   } catch (const std::exception& error) {
@@ -96,10 +96,10 @@ class Common {
 };
 
 /// Ranks that do not end within the limit are killed, all at once, and named.
-template <class Meeting = SharedMemory>
+template <class Rendezvous = SharedMemory>
 Ends run_processes(std::size_t world, std::chrono::milliseconds timeout, auto f,
                    std::chrono::microseconds limit = 60s) {
-  Meeting meeting(world);
+  Rendezvous rendezvous(world);
   struct Child {
     pid_t pid;
     int words;
@@ -112,14 +112,14 @@ Ends run_processes(std::size_t world, std::chrono::milliseconds timeout, auto f,
     const pid_t pid = fork();
     if (pid == 0) {
       prctl(PR_SET_PDEATHSIG, SIGKILL);
-      const std::string words = run_rank(meeting, Rank{r}, world, timeout, f);
+      const std::string words = run_rank(rendezvous, Rank{r}, world, timeout, f);
       if (!words.empty() && write(ends[1], words.data(), words.size()) < 0) _exit(2);
       _exit(words.empty() ? 0 : 1);
     }
     close(ends[1]);
     children.push_back({pid, ends[0]});
   }
-  meeting.begin();
+  rendezvous.begin();
   Ends result(world);
   const auto deadline = std::chrono::steady_clock::now() + limit;
   bool over = false;
@@ -149,25 +149,25 @@ Ends run_processes(std::size_t world, std::chrono::milliseconds timeout, auto f,
 
 /// Threads cannot be killed: where one does not end within the limit, the process does, and names
 /// the test case.
-template <class Meeting = SharedMemory>
+template <class Rendezvous = SharedMemory>
 Ends run_threads(std::size_t world, std::chrono::milliseconds timeout, auto f,
                  std::chrono::seconds limit = 120s) {
   const Watchdog watchdog(limit);
-  Meeting meeting(world);
+  Rendezvous rendezvous(world);
   Ends result(world);
   std::vector<std::jthread> threads;
   for (std::size_t r = 0; r < world; ++r) {
-    threads.emplace_back([&, r] { result[r] = run_rank(meeting, Rank{r}, world, timeout, f); });
+    threads.emplace_back([&, r] { result[r] = run_rank(rendezvous, Rank{r}, world, timeout, f); });
   }
-  meeting.begin();
+  rendezvous.begin();
   threads.clear();
   return result;
 }
 
-template <class Meeting = SharedMemory>
+template <class Rendezvous = SharedMemory>
 Ends run(As as, std::size_t world, auto f, std::chrono::milliseconds timeout = 20s) {
-  return as == As::processes ? run_processes<Meeting>(world, timeout, f)
-                             : run_threads<Meeting>(world, timeout, f);
+  return as == As::processes ? run_processes<Rendezvous>(world, timeout, f)
+                             : run_threads<Rendezvous>(world, timeout, f);
 }
 
 }  // namespace ranks

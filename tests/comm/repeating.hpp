@@ -11,7 +11,7 @@
 
 namespace ranks {
 
-/// A function of an element's place that repeats after `Period` places, as a table.
+/// A function of an element's position that repeats after `Period` places, as a table.
 template <class T, std::size_t Period>
 class Repeating {
  public:
@@ -21,7 +21,7 @@ class Repeating {
   }
   T operator()(std::size_t i) const { return all_[i % Period]; }
 
-  /// The same from place `first` on.
+  /// The same from position `first` on.
   Repeating from(std::size_t first) const {
     return Repeating([&](std::size_t i) { return (*this)(first + i); });
   }

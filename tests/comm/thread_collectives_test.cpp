@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "exercise.hpp"
-#include "lockstep/comm/backends/threads/meeting.hpp"
+#include "lockstep/comm/backends/threads/rendezvous.hpp"
 #include "lockstep/comm/communicator.hpp"
 #include "participants.hpp"
 
@@ -21,22 +21,23 @@ namespace {
 /// What a communicator of threads does with host memory, and nothing else.
 class HostThreads : public Collectives<HostThreads>, public HostAllocating {
  public:
-  explicit HostThreads(Participant& participant) : participant_(participant) {}
+  explicit HostThreads(RankHandle& handle) : handle_(handle) {}
 
-  Rank rank() const { return participant_.rank(); }
-  WorldSize world_size() const { return WorldSize{participant_.world()}; }
-  void abandon(std::string_view reason) { participant_.abandon(reason); }
+  Rank rank() const { return handle_.rank(); }
+  WorldSize world_size() const { return WorldSize{handle_.world()}; }
+  void abort(std::string_view reason) { handle_.abort(reason); }
 
   template <class C>
   void perform(const C& call) {
-    participant_.meet(
+    handle_.rendezvous(
         call.call(),
-        Offer{call.in.data(), const_cast<typename C::element*>(call.out.data()), nullptr, true},
-        [&](std::span<const Offer> ranks) { threads::work_for_all(call, ranks); });
+        CallArguments{call.in.data(), const_cast<typename C::element*>(call.out.data()), nullptr,
+                      true},
+        [&](std::span<const CallArguments> ranks) { threads::work_for_all(call, ranks); });
   }
 
  private:
-  Participant& participant_;
+  RankHandle& handle_;
 };
 
 template <class T>
@@ -51,8 +52,8 @@ void every_operation(HostThreads& comm, std::size_t n) {
 
 BOOST_AUTO_TEST_CASE(every_collective_equals_a_plain_reference) {
   for (const std::size_t world : {1, 2, 3, 4, 8}) {
-    expect_all_fine(run(world, [](Participant& participant) {
-      HostThreads comm(participant);
+    expect_all_fine(run(world, [](RankHandle& handle) {
+      HostThreads comm(handle);
       for (const std::size_t n : {0, 1, 7, 300}) {
         every_operation<float>(comm, n);
         every_operation<double>(comm, n);

@@ -108,11 +108,11 @@ BOOST_AUTO_TEST_CASE(the_first_failure_is_reported_and_frees_the_others) {
   BOOST_TEST(in_store.status == 1);
   BOOST_TEST(in_store.words.starts_with("lockstep: rank 2: no data\n"), in_store.words);
 
-  const auto meeting = std::make_shared<Meeting>(WorldSize{4});
+  const auto rendezvous = std::make_shared<Rendezvous>(WorldSize{4});
   const Result in_call = launched({"--ranks", "4"}, [&](Session& session) {
-    Participant participant(meeting, session.rank(), session.membership().timeout);
+    RankHandle handle(rendezvous, session.rank(), session.membership().timeout);
     if (session.rank() == Rank{1}) throw Error("step", "the loss is NaN", "look at the data");
-    participant.meet(Call{}, Offer{}, [](auto) {});
+    handle.rendezvous(Call{}, CallArguments{}, [](auto) {});
   });
   BOOST_TEST(in_call.status == 1);
   BOOST_TEST(
@@ -122,13 +122,13 @@ BOOST_AUTO_TEST_CASE(the_first_failure_is_reported_and_frees_the_others) {
 }
 
 BOOST_AUTO_TEST_CASE(a_rank_whose_thread_cannot_start_frees_those_that_were_started) {
-  const auto meet = [](Session& session) {
+  const auto exchange = [](Session& session) {
     session.store().barrier("all", session.rank(), session.world(), 15s);
     return 0;
   };
   for (int more : {1, 2, 4}) {  // the first thread is the store's
     const ThreadLimit limit(more);
-    const Result result = launched({"--ranks", "4"}, meet);
+    const Result result = launched({"--ranks", "4"}, exchange);
     BOOST_TEST(result.status == 1);
     expect_words(result, text({"lockstep: rank ", more - 1, ", starting a thread: the thread of a ",
                                "rank cannot be started: "}));

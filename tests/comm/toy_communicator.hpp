@@ -38,7 +38,7 @@ struct ToyWorld {
 class ToyCommunicator : public lockstep::Collectives<ToyCommunicator>,
                         public lockstep::detail::HostAllocating {
  public:
-  static constexpr std::size_t most_under_way = 1;
+  static constexpr std::size_t most_in_flight = 1;
 
   ToyCommunicator(std::shared_ptr<ToyWorld> world, lockstep::Rank rank,
                   std::chrono::milliseconds timeout)
@@ -51,7 +51,7 @@ class ToyCommunicator : public lockstep::Collectives<ToyCommunicator>,
   std::chrono::milliseconds timeout() const { return timeout_; }
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
 
-  void abandon(std::string_view reason) {
+  void abort(std::string_view reason) {
     const std::lock_guard lock(world_->mutex);
     if (!world_->failed) {
       world_->failed = rank_.value();
@@ -99,9 +99,9 @@ class ToyCommunicator : public lockstep::Collectives<ToyCommunicator>,
 static_assert(lockstep::ArenaAllocating<ToyCommunicator> &&
               lockstep::AsyncReducing<ToyCommunicator> && lockstep::Splitting<ToyCommunicator>);
 
-/// How toy ranks meet: they are threads.
-struct ToyMeeting {
-  explicit ToyMeeting(std::size_t world) : world(std::make_shared<ToyWorld>(world)) {}
+/// How toy ranks exchange: they are threads.
+struct ToyRendezvous {
+  explicit ToyRendezvous(std::size_t world) : world(std::make_shared<ToyWorld>(world)) {}
   void begin() {}
   ToyCommunicator join(lockstep::Rank rank, lockstep::WorldSize,
                        std::chrono::milliseconds timeout) const {

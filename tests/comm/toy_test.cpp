@@ -12,7 +12,7 @@ BOOST_AUTO_TEST_SUITE(comm_toy)
 
 template <class F>
 void run_toys(std::size_t world, const F& f) {
-  expect_all_fine(run_threads<ToyMeeting>(world, 20s, f));
+  expect_all_fine(run_threads<ToyRendezvous>(world, 20s, f));
 }
 
 BOOST_AUTO_TEST_CASE(every_operation_on_every_type_in_worlds_of_one_to_five) {
@@ -56,12 +56,12 @@ BOOST_AUTO_TEST_CASE(single_numbers_truths_and_pieces_of_different_lengths_are_g
 }
 
 BOOST_AUTO_TEST_CASE(a_rank_that_waits_for_a_message_is_reported_by_its_own_call) {
-  const Ends ends = run_threads<ToyMeeting>(2, 200ms, [](auto& comm) {
+  const Ends ends = run_threads<ToyRendezvous>(2, 200ms, [](auto& comm) {
     std::vector<float> data(5);
     if (comm.rank() == Rank{0}) comm.receive(data, Rank{1});
   });
   expect_words(ends, 1, {"rank 0, receive(5 float, from rank 1): waited 200 ms for rank 1"});
-  const Ends collective = run_threads<ToyMeeting>(2, 200ms, [](auto& comm) {
+  const Ends collective = run_threads<ToyRendezvous>(2, 200ms, [](auto& comm) {
     std::vector<float> data(5);
     if (comm.rank() == Rank{1}) comm.all_reduce(data);
   });
@@ -73,13 +73,13 @@ BOOST_AUTO_TEST_CASE(strings_travel_whole) {
 }
 
 BOOST_AUTO_TEST_CASE(calls_that_differ_are_told_apart) {
-  expect_mismatches<ToyMeeting>(As::threads);
+  expect_mismatches<ToyRendezvous>(As::threads);
 }
 
 BOOST_AUTO_TEST_CASE(a_rank_that_fails_ends_the_others_with_its_words) {
-  const Ends ends = run_threads<ToyMeeting>(3, 20s, [](auto& comm) {
+  const Ends ends = run_threads<ToyRendezvous>(3, 20s, [](auto& comm) {
     if (comm.rank() == Rank{1}) {
-      comm.abandon("out of luck");
+      comm.abort("out of luck");
       return;
     }
     comm.barrier();
@@ -88,7 +88,7 @@ BOOST_AUTO_TEST_CASE(a_rank_that_fails_ends_the_others_with_its_words) {
 }
 
 BOOST_AUTO_TEST_CASE(a_rank_that_does_not_come_is_named_when_the_time_is_over) {
-  const Ends ends = run_threads<ToyMeeting>(2, 20s, [](auto& comm) {
+  const Ends ends = run_threads<ToyRendezvous>(2, 20s, [](auto& comm) {
     if (comm.rank() == Rank{0}) comm.monitored_barrier(100ms);
   });
   expect_words(ends, 1, {"waited 100 ms for rank 1"});

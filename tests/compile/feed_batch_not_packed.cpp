@@ -9,9 +9,9 @@ struct Batch {
   const float* inputs = nullptr;
   std::vector<float> rows;
 #ifdef REJECT
-  friend void pack(auto& parcel, Batch& batch) { parcel(batch.inputs, batch.rows); }
+  friend void pack(auto& archive, Batch& batch) { archive(batch.inputs, batch.rows); }
 #else
-  friend void pack(auto& parcel, Batch& batch) { parcel(batch.rows); }
+  friend void pack(auto& archive, Batch& batch) { archive(batch.rows); }
 #endif
 };
 

@@ -7,11 +7,11 @@
 
 using namespace lockstep;
 
-inline KeptValues values_of_program() {
+inline StateValues values_of_program() {
 #ifdef REJECT
   static std::vector<std::string> names;
 #else
   static std::vector<double> names;
 #endif
-  return KeptValues().add("names", names);
+  return StateValues().add("names", names);
 }

@@ -181,7 +181,7 @@ BOOST_AUTO_TEST_CASE(integers_and_doubles_are_exact) {
   BOOST_TEST(std::isnan(again(std::nan(""))));
 }
 
-BOOST_AUTO_TEST_CASE(what_is_no_json_is_refused) {
+BOOST_AUTO_TEST_CASE(what_is_no_json_is_rejected) {
   for (const char* text : {"",
                            " ",
                            "{",

@@ -22,7 +22,7 @@
 #include "lockstep/data/loader.hpp"
 #include "lockstep/launch/launch.hpp"
 #include "lockstep/launch/store_server.hpp"
-#include "lockstep/strategy/replica_crew.hpp"
+#include "lockstep/strategy/replica_workers.hpp"
 
 BOOST_FIXTURE_TEST_SUITE(threads_that_cannot_start, Watchdog)
 
@@ -33,7 +33,7 @@ using namespace lockstep::detail;
 using namespace std::chrono_literals;
 
 /// Calls `use()` where no thread can be started, then where one can, and so on until none is
-/// refused. Every time but the last it throws an error that names the thread and the remedy.
+/// rejected. Every time but the last it throws an error that names the thread and the remedy.
 /// Returns how many threads `use()` starts.
 template <class Use>
 int expect_words_at_every_limit(const std::string& words, Use use) {
@@ -107,9 +107,9 @@ BOOST_AUTO_TEST_CASE(a_checkpoints_thread_that_cannot_start_is_an_error_and_the_
 
 BOOST_AUTO_TEST_CASE(a_replicas_thread_that_cannot_start_is_an_error_and_the_others_end) {
   const auto step = [] {
-    ReplicaCrew crew(4);
+    ReplicaWorkers workers(4);
     std::atomic<int> runs = 0;
-    crew.run([&](std::size_t) { ++runs; });
+    workers.run([&](std::size_t) { ++runs; });
     BOOST_TEST(runs == 4);
   };
   BOOST_TEST(expect_words_at_every_limit("the thread of a replica", step) == 3);

@@ -66,7 +66,7 @@ BOOST_AUTO_TEST_CASE(rows_come_from_any_contiguous_range) {
   BOOST_TEST(is_right(InMemoryDataset(std::vector<float>(inputs.begin(), inputs.end()), more)));
 }
 
-BOOST_AUTO_TEST_CASE(inputs_that_are_no_whole_rows_are_refused) {
+BOOST_AUTO_TEST_CASE(inputs_that_are_no_whole_rows_are_rejected) {
   const auto make = [](std::vector<float> inputs, std::vector<int> labels) {
     return InMemoryDataset<float, int>(std::move(inputs), std::move(labels));
   };

@@ -32,8 +32,8 @@ struct Rows {
   std::uint64_t epoch = 0;
 
   friend bool operator==(const Rows&, const Rows&) = default;
-  friend void pack(auto& parcel, Rows& batch) {
-    parcel(batch.samples, batch.names, batch.rows, batch.weights, batch.epoch);
+  friend void pack(auto& archive, Rows& batch) {
+    archive(batch.samples, batch.names, batch.rows, batch.weights, batch.epoch);
   }
 };
 

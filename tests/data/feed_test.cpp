@@ -142,35 +142,35 @@ BOOST_AUTO_TEST_CASE(batches_go_from_the_reader_to_leaders_and_on_to_members) {
   BOOST_TEST(part(ScatterThenBroadcast{}, 4) == "0 reads, 3 sends: 4 to 4");
 }
 
-BOOST_AUTO_TEST_CASE(a_parcel_of_another_type_is_refused) {
+BOOST_AUTO_TEST_CASE(a_parcel_of_another_type_is_rejected) {
   fed::Rows rows;
   fed::Numbers{9}.load(std::vector<std::size_t>{4, 0, 8}, {Seed{1}, Epoch{2}}, rows);
-  detail::ParcelWriter writer;
+  detail::ArchiveWriter writer;
   writer.put(rows);
   fed::Rows again;
   again.names.resize(7, "what was there before is gone");
-  detail::ParcelReader(writer.written()).take(again);
+  detail::ArchiveReader(writer.written()).take(again);
   BOOST_TEST((again == rows));
   Batch other;
-  const auto is_refusal = [](const Error& error) {
+  const auto is_rejection = [](const Error& error) {
     return std::string(error.what()).find("does not hold a batch of this type") !=
            std::string::npos;
   };
-  BOOST_CHECK_EXCEPTION(detail::ParcelReader(writer.written()).take(other), Error, is_refusal);
+  BOOST_CHECK_EXCEPTION(detail::ArchiveReader(writer.written()).take(other), Error, is_rejection);
   // Neither is one that was cut anywhere, nor one that goes on.
   for (std::size_t size = 0; size < writer.size(); size += 1 + size / 3)
-    BOOST_CHECK_EXCEPTION(detail::ParcelReader(writer.written().first(size)).take(again), Error,
-                          is_refusal);
+    BOOST_CHECK_EXCEPTION(detail::ArchiveReader(writer.written().first(size)).take(again), Error,
+                          is_rejection);
   writer.put(std::uint8_t{0});
-  BOOST_CHECK_EXCEPTION(detail::ParcelReader(writer.written()).take(again), Error, is_refusal);
+  BOOST_CHECK_EXCEPTION(detail::ArchiveReader(writer.written()).take(again), Error, is_rejection);
 }
 
 BOOST_AUTO_TEST_CASE(the_librarys_batches_are_packed) {
   const auto sent = []<class B>(const B& batch) {
-    detail::ParcelWriter writer;
+    detail::ArchiveWriter writer;
     writer.put(batch);
     B got;
-    detail::ParcelReader(writer.written()).take(got);
+    detail::ArchiveReader(writer.written()).take(got);
     return got;
   };
   PaddedBatch<float, std::string> padded;

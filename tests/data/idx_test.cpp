@@ -184,7 +184,7 @@ BOOST_AUTO_TEST_CASE(a_plain_file_is_read_where_it_is_mapped_and_may_not_change_
       "'" + files.images + "' has changed while it was in use: it had 28 bytes and has 20");
 }
 
-BOOST_AUTO_TEST_CASE(files_that_do_not_belong_together_are_refused) {
+BOOST_AUTO_TEST_CASE(files_that_do_not_belong_together_are_rejected) {
   const Folder folder;
   const std::string image_file = folder.plain("images", images);
   const std::string fewer = folder.plain("fewer", "\0\0\x08\x01"s + word(2) + "\x02\x00"s);

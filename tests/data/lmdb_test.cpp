@@ -272,7 +272,7 @@ BOOST_AUTO_TEST_CASE(files_of_machines_with_other_pages_are_read) {
 BOOST_AUTO_TEST_CASE(every_file_that_is_no_whole_lmdb_is_named) {
   const TemporaryFolder folder;
   const std::string good = file_by_hand(4096, {"one", "two"});
-  const auto refuses = [&](const std::string& bytes, const std::vector<std::string>& parts) {
+  const auto rejects = [&](const std::string& bytes, const std::vector<std::string>& parts) {
     const std::string path = write(folder / "bad", bytes);
     expect([&] { texts_of(path); }, parts);
     expect([&] { texts_of(path); }, {"lmdb_dataset: '" + path + "'"});
@@ -283,19 +283,19 @@ BOOST_AUTO_TEST_CASE(every_file_that_is_no_whole_lmdb_is_named) {
     return bytes;
   };
   using Word = std::uint32_t;
-  refuses("", {"has 0 bytes", "the meta page at offset 0"});
-  refuses(good.substr(0, 4100), {"has 4100 bytes", "the meta page at offset 4096"});
-  refuses(std::string(10'000, '?'), {"is no LMDB file", "offset 16", "0xBEEFC0DE"});
-  refuses(with(16, Word{0xDEC0EFBE}), {"of a 64-bit little-endian machine", "mdb_dump"});
-  refuses(with(20, Word{999}), {"an LMDB file of format 999", "format 1 "});
-  refuses(with(40, Word{12345}), {"pages of 12345 bytes", "256 to 32768"});
-  refuses(with(40, Word{65536}), {"pages of 65536 bytes"});
-  refuses(with(4096 + 16, Word{0}), {"is no LMDB file", "offset 4112"});
-  refuses(with(4096 + 40, Word{8192}), {"page 1 has another size than the first"});
+  rejects("", {"has 0 bytes", "the meta page at offset 0"});
+  rejects(good.substr(0, 4100), {"has 4100 bytes", "the meta page at offset 4096"});
+  rejects(std::string(10'000, '?'), {"is no LMDB file", "offset 16", "0xBEEFC0DE"});
+  rejects(with(16, Word{0xDEC0EFBE}), {"of a 64-bit little-endian machine", "mdb_dump"});
+  rejects(with(20, Word{999}), {"an LMDB file of format 999", "format 1 "});
+  rejects(with(40, Word{12345}), {"pages of 12345 bytes", "256 to 32768"});
+  rejects(with(40, Word{65536}), {"pages of 65536 bytes"});
+  rejects(with(4096 + 16, Word{0}), {"is no LMDB file", "offset 4112"});
+  rejects(with(4096 + 40, Word{8192}), {"page 1 has another size than the first"});
   for (const std::size_t bytes : {8192, 9000, 12287})
-    refuses(good.substr(0, bytes), {"is cut off: it has " + std::to_string(bytes) + " bytes",
+    rejects(good.substr(0, bytes), {"is cut off: it has " + std::to_string(bytes) + " bytes",
                                     "last page, 2, ends behind them"});
-  refuses(with(4096 + 136, ~std::uint64_t{}), {"is cut off", "18446744073709551615"});
+  rejects(with(4096 + 136, ~std::uint64_t{}), {"is cut off", "18446744073709551615"});
 
   expect([&] { texts_of(folder / "nothing"); },
          {"'" + (folder / "nothing") + "' cannot be read: No such file"});
@@ -350,7 +350,7 @@ BOOST_AUTO_TEST_CASE(flipped_bytes_are_errors_in_words_or_other_bytes_and_never_
   std::size_t errors = 0;
   for (std::size_t first = 0; first < mutations; first += batch) {
     Process child([&] {
-      std::size_t refused = 0;
+      std::size_t rejected = 0;
       for (std::size_t seed = first; seed != first + batch; ++seed) {
         RandomStream random(Seed{seed});
         const Original& original = originals[seed % originals.size()];
@@ -365,10 +365,10 @@ BOOST_AUTO_TEST_CASE(flipped_bytes_are_errors_in_words_or_other_bytes_and_never_
         const std::string words = error_of([&] { texts_of(path, original.options); });
         if (!words.empty() && words.find("'" + path + "'") == std::string::npos)
           throw std::runtime_error("seed " + std::to_string(seed) + ": " + words);
-        refused += words.empty() ? 0 : 1;
+        rejected += words.empty() ? 0 : 1;
         fs::remove(path);
       }
-      return static_cast<int>(refused);
+      return static_cast<int>(rejected);
     });
     BOOST_TEST(child.words() == "");
     const int end = child.end();
@@ -406,14 +406,14 @@ BOOST_AUTO_TEST_CASE(types_and_indices_are_checked) {
   write_lmdb(texts, Texts{{"short", std::string(40, 'x'), longer, own.substr(0, 24), other}},
              encode_text);
   const auto foreign = labelled(texts);
-  const auto refuses = [&](std::size_t index, const std::string& part) {
+  const auto rejects = [&](std::size_t index, const std::string& part) {
     expect([&] { foreign.read(index, point); }, {part});
   };
-  refuses(0, "does not begin as the records of write_lmdb do, with 'LSR1'");
-  refuses(1, "'LSR1'");
-  refuses(2, "it promises 1000 inputs of 4 bytes, and has 8 bytes");
-  refuses(3, "it promises 2 inputs of 4 bytes, and has 0 bytes");
-  refuses(4, "element types, at its bytes 4 and 5");
+  rejects(0, "does not begin as the records of write_lmdb do, with 'LSR1'");
+  rejects(1, "'LSR1'");
+  rejects(2, "it promises 1000 inputs of 4 bytes, and has 8 bytes");
+  rejects(3, "it promises 2 inputs of 4 bytes, and has 0 bytes");
+  rejects(4, "element types, at its bytes 4 and 5");
 }
 
 BOOST_AUTO_TEST_CASE(a_record_that_cannot_be_decoded_is_named) {

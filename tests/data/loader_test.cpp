@@ -218,7 +218,7 @@ BOOST_AUTO_TEST_CASE(buffers_are_used_again) {
   BOOST_TEST(seen.size() <= 3u);
 }
 
-BOOST_AUTO_TEST_CASE(options_that_make_no_sense_are_refused) {
+BOOST_AUTO_TEST_CASE(options_that_make_no_sense_are_rejected) {
   const Numbers dataset = numbers(8);
   DistributedSampler<> sampler(8, WorldSize{1}, Rank{0});
   DistributedSampler<> other(9, WorldSize{1}, Rank{0});
@@ -314,7 +314,7 @@ BOOST_AUTO_TEST_CASE(the_stream_of_samples_depends_on_seed_and_epoch_alone) {
           .batch_size = 1 + chance.below(9), .workers = workers, .prefetch = 1 + chance.below(4)};
       const std::size_t before = chance.below(n / world / options.batch_size + 1);
       std::vector<Drawn> seen(n);
-      const auto place = [&](const std::vector<Drawn>& part, std::size_t first, std::size_t rank,
+      const auto index = [&](const std::vector<Drawn>& part, std::size_t first, std::size_t rank,
                              std::size_t ranks) {
         for (std::size_t k = 0; k != part.size(); ++k) seen[first + k * ranks + rank] = part[k];
       };
@@ -325,7 +325,7 @@ BOOST_AUTO_TEST_CASE(the_stream_of_samples_depends_on_seed_and_epoch_alone) {
         DataLoader loader(dataset, sampler, options);
         std::vector<Drawn> part;
         if (before != 0) append(loader, part, before);
-        place(part, 0, r, world);
+        index(part, 0, r, world);
         state = loader.state();
       }
       const std::size_t over = state.position * world;
@@ -336,7 +336,7 @@ BOOST_AUTO_TEST_CASE(the_stream_of_samples_depends_on_seed_and_epoch_alone) {
         std::vector<Drawn> part;
         append(loader, part, all_batches);
         if (over + (part.size() - 1) * later_world + r >= n) part.pop_back();  // it was padded
-        place(part, over, r, later_world);
+        index(part, over, r, later_world);
       }
       BOOST_TEST(seen == expected, boost::test_tools::per_element());
     }
@@ -391,11 +391,11 @@ BOOST_AUTO_TEST_CASE(batches_are_as_many_as_the_depth_and_stay_where_they_are) {
     {
       DataLoader loader(dataset, sampler, {.batch_size = 3, .workers = workers, .prefetch = 2});
       for (const auto& batch : loader) {
-        const Counted* const place = &batch;
+        const Counted* const index = &batch;
         const std::vector<std::int32_t> held = batch.labels;
         for (int i = 0; i != 3; ++i) std::this_thread::yield();  // workers go on meanwhile
         BOOST_TEST(held == batch.labels);
-        BOOST_TEST(place == &batch);
+        BOOST_TEST(index == &batch);
       }
       BOOST_TEST(Counted::most <= static_cast<int>(workers * 2 + 1));
     }

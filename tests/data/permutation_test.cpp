@@ -213,19 +213,19 @@ BOOST_AUTO_TEST_CASE(a_window_touches_its_own_blocks_only) {
       const Items items = Blocks{samples, block, window}.items(samples);
       std::size_t over = 0;
       std::size_t windows = 0;
-      for (std::size_t place = 0; place != samples; ++windows) {
+      for (std::size_t index = 0; index != samples; ++windows) {
         std::map<std::size_t, std::size_t> left;  // samples of each block that are still to come
         const auto is_used_up = [&] {
           return std::all_of(left.begin(), left.end(), [](auto& each) { return each.second == 0; });
         };
         do {
-          const std::size_t of = items[place] / block;
+          const std::size_t of = items[index] / block;
           const std::size_t size = std::min(block, samples - of * block);
           if (left.try_emplace(of, size).second) ++over;
           --left[of];
           BOOST_TEST_REQUIRE(left.size() <= window);
-          ++place;
-        } while (place != samples && !(left.size() == window && is_used_up()));
+          ++index;
+        } while (index != samples && !(left.size() == window && is_used_up()));
         BOOST_TEST_REQUIRE(is_used_up());
       }
       const std::size_t blocks = (samples + block - 1) / block;

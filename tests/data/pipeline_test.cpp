@@ -137,7 +137,7 @@ BOOST_AUTO_TEST_CASE(random_numbers_follow_from_seed_epoch_sample_and_place_alon
   BOOST_TEST(batch.row(2)[2] == batch.row(0)[2]);  // a duplicate is the same sample
   BOOST_TEST(batch_of(pipeline, {30}, pass).row(0)[2] == batch.row(1)[2]);
 
-  // Every seed, epoch, sample and place has numbers of its own.
+  // Every seed, epoch, sample and index has numbers of its own.
   const auto twice = source | map([](auto&) {}) | draw | draw;
   std::set<float> seen;
   std::size_t drawn = 0;

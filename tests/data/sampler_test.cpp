@@ -229,7 +229,7 @@ BOOST_AUTO_TEST_CASE(the_state_of_one_rank_restores_all) {
   BOOST_TEST(draws(last).empty());
 }
 
-BOOST_AUTO_TEST_CASE(a_state_of_other_draws_is_refused) {
+BOOST_AUTO_TEST_CASE(a_state_of_other_draws_is_rejected) {
   DistributedSampler<> sampler(100, WorldSize{4}, Rank{0}, {true, Seed{5}});
   const SamplerState own = sampler.state();
   SamplerState state = own;
@@ -237,10 +237,10 @@ BOOST_AUTO_TEST_CASE(a_state_of_other_draws_is_refused) {
   expect_error(sampler, state, "the saved state has sample count 99, this sampler has 100");
   state = own;
   state.world = WorldSize{0};
-  expect_error(sampler, state, "the saved state has place 0 of 100 in a world of 0");
+  expect_error(sampler, state, "the saved state has index 0 of 100 in a world of 0");
   state = own;
   state.first = 101;
-  expect_error(sampler, state, "the saved state has place 101 of 100 in a world of 4");
+  expect_error(sampler, state, "the saved state has index 101 of 100 in a world of 4");
   state.first = 97;  // one draw is left for each rank of four, two for each of two
   state.position = 2;
   expect_error(sampler, state, "the saved state is at draw 2 of an epoch of 1");
@@ -364,7 +364,7 @@ BOOST_AUTO_TEST_CASE(a_world_that_comes_back_draws_what_it_would_have_drawn) {
   BOOST_TEST(two.size() == 25u);
 }
 
-BOOST_AUTO_TEST_CASE(a_torch_shuffle_of_more_than_32_bits_is_refused) {
+BOOST_AUTO_TEST_CASE(a_torch_shuffle_of_more_than_32_bits_is_rejected) {
   DistributedSampler<> sampler(std::size_t{1} << 33, WorldSize{4}, Rank{0});
   BOOST_CHECK_THROW(sampler[0], Error);
   const DistributedSampler<Exact, KeyedShuffle> keyed(std::size_t{1} << 63, WorldSize{4}, Rank{0});

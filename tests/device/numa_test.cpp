@@ -33,7 +33,7 @@ class Host {
 
   /// Where a thread with these cores goes: `1: 4-7`, or nothing.
   std::string place(const std::string& bus_id, const std::string& allowed) const {
-    const auto found = numa_place(root_.path, bus_id, parse_cores(allowed));
+    const auto found = numa_node(root_.path, bus_id, parse_cores(allowed));
     return found ? std::to_string(found->node) + ": " + cores_text(found->cores) : "";
   }
 
@@ -83,7 +83,7 @@ BOOST_AUTO_TEST_CASE(where_nothing_is_known_nothing_is_done) {
   BOOST_TEST(two.place("0000:1b:00.0", "0-7") == "");  // the firmware does not say
   BOOST_TEST(two.place("0000:1c:00.0", "0-7") == "");  // a node that is not there
   BOOST_TEST(two.place("0000:99:00.0", "0-7") == "");  // a virtual GPU
-  BOOST_TEST(!numa_place("/no/such/folder", "0000:1b:00.0", {0, 1}));
+  BOOST_TEST(!numa_node("/no/such/folder", "0000:1b:00.0", {0, 1}));
 }
 
 BOOST_AUTO_TEST_CASE(a_thread_stays_and_so_do_the_threads_that_it_starts) {

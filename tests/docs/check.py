@@ -8,6 +8,7 @@
   other, whatever their common indentation. Every block of C++ must be so marked, and cut from a file that tests compile.
 - docs/troubleshooting.md quotes sentences of the library: a line `> sentence` is one, with `...` for what is known at run time.
 - README.md has at most 150 lines, and one whole program. Its benchmark rows stand in docs/benchmarks.md.
+- No header and no page has a name that the field has another word for (INVENTED); the changelog may.
 - docs/README.md links every page; docs/policies.md names every axis and choice; docs/errors.md lists every error sentence.
 """
 import pathlib
@@ -22,6 +23,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 HEADERS = ROOT / "include" / "lockstep"
 FOLDERS = ("include", "tests", "bench", "docs", "examples")
 COMPILED = ("examples/*", "examples/torch/*", "tests/*/*.cpp", "tests/*/*.hpp", "tests/*/*.cu", "tests/*/*.cuh", "bench/*/*")
+# Names that the library once had for what PyTorch, NCCL, MPI, CUDA or the standard have a word for.
+INVENTED = re.compile(r"\b\w*(?:riders|Crew|errand|Parcel|Harbour|Berth|Kept|for_each_kept|[Tt]ravelling|RollCall|Greeting|farewell|tripwire|Ledger|"
+                      r"NoticeBoard|last_words|Participant|blemish|tell_others|let_job_follow|let_program_follow|GoingOn|CourseState|PlaceInData|"
+                      r"UpdateClock|look_after|under_way|[Ss]weep|hand_out|let_host_look|Verdict|refuse)\w*|\b(?:crew|parcel|Meeting|meeting_?|Offers?)\b")
 SUFFIXES = r"hpp|cuh|ipp|cpp|cu|py|md|lua|svg|sh"
 pages = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 problems, counts = [], {"links": 0, "paths": 0, "snippets": 0, "sentences": 0, "quotes": 0}
@@ -177,6 +182,16 @@ for file in [f for folder in ("include", "examples", "tests", "bench") for f in 
             if not (ROOT / path).exists():
                 complain(file, f"there is no {path}")
 
+def check_words():
+    for page in [*pages, *(p for p in HEADERS.rglob("*") if p.suffix in (".hpp", ".cuh", ".ipp"))]:
+        if page.name == "changelog.md" or "measurements" in page.parts:
+            continue
+        text = page.read_text().split("## Words of the code")[0]  # the table itself has them
+        for word in sorted(set(INVENTED.findall(text.replace("Connection refused", "")))):
+            complain(page, f"'{word}' has another name in the field; docs/concepts.md has the table")
+
+
+check_words()
 print(*problems, sep="\n", end="\n" if problems else "")
 print(f"{len(pages)} pages: " + ", ".join(f"{count} {what}" for what, count in counts.items()) + " checked, "
       f"{len(problems)} wrong")

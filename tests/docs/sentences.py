@@ -9,7 +9,7 @@ import pathlib
 import re
 
 LITERAL = re.compile(r'"((?:[^"\\]|\\.)*)"')
-HELPERS = "Error|require|refuse|fail"  # and `return {...}` of a function that makes an Error
+HELPERS = "Error|require|reject|fail"  # and `return {...}` of a function that makes an Error
 
 
 def strip_comments(text):

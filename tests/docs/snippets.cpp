@@ -91,8 +91,8 @@ struct Sentences {
   std::vector<std::vector<std::int32_t>> tokens;  // of any length
   std::vector<std::string> files;
   double temperature = 1;
-  friend void pack(auto& parcel, Sentences& batch) {
-    parcel(batch.tokens, batch.files, batch.temperature);
+  friend void pack(auto& archive, Sentences& batch) {
+    archive(batch.tokens, batch.files, batch.temperature);
   }
 };
 void send(ShmCommunicator<>& comm, Sentences& batch) { broadcast_batch(comm, batch, Rank{0}); }
@@ -365,7 +365,7 @@ for (const std::string& name : report.missing) std::printf("%s is new\n", name.c
 
 void by_hand(Ddp& ddp, auto& sampler, auto& loader) {
 RandomStream noise(rank_seed(Seed{0}, sampler.rank()));
-const KeptValues mine{{"noise", noise}};
+const StateValues mine{{"noise", noise}};
 Checkpoints checkpoints(ddp, {.folder = "run", .every_steps = 1000, .resume = true});
 const auto from = checkpoints.resume(ddp, {.values = mine});  // nothing in a new folder
 if (from && from->position) loader.resume(*from->position);

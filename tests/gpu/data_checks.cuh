@@ -79,17 +79,17 @@ void compare_epoch(const There& there, Sampler sampler, const LoaderOptions& opt
   std::size_t k = 0;
   const auto compare = [&](const auto& batch) {
     require(k < want.size(), "there are more batches than the host's loader has");
-    const auto& placed = upload(batch, stream);
+    const auto& on_device = upload(batch, stream);
     const Host& host = want[k++];
     const std::string which = "batch " + std::to_string(k) + ": other ";
-    require(
-        batch.size() == host.size() && placed.size() == host.size() && placed.width == host.width,
-        which + "shape");
-    require(same_bits(host_copy(placed.inputs, host.inputs.size(), stream), host.inputs),
+    require(batch.size() == host.size() && on_device.size() == host.size() &&
+                on_device.width == host.width,
+            which + "shape");
+    require(same_bits(host_copy(on_device.inputs, host.inputs.size(), stream), host.inputs),
             which + "inputs");
-    require(same_bits(host_copy(placed.labels, host.size(), stream), host.labels),
+    require(same_bits(host_copy(on_device.labels, host.size(), stream), host.labels),
             which + "labels");
-    require(same_bits(host_copy(placed.weights, host.size(), stream), host.weights),
+    require(same_bits(host_copy(on_device.weights, host.size(), stream), host.weights),
             which + "weights");
   };
   const std::size_t leave_at = want.size() / 2;
@@ -272,11 +272,11 @@ inline void load_by_hand() {
        {std::vector<std::size_t>{3, 3, 19}, {0}, {7, 6, 5, 4, 3}}) {
     bytes.load(indices, want);
     resident.load(indices, batch);
-    const auto& placed = upload(batch, stream);
-    require(placed.size() == indices.size(), "other sizes");
-    require(same_bits(host_copy(placed.inputs, want.inputs.size(), stream), want.inputs),
+    const auto& on_device = upload(batch, stream);
+    require(on_device.size() == indices.size(), "other sizes");
+    require(same_bits(host_copy(on_device.inputs, want.inputs.size(), stream), want.inputs),
             "other inputs");
-    require(same_bits(host_copy(placed.labels, want.labels.size(), stream), want.labels),
+    require(same_bits(host_copy(on_device.labels, want.labels.size(), stream), want.labels),
             "other labels");
   }
   std::string words;

@@ -308,7 +308,7 @@ void check_phases(auto& comm) {
     said = error.what();
   }
   require(said.find("a later forward pass has overwritten it") != std::string::npos,
-          "a stale loss was not refused: " + said);
+          "a stale loss was not rejected: " + said);
 }
 
 /// A model without mathematics: the batch says what becomes of gradients and buffer.

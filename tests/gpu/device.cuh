@@ -163,7 +163,7 @@ class DeviceArray {
 };
 
 /// What a judge says of one element.
-struct Verdict {
+struct CompositionCheck {
   bool wrong = false;
   char what[16] = "";
   double have = 0;
@@ -183,14 +183,14 @@ struct Telling {
   Judge judge;
   std::size_t count;
   const unsigned long long* first;
-  Verdict* verdict;
+  CompositionCheck* verdict;
   __device__ void operator()(std::size_t) const {
     if (*first < count) *verdict = judge(*first);
   }
 };
 
 /// Empty, or a verdict on element `at` of `count` in words.
-inline std::string in_words(const Verdict& said, std::size_t at, std::size_t count) {
+inline std::string in_words(const CompositionCheck& said, std::size_t at, std::size_t count) {
   if (at >= count) return {};
   char text[200];
   std::snprintf(text, sizeof text, "element %zu of %zu: %s is %.17g, expected %.17g", at, count,
@@ -207,7 +207,7 @@ std::string first_wrong(std::size_t count, const Judge& judge) {
   for_each_on_device(count, FindingWrong<Judge>{judge, first.data()});
   const std::size_t at = first.download()[0];
   if (at == count) return {};
-  const DeviceArray<Verdict> verdict(1);
+  const DeviceArray<CompositionCheck> verdict(1);
   for_each_on_device(1, Telling<Judge>{judge, count, first.data(), verdict.data()});
   return in_words(verdict.download()[0], at, count);
 }
@@ -217,7 +217,7 @@ struct SameBytes {
   const unsigned char* have;
   const unsigned char* want;
   unsigned char all = 0;  // where `want` is null
-  __device__ Verdict operator()(std::size_t i) const {
+  __device__ CompositionCheck operator()(std::size_t i) const {
     const unsigned char wanted = want == nullptr ? all : want[i];
     return {have[i] != wanted, "a byte", static_cast<double>(have[i]), static_cast<double>(wanted)};
   }
@@ -227,7 +227,7 @@ struct SameBytes {
 struct WholeFences {
   static constexpr std::size_t most = 20;
   const unsigned char* zones[most];
-  __device__ Verdict operator()(std::size_t i) const {
+  __device__ CompositionCheck operator()(std::size_t i) const {
     const unsigned char have = zones[i / guard][i % guard];
     return {have != fence, "a fence", static_cast<double>(have), static_cast<double>(fence)};
   }
@@ -243,7 +243,7 @@ class EnqueuedChecks {
   EnqueuedChecks(std::size_t bytes, std::size_t most_verdicts)
       : memory_(bytes + WholeFences::most * (guard + alignment)),
         firsts_(most_verdicts * sizeof(unsigned long long)),
-        verdicts_(most_verdicts * sizeof(Verdict)),
+        verdicts_(most_verdicts * sizeof(CompositionCheck)),
         most_(most_verdicts) {
     lockstep::check_cuda(cudaMemset(firsts_.data(), 0xff, firsts_.bytes()), "cudaMemset");
     lockstep::check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
@@ -283,7 +283,8 @@ class EnqueuedChecks {
     if (names_.size() == most_) throw std::logic_error("EnqueuedChecks: too many verdicts");
     unsigned long long* const first =
         reinterpret_cast<unsigned long long*>(firsts_.data()) + names_.size();
-    Verdict* const verdict = reinterpret_cast<Verdict*>(verdicts_.data()) + names_.size();
+    CompositionCheck* const verdict =
+        reinterpret_cast<CompositionCheck*>(verdicts_.data()) + names_.size();
     enqueue_for_each(stream_, count, FindingWrong<Judge>{judge, first});
     enqueue_for_each(stream_, 1, Telling<Judge>{judge, count, first, verdict});
     names_.push_back(name_ + ": " + what);
@@ -306,7 +307,7 @@ class EnqueuedChecks {
   /// One assertion for each verdict. **Host** blocks until the stream is empty.
   void report() const {
     std::vector<unsigned long long> firsts(names_.size());
-    std::vector<Verdict> verdicts(names_.size());
+    std::vector<CompositionCheck> verdicts(names_.size());
     download(firsts, firsts_);
     download(verdicts, verdicts_);
     stream_.synchronize();

@@ -33,7 +33,7 @@ inline void require(bool ok, const std::string& what) {
   if (!ok) throw std::runtime_error(what);
 }
 
-/// After so many places, what ranks hold repeats itself.
+/// After so many shares_on_device, what ranks hold repeats itself.
 inline constexpr std::size_t period = std::size_t{5} * 11;
 
 /// What rank `rank` holds at place i: values whose sums are exact in every type. Products need
@@ -59,7 +59,7 @@ T reduced(const Op& op, std::size_t world, std::size_t i) {
   return op.template finish<T>(sum, world);
 }
 
-/// The same for all places.
+/// The same for all shares_on_device.
 template <class T, class Op>
 auto all_reduced(const Op& op, std::size_t world) {
   return ranks::Repeating<T, period>([&](std::size_t i) { return reduced<T>(op, world, i); });
@@ -112,7 +112,7 @@ class Buffer {
           std::span<const T>(host_).subspan(first, std::min(part, host_.size() - first));
       const std::size_t wrong =
           ranks::find_difference<period>(values, [&](std::size_t i) { return at(first + i); });
-      if (wrong != values.size()) refuse(what, first + wrong, at(first + wrong));
+      if (wrong != values.size()) reject(what, first + wrong, at(first + wrong));
     }
   }
   void expect_poison(const std::string& what) {
@@ -122,7 +122,7 @@ class Buffer {
   }
 
  private:
-  [[noreturn]] void refuse(const std::string& what, std::size_t i, T wanted) const {
+  [[noreturn]] void reject(const std::string& what, std::size_t i, T wanted) const {
     throw std::runtime_error("rank " + std::to_string(comm_.rank().value()) + ", " + what +
                              (on_host_ ? ", host memory" : ", device memory") + ": element " +
                              std::to_string(i) + " of " + std::to_string(host_.size()) + " is " +

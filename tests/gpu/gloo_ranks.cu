@@ -141,12 +141,12 @@ void stuck(Session& session) {
 }
 
 template <class How>
-void abandon(Session& session) {
+void abort(Session& session) {
   auto comm = How::make(session);
   const auto data = comm.template allocate<float>(100);
   comm.barrier();
   const auto [error, seconds] = failure_of([&] {
-    if (comm.rank() == Rank{1}) comm.abandon("the disk is full");
+    if (comm.rank() == Rank{1}) comm.abort("the disk is full");
     comm.all_reduce(data);
   });
   print_failure(error, seconds);
@@ -161,13 +161,13 @@ const Cases cases = {{"collectives", collectives<Flat>},
                      {"mismatch", mismatch<Flat>},
                      {"killed", kill_one<Flat>},
                      {"stuck", stuck<Flat>},
-                     {"abandon", abandon<Flat>},
+                     {"abort", abort<Flat>},
                      {"hosts_collectives", collectives<OnHosts>},
                      {"hosts_pieces", pieces<OnHosts>},
                      {"hosts_async", async<OnHosts>},
                      {"hosts_mismatch", mismatch<OnHosts>},
                      {"hosts_killed", kill_one<OnHosts>},
-                     {"hosts_abandon", abandon<OnHosts>}};
+                     {"hosts_abandon", abort<OnHosts>}};
 
 }  // namespace
 

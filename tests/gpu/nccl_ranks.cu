@@ -203,7 +203,7 @@ void async(Session& session) {
   require(kept < 0.8, "the host was blocked for " + std::to_string(kept) + " s");
   // More than the ring holds: the host waits for the oldest, and nothing is lost.
   const auto data = comm.allocate<float>(1);
-  for (std::size_t i = 0; i < Comm::most_under_way + 20; ++i) {
+  for (std::size_t i = 0; i < Comm::most_in_flight + 20; ++i) {
     auto work = comm.all_reduce_async(data, Max{});
     work.wait();
   }
@@ -244,13 +244,13 @@ void capture(Session& session) {
   x.expect("steps and replays", [&](std::size_t) { return mean + 103; });
 
   // A rank that fails to capture takes the graph from all.
-  const detail::StepGraph refused = comm.capture([&] {
+  const detail::StepGraph rejected = comm.capture([&] {
     step();
     if (comm.rank().value() == world - 1) throw std::runtime_error("no way");
   });
-  require(!refused && contains(refused.reason(), "no way") &&
-              contains(refused.reason(), "rank " + std::to_string(world - 1)),
-          "the reason: " + refused.reason());
+  require(!rejected && contains(rejected.reason(), "no way") &&
+              contains(rejected.reason(), "rank " + std::to_string(world - 1)),
+          "the reason: " + rejected.reason());
   const detail::StepGraph waits = comm.capture([&] {
     step();
     static_cast<void>(cudaStreamSynchronize(comm.gpu().stream()));
@@ -260,7 +260,7 @@ void capture(Session& session) {
   const detail::StepGraph nothing = comm.capture([] {});
   require(!nothing && contains(nothing.reason(), "nothing to do"), "reason: " + nothing.reason());
   if (comm.rank() == Rank{0})
-    std::printf("  reasons: %s | %s | %s\n", refused.reason().c_str(), waits.reason().c_str(),
+    std::printf("  reasons: %s | %s | %s\n", rejected.reason().c_str(), waits.reason().c_str(),
                 nothing.reason().c_str());
   x.expect("failed captures run nothing", [&](std::size_t) { return mean + 103; });
   comm.replay(graph);
@@ -336,7 +336,7 @@ void stuck(Session& session) {
   }
 }
 
-void abandon(Session& session) {
+void abort(Session& session) {
   require(session.world() > WorldSize{1}, "giving up takes two");
   Comm comm = make(session);
   const auto data = comm.allocate<float>(100);
@@ -345,7 +345,7 @@ void abandon(Session& session) {
   const auto [error, seconds] = failure_of([&] {
     if (comm.rank() == Rank{1}) {
       std::this_thread::sleep_for(300ms);
-      comm.abandon("the disk is full");
+      comm.abort("the disk is full");
     }
     comm.all_reduce(data);
     keep_waiting(comm, 20s);
@@ -431,7 +431,7 @@ const Cases cases = {{"collectives", collectives},
                      {"mismatch", mismatch},
                      {"killed", kill_one},
                      {"stuck", stuck},
-                     {"abandon", abandon},
+                     {"abort", abort},
                      {"thrown", thrown},
                      {"fewer_gpus", fewer_gpus},
                      {"pretend", pretend}};

@@ -577,7 +577,7 @@ inline void check_sums_of_many_rows() {
       "gradients of a layer norm", stream, 1, detail::channel_threads,
       static_cast<const float*>(given.data()), static_cast<const float*>(errors.data()), dx.data(),
       static_cast<const float*>(weight.data()),
-      reinterpret_cast<const detail::KeptNumbers*>(kept.data()),
+      reinterpret_cast<const detail::SavedStatistics*>(kept.data()),
       reinterpret_cast<detail::ColumnSums<float>*>(sums.data()), rows, features,
       detail::held_tile<4>(features / 4));
   memory.download(stream);

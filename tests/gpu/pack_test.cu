@@ -62,7 +62,7 @@ struct CastJudge {
   const From* from;
   const To* to;
   double factor;
-  __device__ Verdict operator()(std::size_t i) const {
+  __device__ CompositionCheck operator()(std::size_t i) const {
     const To want = cast_plainly<To>(from[i], factor);
     return {!is_same(to[i], want), "the element", number(to[i]), number(want)};
   }
@@ -114,7 +114,7 @@ struct AddJudge {
   const T* before;
   const T* more;
   const T* sum;
-  __device__ Verdict operator()(std::size_t i) const {
+  __device__ CompositionCheck operator()(std::size_t i) const {
     const auto want = static_cast<T>(static_cast<A>(before[i]) + static_cast<A>(more[i]));
     return {!is_same(sum[i], want), "the sum", number(sum[i]), number(want)};
   }

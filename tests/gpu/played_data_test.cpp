@@ -18,7 +18,7 @@ namespace {
 
 using namespace data_checks;
 
-// What would be frozen is refused, and what is the same in every epoch is not.
+// What would be frozen is rejected, and what is the same in every epoch is not.
 using Drawing = decltype(rows(1, 1) | map([](auto& sample, RandomStream& random) {
                            sample.label = static_cast<std::int32_t>(random.below(2));
                          }));
@@ -116,7 +116,7 @@ BOOST_AUTO_TEST_CASE(replayed_steps_share_a_gather) {
   }));
 }
 
-BOOST_AUTO_TEST_CASE(samples_without_inputs_are_refused) {
+BOOST_AUTO_TEST_CASE(samples_without_inputs_are_rejected) {
   const played::Machine machine(1);
   std::string words;
   try {

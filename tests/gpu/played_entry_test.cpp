@@ -41,7 +41,7 @@ int current_gpu() {
   return gpu;
 }
 
-/// Counts on a stream of its own. The player refuses the kernel where the stream is another GPU's
+/// Counts on a stream of its own. The player rejects the kernel where the stream is another GPU's
 /// than the one that runs it.
 LOCKSTEP_KERNEL count_up(int* number) { ++*number; }
 

@@ -122,7 +122,7 @@ BOOST_AUTO_TEST_CASE(files_have_declared_types_whatever_is_held) {
     std::vector<detail::StateEntry> pieces;
     job.list_state(detail::StateUse::saving, pieces);
     require(pieces.size() == 5, "two parameters and three buffers");
-    const auto memory = job.make_kept_memory(bytes_of(pieces));
+    const auto memory = job.make_state_memory(bytes_of(pieces));
     const auto copies = copies_to(memory.data(), pieces);
     job.copy_out(copies);
     job.await_copies();
@@ -175,7 +175,7 @@ BOOST_AUTO_TEST_CASE(threads_that_wait_for_the_same_copies_convert_them_once) {
     Job job(comm);
     std::vector<detail::StateEntry> pieces;
     job.list_state(detail::StateUse::saving, pieces);
-    const auto memory = job.make_kept_memory(bytes_of(pieces));
+    const auto memory = job.make_state_memory(bytes_of(pieces));
     const auto copies = copies_to(memory.data(), pieces);
     for (int round = 0; round < 5; ++round) {
       job.copy_out(copies);

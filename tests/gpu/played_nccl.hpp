@@ -89,8 +89,8 @@ inline std::size_t size_of(ncclDataType_t type) {
 }
 
 /// One collective of all ranks. The first that finds all there works for all, before any writes.
-struct Meeting {
-  explicit Meeting(std::size_t ranks) : parts(ranks) {}
+struct Rendezvous {
+  explicit Rendezvous(std::size_t ranks) : parts(ranks) {}
 
   std::vector<Part> parts;
   std::atomic<std::size_t> arrived = 0;
@@ -170,20 +170,20 @@ struct World {
   const std::size_t ranks;
   std::atomic<std::size_t> joined = 0;
   std::mutex mutex;
-  std::map<std::uint64_t, std::shared_ptr<Meeting>> meetings;  // by number
+  std::map<std::uint64_t, std::shared_ptr<Rendezvous>> all_rendezvous;  // by number
   struct Division {
     std::size_t arrived = 0;
-    std::vector<std::pair<int, int>> places;  // colour and key of each rank
+    std::vector<std::pair<int, int>> shares_on_device;  // colour and key of each rank
     std::vector<std::function<void(std::shared_ptr<World>, int)>> tell;
   };
   std::map<std::uint64_t, Division> divisions;
   std::map<std::pair<int, int>, std::deque<std::vector<std::byte>>> mail;  // from, to
   std::map<std::pair<int, int>, std::atomic<std::size_t>> letters;
 
-  std::shared_ptr<Meeting> meeting(std::uint64_t number) {
+  std::shared_ptr<Rendezvous> rendezvous(std::uint64_t number) {
     const std::lock_guard lock(mutex);
-    auto& found = meetings[number];
-    if (found == nullptr) found = std::make_shared<Meeting>(ranks);
+    auto& found = all_rendezvous[number];
+    if (found == nullptr) found = std::make_shared<Rendezvous>(ranks);
     return found;
   }
 };
@@ -263,30 +263,30 @@ inline ncclResult_t start(const char* name, ncclComm_t comm, const Part& part,
     const std::uint64_t number = comm->calls++;
     const auto replays = std::make_shared<std::atomic<std::uint64_t>>(0);
     const auto replay = [=] {
-      const auto meeting =
-          state->world->meeting(std::uint64_t{1} << 63 | number << 32 | (*replays)++);
-      meeting->parts[state->rank] = part;
-      ++meeting->arrived;
-      while (!meeting->is_complete()) {
+      const auto rendezvous =
+          state->world->rendezvous(std::uint64_t{1} << 63 | number << 32 | (*replays)++);
+      rendezvous->parts[state->rank] = part;
+      ++rendezvous->arrived;
+      while (!rendezvous->is_complete()) {
         if (state->is_aborted) return;
         std::this_thread::sleep_for(std::chrono::microseconds(50));
       }
-      std::call_once(meeting->worked, [&] { meeting->work(); });
-      meeting->deliver(state->rank);
+      std::call_once(rendezvous->worked, [&] { rendezvous->work(); });
+      rendezvous->deliver(state->rank);
     };
     Gpu::get().enqueue(stream, {replay, nullptr, nullptr, 0, nullptr});
     return ncclSuccess;
   }
-  const auto meeting = state->world->meeting(comm->calls++);
+  const auto rendezvous = state->world->rendezvous(comm->calls++);
   const auto arrive = [=] {
-    meeting->parts[state->rank] = part;
-    ++meeting->arrived;
+    rendezvous->parts[state->rank] = part;
+    ++rendezvous->arrived;
   };
-  const auto is_ready = [=] { return meeting->is_complete() || state->is_aborted; };
+  const auto is_ready = [=] { return rendezvous->is_complete() || state->is_aborted; };
   const auto work = [=] {
     if (state->is_aborted) return;
-    std::call_once(meeting->worked, [&] { meeting->work(); });
-    meeting->deliver(state->rank);
+    std::call_once(rendezvous->worked, [&] { rendezvous->work(); });
+    rendezvous->deliver(state->rank);
   };
   Gpu::get().enqueue(stream, {[arrive] {
                                 arrive();
@@ -398,9 +398,9 @@ inline ncclResult_t ncclCommSplit(ncclComm_t comm, int colour, int key, ncclComm
   const auto world = parent->world;
   const std::lock_guard lock(world->mutex);
   auto& division = world->divisions[comm->divisions++];
-  division.places.resize(world->ranks);
+  division.shares_on_device.resize(world->ranks);
   division.tell.resize(world->ranks);
-  division.places[parent->rank] = {colour, key};
+  division.shares_on_device[parent->rank] = {colour, key};
   division.tell[parent->rank] = [=](std::shared_ptr<played::nccl::World> own, int rank) {
     if (state != nullptr) {
       state->world = std::move(own);
@@ -413,7 +413,8 @@ inline ncclResult_t ncclCommSplit(ncclComm_t comm, int colour, int key, ncclComm
   if (++division.arrived != world->ranks) return ncclInProgress;
   std::map<int, std::vector<std::pair<int, std::size_t>>> members;  // of a colour: key and rank
   for (std::size_t r = 0; r < world->ranks; ++r)
-    members[division.places[r].first].emplace_back(division.places[r].second, r);
+    members[division.shares_on_device[r].first].emplace_back(division.shares_on_device[r].second,
+                                                             r);
   for (auto& [group, all] : members) {
     std::sort(all.begin(), all.end());
     const auto own = std::make_shared<played::nccl::World>(all.size());

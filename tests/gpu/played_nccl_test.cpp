@@ -73,7 +73,7 @@ static_assert(ArenaAllocating<ThreadCommunicator<>> && AsyncReducing<ThreadCommu
 static_assert(ArenaAllocating<CudaLoopbackCommunicator> &&
               AsyncReducing<CudaLoopbackCommunicator> && Splitting<CudaLoopbackCommunicator>);
 
-/// Two places on each host.
+/// Two shares_on_device on each host.
 template <class F>
 void run_hierarchy(Job& job, const F& f) {
   job.run(
@@ -220,7 +220,7 @@ BOOST_AUTO_TEST_CASE(nothing_is_allocated_after_joining) {
   });
 }
 
-BOOST_AUTO_TEST_CASE(memory_of_another_gpu_is_refused_by_name) {
+BOOST_AUTO_TEST_CASE(memory_of_another_gpu_is_rejected_by_name) {
   Job job(2);
   std::vector<DeviceArena> arenas;
   for (std::size_t gpu = 0; gpu < 2; ++gpu) {
@@ -332,8 +332,8 @@ BOOST_AUTO_TEST_CASE(gradients_of_16_bits_are_averaged_exactly) {
   }
 }
 
-// Two hosts with two places each, and four hosts: every kind of call, more data than memory was
-// taken for, and groups.
+// Two hosts with two shares_on_device each, and four hosts: every kind of call, more data than
+// memory was taken for, and groups.
 BOOST_AUTO_TEST_CASE(hierarchies_are_exact_and_allocate_between_calls_only) {
   for (const std::size_t world : {4, 8}) {
     Job job(world);
@@ -381,7 +381,7 @@ BOOST_AUTO_TEST_CASE(hierarchies_are_exact_and_allocate_between_calls_only) {
   }
 }
 
-// Two hosts with two places each. A step allocates nothing, not even the first.
+// Two hosts with two shares_on_device each. A step allocates nothing, not even the first.
 BOOST_AUTO_TEST_CASE(ddp_trains_on_a_hierarchy) {
   Job job(4);
   run_hierarchy(job, [&](ThreadedNccl& comm) {

@@ -218,9 +218,9 @@ BOOST_AUTO_TEST_CASE(a_step_through_the_host_is_captured_and_replayed) {
       for (int round = 0; round < 3; ++round) {
         upload(comm, values<float>(comm.rank().value(), n), beside);
         step.check(round, [&](const auto& replay) {
-          auto under_way = comm.all_reduce_async(beside, Average{});  // uses the same host memory
+          auto in_flight = comm.all_reduce_async(beside, Average{});  // uses the same host memory
           replay();
-          under_way.wait();
+          in_flight.wait();
         });
         require_equal(download(comm, beside),
                       reduced<float>(Average{}, comm.world_size().value(), n), "beside");
@@ -287,7 +287,7 @@ BOOST_AUTO_TEST_CASE(memory_of_the_default_pool_is_reduced) {
   }));
 }
 
-BOOST_AUTO_TEST_CASE(memory_of_another_pool_is_refused_by_name_until_it_is_granted) {
+BOOST_AUTO_TEST_CASE(memory_of_another_pool_is_rejected_by_name_until_it_is_granted) {
   const Machine machine(2);
   const Ends ends = run(2, [](Comm& comm) {
     const OwnPool pool(comm.gpu(), 500);
@@ -316,7 +316,7 @@ BOOST_AUTO_TEST_CASE(memory_of_another_pool_is_refused_by_name_until_it_is_grant
   }));
 }
 
-BOOST_AUTO_TEST_CASE(memory_of_another_gpu_is_refused_by_name) {
+BOOST_AUTO_TEST_CASE(memory_of_another_gpu_is_rejected_by_name) {
   const Machine machine(3);
   const auto expect = [](const std::string& words, const auto& call) {
     const Ends ends = run(2, [&](Comm& comm) {

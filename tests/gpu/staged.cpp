@@ -27,23 +27,23 @@ BOOST_AUTO_TEST_SUITE(gpu_staged)
 
 namespace {
 
-/// Ranks of a meeting, each with a GPU.
-template <class Meeting>
-class Staged : public Meeting {
+/// Ranks of a rendezvous, each with a GPU.
+template <class Rendezvous>
+class Staged : public Rendezvous {
  public:
-  using Meeting::Meeting;
+  using Rendezvous::Rendezvous;
   auto join(Rank rank, WorldSize world, std::chrono::milliseconds timeout) const {
     auto gpu = std::make_shared<lockstep::Gpu>(rank, 0);
-    auto inner = Meeting::join(rank, world, timeout);
+    auto inner = Rendezvous::join(rank, world, timeout);
     return StagedCommunicator<decltype(inner)>(std::move(inner), std::move(gpu));
   }
 };
 using FlatRanks = Staged<Sockets>;
 using HostedRanks = Staged<PlayedHosts>;
 
-template <class Meeting>
+template <class Rendezvous>
 Ends run_staged(std::size_t world, auto f, std::chrono::milliseconds timeout = 20s) {
-  return run_processes<Meeting>(world, timeout, f);
+  return run_processes<Rendezvous>(world, timeout, f);
 }
 
 /// Elements of a call that has one piece at most.
@@ -52,10 +52,10 @@ constexpr std::size_t whole(std::size_t in_rows = 1, std::size_t out_rows = 0) {
   return staged::Transfer<T>{0, in_rows, out_rows, nullptr, nullptr}.width();
 }
 
-template <class Meeting>
+template <class Rendezvous>
 void every_type() {
   for (const std::size_t world : {1, 2, 4}) {
-    expect_all_fine(run_staged<Meeting>(world, [](auto& comm) {
+    expect_all_fine(run_staged<Rendezvous>(world, [](auto& comm) {
       exercise::every_operation<float>(comm);
       exercise::every_operation<std::int16_t>(comm);
       exercise::every_operation<double>(comm);
@@ -73,9 +73,9 @@ void every_type() {
 }
 
 /// Around the ends of pieces, of calls with one row and with one for each rank.
-template <class Meeting>
+template <class Rendezvous>
 void pieces(std::size_t world, std::size_t most) {
-  expect_all_fine(run_staged<Meeting>(world, [&](auto& comm) {
+  expect_all_fine(run_staged<Rendezvous>(world, [&](auto& comm) {
     for (const std::size_t n : {whole<double>(), whole<double>() + 1, 2 * whole<double>() + 77})
       if (n <= most) exercise::reductions<double>(comm, n, false, Average{});
     for (const std::size_t n : {whole<double>(1, world), whole<double>(world, world) + 1})
@@ -85,7 +85,7 @@ void pieces(std::size_t world, std::size_t most) {
 }
 
 /// Calls of one and of several pieces, under way at the same time.
-void under_way(auto& comm) {
+void in_flight(auto& comm) {
   using Comm = std::remove_reference_t<decltype(comm)>;
   const std::size_t world = comm.world_size().value();
   const std::size_t me = comm.rank().value();
@@ -115,10 +115,10 @@ void under_way(auto& comm) {
   }
 }
 
-template <class Meeting>
+template <class Rendezvous>
 void expect_mismatch_of_pieces() {
   const std::size_t count = 2 * whole<float>();
-  const Ends ends = run_staged<Meeting>(2, [&](auto& comm) {
+  const Ends ends = run_staged<Rendezvous>(2, [&](auto& comm) {
     const auto data = comm.template allocate<float>(count + 1);
     std::fill(data.begin(), data.end(), 1.f);
     try {
@@ -135,13 +135,13 @@ void expect_mismatch_of_pieces() {
   expect_words(ends, nobody, {"rank 0 called " + call(count), "rank 1 called " + call(count + 1)});
 }
 
-template <class Meeting>
+template <class Rendezvous>
 void expect_named_death() {
   Chance chance;
   for (int i = 0; i < repetitions(3, 30); ++i) {
     const Rank victim{chance(4)};
     const int last = static_cast<int>(chance(8));
-    const Ends ends = run_staged<Meeting>(
+    const Ends ends = run_staged<Rendezvous>(
         4,
         [&](auto& comm) {
           const auto data = comm.template allocate<float>(whole<float>() + 100);
@@ -173,8 +173,8 @@ BOOST_AUTO_TEST_CASE(calls_of_several_pieces_are_exact) {
   pieces<HostedRanks>(4, whole<double>() + 1);
 }
 BOOST_AUTO_TEST_CASE(several_reductions_may_be_under_way) {
-  expect_all_fine(run_staged<FlatRanks>(2, [](auto& comm) { under_way(comm); }));
-  expect_all_fine(run_staged<HostedRanks>(4, [](auto& comm) { under_way(comm); }));
+  expect_all_fine(run_staged<FlatRanks>(2, [](auto& comm) { in_flight(comm); }));
+  expect_all_fine(run_staged<HostedRanks>(4, [](auto& comm) { in_flight(comm); }));
 }
 
 // Neither what the compute stream is still writing may be read, nor a piece be overwritten that is
@@ -306,7 +306,7 @@ BOOST_AUTO_TEST_CASE(what_a_rank_gives_up_for_is_told_to_all) {
   const auto run = [](auto& comm) {
     const auto data = comm.template allocate<float>(100);
     if (comm.rank() == Rank{1}) {
-      comm.abandon("the disk is full");
+      comm.abort("the disk is full");
       return;
     }
     comm.all_reduce_async(data).wait();

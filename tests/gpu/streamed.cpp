@@ -173,7 +173,7 @@ BOOST_AUTO_TEST_CASE(a_rank_that_gives_up_is_told_to_all) {
     const auto data = comm.allocate<float>(100);
     comm.all_reduce(data);
     if (comm.rank() == Rank{1}) {
-      comm.abandon("the disk is full");
+      comm.abort("the disk is full");
       return;
     }
     comm.all_reduce(data);

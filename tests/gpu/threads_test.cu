@@ -165,7 +165,7 @@ BOOST_AUTO_TEST_CASE(many_calls_are_under_way_and_waited_for_in_any_order) {
   if (no_gpu()) return;
   for (std::size_t world : worlds) {
     expect_all_fine(run(world, [](Comm& comm) {
-      constexpr std::size_t calls = 2 * Comm::most_under_way + 3;
+      constexpr std::size_t calls = 2 * Comm::most_in_flight + 3;
       constexpr std::size_t n = 1009;
       const auto data = comm.allocate<float>(calls * n);
       upload(comm, values<float>(comm.rank().value(), calls * n), data);
@@ -469,7 +469,7 @@ BOOST_AUTO_TEST_CASE(abandoning_reaches_the_others) {
   expect_words(run(3,
                    [](Comm& comm) {
                      if (comm.rank() == Rank{1}) {
-                       comm.abandon("the data is broken");
+                       comm.abort("the data is broken");
                      } else {
                        comm.barrier();
                      }

@@ -69,12 +69,12 @@ BOOST_FIXTURE_TEST_CASE(a_resident_data_set_is_made_of_thrusts_vectors, GpuCase)
     data.load(std::vector<std::size_t>{1}, batch);
     const CudaStream stream;
     BatchUpload<decltype(batch)> upload;
-    const DeviceBatch<float, int> placed = upload(batch, stream);
+    const DeviceBatch<float, int> on_device = upload(batch, stream);
     stream.synchronize();
     float input = 0;
     int label = 0;
-    cudaMemcpy(&input, placed.inputs + 1, sizeof input, cudaMemcpyDefault);
-    cudaMemcpy(&label, placed.labels, sizeof label, cudaMemcpyDefault);
+    cudaMemcpy(&input, on_device.inputs + 1, sizeof input, cudaMemcpyDefault);
+    cudaMemcpy(&label, on_device.labels, sizeof label, cudaMemcpyDefault);
     BOOST_TEST(input == 4);
     BOOST_TEST(label == 20);
   };

@@ -118,7 +118,7 @@ struct UpdateJudge {
   Addresses<Rule, Master, Gradient, Param> after;
   decltype(Rule::template at<double>({}, 0.0, 1)) update;
 
-  __device__ Verdict operator()(std::size_t i) const {
+  __device__ CompositionCheck operator()(std::size_t i) const {
     constexpr double absolute = std::is_same_v<A, double> ? 1e-14 : 3e-6;
     constexpr double relative = std::is_same_v<Master, float> ? 1e-6 : rounding<Master>;
     constexpr double of_change = std::is_same_v<A, double> ? 0 : rounding<A>;
@@ -239,7 +239,7 @@ BOOST_AUTO_TEST_CASE(a_step_that_is_skipped_leaves_everything_as_it_is) {
   }
 }
 
-BOOST_AUTO_TEST_CASE(arrays_that_begin_inside_a_packet_are_refused) {
+BOOST_AUTO_TEST_CASE(arrays_that_begin_inside_a_packet_are_rejected) {
   if (!has_gpu()) return;
   DeviceArray<float> array(64);
   DeviceArray<detail::StepNumbers<SGD>> numbers(1);

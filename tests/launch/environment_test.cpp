@@ -25,9 +25,9 @@ using Variables = std::map<std::string, std::string>;
 /// What the reader looks at: the variables of the newest `reader`.
 Variables looked_up;
 
-LaunchEnvironment reader(Variables variables, std::optional<Endpoint> meeting = std::nullopt) {
+LaunchEnvironment reader(Variables variables, std::optional<Endpoint> rendezvous = std::nullopt) {
   looked_up = std::move(variables);
-  return LaunchEnvironment(std::move(meeting), [](const char* name) -> const char* {
+  return LaunchEnvironment(std::move(rendezvous), [](const char* name) -> const char* {
     const auto found = looked_up.find(name);
     return found == looked_up.end() ? nullptr : found->second.c_str();
   });

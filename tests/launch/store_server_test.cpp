@@ -120,7 +120,7 @@ BOOST_AUTO_TEST_CASE(who_says_nothing_or_too_little_is_dropped_in_two_seconds) {
   BOOST_TEST((std::chrono::steady_clock::now() - begin > 1500ms));
 }
 
-BOOST_AUTO_TEST_CASE(a_wrong_secret_is_refused_and_named) {
+BOOST_AUTO_TEST_CASE(a_wrong_secret_is_rejected_and_named) {
   expect_error([&] { Store("127.0.0.1", server.port(), "guess", 300ms); }, "another secret",
                "127.0.0.1:" + std::to_string(server.port()), "0.3 s");
 }

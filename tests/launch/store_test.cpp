@@ -57,7 +57,7 @@ BOOST_AUTO_TEST_CASE(compare_set_has_pytorchs_meaning) {
   BOOST_TEST(store.get("k") == "second");
 }
 
-BOOST_AUTO_TEST_CASE(add_counts_and_refuses_what_is_not_a_number) {
+BOOST_AUTO_TEST_CASE(add_counts_and_rejects_what_is_not_a_number) {
   BOOST_TEST(store.add("n", 5) == 5);
   BOOST_TEST(store.add("n", -7) == -2);
   BOOST_TEST(store.get("n") == "-2");
@@ -135,7 +135,7 @@ BOOST_AUTO_TEST_CASE(a_barrier_names_the_ranks_that_are_missing) {
   expect_error([&] { store.barrier("b", Rank{1}, WorldSize{2}, 50ms); }, "rank 0 did not come");
 }
 
-BOOST_AUTO_TEST_CASE(a_barrier_refuses_ranks_that_disagree) {
+BOOST_AUTO_TEST_CASE(a_barrier_rejects_ranks_that_disagree) {
   expect_error([&] { store.barrier("c", Rank{4}, WorldSize{4}, 50ms); }, "not in a world of 4");
   std::string said;
   std::jthread waiting(
@@ -170,7 +170,7 @@ BOOST_AUTO_TEST_CASE(a_gather_gives_every_rank_the_pieces_of_all_and_can_be_used
       (store.gather("alone", Rank{0}, WorldSize{1}, "me") == std::vector<std::string>{"me"}));
 }
 
-BOOST_AUTO_TEST_CASE(a_gather_names_the_ranks_that_are_missing_and_refuses_too_much) {
+BOOST_AUTO_TEST_CASE(a_gather_names_the_ranks_that_are_missing_and_rejects_too_much) {
   expect_error([&] { store.gather("g", Rank{1}, WorldSize{3}, "x", 100ms); }, "rank 1, gather",
                "ranks 0, 2 did not come to 'g' within 0.1 s");
   const std::string half(9_MiB, 'x');
@@ -180,12 +180,12 @@ BOOST_AUTO_TEST_CASE(a_gather_names_the_ranks_that_are_missing_and_refuses_too_m
     said = error_of([&] { another().gather("large", Rank{0}, WorldSize{2}, half, 1000ms); });
     over = true;
   });
-  std::string refused;
-  while (refused.find("16 MiB") == std::string::npos && !over) {
-    refused = error_of([&] { store.gather("large", Rank{1}, WorldSize{2}, half, 0ms); });
+  std::string rejected;
+  while (rejected.find("16 MiB") == std::string::npos && !over) {
+    rejected = error_of([&] { store.gather("large", Rank{1}, WorldSize{2}, half, 0ms); });
   }
   first.join();
-  BOOST_TEST(refused.find("'large': all ranks together give it more than 16 MiB") !=
+  BOOST_TEST(rejected.find("'large': all ranks together give it more than 16 MiB") !=
              std::string::npos);
   BOOST_TEST(said.find("rank 1 did not come") != std::string::npos);
 }

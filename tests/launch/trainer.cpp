@@ -20,8 +20,8 @@
 #include "lockstep/checkpoint/checkpoints.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/launch/environment.hpp"
+#include "lockstep/launch/join.hpp"
 #include "lockstep/launch/launch.hpp"
-#include "lockstep/launch/meeting.hpp"
 #include "lockstep/observe/display.hpp"
 #include "lockstep/trainer/process_group.hpp"
 

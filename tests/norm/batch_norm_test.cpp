@@ -296,7 +296,7 @@ BOOST_AUTO_TEST_CASE(options_are_pytorchs) {
   BOOST_TEST(averaged.step.buffer("bn1.num_batches_tracked"_p)() == 3);
 }
 
-BOOST_AUTO_TEST_CASE(what_a_norm_cannot_train_on_is_refused_in_words) {
+BOOST_AUTO_TEST_CASE(what_a_norm_cannot_train_on_is_rejected_in_words) {
   Held<Model<double>> held({3, {}});
   auto& norm = held.model.norm;
   std::vector<double> x(12), y(12);

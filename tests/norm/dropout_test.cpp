@@ -127,11 +127,11 @@ BOOST_AUTO_TEST_CASE(an_evaluation_copies) {
   BOOST_TEST((x == y));
 }
 
-BOOST_AUTO_TEST_CASE(what_makes_no_sense_is_refused_in_words) {
+BOOST_AUTO_TEST_CASE(what_makes_no_sense_is_rejected_in_words) {
   const auto words = [](const auto& f) -> std::string {
     try {
       f();
-      return "nothing was refused";
+      return "nothing was rejected";
     } catch (const Error& error) {
       return error.what();
     }

@@ -129,7 +129,7 @@ inline void check_ends(const Ends& ends) {
 }
 
 /// Every case of syncbn.json, on as many ranks as it has.
-template <class Meeting, class... Policies>
+template <class Rendezvous, class... Policies>
 void check_every_case() {
   std::size_t cases = 0;
   for (const nlohmann::json& c : reference("syncbn.json")) {
@@ -150,7 +150,7 @@ void check_every_case() {
     const Expected expected{c.at("y"),     c.at("dx"),           c.at("dweight"),
                             c.at("dbias"), c.at("running_mean"), c.at("running_var")};
     BOOST_TEST_CONTEXT("syncbn.json, case " << cases)
-    check_ends(ranks::run_processes<Meeting>(
+    check_ends(ranks::run_processes<Rendezvous>(
         parts.size(), std::chrono::seconds(20),
         [&](auto& comm) { check_step<Policies...>(comm, parts, false, expected); }));
     ++cases;

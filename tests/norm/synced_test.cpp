@@ -55,7 +55,7 @@ BOOST_AUTO_TEST_CASE(batches_that_are_empty_everywhere_change_nothing) {
   }));
 }
 
-BOOST_AUTO_TEST_CASE(one_value_of_all_ranks_is_refused_on_all) {
+BOOST_AUTO_TEST_CASE(one_value_of_all_ranks_is_rejected_on_all) {
   const Ends ends = ranks::run_processes(2, std::chrono::seconds(20), [](ranks::Shared& comm) {
     DistributedDataParallel<Net, Norms<Synced>> ddp(comm, Net{.channels = 2});
     Part part{{comm.rank().value(), 2, 1}, {comm.rank().value(), 2, 1}};

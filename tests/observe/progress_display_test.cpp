@@ -85,14 +85,14 @@ struct Screen {
   }
 };
 
-EpochSummary under_way() {
+EpochSummary in_flight() {
   EpochSummary now{.epoch = 3, .epochs = 10, .steps = 812, .samples = 812 * 32, .seconds = 8.12};
   now.loss = 0.41234;
   return now;
 }
 
 std::string line_of(std::size_t columns) {
-  return detail::progress_line(under_way(), 1875, {nullptr, true, columns, false});
+  return detail::progress_line(in_flight(), 1875, {nullptr, true, columns, false});
 }
 
 /// Sets a variable of the environment, or removes it, until the end of the block.
@@ -132,20 +132,20 @@ BOOST_AUTO_TEST_CASE(a_line_gives_up_the_bar_then_rate_loss_and_time) {
   for (std::size_t columns = 0; columns < 300; ++columns) {
     BOOST_TEST_REQUIRE(line_of(columns).size() <= std::max<std::size_t>(columns, 1) - 1);
   }
-  BOOST_TEST(detail::progress_line(under_way(), 1875, {}) ==
+  BOOST_TEST(detail::progress_line(in_flight(), 1875, {}) ==
              "epoch 3/10   812/1875  loss 0.4123  3200 samples/s  0:11 left");
 }
 
 BOOST_AUTO_TEST_CASE(the_bar_is_coloured_only_where_colour_is_wanted) {
   const auto bar = [](bool color) {
-    return detail::progress_line(under_way(), 1875, {nullptr, true, 90, color});
+    return detail::progress_line(in_flight(), 1875, {nullptr, true, 90, color});
   };
   BOOST_TEST(bar(true).find("[\033[32m##########\033[0m  ") != std::string::npos);
   BOOST_TEST(bar(true).size() == bar(false).size() + 9);
 }
 
 BOOST_AUTO_TEST_CASE(what_is_left_follows_from_the_rate) {
-  EpochSummary now = under_way();
+  EpochSummary now = in_flight();
   const auto left = [&](std::uint64_t steps, double seconds) {
     now.steps = steps;
     now.seconds = seconds;
@@ -189,7 +189,7 @@ BOOST_AUTO_TEST_CASE(numbers_read_well) {
 }
 
 BOOST_AUTO_TEST_CASE(a_summary_is_a_line_for_people_and_one_for_programs) {
-  EpochSummary all = under_way();
+  EpochSummary all = in_flight();
   all.scores = Scores({{"accuracy", 0.97123, 10000}});
   BOOST_TEST(all.text() ==
              "epoch 3/10  812 steps  loss 0.4123  accuracy 0.9712  3200 samples/s  8.1 s");

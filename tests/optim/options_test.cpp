@@ -57,7 +57,7 @@ struct Mixture {
   }
 };
 
-bool refuses(const auto& f, const std::string& words) {
+bool rejects(const auto& f, const std::string& words) {
   try {
     f();
   } catch (const Error& error) {
@@ -121,18 +121,18 @@ BOOST_AUTO_TEST_CASE(numbers_are_set_again_to_the_last_bit) {
   BOOST_TEST((cosine.warmup == 5 && cosine.last == 1));
 }
 
-BOOST_AUTO_TEST_CASE(numbers_that_do_not_fit_are_refused_by_name) {
+BOOST_AUTO_TEST_CASE(numbers_that_do_not_fit_are_rejected_by_name) {
   using Numbers = std::vector<detail::NamedNumber>;
   Mixture options;
   const auto set = [&](const Numbers& numbers) {
     return [&options, numbers] { detail::set_numbers("", options, numbers); };
   };
-  BOOST_TEST(refuses(set({{"small", std::int64_t{256}}}), "small is too large"));
-  BOOST_TEST(refuses(set({{"most", std::int64_t{-1}}}), "most is too large"));
-  BOOST_TEST(refuses(set({{"most", 0.5}}), "most is no integer"));
-  BOOST_TEST(refuses(set({{"least", 1e300}}), "least is no integer"));
-  BOOST_TEST(refuses(set({{"least", std::numeric_limits<double>::quiet_NaN()}}), "no integer"));
-  BOOST_TEST(refuses(set({{"twice", 0.3}}), "twice is computed"));
+  BOOST_TEST(rejects(set({{"small", std::int64_t{256}}}), "small is too large"));
+  BOOST_TEST(rejects(set({{"most", std::int64_t{-1}}}), "most is too large"));
+  BOOST_TEST(rejects(set({{"most", 0.5}}), "most is no integer"));
+  BOOST_TEST(rejects(set({{"least", 1e300}}), "least is no integer"));
+  BOOST_TEST(rejects(set({{"least", std::numeric_limits<double>::quiet_NaN()}}), "no integer"));
+  BOOST_TEST(rejects(set({{"twice", 0.3}}), "twice is computed"));
   BOOST_CHECK_NO_THROW(set({{"twice", 2 * 0.1}})());
 }
 

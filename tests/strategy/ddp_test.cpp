@@ -34,14 +34,14 @@ struct PlayedReplica {
 
   recording::Communicator<> comm;
   std::string fails;
-  double placed = 0;
+  double copied = 0;
 
   auto& communicator() { return comm; }
   static int on_device() { return 0; }
-  const double& place(const int& batch) {
+  const double& to_device(const int& batch) {
     do_or_fail("place");
-    placed = batch + 0.5;
-    return placed;
+    copied = batch + 0.5;
+    return copied;
   }
   double forward(const double& batch, Sync sync) {
     do_or_fail(sync == Sync::yes ? "forward" : "forward alone");
@@ -105,7 +105,7 @@ BOOST_AUTO_TEST_CASE(a_phase_that_fails_tells_all_ranks_and_throws) {
     replica.fails = phase;
     BOOST_CHECK_THROW(forward_phase<Sync::yes>(replica, batch).backward().reduce().update(),
                       std::runtime_error);
-    BOOST_TEST(replica.comm.calls.back() == "abandon " + phase + " broke");
+    BOOST_TEST(replica.comm.calls.back() == "abort " + phase + " broke");
   }
 }
 

@@ -139,7 +139,7 @@ struct Plan {
 void save(auto& job, Stored& to, const Plan& plan) {
   std::vector<StateEntry> pieces;
   job.list_state(StateUse::saving, pieces);
-  const auto memory = job.make_kept_memory(bytes_of(pieces));
+  const auto memory = job.make_state_memory(bytes_of(pieces));
   const std::vector<detail::StateCopy> copies = copies_to(memory.data(), pieces);
   job.copy_out(copies);
   job.await_copies();

@@ -74,7 +74,7 @@ BOOST_AUTO_TEST_CASE(a_new_pass_begins_with_nothing) {
   });
 }
 
-BOOST_AUTO_TEST_CASE(a_gradient_that_comes_twice_and_one_that_does_not_exist_are_refused) {
+BOOST_AUTO_TEST_CASE(a_gradient_that_comes_twice_and_one_that_does_not_exist_are_rejected) {
   for_both([](auto& readiness) {
     readiness.reset();
     readiness.mark(1);

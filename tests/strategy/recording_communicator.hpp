@@ -26,7 +26,7 @@ using namespace lockstep;
 template <std::size_t MostUnderWay = 8>
 class Communicator : public Collectives<Communicator<MostUnderWay>>, public detail::HostAllocating {
  public:
-  static constexpr std::size_t most_under_way = MostUnderWay;
+  static constexpr std::size_t most_in_flight = MostUnderWay;
 
   explicit Communicator(std::size_t rank = 0, std::size_t world = 1) : rank_(rank), world_(world) {}
 
@@ -35,7 +35,7 @@ class Communicator : public Collectives<Communicator<MostUnderWay>>, public deta
 
   Rank rank() const { return Rank{rank_}; }
   WorldSize world_size() const { return WorldSize{world_}; }
-  void abandon(std::string_view reason) { calls.push_back("abandon " + std::string(reason)); }
+  void abort(std::string_view reason) { calls.push_back("abort " + std::string(reason)); }
 
   template <class C>
   void perform(const C& call) {

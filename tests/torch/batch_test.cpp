@@ -44,8 +44,8 @@ struct Sequences {
   float temperature = 0;
 
   std::size_t size() const { return lengths.size(); }
-  friend void pack(auto& parcel, Sequences& batch) {
-    parcel(batch.tokens, batch.mask, batch.lengths, batch.temperature);
+  friend void pack(auto& archive, Sequences& batch) {
+    archive(batch.tokens, batch.mask, batch.lengths, batch.temperature);
   }
 };
 struct Nested {
@@ -247,9 +247,9 @@ BOOST_AUTO_TEST_CASE(tensors_that_are_fed_arrive_equal_whatever_their_type_and_s
 }
 
 BOOST_AUTO_TEST_CASE(memory_that_somebody_has_kept_is_not_overwritten) {
-  detail::ParcelWriter writer;
+  detail::ArchiveWriter writer;
   writer.put(Images{torch::ones({3}), torch::ones({3})});
-  const auto read = [&](Images& to) { detail::ParcelReader(writer.written()).take(to); };
+  const auto read = [&](Images& to) { detail::ArchiveReader(writer.written()).take(to); };
   Images mine;
   read(mine);
   const void* const memory = mine.inputs.data_ptr();
@@ -269,38 +269,38 @@ BOOST_AUTO_TEST_CASE(memory_that_somebody_has_kept_is_not_overwritten) {
   writer.put(Images{torch::ones({2, 3}), torch::ones({3})});
   mine.inputs = torch::empty_strided({2, 3}, {1, 2});
   mine.labels = torch::zeros({3}).requires_grad_();
-  detail::ParcelReader(writer.written()).take(mine);
+  detail::ArchiveReader(writer.written()).take(mine);
   BOOST_TEST(mine.inputs.is_contiguous());
   BOOST_TEST(mine.inputs.sum().item<float>() == 6);
   BOOST_TEST(!mine.labels.requires_grad());
 }
 
-BOOST_AUTO_TEST_CASE(a_parcel_of_another_type_is_refused) {
-  detail::ParcelWriter writer;
+BOOST_AUTO_TEST_CASE(a_parcel_of_another_type_is_rejected) {
+  detail::ArchiveWriter writer;
   writer.put(Images{torch::ones({3}), torch::ones({3})});
   std::vector<std::uint8_t> bytes(writer.written().begin(), writer.written().end());
   const auto words = [&] {
     Images out;
-    return words_of([&] { detail::ParcelReader(bytes).take(out); });
+    return words_of([&] { detail::ArchiveReader(bytes).take(out); });
   };
   BOOST_TEST(words() == "nothing was thrown");
   for (std::size_t i = 0; i != bytes.size(); ++i) {
     const std::uint8_t before = bytes[i];
     bytes[i] = 0xff;
-    // A value may differ; nothing is read or allocated beyond the parcel.
+    // A value may differ; nothing is read or allocated beyond the archive.
     const std::string said = words();
     BOOST_TEST((said == "nothing was thrown" || said.find("lockstep: feed: ") == 0), said);
     bytes[i] = before;
   }
-  detail::ParcelWriter empty;
+  detail::ArchiveWriter empty;
   empty.put(Images{torch::ones({0, 1}), torch::ones({3})});
   std::vector<std::uint8_t> negative(empty.written().begin(), empty.written().end());
   for (std::size_t i = 0; i != 8; ++i) negative[1 + 8 + 8 + i] = 0xff;  // the second extent
   Images out;
-  BOOST_TEST(words_of([&] { detail::ParcelReader(negative).take(out); }).find("lockstep: feed: ") ==
-             0u);
+  BOOST_TEST(
+      words_of([&] { detail::ArchiveReader(negative).take(out); }).find("lockstep: feed: ") == 0u);
   bytes[1 + 8] = 0x7f;  // the first extent
-  BOOST_TEST(words().find("feed: a parcel does not hold a tensor") != std::string::npos);
+  BOOST_TEST(words().find("feed: an archive does not hold a tensor") != std::string::npos);
   bytes.resize(20);
   BOOST_TEST(words().find("feed") != std::string::npos);
 }

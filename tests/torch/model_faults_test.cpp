@@ -85,7 +85,7 @@ BOOST_AUTO_TEST_CASE(tensors_that_are_registered_later_are_found_and_named) {
   BOOST_TEST(contains(buffer, "buffer seen was registered, replaced or removed"), buffer);
 }
 
-BOOST_AUTO_TEST_CASE(values_that_are_set_before_the_first_step_and_would_be_lost_are_refused) {
+BOOST_AUTO_TEST_CASE(values_that_are_set_before_the_first_step_and_would_be_lost_are_rejected) {
   const auto words = [](const auto& change) {
     return run(1, [&](Shared& comm) {
       const auto net = make_net("plain");
@@ -95,18 +95,18 @@ BOOST_AUTO_TEST_CASE(values_that_are_set_before_the_first_step_and_would_be_lost
       throw std::runtime_error("nothing was thrown");
     });
   };
-  const std::string refused =
+  const std::string rejected =
       "the values of last.weight were changed after the job was made and before its first step";
   all_say(words([](at::Tensor weight) {
             const at::NoGradGuard quiet;
             weight.fill_(0.5);
           }),
-          refused);
-  all_say(words([](at::Tensor weight) { weight.set_data(weight.detach().clone()); }), refused);
+          rejected);
+  all_say(words([](at::Tensor weight) { weight.set_data(weight.detach().clone()); }), rejected);
   all_say(words([](const at::Tensor&) {}), "nothing was thrown");
 }
 
-BOOST_AUTO_TEST_CASE(a_graph_that_is_kept_over_a_step_is_refused) {
+BOOST_AUTO_TEST_CASE(a_graph_that_is_kept_over_a_step_is_rejected) {
   all_say(run(1,
               [](Shared& comm) {
                 const auto net = make_net("plain");
@@ -147,7 +147,7 @@ BOOST_AUTO_TEST_CASE(an_exception_in_the_loss_ends_all_ranks_with_its_words) {
   }
 }
 
-BOOST_AUTO_TEST_CASE(losses_and_types_that_make_no_sense_are_refused) {
+BOOST_AUTO_TEST_CASE(losses_and_types_that_make_no_sense_are_rejected) {
   const auto several = [](Net& net, const Batch& batch) { return net.forward(batch.inputs); };
   all_say(run(1,
               [&](Shared& comm) {

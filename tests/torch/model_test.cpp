@@ -42,7 +42,7 @@ std::vector<const void*> memory_of(const ::torch::nn::Module& net) {
   for (const at::Tensor& tensor : net.buffers()) memory.push_back(tensor.const_data_ptr());
   return memory;
 }
-void require_apart(const std::vector<const void*>& a, const std::vector<const void*>& b) {
+void require_no_overlap(const std::vector<const void*>& a, const std::vector<const void*>& b) {
   for (std::size_t i = 0; i != a.size(); ++i) require(a[i] != b[i], "memory is the job's");
 }
 
@@ -107,7 +107,7 @@ BOOST_AUTO_TEST_CASE(a_module_that_the_program_keeps_has_memory_of_its_own_after
       memory = memory_of(*net);
     }
     require(trained != before, "nothing was trained");
-    require_apart(memory, memory_of(*net));
+    require_no_overlap(memory, memory_of(*net));
     require(values_of(*net) == trained, "values have gone with the job");
     ::torch::optim::SGD optimizer(net->parameters(), 0.1);
     cross_entropy(*net, batch_of("norm", 0, 0)).backward();  // gradients are LibTorch's again
@@ -128,7 +128,7 @@ BOOST_AUTO_TEST_CASE(a_holder_that_the_program_keeps_has_memory_of_its_own_after
       ddp.step(batch_of("plain", 0, 0));
       memory = memory_of(*layer);
     }
-    require_apart(memory, memory_of(*layer));
+    require_no_overlap(memory, memory_of(*layer));
   });
 }
 

@@ -123,7 +123,7 @@ std::vector<float> train_under(auto& comm, const Case& each) {
   return values_of(ddp.model().module());
 }
 
-template <class Meeting, class... Ps>
+template <class Rendezvous, class... Ps>
 void compare_all_cases() {
   const Peer& peer = Peer::get();
   // The line by which ./x counts what was left out, whatever Boost.Test's level of messages is.
@@ -132,7 +132,7 @@ void compare_all_cases() {
   BOOST_TEST_REQUIRE(cases().size() == case_count);
   for (const std::size_t world : {1u, 2u, 4u}) {
     const ranks::Common<Differences> differences;
-    const Ends ends = ranks::run_processes<Meeting>(
+    const Ends ends = ranks::run_processes<Rendezvous>(
         world, std::chrono::seconds(30),
         [&](auto& comm) {
           at::set_num_threads(1);

@@ -166,7 +166,7 @@ BOOST_AUTO_TEST_CASE(unused_parameters_are_named_without_the_policy) {
           "no gradient came for extra.weight, extra.bias");
 }
 
-BOOST_AUTO_TEST_CASE(a_graph_that_is_kept_over_a_step_is_refused) {
+BOOST_AUTO_TEST_CASE(a_graph_that_is_kept_over_a_step_is_rejected) {
   all_say(ranks::run(ranks::As::processes, 1,
                      [](Shared& comm) {
                        DistributedDataParallel<Model> ddp(comm, Model(make_net()));

@@ -170,7 +170,7 @@ BOOST_AUTO_TEST_CASE(ranks_find_what_one_process_finds_on_the_union) {
     expect_fine(on_ranks(world, [](ranks::Shared& comm) { check_kinds(comm); }));
 }
 
-BOOST_AUTO_TEST_CASE(a_graph_of_gradients_through_norms_of_all_ranks_is_refused) {
+BOOST_AUTO_TEST_CASE(a_graph_of_gradients_through_norms_of_all_ranks_is_rejected) {
   expect_fine(on_ranks(2, [](ranks::Shared& comm) {
     const Union all{{3, 5}, {4, 3, 3}};
     nn::BatchNorm2d norm(4);
@@ -293,7 +293,7 @@ BOOST_AUTO_TEST_CASE(batches_that_are_empty_everywhere_change_nothing) {
   }));
 }
 
-BOOST_AUTO_TEST_CASE(one_value_of_all_ranks_is_refused_on_all) {
+BOOST_AUTO_TEST_CASE(one_value_of_all_ranks_is_rejected_on_all) {
   expect_all_say(on_ranks(2,
                           [](ranks::Shared& comm) {
                             nn::BatchNorm1d norm(3);
@@ -308,7 +308,7 @@ BOOST_AUTO_TEST_CASE(one_value_of_all_ranks_is_refused_on_all) {
                  "expected more than 1 value per channel");
 }
 
-BOOST_AUTO_TEST_CASE(backward_after_the_job_has_ended_is_refused) {
+BOOST_AUTO_TEST_CASE(backward_after_the_job_has_ended_is_rejected) {
   expect_all_say(on_ranks(2,
                           [](ranks::Shared& comm) {
                             nn::Sequential net(nn::BatchNorm2d(3));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Loading across shapes of jobs, by other names and types; saving while training goes on; what is
-// refused, and that it changes nothing.
+// rejected, and that it changes nothing.
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -341,7 +341,7 @@ BOOST_AUTO_TEST_CASE(a_file_of_pythons_is_loaded_into_a_model) {
              boost::test_tools::per_element());
   std::ifstream in(path, std::ios::binary);
   const std::string all{std::istreambuf_iterator<char>(in), {}};
-  // The file's header gives the places of its tensors.
+  // The file's header gives the shares_on_device of its tensors.
   std::uint64_t header = 0;
   std::memcpy(&header, all.data(), sizeof header);
   const auto same = [&](std::size_t begin, const auto& view) {
@@ -420,7 +420,7 @@ BOOST_AUTO_TEST_CASE(values_of_the_program_come_back_to_their_ranks) {
     require(wrong == 8 && bits_of(job) == before, "values that do not fit change nothing");
     const Resumed some = resume(job, path, {.strict = false, .values = {{"strange", strange}}});
     require(strange == 9 && some.report.missing.size() == 2 && some.notes.size() == 10, "notes");
-    require_words(words_of([&] { KeptValues({{"x", reward}, {"x", rate}}); }), "the name x");
+    require_words(words_of([&] { StateValues({{"x", reward}, {"x", rate}}); }), "the name x");
   });
   all_well(3, [&](Shared& comm) {
     Job job(comm);
@@ -494,7 +494,7 @@ struct SlowJob final : detail::StatefulJob {
       while (!has_copied) detail::sleep_for(std::chrono::milliseconds(1));
     };
   }
-  void abandon(const char*) const override {}
+  void abort(const char*) const override {}
 
   std::atomic<bool> has_copied = false;
   mutable float number[1] = {1};
@@ -704,9 +704,9 @@ BOOST_AUTO_TEST_CASE(a_rank_that_ends_while_another_waits_for_its_disk_is_named)
   BOOST_TEST(ranks::tells_of_death(ends[0]), ends[0]);
 }
 
-// ---- What is refused
+// ---- What is rejected
 
-BOOST_AUTO_TEST_CASE(files_that_do_not_fit_are_refused_on_all_ranks_and_change_nothing) {
+BOOST_AUTO_TEST_CASE(files_that_do_not_fit_are_rejected_on_all_ranks_and_change_nothing) {
   const Folder folder;
   const std::string path = folder / "good.safetensors";
   save_three_updates(path);
@@ -728,20 +728,20 @@ BOOST_AUTO_TEST_CASE(files_that_do_not_fit_are_refused_on_all_ranks_and_change_n
       SharedAdam job(comm);
       disturb(job, comm.rank().value());
       const std::uint64_t before = bits_of(job);
-      const auto refused = [&](const std::string& file, const std::string& words) {
+      const auto rejected = [&](const std::string& file, const std::string& words) {
         require_words(words_of([&] { load(job, file); }), words);
         require_words(words_of([&] { resume(job, file); }), words);
         require(bits_of(job) == before, file + " has changed the job");
       };
-      refused(folder / "none.safetensors", "none.safetensors'");
-      refused(folder / "folder", folder / "folder");
-      refused(folder / "words.safetensors", "words.safetensors'");
-      refused(flipped, "flipped.safetensors'");
+      rejected(folder / "none.safetensors", "none.safetensors'");
+      rejected(folder / "folder", folder / "folder");
+      rejected(folder / "words.safetensors", "words.safetensors'");
+      rejected(flipped, "flipped.safetensors'");
       if (world > 1) {
         const std::string mine = folder / (comm.rank() == Rank{1} ? "good.safetensors" : "x");
         const std::string paths = "ranks were given different paths: rank 0 has '" +
                                   (folder / "x") + "' and rank 1 has '" + path + "'";
-        refused(mine, paths);
+        rejected(mine, paths);
         require_words(words_of([&] { save(job, mine); }), "save: " + paths);
         require(!std::filesystem::exists(folder / "x"), "nothing was saved");
       }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checkpoints of wrapped models on real processes: a job that was saved and resumed has the bits of
-// one that was not, in any shape; and what is refused.
+// one that was not, in any shape; and what is rejected.
 #include <boost/test/unit_test.hpp>
 #include <cmath>
 #include <cstddef>

@@ -172,14 +172,14 @@ void train_case(auto& comm, const Case& c) {
 
 /// Trains every case with every number of ranks that divides its samples, up to `most` or the
 /// number that it was made with.
-template <class Meeting, class... Ps>
+template <class Rendezvous, class... Ps>
 void check_every_case(std::size_t most) {
   std::size_t cases = 0;
   for (const nlohmann::json& figures : reference("convnet.json")) {
     const Case c(cases++, figures);
     for (std::size_t world = 1; world <= std::max(most, c.world); ++world) {
       if (c.samples() % world != 0) continue;
-      const Ends ends = ranks::run_processes<Meeting>(
+      const Ends ends = ranks::run_processes<Rendezvous>(
           world, std::chrono::seconds(20), [&](auto& comm) { train_case<Ps...>(comm, c); });
       for (std::size_t r = 0; r < ends.size(); ++r)
         BOOST_TEST(ends[r] == "", world << " ranks, rank " << r << ": " << ends[r]);

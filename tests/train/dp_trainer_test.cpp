@@ -167,7 +167,7 @@ BOOST_AUTO_TEST_CASE(the_command_line_says_how_many_replicas) {
   BOOST_TEST(run_main<Job>({}, [](Job&) { return 3; }).first == 3);
 }
 
-BOOST_AUTO_TEST_CASE(several_processes_are_refused_with_what_to_do) {
+BOOST_AUTO_TEST_CASE(several_processes_are_rejected_with_what_to_do) {
   using Job = Trainer<Line, ParallelStrategy<DP>, World<2>>;
   const auto run = [](Job&) {};
   const auto expect = [&](const std::pair<int, std::string>& end, const std::string& words) {

@@ -58,7 +58,7 @@ def randn(*shape, **_):
 
 
 def bf16(group, bucket):
-    """Under its own name PyTorch refuses it on CPUs."""
+    """Under its own name PyTorch rejects it on CPUs."""
     return default_hooks.bf16_compress_hook(group, bucket)
 
 

@@ -73,7 +73,7 @@ void train_case(auto& comm, const nlohmann::json& c) {
 }
 
 /// Trains every case of join.json that divides as `ByLive` says. Returns how many there are.
-template <class Meeting, bool ByLive, class... Ps>
+template <class Rendezvous, bool ByLive, class... Ps>
 std::size_t train_cases() {
   using Divided = std::conditional_t<ByLive, UnevenInputs<Join, DivideByLive>, UnevenInputs<Join>>;
   std::size_t trained = 0;
@@ -84,7 +84,7 @@ std::size_t train_cases() {
     BOOST_TEST_REQUIRE(c.at("batches_per_rank").size() == world, name);
     if (c.at("divide_by_initial_world_size") == ByLive) continue;
     ++trained;
-    const Ends ends = ranks::run_processes<Meeting>(
+    const Ends ends = ranks::run_processes<Rendezvous>(
         world, std::chrono::seconds(20), [&](auto& comm) { train_case<Divided, Ps...>(comm, c); });
     for (std::size_t r = 0; r < world; ++r)
       BOOST_TEST(ends[r] == "", name << ", rank " << r << ": " << ends[r]);
@@ -228,12 +228,12 @@ inline Loops random_loops(ranks::Chance& chance, std::size_t micro_batches) {
   return loops;
 }
 
-template <class Meeting, class... Ps>
+template <class Rendezvous, class... Ps>
 void check_loops(const Loops& loops) {
   const Outcome want = simulate(loops);
   const Ends ends =
-      ranks::run_processes<Meeting>(loops.world, std::chrono::seconds(20),
-                                    [&](auto& comm) { run_loops<Ps...>(comm, loops, want); });
+      ranks::run_processes<Rendezvous>(loops.world, std::chrono::seconds(20),
+                                       [&](auto& comm) { run_loops<Ps...>(comm, loops, want); });
   for (std::size_t r = 0; r < loops.world; ++r)
     BOOST_TEST(ends[r] == "", loops.text() << " rank " << r << ": " << ends[r]);
 }

@@ -23,7 +23,7 @@ BOOST_AUTO_TEST_SUITE(uneven_inputs)
 namespace {
 
 using namespace joining;
-using Meeting = ranks::SharedMemory;
+using Rendezvous = ranks::SharedMemory;
 using namespace std::chrono_literals;
 
 /// Everything at once: unused parameters, micro-batches with tails, a bucket for every parameter.
@@ -36,14 +36,14 @@ using ByLive = PolicyPack<UnevenInputs<Join, DivideByLive>, Accumulate<2>, Clip<
 
 template <class... Ps>
 void check(const Loops& loops, PolicyPack<Ps...>) {
-  check_loops<Meeting, Ps...>(loops);
+  check_loops<Rendezvous, Ps...>(loops);
 }
 
 }  // namespace
 
 BOOST_AUTO_TEST_CASE(ranks_that_are_through_train_as_in_pytorch) {
-  const std::size_t initial = train_cases<Meeting, false>();
-  const std::size_t live = train_cases<Meeting, true>();
+  const std::size_t initial = train_cases<Rendezvous, false>();
+  const std::size_t live = train_cases<Rendezvous, true>();
   BOOST_TEST(initial + live == reference("join.json").size());
   BOOST_TEST(initial != 0u);
   BOOST_TEST(live != 0u);
@@ -141,12 +141,12 @@ BOOST_AUTO_TEST_CASE(a_failure_of_a_live_rank_reaches_those_that_are_through) {
   all_say(ends, "backward ran out of luck");
 }
 
-BOOST_AUTO_TEST_CASE(calls_of_all_ranks_are_refused_while_some_may_be_through) {
+BOOST_AUTO_TEST_CASE(calls_of_all_ranks_are_rejected_while_some_may_be_through) {
   all_well(2, [](Shared& comm) {
     auto ddp = joining_ddp(comm, ByInitial{});
     auto joined = ddp.join();
     ddp.step(Entry{});
-    const auto refused = [&](const auto& call) {
+    const auto rejected = [&](const auto& call) {
       try {
         call();
       } catch (const Error& error) {
@@ -154,8 +154,8 @@ BOOST_AUTO_TEST_CASE(calls_of_all_ranks_are_refused_while_some_may_be_through) {
       }
       return false;
     };
-    require(refused([&] { save(ddp, "/nonexistent/never"); }), "a save is refused");
-    require(refused([&] { auto again = ddp.join(); }), "a second scope is refused");
+    require(rejected([&] { save(ddp, "/nonexistent/never"); }), "a save is rejected");
+    require(rejected([&] { auto again = ddp.join(); }), "a second scope is rejected");
     joined.finish();
     joined.finish();  // changes nothing
     require(!ddp.is_joining(), "the scope has ended");
@@ -257,7 +257,7 @@ BOOST_AUTO_TEST_CASE(a_rank_that_breaks_answers_the_others) {
   });
 }
 
-BOOST_AUTO_TEST_CASE(a_loop_that_an_exception_has_left_refuses_no_later_call) {
+BOOST_AUTO_TEST_CASE(a_loop_that_an_exception_has_left_rejects_no_later_call) {
   run<Job>(2, [](Job& job) {
     const auto train = line(12);
     try {
@@ -330,8 +330,8 @@ BOOST_AUTO_TEST_CASE(a_trainer_saves_while_some_are_through_and_goes_on_from_the
   }
 }
 
-BOOST_AUTO_TEST_CASE(a_trainer_refuses_other_calls_inside_of_the_loop) {
-  const auto refused = [](const auto& call) {
+BOOST_AUTO_TEST_CASE(a_trainer_rejects_other_calls_inside_of_the_loop) {
+  const auto rejected = [](const auto& call) {
     const std::string words = failure<Job>(2, [&](Job& job) {
       const auto train = line(6);
       for (auto epoch : job.epochs(1)) {
@@ -345,9 +345,9 @@ BOOST_AUTO_TEST_CASE(a_trainer_refuses_other_calls_inside_of_the_loop) {
                    std::string::npos,
                words);
   };
-  refused([](Job& job, auto&, const auto& train) { job.evaluate(train, 1); });
-  refused([](Job& job, auto&, const auto&) { job.save("/nonexistent/never"); });
-  refused([](Job&, auto& epoch, const auto& train) {
+  rejected([](Job& job, auto&, const auto& train) { job.evaluate(train, 1); });
+  rejected([](Job& job, auto&, const auto&) { job.save("/nonexistent/never"); });
+  rejected([](Job&, auto& epoch, const auto& train) {
     for (const auto& batch : epoch.batches(train, 1)) static_cast<void>(batch);
   });
 }

@@ -64,8 +64,8 @@ class OwnCopy {
   /// Copies what `job` has now. On a GPU the host does not wait.
   explicit OwnCopy(auto& job) {
     job.list_state(lockstep::detail::StateUse::loading, pieces_);
-    auto memory = std::make_shared<decltype(job.make_kept_memory(0))>(
-        job.make_kept_memory(bytes_of(pieces_)));
+    auto memory = std::make_shared<decltype(job.make_state_memory(0))>(
+        job.make_state_memory(bytes_of(pieces_)));
     copies_ = copies_to(memory->data(), pieces_);
     memory_ = memory;
     job.copy_out(copies_);

@@ -219,7 +219,7 @@ constexpr ElementKind f32 = element_kind<float>();
 
 }  // namespace
 
-BOOST_AUTO_TEST_CASE(lists_that_make_no_sense_are_refused_with_the_tensors_name) {
+BOOST_AUTO_TEST_CASE(lists_that_make_no_sense_are_rejected_with_the_tensors_name) {
   const auto says = [](const std::string& words, const std::string& part) {
     BOOST_TEST(words.find(part) != std::string::npos, words);
   };

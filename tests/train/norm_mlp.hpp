@@ -108,12 +108,12 @@ void train_norm_case_on(auto& comm, const NormCase& c, Share share) {
 }
 
 /// Every case on every number of ranks up to `most` that divides it.
-template <class Meeting, class Job>
+template <class Rendezvous, class Job>
 void check_every_norm_case(std::size_t most = 6, ranks::As as = ranks::As::processes) {
   for (const NormCase& c : norm_cases()) {
     for (std::size_t world = 1; world <= most; ++world) {
       if (!c.divides_among(world)) continue;
-      const ranks::Ends ends = ranks::run<Meeting>(as, world, [&](auto& comm) {
+      const ranks::Ends ends = ranks::run<Rendezvous>(as, world, [&](auto& comm) {
         train_norm_case_on<Job>(comm, c, {comm.rank().value(), world});
       });
       for (std::size_t r = 0; r < world; ++r)

@@ -31,7 +31,7 @@ using ranks::As;
 using ranks::Ends;
 using ranks::require;
 using ranks::Shared;
-using Meeting = ranks::SharedMemory;
+using Rendezvous = ranks::SharedMemory;
 
 /// Parameters in common memory, and replicas whose buckets travel while norms communicate: a bucket
 /// is as small as a parameter. The latter takes one micro-batch a step or two.
@@ -136,11 +136,11 @@ double distance(const std::vector<double>& a, const std::vector<double>& b) {
 }  // namespace
 
 BOOST_AUTO_TEST_CASE(shared_parameters_train_as_in_pytorch) {
-  check_every_norm_case<Meeting, Synced1>();
-  check_every_norm_case<Meeting, Synced1>(4, As::threads);
+  check_every_norm_case<Rendezvous, Synced1>();
+  check_every_norm_case<Rendezvous, Synced1>(4, As::threads);
 }
 BOOST_AUTO_TEST_CASE(replicas_with_small_buckets_train_as_in_pytorch) {
-  check_every_norm_case<Meeting, Synced2>();
+  check_every_norm_case<Rendezvous, Synced2>();
 }
 
 // The whole batch on one process, whose replicas share it.

@@ -74,9 +74,9 @@ void train_by_hand(auto& comm, const ReferenceCase& c) {
 }
 
 /// Trains a case on processes that meet in this way; `train(comm)` throws what is wrong.
-template <class Meeting>
+template <class Rendezvous>
 Ends train_on_processes(const ReferenceCase& c, const auto& train) {
-  return ranks::run_processes<Meeting>(c.world, std::chrono::seconds(20), train);
+  return ranks::run_processes<Rendezvous>(c.world, std::chrono::seconds(20), train);
 }
 
 /// Runs every case; `run(c)` returns how each rank ended.
@@ -100,11 +100,11 @@ void check_every_case(const auto& run) {
 }
 
 /// Runs a case by steps.
-template <class Meeting, class... Ps>
+template <class Rendezvous, class... Ps>
 Ends run_by_steps(const ReferenceCase& c) {
   Ends ends;
   with_policies(c, [&]<std::size_t MicroBatches, class ClipPolicy>() {
-    ends = train_on_processes<Meeting>(
+    ends = train_on_processes<Rendezvous>(
         c, [&](auto& comm) { train_by_steps<MicroBatches, ClipPolicy, Ps...>(comm, c); });
   });
   return ends;

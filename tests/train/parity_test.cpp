@@ -14,14 +14,14 @@ BOOST_AUTO_TEST_SUITE(ddp_parity)
 namespace {
 
 using namespace parity;
-using Meeting = ranks::SharedMemory;
+using Rendezvous = ranks::SharedMemory;
 
 /// Every optimizer is a policy here, and accumulation has none: the sum is the user's.
 Ends run_by_hand(const ReferenceCase& c) {
   Ends ends;
   with_rule(c, [&]<class Rule>() {
     with_clip(c, [&]<class ClipPolicy>() {
-      ends = train_on_processes<Meeting>(
+      ends = train_on_processes<Rendezvous>(
           c, [&](auto& comm) { train_by_hand<Optimizer<Rule>, ClipPolicy>(comm, c); });
     });
   });
@@ -36,7 +36,7 @@ std::string complaint_about(const auto& change) {
   c["mean_loss"].erase(c["mean_loss"].begin() + 1, c["mean_loss"].end());
   change(c);
   try {
-    return run_by_steps<Meeting>(reference_case(0, c)).at(0);
+    return run_by_steps<Rendezvous>(reference_case(0, c)).at(0);
   } catch (const std::exception& error) {
     return error.what();
   }
@@ -50,7 +50,7 @@ void require_complaint(const std::string& words, const auto& change) {
 template <class... Ps>
 Ends run_filtered(const FilterCase& c) {
   const ReferenceCase& figures = c.reference;
-  return train_on_processes<Meeting>(figures, [&](auto& comm) {
+  return train_on_processes<Rendezvous>(figures, [&](auto& comm) {
     DistributedDataParallel<Network, Optimizer<ReferenceRule>, Accumulate<1>, Clip<>, Ps...> ddp(
         comm, figures.model<Network>());
     choose_rule(ddp.optimizer(), figures);
@@ -87,17 +87,17 @@ BOOST_AUTO_TEST_CASE(gradients_of_zero_are_skipped_as_pytorch_skips_missing_ones
 }
 
 BOOST_AUTO_TEST_CASE(shared_parameters_train_as_in_pytorch) {
-  check_every_case(run_by_steps<Meeting>);
+  check_every_case(run_by_steps<Rendezvous>);
 }
 BOOST_AUTO_TEST_CASE(replicated_parameters_train_as_in_pytorch) {
-  check_every_case(run_by_steps<Meeting, Sharding<Replicated>, SmallBuckets>);
+  check_every_case(run_by_steps<Rendezvous, Sharding<Replicated>, SmallBuckets>);
 }
 BOOST_AUTO_TEST_CASE(hand_written_loops_train_as_in_pytorch) { check_every_case(run_by_hand); }
 
 BOOST_AUTO_TEST_CASE(a_wrong_figure_is_named) {
   require_complaint("the loss of step 0 is ", [](auto& c) { c["mean_loss"][0] = 100; });
 }
-BOOST_AUTO_TEST_CASE(a_case_that_cannot_be_run_is_refused_with_a_reason) {
+BOOST_AUTO_TEST_CASE(a_case_that_cannot_be_run_is_rejected_with_a_reason) {
   require_complaint("do not know the optimizer 'lion'", [](auto& c) { c["optimizer"] = "lion"; });
   require_complaint("do not know the option 'amsgrad'", [](auto& c) {
     c["optimizer"] = "adam";

@@ -60,7 +60,7 @@ struct Bucket {
   /// What this rank keeps of a gradient, not sent yet.
   double residual(const HookedTensor& of, std::size_t i) {
     double found = 0;
-    pipeline->for_each_kept([&](std::size_t parameter, std::string_view state, auto kept, auto) {
+    pipeline->for_each_state([&](std::size_t parameter, std::string_view state, auto kept, auto) {
       if (parameter == of.parameter && state.ends_with("residual")) found = kept[i];
     });
     return found;

@@ -575,7 +575,7 @@ void by_hand(Session& session, const CheckpointOptions& options, const std::stri
   Wrapped ddp(*group);
   ddp.optimizer().lr = 0.1;
   std::uint64_t batches = 0;
-  const KeptValues values{{"batches", batches}, {"seen", ddp.model().seen}};
+  const StateValues values{{"batches", batches}, {"seen", ddp.model().seen}};
   Checkpoints checkpoints(ddp, options);
   LoadOptions mine;
   mine.values = values;
@@ -734,7 +734,7 @@ BOOST_AUTO_TEST_CASE(what_is_loaded_is_the_model_and_the_optimizer) {
   });
 }
 
-BOOST_AUTO_TEST_CASE(a_folder_of_which_every_checkpoint_is_damaged_is_refused_and_stays_as_it_is) {
+BOOST_AUTO_TEST_CASE(a_folder_of_which_every_checkpoint_is_damaged_is_rejected_and_stays_as_it_is) {
   const TemporaryFolder scratch;
   const std::string folder = scratch / "run";
   TrainerOptions options;

@@ -536,7 +536,7 @@ std::string words_of_listed() {
 
 }  // namespace
 
-BOOST_AUTO_TEST_CASE(sets_without_listed_tensors_are_refused) {
+BOOST_AUTO_TEST_CASE(sets_without_listed_tensors_are_rejected) {
   const auto says = [](const std::string& words, const std::string& part) {
     BOOST_TEST(words.find(part) != std::string::npos, words);
   };

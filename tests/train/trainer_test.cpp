@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The trainer's loop on real processes: epochs, evaluation, logs, and what it refuses.
+// The trainer's loop on real processes: epochs, evaluation, logs, and what it rejects.
 #include "lockstep/trainer/trainer.hpp"
 
 #include <fcntl.h>

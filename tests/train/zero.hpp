@@ -27,11 +27,11 @@ using AnyCase =
     DistributedDataParallel<Network, Optimizer<ReferenceRule>, Accumulate<4>, ReferenceClip,
                             Buckets<BucketLimits{0, 0}>, Sharding<ZeroRedundancy, What>, Ps...>;
 
-template <class Meeting, class Job>
+template <class Rendezvous, class Job>
 Ends run_case(const ReferenceCase& c) {
   if (c.accumulate > 4) c.fail("these jobs have up to four micro-batches");
   ReferenceClip::Norm::value = c.clips ? c.clip : std::numeric_limits<double>::infinity();
-  return train_on_processes<Meeting>(c, [&](auto& comm) {
+  return train_on_processes<Rendezvous>(c, [&](auto& comm) {
     Job ddp(comm, c.model<Network>());
     choose_rule(ddp.optimizer(), c);
     require_pytorchs(comm, ddp, c, [&](std::size_t s) {
@@ -86,7 +86,7 @@ Numbers numbers_of(const auto& ddp) {
 }
 
 /// The parameters after some steps, which are the same bits on all ranks.
-template <class Meeting, class Job>
+template <class Rendezvous, class Job>
 Numbers train_ranks(const Case& c, const std::string& how) {
   struct Result {
     std::size_t count;
@@ -94,7 +94,7 @@ Numbers train_ranks(const Case& c, const std::string& how) {
   };
   const ranks::Common<Result> result;
   const Ends ends =
-      ranks::run_processes<Meeting>(c.world, std::chrono::seconds(20), [&](auto& comm) {
+      ranks::run_processes<Rendezvous>(c.world, std::chrono::seconds(20), [&](auto& comm) {
         Job ddp(comm, c.network());
         ddp.optimizer().lr = 0.05;
         for (std::size_t u = 0; u < 4; ++u)

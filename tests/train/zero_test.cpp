@@ -13,7 +13,7 @@ BOOST_AUTO_TEST_SUITE(zero_redundancy)
 namespace {
 
 using namespace zero;
-using Meeting = ranks::SharedMemory;
+using Rendezvous = ranks::SharedMemory;
 using ByStates = Plain<Sharding<ZeroRedundancy>>;
 using ByGradients = Plain<Sharding<ZeroRedundancy, Gradients>>;
 using Copies = Plain<Sharding<Replicated>>;
@@ -34,20 +34,20 @@ std::size_t state_bytes_of_all(const Case& c) {
 }  // namespace
 
 BOOST_AUTO_TEST_CASE(shared_states_train_as_in_pytorch) {
-  check_every_case(run_case<Meeting, AnyCase<States>>);
+  check_every_case(run_case<Rendezvous, AnyCase<States>>);
 }
 BOOST_AUTO_TEST_CASE(scattered_gradients_train_as_in_pytorch) {
-  check_every_case(run_case<Meeting, AnyCase<Gradients>>);
+  check_every_case(run_case<Rendezvous, AnyCase<Gradients>>);
 }
 
 BOOST_AUTO_TEST_CASE(all_ways_give_the_bits_of_replicas) {
   ranks::Chance chance;
   for (int i = 0; i < ranks::repetitions(4, 60); ++i) {
     const Case c(chance);
-    const Numbers copies = train_ranks<Meeting, Copies>(c, "replicated");
-    BOOST_TEST((train_ranks<Meeting, ByStates>(c, "states") == copies), c.text() << ": states");
-    BOOST_TEST((train_ranks<Meeting, ByGradients>(c, "gradients") == copies), c.text()
-                                                                                  << ": gradients");
+    const Numbers copies = train_ranks<Rendezvous, Copies>(c, "replicated");
+    BOOST_TEST((train_ranks<Rendezvous, ByStates>(c, "states") == copies), c.text() << ": states");
+    BOOST_TEST((train_ranks<Rendezvous, ByGradients>(c, "gradients") == copies),
+               c.text() << ": gradients");
   }
 }
 
@@ -58,7 +58,7 @@ BOOST_AUTO_TEST_CASE(a_rank_keeps_its_share_of_states_and_gradients) {
   c.hidden = 30;
   for (const std::size_t world : {1, 2, 3, 4}) {
     const Ends ends =
-        ranks::run_processes<Meeting>(world, std::chrono::seconds(20), [&](auto& comm) {
+        ranks::run_processes<Rendezvous>(world, std::chrono::seconds(20), [&](auto& comm) {
           const std::size_t all = state_bytes_of_all(c);
           // A bucket has a unit for each of two states, and pads its parameters.
           constexpr std::size_t buckets = 6;
@@ -77,11 +77,11 @@ BOOST_AUTO_TEST_CASE(a_rank_keeps_its_share_of_states_and_gradients) {
   }
 }
 
-BOOST_AUTO_TEST_CASE(asking_for_gradients_out_of_order_is_refused_by_name) {
+BOOST_AUTO_TEST_CASE(asking_for_gradients_out_of_order_is_rejected_by_name) {
   ranks::Chance chance;
   Case c(chance);
   c.in = c.hidden = c.out = 20;
-  const Ends ends = ranks::run_processes<Meeting>(2, std::chrono::seconds(20), [&](auto& comm) {
+  const Ends ends = ranks::run_processes<Rendezvous>(2, std::chrono::seconds(20), [&](auto& comm) {
     Eager eager;
     static_cast<Network&>(eager) = c.network();
     DistributedDataParallel<Eager, Buckets<BucketLimits{0, 0}>, Sharding<ZeroRedundancy, Gradients>>
@@ -101,7 +101,7 @@ BOOST_AUTO_TEST_CASE(checkpoints_go_from_any_way_and_world_to_any_other) {
     return reference_batch(c.rows, c.in, c.out, c.salt + s, rank);
   };
   const auto run = [&](std::size_t world, const auto& f) {
-    const Ends ends = ranks::run_processes<Meeting>(world, std::chrono::seconds(20), f);
+    const Ends ends = ranks::run_processes<Rendezvous>(world, std::chrono::seconds(20), f);
     for (const std::string& end : ends) BOOST_TEST(end == "", world << " ranks: " << end);
   };
   // Each way trains two steps and saves, in shards and in one file.

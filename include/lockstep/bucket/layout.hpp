@@ -329,9 +329,10 @@ class TensorLayout : public LayoutBase<Model, Role, Limits, Types> {
         if (OnlyTrained && !this->plan().is_trained(tensor)) continue;
         const TensorInfo& info = this->infos()[tensor];
         with_element<Model, Role, Types>(info.element, [&]<class T>(std::type_identity<T>) {
-          f(this->name(tensor), named(make_view<Memory, Const, element_kind<T>(), dynamic>(
-                                          place_of(arena, tensor), Extents<dynamic>{info.count()}),
-                                      tensor));
+          f(this->name(tensor),
+            named(make_view<Memory, Const, element_kind<T>(), dynamic>(
+                      address_of(arena, tensor), Extents<dynamic>{info.count()}),
+                  tensor));
         });
       }
     } else if constexpr (shape_table<Model, Role>.size != 0) {
@@ -342,7 +343,7 @@ class TensorLayout : public LayoutBase<Model, Role, Limits, Types> {
           constexpr std::size_t first = table.firsts[shape];
           f(this->name(tensor),
             view_like<Memory, Const, first>(
-                place_of(arena, tensor), tensor,
+                address_of(arena, tensor), tensor,
                 std::make_index_sequence<tensor_table<Model, Role>.infos[first].rank>{}));
         });
       }
@@ -354,7 +355,7 @@ class TensorLayout : public LayoutBase<Model, Role, Limits, Types> {
   static constexpr std::size_t offset_of =
       static_offsets<Model, Role, Limits, Types>[Tensor::index];
 
-  constexpr std::byte* place_of(const auto& arena, std::size_t tensor) const {
+  constexpr std::byte* address_of(const auto& arena, std::size_t tensor) const {
     const std::size_t offset = this->plan().placements[tensor].offset;
     if constexpr (requires { arena(tensor); }) {
       return arena(tensor) + offset;

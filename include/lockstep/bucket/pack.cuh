@@ -19,7 +19,7 @@ using CastArithmetic =
     std::conditional_t<std::is_same_v<Accumulator<From>, double>, double, Accumulator<To>>;
 
 template <class From, class To>
-struct CastSweep {
+struct CastPass {
   using A = CastArithmetic<From, To>;
   static constexpr std::size_t packet = packet_size<From, To>;
 
@@ -44,7 +44,7 @@ struct CastSweep {
 };
 
 template <class T>
-struct AddSweep {
+struct AddPass {
   using A = Accumulator<T>;
   static constexpr std::size_t packet = packet_size<T>;
 
@@ -72,17 +72,17 @@ struct AddSweep {
   }
 };
 
-template <class Shape, class Sweep, std::size_t Count>
-LOCKSTEP_KERNEL __launch_bounds__(Shape::threads) sweep_all(Sweep sweep, Size<Count> count) {
-  sweep_tile<Shape, Sweep::packet>(sweep, blockIdx.x, count.value());
+template <class Shape, class Pass, std::size_t Count>
+LOCKSTEP_KERNEL __launch_bounds__(Shape::threads) pass_kernel(Pass pass, Size<Count> count) {
+  pass_over_tile<Shape, Pass::packet>(pass, blockIdx.x, count.value());
 }
 
-template <class Shape, std::size_t Count, class Sweep>
-void launch_sweep(cudaStream_t stream, const char* name, const Sweep& sweep, std::size_t count) {
+template <class Shape, std::size_t Count, class Pass>
+void launch_pass(cudaStream_t stream, const char* name, const Pass& pass, std::size_t count) {
   if (count == 0) return;
-  const auto blocks = static_cast<unsigned>(tiles_of<Shape, Sweep::packet>(count));
-  launch_kernel<sweep_all<Shape, Sweep, Count>>(name, stream, blocks, Shape::threads, sweep,
-                                                make_size<Count>(count));
+  const auto blocks = static_cast<unsigned>(tiles_of<Shape, Pass::packet>(count));
+  launch_kernel<pass_kernel<Shape, Pass, Count>>(name, stream, blocks, Shape::threads, pass,
+                                                 make_size<Count>(count));
 }
 
 /// `to[i] = factor * from[i]`: casts gradients to the type of a bucket, or back. A static `Count`
@@ -91,10 +91,10 @@ template <std::size_t Count = dynamic, class Shape = PackShape, FloatingElement 
           FloatingElement To>
 void launch_cast(cudaStream_t stream, const From* from, To* to, double factor,
                  std::size_t count = Count) {
-  using Sweep = CastSweep<From, To>;
+  using Pass = CastPass<From, To>;
   require_alignment("cast", {from, to});
-  launch_sweep<Shape, Count>(stream, "cast",
-                             Sweep{from, to, static_cast<typename Sweep::A>(factor)}, count);
+  launch_pass<Shape, Count>(stream, "cast", Pass{from, to, static_cast<typename Pass::A>(factor)},
+                            count);
 }
 
 /// `sum[i] += more[i]` for micro-batches. **Stream** in its order. **Host** does not block.
@@ -102,7 +102,7 @@ template <std::size_t Count = dynamic, class Shape = PackShape, Element T>
 void launch_add(cudaStream_t stream, T* sum, const std::type_identity_t<T>* more,
                 std::size_t count = Count) {
   require_alignment("add", {sum, more});
-  launch_sweep<Shape, Count>(stream, "add", AddSweep<T>{sum, more}, count);
+  launch_pass<Shape, Count>(stream, "add", AddPass<T>{sum, more}, count);
 }
 
 }  // namespace lockstep::detail

@@ -61,9 +61,9 @@ constexpr Table<T, Count> make_table(std::size_t size) {
 
 /// A table of values that change during training; on the heap if large, to spare the stack.
 template <class T, std::size_t Count>
-using KeptTable = Table<T, (Count <= 256) ? Count : dynamic>;
+using SmallTable = Table<T, (Count <= 256) ? Count : dynamic>;
 template <class T, std::size_t Count>
-constexpr KeptTable<T, Count> make_kept_table(std::size_t size) {
+constexpr SmallTable<T, Count> make_small_table(std::size_t size) {
   return make_table<T, (Count <= 256) ? Count : dynamic>(size);
 }
 

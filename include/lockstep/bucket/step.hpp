@@ -56,7 +56,7 @@ constexpr T converted(const V& number) {
 }
 
 template <class Key>
-[[noreturn, gnu::cold, gnu::noinline]] void refuse_gradient(Key key, std::size_t elements,
+[[noreturn, gnu::cold, gnu::noinline]] void reject_gradient(Key key, std::size_t elements,
                                                             std::size_t given) {
   std::string name;
   if constexpr (requires { Key::name; }) {
@@ -111,18 +111,18 @@ constexpr void write_gradient(const Gradient& gradient, Key key, const Value& va
   if constexpr (require_gradient_value<Gradient, Value>()) {
     T* const to = gradient.data_handle();
     if constexpr (is_number<Value>) {
-      if (gradient.size() != 1) refuse_gradient(key, gradient.size(), 1);
+      if (gradient.size() != 1) reject_gradient(key, gradient.size(), 1);
       *to = converted<T>(value);
     } else if constexpr (is_view<Value>) {
       static_assert(std::is_same_v<typename Value::memory, HostMemory>,
                     "lockstep: set_grad of a CPU job was given a view of device memory; copy it to "
                     "the host first");
-      if (!has_shape_of(gradient, value)) refuse_gradient(key, gradient.size(), value.size());
+      if (!has_shape_of(gradient, value)) reject_gradient(key, gradient.size(), value.size());
       for (std::size_t i = 0; i != gradient.size(); ++i)
         to[i] = converted<T>(value.data_handle()[i]);
     } else {
       if (std::size(value) != gradient.size())
-        refuse_gradient(key, gradient.size(), std::size(value));
+        reject_gradient(key, gradient.size(), std::size(value));
       std::size_t i = 0;
       for (const auto& number : value) to[i++] = converted<T>(number);
     }

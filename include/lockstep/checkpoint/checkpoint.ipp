@@ -70,12 +70,12 @@ LOCKSTEP_INLINE CheckpointOptions plain_options(CheckpointOptions options) {
 
 }  // namespace detail
 
-LOCKSTEP_INLINE KeptValues& KeptValues::add(const KeptValue& value) {
+LOCKSTEP_INLINE StateValues& StateValues::add(const StateValue& value) {
   if (!detail::is_utf8(value.name()))
-    detail::fail("KeptValues", {"the name ", value.name(), " is not UTF-8"}, "write it in UTF-8");
-  for (const KeptValue& other : values_) {
+    detail::fail("StateValues", {"the name ", value.name(), " is not UTF-8"}, "write it in UTF-8");
+  for (const StateValue& other : values_) {
     if (other.name() == value.name())
-      detail::fail("KeptValues", {"two values have the name ", value.name()},
+      detail::fail("StateValues", {"two values have the name ", value.name()},
                    "give each a name of its own");
   }
   values_.push_back(value);
@@ -173,15 +173,15 @@ LOCKSTEP_INLINE void SafetensorsFile::damaged(std::initializer_list<Word> proble
   fail_damaged(path_, text(problem));
 }
 
-LOCKSTEP_INLINE void SafetensorsFile::read_bytes(std::uint64_t place,
+LOCKSTEP_INLINE void SafetensorsFile::read_bytes(std::uint64_t offset,
                                                  std::span<std::byte> to) const {
   while (!to.empty()) {
-    const ssize_t n = ::pread(file_.get(), to.data(), to.size(), static_cast<off_t>(place));
+    const ssize_t n = ::pread(file_.get(), to.data(), to.size(), static_cast<off_t>(offset));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) fail_reading("checkpoint", path_, errno);
-    if (n == 0) damaged({"it ends at byte ", place, " and had ", bytes_, " when it was opened"});
+    if (n == 0) damaged({"it ends at byte ", offset, " and had ", bytes_, " when it was opened"});
     note_storage_progress();
-    place += static_cast<std::uint64_t>(n);
+    offset += static_cast<std::uint64_t>(n);
     to = to.subspan(static_cast<std::size_t>(n));
   }
 }
@@ -199,7 +199,7 @@ LOCKSTEP_INLINE void SafetensorsFile::parse(std::string_view header) {
     for (const Json::Member& one : entry.members())
       metadata_.emplace_back(one.first, entry.of(one).text());
   }
-  check_places(header.size());
+  check_offsets(header.size());
   std::ranges::sort(tensors_, {}, &TensorEntry::name);
   take_facts(header);
 }
@@ -229,24 +229,24 @@ LOCKSTEP_INLINE TensorEntry SafetensorsFile::parse_tensor(const JsonEntry& entry
   return tensor;
 }
 
-LOCKSTEP_INLINE void SafetensorsFile::check_places(std::uint64_t data_begin) {
+LOCKSTEP_INLINE void SafetensorsFile::check_offsets(std::uint64_t data_begin) {
   std::ranges::sort(tensors_, [](const TensorEntry& a, const TensorEntry& b) {
     return a.begin != b.begin ? a.begin < b.begin : a.bytes < b.bytes;
   });
   const std::uint64_t data_bytes = bytes_ - data_begin;
-  std::uint64_t place = 0;
+  std::uint64_t offset = 0;
   for (TensorEntry& tensor : tensors_) {
-    if (tensor.begin < place) damaged({"tensor '", tensor.name, "' overlaps the one before it"});
-    if (tensor.begin > place)
+    if (tensor.begin < offset) damaged({"tensor '", tensor.name, "' overlaps the one before it"});
+    if (tensor.begin > offset)
       damaged({"no tensor has the bytes before that of '", tensor.name, "'"});
-    place = tensor.begin + tensor.bytes;
-    if (place > data_bytes)
-      damaged({"tensor '", tensor.name, "' ends at byte ", place, " of ", data_bytes,
+    offset = tensor.begin + tensor.bytes;
+    if (offset > data_bytes)
+      damaged({"tensor '", tensor.name, "' ends at byte ", offset, " of ", data_bytes,
                ": the file has been cut"});
     tensor.begin += data_begin;
   }
-  if (place != data_bytes)
-    damaged({"its tensors have ", place, " bytes, and ", data_bytes, " are there"});
+  if (offset != data_bytes)
+    damaged({"its tensors have ", offset, " bytes, and ", data_bytes, " are there"});
 }
 
 LOCKSTEP_INLINE const TensorEntry* SafetensorsFile::find(std::string_view name) const {
@@ -945,7 +945,7 @@ LOCKSTEP_INLINE CheckpointReader::CheckpointReader(const std::string& path) {
   files_.emplace_back(path);
   shards_ = shards_in(facts());
   if (!shards_.empty()) prefer_open_files(shards_.size() + 16);
-  const auto refuse = [&](std::string_view problem) {
+  const auto reject = [&](std::string_view problem) {
     fail("checkpoint", {"'", path, "' is not whole: ", problem},
          "bring all its files into one folder, or take another checkpoint");
   };
@@ -954,11 +954,11 @@ LOCKSTEP_INLINE CheckpointReader::CheckpointReader(const std::string& path) {
     try {
       files_.emplace_back(shard_path);
     } catch (const Error& error) {
-      refuse(error.problem());
+      reject(error.problem());
     }
     const SafetensorsFile& file = files_.back();
     if (file.bytes() != shard.file.bytes || file.digest() != shard.file.digest) {
-      refuse(text({"its shard '", shard_path, "' is not the one that was saved with it (",
+      reject(text({"its shard '", shard_path, "' is not the one that was saved with it (",
                    file.bytes(), " bytes, digest ", checksum_text(file.digest().value_or(0)), "; ",
                    shard.file.bytes, " and ", checksum_text(shard.file.digest), " are expected)"}));
     }
@@ -1036,16 +1036,16 @@ LOCKSTEP_INLINE void CheckpointReader::join(StoredTensor& tensor) const {
   const auto count = product_of(tensor.shape);
   if (!count) damaged({"have a shape that is too large"});
   tensor.count = *count;  // NOLINT(bugprone-unchecked-optional-access): damaged throws
-  std::uint64_t place = 0;
+  std::uint64_t offset = 0;
   for (const StoredPiece& piece : tensor.pieces) {
     if (piece.entry->element != tensor.element) damaged({"have different types"});
-    if (piece.first != place)
-      damaged({piece.first < place ? "overlap at element " : "lack element ",
-               std::min(place, piece.first)});
-    place += piece.count;
-    if (place > tensor.count) break;
+    if (piece.first != offset)
+      damaged({piece.first < offset ? "overlap at element " : "lack element ",
+               std::min(offset, piece.first)});
+    offset += piece.count;
+    if (offset > tensor.count) break;
   }
-  if (place != tensor.count) damaged({"have ", place, " elements of ", tensor.count});
+  if (offset != tensor.count) damaged({"have ", offset, " elements of ", tensor.count});
 }
 
 LOCKSTEP_INLINE const StoredTensor* CheckpointReader::find(std::string_view name) const {
@@ -1262,10 +1262,10 @@ LOCKSTEP_INLINE std::string value_tensor_name(std::string_view whose, std::strin
 }
 
 /// The current values as a message: descriptions, then name, type and bytes of every tensor.
-LOCKSTEP_INLINE std::string pack_values(const KeptValues& values) {
+LOCKSTEP_INLINE std::string pack_values(const StateValues& values) {
   JsonLine descriptions;
   Names texts(1);
-  for (const KeptValue& value : values) {
+  for (const StateValue& value : values) {
     JsonLine one = JsonLine().add("type", value.type());
     const std::string_view bytes = value.save(one);
     descriptions.add(value.name(), one);
@@ -1568,7 +1568,7 @@ class StateLoader {
     std::vector<const StoredTensor*> sources;
   };
   struct LoadedValue {
-    const KeptValue* value;
+    const StateValue* value;
     JsonEntry saved;
     std::string bytes;
   };
@@ -1619,7 +1619,7 @@ class StateLoader {
     }
     progress_ = progress_of(facts.at("progress"));
     resumed_.step = progress_.updates;
-    micro_batches_under_way_ = facts.at("progress").at("micro_batches").natural();
+    micro_batches_in_flight_ = facts.at("progress").at("micro_batches").natural();
     const JsonEntry gradients = facts.at("gradients");
     replicas_ = rank_count(gradients.at("replicas"));
     gradient_divisor_ = gradients.at("divisor").real();
@@ -1644,18 +1644,18 @@ class StateLoader {
         if (wanted.empty()) continue;
         name = text({parts.before, wanted, parts.after});
       }
-      const auto [place, is_new] = tensors_.try_emplace(std::move(name), &stored);
+      const auto [found, is_new] = tensors_.try_emplace(std::move(name), &stored);
       if (!is_new)
         fail(operation(),
-             {"both '", place->second->name, "' and '", stored.name, "' of '", path_, "' become '",
-              place->first, "'"},
+             {"both '", found->second->name, "' and '", stored.name, "' of '", path_, "' become '",
+              found->first, "'"},
              "give every tensor a name of its own in .rename");
     }
   }
 
   const StoredTensor* find(const std::string& name) const {
-    const auto place = tensors_.find(name);
-    return place == tensors_.end() ? nullptr : place->second;
+    const auto offset = tensors_.find(name);
+    return offset == tensors_.end() ? nullptr : offset->second;
   }
 
   bool fits(const StateEntry& piece, const StoredTensor& stored) {
@@ -1764,10 +1764,10 @@ class StateLoader {
     }
   }
 
-  void match_values(const KeptValues& wanted, const std::optional<JsonEntry>& all,
+  void match_values(const StateValues& wanted, const std::optional<JsonEntry>& all,
                     std::string_view whose, std::string_view of_whom) {
     std::set<std::string_view> known;
-    for (const KeptValue& value : wanted) {
+    for (const StateValue& value : wanted) {
       known.insert(value.name());
       const std::optional<JsonEntry> saved = all ? all->find(value.name()) : std::nullopt;
       if (!saved) {  // a hand-written loop's file has no trainer's values
@@ -1832,7 +1832,7 @@ class StateLoader {
 
   void note_differences() {
     Names& notes = resumed_.notes;
-    if (const std::uint64_t batches = micro_batches_under_way_; batches != 0)
+    if (const std::uint64_t batches = micro_batches_in_flight_; batches != 0)
       notes.push_back(text({"saved after ", batches,
                             " micro-batches of a step, which are forgotten: newer versions save "
                             "after updates"}));
@@ -1927,7 +1927,7 @@ class StateLoader {
   ReplicaProgress progress_;
   std::size_t replicas_ = 1;
   double gradient_divisor_ = 1;
-  std::uint64_t micro_batches_under_way_ = 0;  // version 1.x saved their gradients
+  std::uint64_t micro_batches_in_flight_ = 0;  // version 1.x saved their gradients
   std::map<std::string, const StoredTensor*, std::less<>> tensors_;  // by name in the job
   std::vector<LoadedPiece> pieces_;
   std::vector<LoadedValue> values_;
@@ -1948,11 +1948,11 @@ using CollectedTensor = std::pair<std::string, std::vector<const StateEntry*>>;
 LOCKSTEP_INLINE std::vector<CollectedTensor> collected_tensors(std::span<const StateEntry> pieces,
                                                                std::span<const NameAlias> aliases) {
   std::vector<CollectedTensor> tensors;
-  std::map<std::string, std::size_t> places;
+  std::map<std::string, std::size_t> indices;
   const auto add = [&](const std::string& name, const StateEntry& piece) {
-    const auto [place, is_new] = places.try_emplace(name, tensors.size());
+    const auto [found, is_new] = indices.try_emplace(name, tensors.size());
     if (is_new) tensors.push_back({name, {}});
-    tensors[place->second].second.push_back(&piece);
+    tensors[found->second].second.push_back(&piece);
   };
   for (const StateEntry& piece : pieces) {
     const std::string name = stored_name(piece);
@@ -2008,12 +2008,12 @@ LOCKSTEP_INLINE std::span<const std::byte> copied_chunk(const StatefulJob& job,
   const std::size_t begin = at / size;
   const std::size_t end = begin + bytes / size;
   std::vector<StateEntry> parts;
-  std::size_t place = 0;  // offset of a piece
+  std::size_t offset = 0;  // offset of a piece
   for (const StateEntry* piece : pieces) {
-    const std::size_t from = std::max(begin, place);
-    const std::size_t to = std::min(end, place + piece->count);
-    if (from < to) parts.push_back(piece->part(from - place, to - from));
-    place += piece->count;
+    const std::size_t from = std::max(begin, offset);
+    const std::size_t to = std::min(end, offset + piece->count);
+    if (from < to) parts.push_back(piece->part(from - offset, to - from));
+    offset += piece->count;
   }
   std::vector<StateCopy> copies;
   std::byte* next = window;
@@ -2050,7 +2050,7 @@ LOCKSTEP_INLINE void StateWriter::add_tensors(const StatefulJob& job, bool copie
     snapshot_bytes_ = copied_bytes;
   }
   std::vector<StateCopy> copies;
-  std::byte* place = snapshot_.get();
+  std::byte* offset = snapshot_.get();
   for (const auto& [name, pieces] : tensors) {
     const StateEntry& first = *pieces.front();
     const auto extents = std::span(first.whole.extents).first(first.whole.rank);
@@ -2061,17 +2061,17 @@ LOCKSTEP_INLINE void StateWriter::add_tensors(const StatefulJob& job, bool copie
     written.shape = {first.count};
     if (first.is_whole() || pieces.size() > 1) written.shape.assign(extents.begin(), extents.end());
     if (copies_all) {
-      written.data = {place, bytes};
-      for (std::byte* to = place; const StateEntry* piece : pieces) {
+      written.data = {offset, bytes};
+      for (std::byte* to = offset; const StateEntry* piece : pieces) {
         copies.push_back({to, piece});
         to += piece->file_bytes();
       }
-      place += align_up(bytes);
+      offset += align_up(bytes);
     } else if (is_as_in_file(pieces)) {
       written.data = {first.data, bytes};
     } else {
       written.data = {static_cast<const std::byte*>(nullptr), bytes};
-      written.read = [&job, own = pieces, window = place](std::uint64_t at, std::size_t size) {
+      written.read = [&job, own = pieces, window = offset](std::uint64_t at, std::size_t size) {
         return copied_chunk(job, own, window, at, size);
       };
     }
@@ -2146,7 +2146,7 @@ LOCKSTEP_INLINE void StateWriter::rethrow_on_all(const StatefulJob& job) {
     rethrow();
   } catch (const Error& error) {
     const Error named = error.rank() ? error : error.on(job.ranks.rank);
-    job.abandon(named.what());
+    job.abort(named.what());
     throw named;
   }
 }
@@ -2264,7 +2264,7 @@ LOCKSTEP_INLINE bool StateWriter::save_job(const StatefulJob& job, const std::st
 /// The path that `find(skipped)` finds in a folder, or nothing. Prints damaged checkpoints. Throws
 /// where all are damaged: a new run would replace the only files from which data might be rescued.
 /// After an error of the operation "launch", launchers do not restart the job.
-LOCKSTEP_INLINE std::string find_or_refuse(
+LOCKSTEP_INLINE std::string find_or_reject(
     std::string_view operation, const std::string& folder,
     FunctionRef<std::optional<std::string>(SkippedCheckpoint)> find) {
   std::string damaged;
@@ -2287,7 +2287,7 @@ LOCKSTEP_INLINE std::string checkpoint_at(const JointRanks& ranks, const std::st
            "name a checkpoint or a folder of them, or leave resume out to start anew");
     }
     if (!S_ISDIR(status.st_mode)) return where;
-    std::string found = find_or_refuse("resume", where, [&](SkippedCheckpoint skipped) {
+    std::string found = find_or_reject("resume", where, [&](SkippedCheckpoint skipped) {
       return newest_valid_checkpoint(where, skipped);
     });
     if (found.empty())
@@ -2332,7 +2332,7 @@ LOCKSTEP_INLINE std::optional<std::string> Checkpoints::find_newest(
   if (!will_resume()) return std::nullopt;
   std::string found = store_together(ranks, "checkpoints", [&] {
     if (ranks.rank != Rank{0}) return std::string();
-    std::string newest = detail::find_or_refuse(
+    std::string newest = detail::find_or_reject(
         "launch", options_.folder,
         [&](detail::SkippedCheckpoint skipped) { return folder_->newest_valid(skipped); });
     if (newest.empty())

@@ -74,7 +74,7 @@ class StatefulJob {
   virtual std::function<void()> copies_waiter() const = 0;
   void await_copies() const { copies_waiter()(); }
   /// Aborts all other ranks with this reason.
-  virtual void abandon(const char* words) const = 0;
+  virtual void abort(const char* words) const = 0;
 
  protected:
   ~StatefulJob() = default;
@@ -129,8 +129,8 @@ class WrappedJob final : public StatefulJob {
     if constexpr (Wrapper::traits::unites_buffers) wrapped_.synchronize_buffers();
   }
   std::shared_ptr<std::byte> make_memory(std::size_t bytes) const override {
-    using Memory = decltype(wrapped_.make_kept_memory(bytes));
-    const auto memory = std::make_shared<Memory>(wrapped_.make_kept_memory(bytes));
+    using Memory = decltype(wrapped_.make_state_memory(bytes));
+    const auto memory = std::make_shared<Memory>(wrapped_.make_state_memory(bytes));
     return {memory, memory->data()};
   }
   void copy_out(std::span<const StateCopy> copies) const override {
@@ -144,8 +144,8 @@ class WrappedJob final : public StatefulJob {
   std::function<void()> copies_waiter() const override {
     return [wrapped = &wrapped_] { wrapped->await_copies(); };
   }
-  void abandon([[maybe_unused]] const char* words) const override {
-    if constexpr (!Wrapper::is_one_process) wrapped_.communicator().abandon(words);
+  void abort([[maybe_unused]] const char* words) const override {
+    if constexpr (!Wrapper::is_one_process) wrapped_.communicator().abort(words);
   }
 
  private:

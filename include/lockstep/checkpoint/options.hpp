@@ -68,8 +68,8 @@ struct SaveOptions {
   std::optional<double> best{};            ///< the best score so far
   std::optional<SamplerState> position{};  ///< `loader.state()` or `sampler.state()`
   Scores scores{};                         ///< of an evaluation of this model
-  KeptValues values{};                     ///< the program's own, per rank
-  KeptValues common{};                     ///< the program's own, of rank 0 for all ranks
+  StateValues values{};                    ///< the program's own, per rank
+  StateValues common{};                    ///< the program's own, of rank 0 for all ranks
   /// Called on rank 0 by the writing thread, after the file was renamed to its path.
   std::function<void()> written{};
 };
@@ -84,8 +84,8 @@ struct LoadOptions {
   /// Round floating-point elements of another type to the job's; otherwise an error.
   bool convert = false;
   /// For `resume`: values to restore. A rank that the saved job lacked keeps its `values`.
-  KeptValues values{};
-  KeptValues common{};
+  StateValues values{};
+  StateValues common{};
 };
 
 /// Names as `load_state_dict` reports them.

@@ -99,11 +99,11 @@ class SafetensorsFile {
   }
 
   [[noreturn, gnu::cold]] void damaged(std::initializer_list<Word> problem) const;
-  void read_bytes(std::uint64_t place, std::span<std::byte> to) const;
+  void read_bytes(std::uint64_t offset, std::span<std::byte> to) const;
   void require_length(std::uint64_t length) const;
   void parse(std::string_view header);
   TensorEntry parse_tensor(const JsonEntry& entry, const std::string& name) const;
-  void check_places(std::uint64_t data_begin);
+  void check_offsets(std::uint64_t data_begin);
   void take_facts(std::string_view header);
 
   std::string path_;

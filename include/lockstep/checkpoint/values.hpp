@@ -24,7 +24,7 @@ concept Keepable = Element<T> || std::same_as<T, bool> || std::same_as<T, std::s
 
 /// How a checkpoint stores a value: texts and vectors as tensors, others in its header.
 template <Keepable T>
-struct KeptAs {
+struct StateType {
   static constexpr bool is_text = std::same_as<T, std::string>;
   static constexpr bool is_tensor = is_text || is_vector_of_numbers<T>;
 
@@ -34,7 +34,7 @@ struct KeptAs {
     if constexpr (std::same_as<T, bool>) return "bool";
     if constexpr (std::same_as<T, RandomStream>) return "RandomStream";
     if constexpr (Element<T>) return std::string(element_name(element_kind<T>()));
-    if constexpr (is_vector_of_numbers<T>) return KeptAs<typename T::value_type>::type() + "[]";
+    if constexpr (is_vector_of_numbers<T>) return StateType<typename T::value_type>::type() + "[]";
   }
 
   /// The element type of the tensor, or `unsupported`.
@@ -97,19 +97,19 @@ struct KeptAs {
 }  // namespace detail
 
 /// A name, and a reference to a value: `{"reward", reward}`.
-class KeptValue {
+class StateValue {
  public:
   template <class T>
-  KeptValue(std::string_view name, T& value) : name_(name), object_(&value) {
+  StateValue(std::string_view name, T& value) : name_(name), object_(&value) {
     static_assert(detail::Keepable<T>,
                   "lockstep: a checkpoint keeps numbers, bool, std::string, std::vector of numbers "
                   "and RandomStream, no constants and no other types (the compiler prints the type "
                   "beside this sentence)");
     if constexpr (detail::Keepable<T>) {
-      type_ = detail::KeptAs<T>::type();
-      kind_ = detail::KeptAs<T>::kind();
-      save_ = &detail::KeptAs<T>::save;
-      load_ = &detail::KeptAs<T>::load;
+      type_ = detail::StateType<T>::type();
+      kind_ = detail::StateType<T>::kind();
+      save_ = &detail::StateType<T>::save;
+      load_ = &detail::StateType<T>::load;
     }
   }
 
@@ -140,20 +140,20 @@ class KeptValue {
 ///
 ///     RandomStream noise(rank_seed(seed, rank));
 ///     double longest = 0;
-///     const KeptValues mine{{"noise", noise}, {"longest", longest}};
+///     const StateValues mine{{"noise", noise}, {"longest", longest}};
 ///     save(ddp, path, {.values = mine});
-class KeptValues {
+class StateValues {
  public:
-  KeptValues() = default;
-  KeptValues(std::initializer_list<KeptValue> values) {
-    for (const KeptValue& value : values) add(value);
+  StateValues() = default;
+  StateValues(std::initializer_list<StateValue> values) {
+    for (const StateValue& value : values) add(value);
   }
 
   /// Throws where the name is taken or not UTF-8.
-  KeptValues& add(const KeptValue& value);
+  StateValues& add(const StateValue& value);
   template <class T>
-  KeptValues& add(std::string_view name, T& value) {
-    return add(KeptValue(name, value));
+  StateValues& add(std::string_view name, T& value) {
+    return add(StateValue(name, value));
   }
 
   bool empty() const { return values_.empty(); }
@@ -161,7 +161,7 @@ class KeptValues {
   auto end() const { return values_.end(); }
 
  private:
-  std::vector<KeptValue> values_;
+  std::vector<StateValue> values_;
 };
 
 }  // namespace lockstep

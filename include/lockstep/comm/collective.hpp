@@ -192,14 +192,14 @@ concept SingleElement = Element<T> || std::same_as<T, bool>;
 
 /// Elements as they are sent: a bool is a byte that is 0 or 1.
 template <class T>
-std::span<T> travelling(std::span<T> values) {
+std::span<T> as_elements(std::span<T> values) {
   return values;
 }
-inline std::span<std::uint8_t> travelling(std::span<bool> values) {
+inline std::span<std::uint8_t> as_elements(std::span<bool> values) {
   static_assert(sizeof(bool) == 1);
   return {reinterpret_cast<std::uint8_t*>(values.data()), values.size()};
 }
-inline std::span<const std::uint8_t> travelling(std::span<const bool> values) {
+inline std::span<const std::uint8_t> as_elements(std::span<const bool> values) {
   return {reinterpret_cast<const std::uint8_t*>(values.data()), values.size()};
 }
 
@@ -220,7 +220,7 @@ auto elements_of(Data&& data) {
                 "lockstep: a collective takes memory of numbers or bools (a span, vector, array or "
                 "view); their types are double, float, Half, BFloat16, integers and bool");
   if constexpr (fits) {
-    return travelling(flat(data));
+    return as_elements(flat(data));
   } else {
     return std::span<float>();
   }

@@ -46,11 +46,11 @@ class Subgroup;
 /// in the same order. **Host** and **Stream** as the communicator says.
 ///
 /// A backend derives from `Collectives<Backend>` and has `rank()`, `world_size()`, `timeout()`,
-/// `set_timeout(limit)`, `abandon(reason)` and `execute(call)` for `calls::Send` and
+/// `set_timeout(limit)`, `abort(reason)` and `execute(call)` for `calls::Send` and
 /// `calls::Receive`. Other collectives and groups have a generic form made of these (generic.hpp,
 /// groups.hpp), which a faster `execute(call)` replaces. A backend that compares calls itself,
 /// orders them on a stream or counts their time has its own `perform(call)` and moves elements by
-/// `execute_any(*this, call)`; an adapter forwards `perform`. `abandon(reason)` aborts: every other
+/// `execute_any(*this, call)`; an adapter forwards `perform`. `abort(reason)` aborts: every other
 /// rank's call fails with this reason. `give_up()` aborts because an exception has ended this
 /// rank's part, while another thread may be in a call. After a failure (`is_broken()`) every later
 /// call fails.
@@ -149,8 +149,8 @@ class Collectives {
   /// Every rank's number, by rank.
   template <detail::SingleElement T>
   [[nodiscard]] std::vector<T> all_gather(T value) {
-    using Travelling = detail::ElementsOf<std::span<T>>;
-    std::vector<Travelling> all(world());
+    using Element = detail::ElementsOf<std::span<T>>;
+    std::vector<Element> all(world());
     all_gather(detail::elements_of(std::span<const T>(&value, 1)), all);
     return std::vector<T>(all.begin(), all.end());
   }
@@ -279,10 +279,10 @@ class Collectives {
 
   /// The communicator of this rank's group, if it is in one; this form uses this one's messages.
   template <std::size_t GroupRanks>
-  std::optional<Subgroup<Self, GroupRanks>> split(const detail::GroupPlace& place) {
-    self().agree(detail::division_call(place));
-    if (!place.is_member()) return std::nullopt;
-    return std::optional<Subgroup<Self, GroupRanks>>(std::in_place, self(), place);
+  std::optional<Subgroup<Self, GroupRanks>> split(const detail::GroupPosition& position) {
+    self().agree(detail::division_call(position));
+    if (!position.is_member()) return std::nullopt;
+    return std::optional<Subgroup<Self, GroupRanks>>(std::in_place, self(), position);
   }
 
  protected:

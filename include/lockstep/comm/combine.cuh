@@ -46,7 +46,7 @@ struct PacketPass {
 
   /// Calls `f.operator()<N>(i)` for the N elements at i of every packet or single element.
   template <std::size_t PerPacket, class F>
-  __device__ void sweep(const F& f) const {
+  __device__ void for_each_packet(const F& f) const {
     const std::size_t stride = static_cast<std::size_t>(gridDim.x) * blockDim.x;
     for (std::size_t i = static_cast<std::size_t>(blockIdx.x) * blockDim.x + threadIdx.x;
          i < steps(PerPacket); i += stride) {
@@ -101,7 +101,7 @@ template <class T, class Op, class Values, std::size_t MostOuts>
 LOCKSTEP_KERNEL __launch_bounds__(PacketPass::threads)
     combine(const __grid_constant__ Combination<T, Values, MostOuts> work, const Op op) {
   const unsigned piece = blockIdx.y;
-  work.pass.template sweep<packet_size<T>>([&]<std::size_t N>(std::size_t i) {
+  work.pass.template for_each_packet<packet_size<T>>([&]<std::size_t N>(std::size_t i) {
     using Accumulated = decltype(op.prepare(T{}));
     constexpr std::size_t known = Values::static_ranks;
     [[maybe_unused]] constexpr std::size_t together = known == dynamic ? 4 : known;

@@ -94,13 +94,14 @@ LOCKSTEP_INLINE GatheredPieces pieces_of(std::vector<std::size_t> counts) {
 }
 
 LOCKSTEP_INLINE Membership membership_in_group(const Membership& member, Store& store,
-                                               const GroupPlace& place, const std::string& name) {
+                                               const GroupPosition& position,
+                                               const std::string& name) {
   Membership own = member;
-  own.rank = place.rank;
-  own.world = place.world();
+  own.rank = position.rank;
+  own.world = position.world();
   const Hosts hosts = discover_hosts(
       own, store,
-      text({"lockstep/groups/", numbered_meeting(store, own.rank, "groups", name), "/"}));
+      text({"lockstep/groups/", numbered_rendezvous(store, own.rank, "groups", name), "/"}));
   own.local_world = hosts.ranks(hosts.host(own.rank)).size();
   return own;
 }
@@ -233,7 +234,7 @@ LOCKSTEP_INLINE MemoryFile Engine::join(const Membership& member, Store& store,
                  "Backend<Shm> is for the ranks of one host", member.rank);
   }
   const std::string key =
-      text({"lockstep/shm/", numbered_meeting(store, member.rank, "shm", name)});
+      text({"lockstep/shm/", numbered_rendezvous(store, member.rank, "shm", name)});
   if (member.rank != Rank{0}) return open(store.get(key, member.timeout));
   MemoryFile file = make_file(member.world);
   store.set(key, address(file));
@@ -330,7 +331,7 @@ LOCKSTEP_INLINE void Engine::start_helper() {
         while (!stopping_.load())
           if (!work_if_ready()) sleep_for(std::chrono::microseconds(50));
       },
-      [this](const std::exception_ptr&) { abandon("its helper thread ended with an exception"); });
+      [this](const std::exception_ptr&) { abort("its helper thread ended with an exception"); });
 }
 
 LOCKSTEP_INLINE Engine::~Engine() {
@@ -373,7 +374,7 @@ LOCKSTEP_INLINE bool SharedPeers::has_died(std::size_t w) const {
 }
 
 LOCKSTEP_INLINE void SharedPeers::give_up(const Error& error, std::string_view reason) {
-  tell_others([&] {
+  abort_on_exception([&] {
     const std::lock_guard lock(mutex_);
     if (is_broken()) return;
     fault_.emplace(error);
@@ -387,7 +388,7 @@ LOCKSTEP_INLINE void SharedPeers::give_up(const Error& error, std::string_view r
 LOCKSTEP_INLINE std::optional<Error> SharedPeers::check(const Call& call, const Awaited& awaited,
                                                         Clock::time_point begin) const {
   const std::string operation = call.text();
-  auto fault = find_fault(*this, operation, [&](std::size_t w) { return lacks(w, awaited); });
+  auto fault = find_culprit(*this, operation, [&](std::size_t w) { return lacks(w, awaited); });
   if (fault || Clock::now() - begin < timeout_) return fault;
   return time_is_over(operation, timeout_, missing_ranks(awaited), rank());
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The communicator concepts, a rank's place among groups, and `allocate` for any backend.
+/// @file The communicator concepts, a rank's position among groups, and `allocate` for any backend.
 
 #include <cstdio>
 
@@ -10,8 +10,8 @@
 
 namespace lockstep::detail {
 
-/// One rank's place in a division of all ranks into groups; `group` is MPI's color.
-struct GroupPlace {
+/// One rank's position in a division of all ranks into groups; `group` is MPI's color.
+struct GroupPosition {
   std::size_t group = dynamic;  // `dynamic`: this rank is in no group
   Rank rank{};                  // in its group
   std::vector<Rank> members{};  // the parent's ranks that are in the group, in its order
@@ -24,12 +24,12 @@ struct GroupPlace {
 };
 
 /// The description of a division, which ranks compare before they make its groups.
-inline Call division_call(const GroupPlace& place) {
+inline Call division_call(const GroupPosition& position) {
   Call call;
   call.kind = CollectiveKind::new_group;
-  call.count = place.divided;
+  call.count = position.divided;
   char text[17] = {};
-  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(place.division));
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(position.division));
   return call.with(text);
 }
 
@@ -52,7 +52,7 @@ using HostAllocating = Allocating<HostArena>;
 namespace lockstep {
 
 /// Ranks that exchange typed elements; counts are elements, never bytes. All ranks call every
-/// member in the same order, except `rank`, `world_size`, `send`, `receive` and `abandon`.
+/// member in the same order, except `rank`, `world_size`, `send`, `receive` and `abort`.
 /// Reductions are bitwise equal on all ranks. `Collectives` implements what a backend does not.
 template <class C>
 concept Communicator =
@@ -70,7 +70,7 @@ concept Communicator =
       comm.all_to_all(in, data);
       comm.send(in, root);
       comm.receive(data, root);
-      comm.abandon("a reason that every other rank's call fails with");
+      comm.abort("a reason that every other rank's call fails with");
     };
 
 /// A communicator that allocates the memory it communicates best.
@@ -79,10 +79,10 @@ concept ArenaAllocating = Communicator<C> && requires(C& comm, std::size_t count
   { comm.template allocate<float>(count) } -> std::same_as<std::span<float>>;
 };
 
-/// A communicator that reduces in the background, at most `most_under_way` calls at a time.
+/// A communicator that reduces in the background, at most `most_in_flight` calls at a time.
 template <class C>
 concept AsyncReducing = Communicator<C> && requires(C& comm, std::span<float> data) {
-  { C::most_under_way } -> std::convertible_to<std::size_t>;
+  { C::most_in_flight } -> std::convertible_to<std::size_t>;
   { comm.all_reduce_async(data, Sum{}).test() } -> std::same_as<bool>;
   comm.all_reduce_async(data, Sum{}).wait();
 };
@@ -99,8 +99,8 @@ concept MemorySharing =
 
 /// A communicator that divides its ranks into groups with communicators of their own (groups.hpp).
 template <class C>
-concept Splitting = Communicator<C> && requires(C& comm, const detail::GroupPlace& place) {
-  { comm.template split<2>(place)->world_size() } -> std::same_as<WorldSize>;
+concept Splitting = Communicator<C> && requires(C& comm, const detail::GroupPosition& position) {
+  { comm.template split<2>(position)->world_size() } -> std::same_as<WorldSize>;
 };
 
 }  // namespace lockstep

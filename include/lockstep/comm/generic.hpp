@@ -61,7 +61,7 @@ void compare_and_execute(B& backend, const C& call) {
     if constexpr (C::kind != CollectiveKind::barrier) execute_any(backend, call);
   } catch (const Error& error) {
     const Error named = retold(error, call.call().text(), error.problem(), error.rank());
-    backend.abandon(named.text());
+    backend.abort(named.text());
     throw named;
   }
 }

@@ -15,16 +15,16 @@ namespace lockstep {
 template <class Parent, std::size_t Ranks = dynamic>
 class Subgroup : public Collectives<Subgroup<Parent, Ranks>>, public detail::HostAllocating {
  public:
-  static constexpr std::size_t most_under_way = static_cast<std::size_t>(-1);
+  static constexpr std::size_t most_in_flight = static_cast<std::size_t>(-1);
 
-  Subgroup(Parent& parent, const detail::GroupPlace& place)
-      : parent_(&parent), rank_(place.rank), members_(place.members) {}
+  Subgroup(Parent& parent, const detail::GroupPosition& position)
+      : parent_(&parent), rank_(position.rank), members_(position.members) {}
 
   Rank rank() const { return rank_; }
   WorldSize world_size() const { return WorldSize{Ranks == dynamic ? members_.size() : Ranks}; }
   std::chrono::milliseconds timeout() const { return parent_->timeout(); }
   void set_timeout(std::chrono::milliseconds timeout) { parent_->set_timeout(timeout); }
-  void abandon(std::string_view reason) { parent_->abandon(reason); }
+  void abort(std::string_view reason) { parent_->abort(reason); }
   void give_up() { parent_->give_up(); }
   bool is_broken() const { return parent_->is_broken(); }
 
@@ -106,32 +106,32 @@ std::string scatter_objects(C& comm, const std::vector<std::string>& objects, Ra
 
 namespace detail {
 
-/// This rank's place if `members` is the only group. Throws unless they are distinct ranks.
+/// This rank's position if `members` is the only group. Throws unless they are distinct ranks.
 template <class Parent>
-GroupPlace place_among(const std::vector<Rank>& members, const Parent& parent) {
+GroupPosition position_among(const std::vector<Rank>& members, const Parent& parent) {
   const auto require = [&](bool ok, const char* problem) {
     if (!ok)
       throw Error("new_group", problem, "list ranks of the parent, each once", parent.rank());
   };
   require(!members.empty(), "the list is empty");
-  GroupPlace place;
+  GroupPosition position;
   Hash hash;
   for (std::size_t i = 0; i < members.size(); ++i) {
     require(members[i].value() < parent.world_size().value(), "a rank is outside the world");
     require(std::count(members.begin(), members.end(), members[i]) == 1, "a rank is listed twice");
     hash.number(members[i].value());
     if (members[i] != parent.rank()) continue;
-    place.group = 0;
-    place.rank = Rank{i};
+    position.group = 0;
+    position.rank = Rank{i};
   }
-  place.members = members;
-  place.division = hash.value();
-  place.divided = members.size();
-  return place;
+  position.members = members;
+  position.division = hash.value();
+  position.divided = members.size();
+  return position;
 }
 
 template <Topology T, class Parent>
-GroupPlace place_in(const T& topology, const Parent& parent) {
+GroupPosition position_in(const T& topology, const Parent& parent) {
   if (topology.world_size() != parent.world_size()) {
     fail("join_groups",
          {"the topology is for ", topology.world_size().value(), " ranks and the communicator has ",
@@ -185,7 +185,7 @@ class OptionalGroup : public std::optional<C> {
 /// `parent`, members or not, with the same list. **Host** blocks until the members have joined.
 template <Splitting Parent>
 auto new_group(Parent& parent, const std::vector<Rank>& members) {
-  auto group = parent.template split<dynamic>(detail::place_among(members, parent));
+  auto group = parent.template split<dynamic>(detail::position_among(members, parent));
   return OptionalGroup<typename decltype(group)::value_type>(std::move(group), parent.rank());
 }
 
@@ -194,7 +194,7 @@ auto new_group(Parent& parent, const std::vector<Rank>& members) {
 template <Topology T, Splitting Parent>
 auto join_groups(Parent& parent, const T& topology = {}) {
   auto group =
-      parent.template split<detail::static_group_size<T>()>(detail::place_in(topology, parent));
+      parent.template split<detail::static_group_size<T>()>(detail::position_in(topology, parent));
   if (!group) std::terminate();  // a topology has every rank in a group
   return std::move(*group);
 }

@@ -129,10 +129,10 @@ inline void stay_near(const Gpu& gpu) {
   if (!wants_numa()) return;
   std::string bus = bus_id(gpu);
   for (char& letter : bus) letter = static_cast<char>(std::tolower(letter));  // as /sys writes it
-  const auto place = numa_place("/sys", bus, allowed_cores());
-  if (!place || !stay_at(*place) || gpu.rank() != Rank{0}) return;
-  std::fputs(text({"lockstep: rank 0 stays near its GPU, on the cores ", cores_text(place->cores),
-                   " of NUMA node ", place->node,
+  const auto near = numa_node("/sys", bus, allowed_cores());
+  if (!near || !stay_at(*near) || gpu.rank() != Rank{0}) return;
+  std::fputs(text({"lockstep: rank 0 stays near its GPU, on the cores ", cores_text(near->cores),
+                   " of NUMA node ", near->node,
                    ", and so does every rank near its own; LOCKSTEP_NUMA=0 lets them be\n"})
                  .c_str(),
              stderr);
@@ -173,7 +173,7 @@ inline std::string gpu_name(const Gpu& gpu) {
 
 /// Compares the GPUs of the ranks of communicator `name`. Ranks that share one are an error on all,
 /// unless `LOCKSTEP_SHARE_GPUS=1` allows it. **Ranks** all. **Host** blocks until all have joined.
-inline GpuVerdict compare_gpus(const Membership& member, Store& store, const Gpu& gpu,
+inline GpuSharing compare_gpus(const Membership& member, Store& store, const Gpu& gpu,
                                const std::string& name) {
   // A hash of the host is enough to compare, and short where there are thousands of ranks.
   const std::string own = store_protocol::Writer{}
@@ -192,7 +192,7 @@ inline GpuVerdict compare_gpus(const Membership& member, Store& store, const Gpu
     one.bus = in.text();
     gpus.push_back(one);
   }
-  const GpuVerdict verdict(gpus);
+  const GpuSharing verdict(gpus);
   require_own_gpus(verdict, gpus, member.rank, wants_shared_gpus());
   return verdict;
 }

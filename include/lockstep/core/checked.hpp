@@ -46,12 +46,12 @@ class IndexCheck<true> {
                                                     std::size_t extent) const {
     // A negative index becomes a huge one.
     if (static_cast<std::size_t>(index) >= extent)
-      refuse(static_cast<long long>(index), axis, extent);
+      reject(static_cast<long long>(index), axis, extent);
   }
 
  private:
   /// Device code cannot throw: it prints the message and traps.
-  LOCKSTEP_HOST_DEVICE void refuse(long long index, std::size_t axis, std::size_t extent) const {
+  LOCKSTEP_HOST_DEVICE void reject(long long index, std::size_t axis, std::size_t extent) const {
 #if defined(__CUDA_ARCH__)
     printf("lockstep: %s: index %lld of axis %d is out of range, its extent is %llu\n", name_,
            index, static_cast<int>(axis), static_cast<unsigned long long>(extent));

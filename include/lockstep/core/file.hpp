@@ -91,7 +91,7 @@ class TemporaryFile {
 
   /// Writes at the end of the last `append`, or at the offset of the last `seek`.
   void append(std::span<const std::byte> bytes);
-  void seek(std::uint64_t place);
+  void seek(std::uint64_t offset);
 
   /// Syncs the file, renames it to `path` and syncs the folder.
   void commit();
@@ -107,7 +107,7 @@ class TemporaryFile {
   std::string path_;
   std::string temporary_;
   Descriptor file_;
-  std::uint64_t place_ = 0;
+  std::uint64_t offset_ = 0;
   std::uint64_t started_ = 0;
   std::vector<std::byte> buffer_;  // less than a chunk
 };

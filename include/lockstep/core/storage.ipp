@@ -126,9 +126,9 @@ LOCKSTEP_INLINE void TemporaryFile::append(std::span<const std::byte> bytes) {
   buffer_.insert(buffer_.end(), bytes.begin(), bytes.end());
 }
 
-LOCKSTEP_INLINE void TemporaryFile::seek(std::uint64_t place) {
+LOCKSTEP_INLINE void TemporaryFile::seek(std::uint64_t offset) {
   flush();
-  place_ = place;
+  offset_ = offset;
 }
 
 LOCKSTEP_INLINE void TemporaryFile::flush() {
@@ -138,18 +138,19 @@ LOCKSTEP_INLINE void TemporaryFile::flush() {
 
 LOCKSTEP_INLINE void TemporaryFile::write(std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
-    const ssize_t n = ::pwrite(file_.get(), bytes.data(), bytes.size(), static_cast<off_t>(place_));
+    const ssize_t n =
+        ::pwrite(file_.get(), bytes.data(), bytes.size(), static_cast<off_t>(offset_));
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) fail_now(n < 0 ? errno : ENOSPC);
     note_storage_progress();
-    place_ += static_cast<std::uint64_t>(n);
+    offset_ += static_cast<std::uint64_t>(n);
     bytes = bytes.subspan(static_cast<std::size_t>(n));
   }
   // Starts writeback while the rest is still being copied; fsync reports its errors.
-  if (place_ < started_ + 64 * write_chunk_bytes) return;
+  if (offset_ < started_ + 64 * write_chunk_bytes) return;
   ::sync_file_range(file_.get(), static_cast<off_t>(started_),
-                    static_cast<off_t>(place_ - started_), SYNC_FILE_RANGE_WRITE);
-  started_ = place_;
+                    static_cast<off_t>(offset_ - started_), SYNC_FILE_RANGE_WRITE);
+  started_ = offset_;
 }
 
 LOCKSTEP_INLINE void TemporaryFile::commit() {
@@ -318,28 +319,28 @@ class JsonParser {
   Json all() {
     Json json = value(1);
     peek();
-    if (place_ != text_.size()) fail("something follows the end");
+    if (offset_ != text_.size()) fail("something follows the end");
     return json;
   }
 
  private:
   [[noreturn, gnu::cold]] void fail(std::string_view problem) const {
-    detail::fail("checkpoint", {whose_, ": ", problem, " at byte ", place_},
+    detail::fail("checkpoint", {whose_, ": ", problem, " at byte ", offset_},
                  "the file is damaged or no such file: copy it again, or take another");
   }
 
   /// The next character after whitespace; 0 at the end.
   char peek() {
-    place_ = std::min(text_.find_first_not_of(" \n\r\t", place_), text_.size());
-    return place_ < text_.size() ? text_[place_] : '\0';
+    offset_ = std::min(text_.find_first_not_of(" \n\r\t", offset_), text_.size());
+    return offset_ < text_.size() ? text_[offset_] : '\0';
   }
   void expect(char c, std::string_view problem) {
     if (peek() != c) fail(problem);
-    ++place_;
+    ++offset_;
   }
   Json word(std::string_view word, Json json) {
-    if (!text_.substr(place_).starts_with(word)) fail("a value should be here");
-    place_ += word.size();
+    if (!text_.substr(offset_).starts_with(word)) fail("a value should be here");
+    offset_ += word.size();
     return json;
   }
 
@@ -367,7 +368,7 @@ class JsonParser {
   /// Consumes the closing bracket, or the comma before another item.
   bool has_next(char close, bool is_first) {
     if (peek() == close) {
-      ++place_;
+      ++offset_;
       return false;
     }
     if (!is_first) expect(',', "a comma or a closing bracket is missing");
@@ -375,13 +376,13 @@ class JsonParser {
   }
   Json array(int depth) {
     Json::Array items;
-    ++place_;
+    ++offset_;
     while (has_next(']', items.empty())) items.push_back(value(depth + 1));
     return {std::move(items)};
   }
   Json object(int depth) {
     Json::Object members;
-    ++place_;
+    ++offset_;
     while (has_next('}', members.empty())) {
       if (peek() != '"') fail("a member's name is missing");
       std::string name = string();
@@ -399,17 +400,17 @@ class JsonParser {
   /// The four hexadecimal digits of `\u`.
   unsigned escaped_unit() {
     unsigned unit = 0;
-    if (text_.size() - place_ < 4) fail("the text ends within an escape");
-    const char* const end = text_.data() + place_ + 4;
-    const auto [stop, error] = std::from_chars(text_.data() + place_, end, unit, 16);
+    if (text_.size() - offset_ < 4) fail("the text ends within an escape");
+    const char* const end = text_.data() + offset_ + 4;
+    const auto [stop, error] = std::from_chars(text_.data() + offset_, end, unit, 16);
     if (error != std::errc() || stop != end) fail("an escape is no four digits");
-    place_ += 4;
+    offset_ += 4;
     return unit;
   }
   void append_escaped(std::string& out) {
     constexpr std::string_view escapes = "\"\\/bfnrt";
     constexpr std::string_view meanings = "\"\\/\b\f\n\r\t";
-    const char c = place_ < text_.size() ? text_[place_++] : '\0';
+    const char c = offset_ < text_.size() ? text_[offset_++] : '\0';
     if (const std::size_t known = escapes.find(c); known != std::string_view::npos) {
       out += meanings[known];
       return;
@@ -417,8 +418,8 @@ class JsonParser {
     if (c != 'u') fail("an escape is unknown");
     unsigned code = escaped_unit();
     if (code >= 0xd800 && code < 0xe000) {  // a surrogate pair is one character
-      const bool has_low = code < 0xdc00 && text_.substr(place_).starts_with("\\u");
-      place_ += has_low ? 2 : 0;
+      const bool has_low = code < 0xdc00 && text_.substr(offset_).starts_with("\\u");
+      offset_ += has_low ? 2 : 0;
       const unsigned low = has_low ? escaped_unit() : 0;
       if (low < 0xdc00 || low >= 0xe000) fail("half of a surrogate pair stands alone");
       code = 0x10000 + ((code - 0xd800) << 10) + (low - 0xdc00);
@@ -431,26 +432,26 @@ class JsonParser {
   }
   std::string string() {
     std::string out;
-    for (++place_; place_ < text_.size();) {
-      const char c = text_[place_];
+    for (++offset_; offset_ < text_.size();) {
+      const char c = text_[offset_];
       if (static_cast<unsigned char>(c) < 0x20) fail("a text holds a control character");
       if (c == '"' || c == '\\') {
-        ++place_;
+        ++offset_;
         if (c == '"') return out;
         append_escaped(out);
         continue;
       }
-      const std::size_t size = utf8_size(text_.substr(place_));
+      const std::size_t size = utf8_size(text_.substr(offset_));
       if (size == 0) fail("a text is not UTF-8");
-      out.append(text_, place_, size);
-      place_ += size;
+      out.append(text_, offset_, size);
+      offset_ += size;
     }
     fail("a text has no end");
   }
 
   /// Numbers without a point or an exponent are exact integers, except -0.
   Json number() {
-    std::size_t end = place_;
+    std::size_t end = offset_;
     const auto digits = [&] {
       const std::size_t begin = end;
       end = std::min(text_.find_first_not_of("0123456789", end), text_.size());
@@ -472,9 +473,9 @@ class JsonParser {
     if (has_exponent) skip("+-");
     if (has_exponent && digits() == 0) fail("a number has no exponent");
     const auto parse = [&](auto value) -> Json {
-      if (std::from_chars(text_.data() + place_, text_.data() + end, value).ec != std::errc())
+      if (std::from_chars(text_.data() + offset_, text_.data() + end, value).ec != std::errc())
         fail("a number is out of range");
-      place_ = end;
+      offset_ = end;
       return {value};
     };
     const bool is_minus_zero = is_negative && whole == 1 && text_[first] == '0';
@@ -484,7 +485,7 @@ class JsonParser {
 
   std::string_view text_;
   std::string_view whose_;
-  std::size_t place_ = 0;
+  std::size_t offset_ = 0;
   std::size_t left_;  // values
 };
 

@@ -60,8 +60,8 @@ struct LabelledBatch {
     weights.assign(rows, 1.f);
   }
 
-  friend void pack(auto& parcel, LabelledBatch& batch) {
-    parcel(batch.width, batch.inputs, batch.labels, batch.weights);
+  friend void pack(auto& archive, LabelledBatch& batch) {
+    archive(batch.width, batch.inputs, batch.labels, batch.weights);
   }
 };
 
@@ -85,8 +85,8 @@ struct PaddedBatch : LabelledBatch<X, Y> {
     lengths.assign(rows, columns);
   }
 
-  friend void pack(auto& parcel, PaddedBatch& batch) {
-    parcel(static_cast<LabelledBatch<X, Y>&>(batch), batch.lengths);
+  friend void pack(auto& archive, PaddedBatch& batch) {
+    archive(static_cast<LabelledBatch<X, Y>&>(batch), batch.lengths);
   }
 };
 
@@ -120,8 +120,8 @@ struct RaggedBatch {
     detail::copy_part(weights, first, count, out.weights);
   }
 
-  friend void pack(auto& parcel, RaggedBatch& batch) {
-    parcel(batch.inputs, batch.offsets, batch.labels, batch.weights);
+  friend void pack(auto& archive, RaggedBatch& batch) {
+    archive(batch.inputs, batch.offsets, batch.labels, batch.weights);
   }
 };
 

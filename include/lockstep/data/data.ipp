@@ -109,10 +109,12 @@ LOCKSTEP_INLINE void rethrow_of_sample(std::size_t sample, std::size_t draw) {
   }
 }
 
-LOCKSTEP_INLINE void rethrow_of_batch(std::span<const std::size_t> indices, BatchPlace place) {
+LOCKSTEP_INLINE void rethrow_of_batch(std::span<const std::size_t> indices,
+                                      BatchPosition position) {
   const auto rethrow = [&](std::string_view names, const char* advice) {
     rethrow_as("DataLoader",
-               text({names, "batch ", place.number, " of epoch ", place.pass.epoch, ")"}), advice);
+               text({names, "batch ", position.number, " of epoch ", position.pass.epoch, ")"}),
+               advice);
   };
   try {
     throw;

@@ -124,26 +124,26 @@ namespace detail {
 [[noreturn, gnu::cold]] void rethrow_of_sample(std::size_t sample, std::size_t draw);
 
 /// The pass of a batch, and its number in the epoch on this rank, from 0.
-struct BatchPlace {
+struct BatchPosition {
   Pass pass{};
   std::size_t number = 0;
 };
 
 /// Rethrows the current exception as the failure of a batch; names the sample, if known, or all.
 [[noreturn, gnu::cold]] void rethrow_of_batch(std::span<const std::size_t> indices,
-                                              BatchPlace place);
+                                              BatchPosition position);
 
 template <Dataset Source, class Batch>
-void load_batch(const Source& dataset, std::span<const std::size_t> indices, BatchPlace place,
+void load_batch(const Source& dataset, std::span<const std::size_t> indices, BatchPosition position,
                 Batch& out) {
   try {
     if constexpr (PassLoading<Source, Batch>) {
-      dataset.load(indices, place.pass, out);
+      dataset.load(indices, position.pass, out);
     } else {
       dataset.load(indices, out);
     }
   } catch (...) {
-    rethrow_of_batch(indices, place);
+    rethrow_of_batch(indices, position);
   }
 }
 

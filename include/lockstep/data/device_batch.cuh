@@ -19,11 +19,11 @@ template <class Lane, class Source>
 class UploadLanes {
  public:
   const auto& operator()(const auto& batch, cudaStream_t stream) {
-    return of(batch.source()).place(batch, stream);
+    return of(batch.source()).to_device(batch, stream);
   }
   const auto& operator()(const auto& batch, std::size_t first, std::size_t count, std::size_t room,
                          cudaStream_t stream) {
-    return of(batch.source()).place_share(batch, first, count, room, stream);
+    return of(batch.source()).to_device_rows(batch, first, count, room, stream);
   }
 
  private:
@@ -133,8 +133,8 @@ class BatchUpload<LabelledBatch<X, Y>> {
         cudaMemcpyAsync(device_->data(), host, layout.bytes(), cudaMemcpyHostToDevice, stream),
         "cudaMemcpyAsync");
     staging.copied.record(stream);
-    placed_ = layout.at(device_->data());
-    return placed_;
+    on_device_ = layout.at(device_->data());
+    return on_device_;
   }
 
  private:
@@ -152,7 +152,7 @@ class BatchUpload<LabelledBatch<X, Y>> {
   std::array<std::optional<detail::StagingMemory>, 2> stagings_;
   std::optional<DeviceArena> device_;  // freed first, which waits for copies from `stagings_`
   std::size_t turn_ = 0;
-  DeviceBatch<X, Y> placed_;
+  DeviceBatch<X, Y> on_device_;
 };
 
 }  // namespace lockstep

@@ -119,7 +119,7 @@ class FeedLine {
   }
 
   /// Aborts: pending calls on all ranks, the feeding thread's included, fail with this reason.
-  void abandon(std::string_view reason) { comm_.abandon(reason); }
+  void abort(std::string_view reason) { comm_.abort(reason); }
 
   /// Calls `make()` after all earlier rounds; counts the round even if it throws. **Host** blocks.
   void make_round(std::uint64_t number, const auto& make) {
@@ -164,8 +164,8 @@ class FeedLine {
   std::atomic<std::uint64_t> made_ = 0;  ///< finished rounds
 };
 
-inline auto& parcel_memory() {
-  static thread_local std::pair<ParcelWriter, std::vector<std::uint8_t>> memory;
+inline auto& archive_memory() {
+  static thread_local std::pair<ArchiveWriter, std::vector<std::uint8_t>> memory;
   return memory;
 }
 
@@ -175,7 +175,7 @@ inline auto& parcel_memory() {
 /// allowed, for example to mark the end. Memory is reused. **Ranks** all. **Host** blocks.
 template <Communicator C, class Batch>
 void broadcast_batch(C& comm, Batch& batch, Rank root) {
-  auto& [writer, buffer] = detail::parcel_memory();
+  auto& [writer, buffer] = detail::archive_memory();
   std::uint64_t size[] = {0};
   if (comm.rank() == root) {
     writer.clear();
@@ -183,10 +183,10 @@ void broadcast_batch(C& comm, Batch& batch, Rank root) {
     size[0] = writer.size();
   }
   comm.broadcast(size, root);
-  const std::span<std::uint8_t> parcel =
+  const std::span<std::uint8_t> archive =
       comm.rank() == root ? writer.written() : detail::room_in(buffer, size[0]);
-  comm.broadcast(parcel, root);
-  if (comm.rank() != root) detail::ParcelReader(parcel).take(batch);
+  comm.broadcast(archive, root);
+  if (comm.rank() != root) detail::ArchiveReader(archive).take(batch);
 }
 
 /// Sends a batch of any size from root to every rank; `mine` receives this rank's. `batches` is
@@ -194,7 +194,7 @@ void broadcast_batch(C& comm, Batch& batch, Rank root) {
 template <Communicator C, class Batch>
 void scatter_batches(C& comm, std::type_identity_t<std::span<const Batch>> batches, Batch& mine,
                      Rank root) {
-  auto& [writer, buffer] = detail::parcel_memory();
+  auto& [writer, buffer] = detail::archive_memory();
   const std::size_t world = comm.world_size().value();
   std::vector<std::uint64_t> sizes;
   if (comm.rank() == root) {
@@ -212,9 +212,9 @@ void scatter_batches(C& comm, std::type_identity_t<std::span<const Batch>> batch
   std::uint64_t size[] = {0};
   comm.scatter(sizes, size, root);
   if (comm.rank() != root) {
-    const std::span<std::uint8_t> parcel = detail::room_in(buffer, size[0]);
-    comm.receive(parcel, root);
-    detail::ParcelReader(parcel).take(mine);
+    const std::span<std::uint8_t> archive = detail::room_in(buffer, size[0]);
+    comm.receive(archive, root);
+    detail::ArchiveReader(archive).take(mine);
     return;
   }
   std::size_t begin = 0;
@@ -295,7 +295,7 @@ class FedBatches {
   /// Aborts if an exception ends the loop on this rank alone: other ranks will not join its rounds.
   void leave() {
     constexpr std::chrono::milliseconds grace{500};
-    if (scope_.is_failure() && !line_.is_idle_within(grace)) line_.abandon(ended_by_exception);
+    if (scope_.is_failure() && !line_.is_idle_within(grace)) line_.abort(ended_by_exception);
   }
 
  private:
@@ -312,7 +312,7 @@ class FedBatches {
       loads_->request([this](Loaded& slot) {
         const auto& share = shares_[next_];
         loader_.request(slot, share, next_round_,
-                        [&](std::size_t draw) { return (*order_)[share.place(draw)]; });
+                        [&](std::size_t draw) { return (*order_)[share.index(draw)]; });
       });
     }
     loads_->publish();
@@ -361,7 +361,7 @@ class FedBatches {
         throw rank_failed("batches", line_.route().reader, said, line_.rank());
       }
       if (is_own(i)) {
-        ParcelReader(bytes).take(own);
+        ArchiveReader(bytes).take(own);
       } else {
         line_.send(Line::batch, bytes, carried(i).to);
       }
@@ -384,7 +384,7 @@ class FedBatches {
   std::vector<std::size_t> batches_;  ///< number of batches of each carried rank
   std::vector<decltype(std::declval<const Sampler&>().share_of(Rank{}))> shares_;
   std::size_t rounds_ = 0;
-  ParcelWriter writer_;
+  ArchiveWriter writer_;
   std::vector<std::uint8_t> buffer_;
 
   // On a reading rank.

@@ -89,7 +89,7 @@ LOCKSTEP_INLINE void MappedFile::fail_changed(std::size_t bytes) const {
                               ? detail::text({"its ", bytes, " bytes were written to"})
                               : detail::text({"it had ", size(), " bytes and has ", bytes});
   detail::fail(operation_, {"'", path_, "' has changed while it was in use: ", how},
-               "start the job again, and put a new file in its place by a rename (mv), which "
+               "start the job again, and put a new file in its byte by a rename (mv), which "
                "running jobs do not see");
 }
 
@@ -147,27 +147,27 @@ LOCKSTEP_INLINE bool is_npy(std::span<const std::byte> bytes) {
 /// The header is a Python dict: {'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }.
 LOCKSTEP_INLINE NpyHeader parse_npy(std::span<const std::byte> file, const std::string& path) {
   const std::string_view bytes(reinterpret_cast<const char*>(file.data()), file.size());
-  const auto refuse = [&](std::size_t at, std::initializer_list<Word> problem,
+  const auto reject = [&](std::size_t at, std::initializer_list<Word> problem,
                           std::string_view advice =
                               "copy the file again, or save it again with numpy.save") {
     fail("NpyFile", {"'", path, "', byte ", at, ": ", text(problem)}, advice);
   };
   if (!is_npy(file))
-    refuse(0, {"\\x93NUMPY is expected"},
+    reject(0, {"\\x93NUMPY is expected"},
            "give a file of numpy.save; an .npz is an archive of them: unpack it first");
   const auto byte = [&](std::size_t at) -> std::size_t {
     return static_cast<unsigned char>(bytes[at]);
   };
-  if (bytes.size() < 12) refuse(bytes.size(), {"the file ends within the first twelve bytes"});
+  if (bytes.size() < 12) reject(bytes.size(), {"the file ends within the first twelve bytes"});
   if (byte(6) < 1 || byte(6) > 3 || byte(7) != 0)
-    refuse(6, {"version ", byte(6), ".", byte(7), " of the format"},
+    reject(6, {"version ", byte(6), ".", byte(7), " of the format"},
            "versions 1.0, 2.0 and 3.0 are read: save the array with numpy.save");
   const bool is_wide = byte(6) > 1;
   const std::size_t first = is_wide ? 12 : 10;
   const std::size_t length =
       byte(8) | byte(9) << 8 | (is_wide ? byte(10) << 16 | byte(11) << 24 : 0);
   if (length > bytes.size() - first)
-    refuse(8, {"a header of ", length, " bytes, and ", bytes.size() - first, " are there"});
+    reject(8, {"a header of ", length, " bytes, and ", bytes.size() - first, " are there"});
 
   NpyHeader header;
   header.begin = first + length;
@@ -180,37 +180,37 @@ LOCKSTEP_INLINE NpyHeader parse_npy(std::span<const std::byte> file, const std::
     return true;
   };
   const auto require = [&](bool is_there, std::string_view what) {
-    if (!is_there) refuse(at(), {what, " is expected"});
+    if (!is_there) reject(at(), {what, " is expected"});
   };
   const auto find_value = [&](std::string_view key) {
     rest = bytes.substr(first, length);
     const std::size_t found = rest.find(key);
-    if (found == rest.npos) refuse(first, {"'", key, "' is expected in the header"});
+    if (found == rest.npos) reject(first, {"'", key, "' is expected in the header"});
     rest.remove_prefix(found + key.size());
     require((accept("'") || accept("\"")) && accept(":"), "':'");
   };
 
   find_value("fortran_order");
   if (accept("True"))
-    refuse(at(), {"the elements are in Fortran order"},
+    reject(at(), {"the elements are in Fortran order"},
            "save it in C order: numpy.ascontiguousarray(a)");
   require(accept("False"), "False or True");
 
   find_value("descr");
   if (accept("["))
-    refuse(at(), {"the elements are records of several fields"},
+    reject(at(), {"the elements are records of several fields"},
            "save an array of its own for every field");
   require(accept("'") || accept("\""), "a text in quotation marks");
   const std::string_view type = rest.substr(0, rest.find_first_of("'\""));
   const std::string_view name = type.substr(std::min<std::size_t>(1, type.size()));
   header.kind = npy_kind(name);
   if (header.kind == ElementKind::unsupported)
-    refuse(at(), {"elements of type '", type, "', which the library does not have"},
+    reject(at(), {"elements of type '", type, "', which the library does not have"},
            "save it in another type, such as a.astype('<f4') or, for bool, a.astype('u1')");
   const std::size_t size = element_size(header.kind);
   const bool has_order = size > 1 && header.kind != ElementKind::bf16;
   if (type[0] != '<' && (type[0] != '|' || has_order))
-    refuse(at(), {"'", has_order ? "<" : "|", name, "' is expected instead of '", type, "'"},
+    reject(at(), {"'", has_order ? "<" : "|", name, "' is expected instead of '", type, "'"},
            "save it as little-endian: a.astype(a.dtype.newbyteorder('<'))");
 
   find_value("shape");
@@ -228,14 +228,14 @@ LOCKSTEP_INLINE NpyHeader parse_npy(std::span<const std::byte> file, const std::
   }
 
   if (header.begin % size != 0)
-    refuse(header.begin, {"the elements begin here, at no multiple of their ", size, " bytes"});
+    reject(header.begin, {"the elements begin here, at no multiple of their ", size, " bytes"});
   const std::size_t has = bytes.size() - header.begin;
   if (has < needed)
-    refuse(bytes.size(), {"the file ends; shape ", npy_shape_text(header.shape), " of ",
+    reject(bytes.size(), {"the file ends; shape ", npy_shape_text(header.shape), " of ",
                           element_name(header.kind), " needs ", needed, " bytes from byte ",
                           header.begin, " on, and ", has, " are there"});
   if (has > needed)
-    refuse(header.begin + needed,
+    reject(header.begin + needed,
            {"the end is expected; ", has - needed, " bytes follow the ", needed, " of shape ",
             npy_shape_text(header.shape), " of ", element_name(header.kind)});
   return header;
@@ -296,21 +296,21 @@ LOCKSTEP_INLINE bool is_integer(ElementKind kind) { return kind >= ElementKind::
 
 LOCKSTEP_INLINE void check_npy_labels(const NpyFile& inputs, const NpyFile& labels,
                                       ElementKind wanted) {
-  const auto refuse = [](std::initializer_list<Word> problem, std::string_view advice) {
+  const auto reject = [](std::initializer_list<Word> problem, std::string_view advice) {
     fail("npy_dataset", problem, advice);
   };
   if (inputs.shape().empty() || inputs.bytes().empty() != (inputs.shape()[0] == 0)) {
-    refuse({"'", inputs.path(), "' has shape ", npy_shape_text(inputs.shape()), ", which is no ",
+    reject({"'", inputs.path(), "' has shape ", npy_shape_text(inputs.shape()), ", which is no ",
             "number of rows"},
            "save inputs of shape (samples, ...), with at least one element in a sample");
   }
   const auto& shape = labels.shape();
   if (shape.empty() || shape.size() > 2 || (shape.size() == 2 && shape[1] != 1)) {
-    refuse({"the labels in '", labels.path(), "' have shape ", npy_shape_text(shape)},
+    reject({"the labels in '", labels.path(), "' have shape ", npy_shape_text(shape)},
            "save one label for every sample: shape (samples,) or (samples, 1)");
   }
   if (shape[0] != inputs.shape()[0]) {
-    refuse({"'", inputs.path(), "' has ", inputs.shape()[0], " rows and '", labels.path(), "' ",
+    reject({"'", inputs.path(), "' has ", inputs.shape()[0], " rows and '", labels.path(), "' ",
             shape[0], " labels"},
            "give files of the same set");
   }
@@ -333,7 +333,7 @@ LOCKSTEP_INLINE void fail_npy_label(const NpyFile& file, std::size_t sample, Ele
   const std::optional<std::int64_t> value = npy_integer(file, sample);
   const std::string number = value ? text({*value}) : std::string("above 9223372036854775807");
   fail("npy_dataset",
-       {"'", file.path(), "', byte ", file.place_of(sample), ": the label of sample ", sample,
+       {"'", file.path(), "', byte ", file.byte_of(sample), ": the label of sample ", sample,
         " is ", number, ", which ", element_name(wanted), " does not hold"},
        "ask for labels of a wider type, or check that these are labels");
 }
@@ -349,7 +349,7 @@ LOCKSTEP_INLINE TokenFiles::TokenFiles(std::span<const std::string> paths, Eleme
   const std::size_t stride = options.stride == 0 ? length : options.stride;
   stride_bytes_ = stride * token_bytes;
   for (const std::string& path : paths) {
-    const auto refuse = [&](std::initializer_list<Word> problem, std::string_view advice) {
+    const auto reject = [&](std::initializer_list<Word> problem, std::string_view advice) {
       fail("TokenDataset", {"'", path, "'", text(problem)}, advice);
     };
     auto file = std::make_shared<const MappedFile>(path, options.access, "TokenDataset");
@@ -360,22 +360,22 @@ LOCKSTEP_INLINE TokenFiles::TokenFiles(std::span<const std::string> paths, Eleme
       const NpyHeader header = parse_npy(file->bytes(), path);
       if (header.kind != token) fail_npy_kind(path, header.kind, token, "read as tokens of");
       if (header.shape.size() != 1)
-        refuse({" has shape ", npy_shape_text(header.shape)}, "save tokens with one axis");
+        reject({" has shape ", npy_shape_text(header.shape)}, "save tokens with one axis");
       begin = header.begin;
     }
     if (begin % token_bytes != 0)
-      refuse({": tokens of ", token_bytes, " bytes cannot begin at byte ", begin},
+      reject({": tokens of ", token_bytes, " bytes cannot begin at byte ", begin},
              "check header_bytes");
     if (size < begin)
-      refuse({" ends at byte ", size, ", and its header should have ", begin, " bytes"},
+      reject({" ends at byte ", size, ", and its header should have ", begin, " bytes"},
              "check header_bytes, or copy the file again");
     if ((size - begin) % token_bytes != 0)
-      refuse({" ends at byte ", size, ", within a token: from byte ", begin, " on, each has ",
+      reject({" ends at byte ", size, ", within a token: from byte ", begin, " on, each has ",
               token_bytes, " bytes"},
              "copy the file again, or ask for tokens of the type that was written");
     const std::size_t tokens = (size - begin) / token_bytes;
     if (tokens <= length)
-      refuse({" has ", tokens, " tokens, and a window needs ", length, " and one more"},
+      reject({" has ", tokens, " tokens, and a window needs ", length, " and one more"},
              "ask for shorter windows, or check that this is the file");
     files_.push_back({std::move(file), begin, windows_});
     windows_ += (tokens - length - 1) / stride + 1;
@@ -389,10 +389,10 @@ LOCKSTEP_INLINE void TokenFiles::fail_window(std::size_t window) const {
        "ask for windows below their number");
 }
 
-LOCKSTEP_INLINE void fail_token(const std::string& path, std::size_t place, std::int64_t token,
+LOCKSTEP_INLINE void fail_token(const std::string& path, std::size_t byte, std::int64_t token,
                                 std::uint64_t vocabulary) {
   fail("TokenDataset",
-       {"'", path, "', byte ", place, ": token ", token, " in a vocabulary of ", vocabulary},
+       {"'", path, "', byte ", byte, ": token ", token, " in a vocabulary of ", vocabulary},
        "check the type of the tokens, header_bytes and the vocabulary of the model");
 }
 
@@ -599,7 +599,7 @@ class Staging {
     require(::fsync(out.get()));
     // The record precedes the copy; until then it matches nothing: older files have other times.
     require(::rename(record.c_str(), record_.c_str()));
-    bring_into_place();
+    move_into_place();
     sync(folder_);
   }
 
@@ -626,7 +626,7 @@ class Staging {
   }
 
   /// A folder is exchanged with the old copy, which is then removed; a file is replaced.
-  void bring_into_place() {
+  void move_into_place() {
     struct stat old{};
     const bool is_there = ::lstat(local_.c_str(), &old) == 0;
     if (is_there && (source_.items[0].is_folder || S_ISDIR(old.st_mode))) {

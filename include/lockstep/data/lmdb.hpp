@@ -347,31 +347,31 @@ struct LabelledRecord {
   /// The header of a record with these element types. Throws if the bytes are no such record.
   static LabelledRecord of(std::span<const std::byte> record, ElementKind input,
                            ElementKind label) {
-    const auto refuse = [](std::initializer_list<Word> problem, const char* advice) {
+    const auto reject = [](std::initializer_list<Word> problem, const char* advice) {
       fail("lmdb_dataset", problem, advice);
     };
     LabelledRecord front;
     if (record.size() >= sizeof front) std::memcpy(&front, record.data(), sizeof front);
     if (record.size() < sizeof front || front.mark != own_mark)
-      refuse({"it does not begin as the records of write_lmdb do, with 'LSR1'"},
+      reject({"it does not begin as the records of write_lmdb do, with 'LSR1'"},
              "give the function that decodes these records: lmdb_dataset<Sample>(path, decode)");
     const auto is_known = [](ElementKind kind) {
       return kind != ElementKind::unsupported && static_cast<std::size_t>(kind) < element_kinds;
     };
     if (!is_known(front.input) || !is_known(front.label))
-      refuse({"its element types, at its bytes 4 and 5, are none that the library knows"},
+      reject({"its element types, at its bytes 4 and 5, are none that the library knows"},
              "write the set again, or read it with the version of lockstep that wrote it");
     if (front.input != input || front.label != label)
-      refuse({"it holds ", element_name(front.input), " inputs and ", element_name(front.label),
+      reject({"it holds ", element_name(front.input), " inputs and ", element_name(front.label),
               " labels, and ", element_name(input), " and ", element_name(label), " are asked for"},
              "name the types that it holds: lmdb_dataset<X, Y>; `| map(f)` makes others of them");
     const std::size_t room = record.size() - sizeof front;
     if (saturating_product(front.width, element_size(input)) != room)
-      refuse({"it promises ", front.width, " inputs of ", element_size(input), " bytes, and has ",
+      reject({"it promises ", front.width, " inputs of ", element_size(input), " bytes, and has ",
               room, " bytes for them"},
              "write the set again");
     if (std::bit_cast<std::uintptr_t>(record.data()) % element_size(input) != 0)
-      refuse({"its inputs do not lie at a multiple of ", element_size(input), " bytes"},
+      reject({"its inputs do not lie at a multiple of ", element_size(input), " bytes"},
              "write the set with write_lmdb, which sees to that");
     return front;
   }

@@ -248,7 +248,7 @@ class LocalBatches {
   struct Slot {
     std::vector<std::size_t> indices;
     std::vector<float> weights;  ///< if the sampler masks
-    BatchPlace place;
+    BatchPosition position;
     typename Source::batch_type batch;
   };
   static constexpr bool collective = false;
@@ -274,11 +274,11 @@ class LocalBatches {
   void request(Slot& slot, const auto& share, std::size_t number, const auto& sample) const {
     const std::size_t first = begun_ + number * options_.batch_size;
     const std::size_t end = first + std::min(options_.batch_size, share.size() - first);
-    slot.place = first_;
-    slot.place.number += number;
+    slot.position = first_;
+    slot.position.number += number;
     // The device memory of a batch may depend on its number in the epoch.
     if constexpr (requires { slot.batch.take_turn(number); })
-      slot.batch.take_turn(slot.place.number);
+      slot.batch.take_turn(slot.position.number);
     slot.indices.clear();
     slot.weights.clear();
     for (std::size_t k = first; k != end; ++k) {
@@ -288,7 +288,7 @@ class LocalBatches {
   }
 
   void fill(Slot& slot) const {
-    load_batch(dataset_, slot.indices, slot.place, slot.batch);
+    load_batch(dataset_, slot.indices, slot.position, slot.batch);
     if constexpr (Sampler::masks)
       std::copy(slot.weights.begin(), slot.weights.end(), std::begin(slot.batch.weights));
   }
@@ -297,7 +297,7 @@ class LocalBatches {
   const Source& dataset_;
   LoaderOptions options_;
   std::size_t begun_ = 0;  ///< the loop's first draw
-  BatchPlace first_;       ///< of the loop's first batch
+  BatchPosition first_;    ///< of the loop's first batch
 };
 
 /// The source of batches of a data set type; specialised by types that load in another way.

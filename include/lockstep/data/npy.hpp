@@ -54,7 +54,7 @@ class NpyFile {
   std::span<const std::byte> bytes() const { return file_->bytes().subspan(header_.begin); }
 
   /// The byte offset of an element in the file, for errors.
-  std::size_t place_of(std::size_t element) const {
+  std::size_t byte_of(std::size_t element) const {
     return header_.begin + element * detail::element_size(header_.kind);
   }
 
@@ -104,7 +104,7 @@ class NpyArray {
     file_.file().require_intact();
     if (!file_.file().reads_at_random()) return;
     for (const std::size_t i : indices) {
-      if (i < size_) file_.file().will_read(file_.place_of(i * width_), width_ * sizeof(T));
+      if (i < size_) file_.file().will_read(file_.byte_of(i * width_), width_ * sizeof(T));
     }
   }
 

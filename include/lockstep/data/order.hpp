@@ -241,12 +241,12 @@ class BlockOrder {
     windows_key_ = random_at(key, 5);
   }
 
-  constexpr std::size_t operator[](std::size_t place) const {
+  constexpr std::size_t operator[](std::size_t index) const {
     // From here on, the window with the short block has unused positions at its end.
-    if (place >= short_end_) place += missing_;
-    const std::size_t window = place / in_window_.size();
+    if (index >= short_end_) index += missing_;
+    const std::size_t window = index / in_window_.size();
     const std::size_t first_slot = window * window_;
-    std::size_t at = place - first_slot * block_;
+    std::size_t at = index - first_slot * block_;
     const std::uint64_t tweak = random_at(windows_key_, window);
     if (window == short_window_) {
       at = in_short_.at(at, tweak);
@@ -331,7 +331,7 @@ class EpochOrder {
   void prepare(const auto& share, Seed seed, Epoch epoch) {
     order_ = Order::of(share.samples(), epoch_key(seed, epoch));
   }
-  std::size_t at(const auto& share, std::size_t k) const { return order_[share.place(k)]; }
+  std::size_t at(const auto& share, std::size_t k) const { return order_[share.index(k)]; }
 
  private:
   decltype(Order::of(0, 0)) order_;
@@ -341,7 +341,7 @@ template <>
 class EpochOrder<InOrder> {
  public:
   void prepare(const auto&, Seed, Epoch) {}
-  std::size_t at(const auto& share, std::size_t k) const { return share.place(k); }
+  std::size_t at(const auto& share, std::size_t k) const { return share.index(k); }
 };
 
 /// Memory: 4 bytes per sample while the share is copied, afterwards 4 bytes per draw.
@@ -359,7 +359,7 @@ class EpochOrder<TorchShuffle> {
       return;
     }
     drawn_.resize(share.size());
-    for (std::size_t k = 0; k != drawn_.size(); ++k) drawn_[k] = permutation[share.place(k)];
+    for (std::size_t k = 0; k != drawn_.size(); ++k) drawn_[k] = permutation[share.index(k)];
   }
   std::size_t at(const auto&, std::size_t k) const { return drawn_[k]; }
 

@@ -228,7 +228,7 @@ class PinnedLane {
   explicit PinnedLane(const std::shared_ptr<PinnedPool>&) {}
 
   /// **Stream** later work of `stream` is ordered after the copy. **Host** does not block.
-  const DeviceBatch<X, Y>& place(const PinnedBatch<X, Y>& batch, cudaStream_t stream) {
+  const DeviceBatch<X, Y>& to_device(const PinnedBatch<X, Y>& batch, cudaStream_t stream) {
     const RowsLayout<X, Y> layout{batch.size(), batch.width};
     if (latest_) used_[*latest_].record(stream);  // by all work since then
     if (!memory_ || memory_->bytes() < used_.size() * layout.bytes()) grow(layout, stream);
@@ -239,13 +239,14 @@ class PinnedLane {
         cudaMemcpyAsync(to, batch.buffer().data(), layout.bytes(), cudaMemcpyHostToDevice, copies_),
         "cudaMemcpyAsync");
     batch.buffer().note_copy(copies_).block(stream);
-    placed_ = layout.at(to);
-    return placed_;
+    on_device_ = layout.at(to);
+    return on_device_;
   }
 
   /// Copies a share of a batch. **Stream** in the order of `stream`.
-  const DeviceBatch<X, Y>& place_share(const PinnedBatch<X, Y>& batch, std::size_t first,
-                                       std::size_t count, std::size_t room, cudaStream_t stream) {
+  const DeviceBatch<X, Y>& to_device_rows(const PinnedBatch<X, Y>& batch, std::size_t first,
+                                          std::size_t count, std::size_t room,
+                                          cudaStream_t stream) {
     const RowsLayout<X, Y> layout{count, batch.width};
     if (!memory_ || memory_->bytes() < layout.bytes())
       grow(RowsLayout<X, Y>{std::max(count, room), batch.width}, stream);
@@ -254,8 +255,8 @@ class PinnedLane {
     send(to + layout.labels(), batch.labels.subspan(first, count), stream);
     send(to + layout.weights(), batch.weights.subspan(first, count), stream);
     batch.buffer().note_copy(stream);
-    placed_ = layout.at(to);
-    return placed_;
+    on_device_ = layout.at(to);
+    return on_device_;
   }
 
  private:
@@ -277,7 +278,7 @@ class PinnedLane {
   std::array<CudaEvent, 3> used_;  ///< per buffer: the steps that used it
   std::optional<DeviceArena> memory_;
   std::optional<std::size_t> latest_;
-  DeviceBatch<X, Y> placed_;
+  DeviceBatch<X, Y> on_device_;
 };
 
 }  // namespace detail

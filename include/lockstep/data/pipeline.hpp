@@ -353,10 +353,10 @@ auto operator|(Given&& source, Stage stage) {
   }
 }
 
-/// The seed of a sample in a pass, for the `place`-th drawing function, on any worker or rank.
-constexpr Seed sample_seed(Pass pass, std::size_t sample, std::size_t place) {
+/// The seed of a sample in a pass, for the `depth`-th drawing function, on any worker or rank.
+constexpr Seed sample_seed(Pass pass, std::size_t sample, std::size_t depth) {
   const std::uint64_t job = mix_bits(pass.seed.value() + golden_step);
-  return Seed{random_at(random_at(random_at(job, pass.epoch.value()), sample), place)};
+  return Seed{random_at(random_at(random_at(job, pass.epoch.value()), sample), depth)};
 }
 
 template <class Source>
@@ -412,7 +412,7 @@ class Mapped
           typename MapCall<F, typename std::remove_cvref_t<Held>::sample_type, Out>::sample_type> {
   using Source = std::remove_cvref_t<Held>;
   using Call = MapCall<F, typename Source::sample_type, Out>;
-  static constexpr std::size_t place = detail::drawing_maps<Source>();
+  static constexpr std::size_t depth = detail::drawing_maps<Source>();
 
  public:
   using sample_type = typename Call::sample_type;
@@ -422,7 +422,7 @@ class Mapped
     std::conditional_t<Call::is_in_place, NoChain, typename Source::sample_type> sample{};
   };
   using chain_type = Chain;
-  static constexpr std::size_t drawing_maps = place + (Call::draws ? 1 : 0);
+  static constexpr std::size_t drawing_maps = depth + (Call::draws ? 1 : 0);
   static constexpr bool changes_by_pass = Call::draws || detail::changes_by_pass<Source>();
 
   template <class Given>
@@ -456,7 +456,7 @@ class Mapped
   decltype(auto) call([[maybe_unused]] std::size_t index, [[maybe_unused]] Pass pass,
                       Samples&... samples) const {
     if constexpr (Call::draws) {
-      RandomStream random(sample_seed(pass, index, place));
+      RandomStream random(sample_seed(pass, index, depth));
       return f_(samples..., random);
     } else {
       return f_(samples...);

@@ -223,14 +223,14 @@ class ResidentRows {
   void upload_in_pieces(const Source& source) {
     typename Source::batch_type batch;
     std::vector<std::size_t> indices{0};
-    load_batch(source, indices, BatchPlace{}, batch);
+    load_batch(source, indices, BatchPosition{}, batch);
     width_ = batch.width;
     const Copy& copy = make_copy();
     const std::size_t piece = std::max<std::size_t>(1, 4_MiB / (width_ * sizeof(X)));
     for (std::size_t first = 0; first < size_; first += piece) {
       indices.resize(std::min(piece, size_ - first));
       std::iota(indices.begin(), indices.end(), first);
-      load_batch(source, indices, BatchPlace{}, batch);
+      load_batch(source, indices, BatchPosition{}, batch);
       if (batch.width != width_)
         fail("DeviceResident", {"samples of ", width_, " and of ", batch.width, " columns"},
              "give all samples the same width");
@@ -292,14 +292,14 @@ class ResidentLane {
   explicit ResidentLane(const std::shared_ptr<const Rows>& data)
       : width_(data->width()), copy_(data->here()) {}
 
-  const DeviceBatch<X, Y>& place(const Batch& batch, cudaStream_t stream) {
-    return place_share(batch, 0, batch.rows, std::min(batch.loop->batch_size, batch.loop->total),
-                       stream);
+  const DeviceBatch<X, Y>& to_device(const Batch& batch, cudaStream_t stream) {
+    return to_device_rows(batch, 0, batch.rows, std::min(batch.loop->batch_size, batch.loop->total),
+                          stream);
   }
 
   /// Gathers a share of a batch unless it was gathered before. **Stream** in its order.
-  const DeviceBatch<X, Y>& place_share(const Batch& batch, std::size_t begin, std::size_t count,
-                                       std::size_t room, cudaStream_t stream) {
+  const DeviceBatch<X, Y>& to_device_rows(const Batch& batch, std::size_t begin, std::size_t count,
+                                          std::size_t room, cudaStream_t stream) {
     const Batch part = batch.slice(begin, count);
     stream_ = stream;
     const ResidentLoop& loop = *part.loop;
@@ -308,10 +308,10 @@ class ResidentLane {
     upload(loop);
     // The slot depends on the position in the loop, so that ranks captured together agree.
     const std::size_t stride = std::max<std::size_t>(1, loop.batch_size);
-    const std::size_t place = part.first / stride % places_;
-    if (held_[place] != std::pair(part.first, part.rows)) gather(part, place, stride);
-    placed_ = batch_in(place, part.rows);
-    return placed_;
+    const std::size_t slot = part.first / stride % slots_;
+    if (held_[slot] != std::pair(part.first, part.rows)) gather(part, slot, stride);
+    current_ = batch_in(slot, part.rows);
+    return current_;
   }
 
  private:
@@ -323,16 +323,16 @@ class ResidentLane {
   Draw* draws() const { return reinterpret_cast<Draw*>(draws_->data()); }
   RowsLayout<X, Y> layout() const { return {room_, width_}; }
   /// A smaller batch has the layout of the largest.
-  DeviceBatch<X, Y> batch_in(std::size_t place, std::size_t rows) const {
-    DeviceBatch<X, Y> batch = layout().at(memory_->data() + place * layout().bytes());
+  DeviceBatch<X, Y> batch_in(std::size_t slot, std::size_t rows) const {
+    DeviceBatch<X, Y> batch = layout().at(memory_->data() + slot * layout().bytes());
     batch.rows = rows;
     return batch;
   }
 
   /// Gathers a batch, and the following ones that are drawn already, into the slots from its own
   /// on. Batches, or a replica's shares of them, begin `stride` draws apart.
-  void gather(const Batch& part, std::size_t place, std::size_t stride) {
-    const DeviceBatch<X, Y> to = batch_in(place, part.rows);
+  void gather(const Batch& part, std::size_t slot, std::size_t stride) {
+    const DeviceBatch<X, Y> to = batch_in(slot, part.rows);
     GatherCall<X, Y, Stored> call;
     call.inputs = copy_.inputs;
     call.labels = copy_.labels;
@@ -345,12 +345,12 @@ class ResidentLane {
     call.width = static_cast<std::uint32_t>(width_);
     call.draw_stride = stride;
     call.byte_stride = layout().bytes();
-    for (std::size_t first = part.first; place != places_; ++place, first += stride) {
+    for (std::size_t first = part.first; slot != slots_; ++slot, first += stride) {
       const std::size_t drawn = first < uploaded_ ? uploaded_ - first : 0;
       const std::size_t rows = std::min(part.rows, drawn);
       // The last batch of a loop may be smaller; a batch that is not fully drawn is gathered later.
       if (rows == 0 || (rows != part.rows && uploaded_ != part.loop->total)) break;
-      held_[place] = {first, rows};
+      held_[slot] = {first, rows};
       call.last_rows = static_cast<std::uint32_t>(rows);
       ++call.batches;
     }
@@ -374,8 +374,8 @@ class ResidentLane {
            "make batches smaller: a GPU gathers fewer than 2^32 numbers at a time");
     finish();
     room_ = rows;
-    places_ = std::clamp<std::size_t>(most_bytes / layout().bytes(), 1, most_places);
-    memory_.emplace(places_ * layout().bytes());
+    slots_ = std::clamp<std::size_t>(most_bytes / layout().bytes(), 1, most_places);
+    memory_.emplace(slots_ * layout().bytes());
     held_.fill({});
   }
 
@@ -403,14 +403,14 @@ class ResidentLane {
   std::optional<DeviceArena> draws_;  // freed before `stagings_`, which waits for copies
   std::optional<DeviceArena> memory_;
   std::size_t room_ = 0;
-  std::size_t places_ = 0;
+  std::size_t slots_ = 0;
   cudaStream_t stream_ = nullptr;
   std::shared_ptr<const ResidentLoop> loop_;
   std::size_t uploaded_ = 0;
   std::size_t staged_ = 0;
   /// The first draw and the number of samples in each slot.
   std::array<std::pair<std::size_t, std::size_t>, most_places> held_{};
-  DeviceBatch<X, Y> placed_;
+  DeviceBatch<X, Y> current_;
 };
 
 }  // namespace detail

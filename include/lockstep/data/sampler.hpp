@@ -102,7 +102,7 @@ class Share {
   }
 
   /// The position of draw k in the order of the epoch.
-  constexpr std::size_t place(std::size_t k) const {
+  constexpr std::size_t index(std::size_t k) const {
     const std::size_t at = first_ + rank_ + k * world_;
     return at < samples_ ? at : at % samples_;
   }
@@ -163,7 +163,7 @@ class DistributedSampler {
   /// The sample of draw k, for k < size(). The first call of an epoch makes its permutation and
   /// must return before other threads call.
   std::size_t operator[](std::size_t k) const {
-    if (!options_.shuffle) return share_.place(k);
+    if (!options_.shuffle) return share_.index(k);
     if (!prepared_) {
       order_.prepare(share_, options_.seed, epoch_);
       prepared_ = true;
@@ -209,7 +209,7 @@ class DistributedSampler {
     detail::require_same_draws(this->state(), state);
     if (state.first > samples() || state.world.value() == 0)
       detail::fail("DistributedSampler",
-                   {"the saved state has place ", state.first, " of ", samples(), " in a world of ",
+                   {"the saved state has index ", state.first, " of ", samples(), " in a world of ",
                     state.world.value()},
                    "resume from a state that state() gave");
     const detail::Share<Remainder> before(samples(), state.world, Rank{0}, state.first);
@@ -327,7 +327,7 @@ class BlockSampler {
     return share;
   }
   BlockSampler whole() const { return {samples_, WorldSize{1}, Rank{0}}; }
-  std::size_t place(std::size_t k) const { return first_ + k; }
+  std::size_t index(std::size_t k) const { return first_ + k; }
 
  private:
   std::size_t samples_;

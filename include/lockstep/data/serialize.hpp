@@ -5,7 +5,7 @@
 /// A batch type has one function for both directions, with fields that are numbers, strings,
 /// arrays, vectors of such, and types with their own `pack`:
 ///
-///     friend void pack(auto& parcel, Batch& batch) { parcel(batch.names, batch.width); }
+///     friend void pack(auto& archive, Batch& batch) { archive(batch.names, batch.width); }
 
 #include <cstring>
 #include <tuple>
@@ -30,17 +30,17 @@ template <class T, bool CanBePacked>
 consteval bool require_packed() {
   static_assert(CanBePacked,
                 "lockstep: a batch that is fed to other ranks says how it is packed; write beside "
-                "its type: friend void pack(auto& parcel, Batch& batch) { parcel(batch.inputs, "
+                "its type: friend void pack(auto& archive, Batch& batch) { archive(batch.inputs, "
                 "batch.labels); }, with numbers, strings, vectors of them, and types that have "
                 "such a function themselves");
   return true;
 }
 
-/// The base of writer and reader: `parcel(fields...)` packs or unpacks each field. `Self` has
+/// The base of writer and reader: `archive(fields...)` packs or unpacks each field. `Self` has
 /// `bytes(memory, count)`, and `reserve(count, size)` for the length of a sequence with elements of
 /// at least `size` bytes.
 template <class Self>
-class Parcel {
+class Archive {
  public:
   void operator()(auto&... fields) { (field(fields), ...); }
 
@@ -50,7 +50,7 @@ class Parcel {
   template <class T>
   void field(T& value) {
     static_assert(!std::is_const_v<T>, "lockstep: a field of a packed batch must not be const");
-    constexpr bool has_own = requires(Self& parcel) { pack(parcel, value); };
+    constexpr bool has_own = requires(Self& archive) { pack(archive, value); };
     constexpr bool is_packed = has_own || PackedAsBytes<T> || PackedSequence<T>;
     static_cast<void>(require_packed<T, is_packed>());
     if constexpr (has_own) {
@@ -74,7 +74,7 @@ class Parcel {
 };
 
 /// Packs batches one after the other; memory is reused.
-class ParcelWriter : public Parcel<ParcelWriter> {
+class ArchiveWriter : public Archive<ArchiveWriter> {
  public:
   void clear() { bytes_.clear(); }
   std::size_t size() const { return bytes_.size(); }
@@ -92,8 +92,8 @@ class ParcelWriter : public Parcel<ParcelWriter> {
     bytes_.insert(bytes_.end(), first, first + count);
   }
   std::size_t reserve(std::size_t count, std::size_t) {
-    const std::uint64_t travelling = count;
-    bytes(&travelling, sizeof travelling);
+    const std::uint64_t sent = count;
+    bytes(&sent, sizeof sent);
     return count;
   }
 
@@ -102,31 +102,31 @@ class ParcelWriter : public Parcel<ParcelWriter> {
 };
 
 /// Unpacks a batch. Throws if the number of bytes does not fit the batch's type.
-class ParcelReader : public Parcel<ParcelReader> {
+class ArchiveReader : public Archive<ArchiveReader> {
  public:
-  explicit ParcelReader(std::span<const std::uint8_t> parcel) : left_(parcel) {}
+  explicit ArchiveReader(std::span<const std::uint8_t> archive) : left_(archive) {}
 
   template <class Batch>
   void take(Batch& batch) {
     (*this)(batch);
-    if (!left_.empty()) refuse();
+    if (!left_.empty()) reject();
   }
 
   void bytes(void* memory, std::size_t count) {
-    if (count > left_.size()) refuse();
+    if (count > left_.size()) reject();
     std::memcpy(memory, left_.data(), count);
     left_ = left_.subspan(count);
   }
   std::size_t reserve(std::size_t, std::size_t size) {
     std::uint64_t count = 0;
     bytes(&count, sizeof count);
-    if (count > left_.size() / size) refuse();
+    if (count > left_.size() / size) reject();
     return count;
   }
 
  private:
-  [[noreturn]] static void refuse() {
-    fail("feed", {"a parcel does not hold a batch of this type"},
+  [[noreturn]] static void reject() {
+    fail("feed", {"an archive does not hold a batch of this type"},
          "let all ranks run the same program, and pack and unpack the same fields");
   }
 

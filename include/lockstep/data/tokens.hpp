@@ -43,8 +43,8 @@ struct TokenBatch {
     std::copy_n(weights.data() + first, count, out.weights.data());
   }
 
-  friend void pack(auto& parcel, TokenBatch& batch) {
-    parcel(batch.length, batch.tokens, batch.weights);
+  friend void pack(auto& archive, TokenBatch& batch) {
+    archive(batch.length, batch.tokens, batch.weights);
   }
 };
 
@@ -67,7 +67,7 @@ class TokenFiles {
 
   std::size_t size() const { return windows_; }
 
-  std::pair<const MappedFile&, std::size_t> place_of(std::size_t window) const {
+  std::pair<const MappedFile&, std::size_t> byte_of(std::size_t window) const {
     if (window >= windows_) [[unlikely]]
       fail_window(window);
     const File& file = *std::prev(std::upper_bound(
@@ -89,7 +89,7 @@ class TokenFiles {
   std::size_t windows_ = 0;
 };
 
-[[noreturn, gnu::cold]] void fail_token(const std::string& path, std::size_t place,
+[[noreturn, gnu::cold]] void fail_token(const std::string& path, std::size_t byte,
                                         std::int64_t token, std::uint64_t vocabulary);
 
 }  // namespace detail
@@ -126,7 +126,7 @@ class TokenDataset {
   }
 
   void read(std::size_t index, sample_type& out) const {
-    const auto [file, byte] = files_.place_of(index);
+    const auto [file, byte] = files_.byte_of(index);
     out = {reinterpret_cast<const Token*>(file.bytes().data() + byte), length_ + 1};
     if (vocabulary_ != 0) check(out, file, byte);
   }
@@ -135,7 +135,7 @@ class TokenDataset {
   void prepare(std::span<const std::size_t> indices) const {
     const MappedFile* last = nullptr;
     for (const std::size_t i : indices) {
-      const auto [file, byte] = files_.place_of(i);
+      const auto [file, byte] = files_.byte_of(i);
       if (std::exchange(last, &file) != &file) file.require_intact();
       if (file.reads_at_random()) file.will_read(byte, (length_ + 1) * sizeof(Token));
     }

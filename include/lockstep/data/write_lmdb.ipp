@@ -44,7 +44,7 @@ class LmdbWriter {
 
   void open() {
     struct stat status{};
-    if (::lstat(path_.c_str(), &status) == 0) refuse_existing();
+    if (::lstat(path_.c_str(), &status) == 0) reject_existing();
     if (::ftruncate(lock_.get(), 0) != 0) fail_writing(errno);
     MDB_env* opened = nullptr;
     require(mdb_env_create(&opened));
@@ -74,7 +74,7 @@ class LmdbWriter {
     const char* const from = temporary_.c_str();
     sync(temporary_);
     if (::renameat2(AT_FDCWD, from, AT_FDCWD, path_.c_str(), RENAME_NOREPLACE) != 0) {
-      if (errno == EEXIST) refuse_existing();
+      if (errno == EEXIST) reject_existing();
       // Some file systems can only rename by replacing, even a path that was made meanwhile.
       if ((errno != EINVAL && errno != ENOSYS) || ::rename(from, path_.c_str()) != 0)
         fail_writing(errno);
@@ -135,7 +135,7 @@ class LmdbWriter {
     detail::fail_writing("write_lmdb", path_, is_full ? ENOSPC : error);
   }
 
-  [[noreturn]] void refuse_existing() const {
+  [[noreturn]] void reject_existing() const {
     fail("write_lmdb", {"'", path_, "' is there already"},
          "remove it first, or write to another path");
   }

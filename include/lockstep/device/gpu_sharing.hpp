@@ -45,8 +45,8 @@ struct GpuIdentity {
 /// Compares the GPUs of all ranks. Device indices do not suffice: a launcher that shows each rank
 /// only its own GPU (Slurm's --gpus-per-task, MPS, MIG) looks to a rank like one that makes all
 /// share.
-struct GpuVerdict {
-  explicit GpuVerdict(const std::vector<GpuIdentity>& gpus) : has_neighbour(gpus.size()) {
+struct GpuSharing {
+  explicit GpuSharing(const std::vector<GpuIdentity>& gpus) : has_neighbour(gpus.size()) {
     using Key = std::pair<std::string_view, std::string_view>;
     std::map<Key, std::size_t> first;  // the first rank with a key
     for (std::size_t r = 0; r < gpus.size(); ++r) {
@@ -70,7 +70,7 @@ struct GpuVerdict {
 };
 
 /// Throws on all ranks if two ranks have the same GPU and sharing was not requested.
-inline void require_own_gpus(const GpuVerdict& verdict, const std::vector<GpuIdentity>& gpus,
+inline void require_own_gpus(const GpuSharing& verdict, const std::vector<GpuIdentity>& gpus,
                              Rank rank, bool may_share) {
   if (!verdict.shared || may_share) return;
   const auto [first, second] = *verdict.shared;

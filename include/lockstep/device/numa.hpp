@@ -64,7 +64,7 @@ inline Cores allowed_cores() {
 }
 
 /// A NUMA node, and those of its cores that a thread may use.
-struct NumaPlace {
+struct NumaNode {
   std::size_t node = 0;
   Cores cores;
 };
@@ -72,35 +72,35 @@ struct NumaPlace {
 /// The NUMA node of the PCI device `bus_id` (`0000:1b:00.0`) for a thread that may run on
 /// `allowed`; /sys is mounted at `sysfs`. Nothing if binding is pointless: the host has one node,
 /// the device's node is unknown, or the thread may use none or only cores of that node.
-inline std::optional<NumaPlace> numa_place(const std::string& sysfs, std::string_view bus_id,
-                                           const Cores& allowed) {
+inline std::optional<NumaNode> numa_node(const std::string& sysfs, std::string_view bus_id,
+                                         const Cores& allowed) {
   const auto numbers = [&](const std::string& path) {
     return parse_cores(read_file((sysfs + path).c_str()));
   };
   const std::string nodes = "/devices/system/node/";
   if (numbers(nodes + "online").size() < 2) return std::nullopt;
   // An unknown node is -1; in a virtual machine the file may be missing.
-  const Cores node = numbers(text({"/bus/pci/devices/", bus_id, "/numa_node"}));
-  if (node.empty()) return std::nullopt;
-  const Cores near = numbers(text({nodes, "node", node.front(), "/cpulist"}));
-  NumaPlace place{node.front(), {}};
-  std::ranges::set_intersection(near, allowed, std::back_inserter(place.cores));
-  if (place.cores.empty() || place.cores == allowed) return std::nullopt;
-  return place;
+  const Cores own = numbers(text({"/bus/pci/devices/", bus_id, "/numa_node"}));
+  if (own.empty()) return std::nullopt;
+  const Cores near = numbers(text({nodes, "node", own.front(), "/cpulist"}));
+  NumaNode node{own.front(), {}};
+  std::ranges::set_intersection(near, allowed, std::back_inserter(node.cores));
+  if (node.cores.empty() || node.cores == allowed) return std::nullopt;
+  return node;
 }
 
 /// Binds the calling thread, and threads that it starts later, to the node's cores and prefers the
 /// node's memory, pinned memory included. Returns false if the affinity could not be set.
-inline bool stay_at(const NumaPlace& place) {
+inline bool stay_at(const NumaNode& node) {
   CoreSets sets{};
-  for (const std::size_t core : place.cores) CPU_SET_S(core, sizeof sets, sets.data());
+  for (const std::size_t core : node.cores) CPU_SET_S(core, sizeof sets, sets.data());
   if (::sched_setaffinity(0, sizeof sets, sets.data()) != 0) return false;
   // Linux allocates on the running thread's node unless the program was started with another memory
   // policy. A container may forbid to change the policy; then the affinity has to suffice.
   constexpr std::size_t word = 8 * sizeof(unsigned long);
   std::array<unsigned long, 16> mask{};
-  if (place.node < mask.size() * word) {
-    mask[place.node / word] = 1UL << (place.node % word);
+  if (node.node < mask.size() * word) {
+    mask[node.node / word] = 1UL << (node.node % word);
     constexpr int preferred = 1;  // MPOL_PREFERRED, without the headers that define it differently
     static_cast<void>(::syscall(SYS_set_mempolicy, preferred, mask.data(), mask.size() * word + 1));
   }

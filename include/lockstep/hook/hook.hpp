@@ -43,7 +43,7 @@ namespace detail {
 // - a second template argument, `template <class T, class Device> struct Bucket`, the type of
 //   `bucket.device()`, which has the passes over host or device memory;
 // - `most_sent()`, the most elements that it passes on at once, if not the bucket's count;
-// - `for_each_kept(f)`, which calls `f(parameter, state, span, Keeper)` for all state that
+// - `for_each_state(f)`, which calls `f(parameter, state, span, Keeper)` for all state that
 //   checkpoints must save.
 //
 // The hook itself may have `fingerprint(Hash&)`, if its name does not identify it; `rounds`, the

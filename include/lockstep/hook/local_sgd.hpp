@@ -40,16 +40,16 @@ struct LocalSGD {
     explicit Bucket(auto& bucket) : step_(bucket.step()) {}
 
     void begin(std::span<T> values, auto& next) {
-      under_way_ = !detail::has_begun<Options.start>(step_);
-      if (under_way_) next.begin(values);
+      in_flight_ = !detail::has_begun<Options.start>(step_);
+      if (in_flight_) next.begin(values);
     }
     void finish(std::span<T> values, auto& next) {
-      if (under_way_) next.finish(values);
+      if (in_flight_) next.finish(values);
     }
 
    private:
     const std::uint64_t& step_;
-    bool under_way_ = false;
+    bool in_flight_ = false;
   };
 };
 

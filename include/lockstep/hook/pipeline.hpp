@@ -179,7 +179,7 @@ class Pipeline<T, Comm, Device, HookList<>> {
     work_.reset();
   }
   template <class F>
-  static constexpr void for_each_kept(const F&) {}
+  static constexpr void for_each_state(const F&) {}
 
  private:
   /// Converts to the handle, so that the handle is constructed in place.
@@ -218,9 +218,9 @@ class Pipeline<T, Comm, Device, HookList<First, Rest...>> {
 
   /// Calls `f(parameter, state, values, keeper)` for the state of all stages.
   template <class F>
-  void for_each_kept(const F& f) {
-    if constexpr (requires { own_.for_each_kept(f); }) own_.for_each_kept(f);
-    next_.for_each_kept(f);
+  void for_each_state(const F& f) {
+    if constexpr (requires { own_.for_each_state(f); }) own_.for_each_state(f);
+    next_.for_each_state(f);
   }
 
  private:

@@ -320,14 +320,14 @@ struct PowerSGD {
           second_(bucket.template allocate<T>(passes_.plan().q_count)) {}
 
     void begin(std::span<T> values, auto& next) {
-      under_way_ = compresses() && detail::has_begun<Options.start>(step_);
-      if (!under_way_) return next.begin(values);
+      in_flight_ = compresses() && detail::has_begun<Options.start>(step_);
+      if (!in_flight_) return next.begin(values);
       if constexpr (!Options.warm_start) passes_.forget_q();
       passes_.project(values, first_, step_);
       next.begin(first_);
     }
     void finish(std::span<T> values, auto& next) {
-      if (!under_way_) return next.finish(values);
+      if (!in_flight_) return next.finish(values);
       next.finish(first_);
       passes_.project_back(values, first_, second_);
       next.begin(second_);
@@ -339,7 +339,7 @@ struct PowerSGD {
     std::size_t most_sent() const { return std::max({count_, first_.size(), second_.size()}); }
 
     /// Residuals differ among ranks; Q is the same on all.
-    void for_each_kept(const auto& f) {
+    void for_each_state(const auto& f) {
       for (const detail::LowRankMatrix& matrix : passes_.plan().matrices) {
         if constexpr (Options.error_feedback)
           f(matrix.parameter, "PowerSGD.residual", passes_.residual_of(matrix),
@@ -374,7 +374,7 @@ struct PowerSGD {
     detail::LowRank<T, Device> passes_;
     std::span<T> first_;   // whole tensors and P
     std::span<T> second_;  // Q
-    bool under_way_ = false;
+    bool in_flight_ = false;
   };
 };
 

@@ -41,19 +41,21 @@ struct RankPlacement : Membership {
 };
 
 /// Throws if the numbers are inconsistent, before any rank waits for another.
-inline void check_placement(const RankPlacement& place) {
-  if (place.world.value() == 0) {
-    fail("launch", {place.launcher, " gives a world of zero ranks"}, "a job has at least one rank");
+inline void check_placement(const RankPlacement& placement) {
+  if (placement.world.value() == 0) {
+    fail("launch", {placement.launcher, " gives a world of zero ranks"},
+         "a job has at least one rank");
   }
-  if (place.rank >= Rank{place.world.value()}) {
-    fail("launch", {place.launcher, " gives rank ", place.rank, " of a world of ", place.world},
+  if (placement.rank >= Rank{placement.world.value()}) {
+    fail("launch",
+         {placement.launcher, " gives rank ", placement.rank, " of a world of ", placement.world},
          "ranks count from 0 and stay below the world size");
   }
-  if (place.local_world > place.world.value() ||
-      (place.local_world > 0 && place.local_rank >= place.local_world)) {
+  if (placement.local_world > placement.world.value() ||
+      (placement.local_world > 0 && placement.local_rank >= placement.local_world)) {
     fail("launch",
-         {place.launcher, " gives local rank ", place.local_rank, " of ", place.local_world,
-          " in a world of ", place.world},
+         {placement.launcher, " gives local rank ", placement.local_rank, " of ",
+          placement.local_world, " in a world of ", placement.world},
          "local ranks count from 0 and stay below the number of ranks on the host");
   }
 }
@@ -114,14 +116,14 @@ inline std::size_t slurm_tasks_on(std::string_view name, std::string_view counts
        "run the program with srun, which sets it");
 }
 
-struct PlaceVariables {
+struct PlacementVariables {
   const char* launcher;
   const char* rank;
   const char* world;
   const char* local_rank;
   const char* local_world;
 };
-inline constexpr PlaceVariables place_variables[] = {
+inline constexpr PlacementVariables placement_variables[] = {
     {"lockstep's launcher", "LOCKSTEP_RANK", "LOCKSTEP_WORLD_SIZE", "LOCKSTEP_LOCAL_RANK",
      "LOCKSTEP_LOCAL_WORLD_SIZE"},
     {"the environment", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
@@ -135,38 +137,38 @@ class LaunchEnvironment {
  public:
   using Lookup = const char* (*)(const char* name);
 
-  /// `meeting`, if given, is the address of rank 0, whatever the launcher says.
+  /// `rendezvous`, if given, is the address of rank 0, whatever the launcher says.
   explicit LaunchEnvironment(
-      std::optional<Endpoint> meeting = std::nullopt,
+      std::optional<Endpoint> rendezvous = std::nullopt,
       Lookup lookup = [](const char* name) -> const char* { return std::getenv(name); })
-      : lookup_(lookup), meeting_(std::move(meeting)) {}
+      : lookup_(lookup), rendezvous_(std::move(rendezvous)) {}
 
   std::optional<RankPlacement> placement() const {
-    const auto& [own, by_hand, open_mpi, slurm] = place_variables;
-    std::optional<RankPlacement> place;
+    const auto& [own, by_hand, open_mpi, slurm] = placement_variables;
+    std::optional<RankPlacement> placement;
     if (lookup_(own.rank) != nullptr) {
-      place = from_lockstep(numbered(own));
+      placement = from_lockstep(numbered(own));
     } else if (lookup_(by_hand.rank) != nullptr || lookup_(by_hand.world) != nullptr) {
-      place = from_env(numbered(by_hand));
+      placement = from_env(numbered(by_hand));
     } else if (lookup_(open_mpi.rank) != nullptr) {
-      place = numbered(open_mpi);
+      placement = numbered(open_mpi);
       const std::string job = text_or("PMIX_NAMESPACE", text_or("OMPI_MCA_ess_base_jobid", "0"));
-      place_at_job(*place, text({"mpirun ", job}), "");
+      set_job(*placement, text({"mpirun ", job}), "");
     } else if (lookup_(slurm.rank) != nullptr && slurm_step() != nullptr) {
       // A batch script has SLURM_PROCID too, but only srun starts ranks.
-      PlaceVariables step = slurm;
+      PlacementVariables step = slurm;
       if (lookup_("SLURM_STEP_NUM_TASKS") != nullptr) step.world = "SLURM_STEP_NUM_TASKS";
-      place = from_slurm(numbered(step));
+      placement = from_slurm(numbered(step));
     }
-    if (place) check_placement(*place);
-    return place;
+    if (placement) check_placement(*placement);
+    return placement;
   }
 
   /// `env://` for a rank that is known already: reads only rank 0's address.
-  RankPlacement meeting_place(Rank rank, WorldSize world) const {
-    RankPlacement place("the program", rank, world);
-    place_at_master(place, "");
-    return place;
+  RankPlacement rendezvous_placement(Rank rank, WorldSize world) const {
+    RankPlacement placement("the program", rank, world);
+    set_master(placement, "");
+    return placement;
   }
 
   std::optional<std::chrono::milliseconds> timeout() const {
@@ -220,56 +222,57 @@ class LaunchEnvironment {
 
   /// Without the size of the local world, the local rank is only checked for being a number: ranks
   /// determine their local ranks in the rendezvous.
-  RankPlacement numbered(const PlaceVariables& names) const {
-    RankPlacement place(names.launcher, Rank{required_number(names.rank, names.world)},
-                        WorldSize{required_number(names.world, names.rank)});
-    place.local_world = number(names.local_world).value_or(0);
-    place.local_rank = place.local_world != 0 ? required_number(names.local_rank, names.local_world)
-                                              : number(names.local_rank).value_or(0);
-    return place;
+  RankPlacement numbered(const PlacementVariables& names) const {
+    RankPlacement placement(names.launcher, Rank{required_number(names.rank, names.world)},
+                            WorldSize{required_number(names.world, names.rank)});
+    placement.local_world = number(names.local_world).value_or(0);
+    placement.local_rank = placement.local_world != 0
+                               ? required_number(names.local_rank, names.local_world)
+                               : number(names.local_rank).value_or(0);
+    return placement;
   }
 
-  RankPlacement from_lockstep(RankPlacement place) const {
+  RankPlacement from_lockstep(RankPlacement placement) const {
     const Endpoint store =
         parse_endpoint("LOCKSTEP_STORE", required("LOCKSTEP_STORE", "LOCKSTEP_RANK"));
-    place.host = store.host;
-    place.ports = {store.port};
-    place.hosted = true;
-    place.job = text_or("LOCKSTEP_JOB", "");
-    place.secret_fd = descriptor("LOCKSTEP_SECRET_FD");
-    if (place.secret_fd < 0) place.secret = secret();
-    place.report_fd = descriptor("LOCKSTEP_REPORT_FD");
-    return place;
+    placement.host = store.host;
+    placement.ports = {store.port};
+    placement.hosted = true;
+    placement.job = text_or("LOCKSTEP_JOB", "");
+    placement.secret_fd = descriptor("LOCKSTEP_SECRET_FD");
+    if (placement.secret_fd < 0) placement.secret = secret();
+    placement.report_fd = descriptor("LOCKSTEP_REPORT_FD");
+    return placement;
   }
 
-  RankPlacement from_env(RankPlacement place) const {
+  RankPlacement from_env(RankPlacement placement) const {
     const char* run = lookup_("TORCHELASTIC_RUN_ID");
-    if (run != nullptr) place.launcher = "torchrun";
+    if (run != nullptr) placement.launcher = "torchrun";
     // Restarted workers must not meet the old ones, which may still be shutting down.
     const std::string id =
         run == nullptr ? "" : text({run, " restart ", text_or("TORCHELASTIC_RESTART_COUNT", "0")});
-    place_at_master(place, id);
+    set_master(placement, id);
     const std::string agent = text_or("TORCHELASTIC_USE_AGENT_STORE", "");
-    if (run != nullptr && !meeting_ && (agent == "True" || agent == "true" || agent == "1")) {
-      place.ports = derived_ports(text({id, " ", place.ports.front()}));
+    if (run != nullptr && !rendezvous_ && (agent == "True" || agent == "true" || agent == "1")) {
+      placement.ports = derived_ports(text({id, " ", placement.ports.front()}));
       // The agent's name for its host may be valid on other hosts only.
-      if (place.local_world == place.world.value()) place.host = "127.0.0.1";
+      if (placement.local_world == placement.world.value()) placement.host = "127.0.0.1";
     }
-    return place;
+    return placement;
   }
 
-  RankPlacement from_slurm(RankPlacement place) const {
+  RankPlacement from_slurm(RankPlacement placement) const {
     if (const char* counts = lookup_("SLURM_STEP_TASKS_PER_NODE")) {
-      place.local_rank = required_number("SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE");
-      place.local_world =
+      placement.local_rank = required_number("SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE");
+      placement.local_world =
           slurm_tasks_on("SLURM_STEP_TASKS_PER_NODE", counts, number("SLURM_NODEID").value_or(0));
     }
     // A requeued job keeps its id and restarts its step numbers.
     const std::string id = text({"slurm ", text_or("SLURM_JOB_ID", "0"), ".", slurm_step(),
                                  " restart ", text_or("SLURM_RESTART_COUNT", "0")});
     const std::string nodes = text_or("SLURM_STEP_NODELIST", text_or("SLURM_JOB_NODELIST", ""));
-    place_at_job(place, id, first_slurm_host(nodes));
-    return place;
+    set_job(placement, id, first_slurm_host(nodes));
+    return placement;
   }
 
   const char* slurm_step() const {
@@ -277,42 +280,42 @@ class LaunchEnvironment {
     return step != nullptr ? step : lookup_("SLURM_STEPID");
   }
 
-  void place_at_master(RankPlacement& place, std::string_view id) const {
+  void set_master(RankPlacement& placement, std::string_view id) const {
     Endpoint store;
-    if (meeting_) {
-      store = *meeting_;
+    if (rendezvous_) {
+      store = *rendezvous_;
     } else {
       store.host = required("MASTER_ADDR", "RANK");
       store.port = parse_port("MASTER_PORT", required("MASTER_PORT", "RANK"));
       if (store.host == "localhost") store.host = "127.0.0.1";
     }
-    place.host = store.host;
-    place.ports = {store.port};
-    place.secret = derived_secret(id, store.port, secret());
+    placement.host = store.host;
+    placement.ports = {store.port};
+    placement.secret = derived_secret(id, store.port, secret());
   }
 
   /// MASTER_ADDR:MASTER_PORT if set; otherwise ports of the job, on loopback or `first_host`.
-  void place_at_job(RankPlacement& place, const std::string& id,
-                    const std::string& first_host) const {
-    if (meeting_ || lookup_("MASTER_ADDR") != nullptr || lookup_("MASTER_PORT") != nullptr) {
-      place_at_master(place, id);
+  void set_job(RankPlacement& placement, const std::string& id,
+               const std::string& first_host) const {
+    if (rendezvous_ || lookup_("MASTER_ADDR") != nullptr || lookup_("MASTER_PORT") != nullptr) {
+      set_master(placement, id);
       return;
     }
-    if (place.local_world != place.world.value()) {
+    if (placement.local_world != placement.world.value()) {
       if (first_host.empty()) {
         fail("launch",
-             {place.launcher, " has ranks on several hosts and does not say where rank 0 is"},
+             {placement.launcher, " has ranks on several hosts and does not say where rank 0 is"},
              "set MASTER_ADDR and MASTER_PORT on all ranks, with mpirun's -x, or give "
              "--rendezvous host:port");
       }
-      place.host = first_host;
+      placement.host = first_host;
     }
-    place.ports = derived_ports(id);
-    place.secret = derived_secret(id, 0, secret());
+    placement.ports = derived_ports(id);
+    placement.secret = derived_secret(id, 0, secret());
   }
 
   Lookup lookup_;
-  std::optional<Endpoint> meeting_;
+  std::optional<Endpoint> rendezvous_;
 };
 
 }  // namespace lockstep::detail

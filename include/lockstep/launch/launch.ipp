@@ -20,8 +20,8 @@
 #include "lockstep/core/terminal.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/launch/host.hpp"
+#include "lockstep/launch/join.hpp"
 #include "lockstep/launch/launch.hpp"
-#include "lockstep/launch/meeting.hpp"
 #include "lockstep/launch/outcome.hpp"
 #include "lockstep/launch/supervisor.hpp"
 #include "lockstep/version.hpp"
@@ -281,7 +281,7 @@ class LaunchCount {
 
   std::size_t number() const { return number_; }
 
-  static bool is_under_way() { return lasting != 0; }
+  static bool is_in_flight() { return lasting != 0; }
 
  private:
   inline static std::atomic<std::size_t> calls = 0;
@@ -290,17 +290,17 @@ class LaunchCount {
   std::size_t number_;
 };
 
-LOCKSTEP_INLINE RankPlacement alone_place(std::size_t threads = 1) {
-  RankPlacement place("the program", Rank{0}, WorldSize{1});
-  place.local_world = 1;
-  place.ports = {0};
-  place.secret = random_id();
-  place.process_ranks = threads;
-  return place;
+LOCKSTEP_INLINE RankPlacement alone_placement(std::size_t threads = 1) {
+  RankPlacement placement("the program", Rank{0}, WorldSize{1});
+  placement.local_world = 1;
+  placement.ports = {0};
+  placement.secret = random_id();
+  placement.process_ranks = threads;
+  return placement;
 }
 
 LOCKSTEP_INLINE Session join_alone(std::chrono::milliseconds timeout) {
-  return join_at(alone_place(), timeout);
+  return join_at(alone_placement(), timeout);
 }
 
 LOCKSTEP_INLINE std::string host_identity() {
@@ -427,22 +427,22 @@ class ThreadEnds {
   int status_ = 0;
 };
 
-/// Calls `run(session)`, which returns an exit status, on `place.process_ranks` threads, each a
+/// Calls `run(session)`, which returns an exit status, on `placement.process_ranks` threads, each a
 /// rank. One of several processes exits at the latest `grace` after one of its ranks has failed.
-LOCKSTEP_INLINE void run_threads(RankPlacement place, std::chrono::milliseconds timeout,
+LOCKSTEP_INLINE void run_threads(RankPlacement placement, std::chrono::milliseconds timeout,
                                  std::chrono::milliseconds grace, ThreadEnds& ends,
                                  FunctionRef<int(Session&)> run) {
-  const std::string name = place.host;
-  const std::size_t ranks = place.process_ranks;
-  const std::size_t first = place.rank.value() * ranks;
-  const bool is_whole = place.world == WorldSize{1} && !place.hosted;
+  const std::string name = placement.host;
+  const std::size_t ranks = placement.process_ranks;
+  const std::size_t first = placement.rank.value() * ranks;
+  const bool is_whole = placement.world == WorldSize{1} && !placement.hosted;
   if (is_whole) allow_open_files(3 * ranks + 64, "a process of", ranks);
-  const std::unique_ptr<StoreHost> host = settle_at(place);
+  const std::unique_ptr<StoreHost> host = settle_at(placement);
   // Closing the store ends the waits for a rank that failed. All ranks connect before any runs,
   // because one that finds a closed store would wait for it.
   std::vector<std::optional<Store>> stores(ranks);
   for (std::optional<Store>& store : stores) {
-    if (is_whole) store.emplace(place.host, place.ports, place.secret, timeout);
+    if (is_whole) store.emplace(placement.host, placement.ports, placement.secret, timeout);
   }
   const auto failed = [&](Rank rank, const std::exception_ptr& thrown) {
     ends.threw(rank, thrown);
@@ -451,15 +451,15 @@ LOCKSTEP_INLINE void run_threads(RankPlacement place, std::chrono::milliseconds 
   std::vector<Thread> threads;
   for (std::size_t r = 0; r < ranks; ++r) {
     const Rank rank{first + r};
-    Membership member = place;
+    Membership member = placement;
     member.rank = rank;
-    member.world = WorldSize{place.world.value() * ranks};
-    member.local_rank = place.local_rank * ranks + r;
+    member.world = WorldSize{placement.world.value() * ranks};
+    member.local_rank = placement.local_rank * ranks + r;
     member.local_world *= ranks;
     member.host = name;
     member.timeout = timeout;
     const auto act = [&, member, r] {
-      Session session = meet_at(place, member, nullptr, std::move(stores[r]));
+      Session session = rendezvous_at(placement, member, nullptr, std::move(stores[r]));
       ends.returned(run(session));
     };
     const auto threw = [&failed, rank](const std::exception_ptr& thrown) { failed(rank, thrown); };
@@ -482,16 +482,16 @@ LOCKSTEP_INLINE void run_threads(RankPlacement place, std::chrono::milliseconds 
 }
 
 /// The same for a program, or for its options with `asks_for_help`. Returns the exit status.
-LOCKSTEP_INLINE int run_threads(const RankPlacement& place, std::chrono::milliseconds timeout,
+LOCKSTEP_INLINE int run_threads(const RankPlacement& placement, std::chrono::milliseconds timeout,
                                 const std::vector<std::string>& arguments,
                                 const Descriptor& launcher, FunctionRef<int(Session&)> run,
                                 bool asks_for_help = false) {
-  ThreadEnds ends(place.process_ranks, launcher);
+  ThreadEnds ends(placement.process_ranks, launcher);
   const auto act = [&](Session& session) {
     session.set_arguments(arguments, asks_for_help);
     return run_rank(session, run);
   };
-  run_threads(place, timeout, termination_grace(saves_on_request(arguments)), ends, act);
+  run_threads(placement, timeout, termination_grace(saves_on_request(arguments)), ends, act);
   return ends.report();
 }
 
@@ -648,7 +648,7 @@ LOCKSTEP_INLINE void spawn_threads(std::size_t ranks, RankFunction f,
     f(session.membership(), session.store());
     return 0;
   };
-  run_threads(alone_place(ranks), timeout, timeout, ends, act);
+  run_threads(alone_placement(ranks), timeout, timeout, ends, act);
   ends.rethrow_first();
 }
 
@@ -740,7 +740,7 @@ LOCKSTEP_INLINE std::string help(std::span<const std::string_view> arguments,
   } catch (const Error&) {  // NOLINT(bugprone-empty-catch): a slip beside `--help` is none
   }
   try {
-    run_threads(alone_place(ranks), std::chrono::seconds(10), words, Descriptor(), until_asked,
+    run_threads(alone_placement(ranks), std::chrono::seconds(10), words, Descriptor(), until_asked,
                 true);
   } catch (const std::exception& error) {
     note = error.what();
@@ -764,21 +764,21 @@ LOCKSTEP_INLINE bool answer(std::span<const std::string_view> arguments, std::si
   return true;
 }
 
-LOCKSTEP_INLINE void check_launcher(const LaunchOptions& options, const RankPlacement& place) {
+LOCKSTEP_INLINE void check_launcher(const LaunchOptions& options, const RankPlacement& placement) {
   // Older launchers also pass the local rank as an argument; a wrong one selects a wrong device.
-  const bool is_known = place.local_world != 0 || std::getenv("LOCAL_RANK") != nullptr;
-  if (is_known && options.local_rank && *options.local_rank != place.local_rank) {
+  const bool is_known = placement.local_world != 0 || std::getenv("LOCAL_RANK") != nullptr;
+  if (is_known && options.local_rank && *options.local_rank != placement.local_rank) {
     fail("launch",
-         {"--local_rank is ", *options.local_rank, " and ", place.launcher, " gives local rank ",
-          place.local_rank},
-         "leave --local_rank out", place.rank);
+         {"--local_rank is ", *options.local_rank, " and ", placement.launcher,
+          " gives local rank ", placement.local_rank},
+         "leave --local_rank out", placement.rank);
   }
-  if (options.max_restarts != 0 && !place.is_alone()) {
-    fail("launch", {"--max-restarts was given to a rank that ", place.launcher, " started"},
-         place.launcher == "torchrun"
+  if (options.max_restarts != 0 && !placement.is_alone()) {
+    fail("launch", {"--max-restarts was given to a rank that ", placement.launcher, " started"},
+         placement.launcher == "torchrun"
              ? "give it to torchrun itself, before the program's name"
              : "leave it out, or let lockstep start the ranks, with --ranks",
-         place.rank);
+         placement.rank);
   }
 }
 
@@ -790,16 +790,16 @@ LOCKSTEP_INLINE int status_after(int status, LateFailures& late, const Descripto
 }
 
 /// The number of rank threads in each process of a job with several.
-LOCKSTEP_INLINE std::size_t threads_of(const RankPlacement& place, const LaunchOptions& options,
+LOCKSTEP_INLINE std::size_t threads_of(const RankPlacement& placement, const LaunchOptions& options,
                                        std::size_t default_ranks) {
   if (const auto told = LaunchEnvironment().threads()) return *told;
   if (options.ranks) return *options.ranks;
   if (default_ranks == dynamic) return 1;
-  const std::size_t processes = place.world.value();
+  const std::size_t processes = placement.world.value();
   if (default_ranks % processes == 0) return default_ranks / processes;
   fail("launch",
        {"a world of ", default_ranks, " ranks cannot be divided among ", processes, " processes"},
-       "start another number of processes", place.rank);
+       "start another number of processes", placement.rank);
 }
 
 LOCKSTEP_INLINE int launch_as(RanksAs how, int argc, char** argv,
@@ -824,42 +824,42 @@ LOCKSTEP_INLINE int launch_as(RanksAs how, int argc, char** argv,
     options.launch_number = count.number();
     set_progress_style(options.progress);
     progress_style();  // throws for an invalid variable, before any rank
-    std::optional<RankPlacement> place = LaunchEnvironment(options.rendezvous).placement();
+    std::optional<RankPlacement> placement = LaunchEnvironment(options.rendezvous).placement();
     const LaunchEnvironment environment;
     const auto timeout = options.timeout.value_or(environment.timeout().value_or(default_timeout));
-    if (place) check_launcher(options, *place);
+    if (placement) check_launcher(options, *placement);
     if (environment.launch_number().value_or(count.number()) != count.number()) return 0;
-    if (place) {
-      prepare_shared_gpus(place->job, place->rank);
-      launcher = inherited_pipe(place->report_fd);
+    if (placement) {
+      prepare_shared_gpus(placement->job, placement->rank);
+      launcher = inherited_pipe(placement->report_fd);
       // Line-buffered, since a full buffer would delay lines and lose those before a crash.
-      if (place->hosted) std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
+      if (placement->hosted) std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
     }
-    const bool is_alone = !place || place->is_alone();
+    const bool is_alone = !placement || placement->is_alone();
     const auto run_on_threads = [&](const RankPlacement& at) {
       return run_threads(at, timeout, options.rest, launcher, run_one);
     };
 
     if (how == RanksAs::processes) {
-      if (!place && by_default > 1 && !options.ranks) options.ranks = by_default;
+      if (!placement && by_default > 1 && !options.ranks) options.ranks = by_default;
       if (options.max_restarts != 0 && !options.ranks) options.ranks = 1;
       if (options.ranks && !is_alone) {
-        fail("launch", {"--ranks was given to a rank that ", place->launcher, " started"},
-             "leave the number of ranks to one of the two", place->rank);
+        fail("launch", {"--ranks was given to a rank that ", placement->launcher, " started"},
+             "leave the number of ranks to one of the two", placement->rank);
       }
       if (options.ranks) return launch_ranks(std::move(options), timeout);
-      rank = place ? place->rank : Rank{0};
-    } else if (how == RanksAs::threads_of_processes && place &&
-               (place->hosted || place->world > WorldSize{1})) {
-      place->process_ranks = threads_of(*place, options, default_ranks);
-      return status_after(run_on_threads(*place), late, launcher);
+      rank = placement ? placement->rank : Rank{0};
+    } else if (how == RanksAs::threads_of_processes && placement &&
+               (placement->hosted || placement->world > WorldSize{1})) {
+      placement->process_ranks = threads_of(*placement, options, default_ranks);
+      return status_after(run_on_threads(*placement), late, launcher);
     } else {
-      if (place && place->world > WorldSize{1}) {
+      if (placement && placement->world > WorldSize{1}) {
         fail("launch",
-             {place->launcher, " started this process as one of ", place->world, " ranks, and the ",
-              how == RanksAs::replicas ? "replicas" : "ranks",
+             {placement->launcher, " started this process as one of ", placement->world,
+              " ranks, and the ", how == RanksAs::replicas ? "replicas" : "ranks",
               " of this job are threads of one process"},
-             text({"start it once, with --ranks ", place->world}), place->rank);
+             text({"start it once, with --ranks ", placement->world}), placement->rank);
       }
       // By default there is one replica for each device.
       if (!options.ranks) options.ranks = environment.threads();
@@ -870,11 +870,11 @@ LOCKSTEP_INLINE int launch_as(RanksAs how, int argc, char** argv,
         return launch_ranks(std::move(options), timeout);
       }
       if (how != RanksAs::replicas) {
-        return status_after(run_on_threads(alone_place(*options.ranks)), late, launcher);
+        return status_after(run_on_threads(alone_placement(*options.ranks)), late, launcher);
       }
       replicas = options.ranks;
     }
-    Session session = place ? join_at(*place, timeout) : join_alone(timeout);
+    Session session = placement ? join_at(*placement, timeout) : join_alone(timeout);
     session.set_arguments(options.rest);
     return status_after(run_rank(session, run_one), late, launcher);
   } catch (...) {
@@ -920,16 +920,16 @@ LOCKSTEP_INLINE bool ProgramOptions::finish() {
   return true;
 }
 
-LOCKSTEP_INLINE void ProgramOptions::refuse(std::initializer_list<detail::Word> problem,
+LOCKSTEP_INLINE void ProgramOptions::reject(std::initializer_list<detail::Word> problem,
                                             std::string_view advice) {
   const Error error("launch", detail::text(problem), advice);
   // All ranks have the same command line; one of them reports the error.
   throw speaks_ ? error : error.as_consequence();
 }
 
-LOCKSTEP_INLINE void ProgramOptions::refuse_value(std::string_view name, std::string_view value,
+LOCKSTEP_INLINE void ProgramOptions::reject_value(std::string_view name, std::string_view value,
                                                   std::string_view advice) {
-  refuse({detail::flag_name(detail::text({"--", name})), " is '", value, "'"}, advice);
+  reject({detail::flag_name(detail::text({"--", name})), " is '", value, "'"}, advice);
 }
 
 LOCKSTEP_INLINE std::optional<std::string_view> ProgramOptions::ask(std::string_view name,
@@ -942,16 +942,16 @@ LOCKSTEP_INLINE std::optional<std::string_view> ProgramOptions::ask(std::string_
   auto known = std::find_if(asked_.begin(), asked_.end(), is_asked);
   if (known == asked_.end()) {
     if (name.empty() || name[0] == '-' || name.find_first_of("= ") != std::string_view::npos) {
-      refuse({"an option cannot be called '", name, "'"},
+      reject({"an option cannot be called '", name, "'"},
              "name it without dashes, as in option(\"epochs\", 8)");
     }
     if (detail::find_flag(dashed, reserved_) != nullptr || dashed == "--help" ||
         (is_launched_ && detail::find_flag(dashed, detail::launch_flags) != nullptr)) {
-      refuse({"the program asks for ", dashed, ", which is an option of lockstep's own"},
+      reject({"the program asks for ", dashed, ", which is an option of lockstep's own"},
              "give the program's another name");
     }
     if (is_closed_) {
-      refuse({"the program asks for ", dashed, " when ranks are already at work"},
+      reject({"the program asks for ", dashed, " when ranks are already at work"},
              "ask for all options first: before the job's first operation, and before the session "
              "makes its first group");
     }
@@ -971,7 +971,7 @@ LOCKSTEP_INLINE std::optional<std::string> ProgramOptions::find(const std::strin
   std::optional<std::string> given;
   for (std::size_t i = 1; i < left_.size(); ++i) {
     if (detail::flag_name(left_[i]) != name) continue;
-    if (given) refuse({name, " is given twice"}, "give it once");
+    if (given) reject({name, " is given twice"}, "give it once");
     const std::size_t equals = left_[i].find('=');
     std::size_t words = 1;
     if (equals != std::string::npos) {
@@ -980,7 +980,7 @@ LOCKSTEP_INLINE std::optional<std::string> ProgramOptions::find(const std::strin
       given = "true";
     } else if (i + 1 == left_.size() || i + 1 == behind_ || left_[i + 1].starts_with("--")) {
       const std::string_view example = otherwise.empty() ? "VALUE" : otherwise;
-      refuse({name, " has no value"}, detail::text({"give it one, as in ", name, " ", example}));
+      reject({name, " has no value"}, detail::text({"give it one, as in ", name, " ", example}));
     } else {
       given = left_[i + 1];
       words = 2;
@@ -1028,18 +1028,18 @@ LOCKSTEP_INLINE void ProgramOptions::end(Readers readers) {
         continue;
       }
     }
-    if (is_option) refuse_unknown(left_[i]);
+    if (is_option) reject_unknown(left_[i]);
     // Programs with only a session often read words late, or read `argv` themselves.
     const bool has_readers = is_left_ || !asked_.empty();
     if (readers == Readers::all && has_readers && !is_read_) {
-      refuse({"nothing in this program reads '", left_[i], "'"},
+      reject({"nothing in this program reads '", left_[i], "'"},
              "leave it out; --help prints the options. A program that reads its own arguments "
              "calls arguments() of its session or job first");
     }
   }
 }
 
-LOCKSTEP_INLINE void ProgramOptions::refuse_unknown(const std::string& word) {
+LOCKSTEP_INLINE void ProgramOptions::reject_unknown(const std::string& word) {
   std::vector<detail::Flag> known = detail::flags_of(asked_);
   std::string advice;
   for (const detail::Flag& flag : known)
@@ -1051,7 +1051,7 @@ LOCKSTEP_INLINE void ProgramOptions::refuse_unknown(const std::string& word) {
   known.insert(known.end(), reserved_.begin(), reserved_.end());
   const std::string_view meant = detail::meant_flag(detail::flag_name(word), known);
   if (!meant.empty()) advice = detail::text({"did you mean ", meant, "?"});
-  refuse({"there is no option ", std::string_view(word).substr(0, word.find('='))}, advice);
+  reject({"there is no option ", std::string_view(word).substr(0, word.find('='))}, advice);
 }
 
 LOCKSTEP_INLINE Session::~Session() {
@@ -1064,30 +1064,30 @@ LOCKSTEP_INLINE Session::~Session() {
 LOCKSTEP_INLINE Session join(std::string_view init_method, Rank rank, WorldSize world,
                              std::chrono::milliseconds timeout) {
   if (init_method == "env://") {
-    return detail::join_at(detail::LaunchEnvironment().meeting_place(rank, world), timeout);
+    return detail::join_at(detail::LaunchEnvironment().rendezvous_placement(rank, world), timeout);
   }
   if (init_method.starts_with("file://")) {
     return detail::join_by_file(init_method.substr(7), rank, world, timeout);
   }
   if (init_method.starts_with("tcp://")) {
     const auto store = detail::parse_endpoint("the init method", init_method.substr(6));
-    detail::RankPlacement place("the program", rank, world);
-    place.host = store.host;
-    place.ports = {store.port};
-    place.secret = detail::derived_secret("", store.port, detail::LaunchEnvironment().secret());
-    return detail::join_at(std::move(place), timeout);
+    detail::RankPlacement placement("the program", rank, world);
+    placement.host = store.host;
+    placement.ports = {store.port};
+    placement.secret = detail::derived_secret("", store.port, detail::LaunchEnvironment().secret());
+    return detail::join_at(std::move(placement), timeout);
   }
   detail::fail("join", {"'", init_method, "' is not an init method"},
                "use env://, tcp://host:port or file:///path", rank);
 }
 
 LOCKSTEP_INLINE Session join(std::chrono::milliseconds timeout) {
-  if (detail::LaunchCount::is_under_way()) {
+  if (detail::LaunchCount::is_in_flight()) {
     throw Error("join", "launch has joined this process to its job already",
                 "inside launch use the session that it gives: ProcessGroup group(session)");
   }
-  auto place = detail::LaunchEnvironment().placement();
-  if (place) return detail::join_at(*std::move(place), timeout);
+  auto placement = detail::LaunchEnvironment().placement();
+  if (placement) return detail::join_at(*std::move(placement), timeout);
   // The words of a command line end with zeros.
   const std::string words = '\0' + detail::read_file("/proc/self/cmdline");
   if (words.find(std::string_view("\0--ranks", 8)) != std::string::npos) {

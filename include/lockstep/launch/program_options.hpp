@@ -176,7 +176,7 @@ class ProgramOptions {
       const auto text =
           ask(name, "", otherwise ? "true" : "", help, detail::program_has_options<T>);
       if (!text) return otherwise;
-      if (*text != "true" && *text != "false") refuse_value(name, *text, "give it true or false");
+      if (*text != "true" && *text != "false") reject_value(name, *text, "give it true or false");
       return *text == "true";
     } else if constexpr (detail::OptionType<T>) {
       constexpr bool is_whole = std::integral<T>;
@@ -187,11 +187,11 @@ class ProgramOptions {
       if (number) return *number;
       if constexpr (is_whole) {
         using Limits = std::numeric_limits<T>;
-        refuse_value(
+        reject_value(
             name, *text,
             detail::text({"give it a whole number from ", Limits::min(), " to ", Limits::max()}));
       }
-      refuse_value(name, *text, "give it a number");
+      reject_value(name, *text, "give it a number");
     } else {
       return otherwise;
     }
@@ -231,10 +231,10 @@ class ProgramOptions {
   std::optional<std::string> find(const std::string& name, bool has_value,
                                   std::string_view otherwise);
   void end(Readers readers);
-  [[noreturn]] void refuse(std::initializer_list<detail::Word> problem, std::string_view advice);
-  [[noreturn]] void refuse_value(std::string_view name, std::string_view value,
+  [[noreturn]] void reject(std::initializer_list<detail::Word> problem, std::string_view advice);
+  [[noreturn]] void reject_value(std::string_view name, std::string_view value,
                                  std::string_view advice);
-  [[noreturn]] void refuse_unknown(const std::string& word);
+  [[noreturn]] void reject_unknown(const std::string& word);
 
   std::vector<std::string> left_;   // without `--`
   std::size_t behind_ = 0;          // the index of the first word after `--`

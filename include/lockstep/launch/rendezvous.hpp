@@ -95,8 +95,8 @@ std::string host_identity();
 
 /// `name` with a number from 1, so that the second communicator of one name does not find the keys
 /// of the first. Ranks count separately: all create communicators of one name in the same order.
-inline std::string numbered_meeting(Store& store, Rank rank, std::string_view backend,
-                                    std::string_view name) {
+inline std::string numbered_rendezvous(Store& store, Rank rank, std::string_view backend,
+                                       std::string_view name) {
   const std::string counter = text({"lockstep/", backend, "/", name, "/joined/", rank.value()});
   return text({name, ".", static_cast<std::size_t>(store.add(counter, 1))});
 }

@@ -80,9 +80,9 @@ class Store {
   using Operation = detail::store_protocol::Operation;
   Store(std::shared_ptr<detail::StoreClient> client, Milliseconds timeout)
       : timeout_(timeout), client_(std::move(client)) {}
-  std::vector<std::string> meet(std::string_view operation, std::string_view name, Rank rank,
-                                WorldSize world, std::string_view value,
-                                std::optional<Milliseconds> limit);
+  std::vector<std::string> gather_from_all(std::string_view operation, std::string_view name,
+                                           Rank rank, WorldSize world, std::string_view value,
+                                           std::optional<Milliseconds> limit);
 
   Milliseconds timeout_;
   std::shared_ptr<detail::StoreClient> client_;

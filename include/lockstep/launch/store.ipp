@@ -46,13 +46,13 @@ class StoreClient {
       sleep_for(pause / 2 + pause * chance / 256);
       pause = std::min(pause * 2, Milliseconds(100));
     } while (!deadline.passed());
-    std::string places;
+    std::string endpoints;
     for (std::uint16_t port : ports) {
-      if (!places.empty()) places += " or ";
-      places += endpoint_text(host_, port);
+      if (!endpoints.empty()) endpoints += " or ";
+      endpoints += endpoint_text(host_, port);
     }
     fail("connect",
-         {"the job's store did not answer at ", places, " within ", seconds_text(timeout), " (",
+         {"the job's store did not answer at ", endpoints, " within ", seconds_text(timeout), " (",
           why, ")"},
          "check that rank 0 or the launcher runs there, and that all ranks were given the "
          "same address, port and secret");
@@ -130,13 +130,13 @@ class StoreClient {
     fail_at(name, done == Transfer::closed ? "closed the connection" : "does not answer");
   }
 
-  /// The reply, unless it is missing or refuses the request.
+  /// The reply, unless it is missing or rejects the request.
   std::string checked(const std::shared_ptr<StoreConnection>& over, std::string_view name,
                       std::string_view key, Transfer done, std::string reply) {
     check(over, name, done);
     if (reply.empty()) fail_at(name, "sent something that is no reply");
-    if (reply.front() != static_cast<char>(store_protocol::Status::refused)) return reply;
-    // Without the prefix that `Store::meet` adds.
+    if (reply.front() != static_cast<char>(store_protocol::Status::rejected)) return reply;
+    // Without the prefix that `Store::gather_from_all` adds.
     if (key.starts_with(text({name, "/"}))) key.remove_prefix(name.size() + 1);
     fail(name, {"'", key, "': ", rest_of(reply).text()},
          "use each name for one purpose, from every rank the same way");
@@ -225,20 +225,21 @@ LOCKSTEP_INLINE bool Store::erase(std::string_view key) {
 
 LOCKSTEP_INLINE void Store::barrier(std::string_view name, Rank rank, WorldSize world,
                                     std::optional<Milliseconds> limit) {
-  meet("barrier", name, rank, world, "", limit);
+  gather_from_all("barrier", name, rank, world, "", limit);
 }
 
 LOCKSTEP_INLINE std::vector<std::string> Store::gather(std::string_view name, Rank rank,
                                                        WorldSize world, std::string_view value,
                                                        std::optional<Milliseconds> limit) {
-  return meet("gather", name, rank, world, value, limit);
+  return gather_from_all("gather", name, rank, world, value, limit);
 }
 
 /// A barrier is a gather of empty values, in a namespace of its own.
-LOCKSTEP_INLINE std::vector<std::string> Store::meet(std::string_view operation,
-                                                     std::string_view name, Rank rank,
-                                                     WorldSize world, std::string_view value,
-                                                     std::optional<Milliseconds> limit) {
+LOCKSTEP_INLINE std::vector<std::string> Store::gather_from_all(std::string_view operation,
+                                                                std::string_view name, Rank rank,
+                                                                WorldSize world,
+                                                                std::string_view value,
+                                                                std::optional<Milliseconds> limit) {
   const Milliseconds waiting = limit.value_or(timeout_);
   const std::string key = detail::text({operation, "/", name});
   const std::string reply = client_->request(

@@ -100,8 +100,8 @@ enum class Operation : std::uint8_t {
   cancel
 };
 
-/// `missing`: no value, or cancelled; lists the missing ranks of a gather. `refused`: invalid.
-enum class Status : std::uint8_t { ok = 1, missing, refused };
+/// `missing`: no value, or cancelled; lists the missing ranks of a gather. `rejected`: invalid.
+enum class Status : std::uint8_t { ok = 1, missing, rejected };
 
 class Writer {
  public:

@@ -186,7 +186,7 @@ class StoreTable {
     const char* const last = value.data() + value.size();
     const auto [end, error] = std::from_chars(value.data(), last, number);
     if (!value.empty() && (error != std::errc{} || end != last)) {
-      answer(from, Status::refused, "its value is not a number");
+      answer(from, Status::rejected, "its value is not a number");
       return;
     }
     const std::string sum =
@@ -198,19 +198,19 @@ class StoreTable {
   void gather(StoreCaller from, const std::string& key, const Request& request) {
     const std::size_t rank = request.rank;
     const std::size_t world = request.world;
-    const auto refuse = [&](const std::string& why) { answer(from, Status::refused, why); };
+    const auto reject = [&](const std::string& why) { answer(from, Status::rejected, why); };
     if (rank >= world || world > store_protocol::max_world) {
-      return refuse(text({"rank ", rank, " is not in a world of ", world}));
+      return reject(text({"rank ", rank, " is not in a world of ", world}));
     }
     Entry& round = entries_[key];
     if (round.sleepers.empty()) round.pieces.resize(world);
     if (round.pieces.size() != world) {
-      return refuse(text({"others wait in it as a world of ", round.pieces.size(),
+      return reject(text({"others wait in it as a world of ", round.pieces.size(),
                           ", and this rank counts ", world}));
     }
-    if (round.pieces[rank]) return refuse(text({"rank ", rank, " waits in it already"}));
+    if (round.pieces[rank]) return reject(text({"rank ", rank, " waits in it already"}));
     if (round.bytes + request.value.size() > store_protocol::max_gathered_bytes) {
-      return refuse("all ranks together give it more than 16 MiB");
+      return reject("all ranks together give it more than 16 MiB");
     }
     round.bytes += request.value.size();
     round.pieces[rank] = request.value;
@@ -229,7 +229,7 @@ class StoreTable {
   static std::string gathered(const std::vector<std::optional<std::string>>& pieces) {
     std::vector<std::string_view> different;
     store_protocol::Writer texts;
-    store_protocol::Writer places;
+    store_protocol::Writer positions;
     for (const std::optional<std::string>& given : pieces) {
       // NOLINTNEXTLINE(bugprone-unchecked-optional-access): all pieces have come
       const std::string& piece = *given;
@@ -240,12 +240,12 @@ class StoreTable {
         different.push_back(piece);
         texts.text(piece);
       }
-      places.u32(static_cast<std::uint32_t>(at));
+      positions.u32(static_cast<std::uint32_t>(at));
     }
     store_protocol::Writer all;
     all.byte(static_cast<std::uint8_t>(Status::ok));
     all.u32(static_cast<std::uint32_t>(different.size())).raw(texts.bytes());
-    if (different.size() > 1) all.raw(places.bytes());
+    if (different.size() > 1) all.raw(positions.bytes());
     return all.bytes();
   }
 

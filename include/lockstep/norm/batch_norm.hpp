@@ -126,7 +126,7 @@ class BatchNorm : public detail::NormLayer<Text, Features, T> {
           detail::channel_shape(name, x, step.param(Weight{}).extent(0));
       detail::require_equal_shapes(name, x, residual, y);
       if constexpr (std::remove_cvref_t<Step>::is_training())
-        detail::require_apart(name, x, y, detail::NormFault::input);
+        detail::require_no_overlap(name, x, y, detail::NormFault::input);
       auto& work = memory_.template get<WorkOf<Step>>();
       memory_.keep({});  // until the new statistics are complete
       settle(work, step, shape, x.data_handle());
@@ -161,7 +161,7 @@ class BatchNorm : public detail::NormLayer<Text, Features, T> {
       }
       static_cast<void>(is_new);
       if (shape.count() == 1) [[unlikely]]
-        detail::refuse_norm(name, detail::NormFault::values);
+        detail::reject_norm(name, detail::NormFault::values);
       work.measure_alone(stream, shape, x, options_, running);
     }
   }
@@ -178,8 +178,9 @@ class BatchNorm : public detail::NormLayer<Text, Features, T> {
       const detail::NormShape shape =
           detail::channel_shape(name, x, step.param(Weight{}).extent(0));
       detail::require_equal_shapes(name, x, y, dy, dx, dresidual);
-      memory_.require_kept(name, shape);
-      if constexpr (adds) detail::require_apart(name, dx, dresidual, detail::NormFault::residual);
+      memory_.require_saved(name, shape);
+      if constexpr (adds)
+        detail::require_no_overlap(name, dx, dresidual, detail::NormFault::residual);
       work.template reduce_backward<Fused>(
           stream, shape, x.data_handle(), adds ? y.data_handle() : nullptr, dy.data_handle(),
           affine(step), Base::affine_gradients(step), adds ? dresidual.data_handle() : nullptr);

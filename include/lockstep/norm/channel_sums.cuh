@@ -17,13 +17,13 @@
 namespace lockstep::detail {
 
 /// Mean and inverse deviation of a channel or row, read by one load.
-struct alignas(16) KeptNumbers {
+struct alignas(16) SavedStatistics {
   double mean;
   double inverse;  // 1 / deviation
 };
 
-__device__ inline KeptNumbers load_kept(const KeptNumbers* kept) {
-  const auto both = *reinterpret_cast<const double2*>(kept);
+__device__ inline SavedStatistics load_saved(const SavedStatistics* saved) {
+  const auto both = *reinterpret_cast<const double2*>(saved);
   return {both.x, both.y};
 }
 
@@ -37,12 +37,12 @@ struct ChannelNumbers {
 
   ChannelNumbers() = default;
   template <class W>
-  __device__ ChannelNumbers(const KeptNumbers& kept, const NormAffine<W>& affine,
+  __device__ ChannelNumbers(const SavedStatistics& saved, const NormAffine<W>& affine,
                             std::size_t channel)
-      : mean(kept.mean),
+      : mean(saved.mean),
         scale(static_cast<A>(
             static_cast<double>(static_cast<Accumulator<W>>(affine.weight[channel])) *
-            kept.inverse)),
+            saved.inverse)),
         shift(static_cast<A>(static_cast<Accumulator<W>>(affine.bias[channel]))) {}
 
   __device__ A normalised(A deviation) const { return std::fma(deviation, scale, shift); }
@@ -114,7 +114,7 @@ __device__ inline ChannelSums load_sums(const ChannelSums* from) {
 /// `finish.end()` after all channels.
 struct Where {
   unsigned packet;
-  unsigned place;
+  unsigned index;
 };
 template <std::size_t N>
 __device__ auto all_packets() {

@@ -92,12 +92,13 @@ struct RowPart {
   __device__ std::size_t stride() const { return std::size_t{row_packets} * lanes; }
 };
 
-/// y = (x - mean) * inverse deviation * weight + bias. Saves the statistics if `kept` is not null;
+/// y = (x - mean) * inverse deviation * weight + bias. Saves the statistics if `saved` is not null;
 /// `share` is 1 / features.
 template <std::size_t N, class T, class W>
 LOCKSTEP_KERNEL __launch_bounds__(channel_threads)
-    normalise_rows_of(const T* x, T* y, NormAffine<W> affine, KeptNumbers* kept, std::size_t rows,
-                      std::size_t features, double share, double eps, ColumnTile tile) {
+    normalise_rows_of(const T* x, T* y, NormAffine<W> affine, SavedStatistics* saved,
+                      std::size_t rows, std::size_t features, double share, double eps,
+                      ColumnTile tile) {
   using A = Accumulator<T>;
   const RowPart<N> part(tile, rows, features);
   const MomentTerm<T> term{x};
@@ -128,7 +129,7 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads)
   const double variance = (sums.second - apart * sums.first) * share;
   const double inverse = 1 / std::sqrt(static_cast<A>((variance < 0 ? 0 : variance) + eps));
   const double row_mean = origin + apart;
-  if (kept != nullptr && part.lane == 0) kept[part.row] = {row_mean, inverse};
+  if (saved != nullptr && part.lane == 0) saved[part.row] = {row_mean, inverse};
   const SplitMean<A> mean(row_mean);
   const A scale = static_cast<A>(inverse);
   for (std::size_t packet = part.lane; packet < part.packets(); packet += part.stride()) {
@@ -150,7 +151,7 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads)
 /// The input's gradient (see `LayerNormWork::backward`) for rows too long for `gradients_of_rows`.
 template <std::size_t N, class T, class W>
 LOCKSTEP_KERNEL __launch_bounds__(channel_threads)
-    gradient_of_rows(const T* x, const T* dy, T* dx, const W* weights, const KeptNumbers* kept,
+    gradient_of_rows(const T* x, const T* dy, T* dx, const W* weights, const SavedStatistics* saved,
                      std::size_t rows, std::size_t features, ColumnTile tile) {
   using A = Accumulator<T>;
   const RowPart<N> part(tile, rows, features);
@@ -169,7 +170,7 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads)
         mean.deviation(static_cast<A>(loaded[u].x.at[i])));
     }
   };
-  const KeptNumbers own = part.inside ? load_kept(kept + part.row) : KeptNumbers{0, 0};
+  const SavedStatistics own = part.inside ? load_saved(saved + part.row) : SavedStatistics{0, 0};
   const SplitMean<A> mean(own.mean);
   ChannelSums sums{};
   for (std::size_t packet = part.lane; packet < part.packets(); packet += part.stride()) {
@@ -212,12 +213,12 @@ struct RowGradientTerm {
   struct Channel {};
   template <std::size_t N>
   struct Loaded : NormPackets<T, N> {
-    KeptNumbers row;
+    SavedStatistics row;
   };
 
   const T* x;
   const T* dy;
-  const KeptNumbers* kept;
+  const SavedStatistics* saved;
 
   __device__ Channel channel(std::size_t, std::size_t) const { return {}; }
   template <std::size_t N>
@@ -225,11 +226,11 @@ struct RowGradientTerm {
     Loaded<N> loaded;
     loaded.x = load_packet<Caching::keep, N>(x + at);
     loaded.dy = load_packet<Caching::keep, N>(dy + at);
-    loaded.row = load_kept(kept + row);
+    loaded.row = load_saved(saved + row);
     return loaded;
   }
-  template <unsigned Count, class L, class Place>
-  __device__ static void add(const Channel&, const L* loaded, const Place& where,
+  template <unsigned Count, class L, class Index>
+  __device__ static void add(const Channel&, const L* loaded, const Index& where,
                              ChannelSums& sums) {
     A sum = 0;
     A products = 0;
@@ -238,8 +239,8 @@ struct RowGradientTerm {
       const Where at = where(k);
       const L& own = loaded[at.packet];
       const SplitMean<A> mean(own.row.mean);
-      const A gradient = static_cast<A>(own.dy.at[at.place]);
-      const A deviation = mean.deviation(static_cast<A>(own.x.at[at.place]));
+      const A gradient = static_cast<A>(own.dy.at[at.index]);
+      const A deviation = mean.deviation(static_cast<A>(own.x.at[at.index]));
       sum += gradient;
       products = std::fma(gradient, deviation * static_cast<A>(own.row.inverse), products);
     }
@@ -304,7 +305,7 @@ struct HeldRow {
   static constexpr bool loads_ahead = row_columns * sizeof(T) <= 32 && N != 1;
   Packet<T, N> x[packets];
   Packet<T, N> dy[packets];
-  KeptNumbers numbers;
+  SavedStatistics numbers;
 };
 
 /// Normalises values of a row in two instructions.
@@ -314,10 +315,10 @@ struct RowNumbers {
   A scale;
   A shift;  // the low part of the mean, scaled
 
-  __device__ explicit RowNumbers(const KeptNumbers& kept) {
-    const SplitMean<A> split(kept.mean);
+  __device__ explicit RowNumbers(const SavedStatistics& saved) {
+    const SplitMean<A> split(saved.mean);
     mean = split.high;
-    scale = static_cast<A>(kept.inverse);
+    scale = static_cast<A>(saved.inverse);
     shift = -split.low * scale;
   }
   __device__ A normalised(A value) const { return std::fma(value - mean, scale, shift); }
@@ -339,9 +340,9 @@ struct HeldColumns {
 /// and the sums of dy and dy * n stay in registers before they go to `block_sums`. dx may be dy.
 template <std::size_t N, class T, class W>
 LOCKSTEP_KERNEL __launch_bounds__(channel_threads, sizeof(Accumulator<T>) == 8 || N == 1 ? 1 : 2)
-    gradients_of_rows(const T* x, const T* dy, T* dx, const W* weights, const KeptNumbers* kept,
-                      ColumnSums<T>* block_sums, std::size_t rows, std::size_t features,
-                      ColumnTile tile) {
+    gradients_of_rows(const T* x, const T* dy, T* dx, const W* weights,
+                      const SavedStatistics* saved, ColumnSums<T>* block_sums, std::size_t rows,
+                      std::size_t features, ColumnTile tile) {
   using A = Accumulator<T>;
   using Held = HeldRow<N, T>;
   const HeldColumns<N> columns{features, tile};
@@ -357,7 +358,7 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads, sizeof(Accumulator<T>) == 8 |
       held.x[u] = load_packet<Caching::stream, N>(x + at);
       held.dy[u] = load_packet<Caching::stream, N>(dy + at);
     }
-    held.numbers = inside ? load_kept(kept + row) : KeptNumbers{0, 0};
+    held.numbers = inside ? load_saved(saved + row) : SavedStatistics{0, 0};
     return held;
   };
   // Calls f(i, dy, g, n) for the elements of a packet.
@@ -487,7 +488,7 @@ class LayerNormWork<DeviceMemory> {
           launch_kernel<normalise_rows_of<N, Value, Weight>>(
               "layer norm", stream, row_blocks(rows, tile), channel_threads,
               static_cast<const Value*>(x), static_cast<Value*>(y),
-              NormAffine<Weight>{affine.weight, affine.bias}, Keeps ? kept() : nullptr, rows,
+              NormAffine<Weight>{affine.weight, affine.bias}, Keeps ? saved() : nullptr, rows,
               features, 1 / static_cast<double>(features), eps, tile);
         });
   }
@@ -513,7 +514,7 @@ class LayerNormWork<DeviceMemory> {
         launch_kernel<gradients_of_rows<N, Value, Weight>>(
             "gradients of a layer norm", stream, of_rows, channel_threads,
             static_cast<const Value*>(x), static_cast<const Value*>(dy), static_cast<Value*>(dx),
-            static_cast<const Weight*>(affine.weight), static_cast<const KeptNumbers*>(kept()),
+            static_cast<const Weight*>(affine.weight), static_cast<const SavedStatistics*>(saved()),
             column_sums<Value>(), rows, features, tile);
       });
       launch_kernel<add_row_blocks<Value, SameElement<G>>>(
@@ -523,24 +524,24 @@ class LayerNormWork<DeviceMemory> {
     }
     // Before dx is written, which may be dy.
     launch_column_sums("gradients of a layer norm's weights", stream, NormShape{rows, features, 1},
-                       are_aligned({x, dy}), RowGradientTerm<Value>{x, dy, kept()}, blocks(),
+                       are_aligned({x, dy}), RowGradientTerm<Value>{x, dy, saved()}, blocks(),
                        write);
     with_packets<Value>(features, aligned, [&]<std::size_t N>() {
       const ColumnTile tile = row_tile(features / N);
       launch_kernel<gradient_of_rows<N, Value, Weight>>(
           "gradient of a layer norm", stream, row_blocks(rows, tile), channel_threads,
           static_cast<const Value*>(x), static_cast<const Value*>(dy), static_cast<Value*>(dx),
-          static_cast<const Weight*>(affine.weight), static_cast<const KeptNumbers*>(kept()), rows,
-          features, tile);
+          static_cast<const Weight*>(affine.weight), static_cast<const SavedStatistics*>(saved()),
+          rows, features, tile);
     });
   }
 
  private:
-  /// Captured steps refer to the memory of statistics, so old arrays are kept.
+  /// Captured steps refer to the memory of statistics, so old arrays are saved.
   void reserve(std::size_t rows, std::size_t features, std::size_t row_sums) {
     if (rows > rows_) {
       rows_ = std::max(rows, 2 * rows_);
-      kept_.emplace_back(rows_);
+      saved_.emplace_back(rows_);
     }
     const std::size_t sums =
         is_held_row(features) ? row_sums : most_block_sums(features) * sizeof(ChannelSums);
@@ -551,7 +552,7 @@ class LayerNormWork<DeviceMemory> {
     }
   }
 
-  KeptNumbers* kept() const { return kept_.back().data(); }
+  SavedStatistics* saved() const { return saved_.back().data(); }
   template <class T>
   ColumnSums<T>* column_sums() const {
     return reinterpret_cast<ColumnSums<T>*>(block_sums_.data());
@@ -562,7 +563,7 @@ class LayerNormWork<DeviceMemory> {
 
   std::size_t rows_ = 0;
   std::size_t features_ = 0;
-  std::vector<DeviceElements<KeptNumbers>> kept_;  // the last one is the largest
+  std::vector<DeviceElements<SavedStatistics>> saved_;  // the last one is the largest
   DeviceArena block_sums_{0};
   DeviceElements<unsigned> arrived_;
 };

@@ -44,16 +44,16 @@ struct MomentTerm {
   __device__ Loaded<N> load(std::size_t at, std::size_t) const {
     return load_packet<Caching::keep, N>(x + at);  // normalising reads it next
   }
-  template <unsigned Count, class L, class Place>
-  __device__ static void add(const Channel& channel, const L* loaded, const Place& where,
+  template <unsigned Count, class L, class Index>
+  __device__ static void add(const Channel& channel, const L* loaded, const Index& where,
                              ChannelSums& sums) {
-    const A first = static_cast<A>(loaded[where(0).packet].at[where(0).place]);
+    const A first = static_cast<A>(loaded[where(0).packet].at[where(0).index]);
     A sum = 0;
     A squares = 0;
 #pragma unroll
     for (unsigned k = 1; k < Count; ++k) {
       const Where at = where(k);
-      const A deviation = static_cast<A>(loaded[at.packet].at[at.place]) - first;
+      const A deviation = static_cast<A>(loaded[at.packet].at[at.index]) - first;
       sum += deviation;
       squares = std::fma(deviation, deviation, squares);
     }
@@ -87,15 +87,15 @@ struct KeepPacket {
 };
 
 /// A layer's statistics from forward to backward, in device memory.
-struct KeptMoments {
-  KeptNumbers* channels;
+struct SavedMoments {
+  SavedStatistics* channels;
   double* share;  // 1 / count of values over all ranks
 };
 
 template <class R>
 struct SettleChannel {
   static constexpr bool ends = true;
-  KeptMoments kept;
+  SavedMoments saved;
   BatchNormOptions options;
   NormRunning<R> running;
   double count;
@@ -112,8 +112,8 @@ struct SettleChannel {
     const auto update = [&](R& value, double before, double of_batch) {
       value = static_cast<R>(static_cast<A>(updated_running(before, of_batch, share)));
     };
-    kept.channels[c] = {moments.mean, inverse_deviation(moments.m2 / values, options.eps)};
-    if (c == 0) *kept.share = 1 / values;
+    saved.channels[c] = {moments.mean, inverse_deviation(moments.m2 / values, options.eps)};
+    if (c == 0) *saved.share = 1 / values;
     update(running.mean[c], mean, moments.mean);
     update(running.variance[c], variance, unbiased_variance(moments.m2, values));
   }
@@ -149,11 +149,11 @@ struct GradientTerm {
   const T* y;
   const T* dy;
   T* dresidual;
-  const KeptNumbers* kept;
+  const SavedStatistics* saved;
   NormAffine<W> affine;
 
   __device__ Channel channel(std::size_t c, std::size_t) const {
-    return Channel(load_kept(kept + c), affine, c);
+    return Channel(load_saved(saved + c), affine, c);
   }
   template <std::size_t N>
   __device__ Loaded<N> load(std::size_t at, std::size_t) const {
@@ -167,8 +167,8 @@ struct GradientTerm {
   __device__ void store(std::size_t at, const Loaded<N>& loaded) const {
     store_packet<Caching::keep>(dresidual + at, loaded.dy);
   }
-  template <unsigned Count, class L, class Place>
-  __device__ static void add(const Channel& channel, L* loaded, const Place& where,
+  template <unsigned Count, class L, class Index>
+  __device__ static void add(const Channel& channel, L* loaded, const Index& where,
                              ChannelSums& sums) {
     A sum = 0;
     A products = 0;
@@ -176,14 +176,14 @@ struct GradientTerm {
     for (unsigned k = 0; k < Count; ++k) {
       const Where at = where(k);
       L& own = loaded[at.packet];
-      const A deviation = channel.mean.deviation(static_cast<A>(own.x.at[at.place]));
-      A gradient = static_cast<A>(own.dy.at[at.place]);
+      const A deviation = channel.mean.deviation(static_cast<A>(own.x.at[at.index]));
+      A gradient = static_cast<A>(own.dy.at[at.index]);
       if constexpr (F == Fusion::relu) {
         if (is_stopped(static_cast<T>(channel.normalised(deviation)))) gradient = 0;
       }
       if constexpr (F == Fusion::add_relu) {
-        if (is_stopped(own.y.at[at.place])) gradient = 0;
-        own.dy.at[at.place] = static_cast<T>(gradient);
+        if (is_stopped(own.y.at[at.index])) gradient = 0;
+        own.dy.at[at.index] = static_cast<T>(gradient);
       }
       sum += gradient;
       products = std::fma(gradient, deviation, products);
@@ -208,14 +208,14 @@ struct KeepGradients {
   static constexpr bool ends = false;
   double* sums;
   std::size_t channels;
-  const KeptNumbers* kept;
+  const SavedStatistics* saved;
   NormAffineGradients<G> gradients;
 
   template <class Channel>
   __device__ void operator()(std::size_t c, const Channel&, const ChannelSums& total) const {
     sums[c] = total.first;
     sums[channels + c] = total.second;
-    write_gradients(gradients, c, total.first, total.second * kept[c].inverse);
+    write_gradients(gradients, c, total.first, total.second * saved[c].inverse);
   }
 };
 
@@ -232,11 +232,11 @@ struct NormaliseMap {
   const T* x;
   const T* residual;
   T* y;
-  const KeptNumbers* kept;
+  const SavedStatistics* saved;
   NormAffine<W> affine;
 
   __device__ Channel channel(std::size_t c) const {
-    return Channel(load_kept(kept + c), affine, c);
+    return Channel(load_saved(saved + c), affine, c);
   }
   template <std::size_t N>
   __device__ Loaded<N> load(std::size_t at) const {
@@ -275,15 +275,15 @@ struct InputGradientMap {
   const T* x;
   const T* dy;
   T* dx;
-  KeptMoments kept;
+  SavedMoments saved;
   const double* sums;
   std::size_t channels;
   NormAffine<W> affine;
 
   __device__ Channel channel(std::size_t c) const {
-    const KeptNumbers own = load_kept(kept.channels + c);
+    const SavedStatistics own = load_saved(saved.channels + c);
     const ChannelNumbers<A> numbers(own, affine, c);
-    const double factor = -static_cast<double>(numbers.scale) * *kept.share;
+    const double factor = -static_cast<double>(numbers.scale) * *saved.share;
     Channel channel;
     static_cast<ChannelNumbers<A>&>(channel) = numbers;
     channel.slope = static_cast<A>(factor * own.inverse * own.inverse * sums[channels + c]);
@@ -359,7 +359,7 @@ template <std::size_t N, class Map>
 LOCKSTEP_KERNEL __launch_bounds__(MapShape::threads)
     map_runs(Map map, FlatChannels flat, std::size_t count) {
   const FlatPass<Map> pass{map, flat};
-  sweep_tile<MapShape, N>(pass, gridDim.x - 1 - blockIdx.x, count);
+  pass_over_tile<MapShape, N>(pass, gridDim.x - 1 - blockIdx.x, count);
 }
 
 /// An elementwise pass over a matrix: threads hold the constants of their columns.
@@ -437,7 +437,7 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads)
                    SettleChannel<R> settle, BlockSums blocks) {
   const double count = count_of_packets(packets, world, channels);
   if (count == 0) {  // keep the running statistics
-    if (blockIdx.x == 0 && threadIdx.x == 0) *settle.kept.share = 0;
+    if (blockIdx.x == 0 && threadIdx.x == 0) *settle.saved.share = 0;
     return;
   }
   const std::size_t c = std::size_t{blockIdx.x} * channel_threads + threadIdx.x;
@@ -448,14 +448,14 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads)
 /// Uses the running statistics, one thread per channel. The batch has no share in them.
 template <class R>
 LOCKSTEP_KERNEL __launch_bounds__(channel_threads)
-    keep_running(KeptMoments kept, std::size_t channels, double eps, NormRunning<R> running) {
+    keep_running(SavedMoments saved, std::size_t channels, double eps, NormRunning<R> running) {
   const std::size_t c = std::size_t{blockIdx.x} * channel_threads + threadIdx.x;
   if (c >= channels) return;
   using A = Accumulator<R>;
   const auto mean = static_cast<double>(static_cast<A>(running.mean[c]));
   const auto variance = static_cast<double>(static_cast<A>(running.variance[c]));
-  kept.channels[c] = {mean, inverse_deviation(variance, eps)};
-  if (c == 0) *kept.share = 0;
+  saved.channels[c] = {mean, inverse_deviation(variance, eps)};
+  if (c == 0) *saved.share = 0;
 }
 
 /// Are all arrays aligned to 16 bytes? Null is.
@@ -486,7 +486,7 @@ class NormWork<DeviceMemory> {
     const bool is_new = channels != channels_;
     if (is_new) {
       channels_ = channels;
-      kept_ = DeviceElements<KeptNumbers>(channels);
+      saved_ = DeviceElements<SavedStatistics>(channels);
       share_ = DeviceElements<double>(1);
       sums_ = DeviceElements<double>(2 * channels);
       packet_ = DeviceElements<double>(packet_doubles(channels));
@@ -534,7 +534,7 @@ class NormWork<DeviceMemory> {
   void settle_from_running(cudaStream_t stream, const NormShape&, const BatchNormOptions& options,
                            const NormRunning<R>& running) {
     launch_kernel<keep_running<SameElement<R>>>("running statistics", stream,
-                                                channel_blocks(channels_), channel_threads, kept(),
+                                                channel_blocks(channels_), channel_threads, saved(),
                                                 channels_, options.eps, same(running));
   }
 
@@ -543,7 +543,7 @@ class NormWork<DeviceMemory> {
                  const NormAffine<W>& affine, const T* residual, T* y) {
     if (shape.size() == 0) return;
     launch_map("normalising", stream, shape, are_aligned({x, residual, y}),
-               NormaliseMap<Fused, SameElement<T>, SameElement<W>>{x, residual, y, kept().channels,
+               NormaliseMap<Fused, SameElement<T>, SameElement<W>>{x, residual, y, saved().channels,
                                                                    same(affine)});
   }
 
@@ -559,9 +559,9 @@ class NormWork<DeviceMemory> {
     }
     using Term = GradientTerm<Fused, SameElement<T>, SameElement<W>>;
     sum<Term>("sums of gradients", stream, shape, {x, y, dy, dresidual},
-              {x, y, dy, dresidual, kept().channels, same(affine)},
+              {x, y, dy, dresidual, saved().channels, same(affine)},
               KeepGradients<SameElement<G>>{
-                  sums().data(), channels_, kept().channels, {gradients.weight, gradients.bias}});
+                  sums().data(), channels_, saved().channels, {gradients.weight, gradients.bias}});
   }
 
   template <Fusion Fused, class T, class W>
@@ -570,11 +570,11 @@ class NormWork<DeviceMemory> {
     if (shape.size() == 0) return;
     launch_map("gradient of a batch norm", stream, shape, are_aligned({x, dy, dx}),
                InputGradientMap<Fused, SameElement<T>, SameElement<W>>{
-                   x, dy, dx, kept(), sums().data(), channels_, same(affine)});
+                   x, dy, dx, saved(), sums().data(), channels_, same(affine)});
   }
 
  private:
-  KeptMoments kept() const { return {kept_.data(), share_.data()}; }
+  SavedMoments saved() const { return {saved_.data(), share_.data()}; }
   BlockSums blocks() const { return {block_sums_.data(), arrived_.data()}; }
 
   template <class Term, class Finish>
@@ -599,11 +599,11 @@ class NormWork<DeviceMemory> {
   template <class R>
   SettleChannel<SameElement<R>> settling(const BatchNormOptions& options,
                                          const NormRunning<R>& running, double count) const {
-    return {kept(), options, same(running), count};
+    return {saved(), options, same(running), count};
   }
 
   std::size_t channels_ = 0;
-  DeviceElements<KeptNumbers> kept_;
+  DeviceElements<SavedStatistics> saved_;
   DeviceElements<double> share_;
   DeviceElements<double> sums_;
   DeviceElements<double> packet_;

@@ -16,7 +16,7 @@ namespace lockstep::detail {
 using DropoutShape = PassShape<256, 4>;
 
 template <class T>
-struct DropoutSweep {
+struct DropoutPass {
   using A = Accumulator<T>;
 
   const T* from;
@@ -54,8 +54,8 @@ template <class Shape, std::size_t N, class T>
 LOCKSTEP_KERNEL __launch_bounds__(Shape::threads)
     drop_elements(DeviceLayerRandom random, std::uint64_t below, Accumulator<T> scale,
                   const T* from, T* to, std::size_t count) {
-  DropoutSweep<T> sweep{from, to, random.numbers(), below, scale};
-  sweep_tile<Shape, N>(sweep, blockIdx.x, count);
+  DropoutPass<T> pass{from, to, random.numbers(), below, scale};
+  pass_over_tile<Shape, N>(pass, blockIdx.x, count);
 }
 
 template <>

@@ -94,7 +94,7 @@ class Dropout {
   void forward(Step& step, const X& x, const Y& y) const {
     if constexpr (detail::require_layer_views<detail::StepMemory<Step>, X, Y>()) {
       if (x.size() != y.size()) [[unlikely]]
-        refuse(x.size(), y.size());
+        reject(x.size(), y.size());
       using Pass = detail::DropoutPass<typename X::memory>;
       const typename X::value_type* const from = x.data_handle();
       if constexpr (!Step::is_training()) {
@@ -114,17 +114,17 @@ class Dropout {
 
  private:
   Dropout(detail::LayerHash layer, std::string_view name, double p) : layer_(layer), p_(p) {
-    if (!(p >= 0 && p <= 1)) refuse(name, p);
+    if (!(p >= 0 && p <= 1)) reject(name, p);
     rule_.below = static_cast<std::uint64_t>(std::llround(p * 0x1p32));
     rule_.scale = p < 1 ? 1 / (1 - p) : 0;
   }
 
-  [[noreturn, gnu::cold, gnu::noinline]] static void refuse(std::string_view name, double p) {
+  [[noreturn, gnu::cold, gnu::noinline]] static void reject(std::string_view name, double p) {
     const std::string number = std::to_string(p);
     detail::fail("Dropout", {"the probability of ", name, " is ", number},
                  "give it a number from 0 to 1");
   }
-  [[noreturn, gnu::cold, gnu::noinline]] static void refuse(std::size_t from, std::size_t to) {
+  [[noreturn, gnu::cold, gnu::noinline]] static void reject(std::size_t from, std::size_t to) {
     detail::fail("Dropout",
                  {has_name ? Text.view() : std::string_view("a layer"), " reads ", from,
                   " elements and writes ", to},

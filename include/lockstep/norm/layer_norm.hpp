@@ -26,11 +26,11 @@ class LayerNormWork<HostMemory> {
     using A = Accumulator<T>;
     const A* const weight = widened<A>(affine.weight, features, 0);
     const A* const bias = widened<A>(affine.bias, features, 1);
-    if constexpr (Keeps) kept_.resize(rows);
+    if constexpr (Keeps) saved_.resize(rows);
     for (std::size_t row = 0; row != rows; ++row, x += features, y += features) {
       const Moments moments = run_moments(x, features);
       const double inverse = inverse_deviation(moments.m2 / static_cast<double>(features), eps);
-      if constexpr (Keeps) kept_[row] = {moments.mean, inverse};
+      if constexpr (Keeps) saved_[row] = {moments.mean, inverse};
       const SplitMean<A> mean(moments.mean);
       const A scale = static_cast<A>(inverse);
 #pragma GCC ivdep
@@ -55,8 +55,8 @@ class LayerNormWork<HostMemory> {
       const std::size_t last = std::min(rows, first + rows_at_a_time);
       for (std::size_t row = first; row != last;
            ++row, x += features, dy += features, dx += features) {
-        const SplitMean<A> mean(kept_[row].mean);
-        const double inverse = kept_[row].inverse;
+        const SplitMean<A> mean(saved_[row].mean);
+        const double inverse = saved_[row].inverse;
         const TwoSums<double> sums = row_sums(x, dy, weight, features, mean);
         const A mean_gradient = static_cast<A>(sums.first * share);
         const A slope = static_cast<A>(sums.second * share * (inverse * inverse));
@@ -108,17 +108,17 @@ class LayerNormWork<HostMemory> {
 
   /// Converts per-feature values to the accumulator type, into one of three slots.
   template <class A, class W>
-  A* widened(const W* numbers, std::size_t features, std::size_t place) {
+  A* widened(const W* numbers, std::size_t features, std::size_t row) {
     std::vector<A>& memory = std::get<std::vector<A>>(numbers_);
     if (memory.size() < 3 * features) memory.resize(3 * features);
-    A* const to = memory.data() + place * features;
+    A* const to = memory.data() + row * features;
     if (numbers != nullptr) {
       for (std::size_t i = 0; i != features; ++i) to[i] = converted<A>(numbers[i]);
     }
     return to;
   }
 
-  std::vector<Row> kept_;
+  std::vector<Row> saved_;
   std::vector<double> sums_;
   std::tuple<std::vector<float>, std::vector<double>> numbers_;
 };
@@ -168,7 +168,7 @@ class LayerNorm : public detail::NormLayer<Text, Features, T> {
       const std::size_t features = require_shapes(step, x, y);
       constexpr bool keeps = std::remove_cvref_t<Step>::is_training();
       if constexpr (keeps) {
-        detail::require_apart(name, x, y, detail::NormFault::input);
+        detail::require_no_overlap(name, x, y, detail::NormFault::input);
         memory_.keep({detail::leading_rows(x), features});
       }
       memory_.template get<WorkOf<Step>>().template forward<keeps>(
@@ -184,7 +184,7 @@ class LayerNorm : public detail::NormLayer<Text, Features, T> {
                   "lockstep: backward of a norm belongs to a training step");
     if constexpr (require_call<Step, X, DY, DX>()) {
       const std::size_t features = require_shapes(step, x, dy, dx);
-      memory_.require_kept(name, {detail::leading_rows(x), features});
+      memory_.require_saved(name, {detail::leading_rows(x), features});
       memory_.template get<WorkOf<Step>>().backward(
           detail::stream_of(step), detail::leading_rows(x), features, x.data_handle(),
           dy.data_handle(), affine(step), Base::affine_gradients(step), dx.data_handle());
@@ -214,7 +214,7 @@ class LayerNorm : public detail::NormLayer<Text, Features, T> {
   static std::size_t require_shapes(Step& step, const X& x, const Others&... others) {
     const std::size_t features = step.param(Weight{}).extent(0);
     if (x.extent(X::rank() - 1) != features) [[unlikely]]
-      detail::refuse_norm(name, detail::NormFault::features, x.extent(X::rank() - 1), features);
+      detail::reject_norm(name, detail::NormFault::features, x.extent(X::rank() - 1), features);
     detail::require_equal_shapes(name, x, others...);
     return features;
   }

@@ -12,7 +12,7 @@ LOCKSTEP_INLINE void HostStatistics::merge(const double* packets, std::size_t wo
                                            std::string_view name) {
   count_ = count_of_packets(packets, world, channels_);
   if (count_ == 1) [[unlikely]]
-    refuse_norm(name, NormFault::values);
+    reject_norm(name, NormFault::values);
   for (std::size_t c = 0; c != channels_; ++c) {
     const Moments moments = merged_packets(packets, world, channels_, c);
     mean_[c] = moments.mean;
@@ -21,7 +21,7 @@ LOCKSTEP_INLINE void HostStatistics::merge(const double* packets, std::size_t wo
   }
 }
 
-LOCKSTEP_INLINE void refuse_norm(std::string_view layer, NormFault fault, std::size_t given,
+LOCKSTEP_INLINE void reject_norm(std::string_view layer, NormFault fault, std::size_t given,
                                  std::size_t wanted) {
   switch (fault) {
     case NormFault::features:

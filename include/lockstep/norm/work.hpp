@@ -104,7 +104,7 @@ enum class NormFault : std::uint8_t {
   values     ///< a channel has only one value, whose variance is useless in training
 };
 /// Throws the error of a fault. For `features`: `given` of the tensor, `wanted` by the layer.
-[[noreturn, gnu::cold]] void refuse_norm(std::string_view layer, NormFault fault,
+[[noreturn, gnu::cold]] void reject_norm(std::string_view layer, NormFault fault,
                                          std::size_t given = 0, std::size_t wanted = 0);
 
 template <class Step>
@@ -152,14 +152,14 @@ void require_equal_shapes(std::string_view layer, const X& x, const Others&... o
   for (std::size_t axis = 0; axis != X::rank(); ++axis)
     same = same && ((others.extent(axis) == x.extent(axis)) && ...);
   if (!same) [[unlikely]]
-    refuse_norm(layer, NormFault::shapes);
+    reject_norm(layer, NormFault::shapes);
 }
 
 /// Throws if two views start at the same address.
 template <class X, class Y>
-void require_apart(std::string_view layer, const X& x, const Y& y, NormFault fault) {
+void require_no_overlap(std::string_view layer, const X& x, const Y& y, NormFault fault) {
   if (x.size() != 0 && x.data_handle() == y.data_handle()) [[unlikely]]
-    refuse_norm(layer, fault);
+    reject_norm(layer, fault);
 }
 
 template <class X>
@@ -167,7 +167,7 @@ NormShape channel_shape(std::string_view layer, const X& x, std::size_t features
   NormShape shape{x.extent(0), x.extent(1), 1};
   for (std::size_t axis = 2; axis < X::rank(); ++axis) shape.positions *= x.extent(axis);
   if (shape.channels != features) [[unlikely]]
-    refuse_norm(layer, NormFault::features, shape.channels, features);
+    reject_norm(layer, NormFault::features, shape.channels, features);
   return shape;
 }
 
@@ -203,19 +203,19 @@ class LayerMemory {
 
   template <class Work>
   Work& get() {
-    return kept_.get<Work>();
+    return saved_.get<Work>();
   }
 
   /// Forward has saved statistics for this shape; none if it has no channels.
   void keep(const NormShape& shape) { shape_ = shape; }
   /// Throws unless backward's shape is that of the last forward.
-  void require_kept(std::string_view layer, const NormShape& shape) const {
+  void require_saved(std::string_view layer, const NormShape& shape) const {
     if (shape != shape_) [[unlikely]]
-      refuse_norm(layer, NormFault::backward);
+      reject_norm(layer, NormFault::backward);
   }
 
  private:
-  TypedStorage kept_;
+  TypedStorage saved_;
   NormShape shape_;
 };
 

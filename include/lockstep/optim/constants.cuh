@@ -25,7 +25,7 @@ inline constexpr std::size_t most_norm_blocks = 1056;
 /// `Squares`: packets are summed in the elements' arithmetic and accumulated in double, as on the
 /// host. `Finds`: marks every parameter with an element other than zero (NaN included).
 template <class T, bool Squares, bool Finds>
-struct ObservingSweep {
+struct ObservingPass {
   static constexpr std::size_t several = static_cast<std::size_t>(-1);
 
   const T* values;
@@ -69,7 +69,7 @@ LOCKSTEP_KERNEL __launch_bounds__(SquaresShape::threads)
             Size<Count> count) {
   constexpr std::size_t packet = packet_size<T>;
   const std::size_t tiles = tiles_of<SquaresShape, packet>(count.value());
-  ObservingSweep<T, Squares, Finds> sweep{values, where, used};
+  ObservingPass<T, Squares, Finds> pass{values, where, used};
   for (std::size_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     if constexpr (Finds) {
       constexpr std::size_t length = SquaresShape::tile * packet;
@@ -79,14 +79,14 @@ LOCKSTEP_KERNEL __launch_bounds__(SquaresShape::threads)
       const TablePiece* const piece = where.at(first);
       const bool one = where.holds(piece, last);
       if (!Squares && one && __ldcg(used + piece->row) != 0) continue;
-      sweep.parameter = one ? piece->row : sweep.several;
+      pass.parameter = one ? piece->row : pass.several;
     }
-    sweep_tile<SquaresShape, packet>(sweep, tile, count.value());
+    pass_over_tile<SquaresShape, packet>(pass, tile, count.value());
   }
   if constexpr (Squares) {
     using Reduce = cub::BlockReduce<double, SquaresShape::threads>;
     __shared__ typename Reduce::TempStorage storage;
-    const double sum = Reduce(storage).Sum(sweep.sum);
+    const double sum = Reduce(storage).Sum(pass.sum);
     if (threadIdx.x == 0) partials[blockIdx.x] = sum;
   }
 }

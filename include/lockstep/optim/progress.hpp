@@ -27,7 +27,7 @@ NamedNumber::Value exact_number(const T& number) {
   if constexpr (std::unsigned_integral<T>) return static_cast<std::uint64_t>(number);
 }
 
-[[noreturn]] inline void refuse_number(std::string_view name, const char* what) {
+[[noreturn]] inline void reject_number(std::string_view name, const char* what) {
   throw Error("load", "the number " + std::string(name) + " " + what,
               "load it into a job with the same optimizer and schedule");
 }
@@ -42,13 +42,13 @@ T number_as(const NamedNumber& kept) {
         } else if constexpr (std::same_as<T, bool>) {
           return value != 0;
         } else if constexpr (std::integral<V>) {
-          if (!std::in_range<T>(value)) refuse_number(kept.name, "is too large for its option");
+          if (!std::in_range<T>(value)) reject_number(kept.name, "is too large for its option");
           return static_cast<T>(value);
         } else {
           // Every integer below 2^63 that a double can represent survives both casts.
           if (std::trunc(value) != value || std::abs(value) > 9.2e18 ||
               !std::in_range<T>(static_cast<std::int64_t>(value)))
-            refuse_number(kept.name, "is no integer, as its option is");
+            reject_number(kept.name, "is no integer, as its option is");
           return static_cast<T>(value);
         }
       },
@@ -76,7 +76,7 @@ void set_numbers(const std::string& prefix, Options& options, std::span<const Na
       if (!before(&number, &options) && before(&number, &options + 1)) {
         const_cast<T&>(number) = value;
       } else if (number != value) {
-        refuse_number(kept.name, "is computed, and comes out as another one here");
+        reject_number(kept.name, "is computed, and comes out as another one here");
       }
     }
   });

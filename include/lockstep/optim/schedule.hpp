@@ -103,7 +103,7 @@ struct Schedule : detail::ChoicePolicy<axes::Schedule, Curve> {};
 namespace lockstep::detail {
 
 template <UpdateRule Rule, LearningCurve Curve, class Groups = ParameterGroups<>>
-class UpdateClock {
+class StepCounter {
  public:
   /// The options of group 0, or of a set of the job's parameter groups.
   typename Rule::Options& options() { return options_.common; }
@@ -158,7 +158,7 @@ class UpdateClock {
   void advance() {
     if constexpr (requires { Curve::counts_epochs(schedule_); }) {
       if (!knows_epoch_ && Curve::counts_epochs(schedule_)) [[unlikely]]
-        refuse();
+        reject();
     }
     factor_ = factor();
     ++steps_;
@@ -169,7 +169,7 @@ class UpdateClock {
 
  private:
   /// Without this error, the learning rate would silently never change.
-  [[noreturn, gnu::cold, gnu::noinline]] static void refuse() {
+  [[noreturn, gnu::cold, gnu::noinline]] static void reject() {
     throw Error("Schedule<" + std::string(Curve::name) + ">",
                 "it counts epochs, and none has begun: this loop is not one of job.epochs()",
                 "call set_epoch(number) on the wrapper as each epoch begins, or let the schedule "

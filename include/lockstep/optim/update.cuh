@@ -49,7 +49,7 @@ struct UpdateArrays : WatchedPiece<Watches> {
 
 /// Only parameters stay in the cache, for the next forward. `Watches`: looks for NaN and infinity.
 template <class Rule, class Master, class Gradient, class Param, class Shape, bool Watches>
-struct UpdateSweep {
+struct UpdatePass {
   using Arrays = UpdateArrays<Rule, Master, Gradient, Param, Watches>;
   using A = typename Arrays::A;
   using State = typename Arrays::State;
@@ -115,13 +115,13 @@ struct UpdateSweep {
   /// Records the first gradient of a packet that is not finite. Returns whether there is one.
   template <std::size_t N>
   __device__ bool look(std::size_t at, const Packet<Gradient, N>& gradients) const {
-    auto blemishes = blemish(Accumulator<Gradient>{0});
+    auto non_finites = non_finite(Accumulator<Gradient>{0});
 #pragma unroll
     for (std::size_t i = 0; i < N; ++i)
-      blemishes |= blemish(static_cast<Accumulator<Gradient>>(gradients.at[i]));
-    if (blemishes == 0) return false;
+      non_finites |= non_finite(static_cast<Accumulator<Gradient>>(gradients.at[i]));
+    if (non_finites == 0) return false;
     for (std::size_t i = 0; i < N; ++i) {
-      if (blemish(static_cast<Accumulator<Gradient>>(gradients.at[i])) == 0) continue;
+      if (non_finite(static_cast<Accumulator<Gradient>>(gradients.at[i])) == 0) continue;
       atomicMin(&step->watch.record->gradient,
                 static_cast<unsigned long long>(arrays.offset + (at + i) * sizeof(Param)));
       break;
@@ -154,9 +154,9 @@ LOCKSTEP_KERNEL __launch_bounds__(Shape::threads)
     update(const StepNumbers<Rule>* numbers,
            UpdateArrays<Rule, Master, Gradient, Param, Watches> arrays, Size<Count> count) {
   const bool skip = is_skipped<Watches>(numbers);
-  const UpdateSweep<Rule, Master, Gradient, Param, Shape, Watches> sweep{
+  const UpdatePass<Rule, Master, Gradient, Param, Shape, Watches> pass{
       arrays, numbers->template in<Accumulator<Master>>(), skip, numbers};
-  sweep_tile<Shape, arrays.packet>(sweep, blockIdx.x, count.value());
+  pass_over_tile<Shape, arrays.packet>(pass, blockIdx.x, count.value());
 }
 
 /// The pieces of a table of constants, addressed by elements of a kernel's arrays.
@@ -178,8 +178,8 @@ struct TablePieces {
 /// The pass over a tile whose elements have different rows. Pieces begin at multiples of 256 bytes,
 /// so that no packet spans two.
 template <class Rule, class Master, class Gradient, class Param, class Shape, bool Watches>
-struct TableSweep {
-  using Sweep = UpdateSweep<Rule, Master, Gradient, Param, Shape, Watches>;
+struct TablePass {
+  using Pass = UpdatePass<Rule, Master, Gradient, Param, Shape, Watches>;
 
   const UpdateArrays<Rule, Master, Gradient, Param, Watches>& arrays;
   const StepNumbers<Rule>* rows;
@@ -187,14 +187,14 @@ struct TableSweep {
 
   template <std::size_t N>
   __device__ auto load(std::size_t at) const {
-    return Sweep{arrays, {}, true, nullptr}.template load<N>(at);
+    return Pass{arrays, {}, true, nullptr}.template load<N>(at);
   }
   template <std::size_t N>
-  __device__ void finish(std::size_t at, const typename Sweep::template Loaded<N>& loaded) const {
+  __device__ void finish(std::size_t at, const typename Pass::template Loaded<N>& loaded) const {
     const StepNumbers<Rule>& own = rows[where.at(at)->row];
     if (own.skip) return;
-    const Sweep sweep{arrays, own.template in<Accumulator<Master>>(), false, &own};
-    sweep.template finish<N>(at, loaded);
+    const Pass pass{arrays, own.template in<Accumulator<Master>>(), false, &own};
+    pass.template finish<N>(at, loaded);
   }
 };
 
@@ -211,12 +211,12 @@ LOCKSTEP_KERNEL __launch_bounds__(Shape::threads)
   if (where.holds(piece, last)) {
     const StepNumbers<Rule>& own = rows[piece->row];
     if (own.skip) return;  // without reading the arrays
-    const UpdateSweep<Rule, Master, Gradient, Param, Shape, Watches> sweep{
+    const UpdatePass<Rule, Master, Gradient, Param, Shape, Watches> pass{
         arrays, own.template in<Accumulator<Master>>(), false, &own};
-    sweep_tile<Shape, arrays.packet>(sweep, blockIdx.x, count);
+    pass_over_tile<Shape, arrays.packet>(pass, blockIdx.x, count);
   } else {
-    const TableSweep<Rule, Master, Gradient, Param, Shape, Watches> sweep{arrays, rows, where};
-    sweep_tile<Shape, arrays.packet>(sweep, blockIdx.x, count);
+    const TablePass<Rule, Master, Gradient, Param, Shape, Watches> pass{arrays, rows, where};
+    pass_over_tile<Shape, arrays.packet>(pass, blockIdx.x, count);
   }
 }
 

@@ -37,7 +37,7 @@ namespace detail {
 /// Zero for finite numbers only. The bits of `value - value` can be combined with `|` in a loop
 /// that vectorises, at two instructions per vector.
 template <std::floating_point A>
-LOCKSTEP_HOST_DEVICE constexpr auto blemish(A value) {
+LOCKSTEP_HOST_DEVICE constexpr auto non_finite(A value) {
   using Bits = std::conditional_t<sizeof(A) == 4, std::uint32_t, std::uint64_t>;
 #if defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__
   // Under -ffast-math the compiler folds the difference to zero: test the exponent instead.
@@ -47,7 +47,7 @@ LOCKSTEP_HOST_DEVICE constexpr auto blemish(A value) {
   return __builtin_bit_cast(Bits, value - value);
 #endif
 }
-LOCKSTEP_HOST_DEVICE constexpr bool is_finite(double value) { return blemish(value) == 0; }
+LOCKSTEP_HOST_DEVICE constexpr bool is_finite(double value) { return non_finite(value) == 0; }
 
 struct AnomalyRecord {
   static constexpr unsigned long long nowhere = ~0ULL;
@@ -145,19 +145,19 @@ bool update_elements(Update update, T* __restrict parameters, const T* __restric
   using A = Accumulator<T>;
   // Captures are by value: the compiler would reload captured references after every store.
   const auto pass = [update, scale, parameters, gradients, count](auto* __restrict... state) {
-    auto blemishes = blemish(A{0});
+    auto non_finites = non_finite(A{0});
 #pragma GCC ivdep
     for (std::size_t i = 0; i < count; ++i) {
       A parameter = static_cast<A>(parameters[i]);
       const A gradient = static_cast<A>(gradients[i]);
-      if constexpr (Watches) blemishes |= blemish(gradient);
+      if constexpr (Watches) non_finites |= non_finite(gradient);
       A values[] = {state[i]..., A{}};  // one more, so that the array is never empty
       update(parameter, scale(gradient), values);
       parameters[i] = static_cast<T>(parameter);
       std::size_t k = 0;
       ((state[i] = values[k++]), ...);
     }
-    return blemishes;
+    return non_finites;
   };
   return std::apply(pass, states) == 0;
 }

@@ -22,7 +22,8 @@ struct LossTotals {
 ///   construction (`leave`) and destruction (`return_to`);
 /// - `Arena`, which owns zeroed device memory, and `copy` and `zero` for it;
 /// - `step(layouts, arenas)`, which makes the `Step` for a model's forward and backward;
-/// - `place(batch)`, which brings a batch to where the model reads it, until the next is placed;
+/// - `to_device(batch)`, which brings a batch to where the model reads it, until the next is
+/// on_device;
 /// - `forward(model, step, batch)` and `loss(model, step, batch, outputs, gradients)`, which call
 ///   the model and give its `Loss`; a `Meter` adds up losses;
 /// - passes over elements: `add`, `scale` and `cast`;
@@ -39,7 +40,7 @@ concept Execution =
       typename E::OnDevice;
       execution.copy(data, data, bytes);
       execution.zero(data, bytes);
-      execution.place(batch);
+      execution.to_device(batch);
       { execution.meter() } -> std::same_as<typename E::Meter>;
       execution.add(values, more);
       execution.scale(values, 0.5);
@@ -47,11 +48,12 @@ concept Execution =
       { execution.is_far_from(other) } -> std::same_as<bool>;
     };
 
-/// An execution that can place only rows [first, first + count) of a batch: `place(batch, first,
-/// count, room)`, where `room` is the most rows of any rank.
+/// An execution that can bring only rows [first, first + count) of a batch: `to_device(batch,
+/// first, count, room)`, where `room` is the most rows of any rank.
 template <class E, class Batch>
-concept RowPlacing =
-    requires(E& execution, const Batch& batch, std::size_t n) { execution.place(batch, n, n, n); };
+concept RowPlacing = requires(E& execution, const Batch& batch, std::size_t n) {
+  execution.to_device(batch, n, n, n);
+};
 
 /// An execution that copies batches of this type from other devices: `bring_near(batch, near)`.
 template <class E, class Batch>

@@ -84,13 +84,13 @@ template <class Comm>
     throw;
   } catch (const Error& error) {
     const Error named = error.rank() ? error : error.on(comm.rank());
-    comm.abandon(named.what());
+    comm.abort(named.what());
     throw named;
   } catch (const std::exception& error) {
-    comm.abandon(error.what());
+    comm.abort(error.what());
     throw;
   } catch (...) {
-    comm.abandon("an exception that is no std::exception");
+    comm.abort("an exception that is no std::exception");
     throw;
   }
 }
@@ -98,7 +98,7 @@ template <class Comm>
 /// Calls `f()`. If it throws, all other ranks' calls fail with the same message, and the job is
 /// over. `Alone`: the world is known to be of one when compiled.
 template <bool Alone, class Comm, class F>
-auto tell_others_of(Comm& comm, const F& f) -> decltype(f()) {
+auto abort_on_exception_of(Comm& comm, const F& f) -> decltype(f()) {
   if constexpr (Alone) {
     return f();
   } else {
@@ -112,11 +112,11 @@ auto tell_others_of(Comm& comm, const F& f) -> decltype(f()) {
 
 /// The same for a replica's communicator and the communicators of the job's groups.
 template <class Replica, class F>
-auto tell_others(Replica& replica, const F& f) -> decltype(f()) {
+auto abort_on_exception(Replica& replica, const F& f) -> decltype(f()) {
   if constexpr (Replica::traits::has_job_groups) {
-    return tell_others_of<Replica::traits::alone>(replica.groups(), f);
+    return abort_on_exception_of<Replica::traits::alone>(replica.groups(), f);
   } else {
-    return tell_others_of<Replica::traits::alone>(replica.communicator(), f);
+    return abort_on_exception_of<Replica::traits::alone>(replica.communicator(), f);
   }
 }
 
@@ -127,24 +127,24 @@ class OutOfOrder {
  public:
   template <class P = Phase>
   void backward() const& {
-    refuse<P>();
+    reject<P>();
   }
   template <class P = Phase>
   void reduce() const& {
-    refuse<P>();
+    reject<P>();
   }
   template <class P = Phase>
   void update() const& {
-    refuse<P>();
+    reject<P>();
   }
   template <class P = Phase>
   void reduce_and_update() const& {
-    refuse<P>();
+    reject<P>();
   }
 
  private:
   template <class P>
-  static void refuse() {
+  static void reject() {
     static_assert(sizeof(P) == 0,
                   "lockstep: the phases of a step come in the order ddp.forward(batch)"
                   ".backward().reduce().update(), each once; use std::move for a phase that has "
@@ -168,9 +168,9 @@ class [[nodiscard("the next phase of the step is missing")]] StepPhase
   using Order::update;
 
   /// `rows`: the number of samples, if outputs are kept.
-  StepPhase(Replica& replica, typename Replica::Loss loss, const Batch* placed = nullptr,
+  StepPhase(Replica& replica, typename Replica::Loss loss, const Batch* on_device = nullptr,
             std::size_t rows = 0)
-      : replica_(replica), loss_(loss), placed_(placed), rows_(rows) {}
+      : replica_(replica), loss_(loss), on_device_(on_device), rows_(rows) {}
   StepPhase(const StepPhase&) = delete;
   StepPhase& operator=(const StepPhase&) = delete;
 
@@ -197,9 +197,9 @@ class [[nodiscard("the next phase of the step is missing")]] StepPhase
   auto backward() && {
     run([&] {
       if constexpr (Replica::template keeps_outputs<Batch>()) {
-        replica_.backward(*placed_, S, replica_.output_gradients(rows_));
+        replica_.backward(*on_device_, S, replica_.output_gradients(rows_));
       } else {
-        replica_.backward(*placed_, S);
+        replica_.backward(*on_device_, S);
       }
     });
     if constexpr (S == Sync::yes) {
@@ -252,12 +252,12 @@ class [[nodiscard("the next phase of the step is missing")]] StepPhase
   template <class F>
   void run(const F& f) {
     [[maybe_unused]] const auto on = replica_.on_device();
-    tell_others(replica_, f);
+    abort_on_exception(replica_, f);
   }
 
   Replica& replica_;
   typename Replica::Loss loss_;
-  const Batch* placed_;
+  const Batch* on_device_;
   std::size_t rows_;
 };
 
@@ -265,21 +265,21 @@ class [[nodiscard("the next phase of the step is missing")]] StepPhase
 template <Sync S, class Replica, class Batch>
 auto forward_phase(Replica& replica, const Batch& batch, std::size_t subgraph = whole_model) {
   [[maybe_unused]] const auto on = replica.on_device();
-  const auto& placed = replica.place(batch);
-  using Placed = std::remove_cvref_t<decltype(placed)>;
+  const auto& on_device = replica.to_device(batch);
+  using OnDevice = std::remove_cvref_t<decltype(on_device)>;
   std::size_t rows = 0;
-  if constexpr (Replica::template keeps_outputs<Placed>()) rows = row_count(batch);
+  if constexpr (Replica::template keeps_outputs<OnDevice>()) rows = row_count(batch);
   const auto forward = [&] {
     replica.choose_subgraph(subgraph);
     replica.draw_anew();
-    if constexpr (Replica::template keeps_outputs<Placed>()) {
-      return replica.forward_with_outputs(placed, rows, S);
+    if constexpr (Replica::template keeps_outputs<OnDevice>()) {
+      return replica.forward_with_outputs(on_device, rows, S);
     } else {
-      return replica.forward(placed, S);
+      return replica.forward(on_device, S);
     }
   };
-  return StepPhase<Replica, Stage::forwarded, S, Placed>(replica, tell_others(replica, forward),
-                                                         &placed, rows);
+  return StepPhase<Replica, Stage::forwarded, S, OnDevice>(
+      replica, abort_on_exception(replica, forward), &on_device, rows);
 }
 
 /// `forward` of a hand-written step, also with one of `Subgraphs`: `ddp.forward<"a"_s>(batch)`, or
@@ -387,16 +387,16 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
   template <ModelMaking<Model> Make>
   BasicDdp(Comm& comm, Make&& make, Seed seed = {})
       : BasicDdp(comm,
-                 tell_others_of<traits::alone>(comm,
-                                               [&] {
-                                                 [[maybe_unused]] const OnDevice on(comm);
-                                                 return make_seeded<Model, typename traits::device>(
-                                                     seed, comm.rank(), make);
-                                               }),
+                 abort_on_exception_of<traits::alone>(
+                     comm,
+                     [&] {
+                       [[maybe_unused]] const OnDevice on(comm);
+                       return make_seeded<Model, typename traits::device>(seed, comm.rank(), make);
+                     }),
                  seed) {}
   BasicDdp(Comm& comm, Model model, Seed seed = {})
       : replica_(comm,
-                 tell_others_of<traits::alone>(
+                 abort_on_exception_of<traits::alone>(
                      comm, [&] { return typename ThisReplica::layouts_type(model); }),
                  std::move(model)) {
     tell([&] { replica_.initialize_from_model(seed); });
@@ -443,9 +443,10 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
   template <class Set, class Batch>
   Loss step(const Set& set, const Batch& batch) {
     [[maybe_unused]] const auto on = replica_.on_device();
-    const auto& placed = replica_.place(batch);
+    const auto& on_device = replica_.to_device(batch);
     const std::size_t number = subgraph_number<subgraphs>(set);
-    return tell_others(replica_, [&] { return run_step(replica_, runner_, placed, number); });
+    return abort_on_exception(replica_,
+                              [&] { return run_step(replica_, runner_, on_device, number); });
   }
 
   /// Steps the micro-batches that are too few for `Accumulate<N>`, if any; their gradients are
@@ -512,11 +513,11 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
     }
   }
   /// While the result lives, collectives are allowed: all ranks call them after the same update.
-  ValueWhile<bool> all_meet() { return {is_joining_, false}; }
+  ValueWhile<bool> suspend_join() { return {is_joining_, false}; }
   /// Throws in a loop whose batches other ranks may have exhausted: they would not join the call.
   void require_joined(const char* operation) const {
     if (is_joining_) [[unlikely]]
-      refuse_while_joining(operation);
+      reject_while_joining(operation);
   }
 
   /// Throws if a loss or gradient of a past step was not finite (`Anomaly<Stop>`). **Host** blocks.
@@ -544,13 +545,13 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
   template <class Batch>
   Loss evaluate(const Batch& batch) {
     [[maybe_unused]] const auto on = replica_.on_device();
-    return replica_.evaluate(replica_.place(batch));
+    return replica_.evaluate(replica_.to_device(batch));
   }
   /// The model's own evaluation: `model.evaluate(step, batch, tally)`, or its mean loss.
   template <class Batch, class Tally>
   void evaluate(const Batch& batch, Tally& tally) {
     [[maybe_unused]] const auto on = replica_.on_device();
-    replica_.evaluate(replica_.place(batch), tally, [&] { return row_count(batch); });
+    replica_.evaluate(replica_.to_device(batch), tally, [&] { return row_count(batch); });
   }
 
   using Members::evaluate;
@@ -561,7 +562,7 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
   auto predict(const Batch& batch) {
     if constexpr (require_output<Model>()) {
       [[maybe_unused]] const auto on = replica_.on_device();
-      return replica_.predict(replica_.place(batch), row_count(batch));
+      return replica_.predict(replica_.to_device(batch), row_count(batch));
     }
   }
   using Members::predict;
@@ -571,8 +572,9 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
   std::size_t captured_graphs()
     requires(traits::captures)
   {
-    using Placed = std::remove_cvref_t<decltype(replica_.place(std::declval<const Batch&>()))>;
-    return runner_.template graphs<ThisReplica, Placed>();
+    using OnDevice =
+        std::remove_cvref_t<decltype(replica_.to_device(std::declval<const Batch&>()))>;
+    return runner_.template graphs<ThisReplica, OnDevice>();
   }
 
  private:
@@ -587,7 +589,7 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
     }
   }
 
-  [[noreturn, gnu::cold, gnu::noinline]] void refuse_while_joining(const char* operation) const {
+  [[noreturn, gnu::cold, gnu::noinline]] void reject_while_joining(const char* operation) const {
     throw Error(operation,
                 "it is called inside of a loop whose batches may have ended on other ranks, which "
                 "will not make this call (UnevenInputs<Join>)",
@@ -598,7 +600,7 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
   template <class F>
   void tell(const F& f) {
     [[maybe_unused]] const auto on = replica_.on_device();
-    tell_others(replica_, f);
+    abort_on_exception(replica_, f);
   }
 
   ThisReplica replica_;

@@ -14,8 +14,8 @@
 #include "lockstep/strategy/ddp.hpp"
 #include "lockstep/strategy/gathered_outputs.hpp"
 #include "lockstep/strategy/members.hpp"
-#include "lockstep/strategy/replica_crew.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
+#include "lockstep/strategy/replica_workers.hpp"
 #include "lockstep/strategy/scatter.hpp"
 #include "lockstep/topology/topology.hpp"
 
@@ -31,7 +31,7 @@ class DpReplica {
   using ThisReplica = Replica<Model, Policies, Comm>;
   using traits = typename ThisReplica::traits;
   using execution_type = typename ThisReplica::execution_type;
-  using Shares = PlacedShare<execution_type, traits::gathers_outputs>;
+  using Shares = DeviceShare<execution_type, traits::gathers_outputs>;
   /// Are there outputs to gather, for the loss or for the program?
   static constexpr bool has_outputs = traits::scatters && OutputDeclaring<Model>;
   template <class Batch>
@@ -219,7 +219,7 @@ class DpReplica {
  private:
   template <class F>
   void tell(const F& f) {
-    tell_others(replica(), f);
+    abort_on_exception(replica(), f);
   }
 
   /// A step broadcasts buffers; only evaluations average them.
@@ -335,9 +335,9 @@ class DpReplica {
 /// PyTorch's, replicas persist: each applies the same update, and a program that changes members of
 /// the model changes them in all replicas (`for_each_model`). With `Buffers<Broadcast>`, only the
 /// first replica's writes to buffers last. Any thread may call members, one at a time, and runs
-/// replica 0. `Meeting` makes the replicas' communicators.
-template <class Model, class Policies, class Meeting>
-class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
+/// replica 0. `Rendezvous` makes the replicas' communicators.
+template <class Model, class Policies, class Rendezvous>
+class BasicDp : public JobMembers<BasicDp<Model, Policies, Rendezvous>> {
   using Members = JobMembers<BasicDp>;
   friend Members;
 
@@ -346,7 +346,7 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
   static constexpr bool is_one_process = true;
 
  private:
-  using LedReplica = DpReplica<Model, Policies, typename Meeting::communicator>;
+  using LedReplica = DpReplica<Model, Policies, typename Rendezvous::communicator>;
   static constexpr std::size_t static_replicas = traits::template policy<axes::World>::static_size;
 
  public:
@@ -359,18 +359,18 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
   /// `replicate()`, is copied for the others. **Host** blocks until all have the same parameters.
   template <ModelSource<Model, std::size_t> Source = DefaultModel>
   explicit BasicDp(const DpOptions& options = {}, Source&& source = {})
-      : meeting_(count_replicas(options), options.timeout, options.devices),
-        root_(output_replica(options, meeting_.size())),
-        shares_({meeting_.size(), traits::syncs_norms}),  // norms need samples on all replicas
-        crew_(meeting_.size()),
-        replicas_(meeting_.size()) {
+      : rendezvous_(count_replicas(options), options.timeout, options.devices),
+        root_(output_replica(options, rendezvous_.size())),
+        shares_({rendezvous_.size(), traits::syncs_norms}),  // norms need samples on all replicas
+        workers_(rendezvous_.size()),
+        replicas_(rendezvous_.size()) {
     std::vector<std::optional<Model>> models(replicas());
-    crew_.run([&](std::size_t i) { meeting_.prepare(Rank{i}); });
-    crew_.run_in_turn([&](std::size_t i) {
+    workers_.run([&](std::size_t i) { rendezvous_.prepare(Rank{i}); });
+    workers_.run_in_turn([&](std::size_t i) {
       models[i].emplace(model_of<Source>(source, i, models[0], options.seed));
     });
-    crew_.run([&](std::size_t i) {
-      replicas_[i] = std::make_unique<LedReplica>(meeting_.join(Rank{i}), std::move(*models[i]),
+    workers_.run([&](std::size_t i) {
+      replicas_[i] = std::make_unique<LedReplica>(rendezvous_.join(Rank{i}), std::move(*models[i]),
                                                   options.seed, Rank{root_}, shares_);
     });
     if constexpr (traits::scatters && OutputDeclaring<Model>) {
@@ -380,8 +380,8 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
   BasicDp(const BasicDp&) = delete;
   BasicDp& operator=(const BasicDp&) = delete;
   ~BasicDp() {
-    crew_.run([&](std::size_t i) { replicas_[i]->settle(); },
-              [&](std::size_t i) { replicas_[i].reset(); });
+    workers_.run([&](std::size_t i) { replicas_[i]->settle(); },
+                 [&](std::size_t i) { replicas_[i].reset(); });
   }
 
   std::size_t replicas() const { return replicas_.size(); }
@@ -403,12 +403,12 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
   template <class F>
   void for_each_model(F&& f) {
     [[maybe_unused]] const auto on = this->on_device();
-    crew_.run_in_turn([&](std::size_t i) { f(replicas_[i]->replica().model()); });
+    workers_.run_in_turn([&](std::size_t i) { f(replicas_[i]->replica().model()); });
   }
 
   /// **Host** blocks until every replica's device is idle.
   void synchronize() {
-    if constexpr (StreamCommunicator<typename Meeting::communicator>)
+    if constexpr (StreamCommunicator<typename Rendezvous::communicator>)
       run([](LedReplica& replica) { replica.synchronize(); });
   }
 
@@ -554,7 +554,7 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
 
  private:
   static std::size_t count_replicas(const DpOptions& options) {
-    const std::size_t replicas = replicas_of(options, static_replicas, &Meeting::devices);
+    const std::size_t replicas = replicas_of(options, static_replicas, &Rendezvous::devices);
     require_world<static_replicas>(WorldSize{replicas}, Rank{0});
     return replicas;
   }
@@ -591,7 +591,7 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
   template <class... Phases>
   void run(const Phases&... phases) {
     [[maybe_unused]] const auto on = this->on_device();
-    crew_.run([&](std::size_t i) { phases(*replicas_[i]); }...);
+    workers_.run([&](std::size_t i) { phases(*replicas_[i]); }...);
   }
 
   template <class Batch>
@@ -603,7 +603,7 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
   template <class Batch>
   void make_room(const Batch& batch) {
     const std::size_t all = shares_.samples();
-    if (all != samples_of(batch, BatchCut{}, 0)) refuse_uneven_parts();
+    if (all != samples_of(batch, BatchCut{}, 0)) reject_uneven_parts();
     if (all <= replicas_[0]->outputs().capacity()) return;
     synchronize();  // the memory may be in use
     run([&](LedReplica& replica) { replica.outputs().reserve(replica.replica().model(), all); });
@@ -683,10 +683,10 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
     }
   }
 
-  Meeting meeting_;
+  Rendezvous rendezvous_;
   std::size_t root_;  // the replica of the output device
   BatchShares shares_;
-  ReplicaCrew crew_;
+  ReplicaWorkers workers_;
   std::vector<std::unique_ptr<LedReplica>> replicas_;
 };
 

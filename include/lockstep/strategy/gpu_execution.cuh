@@ -168,7 +168,7 @@ class GpuStep : public Traits::bare_step {
   void write_view(const View& gradient, Key key, const Value& value) const {
     using T = typename View::value_type;
     if constexpr (require_device_gradient<T, Value>()) {
-      if (!has_shape_of(gradient, value)) refuse_gradient(key, gradient.size(), value.size());
+      if (!has_shape_of(gradient, value)) reject_gradient(key, gradient.size(), value.size());
       check_cuda(cudaMemcpyAsync(gradient.data_handle(), value.data_handle(),
                                  gradient.size() * sizeof(T), cudaMemcpyDeviceToDevice, stream()),
                  "cudaMemcpyAsync");
@@ -284,30 +284,30 @@ class DeviceExecution<Cuda, Traits, Comm> {
   using UpdatePasses = GpuUpdate<Traits, Comm>;
   using OnDevice = OnDeviceOf<Comm>;
 
-  explicit DeviceExecution(Comm& comm) : comm_(comm), kept_(sizeof(Kept)) {
+  explicit DeviceExecution(Comm& comm) : comm_(comm), values_(sizeof(DeviceValues)) {
     static_assert(LossDeferring<DeviceExecution>);
-    Kept first;
+    DeviceValues first;
     first.state.loss_scale = first_loss_scale(LossScaleOptions{});
-    copy_now(kept_.data(), &first, sizeof first);
+    copy_now(values_.data(), &first, sizeof first);
   }
 
   Step step(const TensorLayouts<Traits>& layouts, Arenas arenas) {
-    return Step(layouts, arenas, comm_, &kept()->loss, &kept()->state.loss_scale.scale);
+    return Step(layouts, arenas, comm_, &values()->loss, &values()->state.loss_scale.scale);
   }
 
   /// The optimizer's state between updates, in device memory.
-  StepState* step_state() const { return &kept()->state; }
+  StepState* step_state() const { return &values()->state; }
 
-  const double* loss_value() const { return &kept()->loss; }
+  const double* loss_value() const { return &values()->loss; }
 
   /// **Stream** the copy is ordered among the steps.
   template <class Batch>
-  const auto& place(const Batch& batch) {
+  const auto& to_device(const Batch& batch) {
     return storage_.get<BatchUpload<Batch>>()(batch, stream());
   }
 
   template <class Batch>
-  const auto& place(const Batch& batch, std::size_t first, std::size_t count, std::size_t room)
+  const auto& to_device(const Batch& batch, std::size_t first, std::size_t count, std::size_t room)
     requires requires(BatchUpload<Batch>& upload) {
       upload(batch, first, count, room, cudaStream_t{});
     }
@@ -341,7 +341,7 @@ class DeviceExecution<Cuda, Traits, Comm> {
   /// Averages weighted losses over ranks; a rank of weight 0 has no loss. **Ranks** all.
   void average_loss(double weight) {
     if (comm_.world_size() == WorldSize{1}) return;
-    const std::span<double> loss(&kept()->loss, 1);
+    const std::span<double> loss(&values()->loss, 1);
     if (weight == 0) {
       note_forward();
       zero(reinterpret_cast<std::byte*>(loss.data()), loss.size_bytes());
@@ -352,7 +352,7 @@ class DeviceExecution<Cuda, Traits, Comm> {
   }
 
   void note_forward() { ++forwards_; }
-  Loss latest_loss() const { return Loss(comm_, &kept()->loss, forwards_); }
+  Loss latest_loss() const { return Loss(comm_, &values()->loss, forwards_); }
 
   /// Is the other execution on another GPU? Memory there is copied rather than read repeatedly.
   bool is_far_from(const DeviceExecution& other) const {
@@ -401,16 +401,16 @@ class DeviceExecution<Cuda, Traits, Comm> {
   }
 
  private:
-  struct Kept {
+  struct DeviceValues {
     double loss = 0;
     StepState state;
   };
 
   cudaStream_t stream() const { return comm_.gpu().stream(); }
-  Kept* kept() const { return reinterpret_cast<Kept*>(kept_.data()); }
+  DeviceValues* values() const { return reinterpret_cast<DeviceValues*>(values_.data()); }
 
   Comm& comm_;
-  DeviceArena kept_;
+  DeviceArena values_;
   std::uint64_t forwards_ = 0;
   TypedStorage storage_;
 };

@@ -23,7 +23,7 @@ template <class Traits, class Comm>
 class GpuUpdate {
   using layout = typename Traits::layout;
   using Rule = typename Traits::rule;
-  using Clock = UpdateClock<Rule, typename Traits::curve, typename Traits::groups>;
+  using Clock = StepCounter<Rule, typename Traits::curve, typename Traits::groups>;
   using OptimizerPolicy = typename Traits::template policy<axes::Optimizer>;
   static constexpr bool decides = decides_steps<Traits>;
   static constexpr bool finds = Traits::skips_zero_gradients;
@@ -38,7 +38,8 @@ class GpuUpdate {
   static constexpr bool adds_squares = decides && Traits::divides_states;
 
   template <class T>
-  static constexpr ElementKind travelling = element_kind<typename Traits::template travelling<T>>();
+  static constexpr ElementKind reduce_kind =
+      element_kind<typename Traits::template reduce_type<T>>();
   /// Master weights are float, as declared.
   template <class T>
   static constexpr ElementKind master =
@@ -107,7 +108,7 @@ class GpuUpdate {
   /// The first pass over averages: sums squares, and finds parameters with nonzero gradients.
   template <class T, std::size_t Count>
   void observe(const UpdatePiece<T, Count>& piece, auto averages) {
-    using Element = ElementOf<travelling<T>>;  // reached through its kind, for nvcc
+    using Element = ElementOf<reduce_kind<T>>;  // reached through its kind, for nvcc
     double* const partials = decides ? this->partials() + partials_before_[piece.number] : nullptr;
     if constexpr (finds) {
       launch_find_used<Element>(stream(), averages.data(), where(piece.offset, sizeof(T)),
@@ -152,7 +153,7 @@ class GpuUpdate {
 
     void operator()(std::size_t /*at*/, auto averages) const {
       auto* const data = reinterpret_cast<std::byte*>(averages.data());
-      update_by_kind<master<T>, travelling<T>, element_kind<T>(), Count, watches, has_table>(
+      update_by_kind<master<T>, reduce_kind<T>, element_kind<T>(), Count, watches, has_table>(
           update.stream(), update.numbers_.step(), update.numbers_.rows(),
           update.where(piece.offset, sizeof(T)), masters, data, states, parameters,
           piece.count.value());
@@ -245,11 +246,12 @@ class GpuUpdate {
   std::size_t plan_partials(const Owned& owned) {
     partials_before_.assign(1, 0);
     if constexpr (decides) {
-      owned.template for_each<Pieces::buckets>([&]<class T, std::size_t Count>(
-                                                   const UpdatePiece<T, Count>& bucket) {
-        partials_before_.push_back(partials_before_.back() +
-                                   square_partials<ElementOf<travelling<T>>>(bucket.count.value()));
-      });
+      owned.template for_each<Pieces::buckets>(
+          [&]<class T, std::size_t Count>(const UpdatePiece<T, Count>& bucket) {
+            partials_before_.push_back(
+                partials_before_.back() +
+                square_partials<ElementOf<reduce_kind<T>>>(bucket.count.value()));
+          });
     }
     return partials_before_.back();
   }

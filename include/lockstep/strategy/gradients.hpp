@@ -27,8 +27,8 @@ class Readiness {
  public:
   explicit Readiness(const Layout& layout)
       : layout_(layout),
-        ready_(make_kept_table<std::uint8_t, Layout::count>(layout.infos().size())),
-        missing_(make_kept_table<std::size_t, Layout::count>(layout.plan().bucket_count)) {}
+        ready_(make_small_table<std::uint8_t, Layout::count>(layout.infos().size())),
+        missing_(make_small_table<std::size_t, Layout::count>(layout.plan().bucket_count)) {}
 
   void reset() {
     const auto& plan = layout_.plan();
@@ -49,7 +49,7 @@ class Readiness {
   /// Marks a gradient as arrived, or throws if it has arrived in this pass already.
   void mark(std::size_t parameter) {
     if (parameter >= ready_.size() || ready_[parameter] != 0) [[unlikely]]
-      refuse(parameter);
+      reject(parameter);
     ready_[parameter] = 1;
     --missing_[layout_.plan().placements[parameter].bucket];
     --all_missing_;
@@ -73,7 +73,7 @@ class Readiness {
   }
 
  private:
-  [[noreturn, gnu::noinline]] void refuse(std::size_t parameter) const {
+  [[noreturn, gnu::noinline]] void reject(std::size_t parameter) const {
     if (parameter >= ready_.size()) {
       fail("backward", {"parameter ", parameter, " of ", ready_.size(), " was marked ready"},
            "number parameters from 0, in the order in which the model lists them");
@@ -83,8 +83,8 @@ class Readiness {
   }
 
   const Layout& layout_;
-  KeptTable<std::uint8_t, Layout::count> ready_;   // by parameter
-  KeptTable<std::size_t, Layout::count> missing_;  // gradients, by bucket
+  SmallTable<std::uint8_t, Layout::count> ready_;   // by parameter
+  SmallTable<std::size_t, Layout::count> missing_;  // gradients, by bucket
   std::size_t all_missing_ = 0;
 };
 
@@ -118,7 +118,7 @@ template <class Traits, class Comm, class Execution>
 class GradientBuckets {
   using layout_type = typename Traits::layout;
   template <class T>
-  using Travelling = typename Traits::template travelling<T>;
+  using ReduceType = typename Traits::template reduce_type<T>;
 
  public:
   using Features = FeaturesOf<Traits, Comm>;
@@ -135,7 +135,7 @@ class GradientBuckets {
         layout_(where),
         ring_(comm, where),
         arena_(make_arena()),
-        averages_(make_travelling_arena()),
+        averages_(make_reduce_arena()),
         readiness_(where),
         features_(*this),
         reductions_(comm, where, groups) {
@@ -175,13 +175,13 @@ class GradientBuckets {
   }
   /// Averages over ranks: in place of the gradients, unless they are reduced in another type.
   template <class T>
-  std::span<Travelling<T>> averages(std::size_t offset, std::size_t bytes) const {
-    return elements_at<Travelling<T>>(averages_, offset / sizeof(T) * sizeof(Travelling<T>),
-                                      bytes / sizeof(T) * sizeof(Travelling<T>));
+  std::span<ReduceType<T>> averages(std::size_t offset, std::size_t bytes) const {
+    return elements_at<ReduceType<T>>(averages_, offset / sizeof(T) * sizeof(ReduceType<T>),
+                                      bytes / sizeof(T) * sizeof(ReduceType<T>));
   }
   /// The averages of this rank's slice of a bucket, where it keeps no others.
   template <class T>
-  std::span<Travelling<T>> slice_averages(std::size_t b) const {
+  std::span<ReduceType<T>> slice_averages(std::size_t b) const {
     return ring_.template slice<T>(b);
   }
   /// A parameter's gradient in its slot of the ring, which is claimed at first.
@@ -194,7 +194,7 @@ class GradientBuckets {
         find_tensor<typename Traits::model, TensorRole::parameter>(key).index;
     const std::size_t b = parameter < layout_.infos().size()
                               ? layout_.plan().placements[parameter].bucket
-                              : 0;  // refused where its view is made
+                              : 0;  // rejected where its view is made
     if (!ring_.holds(b)) claim(b, parameter);
     return layout_.template view<typename Traits::memory, false>(ring_.arena_of(b), key);
   }
@@ -248,7 +248,7 @@ class GradientBuckets {
 
   void end_backward() {
     features_.after_backward(*this);
-    if (!readiness_.all_ready()) refuse_missing();
+    if (!readiness_.all_ready()) reject_missing();
     // A captured micro-batch must end with every collective that it started.
     if constexpr (Traits::frees_gradients && Traits::captures) reduce();
   }
@@ -296,7 +296,7 @@ class GradientBuckets {
       const Bucket& bucket = layout_.plan().bucket_table[b];
       Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
         if constexpr (Traits::frees_gradients) {
-          if (!reductions_.template is_under_way<T>(b)) return;
+          if (!reductions_.template is_in_flight<T>(b)) return;
           reductions_.template wait<T>(b);
           ring_.template keep<T>(execution_, b, pass_.adds);
         } else if constexpr (Traits::reduces_early) {
@@ -356,7 +356,7 @@ class GradientBuckets {
       const auto& plan = layout_.plan();
       for (; next_ != plan.bucket_count && readiness_.is_complete(next_); ++next_) {
         if (!features_.needs_bucket(*this, next_)) continue;
-        if (next_ >= most_under_way) wait(next_ - most_under_way);
+        if (next_ >= most_in_flight) wait(next_ - most_in_flight);
         Traits::with_element(plan.bucket_table[next_].element,
                              [&]<class T>(std::type_identity<T>) { start<T>(next_); });
       }
@@ -366,10 +366,10 @@ class GradientBuckets {
   template <class T>
   void start(std::size_t b) {
     const std::size_t more = flags_behind<Traits>(b, comm_.world_size());
-    const auto travelling = travelling_gradients<T>(b, more);
-    if constexpr (!std::is_same_v<T, Travelling<T>>)
-      execution_.cast(travelling, own_gradients<T>(b, more));
-    reductions_.template start<T>(b, travelling);
+    const auto sent = reduce_gradients<T>(b, more);
+    if constexpr (!std::is_same_v<T, ReduceType<T>>)
+      execution_.cast(sent, own_gradients<T>(b, more));
+    reductions_.template start<T>(b, sent);
   }
 
   /// All-gathers the reduced slices. **Ranks** all. **Host** as `wait`.
@@ -395,7 +395,7 @@ class GradientBuckets {
     readiness_.mark(p);
   }
 
-  [[noreturn, gnu::cold, gnu::noinline]] void refuse_missing() const {
+  [[noreturn, gnu::cold, gnu::noinline]] void reject_missing() const {
     const auto all = [](std::size_t) { return true; };
     throw Error("backward", "no gradient came for " + readiness_.missing_names(all),
                 "let backward write and mark every parameter, or add UnusedParameters<Zero>");
@@ -405,16 +405,16 @@ class GradientBuckets {
   [[gnu::noinline]] void claim(std::size_t b, std::size_t parameter) {
     const std::size_t earlier = ring_.holder(b);
     if (b >= next_ + ring_.slots())
-      refuse_gradient(parameter, " was asked for before those of later layers were complete");
+      reject_gradient(parameter, " was asked for before those of later layers were complete");
     if (earlier != no_bucket) {
-      if (earlier > b) refuse_gradient(parameter, " was asked for when its bucket had been sent");
+      if (earlier > b) reject_gradient(parameter, " was asked for when its bucket had been sent");
       for (std::size_t k = 0; k <= earlier; ++k) wait(k);  // in the same order on all ranks
     }
     ring_.take(b);
     ring_.clear_padding(execution_, b);
     features_.bucket_claimed(*this, b);
   }
-  [[noreturn, gnu::cold, gnu::noinline]] void refuse_gradient(std::size_t parameter,
+  [[noreturn, gnu::cold, gnu::noinline]] void reject_gradient(std::size_t parameter,
                                                               std::string_view when) const {
     fail("backward", {"the gradient of ", layout_.name(parameter), when},
          "write gradients last layer first, and ask for each when it is written; "
@@ -429,14 +429,14 @@ class GradientBuckets {
           comm_.template allocate<std::uint8_t>(layout_.plan().bytes).data());
     }
   }
-  std::byte* make_travelling_arena() {
+  std::byte* make_reduce_arena() {
     std::byte* arena = arena_;
     if constexpr (Traits::frees_gradients) return arena;
     Traits::with_element(
         layout_.plan().bucket_table[0].element, [&]<class T>(std::type_identity<T>) {
-          if constexpr (!std::is_same_v<T, Travelling<T>>) {
+          if constexpr (!std::is_same_v<T, ReduceType<T>>) {
             arena = reinterpret_cast<std::byte*>(
-                comm_.template allocate<Travelling<T>>(layout_.plan().bytes / sizeof(T)).data());
+                comm_.template allocate<ReduceType<T>>(layout_.plan().bytes / sizeof(T)).data());
           }
         });
     return arena;
@@ -450,7 +450,7 @@ class GradientBuckets {
         const Bucket& bucket = layout_.plan().bucket_table[b];
         const std::size_t count = bucket.count() + flags_behind<Traits>(b, comm_.world_size());
         Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
-          most = std::max(most, count * sizeof(Accumulator<Travelling<T>>));
+          most = std::max(most, count * sizeof(Accumulator<ReduceType<T>>));
         });
       }
       comm_.reserve(most);
@@ -471,17 +471,17 @@ class GradientBuckets {
     return own<T>(bucket.offset, bucket.bytes + more * sizeof(T));
   }
   template <class T>
-  std::span<Travelling<T>> travelling_gradients(std::size_t b, std::size_t more) const {
+  std::span<ReduceType<T>> reduce_gradients(std::size_t b, std::size_t more) const {
     const Bucket& bucket = layout_.plan().bucket_table[b];
-    if constexpr (Traits::frees_gradients) return ring_.template travelling<T>(b);
+    if constexpr (Traits::frees_gradients) return ring_.template reduce_slot<T>(b);
     return averages<T>(bucket.offset, bucket.bytes + more * sizeof(T));
   }
 
-  static constexpr std::size_t most_under_way = [] {
+  static constexpr std::size_t most_in_flight = [] {
     if constexpr (Traits::shards) {
-      return most_shards_under_way<Comm>;
+      return most_shards_in_flight<Comm>;
     } else if constexpr (Traits::reduces_early) {
-      return std::size_t{Comm::most_under_way};
+      return std::size_t{Comm::most_in_flight};
     } else {
       return std::size_t{0};
     }

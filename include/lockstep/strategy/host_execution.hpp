@@ -37,7 +37,7 @@ template <class Traits, class Comm>
 class HostUpdate {
   using layout = typename Traits::layout;
   using Rule = typename Traits::rule;
-  using Clock = UpdateClock<Rule, typename Traits::curve, typename Traits::groups>;
+  using Clock = StepCounter<Rule, typename Traits::curve, typename Traits::groups>;
   static constexpr bool decides = decides_steps<Traits>;
   static constexpr bool finds = Traits::skips_zero_gradients;
   static constexpr bool counts = Traits::counts_updates;
@@ -268,11 +268,11 @@ class DeviceExecution<Cpu, Traits, Comm> {
   }
 
   template <class Batch>
-  static const Batch& place(const Batch& batch) {
+  static const Batch& to_device(const Batch& batch) {
     return batch;  // NOLINT(bugprone-return-const-ref-from-parameter): no temporary comes here
   }
   template <class Batch>
-  static const Batch& place(const Batch&& batch) = delete;  // it would be gone by backward
+  static const Batch& to_device(const Batch&& batch) = delete;  // it would be gone by backward
 
   template <class Model, class StepType, class Batch>
   static double forward(Model& model, StepType& step, const Batch& batch) {

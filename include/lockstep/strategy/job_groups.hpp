@@ -50,10 +50,10 @@ class JobGroups<T, Comm> {
   // A failure aborts all ranks, whichever call they are in.
 
   Rank rank() const { return all_.rank(); }
-  void abandon(std::string_view reason) {
-    all_.abandon(reason);
-    rows_.abandon(reason);
-    if constexpr (is_even) columns_.abandon(reason);
+  void abort(std::string_view reason) {
+    all_.abort(reason);
+    rows_.abort(reason);
+    if constexpr (is_even) columns_.abort(reason);
   }
 
  private:

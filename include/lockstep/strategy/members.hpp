@@ -113,7 +113,9 @@ class JobMembers {
   void copy_in(const StateEntry& piece, const std::byte* from) {
     self().first().copy_in(piece, from);
   }
-  auto make_kept_memory(std::size_t bytes) const { return self().first().make_kept_memory(bytes); }
+  auto make_state_memory(std::size_t bytes) const {
+    return self().first().make_state_memory(bytes);
+  }
 
   /// RAII: selects this rank's GPU on the calling thread, for the program's own kernels.
   [[nodiscard]] auto on_device() const { return self().first().on_device(); }

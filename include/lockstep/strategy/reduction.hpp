@@ -45,7 +45,7 @@ constexpr GradientReduction gradient_reduction() {
     return GradientReduction::average;
   const bool has_halves = []<std::size_t... K>(std::index_sequence<K...>) {
     return (
-        std::is_same_v<typename Traits::template travelling<ElementOf<Traits::kinds().kinds[K]>>,
+        std::is_same_v<typename Traits::template reduce_type<ElementOf<Traits::kinds().kinds[K]>>,
                        Half> ||
         ...);
   }(std::make_index_sequence<Traits::kinds().size>{});
@@ -142,13 +142,13 @@ template <class Traits, class Comm>
 class BucketReductions {
  public:
   template <class T>
-  using Travelling = typename Traits::template travelling<T>;
+  using ReduceType = typename Traits::template reduce_type<T>;
 
   BucketReductions(Comm& comm, const auto& layout, const auto* /*groups*/)
       : comm_(comm), handles_(layout.plan().bucket_count) {}
 
   template <class T>
-  void start(std::size_t bucket, std::span<Travelling<T>> gradients) {
+  void start(std::size_t bucket, std::span<ReduceType<T>> gradients) {
     handles_.template start<T>(
         bucket, [&] { return all_reduce_gradients<Traits, Comm>(comm_, gradients); });
   }
@@ -161,7 +161,7 @@ class BucketReductions {
  private:
   template <class T>
   using Handle = decltype(all_reduce_gradients<Traits>(std::declval<Comm&>(),
-                                                       std::declval<std::span<Travelling<T>>>()));
+                                                       std::declval<std::span<ReduceType<T>>>()));
 
   Comm& comm_;
   BucketSlots<Traits, Handle> handles_;
@@ -216,8 +216,8 @@ class ShardSpace {
   }
   /// All pieces of a bucket of `count` elements of T at `data`, which extend into the room behind
   /// it. The elements at `data` may be of another type than the bucket's.
-  template <class T, class Travelling>
-  std::span<Travelling> pieces(Travelling* data, std::size_t count) const {
+  template <class T, class ReduceType>
+  std::span<ReduceType> pieces(ReduceType* data, std::size_t count) const {
     return {data, shard_length<typename Traits::template sliced<T>>(count, shards_) * shards_};
   }
 
@@ -279,7 +279,7 @@ class ShardReductions : public BucketReductions<Traits, Comm> {
   using Whole = BucketReductions<Traits, Comm>;
   using Space = ShardSpace<Traits, Comm>;
   template <class T>
-  using Travelling = typename Whole::template Travelling<T>;
+  using ReduceType = typename Whole::template ReduceType<T>;
 
  public:
   ShardReductions(Comm& comm, const auto& layout, JobGroupsOf<Traits, Comm>* groups)
@@ -288,7 +288,7 @@ class ShardReductions : public BucketReductions<Traits, Comm> {
   const Space& space() const { return space_; }
 
   template <class T>
-  void start(std::size_t bucket, std::span<Travelling<T>> gradients) {
+  void start(std::size_t bucket, std::span<ReduceType<T>> gradients) {
     if (Traits::joins && bucket == 0) return Whole::template start<T>(bucket, gradients);
     handles_.template start<T>(bucket, [&] {
       return space_.scatter(space_.template pieces<T>(gradients.data(), gradients.size()));
@@ -300,7 +300,7 @@ class ShardReductions : public BucketReductions<Traits, Comm> {
     handles_.template wait<T>(bucket);
   }
   template <class T>
-  bool is_under_way(std::size_t bucket) {
+  bool is_in_flight(std::size_t bucket) {
     return handles_.template at<T>(bucket).has_value();
   }
   void forget() {
@@ -311,7 +311,7 @@ class ShardReductions : public BucketReductions<Traits, Comm> {
  private:
   template <class T>
   using Handle =
-      decltype(std::declval<const Space&>().scatter(std::declval<std::span<Travelling<T>>>()));
+      decltype(std::declval<const Space&>().scatter(std::declval<std::span<ReduceType<T>>>()));
 
   Space space_;
   BucketSlots<Traits, Handle> handles_;
@@ -324,9 +324,9 @@ class HookedReductions {
   using Device = HookDevice<typename Traits::device>;
   using Stages = typename Traits::hooks::stages;
   template <class T>
-  using Travelling = typename Traits::template travelling<T>;
+  using ReduceType = typename Traits::template reduce_type<T>;
   template <class T>
-  using PipelineOf = Pipeline<Travelling<T>, Comm, Device, Stages>;
+  using PipelineOf = Pipeline<ReduceType<T>, Comm, Device, Stages>;
 
  public:
   HookedReductions(Comm& comm, const layout& where, const auto* /*groups*/)
@@ -355,12 +355,12 @@ class HookedReductions {
     steps_ = steps_before_;
     bytes_ = bytes_before_;
     for_each_pipeline([](auto& pipeline) { pipeline.forget(); });
-    for (Slot& slot : slots_) slot.under_way = nullptr;
+    for (Slot& slot : slots_) slot.in_flight = nullptr;
   }
 
   template <class T>
-  void start(std::size_t bucket, std::span<Travelling<T>> gradients) {
-    slots_[bucket].under_way = gradients.data();
+  void start(std::size_t bucket, std::span<ReduceType<T>> gradients) {
+    slots_[bucket].in_flight = gradients.data();
     pipelines_.template at<T>(bucket)->begin(gradients);
   }
 
@@ -368,13 +368,13 @@ class HookedReductions {
   template <class T>
   void wait(std::size_t bucket) {
     Slot& slot = slots_[bucket];
-    if (slot.under_way == nullptr) return;
+    if (slot.in_flight == nullptr) return;
     if constexpr (Stages::has_rounds && !StreamCommunicator<Comm>) {
       // A further round would find the other buckets' calls before its own, and would finish them
       // without knowing their types.
       for_each_pipeline([](auto& pipeline) { pipeline.settle(); });
     }
-    auto* const gradients = static_cast<Travelling<T>*>(std::exchange(slot.under_way, nullptr));
+    auto* const gradients = static_cast<ReduceType<T>*>(std::exchange(slot.in_flight, nullptr));
     pipelines_.template at<T>(bucket)->finish({gradients, slot.bucket->count()});
   }
 
@@ -383,7 +383,7 @@ class HookedReductions {
   /// Resumes after so many steps, with states that are zero until they are copied in.
   void begin_anew(std::uint64_t steps) {
     steps_ = steps;
-    for_each_kept(
+    for_each_state(
         [&](std::size_t, std::string_view, auto values, Keeper) { device_.zero(values); });
   }
   std::uint64_t bytes_sent() const { return bytes_; }
@@ -409,15 +409,15 @@ class HookedReductions {
 
   /// Calls `f(parameter, state, values, keeper)` for every state of hooks.
   template <class F>
-  void for_each_kept(const F& f) {
-    for_each_pipeline([&](auto& pipeline) { pipeline.for_each_kept(f); });
+  void for_each_state(const F& f) {
+    for_each_pipeline([&](auto& pipeline) { pipeline.for_each_state(f); });
   }
 
  private:
   struct Slot {
     std::vector<HookedTensor> tensors;
     std::optional<HookedBucket<Comm, Device>> bucket;
-    void* under_way = nullptr;  // the gradients in flight
+    void* in_flight = nullptr;  // the gradients in flight
   };
 
   HookedTensor tensor(const Bucket& bucket, std::size_t parameter) const {

@@ -106,7 +106,7 @@ class Replica {
   execution_type& execution() { return execution_; }
 
   auto param(auto key) const {
-    let_host_look();
+    wait_for_host_access();
     return step_.param(key);
   }
   auto buffer(auto key) const { return step_.buffer(key); }
@@ -123,7 +123,7 @@ class Replica {
   template <class F>
   void for_each_parameter(F&& f) const {
     [[maybe_unused]] const auto on = on_device();
-    let_host_look();
+    wait_for_host_access();
     await_device();
     step_.for_each_parameter(f);
   }
@@ -226,8 +226,8 @@ class Replica {
     return gradients_.reductions().bytes_sent();
   }
 
-  /// A batch where the model can read it, valid until the next of its type is placed.
-  const auto& place(const auto& batch) { return execution_.place(batch); }
+  /// A batch where the model can read it, valid until the next one of its type.
+  const auto& to_device(const auto& batch) { return execution_.to_device(batch); }
 
   /// Advances the model's random numbers to the next micro-batch. Call it before `forward` and
   /// `begin_update`, outside of a capture. **Stream** on a GPU, in its order.
@@ -297,12 +297,12 @@ class Replica {
   /// The model's loss of a batch. `Sync::yes`: after `Buffers<Broadcast>`. **Ranks** all, or with
   /// `Sync::no` and without `Norms<Synced>` this one.
   template <class Batch>
-  Loss forward(const Batch& placed, Sync sync) {
+  Loss forward(const Batch& on_device, Sync sync) {
     [[maybe_unused]] const auto in = in_step();
     if constexpr (require_model<Model, step_type, Batch>()) {
       if (sync == Sync::yes) before_forward(step_call<traits>());
       const Loss loss =
-          with_step([&](auto& step) { return execution_.forward(model_, step, placed); });
+          with_step([&](auto& step) { return execution_.forward(model_, step, on_device); });
       require_finite_loss(loss);
       return loss;
     } else {
@@ -314,18 +314,18 @@ class Replica {
   void require_finite_loss(const Loss& loss) const {
     if constexpr (traits::stops_at_anomaly && std::is_same_v<Loss, double>) {
       if (!is_finite(loss)) [[unlikely]]
-        refuse_loss(loss);
+        reject_loss(loss);
     }
   }
 
   /// Adds the model's gradients of a batch to those of earlier micro-batches. `Sync::yes`: buckets
   /// are reduced as they complete. `output_gradients` belong to a loss that is not this rank's own.
   template <class Batch, class... OutputGradients>
-  void backward(const Batch& placed, Sync sync, const OutputGradients&... output_gradients) {
+  void backward(const Batch& on_device, Sync sync, const OutputGradients&... output_gradients) {
     [[maybe_unused]] const auto in = in_step();
     begin_backward(sync);
     if constexpr (BackwardRunning<Model, step_type, Batch, OutputGradients...>)  // else reported
-      with_step([&](auto& step) { model_.backward(step, placed, output_gradients...); });
+      with_step([&](auto& step) { model_.backward(step, on_device, output_gradients...); });
     end_backward();
   }
 
@@ -371,7 +371,7 @@ class Replica {
   /// Ends a step whose update the program makes: averages gradients, then calls `f(is_used)`, where
   /// `is_used(parameter)` says whether any rank has used it. **Ranks** all. **Host** blocks.
   template <class F>
-  void reduce_and_hand_out(const F& f) {
+  void reduce_and_publish(const F& f) {
     reduce();
     if constexpr (traits::skips_unused) gradients_.features().agree_on_usage(gradients_);
     f([&]([[maybe_unused]] std::size_t parameter) {
@@ -407,11 +407,11 @@ class Replica {
   /// One micro-batch: forward, backward and, if it completes a step, reduce and update, before
   /// which a captured step needs `begin_update`. **Ranks** all. **Host** as `update`.
   template <class Batch>
-  Loss run_micro_batch(const Batch& placed) {
+  Loss run_micro_batch(const Batch& on_device) {
     const bool last = completes_step();
     const Sync sync = last ? Sync::yes : Sync::no;
-    const Loss loss = forward(placed, sync);
-    backward(placed, sync);
+    const Loss loss = forward(on_device, sync);
+    backward(on_device, sync);
     if (last) {
       if constexpr (!traits::captures) begin_update();
       reduce_and_update();
@@ -513,22 +513,22 @@ class Replica {
   /// The sub-graph of later evaluations and predictions.
   void evaluate_subgraph(std::size_t set) { evaluated_ = set; }
   template <class Batch>
-  Loss evaluate(const Batch& placed) {
+  Loss evaluate(const Batch& on_device) {
     if constexpr (require_forward<Model, evaluation_step, Batch>()) {
       return with_evaluation_step(
-          [&](auto& step) { return execution_.forward(model_, step, placed); });
+          [&](auto& step) { return execution_.forward(model_, step, on_device); });
     } else {
       std::terminate();  // never reached: the missing forward has been reported
     }
   }
   /// The model's own evaluation, or its mean loss over `samples()`.
   template <class Batch, class Tally, class Samples>
-  void evaluate(const Batch& placed, Tally& tally, const Samples& samples) {
+  void evaluate(const Batch& on_device, Tally& tally, const Samples& samples) {
     if constexpr (EvaluationRunning<Model, evaluation_step, Batch, Tally>) {
-      with_evaluation_step([&](auto& step) { model_.evaluate(step, placed, tally); });
+      with_evaluation_step([&](auto& step) { model_.evaluate(step, on_device, tally); });
     } else {
       const auto count = static_cast<double>(samples());
-      tally.add("loss", evaluate(placed) * count, count);
+      tally.add("loss", evaluate(on_device) * count, count);
     }
   }
   template <class F>
@@ -559,24 +559,24 @@ class Replica {
   }
   /// The model's outputs in evaluation, valid until the next call. **Host** on a GPU, blocks.
   template <class Batch>
-  auto predict(const Batch& placed, std::size_t rows) {
+  auto predict(const Batch& on_device, std::size_t rows) {
     static_assert(require_prediction<Model, evaluation_step, Batch,
                                      OutputRows<Model, typename traits::memory, false>>());
     reserve_outputs(rows);
     with_evaluation_step(
-        [&](auto& step) { model_.predict(step, placed, outputs_.outputs({0, rows})); });
+        [&](auto& step) { model_.predict(step, on_device, outputs_.outputs({0, rows})); });
     await_device();
     return outputs_.all_outputs(rows);
   }
   /// `forward` in two parts: the outputs, which are kept, and their loss.
   template <class Batch>
-  auto forward_with_outputs(const Batch& placed, std::size_t rows, Sync sync) {
+  auto forward_with_outputs(const Batch& on_device, std::size_t rows, Sync sync) {
     [[maybe_unused]] const auto in = in_step();
     if (sync == Sync::yes) before_forward(current_job_call());
     reserve_outputs(rows);
     const auto loss = with_step([&](auto& step) {
-      model_.predict(step, placed, outputs_.outputs({0, rows}));
-      return execution_.loss(model_, step, placed, outputs_.all_outputs(rows),
+      model_.predict(step, on_device, outputs_.outputs({0, rows}));
+      return execution_.loss(model_, step, on_device, outputs_.all_outputs(rows),
                              outputs_.all_gradients(rows));
     });
     require_finite_loss(loss);
@@ -715,7 +715,7 @@ class Replica {
     copies_.in(entry, from);
   }
   /// Host memory for copies; pinned for a GPU.
-  auto make_kept_memory(std::size_t bytes) const {
+  auto make_state_memory(std::size_t bytes) const {
     [[maybe_unused]] const auto on = on_device();
     return typename Copies::Memory(bytes);
   }
@@ -867,7 +867,7 @@ class Replica {
 
   /// Lists the states of hooks: once if equal on all ranks, else by rank.
   void list_hooks(StateUse use, StateEntries& to) {
-    gradients_.reductions().for_each_kept(
+    gradients_.reductions().for_each_state(
         [&]<class T>(std::size_t p, std::string_view state, std::span<T> values, Keeper keeper) {
           const bool own = keeper == Keeper::each_rank;
           if (!own && !is_listed(use)) return;
@@ -918,7 +918,7 @@ class Replica {
     discard_gradients();
   }
 
-  [[noreturn, gnu::cold, gnu::noinline]] void refuse_loss(double loss) const {
+  [[noreturn, gnu::cold, gnu::noinline]] void reject_loss(double loss) const {
     throw anomaly_error("the loss is " + std::to_string(loss), updates() + 1).on(comm_.rank());
   }
 
@@ -926,7 +926,7 @@ class Replica {
   void await_parameters() { updater_.owned().await_parameters(); }
 
   /// The same for the host, whose last wait for the compute stream may not have covered them.
-  void let_host_look() const {
+  void wait_for_host_access() const {
     if constexpr (traits::shards) {
       if (step_.await_parameters()) await_device();
     }
@@ -960,7 +960,7 @@ class Replica {
 /// Runs one micro-batch with a sub-graph, each of which has its own graphs. Returns the loss.
 template <class Replica, class Runner, class Batch>
 typename Replica::Loss run_step(Replica& replica, [[maybe_unused]] Runner& runner,
-                                const Batch& placed, std::size_t subgraph = whole_model) {
+                                const Batch& on_device, std::size_t subgraph = whole_model) {
   replica.choose_subgraph(subgraph);
   [[maybe_unused]] const auto in = replica.in_step();
   replica.draw_anew();
@@ -968,9 +968,10 @@ typename Replica::Loss run_step(Replica& replica, [[maybe_unused]] Runner& runne
     replica.note_subgraph();
     if (replica.completes_step()) replica.begin_update();
     return runner.run(
-        replica, placed, [&] { return replica.run_micro_batch(placed); }, replica.graph_variant());
+        replica, on_device, [&] { return replica.run_micro_batch(on_device); },
+        replica.graph_variant());
   } else {
-    return replica.run_micro_batch(placed);
+    return replica.run_micro_batch(on_device);
   }
 }
 

@@ -109,7 +109,7 @@ struct ReplicaTraits {
   static constexpr bool has_job_groups = !std::is_same_v<job_topology, NoGroups>;
 
   /// By parameter: 1 if a rank has used it since the last update, else 0.
-  using Usage = KeptTable<std::uint8_t, layout::count>;
+  using Usage = SmallTable<std::uint8_t, layout::count>;
 
   /// Is the world size one at compile time?
   static constexpr bool alone = policy<axes::World>::static_size == 1;
@@ -203,12 +203,12 @@ struct ReplicaTraits {
 
   /// The type in which gradients of T are reduced.
   template <class T>
-  using travelling = std::conditional_t<alone, T, typename precision::template reduced<T>>;
+  using reduce_type = std::conditional_t<alone, T, typename precision::template reduced<T>>;
 
   /// Slices of buckets with parameters of T begin at multiples of 16 bytes of this type, the
   /// smaller one, so that slices of parameters and of gradients are aligned.
   template <class T>
-  using sliced = std::conditional_t<(sizeof(travelling<T>) < sizeof(T)), travelling<T>, T>;
+  using sliced = std::conditional_t<(sizeof(reduce_type<T>) < sizeof(T)), reduce_type<T>, T>;
 
   static constexpr const auto& kinds() {
     return kinds_of<Model, TensorRole::parameter, parameter_types>;

@@ -33,7 +33,7 @@ namespace detail {
 std::size_t replicas_of(const DpOptions& options, std::size_t static_replicas,
                         std::size_t (*devices)());
 std::size_t output_replica(const DpOptions& options, std::size_t replicas);
-[[noreturn]] void refuse_uneven_parts();
+[[noreturn]] void reject_uneven_parts();
 
 /// Rows [first, first + count) of a batch.
 struct RowRange {
@@ -294,7 +294,7 @@ class BatchShares {
       samples_ += rows_[i].count;
       largest_ = std::max(largest_, rows_[i].count);
     }
-    if (samples_ == 0) refuse_empty();
+    if (samples_ == 0) reject_empty();
   }
 
   /// Throws if a replica has no sample: the norms of the others would wait for its statistics.
@@ -307,7 +307,7 @@ class BatchShares {
   std::size_t largest() const { return largest_; }
 
  private:
-  [[noreturn]] static void refuse_empty();
+  [[noreturn]] static void reject_empty();
 
   BatchCut cut_;
   std::vector<RowRange> rows_;
@@ -318,46 +318,47 @@ class BatchShares {
 /// Where a replica's model reads its share: keeps the latest share of every type of batch. With
 /// `HasWhole`, the replica that takes the loss (`is_root`) keeps whole batches too.
 template <class Execution, bool HasWhole>
-class PlacedShare {
+class DeviceShare {
   /// A dependent type, because clang would look into the class before it is complete.
   template <class Batch>
-  using Complete = std::conditional_t<std::is_void_v<Batch>, Batch, PlacedShare>;
+  using Complete = std::conditional_t<std::is_void_v<Batch>, Batch, DeviceShare>;
 
  public:
   /// The types that the model gets for a whole `Batch` and for a share of one.
   template <class Batch>
-  using Whole =
-      std::remove_cvref_t<decltype(std::declval<Execution&>().place(std::declval<const Batch&>()))>;
+  using Whole = std::remove_cvref_t<decltype(std::declval<Execution&>().to_device(
+      std::declval<const Batch&>()))>;
   template <class Batch>
-  using Share = std::remove_cvref_t<decltype(std::declval<Complete<Batch>&>().place(
+  using Share = std::remove_cvref_t<decltype(std::declval<Complete<Batch>&>().to_device(
       std::declval<const Batch&>(), std::declval<const BatchShares&>(), nullptr))>;
 
-  PlacedShare(Execution& execution, std::size_t replica, bool is_root)
+  DeviceShare(Execution& execution, std::size_t replica, bool is_root)
       : execution_(execution), replica_(replica), is_root_(is_root) {}
 
   /// The batch must outlive its share, which may be a view of it.
   template <class Batch>
   void take(const Batch& batch, const BatchShares& shares) {
-    Places<Batch>& places = storage_.get<Places<Batch>>();
+    Shares<Batch>& shares_on_device = storage_.get<Shares<Batch>>();
     if constexpr (HasWhole) {
-      if (is_root_) places.whole = &place_whole(batch);
+      if (is_root_) shares_on_device.whole = &place_whole(batch);
     }
-    if (shares[replica_].count != 0) places.share = &place(batch, shares, places.whole);
+    if (shares[replica_].count != 0)
+      shares_on_device.share = &to_device(batch, shares, shares_on_device.whole);
   }
 
   template <class Batch>
   const Share<Batch>& share() {
-    return *storage_.get<Places<Batch>>().share;
+    return *storage_.get<Shares<Batch>>().share;
   }
   /// The whole batch, on the replica that takes the loss.
   template <class Batch>
   const Whole<Batch>& whole() {
-    return *storage_.get<Places<Batch>>().whole;
+    return *storage_.get<Shares<Batch>>().whole;
   }
 
  private:
   template <class Batch>
-  struct Places {
+  struct Shares {
     const Whole<Batch>* whole = nullptr;
     const Share<Batch>* share = nullptr;
   };
@@ -377,17 +378,17 @@ class PlacedShare {
     if constexpr (may_be_far<Batch>) {
       return execution_.bring_near(batch, storage_.get<NearCopy<Batch, true>>().kept);
     } else {
-      return execution_.place(batch);
+      return execution_.to_device(batch);
     }
   }
 
   /// If the whole batch is on this replica's device, the share is a part of it.
   template <class Batch>
-  const auto& place(const Batch& batch, const BatchShares& shares,
-                    [[maybe_unused]] const Whole<Batch>* whole) {
+  const auto& to_device(const Batch& batch, const BatchShares& shares,
+                        [[maybe_unused]] const Whole<Batch>* whole) {
     if constexpr (HasWhole && (!std::is_same_v<Whole<Batch>, Batch> || may_be_far<Batch>)) {
-      using Placed = std::remove_cvref_t<decltype(place_share(batch, shares))>;
-      static_assert(std::is_same_v<ShareOf<Whole<Batch>>, Placed>,
+      using OnDevice = std::remove_cvref_t<decltype(place_share(batch, shares))>;
+      static_assert(std::is_same_v<ShareOf<Whole<Batch>>, OnDevice>,
                     "lockstep: LossOnOutput needs the whole batch and a share of it on one device; "
                     "give what the batch becomes there slice(first, count), or use LossOnReplica");
       if (whole != nullptr) return cut_out(*whole, shares);
@@ -402,11 +403,11 @@ class PlacedShare {
                                    storage_.get<NearCopy<ShareOf<Batch>, false>>().kept);
     } else if constexpr (RowPlacing<Execution, Batch>) {
       const RowRange rows = shares.cut().rows(batch.size(), replica_);
-      return execution_.place(batch, rows.first, rows.count, shares.largest());
+      return execution_.to_device(batch, rows.first, rows.count, shares.largest());
     } else if constexpr (std::is_same_v<ShareOf<Batch>, Batch>) {
-      return execution_.place(shares.cut().replicas == 1 ? batch : cut_out(batch, shares));
+      return execution_.to_device(shares.cut().replicas == 1 ? batch : cut_out(batch, shares));
     } else {
-      return execution_.place(cut_out(batch, shares));
+      return execution_.to_device(cut_out(batch, shares));
     }
   }
 

@@ -39,7 +39,7 @@ LOCKSTEP_INLINE void fail_agreement(const std::string& first_job, const std::str
        "start the same program with the same settings on all ranks", me);
 }
 
-LOCKSTEP_INLINE void BatchShares::refuse_empty() {
+LOCKSTEP_INLINE void BatchShares::reject_empty() {
   throw Error("DP", "the batch is empty", "give it a sample for one replica at least");
 }
 
@@ -79,7 +79,7 @@ LOCKSTEP_INLINE std::size_t output_replica(const DpOptions& options, std::size_t
   fail("DP", {"output_device ", wanted, " has no replica"}, "name one of the devices");
 }
 
-LOCKSTEP_INLINE void refuse_uneven_parts() {
+LOCKSTEP_INLINE void reject_uneven_parts() {
   fail("DP", {"parts of the batch differ in size, and some samples would be left out"},
        "give all parts the same size, or use LossOnReplica");
 }

@@ -25,8 +25,8 @@ namespace lockstep::detail {
 /// puts it: the rest can be replayed as a graph.
 template <class Traits, class Comm, class Execution>
 class Updater
-    : public UpdateClock<typename Traits::rule, typename Traits::curve, typename Traits::groups> {
-  using Clock = typename Updater::UpdateClock;
+    : public StepCounter<typename Traits::rule, typename Traits::curve, typename Traits::groups> {
+  using Clock = typename Updater::StepCounter;
   using layout = typename Traits::layout;
   using Rule = typename Traits::rule;
   using Arena = typename Execution::Arena;
@@ -45,8 +45,8 @@ class Updater
         layout_(where),
         parameters_(parameters),
         owned_(comm, where, parameters, groups),
-        masters_(Traits::keeps_masters ? widened(owned_.kept_bytes()) : 0),
-        states_(Rule::states * widened(owned_.kept_bytes())),
+        masters_(Traits::keeps_masters ? widened(owned_.state_bytes()) : 0),
+        states_(Rule::states * widened(owned_.state_bytes())),
         passes_(comm, execution, where, owned_, *this) {
     // Mixed types make all parameters one type, so that master weights are at twice the offsets.
     static_assert(!Traits::keeps_masters || Traits::kinds().size == 1);
@@ -199,7 +199,7 @@ class Updater
   std::array<std::byte*, Rule::states + 1> states_at(std::size_t offset) const {
     std::array<std::byte*, Rule::states + 1> states{};
     for (std::size_t k = 0; k != Rule::states; ++k)
-      states[k] = states_.data() + widened(k * owned_.kept_bytes()) + state_offset(offset);
+      states[k] = states_.data() + widened(k * owned_.state_bytes()) + state_offset(offset);
     return states;
   }
   std::byte* masters_at(std::size_t offset) const {

@@ -40,8 +40,8 @@ class TransposeOf : public TopologyQueries<TransposeOf<T>> {
   constexpr LocalGroupRank local_group_rank(Rank rank) const {
     return LocalGroupRank{original_.group_rank(rank).value()};
   }
-  constexpr Rank member(GroupRank group, LocalGroupRank place) const {
-    return original_.member(GroupRank{place.value()}, LocalGroupRank{group.value()});
+  constexpr Rank member(GroupRank group, LocalGroupRank local_rank) const {
+    return original_.member(GroupRank{local_rank.value()}, LocalGroupRank{group.value()});
   }
 
   constexpr T original() const { return original_; }
@@ -106,8 +106,8 @@ class Grid : public detail::TopologyQueries<Grid<WorldRanks, GroupRanks>> {
   constexpr LocalGroupRank local_group_rank(Rank rank) const {
     return LocalGroupRank{rank.value() % group_size()};
   }
-  constexpr Rank member(GroupRank group, LocalGroupRank place) const {
-    return Rank{group.value() * group_size() + place.value()};
+  constexpr Rank member(GroupRank group, LocalGroupRank local_rank) const {
+    return Rank{group.value() * group_size() + local_rank.value()};
   }
 
  private:

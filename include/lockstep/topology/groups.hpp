@@ -18,10 +18,10 @@ struct Partition {
   using Table = std::conditional_t<WorldRanks == dynamic, std::vector<std::size_t>,
                                    std::array<std::size_t, WorldRanks == dynamic ? 0 : WorldRanks>>;
 
-  Table listed{};  // ranks by group, then place
-  Table ends{};    // of each group in `listed`
-  Table group{};   // by rank
-  Table place{};   // by rank
+  Table listed{};      // ranks by group, then local rank
+  Table ends{};        // of each group in `listed`
+  Table group{};       // by rank
+  Table local_rank{};  // by rank
   std::size_t groups = 0;
   PartitionFault fault = PartitionFault::none;
   Rank culprit{};
@@ -37,7 +37,7 @@ struct Partition {
     Table seen{};
     if constexpr (WorldRanks == dynamic) {
       for (Table* table :
-           {&partition.listed, &partition.ends, &partition.group, &partition.place, &seen})
+           {&partition.listed, &partition.ends, &partition.group, &partition.local_rank, &seen})
         table->resize(world);
     }
     const auto failed = [&](PartitionFault fault, std::size_t rank) {
@@ -48,14 +48,14 @@ struct Partition {
     std::size_t count = 0;
     for (const auto& ranks : lists) {
       if (ranks.empty()) return failed(PartitionFault::empty_group, 0);
-      std::size_t place = 0;
+      std::size_t local_rank = 0;
       for (const std::size_t rank : ranks) {
         if (rank >= world) return failed(PartitionFault::out_of_range, rank);
         if (seen[rank] != 0) return failed(PartitionFault::overlap, rank);
         seen[rank] = 1;
         partition.listed[count++] = rank;
         partition.group[rank] = partition.groups;
-        partition.place[rank] = place++;
+        partition.local_rank[rank] = local_rank++;
       }
       partition.ends[partition.groups++] = count;
     }
@@ -93,10 +93,10 @@ class PartitionQueries : public TopologyQueries<Self> {
   }
   constexpr GroupRank group_rank(Rank rank) const { return GroupRank{table().group[rank.value()]}; }
   constexpr LocalGroupRank local_group_rank(Rank rank) const {
-    return LocalGroupRank{table().place[rank.value()]};
+    return LocalGroupRank{table().local_rank[rank.value()]};
   }
-  constexpr Rank member(GroupRank group, LocalGroupRank place) const {
-    return Rank{table().listed[table().begin_of(group) + place.value()]};
+  constexpr Rank member(GroupRank group, LocalGroupRank local_rank) const {
+    return Rank{table().listed[table().begin_of(group) + local_rank.value()]};
   }
 
  private:
@@ -207,7 +207,7 @@ class Groups<World<dynamic>> : public detail::PartitionQueries<Groups<World<dyna
 
 /// The policy that gives a job the groups of a topology; `Groups<Grid<dynamic, 4>>` leaves the
 /// world size to the launcher. `job.group()` is the communicator of this rank's group,
-/// `job.across()` that of the ranks with the same place in the other groups.
+/// `job.across()` that of the ranks with the same local_rank in the other groups.
 template <detail::JobTopology T>
 class Groups<T> : public detail::ValuePolicy<axes::Groups> {
  public:

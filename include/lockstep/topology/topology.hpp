@@ -12,17 +12,17 @@
 namespace lockstep {
 
 /// A world of ranks, each in exactly one group. `group_rank` is a rank's group, `local_group_rank`
-/// its place there, and `member` finds the rank from both. Topologies whose sizes are all static
-/// are empty types, so that `Grid<6, 3>{}.group_rank(Rank{4})` is a constant.
+/// its local_rank there, and `member` finds the rank from both. Topologies whose sizes are all
+/// static are empty types, so that `Grid<6, 3>{}.group_rank(Rank{4})` is a constant.
 template <class T>
 concept Topology =
-    std::copyable<T> && requires(const T t, Rank rank, GroupRank group, LocalGroupRank place) {
+    std::copyable<T> && requires(const T t, Rank rank, GroupRank group, LocalGroupRank local_rank) {
       { t.world_size() } -> std::same_as<WorldSize>;
       { t.group_world_size() } -> std::same_as<std::size_t>;
       { t.group_size(group) } -> std::same_as<std::size_t>;
       { t.group_rank(rank) } -> std::same_as<GroupRank>;
       { t.local_group_rank(rank) } -> std::same_as<LocalGroupRank>;
-      { t.member(group, place) } -> std::same_as<Rank>;
+      { t.member(group, local_rank) } -> std::same_as<Rank>;
     };
 
 namespace detail {
@@ -110,7 +110,9 @@ struct World : detail::ValuePolicy<axes::World>, detail::TopologyQueries<World<N
   constexpr LocalGroupRank local_group_rank(Rank rank) const {
     return LocalGroupRank{rank.value()};
   }
-  constexpr Rank member(GroupRank, LocalGroupRank place) const { return Rank{place.value()}; }
+  constexpr Rank member(GroupRank, LocalGroupRank local_rank) const {
+    return Rank{local_rank.value()};
+  }
 
  private:
   [[no_unique_address]] Size<N> size_;

@@ -113,7 +113,7 @@ class AdoptedTensors {
   GradientReceiver& receiver() { return *receiver_; }
   bool are_adopted() const { return is_adopted_; }
 
-  struct Place {
+  struct Target {
     const void* data;
     ElementKind kind;
   };
@@ -172,10 +172,10 @@ class AdoptedTensors {
   }
 
  private:
-  static void move(at::Tensor& tensor, const Place& place, at::Device device) {
-    const bool is_bool = tensor.scalar_type() == at::kBool && place.kind == ElementKind::u8;
-    const at::ScalarType type = is_bool ? at::kBool : scalar_type_of(place.kind);
-    tensor.set_data(tensor_at(place.data, tensor, type, device));
+  static void move(at::Tensor& tensor, const Target& target, at::Device device) {
+    const bool is_bool = tensor.scalar_type() == at::kBool && target.kind == ElementKind::u8;
+    const at::ScalarType type = is_bool ? at::kBool : scalar_type_of(target.kind);
+    tensor.set_data(tensor_at(target.data, tensor, type, device));
   }
   /// Ties tensors that were one in the original module: they share memory, and gradients add up.
   static void tie(at::Tensor& copy, const at::Tensor& first) {
@@ -210,15 +210,15 @@ class AdoptedTensors {
                 "change them before the job is made, or after its first step or evaluation");
   }
 
-  static void require(const ModuleTensor& kept, const Place& place) {
+  static void require(const ModuleTensor& kept, const Target& target) {
     const auto is_there = [&](const at::Tensor& tensor) {
-      return tensor.const_data_ptr() == place.data || tensor.numel() == 0;
+      return tensor.const_data_ptr() == target.data || tensor.numel() == 0;
     };
     if (is_there(kept.tensor) && std::ranges::all_of(kept.copies, is_there)) [[likely]]
       return;
-    refuse_replaced(kept);
+    reject_replaced(kept);
   }
-  [[noreturn, gnu::cold, gnu::noinline]] static void refuse_replaced(const ModuleTensor& kept) {
+  [[noreturn, gnu::cold, gnu::noinline]] static void reject_replaced(const ModuleTensor& kept) {
     throw Error("torch",
                 "the memory of " + kept.name +
                     " was replaced after training had begun, by torch::load, to() or an "

@@ -34,28 +34,28 @@ inline void make_room(at::Tensor& tensor, at::ScalarType type, at::IntArrayRef s
 }
 
 /// Serializes type, shape and elements row by row, without strides or device.
-inline void pack(ParcelWriter& parcel, at::Tensor& tensor) {
+inline void pack(ArchiveWriter& archive, at::Tensor& tensor) {
   auto type = static_cast<std::int8_t>(tensor.scalar_type());
   if (!tensor.defined()) type = static_cast<std::int8_t>(at::ScalarType::Undefined);
-  parcel(type);
+  archive(type);
   if (!tensor.defined()) return;
   std::vector<std::int64_t> sizes = tensor.sizes().vec();
-  parcel(sizes);
+  archive(sizes);
   const at::Tensor rows = tensor.detach().cpu().contiguous();
-  parcel.reserve(rows.nbytes(), 1);
-  if (rows.nbytes() != 0) parcel.bytes(rows.const_data_ptr(), rows.nbytes());
+  archive.reserve(rows.nbytes(), 1);
+  if (rows.nbytes() != 0) archive.bytes(rows.const_data_ptr(), rows.nbytes());
 }
 
-inline void pack(ParcelReader& parcel, at::Tensor& tensor) {
+inline void pack(ArchiveReader& archive, at::Tensor& tensor) {
   std::int8_t type = 0;
-  parcel(type);
+  archive(type);
   if (type == static_cast<std::int8_t>(at::ScalarType::Undefined)) {
     tensor = at::Tensor();
     return;
   }
   std::vector<std::int64_t> sizes;
-  parcel(sizes);
-  const std::size_t bytes = parcel.reserve(0, 1);
+  archive(sizes);
+  const std::size_t bytes = archive.reserve(0, 1);
   bool fits = type >= 0 && type < static_cast<std::int8_t>(at::ScalarType::NumOptions);
   const auto scalar = static_cast<at::ScalarType>(type);
   std::uint64_t wanted = fits ? c10::elementSize(scalar) : 0;
@@ -63,17 +63,17 @@ inline void pack(ParcelReader& parcel, at::Tensor& tensor) {
     fits = fits && size >= 0 &&
            !__builtin_mul_overflow(wanted, static_cast<std::uint64_t>(size), &wanted);
   if (!fits || wanted != bytes)
-    fail("feed", {"a parcel does not hold a tensor here"},
+    fail("feed", {"an archive does not hold a tensor here"},
          "let all ranks run the same program, and pack and unpack the same fields");
   make_room(tensor, scalar, sizes);
-  if (bytes != 0) parcel.bytes(tensor.mutable_data_ptr(), bytes);
+  if (bytes != 0) archive.bytes(tensor.mutable_data_ptr(), bytes);
 }
 
 /// A struct's own `pack` is more specialised and takes precedence.
 template <class Way, class B>
-  requires std::derived_from<Way, Parcel<Way>> && (tensor_field_count<B>() != 0)
-void pack(Way& parcel, B& batch) {
-  for (at::Tensor& tensor : tensors_of(batch)) parcel(tensor);
+  requires std::derived_from<Way, Archive<Way>> && (tensor_field_count<B>() != 0)
+void pack(Way& archive, B& batch) {
+  for (at::Tensor& tensor : tensors_of(batch)) archive(tensor);
 }
 
 /// A tensor is split along its first dimension into views; a scalar is shared.
@@ -151,8 +151,8 @@ struct TensorBatch {
   }
   void clear() { *this = slice(0, 0); }
 
-  friend void pack(auto& parcel, TensorBatch& batch) {
-    parcel(batch.inputs, batch.labels, batch.weights);
+  friend void pack(auto& archive, TensorBatch& batch) {
+    archive(batch.inputs, batch.labels, batch.weights);
   }
 };
 

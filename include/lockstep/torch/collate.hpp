@@ -56,7 +56,7 @@ concept TensorSample = requires(const Sample& sample) {
                          { label_of(sample) } -> TensorRowOf;
                        });
 
-[[noreturn, gnu::cold]] inline void refuse_row(const char* what, at::IntArrayRef has,
+[[noreturn, gnu::cold]] inline void reject_row(const char* what, at::IntArrayRef has,
                                                at::IntArrayRef first) {
   fail("tensors",
        {"it has ", what, " of ", c10::str(has), " and the first sample of its batch has ",
@@ -100,7 +100,7 @@ void put_row(const Row& row, std::size_t i, std::size_t count, at::Tensor& out,
   if constexpr (std::same_as<Row, at::Tensor>) {
     const at::Tensor to = out[static_cast<std::int64_t>(i)];
     if (row.numel() != to.numel() || (shape.empty() && row.sizes() != to.sizes()))
-      refuse_row(what, row.sizes(), to.sizes());
+      reject_row(what, row.sizes(), to.sizes());
     to.copy_(shape.empty() ? row : row.view(to.sizes()));
   } else if constexpr (TensorElement<Row>) {
     using Written = WrittenElement<Row>;
@@ -108,7 +108,7 @@ void put_row(const Row& row, std::size_t i, std::size_t count, at::Tensor& out,
   } else {
     const std::int64_t width = out.numel() / out.size(0);
     const auto own = static_cast<std::int64_t>(std::ranges::size(row));
-    if (own != width) refuse_row(what, own, width);
+    if (own != width) reject_row(what, own, width);
     using T = std::ranges::range_value_t<Row>;
     std::copy(std::ranges::begin(row), std::ranges::end(row),
               static_cast<T*>(out.mutable_data_ptr()) + i * static_cast<std::size_t>(width));

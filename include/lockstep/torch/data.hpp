@@ -26,11 +26,11 @@ namespace detail {
 
 /// LibTorch's examples as batches that can be sent to ranks, copied to GPUs and split by DP.
 template <class Way, class Data, class Target>
-void pack(Way& parcel, ::torch::data::Example<Data, Target>& example) {
+void pack(Way& archive, ::torch::data::Example<Data, Target>& example) {
   if constexpr (std::is_void_v<Target>) {
-    parcel(example.data);
+    archive(example.data);
   } else {
-    parcel(example.data, example.target);
+    archive(example.data, example.target);
   }
 }
 

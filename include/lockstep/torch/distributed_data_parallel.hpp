@@ -191,12 +191,13 @@ class DistributedDataParallel {
   DistributedDataParallel(std::shared_ptr<Contained> module, communicator_type& group)
       : module_(std::move(module)),
         replica_(group,
-                 detail::tell_others_of<false>(
+                 detail::abort_on_exception_of<false>(
                      group,
                      [&] { return typename Replica::layouts_type(typename Job::Model(module_)); }),
                  typename Job::Model(module_)),
-        gradients_((detail::tell_others(replica_, [&] { replica_.initialize_from_model(Seed{}); }),
-                    replica_)) {}
+        gradients_(
+            (detail::abort_on_exception(replica_, [&] { replica_.initialize_from_model(Seed{}); }),
+             replica_)) {}
   template <class... Ps>
   DistributedDataParallel(std::shared_ptr<Contained> module, ProcessGroup<Ps...>& group)
       : DistributedDataParallel(std::move(module), *group) {}
@@ -221,7 +222,7 @@ class DistributedDataParallel {
   template <class... Arguments>
   auto forward(Arguments&&... arguments) {
     [[maybe_unused]] const auto on = replica_.on_device();
-    return detail::tell_others(replica_, [&] {
+    return detail::abort_on_exception(replica_, [&] {
       prepare();
       return replica_.with_step([&](auto& step) {
         const auto norms = replica_.model().open_norms(gradients_.streams().norm_ranks(step));
@@ -245,7 +246,7 @@ class DistributedDataParallel {
   /// later `backward` throws. **Host** blocks until all passes are done.
   void require_finite() {
     [[maybe_unused]] const auto on = replica_.on_device();
-    detail::tell_others(replica_, [&] { gradients_.require_finite(); });
+    detail::abort_on_exception(replica_, [&] { gradients_.require_finite(); });
   }
 
   /// Gradients of forward passes in the scope of the result accumulate in this rank's
@@ -290,7 +291,7 @@ class DistributedDataParallel {
   template <class F>
   void finish_join(const F& update) {
     if (!std::exchange(is_joining_, false)) return;
-    detail::tell_others(replica_, [&] {
+    detail::abort_on_exception(replica_, [&] {
       [[maybe_unused]] const auto on = replica_.on_device();
       answer_all(update);
     });
@@ -322,9 +323,9 @@ class DistributedDataParallel {
                                               gradients_.passes()
                                         : detail::is_in_training(*module_);
       if (!wanted) return;
-      gradients_.streams().let_job_follow();
+      gradients_.streams().job_waits_for_program();
       replica_.synchronize_buffers(detail::JobCall::forward);
-      gradients_.streams().let_program_follow();
+      gradients_.streams().program_waits_for_job();
     }
   }
 
@@ -334,9 +335,9 @@ class DistributedDataParallel {
     if constexpr (traits::joins) {
       const detail::InJobCall in(detail::JobCall::backward);
       do {
-        gradients_.streams().let_job_follow();
+        gradients_.streams().job_waits_for_program();
       } while (replica_.answer_others([&] {
-        gradients_.hand_out();
+        gradients_.publish();
         const detail::InJobCall own(detail::JobCall::none);  // for the program's own calls
         update();
       }));

@@ -44,9 +44,9 @@ class LoopStreams<Cpu, Replica> {
     begin();
   }
   /// The job's stream waits for the program's.
-  void let_job_follow() {}
+  void job_waits_for_program() {}
   /// The program's stream waits for the job's.
-  void let_program_follow() {}
+  void program_waits_for_job() {}
   void before_write() {}
   /// Waits until both streams are empty.
   void settle() {}
@@ -94,7 +94,7 @@ class LoopGradients {
       replica_.model().keep_in(step);
       for (std::size_t i = 0; i != parameters().size(); ++i) {
         if (step.trains(i)) averages_.push_back(tensor_of_gradient(step, i));
-        places_.push_back(step.trains(i) ? averages_.size() - 1 : none);
+        slots_.push_back(step.trains(i) ? averages_.size() - 1 : none);
       }
     });
     if constexpr (traits::skips_unused) has_arrived_.resize(parameters().size());
@@ -106,7 +106,7 @@ class LoopGradients {
   ~LoopGradients() {
     receive(false);
     // After a failed backward pass, a GPU waits for reductions that other ranks will not join.
-    if (is_in_pass_) replica_.communicator().abandon("its backward pass ended with an exception");
+    if (is_in_pass_) replica_.communicator().abort("its backward pass ended with an exception");
     try {
       release();
     } catch (...) {  // NOLINT(bugprone-empty-catch): a GPU that has failed copies nothing
@@ -134,7 +134,7 @@ class LoopGradients {
   void run(const at::Tensor& root, const F& backward) {
     const ValueWhile scope(root_, &root);
     streams_.keep_backward_here();
-    tell_others(replica_, backward);
+    abort_on_exception(replica_, backward);
   }
 
   /// Called by the hooks with a complete gradient.
@@ -142,7 +142,7 @@ class LoopGradients {
     const at::NoGradGuard quiet;
     [[maybe_unused]] const auto on = replica_.on_device();
     const InJobCall in(JobCall::backward);
-    tell_others(replica_, [&] {
+    abort_on_exception(replica_, [&] {
       if (!is_in_pass_) begin();
       write(parameter, gradient);
     });
@@ -150,9 +150,9 @@ class LoopGradients {
 
   /// Publishes the averages of a complete step in `Tensor::grad`; parameters that no rank used keep
   /// theirs. With `Anomaly<Stop>` throws on a NaN or infinite average, on a GPU in a later pass.
-  void hand_out() {
-    replica_.reduce_and_hand_out([&](const auto& is_used) {
-      streams_.let_program_follow();
+  void publish() {
+    replica_.reduce_and_publish([&](const auto& is_used) {
+      streams_.program_waits_for_job();
       ++averaged_;
       if constexpr (traits::stops_at_anomaly) require_finite_averages();
       for_each_trained([&](std::size_t i, at::Tensor& average) {
@@ -166,7 +166,7 @@ class LoopGradients {
   void require_finite() {
     if constexpr (traits::stops_at_anomaly && !on_host) {
       streams_.settle();
-      if (const auto found = streams_.anomaly_seen()) refuse_anomaly(*found);
+      if (const auto found = streams_.anomaly_seen()) reject_anomaly(*found);
     }
   }
 
@@ -182,8 +182,8 @@ class LoopGradients {
   const std::vector<ModuleTensor>& parameters() { return replica_.model().adopted().parameters(); }
   template <class F>
   void for_each_trained(const F& f) {
-    for (std::size_t i = 0; i != places_.size(); ++i)
-      if (places_[i] != none) f(i, averages_[places_[i]]);
+    for (std::size_t i = 0; i != slots_.size(); ++i)
+      if (slots_[i] != none) f(i, averages_[slots_[i]]);
   }
 
   /// Is a gradient still the average of an earlier pass?
@@ -221,15 +221,15 @@ class LoopGradients {
     const at::NoGradGuard quiet;
     [[maybe_unused]] const auto on = replica_.on_device();
     const InJobCall in(JobCall::backward);
-    tell_others(replica_, [&] {
+    abort_on_exception(replica_, [&] {
       if constexpr (traits::skips_unused) {
         for_each_trained([&](std::size_t i, at::Tensor&) {
           if (has_arrived_[i] == 0) leave_out(i);
         });
       }
-      streams_.let_job_follow();
+      streams_.job_waits_for_program();
       replica_.end_backward();
-      hand_out();
+      publish();
     });
     is_in_pass_ = false;
     ++passes_;
@@ -239,7 +239,7 @@ class LoopGradients {
   /// ranks average, as in PyTorch.
   void write(std::size_t i, const at::Tensor& gradient) {
     streams_.before_write();
-    at::Tensor& to = averages_[places_[i]];
+    at::Tensor& to = averages_[slots_[i]];
     const at::Tensor& own = parameters()[i].tensor.grad();
     const at::Tensor more =
         gradient.defined() && gradient.is_sparse() ? gradient.to_dense() : gradient;
@@ -252,7 +252,7 @@ class LoopGradients {
       to.zero_();
     }
     if constexpr (traits::skips_unused) has_arrived_[i] = 1;
-    streams_.let_job_follow();
+    streams_.job_waits_for_program();
     replica_.with_step([&](auto& step) { step.ready(i); });
   }
 
@@ -272,27 +272,27 @@ class LoopGradients {
         Elements::with_parameter(parameters()[i].listed, [&]<class T>(std::type_identity<T>) {
           if (!all_finite(std::span(static_cast<const T*>(average.const_data_ptr()),
                                     static_cast<std::size_t>(average.numel())))) [[unlikely]]
-            refuse_anomaly(places_[i]);
+            reject_anomaly(slots_[i]);
         });
       });
     } else {
       if (const auto found = streams_.find_anomaly(averages_)) [[unlikely]]
-        refuse_anomaly(*found);
+        reject_anomaly(*found);
     }
   }
   template <class T>
   static bool all_finite(std::span<const T> values) {
     using A = Accumulator<T>;
-    decltype(blemish(A{})) found = 0;
-    for (const T value : values) found |= blemish(static_cast<A>(value));
+    decltype(non_finite(A{})) found = 0;
+    for (const T value : values) found |= non_finite(static_cast<A>(value));
     return found == 0;
   }
 
-  [[noreturn, gnu::cold, gnu::noinline]] void refuse_anomaly(std::size_t place) {
-    const auto i = static_cast<std::size_t>(std::ranges::find(places_, place) - places_.begin());
+  [[noreturn, gnu::cold, gnu::noinline]] void reject_anomaly(std::size_t slot) {
+    const auto i = static_cast<std::size_t>(std::ranges::find(slots_, slot) - slots_.begin());
     std::string what = "the gradient of " + parameters()[i].name + " is ";
     if constexpr (on_host) {
-      const at::Tensor values = averages_[place].flatten().to(at::kDouble);
+      const at::Tensor values = averages_[slot].flatten().to(at::kDouble);
       const auto at = at::isfinite(values).logical_not().nonzero()[0].item<std::int64_t>();
       what += std::to_string(values[at].item<double>()) + " at element " + std::to_string(at) +
               ", as the average over ranks, in backward pass " + std::to_string(averaged_);
@@ -323,7 +323,7 @@ class LoopGradients {
   Replica& replica_;
   Streams streams_;
   std::vector<at::Tensor> averages_;  // views of bucket memory
-  std::vector<std::size_t> places_;   // index in `averages_`, by parameter
+  std::vector<std::size_t> slots_;    // index in `averages_`, by parameter
   GradientReceiver::Take receive_;
   std::vector<std::uint8_t> has_arrived_;  // with UnusedParameters<Zero>
   const at::Tensor* root_ = nullptr;       // of the current pass, if known

@@ -137,12 +137,12 @@ class TorchModel {
       const auto norms = norms_.open(base(), step.norm_ranks());
       loss_ = loss_of(batch);
       if (!loss_.requires_grad()) [[unlikely]]
-        refuse_constant();
-      return Device::hand_out(step, loss_.detach());
+        reject_constant();
+      return Device::publish(step, loss_.detach());
     } else {
       const at::NoGradGuard quiet;
       const EvaluationMode evaluates(base());
-      return Device::hand_out(step, loss_of(batch));
+      return Device::publish(step, loss_of(batch));
     }
   }
 
@@ -202,18 +202,18 @@ class TorchModel {
   void keep_in(Step& step) {
     detail::AdoptedTensors& all = adopted();
     const auto parameter_at = [&](std::size_t i) {
-      detail::AdoptedTensors::Place place{};
+      detail::AdoptedTensors::Target target{};
       Elements::with_parameter(all.parameters()[i].listed, [&]<class T>(std::type_identity<T>) {
-        place = place_of(step.param(Listed<T>{i}));
+        target = address_of(step.param(Listed<T>{i}));
       });
-      return place;
+      return target;
     };
     const auto buffer_at = [&](std::size_t i) {
-      detail::AdoptedTensors::Place place{};
+      detail::AdoptedTensors::Target target{};
       Elements::with(all.buffers()[i].listed, [&]<class T>(std::type_identity<T>) {
-        place = place_of(step.buffer(Listed<T>{i}));
+        target = address_of(step.buffer(Listed<T>{i}));
       });
-      return place;
+      return target;
     };
     if (!all.are_adopted()) {
       all.adopt(
@@ -235,7 +235,7 @@ class TorchModel {
 
  private:
   template <class View>
-  static detail::AdoptedTensors::Place place_of(const View& view) {
+  static detail::AdoptedTensors::Target address_of(const View& view) {
     return {view.data_handle(), element_kind<typename View::value_type>()};
   }
 
@@ -281,7 +281,7 @@ class TorchModel {
     return loss;
   }
 
-  [[noreturn, gnu::cold, gnu::noinline]] static void refuse_constant() {
+  [[noreturn, gnu::cold, gnu::noinline]] static void reject_constant() {
     throw Error("torch", "the model's loss requires no gradient, so nothing can be trained",
                 "compute it from the module's outputs, without detach(), item() or a NoGradGuard");
   }

@@ -80,7 +80,7 @@ using TensorTies = std::unordered_map<std::string, std::string>;
 template <class Dictionary>
 std::vector<ModuleTensor> unique_tensors(const Dictionary& dictionary, const TensorTies& ties) {
   std::vector<ModuleTensor> tensors;
-  std::unordered_map<const void*, std::size_t> places;
+  std::unordered_map<const void*, std::size_t> indices;
   std::unordered_map<std::string, std::size_t> names;
   for (const auto& item : dictionary) {
     if (!item.value().defined()) continue;
@@ -88,8 +88,8 @@ std::vector<ModuleTensor> unique_tensors(const Dictionary& dictionary, const Ten
     if (const auto tie = ties.find(item.key()); tie != ties.end()) {
       if (const auto first = names.find(tie->second); first != names.end()) at = first->second;
     }
-    const auto [place, is_new] = places.try_emplace(item.value().unsafeGetTensorImpl(), at);
-    at = place->second;
+    const auto [found, is_new] = indices.try_emplace(item.value().unsafeGetTensorImpl(), at);
+    at = found->second;
     if (at == tensors.size()) {
       tensors.push_back(ModuleTensor{item.key(), item.value(), {}, {}});
       if (!ties.empty()) names.emplace(item.key(), at);

@@ -70,7 +70,7 @@ struct TorchDevice {
   static void seed(const Step& step) { seed_torch(step); }
 
   /// The value of the loss, which the step returns.
-  static double hand_out(const Step&, const at::Tensor& loss) { return loss.item<double>(); }
+  static double publish(const Step&, const at::Tensor& loss) { return loss.item<double>(); }
   /// The tensor that backward starts from.
   static at::Tensor scaled(const Step&, const at::Tensor& loss) { return loss; }
 

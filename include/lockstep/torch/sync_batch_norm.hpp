@@ -248,7 +248,7 @@ class NormMarks {
 };
 
 /// Ranks would deadlock where not all run this norm.
-[[noreturn, gnu::cold, gnu::noinline]] inline void refuse_outside(const NormMark& mark) {
+[[noreturn, gnu::cold, gnu::noinline]] inline void reject_outside(const NormMark& mark) {
   fail("Norms<Synced>",
        {"the synchronised batch norm \"", mark.name,
         "\" trains outside of a step of its job, which knows the ranks"},
@@ -271,7 +271,7 @@ at::Tensor batch_norm(const at::Tensor& x, const std::optional<at::Tensor>& weig
       if (mark->is_tag) scale.reset();
       if (mark->trains()) {
         if (!mark->exchange->is_in_step()) [[unlikely]]
-          refuse_outside(*mark);
+          reject_outside(*mark);
         const std::optional<at::Tensor> shift = bias && bias->defined() ? bias : std::nullopt;
         return SyncedNorm<Exchange>::apply(
             x, scale, shift,

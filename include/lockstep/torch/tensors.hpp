@@ -3,7 +3,7 @@
 /// @file LibTorch's tensors in lockstep: namespaces, element types, batches, memory as a tensor.
 ///
 /// A batch of at most eight tensors, also in nested structs, needs no declarations; others list
-/// their fields: `friend void pack(auto& parcel, Batch& b) { parcel(b.inputs, b.labels); }`.
+/// their fields: `friend void pack(auto& archive, Batch& b) { archive(b.inputs, b.labels); }`.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/from_blob.h>
@@ -102,14 +102,14 @@ static_assert(kind_of(scalar_type<std::int64_t>) == ElementKind::i64);
 static_assert(kind_of(scalar_type<BFloat16>) == ElementKind::bf16);
 
 /// An archive that does nothing.
-struct NoParcel {
+struct NoArchive {
   template <class... Fields>
   void operator()(Fields&...) {}
 };
 
 /// A type that lists its fields.
 template <class B>
-concept NamingFields = requires(NoParcel& parcel, B& batch) { pack(parcel, batch); };
+concept NamingFields = requires(NoArchive& archive, B& batch) { pack(archive, batch); };
 
 /// Converts to a tensor and to nothing that a tensor converts to.
 struct OnlyTensor {

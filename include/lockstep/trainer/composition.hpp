@@ -84,7 +84,7 @@ enum class Fault {
 
 /// One message per fault. The compiler prints this type, and so `Culprit`, an axis or a tensor.
 template <detail::Fault F, Name Culprit>
-struct Verdict {
+struct CompositionCheck {
   using enum detail::Fault;
   static_assert(F != model_not_first,
                 "lockstep: the model comes first: Trainer<Model, Policies...>");
@@ -461,7 +461,7 @@ inline constexpr bool mixes_supported_types<Mixed<Types...>> =
 template <class Model, class Policies>
 consteval Finding find_combination_fault() {
   using Strategy = Pick<axes::ParallelStrategy, Policies>;
-  using Place = Pick<axes::Device, Policies>;
+  using DeviceChoice = Pick<axes::Device, Policies>;
   using Transport = Pick<axes::Backend, Policies>;
   using Through = typename Transport::choice;
   using World = Pick<axes::World, Policies>;
@@ -477,7 +477,7 @@ consteval Finding find_combination_fault() {
   constexpr std::size_t world = World::static_size;
   constexpr bool is_ddp = std::is_same_v<typename Strategy::choice, DDP>;
   constexpr bool is_dp = !is_ddp;
-  constexpr bool on_cpu = std::is_same_v<Place, Device<Cpu>>;
+  constexpr bool on_cpu = std::is_same_v<DeviceChoice, Device<Cpu>>;
   constexpr bool has_groups = !std::is_same_v<Divided, Groups<>>;
   constexpr bool is_fed = Pick<axes::Feed, Policies>::sends;
   constexpr bool joins = Pick<axes::UnevenInputs, Policies>::joins;
@@ -507,7 +507,8 @@ consteval Finding find_combination_fault() {
       when(Pick<axes::Accumulate, Policies>::micro_batches == 0, Fault::accumulate_zero),
       when(!(Pick<axes::Clip, Policies>::norm > 0), Fault::clip_not_positive),
       when(on_cpu && by_nccl, Fault::nccl_on_cpu),
-      when(is_host_shared && !shares_memory<Strategy, Place, Transport>, Fault::shared_without_shm),
+      when(is_host_shared && !shares_memory<Strategy, DeviceChoice, Transport>,
+           Fault::shared_without_shm),
       when(is_mixed && on_cpu, Fault::mixed_on_cpu),
       when(mixes_others, Fault::mixed_of_other_types),
       when(captures && on_cpu, Fault::captured_on_cpu),
@@ -542,7 +543,7 @@ consteval Finding find_combination_fault() {
 }
 
 template <class Model, class... Ps>
-consteval Finding find_fault() {
+consteval Finding find_invalid() {
   if constexpr (Policy<Model> || BareChoice<Model>) {
     return {Fault::model_not_first};
   } else if constexpr (!std::is_class_v<Model>) {
@@ -579,16 +580,16 @@ consteval Name<Size + 1> to_name(std::string_view text) {
 
 /// `Fault::none` for a valid composition. Never a compile error, so that tools and tests can ask.
 template <class Model, class... Ps>
-inline constexpr detail::Fault composition_fault = detail::find_fault<Model, Ps...>().fault;
+inline constexpr detail::Fault composition_fault = detail::find_invalid<Model, Ps...>().fault;
 
 namespace detail {
 
 /// Gives one compile error if the composition has a fault.
 template <class Model, class... Ps>
 consteval bool require_composition() {
-  constexpr Finding finding = find_fault<Model, Ps...>();
+  constexpr Finding finding = find_invalid<Model, Ps...>();
   constexpr auto culprit = to_name<finding.culprit.size()>(finding.culprit);
-  static_cast<void>(sizeof(Verdict<finding.fault, culprit>));
+  static_cast<void>(sizeof(CompositionCheck<finding.fault, culprit>));
   return finding.fault == Fault::none;
 }
 

@@ -110,10 +110,10 @@ consteval bool require_connection() {
 /// The rendezvous of DP's replicas, which are threads. Every replica calls `prepare`, which waits
 /// for no other and may fail on one alone, then `join`, which waits for all, on its own thread.
 template <class Device, class Policies>
-class ReplicaMeeting;
+class ReplicaRendezvous;
 
 template <class Policies>
-class ReplicaMeeting<Cpu, Policies> {
+class ReplicaRendezvous<Cpu, Policies> {
   static constexpr std::size_t static_size = Pick<axes::World, Policies>::static_size;
   static constexpr bool alone = static_size == 1;
 
@@ -125,8 +125,8 @@ class ReplicaMeeting<Cpu, Policies> {
   static std::size_t devices() { return core_count(); }
 
   /// Device numbers have no meaning here: replicas share one device.
-  ReplicaMeeting(std::size_t replicas, std::chrono::milliseconds timeout,
-                 const std::vector<std::size_t>& /*devices*/)
+  ReplicaRendezvous(std::size_t replicas, std::chrono::milliseconds timeout,
+                    const std::vector<std::size_t>& /*devices*/)
       : size_(replicas), timeout_(timeout), files_(replicas) {
     if constexpr (!alone) files_[0] = shm::Engine::make_file(WorldSize{replicas});
   }
@@ -154,7 +154,8 @@ class ReplicaMeeting<Cpu, Policies> {
 };
 
 template <class Policies>
-using ReplicaMeetingOf = ReplicaMeeting<typename Pick<axes::Device, Policies>::choice, Policies>;
+using ReplicaRendezvousOf =
+    ReplicaRendezvous<typename Pick<axes::Device, Policies>::choice, Policies>;
 
 template <template <class, class> class Job, template <class, class...> class Rejected, class Model,
           class... Ps>

@@ -37,7 +37,7 @@ namespace detail {
 
 /// Every replica has a GPU; with `LOCKSTEP_SHARE_GPUS=1` several may share one.
 template <class Policies>
-class ReplicaMeeting<Cuda, Policies> {
+class ReplicaRendezvous<Cuda, Policies> {
   static constexpr std::size_t static_size = static_world<Policies>;
   static constexpr bool alone = static_size == 1;
 
@@ -48,8 +48,8 @@ class ReplicaMeeting<Cuda, Policies> {
   static std::size_t devices() { return std::max<std::size_t>(1, visible_gpus()); }
 
   /// `devices` are the GPUs of the replicas; without any, the first ones.
-  ReplicaMeeting(std::size_t replicas, std::chrono::milliseconds timeout,
-                 const std::vector<std::size_t>& devices)
+  ReplicaRendezvous(std::size_t replicas, std::chrono::milliseconds timeout,
+                    const std::vector<std::size_t>& devices)
       : timeout_(timeout),
         devices_(devices),
         world_(std::make_shared<threads::SharedWorld>(WorldSize{replicas})),

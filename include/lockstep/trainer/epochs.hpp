@@ -98,7 +98,7 @@ class EpochBatches {
       trainer_.begin_data(sampler_);
       const InJobCall in(JobCall::batches);
       const std::size_t most = trainer_.most_batches(size());
-      if (most == 0) refuse_nothing();
+      if (most == 0) reject_nothing();
       trainer_.open_data(most);
     } else {
       {
@@ -142,7 +142,7 @@ class EpochBatches {
   void require_even() const {
     const WorldSize world = trainer_.world_size();
     const Rank last{world.value() - 1};
-    if (batches_from(0, Rank{0}) == 0 && batches_from(0, last) == 0) refuse_nothing();
+    if (batches_from(0, Rank{0}) == 0 && batches_from(0, last) == 0) reject_nothing();
     const std::size_t begun = sampler_.state().first;  // by the world that saved the job
     const std::size_t most = batches_from(begun, Rank{0});
     const std::size_t least = batches_from(begun, last);
@@ -154,7 +154,7 @@ class EpochBatches {
          trainer_.rank());
   }
 
-  [[noreturn]] void refuse_nothing() const {
+  [[noreturn]] void reject_nothing() const {
     fail("epoch",
          {"there is no batch to train on: ", sampler_.samples(), " samples among ",
           trainer_.world_size(), " ranks, in batches of ", options_.batch_size},

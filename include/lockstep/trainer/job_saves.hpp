@@ -12,8 +12,8 @@
 namespace lockstep::detail {
 
 struct JobSaves : SaveDue {
-  KeptValues kept;
-  CourseState course;                                        // of the latest save
+  StateValues kept;
+  TrainingProgress progress;                                 // of the latest save
   StateWriter writer{&at_once};                              // of `save`
   std::vector<std::pair<std::string, SaveOptions>> waiting;  // for the end of an accumulated step
   std::unique_ptr<Checkpoints> checkpoints;
@@ -21,25 +21,25 @@ struct JobSaves : SaveDue {
 };
 
 /// References to all members, by their names in a checkpoint.
-inline KeptValues course_values(CourseState& course) {
-  return {{"lockstep/run", course.run},
-          {"lockstep/epoch", course.epoch},
-          {"lockstep/loop", course.loop},
-          {"lockstep/loop_is_over", course.loop_is_over},
-          {"lockstep/is_closed", course.is_closed},
-          {"lockstep/shown_epoch", course.figures.epoch},
-          {"lockstep/shown_epochs", course.figures.epochs},
-          {"lockstep/steps", course.figures.steps},
-          {"lockstep/samples", course.figures.samples},
-          {"lockstep/seconds", course.figures.seconds},
-          {"lockstep/loss", course.loss},
-          {"lockstep/losses", course.losses},
-          {"lockstep/score_names", course.score_names},
-          {"lockstep/score_means", course.score_means},
-          {"lockstep/score_counts", course.score_counts},
-          {"lockstep/skipped", course.skipped},
-          {"lockstep/run_steps", course.run_steps},
-          {"lockstep/epoch_updates", course.epoch_updates}};
+inline StateValues progress_values(TrainingProgress& progress) {
+  return {{"lockstep/run", progress.run},
+          {"lockstep/epoch", progress.epoch},
+          {"lockstep/loop", progress.loop},
+          {"lockstep/loop_is_over", progress.loop_is_over},
+          {"lockstep/is_closed", progress.is_closed},
+          {"lockstep/shown_epoch", progress.metrics.epoch},
+          {"lockstep/shown_epochs", progress.metrics.epochs},
+          {"lockstep/steps", progress.metrics.steps},
+          {"lockstep/samples", progress.metrics.samples},
+          {"lockstep/seconds", progress.metrics.seconds},
+          {"lockstep/loss", progress.loss},
+          {"lockstep/losses", progress.losses},
+          {"lockstep/score_names", progress.score_names},
+          {"lockstep/score_means", progress.score_means},
+          {"lockstep/score_counts", progress.score_counts},
+          {"lockstep/skipped", progress.skipped},
+          {"lockstep/run_steps", progress.run_steps},
+          {"lockstep/epoch_updates", progress.epoch_updates}};
 }
 
 template <class Job>
@@ -157,7 +157,7 @@ struct JobSaving {
       all.wait = all.checkpoints ? all.checkpoints->updates_to_go() : SaveDue::never;
     };
     if constexpr (Job::joins) {
-      const auto meeting = job.wrapped_.all_meet();
+      const auto suspended = job.wrapped_.suspend_join();
       with_job(job.wrapped_, JobCall::save, save);
     } else {
       with_job(job.wrapped_, JobCall::save, save);
@@ -218,31 +218,31 @@ struct JobSaving {
   /// Adds what the trainer knows.
   SaveOptions save_options(SaveOptions options) {
     const InJobCall in(JobCall::save);
-    saves().course = job.course();
+    saves().progress = job.training_progress();
     options.epoch = job.progress_.epoch_number();
     options.position = job.data_position();
     if (options.scores.empty()) options.scores = job.summary().scores;
     if (!options.best && saves().checkpoints) options.best = saves().checkpoints->best();
-    for (const KeptValue& value : saves().kept) options.values.add(value);
-    for (const KeptValue& value : course_values(saves().course)) options.common.add(value);
+    for (const StateValue& value : saves().kept) options.values.add(value);
+    for (const StateValue& value : progress_values(saves().progress)) options.common.add(value);
     return options;
   }
 
   Resumed resume_from(const StatefulJob& state, const std::string& path, LoadOptions options) {
-    CourseState course;
+    TrainingProgress progress;
     constexpr std::uint64_t unknown = ~std::uint64_t{0};
-    course.run = unknown;
-    for (const KeptValue& value : saves().kept) options.values.add(value);
-    for (const KeptValue& value : course_values(course)) options.common.add(value);
+    progress.run = unknown;
+    for (const StateValue& value : saves().kept) options.values.add(value);
+    for (const StateValue& value : progress_values(progress)) options.common.add(value);
     Resumed resumed = load_job(state, path, options, LoadWhat::job);
-    if (course.run == unknown) {  // saved by a hand-written loop
-      course.run = 1;
-      course.epoch = resumed.epoch;
-      course.loop = resumed.position ? 1 : 0;
+    if (progress.run == unknown) {  // saved by a hand-written loop
+      progress.run = 1;
+      progress.epoch = resumed.epoch;
+      progress.loop = resumed.position ? 1 : 0;
     }
-    if (course.figures.samples != 0) course.figures.loss = course.loss;
-    course.position = resumed.position;
-    job.progress_.go_on(course);
+    if (progress.metrics.samples != 0) progress.metrics.loss = progress.loss;
+    progress.position = resumed.position;
+    job.progress_.go_on(progress);
     if (job.progress_.log) {
       JsonLine line;
       line.add("from", resumed.path).add("epoch", begun_epochs(resumed)).add("step", resumed.step);

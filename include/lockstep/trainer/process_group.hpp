@@ -143,13 +143,13 @@ template <class FirstPolicy, class... More, class... Policies>
 auto new_group(ProcessGroup<Policies...>& group, const std::vector<Rank>& members) {
   using All = detail::GroupPolicies<FirstPolicy, More...>;
   using Comm = detail::CommunicatorOf<All>;
-  const detail::GroupPlace place = detail::place_among(members, *group);
-  group->agree(detail::division_call(place));
+  const detail::GroupPosition position = detail::position_among(members, *group);
+  group->agree(detail::division_call(position));
   std::optional<Comm> made;
-  if (place.is_member()) {
+  if (position.is_member()) {
     const std::string name = detail::group_name(members);
     const Membership& all = group.membership();
-    Membership member = detail::membership_in_group(all, group.store(), place, name);
+    Membership member = detail::membership_in_group(all, group.store(), position, name);
     Session session(std::move(member), group.store().share());
     made.emplace(detail::make_communicator<All>(session, name));
   }

@@ -18,7 +18,7 @@ namespace lockstep::detail {
 /// The loops' part of a checkpoint, besides the data position; the same on all ranks. Calls of
 /// `epochs`, and loops over data in an epoch, are counted from 1: a resumed program skips those
 /// that were over, and continues in the one that was saved.
-struct CourseState {
+struct TrainingProgress {
   std::uint64_t run = 0;    ///< calls of `epochs`
   std::uint64_t epoch = 0;  ///< the current or the next; from 0
   std::uint64_t loop = 0;   ///< loops over data begun in the current epoch
@@ -26,7 +26,7 @@ struct CourseState {
   bool is_closed = false;  ///< were the losses of the epoch's data reduced?
 
   /// Of the current epoch so far, or of the last.
-  EpochSummary figures{};
+  EpochSummary metrics{};
   double loss = 0;             ///< the mean so far; over all ranks if `is_closed`
   std::vector<double> losses;  ///< sum and samples of every rank
   std::string score_names;     ///< of the epoch's scores: each ends in a newline
@@ -40,7 +40,7 @@ struct CourseState {
 
   // For a job that is resumed.
   std::optional<SamplerState> position{};
-  bool has_figures = true;  ///< else only a position was given
+  bool has_metrics = true;  ///< else only a position was given
 };
 
 /// Knows neither model nor ranks: the trainer adds what depends on them.
@@ -61,11 +61,11 @@ class EpochProgress {
     return at;
   }
   void resume(const SamplerState& position);
-  /// The next calls of `epochs` continue where `course` was taken.
-  void go_on(const CourseState& course);
+  /// The next calls of `epochs` continue where `progress` was taken.
+  void go_on(const TrainingProgress& progress);
 
   /// The current epoch so far, or the last; `summary` adds the scores.
-  EpochSummary figures() const { return now_.is_closed ? now_.figures : display.summary(); }
+  EpochSummary metrics() const { return now_.is_closed ? now_.metrics : display.summary(); }
   EpochSummary summary() const;
   void show(const Scores& scores, std::string_view name);
   /// The updates that `Anomaly<Skip>` has skipped so far.
@@ -79,7 +79,7 @@ class EpochProgress {
   bool is_in_data() const { return opened_ && !now_.is_closed; }
   bool is_in_loop() const { return now_.loop != 0 && !now_.loop_is_over; }
   bool has_loop() const { return now_.loop != 0; }
-  bool is_in_epoch() const { return under_way_; }
+  bool is_in_epoch() const { return is_in_epoch_; }
   bool is_last_epoch() const { return now_.epoch + 1 >= epochs_; }
   bool is_closed() const { return now_.is_closed; }
   /// The current epoch, or the next; from 0.
@@ -92,7 +92,7 @@ class EpochProgress {
   /// samples. Returns where the sampler continues, if not at its begin.
   std::optional<SamplerState> begin_loop(const SamplerState& fresh, std::size_t size);
   bool loop_is_over() const { return now_.loop_is_over; }
-  void place_loop(const SamplerState& at) {
+  void set_position(const SamplerState& at) {
     loop_begin_ = at;
     with_batch_ = before_batch_ = at.position;
   }
@@ -116,7 +116,7 @@ class EpochProgress {
   /// Begins the first loop of an epoch of `updates`. A call of `epochs` starts the schedule anew; a
   /// resumed one keeps its step, or its fraction of the epoch if `updates` has changed.
   template <class Wrapped>
-  void place_schedule(Wrapped& wrapped, std::uint64_t updates) {
+  void set_schedule_position(Wrapped& wrapped, std::uint64_t updates) {
     if (now_.loop != 1) return;
     if constexpr (requires { wrapped.schedule().steps = 0; }) {
       if (std::exchange(run_begins_, false) && owns_schedule(wrapped)) {
@@ -139,7 +139,7 @@ class EpochProgress {
   bool end_loop() { return std::exchange(now_.loop_is_over, true); }
   /// The losses of the epoch's data are reduced: `now` has the mean over all ranks.
   void close(const EpochSummary& now) {
-    now_.figures = now;
+    now_.metrics = now;
     now_.is_closed = true;
     scores_of_data_ = shown_scores_.size();
     display.clear();
@@ -150,7 +150,7 @@ class EpochProgress {
     ++now_.epoch;
   }
   void abort_epoch() {
-    under_way_ = now_.loop_is_over = false;
+    is_in_epoch_ = now_.loop_is_over = false;
     now_.loop = 0;
   }
   /// The epoch's line and record, on rank 0.
@@ -158,7 +158,7 @@ class EpochProgress {
   void mark_as_printed() { printed_ = true; }
 
   /// For checkpoints: all but the losses by rank; `now` has all ranks' metrics.
-  CourseState course(const EpochSummary& now) const;
+  TrainingProgress training_progress(const EpochSummary& now) const;
 
   ProgressDisplay display;
   LogFile log;
@@ -174,10 +174,10 @@ class EpochProgress {
     const double fraction = std::fmin(over / static_cast<double>(at.samples), 1);
     return static_cast<std::uint64_t>(std::lround(fraction * static_cast<double>(updates)));
   }
-  void take_figures(const CourseState& course);
+  void take_metrics(const TrainingProgress& progress);
 
-  CourseState now_;  // without scores; `figures` only if `is_closed`
-  std::optional<CourseState> resumed_;
+  TrainingProgress now_;  // without scores; `metrics` only if `is_closed`
+  std::optional<TrainingProgress> resumed_;
   std::vector<std::pair<std::string, JsonLine>> fields_;  // of the epoch's record
   std::uint64_t epochs_ = 0;
   std::vector<Score> shown_scores_;
@@ -186,7 +186,7 @@ class EpochProgress {
   std::size_t with_batch_ = 0;      // draws so far, with this batch
   std::size_t before_batch_ = 0;    // without it, until the loop body has ended
   std::uint64_t steps_before_batch_ = 0;
-  bool under_way_ = false;  // an epoch has not ended
+  bool is_in_epoch_ = false;  // an epoch has not ended
   bool opened_ = false;
   bool printed_ = false;
   bool resumes_loop_ = false;

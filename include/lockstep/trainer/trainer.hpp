@@ -140,7 +140,7 @@ class JobFeed<Policies, Wrapper> {
                                const LoaderOptions& options) {
     return {source, sampler, options, line_};
   }
-  auto tell(const auto& f) { return tell_others_of<false>(line_, f); }
+  auto tell(const auto& f) { return abort_on_exception_of<false>(line_, f); }
   Line& line() { return line_; }
 
  private:
@@ -189,7 +189,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   BasicTrainer(Session& session, Source&& source, TrainerOptions options)
       : session_(session),
         options_(std::move(options)),
-        comm_(meet(session)),
+        comm_(connect(session)),
         wrapped_(wrap(session, comm_, std::forward<Source>(source), options_)),
         feed_(session, wrapped_),
         progress_(session.rank(), options_) {
@@ -357,10 +357,10 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
       static_assert(Dataset<Source>,
                     "lockstep: job.open takes a function that returns a data set: size(), "
                     "batch_type and load(indices, out)");
-      return tell_others_of<false>(
+      return abort_on_exception_of<false>(
           comm_, [&] { return Opened<Source>(comm_, feed_.line().reads(), make); });
     } else {
-      return tell_others_of<traits::alone>(comm_, make);
+      return abort_on_exception_of<traits::alone>(comm_, make);
     }
   }
 
@@ -512,7 +512,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   const wrapper& first() const { return wrapped_; }
 
   /// **Ranks** all. **Host** blocks until all have come.
-  static Comm meet(Session& session) {
+  static Comm connect(Session& session) {
     session.options().leave_to_job();  // which closes them at its first operation
     if constexpr (is_one_process) {
       if (session.world() > WorldSize{1}) {
@@ -553,7 +553,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
 
   void require_all_ranks(const char* operation) {
     if (is_held_up_) [[unlikely]]
-      refuse(operation);
+      reject(operation);
   }
   /// Begins a call that all ranks make.
   [[nodiscard]] auto enter(const char* operation) {
@@ -567,7 +567,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     is_asking_ = is_held_up_ = false;
     session_.options().close();
   }
-  [[gnu::cold, gnu::noinline]] void refuse(const char* operation) {
+  [[gnu::cold, gnu::noinline]] void reject(const char* operation) {
     if (is_asking_) return end_asking();
     if (failure_) {
       is_held_up_ = false;
@@ -591,7 +591,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   /// `f()` takes batches from a loader. With `Feed`, a reader's failure aborts all ranks.
   template <class F>
   auto fetch(const F& f) -> decltype(f()) {
-    return tell_others_of<!feed::sends>(comm_, f);
+    return abort_on_exception_of<!feed::sends>(comm_, f);
   }
 
   template <class Train, class Test, class OnEpoch, class OnStep>
@@ -704,7 +704,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
       }
       fresh.resume(*at);
     }
-    progress_.place_loop(fresh.state());
+    progress_.set_position(fresh.state());
   }
   void open_data(std::size_t batches) {
     if (progress_.loop_is_over()) return;
@@ -715,7 +715,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
             ", Tail::drop> drops what is less than a step"},
            "accumulate less, make batches smaller, or choose Tail::step", rank());
     }
-    progress_.place_schedule(wrapped_, updates);
+    progress_.set_schedule_position(wrapped_, updates);
     const auto [sum, samples] = progress_.open_loop(batches, rank(), world_size());
     losses_.reset();
     if (samples != 0) losses_.set_totals({sum, samples});
@@ -847,12 +847,12 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     checkpoint_hook<BasicTrainer>(*this, SaveMoment::due);
   }
 
-  CourseState course() {
-    EpochSummary now = progress_.figures();
+  TrainingProgress training_progress() {
+    EpochSummary now = progress_.metrics();
     if constexpr (joins) {
       if (!progress_.is_closed()) count_all_ranks(now);
     }
-    CourseState state = progress_.course(now);
+    TrainingProgress state = progress_.training_progress(now);
     if (!progress_.is_in_epoch()) return state;
     const auto [sum, samples] = losses_.totals();
     const double own[] = {sum, samples};

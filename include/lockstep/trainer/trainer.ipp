@@ -19,7 +19,7 @@
 
 namespace lockstep::detail {
 
-[[noreturn]] LOCKSTEP_INLINE void refuse_flag(const CutArguments::Given& flag,
+[[noreturn]] LOCKSTEP_INLINE void reject_flag(const CutArguments::Given& flag,
                                               std::string_view advice) {
   fail("launch", {flag.name, " is '", flag.value, "'"}, advice);
 }
@@ -32,8 +32,8 @@ Number parse_positive(const CutArguments::Given& flag, std::size_t size, std::st
   // NOLINTNEXTLINE(bugprone-suspicious-stringview-data-usage): `last` is where it ends
   const auto [end, error] = std::from_chars(flag.value.data(), last, number);
   if (error == std::errc::result_out_of_range)
-    refuse_flag(flag, "this is more than can be counted; give a smaller number");
-  if (error != std::errc{} || end != last || !(number > 0)) refuse_flag(flag, advice);
+    reject_flag(flag, "this is more than can be counted; give a smaller number");
+  if (error != std::errc{} || end != last || !(number > 0)) reject_flag(flag, advice);
   return number;
 }
 
@@ -48,7 +48,7 @@ LOCKSTEP_INLINE CheckpointFlags::Every parse_interval(const CutArguments::Given&
     const double milliseconds = parse_positive<double>(flag, size - 1, advice) * seconds * 1000;
     // Beyond a thousand years the clock's arithmetic would overflow; `inf` is a number too.
     if (!(milliseconds < 3.2e13))
-      refuse_flag(flag, "no run is as long as that; give a shorter time");
+      reject_flag(flag, "no run is as long as that; give a shorter time");
     return {0, std::chrono::milliseconds(static_cast<std::int64_t>(std::ceil(milliseconds)))};
   }
   return {parse_positive<std::uint64_t>(flag, size, advice), {}};
@@ -61,7 +61,7 @@ LOCKSTEP_INLINE void parse_best(const CutArguments::Given& flag, CheckpointFlags
   flags.best_by = flag.value.substr(0, colon);
   if (side == ":lower" || side == ":higher") flags.higher_is_better = side == ":higher";
   if (flags.best_by->empty() || (!flags.higher_is_better && !side.empty()))
-    refuse_flag(flag, "name a score, such as test_accuracy, or wer:lower or f1:higher");
+    reject_flag(flag, "name a score, such as test_accuracy, or wer:lower or f1:higher");
 }
 
 LOCKSTEP_INLINE CheckpointOptions CheckpointFlags::over(CheckpointOptions options) const {
@@ -115,9 +115,9 @@ LOCKSTEP_INLINE TrainerOptions parse_trainer_options(const std::vector<std::stri
     if (name == "--resume") saves.resume = true;
     if (name == "--checkpoint-every") saves.every = detail::parse_interval(flag);
     if (name == "--checkpoint") {
-      if (value.empty()) detail::refuse_flag(flag, "name a folder");
+      if (value.empty()) detail::reject_flag(flag, "name a folder");
       if (value.starts_with("--"))
-        detail::refuse_flag(flag, "name a folder; one of that name is ./--...");
+        detail::reject_flag(flag, "name a folder; one of that name is ./--...");
       saves.folder = value;
     }
     if (name == "--keep") {
@@ -214,39 +214,40 @@ LOCKSTEP_INLINE void EpochProgress::resume(const SamplerState& position) {
   resumed_->run = resumed_->loop = 1;
   resumed_->epoch = position.epoch.value();
   resumed_->position = position;
-  resumed_->has_figures = false;
+  resumed_->has_metrics = false;
   now_.run = 0;
 }
 
-LOCKSTEP_INLINE void EpochProgress::go_on(const CourseState& course) {
+LOCKSTEP_INLINE void EpochProgress::go_on(const TrainingProgress& progress) {
   abort_epoch();
-  resumed_ = course;
+  resumed_ = progress;
   now_.run = 0;
-  now_.run_steps = course.run_steps;
-  now_.epoch_updates = course.epoch_updates;
-  now_.skipped = course.skipped;
+  now_.run_steps = progress.run_steps;
+  now_.epoch_updates = progress.epoch_updates;
+  now_.skipped = progress.skipped;
   goes_on_ = true;
   opened_ = now_.is_closed = false;
   shown_scores_.clear();
-  if (course.loop == 0 && course.is_closed) take_figures(course);  // until the next epoch begins
+  if (progress.loop == 0 && progress.is_closed)
+    take_metrics(progress);  // until the next epoch begins
 }
 
-LOCKSTEP_INLINE void EpochProgress::take_figures(const CourseState& course) {
-  now_.is_closed = course.is_closed;
-  now_.figures = course.figures;
+LOCKSTEP_INLINE void EpochProgress::take_metrics(const TrainingProgress& progress) {
+  now_.is_closed = progress.is_closed;
+  now_.metrics = progress.metrics;
   shown_scores_.clear();
-  std::string_view names = course.score_names;
-  for (std::size_t i = 0; i != std::min(course.score_means.size(), course.score_counts.size());
+  std::string_view names = progress.score_names;
+  for (std::size_t i = 0; i != std::min(progress.score_means.size(), progress.score_counts.size());
        ++i) {
     const std::size_t end = std::min(names.find('\n'), names.size());
     shown_scores_.push_back(
-        {std::string(names.substr(0, end)), course.score_means[i], course.score_counts[i]});
+        {std::string(names.substr(0, end)), progress.score_means[i], progress.score_counts[i]});
     names.remove_prefix(std::min(end + 1, names.size()));
   }
 }
 
 LOCKSTEP_INLINE EpochSummary EpochProgress::summary() const {
-  EpochSummary now = figures();
+  EpochSummary now = metrics();
   now.scores = Scores(shown_scores_);
   return now;
 }
@@ -279,14 +280,14 @@ LOCKSTEP_INLINE void EpochProgress::begin_epoch(std::uint64_t number, std::uint6
   times.begin_epoch();
   shown_scores_.clear();
   opened_ = printed_ = now_.is_closed = false;
-  under_way_ = true;
+  is_in_epoch_ = true;
   display.begin_epoch(number + 1, last, 0);
-  if (!resumed_ || !resumed_->has_figures || resumed_->loop == 0) return;
-  take_figures(*resumed_);
+  if (!resumed_ || !resumed_->has_metrics || resumed_->loop == 0) return;
+  take_metrics(*resumed_);
   scores_of_data_ = shown_scores_.size();
   if (!now_.is_closed) return;
-  display.go_on(now_.figures);
-  now_.figures.epochs = epochs_;
+  display.go_on(now_.metrics);
+  now_.metrics.epochs = epochs_;
   opened_ = true;
 }
 
@@ -306,8 +307,8 @@ LOCKSTEP_INLINE std::pair<double, double> EpochProgress::open_loop(std::size_t b
   opened_ = true;
   display.begin_epoch(now_.epoch + 1, epochs_, batches);
   std::pair<double, double> own{};
-  if (resumes_loop_ && resumed_ && resumed_->has_figures) {
-    display.go_on(resumed_->figures);
+  if (resumes_loop_ && resumed_ && resumed_->has_metrics) {
+    display.go_on(resumed_->metrics);
     const std::vector<double>& losses = resumed_->losses;
     for (std::size_t at = 2 * rank.value(); at + 1 < losses.size(); at += 2 * world.value()) {
       own.first += losses[at];
@@ -331,9 +332,9 @@ LOCKSTEP_INLINE void EpochProgress::report_epoch(double learning_rate) {
   log.write(record);
 }
 
-LOCKSTEP_INLINE CourseState EpochProgress::course(const EpochSummary& now) const {
-  CourseState state = now_;
-  state.figures = now;
+LOCKSTEP_INLINE TrainingProgress EpochProgress::training_progress(const EpochSummary& now) const {
+  TrainingProgress state = now_;
+  state.metrics = now;
   state.loss = now.loss.value_or(0);
   // A program that resumes after the data evaluates again.
   const bool is_behind_data = now_.loop_is_over && now_.is_closed;

@@ -21,7 +21,7 @@ struct DdpFor {
 template <class Model, class Policies>
 using DdpOf = typename DdpFor<Model, Policies>::type;
 template <class Model, class Policies>
-using DpOf = BasicDp<Model, Policies, ReplicaMeetingOf<Policies>>;
+using DpOf = BasicDp<Model, Policies, ReplicaRendezvousOf<Policies>>;
 
 }  // namespace detail
 

@@ -39,7 +39,7 @@ struct Transfer {
 template <class T>
 struct Piece {
   std::span<T> in;
-  std::span<T> out;    // the same as `in` where the result takes its place
+  std::span<T> out;    // the same as `in` where the result replaces it
   std::size_t length;  // of a row
 };
 
@@ -243,7 +243,7 @@ class Engine {
       f();
     } catch (const Error& error) {
       fault_.note(error);
-      if (!inner.is_broken()) inner.abandon(error.text());
+      if (!inner.is_broken()) inner.abort(error.text());
       pipeline_.settle();
       throw;
     }
@@ -298,7 +298,7 @@ class StagedCommunicator : public Collectives<StagedCommunicator<Inner>>,
   using Milliseconds = std::chrono::milliseconds;
 
   /// Calls in flight have no limit; this number is large enough for every job.
-  static constexpr std::size_t most_under_way = 256;
+  static constexpr std::size_t most_in_flight = 256;
 
   /// **Ranks** all. **Host** may block.
   StagedCommunicator(Inner inner, std::shared_ptr<Gpu> gpu)
@@ -309,7 +309,7 @@ class StagedCommunicator : public Collectives<StagedCommunicator<Inner>>,
   Gpu& gpu() const { return *engine_->gpu; }
   Milliseconds timeout() const { return engine_->inner.timeout(); }
   void set_timeout(Milliseconds timeout) { engine_->drained().set_timeout(timeout); }
-  void abandon(std::string_view reason) { engine_->drained().abandon(reason); }
+  void abort(std::string_view reason) { engine_->drained().abort(reason); }
 
   /// **Ranks** this one. **Host** blocks until the compute stream is empty.
   void synchronize() const {
@@ -344,8 +344,8 @@ class StagedCommunicator : public Collectives<StagedCommunicator<Inner>>,
 
   /// The group's communicator stages for the group of `Inner`, on the same GPU and compute stream.
   template <std::size_t GroupRanks>
-  auto split(const detail::GroupPlace& place) {
-    auto inner = engine_->drained().template split<GroupRanks>(place);
+  auto split(const detail::GroupPosition& position) {
+    auto inner = engine_->drained().template split<GroupRanks>(position);
     std::optional<StagedCommunicator<typename decltype(inner)::value_type>> group;
     if (inner) group.emplace(std::move(*inner), engine_->gpu);
     return group;

@@ -19,12 +19,12 @@ class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
   using Milliseconds = std::chrono::milliseconds;
 
   /// Calls in flight have no limit; this number is large enough for every job.
-  static constexpr std::size_t most_under_way = 256;
+  static constexpr std::size_t most_in_flight = 256;
 
   StreamedCommunicator(Inner inner, std::shared_ptr<Gpu> gpu, std::shared_ptr<Gpu> lane)
       : gpu_(std::move(gpu)),
         lane_(std::move(lane)),
-        events_(gpu_->events(1 + most_under_way)),
+        events_(gpu_->events(1 + most_in_flight)),
         inner_(std::move(inner)) {}
 
   Rank rank() const { return inner_.rank(); }
@@ -47,7 +47,7 @@ class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
   }
   void settle_allocations() { inner_.settle_allocations(); }
 
-  void abandon(std::string_view reason) { inner_.abandon(reason); }
+  void abort(std::string_view reason) { inner_.abort(reason); }
 
   /// **Host** blocks until this rank's compute stream is empty. Throws a fault of `Inner`.
   void synchronize() {
@@ -74,9 +74,9 @@ class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
 
   /// The group's communicator uses the same streams.
   template <std::size_t GroupRanks>
-  std::optional<StreamedCommunicator> split(const detail::GroupPlace& place) {
+  std::optional<StreamedCommunicator> split(const detail::GroupPosition& position) {
     const detail::OnGpu current(gpu_->index());
-    auto inner = inner_.template split<GroupRanks>(place);
+    auto inner = inner_.template split<GroupRanks>(position);
     if (!inner) return std::nullopt;
     return std::optional<StreamedCommunicator>(std::in_place, std::move(*inner), gpu_, lane_);
   }
@@ -86,7 +86,7 @@ class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
   template <class C>
   auto start(const C& call) {
     on_lane([&] { inner_.perform(call); });
-    const CudaEvent& done = events_[1 + next_++ % most_under_way];
+    const CudaEvent& done = events_[1 + next_++ % most_in_flight];
     done.record(lane_->stream());
     return Work<Pending>(std::in_place, gpu_->stream(), done);
   }

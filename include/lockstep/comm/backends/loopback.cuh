@@ -52,8 +52,8 @@ class CudaLoopbackCommunicator : public Collectives<CudaLoopbackCommunicator>,
 
   /// A group of a world of one is a world of one, on the same GPU and compute stream.
   template <std::size_t GroupRanks>
-  std::optional<CudaLoopbackCommunicator> split(const detail::GroupPlace& place) const {
-    if (!place.is_member()) return std::nullopt;
+  std::optional<CudaLoopbackCommunicator> split(const detail::GroupPosition& position) const {
+    if (!position.is_member()) return std::nullopt;
     return std::optional<CudaLoopbackCommunicator>(std::in_place, gpu_);
   }
 

@@ -24,14 +24,14 @@ constexpr void perform_alone(const Passes& passes, const C& call) {
 
 class AloneInWorld {
  public:
-  static constexpr std::size_t most_under_way = static_cast<std::size_t>(-1);
+  static constexpr std::size_t most_in_flight = static_cast<std::size_t>(-1);
 
   static constexpr Rank rank() { return Rank{0}; }
   static constexpr WorldSize world_size() { return WorldSize{1}; }
   /// No call waits for another rank: the limit is only stored.
   std::chrono::milliseconds timeout() const { return timeout_; }
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
-  static constexpr void abandon(std::string_view) {}
+  static constexpr void abort(std::string_view) {}
   static constexpr void agree(const Call&) {}
 
  private:
@@ -55,8 +55,8 @@ class LoopbackCommunicator : public Collectives<LoopbackCommunicator>,
 
   /// A group of a world of one is a world of one.
   template <std::size_t GroupRanks>
-  static std::optional<LoopbackCommunicator> split(const detail::GroupPlace& place) {
-    return place.is_member() ? std::optional<LoopbackCommunicator>(std::in_place) : std::nullopt;
+  static std::optional<LoopbackCommunicator> split(const detail::GroupPosition& position) {
+    return position.is_member() ? std::optional<LoopbackCommunicator>(std::in_place) : std::nullopt;
   }
 };
 

@@ -176,7 +176,8 @@ concept Peers = requires(const P& peers, std::size_t w) {
 /// The error that ends the wait for a call, if any. All ranks blame the same rank: one that died,
 /// else one that aborted. `lacks(w)`: rank w has yet to do its part.
 template <Peers P, class Lacks>
-std::optional<Error> find_fault(const P& peers, const std::string& operation, const Lacks& lacks) {
+std::optional<Error> find_culprit(const P& peers, const std::string& operation,
+                                  const Lacks& lacks) {
   const Rank me = peers.rank();
   const auto first = [&](const auto& holds) {
     std::size_t w = 0;
@@ -264,9 +265,7 @@ class SharedPeers {
     throw Error(error);
   }
   void give_up(const Error& error, std::string_view reason);
-  void abandon(std::string_view reason) {
-    give_up(gave_up("Backend<Shm>", reason, rank()), reason);
-  }
+  void abort(std::string_view reason) { give_up(gave_up("Backend<Shm>", reason, rank()), reason); }
 
   bool has_joined(std::size_t w) const {
     return state(w).process.load(std::memory_order_acquire) != 0;
@@ -295,8 +294,8 @@ class SharedPeers {
 
   /// Publishes that this rank has left, after an abort if an exception ended its scope.
   void leave() {
-    if (scope_.is_failure()) abandon(ended_by_exception);
-    tell_others([&] { own().left.store(1, std::memory_order_release); });
+    if (scope_.is_failure()) abort(ended_by_exception);
+    abort_on_exception([&] { own().left.store(1, std::memory_order_release); });
   }
 
   /// Waits for a counter. A long wait checks for faults and calls `fail(error)`, which throws.
@@ -322,7 +321,7 @@ class SharedPeers {
   std::string missing_ranks(const Awaited& awaited) const;
   /// Calls `f()`, which changes this rank's state, while no other rank uses its memory.
   template <class F>
-  void tell_others(const F& f) {
+  void abort_on_exception(const F& f) {
     {
       std::unique_lock<std::mutex> working;
       if (working_ != nullptr) working = std::unique_lock(*working_);

@@ -71,7 +71,7 @@ class DeviceElements {
 /// Memory of another owner, pinned while this object lives.
 using PinnedRange = std::unique_ptr<std::byte, CudaDelete<cudaHostUnregister>>;
 
-/// Pins memory. Returns null if the system refuses: copies still work, but block the host.
+/// Pins memory. Returns null if the system rejects: copies still work, but block the host.
 inline PinnedRange pin(std::span<std::byte> memory) {
   if (cudaHostRegister(memory.data(), memory.size(), cudaHostRegisterDefault) == cudaSuccess)
     return PinnedRange(memory.data());

@@ -68,7 +68,7 @@ __device__ void store_packet(T* to, const Packet<T, N>& packet) {
 /// One block's tile of a pass: calls `pass.load<N>(at)` for all packets of a thread, then
 /// `pass.finish<N>(at, loaded)` for each; with N = 1 after the last whole packet.
 template <class Shape, std::size_t N, class Pass>
-__device__ void sweep_tile(Pass& pass, std::size_t tile, std::size_t count) {
+__device__ void pass_over_tile(Pass& pass, std::size_t tile, std::size_t count) {
   const std::size_t first = (tile * Shape::tile + threadIdx.x) * N;
   constexpr std::size_t stride = Shape::threads * N;
   decltype(pass.template load<N>(0)) loaded[Shape::packets];

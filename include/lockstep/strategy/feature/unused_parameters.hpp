@@ -23,7 +23,7 @@ class UsedParameters {
   using Usage = typename Traits::Usage;
 
   explicit UsedParameters(const layout& where)
-      : used_(make_kept_table<std::uint8_t, layout::count>(where.infos().size())) {}
+      : used_(make_small_table<std::uint8_t, layout::count>(where.infos().size())) {}
 
   const Usage& used() const { return used_; }
 
@@ -102,7 +102,7 @@ class SubgraphUsage : public Stages<SubgraphUsage<Traits, Comm>>, public UsedPar
       tables_.emplace_back(layout.plan(),
                            [&](std::size_t p) { return List::contains(set, layout.name(p)); });
       // A model may list its tensors at run time, so that a sub-graph can be empty.
-      if (tables_.back().parameters == 0) refuse_empty(set);
+      if (tables_.back().parameters == 0) reject_empty(set);
     }
   }
 
@@ -138,7 +138,7 @@ class SubgraphUsage : public Stages<SubgraphUsage<Traits, Comm>>, public UsedPar
   }
   void after_backward(auto& gradients) {
     for (std::size_t p = 0; p != table().uses.size(); ++p) {
-      if (table().contains(p) && !gradients.readiness().is_ready(p)) refuse_missing(gradients);
+      if (table().contains(p) && !gradients.readiness().is_ready(p)) reject_missing(gradients);
     }
     if constexpr (Traits::frees_gradients) gradients.take_missing_as_zero();
   }
@@ -157,12 +157,12 @@ class SubgraphUsage : public Stages<SubgraphUsage<Traits, Comm>>, public UsedPar
  private:
   const SubgraphTable& table() const { return tables_[set_]; }
 
-  [[noreturn, gnu::cold, gnu::noinline]] static void refuse_empty(std::size_t set) {
+  [[noreturn, gnu::cold, gnu::noinline]] static void reject_empty(std::size_t set) {
     fail("Subgraphs", {"sub-graph ", List::name_of(set), " contains no parameter that is trained"},
          "compare its patterns with the names that the model lists, and with Frozen");
   }
 
-  [[noreturn, gnu::cold, gnu::noinline]] void refuse_missing(const auto& gradients) const {
+  [[noreturn, gnu::cold, gnu::noinline]] void reject_missing(const auto& gradients) const {
     const std::string names =
         gradients.readiness().missing_names([&](std::size_t p) { return table().contains(p); });
     const std::string set =
@@ -236,9 +236,9 @@ class SubgraphStep : public Step {
   template <class Key>
   constexpr void require_used(Key key) const {
     if (!uses(key)) [[unlikely]]
-      refuse(this->name_of(key));
+      reject(this->name_of(key));
   }
-  [[noreturn, gnu::cold, gnu::noinline]] static void refuse(std::string_view parameter) {
+  [[noreturn, gnu::cold, gnu::noinline]] static void reject(std::string_view parameter) {
     fail("backward",
          {"the gradient of ", parameter, " was written or marked ready, and sub-graph ",
           List::name_of(Set), " does not contain it"},

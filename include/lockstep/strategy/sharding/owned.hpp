@@ -31,7 +31,8 @@ enum class Pieces : std::uint8_t { buckets, runs };
 
 // Three classes, one for each way to divide parameters, say which elements a rank updates.
 // - `for_each<What>(f)` calls `f(piece)` for their pieces, also for empty ones.
-// - What a rank keeps of each element beside the parameter lies packed in arenas of `kept_bytes()`,
+// - What a rank keeps of each element beside the parameter lies packed in arenas of
+// `state_bytes()`,
 //   for elements of the parameter's size: at `kept(offset)` for the element at `offset`.
 //   `for_each_of(parameter, f)` calls `f(first, count, offset)` for a parameter's kept elements.
 // - `bring<What>(gradients, piece)` reduces a piece, or waits for its reduction, before
@@ -84,7 +85,7 @@ class OwnsAll : public OwnedAtOnce {
     }
   }
 
-  std::size_t kept_bytes() const { return layout_.plan().bytes; }
+  std::size_t state_bytes() const { return layout_.plan().bytes; }
   static constexpr std::size_t kept(std::size_t offset) { return offset; }
   template <class F>
   void for_each_of(std::size_t parameter, const F& f) const {
@@ -151,11 +152,11 @@ class OwnedParts {
   }
 
   /// A multiple of the alignment, because states follow each other.
-  std::size_t kept_bytes() const { return align_up(kept_bytes_, alignment); }
+  std::size_t state_bytes() const { return align_up(state_bytes_, alignment); }
   std::size_t kept(std::size_t offset) const {
     const auto after =
         std::upper_bound(parts_.begin(), parts_.end(), offset,
-                         [](std::size_t place, const Part& part) { return place < part.begin; });
+                         [](std::size_t offset, const Part& part) { return offset < part.begin; });
     const Part& part = *(after == parts_.begin() ? after : after - 1);
     return part.kept + (offset - part.begin);
   }
@@ -179,10 +180,10 @@ class OwnedParts {
   /// Adds the rank's elements of a run or bucket, which lies behind all earlier ones.
   template <class T>
   void add(std::size_t number, const auto& piece, Shard own) {
-    kept_bytes_ = align_up(kept_bytes_, alignment);
+    state_bytes_ = align_up(state_bytes_, alignment);
     parts_.push_back({piece.offset + own.begin * sizeof(T), piece.offset + own.end * sizeof(T),
-                      kept_bytes_, number, piece.element});
-    kept_bytes_ += own.count() * sizeof(T);
+                      state_bytes_, number, piece.element});
+    state_bytes_ += own.count() * sizeof(T);
   }
 
   const layout& layout_;
@@ -201,7 +202,7 @@ class OwnedParts {
   };
 
   std::vector<Part> parts_;
-  std::size_t kept_bytes_ = 0;
+  std::size_t state_bytes_ = 0;
 };
 
 /// `Sharding<HostShared>`: a rank owns a slice of every run of the parameters, in memory that ranks

@@ -23,7 +23,7 @@ class GradientRing {
   using layout = typename Traits::layout;
   using Space = ShardSpace<Traits, Comm>;
   template <class T>
-  using Travelling = typename Traits::template travelling<T>;
+  using ReduceType = typename Traits::template reduce_type<T>;
 
  public:
   /// One bucket is written, one is in flight, and one has room for what a model writes ahead. Where
@@ -41,7 +41,7 @@ class GradientRing {
     const std::size_t widest = widest_ratio();
     memory_ = reinterpret_cast<std::byte*>(
         comm.template allocate<std::uint8_t>(slots() * slot_bytes_ * widest).data());
-    travelling_ = memory_ + (widest == 1 ? 0 : slots() * slot_bytes_);
+    reduce_ = memory_ + (widest == 1 ? 0 : slots() * slot_bytes_);
     forget_holders();
   }
 
@@ -62,18 +62,17 @@ class GradientRing {
 
   /// The bucket's gradients as they are reduced: in the slot, unless in another type.
   template <class T>
-  std::span<Travelling<T>> travelling(std::size_t b) const {
-    const std::size_t at = (b % slots()) * slot_bytes_ / sizeof(T) * sizeof(Travelling<T>);
-    return {reinterpret_cast<Travelling<T>*>(travelling_ + at),
-            layout_.plan().bucket_table[b].count()};
+  std::span<ReduceType<T>> reduce_slot(std::size_t b) const {
+    const std::size_t at = (b % slots()) * slot_bytes_ / sizeof(T) * sizeof(ReduceType<T>);
+    return {reinterpret_cast<ReduceType<T>*>(reduce_ + at), layout_.plan().bucket_table[b].count()};
   }
 
   /// This rank's averages of a bucket, summed over micro-batches.
   template <class T>
-  std::span<Travelling<T>> slice(std::size_t b) const {
+  std::span<ReduceType<T>> slice(std::size_t b) const {
     const Bucket& bucket = layout_.plan().bucket_table[b];
     const Shard own = space_.template slice<T>(bucket.count());
-    return {reinterpret_cast<Travelling<T>*>(slices_.data() + slice_offsets_[b]), own.count()};
+    return {reinterpret_cast<ReduceType<T>*>(slices_.data() + slice_offsets_[b]), own.count()};
   }
 
   /// Zeroes the padding between parameters, where another bucket's gradients were.
@@ -91,11 +90,11 @@ class GradientRing {
   void keep(Execution& execution, std::size_t b, bool adds) const {
     const Bucket& bucket = layout_.plan().bucket_table[b];
     const Shard own = space_.template slice<T>(bucket.count());
-    const auto landed = travelling<T>(b).subspan(own.begin, own.count());
+    const auto landed = reduce_slot<T>(b).subspan(own.begin, own.count());
     const auto kept = slice<T>(b);
     if (landed.empty()) return;
     if (adds) {
-      execution.add(kept, std::span<const Travelling<T>>(landed));
+      execution.add(kept, std::span<const ReduceType<T>>(landed));
     } else {
       execution.copy(reinterpret_cast<std::byte*>(kept.data()),
                      reinterpret_cast<const std::byte*>(landed.data()), landed.size_bytes());
@@ -108,8 +107,8 @@ class GradientRing {
     std::size_t ratio = 1;
     for (std::size_t k = 0; k != Traits::kinds().size; ++k) {
       Traits::with_element(Traits::kinds().kinds[k], [&]<class T>(std::type_identity<T>) {
-        if constexpr (!std::is_same_v<T, Travelling<T>>)
-          ratio = std::max(ratio, 1 + (sizeof(Travelling<T>) + sizeof(T) - 1) / sizeof(T));
+        if constexpr (!std::is_same_v<T, ReduceType<T>>)
+          ratio = std::max(ratio, 1 + (sizeof(ReduceType<T>) + sizeof(T) - 1) / sizeof(T));
       });
     }
     return ratio;
@@ -120,7 +119,7 @@ class GradientRing {
     for (const Bucket& bucket : layout_.plan().buckets()) {
       slice_offsets_.push_back(bytes);
       Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
-        bytes += align_up(space_.template slice<T>(bucket.count()).count() * sizeof(Travelling<T>));
+        bytes += align_up(space_.template slice<T>(bucket.count()).count() * sizeof(ReduceType<T>));
       });
     }
     return bytes;
@@ -133,13 +132,13 @@ class GradientRing {
   typename Execution::Arena slices_;
   std::size_t slot_bytes_ = 0;
   std::byte* memory_ = nullptr;
-  std::byte* travelling_ = nullptr;
+  std::byte* reduce_ = nullptr;
 };
 
 /// The most pending reductions of a job that shards, and the most pending gathers.
 template <class Comm>
-inline constexpr std::size_t most_shards_under_way =
-    std::max<std::size_t>(1, Comm::most_under_way / 2);
+inline constexpr std::size_t most_shards_in_flight =
+    std::max<std::size_t>(1, Comm::most_in_flight / 2);
 
 /// A rank owns a slice of every bucket. After an update the parameters are all-gathered bucket by
 /// bucket: a forward pass waits for a bucket when it asks for its first parameter, whatever else
@@ -158,7 +157,7 @@ class OwnsShard : public OwnedParts<Traits> {
         parameters_(parameters),
         space_(comm, groups),
         gathers_(where.plan().bucket_count),
-        pending_(make_kept_table<std::uint8_t, layout::count>(where.plan().bucket_count)) {
+        pending_(make_small_table<std::uint8_t, layout::count>(where.plan().bucket_count)) {
     for (std::size_t b = 0; b != where.plan().bucket_count; ++b) {
       const Bucket& bucket = where.plan().bucket_table[b];
       Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
@@ -186,7 +185,7 @@ class OwnsShard : public OwnedParts<Traits> {
   /// Starts to gather all buckets, the last first, with the parameters that forward needs first. A
   /// captured step waits for all.
   void publish(bool /*was_fused*/) {
-    constexpr std::size_t most = most_shards_under_way<Comm>;
+    constexpr std::size_t most = most_shards_in_flight<Comm>;
 
     for (std::size_t b = buckets(); b-- != 0;) {
       if (b + most < buckets()) await_bucket(b + most);
@@ -244,7 +243,7 @@ class OwnsShard : public OwnedParts<Traits> {
   std::byte* parameters_;
   Space space_;
   BucketSlots<Traits, Gather> gathers_;
-  KeptTable<std::uint8_t, layout::count> pending_;  // by bucket
+  SmallTable<std::uint8_t, layout::count> pending_;  // by bucket
 };
 
 template <class Traits, class Comm>

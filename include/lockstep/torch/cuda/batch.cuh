@@ -38,8 +38,8 @@ bool lie_alike(const Field& a, const Field& b) {
 
 /// A batch whose tensors are on a GPU. Equality is that for a CUDA graph.
 template <class Batch>
-struct PlacedTensors : Batch {
-  friend bool operator==(const PlacedTensors& a, const PlacedTensors& b) {
+struct DeviceTensors : Batch {
+  friend bool operator==(const DeviceTensors& a, const DeviceTensors& b) {
     bool equal = true;
     std::vector<const void*> fields;
     for_each_field(static_cast<const Batch&>(a),
@@ -53,14 +53,14 @@ struct PlacedTensors : Batch {
 };
 
 template <class Batch>
-inline constexpr bool is_placed = false;
+inline constexpr bool is_on_device = false;
 template <class Batch>
-inline constexpr bool is_placed<PlacedTensors<Batch>> = true;
+inline constexpr bool is_on_device<DeviceTensors<Batch>> = true;
 
 /// A batch whose fields are known.
 template <class Batch>
 concept TensorBatching = WithFields<Batch> && std::default_initializable<Batch> &&
-                         std::copyable<Batch> && !is_placed<Batch>;
+                         std::copyable<Batch> && !is_on_device<Batch>;
 
 }  // namespace detail
 
@@ -69,17 +69,17 @@ concept TensorBatching = WithFields<Batch> && std::default_initializable<Batch> 
 template <detail::TensorBatching Batch>
 class BatchUpload<Batch> {
  public:
-  using Placed = detail::PlacedTensors<Batch>;
+  using OnDevice = detail::DeviceTensors<Batch>;
 
-  const Placed& operator()(const Batch& batch, cudaStream_t stream) {
-    placed_ = Placed{batch};
+  const OnDevice& operator()(const Batch& batch, cudaStream_t stream) {
+    on_device_ = OnDevice{batch};
     std::size_t bytes = 0;
     for_each_tensor([&](at::Tensor& tensor) {
       tensor = tensor.detach();
       if (!tensor.is_non_overlapping_and_dense()) tensor = tensor.contiguous();
       bytes += detail::align_up(tensor.nbytes());
     });
-    if (bytes == 0) return placed_;
+    if (bytes == 0) return on_device_;
     if (!device_ || device_->bytes() < bytes) grow(bytes, stream);
     Staging& staging = *stagings_[turn_ ^= 1];
     staging.copied.synchronize();
@@ -96,7 +96,7 @@ class BatchUpload<Batch> {
                                cudaMemcpyHostToDevice, stream),
                "cudaMemcpyAsync");
     staging.copied.record(stream);
-    return placed_;
+    return on_device_;
   }
 
  private:
@@ -110,7 +110,7 @@ class BatchUpload<Batch> {
   /// Visits tensors on the host.
   template <class F>
   void for_each_tensor(const F& f) {
-    detail::for_each_field(static_cast<Batch&>(placed_), [&]<class Field>(Field& field) {
+    detail::for_each_field(static_cast<Batch&>(on_device_), [&]<class Field>(Field& field) {
       if constexpr (std::is_same_v<Field, at::Tensor>) {
         if (field.defined() && field.is_cpu()) f(field);
       }
@@ -126,7 +126,7 @@ class BatchUpload<Batch> {
   std::array<std::optional<Staging>, 2> stagings_;
   std::optional<DeviceArena> device_;  // freed first, which waits for copies from the stagings
   std::size_t turn_ = 0;
-  Placed placed_;
+  OnDevice on_device_;
 };
 
 inline namespace torch_modules {

@@ -69,29 +69,29 @@ class LoopStreams<Cuda, Replica> {
   void begin_pass(const F& begin) {
     if constexpr (ranks_are_threads) {
       if (BackwardStaysHere::runs_elsewhere() && replica_.communicator().world_size().value() != 1)
-        refuse_other_thread();
+        reject_other_thread();
     }
-    let_job_follow();
+    job_waits_for_program();
     begin();
-    let_program_follow();
+    program_waits_for_job();
     met_ = current();
   }
   /// LibTorch runs a hook on the stream that was current when the module was wrapped, after a wait
   /// for the gradient; usually all hooks have the same.
   void before_write() {
     if (met_ == current()) return;
-    let_program_follow();
+    program_waits_for_job();
     met_ = current();
   }
 
   /// **Stream** the job's waits for LibTorch's current one.
-  void let_job_follow() {
+  void job_waits_for_program() {
     if (current() == job()) return;
     events_->from_program.record(current());
     events_->from_program.block(job());
   }
   /// **Stream** LibTorch's current one waits for the job's.
-  void let_program_follow() {
+  void program_waits_for_job() {
     if (current() == job()) return;
     events_->from_job.record(job());
     events_->from_job.block(current());
@@ -127,8 +127,8 @@ class LoopStreams<Cuda, Replica> {
   std::optional<std::size_t> anomaly_seen() const {
     if (!watched_.seen.defined()) return std::nullopt;
     const volatile float* const seen = static_cast<const float*>(watched_.seen.const_data_ptr());
-    for (std::size_t i = 0; i != watched_.places.size(); ++i)
-      if (!is_finite(seen[i])) return watched_.places[i];
+    for (std::size_t i = 0; i != watched_.shares_on_device.size(); ++i)
+      if (!is_finite(seen[i])) return watched_.shares_on_device[i];
     return std::nullopt;
   }
 
@@ -143,15 +143,15 @@ class LoopStreams<Cuda, Replica> {
     Rank rank() const { return ranks.rank(); }
     template <class T>
     void all_gather(std::span<const T> own, std::span<T> all) const {
-      streams->let_job_follow();
+      streams->job_waits_for_program();
       ranks.all_gather(own, all);
-      streams->let_program_follow();
+      streams->program_waits_for_job();
     }
     template <class T>
     void all_reduce(std::span<T> values) const {
-      streams->let_job_follow();
+      streams->job_waits_for_program();
       ranks.all_reduce(values);
-      streams->let_program_follow();
+      streams->program_waits_for_job();
     }
   };
   template <class Step>
@@ -173,7 +173,7 @@ class LoopStreams<Cuda, Replica> {
   /// The nonempty averages, and for each 0 or NaN on the GPU and in pinned host memory.
   struct Watched {
     std::vector<at::Tensor> tensors;
-    std::vector<std::size_t> places;
+    std::vector<std::size_t> shares_on_device;
     bool has_types = false;  // several
     at::Tensor found, seen;
   };
@@ -183,9 +183,9 @@ class LoopStreams<Cuda, Replica> {
       if (averages[i].numel() == 0) continue;
       made.has_types |= averages[i].scalar_type() != averages[0].scalar_type();
       made.tensors.push_back(averages[i]);
-      made.places.push_back(i);
+      made.shares_on_device.push_back(i);
     }
-    const auto count = static_cast<std::int64_t>(made.places.size());
+    const auto count = static_cast<std::int64_t>(made.shares_on_device.size());
     made.found = at::zeros({count}, at::TensorOptions().device(at::kCUDA, device_));
     made.seen = at::zeros({count}, at::TensorOptions().pinned_memory(true));
     return made;
@@ -194,7 +194,7 @@ class LoopStreams<Cuda, Replica> {
   cudaStream_t current() const { return c10::cuda::getCurrentCUDAStream(device_).stream(); }
   cudaStream_t job() const { return replica_.communicator().gpu().stream(); }
 
-  [[noreturn, gnu::cold, gnu::noinline]] static void refuse_other_thread() {
+  [[noreturn, gnu::cold, gnu::noinline]] static void reject_other_thread() {
     throw Error("backward",
                 "this pass runs on LibTorch's thread for the GPU, which ranks that are threads "
                 "share: it would wait there for a rank that needs the same thread",

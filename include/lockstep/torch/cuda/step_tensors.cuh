@@ -170,7 +170,7 @@ struct TorchDevice<Step> {
   }
 
   /// Writes the loss to the step's memory. **Stream** the step's.
-  static void hand_out(const Step& step, const at::Tensor& loss) {
+  static void publish(const Step& step, const at::Tensor& loss) {
     number_at(step.loss(), at::kDouble).copy_(loss.reshape(at::IntArrayRef{}));
   }
 

@@ -75,15 +75,15 @@ class HierarchyStages {
   void raise_fault() const { fault_.raise(); }
 
   /// Aborts: every other rank's call fails with this reason. No call may be in flight.
-  void abandon(std::string_view reason) {
+  void abort(std::string_view reason) {
     give_up(reason);
-    inside_.abandon(reason);
+    inside_.abort(reason);
   }
   /// Aborts while another thread may be in a call, which ends with the network's connections.
   void give_up(std::string_view reason = ended_by_exception) {
     fault_.note(gave_up("the hierarchy", reason, flat_.rank()));
-    flat_.abandon(reason);
-    between_.abandon(reason);
+    flat_.abort(reason);
+    between_.abort(reason);
   }
 
   /// Executes a call of all ranks, whose errors need no translation of rank numbers.
@@ -123,23 +123,23 @@ class HierarchyStages {
   }
 
   /// This rank's group, if any. **Ranks** all. **Host** blocks until the members have joined.
-  std::unique_ptr<HierarchyStages> split(const GroupPlace& place) {
+  std::unique_ptr<HierarchyStages> split(const GroupPosition& position) {
     constexpr bool one_joins_all = std::same_as<Flat, Between>;
-    Hosts hosts = hosts_.of(place.members);
+    Hosts hosts = hosts_.of(position.members);
     // Every rank needs a partner on every host, and `TwoLevels` counts ranks host by host.
     if (!hosts.is_even() || (!one_joins_all && !hosts.is_in_order()))
-      hosts = Hosts::apart(place.members.size());
-    GroupPlace local = place;  // among the members on this host
-    if (place.is_member()) {
-      local.rank = Rank{hosts.local_rank(place.rank)};
+      hosts = Hosts::apart(position.members.size());
+    GroupPosition local = position;  // among the members on this host
+    if (position.is_member()) {
+      local.rank = Rank{hosts.local_rank(position.rank)};
       local.members.clear();
-      for (const std::size_t member : hosts.ranks(hosts.host(place.rank)))
-        local.members.emplace_back(hosts_.local_rank(place.members[member]));
+      for (const std::size_t member : hosts.ranks(hosts.host(position.rank)))
+        local.members.emplace_back(hosts_.local_rank(position.members[member]));
       local.group = local.leader().value();  // no two groups of a host have the same leader
     }
     std::unique_ptr<HierarchyStages> group;
     if constexpr (one_joins_all) {
-      auto flat = flat_.template split<dynamic>(place);
+      auto flat = flat_.template split<dynamic>(position);
       auto inside = inside_.template split<dynamic>(local);
       if (!flat || !inside) return nullptr;
       Between between =
@@ -147,17 +147,17 @@ class HierarchyStages {
       group = std::make_unique<HierarchyStages>(std::move(hosts), std::move(*inside),
                                                 std::move(between), std::move(*flat));
     } else {
-      flat_.agree(division_call(place));
+      flat_.agree(division_call(position));
       std::size_t turn = flat_.world_size().value();  // never, for those that are in no group
       allocate_quietly(inside_, [&] {
         auto inside = inside_.template split<dynamic>(local);
         std::string name = text({name_, "/", groups_++});
         if (!inside) return;
-        name += text({".", place.leader()});
+        name += text({".", position.leader()});
         // The number of the column's first rank: no other column has it, and all its ranks know it.
-        turn = place.members[hosts.columns()[local.rank.value()].front()].value();
-        Between between = between_.among(text({name, ", place ", local.rank}),
-                                         Rank{hosts.host(place.rank)}, WorldSize{hosts.count()});
+        turn = position.members[hosts.columns()[local.rank.value()].front()].value();
+        Between between = between_.among(text({name, ", position ", local.rank}),
+                                         Rank{hosts.host(position.rank)}, WorldSize{hosts.count()});
         group = std::make_unique<HierarchyStages>(std::move(hosts), std::move(*inside),
                                                   std::move(between), std::move(name));
       });
@@ -188,10 +188,10 @@ class HierarchyStages {
     const Combining<Op> combining(call.op);
     in_columns<Value>(call.count, [&](std::size_t begin, std::size_t n, std::size_t column) {
       const std::span<Value> piece = memory<Value>(described, pieces_, column);
-      const std::span<Value> dealt = memory<Value>(described, whole_, column * places());
-      for_each_place([&](std::size_t rank, std::size_t place) {
+      const std::span<Value> dealt = memory<Value>(described, whole_, column * local_world());
+      for_each_local_rank([&](std::size_t rank, std::size_t position) {
         passes_of(inside_).prepare(call.in.subspan(rank * call.count + begin, n),
-                                   dealt.subspan(place * n, n), call.op);
+                                   dealt.subspan(position * n, n), call.op);
       });
       stage(Part::inside, described, [&] { inside_.reduce_scatter(dealt, piece, combining); });
       const std::span<Value> own = memory<Value>(described, finished_, n);
@@ -208,10 +208,10 @@ class HierarchyStages {
       const std::span<T> piece = memory<T>(described, pieces_, column);
       stage(Part::between, described,
             [&] { between_.all_gather(call.in.subspan(begin, n), piece); });
-      const std::span<T> all = memory<T>(described, whole_, column * places());
+      const std::span<T> all = memory<T>(described, whole_, column * local_world());
       stage(Part::inside, described, [&] { inside_.all_gather(piece, all); });
-      for_each_place([&](std::size_t rank, std::size_t place) {
-        passes_of(inside_).copy(std::span<const T>(all).subspan(place * n, n),
+      for_each_local_rank([&](std::size_t rank, std::size_t position) {
+        passes_of(inside_).copy(std::span<const T>(all).subspan(position * n, n),
                                 call.out.subspan(rank * call.count + begin, n));
       });
     });
@@ -239,11 +239,11 @@ class HierarchyStages {
   }
   /// Calls `f(rank, i)` for every rank, where i counts ranks by local rank, then by host.
   template <class F>
-  void for_each_place(const F& f) const {
+  void for_each_local_rank(const F& f) const {
     for (std::size_t host = 0; host != hosts_.count(); ++host) {
       const auto& ranks = hosts_.ranks(host);
-      for (std::size_t place = 0; place != ranks.size(); ++place)
-        f(ranks[place], place * hosts_.count() + host);
+      for (std::size_t position = 0; position != ranks.size(); ++position)
+        f(ranks[position], position * hosts_.count() + host);
     }
   }
 
@@ -264,13 +264,13 @@ class HierarchyStages {
 
   [[noreturn]] void fail(const Error& error) {
     fault_.note(error);
-    abandon(error.text());
+    abort(error.text());
     throw Error(error);
   }
 
-  std::size_t places() const { return inside_.world_size().value(); }
+  std::size_t local_world() const { return inside_.world_size().value(); }
   std::size_t piece_bytes(std::size_t part) const {
-    return align_up(part / places() + sizeof(double));
+    return align_up(part / local_world() + sizeof(double));
   }
 
   /// Allocates device memory for the reserved size; host memory is allocated on demand.
@@ -278,21 +278,22 @@ class HierarchyStages {
     if constexpr (!works_on_host<Inside>) {
       pieces_.grow(inside_, piece_bytes(foreseen_));
       finished_.grow(inside_, piece_bytes(foreseen_));
-      whole_.grow(inside_, piece_bytes(foreseen_) * places());
+      whole_.grow(inside_, piece_bytes(foreseen_) * local_world());
     }
   }
 
   template <class Value>
   std::size_t most_elements() const {
     const std::size_t part = works_on_host<Inside> ? most_of_part : foreseen_;
-    return piece_bytes(part) / sizeof(Value) * places();
+    return piece_bytes(part) / sizeof(Value) * local_world();
   }
 
   /// Memory for `count` elements; on a host it is allocated at once for the reserved size.
   template <class T>
   std::span<T> memory(const Call& call, Scratch& scratch, std::size_t count) {
     if constexpr (works_on_host<Inside>) {
-      const std::size_t foreseen = piece_bytes(foreseen_) * (&scratch == &whole_ ? places() : 1);
+      const std::size_t foreseen =
+          piece_bytes(foreseen_) * (&scratch == &whole_ ? local_world() : 1);
       stage(Part::inside, call,
             [&] { scratch.grow(inside_, std::max(count * sizeof(T), foreseen)); });
     }
@@ -305,8 +306,8 @@ class HierarchyStages {
     using Value = Prepared<T, Op>;
     constexpr bool is_prepared = std::same_as<T, Value> && !requires { part.op.factor; };
     const Combining<Op> combining(part.op);
-    const std::size_t length = (part.count + places() - 1) / places();
-    const std::size_t all = length * places();
+    const std::size_t length = (part.count + local_world() - 1) / local_world();
+    const std::size_t all = length * local_world();
     const bool divides = all == part.count;
     const std::span<Value> piece = memory<Value>(described, pieces_, length);
     std::span<const Value> values;
@@ -367,7 +368,7 @@ class HierarchicalCommunicator
   using Milliseconds = std::chrono::milliseconds;
 
   /// Calls in flight have no limit; this number is large enough for every job.
-  static constexpr std::size_t most_under_way = 256;
+  static constexpr std::size_t most_in_flight = 256;
 
   explicit HierarchicalCommunicator(std::unique_ptr<Stages> stages) : stages_(std::move(stages)) {}
 
@@ -397,7 +398,7 @@ class HierarchicalCommunicator
     if constexpr (!detail::works_on_host<Inside>) stages_->inside().barrier();
   }
 
-  void abandon(std::string_view reason) { idle().abandon(reason); }
+  void abort(std::string_view reason) { idle().abort(reason); }
   void give_up() { stages_->give_up(); }
   bool is_broken() const { return stages_->is_broken(); }
   /// Throws the fault, if there is one: of a stage, or of the communicators between hosts.
@@ -437,9 +438,9 @@ class HierarchicalCommunicator
   /// The group's communicator is a hierarchy of its members' hosts. If these have different numbers
   /// of members, every member counts as a host of its own, and only the network is used.
   template <std::size_t GroupRanks>
-  std::optional<HierarchicalCommunicator> split(const detail::GroupPlace& place) {
+  std::optional<HierarchicalCommunicator> split(const detail::GroupPosition& position) {
     std::unique_ptr<Stages> group;
-    idle().through_flat([&](Flat&) { group = stages_->split(place); });
+    idle().through_flat([&](Flat&) { group = stages_->split(position); });
     if (group == nullptr) return std::nullopt;
     return std::optional<HierarchicalCommunicator>(std::in_place, std::move(group));
   }

@@ -13,7 +13,7 @@ namespace lockstep {
 inline auto make_hierarchical_communicator(const Membership& member, Store& store,
                                            const std::string& name = "world") {
   const std::string known =
-      "hierarchy/" + detail::numbered_meeting(store, member.rank, "hierarchy", name);
+      "hierarchy/" + detail::numbered_rendezvous(store, member.rank, "hierarchy", name);
   detail::Hosts hosts = detail::discover_hosts(member, store, "lockstep/" + known + "/");
   hosts.check_even(member.rank);
   GlooCommunicator<> flat = make_gloo_communicator(member, store, known);

@@ -43,8 +43,8 @@ void by_turns(Inside& inside, std::size_t turn, std::size_t turns, const F& f) {
 
 /// A rank's membership in the world of its group; its GPU stays that of its local rank in the job.
 /// **Ranks** the members. **Host** blocks until all have joined.
-Membership membership_in_group(const Membership& member, Store& store, const GroupPlace& place,
-                               const std::string& name);
+Membership membership_in_group(const Membership& member, Store& store,
+                               const GroupPosition& position, const std::string& name);
 
 /// A name that is the same on all members, and differs for other members.
 std::string group_name(const std::vector<Rank>& members);
@@ -100,8 +100,8 @@ class Hosts {
   std::vector<std::vector<std::size_t>> columns() const {
     std::vector<std::vector<std::size_t>> columns(ranks_.front().size());
     for (const auto& ranks : ranks_)
-      for (std::size_t place = 0; place < ranks.size(); ++place)
-        columns[place].push_back(ranks[place]);
+      for (std::size_t position = 0; position < ranks.size(); ++position)
+        columns[position].push_back(ranks[position]);
     return columns;
   }
 
@@ -139,7 +139,7 @@ class Hosts {
   }
 
   std::vector<std::vector<std::size_t>> ranks_;
-  std::vector<std::pair<std::size_t, std::size_t>> places_;  // host and place on it, by rank
+  std::vector<std::pair<std::size_t, std::size_t>> places_;  // host and position on it, by rank
 };
 
 /// **Ranks** all. **Host** blocks until all have joined.

@@ -40,11 +40,11 @@ inline ThreadedNccl make_threaded_nccl_communicator(const Membership& member, St
     process_of_rank[r] = r / member.process_ranks;
   detail::Hosts hosts(process_of_rank);
   const std::size_t host = hosts.host(member.rank);
-  const std::size_t place = hosts.local_rank(member.rank);
+  const std::size_t position = hosts.local_rank(member.rank);
   auto lane = std::make_shared<Gpu>(gpu->rank(), gpu->index());
 
   Membership local = member;
-  local.rank = Rank{place};
+  local.rank = Rank{position};
   local.world = WorldSize{member.process_ranks};
   local.timeout += detail::inside_margin;
   auto inside =
@@ -53,12 +53,12 @@ inline ThreadedNccl make_threaded_nccl_communicator(const Membership& member, St
   Membership column = member;
   column.rank = Rank{host};
   column.world = WorldSize{hosts.count()};
-  const std::string between_name = name + ", place " + std::to_string(place);
+  const std::string between_name = name + ", position " + std::to_string(position);
   NcclCommunicator<> between(column, store, between_name, lane, false);
   auto stages = std::make_unique<detail::ThreadedNcclStages>(
       std::move(hosts), std::move(inside), std::move(between),
-      "hierarchy/" + detail::numbered_meeting(store, member.rank, "hierarchy", name));
-  detail::by_turns(stages->inside(), place, member.process_ranks,
+      "hierarchy/" + detail::numbered_rendezvous(store, member.rank, "hierarchy", name));
+  detail::by_turns(stages->inside(), position, member.process_ranks,
                    [&] { stages->between().warm_up(); });
   return {detail::ThreadedNcclHierarchy(std::move(stages)), std::move(gpu), std::move(lane)};
 }

@@ -8,10 +8,11 @@
 
 namespace lockstep::detail {
 
-/// Ranks of one host are consecutive, equally many on each: rank = host * places + place, where the
-/// place is the local rank. Reductions gather and combine all elements, for small data and rare
-/// calls. Device memory is allocated by the constructor; a call that needs more allocates before
-/// its first stage, when all ranks of the host are there and nothing is in flight. **Host** and
+/// Ranks of one host are consecutive, equally many on each: rank = host * local_world + local_rank,
+/// as launchers count. Reductions gather and combine all elements, for small
+/// data and rare calls. Device memory is allocated by the constructor; a call that needs more
+/// allocates before its first stage, when all ranks of the host are there and nothing is in flight.
+/// **Host** and
 /// **Stream** as for the two communicators.
 template <Communicator Inside, Communicator Between>
 class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
@@ -23,16 +24,17 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
     }
   }
 
-  Rank rank() const { return Rank{host() * places() + place()}; }
-  WorldSize world_size() const { return WorldSize{hosts() * places()}; }
+  Rank rank() const { return Rank{host() * local_world() + local_rank()}; }
+  WorldSize world_size() const { return WorldSize{hosts() * local_world()}; }
   auto timeout() const { return between_->timeout(); }
 
   // The two communicators have timeouts and faults of their own.
   template <class Limit>
   void set_timeout(Limit) {}
-  void abandon(std::string_view) {}
+  void abort(std::string_view) {}
 
-  /// If ranks agree inside every host, and between hosts for every place, then all ranks agree.
+  /// If ranks agree inside every host, and between hosts for every local rank, then all ranks
+  /// agree.
   void agree(const Call& call) {
     on(*inside_, [&](auto& own) { own.agree(call); });
     on(*between_, [&](auto& others) { others.agree(call); });
@@ -51,14 +53,14 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
 
   template <class T>
   void execute(const calls::Broadcast<T>& call) {
-    if (place() == place_of(call.root))
+    if (local_rank() == local_rank_of(call.root))
       on(*between_, [&](auto& others) { others.broadcast(call.data(), Rank{host_of(call.root)}); });
-    on(*inside_, [&](auto& own) { own.broadcast(call.data(), Rank{place_of(call.root)}); });
+    on(*inside_, [&](auto& own) { own.broadcast(call.data(), Rank{local_rank_of(call.root)}); });
   }
 
   template <class T>
   void execute(const calls::AllGather<T>& call) {
-    const auto here = scratch(Use::here, call.out.data(), call.count * places());
+    const auto here = scratch(Use::here, call.out.data(), call.count * local_world());
     on(*inside_, [&](auto& own) { own.all_gather(call.in, here); });
     on(*between_, [&](auto& others) { others.all_gather(here, call.out); });
   }
@@ -66,10 +68,10 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
   template <class T>
   void execute(const calls::Gather<T>& call) {
     connect_messages();
-    const bool collects = place() == place_of(call.root);
-    const auto here = scratch(Use::here, call.in.data(), call.count * places())
-                          .first(collects ? call.count * places() : 0);
-    on(*inside_, [&](auto& own) { own.gather(call.in, here, Rank{place_of(call.root)}); });
+    const bool collects = local_rank() == local_rank_of(call.root);
+    const auto here = scratch(Use::here, call.in.data(), call.count * local_world())
+                          .first(collects ? call.count * local_world() : 0);
+    on(*inside_, [&](auto& own) { own.gather(call.in, here, Rank{local_rank_of(call.root)}); });
     if (collects)
       on(*between_, [&](auto& others) { others.gather(here, call.out, Rank{host_of(call.root)}); });
   }
@@ -77,45 +79,46 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
   template <class T>
   void execute(const calls::Scatter<T>& call) {
     connect_messages();
-    const bool deals = place() == place_of(call.root);
-    const auto here = scratch(Use::here, call.out.data(), call.count * places())
-                          .first(deals ? call.count * places() : 0);
+    const bool deals = local_rank() == local_rank_of(call.root);
+    const auto here = scratch(Use::here, call.out.data(), call.count * local_world())
+                          .first(deals ? call.count * local_world() : 0);
     if (deals)
       on(*between_, [&](auto& others) { others.scatter(call.in, here, Rank{host_of(call.root)}); });
-    on(*inside_, [&](auto& own) { own.scatter(here, call.out, Rank{place_of(call.root)}); });
+    on(*inside_, [&](auto& own) { own.scatter(here, call.out, Rank{local_rank_of(call.root)}); });
   }
 
-  /// Elements go to the right host first, then to the right place on it.
+  /// Elements go to the right host first, then to the right local rank on it.
   template <class T>
   void execute(const calls::AllToAll<T>& call) {
     connect_messages();
-    const auto here = scratch(Use::here, call.out.data(), call.in.size());  // [from host][to place]
+    const auto here =
+        scratch(Use::here, call.out.data(), call.in.size());  // [from host][to local_rank]
     const auto sorted =
-        scratch(Use::sorted, call.out.data(), call.in.size());  // [to place][from host]
+        scratch(Use::sorted, call.out.data(), call.in.size());  // [to local_rank][from host]
     on(*between_, [&](auto& others) { others.all_to_all(call.in, here); });
-    transpose(here, sorted, hosts(), places(), call.count);
-    on(*inside_, [&](auto& own) { own.all_to_all(sorted, here); });  // [from place][from host]
-    transpose(here, call.out, places(), hosts(), call.count);
+    transpose(here, sorted, hosts(), local_world(), call.count);
+    on(*inside_, [&](auto& own) { own.all_to_all(sorted, here); });  // [from local_rank][from host]
+    transpose(here, call.out, local_world(), hosts(), call.count);
   }
 
-  /// Pieces go to root's place on their own host first, then to root's host.
+  /// Pieces go to root's local rank on their own host first, then to root's host.
   template <class T>
   void gather_pieces(std::span<const T> in, std::span<T> out, const GatheredPieces& pieces,
                      Rank root, bool on_device) {
     connect_messages();
-    const bool collects = place() == place_of(root);
+    const bool collects = local_rank() == local_rank_of(root);
     std::vector<std::size_t> of_hosts;
     for (std::size_t h = 0; h < hosts(); ++h) {
-      const auto counts = std::span(pieces.counts).subspan(h * places(), places());
+      const auto counts = std::span(pieces.counts).subspan(h * local_world(), local_world());
       of_hosts.push_back(std::accumulate(counts.begin(), counts.end(), std::size_t{0}));
     }
-    const auto own = std::span(pieces.counts).subspan(host() * places(), places());
+    const auto own = std::span(pieces.counts).subspan(host() * local_world(), local_world());
     const GatheredPieces of_places = pieces_of({own.begin(), own.end()});
     const std::size_t most = *std::max_element(of_hosts.begin(), of_hosts.end());
     const std::span<T> here =
         scratch<T>(Use::here, on_device, most).first(collects ? of_places.total() : 0);
     on(*inside_, [&](auto& level) {
-      level.gather_pieces(in, here, of_places, Rank{place_of(root)}, on_device);
+      level.gather_pieces(in, here, of_places, Rank{local_rank_of(root)}, on_device);
     });
     if (!collects) return;
     on(*between_, [&](auto& level) {
@@ -133,14 +136,15 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
       on(level, [&](auto& joined) { joined.perform(message); });
     };
     if (host_of(peer) == host()) {
-      pass(*inside_, place_of(peer));
-    } else if (place_of(peer) == place()) {
+      pass(*inside_, local_rank_of(peer));
+    } else if (local_rank_of(peer) == local_rank()) {
       pass(*between_, host_of(peer));
     } else {
       fail(collective_name(C::kind),
            {"rank ", peer,
-            " is on another host and has another place there, and no communicator joins the two"},
-           "let a rank that is on this host and has that place pass it on", rank());
+            " is on another host and has another local rank there, and no communicator joins the "
+            "two"},
+           "let a rank that is on this host and has that local rank pass it on", rank());
     }
   }
 
@@ -161,12 +165,12 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
   /// Purposes for which memory is needed at the same time.
   enum class Use : std::size_t { here, sorted, combined };
 
-  std::size_t places() const { return inside_->world_size().value(); }
+  std::size_t local_world() const { return inside_->world_size().value(); }
   std::size_t hosts() const { return between_->world_size().value(); }
-  std::size_t place() const { return inside_->rank().value(); }
+  std::size_t local_rank() const { return inside_->rank().value(); }
   std::size_t host() const { return between_->rank().value(); }
-  std::size_t place_of(Rank rank) const { return rank.value() % places(); }
-  std::size_t host_of(Rank rank) const { return rank.value() / places(); }
+  std::size_t local_rank_of(Rank rank) const { return rank.value() % local_world(); }
+  std::size_t host_of(Rank rank) const { return rank.value() / local_world(); }
 
   /// Calls `f(level)`, and adds to its errors which ranks of the job the level has.
   template <class Level, class F>
@@ -186,7 +190,7 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
     if constexpr (requires { between_->warm_up_messages(); }) {
       if (!std::exchange(has_messages_, true)) {
         on(*inside_, [&](auto& own) {
-          by_turns(own, place(), places(), [&] { between_->warm_up_messages(); });
+          by_turns(own, local_rank(), local_world(), [&] { between_->warm_up_messages(); });
         });
       }
     }

@@ -34,19 +34,19 @@ class Engine {
         store_(std::move(store)),
         device_(std::move(device)),
         timeout_(member.timeout),
-        board_(board_within(answer_limit)),
-        reasons_board_(board_within(loss_limit)),
+        channel_(channel_within(answer_limit)),
+        reasons_channel_(channel_within(loss_limit)),
         connections_(std::make_shared<Connections>(member.rank, member.world)),
         reasons_(world()) {
     const std::string prefix = "lockstep/gloo/" + name + "/";
     try {
       store_->barrier(prefix + "all", rank(), member.world, member.timeout);
-      connections_->connect(std::make_shared<MeetingStore>(*store_, prefix, member_), device_,
+      connections_->connect(std::make_shared<RendezvousStore>(*store_, prefix, member_), device_,
                             member.timeout);
-      roll_ = std::make_unique<RollCall>(*connections_);
+      roll_ = std::make_unique<Handshake>(*connections_);
       // A rank that died while the others connected is named as in any call.
       if (const auto error =
-              look_after("joining " + described(), [](std::size_t) { return true; })) {
+              check_peers("joining " + described(), [](std::size_t) { return true; })) {
         fail(*error);
         throw Error(*error);
       }
@@ -106,7 +106,7 @@ class Engine {
   }
   void fail(const Error& error, std::string_view reason) {
     try {
-      if (world() != 1) board_.give_reason(reason);
+      if (world() != 1) channel_.give_reason(reason);
     } catch (const Error&) {  // NOLINT(bugprone-empty-catch): others find out by themselves then
     }
     pending_.note(error);
@@ -125,7 +125,7 @@ class Engine {
     const auto lacks = [&](std::size_t w) {
       return now->peer ? *now->peer == Rank{w} : !now->agreed;
     };
-    if (const auto error = look_after(now->call.text(), lacks)) {
+    if (const auto error = check_peers(now->call.text(), lacks)) {
       fail(*error);
     } else if (pending_.complains()) {
       sleep_for(Milliseconds(20));  // Gloo tells one buffer after the other
@@ -138,7 +138,7 @@ class Engine {
       missing.push_back(text({*now.peer}));
     } else {
       const auto silent =
-          now.agreed ? roll_->say_farewell(Greeting::State::gave_up, last_words) : roll_->silent();
+          now.agreed ? roll_->send_shutdown(Hello::State::gave_up, shutdown_wait) : roll_->silent();
       for (const Rank rank : silent) missing.push_back(text({rank}));
     }
     return time_is_over(
@@ -156,7 +156,7 @@ class Engine {
   /// Closing sockets may lose messages that are still in flight, so this rank first waits, up to a
   /// limit, until the others leave or make their next call.
   void close() {
-    if (!is_broken()) roll_->say_farewell(Greeting::State::leaves, farewell_limit);
+    if (!is_broken()) roll_->send_shutdown(Hello::State::leaves, shutdown_limit);
   }
   /// `fail` has closed the connections already.
   static void abort() {}
@@ -167,34 +167,35 @@ class Engine {
   /// A lost connection is noticed long before the timeout; on a busy host the store may be slow.
   static constexpr Milliseconds loss_limit{1'500};
   static constexpr Milliseconds explanation_limit{3'000};
-  static constexpr Milliseconds farewell_limit{2'000};
+  static constexpr Milliseconds shutdown_limit{2'000};
   /// At the timeout, ranks that wait for another rank have this long to tell each other so.
-  static constexpr Milliseconds last_words{400};
+  static constexpr Milliseconds shutdown_wait{400};
 
   std::string described() const { return "Gloo's communicator '" + name_ + "'"; }
 
   /// A fault channel whose requests fail after `limit`.
-  NoticeBoard board_within(Milliseconds limit) const {
+  FaultChannel channel_within(Milliseconds limit) const {
     auto store = std::make_shared<Store>(store_->share());
     store->set_timeout(limit);
     return {std::move(store), "gloo/" + name_, rank()};
   }
 
-  /// The error that ends a wait, if any; see `find_fault`. A rank publishes its abort reason before
-  /// it closes its connections: a lost rank that has neither left nor given a reason has died.
+  /// The error that ends a wait, if any; see `find_culprit`. A rank publishes its abort reason
+  /// before it closes its connections: a lost rank that has neither left nor given a reason has
+  /// died.
   template <class Lacks>
-  std::optional<Error> look_after(const std::string& operation, const Lacks& lacks) {
+  std::optional<Error> check_peers(const std::string& operation, const Lacks& lacks) {
     for (std::size_t w = 0; w < world() && !died_; ++w) {
       if (!connections_->is_lost(w) || has_left(w)) continue;
       std::optional<std::string> reason;
-      static_cast<void>(throws([&] { reason = reasons_board_.reason(w); }));
+      static_cast<void>(throws([&] { reason = reasons_channel_.reason(w); }));
       if (reason) {
         reasons_[w] = *reason;
       } else {
         died_ = w;
       }
     }
-    return find_fault(*this, operation, lacks);
+    return find_culprit(*this, operation, lacks);
   }
 
   template <class Work>
@@ -219,16 +220,14 @@ class Engine {
     pending_.raise_fault();
   }
 
-  void verify(const Call& call, const std::vector<Greeting>& greetings) const {
-    for (std::size_t w = 0; w < greetings.size(); ++w) {
-      if (greetings[w].state == Greeting::State::leaves)
-        throw rank_left(call.text(), Rank{w}, rank());
-      if (greetings[w].state == Greeting::State::gave_up)
+  void verify(const Call& call, const std::vector<Hello>& hellos) const {
+    for (std::size_t w = 0; w < hellos.size(); ++w) {
+      if (hellos[w].state == Hello::State::leaves) throw rank_left(call.text(), Rank{w}, rank());
+      if (hellos[w].state == Hello::State::gave_up)
         throw std::runtime_error(text({"rank ", w, " gave up"}));
     }
-    const auto call_of = [&](std::size_t w) -> const Call& { return greetings[w].call; };
-    const auto error =
-        find_disagreement(greetings[0].number - 1, greetings.size(), call_of, rank());
+    const auto call_of = [&](std::size_t w) -> const Call& { return hellos[w].call; };
+    const auto error = find_disagreement(hellos[0].number - 1, hellos.size(), call_of, rank());
     if (error) throw Error(*error);
   }
 
@@ -237,10 +236,10 @@ class Engine {
   std::shared_ptr<Store> store_;
   std::shared_ptr<::gloo::transport::Device> device_;
   std::atomic<Milliseconds> timeout_;
-  NoticeBoard board_;
-  NoticeBoard reasons_board_;
+  FaultChannel channel_;
+  FaultChannel reasons_channel_;
   std::shared_ptr<Connections> connections_;
-  std::unique_ptr<RollCall> roll_;
+  std::unique_ptr<Handshake> roll_;
   PendingCalls pending_;
   std::vector<std::string> reasons_;  // why ranks gave up
   std::optional<std::size_t> died_;   // a rank that ended without a reason
@@ -268,7 +267,7 @@ class GlooCommunicator : public Collectives<GlooCommunicator<Ranks>>,
   using Milliseconds = std::chrono::milliseconds;
 
   /// Calls in flight have no limit; this number is large enough for every job.
-  static constexpr std::size_t most_under_way = 256;
+  static constexpr std::size_t most_in_flight = 256;
 
   /// Joins the communicator of this name. **Ranks** all. **Host** blocks until all have joined.
   GlooCommunicator(const Membership& member, Store& store, const std::string& name = "world")
@@ -280,7 +279,7 @@ class GlooCommunicator : public Collectives<GlooCommunicator<Ranks>>,
   WorldSize world_size() const { return WorldSize{engine_->world()}; }
   Milliseconds timeout() const { return engine_->timeout(); }
   void set_timeout(Milliseconds timeout) { engine_->set_timeout(timeout); }
-  void abandon(std::string_view reason) { engine_->give_up(reason); }
+  void abort(std::string_view reason) { engine_->give_up(reason); }
   void give_up() { engine_->give_up(); }
   bool is_broken() const { return engine_->is_broken(); }
 
@@ -312,11 +311,11 @@ class GlooCommunicator : public Collectives<GlooCommunicator<Ranks>>,
   }
 
   template <std::size_t GroupRanks>
-  std::optional<GlooCommunicator<GroupRanks>> split(const detail::GroupPlace& place) {
-    agree(detail::division_call(place));
-    const std::string name = engine_->next_group_name() + "." + std::to_string(place.group);
+  std::optional<GlooCommunicator<GroupRanks>> split(const detail::GroupPosition& position) {
+    agree(detail::division_call(position));
+    const std::string name = engine_->next_group_name() + "." + std::to_string(position.group);
     std::optional<GlooCommunicator<GroupRanks>> group;
-    if (place.is_member()) group.emplace(engine_->beside(name, place.rank, place.world()));
+    if (position.is_member()) group.emplace(engine_->beside(name, position.rank, position.world()));
     return group;
   }
 
@@ -338,7 +337,7 @@ class GlooCommunicator : public Collectives<GlooCommunicator<Ranks>>,
   static std::shared_ptr<Engine> join(const Membership& member, Store& store,
                                       const std::string& name) {
     detail::require_world<Ranks>(member.world, member.rank);
-    const std::string known = detail::numbered_meeting(store, member.rank, "gloo", name);
+    const std::string known = detail::numbered_rendezvous(store, member.rank, "gloo", name);
     const std::string address =
         detail::over_gloo::listening_address(member, store, "lockstep/gloo/" + known + "/");
     return std::make_shared<Engine>(member, known, std::make_shared<Store>(store.share()),

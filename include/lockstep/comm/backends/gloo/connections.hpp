@@ -38,11 +38,11 @@ using Milliseconds = std::chrono::milliseconds;
 /// addresses for all others, and reads those of all: up to `most_gathered` ranks, `set` is
 /// therefore a gather. For more ranks that message is too long for the store: `find` reads value by
 /// value.
-class MeetingStore : public ::gloo::rendezvous::Store {
+class RendezvousStore : public ::gloo::rendezvous::Store {
  public:
   static constexpr std::size_t most_gathered = 128;
 
-  MeetingStore(lockstep::Store& store, std::string prefix, const Membership& member)
+  RendezvousStore(lockstep::Store& store, std::string prefix, const Membership& member)
       : store_(store), prefix_(std::move(prefix)), member_(member) {}
 
   void set(const std::string& key, const std::vector<char>& data) override {
@@ -253,8 +253,8 @@ inline void require_own_library(Rank rank) {
 
 /// Tags of lockstep's own messages. Those of Gloo's algorithms begin with small numbers.
 enum class OwnSlot : std::uint64_t {
-  greeting = 0xf1ull << 56,
-  tripwire = 0xf2ull << 56,
+  hello = 0xf1ull << 56,
+  disconnect_watch = 0xf2ull << 56,
   message = 0xf3ull << 56,
   piece = 0xf4ull << 56,  // of a collective that is made of messages
 };
@@ -323,21 +323,21 @@ class Connections : public ::gloo::rendezvous::Context {
       : Context(static_cast<int>(rank.value()), static_cast<int>(world.value())) {}
 
   /// **Ranks** all, at about the same time. **Host** blocks until all are connected.
-  template <class Meeting>
-  void connect(const std::shared_ptr<Meeting>& meeting,
+  template <class RendezvousStoreType>
+  void connect(const std::shared_ptr<RendezvousStoreType>& rendezvous,
                std::shared_ptr<::gloo::transport::Device> device, Milliseconds timeout) {
     const BrokenPipesBlocked blocked;
     setTimeout(
         std::max(Milliseconds(1), KeepsLimits<::gloo::transport::Pair> ? timeout : timeout / 5));
-    if constexpr (requires { this->connectFullMesh(*meeting, device); }) {
-      this->connectFullMesh(*meeting, device);
+    if constexpr (requires { this->connectFullMesh(*rendezvous, device); }) {
+      this->connectFullMesh(*rendezvous, device);
     } else {
-      this->connectFullMesh(meeting, device);
+      this->connectFullMesh(rendezvous, device);
     }
     transport_ = transportContext_;
     abortable_ = std::make_shared<AbortableTransport>(transport_);
     transportContext_ = abortable_;
-    lay_tripwires();
+    watch_disconnects();
   }
 
   /// Aborts all waits and closes all connections. Thread-safe.
@@ -353,20 +353,20 @@ class Connections : public ::gloo::rendezvous::Context {
   /// Is the connection to another rank lost? One thread at a time may ask.
   bool is_lost(std::size_t peer) const {
     if (static_cast<int>(peer) == rank) return false;
-    if (tripwires_[peer] == nullptr) return true;  // it had ended before the tripwire was laid
-    tripwires_[peer]->abortWaitRecv();             // so that this wait returns at once
-    return throws([&] { tripwires_[peer]->waitRecv(nullptr, Milliseconds(1'000)); });
+    if (disconnect_watches_[peer] == nullptr) return true;  // it had ended before the watch began
+    disconnect_watches_[peer]->abortWaitRecv();             // so that this wait returns at once
+    return throws([&] { disconnect_watches_[peer]->waitRecv(nullptr, Milliseconds(1'000)); });
   }
 
  private:
   /// Disconnect detection: a receive of a message that is never sent fails when a connection ends.
-  void lay_tripwires() {
-    tripwires_.resize(static_cast<std::size_t>(size));
+  void watch_disconnects() {
+    disconnect_watches_.resize(static_cast<std::size_t>(size));
     for (int peer = 0; peer < size; ++peer) {
       if (peer == rank) continue;
-      auto& wire = tripwires_[static_cast<std::size_t>(peer)];
+      auto& wire = disconnect_watches_[static_cast<std::size_t>(peer)];
       wire = transport_->createUnboundBuffer(&never_written_, sizeof never_written_);
-      const auto slot = static_cast<std::uint64_t>(OwnSlot::tripwire);
+      const auto slot = static_cast<std::uint64_t>(OwnSlot::disconnect_watch);
       if (throws([&] { wire->recv(peer, slot, 0, sizeof never_written_); })) wire.reset();
     }
   }
@@ -374,10 +374,10 @@ class Connections : public ::gloo::rendezvous::Context {
   std::shared_ptr<::gloo::transport::Context> transport_;
   std::shared_ptr<AbortableTransport> abortable_;
   std::uint8_t never_written_ = 0;
-  std::vector<std::unique_ptr<::gloo::transport::UnboundBuffer>> tripwires_;
+  std::vector<std::unique_ptr<::gloo::transport::UnboundBuffer>> disconnect_watches_;
 };
 
-struct Greeting {
+struct Hello {
   enum class State : std::uint64_t { calls, leaves, gave_up };
 
   std::uint64_t number = 0;  // of the call, from 1
@@ -388,33 +388,33 @@ struct Greeting {
 
 /// The handshake before every collective: each rank sends all others the description of its call.
 /// Gloo would not notice different calls: it would combine unrelated data, or write past the end of
-/// a buffer, before logs could be compared. A greeting is one small message whose receive was
-/// posted in advance: it costs one network latency. Greetings are the barrier too.
-class RollCall {
+/// a buffer, before logs could be compared. A hello is one small message whose receive was
+/// posted in advance: it costs one network latency. Hellos are the barrier too.
+class Handshake {
  public:
-  explicit RollCall(Connections& connections)
+  explicit Handshake(Connections& connections)
       : connections_(connections),
         own_(static_cast<std::size_t>(connections.rank)),
         heard_(static_cast<std::size_t>(connections.size)),
-        incoming_(connections.createUnboundBuffer(heard_.data(), heard_.size() * sizeof(Greeting))),
+        incoming_(connections.createUnboundBuffer(heard_.data(), heard_.size() * sizeof(Hello))),
         outgoing_(connections.createUnboundBuffer(&said_, sizeof said_)),
-        farewell_(connections.createUnboundBuffer(&last_said_, sizeof last_said_)) {
+        shutdown_(connections.createUnboundBuffer(&last_said_, sizeof last_said_)) {
     const BrokenPipesBlocked blocked;
     // A rank may have died since all were connected; the first call then names it.
     for_peers([&](int peer) { static_cast<void>(throws([&] { listen_to(peer); })); });
   }
 
-  /// Every rank's greeting, by rank. **Ranks** all. **Host** blocks until all have arrived.
-  std::vector<Greeting> exchange(const Call& call) {
+  /// Every rank's hello, by rank. **Ranks** all. **Host** blocks until all have arrived.
+  std::vector<Hello> exchange(const Call& call) {
     const std::uint64_t number = next_.load(std::memory_order_relaxed);
-    said_ = heard_[own_] = Greeting{number, Greeting::State::calls, call, number};
+    said_ = heard_[own_] = Hello{number, Hello::State::calls, call, number};
     for_peers([&](int peer) { outgoing_->send(peer, slot, 0, sizeof said_); });
     for_peers([&](int) { incoming_->waitRecv(); });
     for_peers([&](int) { outgoing_->waitSend(); });
-    std::vector<Greeting> all = heard_;
-    // A rank that leaves ends the communicator, and the watchdog must go on to see its greeting: a
+    std::vector<Hello> all = heard_;
+    // A rank that leaves ends the communicator, and the watchdog must go on to see its hello: a
     // closed connection would look like a death otherwise.
-    const auto calls = [](const Greeting& one) { return one.state == Greeting::State::calls; };
+    const auto calls = [](const Hello& one) { return one.state == Hello::State::calls; };
     if (!std::all_of(all.begin(), all.end(), calls)) return all;
     next_.store(number + 1, std::memory_order_relaxed);
     for_peers([&](int peer) { listen_to(peer); });
@@ -425,19 +425,19 @@ class RollCall {
   std::uint64_t number() const { return next_.load(std::memory_order_relaxed); }
 
   /// Sends the shutdown message, after which this rank makes no call, and waits for the others'
-  /// greetings. Returns the ranks that sent none. **Ranks** this one, outside of `exchange`.
-  std::vector<Rank> say_farewell(Greeting::State state, Milliseconds limit) {
+  /// hellos. Returns the ranks that sent none. **Ranks** this one, outside of `exchange`.
+  std::vector<Rank> send_shutdown(Hello::State state, Milliseconds limit) {
     const BrokenPipesBlocked blocked;
-    last_said_ = Greeting{number(), state, Call{}, number()};
+    last_said_ = Hello{number(), state, Call{}, number()};
     for_peers([&](int peer) {
-      static_cast<void>(throws([&] { farewell_->send(peer, slot, 0, sizeof last_said_); }));
+      static_cast<void>(throws([&] { shutdown_->send(peer, slot, 0, sizeof last_said_); }));
     });
     const Deadline deadline = Deadline::after(limit);
     while (!silent().empty() && !deadline.passed()) sleep_for(Milliseconds(1));
     return silent();
   }
 
-  /// The ranks whose greeting for the current or next call has not arrived.
+  /// The ranks whose hello for the current or next call has not arrived.
   std::vector<Rank> silent() const {
     std::vector<Rank> ranks;
     for (std::size_t w = 0; w < heard_.size(); ++w)
@@ -447,22 +447,21 @@ class RollCall {
 
   /// Has this peer closed its communicator?
   bool has_left(std::size_t peer) const {
-    return peer != own_ && is_here(peer) && heard_[peer].state == Greeting::State::leaves;
+    return peer != own_ && is_here(peer) && heard_[peer].state == Hello::State::leaves;
   }
 
  private:
-  static constexpr auto slot = static_cast<std::uint64_t>(OwnSlot::greeting);
+  static constexpr auto slot = static_cast<std::uint64_t>(OwnSlot::hello);
 
-  /// Gloo's thread writes an arriving greeting, `end` last; the acquire orders reads of the rest.
+  /// Gloo's thread writes an arriving hello, `end` last; the acquire orders reads of the rest.
   bool is_here(std::size_t peer) const {
     auto& end = const_cast<std::uint64_t&>(heard_[peer].end);  // for atomic_ref, which only reads
     return std::atomic_ref(end).load(std::memory_order_acquire) == number();
   }
 
-  /// Posts the receive of a rank's next greeting. Throws if that rank is gone.
+  /// Posts the receive of a rank's next hello. Throws if that rank is gone.
   void listen_to(int peer) {
-    incoming_->recv(peer, slot, static_cast<std::size_t>(peer) * sizeof(Greeting),
-                    sizeof(Greeting));
+    incoming_->recv(peer, slot, static_cast<std::size_t>(peer) * sizeof(Hello), sizeof(Hello));
   }
 
   template <class F>
@@ -473,13 +472,13 @@ class RollCall {
   Connections& connections_;
   std::size_t own_;
   std::atomic<std::uint64_t> next_ = 1;
-  std::vector<Greeting> heard_;
-  Greeting said_;
-  Greeting last_said_;
+  std::vector<Hello> heard_;
+  Hello said_;
+  Hello last_said_;
   // Declared after the memory that Gloo's thread writes, to be destroyed first.
   std::unique_ptr<::gloo::transport::UnboundBuffer> incoming_;
   std::unique_ptr<::gloo::transport::UnboundBuffer> outgoing_;
-  std::unique_ptr<::gloo::transport::UnboundBuffer> farewell_;
+  std::unique_ptr<::gloo::transport::UnboundBuffer> shutdown_;
 };
 
 }  // namespace lockstep::detail::over_gloo

@@ -38,7 +38,7 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
   /// An average costs an extra pass, so a job leaves the division of gradients to the update.
   static constexpr bool averages_by_sums = true;
   /// With this many calls in flight, a new one blocks the host until the oldest has completed.
-  static constexpr std::size_t most_under_way = detail::nccl::CallRing::most;
+  static constexpr std::size_t most_in_flight = detail::nccl::CallRing::most;
 
   /// Joins the job's communicator `name`. **Ranks** all. **Host** blocks until all have joined.
   NcclCommunicator(const Membership& member, Store& store, const std::string& name = "world")
@@ -65,7 +65,7 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
     return {reinterpret_cast<T*>(engine_->allocate(count * sizeof(T))), count};
   }
 
-  void abandon(std::string_view reason) { engine_->give_up(reason); }
+  void abort(std::string_view reason) { engine_->give_up(reason); }
 
   /// **Ranks** this one. **Host** blocks until the compute stream is idle; throws the fault if any.
   void synchronize() { engine_->synchronize(); }
@@ -126,8 +126,8 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
     if constexpr (C::kind == detail::CollectiveKind::barrier) {
       // The barrier is an all-reduce, which completes when every rank's stream has reached it.
       std::uint8_t token[] = {0};
-      const detail::calls::AllReduce<std::uint8_t, Sum> meeting{token, token, 1};
-      post(call.call(), meeting);
+      const detail::calls::AllReduce<std::uint8_t, Sum> barrier{token, token, 1};
+      post(call.call(), barrier);
     } else {
       engine_->order(post(call.call(), call));
     }
@@ -146,15 +146,15 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
   /// The communicator of this rank's group, if it is in one, on the same GPU and compute stream.
   /// **Host** blocks until NCCL has connected it.
   template <std::size_t GroupRanks>
-  std::optional<NcclCommunicator<GroupRanks>> split(const detail::GroupPlace& place) {
-    const int colour = place.is_member() ? static_cast<int>(place.group) : NCCL_SPLIT_NOCOLOR;
+  std::optional<NcclCommunicator<GroupRanks>> split(const detail::GroupPosition& position) {
+    const int colour = position.is_member() ? static_cast<int>(position.group) : NCCL_SPLIT_NOCOLOR;
     const std::string name = engine_->next_group_name() + "." + std::to_string(colour);
     std::shared_ptr<Engine> group;  // made before ranks wait, because it allocates
-    if (place.is_member()) group = engine_->beside(name, place.rank, place.world());
-    engine_->post(detail::division_call(place), [&] {
+    if (position.is_member()) group = engine_->beside(name, position.rank, position.world());
+    engine_->post(detail::division_call(position), [&] {
       engine_->split_result() = nullptr;
       engine_->nccl("ncclCommSplit", [&](ncclComm_t comm) {
-        return ncclCommSplit(comm, colour, static_cast<int>(place.rank.value()),
+        return ncclCommSplit(comm, colour, static_cast<int>(position.rank.value()),
                              &engine_->split_result(), nullptr);
       });
     });
@@ -246,7 +246,7 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
                                       const std::string& called, std::shared_ptr<Gpu> gpu) {
     detail::require_world<Ranks>(member.world, member.rank);
     auto engine = std::make_shared<Engine>(
-        member, detail::numbered_meeting(store, member.rank, "nccl", called), std::move(gpu),
+        member, detail::numbered_rendezvous(store, member.rank, "nccl", called), std::move(gpu),
         std::make_shared<Store>(store.share()));
     connect(*engine);
     return engine;
@@ -277,7 +277,7 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
   /// host. Ranks that share a GPU therefore pretend to be on different hosts (NCCL_HOSTID) and
   /// communicate through sockets: slow, but sufficient for trials.
   static void settle_hosts(const Engine& engine) {
-    const detail::GpuVerdict verdict = detail::compare_gpus(engine.member(), engine.store(),
+    const detail::GpuSharing verdict = detail::compare_gpus(engine.member(), engine.store(),
                                                             engine.gpu(), "nccl/" + engine.name());
     if (!verdict.has_neighbour[engine.rank().value()]) return;
     if (verdict.is_one_host) detail::use_shared_gpu_variable("NCCL_SOCKET_IFNAME");

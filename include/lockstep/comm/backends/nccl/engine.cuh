@@ -97,7 +97,7 @@ class CallRing {
  public:
   static constexpr std::size_t most = 256;
 
-  struct Place {
+  struct Slot {
     CudaEvent before;
     CudaEvent after;
     Call call;
@@ -108,19 +108,19 @@ class CallRing {
   bool is_empty() const { return next_ == first_; }
 
   /// The slot that `push` uses.
-  const Place& next() const { return places_[next_ % most]; }
+  const Slot& next() const { return slots_[next_ % most]; }
   std::uint64_t push(const Call& call) {
-    places_[next_ % most].call = call;
-    places_[next_ % most].begun.reset();
+    slots_[next_ % most].call = call;
+    slots_[next_ % most].begun.reset();
     return next_++;
   }
 
   void retire() {
-    while (!is_empty() && places_[first_ % most].after.test()) ++first_;
+    while (!is_empty() && slots_[first_ % most].after.test()) ++first_;
   }
   bool is_over(std::uint64_t number) const { return number < first_; }
   void block(cudaStream_t stream, std::uint64_t number) const {
-    if (!is_over(number)) places_[number % most].after.block(stream);
+    if (!is_over(number)) slots_[number % most].after.block(stream);
   }
   void block_by_last(cudaStream_t stream) const {
     if (!is_empty()) block(stream, next_ - 1);
@@ -128,14 +128,14 @@ class CallRing {
 
   /// The oldest call, once the GPU has reached it: waiting for the model's kernels does not count.
   std::optional<PendingCall> oldest(Clock::time_point now) {
-    Place& place = places_[first_ % most];
-    if (!place.begun && place.before.test()) place.begun = now;
-    if (!place.begun) return std::nullopt;
-    return PendingCall{place.call, *place.begun};
+    Slot& slot = slots_[first_ % most];
+    if (!slot.begun && slot.before.test()) slot.begun = now;
+    if (!slot.begun) return std::nullopt;
+    return PendingCall{slot.call, *slot.begun};
   }
 
  private:
-  std::unique_ptr<Place[]> places_ = std::make_unique<Place[]>(most);
+  std::unique_ptr<Slot[]> slots_ = std::make_unique<Slot[]>(most);
   std::uint64_t first_ = 0;
   std::uint64_t next_ = 0;
 };
@@ -162,7 +162,7 @@ class Engine {
         making_(std::in_place, gpu_->index()),
         timeout_(member.timeout) {
     making_.reset();
-    if (world() > 1) board_.emplace(store_, name_, rank());
+    if (world() > 1) channel_.emplace(store_, name_, rank());
   }
   /// An engine for another communicator of this rank, on the same GPU.
   std::shared_ptr<Engine> beside(const std::string& name, Rank rank, WorldSize world) const {
@@ -190,7 +190,7 @@ class Engine {
   Milliseconds timeout() const { return timeout_.load(std::memory_order_relaxed); }
   void set_timeout(Milliseconds timeout) { timeout_ = timeout; }
   /// The ranks' fault channel; none in a world of one.
-  const std::optional<NoticeBoard>& board() const { return board_; }
+  const std::optional<FaultChannel>& channel() const { return channel_; }
 
   /// Gets NCCL's communicator from `start(&comm)`. **Ranks** all. **Host** blocks until all join.
   template <class Start>
@@ -222,7 +222,7 @@ class Engine {
     }
     if (is_made(result)) {
       // Another rank's fault or a disagreement explains a failure better than NCCL does.
-      result = settle(Deadline::never(), board_ ? reason_limit : Milliseconds(0));
+      result = settle(Deadline::never(), channel_ ? reason_limit : Milliseconds(0));
       if (result == ncclSuccess) return;
     }
     const Error error = error_of(result, name);
@@ -244,11 +244,11 @@ class Engine {
   Ticket post(const Call& call, const Body& body) {
     raise_fault();
     const OnGpu current(gpu().index());  // kernels must be launched on the GPU of their stream
-    return make(call, is_capturing(), [&](const CallRing::Place& place) {
-      place.before.record(gpu().stream());
-      place.before.block(stream_);
+    return make(call, is_capturing(), [&](const CallRing::Slot& slot) {
+      slot.before.record(gpu().stream());
+      slot.before.block(stream_);
       body();
-      place.after.record(stream_);
+      slot.after.record(stream_);
     });
   }
 
@@ -356,13 +356,13 @@ class Engine {
     raise_fault();
     require_no_capture(call, "replay it outside of the step");
     if (!graph) graph.launch(gpu().stream());  // throws the reason why there is none
-    make(call, false, [&](const CallRing::Place& place) {
+    make(call, false, [&](const CallRing::Slot& slot) {
       const std::lock_guard lock(mutex());  // the graph must not be destroyed meanwhile
       in_flight_.block_by_last(gpu().stream());
-      place.before.record(gpu().stream());
+      slot.before.record(gpu().stream());
       pending_.raise_fault();
       graph.launch(gpu().stream());
-      place.after.record(gpu().stream());
+      slot.after.record(gpu().stream());
     });
   }
 
@@ -444,9 +444,9 @@ class Engine {
   }
 
   void fail(const Error& error, std::string_view reason) {
-    if (!pending_.note(error) || !board_) return;
+    if (!pending_.note(error) || !channel_) return;
     try {
-      board_->fail(reason);
+      channel_->fail(reason);
     } catch (const Error&) {
       // Without a store, the other ranks notice by themselves.
     }
@@ -552,7 +552,7 @@ class Engine {
   std::vector<Call> captured_calls_;
   ncclComm_t split_result_ = nullptr;
   std::size_t groups_ = 0;
-  std::optional<NoticeBoard> board_;
+  std::optional<FaultChannel> channel_;
 
   PendingCalls pending_;  // its mutex guards the members below
   ncclComm_t comm_ = nullptr;

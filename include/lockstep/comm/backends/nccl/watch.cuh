@@ -21,12 +21,12 @@ class Probe {
   }
 
   void poll() {
-    with_board([&](const NoticeBoard& board) { look_at_others(board); });
+    with_channel([&](const FaultChannel& channel) { look_at_others(channel); });
     if (engine_.is_broken()) return;
     look_at_nccl();
     if (const auto call = engine_.waiting(); call && !asked_) {
       asked_ = Clock::now() - call->since >= std::min(long_wait, engine_.timeout() / 2);
-      if (asked_) with_board([](const NoticeBoard& board) { board.ask(); });
+      if (asked_) with_channel([](const FaultChannel& channel) { channel.ask(); });
     }
   }
 
@@ -47,46 +47,46 @@ class Probe {
   static constexpr Milliseconds verdict_wait{3'000};
   static constexpr auto never = static_cast<std::uint64_t>(-1);
 
-  void look_at_others(const NoticeBoard& board) {
-    if (!news_) news_ = board.watch();
+  void look_at_others(const FaultChannel& channel) {
+    if (!news_) news_ = channel.watch();
     if (const auto bytes = news_->news()) notice_ = Notice::from_bytes(*bytes);
     // The more ranks there are, the less often each polls the store.
     const bool is_time = Clock::now() >= next_request_;
-    if (is_time) next_request_ = Clock::now() + NoticeBoard::pace(engine_.world());
+    if (is_time) next_request_ = Clock::now() + FaultChannel::pace(engine_.world());
     Notice notice = notice_;
-    if (!notice.is_fault() && is_time) compare(board, notice);
+    if (!notice.is_fault() && is_time) compare(channel, notice);
     if (notice.kind == Notice::Kind::failed) {
       engine_.pending().note(
           rank_failed(what_it_is_in(), notice.rank, notice.words, engine_.rank()));
     } else if (notice.kind == Notice::Kind::differs) {
-      engine_.pending().note(verdict(board, notice.rank));
+      engine_.pending().note(verdict(channel, notice.rank));
     } else if (notice.kind == Notice::Kind::question && (is_time || told_.calls == never)) {
       const auto call = engine_.waiting();
       const Position position{head().calls, 0, call ? call->call.text() : ""};
-      if (position != told_) board.set_position(position);
+      if (position != told_) channel.set_position(position);
       told_ = position;
     }
   }
 
   /// Rank 0 publishes its position; the others compare once they have reached it.
-  void compare(const NoticeBoard& board, Notice& notice) {
+  void compare(const FaultChannel& channel, Notice& notice) {
     const Position own = head();
     if (engine_.rank() == Rank{0}) {
-      if (own != head_) board.set_head(own);
+      if (own != head_) channel.set_head(own);
       head_ = own;
       return;
     }
     // A newer head might always be ahead of this rank, so the head is kept until it is reached.
-    if (head_.calls <= compared_ && own.calls > compared_) head_ = board.head();
+    if (head_.calls <= compared_ && own.calls > compared_) head_ = channel.head();
     if (head_.calls <= compared_ || head_.calls > own.calls) return;
     compared_ = head_.calls;
     const auto differs = [&](const CallLog& log) { return log.differs(head_).value_or(false); };
-    if (engine_.with_log(differs)) notice = board.differ(log());
+    if (engine_.with_log(differs)) notice = channel.differ(log());
   }
 
-  Error verdict(const NoticeBoard& board, Rank differing) const {
+  Error verdict(const FaultChannel& channel, Rank differing) const {
     try {
-      return board.verdict(log(), differing, verdict_wait);
+      return channel.verdict(log(), differing, verdict_wait);
     } catch (const Error&) {
       return {what_it_is_in(),
               "ranks disagree: rank " + std::to_string(differing.value()) +
@@ -100,9 +100,9 @@ class Probe {
     if (state == ncclSuccess || state == ncclInProgress) return;
     if (!reported_) {
       reported_ = Clock::now();
-      with_board([](const NoticeBoard& board) { board.ask(); });
+      with_channel([](const FaultChannel& channel) { channel.ask(); });
     }
-    if (Clock::now() - *reported_ < words_wait && hears_ && engine_.board()) return;
+    if (Clock::now() - *reported_ < words_wait && hears_ && engine_.channel()) return;
     const Error error = error_of(state, what_it_is_in());
     // NCCL reports a lost connection, but not whose: a killed rank is the one that does not answer.
     const std::string silent = where_others_are(true);
@@ -115,9 +115,9 @@ class Probe {
   std::string where_others_are(bool only_silent) {
     std::vector<std::string> all;
     std::vector<std::string> behind;
-    with_board([&](const NoticeBoard& board) {
+    with_channel([&](const FaultChannel& channel) {
       const std::uint64_t calls = head().calls;
-      const auto positions = board.positions(engine_.world());
+      const auto positions = channel.positions(engine_.world());
       for (std::size_t w = 0; w < engine_.world(); ++w) {
         if (Rank{w} == engine_.rank()) continue;
         const auto& position = positions[w];
@@ -129,10 +129,10 @@ class Probe {
   }
 
   template <class F>
-  void with_board(const F& f) {
-    if (!engine_.board() || !hears_) return;
+  void with_channel(const F& f) {
+    if (!engine_.channel() || !hears_) return;
     try {
-      f(*engine_.board());
+      f(*engine_.channel());
     } catch (const Error&) {
       // The process with the store has exited. If it was a rank, NCCL will notice.
       hears_ = false;

@@ -244,7 +244,7 @@ class Pending : PostedCall {
   /// Aborts the communicator, because the caller may free the call's memory now.
   void leave() {
     const auto turn = engine_.turn<Helped>();
-    if (!done_) engine_.abandon(ended_by_exception);
+    if (!done_) engine_.abort(ended_by_exception);
   }
 
  private:
@@ -284,7 +284,7 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
   using Milliseconds = std::chrono::milliseconds;
 
   /// A call beyond this number in flight waits for the oldest.
-  static constexpr std::size_t most_under_way = detail::shm::ring;
+  static constexpr std::size_t most_in_flight = detail::shm::ring;
 
   /// Joins a world through the file that one rank created (`Engine::make_file`) and all have
   /// opened. **Ranks** all. **Host** blocks until all have joined.
@@ -318,9 +318,9 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
     return {reinterpret_cast<T*>(engine_->allocate(count * sizeof(T), true)), count};
   }
 
-  void abandon(std::string_view reason) {
+  void abort(std::string_view reason) {
     const auto turn = this->turn();
-    engine_->abandon(reason);
+    engine_->abort(reason);
   }
 
   /// The range [begin, end) of `count` elements that this rank combines in `reduce_slice`.
@@ -392,19 +392,19 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
   }
 
   template <std::size_t GroupRanks>
-  std::optional<ShmCommunicator<GroupRanks>> split(const detail::GroupPlace& place) {
-    agree(detail::division_call(place));
+  std::optional<ShmCommunicator<GroupRanks>> split(const detail::GroupPosition& position) {
+    agree(detail::division_call(position));
     detail::shm::MemoryFile file;
     std::string address;
-    if (place.is_member() && place.rank == Rank{0}) {
-      file = Engine::make_file(place.world());
+    if (position.is_member() && position.rank == Rank{0}) {
+      file = Engine::make_file(position.world());
       address = Engine::address(file);
     }
     const std::vector<std::string> addresses = all_gather_objects(*this, address);
     std::optional<ShmCommunicator<GroupRanks>> group;
-    if (place.is_member()) {
-      if (place.rank != Rank{0}) file = Engine::open(addresses[place.leader().value()]);
-      group.emplace(place.rank, place.world(), std::move(file), timeout());
+    if (position.is_member()) {
+      if (position.rank != Rank{0}) file = Engine::open(addresses[position.leader().value()]);
+      group.emplace(position.rank, position.world(), std::move(file), timeout());
     }
     this->barrier();  // the leader's file stays open until all have opened it
     return group;

@@ -15,7 +15,7 @@
 #include "lockstep/comm/backends/loopback.hpp"
 #include "lockstep/comm/backends/threads/device_collectives.cuh"
 #include "lockstep/comm/backends/threads/lanes.cuh"
-#include "lockstep/comm/backends/threads/meeting.hpp"
+#include "lockstep/comm/backends/threads/rendezvous.hpp"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/collectives.hpp"
 #include "lockstep/comm/combine.cuh"
@@ -37,12 +37,12 @@
 
 namespace lockstep::detail::threads {
 
-using Offers = std::span<const Offer>;
+using AllArguments = std::span<const CallArguments>;
 
 struct SharedWorld {
   explicit SharedWorld(WorldSize size, std::size_t most_staged = most_staged_bytes)
-      : calls(std::make_shared<Meeting>(size)),
-        gate(std::make_shared<Meeting>(size)),
+      : calls(std::make_shared<Rendezvous>(size)),
+        barrier(std::make_shared<Rendezvous>(size)),
         most_staged(most_staged) {
     if (size.value() <= most_ranks) return;
     fail("Backend<Shm>", {size, " ranks are threads of one process"},
@@ -60,13 +60,13 @@ struct SharedWorld {
   }
 
   /// All ranks have joined, each with its GPU. The next world of this name is a new one.
-  void open(Offers ranks) {
+  void open(AllArguments ranks) {
     {
       const std::lock_guard lock(open_mutex);
       if (!name.empty()) open_worlds.erase(name);
     }
     std::vector<std::size_t> gpus;
-    for (const Offer& rank : ranks) {
+    for (const CallArguments& rank : ranks) {
       const Gpu& gpu = *static_cast<const Gpu*>(rank.in);
       gpus.push_back(gpu.index());
       streams.push_back(gpu.stream());
@@ -80,7 +80,7 @@ struct SharedWorld {
   // an event of rank r's GPU. CUDA's relaxed mode lets every thread add to the capture and any
   // thread end it, but does not promise that several may add at once, so ranks take turns.
 
-  void begin_capture(Offers ranks) {
+  void begin_capture(AllArguments ranks) {
     graph.reset();
     check_cuda(cudaStreamBeginCapture(streams[0], cudaStreamCaptureModeRelaxed),
                "cudaStreamBeginCapture");
@@ -95,7 +95,7 @@ struct SharedWorld {
 
   /// Joins all streams to the first and makes the graph, or records the first reason why there is
   /// none. The streams are usable again afterwards.
-  void end_capture(Offers ranks, std::string reason) {
+  void end_capture(AllArguments ranks, std::string reason) {
     const auto note = [&](cudaError_t error, const char* call) {
       if (error == cudaSuccess) return;
       const std::string fault = capture_fault(error, call);
@@ -118,8 +118,8 @@ struct SharedWorld {
                            : StepGraph(std::move(reason));
   }
 
-  std::shared_ptr<Meeting> calls;
-  std::shared_ptr<Meeting> gate;  // a barrier that works even after a fault
+  std::shared_ptr<Rendezvous> calls;
+  std::shared_ptr<Rendezvous> barrier;  // a barrier that works even after a fault
   std::size_t most_staged;
   std::optional<Lanes> lanes;
   std::vector<cudaStream_t> streams;  // every rank's compute stream
@@ -157,19 +157,19 @@ inline cudaMemPool_t pool_of(const void* pointer) {
 }
 
 /// One rank's end of a world: its calls, its GPU, and its part of captures.
-class Member : public Participant {
+class Member : public RankHandle {
  public:
   /// **Ranks** all. **Host** blocks until all have joined.
   Member(const std::shared_ptr<SharedWorld>& world, Rank rank, const std::shared_ptr<Gpu>& gpu,
          Milliseconds timeout)
-      : Participant(world->calls, rank, timeout),
+      : RankHandle(world->calls, rank, timeout),
         world_(world),
         gpu_(gpu),
         events_(gpu->events(ring + 2)) {
     const OnGpu current(gpu->index());
-    gate_.emplace(world_->gate, rank, timeout);
-    meet(Call{}, Offer{gpu_.get(), nullptr, nullptr, false},
-         [&](Offers ranks) { world_->open(ranks); });
+    barrier_.emplace(world_->barrier, rank, timeout);
+    rendezvous(Call{}, CallArguments{gpu_.get(), nullptr, nullptr, false},
+               [&](AllArguments ranks) { world_->open(ranks); });
   }
   Member(const Member&) = delete;
   Member& operator=(const Member&) = delete;
@@ -180,7 +180,7 @@ class Member : public Participant {
       if (!scope_.is_failure() && !is_broken()) settle();
     } catch (const std::exception&) {  // a destructor must not throw
     }
-    gate_.reset();
+    barrier_.reset();
     leave();
     static_cast<void>(cudaStreamSynchronize(stream()));
     finish_lanes();
@@ -190,8 +190,8 @@ class Member : public Participant {
   cudaStream_t stream() const { return gpu_->stream(); }
   const Lanes& lanes() const { return *world_->lanes; }
   void set_timeout(Milliseconds timeout) {
-    Participant::set_timeout(timeout);
-    gate_->set_timeout(timeout);
+    RankHandle::set_timeout(timeout);
+    barrier_->set_timeout(timeout);
   }
 
   std::byte* allocate(std::size_t bytes) {
@@ -212,7 +212,7 @@ class Member : public Participant {
     });
   }
 
-  /// Announces a call; the last rank runs `enqueue(offers, ticket)`. **Host** blocks only if too
+  /// Announces a call; the last rank runs `enqueue(arguments, ticket)`. **Host** blocks only if too
   /// many calls are in flight.
   template <class Enqueue>
   std::uint64_t start(const Call& call, const void* in, void* out, const Enqueue& enqueue) {
@@ -220,7 +220,7 @@ class Member : public Participant {
     const auto bring = [&](std::uint64_t ticket) {
       const CudaEvent& ready = events_[ticket % ring];
       ready.record(stream());
-      return Offer{in, out, ready.get(), false};
+      return CallArguments{in, out, ready.get(), false};
     };
     return announce(call, bring, enqueue);
   }
@@ -262,11 +262,12 @@ class Member : public Participant {
     if constexpr (C::kind == CollectiveKind::send) {
       const CudaEvent& sent = events_[ring];
       if (!on_host) sent.record(stream());
-      const Offer offer{message.in.data(), nullptr, on_host ? nullptr : sent.get(), on_host};
-      void* const taken = send(call, offer, message.root);
+      const CallArguments arguments{message.in.data(), nullptr, on_host ? nullptr : sent.get(),
+                                    on_host};
+      void* const taken = send(call, arguments, message.root);
       if (!on_host) follow(stream(), taken);
     } else {
-      receive(call, on_host, message.root, [&](const Offer& sent) -> void* {
+      receive(call, on_host, message.root, [&](const CallArguments& sent) -> void* {
         const std::size_t bytes = message.out.size_bytes();
         if (on_host) {
           if (bytes != 0) std::memcpy(message.out.data(), sent.in, bytes);
@@ -292,12 +293,12 @@ class Member : public Participant {
     raise_fault();
     settle();
     const cudaEvent_t mark = events_[ring + 1].get();
-    gate_->meet(call, Offer{nullptr, nullptr, mark, false},
-                [&](Offers ranks) { world_->begin_capture(ranks); });
+    barrier_->rendezvous(call, CallArguments{nullptr, nullptr, mark, false},
+                         [&](AllArguments ranks) { world_->begin_capture(ranks); });
     if (!world_->graph) {
       const std::optional<Failure> failure = attempt(std::forward<F>(f));
-      gate_->meet(call, Offer{&failure, nullptr, mark, false},
-                  [&](Offers ranks) { end_capture(ranks); });
+      barrier_->rendezvous(call, CallArguments{&failure, nullptr, mark, false},
+                           [&](AllArguments ranks) { end_capture(ranks); });
     }
     return *world_->graph;
   }
@@ -345,7 +346,7 @@ class Member : public Participant {
     } catch (...) {
       failure = Failure::of(std::current_exception());
       static_cast<void>(cudaGetLastError());  // of launches into a capture that has ended
-      abandon(failure->text(rank()));
+      abort(failure->text(rank()));
     }
     is_capturing_ = false;
     take_turns(nullptr);
@@ -353,7 +354,7 @@ class Member : public Participant {
   }
 
   /// If an attempt has failed, calls that only some ranks have announced are dropped.
-  void end_capture(Offers ranks) {
+  void end_capture(AllArguments ranks) {
     std::string reason;
     bool only_consequences = true;
     for (std::size_t r = 0; r < ranks.size(); ++r) {
@@ -374,7 +375,7 @@ class Member : public Participant {
   std::vector<CudaEvent> events_;
   Call last_;  // the last call of `start`
   bool is_capturing_ = false;
-  std::optional<Participant> gate_;  // a barrier that works even after a fault
+  std::optional<RankHandle> barrier_;  // a barrier that works even after a fault
 };
 
 }  // namespace lockstep::detail::threads
@@ -400,12 +401,12 @@ template <std::size_t Ranks = dynamic>
 class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
   using Member = detail::threads::Member;
   using SharedWorld = detail::threads::SharedWorld;
-  using Offer = detail::threads::Offer;
-  using Offers = detail::threads::Offers;
+  using CallArguments = detail::threads::CallArguments;
+  using AllArguments = detail::threads::AllArguments;
 
  public:
   /// With this many calls in flight, a new one blocks until all ranks have made the oldest.
-  static constexpr std::size_t most_under_way = detail::threads::ring;
+  static constexpr std::size_t most_in_flight = detail::threads::ring;
   static constexpr bool captures_jointly = true;
 
   using Milliseconds = std::chrono::milliseconds;
@@ -443,7 +444,7 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
   }
 
   /// Aborts: every other rank's calls fail with this reason. **Ranks** this one.
-  void abandon(std::string_view reason) { member_->abandon(reason); }
+  void abort(std::string_view reason) { member_->abort(reason); }
 
   /// **Ranks** this one. **Host** blocks until this rank's compute stream is idle and all ranks
   /// have made this rank's calls.
@@ -454,7 +455,7 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
   void order_streams() {
     if (is_alone()) return;
     const detail::Call call;
-    const auto enqueue = [&](Offers ranks, std::uint64_t ticket) {
+    const auto enqueue = [&](AllArguments ranks, std::uint64_t ticket) {
       member_->lanes().run(ranks, ticket, [] {});
     };
     member_->complete(member_->start(call, nullptr, nullptr, enqueue), call);
@@ -478,8 +479,8 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
     detail::Call call;
     call.kind = detail::CollectiveKind::replay;
     call.part_of = detail::step_call_of_thread(detail::JobCall::none);
-    const auto enqueue = [&](Offers ranks, std::uint64_t ticket) {
-      for (const Offer& other : ranks) {
+    const auto enqueue = [&](AllArguments ranks, std::uint64_t ticket) {
+      for (const CallArguments& other : ranks) {
         if (other.in == ranks[0].in) continue;
         throw Error(call.text(), "ranks replay steps of different captures",
                     "let every rank replay the same one", rank());
@@ -487,7 +488,7 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
       // The first lane runs the graph after what all lanes hold, because it may use their memory.
       const detail::threads::Lanes& lanes = member_->lanes();
       lanes.run(ranks, ticket, [&] {
-        lanes.meet();
+        lanes.barrier();
         const detail::OnGpu current(lanes.all().front().gpu);
         graph.launch(lanes.all().front().stream);
       });
@@ -508,7 +509,7 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
   }
 
   void agree(const detail::Call& call) {
-    member_->meet(call, Offer{}, [](Offers) {});
+    member_->rendezvous(call, CallArguments{}, [](AllArguments) {});
   }
 
   /// Calls on host memory complete before this returns.
@@ -520,38 +521,41 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
     if (memory.on_host) {
       if (memory.is_managed) member_->settle_managed();  // kernels may still write the memory
       member_->forbid_on_host(described);
-      member_->meet(described, Offer{call.in.data(), call.out.data(), nullptr, true},
-                    [&](Offers ranks) { detail::threads::work_for_all(call, ranks); });
+      member_->rendezvous(described, CallArguments{call.in.data(), call.out.data(), nullptr, true},
+                          [&](AllArguments ranks) { detail::threads::work_for_all(call, ranks); });
     } else if (is_alone()) {
       member_->raise_fault();
       detail::perform_alone(passes(), call);
       if (memory.is_managed) member_->settle_managed();
     } else {
-      ticket = member_->start(
-          described, call.in.data(), call.out.data(), [&](Offers ranks, std::uint64_t number) {
-            detail::threads::enqueue<Ranks>(call, member_->lanes(), ranks, number);
-          });
+      ticket =
+          member_->start(described, call.in.data(), call.out.data(),
+                         [&](AllArguments ranks, std::uint64_t number) {
+                           detail::threads::enqueue<Ranks>(call, member_->lanes(), ranks, number);
+                         });
     }
     return Work<Pending>(std::in_place, *member_, ticket, described, memory.is_managed);
   }
 
   /// The communicator of this rank's group, if it is in one.
   template <std::size_t GroupRanks>
-  std::optional<ThreadCommunicator<GroupRanks>> split(const detail::GroupPlace& place) {
+  std::optional<ThreadCommunicator<GroupRanks>> split(const detail::GroupPosition& position) {
     using World = std::shared_ptr<SharedWorld>;
     World world;  // made by the group's leader
-    if (place.is_member() && place.rank == Rank{0})
-      world = std::make_shared<SharedWorld>(place.world());
-    member_->meet(detail::division_call(place), {&place, &world, nullptr, true}, [](Offers ranks) {
-      for (const Offer& rank : ranks) {
-        const auto& own = *static_cast<const detail::GroupPlace*>(rank.in);
-        if (!own.is_member()) continue;
-        *static_cast<World*>(rank.out) = *static_cast<World*>(ranks[own.leader().value()].out);
-      }
-    });
-    if (!place.is_member()) return std::nullopt;
+    if (position.is_member() && position.rank == Rank{0})
+      world = std::make_shared<SharedWorld>(position.world());
+    member_->rendezvous(detail::division_call(position), {&position, &world, nullptr, true},
+                        [](AllArguments ranks) {
+                          for (const CallArguments& rank : ranks) {
+                            const auto& own = *static_cast<const detail::GroupPosition*>(rank.in);
+                            if (!own.is_member()) continue;
+                            *static_cast<World*>(rank.out) =
+                                *static_cast<World*>(ranks[own.leader().value()].out);
+                          }
+                        });
+    if (!position.is_member()) return std::nullopt;
     return std::optional<ThreadCommunicator<GroupRanks>>(std::in_place, std::move(world),
-                                                         place.rank, member_->gpu(), timeout());
+                                                         position.rank, member_->gpu(), timeout());
   }
 
   detail::StreamPasses passes() const { return detail::StreamPasses(gpu().stream()); }
@@ -576,7 +580,7 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
     /// Returns when no rank or GPU uses this rank's memory any more or will.
     void leave() {
       if (!ticket) return;
-      if (!member.is_done(*ticket)) member.abandon(detail::ended_by_exception);
+      if (!member.is_done(*ticket)) member.abort(detail::ended_by_exception);
       member.finish_lanes();
     }
   };

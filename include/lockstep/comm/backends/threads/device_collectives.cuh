@@ -4,14 +4,14 @@
 ///
 /// With peer access, each GPU has one launch, every byte is loaded once and nothing is staged: GPUs
 /// divide the elements of an all-reduce, and push their own data in other collectives. Without it,
-/// lanes copy their ranks' data to pinned host memory in pieces, meet, and read what they need. The
-/// same kernel combines in the same order: results are bitwise the same. Nothing is allocated, and
-/// all of it can be captured.
+/// lanes copy their ranks' data to pinned host memory in pieces, barrier, and read what they need.
+/// The same kernel combines in the same order: results are bitwise the same. Nothing is allocated,
+/// and all of it can be captured.
 
 #include <cuda_runtime_api.h>
 
 #include "lockstep/comm/backends/threads/lanes.cuh"
-#include "lockstep/comm/backends/threads/meeting.hpp"
+#include "lockstep/comm/backends/threads/rendezvous.hpp"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/combine.cuh"
 #include "lockstep/core/dynamic.hpp"
@@ -37,9 +37,9 @@ std::uintptr_t bits_of(const std::vector<T*>& pointers) {
 /// needs 320 KiB in flight. Fewer than 16 blocks would not saturate the GPU's own memory.
 inline std::size_t most_blocks(const Lane& lane, std::size_t far, std::size_t pieces) {
   if (lane.is_only) return static_cast<std::size_t>(lane.processors) * (2048 / PacketPass::threads);
-  constexpr std::size_t under_way = std::size_t{320} << 10;
+  constexpr std::size_t in_flight = std::size_t{320} << 10;
   constexpr std::size_t of_block = std::size_t{16} * PacketPass::threads;
-  const std::size_t wanted = under_way / of_block / std::max<std::size_t>(far, 1);
+  const std::size_t wanted = in_flight / of_block / std::max<std::size_t>(far, 1);
   return std::max<std::size_t>(1, std::clamp<std::size_t>(wanted, 16, 32) / pieces);
 }
 
@@ -128,7 +128,7 @@ inline void copy_rows_on(const Lane& lane, unsigned char* to, std::size_t to_pit
 
 /// Runs `stage(first, n)` on all `count` elements at once, or `most` at a time if staged.
 template <class Stage>
-void run_in_pieces(const Lanes& lanes, std::span<const Offer> ranks, std::uint64_t ticket,
+void run_in_pieces(const Lanes& lanes, std::span<const CallArguments> ranks, std::uint64_t ticket,
                    std::size_t count, std::size_t most, const Stage& stage) {
   if (!lanes.is_staged()) most = std::max<std::size_t>(count, 1);
   lanes.run(ranks, ticket, [&] {
@@ -140,8 +140,9 @@ void run_in_pieces(const Lanes& lanes, std::span<const Offer> ranks, std::uint64
 /// Every rank's values from `first` on, as a lane reads them: in place, or, for other GPUs without
 /// peer access, in the host slot at `staged` elements.
 template <class T>
-std::vector<const T*> ins_of(const Lanes& lanes, const Lane& lane, std::span<const Offer> ranks,
-                             std::size_t first, std::size_t staged) {
+std::vector<const T*> ins_of(const Lanes& lanes, const Lane& lane,
+                             std::span<const CallArguments> ranks, std::size_t first,
+                             std::size_t staged) {
   std::vector<const T*> all;
   for (std::size_t w = 0; w < ranks.size(); ++w) {
     const bool is_near = !lanes.is_staged() || &lane == &lanes.of(w);
@@ -154,8 +155,8 @@ std::vector<const T*> ins_of(const Lanes& lanes, const Lane& lane, std::span<con
 /// Each lane combines its share of the elements and stores it to all ranks; without peer access, to
 /// its own ranks and to the host, from where the others copy it.
 template <std::size_t Ranks, class T, class Op>
-void enqueue(const calls::AllReduce<T, Op>& call, const Lanes& lanes, std::span<const Offer> ranks,
-             std::uint64_t ticket) {
+void enqueue(const calls::AllReduce<T, Op>& call, const Lanes& lanes,
+             std::span<const CallArguments> ranks, std::uint64_t ticket) {
   const std::size_t shares = lanes.all().size();
   T* const result = lanes.slot<T>(ranks.size());
   const auto stage = [&](std::size_t first, std::size_t count) {
@@ -174,7 +175,7 @@ void enqueue(const calls::AllReduce<T, Op>& call, const Lanes& lanes, std::span<
       lanes.each_rank([&](const Lane& lane, std::size_t w) {
         copy_other_shares(lane, lanes.slot<T>(w), static_cast<const T*>(ranks[w].in) + first);
       });
-      lanes.meet();
+      lanes.barrier();
     }
     lanes.each([&](const Lane& lane) {
       const std::size_t begin = border(lane, 0);
@@ -192,7 +193,7 @@ void enqueue(const calls::AllReduce<T, Op>& call, const Lanes& lanes, std::span<
           call.op);
     });
     if (!lanes.is_staged()) return;
-    lanes.meet();
+    lanes.barrier();
     lanes.each_rank([&](const Lane& lane, std::size_t w) {
       copy_other_shares(lane, static_cast<T*>(ranks[w].out) + first, result);
     });
@@ -203,8 +204,8 @@ void enqueue(const calls::AllReduce<T, Op>& call, const Lanes& lanes, std::span<
 /// A reduction whose results are each for one rank: the root, or all. That rank's lane combines; if
 /// all ranks are on one GPU, one launch serves all. A host slot has a part for each such rank.
 template <std::size_t Ranks, CollectiveKind Kind, class T, class Op>
-void enqueue(const Collective<Kind, T, Op>& call, const Lanes& lanes, std::span<const Offer> ranks,
-             std::uint64_t ticket) {
+void enqueue(const Collective<Kind, T, Op>& call, const Lanes& lanes,
+             std::span<const CallArguments> ranks, std::uint64_t ticket) {
   constexpr bool is_rooted = Kind == CollectiveKind::reduce;
   const std::size_t rows = is_rooted ? 1 : ranks.size();
   const std::size_t part = lanes.slot_bytes() / rows / sizeof(T);
@@ -218,13 +219,13 @@ void enqueue(const Collective<Kind, T, Op>& call, const Lanes& lanes, std::span<
             reinterpret_cast<const unsigned char*>(static_cast<const T*>(ranks[w].in) + first),
             call.count * sizeof(T), count * sizeof(T), rows);
       });
-      lanes.meet();
+      lanes.barrier();
     }
     lanes.each_rank([&](const Lane& lane, std::size_t w) {
       if (is_rooted ? Rank{w} != call.root : w % together != 0) return;
       const std::size_t row = is_rooted ? 0 : w;
       std::vector<T*> outs;
-      for (const Offer& rank : ranks.subspan(w, together))
+      for (const CallArguments& rank : ranks.subspan(w, together))
         outs.push_back(static_cast<T*>(rank.out) + first);
       enqueue_combine<Ranks, T>(
           lane,
@@ -232,7 +233,7 @@ void enqueue(const Collective<Kind, T, Op>& call, const Lanes& lanes, std::span<
                              std::move(outs), count, together},
           call.op);
     });
-    if (lanes.is_staged()) lanes.meet();
+    if (lanes.is_staged()) lanes.barrier();
   };
   run_in_pieces(lanes, ranks, ticket, call.count, part, stage);
 }
@@ -247,7 +248,8 @@ struct Moves {
 };
 
 /// Each lane pushes its GPU's data; a single lane does so in one launch.
-inline void push_moves(const Moves& moves, const Lanes& lanes, std::span<const Offer> ranks) {
+inline void push_moves(const Moves& moves, const Lanes& lanes,
+                       std::span<const CallArguments> ranks) {
   lanes.each([&](const Lane& lane) {
     for (std::size_t i = 0; i < moves.sources.size(); ++i) {
       if (&lane != &lanes.of(moves.sources[i])) continue;
@@ -267,8 +269,9 @@ inline void push_moves(const Moves& moves, const Lanes& lanes, std::span<const O
 
 /// Copies sources to their host slots, from where targets on other GPUs read: `bytes` of each piece
 /// from `first` on. A slot has a part for each dealt piece.
-inline void stage_moves(const Moves& moves, const Lanes& lanes, std::span<const Offer> ranks,
-                        std::size_t part, std::size_t first, std::size_t bytes) {
+inline void stage_moves(const Moves& moves, const Lanes& lanes,
+                        std::span<const CallArguments> ranks, std::size_t part, std::size_t first,
+                        std::size_t bytes) {
   const bool is_dealt = moves.in_stride != 0;
   const auto in = [&](std::size_t s) {
     return static_cast<const unsigned char*>(ranks[s].in) + first;
@@ -278,7 +281,7 @@ inline void stage_moves(const Moves& moves, const Lanes& lanes, std::span<const 
     copy_rows_on(lane, lanes.slot<unsigned char>(s), part, in(s), moves.in_stride, bytes,
                  is_dealt ? ranks.size() : 1);
   });
-  lanes.meet();
+  lanes.barrier();
   lanes.each_rank([&](const Lane& lane, std::size_t t) {
     if (!std::ranges::binary_search(moves.targets, t)) return;
     Movement work{};
@@ -292,12 +295,12 @@ inline void stage_moves(const Moves& moves, const Lanes& lanes, std::span<const 
     if (sources > 1) work.out_stride = moves.bytes;
     enqueue_move(lane, work, sources, bytes);
   });
-  lanes.meet();
+  lanes.barrier();
 }
 
 template <std::size_t, CollectiveKind Kind, class T>
-void enqueue(const Collective<Kind, T>& call, const Lanes& lanes, std::span<const Offer> ranks,
-             std::uint64_t ticket) {
+void enqueue(const Collective<Kind, T>& call, const Lanes& lanes,
+             std::span<const CallArguments> ranks, std::uint64_t ticket) {
   using C = Collective<Kind, T>;
   const std::size_t bytes = call.count * sizeof(T);
   Moves moves{{}, {}, bytes, C::deals_pieces ? bytes : 0};

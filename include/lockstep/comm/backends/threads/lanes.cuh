@@ -10,7 +10,7 @@
 #include <map>
 #include <mutex>
 
-#include "lockstep/comm/backends/threads/meeting.hpp"
+#include "lockstep/comm/backends/threads/rendezvous.hpp"
 #include "lockstep/comm/combine.cuh"
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/strong.hpp"
@@ -49,7 +49,7 @@ template <bool Dealt>
 LOCKSTEP_KERNEL __launch_bounds__(PacketPass::threads)
     move_bytes(const __grid_constant__ Movement work) {
   const unsigned source = blockIdx.y;
-  work.pass.template sweep<16>([&]<std::size_t N>(std::size_t i) {
+  work.pass.template for_each_packet<16>([&]<std::size_t N>(std::size_t i) {
     const unsigned char* const from = work.in[source] + i;
     const std::size_t to = source * work.out_stride + i;
     Packet<unsigned char, N> packet;
@@ -106,11 +106,11 @@ inline std::string open_peers(int a, int b, bool is_new) {
   const auto both_ways = [&](const auto& f) {
     for (const auto& [own, peer] : {std::pair(a, b), std::pair(b, a)}) {
       const OnGpu current(static_cast<std::size_t>(own));
-      if (std::string refusal = f(own, peer); !refusal.empty()) return refusal;
+      if (std::string rejection = f(own, peer); !rejection.empty()) return rejection;
     }
     return std::string();
   };
-  std::string refusal = both_ways([&](int own, int peer) -> std::string {
+  std::string rejection = both_ways([&](int own, int peer) -> std::string {
     int possible = 0;
     check_cuda(cudaDeviceCanAccessPeer(&possible, own, peer), "cudaDeviceCanAccessPeer");
     if (possible == 0) {
@@ -125,7 +125,7 @@ inline std::string open_peers(int a, int b, bool is_new) {
     return text({"GPU ", own, " may not access the memory of GPU ", peer, " (",
                  cudaGetErrorName(error), "). Without NVSwitch a GPU has at most eight peers"});
   });
-  if (!refusal.empty() || !is_new) return refusal;
+  if (!rejection.empty() || !is_new) return rejection;
   const bool works = bytes_arrive(a, b);
   both_ways([&](int own, int peer) -> std::string {
     if (!works) {  // so that copies go through the host too
@@ -197,7 +197,7 @@ inline bool open_ways(const std::vector<int>& devices) {
 /// The most bytes per rank that are staged through host memory at a time.
 inline constexpr std::size_t most_staged_bytes = std::size_t{4} << 20;
 
-/// Makes a stream wait for the event of an offer.
+/// Makes a stream wait for the event of a rank.
 inline void follow(cudaStream_t stream, void* event) {
   check_cuda(cudaStreamWaitEvent(stream, static_cast<cudaEvent_t>(event), 0),
              "cudaStreamWaitEvent");
@@ -268,12 +268,12 @@ class Lanes {
     return is_staged() ? reinterpret_cast<T*>(staging_->data() + rank * slot_bytes_) : nullptr;
   }
 
-  /// Calls `stages()`, which enqueues a call's work with `each` and `meet`. **Stream** after what
-  /// all ranks' compute streams held when they announced the call.
+  /// Calls `stages()`, which enqueues a call's work with `each` and `barrier`. **Stream** after
+  /// what all ranks' compute streams held when they announced the call.
   template <class Stages>
-  void run(std::span<const Offer> ranks, std::uint64_t ticket, const Stages& stages) const {
+  void run(std::span<const CallArguments> ranks, std::uint64_t ticket, const Stages& stages) const {
     const cudaStream_t begin = is_one() ? lanes_.front().stream : hubs_[0].stream;
-    for (const Offer& rank : ranks) follow(begin, rank.event);
+    for (const CallArguments& rank : ranks) follow(begin, rank.event);
     release_lanes();
     stages();
     const cudaStream_t end = is_one() ? begin : hubs_[1].stream;
@@ -295,7 +295,7 @@ class Lanes {
     });
   }
   /// **Stream** later work of every lane runs after what all lanes hold.
-  void meet() const {
+  void barrier() const {
     if (is_one()) return;
     await_lanes(hubs_[0].stream);
     release_lanes();

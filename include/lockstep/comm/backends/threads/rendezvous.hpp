@@ -23,22 +23,23 @@ namespace lockstep::detail::threads {
 inline constexpr std::size_t ring = 32;
 
 /// A rank's arguments of a call: pointers, because ranks share an address space.
-struct Offer {
+struct CallArguments {
   const void* in = nullptr;
   void* out = nullptr;
   void* event = nullptr;  // the rank's memory may be used after this event
   bool on_host = false;   // the memory is host memory
 };
 
-/// State shared by all ranks, used through one `Participant` per rank. Every rank announces its
+/// State shared by all ranks, used through one `RankHandle` per rank. Every rank announces its
 /// calls in the same order; the last to announce a call does its work for all. A call costs one
 /// wait, an asynchronous one none until its result is needed.
-class Meeting {
+class Rendezvous {
  public:
-  explicit Meeting(WorldSize world) : ranks_(world.value()), boxes_(world.value() * world.value()) {
+  explicit Rendezvous(WorldSize world)
+      : ranks_(world.value()), boxes_(world.value() * world.value()) {
     for (Slot& slot : slots_) {
       slot.calls.resize(world.value());
-      slot.offers.resize(world.value());
+      slot.arguments.resize(world.value());
     }
   }
 
@@ -54,12 +55,12 @@ class Meeting {
   }
 
  private:
-  friend class Participant;
+  friend class RankHandle;
 
   struct alignas(line_pair) Slot {
     std::atomic<std::size_t> arrived{0};
     std::vector<Call> calls;
-    std::vector<Offer> offers;
+    std::vector<CallArguments> arguments;
   };
 
   /// The mailbox of a pair of ranks: holds one message, until the receiver has taken it.
@@ -67,7 +68,7 @@ class Meeting {
     Counter sent{};
     Counter taken{};
     Call call;
-    Offer offer;
+    CallArguments arguments;
   };
   Box& box(Rank from, Rank to) { return boxes_[from.value() * world() + to.value()]; }
 
@@ -83,59 +84,59 @@ class Meeting {
 using Milliseconds = std::chrono::milliseconds;
 
 /// Used by the rank's own thread only.
-class Participant : public SharedPeers {
+class RankHandle : public SharedPeers {
  public:
-  Participant(std::shared_ptr<Meeting> meeting, Rank rank, Milliseconds timeout)
-      : SharedPeers(rank, WorldSize{meeting->world()}, meeting->ranks_.data(), sizeof(RankState),
-                    timeout, nullptr, &meeting->working_, &meeting->done_),
-        meeting_(std::move(meeting)) {
+  RankHandle(std::shared_ptr<Rendezvous> rendezvous, Rank rank, Milliseconds timeout)
+      : SharedPeers(rank, WorldSize{rendezvous->world()}, rendezvous->ranks_.data(),
+                    sizeof(RankState), timeout, nullptr, &rendezvous->working_, &rendezvous->done_),
+        rendezvous_(std::move(rendezvous)) {
     if (own().process.exchange(static_cast<std::uint32_t>(::getpid())) != 0) {
       throw Error("join", text({"another thread has joined as rank ", rank}),
                   "give every thread its own rank", rank);
     }
   }
-  Participant(const Participant&) = delete;
-  Participant& operator=(const Participant&) = delete;
+  RankHandle(const RankHandle&) = delete;
+  RankHandle& operator=(const RankHandle&) = delete;
 
-  ~Participant() { leave(); }
+  ~RankHandle() { leave(); }
 
   /// In a capture ranks take turns: each holds `mutex` except while it waits for others.
   void take_turns(std::mutex* mutex) { turns_ = mutex; }
 
   /// Announces a call and returns its number. `bring(ticket)` gives this rank's arguments once a
-  /// slot is free. The last rank compares the calls and runs `work(offers, ticket)`.
+  /// slot is free. The last rank compares the calls and runs `work(arguments, ticket)`.
   template <class Bring, class Work>
   std::uint64_t announce(const Call& call, const Bring& bring, const Work& work) {
     raise_fault();
     const std::uint64_t ticket = announced();
     if (ticket >= ring) wait(ticket - ring, call);
-    Meeting::Slot& slot = meeting_->slots_[ticket % ring];
+    Rendezvous::Slot& slot = rendezvous_->slots_[ticket % ring];
     slot.calls[rank().value()] = call;
-    slot.offers[rank().value()] = bring(ticket);
+    slot.arguments[rank().value()] = bring(ticket);
     own().arrived.value.store(ticket + 1, std::memory_order_release);
     if (slot.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == world()) {
       slot.arrived.store(0, std::memory_order_relaxed);
       compare(slot, ticket);
-      work_on(call, std::nullopt, [&] { work(std::span(slot.offers), ticket); });
-      publish(meeting_->done_, ticket + 1);
+      work_on(call, std::nullopt, [&] { work(std::span(slot.arguments), ticket); });
+      publish(rendezvous_->done_, ticket + 1);
     }
     return ticket;
   }
 
   template <class Work>
-  void meet(const Call& call, const Offer& offer, const Work& work) {
+  void rendezvous(const Call& call, const CallArguments& arguments, const Work& work) {
     wait(announce(
-             call, [&](std::uint64_t) { return offer; },
-             [&](std::span<const Offer> offers, std::uint64_t) { work(offers); }),
+             call, [&](std::uint64_t) { return arguments; },
+             [&](std::span<const CallArguments> arguments, std::uint64_t) { work(arguments); }),
          call);
   }
 
   std::uint64_t announced() const { return own().arrived.value.load(std::memory_order_relaxed); }
-  bool is_done(std::uint64_t ticket) const { return reached(meeting_->done_, ticket + 1); }
+  bool is_done(std::uint64_t ticket) const { return reached(rendezvous_->done_, ticket + 1); }
 
   /// **Host** blocks until the call's work is done.
   void wait(std::uint64_t ticket, const Call& call) {
-    await(meeting_->done_, ticket + 1, call, {std::nullopt, ticket + 1});
+    await(rendezvous_->done_, ticket + 1, call, {std::nullopt, ticket + 1});
   }
 
   /// Waits for a counter, checking the other ranks and the timeout.
@@ -148,28 +149,29 @@ class Participant : public SharedPeers {
                        [&](const Error& error) { fail_together(error); });
   }
 
-  /// Offers a message and waits until the receiver has taken it. Returns the receiver's event.
-  void* send(const Call& call, const Offer& offer, Rank to) {
-    Meeting::Box& box = meeting_->box(rank(), to);
+  /// Publishes a message and waits until the receiver has taken it. Returns the receiver's event.
+  void* send(const Call& call, const CallArguments& arguments, Rank to) {
+    Rendezvous::Box& box = rendezvous_->box(rank(), to);
     const std::uint64_t message = box.sent.value.load(std::memory_order_relaxed) + 1;
     box.call = call;
-    box.offer = offer;
+    box.arguments = arguments;
     publish(box.sent, message);
     await(box.taken, message, call, {to});
-    return box.offer.event;
+    return box.arguments.event;
   }
 
-  /// Waits for a message and copies it with `take(offer)`, which returns an event for the sender.
+  /// Waits for a message and copies it with `take(arguments)`, which returns an event for the
+  /// sender.
   template <class Take>
   void receive(const Call& call, bool on_host, Rank from, const Take& take) {
-    Meeting::Box& box = meeting_->box(from, rank());
+    Rendezvous::Box& box = rendezvous_->box(from, rank());
     const std::uint64_t message = box.taken.value.load(std::memory_order_relaxed) + 1;
     await(box.sent, message, call, {from});
     work_on(call, from, [&] {
       const bool same = box.call.carries_the_same_as(call);
-      if (!same || box.offer.on_host != on_host)
-        throw messages_differ(call, from, words(box.call, box.offer, same), rank());
-      box.offer.event = take(box.offer);
+      if (!same || box.arguments.on_host != on_host)
+        throw messages_differ(call, from, words(box.call, box.arguments, same), rank());
+      box.arguments.event = take(box.arguments);
     });
     publish(box.taken, message);
   }
@@ -178,7 +180,7 @@ class Participant : public SharedPeers {
   /// Works on the memory of one rank or of all, unless one has left. A failure fails all ranks.
   template <class Work>
   void work_on(const Call& call, std::optional<Rank> one, const Work& work) {
-    std::unique_lock working(meeting_->working_);
+    std::unique_lock working(rendezvous_->working_);
     for (std::size_t w = 0; w < world(); ++w) {
       if (one.value_or(Rank{w}) != Rank{w} || (state(w).failed == 0 && state(w).left == 0))
         continue;
@@ -196,50 +198,50 @@ class Participant : public SharedPeers {
       throw;
     } catch (const std::exception& error) {
       working.unlock();
-      abandon(error.what());
+      abort(error.what());
       throw;
     }
   }
 
-  static std::string words(const Call& call, const Offer& offer, bool with_memory) {
+  static std::string words(const Call& call, const CallArguments& arguments, bool with_memory) {
     if (!with_memory) return call.text();
-    return call.text() + (offer.on_host ? " in host memory" : " in device memory");
+    return call.text() + (arguments.on_host ? " in host memory" : " in device memory");
   }
 
   /// Compares all ranks' calls before any memory is touched.
-  void compare(const Meeting::Slot& slot, std::uint64_t ticket) {
+  void compare(const Rendezvous::Slot& slot, std::uint64_t ticket) {
     const auto& calls = slot.calls;
-    const auto& offers = slot.offers;
+    const auto& arguments = slot.arguments;
     std::size_t other = 1;
     while (other < world() && calls[other] == calls[0] &&
-           offers[other].on_host == offers[0].on_host)
+           arguments[other].on_host == arguments[0].on_host)
       ++other;
     if (other == world()) return;
     const bool same = calls[other] == calls[0];
-    const Error error = ranks_disagree(ticket, words(calls[0], offers[0], same), Rank{other},
-                                       words(calls[other], offers[other], same), rank());
+    const Error error = ranks_disagree(ticket, words(calls[0], arguments[0], same), Rank{other},
+                                       words(calls[other], arguments[other], same), rank());
     {
-      const std::lock_guard working(meeting_->working_);
-      meeting_->disagreement_.emplace(error);
+      const std::lock_guard working(rendezvous_->working_);
+      rendezvous_->disagreement_.emplace(error);
     }
     fail(error);
   }
 
   /// After a disagreement, all ranks fail with the same message.
   [[noreturn]] void fail_together(const Error& error) {
-    std::unique_lock working(meeting_->working_);
-    const std::optional<Error> found = meeting_->disagreement_;
+    std::unique_lock working(rendezvous_->working_);
+    const std::optional<Error> found = rendezvous_->disagreement_;
     working.unlock();
     fail(found ? found->on(rank()) : error);
   }
 
-  std::shared_ptr<Meeting> meeting_;
+  std::shared_ptr<Rendezvous> rendezvous_;
   std::mutex* turns_ = nullptr;
 };
 
 /// Does a call's work on host memory; `call` may be any rank's.
 template <class C>
-void work_for_all(const C& call, std::span<const Offer> ranks) {
+void work_for_all(const C& call, std::span<const CallArguments> ranks) {
   using T = typename C::element;
   if constexpr (C::kind == CollectiveKind::all_reduce) {
     std::vector<T*> targets(ranks.size());

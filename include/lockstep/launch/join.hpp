@@ -65,19 +65,19 @@ class RendezvousFile {
     return {std::string(text), host};
   }
 
-  /// Waits for a file whose store answers, and copies its address and secret to `place`.
-  static void wait(const std::string& path, RankPlacement& place,
+  /// Waits for a file whose store answers, and copies its address and secret to `placement`.
+  static void wait(const std::string& path, RankPlacement& placement,
                    std::chrono::milliseconds timeout) {
     const Deadline deadline = Deadline::after(timeout);
     std::string why;
     do {
-      if (answers(path, place, deadline, why)) return;
+      if (answers(path, placement, deadline, why)) return;
       sleep_for(std::chrono::milliseconds(10));
     } while (!deadline.passed());
     fail("join",
          {"rank 0 did not open a store through ", path, " within ", seconds_text(timeout), " (",
           why, ")"},
-         "check that rank 0 runs, as the same user, and was given the same file", place.rank);
+         "check that rank 0 runs, as the same user, and was given the same file", placement.rank);
   }
 
   static void check_unused(const std::string& path) {
@@ -97,9 +97,9 @@ class RendezvousFile {
  private:
   static constexpr std::string_view title = "lockstep rendezvous 1";
 
-  /// Completes `place` if the store of the file answers. Only this user's files are accepted,
+  /// Completes `placement` if the store of the file answers. Only this user's files are accepted,
   /// because the folder may be /tmp.
-  static bool answers(const std::string& path, RankPlacement& place, Deadline deadline,
+  static bool answers(const std::string& path, RankPlacement& placement, Deadline deadline,
                       std::string& why) {
     const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     struct stat status{};
@@ -119,11 +119,12 @@ class RendezvousFile {
       why = is_own ? "it is not a file of lockstep's" : "it belongs to another user";
       return false;
     }
-    place.host = lines[1];
-    place.ports = {parse_port(path, lines[2])};
-    place.secret = lines[3];
-    const SipKey key = derive_key(place.secret);
-    return static_cast<bool>(connect_to_store(place.host, place.ports.front(), key, deadline, why));
+    placement.host = lines[1];
+    placement.ports = {parse_port(path, lines[2])};
+    placement.secret = lines[3];
+    const SipKey key = derive_key(placement.secret);
+    return static_cast<bool>(
+        connect_to_store(placement.host, placement.ports.front(), key, deadline, why));
   }
 
   std::string path_;
@@ -151,16 +152,16 @@ inline const std::string& inherited_secret(int fd) {
 }
 
 /// Rank 0 listens on loopback, or on every interface for a name, which may resolve to any address.
-inline Descriptor listen_at(const RankPlacement& place) {
-  const std::string host = is_loopback(place.host) ? place.host : "";
+inline Descriptor listen_at(const RankPlacement& placement) {
+  const std::string host = is_loopback(placement.host) ? placement.host : "";
   int error = 0;
   std::string ports;
-  for (std::uint16_t port : place.ports) {
+  for (std::uint16_t port : placement.ports) {
     if (Descriptor listener = try_listen(host, port, error)) return listener;
     ports += text({ports.empty() ? "" : ", ", port});
   }
   fail("join", {"rank 0 cannot open the job's store on port ", ports, ": ", error_text(error)},
-       "choose another port (MASTER_PORT or --rendezvous), or end what uses it", place.rank);
+       "choose another port (MASTER_PORT or --rendezvous), or end what uses it", placement.rank);
 }
 
 /// Registers the rank in the store, checks it against the others, and waits until all have joined.
@@ -192,40 +193,42 @@ inline void introduce(Store& store, Membership& member, bool knows_local_ranks) 
 /// How often this process has joined as this rank at this address before. The number makes the
 /// secret of each join unique: the store of an earlier job, which waits for its ranks to leave,
 /// rejects it.
-inline std::size_t earlier_joins(const RankPlacement& place) {
+inline std::size_t earlier_joins(const RankPlacement& placement) {
   static std::mutex mutex;
   static std::vector<std::string> joins;
   const std::lock_guard lock(mutex);
-  const std::string mine = text({place.rank, " ", place.host, ":", place.ports.front()});
+  const std::string mine =
+      text({placement.rank, " ", placement.host, ":", placement.ports.front()});
   const auto earlier = static_cast<std::size_t>(std::count(joins.begin(), joins.end(), mine));
   joins.push_back(mine);
   return earlier;
 }
 
 /// Completes a placement: reads the secret, and opens the store if this process hosts it.
-inline std::unique_ptr<StoreHost> settle_at(RankPlacement& place) {
-  check_placement(place);
-  if (place.secret_fd >= 0) place.secret = inherited_secret(place.secret_fd);
-  if (!place.hosted && place.world > WorldSize{1}) {
-    if (const std::size_t earlier = earlier_joins(place)) place.secret += text({"/", earlier});
+inline std::unique_ptr<StoreHost> settle_at(RankPlacement& placement) {
+  check_placement(placement);
+  if (placement.secret_fd >= 0) placement.secret = inherited_secret(placement.secret_fd);
+  if (!placement.hosted && placement.world > WorldSize{1}) {
+    if (const std::size_t earlier = earlier_joins(placement))
+      placement.secret += text({"/", earlier});
   }
-  if (place.hosted || place.rank != Rank{0}) return nullptr;
-  const std::size_t clients = place.world.value() * place.process_ranks;
+  if (placement.hosted || placement.rank != Rank{0}) return nullptr;
+  const std::size_t clients = placement.world.value() * placement.process_ranks;
   std::unique_ptr<StoreHost> host(
-      new StoreHost{StoreServer(place.secret, listen_at(place), clients)});
-  place.ports = {host->server.port()};
+      new StoreHost{StoreServer(placement.secret, listen_at(placement), clients)});
+  placement.ports = {host->server.port()};
   // The host itself connects over loopback, whatever name the other ranks use.
-  if (!is_loopback(place.host)) place.host = "127.0.0.1";
+  if (!is_loopback(placement.host)) placement.host = "127.0.0.1";
   return host;
 }
 
 /// The rendezvous as one rank of a settled placement, through `store` if it is connected already.
-inline Session meet_at(const RankPlacement& place, Membership member,
-                       std::unique_ptr<StoreHost> host, std::optional<Store> store = {}) {
+inline Session rendezvous_at(const RankPlacement& placement, Membership member,
+                             std::unique_ptr<StoreHost> host, std::optional<Store> store = {}) {
   try {
-    if (!store) store.emplace(place.host, place.ports, place.secret, member.timeout);
+    if (!store) store.emplace(placement.host, placement.ports, placement.secret, member.timeout);
     member.port = store->port();
-    introduce(*store, member, place.local_world > 0);
+    introduce(*store, member, placement.local_world > 0);
     return Session(std::move(member), *std::move(store), std::move(host));
   } catch (const Error& error) {
     throw error.on(member.rank);
@@ -234,32 +237,33 @@ inline Session meet_at(const RankPlacement& place, Membership member,
 
 /// Joins the job; rank 0 publishes the store through `file`, if given. **Ranks** all must call.
 /// **Host** blocks until all have joined. **Stream** none.
-inline Session join_at(RankPlacement place, std::chrono::milliseconds timeout = default_timeout,
+inline Session join_at(RankPlacement placement, std::chrono::milliseconds timeout = default_timeout,
                        const std::string& file = {}) {
-  const std::string name = place.host;
-  std::unique_ptr<StoreHost> host = settle_at(place);
-  if (host && !file.empty()) host->file.emplace(file, name, place.ports.front(), place.secret);
-  Membership member = place;
+  const std::string name = placement.host;
+  std::unique_ptr<StoreHost> host = settle_at(placement);
+  if (host && !file.empty())
+    host->file.emplace(file, name, placement.ports.front(), placement.secret);
+  Membership member = placement;
   member.host = name;
   member.timeout = timeout;
-  return meet_at(place, std::move(member), std::move(host));
+  return rendezvous_at(placement, std::move(member), std::move(host));
 }
 
 inline Session join_by_file(std::string_view method, Rank rank, WorldSize world,
                             std::chrono::milliseconds timeout) {
-  RankPlacement place("the program", rank, world);
-  check_placement(place);
+  RankPlacement placement("the program", rank, world);
+  check_placement(placement);
   const auto [path, name] = RendezvousFile::parse(method);
   if (rank == Rank{0}) {
     RendezvousFile::check_unused(path);
-    place.host = name;
-    place.ports = {0};
-    place.secret = random_id();
+    placement.host = name;
+    placement.ports = {0};
+    placement.secret = random_id();
   } else {
-    RendezvousFile::wait(path, place, timeout);
-    place.hosted = true;  // by rank 0, with the secret of this join
+    RendezvousFile::wait(path, placement, timeout);
+    placement.hosted = true;  // by rank 0, with the secret of this join
   }
-  return join_at(std::move(place), timeout, path);
+  return join_at(std::move(placement), timeout, path);
 }
 
 }  // namespace lockstep::detail

@@ -14,9 +14,9 @@
 namespace lockstep::detail {
 
 /// The thread that calls `run` is replica 0; worker threads get each task through a pointer.
-class ReplicaCrew {
+class ReplicaWorkers {
  public:
-  explicit ReplicaCrew(std::size_t replicas)
+  explicit ReplicaWorkers(std::size_t replicas)
       : crowded_(replicas > core_count()), errors_(replicas) {
     workers_.reserve(replicas - 1);
     try {
@@ -27,14 +27,14 @@ class ReplicaCrew {
             [](const std::exception_ptr&) {});  // phases store their exceptions
       }
     } catch (...) {  // a thread could not start
-      dismiss();
+      stop();
       throw;
     }
   }
 
-  ReplicaCrew(const ReplicaCrew&) = delete;
-  ReplicaCrew& operator=(const ReplicaCrew&) = delete;
-  ~ReplicaCrew() { dismiss(); }
+  ReplicaWorkers(const ReplicaWorkers&) = delete;
+  ReplicaWorkers& operator=(const ReplicaWorkers&) = delete;
+  ~ReplicaWorkers() { stop(); }
 
   std::size_t size() const { return errors_.size(); }
 
@@ -48,10 +48,10 @@ class ReplicaCrew {
     const Running running(is_running_);
     has_failed_.store(false, std::memory_order_relaxed);
     for (std::exception_ptr& error : errors_) error = nullptr;
-    errand_ = &run_phases<All>;
+    task_ = &run_phases<All>;
     phases_ = &all;
     call_ = current_job_call();
-    publish(begun_, ++errands_);
+    publish(begun_, ++tasks_);
     run_phases<All>(*this, 0);
     if (has_failed_.load(std::memory_order_relaxed)) throw_first();
   }
@@ -82,10 +82,12 @@ class ReplicaCrew {
   };
 
   template <class All>
-  static void run_phases(ReplicaCrew& crew, std::size_t replica) {
+  static void run_phases(ReplicaWorkers& workers, std::size_t replica) {
     std::apply(
-        [&](const auto&... phase) { static_cast<void>((crew.run_phase(phase, replica) && ...)); },
-        *static_cast<const All*>(crew.phases_));
+        [&](const auto&... phase) {
+          static_cast<void>((workers.run_phase(phase, replica) && ...));
+        },
+        *static_cast<const All*>(workers.phases_));
   }
 
   /// Runs a phase. Returns whether there is a next one.
@@ -97,12 +99,12 @@ class ReplicaCrew {
       errors_[replica] = std::current_exception();
       has_failed_.store(true, std::memory_order_relaxed);
     }
-    return meet();
+    return barrier();
   }
 
   /// A barrier. The last replica decides whether all go on, because a fast replica may fail in the
   /// next phase before a slow one has left this one.
-  bool meet() {
+  bool barrier() {
     const std::uint64_t before = met_.value.load(std::memory_order_relaxed);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size()) {
       arrived_.store(0, std::memory_order_relaxed);
@@ -115,17 +117,17 @@ class ReplicaCrew {
   }
 
   void work(std::size_t replica) {
-    for (std::uint64_t errand = 1;; ++errand) {
-      wait_for(begun_, errand, crowded_, [] {});
-      if (errand_ == nullptr) return;
+    for (std::uint64_t task = 1;; ++task) {
+      wait_for(begun_, task, crowded_, [] {});
+      if (task_ == nullptr) return;
       const InJobCall in(call_);
-      errand_(*this, replica);
+      task_(*this, replica);
     }
   }
 
-  void dismiss() {
-    errand_ = nullptr;
-    publish(begun_, ++errands_);
+  void stop() {
+    task_ = nullptr;
+    publish(begun_, ++tasks_);
     workers_.clear();
   }
 
@@ -159,10 +161,10 @@ class ReplicaCrew {
   std::atomic<bool> has_failed_{false};
   std::atomic<bool> is_running_{false};
   bool goes_on_ = false;
-  void (*errand_)(ReplicaCrew&, std::size_t) = nullptr;
+  void (*task_)(ReplicaWorkers&, std::size_t) = nullptr;
   const void* phases_ = nullptr;
   JobCall call_ = JobCall::none;  // of the caller, and so of all replicas
-  std::uint64_t errands_ = 0;
+  std::uint64_t tasks_ = 0;
   std::vector<std::exception_ptr> errors_;  // by replica
   std::vector<Thread> workers_;
 };
