@@ -6,6 +6,7 @@ The standard library is enough. `./x plot` runs this script, then bench/plot.py 
 Every picture has a white background, so that it is readable on a dark page too.
 """
 import pathlib
+import re
 import xml.sax.saxutils
 
 INK, SOFT, LINE = "#1f2933", "#5f6c7b", "#9aa5b1"
@@ -341,7 +342,52 @@ def dp_and_ddp():
     return p
 
 
-PICTURES = (step_timeline, bucket_layout, composition, grid, hierarchical, dp_and_ddp)
+def includes_of_folders():
+    """Which folder of include/lockstep includes which, from the headers themselves."""
+    root = pathlib.Path(__file__).resolve().parents[2] / "include" / "lockstep"
+    edges = {}
+    for header in root.rglob("*"):
+        if header.suffix not in (".hpp", ".cuh", ".ipp") or header.parent == root:
+            continue
+        folder = header.relative_to(root).parts[0]
+        found = re.findall(r'^#include "lockstep/(\w+)/', header.read_text(), flags=re.M)
+        edges.setdefault(folder, set()).update(name for name in found if name != folder)
+    return edges
+
+
+def folders():
+    edges = includes_of_folders()
+
+    def reach(folder):
+        return set().union(*({to} | reach(to) for to in edges[folder]))
+
+    # An arrow that a longer way says as well is left out.
+    direct = {f: {to for to in tos if not any(to in reach(other) for other in tos - {to})} for f, tos in edges.items()}
+    level = {}
+
+    def level_of(folder):
+        if folder not in level:
+            level[folder] = 1 + max((level_of(to) for to in edges[folder]), default=-1)
+        return level[folder]
+
+    rows = [sorted(f for f in edges if level_of(f) == i) for i in range(1 + max(map(level_of, edges)))]
+    wide, high, gap = 130, 30, 62
+    p = Picture("folders.svg", 24 * 2 + 5 * (wide + 40), 60 + len(rows) * gap + 20, "Folders of include/lockstep, and what includes what")
+    at = {}
+    for i, row in enumerate(rows):
+        y = 60 + (len(rows) - 1 - i) * gap
+        for k, folder in enumerate(row):
+            at[folder] = (p.width / 2 + (k - (len(row) - 1) / 2) * (wide + 40), y)
+    for folder, tos in sorted(direct.items()):
+        for to in sorted(tos):
+            (x, y), (tx, ty) = at[folder], at[to]
+            p.arrow((x + (tx - x) * 0.05, y + high), (tx - (tx - x) * 0.05, ty - 3), color=LINE)
+    for folder, (x, y) in at.items():
+        p.box(x - wide / 2, y, wide, high, folder + "/", BLUE, mono=True)
+    return p
+
+
+PICTURES = (step_timeline, bucket_layout, composition, grid, hierarchical, dp_and_ddp, folders)
 
 if __name__ == "__main__":
     folder = pathlib.Path(__file__).resolve().parent

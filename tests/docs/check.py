@@ -9,7 +9,8 @@
 - docs/troubleshooting.md quotes sentences of the library: a line `> sentence` is one, with `...` for what is known at run time.
 - README.md has at most 150 lines, and one whole program. Its benchmark rows stand in docs/benchmarks.md.
 - No header and no page has a name that the field has another word for (INVENTED); the changelog may.
-- docs/README.md links every page; docs/policies.md names every axis and choice; docs/errors.md lists every error sentence.
+- docs/README.md links every page, and docs/decisions/README.md every decision; docs/policies.md names every axis and choice;
+  docs/errors.md lists every error message.
 """
 import pathlib
 import re
@@ -121,10 +122,12 @@ def check_readme():
 
 def check_index():
     index = ROOT / "docs" / "README.md"
-    linked = set(re.findall(r"\]\(([^)#\s]+)", index.read_text()))
+    decisions = ROOT / "docs" / "decisions" / "README.md"
     for page in pages[2:]:
-        if str(page.relative_to(ROOT / "docs")) not in linked | {"README.md"}:
-            complain(index, f"it does not link {page.name}")
+        of = decisions if page.parent == decisions.parent and page != decisions else index
+        linked = set(re.findall(r"\]\(([^)#\s]+)", of.read_text()))
+        if str(page.relative_to(of.parent)) not in linked | {"README.md"}:
+            complain(of, f"it does not link {page.name}")
 
 
 def check_policies():

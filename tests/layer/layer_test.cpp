@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Includes point only the way docs/design.md's layer table allows.
+// Includes point only the way docs/architecture.md's layer table allows.
 #include <boost/test/unit_test.hpp>
 #include <filesystem>
 #include <fstream>
