@@ -152,7 +152,7 @@ BOOST_AUTO_TEST_CASE(messages_need_a_communicator_that_joins_the_two) {
     try {
       comm.send(data, Rank{me ^ 3});
     } catch (const Error& error) {
-      require(std::string(error.text()).find("has another position there") != std::string::npos,
+      require(std::string(error.text()).find("has another local rank there") != std::string::npos,
               error.text());
       return;
     }
