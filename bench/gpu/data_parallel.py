@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# PyTorch's DataParallel over the GPUs there are (it rejects to have one twice, and over one it is the module itself),
+# PyTorch's DataParallel over the GPUs there are (it rejects one GPU twice, and over one it is the module itself),
 # with a fused optimizer and a batch that comes from pinned memory. Prints the memory and microseconds a step.
 import json
 import time

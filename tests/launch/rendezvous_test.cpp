@@ -155,7 +155,7 @@ BOOST_AUTO_TEST_CASE(ranks_that_do_not_come_are_named) {
   BOOST_TEST((statuses[0] == 0 || statuses[1] == 0));  // the other may find the host gone
   expect_error([&] { join("file://" + file(), Rank{1}, WorldSize{2}, 200ms); }, "rank 1, join",
                "rank 0 did not open a store through " + file(), "0.2 s");
-  expect_error([&] { join(method, Rank{1}, WorldSize{2}, 200ms); }, "rank 1", "rejected", "0.2 s");
+  expect_error([&] { join(method, Rank{1}, WorldSize{2}, 200ms); }, "rank 1", "refused", "0.2 s");
 }
 
 BOOST_AUTO_TEST_CASE(two_processes_with_one_number_and_worlds_that_differ_are_errors) {
