@@ -142,7 +142,7 @@ BOOST_AUTO_TEST_CASE(batches_go_from_the_reader_to_leaders_and_on_to_members) {
   BOOST_TEST(part(ScatterThenBroadcast{}, 4) == "0 reads, 3 sends: 4 to 4");
 }
 
-BOOST_AUTO_TEST_CASE(a_parcel_of_another_type_is_rejected) {
+BOOST_AUTO_TEST_CASE(an_archive_of_another_type_is_rejected) {
   fed::Rows rows;
   fed::Numbers{9}.load(std::vector<std::size_t>{4, 0, 8}, {Seed{1}, Epoch{2}}, rows);
   detail::ArchiveWriter writer;

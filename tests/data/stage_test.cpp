@@ -462,7 +462,7 @@ BOOST_AUTO_TEST_CASE(what_is_not_a_copy_stays) {
   BOOST_TEST(content(local) == "a");
   fs::remove(local);
   BOOST_TEST(content(stage_locally(other, source.to.path)) == "b");
-  // What is in its index already needs no copy.
+  // What is there already needs no copy.
   BOOST_TEST(stage_locally(from, source.path) == from);
   BOOST_TEST(content(from) == "a");
   // Names that look like a temporary's stay, too.

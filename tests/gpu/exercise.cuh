@@ -33,7 +33,7 @@ inline void require(bool ok, const std::string& what) {
   if (!ok) throw std::runtime_error(what);
 }
 
-/// After so many shares_on_device, what ranks hold repeats itself.
+/// After so many elements, what ranks hold repeats itself.
 inline constexpr std::size_t period = std::size_t{5} * 11;
 
 /// What rank `rank` holds at place i: values whose sums are exact in every type. Products need
@@ -59,7 +59,7 @@ T reduced(const Op& op, std::size_t world, std::size_t i) {
   return op.template finish<T>(sum, world);
 }
 
-/// The same for all shares_on_device.
+/// The same for all elements.
 template <class T, class Op>
 auto all_reduced(const Op& op, std::size_t world) {
   return ranks::Repeating<T, period>([&](std::size_t i) { return reduced<T>(op, world, i); });

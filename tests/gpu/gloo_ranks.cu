@@ -167,7 +167,7 @@ const Cases cases = {{"collectives", collectives<Flat>},
                      {"hosts_async", async<OnHosts>},
                      {"hosts_mismatch", mismatch<OnHosts>},
                      {"hosts_killed", kill_one<OnHosts>},
-                     {"hosts_abandon", abort<OnHosts>}};
+                     {"hosts_abort", abort<OnHosts>}};
 
 }  // namespace
 

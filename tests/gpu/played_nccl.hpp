@@ -173,7 +173,7 @@ struct World {
   std::map<std::uint64_t, std::shared_ptr<Rendezvous>> all_rendezvous;  // by number
   struct Division {
     std::size_t arrived = 0;
-    std::vector<std::pair<int, int>> shares_on_device;  // colour and key of each rank
+    std::vector<std::pair<int, int>> positions;  // colour and key of each rank
     std::vector<std::function<void(std::shared_ptr<World>, int)>> tell;
   };
   std::map<std::uint64_t, Division> divisions;
@@ -398,9 +398,9 @@ inline ncclResult_t ncclCommSplit(ncclComm_t comm, int colour, int key, ncclComm
   const auto world = parent->world;
   const std::lock_guard lock(world->mutex);
   auto& division = world->divisions[comm->divisions++];
-  division.shares_on_device.resize(world->ranks);
+  division.positions.resize(world->ranks);
   division.tell.resize(world->ranks);
-  division.shares_on_device[parent->rank] = {colour, key};
+  division.positions[parent->rank] = {colour, key};
   division.tell[parent->rank] = [=](std::shared_ptr<played::nccl::World> own, int rank) {
     if (state != nullptr) {
       state->world = std::move(own);
@@ -413,8 +413,7 @@ inline ncclResult_t ncclCommSplit(ncclComm_t comm, int colour, int key, ncclComm
   if (++division.arrived != world->ranks) return ncclInProgress;
   std::map<int, std::vector<std::pair<int, std::size_t>>> members;  // of a colour: key and rank
   for (std::size_t r = 0; r < world->ranks; ++r)
-    members[division.shares_on_device[r].first].emplace_back(division.shares_on_device[r].second,
-                                                             r);
+    members[division.positions[r].first].emplace_back(division.positions[r].second, r);
   for (auto& [group, all] : members) {
     std::sort(all.begin(), all.end());
     const auto own = std::make_shared<played::nccl::World>(all.size());

@@ -73,7 +73,7 @@ static_assert(ArenaAllocating<ThreadCommunicator<>> && AsyncReducing<ThreadCommu
 static_assert(ArenaAllocating<CudaLoopbackCommunicator> &&
               AsyncReducing<CudaLoopbackCommunicator> && Splitting<CudaLoopbackCommunicator>);
 
-/// Two shares_on_device on each host.
+/// Two ranks on each host.
 template <class F>
 void run_hierarchy(Job& job, const F& f) {
   job.run(
@@ -332,7 +332,7 @@ BOOST_AUTO_TEST_CASE(gradients_of_16_bits_are_averaged_exactly) {
   }
 }
 
-// Two hosts with two shares_on_device each, and four hosts: every kind of call, more data than
+// Two hosts with two ranks each, and four hosts: every kind of call, more data than
 // memory was taken for, and groups.
 BOOST_AUTO_TEST_CASE(hierarchies_are_exact_and_allocate_between_calls_only) {
   for (const std::size_t world : {4, 8}) {
@@ -381,7 +381,7 @@ BOOST_AUTO_TEST_CASE(hierarchies_are_exact_and_allocate_between_calls_only) {
   }
 }
 
-// Two hosts with two shares_on_device each. A step allocates nothing, not even the first.
+// Two hosts with two ranks each. A step allocates nothing, not even the first.
 BOOST_AUTO_TEST_CASE(ddp_trains_on_a_hierarchy) {
   Job job(4);
   run_hierarchy(job, [&](ThreadedNccl& comm) {

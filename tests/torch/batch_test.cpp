@@ -275,7 +275,7 @@ BOOST_AUTO_TEST_CASE(memory_that_somebody_has_kept_is_not_overwritten) {
   BOOST_TEST(!mine.labels.requires_grad());
 }
 
-BOOST_AUTO_TEST_CASE(a_parcel_of_another_type_is_rejected) {
+BOOST_AUTO_TEST_CASE(an_archive_of_another_type_is_rejected) {
   detail::ArchiveWriter writer;
   writer.put(Images{torch::ones({3}), torch::ones({3})});
   std::vector<std::uint8_t> bytes(writer.written().begin(), writer.written().end());

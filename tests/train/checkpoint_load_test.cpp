@@ -341,7 +341,7 @@ BOOST_AUTO_TEST_CASE(a_file_of_pythons_is_loaded_into_a_model) {
              boost::test_tools::per_element());
   std::ifstream in(path, std::ios::binary);
   const std::string all{std::istreambuf_iterator<char>(in), {}};
-  // The file's header gives the shares_on_device of its tensors.
+  // The file's header gives the offsets of its tensors.
   std::uint64_t header = 0;
   std::memcpy(&header, all.data(), sizeof header);
   const auto same = [&](std::size_t begin, const auto& view) {

@@ -262,8 +262,8 @@ BOOST_AUTO_TEST_CASE(a_hand_written_forward_keeps_its_outputs_and_trains_as_a_st
     const auto data = rows_of(12);
     Rows batch;
     for (std::size_t s = 0; s < 6; ++s) {
-      const std::size_t shares_on_device[] = {2 * s, 2 * s + 1, (5 * s) % 12};
-      data.load(std::span(shares_on_device).first(2 + s % 2), batch);
+      const std::size_t indices[] = {2 * s, 2 * s + 1, (5 * s) % 12};
+      data.load(std::span(indices).first(2 + s % 2), batch);
       auto forwarded = ddp.forward(batch);
       const auto rows = forwarded.outputs();
       require(rows.extent(0) == batch.size(), "other rows");
@@ -291,9 +291,9 @@ BOOST_AUTO_TEST_CASE(a_hand_written_forward_keeps_its_outputs_and_trains_as_a_st
 BOOST_AUTO_TEST_CASE(replicas_by_hand_predict_on_the_device_that_is_named) {
   const auto data = rows_of(7);
   Rows batch;
-  std::vector<std::size_t> shares_on_device(7);
-  std::iota(shares_on_device.begin(), shares_on_device.end(), 0);
-  data.load(shares_on_device, batch);
+  std::vector<std::size_t> indices(7);
+  std::iota(indices.begin(), indices.end(), 0);
+  data.load(indices, batch);
   for (const std::size_t device : {0, 2, 5}) {
     DpOptions options;
     options.devices = {0, 2, 5};

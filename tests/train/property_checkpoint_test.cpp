@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// For random shapes, worlds and shares_on_device: a job that goes on from a file ends with the bits
+// For random shapes, worlds and positions: a job that goes on from a file ends with the bits
 // of the one that wrote it, and a file that is handed on has the same tensors.
 #include <boost/test/unit_test.hpp>
 #include <cstddef>

@@ -2008,7 +2008,7 @@ LOCKSTEP_INLINE std::span<const std::byte> copied_chunk(const StatefulJob& job,
   const std::size_t begin = at / size;
   const std::size_t end = begin + bytes / size;
   std::vector<StateEntry> parts;
-  std::size_t offset = 0;  // offset of a piece
+  std::size_t offset = 0;  // of a piece
   for (const StateEntry* piece : pieces) {
     const std::size_t from = std::max(begin, offset);
     const std::size_t to = std::min(end, offset + piece->count);

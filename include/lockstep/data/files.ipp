@@ -89,7 +89,7 @@ LOCKSTEP_INLINE void MappedFile::fail_changed(std::size_t bytes) const {
                               ? detail::text({"its ", bytes, " bytes were written to"})
                               : detail::text({"it had ", size(), " bytes and has ", bytes});
   detail::fail(operation_, {"'", path_, "' has changed while it was in use: ", how},
-               "start the job again, and put a new file in its byte by a rename (mv), which "
+               "start the job again, and put a new file there by a rename (mv), which "
                "running jobs do not see");
 }
 

@@ -87,15 +87,15 @@ class LmdbFile {
                              find(size_ - 1).data != nullptr;
     // Record positions are cached unless the cache would be large compared with the file.
     if (is_numbered && size_ > file_.size() / (8 * sizeof(Record))) return;
-    places_.reset(static_cast<Record*>(std::calloc(size_, sizeof(Record))));
+    records_.reset(static_cast<Record*>(std::calloc(size_, sizeof(Record))));
     if (is_numbered) return;
-    if (places_ == nullptr) throw std::bad_alloc();
+    if (records_ == nullptr) throw std::bad_alloc();
     std::size_t pages_left = pages_;
     std::size_t seen = 0;
     std::size_t samples = 0;
     list(root_, pages_left, [&](std::string_view key, Record record) {
       if (seen++ == size_) fail_count();
-      if (!options.is_sample || options.is_sample(key)) places_[samples++] = record;
+      if (!options.is_sample || options.is_sample(key)) records_[samples++] = record;
     });
     if (seen != size_) fail_count();
     size_ = samples;
@@ -109,13 +109,13 @@ class LmdbFile {
       fail(operation, {"record ", index, " of '", file_.path(), "', which has ", size_},
            "draw numbers below size()");
     }
-    if (places_ == nullptr) {
+    if (records_ == nullptr) {
       const Record record = look_up(index);
       return {record.data, record.size};
     }
     // Threads may look up a record concurrently: all find the same, and the address is stored last.
-    const std::atomic_ref data(places_[index].data);
-    const std::atomic_ref size(places_[index].size);
+    const std::atomic_ref data(records_[index].data);
+    const std::atomic_ref size(records_[index].size);
     if (const std::byte* const known = data.load(std::memory_order_acquire))
       return {known, size.load(std::memory_order_relaxed)};
     const Record record = look_up(index);
@@ -140,13 +140,13 @@ class LmdbFile {
 
   /// Prefetches the start of known records together, so that their cache misses overlap.
   void fetch(std::span<const std::size_t> indices) const {
-    if (places_ == nullptr) return;
+    if (records_ == nullptr) return;
     for (const std::size_t index : indices) {
-      if (index < size_) __builtin_prefetch(&places_[index]);
+      if (index < size_) __builtin_prefetch(&records_[index]);
     }
     for (const std::size_t index : indices) {
       if (index >= size_) continue;
-      const std::atomic_ref data(places_[index].data);
+      const std::atomic_ref data(records_[index].data);
       __builtin_prefetch(data.load(std::memory_order_relaxed));
     }
   }
@@ -329,7 +329,7 @@ class LmdbFile {
   std::uint64_t transaction_ = 0;  ///< the last one when the file was opened
   std::size_t size_ = 0;
   /// Positions of all listed records, or of those looked up so far; pages are committed on write.
-  std::unique_ptr<Record[], void (*)(void*)> places_{nullptr, std::free};
+  std::unique_ptr<Record[], void (*)(void*)> records_{nullptr, std::free};
 };
 
 /// The header of a record; the inputs follow. With 24 bytes here and 8 bytes of key, all nodes of a

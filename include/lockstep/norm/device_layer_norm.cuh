@@ -537,7 +537,7 @@ class LayerNormWork<DeviceMemory> {
   }
 
  private:
-  /// Captured steps refer to the memory of statistics, so old arrays are saved.
+  /// Captured steps refer to the memory of statistics, so old arrays stay.
   void reserve(std::size_t rows, std::size_t features, std::size_t row_sums) {
     if (rows > rows_) {
       rows_ = std::max(rows, 2 * rows_);

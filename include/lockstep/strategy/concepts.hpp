@@ -22,8 +22,8 @@ struct LossTotals {
 ///   construction (`leave`) and destruction (`return_to`);
 /// - `Arena`, which owns zeroed device memory, and `copy` and `zero` for it;
 /// - `step(layouts, arenas)`, which makes the `Step` for a model's forward and backward;
-/// - `to_device(batch)`, which brings a batch to where the model reads it, until the next is
-/// on_device;
+/// - `to_device(batch)`, which brings a batch to where the model reads it, until the next
+///   one;
 /// - `forward(model, step, batch)` and `loss(model, step, batch, outputs, gradients)`, which call
 ///   the model and give its `Loss`; a `Meter` adds up losses;
 /// - passes over elements: `add`, `scale` and `cast`;

@@ -340,7 +340,7 @@ class DeviceShare {
   void take(const Batch& batch, const BatchShares& shares) {
     Shares<Batch>& shares_on_device = storage_.get<Shares<Batch>>();
     if constexpr (HasWhole) {
-      if (is_root_) shares_on_device.whole = &place_whole(batch);
+      if (is_root_) shares_on_device.whole = &whole_to_device(batch);
     }
     if (shares[replica_].count != 0)
       shares_on_device.share = &to_device(batch, shares, shares_on_device.whole);
@@ -374,7 +374,7 @@ class DeviceShare {
       std::is_same_v<Whole<Batch>, Batch> && BringingNear<Execution, Batch>;
 
   template <class Batch>
-  const auto& place_whole(const Batch& batch) {
+  const auto& whole_to_device(const Batch& batch) {
     if constexpr (may_be_far<Batch>) {
       return execution_.bring_near(batch, storage_.get<NearCopy<Batch, true>>().kept);
     } else {
@@ -387,17 +387,17 @@ class DeviceShare {
   const auto& to_device(const Batch& batch, const BatchShares& shares,
                         [[maybe_unused]] const Whole<Batch>* whole) {
     if constexpr (HasWhole && (!std::is_same_v<Whole<Batch>, Batch> || may_be_far<Batch>)) {
-      using OnDevice = std::remove_cvref_t<decltype(place_share(batch, shares))>;
+      using OnDevice = std::remove_cvref_t<decltype(share_to_device(batch, shares))>;
       static_assert(std::is_same_v<ShareOf<Whole<Batch>>, OnDevice>,
                     "lockstep: LossOnOutput needs the whole batch and a share of it on one device; "
                     "give what the batch becomes there slice(first, count), or use LossOnReplica");
       if (whole != nullptr) return cut_out(*whole, shares);
     }
-    return place_share(batch, shares);
+    return share_to_device(batch, shares);
   }
 
   template <class Batch>
-  const auto& place_share(const Batch& batch, const BatchShares& shares) {
+  const auto& share_to_device(const Batch& batch, const BatchShares& shares) {
     if constexpr (may_be_far<ShareOf<Batch>>) {
       return execution_.bring_near(cut_out(batch, shares),
                                    storage_.get<NearCopy<ShareOf<Batch>, false>>().kept);

@@ -207,7 +207,7 @@ class Groups<World<dynamic>> : public detail::PartitionQueries<Groups<World<dyna
 
 /// The policy that gives a job the groups of a topology; `Groups<Grid<dynamic, 4>>` leaves the
 /// world size to the launcher. `job.group()` is the communicator of this rank's group,
-/// `job.across()` that of the ranks with the same local_rank in the other groups.
+/// `job.across()` that of the ranks with the same rank in the other groups.
 template <detail::JobTopology T>
 class Groups<T> : public detail::ValuePolicy<axes::Groups> {
  public:

@@ -12,7 +12,7 @@
 namespace lockstep {
 
 /// A world of ranks, each in exactly one group. `group_rank` is a rank's group, `local_group_rank`
-/// its local_rank there, and `member` finds the rank from both. Topologies whose sizes are all
+/// its rank there, and `member` finds the rank from both. Topologies whose sizes are all
 /// static are empty types, so that `Grid<6, 3>{}.group_rank(Rank{4})` is a constant.
 template <class T>
 concept Topology =

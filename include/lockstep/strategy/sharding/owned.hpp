@@ -32,9 +32,9 @@ enum class Pieces : std::uint8_t { buckets, runs };
 // Three classes, one for each way to divide parameters, say which elements a rank updates.
 // - `for_each<What>(f)` calls `f(piece)` for their pieces, also for empty ones.
 // - What a rank keeps of each element beside the parameter lies packed in arenas of
-// `state_bytes()`,
-//   for elements of the parameter's size: at `kept(offset)` for the element at `offset`.
-//   `for_each_of(parameter, f)` calls `f(first, count, offset)` for a parameter's kept elements.
+//   `state_bytes()`, for elements of the parameter's size: at `kept(offset)` for the element at
+//   `offset`. `for_each_of(parameter, f)` calls `f(first, count, offset)` for a parameter's kept
+//   elements.
 // - `bring<What>(gradients, piece)` reduces a piece, or waits for its reduction, before
 //   `averages(gradients, piece)`. A pass over the pieces `fused` may do both: `for_each_block`,
 //   where it exists, passes averages to `consume(at, averages)` while they are in the cache.

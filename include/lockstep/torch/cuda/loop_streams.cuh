@@ -127,8 +127,8 @@ class LoopStreams<Cuda, Replica> {
   std::optional<std::size_t> anomaly_seen() const {
     if (!watched_.seen.defined()) return std::nullopt;
     const volatile float* const seen = static_cast<const float*>(watched_.seen.const_data_ptr());
-    for (std::size_t i = 0; i != watched_.shares_on_device.size(); ++i)
-      if (!is_finite(seen[i])) return watched_.shares_on_device[i];
+    for (std::size_t i = 0; i != watched_.indices.size(); ++i)
+      if (!is_finite(seen[i])) return watched_.indices[i];
     return std::nullopt;
   }
 
@@ -173,7 +173,7 @@ class LoopStreams<Cuda, Replica> {
   /// The nonempty averages, and for each 0 or NaN on the GPU and in pinned host memory.
   struct Watched {
     std::vector<at::Tensor> tensors;
-    std::vector<std::size_t> shares_on_device;
+    std::vector<std::size_t> indices;
     bool has_types = false;  // several
     at::Tensor found, seen;
   };
@@ -183,9 +183,9 @@ class LoopStreams<Cuda, Replica> {
       if (averages[i].numel() == 0) continue;
       made.has_types |= averages[i].scalar_type() != averages[0].scalar_type();
       made.tensors.push_back(averages[i]);
-      made.shares_on_device.push_back(i);
+      made.indices.push_back(i);
     }
-    const auto count = static_cast<std::int64_t>(made.shares_on_device.size());
+    const auto count = static_cast<std::int64_t>(made.indices.size());
     made.found = at::zeros({count}, at::TensorOptions().device(at::kCUDA, device_));
     made.seen = at::zeros({count}, at::TensorOptions().pinned_memory(true));
     return made;

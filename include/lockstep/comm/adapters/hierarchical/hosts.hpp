@@ -67,7 +67,7 @@ class Hosts {
         names.push_back(host_of_rank[r]);
         ranks_.emplace_back();
       }
-      places_.emplace_back(host, ranks_[host].size());
+      positions_.emplace_back(host, ranks_[host].size());
       ranks_[host].push_back(r);
     }
   }
@@ -88,13 +88,13 @@ class Hosts {
   }
 
   std::size_t count() const { return ranks_.size(); }
-  std::size_t host(Rank rank) const { return places_[rank.value()].first; }
-  std::size_t local_rank(Rank rank) const { return places_[rank.value()].second; }
+  std::size_t host(Rank rank) const { return positions_[rank.value()].first; }
+  std::size_t local_rank(Rank rank) const { return positions_[rank.value()].second; }
   const std::vector<std::size_t>& ranks(std::size_t host) const { return ranks_[host]; }
 
   bool is_even() const { return odd_host() == nullptr; }
   /// Are the ranks of every host consecutive?
-  bool is_in_order() const { return std::is_sorted(places_.begin(), places_.end()); }
+  bool is_in_order() const { return std::is_sorted(positions_.begin(), positions_.end()); }
 
   /// For each local rank, the ranks that have it.
   std::vector<std::vector<std::size_t>> columns() const {
@@ -139,7 +139,7 @@ class Hosts {
   }
 
   std::vector<std::vector<std::size_t>> ranks_;
-  std::vector<std::pair<std::size_t, std::size_t>> places_;  // host and position on it, by rank
+  std::vector<std::pair<std::size_t, std::size_t>> positions_;  // host and position on it, by rank
 };
 
 /// **Ranks** all. **Host** blocks until all have joined.

@@ -4,9 +4,9 @@
 ///
 /// With peer access, each GPU has one launch, every byte is loaded once and nothing is staged: GPUs
 /// divide the elements of an all-reduce, and push their own data in other collectives. Without it,
-/// lanes copy their ranks' data to pinned host memory in pieces, barrier, and read what they need.
-/// The same kernel combines in the same order: results are bitwise the same. Nothing is allocated,
-/// and all of it can be captured.
+/// lanes copy their ranks' data to pinned host memory in pieces, wait for each other, and read what
+/// they need. The same kernel combines in the same order: results are bitwise the same. Nothing is
+/// allocated, and all of it can be captured.
 
 #include <cuda_runtime_api.h>
 
