@@ -316,7 +316,7 @@ function compiled_library(name, sanitizer)
     target(name)
         set_kind("static")
         add_deps("lockstep")
-        add_files("$(projectdir)/include/lockstep/compiled*.cpp")
+        add_files("$(projectdir)/src/compiled*.cpp")
         add_defines("LOCKSTEP_COMPILED", {public = true})
         collect_late()
         -- Errors name the file that they come from, as its users know it, and not as it is called on this machine.

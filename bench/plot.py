@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Draws what benchmarks have measured, as SVG files under docs/images: `./x plot [FOLDER...]`.
+"""Draws what benchmarks have measured, as SVG files under docs/images, and writes README's table of the same figures: `./x plot [FOLDER...]`.
 
 A folder holds the JSON files that `./x bench` writes (build/bench unless others are named), the file `machine.txt` that it
 writes beside them, and optionally fashion_mnist.jsonl, the log of the main example (`./x train --log FILE`). One folder is
@@ -60,8 +60,12 @@ def time_text(seconds):
     return f"{seconds / 1e-9:.3g} ns"
 
 
-def seconds_of(row, value):
-    return value if "seconds" in row["measure"] else value * 1e-6
+def seconds_of(name, row, value):
+    return value * (1 if "seconds" in row["measure"] else 1e-3 if name == "checkpoint" else 1e-6)
+
+
+def ratio_text(ratio):
+    return f"{ratio:,.0f}x" if ratio >= 10 else f"{ratio:.2g}x"
 
 
 # What the overview and the plot of steps show: benchmark, a text in its measure, a label, the peer's name.
@@ -77,6 +81,9 @@ OVERVIEW = (
     ("allreduce", "25 MiB, W=8, us, against Gloo", "all-reduce of 25 MiB, 8 ranks", "Gloo"),
 ) + STEPS + (
     ("gpu", "fused AdamW against torch fused", "AdamW of 124 M parameters, GPU", "PyTorch fused"),
+    ("zero", "Shm, ZeroRedundancy against PyTorch, zero", "step with sharded AdamW states, 2 ranks", "PyTorch's ZeroRedundancyOptimizer"),
+    ("torch", ", W=2 against Python DDP + Gloo", "step of a LibTorch MLP, 2 ranks", "PyTorch DDP + Gloo"),
+    ("checkpoint", "save against torch.save + fsync", "save a job's state to disk", "torch.save and fsync"),
     ("sampler", "list of 1 M", "shuffle of 1 M samples", "PyTorch"),
     ("loader", "npy, batch 64, 0 workers, us a batch, against PyTorch", "a batch of 64 images of a .npy file", "PyTorch's DataLoader"),
     ("allreduce", "25 MiB, W=8, us, against concurrent memcpy", "all-reduce of 25 MiB, 8 ranks", "memcpy by 8 processes"),
@@ -90,17 +97,16 @@ def overview(machines):
         for m, machine in enumerate(machines):
             row = machine.find(name, text)
             if row:
-                bars.append((f"{label}, against {peer}", row["peer"] / row["lockstep"], m, row))
+                own, other = (seconds_of(name, row, row[which]) for which in ("lockstep", "peer"))
+                bars.append((f"{label}, against {peer}", other / own, m, f"{time_text(own)} against {time_text(other)}"))
     if not bars:
         return
     figure, axes = plt.subplots(figsize=(9, 0.8 + 0.36 * len(bars)))
     labels = []
-    for i, (label, ratio, m, row) in enumerate(bars):
+    for i, (label, ratio, m, times) in enumerate(bars):
         lost = ratio < 1
         axes.barh(i, ratio - 1, left=1, color="#c23b3b" if lost else SHADES[m % len(SHADES)], height=0.68)
-        text = f"{ratio:,.0f}x" if ratio >= 10 else f"{ratio:.2g}x"
-        text += f" ({time_text(seconds_of(row, row['lockstep']))} against {time_text(seconds_of(row, row['peer']))})"
-        axes.text(max(ratio, 1) * 1.12, i, text, va="center", fontsize=8.5, color="#1f2933")
+        axes.text(max(ratio, 1) * 1.12, i, f"{ratio_text(ratio)} ({times})", va="center", fontsize=8.5, color="#1f2933")
         labels.append(label if i == 0 or label != bars[i - 1][0] else "")
     axes.set_xscale("log")
     axes.set_xlim(min(0.5, 0.8 * min(b[1] for b in bars)), 200 * max(b[1] for b in bars))
@@ -114,6 +120,31 @@ def overview(machines):
     handles = [plt.Rectangle((0, 0), 1, 1, color=SHADES[m % len(SHADES)]) for m in used]
     axes.legend(handles, [machines[m].name for m in used], loc="lower center", bbox_to_anchor=(0.3, 1.0), fontsize=8.5, ncols=1)
     save(figure, "bench-overview.svg")
+
+
+# Rows of the overview that README leaves out.
+LEFT_OUT = ("25 MiB, W=8, us, against Gloo", "PyTorch DDP eager", "list of 1 M")
+
+
+def readme(machines):
+    """README's table: what the overview shows, from the first machine that has it, with the ratios of the others."""
+    page = IMAGES.parent.parent / "README.md"
+    lines = ["| | machine | lockstep | peer | ratio |", "|---|---|---|---|---|"]
+    for name, text, label, peer in OVERVIEW:
+        rows = [(machine, row) for machine in machines if (row := machine.find(name, text))]
+        if not rows or any(part in text for part in LEFT_OUT):
+            continue
+        (machine, row), others = rows[0], [f"{m.name}: {ratio_text(r['peer'] / r['lockstep'])}" for m, r in rows[1:]]
+        own, other = (seconds_of(name, row, row[which]) for which in ("lockstep", "peer"))
+        lost = "lost: " if own > other else ""
+        lines.append(f"| {lost}{label} | {machine.name} | {time_text(own)} | {peer} {time_text(other)} | {ratio_text(other / own)}{' (' + ', '.join(others) + ')' if others else ''} |")
+    if len(lines) == 2:
+        return
+    text, written = re.subn(r"(## How fast\n\n)\|.*?(\n\n)", lambda m: m[1] + "\n".join(lines) + m[2], page.read_text(), count=1, flags=re.S)
+    if not written:
+        sys.exit("README.md has no table below its heading 'How fast'")
+    page.write_text(text)
+    print("README.md")
 
 
 def all_reduce(machines):
@@ -163,7 +194,7 @@ def steps(machines):
         for machine in machines:
             row = machine.find(name, text)
             if row:
-                pairs.append((label, machine.name, peer, seconds_of(row, row["lockstep"]), seconds_of(row, row["peer"])))
+                pairs.append((label, machine.name, peer, seconds_of(name, row, row["lockstep"]), seconds_of(name, row, row["peer"])))
     if not pairs:
         return
     figure, axes = plt.subplots(figsize=(8, 0.9 + 0.72 * len(pairs)))
@@ -248,5 +279,5 @@ if __name__ == "__main__":
     chosen = [Machine(folder) for folder in sys.argv[1:]]
     if not chosen:
         sys.exit("usage: plot.py FOLDER...")
-    for draw in (overview, all_reduce, steps, scaling, loss):
+    for draw in (overview, readme, all_reduce, steps, scaling, loss):
         draw(chosen)

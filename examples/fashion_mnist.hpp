@@ -23,8 +23,8 @@
 #include <vector>
 
 #include "image_dataset.hpp"
-#include "lockstep/core/bytes.hpp"
 #include "lockstep/data.hpp"
+#include "lockstep/detail/core/bytes.hpp"
 
 /// An array of bytes, row-major.
 struct IdxArray {
@@ -37,7 +37,7 @@ struct IdxFault {
   const std::string& path;
 
   [[noreturn, gnu::cold]] void at(std::size_t place,
-                                  std::initializer_list<lockstep::detail::Word> problem,
+                                  std::initializer_list<lockstep::detail::TextPart> problem,
                                   std::string_view advice = copy_again) const {
     lockstep::detail::fail(
         "read_idx", {"'", path, "', byte ", place, ": ", lockstep::detail::text(problem)}, advice);

@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/core/hash.hpp"
 #include "lockstep/data.hpp"
+#include "lockstep/detail/core/hash.hpp"
 
 using namespace lockstep;  // as every example has it
 

@@ -1,10 +1,9 @@
 -- Tests: few binaries, because every one links Boost.Test anew. `./x test` runs them.
 set_group("tests")
 
--- Most programs of test cases are compiled by clang, where it is: without optimisation, g++ takes up to twice the time,
--- four fifths of it for making code. g++ compiles the GPUs that the host plays, the library, the examples and the small
--- programs, looks at every policy (tests/instantiate/run), and with `./x test --long` compiles all. What it compiles is linked by
--- clang, whose look for leaks takes no time; that of g++ takes 4 s on ARM.
+-- Programs of test cases are compiled by clang, where it is: without optimisation, g++ takes up to twice the time, four
+-- fifths of it for making code. g++ compiles the library, the examples and the small programs, and with
+-- `./x test --long` all.
 local clang = get_config("clang") or ""
 local has_clang = clang ~= ""
 local clang_flags = {"-Wno-unknown-pragmas", "-Wno-unused-lambda-capture", "-Wno-deprecated-declarations"}
@@ -28,7 +27,6 @@ end
 local calls = "asan-instrumentation-with-call-threshold=0"
 local all = {"-fsanitize=address,undefined", "-fno-sanitize=null,object-size,vptr,alignment", "-fno-sanitize-recover=all"}
 local address = sanitizer("lockstep_address", has_clang, all, {calls})
-local address_by_gcc = sanitizer("lockstep_address", false, all, {calls})
 local thread = sanitizer("lockstep_thread", has_clang, {"-fsanitize=thread", "-g1"}, {})
 local none = {library = "lockstep_compiled", by_clang = has_clang, flags = has_clang and clang_flags or {}, links = {}}
 -- For the largest programs the address sanitizer alone, which watches the heap and not the stack: another quarter. The
@@ -85,11 +83,11 @@ local function test_program(name, batches, sanitizer)
         end
 end
 
--- Unit tests, instantiation tests and the layer check.
+-- Unit tests and instantiation tests.
 test_program("unit", {
-    small = {"checkpoint/*_test.cpp", "core/*_test.cpp", "device/*_test.cpp", "layer/*_test.cpp", "model/*_test.cpp",
+    small = {"checkpoint/*_test.cpp", "core/*_test.cpp", "device/*_test.cpp", "model/*_test.cpp",
              "norm/batch_norm_test.cpp", "norm/dropout_test.cpp", "observe/*_test.cpp", "optim/*_test.cpp", "policy/*_test.cpp", "topology/*_test.cpp"},
-    data = {"bucket/*_test.cpp", "data/*_test.cpp", "launch/*_test.cpp"},
+    data = {"bucket/*_test.cpp", "data/*_test.cpp", "launch/*_test.cpp", "store/*_test.cpp"},
     jobs = {"examples/*_test.cpp", "instantiate/*_test.cpp", "trainer/*_test.cpp"},
 }, address)
 target_end()
@@ -105,21 +103,19 @@ target_end()
 test_program("comm_address", {comm = communicating}, address)
 target_end()
 test_program("comm_thread", {
-    comm = table.join(communicating, "launch/store_test.cpp"),
+    comm = table.join(communicating, "store/store_test.cpp"),
     train = {"data/loader_test.cpp", "strategy/dp_test.cpp", "strategy/replica_workers_test.cpp", "train/threads_test.cpp"},
 }, thread)
 target_end()
 
 -- Strategies, and ranks that train: real processes, against PyTorch's figures and against one process.
 test_program("train", {
-    checkpoints = "train/checkpoint_*test.cpp",
-    figures = {"train/parity_test.cpp", "train/numbers_test.cpp", "train/property_*test.cpp", "train/alone_test.cpp",
-               "train/convnet_test.cpp", "train/sets_test.cpp", "norm/synced_test.cpp"},
-    policies = {"train/hooks_test.cpp", "train/join_test.cpp", "train/norm_test.cpp", "train/zero_test.cpp"},
-    jobs = {"train/faults_test.cpp", "train/outputs_test.cpp", "train/resume_test.cpp", "train/threads_test.cpp",
-            "train/trainer_test.cpp"},
-    replicas = {"train/dp_*_test.cpp", "train/listed_test.cpp"},
-    strategy = "strategy/*_test.cpp",
+    figures = {"train/parity_test.cpp", "train/accumulation_test.cpp", "train/property_*test.cpp", "train/alone_test.cpp",
+               "train/convnet_test.cpp", "train/parameter_groups_test.cpp", "norm/synced_test.cpp", "train/hooks_test.cpp",
+               "train/join_test.cpp", "train/norm_test.cpp", "train/zero_test.cpp"},
+    jobs = {"train/checkpoint_*test.cpp", "train/faults_test.cpp", "train/outputs_test.cpp", "train/resume_test.cpp",
+            "train/threads_test.cpp", "train/trainer_test.cpp"},
+    replicas = {"train/dp_*_test.cpp", "train/listed_test.cpp", "strategy/*_test.cpp"},
 }, lean(address))
 target_end()
 
@@ -315,14 +311,14 @@ if has_config("gpu") then
         target_end()
 
         -- Gloo for GPUs, hierarchies on a stream of their own, and ranks and replicas on several GPUs, with CUDA and
-        -- its kernels played by the host: they run everywhere.
-        test_program("played", {
-            played = {"gpu/staged.cpp", "gpu/streamed.cpp"},
-            many = "gpu/played_*_test.cpp|played_counted_test.cpp|played_hooks_test.cpp|played_join_test.cpp|played_zero_test.cpp",
-            policies = {"gpu/played_counted_test.cpp", "gpu/played_hooks_test.cpp", "gpu/played_join_test.cpp", "gpu/played_zero_test.cpp"},
-        }, lean(address_by_gcc))  -- clang has no way to clear the padding of a kernel's arguments
+        -- its kernels emulated by the host: they run everywhere.
+        test_program("emulated", {
+            processes = {"gpu/emulated/staged_test.cpp", "gpu/emulated/streamed_test.cpp"},
+            many = "gpu/emulated/*_test.cpp|counted_test.cpp|hooks_test.cpp|join_test.cpp|zero_test.cpp|staged_test.cpp|streamed_test.cpp",
+            policies = {"gpu/emulated/counted_test.cpp", "gpu/emulated/hooks_test.cpp", "gpu/emulated/join_test.cpp", "gpu/emulated/zero_test.cpp"},
+        }, lean(address))
             set_group("gpu")
-            add_includedirs("comm", "gpu/played")
+            add_includedirs("comm", "gpu/emulated/include")
             add_cxflags("-Wno-unknown-pragmas", {force = true})  -- those of nvcc
             add_sysincludedirs("$(cccl)/..")
             add_links("gloo")
@@ -339,7 +335,7 @@ if has_config("gpu") then
             add_links("nccl")
         target_end()
 
-        -- The watch over NCCL, with CUDA and NCCL played by the test: it runs everywhere.
+        -- The watch over NCCL, with CUDA and NCCL emulated by the test: it runs everywhere.
         target("nccl_watch")
             set_group("gpu")
             set_kind("binary")
@@ -347,6 +343,7 @@ if has_config("gpu") then
             add_deps("lockstep_compiled")
             collect_late()
             add_files("gpu/nccl_watch.cpp")
+            add_includedirs(".")
             add_sysincludedirs("$(cccl)/..")
             add_syslinks("pthread")
             set_optimize("none")

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "load.hpp"
-#include "lockstep/comm/backends/shm/communicator.hpp"
+#include "lockstep/detail/comm/shm/communicator.hpp"
 #include "peers.hpp"
 #include "report.hpp"
 #include "safety.hpp"

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <filesystem>
 
-#include "lockstep/core/bytes.hpp"
+#include "lockstep/detail/core/bytes.hpp"
 #include "measure.hpp"
 
 namespace bench {

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/comm/backends/shm/communicator.hpp"
-#include "lockstep/comm/combine.hpp"
+#include "lockstep/detail/comm/combine.hpp"
+#include "lockstep/detail/comm/shm/communicator.hpp"
 #include "measure.hpp"
 
 namespace bench {

@@ -16,7 +16,7 @@
 
 #include "files.hpp"
 #include "load.hpp"
-#include "lockstep/device/cuda/gpu.cuh"
+#include "lockstep/detail/device/cuda/gpu.cuh"
 #include "lockstep/lockstep.cuh"
 #include "measure.hpp"
 #include "model.hpp"

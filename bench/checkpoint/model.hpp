@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/core/element.hpp"
-#include "lockstep/model/tensor_list.hpp"
+#include "lockstep/detail/core/element.hpp"
+#include "lockstep/detail/model/tensor_list.hpp"
 
 namespace bench {
 

@@ -45,8 +45,8 @@ std::string program(std::size_t count, Shapes shapes) {
         "    step.grad(" + name(i) + "_p)(0, 0) = batch.x;\n    step.ready(" + name(i) + "_p);\n";
   }
   std::string text =
-      "#include <lockstep/device/device.hpp>\n#include <lockstep/model/model.hpp>\n"
-      "#include <lockstep/trainer/trainer.hpp>\nusing namespace lockstep;\n";
+      "#include <lockstep/detail/device/device.hpp>\n#include <lockstep/detail/model/model.hpp>\n"
+      "#include <lockstep/detail/trainer/trainer.hpp>\nusing namespace lockstep;\n";
   if (count == 0) return text + "int main() {}\n";
   return text +
          "struct Batch { float x; };\nstruct Net {\n  using Parameters = ParameterList<\n      " +

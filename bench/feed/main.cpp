@@ -13,8 +13,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "lockstep/data/feed.hpp"
-#include "lockstep/data/serialize.hpp"
+#include "lockstep/detail/data/feed.hpp"
+#include "lockstep/detail/data/serialize.hpp"
 #include "lockstep/lockstep.hpp"
 #if LOCKSTEP_GLOO  // from bench/xmake.lua, which links it as well
 #include "lockstep/gloo.hpp"

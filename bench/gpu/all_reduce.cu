@@ -14,8 +14,8 @@
 #include <thread>
 #include <vector>
 
-#include "lockstep/comm/backends/threads/communicator.cuh"
-#include "lockstep/core/bytes.hpp"
+#include "lockstep/detail/comm/threads/communicator.cuh"
+#include "lockstep/detail/core/bytes.hpp"
 
 namespace bench {
 namespace {

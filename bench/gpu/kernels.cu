@@ -5,13 +5,13 @@
 #include <cstdio>
 #include <functional>
 
-#include "lockstep/bucket/pack.cuh"
-#include "lockstep/device/cuda/memory.cuh"
-#include "lockstep/device/cuda/runtime.cuh"
-#include "lockstep/optim/adam.hpp"
-#include "lockstep/optim/constants.cuh"
-#include "lockstep/optim/sgd.hpp"
-#include "lockstep/optim/update.cuh"
+#include "lockstep/detail/bucket/pack.cuh"
+#include "lockstep/detail/device/cuda/memory.cuh"
+#include "lockstep/detail/device/cuda/runtime.cuh"
+#include "lockstep/detail/optim/adam.hpp"
+#include "lockstep/detail/optim/constants.cuh"
+#include "lockstep/detail/optim/sgd.hpp"
+#include "lockstep/detail/optim/update.cuh"
 #include "timing.cuh"
 
 namespace bench {

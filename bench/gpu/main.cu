@@ -12,7 +12,7 @@
 #include "all_reduce.hpp"
 #include "dp.hpp"
 #include "kernels.hpp"
-#include "lockstep/device/cuda/gpu.cuh"
+#include "lockstep/detail/device/cuda/gpu.cuh"
 #include "step.hpp"
 #include "table.hpp"
 

@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "lockstep/comm/backends/threads/communicator.cuh"
+#include "lockstep/detail/comm/threads/communicator.cuh"
 #include "measure.hpp"
 
 namespace bench {

@@ -8,7 +8,7 @@
 #include <functional>
 #include <vector>
 
-#include "lockstep/device/cuda/runtime.cuh"
+#include "lockstep/detail/device/cuda/runtime.cuh"
 #include "measure.hpp"
 
 namespace bench {

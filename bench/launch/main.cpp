@@ -16,9 +16,9 @@
 #include <string_view>
 #include <vector>
 
-#include "../../tests/launch/crowd.hpp"
 #include "lockstep/lockstep.hpp"
 #include "models.hpp"
+#include "store/many_clients.hpp"
 
 using namespace lockstep;
 
@@ -106,7 +106,7 @@ void report_crowds(nlohmann::json& rows) {
       "| ranks | connect | join | GPUs | meet | one notice to all | requests |\n"
       "|---|---|---|---|---|---|---|\n");
   for (const std::size_t ranks : {64u, 256u, 1000u, 4096u}) {
-    const crowd::Times own = crowd::play(ranks);
+    const many_clients::Times own = many_clients::play(ranks);
     std::printf("| %zu | %.3f s | %.3f s | %.3f s | %.3f s | %.3f s | %llu |\n", ranks, own.connect,
                 own.join, own.gather, own.meet(), own.notice,
                 static_cast<unsigned long long>(own.requests));

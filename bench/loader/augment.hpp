@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <span>
 
-#include "lockstep/data/pipeline.hpp"
+#include "lockstep/detail/data/pipeline.hpp"
 
 namespace bench {
 

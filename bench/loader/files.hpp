@@ -14,11 +14,11 @@
 #include <vector>
 
 #include "fashion_mnist.hpp"
-#include "lockstep/data/batch.hpp"
-#include "lockstep/data/npy.hpp"
+#include "lockstep/detail/data/batch.hpp"
+#include "lockstep/detail/data/npy.hpp"
 #include "processes.hpp"
 #if LOCKSTEP_LMDB
-#include "lockstep/data/lmdb.hpp"
+#include "lockstep/detail/data/lmdb.hpp"
 #endif
 
 namespace bench {

@@ -20,9 +20,9 @@
 
 #include "augment.hpp"
 #include "files.hpp"
-#include "lockstep/data/dataset.hpp"
-#include "lockstep/data/loader.hpp"
-#include "lockstep/data/pipeline.hpp"
+#include "lockstep/detail/data/dataset.hpp"
+#include "lockstep/detail/data/loader.hpp"
+#include "lockstep/detail/data/pipeline.hpp"
 #include "measure.hpp"
 #include "rate_table.hpp"
 #include "torch_loader.hpp"

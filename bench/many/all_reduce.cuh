@@ -19,8 +19,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "lockstep/comm/groups.hpp"
-#include "lockstep/core/bytes.hpp"
+#include "lockstep/detail/comm/groups.hpp"
+#include "lockstep/detail/core/bytes.hpp"
 #include "lockstep/nccl.cuh"
 #include "measure.hpp"
 

@@ -10,8 +10,8 @@
 #include <cstdio>
 #include <deque>
 
-#include "lockstep/device/cuda/memory.cuh"
-#include "lockstep/device/cuda/runtime.cuh"
+#include "lockstep/detail/device/cuda/memory.cuh"
+#include "lockstep/detail/device/cuda/runtime.cuh"
 #include "timing.cuh"
 #include "where.cuh"
 

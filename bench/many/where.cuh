@@ -11,9 +11,9 @@
 #include <fstream>
 #include <string>
 
-#include "lockstep/comm/groups.hpp"
-#include "lockstep/device/cuda/runtime.cuh"
-#include "lockstep/launch/rendezvous.hpp"
+#include "lockstep/detail/comm/groups.hpp"
+#include "lockstep/detail/device/cuda/runtime.cuh"
+#include "lockstep/detail/launch/rendezvous.hpp"
 
 namespace many {
 

@@ -22,7 +22,7 @@
 #include "cases.hpp"
 #include "comparison_table.hpp"
 #include "load.hpp"
-#include "lockstep/core/random_stream.hpp"
+#include "lockstep/detail/core/random_stream.hpp"
 #include "lockstep/lockstep.hpp"
 #include "measure.hpp"
 

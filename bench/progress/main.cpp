@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "load.hpp"
-#include "lockstep/core/bytes.hpp"
+#include "lockstep/detail/core/bytes.hpp"
 #include "measure.hpp"
 #include "step.hpp"
 

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/comm/backends/shm/communicator.hpp"
+#include "lockstep/detail/comm/shm/communicator.hpp"
 #include "processes.hpp"
 
 namespace bench {

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/data/sampler.hpp"
+#include "lockstep/detail/data/sampler.hpp"
 
 using namespace lockstep;
 

@@ -7,8 +7,8 @@
 #include <cstddef>
 #include <vector>
 
-#include "lockstep/core/random_stream.hpp"
-#include "lockstep/data/batch.hpp"
+#include "lockstep/detail/core/random_stream.hpp"
+#include "lockstep/detail/data/batch.hpp"
 #include "lockstep/lockstep.hpp"
 
 namespace bench {

@@ -18,7 +18,7 @@
 #include <memory>
 #include <string>
 
-#include "lockstep/torch/model.hpp"
+#include "lockstep/detail/torch/model.hpp"
 
 namespace bench {
 

@@ -25,8 +25,8 @@
 #include "models.hpp"
 #include "torch_lines.hpp"
 #if LOCKSTEP_GLOO  // from bench/xmake.lua, which links it as well
+#include "lockstep/detail/store/server.hpp"
 #include "lockstep/gloo.hpp"
-#include "lockstep/launch/store_server.hpp"
 #endif
 
 namespace {

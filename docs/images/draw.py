@@ -343,14 +343,14 @@ def dp_and_ddp():
 
 
 def includes_of_folders():
-    """Which folder of include/lockstep includes which, from the headers themselves."""
-    root = pathlib.Path(__file__).resolve().parents[2] / "include" / "lockstep"
+    """Which folder of include/lockstep/detail includes which, from the headers themselves."""
+    root = pathlib.Path(__file__).resolve().parents[2] / "include" / "lockstep" / "detail"
     edges = {}
     for header in root.rglob("*"):
-        if header.suffix not in (".hpp", ".cuh", ".ipp") or header.parent == root:
+        if header.suffix not in (".hpp", ".cuh", ".ipp"):
             continue
         folder = header.relative_to(root).parts[0]
-        found = re.findall(r'^#include "lockstep/(\w+)/', header.read_text(), flags=re.M)
+        found = re.findall(r'^#include "lockstep/detail/(\w+)/', header.read_text(), flags=re.M)
         edges.setdefault(folder, set()).update(name for name in found if name != folder)
     return edges
 
@@ -372,7 +372,7 @@ def folders():
 
     rows = [sorted(f for f in edges if level_of(f) == i) for i in range(1 + max(map(level_of, edges)))]
     wide, high, gap = 130, 30, 62
-    p = Picture("folders.svg", 24 * 2 + 5 * (wide + 40), 60 + len(rows) * gap + 20, "Folders of include/lockstep, and what includes what")
+    p = Picture("folders.svg", 24 * 2 + 5 * (wide + 40), 60 + len(rows) * gap + 20, "Folders of include/lockstep/detail, and what includes what")
     at = {}
     for i, row in enumerate(rows):
         y = 60 + (len(rows) - 1 - i) * gap

@@ -3,12 +3,12 @@
 /// @file `DataParallel`: one process with a thread for each replica.
 
 #include "lockstep/comm.hpp"
-#include "lockstep/model/model.hpp"
-#include "lockstep/trainer/wrappers.hpp"
+#include "lockstep/detail/model/model.hpp"
+#include "lockstep/detail/trainer/wrappers.hpp"
 
 #if !defined(LOCKSTEP_COMPILED)
-#include "lockstep/data/data.ipp"
-#include "lockstep/observe/observe.ipp"
-#include "lockstep/strategy/strategy.ipp"
-#include "lockstep/trainer/trainer.ipp"
+#include "lockstep/detail/data/data.ipp"
+#include "lockstep/detail/observe/observe.ipp"
+#include "lockstep/detail/strategy/strategy.ipp"
+#include "lockstep/detail/trainer/trainer.ipp"
 #endif

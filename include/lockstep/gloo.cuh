@@ -2,11 +2,11 @@
 #pragma once
 /// @file Everything a GPU job needs, Gloo included: link with -lgloo.
 
-#include "lockstep/comm/adapters/staged.cuh"
+#include "lockstep/detail/comm/staged.cuh"
+#include "lockstep/detail/strategy/gpu_execution.cuh"
+#include "lockstep/detail/trainer/connection.hpp"
 #include "lockstep/gloo.hpp"
 #include "lockstep/lockstep.cuh"
-#include "lockstep/strategy/gpu_execution.cuh"
-#include "lockstep/trainer/connection.hpp"
 
 namespace lockstep {
 

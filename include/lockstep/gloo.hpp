@@ -2,11 +2,11 @@
 #pragma once
 /// @file Everything a CPU job needs, Gloo included: link with -lgloo.
 
-#include "lockstep/comm/adapters/hierarchical/gloo.hpp"
-#include "lockstep/comm/backends/gloo/communicator.hpp"
-#include "lockstep/comm/groups.hpp"
+#include "lockstep/detail/comm/gloo/communicator.hpp"
+#include "lockstep/detail/comm/groups.hpp"
+#include "lockstep/detail/comm/hierarchical/gloo.hpp"
+#include "lockstep/detail/trainer/connection.hpp"
 #include "lockstep/lockstep.hpp"
-#include "lockstep/trainer/connection.hpp"
 
 namespace lockstep {
 

@@ -2,12 +2,12 @@
 #pragma once
 /// @file Everything a GPU job needs, but for NCCL: that is <lockstep/nccl.cuh>.
 
-#include "lockstep/comm/groups.hpp"
-#include "lockstep/data/device_batch.cuh"
-#include "lockstep/data/pinned.cuh"
-#include "lockstep/data/resident.cuh"
+#include "lockstep/detail/comm/groups.hpp"
+#include "lockstep/detail/data/device_batch.cuh"
+#include "lockstep/detail/data/pinned.cuh"
+#include "lockstep/detail/data/resident.cuh"
+#include "lockstep/detail/norm/device_layer_norm.cuh"
+#include "lockstep/detail/norm/device_norm.cuh"
+#include "lockstep/detail/norm/dropout.cuh"
+#include "lockstep/detail/trainer/cuda.cuh"
 #include "lockstep/lockstep.hpp"
-#include "lockstep/norm/device_layer_norm.cuh"
-#include "lockstep/norm/device_norm.cuh"
-#include "lockstep/norm/dropout.cuh"
-#include "lockstep/trainer/cuda.cuh"

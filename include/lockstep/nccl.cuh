@@ -2,11 +2,11 @@
 #pragma once
 /// @file Everything a GPU job needs, NCCL included: link with -lnccl.
 
-#include "lockstep/comm/adapters/hierarchical/nccl.cuh"
-#include "lockstep/comm/backends/nccl/communicator.cuh"
+#include "lockstep/detail/comm/hierarchical/nccl.cuh"
+#include "lockstep/detail/comm/nccl/communicator.cuh"
+#include "lockstep/detail/strategy/gpu_execution.cuh"
+#include "lockstep/detail/trainer/connection.hpp"
 #include "lockstep/lockstep.cuh"
-#include "lockstep/strategy/gpu_execution.cuh"
-#include "lockstep/trainer/connection.hpp"
 
 namespace lockstep {
 

@@ -4,9 +4,9 @@
 /// (`-std=c++20 --extended-lambda --expt-relaxed-constexpr`) and the CUDA that LibTorch was built
 /// for, and link libtorch_cuda and libc10_cuda too. For files without jobs, `torch.hpp` is enough.
 
+#include "lockstep/detail/torch/cuda/batch.cuh"
+#include "lockstep/detail/torch/cuda/capture.cuh"
+#include "lockstep/detail/torch/cuda/loop_streams.cuh"
+#include "lockstep/detail/torch/cuda/step_tensors.cuh"
 #include "lockstep/lockstep.cuh"
 #include "lockstep/torch.hpp"
-#include "lockstep/torch/cuda/batch.cuh"
-#include "lockstep/torch/cuda/capture.cuh"
-#include "lockstep/torch/cuda/loop_streams.cuh"
-#include "lockstep/torch/cuda/step_tensors.cuh"

@@ -6,9 +6,9 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "lockstep/comm/backends/loopback.hpp"
 #include "lockstep/ddp.hpp"
-#include "lockstep/device/device.hpp"
+#include "lockstep/detail/comm/loopback.hpp"
+#include "lockstep/detail/device/device.hpp"
 
 namespace bare {
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/bucket/layout.hpp"
+#include "lockstep/detail/bucket/layout.hpp"
 
 #include <boost/test/unit_test.hpp>
 #include <cstdint>
 #include <type_traits>
 
-#include "lockstep/bucket/step.hpp"
+#include "lockstep/detail/bucket/step.hpp"
 
 using namespace lockstep;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/bucket/plan.hpp"
+#include "lockstep/detail/bucket/plan.hpp"
 
 #include <boost/test/unit_test.hpp>
 #include <cstdint>
@@ -9,8 +9,8 @@
 #include <random>
 #include <vector>
 
-#include "lockstep/bucket/buckets.hpp"
-#include "lockstep/bucket/layout.hpp"
+#include "lockstep/detail/bucket/buckets.hpp"
+#include "lockstep/detail/bucket/layout.hpp"
 #include "reference.hpp"
 
 using namespace lockstep;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/bucket/layout.hpp"
+#include "lockstep/detail/bucket/layout.hpp"
 
 #include <boost/test/unit_test.hpp>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/bucket/step.hpp"
+#include "lockstep/detail/bucket/step.hpp"
 
 #include <array>
 #include <boost/test/unit_test.hpp>
@@ -10,8 +10,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "lockstep/core/error.hpp"
-#include "lockstep/device/device.hpp"
+#include "lockstep/detail/core/error.hpp"
+#include "lockstep/detail/device/device.hpp"
 
 using namespace lockstep;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/checkpoint/checkpoints.hpp"
+#include "lockstep/detail/checkpoint/checkpoints.hpp"
 
 #include <boost/test/unit_test.hpp>
 #include <condition_variable>
@@ -12,10 +12,10 @@
 
 #include "checkpoint/process.hpp"
 #include "launch/watchdog.hpp"
-#include "lockstep/core/error.hpp"
-#include "lockstep/core/file.hpp"
-#include "lockstep/core/scope_guard.hpp"
-#include "lockstep/launch/launch.hpp"
+#include "lockstep/detail/core/error.hpp"
+#include "lockstep/detail/core/file.hpp"
+#include "lockstep/detail/core/scope_guard.hpp"
+#include "lockstep/detail/launch/launch.hpp"
 
 BOOST_FIXTURE_TEST_SUITE(checkpoint_background, Watchdog)
 

@@ -18,24 +18,21 @@
 #include <filesystem>
 #include <fstream>
 #include <initializer_list>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "checkpoint/process.hpp"
 #include "launch/watchdog.hpp"
+#include "require.hpp"
 #include "skipped.hpp"
 #include "temporary_folder.hpp"
 
 namespace checkpoint_tests {
 
+using ::require;
+
 constexpr int is_skipped = 77;
 constexpr std::size_t page = 4096;
-
-/// For processes, in which Boost.Test's checks must not be used.
-inline void require(bool ok, const std::string& what) {
-  if (!ok) throw std::runtime_error(what);
-}
 
 inline void require_error(auto make, const std::vector<std::string>& parts) {
   const std::string words = error_of(make);

@@ -18,9 +18,9 @@
 #include "checkpoint/disk.hpp"
 #include "checkpoint/process.hpp"
 #include "launch/watchdog.hpp"
-#include "lockstep/checkpoint/folder.hpp"
-#include "lockstep/checkpoint/reader.hpp"
-#include "lockstep/checkpoint/safetensors.hpp"
+#include "lockstep/detail/checkpoint/folder.hpp"
+#include "lockstep/detail/checkpoint/reader.hpp"
+#include "lockstep/detail/checkpoint/safetensors.hpp"
 #include "skipped.hpp"
 #include "temporary_folder.hpp"
 

@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/core/random_stream.hpp"
-#include "lockstep/hook/local_sgd.hpp"
-#include "lockstep/observe/scores.hpp"
+#include "lockstep/detail/core/random_stream.hpp"
+#include "lockstep/detail/hook/local_sgd.hpp"
+#include "lockstep/detail/observe/scores.hpp"
 #include "train/checkpoint_case.hpp"
 
 BOOST_AUTO_TEST_SUITE(checkpoints_of_earlier_versions)

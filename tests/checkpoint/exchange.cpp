@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/checkpoint/reader.hpp"
-#include "lockstep/core/error.hpp"
-#include "lockstep/core/half.hpp"
-#include "lockstep/core/json.hpp"
+#include "lockstep/detail/checkpoint/reader.hpp"
+#include "lockstep/detail/core/error.hpp"
+#include "lockstep/detail/core/half.hpp"
+#include "lockstep/detail/core/json.hpp"
 
 namespace {
 

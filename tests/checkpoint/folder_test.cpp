@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/checkpoint/folder.hpp"
+#include "lockstep/detail/checkpoint/folder.hpp"
 
 #include <sys/stat.h>
 
@@ -20,8 +20,8 @@
 
 #include "checkpoint/process.hpp"
 #include "launch/watchdog.hpp"
-#include "lockstep/checkpoint/reader.hpp"
-#include "lockstep/checkpoint/safetensors.hpp"
+#include "lockstep/detail/checkpoint/reader.hpp"
+#include "lockstep/detail/checkpoint/safetensors.hpp"
 #include "temporary_folder.hpp"
 
 BOOST_FIXTURE_TEST_SUITE(checkpoint_folder, Watchdog)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/checkpoint/folder.hpp"
+#include "lockstep/detail/checkpoint/folder.hpp"
 
 #include <sys/file.h>
 #include <unistd.h>

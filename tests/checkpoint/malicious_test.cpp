@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "checkpoint/folder.hpp"
-#include "lockstep/checkpoint/reader.hpp"
-#include "lockstep/core/checksum.hpp"
-#include "lockstep/core/json.hpp"
+#include "lockstep/detail/checkpoint/reader.hpp"
+#include "lockstep/detail/core/checksum.hpp"
+#include "lockstep/detail/core/json.hpp"
 
 BOOST_AUTO_TEST_SUITE(checkpoint_malicious)
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/trainer/options.hpp"
+#include "lockstep/detail/trainer/options.hpp"
 
 #include <boost/test/unit_test.hpp>
 #include <chrono>
@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "launch/watchdog.hpp"
-#include "lockstep/checkpoint/folder.hpp"
+#include "lockstep/detail/checkpoint/folder.hpp"
 
 BOOST_AUTO_TEST_SUITE(checkpoint_options)
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checkpoints of several files: pieces joined, shards that are missing, swapped or of another save.
-#include "lockstep/checkpoint/reader.hpp"
+#include "lockstep/detail/checkpoint/reader.hpp"
 
 #include <algorithm>
 #include <boost/test/unit_test.hpp>

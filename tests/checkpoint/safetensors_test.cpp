@@ -16,8 +16,8 @@
 
 #include "checkpoint/folder.hpp"
 #include "checkpoint/sample.hpp"
-#include "lockstep/checkpoint/reader.hpp"
-#include "lockstep/core/half.hpp"
+#include "lockstep/detail/checkpoint/reader.hpp"
+#include "lockstep/detail/core/half.hpp"
 #include "skipped.hpp"
 
 BOOST_AUTO_TEST_SUITE(checkpoint_safetensors)

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/checkpoint/safetensors.hpp"
-#include "lockstep/core/hash.hpp"
+#include "lockstep/detail/checkpoint/safetensors.hpp"
+#include "lockstep/detail/core/hash.hpp"
 
 namespace checkpoint {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/checkpoint/checkpoints.hpp"
+#include "lockstep/detail/checkpoint/checkpoints.hpp"
 
 #include <signal.h>
 #include <stdlib.h>
@@ -12,8 +12,8 @@
 
 #include "checkpoint/process.hpp"
 #include "launch/watchdog.hpp"
-#include "lockstep/core/error.hpp"
-#include "lockstep/core/thread.hpp"
+#include "lockstep/detail/core/error.hpp"
+#include "lockstep/detail/core/thread.hpp"
 
 BOOST_FIXTURE_TEST_SUITE(checkpoint_stop_request, Watchdog)
 

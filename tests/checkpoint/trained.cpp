@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "lockstep/core/hash.hpp"
+#include "lockstep/detail/core/hash.hpp"
 #include "lockstep/lockstep.hpp"
 
 using namespace lockstep;

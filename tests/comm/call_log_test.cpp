@@ -8,11 +8,11 @@
 #include <thread>
 #include <vector>
 
-#include "launch/served.hpp"
-#include "lockstep/comm/call/fault_channel.hpp"
-#include "lockstep/comm/call/peers.hpp"
-#include "lockstep/comm/collective.hpp"
-#include "lockstep/core/reduce_op.hpp"
+#include "lockstep/detail/comm/call/fault_channel.hpp"
+#include "lockstep/detail/comm/call/peers.hpp"
+#include "lockstep/detail/comm/collective.hpp"
+#include "lockstep/detail/core/reduce_op.hpp"
+#include "store/served.hpp"
 
 using namespace lockstep;
 using namespace lockstep::detail;
@@ -113,8 +113,8 @@ BOOST_FIXTURE_TEST_CASE(the_first_fault_counts_and_a_question_gives_way_to_it, B
   second.ask();
   first.ask();
   BOOST_TEST((first.notice().kind == Notice::Kind::question));
-  BOOST_TEST(second.fail("out of memory").words == "out of memory");
-  BOOST_TEST(first.fail("waited").words == "out of memory");
+  BOOST_TEST(second.fail("out of memory").reason == "out of memory");
+  BOOST_TEST(first.fail("waited").reason == "out of memory");
   first.ask();
   const Notice notice = first.notice();
   BOOST_TEST((notice.kind == Notice::Kind::failed && notice.rank == Rank{1}));
@@ -149,7 +149,7 @@ BOOST_FIXTURE_TEST_CASE(ranks_hear_of_notices_without_asking, Boards) {
   second.fail("no disk");
   const Notice fault = next();
   BOOST_TEST((fault.kind == Notice::Kind::failed));
-  BOOST_TEST(fault.words == "no disk");
+  BOOST_TEST(fault.reason == "no disk");
 }
 
 BOOST_FIXTURE_TEST_CASE(all_ranks_name_the_same_pair_of_calls, Boards) {
@@ -160,8 +160,8 @@ BOOST_FIXTURE_TEST_CASE(all_ranks_name_the_same_pair_of_calls, Boards) {
   BOOST_TEST((second.differ(rank1).kind == Notice::Kind::differs));
   const Notice notice = first.notice();
   std::string there;
-  std::jthread waiting([&] { there = second.verdict(rank1, notice.rank, 5s).problem(); });
-  const Error here = first.verdict(rank0, notice.rank, 5s);
+  std::jthread waiting([&] { there = second.disagreement(rank1, notice.rank, 5s).problem(); });
+  const Error here = first.disagreement(rank0, notice.rank, 5s);
   waiting.join();
   BOOST_TEST(here.operation() == "call 1");
   BOOST_TEST(here.problem() ==

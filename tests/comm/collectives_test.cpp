@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "exercise.hpp"
-#include "lockstep/comm/backends/loopback.hpp"
-#include "lockstep/comm/groups.hpp"
+#include "lockstep/detail/comm/groups.hpp"
+#include "lockstep/detail/comm/loopback.hpp"
 
 using namespace ranks;
 

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/comm/groups.hpp"
-#include "lockstep/topology/grid.hpp"
+#include "lockstep/detail/comm/groups.hpp"
+#include "lockstep/detail/topology/grid.hpp"
 #include "operations.hpp"
 #include "ranks.hpp"
 #include "repeating.hpp"

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "exercise.hpp"
-#include "lockstep/core/error.hpp"
+#include "lockstep/detail/core/error.hpp"
 #include "mismatch.hpp"
 #include "repeat.hpp"
 #include "skipped.hpp"

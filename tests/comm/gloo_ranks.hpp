@@ -6,10 +6,10 @@
 #include <memory>
 #include <string>
 
-#include "lockstep/comm/adapters/hierarchical/gloo.hpp"
-#include "lockstep/comm/backends/gloo/communicator.hpp"
-#include "lockstep/launch/store.hpp"
-#include "lockstep/launch/store_server.hpp"
+#include "lockstep/detail/comm/gloo/communicator.hpp"
+#include "lockstep/detail/comm/hierarchical/gloo.hpp"
+#include "lockstep/detail/store/server.hpp"
+#include "lockstep/detail/store/store.hpp"
 #include "ranks.hpp"
 
 namespace ranks {
@@ -47,7 +47,7 @@ class Sockets {
 
 /// Several hosts on one machine, for LOCKSTEP_HOST says so: two where the ranks can be divided in
 /// half, else one for each rank.
-class PlayedHosts : public Sockets {
+class EmulatedHosts : public Sockets {
  public:
   using Sockets::Sockets;
 

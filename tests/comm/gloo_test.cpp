@@ -16,8 +16,8 @@
 #include "exercise.hpp"
 #include "failing_threads.hpp"
 #include "gloo_ranks.hpp"
-#include "lockstep/comm/groups.hpp"
-#include "lockstep/core/error.hpp"
+#include "lockstep/detail/comm/groups.hpp"
+#include "lockstep/detail/core/error.hpp"
 #include "mismatch.hpp"
 #include "repeat.hpp"
 

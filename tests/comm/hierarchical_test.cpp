@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shared memory inside hosts and Gloo between them, on hosts that are played by one machine.
+// Shared memory inside hosts and Gloo between them, on hosts that are emulated by one machine.
 #include <algorithm>
 #include <boost/test/unit_test.hpp>
 #include <cmath>
@@ -9,9 +9,9 @@
 
 #include "exercise.hpp"
 #include "gloo_ranks.hpp"
-#include "lockstep/comm/adapters/hierarchical/gloo.hpp"
-#include "lockstep/comm/adapters/hierarchical/two_levels.hpp"
-#include "lockstep/comm/groups.hpp"
+#include "lockstep/detail/comm/groups.hpp"
+#include "lockstep/detail/comm/hierarchical/gloo.hpp"
+#include "lockstep/detail/comm/hierarchical/two_levels.hpp"
 #include "mismatch.hpp"
 #include "repeat.hpp"
 
@@ -28,22 +28,22 @@ namespace {
 using Hierarchy = HierarchicalCommunicator<ShmCommunicator<>, GlooCommunicator<>>;
 
 Ends run_hosts(std::size_t world, auto f, std::chrono::milliseconds timeout = 20s) {
-  return run_processes<PlayedHosts>(world, timeout, f);
+  return run_processes<EmulatedHosts>(world, timeout, f);
 }
 
 /// Two ranks on the first host, and the rest on the second.
-class UnevenHosts : public PlayedHosts {
+class UnevenHosts : public EmulatedHosts {
  public:
-  using PlayedHosts::PlayedHosts;
+  using EmulatedHosts::EmulatedHosts;
   auto join(Rank rank, WorldSize world, std::chrono::milliseconds timeout) const {
     return join_on(rank.value() < 2 ? 0 : 1, rank, world, timeout);
   }
 };
 
 /// Hosts by turns: 0 2 | 1 3.
-class DealtHosts : public PlayedHosts {
+class DealtHosts : public EmulatedHosts {
  public:
-  using PlayedHosts::PlayedHosts;
+  using EmulatedHosts::EmulatedHosts;
   auto join(Rank rank, WorldSize world, std::chrono::milliseconds timeout) const {
     return join_on(rank.value() % 2, rank, world, timeout);
   }
@@ -272,7 +272,7 @@ BOOST_AUTO_TEST_CASE(calls_that_differ_between_hosts_are_errors_everywhere) {
 }
 
 BOOST_AUTO_TEST_CASE(calls_that_differ_are_errors_on_all_ranks_that_name_both) {
-  expect_mismatches<PlayedHosts>(As::processes);
+  expect_mismatches<EmulatedHosts>(As::processes);
 }
 
 BOOST_AUTO_TEST_CASE(a_killed_rank_fails_all_others_long_before_the_time_limit) {

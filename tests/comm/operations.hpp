@@ -2,7 +2,7 @@
 #pragma once
 /// @file Every reduce operation, for tests that try all of them.
 
-#include "lockstep/core/reduce_op.hpp"
+#include "lockstep/detail/core/reduce_op.hpp"
 
 namespace ranks {
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "launch/watchdog.hpp"
-#include "lockstep/comm/backends/threads/rendezvous.hpp"
+#include "lockstep/detail/comm/threads/rendezvous.hpp"
 
 namespace participants {
 

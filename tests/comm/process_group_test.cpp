@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // From spawned ranks through the store to a communicator.
-#include "lockstep/trainer/process_group.hpp"
+#include "lockstep/detail/trainer/process_group.hpp"
 
 #include <boost/test/unit_test.hpp>
 #include <filesystem>
@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "launch/watchdog.hpp"
-#include "lockstep/comm/backends/loopback.hpp"
-#include "lockstep/core/text.hpp"
-#include "lockstep/device/device.hpp"
-#include "lockstep/launch/launch.hpp"
-#include "lockstep/topology/grid.hpp"
+#include "lockstep/detail/comm/loopback.hpp"
+#include "lockstep/detail/core/text.hpp"
+#include "lockstep/detail/device/device.hpp"
+#include "lockstep/detail/launch/launch.hpp"
+#include "lockstep/detail/topology/grid.hpp"
 
 using namespace lockstep;
 using lockstep::detail::text;

@@ -13,15 +13,17 @@
 #include <chrono>
 #include <cstdio>
 #include <exception>
-#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "launch/watchdog.hpp"
-#include "lockstep/comm/backends/shm/communicator.hpp"
+#include "lockstep/detail/comm/shm/communicator.hpp"
+#include "require.hpp"
 
 namespace ranks {
+
+using ::require;
 
 using namespace lockstep;
 using namespace lockstep::detail;
@@ -32,15 +34,6 @@ enum class As { processes, threads };
 
 /// What a rank ended with: nothing, or the words of its exception, or a signal.
 using Ends = std::vector<std::string>;
-
-/// Words that stand there are put into a string only if they are needed: some are checked for every
-/// element.
-inline void require(bool ok, const char* what) {
-  if (!ok) throw std::runtime_error(what);
-}
-inline void require(bool ok, const std::string& what) {
-  if (!ok) throw std::runtime_error(what);
-}
 
 /// Does a rank say of another one that it died? It has seen its process end, or its connection.
 inline bool tells_of_death(const std::string& end) {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "exercise.hpp"
-#include "lockstep/comm/backends/threads/rendezvous.hpp"
+#include "lockstep/detail/comm/threads/rendezvous.hpp"
 #include "participants.hpp"
 #include "repeat.hpp"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Means over ranks, of which some have seen nothing.
-#include "lockstep/observe/scores.hpp"
+#include "lockstep/detail/observe/scores.hpp"
 
 #include <boost/test/unit_test.hpp>
 #include <string>

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "exercise.hpp"
-#include "lockstep/comm/backends/threads/rendezvous.hpp"
-#include "lockstep/comm/communicator.hpp"
+#include "lockstep/detail/comm/communicator.hpp"
+#include "lockstep/detail/comm/threads/rendezvous.hpp"
 #include "participants.hpp"
 
 using namespace participants;

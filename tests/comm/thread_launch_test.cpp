@@ -14,7 +14,7 @@
 
 #include "failing_threads.hpp"
 #include "launch/watchdog.hpp"
-#include "lockstep/launch/launch.hpp"
+#include "lockstep/detail/launch/launch.hpp"
 #include "participants.hpp"
 
 using namespace participants;

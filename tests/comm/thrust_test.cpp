@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "exercise.hpp"
-#include "lockstep/core/view.hpp"
-#include "lockstep/data/dataset.hpp"
+#include "lockstep/detail/core/view.hpp"
+#include "lockstep/detail/data/dataset.hpp"
 
 using namespace ranks;
 

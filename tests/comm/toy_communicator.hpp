@@ -16,10 +16,10 @@
 #include <string_view>
 #include <vector>
 
-#include "lockstep/comm/call/peers.hpp"
-#include "lockstep/comm/collectives.hpp"
-#include "lockstep/comm/communicator.hpp"
-#include "lockstep/comm/groups.hpp"
+#include "lockstep/detail/comm/call/peers.hpp"
+#include "lockstep/detail/comm/collectives.hpp"
+#include "lockstep/detail/comm/communicator.hpp"
+#include "lockstep/detail/comm/groups.hpp"
 
 namespace ranks {
 

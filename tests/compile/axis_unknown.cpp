@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A well-made policy for an axis that no job has.
 // expect: lockstep: one of the template arguments is not a policy
-#include "lockstep/trainer/trainer.hpp"
+#include "lockstep/detail/trainer/trainer.hpp"
 
 using namespace lockstep;
 

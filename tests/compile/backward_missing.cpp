@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: the model has no backward(step, batch) for this batch
-#include "lockstep/model/model.hpp"
-#include "lockstep/trainer/trainer.hpp"
+#include "lockstep/detail/model/model.hpp"
+#include "lockstep/detail/trainer/trainer.hpp"
 
 using namespace lockstep;
 

@@ -2,7 +2,7 @@
 // expect: lockstep: ParallelStrategy<DP> cannot cut this batch into shares
 #include <vector>
 
-#include "lockstep/strategy/scatter.hpp"
+#include "lockstep/detail/strategy/scatter.hpp"
 
 using namespace lockstep;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: BlockShuffle<Block, Window> needs blocks of one sample or more
-#include "lockstep/trainer/trainer.hpp"
+#include "lockstep/detail/trainer/trainer.hpp"
 
 using namespace lockstep;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: the model's Parameters must be a ParameterList
-#include "lockstep/trainer/trainer.hpp"
+#include "lockstep/detail/trainer/trainer.hpp"
 
 using namespace lockstep;
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: collate cannot call its function with the samples of this source
-#include "lockstep/data/dataset.hpp"
-#include "lockstep/data/loader.hpp"
-#include "lockstep/data/pipeline.hpp"
+#include "lockstep/detail/data/dataset.hpp"
+#include "lockstep/detail/data/loader.hpp"
+#include "lockstep/detail/data/pipeline.hpp"
 
 using namespace lockstep;
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: stacked, padded and ragged take samples with
-#include "lockstep/data/dataset.hpp"
-#include "lockstep/data/loader.hpp"
-#include "lockstep/data/pipeline.hpp"
+#include "lockstep/detail/data/dataset.hpp"
+#include "lockstep/detail/data/loader.hpp"
+#include "lockstep/detail/data/pipeline.hpp"
 
 using namespace lockstep;
 

@@ -3,7 +3,7 @@
 #include <array>
 #include <vector>
 
-#include "lockstep/comm/backends/loopback.hpp"
+#include "lockstep/detail/comm/loopback.hpp"
 
 using namespace lockstep;
 

@@ -2,7 +2,7 @@
 // expect: lockstep: a collective takes memory of numbers or bools (a span, vector, array or view)
 #include <vector>
 
-#include "lockstep/comm/backends/loopback.hpp"
+#include "lockstep/detail/comm/loopback.hpp"
 
 using namespace lockstep;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: bool is reduced with Max or BitOr (any rank), Min or BitAnd (all ranks)
-#include "lockstep/comm/backends/loopback.hpp"
+#include "lockstep/detail/comm/loopback.hpp"
 
 using namespace lockstep;
 

@@ -2,7 +2,7 @@
 // nvcc has errors of its own for such calls from the host.
 // expect: lockstep: this view is of device memory, which host code cannot read or write
 // compilers: g++
-#include "lockstep/core/view.hpp"
+#include "lockstep/detail/core/view.hpp"
 
 using namespace lockstep;
 

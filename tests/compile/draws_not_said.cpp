@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: this model draws random numbers, and its steps have none; say so in the model: static constexpr bool draws = true;
-#include "lockstep/comm/backends/loopback.hpp"
-#include "lockstep/norm/dropout.hpp"
-#include "lockstep/strategy/gradients.hpp"
-#include "lockstep/trainer/trainer.hpp"
+#include "lockstep/detail/comm/loopback.hpp"
+#include "lockstep/detail/norm/dropout.hpp"
+#include "lockstep/detail/strategy/gradients.hpp"
+#include "lockstep/detail/trainer/trainer.hpp"
 
 using namespace lockstep;
 

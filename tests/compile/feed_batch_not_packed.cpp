@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: a batch that is fed to other ranks says how it is packed
-#include "lockstep/comm/backends/loopback.hpp"
-#include "lockstep/data/feed.hpp"
+#include "lockstep/detail/comm/loopback.hpp"
+#include "lockstep/detail/data/feed.hpp"
 
 using namespace lockstep;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: fit calls its function after every epoch
-#include "lockstep/data/dataset.hpp"
-#include "lockstep/trainer/trainer.hpp"
+#include "lockstep/detail/data/dataset.hpp"
+#include "lockstep/detail/trainer/trainer.hpp"
 
 using namespace lockstep;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: hooks need whole buckets, of which Sharding<ZeroRedundancy, Gradients> keeps slices
-#include "lockstep/hook/compress_to.hpp"
-#include "lockstep/trainer/trainer.hpp"
+#include "lockstep/detail/hook/compress_to.hpp"
+#include "lockstep/detail/trainer/trainer.hpp"
 
 using namespace lockstep;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: lockstep: with Sharding<ZeroRedundancy, Gradients> every batch is scattered at once, and ranks
-#include "lockstep/trainer/trainer.hpp"
+// expect: lockstep: with Sharding<ZeroRedundancy, Gradients> every batch is scattered at once, and exhausted ranks
+#include "lockstep/detail/trainer/trainer.hpp"
 
 using namespace lockstep;
 

@@ -2,7 +2,7 @@
 // expect: lockstep: set_grad was given another number of elements than the parameter has
 #include <array>
 
-#include "lockstep/bucket/step.hpp"
+#include "lockstep/detail/bucket/step.hpp"
 
 using namespace lockstep;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: set_grad takes a number for a scalar parameter
-#include "lockstep/bucket/step.hpp"
+#include "lockstep/detail/bucket/step.hpp"
 
 using namespace lockstep;
 

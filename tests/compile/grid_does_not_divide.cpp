@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: the group size does not divide the world size
-#include "lockstep/topology/grid.hpp"
+#include "lockstep/detail/topology/grid.hpp"
 
 using namespace lockstep;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: a grid needs a world of at least one rank
-#include "lockstep/topology/grid.hpp"
+#include "lockstep/detail/topology/grid.hpp"
 
 using namespace lockstep;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: one of ParameterGroups has no parameter to train
-#include "lockstep/trainer/trainer.hpp"
+#include "lockstep/detail/trainer/trainer.hpp"
 
 using namespace lockstep;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: a group is empty; every group needs a rank
-#include "lockstep/topology/groups.hpp"
+#include "lockstep/detail/topology/groups.hpp"
 
 using namespace lockstep;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: groups listed as types need a world of known size
-#include "lockstep/topology/groups.hpp"
+#include "lockstep/detail/topology/groups.hpp"
 
 using namespace lockstep;
 

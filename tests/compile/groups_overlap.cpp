@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: a rank is listed twice; groups must not overlap
-#include "lockstep/topology/groups.hpp"
+#include "lockstep/detail/topology/groups.hpp"
 
 using namespace lockstep;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: the hooks TopK and NoReduction were removed
-#include "lockstep/hook/power_sgd.hpp"
-#include "lockstep/trainer/trainer.hpp"
+#include "lockstep/detail/hook/power_sgd.hpp"
+#include "lockstep/detail/trainer/trainer.hpp"
 
 using namespace lockstep;
 

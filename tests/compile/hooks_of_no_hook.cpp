@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: a policy was given something that is not one of its choices
-#include "lockstep/hook/local_sgd.hpp"
-#include "lockstep/trainer/trainer.hpp"
+#include "lockstep/detail/hook/local_sgd.hpp"
+#include "lockstep/detail/trainer/trainer.hpp"
 
 using namespace lockstep;
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: these hooks cannot follow each other
-#include "lockstep/hook/compress_to.hpp"
-#include "lockstep/hook/local_sgd.hpp"
-#include "lockstep/hook/power_sgd.hpp"
-#include "lockstep/trainer/trainer.hpp"
+#include "lockstep/detail/hook/compress_to.hpp"
+#include "lockstep/detail/hook/local_sgd.hpp"
+#include "lockstep/detail/hook/power_sgd.hpp"
+#include "lockstep/detail/trainer/trainer.hpp"
 
 using namespace lockstep;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: Sharding<HostShared> reduces slices where they are used
-#include "lockstep/hook/compress_to.hpp"
-#include "lockstep/trainer/trainer.hpp"
+#include "lockstep/detail/hook/compress_to.hpp"
+#include "lockstep/detail/trainer/trainer.hpp"
 
 using namespace lockstep;
 

@@ -2,10 +2,10 @@
 #pragma once
 /// @file The job of README.md, for programs that use one that is accepted or one that is rejected.
 
-#include "lockstep/core/text.hpp"
-#include "lockstep/data/dataset.hpp"
-#include "lockstep/trainer/launch_job.hpp"
-#include "lockstep/trainer/trainer.hpp"
+#include "lockstep/detail/core/text.hpp"
+#include "lockstep/detail/data/dataset.hpp"
+#include "lockstep/detail/trainer/launch_job.hpp"
+#include "lockstep/detail/trainer/trainer.hpp"
 
 namespace job {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: lockstep: with UnevenInputs<Join> ranks that are through run other work
-#include "lockstep/trainer/trainer.hpp"
+// expect: lockstep: with UnevenInputs<Join> exhausted ranks run other work
+#include "lockstep/detail/trainer/trainer.hpp"
 
 using namespace lockstep;
 

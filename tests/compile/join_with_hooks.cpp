@@ -2,8 +2,8 @@
 // expect: lockstep: with UnevenInputs<Join> ranks learn from the first bucket who still has batches, and of the hooks
 #include <string_view>
 
-#include "lockstep/hook/compress_to.hpp"
-#include "lockstep/trainer/trainer.hpp"
+#include "lockstep/detail/hook/compress_to.hpp"
+#include "lockstep/detail/trainer/trainer.hpp"
 
 using namespace lockstep;
 

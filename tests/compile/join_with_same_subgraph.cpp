@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: lockstep: with UnevenInputs<Join> a rank that is through does not know which sub-graph
-#include "lockstep/trainer/trainer.hpp"
+// expect: lockstep: with UnevenInputs<Join> an exhausted rank does not know which sub-graph
+#include "lockstep/detail/trainer/trainer.hpp"
 
 using namespace lockstep;
 

@@ -2,7 +2,7 @@
 // expect: lockstep: the ranks of this job are threads, each with a model of its own, and this model cannot be copied
 #include <memory>
 
-#include "lockstep/trainer/launch_job.hpp"
+#include "lockstep/detail/trainer/launch_job.hpp"
 
 using namespace lockstep;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: this model has no default constructor; give launch a model too
-#include "lockstep/trainer/launch_job.hpp"
-#include "lockstep/trainer/trainer.hpp"
+#include "lockstep/detail/trainer/launch_job.hpp"
+#include "lockstep/detail/trainer/trainer.hpp"
 
 using namespace lockstep;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: the model lists its tensors at run time, so that their keys are numbers
-#include "lockstep/bucket/step.hpp"
+#include "lockstep/detail/bucket/step.hpp"
 
 using namespace lockstep;
 

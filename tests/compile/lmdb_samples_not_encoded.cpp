@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/data/lmdb.hpp"
+#include "lockstep/detail/data/lmdb.hpp"
 
 using namespace lockstep;
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: map's function returns nothing and takes the sample by value
-#include "lockstep/data/dataset.hpp"
-#include "lockstep/data/loader.hpp"
-#include "lockstep/data/pipeline.hpp"
+#include "lockstep/detail/data/dataset.hpp"
+#include "lockstep/detail/data/loader.hpp"
+#include "lockstep/detail/data/pipeline.hpp"
 
 using namespace lockstep;
 

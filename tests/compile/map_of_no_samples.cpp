@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: this has no samples that map, stacked, padded, ragged or collate could take
-#include "lockstep/data/loader.hpp"
-#include "lockstep/data/pipeline.hpp"
+#include "lockstep/detail/data/loader.hpp"
+#include "lockstep/detail/data/pipeline.hpp"
 
 using namespace lockstep;
 

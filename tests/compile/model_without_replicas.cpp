@@ -2,7 +2,7 @@
 // expect: lockstep: ParallelStrategy<DP> gives every replica a model of its own
 #include <memory>
 
-#include "lockstep/trainer/wrappers.hpp"
+#include "lockstep/detail/trainer/wrappers.hpp"
 
 using namespace lockstep;
 

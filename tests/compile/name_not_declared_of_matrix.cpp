@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A misspelt name is one error, whatever is done with the view.
 // expect: lockstep: the model declares no parameter of this name
-#include "lockstep/trainer/trainer.hpp"
+#include "lockstep/detail/trainer/trainer.hpp"
 
 using namespace lockstep;
 

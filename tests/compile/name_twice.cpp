@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Twice once the scopes are joined.
 // expect: lockstep: a name is declared twice
-#include "lockstep/trainer/trainer.hpp"
+#include "lockstep/detail/trainer/trainer.hpp"
 
 using namespace lockstep;
 

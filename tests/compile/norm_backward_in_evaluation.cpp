@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: backward of a norm belongs to a training step
-#include "lockstep/norm/layer_norm.hpp"
+#include "lockstep/detail/norm/layer_norm.hpp"
 
 using namespace lockstep;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: a batch norm takes views of rank 2, 3 or 4
-#include "lockstep/norm/batch_norm.hpp"
+#include "lockstep/detail/norm/batch_norm.hpp"
 
 using namespace lockstep;
 

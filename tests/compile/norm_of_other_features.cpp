@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: a norm is given a tensor with another number of channels than it has features
-#include "lockstep/norm/batch_norm.hpp"
+#include "lockstep/detail/norm/batch_norm.hpp"
 
 using namespace lockstep;
 

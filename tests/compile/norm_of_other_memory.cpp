@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: a layer's views are of the memory of its step
-#include "lockstep/norm/layer_norm.hpp"
+#include "lockstep/detail/norm/layer_norm.hpp"
 
 using namespace lockstep;
 

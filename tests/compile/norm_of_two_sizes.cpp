@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: a batch norm has another number of features than in the model's lists
-#include "lockstep/norm/batch_norm.hpp"
+#include "lockstep/detail/norm/batch_norm.hpp"
 
 using namespace lockstep;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: the model declares no buffer of this name
-#include "lockstep/norm/batch_norm.hpp"
+#include "lockstep/detail/norm/batch_norm.hpp"
 
 using namespace lockstep;
 

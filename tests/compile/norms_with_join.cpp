@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: with Norms<Synced> every rank's forward waits for the statistics of all
-#include "lockstep/trainer/trainer.hpp"
+#include "lockstep/detail/trainer/trainer.hpp"
 
 using namespace lockstep;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: with Norms<Synced> ranks must run the same norms in every step
-#include "lockstep/trainer/trainer.hpp"
+#include "lockstep/detail/trainer/trainer.hpp"
 
 using namespace lockstep;
 

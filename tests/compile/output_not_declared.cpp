@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: the model declares no outputs to predict
-#include "lockstep/data/dataset.hpp"
-#include "lockstep/trainer/trainer.hpp"
+#include "lockstep/detail/data/dataset.hpp"
+#include "lockstep/detail/trainer/trainer.hpp"
 
 using namespace lockstep;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: this model's forward keeps no outputs
-#include "lockstep/data/batch.hpp"
-#include "lockstep/trainer/wrappers.hpp"
+#include "lockstep/detail/data/batch.hpp"
+#include "lockstep/detail/trainer/wrappers.hpp"
 
 using namespace lockstep;
 using Batch = LabelledBatch<float, int>;

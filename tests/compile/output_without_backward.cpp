@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: the model declares an Output and does not go on from its gradient
-#include "lockstep/bucket/step.hpp"
-#include "lockstep/core/view.hpp"
-#include "lockstep/model/model.hpp"
+#include "lockstep/detail/bucket/step.hpp"
+#include "lockstep/detail/core/view.hpp"
+#include "lockstep/detail/model/model.hpp"
 
 using namespace lockstep;
 

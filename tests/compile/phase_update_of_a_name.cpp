@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One sentence for all: two programs show it to nvcc, this one to g++ alone.
+// One message for all: two programs show it to nvcc, this one to g++ alone.
 // expect: lockstep: the phases of a step come in the order
 // compilers: g++
 #include "phases.hpp"

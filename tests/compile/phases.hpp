@@ -2,7 +2,7 @@
 #pragma once
 /// @file A wrapped model for programs that take the phases of a step in the right order or not.
 
-#include "lockstep/trainer/wrappers.hpp"
+#include "lockstep/detail/trainer/wrappers.hpp"
 
 namespace phases {
 

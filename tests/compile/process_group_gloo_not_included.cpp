@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: a job with Backend<Gloo>, also between hosts only, needs #include
-#include "lockstep/trainer/process_group.hpp"
+#include "lockstep/detail/trainer/process_group.hpp"
 
 using namespace lockstep;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: a job with Device<Cuda> and Backend<Nccl>, its default, also between
-#include "lockstep/trainer/process_group.hpp"
+#include "lockstep/detail/trainer/process_group.hpp"
 
 using namespace lockstep;
 

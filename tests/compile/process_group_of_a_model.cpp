@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: a process group has the policies Backend<...>, Device<...>
-#include "lockstep/trainer/process_group.hpp"
+#include "lockstep/detail/trainer/process_group.hpp"
 
 using namespace lockstep;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: the job declares no sub-graph of this name
-#include "lockstep/bucket/subgraphs.hpp"
+#include "lockstep/detail/bucket/subgraphs.hpp"
 
 using namespace lockstep;
 

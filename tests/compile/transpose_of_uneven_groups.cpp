@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: only a topology whose groups all have the same size can be transposed
-#include "lockstep/topology/grid.hpp"
-#include "lockstep/topology/groups.hpp"
+#include "lockstep/detail/topology/grid.hpp"
+#include "lockstep/detail/topology/groups.hpp"
 
 using namespace lockstep;
 

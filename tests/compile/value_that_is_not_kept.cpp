@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/checkpoint/values.hpp"
+#include "lockstep/detail/checkpoint/values.hpp"
 
 using namespace lockstep;
 

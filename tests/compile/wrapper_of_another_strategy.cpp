@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: DistributedDataParallel is ParallelStrategy<DDP>
-#include "lockstep/trainer/wrappers.hpp"
+#include "lockstep/detail/trainer/wrappers.hpp"
 
 using namespace lockstep;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/core/checksum.hpp"
+#include "lockstep/detail/core/checksum.hpp"
 
 #include <algorithm>
 #include <boost/test/unit_test.hpp>
@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/core/hash.hpp"
+#include "lockstep/detail/core/hash.hpp"
 
 BOOST_AUTO_TEST_SUITE(core_checksum)
 

@@ -6,8 +6,8 @@
 #include <cstring>
 #include <vector>
 
-#include "lockstep/core/element.hpp"
-#include "lockstep/core/error.hpp"
+#include "lockstep/detail/core/element.hpp"
+#include "lockstep/detail/core/error.hpp"
 
 using namespace lockstep;
 using detail::convert_elements;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/core/element.hpp"
+#include "lockstep/detail/core/element.hpp"
 
 #include <bit>
 #include <boost/test/unit_test.hpp>
@@ -8,7 +8,7 @@
 #include <limits>
 #include <random>
 
-#include "lockstep/core/half.hpp"
+#include "lockstep/detail/core/half.hpp"
 
 using namespace lockstep;
 

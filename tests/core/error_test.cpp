@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/core/error.hpp"
+#include "lockstep/detail/core/error.hpp"
 
 #include <boost/test/unit_test.hpp>
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/core/json.hpp"
+#include "lockstep/detail/core/json.hpp"
 
 #include <bit>
 #include <boost/test/unit_test.hpp>
@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "lockstep/core/random_stream.hpp"
+#include "lockstep/detail/core/random_stream.hpp"
 
 using namespace lockstep;
 using nlohmann::json;

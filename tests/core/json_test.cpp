@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The library's own JSON, with nlohmann's as a second opinion.
-#include "lockstep/core/json.hpp"
+#include "lockstep/detail/core/json.hpp"
 
 #include <bit>
 #include <boost/test/unit_test.hpp>

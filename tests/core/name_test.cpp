@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/core/name.hpp"
+#include "lockstep/detail/core/name.hpp"
 
 #include <boost/test/unit_test.hpp>
 #include <string>
 #include <type_traits>
 
-#include "lockstep/core/hash.hpp"
+#include "lockstep/detail/core/hash.hpp"
 
 using namespace lockstep;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/core/name.hpp"
+#include "lockstep/detail/core/name.hpp"
 
 #include <boost/test/unit_test.hpp>
 #include <random>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/core/random_stream.hpp"
+#include "lockstep/detail/core/random_stream.hpp"
 
 #include <array>
 #include <boost/test/unit_test.hpp>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/core/reduce_op.hpp"
+#include "lockstep/detail/core/reduce_op.hpp"
 
 #include <boost/test/unit_test.hpp>
 #include <cmath>

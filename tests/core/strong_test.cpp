@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/core/strong.hpp"
+#include "lockstep/detail/core/strong.hpp"
 
 #include <boost/test/unit_test.hpp>
 #include <concepts>
 #include <sstream>
 
-#include "lockstep/core/bytes.hpp"
-#include "lockstep/core/error.hpp"
+#include "lockstep/detail/core/bytes.hpp"
+#include "lockstep/detail/core/error.hpp"
 
 using namespace lockstep;
 

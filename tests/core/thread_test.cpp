@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A system that has no thread left: every place that starts threads says so in words, and nothing
 // waits for those that were started before.
-#include "lockstep/core/thread.hpp"
+#include "lockstep/detail/core/thread.hpp"
 
 #include <atomic>
 #include <boost/test/unit_test.hpp>
@@ -14,15 +14,15 @@
 
 #include "failing_threads.hpp"
 #include "launch/watchdog.hpp"
-#include "lockstep/checkpoint/checkpoints.hpp"
-#include "lockstep/comm/backends/shm/communicator.hpp"
-#include "lockstep/comm/call/fault_channel.hpp"
-#include "lockstep/comm/call/watchdog.hpp"
-#include "lockstep/core/worker.hpp"
-#include "lockstep/data/loader.hpp"
-#include "lockstep/launch/launch.hpp"
-#include "lockstep/launch/store_server.hpp"
-#include "lockstep/strategy/replica_workers.hpp"
+#include "lockstep/detail/checkpoint/checkpoints.hpp"
+#include "lockstep/detail/comm/call/fault_channel.hpp"
+#include "lockstep/detail/comm/call/watchdog.hpp"
+#include "lockstep/detail/comm/shm/communicator.hpp"
+#include "lockstep/detail/core/worker.hpp"
+#include "lockstep/detail/data/loader.hpp"
+#include "lockstep/detail/launch/launch.hpp"
+#include "lockstep/detail/store/server.hpp"
+#include "lockstep/detail/strategy/replica_workers.hpp"
 
 BOOST_FIXTURE_TEST_SUITE(threads_that_cannot_start, Watchdog)
 

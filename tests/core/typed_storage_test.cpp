@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/core/utility.hpp"
+#include "lockstep/detail/core/utility.hpp"
 
 #include <boost/test/unit_test.hpp>
 #include <string>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/core/view.hpp"
+#include "lockstep/detail/core/view.hpp"
 
 #include <boost/test/unit_test.hpp>
 #include <concepts>

@@ -12,8 +12,8 @@
 #include <span>
 #include <vector>
 
-#include "lockstep/data/loader.hpp"
-#include "lockstep/data/sampler.hpp"
+#include "lockstep/detail/data/loader.hpp"
+#include "lockstep/detail/data/sampler.hpp"
 
 BOOST_AUTO_TEST_SUITE(data_block_shuffle)
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/data/dataset.hpp"
+#include "lockstep/detail/data/dataset.hpp"
 
 #include <array>
 #include <boost/test/unit_test.hpp>
@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "image_dataset.hpp"
-#include "lockstep/core/error.hpp"
-#include "lockstep/core/hash.hpp"
+#include "lockstep/detail/core/error.hpp"
+#include "lockstep/detail/core/hash.hpp"
 
 using namespace lockstep;
 

@@ -10,10 +10,10 @@
 
 #include "fashion_mnist.hpp"
 #include "image_dataset.hpp"
-#include "lockstep/data/loader.hpp"
-#include "lockstep/data/npy.hpp"
-#include "lockstep/data/pipeline.hpp"
-#include "lockstep/data/tokens.hpp"
+#include "lockstep/detail/data/loader.hpp"
+#include "lockstep/detail/data/npy.hpp"
+#include "lockstep/detail/data/pipeline.hpp"
+#include "lockstep/detail/data/tokens.hpp"
 #include "temporary_folder.hpp"
 
 using namespace lockstep;

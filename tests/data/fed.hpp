@@ -10,18 +10,15 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/data/feed.hpp"
-#include "lockstep/data/loader.hpp"
-#include "lockstep/data/sampler.hpp"
-#include "lockstep/topology/grid.hpp"
+#include "lockstep/detail/data/feed.hpp"
+#include "lockstep/detail/data/loader.hpp"
+#include "lockstep/detail/data/sampler.hpp"
+#include "lockstep/detail/topology/grid.hpp"
+#include "require.hpp"
 
 namespace fed {
 
 using namespace lockstep;
-
-inline void require(bool ok, const std::string& what) {
-  if (!ok) throw std::runtime_error(what);
-}
 
 /// A batch with names, and rows of different lengths.
 struct Rows {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/data/feed.hpp"
+#include "lockstep/detail/data/feed.hpp"
 
 #include <signal.h>
 #include <unistd.h>
@@ -16,10 +16,10 @@
 
 #include "comm/ranks.hpp"
 #include "data/fed.hpp"
-#include "lockstep/comm/groups.hpp"
-#include "lockstep/data/batch.hpp"
-#include "lockstep/data/tokens.hpp"
-#include "lockstep/topology/grid.hpp"
+#include "lockstep/detail/comm/groups.hpp"
+#include "lockstep/detail/data/batch.hpp"
+#include "lockstep/detail/data/tokens.hpp"
+#include "lockstep/detail/topology/grid.hpp"
 
 using namespace lockstep;
 using namespace std::chrono_literals;

@@ -17,13 +17,13 @@
 #include <thread>
 #include <vector>
 
-#include "lockstep/core/error.hpp"
-#include "lockstep/data/mapped_file.hpp"
-#include "lockstep/data/npy.hpp"
-#include "lockstep/data/tokens.hpp"
+#include "lockstep/detail/core/error.hpp"
+#include "lockstep/detail/data/mapped_file.hpp"
+#include "lockstep/detail/data/npy.hpp"
+#include "lockstep/detail/data/tokens.hpp"
+#include "message_of.hpp"
 #include "skipped.hpp"
 #include "temporary_folder.hpp"
-#include "words_of.hpp"
 
 using namespace lockstep;
 using namespace std::string_literals;
@@ -105,7 +105,7 @@ BOOST_AUTO_TEST_CASE(a_mapped_file_is_its_bytes) {
 BOOST_AUTO_TEST_CASE(what_cannot_be_mapped_is_named) {
   const Folder folder;
   const auto words = [](const std::string& path) {
-    return words_of([&] { const MappedFile file(path); });
+    return message_of([&] { const MappedFile file(path); });
   };
   const std::string missing = folder / "missing";
   expect(words(missing),
@@ -165,10 +165,10 @@ BOOST_AUTO_TEST_CASE(a_file_that_changes_while_it_is_in_use_is_named_and_a_repla
   folder.file("a", by_numpy);
   dataset = made();
   std::filesystem::resize_file(path, 140);
-  expect(words_of([&] { load(dataset); }),
+  expect(message_of([&] { load(dataset); }),
          "lockstep: NpyFile: '" + path +
              "' has changed while it was in use: it had 152 bytes and has 140; ");
-  BOOST_TEST(words_of([&] { made(); }) ==
+  BOOST_TEST(message_of([&] { made(); }) ==
              "lockstep: NpyFile: '" + path +
                  "', byte 140: the file ends; shape (2, 3) of float needs 24 bytes from byte 128 "
                  "on, and 12 are there; copy the file again, or save it again with numpy.save");
@@ -176,14 +176,14 @@ BOOST_AUTO_TEST_CASE(a_file_that_changes_while_it_is_in_use_is_named_and_a_repla
   folder.file("a", by_numpy);
   dataset = made();
   std::fstream(path, std::ios::binary | std::ios::in | std::ios::out).seekp(130) << "x";
-  expect(words_of([&] { load(dataset); }),
+  expect(message_of([&] { load(dataset); }),
          "lockstep: NpyFile: '" + path +
              "' has changed while it was in use: its 152 bytes were written to; ");
 
   folder.file("a", by_numpy);
   dataset = made();
   std::ofstream(labels, std::ios::binary | std::ios::app) << "x";
-  expect(words_of([&] { load(dataset); }),
+  expect(message_of([&] { load(dataset); }),
          "lockstep: NpyFile: '" + labels +
              "' has changed while it was in use: it had 144 bytes and has 145; ");
 }
@@ -244,10 +244,10 @@ BOOST_AUTO_TEST_CASE(every_element_type_is_written_as_numpy_names_it_and_read_ag
   BOOST_TEST(static_cast<float>(NpyArray<Half>(path).row(1)[0]) == -2.f);
   BOOST_TEST((NpyFile(folder.file("v", npy(dict("|V2", "(1,)"), "12"))).kind() ==
               ElementKind::bf16));  // as older versions write it
-  expect(words_of([&] { NpyArray<double> file(path); }),
+  expect(message_of([&] { NpyArray<double> file(path); }),
          "lockstep: NpyArray: the elements of '" + path +
              "' are half and are read as double; ask for half, or save it with a.astype('<f8')");
-  expect(words_of([&] { NpyArray<Half>(path).row(2); }),
+  expect(message_of([&] { NpyArray<Half>(path).row(2); }),
          "lockstep: NpyArray: there is no row 2 in '" + path + "', which has 2; ");
 }
 
@@ -255,9 +255,9 @@ BOOST_AUTO_TEST_CASE(an_array_is_written_whole_or_not_at_all) {
   const Folder folder;
   const std::string path = folder.file("a", "what was there");
   const std::vector<float> values(6);
-  expect(words_of([&] { write_npy(path, values, {2, 2}); }),
+  expect(message_of([&] { write_npy(path, values, {2, 2}); }),
          "lockstep: write_npy: '" + path + "' would have shape (2, 2) and 6 elements; ");
-  expect(words_of([&] { write_npy(folder / "none/a", values, {2, 3}); }),
+  expect(message_of([&] { write_npy(folder / "none/a", values, {2, 3}); }),
          "lockstep: write_npy: '" + folder.path +
              "/none/a' cannot be written: No such file or directory; ");
   BOOST_TEST(contents(path) == "what was there");
@@ -270,7 +270,7 @@ BOOST_AUTO_TEST_CASE(every_bad_array_is_named_with_the_byte_and_what_was_expecte
   const std::string path = folder / "a";
   const auto rejects = [&](const std::string& bytes, const std::string& problem) {
     folder.file("a", bytes);
-    expect(words_of([&] { const NpyFile file(path); }),
+    expect(message_of([&] { const NpyFile file(path); }),
            "lockstep: NpyFile: '" + path + "', byte " + problem);
   };
   rejects("", "0: \\x93NUMPY is expected; ");
@@ -346,7 +346,7 @@ BOOST_AUTO_TEST_CASE(pairs_of_files_are_samples) {
     LabelledSample<float, std::int32_t> sample;
     dataset.read(1, sample);
     BOOST_TEST((sample.label == 9 && sample.inputs.size() == 3u && sample.inputs[2] == 5.f));
-    expect(words_of([&] { dataset.load(std::vector<std::size_t>{0, 2}, batch); }),
+    expect(message_of([&] { dataset.load(std::vector<std::size_t>{0, 2}, batch); }),
            "lockstep: NpyArray: there is no row 2 in '" + inputs + "', which has 2; ");
   }
 
@@ -356,18 +356,18 @@ BOOST_AUTO_TEST_CASE(pairs_of_files_are_samples) {
       labels("<i8", "(2,)", bytes_of<std::int64_t>({1, std::int64_t{1} << 40}));
   const auto wide = npy_dataset<float, std::int32_t>(inputs, path);
   wide.load(std::vector<std::size_t>{0}, batch);
-  expect(words_of([&] { wide.load(std::vector<std::size_t>{0, 1}, batch); }),
+  expect(message_of([&] { wide.load(std::vector<std::size_t>{0, 1}, batch); }),
          "lockstep: npy_dataset: '" + path +
              "', byte 136: the label of sample 1 is 1099511627776, which int32 does not hold; ");
   labels("<u8", "(2,)", bytes_of<std::uint64_t>({1, ~std::uint64_t{0}}));
   const auto wider = npy_dataset<float, std::int32_t>(inputs, path);
-  expect(words_of([&] { wider.load(std::vector<std::size_t>{1}, batch); }),
+  expect(message_of([&] { wider.load(std::vector<std::size_t>{1}, batch); }),
          "lockstep: npy_dataset: '" + path +
              "', byte 136: the label of sample 1 is above 9223372036854775807, which int32 does ");
 
   // Files that do not belong together.
   const auto made = [&](const std::string& x) {
-    return words_of([&] { npy_dataset<float, std::int32_t>(x, path); });
+    return message_of([&] { npy_dataset<float, std::int32_t>(x, path); });
   };
   labels("<f4", "(2,)", bytes_of<float>({1, 2}));
   expect(made(inputs), "lockstep: NpyArray: the elements of '" + path +
@@ -464,11 +464,11 @@ BOOST_AUTO_TEST_CASE(tokens_are_windows_that_overlap_by_one) {
   BOOST_TEST(firsts == (Tokens{1, 115, 100, 115}));
   std::filesystem::resize_file(other, 10);
   all.load(std::vector<std::size_t>{3, 5}, batch);  // none of the changed file's
-  expect(words_of([&] { all.load(std::vector<std::size_t>{3, 4}, batch); }),
+  expect(message_of([&] { all.load(std::vector<std::size_t>{3, 4}, batch); }),
          "lockstep: TokenDataset: '" + other +
              "' has changed while it was in use: it had 12 bytes and has 10; ");
   expect(
-      words_of([&] { all.load(std::vector<std::size_t>{9}, batch); }),
+      message_of([&] { all.load(std::vector<std::size_t>{9}, batch); }),
       "lockstep: TokenDataset: there is no window 9: '" + path + "' and those behind it have 9; ");
 }
 
@@ -476,7 +476,7 @@ BOOST_AUTO_TEST_CASE(bad_token_files_are_named) {
   const Folder folder;
   const std::string path = folder.file("tokens", bytes_of<std::uint16_t>({1, 2, 3, 50000, 5}));
   const auto made = [&](std::size_t length, const TokenOptions& options = {}) {
-    return words_of([&] { const TokenDataset<std::uint16_t> dataset(path, length, options); });
+    return message_of([&] { const TokenDataset<std::uint16_t> dataset(path, length, options); });
   };
   const std::string begin = "lockstep: TokenDataset: '" + path + "'";
   expect(made(0), "lockstep: TokenDataset: windows of no tokens; ");
@@ -487,12 +487,12 @@ BOOST_AUTO_TEST_CASE(bad_token_files_are_named) {
   const TokenDataset<std::uint16_t> dataset(path, 2, {.vocabulary = 50000});
   TokenBatch<std::uint16_t> batch;
   dataset.load(std::vector<std::size_t>{0}, batch);
-  expect(words_of([&] { dataset.load(std::vector<std::size_t>{0, 1}, batch); }),
+  expect(message_of([&] { dataset.load(std::vector<std::size_t>{0, 1}, batch); }),
          begin + ", byte 6: token 50000 in a vocabulary of 50000; ");
-  expect(words_of([&] { dataset.load(std::vector<std::size_t>{2}, batch); }),
+  expect(message_of([&] { dataset.load(std::vector<std::size_t>{2}, batch); }),
          "lockstep: TokenDataset: there is no window 2: '" + path + "' has 2; ");
   std::filesystem::resize_file(path, 6);
-  expect(words_of([&] { dataset.load(std::vector<std::size_t>{0}, batch); }),
+  expect(message_of([&] { dataset.load(std::vector<std::size_t>{0}, batch); }),
          begin + " has changed while it was in use: it had 10 bytes and has 6; ");
   folder.file("tokens", "12345");
   expect(made(1), begin + " ends at byte 5, within a token: from byte 0 on, each has 2 bytes; ");
@@ -540,11 +540,11 @@ BOOST_AUTO_TEST_CASE(numpy_reads_what_is_written_and_its_files_are_read_where_it
   }
   BOOST_TEST((NpyArray<float>(folder / "f4.npy").row(2)[3] == 11.f));
   BOOST_TEST((NpyArray<std::uint64_t>(folder / "u8.npy").row(1)[0] == 4u));
-  BOOST_TEST(words_of([&] { NpyFile(folder / "F.npy"); }).find("in Fortran order; ") !=
+  BOOST_TEST(message_of([&] { NpyFile(folder / "F.npy"); }).find("in Fortran order; ") !=
              std::string::npos);
-  BOOST_TEST(words_of([&] { NpyFile(folder / "B.npy"); }).find("expected instead of '>i4'; ") !=
+  BOOST_TEST(message_of([&] { NpyFile(folder / "B.npy"); }).find("expected instead of '>i4'; ") !=
              std::string::npos);
-  BOOST_TEST(words_of([&] { NpyFile(folder / "Z.npz"); }).find("unpack it first") !=
+  BOOST_TEST(message_of([&] { NpyFile(folder / "Z.npz"); }).find("unpack it first") !=
              std::string::npos);
   BOOST_TEST(
       std::system((numpy + "for t in k:\n"

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/data/pipeline.hpp"
+#include "lockstep/detail/data/pipeline.hpp"
 #include "skipped.hpp"
 #include "temporary_folder.hpp"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/data/loader.hpp"
+#include "lockstep/detail/data/loader.hpp"
 
 #include <atomic>
 #include <boost/test/unit_test.hpp>
@@ -14,9 +14,9 @@
 #include <thread>
 #include <vector>
 
-#include "lockstep/data/dataset.hpp"
-#include "lockstep/data/pipeline.hpp"
-#include "words_of.hpp"
+#include "lockstep/detail/data/dataset.hpp"
+#include "lockstep/detail/data/pipeline.hpp"
+#include "message_of.hpp"
 
 using namespace lockstep;
 
@@ -191,7 +191,7 @@ BOOST_AUTO_TEST_CASE(what_a_worker_throws_is_thrown_where_its_batch_was_due) {
         for (const auto& batch : loader) batches += batch.labels.size() == 10;
       };
       BOOST_TEST(
-          words_of(iterate).find("samples 30, 31, 32, ... 39 (batch 3 of epoch 0): sample 31;") !=
+          message_of(iterate).find("samples 30, 31, 32, ... 39 (batch 3 of epoch 0): sample 31;") !=
           std::string::npos);
       BOOST_TEST(batches == 3u);
       BOOST_TEST(loader.state().position == 30u);

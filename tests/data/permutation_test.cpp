@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/data/order.hpp"
+#include "lockstep/detail/data/order.hpp"
 
 #include <algorithm>
 #include <array>

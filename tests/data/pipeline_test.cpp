@@ -15,11 +15,11 @@
 #include <vector>
 
 #include "image_dataset.hpp"
-#include "lockstep/core/error.hpp"
-#include "lockstep/data/dataset.hpp"
-#include "lockstep/data/loader.hpp"
-#include "lockstep/data/pipeline.hpp"
-#include "words_of.hpp"
+#include "lockstep/detail/core/error.hpp"
+#include "lockstep/detail/data/dataset.hpp"
+#include "lockstep/detail/data/loader.hpp"
+#include "lockstep/detail/data/pipeline.hpp"
+#include "message_of.hpp"
 
 using namespace lockstep;
 
@@ -284,7 +284,7 @@ BOOST_AUTO_TEST_CASE(what_fails_names_its_sample) {
                           return Sample{{1.f}, sample.label};
                         });
   const auto load = [&](std::vector<std::size_t> indices) {
-    return words_of([&] { batch_of(throwing, indices); });
+    return message_of([&] { batch_of(throwing, indices); });
   };
   BOOST_TEST(load({1, 5}) ==
              "lockstep: load: sample 5: no pixels; look at this sample, and at the functions that "
@@ -293,7 +293,7 @@ BOOST_AUTO_TEST_CASE(what_fails_names_its_sample) {
   BOOST_TEST(load({7}).find("sample 7: an exception that is no std::exception;") !=
              std::string::npos);
   BOOST_CHECK_THROW(batch_of(throwing, {8}), Stopped);
-  BOOST_TEST(words_of([] { batch_of(Triangle{9} | stacked(), {4, 4, 3}); }) ==
+  BOOST_TEST(message_of([] { batch_of(Triangle{9} | stacked(), {4, 4, 3}); }) ==
              "lockstep: load: sample 3: stacked: it has 3 inputs and the first sample of its batch "
              "has 4; give all samples one width with map, or say | padded(fill) or | ragged()");
 }
@@ -329,7 +329,7 @@ BOOST_AUTO_TEST_CASE(of_a_data_set_that_fails_as_a_whole_all_samples_are_named) 
   DistributedSampler<Padding, InOrder> sampler(100, WorldSize{1}, Rank{0});
   const auto problem = [&](std::size_t batch_size) {
     DataLoader loader(broken, sampler, {.batch_size = batch_size, .workers = 0});
-    return words_of([&] { loader.begin(); });
+    return message_of([&] { loader.begin(); });
   };
   BOOST_TEST(
       problem(3) ==
@@ -349,7 +349,7 @@ BOOST_AUTO_TEST_CASE(of_a_data_set_that_fails_as_a_whole_all_samples_are_named) 
   };
   const Reversed reversed;
   DataLoader loader(reversed, sampler, {.batch_size = 2, .workers = 0});
-  BOOST_TEST(words_of([&] {
+  BOOST_TEST(message_of([&] {
                loader.begin();
              }).find("samples 0, 1 (batch 0 of epoch 0): load: sample 3: stacked: it has 3") !=
              std::string::npos);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/data/sampler.hpp"
+#include "lockstep/detail/data/sampler.hpp"
 
 #include <boost/test/unit_test.hpp>
 #include <cstdint>
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "data/sha256.hpp"
-#include "lockstep/core/error.hpp"
+#include "lockstep/detail/core/error.hpp"
 #include "reference.hpp"
 
 using namespace lockstep;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copies on a host's own disk: made once for all ranks, whole or not at all, used again while their
 // source stays as it was; and what is said where a disk is full or a copier dies.
-#include "lockstep/data/stage.hpp"
+#include "lockstep/detail/data/stage.hpp"
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -29,8 +29,8 @@
 #include "checkpoint/disk.hpp"
 #include "checkpoint/process.hpp"
 #include "launch/watchdog.hpp"
-#include "lockstep/core/file.hpp"
-#include "lockstep/data/npy.hpp"
+#include "lockstep/detail/core/file.hpp"
+#include "lockstep/detail/data/npy.hpp"
 #include "temporary_folder.hpp"
 
 BOOST_FIXTURE_TEST_SUITE(data_stage, Watchdog)

@@ -17,17 +17,17 @@
 #include <vector>
 
 #include "fashion_mnist.hpp"
-#include "lockstep/core/hash.hpp"
-#include "lockstep/data/dataset.hpp"
-#include "lockstep/data/loader.hpp"
-#include "lockstep/data/npy.hpp"
-#include "lockstep/data/pipeline.hpp"
-#include "lockstep/data/stage.hpp"
-#include "lockstep/data/tokens.hpp"
+#include "lockstep/detail/core/hash.hpp"
+#include "lockstep/detail/data/dataset.hpp"
+#include "lockstep/detail/data/loader.hpp"
+#include "lockstep/detail/data/npy.hpp"
+#include "lockstep/detail/data/pipeline.hpp"
+#include "lockstep/detail/data/stage.hpp"
+#include "lockstep/detail/data/tokens.hpp"
+#include "message_of.hpp"
 #include "temporary_folder.hpp"
-#include "words_of.hpp"
 #if __has_include(<lmdb.h>)
-#include "lockstep/data/lmdb.hpp"
+#include "lockstep/detail/data/lmdb.hpp"
 #endif
 
 using namespace lockstep;
@@ -246,7 +246,7 @@ std::string words_after(const auto& source, std::size_t workers, const auto& har
   DistributedSampler<> sampler(source.size(), WorldSize{1}, Rank{0});
   DataLoader loader(source, sampler, {.batch_size = 2, .workers = workers, .prefetch = 1});
   std::size_t batches = 0;
-  return words_of([&] {
+  return message_of([&] {
     for ([[maybe_unused]] const auto& batch : loader) {
       if (batches++ == 0) harm();
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/device/gpu_sharing.hpp"
+#include "lockstep/detail/device/gpu_sharing.hpp"
 
 #include <boost/test/unit_test.hpp>
 #include <cstdlib>

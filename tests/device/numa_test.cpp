@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which cores are near a GPU, on made-up hosts.
-#include "lockstep/device/numa.hpp"
+#include "lockstep/detail/device/numa.hpp"
 
 #include <sched.h>
 
@@ -10,7 +10,7 @@
 #include <string>
 #include <thread>
 
-#include "lockstep/core/thread.hpp"
+#include "lockstep/detail/core/thread.hpp"
 #include "temporary_folder.hpp"
 
 BOOST_AUTO_TEST_SUITE(numa)

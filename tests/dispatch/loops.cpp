@@ -2,8 +2,8 @@
 // What a loop over data does between two steps on CPUs, to be looked at in machine code:
 // tests/dispatch/run.
 #include "dispatch/net.hpp"
-#include "lockstep/data/dataset.hpp"
-#include "lockstep/data/loader.hpp"
+#include "lockstep/detail/data/dataset.hpp"
+#include "lockstep/detail/data/loader.hpp"
 #include "lockstep/lockstep.hpp"
 
 namespace dispatch::loops {

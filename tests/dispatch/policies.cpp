@@ -49,7 +49,7 @@ double step_power_sgd(PowerJob& ddp, const float& x) { return ddp.step(x); }
 double step_local_sgd(LocalJob& ddp, const float& x) { return ddp.step(x); }
 double step_join(JoinJob& ddp, const float& x) { return ddp.step(x); }
 double step_join_live(JoinLiveJob& ddp, const float& x) { return ddp.step(x); }
-// The steps of others, which a rank that is through answers.
+// The steps of others, which an exhausted rank answers.
 void step_join_through(JoinJob& ddp) { ddp.finish_join(); }
 }
 

@@ -3,10 +3,10 @@
 """Checks the documents against the repository; `--write` rewrites the generated parts of docs/errors.md.
 
 - Every relative link leads to a file, and to a heading where it names one.
-- Every path of a file or folder in `code` exists: as written, under include/lockstep, or beside the document.
+- Every path of a file or folder in `code` exists: as written, under include/lockstep or its detail/, or beside the document.
 - A line `<!-- path -->` before a code block says that the block is cut from that file: its lines stand there, one after the
   other, whatever their common indentation. Every block of C++ must be so marked, and cut from a file that tests compile.
-- docs/troubleshooting.md quotes sentences of the library: a line `> sentence` is one, with `...` for what is known at run time.
+- docs/troubleshooting.md quotes messages of the library: a line `> message` is one, with `...` for what is known at run time.
 - README.md has at most 150 lines, and one whole program. Its benchmark rows stand in docs/benchmarks.md.
 - No header and no page has a name that the field has another word for (INVENTED); the changelog may.
 - docs/README.md links every page, and docs/decisions/README.md every decision; docs/policies.md names every axis and choice;
@@ -18,7 +18,7 @@ import sys
 import textwrap
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-import sentences  # noqa: E402
+import messages  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HEADERS = ROOT / "include" / "lockstep"
@@ -30,7 +30,7 @@ INVENTED = re.compile(r"\b\w*(?:riders|Crew|errand|Parcel|Harbour|Berth|Kept|for
                       r"UpdateClock|look_after|under_way|[Ss]weep|hand_out|let_host_look|Verdict|refuse)\w*|\b(?:crew|parcel|Meeting|meeting_?|Offers?)\b")
 SUFFIXES = r"hpp|cuh|ipp|cpp|cu|py|md|lua|svg|sh"
 pages = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-problems, counts = [], {"links": 0, "paths": 0, "snippets": 0, "sentences": 0, "quotes": 0}
+problems, counts = [], {"links": 0, "paths": 0, "snippets": 0, "messages": 0, "quotes": 0}
 
 
 def complain(page, what):
@@ -75,7 +75,7 @@ def check_paths(page, text):
         if re.search(r"[*{}$]|\.\.\.", word) or word.startswith(("build/", "/")):
             continue
         counts["paths"] += 1
-        if not any((place / word).exists() for place in (ROOT, ROOT / "include", HEADERS, page.parent)):
+        if not any((place / word).exists() for place in (ROOT, ROOT / "include", HEADERS, HEADERS / "detail", page.parent)):
             complain(page, f"there is no {word}")
 
 
@@ -157,13 +157,13 @@ def check_quotes():
 def check_errors(write):
     page = ROOT / "docs" / "errors.md"
     text = page.read_text()
-    for mark, table in sentences.tables(HEADERS).items():
-        counts["sentences"] += table.count("\n| ") - table.count("\n| message |")
+    for mark, table in messages.tables(HEADERS).items():
+        counts["messages"] += table.count("\n| ") - table.count("\n| message |")
         begin, end = f"<!-- generated: {mark} -->\n", "<!-- end of generated -->"
         before, rest = text.split(begin, 1)
         old, after = rest.split(end, 1)
         if old != table and not write:
-            complain(page, "its list of sentences is not that of the sources; run tests/docs/check.py --write")
+            complain(page, "its list of messages is not that of the sources; run tests/docs/check.py --write")
         text = before + begin + table + end + after
     if write:
         page.write_text(text)

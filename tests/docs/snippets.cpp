@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "fashion_mnist.hpp"
-#include "lockstep/data/lmdb.hpp"
+#include "lockstep/detail/data/lmdb.hpp"
 
-#include "lockstep/data/feed.hpp"
+#include "lockstep/detail/data/feed.hpp"
 #include "lockstep/lockstep.hpp"
 #include "mlp.hpp"
 
@@ -408,7 +408,7 @@ using Job = Trainer<Model, UnevenInputs<Join>, Sampler<Distributed, Exact>>;
 void train(Job& job, const auto& own_files) {  // each rank may have data of its own
   for (auto epoch : job.epochs(8)) {
     for (const auto& batch : epoch.batches(own_files, 32)) job.step(batch);
-    // here all ranks are through, and have the same parameters
+    // here all ranks are exhausted, and have the same parameters
   }
 }
 

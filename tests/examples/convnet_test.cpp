@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "conv2d.hpp"
-#include "lockstep/core/view.hpp"
+#include "lockstep/detail/core/view.hpp"
 #include "max_pool.hpp"
 
 BOOST_AUTO_TEST_SUITE(convolutional_layers)

@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "lockstep/checkpoint.hpp"
-#include "lockstep/checkpoint/reader.hpp"
-#include "lockstep/core/checksum.hpp"
-#include "lockstep/core/file.hpp"
+#include "lockstep/detail/checkpoint/reader.hpp"
+#include "lockstep/detail/core/checksum.hpp"
+#include "lockstep/detail/core/file.hpp"
 
 namespace {
 

@@ -6,9 +6,9 @@
 #include <cstdlib>
 #include <span>
 
-#include "lockstep/core/bytes.hpp"
 #include "lockstep/data.hpp"
-#include "lockstep/data/npy.hpp"
+#include "lockstep/detail/core/bytes.hpp"
+#include "lockstep/detail/data/npy.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace lockstep::detail;

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "lockstep/lockstep.cuh"
-#include "words_of.hpp"
+#include "message_of.hpp"
 
 #if !defined(LOCKSTEP_CHECKED)
 #error "this file is to be compiled with LOCKSTEP_CHECKED"
@@ -48,10 +48,10 @@ bool finds_what_is_not_written() {
   DataParallel<Writer, Device<Cuda>, World<1>, Ps...> dp;
   bool good = true;
   for (int i = 0; i != 4; ++i) dp.step(Batch{});
-  const std::string sentence =
+  const std::string message =
       "the gradient of weight was marked ready, and its element (2, 1) had not been written";
   for (int i = 0; i != 2; ++i) {  // with Accumulate<2>, in each micro-batch
-    good = expect(words_of([&] { dp.step(Batch{9}); }), sentence) && good;
+    good = expect(message_of([&] { dp.step(Batch{9}); }), message) && good;
     dp.step(Batch{});
   }
   dp.synchronize();
@@ -60,7 +60,7 @@ bool finds_what_is_not_written() {
 
 bool ends_at_an_index_out_of_range() {
   DataParallel<Writer, Device<Cuda>, World<1>> dp;
-  return expect(words_of([&] { dp.step(Batch{13}); }), "cuda");  // the kernel prints the sentence
+  return expect(message_of([&] { dp.step(Batch{13}); }), "cuda");  // the kernel prints the message
 }
 
 }  // namespace

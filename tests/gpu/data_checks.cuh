@@ -16,12 +16,12 @@
 #include "gpu/plain_mlp.cuh"
 #include "gpu/thread_ranks.cuh"
 #include "image_dataset.hpp"
-#include "lockstep/data/dataset.hpp"
-#include "lockstep/data/pinned.cuh"
-#include "lockstep/data/pipeline.hpp"
-#include "lockstep/data/resident.cuh"
-#include "lockstep/trainer/cuda.cuh"
-#include "lockstep/trainer/wrappers.hpp"
+#include "lockstep/detail/data/dataset.hpp"
+#include "lockstep/detail/data/pinned.cuh"
+#include "lockstep/detail/data/pipeline.hpp"
+#include "lockstep/detail/data/resident.cuh"
+#include "lockstep/detail/trainer/cuda.cuh"
+#include "lockstep/detail/trainer/wrappers.hpp"
 
 namespace data_checks {
 

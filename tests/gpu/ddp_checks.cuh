@@ -13,7 +13,6 @@
 #include <memory>
 #include <optional>
 #include <random>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -23,21 +22,20 @@
 #include "gpu/join_case.cuh"
 #include "gpu/plain_mlp.cuh"
 #include "gpu/saved.hpp"
-#include "lockstep/comm/backends/loopback.hpp"
-#include "lockstep/comm/groups.hpp"
+#include "lockstep/detail/comm/groups.hpp"
+#include "lockstep/detail/comm/loopback.hpp"
 #include "lockstep/lockstep.cuh"
-#include "train/kept.hpp"
+#include "require.hpp"
 #include "train/listed.hpp"
 #include "train/reference_case.hpp"
+#include "train/state.hpp"
 
 namespace gpu_test {
 
+using ::require;
+
 using namespace lockstep;
 using namespace train;
-
-inline void require(bool ok, const std::string& what) {
-  if (!ok) throw std::runtime_error(what);
-}
 
 template <class View>
 auto downloaded(const View& view) {
@@ -383,7 +381,7 @@ void check_unused(auto& comm) {
   std::move(averaged).update();
 }
 
-// ---- Ranks that are through before others, and groups of ranks
+// ---- Exhausted ranks before others, and groups of ranks
 
 /// Every case of join.json of this world, with numbers that the host or the GPU decides.
 std::size_t check_join(auto& comm) {

@@ -18,11 +18,11 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/core/element.hpp"
-#include "lockstep/core/macros.hpp"
-#include "lockstep/device/cuda/gpu.cuh"
-#include "lockstep/device/cuda/memory.cuh"
-#include "lockstep/device/cuda/runtime.cuh"
+#include "lockstep/detail/core/element.hpp"
+#include "lockstep/detail/core/macros.hpp"
+#include "lockstep/detail/device/cuda/gpu.cuh"
+#include "lockstep/detail/device/cuda/memory.cuh"
+#include "lockstep/detail/device/cuda/runtime.cuh"
 #include "skipped.hpp"
 
 namespace gpu_test {

@@ -18,20 +18,19 @@
 
 #include "comm/operations.hpp"
 #include "comm/repeating.hpp"
-#include "lockstep/comm/collectives.hpp"
-#include "lockstep/core/element.hpp"
-#include "lockstep/core/reduce_op.hpp"
-#include "lockstep/core/strong.hpp"
-#include "lockstep/device/cuda/memory.cuh"
-#include "lockstep/device/cuda/runtime.cuh"
+#include "lockstep/detail/comm/collectives.hpp"
+#include "lockstep/detail/core/element.hpp"
+#include "lockstep/detail/core/reduce_op.hpp"
+#include "lockstep/detail/core/strong.hpp"
+#include "lockstep/detail/device/cuda/memory.cuh"
+#include "lockstep/detail/device/cuda/runtime.cuh"
+#include "require.hpp"
 
 namespace exercise {
 
-using namespace lockstep;
+using ::require;
 
-inline void require(bool ok, const std::string& what) {
-  if (!ok) throw std::runtime_error(what);
-}
+using namespace lockstep;
 
 /// After so many elements, what ranks hold repeats itself.
 inline constexpr std::size_t period = std::size_t{5} * 11;

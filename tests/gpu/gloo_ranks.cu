@@ -8,9 +8,9 @@
 #include <thread>
 #include <vector>
 
-#include "lockstep/comm/adapters/staged.cuh"
-#include "lockstep/comm/groups.hpp"
-#include "lockstep/topology/grid.hpp"
+#include "lockstep/detail/comm/groups.hpp"
+#include "lockstep/detail/comm/staged.cuh"
+#include "lockstep/detail/topology/grid.hpp"
 #include "rank_cases.cuh"
 
 namespace {

@@ -9,14 +9,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <nlohmann/json.hpp>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "gpu/plain_mlp.cuh"
-#include "lockstep/trainer/wrappers.hpp"
+#include "lockstep/detail/trainer/wrappers.hpp"
 #include "reference.hpp"
+#include "require.hpp"
 
 namespace joining {
 
@@ -34,10 +34,6 @@ struct Marking : GpuPlainMlp<double, dynamic, dynamic, dynamic> {
     GpuPlainMlp::forward(step, batch);
   }
 };
-
-inline void require(bool ok, const std::string& what) {
-  if (!ok) throw std::runtime_error(what);
-}
 
 /// The mark of batch `s` of rank `r`.
 inline std::uint8_t mark_of(std::size_t r, std::size_t s) {

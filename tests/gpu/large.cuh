@@ -7,10 +7,10 @@
 #include <cstddef>
 #include <string>
 
-#include "lockstep/core/element.hpp"
-#include "lockstep/core/macros.hpp"
-#include "lockstep/device/cuda/memory.cuh"
-#include "lockstep/device/cuda/runtime.cuh"
+#include "lockstep/detail/core/element.hpp"
+#include "lockstep/detail/core/macros.hpp"
+#include "lockstep/detail/device/cuda/memory.cuh"
+#include "lockstep/detail/device/cuda/runtime.cuh"
 
 namespace large {
 

@@ -8,11 +8,11 @@
 #include <vector>
 
 #include "gpu/thread_ranks.cuh"
-#include "lockstep/bucket/pack.cuh"
-#include "lockstep/device/cuda/runtime.cuh"
-#include "lockstep/optim/constants.cuh"
-#include "lockstep/optim/sgd.hpp"
-#include "lockstep/optim/update.cuh"
+#include "lockstep/detail/bucket/pack.cuh"
+#include "lockstep/detail/device/cuda/runtime.cuh"
+#include "lockstep/detail/optim/constants.cuh"
+#include "lockstep/detail/optim/sgd.hpp"
+#include "lockstep/detail/optim/update.cuh"
 
 using namespace lockstep;
 using namespace thread_ranks;

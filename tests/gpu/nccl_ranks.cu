@@ -10,13 +10,13 @@
 
 #include "data/fed.hpp"
 #include "large.cuh"
-#include "lockstep/comm/backends/nccl/communicator.cuh"
-#include "lockstep/comm/groups.hpp"
-#include "lockstep/device/cuda/gpu.cuh"
-#include "lockstep/device/device.hpp"
+#include "lockstep/detail/comm/groups.hpp"
+#include "lockstep/detail/comm/nccl/communicator.cuh"
+#include "lockstep/detail/device/cuda/gpu.cuh"
+#include "lockstep/detail/device/device.hpp"
+#include "lockstep/detail/topology/grid.hpp"
+#include "lockstep/detail/trainer/process_group.hpp"
 #include "lockstep/nccl.cuh"
-#include "lockstep/topology/grid.hpp"
-#include "lockstep/trainer/process_group.hpp"
 #include "rank_cases.cuh"
 
 namespace {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The watch over NCCL's communicators, without NCCL and without a GPU: ranks are threads, and the
-// few calls of CUDA and NCCL that it makes are played here. Streams and events are lists of things
-// that have yet to happen.
+// few calls of CUDA and NCCL that it makes are emulated here. Streams and events are lists of
+// things that have yet to happen.
 
 #include <cuda_runtime_api.h>
 #include <nccl.h>
@@ -14,17 +14,17 @@
 #include <memory>
 #include <mutex>
 #include <set>
-#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "lockstep/comm/backends/nccl/watch.cuh"
-#include "lockstep/comm/collective.hpp"
-#include "lockstep/core/reduce_op.hpp"
-#include "lockstep/launch/store.hpp"
-#include "lockstep/launch/store_server.hpp"
-#include "played_device.hpp"
+#include "gpu/emulated/device.hpp"
+#include "lockstep/detail/comm/collective.hpp"
+#include "lockstep/detail/comm/nccl/watch.cuh"
+#include "lockstep/detail/core/reduce_op.hpp"
+#include "lockstep/detail/store/server.hpp"
+#include "lockstep/detail/store/store.hpp"
+#include "require.hpp"
 
 using Happened = std::shared_ptr<std::atomic<bool>>;
 struct Pending {
@@ -123,10 +123,6 @@ using namespace lockstep::detail;
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-void require(bool ok, const std::string& what) {
-  if (!ok) throw std::runtime_error(what);
-}
-
 /// A rank with a watched engine whose calls can be left undone.
 class Player {
  public:
@@ -140,7 +136,7 @@ class Player {
   /// A call that ends when `end` happens, or NCCL is aborted.
   nccl::Ticket call(const Call& call, const Happened& end) {
     return engine_->post(call, [&] {
-      engine_->nccl("ncclPlayed", [&](ncclComm_t comm) {
+      engine_->nccl("ncclEmulated", [&](ncclComm_t comm) {
         comm->kernels.push_back(end);
         engine_->stream()->add({end});
         return ncclSuccess;

@@ -18,11 +18,11 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/core/element.hpp"
-#include "lockstep/device/cuda/memory.cuh"
-#include "lockstep/device/cuda/runtime.cuh"
-#include "lockstep/norm/device_layer_norm.cuh"
-#include "lockstep/norm/device_norm.cuh"
+#include "lockstep/detail/core/element.hpp"
+#include "lockstep/detail/device/cuda/memory.cuh"
+#include "lockstep/detail/device/cuda/runtime.cuh"
+#include "lockstep/detail/norm/device_layer_norm.cuh"
+#include "lockstep/detail/norm/device_norm.cuh"
 
 namespace norm_checks {
 
@@ -306,7 +306,7 @@ Doubles check_batch_norm(const NormShape& whole, const Course& course, unsigned 
         const std::span<double> own = parts[r]->work.own();
         copy(own, to->work.all(parts.size()).subspan(r * own.size(), own.size()));
       }
-      to->work.settle(stream, to->shape, parts.size(), options, running(*to), "norm");
+      to->work.finalize(stream, to->shape, parts.size(), options, running(*to), "norm");
     }
   }
   const auto affine = [](const Part& part) {
@@ -477,8 +477,8 @@ inline void check_running() {
   detail::NormWork<DeviceMemory> work;
   BOOST_TEST(work.reserve(shape.channels, 1));
   BOOST_TEST(!work.reserve(shape.channels, 1));
-  work.settle_from_running(stream, shape, BatchNormOptions{},
-                           detail::NormRunning<float>{m.data(), v.data(), batches.data()});
+  work.finalize_from_running(stream, shape, BatchNormOptions{},
+                             detail::NormRunning<float>{m.data(), v.data(), batches.data()});
   work.normalise<Fusion::none>(stream, shape, static_cast<const float*>(given.data()),
                                detail::NormAffine<float>{w.data(), b.data()},
                                static_cast<const float*>(nullptr), y.data());

@@ -23,6 +23,7 @@
 #include "gpu/plain_layers.cuh"
 #include "lockstep/lockstep.cuh"
 #include "reference.hpp"
+#include "require.hpp"
 #if LOCKSTEP_HAS_CUDNN
 #include "cudnn_convolution.cuh"
 #endif
@@ -31,10 +32,6 @@ namespace norm_test {
 
 using namespace lockstep;
 using namespace train;
-
-inline void require(bool ok, const std::string& what) {
-  if (!ok) throw std::runtime_error(what);
-}
 
 template <class T>
 std::vector<double> downloaded(const T* data, std::size_t count) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The gradients' norm on the device, and the steps that it decides: clipping, loss scaling, and a
 // graph that is replayed with new learning rates.
-#include "lockstep/optim/constants.cuh"
+#include "lockstep/detail/optim/constants.cuh"
 
 #include <boost/test/unit_test.hpp>
 #include <cmath>
@@ -10,11 +10,11 @@
 #include <vector>
 
 #include "gpu/device.cuh"
-#include "lockstep/bucket/pack.cuh"
-#include "lockstep/device/cuda/runtime.cuh"
-#include "lockstep/optim/adam.hpp"
-#include "lockstep/optim/sgd.hpp"
-#include "lockstep/optim/update.cuh"
+#include "lockstep/detail/bucket/pack.cuh"
+#include "lockstep/detail/device/cuda/runtime.cuh"
+#include "lockstep/detail/optim/adam.hpp"
+#include "lockstep/detail/optim/sgd.hpp"
+#include "lockstep/detail/optim/update.cuh"
 
 using namespace lockstep;
 using namespace gpu_test;

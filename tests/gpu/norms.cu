@@ -7,7 +7,7 @@
 #include <cstdio>
 #include <string>
 
-#include "lockstep/device/cuda/gpu.cuh"
+#include "lockstep/detail/device/cuda/gpu.cuh"
 
 int main(int argc, char** argv) {
   if (lockstep::detail::visible_gpus() == 0) {

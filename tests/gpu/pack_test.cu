@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Packing: the same bits as plain conversions on device and host, and nothing written beside.
-#include "lockstep/bucket/pack.cuh"
+#include "lockstep/detail/bucket/pack.cuh"
 
 #include <boost/test/unit_test.hpp>
 #include <cmath>

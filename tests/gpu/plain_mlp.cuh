@@ -10,11 +10,11 @@
 #include <cstdint>
 #include <optional>
 
-#include "lockstep/core/element.hpp"
-#include "lockstep/core/macros.hpp"
-#include "lockstep/data/device_batch.cuh"
-#include "lockstep/device/cuda/memory.cuh"
-#include "lockstep/device/cuda/runtime.cuh"
+#include "lockstep/detail/core/element.hpp"
+#include "lockstep/detail/core/macros.hpp"
+#include "lockstep/detail/data/device_batch.cuh"
+#include "lockstep/detail/device/cuda/memory.cuh"
+#include "lockstep/detail/device/cuda/runtime.cuh"
 #include "train/plain_mlp.hpp"
 
 namespace train {

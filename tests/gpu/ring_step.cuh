@@ -8,7 +8,7 @@
 
 #include "gpu/exercise.cuh"
 #include "gpu/thread_ranks.cuh"
-#include "lockstep/device/cuda/runtime.cuh"
+#include "lockstep/detail/device/cuda/runtime.cuh"
 
 namespace thread_ranks {
 

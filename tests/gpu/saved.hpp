@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Checkpoints of jobs on GPUs, real or played: saved while steps go on, resumed, and brought
-/// to the CPU and back.
+/// @file Checkpoints of jobs on GPUs, real or emulated: saved while steps go on, resumed, and
+/// brought to the CPU and back.
 
 #include <cstddef>
 #include <fstream>
@@ -9,9 +9,9 @@
 #include <stdexcept>
 #include <string>
 
-#include "lockstep/checkpoint/checkpoints.hpp"
-#include "lockstep/comm/backends/loopback.hpp"
-#include "lockstep/trainer/wrappers.hpp"
+#include "lockstep/detail/checkpoint/checkpoints.hpp"
+#include "lockstep/detail/comm/loopback.hpp"
+#include "lockstep/detail/trainer/wrappers.hpp"
 #include "train/checkpoint_files.hpp"
 
 namespace checkpoints {

@@ -16,10 +16,13 @@
 #include <vector>
 
 #include "comm/participants.hpp"
-#include "lockstep/comm/backends/threads/communicator.cuh"
+#include "lockstep/detail/comm/threads/communicator.cuh"
+#include "require.hpp"
 #include "skipped.hpp"
 
 namespace thread_ranks {
+
+using ::require;
 
 using namespace lockstep;
 using namespace std::chrono_literals;
@@ -36,10 +39,6 @@ inline bool no_gpu() {
   if (detail::visible_gpus() != 0) return false;
   say_skipped("a case on a GPU (there is no CUDA device here)");
   return true;
-}
-
-inline void require(bool ok, const std::string& what) {
-  if (!ok) throw std::runtime_error(what);
 }
 
 /// Where GPUs exchange data through the host, several pieces of it are a small array already.

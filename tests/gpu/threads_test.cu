@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/comm/backends/loopback.cuh"
-#include "lockstep/comm/backends/threads/communicator.cuh"
-#include "lockstep/comm/groups.hpp"
-#include "lockstep/launch/launch.hpp"
-#include "lockstep/topology/grid.hpp"
+#include "lockstep/detail/comm/groups.hpp"
+#include "lockstep/detail/comm/loopback.cuh"
+#include "lockstep/detail/comm/threads/communicator.cuh"
+#include "lockstep/detail/launch/launch.hpp"
+#include "lockstep/detail/topology/grid.hpp"
 #include "thread_ranks.cuh"
 
 using namespace thread_ranks;

@@ -8,8 +8,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "lockstep/core/view.hpp"
-#include "lockstep/data/resident.cuh"
+#include "lockstep/detail/core/view.hpp"
+#include "lockstep/detail/data/resident.cuh"
 #include "thread_ranks.cuh"
 
 using namespace thread_ranks;

@@ -16,6 +16,7 @@
 #include <torch/optim/adamw.h>
 
 #include "lockstep/torch.cuh"
+#include "require.hpp"
 #if LOCKSTEP_HAS_NCCL
 #include "lockstep/nccl.cuh"
 #endif
@@ -29,10 +30,6 @@ using namespace torch_gpu;
 using Rows = LabelledBatch<float, std::int32_t>;
 
 constexpr double rate = 0.01;
-
-void require(bool holds, const std::string& what) {
-  if (!holds) throw std::runtime_error(what);
-}
 
 bool ranks_are_threads = false;
 

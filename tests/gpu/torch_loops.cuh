@@ -146,7 +146,7 @@ inline Numbers plain_loop_with_branches(std::size_t ranks, std::size_t steps) {
   return numbers_of(net);
 }
 
-/// Rank r has 4 + r batches, and answers the others when it is through.
+/// Rank r has 4 + r batches, and answers the others when it is exhausted.
 template <class Ddp>
 Numbers loop_with_join(Session& session) {
   const auto net = std::make_shared<Net>();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The fused update against the rules in double, in every combination of types and for every size,
 // judged on the device.
-#include "lockstep/optim/update.cuh"
+#include "lockstep/detail/optim/update.cuh"
 
 #include <algorithm>
 #include <boost/test/unit_test.hpp>
@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "gpu/device.cuh"
-#include "lockstep/device/cuda/runtime.cuh"
-#include "lockstep/optim/adam.hpp"
-#include "lockstep/optim/sgd.hpp"
+#include "lockstep/detail/device/cuda/runtime.cuh"
+#include "lockstep/detail/optim/adam.hpp"
+#include "lockstep/detail/optim/sgd.hpp"
 
 using namespace lockstep;
 using namespace gpu_test;

@@ -5,12 +5,12 @@
 #include <set>
 #include <type_traits>
 
-#include "lockstep/data/dataset.hpp"
-#include "lockstep/hook/compress_to.hpp"
-#include "lockstep/hook/local_sgd.hpp"
-#include "lockstep/hook/power_sgd.hpp"
-#include "lockstep/topology/grid.hpp"
-#include "lockstep/trainer/trainer.hpp"
+#include "lockstep/detail/data/dataset.hpp"
+#include "lockstep/detail/hook/compress_to.hpp"
+#include "lockstep/detail/hook/local_sgd.hpp"
+#include "lockstep/detail/hook/power_sgd.hpp"
+#include "lockstep/detail/topology/grid.hpp"
+#include "lockstep/detail/trainer/trainer.hpp"
 
 using namespace lockstep;
 
@@ -178,7 +178,7 @@ BOOST_AUTO_TEST_CASE(hooks_go_with_what_the_rules_say) {
 
 namespace {
 
-/// The same for ranks that are through before others.
+/// The same for exhausted ranks before others.
 template <class Strategy, class TheSharding, class Uneven, class TheHooks>
 constexpr detail::Fault expected_join_fault() {
   using detail::Fault;

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/launch/environment.hpp"
+#include "lockstep/detail/launch/environment.hpp"
 
 #include <boost/test/unit_test.hpp>
 #include <map>
 #include <string>
 
 #include "launch/watchdog.hpp"
-#include "lockstep/launch/host.hpp"
-#include "lockstep/launch/program_options.hpp"
+#include "lockstep/detail/launch/host.hpp"
+#include "lockstep/detail/launch/program_options.hpp"
 
 using namespace lockstep;
 using lockstep::detail::Endpoint;

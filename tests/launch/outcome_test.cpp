@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/launch/outcome.hpp"
+#include "lockstep/detail/launch/outcome.hpp"
 
 #include <boost/test/unit_test.hpp>
 #include <exception>
@@ -56,7 +56,7 @@ BOOST_AUTO_TEST_CASE(a_failure_may_be_repeated_unless_somebody_wants_an_end_or_i
   BOOST_TEST(!job.may_restart());
   job.first = RankEnd{Rank{1}, {0, 9}, {}};
   BOOST_TEST(job.may_restart());
-  BOOST_TEST(job.first->words() == "rank 1 failed first (killed by signal 9 (Killed))");
+  BOOST_TEST(job.first->message() == "rank 1 failed first (killed by signal 9 (Killed))");
   job.is_unwanted = true;
   BOOST_TEST(!job.may_restart());
 

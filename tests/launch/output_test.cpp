@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/launch/output.hpp"
+#include "lockstep/detail/launch/output.hpp"
 
 #include <fcntl.h>
 #include <unistd.h>

@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/core/error.hpp"
-#include "lockstep/launch/program_options.hpp"
+#include "lockstep/detail/core/error.hpp"
+#include "lockstep/detail/launch/program_options.hpp"
 
 using namespace lockstep;
 using Words = std::vector<std::string>;

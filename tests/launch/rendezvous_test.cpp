@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/launch/rendezvous.hpp"
+#include "lockstep/detail/launch/rendezvous.hpp"
 
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "launch/watchdog.hpp"
-#include "lockstep/launch/join.hpp"
+#include "lockstep/detail/launch/join.hpp"
 #include "temporary_folder.hpp"
 
 using namespace lockstep;

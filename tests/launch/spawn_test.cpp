@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/launch/launch.hpp"
+#include "lockstep/detail/launch/launch.hpp"
 
 #include <unistd.h>
 
@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "launch/watchdog.hpp"
-#include "lockstep/launch/output.hpp"
+#include "lockstep/detail/launch/output.hpp"
 
 using namespace lockstep;
 using lockstep::detail::LineCutter;

@@ -17,13 +17,13 @@
 #include <thread>
 #include <vector>
 
-#include "lockstep/checkpoint/checkpoints.hpp"
-#include "lockstep/core/error.hpp"
-#include "lockstep/launch/environment.hpp"
-#include "lockstep/launch/join.hpp"
-#include "lockstep/launch/launch.hpp"
-#include "lockstep/observe/display.hpp"
-#include "lockstep/trainer/process_group.hpp"
+#include "lockstep/detail/checkpoint/checkpoints.hpp"
+#include "lockstep/detail/core/error.hpp"
+#include "lockstep/detail/launch/environment.hpp"
+#include "lockstep/detail/launch/join.hpp"
+#include "lockstep/detail/launch/launch.hpp"
+#include "lockstep/detail/observe/display.hpp"
+#include "lockstep/detail/trainer/process_group.hpp"
 
 using namespace lockstep;
 

@@ -10,7 +10,7 @@
 #include <csignal>
 #include <string>
 
-#include "lockstep/core/error.hpp"
+#include "lockstep/detail/core/error.hpp"
 
 /// Ends the process after a time limit and says in which test case: a fixture, or a scope inside of
 /// another's. By an alarm, because a test that forks must have no thread.

@@ -21,7 +21,7 @@ namespace {
 using namespace std::chrono_literals;
 
 /// What a process says that runs `f`; it must end with the watchdog's status.
-std::string words_of(auto f) {
+std::string message_of(auto f) {
   int ends[2];
   BOOST_TEST_REQUIRE(::pipe(ends) == 0);
   std::fflush(nullptr);
@@ -46,14 +46,14 @@ std::string words_of(auto f) {
 }  // namespace
 
 BOOST_AUTO_TEST_CASE(ranks_that_hang_as_threads_are_ended_and_named) {
-  const std::string words = words_of(
+  const std::string words = message_of(
       [] { ranks::run_threads(2, 20s, [](auto&) { std::this_thread::sleep_for(60s); }, 1s); });
   BOOST_TEST(words == "watchdog: hangs: watchdog/ranks_that_hang_as_threads_are_ended_and_named\n");
 }
 
 BOOST_AUTO_TEST_CASE(a_scope_inside_another_ends_no_later) {
   const auto begin = std::chrono::steady_clock::now();
-  const std::string words = words_of([] {
+  const std::string words = message_of([] {
     const Watchdog outer(1s);
     const Watchdog inner(60s);
     std::this_thread::sleep_for(30s);
@@ -63,7 +63,7 @@ BOOST_AUTO_TEST_CASE(a_scope_inside_another_ends_no_later) {
 }
 
 BOOST_AUTO_TEST_CASE(the_outer_scope_goes_on_after_the_inner) {
-  const std::string words = words_of([] {
+  const std::string words = message_of([] {
     const Watchdog outer(2s);
     {
       const Watchdog inner(60s);

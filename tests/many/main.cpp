@@ -7,9 +7,9 @@
 #include <exception>
 #include <string_view>
 
-#include "lockstep/comm/backends/loopback.hpp"
-#include "lockstep/core/dynamic.hpp"
 #include "lockstep/ddp.hpp"
+#include "lockstep/detail/comm/loopback.hpp"
+#include "lockstep/detail/core/dynamic.hpp"
 
 namespace {
 

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/model/model.hpp"
-#include "lockstep/model/shapes.hpp"
+#include "lockstep/detail/model/model.hpp"
+#include "lockstep/detail/model/shapes.hpp"
 
 #include <boost/test/unit_test.hpp>
 #include <string>
 
-#include "lockstep/bucket/step.hpp"
-#include "lockstep/model/tensor.hpp"
-#include "lockstep/model/tensor_list.hpp"
-#include "lockstep/policy/pack.hpp"
+#include "lockstep/detail/bucket/step.hpp"
+#include "lockstep/detail/model/tensor.hpp"
+#include "lockstep/detail/model/tensor_list.hpp"
+#include "lockstep/detail/policy/pack.hpp"
 
 using namespace lockstep;
 

@@ -21,8 +21,8 @@
 #include <vector>
 
 #include "fashion_mnist.hpp"
+#include "lockstep/detail/launch/launch.hpp"
 #include "lockstep/gloo.hpp"
-#include "lockstep/launch/launch.hpp"
 #include "mlp.hpp"
 
 using Network = Mlp<float, 784, 32, 10>;

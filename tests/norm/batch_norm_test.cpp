@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Norms on the host against plain loops over doubles: all element types, shapes and fusions.
-#include "lockstep/norm/batch_norm.hpp"
+#include "lockstep/detail/norm/batch_norm.hpp"
 
 #include <algorithm>
 #include <array>

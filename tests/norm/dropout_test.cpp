@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Dropout on the host: rates, factors, every element type and size, in place and not.
-#include "lockstep/norm/dropout.hpp"
+#include "lockstep/detail/norm/dropout.hpp"
 
 #include <boost/test/unit_test.hpp>
 #include <cmath>

@@ -8,14 +8,14 @@
 #include <cstdint>
 #include <vector>
 
-#include "lockstep/bucket/layout.hpp"
-#include "lockstep/bucket/step.hpp"
-#include "lockstep/core/element.hpp"
-#include "lockstep/core/random_stream.hpp"
-#include "lockstep/device/device.hpp"
-#include "lockstep/norm/batch_norm.hpp"
-#include "lockstep/norm/layer_norm.hpp"
-#include "lockstep/strategy/initial_values.hpp"
+#include "lockstep/detail/bucket/layout.hpp"
+#include "lockstep/detail/bucket/step.hpp"
+#include "lockstep/detail/core/element.hpp"
+#include "lockstep/detail/core/random_stream.hpp"
+#include "lockstep/detail/device/device.hpp"
+#include "lockstep/detail/norm/batch_norm.hpp"
+#include "lockstep/detail/norm/layer_norm.hpp"
+#include "lockstep/detail/strategy/initial_values.hpp"
 
 namespace norm_test {
 

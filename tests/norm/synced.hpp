@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "comm/ranks.hpp"
-#include "lockstep/trainer/wrappers.hpp"
+#include "lockstep/detail/trainer/wrappers.hpp"
 #include "norm/held.hpp"
 #include "reference.hpp"
 #include "train/plain_mlp.hpp"

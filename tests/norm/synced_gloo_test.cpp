@@ -14,7 +14,7 @@ BOOST_AUTO_TEST_CASE(uneven_batches_are_normalised_as_pytorch_does) {
 
 BOOST_AUTO_TEST_CASE(a_hierarchy_normalises_as_pytorch_does) {
   synced::check_every_case<
-      ranks::PlayedHosts,
+      ranks::EmulatedHosts,
       lockstep::Backend<lockstep::Hierarchical<lockstep::Shm, lockstep::Gloo>>>();
 }
 

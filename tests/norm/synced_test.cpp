@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/core/random_stream.hpp"
+#include "lockstep/detail/core/random_stream.hpp"
 
 BOOST_AUTO_TEST_SUITE(synced_norms)
 

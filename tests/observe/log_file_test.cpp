@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/core/error.hpp"
-#include "lockstep/observe/summary.hpp"
+#include "lockstep/detail/core/error.hpp"
+#include "lockstep/detail/observe/summary.hpp"
 
 #include <sys/resource.h>
 #include <unistd.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/core/text.hpp"
-#include "lockstep/observe/display.hpp"
+#include "lockstep/detail/core/text.hpp"
+#include "lockstep/detail/observe/display.hpp"
 
 #include <fcntl.h>
 #include <sys/ioctl.h>

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // A tally of one rank. tests/comm/tally_test.cpp reduces it over several.
-#include "lockstep/observe/scores.hpp"
+#include "lockstep/detail/observe/scores.hpp"
 
 #include <boost/test/unit_test.hpp>
 #include <cmath>
 #include <string>
 
-#include "lockstep/comm/backends/loopback.hpp"
+#include "lockstep/detail/comm/loopback.hpp"
 
 using namespace lockstep;
 

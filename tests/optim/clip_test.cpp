@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/optim/constants.hpp"
+#include "lockstep/detail/optim/constants.hpp"
 
 #include <boost/test/unit_test.hpp>
 #include <cmath>

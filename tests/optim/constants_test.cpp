@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a GPU decides in the middle of a step, decided here.
-#include "lockstep/optim/constants.hpp"
+#include "lockstep/detail/optim/constants.hpp"
 
 #include <boost/test/unit_test.hpp>
 #include <cmath>
 #include <limits>
 
-#include "lockstep/bucket/layout.hpp"
-#include "lockstep/optim/adam.hpp"
-#include "lockstep/optim/sgd.hpp"
+#include "lockstep/detail/bucket/layout.hpp"
+#include "lockstep/detail/optim/adam.hpp"
+#include "lockstep/detail/optim/sgd.hpp"
 
 using namespace lockstep;
 

@@ -10,11 +10,11 @@
 #include <variant>
 #include <vector>
 
-#include "lockstep/core/error.hpp"
-#include "lockstep/optim/adam.hpp"
-#include "lockstep/optim/progress.hpp"
-#include "lockstep/optim/schedule.hpp"
-#include "lockstep/optim/sgd.hpp"
+#include "lockstep/detail/core/error.hpp"
+#include "lockstep/detail/optim/adam.hpp"
+#include "lockstep/detail/optim/progress.hpp"
+#include "lockstep/detail/optim/schedule.hpp"
+#include "lockstep/detail/optim/sgd.hpp"
 
 using namespace lockstep;
 

@@ -6,9 +6,9 @@
 #include <cstddef>
 #include <vector>
 
-#include "lockstep/optim/adam.hpp"
-#include "lockstep/optim/sgd.hpp"
-#include "lockstep/optim/update.hpp"
+#include "lockstep/detail/optim/adam.hpp"
+#include "lockstep/detail/optim/sgd.hpp"
+#include "lockstep/detail/optim/update.hpp"
 #include "optim/plain.hpp"
 
 using namespace lockstep;

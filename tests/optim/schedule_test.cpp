@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/optim/schedule.hpp"
+#include "lockstep/detail/optim/schedule.hpp"
 
 #include <boost/test/unit_test.hpp>
 #include <cmath>

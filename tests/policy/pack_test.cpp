@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/policy/pack.hpp"
+#include "lockstep/detail/policy/pack.hpp"
 
 #include <boost/test/unit_test.hpp>
 #include <type_traits>
 
-#include "lockstep/policy/policy.hpp"
+#include "lockstep/detail/policy/policy.hpp"
 
 using namespace lockstep;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/strategy/ddp.hpp"
+#include "lockstep/detail/strategy/ddp.hpp"
 
 #include <boost/test/unit_test.hpp>
 #include <stdexcept>
@@ -18,7 +18,7 @@ using recording::Calls;
 namespace {
 
 /// Writes down what it is asked to do, and fails where it is told to.
-struct PlayedReplica {
+struct FakeReplica {
   struct traits {
     static constexpr bool alone = false;
     static constexpr bool has_job_groups = false;
@@ -67,7 +67,7 @@ struct PlayedReplica {
 }  // namespace
 
 BOOST_AUTO_TEST_CASE(phases_run_the_parts_of_a_replica_in_order_and_carry_the_loss) {
-  PlayedReplica replica;
+  FakeReplica replica;
   const int batch = 4;
   auto forwarded = forward_phase<Sync::yes>(replica, batch);
   BOOST_TEST(forwarded.loss() == 45);
@@ -81,7 +81,7 @@ BOOST_AUTO_TEST_CASE(phases_run_the_parts_of_a_replica_in_order_and_carry_the_lo
 }
 
 BOOST_AUTO_TEST_CASE(the_last_two_phases_can_be_one) {
-  PlayedReplica replica;
+  FakeReplica replica;
   const int batch = 4;
   BOOST_TEST(forward_phase<Sync::yes>(replica, batch).backward().reduce_and_update() == 45);
   BOOST_TEST((replica.comm.calls ==
@@ -89,8 +89,8 @@ BOOST_AUTO_TEST_CASE(the_last_two_phases_can_be_one) {
 }
 
 BOOST_AUTO_TEST_CASE(without_synchronization_nothing_follows_backward) {
-  PlayedReplica replica;
-  LocalScope<PlayedReplica> local(replica);
+  FakeReplica replica;
+  LocalScope<FakeReplica> local(replica);
   const int batch = 1;
   auto forwarded = local.forward(batch);
   static_assert(std::is_same_v<decltype(std::move(forwarded).backward()), double>);
@@ -101,7 +101,7 @@ BOOST_AUTO_TEST_CASE(without_synchronization_nothing_follows_backward) {
 BOOST_AUTO_TEST_CASE(a_phase_that_fails_tells_all_ranks_and_throws) {
   const int batch = 4;
   for (const std::string phase : {"forward", "backward", "reduce", "update"}) {
-    PlayedReplica replica;
+    FakeReplica replica;
     replica.fails = phase;
     BOOST_CHECK_THROW(forward_phase<Sync::yes>(replica, batch).backward().reduce().update(),
                       std::runtime_error);

@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "launch/watchdog.hpp"
-#include "lockstep/observe/scores.hpp"
-#include "lockstep/trainer/wrappers.hpp"
+#include "lockstep/detail/observe/scores.hpp"
+#include "lockstep/detail/trainer/wrappers.hpp"
 #include "train/sheet.hpp"
 
 namespace {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/strategy/gradients.hpp"
+#include "lockstep/detail/strategy/gradients.hpp"
 
 #include <boost/test/unit_test.hpp>
 #include <cstddef>
 #include <string>
 #include <vector>
 
-#include "lockstep/strategy/host_execution.hpp"
-#include "lockstep/trainer/axes.hpp"
+#include "lockstep/detail/strategy/host_execution.hpp"
+#include "lockstep/detail/trainer/axes.hpp"
 #include "strategy/recording_communicator.hpp"
 
 using namespace lockstep;

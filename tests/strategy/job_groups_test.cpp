@@ -8,8 +8,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "lockstep/topology/grid.hpp"
-#include "lockstep/topology/groups.hpp"
+#include "lockstep/detail/topology/grid.hpp"
+#include "lockstep/detail/topology/groups.hpp"
 #include "train/sheet.hpp"
 
 BOOST_AUTO_TEST_SUITE(job_groups)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Join flags say which ranks have batches, whatever type they travel in and however they are
 // averaged.
-#include "lockstep/strategy/feature/join.hpp"
+#include "lockstep/detail/strategy/feature/join.hpp"
 
 #include <bit>
 #include <boost/test/unit_test.hpp>
@@ -9,7 +9,7 @@
 #include <random>
 #include <vector>
 
-#include "lockstep/core/half.hpp"
+#include "lockstep/detail/core/half.hpp"
 
 BOOST_AUTO_TEST_SUITE(join_flags)
 

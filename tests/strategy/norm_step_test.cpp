@@ -10,8 +10,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "lockstep/topology/grid.hpp"
-#include "lockstep/trainer/wrappers.hpp"
+#include "lockstep/detail/topology/grid.hpp"
+#include "lockstep/detail/trainer/wrappers.hpp"
 #include "train/sheet.hpp"
 
 BOOST_AUTO_TEST_SUITE(norm_steps)

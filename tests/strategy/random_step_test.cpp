@@ -10,10 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/checkpoint/checkpoints.hpp"
-#include "lockstep/comm/backends/loopback.hpp"
-#include "lockstep/norm/dropout.hpp"
-#include "lockstep/trainer/wrappers.hpp"
+#include "lockstep/detail/checkpoint/checkpoints.hpp"
+#include "lockstep/detail/comm/loopback.hpp"
+#include "lockstep/detail/norm/dropout.hpp"
+#include "lockstep/detail/trainer/wrappers.hpp"
 #include "temporary_folder.hpp"
 #include "train/sheet.hpp"
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/strategy/gradients.hpp"
+#include "lockstep/detail/strategy/gradients.hpp"
 
 #include <boost/test/unit_test.hpp>
 #include <cstddef>
 #include <string>
 
-#include "lockstep/bucket/layout.hpp"
-#include "words_of.hpp"
+#include "lockstep/detail/bucket/layout.hpp"
+#include "message_of.hpp"
 
 using namespace lockstep;
 
@@ -78,10 +78,10 @@ BOOST_AUTO_TEST_CASE(a_gradient_that_comes_twice_and_one_that_does_not_exist_are
   for_both([](auto& readiness) {
     readiness.reset();
     readiness.mark(1);
-    BOOST_TEST(words_of([&] { readiness.mark(1); })
+    BOOST_TEST(message_of([&] { readiness.mark(1); })
                    .find("the gradient of b was marked ready "
                          "twice") != std::string::npos);
-    BOOST_TEST(words_of([&] { readiness.mark(4); }).find("parameter 4 of 4 was marked ready") !=
+    BOOST_TEST(message_of([&] { readiness.mark(4); }).find("parameter 4 of 4 was marked ready") !=
                std::string::npos);
   });
 }

@@ -9,13 +9,13 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/comm/collective.hpp"
-#include "lockstep/comm/collectives.hpp"
-#include "lockstep/comm/communicator.hpp"
-#include "lockstep/core/element.hpp"
-#include "lockstep/core/reduce_op.hpp"
-#include "lockstep/core/strong.hpp"
-#include "lockstep/core/view.hpp"
+#include "lockstep/detail/comm/collective.hpp"
+#include "lockstep/detail/comm/collectives.hpp"
+#include "lockstep/detail/comm/communicator.hpp"
+#include "lockstep/detail/core/element.hpp"
+#include "lockstep/detail/core/reduce_op.hpp"
+#include "lockstep/detail/core/strong.hpp"
+#include "lockstep/detail/core/view.hpp"
 
 namespace recording {
 

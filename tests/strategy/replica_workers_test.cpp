@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "launch/watchdog.hpp"
-#include "lockstep/strategy/replica_workers.hpp"
+#include "lockstep/detail/strategy/replica_workers.hpp"
 
 using namespace lockstep;
 
@@ -27,7 +27,7 @@ std::size_t threads_here() {
   return count;
 }
 
-std::string words_of(ReplicaWorkers& workers, const auto&... phases) {
+std::string message_of(ReplicaWorkers& workers, const auto&... phases) {
   try {
     workers.run(phases...);
   } catch (const Error& error) {
@@ -94,7 +94,7 @@ BOOST_AUTO_TEST_CASE(the_first_failure_by_index_is_thrown_and_no_phase_follows) 
       if (i == 1 || i == 3) throw std::runtime_error("no luck for " + std::to_string(i));
     };
     const auto next = [&](std::size_t) { ++later; };
-    const std::string words = words_of(workers, fail, next);
+    const std::string words = message_of(workers, fail, next);
     BOOST_TEST_REQUIRE(words.find("replica 1: no luck for 1;") != std::string::npos, words);
     BOOST_TEST_REQUIRE(later == 0);
     workers.run([&](std::size_t) { ++later; });  // and nobody holds it against them
@@ -108,7 +108,7 @@ BOOST_AUTO_TEST_CASE(whoever_only_suffers_from_another_is_not_to_blame) {
     if (i == 2) throw Error("all_reduce", "out of wire", "buy some", Rank{2});
     throw Error("all_reduce", "rank 2 failed", "look there", Rank{i}).as_consequence();
   };
-  const std::string words = words_of(workers, fail);
+  const std::string words = message_of(workers, fail);
   BOOST_TEST(words == "lockstep: replica 2, all_reduce: out of wire; buy some");
 }
 
@@ -129,7 +129,7 @@ BOOST_AUTO_TEST_CASE(what_was_thrown_is_nested_and_one_replica_throws_it_as_it_i
 BOOST_AUTO_TEST_CASE(whoever_calls_its_own_crew_is_told) {
   ReplicaWorkers workers(2);
   const auto again = [&](std::size_t) { workers.run([](std::size_t) {}); };
-  const std::string words = words_of(workers, again);
+  const std::string words = message_of(workers, again);
   BOOST_TEST(words.find("replica 0, DP: a replica called the job") != std::string::npos, words);
   workers.run([](std::size_t) {});
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a replica gets of batches, arrays, views and containers of them.
-#include "lockstep/strategy/scatter.hpp"
+#include "lockstep/detail/strategy/scatter.hpp"
 
 #include <array>
 #include <boost/test/unit_test.hpp>
@@ -15,8 +15,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "lockstep/core/view.hpp"
-#include "lockstep/data/batch.hpp"
+#include "lockstep/detail/core/view.hpp"
+#include "lockstep/detail/data/batch.hpp"
 
 using namespace lockstep;
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Who owns what under Sharding<ZeroRedundancy>: slices of buckets.
-#include "lockstep/strategy/sharding/sharding.hpp"
+#include "lockstep/detail/strategy/sharding/sharding.hpp"
 
 #include <boost/test/unit_test.hpp>
 #include <cstddef>
 #include <random>
 
-#include "lockstep/core/half.hpp"
+#include "lockstep/detail/core/half.hpp"
 
 BOOST_AUTO_TEST_SUITE(shards)
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Who gets which rows of a batch.
-#include "lockstep/strategy/scatter.hpp"
+#include "lockstep/detail/strategy/scatter.hpp"
 
 #include <boost/test/unit_test.hpp>
 #include <cstddef>

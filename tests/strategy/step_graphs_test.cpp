@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Captured steps with a communicator that plays capturing: a graph is a list of what was enqueued.
-#include "lockstep/strategy/step_graphs.hpp"
+#include "lockstep/detail/strategy/step_graphs.hpp"
 
 #include <boost/test/unit_test.hpp>
 #include <cstddef>
@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/strategy/replica.hpp"
+#include "lockstep/detail/strategy/replica.hpp"
 #include "strategy/recording_communicator.hpp"
 
 using namespace lockstep;
@@ -55,7 +55,7 @@ static_assert(!CapturingCommunicator<recording::Communicator<>>);
 
 /// What `CapturedSteps` needs of a replica.
 template <bool Jointly>
-struct PlayedReplica {
+struct FakeReplica {
   using communicator_type = Capturing<Jointly>;
   using Loss = std::size_t;
   static constexpr std::size_t micro_batches_of_step = 2;
@@ -93,7 +93,7 @@ struct PlayedReplica {
   static int in_step() { return 0; }
   void note_subgraph() {}
   std::uint64_t graph_variant() const { return subgraph; }
-  PlayedReplica& execution() { return *this; }
+  FakeReplica& execution() { return *this; }
   std::size_t latest_loss() const { return forwards; }
 
   Calls take_calls() { return std::exchange(comm.calls, {}); }
@@ -102,7 +102,7 @@ struct PlayedReplica {
 }  // namespace
 
 BOOST_AUTO_TEST_CASE(a_micro_batch_runs_by_calls_then_is_captured_then_is_replayed) {
-  PlayedReplica<false> replica;
+  FakeReplica<false> replica;
   CapturedSteps steps;
   const auto step = [&](int batch) {
     run_step(replica, steps, batch);
@@ -117,14 +117,14 @@ BOOST_AUTO_TEST_CASE(a_micro_batch_runs_by_calls_then_is_captured_then_is_replay
   BOOST_TEST((step(5) == Calls{"begin", "replay"}));
   BOOST_TEST((step(6) == Calls{"run 6"}));
   BOOST_TEST((step(5) == Calls{"begin", "replay"}));
-  BOOST_TEST((steps.graphs<PlayedReplica<false>, int>()) == 2u);
+  BOOST_TEST((steps.graphs<FakeReplica<false>, int>()) == 2u);
   BOOST_TEST(replica.forwards == 8u);  // replays count
   BOOST_TEST(replica.draws == 8u);     // and so do they here: a replay draws other numbers
 }
 
 BOOST_AUTO_TEST_CASE(a_variant_is_a_graph_of_its_own) {
-  PlayedReplica<false> replica;
-  StepGraphs<Capturing<false>, int, PlayedReplica<false>::Nothing> graphs;
+  FakeReplica<false> replica;
+  StepGraphs<Capturing<false>, int, FakeReplica<false>::Nothing> graphs;
   const auto run = [&](std::uint64_t variant) {
     graphs.run(
         replica.comm, replica.model(), 5, {false, true, variant},
@@ -140,7 +140,7 @@ BOOST_AUTO_TEST_CASE(a_variant_is_a_graph_of_its_own) {
 }
 
 BOOST_AUTO_TEST_CASE(a_sub_graph_is_a_graph_of_its_own) {
-  PlayedReplica<false> replica;
+  FakeReplica<false> replica;
   CapturedSteps steps;
   const auto step = [&](std::size_t subgraph) {
     for (int m = 0; m != 2; ++m) run_step(replica, steps, 5, subgraph);
@@ -153,11 +153,11 @@ BOOST_AUTO_TEST_CASE(a_sub_graph_is_a_graph_of_its_own) {
   BOOST_TEST((step(1) == captured));
   BOOST_TEST((step(2) == captured));
   BOOST_TEST((step(1) == Calls{"replay", "begin", "replay"}));
-  BOOST_TEST((steps.graphs<PlayedReplica<false>, int>()) == 4u);
+  BOOST_TEST((steps.graphs<FakeReplica<false>, int>()) == 4u);
 }
 
 BOOST_AUTO_TEST_CASE(a_step_that_cannot_be_captured_runs_by_calls_ever_after) {
-  PlayedReplica<false> replica;
+  FakeReplica<false> replica;
   CapturedSteps steps;
   replica.comm.why_not = "it waits for the stream (a test says so)";
   for (int n = 0; n != 2; ++n) run_step(replica, steps, 5);
@@ -167,11 +167,11 @@ BOOST_AUTO_TEST_CASE(a_step_that_cannot_be_captured_runs_by_calls_ever_after) {
   BOOST_TEST(replica.added == 1u);
   run_step(replica, steps, 5);
   BOOST_TEST((replica.take_calls() == Calls{"begin", "run 5"}));
-  BOOST_TEST((steps.graphs<PlayedReplica<false>, int>()) == 0u);
+  BOOST_TEST((steps.graphs<FakeReplica<false>, int>()) == 0u);
 }
 
 BOOST_AUTO_TEST_CASE(ranks_that_capture_together_do_so_only_when_all_are_about_to) {
-  PlayedReplica<true> replica;
+  FakeReplica<true> replica;
   CapturedSteps steps;
   for (int n = 0; n != 2; ++n) run_step(replica, steps, 5);
   replica.comm.agrees = false;
@@ -185,8 +185,8 @@ BOOST_AUTO_TEST_CASE(ranks_that_capture_together_do_so_only_when_all_are_about_t
 
 BOOST_AUTO_TEST_CASE(batches_that_cannot_be_compared_run_by_calls) {
   struct Opaque {};
-  PlayedReplica<false> replica;
-  StepGraphs<Capturing<false>, Opaque, PlayedReplica<false>::Nothing> graphs;
+  FakeReplica<false> replica;
+  StepGraphs<Capturing<false>, Opaque, FakeReplica<false>::Nothing> graphs;
   for (int n = 0; n != 3; ++n)
     graphs.run(
         replica.comm, replica.model(), {}, {false, true, 0},

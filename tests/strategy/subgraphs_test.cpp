@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "comm/repeat.hpp"
-#include "lockstep/core/hash.hpp"
+#include "lockstep/detail/core/hash.hpp"
 #include "optim/plain.hpp"
 #include "train/sheet.hpp"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/strategy/updater.hpp"
+#include "lockstep/detail/strategy/updater.hpp"
 
 #include <array>
 #include <boost/test/unit_test.hpp>
@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/device/device.hpp"
-#include "lockstep/strategy/host_execution.hpp"
-#include "lockstep/strategy/replica_traits.hpp"
-#include "lockstep/trainer/axes.hpp"
+#include "lockstep/detail/device/device.hpp"
+#include "lockstep/detail/strategy/host_execution.hpp"
+#include "lockstep/detail/strategy/replica_traits.hpp"
+#include "lockstep/detail/trainer/axes.hpp"
 #include "optim/plain.hpp"
 #include "strategy/recording_communicator.hpp"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/topology/topology.hpp"
+#include "lockstep/detail/topology/topology.hpp"
 
 #include <boost/test/unit_test.hpp>
 #include <random>
@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/topology/grid.hpp"
-#include "lockstep/topology/groups.hpp"
+#include "lockstep/detail/topology/grid.hpp"
+#include "lockstep/detail/topology/groups.hpp"
 
 using namespace lockstep;
 

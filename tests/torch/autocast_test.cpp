@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // `Autocast` on the CPU: scopes end with what was before them, and no weight stays cast.
-#include "lockstep/torch/autocast.hpp"
+#include "lockstep/detail/torch/autocast.hpp"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/linear.h>

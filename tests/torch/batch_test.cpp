@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/torch/batch.hpp"
+#include "lockstep/detail/torch/batch.hpp"
 
 #include <ATen/Parallel.h>
 #include <torch/types.h>
@@ -15,13 +15,13 @@
 #include <vector>
 
 #include "comm/ranks.hpp"
-#include "lockstep/data/dataset.hpp"
-#include "lockstep/data/feed.hpp"
-#include "lockstep/data/loader.hpp"
-#include "lockstep/data/pipeline.hpp"
-#include "lockstep/strategy/scatter.hpp"
-#include "lockstep/torch/collate.hpp"
-#include "words_of.hpp"
+#include "lockstep/detail/data/dataset.hpp"
+#include "lockstep/detail/data/feed.hpp"
+#include "lockstep/detail/data/loader.hpp"
+#include "lockstep/detail/data/pipeline.hpp"
+#include "lockstep/detail/strategy/scatter.hpp"
+#include "lockstep/detail/torch/collate.hpp"
+#include "message_of.hpp"
 
 BOOST_AUTO_TEST_SUITE(torch_batch)
 
@@ -133,7 +133,7 @@ BOOST_AUTO_TEST_CASE(memory_is_a_tensor_of_its_type_and_extents_without_a_copy) 
   BOOST_TEST(as_tensor(none).numel() == 0);
   BOOST_TEST(as_tensor(none, {0, 5}).size(1) == 5);
 
-  BOOST_TEST(words_of([&] {
+  BOOST_TEST(message_of([&] {
                as_tensor(numbers, {4, 2});
              }).find("room for 8 elements, and there are 6") != std::string::npos);
 }
@@ -281,7 +281,7 @@ BOOST_AUTO_TEST_CASE(an_archive_of_another_type_is_rejected) {
   std::vector<std::uint8_t> bytes(writer.written().begin(), writer.written().end());
   const auto words = [&] {
     Images out;
-    return words_of([&] { detail::ArchiveReader(bytes).take(out); });
+    return message_of([&] { detail::ArchiveReader(bytes).take(out); });
   };
   BOOST_TEST(words() == "nothing was thrown");
   for (std::size_t i = 0; i != bytes.size(); ++i) {
@@ -297,8 +297,9 @@ BOOST_AUTO_TEST_CASE(an_archive_of_another_type_is_rejected) {
   std::vector<std::uint8_t> negative(empty.written().begin(), empty.written().end());
   for (std::size_t i = 0; i != 8; ++i) negative[1 + 8 + 8 + i] = 0xff;  // the second extent
   Images out;
-  BOOST_TEST(
-      words_of([&] { detail::ArchiveReader(negative).take(out); }).find("lockstep: feed: ") == 0u);
+  BOOST_TEST(message_of([&] {
+               detail::ArchiveReader(negative).take(out);
+             }).find("lockstep: feed: ") == 0u);
   bytes[1 + 8] = 0x7f;  // the first extent
   BOOST_TEST(words().find("feed: an archive does not hold a tensor") != std::string::npos);
   bytes.resize(20);
@@ -344,7 +345,7 @@ BOOST_AUTO_TEST_CASE(samples_become_batches_of_tensors_for_loaders) {
   batches.load({}, batch);
   BOOST_TEST(batch.size() == 0u);
   const auto wrong = data | tensors({3, 2});
-  BOOST_TEST(words_of([&] { wrong.load(some, batch); }).find("inputs of [4] and the first") !=
+  BOOST_TEST(message_of([&] { wrong.load(some, batch); }).find("inputs of [4] and the first") !=
              std::string::npos);
 }
 
@@ -364,7 +365,7 @@ BOOST_AUTO_TEST_CASE(tensors_as_samples_have_one_size_and_their_labels_become_wi
   BOOST_TEST(batch.inputs.sum().item<float>() == 6);
   BOOST_TEST(are_equal(batch.labels, torch::tensor({7, 8}, at::kLong)));
   const auto words = [&](const at::Tensor& second, std::vector<std::int64_t> shape) {
-    return words_of([&] { put(second, std::move(shape)); });
+    return message_of([&] { put(second, std::move(shape)); });
   };
   BOOST_TEST(words(torch::ones({3, 2}), {})
                  .find("inputs of [3, 2] and the first sample of its batch has [2, 3]") !=

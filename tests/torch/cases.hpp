@@ -18,8 +18,8 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/observe/scores.hpp"
-#include "lockstep/torch/model.hpp"
+#include "lockstep/detail/observe/scores.hpp"
+#include "lockstep/detail/torch/model.hpp"
 
 namespace torch_tests {
 

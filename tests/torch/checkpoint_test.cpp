@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/checkpoint/checkpoints.hpp"
-#include "lockstep/checkpoint/reader.hpp"
-#include "lockstep/torch/state_dict.hpp"
+#include "lockstep/detail/checkpoint/checkpoints.hpp"
+#include "lockstep/detail/checkpoint/reader.hpp"
+#include "lockstep/detail/torch/state_dict.hpp"
 #include "temporary_folder.hpp"
 #include "torch/cases.hpp"
 #include "torch/model_ranks.hpp"

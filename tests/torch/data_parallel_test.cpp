@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Replicas of a module in one process train like the module on the whole batch: in a program's own
 // loop, and under ParallelStrategy<DP>.
-#include "lockstep/torch/data_parallel.hpp"
+#include "lockstep/detail/torch/data_parallel.hpp"
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -22,8 +22,8 @@
 #include <tuple>
 #include <vector>
 
-#include "lockstep/torch/model.hpp"
-#include "lockstep/trainer/wrappers.hpp"
+#include "lockstep/detail/torch/model.hpp"
+#include "lockstep/detail/trainer/wrappers.hpp"
 #include "torch/small_net.hpp"
 
 BOOST_AUTO_TEST_SUITE(torch_data_parallel)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/torch/data.hpp"
+#include "lockstep/detail/torch/data.hpp"
 
 #include <ATen/ATen.h>
 #include <torch/data.h>
@@ -22,15 +22,15 @@
 #include <vector>
 
 #include "comm/ranks.hpp"
-#include "lockstep/data/feed.hpp"
-#include "lockstep/data/loader.hpp"
-#include "lockstep/data/pipeline.hpp"
-#include "lockstep/torch/model.hpp"
-#include "lockstep/trainer/trainer.hpp"
-#include "lockstep/trainer/wrappers.hpp"
+#include "lockstep/detail/data/feed.hpp"
+#include "lockstep/detail/data/loader.hpp"
+#include "lockstep/detail/data/pipeline.hpp"
+#include "lockstep/detail/torch/model.hpp"
+#include "lockstep/detail/trainer/trainer.hpp"
+#include "lockstep/detail/trainer/wrappers.hpp"
+#include "message_of.hpp"
 #include "state_dict_net.hpp"
 #include "temporary_folder.hpp"
-#include "words_of.hpp"
 
 BOOST_AUTO_TEST_SUITE(torch_data)
 
@@ -182,11 +182,12 @@ BOOST_AUTO_TEST_CASE(a_sampler_goes_on_from_an_archive) {
   }
   ::torch::serialize::InputArchive strange;
   strange.load_from(folder / "strange");
-  BOOST_TEST(words_of([&] { other.load(strange); }).find("the state of another sampler") !=
+  BOOST_TEST(message_of([&] { other.load(strange); }).find("the state of another sampler") !=
              std::string::npos);
   RankSampler<> larger(11, WorldSize{2}, Rank{0}, options);
-  BOOST_TEST(words_of([&] { larger.load(archive); }).find("sample count 10, this sampler has 11") !=
-             std::string::npos);
+  BOOST_TEST(message_of([&] {
+               larger.load(archive);
+             }).find("sample count 10, this sampler has 11") != std::string::npos);
 }
 
 BOOST_AUTO_TEST_CASE(examples_are_cut_counted_and_fed) {
@@ -275,7 +276,8 @@ BOOST_AUTO_TEST_CASE(data_sets_of_libtorch_are_lockstep_s) {
   TensorBatch twice;
   doubled.load(some, twice);
   BOOST_TEST(at::equal(twice.inputs, (2 * batch.inputs).flatten(1)));
-  BOOST_TEST(words_of([] { as_dataset(Unsized()); }).find("how many samples") != std::string::npos);
+  BOOST_TEST(message_of([] { as_dataset(Unsized()); }).find("how many samples") !=
+             std::string::npos);
 }
 
 BOOST_AUTO_TEST_CASE(each_thread_that_loads_has_a_data_set_of_its_own) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A module in the program's own loop, with LibTorch's optimizers: ranks train like one process.
-#include "lockstep/torch/distributed_data_parallel.hpp"
+#include "lockstep/detail/torch/distributed_data_parallel.hpp"
 
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
@@ -29,8 +29,8 @@
 #include <vector>
 
 #include "comm/ranks.hpp"
-#include "lockstep/hook/compress_to.hpp"
-#include "lockstep/hook/power_sgd.hpp"
+#include "lockstep/detail/hook/compress_to.hpp"
+#include "lockstep/detail/hook/power_sgd.hpp"
 #include "torch/small_net.hpp"
 
 #if LOCKSTEP_HAS_GLOO

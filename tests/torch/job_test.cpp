@@ -14,10 +14,10 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/data/dataset.hpp"
-#include "lockstep/torch/batch.hpp"
-#include "lockstep/torch/model.hpp"
-#include "lockstep/trainer/trainer.hpp"
+#include "lockstep/detail/data/dataset.hpp"
+#include "lockstep/detail/torch/batch.hpp"
+#include "lockstep/detail/torch/model.hpp"
+#include "lockstep/detail/trainer/trainer.hpp"
 #include "torch/model_ranks.hpp"
 
 #if LOCKSTEP_HAS_GLOO

@@ -11,9 +11,9 @@
 
 #include "comm/exercise.hpp"
 #include "comm/ranks.hpp"
-#include "lockstep/core/reduce_op.hpp"
-#include "lockstep/core/thread.hpp"
-#include "lockstep/launch/launch.hpp"
+#include "lockstep/detail/core/reduce_op.hpp"
+#include "lockstep/detail/core/thread.hpp"
+#include "lockstep/detail/launch/launch.hpp"
 
 #if LOCKSTEP_HAS_GLOO
 #include "comm/gloo_ranks.hpp"

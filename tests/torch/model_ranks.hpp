@@ -12,10 +12,10 @@
 #include <string>
 
 #include "comm/ranks.hpp"
-#include "lockstep/launch/launch.hpp"
-#include "lockstep/launch/rendezvous.hpp"
-#include "lockstep/launch/store.hpp"
-#include "lockstep/trainer/wrappers.hpp"
+#include "lockstep/detail/launch/launch.hpp"
+#include "lockstep/detail/launch/rendezvous.hpp"
+#include "lockstep/detail/store/store.hpp"
+#include "lockstep/detail/trainer/wrappers.hpp"
 #include "torch/cases.hpp"
 
 namespace torch_tests {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A LibTorch module as a model: its tensors, its modes and its memory.
-#include "lockstep/torch/model.hpp"
+#include "lockstep/detail/torch/model.hpp"
 
 #include <ATen/ATen.h>
 #include <torch/nn/modules/linear.h>
@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/comm/groups.hpp"
+#include "lockstep/detail/comm/groups.hpp"
 #include "torch/cases.hpp"
 #include "torch/model_ranks.hpp"
 

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/torch/autocast.hpp"
+#include "lockstep/detail/torch/autocast.hpp"
 #include "torch/cases.hpp"
 #include "torch/model_ranks.hpp"
 

@@ -14,8 +14,8 @@
 #include <string>
 
 #include "comm/ranks.hpp"
-#include "lockstep/core/reduce_op.hpp"
-#include "lockstep/torch/sync_batch_norm.hpp"
+#include "lockstep/detail/core/reduce_op.hpp"
+#include "lockstep/detail/torch/sync_batch_norm.hpp"
 
 namespace synced_ranks {
 

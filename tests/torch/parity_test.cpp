@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "comm/ranks.hpp"
-#include "lockstep/trainer/wrappers.hpp"
+#include "lockstep/detail/trainer/wrappers.hpp"
 #include "temporary_folder.hpp"
 #include "torch/cases.hpp"
 #include "train/python.hpp"

@@ -12,11 +12,11 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/checkpoint/checkpoints.hpp"
-#include "lockstep/hook/compress_to.hpp"
-#include "lockstep/torch/adopted_tensors.hpp"
-#include "lockstep/torch/model.hpp"
-#include "lockstep/trainer/wrappers.hpp"
+#include "lockstep/detail/checkpoint/checkpoints.hpp"
+#include "lockstep/detail/hook/compress_to.hpp"
+#include "lockstep/detail/torch/adopted_tensors.hpp"
+#include "lockstep/detail/torch/model.hpp"
+#include "lockstep/detail/trainer/wrappers.hpp"
 #include "temporary_folder.hpp"
 #include "torch/small_net.hpp"
 

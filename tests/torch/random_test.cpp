@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/torch/step_tensors.hpp"
+#include "lockstep/detail/torch/step_tensors.hpp"
 
 #include <ATen/ATen.h>
 #include <torch/nn/cloneable.h>
@@ -17,12 +17,12 @@
 #include <vector>
 
 #include "comm/ranks.hpp"
-#include "lockstep/checkpoint/checkpoints.hpp"
-#include "lockstep/observe/scores.hpp"
-#include "lockstep/torch/batch.hpp"
-#include "lockstep/torch/model.hpp"
-#include "lockstep/trainer/trainer.hpp"
-#include "lockstep/trainer/wrappers.hpp"
+#include "lockstep/detail/checkpoint/checkpoints.hpp"
+#include "lockstep/detail/observe/scores.hpp"
+#include "lockstep/detail/torch/batch.hpp"
+#include "lockstep/detail/torch/model.hpp"
+#include "lockstep/detail/trainer/trainer.hpp"
+#include "lockstep/detail/trainer/wrappers.hpp"
 #include "temporary_folder.hpp"
 
 BOOST_AUTO_TEST_SUITE(torch_random)

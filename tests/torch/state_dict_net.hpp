@@ -14,7 +14,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "lockstep/torch/module.hpp"
+#include "lockstep/detail/torch/module.hpp"
 #include "skipped.hpp"
 #include "train/python.hpp"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/torch/state_dict.hpp"
+#include "lockstep/detail/torch/state_dict.hpp"
 
 #include <ATen/ATen.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -13,14 +13,14 @@
 #include <vector>
 
 #include "comm/ranks.hpp"
-#include "lockstep/checkpoint/checkpoints.hpp"
-#include "lockstep/checkpoint/reader.hpp"
-#include "lockstep/optim/adam.hpp"
-#include "lockstep/torch/model.hpp"
-#include "lockstep/trainer/trainer.hpp"
+#include "lockstep/detail/checkpoint/checkpoints.hpp"
+#include "lockstep/detail/checkpoint/reader.hpp"
+#include "lockstep/detail/optim/adam.hpp"
+#include "lockstep/detail/torch/model.hpp"
+#include "lockstep/detail/trainer/trainer.hpp"
+#include "message_of.hpp"
 #include "state_dict_net.hpp"
 #include "temporary_folder.hpp"
-#include "words_of.hpp"
 
 BOOST_AUTO_TEST_SUITE(torch_state_dict)
 
@@ -98,7 +98,7 @@ BOOST_AUTO_TEST_CASE(names_and_shapes_that_do_not_fit_are_named_and_nothing_chan
   save_state_dict(odd, path);
   Net net;
   clear(net);
-  const std::string unexpected = words_of([&] { load_state_dict(net, path); });
+  const std::string unexpected = message_of([&] { load_state_dict(net, path); });
   contains(unexpected,
            "load_state_dict: '" + path + "' does not fit the module: unexpected in the file: ");
   for (const char* name : {"small", "brain", "turned", "none", "bytes", "waves", "count"})
@@ -111,19 +111,19 @@ BOOST_AUTO_TEST_CASE(names_and_shapes_that_do_not_fit_are_named_and_nothing_chan
   BOOST_TEST(wrong_tensor(net) == "");
 
   save_state_dict(net, path);
-  contains(words_of([&] { load_state_dict(odd, path); }), "missing in the file: ");
+  contains(message_of([&] { load_state_dict(odd, path); }), "missing in the file: ");
 
   Net other;
   other.register_buffer("extra", at::zeros({2}));
   other.scale.set_data(at::zeros({2, 1}));
-  const std::string all = words_of([&] { load_state_dict(other, path); });
+  const std::string all = message_of([&] { load_state_dict(other, path); });
   contains(all,
            "missing in the file: extra; other in the file: scale ([] in the file, [2, 1] in the "
            "module)");
 
   ::torch::nn::Module many;
   for (int i = 0; i != 11; ++i) many.register_buffer("b" + std::to_string(i), at::zeros({1}));
-  contains(words_of([&] { load_state_dict(many, path); }),
+  contains(message_of([&] { load_state_dict(many, path); }),
            "b0, b1, b2, b3, b4, b5, b6, b7 and 3 more");
 
   // A file that was damaged since is found out before anything is written.
@@ -132,10 +132,10 @@ BOOST_AUTO_TEST_CASE(names_and_shapes_that_do_not_fit_are_named_and_nothing_chan
   file.seekp(-1, std::ios::end);
   file.put('\x55');
   file.close();
-  contains(words_of([&] { load_state_dict(net, path); }),
+  contains(message_of([&] { load_state_dict(net, path); }),
            "the data of tensor 'mask' is not what was written");
   BOOST_TEST(net.scale.item<float>() == 0);
-  contains(words_of([&] { load_state_dict(net, folder / "none"); }), "none");
+  contains(message_of([&] { load_state_dict(net, folder / "none"); }), "none");
 }
 
 BOOST_AUTO_TEST_CASE(numbers_of_another_type_are_converted_as_in_python) {
@@ -171,10 +171,10 @@ BOOST_AUTO_TEST_CASE(one_of_several_names_is_enough_and_complex_numbers_do_not_b
   load_state_dict(waves, folder / "one");
   BOOST_TEST(at::real(waves.buffers()[0]).sum().item<float>() == 6);
   save_state_dict(waves, folder / "waves");
-  contains(words_of([&] { load_state_dict(saved, folder / "waves"); }),
+  contains(message_of([&] { load_state_dict(saved, folder / "waves"); }),
            "second (C64 in the file, Float in the module)");
   waves.buffers()[0].set_data(at::zeros({2}, at::kComplexDouble));
-  contains(words_of([&] { save_state_dict(waves, folder / "wide"); }),
+  contains(message_of([&] { save_state_dict(waves, folder / "wide"); }),
            "second has elements of ComplexDouble, which safetensors files do not have");
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Batch norms of LibTorch modules over real processes, against LibTorch's own norm on the union.
-#include "lockstep/torch/sync_batch_norm.hpp"
+#include "lockstep/detail/torch/sync_batch_norm.hpp"
 
 #include <ATen/ATen.h>
 #include <c10/util/accumulate.h>

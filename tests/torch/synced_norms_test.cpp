@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // LibTorch modules with batch norms in jobs of Norms<Synced>: PyTorch's figures.
-#include "lockstep/torch/sync_batch_norm.hpp"
+#include "lockstep/detail/torch/sync_batch_norm.hpp"
 
 #include <ATen/ATen.h>
 #include <torch/nn/cloneable.h>
@@ -16,8 +16,8 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/torch/model.hpp"
-#include "lockstep/trainer/wrappers.hpp"
+#include "lockstep/detail/torch/model.hpp"
+#include "lockstep/detail/trainer/wrappers.hpp"
 #include "torch/norm_ranks.hpp"
 #include "train/norm_case.hpp"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Jobs of modules and of their holders, copies of models, replicas of DP.
-#include "lockstep/trainer/trainer.hpp"
+#include "lockstep/detail/trainer/trainer.hpp"
 
 #include <ATen/ATen.h>
 #include <torch/nn/modules/activation.h>
@@ -17,15 +17,15 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/data/dataset.hpp"
-#include "lockstep/torch/batch.hpp"
-#include "lockstep/torch/model.hpp"
-#include "lockstep/trainer/job_saves.hpp"
-#include "lockstep/trainer/wrappers.hpp"
+#include "lockstep/detail/data/dataset.hpp"
+#include "lockstep/detail/torch/batch.hpp"
+#include "lockstep/detail/torch/model.hpp"
+#include "lockstep/detail/trainer/job_saves.hpp"
+#include "lockstep/detail/trainer/wrappers.hpp"
+#include "message_of.hpp"
 #include "temporary_folder.hpp"
 #include "torch/cases.hpp"
 #include "torch/model_ranks.hpp"
-#include "words_of.hpp"
 
 BOOST_AUTO_TEST_SUITE(torch_trainer)
 
@@ -94,7 +94,7 @@ BOOST_AUTO_TEST_CASE(a_copy_of_a_model_has_a_module_of_its_own) {
     other.module()->parameters()[0].add_(1);
     require(stacked_values(one) != stacked_values(other), "the copy has no values of its own");
     const Model first(make_net("plain"));
-    const std::string cannot = words_of([&] { Model copy(first); });
+    const std::string cannot = message_of([&] { Model copy(first); });
     require(contains(cannot, "cannot be copied") && contains(cannot, "torch::nn::Cloneable"),
             cannot);
   });

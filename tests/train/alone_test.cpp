@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/comm/backends/loopback.hpp"
+#include "lockstep/detail/comm/loopback.hpp"
 #include "train/plain_mlp.hpp"
 #include "train/sheet.hpp"
 

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "lockstep/lockstep.hpp"
-#include "words_of.hpp"
+#include "message_of.hpp"
 
 #if !defined(LOCKSTEP_CHECKED)
 #error "this file is to be compiled with LOCKSTEP_CHECKED"
@@ -52,7 +52,7 @@ void check_gradients() {
   ddp.step(whole);
   // With Accumulate<2> this is the first micro-batch of a step, then the second, which adds.
   for (int repetition = 0; repetition != 2; ++repetition) {
-    BOOST_TEST(words_of([&] { ddp.step(skipped); }) ==
+    BOOST_TEST(message_of([&] { ddp.step(skipped); }) ==
                "lockstep: backward: the gradient of weight was marked ready, and its element "
                "(2, 1) had not been written; write every element with =, before step.ready; += "
                "adds to what nobody has cleared");
@@ -75,7 +75,7 @@ BOOST_AUTO_TEST_CASE(a_gradient_that_is_added_to_is_named) {
   LoopbackCommunicator nobody;
   DistributedDataParallel<Writer<float>, World<1>> ddp(nobody);
   const int added = Writer<float>::added;
-  BOOST_TEST(words_of([&] { ddp.step(added); })
+  BOOST_TEST(message_of([&] { ddp.step(added); })
                  .find("the gradient of bias was marked ready, and "
                        "its element (0) had not been written") != std::string::npos);
 }
@@ -85,31 +85,31 @@ BOOST_AUTO_TEST_CASE(two_ranks_are_told_which_gradient_is_not_whole) {
     auto comm = make_shm_communicator<2>(me, store);
     DistributedDataParallel<Writer<float>, World<2>> ddp(comm);
     const int batch = me.rank == Rank{1} ? Writer<float>::skipped : 0;
-    const std::string words = words_of([&] { ddp.step(batch); });
+    const std::string words = message_of([&] { ddp.step(batch); });
     if (words.find("the gradient of weight was marked ready") == std::string::npos)
-      throw Error("test", words, "expect the sentence about the gradient");
+      throw Error("test", words, "expect the message about the gradient");
   });
 }
 
 BOOST_AUTO_TEST_CASE(an_index_out_of_range_is_named_with_its_tensor) {
   LoopbackCommunicator nobody;
   const DistributedDataParallel<Writer<float>, World<1>> ddp(nobody);
-  BOOST_TEST(words_of([&] { ddp.param("weight"_p)(2, 4); }) ==
+  BOOST_TEST(message_of([&] { ddp.param("weight"_p)(2, 4); }) ==
              "lockstep: weight: index 4 of axis 1 is out of range, its extent is 4; count indices "
              "from 0, and end loops at view.extent(axis)");
-  BOOST_TEST(words_of([&] {
+  BOOST_TEST(message_of([&] {
                ddp.param("bias"_p)(-1);
              }).starts_with("lockstep: bias: index -1 of axis 0 is out of range"));
-  BOOST_TEST(words_of([&] { ddp.param("bias"_p)(2); }) == "nothing was thrown");
+  BOOST_TEST(message_of([&] { ddp.param("bias"_p)(2); }) == "nothing was thrown");
 }
 
 BOOST_AUTO_TEST_CASE(views_of_ones_own_are_checked_too) {
   float data[6] = {};
   const HostView<float, dynamic, 3> view(data, 2);
-  BOOST_TEST(words_of([&] { view(1, 2); }) == "nothing was thrown");
-  BOOST_TEST(words_of([&] {
+  BOOST_TEST(message_of([&] { view(1, 2); }) == "nothing was thrown");
+  BOOST_TEST(message_of([&] {
                view(2, 0);
              }).starts_with("lockstep: view: index 2 of axis 0 is out of range, its extent is 2"));
   const HostView<const float, dynamic, 3> looking = view;
-  BOOST_TEST(words_of([&] { looking(0, 3); }).starts_with("lockstep: view: index 3 of axis 1"));
+  BOOST_TEST(message_of([&] { looking(0, 3); }).starts_with("lockstep: view: index 3 of axis 1"));
 }

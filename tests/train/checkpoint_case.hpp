@@ -9,11 +9,11 @@
 #include <string_view>
 #include <vector>
 
-#include "lockstep/checkpoint/checkpoints.hpp"
-#include "lockstep/core/hash.hpp"
+#include "lockstep/detail/checkpoint/checkpoints.hpp"
+#include "lockstep/detail/core/hash.hpp"
+#include "message_of.hpp"
 #include "train/checkpoint_files.hpp"
 #include "train/sheet.hpp"
-#include "words_of.hpp"
 
 namespace checkpoints {
 

@@ -6,9 +6,9 @@
 #include <map>
 #include <string>
 
-#include "lockstep/checkpoint/reader.hpp"
-#include "lockstep/checkpoint/safetensors.hpp"
-#include "lockstep/core/element.hpp"
+#include "lockstep/detail/checkpoint/reader.hpp"
+#include "lockstep/detail/checkpoint/safetensors.hpp"
+#include "lockstep/detail/core/element.hpp"
 #include "temporary_folder.hpp"
 
 namespace checkpoints {

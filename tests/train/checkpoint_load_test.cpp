@@ -22,13 +22,13 @@
 #include <vector>
 
 #include "launch/watchdog.hpp"
-#include "lockstep/checkpoint/job.hpp"
-#include "lockstep/checkpoint/safetensors.hpp"
-#include "lockstep/checkpoint/values.hpp"
-#include "lockstep/comm/backends/loopback.hpp"
-#include "lockstep/core/file.hpp"
-#include "lockstep/core/random_stream.hpp"
-#include "lockstep/trainer/wrappers.hpp"
+#include "lockstep/detail/checkpoint/job.hpp"
+#include "lockstep/detail/checkpoint/safetensors.hpp"
+#include "lockstep/detail/checkpoint/values.hpp"
+#include "lockstep/detail/comm/loopback.hpp"
+#include "lockstep/detail/core/file.hpp"
+#include "lockstep/detail/core/random_stream.hpp"
+#include "lockstep/detail/trainer/wrappers.hpp"
 #include "train/checkpoint_case.hpp"
 
 namespace {
@@ -239,16 +239,16 @@ BOOST_AUTO_TEST_CASE(names_are_translated_and_what_is_missing_is_reported) {
       const auto strip = [](std::string_view name) {
         return std::string(name.starts_with("module.") ? name.substr(7) : name);
       };
-      require_words(words_of([&] { load_parameters(job, path); }),
+      require_words(message_of([&] { load_parameters(job, path); }),
                     "load_parameters: '" + path +
                         "' does not fit this job: missing in the file: a, b, c, seen; unexpected "
                         "in the file: head, module.a, module.b; load a file of the same model");
       require_words(
-          words_of([&] { load_parameters(job, path, {.strict = false, .rename = strip}); }),
+          message_of([&] { load_parameters(job, path, {.strict = false, .rename = strip}); }),
           "type mismatch for module.b: F64 in the file, float in the job (.convert = "
           "true rounds it)");
       require_words(
-          words_of([&] { load_parameters(job, path, {.rename = [](auto) { return "a"; }}); }),
+          message_of([&] { load_parameters(job, path, {.rename = [](auto) { return "a"; }}); }),
           "become 'a'");
       require(bits_of(job) == before, "a file that does not fit has changed the job");
       const LoadReport report =
@@ -257,7 +257,8 @@ BOOST_AUTO_TEST_CASE(names_are_translated_and_what_is_missing_is_reported) {
       require(report.unexpected == std::vector<std::string>{"head"}, "what is unexpected");
       require(value(job, 0, 39) == 1.5 && value(job, 1, 69) == 2.5, "the values of the file");
       require(job.optimizer().lr == 0.5 && job.updates() == 2, "the optimizer stays as it is");
-      require_words(words_of([&] { load(job, path, {.strict = false}); }), "call load_parameters");
+      require_words(message_of([&] { load(job, path, {.strict = false}); }),
+                    "call load_parameters");
     });
   }
 }
@@ -273,7 +274,7 @@ BOOST_AUTO_TEST_CASE(names_that_differ_in_a_control_character_look_different_in_
   detail::write_file(path, file);
   all_well(1, [&](Shared& comm) {
     SharedAdam job(comm);
-    require_words(words_of([&] { load_parameters(job, path); }),
+    require_words(message_of([&] { load_parameters(job, path); }),
                   "missing in the file: a, b, c, seen; unexpected in the file: a\\x00, "
                   "b\\x0a\\x1b[1m; load a file");
   });
@@ -291,11 +292,12 @@ BOOST_AUTO_TEST_CASE(files_of_parameters_alone_are_the_same_bytes_for_the_same_p
     SharedAdam job(comm);
     for (std::size_t s = 0; s < 6; ++s) job.step(entry_of(comm.rank().value(), s));
     save(job, first, {.parameters_only = true, .epoch = 3, .best = 0.5});
-    require_words(words_of([&] { resume(job, first); }),
+    require_words(message_of([&] { resume(job, first); }),
                   "resume: '" + first +
                       "' is a file of parameters and buffers only, and has no training state; "
                       "call load_parameters");
-    require_words(words_of([&] { load(job, first); }), "load: '" + first + "' is a file of param");
+    require_words(message_of([&] { load(job, first); }),
+                  "load: '" + first + "' is a file of param");
   });
   const std::string bytes = bytes_of_file(first);
   BOOST_TEST_REQUIRE(bytes.size() > 8u);
@@ -352,7 +354,8 @@ BOOST_AUTO_TEST_CASE(a_file_of_pythons_is_loaded_into_a_model) {
   same(8, job.param("fc1.bias"_p));
   same(40, job.param("fc1.weight"_p));
   same(88, job.param("half"_p));
-  BOOST_TEST(words_of([&] { load(job, path); }).find("call load_parameters") != std::string::npos);
+  BOOST_TEST(message_of([&] { load(job, path); }).find("call load_parameters") !=
+             std::string::npos);
 }
 
 BOOST_AUTO_TEST_CASE(values_of_the_program_come_back_to_their_ranks) {
@@ -413,14 +416,15 @@ BOOST_AUTO_TEST_CASE(values_of_the_program_come_back_to_their_ranks) {
     float wrong = 8;
     int strange = 9;
     const std::uint64_t before = bits_of(job);
-    require_words(
-        words_of([&] { resume(job, path, {.values = {{"reward", wrong}, {"strange", strange}}}); }),
-        "missing in the file: the value strange of rank 0, the value strange of rank 1; "
-        "type mismatch for the value reward is double in the file and float here");
+    require_words(message_of([&] {
+                    resume(job, path, {.values = {{"reward", wrong}, {"strange", strange}}});
+                  }),
+                  "missing in the file: the value strange of rank 0, the value strange of rank 1; "
+                  "type mismatch for the value reward is double in the file and float here");
     require(wrong == 8 && bits_of(job) == before, "values that do not fit change nothing");
     const Resumed some = resume(job, path, {.strict = false, .values = {{"strange", strange}}});
     require(strange == 9 && some.report.missing.size() == 2 && some.notes.size() == 10, "notes");
-    require_words(words_of([&] { StateValues({{"x", reward}, {"x", rate}}); }), "the name x");
+    require_words(message_of([&] { StateValues({{"x", reward}, {"x", rate}}); }), "the name x");
   });
   all_well(3, [&](Shared& comm) {
     Job job(comm);
@@ -543,7 +547,7 @@ BOOST_AUTO_TEST_CASE(a_failure_of_one_ranks_part_is_told_to_all_and_the_job_goes
         // One rank's folder is taken away under it.
         std::filesystem::current_path(me == failing ? folder / "gone" : folder.path);
         if (me == failing) std::filesystem::remove(folder / "gone");
-        const std::string words = words_of([&] {
+        const std::string words = message_of([&] {
           saver.save(job, "part.safetensors", {.asynchronous = asynchronous});
           saver.finish(job);
         });
@@ -594,7 +598,7 @@ BOOST_AUTO_TEST_CASE(a_failure_is_also_thrown_by_the_next_save) {
     saver.save(job, folder / "none/x.safetensors", {.asynchronous = true});
     while (saver.is_busy()) detail::sleep_for(std::chrono::milliseconds(1));
     const std::string words =
-        words_of([&] { saver.save(job, folder / "y.safetensors", {.asynchronous = true}); });
+        message_of([&] { saver.save(job, folder / "y.safetensors", {.asynchronous = true}); });
     require_words(words, "none/x.");
     saver.finish(job);
   });
@@ -666,7 +670,7 @@ BOOST_AUTO_TEST_CASE(storage_without_any_progress_is_an_error_on_all_ranks_that_
         return std::string();
       };
       require_words(
-          words_of([&] { detail::store_together(ranks, "save", dead, patience); }),
+          message_of([&] { detail::store_together(ranks, "save", dead, patience); }),
           "rank 0, save: its storage has made no progress for 1 s; see whether the disk or its "
           "server still answers");
       if (comm.rank() == Rank{0}) return;
@@ -729,8 +733,8 @@ BOOST_AUTO_TEST_CASE(files_that_do_not_fit_are_rejected_on_all_ranks_and_change_
       disturb(job, comm.rank().value());
       const std::uint64_t before = bits_of(job);
       const auto rejected = [&](const std::string& file, const std::string& words) {
-        require_words(words_of([&] { load(job, file); }), words);
-        require_words(words_of([&] { resume(job, file); }), words);
+        require_words(message_of([&] { load(job, file); }), words);
+        require_words(message_of([&] { resume(job, file); }), words);
         require(bits_of(job) == before, file + " has changed the job");
       };
       rejected(folder / "none.safetensors", "none.safetensors'");
@@ -742,13 +746,13 @@ BOOST_AUTO_TEST_CASE(files_that_do_not_fit_are_rejected_on_all_ranks_and_change_
         const std::string paths = "ranks were given different paths: rank 0 has '" +
                                   (folder / "x") + "' and rank 1 has '" + path + "'";
         rejected(mine, paths);
-        require_words(words_of([&] { save(job, mine); }), "save: " + paths);
+        require_words(message_of([&] { save(job, mine); }), "save: " + paths);
         require(!std::filesystem::exists(folder / "x"), "nothing was saved");
       }
-      require_words(words_of([&] { save(job, folder / "no/such."); }), "no/such.");
+      require_words(message_of([&] { save(job, folder / "no/such."); }), "no/such.");
       OwnBuffers other(comm);
       const std::uint64_t other_bits = bits_of(other);
-      require_words(words_of([&] { load(other, path); }),
+      require_words(message_of([&] { load(other, path); }),
                     "missing in the file: lockstep/state/a/momentum_buffer, "
                     "lockstep/state/b/momentum_buffer, lockstep/state/c/momentum_buffer; "
                     "unexpected in the file: lockstep/state/a/exp_avg, ");

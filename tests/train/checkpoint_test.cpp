@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/comm/backends/loopback.hpp"
+#include "lockstep/detail/comm/loopback.hpp"
 #include "train/checkpoint_case.hpp"
 
 BOOST_AUTO_TEST_SUITE(checkpoints_of_jobs)
@@ -48,7 +48,7 @@ void exact_case(std::size_t world, const auto& configure, const auto& entry) {
           job.step(entry(me, s));
           if (s + 1 == stop) save(job, path, {.epoch = 5, .best = 0.75});
           if (MicroBatches != 1 && s == stop)
-            require_words(words_of([&] { save(job, path); }),
+            require_words(message_of([&] { save(job, path); }),
                           "save: the job is between the micro-batches of a step");
           bits.push_back(bits_of(job));
         }

@@ -18,7 +18,7 @@
 
 #include "comm/ranks.hpp"
 #include "convnet.hpp"
-#include "lockstep/trainer/wrappers.hpp"
+#include "lockstep/detail/trainer/wrappers.hpp"
 #include "reference.hpp"
 #include "train/plain_mlp.hpp"
 

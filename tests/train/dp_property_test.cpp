@@ -11,7 +11,7 @@
 
 #include "comm/repeat.hpp"
 #include "launch/watchdog.hpp"
-#include "lockstep/trainer/wrappers.hpp"
+#include "lockstep/detail/trainer/wrappers.hpp"
 #include "train/closeness.hpp"
 #include "train/plain_mlp.hpp"
 #include "train/sheet.hpp"

@@ -10,10 +10,10 @@
 
 #include "comm/ranks.hpp"
 #include "launch/watchdog.hpp"
-#include "lockstep/data/dataset.hpp"
-#include "lockstep/launch/launch.hpp"
-#include "lockstep/trainer/launch_job.hpp"
-#include "lockstep/trainer/trainer.hpp"
+#include "lockstep/detail/data/dataset.hpp"
+#include "lockstep/detail/launch/launch.hpp"
+#include "lockstep/detail/trainer/launch_job.hpp"
+#include "lockstep/detail/trainer/trainer.hpp"
 
 BOOST_FIXTURE_TEST_SUITE(dp_trainer, Watchdog)
 

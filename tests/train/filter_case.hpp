@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/bucket/subgraphs.hpp"
+#include "lockstep/detail/bucket/subgraphs.hpp"
 #include "train/reference_case.hpp"
 
 namespace train {

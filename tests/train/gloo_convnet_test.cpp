@@ -13,7 +13,7 @@ BOOST_AUTO_TEST_CASE(norms_are_synced_through_gloo) {
 }
 
 BOOST_AUTO_TEST_CASE(norms_are_synced_through_a_hierarchy) {
-  convnets::check_every_case<ranks::PlayedHosts, Norms<Synced>, Backend<Hierarchical<Shm, Gloo>>>(
+  convnets::check_every_case<ranks::EmulatedHosts, Norms<Synced>, Backend<Hierarchical<Shm, Gloo>>>(
       4);
 }
 

@@ -28,14 +28,14 @@ BOOST_AUTO_TEST_CASE(gloo_trains_as_pytorch_does) {
 
 BOOST_AUTO_TEST_CASE(a_hierarchy_trains_as_pytorch_does) {
   check_every_case(
-      run_by_steps<ranks::PlayedHosts, SmallBuckets, Backend<Hierarchical<Shm, Gloo>>>);
+      run_by_steps<ranks::EmulatedHosts, SmallBuckets, Backend<Hierarchical<Shm, Gloo>>>);
 }
 
-// Ranks that are through before others: one way to divide through each of the two.
+// Exhausted ranks before others: one way to divide through each of the two.
 BOOST_AUTO_TEST_CASE(ranks_with_different_numbers_of_batches_train_as_in_pytorch) {
   const std::size_t live = joining::train_cases<ranks::Sockets, true, Backend<Gloo>>();
   const std::size_t initial =
-      joining::train_cases<ranks::PlayedHosts, false, Backend<Hierarchical<Shm, Gloo>>>();
+      joining::train_cases<ranks::EmulatedHosts, false, Backend<Hierarchical<Shm, Gloo>>>();
   BOOST_TEST(live + initial == reference("join.json").size());
 }
 
@@ -49,7 +49,7 @@ BOOST_AUTO_TEST_CASE(groups_of_a_job_meet_through_sockets) {
   };
   for (const Ends& ends :
        {ranks::run_processes<ranks::Sockets>(4, std::chrono::seconds(20), sums),
-        ranks::run_processes<ranks::PlayedHosts>(4, std::chrono::seconds(20), sums)}) {
+        ranks::run_processes<ranks::EmulatedHosts>(4, std::chrono::seconds(20), sums)}) {
     for (std::size_t r = 0; r < ends.size(); ++r)
       BOOST_TEST(ends[r] == "", "rank " << r << ": " << ends[r]);
   }
@@ -61,7 +61,7 @@ BOOST_AUTO_TEST_CASE(ranks_are_fed_through_sockets) {
   };
   for (const Ends& ends :
        {ranks::run_processes<ranks::Sockets>(4, std::chrono::seconds(20), feed),
-        ranks::run_processes<ranks::PlayedHosts>(4, std::chrono::seconds(20), feed)}) {
+        ranks::run_processes<ranks::EmulatedHosts>(4, std::chrono::seconds(20), feed)}) {
     for (std::size_t r = 0; r < ends.size(); ++r)
       BOOST_TEST(ends[r] == "", "rank " << r << ": " << ends[r]);
   }

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "comm/gloo_ranks.hpp"
-#include "lockstep/hook/compress_to.hpp"
-#include "lockstep/hook/power_sgd.hpp"
+#include "lockstep/detail/hook/compress_to.hpp"
+#include "lockstep/detail/hook/power_sgd.hpp"
 #include "train/piped.hpp"
 
 BOOST_AUTO_TEST_SUITE(hooks_through_sockets)
@@ -48,7 +48,7 @@ BOOST_AUTO_TEST_CASE(what_comes_back_is_the_average) {
   for (const std::size_t world : {2, 3, 4}) {
     for (const ranks::Ends& ends :
          {ranks::run_processes<ranks::Sockets>(world, std::chrono::seconds(20), reduce),
-          ranks::run_processes<ranks::PlayedHosts>(world, std::chrono::seconds(20), reduce)}) {
+          ranks::run_processes<ranks::EmulatedHosts>(world, std::chrono::seconds(20), reduce)}) {
       for (std::size_t r = 0; r < ends.size(); ++r)
         BOOST_TEST(ends[r] == "", world << " ranks, rank " << r << ": " << ends[r]);
     }

@@ -20,10 +20,10 @@
 #include <vector>
 
 #include "comm/repeat.hpp"
-#include "lockstep/checkpoint/checkpoints.hpp"
-#include "lockstep/hook/compress_to.hpp"
-#include "lockstep/hook/local_sgd.hpp"
-#include "lockstep/hook/power_sgd.hpp"
+#include "lockstep/detail/checkpoint/checkpoints.hpp"
+#include "lockstep/detail/hook/compress_to.hpp"
+#include "lockstep/detail/hook/local_sgd.hpp"
+#include "lockstep/detail/hook/power_sgd.hpp"
 #include "skipped.hpp"
 #include "train/checkpoint_files.hpp"
 #include "train/closeness.hpp"

@@ -17,7 +17,7 @@
 
 #include "comm/ranks.hpp"
 #include "comm/repeat.hpp"
-#include "lockstep/trainer/wrappers.hpp"
+#include "lockstep/detail/trainer/wrappers.hpp"
 #include "optim/plain.hpp"
 #include "reference.hpp"
 #include "train/plain_mlp.hpp"

@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "comm/repeat.hpp"
-#include "lockstep/data/dataset.hpp"
-#include "lockstep/trainer/job_saves.hpp"
-#include "lockstep/trainer/trainer.hpp"
+#include "lockstep/detail/data/dataset.hpp"
+#include "lockstep/detail/trainer/job_saves.hpp"
+#include "lockstep/detail/trainer/trainer.hpp"
 #include "train/checkpoint_files.hpp"
 #include "train/join.hpp"
 #include "train/run_job.hpp"
@@ -274,7 +274,7 @@ BOOST_AUTO_TEST_CASE(a_loop_that_an_exception_has_left_rejects_no_later_call) {
 }
 
 // Rank 0 draws 3 samples and rank 1 draws 15: 2 and 8 batches, 4 updates in an epoch.
-BOOST_AUTO_TEST_CASE(a_trainer_saves_while_some_are_through_and_goes_on_from_there) {
+BOOST_AUTO_TEST_CASE(a_trainer_saves_while_some_are_exhausted_and_goes_on_from_there) {
   using Figures = std::array<double, 6>;
   constexpr std::uint64_t never = 1000;
   const ranks::Common<Figures> whole;

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/bucket/layout.hpp"
-#include "lockstep/model/tensor_list.hpp"
+#include "lockstep/detail/bucket/layout.hpp"
+#include "lockstep/detail/model/tensor_list.hpp"
 
 namespace train {
 

@@ -12,9 +12,9 @@
 #include <string_view>
 #include <vector>
 
-#include "lockstep/comm/backends/loopback.hpp"
-#include "lockstep/trainer/trainer.hpp"
-#include "lockstep/trainer/wrappers.hpp"
+#include "lockstep/detail/comm/loopback.hpp"
+#include "lockstep/detail/trainer/trainer.hpp"
+#include "lockstep/detail/trainer/wrappers.hpp"
 #include "train/plain_mlp.hpp"
 #include "train/sheet.hpp"
 
@@ -204,7 +204,7 @@ struct Lister {
   void backward(auto& step, int) { step.ready(0); }
 };
 
-std::string words_of(void (*listing)(TensorList&)) {
+std::string message_of(void (*listing)(TensorList&)) {
   LoopbackCommunicator nobody;
   try {
     DistributedDataParallel<Lister, World<1>, Accumulate<2>> ddp(nobody, Lister{listing});
@@ -223,27 +223,28 @@ BOOST_AUTO_TEST_CASE(lists_that_make_no_sense_are_rejected_with_the_tensors_name
   const auto says = [](const std::string& words, const std::string& part) {
     BOOST_TEST(words.find(part) != std::string::npos, words);
   };
-  says(words_of([](TensorList&) {}), "the model lists no parameter");
-  says(words_of([](TensorList& list) { list.parameter("", f32, {2}); }), "has no name");
-  says(words_of([](TensorList& list) {
+  says(message_of([](TensorList&) {}), "the model lists no parameter");
+  says(message_of([](TensorList& list) { list.parameter("", f32, {2}); }), "has no name");
+  says(message_of([](TensorList& list) {
          list.parameter("w", f32, {2});
          list.buffer("w", f32, {2});
        }),
        "tensor 'w' is listed twice");
-  says(words_of([](TensorList& list) { list.parameter("n", element_kind<std::int32_t>(), {2}); }),
+  says(message_of([](TensorList& list) { list.parameter("n", element_kind<std::int32_t>(), {2}); }),
        "tensor 'n' is a parameter of integers");
-  says(words_of([](TensorList& list) { list.parameter("w", element_kind<double>(), {2}); }),
+  says(message_of([](TensorList& list) { list.parameter("w", element_kind<double>(), {2}); }),
        "tensor 'w' has an element type that the model's Elements do not list");
-  says(words_of([](TensorList& list) { list.parameter("w", f32, std::vector<std::size_t>(9, 1)); }),
+  says(message_of(
+           [](TensorList& list) { list.parameter("w", f32, std::vector<std::size_t>(9, 1)); }),
        "tensor 'w' has more than eight extents");
-  says(words_of([](TensorList& list) { list.parameter("w", f32, {std::size_t(-1), 2}); }),
+  says(message_of([](TensorList& list) { list.parameter("w", f32, {std::size_t(-1), 2}); }),
        "tensor 'w' is larger than memory can be");
-  says(words_of([](TensorList& list) {
+  says(message_of([](TensorList& list) {
          list.parameter("w", f32, {2});
          list.parameter("v", f32, {});
        }),
        "no gradient came for v");
-  says(words_of([](TensorList& list) { list.parameter("w", f32, {2}); }), "nothing went wrong");
+  says(message_of([](TensorList& list) { list.parameter("w", f32, {2}); }), "nothing went wrong");
 }
 
 BOOST_AUTO_TEST_CASE(a_tensor_that_is_asked_for_in_another_type_or_does_not_exist_is_named) {

@@ -26,7 +26,7 @@ BOOST_AUTO_TEST_CASE(states_are_scattered_while_norms_communicate) {
   check_every_norm_case<ranks::Sockets, Job<Backend<Gloo>, Sharding<ZeroRedundancy, Gradients>>>(4);
 }
 BOOST_AUTO_TEST_CASE(a_hierarchy_trains_norms_as_pytorch_does) {
-  check_every_norm_case<ranks::PlayedHosts, Job<Backend<Hierarchical<Shm, Gloo>>>>(4);
+  check_every_norm_case<ranks::EmulatedHosts, Job<Backend<Hierarchical<Shm, Gloo>>>>(4);
 }
 
 BOOST_AUTO_TEST_SUITE_END()

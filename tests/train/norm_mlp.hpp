@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "comm/ranks.hpp"
-#include "lockstep/norm/batch_norm.hpp"
-#include "lockstep/trainer/wrappers.hpp"
+#include "lockstep/detail/norm/batch_norm.hpp"
+#include "lockstep/detail/trainer/wrappers.hpp"
 #include "train/norm_case.hpp"
 
 namespace train {

@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "comm/repeat.hpp"
-#include "lockstep/checkpoint/checkpoints.hpp"
-#include "lockstep/trainer/wrappers.hpp"
+#include "lockstep/detail/checkpoint/checkpoints.hpp"
+#include "lockstep/detail/trainer/wrappers.hpp"
 #include "skipped.hpp"
 #include "train/checkpoint_files.hpp"
 #include "train/norm_mlp.hpp"

@@ -17,10 +17,10 @@
 #include <vector>
 
 #include "launch/watchdog.hpp"
-#include "lockstep/data/dataset.hpp"
-#include "lockstep/launch/launch.hpp"
-#include "lockstep/trainer/trainer.hpp"
-#include "lockstep/trainer/wrappers.hpp"
+#include "lockstep/detail/data/dataset.hpp"
+#include "lockstep/detail/launch/launch.hpp"
+#include "lockstep/detail/trainer/trainer.hpp"
+#include "lockstep/detail/trainer/wrappers.hpp"
 #include "train/run_job.hpp"
 
 BOOST_FIXTURE_TEST_SUITE(outputs, Watchdog)

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "comm/ranks.hpp"
-#include "lockstep/trainer/wrappers.hpp"
+#include "lockstep/detail/trainer/wrappers.hpp"
 #include "train/reference_case.hpp"
 
 namespace parity {

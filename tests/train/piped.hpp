@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "comm/ranks.hpp"
-#include "lockstep/core/element.hpp"
-#include "lockstep/core/random_stream.hpp"
-#include "lockstep/hook/pipeline.hpp"
+#include "lockstep/detail/core/element.hpp"
+#include "lockstep/detail/core/random_stream.hpp"
+#include "lockstep/detail/hook/pipeline.hpp"
 
 namespace piped {
 

@@ -10,10 +10,10 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/bucket/step.hpp"
-#include "lockstep/core/dynamic.hpp"
-#include "lockstep/model/declaration.hpp"
-#include "lockstep/model/model.hpp"
+#include "lockstep/detail/bucket/step.hpp"
+#include "lockstep/detail/core/dynamic.hpp"
+#include "lockstep/detail/model/declaration.hpp"
+#include "lockstep/detail/model/model.hpp"
 
 namespace train {
 

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "comm/repeat.hpp"
-#include "lockstep/checkpoint/checkpoints.hpp"
+#include "lockstep/detail/checkpoint/checkpoints.hpp"
 #include "train/checkpoint_files.hpp"
 #include "train/plain_mlp.hpp"
 #include "train/sheet.hpp"

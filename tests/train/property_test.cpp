@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "comm/repeat.hpp"
-#include "lockstep/core/hash.hpp"
+#include "lockstep/detail/core/hash.hpp"
 #include "optim/plain.hpp"
 #include "train/closeness.hpp"
 #include "train/plain_mlp.hpp"

@@ -18,11 +18,11 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/core/macros.hpp"
-#include "lockstep/optim/adam.hpp"
-#include "lockstep/optim/constants.hpp"
-#include "lockstep/optim/sgd.hpp"
-#include "lockstep/policy/policy.hpp"
+#include "lockstep/detail/core/macros.hpp"
+#include "lockstep/detail/optim/adam.hpp"
+#include "lockstep/detail/optim/constants.hpp"
+#include "lockstep/detail/optim/sgd.hpp"
+#include "lockstep/detail/policy/policy.hpp"
 #include "reference.hpp"
 #include "train/plain_mlp.hpp"
 

@@ -21,14 +21,14 @@
 #include <vector>
 
 #include "launch/watchdog.hpp"
-#include "lockstep/checkpoint/checkpoints.hpp"
-#include "lockstep/checkpoint/reader.hpp"
-#include "lockstep/data/dataset.hpp"
-#include "lockstep/launch/launch.hpp"
-#include "lockstep/trainer/job_saves.hpp"
-#include "lockstep/trainer/process_group.hpp"
-#include "lockstep/trainer/trainer.hpp"
-#include "lockstep/trainer/wrappers.hpp"
+#include "lockstep/detail/checkpoint/checkpoints.hpp"
+#include "lockstep/detail/checkpoint/reader.hpp"
+#include "lockstep/detail/data/dataset.hpp"
+#include "lockstep/detail/launch/launch.hpp"
+#include "lockstep/detail/trainer/job_saves.hpp"
+#include "lockstep/detail/trainer/process_group.hpp"
+#include "lockstep/detail/trainer/trainer.hpp"
+#include "lockstep/detail/trainer/wrappers.hpp"
 #include "temporary_folder.hpp"
 #include "train/run_job.hpp"
 

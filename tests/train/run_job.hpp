@@ -6,19 +6,17 @@
 #include <cstddef>
 #include <cstdio>
 #include <exception>
-#include <stdexcept>
 #include <string>
 
-#include "lockstep/launch/launch.hpp"
-#include "lockstep/launch/rendezvous.hpp"
-#include "lockstep/launch/store.hpp"
-#include "lockstep/trainer/options.hpp"
+#include "lockstep/detail/launch/launch.hpp"
+#include "lockstep/detail/launch/rendezvous.hpp"
+#include "lockstep/detail/store/store.hpp"
+#include "lockstep/detail/trainer/options.hpp"
+#include "require.hpp"
 
 namespace job_test {
 
-inline void require(bool ok, const std::string& what) {
-  if (!ok) throw std::runtime_error(what);
-}
+using ::require;
 
 /// Runs `f(job)` on every rank; what a rank throws is thrown here, with its number.
 template <class Job, class F>

@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "comm/ranks.hpp"
-#include "lockstep/comm/groups.hpp"
-#include "lockstep/core/element.hpp"
-#include "lockstep/model/declaration.hpp"
-#include "lockstep/trainer/wrappers.hpp"
+#include "lockstep/detail/comm/groups.hpp"
+#include "lockstep/detail/core/element.hpp"
+#include "lockstep/detail/model/declaration.hpp"
+#include "lockstep/detail/trainer/wrappers.hpp"
 #include "train/plain_mlp.hpp"
 
 namespace train {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The trainer's loop on real processes: epochs, evaluation, logs, and what it rejects.
-#include "lockstep/trainer/trainer.hpp"
+#include "lockstep/detail/trainer/trainer.hpp"
 
 #include <fcntl.h>
 #include <malloc.h>
@@ -24,16 +24,16 @@
 #include <thread>
 #include <vector>
 
-#include "lockstep/comm/groups.hpp"
-#include "lockstep/data/dataset.hpp"
-#include "lockstep/launch/launch.hpp"
-#include "lockstep/trainer/job_saves.hpp"
-#include "lockstep/trainer/launch_job.hpp"
-#include "lockstep/trainer/options.hpp"
-#include "lockstep/trainer/process_group.hpp"
-#include "lockstep/trainer/wrappers.hpp"
+#include "lockstep/detail/comm/groups.hpp"
+#include "lockstep/detail/data/dataset.hpp"
+#include "lockstep/detail/launch/launch.hpp"
+#include "lockstep/detail/trainer/job_saves.hpp"
+#include "lockstep/detail/trainer/launch_job.hpp"
+#include "lockstep/detail/trainer/options.hpp"
+#include "lockstep/detail/trainer/process_group.hpp"
+#include "lockstep/detail/trainer/wrappers.hpp"
+#include "message_of.hpp"
 #include "train/run_job.hpp"
-#include "words_of.hpp"
 
 #if defined(__SANITIZE_ADDRESS__)
 extern "C" std::size_t __sanitizer_get_current_allocated_bytes();  // g++ 12 has no header of it
@@ -224,7 +224,7 @@ BOOST_AUTO_TEST_CASE(ranks_with_different_numbers_of_batches_are_told_of_join) {
 // Every rank names the call that each has made, in the words of the program.
 BOOST_AUTO_TEST_CASE(ranks_that_make_other_calls_of_a_job_are_told_which) {
   using Job = Trainer<Line>;
-  const auto words_of = [](const auto& use) {
+  const auto message_of = [](const auto& use) {
     return failure<Job>(2, [&](Job& job) {
       const auto data = points_of_line(16);
       for (auto epoch : job.epochs(2)) {
@@ -236,19 +236,19 @@ BOOST_AUTO_TEST_CASE(ranks_that_make_other_calls_of_a_job_are_told_which) {
       }
     });
   };
-  const std::string at_the_end = words_of([](Job&, const auto&) {});
+  const std::string at_the_end = message_of([](Job&, const auto&) {});
   BOOST_TEST(contains(at_the_end,
                       "ranks disagree: rank 0 called evaluate (its all_gather(1 uint64)) and rank "
                       "1 called epochs (its all_gather(1 uint64))"),
              at_the_end);
   const std::string in_the_loop =
-      words_of([](Job& job, const auto& data) { job.evaluate(data, 4); });
+      message_of([](Job& job, const auto& data) { job.evaluate(data, 4); });
   BOOST_TEST(contains(in_the_loop,
                       "rank 0 called evaluate (its all_gather(1 uint64)) and rank 1 "
                       "called step (its reduce_scatter("),
              in_the_loop);
   const std::string own =
-      words_of([](Job& job, const auto&) { static_cast<void>(job.all_reduce(1.0)); });
+      message_of([](Job& job, const auto&) { static_cast<void>(job.all_reduce(1.0)); });
   BOOST_TEST(contains(own, "rank 0 called all_reduce(sum of 1 double) and rank 1 called step (its"),
              own);
   const std::string last = failure<Job>(2, [](Job& job) {
@@ -443,7 +443,7 @@ BOOST_AUTO_TEST_CASE(batches_larger_than_the_data_are_one_batch) {
 
 BOOST_AUTO_TEST_CASE(ranks_with_other_data_are_told_so) {
   using Job = Trainer<Line>;
-  const auto words_of = [](const auto& change) {
+  const auto message_of = [](const auto& change) {
     return failure<Job>(2, [&](Job& job) {
       std::size_t samples = 16;
       std::size_t batch = 2;
@@ -454,13 +454,13 @@ BOOST_AUTO_TEST_CASE(ranks_with_other_data_are_told_so) {
       }
     });
   };
-  const std::string fewer = words_of([](Job&, std::size_t& samples, auto&) { samples = 12; });
+  const std::string fewer = message_of([](Job&, std::size_t& samples, auto&) { samples = 12; });
   BOOST_TEST(contains(fewer, "rank 0 has \"data of 16 samples\" and rank 1 has \"data of 12"),
              fewer);
-  const std::string batches = words_of([](Job&, auto&, std::size_t& batch) { batch = 4; });
+  const std::string batches = message_of([](Job&, auto&, std::size_t& batch) { batch = 4; });
   BOOST_TEST(contains(batches, "\"batches of 2 samples\" and rank 1 has \"batches of 4"), batches);
   const std::string seeds =
-      words_of([](Job& job, auto&, auto&) { job.sampler_options().seed = Seed{9}; });
+      message_of([](Job& job, auto&, auto&) { job.sampler_options().seed = Seed{9}; });
   BOOST_TEST(contains(seeds, "seed 0\" and rank 1 has \"a sampler with seed 9"), seeds);
   const std::string evaluated = failure<Job>(
       2, [](Job& job) { job.evaluate(points_of_line(job.rank() == Rank{0} ? 8 : 9), 2); });
@@ -469,7 +469,7 @@ BOOST_AUTO_TEST_CASE(ranks_with_other_data_are_told_so) {
 
 BOOST_AUTO_TEST_CASE(no_data_and_no_batch_are_errors) {
   using Job = Trainer<Line>;
-  const auto words_of = [](std::size_t samples, LoaderOptions options) {
+  const auto message_of = [](std::size_t samples, LoaderOptions options) {
     return failure<Job>(2, [=](Job& job) {
       const auto data = points_of_line(samples);
       for (auto epoch : job.epochs(1)) {
@@ -477,11 +477,11 @@ BOOST_AUTO_TEST_CASE(no_data_and_no_batch_are_errors) {
       }
     });
   };
-  const std::string none = words_of(0, {.batch_size = 2});
+  const std::string none = message_of(0, {.batch_size = 2});
   BOOST_TEST(contains(none, "no samples"), none);
-  const std::string zero = words_of(8, {.batch_size = 0});
+  const std::string zero = message_of(8, {.batch_size = 0});
   BOOST_TEST(contains(zero, "batches of no samples"), zero);
-  const std::string dropped = words_of(8, {.batch_size = 16, .drop_last = true});
+  const std::string dropped = message_of(8, {.batch_size = 16, .drop_last = true});
   BOOST_TEST(contains(dropped, "there is no batch to train on: 8 samples among 2 ranks"), dropped);
 }
 
@@ -940,7 +940,7 @@ BOOST_AUTO_TEST_CASE(a_negative_number_of_epochs_is_an_error) {
   const auto train = [](Session& session) {
     Job job(session);
     const int epochs = job.option("epochs", 8);
-    const std::string words = words_of([&] { job.epochs(static_cast<std::uint64_t>(epochs)); });
+    const std::string words = message_of([&] { job.epochs(static_cast<std::uint64_t>(epochs)); });
     require(words.find("epochs: their number is negative") != std::string::npos, words);
   };
   run_mains(1, [&](int argc, char** argv) { require(launch(argc, argv, train) == 0, "failed"); },

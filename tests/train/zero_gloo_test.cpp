@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "comm/gloo_ranks.hpp"
-#include "lockstep/checkpoint/checkpoints.hpp"
+#include "lockstep/detail/checkpoint/checkpoints.hpp"
 #include "lockstep/gloo.hpp"
 #include "train/checkpoint_files.hpp"
 #include "train/closeness.hpp"
@@ -17,7 +17,7 @@ BOOST_AUTO_TEST_SUITE(zero_through_sockets)
 namespace {
 
 using namespace zero;
-using ranks::PlayedHosts;
+using ranks::EmulatedHosts;
 using ranks::Sockets;
 using Hosts = Backend<Hierarchical<Shm, Gloo>>;
 
@@ -37,7 +37,7 @@ BOOST_AUTO_TEST_CASE(gradients_are_scattered_as_pytorch_trains) {
   check_every_case(run_case<Sockets, AnyCase<Gradients, Backend<Gloo>>>);
 }
 BOOST_AUTO_TEST_CASE(hosts_scatter_states_as_pytorch_trains) {
-  check_every_case(run_case<PlayedHosts, AnyCase<States, Hosts>>);
+  check_every_case(run_case<EmulatedHosts, AnyCase<States, Hosts>>);
 }
 
 BOOST_AUTO_TEST_CASE(scattered_states_give_the_numbers_of_replicas) {

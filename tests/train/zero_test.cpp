@@ -5,7 +5,7 @@
 
 #include <boost/test/unit_test.hpp>
 
-#include "lockstep/checkpoint/checkpoints.hpp"
+#include "lockstep/detail/checkpoint/checkpoints.hpp"
 #include "train/checkpoint_files.hpp"
 
 BOOST_AUTO_TEST_SUITE(zero_redundancy)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: as_dataset takes data sets of LibTorch's that have get(index)
-#include "lockstep/torch/data.hpp"
+#include "lockstep/detail/torch/data.hpp"
 
 using namespace lockstep;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: as_tensor refers to memory, and this vector or array would be gone
-#include "lockstep/torch/tensors.hpp"
+#include "lockstep/detail/torch/tensors.hpp"
 
 using namespace lockstep;
 

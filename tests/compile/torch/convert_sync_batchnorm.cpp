@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: give the job the policy Norms<Synced>
-#include "lockstep/torch/sync_batch_norm.hpp"
+#include "lockstep/detail/torch/sync_batch_norm.hpp"
 
 #ifdef REJECT
 void convert(::torch::nn::BatchNorm2d& net) { lockstep::convert_sync_batchnorm(net); }

@@ -2,7 +2,7 @@
 // expect: lockstep: DistributedSampler is for lockstep's DataLoader; give LibTorch's loader a RankSampler
 #include <torch/data.h>
 
-#include "lockstep/torch/data.hpp"
+#include "lockstep/detail/torch/data.hpp"
 
 using namespace lockstep;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: labels become a tensor if they are numbers
-#include "lockstep/torch/batch.hpp"
+#include "lockstep/detail/torch/batch.hpp"
 
 using namespace lockstep;
 

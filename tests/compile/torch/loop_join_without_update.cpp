@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: a rank that has no more batches makes the updates of the others
-#include "lockstep/torch/distributed_data_parallel.hpp"
+#include "lockstep/detail/torch/distributed_data_parallel.hpp"
 
 using namespace lockstep;
 

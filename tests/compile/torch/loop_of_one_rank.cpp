@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: World<1> has nobody to average with
-#include "lockstep/torch/distributed_data_parallel.hpp"
+#include "lockstep/detail/torch/distributed_data_parallel.hpp"
 
 using namespace lockstep;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: in a program's own loop Groups<...> are for Norms<Synced, WithinGroup>
-#include "lockstep/torch/distributed_data_parallel.hpp"
+#include "lockstep/detail/torch/distributed_data_parallel.hpp"
 
 using namespace lockstep;
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: LocalSGD averages parameters after updates of lockstep's
-#include "lockstep/hook/compress_to.hpp"
-#include "lockstep/hook/local_sgd.hpp"
-#include "lockstep/torch/distributed_data_parallel.hpp"
+#include "lockstep/detail/hook/compress_to.hpp"
+#include "lockstep/detail/hook/local_sgd.hpp"
+#include "lockstep/detail/torch/distributed_data_parallel.hpp"
 
 using namespace lockstep;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: SkipZeroGradients leaves updates out
-#include "lockstep/hook/hook.hpp"
-#include "lockstep/torch/distributed_data_parallel.hpp"
+#include "lockstep/detail/hook/hook.hpp"
+#include "lockstep/detail/torch/distributed_data_parallel.hpp"
 
 using namespace lockstep;
 

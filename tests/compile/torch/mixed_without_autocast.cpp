@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: Precision<Mixed<...>> needs a GPU's arithmetic; add Device<Cuda>, or leave Precision out: a LibTorch module computes in 16 bits inside of an Autocast
-#include "lockstep/torch/autocast.hpp"
-#include "lockstep/torch/model.hpp"
-#include "lockstep/trainer/trainer.hpp"
+#include "lockstep/detail/torch/autocast.hpp"
+#include "lockstep/detail/torch/model.hpp"
+#include "lockstep/detail/trainer/trainer.hpp"
 
 using namespace lockstep;
 

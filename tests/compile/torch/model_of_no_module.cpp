@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: TorchModel takes a torch::nn::Module or a holder of one
-#include "lockstep/torch/model.hpp"
+#include "lockstep/detail/torch/model.hpp"
 
 using namespace lockstep;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: the model has no loss(batch) for this batch that returns a tensor
-#include "lockstep/torch/model.hpp"
-#include "lockstep/trainer/wrappers.hpp"
+#include "lockstep/detail/torch/model.hpp"
+#include "lockstep/detail/trainer/wrappers.hpp"
 
 using namespace lockstep;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: a LibTorch module is no model by itself; wrap it in lockstep::torch::DistributedDataParallel
-#include "lockstep/torch/distributed_data_parallel.hpp"
-#include "lockstep/trainer/wrappers.hpp"
+#include "lockstep/detail/torch/distributed_data_parallel.hpp"
+#include "lockstep/detail/trainer/wrappers.hpp"
 
 using namespace lockstep;
 

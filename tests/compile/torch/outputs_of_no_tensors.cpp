@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: outputs of replicas are gathered if the module's forward returns a tensor
-#include "lockstep/torch/data_parallel.hpp"
+#include "lockstep/detail/torch/data_parallel.hpp"
 
 using namespace lockstep;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: Masked gives duplicates weight 0, and the batches of LibTorch
-#include "lockstep/torch/data.hpp"
+#include "lockstep/detail/torch/data.hpp"
 
 using namespace lockstep;
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: tensors takes samples with `inputs` and `label`
-#include "lockstep/data/dataset.hpp"
-#include "lockstep/data/pipeline.hpp"
-#include "lockstep/torch/collate.hpp"
+#include "lockstep/detail/data/dataset.hpp"
+#include "lockstep/detail/data/pipeline.hpp"
+#include "lockstep/detail/torch/collate.hpp"
 
 using namespace lockstep;
 

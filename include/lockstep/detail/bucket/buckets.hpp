@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The policies of the layout of tensors: bucket sizes, frozen parameters, element types.
+
+#include "lockstep/detail/core/bytes.hpp"
+#include "lockstep/detail/core/element.hpp"
+#include "lockstep/detail/core/name.hpp"
+#include "lockstep/detail/policy/policy.hpp"
+
+namespace lockstep {
+
+namespace axes {
+struct Buckets : WithName<"Buckets"> {};
+struct Frozen : WithName<"Frozen"> {};
+}  // namespace axes
+
+/// A bucket closes when it holds at least this many bytes, with 0 after every parameter. The first
+/// is small, so that communication starts early in backward (PyTorch's defaults).
+struct BucketLimits {
+  std::size_t first = 1_MiB;
+  std::size_t cap = 25_MiB;
+};
+
+/// The policy of bucket sizes.
+template <BucketLimits Limits = BucketLimits{}>
+struct Buckets : detail::ValuePolicy<axes::Buckets> {
+  static constexpr BucketLimits limits = Limits;
+  using frozen = detail::NamePatterns<>;  // parameters outside of all buckets
+  static constexpr std::size_t room = 0;  // padding bytes behind every bucket
+  static constexpr void fingerprint(detail::Hash& hash) {
+    hash.text(axes::Buckets::name).number(Limits.first).number(Limits.cap);
+  }
+};
+
+/// The policy of frozen parameters: `Frozen<"embed.*", "head.bias">`, where `*` stands for any
+/// characters. They are broadcast initially, but have no gradient, bucket or optimizer state.
+template <Name... Patterns>
+struct Frozen : detail::ValuePolicy<axes::Frozen>, detail::NamePatterns<Patterns...> {
+  static constexpr void fingerprint(detail::Hash& hash) {
+    hash.text(axes::Frozen::name);
+    detail::NamePatterns<Patterns...>::fingerprint_patterns(hash);
+  }
+};
+
+namespace detail {
+
+struct DeclaredTypes {
+  static constexpr ElementKind of(ElementKind declared) { return declared; }
+};
+
+/// Floating tensors have type T, such as BFloat16; the others have their declared type.
+template <class T>
+struct FloatingAs {
+  static constexpr ElementKind of(ElementKind declared) {
+    return is_floating(declared) ? element_kind<T>() : declared;
+  }
+};
+
+/// A bucket policy with frozen parameters and `Room` padding bytes behind every bucket.
+template <class Limits, class Still, std::size_t Room>
+struct LayoutRules : Limits {
+  using frozen = Still;
+  static constexpr std::size_t room = Room;
+};
+
+/// The layout rules of parameters: the bucket policy itself if there is nothing to add.
+template <class Limits, class Still, std::size_t Room = 0>
+using PlanRules = std::conditional_t<Room == 0 && Still::patterns.empty(), Limits,
+                                     LayoutRules<Limits, Still, Room>>;
+
+template <class Rules>
+inline constexpr bool freezes_some = !Rules::frozen::patterns.empty();
+
+}  // namespace detail
+
+}  // namespace lockstep

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Declared sets of parameters, of which every step uses one.
+
+#include "lockstep/detail/core/error.hpp"
+#include "lockstep/detail/core/name.hpp"
+#include "lockstep/detail/policy/policy.hpp"
+
+namespace lockstep {
+
+namespace axes {
+struct UnusedParameters;
+}  // namespace axes
+
+/// A named set of parameters: `Subgraph<"with_adapter", "fc1.*", "adapter.*">`.
+template <Name Text, Name... Patterns>
+struct Subgraph : detail::NamePatterns<Patterns...> {
+  static constexpr bool is_subgraph = true;  // nvcc cannot match partial specialisations on names
+  static constexpr std::string_view name = Text.view();
+};
+
+/// The first argument of `Subgraphs`: all ranks must use the same set, otherwise all ranks throw.
+/// Buckets without a used parameter are not reduced.
+struct SameOnAllRanks {};
+
+namespace detail {
+
+template <class Set>
+inline constexpr bool is_subgraph = requires { requires Set::is_subgraph; };
+
+template <Name Text>
+struct SubgraphKey {
+  static constexpr bool is_subgraph_key = true;
+  static constexpr std::string_view name = Text.view();
+};
+template <class Key>
+inline constexpr bool is_subgraph_key = requires { requires Key::is_subgraph_key; };
+
+/// The number of the whole model; the declared sets follow from 1.
+inline constexpr std::size_t whole_model = 0;
+
+template <bool Same, class... Sets>
+struct SubgraphList {
+  static constexpr bool same_on_all_ranks = Same;
+  static constexpr std::size_t count = sizeof...(Sets) + 1;
+  static constexpr bool well_formed = (is_subgraph<Sets> && ...);
+
+  static constexpr std::string_view name_of(std::size_t set) {
+    if constexpr (well_formed) {
+      return std::array<std::string_view, count>{"", Sets::name...}[set];
+    } else {
+      return "";
+    }
+  }
+  static constexpr bool contains(std::size_t set, [[maybe_unused]] std::string_view parameter) {
+    if (set == whole_model) return true;
+    std::size_t number = 0;
+    bool found = false;
+    static_cast<void>(((++number == set && (found = Sets::match(parameter), true)) || ...));
+    return found;
+  }
+  /// The number of a declared set, or `count` if no set has the name.
+  static constexpr std::size_t number_of(std::string_view name) {
+    std::size_t set = 1;
+    while (set != count && name_of(set) != name) ++set;
+    return set;
+  }
+  static constexpr void fingerprint(Hash& hash) {
+    hash.number(Same ? 1 : 0).number(sizeof...(Sets));
+    (fingerprint_of<Sets>(hash), ...);
+  }
+
+ private:
+  template <class Set>
+  static constexpr void fingerprint_of(Hash& hash) {
+    hash.text(Set::name);
+    Set::fingerprint_patterns(hash);
+  }
+};
+
+using NoSubgraphs = SubgraphList<false>;
+
+}  // namespace detail
+
+/// Every step uses one of these sets of parameters, or the whole model: `job.step<"name"_s>(batch)`
+/// or `job.step(batch)`. The optimizer skips parameters that no rank used; on a rank that did not
+/// use a parameter, its gradient counts as zero.
+template <class... Sets>
+struct Subgraphs : Choice<axes::UnusedParameters>,
+                   WithName<"Subgraphs">,
+                   detail::SubgraphList<false, Sets...> {
+  using list = detail::SubgraphList<false, Sets...>;
+};
+template <class... Sets>
+struct Subgraphs<SameOnAllRanks, Sets...>
+    : Choice<axes::UnusedParameters>, WithName<"Subgraphs">, detail::SubgraphList<true, Sets...> {
+  using list = detail::SubgraphList<true, Sets...>;
+};
+
+namespace detail {
+
+template <class Meaning>
+auto subgraphs_in() {
+  if constexpr (requires { typename Meaning::list; }) {
+    return std::type_identity<typename Meaning::list>{};
+  } else {
+    return std::type_identity<NoSubgraphs>{};
+  }
+}
+/// The sets of a choice of `UnusedParameters`.
+template <class Meaning>
+using SubgraphsIn = typename decltype(subgraphs_in<Meaning>())::type;
+
+}  // namespace detail
+
+/// A sub-graph of a job, or its whole model, chosen at run time: `job.subgraph("name")`.
+class SubgraphChoice {
+ public:
+  constexpr SubgraphChoice() = default;  // the whole model
+  constexpr SubgraphChoice(std::size_t number, std::string_view name)
+      : number_(number), name_(name) {}
+
+  constexpr bool is_whole_model() const { return number_ == detail::whole_model; }
+  /// The sets count from 1 in declaration order; 0 is the whole model.
+  constexpr std::size_t number() const { return number_; }
+  constexpr std::string_view name() const { return name_; }
+  friend constexpr bool operator==(const SubgraphChoice& a, const SubgraphChoice& b) {
+    return a.number_ == b.number_;
+  }
+
+ private:
+  std::size_t number_ = detail::whole_model;
+  std::string_view name_;
+};
+
+namespace detail {
+
+/// The set that a key names: one instantiation, and one error, for each name.
+template <class List, class Key>
+struct NamedSubgraph {
+ private:
+  static constexpr std::size_t found = [] {
+    if constexpr (is_subgraph_key<Key>) {
+      return List::number_of(Key::name);
+    } else {
+      return List::count;
+    }
+  }();
+  static_assert(is_subgraph_key<Key>,
+                "lockstep: the key of a sub-graph is its name with _s behind it; write "
+                "job.step<\"with_adapter\"_s>(batch), and using namespace lockstep");
+  static_assert(!is_subgraph_key<Key> || List::count != 1,
+                "lockstep: this job declares no sub-graphs; add UnusedParameters<Subgraphs<"
+                "Subgraph<\"name\", \"pattern.*\">, ...>>, or step without a name");
+  static_assert(!is_subgraph_key<Key> || List::count == 1 || found != List::count,
+                "lockstep: the job declares no sub-graph of this name; compare the spelling with "
+                "its Subgraphs (the compiler prints the name beside this message)");
+
+ public:
+  static constexpr std::size_t number = found == List::count ? whole_model : found;
+};
+
+template <class List, class Set>
+constexpr std::size_t subgraph_number([[maybe_unused]] const Set& set) {
+  if constexpr (std::is_same_v<Set, SubgraphChoice>) {
+    return set.number();
+  } else {
+    return NamedSubgraph<List, Set>::number;
+  }
+}
+
+/// Finds a declared set by a name that is known at run time. Throws if there is none.
+template <class List>
+SubgraphChoice find_subgraph(std::string_view name) {
+  const std::size_t set = List::number_of(name);
+  if (set == List::count) {
+    std::string declared;
+    for (std::size_t s = 1; s != List::count; ++s)
+      declared.append(s == 1 ? "" : ", ").append(List::name_of(s));
+    fail("subgraph", {"the job declares no sub-graph ", name}, "choose one of: " + declared);
+  }
+  return {set, List::name_of(set)};
+}
+
+/// The set that a step uses, as the model sees it: `step.subgraph() == "with_adapter"_s`.
+template <class List, std::size_t Set>
+struct UsedSubgraph {
+  static constexpr std::string_view name() { return List::name_of(Set); }
+  static constexpr bool is_whole_model() { return Set == whole_model; }
+  constexpr operator SubgraphChoice() const { return {Set, name()}; }
+
+  /// In a job without sub-graphs no key is equal, so that a model works in both kinds of jobs.
+  template <class Key>
+    requires is_subgraph_key<Key>
+  friend constexpr bool operator==(UsedSubgraph, Key) {
+    if constexpr (List::count == 1) {
+      return false;
+    } else {
+      return NamedSubgraph<List, Key>::number == Set;
+    }
+  }
+};
+
+}  // namespace detail
+
+inline namespace literals {
+
+/// `"with_adapter"_s`: the key of a sub-graph.
+template <Name Text>
+constexpr detail::SubgraphKey<Text> operator""_s() {
+  return {};
+}
+
+}  // namespace literals
+
+}  // namespace lockstep

@@ -1,0 +1,386 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file `Saver` writes one file per rank, which rank 0 commits, blocking or asynchronously.
+/// `Checkpoints` is a folder of periodic checkpoints that a job resumes from.
+
+#include <atomic>
+#include <exception>
+
+#include "lockstep/detail/checkpoint/job.hpp"
+#include "lockstep/detail/checkpoint/options.hpp"
+#include "lockstep/detail/checkpoint/reader.hpp"
+#include "lockstep/detail/comm/collective.hpp"
+#include "lockstep/detail/core/error.hpp"
+#include "lockstep/detail/core/scope_guard.hpp"
+#include "lockstep/detail/core/strong.hpp"
+#include "lockstep/detail/core/thread.hpp"
+#include "lockstep/detail/core/utility.hpp"
+#include "lockstep/detail/observe/scores.hpp"
+
+namespace lockstep::detail {
+
+/// Runs one task at a time on a background thread; only its owner thread calls it. A failure is
+/// kept until it is thrown or taken, or reported late by the destructor (`core/scope_guard.hpp`).
+class BackgroundWriter {
+ public:
+  explicit BackgroundWriter(Rank rank, std::atomic<bool>* alarm = nullptr)
+      : rank_(rank), alarm_(alarm) {}
+  /// **Host** blocks until the pending task is done.
+  ~BackgroundWriter() {
+    thread_.join();
+    if (const std::exception_ptr thrown = take_failure()) report_late_failure({thrown, rank_});
+  }
+  BackgroundWriter(const BackgroundWriter&) = delete;
+  BackgroundWriter& operator=(const BackgroundWriter&) = delete;
+
+  bool is_busy() const { return is_busy_.load(std::memory_order_acquire); }
+
+  /// Throws the failure of a finished task, once. A job calls it at every step.
+  void rethrow() {
+    if (const std::exception_ptr thrown = take_failure()) std::rethrow_exception(thrown);
+  }
+
+  /// **Host** blocks until the pending task is done, and throws its failure.
+  void wait() {
+    thread_.join();
+    rethrow();
+  }
+
+  /// Takes the failure of a finished task, or null.
+  std::exception_ptr take_failure() {
+    if (!has_failed_.load(std::memory_order_acquire)) return nullptr;
+    thread_.join();  // the thread still holds the exception until it exits
+    has_failed_.store(false, std::memory_order_relaxed);
+    return std::exchange(failure_, nullptr);
+  }
+
+  /// Runs `work()` on a thread after the pending task; if that has failed, throws instead.
+  template <class Work>
+  void start(Work work) {
+    wait();
+    is_busy_.store(true, std::memory_order_relaxed);
+    try {
+      thread_ = Thread(
+          ThreadName{"lockstep save", "the thread that writes a checkpoint"},
+          [this, work = std::move(work)]() mutable {
+            {
+              Work mine = std::move(work);
+              mine();
+            }
+            is_busy_.store(false, std::memory_order_release);
+          },
+          [this](std::exception_ptr thrown) {
+            failure_ = std::move(thrown);
+            has_failed_.store(true, std::memory_order_release);
+            if (alarm_ != nullptr) alarm_->store(true, std::memory_order_release);
+            is_busy_.store(false, std::memory_order_release);
+          });
+    } catch (...) {
+      is_busy_.store(false, std::memory_order_relaxed);
+      throw;
+    }
+  }
+
+ private:
+  Rank rank_;
+  std::atomic<bool>* alarm_;
+  std::atomic<bool> is_busy_ = false;
+  std::atomic<bool> has_failed_ = false;
+  std::exception_ptr failure_;  // written before has_failed_, read after it
+  Thread thread_;
+};
+
+struct RankFile;
+
+/// The part of `Saver` that does not depend on the wrapper's type.
+class StateWriter {
+ public:
+  /// `alarm` is set when the writer thread fails, for a caller that does not ask at every step.
+  explicit StateWriter(std::atomic<bool>* alarm = nullptr) : alarm_(alarm) {}
+  /// **Host** blocks until the pending save is written; in unwinding, not for other ranks' shards.
+  ~StateWriter();
+  StateWriter(const StateWriter&) = delete;
+  StateWriter& operator=(const StateWriter&) = delete;
+
+  bool save_job(const StatefulJob& job, const std::string& path, const SaveOptions& options);
+  void finish_with(const JointRanks& ranks);
+  /// Throws the failure of this rank's asynchronous save, and aborts the other ranks with it.
+  void rethrow_on_all(const StatefulJob& job);
+  /// The same for this rank alone.
+  void rethrow() {
+    if (writer_) writer_->rethrow();
+  }
+  /// Is this rank's part of a save still being written?
+  bool is_busy() const { return writer_ && writer_->is_busy(); }
+
+ private:
+  std::shared_ptr<RankFile> collect(const StatefulJob& job, const std::string& path,
+                                    const SaveOptions& options,
+                                    const std::vector<std::string>& gathered);
+  void add_tensors(const StatefulJob& job, bool copies_all, RankFile& file);
+  void write_now(const StatefulJob& job, RankFile& file);
+  void write_later(const StatefulJob& job, const std::shared_ptr<RankFile>& file);
+  void give_up();
+
+  std::atomic<bool>* alarm_;
+  std::optional<BackgroundWriter> writer_;
+  std::shared_ptr<std::byte> snapshot_;
+  std::size_t snapshot_bytes_ = 0;
+  std::atomic<bool> is_given_up_ = false;  // rank 0 stops waiting for shards
+  EndOfScope scope_;
+};
+
+}  // namespace lockstep::detail
+
+namespace lockstep {
+
+/// Writes checkpoints of one job and reuses memory and thread. Must not outlive the wrapper.
+///
+///     Saver saver;
+///     for (const auto& batch : loader) {
+///       ddp.step(batch);
+///       if (ddp.updates() % 1000 == 0) saver.save(ddp, path, {.asynchronous = true});
+///     }
+///     saver.finish(ddp);
+class Saver : private detail::StateWriter {
+ public:
+  /// Saves parameters, buffers (synchronised first), the optimizer and what the options name. The
+  /// file is replaced atomically. An asynchronous save returns once the copies are made, on a GPU
+  /// once they are enqueued. Returns false where the save was skipped (`WhenBusy::skip`). Between
+  /// the micro-batches of a step, whose gradients are not saved, throws unless `parameters_only`.
+  /// An error on one rank is thrown on all ranks, and the job may continue. The next `save`,
+  /// `finish` or `rethrow` throws the error of an asynchronous save.
+  ///
+  /// **Ranks** all, with the same path. **Host** blocks, as said. **Stream** after all steps.
+  template <class Wrapper>
+  bool save(Wrapper& wrapped, const std::string& path, const SaveOptions& options = {}) {
+    bool is_saved = false;
+    detail::with_job(wrapped, detail::JobCall::save, [&](const detail::StatefulJob& job) {
+      is_saved = save_job(job, path, options);
+    });
+    return is_saved;
+  }
+
+  /// Waits until the pending save is written. **Ranks** all. **Host** blocks.
+  template <class Wrapper>
+  void finish(Wrapper& wrapped) {
+    detail::with_job(wrapped, detail::JobCall::save,
+                     [&](const detail::StatefulJob& job) { finish_with(job.ranks); });
+  }
+
+  using StateWriter::is_busy;
+  using StateWriter::rethrow;
+};
+
+/// Saves a wrapped model with its optimizer: `save(ddp, "model.safetensors", {.epoch = epoch})`.
+/// **Ranks** all, with the same path. **Host** blocks until the file is written.
+template <class Wrapper>
+void save(Wrapper& wrapped, const std::string& path, const SaveOptions& options = {}) {
+  Saver saver;
+  saver.save(wrapped, path, options);
+  saver.finish(wrapped);
+}
+
+}  // namespace lockstep
+
+namespace lockstep::detail {
+
+/// While a `StopRequest` exists, the first SIGTERM or SIGUSR1 is recorded and does not end the
+/// process. All objects of a process, also of ranks that are threads, share the record and the
+/// handlers. An ignored signal stays ignored, and the program's own handler is called too. A forked
+/// child handles the signals as the process did before. After the first signal, the process has
+/// LOCKSTEP_GRACE_SECONDS (60) to call `finished`, or it exits with status 128 + the signal.
+///
+/// The destructor of the last object restores the handlers, but not after a signal or `finished`:
+/// launchers often send a signal twice, and a rank that stops because of another rank's signal gets
+/// its own later. Neither must end a process that is exiting. Programs that continue call `forget`.
+class StopRequest {
+ public:
+  StopRequest();
+  ~StopRequest();
+  StopRequest(const StopRequest&) = delete;
+  StopRequest& operator=(const StopRequest&) = delete;
+
+  /// The first signal, or 0.
+  int signal() const;
+  bool is_made() const { return signal() != 0; }
+
+  /// Stops the time limit: the step is done and the state is saved.
+  void finished();
+
+  /// Clears the request and, where no object is left, restores the handlers.
+  static void forget();
+};
+
+}  // namespace lockstep::detail
+
+namespace lockstep {
+
+namespace detail {
+
+class CheckpointFolder;
+template <class Job>
+struct JobSaving;
+
+inline std::uint64_t begun_epochs(const Resumed& resumed) {
+  return resumed.epoch + (resumed.position ? 1 : 0);
+}
+
+/// The file `where`, or the newest checkpoint in this folder. **Ranks** all. **Host** blocks.
+std::string checkpoint_at(const JointRanks& ranks, const std::string& where);
+
+}  // namespace detail
+
+/// A folder of checkpoints for hand-written loops; a trainer has its own (`--checkpoint`,
+/// `job.checkpoints(options)`). The object must not outlive the wrapper.
+///
+///     Checkpoints checkpoints(ddp, {.folder = "run", .every_steps = 1000, .resume = true});
+///     const auto from = checkpoints.resume(ddp);
+///     if (from && from->position) loader.resume(*from->position);
+///     for (std::uint64_t epoch = from ? from->epoch : 0; epoch < 10; ++epoch) {
+///       sampler.set_epoch(Epoch{epoch});
+///       for (const auto& batch : loader) {
+///         ddp.step(batch);
+///         checkpoints.step(ddp, [&] {
+///           return SaveOptions{.epoch = epoch, .position = loader.state()};
+///         });
+///       }
+///       checkpoints.end_epoch(ddp, {.epoch = epoch + 1, .scores = scores});
+///     }
+///     checkpoints.finish(ddp);
+class Checkpoints {
+ public:
+  /// Locks the folder for this job and creates it if needed. While this object lives, SIGTERM and
+  /// SIGUSR1 ask the job to stop. **Ranks** all. **Host** blocks.
+  template <class Wrapper>
+  Checkpoints(Wrapper& wrapped, CheckpointOptions options) : Checkpoints(std::move(options)) {
+    with_job(wrapped, [&](const Job& job) { open(job.ranks); });
+  }
+  Checkpoints(const Checkpoints&) = delete;
+  Checkpoints& operator=(const Checkpoints&) = delete;
+
+  /// Resumes from the newest valid checkpoint if `.resume` is set or the launcher has restarted the
+  /// job; returns nothing, and training starts anew, where there is none. Rank 0 prints which.
+  /// Throws where all checkpoints are damaged, and deletes none. **Ranks** all. **Host** blocks.
+  template <class Wrapper>
+  std::optional<Resumed> resume(Wrapper& wrapped, const LoadOptions& options = {}) {
+    std::optional<Resumed> resumed;
+    with_job(wrapped, [&](const Job& job) {
+      if (const auto path = find_newest(job.ranks))
+        resumed = load_job(job, *path, options, detail::LoadWhat::job);
+      begin_after(job, resumed ? &*resumed : nullptr);
+    });
+    return resumed;
+  }
+
+  /// To be called after every step with `SaveOptions` or a function that makes them when needed.
+  /// Saves if a checkpoint is due, but not between micro-batches; after a stop signal saves and
+  /// throws `Stopped`. Throws the failure of an asynchronous save. **Ranks** all. **Host** blocks
+  /// for a copy of the saved state.
+  template <class Wrapper, class Options>
+  void step(Wrapper& wrapped, const Options& options) {
+    if (due_(wrapped.updates())) [[unlikely]]
+      carry_out(wrapped, options);
+  }
+  template <class Wrapper>
+  void step(Wrapper& wrapped) {
+    step(wrapped, SaveOptions{});
+  }
+
+  /// To be called at the end of every epoch, with `.epoch` as the next one and, if `best_by` is
+  /// set, with the epoch's scores. Saves if the options set no other interval, if a save is due, if
+  /// the score is the best so far, and after the last epoch. **Ranks** all. **Host** as `step`.
+  template <class Wrapper, class Options>
+  void end_epoch(Wrapper& wrapped, const Options& options, bool is_last = false) {
+    with_job(wrapped, [&](const Job& job) { save_epoch(job, made(options), is_last); });
+  }
+
+  /// Saves now and returns the path. **Ranks** all. **Host** as `step`.
+  template <class Wrapper>
+  std::string save(Wrapper& wrapped, SaveOptions options = {}) {
+    std::string path;
+    with_job(wrapped, [&](const Job& job) { path = save_now(job, std::move(options)); });
+    return path;
+  }
+
+  /// Waits until the pending save is written. **Ranks** all. **Host** blocks.
+  template <class Wrapper>
+  void finish(Wrapper& wrapped) {
+    with_job(wrapped, [&](const Job& job) { writer_.finish_with(job.ranks); });
+  }
+
+  const CheckpointOptions& options() const { return options_; }
+  /// The newest checkpoint in the folder, as this rank sees it.
+  std::optional<std::string> latest() const;
+  /// The best score so far, of those named `best_by`.
+  std::optional<double> best() const { return best_; }
+  /// The checkpoint with the best score, as this rank sees it, without a save that is pending.
+  std::optional<std::string> best_path() const;
+
+ private:
+  template <class>
+  friend struct detail::JobSaving;
+  using Job = detail::StatefulJob;
+  using Clock = std::chrono::steady_clock;
+
+  template <class Wrapper>
+  static void with_job(Wrapper& wrapped, detail::FunctionRef<void(const Job&)> f) {
+    detail::with_job(wrapped, detail::JobCall::save, f);
+  }
+  template <class Options>
+  static SaveOptions made(const Options& options) {
+    if constexpr (std::invocable<const Options&>) {
+      return options();
+    } else {
+      return options;
+    }
+  }
+  template <class Wrapper, class Options>
+  [[gnu::cold, gnu::noinline]] void carry_out(Wrapper& wrapped, const Options& options) {
+    const auto make = [&] { return made(options); };
+    with_job(wrapped, [&](const Job& job) { save_if_due(job, make); });
+  }
+
+  // **Ranks** all. **Host** blocks.
+
+  /// The writer sets `alarm`, if given, instead of this object's flag when it fails.
+  explicit Checkpoints(CheckpointOptions options, std::atomic<bool>* alarm = nullptr);
+  /// Rank 0 locks the folder; all ranks learn the best score in it.
+  void open(const detail::JointRanks& ranks);
+  /// Was the job asked to resume, or restarted by its launcher?
+  bool will_resume() const;
+  /// The newest valid checkpoint, if the job is to resume; throws where all are damaged.
+  std::optional<std::string> find_newest(const detail::JointRanks& ranks);
+  /// Starts after `resumed`, or anew if null. Throws where the folder holds later checkpoints.
+  void begin_after(const Job& job, const Resumed* resumed);
+  /// Every few updates, ranks exchange stop signals and whether a timed save is due.
+  void save_if_due(const Job& job, detail::FunctionRef<SaveOptions()> make);
+  void save_epoch(const Job& job, SaveOptions options, bool is_last);
+  std::string save_now(const Job& job, SaveOptions options);
+  /// The number of updates until `save_if_due` has something to do.
+  std::uint64_t updates_to_go() const;
+
+  void begin(const Job& job);
+  bool look(const Job& job);
+  void learn_best(const std::string& bytes);
+  std::optional<double> better_score(const Scores& scores) const;
+  std::string save_as(const Job& job, SaveOptions options, std::optional<double> score,
+                      bool asynchronous);
+  void save_or_stop(const Job& job, SaveOptions options, std::optional<double> score);
+
+  CheckpointOptions options_;
+  std::shared_ptr<detail::CheckpointFolder> folder_;  // rank 0 only
+  detail::StopRequest stop_request_;
+  detail::SaveDue due_;
+  detail::StateWriter writer_;
+  std::optional<double> best_;
+  std::uint64_t updates_ = 0;  // at the last call of save_if_due
+  std::uint64_t look_at_ = 0;  // the updates at which ranks exchange signals next
+  std::uint64_t updates_per_look_ = 1;
+  int signal_ = 0;
+  bool has_begun_ = false;
+  Clock::time_point looked_ = Clock::now();
+  Clock::time_point saved_ = looked_;
+};
+
+}  // namespace lockstep

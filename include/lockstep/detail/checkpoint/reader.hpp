@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Reading checkpoints: a safetensors file and its shards as one set of whole tensors.
+///
+/// The saving job may have had another world size, strategy, backend, device, sharding or
+/// precision: tensors are found by name, and a rank reads only what it keeps. Before the job
+/// changes, rank 0 has verified all checksums, and all ranks have compared names, shapes and types.
+
+#include "lockstep/detail/checkpoint/job.hpp"
+#include "lockstep/detail/checkpoint/options.hpp"
+#include "lockstep/detail/checkpoint/safetensors.hpp"
+#include "lockstep/detail/core/element.hpp"
+#include "lockstep/detail/core/json.hpp"
+
+namespace lockstep::detail {
+
+/// A shard as the checkpoint's main file describes it.
+struct ShardFile {
+  std::string name;  // in the folder of the main file
+  WrittenFile file;
+  std::size_t rank = 0;  // which rank writes it
+};
+
+/// The `files` member of the main file's facts. Duplicates and files elsewhere are rejected.
+JsonLine index_of(std::span<const ShardFile> shards);
+std::vector<ShardFile> shards_in(const JsonEntry& facts);
+
+/// The name of the piece of a tensor that begins at its flat element `first`.
+std::string piece_name(std::string_view whole, std::uint64_t first);
+
+/// A piece of a tensor in a file.
+struct StoredPiece {
+  std::uint64_t first;  // flat element of the whole tensor
+  std::uint64_t count;
+  const SafetensorsFile* file;
+  const TensorEntry* entry;
+};
+
+struct StoredTensor {
+  std::string name;
+  const FileElement* element;
+  std::vector<std::uint64_t> shape;
+  std::uint64_t count;
+  std::vector<StoredPiece> pieces;  // consecutive, without gaps
+
+  /// A job holds booleans as bytes.
+  ElementKind kind() const { return element->name == "BOOL" ? ElementKind::u8 : element->kind; }
+};
+
+/// Opens the main file and its shards, and checks without reading data that they belong together
+/// and that the pieces form whole tensors. Any safetensors file is a checkpoint of parameters. In a
+/// file that lockstep wrote, tensor `name@k` is a piece of `name` if `name` has a recorded shape
+/// (`shapes` in the main file's facts) or is a state, gradient or buffer of a tensor that the
+/// checkpoint has whole, whose shape it then shares.
+class CheckpointReader {
+ public:
+  explicit CheckpointReader(const std::string& path);
+
+  const std::string& path() const { return files_.front().path(); }
+  JsonEntry facts() const { return files_.front().facts(); }
+  bool is_lockstep() const { return files_.front().is_lockstep(); }
+  const SafetensorsFile& main_file() const { return files_.front(); }
+  std::span<const ShardFile> shards() const { return shards_; }
+
+  /// All tensors, sorted by name.
+  std::span<const StoredTensor> tensors() const { return tensors_; }
+  const StoredTensor* find(std::string_view name) const;
+
+  /// Reads `count` stored elements from the flat element `first` on. Thread-safe.
+  void read(const StoredTensor& tensor, std::uint64_t first, std::uint64_t count,
+            std::byte* to) const;
+
+  /// Reads all files and throws an error that names the first tensor whose checksum differs.
+  void verify() const;
+
+ private:
+  void collect();
+  void join(StoredTensor& tensor) const;
+
+  std::vector<SafetensorsFile> files_;  // the main file, then the shards
+  std::vector<ShardFile> shards_;
+  std::vector<StoredTensor> tensors_;  // sorted by name
+};
+
+/// How much of a file is loaded: `load_parameters`, `load` or `resume`.
+enum class LoadWhat : std::uint8_t { parameters, training, job };
+
+/// Loads a file into a job. **Ranks** all, with the same path. **Host** blocks.
+Resumed load_job(const StatefulJob& job, const std::string& path, const LoadOptions& options,
+                 LoadWhat what);
+
+template <class Wrapper>
+Resumed load_wrapped(Wrapper& wrapped, const std::string& path, const LoadOptions& options,
+                     LoadWhat what) {
+  Resumed resumed;
+  with_job(wrapped, JobCall::load,
+           [&](const StatefulJob& job) { resumed = load_job(job, path, options, what); });
+  return resumed;
+}
+
+}  // namespace lockstep::detail
+
+namespace lockstep {
+
+/// Loads parameters, buffers and the optimizer (states, hyperparameters, update counts, schedule,
+/// loss scale); discards accumulated gradients. **Ranks** all, with the same path. **Host** blocks.
+template <class Wrapper>
+LoadReport load(Wrapper& wrapped, const std::string& path, const LoadOptions& options = {}) {
+  return detail::load_wrapped(wrapped, path, options, detail::LoadWhat::training).report;
+}
+
+/// Loads parameters and buffers from any safetensors file, and leaves the optimizer as it is.
+/// **Ranks** all, with the same path. **Host** blocks.
+template <class Wrapper>
+LoadReport load_parameters(Wrapper& wrapped, const std::string& path,
+                           const LoadOptions& options = {}) {
+  return detail::load_wrapped(wrapped, path, options, detail::LoadWhat::parameters).report;
+}
+
+/// Loads what `load` does and the program's values, and continues the saved run. The result has the
+/// position for `loader.resume` and the loop. **Ranks** all, with the same path. **Host** blocks.
+template <class Wrapper>
+Resumed resume(Wrapper& wrapped, const std::string& path, const LoadOptions& options = {}) {
+  return detail::load_wrapped(wrapped, path, options, detail::LoadWhat::job);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,416 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Definitions of comm's headers that are no templates.
+
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#include <bit>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <exception>
+#include <limits>
+#include <map>
+#include <mutex>
+
+#include "lockstep/detail/comm/call/peers.hpp"
+#include "lockstep/detail/comm/collective.hpp"
+#include "lockstep/detail/comm/hierarchical/hosts.hpp"
+#include "lockstep/detail/comm/shm/communicator.hpp"
+#include "lockstep/detail/comm/shm/memory.hpp"
+#include "lockstep/detail/core/error.hpp"
+#include "lockstep/detail/core/text.hpp"
+#include "lockstep/detail/launch/rendezvous.hpp"
+
+namespace lockstep::detail {
+
+LOCKSTEP_INLINE std::string job_call_text(JobCall call) {
+  const auto bits = static_cast<std::uint32_t>(call);
+  if (bits < static_cast<std::uint32_t>(JobCall::step_of_subgraphs))
+    return std::string(job_call_names[bits]);
+  std::string text = "step";
+  for (std::uint32_t set = 0; set <= most_compared_subgraphs; ++set) {
+    if ((bits >> set & 1) == 0) continue;
+    text.append(text == "step" ? " of " : " and ");
+    text.append(set == 0 ? std::string("the whole model") : detail::text({"sub-graph ", set}));
+  }
+  return text;
+}
+
+LOCKSTEP_INLINE std::string Call::text() const {
+  if (part_of == JobCall::none) return collective_text();
+  return detail::text({job_call_text(part_of), " (its ", collective_text(), ")"});
+}
+
+LOCKSTEP_INLINE std::string Call::collective_text() const {
+  const std::string_view name = collective_name(kind);
+  const char* const of = operation[0] != '\0' ? " of " : "";
+  const char* other_rank = "";
+  switch (kind) {
+    case CollectiveKind::barrier:
+    case CollectiveKind::capture:
+      return detail::text({name, "()"});
+    case CollectiveKind::replay:
+      return detail::text({name, " of a captured step"});
+    case CollectiveKind::new_group:
+      return detail::text({name, "(", count, count == 1 ? " rank)" : " ranks)"});
+    case CollectiveKind::all_gather_variable:
+      return detail::text({name, "(", element_name(element), ")"});
+    case CollectiveKind::gather_variable:
+      return detail::text({name, "(", element_name(element), ", root ", root, ")"});
+    case CollectiveKind::send:
+      other_rank = ", to rank ";
+      break;
+    case CollectiveKind::receive:
+      other_rank = ", from rank ";
+      break;
+    case CollectiveKind::reduce:
+    case CollectiveKind::broadcast:
+    case CollectiveKind::gather:
+    case CollectiveKind::scatter:
+      other_rank = ", root ";
+      break;
+    default:
+      break;
+  }
+  return detail::text({name, "(", operation.data(), of, count, " ", element_name(element),
+                       other_rank, *other_rank != '\0' ? detail::text({root}) : std::string(),
+                       staged ? ", memory of its own)" : ")"});
+}
+
+LOCKSTEP_INLINE GatheredPieces pieces_of(std::vector<std::size_t> counts) {
+  GatheredPieces pieces{std::move(counts), {}};
+  std::size_t begin = 0;
+  for (const std::size_t count : pieces.counts) {
+    pieces.offsets.push_back(begin);
+    begin += count;
+  }
+  return pieces;
+}
+
+LOCKSTEP_INLINE Membership membership_in_group(const Membership& member, Store& store,
+                                               const GroupPosition& position,
+                                               const std::string& name) {
+  Membership own = member;
+  own.rank = position.rank;
+  own.world = position.world();
+  const Hosts hosts = discover_hosts(
+      own, store,
+      text({"lockstep/groups/", numbered_rendezvous(store, own.rank, "groups", name), "/"}));
+  own.local_world = hosts.ranks(hosts.host(own.rank)).size();
+  return own;
+}
+
+LOCKSTEP_INLINE std::string group_name(const std::vector<Rank>& members) {
+  std::string name = "group of";
+  for (const Rank member : members) name += text({" ", member});
+  return name;
+}
+
+}  // namespace lockstep::detail
+
+namespace lockstep::detail::shm {
+
+/// The number after `label` in a file of /proc or /sys; the largest number if there is none.
+LOCKSTEP_INLINE std::size_t number_in(const char* path, std::string_view label) {
+  const std::string contents = read_file(path);
+  const std::size_t found = contents.find(label);
+  const char* const digits =
+      found == std::string::npos ? "" : contents.c_str() + found + label.size();
+  char* end = nullptr;
+  const std::size_t number = std::strtoull(digits, &end, 10);
+  return end == digits ? std::numeric_limits<std::size_t>::max() : number;
+}
+
+/// The memory that this process may still use, according to the kernel and its cgroup.
+LOCKSTEP_INLINE std::size_t available_memory() {
+  constexpr std::size_t unknown = std::numeric_limits<std::size_t>::max();
+  const std::size_t kilobytes = number_in("/proc/meminfo", "MemAvailable:");
+  const std::size_t available = kilobytes == unknown ? unknown : kilobytes << 10;
+  const std::size_t limit = number_in("/sys/fs/cgroup/memory.max", "");
+  const std::size_t used = number_in("/sys/fs/cgroup/memory.current", "");
+  if (limit == unknown || used == unknown) return available;
+  const std::size_t left = limit > used ? limit - used : 0;
+  return left < available ? left : available;
+}
+
+LOCKSTEP_INLINE void MemoryFile::reserve(std::size_t bytes) const {
+  struct stat state{};
+  ::fstat(descriptor(), &state);
+  const auto have = static_cast<std::size_t>(state.st_size);
+  if (bytes <= have) return;
+  const std::size_t available = available_memory();
+  const bool enough = bytes - have <= available;
+  if (enough && ::posix_fallocate(descriptor(), static_cast<off_t>(have),
+                                  static_cast<off_t>(bytes - have)) == 0) {
+    return;
+  }
+  fail("shared memory",
+       {(bytes - have) >> 20, " MiB more are needed and ", available >> 20, " MiB are available"},
+       "use fewer ranks, a smaller model, or a host with more memory");
+}
+
+LOCKSTEP_INLINE struct flock byte_of(Rank rank) {
+  struct flock lock{};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  lock.l_start = static_cast<off_t>(rank.value());
+  lock.l_len = 1;
+  return lock;
+}
+
+LOCKSTEP_INLINE void MemoryFile::lock_byte(Rank rank) const {
+  struct flock lock = byte_of(rank);
+  if (::fcntl(descriptor(), F_SETLK, &lock) != 0) {
+    fail("shared memory", {error_text(errno)}, "locking failed");
+  }
+}
+
+LOCKSTEP_INLINE bool MemoryFile::is_locked(Rank rank) const {
+  struct flock lock = byte_of(rank);
+  return ::fcntl(descriptor(), F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+}
+
+LOCKSTEP_INLINE Mapping::Mapping(const MemoryFile& file, std::size_t offset, std::size_t bytes)
+    : bytes_(bytes) {
+  // The mappings of this process, by file and offset.
+  static std::mutex mutex;
+  static std::map<std::pair<ino_t, std::size_t>, std::weak_ptr<std::byte>> known;
+  struct stat state{};
+  ::fstat(file.descriptor(), &state);
+  const std::lock_guard lock(mutex);
+  std::erase_if(known, [](const auto& mapping) { return mapping.second.expired(); });
+  std::weak_ptr<std::byte>& shared = known[{state.st_ino, offset}];
+  data_ = shared.lock();
+  if (data_) return;
+  void* const mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.descriptor(),
+                              static_cast<off_t>(offset));
+  if (mapped == MAP_FAILED) {
+    fail("shared memory", {error_text(errno)}, "mapping failed; check ulimit -v");
+  }
+  ::madvise(mapped, bytes, MADV_HUGEPAGE);
+  data_ = std::shared_ptr<std::byte>(static_cast<std::byte*>(mapped),
+                                     [bytes](std::byte* data) { ::munmap(data, bytes); });
+  shared = data_;
+}
+
+/// The largest page size of common kernels.
+inline constexpr std::size_t page = 64_KiB;
+
+LOCKSTEP_INLINE MemoryFile Engine::make_file(WorldSize world) {
+  MemoryFile file(Descriptor(::memfd_create("lockstep", MFD_CLOEXEC)));
+  if (file.descriptor() < 0) {
+    detail::fail("shared memory", {error_text(errno)},
+                 "memfd_create failed; is the kernel older than 3.17?");
+  }
+  file.reserve(align_up(world.value() * sizeof(RankBlock), page));
+  return file;
+}
+
+LOCKSTEP_INLINE std::string Engine::address(const MemoryFile& file) {
+  return text({"/proc/", ::getpid(), "/fd/", file.descriptor()});
+}
+
+LOCKSTEP_INLINE MemoryFile Engine::open(const std::string& address) {
+  Descriptor file(::open(address.c_str(), O_RDWR | O_CLOEXEC));
+  if (!file) {
+    detail::fail(text({"shared memory, opening ", address}), {error_text(errno)},
+                 "ranks that share memory must run on one host, in one container, as one user");
+  }
+  return MemoryFile(std::move(file));
+}
+
+LOCKSTEP_INLINE MemoryFile Engine::join(const Membership& member, Store& store,
+                                        const std::string& name) {
+  if (member.local_world != member.world.value()) {
+    detail::fail("shared memory",
+                 {"of the job's ", member.world.value(), " ranks, ", member.local_world,
+                  " are on this host"},
+                 "Backend<Shm> is for the ranks of one host", member.rank);
+  }
+  const std::string key =
+      text({"lockstep/shm/", numbered_rendezvous(store, member.rank, "shm", name)});
+  if (member.rank != Rank{0}) return open(store.get(key, member.timeout));
+  MemoryFile file = make_file(member.world);
+  store.set(key, address(file));
+  return file;
+}
+
+LOCKSTEP_INLINE Engine::Engine(Rank rank, WorldSize world, MemoryFile file, Milliseconds timeout)
+    : Engine(rank, world, Mapping(file, 0, world.value() * sizeof(RankBlock)), std::move(file),
+             timeout) {}
+
+LOCKSTEP_INLINE Engine::Engine(Rank rank, WorldSize world, Mapping blocks, MemoryFile&& file,
+                               Milliseconds timeout)
+    : SharedPeers(rank, world, &reinterpret_cast<RankBlock*>(blocks.data())->state,
+                  sizeof(RankBlock), timeout, &file_),
+      file_(std::move(file)),
+      blocks_(std::move(blocks)),
+      file_bytes_(align_up(world.value() * sizeof(RankBlock), page)) {
+  file_.lock_byte(rank);
+  own().process.store(static_cast<std::uint32_t>(::getpid()), std::memory_order_release);
+}
+
+LOCKSTEP_INLINE std::byte* Engine::allocate(std::size_t bytes, bool common) try {
+  const std::size_t part = align_up(std::max<std::size_t>(bytes, 1), page);
+  const std::size_t length = common ? part : world() * part;
+  if (rank() == Rank{0}) file_.reserve(file_bytes_ + length);
+  Call call;
+  call.kind = CollectiveKind::allocate;
+  call.element = ElementKind::u8;
+  call.count = bytes;
+  const std::uint64_t ticket = post(call, 0, {});
+  finish_pending(ticket);
+  wait_arrived(ticket);
+  arenas_.push_back({Mapping(file_, file_bytes_, length), file_bytes_, common ? 0 : part});
+  file_bytes_ += length;
+  finish(ticket);
+  return arenas_.back().mapping.data() + (common ? 0 : me() * part);
+} catch (const Error& error) {
+  fail(error.on(rank()));
+}
+
+LOCKSTEP_INLINE void Engine::fail_disagreement(std::uint64_t ticket) {
+  const auto call_of = [&](std::size_t w) -> const Call& { return slot(w, ticket).call; };
+  if (const auto error = find_disagreement(ticket, world(), call_of, rank())) fail(*error);
+  std::terminate();  // it is called only where calls differ
+}
+
+LOCKSTEP_INLINE void Engine::send(const Call& call, std::span<const std::byte> bytes, Rank to) {
+  Outbox& outbox = block(me()).outbox;
+  std::size_t done = 0;
+  do {
+    const std::uint64_t sent = outbox.sent.value.load(std::memory_order_relaxed);
+    wait(to.value(), outbox.received, sent, call);
+    const std::size_t n = std::min(outbox.data.size(), bytes.size() - done);
+    outbox.address.store((sent + 1) << 16 | to.value(), std::memory_order_relaxed);
+    outbox.call = call;
+    outbox.bytes = n;
+    if (n != 0) std::memcpy(outbox.data.data(), bytes.data() + done, n);
+    done += n;
+    publish(outbox.sent, sent + 1);
+  } while (done < bytes.size());
+}
+
+LOCKSTEP_INLINE void Engine::receive(const Call& call, std::span<std::byte> bytes, Rank from) {
+  Outbox& outbox = block(from.value()).outbox;
+  for (std::size_t done = 0;;) {
+    const std::uint64_t piece = outbox.received.value.load(std::memory_order_acquire) + 1;
+    wait(from.value(), outbox.sent, piece, call);
+    const std::uint64_t address = outbox.address.load(std::memory_order_acquire);
+    if (address >> 16 != piece) continue;  // its receiver has taken it meanwhile
+    if ((address & 0xffff) != me()) {
+      wait(from.value(), outbox.received, piece, call);
+      continue;
+    }
+    if (!outbox.call.carries_the_same_as(call))
+      fail(messages_differ(call, from, outbox.call.text(), rank()));
+    if (outbox.bytes != 0) std::memcpy(bytes.data() + done, outbox.data.data(), outbox.bytes);
+    done += outbox.bytes;
+    publish(outbox.received, piece);
+    if (done >= bytes.size()) return;
+  }
+}
+
+LOCKSTEP_INLINE void Engine::start_helper() {
+  const auto work_if_ready = [this] {
+    const auto turn = this->turn<true>();
+    if (is_broken() || worked_ == posted_ || !all_arrived(worked_) || !all_agree(worked_))
+      return false;
+    finish_next();
+    return true;
+  };
+  helper_ = Thread(
+      ThreadName{"lockstep helper", "the helper thread of Progress<HelperThread>"},
+      [this, work_if_ready] {
+        while (!stopping_.load())
+          if (!work_if_ready()) sleep_for(std::chrono::microseconds(50));
+      },
+      [this](const std::exception_ptr&) { abort("its helper thread ended with an exception"); });
+}
+
+LOCKSTEP_INLINE Engine::~Engine() {
+  stopping_.store(true);
+  helper_.join();
+  leave();
+}
+
+}  // namespace lockstep::detail::shm
+
+namespace lockstep::detail {
+
+/// The low half of a counter, which is what the kernel compares.
+LOCKSTEP_INLINE std::uint32_t* futex_word(Counter& counter) {
+  static_assert(std::endian::native == std::endian::little);
+  return reinterpret_cast<std::uint32_t*>(&counter.value);
+}
+
+LOCKSTEP_INLINE void wake_sleepers(Counter& counter) {
+  ::syscall(SYS_futex, futex_word(counter), FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
+}
+
+LOCKSTEP_INLINE void sleep_on(Counter& counter, std::uint64_t value) {
+  counter.sleepers.fetch_add(1, std::memory_order_seq_cst);
+  const std::uint64_t seen = counter.value.load(std::memory_order_seq_cst);
+  if (seen < value) {
+    const timespec slice{0, 50'000'000};
+    ::syscall(SYS_futex, futex_word(counter), FUTEX_WAIT, static_cast<std::uint32_t>(seen), &slice,
+              nullptr, 0);
+  }
+  counter.sleepers.fetch_sub(1, std::memory_order_relaxed);
+}
+
+LOCKSTEP_INLINE bool SharedPeers::has_died(std::size_t w) const {
+  const std::uint32_t process = state(w).process.load(std::memory_order_acquire);
+  // The lock is read first, because a rank sets `left` before it unlocks: in the other order, a
+  // rank that does both in between would look dead.
+  return process != 0 && process != static_cast<std::uint32_t>(::getpid()) &&
+         !file_->is_locked(Rank{w}) && state(w).left.load(std::memory_order_acquire) == 0;
+}
+
+LOCKSTEP_INLINE void SharedPeers::give_up(const Error& error, std::string_view reason) {
+  change_state([&] {
+    const std::lock_guard lock(mutex_);
+    if (is_broken()) return;
+    fault_.emplace(error);
+    auto& shown = own().reason;
+    shown[reason.copy(shown.data(), shown.size() - 1)] = '\0';
+    own().has_reason.store(reason.empty() ? 0 : 1, std::memory_order_release);
+    own().failed.store(1, std::memory_order_release);
+  });
+}
+
+LOCKSTEP_INLINE std::optional<Error> SharedPeers::check(const Call& call, const Awaited& awaited,
+                                                        Clock::time_point begin) const {
+  const std::string operation = call.text();
+  auto fault = find_culprit(*this, operation, [&](std::size_t w) { return lacks(w, awaited); });
+  if (fault || Clock::now() - begin < timeout_) return fault;
+  return time_is_over(operation, timeout_, missing_ranks(awaited), rank());
+}
+
+/// The ranks that a timed-out wait lacks, and their progress: every rank that has made fewer calls
+/// or, if there is none, those that have yet to do their part.
+LOCKSTEP_INLINE std::string SharedPeers::missing_ranks(const Awaited& awaited) const {
+  const std::uint64_t expected = calls_made(rank_);
+  bool any_behind = false;
+  for (std::size_t w = 0; w < world_; ++w) any_behind |= calls_made(w) < expected;
+  std::string missing;
+  for (std::size_t w = 0; w < world_; ++w) {
+    const std::uint64_t made = calls_made(w);
+    if (w == rank_ || !(any_behind ? made < expected : lacks(w, awaited))) continue;
+    missing += text({missing.empty() ? "rank " : ", rank ", w});
+    if (!has_joined(w)) {
+      missing += " (never joined)";
+    } else if (made < expected) {  // else it has not sent, or not received, a message
+      missing += text({" (made ", made, " of ", expected, " calls)"});
+    }
+  }
+  return missing.empty() ? "the last rank" : missing;
+}
+
+}  // namespace lockstep::detail

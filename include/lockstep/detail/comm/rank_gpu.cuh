@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file A launched rank's GPU and its memory, ranks that share a GPU, and whether a call's memory
+/// is the host's or a GPU's. Host code only, for files that nvcc does not compile.
+
+#include <cuda_runtime_api.h>
+#include <cctype>
+#include <cstdio>
+#include <cstdlib>
+
+#include "lockstep/detail/comm/call/peers.hpp"
+#include "lockstep/detail/comm/collective.hpp"
+#include "lockstep/detail/comm/combine.hpp"
+#include "lockstep/detail/comm/communicator.hpp"
+#include "lockstep/detail/core/error.hpp"
+#include "lockstep/detail/core/hash.hpp"
+#include "lockstep/detail/core/strong.hpp"
+#include "lockstep/detail/core/text.hpp"
+#include "lockstep/detail/device/cuda/gpu.cuh"
+#include "lockstep/detail/device/cuda/memory.cuh"
+#include "lockstep/detail/device/cuda/runtime.cuh"
+#include "lockstep/detail/device/gpu_sharing.hpp"
+#include "lockstep/detail/device/numa.hpp"
+#include "lockstep/detail/launch/rendezvous.hpp"
+#include "lockstep/detail/store/protocol.hpp"
+#include "lockstep/detail/store/store.hpp"
+
+namespace lockstep::detail {
+
+struct CallMemory {
+  bool on_host = true;      // the host works on them; an empty call needs no GPU either
+  bool is_managed = false;  // host code may read a result as soon as the call is over
+};
+enum class MemoryKind { host, managed, device };
+
+/// The kind of memory of a call's argument; that of a pool (`cudaMallocAsync`) is device memory
+/// too. Throws for memory of another GPU than the rank's.
+template <class C>
+MemoryKind memory_kind(const void* pointer, const Gpu& own, const C& call, const char* argument) {
+  cudaPointerAttributes attributes{};
+  check_cuda(cudaPointerGetAttributes(&attributes, pointer), "cudaPointerGetAttributes");
+  if (attributes.type == cudaMemoryTypeManaged) return MemoryKind::managed;
+  if (attributes.type != cudaMemoryTypeDevice) return MemoryKind::host;
+  if (attributes.device == own.device()) [[likely]]
+    return MemoryKind::device;
+  throw Error(call.call().text(),
+              text({argument, " is memory of GPU ", attributes.device, ", and this rank's GPU is ",
+                    own.device()}),
+              "allocate it while the rank's GPU is the current one, or by the communicator's "
+              "allocate",
+              own.rank());
+}
+
+/// The memory of a call's arguments, by `look(pointer, argument's name)`. Throws if one is host
+/// memory and the other device memory; managed memory is either.
+template <class C, class Look>
+CallMemory memory_of(const C& call, const Gpu& own, const Look& look) {
+  using enum MemoryKind;
+  std::optional<MemoryKind> in;
+  std::optional<MemoryKind> out;
+  const bool is_one = C::is_in_place && !call.out.empty();
+  if (!call.in.empty() && !is_one) in = look(call.in.data(), C::is_in_place ? "its data" : "in");
+  if (!call.out.empty()) out = look(call.out.data(), C::is_in_place ? "its data" : "out");
+  const auto is_any = [&](MemoryKind kind) { return in == kind || out == kind; };
+  if (is_any(host) && is_any(device)) {
+    throw Error(call.call().text(),
+                in == host ? "in is host memory and out is device memory"
+                           : "in is device memory and out is host memory",
+                "give both arguments in the same memory", own.rank());
+  }
+  return {is_any(host) || (!in && !out), is_any(managed)};
+}
+
+/// Is the call's memory the host's? Managed memory is.
+template <class C>
+bool is_host_call(const C& call, const Gpu& own) {
+  const auto look = [&](const void* data, const char* argument) {
+    const MemoryKind kind = memory_kind(data, own, call, argument);
+    return kind == MemoryKind::device ? kind : MemoryKind::host;
+  };
+  return memory_of(call, own, look).on_host;
+}
+
+/// **Host** blocks until the stream is empty, or `look()` throws.
+template <class Look>
+void await_stream(cudaStream_t stream, const Look& look) {
+  const Backoff backoff;
+  while (true) {
+    const cudaError_t state = cudaStreamQuery(stream);
+    look();
+    if (state == cudaSuccess) return;
+    if (state != cudaErrorNotReady) check_cuda(state, "the compute stream");
+    backoff.pause();
+  }
+}
+
+/// Copies of elements in host memory, or in device memory on a stream.
+class StreamCopies {
+ public:
+  explicit StreamCopies(cudaStream_t stream) : stream_(stream) {}
+
+  static bool is_device(const void* data) { return data != nullptr && !is_host_memory(data); }
+
+  template <class T>
+  void copy(std::span<const T> from, std::span<T> to) const {
+    if (from.empty() || from.data() == to.data()) return;
+    if (!is_device(to.data())) return HostPasses::copy(from, to);
+    check_cuda(cudaMemcpyAsync(to.data(), from.data(), from.size_bytes(), cudaMemcpyDeviceToDevice,
+                               stream_),
+               "cudaMemcpyAsync");
+  }
+
+ protected:
+  cudaStream_t stream_;
+};
+
+using DeviceAllocating = Allocating<DeviceArena>;
+
+inline std::string bus_id(const Gpu& gpu) {
+  char id[32] = {};
+  check_cuda(cudaDeviceGetPCIBusId(id, sizeof id, gpu.device()), "cudaDeviceGetPCIBusId");
+  return id;
+}
+
+/// Binds the calling rank's thread to its GPU's NUMA node, so that copies and launches do not cross
+/// sockets; rank 0 reports it. Does nothing if the host has one node or does not report the GPU's,
+/// and never gives a thread more cores than it has.
+inline void stay_near(const Gpu& gpu) {
+  if (!wants_numa()) return;
+  std::string bus = bus_id(gpu);
+  for (char& letter : bus) letter = static_cast<char>(std::tolower(letter));  // as /sys writes it
+  const auto near = numa_node("/sys", bus, allowed_cores());
+  if (!near || !stay_at(*near) || gpu.rank() != Rank{0}) return;
+  std::fputs(text({"lockstep: rank 0 stays near its GPU, on the cores ", cores_text(near->cores),
+                   " of NUMA node ", near->node,
+                   ", and so does every rank near its own; LOCKSTEP_NUMA=0 lets them be\n"})
+                 .c_str(),
+             stderr);
+}
+
+/// The GPU whose number is the rank's local rank. It becomes this thread's current device, and the
+/// thread stays near it. If all ranks of a host are threads of this process and GPUs are too few,
+/// sharing them is an error unless it was asked for. Processes may see different GPUs: they use
+/// those that they see in turn, and `compare_gpus` finds shared ones.
+inline std::shared_ptr<Gpu> gpu_of(const Membership& member) {
+  const bool are_threads = member.process_ranks >= member.local_world;
+  auto gpu = std::make_shared<Gpu>(Gpu::of(member.rank, member.local_rank, member.local_world,
+                                           !are_threads || wants_shared_gpus()));
+  stay_near(*gpu);
+  return gpu;
+}
+
+/// A GPU's name: `GPU-` and its UUID as nvidia-smi writes it, or the name of a MIG slice in
+/// CUDA_VISIBLE_DEVICES, because the UUID that CUDA reports can be the whole GPU's.
+inline std::string gpu_name(const Gpu& gpu) {
+  const char* const list = std::getenv("CUDA_VISIBLE_DEVICES");
+  const auto device = static_cast<std::size_t>(gpu.device());
+  const std::string_view entry = list == nullptr ? "" : listed_entry(list, device);
+  if (entry.starts_with("MIG-")) return std::string(entry);
+  cudaDeviceProp properties{};
+  check_cuda(cudaGetDeviceProperties(&properties, gpu.device()), "cudaGetDeviceProperties");
+  std::string name = "GPU-";
+  for (std::size_t i = 0; i < sizeof properties.uuid.bytes; ++i) {
+    const auto byte = static_cast<unsigned char>(properties.uuid.bytes[i]);
+    if (i == 4 || i == 6 || i == 8 || i == 10) name += '-';
+    name += "0123456789abcdef"[byte >> 4];
+    name += "0123456789abcdef"[byte & 15];
+  }
+  // Tests emulate more GPUs than there are.
+  if (logical_gpus() != 0) name += " as number " + std::to_string(gpu.index());
+  return name;
+}
+
+/// Compares the GPUs of the ranks of communicator `name`. Ranks that share one are an error on all,
+/// unless `LOCKSTEP_SHARE_GPUS=1` allows it. **Ranks** all. **Host** blocks until all have joined.
+inline GpuSharing compare_gpus(const Membership& member, Store& store, const Gpu& gpu,
+                               const std::string& name) {
+  // A hash of the host is enough to compare, and short where there are thousands of ranks.
+  const std::string own = store_protocol::Writer{}
+                              .u64(hash_of(host_identity()))
+                              .text(gpu_name(gpu))
+                              .text(bus_id(gpu))
+                              .bytes();
+  std::vector<GpuIdentity> gpus;
+  gpus.reserve(member.world.value());
+  for (const std::string& bytes :
+       store.gather("lockstep/gpus/" + name, member.rank, member.world, own, member.timeout)) {
+    store_protocol::Reader in(bytes);
+    GpuIdentity one;
+    one.host = in.raw(8);
+    one.uuid = in.text();
+    one.bus = in.text();
+    gpus.push_back(one);
+  }
+  const GpuSharing sharing(gpus);
+  require_own_gpus(sharing, gpus, member.rank, wants_shared_gpus());
+  return sharing;
+}
+
+/// `gpu_of`, then `compare_gpus`. **Ranks** all. **Host** blocks until all have joined.
+inline std::shared_ptr<Gpu> gpu_of_process(const Membership& member, Store& store,
+                                           const std::string& name) {
+  std::shared_ptr<Gpu> gpu = gpu_of(member);
+  if (member.world > WorldSize{1}) compare_gpus(member, store, *gpu, name);
+  return gpu;
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The memory that processes of one host share: the file, its arenas, and the control blocks
+/// in which ranks publish their calls, progress and faults.
+
+#include <atomic>
+
+#include "lockstep/detail/comm/call/peers.hpp"
+#include "lockstep/detail/comm/collective.hpp"
+#include "lockstep/detail/core/bytes.hpp"
+#include "lockstep/detail/core/file.hpp"
+#include "lockstep/detail/core/strong.hpp"
+
+namespace lockstep::detail::shm {
+
+/// A file in memory (memfd). It has no name, so nothing is left in /dev/shm however its users end;
+/// another process opens it through the file descriptor of one that has it.
+class MemoryFile {
+ public:
+  MemoryFile() = default;
+  explicit MemoryFile(Descriptor file) : file_(std::move(file)) {}
+
+  int descriptor() const { return file_.get(); }
+
+  /// Allocates every page up to `bytes`: a lack of memory is an error here, not a SIGBUS later.
+  void reserve(std::size_t bytes) const;
+
+  // Liveness: every rank locks its own byte, and the kernel drops the lock however the process
+  // ends. Unlike a process id, a lock is never reused, and a zombie has none.
+
+  void lock_byte(Rank rank) const;
+
+  /// Does another process hold the rank's lock?
+  bool is_locked(Rank rank) const;
+
+ private:
+  Descriptor file_;
+};
+
+/// A mapped range of a memory file. Ranks that are threads of one process share one mapping: it
+/// saves page tables, and equal addresses let ThreadSanitizer see the accesses.
+class Mapping {
+ public:
+  Mapping(const MemoryFile& file, std::size_t offset, std::size_t bytes);
+
+  std::byte* data() const { return data_.get(); }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  std::shared_ptr<std::byte> data_;
+  std::size_t bytes_;
+};
+
+/// Memory at `offset` of the file, `stride` bytes for each rank; no stride if all ranks share it.
+struct Arena {
+  Mapping mapping;
+  std::size_t offset;
+  std::size_t stride;
+};
+
+/// Data of up to this many bytes is copied into the slot and needs one synchronization only.
+inline constexpr std::size_t small_bytes = 4096;
+
+/// The number of calls that may be in flight at once.
+inline constexpr std::size_t ring = 16;
+
+/// The bytes of private memory that a rank stages at a time.
+inline constexpr std::size_t staging_bytes = 1_MiB;
+
+/// A call and, if it is small, its data.
+struct alignas(line_pair) Slot {
+  Call call;
+  std::uint64_t offset;  // of the data in the arena file, if other ranks can see it there
+  alignas(line_pair) std::array<std::byte, small_bytes> data;
+};
+
+/// A message from one rank to another, in pieces.
+struct alignas(line_pair) Outbox {
+  Counter sent;                        // pieces written, by the sender
+  Counter received;                    // pieces read, by the receivers
+  std::atomic<std::uint64_t> address;  // `number of the piece << 16 | receiver`
+  Call call;
+  std::uint64_t bytes;
+  alignas(line_pair) std::array<std::byte, 64_KiB> data;
+};
+
+/// All control data that one rank writes.
+struct alignas(line_pair) RankBlock {
+  RankState state;
+  Counter finished;  // calls whose work on other ranks' memory is done
+  std::array<Slot, ring> slots;
+  Outbox outbox;
+  alignas(line_pair) std::array<std::byte, staging_bytes> staging;
+};
+
+}  // namespace lockstep::detail::shm

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file A communicator on a stream of its own, beside its rank's compute stream.
+
+#include <cuda_runtime.h>
+
+#include "lockstep/detail/comm/collectives.hpp"
+#include "lockstep/detail/comm/rank_gpu.cuh"
+
+namespace lockstep {
+
+/// Runs the collectives of `Inner` on the stream of `side`, beside the compute stream of `gpu`;
+/// events order the two. The GPU need not be the thread's current device. **Host** blocks as
+/// `Inner` does. **Stream** a call follows what the compute stream holds, and work enqueued after
+/// it, or after `wait` of an asynchronous call, sees the result.
+template <Communicator Inner>
+class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
+ public:
+  using Milliseconds = std::chrono::milliseconds;
+
+  /// Calls in flight have no limit; this number is large enough for every job.
+  static constexpr std::size_t most_in_flight = 256;
+
+  StreamedCommunicator(Inner inner, std::shared_ptr<Gpu> gpu, std::shared_ptr<Gpu> side)
+      : gpu_(std::move(gpu)),
+        side_(std::move(side)),
+        events_(gpu_->events(1 + most_in_flight)),
+        inner_(std::move(inner)) {}
+
+  Rank rank() const { return inner_.rank(); }
+  WorldSize world_size() const { return inner_.world_size(); }
+  Gpu& gpu() const { return *gpu_; }
+  Milliseconds timeout() const { return inner_.timeout(); }
+  void set_timeout(Milliseconds timeout) { inner_.set_timeout(timeout); }
+
+  /// `count` zeroed elements of device memory, for the communicator's lifetime.
+  template <Element T>
+  std::span<T> allocate(std::size_t count) {
+    const detail::OnGpu current(gpu_->index());
+    return inner_.template allocate<T>(count);
+  }
+
+  /// See `HierarchicalCommunicator`.
+  void reserve(std::size_t bytes) {
+    const detail::OnGpu current(gpu_->index());
+    inner_.reserve(bytes);
+  }
+  void finish_allocations() { inner_.finish_allocations(); }
+
+  void abort(std::string_view reason) { inner_.abort(reason); }
+
+  /// **Host** blocks until this rank's compute stream is empty. Throws a fault of `Inner`.
+  void synchronize() {
+    detail::await_stream(gpu_->stream(), [&] { inner_.raise_fault(); });
+  }
+
+  // Called by `Collectives` and by adapters.
+
+  template <class C>
+  void perform(const C& call) {
+    if constexpr (C::kind == detail::CollectiveKind::barrier) synchronize();
+    on_side_stream([&] { inner_.perform(call); });
+    let_wait(side_->stream(), gpu_->stream());
+  }
+
+  void agree(const detail::Call& call) { inner_.agree(call); }
+
+  template <class T>
+  void gather_pieces(std::span<const T> in, std::span<T> out, const GatheredPieces& pieces,
+                     Rank root, bool on_device) {
+    on_side_stream([&] { inner_.gather_pieces(in, out, pieces, root, on_device); });
+    let_wait(side_->stream(), gpu_->stream());
+  }
+
+  /// The group's communicator uses the same streams.
+  template <std::size_t GroupRanks>
+  std::optional<StreamedCommunicator> split(const detail::GroupPosition& position) {
+    const detail::OnGpu current(gpu_->index());
+    auto inner = inner_.template split<GroupRanks>(position);
+    if (!inner) return std::nullopt;
+    return std::optional<StreamedCommunicator>(std::in_place, std::move(*inner), gpu_, side_);
+  }
+
+  detail::StreamCopies passes() const { return detail::StreamCopies(gpu_->stream()); }
+
+  template <class C>
+  auto start(const C& call) {
+    on_side_stream([&] { inner_.perform(call); });
+    const CudaEvent& done = events_[1 + next_++ % most_in_flight];
+    done.record(side_->stream());
+    return Work<Pending>(std::in_place, gpu_->stream(), done);
+  }
+
+ private:
+  struct Pending {
+    bool test() const { return done.test(); }
+    void wait() { done.block(compute); }
+    /// The work on the side stream ends, even if another rank is gone: `Inner` guarantees that.
+    void leave() const { static_cast<void>(cudaEventSynchronize(done.get())); }
+
+    cudaStream_t compute;
+    const CudaEvent& done;
+  };
+
+  void let_wait(cudaStream_t earlier, cudaStream_t later) const {
+    events_[0].record(earlier);
+    events_[0].block(later);
+  }
+
+  /// Calls `f()`, which puts work on the side stream, after the work that the compute stream holds
+  /// now.
+  template <class F>
+  void on_side_stream(const F& f) const {
+    const detail::OnGpu current(gpu_->index());
+    let_wait(gpu_->stream(), side_->stream());
+    f();
+  }
+
+  std::shared_ptr<Gpu> gpu_;
+  std::shared_ptr<Gpu> side_;
+  /// The first event orders one stream after the other, the rest record ends of calls. Reuse of an
+  /// event for a later call only makes a wait longer.
+  std::vector<CudaEvent> events_;
+  std::size_t next_ = 0;  // the event that is recorded next
+  Inner inner_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The checked mode for debug builds, LOCKSTEP_CHECKED: views check their indices, and
+/// gradients are checked for being completely written. All files of a program have to agree on it.
+
+#if defined(LOCKSTEP_CHECKED)
+#include <cstdio>
+
+#include "lockstep/detail/core/error.hpp"
+#include "lockstep/detail/core/standard.hpp"
+#endif
+
+namespace lockstep::detail {
+
+// Files that disagree on the mode would violate the one-definition rule. Their common symbol is
+// thread-local in one mode only, so that the linker rejects them.
+#if defined(LOCKSTEP_CHECKED)
+inline constexpr bool is_checked = true;
+[[gnu::used]] inline thread_local char lockstep_checked_in_all_files_or_in_none = 0;
+#else
+inline constexpr bool is_checked = false;
+#if !defined(LOCKSTEP_LIBRARY)  // The compiled library makes no views and links with both modes.
+[[gnu::used]] inline char lockstep_checked_in_all_files_or_in_none = 0;
+#endif
+#endif
+
+/// The index check of a view; empty unless the mode is on.
+template <bool Checked>
+class IndexCheck {};
+
+#if defined(LOCKSTEP_CHECKED)
+/// The view holds a copy of the tensor's name, because device code cannot read host memory.
+template <>
+class IndexCheck<true> {
+ public:
+  constexpr void set_name(std::string_view name) {
+    std::size_t length = 0;
+    for (; length != name.size() && length + 1 != sizeof name_; ++length)
+      name_[length] = name[length];
+    name_[length] = 0;
+  }
+
+ protected:
+  template <class Index>
+  LOCKSTEP_HOST_DEVICE constexpr void require_index(Index index, std::size_t axis,
+                                                    std::size_t extent) const {
+    // A negative index becomes a huge one.
+    if (static_cast<std::size_t>(index) >= extent)
+      reject(static_cast<long long>(index), axis, extent);
+  }
+
+ private:
+  /// Device code cannot throw: it prints the message and traps.
+  LOCKSTEP_HOST_DEVICE void reject(long long index, std::size_t axis, std::size_t extent) const {
+#if defined(__CUDA_ARCH__)
+    printf("lockstep: %s: index %lld of axis %d is out of range, its extent is %llu\n", name_,
+           index, static_cast<int>(axis), static_cast<unsigned long long>(extent));
+    __trap();
+#else
+    fail(name_, {"index ", index, " of axis ", axis, " is out of range, its extent is ", extent},
+         "count indices from 0, and end loops at view.extent(axis)");
+#endif
+  }
+
+  char name_[64] = "view";
+};
+#endif
+
+}  // namespace lockstep::detail

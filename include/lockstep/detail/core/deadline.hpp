@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file A point in time at which a wait ends, and time limits as text.
+
+#include <climits>
+
+#include "lockstep/detail/core/standard.hpp"
+
+namespace lockstep::detail {
+
+class Deadline {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  /// `limit` from now. More than a year is `never`, so that the sum cannot overflow.
+  static Deadline after(std::chrono::milliseconds limit) {
+    if (limit > std::chrono::hours(24 * 365)) return never();
+    return Deadline(limit.count() > 0 ? Clock::now() + limit : Clock::now());
+  }
+  static Deadline at(Clock::time_point when) { return Deadline(when); }
+  static Deadline never() { return Deadline(Clock::time_point::max()); }
+
+  friend Deadline sooner(Deadline a, Deadline b) { return a.when_ < b.when_ ? a : b; }
+
+  Clock::time_point when() const { return when_; }
+  bool is_ever() const { return when_ != Clock::time_point::max(); }
+  bool passed() const { return when_ != Clock::time_point::max() && Clock::now() >= when_; }
+
+  /// The argument of poll(), -1 for no limit; rounded up, so that no wait ends early and spins.
+  int poll_timeout() const {
+    if (when_ == Clock::time_point::max()) return -1;
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(when_ - Clock::now()).count();
+    return left <= 0 ? 0 : left < INT_MAX ? static_cast<int>(left) : INT_MAX;
+  }
+
+ private:
+  explicit Deadline(Clock::time_point when) : when_(when) {}
+
+  Clock::time_point when_;
+};
+
+/// A time limit in messages: `2 s`, `0.25 s`.
+std::string seconds_text(std::chrono::milliseconds limit);
+
+/// Parses a time limit in seconds, which may have a fraction; see `parse_number` for `name`.
+std::chrono::milliseconds parse_seconds(std::string_view name, std::string_view text);
+
+}  // namespace lockstep::detail

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The library's exceptions: `Error`, with the rank, the operation, the problem and advice;
+/// and `Stopped`, the end of a job on request, which is no failure.
+
+#include <exception>
+#include <initializer_list>
+#include <stdexcept>
+
+#include "lockstep/detail/core/scope_guard.hpp"
+#include "lockstep/detail/core/strong.hpp"
+#include "lockstep/detail/core/text.hpp"
+
+namespace lockstep {
+
+/// The type of every error that reaches a user: `lockstep: rank 2, all_reduce: the counts differ, 7
+/// here and 8 on rank 0; call it with ...`.
+class Error : public std::runtime_error {
+ public:
+  [[gnu::cold]] Error(std::string_view operation, std::string_view problem, std::string_view advice,
+                      std::optional<Rank> rank = std::nullopt);
+  [[gnu::cold]] Error(const Error& other);
+  ~Error() override;
+
+  /// A copy with the rank, for code that knows it.
+  Error on(Rank rank) const;
+
+  /// A copy that is marked as the consequence of another rank's failure.
+  Error as_consequence() const;
+
+  /// `what()` without a virtual call.
+  const char* text() const { return std::runtime_error::what(); }
+
+  const std::string& operation() const { return operation_; }
+  const std::string& problem() const { return problem_; }
+  const std::string& advice() const { return advice_; }
+  std::optional<Rank> rank() const { return rank_; }
+  bool is_consequence() const { return consequence_; }
+
+ private:
+  std::string operation_;
+  std::string problem_;
+  std::string advice_;
+  std::optional<Rank> rank_;
+  bool consequence_ = false;
+};
+
+/// The exit status of a job stopped on request, EX_TEMPFAIL of sysexits.h; `--resume` continues it.
+inline constexpr int stopped_status = 75;
+
+/// Thrown on all ranks when the job was asked to stop (SIGTERM, SIGUSR1), after its checkpoint.
+/// `launch` turns it into `stopped_status`. It is no `Error` and no `std::runtime_error`, since
+/// nothing failed: error handlers do not catch it, and communicators unwound by it do not abort.
+class Stopped : public std::exception {
+ public:
+  /// `signal` is 0 where none asked; `saved` is the checkpoint, empty where none was wanted.
+  Stopped(int signal, std::string_view saved);
+  ~Stopped() override;
+
+  const char* what() const noexcept override;
+
+  int signal() const { return signal_; }
+  const std::string& saved() const { return saved_; }
+
+ private:
+  int signal_;
+  std::string saved_;
+  std::string message_;
+  detail::HarmlessMark mark_;
+};
+
+namespace detail {
+
+/// The exception that ended a rank, as sent to its launcher. The rank does not print it: the
+/// process that watches all ranks knows which failure was first, and prints it first and once.
+struct Failure {
+  /// As in `Error`; other exceptions have a problem only.
+  std::string operation;
+  std::string problem;
+  std::string advice;
+  std::optional<Rank> rank;
+  bool consequence = false;
+
+  static Failure of(const std::exception_ptr& thrown);
+
+  /// The message. `self` is the failed rank, for an error that names none.
+  std::string text(std::optional<Rank> self) const;
+
+  std::string bytes() const;
+
+  /// Empty if the rank ended before it had written everything.
+  static std::optional<Failure> from_bytes(std::string_view bytes);
+};
+
+/// `SIGTERM`, `SIGUSR1`, or `signal 12`.
+std::string signal_name(int signal);
+
+/// Throws an `Error` whose problem is concatenated here, which keeps the code of error paths small.
+[[noreturn, gnu::cold]] void fail(std::string_view operation,
+                                  std::initializer_list<TextPart> problem, std::string_view advice,
+                                  std::optional<Rank> rank = std::nullopt);
+
+[[noreturn, gnu::cold]] void fail_check(std::string_view advice, const char* file, int line);
+
+/// Throws unless `ok`; the error has the advice for the user, and the caller's file and line.
+constexpr void check(bool ok, std::string_view advice, const char* file = __builtin_FILE(),
+                     int line = __builtin_LINE()) {
+  if (!ok) [[unlikely]]
+    fail_check(advice, file, line);
+}
+
+}  // namespace detail
+
+}  // namespace lockstep

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file JSON: a writer of objects for logs and file headers, and a strict parser (RFC 8259: UTF-8,
+/// no comments, no trailing commas, no lone surrogates).
+
+#include <variant>
+
+#include "lockstep/detail/core/text.hpp"
+
+namespace lockstep {
+
+namespace detail {
+
+/// The size in bytes of the first UTF-8 character; 0 where it is invalid (RFC 3629: no overlong
+/// forms, no surrogates, nothing above U+10FFFF).
+std::size_t utf8_size(std::string_view text);
+bool is_utf8(std::string_view text);
+
+/// Appends `text` in quotation marks, with U+FFFD for bytes that are not UTF-8 (paths may have
+/// them), because parsers would reject the whole document. Returns whether all of it was UTF-8.
+bool append_json_string(std::string& out, std::string_view text);
+/// Appends the shortest number that parses to the same value; `null` for NaN and infinities.
+void append_json_number(std::string& out, float value);
+void append_json_number(std::string& out, double value);
+
+/// A value that JSON can hold. `char` is excluded: it could mean a number or a text.
+template <class T>
+concept JsonScalar =
+    std::convertible_to<T, std::string_view> || std::same_as<T, bool> || std::floating_point<T> ||
+    (std::integral<T> && !std::same_as<T, char> && !std::same_as<T, wchar_t>);
+
+}  // namespace detail
+
+/// `JsonLine().add("epoch", 3).add("loss", 0.25).text()` is `{"epoch":3,"loss":0.25}`. Members keep
+/// their order; numbers are the shortest that parse to the same value; NaN and infinities are null.
+class JsonLine {
+ public:
+  JsonLine() = default;
+  /// From the `members()` of another line.
+  explicit JsonLine(std::string_view members) : members_(members) {}
+
+  /// Adds a number, a text, a bool, or an object inside this one.
+  template <class T>
+    requires(detail::JsonScalar<T> || std::same_as<T, JsonLine>)
+  JsonLine& add(std::string_view name, const T& value) {
+    add_name(name);
+    append(value);
+    return *this;
+  }
+  /// Appends the members of another line.
+  JsonLine& add(const JsonLine& others);
+  /// A double without loss: NaN and infinities become the texts "nan", "inf" and "-inf".
+  JsonLine& add_exact(std::string_view name, double value);
+  template <class Range>
+  JsonLine& add_array(std::string_view name, const Range& values) {
+    add_name(name);
+    char before = '[';
+    for (const auto& value : values) {
+      members_ += std::exchange(before, ',');
+      append(value);
+    }
+    members_ += before == '[' ? "[]" : "]";
+    return *this;
+  }
+
+  std::string text() const { return detail::text({"{", members_, "}"}); }
+  const std::string& members() const { return members_; }
+  bool empty() const { return members_.empty(); }
+  /// Were all texts valid UTF-8, so that none was altered?
+  bool is_utf8() const { return is_utf8_; }
+
+ private:
+  void add_name(std::string_view name);
+  template <class T>
+  void append(const T& value) {
+    if constexpr (std::same_as<T, JsonLine>) {
+      members_ += value.text();
+      is_utf8_ = is_utf8_ && value.is_utf8_;
+    } else if constexpr (std::convertible_to<T, std::string_view>) {
+      is_utf8_ = detail::append_json_string(members_, value) && is_utf8_;
+    } else if constexpr (std::same_as<T, bool>) {
+      members_ += value ? "true" : "false";
+    } else if constexpr (std::same_as<T, float>) {
+      detail::append_json_number(members_, value);
+    } else if constexpr (std::floating_point<T>) {
+      detail::append_json_number(members_, static_cast<double>(value));
+    } else {
+      detail::TextPart(value).append_to(members_);
+    }
+  }
+
+  std::string members_;
+  bool is_utf8_ = true;
+};
+
+namespace detail {
+
+/// A parsed value. Members keep their order, and 64-bit integers are exact.
+struct Json {
+  using Member = std::pair<std::string, Json>;
+  using Array = std::vector<Json>;
+  using Object = std::vector<Member>;
+
+  using Value = std::variant<std::monostate, bool, std::uint64_t, std::int64_t, double, std::string,
+                             Array, Object>;
+
+  Json() = default;  // null
+  Json(Value of) : value(std::move(of)) {}
+
+  /// Parses a text, which errors call `whose`: `'model.safetensors', its header`. Duplicate names
+  /// and integers out of range are errors. Memory and time are bounded for every input: at most
+  /// `most_depth` nested brackets and `most` values.
+  static constexpr int most_depth = 32;
+  static constexpr std::size_t most_values = std::size_t{1} << 22;
+  static Json parse(std::string_view text, std::string_view whose, std::size_t most = most_values);
+
+  Value value;
+};
+
+/// A value and its path within a file, for errors such as `'a.safetensors': files[2].bytes is a
+/// text instead of a whole number`. The `Json` and the file's name must outlive it.
+class JsonEntry {
+ public:
+  JsonEntry(const Json& json, std::string_view file, std::string name = {})
+      : json_(&json), file_(file), name_(std::move(name)) {}
+
+  std::string_view file() const { return file_; }
+
+  /// `at` throws where there is no such member.
+  JsonEntry at(std::string_view name) const;
+  std::optional<JsonEntry> find(std::string_view name) const;
+
+  /// These throw where the value is no array or no object.
+  const Json::Array& items() const { return as<Json::Array>("an array"); }
+  const Json::Object& members() const { return as<Json::Object>("an object"); }
+  JsonEntry item(std::size_t i) const;
+  JsonEntry of(const Json::Member& member) const;
+
+  bool boolean() const { return as<bool>("true or false"); }
+  std::uint64_t natural() const { return as<std::uint64_t>("a whole number"); }
+  std::int64_t integer() const;
+  double real() const;  // any number, or "nan", "inf", "-inf"
+  const std::string& text() const { return as<std::string>("a text"); }
+  std::uint64_t checksum() const;  // 16 hexadecimal digits
+  std::vector<std::uint64_t> naturals() const;
+
+  template <class T>
+  const T* get_if() const {
+    return std::get_if<T>(&json_->value);
+  }
+  [[noreturn, gnu::cold]] void fail(std::string_view problem) const;
+
+ private:
+  template <class T>
+  const T& as(std::string_view expected) const {
+    if (const T* const value = get_if<T>()) return *value;
+    fail_kind(expected);
+  }
+  [[noreturn, gnu::cold]] void fail_kind(std::string_view expected) const;
+
+  const Json* json_;
+  std::string_view file_;
+  std::string name_;
+};
+
+}  // namespace detail
+
+}  // namespace lockstep

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Every macro of the library.
+
+/// Marks functions that host and device code share; empty for a plain host compiler.
+#if defined(__CUDACC__)
+#define LOCKSTEP_HOST_DEVICE __host__ __device__
+#else
+#define LOCKSTEP_HOST_DEVICE
+#endif
+
+/// Marks a kernel. Its symbol is hidden, so that two libraries in one program that both include
+/// lockstep do not call each other's host stubs.
+#define LOCKSTEP_KERNEL __attribute__((visibility("hidden"))) __global__ void
+
+/// Marks a definition in an `.ipp` file. Headers include these files, unless LOCKSTEP_COMPILED is
+/// defined: then the program links the library that is built from `compiled.cpp`.
+#if defined(LOCKSTEP_COMPILED)
+#include "lockstep/detail/core/library.hpp"
+#define LOCKSTEP_INLINE
+#else
+#define LOCKSTEP_INLINE inline
+#endif
+
+/// Enclose code that runs rarely: when ranks start, print or fail. g++ does not optimise it, since
+/// that would dominate a program's compile time; the compiled library is optimised.
+#if defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__) && !defined(LOCKSTEP_LIBRARY)
+#define LOCKSTEP_COLD_BEGIN _Pragma("GCC push_options") _Pragma("GCC optimize(\"O0\")")
+#define LOCKSTEP_COLD_END _Pragma("GCC pop_options")
+#else
+#define LOCKSTEP_COLD_BEGIN
+#define LOCKSTEP_COLD_END
+#endif

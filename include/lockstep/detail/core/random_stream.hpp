@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Random numbers that are the same on every platform: a stream, seeds by rank, and numbers
+/// by index for one layer in one micro-batch.
+
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include "lockstep/detail/core/error.hpp"
+#include "lockstep/detail/core/hash.hpp"
+#include "lockstep/detail/core/name.hpp"
+#include "lockstep/detail/core/strong.hpp"
+
+namespace lockstep {
+
+/// The result of `step.random("noise"_p)`: a random number for every index, in any order and
+/// repeatable, so that backward can redraw those of forward. CPUs and GPUs get the same bits.
+class LayerRandom {
+ public:
+  constexpr LayerRandom() = default;
+  LOCKSTEP_HOST_DEVICE constexpr explicit LayerRandom(std::uint64_t stream) : stream_(stream) {}
+
+  /// 64 random bits.
+  LOCKSTEP_HOST_DEVICE constexpr std::uint64_t bits(std::uint64_t i) const {
+    return detail::random_at(stream_, i);
+  }
+  /// A number in [0, 1); all multiples of 2^-24 (of 2^-53 for double) are equally likely.
+  template <std::floating_point T = float>
+  LOCKSTEP_HOST_DEVICE constexpr T uniform(std::uint64_t i) const {
+    constexpr int digits = sizeof(T) == sizeof(float) ? 24 : 53;
+    return static_cast<T>(bits(i) >> (64 - digits)) / static_cast<T>(std::uint64_t{1} << digits);
+  }
+
+ private:
+  std::uint64_t stream_ = 0;
+};
+
+namespace detail {
+
+struct LayerHash {
+  std::uint64_t value = 0;
+};
+
+constexpr LayerHash layer_hash(LayerHash layer) { return layer; }
+constexpr LayerHash layer_hash(std::string_view name) { return {hash_of(name)}; }
+template <NameKey Key>
+constexpr LayerHash layer_hash(Key) {
+  return {std::integral_constant<std::uint64_t, hash_of(Key::name)>::value};
+}
+
+/// The numbers of a layer under the key of a micro-batch.
+LOCKSTEP_HOST_DEVICE constexpr LayerRandom layer_random(std::uint64_t key, LayerHash layer) {
+  return LayerRandom(random_at(key, layer.value));
+}
+
+}  // namespace detail
+
+/// A seed for each rank, for random numbers that must differ by rank, such as augmentation. Ranks
+/// of one job never share a seed, nor do runs with neighbouring seeds (0, 1, 2).
+constexpr Seed rank_seed(Seed seed, Rank rank) {
+  const std::uint64_t job = detail::mix_bits(seed.value() + detail::golden_step);
+  return Seed{detail::mix_bits(job + rank.value() * detail::golden_step)};
+}
+
+/// SplitMix64 (Steele, Lea, Flood 2014), a `UniformRandomBitGenerator`: the n-th number is a
+/// function of the seed and n alone, so a stream can skip, and a checkpoint stores only
+/// `position()`. Unlike the standard's distributions, these give the same numbers everywhere;
+/// multiply-adds are explicit, since compilers fuse them on some machines only.
+class RandomStream {
+ public:
+  using result_type = std::uint64_t;
+
+  constexpr explicit RandomStream(Seed seed, std::uint64_t position = 0)
+      : seed_(seed.value()), position_(position) {}
+
+  static constexpr result_type min() { return 0; }
+  static constexpr result_type max() { return std::numeric_limits<result_type>::max(); }
+
+  constexpr result_type operator()() {
+    return detail::mix_bits(seed_ + ++position_ * detail::golden_step);
+  }
+
+  constexpr Seed seed() const { return Seed{seed_}; }
+  /// How many numbers were drawn.
+  constexpr std::uint64_t position() const { return position_; }
+  constexpr void discard(std::uint64_t count) { position_ += count; }
+
+  /// A number in [0, 1); all multiples of 2^-53 (of 2^-24 for float) are equally likely.
+  template <std::floating_point T = double>
+  constexpr T uniform() {
+    constexpr int bits = std::numeric_limits<T>::digits < 53 ? std::numeric_limits<T>::digits : 53;
+    return static_cast<T>((*this)() >> (64 - bits)) / static_cast<T>(std::uint64_t{1} << bits);
+  }
+
+  /// A number in [low, high).
+  template <std::floating_point T>
+  T uniform(T low, T high) {
+    const T x = std::fma(high - low, uniform<T>(), low);
+    return x < high ? x : std::nextafter(high, low);  // rounding may reach `high`
+  }
+
+  /// An integer in [0, n), all equally likely.
+  constexpr std::uint64_t below(std::uint64_t n) {
+    detail::check(n > 0, "there is no number below 0: draw below 1 or more");
+    const int unused = std::countl_zero(n - 1);
+    for (;;) {
+      const std::uint64_t x = unused == 64 ? 0 : (*this)() >> unused;
+      if (x < n) return x;
+    }
+  }
+
+  /// Normal, mean 0 and deviation 1, by the ratio of uniforms (Kinderman and Monahan 1977). Unlike
+  /// in Box-Muller, no logarithm or cosine, whose last bits differ by platform, enters the value.
+  double normal() {
+    constexpr double width = 1.7155277699214135;  // 2 * sqrt(2 / e)
+    for (;;) {
+      const double u = 1 - uniform();
+      const double x = width * (uniform() - 0.5) / u;
+      if (x * x <= -4 * std::log(u)) return x;
+    }
+  }
+  double normal(double mean, double deviation) { return std::fma(deviation, normal(), mean); }
+
+ private:
+  std::uint64_t seed_;
+  std::uint64_t position_;
+};
+
+/// `step.random("noise"_p)` on a GPU, as a kernel argument. It holds the address of the
+/// micro-batch's key, so that a captured step draws new numbers in every replay.
+///
+///     __global__ void add_noise(DeviceLayerRandom random, float* x, std::size_t n) {
+///       const LayerRandom numbers = random.numbers();
+///       ... x[i] += numbers.uniform(i);
+class DeviceLayerRandom {
+ public:
+  constexpr DeviceLayerRandom() = default;
+  constexpr DeviceLayerRandom(const std::uint64_t* key, detail::LayerHash layer)
+      : key_(key), layer_(layer) {}
+
+  /// For device code.
+  LOCKSTEP_HOST_DEVICE LayerRandom numbers() const { return detail::layer_random(*key_, layer_); }
+
+ private:
+  const std::uint64_t* key_ = nullptr;
+  detail::LayerHash layer_;
+};
+
+}  // namespace lockstep

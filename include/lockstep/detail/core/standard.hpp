@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The standard library's common headers and the macros: every header includes this one,
+/// directly or not, so that its own includes name only what is particular to it.
+
+// IWYU pragma: begin_exports
+#include <algorithm>
+#include <array>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "lockstep/detail/core/macros.hpp"
+
+// Durations, clocks and `std::function`. The whole <chrono> (calendars, streams, locales) and
+// <functional> (searchers, hash tables) would cost every program parse time.
+#if defined(__GLIBCXX__) && __has_include(<bits/chrono.h>) && __has_include(<bits/std_function.h>)
+#include <bits/chrono.h>
+#include <bits/std_function.h>
+#else
+#include <chrono>
+#include <functional>
+#endif
+// IWYU pragma: end_exports

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The library's threads: they block signals and report their exceptions.
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <exception>
+
+#include "lockstep/detail/core/standard.hpp"
+
+namespace lockstep::detail {
+
+/// Calls `start()` with signals blocked: threads it creates never run the program's handlers.
+template <class Start>
+auto without_signals(Start&& start) {
+  struct Blocked {
+    Blocked() {
+      sigset_t all;
+      ::sigfillset(&all);
+      ::pthread_sigmask(SIG_SETMASK, &all, &before);
+    }
+    ~Blocked() { ::pthread_sigmask(SIG_SETMASK, &before, nullptr); }
+    sigset_t before;
+  };
+  const Blocked blocked;
+  return std::forward<Start>(start)();
+}
+
+void sleep_for(std::chrono::nanoseconds time);
+
+/// Does this process have other threads? True where that is unknown.
+bool has_other_threads();
+
+/// The number of cores on which the calling thread may run, at least 1.
+std::size_t core_count();
+
+/// Is a core idle while `busy` threads of this machine occupy one each? A thread bound to a part of
+/// the machine shares that part with a proportional number of them.
+bool has_free_core(std::size_t busy);
+
+/// Threads that run the program's own code as ranks receive signals.
+enum class Signals { blocked, delivered };
+
+/// The name that debuggers show, at most 15 characters, and the description in error messages.
+struct ThreadName {
+  const char* short_name;
+  const char* description;
+};
+
+/// Throws an `Error` with advice on thread limits.
+[[noreturn, gnu::cold]] void fail_to_start(const char* what, const char* problem);
+
+/// A thread that its destructor joins; it compiles faster than `std::thread`.
+class Thread {
+ public:
+  Thread() = default;
+
+  /// Runs `work()`, and calls `report(std::exception_ptr)` on that thread if it throws. Throws an
+  /// `Error` where no thread can be created; the caller has to stop those that it started before.
+  template <class Work, class Report>
+  Thread(ThreadName name, Work work, Report report, Signals signals = Signals::blocked) {
+    struct Body {
+      Work work;
+      Report report;
+    };
+    std::unique_ptr<Body> body(new Body{std::move(work), std::move(report)});
+    start(name, signals, body.get(), [](void* owned) -> void* {
+      const std::unique_ptr<Body> mine(static_cast<Body*>(owned));
+      try {
+        mine->work();
+      } catch (...) {
+        mine->report(std::current_exception());
+      }
+      return nullptr;
+    });
+    body.release();
+  }
+
+  Thread(Thread&& other) noexcept
+      : thread_(other.thread_), is_running_(std::exchange(other.is_running_, false)) {}
+  Thread& operator=(Thread&& other) noexcept {
+    join();
+    thread_ = other.thread_;
+    is_running_ = std::exchange(other.is_running_, false);
+    return *this;
+  }
+  ~Thread() { join(); }
+
+  bool is_running() const { return is_running_; }
+  void join() {
+    if (std::exchange(is_running_, false)) ::pthread_join(thread_, nullptr);
+  }
+  /// The thread must own everything that it uses.
+  void detach() {
+    if (std::exchange(is_running_, false)) ::pthread_detach(thread_);
+  }
+
+ private:
+  void start(ThreadName name, Signals signals, void* body, void* (*run)(void*));
+
+  pthread_t thread_{};
+  bool is_running_ = false;
+};
+
+}  // namespace lockstep::detail

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file A memory-mapped file for reading.
+
+#include <ctime>
+
+#include "lockstep/detail/core/file.hpp"
+
+namespace lockstep {
+
+/// The expected access pattern, which decides how the kernel reads ahead.
+enum class Access : std::uint8_t {
+  automatic,   ///< `random` if the file is larger than half of the memory, else `usual`
+  usual,       ///< the kernel's default, for files that fit into memory
+  random,      ///< no read-ahead; the parts of a batch are requested together
+  sequential,  ///< much read-ahead
+};
+
+/// A whole file, mapped for reading by any number of threads and forked ranks; the ranks of a host
+/// share its pages. If a rename replaces the file, the mapping keeps the old one. Truncating or
+/// writing to the file is an error at the next `require_intact`.
+class MappedFile {
+ public:
+  explicit MappedFile(const std::string& path, Access access = Access::automatic,
+                      std::string_view operation = "MappedFile");
+
+  const std::string& path() const { return path_; }
+  std::span<const std::byte> bytes() const { return {mapping_.get(), size()}; }
+  std::size_t size() const { return mapping_.get_deleter().size; }
+
+  /// Throws if the file has another size or was written to since it was mapped. Readers call it
+  /// before every batch, because access behind the end of a truncated file raises SIGBUS. A window
+  /// of microseconds remains: truncation between this call and the access still raises SIGBUS, and
+  /// a change within the clock tick of the opening may be missed.
+  void require_intact() const;
+
+  /// Throws the error of `require_intact` for a file that now has so many bytes.
+  [[noreturn, gnu::cold]] void fail_changed(std::size_t bytes) const;
+
+  /// Should `will_read` be called before parts are read?
+  bool reads_at_random() const { return access_ == Access::random; }
+
+  /// Asks the kernel to read these bytes ahead, so that the parts of a batch are read concurrently.
+  void will_read(std::size_t first, std::size_t count) const;
+
+ private:
+  struct Unmap {
+    std::size_t size;
+    void operator()(const std::byte* bytes) const;
+  };
+
+  std::string path_;
+  std::string operation_;
+  detail::Descriptor file_;
+  std::unique_ptr<const std::byte, Unmap> mapping_;
+  std::timespec written_{};  ///< modification time when the file was mapped
+  Access access_;
+};
+
+}  // namespace lockstep

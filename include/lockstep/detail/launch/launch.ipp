@@ -1,0 +1,1143 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Definitions of this folder except the store's: ranks as threads, and the launcher,
+/// `./trainer --ranks 4`, which is the program itself.
+
+#include <fcntl.h>
+#include <unistd.h>
+#include <atomic>
+#include <charconv>
+#include <condition_variable>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <iostream>
+#include <iterator>
+#include <mutex>
+#include <system_error>
+
+#include "lockstep/detail/core/error.hpp"
+#include "lockstep/detail/core/file.hpp"
+#include "lockstep/detail/core/scope_guard.hpp"
+#include "lockstep/detail/core/terminal.hpp"
+#include "lockstep/detail/core/thread.hpp"
+#include "lockstep/detail/launch/host.hpp"
+#include "lockstep/detail/launch/join.hpp"
+#include "lockstep/detail/launch/launch.hpp"
+#include "lockstep/detail/launch/outcome.hpp"
+#include "lockstep/detail/launch/supervisor.hpp"
+#include "lockstep/version.hpp"
+
+LOCKSTEP_COLD_BEGIN
+
+namespace lockstep::detail {
+
+LOCKSTEP_INLINE Failure Failure::of(const std::exception_ptr& thrown) {
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const Error& error) {
+    return {error.operation(), error.problem(), error.advice(), error.rank(),
+            error.is_consequence()};
+  } catch (const std::exception& error) {
+    return {"", error.what(), "", std::nullopt, false};
+  } catch (...) {
+    return {"", "an exception that is no std::exception", "", std::nullopt, false};
+  }
+}
+
+LOCKSTEP_INLINE std::string Failure::text(std::optional<Rank> self) const {
+  const std::optional<Rank> named = rank ? rank : self;
+  if (!operation.empty()) return Error(operation, problem, advice, named).what();
+  if (!named) return detail::text({"lockstep: ", problem});
+  return detail::text({"lockstep: rank ", *named, ": ", problem});
+}
+
+LOCKSTEP_INLINE std::string Failure::bytes() const {
+  return store_protocol::Writer{}
+      .text(operation)
+      .text(problem)
+      .text(advice)
+      .byte(rank ? 1 : 0)
+      .u32(rank ? static_cast<std::uint32_t>(rank->value()) : 0)
+      .byte(consequence ? 1 : 0)
+      .bytes();
+}
+
+LOCKSTEP_INLINE std::optional<Failure> Failure::from_bytes(std::string_view bytes) {
+  store_protocol::Reader said(bytes);
+  Failure failure;
+  failure.operation = said.text();
+  failure.problem = said.text();
+  failure.advice = said.text();
+  const bool named = said.byte() != 0;
+  const Rank rank{said.u32()};
+  if (named) failure.rank = rank;
+  failure.consequence = said.byte() != 0;
+  if (!said.ok()) return std::nullopt;
+  return failure;
+}
+
+template <class Number>
+std::string digits_of(Number number) {
+  char digits[64];
+  return {digits, std::to_chars(digits, std::end(digits), number).ptr};
+}
+LOCKSTEP_INLINE std::string number_text(std::int64_t number) { return digits_of(number); }
+LOCKSTEP_INLINE std::string number_text(std::uint64_t number) { return digits_of(number); }
+LOCKSTEP_INLINE std::string number_text(float number) { return digits_of(number); }
+LOCKSTEP_INLINE std::string number_text(double number) { return digits_of(number); }
+LOCKSTEP_INLINE std::string number_text(long double number) { return digits_of(number); }
+
+template <class Number>
+bool read_whole_text(std::string_view text, Number& number) {
+  const char* const last = text.data() + text.size();
+  // NOLINTNEXTLINE(bugprone-suspicious-stringview-data-usage): `last` is where it ends
+  const auto [end, error] = std::from_chars(text.data(), last, number);
+  // x - x is NaN for NaN and infinities.
+  return error == std::errc{} && end == last && number - number == 0;
+}
+LOCKSTEP_INLINE bool read_number(std::string_view text, std::int64_t& number) {
+  return read_whole_text(text, number);
+}
+LOCKSTEP_INLINE bool read_number(std::string_view text, std::uint64_t& number) {
+  return read_whole_text(text, number);
+}
+LOCKSTEP_INLINE bool read_number(std::string_view text, float& number) {
+  return read_whole_text(text, number);
+}
+LOCKSTEP_INLINE bool read_number(std::string_view text, double& number) {
+  return read_whole_text(text, number);
+}
+LOCKSTEP_INLINE bool read_number(std::string_view text, long double& number) {
+  return read_whole_text(text, number);
+}
+
+LOCKSTEP_INLINE std::string flag_name(std::string_view argument) {
+  std::string name(argument.substr(0, argument.find('=')));
+  std::replace(name.begin(), name.end(), '_', '-');
+  return name;
+}
+
+template <class Arguments>
+bool is_given(const Arguments& arguments, std::string_view name) {
+  for (std::size_t i = 1; i < arguments.size() && arguments[i] != "--"; ++i) {
+    if (flag_name(arguments[i]) == name) return true;
+  }
+  return false;
+}
+
+/// Do ranks with these arguments save their state on SIGTERM?
+LOCKSTEP_INLINE bool saves_on_request(const std::vector<std::string>& arguments) {
+  return is_given(arguments, "--checkpoint");
+}
+
+LOCKSTEP_INLINE const Flag* find_flag(std::string_view name, std::span<const Flag> flags) {
+  for (const Flag& flag : flags) {
+    if (flag.name == name) return &flag;
+  }
+  return nullptr;
+}
+
+/// The optimal string alignment distance: letters changed, added, removed or swapped with the next.
+LOCKSTEP_INLINE std::size_t edit_distance(std::string_view a, std::string_view b) {
+  const std::size_t width = b.size() + 1;
+  std::vector<std::size_t> cost((a.size() + 1) * width);
+  for (std::size_t i = 0; i <= a.size(); ++i) {
+    for (std::size_t j = 0; j <= b.size(); ++j) {
+      std::size_t& least = cost[i * width + j];
+      if (i == 0 || j == 0) {
+        least = i + j;
+        continue;
+      }
+      const std::size_t kept = cost[(i - 1) * width + j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
+      least = std::min({cost[(i - 1) * width + j] + 1, cost[i * width + j - 1] + 1, kept});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
+        least = std::min(least, cost[(i - 2) * width + j - 2] + 1);
+      }
+    }
+  }
+  return cost.back();
+}
+
+inline constexpr std::pair<std::string_view, std::string_view> names_elsewhere[] = {
+    {"np", "--ranks"},
+    {"nproc", "--ranks"},
+    {"ntasks", "--ranks"},
+    {"nproc-per-node", "--ranks"},
+    {"num-ranks", "--ranks"},
+    {"world-size", "--ranks"},
+    {"rdzv", "--rendezvous"},
+    {"rdzv-endpoint", "--rendezvous"},
+    {"master-addr", "--rendezvous"},
+    {"master-port", "--rendezvous"}};
+
+LOCKSTEP_INLINE std::string_view meant_flag(std::string_view name, std::span<const Flag> flags) {
+  const auto word = [](std::string_view dashed) {
+    return dashed.substr(std::min(dashed.find_first_not_of('-'), dashed.size()));
+  };
+  const std::string_view written = word(name);
+  if (written.size() == name.size() || written.empty()) return {};
+  for (const auto& [other, ours] : names_elsewhere) {
+    if (written == other && find_flag(ours, flags) != nullptr) return ours;
+  }
+  for (const Flag& flag : flags) {
+    const std::string_view known = word(flag.name);
+    const std::size_t distance = edit_distance(written, known);
+    // Most neighbours of a short word are words themselves (`--date`, `--speed`), unless they
+    // differ at its end. The first letter is rarely mistyped.
+    const bool is_slip =
+        known.size() > 4
+            ? distance <= (known.size() > 8 ? 2u : 1u) && written[0] == known[0]
+            : distance <= 1 && (written.starts_with(known) || known.starts_with(written));
+    if (is_slip) return flag.name;
+  }
+  return {};
+}
+
+LOCKSTEP_INLINE CutArguments cut_arguments(std::span<const std::string_view> arguments,
+                                           std::span<const Flag> flags,
+                                           std::span<const Flag> others) {
+  CutArguments cut;
+  std::vector<std::string_view> seen;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const std::string_view argument = arguments[i];
+    if (i != 0 && argument == "--") {
+      for (; i < arguments.size(); ++i) cut.rest.emplace_back(arguments[i]);
+      break;
+    }
+    const std::string name = i == 0 ? "" : flag_name(argument);
+    const Flag* const ours = find_flag(name, flags);
+    const Flag* const flag = ours != nullptr ? ours : find_flag(name, others);
+    if (flag == nullptr) {
+      std::string_view meant = meant_flag(name, flags);
+      if (meant.empty()) meant = meant_flag(name, others);
+      if (!meant.empty()) {
+        fail("launch", {"there is no option ", argument.substr(0, argument.find('='))},
+             text({"did you mean ", meant, "? An option of the program's own goes behind --"}));
+      }
+      cut.rest.emplace_back(argument);
+      continue;
+    }
+    if (std::find(seen.begin(), seen.end(), flag->name) != seen.end()) {
+      fail("launch", {flag->name, " is given twice"}, "give it once");
+    }
+    seen.push_back(flag->name);
+    const std::size_t equals = argument.find('=');
+    const bool is_joined = equals != std::string_view::npos;
+    if (flag->value.empty() && is_joined) {
+      fail("launch", {flag->name, " takes no value"}, "leave the value out");
+    }
+    const bool takes_next = !flag->value.empty() && !is_joined;
+    if (takes_next && i + 1 == arguments.size()) {
+      fail("launch", {flag->name, " has no value"},
+           text({"give it one, as in ", flag->name, " ", flag->value == "N" ? "4" : flag->value}));
+    }
+    if (ours == nullptr) cut.rest.emplace_back(argument);
+    const std::string_view value = takes_next  ? arguments[++i]
+                                   : is_joined ? argument.substr(equals + 1)
+                                               : std::string_view();
+    if (ours != nullptr) cut.given.push_back({flag->name, value});
+    if (ours == nullptr && takes_next) cut.rest.emplace_back(value);
+  }
+  return cut;
+}
+
+LOCKSTEP_INLINE LaunchOptions parse_options(int argc, char** argv,
+                                            std::span<const Flag> job_flags) {
+  LaunchOptions options;
+  const std::vector<std::string_view> arguments(argv, argv + argc);
+  for (const char* const name : {"--nodes", "--nnodes", "--node-rank"}) {
+    if (!is_given(arguments, name)) continue;
+    fail("launch", {name, " is given, and --ranks starts ranks on this host only"},
+         "start a job of several hosts with torchrun, srun or mpirun");
+  }
+  CutArguments cut = cut_arguments(arguments, launch_flags, job_flags);
+  options.rest = std::move(cut.rest);
+  for (const auto& [name, value] : cut.given) {
+    if (name == "--ranks") options.ranks = parse_number(name, value);
+    if (name == "--rendezvous") options.rendezvous = parse_endpoint(name, value);
+    if (name == "--timeout") options.timeout = parse_seconds(name, value);
+    if (name == "--progress") options.progress = parse_progress(name, value);
+    if (name == "--max-restarts") options.max_restarts = parse_number(name, value);
+    if (name == "--local-rank") options.local_rank = parse_number("--local_rank", value);
+  }
+  if (options.ranks == std::size_t{0}) {
+    fail("launch", {"--ranks is 0"}, "a job has at least one rank");
+  }
+  return options;
+}
+
+LOCKSTEP_INLINE std::vector<Flag> flags_of(const std::vector<AskedOption>& asked) {
+  std::vector<Flag> flags;
+  flags.reserve(asked.size());
+  for (const auto& option : asked) flags.push_back({option.name, option.value, option.help});
+  return flags;
+}
+
+LOCKSTEP_INLINE void add_flag_lines(std::string& lines, std::span<const Flag> flags) {
+  for (const Flag& flag : flags) {
+    std::string left = text({"  ", flag.name, flag.value.empty() ? "" : " ", flag.value});
+    left.resize(std::max<std::size_t>(left.size() + 2, 26), ' ');
+    left += flag.help;
+    lines += text({left.substr(0, left.find_last_not_of(' ') + 1), "\n"});
+  }
+}
+
+LOCKSTEP_INLINE std::string usage_text(std::string_view program, std::string_view synopsis,
+                                       std::string_view title,
+                                       const std::vector<AskedOption>& asked) {
+  program.remove_prefix(program.find_last_of('/') + 1);
+  std::string lines = text({"usage: ", program, " ", synopsis, "\n"});
+  if (!asked.empty()) lines += text({"\n", title, "\n"});
+  add_flag_lines(lines, flags_of(asked));
+  return lines;
+}
+
+LOCKSTEP_INLINE std::string help_text(std::string_view program, std::span<const Flag> others,
+                                      const std::vector<AskedOption>& asked,
+                                      std::string_view note) {
+  std::string lines =
+      usage_text(program, "[OPTIONS] [ARGUMENTS]", "Options of this program:", asked);
+  if (!note.empty()) lines += text({"\n", note, "\n"});
+  lines += text({"\nOptions of lockstep ", version, ", which starts the ranks of this program:\n"});
+  add_flag_lines(lines, others);
+  add_flag_lines(lines, launch_flags);
+  return lines +
+         "\nAll other arguments are the program's own, and so is everything behind --.\n"
+         "torchrun, mpirun and srun may start the ranks instead.\n";
+}
+
+LOCKSTEP_INLINE std::size_t restart_count() { return LaunchEnvironment().restarts(); }
+
+/// Counts the calls of `launch` in this process, and those in progress.
+class LaunchCount {
+ public:
+  LaunchCount() : number_(++calls) { ++lasting; }
+  ~LaunchCount() { --lasting; }
+  LaunchCount(const LaunchCount&) = delete;
+  LaunchCount& operator=(const LaunchCount&) = delete;
+
+  std::size_t number() const { return number_; }
+
+  static bool is_in_flight() { return lasting != 0; }
+
+ private:
+  inline static std::atomic<std::size_t> calls = 0;
+  inline static std::atomic<std::size_t> lasting = 0;
+
+  std::size_t number_;
+};
+
+LOCKSTEP_INLINE RankPlacement alone_placement(std::size_t threads = 1) {
+  RankPlacement placement("the program", Rank{0}, WorldSize{1});
+  placement.local_world = 1;
+  placement.ports = {0};
+  placement.secret = random_id();
+  placement.process_ranks = threads;
+  return placement;
+}
+
+LOCKSTEP_INLINE Session join_alone(std::chrono::milliseconds timeout) {
+  return join_at(alone_placement(), timeout);
+}
+
+LOCKSTEP_INLINE std::string host_identity() {
+  if (const char* const host = std::getenv("LOCKSTEP_HOST"); host != nullptr && *host != '\0')
+    return host;
+  char name[256] = {};
+  ::gethostname(name, sizeof name - 1);
+  const std::string boot = read_file("/proc/sys/kernel/random/boot_id");
+  return text({name, " ", std::string_view(boot).substr(0, boot.find('\n'))});
+}
+
+/// Rank 0 prints that the job was stopped. Returns the exit status.
+LOCKSTEP_INLINE int report_stop(const Stopped& stopped, std::optional<Rank> rank) {
+  std::fflush(nullptr);
+  if (rank.value_or(Rank{0}) == Rank{0}) std::fputs(text({stopped.what(), "\n"}).c_str(), stderr);
+  return stopped_status;
+}
+
+/// Reports a failure to lockstep's launcher, if any, otherwise on stderr. Returns the exit status.
+LOCKSTEP_INLINE int report_failure(const std::exception_ptr& thrown, std::optional<Rank> rank,
+                                   const Descriptor& launcher) {
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const Stopped& stopped) {
+    return report_stop(stopped, rank);
+  } catch (...) {  // NOLINT(bugprone-empty-catch): a failure, which is reported below
+  }
+  Failure failure = Failure::of(thrown);
+  if (!failure.rank) failure.rank = rank;  // a launcher knows only one rank of a process
+  std::fflush(nullptr);
+  if (!launcher || !write_all(launcher.get(), failure.bytes())) {
+    std::fputs(text({failure.text(rank), "\n"}).c_str(), stderr);
+  }
+  return 1;
+}
+
+/// Calls `run(session)`, which returns an exit status. If that is 0, unread arguments are an error.
+/// `Stopped` is caught while the session exists, because other ranks may still need its store.
+LOCKSTEP_INLINE int run_rank(Session& session, FunctionRef<int(Session&)> run) {
+  try {
+    const int status = run(session);
+    if (status == 0) session.options().close();
+    return status;
+  } catch (const Stopped& stopped) {
+    return report_stop(stopped, session.rank());
+  }
+}
+
+LOCKSTEP_INLINE Error named_error(const Failure& failure, Rank rank) {
+  if (failure.operation.empty()) {
+    return {"spawn", failure.problem, "it was thrown by the spawned function", rank};
+  }
+  return {failure.operation, failure.problem, failure.advice, failure.rank.value_or(rank)};
+}
+
+/// The ends of a process's rank threads. `launcher` is told of a failure.
+class ThreadEnds {
+ public:
+  ThreadEnds(std::size_t threads, const Descriptor& launcher)
+      : launcher_(launcher), running_(threads) {}
+
+  /// The first nonzero status counts, but a failure overrides a stop.
+  void returned(int status) {
+    const std::lock_guard lock(mutex_);
+    if (status_ == 0 || (status_ == stopped_status && status != 0)) status_ = status;
+    --running_;
+    changed_.notify_all();
+  }
+  void threw(Rank rank, const std::exception_ptr& thrown) {
+    const std::lock_guard lock(mutex_);
+    ends_.push_back({rank, ExitStatus{1, 0}, Failure::of(thrown)});
+    thrown_.push_back(thrown);
+    --running_;
+    changed_.notify_all();
+  }
+
+  /// **Host** blocks until all have ended or, after a failure, for `grace`. Have all ended?
+  bool await(std::chrono::milliseconds grace) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return running_ == 0 || !ends_.empty(); });
+    return changed_.wait_for(lock, grace, [&] { return running_ == 0; });
+  }
+
+  /// Valid once all have ended.
+  bool has_failed() const { return !ends_.empty() || (status_ != 0 && status_ != stopped_status); }
+
+  /// Reports the first failure and its consequences. Returns the exit status.
+  int report() {
+    const std::lock_guard lock(mutex_);
+    if (ends_.empty()) return status_;
+    // A rank that fails because of another often ends before it.
+    std::size_t first = 0;
+    while (first < ends_.size() && ends_[first].is_consequence()) ++first;
+    if (first == ends_.size()) first = 0;
+    Outcome outcome;
+    outcome.first = ends_[first];
+    for (std::size_t i = 0; i < ends_.size(); ++i) {
+      if (i != first && ends_[i].is_consequence()) outcome.consequences.push_back(ends_[i]);
+    }
+    const int status = report_failure(thrown_[first], ends_[first].rank, launcher_);
+    write_all(2, summary(outcome));
+    return status;
+  }
+
+  void rethrow_first() const {
+    if (thrown_.empty()) return;
+    const Rank rank = ends_.front().rank;
+    try {
+      std::rethrow_exception(thrown_.front());
+    } catch (const Error& error) {
+      throw error.rank() ? error : error.on(rank);
+    } catch (...) {
+      std::throw_with_nested(named_error(*ends_.front().failure, rank));
+    }
+  }
+
+ private:
+  const Descriptor& launcher_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::size_t running_;
+  std::vector<RankEnd> ends_;  // of failed ranks, in the order of their reports
+  std::vector<std::exception_ptr> thrown_;
+  int status_ = 0;
+};
+
+/// Calls `run(session)`, which returns an exit status, on `placement.process_ranks` threads, each a
+/// rank. One of several processes exits at the latest `grace` after one of its ranks has failed.
+LOCKSTEP_INLINE void run_threads(RankPlacement placement, std::chrono::milliseconds timeout,
+                                 std::chrono::milliseconds grace, ThreadEnds& ends,
+                                 FunctionRef<int(Session&)> run) {
+  const std::string name = placement.host;
+  const std::size_t ranks = placement.process_ranks;
+  const std::size_t first = placement.rank.value() * ranks;
+  const bool is_whole = placement.world == WorldSize{1} && !placement.hosted;
+  if (is_whole) allow_open_files(3 * ranks + 64, "a process of", ranks);
+  const std::unique_ptr<StoreHost> host = complete_placement(placement);
+  // Closing the store ends the waits for a rank that failed. All ranks connect before any runs,
+  // because one that finds a closed store would wait for it.
+  std::vector<std::optional<Store>> stores(ranks);
+  for (std::optional<Store>& store : stores) {
+    if (is_whole) store.emplace(placement.host, placement.ports, placement.secret, timeout);
+  }
+  const auto failed = [&](Rank rank, const std::exception_ptr& thrown) {
+    ends.threw(rank, thrown);
+    if (is_whole) host->server.shut_down();
+  };
+  std::vector<Thread> threads;
+  for (std::size_t r = 0; r < ranks; ++r) {
+    const Rank rank{first + r};
+    Membership member = placement;
+    member.rank = rank;
+    member.world = WorldSize{placement.world.value() * ranks};
+    member.local_rank = placement.local_rank * ranks + r;
+    member.local_world *= ranks;
+    member.host = name;
+    member.timeout = timeout;
+    const auto act = [&, member, r] {
+      Session session = rendezvous_at(placement, member, nullptr, std::move(stores[r]));
+      ends.returned(run(session));
+    };
+    const auto threw = [&failed, rank](const std::exception_ptr& thrown) { failed(rank, thrown); };
+    try {
+      threads.emplace_back(ThreadName{"lockstep rank", "the thread of a rank"}, act, threw,
+                           Signals::delivered);
+    } catch (...) {  // no thread could be created
+      failed(rank, std::current_exception());
+      while (++r < ranks) ends.returned(0);
+    }
+  }
+  if (!is_whole && !ends.await(grace)) {
+    const int status = ends.report();
+    std::fflush(nullptr);
+    ::_exit(status);
+  }
+  threads.clear();
+  if (!is_whole && host && !ends.has_failed())
+    host->server.wait_until_unused(Deadline::after(timeout));
+}
+
+/// The same for a program, or for its options with `asks_for_help`. Returns the exit status.
+LOCKSTEP_INLINE int run_threads(const RankPlacement& placement, std::chrono::milliseconds timeout,
+                                const std::vector<std::string>& arguments,
+                                const Descriptor& launcher, FunctionRef<int(Session&)> run,
+                                bool asks_for_help = false) {
+  ThreadEnds ends(placement.process_ranks, launcher);
+  const auto act = [&](Session& session) {
+    session.set_arguments(arguments, asks_for_help);
+    return run_rank(session, run);
+  };
+  run_threads(placement, timeout, termination_grace(saves_on_request(arguments)), ends, act);
+  return ends.report();
+}
+
+/// This program's path, which `ps` shows for ranks; the kernel's link if a rebuild replaced it.
+LOCKSTEP_INLINE std::string own_program() {
+  constexpr const char* link = "/proc/self/exe";
+  char path[4096];
+  const ssize_t size = ::readlink(link, path, sizeof path);
+  const std::string_view found(path, size > 0 ? static_cast<std::size_t>(size) : 0);
+  return std::string(found.empty() || found.ends_with(" (deleted)") ? link : found);
+}
+
+LOCKSTEP_INLINE std::vector<std::string> inherited_environment() {
+  constexpr std::string_view ours[] = {
+      "LOCKSTEP_RANK",      "LOCKSTEP_WORLD_SIZE", "LOCKSTEP_LOCAL_RANK",
+      "LOCKSTEP_STORE",     "LOCKSTEP_SECRET",     "LOCKSTEP_LOCAL_WORLD_SIZE",
+      "LOCKSTEP_SECRET_FD", "LOCKSTEP_JOB",        "LOCKSTEP_TIMEOUT",
+      "LOCKSTEP_REPORT_FD", "LOCKSTEP_THREADS",    "LOCKSTEP_LAUNCH",
+      "LOCKSTEP_RESTART",   columns_variable,      progress_variable};
+  std::vector<std::string> variables;
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    const std::string_view text = *variable;
+    const auto* const own =
+        std::find(std::begin(ours), std::end(ours), text.substr(0, text.find('=')));
+    if (own == std::end(ours)) variables.emplace_back(text);
+  }
+  return variables;
+}
+
+LOCKSTEP_INLINE void add(std::vector<std::string>& list, std::initializer_list<TextPart> parts) {
+  list.push_back(text(parts));
+}
+
+LOCKSTEP_INLINE std::vector<char*> pointers(std::vector<std::string>& texts) {
+  std::vector<char*> list;
+  list.reserve(texts.size() + 1);
+  for (std::string& text : texts) list.push_back(text.data());
+  list.push_back(nullptr);
+  return list;
+}
+
+/// Opens closed standard streams, so that no pipe gets the descriptor 0, 1 or 2.
+LOCKSTEP_INLINE void keep_standard_streams() {
+  int fd = 0;
+  while (fd >= 0 && fd < 3) fd = ::open("/dev/null", O_RDWR);
+  if (fd >= 0) ::close(fd);
+}
+
+/// Starts the ranks, as restart `number`, and waits until all have ended. Every attempt has its own
+/// store, secret and job id, so that stragglers of another attempt cannot join.
+LOCKSTEP_INLINE Outcome run_attempt(LaunchOptions& options, std::chrono::milliseconds timeout,
+                                    std::size_t number) {
+  const std::size_t ranks = options.ranks.value_or(1);
+  const std::size_t processes = options.threads ? 1 : ranks;
+  // Per process: four pipes (both ends while it starts) and a pidfd; per rank: a connection.
+  allow_open_files(10 * processes + ranks + 128, "the launcher of a job of", ranks);
+  const std::string secret = random_id();
+  const std::string job = random_id();
+  StoreServer server(secret, "127.0.0.1", 0, ranks);
+
+  std::vector<std::string> common = inherited_environment();
+  const std::string milliseconds = text({1000 + timeout.count() % 1000});
+  add(common, {"LOCKSTEP_WORLD_SIZE=", processes});
+  add(common, {"LOCKSTEP_LOCAL_WORLD_SIZE=", processes});
+  if (options.threads) add(common, {"LOCKSTEP_THREADS=", *options.threads});
+  add(common, {"LOCKSTEP_LAUNCH=", options.launch_number});
+  add(common, {"LOCKSTEP_RESTART=", number});
+  add(common, {progress_variable, "=", progress_text(progress_style())});
+  add(common, {"LOCKSTEP_STORE=", endpoint_text("127.0.0.1", server.port())});
+  add(common, {"LOCKSTEP_TIMEOUT=", timeout.count() / 1000, ".", milliseconds.c_str() + 1});
+  add(common, {"LOCKSTEP_JOB=", job});
+  if (!is_openmp_decided()) add(common, {openmp_variable, "=", openmp_share(ranks)});
+  const Terminal terminal = detect_terminal(stdout);
+  const std::string program = own_program();
+  const std::vector<char*> arguments = pointers(options.rest);
+
+  Outcome outcome;
+  {
+    Supervisor supervisor(true, saves_on_request(options.rest));
+    for (std::size_t process = 0; process < processes; ++process) {
+      const Rank rank{process};
+      Pipe secret_pipe = make_pipe();
+      Pipe report = make_pipe();
+      write_all(secret_pipe.write.get(), secret);
+      secret_pipe.write.close();
+      std::vector<std::string> variables = common;
+      add(variables, {"LOCKSTEP_RANK=", process});
+      add(variables, {"LOCKSTEP_LOCAL_RANK=", process});
+      add(variables, {"LOCKSTEP_SECRET_FD=", secret_pipe.read.get()});
+      add(variables, {"LOCKSTEP_REPORT_FD=", report.write.get()});
+      if (terminal.is_terminal) {
+        const std::size_t taken = std::min(line_prefix(rank).size(), terminal.columns);
+        add(variables, {columns_variable, "=", terminal.columns - taken});
+      }
+      add_shared_gpu_variables(variables, job, rank);
+      const std::vector<char*> environment = pointers(variables);
+      const std::string cannot_start =
+          Failure{"launch", "the program cannot be executed", "look at its file", rank, false}
+              .bytes();
+      // The store's thread runs already: after fork, only async-signal-safe functions are
+      // allowed.
+      supervisor.start(rank, std::move(report.read), [&] {
+        ::fcntl(secret_pipe.read.get(), F_SETFD, 0);
+        ::fcntl(report.write.get(), F_SETFD, 0);
+        ::execve(program.c_str(), arguments.data(), environment.data());
+        write_all(report.write.get(), cannot_start);
+      });
+    }
+    outcome = supervisor.run();
+  }
+  write_all(2, summary(outcome));
+  return outcome;
+}
+
+/// Starts the ranks, and restarts them after failures as often as the options allow. Returns the
+/// exit status: 0, that of the rank that failed first, `stopped_status` if all ranks saved their
+/// state on request, or 128 + the signal that ended the job.
+LOCKSTEP_INLINE int launch_ranks(LaunchOptions options, std::chrono::milliseconds timeout) {
+  if (options.rendezvous) {
+    fail("launch", {"--rendezvous is given, and --ranks starts ranks on this host only"},
+         "leave it out, or start a job of several hosts with torchrun, srun or mpirun");
+  }
+  keep_standard_streams();
+  say_openmp_share(options.ranks.value_or(1));
+  for (std::size_t restarts = 0;; ++restarts) {
+    const Outcome outcome = run_attempt(options, timeout, restarts);
+    const int status = outcome.shell_status();
+    if (status == stopped_status)
+      write_all(2, "lockstep: stopped on request; start again with --resume\n");
+    if (!outcome.may_restart() || options.max_restarts == 0) return status;
+    const bool is_last = restarts == options.max_restarts;
+    const std::string next =
+        is_last ? text({"; it was started again ", restarts, restarts == 1 ? " time" : " times",
+                        ", as often as --max-restarts allows\n"})
+                : text({"; restart ", restarts + 1, " of ", options.max_restarts,
+                        saves_on_request(options.rest)
+                            ? ", from the newest valid checkpoint\n"
+                            : "; there is no --checkpoint, so training starts anew\n"});
+    // NOLINTNEXTLINE(bugprone-unchecked-optional-access): a job that failed has a first failure
+    write_all(2, text({"lockstep: ", outcome.first->message(), next}));
+    if (is_last) return status;
+  }
+}
+
+LOCKSTEP_INLINE void require_ranks(std::size_t ranks) {
+  if (ranks == 0) fail("spawn", {"a world of zero ranks"}, "spawn at least one");
+}
+
+LOCKSTEP_INLINE void spawn_threads(std::size_t ranks, RankFunction f,
+                                   std::chrono::milliseconds timeout) {
+  require_ranks(ranks);
+  const Descriptor launcher;
+  ThreadEnds ends(ranks, launcher);
+  const auto act = [&](Session& session) {
+    f(session.membership(), session.store());
+    return 0;
+  };
+  run_threads(alone_placement(ranks), timeout, timeout, ends, act);
+  ends.rethrow_first();
+}
+
+/// Runs a forked rank and exits without the parent's atexit handlers and destructors.
+[[noreturn]] LOCKSTEP_INLINE void run_forked(const Membership& member, int report, RankFunction f) {
+  int status = 0;
+  try {
+    Store store(member.host, member.port, member.secret, member.timeout);
+    f(member, store);
+  } catch (...) {
+    write_all(report, Failure::of(std::current_exception()).bytes());
+    status = 1;
+  }
+  std::cout.flush();
+  std::fflush(nullptr);
+  ::_exit(status);
+}
+
+LOCKSTEP_INLINE void spawn_processes(std::size_t ranks, RankFunction f,
+                                     std::chrono::milliseconds timeout) {
+  require_ranks(ranks);
+  std::cout.flush();
+  std::fflush(nullptr);  // otherwise every rank would print what is buffered
+  allow_open_files(8 * ranks + 64, "spawn of", ranks);  // pipes, connections, pidfds
+  const bool had_threads = has_other_threads();
+  const std::string secret = random_id();
+  const std::string job = random_id();
+  Descriptor listener = listen_on("127.0.0.1", 0);
+  const std::uint16_t port = local_port(listener.get());
+  Outcome outcome;
+  {
+    Supervisor supervisor(false, false);
+    for (std::size_t r = 0; r < ranks; ++r) {
+      Pipe report = make_pipe();
+      const Membership member{Rank{r}, WorldSize{ranks}, r,      ranks, "127.0.0.1", port,
+                              job,     secret,           timeout};
+      supervisor.start(Rank{r}, std::move(report.read), [&] {
+        listener.close();
+        use_openmp_share(ranks, had_threads);
+        run_forked(member, report.write.get(), f);
+      });
+    }
+    // After the forks, so that ranks inherit neither its sockets nor its threads.
+    const StoreServer server(secret, std::move(listener));
+    outcome = supervisor.run();
+  }
+  if (outcome.interrupted != 0) {
+    ::raise(outcome.interrupted);  // the program's own handler applies
+    fail("spawn", {"ended by signal ", outcome.interrupted}, "all ranks were ended");
+  }
+  if (!outcome.stopped.empty() && !outcome.first) {
+    fail("spawn", {"the rank ended too early: exit status ", stopped_status},
+         "let it return instead", outcome.stopped.front());
+  }
+  if (!outcome.first) return;
+  const RankEnd& end = *outcome.first;
+  if (end.failure) throw named_error(*end.failure, end.rank);
+  fail("spawn", {"the rank ended too early: ", end.status.text()},
+       "look at what it printed, and at core dumps", end.rank);
+}
+
+/// The output of `--help`. A program with options of its own runs, on threads of this process,
+/// until it has asked for them all and `HelpAsked` ends it.
+LOCKSTEP_INLINE std::string help(std::span<const std::string_view> arguments,
+                                 std::span<const Flag> flags, FunctionRef<int(Session&)> run,
+                                 std::size_t ranks) {
+  const std::string_view program = arguments.empty() ? "program" : arguments[0];
+  std::vector<AskedOption> asked;
+  std::string note;
+  if (!ProgramTraits::get().has_options) return help_text(program, flags, asked);
+  const auto until_asked = [&](Session& session) {
+    try {
+      run(session);
+    } catch (const HelpAsked&) {  // NOLINT(bugprone-empty-catch): this is its end
+    } catch (const std::exception& error) {
+      if (session.rank() == Rank{0}) {
+        note = text({"It may have more, but ended before it had asked for them: ", error.what()});
+      }
+    } catch (...) {  // NOLINT(bugprone-empty-catch): nor is any other failure one of `--help`
+    }
+    if (session.rank() == Rank{0}) asked = session.options().asked();
+    return 1;  // not 0, so that unread arguments are no error
+  };
+  std::vector<std::string> left{std::string(program)};
+  try {
+    std::vector<Flag> all(flags.begin(), flags.end());
+    all.insert(all.end(), std::begin(launch_flags), std::end(launch_flags));
+    left = cut_arguments(arguments, all).rest;
+  } catch (const Error&) {  // NOLINT(bugprone-empty-catch): a slip beside `--help` is none
+  }
+  try {
+    run_threads(alone_placement(ranks), std::chrono::seconds(10), left, Descriptor(), until_asked,
+                true);
+  } catch (const std::exception& error) {
+    note = error.what();
+  }
+  return help_text(program, flags, asked, note);
+}
+
+/// Answers `--help` and `--version`, on rank 0 of the first `launch`. False where neither is given.
+LOCKSTEP_INLINE bool answer(std::span<const std::string_view> arguments, std::size_t launch_number,
+                            std::span<const Flag> flags, FunctionRef<int(Session&)> run,
+                            std::size_t ranks) {
+  const bool wants_help = is_given(arguments, "--help");
+  if (!wants_help && !is_given(arguments, "--version")) return false;
+  // A dummy address, since a placement without one is an error, and this rank connects to nobody.
+  const auto where = LaunchEnvironment(Endpoint{"127.0.0.1", 1}).placement();
+  if (launch_number != 1 || (where && where->rank != Rank{0})) return true;
+  std::fputs(wants_help ? help(arguments, flags, run, ranks).c_str()
+                        : text({"lockstep ", version, "\n"}).c_str(),
+             stdout);
+  std::fflush(stdout);
+  return true;
+}
+
+LOCKSTEP_INLINE void check_launcher(const LaunchOptions& options, const RankPlacement& placement) {
+  // Older launchers also pass the local rank as an argument; a wrong one selects a wrong device.
+  const bool is_known = placement.local_world != 0 || std::getenv("LOCAL_RANK") != nullptr;
+  if (is_known && options.local_rank && *options.local_rank != placement.local_rank) {
+    fail("launch",
+         {"--local_rank is ", *options.local_rank, " and ", placement.launcher,
+          " gives local rank ", placement.local_rank},
+         "leave --local_rank out", placement.rank);
+  }
+  if (options.max_restarts != 0 && !placement.is_alone()) {
+    fail("launch", {"--max-restarts was given to a rank that ", placement.launcher, " started"},
+         placement.launcher == "torchrun"
+             ? "give it to torchrun itself, before the program's name"
+             : "leave it out, or let lockstep start the ranks, with --ranks",
+         placement.rank);
+  }
+}
+
+/// Turns a failure in a destructor of ranks that have returned into a reported one, with status 1.
+LOCKSTEP_INLINE int status_after(int status, LateFailures& late, const Descriptor& launcher) {
+  if (status != 0) return status;
+  const std::optional<LateFailure> failure = late.take();
+  return failure ? report_failure(failure->thrown, failure->rank, launcher) : status;
+}
+
+/// The number of rank threads in each process of a job with several.
+LOCKSTEP_INLINE std::size_t threads_of(const RankPlacement& placement, const LaunchOptions& options,
+                                       std::size_t default_ranks) {
+  if (const auto threads = LaunchEnvironment().threads()) return *threads;
+  if (options.ranks) return *options.ranks;
+  if (default_ranks == dynamic) return 1;
+  const std::size_t processes = placement.world.value();
+  if (default_ranks % processes == 0) return default_ranks / processes;
+  fail("launch",
+       {"a world of ", default_ranks, " ranks cannot be divided among ", processes, " processes"},
+       "start another number of processes", placement.rank);
+}
+
+LOCKSTEP_INLINE int launch_as(RanksAs how, int argc, char** argv,
+                              FunctionRef<int(Session&, std::optional<std::size_t>)> run,
+                              std::size_t default_ranks, std::span<const Flag> flags) {
+  std::optional<Rank> rank;
+  Descriptor launcher;
+  LateFailures late;
+  try {
+    std::optional<std::size_t> replicas;
+    const auto run_one = [&](Session& session) { return run(session, replicas); };
+    const std::size_t by_default =
+        default_ranks == dynamic || how == RanksAs::replicas ? 1 : default_ranks;
+    // A program may call `launch` several times in a row. A rank of lockstep's launcher runs the
+    // whole program, and skips all calls but the one it was started for.
+    const LaunchCount count;
+    const std::vector<std::string_view> arguments(argv, argv + argc);
+    // Jobs that the program makes from its session have options too.
+    if (flags.empty()) flags = ProgramTraits::get().flags;
+    if (answer(arguments, count.number(), flags, run_one, by_default)) return 0;
+    LaunchOptions options = parse_options(argc, argv, flags);
+    options.launch_number = count.number();
+    set_progress_style(options.progress);
+    progress_style();  // throws for an invalid variable, before any rank
+    std::optional<RankPlacement> placement = LaunchEnvironment(options.rendezvous).placement();
+    const LaunchEnvironment environment;
+    const auto timeout = options.timeout.value_or(environment.timeout().value_or(default_timeout));
+    if (placement) check_launcher(options, *placement);
+    if (environment.launch_number().value_or(count.number()) != count.number()) return 0;
+    if (placement) {
+      prepare_shared_gpus(placement->job, placement->rank);
+      launcher = inherited_pipe(placement->report_fd);
+      // Line-buffered, since a full buffer would delay lines and lose those before a crash.
+      if (placement->hosted) std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
+    }
+    const bool is_alone = !placement || placement->is_alone();
+    const auto run_on_threads = [&](const RankPlacement& at) {
+      return run_threads(at, timeout, options.rest, launcher, run_one);
+    };
+
+    if (how == RanksAs::processes) {
+      if (!placement && by_default > 1 && !options.ranks) options.ranks = by_default;
+      if (options.max_restarts != 0 && !options.ranks) options.ranks = 1;
+      if (options.ranks && !is_alone) {
+        fail("launch", {"--ranks was given to a rank that ", placement->launcher, " started"},
+             "leave the number of ranks to one of the two", placement->rank);
+      }
+      if (options.ranks) return launch_ranks(std::move(options), timeout);
+      rank = placement ? placement->rank : Rank{0};
+    } else if (how == RanksAs::threads_of_processes && placement &&
+               (placement->hosted || placement->world > WorldSize{1})) {
+      placement->process_ranks = threads_of(*placement, options, default_ranks);
+      return status_after(run_on_threads(*placement), late, launcher);
+    } else {
+      if (placement && placement->world > WorldSize{1}) {
+        fail("launch",
+             {placement->launcher, " started this process as one of ", placement->world,
+              " ranks, and the ", how == RanksAs::replicas ? "replicas" : "ranks",
+              " of this job are threads of one process"},
+             text({"start it once, with --ranks ", placement->world}), placement->rank);
+      }
+      // By default there is one replica for each device.
+      if (!options.ranks) options.ranks = environment.threads();
+      if (!options.ranks && how != RanksAs::replicas) options.ranks = by_default;
+      if (options.max_restarts != 0) {
+        // A failure may end the process of all threads, so a launcher process restarts it.
+        options.threads = options.ranks;
+        return launch_ranks(std::move(options), timeout);
+      }
+      if (how != RanksAs::replicas) {
+        return status_after(run_on_threads(alone_placement(*options.ranks)), late, launcher);
+      }
+      replicas = options.ranks;
+    }
+    Session session = placement ? join_at(*placement, timeout) : join_alone(timeout);
+    session.set_arguments(options.rest);
+    return status_after(run_rank(session, run_one), late, launcher);
+  } catch (...) {
+    return report_failure(std::current_exception(), rank, launcher);
+  }
+}
+
+}  // namespace lockstep::detail
+
+namespace lockstep {
+
+LOCKSTEP_INLINE ProgramOptions::ProgramOptions(const std::vector<std::string>& arguments,
+                                               bool speaks, bool asks_for_help)
+    : left_(arguments), speaks_(speaks), asks_for_help_(asks_for_help), is_launched_(true) {
+  const auto first = left_.begin() + (left_.empty() ? 0 : 1);
+  const auto dashes = std::find(first, left_.end(), "--");
+  behind_ = static_cast<std::size_t>(dashes - left_.begin());
+  if (dashes != left_.end()) left_.erase(dashes);
+}
+
+LOCKSTEP_INLINE ProgramOptions::ProgramOptions(int argc, char** argv)
+    : ProgramOptions(std::vector<std::string>(argv, argv + argc), true) {
+  is_launched_ = false;
+  for (std::size_t i = 1; i < behind_; ++i) {
+    if (left_[i] != "--help") continue;
+    asks_for_help_ = true;
+    left_.erase(left_.begin() + static_cast<std::ptrdiff_t>(i--));
+    --behind_;
+  }
+}
+
+LOCKSTEP_INLINE bool ProgramOptions::finish() {
+  if (!asks_for_help_) {
+    close();
+    return false;
+  }
+  const std::string_view program = left_.empty() ? "program" : std::string_view(left_[0]);
+  std::string lines = detail::usage_text(program, "[OPTIONS]", "Options:", asked_);
+  const detail::Flag help{"--help", "", "print this text"};
+  detail::add_flag_lines(lines, {&help, 1});
+  std::fputs(lines.c_str(), stdout);
+  std::fflush(stdout);
+  return true;
+}
+
+LOCKSTEP_INLINE void ProgramOptions::reject(std::initializer_list<detail::TextPart> problem,
+                                            std::string_view advice) {
+  const Error error("launch", detail::text(problem), advice);
+  // All ranks have the same command line; one of them reports the error.
+  throw speaks_ ? error : error.as_consequence();
+}
+
+LOCKSTEP_INLINE void ProgramOptions::reject_value(std::string_view name, std::string_view value,
+                                                  std::string_view advice) {
+  reject({detail::flag_name(detail::text({"--", name})), " is '", value, "'"}, advice);
+}
+
+LOCKSTEP_INLINE std::optional<std::string_view> ProgramOptions::ask(std::string_view name,
+                                                                    std::string_view value,
+                                                                    std::string_view otherwise,
+                                                                    std::string_view help,
+                                                                    const bool& /*is_noted*/) {
+  const std::string dashed = detail::flag_name(detail::text({"--", name}));
+  const auto is_asked = [&](const detail::AskedOption& option) { return option.name == dashed; };
+  auto known = std::find_if(asked_.begin(), asked_.end(), is_asked);
+  if (known == asked_.end()) {
+    if (name.empty() || name[0] == '-' || name.find_first_of("= ") != std::string_view::npos) {
+      reject({"an option cannot be called '", name, "'"},
+             "name it without dashes, as in option(\"epochs\", 8)");
+    }
+    if (detail::find_flag(dashed, reserved_) != nullptr || dashed == "--help" ||
+        (is_launched_ && detail::find_flag(dashed, detail::launch_flags) != nullptr)) {
+      reject({"the program asks for ", dashed, ", which is an option of lockstep's own"},
+             "give the program's another name");
+    }
+    if (is_closed_) {
+      reject({"the program asks for ", dashed, " when ranks are already at work"},
+             "ask for all options first: before the job's first operation, and before the session "
+             "makes its first group");
+    }
+    std::string text(help);
+    if (!otherwise.empty()) text += detail::text({text.empty() ? "(" : " (", otherwise, ")"});
+    asked_.push_back({dashed, std::string(value), std::move(text)});
+    known = asked_.end() - 1;
+    known->given = find(dashed, !value.empty(), otherwise);
+  }
+  const std::optional<std::string>& given = known->given;
+  return given ? std::optional<std::string_view>(*given) : std::nullopt;
+}
+
+LOCKSTEP_INLINE std::optional<std::string> ProgramOptions::find(const std::string& name,
+                                                                bool has_value,
+                                                                std::string_view otherwise) {
+  std::optional<std::string> given;
+  for (std::size_t i = 1; i < left_.size(); ++i) {
+    if (detail::flag_name(left_[i]) != name) continue;
+    if (given) reject({name, " is given twice"}, "give it once");
+    const std::size_t equals = left_[i].find('=');
+    std::size_t taken = 1;
+    if (equals != std::string::npos) {
+      given = left_[i].substr(equals + 1);
+    } else if (!has_value) {
+      given = "true";
+    } else if (i + 1 == left_.size() || i + 1 == behind_ || left_[i + 1].starts_with("--")) {
+      const std::string_view example = otherwise.empty() ? "VALUE" : otherwise;
+      reject({name, " has no value"}, detail::text({"give it one, as in ", name, " ", example}));
+    } else {
+      given = left_[i + 1];
+      taken = 2;
+    }
+    const auto first = left_.begin() + static_cast<std::ptrdiff_t>(i);
+    left_.erase(first, first + static_cast<std::ptrdiff_t>(taken));
+    if (i < behind_) behind_ -= taken;
+    --i;
+  }
+  return given;
+}
+
+LOCKSTEP_INLINE std::vector<std::string> ProgramOptions::take(std::span<const detail::Flag> flags) {
+  if (takers_++ == 0) reserved_.assign(flags.begin(), flags.end());
+  if (taken_.empty() && !left_.empty()) taken_.push_back(left_[0]);
+  const std::vector<std::string_view> front(left_.begin(),
+                                            left_.begin() + static_cast<std::ptrdiff_t>(behind_));
+  detail::CutArguments cut = detail::cut_arguments(front, flags);
+  for (const auto& [name, value] : cut.given) {
+    const bool has_value = !detail::find_flag(name, flags)->value.empty();
+    taken_.push_back(detail::text({name, has_value ? "=" : "", value}));
+  }
+  const auto begin = left_.begin();
+  left_.erase(begin, begin + static_cast<std::ptrdiff_t>(std::exchange(behind_, cut.rest.size())));
+  left_.insert(left_.begin(), cut.rest.begin(), cut.rest.end());
+  return taken_;
+}
+
+LOCKSTEP_INLINE void ProgramOptions::end(Readers readers) {
+  is_closed_ = true;
+  if (asks_for_help_) {
+    if (std::uncaught_exceptions() == 0) throw detail::HelpAsked();
+    return;  // called by a destructor during unwinding
+  }
+  is_checked_ = readers == Readers::all;
+  if (is_read_ && asked_.empty()) return;  // the program reads its arguments itself
+  for (std::size_t i = 1; i < left_.size(); ++i) {
+    const bool is_option = i < behind_ && left_[i].size() > 2 && left_[i].starts_with("--");
+    if (readers == Readers::some && is_option) {
+      // A later job reads it.
+      const std::string name = detail::flag_name(left_[i]);
+      const auto* flag = detail::find_flag(name, detail::ProgramTraits::get().flags);
+      if (flag != nullptr) {
+        if (!flag->value.empty() && left_[i].find('=') == std::string::npos) ++i;
+        continue;
+      }
+    }
+    if (is_option) reject_unknown(left_[i]);
+    // Programs with only a session often read arguments late, or read `argv` themselves.
+    const bool has_readers = is_left_ || !asked_.empty();
+    if (readers == Readers::all && has_readers && !is_read_) {
+      reject({"nothing in this program reads '", left_[i], "'"},
+             "leave it out; --help prints the options. A program that reads its own arguments "
+             "calls arguments() of its session or job first");
+    }
+  }
+}
+
+LOCKSTEP_INLINE void ProgramOptions::reject_unknown(const std::string& argument) {
+  std::vector<detail::Flag> known = detail::flags_of(asked_);
+  std::string advice;
+  for (const detail::Flag& flag : known)
+    advice += detail::text({advice.empty() ? "this program has " : ", ", flag.name});
+  advice += advice.empty() ? "this program has none of its own, and --help prints those of "
+                             "lockstep. A program that reads its own arguments calls arguments() "
+                             "of its session or job first"
+                           : "; --help prints all";
+  known.insert(known.end(), reserved_.begin(), reserved_.end());
+  const std::string_view meant = detail::meant_flag(detail::flag_name(argument), known);
+  if (!meant.empty()) advice = detail::text({"did you mean ", meant, "?"});
+  reject({"there is no option ", std::string_view(argument).substr(0, argument.find('='))}, advice);
+}
+
+LOCKSTEP_INLINE Session::~Session() {
+  store_.reset();
+  if (host_ && world() > WorldSize{1} && !scope_.is_failure()) {
+    host_->server.wait_until_unused(detail::Deadline::after(membership_.timeout));
+  }
+}
+
+LOCKSTEP_INLINE Session join(std::string_view init_method, Rank rank, WorldSize world,
+                             std::chrono::milliseconds timeout) {
+  if (init_method == "env://") {
+    return detail::join_at(detail::LaunchEnvironment().rendezvous_placement(rank, world), timeout);
+  }
+  if (init_method.starts_with("file://")) {
+    return detail::join_by_file(init_method.substr(7), rank, world, timeout);
+  }
+  if (init_method.starts_with("tcp://")) {
+    const auto store = detail::parse_endpoint("the init method", init_method.substr(6));
+    detail::RankPlacement placement("the program", rank, world);
+    placement.host = store.host;
+    placement.ports = {store.port};
+    placement.secret = detail::derived_secret("", store.port, detail::LaunchEnvironment().secret());
+    return detail::join_at(std::move(placement), timeout);
+  }
+  detail::fail("join", {"'", init_method, "' is not an init method"},
+               "use env://, tcp://host:port or file:///path", rank);
+}
+
+LOCKSTEP_INLINE Session join(std::chrono::milliseconds timeout) {
+  if (detail::LaunchCount::is_in_flight()) {
+    throw Error("join", "launch has joined this process to its job already",
+                "inside launch use the session that it gives: ProcessGroup group(session)");
+  }
+  auto placement = detail::LaunchEnvironment().placement();
+  if (placement) return detail::join_at(*std::move(placement), timeout);
+  // The arguments of a command line end with zeros.
+  const std::string command_line = '\0' + detail::read_file("/proc/self/cmdline");
+  if (command_line.find(std::string_view("\0--ranks", 8)) != std::string::npos) {
+    throw Error("join", "the program was given --ranks, and only launch starts ranks",
+                "call launch(argc, argv, f) in main, or start the program with torchrun, mpirun or "
+                "srun");
+  }
+  return detail::join_alone(timeout);
+}
+
+}  // namespace lockstep
+
+LOCKSTEP_COLD_END

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The outcome of a job: the first failure, its consequences, and the message about them.
+
+#include <string.h>
+#include <csignal>
+
+#include "lockstep/detail/core/error.hpp"
+
+LOCKSTEP_COLD_BEGIN
+
+namespace lockstep::detail {
+
+struct ExitStatus {
+  int code = 0;    // if it exited
+  int signal = 0;  // that killed it, or 0
+
+  /// Stopped on request, with its state saved.
+  bool is_stopped() const { return code == stopped_status && signal == 0; }
+  bool is_failure() const { return (code != 0 || signal != 0) && !is_stopped(); }
+  int shell_status() const { return signal != 0 ? 128 + signal : code; }
+  std::string text() const {
+    if (signal == 0) return detail::text({"exit status ", code});
+    const char* const name = ::strsignal(signal);
+    return detail::text({"killed by signal ", signal, " (", name != nullptr ? name : "?", ")"});
+  }
+};
+
+struct RankEnd {
+  Rank rank;
+  ExitStatus status;
+  /// Reported by a rank that ended with an exception.
+  std::optional<Failure> failure;
+
+  bool is_consequence() const { return failure && failure->consequence; }
+  /// A launch with wrong options, for which a restart would not help.
+  bool is_misstart() const { return failure && failure->operation == "launch"; }
+  bool is_ended() const { return status.signal == SIGTERM || status.signal == SIGKILL; }
+  /// `rank 1 failed first (exit status 3)`. A process with several ranks reports which one it was.
+  std::string message() const {
+    const Rank failed = failure && failure->rank ? *failure->rank : rank;
+    return text({"rank ", failed, " failed first (", status.text(), ")"});
+  }
+  /// Of ends that are seen together, the lowest counts as the first: a crash is rarely the
+  /// consequence of another rank's error; the reverse is common.
+  int precedence() const { return is_consequence() ? 2 : status.signal == 0 ? 1 : 0; }
+};
+
+struct Outcome {
+  /// Empty if no rank failed, or if a signal ended the job.
+  std::optional<RankEnd> first;
+  std::vector<RankEnd> consequences;
+  /// SIGINT, SIGTERM or SIGHUP that ended the job, or SIGUSR1 that killed a rank; 0 if none.
+  int interrupted = 0;
+  /// Did a signal ask for the end of the job, even after a failure?
+  bool is_unwanted = false;
+  /// An independent failure while the job was ending already.
+  std::optional<RankEnd> late;
+  /// Ranks that did not react to SIGTERM.
+  std::vector<Rank> stubborn;
+  /// Ranks that have saved their state and stopped.
+  std::vector<Rank> stopped;
+
+  bool is_stopped() const {
+    return !stopped.empty() && !first && !late && consequences.empty() && stubborn.empty();
+  }
+
+  bool may_restart() const {
+    return first && !first->is_misstart() && !is_unwanted && interrupted == 0;
+  }
+
+  int shell_status() const {
+    if (is_stopped()) return stopped_status;
+    // The failure of a rank counts although others have saved.
+    if (interrupted != 0 && !stopped.empty() && late) return late->status.shell_status();
+    if (interrupted != 0) return 128 + interrupted;
+    return first ? first->status.shell_status() : 0;
+  }
+};
+
+/// Which ranks failed because of the first failure, by operation, and which had to be killed.
+inline std::string summary(const Outcome& outcome) {
+  std::string lines;
+  if (outcome.interrupted != 0 && !outcome.is_stopped()) {
+    lines = text({"lockstep: ended by signal ", outcome.interrupted, "\n"});
+  }
+  std::vector<std::pair<std::string_view, Rank>> fallen;  // sorted by operation and rank
+  for (const RankEnd& end : outcome.consequences) {
+    if (!end.failure || !outcome.first) continue;
+    const std::pair<std::string_view, Rank> fell(end.failure->operation, end.rank);
+    fallen.insert(std::upper_bound(fallen.begin(), fallen.end(), fell), fell);
+  }
+  std::vector<std::string> ranks;
+  for (std::size_t i = 0; i < fallen.size(); ++i) {
+    ranks.push_back(text({fallen[i].second}));
+    if (i + 1 < fallen.size() && fallen[i + 1].first == fallen[i].first) continue;
+    lines += text(
+        {"lockstep: ", listed_ranks(ranks), " failed because of that, in ", fallen[i].first, "\n"});
+    ranks.clear();
+  }
+  for (const Rank rank : outcome.stubborn) ranks.push_back(text({rank}));
+  if (ranks.empty()) return lines;
+  return lines += text({"lockstep: ", listed_ranks(ranks), " did not end when asked (SIGTERM) and ",
+                        ranks.size() == 1 ? "was" : "were", " killed\n"});
+}
+
+}  // namespace lockstep::detail
+
+LOCKSTEP_COLD_END

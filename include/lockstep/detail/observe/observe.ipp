@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Definitions of this folder.
+
+#include <fcntl.h>
+#include <unistd.h>
+#include <cerrno>
+
+#include "lockstep/detail/core/error.hpp"
+#include "lockstep/detail/core/file.hpp"
+#include "lockstep/detail/observe/display.hpp"
+#include "lockstep/detail/store/protocol.hpp"
+
+LOCKSTEP_COLD_BEGIN
+
+namespace lockstep {
+
+LOCKSTEP_INLINE const Score& Scores::find(std::string_view name) const {
+  std::string known;
+  for (const Score& score : scores_) {
+    if (score.name == name) return score;
+    known += detail::text({known.empty() ? "there are: " : ", ", score.name});
+  }
+  if (known.empty()) known = "nothing was counted yet";
+  detail::fail("scores", {"there is no '", name, "'"}, known);
+}
+
+LOCKSTEP_INLINE void Tally::add(std::string_view name, double sum, double count) {
+  for (Entry& entry : entries_) {
+    if (entry.name != name) continue;
+    entry.sum += sum;
+    entry.count += count;
+    return;
+  }
+  entries_.push_back({std::string(name), sum, count});
+}
+
+LOCKSTEP_INLINE Scores Tally::scores() const {
+  std::vector<Score> scores;
+  scores.reserve(entries_.size());
+  for (const Entry& entry : entries_) {
+    scores.push_back({entry.name, entry.sum / entry.count, entry.count});
+  }
+  return Scores(std::move(scores));
+}
+
+LOCKSTEP_INLINE std::string EpochSummary::title() const {
+  const std::string of = epochs == 0 ? "" : detail::text({"/", epochs});
+  return detail::text({"epoch ", epoch, of});
+}
+
+LOCKSTEP_INLINE std::string EpochSummary::text() const {
+  std::string line = detail::text({title(), "  ", steps, " steps"});
+  if (loss) line += detail::text({"  loss ", value_text(*loss)});
+  for (const Score& score : scores) {
+    line += detail::text({"  ", score.name, " ", value_text(score.mean)});
+  }
+  return detail::text({line, "  ", detail::rate_text(samples_per_second()), " samples/s  ",
+                       detail::duration_text(seconds)});
+}
+
+LOCKSTEP_INLINE JsonLine EpochSummary::json() const {
+  JsonLine line;
+  line.add("epoch", epoch).add("epochs", epochs).add("steps", steps).add("samples", samples);
+  line.add("seconds", seconds);
+  if (loss) line.add("loss", *loss);
+  for (const Score& score : scores) line.add(score.name, score.mean);
+  return line;
+}
+
+LOCKSTEP_INLINE void ProgressDisplay::begin_epoch(std::uint64_t epoch, std::uint64_t epochs,
+                                                  std::uint64_t batches) {
+  now_ = {};
+  now_.epoch = epoch;
+  now_.epochs = epochs;
+  batches_ = batches;
+  loss_sum_ = 0;
+  loss_samples_ = 0;
+  steps_per_look_ = until_look_ = 1;
+  begin_ = looked_ = shown_ = Clock::now();
+  if (terminal_.is_terminal) show(begin_);
+}
+
+LOCKSTEP_INLINE void ProgressDisplay::go_on(const EpochSummary& so_far) {
+  now_.steps = so_far.steps;
+  now_.samples = so_far.samples;
+  begin_ -=
+      std::chrono::duration_cast<Time::duration>(std::chrono::duration<double>(so_far.seconds));
+  if (!so_far.loss) return;
+  loss_samples_ = so_far.samples;
+  loss_sum_ = *so_far.loss * static_cast<double>(so_far.samples);
+}
+
+LOCKSTEP_INLINE EpochSummary ProgressDisplay::summary_at(Time time) const {
+  EpochSummary all = now_;
+  all.seconds = std::chrono::duration<double>(time - begin_).count();
+  if (loss_samples_ > 0) all.loss = loss_sum_ / static_cast<double>(loss_samples_);
+  return all;
+}
+
+LOCKSTEP_INLINE void ProgressDisplay::look() {
+  const Time time = Clock::now();
+  const bool brief = time - looked_ < std::chrono::milliseconds(10);
+  steps_per_look_ = brief && !looks_often_ ? std::min(2 * steps_per_look_, 16u) : 1;
+  until_look_ = steps_per_look_;
+  looked_ = time;
+  const std::chrono::milliseconds pause(terminal_.is_terminal ? 100 : 10'000);
+  if (time - shown_ >= pause) show(time);
+}
+
+LOCKSTEP_INLINE void ProgressDisplay::show(Time time) {
+  shown_ = time;
+  if (terminal_.is_quiet || has_begun_line()) return;
+  if (terminal_.is_own) {  // windows change their width
+    terminal_.columns =
+        detail::terminal_columns(::fileno(terminal_.file)).value_or(terminal_.columns);
+  }
+  const std::string line = detail::progress_line(summary_at(time), batches_, terminal_);
+  drawn_ = terminal_.is_terminal;
+  write(detail::text({line, drawn_ ? "\033[K\r" : "\n"}));
+  if (!drawn_ || !terminal_.is_own || ::__flbf(terminal_.file) == 0) return;
+  waiting_ = std::fwrite("\033[K", 1, 3, terminal_.file);
+}
+
+LOCKSTEP_INLINE void ProgressDisplay::write(std::string_view text) {
+  if (terminal_.file == nullptr) return;
+  std::fwrite(text.data(), 1, text.size(), terminal_.file);
+  std::fflush(terminal_.file);
+  waiting_ = 0;
+}
+
+}  // namespace lockstep
+
+namespace lockstep::detail {
+
+LOCKSTEP_INLINE std::string packed_names(const Tally& tally) {
+  store_protocol::Writer packed;
+  for (const Tally::Entry& entry : tally) packed.text(entry.name);
+  return packed.bytes();
+}
+
+LOCKSTEP_INLINE std::vector<std::string> unpacked_names(std::string_view packed) {
+  std::vector<std::string> names;
+  store_protocol::Reader reader(packed);
+  while (!reader.at_end()) names.emplace_back(reader.text());
+  return names;
+}
+
+LOCKSTEP_INLINE std::string quoted_list(const std::vector<std::string>& names) {
+  std::string list;
+  for (const std::string& name : names) list += text({list.empty() ? "'" : ", '", name, "'"});
+  return list;
+}
+
+LOCKSTEP_INLINE std::size_t index_of(const std::vector<std::string>& names, std::string_view name) {
+  return static_cast<std::size_t>(std::find(names.begin(), names.end(), name) - names.begin());
+}
+
+LOCKSTEP_INLINE std::vector<std::string> common_names(const std::vector<std::string>& packed,
+                                                      Rank me) {
+  std::vector<std::string> agreed;
+  std::size_t first = 0;
+  for (std::size_t r = 0; r < packed.size(); ++r) {
+    std::vector<std::string> names = unpacked_names(packed[r]);
+    if (names.empty()) continue;
+    if (agreed.empty()) {
+      first = r;
+      agreed = std::move(names);
+      continue;
+    }
+    bool is_same = names.size() == agreed.size();
+    for (const std::string& name : names) {
+      is_same = is_same && index_of(agreed, name) < agreed.size();
+    }
+    if (is_same) continue;
+    fail("reduce",
+         {"rank ", first, " has tallied ", quoted_list(agreed), " and rank ", r, " ",
+          quoted_list(names)},
+         "tally the same names on all ranks that tally any", me);
+  }
+  return agreed;
+}
+
+LOCKSTEP_INLINE std::vector<double> sums_and_counts(const Tally& tally,
+                                                    const std::vector<std::string>& names) {
+  std::vector<double> totals(2 * names.size());
+  for (const Tally::Entry& entry : tally) {
+    const std::size_t i = index_of(names, entry.name);
+    totals[2 * i] = entry.sum;
+    totals[2 * i + 1] = entry.count;
+  }
+  return totals;
+}
+
+LOCKSTEP_INLINE std::string progress_line(const EpochSummary& now, std::uint64_t batches,
+                                          const Terminal& terminal) {
+  const std::string title = now.title();
+  const std::string steps = detail::text({now.steps});
+  std::string count = detail::text({"  ", steps, " steps"});
+  std::string loss;
+  std::string rate;
+  std::string left;
+  if (batches > 0) {
+    const std::string all = detail::text({batches});
+    const std::string blanks(all.size() > steps.size() ? all.size() - steps.size() : 0, ' ');
+    count = detail::text({"  ", blanks, steps, "/", all});
+  }
+  if (now.loss) loss = detail::text({"  loss ", value_text(*now.loss)});
+  if (now.steps > 0) rate = detail::text({"  ", rate_text(now.samples_per_second()), " samples/s"});
+  if (now.steps > 0 && batches > 0) {
+    const std::uint64_t rest = batches - std::min(now.steps, batches);
+    const double seconds_each = now.seconds / static_cast<double>(now.steps);
+    left = detail::text({"  ", clock_text(static_cast<double>(rest) * seconds_each), " left"});
+  }
+
+  const auto line = [&](std::string_view bar) {
+    return detail::text({title, bar, count, loss, rate, left});
+  };
+  if (!terminal.is_terminal) return line("");
+
+  // A character in the last column makes some terminals wrap.
+  const std::size_t room = std::max<std::size_t>(terminal.columns, 1) - 1;
+  for (std::string* part : {&rate, &loss, &left}) {
+    if (line("").size() > room) part->clear();
+  }
+  constexpr std::size_t frame = 4;  // two spaces and the brackets
+  constexpr std::size_t fewest = 5;
+  constexpr std::size_t most = 40;
+  const std::size_t width = line("").size() + frame;
+  if (batches == 0 || width + fewest > room) return line("").substr(0, room);
+  const double share = std::min(1.0, static_cast<double>(now.steps) / static_cast<double>(batches));
+  const std::size_t cells = std::min(most, room - width);
+  const auto filled = static_cast<std::size_t>(share * static_cast<double>(cells));
+  return line(
+      detail::text({"  [", terminal.color ? "\033[32m" : "", std::string(filled, '#'),
+                    terminal.color ? "\033[0m" : "", std::string(cells - filled, ' '), "]"}));
+}
+
+LOCKSTEP_INLINE LogFile::LogFile(const std::string& path, Rank rank) : path_(path) {
+  if (rank != Rank{0}) return;
+  constexpr int flags = O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC;
+  file_ = Descriptor(::open(path_.c_str(), flags, 0666));
+  if (file_) return;
+  const int error = errno;
+  detail::fail("log", {"'", path_, "' cannot be opened: ", error_text(error)},
+               error == ENOENT ? "make its folder first, or name another file"
+                               : "name a file that may be written",
+               rank);
+}
+
+LOCKSTEP_INLINE void LogFile::write(const JsonLine& line) {
+  if (!file_) return;
+  const off_t end = ::lseek(file_.get(), 0, SEEK_END);
+  if (write_all(file_.get(), detail::text({line.text(), "\n"}))) return;
+  const std::string why = error_text(errno);
+  // Removes a line that was written in part.
+  [[maybe_unused]] const int n = end < 0 ? 0 : ::ftruncate(file_.get(), end);
+  detail::fail("log", {"'", path_, "' cannot be written: ", why},
+               "make room there, or name a file elsewhere", Rank{0});
+}
+
+}  // namespace lockstep::detail
+
+LOCKSTEP_COLD_END

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The metrics of an epoch, as text or JSON; its wall time by phase; and the file of `--log`.
+
+#include "lockstep/detail/core/file.hpp"
+#include "lockstep/detail/core/json.hpp"
+#include "lockstep/detail/core/strong.hpp"
+#include "lockstep/detail/observe/scores.hpp"
+
+LOCKSTEP_COLD_BEGIN
+
+namespace lockstep {
+
+/// The metrics of one epoch, as they are printed and logged.
+struct EpochSummary {
+  std::uint64_t epoch = 1;   // from 1, as it is shown
+  std::uint64_t epochs = 0;  // 0: not known
+  std::uint64_t steps = 0;
+  std::uint64_t samples = 0;
+  double seconds = 0;
+  std::optional<double> loss = {};  // the mean over samples with a known loss
+  Scores scores = {};               // of an evaluation, where there was one
+
+  double samples_per_second() const {
+    return seconds > 0 ? static_cast<double>(samples) / seconds : 0;
+  }
+
+  /// `epoch 3/10`
+  std::string title() const;
+
+  /// `epoch 3/10  1875 steps  loss 0.4123  accuracy 0.9712  54321 samples/s  1.1 s`
+  std::string text() const;
+
+  JsonLine json() const;
+};
+
+}  // namespace lockstep
+
+namespace lockstep::detail {
+
+/// Reads the clock when an epoch or evaluation begins and ends, never in a step; the loader
+/// measures its waits. The rest of the loop over the data counts as steps.
+class PhaseTimes {
+  using Clock = std::chrono::steady_clock;
+  using Seconds = std::chrono::duration<double>;
+
+ public:
+  void begin_epoch() { *this = PhaseTimes(); }
+
+  /// RAII: measures an evaluation. `in_loop`: it is part of the loop's time.
+  class Evaluation {
+   public:
+    Evaluation(PhaseTimes& times, bool in_loop) : times_(times), in_loop_(in_loop) {}
+    Evaluation(const Evaluation&) = delete;
+    Evaluation& operator=(const Evaluation&) = delete;
+    ~Evaluation() {
+      const Seconds took = Clock::now() - begin_;
+      times_.evaluations_ += took;
+      if (in_loop_) times_.in_loop_ += took;
+    }
+
+   private:
+    PhaseTimes& times_;
+    bool in_loop_;
+    Clock::time_point begin_ = Clock::now();
+  };
+
+  void set_waits(Seconds waits) { waits_ = waits; }
+
+  /// The times as fields of a record; `loop`: seconds of the loop over the data.
+  JsonLine json(double loop) const {
+    const double steps = std::max(0.0, loop - (waits_ + in_loop_).count());
+    JsonLine line;
+    line.add("data_seconds", waits_.count()).add("step_seconds", steps);
+    line.add("evaluate_seconds", evaluations_.count());
+    return line.add("epoch_seconds", Seconds(Clock::now() - begin_).count());
+  }
+
+ private:
+  Clock::time_point begin_ = Clock::now();
+  Seconds waits_{};
+  Seconds evaluations_{};
+  Seconds in_loop_{};  // evaluations in the loop over the data
+};
+
+/// The log of a run, a JSON object per line. It appends, so that a resumed run continues its log.
+/// Each line is written whole and at once: `tail -f` sees no half line, and a crash loses none.
+class LogFile {
+ public:
+  /// A log that drops all lines, for ranks other than the first.
+  LogFile() = default;
+
+  /// Opens `path` on rank 0.
+  LogFile(const std::string& path, Rank rank);
+
+  explicit operator bool() const { return static_cast<bool>(file_); }
+
+  void write(const JsonLine& line);
+
+ private:
+  std::string path_;
+  Descriptor file_;
+};
+
+}  // namespace lockstep::detail
+
+LOCKSTEP_COLD_END

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file A client's authenticated connection to the store, which threads share.
+
+#include <condition_variable>
+#include <mutex>
+
+#include "lockstep/detail/core/file.hpp"
+#include "lockstep/detail/store/protocol.hpp"
+#include "lockstep/detail/store/socket.hpp"
+
+LOCKSTEP_COLD_BEGIN
+
+namespace lockstep::detail {
+
+/// Connects to a store that proves that it knows the key; empty otherwise, with the reason.
+inline Descriptor connect_to_store(const std::string& host, std::uint16_t port, SipKey key,
+                                   Deadline deadline, std::string& why) {
+  using namespace store_protocol;
+  // Each attempt has its own limit, because a port may accept and stay silent.
+  const Deadline limit = sooner(deadline, Deadline::after(handshake_limit));
+  Descriptor socket = try_connect(host, port, limit, why);
+  if (!socket) return {};
+  char hello[hello_bytes];
+  const Transfer heard = read_exact(socket.get(), hello, sizeof hello, limit);
+  const std::string_view word(hello, magic.size());
+  const std::string_view name = magic.substr(0, magic.size() - 1);
+  if (heard != Transfer::complete || !word.starts_with(name)) {
+    why = "what listens there is not a lockstep store";
+    return {};
+  }
+  if (word != magic) {
+    why = text({"the store there speaks version ", word.substr(name.size()),
+                " of lockstep's protocol and this program version ", magic.substr(name.size()),
+                ": build all programs of a job with one release"});
+    return {};
+  }
+  const std::string_view server_nonce(hello + magic.size(), nonce_bytes);
+  const std::string client_nonce = random_bytes(nonce_bytes);
+  const std::string answer = text({client_nonce, tag(key, "client", server_nonce, client_nonce)});
+  char proof[tag_bytes];
+  if (write_exact(socket.get(), answer.data(), answer.size(), limit) != Transfer::complete ||
+      read_exact(socket.get(), proof, sizeof proof, limit) != Transfer::complete ||
+      !same_tag({proof, sizeof proof}, tag(key, "server", server_nonce, client_nonce))) {
+    why = "the store there has another secret: it is another job's";
+    return {};
+  }
+  return socket;
+}
+
+/// Requests and replies over one connection. There is no reader thread: one of the waiting threads
+/// reads for all. Replies for which no thread waits are dropped.
+class StoreConnection {
+ public:
+  explicit StoreConnection(Descriptor socket) : socket_(std::move(socket)) {}
+
+  Transfer post(std::string_view body, std::uint32_t& number, Deadline deadline) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (closed_) return Transfer::closed;
+      number = next_++;
+      replies_.push_back({number, std::nullopt});
+    }
+    const Transfer sent = send(number, body, deadline);
+    if (sent != Transfer::complete) forget(number);
+    return sent;
+  }
+
+  /// Waits for the reply to a request; past the deadline it looks once.
+  Transfer await(std::uint32_t number, std::string& body, Deadline deadline) {
+    std::unique_lock lock(mutex_);
+    for (bool looked = false;; looked = true) {
+      Reply* const reply = find(number);
+      if (reply == nullptr) return Transfer::closed;
+      const bool is_here = reply->body.has_value();
+      if (is_here) body = *std::move(reply->body);
+      if (is_here || closed_) {
+        erase(number);
+        return is_here ? Transfer::complete : Transfer::closed;
+      }
+      if (looked && deadline.passed()) return Transfer::timed_out;
+      if (!is_read_) {
+        read_some(lock, deadline);
+      } else if (!deadline.is_ever()) {
+        changed_.wait(lock);
+      } else {
+        changed_.wait_until(lock, deadline.when());
+      }
+    }
+  }
+
+  /// Cancels a request that waits at the server, if the message can be sent within 100 ms.
+  void cancel(std::uint32_t number) {
+    store_protocol::Request request;
+    request.operation = store_protocol::Operation::cancel;
+    request.number = number;
+    std::uint32_t own = 0;
+    {
+      const std::lock_guard lock(mutex_);
+      if (closed_) return;
+      own = next_++;
+    }
+    send(own, request.bytes(), Deadline::after(std::chrono::milliseconds(100)));
+  }
+
+  /// Drops the reply to a request.
+  void forget(std::uint32_t number) {
+    const std::lock_guard lock(mutex_);
+    erase(number);
+  }
+
+ private:
+  struct Reply {
+    std::uint32_t number = 0;
+    std::optional<std::string> body;  // once received
+  };
+
+  Reply* find(std::uint32_t number) {
+    for (Reply& reply : replies_) {
+      if (reply.number == number) return &reply;
+    }
+    return nullptr;
+  }
+  void erase(std::uint32_t number) {
+    std::erase_if(replies_, [number](const Reply& reply) { return reply.number == number; });
+  }
+
+  Transfer send(std::uint32_t number, std::string_view body, Deadline deadline) {
+    const std::string out = store_protocol::frame(number, body);
+    const std::lock_guard turn(sending_);
+    const Transfer sent = write_exact(socket_.get(), out.data(), out.size(), deadline);
+    // After a partial request the server could not parse the next one.
+    if (sent != Transfer::complete) {
+      const std::lock_guard lock(mutex_);
+      close();
+    }
+    return sent;
+  }
+
+  /// Reads, or waits for data until the deadline, without the lock; then another thread takes over.
+  void read_some(std::unique_lock<std::mutex>& lock, Deadline deadline) {
+    is_read_ = true;
+    lock.unlock();
+    char buffer[65536];
+    ssize_t n = ::recv(socket_.get(), buffer, sizeof buffer, 0);
+    if (n < 0 && errno == EAGAIN && wait_ready(socket_.get(), POLLIN, deadline)) {
+      n = ::recv(socket_.get(), buffer, sizeof buffer, 0);
+    }
+    const bool nothing = n < 0 && (errno == EAGAIN || errno == EINTR);
+    lock.lock();
+    is_read_ = false;
+    if (n > 0) {
+      input_.append(buffer, static_cast<std::size_t>(n));
+      const auto sort = [&](std::uint32_t number, std::string_view body) {
+        if (Reply* const reply = find(number)) reply->body = body;
+        return true;
+      };
+      if (!store_protocol::take_frames(input_, sort)) close();
+    } else if (!nothing) {
+      close();
+    }
+    changed_.notify_all();
+  }
+
+  void close() {
+    closed_ = true;
+    ::shutdown(socket_.get(), SHUT_RDWR);  // wakes the reading thread
+    changed_.notify_all();
+  }
+
+  Descriptor socket_;
+  std::mutex sending_;
+
+  std::mutex mutex_;  // guards the members below
+  std::condition_variable changed_;
+  std::vector<Reply> replies_;
+  std::string input_;
+  std::uint32_t next_ = 1;
+  bool is_read_ = false;
+  bool closed_ = false;
+};
+
+}  // namespace lockstep::detail
+
+LOCKSTEP_COLD_END

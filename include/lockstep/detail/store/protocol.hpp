@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The protocol between the store and its clients: handshake, frames, limits.
+///
+/// Handshake: the server sends a magic word, whose last character is the protocol's version, and a
+/// nonce; the client answers with its own nonce and a keyed hash of both; the server with another
+/// keyed hash. Each side thus proves that it knows the job's secret, which is never sent. Later
+/// messages are neither signed nor encrypted: the handshake keeps out accidents and strangers, not
+/// an attacker who can alter packets.
+///
+/// Frames: a length of four bytes, the client's number of the request, the body; integers are
+/// little-endian. A reply's body starts with its status. Replies come in any order, so that one
+/// connection can serve pending requests beside others.
+
+#include <bit>
+
+#include "lockstep/detail/core/bytes.hpp"
+#include "lockstep/detail/core/utility.hpp"
+
+namespace lockstep::detail {
+
+struct SipKey {
+  std::uint64_t low = 0;
+  std::uint64_t high = 0;
+};
+
+/// Aumasson and Bernstein, "SipHash: a fast short-input PRF", INDOCRYPT 2012.
+constexpr std::uint64_t sip_hash(SipKey key, std::string_view message) {
+  std::uint64_t v0 = key.low ^ 0x736f6d6570736575u;
+  std::uint64_t v1 = key.high ^ 0x646f72616e646f6du;
+  std::uint64_t v2 = key.low ^ 0x6c7967656e657261u;
+  std::uint64_t v3 = key.high ^ 0x7465646279746573u;
+  const auto rounds = [&](int n) {
+    while (n-- > 0) {
+      v0 += v1;
+      v2 += v3;
+      v1 = std::rotl(v1, 13) ^ v0;
+      v3 = std::rotl(v3, 16) ^ v2;
+      v0 = std::rotl(v0, 32);
+      v2 += v1;
+      v0 += v3;
+      v1 = std::rotl(v1, 17) ^ v2;
+      v3 = std::rotl(v3, 21) ^ v0;
+      v2 = std::rotl(v2, 32);
+    }
+  };
+  const auto absorb = [&](std::uint64_t word) {
+    v3 ^= word;
+    rounds(2);
+    v0 ^= word;
+  };
+  std::uint64_t word = 0;
+  for (std::size_t i = 0; i < message.size(); ++i) {
+    word |= static_cast<std::uint64_t>(static_cast<unsigned char>(message[i])) << (8 * (i % 8));
+    if (i % 8 == 7) {
+      absorb(word);
+      word = 0;
+    }
+  }
+  absorb(word | static_cast<std::uint64_t>(message.size()) << 56);
+  v2 ^= 0xff;
+  rounds(4);
+  return v0 ^ v1 ^ v2 ^ v3;
+}
+
+/// A key from a secret of any length, as hard to guess as the secret.
+constexpr SipKey derive_key(std::string_view secret) {
+  return {sip_hash({0, 0}, secret), sip_hash({1, 0}, secret)};
+}
+
+}  // namespace lockstep::detail
+
+namespace lockstep::detail::store_protocol {
+
+inline constexpr std::string_view magic = "LOCKSTP4";
+inline constexpr std::size_t nonce_bytes = 16;
+inline constexpr std::size_t tag_bytes = 8;
+inline constexpr std::size_t hello_bytes = magic.size() + nonce_bytes;
+inline constexpr std::size_t answer_bytes = nonce_bytes + tag_bytes;
+
+inline constexpr std::size_t max_key_bytes = 4_KiB;
+inline constexpr std::size_t max_value_bytes = 16_MiB;
+inline constexpr std::size_t max_frame_bytes = 2 * max_value_bytes + max_key_bytes + 64;
+/// The limit for all ranks together: the reply, with four bytes for each rank, is one frame.
+inline constexpr std::size_t max_gathered_bytes = max_value_bytes;
+inline constexpr std::size_t max_world = 1u << 20;
+
+inline constexpr std::chrono::milliseconds handshake_limit{2000};
+
+/// `change` is a get that waits for a value other than the given one. `cancel` ends a pending
+/// request, and only that has a reply.
+enum class Operation : std::uint8_t {
+  set = 1,
+  get,
+  change,
+  add,
+  compare_set,
+  erase,
+  gather,
+  cancel
+};
+
+/// `missing`: no value, or cancelled; lists the missing ranks of a gather. `rejected`: invalid.
+enum class Status : std::uint8_t { ok = 1, missing, rejected };
+
+class Writer {
+ public:
+  Writer& byte(std::uint8_t n) {
+    bytes_ += static_cast<char>(n);
+    return *this;
+  }
+  Writer& u32(std::uint32_t n) { return integer(n, 4); }
+  Writer& u64(std::uint64_t n) { return integer(n, 8); }
+  Writer& text(std::string_view text) {
+    u32(static_cast<std::uint32_t>(text.size()));
+    bytes_ += text;
+    return *this;
+  }
+  Writer& raw(std::string_view text) {
+    bytes_ += text;
+    return *this;
+  }
+  const std::string& bytes() const { return bytes_; }
+
+ private:
+  Writer& integer(std::uint64_t n, std::size_t count) {
+    char bytes[8];
+    for (std::size_t i = 0; i < count; ++i) bytes[i] = static_cast<char>(n >> (8 * i));
+    bytes_.append(bytes, count);
+    return *this;
+  }
+
+  std::string bytes_;
+};
+
+/// Past the end every field is empty and `ok()` is false: one check after reading is enough.
+class Reader {
+ public:
+  explicit Reader(std::string_view bytes) : bytes_(bytes) {}
+
+  std::uint8_t byte() { return static_cast<std::uint8_t>(integer(1)); }
+  std::uint32_t u32() { return static_cast<std::uint32_t>(integer(4)); }
+  std::uint64_t u64() { return integer(8); }
+  std::string_view raw(std::size_t count) {
+    if (count > bytes_.size()) {
+      ok_ = false;
+      bytes_ = {};
+      return {};
+    }
+    const std::string_view taken = bytes_.substr(0, count);
+    bytes_.remove_prefix(count);
+    return taken;
+  }
+  std::string_view text() { return raw(u32()); }
+
+  bool at_end() const { return bytes_.empty(); }
+  bool ok() const { return ok_; }
+
+ private:
+  std::uint64_t integer(std::size_t count) {
+    std::uint64_t n = 0;
+    int shift = 0;
+    for (char c : raw(count)) {
+      n |= static_cast<std::uint64_t>(static_cast<unsigned char>(c)) << shift;
+      shift += 8;
+    }
+    return n;
+  }
+
+  std::string_view bytes_;
+  bool ok_ = true;
+};
+
+struct Request {
+  Operation operation = Operation::set;
+  std::string_view key{};
+  std::string_view value{};     // to set, of this rank in a gather, or known to a change
+  std::string_view expected{};  // of a compare_set
+  std::uint64_t number = 0;     // to add, or of the request to cancel
+  std::uint32_t rank = 0;       // in a gather
+  std::uint32_t world = 0;
+  bool waits = false;  // for an answer, instead of being cancelled at once
+
+  std::string bytes() const {
+    Writer out;
+    out.byte(static_cast<std::uint8_t>(operation)).text(key).text(value).text(expected);
+    return out.u64(number).u32(rank).u32(world).byte(waits ? 1 : 0).bytes();
+  }
+
+  static std::optional<Request> from_bytes(std::string_view bytes) {
+    Reader in(bytes);
+    Request request;
+    request.operation = static_cast<Operation>(in.byte());
+    request.key = in.text();
+    request.value = in.text();
+    request.expected = in.text();
+    request.number = in.u64();
+    request.rank = in.u32();
+    request.world = in.u32();
+    request.waits = in.byte() != 0;
+    const bool fits = request.key.size() <= max_key_bytes &&
+                      request.value.size() <= max_value_bytes &&
+                      request.expected.size() <= max_value_bytes;
+    return in.ok() && fits ? std::optional(request) : std::nullopt;
+  }
+};
+
+/// The length of what follows it, and the request's number.
+inline std::string frame_header(std::uint32_t request, std::size_t body_bytes) {
+  return Writer{}.u32(static_cast<std::uint32_t>(body_bytes + 4)).u32(request).bytes();
+}
+
+inline std::string frame(std::uint32_t request, std::string_view body) {
+  return frame_header(request, body.size()).append(body);
+}
+
+/// Calls `take(request, body)` for each whole frame at the front of `received`, until it returns
+/// false, and removes them. False where the data are not a frame.
+inline bool take_frames(std::string& received,
+                        FunctionRef<bool(std::uint32_t, std::string_view)> take) {
+  std::size_t taken = 0;
+  bool is_frame = true;
+  for (bool wants_more = true; wants_more && received.size() - taken >= 4;) {
+    Reader rest(std::string_view(received).substr(taken));
+    const std::size_t size = rest.u32();
+    is_frame = size >= 4 && size <= max_frame_bytes;
+    if (!is_frame || received.size() - taken - 4 < size) break;
+    taken += 4 + size;
+    const std::uint32_t request = rest.u32();
+    wants_more = take(request, rest.raw(size - 4));
+  }
+  received.erase(0, taken);
+  return is_frame;
+}
+
+/// The proof that `role` knows the key. The role prevents one side from echoing the other's proof.
+inline std::string tag(SipKey key, std::string_view role, std::string_view server_nonce,
+                       std::string_view client_nonce) {
+  const std::string message = Writer{}.text(role).raw(server_nonce).raw(client_nonce).bytes();
+  return Writer{}.u64(sip_hash(key, message)).bytes();
+}
+
+/// In constant time, so that the time does not reveal the first difference.
+inline bool same_tag(std::string_view a, std::string_view b) {
+  unsigned difference = a.size() == b.size() ? 0 : 1;
+  for (std::size_t i = 0; i < a.size() && i < b.size(); ++i) {
+    difference |= static_cast<unsigned char>(a[i] ^ b[i]);
+  }
+  return difference == 0;
+}
+
+}  // namespace lockstep::detail::store_protocol

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The concepts of a replica's layers: executions, and communicators that use streams.
+
+#include "lockstep/detail/comm/communicator.hpp"
+
+namespace lockstep::detail {
+
+/// The work of a replica on a device, without knowledge of buckets or optimizers (see `Execution`).
+/// Specialised for `Cpu` in host_execution.hpp, for `Cuda` in gpu_execution.cuh, which needs nvcc.
+template <class Device, class Traits, class Comm>
+class DeviceExecution;
+
+/// Losses, each weighted by its batch's samples, and the number of these samples.
+struct LossTotals {
+  double sum = 0;
+  double samples = 0;
+};
+
+/// A device's execution has
+/// - `OnDevice`, which makes the device the thread's current one while it lives, or for an object's
+///   construction (`leave`) and destruction (`return_to`);
+/// - `Arena`, which owns zeroed device memory, and `copy` and `zero` for it;
+/// - `step(layouts, arenas)`, which makes the `Step` for a model's forward and backward;
+/// - `to_device(batch)`, which brings a batch to where the model reads it, until the next
+///   one;
+/// - `forward(model, step, batch)` and `loss(model, step, batch, outputs, gradients)`, which call
+///   the model and give its `Loss`; a `Meter` adds up losses;
+/// - passes over elements: `add`, `scale` and `cast`;
+/// - `initialize(model, arenas, masters, write)`: `write(parameters, buffers)` writes values in the
+///   model's declared layouts (see `ArenaValues`), which are copied to the arenas.
+///
+/// On a GPU everything is enqueued in order; on the host it is done when the call returns.
+template <class E>
+concept Execution =
+    std::convertible_to<typename E::Loss, double> && requires { typename E::Step; } &&
+    requires(E& execution, const E& other, std::byte* data, std::size_t bytes, const int& batch,
+             std::span<float> values, std::span<const float> more) {
+      typename E::Arena;
+      typename E::OnDevice;
+      execution.copy(data, data, bytes);
+      execution.zero(data, bytes);
+      execution.to_device(batch);
+      { execution.meter() } -> std::same_as<typename E::Meter>;
+      execution.add(values, more);
+      execution.scale(values, 0.5);
+      execution.cast(values, values);
+      { execution.is_far_from(other) } -> std::same_as<bool>;
+    };
+
+/// An execution that can bring only rows [first, first + count) of a batch: `to_device(batch,
+/// first, count, room)`, where `room` is the most rows of any rank.
+template <class E, class Batch>
+concept RowPlacing = requires(E& execution, const Batch& batch, std::size_t n) {
+  execution.to_device(batch, n, n, n);
+};
+
+/// An execution that copies batches of this type from other devices: `bring_near(batch, near)`.
+template <class E, class Batch>
+concept BringingNear = requires { requires E::template Near<Batch>::copies; };
+
+/// An execution that computes losses asynchronously: `latest_loss` is the latest forward pass's,
+/// `average_loss(weight)` averages it over ranks, `note_forward` counts a replayed pass.
+template <class E>
+concept LossDeferring = Execution<E> && requires(E& execution) {
+  { execution.latest_loss() } -> std::same_as<typename E::Loss>;
+  execution.average_loss(0.5);
+  execution.note_forward();
+};
+
+/// A communicator that enqueues on a stream: `synchronize` blocks the host until the stream is
+/// empty, and throws its fault, if any.
+template <class C>
+concept StreamCommunicator = Communicator<C> && requires(C& comm) { comm.synchronize(); };
+
+/// A communicator whose `order_streams` makes every rank's stream wait for the work that all
+/// streams hold at the call. **Ranks** all.
+template <class C>
+concept StreamOrdering = StreamCommunicator<C> && requires(C& comm) { comm.order_streams(); };
+
+/// A communicator that can capture. `capture(f)` returns the work that `f` enqueues as a graph, or
+/// the reason why there is none, and does not throw; `replay` enqueues a graph. **Ranks** all, with
+/// the graph of the same capture.
+template <class C>
+concept CapturingCommunicator = StreamCommunicator<C> && requires(C& comm, void (*f)()) {
+  { static_cast<bool>(comm.capture(f)) } -> std::same_as<bool>;
+  { comm.capture(f).reason() } -> std::convertible_to<std::string>;
+  comm.replay(comm.capture(f));
+};
+
+/// A communicator whose graphs hold the work of all ranks, which capture and replay together.
+template <class C>
+concept JointlyCapturing = CapturingCommunicator<C> && C::captures_jointly;
+
+/// A model whose libraries must know of a capture, because they allocate memory or draw random
+/// numbers. `model.guard_capture(stream, jointly)` makes the guard of one graph, `jointly` if it
+/// holds other ranks' work. Its `begin()` and `end()` enclose the capture, `before_replay()`
+/// precedes each replay; `model.prepare_step(step)` precedes every micro-batch of a job that
+/// captures. **Host** none of them waits for the GPU.
+template <class Model, class Stream>
+concept GuardingCaptures = requires(Model& model, Stream stream) {
+  model.guard_capture(stream, true).begin();
+  model.guard_capture(stream, true).end();
+  model.guard_capture(stream, true).before_replay();
+};
+
+}  // namespace lockstep::detail

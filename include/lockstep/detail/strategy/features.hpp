@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file A step as a fixed list of stages, and the features that act at them.
+
+#include <tuple>
+
+#include "lockstep/detail/core/standard.hpp"
+
+namespace lockstep::detail {
+
+/// Every stage as a no-op: a feature derives from this and hides the stages at which it acts. It is
+/// a template so that the empty bases of several features are distinct types.
+///
+/// `replica` is the job's `Replica`; `gradients` are its `GradientBuckets`, which have what
+/// features share. A feature is constructed from them, allocates only in its constructor, and names
+/// no other feature. Captured steps contain the stages from `before_backward` to `after_update`:
+/// what varies from step to step must be part of `graph_key`, or be written before a graph begins.
+template <class Feature>
+struct Stages {
+  /// Before every micro-batch, replayed or not; never captured.
+  static constexpr void prepare(std::uint64_t /*updates*/, std::size_t /*micro_batch*/) {}
+  /// A backward pass begins. `live`: this rank has a batch.
+  static constexpr void before_backward(auto&, bool /*live*/) {}
+  /// Reductions of buckets may start.
+  static constexpr void before_reductions(auto&, bool /*live*/) {}
+  /// A bucket got a slot, where gradients are freed.
+  static constexpr void bucket_claimed(auto&, std::size_t /*bucket*/) {}
+  /// The model has written a gradient of elements T.
+  template <class T>
+  static constexpr void gradient_ready(auto&, std::size_t /*parameter*/) {}
+  /// Is a bucket reduced? Only if every feature says so.
+  static constexpr bool needs_bucket(const auto&, std::size_t /*bucket*/) { return true; }
+  /// A bucket's average is readable.
+  static constexpr void bucket_reduced(auto&, std::size_t /*bucket*/) {}
+  /// The model has written all gradients that it writes; missing ones are handled now.
+  static constexpr void after_backward(auto&) {}
+  /// A divisor of averages that the program reads.
+  static constexpr bool divides_averages = false;
+  static constexpr double divisor(auto&) { return 1; }
+  /// The parameters were updated, or all gradients discarded.
+  static constexpr void after_update() {}
+
+  /// The model's step, extended by the feature.
+  template <class Step>
+  using View = Step;
+  template <class Step>
+  static constexpr const Step& view(const Step& step, auto& /*replica*/) {
+    return step;  // NOLINT(bugprone-return-const-ref-from-parameter): the caller has it
+  }
+
+  // Around a graph. These are not captured.
+
+  /// A number that differs where the work of the next micro-batch does.
+  static constexpr std::uint64_t graph_key() { return 0; }
+  /// The state on the host that a micro-batch changes, and its restoration.
+  struct Nothing {};
+  static constexpr Nothing snapshot() { return {}; }
+  static constexpr void rollback(const Nothing&) {}
+};
+
+template <class Step, class... F>
+struct StackedView {
+  using type = Step;
+};
+template <class Step, class First, class... Rest>
+struct StackedView<Step, First, Rest...>
+    : StackedView<typename First::template View<Step>, Rest...> {};
+
+/// The features of a job, one after the other at every stage (see `Stages`).
+template <class... F>
+struct FeatureSet : F... {
+  explicit FeatureSet([[maybe_unused]] auto& gradients) : F(gradients)... {}
+
+  void prepare([[maybe_unused]] std::uint64_t updates, [[maybe_unused]] std::size_t micro_batch) {
+    (F::prepare(updates, micro_batch), ...);
+  }
+  void before_backward([[maybe_unused]] auto& gradients, [[maybe_unused]] bool live) {
+    (F::before_backward(gradients, live), ...);
+  }
+  void before_reductions([[maybe_unused]] auto& gradients, [[maybe_unused]] bool live) {
+    (F::before_reductions(gradients, live), ...);
+  }
+  void bucket_claimed([[maybe_unused]] auto& gradients, [[maybe_unused]] std::size_t bucket) {
+    (F::bucket_claimed(gradients, bucket), ...);
+  }
+  template <class T>
+  void gradient_ready([[maybe_unused]] auto& gradients, [[maybe_unused]] std::size_t parameter) {
+    (F::template gradient_ready<T>(gradients, parameter), ...);
+  }
+  bool needs_bucket([[maybe_unused]] const auto& gradients, [[maybe_unused]] std::size_t b) const {
+    return (F::needs_bucket(gradients, b) && ...);
+  }
+  void bucket_reduced([[maybe_unused]] auto& gradients, [[maybe_unused]] std::size_t bucket) {
+    (F::bucket_reduced(gradients, bucket), ...);
+  }
+  void after_backward([[maybe_unused]] auto& gradients) { (F::after_backward(gradients), ...); }
+  static constexpr bool divides_averages = (F::divides_averages || ...);
+  double divisor([[maybe_unused]] auto& gradients) { return (1.0 * ... * F::divisor(gradients)); }
+  void after_update() { (F::after_update(), ...); }
+
+  template <class Step>
+  using View = typename StackedView<Step, F...>::type;
+  template <class Step>
+  View<Step> view(const Step& step, [[maybe_unused]] auto& replica) {
+    return stack<F...>(step, replica);
+  }
+
+  std::uint64_t graph_key() const {
+    std::uint64_t key = 0;
+    ((key = 31 * key + F::graph_key()), ...);
+    return key;
+  }
+  /// Explicit types: from a single pair, `std::tuple` would deduce a tuple of the pair's members.
+  auto snapshot() const {
+    return std::tuple<decltype(std::declval<const F&>().snapshot())...>(F::snapshot()...);
+  }
+  void rollback(const auto& all) { rollback_each(all, std::index_sequence_for<F...>{}); }
+
+ private:
+  // Not a lambda: g++ 13 does not compile a call of a base's member in one.
+  template <std::size_t... I>
+  void rollback_each([[maybe_unused]] const auto& all, std::index_sequence<I...>) {
+    (F::rollback(std::get<I>(all)), ...);
+  }
+  template <class... Rest, class Step>
+    requires(sizeof...(Rest) == 0)
+  static const Step& stack(const Step& step, auto& /*replica*/) {
+    return step;  // NOLINT(bugprone-return-const-ref-from-parameter): the caller has it
+  }
+  template <class First, class... Rest, class Step>
+  auto stack(const Step& step, auto& replica) {
+    return stack<Rest...>(First::view(step, replica), replica);
+  }
+};
+
+/// A feature, instantiated only if it applies to the job.
+template <bool Applies, template <class, class> class Feature>
+struct If;
+
+template <class Traits, class Comm, class Chosen, class... Rest>
+struct SelectFeatures {
+  using type = Chosen;
+};
+template <class Traits, class Comm, class... F, template <class, class> class Next, class... Rest>
+struct SelectFeatures<Traits, Comm, FeatureSet<F...>, If<true, Next>, Rest...>
+    : SelectFeatures<Traits, Comm, FeatureSet<F..., Next<Traits, Comm>>, Rest...> {};
+template <class Traits, class Comm, class... F, template <class, class> class Next, class... Rest>
+struct SelectFeatures<Traits, Comm, FeatureSet<F...>, If<false, Next>, Rest...>
+    : SelectFeatures<Traits, Comm, FeatureSet<F...>, Rest...> {};
+
+}  // namespace lockstep::detail

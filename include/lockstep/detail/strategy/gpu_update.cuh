@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The passes of an update on a GPU: fused kernels, one for each bucket or run of buckets.
+
+#include <cuda_runtime_api.h>
+
+#include "lockstep/detail/comm/collective.hpp"
+#include "lockstep/detail/core/element.hpp"
+#include "lockstep/detail/core/reduce_op.hpp"
+#include "lockstep/detail/device/cuda/memory.cuh"
+#include "lockstep/detail/optim/constants.cuh"
+#include "lockstep/detail/optim/schedule.hpp"
+#include "lockstep/detail/optim/update.cuh"
+#include "lockstep/detail/strategy/features.cuh"
+#include "lockstep/detail/strategy/replica_traits.hpp"
+#include "lockstep/detail/strategy/sharding/zero.hpp"
+
+namespace lockstep::detail {
+
+/// All work is enqueued on the compute stream. Constants, counts and flags lie in device memory,
+/// where kernels compute them: the host does not wait, and a captured step holds it all.
+template <class Traits, class Comm>
+class GpuUpdate {
+  using layout = typename Traits::layout;
+  using Rule = typename Traits::rule;
+  using Clock = StepCounter<Rule, typename Traits::curve, typename Traits::groups>;
+  using OptimizerPolicy = typename Traits::template policy<axes::Optimizer>;
+  static constexpr bool decides = decides_steps<Traits>;
+  static constexpr bool finds = Traits::skips_zero_gradients;
+  static constexpr bool counts = Traits::counts_updates;
+  static constexpr bool has_table = TableLayout<Traits>::is_needed;
+  /// Does an anomaly end the job? Kernels record it, and the host checks at the next step.
+  static constexpr bool stops = Traits::stops_at_anomaly;
+  /// Do update kernels look for anomalies? With a scaled loss, gradients that are not finite are
+  /// expected: their steps are skipped, until the scale is too small.
+  static constexpr bool watches = stops && !Traits::scales_loss;
+  static constexpr std::size_t groups = Traits::groups::count;
+  static constexpr bool adds_squares = decides && Traits::divides_states;
+
+  template <class T>
+  static constexpr ElementKind reduce_kind =
+      element_kind<typename Traits::template reduce_type<T>>();
+  /// Master weights are float, as declared.
+  template <class T>
+  static constexpr ElementKind master =
+      Traits::keeps_masters ? ElementKind::f32 : element_kind<T>();
+
+ public:
+  /// Squares are summed bucket by bucket, as reductions complete.
+  static constexpr Pieces observed = Pieces::buckets;
+
+  template <class Execution, class Owned>
+  GpuUpdate(Comm& comm, const Execution& execution, const layout& where, const Owned& owned,
+            const Clock& clock)
+      : comm_(comm),
+        layout_(where),
+        clock_(clock),
+        seen_(stops ? sizeof(std::uint32_t) : 0),
+        found_(stops ? sizeof(AnomalyRecord) : 0),
+        loss_(execution.loss_value()),
+        state_(execution.step_state()),
+        table_(where),
+        pieces_(uploaded(table_.pieces)),
+        groups_(uploaded(table_.groups)),
+        numbers_(OptimizerPolicy{}, groups, counts ? table_.rows() : 0),
+        updates_((counts ? table_.rows() : 0) * sizeof(std::uint64_t)),
+        partials_(plan_partials(owned) * sizeof(double)) {
+    if constexpr (stops) {
+      const AnomalyRecord nothing;
+      copy_now(found_.data(), &nothing, sizeof nothing);
+    }
+    if constexpr (adds_squares) squares_ = comm.template allocate<double>(1).data();
+    if constexpr (counts) used_ = comm.template allocate<std::uint8_t>(table_.rows());
+  }
+
+  /// Begins an update: stores its constants on the GPU. **Stream** before the members below.
+  void begin(std::size_t micro_batches, double factor) {
+    const double scale = factor / static_cast<double>(micro_batches);
+    for (std::size_t group = 0; group != groups; ++group) {
+      const auto options = clock_.group_options().of(group);
+      const double rate = clock_.rate_of(options);
+      if constexpr (decides || counts)
+        numbers_.store_inputs(stream(), group, {options, rate, scale, watch()});
+      if constexpr (!decides) {
+        auto numbers = step_numbers<Rule>(options, rate, clock_.steps(), scale);
+        numbers.watch = watch();
+        numbers_.store(stream(), group, numbers);
+      }
+    }
+  }
+  /// Divides sums by the number of ranks that still have batches.
+  template <class Gradients>
+  void count_live(Gradients& gradients) {
+    gradients.wait(0);
+    if (gradients.features().is_averaged()) return;
+    launch_count_live(stream(), gradients.features().join_flags().device_live(),
+                      comm_.world_size().value(), numbers_);
+  }
+  /// Selects the parameters that any rank has used; a captured step contains this rank's usage.
+  /// **Ranks** all. **Stream** in its order, after all reductions.
+  template <class Gradients>
+  void use(Gradients& gradients) {
+    gradients.reduce();
+    launch_store_flags(stream(), used_.data(), gradients.features().used());
+    if constexpr (!Traits::alone && !Traits::subgraphs_agree) agree();
+  }
+
+  /// The first pass over averages: sums squares, and finds parameters with nonzero gradients.
+  template <class T, std::size_t Count>
+  void observe(const UpdatePiece<T, Count>& piece, auto averages) {
+    using Element = ElementOf<reduce_kind<T>>;  // reached through its kind, for nvcc
+    double* const partials = decides ? this->partials() + partials_before_[piece.number] : nullptr;
+    if constexpr (finds) {
+      launch_find_used<Element>(stream(), averages.data(), where(piece.offset, sizeof(T)),
+                                used_.data(), partials, piece.count.value());
+    } else {
+      launch_squares<Element, Count>(stream(), averages.data(), partials, piece.count.value());
+    }
+  }
+
+  /// Computes norm, clip factor, loss scale, and the constants of all rows. Kernels know whether
+  /// the update is made. **Ranks** all.
+  template <class Owned>
+  bool decide(const Owned& owned) {
+    if constexpr (adds_squares) {
+      launch_add_partials(stream(), partials(), partials_before_.back(), squares_);
+      owned.sum_over_owners(*squares_);
+    }
+    if constexpr (decides)
+      launch_decide(stream(), numbers_.inputs(), adds_squares ? squares_ : partials(),
+                    adds_squares ? 1 : partials_before_.back(), step_limits<Traits>(), state_,
+                    numbers_.step());
+    // A rank that owns a part of a parameter has seen only that part.
+    if constexpr (finds && Traits::divides_states) agree();
+    const auto* const group_of_row = reinterpret_cast<const std::uint16_t*>(groups_.data());
+    if constexpr (counts) {
+      numbers_.number_rows(stream(), {group_of_row, used_.data(), updates().data()}, 0,
+                           table_.rows());
+    } else if constexpr (decides && has_table) {  // group 0 has the step's
+      numbers_.number_rows(stream(), {group_of_row}, 1, table_.rows());
+    }
+    return true;
+  }
+
+  /// Updates a piece from its averages, in one kernel.
+  template <class T, std::size_t Count>
+  struct Pass {
+    const GpuUpdate& update;
+    const UpdatePiece<T, Count>& piece;
+    std::byte* parameters;
+    std::byte* masters;
+    std::byte* const* states;
+
+    void operator()(std::size_t /*at*/, auto averages) const {
+      auto* const data = reinterpret_cast<std::byte*>(averages.data());
+      update_by_kind<master<T>, reduce_kind<T>, element_kind<T>(), Count, watches, has_table>(
+          update.stream(), update.numbers_.step(), update.numbers_.rows(),
+          update.where(piece.offset, sizeof(T)), masters, data, states, parameters,
+          piece.count.value());
+    }
+  };
+  template <class T, std::size_t Count>
+  Pass<T, Count> pass(const UpdatePiece<T, Count>& piece, std::size_t /*first*/,
+                      std::byte* parameters, std::byte* masters, std::byte* const* states) const {
+    return {*this, piece, parameters, masters, states};
+  }
+
+  static constexpr void end() {}
+  /// Throws if a kernel has reported an anomaly so far. **Host** does not block.
+  void require_none_seen() const {
+    if constexpr (stops) {
+      // A kernel sets it; the host reads it without waiting.
+      if (*reinterpret_cast<const volatile std::uint32_t*>(seen_.data())) [[unlikely]]
+        report();
+    }
+  }
+  /// Throws if a step had an anomaly. **Host** blocks until all steps are done.
+  void require_finite() const {
+    if constexpr (stops) {
+      comm_.synchronize();
+      require_none_seen();
+    }
+  }
+
+  /// **Host** blocks until all steps are done.
+  StepState state() const {
+    comm_.synchronize();
+    StepState state;
+    copy_now(&state, state_, sizeof state);
+    return state;
+  }
+  /// **Host** blocks.
+  void set_state(const StepState& state) { copy_now(state_, &state, sizeof state); }
+  /// Each parameter's count of updates, in device memory, written in stream order.
+  std::span<std::uint64_t> updates() const {
+    return {reinterpret_cast<std::uint64_t*>(updates_.data()), counts ? table_.rows() : 0};
+  }
+  /// **Host** blocks.
+  void set_updates(std::uint64_t updates) {
+    const std::vector<std::uint64_t> all(table_.rows(), updates);
+    copy_now(updates_.data(), all.data(), updates_.bytes());
+  }
+
+ private:
+  AnomalyWatch watch() const {
+    if constexpr (!stops) return {};
+    return {reinterpret_cast<AnomalyRecord*>(found_.data()),
+            reinterpret_cast<std::uint32_t*>(seen_.data()), loss_};
+  }
+  /// The job is over: kernels change nothing any more, and later calls throw the same.
+  [[noreturn, gnu::cold, gnu::noinline]] void report() const {
+    comm_.synchronize();
+    AnomalyRecord record;
+    copy_now(&record, found_.data(), sizeof record);
+    if (record.scale) {
+      throw anomaly_error("so many steps in a row overflowed that the loss scale is nearly zero",
+                          record.step)
+          .on(comm_.rank());
+    }
+    if (record.loss) throw anomaly_error("the loss is not finite", record.step).on(comm_.rank());
+    throw anomaly_error(layout_, record.gradient, "not finite",
+                        Traits::alone ? "" : "as the average over ranks", record.step)
+        .on(comm_.rank());
+  }
+
+  cudaStream_t stream() const { return comm_.gpu().stream(); }
+  double* partials() const { return reinterpret_cast<double*>(partials_.data()); }
+  /// The table for a kernel over elements of `element` bytes at `offset` of the arena.
+  TablePieces where(std::size_t offset, std::size_t element) const {
+    return {reinterpret_cast<const TablePiece*>(pieces_.data()), table_.pieces.size(), offset,
+            element};
+  }
+
+  /// Takes the maximum over ranks of the usage flags. **Ranks** all.
+  void agree() { comm_.all_reduce(used_, Max{}, step_call_of_thread()); }
+
+  template <class T>
+  static DeviceArena uploaded(const std::vector<T>& values) {
+    DeviceArena arena(values.size() * sizeof(T));
+    if (!values.empty()) copy_now(arena.data(), values.data(), arena.bytes());
+    return arena;
+  }
+
+  /// Plans where each bucket's partial sums begin. Returns their number.
+  template <class Owned>
+  std::size_t plan_partials(const Owned& owned) {
+    partials_before_.assign(1, 0);
+    if constexpr (decides) {
+      owned.template for_each<Pieces::buckets>(
+          [&]<class T, std::size_t Count>(const UpdatePiece<T, Count>& bucket) {
+            partials_before_.push_back(
+                partials_before_.back() +
+                square_partials<ElementOf<reduce_kind<T>>>(bucket.count.value()));
+          });
+    }
+    return partials_before_.back();
+  }
+
+  Comm& comm_;
+  const layout& layout_;
+  const Clock& clock_;
+  // A kernel may still write to pinned memory at destruction: device memory is freed first, which
+  // waits for the GPU.
+  PinnedArena seen_;  // has an anomaly been seen?
+  DeviceArena found_;
+  const double* loss_;
+  StepState* state_;
+  TableLayout<Traits> table_;
+  DeviceArena pieces_;
+  DeviceArena groups_;  // by row
+  decltype(DeviceNumbers(OptimizerPolicy{}, 0, 0)) numbers_;
+  DeviceArena updates_;                       // by parameter
+  std::vector<std::size_t> partials_before_;  // by bucket
+  DeviceArena partials_;
+  double* squares_ = nullptr;     // over all owners, in the communicator's memory
+  std::span<std::uint8_t> used_;  // by parameter, in the communicator's memory
+};
+
+}  // namespace lockstep::detail

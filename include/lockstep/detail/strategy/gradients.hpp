@@ -1,0 +1,511 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file A replica's gradients: written to buckets, summed over micro-batches, averaged over ranks.
+
+#include "lockstep/detail/bucket/layout.hpp"
+#include "lockstep/detail/bucket/plan.hpp"
+#include "lockstep/detail/core/element.hpp"
+#include "lockstep/detail/core/error.hpp"
+#include "lockstep/detail/model/tensor_list.hpp"
+#include "lockstep/detail/strategy/concepts.hpp"
+#include "lockstep/detail/strategy/feature/checked_gradients.hpp"
+#include "lockstep/detail/strategy/feature/join.hpp"
+#include "lockstep/detail/strategy/feature/random.hpp"
+#include "lockstep/detail/strategy/feature/sync_norms.hpp"
+#include "lockstep/detail/strategy/feature/unused_parameters.hpp"
+#include "lockstep/detail/strategy/features.hpp"
+#include "lockstep/detail/strategy/reduction.hpp"
+#include "lockstep/detail/strategy/replica_traits.hpp"
+#include "lockstep/detail/strategy/sharding/sharding.hpp"
+#include "lockstep/detail/strategy/sharding/zero.hpp"
+
+namespace lockstep::detail {
+
+/// Tracks which gradients of a backward pass have arrived, and which buckets are complete.
+template <class Layout>
+class Readiness {
+ public:
+  explicit Readiness(const Layout& layout)
+      : layout_(layout),
+        ready_(make_small_table<std::uint8_t, Layout::count>(layout.infos().size())),
+        missing_(make_small_table<std::size_t, Layout::count>(layout.plan().bucket_count)) {}
+
+  void reset() {
+    const auto& plan = layout_.plan();
+    for (std::uint8_t& ready : ready_) ready = 0;
+    for (std::size_t b = 0; b != plan.bucket_count; ++b)
+      missing_[b] = plan.bucket_table[b].parameters;
+    all_missing_ = plan.trained;
+  }
+
+  /// The same for a sub-graph: only gradients of its parameters are expected.
+  template <class Table>
+  void reset(const Table& table) {
+    for (std::size_t p = 0; p != ready_.size(); ++p) ready_[p] = table.contains(p) ? 0 : 1;
+    for (std::size_t b = 0; b != layout_.plan().bucket_count; ++b) missing_[b] = table.members[b];
+    all_missing_ = table.parameters;
+  }
+
+  /// Marks a gradient as arrived, or throws if it has arrived in this pass already.
+  void mark(std::size_t parameter) {
+    if (parameter >= ready_.size() || ready_[parameter] != 0) [[unlikely]]
+      reject(parameter);
+    ready_[parameter] = 1;
+    --missing_[layout_.plan().placements[parameter].bucket];
+    --all_missing_;
+  }
+
+  bool is_ready(std::size_t parameter) const { return ready_[parameter] != 0; }
+  bool is_complete(std::size_t bucket) const { return missing_[bucket] == 0; }
+  bool all_ready() const { return all_missing_ == 0; }
+
+  /// The names of at most eight parameters with `among(parameter)` whose gradients are missing.
+  std::string missing_names(const auto& among) const {
+    constexpr std::size_t most = 8;
+    std::string names;
+    std::size_t missing = 0;
+    for (std::size_t p = 0; p < ready_.size(); ++p) {
+      if (is_ready(p) || !layout_.plan().is_trained(p) || !among(p)) continue;
+      if (missing++ < most) names.append(missing == 1 ? "" : ", ").append(layout_.name(p));
+    }
+    if (missing > most) names += text({" and ", missing - most, " more"});
+    return names;
+  }
+
+ private:
+  [[noreturn, gnu::noinline]] void reject(std::size_t parameter) const {
+    if (parameter >= ready_.size()) {
+      fail("backward", {"parameter ", parameter, " of ", ready_.size(), " was marked ready"},
+           "number parameters from 0, in the order in which the model lists them");
+    }
+    fail("backward", {"the gradient of ", layout_.name(parameter), " was marked ready twice"},
+         "call step.ready once for each parameter, when its gradient is complete");
+  }
+
+  const Layout& layout_;
+  SmallTable<std::uint8_t, Layout::count> ready_;   // by parameter
+  SmallTable<std::size_t, Layout::count> missing_;  // gradients, by bucket
+  std::size_t all_missing_ = 0;
+};
+
+/// Are the gradients of a micro-batch reduced over ranks, or kept until those of a later one are?
+enum class Sync : std::uint8_t { no, yes };
+
+struct BackwardPass {
+  bool synchronizes = false;  ///< buckets are reduced over ranks as they complete
+  bool adds = false;          ///< gradients are added to those of earlier micro-batches
+};
+
+/// The features that apply to a job, in their order at every stage: sub-graphs say which gradients
+/// to expect before the checked mode looks for them. A new feature is its file and a line here.
+template <class Traits, class Comm>
+using FeaturesOf = typename SelectFeatures<Traits, Comm, FeatureSet<>,                        //
+                                           If<Traits::has_subgraphs, SubgraphUsage>,          //
+                                           If<Traits::skips_unused, UnusedParametersAsZero>,  //
+                                           If<Traits::joins, JoiningRanks>,                   //
+                                           If<is_checked, CheckedGradients>,                  //
+                                           If<Traits::draws, RandomNumbers>,                  //
+                                           If<Traits::knows_norm_ranks, SyncNorms>>::type;
+
+/// The gradients of backward passes. The model writes gradients and marks each as ready; in a pass
+/// that synchronizes, a bucket's reduction starts with its last gradient, strictly in bucket order.
+///
+/// Gradients lie in arenas with the plan's layout: one for sums, a second for passes that add, and
+/// another where they are reduced in another type. Models only overwrite: a gradient of a pass that
+/// adds is added to the first arena while it is in the cache, and no arena is zeroed first. A rank
+/// that frees gradients has a ring of buckets instead, and adds the slices of reduced buckets.
+template <class Traits, class Comm, class Execution>
+class GradientBuckets {
+  using layout_type = typename Traits::layout;
+  template <class T>
+  using ReduceType = typename Traits::template reduce_type<T>;
+
+ public:
+  using Features = FeaturesOf<Traits, Comm>;
+  static constexpr GradientReduction how = gradient_reduction<Traits, Comm>();
+  static constexpr bool frees = Traits::frees_gradients;
+  static constexpr bool skips_unused = Traits::skips_unused;
+  static constexpr bool folds =
+      how == GradientReduction::folded_sum || how == GradientReduction::folded_sum_of_halves;
+
+  GradientBuckets(Comm& comm, Execution& execution, const layout_type& where,
+                  JobGroupsOf<Traits, Comm>* groups = nullptr)
+      : comm_(comm),
+        execution_(execution),
+        layout_(where),
+        ring_(comm, where),
+        arena_(make_arena()),
+        averages_(make_reduce_arena()),
+        readiness_(where),
+        features_(*this),
+        reductions_(comm, where, groups) {
+    foresee();
+  }
+  GradientBuckets(const GradientBuckets&) = delete;
+  GradientBuckets& operator=(const GradientBuckets&) = delete;
+
+  // Shared by features.
+
+  Features& features() { return features_; }
+  const Features& features() const { return features_; }
+  Comm& comm() { return comm_; }
+  Execution& execution() { return execution_; }
+  const layout_type& layout() const { return layout_; }
+  Readiness<layout_type>& readiness() { return readiness_; }
+  const Readiness<layout_type>& readiness() const { return readiness_; }
+  const BackwardPass& pass() const { return pass_; }
+
+  /// Where the model writes gradients in a pass that does not add.
+  std::byte* arena() const { return arena_; }
+  /// Where the model writes gradients in a pass that adds; allocated at the first call.
+  std::byte* second_arena() {
+    if (!second_) second_.emplace(layout_.plan().bytes);
+    return second_->data();
+  }
+  /// This rank's sums over micro-batches; invalid for buckets whose reductions are in flight.
+  template <class T>
+  std::span<T> own(std::size_t offset, std::size_t bytes) const {
+    return elements_at<T>(arena_, offset, bytes);
+  }
+  template <class T>
+  std::span<T> written(std::size_t parameter) const {
+    if constexpr (Traits::frees_gradients)
+      return piece_of<T>(ring_.arena_of(layout_.plan().placements[parameter].bucket), parameter);
+    return piece_of<T>(pass_.adds ? second_->data() : arena_, parameter);
+  }
+  /// Averages over ranks: in place of the gradients, unless they are reduced in another type.
+  template <class T>
+  std::span<ReduceType<T>> averages(std::size_t offset, std::size_t bytes) const {
+    return elements_at<ReduceType<T>>(averages_, offset / sizeof(T) * sizeof(ReduceType<T>),
+                                      bytes / sizeof(T) * sizeof(ReduceType<T>));
+  }
+  /// The averages of this rank's slice of a bucket, where it keeps no others.
+  template <class T>
+  std::span<ReduceType<T>> slice_averages(std::size_t b) const {
+    return ring_.template slice<T>(b);
+  }
+  /// A parameter's gradient in its slot of the ring, which is claimed at first.
+  template <class Key>
+  auto freed_gradient(Key key)
+    requires(Traits::frees_gradients)
+  {
+    layout_.require_trained(key);
+    const std::size_t parameter =
+        find_tensor<typename Traits::model, TensorRole::parameter>(key).index;
+    const std::size_t b = parameter < layout_.infos().size()
+                              ? layout_.plan().placements[parameter].bucket
+                              : 0;  // rejected where its view is made
+    if (!ring_.holds(b)) claim(b, parameter);
+    return layout_.template view<typename Traits::memory, false>(ring_.arena_of(b), key);
+  }
+  std::size_t bytes() const {
+    if constexpr (Traits::frees_gradients) {
+      return ring_.bytes();
+    } else {
+      return layout_.plan().bytes * (second_ ? 2 : 1);
+    }
+  }
+
+  // A backward pass.
+
+  /// `live`: this rank has samples.
+  void begin_backward(BackwardPass pass, bool live = true) {
+    if constexpr (Traits::frees_gradients) {
+      reduce();
+      ring_.forget_holders();
+    }
+    pass_ = pass;
+    next_ = 0;
+    readiness_.reset();
+    features_.before_backward(*this, live);
+    if (pass.synchronizes) features_.before_reductions(*this, live);
+  }
+
+  template <class Tensor>
+  void ready(Tensor tensor) {
+    readiness_.mark(tensor.index);
+    if constexpr (std::is_same_v<Tensor, ListedTensor>) {
+      Traits::with_element(layout_.infos()[tensor.index].element,
+                           [&]<class T>(std::type_identity<T>) { take<T>(tensor.index); });
+    } else {
+      take<ElementOf<Traits::parameter_types::of(Tensor::info.element)>>(tensor.index);
+    }
+    start_complete_buckets();
+  }
+
+  /// Weights the gradients of later passes; weights have a mean of 1 over ranks.
+  void weigh(double weight) { weight_ = weight; }
+
+  /// Counts a parameter's missing gradient as zero; with a ring, `end_backward` does so.
+  void unused(std::size_t parameter)
+    requires(Traits::skips_unused)
+  {
+    if constexpr (!Traits::frees_gradients) {
+      take_as_zero(parameter);
+      start_complete_buckets();
+    }
+  }
+
+  void end_backward() {
+    features_.after_backward(*this);
+    if (!readiness_.all_ready()) reject_missing();
+    // A captured micro-batch must end with every collective that it started.
+    if constexpr (Traits::frees_gradients && Traits::captures) reduce();
+  }
+
+  void pass_without_samples(BackwardPass pass) {
+    begin_backward(pass, false);
+    take_missing_as_zero();
+  }
+
+  /// Counts missing gradients as zero, bucket by bucket: a ring frees one bucket for the next.
+  void take_missing_as_zero() {
+    for (std::size_t b = 0; b != layout_.plan().bucket_count; ++b) {
+      for (const std::size_t p : layout_.plan().members(b)) {
+        if (!readiness_.is_ready(p)) take_as_zero(p);
+      }
+      start_complete_buckets();
+    }
+  }
+
+  /// Scales the accumulated gradients. No bucket may be in flight.
+  void scale_own(double factor) {
+    for (const Bucket& bucket : layout_.plan().buckets()) {
+      Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
+        execution_.scale(own<T>(bucket.offset, bucket.bytes), factor);
+      });
+    }
+  }
+
+  /// Starts the reductions of passes that did not synchronize.
+  void start_late() {
+    if constexpr (Traits::frees_gradients) return;  // every pass has reduced its gradients
+    pass_.synchronizes = true;
+    next_ = 0;
+    features_.before_reductions(*this, true);
+    start_complete_buckets();
+  }
+
+  // For updaters, which take what they need: whole averages need not exist.
+
+  /// Averages a bucket over ranks, or waits for its reduction in flight. **Ranks** all, in the
+  /// order of buckets. **Host** blocks, or on a GPU the compute stream waits.
+  void wait(std::size_t b) {
+    if constexpr (Traits::reduces) {
+      if (!features_.needs_bucket(*this, b)) return;
+      const Bucket& bucket = layout_.plan().bucket_table[b];
+      Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
+        if constexpr (Traits::frees_gradients) {
+          if (!reductions_.template is_in_flight<T>(b)) return;
+          reductions_.template wait<T>(b);
+          ring_.template keep<T>(execution_, b, pass_.adds);
+        } else if constexpr (Traits::reduces_early) {
+          reductions_.template wait<T>(b);
+        } else {
+          comm_.all_reduce(own<T>(bucket.offset, bucket.bytes),
+                           reduction_of_gradients<how>(comm_.world_size().value()),
+                           step_call<Traits, JobCall::backward>());
+        }
+      });
+      features_.bucket_reduced(*this, b);
+    }
+  }
+
+  void reduce() {
+    for (std::size_t b = 0; b != layout_.plan().bucket_count; ++b) wait(b);
+  }
+
+  /// Reduces, and applies the factors that were left to readers, for a program that reads averages.
+  /// **Ranks** all. **Host** as `wait`; with `DivideByLive` blocks.
+  void average() {
+    reduce();
+    if constexpr (Traits::scatters_buckets) gather_averages();
+    if constexpr (folds || Features::divides_averages) {
+      const double factor = this->factor() / features_.divisor(*this);
+      for (std::size_t b = 0; factor != 1 && b != layout_.plan().bucket_count; ++b) {
+        const Bucket& bucket = layout_.plan().bucket_table[b];
+        Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
+          execution_.scale(averages<T>(bucket.offset, bucket.bytes), factor);
+        });
+      }
+    }
+  }
+
+  /// The factor that turns the result of `reduce` into averages.
+  double factor() const { return folded_factor(how, comm_.world_size().value()); }
+
+  auto& reductions() { return reductions_; }
+
+ private:
+  /// Weights a written gradient, where shares differ in size, and adds it to earlier micro-batches.
+  template <class T>
+  void take(std::size_t parameter) {
+    features_.template gradient_ready<T>(*this, parameter);
+    if constexpr (Traits::weighs_shares) {
+      if (weight_ != 1) execution_.scale(written<T>(parameter), weight_);
+    }
+    if constexpr (!Traits::frees_gradients) {
+      if (pass_.adds)
+        execution_.add(piece_of<T>(arena_, parameter), std::span<const T>(written<T>(parameter)));
+    }
+  }
+
+  void start_complete_buckets() {
+    if constexpr (Traits::reduces_early) {
+      if (!pass_.synchronizes && !Traits::frees_gradients) return;
+      const auto& plan = layout_.plan();
+      for (; next_ != plan.bucket_count && readiness_.is_complete(next_); ++next_) {
+        if (!features_.needs_bucket(*this, next_)) continue;
+        if (next_ >= most_in_flight) wait(next_ - most_in_flight);
+        Traits::with_element(plan.bucket_table[next_].element,
+                             [&]<class T>(std::type_identity<T>) { start<T>(next_); });
+      }
+    }
+  }
+  /// Starts the reduction of a bucket and the join flags behind it.
+  template <class T>
+  void start(std::size_t b) {
+    const std::size_t more = flags_behind<Traits>(b, comm_.world_size());
+    const auto sent = reduce_gradients<T>(b, more);
+    if constexpr (!std::is_same_v<T, ReduceType<T>>)
+      execution_.cast(sent, own_gradients<T>(b, more));
+    reductions_.template start<T>(b, sent);
+  }
+
+  /// All-gathers the reduced slices. **Ranks** all. **Host** as `wait`.
+  void gather_averages() {
+    for (std::size_t b = Traits::joins ? 1 : 0; b != layout_.plan().bucket_count; ++b) {
+      const Bucket& bucket = layout_.plan().bucket_table[b];
+      Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
+        const auto& space = reductions_.space();
+        const auto whole = averages<T>(bucket.offset, bucket.bytes);
+        space.gather(space.template pieces<T>(whole.data(), whole.size())).wait();
+      });
+    }
+  }
+
+  void take_as_zero(std::size_t p) {
+    const Placement& placement = layout_.plan().placements[p];
+    if constexpr (Traits::frees_gradients) {
+      if (!ring_.holds(placement.bucket)) claim(placement.bucket, p);
+      execution_.zero(ring_.arena_of(placement.bucket) + placement.offset, placement.bytes);
+    } else if (!pass_.adds) {
+      execution_.zero(arena_ + placement.offset, placement.bytes);
+    }
+    readiness_.mark(p);
+  }
+
+  [[noreturn, gnu::cold, gnu::noinline]] void reject_missing() const {
+    const auto all = [](std::size_t) { return true; };
+    throw Error("backward", "no gradient came for " + readiness_.missing_names(all),
+                "let backward write and mark every parameter, or add UnusedParameters<Zero>");
+  }
+
+  /// Gives a bucket its slot of the ring, after the earlier bucket there has been reduced.
+  [[gnu::noinline]] void claim(std::size_t b, std::size_t parameter) {
+    const std::size_t earlier = ring_.holder(b);
+    if (b >= next_ + ring_.slots())
+      reject_gradient(parameter, " was asked for before those of later layers were complete");
+    if (earlier != no_bucket) {
+      if (earlier > b) reject_gradient(parameter, " was asked for when its bucket had been sent");
+      for (std::size_t k = 0; k <= earlier; ++k) wait(k);  // in the same order on all ranks
+    }
+    ring_.take(b);
+    ring_.clear_padding(execution_, b);
+    features_.bucket_claimed(*this, b);
+  }
+  [[noreturn, gnu::cold, gnu::noinline]] void reject_gradient(std::size_t parameter,
+                                                              std::string_view when) const {
+    fail("backward", {"the gradient of ", layout_.name(parameter), when},
+         "write gradients last layer first, and ask for each when it is written; "
+         "Sharding<ZeroRedundancy, Gradients> keeps few at a time");
+  }
+
+  std::byte* make_arena() {
+    if constexpr (Traits::frees_gradients) {
+      return nullptr;
+    } else {
+      return reinterpret_cast<std::byte*>(
+          comm_.template allocate<std::uint8_t>(layout_.plan().bytes).data());
+    }
+  }
+  std::byte* make_reduce_arena() {
+    std::byte* arena = arena_;
+    if constexpr (Traits::frees_gradients) return arena;
+    Traits::with_element(
+        layout_.plan().bucket_table[0].element, [&]<class T>(std::type_identity<T>) {
+          if constexpr (!std::is_same_v<T, ReduceType<T>>) {
+            arena = reinterpret_cast<std::byte*>(
+                comm_.template allocate<ReduceType<T>>(layout_.plan().bytes / sizeof(T)).data());
+          }
+        });
+    return arena;
+  }
+  /// Allocates all memory of later steps now: an allocation may wait for other ranks' GPUs.
+  void foresee() {
+    if constexpr (Traits::micro_batches > 1 && !Traits::frees_gradients) second_arena();
+    if constexpr (requires { comm_.reserve(std::size_t{1}); }) {
+      std::size_t most = 0;
+      for (std::size_t b = 0; b != layout_.plan().bucket_count; ++b) {
+        const Bucket& bucket = layout_.plan().bucket_table[b];
+        const std::size_t count = bucket.count() + flags_behind<Traits>(b, comm_.world_size());
+        Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
+          most = std::max(most, count * sizeof(Accumulator<ReduceType<T>>));
+        });
+      }
+      comm_.reserve(most);
+    }
+  }
+
+  template <class T>
+  std::span<T> piece_of(std::byte* arena, std::size_t parameter) const {
+    const Placement& placement = layout_.plan().placements[parameter];
+    return elements_at<T>(arena, placement.offset, placement.bytes);
+  }
+  /// A bucket's gradients as the model writes them, and as they are reduced, with `more` elements.
+  template <class T>
+  std::span<T> own_gradients(std::size_t b, std::size_t more) const {
+    const Bucket& bucket = layout_.plan().bucket_table[b];
+    if constexpr (Traits::frees_gradients)
+      return elements_at<T>(ring_.arena_of(b), bucket.offset, bucket.bytes);
+    return own<T>(bucket.offset, bucket.bytes + more * sizeof(T));
+  }
+  template <class T>
+  std::span<ReduceType<T>> reduce_gradients(std::size_t b, std::size_t more) const {
+    const Bucket& bucket = layout_.plan().bucket_table[b];
+    if constexpr (Traits::frees_gradients) return ring_.template reduce_slot<T>(b);
+    return averages<T>(bucket.offset, bucket.bytes + more * sizeof(T));
+  }
+
+  static constexpr std::size_t most_in_flight = [] {
+    if constexpr (Traits::shards) {
+      return most_shards_in_flight<Comm>;
+    } else if constexpr (Traits::reduces_early) {
+      return std::size_t{Comm::most_in_flight};
+    } else {
+      return std::size_t{0};
+    }
+  }();
+
+  struct NoRing {
+    constexpr NoRing(Comm&, const layout_type&) {}
+  };
+  using Ring =
+      std::conditional_t<Traits::frees_gradients, GradientRing<Traits, Comm, Execution>, NoRing>;
+
+  Comm& comm_;
+  Execution& execution_;
+  const layout_type& layout_;
+  [[no_unique_address]] Ring ring_;
+  std::byte* arena_;
+  std::byte* averages_;
+  std::optional<typename Execution::Arena> second_;
+  Readiness<layout_type> readiness_;
+  [[no_unique_address]] Features features_;
+  ReductionsOf<Traits, Comm> reductions_;
+  BackwardPass pass_;
+  double weight_ = 1;     // of this rank's gradients
+  std::size_t next_ = 0;  // the next bucket to reduce
+};
+
+}  // namespace lockstep::detail

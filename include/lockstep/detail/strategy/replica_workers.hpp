@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The worker threads of `ParallelStrategy<DP>`, one for each replica but the caller's.
+
+#include <atomic>
+#include <exception>
+#include <tuple>
+
+#include "lockstep/detail/comm/call/peers.hpp"
+#include "lockstep/detail/comm/collective.hpp"
+#include "lockstep/detail/core/error.hpp"
+#include "lockstep/detail/core/thread.hpp"
+
+namespace lockstep::detail {
+
+/// The thread that calls `run` is replica 0; worker threads get each task through a pointer.
+class ReplicaWorkers {
+ public:
+  explicit ReplicaWorkers(std::size_t replicas)
+      : crowded_(replicas > core_count()), errors_(replicas) {
+    workers_.reserve(replicas - 1);
+    try {
+      for (std::size_t i = 1; i < replicas; ++i) {
+        workers_.emplace_back(
+            ThreadName{text({"replica ", i}).c_str(), "the thread of a replica"},
+            [this, i] { work(i); },
+            [](const std::exception_ptr&) {});  // phases store their exceptions
+      }
+    } catch (...) {  // a thread could not start
+      stop();
+      throw;
+    }
+  }
+
+  ReplicaWorkers(const ReplicaWorkers&) = delete;
+  ReplicaWorkers& operator=(const ReplicaWorkers&) = delete;
+  ~ReplicaWorkers() { stop(); }
+
+  std::size_t size() const { return errors_.size(); }
+
+  /// Calls every phase with each replica's number, on its thread, with a barrier after each phase.
+  /// An exception ends the run: the first replica's that is not the consequence of another failure
+  /// is thrown, with the replica's number. **Host** blocks.
+  template <class... Phases>
+  void run(const Phases&... phases) {
+    using All = std::tuple<const Phases&...>;
+    const All all(phases...);
+    const Running running(is_running_);
+    has_failed_.store(false, std::memory_order_relaxed);
+    for (std::exception_ptr& error : errors_) error = nullptr;
+    task_ = &run_phases<All>;
+    phases_ = &all;
+    call_ = current_job_call();
+    publish(begun_, ++tasks_);
+    run_phases<All>(*this, 0);
+    if (has_failed_.load(std::memory_order_relaxed)) throw_first();
+  }
+
+  /// Calls `f` with each replica's number, on that replica's thread, one after the other: functions
+  /// of the program need not be thread-safe. Stops at the first exception. **Host** blocks.
+  template <class F>
+  void run_in_turn(const F& f) {
+    for (std::size_t turn = 0; turn != size(); ++turn) {
+      run([&](std::size_t replica) {
+        if (replica == turn) f(replica);
+      });
+    }
+  }
+
+ private:
+  /// Rejects a model that calls its own job, which would deadlock.
+  struct Running {
+    explicit Running(std::atomic<bool>& flag) : flag(flag) {
+      if (!flag.exchange(true)) return;
+      throw Error("DP", "a replica called the job that it is part of",
+                  "step and evaluate outside of the model");
+    }
+    ~Running() { flag.store(false); }
+    Running(const Running&) = delete;
+    Running& operator=(const Running&) = delete;
+    std::atomic<bool>& flag;
+  };
+
+  template <class All>
+  static void run_phases(ReplicaWorkers& workers, std::size_t replica) {
+    std::apply(
+        [&](const auto&... phase) {
+          static_cast<void>((workers.run_phase(phase, replica) && ...));
+        },
+        *static_cast<const All*>(workers.phases_));
+  }
+
+  /// Runs a phase. Returns whether there is a next one.
+  template <class Phase>
+  bool run_phase(const Phase& phase, std::size_t replica) {
+    try {
+      phase(replica);
+    } catch (...) {
+      errors_[replica] = std::current_exception();
+      has_failed_.store(true, std::memory_order_relaxed);
+    }
+    return barrier();
+  }
+
+  /// A barrier. The last replica decides whether all go on, because a fast replica may fail in the
+  /// next phase before a slow one has left this one.
+  bool barrier() {
+    const std::uint64_t before = met_.value.load(std::memory_order_relaxed);
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size()) {
+      arrived_.store(0, std::memory_order_relaxed);
+      goes_on_ = !has_failed_.load(std::memory_order_relaxed);
+      publish(met_, before + 1);
+    } else {
+      wait_for(met_, before + 1, crowded_, [] {});
+    }
+    return goes_on_;
+  }
+
+  void work(std::size_t replica) {
+    for (std::uint64_t task = 1;; ++task) {
+      wait_for(begun_, task, crowded_, [] {});
+      if (task_ == nullptr) return;
+      const InJobCall in(call_);
+      task_(*this, replica);
+    }
+  }
+
+  void stop() {
+    task_ = nullptr;
+    publish(begun_, ++tasks_);
+    workers_.clear();
+  }
+
+  /// Throws the exception that `run` promises; a single replica is not named.
+  [[noreturn, gnu::noinline]] void throw_first() {
+    std::size_t first = size();
+    for (std::size_t i = size(); i-- != 0;) {
+      if (!errors_[i]) continue;
+      const bool is_better = first == size() || Failure::of(errors_[first]).consequence ||
+                             !Failure::of(errors_[i]).consequence;
+      if (is_better) first = i;
+    }
+    const std::exception_ptr thrown = std::exchange(errors_[first], nullptr);
+    if (size() == 1) std::rethrow_exception(thrown);
+    const Failure failure = Failure::of(thrown);
+    const std::string who = "replica " + std::to_string(first);
+    const Error named(
+        failure.operation.empty() ? who : who + ", " + failure.operation, failure.problem,
+        failure.advice.empty() ? "see what is wrong with its share of the batch" : failure.advice);
+    try {
+      std::rethrow_exception(thrown);
+    } catch (...) {
+      std::throw_with_nested(failure.consequence ? named.as_consequence() : named);
+    }
+  }
+
+  bool crowded_;
+  Counter begun_{};  // tasks published
+  Counter met_{};    // phases completed by all
+  std::atomic<std::size_t> arrived_{0};
+  std::atomic<bool> has_failed_{false};
+  std::atomic<bool> is_running_{false};
+  bool goes_on_ = false;
+  void (*task_)(ReplicaWorkers&, std::size_t) = nullptr;
+  const void* phases_ = nullptr;
+  JobCall call_ = JobCall::none;  // of the caller, and so of all replicas
+  std::uint64_t tasks_ = 0;
+  std::vector<std::exception_ptr> errors_;  // by replica
+  std::vector<Thread> workers_;
+};
+
+}  // namespace lockstep::detail

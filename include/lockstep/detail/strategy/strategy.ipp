@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Non-template definitions of this folder.
+
+#include "lockstep/detail/core/error.hpp"
+#include "lockstep/detail/core/text.hpp"
+#include "lockstep/detail/strategy/agreement.hpp"
+#include "lockstep/detail/strategy/scatter.hpp"
+
+LOCKSTEP_COLD_BEGIN
+
+namespace lockstep::detail {
+
+LOCKSTEP_INLINE void describe(std::string& text, std::string_view role, std::string_view name,
+                              const TensorInfo& info) {
+  text += detail::text({role, " ", name, " ", element_name(info.element)});
+  for (std::size_t j = 0; j != info.rank; ++j) {
+    text += detail::text({j == 0 ? " " : " x ", info.extents[j]});
+  }
+  text += info.is_frozen ? " frozen\n" : "\n";
+}
+
+LOCKSTEP_INLINE std::string_view line_at(std::string_view text, std::size_t number) {
+  for (; number != 0 && text.find('\n') != std::string_view::npos; --number)
+    text.remove_prefix(text.find('\n') + 1);
+  return text.empty() ? "nothing more" : text.substr(0, text.find('\n'));
+}
+
+LOCKSTEP_INLINE void fail_agreement(const std::string& first_job, const std::string& other_job,
+                                    std::size_t other, Rank me) {
+  std::size_t line = 0;
+  while (line_at(first_job, line) == line_at(other_job, line) &&
+         line_at(first_job, line) != "nothing more") {
+    ++line;
+  }
+  fail("DDP",
+       {"ranks have different jobs: rank 0 has \"", line_at(first_job, line), "\" and rank ", other,
+        " has \"", line_at(other_job, line), "\""},
+       "start the same program with the same settings on all ranks", me);
+}
+
+LOCKSTEP_INLINE void BatchShares::reject_empty() {
+  throw Error("DP", "the batch is empty", "give it a sample for one replica at least");
+}
+
+LOCKSTEP_INLINE void BatchShares::require_samples() const {
+  for (std::size_t i = 0; i != rows_.size(); ++i) {
+    if (rows_[i].count != 0) continue;
+    throw Error("DP",
+                text({"replica ", i, " has no sample of a batch of ", samples_,
+                      ", and batch norms take their statistics over all ", rows_.size(),
+                      " replicas (Norms<Synced>)"}),
+                "give every replica a sample, and leave out a last batch that is too small "
+                "(drop_last), or use Norms<Local>");
+  }
+}
+
+LOCKSTEP_INLINE std::size_t replicas_of(const DpOptions& options, std::size_t static_replicas,
+                                        std::size_t (*devices)()) {
+  std::size_t wanted = options.replicas;
+  if (const std::size_t listed = options.devices.size(); listed != 0) {
+    if (wanted != dynamic && wanted != listed) {
+      fail("DP", {wanted, " replicas are wanted and ", listed, " devices are listed"},
+           "leave replicas out: every device has one");
+    }
+    wanted = listed;
+  }
+  if (wanted == 0) fail("DP", {"no replicas are wanted"}, "ask for one at least");
+  if (wanted == dynamic) wanted = static_replicas == dynamic ? devices() : static_replicas;
+  return wanted;
+}
+
+LOCKSTEP_INLINE std::size_t output_replica(const DpOptions& options, std::size_t replicas) {
+  if (!options.output_device) return 0;
+  const std::size_t wanted = *options.output_device;
+  if (options.devices.empty() && wanted < replicas) return wanted;
+  for (std::size_t i = 0; i != options.devices.size(); ++i)
+    if (options.devices[i] == wanted) return i;
+  fail("DP", {"output_device ", wanted, " has no replica"}, "name one of the devices");
+}
+
+LOCKSTEP_INLINE void reject_uneven_parts() {
+  fail("DP", {"parts of the batch differ in size, and some samples would be left out"},
+       "give all parts the same size, or use LossOnReplica");
+}
+
+}  // namespace lockstep::detail
+
+LOCKSTEP_COLD_END

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file lockstep's sampler for LibTorch's loaders, and LibTorch's data sets for lockstep's.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <torch/data/datasets/base.h>
+#include <torch/data/example.h>
+#include <torch/data/samplers/base.h>
+#include <torch/serialize/archive.h>
+
+#include "lockstep/detail/core/error.hpp"
+#include "lockstep/detail/core/strong.hpp"
+#include "lockstep/detail/data/dataset.hpp"
+#include "lockstep/detail/data/pipeline.hpp"
+#include "lockstep/detail/data/sampler.hpp"
+#include "lockstep/detail/data/serialize.hpp"
+#include "lockstep/detail/strategy/scatter.hpp"
+#include "lockstep/detail/torch/batch.hpp"
+#include "lockstep/detail/torch/collate.hpp"
+#include "lockstep/detail/torch/tensors.hpp"
+
+namespace lockstep {
+
+namespace detail {
+
+/// LibTorch's examples as batches that can be sent to ranks, copied to GPUs and split by DP.
+template <class Way, class Data, class Target>
+void pack(Way& archive, ::torch::data::Example<Data, Target>& example) {
+  if constexpr (std::is_void_v<Target>) {
+    archive(example.data);
+  } else {
+    archive(example.data, example.target);
+  }
+}
+
+template <class Ranks>
+WorldSize world_of(const Ranks& ranks) {
+  if constexpr (requires { ranks.world_size(); }) {
+    return WorldSize{ranks.world_size()};
+  } else {
+    return WorldSize{ranks.world()};
+  }
+}
+
+}  // namespace detail
+
+inline namespace torch_modules {
+
+/// lockstep's `DistributedSampler` for LibTorch's loaders:
+///
+///     RankSampler<> sampler(*dataset.size(), session);
+///     auto loader = torch::data::make_data_loader(dataset.map(Stack<>()), sampler, 64);
+///     for (std::size_t epoch = 0; epoch != 10; ++epoch) {
+///       sampler.set_epoch(epoch);
+///       for (auto& batch : *loader) ddp.step(batch);
+///     }
+///
+/// Draws what Python's DistributedSampler draws, in the same order. Copies share one state, so
+/// `set_epoch` reaches the loader's copy; without `set_epoch` every epoch has the same order.
+template <class Remainder = Padding, class Order = TorchShuffle>
+class RankSampler final : public ::torch::data::samplers::Sampler<> {
+  static_assert(!std::is_same_v<Remainder, Masked>,
+                "lockstep: Masked gives duplicates weight 0, and the batches of LibTorch's loaders "
+                "have no weights; choose Padding, DropLast or Exact, or use lockstep's loader with "
+                "as_dataset");
+
+ public:
+  using Draws = DistributedSampler<Remainder, Order>;
+
+  RankSampler(std::size_t samples, WorldSize world, Rank rank, SamplerOptions options = {})
+      : options_(options), draws_(std::make_shared<Draws>(samples, world, rank, options)) {}
+  template <class Ranks>
+    requires requires(const Ranks& ranks) { ranks.rank(); }
+  RankSampler(std::size_t samples, const Ranks& ranks, SamplerOptions options = {})
+      : RankSampler(samples, detail::world_of(ranks), Rank{ranks.rank()}, options) {}
+
+  /// Sets the order of the next epoch that a loader begins.
+  void set_epoch(Epoch epoch) { draws_->set_epoch(epoch); }
+  void set_epoch(std::size_t epoch) { set_epoch(Epoch{epoch}); }
+  Epoch epoch() const { return draws_->epoch(); }
+
+  /// The number of samples that this rank draws in an epoch.
+  std::size_t size() const { return draws_->size(); }
+
+  // Called by LibTorch's loaders.
+
+  /// Begins the epoch, or continues a loaded one.
+  void reset(std::optional<std::size_t> new_size = std::nullopt) override {
+    if (new_size && *new_size != draws_->samples()) {
+      Draws other(*new_size, draws_->world(), draws_->rank(), options_);
+      other.set_epoch(draws_->epoch());
+      *draws_ = std::move(other);
+    }
+    draws_->start();
+  }
+  std::optional<std::vector<std::size_t>> next(std::size_t batch_size) override {
+    const std::size_t first = draws_->position();
+    const std::size_t count = std::min(batch_size, draws_->size() - first);
+    if (count == 0) return std::nullopt;
+    std::vector<std::size_t> indices(count);
+    for (std::size_t i = 0; i != count; ++i) indices[i] = (*draws_)[first + i];
+    draws_->advance(count);
+    return indices;
+  }
+
+  /// A loader with workers draws ahead of its loop, and what it has drawn counts as done.
+  void save(::torch::serialize::OutputArchive& archive) const override {
+    const SamplerState state = draws_->state();
+    const std::uint64_t numbers[] = {state.samples, state.world.value(), state.seed.value(),
+                                     state.rule,    state.epoch.value(), state.first,
+                                     state.position};
+    at::Tensor values = at::empty({state_values}, at::kLong);
+    std::copy(std::begin(numbers), std::end(numbers), values.data_ptr<std::int64_t>());
+    archive.write(key, values, true);
+  }
+  /// The next `reset` continues from the saved state, also with another number of ranks.
+  void load(::torch::serialize::InputArchive& archive) override {
+    at::Tensor values;
+    archive.read(key, values, true);
+    if (values.numel() != state_values || values.scalar_type() != at::kLong)
+      detail::fail("RankSampler", {"the archive holds the state of another sampler"},
+                   "load what a RankSampler has saved");
+    const auto* n = static_cast<const std::int64_t*>(values.const_data_ptr());
+    const auto number = [&](int i) { return static_cast<std::uint64_t>(n[i]); };
+    draws_->resume({number(0), WorldSize{number(1)}, Seed{number(2)}, number(3), Epoch{number(4)},
+                    number(5), number(6)});
+  }
+
+ private:
+  static constexpr const char* key = "lockstep.sampler";
+  static constexpr std::int64_t state_values = 7;
+
+  SamplerOptions options_;
+  std::shared_ptr<Draws> draws_;
+};
+
+}  // namespace torch_modules
+
+namespace detail {
+
+/// One copy of a LibTorch data set per reading thread, since its functions are not const.
+template <class D>
+class DatasetCopies {
+ public:
+  explicit DatasetCopies(D dataset) : dataset_(std::move(dataset)) {
+    const auto size = dataset_.size();
+    if (!size)
+      fail("as_dataset", {"the data set does not know how many samples it has"},
+           "give its size() a number");
+    size_ = *size;
+  }
+  std::size_t size() const { return size_; }
+  template <class F>
+  void with_copy(const F& f) const {
+    spares_.with([&](std::optional<D>& copy) {
+      if (!copy) copy.emplace(dataset_);
+      f(*copy);
+    });
+  }
+
+ private:
+  D dataset_;
+  std::size_t size_ = 0;
+  mutable Spares<std::optional<D>> spares_;
+};
+
+/// A data set of single examples: a source of samples and of batches of tensors.
+template <class D>
+class TorchSamples : public DatasetCopies<D>,
+                     public LoadsSamples<TorchSamples<D>, typename D::ExampleType, TensorCollate> {
+ public:
+  using sample_type = typename D::ExampleType;
+  using DatasetCopies<D>::DatasetCopies;
+
+  void read(std::size_t index, sample_type& out) const {
+    this->with_copy([&](D& dataset) { out = dataset.get(index); });
+  }
+};
+
+/// A data set of batches, such as one mapped by `Stack`.
+template <class D>
+class TorchBatches : public DatasetCopies<D> {
+ public:
+  using batch_type = typename D::BatchType;
+  using DatasetCopies<D>::DatasetCopies;
+
+  void load(std::span<const std::size_t> indices, batch_type& out) const {
+    this->with_copy([&](D& dataset) {
+      out = dataset.get_batch(c10::ArrayRef<std::size_t>(indices.data(), indices.size()));
+    });
+  }
+};
+
+}  // namespace detail
+
+inline namespace torch_modules {
+
+/// A LibTorch data set for lockstep's loaders, jobs and pipelines, which then provide order,
+/// workers, feeding and resumption: `job.open([] { return as_dataset(MNIST(folder)); })`. With
+/// `get(index)` it yields `TensorBatch`es and is a source for `map` and the like; a mapped one
+/// yields its own batches. Every loading thread has a copy.
+template <class D>
+auto as_dataset(D dataset) {
+  constexpr bool is_indexed = requires(D& d, std::size_t i) { d.get(i); };
+  constexpr bool is_batched = requires(D& d, c10::ArrayRef<std::size_t> i) { d.get_batch(i); };
+  static_assert(is_indexed || is_batched,
+                "lockstep: as_dataset takes data sets of LibTorch's that have get(index) or "
+                "get_batch(indices); a stream has no places that ranks could share");
+  if constexpr (is_indexed) {
+    return detail::TorchSamples<D>(std::move(dataset));
+  } else if constexpr (is_batched) {
+    return detail::TorchBatches<D>(std::move(dataset));
+  } else {
+    return dataset;
+  }
+}
+
+}  // namespace torch_modules
+
+}  // namespace lockstep
+
+namespace torch::data {
+
+/// One compile error for lockstep's sampler in LibTorch's loader.
+template <class Dataset, class Remainder, class Order, class Options>
+void make_data_loader(Dataset&&, const ::lockstep::DistributedSampler<Remainder, Order>&,
+                      Options&&) {
+  static_assert(sizeof(Remainder) == 0,
+                "lockstep: DistributedSampler is for lockstep's DataLoader; give LibTorch's loader "
+                "a RankSampler");
+}
+
+}  // namespace torch::data

@@ -1,0 +1,370 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file `lockstep::torch::DistributedDataParallel`: DDP for hand-written loops with LibTorch's
+/// optimizers; policies that do not apply there are compile errors.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/module.h>
+
+#include "lockstep/detail/bucket/subgraphs.hpp"
+#include "lockstep/detail/comm/collective.hpp"
+#include "lockstep/detail/core/element.hpp"
+#include "lockstep/detail/core/scope_guard.hpp"
+#include "lockstep/detail/core/strong.hpp"
+#include "lockstep/detail/launch/rendezvous.hpp"
+#include "lockstep/detail/policy/pack.hpp"
+#include "lockstep/detail/policy/policy.hpp"
+#include "lockstep/detail/strategy/ddp.hpp"
+#include "lockstep/detail/strategy/policies.hpp"
+#include "lockstep/detail/strategy/replica.hpp"
+#include "lockstep/detail/topology/topology.hpp"
+#include "lockstep/detail/torch/loop_gradients.hpp"
+#include "lockstep/detail/torch/module.hpp"
+#include "lockstep/detail/torch/tensors.hpp"
+#include "lockstep/detail/trainer/axes.hpp"
+#include "lockstep/detail/trainer/connection.hpp"
+#include "lockstep/detail/trainer/process_group.hpp"
+#include "lockstep/detail/trainer/rejected.hpp"
+
+namespace lockstep {
+
+inline namespace torch_modules {
+
+/// The parameter types of a module, if not all are float, as an argument among the policies:
+/// `lockstep::torch::DistributedDataParallel<Net, ParameterTypes<float, double>>`.
+template <Element... Ts>
+struct ParameterTypes {};
+
+}  // namespace torch_modules
+
+namespace detail {
+
+template <class P, class... Axes>
+concept PolicyOfAny = (PolicyOf<P, Axes> || ...);
+
+template <class>
+inline constexpr bool never = false;
+
+/// Does a policy apply to a hand-written loop? If not, a compile error names the alternative. Types
+/// that are no well-formed policies are left to the composition check of all jobs.
+template <class P>
+consteval bool acts_in_loop() {
+  if constexpr (!Policy<P>) {
+    return true;
+  } else if constexpr (!P::well_formed || !answers<typename P::axis>(CanonicalPolicies<>::pack{})) {
+    return true;
+  } else if constexpr (PolicyOfAny<P, axes::Device, axes::Backend, axes::World, axes::Progress,
+                                   axes::Groups, axes::Buckets, axes::Frozen, axes::Norms,
+                                   axes::UnevenInputs> ||
+                       std::is_same_v<P, ParallelStrategy<DDP>> || std::is_same_v<P, Feed<Own>> ||
+                       std::is_same_v<P, Sharding<Replicated>> || std::is_same_v<P, EagerStep> ||
+                       std::is_same_v<P, Precision<AsDeclared>> ||
+                       std::is_same_v<P, Anomaly<Stop>> || std::is_same_v<P, Anomaly<Ignore>>) {
+    return true;
+  } else if constexpr (PolicyOfAny<P, axes::Optimizer, axes::ParameterGroups, axes::Clip,
+                                   axes::Accumulate, axes::Schedule>) {
+    static_assert(never<P>,
+                  "lockstep: this wrapper leaves the update to the program; use LibTorch's "
+                  "optimizers with their groups, clip_grad_norm_ and no_sync(), or a Trainer with "
+                  "a TorchModel, which has the policies Optimizer, ParameterGroups, Clip, "
+                  "Accumulate and Schedule");
+  } else if constexpr (PolicyOf<P, axes::Anomaly>) {
+    static_assert(
+        never<P>,
+        "lockstep: Anomaly<Skip> leaves updates out, and here the program makes them; look "
+        "at the gradients before optimizer.step(), or use a Trainer with a TorchModel");
+  } else if constexpr (PolicyOf<P, axes::Hooks>) {
+    static_assert(!P::skips_zero_gradients,
+                  "lockstep: SkipZeroGradients leaves updates out, and here the program makes "
+                  "them; look at the gradients before optimizer.step(), or use a Trainer with a "
+                  "TorchModel");
+    static_assert(!P::stages::averages_parameters,
+                  "lockstep: LocalSGD averages parameters after updates of lockstep's; use a "
+                  "Trainer with a TorchModel");
+    return !P::skips_zero_gradients && !P::stages::averages_parameters;
+  } else if constexpr (PolicyOf<P, axes::Buffers>) {
+    constexpr bool averages = std::is_same_v<typename P::choice, Synced>;
+    static_assert(!averages,
+                  "lockstep: Buffers<Synced> averages buffers where a job evaluates and saves, and "
+                  "here the program does both; use Buffers<Broadcast> or Buffers<Local>, or a "
+                  "Trainer with a TorchModel");
+    return !averages;
+  } else if constexpr (PolicyOf<P, axes::UnusedParameters>) {
+    constexpr bool declares = SubgraphsIn<typename P::choice>::count > 1;
+    static_assert(!declares,
+                  "lockstep: Subgraphs are for declared models; add UnusedParameters<Zero>, with "
+                  "which autograd says what a pass has used");
+    return !declares;
+  } else if constexpr (PolicyOfAny<P, axes::ParallelStrategy, axes::LossPlacement>) {
+    static_assert(never<P>,
+                  "lockstep: this wrapper is ParallelStrategy<DDP>, and every rank has its own "
+                  "loss; DP is lockstep::torch::DataParallel<Net>, and LossOnReplica is for a "
+                  "Trainer with a TorchModel");
+  } else if constexpr (PolicyOfAny<P, axes::Sampler, axes::Feed>) {
+    static_assert(never<P>,
+                  "lockstep: here the program loads its data; give LibTorch's loader a "
+                  "RankSampler, or use a Trainer with a TorchModel, which has the policies Sampler "
+                  "and Feed");
+  } else if constexpr (PolicyOf<P, axes::Sharding>) {
+    static_assert(never<P>,
+                  "lockstep: LibTorch's optimizers update all parameters on every rank; leave "
+                  "Sharding out, or use a Trainer with a TorchModel");
+  } else if constexpr (PolicyOfAny<P, axes::StepExecution, axes::Precision>) {
+    static_assert(never<P>,
+                  "lockstep: CapturedStep and Precision need a step that lockstep runs; use a "
+                  "Trainer with a TorchModel");
+  } else {
+    static_assert(never<P>,
+                  "lockstep: one of these policies does nothing in a program's own loop; leave it "
+                  "out, or use a Trainer with a TorchModel");
+  }
+  return false;
+}
+
+/// Sorts the wrapper's arguments into parameter types and policies; adds `Sharding<Replicated>`.
+template <class Net, class Types, class Acting, class... Given>
+struct SortedLoopJob;
+template <class Net, class... Ts, class... Ps>
+struct SortedLoopJob<Net, ParameterTypes<Ts...>, PolicyPack<Ps...>> {
+  template <class M, class Policies>
+  using Of = Replica<M, Policies, CommunicatorOf<Policies>>;
+  using Model = LoopModule<Net, Ts...>;
+  using replica = Compose<Of, RejectedWrapper, Model, Ps...>;
+  using policies = CanonicalPolicies<Ps...>;
+  using communicator = CommunicatorOf<policies>;
+  static_assert(PickOr<World<dynamic>, Ps...>::static_size != 1,
+                "lockstep: World<1> has nobody to average with; leave it out, or the wrapper");
+  static_assert(std::is_same_v<PickOr<Groups<>, Ps...>, Groups<>> ||
+                    PickOr<Norms<Local>, Ps...>::in_group,
+                "lockstep: in a program's own loop Groups<...> are for Norms<Synced, WithinGroup> "
+                "alone; add it, or make groups of your own with new_group(...)");
+};
+template <class Net, class Types, class... Acting, class... Ts, class... Rest>
+struct SortedLoopJob<Net, Types, PolicyPack<Acting...>, ParameterTypes<Ts...>, Rest...>
+    : SortedLoopJob<Net, ParameterTypes<Ts...>, PolicyPack<Acting...>, Rest...> {};
+template <class Net, class Types, class... Acting, class First, class... Rest>
+struct SortedLoopJob<Net, Types, PolicyPack<Acting...>, First, Rest...>
+    : SortedLoopJob<
+          Net, Types,
+          std::conditional_t<acts_in_loop<First>() && !std::is_same_v<First, Sharding<Replicated>>,
+                             PolicyPack<Acting..., First>, PolicyPack<Acting...>>,
+          Rest...> {};
+template <class Net, class... Ps>
+using LoopJob = SortedLoopJob<Net, ParameterTypes<>, PolicyPack<Sharding<Replicated>>, Ps...>;
+
+}  // namespace detail
+
+/// Found as `lockstep::torch::X`, since `lockstep::X` are the wrappers of declared models.
+namespace torch_loops {
+
+/// PyTorch's wrapper. `Net` is a module class or its holder:
+///
+///     auto net = std::make_shared<Net>();
+///     lockstep::torch::DistributedDataParallel<Net> ddp(net, session);
+///     torch::optim::SGD optimizer(net->parameters(), 0.1);
+///     for (auto& [inputs, labels] : batches) {
+///       auto loss = torch::cross_entropy_loss(ddp(inputs), labels);
+///       loss.backward();        // gradients are averages over all ranks when it returns
+///       optimizer.step();
+///       optimizer.zero_grad();
+///     }
+///
+/// Reductions overlap with `backward`. Averages are in `Tensor::grad` without a copy: clone one to
+/// keep it over the next `backward`. Optimizers may be made before or after the wrapper. Every
+/// backward pass that reaches parameters of the module is a collective, unless the latest `forward`
+/// was in a `no_sync()` scope; it averages the sum of new gradients and those in `Tensor::grad`.
+template <class Net, class... Policies>
+class DistributedDataParallel {
+  using Source = detail::ModuleSource<Net>;
+  using Contained = typename Source::Contained;
+  using Job = detail::LoopJob<Net, Policies...>;
+  using Replica = typename Job::replica;
+  using traits = typename Replica::traits;
+
+ public:
+  using module_type = Net;
+  using communicator_type = typename Job::communicator;
+
+  /// Compares the module over ranks and broadcasts rank 0's parameters and buffers. The group, a
+  /// communicator or a session, must outlive the wrapper. **Ranks** all. **Host** blocks.
+  DistributedDataParallel(std::shared_ptr<Contained> module, communicator_type& group)
+      : module_(std::move(module)),
+        replica_(group,
+                 detail::abort_on_exception_of<false>(
+                     group,
+                     [&] { return typename Replica::layouts_type(typename Job::Model(module_)); }),
+                 typename Job::Model(module_)),
+        gradients_(
+            (detail::abort_on_exception(replica_, [&] { replica_.initialize_from_model(Seed{}); }),
+             replica_)) {}
+  template <class... Ps>
+  DistributedDataParallel(std::shared_ptr<Contained> module, ProcessGroup<Ps...>& group)
+      : DistributedDataParallel(std::move(module), *group) {}
+  DistributedDataParallel(std::shared_ptr<Contained> module, Session& session)
+      : DistributedDataParallel(std::move(module),
+                                std::unique_ptr<communicator_type>(new communicator_type(
+                                    detail::make_communicator<typename Job::policies>(session)))) {}
+  /// For a holder, such as `torch::nn::Sequential`.
+  template <class Group>
+    requires(!std::same_as<Net, Contained>)
+  DistributedDataParallel(const Net& holder, Group& group)
+      : DistributedDataParallel(holder.ptr(), group) {}
+  DistributedDataParallel(const DistributedDataParallel&) = delete;
+  DistributedDataParallel& operator=(const DistributedDataParallel&) = delete;
+
+  Contained& module() { return *module_; }
+  Contained* operator->() { return module_.get(); }
+  communicator_type& communicator() { return replica_.communicator(); }
+
+  /// The module's forward pass; in training with gradients enabled, rank 0's buffers are broadcast
+  /// first. **Ranks** all in that case, else this one. **Host** blocks.
+  template <class... Arguments>
+  auto forward(Arguments&&... arguments) {
+    [[maybe_unused]] const auto on = replica_.on_device();
+    return detail::abort_on_exception(replica_, [&] {
+      prepare();
+      return replica_.with_step([&](auto& step) {
+        const auto norms = replica_.model().open_norms(gradients_.streams().norm_ranks(step));
+        return module_->forward(std::forward<Arguments>(arguments)...);
+      });
+    });
+  }
+  template <class... Arguments>
+  auto operator()(Arguments&&... arguments) {
+    return forward(std::forward<Arguments>(arguments)...);
+  }
+
+  /// `loss.backward()` that also tells all ranks the reason of a failure and, with
+  /// `UnusedParameters<Zero>`, finds unused parameters early. **Ranks** all. **Host** blocks.
+  void backward(const at::Tensor& loss, bool retain_graph = false, bool create_graph = false) {
+    [[maybe_unused]] const auto on = replica_.on_device();
+    gradients_.run(loss, [&] { loss.backward({}, retain_graph, create_graph); });
+  }
+
+  /// Throws if an averaged gradient was NaN or infinite (`Anomaly<Stop>`); on a GPU, otherwise a
+  /// later `backward` throws. **Host** blocks until all passes are done.
+  void require_finite() {
+    [[maybe_unused]] const auto on = replica_.on_device();
+    detail::abort_on_exception(replica_, [&] { gradients_.require_finite(); });
+  }
+
+  /// Gradients of forward passes in the scope of the result accumulate in this rank's
+  /// `Tensor::grad`; the next pass outside averages the sum.
+  ///
+  ///     { auto local = ddp.no_sync();  ddp(x).mean().backward(); }
+  [[nodiscard("gradients are averaged again when the result is gone: auto local = ...")]] auto
+  no_sync() {
+    return detail::ValueWhile(synchronizes_, false);
+  }
+
+  /// With `UnevenInputs<Join>`: until the result's end, ranks may have different numbers of
+  /// batches, with one `backward` per `forward`. `update` is the program's code after a backward
+  /// pass: an exhausted rank calls it after each pass of the others, which keeps its parameters and
+  /// optimizer states equal to theirs. **Ranks** all. **Host** does not block here.
+  ///
+  ///     const auto update = [&] { optimizer.step(); optimizer.zero_grad(); };
+  ///     auto joined = ddp.join(update);
+  ///     for (auto& batch : batches) { loss_of(ddp(batch)).backward(); update(); }
+  ///     joined.finish();
+  template <class Update, class T = traits>
+  auto join(Update update) {
+    static_assert(T::may_join,
+                  "lockstep: ranks of this job have the same number of batches; add "
+                  "UnevenInputs<Join> to let some run out of batches before others");
+    return detail::JoinScope<DistributedDataParallel, Update>(*this, std::move(update));
+  }
+  template <class T = traits>
+  auto join() {
+    static_assert(!T::may_join && sizeof(T) == 0,
+                  "lockstep: a rank that has no more batches makes the updates of the others, or "
+                  "the states of its optimizer would fall behind; say what an update is, and add "
+                  "UnevenInputs<Join>: ddp.join([&] { optimizer.step(); optimizer.zero_grad(); })");
+    return detail::JoinScope<DistributedDataParallel>(*this);
+  }
+
+  // Called by `join`.
+
+  void begin_join() { is_joining_ = true; }
+  void leave_join() { is_joining_ = false; }
+  bool is_joining() const { return is_joining_; }
+  template <class F>
+  void finish_join(const F& update) {
+    if (!std::exchange(is_joining_, false)) return;
+    detail::abort_on_exception(replica_, [&] {
+      [[maybe_unused]] const auto on = replica_.on_device();
+      answer_all(update);
+    });
+  }
+
+  /// The bytes that this rank has sent for gradients, with `Hooks<...>`.
+  auto bytes_sent()
+    requires(traits::is_hooked)
+  {
+    return replica_.bytes_sent();
+  }
+
+ private:
+  /// Owns the communicator, which must outlive the replica.
+  DistributedDataParallel(std::shared_ptr<Contained> module, std::unique_ptr<communicator_type> own)
+      : DistributedDataParallel(std::move(module), *own) {
+    own_ = std::move(own);
+  }
+
+  void prepare() {
+    gradients_.require_intact();
+    if (!at::GradMode::is_enabled()) return;
+    gradients_.streams().keep_backward_here();
+    gradients_.receive(synchronizes_);
+    if constexpr (traits::broadcasts_buffers) {
+      if (!synchronizes_) return;
+      // An exhausted rank answers one broadcast per backward pass.
+      const bool wanted = traits::joins ? std::exchange(next_buffers_, gradients_.passes() + 1) <=
+                                              gradients_.passes()
+                                        : detail::is_in_training(*module_);
+      if (!wanted) return;
+      gradients_.streams().job_waits_for_program();
+      replica_.synchronize_buffers(detail::JobCall::forward);
+      gradients_.streams().program_waits_for_job();
+    }
+  }
+
+  /// Answers the others' collectives until all ranks are exhausted.
+  template <class F>
+  void answer_all(const F& update) {
+    if constexpr (traits::joins) {
+      const detail::InJobCall in(detail::JobCall::backward);
+      do {
+        gradients_.streams().job_waits_for_program();
+      } while (replica_.answer_others([&] {
+        gradients_.publish();
+        const detail::InJobCall own(detail::JobCall::none);  // for the program's own calls
+        update();
+      }));
+    }
+  }
+
+  std::unique_ptr<communicator_type> own_;
+  std::shared_ptr<Contained> module_;
+  Replica replica_;
+  detail::LoopGradients<Replica> gradients_;
+  bool synchronizes_ = true;
+  std::uint64_t next_buffers_ = 0;  // passes before buffers are next broadcast, with Join
+  bool is_joining_ = false;
+};
+
+template <class Module, class Group>
+DistributedDataParallel(std::shared_ptr<Module>, Group&) -> DistributedDataParallel<Module>;
+template <class Holder, class Group>
+  requires requires { typename Holder::ContainedType; }
+DistributedDataParallel(const Holder&, Group&) -> DistributedDataParallel<Holder>;
+
+}  // namespace torch_loops
+
+}  // namespace lockstep
+
+namespace torch {
+
+using namespace ::lockstep::torch_loops;
+
+}  // namespace torch

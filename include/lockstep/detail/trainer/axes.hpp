@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file All axes of a job: their canonical order and their default policies.
+
+#include "lockstep/detail/bucket/buckets.hpp"
+#include "lockstep/detail/comm/backend.hpp"
+#include "lockstep/detail/data/feed.hpp"
+#include "lockstep/detail/data/sampler.hpp"
+#include "lockstep/detail/device/device.hpp"
+#include "lockstep/detail/hook/hook.hpp"
+#include "lockstep/detail/optim/adam.hpp"
+#include "lockstep/detail/optim/constants.hpp"
+#include "lockstep/detail/optim/optimizer.hpp"
+#include "lockstep/detail/optim/parameter_groups.hpp"
+#include "lockstep/detail/optim/schedule.hpp"
+#include "lockstep/detail/optim/sgd.hpp"
+#include "lockstep/detail/optim/update.hpp"
+#include "lockstep/detail/policy/pack.hpp"
+#include "lockstep/detail/policy/policy.hpp"
+#include "lockstep/detail/strategy/policies.hpp"
+#include "lockstep/detail/strategy/replica_traits.hpp"
+#include "lockstep/detail/strategy/sharding/sharding.hpp"
+#include "lockstep/detail/topology/groups.hpp"
+#include "lockstep/detail/topology/topology.hpp"
+
+namespace lockstep {
+
+namespace detail {
+
+/// One default per axis. Two depend on other policies: ranks on GPUs communicate through NCCL, so
+/// that `Device<Cuda>` alone moves a job to GPUs; and ranks with common memory share parameters,
+/// unless hooks need whole buckets or `UnevenInputs<Join>` is given.
+template <class... Ps>
+struct DefaultsFor {
+  using StrategyPolicy = PickOr<ParallelStrategy<DDP>, Ps...>;
+  using DevicePolicy = PickOr<Device<Cpu>, Ps...>;
+  static constexpr bool has_gpu_ranks = std::is_same_v<DevicePolicy, Device<Cuda>> &&
+                                        std::is_same_v<StrategyPolicy, ParallelStrategy<DDP>>;
+  using DefaultBackend = Backend<std::conditional_t<has_gpu_ranks, Nccl, Shm>>;
+  static constexpr bool shares_parameters =
+      shares_memory<StrategyPolicy, DevicePolicy, PickOr<DefaultBackend, Ps...>> &&
+      !PickOr<Hooks<>, Ps...>::has_stages && !PickOr<UnevenInputs<Even>, Ps...>::joins;
+  using type = PolicyPack<ParallelStrategy<DDP>, Device<Cpu>, DefaultBackend, World<dynamic>,
+                          Sampler<Distributed, Padding>, Optimizer<SGD>, ParameterGroups<>,
+                          Schedule<Constant>, Frozen<>, Buckets<>, Accumulate<1>, Clip<>,
+                          Buffers<Broadcast>, Norms<Local>, UnusedParameters<Forbid>,
+                          UnevenInputs<Even>, Precision<AsDeclared>, EagerStep, LossOnOutput,
+                          Sharding<std::conditional_t<shares_parameters, HostShared, Replicated>>,
+                          Hooks<>, Progress<Callers>, Anomaly<Stop>, Groups<>, Feed<Own>>;
+};
+
+}  // namespace detail
+
+/// A job's policies: `pack` has one per axis, in canonical order. Only policies that are not the
+/// default are in the type's name, which is part of the name of every function of the job.
+template <class... Chosen>
+struct JobPolicies {
+  using pack = detail::Canonical<typename detail::DefaultsFor<Chosen...>::type, Chosen...>;
+};
+
+/// The same type for any order of the same policies, and for a default that is spelled out.
+template <class... Ps>
+using CanonicalPolicies =
+    detail::ChosenFrom<JobPolicies, typename detail::DefaultsFor<Ps...>::type,
+                       detail::Canonical<typename detail::DefaultsFor<Ps...>::type, Ps...>>;
+
+namespace detail {
+template <class... Ps>
+consteval bool all_policies(PolicyPack<Ps...>) {
+  return (Policy<Ps> && ...);
+}
+}  // namespace detail
+
+static_assert(detail::all_policies(CanonicalPolicies<>::pack{}));
+
+}  // namespace lockstep

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file `DistributedDataParallel` and `DataParallel`: PyTorch's names, for hand-written loops.
+
+#include "lockstep/detail/strategy/ddp.hpp"
+#include "lockstep/detail/strategy/dp.hpp"
+#include "lockstep/detail/trainer/connection.hpp"
+#include "lockstep/detail/trainer/rejected.hpp"
+
+namespace lockstep {
+
+namespace detail {
+
+template <class Model, class Policies>
+struct DdpFor {
+  static_assert(!is_dp<Policies>,
+                "lockstep: DistributedDataParallel is ParallelStrategy<DDP>; the wrapper of "
+                "ParallelStrategy<DP> is DataParallel");
+  using type = BasicDdp<Model, Policies, CommunicatorOf<Policies>>;
+};
+template <class Model, class Policies>
+using DdpOf = typename DdpFor<Model, Policies>::type;
+template <class Model, class Policies>
+using DpOf = BasicDp<Model, Policies, ReplicaRendezvousOf<Policies>>;
+
+}  // namespace detail
+
+/// A model and policies in any order:
+///
+///     auto group = init_process_group();
+///     DistributedDataParallel<Linear, Optimizer<AdamW>> ddp(*group);
+///     ddp.forward(batch).backward().reduce().update();
+template <class Model, class... Ps>
+using DistributedDataParallel =
+    detail::Compose<detail::DdpOf, detail::RejectedWrapper, Model, Ps...>;
+
+/// The same with replicas in one process:
+///
+///     DataParallel<Linear, Optimizer<AdamW>> dp;                 // all devices of this process
+///     DataParallel<Linear, Optimizer<AdamW>> two({.replicas = 2});
+///     dp.step(batch);
+template <class Model, class... Ps>
+using DataParallel =
+    detail::Compose<detail::DpOf, detail::RejectedWrapper, Model, ParallelStrategy<DP>, Ps...>;
+
+}  // namespace lockstep
