@@ -98,7 +98,7 @@ local communicating = {"comm/call_log_test.cpp", "comm/collectives_test.cpp", "c
                        "comm/faults_test.cpp", "comm/rendezvous_test.cpp", "comm/process_group_test.cpp",
                        "comm/tally_test.cpp", "comm/thread_collectives_test.cpp", "comm/thread_launch_test.cpp",
                        "comm/toy_test.cpp"}
-test_program("comm", {types = {"comm/thrust_test.cpp", "comm/types_test.cpp"}}, none)
+test_program("comm", {types = {"comm/protocol_test.cpp", "comm/thrust_test.cpp", "comm/types_test.cpp"}}, none)
 target_end()
 test_program("comm_address", {comm = communicating}, address)
 target_end()
