@@ -4,8 +4,6 @@
 /// is the host's or a GPU's. Host code only, for files that nvcc does not compile.
 
 #include <cuda_runtime_api.h>
-#include <cctype>
-#include <cstdio>
 #include <cstdlib>
 
 #include "lockstep/detail/comm/call/peers.hpp"
@@ -20,7 +18,6 @@
 #include "lockstep/detail/device/cuda/memory.cuh"
 #include "lockstep/detail/device/cuda/runtime.cuh"
 #include "lockstep/detail/device/gpu_sharing.hpp"
-#include "lockstep/detail/device/numa.hpp"
 #include "lockstep/detail/launch/rendezvous.hpp"
 #include "lockstep/detail/store/protocol.hpp"
 #include "lockstep/detail/store/store.hpp"
@@ -122,32 +119,14 @@ inline std::string bus_id(const Gpu& gpu) {
   return id;
 }
 
-/// Binds the calling rank's thread to its GPU's NUMA node, so that copies and launches do not cross
-/// sockets; rank 0 reports it. Does nothing if the host has one node or does not report the GPU's,
-/// and never gives a thread more cores than it has.
-inline void stay_near(const Gpu& gpu) {
-  if (!wants_numa()) return;
-  std::string bus = bus_id(gpu);
-  for (char& letter : bus) letter = static_cast<char>(std::tolower(letter));  // as /sys writes it
-  const auto near = numa_node("/sys", bus, allowed_cores());
-  if (!near || !stay_at(*near) || gpu.rank() != Rank{0}) return;
-  std::fputs(text({"lockstep: rank 0 stays near its GPU, on the cores ", cores_text(near->cores),
-                   " of NUMA node ", near->node,
-                   ", and so does every rank near its own; LOCKSTEP_NUMA=0 lets them be\n"})
-                 .c_str(),
-             stderr);
-}
-
-/// The GPU whose number is the rank's local rank. It becomes this thread's current device, and the
-/// thread stays near it. If all ranks of a host are threads of this process and GPUs are too few,
-/// sharing them is an error unless it was asked for. Processes may see different GPUs: they use
-/// those that they see in turn, and `compare_gpus` finds shared ones.
+/// The GPU whose number is the rank's local rank; it becomes this thread's current device. If all
+/// ranks of a host are threads of this process and GPUs are too few, sharing them is an error
+/// unless it was asked for. Processes may see different GPUs: they use those that they see in turn,
+/// and `compare_gpus` finds shared ones.
 inline std::shared_ptr<Gpu> gpu_of(const Membership& member) {
   const bool are_threads = member.process_ranks >= member.local_world;
-  auto gpu = std::make_shared<Gpu>(Gpu::of(member.rank, member.local_rank, member.local_world,
-                                           !are_threads || wants_shared_gpus()));
-  stay_near(*gpu);
-  return gpu;
+  return std::make_shared<Gpu>(Gpu::of(member.rank, member.local_rank, member.local_world,
+                                       !are_threads || wants_shared_gpus()));
 }
 
 /// A GPU's name: `GPU-` and its UUID as nvidia-smi writes it, or the name of a MIG slice in
