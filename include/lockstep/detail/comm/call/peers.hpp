@@ -204,10 +204,6 @@ std::optional<Error> find_culprit(const P& peers, const std::string& operation,
   return who ? std::optional(rank_left(operation, *who, me)) : std::nullopt;
 }
 
-namespace shm {
-class MemoryFile;
-}
-
 /// What one rank publishes, in memory of one process or mapped by several.
 struct alignas(line_pair) RankState {
   Counter arrived;                     // calls that it has made: their slots may be read
@@ -230,11 +226,12 @@ class SharedPeers {
     std::uint64_t calls = 0;
   };
 
-  /// Rank w's state is `w * stride` bytes after `first`. The locks of `file` show which processes
-  /// live; threads of one process need no file. A rank that aborts or leaves holds `working`, so
-  /// that no other rank uses its memory meanwhile, and wakes those that wait for `done`.
+  /// Rank w's state is `w * stride` bytes after `first`. The locks of `file`, a descriptor, show
+  /// which processes live; threads of one process need none. A rank that aborts or leaves holds
+  /// `working`, so that no other rank uses its memory meanwhile, and wakes those that wait for
+  /// `done`.
   SharedPeers(Rank rank, WorldSize world, RankState* first, std::size_t stride,
-              Milliseconds timeout, const shm::MemoryFile* file, std::mutex* working = nullptr,
+              Milliseconds timeout, int file, std::mutex* working = nullptr,
               Counter* done = nullptr)
       : rank_(rank.value()),
         world_(world.value()),
@@ -334,7 +331,7 @@ class SharedPeers {
   std::size_t world_;
   RankState* first_;
   std::size_t stride_;
-  const shm::MemoryFile* file_;
+  int file_;
   std::mutex* working_;
   Counter* done_;
   Milliseconds timeout_;

@@ -38,20 +38,20 @@ struct PostedCall {
 class Engine : public SharedPeers {
  public:
   /// Creates the shared memory of a world. One rank does this and sends the others its `address`.
-  static MemoryFile make_file(WorldSize world);
-  static std::string address(const MemoryFile& file);
-  static MemoryFile open(const std::string& address);
+  static Descriptor make_file(WorldSize world);
+  static std::string address(const Descriptor& file);
+  static Descriptor open(const std::string& address);
   /// Opens the job's file, which rank 0 creates. **Ranks** all. **Host** blocks until it exists.
-  static MemoryFile join(const Membership& member, Store& store, const std::string& name);
+  static Descriptor join(const Membership& member, Store& store, const std::string& name);
 
-  Engine(Rank rank, WorldSize world, MemoryFile file, Milliseconds timeout);
+  Engine(Rank rank, WorldSize world, Descriptor file, Milliseconds timeout);
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
   ~Engine();
 
   std::size_t me() const { return rank().value(); }
   RankBlock& block(std::size_t rank) const {
-    return reinterpret_cast<RankBlock*>(blocks_.data())[rank];
+    return reinterpret_cast<RankBlock*>(blocks_.get())[rank];
   }
   Slot& slot(std::size_t rank, std::uint64_t ticket) const {
     return block(rank).slots[ticket % ring];
@@ -63,10 +63,10 @@ class Engine : public SharedPeers {
   /// The file offset of this rank's memory; nothing if it is not in one of its arenas.
   std::optional<std::uint64_t> locate(const void* data, std::size_t bytes) const {
     for (const Arena& arena : arenas_) {
-      const std::byte* const begin = arena.mapping.data() + me() * arena.stride;
+      const std::byte* const begin = arena.memory.get() + me() * arena.stride;
       const auto* const first = static_cast<const std::byte*>(data);
       if (first >= begin && first + bytes <= begin + arena.stride) {
-        return arena.offset + static_cast<std::uint64_t>(first - arena.mapping.data());
+        return arena.offset + static_cast<std::uint64_t>(first - arena.memory.get());
       }
     }
     return std::nullopt;
@@ -75,8 +75,7 @@ class Engine : public SharedPeers {
   std::byte* data_in_arena(std::size_t rank, std::uint64_t ticket) const {
     const std::uint64_t offset = slot(rank, ticket).offset;
     for (const Arena& arena : arenas_) {
-      if (offset - arena.offset < arena.mapping.bytes())
-        return arena.mapping.data() + (offset - arena.offset);
+      if (offset - arena.offset < arena.bytes) return arena.memory.get() + (offset - arena.offset);
     }
     return nullptr;
   }
@@ -163,7 +162,8 @@ class Engine : public SharedPeers {
 
  private:
   /// `file` is a reference: the delegating constructor maps the file in the same argument list.
-  Engine(Rank rank, WorldSize world, Mapping blocks, MemoryFile&& file, Milliseconds timeout);
+  Engine(Rank rank, WorldSize world, std::shared_ptr<std::byte> blocks, Descriptor&& file,
+         Milliseconds timeout);
 
   bool all_agree(std::uint64_t ticket) const {
     const Call& mine = slot(me(), ticket).call;
@@ -183,8 +183,8 @@ class Engine : public SharedPeers {
     for (std::size_t i = 1; i < world(); ++i) f((me() + i) % world());
   }
 
-  MemoryFile file_;
-  Mapping blocks_;
+  Descriptor file_;
+  std::shared_ptr<std::byte> blocks_;
   std::size_t file_bytes_;
   std::vector<Arena> arenas_;
   std::uint64_t posted_ = 0;
@@ -288,7 +288,7 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
 
   /// Joins a world through the file that one rank created (`Engine::make_file`) and all have
   /// opened. **Ranks** all. **Host** blocks until all have joined.
-  ShmCommunicator(Rank rank, WorldSize world, detail::shm::MemoryFile file, Milliseconds timeout)
+  ShmCommunicator(Rank rank, WorldSize world, detail::Descriptor file, Milliseconds timeout)
       : engine_(std::make_unique<Engine>(rank, world, std::move(file), timeout)) {
     detail::require_world<Ranks>(world, rank);
     this->barrier();
@@ -394,7 +394,7 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
   template <std::size_t GroupRanks>
   std::optional<ShmCommunicator<GroupRanks>> split(const detail::GroupPosition& position) {
     agree(detail::division_call(position));
-    detail::shm::MemoryFile file;
+    detail::Descriptor file;
     std::string address;
     if (position.is_member() && position.rank == Rank{0}) {
       file = Engine::make_file(position.world());

@@ -88,7 +88,7 @@ class RankHandle : public SharedPeers {
  public:
   RankHandle(std::shared_ptr<Rendezvous> rendezvous, Rank rank, Milliseconds timeout)
       : SharedPeers(rank, WorldSize{rendezvous->world()}, rendezvous->ranks_.data(),
-                    sizeof(RankState), timeout, nullptr, &rendezvous->working_, &rendezvous->done_),
+                    sizeof(RankState), timeout, -1, &rendezvous->working_, &rendezvous->done_),
         rendezvous_(std::move(rendezvous)) {
     if (own().process.exchange(static_cast<std::uint32_t>(::getpid())) != 0) {
       throw Error("join", text({"another thread has joined as rank ", rank}),
