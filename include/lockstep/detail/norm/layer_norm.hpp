@@ -22,7 +22,7 @@ class LayerNormWork<HostMemory> {
 
   template <bool Keeps, class T, class W>
   void forward(HostStream, std::size_t rows, std::size_t features, double eps, const T* x,
-               const NormAffine<W>& affine, T* y) {
+               const NormAffine<const W>& affine, T* y) {
     using A = Accumulator<T>;
     const A* const weight = widened<A>(affine.weight, features, 0);
     const A* const bias = widened<A>(affine.bias, features, 1);
@@ -41,7 +41,7 @@ class LayerNormWork<HostMemory> {
 
   template <class T, class W, class G>
   void backward(HostStream, std::size_t rows, std::size_t features, const T* x, const T* dy,
-                const NormAffine<W>& affine, const NormAffineGradients<G>& gradients, T* dx) {
+                const NormAffine<const W>& affine, const NormAffine<G>& gradients, T* dx) {
     using A = Accumulator<T>;
     const A* const weight = widened<A>(affine.weight, features, 0);
     A* const weights = widened<A>(static_cast<const W*>(nullptr), features, 1);
@@ -84,11 +84,6 @@ class LayerNormWork<HostMemory> {
  private:
   static constexpr std::size_t rows_at_a_time = 64;
 
-  struct Row {
-    double mean;
-    double inverse;
-  };
-
   /// Sums of g and of g * (x - mean) over a row.
   template <class T, class A>
   static TwoSums<double> row_sums(const T* x, const T* dy, const A* weight, std::size_t features,
@@ -118,7 +113,7 @@ class LayerNormWork<HostMemory> {
     return to;
   }
 
-  std::vector<Row> saved_;
+  std::vector<SavedStatistics> saved_;
   std::vector<double> sums_;
   std::tuple<std::vector<float>, std::vector<double>> numbers_;
 };

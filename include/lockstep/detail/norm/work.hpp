@@ -27,17 +27,11 @@ struct NormShape {
   constexpr bool operator==(const NormShape&) const = default;
 };
 
+/// Weight and bias, or their gradients, which are null if frozen.
 template <class W>
 struct NormAffine {
-  const W* weight = nullptr;
-  const W* bias = nullptr;
-};
-
-/// Gradients of weight and bias; null if frozen.
-template <class G>
-struct NormAffineGradients {
-  G* weight = nullptr;
-  G* bias = nullptr;
+  W* weight = nullptr;
+  W* bias = nullptr;
 };
 
 template <class R>
@@ -239,11 +233,12 @@ class NormLayer {
 
   template <class Step>
   static auto affine(Step& step) {
-    return NormAffine{step.param(Weight{}).data_handle(), step.param(Bias{}).data_handle()};
+    return NormAffine<const typename WeightView<Step>::value_type>{
+        step.param(Weight{}).data_handle(), step.param(Bias{}).data_handle()};
   }
   template <class Step>
   static auto affine_gradients(Step& step) {
-    NormAffineGradients<typename WeightView<Step>::value_type> to;
+    NormAffine<typename WeightView<Step>::value_type> to;
     if constexpr (trains<Step>(Weight{})) to.weight = step.grad(Weight{}).data_handle();
     if constexpr (trains<Step>(Bias{})) to.bias = step.grad(Bias{}).data_handle();
     return to;
