@@ -4,11 +4,8 @@
 
 #include <iterator>
 
-#include "lockstep/detail/comm/collective.hpp"
-#include "lockstep/detail/comm/combine.hpp"
 #include "lockstep/detail/comm/communicator.hpp"
 #include "lockstep/detail/comm/generic.hpp"
-#include "lockstep/detail/core/text.hpp"
 
 namespace lockstep {
 

@@ -6,15 +6,7 @@
 #include <cuda_runtime.h>
 #include <cuda_runtime_api.h>
 
-#include "lockstep/detail/comm/collective.hpp"
-#include "lockstep/detail/comm/combine.hpp"
 #include "lockstep/detail/comm/rank_gpu.cuh"
-#include "lockstep/detail/core/dynamic.hpp"
-#include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/reduce_op.hpp"
-#include "lockstep/detail/core/strong.hpp"
-#include "lockstep/detail/device/cuda/memory.cuh"
-#include "lockstep/detail/device/cuda/runtime.cuh"
 #include "lockstep/detail/device/cuda/vector.cuh"
 
 namespace lockstep::detail {

@@ -18,14 +18,8 @@
 #include <map>
 #include <mutex>
 
-#include "lockstep/detail/comm/call/peers.hpp"
-#include "lockstep/detail/comm/collective.hpp"
 #include "lockstep/detail/comm/hierarchical/hosts.hpp"
 #include "lockstep/detail/comm/shm/communicator.hpp"
-#include "lockstep/detail/comm/shm/memory.hpp"
-#include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/text.hpp"
-#include "lockstep/detail/launch/rendezvous.hpp"
 
 namespace lockstep::detail {
 

@@ -7,17 +7,11 @@
 #include <cstdlib>
 
 #include "lockstep/detail/comm/call/peers.hpp"
-#include "lockstep/detail/comm/collective.hpp"
 #include "lockstep/detail/comm/combine.hpp"
 #include "lockstep/detail/comm/communicator.hpp"
-#include "lockstep/detail/core/error.hpp"
 #include "lockstep/detail/core/hash.hpp"
-#include "lockstep/detail/core/strong.hpp"
-#include "lockstep/detail/core/text.hpp"
 #include "lockstep/detail/device/cuda/gpu.cuh"
 #include "lockstep/detail/device/cuda/memory.cuh"
-#include "lockstep/detail/device/cuda/runtime.cuh"
-#include "lockstep/detail/device/gpu_sharing.hpp"
 #include "lockstep/detail/launch/rendezvous.hpp"
 #include "lockstep/detail/store/protocol.hpp"
 #include "lockstep/detail/store/store.hpp"

@@ -8,7 +8,6 @@
 
 #include "lockstep/detail/comm/hierarchical/gloo.hpp"
 #include "lockstep/detail/comm/rank_gpu.cuh"
-#include "lockstep/detail/core/scope_guard.hpp"
 #include "lockstep/detail/device/cuda/step_graph.cuh"
 
 namespace lockstep::detail::staged {

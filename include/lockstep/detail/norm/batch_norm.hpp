@@ -2,11 +2,7 @@
 #pragma once
 /// @file `BatchNorm`, over a rank's own batch (`Norms<Local>`) or all ranks' (`Norms<Synced>`).
 
-#include "lockstep/detail/core/element.hpp"
-#include "lockstep/detail/core/name.hpp"
-#include "lockstep/detail/model/declaration.hpp"
 #include "lockstep/detail/norm/host_norm.hpp"
-#include "lockstep/detail/norm/statistics.hpp"
 #include "lockstep/detail/norm/work.hpp"
 
 namespace lockstep {

@@ -8,8 +8,6 @@
 #include <cmath>
 #include <cub/block/block_reduce.cuh>
 
-#include "lockstep/detail/core/element.hpp"
-#include "lockstep/detail/device/cuda/runtime.cuh"
 #include "lockstep/detail/device/cuda/vector.cuh"
 #include "lockstep/detail/norm/statistics.hpp"
 #include "lockstep/detail/norm/work.hpp"

@@ -7,14 +7,7 @@
 #include <cmath>
 #include <cuda/std/bit>
 
-#include "lockstep/detail/core/element.hpp"
-#include "lockstep/detail/core/view.hpp"
-#include "lockstep/detail/device/cuda/memory.cuh"
-#include "lockstep/detail/device/cuda/runtime.cuh"
-#include "lockstep/detail/device/cuda/vector.cuh"
-#include "lockstep/detail/norm/channel_sums.cuh"
 #include "lockstep/detail/norm/device_norm.cuh"
-#include "lockstep/detail/norm/work.hpp"
 
 namespace lockstep::detail {
 

@@ -7,14 +7,8 @@
 #include <cmath>
 #include <initializer_list>
 
-#include "lockstep/detail/core/element.hpp"
-#include "lockstep/detail/core/view.hpp"
 #include "lockstep/detail/device/cuda/memory.cuh"
-#include "lockstep/detail/device/cuda/runtime.cuh"
-#include "lockstep/detail/device/cuda/vector.cuh"
 #include "lockstep/detail/norm/channel_sums.cuh"
-#include "lockstep/detail/norm/statistics.hpp"
-#include "lockstep/detail/norm/work.hpp"
 
 namespace lockstep::detail {
 

@@ -5,11 +5,7 @@
 
 #include <tuple>
 
-#include "lockstep/detail/bucket/step.hpp"
-#include "lockstep/detail/core/element.hpp"
-#include "lockstep/detail/core/view.hpp"
 #include "lockstep/detail/norm/host_sums.hpp"
-#include "lockstep/detail/norm/statistics.hpp"
 #include "lockstep/detail/norm/work.hpp"
 
 namespace lockstep::detail {

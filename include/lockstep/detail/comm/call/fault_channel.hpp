@@ -4,11 +4,7 @@
 /// channel: the progress, failures and abort reasons that ranks publish in the job's store.
 
 #include "lockstep/detail/comm/call/peers.hpp"
-#include "lockstep/detail/comm/collective.hpp"
-#include "lockstep/detail/core/error.hpp"
 #include "lockstep/detail/core/hash.hpp"
-#include "lockstep/detail/core/strong.hpp"
-#include "lockstep/detail/core/text.hpp"
 #include "lockstep/detail/store/protocol.hpp"
 #include "lockstep/detail/store/store.hpp"
 

@@ -9,8 +9,6 @@
 
 #include "lockstep/detail/comm/collective.hpp"
 #include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/scope_guard.hpp"
-#include "lockstep/detail/core/strong.hpp"
 #include "lockstep/detail/core/text.hpp"
 #include "lockstep/detail/core/thread.hpp"
 

@@ -10,11 +10,6 @@
 #include <mutex>
 
 #include "lockstep/detail/comm/call/peers.hpp"
-#include "lockstep/detail/comm/collective.hpp"
-#include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/scope_guard.hpp"
-#include "lockstep/detail/core/strong.hpp"
-#include "lockstep/detail/core/thread.hpp"
 #include "lockstep/detail/core/worker.hpp"
 
 namespace lockstep::detail {

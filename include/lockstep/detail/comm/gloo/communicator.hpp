@@ -8,13 +8,9 @@
 #include <stdexcept>
 
 #include "lockstep/detail/comm/call/fault_channel.hpp"
-#include "lockstep/detail/comm/call/peers.hpp"
 #include "lockstep/detail/comm/call/watchdog.hpp"
 #include "lockstep/detail/comm/collectives.hpp"
-#include "lockstep/detail/comm/gloo/connections.hpp"
 #include "lockstep/detail/comm/gloo/transport.hpp"
-#include "lockstep/detail/core/text.hpp"
-#include "lockstep/detail/launch/rendezvous.hpp"
 #include "lockstep/detail/topology/topology.hpp"
 
 namespace lockstep::detail::over_gloo {

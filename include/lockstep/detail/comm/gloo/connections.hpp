@@ -23,7 +23,6 @@
 #include "lockstep/detail/comm/gloo/library.hpp"
 #include "lockstep/detail/core/deadline.hpp"
 #include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/strong.hpp"
 #include "lockstep/detail/core/thread.hpp"
 #include "lockstep/detail/launch/rendezvous.hpp"
 #include "lockstep/detail/store/protocol.hpp"

@@ -12,7 +12,6 @@
 #include "lockstep/detail/comm/call/fault_channel.hpp"
 #include "lockstep/detail/comm/call/watchdog.hpp"
 #include "lockstep/detail/comm/rank_gpu.cuh"
-#include "lockstep/detail/core/bytes.hpp"
 #include "lockstep/detail/core/deadline.hpp"
 #include "lockstep/detail/device/cuda/step_graph.cuh"
 

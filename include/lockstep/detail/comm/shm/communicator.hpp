@@ -8,22 +8,10 @@
 #include <mutex>
 
 #include "lockstep/detail/comm/backend.hpp"
-#include "lockstep/detail/comm/call/peers.hpp"
-#include "lockstep/detail/comm/collective.hpp"
-#include "lockstep/detail/comm/collectives.hpp"
-#include "lockstep/detail/comm/combine.hpp"
-#include "lockstep/detail/comm/communicator.hpp"
 #include "lockstep/detail/comm/groups.hpp"
 #include "lockstep/detail/comm/shm/memory.hpp"
-#include "lockstep/detail/core/dynamic.hpp"
-#include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/reduce_op.hpp"
-#include "lockstep/detail/core/strong.hpp"
-#include "lockstep/detail/core/thread.hpp"
-#include "lockstep/detail/core/view.hpp"
 #include "lockstep/detail/launch/rendezvous.hpp"
 #include "lockstep/detail/store/store.hpp"
-#include "lockstep/detail/topology/topology.hpp"
 
 namespace lockstep::detail::shm {
 

@@ -6,10 +6,8 @@
 #include <atomic>
 
 #include "lockstep/detail/comm/call/peers.hpp"
-#include "lockstep/detail/comm/collective.hpp"
 #include "lockstep/detail/core/bytes.hpp"
 #include "lockstep/detail/core/file.hpp"
-#include "lockstep/detail/core/strong.hpp"
 
 namespace lockstep::detail::shm {
 

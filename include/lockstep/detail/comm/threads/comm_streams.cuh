@@ -12,13 +12,6 @@
 
 #include "lockstep/detail/comm/combine.cuh"
 #include "lockstep/detail/comm/threads/rendezvous.hpp"
-#include "lockstep/detail/core/dynamic.hpp"
-#include "lockstep/detail/core/strong.hpp"
-#include "lockstep/detail/core/text.hpp"
-#include "lockstep/detail/device/cuda/gpu.cuh"
-#include "lockstep/detail/device/cuda/memory.cuh"
-#include "lockstep/detail/device/cuda/runtime.cuh"
-#include "lockstep/detail/device/cuda/vector.cuh"
 
 namespace lockstep::detail::threads {
 

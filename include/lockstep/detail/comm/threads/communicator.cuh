@@ -12,27 +12,12 @@
 #include <map>
 #include <mutex>
 
-#include "lockstep/detail/comm/collective.hpp"
 #include "lockstep/detail/comm/collectives.hpp"
-#include "lockstep/detail/comm/combine.cuh"
-#include "lockstep/detail/comm/communicator.hpp"
 #include "lockstep/detail/comm/loopback.hpp"
-#include "lockstep/detail/comm/rank_gpu.cuh"
-#include "lockstep/detail/comm/threads/comm_streams.cuh"
 #include "lockstep/detail/comm/threads/device_collectives.cuh"
 #include "lockstep/detail/comm/threads/rendezvous.hpp"
-#include "lockstep/detail/core/dynamic.hpp"
-#include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/scope_guard.hpp"
-#include "lockstep/detail/core/strong.hpp"
-#include "lockstep/detail/core/text.hpp"
-#include "lockstep/detail/device/cuda/gpu.cuh"
-#include "lockstep/detail/device/cuda/memory.cuh"
-#include "lockstep/detail/device/cuda/runtime.cuh"
 #include "lockstep/detail/device/cuda/step_graph.cuh"
 #include "lockstep/detail/launch/outcome.hpp"
-#include "lockstep/detail/launch/rendezvous.hpp"
-#include "lockstep/detail/store/store.hpp"
 #include "lockstep/detail/topology/topology.hpp"
 
 namespace lockstep::detail::threads {

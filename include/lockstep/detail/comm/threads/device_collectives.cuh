@@ -10,13 +10,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "lockstep/detail/comm/collective.hpp"
-#include "lockstep/detail/comm/combine.cuh"
 #include "lockstep/detail/comm/threads/comm_streams.cuh"
-#include "lockstep/detail/comm/threads/rendezvous.hpp"
-#include "lockstep/detail/core/dynamic.hpp"
-#include "lockstep/detail/core/strong.hpp"
-#include "lockstep/detail/device/cuda/runtime.cuh"
 
 namespace lockstep::detail::threads {
 

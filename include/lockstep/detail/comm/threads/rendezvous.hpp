@@ -10,12 +10,7 @@
 #include <mutex>
 
 #include "lockstep/detail/comm/call/peers.hpp"
-#include "lockstep/detail/comm/collective.hpp"
 #include "lockstep/detail/comm/combine.hpp"
-#include "lockstep/detail/core/dynamic.hpp"
-#include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/strong.hpp"
-#include "lockstep/detail/core/text.hpp"
 
 namespace lockstep::detail::threads {
 
