@@ -385,24 +385,26 @@ LOCKSTEP_INLINE void SharedPeers::give_up(const Error& error, std::string_view r
   });
 }
 
-LOCKSTEP_INLINE std::optional<Error> SharedPeers::check(const Call& call, const Awaited& awaited,
+LOCKSTEP_INLINE std::optional<Error> SharedPeers::check(const Call& call, std::optional<Rank> one,
+                                                        std::uint64_t calls,
                                                         Clock::time_point begin) const {
   const std::string operation = call.text();
-  auto fault = find_culprit(*this, operation, [&](std::size_t w) { return lacks(w, awaited); });
+  auto fault = find_culprit(*this, operation, [&](std::size_t w) { return lacks(w, one, calls); });
   if (fault || Clock::now() - begin < timeout_) return fault;
-  return time_is_over(operation, timeout_, missing_ranks(awaited), rank());
+  return time_is_over(operation, timeout_, missing_ranks(one, calls), rank());
 }
 
 /// The ranks that a timed-out wait lacks, and their progress: every rank that has made fewer calls
 /// or, if there is none, those that have yet to do their part.
-LOCKSTEP_INLINE std::string SharedPeers::missing_ranks(const Awaited& awaited) const {
+LOCKSTEP_INLINE std::string SharedPeers::missing_ranks(std::optional<Rank> one,
+                                                       std::uint64_t calls) const {
   const std::uint64_t expected = calls_made(rank_);
   bool any_behind = false;
   for (std::size_t w = 0; w < world_; ++w) any_behind |= calls_made(w) < expected;
   std::string missing;
   for (std::size_t w = 0; w < world_; ++w) {
     const std::uint64_t made = calls_made(w);
-    if (w == rank_ || !(any_behind ? made < expected : lacks(w, awaited))) continue;
+    if (w == rank_ || !(any_behind ? made < expected : lacks(w, one, calls))) continue;
     missing += text({missing.empty() ? "rank " : ", rank ", w});
     if (!has_joined(w)) {
       missing += " (never joined)";

@@ -218,12 +218,6 @@ class SharedPeers {
   using Milliseconds = std::chrono::milliseconds;
   using Clock = std::chrono::steady_clock;
 
-  /// The rank that a call waits for, or all ranks that have made fewer calls than this.
-  struct Awaited {
-    std::optional<Rank> rank;
-    std::uint64_t calls = 0;
-  };
-
   /// Rank w's state is `w * stride` bytes after `first`. The locks of `file`, a descriptor, show
   /// which processes live; threads of one process need none. A rank that aborts or leaves holds
   /// `working`, so that no other rank uses its memory meanwhile, and wakes those that wait for
@@ -283,8 +277,9 @@ class SharedPeers {
     return *reinterpret_cast<RankState*>(reinterpret_cast<std::byte*>(first_) + w * stride_);
   }
   RankState& own() const { return state(rank_); }
-  bool lacks(std::size_t w, const Awaited& awaited) const {
-    return awaited.rank ? Rank{w} == *awaited.rank : calls_made(w) < awaited.calls;
+  /// Does a wait for `one`, or for all ranks to make this many calls, lack rank w?
+  bool lacks(std::size_t w, std::optional<Rank> one, std::uint64_t calls) const {
+    return one ? Rank{w} == *one : calls_made(w) < calls;
   }
 
   /// Publishes that this rank has left, after an abort if an exception ended its scope.
@@ -293,19 +288,20 @@ class SharedPeers {
     change_state([&] { own().left.store(1, std::memory_order_release); });
   }
 
-  /// Waits for a counter. A long wait checks for faults and calls `fail(error)`, which throws.
+  /// Waits for a counter that `one` raises, or the call number `value` of all ranks. A long wait
+  /// checks for faults and calls `fail(error)`, which throws.
   template <class Fail>
-  void await(Counter& counter, std::uint64_t value, const Call& call, const Awaited& awaited,
+  void await(Counter& counter, std::uint64_t value, const Call& call, std::optional<Rank> one,
              const Fail& fail) const {
     const auto begin = Clock::now();
     wait_for(counter, value, crowded_, [&] {
       raise_fault();  // another thread of this rank may have given up
-      if (const auto error = check(call, awaited, begin)) fail(*error);
+      if (const auto error = check(call, one, value, begin)) fail(*error);
     });
   }
   /// The error that ends a wait since `begin`, if there is one.
-  [[gnu::cold]] std::optional<Error> check(const Call& call, const Awaited& awaited,
-                                           Clock::time_point begin) const;
+  [[gnu::cold]] std::optional<Error> check(const Call& call, std::optional<Rank> one,
+                                           std::uint64_t calls, Clock::time_point begin) const;
 
  private:
   [[noreturn, gnu::cold]] void raise_now() const {
@@ -313,7 +309,7 @@ class SharedPeers {
     // NOLINTNEXTLINE(bugprone-unchecked-optional-access): the caller has seen that there is one
     throw Error(fault_.value());
   }
-  std::string missing_ranks(const Awaited& awaited) const;
+  std::string missing_ranks(std::optional<Rank> one, std::uint64_t calls) const;
   /// Calls `f()`, which changes this rank's state, while no other rank uses its memory.
   template <class F>
   void change_state(const F& f) {

@@ -199,14 +199,11 @@ class Engine {
   void make(const Call& call, std::optional<Rank> peer, const Work& work) {
     pending_.raise_fault();
     const BrokenPipesBlocked blocked;
-    struct Entered {
-      PendingCalls& pending;
-      PendingCalls::Entry entry;
-      ~Entered() { pending.end(entry); }
-    };
-    const Entered entered{pending_, pending_.begin(call, peer)};
+    const PendingCalls::Entry entry = pending_.begin(call, peer);
+    const auto end = [entry](PendingCalls* pending) { pending->end(entry); };
+    const std::unique_ptr<PendingCalls, decltype(end)> ended(&pending_, end);
     try {
-      work(entered.entry);
+      work(entry);
     } catch (const Error& error) {
       fail(error);
     } catch (const std::exception& failure) {

@@ -87,7 +87,7 @@ class Engine : public SharedPeers {
   void wait(std::size_t w, Counter& counter, std::uint64_t value, const Call& call) {
     if (reached(counter, value)) [[likely]]
       return;
-    await(counter, value, call, {Rank{w}}, [&](const Error& error) { fail(error); });
+    await(counter, value, call, Rank{w}, [&](const Error& error) { fail(error); });
   }
 
   bool all_arrived(std::uint64_t ticket) const {

@@ -131,16 +131,16 @@ class RankHandle : public SharedPeers {
 
   /// **Host** blocks until the call's work is done.
   void wait(std::uint64_t ticket, const Call& call) {
-    await(rendezvous_->done_, ticket + 1, call, {std::nullopt, ticket + 1});
+    await(rendezvous_->done_, ticket + 1, call, std::nullopt);
   }
 
   /// Waits for a counter, checking the other ranks and the timeout.
-  void await(Counter& counter, std::uint64_t value, const Call& call, const Awaited& awaited) {
+  void await(Counter& counter, std::uint64_t value, const Call& call, std::optional<Rank> one) {
     if (reached(counter, value)) return;
     const auto take_back = [](std::mutex* turns) { turns->lock(); };
     const std::unique_ptr<std::mutex, decltype(take_back)> given_up(turns_, take_back);
     if (turns_ != nullptr) turns_->unlock();
-    SharedPeers::await(counter, value, call, awaited,
+    SharedPeers::await(counter, value, call, one,
                        [&](const Error& error) { fail_together(error); });
   }
 
@@ -151,7 +151,7 @@ class RankHandle : public SharedPeers {
     box.call = call;
     box.arguments = arguments;
     publish(box.sent, message);
-    await(box.taken, message, call, {to});
+    await(box.taken, message, call, to);
     return box.arguments.event;
   }
 
@@ -161,7 +161,7 @@ class RankHandle : public SharedPeers {
   void receive(const Call& call, bool on_host, Rank from, const Take& take) {
     Rendezvous::Box& box = rendezvous_->box(from, rank());
     const std::uint64_t message = box.taken.value.load(std::memory_order_relaxed) + 1;
-    await(box.sent, message, call, {from});
+    await(box.sent, message, call, from);
     work_on(call, from, [&] {
       const bool same = box.call.carries_the_same_as(call);
       if (!same || box.arguments.on_host != on_host)
@@ -180,7 +180,7 @@ class RankHandle : public SharedPeers {
       if (one.value_or(Rank{w}) != Rank{w} || (state(w).failed == 0 && state(w).left == 0))
         continue;
       working.unlock();
-      if (const auto error = check(call, {Rank{w}}, Clock::now())) fail_together(*error);
+      if (const auto error = check(call, Rank{w}, 0, Clock::now())) fail_together(*error);
       fail(
           Error(call.text(), text({"rank ", w, " has given up"}), "look at that rank first", rank())
               .as_consequence());
