@@ -116,12 +116,6 @@ class LayerNormWork<HostMemory> {
 
 namespace lockstep {
 
-/// `LayerNorm<"ln1", 768> norm1{{.eps = 1e-6}};`
-struct LayerNormOptions {
-  /// Added to the variance.
-  double eps = 1e-5;
-};
-
 /// Normalises the last axis (Ba, Kiros and Hinton, 2016), like PyTorch's `nn.LayerNorm` with one
 /// extent, without communication. The model lists it in its `ParameterList` and has it as a member:
 ///
@@ -140,7 +134,8 @@ class LayerNorm : public detail::NormLayer<Text, Features, T> {
   using typename Base::Parameters;
 
   LayerNorm() = default;
-  explicit LayerNorm(const LayerNormOptions& options) : options_(options) {}
+  /// `eps` is added to the variance: `LayerNorm<"ln1", 768> norm1{1e-6};`
+  explicit LayerNorm(double eps) : eps_(eps) {}
 
   /// For a model's `shapes`: `Norm1::shapes(shape, features)`.
   static void shapes(auto& shape, std::size_t features) {
@@ -161,7 +156,7 @@ class LayerNorm : public detail::NormLayer<Text, Features, T> {
         memory_.keep({detail::leading_rows(x), features});
       }
       memory_.template get<WorkOf<Step>>().template forward<keeps>(
-          detail::stream_of(step), detail::leading_rows(x), features, options_.eps, x.data_handle(),
+          detail::stream_of(step), detail::leading_rows(x), features, eps_, x.data_handle(),
           affine(step), y.data_handle());
     }
   }
@@ -211,7 +206,7 @@ class LayerNorm : public detail::NormLayer<Text, Features, T> {
   template <class Step>
   using WorkOf = detail::LayerNormWork<typename Base::template WeightView<Step>::memory>;
 
-  LayerNormOptions options_;
+  double eps_ = 1e-5;
 };
 
 }  // namespace lockstep

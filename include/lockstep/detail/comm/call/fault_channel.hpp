@@ -129,8 +129,6 @@ struct Notice {
 /// The fault channel: a communicator's keys in the store. Thread-safe. Throws if the store is gone.
 class FaultChannel {
  public:
-  using Milliseconds = std::chrono::milliseconds;
-
   /// `name` is the communicator's: the same on all its ranks, and unique in the job.
   FaultChannel(std::shared_ptr<Store> store, const std::string& name, Rank rank)
       : store_(std::move(store)), prefix_("lockstep/notices/" + name + "/"), rank_(rank) {}

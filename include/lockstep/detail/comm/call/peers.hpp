@@ -142,8 +142,8 @@ inline Error rank_left(std::string_view operation, Rank who, Rank me) {
 }
 
 /// A wait has timed out. `missing` lists the ranks that it waited for.
-inline Error time_is_over(std::string_view operation, std::chrono::milliseconds limit,
-                          std::string_view missing, Rank me) {
+inline Error time_is_over(std::string_view operation, Milliseconds limit, std::string_view missing,
+                          Rank me) {
   return {operation, text({"waited ", limit.count(), " ms for ", missing}),
           "see whether it hangs, or raise the time limit", me};
 }
@@ -215,7 +215,6 @@ struct alignas(line_pair) RankState {
 /// The ranks that share memory, as one of them sees them, and its first fault, which is final.
 class SharedPeers {
  public:
-  using Milliseconds = std::chrono::milliseconds;
   using Clock = std::chrono::steady_clock;
 
   /// Rank w's state is `w * stride` bytes after `first`. The locks of `file`, a descriptor, show

@@ -56,7 +56,6 @@ struct PendingCall {
 /// The calls in flight, and the condition variable by which their threads and the watchdog wait.
 class PendingCalls {
  public:
-  using Milliseconds = std::chrono::milliseconds;
   using Entry = std::list<PendingCall>::iterator;
 
   Entry begin(const Call& call, std::optional<Rank> peer) {

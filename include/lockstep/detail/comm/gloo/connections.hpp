@@ -31,8 +31,6 @@
 
 namespace lockstep::detail::over_gloo {
 
-using Milliseconds = std::chrono::milliseconds;
-
 /// The rendezvous of a communicator's ranks, through the job's store. Each rank sets one value, its
 /// addresses for all others, and reads those of all: up to `most_gathered` ranks, `set` is
 /// therefore a gather. For more ranks that message is too long for the store: `find` reads value by

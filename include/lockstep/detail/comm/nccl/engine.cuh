@@ -18,7 +18,6 @@
 namespace lockstep::detail::nccl {
 
 using Clock = std::chrono::steady_clock;
-using Milliseconds = std::chrono::milliseconds;
 
 inline const char* advice(ncclResult_t result) {
   switch (result) {

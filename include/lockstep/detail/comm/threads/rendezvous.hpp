@@ -76,8 +76,6 @@ class Rendezvous {
   std::optional<Error> disagreement_;  // guarded by `working_`
 };
 
-using Milliseconds = std::chrono::milliseconds;
-
 /// Used by the rank's own thread only.
 class RankHandle : public SharedPeers {
  public:
