@@ -75,14 +75,13 @@ bool is_host_call(const C& call, const Gpu& own) {
 /// **Host** blocks until the stream is empty, or `look()` throws.
 template <class Look>
 void await_stream(cudaStream_t stream, const Look& look) {
-  const Backoff backoff;
-  while (true) {
+  poll_until([&] {
     const cudaError_t state = cudaStreamQuery(stream);
     look();
-    if (state == cudaSuccess) return;
-    if (state != cudaErrorNotReady) check_cuda(state, "the compute stream");
-    backoff.pause();
-  }
+    if (state == cudaErrorNotReady) return false;
+    check_cuda(state, "the compute stream");
+    return true;
+  });
 }
 
 /// Copies of elements in host memory, or in device memory on a stream.

@@ -68,8 +68,7 @@ class Pipeline {
     fetch(what, 0);
     for (std::size_t k = 0; k < pieces; ++k) {
       if (k + 1 < pieces) fetch(what, k + 1);
-      const Backoff backoff;
-      while (!slot(k).fetched.test()) backoff.pause();
+      poll_until([&] { return slot(k).fetched.test(); });
       work(in(what, k), out(what, k), k);
       deliver(what, k);
     }

@@ -127,7 +127,7 @@ namespace lockstep {
 template <Name Text, std::size_t Features, FloatingElement T = float>
 class LayerNorm : public detail::NormLayer<Text, Features, T> {
   using Base = detail::NormLayer<Text, Features, T>;
-  using Base::affine, Base::memory_, Base::name;
+  using Base::affine, Base::name, Base::saved_shape_, Base::works_;
   using typename Base::Bias, typename Base::Weight;
 
  public:
@@ -153,9 +153,9 @@ class LayerNorm : public detail::NormLayer<Text, Features, T> {
       constexpr bool keeps = std::remove_cvref_t<Step>::is_training();
       if constexpr (keeps) {
         detail::require_no_overlap(name, x, y, detail::NormFault::input);
-        memory_.keep({detail::leading_rows(x), features});
+        saved_shape_ = {detail::leading_rows(x), features};
       }
-      memory_.template get<WorkOf<Step>>().template forward<keeps>(
+      works_.template get<WorkOf<Step>>().template forward<keeps>(
           detail::stream_of(step), detail::leading_rows(x), features, eps_, x.data_handle(),
           affine(step), y.data_handle());
     }
@@ -168,8 +168,8 @@ class LayerNorm : public detail::NormLayer<Text, Features, T> {
                   "lockstep: backward of a norm belongs to a training step");
     if constexpr (require_call<Step, X, DY, DX>()) {
       const std::size_t features = require_shapes(step, x, dy, dx);
-      memory_.require_saved(name, {detail::leading_rows(x), features});
-      memory_.template get<WorkOf<Step>>().backward(
+      Base::require_saved({detail::leading_rows(x), features});
+      works_.template get<WorkOf<Step>>().backward(
           detail::stream_of(step), detail::leading_rows(x), features, x.data_handle(),
           dy.data_handle(), affine(step), Base::affine_gradients(step), dx.data_handle());
       Base::say_ready(step);

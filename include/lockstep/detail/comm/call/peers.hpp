@@ -74,22 +74,18 @@ void wait_for(Counter& counter, std::uint64_t value, bool crowded, const Look& l
   }
 }
 
-/// Pauses between two polls. The first ones are short, because most waits last microseconds.
-class Backoff {
- public:
-  void pause() const {
-    if (Clock::now() - begin_ < std::chrono::microseconds(200)) {
+/// Polls until `done()`. The first pauses are short, because most waits last microseconds.
+template <class Done>
+void poll_until(const Done& done) {
+  const auto begin = std::chrono::steady_clock::now();
+  while (!done()) {
+    if (std::chrono::steady_clock::now() - begin < std::chrono::microseconds(200)) {
       ::sched_yield();
     } else {
       sleep_for(std::chrono::microseconds(50));
     }
   }
-
- private:
-  using Clock = std::chrono::steady_clock;
-
-  Clock::time_point begin_ = Clock::now();
-};
+}
 
 inline constexpr const char* ended_by_exception = "it ended with an exception";
 /// The prefix of an abort reason that is another rank's failure.
