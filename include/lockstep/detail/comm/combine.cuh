@@ -76,8 +76,7 @@ struct GatheredValues {
   __device__ const T* operator()(unsigned w) const { return begin + w * stride; }
 };
 
-/// Piece p, at element p * stride of every rank's values, is combined into out[p] to out[p +
-/// targets - 1].
+/// Piece p, at element p * stride of every rank's values, goes to out[p] and `targets` - 1 more.
 template <class T, class Values, std::size_t MostOuts>
 struct Combination {
   Values values;
@@ -137,8 +136,7 @@ LOCKSTEP_KERNEL finish_elements(const Value* from, T* to, std::size_t count, std
   }
 }
 
-/// Kernels on a stream; loops for host memory. **Host** blocks for host memory only. **Stream** in
-/// its order.
+/// Kernels in the order of a stream; for host memory loops, for which the host blocks.
 class StreamPasses : public StreamCopies {
  public:
   using StreamCopies::StreamCopies;

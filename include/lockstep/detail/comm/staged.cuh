@@ -57,9 +57,8 @@ class Pipeline {
       slots_[i].memory = memory.subspan(i * slot_bytes, slot_bytes);
   }
 
-  /// Calls `work(in, out, k)` for every piece k in turn, with pinned memory. **Host** blocks until
-  /// the last call returns. **Stream** copies wait for `events.ready`; `events.done` follows the
-  /// last copy.
+  /// Calls `work(in, out, k)` for every piece k, in pinned memory. **Host** blocks until the last
+  /// call returns. **Stream** copies wait for `events.ready`; `events.done` follows the last copy.
   template <class T, class Work>
   void run(const Transfer<T>& what, const CallEvents& events, const Work& work) {
     events.ready.block(down_);

@@ -177,9 +177,8 @@ class Engine {
     return {std::move(store), "gloo/" + name_, rank()};
   }
 
-  /// The error that ends a wait, if any; see `find_culprit`. A rank publishes its abort reason
-  /// before it closes its connections: a lost rank that has neither left nor given a reason has
-  /// died.
+  /// The error that ends a wait, if any; see `find_culprit`. Ranks publish their abort reason
+  /// before they close connections: a lost rank that has neither left nor given a reason has died.
   template <class Lacks>
   std::optional<Error> check_peers(const std::string& operation, const Lacks& lacks) {
     for (std::size_t w = 0; w < world() && !died_; ++w) {

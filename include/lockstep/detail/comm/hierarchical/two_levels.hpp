@@ -32,8 +32,7 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
   void set_timeout(Limit) {}
   void abort(std::string_view) {}
 
-  /// If ranks agree inside every host, and between hosts for every local rank, then all ranks
-  /// agree.
+  /// If ranks agree inside every host, and between hosts for every local rank, then all agree.
   void agree(const Call& call) {
     on(*inside_, [&](auto& own) { own.agree(call); });
     on(*between_, [&](auto& others) { others.agree(call); });

@@ -276,9 +276,9 @@ class Engine {
     poll_until([&] { return test(ticket); });
   }
 
-  /// An exception unwinds while the call may be in flight (a captured one has not run): gives up
-  /// and tells the others. **Host** blocks until the GPU has finished with the call's memory, or
-  /// for as long as an abort may take.
+  /// An exception unwinds while the call may be in flight (a captured one has not run): aborts.
+  /// **Host** blocks until the GPU has finished with the call's memory, or the abort takes too
+  /// long.
   void leave(Ticket ticket) noexcept {
     if (ticket.captured) return;
     try {

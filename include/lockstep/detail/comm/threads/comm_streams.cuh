@@ -325,8 +325,7 @@ class CommStreams {
   std::vector<CommStream> streams_;
   std::vector<std::size_t> stream_of_rank_;
   std::vector<CudaEvent> ended_;  // one per call in flight
-  /// With several communication streams: streams on the first GPU that collect events before and
-  /// after a call.
+  /// With several streams: two on the first GPU that collect events before and after a call.
   std::vector<CommStream> hubs_;
   std::size_t slot_bytes_ = 0;
   std::optional<PinnedArena> staging_;

@@ -197,8 +197,7 @@ class Member : public RankHandle {
     });
   }
 
-  /// Announces a call; the last rank runs `enqueue(arguments, ticket)`. **Host** blocks only if too
-  /// many calls are in flight.
+  /// Announces a call; the last rank runs `enqueue`. **Host** blocks if too many are in flight.
   template <class Enqueue>
   std::uint64_t start(const Call& call, const void* in, void* out, const Enqueue& enqueue) {
     last_ = call;

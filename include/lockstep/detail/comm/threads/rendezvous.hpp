@@ -153,8 +153,7 @@ class RankHandle : public SharedPeers {
     return box.arguments.event;
   }
 
-  /// Waits for a message and copies it with `take(arguments)`, which returns an event for the
-  /// sender.
+  /// Waits for a message and copies it by `take(arguments)`, which returns an event for it.
   template <class Take>
   void receive(const Call& call, bool on_host, Rank from, const Take& take) {
     Rendezvous::Box& box = rendezvous_->box(from, rank());
