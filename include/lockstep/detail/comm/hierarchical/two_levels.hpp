@@ -146,18 +146,13 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
     }
   }
 
-  /// The passes of `Inside`, with scratch memory of this class.
-  struct LevelPasses : std::remove_cvref_t<decltype(passes_of(std::declval<Inside&>()))> {
-    TwoLevels& levels;
-
-    /// Reductions go in parts that fit the memory that is there.
-    template <class T>
-    std::span<T> scratch(const T* like, std::size_t wanted, std::size_t least) const {
-      const std::size_t part = std::max(least, std::min(wanted, first_bytes / sizeof(T)));
-      return levels.scratch(Use::combined, like, part);
-    }
-  };
-  LevelPasses passes() { return {passes_of(*inside_), *this}; }
+  /// Reductions go in parts that fit the memory that is there.
+  template <class T>
+  std::span<T> scratch(const T* like, std::size_t wanted, std::size_t least) {
+    const std::size_t part = std::max(least, std::min(wanted, first_bytes / sizeof(T)));
+    return scratch(Use::combined, like, part);
+  }
+  decltype(auto) passes() { return passes_of(*inside_); }
 
  private:
   /// Purposes for which memory is needed at the same time.

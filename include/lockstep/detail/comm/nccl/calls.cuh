@@ -214,19 +214,12 @@ class Transport {
     });
   }
 
-  struct Passes : StreamPasses {
-    explicit Passes(Transport& transport)
-        : StreamPasses(transport.stream()), transport(transport) {}
-
-    template <class T>
-    std::span<T> scratch(const T*, std::size_t wanted, std::size_t) const {
-      return {reinterpret_cast<T*>(transport.engine_.scratch()),
-              std::min(wanted, Engine::scratch_bytes / sizeof(T))};
-    }
-
-    Transport& transport;
-  };
-  Passes passes() { return Passes(*this); }
+  template <class T>
+  std::span<T> scratch(const T*, std::size_t wanted, std::size_t) const {
+    return {reinterpret_cast<T*>(engine_.scratch()),
+            std::min(wanted, Engine::scratch_bytes / sizeof(T))};
+  }
+  StreamPasses passes() const { return StreamPasses(stream()); }
 
  private:
   static int peer(Rank rank) { return static_cast<int>(rank.value()); }
