@@ -4,7 +4,6 @@
 /// every GPU. Also the other loops of collectives over elements in device memory.
 
 #include <cuda_runtime.h>
-#include <cuda_runtime_api.h>
 
 #include "lockstep/detail/comm/rank_gpu.cuh"
 #include "lockstep/detail/device/cuda/vector.cuh"

@@ -4,7 +4,6 @@
 /// streams by events; peer access between the GPUs; and the kernel that moves bytes.
 
 #include <cuda_runtime.h>
-#include <cuda_runtime_api.h>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
