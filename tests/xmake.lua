@@ -96,7 +96,7 @@ target_end()
 -- thread sanitizer, the latter with the loader's threads and ranks that train as threads.
 local communicating = {"comm/call_log_test.cpp", "comm/collectives_test.cpp", "comm/deaths_test.cpp",
                        "comm/faults_test.cpp", "comm/rendezvous_test.cpp", "comm/process_group_test.cpp",
-                       "comm/tally_test.cpp", "comm/thread_collectives_test.cpp", "comm/thread_launch_test.cpp",
+                       "comm/sequences_test.cpp", "comm/tally_test.cpp", "comm/thread_collectives_test.cpp", "comm/thread_launch_test.cpp",
                        "comm/toy_test.cpp"}
 test_program("comm", {types = {"comm/protocol_test.cpp", "comm/thrust_test.cpp", "comm/types_test.cpp"}}, none)
 target_end()

@@ -147,7 +147,7 @@ int main() try {
               cores());
   const OthersLoad others;
   for (std::size_t s = 0; s < bucket_sizes.size(); ++s) {
-    std::vector<lockstep::detail::shm::MemoryFile> files;  // open until all ranks have joined
+    std::vector<lockstep::detail::Descriptor> files;  // open until all ranks have joined
     std::array<std::string, rounds + 1> addresses;
     for (std::string& address : addresses) {
       files.push_back(Engine::make_file(lockstep::WorldSize{ranks}));

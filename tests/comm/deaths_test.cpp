@@ -108,7 +108,7 @@ BOOST_AUTO_TEST_CASE(a_stopped_rank_is_named_at_the_time_limit) {
 
 BOOST_AUTO_TEST_CASE(a_rank_that_never_joins_is_named_too) {
   for (int i = 0; i < repetitions(2, 10); ++i) {
-    const detail::shm::MemoryFile file = detail::shm::Engine::make_file(WorldSize{2});
+    const detail::Descriptor file = detail::shm::Engine::make_file(WorldSize{2});
     BOOST_CHECK_EXCEPTION(
         Shared(Rank{0}, WorldSize{2}, detail::shm::Engine::open(detail::shm::Engine::address(file)),
                300ms),

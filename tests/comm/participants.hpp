@@ -44,7 +44,7 @@ inline Ends run_threads(std::size_t world, auto with_rank) {
 }
 
 /// `f(handle)` on every rank of one rendezvous.
-inline Ends run(std::size_t world, auto f, threads::Milliseconds timeout = 20s) {
+inline Ends run(std::size_t world, auto f, std::chrono::milliseconds timeout = 20s) {
   const auto rendezvous = std::make_shared<Rendezvous>(WorldSize{world});
   return run_threads(world, [&](Rank rank) {
     RankHandle handle(rendezvous, rank, timeout);

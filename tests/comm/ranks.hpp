@@ -54,7 +54,7 @@ struct SharedMemory {
     return Shared(rank, world, lockstep::detail::shm::Engine::open(address), timeout);
   }
 
-  lockstep::detail::shm::MemoryFile file;
+  lockstep::detail::Descriptor file;
   std::string address;
 };
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Random sequences of collectives against a plain model of them: every result is a sum over what ranks are known to
-/// hold. The last step may be a fault of one rank, which all others must name. A sequence that fails is made smaller as long
-/// as it fails, and printed.
+/// @file Random sequences of collectives against a plain model of them: every result is a sum over
+/// what ranks are known to hold. The last step may be a fault of one rank, which all others must
+/// name. A sequence that fails is made smaller as long as it fails, and printed.
 
 #include <algorithm>
 #include <boost/test/unit_test.hpp>
@@ -44,17 +44,31 @@ enum class StepKind : unsigned {
   other_count,
 };
 inline constexpr unsigned usual_kinds = static_cast<unsigned>(StepKind::throws);
-inline constexpr std::string_view step_names[] = {
-    "all_reduce",       "reduce",           "broadcast",  "all_gather",           "gather", "scatter",
-    "reduce_scatter",   "all_to_all",       "barrier",    "all_gather_variable",  "ring",   "group_all_reduce",
-    "all_reduce_async", "all_gather_async", "reduce_scatter_async", "wait",       "throws", "leaves",
-    "other_count"};
+inline constexpr std::string_view step_names[] = {"all_reduce",
+                                                  "reduce",
+                                                  "broadcast",
+                                                  "all_gather",
+                                                  "gather",
+                                                  "scatter",
+                                                  "reduce_scatter",
+                                                  "all_to_all",
+                                                  "barrier",
+                                                  "all_gather_variable",
+                                                  "ring",
+                                                  "group_all_reduce",
+                                                  "all_reduce_async",
+                                                  "all_gather_async",
+                                                  "reduce_scatter_async",
+                                                  "wait",
+                                                  "throws",
+                                                  "leaves",
+                                                  "other_count"};
 
 struct Step {
   StepKind kind{};
   std::size_t count = 0;
-  std::size_t rank = 0;    // the root, the rank with the fault, or which call to wait for
-  bool in_arena = false;   // memory from `allocate`
+  std::size_t rank = 0;   // the root, the rank with the fault, or which call to wait for
+  bool in_arena = false;  // memory from `allocate`
 };
 struct Sequence {
   std::size_t world = 2;
@@ -64,8 +78,9 @@ struct Sequence {
   std::string text() const {
     std::string out = std::to_string(world) + " ranks:";
     for (const Step& step : steps) {
-      out += "\n  " + std::string(step_names[static_cast<unsigned>(step.kind)]) + " of " + std::to_string(step.count) +
-             ", rank " + std::to_string(step.rank) + (step.in_arena ? ", in an arena" : "");
+      out += "\n  " + std::string(step_names[static_cast<unsigned>(step.kind)]) + " of " +
+             std::to_string(step.count) + ", rank " + std::to_string(step.rank) +
+             (step.in_arena ? ", in an arena" : "");
     }
     return out;
   }
@@ -80,7 +95,8 @@ class SequenceRank {
 
   SequenceRank(Comm& comm, const Sequence& sequence) : comm_(comm), sequence_(sequence) {
     // An arena for each call in flight, and one for those that block.
-    for (std::size_t i = 0; i <= most_calls; ++i) arenas_.push_back(comm.template allocate<int>(most * world()));
+    for (std::size_t i = 0; i <= most_calls; ++i)
+      arenas_.push_back(comm.template allocate<int>(most * world()));
     std::vector<Rank> members;
     for (std::size_t w = 0; w < world(); w += 2) members.push_back(Rank{w});
     group_.emplace(new_group(comm, members));
@@ -118,8 +134,9 @@ class SequenceRank {
   void compare(std::span<const int> values, std::size_t number, const F& want) const {
     for (std::size_t i = 0; i != values.size(); ++i) {
       if (values[i] == want(i)) continue;
-      throw std::runtime_error("wrong: step " + std::to_string(number) + ", element " + std::to_string(i) + " is " +
-                               std::to_string(values[i]) + " instead of " + std::to_string(want(i)));
+      throw std::runtime_error("wrong: step " + std::to_string(number) + ", element " +
+                               std::to_string(i) + " is " + std::to_string(values[i]) +
+                               " instead of " + std::to_string(want(i)));
     }
   }
 
@@ -197,7 +214,8 @@ class SequenceRank {
       case StepKind::scatter:
         pieces.resize(n);
         comm_.scatter(is_root ? filled(step, n * w, blocking) : std::span<int>(), pieces, root);
-        return compare(pieces, number, [&](std::size_t i) { return value(root.value(), number, me() * n + i); });
+        return compare(pieces, number,
+                       [&](std::size_t i) { return value(root.value(), number, me() * n + i); });
       case StepKind::reduce_scatter:
         pieces.resize(n);
         comm_.reduce_scatter(filled(step, n * w, blocking), pieces);
@@ -205,15 +223,16 @@ class SequenceRank {
       case StepKind::all_to_all:
         pieces.resize(n * w);
         comm_.all_to_all(filled(step, n * w, blocking), pieces);
-        return compare(pieces, number, [&](std::size_t i) { return value(i / n, number, me() * n + i % n); });
+        return compare(pieces, number,
+                       [&](std::size_t i) { return value(i / n, number, me() * n + i % n); });
       case StepKind::barrier:
         return comm_.barrier();
       case StepKind::all_gather_variable: {
         const auto gathered = comm_.all_gather_variable(filled(step, n * me() % most, blocking));
         for (std::size_t r = 0; r != w; ++r) {
           require(gathered.counts[r] == n * r % most, "wrong: a count of all_gather_variable");
-          compare(std::span(gathered.values).subspan(gathered.offsets[r], gathered.counts[r]), number,
-                  [&](std::size_t i) { return value(r, number, i); });
+          compare(std::span(gathered.values).subspan(gathered.offsets[r], gathered.counts[r]),
+                  number, [&](std::size_t i) { return value(r, number, i); });
         }
         return;
       }
@@ -226,7 +245,8 @@ class SequenceRank {
         if (me() != 0) comm_.receive(pieces, last);
         comm_.send(data, next);
         if (me() == 0) comm_.receive(pieces, last);
-        return compare(pieces, number, [&](std::size_t i) { return value(last.value(), number, i); });
+        return compare(pieces, number,
+                       [&](std::size_t i) { return value(last.value(), number, i); });
       }
       case StepKind::group_all_reduce: {
         if (!*group_) return;
@@ -237,21 +257,27 @@ class SequenceRank {
       case StepKind::all_reduce_async: {
         const std::size_t arena = free_arena();
         const auto data = filled(step, n, arena);
-        return keep(arena, [&] { return comm_.all_reduce_async(data); }, [=, this] { compare(data, number, all); });
+        return keep(
+            arena, [&] { return comm_.all_reduce_async(data); },
+            [=, this] { compare(data, number, all); });
       }
       case StepKind::all_gather_async: {
         const std::size_t arena = free_arena();
         const auto data = memory(step, n * w, arena);
         const auto own = data.subspan(me() * n, n);
         for (std::size_t i = 0; i != n; ++i) own[i] = mine(i);
-        return keep(arena, [&] { return comm_.all_gather_async(own, data); }, [=, this] { compare(data, number, of_every); });
+        return keep(
+            arena, [&] { return comm_.all_gather_async(own, data); },
+            [=, this] { compare(data, number, of_every); });
       }
       case StepKind::reduce_scatter_async: {
         const std::size_t arena = free_arena();
         const auto data = filled(step, n * w, arena);
         const auto own = data.subspan(me() * n, n);
         const auto want = [=, this](std::size_t i) { return sum(number, me() * n + i); };
-        return keep(arena, [&] { return comm_.reduce_scatter_async(data, own); }, [=, this] { compare(own, number, want); });
+        return keep(
+            arena, [&] { return comm_.reduce_scatter_async(data, own); },
+            [=, this] { compare(own, number, want); });
       }
       case StepKind::wait:
         if (!calls_.empty()) finish(step.rank % calls_.size());
@@ -295,14 +321,16 @@ inline std::string judge(const Sequence& sequence, const Ends& ends) {
     if (is_culprit && fault.kind != StepKind::other_count) continue;
     // Ranks that call with another count are named in a pair with rank 0.
     const std::string named = "rank " + std::to_string(is_culprit ? 0 : culprit);
-    if (end.find(named) == std::string::npos && end.find("ranks disagree") == std::string::npos) return of_rank;
+    if (end.find(named) == std::string::npos && end.find("ranks disagree") == std::string::npos)
+      return of_rank;
   }
   return "";
 }
 
 template <class Rendezvous>
 std::string try_sequence(As as, const Sequence& sequence) {
-  const Ends ends = run<Rendezvous>(as, sequence.world, [&](auto& comm) { SequenceRank(comm, sequence).run(); });
+  const Ends ends =
+      run<Rendezvous>(as, sequence.world, [&](auto& comm) { SequenceRank(comm, sequence).run(); });
   return judge(sequence, ends);
 }
 
@@ -310,7 +338,9 @@ std::string try_sequence(As as, const Sequence& sequence) {
 template <class Rendezvous>
 Sequence smallest(As as, Sequence failing) {
   int tries = 0;
-  const auto still_fails = [&](const Sequence& smaller) { return ++tries < 100 && !try_sequence<Rendezvous>(as, smaller).empty(); };
+  const auto still_fails = [&](const Sequence& smaller) {
+    return ++tries < 100 && !try_sequence<Rendezvous>(as, smaller).empty();
+  };
   for (std::size_t part = failing.steps.size() / 2; part != 0; part /= 2) {
     for (std::size_t at = 0; at + part < failing.steps.size() + (failing.has_fault() ? 0 : 1);) {
       Sequence smaller = failing;
@@ -342,17 +372,20 @@ void random_sequences(As as, int usually, int in_long_runs) {
   for (int i = 0; i != sequences; ++i) {
     Sequence sequence{1 + chance(4), {}};
     for (unsigned left = 1 + chance(30); left != 0; --left) {
-      sequence.steps.push_back({static_cast<StepKind>(chance(usual_kinds)), counts[chance(std::size(counts))], chance(12), chance(2) == 0});
+      sequence.steps.push_back({static_cast<StepKind>(chance(usual_kinds)),
+                                counts[chance(std::size(counts))], chance(12), chance(2) == 0});
     }
     if (sequence.world > 1 && chance(3) == 0)
-      sequence.steps.push_back({static_cast<StepKind>(usual_kinds + chance(3)), 100, chance(4), chance(2) == 0});
+      sequence.steps.push_back(
+          {static_cast<StepKind>(usual_kinds + chance(3)), 100, chance(4), chance(2) == 0});
     steps += sequence.steps.size();
     const std::string first = try_sequence<Rendezvous>(as, sequence);
     if (first.empty()) continue;
     BOOST_TEST_MESSAGE("sequence " << i << ", " << sequence.text() << "\n" << first);
     const Sequence shown = smallest<Rendezvous>(as, sequence);
     const std::string how = try_sequence<Rendezvous>(as, shown);
-    BOOST_TEST(false, "sequence " << i << ", " << shown.text() << "\n" << (how.empty() ? "(not every time)" : how));
+    BOOST_TEST(false, "sequence " << i << ", " << shown.text() << "\n"
+                                  << (how.empty() ? "(not every time)" : how));
     return;
   }
   BOOST_TEST(steps > 0);

@@ -310,7 +310,7 @@ Doubles check_batch_norm(const NormShape& whole, const Course& course, unsigned 
     }
   }
   const auto affine = [](const Part& part) {
-    return detail::NormAffine<W>{part.weight.data(), part.bias.data()};
+    return detail::NormAffine<const W>{part.weight.data(), part.bias.data()};
   };
   for (auto& part : parts) {
     part->work.template normalise<F>(
@@ -320,7 +320,7 @@ Doubles check_batch_norm(const NormShape& whole, const Course& course, unsigned 
         stream, part->shape, static_cast<const T*>(part->x.data()),
         static_cast<const T*>(adds ? part->y.data() : nullptr),
         static_cast<const T*>(part->dy.data()), affine(*part),
-        detail::NormAffineGradients<W>{part->weight_gradient.data(), part->bias_gradient.data()},
+        detail::NormAffine<W>{part->weight_gradient.data(), part->bias_gradient.data()},
         adds ? part->dresidual.data() : nullptr);
   }
   if (course.parts != 1) {
@@ -480,7 +480,7 @@ inline void check_running() {
   work.finalize_from_running(stream, shape, BatchNormOptions{},
                              detail::NormRunning<float>{m.data(), v.data(), batches.data()});
   work.normalise<Fusion::none>(stream, shape, static_cast<const float*>(given.data()),
-                               detail::NormAffine<float>{w.data(), b.data()},
+                               detail::NormAffine<const float>{w.data(), b.data()},
                                static_cast<const float*>(nullptr), y.data());
   memory.download(stream);
   Doubles want(x.size());
@@ -512,13 +512,13 @@ void check_layer_norm(std::size_t rows, std::size_t features, std::size_t offset
   const Array<W> weight_gradient(memory, features), bias_gradient(memory, features);
   memory.upload(stream);
   detail::LayerNormWork<DeviceMemory> work;
-  const detail::NormAffine<W> affine{w.data(), b.data()};
+  const detail::NormAffine<const W> affine{w.data(), b.data()};
   const bool in_place = seed % 2 == 0;
   work.template forward<true>(stream, rows, features, eps, static_cast<const T*>(given.data()),
                               affine, y.data());
   work.backward(stream, rows, features, static_cast<const T*>(given.data()),
                 static_cast<const T*>(errors.data()), affine,
-                detail::NormAffineGradients<W>{weight_gradient.data(), bias_gradient.data()},
+                detail::NormAffine<W>{weight_gradient.data(), bias_gradient.data()},
                 in_place ? errors.data() : dx.data());
   memory.download(stream);
   Doubles want_y(x.size()), want_dx(x.size()), want_w(features), want_b(features);

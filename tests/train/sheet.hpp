@@ -162,8 +162,7 @@ template <class Who>
 ShmCommunicator<dynamic, Who> join_again(Shared& comm) {
   using detail::shm::Engine;
   const bool makes = comm.rank() == Rank{0};
-  detail::shm::MemoryFile file =
-      makes ? Engine::make_file(comm.world_size()) : detail::shm::MemoryFile();
+  detail::Descriptor file = makes ? Engine::make_file(comm.world_size()) : detail::Descriptor();
   std::string address = makes ? Engine::address(file) : "";
   broadcast_object(comm, address, Rank{0});
   if (!makes) file = Engine::open(address);

@@ -11,6 +11,8 @@
 
 namespace lockstep::detail {
 
+using Milliseconds = std::chrono::milliseconds;
+
 enum class CollectiveKind : std::uint16_t {
   barrier,
   all_reduce,

@@ -4,11 +4,8 @@
 
 #include <iterator>
 
-#include "lockstep/detail/comm/collective.hpp"
-#include "lockstep/detail/comm/combine.hpp"
 #include "lockstep/detail/comm/communicator.hpp"
 #include "lockstep/detail/comm/generic.hpp"
-#include "lockstep/detail/core/text.hpp"
 
 namespace lockstep {
 
@@ -67,12 +64,8 @@ class Collectives {
 
   /// A barrier with its own timeout, whose error lists every missing rank.
   void monitored_barrier(std::chrono::milliseconds limit) {
-    struct Usual {
-      Self& self;
-      std::chrono::milliseconds limit = self.timeout();
-      ~Usual() { self.set_timeout(limit); }
-    };
-    const Usual usual{self()};
+    const auto restore = [usual = self().timeout()](Self* self) { self->set_timeout(usual); };
+    const std::unique_ptr<Self, decltype(restore)> restored(&self(), restore);
     self().set_timeout(limit);
     barrier();
   }

@@ -4,17 +4,8 @@
 /// every GPU. Also the other loops of collectives over elements in device memory.
 
 #include <cuda_runtime.h>
-#include <cuda_runtime_api.h>
 
-#include "lockstep/detail/comm/collective.hpp"
-#include "lockstep/detail/comm/combine.hpp"
 #include "lockstep/detail/comm/rank_gpu.cuh"
-#include "lockstep/detail/core/dynamic.hpp"
-#include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/reduce_op.hpp"
-#include "lockstep/detail/core/strong.hpp"
-#include "lockstep/detail/device/cuda/memory.cuh"
-#include "lockstep/detail/device/cuda/runtime.cuh"
 #include "lockstep/detail/device/cuda/vector.cuh"
 
 namespace lockstep::detail {
@@ -84,8 +75,7 @@ struct GatheredValues {
   __device__ const T* operator()(unsigned w) const { return begin + w * stride; }
 };
 
-/// Piece p, at element p * stride of every rank's values, is combined into out[p] to out[p +
-/// targets - 1].
+/// Piece p, at element p * stride of every rank's values, goes to out[p] and `targets` - 1 more.
 template <class T, class Values, std::size_t MostOuts>
 struct Combination {
   Values values;
@@ -145,8 +135,7 @@ LOCKSTEP_KERNEL finish_elements(const Value* from, T* to, std::size_t count, std
   }
 }
 
-/// Kernels on a stream; loops for host memory. **Host** blocks for host memory only. **Stream** in
-/// its order.
+/// Kernels in the order of a stream; for host memory loops, for which the host blocks.
 class StreamPasses : public StreamCopies {
  public:
   using StreamCopies::StreamCopies;

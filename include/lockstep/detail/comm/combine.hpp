@@ -8,9 +8,6 @@
 #include "lockstep/detail/comm/collective.hpp"
 #include "lockstep/detail/core/bytes.hpp"
 #include "lockstep/detail/core/dynamic.hpp"
-#include "lockstep/detail/core/element.hpp"
-#include "lockstep/detail/core/reduce_op.hpp"
-#include "lockstep/detail/core/strong.hpp"
 
 namespace lockstep::detail {
 

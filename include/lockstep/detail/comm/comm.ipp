@@ -18,14 +18,8 @@
 #include <map>
 #include <mutex>
 
-#include "lockstep/detail/comm/call/peers.hpp"
-#include "lockstep/detail/comm/collective.hpp"
 #include "lockstep/detail/comm/hierarchical/hosts.hpp"
 #include "lockstep/detail/comm/shm/communicator.hpp"
-#include "lockstep/detail/comm/shm/memory.hpp"
-#include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/text.hpp"
-#include "lockstep/detail/launch/rendezvous.hpp"
 
 namespace lockstep::detail {
 
@@ -139,14 +133,15 @@ LOCKSTEP_INLINE std::size_t available_memory() {
   return left < available ? left : available;
 }
 
-LOCKSTEP_INLINE void MemoryFile::reserve(std::size_t bytes) const {
+/// Allocates every page up to `bytes`: a lack of memory is an error here, not a SIGBUS later.
+LOCKSTEP_INLINE void reserve_memory(const Descriptor& file, std::size_t bytes) {
   struct stat state{};
-  ::fstat(descriptor(), &state);
+  ::fstat(file.get(), &state);
   const auto have = static_cast<std::size_t>(state.st_size);
   if (bytes <= have) return;
   const std::size_t available = available_memory();
   const bool enough = bytes - have <= available;
-  if (enough && ::posix_fallocate(descriptor(), static_cast<off_t>(have),
+  if (enough && ::posix_fallocate(file.get(), static_cast<off_t>(have),
                                   static_cast<off_t>(bytes - have)) == 0) {
     return;
   }
@@ -154,6 +149,9 @@ LOCKSTEP_INLINE void MemoryFile::reserve(std::size_t bytes) const {
        {(bytes - have) >> 20, " MiB more are needed and ", available >> 20, " MiB are available"},
        "use fewer ranks, a smaller model, or a host with more memory");
 }
+
+// Liveness: every rank locks its own byte of the file, and the kernel drops the lock however the
+// process ends. Unlike a process id, a lock is never reused, and a zombie has none.
 
 LOCKSTEP_INLINE struct flock byte_of(Rank rank) {
   struct flock lock{};
@@ -164,68 +162,69 @@ LOCKSTEP_INLINE struct flock byte_of(Rank rank) {
   return lock;
 }
 
-LOCKSTEP_INLINE void MemoryFile::lock_byte(Rank rank) const {
+LOCKSTEP_INLINE void lock_byte(const Descriptor& file, Rank rank) {
   struct flock lock = byte_of(rank);
-  if (::fcntl(descriptor(), F_SETLK, &lock) != 0) {
+  if (::fcntl(file.get(), F_SETLK, &lock) != 0) {
     fail("shared memory", {error_text(errno)}, "locking failed");
   }
 }
 
-LOCKSTEP_INLINE bool MemoryFile::is_locked(Rank rank) const {
+/// Does another process hold the rank's lock?
+LOCKSTEP_INLINE bool is_locked(int file, Rank rank) {
   struct flock lock = byte_of(rank);
-  return ::fcntl(descriptor(), F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+  return ::fcntl(file, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
 }
 
-LOCKSTEP_INLINE Mapping::Mapping(const MemoryFile& file, std::size_t offset, std::size_t bytes)
-    : bytes_(bytes) {
+LOCKSTEP_INLINE std::shared_ptr<std::byte> map_memory(const Descriptor& file, std::size_t offset,
+                                                      std::size_t bytes) {
   // The mappings of this process, by file and offset.
   static std::mutex mutex;
   static std::map<std::pair<ino_t, std::size_t>, std::weak_ptr<std::byte>> known;
   struct stat state{};
-  ::fstat(file.descriptor(), &state);
+  ::fstat(file.get(), &state);
   const std::lock_guard lock(mutex);
   std::erase_if(known, [](const auto& mapping) { return mapping.second.expired(); });
   std::weak_ptr<std::byte>& shared = known[{state.st_ino, offset}];
-  data_ = shared.lock();
-  if (data_) return;
-  void* const mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.descriptor(),
+  if (std::shared_ptr<std::byte> memory = shared.lock()) return memory;
+  void* const mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(),
                               static_cast<off_t>(offset));
   if (mapped == MAP_FAILED) {
     fail("shared memory", {error_text(errno)}, "mapping failed; check ulimit -v");
   }
   ::madvise(mapped, bytes, MADV_HUGEPAGE);
-  data_ = std::shared_ptr<std::byte>(static_cast<std::byte*>(mapped),
-                                     [bytes](std::byte* data) { ::munmap(data, bytes); });
-  shared = data_;
+  const std::shared_ptr<std::byte> memory(static_cast<std::byte*>(mapped),
+                                          [bytes](std::byte* data) { ::munmap(data, bytes); });
+  shared = memory;
+  return memory;
 }
 
 /// The largest page size of common kernels.
 inline constexpr std::size_t page = 64_KiB;
 
-LOCKSTEP_INLINE MemoryFile Engine::make_file(WorldSize world) {
-  MemoryFile file(Descriptor(::memfd_create("lockstep", MFD_CLOEXEC)));
-  if (file.descriptor() < 0) {
+LOCKSTEP_INLINE Descriptor Engine::make_file(WorldSize world) {
+  Descriptor file(::memfd_create("lockstep", MFD_CLOEXEC));
+  if (!file) {
     detail::fail("shared memory", {error_text(errno)},
                  "memfd_create failed; is the kernel older than 3.17?");
   }
-  file.reserve(align_up(world.value() * sizeof(RankBlock), page));
+  reserve_memory(file, align_up(world.value() * sizeof(RankBlock), page));
   return file;
 }
 
-LOCKSTEP_INLINE std::string Engine::address(const MemoryFile& file) {
-  return text({"/proc/", ::getpid(), "/fd/", file.descriptor()});
+LOCKSTEP_INLINE std::string Engine::address(const Descriptor& file) {
+  return text({"/proc/", ::getpid(), "/fd/", file.get()});
 }
 
-LOCKSTEP_INLINE MemoryFile Engine::open(const std::string& address) {
+LOCKSTEP_INLINE Descriptor Engine::open(const std::string& address) {
   Descriptor file(::open(address.c_str(), O_RDWR | O_CLOEXEC));
   if (!file) {
     detail::fail(text({"shared memory, opening ", address}), {error_text(errno)},
                  "ranks that share memory must run on one host, in one container, as one user");
   }
-  return MemoryFile(std::move(file));
+  return file;
 }
 
-LOCKSTEP_INLINE MemoryFile Engine::join(const Membership& member, Store& store,
+LOCKSTEP_INLINE Descriptor Engine::join(const Membership& member, Store& store,
                                         const std::string& name) {
   if (member.local_world != member.world.value()) {
     detail::fail("shared memory",
@@ -236,30 +235,30 @@ LOCKSTEP_INLINE MemoryFile Engine::join(const Membership& member, Store& store,
   const std::string key =
       text({"lockstep/shm/", numbered_rendezvous(store, member.rank, "shm", name)});
   if (member.rank != Rank{0}) return open(store.get(key, member.timeout));
-  MemoryFile file = make_file(member.world);
+  Descriptor file = make_file(member.world);
   store.set(key, address(file));
   return file;
 }
 
-LOCKSTEP_INLINE Engine::Engine(Rank rank, WorldSize world, MemoryFile file, Milliseconds timeout)
-    : Engine(rank, world, Mapping(file, 0, world.value() * sizeof(RankBlock)), std::move(file),
+LOCKSTEP_INLINE Engine::Engine(Rank rank, WorldSize world, Descriptor file, Milliseconds timeout)
+    : Engine(rank, world, map_memory(file, 0, world.value() * sizeof(RankBlock)), std::move(file),
              timeout) {}
 
-LOCKSTEP_INLINE Engine::Engine(Rank rank, WorldSize world, Mapping blocks, MemoryFile&& file,
-                               Milliseconds timeout)
-    : SharedPeers(rank, world, &reinterpret_cast<RankBlock*>(blocks.data())->state,
-                  sizeof(RankBlock), timeout, &file_),
+LOCKSTEP_INLINE Engine::Engine(Rank rank, WorldSize world, std::shared_ptr<std::byte> blocks,
+                               Descriptor&& file, Milliseconds timeout)
+    : SharedPeers(rank, world, &reinterpret_cast<RankBlock*>(blocks.get())->state,
+                  sizeof(RankBlock), timeout, file.get()),
       file_(std::move(file)),
       blocks_(std::move(blocks)),
       file_bytes_(align_up(world.value() * sizeof(RankBlock), page)) {
-  file_.lock_byte(rank);
+  lock_byte(file_, rank);
   own().process.store(static_cast<std::uint32_t>(::getpid()), std::memory_order_release);
 }
 
 LOCKSTEP_INLINE std::byte* Engine::allocate(std::size_t bytes, bool common) try {
   const std::size_t part = align_up(std::max<std::size_t>(bytes, 1), page);
   const std::size_t length = common ? part : world() * part;
-  if (rank() == Rank{0}) file_.reserve(file_bytes_ + length);
+  if (rank() == Rank{0}) reserve_memory(file_, file_bytes_ + length);
   Call call;
   call.kind = CollectiveKind::allocate;
   call.element = ElementKind::u8;
@@ -267,10 +266,11 @@ LOCKSTEP_INLINE std::byte* Engine::allocate(std::size_t bytes, bool common) try 
   const std::uint64_t ticket = post(call, 0, {});
   finish_pending(ticket);
   wait_arrived(ticket);
-  arenas_.push_back({Mapping(file_, file_bytes_, length), file_bytes_, common ? 0 : part});
+  arenas_.push_back(
+      {map_memory(file_, file_bytes_, length), length, file_bytes_, common ? 0 : part});
   file_bytes_ += length;
   finish(ticket);
-  return arenas_.back().mapping.data() + (common ? 0 : me() * part);
+  return arenas_.back().memory.get() + (common ? 0 : me() * part);
 } catch (const Error& error) {
   fail(error.on(rank()));
 }
@@ -358,7 +358,7 @@ LOCKSTEP_INLINE void sleep_on(Counter& counter, std::uint64_t value) {
   counter.sleepers.fetch_add(1, std::memory_order_seq_cst);
   const std::uint64_t seen = counter.value.load(std::memory_order_seq_cst);
   if (seen < value) {
-    const timespec slice{0, 50'000'000};
+    const timespec slice{0, std::chrono::nanoseconds(look_interval).count()};
     ::syscall(SYS_futex, futex_word(counter), FUTEX_WAIT, static_cast<std::uint32_t>(seen), &slice,
               nullptr, 0);
   }
@@ -370,7 +370,7 @@ LOCKSTEP_INLINE bool SharedPeers::has_died(std::size_t w) const {
   // The lock is read first, because a rank sets `left` before it unlocks: in the other order, a
   // rank that does both in between would look dead.
   return process != 0 && process != static_cast<std::uint32_t>(::getpid()) &&
-         !file_->is_locked(Rank{w}) && state(w).left.load(std::memory_order_acquire) == 0;
+         !shm::is_locked(file_, Rank{w}) && state(w).left.load(std::memory_order_acquire) == 0;
 }
 
 LOCKSTEP_INLINE void SharedPeers::give_up(const Error& error, std::string_view reason) {
@@ -385,24 +385,26 @@ LOCKSTEP_INLINE void SharedPeers::give_up(const Error& error, std::string_view r
   });
 }
 
-LOCKSTEP_INLINE std::optional<Error> SharedPeers::check(const Call& call, const Awaited& awaited,
+LOCKSTEP_INLINE std::optional<Error> SharedPeers::check(const Call& call, std::optional<Rank> one,
+                                                        std::uint64_t calls,
                                                         Clock::time_point begin) const {
   const std::string operation = call.text();
-  auto fault = find_culprit(*this, operation, [&](std::size_t w) { return lacks(w, awaited); });
+  auto fault = find_culprit(*this, operation, [&](std::size_t w) { return lacks(w, one, calls); });
   if (fault || Clock::now() - begin < timeout_) return fault;
-  return time_is_over(operation, timeout_, missing_ranks(awaited), rank());
+  return time_is_over(operation, timeout_, missing_ranks(one, calls), rank());
 }
 
 /// The ranks that a timed-out wait lacks, and their progress: every rank that has made fewer calls
 /// or, if there is none, those that have yet to do their part.
-LOCKSTEP_INLINE std::string SharedPeers::missing_ranks(const Awaited& awaited) const {
+LOCKSTEP_INLINE std::string SharedPeers::missing_ranks(std::optional<Rank> one,
+                                                       std::uint64_t calls) const {
   const std::uint64_t expected = calls_made(rank_);
   bool any_behind = false;
   for (std::size_t w = 0; w < world_; ++w) any_behind |= calls_made(w) < expected;
   std::string missing;
   for (std::size_t w = 0; w < world_; ++w) {
     const std::uint64_t made = calls_made(w);
-    if (w == rank_ || !(any_behind ? made < expected : lacks(w, awaited))) continue;
+    if (w == rank_ || !(any_behind ? made < expected : lacks(w, one, calls))) continue;
     missing += text({missing.empty() ? "rank " : ", rank ", w});
     if (!has_joined(w)) {
       missing += " (never joined)";

@@ -148,13 +148,23 @@ void execute_generically(B& backend, const calls::AllToAll<T>& call) {
 
 // Reducing: pieces are gathered and combined in rank order, as much as scratch memory holds.
 
+/// Scratch memory of the kind of `like`: the backend's own, else that of its passes.
+template <class B, class T>
+auto scratch_of(B& backend, const T* like, std::size_t wanted, std::size_t least) {
+  if constexpr (requires { backend.scratch(like, wanted, least); }) {
+    return backend.scratch(like, wanted, least);
+  } else {
+    return passes_of(backend).scratch(like, wanted, least);
+  }
+}
+
 /// Calls `part(scratch, begin, n)` for elements [begin, begin + n) of `count`, with scratch memory
 /// for that many elements of every rank.
 template <class B, class T, class Part>
 void in_parts(B& backend, const T* like, std::size_t count, const Part& part) {
   if (count == 0) return;
   const std::size_t world = backend.world_size().value();
-  auto memory = passes_of(backend).template scratch<T>(like, count * world, world);
+  auto memory = scratch_of(backend, like, count * world, world);
   const std::span<T> scratch(memory);
   for (std::size_t begin = 0; begin < count;) {
     const std::size_t n = std::min(scratch.size() / world, count - begin);
@@ -194,7 +204,7 @@ void execute_generically(B& backend, const calls::ReduceScatter<T, Op>& call) {
   if (call.count == 0) return;
   if constexpr (Executes<B, calls::AllToAll<T>>) {
     const std::size_t all = call.in.size();
-    auto memory = passes_of(backend).template scratch<T>(call.out.data(), all, all);
+    auto memory = scratch_of(backend, call.out.data(), all, all);
     const std::span<T> pieces = std::span<T>(memory).first(all);
     backend.execute(calls::AllToAll<T>{call.in, pieces, call.count});
     combine(pieces, 0, call.count);

@@ -4,13 +4,8 @@
 
 #include <cuda_runtime.h>
 
-#include "lockstep/detail/comm/collectives.hpp"
 #include "lockstep/detail/comm/combine.cuh"
-#include "lockstep/detail/comm/communicator.hpp"
 #include "lockstep/detail/comm/loopback.hpp"
-#include "lockstep/detail/comm/rank_gpu.cuh"
-#include "lockstep/detail/device/cuda/gpu.cuh"
-#include "lockstep/detail/device/cuda/runtime.cuh"
 #include "lockstep/detail/device/cuda/step_graph.cuh"
 
 namespace lockstep {

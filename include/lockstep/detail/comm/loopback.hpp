@@ -3,9 +3,6 @@
 /// @file The communicator of a world of one: copies what must be copied, else compiles to nothing.
 
 #include "lockstep/detail/comm/collectives.hpp"
-#include "lockstep/detail/comm/combine.hpp"
-#include "lockstep/detail/comm/communicator.hpp"
-#include "lockstep/detail/core/strong.hpp"
 #include "lockstep/detail/launch/rendezvous.hpp"
 
 namespace lockstep {

@@ -4,23 +4,14 @@
 /// is the host's or a GPU's. Host code only, for files that nvcc does not compile.
 
 #include <cuda_runtime_api.h>
-#include <cctype>
-#include <cstdio>
 #include <cstdlib>
 
 #include "lockstep/detail/comm/call/peers.hpp"
-#include "lockstep/detail/comm/collective.hpp"
 #include "lockstep/detail/comm/combine.hpp"
 #include "lockstep/detail/comm/communicator.hpp"
-#include "lockstep/detail/core/error.hpp"
 #include "lockstep/detail/core/hash.hpp"
-#include "lockstep/detail/core/strong.hpp"
-#include "lockstep/detail/core/text.hpp"
 #include "lockstep/detail/device/cuda/gpu.cuh"
 #include "lockstep/detail/device/cuda/memory.cuh"
-#include "lockstep/detail/device/cuda/runtime.cuh"
-#include "lockstep/detail/device/gpu_sharing.hpp"
-#include "lockstep/detail/device/numa.hpp"
 #include "lockstep/detail/launch/rendezvous.hpp"
 #include "lockstep/detail/store/protocol.hpp"
 #include "lockstep/detail/store/store.hpp"
@@ -84,14 +75,13 @@ bool is_host_call(const C& call, const Gpu& own) {
 /// **Host** blocks until the stream is empty, or `look()` throws.
 template <class Look>
 void await_stream(cudaStream_t stream, const Look& look) {
-  const Backoff backoff;
-  while (true) {
+  poll_until([&] {
     const cudaError_t state = cudaStreamQuery(stream);
     look();
-    if (state == cudaSuccess) return;
-    if (state != cudaErrorNotReady) check_cuda(state, "the compute stream");
-    backoff.pause();
-  }
+    if (state == cudaErrorNotReady) return false;
+    check_cuda(state, "the compute stream");
+    return true;
+  });
 }
 
 /// Copies of elements in host memory, or in device memory on a stream.
@@ -122,32 +112,14 @@ inline std::string bus_id(const Gpu& gpu) {
   return id;
 }
 
-/// Binds the calling rank's thread to its GPU's NUMA node, so that copies and launches do not cross
-/// sockets; rank 0 reports it. Does nothing if the host has one node or does not report the GPU's,
-/// and never gives a thread more cores than it has.
-inline void stay_near(const Gpu& gpu) {
-  if (!wants_numa()) return;
-  std::string bus = bus_id(gpu);
-  for (char& letter : bus) letter = static_cast<char>(std::tolower(letter));  // as /sys writes it
-  const auto near = numa_node("/sys", bus, allowed_cores());
-  if (!near || !stay_at(*near) || gpu.rank() != Rank{0}) return;
-  std::fputs(text({"lockstep: rank 0 stays near its GPU, on the cores ", cores_text(near->cores),
-                   " of NUMA node ", near->node,
-                   ", and so does every rank near its own; LOCKSTEP_NUMA=0 lets them be\n"})
-                 .c_str(),
-             stderr);
-}
-
-/// The GPU whose number is the rank's local rank. It becomes this thread's current device, and the
-/// thread stays near it. If all ranks of a host are threads of this process and GPUs are too few,
-/// sharing them is an error unless it was asked for. Processes may see different GPUs: they use
-/// those that they see in turn, and `compare_gpus` finds shared ones.
+/// The GPU whose number is the rank's local rank; it becomes this thread's current device. If all
+/// ranks of a host are threads of this process and GPUs are too few, sharing them is an error
+/// unless it was asked for. Processes may see different GPUs: they use those that they see in turn,
+/// and `compare_gpus` finds shared ones.
 inline std::shared_ptr<Gpu> gpu_of(const Membership& member) {
   const bool are_threads = member.process_ranks >= member.local_world;
-  auto gpu = std::make_shared<Gpu>(Gpu::of(member.rank, member.local_rank, member.local_world,
-                                           !are_threads || wants_shared_gpus()));
-  stay_near(*gpu);
-  return gpu;
+  return std::make_shared<Gpu>(Gpu::of(member.rank, member.local_rank, member.local_world,
+                                       !are_threads || wants_shared_gpus()));
 }
 
 /// A GPU's name: `GPU-` and its UUID as nvidia-smi writes it, or the name of a MIG slice in

@@ -5,10 +5,10 @@
 
 #include <cuda_runtime.h>
 #include <unistd.h>
+#include <functional>
 
 #include "lockstep/detail/comm/hierarchical/gloo.hpp"
 #include "lockstep/detail/comm/rank_gpu.cuh"
-#include "lockstep/detail/core/scope_guard.hpp"
 #include "lockstep/detail/device/cuda/step_graph.cuh"
 
 namespace lockstep::detail::staged {
@@ -34,13 +34,10 @@ struct Transfer {
   constexpr std::size_t pieces() const {
     return std::max<std::size_t>(1, (length + width() - 1) / width());
   }
-};
-
-template <class T>
-struct Piece {
-  std::span<T> in;
-  std::span<T> out;    // the same as `in` where the result replaces it
-  std::size_t length;  // of a row
+  /// The length of the rows of piece k.
+  constexpr std::size_t width(std::size_t k) const {
+    return std::min(width(), length - k * width());
+  }
 };
 
 struct CallEvents {
@@ -60,8 +57,8 @@ class Pipeline {
       slots_[i].memory = memory.subspan(i * slot_bytes, slot_bytes);
   }
 
-  /// Calls `work(piece, is_first)` for every piece in turn. **Host** blocks until the last call
-  /// returns. **Stream** copies wait for `events.ready`; `events.done` follows the last copy.
+  /// Calls `work(in, out, k)` for every piece k, in pinned memory. **Host** blocks until the last
+  /// call returns. **Stream** copies wait for `events.ready`; `events.done` follows the last copy.
   template <class T, class Work>
   void run(const Transfer<T>& what, const CallEvents& events, const Work& work) {
     events.ready.block(down_);
@@ -70,9 +67,8 @@ class Pipeline {
     fetch(what, 0);
     for (std::size_t k = 0; k < pieces; ++k) {
       if (k + 1 < pieces) fetch(what, k + 1);
-      const Backoff backoff;
-      while (!slot(k).fetched.test()) backoff.pause();
-      work(piece(what, k), k == 0);
+      poll_until([&] { return slot(k).fetched.test(); });
+      work(in(what, k), out(what, k), k);
       deliver(what, k);
     }
     first_ = (first_ + pieces) % slots;
@@ -95,13 +91,14 @@ class Pipeline {
   Slot& slot(std::size_t k) { return slots_[(first_ + k) % slots]; }
 
   template <class T>
-  Piece<T> piece(const Transfer<T>& what, std::size_t k) {
-    const std::size_t n = std::min(what.width(), what.length - k * what.width());
-    T* const in = reinterpret_cast<T*>(slot(k).memory.data());
-    const std::span<T> given(in, what.in_rows * n);
-    T* const out =
-        reinterpret_cast<T*>(slot(k).memory.data() + align_up(what.in_rows * n * sizeof(T)));
-    return {given, what.out_rows == 0 ? given : std::span<T>(out, what.out_rows * n), n};
+  std::span<T> in(const Transfer<T>& what, std::size_t k) {
+    return {reinterpret_cast<T*>(slot(k).memory.data()), what.in_rows * what.width(k)};
+  }
+  template <class T>
+  std::span<T> out(const Transfer<T>& what, std::size_t k) {
+    if (what.out_rows == 0) return in(what, k);
+    std::byte* const after_in = slot(k).memory.data() + align_up(in(what, k).size_bytes());
+    return {reinterpret_cast<T*>(after_in), what.out_rows * what.width(k)};
   }
 
   /// Copies row by row: `rows` of n elements each, which begin `to_pitch` and `from_pitch` apart.
@@ -117,18 +114,18 @@ class Pipeline {
   template <class T>
   void fetch(const Transfer<T>& what, std::size_t k) {
     slot(k).delivered.block(down_);
-    const Piece<T> to = piece(what, k);
+    const std::size_t n = what.width(k);
     if (what.in != nullptr)
-      copy(to.in.data(), to.length, what.in + k * what.width(), what.length, to.length,
-           what.in_rows, cudaMemcpyDeviceToHost, down_);
+      copy(in(what, k).data(), n, what.in + k * what.width(), what.length, n, what.in_rows,
+           cudaMemcpyDeviceToHost, down_);
     slot(k).fetched.record(down_);
   }
 
   template <class T>
   void deliver(const Transfer<T>& what, std::size_t k) {
-    const Piece<T> from = piece(what, k);
+    const std::size_t n = what.width(k);
     if (what.out != nullptr)
-      copy(what.out + k * what.width(), what.length, from.out.data(), from.length, from.length,
+      copy(what.out + k * what.width(), what.length, out(what, k).data(), n, n,
            what.out_rows == 0 ? what.in_rows : what.out_rows, cudaMemcpyHostToDevice, up_);
     slot(k).delivered.record(up_);
   }
@@ -202,15 +199,14 @@ class Engine {
     const Transfer<T> what{call.count, C::deals_pieces ? world : 1,
                            C::is_in_place ? 0 : (C::collects_pieces ? world : 1), call.in.data(),
                            call.out.data()};
-    const bool is_cut = what.pieces() > 1;
-    pipeline_.run(what, events, [&](const Piece<T>& piece, bool is_first) {
-      if (is_cut && is_first) {
+    pipeline_.run(what, events, [&](std::span<T> in, std::span<T> out, std::size_t k) {
+      if (k == 0 && what.pieces() > 1) {
         Call whole = call.call();
         whole.staged = true;  // differs from the same call in one piece
         inner.agree(whole);
       }
-      inner.perform(call.on(call.in.empty() ? std::span<T>() : piece.in,
-                            call.out.empty() ? std::span<T>() : piece.out, piece.length));
+      inner.perform(call.on(call.in.empty() ? std::span<T>() : in,
+                            call.out.empty() ? std::span<T>() : out, what.width(k)));
     });
   }
 
@@ -356,7 +352,13 @@ class StagedCommunicator : public Collectives<StagedCommunicator<Inner>>,
   class Pending {
    public:
     Pending(Engine& engine, const C& call, bool on_host)
-        : engine_(engine), on_host_(on_host), queued_(engine, begin(engine, call, on_host)) {}
+        : engine_(engine), call_(call), on_host_(on_host), queued_(engine, begin()) {}
+
+    /// Makes the call, on the queue's thread.
+    void operator()() {
+      engine_.guarded(
+          [&] { on_host_ ? engine_.inner.perform(call_) : engine_.stage(call_, events_); });
+    }
 
     bool test() { return queued_.test() && (on_host_ || events_.done.test()); }
     void wait() {
@@ -370,24 +372,16 @@ class StagedCommunicator : public Collectives<StagedCommunicator<Inner>>,
     }
 
    private:
-    auto begin(Engine& engine, const C& call, bool on_host) {
-      if (!on_host) engine.begin(call.call(), events_);
-      return Make{engine, call, events_, on_host};
+    std::reference_wrapper<Pending> begin() {
+      if (!on_host_) engine_.begin(call_.call(), events_);
+      return *this;
     }
-    struct Make {
-      Engine& engine;
-      C call;
-      const detail::staged::CallEvents& events;
-      bool on_host;
-      void operator()() const {
-        engine.guarded([&] { on_host ? engine.inner.perform(call) : engine.stage(call, events); });
-      }
-    };
 
     Engine& engine_;
+    C call_;
     bool on_host_;
     detail::staged::CallEvents events_;
-    detail::PendingInQueue<Engine, Make> queued_;  // ends before the events
+    detail::PendingInQueue<Engine, std::reference_wrapper<Pending>> queued_;  // ends first
   };
 
   std::unique_ptr<Engine> engine_;

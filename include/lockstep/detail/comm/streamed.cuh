@@ -107,8 +107,7 @@ class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
     events_[0].block(later);
   }
 
-  /// Calls `f()`, which puts work on the side stream, after the work that the compute stream holds
-  /// now.
+  /// Calls `f()`, whose work on the side stream follows what the compute stream holds now.
   template <class F>
   void on_side_stream(const F& f) const {
     const detail::OnGpu current(gpu_->index());

@@ -20,14 +20,12 @@ struct Device : WithName<"Device"> {};
 }  // namespace axes
 
 /// Models run on the host.
-struct Cpu : Choice<axes::Device> {
-  static constexpr std::string_view name = "Cpu";
+struct Cpu : WithName<"Cpu">, Choice<axes::Device> {
   using memory = HostMemory;
 };
 
 /// Models enqueue kernels on a GPU; needs lockstep.cuh or nccl.cuh.
-struct Cuda : Choice<axes::Device> {
-  static constexpr std::string_view name = "Cuda";
+struct Cuda : WithName<"Cuda">, Choice<axes::Device> {
   using memory = DeviceMemory;
 };
 
@@ -58,7 +56,9 @@ std::size_t device_count() {
 class HostArena {
  public:
   explicit HostArena(std::size_t bytes)
-      : data_(static_cast<std::byte*>(::operator new(bytes, alignment))), bytes_(bytes) {
+      : data_(static_cast<std::byte*>(::operator new(bytes, alignment)),
+              [](std::byte* data) { ::operator delete(data, alignment); }),
+        bytes_(bytes) {
     if (bytes != 0) std::memset(data_.get(), 0, bytes);
   }
 
@@ -67,11 +67,8 @@ class HostArena {
 
  private:
   static constexpr std::align_val_t alignment{arena_alignment};
-  struct Free {
-    void operator()(std::byte* data) const { ::operator delete(data, alignment); }
-  };
 
-  std::unique_ptr<std::byte, Free> data_;
+  std::unique_ptr<std::byte, void (*)(std::byte*)> data_;
   std::size_t bytes_;
 };
 

@@ -36,15 +36,12 @@ inline std::string_view listed_entry(std::string_view list, std::size_t index) {
 /// Identifies a rank's GPU to other ranks.
 struct GpuIdentity {
   std::string host;
-  /// UUID of the GPU or of the MIG slice.
-  std::string uuid;
-  /// PCI bus id, which MIG slices of one GPU share.
-  std::string bus;
+  std::string uuid;  // of the GPU or of the MIG slice
+  std::string bus;   // the PCI bus id, which MIG slices of one GPU share
 };
 
-/// Compares the GPUs of all ranks. Device indices do not suffice: a launcher that shows each rank
-/// only its own GPU (Slurm's --gpus-per-task, MPS, MIG) looks to a rank like one that makes all
-/// share.
+/// Compares the GPUs of all ranks. Device indices do not suffice: where a launcher shows each rank
+/// only its own GPU (Slurm's --gpus-per-task, MPS, MIG), all ranks have device 0.
 struct GpuSharing {
   explicit GpuSharing(const std::vector<GpuIdentity>& gpus) : has_neighbour(gpus.size()) {
     using Key = std::pair<std::string_view, std::string_view>;

@@ -2,11 +2,7 @@
 #pragma once
 /// @file `BatchNorm`, over a rank's own batch (`Norms<Local>`) or all ranks' (`Norms<Synced>`).
 
-#include "lockstep/detail/core/element.hpp"
-#include "lockstep/detail/core/name.hpp"
-#include "lockstep/detail/model/declaration.hpp"
 #include "lockstep/detail/norm/host_norm.hpp"
-#include "lockstep/detail/norm/statistics.hpp"
 #include "lockstep/detail/norm/work.hpp"
 
 namespace lockstep {
@@ -28,7 +24,7 @@ namespace lockstep {
 template <Name Text, std::size_t Features, FloatingElement T = float>
 class BatchNorm : public detail::NormLayer<Text, Features, T> {
   using Base = detail::NormLayer<Text, Features, T>;
-  using Base::affine, Base::memory_, Base::name;
+  using Base::affine, Base::name, Base::saved_shape_, Base::works_;
   using typename Base::Bias, typename Base::Layer, typename Base::Weight;
   using Statistic = detail::Accumulator<T>;
   using RunningMean = decltype(Layer{} / detail::Key<"running_mean">{});
@@ -127,10 +123,10 @@ class BatchNorm : public detail::NormLayer<Text, Features, T> {
       detail::require_equal_shapes(name, x, residual, y);
       if constexpr (std::remove_cvref_t<Step>::is_training())
         detail::require_no_overlap(name, x, y, detail::NormFault::input);
-      auto& work = memory_.template get<WorkOf<Step>>();
-      memory_.keep({});  // until the new statistics are complete
+      auto& work = works_.template get<WorkOf<Step>>();
+      saved_shape_ = {};  // until the new statistics are complete
       finalize(work, step, shape, x.data_handle());
-      if constexpr (std::remove_cvref_t<Step>::is_training()) memory_.keep(shape);
+      if constexpr (std::remove_cvref_t<Step>::is_training()) saved_shape_ = shape;
       work.template normalise<Fused>(detail::stream_of(step), shape, x.data_handle(), affine(step),
                                      Fused == Fusion::add_relu ? residual.data_handle() : nullptr,
                                      y.data_handle());
@@ -173,12 +169,12 @@ class BatchNorm : public detail::NormLayer<Text, Features, T> {
                   "lockstep: backward of a norm belongs to a training step");
     if constexpr (require_call<Step, X, Y, DY, DX, DResidual>()) {
       constexpr bool adds = Fused == Fusion::add_relu;
-      auto& work = memory_.template get<WorkOf<Step>>();
+      auto& work = works_.template get<WorkOf<Step>>();
       const auto stream = detail::stream_of(step);
       const detail::NormShape shape =
           detail::channel_shape(name, x, step.param(Weight{}).extent(0));
       detail::require_equal_shapes(name, x, y, dy, dx, dresidual);
-      memory_.require_saved(name, shape);
+      Base::require_saved(shape);
       if constexpr (adds)
         detail::require_no_overlap(name, dx, dresidual, detail::NormFault::residual);
       work.template reduce_backward<Fused>(

@@ -8,19 +8,11 @@
 #include <cmath>
 #include <cub/block/block_reduce.cuh>
 
-#include "lockstep/detail/core/element.hpp"
-#include "lockstep/detail/device/cuda/runtime.cuh"
 #include "lockstep/detail/device/cuda/vector.cuh"
 #include "lockstep/detail/norm/statistics.hpp"
 #include "lockstep/detail/norm/work.hpp"
 
 namespace lockstep::detail {
-
-/// Mean and inverse deviation of a channel or row, read by one load.
-struct alignas(16) SavedStatistics {
-  double mean;
-  double inverse;  // 1 / deviation
-};
 
 __device__ inline SavedStatistics load_saved(const SavedStatistics* saved) {
   const auto both = *reinterpret_cast<const double2*>(saved);
@@ -37,7 +29,7 @@ struct ChannelNumbers {
 
   ChannelNumbers() = default;
   template <class W>
-  __device__ ChannelNumbers(const SavedStatistics& saved, const NormAffine<W>& affine,
+  __device__ ChannelNumbers(const SavedStatistics& saved, const NormAffine<const W>& affine,
                             std::size_t channel)
       : mean(saved.mean),
         scale(static_cast<A>(

@@ -7,14 +7,7 @@
 #include <cmath>
 #include <cuda/std/bit>
 
-#include "lockstep/detail/core/element.hpp"
-#include "lockstep/detail/core/view.hpp"
-#include "lockstep/detail/device/cuda/memory.cuh"
-#include "lockstep/detail/device/cuda/runtime.cuh"
-#include "lockstep/detail/device/cuda/vector.cuh"
-#include "lockstep/detail/norm/channel_sums.cuh"
 #include "lockstep/detail/norm/device_norm.cuh"
-#include "lockstep/detail/norm/work.hpp"
 
 namespace lockstep::detail {
 
@@ -96,7 +89,7 @@ struct RowPart {
 /// `share` is 1 / features.
 template <std::size_t N, class T, class W>
 LOCKSTEP_KERNEL __launch_bounds__(channel_threads)
-    normalise_rows_of(const T* x, T* y, NormAffine<W> affine, SavedStatistics* saved,
+    normalise_rows_of(const T* x, T* y, NormAffine<const W> affine, SavedStatistics* saved,
                       std::size_t rows, std::size_t features, double share, double eps,
                       ColumnTile tile) {
   using A = Accumulator<T>;
@@ -252,7 +245,7 @@ struct RowGradientTerm {
 template <class G>
 struct WriteGradients {
   static constexpr bool ends = false;
-  NormAffineGradients<G> gradients;
+  NormAffine<G> gradients;
 
   template <class Channel>
   __device__ void operator()(std::size_t c, const Channel&, const ChannelSums& total) const {
@@ -477,7 +470,7 @@ class LayerNormWork<DeviceMemory> {
   /// **Host** blocks when it allocates: if there are more rows than ever, or the features change.
   template <bool Keeps, class T, class W>
   void forward(cudaStream_t stream, std::size_t rows, std::size_t features, double eps, const T* x,
-               const NormAffine<W>& affine, T* y) {
+               const NormAffine<const W>& affine, T* y) {
     if constexpr (Keeps) reserve(rows, features, row_sum_bytes<T>(features));
     if (rows * features == 0) return;
     using Value = SameElement<T>;
@@ -488,14 +481,14 @@ class LayerNormWork<DeviceMemory> {
           launch_kernel<normalise_rows_of<N, Value, Weight>>(
               "layer norm", stream, row_blocks(rows, tile), channel_threads,
               static_cast<const Value*>(x), static_cast<Value*>(y),
-              NormAffine<Weight>{affine.weight, affine.bias}, Keeps ? saved() : nullptr, rows,
+              NormAffine<const Weight>{affine.weight, affine.bias}, Keeps ? saved() : nullptr, rows,
               features, 1 / static_cast<double>(features), eps, tile);
         });
   }
 
   template <class T, class W, class G>
   void backward(cudaStream_t stream, std::size_t rows, std::size_t features, const T* x,
-                const T* dy, const NormAffine<W>& affine, const NormAffineGradients<G>& gradients,
+                const T* dy, const NormAffine<const W>& affine, const NormAffine<G>& gradients,
                 T* dx) {
     if (rows * features == 0) {
       zero_device(stream, gradients.weight, features * sizeof(G));

@@ -7,14 +7,8 @@
 #include <cmath>
 #include <initializer_list>
 
-#include "lockstep/detail/core/element.hpp"
-#include "lockstep/detail/core/view.hpp"
 #include "lockstep/detail/device/cuda/memory.cuh"
-#include "lockstep/detail/device/cuda/runtime.cuh"
-#include "lockstep/detail/device/cuda/vector.cuh"
 #include "lockstep/detail/norm/channel_sums.cuh"
-#include "lockstep/detail/norm/statistics.hpp"
-#include "lockstep/detail/norm/work.hpp"
 
 namespace lockstep::detail {
 
@@ -150,7 +144,7 @@ struct GradientTerm {
   const T* dy;
   T* dresidual;
   const SavedStatistics* saved;
-  NormAffine<W> affine;
+  NormAffine<const W> affine;
 
   __device__ Channel channel(std::size_t c, std::size_t) const {
     return Channel(load_saved(saved + c), affine, c);
@@ -195,7 +189,7 @@ struct GradientTerm {
 
 /// Writes the gradients of weight and bias that are not null.
 template <class G>
-__device__ void write_gradients(const NormAffineGradients<G>& gradients, std::size_t c, double bias,
+__device__ void write_gradients(const NormAffine<G>& gradients, std::size_t c, double bias,
                                 double weight) {
   using A = Accumulator<G>;
   if (gradients.bias != nullptr) gradients.bias[c] = static_cast<G>(static_cast<A>(bias));
@@ -209,7 +203,7 @@ struct KeepGradients {
   double* sums;
   std::size_t channels;
   const SavedStatistics* saved;
-  NormAffineGradients<G> gradients;
+  NormAffine<G> gradients;
 
   template <class Channel>
   __device__ void operator()(std::size_t c, const Channel&, const ChannelSums& total) const {
@@ -233,7 +227,7 @@ struct NormaliseMap {
   const T* residual;
   T* y;
   const SavedStatistics* saved;
-  NormAffine<W> affine;
+  NormAffine<const W> affine;
 
   __device__ Channel channel(std::size_t c) const {
     return Channel(load_saved(saved + c), affine, c);
@@ -278,7 +272,7 @@ struct InputGradientMap {
   SavedMoments saved;
   const double* sums;
   std::size_t channels;
-  NormAffine<W> affine;
+  NormAffine<const W> affine;
 
   __device__ Channel channel(std::size_t c) const {
     const SavedStatistics own = load_saved(saved.channels + c);
@@ -541,7 +535,7 @@ class NormWork<DeviceMemory> {
 
   template <Fusion Fused, class T, class W>
   void normalise(cudaStream_t stream, const NormShape& shape, const T* x,
-                 const NormAffine<W>& affine, const T* residual, T* y) {
+                 const NormAffine<const W>& affine, const T* residual, T* y) {
     if (shape.size() == 0) return;
     launch_map("normalising", stream, shape, are_aligned({x, residual, y}),
                NormaliseMap<Fused, SameElement<T>, SameElement<W>>{x, residual, y, saved().channels,
@@ -550,8 +544,8 @@ class NormWork<DeviceMemory> {
 
   template <Fusion Fused, class T, class W, class G>
   void reduce_backward(cudaStream_t stream, const NormShape& shape, const T* x, const T* y,
-                       const T* dy, const NormAffine<W>& affine,
-                       const NormAffineGradients<G>& gradients, T* dresidual) {
+                       const T* dy, const NormAffine<const W>& affine,
+                       const NormAffine<G>& gradients, T* dresidual) {
     if (shape.size() == 0) {
       zero_device(stream, sums().data(), sums().size_bytes());
       zero_device(stream, gradients.weight, channels_ * sizeof(G));
@@ -567,7 +561,7 @@ class NormWork<DeviceMemory> {
 
   template <Fusion Fused, class T, class W>
   void input_gradient(cudaStream_t stream, const NormShape& shape, const T* x, const T* dy,
-                      const NormAffine<W>& affine, T* dx) {
+                      const NormAffine<const W>& affine, T* dx) {
     if (shape.size() == 0) return;
     launch_map("gradient of a batch norm", stream, shape, are_aligned({x, dy, dx}),
                InputGradientMap<Fused, SameElement<T>, SameElement<W>>{
@@ -594,7 +588,7 @@ class NormWork<DeviceMemory> {
     return {running.mean, running.variance, running.batches};
   }
   template <class W>
-  static NormAffine<SameElement<W>> same(const NormAffine<W>& affine) {
+  static NormAffine<const SameElement<W>> same(const NormAffine<const W>& affine) {
     return {affine.weight, affine.bias};
   }
   template <class R>

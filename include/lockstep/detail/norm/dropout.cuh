@@ -4,10 +4,6 @@
 
 #include <cuda_runtime.h>
 
-#include "lockstep/detail/core/element.hpp"
-#include "lockstep/detail/core/random_stream.hpp"
-#include "lockstep/detail/core/view.hpp"
-#include "lockstep/detail/device/cuda/runtime.cuh"
 #include "lockstep/detail/device/cuda/vector.cuh"
 #include "lockstep/detail/norm/dropout.hpp"
 

@@ -5,12 +5,8 @@
 #include <cmath>
 #include <cstring>
 
-#include "lockstep/detail/bucket/step.hpp"
-#include "lockstep/detail/core/element.hpp"
 #include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/name.hpp"
 #include "lockstep/detail/core/random_stream.hpp"
-#include "lockstep/detail/core/view.hpp"
 #include "lockstep/detail/norm/work.hpp"
 
 namespace lockstep {

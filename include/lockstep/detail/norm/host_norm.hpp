@@ -5,11 +5,7 @@
 
 #include <tuple>
 
-#include "lockstep/detail/bucket/step.hpp"
-#include "lockstep/detail/core/element.hpp"
-#include "lockstep/detail/core/view.hpp"
 #include "lockstep/detail/norm/host_sums.hpp"
-#include "lockstep/detail/norm/statistics.hpp"
 #include "lockstep/detail/norm/work.hpp"
 
 namespace lockstep::detail {
@@ -286,7 +282,7 @@ class NormWork<HostMemory> : public HostStatistics {
   }
 
   template <Fusion Fused, class T, class W>
-  void normalise(HostStream, const NormShape& shape, const T* x, const NormAffine<W>& affine,
+  void normalise(HostStream, const NormShape& shape, const T* x, const NormAffine<const W>& affine,
                  [[maybe_unused]] const T* residual, T* y) {
     using A = Accumulator<T>;
     map_values(shape, forward_channels<A>(affine), [=](const auto& channel, std::size_t i) {
@@ -298,7 +294,7 @@ class NormWork<HostMemory> : public HostStatistics {
 
   template <Fusion Fused, class T, class W, class G>
   void reduce_backward(HostStream, const NormShape& shape, const T* x, const T* y, const T* dy,
-                       const NormAffine<W>& affine, const NormAffineGradients<G>& gradients,
+                       const NormAffine<const W>& affine, const NormAffine<G>& gradients,
                        T* dresidual) {
     const HostChannels<Accumulator<T>> numbers = forward_channels<Accumulator<T>>(affine);
     std::ranges::fill(sums(), 0.0);
@@ -316,7 +312,7 @@ class NormWork<HostMemory> : public HostStatistics {
 
   template <Fusion Fused, class T, class W>
   void input_gradient(HostStream, const NormShape& shape, const T* x, const T* dy,
-                      const NormAffine<W>& affine, T* dx) {
+                      const NormAffine<const W>& affine, T* dx) {
     using A = Accumulator<T>;
     HostChannels<A> numbers = forward_channels<A>(affine);
     const double share = count() == 0 ? 0 : 1 / count();
@@ -345,7 +341,7 @@ class NormWork<HostMemory> : public HostStatistics {
 
   /// The constants of forward, recomputed with the same bits in backward.
   template <class A, class W>
-  HostChannels<A> forward_channels(const NormAffine<W>& affine) {
+  HostChannels<A> forward_channels(const NormAffine<const W>& affine) {
     HostChannels<A> numbers(std::get<std::vector<A>>(numbers_), channels());
     for (std::size_t c = 0; c != channels(); ++c) {
       const SplitMean<A> mean(means()[c]);

@@ -2,7 +2,6 @@
 #pragma once
 /// @file Vectorised sums over contiguous values on the host, in pieces that stay in the L1 cache.
 
-#include "lockstep/detail/core/element.hpp"
 #include "lockstep/detail/norm/statistics.hpp"
 
 namespace lockstep::detail {

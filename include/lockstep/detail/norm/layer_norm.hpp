@@ -4,13 +4,7 @@
 
 #include <tuple>
 
-#include "lockstep/detail/bucket/step.hpp"
-#include "lockstep/detail/core/element.hpp"
-#include "lockstep/detail/core/name.hpp"
-#include "lockstep/detail/core/view.hpp"
-#include "lockstep/detail/model/declaration.hpp"
 #include "lockstep/detail/norm/host_sums.hpp"
-#include "lockstep/detail/norm/statistics.hpp"
 #include "lockstep/detail/norm/work.hpp"
 
 namespace lockstep::detail {
@@ -22,7 +16,7 @@ class LayerNormWork<HostMemory> {
 
   template <bool Keeps, class T, class W>
   void forward(HostStream, std::size_t rows, std::size_t features, double eps, const T* x,
-               const NormAffine<W>& affine, T* y) {
+               const NormAffine<const W>& affine, T* y) {
     using A = Accumulator<T>;
     const A* const weight = widened<A>(affine.weight, features, 0);
     const A* const bias = widened<A>(affine.bias, features, 1);
@@ -41,7 +35,7 @@ class LayerNormWork<HostMemory> {
 
   template <class T, class W, class G>
   void backward(HostStream, std::size_t rows, std::size_t features, const T* x, const T* dy,
-                const NormAffine<W>& affine, const NormAffineGradients<G>& gradients, T* dx) {
+                const NormAffine<const W>& affine, const NormAffine<G>& gradients, T* dx) {
     using A = Accumulator<T>;
     const A* const weight = widened<A>(affine.weight, features, 0);
     A* const weights = widened<A>(static_cast<const W*>(nullptr), features, 1);
@@ -84,11 +78,6 @@ class LayerNormWork<HostMemory> {
  private:
   static constexpr std::size_t rows_at_a_time = 64;
 
-  struct Row {
-    double mean;
-    double inverse;
-  };
-
   /// Sums of g and of g * (x - mean) over a row.
   template <class T, class A>
   static TwoSums<double> row_sums(const T* x, const T* dy, const A* weight, std::size_t features,
@@ -118,7 +107,7 @@ class LayerNormWork<HostMemory> {
     return to;
   }
 
-  std::vector<Row> saved_;
+  std::vector<SavedStatistics> saved_;
   std::vector<double> sums_;
   std::tuple<std::vector<float>, std::vector<double>> numbers_;
 };
@@ -126,12 +115,6 @@ class LayerNormWork<HostMemory> {
 }  // namespace lockstep::detail
 
 namespace lockstep {
-
-/// `LayerNorm<"ln1", 768> norm1{{.eps = 1e-6}};`
-struct LayerNormOptions {
-  /// Added to the variance.
-  double eps = 1e-5;
-};
 
 /// Normalises the last axis (Ba, Kiros and Hinton, 2016), like PyTorch's `nn.LayerNorm` with one
 /// extent, without communication. The model lists it in its `ParameterList` and has it as a member:
@@ -144,14 +127,15 @@ struct LayerNormOptions {
 template <Name Text, std::size_t Features, FloatingElement T = float>
 class LayerNorm : public detail::NormLayer<Text, Features, T> {
   using Base = detail::NormLayer<Text, Features, T>;
-  using Base::affine, Base::memory_, Base::name;
+  using Base::affine, Base::name, Base::saved_shape_, Base::works_;
   using typename Base::Bias, typename Base::Weight;
 
  public:
   using typename Base::Parameters;
 
   LayerNorm() = default;
-  explicit LayerNorm(const LayerNormOptions& options) : options_(options) {}
+  /// `eps` is added to the variance: `LayerNorm<"ln1", 768> norm1{1e-6};`
+  explicit LayerNorm(double eps) : eps_(eps) {}
 
   /// For a model's `shapes`: `Norm1::shapes(shape, features)`.
   static void shapes(auto& shape, std::size_t features) {
@@ -169,10 +153,10 @@ class LayerNorm : public detail::NormLayer<Text, Features, T> {
       constexpr bool keeps = std::remove_cvref_t<Step>::is_training();
       if constexpr (keeps) {
         detail::require_no_overlap(name, x, y, detail::NormFault::input);
-        memory_.keep({detail::leading_rows(x), features});
+        saved_shape_ = {detail::leading_rows(x), features};
       }
-      memory_.template get<WorkOf<Step>>().template forward<keeps>(
-          detail::stream_of(step), detail::leading_rows(x), features, options_.eps, x.data_handle(),
+      works_.template get<WorkOf<Step>>().template forward<keeps>(
+          detail::stream_of(step), detail::leading_rows(x), features, eps_, x.data_handle(),
           affine(step), y.data_handle());
     }
   }
@@ -184,8 +168,8 @@ class LayerNorm : public detail::NormLayer<Text, Features, T> {
                   "lockstep: backward of a norm belongs to a training step");
     if constexpr (require_call<Step, X, DY, DX>()) {
       const std::size_t features = require_shapes(step, x, dy, dx);
-      memory_.require_saved(name, {detail::leading_rows(x), features});
-      memory_.template get<WorkOf<Step>>().backward(
+      Base::require_saved({detail::leading_rows(x), features});
+      works_.template get<WorkOf<Step>>().backward(
           detail::stream_of(step), detail::leading_rows(x), features, x.data_handle(),
           dy.data_handle(), affine(step), Base::affine_gradients(step), dx.data_handle());
       Base::say_ready(step);
@@ -222,7 +206,7 @@ class LayerNorm : public detail::NormLayer<Text, Features, T> {
   template <class Step>
   using WorkOf = detail::LayerNormWork<typename Base::template WeightView<Step>::memory>;
 
-  LayerNormOptions options_;
+  double eps_ = 1e-5;
 };
 
 }  // namespace lockstep

@@ -72,6 +72,12 @@ LOCKSTEP_HOST_DEVICE inline double inverse_deviation(double variance, double eps
   return 1 / std::sqrt(variance + eps);
 }
 
+/// Mean and inverse deviation of a channel or row. A GPU reads them by one load.
+struct alignas(16) SavedStatistics {
+  double mean;
+  double inverse;
+};
+
 /// The weight of a new batch in the running statistics after `batches` earlier ones.
 LOCKSTEP_HOST_DEVICE constexpr double running_share(double momentum, std::int64_t batches) {
   return momentum < 0 ? 1 / static_cast<double>(batches + 1) : momentum;

@@ -27,17 +27,11 @@ struct NormShape {
   constexpr bool operator==(const NormShape&) const = default;
 };
 
+/// Weight and bias, or their gradients, which are null if frozen.
 template <class W>
 struct NormAffine {
-  const W* weight = nullptr;
-  const W* bias = nullptr;
-};
-
-/// Gradients of weight and bias; null if frozen.
-template <class G>
-struct NormAffineGradients {
-  G* weight = nullptr;
-  G* bias = nullptr;
+  W* weight = nullptr;
+  W* bias = nullptr;
 };
 
 template <class R>
@@ -189,38 +183,8 @@ auto stream_of([[maybe_unused]] const Step& step) {
   }
 }
 
-/// State saved from forward to backward. A copied layer is another replica's and starts empty.
-class LayerMemory {
- public:
-  LayerMemory() = default;
-  LayerMemory(const LayerMemory&) {}
-  LayerMemory& operator=(const LayerMemory& other) {
-    if (this != &other) *this = LayerMemory();
-    return *this;
-  }
-  LayerMemory(LayerMemory&&) = default;
-  LayerMemory& operator=(LayerMemory&&) = default;
-  ~LayerMemory() = default;
-
-  template <class Work>
-  Work& get() {
-    return saved_.get<Work>();
-  }
-
-  /// Forward has saved statistics for this shape; none if it has no channels.
-  void keep(const NormShape& shape) { shape_ = shape; }
-  /// Throws unless backward's shape is that of the last forward.
-  void require_saved(std::string_view layer, const NormShape& shape) const {
-    if (shape != shape_) [[unlikely]]
-      reject_norm(layer, NormFault::backward);
-  }
-
- private:
-  TypedStorage saved_;
-  NormShape shape_;
-};
-
-/// Weight, bias and saved state, common to all norms.
+/// Weight, bias and the state from forward to backward, common to all norms. A copied layer is
+/// another replica's and starts without state.
 template <Name Text, std::size_t Features, FloatingElement T>
 class NormLayer {
  protected:
@@ -234,16 +198,27 @@ class NormLayer {
   using Parameters = Scope<Text, ParameterList<StartsAtOne<Parameter<"weight", T, Features>>,
                                                Parameter<"bias", T, Features>>>;
 
+  NormLayer() = default;
+  NormLayer(const NormLayer&) {}
+  NormLayer& operator=(const NormLayer& other) {
+    if (this != &other) *this = NormLayer();
+    return *this;
+  }
+  NormLayer(NormLayer&&) = default;
+  NormLayer& operator=(NormLayer&&) = default;
+  ~NormLayer() = default;
+
  protected:
   static constexpr std::string_view name = Text.view();
 
   template <class Step>
   static auto affine(Step& step) {
-    return NormAffine{step.param(Weight{}).data_handle(), step.param(Bias{}).data_handle()};
+    return NormAffine<const typename WeightView<Step>::value_type>{
+        step.param(Weight{}).data_handle(), step.param(Bias{}).data_handle()};
   }
   template <class Step>
   static auto affine_gradients(Step& step) {
-    NormAffineGradients<typename WeightView<Step>::value_type> to;
+    NormAffine<typename WeightView<Step>::value_type> to;
     if constexpr (trains<Step>(Weight{})) to.weight = step.grad(Weight{}).data_handle();
     if constexpr (trains<Step>(Bias{})) to.bias = step.grad(Bias{}).data_handle();
     return to;
@@ -255,7 +230,14 @@ class NormLayer {
     if constexpr (trains<Step>(Weight{})) step.ready(Weight{});
   }
 
-  LayerMemory memory_;
+  /// Throws unless backward's shape is that of the last forward.
+  void require_saved(const NormShape& shape) const {
+    if (shape != saved_shape_) [[unlikely]]
+      reject_norm(name, NormFault::backward);
+  }
+
+  TypedStorage works_;
+  NormShape saved_shape_;  // of the last forward in training; empty if there is none
 };
 
 }  // namespace lockstep::detail

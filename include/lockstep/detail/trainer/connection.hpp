@@ -150,7 +150,7 @@ class ReplicaRendezvous<Cpu, Policies> {
  private:
   std::size_t size_;
   std::chrono::milliseconds timeout_;
-  std::vector<shm::MemoryFile> files_;
+  std::vector<Descriptor> files_;
 };
 
 template <class Policies>

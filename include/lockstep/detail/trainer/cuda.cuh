@@ -65,8 +65,6 @@ class ReplicaRendezvous<Cuda, Policies> {
       require_device(i);
       gpus_[i] = std::make_shared<Gpu>(rank, devices_[i]);
     }
-    // The first replica's thread is the program's: its affinity stays.
-    if (i != 0) stay_near(*gpus_[i]);
   }
   communicator join(Rank rank) {
     std::shared_ptr<Gpu> gpu = std::move(gpus_[rank.value()]);

@@ -4,11 +4,7 @@
 /// channel: the progress, failures and abort reasons that ranks publish in the job's store.
 
 #include "lockstep/detail/comm/call/peers.hpp"
-#include "lockstep/detail/comm/collective.hpp"
-#include "lockstep/detail/core/error.hpp"
 #include "lockstep/detail/core/hash.hpp"
-#include "lockstep/detail/core/strong.hpp"
-#include "lockstep/detail/core/text.hpp"
 #include "lockstep/detail/store/protocol.hpp"
 #include "lockstep/detail/store/store.hpp"
 
@@ -133,8 +129,6 @@ struct Notice {
 /// The fault channel: a communicator's keys in the store. Thread-safe. Throws if the store is gone.
 class FaultChannel {
  public:
-  using Milliseconds = std::chrono::milliseconds;
-
   /// `name` is the communicator's: the same on all its ranks, and unique in the job.
   FaultChannel(std::shared_ptr<Store> store, const std::string& name, Rank rank)
       : store_(std::move(store)), prefix_("lockstep/notices/" + name + "/"), rank_(rank) {}

@@ -9,8 +9,6 @@
 
 #include "lockstep/detail/comm/collective.hpp"
 #include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/scope_guard.hpp"
-#include "lockstep/detail/core/strong.hpp"
 #include "lockstep/detail/core/text.hpp"
 #include "lockstep/detail/core/thread.hpp"
 
@@ -50,12 +48,15 @@ inline bool reached(const Counter& counter, std::uint64_t value) {
   return counter.value.load(std::memory_order_acquire) >= value;
 }
 
-/// Sleeps until the counter is raised, but at most 50 ms, if it is below `value`.
+/// How long a wait sleeps before it looks for faults.
+inline constexpr std::chrono::milliseconds look_interval{50};
+
+/// Sleeps until the counter is raised, but at most `look_interval`, if it is below `value`.
 [[gnu::cold]] void sleep_on(Counter& counter, std::uint64_t value);
 
-/// Returns when the counter has reached `value`. After every 50 ms of sleep it calls `look()`,
-/// which may throw to end the wait. Spinning is fastest while every rank has a core; with more
-/// ranks than cores (`crowded`) it keeps the awaited rank from running. Spinning is bounded by
+/// Returns when the counter has reached `value`. After every `look_interval` of sleep it calls
+/// `look()`, which may throw to end the wait. Spinning is fastest while every rank has a core; with
+/// more ranks than cores (`crowded`) it keeps the awaited rank from running. Spinning is bounded by
 /// time: a pause takes 14 ns on one core and 50 ns on another, and a rank may yet share its core.
 template <class Look>
 void wait_for(Counter& counter, std::uint64_t value, bool crowded, const Look& look) {
@@ -76,22 +77,18 @@ void wait_for(Counter& counter, std::uint64_t value, bool crowded, const Look& l
   }
 }
 
-/// Pauses between two polls. The first ones are short, because most waits last microseconds.
-class Backoff {
- public:
-  void pause() const {
-    if (Clock::now() - begin_ < std::chrono::microseconds(200)) {
+/// Polls until `done()`. The first pauses are short, because most waits last microseconds.
+template <class Done>
+void poll_until(const Done& done) {
+  const auto begin = std::chrono::steady_clock::now();
+  while (!done()) {
+    if (std::chrono::steady_clock::now() - begin < std::chrono::microseconds(200)) {
       ::sched_yield();
     } else {
       sleep_for(std::chrono::microseconds(50));
     }
   }
-
- private:
-  using Clock = std::chrono::steady_clock;
-
-  Clock::time_point begin_ = Clock::now();
-};
+}
 
 inline constexpr const char* ended_by_exception = "it ended with an exception";
 /// The prefix of an abort reason that is another rank's failure.
@@ -144,8 +141,8 @@ inline Error rank_left(std::string_view operation, Rank who, Rank me) {
 }
 
 /// A wait has timed out. `missing` lists the ranks that it waited for.
-inline Error time_is_over(std::string_view operation, std::chrono::milliseconds limit,
-                          std::string_view missing, Rank me) {
+inline Error time_is_over(std::string_view operation, Milliseconds limit, std::string_view missing,
+                          Rank me) {
   return {operation, text({"waited ", limit.count(), " ms for ", missing}),
           "see whether it hangs, or raise the time limit", me};
 }
@@ -204,10 +201,6 @@ std::optional<Error> find_culprit(const P& peers, const std::string& operation,
   return who ? std::optional(rank_left(operation, *who, me)) : std::nullopt;
 }
 
-namespace shm {
-class MemoryFile;
-}
-
 /// What one rank publishes, in memory of one process or mapped by several.
 struct alignas(line_pair) RankState {
   Counter arrived;                     // calls that it has made: their slots may be read
@@ -221,20 +214,14 @@ struct alignas(line_pair) RankState {
 /// The ranks that share memory, as one of them sees them, and its first fault, which is final.
 class SharedPeers {
  public:
-  using Milliseconds = std::chrono::milliseconds;
   using Clock = std::chrono::steady_clock;
 
-  /// The rank that a call waits for, or all ranks that have made fewer calls than this.
-  struct Awaited {
-    std::optional<Rank> rank;
-    std::uint64_t calls = 0;
-  };
-
-  /// Rank w's state is `w * stride` bytes after `first`. The locks of `file` show which processes
-  /// live; threads of one process need no file. A rank that aborts or leaves holds `working`, so
-  /// that no other rank uses its memory meanwhile, and wakes those that wait for `done`.
+  /// Rank w's state is `w * stride` bytes after `first`. The locks of `file`, a descriptor, show
+  /// which processes live; threads of one process need none. A rank that aborts or leaves holds
+  /// `working`, so that no other rank uses its memory meanwhile, and wakes those that wait for
+  /// `done`.
   SharedPeers(Rank rank, WorldSize world, RankState* first, std::size_t stride,
-              Milliseconds timeout, const shm::MemoryFile* file, std::mutex* working = nullptr,
+              Milliseconds timeout, int file, std::mutex* working = nullptr,
               Counter* done = nullptr)
       : rank_(rank.value()),
         world_(world.value()),
@@ -288,8 +275,9 @@ class SharedPeers {
     return *reinterpret_cast<RankState*>(reinterpret_cast<std::byte*>(first_) + w * stride_);
   }
   RankState& own() const { return state(rank_); }
-  bool lacks(std::size_t w, const Awaited& awaited) const {
-    return awaited.rank ? Rank{w} == *awaited.rank : calls_made(w) < awaited.calls;
+  /// Does a wait for `one`, or for all ranks to make this many calls, lack rank w?
+  bool lacks(std::size_t w, std::optional<Rank> one, std::uint64_t calls) const {
+    return one ? Rank{w} == *one : calls_made(w) < calls;
   }
 
   /// Publishes that this rank has left, after an abort if an exception ended its scope.
@@ -298,29 +286,46 @@ class SharedPeers {
     change_state([&] { own().left.store(1, std::memory_order_release); });
   }
 
-  /// Waits for a counter. A long wait checks for faults and calls `fail(error)`, which throws.
+  /// Waits for a counter that `one` raises, or the call number `value` of all ranks. A long wait
+  /// checks for faults and calls `fail(error)`, which throws.
   template <class Fail>
-  void await(Counter& counter, std::uint64_t value, const Call& call, const Awaited& awaited,
+  void await(Counter& counter, std::uint64_t value, const Call& call, std::optional<Rank> one,
              const Fail& fail) const {
     const auto begin = Clock::now();
     wait_for(counter, value, crowded_, [&] {
       raise_fault();  // another thread of this rank may have given up
-      const auto error = check(call, awaited, begin);
-      // The awaited rank may have done its part and left, or died, while this one looked.
-      if (error && !reached(counter, value)) fail(*error);
+      look(counter, value, call, one, begin, fail);
     });
   }
+  /// The same for a caller that polls, after a poll that found the counter too low.
+  template <class Fail>
+  void poll(Counter& counter, std::uint64_t value, const Call& call, std::optional<Rank> one,
+            const Fail& fail) {
+    const auto now = Clock::now();
+    if (!polled_since_) polled_since_ = looked_ = now;
+    if (now - looked_ < look_interval) return;
+    looked_ = now;
+    look(counter, value, call, one, *polled_since_, fail);
+  }
+  void end_poll() { polled_since_.reset(); }
   /// The error that ends a wait since `begin`, if there is one.
-  [[gnu::cold]] std::optional<Error> check(const Call& call, const Awaited& awaited,
-                                           Clock::time_point begin) const;
+  [[gnu::cold]] std::optional<Error> check(const Call& call, std::optional<Rank> one,
+                                           std::uint64_t calls, Clock::time_point begin) const;
 
  private:
+  template <class Fail>
+  void look(Counter& counter, std::uint64_t value, const Call& call, std::optional<Rank> one,
+            Clock::time_point begin, const Fail& fail) const {
+    const auto error = check(call, one, value, begin);
+    // The awaited rank may have done its part and left, or died, while this one looked.
+    if (error && !reached(counter, value)) fail(*error);
+  }
   [[noreturn, gnu::cold]] void raise_now() const {
     const std::lock_guard lock(mutex_);
     // NOLINTNEXTLINE(bugprone-unchecked-optional-access): the caller has seen that there is one
     throw Error(fault_.value());
   }
-  std::string missing_ranks(const Awaited& awaited) const;
+  std::string missing_ranks(std::optional<Rank> one, std::uint64_t calls) const;
   /// Calls `f()`, which changes this rank's state, while no other rank uses its memory.
   template <class F>
   void change_state(const F& f) {
@@ -336,10 +341,12 @@ class SharedPeers {
   std::size_t world_;
   RankState* first_;
   std::size_t stride_;
-  const shm::MemoryFile* file_;
+  int file_;
   std::mutex* working_;
   Counter* done_;
   Milliseconds timeout_;
+  std::optional<Clock::time_point> polled_since_;  // without success
+  Clock::time_point looked_;
   bool crowded_ = world_ > core_count();  // there are more ranks than cores
   mutable std::mutex mutex_;              // for the fault
   std::optional<Error> fault_;

@@ -10,11 +10,6 @@
 #include <mutex>
 
 #include "lockstep/detail/comm/call/peers.hpp"
-#include "lockstep/detail/comm/collective.hpp"
-#include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/scope_guard.hpp"
-#include "lockstep/detail/core/strong.hpp"
-#include "lockstep/detail/core/thread.hpp"
 #include "lockstep/detail/core/worker.hpp"
 
 namespace lockstep::detail {
@@ -61,7 +56,6 @@ struct PendingCall {
 /// The calls in flight, and the condition variable by which their threads and the watchdog wait.
 class PendingCalls {
  public:
-  using Milliseconds = std::chrono::milliseconds;
   using Entry = std::list<PendingCall>::iterator;
 
   Entry begin(const Call& call, std::optional<Rank> peer) {

@@ -8,13 +8,9 @@
 #include <stdexcept>
 
 #include "lockstep/detail/comm/call/fault_channel.hpp"
-#include "lockstep/detail/comm/call/peers.hpp"
 #include "lockstep/detail/comm/call/watchdog.hpp"
 #include "lockstep/detail/comm/collectives.hpp"
-#include "lockstep/detail/comm/gloo/connections.hpp"
 #include "lockstep/detail/comm/gloo/transport.hpp"
-#include "lockstep/detail/core/text.hpp"
-#include "lockstep/detail/launch/rendezvous.hpp"
 #include "lockstep/detail/topology/topology.hpp"
 
 namespace lockstep::detail::over_gloo {
@@ -181,9 +177,8 @@ class Engine {
     return {std::move(store), "gloo/" + name_, rank()};
   }
 
-  /// The error that ends a wait, if any; see `find_culprit`. A rank publishes its abort reason
-  /// before it closes its connections: a lost rank that has neither left nor given a reason has
-  /// died.
+  /// The error that ends a wait, if any; see `find_culprit`. Ranks publish their abort reason
+  /// before they close connections: a lost rank that has neither left nor given a reason has died.
   template <class Lacks>
   std::optional<Error> check_peers(const std::string& operation, const Lacks& lacks) {
     for (std::size_t w = 0; w < world() && !died_; ++w) {
@@ -203,14 +198,11 @@ class Engine {
   void make(const Call& call, std::optional<Rank> peer, const Work& work) {
     pending_.raise_fault();
     const BrokenPipesBlocked blocked;
-    struct Entered {
-      PendingCalls& pending;
-      PendingCalls::Entry entry;
-      ~Entered() { pending.end(entry); }
-    };
-    const Entered entered{pending_, pending_.begin(call, peer)};
+    const PendingCalls::Entry entry = pending_.begin(call, peer);
+    const auto end = [entry](PendingCalls* pending) { pending->end(entry); };
+    const std::unique_ptr<PendingCalls, decltype(end)> ended(&pending_, end);
     try {
-      work(entered.entry);
+      work(entry);
     } catch (const Error& error) {
       fail(error);
     } catch (const std::exception& failure) {

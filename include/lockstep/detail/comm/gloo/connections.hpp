@@ -23,7 +23,6 @@
 #include "lockstep/detail/comm/gloo/library.hpp"
 #include "lockstep/detail/core/deadline.hpp"
 #include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/strong.hpp"
 #include "lockstep/detail/core/thread.hpp"
 #include "lockstep/detail/launch/rendezvous.hpp"
 #include "lockstep/detail/store/protocol.hpp"
@@ -31,8 +30,6 @@
 #include "lockstep/detail/store/store.hpp"
 
 namespace lockstep::detail::over_gloo {
-
-using Milliseconds = std::chrono::milliseconds;
 
 /// The rendezvous of a communicator's ranks, through the job's store. Each rank sets one value, its
 /// addresses for all others, and reads those of all: up to `most_gathered` ranks, `set` is

@@ -2,7 +2,6 @@
 #pragma once
 /// @file Collectives executed by Gloo's algorithms, inside a call that all ranks have agreed on.
 
-#include "lockstep/detail/comm/collective.hpp"
 #include "lockstep/detail/comm/combine.hpp"
 #include "lockstep/detail/comm/gloo/connections.hpp"
 

@@ -6,7 +6,6 @@
 #include "lockstep/detail/comm/call/watchdog.hpp"
 #include "lockstep/detail/comm/groups.hpp"
 #include "lockstep/detail/comm/hierarchical/hosts.hpp"
-#include "lockstep/detail/core/bytes.hpp"
 #include "lockstep/detail/topology/groups.hpp"
 
 namespace lockstep::detail {

@@ -32,8 +32,7 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
   void set_timeout(Limit) {}
   void abort(std::string_view) {}
 
-  /// If ranks agree inside every host, and between hosts for every local rank, then all ranks
-  /// agree.
+  /// If ranks agree inside every host, and between hosts for every local rank, then all agree.
   void agree(const Call& call) {
     on(*inside_, [&](auto& own) { own.agree(call); });
     on(*between_, [&](auto& others) { others.agree(call); });
@@ -147,18 +146,13 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
     }
   }
 
-  /// The passes of `Inside`, with scratch memory of this class.
-  struct LevelPasses : std::remove_cvref_t<decltype(passes_of(std::declval<Inside&>()))> {
-    TwoLevels& levels;
-
-    /// Reductions go in parts that fit the memory that is there.
-    template <class T>
-    std::span<T> scratch(const T* like, std::size_t wanted, std::size_t least) const {
-      const std::size_t part = std::max(least, std::min(wanted, first_bytes / sizeof(T)));
-      return levels.scratch(Use::combined, like, part);
-    }
-  };
-  LevelPasses passes() { return {passes_of(*inside_), *this}; }
+  /// Reductions go in parts that fit the memory that is there.
+  template <class T>
+  std::span<T> scratch(const T* like, std::size_t wanted, std::size_t least) {
+    const std::size_t part = std::max(least, std::min(wanted, first_bytes / sizeof(T)));
+    return scratch(Use::combined, like, part);
+  }
+  decltype(auto) passes() { return passes_of(*inside_); }
 
  private:
   /// Purposes for which memory is needed at the same time.

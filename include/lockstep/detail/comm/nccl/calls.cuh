@@ -55,14 +55,30 @@ template <class Op, class T>
 inline constexpr bool reduces = reduce_operation<Op, T>() != ncclNumOps;
 
 /// NCCL multiplies every element by `before`, which must be exact in T; a pass of lockstep computes
-/// sum * `after` / `divisor` in the accumulator type and rounds once.
+/// sum * `after` / `divisor` in the accumulator type and rounds once. For that pass this is a
+/// reduce operation of one rank.
 struct Factors {
+  static constexpr std::string_view name = "rescaled";
   double before = 1;
   double after = 1;
   double divisor = 1;
 
   constexpr bool needs_pass() const { return after != 1 || divisor != 1; }
   friend constexpr bool operator==(const Factors&, const Factors&) = default;
+
+  template <FloatingElement T>
+  LOCKSTEP_HOST_DEVICE constexpr auto prepare(T value) const {
+    return widen(value);
+  }
+  template <class A>
+  LOCKSTEP_HOST_DEVICE constexpr A combine(A a, A) const {
+    return a;
+  }
+  template <FloatingElement T>
+  LOCKSTEP_HOST_DEVICE constexpr T finish(Accumulator<T> value, std::size_t) const {
+    using A = Accumulator<T>;
+    return static_cast<T>(value * static_cast<A>(after) / static_cast<A>(divisor));
+  }
 };
 
 /// The largest power of two up to `factor` that is a normal number of T.
@@ -95,26 +111,6 @@ constexpr Factors factors_of(const Op& op, std::size_t ranks) {
     return {};
   }
 }
-
-/// The pass that applies `after` and `divisor`, as an operation of one rank.
-struct Rescaled {
-  static constexpr std::string_view name = "rescaled";
-  Factors factors;
-
-  template <FloatingElement T>
-  LOCKSTEP_HOST_DEVICE constexpr auto prepare(T value) const {
-    return widen(value);
-  }
-  template <class A>
-  LOCKSTEP_HOST_DEVICE constexpr A combine(A a, A) const {
-    return a;
-  }
-  template <FloatingElement T>
-  LOCKSTEP_HOST_DEVICE constexpr T finish(Accumulator<T> value, std::size_t) const {
-    using A = Accumulator<T>;
-    return static_cast<T>(value * static_cast<A>(factors.after) / static_cast<A>(factors.divisor));
-  }
-};
 
 /// Calls `call(operation)` with NCCL's operation, created for this call if NCCL has to multiply.
 /// NCCL copies what it needs of an operation, so it is destroyed at once.
@@ -169,7 +165,7 @@ class Transport {
     if constexpr (FloatingElement<T>) {
       const bool takes = C::kind != CollectiveKind::reduce || rank() == call.root;
       if (factors.needs_pass() && takes)
-        passes().combine(std::span<const T>(call.out), call.out, Rescaled{factors});
+        passes().combine(std::span<const T>(call.out), call.out, factors);
     }
   }
 
@@ -218,19 +214,12 @@ class Transport {
     });
   }
 
-  struct Passes : StreamPasses {
-    explicit Passes(Transport& transport)
-        : StreamPasses(transport.stream()), transport(transport) {}
-
-    template <class T>
-    std::span<T> scratch(const T*, std::size_t wanted, std::size_t) const {
-      return {reinterpret_cast<T*>(transport.engine_.scratch()),
-              std::min(wanted, Engine::scratch_bytes / sizeof(T))};
-    }
-
-    Transport& transport;
-  };
-  Passes passes() { return Passes(*this); }
+  template <class T>
+  std::span<T> scratch(const T*, std::size_t wanted, std::size_t) const {
+    return {reinterpret_cast<T*>(engine_.scratch()),
+            std::min(wanted, Engine::scratch_bytes / sizeof(T))};
+  }
+  StreamPasses passes() const { return StreamPasses(stream()); }
 
  private:
   static int peer(Rank rank) { return static_cast<int>(rank.value()); }

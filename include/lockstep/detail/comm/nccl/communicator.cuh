@@ -5,12 +5,10 @@
 #include <cuda_runtime.h>
 #include <nccl.h>
 
-#include "lockstep/detail/comm/collectives.hpp"
 #include "lockstep/detail/comm/groups.hpp"
 #include "lockstep/detail/comm/nccl/calls.cuh"
 #include "lockstep/detail/comm/nccl/watch.cuh"
 #include "lockstep/detail/launch/host.hpp"
-#include "lockstep/detail/topology/topology.hpp"
 
 namespace lockstep {
 

@@ -12,14 +12,12 @@
 #include "lockstep/detail/comm/call/fault_channel.hpp"
 #include "lockstep/detail/comm/call/watchdog.hpp"
 #include "lockstep/detail/comm/rank_gpu.cuh"
-#include "lockstep/detail/core/bytes.hpp"
 #include "lockstep/detail/core/deadline.hpp"
 #include "lockstep/detail/device/cuda/step_graph.cuh"
 
 namespace lockstep::detail::nccl {
 
 using Clock = std::chrono::steady_clock;
-using Milliseconds = std::chrono::milliseconds;
 
 inline const char* advice(ncclResult_t result) {
   switch (result) {
@@ -275,21 +273,19 @@ class Engine {
 
   /// **Host** blocks until the call has completed.
   void wait(Ticket ticket) {
-    const Backoff backoff;
-    while (!test(ticket)) backoff.pause();
+    poll_until([&] { return test(ticket); });
   }
 
-  /// An exception unwinds while the call may be in flight (a captured one has not run): gives up
-  /// and tells the others. **Host** blocks until the GPU has finished with the call's memory, or
-  /// for as long as an abort may take.
+  /// An exception unwinds while the call may be in flight (a captured one has not run): aborts.
+  /// **Host** blocks until the GPU has finished with the call's memory, or the abort takes too
+  /// long.
   void leave(Ticket ticket) noexcept {
     if (ticket.captured) return;
     try {
       if (is_over(ticket)) return;
       give_up();
       if (!await_abort()) return;
-      const Backoff backoff;
-      while (!is_over(ticket)) backoff.pause();
+      poll_until([&] { return is_over(ticket); });
     } catch (const Error&) {  // NOLINT(bugprone-empty-catch): a GPU that has failed runs nothing
     }
   }
@@ -396,14 +392,10 @@ class Engine {
   /// **Host** blocks until all calls have completed, up to the timeout.
   void drain() {
     const Deadline deadline = Deadline::after(timeout());
-    const Backoff backoff;
-    while (!is_broken() && !is_idle()) {
-      if (deadline.passed()) {
-        fail(Error("closing the communicator", "its calls do not end",
-                   "see what keeps the compute stream from getting to them", rank()));
-      }
-      backoff.pause();
-    }
+    poll_until([&] { return is_broken() || is_idle() || deadline.passed(); });
+    if (is_broken() || is_idle()) return;
+    fail(Error("closing the communicator", "its calls do not end",
+               "see what keeps the compute stream from getting to them", rank()));
   }
   /// Destroys NCCL's communicator, after all calls and the watchdog.
   void close() {
@@ -432,16 +424,16 @@ class Engine {
   /// Waits for NCCL's background work. Returns NCCL's state, `ncclInProgress` at the deadline.
   /// After a failure, waits `for_reason` for the fault and throws it.
   ncclResult_t await_state(Deadline deadline, Milliseconds for_reason = Milliseconds(0)) {
-    const Backoff backoff;
+    ncclResult_t now = ncclSuccess;
     std::optional<Deadline> explained;
-    while (true) {
-      const ncclResult_t now = state();
+    poll_until([&] {
+      now = state();
       pending_.raise_fault();
-      if (now == ncclSuccess) return now;
+      if (now == ncclSuccess) return true;
       if (now != ncclInProgress && !explained) explained = Deadline::after(for_reason);
-      if ((now == ncclInProgress ? deadline : *explained).passed()) return now;
-      backoff.pause();
-    }
+      return (now == ncclInProgress ? deadline : *explained).passed();
+    });
+    return now;
   }
 
   void fail(const Error& error, std::string_view reason) {
@@ -490,16 +482,15 @@ class Engine {
   }
   /// **Host** blocks while `CallRing::most` calls are in flight.
   void make_room() {
-    const Backoff backoff;
-    while (true) {
+    poll_until([&] {
       {
         const std::lock_guard lock(mutex());
         if (in_flight_.is_full()) in_flight_.retire();
-        if (!in_flight_.is_full()) return;
+        if (!in_flight_.is_full()) return true;
       }
       raise_fault();
-      backoff.pause();
-    }
+      return false;
+    });
   }
 
   CallRing& ring(bool captured) { return captured ? captured_ : in_flight_; }

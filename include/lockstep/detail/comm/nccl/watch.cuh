@@ -2,9 +2,7 @@
 #pragma once
 /// @file The watchdog of an NCCL communicator: timeouts, failures, and ranks with different calls.
 
-#include "lockstep/detail/comm/call/watchdog.hpp"
 #include "lockstep/detail/comm/nccl/engine.cuh"
-#include "lockstep/detail/core/text.hpp"
 #include "lockstep/detail/launch/outcome.hpp"
 
 namespace lockstep::detail::nccl {

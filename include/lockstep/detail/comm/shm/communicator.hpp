@@ -8,22 +8,10 @@
 #include <mutex>
 
 #include "lockstep/detail/comm/backend.hpp"
-#include "lockstep/detail/comm/call/peers.hpp"
-#include "lockstep/detail/comm/collective.hpp"
-#include "lockstep/detail/comm/collectives.hpp"
-#include "lockstep/detail/comm/combine.hpp"
-#include "lockstep/detail/comm/communicator.hpp"
 #include "lockstep/detail/comm/groups.hpp"
 #include "lockstep/detail/comm/shm/memory.hpp"
-#include "lockstep/detail/core/dynamic.hpp"
-#include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/reduce_op.hpp"
-#include "lockstep/detail/core/strong.hpp"
-#include "lockstep/detail/core/thread.hpp"
-#include "lockstep/detail/core/view.hpp"
 #include "lockstep/detail/launch/rendezvous.hpp"
 #include "lockstep/detail/store/store.hpp"
-#include "lockstep/detail/topology/topology.hpp"
 
 namespace lockstep::detail::shm {
 
@@ -38,20 +26,20 @@ struct PostedCall {
 class Engine : public SharedPeers {
  public:
   /// Creates the shared memory of a world. One rank does this and sends the others its `address`.
-  static MemoryFile make_file(WorldSize world);
-  static std::string address(const MemoryFile& file);
-  static MemoryFile open(const std::string& address);
+  static Descriptor make_file(WorldSize world);
+  static std::string address(const Descriptor& file);
+  static Descriptor open(const std::string& address);
   /// Opens the job's file, which rank 0 creates. **Ranks** all. **Host** blocks until it exists.
-  static MemoryFile join(const Membership& member, Store& store, const std::string& name);
+  static Descriptor join(const Membership& member, Store& store, const std::string& name);
 
-  Engine(Rank rank, WorldSize world, MemoryFile file, Milliseconds timeout);
+  Engine(Rank rank, WorldSize world, Descriptor file, Milliseconds timeout);
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
   ~Engine();
 
   std::size_t me() const { return rank().value(); }
   RankBlock& block(std::size_t rank) const {
-    return reinterpret_cast<RankBlock*>(blocks_.data())[rank];
+    return reinterpret_cast<RankBlock*>(blocks_.get())[rank];
   }
   Slot& slot(std::size_t rank, std::uint64_t ticket) const {
     return block(rank).slots[ticket % ring];
@@ -63,10 +51,10 @@ class Engine : public SharedPeers {
   /// The file offset of this rank's memory; nothing if it is not in one of its arenas.
   std::optional<std::uint64_t> locate(const void* data, std::size_t bytes) const {
     for (const Arena& arena : arenas_) {
-      const std::byte* const begin = arena.mapping.data() + me() * arena.stride;
+      const std::byte* const begin = arena.memory.get() + me() * arena.stride;
       const auto* const first = static_cast<const std::byte*>(data);
       if (first >= begin && first + bytes <= begin + arena.stride) {
-        return arena.offset + static_cast<std::uint64_t>(first - arena.mapping.data());
+        return arena.offset + static_cast<std::uint64_t>(first - arena.memory.get());
       }
     }
     return std::nullopt;
@@ -75,8 +63,7 @@ class Engine : public SharedPeers {
   std::byte* data_in_arena(std::size_t rank, std::uint64_t ticket) const {
     const std::uint64_t offset = slot(rank, ticket).offset;
     for (const Arena& arena : arenas_) {
-      if (offset - arena.offset < arena.mapping.bytes())
-        return arena.mapping.data() + (offset - arena.offset);
+      if (offset - arena.offset < arena.bytes) return arena.memory.get() + (offset - arena.offset);
     }
     return nullptr;
   }
@@ -100,14 +87,20 @@ class Engine : public SharedPeers {
   void wait(std::size_t w, Counter& counter, std::uint64_t value, const Call& call) {
     if (reached(counter, value)) [[likely]]
       return;
-    await(counter, value, call, {Rank{w}}, [&](const Error& error) { fail(error); });
+    await(counter, value, call, Rank{w}, [&](const Error& error) { fail(error); });
   }
 
   bool all_arrived(std::uint64_t ticket) const {
     return all_others([&](std::size_t w) { return reached(block(w).state.arrived, ticket + 1); });
   }
-  bool all_finished(std::uint64_t ticket) const {
-    return all_others([&](std::size_t w) { return reached(block(w).finished, ticket + 1); });
+
+  /// For a caller that polls: have all ranks posted the call, or done their work? Throws what a
+  /// wait would.
+  bool poll_arrived(std::uint64_t ticket) {
+    return poll_all(ticket, [&](std::size_t w) -> Counter& { return block(w).state.arrived; });
+  }
+  bool poll_finished(std::uint64_t ticket) {
+    return poll_all(ticket, [&](std::size_t w) -> Counter& { return block(w).finished; });
   }
 
   /// Waits until every rank has posted the call, and compares. No data is written before.
@@ -163,7 +156,20 @@ class Engine : public SharedPeers {
 
  private:
   /// `file` is a reference: the delegating constructor maps the file in the same argument list.
-  Engine(Rank rank, WorldSize world, Mapping blocks, MemoryFile&& file, Milliseconds timeout);
+  Engine(Rank rank, WorldSize world, std::shared_ptr<std::byte> blocks, Descriptor&& file,
+         Milliseconds timeout);
+
+  template <class CounterOf>
+  bool poll_all(std::uint64_t ticket, const CounterOf& counter_of) {
+    const bool all = all_others([&](std::size_t w) {
+      if (reached(counter_of(w), ticket + 1)) return true;
+      poll(counter_of(w), ticket + 1, slot(me(), ticket).call, Rank{w},
+           [&](const Error& error) { fail(error); });
+      return false;
+    });
+    if (all) end_poll();
+    return all;
+  }
 
   bool all_agree(std::uint64_t ticket) const {
     const Call& mine = slot(me(), ticket).call;
@@ -183,8 +189,8 @@ class Engine : public SharedPeers {
     for (std::size_t i = 1; i < world(); ++i) f((me() + i) % world());
   }
 
-  MemoryFile file_;
-  Mapping blocks_;
+  Descriptor file_;
+  std::shared_ptr<std::byte> blocks_;
   std::size_t file_bytes_;
   std::vector<Arena> arenas_;
   std::uint64_t posted_ = 0;
@@ -218,13 +224,13 @@ class Pending : PostedCall {
     engine_.raise_fault();
     if (!worked_) {
       while (!engine_.is_next(ticket)) {
-        if (!engine_.all_arrived(engine_.next().ticket)) return false;
+        if (!engine_.poll_arrived(engine_.next().ticket)) return false;
         engine_.finish_next();
       }
-      if (!engine_.all_arrived(ticket)) return false;
+      if (!engine_.poll_arrived(ticket)) return false;
       finish_work();
     }
-    done_ = done_ || !others_read_ || engine_.all_finished(ticket);
+    done_ = done_ || !others_read_ || engine_.poll_finished(ticket);
     return done_;
   }
 
@@ -288,7 +294,7 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
 
   /// Joins a world through the file that one rank created (`Engine::make_file`) and all have
   /// opened. **Ranks** all. **Host** blocks until all have joined.
-  ShmCommunicator(Rank rank, WorldSize world, detail::shm::MemoryFile file, Milliseconds timeout)
+  ShmCommunicator(Rank rank, WorldSize world, detail::Descriptor file, Milliseconds timeout)
       : engine_(std::make_unique<Engine>(rank, world, std::move(file), timeout)) {
     detail::require_world<Ranks>(world, rank);
     this->barrier();
@@ -394,7 +400,7 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
   template <std::size_t GroupRanks>
   std::optional<ShmCommunicator<GroupRanks>> split(const detail::GroupPosition& position) {
     agree(detail::division_call(position));
-    detail::shm::MemoryFile file;
+    detail::Descriptor file;
     std::string address;
     if (position.is_member() && position.rank == Rank{0}) {
       file = Engine::make_file(position.world());

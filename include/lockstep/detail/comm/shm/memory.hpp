@@ -6,54 +6,23 @@
 #include <atomic>
 
 #include "lockstep/detail/comm/call/peers.hpp"
-#include "lockstep/detail/comm/collective.hpp"
 #include "lockstep/detail/core/bytes.hpp"
 #include "lockstep/detail/core/file.hpp"
-#include "lockstep/detail/core/strong.hpp"
 
 namespace lockstep::detail::shm {
 
-/// A file in memory (memfd). It has no name, so nothing is left in /dev/shm however its users end;
-/// another process opens it through the file descriptor of one that has it.
-class MemoryFile {
- public:
-  MemoryFile() = default;
-  explicit MemoryFile(Descriptor file) : file_(std::move(file)) {}
+// Ranks share a file in memory (memfd). It has no name, so nothing is left in /dev/shm however its
+// users end; another process opens it through the file descriptor of one that has it.
 
-  int descriptor() const { return file_.get(); }
-
-  /// Allocates every page up to `bytes`: a lack of memory is an error here, not a SIGBUS later.
-  void reserve(std::size_t bytes) const;
-
-  // Liveness: every rank locks its own byte, and the kernel drops the lock however the process
-  // ends. Unlike a process id, a lock is never reused, and a zombie has none.
-
-  void lock_byte(Rank rank) const;
-
-  /// Does another process hold the rank's lock?
-  bool is_locked(Rank rank) const;
-
- private:
-  Descriptor file_;
-};
-
-/// A mapped range of a memory file. Ranks that are threads of one process share one mapping: it
-/// saves page tables, and equal addresses let ThreadSanitizer see the accesses.
-class Mapping {
- public:
-  Mapping(const MemoryFile& file, std::size_t offset, std::size_t bytes);
-
-  std::byte* data() const { return data_.get(); }
-  std::size_t bytes() const { return bytes_; }
-
- private:
-  std::shared_ptr<std::byte> data_;
-  std::size_t bytes_;
-};
+/// Maps a range of the file. Ranks that are threads of one process share one mapping: it saves page
+/// tables, and equal addresses let ThreadSanitizer see the accesses.
+std::shared_ptr<std::byte> map_memory(const Descriptor& file, std::size_t offset,
+                                      std::size_t bytes);
 
 /// Memory at `offset` of the file, `stride` bytes for each rank; no stride if all ranks share it.
 struct Arena {
-  Mapping mapping;
+  std::shared_ptr<std::byte> memory;
+  std::size_t bytes;
   std::size_t offset;
   std::size_t stride;
 };

@@ -4,7 +4,6 @@
 /// streams by events; peer access between the GPUs; and the kernel that moves bytes.
 
 #include <cuda_runtime.h>
-#include <cuda_runtime_api.h>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -12,13 +11,6 @@
 
 #include "lockstep/detail/comm/combine.cuh"
 #include "lockstep/detail/comm/threads/rendezvous.hpp"
-#include "lockstep/detail/core/dynamic.hpp"
-#include "lockstep/detail/core/strong.hpp"
-#include "lockstep/detail/core/text.hpp"
-#include "lockstep/detail/device/cuda/gpu.cuh"
-#include "lockstep/detail/device/cuda/memory.cuh"
-#include "lockstep/detail/device/cuda/runtime.cuh"
-#include "lockstep/detail/device/cuda/vector.cuh"
 
 namespace lockstep::detail::threads {
 
@@ -332,8 +324,7 @@ class CommStreams {
   std::vector<CommStream> streams_;
   std::vector<std::size_t> stream_of_rank_;
   std::vector<CudaEvent> ended_;  // one per call in flight
-  /// With several communication streams: streams on the first GPU that collect events before and
-  /// after a call.
+  /// With several streams: two on the first GPU that collect events before and after a call.
   std::vector<CommStream> hubs_;
   std::size_t slot_bytes_ = 0;
   std::optional<PinnedArena> staging_;

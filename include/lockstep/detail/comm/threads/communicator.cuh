@@ -12,27 +12,12 @@
 #include <map>
 #include <mutex>
 
-#include "lockstep/detail/comm/collective.hpp"
 #include "lockstep/detail/comm/collectives.hpp"
-#include "lockstep/detail/comm/combine.cuh"
-#include "lockstep/detail/comm/communicator.hpp"
 #include "lockstep/detail/comm/loopback.hpp"
-#include "lockstep/detail/comm/rank_gpu.cuh"
-#include "lockstep/detail/comm/threads/comm_streams.cuh"
 #include "lockstep/detail/comm/threads/device_collectives.cuh"
 #include "lockstep/detail/comm/threads/rendezvous.hpp"
-#include "lockstep/detail/core/dynamic.hpp"
-#include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/scope_guard.hpp"
-#include "lockstep/detail/core/strong.hpp"
-#include "lockstep/detail/core/text.hpp"
-#include "lockstep/detail/device/cuda/gpu.cuh"
-#include "lockstep/detail/device/cuda/memory.cuh"
-#include "lockstep/detail/device/cuda/runtime.cuh"
 #include "lockstep/detail/device/cuda/step_graph.cuh"
 #include "lockstep/detail/launch/outcome.hpp"
-#include "lockstep/detail/launch/rendezvous.hpp"
-#include "lockstep/detail/store/store.hpp"
 #include "lockstep/detail/topology/topology.hpp"
 
 namespace lockstep::detail::threads {
@@ -212,8 +197,7 @@ class Member : public RankHandle {
     });
   }
 
-  /// Announces a call; the last rank runs `enqueue(arguments, ticket)`. **Host** blocks only if too
-  /// many calls are in flight.
+  /// Announces a call; the last rank runs `enqueue`. **Host** blocks if too many are in flight.
   template <class Enqueue>
   std::uint64_t start(const Call& call, const void* in, void* out, const Enqueue& enqueue) {
     last_ = call;
@@ -230,7 +214,9 @@ class Member : public RankHandle {
     wait(ticket, call);
     comm_streams().block(stream(), ticket);
   }
-  bool test(std::uint64_t ticket) const { return is_done(ticket) && comm_streams().test(ticket); }
+  bool test(std::uint64_t ticket, const Call& call) {
+    return RankHandle::test(ticket, call) && comm_streams().test(ticket);
+  }
   /// **Host** blocks until host code may access managed memory of the calls so far; not in a
   /// capture, where the program synchronises after the replay.
   void wait_for_host_access() {
@@ -573,7 +559,7 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
     detail::Call call;
     bool is_managed;
 
-    bool test() const { return !ticket || member.test(*ticket); }
+    bool test() { return !ticket || member.test(*ticket, call); }
     void wait() {
       if (!ticket) return;
       member.complete(*ticket, call);

@@ -10,13 +10,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "lockstep/detail/comm/collective.hpp"
-#include "lockstep/detail/comm/combine.cuh"
 #include "lockstep/detail/comm/threads/comm_streams.cuh"
-#include "lockstep/detail/comm/threads/rendezvous.hpp"
-#include "lockstep/detail/core/dynamic.hpp"
-#include "lockstep/detail/core/strong.hpp"
-#include "lockstep/detail/device/cuda/runtime.cuh"
 
 namespace lockstep::detail::threads {
 
@@ -44,8 +38,7 @@ inline std::size_t most_blocks(const CommStream& comm_stream, std::size_t far, s
   return std::max<std::size_t>(1, std::clamp<std::size_t>(wanted, 16, 32) / pieces);
 }
 
-/// Pieces of all ranks' memory that one communication stream combines, each into `targets` of the
-/// outs.
+/// Pieces of all ranks' memory that one stream combines, each into `targets` of the outs.
 template <class T>
 struct StreamCombination {
   std::vector<const T*> in;
@@ -94,8 +87,7 @@ void enqueue_combine(const CommStream& comm_stream, const StreamCombination<T>& 
   }
 }
 
-/// Moves `bytes` from each of `sources` to the targets, on one communication stream. Sets
-/// `work.pass`.
+/// Moves `bytes` from each of `sources` to the targets, on one stream. Sets `work.pass`.
 inline void enqueue_move(const CommStream& comm_stream, Movement& work, std::size_t sources,
                          std::size_t bytes) {
   if (bytes == 0 || work.targets == 0) return;
@@ -260,8 +252,7 @@ struct Moves {
   std::size_t in_stride;  // 0 if all targets get the same
 };
 
-/// Each communication stream pushes its GPU's data; a single communication stream does so in one
-/// launch.
+/// Each communication stream pushes its GPU's data; a single one does so in one launch.
 inline void push_moves(const Moves& moves, const CommStreams& comm_streams,
                        std::span<const CallArguments> ranks) {
   comm_streams.each([&](const CommStream& comm_stream) {

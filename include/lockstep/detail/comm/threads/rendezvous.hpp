@@ -10,12 +10,7 @@
 #include <mutex>
 
 #include "lockstep/detail/comm/call/peers.hpp"
-#include "lockstep/detail/comm/collective.hpp"
 #include "lockstep/detail/comm/combine.hpp"
-#include "lockstep/detail/core/dynamic.hpp"
-#include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/strong.hpp"
-#include "lockstep/detail/core/text.hpp"
 
 namespace lockstep::detail::threads {
 
@@ -81,14 +76,12 @@ class Rendezvous {
   std::optional<Error> disagreement_;  // guarded by `working_`
 };
 
-using Milliseconds = std::chrono::milliseconds;
-
 /// Used by the rank's own thread only.
 class RankHandle : public SharedPeers {
  public:
   RankHandle(std::shared_ptr<Rendezvous> rendezvous, Rank rank, Milliseconds timeout)
       : SharedPeers(rank, WorldSize{rendezvous->world()}, rendezvous->ranks_.data(),
-                    sizeof(RankState), timeout, nullptr, &rendezvous->working_, &rendezvous->done_),
+                    sizeof(RankState), timeout, -1, &rendezvous->working_, &rendezvous->done_),
         rendezvous_(std::move(rendezvous)) {
     if (own().process.exchange(static_cast<std::uint32_t>(::getpid())) != 0) {
       throw Error("join", text({"another thread has joined as rank ", rank}),
@@ -136,16 +129,27 @@ class RankHandle : public SharedPeers {
 
   /// **Host** blocks until the call's work is done.
   void wait(std::uint64_t ticket, const Call& call) {
-    await(rendezvous_->done_, ticket + 1, call, {std::nullopt, ticket + 1});
+    await(rendezvous_->done_, ticket + 1, call, std::nullopt);
+  }
+
+  /// The same for a caller that polls: is the call's work done? Throws what `wait` would.
+  bool test(std::uint64_t ticket, const Call& call) {
+    if (is_done(ticket)) {
+      end_poll();
+      return true;
+    }
+    poll(rendezvous_->done_, ticket + 1, call, std::nullopt,
+         [&](const Error& error) { fail_together(error); });
+    return false;
   }
 
   /// Waits for a counter, checking the other ranks and the timeout.
-  void await(Counter& counter, std::uint64_t value, const Call& call, const Awaited& awaited) {
+  void await(Counter& counter, std::uint64_t value, const Call& call, std::optional<Rank> one) {
     if (reached(counter, value)) return;
     const auto take_back = [](std::mutex* turns) { turns->lock(); };
     const std::unique_ptr<std::mutex, decltype(take_back)> given_up(turns_, take_back);
     if (turns_ != nullptr) turns_->unlock();
-    SharedPeers::await(counter, value, call, awaited,
+    SharedPeers::await(counter, value, call, one,
                        [&](const Error& error) { fail_together(error); });
   }
 
@@ -156,17 +160,16 @@ class RankHandle : public SharedPeers {
     box.call = call;
     box.arguments = arguments;
     publish(box.sent, message);
-    await(box.taken, message, call, {to});
+    await(box.taken, message, call, to);
     return box.arguments.event;
   }
 
-  /// Waits for a message and copies it with `take(arguments)`, which returns an event for the
-  /// sender.
+  /// Waits for a message and copies it by `take(arguments)`, which returns an event for it.
   template <class Take>
   void receive(const Call& call, bool on_host, Rank from, const Take& take) {
     Rendezvous::Box& box = rendezvous_->box(from, rank());
     const std::uint64_t message = box.taken.value.load(std::memory_order_relaxed) + 1;
-    await(box.sent, message, call, {from});
+    await(box.sent, message, call, from);
     work_on(call, from, [&] {
       const bool same = box.call.carries_the_same_as(call);
       if (!same || box.arguments.on_host != on_host)
@@ -185,7 +188,7 @@ class RankHandle : public SharedPeers {
       if (one.value_or(Rank{w}) != Rank{w} || (state(w).failed == 0 && state(w).left == 0))
         continue;
       working.unlock();
-      if (const auto error = check(call, {Rank{w}}, Clock::now())) fail_together(*error);
+      if (const auto error = check(call, Rank{w}, 0, Clock::now())) fail_together(*error);
       fail(
           Error(call.text(), text({"rank ", w, " has given up"}), "look at that rank first", rank())
               .as_consequence());

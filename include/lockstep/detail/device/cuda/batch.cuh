@@ -5,10 +5,7 @@
 #include <cuda_runtime_api.h>
 #include <tuple>
 
-#include "lockstep/detail/core/bytes.hpp"
-#include "lockstep/detail/core/view.hpp"
 #include "lockstep/detail/device/cuda/memory.cuh"
-#include "lockstep/detail/device/cuda/runtime.cuh"
 
 namespace lockstep {
 

@@ -6,8 +6,6 @@
 #include <cstdlib>
 #include <exception>
 
-#include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/strong.hpp"
 #include "lockstep/detail/device/cuda/runtime.cuh"
 #include "lockstep/detail/device/gpu_sharing.hpp"
 

@@ -5,7 +5,6 @@
 #include <cuda_runtime_api.h>
 #include <cstring>
 
-#include "lockstep/detail/core/bytes.hpp"
 #include "lockstep/detail/core/element.hpp"
 #include "lockstep/detail/device/cuda/runtime.cuh"
 #include "lockstep/detail/device/device.hpp"

@@ -6,7 +6,6 @@
 
 #include <exception>
 
-#include "lockstep/detail/core/error.hpp"
 #include "lockstep/detail/device/cuda/runtime.cuh"
 
 namespace lockstep::detail {

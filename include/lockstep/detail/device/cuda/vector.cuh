@@ -7,7 +7,6 @@
 #include <cuda/std/bit>
 #include <initializer_list>
 
-#include "lockstep/detail/core/error.hpp"
 #include "lockstep/detail/device/cuda/runtime.cuh"
 
 namespace lockstep::detail {
