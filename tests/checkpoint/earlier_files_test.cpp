@@ -24,8 +24,7 @@ using Small = Buckets<BucketLimits{100, 200}>;
 using Zero = DistributedDataParallel<Ledger, Sharding<ZeroRedundancy>, Optimizer<AdamW>, Small>;
 using Counted = DistributedDataParallel<Ledger, Optimizer<AdamW>, UnusedParameters<lockstep::Zero>,
                                         Anomaly<Skip>, ParameterGroups<Named<"c">>>;
-using Local = DistributedDataParallel<Ledger, Hooks<LocalSGD<3, LocalSgdOptions{.start = 1}>>,
-                                      Small, Optimizer<SGDMomentum>>;
+using Local = DistributedDataParallel<Ledger, Hooks<LocalSGD<3, 1>>, Small, Optimizer<SGDMomentum>>;
 
 /// The program's values, all kinds of them.
 struct Values {

@@ -47,7 +47,7 @@ double worst_error(const typename Rule::Options& options, const auto& plain_rule
       for (auto& state : here) state += first;
       detail::update_elements<Rule, false, T>(rule, parameters.data() + first,
                                               gradients.data() + first, here, last - first,
-                                              detail::Unscaled{});
+                                              std::identity{});
     };
     update(0, 16);
     update(16, count);

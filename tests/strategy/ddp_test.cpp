@@ -90,7 +90,7 @@ BOOST_AUTO_TEST_CASE(the_last_two_phases_can_be_one) {
 
 BOOST_AUTO_TEST_CASE(without_synchronization_nothing_follows_backward) {
   FakeReplica replica;
-  LocalScope<FakeReplica> local(replica);
+  ForwardCalls<FakeReplica, Sync::no> local(replica);
   const int batch = 1;
   auto forwarded = local.forward(batch);
   static_assert(std::is_same_v<decltype(std::move(forwarded).backward()), double>);

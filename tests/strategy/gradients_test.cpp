@@ -44,7 +44,7 @@ struct Pass {
   void begin(bool synchronizes, bool adds_up = false) {
     adds = adds_up;
     if (adds) buckets.second_arena();
-    buckets.begin_backward({synchronizes, adds});
+    buckets.begin_backward(synchronizes ? Sync::yes : Sync::no, adds);
   }
   template <class Key>
   void give(Key, float value) {
@@ -240,7 +240,7 @@ BOOST_AUTO_TEST_CASE(a_pass_without_samples_is_zero_and_starts_everything) {
   Pass<8> pass;
   pass.begin(false);
   pass.give("d"_p, 4);  // of an earlier pass
-  pass.buckets.pass_without_samples({true, false});
+  pass.buckets.pass_without_samples(Sync::yes, false);
   BOOST_TEST((pass.comm.calls == Calls{"start 0", "start 0", "start 0", "start 0"}));
   BOOST_TEST((pass.ends("d"_p) == Numbers{0, 0}));
 
@@ -250,7 +250,7 @@ BOOST_AUTO_TEST_CASE(a_pass_without_samples_is_zero_and_starts_everything) {
   adding.give("c"_p, 3);
   adding.give("b"_p, 2);
   adding.give("a"_p, 1);
-  adding.buckets.pass_without_samples({true, true});
+  adding.buckets.pass_without_samples(Sync::yes, true);
   BOOST_TEST((adding.comm.calls == Calls{"start 4", "start 3", "start 2", "start 1"}));
 }
 
@@ -274,7 +274,7 @@ BOOST_AUTO_TEST_CASE(where_parameters_are_shared_nothing_starts_before_it_is_ask
   Execution execution(comm);
   const Traits::layout where;
   GradientBuckets<Traits, Comm, Execution> buckets(comm, execution, where);
-  buckets.pass_without_samples({true, false});
+  buckets.pass_without_samples(Sync::yes, false);
   BOOST_TEST(comm.calls.empty());
   buckets.reduce();
   BOOST_TEST((comm.calls == Calls(4, "reduce 0")));

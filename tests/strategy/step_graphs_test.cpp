@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/detail/strategy/replica.hpp"
+#include "lockstep/detail/strategy/ddp.hpp"
 #include "strategy/recording_communicator.hpp"
 
 using namespace lockstep;

@@ -393,8 +393,8 @@ namespace {
 
 using LowRankJob = DistributedDataParallel<Network, Hooks<PowerSGD<2, PowerSgdOptions{.start = 2}>>,
                                            Pieces, Optimizer<SGDMomentum>>;
-using LocalJob = DistributedDataParallel<Network, Hooks<LocalSGD<3, LocalSgdOptions{.start = 1}>>,
-                                         Pieces, Optimizer<SGDMomentum>>;
+using LocalJob =
+    DistributedDataParallel<Network, Hooks<LocalSGD<3, 1>>, Pieces, Optimizer<SGDMomentum>>;
 
 /// A job that goes on from a file, which another wrote after `stop` steps, ends as that one does.
 template <class Job>

@@ -7,31 +7,24 @@
 
 namespace lockstep {
 
-/// When `LocalSGD` begins.
-struct LocalSgdOptions {
-  /// Gradients are averaged in the first `start` steps (post-local SGD).
-  std::uint64_t start = 0;
-};
-
 /// Ranks update with their own gradients, and average parameters (not optimizer states) after
-/// `Every` updates: PyTorch's `post_localSGD_hook` with a `PeriodicModelAverager`.
-template <std::size_t Every, LocalSgdOptions Options = LocalSgdOptions{}>
+/// `Every` updates: PyTorch's `post_localSGD_hook` with a `PeriodicModelAverager`. In the first
+/// `Start` steps, gradients are averaged.
+template <std::size_t Every, std::uint64_t Start = 0>
 struct LocalSGD {
   static constexpr std::string_view name = "LocalSGD";
   static constexpr bool well_formed = Every > 0;
   static constexpr bool is_alone_of_its_kind = true;
   /// 0: before the start; 1: a local step; 2: a local step that ends with an average.
   static constexpr std::uint64_t phase(std::uint64_t step) {
-    if (!detail::has_begun<Options.start>(step)) return 0;
+    if (!detail::has_begun<Start>(step)) return 0;
     return averages_parameters(step + 1) ? 2 : 1;
   }
-  static constexpr void fingerprint(detail::Hash& hash) {
-    hash.number(Every).number(Options.start);
-  }
+  static constexpr void fingerprint(detail::Hash& hash) { hash.number(Every).number(Start); }
 
   /// `update` counts from 1.
   static constexpr bool averages_parameters(std::uint64_t update) {
-    return update > Options.start && (update - Options.start) % Every == 0;
+    return update > Start && (update - Start) % Every == 0;
   }
 
   template <class T>
@@ -40,7 +33,7 @@ struct LocalSGD {
     explicit Bucket(auto& bucket) : step_(bucket.step()) {}
 
     void begin(std::span<T> values, auto& next) {
-      in_flight_ = !detail::has_begun<Options.start>(step_);
+      in_flight_ = !detail::has_begun<Start>(step_);
       if (in_flight_) next.begin(values);
     }
     void finish(std::span<T> values, auto& next) {

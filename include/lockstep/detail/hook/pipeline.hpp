@@ -103,6 +103,50 @@ class HookedBucket {
 
 namespace detail {
 
+/// How gradients are reduced over ranks. A folded sum leaves the division to the norm and the
+/// update, which multiply by a factor anyway, so that it costs no pass over memory.
+enum class GradientReduction : std::uint8_t {
+  sum,
+  average,
+  folded_sum,
+  /// A sum of many `Half` could overflow: each is first divided, exactly, by the least power of two
+  /// that is not less than the number of ranks.
+  folded_sum_of_halves,
+};
+
+/// A communicator that averages with a sum and one more pass over memory: `averages_by_sums`.
+template <class Comm>
+concept AveragingBySums = requires { requires Comm::averages_by_sums; };
+
+/// The reduction as an operation. Its type comes from a value, not from the traits: nvcc spells a
+/// type by the path to it, and the name of a kernel cannot contain a job's policies.
+template <GradientReduction How>
+constexpr auto reduction_of_gradients(std::size_t ranks) {
+  if constexpr (How == GradientReduction::average) {
+    return Average{};
+  } else if constexpr (How == GradientReduction::folded_sum_of_halves) {
+    return PreMultipliedSum<float>(1 / static_cast<float>(std::bit_ceil(ranks)));
+  } else {
+    return Sum{};
+  }
+}
+
+/// The factor that turns the results into averages.
+constexpr double folded_factor(GradientReduction how, std::size_t ranks) {
+  const auto number = static_cast<double>(ranks);
+  if (how == GradientReduction::folded_sum) return 1 / number;
+  if (how == GradientReduction::folded_sum_of_halves)
+    return static_cast<double>(std::bit_ceil(ranks)) / number;
+  return 1;
+}
+
+/// Converts to the result of `make()`, to construct an immovable object in place.
+template <class Make>
+struct MadeInPlace {
+  const Make& make;
+  operator std::invoke_result_t<const Make&>() const { return make(); }
+};
+
 /// A hook's object for buckets of T, constructed from the bucket if possible.
 template <class Hook, class T, class Comm, class Device>
 auto make_bucket_of_hook(HookedBucket<Comm, Device>& bucket) {
@@ -136,19 +180,11 @@ class Pipeline;
 /// The last stage averages over ranks.
 template <class T, class Comm, class Device>
 class Pipeline<T, Comm, Device, HookList<>> {
-  /// If the communicator divides after the sum, a sum of `Half` could overflow: values are divided
-  /// by a power of two first, which is exact, and `finish` applies the remaining factor.
-  static constexpr bool divides_first =
-      std::is_same_v<T, Half> && requires { requires Comm::averages_by_sums; };
-  static auto operation([[maybe_unused]] std::size_t ranks) {
-    if constexpr (divides_first) {
-      return PreMultipliedSum<float>(1 / static_cast<float>(std::bit_ceil(ranks)));
-    } else {
-      return Average{};
-    }
-  }
-  using Handle =
-      decltype(std::declval<Comm&>().all_reduce_async(std::declval<std::span<T>>(), operation(1)));
+  static constexpr GradientReduction how = std::is_same_v<T, Half> && AveragingBySums<Comm>
+                                               ? GradientReduction::folded_sum_of_halves
+                                               : GradientReduction::average;
+  using Handle = decltype(std::declval<Comm&>().all_reduce_async(std::declval<std::span<T>>(),
+                                                                 reduction_of_gradients<how>(1)));
 
  public:
   explicit Pipeline(HookedBucket<Comm, Device>& bucket) : bucket_(bucket) {}
@@ -156,16 +192,18 @@ class Pipeline<T, Comm, Device, HookList<>> {
   /// Starts an average in place. **Ranks** all. **Host** as `all_reduce_async` of the communicator.
   void begin(std::span<T> values) {
     bucket_.count_sent(values.size_bytes());
-    work_.emplace(Start{bucket_.communicator(), values});
+    const auto start = [&] {
+      return bucket_.communicator().all_reduce_async(
+          values, reduction_of_gradients<how>(bucket_.ranks()), step_call_of_thread());
+    };
+    work_.emplace(MadeInPlace<decltype(start)>{start});
   }
   /// The average is complete; on a GPU, work enqueued from here on sees it.
   void finish([[maybe_unused]] std::span<T> values) {
     wait();
-    if constexpr (divides_first) {
-      const std::size_t ranks = bucket_.ranks();
-      if (!std::has_single_bit(ranks))
-        bucket_.device().scale(
-            values, static_cast<double>(std::bit_ceil(ranks)) / static_cast<double>(ranks));
+    if constexpr (how != GradientReduction::average) {
+      const double factor = folded_factor(how, bucket_.ranks());
+      if (factor != 1) bucket_.device().scale(values, factor);
     }
   }
 
@@ -178,20 +216,9 @@ class Pipeline<T, Comm, Device, HookList<>> {
     if (work_) work_->forget();
     work_.reset();
   }
-  template <class F>
-  static constexpr void for_each_state(const F&) {}
+  static constexpr void for_each_state(const auto&) {}
 
  private:
-  /// Converts to the handle, so that the handle is constructed in place.
-  struct Start {
-    Comm& comm;
-    std::span<T> values;
-    operator Handle() const {
-      return comm.all_reduce_async(values, operation(comm.world_size().value()),
-                                   step_call_of_thread());
-    }
-  };
-
   HookedBucket<Comm, Device>& bucket_;
   std::optional<Handle> work_;
 };
@@ -217,8 +244,7 @@ class Pipeline<T, Comm, Device, HookList<First, Rest...>> {
   void forget() { next_.forget(); }
 
   /// Calls `f(parameter, state, values, keeper)` for the state of all stages.
-  template <class F>
-  void for_each_state(const F& f) {
+  void for_each_state(const auto& f) {
     if constexpr (requires { own_.for_each_state(f); }) own_.for_each_state(f);
     next_.for_each_state(f);
   }

@@ -315,8 +315,7 @@ class LowRank<Element, HookDevice<Cuda>>
         std::min<std::size_t>(std::bit_ceil(plan_.rank), most_low_rank_columns));
   }
   /// Calls `f.operator()<N>(from)` for all columns, N at a time.
-  template <class F>
-  void for_each_part(const F& f) const {
+  void for_each_part(const auto& f) const {
     if (plan_.matrices.empty()) return;
     for (std::size_t from = 0; from < plan_.rank; from += width()) {
       if (width() == 1) f.template operator()<1>(from);

@@ -259,8 +259,8 @@ class LowRank<T, HookDevice<Cpu>> : public LowRankState<T, HookDevice<Cpu>> {
 
  private:
   /// Calls `f` with a row of M, which is the residual with error feedback, else the gradient.
-  template <class F>
-  void with_row(const LowRankMatrix& matrix, std::size_t row, const T* values, const F& f) const {
+  void with_row(const LowRankMatrix& matrix, std::size_t row, const T* values,
+                const auto& f) const {
     if (plan_.feedback) {
       f(static_cast<const A*>(residual_.data() + matrix.residual + row * matrix.columns));
     } else {

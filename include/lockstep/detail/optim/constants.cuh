@@ -141,8 +141,7 @@ void launch_find_used(cudaStream_t stream, const T* values, const TablePieces& w
   }
 }
 
-/// Adds up the partial sums, for ranks that own a part of the gradients. **Stream** in its order.
-/// **Host** does not block.
+/// Adds up partial sums of owned gradients. **Stream** in its order. **Host** does not block.
 inline void launch_add_partials(cudaStream_t stream, const double* partials, std::size_t count,
                                 double* sum) {
   launch_kernel<add_partials<double>>("sum of partials", stream, 1, decide_threads, partials, count,

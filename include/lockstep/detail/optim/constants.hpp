@@ -232,8 +232,7 @@ LOCKSTEP_HOST_DEVICE constexpr const TablePiece* table_piece_at(const TablePiece
 }
 
 /// The pieces of all buckets by `row_of(parameter)`; neighbours with the same row are merged.
-template <class Plan, class RowOf>
-std::vector<TablePiece> make_table_pieces(const Plan& plan, const RowOf& row_of) {
+std::vector<TablePiece> make_table_pieces(const auto& plan, const auto& row_of) {
   std::vector<TablePiece> pieces;
   for (std::size_t b = 0; b != plan.bucket_count; ++b) {
     for (const std::size_t p : plan.members(b)) {
@@ -289,8 +288,7 @@ struct TableLayout {
   std::size_t rows() const { return groups.size(); }
 
   /// Calls `f(row, begin, end)` for the pieces of the bytes [begin, end) of the arena.
-  template <class F>
-  void for_each_row(std::size_t begin, std::size_t end, const F& f) const {
+  void for_each_row(std::size_t begin, std::size_t end, const auto& f) const {
     const TablePiece* piece = table_piece_at(pieces.data(), pieces.size(), begin);
     for (; begin != end; ++piece) {
       const std::size_t stop = piece->end < end ? piece->end : end;

@@ -56,8 +56,7 @@ struct NoDecay : std::conditional_t<sizeof...(Patterns) == 0, Vectors, Named<Pat
 ///     using Job = Trainer<Net, Optimizer<AdamW>, ParameterGroups<NoDecay<>, Head>>;
 ///     job.optimizer(Head{}).lr = 1e-4;
 ///
-/// A parameter is in the first set that contains it, or else in group 0, whose options are
-/// `job.optimizer()`.
+/// A parameter is in the first set that contains it, or else in group 0 (`job.optimizer()`).
 template <class... Sets>
 struct ParameterGroups : detail::ValuePolicy<axes::ParameterGroups> {
   static constexpr std::size_t count = sizeof...(Sets) + 1;

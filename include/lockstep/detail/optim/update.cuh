@@ -175,8 +175,7 @@ struct TablePieces {
   }
 };
 
-/// The pass over a tile whose elements have different rows. Pieces begin at multiples of 256 bytes,
-/// so that no packet spans two.
+/// The pass over a tile of several rows. No packet spans two: pieces are aligned to 256 bytes.
 template <class Rule, class Master, class Gradient, class Param, class Shape, bool Watches>
 struct TablePass {
   using Pass = UpdatePass<Rule, Master, Gradient, Param, Shape, Watches>;
@@ -259,8 +258,7 @@ void launch_update(cudaStream_t stream, const StepNumbers<Rule>* numbers, Master
       "update", stream, blocks, Shape::threads, numbers, arrays, make_size<Count>(count));
 }
 
-/// Updates every element with the constants of its row, in one launch. **Stream** in its order.
-/// **Host** does not block.
+/// Updates elements with their rows' constants. **Stream** in its order. **Host** does not block.
 template <class Rule, class Master, class Gradient, class Param = Master, bool Watches = false>
 void launch_update_by_table(cudaStream_t stream, const StepNumbers<Rule>* step,
                             const StepNumbers<Rule>* rows, const TablePieces& where, Master* master,

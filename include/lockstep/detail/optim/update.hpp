@@ -71,8 +71,7 @@ inline Error anomaly_error(const std::string& what, std::uint64_t step) {
           "Anomaly<Skip> leaves such steps out, Anomaly<Ignore> goes on"};
 }
 
-template <class Layout>
-Error anomaly_error(const Layout& layout, std::size_t offset, const std::string& value,
+Error anomaly_error(const auto& layout, std::size_t offset, const std::string& value,
                     const std::string& whose, std::uint64_t step) {
   const auto& placements = layout.plan().placements;
   std::size_t p = 0;
@@ -89,7 +88,7 @@ Error anomaly_error(const Layout& layout, std::size_t offset, const std::string&
 /// The first gradient of a host update that is not finite: recorded in a pass, thrown afterwards.
 class NotedAnomaly {
  public:
-  bool is_there() const { return found_.has_value(); }
+  bool is_there() const { return is_there_; }
 
   /// Records the first of these averages that is not finite: elements from `at` on of those at byte
   /// `offset` of the arena. `sources` are all ranks' gradients, if this rank can read them.
@@ -97,41 +96,39 @@ class NotedAnomaly {
   [[gnu::cold, gnu::noinline]] void note(std::size_t offset, std::size_t at,
                                          std::span<const T> averages, Sources... sources) {
     using A = Accumulator<T>;
-    if (found_) return;
+    if (is_there_) return;
     std::size_t i = 0;
     while (i + 1 < averages.size() && is_finite(static_cast<A>(averages[i]))) ++i;
-    Found found{offset + (at + i) * sizeof(T), static_cast<double>(static_cast<A>(averages[i]))};
+    is_there_ = true;
+    offset_ = offset + (at + i) * sizeof(T);
+    value_ = static_cast<double>(static_cast<A>(averages[i]));
+    ranks_ = 0;
     [[maybe_unused]] const auto look = [&](std::span<T* const> all) {
       for (std::size_t w = all.size(); w-- != 0;) {
         if (is_finite(static_cast<A>(all[w][at + i]))) continue;
-        ++found.ranks;
-        found.first_rank = w;
+        ++ranks_;
+        first_rank_ = w;
       }
     };
     (look(sources), ...);
-    found_ = found;
   }
 
   /// Throws the anomaly and clears it. `average` describes the gradient if no rank is known.
-  template <class Layout>
-  [[noreturn, gnu::cold, gnu::noinline]] void report(const Layout& layout, const char* average,
+  [[noreturn, gnu::cold, gnu::noinline]] void report(const auto& layout, const char* average,
                                                      std::uint64_t step) {
-    const Found found = found_.value_or(Found{});
-    found_.reset();
+    is_there_ = false;
     std::string whose = average;
-    if (found.ranks != 0) whose = "of rank " + std::to_string(found.first_rank);
-    if (found.ranks > 1) whose += " and " + std::to_string(found.ranks - 1) + " more";
-    throw anomaly_error(layout, found.offset, std::to_string(found.value), whose, step);
+    if (ranks_ != 0) whose = "of rank " + std::to_string(first_rank_);
+    if (ranks_ > 1) whose += " and " + std::to_string(ranks_ - 1) + " more";
+    throw anomaly_error(layout, offset_, std::to_string(value_), whose, step);
   }
 
  private:
-  struct Found {
-    std::size_t offset = 0;  // bytes
-    double value = 0;
-    std::size_t ranks = 0;
-    std::size_t first_rank = 0;
-  };
-  std::optional<Found> found_;
+  bool is_there_ = false;
+  std::size_t offset_ = 0;  // bytes
+  double value_ = 0;
+  std::size_t ranks_ = 0;
+  std::size_t first_rank_ = 0;
 };
 
 template <class Rule, class T>
@@ -162,9 +159,6 @@ bool update_elements(Update update, T* __restrict parameters, const T* __restric
   return std::apply(pass, states) == 0;
 }
 
-struct Unscaled {
-  constexpr auto operator()(auto gradient) const { return gradient; }
-};
 template <class A>
 struct Scaled {
   A factor;

@@ -22,10 +22,14 @@ struct LossTotals {
 ///   construction (`leave`) and destruction (`return_to`);
 /// - `Arena`, which owns zeroed device memory, and `copy` and `zero` for it;
 /// - `step(layouts, arenas)`, which makes the `Step` for a model's forward and backward;
-/// - `to_device(batch)`, which brings a batch to where the model reads it, until the next
-///   one;
+/// - `to_device(batch)`, which brings a batch to where the model reads it, until the next one;
 /// - `forward(model, step, batch)` and `loss(model, step, batch, outputs, gradients)`, which call
 ///   the model and give its `Loss`; a `Meter` adds up losses;
+/// - `to_device(batch, first, count, room)`, if it can bring rows [first, first + count) alone,
+///   where `room` is the most rows of any rank, and `bring_near(batch, near)`, if it copies batches
+///   from other devices;
+/// - where losses are computed asynchronously, `latest_loss` of the latest forward pass,
+///   `average_loss(weight)` over ranks, and `note_forward`, which counts a replayed pass;
 /// - passes over elements: `add`, `scale` and `cast`;
 /// - `initialize(model, arenas, masters, write)`: `write(parameters, buffers)` writes values in the
 ///   model's declared layouts (see `ArenaValues`), which are copied to the arenas.
@@ -47,26 +51,6 @@ concept Execution =
       execution.cast(values, values);
       { execution.is_far_from(other) } -> std::same_as<bool>;
     };
-
-/// An execution that can bring only rows [first, first + count) of a batch: `to_device(batch,
-/// first, count, room)`, where `room` is the most rows of any rank.
-template <class E, class Batch>
-concept RowPlacing = requires(E& execution, const Batch& batch, std::size_t n) {
-  execution.to_device(batch, n, n, n);
-};
-
-/// An execution that copies batches of this type from other devices: `bring_near(batch, near)`.
-template <class E, class Batch>
-concept BringingNear = requires { requires E::template Near<Batch>::copies; };
-
-/// An execution that computes losses asynchronously: `latest_loss` is the latest forward pass's,
-/// `average_loss(weight)` averages it over ranks, `note_forward` counts a replayed pass.
-template <class E>
-concept LossDeferring = Execution<E> && requires(E& execution) {
-  { execution.latest_loss() } -> std::same_as<typename E::Loss>;
-  execution.average_loss(0.5);
-  execution.note_forward();
-};
 
 /// A communicator that enqueues on a stream: `synchronize` blocks the host until the stream is
 /// empty, and throws its fault, if any.
@@ -91,17 +75,5 @@ concept CapturingCommunicator = StreamCommunicator<C> && requires(C& comm, void 
 /// A communicator whose graphs hold the work of all ranks, which capture and replay together.
 template <class C>
 concept JointlyCapturing = CapturingCommunicator<C> && C::captures_jointly;
-
-/// A model whose libraries must know of a capture, because they allocate memory or draw random
-/// numbers. `model.guard_capture(stream, jointly)` makes the guard of one graph, `jointly` if it
-/// holds other ranks' work. Its `begin()` and `end()` enclose the capture, `before_replay()`
-/// precedes each replay; `model.prepare_step(step)` precedes every micro-batch of a job that
-/// captures. **Host** none of them waits for the GPU.
-template <class Model, class Stream>
-concept GuardingCaptures = requires(Model& model, Stream stream) {
-  model.guard_capture(stream, true).begin();
-  model.guard_capture(stream, true).end();
-  model.guard_capture(stream, true).before_replay();
-};
 
 }  // namespace lockstep::detail

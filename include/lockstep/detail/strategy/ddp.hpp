@@ -78,8 +78,7 @@ Model replicate(const Model& model) {
 }
 
 /// Aborts the calls of all ranks with the current exception's message, and rethrows the exception.
-template <class Comm>
-[[noreturn, gnu::noinline]] void abort_and_rethrow(Comm& comm) {
+[[noreturn, gnu::noinline]] void abort_and_rethrow(auto& comm) {
   try {
     throw;
   } catch (const Error& error) {
@@ -120,32 +119,37 @@ auto abort_on_exception(Replica& replica, const F& f) -> decltype(f()) {
   }
 }
 
+/// Runs one micro-batch with a sub-graph, each of which has its own graphs. Returns the loss.
+template <class Replica, class Runner, class Batch>
+typename Replica::Loss run_step(Replica& replica, [[maybe_unused]] Runner& runner,
+                                const Batch& on_device, std::size_t subgraph = whole_model) {
+  replica.choose_subgraph(subgraph);
+  [[maybe_unused]] const auto in = replica.in_step();
+  replica.draw_anew();
+  if constexpr (std::is_same_v<Runner, CapturedSteps>) {
+    replica.note_subgraph();
+    if (replica.completes_step()) replica.begin_update();
+    return runner.run(
+        replica, on_device, [&] { return replica.run_micro_batch(on_device); },
+        replica.graph_variant());
+  } else {
+    return replica.run_micro_batch(on_device);
+  }
+}
+
 /// Compile errors for phases out of order. A phase overloads the member that may come next for
 /// temporaries only: a named object could be used twice.
 template <class Phase>
 class OutOfOrder {
  public:
-  template <class P = Phase>
-  void backward() const& {
-    reject<P>();
-  }
-  template <class P = Phase>
-  void reduce() const& {
-    reject<P>();
-  }
-  template <class P = Phase>
-  void update() const& {
-    reject<P>();
-  }
-  template <class P = Phase>
-  void reduce_and_update() const& {
-    reject<P>();
-  }
+  void backward() const& { reject(); }
+  void reduce() const& { reject(); }
+  void update() const& { reject(); }
+  void reduce_and_update() const& { reject(); }
 
  private:
-  template <class P>
   static void reject() {
-    static_assert(sizeof(P) == 0,
+    static_assert(sizeof(Phase) == 0,
                   "lockstep: the phases of a step come in the order ddp.forward(batch)"
                   ".backward().reduce().update(), each once; use std::move for a phase that has "
                   "a name, and write reduce_and_update() to fuse the last two");
@@ -234,8 +238,7 @@ class [[nodiscard("the next phase of the step is missing")]] StepPhase
   {
     return replica_.grad(key);
   }
-  template <class F>
-  void for_each_gradient(F&& f) const
+  void for_each_gradient(auto&& f) const
     requires(At == Stage::averaged)
   {
     replica_.for_each_gradient(f);
@@ -249,8 +252,7 @@ class [[nodiscard("the next phase of the step is missing")]] StepPhase
   }
 
  private:
-  template <class F>
-  void run(const F& f) {
+  void run(const auto& f) {
     [[maybe_unused]] const auto on = replica_.on_device();
     abort_on_exception(replica_, f);
   }
@@ -283,53 +285,34 @@ auto forward_phase(Replica& replica, const Batch& batch, std::size_t subgraph = 
 }
 
 /// `forward` of a hand-written step, also with one of `Subgraphs`: `ddp.forward<"a"_s>(batch)`, or
-/// with a choice at run time. A CRTP base: `Self::first()` is the replica.
-template <class Self, Sync S>
+/// with a choice at run time. With `Sync::no`, the result of `no_sync`.
+template <class Replica, Sync S>
 class ForwardCalls {
  public:
-  template <class Batch>
-  auto forward(const Batch& batch) {
-    return forward_phase<S>(self().first(), batch);
-  }
+  explicit ForwardCalls(Replica& replica) : replica_(replica) {}
+
+  auto forward(const auto& batch) { return forward_phase<S>(replica_, batch); }
   template <class Batch>
   void forward(const Batch&& batch) = delete;  // backward reads the batch again
   template <auto Set, class Batch>
   auto forward(const Batch& batch) {
     return forward(Set, batch);
   }
-  template <class Set, class Batch>
-  auto forward(const Set& set, const Batch& batch) {
-    using Subgraphs = typename std::remove_cvref_t<decltype(self().first())>::subgraphs;
-    return forward_phase<S>(self().first(), batch, subgraph_number<Subgraphs>(set));
+  auto forward(const auto& set, const auto& batch) {
+    return forward_phase<S>(replica_, batch, subgraph_number<typename Replica::subgraphs>(set));
   }
-
- private:
-  Self& self() { return static_cast<Self&>(*this); }
-};
-
-/// The result of `no_sync`: accumulates gradients without communication.
-template <class Replica>
-class LocalScope : public ForwardCalls<LocalScope<Replica>, Sync::no> {
- public:
-  explicit LocalScope(Replica& replica) : replica_(replica) {}
-  Replica& first() { return replica_; }
 
  private:
   Replica& replica_;
 };
 
-/// The default callback of `JoinScope`.
-struct NoUpdateCall {
-  constexpr void operator()() const {}
-};
-
 /// RAII: `finish` or the destructor answers the other ranks' collectives until no rank has a batch,
 /// and calls `after_update()` after each update. After an exception, this rank does not answer.
-template <class Ddp, class AfterUpdate = NoUpdateCall>
+template <class Ddp, class AfterUpdate>
 class [[nodiscard(
     "the scope ends at once unless it has a name: auto joined = ddp.join();")]] JoinScope {
  public:
-  explicit JoinScope(Ddp& ddp, AfterUpdate after_update = {})
+  JoinScope(Ddp& ddp, AfterUpdate after_update)
       : ddp_(ddp), after_update_(std::move(after_update)) {
     ddp.begin_join();
   }
@@ -362,7 +345,6 @@ class [[nodiscard(
 /// The wrapper of this rank's replica. An exception aborts all other ranks with its message.
 template <class Model, class Policies, class Comm>
 class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
-                 public ForwardCalls<BasicDdp<Model, Policies, Comm>, Sync::yes>,
                  public OutOfOrder<BasicDdp<Model, Policies, Comm>> {
   using Members = JobMembers<BasicDdp>;
   using ThisReplica = Replica<Model, Policies, Comm>;
@@ -431,8 +413,7 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
   }
 
   /// Broadcasts the values that `f(initial)` writes on rank 0. **Ranks** all. **Host** blocks.
-  template <class F>
-  void initialize(F&& f, Seed seed = {}) {
+  void initialize(auto&& f, Seed seed = {}) {
     run_guarded([&] { replica_.initialize(f, seed); });
   }
 
@@ -440,8 +421,7 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
   /// among the N. Returns the loss of this rank's batch. **Ranks** all. **Host** blocks, or on a
   /// GPU enqueues. **Stream** the step's own.
   using Members::step;
-  template <class Set, class Batch>
-  Loss step(const Set& set, const Batch& batch) {
+  Loss step(const auto& set, const auto& batch) {
     [[maybe_unused]] const auto on = replica_.on_device();
     const auto& on_device = replica_.to_device(batch);
     const std::size_t number = subgraph_number<subgraphs>(set);
@@ -475,7 +455,7 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
     static_assert(T::may_join,
                   "lockstep: ranks of this job have the same number of batches; add "
                   "UnevenInputs<Join> to let some run out of batches before others");
-    return JoinScope<BasicDdp>(*this);
+    return JoinScope(*this, [] {});
   }
 
   // `join` in parts, for loops that are no scope.
@@ -490,8 +470,7 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
   /// This rank has no more batches: it steps or drops an incomplete accumulation, then answers the
   /// others until no rank has a batch. `after_update()` follows each update here, and may
   /// communicate if all ranks call it. **Ranks** all. **Host** blocks meanwhile.
-  template <class F = NoUpdateCall>
-  void finish_join(const F& after_update = {}) {
+  void finish_join(const auto& after_update) {
     if (!is_joining_) return;
     is_joining_ = false;
     const std::uint64_t before = this->updates();
@@ -512,6 +491,9 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
       while (answer()) after_update();
     }
   }
+  void finish_join() {
+    finish_join([] {});
+  }
   /// While the result lives, collectives are allowed: all ranks call them after the same update.
   ValueWhile<bool> suspend_join() { return {is_joining_, false}; }
   /// Throws in a loop whose batches other ranks may have exhausted: they would not join the call.
@@ -526,7 +508,11 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
   }
 
   /// `ddp.forward(batch).backward().reduce().update()`, in order. **Ranks** all. **Host** blocks.
-  using ForwardCalls<BasicDdp, Sync::yes>::forward;
+  template <auto... Set, class... Arguments>
+  auto forward(Arguments&&... arguments) {
+    ForwardCalls<ThisReplica, Sync::yes> calls(replica_);
+    return calls.template forward<Set...>(std::forward<Arguments>(arguments)...);
+  }
 
   /// Accumulates gradients for a later batch to reduce, undivided as in PyTorch:
   /// `ddp.no_sync().forward(batch).backward()`. **Ranks** this one; all with `Norms<Synced>`.
@@ -538,18 +524,16 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
                   "lockstep: with Sharding<ZeroRedundancy, Gradients> every batch's gradients are "
                   "scattered at once, which no_sync would put off; use Accumulate<N>, or "
                   "ZeroRedundancy alone");
-    return LocalScope<ThisReplica>(replica_);
+    return ForwardCalls<ThisReplica, Sync::no>(replica_);
   }
 
   /// The loss of a batch, with nothing kept for backward and no communication.
-  template <class Batch>
-  Loss evaluate(const Batch& batch) {
+  Loss evaluate(const auto& batch) {
     [[maybe_unused]] const auto on = replica_.on_device();
     return replica_.evaluate(replica_.to_device(batch));
   }
   /// The model's own evaluation: `model.evaluate(step, batch, tally)`, or its mean loss.
-  template <class Batch, class Tally>
-  void evaluate(const Batch& batch, Tally& tally) {
+  void evaluate(const auto& batch, auto& tally) {
     [[maybe_unused]] const auto on = replica_.on_device();
     replica_.evaluate(replica_.to_device(batch), tally, [&] { return row_count(batch); });
   }
@@ -558,8 +542,7 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
 
   /// The outputs of this rank's batch in evaluation, a row for each sample, on a GPU in its memory,
   /// valid until the next prediction or forward pass. **Ranks** this one. **Host** blocks.
-  template <class Batch>
-  auto predict(const Batch& batch) {
+  auto predict(const auto& batch) {
     if constexpr (require_output<Model>()) {
       [[maybe_unused]] const auto on = replica_.on_device();
       return replica_.predict(replica_.to_device(batch), row_count(batch));
@@ -598,8 +581,7 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
   }
 
   /// Calls `f()` on the replica's device; an exception aborts the communicator.
-  template <class F>
-  void run_guarded(const F& f) {
+  void run_guarded(const auto& f) {
     [[maybe_unused]] const auto on = replica_.on_device();
     abort_on_exception(replica_, f);
   }

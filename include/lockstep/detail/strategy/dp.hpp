@@ -19,9 +19,7 @@
 #include "lockstep/detail/strategy/scatter.hpp"
 #include "lockstep/detail/topology/topology.hpp"
 
-namespace lockstep {
-
-namespace detail {
+namespace lockstep::detail {
 
 /// One replica, whose phases run on its own thread. An exception before replicas begin to
 /// communicate is only thrown; a later one aborts all replicas, and the job is over.
@@ -40,7 +38,7 @@ class DpReplica {
  public:
   using Loss = typename ThisReplica::Loss;
   /// Does the loss of a replica stay on its device?
-  static constexpr bool defers_loss = LossDeferring<execution_type>;
+  static constexpr bool defers_loss = !std::is_same_v<Loss, double>;
   template <class Batch, class Tally>
   static constexpr bool has_evaluation =
       EvaluationRunning<Model, typename ThisReplica::evaluation_step, Share<Batch>, Tally>;
@@ -82,9 +80,7 @@ class DpReplica {
     if constexpr (traits::unites_buffers) run_guarded([&] { replica().synchronize_buffers(); });
   }
 
-  void join_outputs(DpReplica& root)
-    requires(has_outputs)
-  {
+  void join_outputs(DpReplica& root) {
     outputs_.join(root.outputs_, replica().execution().is_far_from(root.replica().execution()));
   }
   auto& outputs() { return outputs_; }
@@ -160,9 +156,7 @@ class DpReplica {
   }
   /// Outputs for the program, which may read them only when all replicas' GPUs are idle.
   template <class Batch>
-  void predict_only()
-    requires(has_outputs)
-  {
+  void predict_only() {
     static_assert(require_prediction<Model, typename ThisReplica::evaluation_step, Share<Batch>,
                                      decltype(outputs_.outputs(RowRange{}))>());
     write_outputs<false, Batch>();
@@ -209,19 +203,13 @@ class DpReplica {
            (static_cast<double>(samples().count) / static_cast<double>(all_.samples()));
   }
   Loss loss() {
-    if constexpr (defers_loss) {
-      return replica().execution().latest_loss();
-    } else {
-      return loss_.value();
-    }
+    if constexpr (defers_loss) return replica().execution().latest_loss();
+    return loss_.value();
   }
 
  private:
   /// Calls `f()`; an exception aborts the communicator, and the other replicas fail too.
-  template <class F>
-  void run_guarded(const F& f) {
-    abort_on_exception(replica(), f);
-  }
+  void run_guarded(const auto& f) { abort_on_exception(replica(), f); }
 
   /// A step broadcasts buffers; only evaluations average them.
   template <bool Trains>
@@ -392,8 +380,7 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Rendezvous>> {
 
   /// Calls `f(parameter, state, view)` for every optimizer state. If replicas share parameters,
   /// each has slices of the states: `f(parameter, state, view, first)` gets a slice's first index.
-  template <class F>
-  void for_each_state(F&& f) const {
+  void for_each_state(auto&& f) const {
     for (const auto& replica : replicas_) {
       std::as_const(*replica).replica().for_each_state(f);
       if constexpr (!traits::divides_states) return;
@@ -401,8 +388,7 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Rendezvous>> {
   }
 
   /// Calls `f(model)` on every replica's thread and device, one after the other. **Host** blocks.
-  template <class F>
-  void for_each_model(F&& f) {
+  void for_each_model(auto&& f) {
     [[maybe_unused]] const auto on = this->on_device();
     workers_.run_in_turn([&](std::size_t i) { f(replicas_[i]->replica().model()); });
   }
@@ -419,8 +405,7 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Rendezvous>> {
   /// parameters of their own (`Sharding<Replicated>`, GPUs), anywhere with `CapturedStep` or
   /// `Norms<Synced>`. **Host** blocks, or on a GPU enqueues.
   using Members::step;
-  template <class Set, class Batch>
-  Loss step(const Set& set, const Batch& batch) {
+  Loss step(const auto& set, const auto& batch) {
     if constexpr (traits::alone) {
       return alone().step(set, batch);
     } else {
@@ -445,8 +430,7 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Rendezvous>> {
   void begin_schedule(std::uint64_t step) {
     for (const auto& replica : replicas_) replica->replica().begin_schedule(step);
   }
-  template <class F>
-  void initialize(F&& f, Seed seed = {}) {
+  void initialize(auto&& f, Seed seed = {}) {
     run([&](LedReplica& replica) { replica.ddp().initialize(f, seed); });
   }
   void synchronize_buffers() {
@@ -462,8 +446,7 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Rendezvous>> {
   void require_finite() {
     run([](LedReplica& replica) { replica.ddp().require_finite(); });
   }
-  template <class Batch>
-  Loss evaluate(const Batch& batch) {
+  Loss evaluate(const auto& batch) {
     if constexpr (traits::alone) {
       return alone().evaluate(batch);
     } else {
@@ -601,8 +584,7 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Rendezvous>> {
     shares_.count(batch);
     if constexpr (traits::gathers_outputs) make_room(batch);
   }
-  template <class Batch>
-  void make_room(const Batch& batch) {
+  void make_room(const auto& batch) {
     const std::size_t all = shares_.samples();
     if (all != samples_of(batch, BatchCut{}, 0)) reject_uneven_parts();
     if (all <= replicas_[0]->outputs().capacity()) return;
@@ -691,6 +673,4 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Rendezvous>> {
   std::vector<std::unique_ptr<LedReplica>> replicas_;
 };
 
-}  // namespace detail
-
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -58,48 +58,31 @@ struct Stages {
   static constexpr void rollback(const Nothing&) {}
 };
 
-template <class Step, class... F>
-struct StackedView {
-  using type = Step;
-};
+/// The type of a step that features have extended, one after the other.
+template <class Step>
+std::type_identity<Step> extended_step() {
+  return {};
+}
 template <class Step, class First, class... Rest>
-struct StackedView<Step, First, Rest...>
-    : StackedView<typename First::template View<Step>, Rest...> {};
+auto extended_step() {
+  return extended_step<typename First::template View<Step>, Rest...>();
+}
 
 /// The features of a job, one after the other at every stage (see `Stages`).
 template <class... F>
 struct FeatureSet : F... {
   explicit FeatureSet([[maybe_unused]] auto& gradients) : F(gradients)... {}
 
-  void prepare([[maybe_unused]] std::uint64_t updates, [[maybe_unused]] std::size_t micro_batch) {
-    (F::prepare(updates, micro_batch), ...);
-  }
-  void before_backward([[maybe_unused]] auto& gradients, [[maybe_unused]] bool live) {
-    (F::before_backward(gradients, live), ...);
-  }
-  void before_reductions([[maybe_unused]] auto& gradients, [[maybe_unused]] bool live) {
-    (F::before_reductions(gradients, live), ...);
-  }
-  void bucket_claimed([[maybe_unused]] auto& gradients, [[maybe_unused]] std::size_t bucket) {
-    (F::bucket_claimed(gradients, bucket), ...);
-  }
-  template <class T>
-  void gradient_ready([[maybe_unused]] auto& gradients, [[maybe_unused]] std::size_t parameter) {
-    (F::template gradient_ready<T>(gradients, parameter), ...);
-  }
+  /// Calls `stage(feature)` for all features, in order.
+  void each([[maybe_unused]] const auto& stage) { (stage(static_cast<F&>(*this)), ...); }
   bool needs_bucket([[maybe_unused]] const auto& gradients, [[maybe_unused]] std::size_t b) const {
     return (F::needs_bucket(gradients, b) && ...);
   }
-  void bucket_reduced([[maybe_unused]] auto& gradients, [[maybe_unused]] std::size_t bucket) {
-    (F::bucket_reduced(gradients, bucket), ...);
-  }
-  void after_backward([[maybe_unused]] auto& gradients) { (F::after_backward(gradients), ...); }
   static constexpr bool divides_averages = (F::divides_averages || ...);
   double divisor([[maybe_unused]] auto& gradients) { return (1.0 * ... * F::divisor(gradients)); }
-  void after_update() { (F::after_update(), ...); }
 
   template <class Step>
-  using View = typename StackedView<Step, F...>::type;
+  using View = typename decltype(extended_step<Step, F...>())::type;
   template <class Step>
   View<Step> view(const Step& step, [[maybe_unused]] auto& replica) {
     return stack<F...>(step, replica);
@@ -133,19 +116,11 @@ struct FeatureSet : F... {
   }
 };
 
-/// A feature, instantiated only if it applies to the job.
-template <bool Applies, template <class, class> class Feature>
-struct If;
-
-template <class Traits, class Comm, class Chosen, class... Rest>
-struct SelectFeatures {
-  using type = Chosen;
-};
-template <class Traits, class Comm, class... F, template <class, class> class Next, class... Rest>
-struct SelectFeatures<Traits, Comm, FeatureSet<F...>, If<true, Next>, Rest...>
-    : SelectFeatures<Traits, Comm, FeatureSet<F..., Next<Traits, Comm>>, Rest...> {};
-template <class Traits, class Comm, class... F, template <class, class> class Next, class... Rest>
-struct SelectFeatures<Traits, Comm, FeatureSet<F...>, If<false, Next>, Rest...>
-    : SelectFeatures<Traits, Comm, FeatureSet<F...>, Rest...> {};
+/// A feature, instantiated only if it applies to the job; `+` joins features.
+template <bool Applies, class Feature>
+using If = std::type_identity<std::conditional_t<Applies, FeatureSet<Feature>, FeatureSet<>>>;
+template <class... A, class... B>
+std::type_identity<FeatureSet<A..., B...>> operator+(std::type_identity<FeatureSet<A...>>,
+                                                     std::type_identity<FeatureSet<B...>>);
 
 }  // namespace lockstep::detail

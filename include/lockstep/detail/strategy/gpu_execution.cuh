@@ -114,19 +114,6 @@ class DeviceLossMeter {
   DeviceArena totals_;  // freed first, which waits for kernels that write to `shown_`
 };
 
-/// Rejects, with a message, values from which a gradient on a GPU cannot be written.
-template <class T, class Value>
-consteval bool require_device_gradient() {
-  constexpr bool fits = requires {
-    requires is_view<Value> && std::is_same_v<typename Value::memory, DeviceMemory> &&
-                 std::is_same_v<typename Value::value_type, T>;
-  };
-  static_assert(fits,
-                "lockstep: set_grad on a GPU copies a DeviceView of the parameter's element type; "
-                "write other gradients in a kernel, through step.grad, and call step.ready");
-  return fits;
-}
-
 /// The model's step. Forward and backward enqueue all work on `stream()`, or on streams forked from
 /// it and joined again, and never wait for the GPU. Forward writes the mean loss to `loss()`.
 template <class Traits, class Comm>
@@ -157,8 +144,7 @@ class GpuStep : public Traits::bare_step {
 
   /// Copies a gradient from a view of device memory, of the same shape and element type, and marks
   /// it as ready. **Stream** `stream()`.
-  template <class Key, class Value>
-  void set_grad(Key key, const Value& value) const {
+  void set_grad(auto key, const auto& value) const {
     write_view(this->grad(key), key, value);
     this->ready(key);
   }
@@ -167,7 +153,15 @@ class GpuStep : public Traits::bare_step {
   template <class View, class Key, class Value>
   void write_view(const View& gradient, Key key, const Value& value) const {
     using T = typename View::value_type;
-    if constexpr (require_device_gradient<T, Value>()) {
+    constexpr bool fits = requires {
+      requires is_view<Value> && std::is_same_v<typename Value::memory, DeviceMemory> &&
+                   std::is_same_v<typename Value::value_type, T>;
+    };
+    static_assert(
+        fits,
+        "lockstep: set_grad on a GPU copies a DeviceView of the parameter's element "
+        "type; write other gradients in a kernel, through step.grad, and call step.ready");
+    if constexpr (fits) {
       if (!has_shape_of(gradient, value)) reject_gradient(key, gradient.size(), value.size());
       check_cuda(cudaMemcpyAsync(gradient.data_handle(), value.data_handle(),
                                  gradient.size() * sizeof(T), cudaMemcpyDeviceToDevice, stream()),
@@ -204,9 +198,8 @@ class ArenaCopy {
   std::byte* open(std::size_t tensor) {
     if (!is_open(tensor)) {
       open_[tensor].emplace(declared_.plan().placements[tensor].bytes);
-      const Elements from = has_master(tensor) ? master(tensor) : used(tensor);
-      staging_.copy(open_[tensor]->data(), declared_kind(tensor), from.data, from.kind,
-                    count(tensor));
+      const auto [data, kind] = has_master(tensor) ? master(tensor) : used(tensor);
+      staging_.copy(open_[tensor]->data(), declared_kind(tensor), data, kind, count(tensor));
     }
     return open_[tensor]->data() - declared_.plan().placements[tensor].offset;
   }
@@ -237,10 +230,7 @@ class ArenaCopy {
   }
 
  private:
-  struct Elements {
-    std::byte* data;
-    ElementKind kind;
-  };
+  using Elements = std::pair<std::byte*, ElementKind>;
   Elements used(std::size_t tensor) const {
     return {arena_ + used_.plan().placements[tensor].offset, used_.infos()[tensor].element};
   }
@@ -258,7 +248,7 @@ class ArenaCopy {
   /// Copies the tensor's elements from `first` on from the host to the used tensor and its master.
   void send(std::size_t tensor, const std::byte* from, std::size_t first, std::size_t some) {
     const auto to = [&](const Elements& all) {
-      staging_.copy(all.data + first * element_size(all.kind), all.kind, from,
+      staging_.copy(all.first + first * element_size(all.second), all.second, from,
                     declared_kind(tensor), some);
     };
     to(used(tensor));
@@ -285,7 +275,7 @@ class DeviceExecution<Cuda, Traits, Comm> {
   using OnDevice = OnDeviceOf<Comm>;
 
   explicit DeviceExecution(Comm& comm) : comm_(comm), values_(sizeof(DeviceValues)) {
-    static_assert(LossDeferring<DeviceExecution>);
+    static_assert(Execution<DeviceExecution>);
     DeviceValues first;
     first.state.loss_scale = first_loss_scale(LossScaleOptions{});
     copy_now(values_.data(), &first, sizeof first);
@@ -323,16 +313,14 @@ class DeviceExecution<Cuda, Traits, Comm> {
     return near(batch, stream());
   }
 
-  template <class Model, class StepType, class Batch>
-  Loss forward(Model& model, StepType& step, const Batch& batch) {
+  Loss forward(auto& model, auto& step, const auto& batch) {
     note_forward();
     model.forward(step, batch);
     return latest_loss();
   }
 
-  template <class Model, class StepType, class Batch, class Outputs, class Gradients>
-  Loss loss(Model& model, StepType& step, const Batch& batch, const Outputs& outputs,
-            const Gradients& gradients) {
+  Loss loss(auto& model, auto& step, const auto& batch, const auto& outputs,
+            const auto& gradients) {
     note_forward();
     model.loss(step, batch, outputs, gradients);
     return latest_loss();
@@ -387,9 +375,8 @@ class DeviceExecution<Cuda, Traits, Comm> {
 
   /// Values are written on the host, in the model's declared types and layouts, and copied. Tensors
   /// take host memory only while they are written. **Host** blocks.
-  template <class Write>
   void initialize(const typename Traits::model& model, Arenas arenas, std::byte* masters,
-                  const Write& write) {
+                  const auto& write) {
     using Model = typename Traits::model;
     comm_.synchronize();
     ArenaCopy<typename Traits::declared_layout, typename Traits::layout> parameters(

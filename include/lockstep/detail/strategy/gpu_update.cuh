@@ -89,8 +89,7 @@ class GpuUpdate {
     }
   }
   /// Divides sums by the number of ranks that still have batches.
-  template <class Gradients>
-  void count_live(Gradients& gradients) {
+  void count_live(auto& gradients) {
     gradients.wait(0);
     if (gradients.features().is_averaged()) return;
     launch_count_live(stream(), gradients.features().join_flags().device_live(),
@@ -98,8 +97,7 @@ class GpuUpdate {
   }
   /// Selects the parameters that any rank has used; a captured step contains this rank's usage.
   /// **Ranks** all. **Stream** in its order, after all reductions.
-  template <class Gradients>
-  void use(Gradients& gradients) {
+  void use(auto& gradients) {
     gradients.reduce();
     launch_store_flags(stream(), used_.data(), gradients.features().used());
     if constexpr (!Traits::alone && !Traits::subgraphs_agree) agree();
@@ -118,10 +116,8 @@ class GpuUpdate {
     }
   }
 
-  /// Computes norm, clip factor, loss scale, and the constants of all rows. Kernels know whether
-  /// the update is made. **Ranks** all.
-  template <class Owned>
-  bool decide(const Owned& owned) {
+  /// Computes norm, clip factor, loss scale and rows. Kernels read whether to skip. **Ranks** all.
+  bool decide(const auto& owned) {
     if constexpr (adds_squares) {
       launch_add_partials(stream(), partials(), partials_before_.back(), squares_);
       owned.sum_over_owners(*squares_);
@@ -142,27 +138,16 @@ class GpuUpdate {
     return true;
   }
 
-  /// Updates a piece from its averages, in one kernel.
+  /// A function that updates a piece from its averages, in one kernel.
   template <class T, std::size_t Count>
-  struct Pass {
-    const GpuUpdate& update;
-    const UpdatePiece<T, Count>& piece;
-    std::byte* parameters;
-    std::byte* masters;
-    std::byte* const* states;
-
-    void operator()(std::size_t /*at*/, auto averages) const {
+  auto pass(const UpdatePiece<T, Count>& piece, std::size_t /*first*/, std::byte* parameters,
+            std::byte* masters, std::byte* const* states) const {
+    return [this, &piece, parameters, masters, states](std::size_t /*at*/, auto averages) {
       auto* const data = reinterpret_cast<std::byte*>(averages.data());
       update_by_kind<master<T>, reduce_kind<T>, element_kind<T>(), Count, watches, has_table>(
-          update.stream(), update.numbers_.step(), update.numbers_.rows(),
-          update.where(piece.offset, sizeof(T)), masters, data, states, parameters,
-          piece.count.value());
-    }
-  };
-  template <class T, std::size_t Count>
-  Pass<T, Count> pass(const UpdatePiece<T, Count>& piece, std::size_t /*first*/,
-                      std::byte* parameters, std::byte* masters, std::byte* const* states) const {
-    return {*this, piece, parameters, masters, states};
+          stream(), numbers_.step(), numbers_.rows(), where(piece.offset, sizeof(T)), masters, data,
+          states, parameters, piece.count.value());
+    };
   }
 
   static constexpr void end() {}
@@ -242,8 +227,7 @@ class GpuUpdate {
   }
 
   /// Plans where each bucket's partial sums begin. Returns their number.
-  template <class Owned>
-  std::size_t plan_partials(const Owned& owned) {
+  std::size_t plan_partials(const auto& owned) {
     partials_before_.assign(1, 0);
     if constexpr (decides) {
       owned.template for_each<Pieces::buckets>(
@@ -259,8 +243,7 @@ class GpuUpdate {
   Comm& comm_;
   const layout& layout_;
   const Clock& clock_;
-  // A kernel may still write to pinned memory at destruction: device memory is freed first, which
-  // waits for the GPU.
+  // A kernel may still write to pinned memory: freeing device memory first waits for the GPU.
   PinnedArena seen_;  // has an anomaly been seen?
   DeviceArena found_;
   const double* loss_;

@@ -39,8 +39,7 @@ class Readiness {
   }
 
   /// The same for a sub-graph: only gradients of its parameters are expected.
-  template <class Table>
-  void reset(const Table& table) {
+  void reset(const auto& table) {
     for (std::size_t p = 0; p != ready_.size(); ++p) ready_[p] = table.contains(p) ? 0 : 1;
     for (std::size_t b = 0; b != layout_.plan().bucket_count; ++b) missing_[b] = table.members[b];
     all_missing_ = table.parameters;
@@ -91,21 +90,16 @@ class Readiness {
 /// Are the gradients of a micro-batch reduced over ranks, or kept until those of a later one are?
 enum class Sync : std::uint8_t { no, yes };
 
-struct BackwardPass {
-  bool synchronizes = false;  ///< buckets are reduced over ranks as they complete
-  bool adds = false;          ///< gradients are added to those of earlier micro-batches
-};
-
 /// The features that apply to a job, in their order at every stage: sub-graphs say which gradients
 /// to expect before the checked mode looks for them. A new feature is its file and a line here.
 template <class Traits, class Comm>
-using FeaturesOf = typename SelectFeatures<Traits, Comm, FeatureSet<>,                        //
-                                           If<Traits::has_subgraphs, SubgraphUsage>,          //
-                                           If<Traits::skips_unused, UnusedParametersAsZero>,  //
-                                           If<Traits::joins, JoiningRanks>,                   //
-                                           If<is_checked, CheckedGradients>,                  //
-                                           If<Traits::draws, RandomNumbers>,                  //
-                                           If<Traits::knows_norm_ranks, SyncNorms>>::type;
+using FeaturesOf =
+    typename decltype(If<Traits::has_subgraphs, SubgraphUsage<Traits, Comm>>{} +
+                      If<Traits::skips_unused, UnusedParametersAsZero<Traits, Comm>>{} +
+                      If<Traits::joins, JoiningRanks<Traits, Comm>>{} +
+                      If<is_checked, CheckedGradients<Traits, Comm>>{} +
+                      If<Traits::draws, RandomNumbers<Traits, Comm>>{} +
+                      If<Traits::knows_norm_ranks, SyncNorms<Traits, Comm>>{})::type;
 
 /// The gradients of backward passes. The model writes gradients and marks each as ready; in a pass
 /// that synchronizes, a bucket's reduction starts with its last gradient, strictly in bucket order.
@@ -153,7 +147,8 @@ class GradientBuckets {
   const layout_type& layout() const { return layout_; }
   Readiness<layout_type>& readiness() { return readiness_; }
   const Readiness<layout_type>& readiness() const { return readiness_; }
-  const BackwardPass& pass() const { return pass_; }
+  /// Are gradients of this pass added to those of earlier micro-batches?
+  bool adds() const { return adds_; }
 
   /// Where the model writes gradients in a pass that does not add.
   std::byte* arena() const { return arena_; }
@@ -171,7 +166,7 @@ class GradientBuckets {
   std::span<T> written(std::size_t parameter) const {
     if constexpr (Traits::frees_gradients)
       return piece_of<T>(ring_.arena_of(layout_.plan().placements[parameter].bucket), parameter);
-    return piece_of<T>(pass_.adds ? second_->data() : arena_, parameter);
+    return piece_of<T>(adds_ ? second_->data() : arena_, parameter);
   }
   /// Averages over ranks: in place of the gradients, unless they are reduced in another type.
   template <class T>
@@ -185,10 +180,7 @@ class GradientBuckets {
     return ring_.template slice<T>(b);
   }
   /// A parameter's gradient in its slot of the ring, which is claimed at first.
-  template <class Key>
-  auto freed_gradient(Key key)
-    requires(Traits::frees_gradients)
-  {
+  auto freed_gradient(auto key) {
     layout_.require_trained(key);
     const std::size_t parameter =
         find_tensor<typename Traits::model, TensorRole::parameter>(key).index;
@@ -199,26 +191,24 @@ class GradientBuckets {
     return layout_.template view<typename Traits::memory, false>(ring_.arena_of(b), key);
   }
   std::size_t bytes() const {
-    if constexpr (Traits::frees_gradients) {
-      return ring_.bytes();
-    } else {
-      return layout_.plan().bytes * (second_ ? 2 : 1);
-    }
+    if constexpr (Traits::frees_gradients) return ring_.bytes();
+    return layout_.plan().bytes * (second_ ? 2 : 1);
   }
 
   // A backward pass.
 
-  /// `live`: this rank has samples.
-  void begin_backward(BackwardPass pass, bool live = true) {
+  /// `Sync::yes`: buckets are reduced over ranks as they complete. `live`: this rank has samples.
+  void begin_backward(Sync sync, bool adds, bool live = true) {
     if constexpr (Traits::frees_gradients) {
       reduce();
       ring_.forget_holders();
     }
-    pass_ = pass;
+    synchronizes_ = sync == Sync::yes;
+    adds_ = adds;
     next_ = 0;
     readiness_.reset();
-    features_.before_backward(*this, live);
-    if (pass.synchronizes) features_.before_reductions(*this, live);
+    features_.each([&](auto& feature) { feature.before_backward(*this, live); });
+    if (synchronizes_) before_reductions(live);
   }
 
   template <class Tensor>
@@ -247,14 +237,14 @@ class GradientBuckets {
   }
 
   void end_backward() {
-    features_.after_backward(*this);
+    features_.each([&](auto& feature) { feature.after_backward(*this); });
     if (!readiness_.all_ready()) reject_missing();
     // A captured micro-batch must end with every collective that it started.
     if constexpr (Traits::frees_gradients && Traits::captures) reduce();
   }
 
-  void pass_without_samples(BackwardPass pass) {
-    begin_backward(pass, false);
+  void pass_without_samples(Sync sync, bool adds) {
+    begin_backward(sync, adds, false);
     take_missing_as_zero();
   }
 
@@ -280,9 +270,9 @@ class GradientBuckets {
   /// Starts the reductions of passes that did not synchronize.
   void start_late() {
     if constexpr (Traits::frees_gradients) return;  // every pass has reduced its gradients
-    pass_.synchronizes = true;
+    synchronizes_ = true;
     next_ = 0;
-    features_.before_reductions(*this, true);
+    before_reductions(true);
     start_complete_buckets();
   }
 
@@ -298,7 +288,7 @@ class GradientBuckets {
         if constexpr (Traits::frees_gradients) {
           if (!reductions_.template is_in_flight<T>(b)) return;
           reductions_.template wait<T>(b);
-          ring_.template keep<T>(execution_, b, pass_.adds);
+          ring_.template keep<T>(execution_, b, adds_);
         } else if constexpr (Traits::reduces_early) {
           reductions_.template wait<T>(b);
         } else {
@@ -307,7 +297,7 @@ class GradientBuckets {
                            step_call<Traits, JobCall::backward>());
         }
       });
-      features_.bucket_reduced(*this, b);
+      features_.each([&](auto& feature) { feature.bucket_reduced(*this, b); });
     }
   }
 
@@ -322,8 +312,8 @@ class GradientBuckets {
     if constexpr (Traits::scatters_buckets) gather_averages();
     if constexpr (folds || Features::divides_averages) {
       const double factor = this->factor() / features_.divisor(*this);
-      for (std::size_t b = 0; factor != 1 && b != layout_.plan().bucket_count; ++b) {
-        const Bucket& bucket = layout_.plan().bucket_table[b];
+      if (factor == 1) return;
+      for (const Bucket& bucket : layout_.plan().buckets()) {
         Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
           execution_.scale(averages<T>(bucket.offset, bucket.bytes), factor);
         });
@@ -337,26 +327,32 @@ class GradientBuckets {
   auto& reductions() { return reductions_; }
 
  private:
+  void before_reductions(bool live) {
+    features_.each([&](auto& feature) { feature.before_reductions(*this, live); });
+  }
+
   /// Weights a written gradient, where shares differ in size, and adds it to earlier micro-batches.
   template <class T>
   void take(std::size_t parameter) {
-    features_.template gradient_ready<T>(*this, parameter);
+    features_.each([&](auto& feature) { feature.template gradient_ready<T>(*this, parameter); });
     if constexpr (Traits::weighs_shares) {
       if (weight_ != 1) execution_.scale(written<T>(parameter), weight_);
     }
     if constexpr (!Traits::frees_gradients) {
-      if (pass_.adds)
+      if (adds_)
         execution_.add(piece_of<T>(arena_, parameter), std::span<const T>(written<T>(parameter)));
     }
   }
 
   void start_complete_buckets() {
     if constexpr (Traits::reduces_early) {
-      if (!pass_.synchronizes && !Traits::frees_gradients) return;
+      constexpr std::size_t most =
+          Traits::shards ? most_shards_in_flight<Comm> : std::size_t{Comm::most_in_flight};
+      if (!synchronizes_ && !Traits::frees_gradients) return;
       const auto& plan = layout_.plan();
       for (; next_ != plan.bucket_count && readiness_.is_complete(next_); ++next_) {
         if (!features_.needs_bucket(*this, next_)) continue;
-        if (next_ >= most_in_flight) wait(next_ - most_in_flight);
+        if (next_ >= most) wait(next_ - most);
         Traits::with_element(plan.bucket_table[next_].element,
                              [&]<class T>(std::type_identity<T>) { start<T>(next_); });
       }
@@ -389,7 +385,7 @@ class GradientBuckets {
     if constexpr (Traits::frees_gradients) {
       if (!ring_.holds(placement.bucket)) claim(placement.bucket, p);
       execution_.zero(ring_.arena_of(placement.bucket) + placement.offset, placement.bytes);
-    } else if (!pass_.adds) {
+    } else if (!adds_) {
       execution_.zero(arena_ + placement.offset, placement.bytes);
     }
     readiness_.mark(p);
@@ -412,7 +408,7 @@ class GradientBuckets {
     }
     ring_.take(b);
     ring_.clear_padding(execution_, b);
-    features_.bucket_claimed(*this, b);
+    features_.each([&](auto& feature) { feature.bucket_claimed(*this, b); });
   }
   [[noreturn, gnu::cold, gnu::noinline]] void reject_gradient(std::size_t parameter,
                                                               std::string_view when) const {
@@ -422,12 +418,9 @@ class GradientBuckets {
   }
 
   std::byte* make_arena() {
-    if constexpr (Traits::frees_gradients) {
-      return nullptr;
-    } else {
-      return reinterpret_cast<std::byte*>(
-          comm_.template allocate<std::uint8_t>(layout_.plan().bytes).data());
-    }
+    if constexpr (Traits::frees_gradients) return nullptr;
+    return reinterpret_cast<std::byte*>(
+        comm_.template allocate<std::uint8_t>(layout_.plan().bytes).data());
   }
   std::byte* make_reduce_arena() {
     std::byte* arena = arena_;
@@ -477,16 +470,6 @@ class GradientBuckets {
     return averages<T>(bucket.offset, bucket.bytes + more * sizeof(T));
   }
 
-  static constexpr std::size_t most_in_flight = [] {
-    if constexpr (Traits::shards) {
-      return most_shards_in_flight<Comm>;
-    } else if constexpr (Traits::reduces_early) {
-      return std::size_t{Comm::most_in_flight};
-    } else {
-      return std::size_t{0};
-    }
-  }();
-
   struct NoRing {
     constexpr NoRing(Comm&, const layout_type&) {}
   };
@@ -503,7 +486,8 @@ class GradientBuckets {
   Readiness<layout_type> readiness_;
   [[no_unique_address]] Features features_;
   ReductionsOf<Traits, Comm> reductions_;
-  BackwardPass pass_;
+  bool synchronizes_ = false;
+  bool adds_ = false;
   double weight_ = 1;     // of this rank's gradients
   std::size_t next_ = 0;  // the next bucket to reduce
 };

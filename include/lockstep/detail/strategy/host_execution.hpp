@@ -65,13 +65,9 @@ class HostUpdate {
     if constexpr (finds) std::ranges::fill(used_, std::uint8_t{0});
   }
   /// Turns averages over all ranks into averages over the live ones.
-  template <class Gradients>
-  void count_live(Gradients& gradients) {
-    divisor_ *= gradients.features().live_share(gradients);
-  }
+  void count_live(auto& gradients) { divisor_ *= gradients.features().live_share(gradients); }
   /// Selects the parameters that any rank has used. **Ranks** all.
-  template <class Gradients>
-  void use(Gradients& gradients) {
+  void use(auto& gradients) {
     const auto& used = gradients.features().agree_on_usage(gradients);
     std::copy(used.begin(), used.end(), used_.begin());
   }
@@ -92,8 +88,7 @@ class HostUpdate {
   }
 
   /// Computes the constants, after the first pass. Returns whether to update. **Ranks** all.
-  template <class Owned>
-  bool decide(const Owned& owned) {
+  bool decide(const auto& owned) {
     if constexpr (decides) {
       owned.sum_over_owners(squares_);
       scale_ = decide_scale(1, divisor_, squares_, step_limits<Traits>(), state_);
@@ -112,7 +107,7 @@ class HostUpdate {
   struct Pass {
     using A = Accumulator<T>;
     static constexpr bool scales = Traits::clips || divides;
-    using Scale = std::conditional_t<scales, Scaled<A>, Unscaled>;
+    using Scale = std::conditional_t<scales, Scaled<A>, std::identity>;
 
     HostUpdate& update;
     decltype(Rule::template at<A>({}, 0.0, 1)) constants;  // where there is no table
@@ -274,13 +269,11 @@ class DeviceExecution<Cpu, Traits, Comm> {
   template <class Batch>
   static const Batch& to_device(const Batch&& batch) = delete;  // it would be gone by backward
 
-  template <class Model, class StepType, class Batch>
-  static double forward(Model& model, StepType& step, const Batch& batch) {
+  static double forward(auto& model, auto& step, const auto& batch) {
     return static_cast<double>(model.forward(step, batch));
   }
-  template <class Model, class StepType, class Batch, class Outputs, class Gradients>
-  static double loss(Model& model, StepType& step, const Batch& batch, const Outputs& outputs,
-                     const Gradients& gradients) {
+  static double loss(auto& model, auto& step, const auto& batch, const auto& outputs,
+                     const auto& gradients) {
     return static_cast<double>(model.loss(step, batch, outputs, gradients));
   }
 
@@ -308,9 +301,8 @@ class DeviceExecution<Cpu, Traits, Comm> {
     convert(to.data(), from.data(), to.size());
   }
 
-  template <class Write>
   static void initialize(const typename Traits::model&, Arenas arenas, std::byte* /*masters*/,
-                         const Write& write) {
+                         const auto& write) {
     write(ArenaValues{arenas.parameters}, ArenaValues{arenas.buffers});
   }
 };

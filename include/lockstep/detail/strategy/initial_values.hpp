@@ -60,25 +60,17 @@ class InitialValues {
         seed_(seed),
         random_(seed) {}
 
-  template <class Key>
-  auto param(Key key) const {
+  auto param(auto key) const {
     return layout_.template view<HostMemory, false>(
         open<TensorRole::parameter>(layout_, parameters_, key), key);
   }
-  template <class Key>
-  auto buffer(Key key) const {
+  auto buffer(auto key) const {
     return buffer_layout_.template view<HostMemory, false>(
         open<TensorRole::buffer>(buffer_layout_, buffers_, key), key);
   }
   /// Calls `f(name, view)` for every parameter, or buffer; a view is valid inside `f` only.
-  template <class F>
-  void for_each_parameter(F&& f) const {
-    for_each(layout_, parameters_, f);
-  }
-  template <class F>
-  void for_each_buffer(F&& f) const {
-    for_each(buffer_layout_, buffers_, f);
-  }
+  void for_each_parameter(auto&& f) const { for_each(layout_, parameters_, f); }
+  void for_each_buffer(auto&& f) const { for_each(buffer_layout_, buffers_, f); }
   /// Copies what was written to where it is used, and invalidates earlier views: `initialize` of a
   /// model that is larger than the host's memory calls it after every few tensors.
   void flush() const {
@@ -109,8 +101,7 @@ class InitialValues {
     return tensor < layout.infos().size() ? values.open(tensor) : nullptr;
   }
 
-  template <class F>
-  static void for_each(const auto& layout, auto& values, F& f) {
+  static void for_each(const auto& layout, auto& values, auto& f) {
     std::size_t latest = 0;
     bool was_open = false;
     const auto open = [&](std::size_t tensor) {
@@ -164,8 +155,7 @@ class InitialValues {
   RandomStream random_;
 };
 
-template <class Model, class Initial>
-void initialize_model(Model& model, Initial& initial) {
+void initialize_model(auto& model, auto& initial) {
   initial.fill_ones();
   if constexpr (requires { model.initialize(initial); }) {
     model.initialize(initial);

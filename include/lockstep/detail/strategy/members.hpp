@@ -18,15 +18,11 @@ class JobMembers {
   auto& model() { return self().first().model(); }
   const auto& model() const { return self().first().model(); }
 
-  /// `job.optimizer().lr = 0.01`, on all ranks; trainers check that. DP's replicas follow the
-  /// first.
+  /// `job.optimizer().lr = 0.01`, on all ranks, which trainers check. DP's replicas follow.
   auto& optimizer() { return self().first().optimizer(); }
   /// One of `ParameterGroups`: `job.optimizer(NoDecay<>{}).lr = 0.02`. The first call copies the
   /// options of `optimizer()`, so set common ones before.
-  template <class Set>
-  auto& optimizer(Set set) {
-    return self().first().optimizer(set);
-  }
+  auto& optimizer(auto set) { return self().first().optimizer(set); }
   auto& group_options() { return self().first().group_options(); }
   auto& schedule() { return self().first().schedule(); }
   double learning_rate() const { return self().first().learning_rate(); }
@@ -43,33 +39,18 @@ class JobMembers {
 
   /// Calls `f(name, view)` in the order of declaration, with the view that `param`, `grad` or
   /// `buffer` returns. **Host** on a GPU, blocks until the GPU is idle.
-  template <class F>
-  void for_each_parameter(F&& f) const {
-    self().first().for_each_parameter(f);
-  }
-  template <class F>
-  void for_each_gradient(F&& f) const {
-    self().first().for_each_gradient(f);
-  }
-  template <class F>
-  void for_each_buffer(F&& f) const {
-    self().first().for_each_buffer(f);
-  }
+  void for_each_parameter(auto&& f) const { self().first().for_each_parameter(f); }
+  void for_each_gradient(auto&& f) const { self().first().for_each_gradient(f); }
+  void for_each_buffer(auto&& f) const { self().first().for_each_buffer(f); }
   /// Calls `f(parameter, state, view)`: see `Replica::for_each_state`.
-  template <class F>
-  void for_each_state(F&& f) const {
-    self().first().for_each_state(f);
-  }
+  void for_each_state(auto&& f) const { self().first().for_each_state(f); }
 
   /// A sub-graph by a name that is known at run time. Throws for an unknown name.
   static SubgraphChoice subgraph(std::string_view name) {
     return find_subgraph<typename Self::subgraphs>(name);
   }
   /// A step of the whole model: see `self().step(choice, batch)`.
-  template <class Batch>
-  auto step(const Batch& batch) {
-    return self().step(SubgraphChoice{}, batch);
-  }
+  auto step(const auto& batch) { return self().step(SubgraphChoice{}, batch); }
   /// With one of the job's `Subgraphs`: `job.step<"a"_s>(batch)`, or at run time,
   /// `job.step(job.subgraph("a"), batch)`. Micro-batches of a step may use different ones, an
   /// evaluation one on all ranks. **Ranks** and **Host** as without a sub-graph.
@@ -93,10 +74,7 @@ class JobMembers {
   /// Accumulates the losses of many steps.
   auto loss_meter() { return self().first().loss_meter(); }
   /// Copies predicted outputs into host memory. **Host** blocks.
-  template <class Rows>
-  void copy_outputs(const Rows& rows, void* to) {
-    self().first().copy_outputs(rows, to);
-  }
+  void copy_outputs(const auto& rows, void* to) { self().first().copy_outputs(rows, to); }
 
   /// This rank's bytes of optimizer states and of gradients.
   auto state_bytes() const { return self().first().state_bytes(); }

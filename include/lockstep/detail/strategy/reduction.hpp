@@ -2,7 +2,6 @@
 #pragma once
 /// @file How the gradients of buckets are averaged over ranks: whole, in slices, or through hooks.
 
-#include <bit>
 #include <tuple>
 
 #include "lockstep/detail/bucket/layout.hpp"
@@ -21,64 +20,20 @@
 
 namespace lockstep::detail {
 
-/// How gradients are reduced over ranks. A folded sum leaves the division to the norm and the
-/// update, which multiply by a factor anyway, so that it costs no pass over memory.
-enum class GradientReduction : std::uint8_t {
-  sum,
-  average,
-  folded_sum,
-  /// A sum of many `Half` could overflow: each is first divided, exactly, by the least power of two
-  /// that is not less than the number of ranks.
-  folded_sum_of_halves,
-};
-
-/// A communicator that averages with a sum and one more pass over memory: `averages_by_sums`.
-template <class Comm>
-concept AveragingBySums = requires { requires Comm::averages_by_sums; };
-
 template <class Traits, class Comm>
 constexpr GradientReduction gradient_reduction() {
-  if constexpr (Traits::sums_gradients) return GradientReduction::sum;
+  if constexpr (Traits::gathers_outputs) return GradientReduction::sum;
   // Hooks see averages, as in PyTorch.
   if constexpr (!AveragingBySums<Comm> || Traits::alone || Traits::is_hooked)
     return GradientReduction::average;
-  const bool has_halves = []<std::size_t... K>(std::index_sequence<K...>) {
-    return (
-        std::is_same_v<typename Traits::template reduce_type<ElementOf<Traits::kinds().kinds[K]>>,
-                       Half> ||
-        ...);
-  }(std::make_index_sequence<Traits::kinds().size>{});
+  bool has_halves = false;
+  for (std::size_t k = 0; k != Traits::kinds().size; ++k) {
+    Traits::with_element(Traits::kinds().kinds[k], [&]<class T>(std::type_identity<T>) {
+      has_halves |= std::is_same_v<typename Traits::template reduce_type<T>, Half>;
+    });
+  }
   return has_halves ? GradientReduction::folded_sum_of_halves : GradientReduction::folded_sum;
 }
-
-/// The reduction as an operation. Its type comes from a value, not from the traits: nvcc spells a
-/// type by the path to it, and the name of a kernel cannot contain a job's policies.
-template <GradientReduction How>
-constexpr auto reduction_of_gradients(std::size_t ranks) {
-  if constexpr (How == GradientReduction::average) {
-    return Average{};
-  } else if constexpr (How == GradientReduction::folded_sum_of_halves) {
-    return PreMultipliedSum<float>(1 / static_cast<float>(std::bit_ceil(ranks)));
-  } else {
-    return Sum{};
-  }
-}
-
-/// The factor that turns the results into averages.
-constexpr double folded_factor(GradientReduction how, std::size_t ranks) {
-  const auto number = static_cast<double>(ranks);
-  if (how == GradientReduction::folded_sum) return 1 / number;
-  if (how == GradientReduction::folded_sum_of_halves)
-    return static_cast<double>(std::bit_ceil(ranks)) / number;
-  return 1;
-}
-
-/// Converts to the result of `make()`, to construct an immovable object in place.
-template <class Make>
-struct MadeInPlace {
-  const Make& make;
-  operator std::invoke_result_t<const Make&>() const { return make(); }
-};
 
 /// For each bucket, an optional `Of<T>`, where T is the type of the bucket's parameters.
 template <class Traits, template <class> class Of>
@@ -369,8 +324,7 @@ class HookedReductions {
     Slot& slot = slots_[bucket];
     if (slot.in_flight == nullptr) return;
     if constexpr (Stages::has_rounds && !StreamCommunicator<Comm>) {
-      // A further round would find the other buckets' calls before its own, and would finish them
-      // without knowing their types.
+      // A further round would finish the other buckets' calls without knowing their types.
       for_each_pipeline([](auto& pipeline) { pipeline.wait(); });
     }
     auto* const gradients = static_cast<ReduceType<T>*>(std::exchange(slot.in_flight, nullptr));
@@ -408,8 +362,7 @@ class HookedReductions {
   }
 
   /// Calls `f(parameter, state, values, keeper)` for every state of hooks.
-  template <class F>
-  void for_each_state(const F& f) {
+  void for_each_state(const auto& f) {
     for_each_pipeline([&](auto& pipeline) { pipeline.for_each_state(f); });
   }
 
@@ -428,17 +381,13 @@ class HookedReductions {
 
   HookedTensor tensor(const Bucket& bucket, std::size_t parameter) const {
     const auto& info = layout_.infos()[parameter];
-    HookedTensor tensor;
-    tensor.parameter = parameter;
-    tensor.first = (layout_.plan().placements[parameter].offset - bucket.offset) /
-                   element_size(bucket.element);
-    tensor.rows = info.rank == 0 ? 1 : info.extents[0];
-    tensor.columns = tensor.rows == 0 ? 0 : info.count() / tensor.rows;
-    return tensor;
+    const std::size_t first = (layout_.plan().placements[parameter].offset - bucket.offset) /
+                              element_size(bucket.element);
+    const std::size_t rows = info.rank == 0 ? 1 : info.extents[0];
+    return {parameter, first, rows, rows == 0 ? 0 : info.count() / rows};
   }
 
-  template <class F>
-  void for_each_pipeline(const F& f) {
+  void for_each_pipeline(const auto& f) {
     for (std::size_t b = 0; b != slots_.size(); ++b) {
       Traits::with_element(
           layout_.plan().bucket_table[b].element,

@@ -120,21 +120,18 @@ class Replica {
 
   /// Calls `f(name, view)` for every parameter, in the order of declaration; likewise for gradients
   /// and buffers. **Host** on a GPU, blocks until all steps are done; views are of device memory.
-  template <class F>
-  void for_each_parameter(F&& f) const {
+  void for_each_parameter(auto&& f) const {
     [[maybe_unused]] const auto on = on_device();
     wait_for_host_access();
     await_device();
     step_.for_each_parameter(f);
   }
-  template <class F>
-  void for_each_gradient(F&& f) const {
+  void for_each_gradient(auto&& f) const {
     [[maybe_unused]] const auto on = on_device();
     await_device();
     step_.for_each_gradient(f);
   }
-  template <class F>
-  void for_each_buffer(F&& f) const {
+  void for_each_buffer(auto&& f) const {
     [[maybe_unused]] const auto on = on_device();
     await_device();
     step_.for_each_buffer(f);
@@ -142,8 +139,7 @@ class Replica {
   /// Calls `f(parameter, state, view)` for every optimizer state that this rank keeps, as a view of
   /// one axis, and for master weights as "master". Where ranks divide states, views are of slices,
   /// and `f(parameter, state, view, first)` gets the slice's first index in the parameter.
-  template <class F>
-  void for_each_state(F&& f) const {
+  void for_each_state(auto&& f) const {
     [[maybe_unused]] const auto on = on_device();
     await_device();
     const auto& layout = layouts_.parameters;
@@ -169,14 +165,23 @@ class Replica {
   }
 
   /// Calls `f(initial)` on rank 0, whose values all ranks get. **Ranks** all. **Host** blocks.
-  template <class F>
-  void initialize(F&& f, Seed seed = {}) {
+  void initialize(auto&& f, Seed seed = {}) {
     [[maybe_unused]] const auto on = on_device();
     const auto masters = updater_.allocate_masters();
     finish_allocations();
     await_parameters();
     if constexpr (traits::shares_parameters) comm_.barrier();  // no rank reads them any more
-    if (comm_.rank() == Rank{0}) write_initial_values(f, seed, updater_.masters_in(masters));
+    if (comm_.rank() == Rank{0}) {
+      const typename traits::declared_layout declared(model_);
+      const BufferLayout<Model> declared_buffers(model_);
+      const auto write = [&]<class P, class B>(P&& parameters, B&& buffers) {
+        InitialValues<Model, typename traits::declared_layout, BufferLayout<Model>, P, B> initial(
+            declared, declared_buffers, parameters, buffers, seed);
+        f(initial);
+      };
+      execution_.initialize(model_, {parameters_, nullptr, buffers_}, updater_.masters_in(masters),
+                            write);
+    }
     if constexpr (traits::shares_parameters) {
       comm_.barrier();
     } else {
@@ -206,10 +211,7 @@ class Replica {
   /// The optimizer's options, which must be equal on all ranks: `replica.optimizer().lr = 0.01`.
   auto& optimizer() { return updater_.options(); }
   /// The options of a set of `ParameterGroups`: `replica.optimizer(NoDecay<>{})`.
-  template <class Set>
-  auto& optimizer(Set set) {
-    return updater_.options(set);
-  }
+  auto& optimizer(auto set) { return updater_.options(set); }
   auto& group_options() { return updater_.group_options(); }
   auto& schedule() { return updater_.schedule(); }
   void begin_schedule(std::uint64_t step) { updater_.begin_schedule(step); }
@@ -220,18 +222,16 @@ class Replica {
   std::size_t state_bytes() const { return updater_.state_bytes(); }
   std::size_t gradient_bytes() const { return gradients_.bytes(); }
   /// The bytes that this rank has passed to collectives for gradients or parameters.
-  std::uint64_t bytes_sent()
-    requires(traits::is_hooked)
-  {
-    return gradients_.reductions().bytes_sent();
-  }
+  std::uint64_t bytes_sent() { return gradients_.reductions().bytes_sent(); }
 
   /// A batch where the model can read it, valid until the next one of its type.
   const auto& to_device(const auto& batch) { return execution_.to_device(batch); }
 
   /// Advances the model's random numbers to the next micro-batch. Call it before `forward` and
   /// `begin_update`, outside of a capture. **Stream** on a GPU, in its order.
-  void draw_anew() { gradients_.features().prepare(updates(), micro_batches_); }
+  void draw_anew() {
+    gradients_.features().each([&](auto& feature) { feature.prepare(updates(), micro_batches_); });
+  }
 
   std::size_t micro_batches() const { return micro_batches_; }
 
@@ -245,8 +245,7 @@ class Replica {
     if constexpr (traits::has_subgraphs) gradients_.features().choose_subgraph(set);
   }
 
-  /// RAII, where ranks compare sub-graphs: this thread's collectives carry the sub-graphs that were
-  /// used since the last update.
+  /// RAII: this thread's collectives carry the sub-graphs since the last update, if compared.
   auto in_step() const {
     if constexpr (traits::compares_subgraphs) {
       return InJobCall(step_of_subgraphs(gradients_.features().chosen_subgraphs()));
@@ -278,8 +277,7 @@ class Replica {
   }
 
   /// Calls `f(step)` with the step whose gradients the model writes next.
-  template <class F>
-  auto with_step(const F& f) {
+  auto with_step(const auto& f) {
     if constexpr (traits::has_subgraphs) {
       const bool adds = !traits::frees_gradients && micro_batches_ != 0;
       const auto& step = adds ? adding_step() : step_;
@@ -333,7 +331,7 @@ class Replica {
   /// `with_step` between these two calls.
   void begin_backward(Sync sync) {
     await_parameters();
-    if constexpr (traits::tracks) gradients_.begin_backward(pass(sync));
+    if constexpr (traits::tracks) gradients_.begin_backward(sync, micro_batches_ != 0);
   }
   void end_backward() {
     if constexpr (traits::tracks) {
@@ -346,7 +344,7 @@ class Replica {
   void backward_without_samples(Sync sync) {
     [[maybe_unused]] const auto in = in_step();
     await_parameters();
-    gradients_.pass_without_samples(pass(sync));
+    gradients_.pass_without_samples(sync, micro_batches_ != 0);
     ++micro_batches_;
   }
 
@@ -357,8 +355,7 @@ class Replica {
     gradients_.weigh(weight);
   }
 
-  /// Averages gradients over ranks, in place. **Ranks** all. **Host** blocks, or on a GPU enqueues,
-  /// except with `DivideByLive`.
+  /// Averages gradients in place. **Ranks** all. **Host** as `update`; with `DivideByLive` blocks.
   template <class T = traits>
   void reduce() {
     static_assert(!T::frees_gradients,
@@ -370,8 +367,7 @@ class Replica {
 
   /// Ends a step whose update the program makes: averages gradients, then calls `f(is_used)`, where
   /// `is_used(parameter)` says whether any rank has used it. **Ranks** all. **Host** blocks.
-  template <class F>
-  void reduce_and_publish(const F& f) {
+  void reduce_and_publish(const auto& f) {
     reduce();
     if constexpr (traits::skips_unused) gradients_.features().agree_on_usage(gradients_);
     f([&]([[maybe_unused]] std::size_t parameter) {
@@ -406,8 +402,7 @@ class Replica {
 
   /// One micro-batch: forward, backward and, if it completes a step, reduce and update, before
   /// which a captured step needs `begin_update`. **Ranks** all. **Host** as `update`.
-  template <class Batch>
-  Loss run_micro_batch(const Batch& on_device) {
+  Loss run_micro_batch(const auto& on_device) {
     const bool last = completes_step();
     const Sync sync = last ? Sync::yes : Sync::no;
     const Loss loss = forward(on_device, sync);
@@ -441,18 +436,14 @@ class Replica {
 
   /// A joined rank's part in a step of the others: zero gradients, and the same update. Returns
   /// false, without an update, if no rank had a batch. **Ranks** all. **Host** blocks.
-  bool answer_others()
-    requires(traits::joins)
-  {
+  bool answer_others() {
     return answer_others([&] {
       begin_update();
       reduce_and_update();
     });
   }
   /// The same with `make_update()` in place of the update.
-  bool answer_others(const auto& make_update)
-    requires(traits::joins)
-  {
+  bool answer_others(const auto& make_update) {
     before_forward(step_call<traits, JobCall::forward>());
     backward_without_samples(Sync::yes);
     const bool goes_on = gradients_.features().live(gradients_).count != 0;
@@ -468,9 +459,7 @@ class Replica {
 
   /// Averages parameters over ranks that train alone (`LocalSGD`): at the end of a period, or
   /// before the model is used elsewhere. **Ranks** all. **Host** as `update`.
-  void average_parameters()
-    requires(traits::averages_parameters)
-  {
+  void average_parameters() {
     [[maybe_unused]] const auto on = on_device();
     for (const Bucket& bucket : layouts_.parameters.plan().buckets()) {
       traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
@@ -500,7 +489,7 @@ class Replica {
 
   void discard_gradients() {
     micro_batches_ = 0;
-    gradients_.features().after_update();
+    gradients_.features().each([](auto& feature) { feature.after_update(); });
   }
 
   auto loss_meter() {
@@ -531,8 +520,7 @@ class Replica {
       tally.add("loss", evaluate(on_device) * count, count);
     }
   }
-  template <class F>
-  auto with_evaluation_step(const F& f) {
+  auto with_evaluation_step(const auto& f) {
     await_parameters();
     if constexpr (traits::has_subgraphs) {
       return with_index<subgraphs::count>(evaluated_, [&](auto set) {
@@ -569,8 +557,7 @@ class Replica {
     return outputs_.all_outputs(rows);
   }
   /// `forward` in two parts: the outputs, which are kept, and their loss.
-  template <class Batch>
-  auto forward_with_outputs(const Batch& on_device, std::size_t rows, Sync sync) {
+  auto forward_with_outputs(const auto& on_device, std::size_t rows, Sync sync) {
     [[maybe_unused]] const auto in = in_step();
     if (sync == Sync::yes) before_forward(current_job_call());
     reserve_outputs(rows);
@@ -602,11 +589,8 @@ class Replica {
 
   /// The phase of hooks in a micro-batch that may be captured: equal where graphs are shared.
   std::uint64_t begin_graph() {
-    if constexpr (traits::is_hooked) {
-      return gradients_.reductions().begin_graph(completes_step());
-    } else {
-      return 0;
-    }
+    if constexpr (traits::is_hooked) return gradients_.reductions().begin_graph(completes_step());
+    return 0;
   }
   /// Marks a captured micro-batch's sub-graph as used, before its update begins.
   void note_subgraph() {
@@ -644,7 +628,11 @@ class Replica {
     [[maybe_unused]] const auto on = on_device();
     await_parameters();
     list_parameters(use, to);
-    if (keeps_own_buffers || is_listed(use)) list_buffers(to);
+    const BufferLayout<Model> buffers(model_);
+    for (std::size_t b = 0; (keeps_own_buffers || is_listed(use)) && b != buffers.infos().size();
+         ++b)
+      to.push_back(
+          entry_of(StateRole::buffer, b, layouts_.buffers, buffers.infos()[b].element, buffers_));
     list_optimizer(use, to);
     if constexpr (traits::is_hooked) list_hooks(use, to);
     if constexpr (traits::averages_parameters) list_own(to);
@@ -653,7 +641,7 @@ class Replica {
   JobShape job_shape() const {
     JobShape shape;
     shape.world = shape.replicas = comm_.world_size().value();
-    shape.gradient_divisor = traits::sums_gradients ? 1 : static_cast<double>(shape.replicas);
+    shape.gradient_divisor = traits::gathers_outputs ? 1 : static_cast<double>(shape.replicas);
     shape.micro_batches = traits::micro_batches;
     shape.keeps_own_buffers = keeps_own_buffers;
     shape.policies = policy_names(typename Policies::pack{});
@@ -741,11 +729,9 @@ class Replica {
           [&] { return job_description<Policies>(layouts_.parameters, layouts_.buffers); });
     }
     const std::size_t size = layouts_.parameters.plan().all_bytes;
-    if constexpr (traits::shares_parameters) {
+    if constexpr (traits::shares_parameters)
       return bytes(comm_.template allocate_shared<std::uint8_t>(size));
-    } else {
-      return allocate(size);
-    }
+    return allocate(size);
   }
   std::byte* allocate(std::size_t size) {
     return size == 0 ? nullptr : bytes(comm_.template allocate<std::uint8_t>(size));
@@ -762,20 +748,6 @@ class Replica {
     if (rows <= outputs_.capacity()) return;
     await_device();  // the memory may be in use
     outputs_.reserve(model_, rows);
-  }
-
-  template <class F>
-  void write_initial_values(F&& f, Seed seed, std::byte* masters) {
-    using Declared = typename traits::declared_layout;
-    using DeclaredBuffers = BufferLayout<Model>;
-    const Declared declared(model_);
-    const DeclaredBuffers declared_buffers(model_);
-    execution_.initialize(model_, {parameters_, nullptr, buffers_}, masters,
-                          [&]<class P, class B>(P&& parameters, B&& buffers) {
-                            InitialValues<Model, Declared, DeclaredBuffers, P, B> initial(
-                                declared, declared_buffers, parameters, buffers, seed);
-                            f(initial);
-                          });
   }
 
   static constexpr bool keeps_own_buffers =
@@ -826,13 +798,6 @@ class Replica {
         to.push_back(entry);
       });
     }
-  }
-
-  void list_buffers(StateEntries& to) {
-    const auto& layout = layouts_.buffers;
-    const BufferLayout<Model> declared(model_);
-    for (std::size_t b = 0; b != declared.infos().size(); ++b)
-      to.push_back(entry_of(StateRole::buffer, b, layout, declared.infos()[b].element, buffers_));
   }
 
   /// The values of a parameter's state, from element `first` on.
@@ -936,8 +901,6 @@ class Replica {
     if constexpr (StreamCommunicator<Comm>) comm_.synchronize();
   }
 
-  BackwardPass pass(Sync sync) const { return {sync == Sync::yes, micro_batches_ != 0}; }
-
   [[no_unique_address]] typename execution_type::OnDevice built_;
   Comm& comm_;
   Model model_;
@@ -956,24 +919,6 @@ class Replica {
   std::size_t evaluated_ = whole_model;  // the sub-graph of evaluations
   [[no_unique_address]] Copies copies_;
 };
-
-/// Runs one micro-batch with a sub-graph, each of which has its own graphs. Returns the loss.
-template <class Replica, class Runner, class Batch>
-typename Replica::Loss run_step(Replica& replica, [[maybe_unused]] Runner& runner,
-                                const Batch& on_device, std::size_t subgraph = whole_model) {
-  replica.choose_subgraph(subgraph);
-  [[maybe_unused]] const auto in = replica.in_step();
-  replica.draw_anew();
-  if constexpr (Runner::captures) {
-    replica.note_subgraph();
-    if (replica.completes_step()) replica.begin_update();
-    return runner.run(
-        replica, on_device, [&] { return replica.run_micro_batch(on_device); },
-        replica.graph_variant());
-  } else {
-    return replica.run_micro_batch(on_device);
-  }
-}
 
 }  // namespace lockstep::detail
 

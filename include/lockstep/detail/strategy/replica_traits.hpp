@@ -79,7 +79,7 @@ struct ShardingTraits {
 };
 
 template <class Model, class Policies>
-struct ReplicaTraits {
+struct ReplicaTraits : ShardingTraits<Policies> {
   using model = Model;
   using policies = Policies;
 
@@ -94,11 +94,11 @@ struct ReplicaTraits {
   using parameter_types = typename precision::parameter_types;
   using buffer_types = typename precision::buffer_types;
   using sharding = ShardingTraits<Policies>;
-  using plan_rules = typename sharding::plan_rules;
-  using layout = Layout<Model, plan_rules, parameter_types>;
-  using declared_layout = Layout<Model, plan_rules>;
+  using layout = Layout<Model, typename sharding::plan_rules, parameter_types>;
+  using declared_layout = Layout<Model, typename sharding::plan_rules>;
   using buffer_layout = BufferLayout<Model, buffer_types>;
-  using bare_step = BareStep<Model, plan_rules, memory, parameter_types, buffer_types>;
+  using bare_step =
+      BareStep<Model, typename sharding::plan_rules, memory, parameter_types, buffer_types>;
   using rule = choice<axes::Optimizer>;
   using curve = choice<axes::Schedule>;
   using groups = policy<axes::ParameterGroups>;
@@ -113,19 +113,15 @@ struct ReplicaTraits {
 
   /// Is the world size one at compile time?
   static constexpr bool alone = policy<axes::World>::static_size == 1;
-  static constexpr bool shares_parameters = sharding::shares_parameters;
-  static constexpr bool shards = sharding::shards;
-  static constexpr bool frees_gradients = sharding::frees_gradients;
   /// Are buckets divided inside of each group, with groups as replicas of each other?
-  static constexpr bool shards_groups = shards && EvenTopology<job_topology>;
+  static constexpr bool shards_groups = sharding::shards && EvenTopology<job_topology>;
   /// Does a rank keep the states of its own elements only?
-  static constexpr bool divides_states = shares_parameters || shards;
+  static constexpr bool divides_states = sharding::shares_parameters || sharding::shards;
   /// The policy's answer, also in a world of one.
   static constexpr bool may_join = policy<axes::UnevenInputs>::joins;
-  static constexpr bool joins = sharding::joins;
-  static constexpr std::size_t join_flags = sharding::join_flags;
   /// Are sums divided by the number of ranks that still have batches?
-  static constexpr bool divides_by_live = joins && policy<axes::UnevenInputs>::divides_by_live;
+  static constexpr bool divides_by_live =
+      sharding::joins && policy<axes::UnevenInputs>::divides_by_live;
   static constexpr std::size_t micro_batches = policy<axes::Accumulate>::micro_batches;
   static constexpr bool clips = policy<axes::Clip>::clips;
   static constexpr bool has_groups = groups::count > 1;
@@ -148,7 +144,7 @@ struct ReplicaTraits {
   /// Do ranks update with their own gradients and average parameters periodically (`LocalSGD`)?
   static constexpr bool averages_parameters = hooks::stages::averages_parameters;
   /// Are gradients reduce-scattered? Hooks reduce whole buckets, of which a rank uses its slice.
-  static constexpr bool scatters_buckets = shards && !is_hooked;
+  static constexpr bool scatters_buckets = sharding::shards && !is_hooked;
   /// Does the program run forward and backward itself?
   static constexpr bool has_own_passes = requires { Model::has_own_passes; };
   static constexpr bool draws = Drawing<Model>;
@@ -159,11 +155,9 @@ struct ReplicaTraits {
   static constexpr bool knows_norm_ranks = syncs_norms || (!alone && TensorListing<Model>);
   /// Are all buffers statistics over all ranks, and thus equal without communication?
   static constexpr bool buffers_agree = [] {
-    if constexpr (syncs_norms && !syncs_norms_in_group && !TensorListing<Model>) {
+    if constexpr (syncs_norms && !syncs_norms_in_group && !TensorListing<Model>)
       return holds_only_norms<DeclaredList<Model, TensorRole::buffer>>();
-    } else {
-      return false;
-    }
+    return false;
   }();
   static constexpr bool has_own_buffers = !alone && buffer_layout::count != 0 && !buffers_agree;
   static constexpr bool broadcasts_buffers =
@@ -181,7 +175,7 @@ struct ReplicaTraits {
   static constexpr bool reduces = !alone || is_hooked;
   /// Does a bucket's reduction start with its last gradient, during backward? Where ranks share
   /// parameters, the updater reduces after backward, when no rank reads them any more.
-  static constexpr bool reduces_early = reduces && !shares_parameters;
+  static constexpr bool reduces_early = reduces && !sharding::shares_parameters;
 
   /// Does every rank get a share of one batch (`DP`)?
   static constexpr bool scatters = !alone && std::is_same_v<choice<axes::ParallelStrategy>, DP>;
@@ -196,9 +190,7 @@ struct ReplicaTraits {
   static constexpr bool compares_subgraphs = subgraphs_agree && !alone && !scatters;
 
   static constexpr bool gathers_outputs = scatters && takes_loss_of_outputs;
-  static constexpr bool sums_gradients = gathers_outputs;
-  /// A replica's gradient is the mean over its share; shares can differ in size, so gradients are
-  /// weighted before they are averaged.
+  /// A replica's gradient is the mean over its share: weighted, because shares can differ in size.
   static constexpr bool weighs_shares = scatters && !gathers_outputs;
 
   /// The type in which gradients of T are reduced.

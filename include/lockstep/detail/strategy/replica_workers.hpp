@@ -45,7 +45,10 @@ class ReplicaWorkers {
   void run(const Phases&... phases) {
     using All = std::tuple<const Phases&...>;
     const All all(phases...);
-    const Running running(is_running_);
+    if (is_running_.exchange(true)) {
+      throw Error("DP", "a replica called the job that it is part of",
+                  "step and evaluate outside of the model");  // it would deadlock
+    }
     has_failed_.store(false, std::memory_order_relaxed);
     for (std::exception_ptr& error : errors_) error = nullptr;
     task_ = &run_phases<All>;
@@ -53,13 +56,13 @@ class ReplicaWorkers {
     call_ = current_job_call();
     publish(begun_, ++tasks_);
     run_phases<All>(*this, 0);
+    is_running_.store(false);
     if (has_failed_.load(std::memory_order_relaxed)) throw_first();
   }
 
   /// Calls `f` with each replica's number, on that replica's thread, one after the other: functions
   /// of the program need not be thread-safe. Stops at the first exception. **Host** blocks.
-  template <class F>
-  void run_in_turn(const F& f) {
+  void run_in_turn(const auto& f) {
     for (std::size_t turn = 0; turn != size(); ++turn) {
       run([&](std::size_t replica) {
         if (replica == turn) f(replica);
@@ -68,19 +71,6 @@ class ReplicaWorkers {
   }
 
  private:
-  /// Rejects a model that calls its own job, which would deadlock.
-  struct Running {
-    explicit Running(std::atomic<bool>& flag) : flag(flag) {
-      if (!flag.exchange(true)) return;
-      throw Error("DP", "a replica called the job that it is part of",
-                  "step and evaluate outside of the model");
-    }
-    ~Running() { flag.store(false); }
-    Running(const Running&) = delete;
-    Running& operator=(const Running&) = delete;
-    std::atomic<bool>& flag;
-  };
-
   template <class All>
   static void run_phases(ReplicaWorkers& workers, std::size_t replica) {
     std::apply(
@@ -91,8 +81,7 @@ class ReplicaWorkers {
   }
 
   /// Runs a phase. Returns whether there is a next one.
-  template <class Phase>
-  bool run_phase(const Phase& phase, std::size_t replica) {
+  bool run_phase(const auto& phase, std::size_t replica) {
     try {
       phase(replica);
     } catch (...) {

@@ -11,7 +11,6 @@
 #include "lockstep/detail/core/utility.hpp"
 #include "lockstep/detail/core/view.hpp"
 #include "lockstep/detail/launch/rendezvous.hpp"
-#include "lockstep/detail/strategy/concepts.hpp"
 
 namespace lockstep {
 
@@ -137,32 +136,28 @@ struct Cutting<std::vector<T, Allocator>> {
   }
 };
 
-/// The type of a row-major tensor with any number of rows.
-template <class Tensor>
-struct AnyRows;
+/// A row-major tensor with any number of rows. Declared only, for its type.
 template <class Memory, class T, std::size_t First, std::size_t... Rest>
-struct AnyRows<View<Memory, T, First, Rest...>> {
-  using type = View<Memory, T, dynamic, Rest...>;
-};
+View<Memory, T, dynamic, Rest...> any_rows(std::type_identity<View<Memory, T, First, Rest...>>);
 template <template <class, class, class, class> class Mdspan, class T,
           template <class, std::size_t...> class Shape, class Index, std::size_t First,
           std::size_t... Rest, class Order, class Accessor>
   requires RowMajorMdspan<Mdspan<T, Shape<Index, First, Rest...>, Order, Accessor>>
-struct AnyRows<Mdspan<T, Shape<Index, First, Rest...>, Order, Accessor>> {
-  using type = Mdspan<T, Shape<Index, dynamic, Rest...>, Order, Accessor>;
-};
+Mdspan<T, Shape<Index, dynamic, Rest...>, Order, Accessor> any_rows(
+    std::type_identity<Mdspan<T, Shape<Index, First, Rest...>, Order, Accessor>>);
 
 template <class Tensor>
-  requires requires { typename AnyRows<Tensor>::type; }
+  requires requires { any_rows(std::type_identity<Tensor>{}); }
 struct Cutting<Tensor> {
+  using AnyRows = decltype(any_rows(std::type_identity<Tensor>{}));
   static constexpr bool cuts = true;
   static void sizes(const Tensor& tensor, const auto& f) { f(tensor.extent(0)); }
   static auto take(const Tensor& tensor, const auto& rows_of) {
     const RowRange rows = rows_of(tensor.extent(0));
     return [&]<std::size_t... Axis>(std::index_sequence<Axis...>) {
       const std::size_t row = (std::size_t{1} * ... * tensor.extent(Axis + 1));
-      return typename AnyRows<Tensor>::type(tensor.data_handle() + rows.first * row, rows.count,
-                                            tensor.extent(Axis + 1)...);
+      return AnyRows(tensor.data_handle() + rows.first * row, rows.count,
+                     tensor.extent(Axis + 1)...);
     }(std::make_index_sequence<Tensor::rank() - 1>{});
   }
 };
@@ -194,39 +189,35 @@ template <class T, std::size_t N>
   requires is_cut<T>
 struct Cutting<std::array<T, N>> : PartsCutting<std::array<ShareOf<T>, N>, std::array<T, N>> {};
 
-template <class Map, class Shares>
-struct MapCutting {
-  using T = typename Map::mapped_type;
+/// An allocator of a map, for its shares; other arguments of the map stay as they are.
+template <class Share, class Argument>
+auto argument_of_shares() {
+  if constexpr (requires { typename Argument::value_type; }) {
+    using Traits = std::allocator_traits<Argument>;
+    return std::type_identity<typename Traits::template rebind_alloc<Share>>{};
+  } else {
+    return std::type_identity<Argument>{};
+  }
+}
+
+/// `std::map`, `std::unordered_map` and similar containers, whose headers are not included here.
+template <template <class...> class Map, class K, class T, class... Rest>
+  requires(sizeof...(Rest) >= 2) && is_cut<T> &&
+          std::same_as<typename Map<K, T, Rest...>::mapped_type, T>
+struct Cutting<Map<K, T, Rest...>> {
+  using Values = Map<K, T, Rest...>;
+  using Entry = std::pair<const K, ShareOf<T>>;
+  using Shares = Map<K, ShareOf<T>, typename decltype(argument_of_shares<Entry, Rest>())::type...>;
   static constexpr bool cuts = true;
-  static void sizes(const Map& values, const auto& f) {
+  static void sizes(const Values& values, const auto& f) {
     for (const auto& [key, value] : values) Cutting<T>::sizes(value, f);
   }
-  static Shares take(const Map& values, const auto& rows_of) {
+  static Shares take(const Values& values, const auto& rows_of) {
     Shares shares;
     for (const auto& [key, value] : values) shares.emplace(key, Cutting<T>::take(value, rows_of));
     return shares;
   }
 };
-
-template <class Allocator, class K, class T>
-using ShareAllocator = typename std::allocator_traits<Allocator>::template rebind_alloc<
-    std::pair<const K, ShareOf<T>>>;
-
-/// `std::map` and similar containers, whose headers are not included here.
-template <template <class, class, class, class> class Map, class K, class T, class Less,
-          class Allocator>
-  requires is_cut<T> && std::same_as<typename Map<K, T, Less, Allocator>::mapped_type, T>
-struct Cutting<Map<K, T, Less, Allocator>>
-    : MapCutting<Map<K, T, Less, Allocator>,
-                 Map<K, ShareOf<T>, Less, ShareAllocator<Allocator, K, T>>> {};
-
-/// `std::unordered_map` and similar containers.
-template <template <class, class, class, class, class> class Map, class K, class T, class Hasher,
-          class Equal, class Allocator>
-  requires is_cut<T> && std::same_as<typename Map<K, T, Hasher, Equal, Allocator>::mapped_type, T>
-struct Cutting<Map<K, T, Hasher, Equal, Allocator>>
-    : MapCutting<Map<K, T, Hasher, Equal, Allocator>,
-                 Map<K, ShareOf<T>, Hasher, Equal, ShareAllocator<Allocator, K, T>>> {};
 
 /// Writes replica `i`'s share into `share`, reusing its memory if the batch is `SlicedInto`.
 template <class Batch>
@@ -286,8 +277,7 @@ class BatchShares {
   explicit BatchShares(BatchCut cut) : cut_(cut), rows_(cut.replicas) {}
 
   /// Counts the samples of every replica. Throws for an empty batch.
-  template <class Batch>
-  void count(const Batch& batch) {
+  void count(const auto& batch) {
     samples_ = largest_ = 0;
     for (std::size_t i = 0; i != rows_.size(); ++i) {
       rows_[i] = {samples_, samples_of(batch, cut_, i)};
@@ -370,8 +360,8 @@ class DeviceShare {
 
   /// Does the model read the batch itself, which may be on another device?
   template <class Batch>
-  static constexpr bool may_be_far =
-      std::is_same_v<Whole<Batch>, Batch> && BringingNear<Execution, Batch>;
+  static constexpr bool may_be_far = std::is_same_v<Whole<Batch>, Batch> &&
+                                     requires { requires Execution::template Near<Batch>::copies; };
 
   template <class Batch>
   const auto& whole_to_device(const Batch& batch) {
@@ -401,7 +391,7 @@ class DeviceShare {
     if constexpr (may_be_far<ShareOf<Batch>>) {
       return execution_.bring_near(cut_out(batch, shares),
                                    storage_.get<NearCopy<ShareOf<Batch>, false>>().kept);
-    } else if constexpr (RowPlacing<Execution, Batch>) {
+    } else if constexpr (requires { execution_.to_device(batch, 0, 0, 0); }) {
       const RowRange rows = shares.cut().rows(batch.size(), replica_);
       return execution_.to_device(batch, rows.first, rows.count, shares.largest());
     } else if constexpr (std::is_same_v<ShareOf<Batch>, Batch>) {

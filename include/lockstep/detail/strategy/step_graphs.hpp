@@ -25,10 +25,14 @@ struct NoCaptureGuard {
   static constexpr void before_replay() {}
 };
 
+/// For models whose libraries must know of a capture, because they allocate memory or draw random
+/// numbers: `model.guard_capture(stream, jointly)` makes the guard of one graph, `jointly` if it
+/// holds other ranks' work. Its `begin()` and `end()` enclose the capture, `before_replay()`
+/// precedes each replay; `model.prepare_step(step)` precedes every micro-batch of a job that
+/// captures. **Host** none of them waits for the GPU.
 template <class Model, class Comm>
 auto make_capture_guard([[maybe_unused]] Model& model, [[maybe_unused]] Comm& comm) {
   if constexpr (requires { model.guard_capture(comm.gpu().stream(), true); }) {
-    static_assert(GuardingCaptures<Model, decltype(comm.gpu().stream())>);
     return model.guard_capture(comm.gpu().stream(),
                                JointlyCapturing<Comm> && comm.world_size() != WorldSize{1});
   } else {
@@ -46,9 +50,8 @@ class StepGraphs {
 
   /// Runs one micro-batch of `model`. `enqueue()` enqueues it; after a replay, `note()` makes the
   /// changes that `enqueue()` makes on the host; after a failed capture, `undo()` reverts them.
-  template <class Enqueue, class Note, class Undo>
-  void run(Comm& comm, Model& model, const Batch& batch, const GraphKind& kind,
-           const Enqueue& enqueue, const Note& note, const Undo& undo) {
+  void run(Comm& comm, Model& model, const Batch& batch, const GraphKind& kind, const auto& enqueue,
+           const auto& note, const auto& undo) {
     if constexpr (!(std::equality_comparable<Batch> && std::copyable<Batch>)) {
       give_up(comm, "batches of this type cannot be compared: it needs operator==");
       enqueue();
@@ -100,9 +103,8 @@ class StepGraphs {
   }
 
   /// Captures and runs a micro-batch, or runs it eagerly if it cannot be captured.
-  template <class Enqueue, class Undo>
-  [[gnu::noinline]] void capture(Comm& comm, Model& model, Entry& entry, const Enqueue& enqueue,
-                                 const Undo& undo) {
+  [[gnu::noinline]] void capture(Comm& comm, Model& model, Entry& entry, const auto& enqueue,
+                                 const auto& undo) {
     entry.guard.emplace(make_capture_guard(model, comm));
     entry.guard->begin();
     entry.graph.emplace(comm.capture(enqueue));
@@ -150,7 +152,6 @@ class StepGraphs {
 
 class CapturedSteps {
  public:
-  static constexpr bool captures = true;
   /// Runs a micro-batch, which `enqueue()` gives to the replica; if it completes a step,
   /// `begin_update` has been called. Returns the loss.
   template <class Replica, class Batch, class Enqueue>
@@ -180,11 +181,8 @@ class CapturedSteps {
   TypedStorage graphs_;
 };
 
-struct EagerSteps {
-  static constexpr bool captures = false;
-};
-
+/// Eager steps need no state.
 template <class Traits>
-using StepRunner = std::conditional_t<Traits::captures, CapturedSteps, EagerSteps>;
+using StepRunner = std::conditional_t<Traits::captures, CapturedSteps, std::type_identity<void>>;
 
 }  // namespace lockstep::detail

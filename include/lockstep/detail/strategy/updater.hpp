@@ -65,15 +65,9 @@ class Updater
 
   /// Updates from each rank's own gradients. **Host** blocks until all ranks have the new
   /// parameters (with ZeRO, until gathers have started), or on a GPU enqueues.
-  template <class Gradients>
-  void reduce_and_update(Gradients& gradients) {
-    run<false>(gradients);
-  }
+  void reduce_and_update(auto& gradients) { run<false>(gradients); }
   /// The same after `gradients.average()`.
-  template <class Gradients>
-  void update_averaged(Gradients& gradients) {
-    run<true>(gradients);
-  }
+  void update_averaged(auto& gradients) { run<true>(gradients); }
 
   /// The number of updates that `Anomaly<Skip>` left out. **Host** on a GPU, blocks.
   std::uint64_t skipped() const { return passes_.state().skips; }
@@ -85,8 +79,7 @@ class Updater
   std::size_t state_bytes() const { return states_.bytes(); }
   /// Calls `f(parameter, state, values, first)` for every state: the parameter's index, the state's
   /// name, and its values from element `first` on.
-  template <class F>
-  void for_each_state(const F& f) const {
+  void for_each_state(const auto& f) const {
     for (std::size_t p = 0; p != layout_.infos().size(); ++p) {
       if (!layout_.plan().is_trained(p)) continue;
       Traits::with_element(layout_.infos()[p].element, [&]<class T>(std::type_identity<T>) {
@@ -100,8 +93,7 @@ class Updater
     }
   }
   /// Calls `f(values, first)` for the master weights of a parameter, from element `first` on.
-  template <class F>
-  void for_each_master(std::size_t parameter, const F& f) const {
+  void for_each_master(std::size_t parameter, const auto& f) const {
     owned_.for_each_of(parameter, [&](std::size_t first, std::size_t count, std::size_t offset) {
       f(std::span<float>(reinterpret_cast<float*>(masters_at(offset)), count), first);
     });

@@ -272,7 +272,7 @@ class DistributedDataParallel {
     static_assert(T::may_join,
                   "lockstep: ranks of this job have the same number of batches; add "
                   "UnevenInputs<Join> to let some run out of batches before others");
-    return detail::JoinScope<DistributedDataParallel, Update>(*this, std::move(update));
+    return detail::JoinScope(*this, std::move(update));
   }
   template <class T = traits>
   auto join() {
@@ -280,7 +280,7 @@ class DistributedDataParallel {
                   "lockstep: a rank that has no more batches makes the updates of the others, or "
                   "the states of its optimizer would fall behind; say what an update is, and add "
                   "UnevenInputs<Join>: ddp.join([&] { optimizer.step(); optimizer.zero_grad(); })");
-    return detail::JoinScope<DistributedDataParallel>(*this);
+    return detail::JoinScope(*this, [] {});
   }
 
   // Called by `join`.

@@ -87,7 +87,7 @@ class CheckedGradients : public Stages<CheckedGradients<Traits, Comm>> {
 
   void before_backward(auto& gradients, bool /*live*/) {
     if constexpr (!Traits::frees_gradients) {
-      if (gradients.pass().adds) gradients.second_arena();
+      if (gradients.adds()) gradients.second_arena();
       for (std::size_t p = 0; p != gradients.layout().infos().size(); ++p) {
         if (gradients.layout().plan().is_trained(p) && !gradients.readiness().is_ready(p))
           spoil(gradients, p);

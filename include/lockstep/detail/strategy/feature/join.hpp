@@ -22,8 +22,7 @@ constexpr std::size_t join_flags_for(std::size_t ranks) {
   return ((ranks == dynamic ? most_joining_ranks : ranks) + ranks_per_flag - 1) / ranks_per_flag;
 }
 
-/// The ranks that had batches in a round: their number, and the lowest, which a round without any
-/// leaves unchanged.
+/// The ranks with batches in a round. A round without any leaves `lowest` unchanged.
 struct LiveRanks {
   std::size_t count = 0;
   std::size_t lowest = 0;
@@ -126,8 +125,7 @@ class JoiningRanks : public Stages<JoiningRanks<Traits, Comm>> {
     return share;
   }
 
-  /// The ranks that had batches in the current or the latest round. **Host** blocks until the first
-  /// bucket has been reduced.
+  /// The ranks with batches in the latest round. **Host** blocks until its first bucket is reduced.
   LiveRanks live(auto& gradients) {
     gradients.wait(0);
     return flags_.live();

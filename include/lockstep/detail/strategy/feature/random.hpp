@@ -45,22 +45,18 @@ class RandomStep : public Step {
 
   /// The random numbers of a layer, which has a unique name or text: different in every micro-batch
   /// and on every rank, the same in forward and backward.
-  template <class Layer>
-  auto random(const Layer& layer) const {
+  auto random(const auto& layer) const {
     return Store::draw(&keys_->micro_batch, layer_hash(layer));
   }
-  template <class Layer>
-  auto random_in_evaluation(const Layer& layer) const {
+  auto random_in_evaluation(const auto& layer) const {
     return Store::draw(&keys_->evaluation, layer_hash(layer));
   }
 
   /// A seed for another library's generator, known to the host on any device; varies as `random`.
-  template <class Layer>
-  std::uint64_t random_seed(const Layer& layer) const {
+  std::uint64_t random_seed(const auto& layer) const {
     return layer_random(host_keys_->micro_batch, layer_hash(layer)).bits(0);
   }
-  template <class Layer>
-  std::uint64_t random_seed_in_evaluation(const Layer& layer) const {
+  std::uint64_t random_seed_in_evaluation(const auto& layer) const {
     return layer_random(host_keys_->evaluation, layer_hash(layer)).bits(0);
   }
 

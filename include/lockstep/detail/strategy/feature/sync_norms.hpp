@@ -79,9 +79,7 @@ template <class Traits, class Comm>
 struct SyncNorms : Stages<SyncNorms<Traits, Comm>> {
   constexpr explicit SyncNorms(const auto& /*gradients*/) {}
 
-  using Ranks =
-      typename std::conditional_t<Traits::syncs_norms, std::type_identity<NormRanks<Traits, Comm>>,
-                                  std::type_identity<NoNormRanks>>::type;
+  using Ranks = std::conditional_t<Traits::syncs_norms, NormRanks<Traits, Comm>, NoNormRanks>;
   template <class Step>
   using View = NormStep<Step, Ranks>;
   template <class Step>

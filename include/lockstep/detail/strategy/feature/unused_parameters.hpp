@@ -58,16 +58,11 @@ class UnusedParametersAsZero : public Stages<UnusedParametersAsZero<Traits, Comm
   void after_update() { this->forget_usage(); }
 };
 
-struct ArenaPiece {
-  std::size_t offset = 0;  // bytes
-  std::size_t bytes = 0;
-};
-
 /// What a backward pass of one sub-graph needs to know.
 struct SubgraphTable {
   std::vector<std::uint8_t> uses;    // by parameter; 1 for members that are trained
   std::vector<std::size_t> members;  // by bucket
-  std::vector<ArenaPiece> unused;    // adjacent ones joined
+  std::vector<Placement> unused;     // adjacent ones joined
   std::size_t parameters = 0;        // in all buckets
 
   SubgraphTable(const auto& plan, const auto& contains)
@@ -81,7 +76,7 @@ struct SubgraphTable {
           ++members[b];
           ++parameters;
         } else {
-          if (!after_unused) unused.push_back({placement.offset, 0});
+          if (!after_unused) unused.push_back({no_bucket, placement.offset, 0});
           unused.back().bytes = placement.offset + placement.bytes - unused.back().offset;
         }
         after_unused = uses[p] == 0;
@@ -122,8 +117,8 @@ class SubgraphUsage : public Stages<SubgraphUsage<Traits, Comm>>, public UsedPar
     if (!Traits::captures && (live || Traits::subgraphs_agree)) note_subgraph();
     if constexpr (!Traits::frees_gradients) {
       gradients.readiness().reset(table());
-      if (gradients.pass().adds) return;
-      for (const ArenaPiece& piece : table().unused)
+      if (gradients.adds()) return;
+      for (const Placement& piece : table().unused)
         gradients.execution().zero(gradients.arena() + piece.offset, piece.bytes);
     }
   }
@@ -181,8 +176,7 @@ class SubgraphUsage : public Stages<SubgraphUsage<Traits, Comm>>, public UsedPar
 template <class Wrapper>
 class EvaluatedSubgraph {
  public:
-  template <class Set>
-  EvaluatedSubgraph(Wrapper& wrapper, const Set& set) : wrapper_(wrapper) {
+  EvaluatedSubgraph(Wrapper& wrapper, const auto& set) : wrapper_(wrapper) {
     wrapper.evaluate_subgraph(subgraph_number<typename Wrapper::subgraphs>(set));
   }
   ~EvaluatedSubgraph() { wrapper_.evaluate_subgraph(whole_model); }
@@ -193,8 +187,7 @@ class EvaluatedSubgraph {
   Wrapper& wrapper_;
 };
 
-/// A step that knows its sub-graph. Gradients of other parameters stay zero: to ask for one, or to
-/// mark it as ready, is an error.
+/// A step that knows its sub-graph. To ask for or mark another parameter's gradient is an error.
 template <class Step, class List, std::size_t Set>
 class SubgraphStep : public Step {
  public:
@@ -216,13 +209,11 @@ class SubgraphStep : public Step {
     return name.empty() || List::contains(Set, name);  // unlisted names are rejected elsewhere
   }
 
-  template <class Key>
-  constexpr auto grad(Key key) const {
+  constexpr auto grad(auto key) const {
     require_used(key);
     return Step::grad(key);
   }
-  template <class Key>
-  constexpr void ready(Key key) const {
+  constexpr void ready(auto key) const {
     require_used(key);
     Step::ready(key);
   }
@@ -233,8 +224,7 @@ class SubgraphStep : public Step {
   }
 
  private:
-  template <class Key>
-  constexpr void require_used(Key key) const {
+  constexpr void require_used(auto key) const {
     if (!uses(key)) [[unlikely]]
       reject(this->name_of(key));
   }

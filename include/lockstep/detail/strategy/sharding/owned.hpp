@@ -87,8 +87,7 @@ class OwnsAll : public OwnedAtOnce {
 
   std::size_t state_bytes() const { return layout_.plan().bytes; }
   static constexpr std::size_t kept(std::size_t offset) { return offset; }
-  template <class F>
-  void for_each_of(std::size_t parameter, const F& f) const {
+  void for_each_of(std::size_t parameter, const auto& f) const {
     f(std::size_t{0}, layout_.infos()[parameter].count(),
       layout_.plan().placements[parameter].offset);
   }
@@ -126,11 +125,9 @@ class OwnsAll : public OwnedAtOnce {
   }
   template <Pieces What>
   static constexpr bool has_constants() {
-    if constexpr (layout::is_static) {
+    if constexpr (layout::is_static)
       return pieces_of<What>(layout::plan()).size() <= most_constants;
-    } else {
-      return false;
-    }
+    return false;
   }
 
   const layout& layout_;
@@ -160,8 +157,7 @@ class OwnedParts {
     const Part& part = *(after == parts_.begin() ? after : after - 1);
     return part.kept + (offset - part.begin);
   }
-  template <class F>
-  void for_each_of(std::size_t parameter, const F& f) const {
+  void for_each_of(std::size_t parameter, const auto& f) const {
     const Placement& where = layout_.plan().placements[parameter];
     const std::size_t size = element_size(layout_.infos()[parameter].element);
     auto part = std::partition_point(parts_.begin(), parts_.end(), [&](const Part& before) {

@@ -16,8 +16,7 @@
 
 namespace lockstep::detail {
 
-/// Slots for the gradients of a few buckets, which a backward pass uses in turn, and this rank's
-/// slices of all buckets.
+/// Slots for the gradients of a few buckets, used in turn, and this rank's slices of all buckets.
 template <class Traits, class Comm, class Execution>
 class GradientRing {
   using layout = typename Traits::layout;
@@ -172,18 +171,15 @@ class OwnsShard : public OwnedParts<Traits> {
   }
   template <class Gradients, class T, std::size_t Count>
   static auto averages(Gradients& gradients, const UpdatePiece<T, Count>& piece) {
-    if constexpr (Traits::frees_gradients) {
+    if constexpr (Traits::frees_gradients)
       return gradients.template slice_averages<T>(piece.number);
-    } else {
-      return gradients.template averages<T>(piece.offset, piece.bytes());
-    }
+    return gradients.template averages<T>(piece.offset, piece.bytes());
   }
 
   static constexpr std::size_t first_of(const auto& /*piece*/) { return 0; }
 
   void sum_over_owners(double& sum) const { space_.add_others(sum); }
-  /// Starts to gather all buckets, the last first, with the parameters that forward needs first. A
-  /// captured step waits for all.
+  /// Starts to gather all buckets, the last first: forward needs it first. A captured step waits.
   void publish(bool /*was_fused*/) {
     constexpr std::size_t most = most_shards_in_flight<Comm>;
 

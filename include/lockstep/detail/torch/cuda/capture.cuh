@@ -130,7 +130,7 @@ class CapturePool {
   bool is_open_ = false;
 };
 
-/// LibTorch's part of a graph with a module's step (`GuardingCaptures`).
+/// LibTorch's part of a graph with a module's step (see `make_capture_guard`).
 template <>
 class TorchCapture<cudaStream_t> {
  public:
