@@ -4,7 +4,7 @@
 
 using namespace lockstep;
 
-using Sets = Subgraphs<Subgraph<"with_adapter", "fc1.*", "adapter.*">>::list;
+using Sets = Subgraphs<Subgraph<"with_adapter", "fc1.*", "adapter.*">>;
 
 #ifdef REJECT
 constexpr std::size_t set = detail::subgraph_number<Sets>("with_adaptor"_s);

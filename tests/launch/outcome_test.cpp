@@ -38,10 +38,10 @@ BOOST_AUTO_TEST_CASE(an_exception_that_names_no_rank_gets_one) {
 
 BOOST_AUTO_TEST_CASE(consequences_are_told_by_operation_without_repeating_the_reason) {
   const auto end = [](std::size_t rank, const char* operation) {
-    return RankEnd{Rank{rank}, {1, 0}, Failure{operation, "rank 1 failed: nan", "", {}, true}};
+    return RankEnd{Rank{rank}, 1, 0, Failure{operation, "rank 1 failed: nan", "", {}, true}};
   };
   Outcome job;
-  job.first = RankEnd{Rank{1}, {0, 9}, {}};
+  job.first = RankEnd{Rank{1}, 0, 9, {}};
   job.consequences = {end(3, "barrier"), end(2, "all_reduce"), end(0, "barrier")};
   job.stubborn = {Rank{4}};
   BOOST_TEST(job.shell_status() == 137);
@@ -54,14 +54,14 @@ BOOST_AUTO_TEST_CASE(consequences_are_told_by_operation_without_repeating_the_re
 BOOST_AUTO_TEST_CASE(a_failure_may_be_repeated_unless_somebody_wants_an_end_or_it_would_not_help) {
   Outcome job;
   BOOST_TEST(!job.may_restart());
-  job.first = RankEnd{Rank{1}, {0, 9}, {}};
+  job.first = RankEnd{Rank{1}, 0, 9, {}};
   BOOST_TEST(job.may_restart());
   BOOST_TEST(job.first->message() == "rank 1 failed first (killed by signal 9 (Killed))");
   job.is_unwanted = true;
   BOOST_TEST(!job.may_restart());
 
   Outcome misspelt;
-  misspelt.first = RankEnd{Rank{0}, {1, 0}, Failure{"launch", "--seed is 'x'", "", {}, false}};
+  misspelt.first = RankEnd{Rank{0}, 1, 0, Failure{"launch", "--seed is 'x'", "", {}, false}};
   BOOST_TEST(!misspelt.may_restart());
 
   Outcome interrupted;
@@ -71,10 +71,10 @@ BOOST_AUTO_TEST_CASE(a_failure_may_be_repeated_unless_somebody_wants_an_end_or_i
 }
 
 BOOST_AUTO_TEST_CASE(ranks_that_have_stopped_are_no_failure_and_a_failure_beside_them_counts) {
-  const detail::ExitStatus saved{stopped_status, 0};
+  const RankEnd saved{Rank{0}, stopped_status, 0, {}};
   BOOST_TEST(saved.is_stopped());
   BOOST_TEST(!saved.is_failure());
-  const detail::ExitStatus killed{stopped_status, SIGKILL};
+  const RankEnd killed{Rank{0}, stopped_status, SIGKILL, {}};
   BOOST_TEST(killed.is_failure());
 
   Outcome job;
@@ -85,7 +85,7 @@ BOOST_AUTO_TEST_CASE(ranks_that_have_stopped_are_no_failure_and_a_failure_beside
   BOOST_TEST(summary(job) == "");
 
   Outcome with_failure = job;
-  with_failure.late = RankEnd{Rank{2}, {1, 0}, {}};
+  with_failure.late = RankEnd{Rank{2}, 1, 0, {}};
   BOOST_TEST(!with_failure.is_stopped());
   BOOST_TEST(with_failure.shell_status() == 1);
 

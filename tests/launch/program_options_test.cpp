@@ -153,7 +153,7 @@ BOOST_AUTO_TEST_CASE(an_option_that_is_asked_for_too_late_is_an_error) {
 
 BOOST_AUTO_TEST_CASE(a_first_use_of_the_session_leaves_the_options_of_jobs_that_follow) {
   const detail::Flag flags[] = {{"--seed", "N", "of everything"}};
-  const auto before = std::exchange(detail::ProgramTraits::get().flags, flags);
+  const auto before = std::exchange(detail::program_job_flags, flags);
   ProgramOptions options = options_of({"--seed", "7", "--resumes"});
   expect_error([&] { options.close(ProgramOptions::Readers::some); }, "no option --resumes");
   ProgramOptions later = options_of({"--seed", "7", "read later"});
@@ -163,7 +163,7 @@ BOOST_AUTO_TEST_CASE(a_first_use_of_the_session_leaves_the_options_of_jobs_that_
   later.take(flags);
   later.arguments();
   later.close();
-  detail::ProgramTraits::get().flags = before;
+  detail::program_job_flags = before;
 }
 
 BOOST_AUTO_TEST_CASE(ranks_that_do_not_speak_fail_because_of_the_one_that_does) {

@@ -47,13 +47,13 @@ struct Pass {
     buckets.begin_backward(synchronizes ? Sync::yes : Sync::no, adds);
   }
   template <class Key>
-  void give(Key, float value) {
-    using Tensor = NamedTensor<Net, detail::TensorRole::parameter, Key>;
-    const detail::Placement& place = where.plan().placements[Tensor::index];
+  void give(Key key, float value) {
+    const detail::Placement& place =
+        where.plan().placements[NamedTensor<Net, detail::TensorRole::parameter, Key>::index];
     for (T& gradient : detail::elements_at<T>(adds ? buckets.second_arena() : buckets.arena(),
                                               place.offset, place.bytes))
       gradient = static_cast<T>(value);
-    buckets.ready(Tensor{});
+    buckets.ready(key);
   }
   /// The first and the last element of a parameter's gradient.
   template <class Key>

@@ -227,7 +227,8 @@ struct ListedReference {
       constexpr std::size_t rank =
           NamedTensor<Network, detail::TensorRole::parameter, Key>::info.rank;
       using T = typename std::decay_t<decltype(row)>::element_type;
-      const auto& extents = shapes.infos<detail::TensorRole::parameter>()[index<Key>].extents;
+      const auto& extents =
+          shapes.tensors<detail::TensorRole::parameter>().infos[index<Key>].extents;
       if constexpr (rank == 1) {
         return HostView<T, dynamic>(row.data_handle(), extents[0]);
       } else {
@@ -255,7 +256,7 @@ struct ListedReference {
   void tensors(TensorList& list) const {
     Shapes<Network> shapes;
     network.shapes(shapes);
-    const auto& infos = shapes.infos<detail::TensorRole::parameter>();
+    const auto& infos = shapes.tensors<detail::TensorRole::parameter>().infos;
     for (std::size_t i = 0; i != infos.size(); ++i) {
       list.parameter(std::string(detail::parameter_table<Network>.name(i)), infos[i].element,
                      {infos[i].extents.begin(), infos[i].extents.begin() + infos[i].rank});

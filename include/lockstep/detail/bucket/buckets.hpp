@@ -44,17 +44,15 @@ struct Frozen : detail::ValuePolicy<axes::Frozen>, detail::NamePatterns<Patterns
 
 namespace detail {
 
-struct DeclaredTypes {
-  static constexpr ElementKind of(ElementKind declared) { return declared; }
-};
-
-/// Floating tensors have type T, such as BFloat16; the others have their declared type.
+/// Floating tensors have type T, such as BFloat16, unless it is void; the others have their
+/// declared type.
 template <class T>
 struct FloatingAs {
   static constexpr ElementKind of(ElementKind declared) {
-    return is_floating(declared) ? element_kind<T>() : declared;
+    return std::is_void_v<T> || !is_floating(declared) ? declared : element_kind<T>();
   }
 };
+using DeclaredTypes = FloatingAs<void>;
 
 /// A bucket policy with frozen parameters and `Room` padding bytes behind every bucket.
 template <class Limits, class Still, std::size_t Room>

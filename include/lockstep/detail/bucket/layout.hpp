@@ -34,9 +34,8 @@ struct KindsOf {
 
  private:
   constexpr void add(ElementKind element) {
-    bool known = false;
-    for (std::size_t k = 0; k != size; ++k) known = known || kinds[k] == element;
-    if (!known) kinds[size++] = element;
+    if (std::find(kinds.begin(), kinds.begin() + size, element) == kinds.begin() + size)
+      kinds[size++] = element;
   }
 };
 
@@ -63,14 +62,12 @@ std::span<T> elements_at(std::byte* arena, std::size_t offset, std::size_t bytes
   return {reinterpret_cast<T*>(arena + offset), bytes / sizeof(T)};
 }
 
-template <class Types, class Infos>
-constexpr Infos in_types(Infos infos) {
+template <class Model, TensorRole Role, class Types>
+inline constexpr auto static_infos = [] {
+  auto infos = tensor_table<Model, Role>.infos;
   for (TensorInfo& info : infos) info.element = Types::of(info.element);
   return infos;
-}
-
-template <class Model, TensorRole Role, class Types>
-inline constexpr auto static_infos = in_types<Types>(tensor_table<Model, Role>.infos);
+}();
 
 /// The limits are a type, because g++ 12 fails on class-type values passed through alias templates.
 template <class Model, TensorRole Role, class Limits, class Types = DeclaredTypes>
@@ -92,29 +89,28 @@ inline constexpr auto static_offsets = [] {
   return offsets;
 }();
 
-/// Throws unless every pattern of `Still` matches a parameter and one is left to train.
+/// Throws unless every pattern of `Still` matches a parameter.
 template <class Still>
 void require_frozen(std::size_t count, const auto& name_of) {
-  std::size_t frozen = 0;
-  for (std::size_t i = 0; i != count; ++i) frozen += Still::match(name_of(i)) ? 1 : 0;
   for (const std::string_view pattern : Still::patterns) {
     bool found = false;
     for (std::size_t i = 0; i != count; ++i) found = found || matches(pattern, name_of(i));
     if (!found) {
-      throw Error("Frozen", "the model lists no parameter that matches " + std::string(pattern),
-                  "compare the pattern with the names that it lists");
+      fail("Frozen", {"the model lists no parameter that matches ", pattern},
+           "compare the pattern with the names that it lists");
     }
   }
-  if (frozen == count) throw Error("Frozen", "all parameters are frozen", "leave one to train");
 }
 
-template <class Model, TensorRole Role, class Limits, class Types>
-struct StaticLayout {
+/// The tables of a layout, constants unless the model gives shapes or lists tensors at run time.
+template <class Model, TensorRole Role, class Limits, class Types,
+          bool = has_dynamic_shapes<Model, Role>>
+struct LayoutTables {
   static constexpr bool is_static = true;
   static constexpr std::size_t count = tensor_count<Model, Role>;
 
-  constexpr StaticLayout() = default;
-  constexpr explicit StaticLayout(const Model&) {}
+  constexpr LayoutTables() = default;
+  constexpr explicit LayoutTables(const Model&) {}
 
   static constexpr const auto& plan() { return static_plan<Model, Role, Limits, Types>; }
   static constexpr const auto& infos() { return static_infos<Model, Role, Types>; }
@@ -123,35 +119,27 @@ struct StaticLayout {
   }
 };
 
-/// The layout of shapes or lists that are known at run time; copies share it.
+/// Copies share the tables that are known at run time.
 template <class Model, TensorRole Role, class Limits, class Types>
-class RunTimeLayout {
+class LayoutTables<Model, Role, Limits, Types, true> {
  public:
   static constexpr bool is_static = false;
   static constexpr std::size_t count = tensor_count<Model, Role>;
 
-  explicit RunTimeLayout(const Model& model) : computed_(std::make_shared<const Computed>(model)) {}
+  explicit LayoutTables(const Model& model) : computed_(std::make_shared<const Computed>(model)) {}
 
   const auto& plan() const { return computed_->plan; }
   const auto& infos() const { return computed_->tensors.infos; }
   std::string_view name(std::size_t tensor) const { return computed_->tensors.name(tensor); }
 
  private:
-  /// The tensors of a declared model, with the extents that the model gives at run time.
-  struct Shaped {
-    std::array<TensorInfo, count == dynamic ? 0 : count> infos;
-    static constexpr std::string_view name(std::size_t tensor) {
-      return tensor_table<Model, Role>.name(tensor);
-    }
-  };
-
   static auto tensors_of(const Model& model) {
     if constexpr (TensorListing<Model>) {
       return std::move(list_tensors(model).of(Role));
     } else {
       Shapes<Model> shapes;
       model.shapes(shapes);
-      return Shaped{shapes.template infos<Role>()};
+      return shapes.template tensors<Role>();
     }
   }
 
@@ -159,10 +147,9 @@ class RunTimeLayout {
     explicit Computed(const Model& model) : tensors(tensors_of(model)) {
       for (TensorInfo& info : tensors.infos) info.element = Types::of(info.element);
       if (const std::size_t i = first_beyond_arena(tensors.infos); i != tensors.infos.size()) {
-        throw Error("shapes",
-                    "with " + std::string(tensors.name(i)) +
-                        " the model's tensors are larger than memory can be",
-                    "check their extents");
+        fail("shapes",
+             {"with ", tensors.name(i), " the model's tensors are larger than memory can be"},
+             "check their extents");
       }
       const auto name = [&](std::size_t tensor) { return tensors.name(tensor); };
       if constexpr (TensorListing<Model> && freezes_some<Limits>)
@@ -184,11 +171,6 @@ class RunTimeLayout {
   std::shared_ptr<const Computed> computed_;
 };
 
-template <class Model, TensorRole Role, class Limits, class Types>
-using LayoutBase =
-    std::conditional_t<has_dynamic_shapes<Model, Role>, RunTimeLayout<Model, Role, Limits, Types>,
-                       StaticLayout<Model, Role, Limits, Types>>;
-
 /// The distinct shapes of a model's tensors, on which the types of views depend.
 template <std::size_t Count>
 struct ShapeTable {
@@ -201,23 +183,18 @@ template <class Model, TensorRole Role>
 inline constexpr auto shape_table = [] {
   constexpr std::size_t count = tensor_table<Model, Role>.size();
   const auto& infos = tensor_table<Model, Role>.infos;
-  struct Entry {
-    std::uint64_t hash = 0;
-    std::uint32_t tensor = 0;
-  };
-  std::array<Entry, count> entries{};
+  std::array<std::pair<std::uint64_t, std::uint32_t>, count> entries{};  // hash and tensor
   for (std::size_t i = 0; i != count; ++i) {
     Hash hash;
     hash.number(static_cast<std::size_t>(infos[i].element));
     for (std::size_t axis = 0; axis != infos[i].rank; ++axis) hash.number(infos[i].extents[axis]);
     entries[i] = {hash.value(), static_cast<std::uint32_t>(i)};
   }
-  std::sort(entries.begin(), entries.end(),
-            [](const Entry& a, const Entry& b) { return a.hash < b.hash; });
+  std::sort(entries.begin(), entries.end());
   ShapeTable<count> table;
   for (std::size_t i = 0; i != count; ++i) {
-    const std::uint32_t tensor = entries[i].tensor;
-    if (i == 0 || infos[tensor] != infos[entries[i - 1].tensor])
+    const std::uint32_t tensor = entries[i].second;
+    if (i == 0 || infos[tensor] != infos[entries[i - 1].second])
       table.firsts[table.size++] = tensor;
     table.shapes[tensor] = static_cast<std::uint32_t>(table.size - 1);
   }
@@ -233,23 +210,12 @@ constexpr auto make_view(std::byte* data, Sizes... extents) {
   return Viewed(reinterpret_cast<T*>(data), extents...);
 }
 
-template <class Model, class Limits, class Key>
-struct TrainedParameter {
-  static constexpr std::size_t index = NamedTensor<Model, TensorRole::parameter, Key>::index;
-  static constexpr bool trains =
-      !Limits::frozen::match(tensor_table<Model, TensorRole::parameter>.name(index));
-  static_assert(trains,
-                "lockstep: this parameter is frozen and has no gradient; leave it out of backward, "
-                "by if constexpr (trains<decltype(step)>(\"name\"_p)) where Frozen differs between "
-                "jobs (the compiler prints the name beside this message)");
-};
-
 /// The layout of Model's tensors of one role. With static shapes it is empty and its results are
 /// constants; with dynamic shapes it is constructed from the model.
 template <class Model, TensorRole Role, class Limits, class Types>
-class TensorLayout : public LayoutBase<Model, Role, Limits, Types> {
+class TensorLayout : public LayoutTables<Model, Role, Limits, Types> {
  public:
-  using LayoutBase<Model, Role, Limits, Types>::LayoutBase;
+  using LayoutTables<Model, Role, Limits, Types>::LayoutTables;
 
   /// May some tensors be frozen? A model that lists its tensors decides at run time.
   static constexpr bool freezes =
@@ -267,7 +233,7 @@ class TensorLayout : public LayoutBase<Model, Role, Limits, Types> {
   bool trains(Key key) const
     requires TensorListing<Model>
   {
-    const std::size_t tensor = find_tensor<Model, Role>(key).index;
+    const std::size_t tensor = tensor_index<Model, Role>(key);
     return tensor >= this->infos().size() || this->plan().is_trained(tensor);
   }
 
@@ -277,12 +243,14 @@ class TensorLayout : public LayoutBase<Model, Role, Limits, Types> {
     if constexpr (freezes && TensorListing<Model>) {
       if (trains(key)) [[likely]]
         return;
-      throw Error("step",
-                  std::string(this->name(find_tensor<Model, Role>(key).index)) +
-                      " is frozen and has no gradient",
-                  "leave it out of backward: if (step.trains(number))");
+      fail("step", {this->name(tensor_index<Model, Role>(key)), " is frozen and has no gradient"},
+           "leave it out of backward: if (step.trains(number))");
     } else if constexpr (freezes) {
-      static_cast<void>(TrainedParameter<Model, Limits, Key>::index);
+      static_assert(
+          trains(Key{}),
+          "lockstep: this parameter is frozen and has no gradient; leave it out of backward, "
+          "by if constexpr (trains<decltype(step)>(\"name\"_p)) where Frozen differs between "
+          "jobs (the compiler prints the name beside this message)");
     }
   }
 
@@ -291,7 +259,7 @@ class TensorLayout : public LayoutBase<Model, Role, Limits, Types> {
   constexpr auto view(std::byte* arena, Key key) const {
     if constexpr (TensorListing<Model>) {
       constexpr ElementKind element = Types::of(kind_of_listed<Model, Key>());
-      const std::size_t tensor = find_tensor<Model, Role>(key).index;
+      const std::size_t tensor = tensor_index<Model, Role>(key);
       require_element(tensor, element);
       return named(make_view<Memory, Const, element, dynamic>(
                        arena + this->plan().placements[tensor].offset,
@@ -389,12 +357,11 @@ class TensorLayout : public LayoutBase<Model, Role, Limits, Types> {
     const auto& infos = this->infos();
     if (tensor < infos.size() && infos[tensor].element == element) [[likely]]
       return;
-    throw Error("step",
-                tensor < infos.size()
-                    ? std::string(this->name(tensor)) + " has elements of " +
-                          std::string(element_name(infos[tensor].element))
-                    : "tensor " + std::to_string(tensor) + " of " + std::to_string(infos.size()),
-                "ask for a tensor that the model lists, with the element type that it has");
+    fail("step",
+         {tensor < infos.size()
+              ? text({this->name(tensor), " has elements of ", element_name(infos[tensor].element)})
+              : text({"tensor ", tensor, " of ", infos.size()})},
+         "ask for a tensor that the model lists, with the element type that it has");
   }
 };
 

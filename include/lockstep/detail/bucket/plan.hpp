@@ -44,21 +44,6 @@ struct Run {
   constexpr std::size_t count() const { return bytes / element_size(element); }
 };
 
-/// An array of `Count` values, or a vector if `Count` is `dynamic`.
-template <class T, std::size_t Count>
-using Table = std::conditional_t<Count == dynamic, std::vector<T>,
-                                 std::array<T, Count == dynamic ? 0 : Count>>;
-
-/// A table of `size` zeroed values; `size` equals a static `Count`.
-template <class T, std::size_t Count>
-constexpr Table<T, Count> make_table(std::size_t size) {
-  if constexpr (Count == dynamic) {
-    return Table<T, Count>(size);
-  } else {
-    return {};
-  }
-}
-
 /// A table of values that change during training; on the heap if large, to spare the stack.
 template <class T, std::size_t Count>
 using SmallTable = Table<T, (Count <= 256) ? Count : dynamic>;

@@ -62,14 +62,13 @@ template <class Key>
   if constexpr (requires { Key::name; }) {
     name = Key::name;
   } else if constexpr (requires { key.index; }) {
-    name = "parameter " + std::to_string(key.index);
+    name = text({"parameter ", key.index});
   } else {
-    name = "parameter " + std::to_string(key);
+    name = text({"parameter ", key});
   }
-  throw Error("set_grad",
-              "the gradient of " + name + " has " + std::to_string(elements) +
-                  " elements, and was given " + std::to_string(given),
-              "give it a number for every element, in the order of rows");
+  fail("set_grad",
+       {"the gradient of ", name, " has ", elements, " elements, and was given ", given},
+       "give it a number for every element, in the order of rows");
 }
 
 /// Have two views the same extents? A view of rank 1 matches any view of its size.
@@ -215,12 +214,7 @@ class BareStep {
 
   template <class Key>
   constexpr void ready(Key key) const {
-    // Also rejects a misspelt name.
-    if constexpr (TensorListing<Model>) {
-      static_cast<void>(find_tensor<Model, TensorRole::parameter>(key));
-    } else {
-      static_cast<void>(NamedTensor<Model, TensorRole::parameter, Key>::index);
-    }
+    static_cast<void>(tensor_index<Model, TensorRole::parameter>(key));  // rejects a misspelt name
     if constexpr (LayoutOfParameters::freezes) parameters_.require_trained(key);
   }
 
@@ -239,16 +233,8 @@ class BareStep {
 
   /// Does this step use a parameter? The step of a sub-graph does not use all.
   template <class Key>
-  static constexpr bool uses(Key)
-    requires(!TensorListing<Model>)
-  {
-    static_cast<void>(NamedTensor<Model, TensorRole::parameter, Key>::index);
-    return true;
-  }
-  template <class Key>
-  bool uses(Key) const
-    requires TensorListing<Model>
-  {
+  static constexpr bool uses(Key key) {
+    static_cast<void>(tensor_index<Model, TensorRole::parameter>(key));  // rejects a misspelt name
     return true;
   }
   static constexpr UsedSubgraph<NoSubgraphs, whole_model> subgraph() { return {}; }
@@ -280,7 +266,7 @@ class BareStep {
   /// The name is empty if no listed parameter has this number.
   template <class Key>
   constexpr std::string_view name_of(Key key) const {
-    const std::size_t parameter = find_tensor<Model, TensorRole::parameter>(key).index;
+    const std::size_t parameter = tensor_index<Model, TensorRole::parameter>(key);
     return parameter < parameters_.infos().size() ? parameters_.name(parameter) : "";
   }
 
@@ -308,7 +294,7 @@ class TrackedStep : public Bare {
 
   template <class Key>
   auto param(Key key) const {
-    owned_->await_parameter(index_of(key));
+    owned_->await_parameter(tensor_index<Model, TensorRole::parameter>(key));
     return Bare::param(key);
   }
   template <class F>
@@ -340,7 +326,7 @@ class TrackedStep : public Bare {
   template <class Key>
   void ready(Key key) const {
     Bare::ready(key);  // rejects a parameter without a gradient
-    gradients_->ready(find_tensor<Model, TensorRole::parameter>(key));
+    gradients_->ready(key);
   }
 
   /// Marks a parameter as unused in this pass (its gradient counts as zero), before backward ends.
@@ -349,7 +335,7 @@ class TrackedStep : public Bare {
     requires(Gradients::skips_unused)
   {
     Bare::ready(key);
-    gradients_->unused(index_of(key));
+    gradients_->unused(tensor_index<Model, TensorRole::parameter>(key));
   }
 
   template <class Key, class Value = std::initializer_list<double>>
@@ -359,11 +345,6 @@ class TrackedStep : public Bare {
   }
 
  private:
-  template <class Key>
-  static constexpr std::size_t index_of(Key key) {
-    return find_tensor<Model, TensorRole::parameter>(key).index;
-  }
-
   Gradients* gradients_;
   Owned* owned_;
 };

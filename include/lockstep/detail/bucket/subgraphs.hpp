@@ -39,11 +39,17 @@ inline constexpr bool is_subgraph_key = requires { requires Key::is_subgraph_key
 /// The number of the whole model; the declared sets follow from 1.
 inline constexpr std::size_t whole_model = 0;
 
-template <bool Same, class... Sets>
-struct SubgraphList {
-  static constexpr bool same_on_all_ranks = Same;
+}  // namespace detail
+
+/// Every step uses one of these sets of parameters, or the whole model: `job.step<"name"_s>(batch)`
+/// or `job.step(batch)`. The optimizer skips parameters that no rank used; on a rank that did not
+/// use a parameter, its gradient counts as zero.
+template <class... Sets>
+struct Subgraphs : Choice<axes::UnusedParameters>, WithName<"Subgraphs"> {
+  using sets = Subgraphs;  // without `SameOnAllRanks`
+  static constexpr bool same_on_all_ranks = false;
   static constexpr std::size_t count = sizeof...(Sets) + 1;
-  static constexpr bool well_formed = (is_subgraph<Sets> && ...);
+  static constexpr bool well_formed = (detail::is_subgraph<Sets> && ...);
 
   static constexpr std::string_view name_of(std::size_t set) {
     if constexpr (well_formed) {
@@ -53,7 +59,7 @@ struct SubgraphList {
     }
   }
   static constexpr bool contains(std::size_t set, [[maybe_unused]] std::string_view parameter) {
-    if (set == whole_model) return true;
+    if (set == detail::whole_model) return true;
     std::size_t number = 0;
     bool found = false;
     static_cast<void>(((++number == set && (found = Sets::match(parameter), true)) || ...));
@@ -65,51 +71,29 @@ struct SubgraphList {
     while (set != count && name_of(set) != name) ++set;
     return set;
   }
-  static constexpr void fingerprint(Hash& hash) {
-    hash.number(Same ? 1 : 0).number(sizeof...(Sets));
-    (fingerprint_of<Sets>(hash), ...);
-  }
-
- private:
-  template <class Set>
-  static constexpr void fingerprint_of(Hash& hash) {
-    hash.text(Set::name);
-    Set::fingerprint_patterns(hash);
+  static constexpr void fingerprint(detail::Hash& hash) {
+    hash.number(sizeof...(Sets));
+    (Sets::fingerprint_patterns(hash.text(Sets::name)), ...);
   }
 };
-
-using NoSubgraphs = SubgraphList<false>;
-
-}  // namespace detail
-
-/// Every step uses one of these sets of parameters, or the whole model: `job.step<"name"_s>(batch)`
-/// or `job.step(batch)`. The optimizer skips parameters that no rank used; on a rank that did not
-/// use a parameter, its gradient counts as zero.
 template <class... Sets>
-struct Subgraphs : Choice<axes::UnusedParameters>,
-                   WithName<"Subgraphs">,
-                   detail::SubgraphList<false, Sets...> {
-  using list = detail::SubgraphList<false, Sets...>;
-};
-template <class... Sets>
-struct Subgraphs<SameOnAllRanks, Sets...>
-    : Choice<axes::UnusedParameters>, WithName<"Subgraphs">, detail::SubgraphList<true, Sets...> {
-  using list = detail::SubgraphList<true, Sets...>;
+struct Subgraphs<SameOnAllRanks, Sets...> : Subgraphs<Sets...> {
+  static constexpr bool same_on_all_ranks = true;
+  static constexpr void fingerprint(detail::Hash& hash) {
+    Subgraphs<Sets...>::fingerprint(hash.text("SameOnAllRanks"));
+  }
 };
 
 namespace detail {
 
+using NoSubgraphs = Subgraphs<>;
+
 template <class Meaning>
-auto subgraphs_in() {
-  if constexpr (requires { typename Meaning::list; }) {
-    return std::type_identity<typename Meaning::list>{};
-  } else {
-    return std::type_identity<NoSubgraphs>{};
-  }
-}
+inline constexpr bool declares_subgraphs = requires { typename Meaning::sets; };
+
 /// The sets of a choice of `UnusedParameters`.
 template <class Meaning>
-using SubgraphsIn = typename decltype(subgraphs_in<Meaning>())::type;
+using SubgraphsIn = std::conditional_t<declares_subgraphs<Meaning>, Meaning, NoSubgraphs>;
 
 }  // namespace detail
 
@@ -137,35 +121,30 @@ namespace detail {
 
 /// The set that a key names: one instantiation, and one error, for each name.
 template <class List, class Key>
-struct NamedSubgraph {
- private:
-  static constexpr std::size_t found = [] {
-    if constexpr (is_subgraph_key<Key>) {
-      return List::number_of(Key::name);
-    } else {
-      return List::count;
-    }
-  }();
+consteval std::size_t named_subgraph() {
   static_assert(is_subgraph_key<Key>,
                 "lockstep: the key of a sub-graph is its name with _s behind it; write "
                 "job.step<\"with_adapter\"_s>(batch), and using namespace lockstep");
   static_assert(!is_subgraph_key<Key> || List::count != 1,
                 "lockstep: this job declares no sub-graphs; add UnusedParameters<Subgraphs<"
                 "Subgraph<\"name\", \"pattern.*\">, ...>>, or step without a name");
-  static_assert(!is_subgraph_key<Key> || List::count == 1 || found != List::count,
-                "lockstep: the job declares no sub-graph of this name; compare the spelling with "
-                "its Subgraphs (the compiler prints the name beside this message)");
-
- public:
-  static constexpr std::size_t number = found == List::count ? whole_model : found;
-};
+  if constexpr (is_subgraph_key<Key> && List::count != 1) {
+    constexpr std::size_t found = List::number_of(Key::name);
+    static_assert(found != List::count,
+                  "lockstep: the job declares no sub-graph of this name; compare the spelling with "
+                  "its Subgraphs (the compiler prints the name beside this message)");
+    return found % List::count;  // the whole model after an error
+  } else {
+    return whole_model;
+  }
+}
 
 template <class List, class Set>
 constexpr std::size_t subgraph_number([[maybe_unused]] const Set& set) {
   if constexpr (std::is_same_v<Set, SubgraphChoice>) {
     return set.number();
   } else {
-    return NamedSubgraph<List, Set>::number;
+    return named_subgraph<List, Set>();
   }
 }
 
@@ -196,7 +175,7 @@ struct UsedSubgraph {
     if constexpr (List::count == 1) {
       return false;
     } else {
-      return NamedSubgraph<List, Key>::number == Set;
+      return named_subgraph<List, Key>() == Set;
     }
   }
 };

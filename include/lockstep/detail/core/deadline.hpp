@@ -17,7 +17,6 @@ class Deadline {
     if (limit > std::chrono::hours(24 * 365)) return never();
     return Deadline(limit.count() > 0 ? Clock::now() + limit : Clock::now());
   }
-  static Deadline at(Clock::time_point when) { return Deadline(when); }
   static Deadline never() { return Deadline(Clock::time_point::max()); }
 
   friend Deadline sooner(Deadline a, Deadline b) { return a.when_ < b.when_ ? a : b; }

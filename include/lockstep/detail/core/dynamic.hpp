@@ -58,6 +58,21 @@ struct Size<dynamic> {
 
 namespace detail {
 
+/// An array of `Count` values, or a vector if `Count` is `dynamic`.
+template <class T, std::size_t Count>
+using Table = std::conditional_t<Count == dynamic, std::vector<T>,
+                                 std::array<T, Count == dynamic ? 0 : Count>>;
+
+/// A table of `size` zeroed values; `size` equals a static `Count`.
+template <class T, std::size_t Count>
+constexpr Table<T, Count> make_table(std::size_t size) {
+  if constexpr (Count == dynamic) {
+    return Table<T, Count>(size);
+  } else {
+    return {};
+  }
+}
+
 template <std::size_t N>
 constexpr Size<N> make_size(std::size_t size) {
   if constexpr (N == dynamic) {

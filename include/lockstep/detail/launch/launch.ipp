@@ -87,7 +87,6 @@ LOCKSTEP_INLINE std::string number_text(std::int64_t number) { return digits_of(
 LOCKSTEP_INLINE std::string number_text(std::uint64_t number) { return digits_of(number); }
 LOCKSTEP_INLINE std::string number_text(float number) { return digits_of(number); }
 LOCKSTEP_INLINE std::string number_text(double number) { return digits_of(number); }
-LOCKSTEP_INLINE std::string number_text(long double number) { return digits_of(number); }
 
 template <class Number>
 bool read_whole_text(std::string_view text, Number& number) {
@@ -107,9 +106,6 @@ LOCKSTEP_INLINE bool read_number(std::string_view text, float& number) {
   return read_whole_text(text, number);
 }
 LOCKSTEP_INLINE bool read_number(std::string_view text, double& number) {
-  return read_whole_text(text, number);
-}
-LOCKSTEP_INLINE bool read_number(std::string_view text, long double& number) {
   return read_whole_text(text, number);
 }
 
@@ -259,8 +255,8 @@ LOCKSTEP_INLINE LaunchOptions parse_options(int argc, char** argv,
     if (name == "--rendezvous") options.rendezvous = parse_endpoint(name, value);
     if (name == "--timeout") options.timeout = parse_seconds(name, value);
     if (name == "--progress") options.progress = parse_progress(name, value);
-    if (name == "--max-restarts") options.max_restarts = parse_number(name, value);
     if (name == "--local-rank") options.local_rank = parse_number("--local_rank", value);
+    if (name == "--max-restarts") options.max_restarts = parse_number(name, value);
   }
   if (options.ranks == std::size_t{0}) {
     fail("launch", {"--ranks is 0"}, "a job has at least one rank");
@@ -310,24 +306,9 @@ LOCKSTEP_INLINE std::string help_text(std::string_view program, std::span<const 
 
 LOCKSTEP_INLINE std::size_t restart_count() { return LaunchEnvironment().restarts(); }
 
-/// Counts the calls of `launch` in this process, and those in progress.
-class LaunchCount {
- public:
-  LaunchCount() : number_(++calls) { ++lasting; }
-  ~LaunchCount() { --lasting; }
-  LaunchCount(const LaunchCount&) = delete;
-  LaunchCount& operator=(const LaunchCount&) = delete;
-
-  std::size_t number() const { return number_; }
-
-  static bool is_in_flight() { return lasting != 0; }
-
- private:
-  inline static std::atomic<std::size_t> calls = 0;
-  inline static std::atomic<std::size_t> lasting = 0;
-
-  std::size_t number_;
-};
+/// The calls of `launch` in this process, and those in progress.
+inline std::atomic<std::size_t> launch_calls = 0;
+inline std::atomic<std::size_t> launches_in_progress = 0;
 
 LOCKSTEP_INLINE RankPlacement alone_placement(std::size_t threads = 1) {
   RankPlacement placement("the program", Rank{0}, WorldSize{1});
@@ -410,7 +391,7 @@ class ThreadEnds {
   }
   void threw(Rank rank, const std::exception_ptr& thrown) {
     const std::lock_guard lock(mutex_);
-    ends_.push_back({rank, ExitStatus{1, 0}, Failure::of(thrown)});
+    ends_.push_back({rank, 1, 0, Failure::of(thrown)});
     thrown_.push_back(thrown);
     --running_;
     changed_.notify_all();
@@ -746,7 +727,7 @@ LOCKSTEP_INLINE void spawn_processes(std::size_t ranks, RankFunction f,
   if (!outcome.first) return;
   const RankEnd& end = *outcome.first;
   if (end.failure) throw named_error(*end.failure, end.rank);
-  fail("spawn", {"the rank ended too early: ", end.status.text()},
+  fail("spawn", {"the rank ended too early: ", end.status_text()},
        "look at what it printed, and at core dumps", end.rank);
 }
 
@@ -758,7 +739,7 @@ LOCKSTEP_INLINE std::string help(std::span<const std::string_view> arguments,
   const std::string_view program = arguments.empty() ? "program" : arguments[0];
   std::vector<AskedOption> asked;
   std::string note;
-  if (!ProgramTraits::get().has_options) return help_text(program, flags, asked);
+  if (!program_calls_option) return help_text(program, flags, asked);
   const auto until_asked = [&](Session& session) {
     try {
       run(session);
@@ -804,24 +785,6 @@ LOCKSTEP_INLINE bool answer(std::span<const std::string_view> arguments, std::si
   return true;
 }
 
-LOCKSTEP_INLINE void check_launcher(const LaunchOptions& options, const RankPlacement& placement) {
-  // Older launchers also pass the local rank as an argument; a wrong one selects a wrong device.
-  const bool is_known = placement.local_world != 0 || std::getenv("LOCAL_RANK") != nullptr;
-  if (is_known && options.local_rank && *options.local_rank != placement.local_rank) {
-    fail("launch",
-         {"--local_rank is ", *options.local_rank, " and ", placement.launcher,
-          " gives local rank ", placement.local_rank},
-         "leave --local_rank out", placement.rank);
-  }
-  if (options.max_restarts != 0 && !placement.is_alone()) {
-    fail("launch", {"--max-restarts was given to a rank that ", placement.launcher, " started"},
-         placement.launcher == "torchrun"
-             ? "give it to torchrun itself, before the program's name"
-             : "leave it out, or let lockstep start the ranks, with --ranks",
-         placement.rank);
-  }
-}
-
 /// Turns a failure in a destructor of ranks that have returned into a reported one, with status 1.
 LOCKSTEP_INLINE int status_after(int status, LateFailures& late, const Descriptor& launcher) {
   if (status != 0) return status;
@@ -842,6 +805,24 @@ LOCKSTEP_INLINE std::size_t threads_of(const RankPlacement& placement, const Lau
        "start another number of processes", placement.rank);
 }
 
+LOCKSTEP_INLINE void check_launcher(const LaunchOptions& options, const RankPlacement& placement) {
+  // Older launchers also pass the local rank as an argument; a wrong one selects a wrong device.
+  const bool is_known = placement.local_world != 0 || std::getenv("LOCAL_RANK") != nullptr;
+  if (is_known && options.local_rank && *options.local_rank != placement.local_rank) {
+    fail("launch",
+         {"--local_rank is ", *options.local_rank, " and ", placement.launcher,
+          " gives local rank ", placement.local_rank},
+         "leave --local_rank out", placement.rank);
+  }
+  if (options.max_restarts != 0 && !placement.is_alone()) {
+    fail("launch", {"--max-restarts was given to a rank that ", placement.launcher, " started"},
+         placement.launcher == "torchrun"
+             ? "give it to torchrun itself, before the program's name"
+             : "leave it out, or let lockstep start the ranks, with --ranks",
+         placement.rank);
+  }
+}
+
 LOCKSTEP_INLINE int launch_as(RanksAs how, int argc, char** argv,
                               FunctionRef<int(Session&, std::optional<std::size_t>)> run,
                               std::size_t default_ranks, std::span<const Flag> flags) {
@@ -855,27 +836,29 @@ LOCKSTEP_INLINE int launch_as(RanksAs how, int argc, char** argv,
         default_ranks == dynamic || how == RanksAs::replicas ? 1 : default_ranks;
     // A program may call `launch` several times in a row. A rank of lockstep's launcher runs the
     // whole program, and skips all calls but the one it was started for.
-    const LaunchCount count;
+    const std::size_t launch_number = ++launch_calls;
+    ++launches_in_progress;
+    const std::shared_ptr<void> at_end(nullptr, [](void*) { --launches_in_progress; });
     const std::vector<std::string_view> arguments(argv, argv + argc);
     // Jobs that the program makes from its session have options too.
-    if (flags.empty()) flags = ProgramTraits::get().flags;
-    if (answer(arguments, count.number(), flags, run_one, by_default)) return 0;
+    if (flags.empty()) flags = program_job_flags;
+    if (answer(arguments, launch_number, flags, run_one, by_default)) return 0;
     LaunchOptions options = parse_options(argc, argv, flags);
-    options.launch_number = count.number();
+    options.launch_number = launch_number;
     set_progress_style(options.progress);
     progress_style();  // throws for an invalid variable, before any rank
     std::optional<RankPlacement> placement = LaunchEnvironment(options.rendezvous).placement();
     const LaunchEnvironment environment;
     const auto timeout = options.timeout.value_or(environment.timeout().value_or(default_timeout));
+    const bool is_alone = !placement || placement->is_alone();
     if (placement) check_launcher(options, *placement);
-    if (environment.launch_number().value_or(count.number()) != count.number()) return 0;
+    if (environment.launch_number().value_or(launch_number) != launch_number) return 0;
     if (placement) {
       prepare_shared_gpus(placement->job, placement->rank);
       launcher = inherited_pipe(placement->report_fd);
       // Line-buffered, since a full buffer would delay lines and lose those before a crash.
       if (placement->hosted) std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
     }
-    const bool is_alone = !placement || placement->is_alone();
     const auto run_on_threads = [&](const RankPlacement& at) {
       return run_threads(at, timeout, options.rest, launcher, run_one);
     };
@@ -1062,7 +1045,7 @@ LOCKSTEP_INLINE void ProgramOptions::end(Readers readers) {
     if (readers == Readers::some && is_option) {
       // A later job reads it.
       const std::string name = detail::flag_name(left_[i]);
-      const auto* flag = detail::find_flag(name, detail::ProgramTraits::get().flags);
+      const auto* flag = detail::find_flag(name, detail::program_job_flags);
       if (flag != nullptr) {
         if (!flag->value.empty() && left_[i].find('=') == std::string::npos) ++i;
         continue;
@@ -1122,7 +1105,7 @@ LOCKSTEP_INLINE Session join(std::string_view init_method, Rank rank, WorldSize 
 }
 
 LOCKSTEP_INLINE Session join(std::chrono::milliseconds timeout) {
-  if (detail::LaunchCount::is_in_flight()) {
+  if (detail::launches_in_progress != 0) {
     throw Error("join", "launch has joined this process to its job already",
                 "inside launch use the session that it gives: ProcessGroup group(session)");
   }

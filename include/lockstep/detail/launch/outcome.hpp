@@ -11,39 +11,34 @@ LOCKSTEP_COLD_BEGIN
 
 namespace lockstep::detail {
 
-struct ExitStatus {
+struct RankEnd {
+  Rank rank;
   int code = 0;    // if it exited
   int signal = 0;  // that killed it, or 0
+  /// Reported by a rank that ended with an exception.
+  std::optional<Failure> failure;
 
   /// Stopped on request, with its state saved.
   bool is_stopped() const { return code == stopped_status && signal == 0; }
   bool is_failure() const { return (code != 0 || signal != 0) && !is_stopped(); }
   int shell_status() const { return signal != 0 ? 128 + signal : code; }
-  std::string text() const {
-    if (signal == 0) return detail::text({"exit status ", code});
+  std::string status_text() const {
+    if (signal == 0) return text({"exit status ", code});
     const char* const name = ::strsignal(signal);
-    return detail::text({"killed by signal ", signal, " (", name != nullptr ? name : "?", ")"});
+    return text({"killed by signal ", signal, " (", name != nullptr ? name : "?", ")"});
   }
-};
-
-struct RankEnd {
-  Rank rank;
-  ExitStatus status;
-  /// Reported by a rank that ended with an exception.
-  std::optional<Failure> failure;
-
   bool is_consequence() const { return failure && failure->consequence; }
   /// A launch with wrong options, for which a restart would not help.
   bool is_misstart() const { return failure && failure->operation == "launch"; }
-  bool is_ended() const { return status.signal == SIGTERM || status.signal == SIGKILL; }
+  bool is_ended() const { return signal == SIGTERM || signal == SIGKILL; }
   /// `rank 1 failed first (exit status 3)`. A process with several ranks reports which one it was.
   std::string message() const {
     const Rank failed = failure && failure->rank ? *failure->rank : rank;
-    return text({"rank ", failed, " failed first (", status.text(), ")"});
+    return text({"rank ", failed, " failed first (", status_text(), ")"});
   }
   /// Of ends that are seen together, the lowest counts as the first: a crash is rarely the
   /// consequence of another rank's error; the reverse is common.
-  int precedence() const { return is_consequence() ? 2 : status.signal == 0 ? 1 : 0; }
+  int precedence() const { return is_consequence() ? 2 : signal == 0 ? 1 : 0; }
 };
 
 struct Outcome {
@@ -72,9 +67,9 @@ struct Outcome {
   int shell_status() const {
     if (is_stopped()) return stopped_status;
     // The failure of a rank counts although others have saved.
-    if (interrupted != 0 && !stopped.empty() && late) return late->status.shell_status();
+    if (interrupted != 0 && !stopped.empty() && late) return late->shell_status();
     if (interrupted != 0) return 128 + interrupted;
-    return first ? first->status.shell_status() : 0;
+    return first ? first->shell_status() : 0;
   }
 };
 

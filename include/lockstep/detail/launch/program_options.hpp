@@ -95,21 +95,14 @@ class HelpAsked : public std::exception {
   HarmlessMark mark_;
 };
 
-/// What is known of the program before `main`.
-struct ProgramTraits {
-  bool has_options = false;       ///< some function calls `option`
-  std::span<const Flag> flags{};  ///< those of its jobs
+/// The options of the program's jobs, known before `main`.
+inline constinit std::span<const Flag> program_job_flags{};
 
-  static ProgramTraits& get() {
-    static ProgramTraits traits;
-    return traits;
-  }
-};
-
-/// A use of this variable records, before `main`, that the program asks for options; `--help` does
-/// not run a program without any.
+/// Does some function of the program call `option`? `--help` does not run a program without any.
+inline constinit bool program_calls_option = false;
+/// A use of this variable records it before `main`.
 template <class>
-inline const bool program_has_options = ProgramTraits::get().has_options = true;
+inline const bool program_has_options = program_calls_option = true;
 
 template <class T>
 concept OptionText = std::convertible_to<T, std::string_view>;
@@ -123,7 +116,8 @@ concept OptionType =
 /// The type that a number of type T is printed and read as.
 template <class T>
 using WideNumber =
-    std::conditional_t<std::floating_point<T>, T,
+    std::conditional_t<std::floating_point<T>,
+                       std::conditional_t<std::same_as<T, float>, float, double>,
                        std::conditional_t<std::signed_integral<T>, std::int64_t, std::uint64_t>>;
 
 /// The shortest digits that are read back as the same number.
@@ -131,14 +125,12 @@ std::string number_text(std::int64_t number);
 std::string number_text(std::uint64_t number);
 std::string number_text(float number);
 std::string number_text(double number);
-std::string number_text(long double number);
 
 /// False unless the whole text is a finite number in the range of its type.
 bool read_number(std::string_view text, std::int64_t& number);
 bool read_number(std::string_view text, std::uint64_t& number);
 bool read_number(std::string_view text, float& number);
 bool read_number(std::string_view text, double& number);
-bool read_number(std::string_view text, long double& number);
 
 }  // namespace detail
 
@@ -181,7 +173,7 @@ class ProgramOptions {
       return *text == "true";
     } else if constexpr (detail::OptionType<T>) {
       constexpr bool is_whole = std::integral<T>;
-      detail::WideNumber<T> number = otherwise;
+      auto number = static_cast<detail::WideNumber<T>>(otherwise);
       const auto text = ask(name, is_whole ? "N" : "X", detail::number_text(number), help,
                             detail::program_has_options<T>);
       const bool is_number = !text || detail::read_number(*text, number);

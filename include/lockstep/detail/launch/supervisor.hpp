@@ -33,14 +33,13 @@ inline std::chrono::milliseconds termination_grace(bool saves) {
 }
 
 struct Child {
-  Rank rank;
+  RankEnd end;
   pid_t pid = -1;
   Descriptor handle;    // a pidfd, readable once the process has ended
   Descriptor pipes[3];  // stdout, stderr, and the report of a failure
   LineCutter lines[2];
   std::string report;
   bool running = false;
-  ExitStatus status;
 
   /// Signals the process group: the rank and the processes that it has started.
   void send(int signal) const {
@@ -53,10 +52,10 @@ struct Child {
            errno == EINTR) {
     }
     const bool exited = info.si_code == CLD_EXITED;
-    status.code = exited ? info.si_status : 0;
-    status.signal = exited ? 0 : info.si_status;
+    end.code = exited ? info.si_status : 0;
+    end.signal = exited ? 0 : info.si_status;
     // The group's id can be reused after waitpid, so the group is killed before.
-    if (status.is_failure()) ::kill(-pid, SIGKILL);
+    if (end.is_failure()) ::kill(-pid, SIGKILL);
     ::waitpid(pid, nullptr, 0);
     running = false;
     handle.close();
@@ -122,7 +121,7 @@ class Supervisor {
     Pipe err = make_pipe();
     const pid_t parent = ::getpid();
     Child child;
-    child.rank = rank;
+    child.end.rank = rank;
     child.pid = ::fork();
     if (child.pid == 0) {
       ::prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -204,10 +203,11 @@ class Supervisor {
       Child& child = children_[i];
       if (polled[4 * i + 2].revents == 0) continue;
       child.reap();
-      if (child.status.is_stopped()) outcome_.stopped.push_back(child.rank);
-      if (!child.status.is_failure()) continue;
+      if (child.end.is_stopped()) outcome_.stopped.push_back(child.end.rank);
+      if (!child.end.is_failure()) continue;
       drain(child);
-      failed.push_back({child.rank, child.status, Failure::from_bytes(child.report)});
+      child.end.failure = Failure::from_bytes(child.report);
+      failed.push_back(child.end);
     }
     judge(failed);
     for (std::size_t i = 0; i < children_.size(); ++i) {
@@ -229,7 +229,7 @@ class Supervisor {
         } else if (is_ending_) {
           if (!outcome_.late || outcome_.late->is_ended()) outcome_.late = end;
           print_failure(end);
-        } else if (end.status.signal == SIGUSR1 && is_usr1_sent_) {
+        } else if (end.signal == SIGUSR1 && is_usr1_sent_) {
           interrupt(SIGUSR1);
         } else {
           begin_end(end);
@@ -317,7 +317,7 @@ class Supervisor {
 
   void kill_rest() {
     for (Child& child : children_) {
-      if (child.running && !killed_) outcome_.stubborn.push_back(child.rank);
+      if (child.running && !killed_) outcome_.stubborn.push_back(child.end.rank);
       child.send(SIGKILL);
     }
     killed_ = true;
@@ -346,7 +346,7 @@ class Supervisor {
       return true;
     }
     child.lines[which].feed(bytes, [&](std::string_view line, bool is_status) {
-      pass_on(child.rank, which, line, is_status);
+      pass_on(child.end.rank, which, line, is_status);
     });
     return true;
   }
@@ -359,7 +359,7 @@ class Supervisor {
     }
     for (std::size_t p = 0; p < 2; ++p) {
       child.lines[p].finish(
-          [&](std::string_view line, bool) { pass_on(child.rank, p, line, false); });
+          [&](std::string_view line, bool) { pass_on(child.end.rank, p, line, false); });
     }
   }
 

@@ -48,10 +48,7 @@ struct DeclarationList;
 // Loops over initializer lists instead of folds: deeply nested expressions compile too slowly.
 
 consteval bool all_of(std::initializer_list<bool> each) {
-  for (const bool one : each) {
-    if (!one) return false;
-  }
-  return true;
+  return std::find(each.begin(), each.end(), false) == each.end();
 }
 consteval std::size_t sum_of(std::initializer_list<std::size_t> each) {
   std::size_t sum = 0;

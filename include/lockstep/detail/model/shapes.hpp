@@ -2,8 +2,6 @@
 #pragma once
 /// @file Shapes of models whose extents are known only at construction.
 
-#include <tuple>
-
 #include "lockstep/detail/core/error.hpp"
 #include "lockstep/detail/model/tensor.hpp"
 #include "lockstep/detail/model/tensor_list.hpp"
@@ -45,52 +43,46 @@ class Shapes {
     set<is_buffer ? buffer : parameter, Key>(values);
   }
 
-  /// All tensors of a role. Throws if a shape is missing.
+  /// The table of a role's tensors. Throws if a shape is missing.
   template <detail::TensorRole Role>
-  const auto& infos() const {
-    const auto& infos = std::get<Of<Role>>(roles_).infos;
-    for (std::size_t i = 0; i != infos.size(); ++i) {
-      require<Role>(i, !infos[i].is_dynamic(), "has dynamic extents but no shape",
+  const auto& tensors() const {
+    const auto& table = std::get<static_cast<std::size_t>(Role)>(tables_);
+    for (std::size_t i = 0; i != table.size(); ++i) {
+      require<Role>(i, !table.infos[i].is_dynamic(), "has dynamic extents but no shape",
                     "give it in the model's shapes(auto& shape) const");
     }
-    return infos;
+    return table;
   }
 
  private:
-  template <detail::TensorRole Role>
-  struct Of {
-    static constexpr const auto& declared = detail::tensor_table<Model, Role>;
-    std::array<detail::TensorInfo, declared.size()> infos = declared.infos;
-    std::array<bool, declared.size()> is_given{};
-  };
-
   template <detail::TensorRole Role, class Key, std::size_t Rank>
   void set(const std::array<std::size_t, Rank>& extents) {
     constexpr std::size_t tensor = NamedTensor<Model, Role, Key>::index;
     constexpr detail::TensorInfo declared = NamedTensor<Model, Role, Key>::info;
     static_assert(Rank == declared.rank,
                   "lockstep: a shape has another number of extents than its tensor declares");
-    auto& [infos, is_given] = std::get<Of<Role>>(roles_);
-    require<Role>(tensor, !is_given[tensor], "is given a shape twice", "give it once");
+    detail::TensorInfo& info = std::get<static_cast<std::size_t>(Role)>(tables_).infos[tensor];
+    require<Role>(tensor, !declared.is_dynamic() || info.is_dynamic(), "is given a shape twice",
+                  "give it once");
     for (std::size_t i = 0; i != Rank; ++i) {
       require<Role>(tensor, declared.extents[i] == dynamic || declared.extents[i] == extents[i],
-                    "is given " + std::to_string(extents[i]) + " as extent " + std::to_string(i) +
-                        " but declares " + std::to_string(declared.extents[i]),
+                    detail::text({"is given ", extents[i], " as extent ", i, " but declares ",
+                                  declared.extents[i]}),
                     "give the declared extent, or declare it dynamic");
-      infos[tensor].extents[i] = extents[i];
+      info.extents[i] = extents[i];
     }
-    require<Role>(tensor, infos[tensor].bytes() != detail::too_large,
-                  "is larger than memory can be", "check its extents");
-    is_given[tensor] = true;
+    require<Role>(tensor, info.bytes() != detail::too_large, "is larger than memory can be",
+                  "check its extents");
   }
   template <detail::TensorRole Role>
   static void require(std::size_t tensor, bool ok, const std::string& problem, const char* advice) {
     if (ok) return;
-    const std::string name(detail::tensor_table<Model, Role>.name(tensor));
-    throw Error("shapes", "tensor " + name + " " + problem, advice);
+    detail::fail("shapes",
+                 {"tensor ", detail::tensor_table<Model, Role>.name(tensor), " ", problem}, advice);
   }
 
-  std::tuple<Of<detail::TensorRole::parameter>, Of<detail::TensorRole::buffer>> roles_;
+  decltype(std::pair(detail::parameter_table<Model>, detail::buffer_table<Model>)) tables_{
+      detail::parameter_table<Model>, detail::buffer_table<Model>};
 };
 
 /// A model that gives its dynamic shapes.

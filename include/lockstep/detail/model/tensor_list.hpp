@@ -138,6 +138,17 @@ struct NameIndex {
   std::array<std::uint64_t, Count> hashes{};
   std::array<std::uint32_t, Count> tensors{};
 
+  consteval explicit NameIndex(const auto& table) {
+    std::array<std::pair<std::uint64_t, std::uint32_t>, Count> entries{};
+    for (std::size_t i = 0; i != Count; ++i)
+      entries[i] = {hash_of(table.name(i)), static_cast<std::uint32_t>(i)};
+    std::sort(entries.begin(), entries.end());
+    for (std::size_t i = 0; i != Count; ++i) {
+      hashes[i] = entries[i].first;
+      tensors[i] = entries[i].second;
+    }
+  }
+
   /// The tensor of this name, or `not_found`. Declared names of equal hash are rejected; an
   /// undeclared name collides with one of a thousand with probability 1 in 10^16.
   constexpr std::size_t find(std::string_view name) const {
@@ -155,20 +166,6 @@ struct NameIndex {
   }
 };
 
-template <std::size_t Count, std::size_t Characters>
-consteval NameIndex<Count> make_name_index(const TensorTable<Count, Characters>& table) {
-  std::array<std::pair<std::uint64_t, std::uint32_t>, Count> entries{};
-  for (std::size_t i = 0; i != Count; ++i)
-    entries[i] = {hash_of(table.name(i)), static_cast<std::uint32_t>(i)};
-  std::sort(entries.begin(), entries.end());
-  NameIndex<Count> index;
-  for (std::size_t i = 0; i != Count; ++i) {
-    index.hashes[i] = entries[i].first;
-    index.tensors[i] = entries[i].second;
-  }
-  return index;
-}
-
 // Everything downstream is parameterised on the model, never on its list: a symbol that spells a
 // thousand parameters takes a compiler a minute. Each table that is read once per name is a
 // constant of its own, because nvcc copies the whole constant at every read.
@@ -183,7 +180,7 @@ inline constexpr auto tensor_table = [] {
 }();
 
 template <class Model, TensorRole Role>
-inline constexpr auto name_index = make_name_index(tensor_table<Model, Role>);
+inline constexpr NameIndex<tensor_table<Model, Role>.size()> name_index(tensor_table<Model, Role>);
 
 template <class Model, TensorRole Role>
 inline constexpr std::size_t tensor_count = [] {
@@ -241,31 +238,27 @@ struct Listed {
 
 namespace detail {
 
-struct ListedTensor {
-  std::size_t index;
-};
-
 template <class Key>
 inline constexpr ElementKind listed_kind = ElementKind::unsupported;
 template <class T>
 inline constexpr ElementKind listed_kind<Listed<T>> = element_kind<T>();
 
-/// The tensor of a key. The `index` is a constant if the key is a name.
+/// The index of a key's tensor: a constant if the key is a name.
 template <class Model, TensorRole Role, class Key>
-consteval auto find_tensor(Key) {
-  return NamedTensor<Model, Role, Key>{};
+constexpr std::size_t tensor_index(Key) {
+  return NamedTensor<Model, Role, Key>::index;
 }
 template <TensorListing Model, TensorRole Role, class Key>
-constexpr auto find_tensor([[maybe_unused]] Key key) {
+constexpr std::size_t tensor_index([[maybe_unused]] Key key) {
   if constexpr (listed_kind<Key> != ElementKind::unsupported) {
-    return ListedTensor{key.index};
+    return key.index;
   } else if constexpr (std::integral<Key>) {
-    return ListedTensor{static_cast<std::size_t>(key)};
+    return static_cast<std::size_t>(key);
   } else {
     static_assert(sizeof(Key) == 0,
                   "lockstep: the model lists its tensors at run time, so that their keys are "
                   "numbers: step.param(0)");
-    return ListedTensor{};
+    return 0;
   }
 }
 

@@ -3,6 +3,7 @@
 /// @file A client's authenticated connection to the store, which threads share.
 
 #include <condition_variable>
+#include <map>
 #include <mutex>
 
 #include "lockstep/detail/core/file.hpp"
@@ -59,7 +60,7 @@ class StoreConnection {
       const std::lock_guard lock(mutex_);
       if (closed_) return Transfer::closed;
       number = next_++;
-      replies_.push_back({number, std::nullopt});
+      replies_.emplace(number, std::nullopt);
     }
     const Transfer sent = send(number, body, deadline);
     if (sent != Transfer::complete) forget(number);
@@ -70,12 +71,12 @@ class StoreConnection {
   Transfer await(std::uint32_t number, std::string& body, Deadline deadline) {
     std::unique_lock lock(mutex_);
     for (bool looked = false;; looked = true) {
-      Reply* const reply = find(number);
-      if (reply == nullptr) return Transfer::closed;
-      const bool is_here = reply->body.has_value();
-      if (is_here) body = *std::move(reply->body);
+      const auto reply = replies_.find(number);
+      if (reply == replies_.end()) return Transfer::closed;
+      const bool is_here = reply->second.has_value();
+      if (is_here) body = *std::move(reply->second);
       if (is_here || closed_) {
-        erase(number);
+        replies_.erase(reply);
         return is_here ? Transfer::complete : Transfer::closed;
       }
       if (looked && deadline.passed()) return Transfer::timed_out;
@@ -91,8 +92,7 @@ class StoreConnection {
 
   /// Cancels a request that waits at the server, if the message can be sent within 100 ms.
   void cancel(std::uint32_t number) {
-    store_protocol::Request request;
-    request.operation = store_protocol::Operation::cancel;
+    store_protocol::Request request{store_protocol::Operation::cancel};
     request.number = number;
     std::uint32_t own = 0;
     {
@@ -106,25 +106,10 @@ class StoreConnection {
   /// Drops the reply to a request.
   void forget(std::uint32_t number) {
     const std::lock_guard lock(mutex_);
-    erase(number);
+    replies_.erase(number);
   }
 
  private:
-  struct Reply {
-    std::uint32_t number = 0;
-    std::optional<std::string> body;  // once received
-  };
-
-  Reply* find(std::uint32_t number) {
-    for (Reply& reply : replies_) {
-      if (reply.number == number) return &reply;
-    }
-    return nullptr;
-  }
-  void erase(std::uint32_t number) {
-    std::erase_if(replies_, [number](const Reply& reply) { return reply.number == number; });
-  }
-
   Transfer send(std::uint32_t number, std::string_view body, Deadline deadline) {
     const std::string out = store_protocol::frame(number, body);
     const std::lock_guard turn(sending_);
@@ -152,7 +137,7 @@ class StoreConnection {
     if (n > 0) {
       input_.append(buffer, static_cast<std::size_t>(n));
       const auto sort = [&](std::uint32_t number, std::string_view body) {
-        if (Reply* const reply = find(number)) reply->body = body;
+        if (const auto reply = replies_.find(number); reply != replies_.end()) reply->second = body;
         return true;
       };
       if (!store_protocol::take_frames(input_, sort)) close();
@@ -173,7 +158,7 @@ class StoreConnection {
 
   std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
-  std::vector<Reply> replies_;
+  std::map<std::uint32_t, std::optional<std::string>> replies_;  // by request, once received
   std::string input_;
   std::uint32_t next_ = 1;
   bool is_read_ = false;

@@ -19,17 +19,14 @@
 
 namespace lockstep::detail {
 
-struct SipKey {
-  std::uint64_t low = 0;
-  std::uint64_t high = 0;
-};
+using SipKey = std::array<std::uint64_t, 2>;
 
 /// Aumasson and Bernstein, "SipHash: a fast short-input PRF", INDOCRYPT 2012.
 constexpr std::uint64_t sip_hash(SipKey key, std::string_view message) {
-  std::uint64_t v0 = key.low ^ 0x736f6d6570736575u;
-  std::uint64_t v1 = key.high ^ 0x646f72616e646f6du;
-  std::uint64_t v2 = key.low ^ 0x6c7967656e657261u;
-  std::uint64_t v3 = key.high ^ 0x7465646279746573u;
+  std::uint64_t v0 = key[0] ^ 0x736f6d6570736575u;
+  std::uint64_t v1 = key[1] ^ 0x646f72616e646f6du;
+  std::uint64_t v2 = key[0] ^ 0x6c7967656e657261u;
+  std::uint64_t v3 = key[1] ^ 0x7465646279746573u;
   const auto rounds = [&](int n) {
     while (n-- > 0) {
       v0 += v1;

@@ -256,9 +256,10 @@ class StoreTable {
 
 /// Serves keys and values to clients that know the secret, on loopback by default; an empty host
 /// means every interface, port 0 a free one. A connection has `handshake_limit` to authenticate
-/// with 24 bytes, and at most `max_strangers` unauthenticated ones are open. A malformed frame, a
-/// reset or the death of a client ends only its connection. The server reads no more requests of a
-/// client that does not read its replies, so it holds little more than one reply for it.
+/// with 24 bytes; the oldest stranger makes room where `max_strangers` and the expected clients are
+/// connected. A malformed frame, a reset or the death of a client ends only its connection. The
+/// server reads no more requests of a client that does not read its replies, so it holds little
+/// more than one reply for it.
 class StoreServer {
  public:
   static constexpr std::size_t max_strangers = 1024;
@@ -274,9 +275,10 @@ class StoreServer {
         port_(local_port(listener_.get())),
         wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
         poll_(::epoll_create1(EPOLL_CLOEXEC)),
-        strangers_allowed_(strangers_beside(expected)) {
+        most_connections_(most_connections(expected)) {
+    // Edge-triggered: `accept_some` accepts all, or has run out of descriptors and tries again.
     if (!wake_ || !poll_ || !observe(wake_.get(), wake_number, EPOLLIN, EPOLL_CTL_ADD) ||
-        !observe(listener_.get(), listener_number, 0, EPOLL_CTL_ADD)) {
+        !observe(listener_.get(), listener_number, EPOLLIN | EPOLLET, EPOLL_CTL_ADD)) {
       fail("store", {"no eventfd or epoll could be made: ", error_text(errno)},
            "raise the limit on open files (ulimit -n)");
     }
@@ -325,15 +327,12 @@ class StoreServer {
   static constexpr std::uint64_t listener_number = 1;
   /// The server stops reading a client's requests while more than this is unsent.
   static constexpr std::size_t most_unsent = 256_KiB;
-  /// A connection may be closed for another after this time: an honest client authenticates sooner,
-  /// unless a thousand processes start at once on few cores.
-  static constexpr std::chrono::milliseconds fair_time{200};
 
   struct Connection {
     std::uint64_t number = 0;
     Descriptor socket;
     std::string nonce;
-    Deadline::Clock::time_point since;
+    Deadline handshake_ends = Deadline::after(store_protocol::handshake_limit);
     bool authenticated = false;
     bool dead = false;
     std::uint32_t observed = 0;  // the events epoll reports
@@ -343,7 +342,6 @@ class StoreServer {
     std::size_t unsent = 0;
 
     bool reads() const { return unsent <= most_unsent; }
-    Deadline deadline(std::chrono::milliseconds limit) const { return Deadline::at(since + limit); }
   };
 
   Connection* find(std::uint64_t number) {
@@ -351,12 +349,12 @@ class StoreServer {
     return found == connections_.end() ? nullptr : &found->second;
   }
 
-  static std::size_t strangers_beside(std::size_t expected) {
+  static std::size_t most_connections(std::size_t expected) {
     if (expected == 0) return max_strangers;
     constexpr std::size_t reserve = 32;  // for files that the program opens meanwhile
     allow_open_files(expected + 2 * reserve, "the store of a job of", expected);
-    const std::size_t allowed = prefer_open_files(expected + reserve + max_strangers);
-    return std::min(allowed - expected - reserve, max_strangers);
+    const std::size_t most = expected + max_strangers;
+    return std::min(prefer_open_files(most + reserve) - reserve, most);
   }
 
   bool observe(int fd, std::uint64_t number, std::uint32_t events, int how) {
@@ -375,10 +373,8 @@ class StoreServer {
   void run() {
     std::vector<epoll_event> events(256);
     while (true) {
-      Deadline next = accept_when_allowed();
-      if (!strangers_.empty()) {
-        next = sooner(next, find(strangers_.front())->deadline(store_protocol::handshake_limit));
-      }
+      Deadline next = accept_again_;
+      if (!strangers_.empty()) next = sooner(next, find(strangers_.front())->handshake_ends);
       const int count = ::epoll_wait(poll_.get(), events.data(), static_cast<int>(events.size()),
                                      next.poll_timeout());
       if (count < 0 && errno != EINTR) return;
@@ -391,9 +387,10 @@ class StoreServer {
           attend(*found, event.events);
         }
       }
+      if (accept_again_.passed()) accept_some();
       for (const std::uint64_t number : strangers_) {
         Connection& stranger = *find(number);
-        if (!stranger.deadline(store_protocol::handshake_limit).passed()) break;
+        if (!stranger.handshake_ends.passed()) break;
         end(stranger);
       }
       bury();
@@ -510,41 +507,19 @@ class StoreServer {
     }
   }
 
-  /// Listens if another connection is allowed; otherwise returns when to check again. At the limit
-  /// the oldest unauthenticated connection is closed, but not before `fair_time`, so that neither
-  /// idle strangers nor a thousand ranks at once lock ranks out.
-  Deadline accept_when_allowed() {
-    Deadline again = Deadline::never();
-    if (!accept_after_.passed()) {
-      again = accept_after_;
-    } else if (strangers_.size() >= strangers_allowed_) {
-      Connection& oldest = *find(strangers_.front());
-      const Deadline fair = oldest.deadline(fair_time);
-      if (fair.passed()) {
-        end(oldest);
-        bury();
-      } else {
-        again = fair;
-      }
-    }
-    const bool listens = !again.is_ever();
-    if (listens != listens_) {
-      observe(listener_.get(), listener_number, listens ? EPOLLIN : 0u, EPOLL_CTL_MOD);
-    }
-    listens_ = listens;
-    return again;
-  }
-
   void accept_some() {
-    while (strangers_.size() < strangers_allowed_) {
+    accept_again_ = Deadline::never();
+    while (true) {
       Descriptor socket = accept_now(listener_.get());
       if (!socket) {
-        // Out of descriptors: the listener stays readable, so retry later instead of spinning.
-        if (errno != EAGAIN) accept_after_ = Deadline::after(std::chrono::milliseconds(50));
+        if (errno != EAGAIN) accept_again_ = Deadline::after(std::chrono::milliseconds(50));
         return;
       }
-      Connection c{next_number_++, std::move(socket), random_bytes(store_protocol::nonce_bytes),
-                   Deadline::Clock::now()};
+      if (connections_.size() >= most_connections_ && !strangers_.empty()) {
+        end(*find(strangers_.front()));
+        bury();
+      }
+      Connection c{next_number_++, std::move(socket), random_bytes(store_protocol::nonce_bytes)};
       c.observed = EPOLLIN | EPOLLRDHUP;
       if (!observe(c.socket.get(), c.number, c.observed, EPOLL_CTL_ADD)) continue;
       strangers_.push_back(c.number);
@@ -558,18 +533,17 @@ class StoreServer {
   std::uint16_t port_;
   Descriptor wake_;
   Descriptor poll_;
-  std::size_t strangers_allowed_;
+  std::size_t most_connections_;
   std::atomic<std::size_t> clients_{0};
   std::atomic<std::uint64_t> requests_{0};
 
   // Used by the server's thread only. Connections are numbered in order of arrival.
   StoreTable table_;
   std::map<std::uint64_t, Connection> connections_;
-  std::vector<std::uint64_t> strangers_;  // ascending, at most a thousand
+  std::vector<std::uint64_t> strangers_;  // ascending
   std::vector<std::uint64_t> dead_;
   std::uint64_t next_number_ = listener_number + 1;
-  bool listens_ = false;
-  Deadline accept_after_ = Deadline::after(std::chrono::milliseconds(0));
+  Deadline accept_again_ = Deadline::never();
 
   Thread thread_;
 };

@@ -8,7 +8,6 @@ namespace lockstep {
 
 namespace detail {
 class StoreClient;
-class StoreConnection;
 class StoreWatch;
 namespace store_protocol {
 enum class Operation : std::uint8_t;
@@ -80,9 +79,6 @@ class Store {
   using Operation = detail::store_protocol::Operation;
   Store(std::shared_ptr<detail::StoreClient> client, Milliseconds timeout)
       : timeout_(timeout), client_(std::move(client)) {}
-  std::vector<std::string> gather_from_all(std::string_view operation, std::string_view name,
-                                           Rank rank, WorldSize world, std::string_view value,
-                                           std::optional<Milliseconds> limit);
 
   Milliseconds timeout_;
   std::shared_ptr<detail::StoreClient> client_;
@@ -107,8 +103,7 @@ class StoreWatch {
 
   std::string key_;
   Store store_;
-  std::shared_ptr<StoreConnection> connection_;  // of the pending request
-  std::uint32_t number_ = 0;
+  std::optional<std::uint32_t> pending_;  // the number of the request
   std::optional<std::string> known_;
 };
 

@@ -29,17 +29,100 @@ class StoreClient {
 
   StoreClient(const std::string& host, std::span<const std::uint16_t> ports,
               const std::string& secret, Milliseconds timeout)
-      : host_(host), key_(derive_key(secret)) {
+      : host_(host), connection_(connect(ports, derive_key(secret), timeout)) {}
+
+  std::uint16_t port() const { return port_; }
+
+  /// Sends a request and returns its number. `name` is the operation in messages.
+  std::uint32_t post(std::string_view name, const Request& request, Milliseconds timeout) {
+    if (request.key.size() > store_protocol::max_key_bytes)
+      fail(name, {"a key of ", request.key.size(), " bytes"}, "keys have at most 4096");
+    const std::size_t bytes = std::max(request.value.size(), request.expected.size());
+    if (bytes > store_protocol::max_value_bytes) {
+      fail(name, {"a value of ", bytes, " bytes for key '", request.key, "'"},
+           "values have at most 16 MiB; pass larger data through a communicator");
+    }
+    std::uint32_t number = 0;
+    const Deadline deadline = Deadline::after(answer_limit(timeout));
+    check(name, connection_.post(request.bytes(), number, deadline));
+    return number;
+  }
+
+  /// Sends a request and returns the reply. The request is cancelled after `waiting`; if no reply
+  /// follows, the server is stopped or unreachable.
+  std::string request(std::string_view name, Request request, Milliseconds timeout,
+                      Milliseconds waiting = Milliseconds(0)) {
+    request.waits = waiting.count() > 0;
+    const std::uint32_t number = post(name, request, timeout);
+    std::string reply;
+    Transfer done = Transfer::timed_out;
+    if (request.waits) {
+      done = connection_.await(number, reply, Deadline::after(waiting));
+      if (done == Transfer::timed_out) connection_.cancel(number);
+    }
+    if (done == Transfer::timed_out) {
+      done = connection_.await(number, reply, Deadline::after(answer_limit(timeout - waiting)));
+    }
+    if (done == Transfer::timed_out) connection_.forget(number);
+    return checked(name, request.key, done, std::move(reply));
+  }
+
+  /// Cancels a posted request, whose reply is dropped.
+  void cancel(std::uint32_t number) {
+    connection_.forget(number);
+    connection_.cancel(number);
+  }
+
+  /// A barrier is a gather of empty values, in a namespace of its own.
+  std::vector<std::string> gather(std::string_view operation, std::string_view name, Rank rank,
+                                  WorldSize world, std::string_view value, Milliseconds timeout,
+                                  Milliseconds waiting) {
+    const std::string key = text({operation, "/", name});
+    const std::string reply = request(
+        operation,
+        {store_protocol::Operation::gather, key, value, "", 0,
+         static_cast<std::uint32_t>(rank.value()), static_cast<std::uint32_t>(world.value())},
+        timeout, waiting);
+    store_protocol::Reader in = rest_of(reply);
+    std::vector<std::string> all;
+    if (!is_ok(reply)) {
+      while (in.ok() && !in.at_end()) all.emplace_back(in.text());
+      fail(operation,
+           {listed_ranks(all), " did not come to '", name, "' within ", seconds_text(waiting)},
+           all.size() == 1 ? "look at what that rank is doing, or allow more time"
+                           : "look at what those ranks are doing, or allow more time",
+           rank);
+    }
+    std::vector<std::string_view> different(std::min<std::size_t>(in.u32(), world.value()));
+    for (std::string_view& piece : different) piece = in.text();
+    all.reserve(world.value());
+    for (std::size_t r = 0; r < world.value(); ++r) {
+      const std::size_t which = different.size() == 1 ? 0 : in.u32();
+      if (!in.ok() || which >= different.size())
+        fail(operation, {"the reply for '", name, "' is broken"}, "start the job again", rank);
+      all.emplace_back(different[which]);
+    }
+    return all;
+  }
+
+  /// The reply to a posted request, if it has come.
+  std::optional<std::string> look(std::string_view name, std::string_view key,
+                                  std::uint32_t number) {
+    std::string reply;
+    const Transfer done = connection_.await(number, reply, Deadline::after(Milliseconds(0)));
+    if (done == Transfer::timed_out) return std::nullopt;
+    return checked(name, key, done, std::move(reply));
+  }
+
+ private:
+  Descriptor connect(std::span<const std::uint16_t> ports, SipKey key, Milliseconds timeout) {
     const Deadline deadline = Deadline::after(timeout);
     Milliseconds pause{1};
     std::string why = "no port was given";
     do {
       for (std::uint16_t port : ports) {
-        if (Descriptor socket = connect_to_store(host_, port, key_, deadline, why)) {
-          port_ = port;
-          connection_ = std::make_shared<StoreConnection>(std::move(socket));
-          return;
-        }
+        port_ = port;
+        if (Descriptor socket = connect_to_store(host_, port, key, deadline, why)) return socket;
       }
       // Random backoff, because ranks start together.
       const auto chance = static_cast<unsigned char>(random_bytes(1).front());
@@ -58,105 +141,36 @@ class StoreClient {
          "same address, port and secret");
   }
 
-  std::uint16_t port() const { return port_; }
-
-  /// `name` is the operation in messages; `number` is set to that of the request.
-  std::shared_ptr<StoreConnection> post(std::string_view name, const Request& request,
-                                        Milliseconds timeout, std::uint32_t& number) {
-    if (request.key.size() > store_protocol::max_key_bytes)
-      fail(name, {"a key of ", request.key.size(), " bytes"}, "keys have at most 4096");
-    const std::size_t bytes = std::max(request.value.size(), request.expected.size());
-    if (bytes > store_protocol::max_value_bytes) {
-      fail(name, {"a value of ", bytes, " bytes for key '", request.key, "'"},
-           "values have at most 16 MiB; pass larger data through a communicator");
-    }
-    const Deadline deadline = Deadline::after(answer_limit(timeout));
-    std::string why;
-    std::shared_ptr<StoreConnection> over = connection(deadline, why);
-    if (!over) fail_at(name, "cannot be reached: ", why);
-    check(over, name, over->post(request.bytes(), number, deadline));
-    return over;
-  }
-
-  /// Sends a request and returns the reply. The request is cancelled after `waiting`; if no reply
-  /// follows, the server is stopped or unreachable.
-  std::string request(std::string_view name, Request request, Milliseconds timeout,
-                      Milliseconds waiting = Milliseconds(0)) {
-    request.waits = waiting.count() > 0;
-    std::uint32_t number = 0;
-    const std::shared_ptr<StoreConnection> over = post(name, request, timeout, number);
-    std::string reply;
-    Transfer done = Transfer::timed_out;
-    if (request.waits) {
-      done = over->await(number, reply, Deadline::after(waiting));
-      if (done == Transfer::timed_out) over->cancel(number);
-    }
-    if (done == Transfer::timed_out) {
-      done = over->await(number, reply, Deadline::after(answer_limit(timeout - waiting)));
-    }
-    if (done == Transfer::timed_out) over->forget(number);
-    return checked(over, name, request.key, done, std::move(reply));
-  }
-
-  std::optional<std::string> look(std::string_view name, std::string_view key,
-                                  const std::shared_ptr<StoreConnection>& over,
-                                  std::uint32_t number) {
-    std::string reply;
-    const Transfer done = over->await(number, reply, Deadline::after(Milliseconds(0)));
-    if (done == Transfer::timed_out) return std::nullopt;
-    return checked(over, name, key, done, std::move(reply));
-  }
-
- private:
   static Milliseconds answer_limit(Milliseconds timeout) {
     return std::clamp(timeout, Milliseconds(500), Milliseconds(5000));
   }
 
-  [[noreturn]] void fail_at(std::string_view operation, std::string_view problem,
-                            std::string_view why = {}) const {
-    fail(operation, {"the job's store at ", endpoint_text(host_, port_), " ", problem, why},
+  [[noreturn]] void fail_at(std::string_view operation, std::string_view problem) const {
+    fail(operation, {"the job's store at ", endpoint_text(host_, port_), " ", problem},
          "the program that hosts it, rank 0 or the launcher, has ended or is stopped: look at "
          "its output first");
   }
 
-  /// Throws unless the transfer is complete. Later requests use a new connection, because a silent
-  /// one may be dead although the network is back. Pending requests keep the old one.
-  void check(const std::shared_ptr<StoreConnection>& over, std::string_view name, Transfer done) {
+  void check(std::string_view name, Transfer done) const {
     if (done == Transfer::complete) return;
-    {
-      const std::lock_guard lock(mutex_);
-      if (connection_ == over) connection_.reset();
-    }
     fail_at(name, done == Transfer::closed ? "closed the connection" : "does not answer");
   }
 
   /// The reply, unless it is missing or rejects the request.
-  std::string checked(const std::shared_ptr<StoreConnection>& over, std::string_view name,
-                      std::string_view key, Transfer done, std::string reply) {
-    check(over, name, done);
+  std::string checked(std::string_view name, std::string_view key, Transfer done,
+                      std::string reply) const {
+    check(name, done);
     if (reply.empty()) fail_at(name, "sent something that is no reply");
     if (reply.front() != static_cast<char>(store_protocol::Status::rejected)) return reply;
-    // Without the prefix that `Store::gather_from_all` adds.
+    // Without the prefix that `gather` adds.
     if (key.starts_with(text({name, "/"}))) key.remove_prefix(name.size() + 1);
     fail(name, {"'", key, "': ", rest_of(reply).text()},
          "use each name for one purpose, from every rank the same way");
   }
 
-  std::shared_ptr<StoreConnection> connection(Deadline deadline, std::string& why) {
-    const std::lock_guard lock(mutex_);
-    if (!connection_) {
-      if (Descriptor socket = connect_to_store(host_, port_, key_, deadline, why)) {
-        connection_ = std::make_shared<StoreConnection>(std::move(socket));
-      }
-    }
-    return connection_;
-  }
-
   std::string host_;
   std::uint16_t port_ = 0;
-  SipKey key_;
-  std::mutex mutex_;
-  std::shared_ptr<StoreConnection> connection_;
+  StoreConnection connection_;
 };
 
 }  // namespace detail
@@ -225,51 +239,13 @@ LOCKSTEP_INLINE bool Store::erase(std::string_view key) {
 
 LOCKSTEP_INLINE void Store::barrier(std::string_view name, Rank rank, WorldSize world,
                                     std::optional<Milliseconds> limit) {
-  gather_from_all("barrier", name, rank, world, "", limit);
+  client_->gather("barrier", name, rank, world, "", timeout_, limit.value_or(timeout_));
 }
 
 LOCKSTEP_INLINE std::vector<std::string> Store::gather(std::string_view name, Rank rank,
                                                        WorldSize world, std::string_view value,
                                                        std::optional<Milliseconds> limit) {
-  return gather_from_all("gather", name, rank, world, value, limit);
-}
-
-/// A barrier is a gather of empty values, in a namespace of its own.
-LOCKSTEP_INLINE std::vector<std::string> Store::gather_from_all(std::string_view operation,
-                                                                std::string_view name, Rank rank,
-                                                                WorldSize world,
-                                                                std::string_view value,
-                                                                std::optional<Milliseconds> limit) {
-  const Milliseconds waiting = limit.value_or(timeout_);
-  const std::string key = detail::text({operation, "/", name});
-  const std::string reply = client_->request(
-      operation,
-      {Operation::gather, key, value, "", 0, static_cast<std::uint32_t>(rank.value()),
-       static_cast<std::uint32_t>(world.value())},
-      timeout_, waiting);
-  detail::store_protocol::Reader in = detail::rest_of(reply);
-  std::vector<std::string> all;
-  if (!detail::is_ok(reply)) {
-    while (in.ok() && !in.at_end()) all.emplace_back(in.text());
-    detail::fail(operation,
-                 {detail::listed_ranks(all), " did not come to '", name, "' within ",
-                  detail::seconds_text(waiting)},
-                 all.size() == 1 ? "look at what that rank is doing, or allow more time"
-                                 : "look at what those ranks are doing, or allow more time",
-                 rank);
-  }
-  std::vector<std::string_view> different(std::min<std::size_t>(in.u32(), world.value()));
-  for (std::string_view& text : different) text = in.text();
-  all.reserve(world.value());
-  for (std::size_t r = 0; r < world.value(); ++r) {
-    const std::size_t which = different.size() == 1 ? 0 : in.u32();
-    if (!in.ok() || which >= different.size()) {
-      detail::fail(operation, {"the reply for '", name, "' is broken"}, "start the job again",
-                   rank);
-    }
-    all.emplace_back(different[which]);
-  }
-  return all;
+  return client_->gather("gather", name, rank, world, value, timeout_, limit.value_or(timeout_));
 }
 
 namespace detail {
@@ -278,9 +254,7 @@ LOCKSTEP_INLINE StoreWatch::StoreWatch(const Store& store, std::string key)
     : key_(std::move(key)), store_(store.share()) {}
 
 LOCKSTEP_INLINE StoreWatch::~StoreWatch() {
-  if (!connection_) return;
-  connection_->forget(number_);
-  connection_->cancel(number_);
+  if (pending_) store_.client_->cancel(*pending_);
 }
 
 LOCKSTEP_INLINE void StoreWatch::ask() {
@@ -289,20 +263,14 @@ LOCKSTEP_INLINE void StoreWatch::ask() {
   if (known_) request.operation = Operation::change;
   if (known_) request.value = *known_;
   request.waits = true;
-  connection_ = store_.client_->post("watch", request, store_.timeout(), number_);
+  pending_ = store_.client_->post("watch", request, store_.timeout());
 }
 
 LOCKSTEP_INLINE std::optional<std::string> StoreWatch::news() {
-  if (!connection_) ask();
-  std::optional<std::string> reply;
-  try {
-    reply = store_.client_->look("watch", key_, connection_, number_);
-  } catch (...) {
-    connection_.reset();  // the next call asks again
-    throw;
-  }
+  if (!pending_) ask();
+  const std::optional<std::string> reply = store_.client_->look("watch", key_, *pending_);
   if (!reply) return std::nullopt;
-  connection_.reset();
+  pending_.reset();
   known_ = std::string(rest_of(*reply).text());
   ask();
   return known_;

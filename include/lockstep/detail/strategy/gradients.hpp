@@ -182,8 +182,7 @@ class GradientBuckets {
   /// A parameter's gradient in its slot of the ring, which is claimed at first.
   auto freed_gradient(auto key) {
     layout_.require_trained(key);
-    const std::size_t parameter =
-        find_tensor<typename Traits::model, TensorRole::parameter>(key).index;
+    const std::size_t parameter = tensor_index<typename Traits::model, TensorRole::parameter>(key);
     const std::size_t b = parameter < layout_.infos().size()
                               ? layout_.plan().placements[parameter].bucket
                               : 0;  // rejected where its view is made
@@ -211,14 +210,17 @@ class GradientBuckets {
     if (synchronizes_) before_reductions(live);
   }
 
-  template <class Tensor>
-  void ready(Tensor tensor) {
-    readiness_.mark(tensor.index);
-    if constexpr (std::is_same_v<Tensor, ListedTensor>) {
-      Traits::with_element(layout_.infos()[tensor.index].element,
-                           [&]<class T>(std::type_identity<T>) { take<T>(tensor.index); });
+  template <class Key>
+  void ready(Key key) {
+    using Model = typename Traits::model;
+    const std::size_t parameter = tensor_index<Model, TensorRole::parameter>(key);
+    readiness_.mark(parameter);
+    if constexpr (TensorListing<Model>) {
+      Traits::with_element(layout_.infos()[parameter].element,
+                           [&]<class T>(std::type_identity<T>) { take<T>(parameter); });
     } else {
-      take<ElementOf<Traits::parameter_types::of(Tensor::info.element)>>(tensor.index);
+      constexpr TensorInfo info = NamedTensor<Model, TensorRole::parameter, Key>::info;
+      take<ElementOf<Traits::parameter_types::of(info.element)>>(parameter);
     }
     start_complete_buckets();
   }

@@ -97,7 +97,7 @@ class InitialValues {
   /// A key that names no tensor is rejected where its view is made.
   template <TensorRole Role, class Key>
   static std::byte* open(const auto& layout, auto& values, Key key) {
-    const std::size_t tensor = find_tensor<Model, Role>(key).index;
+    const std::size_t tensor = tensor_index<Model, Role>(key);
     return tensor < layout.infos().size() ? values.open(tensor) : nullptr;
   }
 

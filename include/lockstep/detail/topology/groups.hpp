@@ -15,13 +15,10 @@ enum class PartitionFault { none, empty_group, out_of_range, overlap, gap };
 /// A world divided into listed groups; a constant if the world size is static.
 template <std::size_t WorldRanks>
 struct Partition {
-  using Table = std::conditional_t<WorldRanks == dynamic, std::vector<std::size_t>,
-                                   std::array<std::size_t, WorldRanks == dynamic ? 0 : WorldRanks>>;
-
-  Table listed{};      // ranks by group, then local rank
-  Table ends{};        // of each group in `listed`
-  Table group{};       // by rank
-  Table local_rank{};  // by rank
+  Table<std::size_t, WorldRanks> listed{};      // ranks by group, then local rank
+  Table<std::size_t, WorldRanks> ends{};        // of each group in `listed`
+  Table<std::size_t, WorldRanks> group{};       // by rank
+  Table<std::size_t, WorldRanks> local_rank{};  // by rank
   std::size_t groups = 0;
   PartitionFault fault = PartitionFault::none;
   Rank culprit{};
@@ -33,13 +30,8 @@ struct Partition {
   /// Builds the partition from lists of ranks, up to the first fault, which names a rank.
   template <class Lists>
   static constexpr Partition of(std::size_t world, const Lists& lists) {
-    Partition partition;
-    Table seen{};
-    if constexpr (WorldRanks == dynamic) {
-      for (Table* table :
-           {&partition.listed, &partition.ends, &partition.group, &partition.local_rank, &seen})
-        table->resize(world);
-    }
+    auto seen = make_table<std::size_t, WorldRanks>(world);
+    Partition partition{seen, seen, seen, seen};
     const auto failed = [&](PartitionFault fault, std::size_t rank) {
       partition.fault = fault;
       partition.culprit = Rank{rank};
@@ -111,33 +103,17 @@ inline constexpr std::size_t ranks_of_world = 0;
 template <std::size_t N>
 inline constexpr std::size_t ranks_of_world<World<N>> = N;
 
-/// The topology `T` in a world of `N` ranks: a dynamic world size becomes the job's.
-template <class T, std::size_t N>
-struct InWorld {
-  using type = T;
-};
-template <std::size_t GroupRanks, std::size_t N>
-  requires(N != dynamic && GroupRanks != dynamic && divides(GroupRanks, N))
-struct InWorld<Grid<dynamic, GroupRanks>, N> {
-  using type = Grid<N, GroupRanks>;
-};
-
-/// Can a job of `N` ranks, or of as many as the launcher starts (`dynamic`), have these groups?
-template <class T, std::size_t N>
-consteval bool fits_world() {
-  using Placed = typename InWorld<T, N>::type;
-  if constexpr (std::is_empty_v<Placed> && std::default_initializable<Placed>) {
-    return N == dynamic || Placed{}.world_size().value() == N;
-  } else {
-    return N == dynamic;  // else a grid whose groups do not divide the world
-  }
-}
-
 /// A topology that the compiler knows, or that a job makes from its number of ranks.
 template <class T>
 concept JobTopology = Topology<T> && ranks_of_world<T> == 0 &&
-                      ((std::is_empty_v<T> && std::default_initializable<T>) ||
-                       std::constructible_from<T, WorldSize>);
+                      (StaticTopology<T> || std::constructible_from<T, WorldSize>);
+
+/// The topology in a world of `N` ranks: a dynamic world size becomes the job's. Declared only.
+template <std::size_t N, class T>
+T in_world_of(T);
+template <std::size_t N, std::size_t GroupRanks>
+  requires(N != dynamic && GroupRanks != dynamic && divides(GroupRanks, N))
+Grid<N, GroupRanks> in_world_of(Grid<dynamic, GroupRanks>);
 
 template <JobTopology T>
 T topology_for([[maybe_unused]] WorldSize world) {
@@ -213,13 +189,20 @@ class Groups<T> : public detail::ValuePolicy<axes::Groups> {
  public:
   using topology = T;
   template <std::size_t N>
-  using in_world = typename detail::InWorld<T, N>::type;
+  using in_world = decltype(detail::in_world_of<N>(std::declval<T>()));
+  /// Can a job of `N` ranks, or of as many as the launcher starts (`dynamic`), have these groups?
   template <std::size_t N>
-  static constexpr bool fits = detail::fits_world<T, N>();
+  static constexpr bool fits = [] {
+    if constexpr (N != dynamic && detail::StaticTopology<in_world<N>>) {
+      return in_world<N>{}.world_size().value() == N;
+    } else {
+      return N == dynamic;  // else a grid whose groups do not divide the world
+    }
+  }();
 
   static constexpr void fingerprint(detail::Hash& hash) {
     hash.text(axes::Groups::name);
-    if constexpr (std::is_empty_v<T> && std::default_initializable<T>) {
+    if constexpr (detail::StaticTopology<T>) {
       constexpr T topology{};
       for (std::size_t r = 0; r != topology.world_size().value(); ++r) {
         hash.number(topology.group_rank(Rank{r}).value());

@@ -33,10 +33,14 @@ concept EvenTopology = Topology<T> && requires(const T t) {
   { t.group_size() } -> std::same_as<std::size_t>;
 };
 
+/// A topology whose sizes are all static.
+template <class T>
+concept StaticTopology = Topology<T> && std::is_empty_v<T> && std::default_initializable<T>;
+
 /// The size that all groups of a topology have, if the compiler knows it.
 template <class T>
 consteval std::size_t static_group_size() {
-  if constexpr (std::is_empty_v<T> && std::default_initializable<T>) {
+  if constexpr (StaticTopology<T>) {
     constexpr T topology{};
     for (std::size_t g = 1; g < topology.group_world_size(); ++g)
       if (topology.group_size(GroupRank{g}) != topology.group_size(GroupRank{0})) return dynamic;

@@ -390,17 +390,16 @@ consteval Finding find_subgraph_fault(const auto& parameters) {
       {find_pattern_fault<Set>(parameters),
        when(!trains_any<Still>(parameters, is_in), Fault::subgraph_without_parameters, Set::name)});
 }
-template <class Still, bool Same, class... Sets>
-consteval Finding find_subgraph_fault_of(SubgraphList<Same, Sets...>, const auto& parameters) {
+template <class Still, class... Sets>
+consteval Finding find_subgraph_fault_of(Subgraphs<Sets...>, const auto& parameters) {
   return first_of({Finding{}, find_subgraph_fault<Still, Sets>(parameters)...});
 }
 
 /// Finds faults of the declared sub-graphs, for any model.
-template <bool Same, class... Sets>
-consteval Finding find_list_fault(SubgraphList<Same, Sets...>) {
-  using List = SubgraphList<Same, Sets...>;
+template <class List>
+consteval Finding find_list_fault() {
   if (List::count == 1) return {Fault::subgraphs_not_declared};
-  if (sizeof...(Sets) > (Same ? most_compared_subgraphs : std::size_t{31}))
+  if (List::count - 1 > (List::same_on_all_ranks ? most_compared_subgraphs : std::size_t{31}))
     return {Fault::too_many_subgraphs};
   for (std::size_t set = 1; set != List::count; ++set) {
     if (List::name_of(set).empty() || List::number_of(List::name_of(set)) != set)
@@ -414,16 +413,16 @@ template <class Model, class Policies>
 consteval Finding find_selection_fault() {
   using Still = Pick<axes::Frozen, Policies>;
   using Meaning = typename Pick<axes::UnusedParameters, Policies>::choice;
-  constexpr bool has_list = requires { typename Meaning::list; };
+  constexpr bool has_list = declares_subgraphs<Meaning>;
   Finding list;
-  if constexpr (has_list) list = find_list_fault(typename Meaning::list{});
+  if constexpr (has_list) list = find_list_fault<Meaning>();
   if constexpr (TensorListing<Model>) {
     return list;
   } else {
     constexpr const auto& parameters = parameter_table<Model>;
     Finding sets;
     if constexpr (has_list)
-      sets = find_subgraph_fault_of<Still>(typename Meaning::list{}, parameters);
+      sets = find_subgraph_fault_of<Still>(typename Meaning::sets{}, parameters);
     const bool trains = trains_any<Still>(parameters, [](std::size_t) { return true; });
     return first_of({when(!trains, Fault::everything_frozen), find_pattern_fault<Still>(parameters),
                      find_group_fault<Still>(Pick<axes::ParameterGroups, Policies>{}, parameters),

@@ -72,7 +72,7 @@ TrainerOptions take_trainer_options(Session& session);
 
 /// Using this variable lets `--help` and the launcher know the trainer's options, before `main`.
 template <class>
-inline const bool program_has_job = (ProgramTraits::get().flags = trainer_flags, true);
+inline const bool program_has_job = (program_job_flags = trainer_flags, true);
 
 }  // namespace detail
 
