@@ -109,11 +109,10 @@ BOOST_AUTO_TEST_CASE(unused_parameters_of_replicated_ones) {
 BOOST_AUTO_TEST_CASE(a_walk_through_the_graph_finds_parameters_that_a_loss_does_not_reach) {
   auto net = make_net();
   const std::vector<at::Tensor> parameters{net->in->weight, net->extra->weight, net->extra->bias};
-  std::vector<lockstep::detail::HookedNode> nodes;
+  std::vector<lockstep::detail::GradientNode> nodes;
   for (std::size_t i = 0; i != parameters.size(); ++i) {
-    nodes.push_back({lockstep::detail::hook_gradient(
-                         parameters[i], i, std::make_shared<lockstep::detail::GradientReceiver>()),
-                     i});
+    nodes.push_back(lockstep::detail::hook_gradient(
+        parameters[i], i, std::make_shared<lockstep::detail::GradientReceiver>()));
   }
   const auto unreached = [&](const at::Tensor& loss) {
     std::vector<std::size_t> found;

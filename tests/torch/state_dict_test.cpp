@@ -103,9 +103,9 @@ BOOST_AUTO_TEST_CASE(names_and_shapes_that_do_not_fit_are_named_and_nothing_chan
            "load_state_dict: '" + path + "' does not fit the module: unexpected in the file: ");
   for (const char* name : {"small", "brain", "turned", "none", "bytes", "waves", "count"})
     contains(unexpected, name);
-  contains(unexpected, ".strict = false");
+  contains(unexpected, "strict = false");
   BOOST_TEST(net.scale.item<float>() == 0);
-  const StateDictReport report = load_state_dict(net, path, {.strict = false});
+  const LoadReport report = load_state_dict(net, path, /*strict=*/false);
   BOOST_TEST(report.unexpected.size() == 7u);
   BOOST_TEST(report.missing.empty());
   BOOST_TEST(wrong_tensor(net) == "");
@@ -122,9 +122,9 @@ BOOST_AUTO_TEST_CASE(names_and_shapes_that_do_not_fit_are_named_and_nothing_chan
            "module)");
 
   ::torch::nn::Module many;
-  for (int i = 0; i != 11; ++i) many.register_buffer("b" + std::to_string(i), at::zeros({1}));
-  contains(message_of([&] { load_state_dict(many, path); }),
-           "b0, b1, b2, b3, b4, b5, b6, b7 and 3 more");
+  for (int i = 0; i != 19; ++i) many.register_buffer("b" + std::to_string(i), at::zeros({1}));
+  contains(message_of([&] { load_state_dict(many, path); }), "b0, b1, b2, b3, ");
+  contains(message_of([&] { load_state_dict(many, path); }), ", b14, b15 and 3 more");
 
   // A file that was damaged since is found out before anything is written.
   clear(net);
@@ -162,7 +162,7 @@ BOOST_AUTO_TEST_CASE(one_of_several_names_is_enough_and_complex_numbers_do_not_b
   ::torch::nn::Module tied;
   const at::Tensor tensor = tied.register_buffer("first", at::zeros({2}));
   tied.register_buffer("second", tensor);
-  const StateDictReport report = load_state_dict(tied, folder / "one");
+  const LoadReport report = load_state_dict(tied, folder / "one");
   BOOST_TEST((report.missing.empty() && report.unexpected.empty()));
   BOOST_TEST(tensor.sum().item<float>() == 6);
 

@@ -90,8 +90,8 @@ struct LoadOptions {
 
 /// Names as `load_state_dict` reports them.
 struct LoadReport {
-  std::vector<std::string> missing{};     ///< in the job and not in the file
-  std::vector<std::string> unexpected{};  ///< in the file and not in the job
+  std::vector<std::string> missing{};     ///< in the job or module and not in the file
+  std::vector<std::string> unexpected{};  ///< in the file and not in the job or module
 };
 
 /// Where a resumed job goes on.

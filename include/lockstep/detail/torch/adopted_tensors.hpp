@@ -55,11 +55,6 @@ class AutogradHook : public ::torch::autograd::FunctionPreHook {
 using GradientNode =
     decltype(::torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
 
-struct HookedNode {
-  GradientNode node;
-  std::size_t parameter;
-};
-
 /// Sends the gradients of a parameter to `receiver`. On a GPU, hooks run on the current stream.
 inline GradientNode hook_gradient(const at::Tensor& parameter, std::size_t number,
                                   std::shared_ptr<const GradientReceiver> receiver) {
@@ -68,10 +63,12 @@ inline GradientNode hook_gradient(const at::Tensor& parameter, std::size_t numbe
   return node;
 }
 
-/// Calls `f(parameter)` for every hooked parameter that a backward pass from `root` will not reach.
-/// It visits every node of the graph, so only steps that allow unused parameters call it.
+/// Calls `f(parameter)` for every hooked parameter that a backward pass from `root` will not reach;
+/// parameters without a node have no gradients. It visits every node of the graph, so only steps
+/// that allow unused parameters call it.
 template <class F>
-void for_each_unreached(const at::Tensor& root, const std::vector<HookedNode>& hooked, const F& f) {
+void for_each_unreached(const at::Tensor& root, const std::vector<GradientNode>& nodes,
+                        const F& f) {
   using ::torch::autograd::Node;
   std::unordered_set<const Node*> seen;
   std::vector<const Node*> open;
@@ -84,14 +81,14 @@ void for_each_unreached(const at::Tensor& root, const std::vector<HookedNode>& h
     open.pop_back();
     for (const auto& edge : node->next_edges()) visit(edge.function.get());
   }
-  for (const HookedNode& each : hooked)
-    if (!seen.contains(each.node.get())) f(each.parameter);
+  for (std::size_t i = 0; i != nodes.size(); ++i)
+    if (nodes[i] != nullptr && !seen.contains(nodes[i].get())) f(i);
 }
 
 /// Memory as a tensor with its own storage; of a slice, `torch::save` would write all the storage.
-inline at::Tensor tensor_at(const void* data, const at::Tensor& like, at::ScalarType type,
+inline at::Tensor tensor_at(const void* data, at::IntArrayRef sizes, at::ScalarType type,
                             at::Device device) {
-  return at::from_blob(const_cast<void*>(data), like.sizes(),
+  return at::from_blob(const_cast<void*>(data), sizes,
                        at::TensorOptions().dtype(type).device(device));
 }
 
@@ -103,9 +100,12 @@ class AdoptedTensors {
       : ties_(std::move(ties)),
         parameters_(module_parameters(module, ties_)),
         buffers_(module_buffers(module, ties_)),
-        receiver_(std::make_shared<GradientReceiver>()) {
-    for (const ModuleTensor& parameter : parameters_)
-      listed_.push_back({parameter.tensor._version(), parameter.tensor.const_data_ptr()});
+        receiver_(std::make_shared<GradientReceiver>()),
+        nodes_(parameters_.size()) {
+    for (ModuleTensor& parameter : parameters_) {
+      parameter.version = parameter.tensor._version();
+      parameter.data = parameter.tensor.const_data_ptr();
+    }
   }
 
   const std::vector<ModuleTensor>& parameters() const { return parameters_; }
@@ -124,10 +124,10 @@ class AdoptedTensors {
              at::Device device) {
     for (std::size_t i = 0; i != parameters_.size(); ++i) {
       at::Tensor& parameter = parameters_[i].tensor;
-      require_unchanged(parameters_[i], listed_[i], device);
+      require_unchanged(parameters_[i], device);
       if (!trains(i)) parameter.requires_grad_(false);
       move(parameter, parameter_at(i), device);
-      if (trains(i)) nodes_.push_back({hook_gradient(parameter, i, receiver_), i});
+      if (trains(i)) nodes_[i] = hook_gradient(parameter, i, receiver_);
       for (at::Tensor& copy : parameters_[i].copies) tie(copy, parameter);
     }
     for (std::size_t i = 0; i != buffers_.size(); ++i) {
@@ -150,8 +150,8 @@ class AdoptedTensors {
       ::torch::autograd::impl::bump_version(parameter.tensor);
   }
 
-  /// The nodes of parameters that have gradients.
-  const std::vector<HookedNode>& nodes() const { return nodes_; }
+  /// The node of every parameter, null for those without gradients.
+  const std::vector<GradientNode>& nodes() const { return nodes_; }
 
   /// Throws unless the module has the same tensors. Slower than `require_adopted`.
   void require_same(const ::torch::nn::Module& module) const {
@@ -175,7 +175,7 @@ class AdoptedTensors {
   static void move(at::Tensor& tensor, const Target& target, at::Device device) {
     const bool is_bool = tensor.scalar_type() == at::kBool && target.kind == ElementKind::u8;
     const at::ScalarType type = is_bool ? at::kBool : scalar_type_of(target.kind);
-    tensor.set_data(tensor_at(target.data, tensor, type, device));
+    tensor.set_data(tensor_at(target.data, tensor.sizes(), type, device));
   }
   /// Ties tensors that were one in the original module: they share memory, and gradients add up.
   static void tie(at::Tensor& copy, const at::Tensor& first) {
@@ -192,22 +192,16 @@ class AdoptedTensors {
     for (at::Tensor& copy : kept.copies) copy.set_data(kept.tensor.detach());
   }
 
-  /// A parameter when it was looked up, with the values that the job begins with.
-  struct Listed {
-    std::int64_t version;
-    const void* data;
-  };
-  /// A move to the job's device keeps the values.
-  static void require_unchanged(const ModuleTensor& kept, const Listed& listed, at::Device device) {
+  /// A job begins with the values of the lookup; a move to the job's device keeps them.
+  static void require_unchanged(const ModuleTensor& kept, at::Device device) {
     const bool is_moved = kept.tensor.device() == device && !kept.tensor.is_cpu();
-    if (kept.tensor._version() == listed.version &&
-        (kept.tensor.const_data_ptr() == listed.data || is_moved)) [[likely]]
+    if (kept.tensor._version() == kept.version &&
+        (kept.tensor.const_data_ptr() == kept.data || is_moved)) [[likely]]
       return;
-    throw Error("torch",
-                "the values of " + kept.name +
-                    " were changed after the job was made and before its first step, which would "
-                    "lose them",
-                "change them before the job is made, or after its first step or evaluation");
+    fail("torch",
+         {"the values of ", kept.name,
+          " were changed after the job was made and before its first step, which would lose them"},
+         "change them before the job is made, or after its first step or evaluation");
   }
 
   static void require(const ModuleTensor& kept, const Target& target) {
@@ -216,15 +210,12 @@ class AdoptedTensors {
     };
     if (is_there(kept.tensor) && std::ranges::all_of(kept.copies, is_there)) [[likely]]
       return;
-    reject_replaced(kept);
-  }
-  [[noreturn, gnu::cold, gnu::noinline]] static void reject_replaced(const ModuleTensor& kept) {
-    throw Error("torch",
-                "the memory of " + kept.name +
-                    " was replaced after training had begun, by torch::load, to() or an "
-                    "assignment of its data",
-                "load and convert a module before it is wrapped, or copy values into its tensors: "
-                "load_state_dict(module, path), or tensor.copy_(values) under a NoGradGuard");
+    fail("torch",
+         {"the memory of ", kept.name,
+          " was replaced after training had begun, by torch::load, to() or an assignment of its "
+          "data"},
+         "load and convert a module before it is wrapped, or copy values into its tensors: "
+         "load_state_dict(module, path), or tensor.copy_(values) under a NoGradGuard");
   }
 
   static void require_same_list(const std::vector<ModuleTensor>& kept,
@@ -232,20 +223,19 @@ class AdoptedTensors {
     for (std::size_t i = 0; i != kept.size() || i != now.size(); ++i) {
       const bool same = i < kept.size() && i < now.size() && kept[i].tensor.is_same(now[i].tensor);
       if (same) continue;
-      const std::string name = i < now.size() ? now[i].name : kept[i].name;
-      throw Error("torch",
-                  std::string("the module's ") + role + " " + name +
-                      " was registered, replaced or removed after the module was wrapped",
-                  "build the whole module first");
+      const std::string& name = i < now.size() ? now[i].name : kept[i].name;
+      fail("torch",
+           {"the module's ", role, " ", name,
+            " was registered, replaced or removed after the module was wrapped"},
+           "build the whole module first");
     }
   }
 
   TensorTies ties_;
   std::vector<ModuleTensor> parameters_;
   std::vector<ModuleTensor> buffers_;
-  std::vector<Listed> listed_;
   std::shared_ptr<GradientReceiver> receiver_;
-  std::vector<HookedNode> nodes_;
+  std::vector<GradientNode> nodes_;
   bool is_adopted_ = false;
 };
 

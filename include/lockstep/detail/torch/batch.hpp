@@ -113,7 +113,7 @@ struct Cutting<B> {
   }
 };
 
-/// Labels, lengths and offsets for LibTorch: integers become int64, narrower ones by a copy.
+/// Labels and lengths for LibTorch: integers become int64, narrower ones by a copy.
 template <class Y>
 at::Tensor label_tensor(const std::vector<Y>& labels) {
   static_assert(Element<Y>,
@@ -137,6 +137,7 @@ struct TensorBatch {
   at::Tensor inputs;  ///< a row per sample, of any shape
   at::Tensor labels;
   std::vector<float> weights{};  ///< per sample: 1, or 0 for a duplicate under `Masked`
+  at::Tensor lengths{};          ///< of samples in rows padded to the longest, int64
 
   std::size_t size() const {
     return inputs.defined() ? static_cast<std::size_t>(inputs.size(0)) : 0;
@@ -147,30 +148,14 @@ struct TensorBatch {
     };
     return {detail::Cutting<at::Tensor>::take(inputs, rows),
             detail::Cutting<at::Tensor>::take(labels, rows),
-            detail::Cutting<std::vector<float>>::take(weights, rows)};
+            detail::Cutting<std::vector<float>>::take(weights, rows),
+            detail::Cutting<at::Tensor>::take(lengths, rows)};
   }
   void clear() { *this = slice(0, 0); }
 
   friend void pack(auto& archive, TensorBatch& batch) {
-    archive(batch.inputs, batch.labels, batch.weights);
+    archive(batch.inputs, batch.labels, batch.weights, batch.lengths);
   }
-};
-
-/// Samples of different lengths in rows padded to the longest.
-struct PaddedTensorBatch {
-  at::Tensor inputs;   ///< a row per sample
-  at::Tensor lengths;  ///< per sample, int64
-  at::Tensor labels;
-  std::vector<float> weights{};  ///< as in `TensorBatch`
-};
-
-/// Concatenated samples of different lengths: sample i is inputs [offsets[i], offsets[i + 1]), as
-/// for `embedding_bag` with `include_last_offset`.
-struct RaggedTensorBatch {
-  at::Tensor inputs;
-  at::Tensor offsets;  ///< samples + 1, int64
-  at::Tensor labels;
-  std::vector<float> weights{};  ///< as in `TensorBatch`
 };
 
 static_assert(WeightedBatch<TensorBatch>);
@@ -188,24 +173,17 @@ TensorBatch as_tensors(const LabelledBatch<X, Y>& batch) {
   return {as_tensor(batch.inputs, sizes), detail::label_tensor(batch.labels), batch.weights};
 }
 template <class X, class Y>
-PaddedTensorBatch as_tensors(const PaddedBatch<X, Y>& batch) {
+TensorBatch as_tensors(const PaddedBatch<X, Y>& batch) {
   const std::int64_t sizes[] = {static_cast<std::int64_t>(batch.size()),
                                 static_cast<std::int64_t>(batch.width)};
-  return {as_tensor(batch.inputs, sizes), detail::label_tensor(batch.lengths),
-          detail::label_tensor(batch.labels), batch.weights};
-}
-template <class X, class Y>
-RaggedTensorBatch as_tensors(const RaggedBatch<X, Y>& batch) {
-  return {as_tensor(batch.inputs), detail::label_tensor(batch.offsets),
-          detail::label_tensor(batch.labels), batch.weights};
+  return {as_tensor(batch.inputs, sizes), detail::label_tensor(batch.labels), batch.weights,
+          detail::label_tensor(batch.lengths)};
 }
 // A temporary's memory would be gone.
 template <class X, class Y>
 TensorBatch as_tensors(const LabelledBatch<X, Y>&&) = delete;
 template <class X, class Y>
-PaddedTensorBatch as_tensors(const PaddedBatch<X, Y>&&) = delete;
-template <class X, class Y>
-RaggedTensorBatch as_tensors(const RaggedBatch<X, Y>&&) = delete;
+TensorBatch as_tensors(const PaddedBatch<X, Y>&&) = delete;
 
 }  // namespace torch_modules
 

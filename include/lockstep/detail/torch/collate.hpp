@@ -17,44 +17,36 @@ namespace lockstep {
 namespace detail {
 
 /// Samples have `inputs` and `label`, or `data` and `target` as in LibTorch.
-const auto& inputs_of(const auto& sample)
-  requires requires { sample.inputs; }
-{
-  return sample.inputs;
-}
-const auto& inputs_of(const auto& sample)
-  requires(
-      !requires { sample.inputs; } && requires { sample.data; })
-{
-  return sample.data;
-}
-const auto& label_of(const auto& sample)
-  requires requires { sample.label; }
-{
-  return sample.label;
-}
-const auto& label_of(const auto& sample)
-  requires(
-      !requires { sample.label; } && requires { sample.target; })
-{
-  return sample.target;
-}
 template <class Sample>
-concept WithLabel = requires(const Sample& sample) { label_of(sample); };
+concept WithInputs =
+    requires(const Sample& s) { s.inputs; } || requires(const Sample& s) { s.data; };
+template <class Sample>
+concept WithLabel =
+    requires(const Sample& s) { s.label; } || requires(const Sample& s) { s.target; };
+
+const auto& inputs_of(const auto& sample) {
+  if constexpr (requires { sample.inputs; }) {
+    return sample.inputs;
+  } else {
+    return sample.data;
+  }
+}
+const auto& label_of(const auto& sample) {
+  if constexpr (requires { sample.label; }) {
+    return sample.label;
+  } else {
+    return sample.target;
+  }
+}
 
 /// A row of a batch or its label: a tensor or numbers.
-template <class T>
+template <class Reference, class T = std::remove_cvref_t<Reference>>
 concept TensorRow = std::same_as<T, at::Tensor> || TensorElement<T> || ElementRange<T>;
-template <class Reference>
-concept TensorRowOf = TensorRow<std::remove_cvref_t<Reference>>;
 
 /// A sample for a batch of tensors; the label is optional.
-template <class Sample>
-concept TensorSample = requires(const Sample& sample) {
-  { inputs_of(sample) } -> TensorRowOf;
-} && (!WithLabel<Sample> || requires(const Sample& sample) {
-                         { label_of(sample) } -> TensorRowOf;
-                       });
+template <class S>
+concept TensorSample = WithInputs<S> && TensorRow<decltype(inputs_of(std::declval<const S&>()))> &&
+                       (!WithLabel<S> || TensorRow<decltype(label_of(std::declval<const S&>()))>);
 
 [[noreturn, gnu::cold]] inline void reject_row(const char* what, at::IntArrayRef has,
                                                at::IntArrayRef first) {

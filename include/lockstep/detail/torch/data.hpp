@@ -139,11 +139,14 @@ class RankSampler final : public ::torch::data::samplers::Sampler<> {
 
 namespace detail {
 
-/// One copy of a LibTorch data set per reading thread, since its functions are not const.
+/// A LibTorch data set of batches, such as one mapped by `Stack`; with a copy for every reading
+/// thread, since its functions are not const.
 template <class D>
-class DatasetCopies {
+class TorchBatches {
  public:
-  explicit DatasetCopies(D dataset) : dataset_(std::move(dataset)) {
+  using batch_type = typename D::BatchType;
+
+  explicit TorchBatches(D dataset) : dataset_(std::move(dataset)) {
     const auto size = dataset_.size();
     if (!size)
       fail("as_dataset", {"the data set does not know how many samples it has"},
@@ -151,6 +154,11 @@ class DatasetCopies {
     size_ = *size;
   }
   std::size_t size() const { return size_; }
+  void load(std::span<const std::size_t> indices, batch_type& out) const {
+    with_copy([&](D& dataset) {
+      out = dataset.get_batch(c10::ArrayRef<std::size_t>(indices.data(), indices.size()));
+    });
+  }
   template <class F>
   void with_copy(const F& f) const {
     spares_.with([&](std::optional<D>& copy) {
@@ -167,29 +175,18 @@ class DatasetCopies {
 
 /// A data set of single examples: a source of samples and of batches of tensors.
 template <class D>
-class TorchSamples : public DatasetCopies<D>,
-                     public LoadsSamples<TorchSamples<D>, typename D::ExampleType, TensorCollate> {
+class TorchSamples : public LoadsSamples<TorchSamples<D>, typename D::ExampleType, TensorCollate> {
  public:
   using sample_type = typename D::ExampleType;
-  using DatasetCopies<D>::DatasetCopies;
+  explicit TorchSamples(D dataset) : dataset_(std::move(dataset)) {}
 
+  std::size_t size() const { return dataset_.size(); }
   void read(std::size_t index, sample_type& out) const {
-    this->with_copy([&](D& dataset) { out = dataset.get(index); });
+    dataset_.with_copy([&](D& dataset) { out = dataset.get(index); });
   }
-};
 
-/// A data set of batches, such as one mapped by `Stack`.
-template <class D>
-class TorchBatches : public DatasetCopies<D> {
- public:
-  using batch_type = typename D::BatchType;
-  using DatasetCopies<D>::DatasetCopies;
-
-  void load(std::span<const std::size_t> indices, batch_type& out) const {
-    this->with_copy([&](D& dataset) {
-      out = dataset.get_batch(c10::ArrayRef<std::size_t>(indices.data(), indices.size()));
-    });
-  }
+ private:
+  TorchBatches<D> dataset_;
 };
 
 }  // namespace detail

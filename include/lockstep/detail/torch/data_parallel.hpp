@@ -112,12 +112,12 @@ class ModuleReplica {
   void follow(Contained& original) {
     const std::vector<at::Tensor> parameters = original.parameters();
     const std::vector<at::Tensor> buffers = original.buffers();
-    if (parameters.size() != parameters_.size() || buffers.size() != buffers_.size()) [[unlikely]] {
-      throw Error("DataParallel",
-                  "the module has other tensors than its copy: it has got some since, or its "
-                  "reset() does not register all",
-                  "register everything in reset(), before the module is wrapped");
-    }
+    if (parameters.size() != parameters_.size() || buffers.size() != buffers_.size()) [[unlikely]]
+      fail(
+          "DataParallel",
+          {"the module has other tensors than its copy: it has got some since, or its reset() does "
+           "not register all"},
+          "register everything in reset(), before the module is wrapped");
     for (std::size_t i = 0; i != parameters.size(); ++i) follow(parameters_[i], parameters[i]);
     {
       // Hidden from autograd: earlier graphs hold buffers that backward in training does not read.

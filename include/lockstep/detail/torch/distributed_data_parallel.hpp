@@ -34,103 +34,95 @@ inline namespace torch_modules {
 /// The parameter types of a module, if not all are float, as an argument among the policies:
 /// `lockstep::torch::DistributedDataParallel<Net, ParameterTypes<float, double>>`.
 template <Element... Ts>
-struct ParameterTypes {};
+struct ParameterTypes : detail::ValuePolicy<ParameterTypes<>> {};
 
 }  // namespace torch_modules
 
 namespace detail {
 
-template <class P, class... Axes>
-concept PolicyOfAny = (PolicyOf<P, Axes> || ...);
-
-template <class>
-inline constexpr bool never = false;
-
-/// Does a policy apply to a hand-written loop? If not, a compile error names the alternative. Types
-/// that are no well-formed policies are left to the composition check of all jobs.
+/// `PolicyPack<P>` if the policy applies to a hand-written loop. If not, an empty one and a compile
+/// error that names the alternative. Types that are no well-formed policies are left to the
+/// composition check of all jobs.
 template <class P>
-consteval bool acts_in_loop() {
-  if constexpr (!Policy<P>) {
-    return true;
+consteval auto acting() {
+  if constexpr (PolicyOf<P, ParameterTypes<>> || std::is_same_v<P, Sharding<Replicated>>) {
+    return PolicyPack<>{};
+  } else if constexpr (!Policy<P>) {
+    return PolicyPack<P>{};
   } else if constexpr (!P::well_formed || !answers<typename P::axis>(CanonicalPolicies<>::pack{})) {
-    return true;
-  } else if constexpr (PolicyOfAny<P, axes::Device, axes::Backend, axes::World, axes::Progress,
-                                   axes::Groups, axes::Buckets, axes::Frozen, axes::Norms,
-                                   axes::UnevenInputs> ||
-                       std::is_same_v<P, ParallelStrategy<DDP>> || std::is_same_v<P, Feed<Own>> ||
-                       std::is_same_v<P, Sharding<Replicated>> || std::is_same_v<P, EagerStep> ||
-                       std::is_same_v<P, Precision<AsDeclared>> ||
-                       std::is_same_v<P, Anomaly<Stop>> || std::is_same_v<P, Anomaly<Ignore>>) {
-    return true;
-  } else if constexpr (PolicyOfAny<P, axes::Optimizer, axes::ParameterGroups, axes::Clip,
-                                   axes::Accumulate, axes::Schedule>) {
-    static_assert(never<P>,
+    return PolicyPack<P>{};
+  } else {
+    constexpr bool is_default = std::is_same_v<P, Pick<typename P::axis, CanonicalPolicies<>>>;
+    constexpr bool makes_updates = PolicyOf<P, axes::Optimizer> ||
+                                   PolicyOf<P, axes::ParameterGroups> || PolicyOf<P, axes::Clip> ||
+                                   PolicyOf<P, axes::Accumulate> || PolicyOf<P, axes::Schedule>;
+    static_assert(!makes_updates,
                   "lockstep: this wrapper leaves the update to the program; use LibTorch's "
                   "optimizers with their groups, clip_grad_norm_ and no_sync(), or a Trainer with "
                   "a TorchModel, which has the policies Optimizer, ParameterGroups, Clip, "
                   "Accumulate and Schedule");
-  } else if constexpr (PolicyOf<P, axes::Anomaly>) {
+    constexpr bool skips_updates = std::is_same_v<P, Anomaly<Skip>>;
     static_assert(
-        never<P>,
+        !skips_updates,
         "lockstep: Anomaly<Skip> leaves updates out, and here the program makes them; look "
         "at the gradients before optimizer.step(), or use a Trainer with a TorchModel");
-  } else if constexpr (PolicyOf<P, axes::Hooks>) {
-    static_assert(!P::skips_zero_gradients,
+    constexpr bool skips_zeros = requires { requires P::skips_zero_gradients; };
+    static_assert(!skips_zeros,
                   "lockstep: SkipZeroGradients leaves updates out, and here the program makes "
                   "them; look at the gradients before optimizer.step(), or use a Trainer with a "
                   "TorchModel");
-    static_assert(!P::stages::averages_parameters,
+    constexpr bool averages_parameters = requires { requires P::stages::averages_parameters; };
+    static_assert(!averages_parameters,
                   "lockstep: LocalSGD averages parameters after updates of lockstep's; use a "
                   "Trainer with a TorchModel");
-    return !P::skips_zero_gradients && !P::stages::averages_parameters;
-  } else if constexpr (PolicyOf<P, axes::Buffers>) {
-    constexpr bool averages = std::is_same_v<typename P::choice, Synced>;
-    static_assert(!averages,
+    constexpr bool averages_buffers = std::is_same_v<P, Buffers<Synced>>;
+    static_assert(!averages_buffers,
                   "lockstep: Buffers<Synced> averages buffers where a job evaluates and saves, and "
                   "here the program does both; use Buffers<Broadcast> or Buffers<Local>, or a "
                   "Trainer with a TorchModel");
-    return !averages;
-  } else if constexpr (PolicyOf<P, axes::UnusedParameters>) {
-    constexpr bool declares = SubgraphsIn<typename P::choice>::count > 1;
-    static_assert(!declares,
+    constexpr bool has_subgraphs = requires {
+      requires PolicyOf<P, axes::UnusedParameters> && (SubgraphsIn<typename P::choice>::count > 1);
+    };
+    static_assert(!has_subgraphs,
                   "lockstep: Subgraphs are for declared models; add UnusedParameters<Zero>, with "
                   "which autograd says what a pass has used");
-    return !declares;
-  } else if constexpr (PolicyOfAny<P, axes::ParallelStrategy, axes::LossPlacement>) {
-    static_assert(never<P>,
+    constexpr bool has_replicas =
+        (PolicyOf<P, axes::ParallelStrategy> && !is_default) || PolicyOf<P, axes::LossPlacement>;
+    static_assert(!has_replicas,
                   "lockstep: this wrapper is ParallelStrategy<DDP>, and every rank has its own "
                   "loss; DP is lockstep::torch::DataParallel<Net>, and LossOnReplica is for a "
                   "Trainer with a TorchModel");
-  } else if constexpr (PolicyOfAny<P, axes::Sampler, axes::Feed>) {
-    static_assert(never<P>,
+    constexpr bool loads_data =
+        PolicyOf<P, axes::Sampler> || (PolicyOf<P, axes::Feed> && !is_default);
+    static_assert(!loads_data,
                   "lockstep: here the program loads its data; give LibTorch's loader a "
                   "RankSampler, or use a Trainer with a TorchModel, which has the policies Sampler "
                   "and Feed");
-  } else if constexpr (PolicyOf<P, axes::Sharding>) {
-    static_assert(never<P>,
+    constexpr bool shards = PolicyOf<P, axes::Sharding>;
+    static_assert(!shards,
                   "lockstep: LibTorch's optimizers update all parameters on every rank; leave "
                   "Sharding out, or use a Trainer with a TorchModel");
-  } else if constexpr (PolicyOfAny<P, axes::StepExecution, axes::Precision>) {
-    static_assert(never<P>,
+    constexpr bool runs_steps =
+        (PolicyOf<P, axes::StepExecution> || PolicyOf<P, axes::Precision>) && !is_default;
+    static_assert(!runs_steps,
                   "lockstep: CapturedStep and Precision need a step that lockstep runs; use a "
                   "Trainer with a TorchModel");
-  } else {
-    static_assert(never<P>,
-                  "lockstep: one of these policies does nothing in a program's own loop; leave it "
-                  "out, or use a Trainer with a TorchModel");
+    constexpr bool acts =
+        !(makes_updates || skips_updates || skips_zeros || averages_parameters ||
+          averages_buffers || has_subgraphs || has_replicas || loads_data || shards || runs_steps);
+    return std::conditional_t<acts, PolicyPack<P>, PolicyPack<>>{};
   }
-  return false;
 }
 
-/// Sorts the wrapper's arguments into parameter types and policies; adds `Sharding<Replicated>`.
-template <class Net, class Types, class Acting, class... Given>
+/// The job of a wrapper with parameters of types `Ts` and policies `Ps`.
+template <class Net, class Types, class Acting>
 struct SortedLoopJob;
 template <class Net, class... Ts, class... Ps>
 struct SortedLoopJob<Net, ParameterTypes<Ts...>, PolicyPack<Ps...>> {
   template <class M, class Policies>
   using Of = Replica<M, Policies, CommunicatorOf<Policies>>;
   using Model = LoopModule<Net, Ts...>;
-  using replica = Compose<Of, RejectedWrapper, Model, Ps...>;
+  using replica = Compose<Of, Model, Ps...>;
   using policies = CanonicalPolicies<Ps...>;
   using communicator = CommunicatorOf<policies>;
   static_assert(PickOr<World<dynamic>, Ps...>::static_size != 1,
@@ -140,18 +132,11 @@ struct SortedLoopJob<Net, ParameterTypes<Ts...>, PolicyPack<Ps...>> {
                 "lockstep: in a program's own loop Groups<...> are for Norms<Synced, WithinGroup> "
                 "alone; add it, or make groups of your own with new_group(...)");
 };
-template <class Net, class Types, class... Acting, class... Ts, class... Rest>
-struct SortedLoopJob<Net, Types, PolicyPack<Acting...>, ParameterTypes<Ts...>, Rest...>
-    : SortedLoopJob<Net, ParameterTypes<Ts...>, PolicyPack<Acting...>, Rest...> {};
-template <class Net, class Types, class... Acting, class First, class... Rest>
-struct SortedLoopJob<Net, Types, PolicyPack<Acting...>, First, Rest...>
-    : SortedLoopJob<
-          Net, Types,
-          std::conditional_t<acts_in_loop<First>() && !std::is_same_v<First, Sharding<Replicated>>,
-                             PolicyPack<Acting..., First>, PolicyPack<Acting...>>,
-          Rest...> {};
-template <class Net, class... Ps>
-using LoopJob = SortedLoopJob<Net, ParameterTypes<>, PolicyPack<Sharding<Replicated>>, Ps...>;
+/// Sorts the wrapper's arguments, and adds `Sharding<Replicated>`.
+template <class Net, class... Given>
+using LoopJob =
+    SortedLoopJob<Net, PickOr<ParameterTypes<>, Given...>,
+                  decltype((PolicyPack<Sharding<Replicated>>{} + ... + acting<Given>()))>;
 
 }  // namespace detail
 

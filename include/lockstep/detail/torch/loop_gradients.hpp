@@ -121,10 +121,11 @@ class LoopGradients {
   /// Before a forward pass: throws if the last backward pass failed or tensors were replaced.
   void require_intact() {
     if (is_in_pass_) [[unlikely]] {
-      throw Error("forward",
-                  "the backward pass before has not ended: an exception has left it, after some "
-                  "gradients had been sent",
-                  "let the exception end the program: ranks cannot go on from different gradients");
+      fail(
+          "forward",
+          {"the backward pass before has not ended: an exception has left it, after some gradients "
+           "had been sent"},
+          "let the exception end the program: ranks cannot go on from different gradients");
     }
     replica_.with_step([&](auto& step) { replica_.model().keep_in(step); });
   }
@@ -197,7 +198,7 @@ class LoopGradients {
     Elements::with_parameter(parameters()[i].listed, [&]<class T>(std::type_identity<T>) {
       const auto view = step.grad(Listed<T>{i});
       using Held = typename decltype(view)::value_type;
-      made = tensor_at(view.data_handle(), parameters()[i].tensor, scalar_type<Held>,
+      made = tensor_at(view.data_handle(), parameters()[i].tensor.sizes(), scalar_type<Held>,
                        Device::device(step));
     });
     return made;

@@ -96,7 +96,7 @@ class TorchModel {
 
   void tensors(TensorList& list) const {
     for (const detail::ModuleTensor& parameter : adopted().parameters()) {
-      const auto extents = extents_of(parameter);
+      const auto extents = detail::shape_of(parameter.tensor);
       const ElementKind kind = kind_of(parameter);
       if (parameter.tensor.requires_grad()) {
         list.parameter(parameter.name, kind, extents);
@@ -106,7 +106,7 @@ class TorchModel {
       for (const std::string& name : parameter.other_names) list.alias(name, parameter.name);
     }
     for (const detail::ModuleTensor& buffer : adopted().buffers()) {
-      list.buffer(buffer.name, kind_of(buffer), extents_of(buffer));
+      list.buffer(buffer.name, kind_of(buffer), detail::shape_of(buffer.tensor));
       for (const std::string& name : buffer.other_names) list.alias(name, buffer.name);
     }
   }
@@ -118,7 +118,7 @@ class TorchModel {
       for (std::size_t i = 0; i != tensors.size(); ++i) {
         const at::Tensor& tensor = tensors[i].tensor;
         Elements::with(kind_of(tensors[i]), [&]<class T>(std::type_identity<T>) {
-          detail::tensor_at(find(Listed<T>{i}).data_handle(), tensor, tensor.scalar_type(),
+          detail::tensor_at(find(Listed<T>{i}).data_handle(), tensor.sizes(), tensor.scalar_type(),
                             at::kCPU)
               .copy_(tensor);
         });
@@ -137,7 +137,9 @@ class TorchModel {
       const auto norms = norms_.open(base(), step.norm_ranks());
       loss_ = loss_of(batch);
       if (!loss_.requires_grad()) [[unlikely]]
-        reject_constant();
+        detail::fail("torch", {"the model's loss requires no gradient, so nothing can be trained"},
+                     "compute it from the module's outputs, without detach(), item() or a "
+                     "NoGradGuard");
       return Device::publish(step, loss_.detach());
     } else {
       const at::NoGradGuard quiet;
@@ -246,15 +248,11 @@ class TorchModel {
     const ElementKind kind = detail::kind_of(tensor.tensor.scalar_type());
     if (Elements::contains(kind)) [[likely]]
       return kind;
-    throw Error("torch",
-                tensor.name + " has elements of " +
-                    std::string(c10::toString(tensor.tensor.scalar_type())) +
-                    ", which the model does not list",
-                "name all types of parameters: TorchModel<Model, Net, float, double>, or with a "
-                "wrapper ParameterTypes<float, double>, or convert the tensor");
-  }
-  static std::vector<std::size_t> extents_of(const detail::ModuleTensor& tensor) {
-    return {tensor.tensor.sizes().begin(), tensor.tensor.sizes().end()};
+    detail::fail("torch",
+                 {tensor.name, " has elements of ", c10::toString(tensor.tensor.scalar_type()),
+                  ", which the model does not list"},
+                 "name all types of parameters: TorchModel<Model, Net, float, double>, or with a "
+                 "wrapper ParameterTypes<float, double>, or convert the tensor");
   }
 
   template <class Step>
@@ -274,16 +272,10 @@ class TorchModel {
                   "write torch::Tensor loss(const Batch& batch), a public member");
     at::Tensor loss;
     if constexpr (has_loss) loss = self().loss(batch);
-    if (loss.numel() != 1) [[unlikely]] {
-      throw Error("torch", "the model's loss has " + std::to_string(loss.numel()) + " elements",
-                  "return the mean over the batch, a tensor of one number");
-    }
+    if (loss.numel() != 1) [[unlikely]]
+      detail::fail("torch", {"the model's loss has ", loss.numel(), " elements"},
+                   "return the mean over the batch, a tensor of one number");
     return loss;
-  }
-
-  [[noreturn, gnu::cold, gnu::noinline]] static void reject_constant() {
-    throw Error("torch", "the model's loss requires no gradient, so nothing can be trained",
-                "compute it from the module's outputs, without detach(), item() or a NoGradGuard");
   }
 
   /// Writes a complete gradient; an undefined one is zero.

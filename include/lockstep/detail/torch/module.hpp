@@ -10,6 +10,7 @@
 
 #include "lockstep/detail/core/element.hpp"
 #include "lockstep/detail/core/error.hpp"
+#include "lockstep/detail/core/text.hpp"
 #include "lockstep/detail/torch/tensors.hpp"
 
 namespace lockstep::detail {
@@ -24,10 +25,9 @@ std::shared_ptr<Contained> clone_of(const ::torch::nn::Module& module) {
   try {
     copy = module.clone();
   } catch (const c10::Error&) {
-    throw Error("torch",
-                "module " + module.name() + " cannot be copied, and every replica needs one",
-                "derive it from torch::nn::Cloneable<" + module.name() +
-                    "> and register everything in its reset()");
+    fail("torch", {"module ", module.name(), " cannot be copied, and every replica needs one"},
+         text({"derive it from torch::nn::Cloneable<", module.name(),
+               "> and register everything in its reset()"}));
   }
   // A clone requires gradients for all parameters.
   const auto originals = module.named_parameters();
@@ -70,7 +70,14 @@ struct ModuleTensor {
   std::vector<at::Tensor> copies;
   /// The element kind when it was looked up; steps may use another.
   ElementKind listed = kind_of(tensor.scalar_type());
+  /// The version and address of a parameter when a job looked it up.
+  std::int64_t version = 0;
+  const void* data = nullptr;
 };
+
+inline std::vector<std::size_t> shape_of(const at::Tensor& tensor) {
+  return {tensor.sizes().begin(), tensor.sizes().end()};
+}
 
 /// Maps the other names of a shared tensor to its first. LibTorch's `clone()` unties tensors that
 /// submodules share; these names tell which to tie again.

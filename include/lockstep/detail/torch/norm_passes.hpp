@@ -36,17 +36,10 @@ struct NormTensors {
   at::Tensor running_var;
 };
 
-struct NormNeeds {
-  bool x = false;
-  bool weight = false;
-  bool bias = false;
-};
-
-struct NormGradients {
-  at::Tensor x;
-  at::Tensor weight;
-  at::Tensor bias;
-};
+/// Which gradients are needed: of x, weight and bias.
+using NormMask = std::array<bool, 3>;
+/// The gradients of weight and bias.
+using NormGradients = std::pair<at::Tensor, at::Tensor>;
 
 /// Channels first or last, whichever the tensor is closest to.
 inline at::MemoryFormat format_of(const at::Tensor& x) {
@@ -114,7 +107,7 @@ class HostTensorNorm {
 
   /// The sums of dy and of dy * (x - mean) * inverse deviation: gradients of bias and weight.
   NormGradients reduce_backward(const NormTensors& norm, const at::Tensor& x, const at::Tensor& dy,
-                                const NormNeeds& needs) {
+                                const NormMask& needs) {
     at::Tensor sum = at::zeros_like(mean_);
     at::Tensor product = sum;
     if (x.numel() != 0) {
@@ -124,10 +117,8 @@ class HostTensorNorm {
     }
     read(sum, sums().data());
     read(product, sums().data() + statistics_.channels());
-    NormGradients gradients;
-    if (needs.weight) gradients.weight = product.to(norm.weight.scalar_type());
-    if (needs.bias) gradients.bias = sum.to(norm.bias.scalar_type());
-    return gradients;
+    return {needs[1] ? product.to(norm.weight.scalar_type()) : at::Tensor(),
+            needs[2] ? sum.to(norm.bias.scalar_type()) : at::Tensor()};
   }
 
   /// dx = (dy - mean of dy - (x - mean) * inverse^2 * mean of dy * (x - mean)) * weight * inverse,
@@ -251,19 +242,16 @@ class DeviceTensorNorm {
   }
 
   NormGradients reduce_backward(const NormTensors& norm, const at::Tensor& x, const at::Tensor& dy,
-                                const NormNeeds& needs) {
-    NormGradients gradients;
+                                const NormMask& needs) {
     if (x.numel() == 0) {
       sums_ = at::zeros({2, x.size(1)}, mean_.options());
-      if (needs.weight) gradients.weight = at::zeros_like(norm.weight);
-      if (needs.bias) gradients.bias = at::zeros_like(norm.bias);
-      return gradients;
+      return {needs[1] ? at::zeros_like(norm.weight) : at::Tensor(),
+              needs[2] ? at::zeros_like(norm.bias) : at::Tensor()};
     }
-    at::Tensor sum, product;
-    std::tie(sum, product, gradients.weight, gradients.bias) = at::batch_norm_backward_reduce(
-        dy, x, mean_, inverse_, norm.weight, needs.x, needs.weight, needs.bias);
-    if (needs.x) sums_ = at::stack({sum, product});
-    return gradients;
+    const auto [sum, product, weight, bias] = at::batch_norm_backward_reduce(
+        dy, x, mean_, inverse_, norm.weight, needs[0], needs[1], needs[2]);
+    if (needs[0]) sums_ = at::stack({sum, product});
+    return {weight, bias};
   }
 
   at::Tensor input_gradient(const NormTensors& norm, const at::Tensor& x, const at::Tensor& dy) {

@@ -10,6 +10,7 @@
 
 #include <set>
 
+#include "lockstep/detail/checkpoint/options.hpp"
 #include "lockstep/detail/checkpoint/safetensors.hpp"
 #include "lockstep/detail/core/error.hpp"
 #include "lockstep/detail/core/text.hpp"
@@ -17,22 +18,6 @@
 #include "lockstep/detail/torch/tensors.hpp"
 
 namespace lockstep {
-
-inline namespace torch_modules {
-
-/// How a file is loaded into a module.
-struct StateDictOptions {
-  /// Must names match exactly? Otherwise missing tensors keep their values, others are ignored.
-  bool strict = true;
-};
-
-/// Names that the module and the file do not have in common.
-struct StateDictReport {
-  std::vector<std::string> missing{};     ///< in the module and not in the file
-  std::vector<std::string> unexpected{};  ///< in the file and not in the module
-};
-
-}  // namespace torch_modules
 
 namespace detail {
 
@@ -77,30 +62,13 @@ inline std::vector<ModuleTensor> state_tensors(const ::torch::nn::Module& module
   return all;
 }
 
-inline std::vector<std::uint64_t> shape_of(const at::Tensor& tensor) {
-  return {tensor.sizes().begin(), tensor.sizes().end()};
-}
-
-/// "missing in the file: a, b and 3 more": at most eight names.
-inline void add_names(std::string& problem, std::string_view what,
-                      const std::vector<std::string>& names) {
-  constexpr std::size_t most = 8;
-  if (names.empty()) return;
-  if (!problem.empty()) problem += "; ";
-  problem += what;
-  for (std::size_t i = 0; i != std::min(most, names.size()); ++i)
-    problem += (i == 0 ? " " : ", ") + names[i];
-  if (names.size() > most) problem += text({" and ", names.size() - most, " more"});
-}
-
 using StateDictEntry = std::pair<at::Tensor, const TensorEntry*>;
 
 /// Throws where the file does not fit. Types may differ: Python's load_state_dict converts, too,
 /// and after `module.to(at::kBFloat16)` even a C++ module's counts and masks have that type.
 inline std::vector<StateDictEntry> match_state_dict(const ::torch::nn::Module& module,
-                                                    const SafetensorsFile& file,
-                                                    const StateDictOptions& options,
-                                                    StateDictReport& report) {
+                                                    const SafetensorsFile& file, bool strict,
+                                                    LoadReport& report) {
   std::vector<StateDictEntry> matched;
   std::vector<std::string> misfits;
   std::set<std::string_view> known;
@@ -117,7 +85,7 @@ inline std::vector<StateDictEntry> match_state_dict(const ::torch::nn::Module& m
       report.missing.push_back(tensor.name);
       continue;
     }
-    const std::vector<std::uint64_t> shape = shape_of(tensor.tensor);
+    const std::vector<std::size_t> shape = shape_of(tensor.tensor);
     const at::ScalarType type = scalar_type_of(*entry->element);
     if (entry->shape != shape) {
       misfits.push_back(text({tensor.name, " (", shape_text(entry->shape), " in the file, ",
@@ -136,16 +104,18 @@ inline std::vector<StateDictEntry> match_state_dict(const ::torch::nn::Module& m
       report.unexpected.push_back(entry.name);
   }
   std::string problem;
-  if (options.strict) {
-    add_names(problem, "missing in the file:", report.missing);
-    add_names(problem, "unexpected in the file:", report.unexpected);
+  const auto add = [&](std::string_view what, const std::vector<std::string>& names) {
+    if (!names.empty()) problem += text({problem.empty() ? "" : "; ", what, listed(names)});
+  };
+  if (strict) {
+    add("missing in the file: ", report.missing);
+    add("unexpected in the file: ", report.unexpected);
   }
-  add_names(problem, "other in the file:", misfits);
+  add("other in the file: ", misfits);
   if (!problem.empty())
     fail("load_state_dict", {"'", file.path(), "' does not fit the module: ", problem},
-         misfits.empty()
-             ? "load a file of the same module, or what both have with {.strict = false}"
-             : "load a file of the same module");
+         misfits.empty() ? "load a file of the same module, or what both have with strict = false"
+                         : "load a file of the same module");
   return matched;
 }
 
@@ -199,14 +169,15 @@ void save_state_dict(const Net& net, const std::string& path) {
 /// Reads parameters and buffers from a safetensors file, lockstep's or Python's, in place: a job
 /// may go on with the module. Names (one of a tensor's several) and shapes must match; types are
 /// converted, as in Python. Nothing changes before everything is compared and lockstep's checksums
-/// are verified. **Ranks** this one alone; in a job, all ranks load, or one before the job begins.
+/// are verified. Without `strict`, tensors that the file lacks keep their values and others are
+/// ignored; the report names both. **Ranks** this one alone; in a job, all ranks load, or one
+/// before the job begins.
 template <class Net>
-StateDictReport load_state_dict(const Net& net, const std::string& path,
-                                const StateDictOptions& options = {}) {
+LoadReport load_state_dict(const Net& net, const std::string& path, bool strict = true) {
   const at::NoGradGuard quiet;
   const detail::SafetensorsFile file(path);
-  StateDictReport report;
-  auto matched = detail::match_state_dict(detail::module_of(net), file, options, report);
+  LoadReport report;
+  auto matched = detail::match_state_dict(detail::module_of(net), file, strict, report);
   file.verify();
   for (auto& [tensor, entry] : matched) detail::read_tensor(file, *entry, tensor);
   return report;

@@ -80,7 +80,7 @@ struct TorchDevice {
     if (gradient.scalar_type() == type && bytes <= most_copied && gradient.is_contiguous()) {
       std::memcpy(to, gradient.const_data_ptr(), bytes);
     } else {
-      tensor_at(to, gradient, type, at::kCPU).copy_(gradient);
+      tensor_at(to, gradient.sizes(), type, at::kCPU).copy_(gradient);
     }
   }
   static void zero(const Step&, void* to, std::size_t bytes) { std::memset(to, 0, bytes); }

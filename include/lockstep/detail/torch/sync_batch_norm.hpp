@@ -13,9 +13,7 @@
 #include <torch/library.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/batchnorm.h>
-#include <cstring>
 #include <mutex>
-#include <new>
 #include <shared_mutex>
 #include <unordered_map>
 #include <variant>
@@ -35,11 +33,10 @@ class NormExchange {
  public:
   template <class Ranks>
   explicit NormExchange(const Ranks& ranks)
-      : world_(ranks.world()), gather_(gather<Ranks>), reduce_(reduce<Ranks>) {
-    static_assert(std::is_trivially_copyable_v<Ranks> && sizeof(Ranks) <= sizeof(ranks_),
-                  "lockstep: the ranks of norms are a few pointers");
-    std::memcpy(ranks_, &ranks, sizeof(Ranks));
-  }
+      : ranks_(std::make_shared<const Ranks>(ranks)),
+        world_(ranks.world()),
+        gather_(gather<Ranks>),
+        reduce_(reduce<Ranks>) {}
   NormExchange(const NormExchange&) = delete;
   NormExchange& operator=(const NormExchange&) = delete;
 
@@ -63,7 +60,7 @@ class NormExchange {
  private:
   template <class Ranks>
   const Ranks& ranks_as() const {
-    return *std::launder(reinterpret_cast<const Ranks*>(ranks_));
+    return *static_cast<const Ranks*>(ranks_.get());
   }
   template <class Ranks>
   static void gather(const NormExchange& self, const void* own, void* all, std::size_t count,
@@ -82,7 +79,7 @@ class NormExchange {
     doubles ? run(double{}) : run(float{});
   }
 
-  alignas(std::max_align_t) std::byte ranks_[32] = {};
+  std::shared_ptr<const void> ranks_;
   std::size_t world_;
   void (*gather_)(const NormExchange&, const void*, void*, std::size_t, bool);
   void (*reduce_)(const NormExchange&, void*, std::size_t, bool);
@@ -165,40 +162,29 @@ class SyncedNorm : public ::torch::autograd::Function<SyncedNorm<Exchange>> {
             passing.mark->name, "\", which has no second derivatives"},
            "use Norms<Local> for gradients of gradients, or keep this norm in evaluation");
     const NormTensors norm{saved[0], saved[1], saved[2], {}, {}};
-    const NormNeeds needs = needed(*context, norm);
-    const NormGradients result = std::visit(
-        [&](auto& work) { return gradients_of(work, norm, gradients[0], needs, exchange); },
+    // Autograd indexes only defined inputs.
+    std::size_t input = 0;
+    NormMask needs{};
+    for (std::size_t i = 0; i != needs.size(); ++i)
+      needs[i] = saved[i].defined() && context->needs_input_grad(input++);
+    const at::Tensor x = dense_tensor(norm.x);
+    const at::Tensor dy = gradients[0].contiguous(format_of(x));
+    return std::visit(
+        [&](auto& work) -> ::torch::autograd::variable_list {
+          // Sums over this rank's samples, which the job averages.
+          const auto [weight, bias] = work.reduce_backward(norm, x, dy, needs);
+          at::Tensor dx;
+          if (needs[0]) {
+            work.sum(exchange);
+            dx = x.numel() == 0 ? at::empty_like(x) : work.input_gradient(norm, x, dy);
+          }
+          return {dx, weight, bias, at::Tensor(), at::Tensor()};
+        },
         passing.work);
-    return {result.x, result.weight, result.bias, at::Tensor(), at::Tensor()};
   }
 
  private:
   static constexpr const char* name = "passing";
-
-  /// Autograd indexes only defined inputs.
-  static NormNeeds needed(const ::torch::autograd::AutogradContext& context,
-                          const NormTensors& norm) {
-    NormNeeds needs;
-    std::size_t input = 0;
-    needs.x = context.needs_input_grad(input++);
-    if (norm.weight.defined()) needs.weight = context.needs_input_grad(input++);
-    if (norm.bias.defined()) needs.bias = context.needs_input_grad(input);
-    return needs;
-  }
-
-  /// Weight and bias gradients are sums over this rank's samples, which the job averages.
-  template <class Work>
-  static NormGradients gradients_of(Work& work, const NormTensors& norm, const at::Tensor& gradient,
-                                    const NormNeeds& needs, const NormExchange& exchange) {
-    const at::Tensor x = dense_tensor(norm.x);
-    const at::Tensor dy = gradient.contiguous(format_of(x));
-    NormGradients gradients = work.reduce_backward(norm, x, dy, needs);
-    if (needs.x) {
-      work.sum(exchange);
-      gradients.x = x.numel() == 0 ? at::empty_like(x) : work.input_gradient(norm, x, dy);
-    }
-    return gradients;
-  }
 };
 
 class NormMarks {
@@ -247,15 +233,6 @@ class NormMarks {
   std::unordered_map<const c10::TensorImpl*, std::shared_ptr<const NormMark>> marks_;
 };
 
-/// Ranks would deadlock where not all run this norm.
-[[noreturn, gnu::cold, gnu::noinline]] inline void reject_outside(const NormMark& mark) {
-  fail("Norms<Synced>",
-       {"the synchronised batch norm \"", mark.name,
-        "\" trains outside of a step of its job, which knows the ranks"},
-       "run the module in the job's steps, or through DistributedDataParallel, or in evaluation: "
-       "module->eval()");
-}
-
 /// Overrides `aten::batch_norm` under autograd: a module calls the `forward` of its norms' own
 /// class, so the norms cannot be replaced, but what they call can.
 template <class Exchange>
@@ -270,8 +247,12 @@ at::Tensor batch_norm(const at::Tensor& x, const std::optional<at::Tensor>& weig
     if (const auto mark = NormMarks::all().find(mean, scale.value_or(at::Tensor()))) {
       if (mark->is_tag) scale.reset();
       if (mark->trains()) {
-        if (!mark->exchange->is_in_step()) [[unlikely]]
-          reject_outside(*mark);
+        if (!mark->exchange->is_in_step()) [[unlikely]]  // ranks could deadlock
+          fail("Norms<Synced>",
+               {"the synchronised batch norm \"", mark->name,
+                "\" trains outside of a step of its job, which knows the ranks"},
+               "run the module in the job's steps, or through DistributedDataParallel, or in "
+               "evaluation: module->eval()");
         const std::optional<at::Tensor> shift = bias && bias->defined() ? bias : std::nullopt;
         return SyncedNorm<Exchange>::apply(
             x, scale, shift,
@@ -288,15 +269,13 @@ at::Tensor batch_norm(const at::Tensor& x, const std::optional<at::Tensor>& weig
 /// Installs the override, once per process.
 template <class Exchange>
 void override_batch_norm() {
-  struct Override {
-    explicit Override(c10::DispatchKey key)
-        : library(::torch::Library::IMPL, "aten", key, __FILE__, __LINE__) {
-      library.impl("batch_norm", TORCH_FN(batch_norm<Exchange>));
-    }
-    ::torch::Library library;
+  const auto install = [](c10::DispatchKey key) {
+    ::torch::Library library(::torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
+    library.impl("batch_norm", TORCH_FN(batch_norm<Exchange>));
+    return library;
   };
-  static const Override cpu(c10::DispatchKey::AutogradCPU);
-  static const Override cuda(c10::DispatchKey::AutogradCUDA);
+  static const ::torch::Library cpu = install(c10::DispatchKey::AutogradCPU);
+  static const ::torch::Library cuda = install(c10::DispatchKey::AutogradCUDA);
 }
 
 /// Marks all batch norms of a job's module, which may be one itself and need no shared pointer.

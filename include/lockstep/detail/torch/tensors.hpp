@@ -101,15 +101,11 @@ static_assert(kind_of(scalar_type<float>) == ElementKind::f32);
 static_assert(kind_of(scalar_type<std::int64_t>) == ElementKind::i64);
 static_assert(kind_of(scalar_type<BFloat16>) == ElementKind::bf16);
 
-/// An archive that does nothing.
-struct NoArchive {
-  template <class... Fields>
-  void operator()(Fields&...) {}
-};
+inline constexpr auto no_archive = [](auto&...) {};
 
 /// A type that lists its fields.
 template <class B>
-concept NamingFields = requires(NoArchive& archive, B& batch) { pack(archive, batch); };
+concept NamingFields = requires(B& batch) { pack(no_archive, batch); };
 
 /// Converts to a tensor and to nothing that a tensor converts to.
 struct OnlyTensor {

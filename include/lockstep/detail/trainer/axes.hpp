@@ -49,6 +49,11 @@ struct DefaultsFor {
                           Hooks<>, Progress<Callers>, Anomaly<Stop>, Groups<>, Feed<Own>>;
 };
 
+/// Do ranks, or ranks of different hosts, communicate through NCCL?
+template <class Choice>
+inline constexpr bool uses_nccl =
+    std::is_same_v<Choice, Nccl> || std::is_same_v<Choice, Hierarchical<Shm, Nccl>>;
+
 }  // namespace detail
 
 /// A job's policies: `pack` has one per axis, in canonical order. Only policies that are not the
@@ -64,13 +69,8 @@ using CanonicalPolicies =
     detail::ChosenFrom<JobPolicies, typename detail::DefaultsFor<Ps...>::type,
                        detail::Canonical<typename detail::DefaultsFor<Ps...>::type, Ps...>>;
 
-namespace detail {
-template <class... Ps>
-consteval bool all_policies(PolicyPack<Ps...>) {
-  return (Policy<Ps> && ...);
-}
-}  // namespace detail
-
-static_assert(detail::all_policies(CanonicalPolicies<>::pack{}));
+static_assert([]<class... Ps>(PolicyPack<Ps...>) {
+  return (detail::Policy<Ps> && ...);
+}(CanonicalPolicies<>::pack{}));
 
 }  // namespace lockstep

@@ -262,13 +262,15 @@ namespace detail {
 struct Finding {
   Fault fault = Fault::none;
   std::string_view culprit = "";
+
+  constexpr explicit operator bool() const { return fault != Fault::none; }
 };
 consteval Finding when(bool broken, Fault fault, std::string_view culprit = "") {
   return broken ? Finding{fault, culprit} : Finding{};
 }
 consteval Finding first_of(std::initializer_list<Finding> findings) {
   for (const Finding& finding : findings) {
-    if (finding.fault != Fault::none) return finding;
+    if (finding) return finding;
   }
   return {};
 }
@@ -329,9 +331,9 @@ consteval Finding find_model_fault() {
     return {Fault::model_without_parameters};
   } else {
     constexpr Finding parameters = find_tensor_fault<Model, TensorRole::parameter>();
-    if constexpr (parameters.fault != Fault::none) return parameters;
+    if constexpr (parameters) return parameters;
     constexpr Finding buffers = find_tensor_fault<Model, TensorRole::buffer>();
-    if constexpr (buffers.fault != Fault::none) return buffers;
+    if constexpr (buffers) return buffers;
     for (std::size_t i = 0; i != buffer_table<Model>.size(); ++i) {
       const std::string_view name = buffer_table<Model>.name(i);
       if (name_index<Model, TensorRole::parameter>.find(name) != not_found)
@@ -376,7 +378,7 @@ consteval Finding find_group_fault(ParameterGroups<Sets...>, const auto& paramet
     const auto is_in = [&](std::size_t i) {
       return Groups::group_of(parameters.name(i), parameters.infos[i].rank) == group;
     };
-    if (found.fault == Fault::none && !trains_any<Still>(parameters, is_in))
+    if (!found && !trains_any<Still>(parameters, is_in))
       found = {Fault::group_without_parameters,
                numbers.substr(std::min(group, numbers.size()) - 1, 1)};
   }
@@ -480,8 +482,6 @@ consteval Finding find_combination_fault() {
   constexpr bool has_groups = !std::is_same_v<Divided, Groups<>>;
   constexpr bool is_fed = Pick<axes::Feed, Policies>::sends;
   constexpr bool joins = Pick<axes::UnevenInputs, Policies>::joins;
-  constexpr bool by_nccl =
-      std::is_same_v<Through, Nccl> || std::is_same_v<Through, Hierarchical<Shm, Nccl>>;
   constexpr bool through_host = !std::is_same_v<Through, Nccl> && !std::is_same_v<Through, Shm>;
   constexpr bool has_malformed_output =
       OutputNaming<Model> && !OutputDeclaring<Model> &&
@@ -505,7 +505,7 @@ consteval Finding find_combination_fault() {
       when(world == 0, Fault::world_of_zero),
       when(Pick<axes::Accumulate, Policies>::micro_batches == 0, Fault::accumulate_zero),
       when(!(Pick<axes::Clip, Policies>::norm > 0), Fault::clip_not_positive),
-      when(on_cpu && by_nccl, Fault::nccl_on_cpu),
+      when(on_cpu && uses_nccl<Through>, Fault::nccl_on_cpu),
       when(is_host_shared && !shares_memory<Strategy, DeviceChoice, Transport>,
            Fault::shared_without_shm),
       when(is_mixed && on_cpu, Fault::mixed_on_cpu),
@@ -547,23 +547,17 @@ consteval Finding find_invalid() {
     return {Fault::model_not_first};
   } else if constexpr (!std::is_class_v<Model>) {
     return {Fault::model_no_class};
+  } else if constexpr (constexpr Finding found = find_policy_fault<Ps...>(); found) {
+    return found;
+  } else if constexpr (constexpr Finding wrong = find_model_fault<Model>(); wrong) {
+    return wrong;
   } else {
-    constexpr Finding policies = find_policy_fault<Ps...>();
-    if constexpr (policies.fault != Fault::none) {
-      return policies;
+    using Policies = CanonicalPolicies<Ps...>;
+    constexpr Finding broken = find_combination_fault<Model, Policies>();
+    if constexpr (broken) {
+      return broken;
     } else {
-      constexpr Finding model = find_model_fault<Model>();
-      if constexpr (model.fault != Fault::none) {
-        return model;
-      } else {
-        using Policies = CanonicalPolicies<Ps...>;
-        constexpr Finding rule = find_combination_fault<Model, Policies>();
-        if constexpr (rule.fault != Fault::none) {
-          return rule;
-        } else {
-          return find_selection_fault<Model, Policies>();
-        }
-      }
+      return find_selection_fault<Model, Policies>();
     }
   }
 }

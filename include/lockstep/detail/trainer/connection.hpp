@@ -10,7 +10,6 @@
 #include "lockstep/detail/policy/pack.hpp"
 #include "lockstep/detail/topology/topology.hpp"
 #include "lockstep/detail/trainer/axes.hpp"
-#include "lockstep/detail/trainer/composition.hpp"
 
 namespace lockstep {
 
@@ -73,14 +72,6 @@ CommunicatorOf<Policies> make_communicator(Session& session, const std::string& 
   return ConnectionOf<Policies>::template make<Policies>(session, name);
 }
 
-/// Do ranks, or ranks of different hosts, communicate through NCCL?
-template <class Choice>
-inline constexpr bool uses_nccl =
-    std::is_same_v<Choice, Nccl> || std::is_same_v<Choice, Hierarchical<Shm, Nccl>>;
-template <class Choice>
-inline constexpr bool uses_gloo =
-    std::is_same_v<Choice, Gloo> || std::is_same_v<Choice, Hierarchical<Shm, Gloo>>;
-
 /// Gives a compile error that names the header which a job needs and which is not included.
 template <class Policies>
 consteval bool require_connection() {
@@ -88,7 +79,8 @@ consteval bool require_connection() {
   constexpr bool connected = requires { sizeof(ConnectionOf<Policies>); };
   constexpr bool has_ranks = !is_dp<Policies> && static_world<Policies> != 1;
   constexpr bool by_nccl = has_ranks && uses_nccl<Transport>;
-  constexpr bool by_gloo = has_ranks && uses_gloo<Transport>;
+  constexpr bool by_gloo = has_ranks && (std::is_same_v<Transport, Gloo> ||
+                                         std::is_same_v<Transport, Hierarchical<Shm, Gloo>>);
   constexpr bool on_gpu = std::is_same_v<Pick<axes::Device, Policies>, Device<Cuda>>;
   static_assert(connected || by_nccl || by_gloo,
                 "lockstep: a job with Device<Cuda> needs #include <lockstep/lockstep.cuh>, in a "
@@ -157,23 +149,6 @@ template <class Policies>
 using ReplicaRendezvousOf =
     ReplicaRendezvous<typename Pick<axes::Device, Policies>::choice, Policies>;
 
-template <template <class, class> class Job, template <class, class...> class Rejected, class Model,
-          class... Ps>
-consteval auto compose() {
-  if constexpr (!require_composition<Model, Ps...>()) {
-    return std::type_identity<Rejected<Model, Ps...>>{};
-  } else if constexpr (!require_connection<CanonicalPolicies<Ps...>>()) {
-    return std::type_identity<Rejected<Model, Ps...>>{};
-  } else {
-    return std::type_identity<Job<Model, CanonicalPolicies<Ps...>>>{};
-  }
-}
-
-/// `Job<Model, Policies>` of a model under policies in any order, which all give one type. An
-/// invalid composition gives one compile error and `Rejected`, which causes no further ones.
-template <template <class, class> class Job, template <class, class...> class Rejected, class Model,
-          class... Ps>
-using Compose = typename decltype(compose<Job, Rejected, Model, Ps...>())::type;
 }  // namespace detail
 
 }  // namespace lockstep

@@ -32,16 +32,17 @@ template <class Job, class Source>
 consteval bool require_models() {
   using Model = typename Job::model_type;
   constexpr bool is_model = std::same_as<Source, Model>;
-  constexpr bool makes_models = ModelMaking<Source, Model, Session>;
+  constexpr bool has_models = is_model || ModelMaking<Source, Model, Session>;
   constexpr bool must_copy = is_model && Job::ranks_are_threads && !Job::is_one_process;
-  static_assert(is_model || makes_models,
+  constexpr bool can_copy = !must_copy || std::copy_constructible<Model>;
+  static_assert(has_models,
                 "lockstep: launch<Job>(argc, argv, model, f) takes the job's model, or a function "
                 "that makes one: [](Session& session) { return Model(...); }");
-  static_assert(!must_copy || std::copy_constructible<Model>,
+  static_assert(can_copy,
                 "lockstep: the ranks of this job are threads, each with a model of its own, and "
                 "this model cannot be copied; give launch a function that makes one instead: "
                 "[](Session& session) { return Model(...); }");
-  return (is_model || makes_models) && (!must_copy || std::copy_constructible<Model>);
+  return has_models && can_copy;
 }
 
 template <class Job, class Source, class F>
@@ -63,14 +64,11 @@ int launch_job(int argc, char** argv, Source& source, F& f) {
     return status;
   };
   constexpr std::size_t ranks = Job::template policy<axes::World>::static_size;
-  if constexpr (Job::is_one_process) {
-    return launch_as(RanksAs::replicas, argc, argv, run, ranks, trainer_flags);
-  } else if constexpr (Job::ranks_are_threads) {
-    constexpr auto how = Job::spans_processes ? RanksAs::threads_of_processes : RanksAs::threads;
-    return launch_as(how, argc, argv, run, ranks, trainer_flags);
-  } else {
-    return launch_as(RanksAs::processes, argc, argv, run, ranks, trainer_flags);
-  }
+  constexpr RanksAs how = Job::is_one_process       ? RanksAs::replicas
+                          : !Job::ranks_are_threads ? RanksAs::processes
+                          : Job::spans_processes    ? RanksAs::threads_of_processes
+                                                    : RanksAs::threads;
+  return launch_as(how, argc, argv, run, ranks, trainer_flags);
 }
 
 }  // namespace detail

@@ -2,8 +2,6 @@
 #pragma once
 /// @file Process groups: from launched processes to a communicator, for hand-written loops.
 
-#include <atomic>
-
 #include "lockstep/detail/comm/communicator.hpp"
 #include "lockstep/detail/comm/groups.hpp"
 #include "lockstep/detail/comm/hierarchical/hosts.hpp"
@@ -29,29 +27,22 @@ consteval auto group_policies() {
   static_assert(fits,
                 "lockstep: a process group has the policies Backend<...>, Device<...>, World<...> "
                 "and Progress<...> only");
+  using Alone = CanonicalPolicies<World<1>>;
   if constexpr (fits) {
     // NCCL implies `Device<Cuda>`.
     constexpr bool on_gpu = uses_nccl<typename PickOr<Backend<Shm>, Ps...>::choice>;
     using Policies = std::conditional_t<on_gpu, CanonicalPolicies<Ps..., Device<Cuda>>,
                                         CanonicalPolicies<Ps...>>;
-    if constexpr (require_connection<Policies>())
-      return Policies{};
-    else
-      return CanonicalPolicies<World<1>>{};
+    return std::conditional_t<require_connection<Policies>(), Policies, Alone>{};
   } else {
-    return CanonicalPolicies<World<1>>{};
+    return Alone{};
   }
 }
 template <class... Ps>
 using GroupPolicies = decltype(group_policies<Ps...>());
 
-/// The process groups of this process; each counts while it lives, unless it was moved from.
-inline std::atomic<std::size_t> living_groups = 0;
-using GroupCount = std::unique_ptr<std::atomic<std::size_t>, void (*)(std::atomic<std::size_t>*)>;
-inline GroupCount count_group() {
-  ++living_groups;
-  return {&living_groups, [](std::atomic<std::size_t>* count) { --*count; }};
-}
+/// Every process group of this process shares it while it lives, unless it was moved from.
+inline const std::shared_ptr<const char> living_groups = std::make_shared<const char>();
 
 }  // namespace detail
 
@@ -90,7 +81,7 @@ class ProcessGroup {
   std::unique_ptr<Session> own_;  // outlives the communicator, which uses its store
   Session* session_;
   communicator_type comm_;
-  detail::GroupCount count_ = detail::count_group();
+  std::shared_ptr<const char> living_ = detail::living_groups;
 };
 
 /// Joins as the rank that torchrun, mpirun or srun has set in the environment, or alone. Inside of
@@ -118,22 +109,13 @@ ProcessGroup<Policies...> init_process_group(std::string_view init_method, Rank 
 }
 
 /// Does this process have a process group?
-inline bool is_initialized() { return detail::living_groups != 0; }
+inline bool is_initialized() { return detail::living_groups.use_count() > 1; }
 
 /// Ends a group before its scope does. **Ranks** all. **Host** blocks as the destructor does.
 template <class... Policies>
 void destroy_process_group(ProcessGroup<Policies...>&& group) {
   [[maybe_unused]] const ProcessGroup<Policies...> ended = std::move(group);
 }
-
-namespace detail {
-
-template <class G>
-inline constexpr bool is_process_group = false;
-template <class... Policies>
-inline constexpr bool is_process_group<ProcessGroup<Policies...>> = true;
-
-}  // namespace detail
 
 /// A communicator of the listed ranks, in that order, with its own backend, and on GPUs its own
 /// compute stream: `new_group<Backend<Gloo>>(group, {Rank{0}, Rank{2}})`. Others get nothing.
@@ -157,7 +139,7 @@ auto new_group(ProcessGroup<Policies...>& group, const std::vector<Rank>& member
 }
 
 template <class Group>
-  requires detail::is_process_group<Group>
+  requires requires { typename Group::communicator_type; }
 auto new_group(Group& group, const std::vector<Rank>& members) {
   return new_group(*group, members);
 }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A stand-in for a rejected job, with the members of all jobs, so that one error stays one.
-/// Nothing here runs: only members that may get a local type have a body.
+/// @file From a model and policies to a job, or to a stand-in that keeps one error the only one.
 
 #include <exception>
 
@@ -10,10 +9,13 @@
 #include "lockstep/detail/core/random_stream.hpp"
 #include "lockstep/detail/core/strong.hpp"
 #include "lockstep/detail/core/view.hpp"
+#include "lockstep/detail/data/sampler.hpp"
+#include "lockstep/detail/launch/rendezvous.hpp"
 #include "lockstep/detail/observe/summary.hpp"
 #include "lockstep/detail/policy/pack.hpp"
 #include "lockstep/detail/strategy/ddp.hpp"
-#include "lockstep/detail/trainer/axes.hpp"
+#include "lockstep/detail/trainer/composition.hpp"
+#include "lockstep/detail/trainer/connection.hpp"
 #include "lockstep/detail/trainer/options.hpp"
 
 namespace lockstep {
@@ -22,11 +24,7 @@ class Checkpoints;
 struct DpOptions;
 struct FitOptions;
 struct LoaderOptions;
-struct Membership;
 struct PredictOptions;
-struct SamplerOptions;
-struct SamplerState;
-class Session;
 class Tally;
 
 namespace detail {
@@ -51,9 +49,11 @@ using OptionsAmong = typename decltype(options_of<PickOr<Default, Ps...>>())::ty
 
 using RejectedView = AnyView<HostMemory, float>;
 
-/// A wrapper, and any phase of its steps. Members with an optional sub-graph take any.
+/// Stands for a rejected job: a trainer, a wrapper, any phase of their steps, an epoch, or a
+/// communicator. Members with an optional sub-graph take any. Nothing here runs: only members that
+/// may get a local type have a body.
 template <class Model, class... Ps>
-class RejectedWrapper {
+class RejectedJob {
  public:
   static constexpr bool is_rejected = true;
   static constexpr bool is_one_process = false;
@@ -61,11 +61,13 @@ class RejectedWrapper {
   using model_type = Model;
   using Loss = double;
 
-  RejectedWrapper();
-  template <ModelSource<Model, std::size_t> Source = DefaultModel>
-  explicit RejectedWrapper(const DpOptions&, Source&& = {}) {}
-  template <ModelSource<Model> Source = DefaultModel>
-  explicit RejectedWrapper(auto&, Source&& = {}, Seed = {}) {}
+  RejectedJob();
+  template <class Source = DefaultModel>
+  explicit RejectedJob(Session&, Source&& = {}, const TrainerOptions& = {}) {}
+  template <class Source = DefaultModel>
+  explicit RejectedJob(const DpOptions&, Source&& = {}) {}
+  template <class Source = DefaultModel>
+  explicit RejectedJob(auto&, Source&& = {}, Seed = {}) {}
 
   // Of `JobMembers`.
 
@@ -93,17 +95,14 @@ class RejectedWrapper {
     std::terminate();
   }
   template <auto... Set>
-  void evaluate(const auto&, auto&) const {}
+  void evaluate(const auto&, Tally&) const {}
   template <auto... Set>
   RejectedView predict(const auto&...) const {
     std::terminate();
   }
   std::size_t state_bytes() const;
   std::size_t gradient_bytes() const;
-  struct OnDevice {
-    OnDevice() {}
-  };
-  OnDevice on_device() const;
+  RejectedJob on_device() const;
 
   // Of wrappers.
 
@@ -121,24 +120,24 @@ class RejectedWrapper {
   std::size_t captured_graphs() const;
 
   template <auto... Set>
-  const RejectedWrapper& forward(const auto&...) const {
+  const RejectedJob& forward(const auto&...) const {
     std::terminate();
   }
-  const RejectedWrapper& backward() const;
-  const RejectedWrapper& reduce() const;
+  const RejectedJob& backward() const;
+  const RejectedJob& reduce() const;
   double update() const;
   double reduce_and_update() const;
   double loss() const;
   RejectedView outputs() const;
   operator double() const;  ///< `backward` in `no_sync` returns the loss
-  const RejectedWrapper& no_sync() const;
-  const RejectedWrapper& join() const;
+  const RejectedJob& no_sync() const;
+  const RejectedJob& join() const;
   void finish() const;
 
   // Of communicators, those of groups too.
 
-  const RejectedWrapper& group() const;
-  const RejectedWrapper& across() const;
+  const RejectedJob& group() const;
+  const RejectedJob& across() const;
   Rank rank() const;
   WorldSize world_size() const;
   void barrier() const;
@@ -148,34 +147,8 @@ class RejectedWrapper {
   std::vector<double> all_gather(const auto&) const { std::terminate(); }
   std::vector<double> all_gather_variable(const auto&...) const { std::terminate(); }
   std::vector<double> gather_variable(const auto&...) const { std::terminate(); }
-};
 
-template <class T>
-struct RejectedRange {
-  std::size_t size() const;
-  const T* begin() const;
-  const T* end() const;
-};
-
-struct RejectedEpoch {
-  std::uint64_t number() const;
-  template <class Source>
-  RejectedRange<typename Source::batch_type> batches(const Source&, std::size_t) const {
-    std::terminate();
-  }
-  template <class Source>
-  RejectedRange<typename Source::batch_type> batches(const Source&, const LoaderOptions&) const {
-    std::terminate();
-  }
-  EpochSummary summary() const;
-  void mark_as_printed() const;
-};
-
-template <class Model, class... Ps>
-class RejectedTrainer : public RejectedWrapper<Model, Ps...> {
- public:
-  template <ModelSource<Model, Session> Source = DefaultModel>
-  explicit RejectedTrainer(Session&, Source&& = {}, const TrainerOptions& = {}) {}
+  // Of trainers.
 
   static std::uint64_t fingerprint();
   const Membership& membership() const;
@@ -189,22 +162,21 @@ class RejectedTrainer : public RejectedWrapper<Model, Ps...> {
   }
   const std::vector<std::string>& arguments() const;
   const std::string& data() const;
-  RejectedWrapper<Model, Ps...>& ddp() const;
-  RejectedWrapper<Model, Ps...>& dp() const;
-  const RejectedTrainer& communicator() const;
+  RejectedJob& ddp() const;
+  RejectedJob& dp() const;
+  const RejectedJob& communicator() const;
   Seed seed() const;
   RandomStream random() const;
   SamplerOptions& sampler_options() const;
   LoaderOptions& loader_options() const;
 
   auto open(auto&& make) const { return make(); }
-  RejectedRange<RejectedEpoch> epochs(std::uint64_t) const;
+  std::span<const RejectedJob> epochs(std::uint64_t) const;
   template <auto... Set>
   Scores evaluate(const auto&, std::size_t, std::string_view = "") const {
     std::terminate();
   }
   RejectedView predict(const auto&, const PredictOptions&) const { std::terminate(); }
-  using RejectedWrapper<Model, Ps...>::predict;
   EpochSummary fit(const auto&, const FitOptions&, const auto&...) const { std::terminate(); }
   EpochSummary fit(const auto&, const auto&, const FitOptions&, const auto&...) const {
     std::terminate();
@@ -224,10 +196,39 @@ class RejectedTrainer : public RejectedWrapper<Model, Ps...> {
   Checkpoints* checkpoints() const;
   void finish_saves() const;
   EpochSummary summary() const;
+
+  // Of epochs.
+
+  std::uint64_t number() const;
+  template <class Source>
+  std::span<const typename Source::batch_type> batches(const Source&, std::size_t) const {
+    std::terminate();
+  }
+  template <class Source>
+  std::span<const typename Source::batch_type> batches(const Source&, const LoaderOptions&) const {
+    std::terminate();
+  }
+  void mark_as_printed() const;
 };
 
 template <class Job>
 inline constexpr bool is_rejected = requires { Job::is_rejected; };
+
+template <template <class, class> class Job, class Model, class... Ps>
+consteval auto compose() {
+  if constexpr (!require_composition<Model, Ps...>()) {
+    return std::type_identity<RejectedJob<Model, Ps...>>{};
+  } else if constexpr (!require_connection<CanonicalPolicies<Ps...>>()) {
+    return std::type_identity<RejectedJob<Model, Ps...>>{};
+  } else {
+    return std::type_identity<Job<Model, CanonicalPolicies<Ps...>>>{};
+  }
+}
+
+/// `Job<Model, Policies>` of a model under policies in any order, which all give one type. An
+/// invalid composition gives one compile error and a `RejectedJob`, which causes no further ones.
+template <template <class, class> class Job, class Model, class... Ps>
+using Compose = typename decltype(compose<Job, Model, Ps...>())::type;
 
 }  // namespace detail
 

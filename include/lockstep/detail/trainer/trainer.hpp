@@ -115,18 +115,11 @@ class JobFeed<Policies, Wrapper> {
     auto operator()() const { return wrapped->on_device(); }
   };
   using Line = FeedLine<CommunicatorOf<Joined>, Select>;
-  template <class Source, class Sampler>
-  struct Fed : std::type_identity<DataLoader<Source, Sampler, FedBatches<Source, Sampler, Line>>> {
-    static_assert(
-        std::is_same_v<typename BatchesOf<Source, Sampler>::type, LocalBatches<Source, Sampler>>,
-        "lockstep: this data set has a loader of its own, because every rank has its "
-        "samples where it needs them; leave Feed out, or give the job a plain data set");
-  };
 
  public:
   static constexpr bool sends = true;
   template <class Source, class Sampler>
-  using loader = typename Fed<Source, Sampler>::type;
+  using loader = DataLoader<Source, Sampler, FedBatches<Source, Sampler, Line>>;
 
   /// **Ranks** all. **Host** blocks until all have come.
   JobFeed(Session& session, const Wrapper& wrapped)
@@ -138,6 +131,10 @@ class JobFeed<Policies, Wrapper> {
   template <class Source, class Sampler>
   loader<Source, Sampler> make(const Source& source, Sampler& sampler,
                                const LoaderOptions& options) {
+    static_assert(
+        std::is_same_v<typename BatchesOf<Source, Sampler>::type, LocalBatches<Source, Sampler>>,
+        "lockstep: this data set has a loader of its own, because every rank has its "
+        "samples where it needs them; leave Feed out, or give the job a plain data set");
     return {source, sampler, options, line_};
   }
   auto run_guarded(const auto& f) { return abort_on_exception_of<false>(line_, f); }
@@ -147,8 +144,8 @@ class JobFeed<Policies, Wrapper> {
   Line line_;
 };
 
-/// Stands for an argument that `fit` is not given.
-struct NotGiven {};
+/// Stands for a function that `fit` is not given.
+inline constexpr auto no_function = [](const auto&...) {};
 
 /// A job that trains: one object on every rank.
 template <class Model, class Policies>
@@ -309,12 +306,14 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   /// `on_epoch`, with the epoch or also the scores, which returns false to stop.
   /// `on_step(batch, loss)` follows a step. Returns the last summary. **Ranks** all. **Host**
   /// blocks.
-  template <Dataset Train, class OnEpoch = NotGiven, class OnStep = NotGiven>
+  template <Dataset Train, class OnEpoch = decltype(no_function),
+            class OnStep = decltype(no_function)>
   EpochSummary fit(const Train& train, const FitOptions& options, OnEpoch on_epoch = {},
                    OnStep on_step = {}) {
-    return fit_both(train, NotGiven{}, options, on_epoch, on_step);
+    return fit_both(train, nullptr, options, on_epoch, on_step);
   }
-  template <Dataset Train, Dataset Test, class OnEpoch = NotGiven, class OnStep = NotGiven>
+  template <Dataset Train, Dataset Test, class OnEpoch = decltype(no_function),
+            class OnStep = decltype(no_function)>
   EpochSummary fit(const Train& train, const Test& test, const FitOptions& options,
                    OnEpoch on_epoch = {}, OnStep on_step = {}) {
     return fit_both(train, test, options, on_epoch, on_step);
@@ -538,10 +537,9 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
       wanted.timeout = session.membership().timeout;
       return wrapper(wanted, std::forward<Source>(source));
     } else {
-      if (options.replicas) {
+      if (options.replicas)
         fail("launch", {"--replicas was given to a job of ParallelStrategy<DDP>"},
              "give it --ranks, or use ParallelStrategy<DP>", session.rank());
-      }
       return wrapper(comm, std::forward<Source>(source), options.seed);
     }
   }
@@ -600,16 +598,14 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     for (auto epoch : epochs(options.epochs)) {
       for (const auto& batch : epoch.batches(train, options.batch_size)) {
         const auto loss = step(batch);
-        if constexpr (!std::same_as<OnStep, NotGiven>) on_step(batch, loss);
+        on_step(batch, loss);
       }
       Scores scores;
-      if constexpr (!std::same_as<Test, NotGiven>) {
+      if constexpr (!std::same_as<Test, std::nullptr_t>) {
         scores = evaluate(
             test, options.test_batch_size == 0 ? options.batch_size : options.test_batch_size);
       }
-      if constexpr (!std::same_as<OnEpoch, NotGiven>) {
-        if (!goes_on_after(on_epoch, epoch, scores)) break;
-      }
+      if (!goes_on_after(on_epoch, epoch, scores)) break;
     }
     return summary();
   }
@@ -632,9 +628,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
       if constexpr (std::is_void_v<decltype(call())>) {
         call();
       } else {
-        std::uint8_t stops[] = {static_cast<bool>(call()) ? std::uint8_t{0} : std::uint8_t{1}};
-        comm_.all_reduce(stops, Max{});
-        return stops[0] == 0;
+        return comm_.all_reduce(std::uint8_t{!call()}, Max{}) == 0;
       }
     }
     return true;
@@ -678,9 +672,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   /// The most batches of any rank, if ranks have data of their own.
   std::size_t most_batches(std::size_t batches) {
     require_same(sampler_seed());
-    std::uint64_t most[] = {batches};
-    comm_.all_reduce(most, Max{});
-    return most[0];
+    return comm_.all_reduce(batches, Max{});
   }
 
   void begin_epoch(std::uint64_t number, std::uint64_t last) {
@@ -780,12 +772,8 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
 
   /// For ranks with different numbers of steps and samples. **Ranks** all. **Host** blocks.
   void count_all_ranks(EpochSummary& summary) {
-    std::uint64_t samples[] = {own_samples_};
-    comm_.all_reduce(samples, Sum{});
-    std::uint64_t steps[] = {summary.steps};
-    comm_.all_reduce(steps, Max{});
-    summary.samples = samples[0];
-    summary.steps = steps[0];
+    summary.samples = comm_.all_reduce(own_samples_, Sum{});
+    summary.steps = comm_.all_reduce(summary.steps, Max{});
   }
 
   /// With `Buffers<Synced>`. **Ranks** all. **Host** blocks, or on a GPU enqueues.
@@ -819,7 +807,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     if constexpr (is_included) {
       return JobSaving<BasicTrainer>{*this};
     } else {
-      return RejectedTrainer<Model>(session_);
+      return RejectedJob<Model>(session_);
     }
   }
   [[gnu::cold, gnu::noinline]] void begin_checkpoints(SaveMoment moment) {
@@ -864,11 +852,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   std::optional<SamplerState> data_position() {
     if (!progress_.has_loop()) return std::nullopt;
     SamplerState at = position();
-    if constexpr (joins) {
-      std::uint64_t most[] = {at.position};
-      comm_.all_reduce(most, Max{});
-      at.position = most[0];
-    }
+    if constexpr (joins) at.position = comm_.all_reduce(at.position, Max{});
     return at;
   }
 
@@ -895,7 +879,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
 /// The job of a model under policies in any order: `Trainer<M, A, B>` and `Trainer<M, B, A>` are
 /// one type. An invalid composition gives one compile error.
 template <class Model, class... Ps>
-using Trainer = detail::Compose<detail::BasicTrainer, detail::RejectedTrainer, Model, Ps...>;
+using Trainer = detail::Compose<detail::BasicTrainer, Model, Ps...>;
 
 namespace detail {
 

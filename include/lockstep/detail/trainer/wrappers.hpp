@@ -31,8 +31,7 @@ using DpOf = BasicDp<Model, Policies, ReplicaRendezvousOf<Policies>>;
 ///     DistributedDataParallel<Linear, Optimizer<AdamW>> ddp(*group);
 ///     ddp.forward(batch).backward().reduce().update();
 template <class Model, class... Ps>
-using DistributedDataParallel =
-    detail::Compose<detail::DdpOf, detail::RejectedWrapper, Model, Ps...>;
+using DistributedDataParallel = detail::Compose<detail::DdpOf, Model, Ps...>;
 
 /// The same with replicas in one process:
 ///
@@ -40,7 +39,6 @@ using DistributedDataParallel =
 ///     DataParallel<Linear, Optimizer<AdamW>> two({.replicas = 2});
 ///     dp.step(batch);
 template <class Model, class... Ps>
-using DataParallel =
-    detail::Compose<detail::DpOf, detail::RejectedWrapper, Model, ParallelStrategy<DP>, Ps...>;
+using DataParallel = detail::Compose<detail::DpOf, Model, ParallelStrategy<DP>, Ps...>;
 
 }  // namespace lockstep

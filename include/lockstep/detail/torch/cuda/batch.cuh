@@ -142,9 +142,7 @@ template <class X, class Y>
 TensorBatch as_tensors(const DeviceBatch<X, Y>& batch) {
   const auto on_gpu = [](const auto* data, at::IntArrayRef sizes) {
     using T = std::remove_cvref_t<decltype(*data)>;
-    return at::from_blob(
-        const_cast<T*>(data), sizes,
-        at::TensorOptions().dtype(detail::scalar_type<T>).device(detail::current_torch_gpu()));
+    return detail::tensor_at(data, sizes, detail::scalar_type<T>, detail::current_torch_gpu());
   };
   const auto rows = static_cast<std::int64_t>(batch.rows);
   const at::Tensor labels = on_gpu(batch.labels, {rows});

@@ -7,13 +7,11 @@
 #include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/AutogradState.h>
 #include <c10/core/Device.h>
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 
 #include <limits>
-#include <thread>
 
 #include "lockstep/detail/core/error.hpp"
 #include "lockstep/detail/core/strong.hpp"
@@ -23,29 +21,6 @@
 #include "lockstep/detail/torch/loop_gradients.hpp"
 
 namespace lockstep::detail {
-
-/// `BackwardHere` from `hold` on, since the program calls `loss.backward()` outside of any scope.
-class BackwardStaysHere {
- public:
-  BackwardStaysHere() = default;
-  BackwardStaysHere(const BackwardStaysHere&) = delete;
-  BackwardStaysHere& operator=(const BackwardStaysHere&) = delete;
-  ~BackwardStaysHere() {
-    if (thread_ == std::this_thread::get_id()) state().set_multithreading_enabled(true);
-  }
-
-  void hold() {
-    if (!state().get_multithreading_enabled()) return;
-    state().set_multithreading_enabled(false);
-    thread_ = std::this_thread::get_id();
-  }
-  /// Is the current pass on a LibTorch thread? (Such a thread inherits the caller's settings.)
-  static bool runs_elsewhere() { return state().get_multithreading_enabled(); }
-
- private:
-  static c10::AutogradState& state() { return c10::AutogradState::get_tls_state(); }
-  std::thread::id thread_;
-};
 
 template <class Replica>
 class LoopStreams<Cuda, Replica> {
@@ -57,19 +32,27 @@ class LoopStreams<Cuda, Replica> {
   explicit LoopStreams(Replica& replica) : replica_(replica) {
     const auto on = replica.on_device();
     device_ = current_torch_gpu().index();
-    events_.emplace();
+    from_program_.emplace();
+    from_job_.emplace();
   }
   LoopStreams(const LoopStreams&) = delete;
   LoopStreams& operator=(const LoopStreams&) = delete;
 
-  void keep_backward_here() { here_.hold(); }
+  /// From now on, since the program calls `loss.backward()` outside of any scope.
+  void keep_backward_here() {
+    if (BackwardHere::is_elsewhere()) here_.emplace();
+  }
 
   /// Orders `begin` after the program's use of the last averages and before this pass's writes.
   template <class F>
   void begin_pass(const F& begin) {
     if constexpr (ranks_are_threads) {
-      if (BackwardStaysHere::runs_elsewhere() && replica_.communicator().world_size().value() != 1)
-        reject_other_thread();
+      if (BackwardHere::is_elsewhere() && replica_.communicator().world_size().value() != 1)
+        fail(
+            "backward",
+            {"this pass runs on LibTorch's thread for the GPU, which ranks that are threads share: "
+             "it would wait there for a rank that needs the same thread"},
+            "call backward on the thread that has called forward, or ddp.backward(loss)");
     }
     job_waits_for_program();
     begin();
@@ -87,14 +70,14 @@ class LoopStreams<Cuda, Replica> {
   /// **Stream** the job's waits for LibTorch's current one.
   void job_waits_for_program() {
     if (current() == job()) return;
-    events_->from_program.record(current());
-    events_->from_program.block(job());
+    from_program_->record(current());
+    from_program_->block(job());
   }
   /// **Stream** LibTorch's current one waits for the job's.
   void program_waits_for_job() {
     if (current() == job()) return;
-    events_->from_job.record(job());
-    events_->from_job.block(current());
+    from_job_->record(job());
+    from_job_->block(current());
   }
   /// **Host** blocks until both streams are empty.
   void synchronize() {
@@ -111,24 +94,24 @@ class LoopStreams<Cuda, Replica> {
   /// Enqueues a check for NaN or infinite averages, and returns the first that the host already
   /// knows of from earlier calls. **Host** does not block. **Stream** LibTorch's current one.
   std::optional<std::size_t> find_anomaly(const std::vector<at::Tensor>& averages) {
-    if (!watched_.found.defined()) watched_ = watch(averages);
-    if (watched_.tensors.empty()) return std::nullopt;
+    if (!found_.defined()) watch(averages);
+    if (watched_.empty()) return std::nullopt;
     // The infinity norm is finite if all elements are; otherwise norm - norm is NaN, and stays.
     std::vector<at::Tensor> largest =
-        at::_foreach_norm(watched_.tensors, std::numeric_limits<double>::infinity());
-    if (watched_.has_types)
+        at::_foreach_norm(watched_, std::numeric_limits<double>::infinity());
+    if (has_types_)
       for (at::Tensor& each : largest) each = each.to(at::kDouble);
     const at::Tensor all = at::stack(largest);
-    watched_.found.add_(all.sub(all));
-    watched_.seen.copy_(watched_.found, /*non_blocking=*/true);
+    found_.add_(all.sub(all));
+    seen_.copy_(found_, /*non_blocking=*/true);
     return anomaly_seen();
   }
   /// The first anomaly that the host knows of.
   std::optional<std::size_t> anomaly_seen() const {
-    if (!watched_.seen.defined()) return std::nullopt;
-    const volatile float* const seen = static_cast<const float*>(watched_.seen.const_data_ptr());
-    for (std::size_t i = 0; i != watched_.indices.size(); ++i)
-      if (!is_finite(seen[i])) return watched_.indices[i];
+    if (!seen_.defined()) return std::nullopt;
+    const volatile float* const seen = static_cast<const float*>(seen_.const_data_ptr());
+    for (std::size_t i = 0; i != indices_.size(); ++i)
+      if (!is_finite(seen[i])) return indices_[i];
     return std::nullopt;
   }
 
@@ -165,48 +148,32 @@ class LoopStreams<Cuda, Replica> {
   }
 
  private:
-  struct Events {
-    CudaEvent from_program;
-    CudaEvent from_job;
-  };
-
-  /// The nonempty averages, and for each 0 or NaN on the GPU and in pinned host memory.
-  struct Watched {
-    std::vector<at::Tensor> tensors;
-    std::vector<std::size_t> indices;
-    bool has_types = false;  // several
-    at::Tensor found, seen;
-  };
-  Watched watch(const std::vector<at::Tensor>& averages) const {
-    Watched made;
+  void watch(const std::vector<at::Tensor>& averages) {
     for (std::size_t i = 0; i != averages.size(); ++i) {
       if (averages[i].numel() == 0) continue;
-      made.has_types |= averages[i].scalar_type() != averages[0].scalar_type();
-      made.tensors.push_back(averages[i]);
-      made.indices.push_back(i);
+      has_types_ |= averages[i].scalar_type() != averages[0].scalar_type();
+      watched_.push_back(averages[i]);
+      indices_.push_back(i);
     }
-    const auto count = static_cast<std::int64_t>(made.indices.size());
-    made.found = at::zeros({count}, at::TensorOptions().device(at::kCUDA, device_));
-    made.seen = at::zeros({count}, at::TensorOptions().pinned_memory(true));
-    return made;
+    const auto count = static_cast<std::int64_t>(indices_.size());
+    found_ = at::zeros({count}, at::TensorOptions().device(at::kCUDA, device_));
+    seen_ = at::zeros({count}, at::TensorOptions().pinned_memory(true));
   }
 
   cudaStream_t current() const { return c10::cuda::getCurrentCUDAStream(device_).stream(); }
   cudaStream_t job() const { return replica_.communicator().gpu().stream(); }
 
-  [[noreturn, gnu::cold, gnu::noinline]] static void reject_other_thread() {
-    throw Error("backward",
-                "this pass runs on LibTorch's thread for the GPU, which ranks that are threads "
-                "share: it would wait there for a rank that needs the same thread",
-                "call backward on the thread that has called forward, or ddp.backward(loss)");
-  }
-
   Replica& replica_;
   c10::DeviceIndex device_ = 0;
-  std::optional<Events> events_;  // on the replica's GPU
+  std::optional<CudaEvent> from_program_, from_job_;  // on the replica's GPU
   std::optional<cudaStream_t> met_;
-  BackwardStaysHere here_;
-  Watched watched_;  // with Anomaly<Stop>
+  std::optional<BackwardHere> here_;
+  // With Anomaly<Stop>: the nonempty averages, and for each 0 or NaN on the GPU and in pinned
+  // memory.
+  std::vector<at::Tensor> watched_;
+  std::vector<std::size_t> indices_;
+  bool has_types_ = false;  // several
+  at::Tensor found_, seen_;
 };
 
 }  // namespace lockstep::detail

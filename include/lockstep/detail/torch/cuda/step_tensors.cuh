@@ -4,12 +4,13 @@
 
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/from_blob.h>
 #include <c10/core/AutogradState.h>
 #include <c10/core/Device.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime.h>
+
+#include <thread>
 
 #include "lockstep/detail/device/cuda/runtime.cuh"
 #include "lockstep/detail/torch/adopted_tensors.hpp"
@@ -69,7 +70,7 @@ class GradientCopies {
   /// Copies a gradient to `to`, now or in a later call.
   void write(std::size_t parameter, void* to, at::ScalarType type, const at::Tensor& gradient) {
     if (gradient.scalar_type() != type || !gradient.is_cuda() || !gradient.is_contiguous()) {
-      tensor_at(to, gradient, type, current_torch_gpu()).copy_(gradient);
+      tensor_at(to, gradient.sizes(), type, current_torch_gpu()).copy_(gradient);
       step_.ready(parameter);
       return;
     }
@@ -135,13 +136,21 @@ inline c10::cuda::CUDAStreamGuard on_torch_stream(cudaStream_t stream) {
 class BackwardHere {
  public:
   BackwardHere() { state().set_multithreading_enabled(false); }
-  ~BackwardHere() { state().set_multithreading_enabled(before_); }
+  /// The setting is the thread's: another thread leaves its own as it is.
+  ~BackwardHere() {
+    if (thread_ == std::this_thread::get_id()) state().set_multithreading_enabled(before_);
+  }
   BackwardHere(const BackwardHere&) = delete;
   BackwardHere& operator=(const BackwardHere&) = delete;
 
+  /// Would a pass run on a LibTorch thread, or is the current one on such a thread? (It inherits
+  /// the caller's settings.)
+  static bool is_elsewhere() { return state().get_multithreading_enabled(); }
+
  private:
   static c10::AutogradState& state() { return c10::AutogradState::get_tls_state(); }
-  bool before_ = state().get_multithreading_enabled();
+  bool before_ = is_elsewhere();
+  std::thread::id thread_ = std::this_thread::get_id();
 };
 
 template <class Step>
@@ -171,13 +180,14 @@ struct TorchDevice<Step> {
 
   /// Writes the loss to the step's memory. **Stream** the step's.
   static void publish(const Step& step, const at::Tensor& loss) {
-    number_at(step.loss(), at::kDouble).copy_(loss.reshape(at::IntArrayRef{}));
+    tensor_at(step.loss(), {}, at::kDouble, current_torch_gpu())
+        .copy_(loss.reshape(at::IntArrayRef{}));
   }
 
   /// The loss times the job's loss scale, if any.
   static at::Tensor scaled(const Step& step, const at::Tensor& loss) {
     if constexpr (requires { step.loss_scale(); }) {
-      return loss * number_at(step.loss_scale(), at::kFloat);
+      return loss * tensor_at(step.loss_scale(), {}, at::kFloat, current_torch_gpu());
     } else {
       return loss;
     }
@@ -188,12 +198,6 @@ struct TorchDevice<Step> {
   }
 
   using Gradients = GradientCopies<Step>;
-
- private:
-  static at::Tensor number_at(const void* data, at::ScalarType type) {
-    return at::from_blob(const_cast<void*>(data), at::IntArrayRef{},
-                         at::TensorOptions().dtype(type).device(current_torch_gpu()));
-  }
 };
 
 }  // namespace lockstep::detail
