@@ -172,7 +172,7 @@ inline IdxArray read_idx(const std::string& path,
   const bool is_pipe =
       ::stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode) && !S_ISDIR(status.st_mode);
   if (!is_pipe) {
-    auto file = std::make_shared<const MappedFile>(path, Access::automatic, "read_idx");
+    auto file = std::make_shared<const MappedFile>(path, "read_idx");
     const std::span<const std::byte> bytes = file->bytes();
     const bool is_gzip =
         bytes.size() >= 2 && bytes[0] == std::byte{0x1f} && bytes[1] == std::byte{0x8b};

@@ -135,8 +135,8 @@ const auto augmented = train | map([](auto& image, auto& random) {
   BOOST_TEST(mirrored < 48u);
 
   // clang-format off
-const auto padded_sentences = Sentences{} | padded(0, {.multiple = 8});  // batch.row(i), lengths[i]
-const auto joined_sentences = Sentences{} | ragged();                    // batch.row(i), offsets
+const auto padded_sentences = Sentences{} | padded(0, 8);  // batch.row(i), lengths[i]
+const auto joined_sentences = Sentences{} | ragged();      // batch.row(i), offsets
   // clang-format on
   PaddedBatch<std::int32_t, float> batch;
   padded_sentences.load(std::vector<std::size_t>{3, 11}, batch);

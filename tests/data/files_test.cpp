@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <fstream>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -87,10 +88,10 @@ void expect(const std::string& words, const std::string& begin) {
 
 BOOST_AUTO_TEST_CASE(a_mapped_file_is_its_bytes) {
   const Folder folder;
-  for (const Access access :
-       {Access::automatic, Access::usual, Access::random, Access::sequential}) {
+  for (const std::optional<bool> reads_ahead :
+       {std::optional<bool>(), std::optional(true), std::optional(false)}) {
     const std::string words = "0123456789" + std::string(5000, 'x');
-    MappedFile file(folder.file("a", words), access);
+    MappedFile file(folder.file("a", words), "test", reads_ahead);
     BOOST_TEST(text_of(file.bytes()) == words);
     file.require_intact();
     file.will_read(4990, 20);

@@ -201,7 +201,7 @@ BOOST_AUTO_TEST_CASE(what_is_written_is_read_again) {
   for (const std::size_t width : {1, 7, 784, 5000}) {
     const Points source = points(300, width);
     const std::string path = folder / std::to_string(width);
-    write_lmdb(path, source, LmdbWriteOptions{.commit_bytes = 100'000});
+    write_lmdb(path, source, {}, 100'000);
     const auto set = labelled(path);
     BOOST_TEST(is_same(set, source));
 
@@ -397,7 +397,7 @@ BOOST_AUTO_TEST_CASE(types_and_indices_are_checked) {
 
   const std::string texts = folder / "texts";
   std::vector<std::byte> record;
-  detail::EncodeLabelled{}(OwnedSample<float, std::int32_t>{{1, 2}, 7}, record);
+  detail::LabelledCodec{}(OwnedSample<float, std::int32_t>{{1, 2}, 7}, record);
   std::string own(reinterpret_cast<const char*>(record.data()), record.size());
   std::string longer = own;
   set_at<std::uint64_t>(longer, 8, 1000);
@@ -584,7 +584,7 @@ BOOST_AUTO_TEST_CASE(a_set_is_written_as_a_whole_or_not_at_all) {
   const TemporaryFolder folder;
   const std::string path = folder / "set";
   const Points source = points(10, 2);
-  const LmdbWriteOptions options{.commit_bytes = 1};
+  constexpr std::size_t commit_bytes = 1;
   expect(
       [&] {
         write_lmdb(
@@ -593,7 +593,7 @@ BOOST_AUTO_TEST_CASE(a_set_is_written_as_a_whole_or_not_at_all) {
               if (text == "bad") throw std::runtime_error("bad words");
               encode_text(text, out);
             },
-            options);
+            commit_bytes);
       },
       {"sample 1", "bad words"});
   BOOST_TEST(folder.files().empty());
@@ -607,7 +607,7 @@ BOOST_AUTO_TEST_CASE(a_set_is_written_as_a_whole_or_not_at_all) {
             if (text == "bad") ::raise(SIGKILL);
             encode_text(text, out);
           },
-          options);
+          commit_bytes);
       return 0;
     });
     BOOST_TEST(killed.end() == -SIGKILL);
@@ -620,11 +620,11 @@ BOOST_AUTO_TEST_CASE(a_set_is_written_as_a_whole_or_not_at_all) {
       path, Texts{{"only"}},
       [&](const std::string& text, std::vector<std::byte>& out) {
         BOOST_TEST(folder.files().size() == 1u);
-        expect([&] { write_lmdb(path, source, options); },
+        expect([&] { write_lmdb(path, source, {}, commit_bytes); },
                {"write_lmdb: '" + path + "' is being written"});
         encode_text(text, out);
       },
-      options);
+      commit_bytes);
   BOOST_TEST(folder.files() == std::vector<std::string>{"set"});
   fs::remove(path);
 
@@ -634,16 +634,16 @@ BOOST_AUTO_TEST_CASE(a_set_is_written_as_a_whole_or_not_at_all) {
         write_lmdb(
             path, Texts{{"late"}},
             [&](const std::string& text, std::vector<std::byte>& out) {
-              write_lmdb(folder / "other", source, options);
+              write_lmdb(folder / "other", source, {}, commit_bytes);
               fs::rename(folder / "other", path);
               encode_text(text, out);
             },
-            options);
+            commit_bytes);
       },
       {"write_lmdb: '" + path + "' is there already"});
   BOOST_TEST(folder.files() == std::vector<std::string>{"set"});
   BOOST_TEST(is_same(labelled(path), source));
-  expect([&] { write_lmdb(path, source, options); },
+  expect([&] { write_lmdb(path, source, {}, commit_bytes); },
          {"write_lmdb: '" + path + "' is there already", "remove it first"});
   fs::remove_all(path);
   expect([&] { write_lmdb(folder / "no/folder/set", source); },
@@ -676,7 +676,7 @@ BOOST_AUTO_TEST_CASE(a_full_disk_is_an_error_and_leaves_nothing) {
     const std::string path = folder + "/set";
     for (const std::size_t commit_bytes : {std::size_t{1}, std::size_t{100'000}, 16_MiB}) {
       checkpoint_tests::require_error(
-          [&] { write_lmdb(path, points(1000, 500), LmdbWriteOptions{commit_bytes}); },
+          [&] { write_lmdb(path, points(1000, 500), {}, commit_bytes); },
           {"write_lmdb: '" + path + "' cannot be written: No space left on device", "make room"});
       require(fs::is_empty(folder), "something is left");
     }

@@ -179,9 +179,9 @@ BOOST_AUTO_TEST_CASE(samples_of_different_length_are_filled_up_or_come_one_behin
   BOOST_TEST(part.inputs == (std::vector<float>{-1, -1, -1, 3, 3, 3}));
   BOOST_TEST(part.lengths == (std::vector<std::size_t>{0, 3}));
 
-  BOOST_TEST(batch_of(source | padded(0, {.multiple = 4}), {5, 1}).width == 8u);
-  BOOST_TEST(batch_of(source | padded(0, {.multiple = 4}), {0}).width == 0u);
-  BOOST_CHECK_THROW(padded(0, {.multiple = 0}), Error);
+  BOOST_TEST(batch_of(source | padded(0, 4), {5, 1}).width == 8u);
+  BOOST_TEST(batch_of(source | padded(0, 4), {0}).width == 0u);
+  BOOST_CHECK_THROW(padded(0, 0), Error);
 
   const auto behind = batch_of(source | ragged(), {2, 0, 3});
   BOOST_TEST(behind.inputs == (std::vector<float>{2, 2, 3, 3, 3}));

@@ -363,12 +363,11 @@ BOOST_AUTO_TEST_CASE(others_wait_for_the_copier_and_say_for_whom) {
   });
   BOOST_TEST(owner.words(6) == "locked");
   const std::string who = "is being staged by process " + std::to_string(owner.pid) + " on ";
-  expect_error([&] { stage_locally(from, source.to.path, {.patience = 30ms}); },
+  expect_error([&] { stage_locally(from, source.to.path, 30ms); },
                "'" + (source.to / "a") + "' " + who, ", 5 of 10 bytes so far",
-               "which has made no progress for 0.03 s; end that process, or give StageOptions a "
+               "which has made no progress for 0.03 s; end that process, or give stage_locally a "
                "longer patience");
-  Process other(
-      [&] { return stage_locally(from, source.to.path, {.patience = 20s}) == "" ? 1 : 0; });
+  Process other([&] { return stage_locally(from, source.to.path, 20s) == "" ? 1 : 0; });
   const std::string line = other.words(150);
   BOOST_TEST(line.find("lockstep: stage_locally: '" + (source.to / "a") + "' " + who) == 0u, line);
   ::kill(owner.pid, SIGKILL);

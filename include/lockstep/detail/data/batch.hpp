@@ -102,9 +102,6 @@ struct RaggedBatch {
 
   std::size_t size() const { return labels.size(); }
 
-  std::span<X> row(std::size_t i) {
-    return std::span(inputs).subspan(offsets[i], offsets[i + 1] - offsets[i]);
-  }
   std::span<const X> row(std::size_t i) const {
     return std::span(inputs).subspan(offsets[i], offsets[i + 1] - offsets[i]);
   }

@@ -109,12 +109,10 @@ LOCKSTEP_INLINE void rethrow_of_sample(std::size_t sample, std::size_t draw) {
   }
 }
 
-LOCKSTEP_INLINE void rethrow_of_batch(std::span<const std::size_t> indices,
-                                      BatchPosition position) {
+LOCKSTEP_INLINE void rethrow_of_batch(std::span<const std::size_t> indices, Epoch epoch,
+                                      std::size_t number) {
   const auto rethrow = [&](std::string_view names, const char* advice) {
-    rethrow_as("DataLoader",
-               text({names, "batch ", position.number, " of epoch ", position.pass.epoch, ")"}),
-               advice);
+    rethrow_as("DataLoader", text({names, "batch ", number, " of epoch ", epoch, ")"}), advice);
   };
   try {
     throw;

@@ -20,33 +20,6 @@ struct Pass {
   friend bool operator==(const Pass&, const Pass&) = default;
 };
 
-namespace detail {
-
-/// Loads batches of type B, independent of the pass.
-template <class D, class B>
-concept Loading = requires(const D& dataset, std::span<const std::size_t> indices, B& out) {
-  { dataset.load(indices, out) } -> std::same_as<void>;
-};
-
-template <class D, class B>
-concept PassLoading =
-    requires(const D& dataset, std::span<const std::size_t> indices, Pass pass, B& out) {
-      { dataset.load(indices, pass, out) } -> std::same_as<void>;
-    };
-
-}  // namespace detail
-
-/// `load(indices, out)` replaces the contents of `out` by the samples of `indices`, in that order,
-/// and reuses its memory. Several threads call it concurrently. A data set that draws random
-/// numbers has `load(indices, pass, out)`, which loaders then call instead.
-template <class D>
-concept Dataset = requires(const D& dataset) {
-  requires std::default_initializable<typename D::batch_type>;
-  { dataset.size() } -> std::convertible_to<std::size_t>;
-  requires detail::Loading<D, typename D::batch_type> ||
-               detail::PassLoading<D, typename D::batch_type>;
-};
-
 /// A sample in its source's memory.
 template <class X, class Y>
 struct LabelledSample {
@@ -62,6 +35,18 @@ struct OwnedSample {
 };
 
 namespace detail {
+
+/// Loads batches of type B, independent of the pass.
+template <class D, class B>
+concept Loading = requires(const D& dataset, std::span<const std::size_t> indices, B& out) {
+  { dataset.load(indices, out) } -> std::same_as<void>;
+};
+
+template <class D, class B>
+concept PassLoading =
+    requires(const D& dataset, std::span<const std::size_t> indices, Pass pass, B& out) {
+      { dataset.load(indices, pass, out) } -> std::same_as<void>;
+    };
 
 /// Reads samples, independent of the pass.
 template <class S>
@@ -102,6 +87,17 @@ using LabelOf = std::remove_cvref_t<decltype(std::declval<const S&>().label)>;
 
 }  // namespace detail
 
+/// `load(indices, out)` replaces the contents of `out` by the samples of `indices`, in that order,
+/// and reuses its memory. Several threads call it concurrently. A data set that draws random
+/// numbers has `load(indices, pass, out)`, which loaders then call instead.
+template <class D>
+concept Dataset = requires(const D& dataset) {
+  requires std::default_initializable<typename D::batch_type>;
+  { dataset.size() } -> std::convertible_to<std::size_t>;
+  requires detail::Loading<D, typename D::batch_type> ||
+               detail::PassLoading<D, typename D::batch_type>;
+};
+
 /// `read(index, out)` replaces the contents of `out` by one sample and reuses its memory. Several
 /// threads call it concurrently, each with its own `out`. A sample may point into the source. A
 /// source that draws random numbers has `read(index, pass, out)`. A source may have
@@ -123,27 +119,22 @@ namespace detail {
 /// Rethrows the current exception as the failure of a batch's sample; `Stopped` unchanged.
 [[noreturn, gnu::cold]] void rethrow_of_sample(std::size_t sample, std::size_t draw);
 
-/// The pass of a batch, and its number in the epoch on this rank, from 0.
-struct BatchPosition {
-  Pass pass{};
-  std::size_t number = 0;
-};
-
 /// Rethrows the current exception as the failure of a batch; names the sample, if known, or all.
-[[noreturn, gnu::cold]] void rethrow_of_batch(std::span<const std::size_t> indices,
-                                              BatchPosition position);
+[[noreturn, gnu::cold]] void rethrow_of_batch(std::span<const std::size_t> indices, Epoch epoch,
+                                              std::size_t number);
 
+/// Loads a batch; `number` is its number in the epoch on this rank, from 0.
 template <Dataset Source, class Batch>
-void load_batch(const Source& dataset, std::span<const std::size_t> indices, BatchPosition position,
-                Batch& out) {
+void load_batch(const Source& dataset, std::span<const std::size_t> indices, Pass pass,
+                std::size_t number, Batch& out) {
   try {
     if constexpr (PassLoading<Source, Batch>) {
-      dataset.load(indices, position.pass, out);
+      dataset.load(indices, pass, out);
     } else {
       dataset.load(indices, out);
     }
   } catch (...) {
-    rethrow_of_batch(indices, position);
+    rethrow_of_batch(indices, pass.epoch, number);
   }
 }
 

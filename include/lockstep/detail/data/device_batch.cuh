@@ -11,7 +11,27 @@
 #include "lockstep/detail/device/cuda/memory.cuh"
 #include "lockstep/detail/device/cuda/runtime.cuh"
 
-namespace lockstep::detail {
+namespace lockstep {
+
+/// A `LabelledBatch` on a GPU: pointers into device memory.
+template <class X, class Y>
+struct DeviceBatch {
+  const X* inputs = nullptr;  ///< row-major, `width` columns
+  const Y* labels = nullptr;
+  const float* weights = nullptr;  ///< per sample
+  std::size_t rows = 0;
+  std::size_t width = 0;
+
+  std::size_t size() const { return rows; }
+  /// Samples [first, first + count), without a copy.
+  DeviceBatch slice(std::size_t first, std::size_t count) const {
+    const float* const own_weights = weights == nullptr ? nullptr : weights + first;
+    return {inputs + first * width, labels + first, own_weights, count, width};
+  }
+  friend bool operator==(const DeviceBatch&, const DeviceBatch&) = default;
+};
+
+namespace detail {
 
 /// The uploads of a replica, one `Upload` per data set, which is identified by `batch.source()`.
 /// Uploads of expired data sets are erased when a new data set comes.
@@ -37,30 +57,6 @@ class Uploads {
 
   std::vector<std::pair<std::weak_ptr<Source>, std::unique_ptr<Upload>>> uploads_;
 };
-
-}  // namespace lockstep::detail
-
-namespace lockstep {
-
-/// A `LabelledBatch` on a GPU: pointers into device memory.
-template <class X, class Y>
-struct DeviceBatch {
-  const X* inputs = nullptr;  ///< row-major, `width` columns
-  const Y* labels = nullptr;
-  const float* weights = nullptr;  ///< per sample
-  std::size_t rows = 0;
-  std::size_t width = 0;
-
-  std::size_t size() const { return rows; }
-  /// Samples [first, first + count), without a copy.
-  DeviceBatch slice(std::size_t first, std::size_t count) const {
-    const float* const own_weights = weights == nullptr ? nullptr : weights + first;
-    return {inputs + first * width, labels + first, own_weights, count, width};
-  }
-  friend bool operator==(const DeviceBatch&, const DeviceBatch&) = default;
-};
-
-namespace detail {
 
 /// Pinned memory that must not be overwritten before it has been copied.
 struct StagingMemory {

@@ -169,69 +169,6 @@ inline auto& archive_memory() {
   return memory;
 }
 
-}  // namespace detail
-
-/// Broadcasts root's batch to all ranks. Sizes may change from call to call; an empty batch is
-/// allowed, for example to mark the end. Memory is reused. **Ranks** all. **Host** blocks.
-template <Communicator C, class Batch>
-void broadcast_batch(C& comm, Batch& batch, Rank root) {
-  auto& [writer, buffer] = detail::archive_memory();
-  std::uint64_t size[] = {0};
-  if (comm.rank() == root) {
-    writer.clear();
-    writer.put(batch);
-    size[0] = writer.size();
-  }
-  comm.broadcast(size, root);
-  const std::span<std::uint8_t> archive =
-      comm.rank() == root ? writer.written() : detail::room_in(buffer, size[0]);
-  comm.broadcast(archive, root);
-  if (comm.rank() != root) detail::ArchiveReader(archive).take(batch);
-}
-
-/// Sends a batch of any size from root to every rank; `mine` receives this rank's. `batches` is
-/// used on root only. **Ranks** all. **Host** blocks.
-template <Communicator C, class Batch>
-void scatter_batches(C& comm, std::type_identity_t<std::span<const Batch>> batches, Batch& mine,
-                     Rank root) {
-  auto& [writer, buffer] = detail::archive_memory();
-  const std::size_t world = comm.world_size().value();
-  std::vector<std::uint64_t> sizes;
-  if (comm.rank() == root) {
-    if (batches.size() != world) {
-      detail::fail("scatter_batches", {batches.size(), " batches for ", world, " ranks"},
-                   "give root one batch for every rank; it may be empty", comm.rank());
-    }
-    writer.clear();
-    for (std::size_t w = 0; w < world; ++w) {
-      const std::size_t before = writer.size();
-      if (Rank{w} != root) writer.put(batches[w]);
-      sizes.push_back(writer.size() - before);
-    }
-  }
-  std::uint64_t size[] = {0};
-  comm.scatter(sizes, size, root);
-  if (comm.rank() != root) {
-    const std::span<std::uint8_t> archive = detail::room_in(buffer, size[0]);
-    comm.receive(archive, root);
-    detail::ArchiveReader(archive).take(mine);
-    return;
-  }
-  std::size_t begin = 0;
-  for (std::size_t w = 0; w < world; ++w) {
-    if (Rank{w} == root) {
-      mine = batches[w];
-    } else {
-      comm.send(writer.written().subspan(begin, sizes[w]), Rank{w});
-    }
-    begin += sizes[w];
-  }
-}
-
-}  // namespace lockstep
-
-namespace lockstep::detail {
-
 /// The rounds of a loop over data in a job with `Feed`. Round t is the t-th batch of every rank
 /// that still has one. A reading rank loads all batches of a round before it sends the first, so
 /// that all ranks that it feeds get a failure in the same round. A thread makes `prefetch` rounds
@@ -443,4 +380,54 @@ class Opened {
   std::size_t size_ = 0;
 };
 
-}  // namespace lockstep::detail
+}  // namespace detail
+
+/// Broadcasts root's batch to all ranks. Sizes may change from call to call; an empty batch is
+/// allowed, for example to mark the end. Memory is reused. **Ranks** all. **Host** blocks.
+template <Communicator C, class Batch>
+void broadcast_batch(C& comm, Batch& batch, Rank root) {
+  auto& [writer, buffer] = detail::archive_memory();
+  std::uint64_t size[] = {0};
+  if (comm.rank() == root) {
+    writer.clear();
+    writer.put(batch);
+    size[0] = writer.size();
+  }
+  comm.broadcast(size, root);
+  const std::span<std::uint8_t> archive =
+      comm.rank() == root ? writer.written() : detail::room_in(buffer, size[0]);
+  comm.broadcast(archive, root);
+  if (comm.rank() != root) detail::ArchiveReader(archive).take(batch);
+}
+
+/// Sends a batch of any size from root to every rank; `mine` receives this rank's. `batches` is
+/// used on root only. **Ranks** all. **Host** blocks.
+template <Communicator C, class Batch>
+void scatter_batches(C& comm, std::type_identity_t<std::span<const Batch>> batches, Batch& mine,
+                     Rank root) {
+  auto& [writer, buffer] = detail::archive_memory();
+  const std::size_t world = comm.world_size().value();
+  std::uint64_t size[] = {0};
+  if (comm.rank() != root) {
+    comm.receive(size, root);
+    const std::span<std::uint8_t> archive = detail::room_in(buffer, size[0]);
+    comm.receive(archive, root);
+    detail::ArchiveReader(archive).take(mine);
+    return;
+  }
+  if (batches.size() != world) {
+    detail::fail("scatter_batches", {batches.size(), " batches for ", world, " ranks"},
+                 "give root one batch for every rank; it may be empty", comm.rank());
+  }
+  mine = batches[root.value()];
+  for (std::size_t w = 0; w < world; ++w) {
+    if (Rank{w} == root) continue;
+    writer.clear();
+    writer.put(batches[w]);
+    size[0] = writer.size();
+    comm.send(size, Rank{w});
+    comm.send(writer.written(), Rank{w});
+  }
+}
+
+}  // namespace lockstep

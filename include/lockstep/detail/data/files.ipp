@@ -36,9 +36,9 @@
 
 namespace lockstep {
 
-LOCKSTEP_INLINE MappedFile::MappedFile(const std::string& path, Access access,
-                                       std::string_view operation)
-    : path_(path), operation_(operation), access_(access) {
+LOCKSTEP_INLINE MappedFile::MappedFile(const std::string& path, std::string_view operation,
+                                       std::optional<bool> reads_ahead)
+    : path_(path), operation_(operation) {
   // O_NONBLOCK: opening a named pipe would wait for its writer.
   file_ = detail::Descriptor(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!file_) detail::fail_reading(operation_, path_, errno);
@@ -51,11 +51,9 @@ LOCKSTEP_INLINE MappedFile::MappedFile(const std::string& path, Access access,
   }
   written_ = status.st_mtim;
   const auto size = static_cast<std::size_t>(status.st_size);
-  if (access_ == Access::automatic) {
-    const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-    const auto half_of_memory = static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) / 2 * page;
-    access_ = size > half_of_memory ? Access::random : Access::usual;
-  }
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  const auto half_of_memory = static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) / 2 * page;
+  reads_at_random_ = !reads_ahead.value_or(size <= half_of_memory);
   if (size == 0) return;  // an empty file cannot be mapped
   void* const begin = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, file_.get(), 0);
   if (begin == MAP_FAILED) {
@@ -64,14 +62,11 @@ LOCKSTEP_INLINE MappedFile::MappedFile(const std::string& path, Access access,
         {"'", path_, "' of ", size, " bytes cannot be mapped: ", detail::error_text(errno)},
         "raise the limit on address space (ulimit -v), or copy the file to a local disk");
   }
-  mapping_ = {static_cast<const std::byte*>(begin), {size}};
+  mapping_ = {static_cast<const std::byte*>(begin),
+              [size](const std::byte* bytes) { ::munmap(const_cast<std::byte*>(bytes), size); }};
+  size_ = size;
   // The advice is optional: some file systems reject it.
-  if (access_ == Access::random) ::madvise(begin, size, MADV_RANDOM);
-  if (access_ == Access::sequential) ::madvise(begin, size, MADV_SEQUENTIAL);
-}
-
-LOCKSTEP_INLINE void MappedFile::Unmap::operator()(const std::byte* bytes) const {
-  ::munmap(const_cast<std::byte*>(bytes), size);
+  if (reads_at_random_) ::madvise(begin, size, MADV_RANDOM);
 }
 
 LOCKSTEP_INLINE void MappedFile::require_intact() const {
@@ -100,11 +95,11 @@ LOCKSTEP_INLINE void MappedFile::will_read(std::size_t first, std::size_t count)
   ::madvise(const_cast<std::byte*>(mapping_.get()) + begin, first + count - begin, MADV_WILLNEED);
 }
 
-}  // namespace lockstep
-
 // --- NumPy's files ---
 
-namespace lockstep {
+LOCKSTEP_INLINE NpyFile::NpyFile(const std::string& path)
+    : file_(std::make_shared<const MappedFile>(path, "NpyFile")),
+      header_(detail::parse_npy(file_->bytes(), path)) {}
 
 namespace detail {
 
@@ -282,16 +277,6 @@ LOCKSTEP_INLINE void write_npy_bytes(const std::string& path, ElementKind kind,
   out.commit();
 }
 
-}  // namespace detail
-
-LOCKSTEP_INLINE NpyFile::NpyFile(const std::string& path, Access access)
-    : file_(std::make_shared<const MappedFile>(path, access, "NpyFile")),
-      header_(detail::parse_npy(file_->bytes(), path)) {}
-
-}  // namespace lockstep
-
-namespace lockstep::detail {
-
 LOCKSTEP_INLINE bool is_integer(ElementKind kind) { return kind >= ElementKind::i8; }
 
 LOCKSTEP_INLINE void check_npy_labels(const NpyFile& inputs, const NpyFile& labels,
@@ -352,7 +337,7 @@ LOCKSTEP_INLINE TokenFiles::TokenFiles(std::span<const std::string> paths, Eleme
     const auto reject = [&](std::initializer_list<TextPart> problem, std::string_view advice) {
       fail("TokenDataset", {"'", path, "'", text(problem)}, advice);
     };
-    auto file = std::make_shared<const MappedFile>(path, options.access, "TokenDataset");
+    auto file = std::make_shared<const MappedFile>(path, "TokenDataset");
     const std::size_t size = file->size();
     std::size_t begin = options.header_bytes;
     // Otherwise the header of a .npy file would be read as tokens.
@@ -425,7 +410,7 @@ class StageLock {
         fail(staging,
              {"'", what, "' is being staged by ", owner, ", which has made no progress for ",
               seconds_text(patience)},
-             "end that process, or give StageOptions a longer patience");
+             "end that process, or give stage_locally a longer patience");
       }
       if (line.passed()) {
         std::fputs(text({"lockstep: ", staging, ": '", what, "' is being staged by ", owner,
@@ -677,12 +662,10 @@ class Staging {
   std::uint64_t copied_ = 0;  ///< bytes
 };
 
-}  // namespace lockstep::detail
-
-namespace lockstep {
+}  // namespace detail
 
 LOCKSTEP_INLINE std::string stage_locally(const std::string& path, const std::string& folder,
-                                          const StageOptions& options) {
+                                          std::chrono::milliseconds patience) {
   using namespace detail;
   const auto without_slashes = [](std::string name) {
     while (name.size() > 1 && name.ends_with('/')) name.pop_back();
@@ -702,7 +685,7 @@ LOCKSTEP_INLINE std::string stage_locally(const std::string& path, const std::st
     return text({to, "/", name});  // it is there already
   if (text({real_path(to), "/"}).starts_with(text({real_path(from), "/"})))
     fail(staging, {"'", to, "' is inside of '", path, "'"}, "name a folder outside of it");
-  return Staging(from, to, name, source).stage(options.patience);
+  return Staging(from, to, name, source).stage(patience);
 }
 
 }  // namespace lockstep

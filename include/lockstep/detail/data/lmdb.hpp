@@ -65,8 +65,7 @@ static_assert(sizeof(LmdbMeta) == 152 && std::endian::native == std::endian::lit
 class LmdbFile {
  public:
   LmdbFile(const std::string& path, const LmdbOptions& options)
-      : file_(file_at(path), options.read_ahead ? Access::usual : Access::random, operation),
-        page_bytes_(read_meta(0).page_bytes) {
+      : file_(file_at(path), operation, options.read_ahead), page_bytes_(read_meta(0).page_bytes) {
     const LmdbMeta first = read_meta(0);
     const LmdbMeta second = read_meta(page_bytes_);
     if (second.page_bytes != page_bytes_) fail_page(1, "has another size than the first");
@@ -378,7 +377,9 @@ struct LabelledRecord {
 };
 static_assert(sizeof(LabelledRecord) == 24);
 
-struct EncodeLabelled {
+/// Encodes samples with inputs and a label as records, and decodes them; inputs stay in the
+/// mapping.
+struct LabelledCodec {
   template <Labelled Sample>
   void operator()(const Sample& sample, std::vector<std::byte>& out) const {
     using X = InputOf<Sample>;
@@ -396,10 +397,7 @@ struct EncodeLabelled {
     std::memcpy(out.data(), &front, sizeof front);
     std::copy(bytes.begin(), bytes.end(), out.begin() + sizeof front);
   }
-};
 
-/// Decodes the records of `EncodeLabelled`; inputs stay in the mapping.
-struct DecodeLabelled {
   template <class X, class Y>
   void operator()(std::span<const std::byte> record, LabelledSample<X, Y>& out) const {
     const auto front = LabelledRecord::of(record, element_kind<X>(), element_kind<Y>());
@@ -408,13 +406,22 @@ struct DecodeLabelled {
   }
 };
 
+template <class Encode, class Source>
+concept EncodesSamples =
+    SampleSource<Source> &&
+    std::invocable<const Encode&, const typename Source::sample_type&, std::vector<std::byte>&>;
+
+/// Writes `count` records; `encode(number, record)` appends each to an empty vector.
+void write_lmdb_records(const std::string& path, std::size_t commit_bytes, std::size_t count,
+                        FunctionRef<void(std::size_t, std::vector<std::byte>&)> encode);
+
 }  // namespace detail
 
 /// The records of an LMDB, decoded when they are read by `decode(record, sample)`. A record is a
 /// `std::span<const std::byte>` of mapped pages, valid while the data set lives, so that a sample
 /// may point into it. Copies share the open file; threads and forked ranks may use one object, and
 /// all ranks of a host share the page cache.
-template <class Sample, class Decode = detail::DecodeLabelled>
+template <class Sample, class Decode = detail::LabelledCodec>
 class LmdbDataset : public detail::LoadsSamples<LmdbDataset<Sample, Decode>, Sample> {
  public:
   using sample_type = Sample;
@@ -475,33 +482,14 @@ auto lmdb_dataset(const std::string& path, const LmdbOptions& options = {}) {
 static_assert(SampleSource<LmdbDataset<LabelledSample<float, std::int32_t>>>);
 static_assert(Dataset<LmdbDataset<LabelledSample<float, std::int32_t>>>);
 
-/// How `write_lmdb` writes.
-struct LmdbWriteOptions {
-  std::size_t commit_bytes = 16_MiB;  ///< commits a transaction after so many bytes
-};
-
-namespace detail {
-
-template <class Encode, class Source>
-concept EncodesSamples =
-    SampleSource<Source> &&
-    std::invocable<const Encode&, const typename Source::sample_type&, std::vector<std::byte>&>;
-
-/// Writes `count` records; `encode(number, record)` appends each to an empty vector.
-void write_lmdb_records(const std::string& path, const LmdbWriteOptions& options, std::size_t count,
-                        FunctionRef<void(std::size_t, std::vector<std::byte>&)> encode);
-
-}  // namespace detail
-
 /// Writes all samples of `source`, in order, into a new LMDB at `path`, as records 0, 1, ... for
 /// `lmdb_dataset`. `encode(sample, bytes)` appends a sample to an empty vector; without it, samples
 /// have inputs and a label. Throws if `path` exists; a failure leaves nothing behind. If another
 /// program expects a folder, create it and write `FOLDER/data.mdb`. Pipelines that draw random
-/// numbers use seed 0 and epoch 0. **Ranks** one.
-template <class Source, class Encode>
-  requires(!std::same_as<std::remove_cvref_t<Encode>, LmdbWriteOptions>)
-void write_lmdb(const std::string& path, const Source& source, const Encode& encode,
-                const LmdbWriteOptions& options = {}) {
+/// numbers use seed 0 and epoch 0. A transaction is committed after `commit_bytes`. **Ranks** one.
+template <class Source, class Encode = detail::LabelledCodec>
+void write_lmdb(const std::string& path, const Source& source, const Encode& encode = {},
+                std::size_t commit_bytes = 16_MiB) {
   constexpr bool encodes = detail::EncodesSamples<Encode, Source>;
   static_assert(encodes,
                 "lockstep: write_lmdb cannot encode these samples; give it a function that appends "
@@ -525,14 +513,8 @@ void write_lmdb(const std::string& path, const Source& source, const Encode& enc
         detail::rethrow_of_sample(index, 0);
       }
     };
-    detail::write_lmdb_records(path, options, source.size(), write);
+    detail::write_lmdb_records(path, commit_bytes, source.size(), write);
   }
-}
-
-template <class Source>
-void write_lmdb(const std::string& path, const Source& source,
-                const LmdbWriteOptions& options = {}) {
-  write_lmdb(path, source, detail::EncodeLabelled{}, options);
 }
 
 }  // namespace lockstep

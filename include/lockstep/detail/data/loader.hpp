@@ -15,6 +15,16 @@
 
 namespace lockstep {
 
+/// How a `DataLoader` makes batches.
+struct LoaderOptions {
+  std::size_t batch_size = 1;
+  bool drop_last = false;     ///< leave out an incomplete last batch
+  std::size_t workers = 1;    ///< loading threads; 0: the iterating thread loads
+  std::size_t prefetch = 2;   ///< batches that each worker loads ahead
+  bool timed = false;         ///< measure `waited`
+  bool may_be_empty = false;  ///< a data set without samples has no batches instead of an error
+};
+
 namespace detail {
 
 /// A ring of slots that worker threads fill. Workers claim requests in order; a batch that is
@@ -200,20 +210,6 @@ concept Sampling = requires(S& sampler, const S& sampled, SamplerState state, st
 
 static_assert(Sampling<DistributedSampler<>>);
 
-}  // namespace detail
-
-/// How a `DataLoader` makes batches.
-struct LoaderOptions {
-  std::size_t batch_size = 1;
-  bool drop_last = false;     ///< leave out an incomplete last batch
-  std::size_t workers = 1;    ///< loading threads; 0: the iterating thread loads
-  std::size_t prefetch = 2;   ///< batches that each worker loads ahead
-  bool timed = false;         ///< measure `waited`
-  bool may_be_empty = false;  ///< a data set without samples has no batches instead of an error
-};
-
-namespace detail {
-
 /// The number of batches of so many draws. A batch may be larger than the data.
 constexpr std::size_t batch_count(std::size_t draws, const LoaderOptions& options) {
   const bool has_rest = !options.drop_last && draws % options.batch_size != 0;
@@ -225,19 +221,6 @@ LoaderOptions checked_loading(LoaderOptions options, std::size_t samples, std::s
 /// Where a `DataLoader` gets its batches. The iterating thread begins loops and requests batches by
 /// their number in the loop; a worker or that thread fills them. If `collective` is true, all ranks
 /// request the same batches, and every requested batch must be taken.
-template <class B, class Sampler>
-concept BatchSource = requires(B& batches, const B& made, Sampler& sampler, typename B::Slot& slot,
-                               std::size_t number) {
-  { B::collective } -> std::convertible_to<bool>;
-  { made.slots() } -> std::convertible_to<std::size_t>;
-  { made.workers() } -> std::convertible_to<std::size_t>;
-  /// Begins a loop of `number` batches and returns how many are to be requested.
-  { batches.begin(sampler, number) } -> std::convertible_to<std::size_t>;
-  batches.request(slot, sampler, number);
-  batches.fill(slot);
-  slot.batch;
-};
-
 template <Dataset Source, Sampling Sampler>
 class LocalBatches {
   static_assert(!Sampler::masks || WeightedBatch<typename Source::batch_type>,
@@ -248,7 +231,8 @@ class LocalBatches {
   struct Slot {
     std::vector<std::size_t> indices;
     std::vector<float> weights;  ///< if the sampler masks
-    BatchPosition position;
+    Pass pass;
+    std::size_t number = 0;  ///< of the batch in its epoch
     typename Source::batch_type batch;
   };
   static constexpr bool collective = false;
@@ -259,10 +243,11 @@ class LocalBatches {
   std::size_t slots() const { return options_.workers * options_.prefetch + 1; }
   std::size_t workers() const { return options_.workers; }
 
+  /// Begins a loop of so many batches and returns how many are to be requested.
   std::size_t begin(const Sampler& sampler, std::size_t batches) {
     begun_ = sampler.position();
     const SamplerState state = sampler.state();
-    first_ = {{state.seed, state.epoch}, begun_ / options_.batch_size};
+    pass_ = {state.seed, state.epoch};
     return batches;
   }
 
@@ -274,11 +259,10 @@ class LocalBatches {
   void request(Slot& slot, const auto& share, std::size_t number, const auto& sample) const {
     const std::size_t first = begun_ + number * options_.batch_size;
     const std::size_t end = first + std::min(options_.batch_size, share.size() - first);
-    slot.position = first_;
-    slot.position.number += number;
+    slot.pass = pass_;
+    slot.number = begun_ / options_.batch_size + number;
     // The device memory of a batch may depend on its number in the epoch.
-    if constexpr (requires { slot.batch.take_turn(number); })
-      slot.batch.take_turn(slot.position.number);
+    if constexpr (requires { slot.batch.take_turn(number); }) slot.batch.take_turn(slot.number);
     slot.indices.clear();
     slot.weights.clear();
     for (std::size_t k = first; k != end; ++k) {
@@ -288,7 +272,7 @@ class LocalBatches {
   }
 
   void fill(Slot& slot) const {
-    load_batch(dataset_, slot.indices, slot.position, slot.batch);
+    load_batch(dataset_, slot.indices, slot.pass, slot.number, slot.batch);
     if constexpr (Sampler::masks)
       std::copy(slot.weights.begin(), slot.weights.end(), std::begin(slot.batch.weights));
   }
@@ -297,7 +281,7 @@ class LocalBatches {
   const Source& dataset_;
   LoaderOptions options_;
   std::size_t begun_ = 0;  ///< the loop's first draw
-  BatchPosition first_;    ///< of the loop's first batch
+  Pass pass_;
 };
 
 /// The source of batches of a data set type; specialised by types that load in another way.
@@ -311,7 +295,7 @@ struct BatchesOf : std::type_identity<LocalBatches<Source, Sampler>> {};
 /// is reused. If loading throws, the loop throws an `Error` that names the sample, with the first
 /// exception nested. The data set and the sampler must outlive the loader, which one thread uses.
 template <Dataset Source, detail::Sampling Sampler,
-          detail::BatchSource<Sampler> Batches = typename detail::BatchesOf<Source, Sampler>::type>
+          typename Batches = typename detail::BatchesOf<Source, Sampler>::type>
 class DataLoader {
  public:
   using batch_type = typename Source::batch_type;

@@ -8,25 +8,18 @@
 
 namespace lockstep {
 
-/// The expected access pattern, which decides how the kernel reads ahead.
-enum class Access : std::uint8_t {
-  automatic,   ///< `random` if the file is larger than half of the memory, else `usual`
-  usual,       ///< the kernel's default, for files that fit into memory
-  random,      ///< no read-ahead; the parts of a batch are requested together
-  sequential,  ///< much read-ahead
-};
-
 /// A whole file, mapped for reading by any number of threads and forked ranks; the ranks of a host
 /// share its pages. If a rename replaces the file, the mapping keeps the old one. Truncating or
 /// writing to the file is an error at the next `require_intact`.
 class MappedFile {
  public:
-  explicit MappedFile(const std::string& path, Access access = Access::automatic,
-                      std::string_view operation = "MappedFile");
+  /// The kernel reads ahead by default unless the file is larger than half of the memory.
+  explicit MappedFile(const std::string& path, std::string_view operation = "MappedFile",
+                      std::optional<bool> reads_ahead = {});
 
   const std::string& path() const { return path_; }
   std::span<const std::byte> bytes() const { return {mapping_.get(), size()}; }
-  std::size_t size() const { return mapping_.get_deleter().size; }
+  std::size_t size() const { return size_; }
 
   /// Throws if the file has another size or was written to since it was mapped. Readers call it
   /// before every batch, because access behind the end of a truncated file raises SIGBUS. A window
@@ -38,23 +31,19 @@ class MappedFile {
   [[noreturn, gnu::cold]] void fail_changed(std::size_t bytes) const;
 
   /// Should `will_read` be called before parts are read?
-  bool reads_at_random() const { return access_ == Access::random; }
+  bool reads_at_random() const { return reads_at_random_; }
 
   /// Asks the kernel to read these bytes ahead, so that the parts of a batch are read concurrently.
   void will_read(std::size_t first, std::size_t count) const;
 
  private:
-  struct Unmap {
-    std::size_t size;
-    void operator()(const std::byte* bytes) const;
-  };
-
   std::string path_;
   std::string operation_;
   detail::Descriptor file_;
-  std::unique_ptr<const std::byte, Unmap> mapping_;
+  std::shared_ptr<const std::byte> mapping_;
+  std::size_t size_ = 0;
   std::timespec written_{};  ///< modification time when the file was mapped
-  Access access_;
+  bool reads_at_random_ = false;
 };
 
 }  // namespace lockstep

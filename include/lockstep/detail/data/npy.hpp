@@ -3,7 +3,6 @@
 /// @file NumPy's `.npy` files: mapped for reading, and written.
 
 #include <cstring>
-#include <initializer_list>
 #include <ranges>
 
 #include "lockstep/detail/core/element.hpp"
@@ -12,6 +11,8 @@
 #include "lockstep/detail/data/mapped_file.hpp"
 
 namespace lockstep {
+
+class NpyFile;
 
 namespace detail {
 
@@ -39,13 +40,22 @@ std::string npy_shape_text(std::span<const std::size_t> shape);
 void write_npy_bytes(const std::string& path, ElementKind kind, std::span<const std::byte> bytes,
                      std::span<const std::size_t> shape);
 
+/// Throws unless there is one label, of a type that `wanted` can hold, per row of inputs.
+void check_npy_labels(const NpyFile& inputs, const NpyFile& labels, ElementKind wanted);
+
+/// An integer of any kind; `nullopt` if it exceeds int64.
+std::optional<std::int64_t> npy_integer(const NpyFile& file, std::size_t element);
+
+[[noreturn, gnu::cold]] void fail_npy_label(const NpyFile& file, std::size_t sample,
+                                            ElementKind wanted);
+
 }  // namespace detail
 
 /// An array of any element type and shape from `numpy.save`: versions 1 to 3 of the format,
 /// little-endian, in C order. Bfloat16, which NumPy lacks, is `V2`. Copies share the mapping.
 class NpyFile {
  public:
-  explicit NpyFile(const std::string& path, Access access = Access::automatic);
+  explicit NpyFile(const std::string& path);
 
   const std::string& path() const { return file_->path(); }
   ElementKind kind() const { return header_.kind; }
@@ -72,10 +82,7 @@ class NpyArray {
  public:
   using sample_type = std::span<const T>;
 
-  explicit NpyArray(const std::string& path, Access access = Access::automatic)
-      : NpyArray(NpyFile(path, access)) {}
-
-  explicit NpyArray(NpyFile file) : file_(std::move(file)) {
+  explicit NpyArray(const std::string& path) : file_(path) {
     if (file_.kind() != element_kind<T>())
       detail::fail_npy_kind(file_.path(), file_.kind(), element_kind<T>(), "read as");
     const auto& shape = file_.shape();
@@ -115,35 +122,16 @@ class NpyArray {
   std::size_t width_ = 0;
 };
 
-/// Writes a row-major array of this shape. The file is replaced atomically.
+/// Writes a row-major array of this shape, by default with one axis. The file is replaced
+/// atomically.
 template <std::ranges::contiguous_range Values>
   requires Element<std::ranges::range_value_t<Values>>
-void write_npy(const std::string& path, const Values& values, std::span<const std::size_t> shape) {
+void write_npy(const std::string& path, const Values& values, std::vector<std::size_t> shape = {}) {
   const std::span all(std::ranges::data(values), std::ranges::size(values));
+  if (shape.empty()) shape = {all.size()};
   detail::write_npy_bytes(path, element_kind<std::ranges::range_value_t<Values>>(),
                           std::as_bytes(all), shape);
 }
-
-/// The shape as a list of extents; one axis by default.
-template <std::ranges::contiguous_range Values>
-void write_npy(const std::string& path, const Values& values,
-               std::initializer_list<std::size_t> shape = {}) {
-  const std::size_t all[] = {std::ranges::size(values)};
-  write_npy(path, values, shape.size() == 0 ? std::span<const std::size_t>(all) : std::span(shape));
-}
-
-namespace detail {
-
-/// Throws unless there is one label, of a type that `wanted` can hold, per row of inputs.
-void check_npy_labels(const NpyFile& inputs, const NpyFile& labels, ElementKind wanted);
-
-/// An integer of any kind; `nullopt` if it exceeds int64.
-std::optional<std::int64_t> npy_integer(const NpyFile& file, std::size_t element);
-
-[[noreturn, gnu::cold]] void fail_npy_label(const NpyFile& file, std::size_t sample,
-                                            ElementKind wanted);
-
-}  // namespace detail
 
 /// Rows of one file with labels of another, read on demand, so that the files may be larger than
 /// memory. Inputs are of type `X` in the file too; integer labels may have another integer type
@@ -161,7 +149,6 @@ class NpyDataset {
 
   std::size_t size() const { return inputs_.size(); }
   std::size_t width() const { return inputs_.width(); }
-  const NpyArray<X>& inputs() const { return inputs_; }
 
   template <LabelledRows Batch>
   void load(std::span<const std::size_t> indices, Batch& out) const {
@@ -206,9 +193,8 @@ static_assert(SampleSource<NpyDataset<float, std::int32_t>>);
 
 /// The samples of `inputs`, of shape (n, ...), and `labels`, of shape (n) or (n, 1).
 template <Element X, Element Y>
-NpyDataset<X, Y> npy_dataset(const std::string& inputs, const std::string& labels,
-                             Access access = Access::automatic) {
-  return {NpyArray<X>(inputs, access), NpyFile(labels)};
+NpyDataset<X, Y> npy_dataset(const std::string& inputs, const std::string& labels) {
+  return {NpyArray<X>(inputs), NpyFile(labels)};
 }
 
 }  // namespace lockstep

@@ -5,6 +5,7 @@
 
 #include <iterator>
 #include <mutex>
+#include <tuple>
 
 #include "lockstep/detail/core/error.hpp"
 #include "lockstep/detail/core/hash.hpp"
@@ -23,17 +24,16 @@ using HeldAs = std::conditional_t<std::is_lvalue_reference_v<Given>,
                                   const std::remove_cvref_t<Given>&, std::remove_cvref_t<Given>>;
 
 /// The intermediate samples of a sample, kept until the batch is made: samples may point into them.
-struct NoChain {};
 template <class Source>
-constexpr auto chain_of() {
+auto make_chain() {
   if constexpr (requires { typename Source::chain_type; }) {
-    return std::type_identity<typename Source::chain_type>{};
+    return typename Source::chain_type();
   } else {
-    return std::type_identity<NoChain>{};
+    return std::tuple<>();
   }
 }
 template <class Source>
-using ChainOf = typename decltype(chain_of<Source>())::type;
+using ChainOf = decltype(make_chain<Source>());
 
 template <class Source>
 void read_sample(const Source& source, std::size_t index, [[maybe_unused]] Pass pass,
@@ -52,16 +52,15 @@ void prepare_samples(const Source& source, std::span<const std::size_t> indices)
   if constexpr (requires { source.prepare(indices); }) source.prepare(indices);
 }
 
-/// The base of stages: `require<Sample>()` rejects samples, `behind<Held>(source)` is the pipeline.
+/// The base of stages: `require<Sample>()` rejects samples. A stage that maps samples has
+/// `behind<Held>(source)`. A collate has `batch<Sample>()`, of the type of its batches, and makes
+/// them by `put`, row by row, or by a call with all samples of a batch.
 struct PipelineStage {};
 
-/// The base of collates, which make batches of samples: by `put`, row by row, or by a call with all
-/// samples of a batch. `batch<Sample>()` has the type of the batch.
-struct Collate : PipelineStage {};
-
-/// The collate of samples with inputs and a label; others get any batch, to give only one error.
-template <template <class, class> class Batch>
-struct LabelledCollate : Collate {
+/// Makes a `Batch` of samples with inputs and a label as `F` does; other samples get any batch, to
+/// give only one error.
+template <template <class, class> class Batch, class F>
+struct LabelledCollate : PipelineStage, F {
   template <class Sample>
   static auto batch() {
     if constexpr (Labelled<Sample>) {
@@ -80,7 +79,7 @@ struct LabelledCollate : Collate {
 };
 
 /// Samples of one width become rows, each written as soon as it is read.
-struct RowCollate : LabelledCollate<LabelledBatch> {
+struct PutRows {
   template <Labelled Sample, LabelledRows Batch>
   static void put(const Sample& sample, std::size_t i, std::size_t count, Batch& out) {
     const std::size_t width = std::size(sample.inputs);
@@ -95,52 +94,11 @@ struct RowCollate : LabelledCollate<LabelledBatch> {
   }
 };
 
-/// Samples of different lengths become rows as long as the longest.
-template <class Fill>
-struct PaddedCollate : LabelledCollate<PaddedBatch> {
-  PaddedCollate(Fill fill, std::size_t multiple) : fill(std::move(fill)), multiple(multiple) {}
-
-  template <class Sample>
-  void operator()(std::span<const Sample> samples, auto& out) const {
-    std::size_t longest = 0;
-    for (const Sample& sample : samples) longest = std::max(longest, std::size(sample.inputs));
-    out.resize(samples.size(), (longest + multiple - 1) / multiple * multiple);
-    for (std::size_t i = 0; i != samples.size(); ++i) {
-      const auto& inputs = samples[i].inputs;
-      const auto row = out.row(i);
-      std::fill(std::copy(std::begin(inputs), std::end(inputs), row.begin()), row.end(),
-                static_cast<InputOf<Sample>>(fill));
-      out.lengths[i] = std::size(inputs);
-      out.labels[i] = samples[i].label;
-    }
-  }
-
-  Fill fill;
-  std::size_t multiple;
-};
-
-/// Samples of different lengths are concatenated.
-struct RaggedCollate : LabelledCollate<RaggedBatch> {
-  template <class Sample>
-  void operator()(std::span<const Sample> samples, auto& out) const {
-    out.inputs.clear();
-    out.offsets.assign(1, 0);
-    out.labels.resize(samples.size());
-    out.weights.assign(samples.size(), 1.f);
-    for (std::size_t i = 0; i != samples.size(); ++i) {
-      const auto& inputs = samples[i].inputs;
-      out.inputs.insert(out.inputs.end(), std::begin(inputs), std::end(inputs));
-      out.offsets.push_back(out.inputs.size());
-      out.labels[i] = samples[i].label;
-    }
-  }
-};
+using RowCollate = LabelledCollate<LabelledBatch, PutRows>;
 
 /// A user's function, which fills a batch, or returns one if `Batch` is void.
 template <class Batch, class C>
-struct OwnCollate : Collate {
-  explicit OwnCollate(C c) : c(std::move(c)) {}
-
+struct OwnCollate : PipelineStage {
   template <class Sample>
   static constexpr bool returns =
       std::is_void_v<Batch> && std::is_invocable_v<const C&, std::span<const Sample>>;
@@ -299,15 +257,6 @@ class LoadsSamples {
   mutable Spares<Scratch> spares_;
 };
 
-/// The result of a rejected pipeline, whose use gives no further errors.
-struct RejectedPipeline {
-  using sample_type = OwnedSample<float, std::int32_t>;
-  using batch_type = LabelledBatch<float, std::int32_t>;
-  static std::size_t size() { return 0; }
-  void read(std::size_t, sample_type&) const {}
-  void load(std::span<const std::size_t>, batch_type&) const {}
-};
-
 /// The batches of a source. `Held` is the source's type or a reference to it.
 template <class Held, class Collating>
 class Collated : public LoadsSamples<Collated<Held, Collating>,
@@ -342,11 +291,12 @@ auto operator|(Given&& source, Stage stage) {
       "lockstep: this has no samples that map, stacked, padded, ragged or collate could take; give "
       "them a type with size(), sample_type and `void read(std::size_t index, sample_type& out) "
       "const`, and put map before the stage that makes batches");
+  // A rejected pipeline is an empty data set, whose use gives no further errors.
   if constexpr (!SampleSource<Source>) {
-    return RejectedPipeline{};
+    return InMemoryDataset<float, std::int32_t>({}, {});
   } else if constexpr (!Stage::template require<typename Source::sample_type>()) {
-    return RejectedPipeline{};
-  } else if constexpr (std::derived_from<Stage, Collate>) {
+    return InMemoryDataset<float, std::int32_t>({}, {});
+  } else if constexpr (requires { Stage::template batch<typename Source::sample_type>(); }) {
     return Collated<HeldAs<Given>, Stage>(std::forward<Given>(source), std::move(stage));
   } else {
     return stage.template behind<HeldAs<Given>>(std::forward<Given>(source));
@@ -417,11 +367,9 @@ class Mapped
  public:
   using sample_type = typename Call::sample_type;
   /// The source's chain and its sample, unless f changes that in place.
-  struct Chain {
-    ChainOf<Source> before{};
-    std::conditional_t<Call::is_in_place, NoChain, typename Source::sample_type> sample{};
-  };
-  using chain_type = Chain;
+  using chain_type =
+      std::pair<ChainOf<Source>,
+                std::conditional_t<Call::is_in_place, std::tuple<>, typename Source::sample_type>>;
   static constexpr std::size_t drawing_maps = depth + (Call::draws ? 1 : 0);
   static constexpr bool changes_by_pass = Call::draws || detail::changes_by_pass<Source>();
 
@@ -438,15 +386,16 @@ class Mapped
   }
 
   void read(std::size_t index, Pass pass, chain_type& chain, sample_type& out) const {
+    auto& [before, sample] = chain;
     if constexpr (Call::is_in_place) {
-      read_sample(source_, index, pass, chain.before, out);
+      read_sample(source_, index, pass, before, out);
       call(index, pass, out);
     } else {
-      read_sample(source_, index, pass, chain.before, chain.sample);
+      read_sample(source_, index, pass, before, sample);
       if constexpr (Call::fills) {
-        call(index, pass, chain.sample, out);
+        call(index, pass, sample, out);
       } else {
-        out = call(index, pass, chain.sample);
+        out = call(index, pass, sample);
       }
     }
   }
@@ -469,8 +418,6 @@ class Mapped
 
 template <class Out, class F>
 struct MapStage : PipelineStage {
-  explicit MapStage(F function) : f(std::move(function)) {}
-
   /// Rejects a function that cannot be called or has no effect.
   template <class Sample>
   static constexpr bool require() {
@@ -504,36 +451,58 @@ struct MapStage : PipelineStage {
 /// of workers and ranks, and after a restart. Several threads call f concurrently.
 template <class Out = void, class F>
 auto map(F f) {
-  return detail::MapStage<Out, F>(std::move(f));
+  return detail::MapStage<Out, F>{{}, std::move(f)};
 }
-
-/// How `padded` fills samples up.
-struct PaddedOptions {
-  std::size_t multiple = 1;  ///< row lengths are rounded up to this
-};
 
 /// `source | stacked()` makes `LabelledBatch`es of samples with `inputs`, a range of equal lengths,
 /// and `label`. It is the default after `map`.
 inline auto stacked() { return detail::RowCollate(); }
 
 /// `source | padded(fill)` makes `PaddedBatch`es: rows are as long as the longest sample of the
-/// batch, and shorter samples are padded with `fill`.
+/// batch, rounded up to a multiple, and shorter samples are padded with `fill`.
 template <class Fill>
-auto padded(Fill fill, PaddedOptions options = {}) {
-  if (options.multiple == 0)
+auto padded(Fill fill, std::size_t multiple = 1) {
+  if (multiple == 0)
     detail::fail("padded", {"rows of a multiple of 0"}, "set multiple to 1 or more");
-  return detail::PaddedCollate<Fill>(std::move(fill), options.multiple);
+  auto pad = [=]<class Sample>(std::span<const Sample> samples, auto& out) {
+    std::size_t longest = 0;
+    for (const Sample& sample : samples) longest = std::max(longest, std::size(sample.inputs));
+    out.resize(samples.size(), (longest + multiple - 1) / multiple * multiple);
+    for (std::size_t i = 0; i != samples.size(); ++i) {
+      const auto& inputs = samples[i].inputs;
+      const auto row = out.row(i);
+      std::fill(std::copy(std::begin(inputs), std::end(inputs), row.begin()), row.end(),
+                static_cast<detail::InputOf<Sample>>(fill));
+      out.lengths[i] = std::size(inputs);
+      out.labels[i] = samples[i].label;
+    }
+  };
+  return detail::LabelledCollate<PaddedBatch, decltype(pad)>{{}, std::move(pad)};
 }
 
 /// `source | ragged()` makes `RaggedBatch`es of concatenated samples.
-inline auto ragged() { return detail::RaggedCollate(); }
+inline auto ragged() {
+  auto concatenate = []<class Sample>(std::span<const Sample> samples, auto& out) {
+    out.inputs.clear();
+    out.offsets.assign(1, 0);
+    out.labels.resize(samples.size());
+    out.weights.assign(samples.size(), 1.f);
+    for (std::size_t i = 0; i != samples.size(); ++i) {
+      const auto& inputs = samples[i].inputs;
+      out.inputs.insert(out.inputs.end(), std::begin(inputs), std::end(inputs));
+      out.offsets.push_back(out.inputs.size());
+      out.labels[i] = samples[i].label;
+    }
+  };
+  return detail::LabelledCollate<RaggedBatch, decltype(concatenate)>{{}, concatenate};
+}
 
 /// `source | collate<Batch>(c)` calls `c(std::span<const Sample>, Batch& out)` for every batch and
 /// reuses the memory of `out`; `collate(c)` calls `c(std::span<const Sample>)`, which returns the
 /// batch. Several threads call c concurrently.
 template <class Batch = void, class C>
 auto collate(C c) {
-  return detail::OwnCollate<Batch, C>(std::move(c));
+  return detail::OwnCollate<Batch, C>{{}, std::move(c)};
 }
 
 }  // namespace lockstep

@@ -223,14 +223,14 @@ class ResidentRows {
   void upload_in_pieces(const Source& source) {
     typename Source::batch_type batch;
     std::vector<std::size_t> indices{0};
-    load_batch(source, indices, BatchPosition{}, batch);
+    load_batch(source, indices, Pass{}, 0, batch);
     width_ = batch.width;
     const Copy& copy = make_copy();
     const std::size_t piece = std::max<std::size_t>(1, 4_MiB / (width_ * sizeof(X)));
     for (std::size_t first = 0; first < size_; first += piece) {
       indices.resize(std::min(piece, size_ - first));
       std::iota(indices.begin(), indices.end(), first);
-      load_batch(source, indices, BatchPosition{}, batch);
+      load_batch(source, indices, Pass{}, 0, batch);
       if (batch.width != width_)
         fail("DeviceResident", {"samples of ", width_, " and of ", batch.width, " columns"},
              "give all samples the same width");
@@ -413,15 +413,6 @@ class ResidentUpload {
   DeviceBatch<X, Y> current_;
 };
 
-}  // namespace detail
-
-template <class X, class Y, class Stored>
-class BatchUpload<ResidentBatch<X, Y, Stored>>
-    : public detail::Uploads<detail::ResidentUpload<X, Y, Stored>,
-                             const detail::ResidentRows<X, Y, Stored>> {};
-
-namespace detail {
-
 /// The batch type of a data set on a GPU; any type after a rejection, to give only one error.
 template <class D>
 consteval auto resident_batch() {
@@ -446,6 +437,11 @@ consteval auto resident_batch() {
 }
 
 }  // namespace detail
+
+template <class X, class Y, class Stored>
+class BatchUpload<ResidentBatch<X, Y, Stored>>
+    : public detail::Uploads<detail::ResidentUpload<X, Y, Stored>,
+                             const detail::ResidentRows<X, Y, Stored>> {};
 
 /// A data set of labelled rows in the memory of the GPU that is current at construction: inside a
 /// job's function, the rank's GPU. Bytes stay bytes there and become floats when a batch is

@@ -28,13 +28,6 @@ struct SamplerState {
   friend bool operator==(const SamplerState&, const SamplerState&) = default;
 };
 
-namespace detail {
-
-/// Throws unless samplers in these states draw in the same order, for any number of ranks.
-void require_same_draws(const SamplerState& own, const SamplerState& saved);
-
-}  // namespace detail
-
 namespace axes {
 struct Sampler : WithName<"Sampler"> {};
 struct Remainder : WithName<"Remainder"> {};
@@ -70,6 +63,9 @@ struct Sampler : detail::ChoicePolicy<axes::Sampler, Scheme> {
 };
 
 namespace detail {
+
+/// Throws unless samplers in these states draw in the same order, for any number of ranks.
+void require_same_draws(const SamplerState& own, const SamplerState& saved);
 
 /// A rank's share of positions [first, n) of an epoch's order; `first` is not 0 if another world
 /// began the epoch. Draw k is the sample at position `(first + r + k*W) mod n`; the remainder
@@ -111,12 +107,6 @@ class Share {
     if constexpr (std::is_same_v<Remainder, Masked>)
       return first_ + rank_ + k * world_ < samples_ ? 1.f : 0.f;
     return 1.f;
-  }
-
-  /// The finished positions after `draws` draws per rank; all at the end, even with `DropLast`.
-  constexpr std::size_t over(std::size_t draws) const {
-    if (draws >= longest()) return samples_;
-    return first_ + draws * world_;
   }
 
  private:
@@ -219,7 +209,9 @@ class DistributedSampler {
           {"the saved state is at draw ", state.position, " of an epoch of ", before.longest()},
           "resume from a state that state() gave");
     if (state.world != world()) {
-      state.first = before.over(state.position);
+      // After the longest share all positions are finished, even with `DropLast`.
+      const bool is_over = state.position == before.longest();
+      state.first = is_over ? samples() : state.first + state.position * state.world.value();
       state.position = 0;
     }
     set_epoch(state.epoch);

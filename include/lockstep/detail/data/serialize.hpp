@@ -36,46 +36,38 @@ consteval bool require_packed() {
   return true;
 }
 
-/// The base of writer and reader: `archive(fields...)` packs or unpacks each field. `Self` has
-/// `bytes(memory, count)`, and `reserve(count, size)` for the length of a sequence with elements of
-/// at least `size` bytes.
-template <class Self>
-class Archive {
- public:
-  void operator()(auto&... fields) { (field(fields), ...); }
-
- private:
-  Self& self() { return static_cast<Self&>(*this); }
-
-  template <class T>
-  void field(T& value) {
-    static_assert(!std::is_const_v<T>, "lockstep: a field of a packed batch must not be const");
-    constexpr bool has_own = requires(Self& archive) { pack(archive, value); };
-    constexpr bool is_packed = has_own || PackedAsBytes<T> || PackedSequence<T>;
-    static_cast<void>(require_packed<T, is_packed>());
-    if constexpr (has_own) {
-      pack(self(), value);
-    } else if constexpr (PackedAsBytes<T>) {
-      self().bytes(std::addressof(value), sizeof value);
-    } else if constexpr (PackedSequence<T>) {
-      using Value = typename T::value_type;
-      if constexpr (requires { value.resize(1); }) {
-        const std::size_t least = PackedAsBytes<Value> ? sizeof(Value) : 1;
-        const std::size_t size = self().reserve(value.size(), least);
-        if (size != value.size()) value.resize(size);
-      }
-      if constexpr (PackedAsBytes<Value>) {
-        if (!value.empty()) self().bytes(value.data(), value.size() * sizeof(Value));
-      } else {
-        for (Value& each : value) field(each);
-      }
+/// Packs or unpacks a field. A writer and a reader have `bytes(memory, count)`, and `reserve(count,
+/// size)` for the length of a sequence with elements of at least `size` bytes.
+template <class Archive, class T>
+void pack_field(Archive& archive, T& value) {
+  static_assert(!std::is_const_v<T>, "lockstep: a field of a packed batch must not be const");
+  constexpr bool has_own = requires { pack(archive, value); };
+  constexpr bool is_packed = has_own || PackedAsBytes<T> || PackedSequence<T>;
+  static_cast<void>(require_packed<T, is_packed>());
+  if constexpr (has_own) {
+    pack(archive, value);
+  } else if constexpr (PackedAsBytes<T>) {
+    archive.bytes(std::addressof(value), sizeof value);
+  } else if constexpr (PackedSequence<T>) {
+    using Value = typename T::value_type;
+    if constexpr (requires { value.resize(1); }) {
+      const std::size_t least = PackedAsBytes<Value> ? sizeof(Value) : 1;
+      const std::size_t size = archive.reserve(value.size(), least);
+      if (size != value.size()) value.resize(size);
+    }
+    if constexpr (PackedAsBytes<Value>) {
+      if (!value.empty()) archive.bytes(value.data(), value.size() * sizeof(Value));
+    } else {
+      for (Value& each : value) pack_field(archive, each);
     }
   }
-};
+}
 
 /// Packs batches one after the other; memory is reused.
-class ArchiveWriter : public Archive<ArchiveWriter> {
+class ArchiveWriter {
  public:
+  void operator()(auto&... fields) { (pack_field(*this, fields), ...); }
+
   void clear() { bytes_.clear(); }
   std::size_t size() const { return bytes_.size(); }
   std::span<const std::uint8_t> written() const { return bytes_; }
@@ -102,9 +94,11 @@ class ArchiveWriter : public Archive<ArchiveWriter> {
 };
 
 /// Unpacks a batch. Throws if the number of bytes does not fit the batch's type.
-class ArchiveReader : public Archive<ArchiveReader> {
+class ArchiveReader {
  public:
   explicit ArchiveReader(std::span<const std::uint8_t> archive) : left_(archive) {}
+
+  void operator()(auto&... fields) { (pack_field(*this, fields), ...); }
 
   template <class Batch>
   void take(Batch& batch) {

@@ -6,17 +6,12 @@
 
 namespace lockstep {
 
-/// How `stage_locally` waits.
-struct StageOptions {
-  /// How long the copying process may make no progress before the waiting ones give up.
-  std::chrono::milliseconds patience = std::chrono::minutes(10);
-};
-
 /// Copies a file, or a folder with its contents, into `folder` and returns the path of the copy,
 /// `folder/name`. A copy is reused while source and copy have unchanged sizes and times, and
 /// appears whole or not at all. **Ranks** any ranks, threads and jobs, without coordination: one
-/// per host copies. **Host** blocks until the copy is complete; waiting is reported on stderr.
+/// per host copies. **Host** blocks until the copy is complete, or the copying process has made no
+/// progress for `patience`; waiting is reported on stderr.
 std::string stage_locally(const std::string& path, const std::string& folder,
-                          const StageOptions& options = {});
+                          std::chrono::milliseconds patience = std::chrono::minutes(10));
 
 }  // namespace lockstep

@@ -55,7 +55,6 @@ struct TokenOptions {
   std::size_t stride = 0;        ///< tokens from one window to the next; 0: `length`
   std::size_t header_bytes = 0;  ///< bytes before the tokens (llm.c: 1024)
   std::uint64_t vocabulary = 0;  ///< loading a token that is not below it throws; 0: any token
-  Access access = Access::automatic;
 };
 
 namespace detail {

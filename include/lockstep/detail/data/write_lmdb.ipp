@@ -21,10 +21,10 @@ namespace lockstep::detail {
 /// without `finish` nothing stays. The next writer overwrites what a killed process has left.
 class LmdbWriter {
  public:
-  LmdbWriter(const std::string& path, const LmdbWriteOptions& options)
+  LmdbWriter(const std::string& path, std::size_t commit_bytes)
       : path_(path),
         temporary_(text({path, temporary_infix, "lmdb"})),
-        commit_bytes_(options.commit_bytes) {
+        commit_bytes_(commit_bytes) {
     struct stat status{};
     do {
       lock_ = Descriptor(::open(temporary_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
@@ -72,7 +72,7 @@ class LmdbWriter {
     require(mdb_env_sync(environment_.get(), 1));
     environment_.reset();
     const char* const from = temporary_.c_str();
-    sync(temporary_);
+    if (::fsync(lock_.get()) != 0) fail_writing(errno);
     if (::renameat2(AT_FDCWD, from, AT_FDCWD, path_.c_str(), RENAME_NOREPLACE) != 0) {
       if (errno == EEXIST) reject_existing();
       // Some file systems can only rename by replacing, even a path that was made meanwhile.
@@ -80,7 +80,7 @@ class LmdbWriter {
         fail_writing(errno);
     }
     temporary_.clear();
-    sync(folder_of(path_));
+    sync_folder_of("write_lmdb", path_);
   }
 
  private:
@@ -140,12 +140,6 @@ class LmdbWriter {
          "remove it first, or write to another path");
   }
 
-  void sync(const std::string& path) const {
-    const Descriptor opened(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-    // fsync of a folder fails with EINVAL on file systems that do not need it.
-    if (!opened || (::fsync(opened.get()) != 0 && errno != EINVAL)) fail_writing(errno);
-  }
-
   std::string path_;
   std::string temporary_;  ///< empty after the rename
   Descriptor lock_;        ///< of the temporary
@@ -159,9 +153,9 @@ class LmdbWriter {
 };
 
 LOCKSTEP_INLINE void write_lmdb_records(
-    const std::string& path, const LmdbWriteOptions& options, std::size_t count,
+    const std::string& path, std::size_t commit_bytes, std::size_t count,
     FunctionRef<void(std::size_t, std::vector<std::byte>&)> encode) {
-  LmdbWriter out(path, options);
+  LmdbWriter out(path, commit_bytes);
   out.open();
   std::vector<std::byte> record;
   for (std::size_t i = 0; i != count; ++i) {

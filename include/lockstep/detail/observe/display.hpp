@@ -21,18 +21,7 @@ namespace detail {
 std::string progress_line(const EpochSummary& now, std::uint64_t batches, const Terminal& terminal);
 
 /// The steady clock, or a test's.
-struct DisplayClock {
-  using time_point = std::chrono::steady_clock::time_point;
-  static inline const time_point* fake = nullptr;
-  static inline int fake_looks = 0;
-
-  static time_point now() {
-    if (fake == nullptr) [[likely]]
-      return std::chrono::steady_clock::now();
-    ++fake_looks;
-    return *fake;
-  }
-};
+inline std::chrono::steady_clock::time_point (*display_clock)() = std::chrono::steady_clock::now;
 
 }  // namespace detail
 
@@ -78,7 +67,7 @@ class ProgressDisplay {
 
   std::uint64_t steps() const { return now_.steps; }
 
-  EpochSummary summary() const { return summary_at(detail::DisplayClock::now()); }
+  EpochSummary summary() const { return summary_at(detail::display_clock()); }
 
   /// Is only the program's own output shown?
   bool is_quiet() const { return terminal_.is_quiet; }
@@ -95,8 +84,7 @@ class ProgressDisplay {
   }
 
  private:
-  using Clock = detail::DisplayClock;
-  using Time = Clock::time_point;
+  using Time = std::chrono::steady_clock::time_point;
 
   EpochSummary summary_at(Time time) const;
 
@@ -124,7 +112,7 @@ class ProgressDisplay {
   bool looks_often_ = false;
   bool drawn_ = false;
   std::size_t waiting_ = 0;  // bytes of this display in stdio's buffer, behind the bar
-  Time begin_ = Clock::now();
+  Time begin_ = detail::display_clock();
   Time looked_ = begin_;
   Time shown_ = begin_;
 };

@@ -77,7 +77,7 @@ LOCKSTEP_INLINE void ProgressDisplay::begin_epoch(std::uint64_t epoch, std::uint
   loss_sum_ = 0;
   loss_samples_ = 0;
   steps_per_look_ = until_look_ = 1;
-  begin_ = looked_ = shown_ = Clock::now();
+  begin_ = looked_ = shown_ = detail::display_clock();
   if (terminal_.is_terminal) show(begin_);
 }
 
@@ -99,7 +99,7 @@ LOCKSTEP_INLINE EpochSummary ProgressDisplay::summary_at(Time time) const {
 }
 
 LOCKSTEP_INLINE void ProgressDisplay::look() {
-  const Time time = Clock::now();
+  const Time time = detail::display_clock();
   const bool brief = time - looked_ < std::chrono::milliseconds(10);
   steps_per_look_ = brief && !looks_often_ ? std::min(2 * steps_per_look_, 16u) : 1;
   until_look_ = steps_per_look_;
@@ -168,11 +168,7 @@ LOCKSTEP_INLINE std::vector<std::string> common_names(const std::vector<std::str
       agreed = std::move(names);
       continue;
     }
-    bool is_same = names.size() == agreed.size();
-    for (const std::string& name : names) {
-      is_same = is_same && index_of(agreed, name) < agreed.size();
-    }
-    if (is_same) continue;
+    if (std::is_permutation(names.begin(), names.end(), agreed.begin(), agreed.end())) continue;
     fail("reduce",
          {"rank ", first, " has tallied ", quoted_list(agreed), " and rank ", r, " ",
           quoted_list(names)},

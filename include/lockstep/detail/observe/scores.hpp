@@ -29,10 +29,8 @@ class Scores {
   double count(std::string_view name) const { return find(name).count; }
 
   bool contains(std::string_view name) const {
-    for (const Score& score : scores_) {
-      if (score.name == name) return true;
-    }
-    return false;
+    return std::any_of(scores_.begin(), scores_.end(),
+                       [&](const Score& score) { return score.name == name; });
   }
   bool empty() const { return scores_.empty(); }
   std::size_t size() const { return scores_.size(); }

@@ -47,23 +47,12 @@ class PhaseTimes {
  public:
   void begin_epoch() { *this = PhaseTimes(); }
 
-  /// RAII: measures an evaluation. `in_loop`: it is part of the loop's time.
-  class Evaluation {
-   public:
-    Evaluation(PhaseTimes& times, bool in_loop) : times_(times), in_loop_(in_loop) {}
-    Evaluation(const Evaluation&) = delete;
-    Evaluation& operator=(const Evaluation&) = delete;
-    ~Evaluation() {
-      const Seconds took = Clock::now() - begin_;
-      times_.evaluations_ += took;
-      if (in_loop_) times_.in_loop_ += took;
-    }
-
-   private:
-    PhaseTimes& times_;
-    bool in_loop_;
-    Clock::time_point begin_ = Clock::now();
-  };
+  /// Adds an evaluation since `begin`. `in_loop`: it is part of the loop's time.
+  void add_evaluation(Clock::time_point begin, bool in_loop) {
+    const Seconds took = Clock::now() - begin;
+    evaluations_ += took;
+    if (in_loop) in_loop_ += took;
+  }
 
   void set_waits(Seconds waits) { waits_ = waits; }
 

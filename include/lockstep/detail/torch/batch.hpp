@@ -71,7 +71,8 @@ inline void pack(ArchiveReader& archive, at::Tensor& tensor) {
 
 /// A struct's own `pack` is more specialised and takes precedence.
 template <class Way, class B>
-  requires std::derived_from<Way, Archive<Way>> && (tensor_field_count<B>() != 0)
+  requires(std::same_as<Way, ArchiveWriter> || std::same_as<Way, ArchiveReader>) &&
+          (tensor_field_count<B>() != 0)
 void pack(Way& archive, B& batch) {
   for (at::Tensor& tensor : tensors_of(batch)) archive(tensor);
 }

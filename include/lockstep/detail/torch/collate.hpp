@@ -108,7 +108,7 @@ void put_row(const Row& row, std::size_t i, std::size_t count, at::Tensor& out,
 }
 
 /// Writes samples as rows of a `TensorBatch`, each as soon as it is read.
-struct TensorCollate : Collate {
+struct TensorCollate : PipelineStage {
   template <class Sample>
   static TensorBatch batch();
   template <class Sample>

@@ -284,7 +284,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   Scores evaluate(const Source& source, std::size_t batch_size, std::string_view name = "test") {
     [[maybe_unused]] const auto on = enter("evaluate");
     const InJobCall in(JobCall::evaluate);
-    const PhaseTimes::Evaluation evaluation(progress_.times, progress_.is_in_data());
+    const auto begin = std::chrono::steady_clock::now();
     LoaderOptions options = loader_options_;
     options.batch_size = batch_size;
     require_same_batches(source.size(), batch_size);
@@ -297,6 +297,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     });
     const Scores scores = lockstep::reduce(comm_, tally);
     progress_.show(scores, name);
+    progress_.times.add_evaluation(begin, progress_.is_in_data());
     return scores;
   }
 
