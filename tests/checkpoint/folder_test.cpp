@@ -38,10 +38,10 @@ using Names = std::vector<std::string>;
 const double nan = std::numeric_limits<double>::quiet_NaN();
 
 /// Writes a file of one tensor, and says what an index says of it.
-detail::WrittenFile write(const std::string& path, const std::string& tensor, double value,
-                          const std::vector<detail::ShardFile>& shards = {},
-                          std::optional<double> score = std::nullopt,
-                          const std::string& name = "accuracy") {
+detail::ShardFile write(const std::string& path, const std::string& tensor, double value,
+                        const std::vector<detail::ShardFile>& shards = {},
+                        std::optional<double> score = std::nullopt,
+                        const std::string& name = "accuracy") {
   detail::FileToWrite file;
   if (score) {
     const JsonLine one = JsonLine().add_exact("mean", *score).add("count", 1.0);
@@ -63,7 +63,7 @@ void write_step(const std::string& folder, std::uint64_t step, const std::string
   if (!token.empty()) {
     const std::string shard =
         name.substr(0, name.find('.')) + "." + token + ".rank-1-of-2.safetensors";
-    shards.push_back({shard, write(folder + "/" + shard, "b", value)});
+    shards.push_back(write(folder + "/" + shard, "b", value));
   }
   write(folder + "/" + name, "a", value, shards, score, score_name);
 }

@@ -64,7 +64,7 @@ struct Sharded {
       } else {
         file.facts.add("rank", rank).add("token", token);
         const std::string name = text({"model.", token, ".rank-", rank, ".safetensors"});
-        shards.push_back({name, write_file(folder / name, file)});
+        shards.push_back(write_file(folder / name, file));
       }
       first = end;
     }
@@ -141,7 +141,7 @@ BOOST_AUTO_TEST_CASE(a_shard_of_another_save_is_found) {
   checkpoint.write({20, 40}, "bb");
   const std::string newer = checkpoint.folder / checkpoint.shards[0].name;
   BOOST_TEST(checkpoint.error() == "");
-  BOOST_TEST(fs::file_size(newer) == old.file.bytes);
+  BOOST_TEST(fs::file_size(newer) == old.bytes);
   fs::rename(checkpoint.folder / old.name, newer);
   BOOST_TEST(
       holds(checkpoint.error(), "rank-1.safetensors' is not the one that was saved with it"));
@@ -233,14 +233,14 @@ BOOST_AUTO_TEST_CASE(parameters_may_be_named_like_pieces) {
   const Folder folder;
   const Values values(4);
   FileToWrite file;
-  for (const char* name : {"w", "w@2", "lockstep/gradient/0/w@2", "lockstep/state/w@2/m"})
+  for (const char* name : {"w", "w@2", "lockstep/buffer/0/w@2", "lockstep/state/w@2/m"})
     file.tensors.push_back({name, ElementKind::u32, {4}, values.part(0, 4)});
-  file.tensors.push_back({"lockstep/gradient/1/w@0", ElementKind::u32, {3}, values.part(0, 3)});
-  file.tensors.push_back({"lockstep/gradient/1/w@3", ElementKind::u32, {1}, values.part(3, 1)});
+  file.tensors.push_back({"lockstep/buffer/1/w@0", ElementKind::u32, {3}, values.part(0, 3)});
+  file.tensors.push_back({"lockstep/buffer/1/w@3", ElementKind::u32, {1}, values.part(3, 1)});
   write_file(folder / "a", file);
   const CheckpointReader reader(folder / "a");
   for (const char* name :
-       {"w", "w@2", "lockstep/gradient/0/w@2", "lockstep/state/w@2/m", "lockstep/gradient/1/w"})
+       {"w", "w@2", "lockstep/buffer/0/w@2", "lockstep/state/w@2/m", "lockstep/buffer/1/w"})
     BOOST_TEST((reader.find(name) != nullptr && reader.find(name)->count == 4), name);
   BOOST_TEST(reader.tensors().size() == 5u);
 }

@@ -45,7 +45,7 @@ BOOST_AUTO_TEST_CASE(random_files_come_back_as_they_were) {
   const std::string path = folder / "a.safetensors";
   for (std::uint64_t stream = 0; stream < 150; ++stream) {
     const Sample sample = random_sample(stream);
-    const WrittenFile written = write_file(path, sample.file);
+    const ShardFile written = write_file(path, sample.file);
     const SafetensorsFile file(path);
     BOOST_TEST(written.bytes == fs::file_size(path));
     BOOST_TEST(file.bytes() == written.bytes);

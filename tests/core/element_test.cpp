@@ -21,7 +21,8 @@ std::uint16_t nearest_half(double value) {
   std::uint16_t best = 0;
   double distance = std::numeric_limits<double>::infinity();
   for (std::uint32_t bits = 0; bits < 0x7c00; ++bits) {  // the finite ones, by magnitude
-    const double candidate = static_cast<float>(Half::from_bits(static_cast<std::uint16_t>(bits)));
+    const double candidate =
+        static_cast<float>(std::bit_cast<Half>(static_cast<std::uint16_t>(bits)));
     const double d = std::abs(candidate - std::abs(value));
     if (d < distance || (d == distance && bits % 2 == 0)) {
       distance = d;
@@ -62,7 +63,7 @@ BOOST_AUTO_TEST_CASE(halves_are_converted_bit_by_bit_as_case_by_case) {
   };
   for (std::uint32_t i = 0; i <= 0xffff; ++i) {
     const auto bits = static_cast<std::uint16_t>(i);
-    const auto wide = std::bit_cast<std::uint32_t>(static_cast<float>(Half::from_bits(bits)));
+    const auto wide = std::bit_cast<std::uint32_t>(static_cast<float>(std::bit_cast<Half>(bits)));
     wrong += wide != std::bit_cast<std::uint32_t>(widened(bits));
     // Around each half, and around the middle between it and the next one.
     for (const std::uint32_t middle : {0u, 0x1000u, 0x2000u})
@@ -73,12 +74,13 @@ BOOST_AUTO_TEST_CASE(halves_are_converted_bit_by_bit_as_case_by_case) {
   std::mt19937 random(2);
   for (int i = 0; i < 1000000; ++i) compare(static_cast<std::uint32_t>(random()));
   BOOST_TEST(wrong == 0u);
-  static_assert(Half(0x1p-24f).bits() == 1 && static_cast<float>(Half::from_bits(1)) == 0x1p-24f);
+  static_assert(Half(0x1p-24f).bits() == 1 &&
+                static_cast<float>(std::bit_cast<Half>(std::uint16_t{1})) == 0x1p-24f);
 }
 
 BOOST_AUTO_TEST_CASE(every_half_survives_the_way_through_float) {
   for (std::uint32_t i = 0; i <= 0xffff; ++i) {
-    const Half half = Half::from_bits(static_cast<std::uint16_t>(i));
+    const Half half = std::bit_cast<Half>(static_cast<std::uint16_t>(i));
     const auto wide = static_cast<float>(half);
     if (std::isnan(wide)) {
       BOOST_TEST_REQUIRE(((i & 0x7c00) == 0x7c00 && (i & 0x03ff) != 0));
@@ -111,7 +113,7 @@ BOOST_AUTO_TEST_CASE(floats_round_to_the_nearest_half_and_to_even) {
 
 BOOST_AUTO_TEST_CASE(bfloat16_rounds_to_nearest_even_and_keeps_nan) {
   for (std::uint32_t i = 0; i <= 0xffff; ++i) {
-    const auto wide = static_cast<float>(BFloat16::from_bits(static_cast<std::uint16_t>(i)));
+    const auto wide = static_cast<float>(std::bit_cast<BFloat16>(static_cast<std::uint16_t>(i)));
     if (std::isnan(wide)) {
       BOOST_TEST_REQUIRE(std::isnan(static_cast<float>(BFloat16(wide))));
     } else {

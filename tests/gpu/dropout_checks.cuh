@@ -31,7 +31,7 @@ struct HostStep {
   static constexpr bool draws = true;
   static constexpr bool is_training() { return true; }
   std::uint64_t key = 0;
-  LayerRandom random(detail::LayerHash layer) const { return detail::layer_random(key, layer); }
+  LayerRandom random(std::uint64_t layer) const { return detail::layer_random(key, layer); }
 };
 struct GpuStep {
   static constexpr bool draws = true;
@@ -39,7 +39,7 @@ struct GpuStep {
   const std::uint64_t* key;
   cudaStream_t queue;
   cudaStream_t stream() const { return queue; }
-  DeviceLayerRandom random(detail::LayerHash layer) const { return {key, layer}; }
+  DeviceLayerRandom random(std::uint64_t layer) const { return {key, layer}; }
 };
 struct GpuEvaluation : GpuStep {
   static constexpr bool is_training() { return false; }

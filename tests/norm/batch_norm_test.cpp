@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <boost/test/unit_test.hpp>
 #include <cmath>
 #include <cstddef>
@@ -349,14 +350,15 @@ BOOST_AUTO_TEST_CASE(what_a_norm_cannot_train_on_is_rejected_in_words) {
 BOOST_AUTO_TEST_CASE(the_mask_of_a_relu_is_that_of_stored_values) {
   Held<Model<Half>> held({1, {}});
   held.parameter("bn1.weight"_p)(0) = Half(0.f);
-  held.parameter("bn1.bias"_p)(0) = Half::from_bits(1);  // the smallest, which is stored as it is
+  held.parameter("bn1.bias"_p)(0) =
+      std::bit_cast<Half>(std::uint16_t{1});  // the smallest, which is stored as it is
   std::vector<Half> x{Half(1.f), Half(-1.f), Half(2.f)}, y(3), dy(3, Half(1.f)), dx(3);
   const HostView<Half, 3, 1> in(x.data()), out(y.data()), above(dy.data()), below(dx.data());
   held.model.norm.forward_relu(held.step, in, out);
   held.model.norm.backward_relu(held.step, in, above, below);
   BOOST_TEST(wide(held.step.grad("bn1.bias"_p)(0)) == 3);
   // Between zero and half of the smallest: float has it, Half has not.
-  held.parameter("bn1.weight"_p)(0) = Half::from_bits(1);
+  held.parameter("bn1.weight"_p)(0) = std::bit_cast<Half>(std::uint16_t{1});
   held.parameter("bn1.bias"_p)(0) = Half(0.f);
   x = {Half(0.25f), Half(-1.f), Half(0.75f)};
   held.model.norm.forward_relu(held.step, in, out);

@@ -24,7 +24,7 @@ struct KeyedStep {
   static constexpr bool draws = true;
   static constexpr bool is_training() { return Trains; }
   std::uint64_t key = 1;
-  LayerRandom random(detail::LayerHash layer) const { return detail::layer_random(key, layer); }
+  LayerRandom random(std::uint64_t layer) const { return detail::layer_random(key, layer); }
 };
 
 template <class T>

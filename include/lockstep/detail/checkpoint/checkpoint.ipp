@@ -14,7 +14,6 @@
 #include <cmath>
 #include <condition_variable>
 #include <cstdio>
-#include <cstdlib>
 #include <map>
 #include <set>
 #include <system_error>
@@ -27,19 +26,10 @@
 #include "lockstep/detail/core/deadline.hpp"
 #include "lockstep/detail/core/worker.hpp"
 #include "lockstep/detail/launch/launch.hpp"
+#include "lockstep/detail/launch/supervisor.hpp"
 #include "lockstep/version.hpp"
 
-namespace lockstep {
-
-LOCKSTEP_INLINE bool CheckpointOptions::prefers_higher() const {
-  if (higher_is_better) return *higher_is_better;
-  for (const std::string_view word : {"loss", "error", "perplexity"}) {
-    if (best_by.find(word) != std::string::npos) return false;
-  }
-  return true;
-}
-
-namespace detail {
+namespace lockstep::detail {
 
 LOCKSTEP_INLINE void say(const std::string& line) {
   std::fputs(text({"lockstep: ", line, "\n"}).c_str(), stderr);
@@ -67,24 +57,6 @@ LOCKSTEP_INLINE CheckpointOptions plain_options(CheckpointOptions options) {
   while (options.folder.size() > 1 && options.folder.back() == '/') options.folder.pop_back();
   return options;
 }
-
-}  // namespace detail
-
-LOCKSTEP_INLINE StateValues& StateValues::add(const StateValue& value) {
-  if (!detail::is_utf8(value.name()))
-    detail::fail("StateValues", {"the name ", value.name(), " is not UTF-8"}, "write it in UTF-8");
-  for (const StateValue& other : values_) {
-    if (other.name() == value.name())
-      detail::fail("StateValues", {"two values have the name ", value.name()},
-                   "give each a name of its own");
-  }
-  values_.push_back(value);
-  return *this;
-}
-
-}  // namespace lockstep
-
-namespace lockstep::detail {
 
 inline constexpr FileElement file_elements[] = {
     {"F64", ElementKind::f64, 64},
@@ -367,7 +339,7 @@ LOCKSTEP_INLINE std::pair<std::string, std::uint64_t> header_of(
   return {std::move(out), digest};
 }
 
-LOCKSTEP_INLINE WrittenFile write_file(const std::string& path, const FileToWrite& file) {
+LOCKSTEP_INLINE ShardFile write_file(const std::string& path, const FileToWrite& file) {
   std::vector<const TensorToWrite*> order;
   std::uint64_t bytes = 0;
   for (const TensorToWrite& tensor : file.tensors) {
@@ -411,13 +383,12 @@ LOCKSTEP_INLINE WrittenFile write_file(const std::string& path, const FileToWrit
   out.seek(0);
   out.append(std::as_bytes(std::span(header)));
   out.commit();
-  return {bytes, digest};
+  return {std::string(name_in_folder(path)), bytes, digest};
 }
 
 [[noreturn]] LOCKSTEP_INLINE void fail_locked(const std::string& folder, const std::string& path) {
   std::string owner = read_file(path.c_str());
-  if (const std::size_t end = owner.find('\n'); end != std::string::npos) owner.resize(end);
-  if (owner.size() > 1000) owner.resize(1000);
+  owner.resize(std::min({owner.find('\n'), owner.size(), std::size_t{1000}}));
   fail("checkpoints",
        {"'", folder, "' belongs to a job that still runs",
         owner.empty() ? std::string() : text({": ", owner})},
@@ -539,16 +510,6 @@ LOCKSTEP_INLINE std::vector<std::uint64_t> steps_in(const std::string& folder) {
   return steps;
 }
 
-/// Throws an `Error` unless lockstep wrote the checkpoint and all checksums match.
-LOCKSTEP_INLINE void verify_checkpoint(const std::string& path) {
-  const CheckpointReader reader(path);
-  if (!reader.is_lockstep()) {
-    fail("checkpoints", {"'", path, "' was not written by lockstep"},
-         "load its parameters with load_parameters");
-  }
-  reader.verify();
-}
-
 LOCKSTEP_INLINE std::optional<std::string> newest_valid_checkpoint(const std::string& folder,
                                                                    SkippedCheckpoint skipped) {
   std::vector<std::string> candidates;
@@ -558,7 +519,11 @@ LOCKSTEP_INLINE std::optional<std::string> newest_valid_checkpoint(const std::st
   if (::access(best.c_str(), F_OK) == 0) candidates.push_back(std::move(best));
   for (std::string& candidate : candidates) {
     try {
-      verify_checkpoint(candidate);
+      const CheckpointReader reader(candidate);
+      if (!reader.is_lockstep())
+        fail("checkpoints", {"'", candidate, "' was not written by lockstep"},
+             "load its parameters with load_parameters");
+      reader.verify();
       return std::move(candidate);
     } catch (const Error& error) {
       skipped(candidate, error.problem());
@@ -826,10 +791,7 @@ struct StopState {
 };
 
 LOCKSTEP_INLINE StopRequest::StopRequest() {
-  const char* const seconds = std::getenv("LOCKSTEP_GRACE_SECONDS");
-  const std::chrono::milliseconds limit = seconds == nullptr
-                                              ? std::chrono::seconds(60)
-                                              : parse_seconds("LOCKSTEP_GRACE_SECONDS", seconds);
+  const std::chrono::milliseconds limit = termination_grace(true);
   StopState& state = StopState::of_process();
   const std::lock_guard lock(state.mutex);
   // A forked child does not inherit the job's requests.
@@ -875,8 +837,8 @@ LOCKSTEP_INLINE JsonLine index_of(std::span<const ShardFile> shards) {
   for (const ShardFile& shard : shards)
     files.push_back(JsonLine()
                         .add("name", shard.name)
-                        .add("bytes", shard.file.bytes)
-                        .add("digest", checksum_text(shard.file.digest)));
+                        .add("bytes", shard.bytes)
+                        .add("digest", checksum_text(shard.digest)));
   return JsonLine().add_array("files", files);
 }
 
@@ -891,7 +853,7 @@ LOCKSTEP_INLINE std::vector<ShardFile> shards_in(const JsonEntry& facts) {
         name.find('\0') != std::string::npos || name == name_in_folder(facts.file()))
       file.at("name").fail("is not the name of another file in the same folder");
     if (!names.insert(name).second) files->fail("has a name twice");
-    shards.push_back({name, {file.at("bytes").natural(), file.at("digest").checksum()}});
+    shards.push_back({name, file.at("bytes").natural(), file.at("digest").checksum()});
   }
   return shards;
 }
@@ -916,8 +878,8 @@ LOCKSTEP_INLINE std::optional<std::pair<std::string_view, std::uint64_t>> as_pie
 inline constexpr std::string_view reserved_prefix = "lockstep/";
 
 /// The parts of a tensor's name: `lockstep/state/<parameter>/<state>`,
-/// `lockstep/local/<rank>/<parameter>/<state>`, `lockstep/buffer/<rank>/<buffer>` or, by version
-/// 1.x, `lockstep/gradient/<rank>/<parameter>`. `name` is empty for the library's other tensors.
+/// `lockstep/local/<rank>/<parameter>/<state>` or `lockstep/buffer/<rank>/<buffer>`. `name` is
+/// empty for the library's other tensors.
 struct StoredName {
   std::string_view before;
   std::string_view name;
@@ -927,7 +889,7 @@ struct StoredName {
     if (!all.starts_with(reserved_prefix)) return;
     const std::string_view rest = all.substr(reserved_prefix.size());
     const std::string_view role = rest.substr(0, rest.find('/'));
-    const bool has_rank = role == "local" || role == "buffer" || role == "gradient";
+    const bool has_rank = role == "local" || role == "buffer";
     const bool has_state = role == "local" || role == "state";
     std::size_t begin = reserved_prefix.size() + role.size();
     if (has_rank && begin < all.size()) begin = all.find('/', begin + 1);
@@ -957,10 +919,10 @@ LOCKSTEP_INLINE CheckpointReader::CheckpointReader(const std::string& path) {
       reject(error.problem());
     }
     const SafetensorsFile& file = files_.back();
-    if (file.bytes() != shard.file.bytes || file.digest() != shard.file.digest) {
+    if (file.bytes() != shard.bytes || file.digest() != shard.digest) {
       reject(text({"its shard '", shard_path, "' is not the one that was saved with it (",
                    file.bytes(), " bytes, digest ", checksum_text(file.digest().value_or(0)), "; ",
-                   shard.file.bytes, " and ", checksum_text(shard.file.digest), " are expected)"}));
+                   shard.bytes, " and ", checksum_text(shard.digest), " are expected)"}));
     }
   }
   collect();
@@ -1304,30 +1266,35 @@ inline constexpr std::pair<const char*, std::optional<std::uint64_t> ReplicaProg
 inline constexpr const char* sampler_numbers[] = {"samples", "world", "seed",    "rule",
                                                   "epoch",   "first", "position"};
 
+/// Calls `f(entry)` for the last entry of each name.
+template <class Entries, class F>
+void for_each_last(const Entries& entries, const F& f) {
+  for (auto at = entries.begin(); at != entries.end(); ++at) {
+    const auto has_name = [&](const auto& later) { return later.name == at->name; };
+    if (std::none_of(at + 1, entries.end(), has_name)) f(*at);
+  }
+}
+
 LOCKSTEP_INLINE JsonLine json_of(const ReplicaProgress& progress) {
   JsonLine json;
   for (const auto& [name, member] : progress_numbers) json.add(name, progress.*member);
   for (const auto& [name, member] : optional_progress_numbers)
     if (const auto& number = progress.*member) json.add(name, *number);
   json.add("knows_epoch", progress.knows_epoch);
-  json.add("micro_batches", 0);  // for older readers
   if (progress.loss_scale) {
     json.add("loss_scale", JsonLine()
                                .add_exact("scale", progress.loss_scale->scale)
                                .add("good_steps", progress.loss_scale->good_steps));
   }
   JsonLine numbers;
-  for (auto at = progress.numbers.begin(); at != progress.numbers.end(); ++at) {
-    const NamedNumber& number = *at;
-    // A rule made of several rules may list a name more than once: the last number is the job's.
-    const auto has_name = [&](const NamedNumber& later) { return later.name == number.name; };
-    if (std::any_of(at + 1, progress.numbers.end(), has_name)) continue;
+  // A rule made of several rules may list a name more than once: the last number is the job's.
+  for_each_last(progress.numbers, [&](const NamedNumber& number) {
     const auto add = [&]<class T>(T value) {
       if constexpr (std::same_as<T, double>) numbers.add_exact(number.name, value);
       if constexpr (!std::same_as<T, double>) numbers.add(number.name, value);
     };
     std::visit(add, number.value);
-  }
+  });
   return json.add("numbers", numbers);
 }
 
@@ -1369,20 +1336,16 @@ LOCKSTEP_INLINE JsonLine facts_of(const StatefulJob& job, const SaveOptions& opt
       .add("epoch", options.epoch)
       .add("step", progress.updates);
   if (options.best) json.add_exact("best", *options.best);
-  std::map<std::string_view, const Score*> latest;  // an epoch may have the same score twice
-  for (const Score& score : options.scores) latest[score.name] = &score;
   JsonLine scores;
-  for (const Score& score : options.scores) {
-    if (const Score* const last = std::exchange(latest[score.name], nullptr))
-      scores.add(last->name,
-                 JsonLine().add_exact("mean", last->mean).add_exact("count", last->count));
-  }
+  for_each_last(options.scores, [&](const Score& score) {  // an epoch may have the same score twice
+    scores.add(score.name,
+               JsonLine().add_exact("mean", score.mean).add_exact("count", score.count));
+  });
   if (!scores.empty()) json.add("scores", scores);
   json.add("progress", json_of(progress));
   json.add("gradients", JsonLine()
                             .add("replicas", job.shape.replicas)
-                            .add_exact("divisor", job.shape.gradient_divisor)
-                            .add("micro_batches", job.shape.micro_batches));
+                            .add_exact("divisor", job.shape.gradient_divisor));
   if (const auto& at = options.position) {
     const std::uint64_t numbers[] = {at->samples, at->world.value(), at->seed.value(),
                                      at->rule,    at->epoch.value(), at->first,
@@ -1514,7 +1477,8 @@ LOCKSTEP_INLINE bool await_shards(const std::string& path, std::span<ShardFile> 
       pause = std::min(2 * pause, std::chrono::milliseconds(32));
     }
     const SafetensorsFile shard(missing);
-    shards[i].file = {shard.bytes(), shard.digest().value_or(0)};
+    shards[i].bytes = shard.bytes();
+    shards[i].digest = shard.digest().value_or(0);
   }
   return true;
 }
@@ -1562,16 +1526,8 @@ class StateLoader {
   }
 
  private:
-  /// A piece of the job and its tensors in the file; local states are a sum or mean of several.
-  struct LoadedPiece {
-    StateEntry piece;
-    std::vector<const StoredTensor*> sources;
-  };
-  struct LoadedValue {
-    const StateValue* value;
-    JsonEntry saved;
-    std::string bytes;
-  };
+  /// The tensors of a piece in the file; local states are a sum or mean of several.
+  using Sources = std::vector<const StoredTensor*>;
 
   std::string_view operation() const {
     constexpr std::string_view names[] = {"load_parameters", "load", "resume"};
@@ -1619,7 +1575,6 @@ class StateLoader {
     }
     progress_ = progress_of(facts.at("progress"));
     resumed_.step = progress_.updates;
-    micro_batches_in_flight_ = facts.at("progress").at("micro_batches").natural();
     const JsonEntry gradients = facts.at("gradients");
     replicas_ = rank_count(gradients.at("replicas"));
     gradient_divisor_ = gradients.at("divisor").real();
@@ -1707,14 +1662,14 @@ class StateLoader {
   /// gradient residuals of the saved replicas r, r + n, ...; of averaged states all take the mean.
   void want_own(const StateEntry& piece) {
     const bool all = piece.averaged && replicas_ != job_.shape.replicas;
-    LoadedPiece loaded{piece, {}};
+    Sources sources;
     StateEntry of_rank = piece;
     for (of_rank.rank = all ? 0 : piece.rank; of_rank.rank < replicas_;
          of_rank.rank += all ? 1 : job_.shape.replicas) {
       const StoredTensor* const stored = find(stored_name(of_rank));
-      if (stored != nullptr && fits(piece, *stored)) loaded.sources.push_back(stored);
+      if (stored != nullptr && fits(piece, *stored)) sources.push_back(stored);
     }
-    if (!loaded.sources.empty()) pieces_.push_back(std::move(loaded));
+    if (!sources.empty()) pieces_.emplace_back(piece, std::move(sources));
   }
 
   void match() {
@@ -1734,7 +1689,7 @@ class StateLoader {
       const StoredTensor* const stored = find_for(piece, name);
       if (stored != nullptr) {
         used.insert(stored);
-        if (fits(piece, *stored)) pieces_.push_back({own_part(piece), {stored}});
+        if (fits(piece, *stored)) pieces_.emplace_back(own_part(piece), Sources{stored});
       } else if (piece.role != StateRole::state || piece.state != "step") {
         // Without a parameter's own update count, the common count holds.
         missing_.push_back(name);
@@ -1752,13 +1707,10 @@ class StateLoader {
     match_values(options_.common, reader_->facts().find("common"), "common", "");
     const std::size_t me = job_.ranks.rank.value();
     if (me < resumed_.world.value()) {
-      std::optional<JsonEntry> saved = reader_->facts().find("values");
-      if (saved && me < saved->items().size()) {
-        saved = saved->item(me);
-      } else {
-        saved.reset();
-      }
-      match_values(options_.values, saved, std::to_string(me), text({" of rank ", me}));
+      const std::optional<JsonEntry> all = reader_->facts().find("values");
+      const bool is_saved = all && me < all->items().size();
+      match_values(options_.values, is_saved ? std::optional(all->item(me)) : std::nullopt,
+                   std::to_string(me), text({" of rank ", me}));
     } else if (!options_.values.empty()) {
       resumed_.notes.push_back(text({"rank ", me, " is new, and its values stay as they are"}));
     }
@@ -1780,14 +1732,16 @@ class StateLoader {
                                     " in the file and ", value.type(), " here"}));
         continue;
       }
-      LoadedValue& loaded = values_.emplace_back(LoadedValue{&value, *saved, {}});
+      std::string bytes;
       if (value.kind() != ElementKind::unsupported) {
         const StoredTensor* const stored = reader_->find(value_tensor_name(whose, value.name()));
         if (stored == nullptr || stored->kind() != value.kind()) saved->fail("has no such tensor");
-        loaded.bytes.resize(stored->count * element_size(value.kind()));
-        reader_->read(*stored, 0, stored->count, reinterpret_cast<std::byte*>(loaded.bytes.data()));
+        bytes.resize(stored->count * element_size(value.kind()));
+        reader_->read(*stored, 0, stored->count, reinterpret_cast<std::byte*>(bytes.data()));
       }
-      value.check(*saved, loaded.bytes);
+      value.check(*saved, bytes);
+      set_values_.push_back(
+          [&value, from = *saved, bytes = std::move(bytes)] { value.load(from, bytes); });
     }
     for (std::size_t i = 0; all && i != all->members().size(); ++i) {
       const std::string& name = all->members()[i].first;
@@ -1832,10 +1786,6 @@ class StateLoader {
 
   void note_differences() {
     Names& notes = resumed_.notes;
-    if (const std::uint64_t batches = micro_batches_in_flight_; batches != 0)
-      notes.push_back(text({"saved after ", batches,
-                            " micro-batches of a step, which are forgotten: newer versions save "
-                            "after updates"}));
     // Steps draw from the checkpoint's seed, not from this job's.
     const std::optional<std::uint64_t> own = job_.progress().random_seed;
     const std::optional<std::uint64_t> saved = progress_.random_seed;
@@ -1862,28 +1812,27 @@ class StateLoader {
   void read() {
     const double residual_factor = set_progress();
     std::vector<std::pair<StateEntry, const StoredTensor*>> direct;
-    for (const LoadedPiece& loaded : pieces_) {
-      const StateEntry& piece = loaded.piece;
-      const StoredTensor& stored = *loaded.sources.front();
+    for (const auto& [piece, sources] : pieces_) {
+      const StoredTensor* const stored = sources.front();
       const ElementKind kind = piece.whole.element;
       if (piece.role == StateRole::local) continue;
       if (piece.on_host && piece.derived == nullptr && piece.held == kind &&
-          stored.kind() == kind) {
-        for_each_part(piece, [&](const StateEntry& part) { direct.emplace_back(part, &stored); });
+          stored->kind() == kind) {
+        for_each_part(piece, [&](const StateEntry& part) { direct.emplace_back(part, stored); });
       } else {
-        read_sum(loaded, 1);
+        read_sum(piece, sources, 1);
       }
     }
     share_work(direct.size(), [&](std::size_t i) {
       const auto& [piece, stored] = direct[i];
       reader_->read(*stored, piece.first, piece.count, piece.data);
     });
-    for (const LoadedPiece& loaded : pieces_) {  // a rank's own parameters come last
-      if (loaded.piece.role == StateRole::local)
-        read_sum(loaded, loaded.piece.averaged ? 1 / static_cast<double>(loaded.sources.size())
-                                               : residual_factor);
+    for (const auto& [piece, sources] : pieces_) {  // a rank's own parameters come last
+      const double mean_factor = 1 / static_cast<double>(sources.size());
+      if (piece.role == StateRole::local)
+        read_sum(piece, sources, piece.averaged ? mean_factor : residual_factor);
     }
-    for (const LoadedValue& loaded : values_) loaded.value->load(loaded.saved, loaded.bytes);
+    for (const std::function<void()>& set_value : set_values_) set_value();
   }
 
   /// One of three staging buffers, in memory that the device copies from fastest.
@@ -1893,15 +1842,15 @@ class StateLoader {
   }
 
   /// Writes the sum of the sources times `factor`, through staging buffers.
-  void read_sum(const LoadedPiece& loaded, double factor) {
-    const ElementKind kind = loaded.piece.whole.element;
-    const bool is_copy = loaded.sources.size() == 1 && factor == 1;
-    for_each_part(loaded.piece, [&](const StateEntry& part) {
+  void read_sum(const StateEntry& piece, const Sources& sources, double factor) {
+    const ElementKind kind = piece.whole.element;
+    const bool is_copy = sources.size() == 1 && factor == 1;
+    for_each_part(piece, [&](const StateEntry& part) {
       std::byte* from = staging(0);
       auto* const numbers = reinterpret_cast<double*>(staging(1));
       auto* const sum = reinterpret_cast<double*>(staging(2));
       if (!is_copy) std::fill(sum, sum + part.count, 0.0);
-      for (const StoredTensor* stored : loaded.sources) {
+      for (const StoredTensor* stored : sources) {
         reader_->read(*stored, part.first, part.count, staging(0));
         const ElementKind to = is_copy ? kind : ElementKind::f64;
         if (is_copy && stored->kind() == kind) continue;
@@ -1927,10 +1876,9 @@ class StateLoader {
   ReplicaProgress progress_;
   std::size_t replicas_ = 1;
   double gradient_divisor_ = 1;
-  std::uint64_t micro_batches_in_flight_ = 0;  // version 1.x saved their gradients
   std::map<std::string, const StoredTensor*, std::less<>> tensors_;  // by name in the job
-  std::vector<LoadedPiece> pieces_;
-  std::vector<LoadedValue> values_;
+  std::vector<std::pair<StateEntry, Sources>> pieces_;
+  std::vector<std::function<void()>> set_values_;
   Names missing_;
   Names unused_;
   Names mismatches_;  // as messages
@@ -2027,8 +1975,9 @@ LOCKSTEP_INLINE std::span<const std::byte> copied_chunk(const StatefulJob& job,
 }
 
 /// A blocking save writes tensors in place or through a window; an asynchronous one copies all.
-LOCKSTEP_INLINE void StateWriter::add_tensors(const StatefulJob& job, bool copies_all,
-                                              RankFile& file) {
+/// `memory(bytes)` returns memory for the copies.
+LOCKSTEP_INLINE void add_tensors(const StatefulJob& job, bool copies_all, RankFile& file,
+                                 FunctionRef<std::byte*(std::size_t)> memory) {
   const std::vector<CollectedTensor> tensors = collected_tensors(file.pieces, job.aliases);
   const auto stored_bytes = [](std::span<const StateEntry* const> pieces) {
     std::size_t bytes = 0;
@@ -2043,14 +1992,8 @@ LOCKSTEP_INLINE void StateWriter::add_tensors(const StatefulJob& job, bool copie
       copied_bytes = write_chunk_bytes;
     }
   }
-  if (snapshot_bytes_ < copied_bytes) {
-    snapshot_.reset();
-    snapshot_bytes_ = 0;
-    snapshot_ = job.make_memory(copied_bytes);
-    snapshot_bytes_ = copied_bytes;
-  }
   std::vector<StateCopy> copies;
-  std::byte* offset = snapshot_.get();
+  std::byte* offset = memory(copied_bytes);
   for (const auto& [name, pieces] : tensors) {
     const StateEntry& first = *pieces.front();
     const auto extents = std::span(first.whole.extents).first(first.whole.rank);
@@ -2091,9 +2034,10 @@ LOCKSTEP_INLINE std::vector<StateEntry> saved_pieces(const StatefulJob& job,
 /// The fields of a rank's message before a save; rank 0's token names all shards.
 enum Announced : std::uint8_t { its_path, its_token, its_values, is_writing, has_tensors };
 
-LOCKSTEP_INLINE std::shared_ptr<RankFile> StateWriter::collect(
-    const StatefulJob& job, const std::string& path, const SaveOptions& options,
-    const std::vector<std::string>& gathered) {
+/// This rank's file, without the job's tensors. `gathered` has every rank's announcement.
+LOCKSTEP_INLINE std::shared_ptr<RankFile> rank_file(const StatefulJob& job, const std::string& path,
+                                                    const SaveOptions& options,
+                                                    const Names& gathered) {
   const auto file = std::make_shared<RankFile>();
   const std::string_view token = unpacked(gathered[0])[its_token];
   const std::size_t me = job.ranks.rank.value();
@@ -2112,7 +2056,7 @@ LOCKSTEP_INLINE std::shared_ptr<RankFile> StateWriter::collect(
       const auto of_rank = unpacked(gathered[rank]);
       file->values.emplace_back(of_rank[its_values]);
       if (rank != 0 && !of_rank[has_tensors].empty())
-        file->shards.push_back({shard_name(path, token, rank, world), {}, rank});
+        file->shards.push_back({shard_name(path, token, rank, world), 0, 0, rank});
     }
     file->values.push_back(pack_values(options.common));
     if (options.parameters_only) {
@@ -2130,62 +2074,23 @@ LOCKSTEP_INLINE std::shared_ptr<RankFile> StateWriter::collect(
       if (!common.empty()) facts.add("common", common);
     }
   }
-  add_tensors(job, options.asynchronous, *file);
-  // The order of a file that is joined from several ranks' parts: the world size must not matter.
-  if (options.parameters_only) std::ranges::sort(file->file.tensors, {}, &TensorToWrite::name);
   return file;
 }
 
-LOCKSTEP_INLINE StateWriter::~StateWriter() {
-  if (scope_.is_exception()) is_given_up_ = true;
-  writer_.reset();  // its thread uses the other members
-}
-
-LOCKSTEP_INLINE void StateWriter::rethrow_on_all(const StatefulJob& job) {
-  try {
-    rethrow();
-  } catch (const Error& error) {
-    const Error named = error.rank() ? error : error.on(job.ranks.rank);
-    job.abort(named.what());
-    throw named;
-  }
-}
-
-/// Ends the pending save and ignores its outcome.
-LOCKSTEP_INLINE void StateWriter::give_up() {
-  is_given_up_ = true;
-  try {
-    if (writer_) writer_->wait();
-  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): it was thrown on all ranks
-  }
-  is_given_up_ = false;
-}
-
-LOCKSTEP_INLINE void StateWriter::finish_with(const JointRanks& ranks) {
-  // Rank 0 comes last: it would wait in vain for the shard of a rank that failed.
-  const auto wait = [&](bool is_turn) {
-    do_together(ranks, "save", [&] {
-      if (is_turn && writer_) writer_->wait();
-    });
-  };
-  try {
-    if (ranks.world > 1) wait(ranks.rank != Rank{0});
-    wait(ranks.rank == Rank{0});
-  } catch (...) {
-    give_up();
-    throw;
-  }
-}
-
-LOCKSTEP_INLINE void StateWriter::write_now(const StatefulJob& job, RankFile& file) {
+LOCKSTEP_INLINE void write_now(const StatefulJob& job, RankFile& file) {
   const bool is_first = job.ranks.rank == Rank{0};
   try {
     const std::vector<std::string> gathered = store_together(job.ranks, "save", [&] {
       if (file.is_copied) job.await_copies();
       if (is_first || file.file.tensors.empty()) return std::string();
-      return bytes_of(write_file(file.path, file.file));
+      const ShardFile written = write_file(file.path, file.file);
+      return packed({bytes_of(written.bytes), bytes_of(written.digest)});
     });
-    for (ShardFile& shard : file.shards) shard.file = value_in<WrittenFile>(gathered[shard.rank]);
+    for (ShardFile& shard : file.shards) {
+      const auto written = unpacked(gathered[shard.rank]);
+      shard.bytes = value_in<std::uint64_t>(written[0]);
+      shard.digest = value_in<std::uint64_t>(written[1]);
+    }
   } catch (...) {
     // Rank 0 has not committed these files, and nobody else can.
     remove_shards(file.path, file.shards);
@@ -2194,71 +2099,6 @@ LOCKSTEP_INLINE void StateWriter::write_now(const StatefulJob& job, RankFile& fi
   do_together(job.ranks, "save", [&] {
     if (is_first) file.commit();
   });
-}
-
-LOCKSTEP_INLINE void StateWriter::write_later(const StatefulJob& job,
-                                              const std::shared_ptr<RankFile>& file) {
-  const bool is_first = job.ranks.rank == Rank{0};
-  if (!writer_ || (!is_first && file->file.tensors.empty())) return;
-  writer_->start([this, is_first, file, await_copies = job.copies_waiter()] {
-    if (file->is_copied) await_copies();
-    if (!is_first) {
-      write_file(file->path, file->file);
-    } else if (await_shards(file->path, file->shards, is_given_up_)) {
-      file->commit();
-    }
-  });
-}
-
-LOCKSTEP_INLINE bool StateWriter::save_job(const StatefulJob& job, const std::string& path,
-                                           const SaveOptions& options) {
-  if (!writer_) writer_.emplace(job.ranks.rank, alarm_);
-  std::vector<std::string> gathered;
-  try {
-    gathered = work_together(job.ranks, "save", [&] {
-      writer_->rethrow();
-      if (job.micro_batches != 0 && !options.parameters_only)
-        fail("save", {"the job is between the micro-batches of a step"},
-             "save after the last one; a trainer's own save waits for it");
-      return packed({path, random_token(), pack_values(options.values),
-                     writer_->is_busy() ? "1" : "", saved_pieces(job, options).empty() ? "" : "1"});
-    });
-  } catch (...) {
-    give_up();
-    throw;
-  }
-  Names paths;
-  bool is_busy = false;
-  for (const std::string& text : gathered) {
-    const auto of_rank = unpacked(text);
-    paths.emplace_back(of_rank[its_path]);
-    is_busy = is_busy || !of_rank[is_writing].empty();
-  }
-  require_same_path(job.ranks, "save", paths);
-  if (is_busy && options.when_busy == WhenBusy::skip) return false;
-  if (is_busy) finish_with(job.ranks);
-
-  job.synchronize_buffers();
-  std::shared_ptr<RankFile> file;
-  try {
-    work_together(job.ranks, "save", [&] {
-      file = collect(job, path, options, gathered);
-      return std::string();
-    });
-    if (options.asynchronous) {
-      write_later(job, file);
-    } else {
-      write_now(job, *file);
-    }
-  } catch (...) {
-    // The device may still be writing to the copies.
-    try {
-      job.await_copies();
-    } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): the first error counts
-    }
-    throw;
-  }
-  return true;
 }
 
 /// The path that `find(skipped)` finds in a folder, or nothing. Prints damaged checkpoints. Throws
@@ -2297,30 +2137,165 @@ LOCKSTEP_INLINE std::string checkpoint_at(const JointRanks& ranks, const std::st
   })[0];
 }
 
-/// Rank 0's message about the best score in the folder: the score's bytes, or nothing.
-LOCKSTEP_INLINE std::string best_as_bytes(const CheckpointFolder* folder) {
-  const auto known = folder != nullptr ? folder->best_score() : std::nullopt;
-  return known ? bytes_of(*known) : std::string();
-}
-
 }  // namespace lockstep::detail
 
 namespace lockstep {
 
+LOCKSTEP_INLINE bool CheckpointOptions::prefers_higher() const {
+  if (higher_is_better) return *higher_is_better;
+  for (const std::string_view word : {"loss", "error", "perplexity"}) {
+    if (best_by.find(word) != std::string::npos) return false;
+  }
+  return true;
+}
+
+LOCKSTEP_INLINE StateValues& StateValues::add(const StateValue& value) {
+  if (!detail::is_utf8(value.name()))
+    detail::fail("StateValues", {"the name ", value.name(), " is not UTF-8"}, "write it in UTF-8");
+  for (const StateValue& other : values_) {
+    if (other.name() == value.name())
+      detail::fail("StateValues", {"two values have the name ", value.name()},
+                   "give each a name of its own");
+  }
+  values_.push_back(value);
+  return *this;
+}
+
+LOCKSTEP_INLINE Saver::~Saver() {
+  if (scope_.is_exception()) is_given_up_ = true;
+  writer_.reset();  // its thread uses the other members
+}
+
+LOCKSTEP_INLINE void Saver::rethrow_on_all(const Job& job) {
+  try {
+    if (writer_) writer_->rethrow();
+  } catch (const Error& error) {
+    const Error named = error.rank() ? error : error.on(job.ranks.rank);
+    job.abort(named.what());
+    throw named;
+  }
+}
+
+/// Ends the pending save and ignores its outcome.
+LOCKSTEP_INLINE void Saver::give_up() {
+  is_given_up_ = true;
+  try {
+    if (writer_) writer_->wait();
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): it was thrown on all ranks
+  }
+  is_given_up_ = false;
+}
+
+LOCKSTEP_INLINE void Saver::finish_with(const detail::JointRanks& ranks) {
+  // Rank 0 comes last: it would wait in vain for the shard of a rank that failed.
+  const auto wait = [&](bool is_turn) {
+    do_together(ranks, "save", [&] {
+      if (is_turn && writer_) writer_->wait();
+    });
+  };
+  try {
+    if (ranks.world > 1) wait(ranks.rank != Rank{0});
+    wait(ranks.rank == Rank{0});
+  } catch (...) {
+    give_up();
+    throw;
+  }
+}
+
+LOCKSTEP_INLINE void Saver::write_later(const Job& job,
+                                        const std::shared_ptr<detail::RankFile>& file) {
+  const bool is_first = job.ranks.rank == Rank{0};
+  if (!writer_ || (!is_first && file->file.tensors.empty())) return;
+  writer_->start([this, is_first, file, await_copies = job.copies_waiter()] {
+    if (file->is_copied) await_copies();
+    if (!is_first) {
+      write_file(file->path, file->file);
+    } else if (detail::await_shards(file->path, file->shards, is_given_up_)) {
+      file->commit();
+    }
+  });
+}
+
+LOCKSTEP_INLINE void Saver::save_job(const Job& job, const std::string& path,
+                                     const SaveOptions& options) {
+  if (!writer_) writer_.emplace(job.ranks.rank, alarm_);
+  std::vector<std::string> gathered;
+  try {
+    gathered = work_together(job.ranks, "save", [&] {
+      writer_->rethrow();
+      if (job.micro_batches != 0 && !options.parameters_only)
+        detail::fail("save", {"the job is between the micro-batches of a step"},
+                     "save after the last one; a trainer's own save waits for it");
+      return detail::packed({path, detail::random_token(), detail::pack_values(options.values),
+                             writer_->is_busy() ? "1" : "",
+                             saved_pieces(job, options).empty() ? "" : "1"});
+    });
+  } catch (...) {
+    give_up();
+    throw;
+  }
+  std::vector<std::string> paths;
+  bool is_busy = false;
+  for (const std::string& text : gathered) {
+    const auto of_rank = detail::unpacked(text);
+    paths.emplace_back(of_rank[detail::its_path]);
+    is_busy = is_busy || !of_rank[detail::is_writing].empty();
+  }
+  require_same_path(job.ranks, "save", paths);
+  if (is_busy) finish_with(job.ranks);
+
+  job.synchronize_buffers();
+  std::shared_ptr<detail::RankFile> file;
+  const auto memory = [&](std::size_t bytes) {
+    if (snapshot_bytes_ < bytes) {
+      snapshot_.reset();
+      snapshot_bytes_ = 0;
+      snapshot_ = job.make_memory(bytes);
+      snapshot_bytes_ = bytes;
+    }
+    return snapshot_.get();
+  };
+  try {
+    work_together(job.ranks, "save", [&] {
+      file = rank_file(job, path, options, gathered);
+      add_tensors(job, options.asynchronous, *file, memory);
+      // A file joined from several ranks' parts has this order: the world size must not matter.
+      if (options.parameters_only)
+        std::ranges::sort(file->file.tensors, {}, &detail::TensorToWrite::name);
+      return std::string();
+    });
+    if (options.asynchronous) {
+      write_later(job, file);
+    } else {
+      write_now(job, *file);
+    }
+  } catch (...) {
+    // The device may still be writing to the copies.
+    try {
+      job.await_copies();
+    } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): the first error counts
+    }
+    throw;
+  }
+}
+
 LOCKSTEP_INLINE Checkpoints::Checkpoints(CheckpointOptions options, std::atomic<bool>* alarm)
     : options_(detail::plain_options(std::move(options))),
-      writer_(alarm != nullptr ? alarm : &due_.at_once) {}
+      saver_(alarm != nullptr ? alarm : &due_.at_once) {}
 
-LOCKSTEP_INLINE void Checkpoints::learn_best(const std::string& bytes) {
-  best_.reset();
-  if (!bytes.empty()) best_ = detail::value_in<double>(bytes);
+LOCKSTEP_INLINE void Checkpoints::learn_best(const detail::JointRanks& ranks,
+                                             detail::FunctionRef<void()> prepare) {
+  const std::string best = store_together(ranks, "checkpoints", [&] {
+    if (ranks.rank != Rank{0}) return std::string();
+    prepare();
+    const std::optional<double> known = folder_->best_score();
+    return known ? detail::bytes_of(*known) : std::string();
+  })[0];
+  best_ = best.empty() ? std::nullopt : std::optional(detail::value_in<double>(best));
 }
 
 LOCKSTEP_INLINE void Checkpoints::open(const detail::JointRanks& ranks) {
-  learn_best(store_together(ranks, "checkpoints", [&] {
-    if (ranks.rank == Rank{0}) folder_ = std::make_shared<detail::CheckpointFolder>(options_);
-    return detail::best_as_bytes(folder_.get());
-  })[0]);
+  learn_best(ranks, [&] { folder_ = std::make_shared<detail::CheckpointFolder>(options_); });
 }
 
 LOCKSTEP_INLINE bool Checkpoints::will_resume() const {
@@ -2345,34 +2320,30 @@ LOCKSTEP_INLINE std::optional<std::string> Checkpoints::find_newest(
 LOCKSTEP_INLINE void Checkpoints::begin(const detail::StatefulJob& job) {
   due_.wait = 0;
   due_.at_once = false;
-  writer_.rethrow_on_all(job);
+  saver_.rethrow(job);
   if (!has_begun_) begin_after(job, nullptr);
 }
 
 LOCKSTEP_INLINE void Checkpoints::begin_after(const detail::StatefulJob& job,
                                               const Resumed* resumed) {
-  const detail::JointRanks& ranks = job.ranks;
   has_begun_ = true;
   due_.wait = 0;
   updates_ = resumed != nullptr ? resumed->step : job.updates;
   look_at_ = updates_ + updates_per_look_;
   saved_ = looked_ = Clock::now();
   // Finding the newest checkpoint may have made it the best copy.
-  learn_best(store_together(ranks, "checkpoints", [&] {
-    if (ranks.rank != Rank{0}) return std::string();
+  learn_best(job.ranks, [&] {
     folder_->begin_at(updates_);
-    if (resumed != nullptr) {
-      // Between two epochs and after the last one, no epoch is in progress.
-      const std::uint64_t begun = detail::begun_epochs(*resumed);
-      const std::string when =
-          begun == 0 ? "before the first epoch"
-                     : detail::text({resumed->position ? "epoch " : "after epoch ", begun});
-      detail::say(
-          detail::text({"resumed from '", resumed->path, "', ", when, ", step ", resumed->step}));
-      for (const std::string& note : resumed->notes) detail::say(note);
-    }
-    return detail::best_as_bytes(folder_.get());
-  })[0]);
+    if (resumed == nullptr) return;
+    // Between two epochs and after the last one, no epoch is in progress.
+    const std::uint64_t begun = detail::begun_epochs(*resumed);
+    const std::string when =
+        begun == 0 ? "before the first epoch"
+                   : detail::text({resumed->position ? "epoch " : "after epoch ", begun});
+    detail::say(
+        detail::text({"resumed from '", resumed->path, "', ", when, ", step ", resumed->step}));
+    for (const std::string& note : resumed->notes) detail::say(note);
+  });
 }
 
 LOCKSTEP_INLINE std::uint64_t Checkpoints::updates_to_go() const {
@@ -2435,12 +2406,6 @@ LOCKSTEP_INLINE void Checkpoints::save_epoch(const detail::StatefulJob& job, Sav
     save_or_stop(job, std::move(options), score);
 }
 
-LOCKSTEP_INLINE std::string Checkpoints::save_now(const detail::StatefulJob& job,
-                                                  SaveOptions options) {
-  begin(job);
-  return save_as(job, std::move(options), std::nullopt, options_.asynchronous);
-}
-
 LOCKSTEP_INLINE void Checkpoints::save_or_stop(const detail::StatefulJob& job, SaveOptions options,
                                                std::optional<double> score) {
   const bool stops = signal_ != 0;
@@ -2477,8 +2442,6 @@ LOCKSTEP_INLINE std::string Checkpoints::save_as(const detail::StatefulJob& job,
   saved_ = Clock::now();
   if (!options_.best_by.empty()) options.best = best_;
   options.asynchronous = asynchronous;
-  // The best checkpoint is never skipped.
-  options.when_busy = score || !asynchronous ? WhenBusy::wait : options_.when_busy;
   if (folder_) {
     options.written = [folder = folder_, updates = job.updates, score] {
       folder->saved(updates);
@@ -2486,7 +2449,7 @@ LOCKSTEP_INLINE std::string Checkpoints::save_as(const detail::StatefulJob& job,
     };
   }
   std::string path = detail::text({options_.folder, "/", detail::checkpoint_name(job.updates)});
-  writer_.save_job(job, path, options);
+  saver_.save(job, path, options);
   return path;
 }
 

@@ -20,7 +20,7 @@
 namespace lockstep::detail {
 
 /// Runs one task at a time on a background thread; only its owner thread calls it. A failure is
-/// kept until it is thrown or taken, or reported late by the destructor (`core/scope_guard.hpp`).
+/// kept until it is thrown or taken, or reported late by the destructor (`core/error.hpp`).
 class BackgroundWriter {
  public:
   explicit BackgroundWriter(Rank rank, std::atomic<bool>* alarm = nullptr)
@@ -28,7 +28,7 @@ class BackgroundWriter {
   /// **Host** blocks until the pending task is done.
   ~BackgroundWriter() {
     thread_.join();
-    if (const std::exception_ptr thrown = take_failure()) report_late_failure({thrown, rank_});
+    if (const std::exception_ptr thrown = take_failure()) report_late_failure(thrown, rank_);
   }
   BackgroundWriter(const BackgroundWriter&) = delete;
   BackgroundWriter& operator=(const BackgroundWriter&) = delete;
@@ -48,9 +48,8 @@ class BackgroundWriter {
 
   /// Takes the failure of a finished task, or null.
   std::exception_ptr take_failure() {
-    if (!has_failed_.load(std::memory_order_acquire)) return nullptr;
+    if (is_busy() || !failure_) return nullptr;
     thread_.join();  // the thread still holds the exception until it exits
-    has_failed_.store(false, std::memory_order_relaxed);
     return std::exchange(failure_, nullptr);
   }
 
@@ -71,9 +70,8 @@ class BackgroundWriter {
           },
           [this](std::exception_ptr thrown) {
             failure_ = std::move(thrown);
-            has_failed_.store(true, std::memory_order_release);
-            if (alarm_ != nullptr) alarm_->store(true, std::memory_order_release);
             is_busy_.store(false, std::memory_order_release);
+            if (alarm_ != nullptr) alarm_->store(true, std::memory_order_release);
           });
     } catch (...) {
       is_busy_.store(false, std::memory_order_relaxed);
@@ -85,105 +83,9 @@ class BackgroundWriter {
   Rank rank_;
   std::atomic<bool>* alarm_;
   std::atomic<bool> is_busy_ = false;
-  std::atomic<bool> has_failed_ = false;
-  std::exception_ptr failure_;  // written before has_failed_, read after it
+  std::exception_ptr failure_;  // the thread's while it is busy
   Thread thread_;
 };
-
-struct RankFile;
-
-/// The part of `Saver` that does not depend on the wrapper's type.
-class StateWriter {
- public:
-  /// `alarm` is set when the writer thread fails, for a caller that does not ask at every step.
-  explicit StateWriter(std::atomic<bool>* alarm = nullptr) : alarm_(alarm) {}
-  /// **Host** blocks until the pending save is written; in unwinding, not for other ranks' shards.
-  ~StateWriter();
-  StateWriter(const StateWriter&) = delete;
-  StateWriter& operator=(const StateWriter&) = delete;
-
-  bool save_job(const StatefulJob& job, const std::string& path, const SaveOptions& options);
-  void finish_with(const JointRanks& ranks);
-  /// Throws the failure of this rank's asynchronous save, and aborts the other ranks with it.
-  void rethrow_on_all(const StatefulJob& job);
-  /// The same for this rank alone.
-  void rethrow() {
-    if (writer_) writer_->rethrow();
-  }
-  /// Is this rank's part of a save still being written?
-  bool is_busy() const { return writer_ && writer_->is_busy(); }
-
- private:
-  std::shared_ptr<RankFile> collect(const StatefulJob& job, const std::string& path,
-                                    const SaveOptions& options,
-                                    const std::vector<std::string>& gathered);
-  void add_tensors(const StatefulJob& job, bool copies_all, RankFile& file);
-  void write_now(const StatefulJob& job, RankFile& file);
-  void write_later(const StatefulJob& job, const std::shared_ptr<RankFile>& file);
-  void give_up();
-
-  std::atomic<bool>* alarm_;
-  std::optional<BackgroundWriter> writer_;
-  std::shared_ptr<std::byte> snapshot_;
-  std::size_t snapshot_bytes_ = 0;
-  std::atomic<bool> is_given_up_ = false;  // rank 0 stops waiting for shards
-  EndOfScope scope_;
-};
-
-}  // namespace lockstep::detail
-
-namespace lockstep {
-
-/// Writes checkpoints of one job and reuses memory and thread. Must not outlive the wrapper.
-///
-///     Saver saver;
-///     for (const auto& batch : loader) {
-///       ddp.step(batch);
-///       if (ddp.updates() % 1000 == 0) saver.save(ddp, path, {.asynchronous = true});
-///     }
-///     saver.finish(ddp);
-class Saver : private detail::StateWriter {
- public:
-  /// Saves parameters, buffers (synchronised first), the optimizer and what the options name. The
-  /// file is replaced atomically. An asynchronous save returns once the copies are made, on a GPU
-  /// once they are enqueued. Returns false where the save was skipped (`WhenBusy::skip`). Between
-  /// the micro-batches of a step, whose gradients are not saved, throws unless `parameters_only`.
-  /// An error on one rank is thrown on all ranks, and the job may continue. The next `save`,
-  /// `finish` or `rethrow` throws the error of an asynchronous save.
-  ///
-  /// **Ranks** all, with the same path. **Host** blocks, as said. **Stream** after all steps.
-  template <class Wrapper>
-  bool save(Wrapper& wrapped, const std::string& path, const SaveOptions& options = {}) {
-    bool is_saved = false;
-    detail::with_job(wrapped, detail::JobCall::save, [&](const detail::StatefulJob& job) {
-      is_saved = save_job(job, path, options);
-    });
-    return is_saved;
-  }
-
-  /// Waits until the pending save is written. **Ranks** all. **Host** blocks.
-  template <class Wrapper>
-  void finish(Wrapper& wrapped) {
-    detail::with_job(wrapped, detail::JobCall::save,
-                     [&](const detail::StatefulJob& job) { finish_with(job.ranks); });
-  }
-
-  using StateWriter::is_busy;
-  using StateWriter::rethrow;
-};
-
-/// Saves a wrapped model with its optimizer: `save(ddp, "model.safetensors", {.epoch = epoch})`.
-/// **Ranks** all, with the same path. **Host** blocks until the file is written.
-template <class Wrapper>
-void save(Wrapper& wrapped, const std::string& path, const SaveOptions& options = {}) {
-  Saver saver;
-  saver.save(wrapped, path, options);
-  saver.finish(wrapped);
-}
-
-}  // namespace lockstep
-
-namespace lockstep::detail {
 
 /// While a `StopRequest` exists, the first SIGTERM or SIGUSR1 is recorded and does not end the
 /// process. All objects of a process, also of ranks that are threads, share the record and the
@@ -212,12 +114,7 @@ class StopRequest {
   static void forget();
 };
 
-}  // namespace lockstep::detail
-
-namespace lockstep {
-
-namespace detail {
-
+struct RankFile;
 class CheckpointFolder;
 template <class Job>
 struct JobSaving;
@@ -226,10 +123,88 @@ inline std::uint64_t begun_epochs(const Resumed& resumed) {
   return resumed.epoch + (resumed.position ? 1 : 0);
 }
 
+template <class Wrapper>
+void with_saved_job(Wrapper& wrapped, FunctionRef<void(const StatefulJob&)> f) {
+  with_job(wrapped, JobCall::save, f);
+}
+
 /// The file `where`, or the newest checkpoint in this folder. **Ranks** all. **Host** blocks.
 std::string checkpoint_at(const JointRanks& ranks, const std::string& where);
 
-}  // namespace detail
+}  // namespace lockstep::detail
+
+namespace lockstep {
+
+/// Writes checkpoints of one job and reuses memory and thread. Must not outlive the wrapper.
+///
+///     Saver saver;
+///     for (const auto& batch : loader) {
+///       ddp.step(batch);
+///       if (ddp.updates() % 1000 == 0) saver.save(ddp, path, {.asynchronous = true});
+///     }
+///     saver.finish(ddp);
+class Saver {
+ public:
+  /// `alarm` is set when the writer thread fails, for a caller that does not ask at every step.
+  explicit Saver(std::atomic<bool>* alarm = nullptr) : alarm_(alarm) {}
+  /// **Host** blocks until the pending save is written; in unwinding, not for other ranks' shards.
+  ~Saver();
+  Saver(const Saver&) = delete;
+  Saver& operator=(const Saver&) = delete;
+
+  /// Saves parameters, buffers (synchronised first), the optimizer and what the options name. The
+  /// file is replaced atomically. An asynchronous save returns once the copies are made, on a GPU
+  /// once they are enqueued; a save waits for the one before it. Between the micro-batches of a
+  /// step, whose gradients are not saved, throws unless `parameters_only`. An error on one rank is
+  /// thrown on all ranks, and the job may continue. The next `save`, `finish` or `rethrow` throws
+  /// the error of an asynchronous save.
+  ///
+  /// **Ranks** all, with the same path. **Host** blocks, as said. **Stream** after all steps.
+  template <class Wrapper>
+  void save(Wrapper& wrapped, const std::string& path, const SaveOptions& options = {}) {
+    detail::with_saved_job(wrapped, [&](const Job& job) { save_job(job, path, options); });
+  }
+
+  /// Waits until the pending save is written. **Ranks** all. **Host** blocks.
+  template <class Wrapper>
+  void finish(Wrapper& wrapped) {
+    detail::with_saved_job(wrapped, [&](const Job& job) { finish_with(job.ranks); });
+  }
+
+  /// Throws the failure of this rank's asynchronous save, and aborts the other ranks with it.
+  template <class Wrapper>
+  void rethrow(Wrapper& wrapped) {
+    detail::with_saved_job(wrapped, [&](const Job& job) { rethrow_on_all(job); });
+  }
+
+  /// Is this rank's part of a save still being written?
+  bool is_busy() const { return writer_ && writer_->is_busy(); }
+
+ private:
+  using Job = detail::StatefulJob;
+
+  void save_job(const Job& job, const std::string& path, const SaveOptions& options);
+  void finish_with(const detail::JointRanks& ranks);
+  void rethrow_on_all(const Job& job);
+  void write_later(const Job& job, const std::shared_ptr<detail::RankFile>& file);
+  void give_up();
+
+  std::atomic<bool>* alarm_;
+  std::optional<detail::BackgroundWriter> writer_;
+  std::shared_ptr<std::byte> snapshot_;
+  std::size_t snapshot_bytes_ = 0;
+  std::atomic<bool> is_given_up_ = false;  // rank 0 stops waiting for shards
+  detail::EndOfScope scope_;
+};
+
+/// Saves a wrapped model with its optimizer: `save(ddp, "model.safetensors", {.epoch = epoch})`.
+/// **Ranks** all, with the same path. **Host** blocks until the file is written.
+template <class Wrapper>
+void save(Wrapper& wrapped, const std::string& path, const SaveOptions& options = {}) {
+  Saver saver;
+  saver.save(wrapped, path, options);
+  saver.finish(wrapped);
+}
 
 /// A folder of checkpoints for hand-written loops; a trainer has its own (`--checkpoint`,
 /// `job.checkpoints(options)`). The object must not outlive the wrapper.
@@ -254,7 +229,7 @@ class Checkpoints {
   /// SIGUSR1 ask the job to stop. **Ranks** all. **Host** blocks.
   template <class Wrapper>
   Checkpoints(Wrapper& wrapped, CheckpointOptions options) : Checkpoints(std::move(options)) {
-    with_job(wrapped, [&](const Job& job) { open(job.ranks); });
+    detail::with_saved_job(wrapped, [&](const Job& job) { open(job.ranks); });
   }
   Checkpoints(const Checkpoints&) = delete;
   Checkpoints& operator=(const Checkpoints&) = delete;
@@ -265,7 +240,7 @@ class Checkpoints {
   template <class Wrapper>
   std::optional<Resumed> resume(Wrapper& wrapped, const LoadOptions& options = {}) {
     std::optional<Resumed> resumed;
-    with_job(wrapped, [&](const Job& job) {
+    detail::with_saved_job(wrapped, [&](const Job& job) {
       if (const auto path = find_newest(job.ranks))
         resumed = load_job(job, *path, options, detail::LoadWhat::job);
       begin_after(job, resumed ? &*resumed : nullptr);
@@ -277,36 +252,36 @@ class Checkpoints {
   /// Saves if a checkpoint is due, but not between micro-batches; after a stop signal saves and
   /// throws `Stopped`. Throws the failure of an asynchronous save. **Ranks** all. **Host** blocks
   /// for a copy of the saved state.
-  template <class Wrapper, class Options>
-  void step(Wrapper& wrapped, const Options& options) {
+  template <class Wrapper, class Options = SaveOptions>
+  void step(Wrapper& wrapped, const Options& options = {}) {
     if (due_(wrapped.updates())) [[unlikely]]
       carry_out(wrapped, options);
-  }
-  template <class Wrapper>
-  void step(Wrapper& wrapped) {
-    step(wrapped, SaveOptions{});
   }
 
   /// To be called at the end of every epoch, with `.epoch` as the next one and, if `best_by` is
   /// set, with the epoch's scores. Saves if the options set no other interval, if a save is due, if
   /// the score is the best so far, and after the last epoch. **Ranks** all. **Host** as `step`.
-  template <class Wrapper, class Options>
+  template <class Wrapper, class Options = SaveOptions>
   void end_epoch(Wrapper& wrapped, const Options& options, bool is_last = false) {
-    with_job(wrapped, [&](const Job& job) { save_epoch(job, made(options), is_last); });
+    detail::with_saved_job(wrapped,
+                           [&](const Job& job) { save_epoch(job, made(options), is_last); });
   }
 
   /// Saves now and returns the path. **Ranks** all. **Host** as `step`.
   template <class Wrapper>
   std::string save(Wrapper& wrapped, SaveOptions options = {}) {
     std::string path;
-    with_job(wrapped, [&](const Job& job) { path = save_now(job, std::move(options)); });
+    detail::with_saved_job(wrapped, [&](const Job& job) {
+      begin(job);
+      path = save_as(job, std::move(options), std::nullopt, options_.asynchronous);
+    });
     return path;
   }
 
   /// Waits until the pending save is written. **Ranks** all. **Host** blocks.
   template <class Wrapper>
   void finish(Wrapper& wrapped) {
-    with_job(wrapped, [&](const Job& job) { writer_.finish_with(job.ranks); });
+    saver_.finish(wrapped);
   }
 
   const CheckpointOptions& options() const { return options_; }
@@ -323,10 +298,6 @@ class Checkpoints {
   using Job = detail::StatefulJob;
   using Clock = std::chrono::steady_clock;
 
-  template <class Wrapper>
-  static void with_job(Wrapper& wrapped, detail::FunctionRef<void(const Job&)> f) {
-    detail::with_job(wrapped, detail::JobCall::save, f);
-  }
   template <class Options>
   static SaveOptions made(const Options& options) {
     if constexpr (std::invocable<const Options&>) {
@@ -338,14 +309,14 @@ class Checkpoints {
   template <class Wrapper, class Options>
   [[gnu::cold, gnu::noinline]] void carry_out(Wrapper& wrapped, const Options& options) {
     const auto make = [&] { return made(options); };
-    with_job(wrapped, [&](const Job& job) { save_if_due(job, make); });
+    detail::with_saved_job(wrapped, [&](const Job& job) { save_if_due(job, make); });
   }
 
   // **Ranks** all. **Host** blocks.
 
-  /// The writer sets `alarm`, if given, instead of this object's flag when it fails.
+  /// The saver sets `alarm`, if given, instead of this object's flag when it fails.
   explicit Checkpoints(CheckpointOptions options, std::atomic<bool>* alarm = nullptr);
-  /// Rank 0 locks the folder; all ranks learn the best score in it.
+  /// Rank 0 locks the folder.
   void open(const detail::JointRanks& ranks);
   /// Was the job asked to resume, or restarted by its launcher?
   bool will_resume() const;
@@ -356,13 +327,13 @@ class Checkpoints {
   /// Every few updates, ranks exchange stop signals and whether a timed save is due.
   void save_if_due(const Job& job, detail::FunctionRef<SaveOptions()> make);
   void save_epoch(const Job& job, SaveOptions options, bool is_last);
-  std::string save_now(const Job& job, SaveOptions options);
   /// The number of updates until `save_if_due` has something to do.
   std::uint64_t updates_to_go() const;
 
   void begin(const Job& job);
   bool look(const Job& job);
-  void learn_best(const std::string& bytes);
+  /// Calls `prepare` on rank 0; all ranks then learn the best score in the folder.
+  void learn_best(const detail::JointRanks& ranks, detail::FunctionRef<void()> prepare);
   std::optional<double> better_score(const Scores& scores) const;
   std::string save_as(const Job& job, SaveOptions options, std::optional<double> score,
                       bool asynchronous);
@@ -372,7 +343,7 @@ class Checkpoints {
   std::shared_ptr<detail::CheckpointFolder> folder_;  // rank 0 only
   detail::StopRequest stop_request_;
   detail::SaveDue due_;
-  detail::StateWriter writer_;
+  Saver saver_;
   std::optional<double> best_;
   std::uint64_t updates_ = 0;  // at the last call of save_if_due
   std::uint64_t look_at_ = 0;  // the updates at which ranks exchange signals next

@@ -157,7 +157,9 @@ class WrappedJob final : public StatefulJob {
 /// Calls `f(job)` within the program's call `call`; does nothing for a rejected job. **Ranks** all.
 template <class Wrapper>
 void with_job(Wrapper& wrapped, JobCall call, FunctionRef<void(const StatefulJob&)> f) {
-  if constexpr (!requires { Wrapper::is_rejected; }) {
+  if constexpr (std::derived_from<Wrapper, StatefulJob>) {
+    f(wrapped);
+  } else if constexpr (!requires { Wrapper::is_rejected; }) {
     if constexpr (!Wrapper::is_one_process) wrapped.require_joined("checkpoints");
     [[maybe_unused]] const auto on = wrapped.on_device();
     const InJobCall in(call);

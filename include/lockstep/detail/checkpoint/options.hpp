@@ -13,12 +13,6 @@
 
 namespace lockstep {
 
-/// What happens if a checkpoint is due while the previous one is still being written.
-enum class WhenBusy : std::uint8_t {
-  wait,  ///< the step waits until the previous one is written
-  skip,  ///< the checkpoint is skipped
-};
-
 /// For `CheckpointOptions::keep`: nothing is ever deleted.
 inline constexpr std::size_t keep_all = std::numeric_limits<std::size_t>::max();
 
@@ -32,7 +26,6 @@ struct CheckpointOptions {
   std::string best_by{};
   /// By default true, except for names that contain `loss`, `error` or `perplexity`.
   std::optional<bool> higher_is_better{};
-  WhenBusy when_busy = WhenBusy::wait;
   bool resume = false;       ///< `--resume`: from the newest valid checkpoint, if any
   bool asynchronous = true;  ///< write in the background; a step waits for the copy only
 
@@ -59,7 +52,6 @@ struct SaveDue {
 /// What a checkpoint has beside parameters, buffers and the optimizer; `resume` restores it.
 struct SaveOptions {
   bool asynchronous = false;  ///< write in the background; for a `Saver`
-  WhenBusy when_busy = WhenBusy::wait;
   /// One file instead of one per rank: rank 0 joins the ranks' files, through the disk.
   bool consolidated = false;
   /// One file of parameters and buffers only, for Python's `load_file`; no job can resume from it.

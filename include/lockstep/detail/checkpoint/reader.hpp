@@ -14,13 +14,6 @@
 
 namespace lockstep::detail {
 
-/// A shard as the checkpoint's main file describes it.
-struct ShardFile {
-  std::string name;  // in the folder of the main file
-  WrittenFile file;
-  std::size_t rank = 0;  // which rank writes it
-};
-
 /// The `files` member of the main file's facts. Duplicates and files elsewhere are rejected.
 JsonLine index_of(std::span<const ShardFile> shards);
 std::vector<ShardFile> shards_in(const JsonEntry& facts);

@@ -38,10 +38,12 @@ std::string shape_text(std::span<const std::uint64_t> shape);
 
 [[noreturn, gnu::cold]] void fail_damaged(std::string_view path, std::string_view problem);
 
-/// `digest` is the checksum of the header, which holds the checksums of the tensors.
-struct WrittenFile {
-  std::uint64_t bytes;
-  std::uint64_t digest;
+/// A written file, as the index of a checkpoint's main file describes its shards.
+struct ShardFile {
+  std::string name;  // in the folder of the main file
+  std::uint64_t bytes = 0;
+  std::uint64_t digest = 0;  // of the header, which holds the checksums of the tensors
+  std::size_t rank = 0;      // which rank writes it
 };
 
 struct FileToWrite;
@@ -89,7 +91,7 @@ class SafetensorsFile {
   void verify(const TensorEntry& tensor) const;
 
  private:
-  friend WrittenFile write_file(const std::string& path, const FileToWrite& file);
+  friend ShardFile write_file(const std::string& path, const FileToWrite& file);
 
   /// Checks the header of a file of `bytes` bytes that is about to be written.
   SafetensorsFile(const std::string& path, std::string_view header, std::uint64_t bytes)
@@ -143,6 +145,6 @@ struct FileToWrite {
 
 /// Writes a temporary beside `path`, syncs it, renames it to `path` and syncs the folder. On an
 /// error the temporary is removed and the file at `path` is unchanged.
-WrittenFile write_file(const std::string& path, const FileToWrite& file);
+ShardFile write_file(const std::string& path, const FileToWrite& file);
 
 }  // namespace lockstep::detail

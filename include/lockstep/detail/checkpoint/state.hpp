@@ -74,7 +74,6 @@ struct JobShape {
   std::size_t replicas = 1;  ///< with own gradients: ranks, or replicas of DP
   /// An update uses the sum of all replicas' gradients divided by this.
   double gradient_divisor = 1;
-  std::size_t micro_batches = 1;   ///< of a step
   bool keeps_own_buffers = false;  ///< do replicas have their own buffers?
   std::vector<std::string> policies;
   std::uint64_t fingerprint = 0;

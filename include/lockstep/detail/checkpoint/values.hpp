@@ -22,77 +22,75 @@ template <class T>
 concept Keepable = Element<T> || std::same_as<T, bool> || std::same_as<T, std::string> ||
                    std::same_as<T, RandomStream> || is_vector_of_numbers<T>;
 
-/// How a checkpoint stores a value: texts and vectors as tensors, others in its header.
+/// `double`, `float[]`, `text`, `bool` or `RandomStream`.
 template <Keepable T>
-struct StateType {
-  static constexpr bool is_text = std::same_as<T, std::string>;
-  static constexpr bool is_tensor = is_text || is_vector_of_numbers<T>;
+std::string value_type() {
+  if constexpr (std::same_as<T, std::string>) return "text";
+  if constexpr (std::same_as<T, bool>) return "bool";
+  if constexpr (std::same_as<T, RandomStream>) return "RandomStream";
+  if constexpr (Element<T>) return std::string(element_name(element_kind<T>()));
+  if constexpr (is_vector_of_numbers<T>) return value_type<typename T::value_type>() + "[]";
+}
 
-  /// `double`, `float[]`, `text`, `bool` or `RandomStream`.
-  static std::string type() {
-    if constexpr (is_text) return "text";
-    if constexpr (std::same_as<T, bool>) return "bool";
-    if constexpr (std::same_as<T, RandomStream>) return "RandomStream";
-    if constexpr (Element<T>) return std::string(element_name(element_kind<T>()));
-    if constexpr (is_vector_of_numbers<T>) return StateType<typename T::value_type>::type() + "[]";
-  }
+/// The element type of texts and vectors, which a checkpoint stores as tensors; `unsupported` for
+/// other values, which are in its header.
+template <Keepable T>
+constexpr ElementKind value_kind() {
+  if constexpr (std::same_as<T, std::string>) return ElementKind::u8;
+  if constexpr (is_vector_of_numbers<T>) return element_kind<typename T::value_type>();
+  return ElementKind::unsupported;
+}
 
-  /// The element type of the tensor, or `unsupported`.
-  static constexpr ElementKind kind() {
-    if constexpr (is_text) return ElementKind::u8;
-    if constexpr (is_vector_of_numbers<T>) return element_kind<typename T::value_type>();
-    return ElementKind::unsupported;
+/// Returns the bytes of the tensor, or adds the value to the header.
+template <Keepable T>
+std::string_view save_value(const void* object, JsonLine& to) {
+  const T& value = *static_cast<const T*>(object);
+  if constexpr (value_kind<T>() != ElementKind::unsupported) {
+    return {reinterpret_cast<const char*>(value.data()), value.size() * sizeof *value.data()};
+  } else if constexpr (std::same_as<T, RandomStream>) {
+    const std::uint64_t state[] = {value.seed().value(), value.position()};
+    to.add_array("value", state);
+  } else if constexpr (std::same_as<T, bool>) {
+    to.add("value", value);
+  } else if constexpr (std::integral<T>) {  // also `char`, which JSON does not take
+    to.add(
+        "value",
+        static_cast<std::conditional_t<std::is_signed_v<T>, std::int64_t, std::uint64_t>>(value));
+  } else {
+    to.add_exact("value", static_cast<double>(static_cast<Accumulator<T>>(value)));
   }
+  return {};
+}
 
-  /// Returns the bytes of the tensor, or adds the value to the header.
-  static std::string_view save(const void* object, JsonLine& to) {
-    const T& value = *static_cast<const T*>(object);
-    if constexpr (is_tensor) {
-      return {reinterpret_cast<const char*>(value.data()), value.size() * sizeof *value.data()};
-    } else if constexpr (std::same_as<T, RandomStream>) {
-      const std::uint64_t state[] = {value.seed().value(), value.position()};
-      to.add_array("value", state);
-    } else if constexpr (std::same_as<T, bool>) {
-      to.add("value", value);
-    } else if constexpr (std::signed_integral<T>) {
-      to.add("value", static_cast<std::int64_t>(value));
-    } else if constexpr (std::integral<T>) {
-      to.add("value", static_cast<std::uint64_t>(value));
-    } else {
-      to.add_exact("value", static_cast<double>(static_cast<Accumulator<T>>(value)));
-    }
-    return {};
+/// Throws on a value of another form; assigns it unless `object` is null.
+template <Keepable T>
+void load_value(void* object, const JsonEntry& from, std::string_view bytes) {
+  const auto set = [&](const T& value) {
+    if (object != nullptr) *static_cast<T*>(object) = value;
+  };
+  if constexpr (std::same_as<T, std::string>) {
+    set(T(bytes));
+  } else if constexpr (is_vector_of_numbers<T>) {
+    T value(bytes.size() / sizeof(typename T::value_type));
+    if (!bytes.empty()) std::memcpy(value.data(), bytes.data(), bytes.size());
+    set(value);
+  } else if constexpr (std::same_as<T, RandomStream>) {
+    const std::vector<std::uint64_t> state = from.at("value").naturals();
+    if (state.size() != 2) from.fail("is no state of a random stream");
+    set(RandomStream(Seed{state[0]}, state[1]));
+  } else if constexpr (std::same_as<T, bool>) {
+    set(from.at("value").boolean());
+  } else if constexpr (std::integral<T>) {
+    const auto number = [&] {
+      if constexpr (std::signed_integral<T>) return from.at("value").integer();
+      if constexpr (std::unsigned_integral<T>) return from.at("value").natural();
+    }();
+    if (static_cast<T>(number) != number) from.fail("is too large for its type");
+    set(static_cast<T>(number));
+  } else {
+    set(static_cast<T>(static_cast<Accumulator<T>>(from.at("value").real())));
   }
-
-  /// Throws on a value of another form; assigns it unless `object` is null.
-  static void load(void* object, const JsonEntry& from, std::string_view bytes) {
-    const auto set = [&](const T& value) {
-      if (object != nullptr) *static_cast<T*>(object) = value;
-    };
-    if constexpr (is_text) {
-      set(T(bytes));
-    } else if constexpr (is_tensor) {
-      T value(bytes.size() / sizeof(typename T::value_type));
-      if (!bytes.empty()) std::memcpy(value.data(), bytes.data(), bytes.size());
-      set(value);
-    } else if constexpr (std::same_as<T, RandomStream>) {
-      const std::vector<std::uint64_t> state = from.at("value").naturals();
-      if (state.size() != 2) from.fail("is no state of a random stream");
-      set(RandomStream(Seed{state[0]}, state[1]));
-    } else if constexpr (std::same_as<T, bool>) {
-      set(from.at("value").boolean());
-    } else if constexpr (std::integral<T>) {
-      const auto number = [&] {
-        if constexpr (std::signed_integral<T>) return from.at("value").integer();
-        if constexpr (std::unsigned_integral<T>) return from.at("value").natural();
-      }();
-      if (static_cast<T>(number) != number) from.fail("is too large for its type");
-      set(static_cast<T>(number));
-    } else {
-      set(static_cast<T>(static_cast<Accumulator<T>>(from.at("value").real())));
-    }
-  }
-};
+}
 
 }  // namespace detail
 
@@ -106,10 +104,10 @@ class StateValue {
                   "and RandomStream, no constants and no other types (the compiler prints the type "
                   "beside this message)");
     if constexpr (detail::Keepable<T>) {
-      type_ = detail::StateType<T>::type();
-      kind_ = detail::StateType<T>::kind();
-      save_ = &detail::StateType<T>::save;
-      load_ = &detail::StateType<T>::load;
+      type_ = detail::value_type<T>();
+      kind_ = detail::value_kind<T>();
+      save_ = &detail::save_value<T>;
+      load_ = &detail::load_value<T>;
     }
   }
 

@@ -20,10 +20,6 @@ struct Combining : Narrowing {
   constexpr explicit Combining(const Op& whole) : op(whole) {}
 
   template <Element T>
-  LOCKSTEP_HOST_DEVICE constexpr T prepare(T value) const {
-    return value;
-  }
-  template <Element T>
   LOCKSTEP_HOST_DEVICE constexpr T combine(T a, T b) const {
     return op.combine(a, b);
   }

@@ -2,7 +2,6 @@
 #pragma once
 /// @file Definitions of this folder.
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <glob.h>
 #include <poll.h>
@@ -120,30 +119,6 @@ LOCKSTEP_INLINE Endpoint parse_endpoint(std::string_view name, std::string_view 
           parse_port(name, text.substr(colon + 1))};
 }
 
-}  // namespace lockstep::detail
-
-namespace lockstep {
-
-LOCKSTEP_INLINE std::string fixed_text(double value, int decimals) {
-  char digits[400];  // the largest double has 309 before the point
-  const auto end =
-      std::to_chars(digits, digits + sizeof digits, value, std::chars_format::fixed, decimals);
-  return {digits, end.ptr};
-}
-
-LOCKSTEP_INLINE std::string value_text(double value) {
-  const double size = std::abs(value);
-  if (!(size < 1e5) || (size < 1e-3 && size > 0)) {
-    char digits[32];
-    const auto end =
-        std::to_chars(digits, digits + sizeof digits, value, std::chars_format::scientific, 3);
-    return {digits, end.ptr};
-  }
-  return fixed_text(value, 4);
-}
-
-namespace detail {
-
 LOCKSTEP_INLINE std::string rate_text(double value) {
   return fixed_text(value, value < 100 ? 1 : 0);
 }
@@ -179,33 +154,6 @@ LOCKSTEP_INLINE void fail_check(std::string_view advice, const char* file, int l
   throw Error(text({file, ":", line}), "a condition does not hold", advice);
 }
 
-}  // namespace detail
-
-LOCKSTEP_INLINE Error::Error(std::string_view operation, std::string_view problem,
-                             std::string_view advice, std::optional<Rank> rank)
-    : std::runtime_error(detail::error_message(operation, problem, advice, rank)),
-      operation_(operation),
-      problem_(problem),
-      advice_(advice),
-      rank_(rank) {}
-
-LOCKSTEP_INLINE Error::Error(const Error& other) = default;
-LOCKSTEP_INLINE Error::~Error() = default;
-
-LOCKSTEP_INLINE Error Error::on(Rank rank) const {
-  Error error(operation_, problem_, advice_, rank);
-  error.consequence_ = consequence_;
-  return error;
-}
-
-LOCKSTEP_INLINE Error Error::as_consequence() const {
-  Error error = *this;
-  error.consequence_ = true;
-  return error;
-}
-
-namespace detail {
-
 LOCKSTEP_INLINE std::string signal_name(int signal) {
   switch (signal) {
     case SIGTERM:
@@ -217,83 +165,68 @@ LOCKSTEP_INLINE std::string signal_name(int signal) {
   }
 }
 
-}  // namespace detail
-
-LOCKSTEP_INLINE Stopped::Stopped(int signal, std::string_view saved)
-    : signal_(signal),
-      saved_(saved),
-      message_(detail::text(
-          {"lockstep: stopped on request",
-           signal == 0 ? std::string() : detail::text({" (", detail::signal_name(signal), ")"}),
-           saved.empty() ? "; no checkpoint was wanted, so nothing is saved"
-                         : "; the state is saved: ",
-           saved, saved.empty() ? "" : "; start the job again with --resume to go on"})) {}
-
-LOCKSTEP_INLINE Stopped::~Stopped() = default;
-
-LOCKSTEP_INLINE const char* Stopped::what() const noexcept { return message_.c_str(); }
-
-}  // namespace lockstep
-
-namespace lockstep::detail {
-
-/// The reported failures that no `LateFailures` of this process has taken.
-struct ReportedFailures {
-  std::mutex mutex;
-  std::size_t listeners = 0;
-  std::vector<LateFailure> failures;
-};
-
-LOCKSTEP_INLINE ReportedFailures& reported_failures() {
-  // Never destroyed, because destructors of static objects report failures too.
-  static ReportedFailures& all = *new ReportedFailures;
-  return all;
-}
-
-LOCKSTEP_INLINE void print_late_failure(const LateFailure& failure) {
-  const std::string whose = failure.rank ? text({"rank ", *failure.rank, ": "}) : std::string();
-  std::string line;
+LOCKSTEP_INLINE Failure Failure::of(const std::exception_ptr& thrown) {
   try {
-    std::rethrow_exception(failure.thrown);
+    std::rethrow_exception(thrown);
   } catch (const Error& error) {
-    line = error.rank() || !failure.rank ? error.what() : error.on(*failure.rank).what();
+    return {error.operation(), error.problem(), error.advice(), error.rank(),
+            error.is_consequence()};
   } catch (const std::exception& error) {
-    line = text({"lockstep: ", whose, error.what()});
+    return {"", error.what(), "", std::nullopt, false};
   } catch (...) {
-    line = text({"lockstep: ", whose, "an exception that is no std::exception"});
+    return {"", "an exception that is no std::exception", "", std::nullopt, false};
   }
-  std::fputs(text({line, "\n"}).c_str(), stderr);
 }
 
-LOCKSTEP_INLINE void report_late_failure(const LateFailure& failure) noexcept {
-  ReportedFailures& all = reported_failures();
-  const std::lock_guard lock(all.mutex);
-  if (all.listeners != 0) {
-    all.failures.push_back(failure);
-  } else {
-    print_late_failure(failure);
-  }
+LOCKSTEP_INLINE std::string Failure::text(std::optional<Rank> self) const {
+  const std::optional<Rank> named = rank ? rank : self;
+  if (!operation.empty()) return Error(operation, problem, advice, named).what();
+  if (!named) return detail::text({"lockstep: ", problem});
+  return detail::text({"lockstep: rank ", *named, ": ", problem});
+}
+
+LOCKSTEP_INLINE void Failure::print() const {
+  std::fputs(detail::text({text(rank), "\n"}).c_str(), stderr);
+}
+
+/// Calls `f` with the number of `LateFailures` of this process and the failures that none has
+/// taken.
+LOCKSTEP_INLINE void with_late_failures(FunctionRef<void(std::size_t&, std::vector<Failure>&)> f) {
+  static std::mutex mutex;
+  static std::size_t listeners = 0;
+  // Never destroyed, because destructors of static objects report failures too.
+  static std::vector<Failure>& failures = *new std::vector<Failure>;
+  const std::lock_guard lock(mutex);
+  f(listeners, failures);
+}
+
+LOCKSTEP_INLINE void report_late_failure(const std::exception_ptr& thrown, Rank rank) noexcept {
+  Failure failure = Failure::of(thrown);
+  if (!failure.rank) failure.rank = rank;
+  with_late_failures([&](std::size_t listeners, std::vector<Failure>& failures) {
+    if (listeners == 0) return failure.print();
+    failures.push_back(std::move(failure));
+  });
 }
 
 LOCKSTEP_INLINE LateFailures::LateFailures() {
-  const std::lock_guard lock(reported_failures().mutex);
-  ++reported_failures().listeners;
+  with_late_failures([](std::size_t& listeners, auto&) { ++listeners; });
 }
 
 LOCKSTEP_INLINE LateFailures::~LateFailures() {
-  ReportedFailures& all = reported_failures();
-  const std::lock_guard lock(all.mutex);
-  if (--all.listeners != 0) return;
-  for (const LateFailure& failure : all.failures) print_late_failure(failure);
-  all.failures.clear();
+  with_late_failures([](std::size_t& listeners, std::vector<Failure>& failures) {
+    if (--listeners != 0) return;
+    for (const Failure& failure : std::exchange(failures, {})) failure.print();
+  });
 }
 
-LOCKSTEP_INLINE std::optional<LateFailure> LateFailures::take() {
-  ReportedFailures& all = reported_failures();
-  const std::lock_guard lock(all.mutex);
-  if (all.failures.empty()) return std::nullopt;
-  LateFailure first = all.failures.front();
-  all.failures.erase(all.failures.begin());
+LOCKSTEP_INLINE std::optional<Failure> LateFailures::take() {
+  std::optional<Failure> first;
+  with_late_failures([&](std::size_t, std::vector<Failure>& failures) {
+    if (failures.empty()) return;
+    first = std::move(failures.front());
+    failures.erase(failures.begin());
+  });
   return first;
 }
 
@@ -310,13 +243,15 @@ LOCKSTEP_INLINE std::size_t core_count() {
   return static_cast<std::size_t>(CPU_COUNT_S(sizeof sets, sets.data()));
 }
 
-LOCKSTEP_INLINE bool has_other_threads() {
+LOCKSTEP_INLINE std::size_t count_paths(const char* pattern) {
   glob_t found{};
-  const bool is_alone =
-      ::glob("/proc/self/task/*", GLOB_NOSORT, nullptr, &found) == 0 && found.gl_pathc == 1;
+  ::glob(pattern, GLOB_NOSORT, nullptr, &found);
+  const std::size_t count = found.gl_pathc;
   ::globfree(&found);
-  return !is_alone;
+  return count;
 }
+
+LOCKSTEP_INLINE bool has_other_threads() { return count_paths("/proc/self/task/*") != 1; }
 
 LOCKSTEP_INLINE bool has_free_core(std::size_t busy) {
   const std::size_t mine = core_count();
@@ -549,12 +484,9 @@ LOCKSTEP_INLINE std::string random_id() {
 }
 
 LOCKSTEP_INLINE std::size_t open_files() {
-  DIR* const folder = ::opendir("/proc/self/fd");
-  if (folder == nullptr) return 64;  // without /proc: more than a program has at its start
-  std::size_t count = 0;
-  while (const dirent* const entry = ::readdir(folder)) count += entry->d_name[0] != '.' ? 1 : 0;
-  ::closedir(folder);
-  return count - 1;  // without the descriptor of the folder itself
+  const std::size_t count = count_paths("/proc/self/fd/*");
+  if (count == 0) return 64;  // without /proc: more than a program has at its start
+  return count - 1;           // without the descriptor of the folder itself
 }
 
 LOCKSTEP_INLINE std::size_t prefer_open_files(std::size_t more) {
@@ -596,16 +528,14 @@ LOCKSTEP_INLINE ProgressStyle parse_progress(std::string_view name, std::string_
   fail("launch", {name, " is '", text, "'"}, "give it auto, bar, lines or none");
 }
 
-LOCKSTEP_INLINE std::optional<ProgressStyle>& chosen_progress_style() {
-  static std::optional<ProgressStyle> style;
-  return style;
-}
+inline std::optional<ProgressStyle> chosen_progress_style;
+
 LOCKSTEP_INLINE void set_progress_style(std::optional<ProgressStyle> style) {
-  chosen_progress_style() = style;
+  chosen_progress_style = style;
 }
 
 LOCKSTEP_INLINE ProgressStyle progress_style() {
-  if (const auto chosen = chosen_progress_style()) return *chosen;
+  if (chosen_progress_style) return *chosen_progress_style;
   const char* text = std::getenv(progress_variable);
   return text != nullptr ? parse_progress(progress_variable, text) : ProgressStyle::automatic;
 }
@@ -702,6 +632,61 @@ LOCKSTEP_INLINE void append_json_number(std::string& out, double value) {
 }  // namespace lockstep::detail
 
 namespace lockstep {
+
+LOCKSTEP_INLINE std::string fixed_text(double value, int decimals) {
+  char digits[400];  // the largest double has 309 before the point
+  const auto end =
+      std::to_chars(digits, digits + sizeof digits, value, std::chars_format::fixed, decimals);
+  return {digits, end.ptr};
+}
+
+LOCKSTEP_INLINE std::string value_text(double value) {
+  const double size = std::abs(value);
+  if (!(size < 1e5) || (size < 1e-3 && size > 0)) {
+    char digits[32];
+    const auto end =
+        std::to_chars(digits, digits + sizeof digits, value, std::chars_format::scientific, 3);
+    return {digits, end.ptr};
+  }
+  return fixed_text(value, 4);
+}
+
+LOCKSTEP_INLINE Error::Error(std::string_view operation, std::string_view problem,
+                             std::string_view advice, std::optional<Rank> rank)
+    : std::runtime_error(detail::error_message(operation, problem, advice, rank)),
+      operation_(operation),
+      problem_(problem),
+      advice_(advice),
+      rank_(rank) {}
+
+LOCKSTEP_INLINE Error::Error(const Error& other) = default;
+LOCKSTEP_INLINE Error::~Error() = default;
+
+LOCKSTEP_INLINE Error Error::on(Rank rank) const {
+  Error error(operation_, problem_, advice_, rank);
+  error.consequence_ = consequence_;
+  return error;
+}
+
+LOCKSTEP_INLINE Error Error::as_consequence() const {
+  Error error = *this;
+  error.consequence_ = true;
+  return error;
+}
+
+LOCKSTEP_INLINE Stopped::Stopped(int signal, std::string_view saved)
+    : signal_(signal),
+      saved_(saved),
+      message_(detail::text(
+          {"lockstep: stopped on request",
+           signal == 0 ? std::string() : detail::text({" (", detail::signal_name(signal), ")"}),
+           saved.empty() ? "; no checkpoint was wanted, so nothing is saved"
+                         : "; the state is saved: ",
+           saved, saved.empty() ? "" : "; start the job again with --resume to go on"})) {}
+
+LOCKSTEP_INLINE Stopped::~Stopped() = default;
+
+LOCKSTEP_INLINE const char* Stopped::what() const noexcept { return message_.c_str(); }
 
 LOCKSTEP_INLINE void JsonLine::add_name(std::string_view name) {
   if (!members_.empty()) members_ += ',';

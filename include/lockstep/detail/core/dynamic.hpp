@@ -4,7 +4,29 @@
 
 #include "lockstep/detail/core/standard.hpp"
 
-namespace lockstep::detail {
+namespace lockstep {
+
+/// A size that is known at construction, equal to `std::dynamic_extent`: `World<dynamic>`,
+/// `Grid<dynamic, 4>`, `Parameter<"w", float, dynamic, 784>`.
+inline constexpr std::size_t dynamic = static_cast<std::size_t>(-1);
+
+/// A size that takes no storage when it is a constant.
+template <std::size_t N>
+struct Size {
+  constexpr Size() = default;
+  LOCKSTEP_HOST_DEVICE static constexpr std::size_t value() { return N; }
+};
+
+template <>
+struct Size<dynamic> {
+  constexpr explicit Size(std::size_t size) : size_(size) {}
+  LOCKSTEP_HOST_DEVICE constexpr std::size_t value() const { return size_; }
+
+ private:
+  std::size_t size_;
+};
+
+namespace detail {
 
 /// Calls `f(std::integral_constant<std::size_t, I>{})` for `Count` values of I from `First` on. The
 /// recursion by halves keeps expressions shallow: compilers fail at a nesting of ten thousand.
@@ -31,32 +53,6 @@ constexpr decltype(auto) with_index(std::size_t index, F&& f) {
     return with_index<Count - Count / 2, First + Count / 2>(index, f);
   }
 }
-
-}  // namespace lockstep::detail
-
-namespace lockstep {
-
-/// A size that is known at construction, equal to `std::dynamic_extent`: `World<dynamic>`,
-/// `Grid<dynamic, 4>`, `Parameter<"w", float, dynamic, 784>`.
-inline constexpr std::size_t dynamic = static_cast<std::size_t>(-1);
-
-/// A size that takes no storage when it is a constant.
-template <std::size_t N>
-struct Size {
-  constexpr Size() = default;
-  LOCKSTEP_HOST_DEVICE static constexpr std::size_t value() { return N; }
-};
-
-template <>
-struct Size<dynamic> {
-  constexpr explicit Size(std::size_t size) : size_(size) {}
-  LOCKSTEP_HOST_DEVICE constexpr std::size_t value() const { return size_; }
-
- private:
-  std::size_t size_;
-};
-
-namespace detail {
 
 /// An array of `Count` values, or a vector if `Count` is `dynamic`.
 template <class T, std::size_t Count>

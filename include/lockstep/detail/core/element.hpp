@@ -25,12 +25,6 @@ enum class ElementKind : std::uint8_t {
   u64 = 12,
 };
 
-namespace detail {
-
-inline constexpr std::size_t element_kinds = 13;
-
-}  // namespace detail
-
 /// The kind of T; `unsupported` where no tensor can hold T. Integers are distinguished by size and
 /// sign, so that `long` and `long long` are one kind.
 template <class T>
@@ -68,6 +62,8 @@ static_assert(IntegerElement<std::int8_t> && IntegerElement<std::uint64_t>);
 static_assert(!Element<bool> && !Element<long double> && !Element<const float>);
 
 namespace detail {
+
+inline constexpr std::size_t element_kinds = 13;
 
 constexpr bool is_floating(ElementKind kind) {
   return kind >= ElementKind::f64 && kind <= ElementKind::bf16;
@@ -113,12 +109,6 @@ using Accumulator = std::tuple_element_t<
     std::tuple<void, double, float, float, float, std::uint8_t, std::uint16_t, std::uint32_t,
                std::uint64_t, std::uint8_t, std::uint16_t, std::uint32_t, std::uint64_t>>;
 
-}  // namespace detail
-
-}  // namespace lockstep
-
-namespace lockstep::detail {
-
 /// Converts elements through their accumulator types: double to a 16-bit type rounds twice.
 template <class To, class From>
 constexpr void convert(To* to, const From* from, std::size_t count) {
@@ -130,4 +120,6 @@ constexpr void convert(To* to, const From* from, std::size_t count) {
 void convert_elements(std::byte* to, ElementKind to_kind, const std::byte* from,
                       ElementKind from_kind, std::size_t count);
 
-}  // namespace lockstep::detail
+}  // namespace detail
+
+}  // namespace lockstep

@@ -85,11 +85,30 @@ struct Failure {
 
   /// The message. `self` is the failed rank, for an error that names none.
   std::string text(std::optional<Rank> self) const;
+  /// Prints the message to stderr.
+  void print() const;
 
   std::string bytes() const;
 
   /// Empty if the rank ended before it had written everything.
   static std::optional<Failure> from_bytes(std::string_view bytes);
+};
+
+/// Reports an exception that a destructor cannot throw, of this rank unless it names another: to a
+/// `LateFailures` if one exists, otherwise to stderr.
+void report_late_failure(const std::exception_ptr& thrown, Rank rank) noexcept;
+
+/// Collects late failures while it exists; the destructor prints those that were not taken to
+/// stderr.
+class LateFailures {
+ public:
+  LateFailures();
+  ~LateFailures();
+  LateFailures(const LateFailures&) = delete;
+  LateFailures& operator=(const LateFailures&) = delete;
+
+  /// Removes and returns the oldest failure.
+  std::optional<Failure> take();
 };
 
 /// `SIGTERM`, `SIGUSR1`, or `signal 12`.

@@ -14,11 +14,6 @@ class Half {
   LOCKSTEP_HOST_DEVICE constexpr explicit Half(float value) : bits_(round(value)) {}
   LOCKSTEP_HOST_DEVICE constexpr explicit operator float() const { return widen(bits_); }
 
-  LOCKSTEP_HOST_DEVICE static constexpr Half from_bits(std::uint16_t bits) {
-    Half half;
-    half.bits_ = bits;
-    return half;
-  }
   LOCKSTEP_HOST_DEVICE constexpr std::uint16_t bits() const { return bits_; }
 
  private:
@@ -84,11 +79,6 @@ class BFloat16 {
     return __builtin_bit_cast(float, static_cast<std::uint32_t>(bits_) << 16);
   }
 
-  LOCKSTEP_HOST_DEVICE static constexpr BFloat16 from_bits(std::uint16_t bits) {
-    BFloat16 value;
-    value.bits_ = bits;
-    return value;
-  }
   LOCKSTEP_HOST_DEVICE constexpr std::uint16_t bits() const { return bits_; }
 
  private:

@@ -29,72 +29,6 @@ concept JsonScalar =
     std::convertible_to<T, std::string_view> || std::same_as<T, bool> || std::floating_point<T> ||
     (std::integral<T> && !std::same_as<T, char> && !std::same_as<T, wchar_t>);
 
-}  // namespace detail
-
-/// `JsonLine().add("epoch", 3).add("loss", 0.25).text()` is `{"epoch":3,"loss":0.25}`. Members keep
-/// their order; numbers are the shortest that parse to the same value; NaN and infinities are null.
-class JsonLine {
- public:
-  JsonLine() = default;
-  /// From the `members()` of another line.
-  explicit JsonLine(std::string_view members) : members_(members) {}
-
-  /// Adds a number, a text, a bool, or an object inside this one.
-  template <class T>
-    requires(detail::JsonScalar<T> || std::same_as<T, JsonLine>)
-  JsonLine& add(std::string_view name, const T& value) {
-    add_name(name);
-    append(value);
-    return *this;
-  }
-  /// Appends the members of another line.
-  JsonLine& add(const JsonLine& others);
-  /// A double without loss: NaN and infinities become the texts "nan", "inf" and "-inf".
-  JsonLine& add_exact(std::string_view name, double value);
-  template <class Range>
-  JsonLine& add_array(std::string_view name, const Range& values) {
-    add_name(name);
-    char before = '[';
-    for (const auto& value : values) {
-      members_ += std::exchange(before, ',');
-      append(value);
-    }
-    members_ += before == '[' ? "[]" : "]";
-    return *this;
-  }
-
-  std::string text() const { return detail::text({"{", members_, "}"}); }
-  const std::string& members() const { return members_; }
-  bool empty() const { return members_.empty(); }
-  /// Were all texts valid UTF-8, so that none was altered?
-  bool is_utf8() const { return is_utf8_; }
-
- private:
-  void add_name(std::string_view name);
-  template <class T>
-  void append(const T& value) {
-    if constexpr (std::same_as<T, JsonLine>) {
-      members_ += value.text();
-      is_utf8_ = is_utf8_ && value.is_utf8_;
-    } else if constexpr (std::convertible_to<T, std::string_view>) {
-      is_utf8_ = detail::append_json_string(members_, value) && is_utf8_;
-    } else if constexpr (std::same_as<T, bool>) {
-      members_ += value ? "true" : "false";
-    } else if constexpr (std::same_as<T, float>) {
-      detail::append_json_number(members_, value);
-    } else if constexpr (std::floating_point<T>) {
-      detail::append_json_number(members_, static_cast<double>(value));
-    } else {
-      detail::TextPart(value).append_to(members_);
-    }
-  }
-
-  std::string members_;
-  bool is_utf8_ = true;
-};
-
-namespace detail {
-
 /// A parsed value. Members keep their order, and 64-bit integers are exact.
 struct Json {
   using Member = std::pair<std::string, Json>;
@@ -164,5 +98,67 @@ class JsonEntry {
 };
 
 }  // namespace detail
+
+/// `JsonLine().add("epoch", 3).add("loss", 0.25).text()` is `{"epoch":3,"loss":0.25}`. Members keep
+/// their order; numbers are the shortest that parse to the same value; NaN and infinities are null.
+class JsonLine {
+ public:
+  JsonLine() = default;
+  /// From the `members()` of another line.
+  explicit JsonLine(std::string_view members) : members_(members) {}
+
+  /// Adds a number, a text, a bool, or an object inside this one.
+  template <class T>
+    requires(detail::JsonScalar<T> || std::same_as<T, JsonLine>)
+  JsonLine& add(std::string_view name, const T& value) {
+    add_name(name);
+    append(value);
+    return *this;
+  }
+  /// Appends the members of another line.
+  JsonLine& add(const JsonLine& others);
+  /// A double without loss: NaN and infinities become the texts "nan", "inf" and "-inf".
+  JsonLine& add_exact(std::string_view name, double value);
+  template <class Range>
+  JsonLine& add_array(std::string_view name, const Range& values) {
+    add_name(name);
+    char before = '[';
+    for (const auto& value : values) {
+      members_ += std::exchange(before, ',');
+      append(value);
+    }
+    members_ += before == '[' ? "[]" : "]";
+    return *this;
+  }
+
+  std::string text() const { return detail::text({"{", members_, "}"}); }
+  const std::string& members() const { return members_; }
+  bool empty() const { return members_.empty(); }
+  /// Were all texts valid UTF-8, so that none was altered?
+  bool is_utf8() const { return is_utf8_; }
+
+ private:
+  void add_name(std::string_view name);
+  template <class T>
+  void append(const T& value) {
+    if constexpr (std::same_as<T, JsonLine>) {
+      members_ += value.text();
+      is_utf8_ = is_utf8_ && value.is_utf8_;
+    } else if constexpr (std::convertible_to<T, std::string_view>) {
+      is_utf8_ = detail::append_json_string(members_, value) && is_utf8_;
+    } else if constexpr (std::same_as<T, bool>) {
+      members_ += value ? "true" : "false";
+    } else if constexpr (std::same_as<T, float>) {
+      detail::append_json_number(members_, value);
+    } else if constexpr (std::floating_point<T>) {
+      detail::append_json_number(members_, static_cast<double>(value));
+    } else {
+      detail::TextPart(value).append_to(members_);
+    }
+  }
+
+  std::string members_;
+  bool is_utf8_ = true;
+};
 
 }  // namespace lockstep

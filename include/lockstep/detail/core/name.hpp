@@ -29,9 +29,6 @@ struct Key {
   static constexpr std::string_view name = Text.view();
 };
 
-template <std::size_t Index>
-struct At {};
-
 template <class T>
 concept NameKey = requires {
   { T::name } -> std::convertible_to<std::string_view>;
@@ -67,36 +64,12 @@ constexpr auto operator/(Scope, Inner) {
   return Key<joined>{};
 }
 
-/// `a.3`, the fourth of the repeated scopes a.
-template <NameKey Scope, std::size_t Index>
-constexpr auto operator/(Scope scope, At<Index>) {
-  constexpr auto digits = [] {
-    Name<decimal_digits(Index) + 1> name;
-    write_decimal(name.text, Index);
-    return name;
-  }();
-  return scope / Key<digits>{};
-}
-
-}  // namespace detail
-
-/// One block of a `Repeat`: `"blocks"_p / at<3> / "attn.weight"_p`.
 template <std::size_t Index>
-inline constexpr detail::At<Index> at{};
-
-inline namespace literals {
-
-/// The key of a parameter or buffer. Not `consteval`, which clang 14 leaves undefined in templates.
-template <Name Text>
-constexpr detail::Key<Text> operator""_p() {
-  return {};
-}
-
-}  // namespace literals
-
-}  // namespace lockstep
-
-namespace lockstep::detail {
+inline constexpr auto decimal_name = [] {
+  Name<decimal_digits(Index) + 1> name;
+  write_decimal(name.text, Index);
+  return name;
+}();
 
 /// Does a name match a pattern, in which `*` stands for any characters or none? (g++ 12 does not
 /// take `string_view::find` for a constant under the undefined-behaviour sanitizer.)
@@ -137,4 +110,20 @@ struct NamePatterns {
   }
 };
 
-}  // namespace lockstep::detail
+}  // namespace detail
+
+/// One block of a `Repeat`: `"blocks"_p / at<3> / "attn.weight"_p`.
+template <std::size_t Index>
+inline constexpr detail::Key<detail::decimal_name<Index>> at{};
+
+inline namespace literals {
+
+/// The key of a parameter or buffer. Not `consteval`, which clang 14 leaves undefined in templates.
+template <Name Text>
+constexpr detail::Key<Text> operator""_p() {
+  return {};
+}
+
+}  // namespace literals
+
+}  // namespace lockstep

@@ -38,20 +38,17 @@ class LayerRandom {
 
 namespace detail {
 
-struct LayerHash {
-  std::uint64_t value = 0;
-};
-
-constexpr LayerHash layer_hash(LayerHash layer) { return layer; }
-constexpr LayerHash layer_hash(std::string_view name) { return {hash_of(name)}; }
+/// The hash of a layer's name; a hash stays as it is.
+constexpr std::uint64_t layer_hash(std::uint64_t hash) { return hash; }
+constexpr std::uint64_t layer_hash(std::string_view name) { return hash_of(name); }
 template <NameKey Key>
-constexpr LayerHash layer_hash(Key) {
-  return {std::integral_constant<std::uint64_t, hash_of(Key::name)>::value};
+constexpr std::uint64_t layer_hash(Key) {
+  return std::integral_constant<std::uint64_t, hash_of(Key::name)>::value;
 }
 
 /// The numbers of a layer under the key of a micro-batch.
-LOCKSTEP_HOST_DEVICE constexpr LayerRandom layer_random(std::uint64_t key, LayerHash layer) {
-  return LayerRandom(random_at(key, layer.value));
+LOCKSTEP_HOST_DEVICE constexpr LayerRandom layer_random(std::uint64_t key, std::uint64_t layer) {
+  return LayerRandom(random_at(key, layer));
 }
 
 }  // namespace detail
@@ -77,9 +74,7 @@ class RandomStream {
   static constexpr result_type min() { return 0; }
   static constexpr result_type max() { return std::numeric_limits<result_type>::max(); }
 
-  constexpr result_type operator()() {
-    return detail::mix_bits(seed_ + ++position_ * detail::golden_step);
-  }
+  constexpr result_type operator()() { return detail::random_at(seed_, position_++); }
 
   constexpr Seed seed() const { return Seed{seed_}; }
   /// How many numbers were drawn.
@@ -89,8 +84,7 @@ class RandomStream {
   /// A number in [0, 1); all multiples of 2^-53 (of 2^-24 for float) are equally likely.
   template <std::floating_point T = double>
   constexpr T uniform() {
-    constexpr int bits = std::numeric_limits<T>::digits < 53 ? std::numeric_limits<T>::digits : 53;
-    return static_cast<T>((*this)() >> (64 - bits)) / static_cast<T>(std::uint64_t{1} << bits);
+    return LayerRandom(seed_).uniform<T>(position_++);
   }
 
   /// A number in [low, high).
@@ -136,7 +130,7 @@ class RandomStream {
 class DeviceLayerRandom {
  public:
   constexpr DeviceLayerRandom() = default;
-  constexpr DeviceLayerRandom(const std::uint64_t* key, detail::LayerHash layer)
+  constexpr DeviceLayerRandom(const std::uint64_t* key, std::uint64_t layer)
       : key_(key), layer_(layer) {}
 
   /// For device code.
@@ -144,7 +138,7 @@ class DeviceLayerRandom {
 
  private:
   const std::uint64_t* key_ = nullptr;
-  detail::LayerHash layer_;
+  std::uint64_t layer_ = 0;
 };
 
 }  // namespace lockstep

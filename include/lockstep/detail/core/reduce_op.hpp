@@ -8,7 +8,7 @@ namespace lockstep {
 
 /// An operation has three steps, which each backend can fuse with its loads and stores: `prepare`
 /// widens one rank's value, `combine` joins two prepared values in rank order, and `finish` narrows
-/// the result for a world of `ranks`. `prepare` exists only for the supported element types.
+/// the result for a world of `ranks`. One of them exists only for the supported element types.
 template <class Op, class T>
 concept ReduceOp = Element<T> && requires(const Op op, T value, std::size_t ranks) {
   { Op::name } -> std::convertible_to<std::string_view>;
@@ -28,26 +28,16 @@ LOCKSTEP_HOST_DEVICE constexpr Accumulator<T> widen(T value) {
   return static_cast<Accumulator<T>>(value);
 }
 
-/// The base of operations whose result does not depend on the world size.
+/// The base of operations whose result does not depend on the world size. Those that widen values
+/// have a `prepare` of their own.
 struct Narrowing {
+  template <Element T>
+  LOCKSTEP_HOST_DEVICE constexpr T prepare(T value) const {
+    return value;
+  }
   template <Element T>
   LOCKSTEP_HOST_DEVICE constexpr T finish(auto accumulated, std::size_t) const {
     return static_cast<T>(accumulated);
-  }
-};
-
-/// The base of comparisons, which keep the element type.
-struct Unwidened : Narrowing {
-  template <Element T>
-  LOCKSTEP_HOST_DEVICE constexpr T prepare(T value) const {
-    return value;
-  }
-};
-
-struct Bitwise : Narrowing {
-  template <IntegerElement T>
-  LOCKSTEP_HOST_DEVICE constexpr T prepare(T value) const {
-    return value;
   }
 };
 
@@ -105,7 +95,7 @@ struct Average {
 
 /// The sum over ranks of `factor` times each value, in one pass.
 template <std::floating_point Factor = float>
-struct PreMultipliedSum : detail::Narrowing {
+struct PreMultipliedSum : Sum {
   static constexpr std::string_view name = "pre-multiplied sum";
   Factor factor = 1;
 
@@ -114,10 +104,6 @@ struct PreMultipliedSum : detail::Narrowing {
   template <FloatingElement T>
   LOCKSTEP_HOST_DEVICE constexpr detail::Accumulator<T> prepare(T value) const {
     return detail::widen(value) * static_cast<detail::Accumulator<T>>(factor);
-  }
-  template <class A>
-  LOCKSTEP_HOST_DEVICE constexpr A combine(A a, A b) const {
-    return a + b;
   }
 };
 
@@ -139,7 +125,7 @@ struct Product : detail::Narrowing {
 };
 
 /// The minimum over ranks. A NaN on any rank is the result, so that a broken gradient shows.
-struct Min : detail::Unwidened {
+struct Min : detail::Narrowing {
   static constexpr std::string_view name = "min";
   template <Element T>
   LOCKSTEP_HOST_DEVICE constexpr T combine(T a, T b) const {
@@ -148,7 +134,7 @@ struct Min : detail::Unwidened {
 };
 
 /// The maximum over ranks; NaN as in `Min`.
-struct Max : detail::Unwidened {
+struct Max : detail::Narrowing {
   static constexpr std::string_view name = "max";
   template <Element T>
   LOCKSTEP_HOST_DEVICE constexpr T combine(T a, T b) const {
@@ -157,7 +143,7 @@ struct Max : detail::Unwidened {
 };
 
 /// Bits that are set on all ranks.
-struct BitAnd : detail::Bitwise {
+struct BitAnd : detail::Narrowing {
   static constexpr std::string_view name = "bitwise and";
   template <IntegerElement T>
   LOCKSTEP_HOST_DEVICE constexpr T combine(T a, T b) const {
@@ -166,7 +152,7 @@ struct BitAnd : detail::Bitwise {
 };
 
 /// Bits that are set on any rank.
-struct BitOr : detail::Bitwise {
+struct BitOr : detail::Narrowing {
   static constexpr std::string_view name = "bitwise or";
   template <IntegerElement T>
   LOCKSTEP_HOST_DEVICE constexpr T combine(T a, T b) const {
@@ -175,7 +161,7 @@ struct BitOr : detail::Bitwise {
 };
 
 /// Bits that are set on an odd number of ranks.
-struct BitXor : detail::Bitwise {
+struct BitXor : detail::Narrowing {
   static constexpr std::string_view name = "bitwise xor";
   template <IntegerElement T>
   LOCKSTEP_HOST_DEVICE constexpr T combine(T a, T b) const {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Scope guards that detect stack unwinding, and reports of failures in destructors.
+/// @file Scope guards, and detection of stack unwinding.
 
 #include <exception>
 
-#include "lockstep/detail/core/strong.hpp"
+#include "lockstep/detail/core/standard.hpp"
 
 namespace lockstep::detail {
 
@@ -48,28 +48,6 @@ class [[nodiscard]] ValueWhile {
  private:
   T& variable_;
   T before_;
-};
-
-/// A failure in a destructor, and the rank on which it happened.
-struct LateFailure {
-  std::exception_ptr thrown;
-  std::optional<Rank> rank;
-};
-
-/// Reports a failure that cannot be thrown: to a `LateFailures` if one exists, otherwise to stderr.
-void report_late_failure(const LateFailure& failure) noexcept;
-
-/// Collects late failures while it exists; the destructor prints those that were not taken to
-/// stderr.
-class LateFailures {
- public:
-  LateFailures();
-  ~LateFailures();
-  LateFailures(const LateFailures&) = delete;
-  LateFailures& operator=(const LateFailures&) = delete;
-
-  /// Removes and returns the oldest failure.
-  std::optional<LateFailure> take();
 };
 
 }  // namespace lockstep::detail

@@ -14,6 +14,7 @@
 #include <mutex>
 
 #include "lockstep/detail/core/checksum.hpp"
+#include "lockstep/detail/core/dynamic.hpp"
 #include "lockstep/detail/core/element.hpp"
 #include "lockstep/detail/core/error.hpp"
 #include "lockstep/detail/core/file.hpp"
@@ -22,14 +23,12 @@
 
 namespace lockstep::detail {
 
+/// Calls `f` with the index of a floating kind as a constant.
 template <class F>
 void with_floating(ElementKind kind, const F& f) {
-  if (kind == ElementKind::f64) return f(std::type_identity<double>{});
-  if (kind == ElementKind::f32) return f(std::type_identity<float>{});
-  if (kind == ElementKind::f16) return f(std::type_identity<Half>{});
-  if (kind == ElementKind::bf16) return f(std::type_identity<BFloat16>{});
-  throw Error("convert", "elements of " + std::string(element_name(kind)) + " are not floating",
-              "keep their type");
+  if (!is_floating(kind))
+    fail("convert", {"elements of ", element_name(kind), " are not floating"}, "keep their type");
+  with_index<4, static_cast<std::size_t>(ElementKind::f64)>(static_cast<std::size_t>(kind), f);
 }
 
 LOCKSTEP_INLINE void convert_elements(std::byte* to, ElementKind to_kind, const std::byte* from,
@@ -38,8 +37,10 @@ LOCKSTEP_INLINE void convert_elements(std::byte* to, ElementKind to_kind, const 
     if (count != 0) std::memmove(to, from, count * element_size(to_kind));
     return;
   }
-  with_floating(to_kind, [&]<class To>(std::type_identity<To>) {
-    with_floating(from_kind, [&]<class From>(std::type_identity<From>) {
+  with_floating(to_kind, [&](auto to_index) {
+    with_floating(from_kind, [&](auto from_index) {
+      using To = std::tuple_element_t<to_index, ElementTypes>;
+      using From = std::tuple_element_t<from_index, ElementTypes>;
       if constexpr (!std::is_same_v<To, From>) {
         // Through local arrays, because strict aliasing lets the compiler assume that pointers to
         // two types never overlap.
@@ -84,19 +85,18 @@ LOCKSTEP_INLINE void share_work(std::size_t tasks, FunctionRef<void(std::size_t)
   if (failure) std::rethrow_exception(failure);
 }
 
-/// The temporary files that are being written.
-struct TemporaryNames {
-  std::mutex mutex;
-  std::vector<std::string> names;
-};
-LOCKSTEP_INLINE TemporaryNames& temporary_names() {
-  static TemporaryNames names;
-  return names;
+/// Calls `f` with the names of the temporary files that are being written, one thread at a time.
+LOCKSTEP_INLINE void with_temporary_names(FunctionRef<void(std::vector<std::string>&)> f) {
+  static std::mutex mutex;
+  static std::vector<std::string> names;
+  const std::lock_guard lock(mutex);
+  f(names);
 }
 
 LOCKSTEP_INLINE void remove_temporary_files() {
-  const std::lock_guard lock(temporary_names().mutex);
-  for (const std::string& name : temporary_names().names) ::unlink(name.c_str());
+  with_temporary_names([](const std::vector<std::string>& names) {
+    for (const std::string& name : names) ::unlink(name.c_str());
+  });
 }
 
 LOCKSTEP_INLINE std::string random_token() { return random_id().substr(16); }
@@ -109,10 +109,7 @@ LOCKSTEP_INLINE TemporaryFile::TemporaryFile(std::string_view operation, const s
   constexpr int flags = O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC;
   file_ = Descriptor(::open(temporary_.c_str(), flags, 0666));
   if (!file_) fail_writing(operation_, path_, errno);
-  {
-    const std::lock_guard lock(temporary_names().mutex);
-    temporary_names().names.push_back(temporary_);
-  }
+  with_temporary_names([&](std::vector<std::string>& names) { names.push_back(temporary_); });
   // Detects a full disk at once, on file systems that support fallocate.
   while (bytes != 0 && ::fallocate(file_.get(), 0, 0, static_cast<off_t>(bytes)) != 0 &&
          errno != EOPNOTSUPP && errno != ENOSYS) {
@@ -173,8 +170,8 @@ LOCKSTEP_INLINE void sync_folder_of(std::string_view operation, const std::strin
 }
 
 LOCKSTEP_INLINE void TemporaryFile::forget() {
-  const std::lock_guard lock(temporary_names().mutex);
-  std::erase(temporary_names().names, std::exchange(temporary_, {}));
+  with_temporary_names(
+      [&](std::vector<std::string>& names) { std::erase(names, std::exchange(temporary_, {})); });
 }
 
 LOCKSTEP_INLINE void TemporaryFile::remove() {
@@ -294,14 +291,9 @@ LOCKSTEP_INLINE std::string checksum_text(std::uint64_t checksum) {
 }
 
 LOCKSTEP_INLINE std::optional<std::uint64_t> checksum_from(std::string_view text) {
-  if (text.size() != 16) return std::nullopt;
   std::uint64_t checksum = 0;
-  for (const char digit : text) {
-    const std::size_t value = std::string_view("0123456789abcdef").find(digit);
-    if (value == std::string_view::npos) return std::nullopt;
-    checksum = checksum << 4 | value;
-  }
-  return checksum;
+  std::from_chars(text.data(), text.data() + text.size(), checksum, 16);
+  return checksum_text(checksum) == text ? std::optional(checksum) : std::nullopt;
 }
 
 LOCKSTEP_INLINE bool is_utf8(std::string_view text) {

@@ -7,7 +7,15 @@
 
 #include "lockstep/detail/core/strong.hpp"
 
-namespace lockstep::detail {
+namespace lockstep {
+
+/// A number with a fixed number of decimals.
+std::string fixed_text(double value, int decimals);
+
+/// A loss or a score: `0.4123`; `3.100e-05` below 0.001 and from 100000 on.
+std::string value_text(double value);
+
+namespace detail {
 
 /// One argument of `text`: a string, an integer, or a strong integer such as a rank.
 class TextPart {
@@ -58,18 +66,6 @@ struct Endpoint {
 
 /// `host:port` or `[::1]:29500`. `localhost` becomes 127.0.0.1, so that all ranks use one address.
 Endpoint parse_endpoint(std::string_view name, std::string_view text);
-
-}  // namespace lockstep::detail
-
-namespace lockstep {
-
-/// A number with a fixed number of decimals.
-std::string fixed_text(double value, int decimals);
-
-/// A loss or a score: `0.4123`; `3.100e-05` below 0.001 and from 100000 on.
-std::string value_text(double value);
-
-namespace detail {
 
 /// A rate: `54321`; `3.2` below 100.
 std::string rate_text(double value);

@@ -14,16 +14,12 @@ namespace lockstep::detail {
 /// Calls `start()` with signals blocked: threads it creates never run the program's handlers.
 template <class Start>
 auto without_signals(Start&& start) {
-  struct Blocked {
-    Blocked() {
-      sigset_t all;
-      ::sigfillset(&all);
-      ::pthread_sigmask(SIG_SETMASK, &all, &before);
-    }
-    ~Blocked() { ::pthread_sigmask(SIG_SETMASK, &before, nullptr); }
-    sigset_t before;
-  };
-  const Blocked blocked;
+  sigset_t all;
+  sigset_t before;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  auto restore = [](const sigset_t* mask) { ::pthread_sigmask(SIG_SETMASK, mask, nullptr); };
+  const std::unique_ptr<sigset_t, decltype(restore)> guard(&before, restore);
   return std::forward<Start>(start)();
 }
 
@@ -60,18 +56,17 @@ class Thread {
   /// `Error` where no thread can be created; the caller has to stop those that it started before.
   template <class Work, class Report>
   Thread(ThreadName name, Work work, Report report, Signals signals = Signals::blocked) {
-    struct Body {
-      Work work;
-      Report report;
-    };
-    std::unique_ptr<Body> body(new Body{std::move(work), std::move(report)});
-    start(name, signals, body.get(), [](void* owned) -> void* {
-      const std::unique_ptr<Body> mine(static_cast<Body*>(owned));
+    auto run = [work = std::move(work), report = std::move(report)]() mutable {
       try {
-        mine->work();
+        work();
       } catch (...) {
-        mine->report(std::current_exception());
+        report(std::current_exception());
       }
+    };
+    auto body = std::make_unique<decltype(run)>(std::move(run));
+    start(name, signals, body.get(), [](void* owned) -> void* {
+      const std::unique_ptr<decltype(run)> mine(static_cast<decltype(run)*>(owned));
+      (*mine)();
       return nullptr;
     });
     body.release();

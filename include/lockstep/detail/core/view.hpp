@@ -222,21 +222,6 @@ class View : public ViewBase<Memory, T, sizeof...(E), ((E == dynamic) || ...)> {
   }
 };
 
-}  // namespace detail
-
-/// A view of host memory: `HostView<float, 128, 784>`.
-template <class T, std::size_t... E>
-using HostView = detail::View<HostMemory, T, E...>;
-
-/// A view of GPU memory.
-template <class T, std::size_t... E>
-using DeviceView = detail::View<DeviceMemory, T, E...>;
-
-static_assert(detail::is_checked || sizeof(HostView<float, 128, 784>) == sizeof(float*));
-static_assert(std::is_trivially_copyable_v<DeviceView<float, dynamic, 784>>);
-
-namespace detail {
-
 /// A view or mdspan without gaps, of host or device memory.
 template <class V>
 concept DenseView = requires(const V& view) {
@@ -258,6 +243,17 @@ template <class Allocator>
 inline constexpr bool packs_bits<std::vector<bool, Allocator>> = true;
 
 }  // namespace detail
+
+/// A view of host memory: `HostView<float, 128, 784>`.
+template <class T, std::size_t... E>
+using HostView = detail::View<HostMemory, T, E...>;
+
+/// A view of GPU memory.
+template <class T, std::size_t... E>
+using DeviceView = detail::View<DeviceMemory, T, E...>;
+
+static_assert(detail::is_checked || sizeof(HostView<float, 128, 784>) == sizeof(float*));
+static_assert(std::is_trivially_copyable_v<DeviceView<float, dynamic, 784>>);
 
 /// The elements of a view, an array, a span or a vector (also Thrust's), in memory order.
 template <detail::DenseView V>

@@ -19,7 +19,6 @@
 
 #include "lockstep/detail/core/error.hpp"
 #include "lockstep/detail/core/file.hpp"
-#include "lockstep/detail/core/scope_guard.hpp"
 #include "lockstep/detail/core/terminal.hpp"
 #include "lockstep/detail/core/thread.hpp"
 #include "lockstep/detail/launch/host.hpp"
@@ -32,26 +31,6 @@
 LOCKSTEP_COLD_BEGIN
 
 namespace lockstep::detail {
-
-LOCKSTEP_INLINE Failure Failure::of(const std::exception_ptr& thrown) {
-  try {
-    std::rethrow_exception(thrown);
-  } catch (const Error& error) {
-    return {error.operation(), error.problem(), error.advice(), error.rank(),
-            error.is_consequence()};
-  } catch (const std::exception& error) {
-    return {"", error.what(), "", std::nullopt, false};
-  } catch (...) {
-    return {"", "an exception that is no std::exception", "", std::nullopt, false};
-  }
-}
-
-LOCKSTEP_INLINE std::string Failure::text(std::optional<Rank> self) const {
-  const std::optional<Rank> named = rank ? rank : self;
-  if (!operation.empty()) return Error(operation, problem, advice, named).what();
-  if (!named) return detail::text({"lockstep: ", problem});
-  return detail::text({"lockstep: rank ", *named, ": ", problem});
-}
 
 LOCKSTEP_INLINE std::string Failure::bytes() const {
   return store_protocol::Writer{}
@@ -340,6 +319,12 @@ LOCKSTEP_INLINE int report_stop(const Stopped& stopped, std::optional<Rank> rank
 }
 
 /// Reports a failure to lockstep's launcher, if any, otherwise on stderr. Returns the exit status.
+LOCKSTEP_INLINE int report_failure(const Failure& failure, const Descriptor& launcher) {
+  std::fflush(nullptr);
+  if (!launcher || !write_all(launcher.get(), failure.bytes())) failure.print();
+  return 1;
+}
+
 LOCKSTEP_INLINE int report_failure(const std::exception_ptr& thrown, std::optional<Rank> rank,
                                    const Descriptor& launcher) {
   try {
@@ -350,11 +335,7 @@ LOCKSTEP_INLINE int report_failure(const std::exception_ptr& thrown, std::option
   }
   Failure failure = Failure::of(thrown);
   if (!failure.rank) failure.rank = rank;  // a launcher knows only one rank of a process
-  std::fflush(nullptr);
-  if (!launcher || !write_all(launcher.get(), failure.bytes())) {
-    std::fputs(text({failure.text(rank), "\n"}).c_str(), stderr);
-  }
-  return 1;
+  return report_failure(failure, launcher);
 }
 
 /// Calls `run(session)`, which returns an exit status. If that is 0, unread arguments are an error.
@@ -788,8 +769,8 @@ LOCKSTEP_INLINE bool answer(std::span<const std::string_view> arguments, std::si
 /// Turns a failure in a destructor of ranks that have returned into a reported one, with status 1.
 LOCKSTEP_INLINE int status_after(int status, LateFailures& late, const Descriptor& launcher) {
   if (status != 0) return status;
-  const std::optional<LateFailure> failure = late.take();
-  return failure ? report_failure(failure->thrown, failure->rank, launcher) : status;
+  const std::optional<Failure> failure = late.take();
+  return failure ? report_failure(*failure, launcher) : status;
 }
 
 /// The number of rank threads in each process of a job with several.

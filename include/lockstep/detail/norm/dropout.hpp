@@ -77,10 +77,10 @@ class Dropout {
  public:
   explicit Dropout(double p = 0.5)
     requires(has_name)
-      : Dropout(detail::LayerHash{detail::hash_of(Text.view())}, Text.view(), p) {}
+      : Dropout(detail::hash_of(Text.view()), Text.view(), p) {}
   explicit Dropout(std::string_view name, double p = 0.5)
     requires(!has_name)
-      : Dropout(detail::layer_hash(name), name, p) {}
+      : Dropout(detail::hash_of(name), name, p) {}
 
   /// The probability with which an element is dropped.
   double rate() const { return p_; }
@@ -109,7 +109,7 @@ class Dropout {
   }
 
  private:
-  Dropout(detail::LayerHash layer, std::string_view name, double p) : layer_(layer), p_(p) {
+  Dropout(std::uint64_t layer, std::string_view name, double p) : layer_(layer), p_(p) {
     if (!(p >= 0 && p <= 1)) reject(name, p);
     rule_.below = static_cast<std::uint64_t>(std::llround(p * 0x1p32));
     rule_.scale = p < 1 ? 1 / (1 - p) : 0;
@@ -127,7 +127,7 @@ class Dropout {
                  "give it two views of the same shape");
   }
 
-  detail::LayerHash layer_;
+  std::uint64_t layer_;
   double p_;
   detail::DropoutRule rule_;
 };

@@ -642,7 +642,6 @@ class Replica {
     JobShape shape;
     shape.world = shape.replicas = comm_.world_size().value();
     shape.gradient_divisor = traits::gathers_outputs ? 1 : static_cast<double>(shape.replicas);
-    shape.micro_batches = traits::micro_batches;
     shape.keeps_own_buffers = keeps_own_buffers;
     shape.policies = policy_names(typename Policies::pack{});
     shape.fingerprint = fingerprint_of<Policies>(typename traits::declared_layout(model_),

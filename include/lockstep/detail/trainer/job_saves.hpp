@@ -14,7 +14,7 @@ namespace lockstep::detail {
 struct JobSaves : SaveDue {
   StateValues kept;
   TrainingProgress progress;                                 // of the latest save
-  StateWriter writer{&at_once};                              // of `save`
+  Saver saver{&at_once};                                     // of `save`
   std::vector<std::pair<std::string, SaveOptions>> waiting;  // for the end of an accumulated step
   std::unique_ptr<Checkpoints> checkpoints;
   bool is_watching = false;  // steps may have to save
@@ -93,7 +93,7 @@ struct JobSaving {
       return;
     }
     with_job(job.wrapped_, JobCall::save, [&](const StatefulJob& state) {
-      saves().writer.save_job(state, path, save_options(std::move(options)));
+      saves().saver.save(state, path, save_options(std::move(options)));
     });
   }
 
@@ -150,7 +150,7 @@ struct JobSaving {
     const auto save = [&](const StatefulJob& state) {
       JobSaves& all = saves();
       all.at_once = false;
-      all.writer.rethrow_on_all(state);
+      all.saver.rethrow(state);
       if (state.micro_batches == 0) save_waiting(state);
       if (all.checkpoints) all.checkpoints->save_if_due(state, make);
       all.since = state.updates;
@@ -168,7 +168,7 @@ struct JobSaving {
   void save_waiting(const StatefulJob& state) {
     saves().is_waiting = false;
     for (auto& [path, options] : std::exchange(saves().waiting, {}))
-      saves().writer.save_job(state, path, save_options(std::move(options)));
+      saves().saver.save(state, path, save_options(std::move(options)));
   }
 
   void save_at_end_of_epoch(bool is_last) {
@@ -185,8 +185,8 @@ struct JobSaving {
     if (!saves().waiting.empty()) job.wrapped_.drop_tail();
     with_job(job.wrapped_, JobCall::save, [&](const StatefulJob& state) {
       save_waiting(state);
-      saves().writer.finish_with(state.ranks);
-      if (saves().checkpoints) saves().checkpoints->writer_.finish_with(state.ranks);
+      saves().saver.finish(state);
+      if (saves().checkpoints) saves().checkpoints->finish(state);
     });
   }
 

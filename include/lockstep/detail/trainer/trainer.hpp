@@ -203,7 +203,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   BasicTrainer& operator=(const BasicTrainer&) = delete;
   /// Reports a failure that no call has thrown, unless an exception ends the job anyway.
   ~BasicTrainer() {
-    if (failure_ && std::uncaught_exceptions() == 0) report_late_failure({failure_, rank()});
+    if (failure_ && std::uncaught_exceptions() == 0) report_late_failure(failure_, rank());
   }
 
   Rank rank() const { return session_.rank(); }

@@ -27,7 +27,7 @@ class RandomKeyStore<Cpu, Comm> {
   constexpr explicit RandomKeyStore(Comm&) {}
   const RandomKeys* keys() const { return &keys_; }
   void store(const RandomKeys& keys) { keys_ = keys; }
-  static LayerRandom draw(const std::uint64_t* key, LayerHash layer) {
+  static LayerRandom draw(const std::uint64_t* key, std::uint64_t layer) {
     return layer_random(*key, layer);
   }
 
