@@ -104,7 +104,9 @@ class RandomKeyStore<Cuda, Comm> {
   explicit RandomKeyStore(Comm& comm) : comm_(comm), memory_(sizeof(RandomKeys)) {}
   RandomKeys* keys() const { return reinterpret_cast<RandomKeys*>(memory_.data()); }
   /// `key` is device memory, which the host does not read.
-  static DeviceLayerRandom draw(const std::uint64_t* key, std::uint64_t layer) { return {key, layer}; }
+  static DeviceLayerRandom draw(const std::uint64_t* key, std::uint64_t layer) {
+    return {key, layer};
+  }
   void store(const RandomKeys& keys) { launch_store(comm_.gpu().stream(), this->keys(), keys); }
 
  private:
