@@ -4,7 +4,6 @@
 
 #include "lockstep/detail/core/bytes.hpp"
 #include "lockstep/detail/core/element.hpp"
-#include "lockstep/detail/core/name.hpp"
 #include "lockstep/detail/policy/policy.hpp"
 
 namespace lockstep {

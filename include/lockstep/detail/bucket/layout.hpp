@@ -2,17 +2,9 @@
 #pragma once
 /// @file A model's tensors in an arena: their element types, offsets and views.
 
-#include "lockstep/detail/bucket/buckets.hpp"
 #include "lockstep/detail/bucket/plan.hpp"
-#include "lockstep/detail/core/bytes.hpp"
-#include "lockstep/detail/core/dynamic.hpp"
-#include "lockstep/detail/core/element.hpp"
-#include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/hash.hpp"
 #include "lockstep/detail/core/view.hpp"
 #include "lockstep/detail/model/shapes.hpp"
-#include "lockstep/detail/model/tensor.hpp"
-#include "lockstep/detail/model/tensor_list.hpp"
 
 namespace lockstep::detail {
 

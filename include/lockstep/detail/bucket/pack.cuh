@@ -2,11 +2,8 @@
 #pragma once
 /// @file Casts gradients to another type and back, and adds micro-batches: one launch per bucket.
 
-#include <cuda_runtime.h>
-
 #include "lockstep/detail/core/dynamic.hpp"
 #include "lockstep/detail/core/element.hpp"
-#include "lockstep/detail/device/cuda/runtime.cuh"
 #include "lockstep/detail/device/cuda/vector.cuh"
 
 namespace lockstep::detail {

@@ -3,9 +3,6 @@
 /// @file The bucket plan: the offsets of parameters in an arena, and what is reduced together.
 
 #include "lockstep/detail/bucket/buckets.hpp"
-#include "lockstep/detail/core/bytes.hpp"
-#include "lockstep/detail/core/dynamic.hpp"
-#include "lockstep/detail/core/element.hpp"
 #include "lockstep/detail/model/tensor.hpp"
 
 namespace lockstep::detail {

@@ -2,17 +2,9 @@
 #pragma once
 /// @file The steps through which a model reads its tensors and writes its gradients.
 
-#include <initializer_list>
-#include <iterator>
-
 #include "lockstep/detail/bucket/layout.hpp"
 #include "lockstep/detail/bucket/subgraphs.hpp"
-#include "lockstep/detail/core/dynamic.hpp"
-#include "lockstep/detail/core/element.hpp"
-#include "lockstep/detail/core/error.hpp"
 #include "lockstep/detail/core/random_stream.hpp"
-#include "lockstep/detail/core/view.hpp"
-#include "lockstep/detail/model/tensor_list.hpp"
 
 namespace lockstep::detail {
 

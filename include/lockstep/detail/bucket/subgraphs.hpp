@@ -3,7 +3,6 @@
 /// @file Declared sets of parameters, of which every step uses one.
 
 #include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/name.hpp"
 #include "lockstep/detail/policy/policy.hpp"
 
 namespace lockstep {

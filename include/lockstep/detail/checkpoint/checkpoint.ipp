@@ -3,27 +3,16 @@
 /// @file The non-template definitions of this folder.
 
 #include <dirent.h>
-#include <fcntl.h>
-#include <signal.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <time.h>
-#include <unistd.h>
-#include <cerrno>
 #include <charconv>
-#include <cmath>
-#include <condition_variable>
-#include <cstdio>
-#include <map>
 #include <set>
 #include <system_error>
-#include <tuple>
-#include <variant>
 
 #include "lockstep/detail/checkpoint/checkpoints.hpp"
 #include "lockstep/detail/checkpoint/folder.hpp"
 #include "lockstep/detail/core/checksum.hpp"
-#include "lockstep/detail/core/deadline.hpp"
 #include "lockstep/detail/core/worker.hpp"
 #include "lockstep/detail/launch/launch.hpp"
 #include "lockstep/detail/launch/supervisor.hpp"

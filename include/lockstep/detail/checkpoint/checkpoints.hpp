@@ -3,19 +3,7 @@
 /// @file `Saver` writes one file per rank, which rank 0 commits, blocking or asynchronously.
 /// `Checkpoints` is a folder of periodic checkpoints that a job resumes from.
 
-#include <atomic>
-#include <exception>
-
-#include "lockstep/detail/checkpoint/job.hpp"
-#include "lockstep/detail/checkpoint/options.hpp"
 #include "lockstep/detail/checkpoint/reader.hpp"
-#include "lockstep/detail/comm/collective.hpp"
-#include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/scope_guard.hpp"
-#include "lockstep/detail/core/strong.hpp"
-#include "lockstep/detail/core/thread.hpp"
-#include "lockstep/detail/core/utility.hpp"
-#include "lockstep/detail/observe/scores.hpp"
 
 namespace lockstep::detail {
 

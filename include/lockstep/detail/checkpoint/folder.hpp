@@ -3,11 +3,9 @@
 /// @file The folder of a job's checkpoints: its lock, its file names, retention and the best copy.
 
 #include <map>
-#include <mutex>
 
 #include "lockstep/detail/checkpoint/options.hpp"
 #include "lockstep/detail/core/file.hpp"
-#include "lockstep/detail/core/text.hpp"
 #include "lockstep/detail/core/utility.hpp"
 
 namespace lockstep::detail {

@@ -2,14 +2,9 @@
 #pragma once
 /// @file A type-erased job for saving and loading, and work whose error is thrown on all ranks.
 
-#include <mutex>
-
 #include "lockstep/detail/checkpoint/state.hpp"
-#include "lockstep/detail/comm/collective.hpp"
 #include "lockstep/detail/comm/groups.hpp"
-#include "lockstep/detail/core/strong.hpp"
 #include "lockstep/detail/core/utility.hpp"
-#include "lockstep/detail/model/tensor.hpp"
 #include "lockstep/detail/model/tensor_list.hpp"
 #include "lockstep/detail/optim/progress.hpp"
 

@@ -2,11 +2,7 @@
 #pragma once
 /// @file Options of saving and loading: folder, interval, retention and contents of checkpoints.
 
-#include <atomic>
-#include <limits>
-
 #include "lockstep/detail/checkpoint/values.hpp"
-#include "lockstep/detail/core/strong.hpp"
 #include "lockstep/detail/data/sampler.hpp"
 #include "lockstep/detail/launch/program_options.hpp"
 #include "lockstep/detail/observe/scores.hpp"

@@ -9,8 +9,6 @@
 #include "lockstep/detail/checkpoint/job.hpp"
 #include "lockstep/detail/checkpoint/options.hpp"
 #include "lockstep/detail/checkpoint/safetensors.hpp"
-#include "lockstep/detail/core/element.hpp"
-#include "lockstep/detail/core/json.hpp"
 
 namespace lockstep::detail {
 

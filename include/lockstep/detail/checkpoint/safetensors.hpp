@@ -4,12 +4,10 @@
 /// unchecked, and a writer that replaces files atomically.
 
 #include <bit>
-#include <initializer_list>
 
 #include "lockstep/detail/core/element.hpp"
 #include "lockstep/detail/core/file.hpp"
 #include "lockstep/detail/core/json.hpp"
-#include "lockstep/detail/core/text.hpp"
 
 namespace lockstep::detail {
 

@@ -2,14 +2,10 @@
 #pragma once
 /// @file Copies of a replica's state between GPU and host memory, while training continues.
 
-#include <cuda_runtime_api.h>
 #include <mutex>
 
 #include "lockstep/detail/checkpoint/state.hpp"
-#include "lockstep/detail/core/element.hpp"
 #include "lockstep/detail/device/cuda/memory.cuh"
-#include "lockstep/detail/device/cuda/runtime.cuh"
-#include "lockstep/detail/device/device.hpp"
 
 namespace lockstep::detail {
 

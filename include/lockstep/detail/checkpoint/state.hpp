@@ -2,7 +2,6 @@
 #pragma once
 /// @file A job's state, of which checkpoints consist, as a list of entries.
 
-#include "lockstep/detail/core/element.hpp"
 #include "lockstep/detail/device/device.hpp"
 #include "lockstep/detail/model/tensor.hpp"
 

@@ -3,7 +3,6 @@
 /// @file Values of the program in a checkpoint: counters, random streams, histories, per rank.
 
 #include <cstring>
-#include <initializer_list>
 
 #include "lockstep/detail/core/element.hpp"
 #include "lockstep/detail/core/json.hpp"

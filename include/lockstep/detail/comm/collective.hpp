@@ -3,7 +3,6 @@
 /// @file One rank's call: the description that ranks compare, the value that `Collectives` makes
 /// and backends execute, and the handle of an asynchronous call.
 
-#include "lockstep/detail/core/element.hpp"
 #include "lockstep/detail/core/reduce_op.hpp"
 #include "lockstep/detail/core/scope_guard.hpp"
 #include "lockstep/detail/core/strong.hpp"

@@ -2,8 +2,6 @@
 #pragma once
 /// @file `Collectives`, the base of communicators: all collectives, checked and described once.
 
-#include <iterator>
-
 #include "lockstep/detail/comm/communicator.hpp"
 #include "lockstep/detail/comm/generic.hpp"
 

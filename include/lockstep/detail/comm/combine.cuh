@@ -3,8 +3,6 @@
 /// @file Combining all ranks' values on a GPU, always in rank order: results are bitwise equal on
 /// every GPU. Also the other loops of collectives over elements in device memory.
 
-#include <cuda_runtime.h>
-
 #include "lockstep/detail/comm/rank_gpu.cuh"
 #include "lockstep/detail/device/cuda/vector.cuh"
 

@@ -7,7 +7,6 @@
 
 #include "lockstep/detail/comm/collective.hpp"
 #include "lockstep/detail/core/bytes.hpp"
-#include "lockstep/detail/core/dynamic.hpp"
 
 namespace lockstep::detail {
 

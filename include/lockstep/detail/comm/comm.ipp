@@ -11,12 +11,8 @@
 #include <bit>
 #include <cerrno>
 #include <cstdlib>
-#include <cstring>
 #include <ctime>
-#include <exception>
-#include <limits>
 #include <map>
-#include <mutex>
 
 #include "lockstep/detail/comm/hierarchical/hosts.hpp"
 #include "lockstep/detail/comm/shm/communicator.hpp"

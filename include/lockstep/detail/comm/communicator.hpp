@@ -5,7 +5,6 @@
 #include <cstdio>
 
 #include "lockstep/detail/comm/collective.hpp"
-#include "lockstep/detail/core/dynamic.hpp"
 #include "lockstep/detail/device/device.hpp"
 
 namespace lockstep::detail {

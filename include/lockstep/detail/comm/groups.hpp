@@ -2,10 +2,7 @@
 #pragma once
 /// @file Communicators of some of the ranks, by list or by topology, and collectives of strings.
 
-#include <exception>
-
 #include "lockstep/detail/comm/collectives.hpp"
-#include "lockstep/detail/core/hash.hpp"
 #include "lockstep/detail/topology/topology.hpp"
 
 namespace lockstep {

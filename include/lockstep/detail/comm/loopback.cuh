@@ -2,8 +2,6 @@
 #pragma once
 /// @file The communicator of a world of one on a GPU: copies on the compute stream, else nothing.
 
-#include <cuda_runtime.h>
-
 #include "lockstep/detail/comm/combine.cuh"
 #include "lockstep/detail/comm/loopback.hpp"
 #include "lockstep/detail/device/cuda/step_graph.cuh"

@@ -3,18 +3,13 @@
 /// @file A launched rank's GPU and its memory, ranks that share a GPU, and whether a call's memory
 /// is the host's or a GPU's. Host code only, for files that nvcc does not compile.
 
-#include <cuda_runtime_api.h>
-#include <cstdlib>
-
 #include "lockstep/detail/comm/call/peers.hpp"
 #include "lockstep/detail/comm/combine.hpp"
 #include "lockstep/detail/comm/communicator.hpp"
-#include "lockstep/detail/core/hash.hpp"
 #include "lockstep/detail/device/cuda/gpu.cuh"
 #include "lockstep/detail/device/cuda/memory.cuh"
 #include "lockstep/detail/launch/rendezvous.hpp"
 #include "lockstep/detail/store/protocol.hpp"
-#include "lockstep/detail/store/store.hpp"
 
 namespace lockstep::detail {
 

@@ -3,7 +3,6 @@
 /// @file A host's communicator for device memory: data is staged through pinned host memory piece
 /// by piece, and copies from and to the GPU overlap with the host's work on another piece.
 
-#include <cuda_runtime.h>
 #include <unistd.h>
 #include <functional>
 

@@ -2,8 +2,6 @@
 #pragma once
 /// @file A communicator on a stream of its own, beside its rank's compute stream.
 
-#include <cuda_runtime.h>
-
 #include "lockstep/detail/comm/collectives.hpp"
 #include "lockstep/detail/comm/rank_gpu.cuh"
 

@@ -11,24 +11,19 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <atomic>
 #include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <csignal>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
-#include <mutex>
 #include <system_error>
 
-#include "lockstep/detail/core/deadline.hpp"
 #include "lockstep/detail/core/error.hpp"
 #include "lockstep/detail/core/file.hpp"
 #include "lockstep/detail/core/json.hpp"
 #include "lockstep/detail/core/terminal.hpp"
-#include "lockstep/detail/core/thread.hpp"
 #include "lockstep/detail/core/worker.hpp"
 
 namespace lockstep::detail {

@@ -3,12 +3,9 @@
 /// @file The library's exceptions: `Error`, with the rank, the operation, the problem and advice;
 /// and `Stopped`, the end of a job on request, which is no failure.
 
-#include <exception>
-#include <initializer_list>
 #include <stdexcept>
 
 #include "lockstep/detail/core/scope_guard.hpp"
-#include "lockstep/detail/core/strong.hpp"
 #include "lockstep/detail/core/text.hpp"
 
 namespace lockstep {

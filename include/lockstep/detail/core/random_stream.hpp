@@ -8,9 +8,7 @@
 #include <limits>
 
 #include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/hash.hpp"
 #include "lockstep/detail/core/name.hpp"
-#include "lockstep/detail/core/strong.hpp"
 
 namespace lockstep {
 

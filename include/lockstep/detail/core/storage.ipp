@@ -5,13 +5,9 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <atomic>
 #include <cerrno>
 #include <charconv>
-#include <cstring>
 #include <ctime>
-#include <limits>
-#include <mutex>
 
 #include "lockstep/detail/core/checksum.hpp"
 #include "lockstep/detail/core/dynamic.hpp"

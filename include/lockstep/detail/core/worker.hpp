@@ -3,7 +3,6 @@
 /// @file Worker threads: a task queue with one thread, and a parallel loop over tasks.
 
 #include <condition_variable>
-#include <exception>
 #include <mutex>
 
 #include "lockstep/detail/core/thread.hpp"

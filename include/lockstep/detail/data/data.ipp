@@ -2,13 +2,7 @@
 #pragma once
 /// @file Error messages of samplers and loaders; file formats are in `files.ipp`.
 
-#include <exception>
-
-#include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/text.hpp"
-#include "lockstep/detail/data/dataset.hpp"
 #include "lockstep/detail/data/loader.hpp"
-#include "lockstep/detail/data/sampler.hpp"
 
 LOCKSTEP_COLD_BEGIN
 

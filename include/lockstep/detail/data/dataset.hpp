@@ -2,10 +2,7 @@
 #pragma once
 /// @file Data sets and sources of samples: concepts, loading of batches, and the set in memory.
 
-#include <iterator>
-
 #include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/strong.hpp"
 #include "lockstep/detail/core/view.hpp"
 #include "lockstep/detail/data/batch.hpp"
 

@@ -2,14 +2,8 @@
 #pragma once
 /// @file A batch of labelled rows in GPU memory, and its upload.
 
-#include <cuda_runtime_api.h>
-#include <cstring>
-
-#include "lockstep/detail/core/bytes.hpp"
 #include "lockstep/detail/data/batch.hpp"
 #include "lockstep/detail/device/cuda/batch.cuh"
-#include "lockstep/detail/device/cuda/memory.cuh"
-#include "lockstep/detail/device/cuda/runtime.cuh"
 
 namespace lockstep {
 

@@ -3,22 +3,10 @@
 /// @file Sends batches from ranks that read them to ranks that do not: the policy `Feed`, and
 /// `broadcast_batch` and `scatter_batches` for hand-written loops.
 
-#include <atomic>
-#include <exception>
-#include <iterator>
-
 #include "lockstep/detail/comm/call/peers.hpp"
-#include "lockstep/detail/comm/collective.hpp"
 #include "lockstep/detail/comm/communicator.hpp"
-#include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/scope_guard.hpp"
-#include "lockstep/detail/core/strong.hpp"
-#include "lockstep/detail/core/thread.hpp"
-#include "lockstep/detail/data/batch.hpp"
-#include "lockstep/detail/data/dataset.hpp"
 #include "lockstep/detail/data/loader.hpp"
 #include "lockstep/detail/data/serialize.hpp"
-#include "lockstep/detail/policy/policy.hpp"
 #include "lockstep/detail/topology/topology.hpp"
 
 namespace lockstep {

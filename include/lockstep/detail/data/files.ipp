@@ -17,17 +17,9 @@
 #include <cerrno>
 #include <charconv>
 #include <cstdio>
-#include <cstring>
-#include <initializer_list>
 #include <system_error>
 
-#include "lockstep/detail/core/bytes.hpp"
-#include "lockstep/detail/core/deadline.hpp"
-#include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/file.hpp"
-#include "lockstep/detail/core/text.hpp"
 #include "lockstep/detail/core/thread.hpp"
-#include "lockstep/detail/data/mapped_file.hpp"
 #include "lockstep/detail/data/npy.hpp"
 #include "lockstep/detail/data/stage.hpp"
 #include "lockstep/detail/data/tokens.hpp"

@@ -4,21 +4,14 @@
 
 #include <sys/stat.h>
 
-#include <atomic>
-#include <bit>
 #include <cstdlib>
 #include <cstring>
-#include <initializer_list>
 #include <new>
 #include <numeric>
 #include <ranges>
 
-#include "lockstep/detail/core/bytes.hpp"
 #include "lockstep/detail/core/element.hpp"
-#include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/text.hpp"
 #include "lockstep/detail/core/utility.hpp"
-#include "lockstep/detail/data/dataset.hpp"
 #include "lockstep/detail/data/mapped_file.hpp"
 #include "lockstep/detail/data/pipeline.hpp"
 

@@ -4,11 +4,8 @@
 
 #include <atomic>
 #include <condition_variable>
-#include <exception>
-#include <iterator>
 #include <mutex>
 
-#include "lockstep/detail/core/error.hpp"
 #include "lockstep/detail/core/thread.hpp"
 #include "lockstep/detail/data/dataset.hpp"
 #include "lockstep/detail/data/sampler.hpp"

@@ -6,7 +6,6 @@
 #include <ranges>
 
 #include "lockstep/detail/core/element.hpp"
-#include "lockstep/detail/data/batch.hpp"
 #include "lockstep/detail/data/dataset.hpp"
 #include "lockstep/detail/data/mapped_file.hpp"
 

@@ -4,14 +4,11 @@
 
 #include <sys/mman.h>
 #include <bit>
-#include <limits>
 #include <new>
 #include <numeric>
 
 #include "lockstep/detail/core/bytes.hpp"
 #include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/hash.hpp"
-#include "lockstep/detail/core/strong.hpp"
 #include "lockstep/detail/policy/policy.hpp"
 
 namespace lockstep::detail {

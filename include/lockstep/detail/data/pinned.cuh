@@ -2,21 +2,9 @@
 #pragma once
 /// @file `Pinned train(data)`: a host data set whose batches are written into pinned memory.
 
-#include <cuda_runtime_api.h>
-
-#include <map>
-#include <mutex>
-
-#include "lockstep/detail/core/bytes.hpp"
-#include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/data/batch.hpp"
-#include "lockstep/detail/data/dataset.hpp"
 #include "lockstep/detail/data/device_batch.cuh"
 #include "lockstep/detail/data/pipeline.hpp"
-#include "lockstep/detail/device/cuda/batch.cuh"
 #include "lockstep/detail/device/cuda/gpu.cuh"
-#include "lockstep/detail/device/cuda/memory.cuh"
-#include "lockstep/detail/device/cuda/runtime.cuh"
 
 namespace lockstep {
 

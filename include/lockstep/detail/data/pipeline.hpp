@@ -3,14 +3,10 @@
 /// @file Pipelines of samples: `source | map(f)` transforms samples, with random numbers per
 /// sample; `stacked()`, `padded(fill)`, `ragged()` and `collate(c)` turn samples into batches.
 
-#include <iterator>
 #include <mutex>
 #include <tuple>
 
-#include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/hash.hpp"
 #include "lockstep/detail/core/random_stream.hpp"
-#include "lockstep/detail/data/batch.hpp"
 #include "lockstep/detail/data/dataset.hpp"
 
 namespace lockstep {

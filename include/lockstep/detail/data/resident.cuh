@@ -2,24 +2,8 @@
 #pragma once
 /// @file `DeviceResident train(data)`: a data set in GPU memory; a kernel gathers its batches.
 
-#include <cuda_runtime.h>
-#include <cstring>
-#include <iterator>
-#include <limits>
-#include <mutex>
-#include <numeric>
-
-#include "lockstep/detail/core/bytes.hpp"
-#include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/view.hpp"
-#include "lockstep/detail/data/batch.hpp"
-#include "lockstep/detail/data/dataset.hpp"
 #include "lockstep/detail/data/device_batch.cuh"
 #include "lockstep/detail/data/loader.hpp"
-#include "lockstep/detail/data/sampler.hpp"
-#include "lockstep/detail/device/cuda/batch.cuh"
-#include "lockstep/detail/device/cuda/memory.cuh"
-#include "lockstep/detail/device/cuda/runtime.cuh"
 #include "lockstep/detail/device/cuda/vector.cuh"
 
 namespace lockstep {

@@ -4,11 +4,7 @@
 
 #include <iterator>
 
-#include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/hash.hpp"
-#include "lockstep/detail/core/strong.hpp"
 #include "lockstep/detail/data/order.hpp"
-#include "lockstep/detail/policy/policy.hpp"
 
 namespace lockstep {
 

@@ -8,7 +8,6 @@
 ///     friend void pack(auto& archive, Batch& batch) { archive(batch.names, batch.width); }
 
 #include <cstring>
-#include <tuple>
 
 #include "lockstep/detail/core/element.hpp"
 #include "lockstep/detail/core/error.hpp"

@@ -2,8 +2,6 @@
 #pragma once
 /// @file Files of tokens for language models: windows of consecutive tokens.
 
-#include <iterator>
-
 #include "lockstep/detail/core/element.hpp"
 #include "lockstep/detail/data/dataset.hpp"
 #include "lockstep/detail/data/mapped_file.hpp"

@@ -5,14 +5,11 @@
 #include <fcntl.h>
 #include <lmdb.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <cerrno>
 
-#include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/file.hpp"
 #include "lockstep/detail/data/lmdb.hpp"
 
 namespace lockstep::detail {

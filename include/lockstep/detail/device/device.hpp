@@ -56,9 +56,7 @@ std::size_t device_count() {
 class HostArena {
  public:
   explicit HostArena(std::size_t bytes)
-      : data_(static_cast<std::byte*>(::operator new(bytes, alignment)),
-              [](std::byte* data) { ::operator delete(data, alignment); }),
-        bytes_(bytes) {
+      : data_(static_cast<std::byte*>(::operator new(bytes, alignment))), bytes_(bytes) {
     if (bytes != 0) std::memset(data_.get(), 0, bytes);
   }
 
@@ -67,8 +65,11 @@ class HostArena {
 
  private:
   static constexpr std::align_val_t alignment{arena_alignment};
+  struct Free {
+    void operator()(std::byte* data) const { ::operator delete(data, alignment); }
+  };
 
-  std::unique_ptr<std::byte, void (*)(std::byte*)> data_;
+  std::unique_ptr<std::byte, Free> data_;
   std::size_t bytes_;
 };
 

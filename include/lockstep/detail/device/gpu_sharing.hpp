@@ -6,7 +6,6 @@
 #include <map>
 
 #include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/strong.hpp"
 
 namespace lockstep::detail {
 

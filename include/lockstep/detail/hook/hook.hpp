@@ -2,7 +2,6 @@
 #pragma once
 /// @file The concept of a gradient hook, its optional properties, and the `Hooks` axis.
 
-#include "lockstep/detail/core/hash.hpp"
 #include "lockstep/detail/policy/policy.hpp"
 
 namespace lockstep {

@@ -2,13 +2,8 @@
 #pragma once
 /// @file The hooks' device passes on a GPU, enqueued on the compute stream and capturable.
 
-#include <cuda_runtime_api.h>
-
 #include "lockstep/detail/bucket/pack.cuh"
-#include "lockstep/detail/core/element.hpp"
 #include "lockstep/detail/device/cuda/memory.cuh"
-#include "lockstep/detail/device/cuda/runtime.cuh"
-#include "lockstep/detail/device/device.hpp"
 #include "lockstep/detail/hook/pipeline.hpp"
 
 namespace lockstep::detail {

@@ -2,7 +2,6 @@
 #pragma once
 /// @file `LocalSGD<Every>`: ranks update alone and average their parameters periodically.
 
-#include "lockstep/detail/core/hash.hpp"
 #include "lockstep/detail/hook/hook.hpp"
 
 namespace lockstep {

@@ -3,12 +3,8 @@
 /// @file The chain of a bucket's hooks, which ends with the communicator's all-reduce.
 
 #include <bit>
-#include <cstring>
 
 #include "lockstep/detail/comm/collective.hpp"
-#include "lockstep/detail/core/element.hpp"
-#include "lockstep/detail/core/reduce_op.hpp"
-#include "lockstep/detail/core/strong.hpp"
 #include "lockstep/detail/device/device.hpp"
 #include "lockstep/detail/hook/hook.hpp"
 

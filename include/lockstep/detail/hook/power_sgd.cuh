@@ -2,12 +2,8 @@
 #pragma once
 /// @file `PowerSGD` on a GPU: one launch for all matrices of a bucket, bitwise repeatable.
 
-#include <cuda_runtime.h>
-#include <bit>
 #include <cub/block/block_reduce.cuh>
 
-#include "lockstep/detail/core/element.hpp"
-#include "lockstep/detail/device/cuda/runtime.cuh"
 #include "lockstep/detail/hook/hook_device.cuh"
 #include "lockstep/detail/hook/power_sgd.hpp"
 

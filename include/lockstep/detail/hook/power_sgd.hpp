@@ -3,12 +3,7 @@
 /// @file `PowerSGD<Rank>`: gradients are reduced as low-rank factors.
 
 #include <cmath>
-#include <limits>
 
-#include "lockstep/detail/core/element.hpp"
-#include "lockstep/detail/core/hash.hpp"
-#include "lockstep/detail/device/device.hpp"
-#include "lockstep/detail/hook/hook.hpp"
 #include "lockstep/detail/hook/pipeline.hpp"
 
 namespace lockstep::detail {

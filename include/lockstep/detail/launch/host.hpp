@@ -9,12 +9,8 @@
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <unistd.h>
-#include <atomic>
-#include <cstdlib>
 
 #include "lockstep/detail/core/file.hpp"
-#include "lockstep/detail/core/strong.hpp"
-#include "lockstep/detail/core/text.hpp"
 #include "lockstep/detail/core/thread.hpp"
 #include "lockstep/detail/device/gpu_sharing.hpp"
 

@@ -6,12 +6,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cstdio>
-#include <mutex>
-
-#include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/file.hpp"
-#include "lockstep/detail/core/thread.hpp"
 #include "lockstep/detail/launch/environment.hpp"
 #include "lockstep/detail/store/connection.hpp"
 #include "lockstep/detail/store/server.hpp"

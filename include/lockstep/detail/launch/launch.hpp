@@ -5,9 +5,7 @@
 
 #include "lockstep/detail/core/dynamic.hpp"
 #include "lockstep/detail/core/utility.hpp"
-#include "lockstep/detail/launch/program_options.hpp"
 #include "lockstep/detail/launch/rendezvous.hpp"
-#include "lockstep/detail/store/store.hpp"
 
 namespace lockstep {
 

@@ -3,28 +3,12 @@
 /// @file Definitions of this folder except the store's: ranks as threads, and the launcher,
 /// `./trainer --ranks 4`, which is the program itself.
 
-#include <fcntl.h>
-#include <unistd.h>
-#include <atomic>
-#include <charconv>
-#include <condition_variable>
-#include <csignal>
-#include <cstdio>
-#include <cstdlib>
-#include <exception>
 #include <iostream>
-#include <iterator>
-#include <mutex>
 #include <system_error>
 
-#include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/file.hpp"
-#include "lockstep/detail/core/terminal.hpp"
-#include "lockstep/detail/core/thread.hpp"
 #include "lockstep/detail/launch/host.hpp"
 #include "lockstep/detail/launch/join.hpp"
 #include "lockstep/detail/launch/launch.hpp"
-#include "lockstep/detail/launch/outcome.hpp"
 #include "lockstep/detail/launch/supervisor.hpp"
 #include "lockstep/version.hpp"
 

@@ -2,7 +2,6 @@
 #pragma once
 /// @file Command-line options: lockstep's, and the program's own, `job.option("epochs", 8)`.
 
-#include <exception>
 #include <iterator>
 #include <limits>
 

@@ -3,9 +3,6 @@
 /// @file Membership in a job, and the rendezvous through the store that rank 0 or the launcher
 /// opens.
 
-#include "lockstep/detail/core/scope_guard.hpp"
-#include "lockstep/detail/core/strong.hpp"
-#include "lockstep/detail/core/text.hpp"
 #include "lockstep/detail/launch/program_options.hpp"
 #include "lockstep/detail/store/store.hpp"
 

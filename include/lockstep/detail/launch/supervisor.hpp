@@ -8,15 +8,10 @@
 #include <sys/signalfd.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
-#include <unistd.h>
-#include <csignal>
-#include <cstdio>
 #include <cstdlib>
 #include <ctime>
 
-#include "lockstep/detail/core/error.hpp"
 #include "lockstep/detail/core/file.hpp"
-#include "lockstep/detail/core/terminal.hpp"
 #include "lockstep/detail/launch/outcome.hpp"
 #include "lockstep/detail/launch/output.hpp"
 

@@ -2,10 +2,6 @@
 #pragma once
 /// @file How a model declares its tensors: `Parameter`, `Buffer`, lists, `Scope` and `Repeat`.
 
-#include <initializer_list>
-
-#include "lockstep/detail/core/element.hpp"
-#include "lockstep/detail/core/name.hpp"
 #include "lockstep/detail/model/tensor.hpp"
 
 namespace lockstep {

@@ -2,10 +2,7 @@
 #pragma once
 /// @file The model concepts, and the messages for missing members.
 
-#include "lockstep/detail/core/dynamic.hpp"
-#include "lockstep/detail/core/element.hpp"
 #include "lockstep/detail/model/declaration.hpp"
-#include "lockstep/detail/model/tensor.hpp"
 
 namespace lockstep {
 

@@ -2,8 +2,6 @@
 #pragma once
 /// @file Shapes of models whose extents are known only at construction.
 
-#include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/model/tensor.hpp"
 #include "lockstep/detail/model/tensor_list.hpp"
 
 namespace lockstep {

@@ -2,13 +2,8 @@
 #pragma once
 /// @file A model's tensors, as constant tables or listed at run time, and how a key finds one.
 
-#include "lockstep/detail/core/dynamic.hpp"
-#include "lockstep/detail/core/element.hpp"
 #include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/hash.hpp"
-#include "lockstep/detail/core/name.hpp"
 #include "lockstep/detail/model/declaration.hpp"
-#include "lockstep/detail/model/tensor.hpp"
 
 namespace lockstep {
 

@@ -3,7 +3,6 @@
 /// @file `BatchNorm`, over a rank's own batch (`Norms<Local>`) or all ranks' (`Norms<Synced>`).
 
 #include "lockstep/detail/norm/host_norm.hpp"
-#include "lockstep/detail/norm/work.hpp"
 
 namespace lockstep {
 

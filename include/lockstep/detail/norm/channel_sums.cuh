@@ -3,9 +3,6 @@
 /// @file Two sums for every channel of a tensor in one launch, bitwise repeatable: each channel is
 /// divided among blocks, and the last block to finish adds up the others' sums.
 
-#include <cuda_runtime.h>
-
-#include <cmath>
 #include <cub/block/block_reduce.cuh>
 
 #include "lockstep/detail/device/cuda/vector.cuh"

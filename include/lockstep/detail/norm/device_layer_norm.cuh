@@ -3,10 +3,6 @@
 /// @file Layer norms in device memory (`LayerNormWork<DeviceMemory>`): forward is one launch,
 /// backward two, all capturable. Threads that share a row hold it in registers, so it is read once.
 
-#include <cuda_runtime.h>
-#include <cmath>
-#include <cuda/std/bit>
-
 #include "lockstep/detail/norm/device_norm.cuh"
 
 namespace lockstep::detail {

@@ -3,10 +3,6 @@
 /// @file Batch norms in device memory (`NormWork<DeviceMemory>`): one capturable launch per pass.
 /// Elementwise passes start at the tensor's end, which the previous pass has left in the cache.
 
-#include <cuda_runtime.h>
-#include <cmath>
-#include <initializer_list>
-
 #include "lockstep/detail/device/cuda/memory.cuh"
 #include "lockstep/detail/norm/channel_sums.cuh"
 

@@ -2,8 +2,6 @@
 #pragma once
 /// @file Dropout on a GPU: one pass at memory bandwidth, bitwise the same as on the host.
 
-#include <cuda_runtime.h>
-
 #include "lockstep/detail/device/cuda/vector.cuh"
 #include "lockstep/detail/norm/dropout.hpp"
 

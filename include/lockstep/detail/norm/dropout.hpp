@@ -2,11 +2,8 @@
 #pragma once
 /// @file Dropout on CPUs and GPUs. Backward regenerates the mask, so none is stored.
 
-#include <cmath>
 #include <cstring>
 
-#include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/random_stream.hpp"
 #include "lockstep/detail/norm/work.hpp"
 
 namespace lockstep {

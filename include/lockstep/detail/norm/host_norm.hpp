@@ -3,8 +3,6 @@
 /// @file Batch norms in host memory (`NormWork<HostMemory>`): loops are vectorised over positions
 /// in (N, C, L) and (N, C, H, W), over channels in (N, C) and channels-last images.
 
-#include <tuple>
-
 #include "lockstep/detail/norm/host_sums.hpp"
 #include "lockstep/detail/norm/work.hpp"
 

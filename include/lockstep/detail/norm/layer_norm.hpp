@@ -2,8 +2,6 @@
 #pragma once
 /// @file `LayerNorm`, which normalises every row by itself, and its passes on the host.
 
-#include <tuple>
-
 #include "lockstep/detail/norm/host_sums.hpp"
 #include "lockstep/detail/norm/work.hpp"
 

@@ -2,7 +2,6 @@
 #pragma once
 /// @file Host statistics and errors of norms.
 
-#include "lockstep/detail/core/error.hpp"
 #include "lockstep/detail/norm/statistics.hpp"
 #include "lockstep/detail/norm/work.hpp"
 

@@ -2,10 +2,7 @@
 #pragma once
 /// @file Statistics of batch norms, merged over ranks by Chan's formula; shared by host and device.
 
-#include <cmath>
-
 #include "lockstep/detail/bucket/step.hpp"
-#include "lockstep/detail/core/element.hpp"
 
 namespace lockstep {
 

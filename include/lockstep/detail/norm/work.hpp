@@ -4,11 +4,7 @@
 /// device_norm.cuh, device_layer_norm.cuh), the checks of its views, and its errors.
 
 #include "lockstep/detail/bucket/step.hpp"
-#include "lockstep/detail/core/element.hpp"
-#include "lockstep/detail/core/name.hpp"
 #include "lockstep/detail/core/utility.hpp"
-#include "lockstep/detail/core/view.hpp"
-#include "lockstep/detail/model/declaration.hpp"
 
 namespace lockstep::detail {
 

@@ -5,7 +5,6 @@
 #include <stdio_ext.h>
 
 #include "lockstep/detail/core/terminal.hpp"
-#include "lockstep/detail/core/text.hpp"
 #include "lockstep/detail/observe/summary.hpp"
 
 LOCKSTEP_COLD_BEGIN
@@ -21,7 +20,18 @@ namespace detail {
 std::string progress_line(const EpochSummary& now, std::uint64_t batches, const Terminal& terminal);
 
 /// The steady clock, or a test's.
-inline std::chrono::steady_clock::time_point (*display_clock)() = std::chrono::steady_clock::now;
+struct DisplayClock {
+  using time_point = std::chrono::steady_clock::time_point;
+  static inline const time_point* fake = nullptr;
+  static inline int fake_looks = 0;
+
+  static time_point now() {
+    if (fake == nullptr) [[likely]]
+      return std::chrono::steady_clock::now();
+    ++fake_looks;
+    return *fake;
+  }
+};
 
 }  // namespace detail
 
@@ -67,7 +77,7 @@ class ProgressDisplay {
 
   std::uint64_t steps() const { return now_.steps; }
 
-  EpochSummary summary() const { return summary_at(detail::display_clock()); }
+  EpochSummary summary() const { return summary_at(detail::DisplayClock::now()); }
 
   /// Is only the program's own output shown?
   bool is_quiet() const { return terminal_.is_quiet; }
@@ -112,7 +122,7 @@ class ProgressDisplay {
   bool looks_often_ = false;
   bool drawn_ = false;
   std::size_t waiting_ = 0;  // bytes of this display in stdio's buffer, behind the bar
-  Time begin_ = detail::display_clock();
+  Time begin_ = detail::DisplayClock::now();
   Time looked_ = begin_;
   Time shown_ = begin_;
 };

@@ -6,8 +6,6 @@
 #include <unistd.h>
 #include <cerrno>
 
-#include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/file.hpp"
 #include "lockstep/detail/observe/display.hpp"
 #include "lockstep/detail/store/protocol.hpp"
 
@@ -77,7 +75,7 @@ LOCKSTEP_INLINE void ProgressDisplay::begin_epoch(std::uint64_t epoch, std::uint
   loss_sum_ = 0;
   loss_samples_ = 0;
   steps_per_look_ = until_look_ = 1;
-  begin_ = looked_ = shown_ = detail::display_clock();
+  begin_ = looked_ = shown_ = detail::DisplayClock::now();
   if (terminal_.is_terminal) show(begin_);
 }
 
@@ -99,7 +97,7 @@ LOCKSTEP_INLINE EpochSummary ProgressDisplay::summary_at(Time time) const {
 }
 
 LOCKSTEP_INLINE void ProgressDisplay::look() {
-  const Time time = detail::display_clock();
+  const Time time = detail::DisplayClock::now();
   const bool brief = time - looked_ < std::chrono::milliseconds(10);
   steps_per_look_ = brief && !looks_often_ ? std::min(2 * steps_per_look_, 16u) : 1;
   until_look_ = steps_per_look_;

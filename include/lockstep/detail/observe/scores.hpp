@@ -2,10 +2,7 @@
 #pragma once
 /// @file The results of an evaluation by name: sums and counts (`Tally`), and means (`Scores`).
 
-#include "lockstep/detail/comm/communicator.hpp"
 #include "lockstep/detail/comm/groups.hpp"
-#include "lockstep/detail/core/hash.hpp"
-#include "lockstep/detail/core/strong.hpp"
 
 namespace lockstep {
 

@@ -4,7 +4,6 @@
 
 #include "lockstep/detail/core/file.hpp"
 #include "lockstep/detail/core/json.hpp"
-#include "lockstep/detail/core/strong.hpp"
 #include "lockstep/detail/observe/scores.hpp"
 
 LOCKSTEP_COLD_BEGIN

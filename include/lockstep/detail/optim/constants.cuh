@@ -3,16 +3,9 @@
 /// @file The first pass over averaged gradients on the device (reproducible sums of squares, unused
 /// parameters), and the constants of a step in device memory. A CUDA graph may capture all of it.
 
-#include <cuda_runtime.h>
 #include <cub/block/block_reduce.cuh>
 
-#include "lockstep/detail/core/dynamic.hpp"
-#include "lockstep/detail/core/element.hpp"
 #include "lockstep/detail/device/cuda/memory.cuh"
-#include "lockstep/detail/device/cuda/runtime.cuh"
-#include "lockstep/detail/device/cuda/vector.cuh"
-#include "lockstep/detail/optim/constants.hpp"
-#include "lockstep/detail/optim/optimizer.hpp"
 #include "lockstep/detail/optim/update.cuh"
 
 namespace lockstep::detail {

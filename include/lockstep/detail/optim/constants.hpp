@@ -4,14 +4,10 @@
 /// GradScaler), and their table if groups or parameters have their own.
 
 #include <cmath>
-#include <limits>
 
 #include "lockstep/detail/core/bytes.hpp"
 #include "lockstep/detail/core/dynamic.hpp"
-#include "lockstep/detail/core/element.hpp"
-#include "lockstep/detail/core/error.hpp"
 #include "lockstep/detail/optim/update.hpp"
-#include "lockstep/detail/policy/policy.hpp"
 
 namespace lockstep {
 

@@ -2,7 +2,6 @@
 #pragma once
 /// @file The axis of parameter groups: sets of parameters with their own optimizer options.
 
-#include "lockstep/detail/core/name.hpp"
 #include "lockstep/detail/policy/policy.hpp"
 
 namespace lockstep {

@@ -2,10 +2,8 @@
 #pragma once
 /// @file The options of a job as named numbers that can be saved and restored exactly.
 
-#include <cmath>
 #include <variant>
 
-#include "lockstep/detail/core/error.hpp"
 #include "lockstep/detail/optim/constants.hpp"
 #include "lockstep/detail/optim/optimizer.hpp"
 

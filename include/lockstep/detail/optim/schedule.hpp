@@ -2,14 +2,10 @@
 #pragma once
 /// @file The schedule axis: how the learning rate changes; and a job's step counter and options.
 
-#include <cmath>
 #include <numbers>
 
-#include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/optim/optimizer.hpp"
 #include "lockstep/detail/optim/parameter_groups.hpp"
 #include "lockstep/detail/optim/progress.hpp"
-#include "lockstep/detail/policy/policy.hpp"
 
 namespace lockstep {
 

@@ -3,15 +3,9 @@
 /// @file The optimizer's pass over a contiguous piece of a bucket on the device: unscale, clip and
 /// update in one kernel, which reads and writes every byte once.
 
-#include <cuda_runtime.h>
-
-#include "lockstep/detail/core/dynamic.hpp"
-#include "lockstep/detail/core/element.hpp"
-#include "lockstep/detail/device/cuda/runtime.cuh"
 #include "lockstep/detail/device/cuda/vector.cuh"
 #include "lockstep/detail/optim/constants.hpp"
 #include "lockstep/detail/optim/optimizer.hpp"
-#include "lockstep/detail/optim/update.hpp"
 
 namespace lockstep::detail {
 

@@ -3,8 +3,6 @@
 /// @file The optimizer's pass over a contiguous piece of a bucket on the host, and the anomaly
 /// axis: what happens when a gradient or loss is NaN or infinite.
 
-#include <tuple>
-
 #include "lockstep/detail/core/element.hpp"
 #include "lockstep/detail/core/error.hpp"
 #include "lockstep/detail/policy/policy.hpp"

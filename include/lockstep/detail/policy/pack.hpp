@@ -3,7 +3,6 @@
 /// @file Order-free packs of policies, their canonical order, and the fingerprint of a job: 64 bits
 /// of what ranks must agree on before they exchange gradients.
 
-#include "lockstep/detail/core/hash.hpp"
 #include "lockstep/detail/policy/policy.hpp"
 #include "lockstep/version.hpp"
 

@@ -2,7 +2,6 @@
 #pragma once
 /// @file Policies: a policy such as `Backend<Shm>` gives a job's axis (`Backend`) a choice (`Shm`).
 
-#include "lockstep/detail/core/hash.hpp"
 #include "lockstep/detail/core/name.hpp"
 
 namespace lockstep {

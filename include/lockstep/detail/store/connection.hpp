@@ -6,7 +6,6 @@
 #include <map>
 #include <mutex>
 
-#include "lockstep/detail/core/file.hpp"
 #include "lockstep/detail/store/protocol.hpp"
 #include "lockstep/detail/store/socket.hpp"
 

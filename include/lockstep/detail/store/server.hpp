@@ -5,13 +5,9 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 
-#include <atomic>
 #include <charconv>
-#include <compare>
 #include <map>
 
-#include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/file.hpp"
 #include "lockstep/detail/core/thread.hpp"
 #include "lockstep/detail/store/protocol.hpp"
 #include "lockstep/detail/store/socket.hpp"

@@ -4,7 +4,6 @@
 
 #include <cstdlib>
 
-#include "lockstep/detail/core/error.hpp"
 #include "lockstep/detail/core/thread.hpp"
 #include "lockstep/detail/store/connection.hpp"
 #include "lockstep/detail/store/store.hpp"

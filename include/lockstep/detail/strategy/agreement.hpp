@@ -2,12 +2,9 @@
 #pragma once
 /// @file Ranks compare their jobs before they exchange gradients, and report the first difference.
 
-#include "lockstep/detail/comm/communicator.hpp"
 #include "lockstep/detail/comm/groups.hpp"
-#include "lockstep/detail/core/error.hpp"
 #include "lockstep/detail/model/tensor.hpp"
 #include "lockstep/detail/policy/pack.hpp"
-#include "lockstep/version.hpp"
 
 LOCKSTEP_COLD_BEGIN
 

@@ -3,17 +3,8 @@
 /// @file `ParallelStrategy<DDP>`: a model wrapped for data-parallel training, by whole steps or by
 /// the phases of a hand-written step. An exception on one rank aborts the calls of all ranks.
 
-#include <cstdio>
-#include <exception>
-
-#include "lockstep/detail/bucket/subgraphs.hpp"
-#include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/scope_guard.hpp"
-#include "lockstep/detail/core/strong.hpp"
-#include "lockstep/detail/device/device.hpp"
 #include "lockstep/detail/strategy/members.hpp"
 #include "lockstep/detail/strategy/replica.hpp"
-#include "lockstep/detail/strategy/scatter.hpp"
 #include "lockstep/detail/strategy/step_graphs.hpp"
 
 namespace lockstep::detail {

@@ -3,21 +3,8 @@
 /// @file `ParallelStrategy<DP>`: replicas that train on shares of a batch, in one process. Each is
 /// a rank of DDP over a communicator among threads; batches are scattered, outputs gathered.
 
-#include <exception>
-
-#include "lockstep/detail/bucket/subgraphs.hpp"
-#include "lockstep/detail/checkpoint/state.hpp"
-#include "lockstep/detail/core/hash.hpp"
-#include "lockstep/detail/core/strong.hpp"
-#include "lockstep/detail/model/model.hpp"
-#include "lockstep/detail/strategy/concepts.hpp"
 #include "lockstep/detail/strategy/ddp.hpp"
-#include "lockstep/detail/strategy/gathered_outputs.hpp"
-#include "lockstep/detail/strategy/members.hpp"
-#include "lockstep/detail/strategy/replica_traits.hpp"
 #include "lockstep/detail/strategy/replica_workers.hpp"
-#include "lockstep/detail/strategy/scatter.hpp"
-#include "lockstep/detail/topology/topology.hpp"
 
 namespace lockstep::detail {
 

@@ -2,14 +2,6 @@
 #pragma once
 /// @file Features on a GPU: join flags, keys of random numbers, and the checked mode of gradients.
 
-#include <cuda_runtime.h>
-
-#include "lockstep/detail/core/element.hpp"
-#include "lockstep/detail/core/random_stream.hpp"
-#include "lockstep/detail/core/strong.hpp"
-#include "lockstep/detail/device/cuda/memory.cuh"
-#include "lockstep/detail/device/cuda/runtime.cuh"
-#include "lockstep/detail/device/device.hpp"
 #include "lockstep/detail/optim/constants.cuh"
 #include "lockstep/detail/strategy/feature/checked_gradients.hpp"
 #include "lockstep/detail/strategy/feature/join.hpp"

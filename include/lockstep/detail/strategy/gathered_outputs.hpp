@@ -2,11 +2,7 @@
 #pragma once
 /// @file The outputs of all replicas in one tensor, in order, and their gradients.
 
-#include <tuple>
-
 #include "lockstep/detail/bucket/layout.hpp"
-#include "lockstep/detail/core/dynamic.hpp"
-#include "lockstep/detail/core/element.hpp"
 #include "lockstep/detail/model/model.hpp"
 #include "lockstep/detail/strategy/scatter.hpp"
 

@@ -2,29 +2,12 @@
 #pragma once
 /// @file The execution of a GPU: all work is enqueued on the compute stream, and the host goes on.
 
-#include <cuda_runtime_api.h>
-
-#include "lockstep/detail/bucket/layout.hpp"
-#include "lockstep/detail/bucket/pack.cuh"
-#include "lockstep/detail/bucket/plan.hpp"
-#include "lockstep/detail/bucket/step.hpp"
 #include "lockstep/detail/checkpoint/snapshot.cuh"
-#include "lockstep/detail/core/element.hpp"
-#include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/reduce_op.hpp"
 #include "lockstep/detail/core/utility.hpp"
 #include "lockstep/detail/device/cuda/batch.cuh"
 #include "lockstep/detail/device/cuda/gpu.cuh"
-#include "lockstep/detail/device/cuda/memory.cuh"
-#include "lockstep/detail/device/cuda/runtime.cuh"
-#include "lockstep/detail/device/device.hpp"
-#include "lockstep/detail/hook/hook_device.cuh"
 #include "lockstep/detail/hook/power_sgd.cuh"
-#include "lockstep/detail/optim/update.hpp"
-#include "lockstep/detail/strategy/concepts.hpp"
-#include "lockstep/detail/strategy/features.cuh"
 #include "lockstep/detail/strategy/gpu_update.cuh"
-#include "lockstep/detail/strategy/replica_traits.hpp"
 
 namespace lockstep::detail {
 

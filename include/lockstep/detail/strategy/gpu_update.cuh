@@ -2,17 +2,7 @@
 #pragma once
 /// @file The passes of an update on a GPU: fused kernels, one for each bucket or run of buckets.
 
-#include <cuda_runtime_api.h>
-
-#include "lockstep/detail/comm/collective.hpp"
-#include "lockstep/detail/core/element.hpp"
-#include "lockstep/detail/core/reduce_op.hpp"
-#include "lockstep/detail/device/cuda/memory.cuh"
-#include "lockstep/detail/optim/constants.cuh"
-#include "lockstep/detail/optim/schedule.hpp"
-#include "lockstep/detail/optim/update.cuh"
 #include "lockstep/detail/strategy/features.cuh"
-#include "lockstep/detail/strategy/replica_traits.hpp"
 #include "lockstep/detail/strategy/sharding/zero.hpp"
 
 namespace lockstep::detail {

@@ -2,21 +2,10 @@
 #pragma once
 /// @file A replica's gradients: written to buckets, summed over micro-batches, averaged over ranks.
 
-#include "lockstep/detail/bucket/layout.hpp"
-#include "lockstep/detail/bucket/plan.hpp"
-#include "lockstep/detail/core/element.hpp"
-#include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/model/tensor_list.hpp"
-#include "lockstep/detail/strategy/concepts.hpp"
 #include "lockstep/detail/strategy/feature/checked_gradients.hpp"
-#include "lockstep/detail/strategy/feature/join.hpp"
 #include "lockstep/detail/strategy/feature/random.hpp"
 #include "lockstep/detail/strategy/feature/sync_norms.hpp"
 #include "lockstep/detail/strategy/feature/unused_parameters.hpp"
-#include "lockstep/detail/strategy/features.hpp"
-#include "lockstep/detail/strategy/reduction.hpp"
-#include "lockstep/detail/strategy/replica_traits.hpp"
-#include "lockstep/detail/strategy/sharding/sharding.hpp"
 #include "lockstep/detail/strategy/sharding/zero.hpp"
 
 namespace lockstep::detail {

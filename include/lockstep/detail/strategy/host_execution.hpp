@@ -2,19 +2,7 @@
 #pragma once
 /// @file The execution and the update passes of the host: plain loops, synchronous.
 
-#include <cstring>
-
-#include "lockstep/detail/bucket/plan.hpp"
-#include "lockstep/detail/bucket/step.hpp"
-#include "lockstep/detail/core/element.hpp"
-#include "lockstep/detail/core/reduce_op.hpp"
-#include "lockstep/detail/device/device.hpp"
-#include "lockstep/detail/optim/constants.hpp"
-#include "lockstep/detail/optim/schedule.hpp"
-#include "lockstep/detail/optim/update.hpp"
-#include "lockstep/detail/strategy/concepts.hpp"
 #include "lockstep/detail/strategy/initial_values.hpp"
-#include "lockstep/detail/strategy/replica_traits.hpp"
 #include "lockstep/detail/strategy/sharding/zero.hpp"
 
 namespace lockstep::detail {

@@ -2,16 +2,8 @@
 #pragma once
 /// @file The values of parameters and buffers before the first step.
 
-#include <cmath>
-
 #include "lockstep/detail/bucket/layout.hpp"
-#include "lockstep/detail/bucket/plan.hpp"
-#include "lockstep/detail/core/hash.hpp"
 #include "lockstep/detail/core/random_stream.hpp"
-#include "lockstep/detail/core/strong.hpp"
-#include "lockstep/detail/core/view.hpp"
-#include "lockstep/detail/model/tensor.hpp"
-#include "lockstep/detail/model/tensor_list.hpp"
 
 namespace lockstep::detail {
 

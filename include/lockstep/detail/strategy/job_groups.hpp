@@ -4,10 +4,7 @@
 /// ranks with its index in the other groups.
 
 #include "lockstep/detail/comm/groups.hpp"
-#include "lockstep/detail/core/strong.hpp"
-#include "lockstep/detail/topology/grid.hpp"
 #include "lockstep/detail/topology/groups.hpp"
-#include "lockstep/detail/topology/topology.hpp"
 
 namespace lockstep::detail {
 

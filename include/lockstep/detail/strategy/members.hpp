@@ -2,9 +2,7 @@
 #pragma once
 /// @file The members that `Trainer`, `DistributedDataParallel` and `DataParallel` have in common.
 
-#include "lockstep/detail/bucket/subgraphs.hpp"
 #include "lockstep/detail/checkpoint/state.hpp"
-#include "lockstep/detail/optim/progress.hpp"
 #include "lockstep/detail/strategy/feature/unused_parameters.hpp"
 
 namespace lockstep::detail {

@@ -4,9 +4,6 @@
 
 #include "lockstep/detail/bucket/buckets.hpp"
 #include "lockstep/detail/bucket/subgraphs.hpp"
-#include "lockstep/detail/core/element.hpp"
-#include "lockstep/detail/core/hash.hpp"
-#include "lockstep/detail/policy/policy.hpp"
 
 namespace lockstep {
 

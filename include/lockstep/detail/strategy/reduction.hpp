@@ -2,21 +2,10 @@
 #pragma once
 /// @file How the gradients of buckets are averaged over ranks: whole, in slices, or through hooks.
 
-#include <tuple>
-
-#include "lockstep/detail/bucket/layout.hpp"
-#include "lockstep/detail/bucket/plan.hpp"
-#include "lockstep/detail/comm/collective.hpp"
-#include "lockstep/detail/core/element.hpp"
-#include "lockstep/detail/core/reduce_op.hpp"
-#include "lockstep/detail/core/strong.hpp"
-#include "lockstep/detail/hook/hook.hpp"
 #include "lockstep/detail/hook/pipeline.hpp"
 #include "lockstep/detail/strategy/concepts.hpp"
-#include "lockstep/detail/strategy/feature/join.hpp"
 #include "lockstep/detail/strategy/job_groups.hpp"
 #include "lockstep/detail/strategy/replica_traits.hpp"
-#include "lockstep/detail/strategy/sharding/sharding.hpp"
 
 namespace lockstep::detail {
 

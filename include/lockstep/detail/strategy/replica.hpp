@@ -2,37 +2,11 @@
 #pragma once
 /// @file A replica: one model with its parameters, gradients and optimizer, on one rank.
 
-#include <exception>
-
-#include "lockstep/detail/bucket/layout.hpp"
-#include "lockstep/detail/bucket/plan.hpp"
-#include "lockstep/detail/bucket/step.hpp"
-#include "lockstep/detail/bucket/subgraphs.hpp"
 #include "lockstep/detail/checkpoint/state.hpp"
-#include "lockstep/detail/comm/collective.hpp"
-#include "lockstep/detail/comm/communicator.hpp"
-#include "lockstep/detail/core/dynamic.hpp"
-#include "lockstep/detail/core/element.hpp"
-#include "lockstep/detail/core/reduce_op.hpp"
-#include "lockstep/detail/core/strong.hpp"
-#include "lockstep/detail/core/view.hpp"
-#include "lockstep/detail/hook/hook.hpp"
-#include "lockstep/detail/model/model.hpp"
-#include "lockstep/detail/model/tensor.hpp"
-#include "lockstep/detail/optim/optimizer.hpp"
-#include "lockstep/detail/optim/progress.hpp"
-#include "lockstep/detail/optim/update.hpp"
-#include "lockstep/detail/policy/pack.hpp"
 #include "lockstep/detail/strategy/agreement.hpp"
-#include "lockstep/detail/strategy/concepts.hpp"
-#include "lockstep/detail/strategy/feature/unused_parameters.hpp"
 #include "lockstep/detail/strategy/gathered_outputs.hpp"
 #include "lockstep/detail/strategy/gradients.hpp"
 #include "lockstep/detail/strategy/host_execution.hpp"
-#include "lockstep/detail/strategy/initial_values.hpp"
-#include "lockstep/detail/strategy/job_groups.hpp"
-#include "lockstep/detail/strategy/replica_traits.hpp"
-#include "lockstep/detail/strategy/sharding/zero.hpp"
 #include "lockstep/detail/strategy/updater.hpp"
 
 namespace lockstep::detail {

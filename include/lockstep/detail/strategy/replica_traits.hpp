@@ -2,33 +2,17 @@
 #pragma once
 /// @file The meaning of a job's policies for a replica, as constants.
 
-#include "lockstep/detail/bucket/buckets.hpp"
-#include "lockstep/detail/bucket/layout.hpp"
-#include "lockstep/detail/bucket/plan.hpp"
 #include "lockstep/detail/bucket/step.hpp"
-#include "lockstep/detail/bucket/subgraphs.hpp"
 #include "lockstep/detail/comm/backend.hpp"
 #include "lockstep/detail/comm/collective.hpp"
-#include "lockstep/detail/core/bytes.hpp"
-#include "lockstep/detail/core/checked.hpp"
-#include "lockstep/detail/core/element.hpp"
-#include "lockstep/detail/core/reduce_op.hpp"
-#include "lockstep/detail/device/device.hpp"
 #include "lockstep/detail/hook/hook.hpp"
-#include "lockstep/detail/model/declaration.hpp"
 #include "lockstep/detail/model/model.hpp"
-#include "lockstep/detail/model/tensor_list.hpp"
-#include "lockstep/detail/optim/constants.hpp"
-#include "lockstep/detail/optim/optimizer.hpp"
-#include "lockstep/detail/optim/parameter_groups.hpp"
 #include "lockstep/detail/optim/schedule.hpp"
-#include "lockstep/detail/optim/update.hpp"
 #include "lockstep/detail/policy/pack.hpp"
 #include "lockstep/detail/strategy/feature/join.hpp"
 #include "lockstep/detail/strategy/policies.hpp"
 #include "lockstep/detail/strategy/sharding/sharding.hpp"
 #include "lockstep/detail/topology/groups.hpp"
-#include "lockstep/detail/topology/topology.hpp"
 
 namespace lockstep::detail {
 

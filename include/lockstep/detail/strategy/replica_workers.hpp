@@ -2,14 +2,7 @@
 #pragma once
 /// @file The worker threads of `ParallelStrategy<DP>`, one for each replica but the caller's.
 
-#include <atomic>
-#include <exception>
-#include <tuple>
-
 #include "lockstep/detail/comm/call/peers.hpp"
-#include "lockstep/detail/comm/collective.hpp"
-#include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/thread.hpp"
 
 namespace lockstep::detail {
 

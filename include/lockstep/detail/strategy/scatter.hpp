@@ -3,11 +3,8 @@
 /// @file How `ParallelStrategy<DP>` scatters a batch: the rows of each replica, how they are cut
 /// out of batches, containers and views, and where the replica's model reads them.
 
-#include <limits>
 #include <tuple>
 
-#include "lockstep/detail/core/dynamic.hpp"
-#include "lockstep/detail/core/strong.hpp"
 #include "lockstep/detail/core/utility.hpp"
 #include "lockstep/detail/core/view.hpp"
 #include "lockstep/detail/launch/rendezvous.hpp"

@@ -2,9 +2,6 @@
 #pragma once
 /// @file Runs the micro-batches of a replica eagerly, or as CUDA graphs.
 
-#include <cstdio>
-
-#include "lockstep/detail/core/strong.hpp"
 #include "lockstep/detail/core/utility.hpp"
 #include "lockstep/detail/strategy/concepts.hpp"
 

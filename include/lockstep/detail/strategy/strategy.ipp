@@ -2,8 +2,6 @@
 #pragma once
 /// @file Non-template definitions of this folder.
 
-#include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/text.hpp"
 #include "lockstep/detail/strategy/agreement.hpp"
 #include "lockstep/detail/strategy/scatter.hpp"
 

@@ -2,15 +2,6 @@
 #pragma once
 /// @file The updater: the optimizer of all parameters that a rank owns, on any device.
 
-#include "lockstep/detail/bucket/layout.hpp"
-#include "lockstep/detail/bucket/plan.hpp"
-#include "lockstep/detail/core/element.hpp"
-#include "lockstep/detail/core/strong.hpp"
-#include "lockstep/detail/optim/constants.hpp"
-#include "lockstep/detail/optim/optimizer.hpp"
-#include "lockstep/detail/optim/progress.hpp"
-#include "lockstep/detail/optim/schedule.hpp"
-#include "lockstep/detail/strategy/replica_traits.hpp"
 #include "lockstep/detail/strategy/sharding/zero.hpp"
 
 namespace lockstep::detail {

@@ -4,9 +4,7 @@
 /// `Groups<World<4>, Group<0, 3>, Group<2, 1>>`; and `Groups<Grid<8, 4>>`, the policy that gives a
 /// job the groups of a topology.
 
-#include "lockstep/detail/core/hash.hpp"
 #include "lockstep/detail/topology/grid.hpp"
-#include "lockstep/detail/topology/topology.hpp"
 
 namespace lockstep::detail {
 

@@ -5,8 +5,6 @@
 
 #include "lockstep/detail/core/dynamic.hpp"
 #include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/strong.hpp"
-#include "lockstep/detail/core/text.hpp"
 #include "lockstep/detail/policy/policy.hpp"
 
 namespace lockstep {

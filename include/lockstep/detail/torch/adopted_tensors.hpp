@@ -2,21 +2,15 @@
 #pragma once
 /// @file A module's tensors in lockstep's memory, and the hooks that take gradients from autograd.
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/from_blob.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
-#include <torch/nn/module.h>
 
 #include <unordered_set>
 
-#include "lockstep/detail/core/element.hpp"
-#include "lockstep/detail/core/error.hpp"
 #include "lockstep/detail/core/utility.hpp"
 #include "lockstep/detail/torch/module.hpp"
-#include "lockstep/detail/torch/tensors.hpp"
 
 namespace lockstep::detail {
 

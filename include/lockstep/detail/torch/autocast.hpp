@@ -4,7 +4,6 @@
 
 #include <ATen/autocast_mode.h>
 #include <c10/core/DeviceType.h>
-#include <c10/core/ScalarType.h>
 
 #include "lockstep/detail/torch/tensors.hpp"
 

@@ -4,13 +4,8 @@
 /// splitting for replicas, and conversion from lockstep's batches.
 
 #include <ATen/TensorOperators.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
-#include <c10/core/ScalarType.h>
 
-#include "lockstep/detail/core/element.hpp"
-#include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/data/batch.hpp"
 #include "lockstep/detail/data/dataset.hpp"
 #include "lockstep/detail/data/serialize.hpp"
 #include "lockstep/detail/strategy/scatter.hpp"

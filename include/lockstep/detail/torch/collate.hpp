@@ -2,15 +2,10 @@
 #pragma once
 /// @file `source | tensors()`: samples become batches of tensors, each sample written once.
 
-#include <ATen/core/Tensor.h>
 #include <c10/util/StringUtil.h>
 
-#include "lockstep/detail/core/element.hpp"
-#include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/data/dataset.hpp"
 #include "lockstep/detail/data/pipeline.hpp"
 #include "lockstep/detail/torch/batch.hpp"
-#include "lockstep/detail/torch/tensors.hpp"
 
 namespace lockstep {
 

@@ -2,23 +2,13 @@
 #pragma once
 /// @file lockstep's sampler for LibTorch's loaders, and LibTorch's data sets for lockstep's.
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 #include <torch/data/datasets/base.h>
 #include <torch/data/example.h>
 #include <torch/data/samplers/base.h>
 #include <torch/serialize/archive.h>
 
-#include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/strong.hpp"
-#include "lockstep/detail/data/dataset.hpp"
-#include "lockstep/detail/data/pipeline.hpp"
 #include "lockstep/detail/data/sampler.hpp"
-#include "lockstep/detail/data/serialize.hpp"
-#include "lockstep/detail/strategy/scatter.hpp"
-#include "lockstep/detail/torch/batch.hpp"
 #include "lockstep/detail/torch/collate.hpp"
-#include "lockstep/detail/torch/tensors.hpp"
 
 namespace lockstep {
 

@@ -3,7 +3,6 @@
 /// @file `lockstep::torch::DataParallel`: replicas in one process, for hand-written loops.
 
 #include <ATen/ThreadLocalState.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/stack.h>
@@ -12,15 +11,9 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/variable.h>
-#include <torch/nn/module.h>
 
-#include <exception>
-#include <tuple>
-
-#include "lockstep/detail/core/error.hpp"
 #include "lockstep/detail/core/thread.hpp"
 #include "lockstep/detail/torch/module.hpp"
-#include "lockstep/detail/torch/tensors.hpp"
 
 namespace lockstep::detail {
 

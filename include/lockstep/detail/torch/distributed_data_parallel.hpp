@@ -3,27 +3,7 @@
 /// @file `lockstep::torch::DistributedDataParallel`: DDP for hand-written loops with LibTorch's
 /// optimizers; policies that do not apply there are compile errors.
 
-#include <ATen/core/Tensor.h>
-#include <ATen/core/grad_mode.h>
-#include <torch/nn/module.h>
-
-#include "lockstep/detail/bucket/subgraphs.hpp"
-#include "lockstep/detail/comm/collective.hpp"
-#include "lockstep/detail/core/element.hpp"
-#include "lockstep/detail/core/scope_guard.hpp"
-#include "lockstep/detail/core/strong.hpp"
-#include "lockstep/detail/launch/rendezvous.hpp"
-#include "lockstep/detail/policy/pack.hpp"
-#include "lockstep/detail/policy/policy.hpp"
-#include "lockstep/detail/strategy/ddp.hpp"
-#include "lockstep/detail/strategy/policies.hpp"
-#include "lockstep/detail/strategy/replica.hpp"
-#include "lockstep/detail/topology/topology.hpp"
 #include "lockstep/detail/torch/loop_gradients.hpp"
-#include "lockstep/detail/torch/module.hpp"
-#include "lockstep/detail/torch/tensors.hpp"
-#include "lockstep/detail/trainer/axes.hpp"
-#include "lockstep/detail/trainer/connection.hpp"
 #include "lockstep/detail/trainer/process_group.hpp"
 #include "lockstep/detail/trainer/rejected.hpp"
 

@@ -2,24 +2,11 @@
 #pragma once
 /// @file Gradients in a hand-written loop: averages in `Tensor::grad` when a backward pass returns.
 
-#include <ATen/core/Tensor.h>
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/isfinite.h>
 #include <torch/csrc/autograd/engine.h>
 
-#include "lockstep/detail/comm/collective.hpp"
-#include "lockstep/detail/core/checked.hpp"
-#include "lockstep/detail/core/element.hpp"
-#include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/scope_guard.hpp"
-#include "lockstep/detail/device/device.hpp"
-#include "lockstep/detail/model/tensor_list.hpp"
-#include "lockstep/detail/optim/update.hpp"
 #include "lockstep/detail/strategy/ddp.hpp"
-#include "lockstep/detail/strategy/gradients.hpp"
-#include "lockstep/detail/torch/adopted_tensors.hpp"
 #include "lockstep/detail/torch/model.hpp"
-#include "lockstep/detail/torch/step_tensors.hpp"
 
 namespace lockstep::detail {
 

@@ -2,21 +2,9 @@
 #pragma once
 /// @file `TorchModel`: a LibTorch module as a model that lockstep trains.
 
-#include <ATen/core/Tensor.h>
-#include <ATen/core/grad_mode.h>
-#include <torch/nn/module.h>
-
-#include "lockstep/detail/core/element.hpp"
-#include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/scope_guard.hpp"
-#include "lockstep/detail/core/strong.hpp"
 #include "lockstep/detail/model/model.hpp"
-#include "lockstep/detail/model/tensor_list.hpp"
-#include "lockstep/detail/torch/adopted_tensors.hpp"
-#include "lockstep/detail/torch/module.hpp"
 #include "lockstep/detail/torch/step_tensors.hpp"
 #include "lockstep/detail/torch/sync_batch_norm.hpp"
-#include "lockstep/detail/torch/tensors.hpp"
 
 namespace lockstep {
 

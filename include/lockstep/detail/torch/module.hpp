@@ -3,14 +3,10 @@
 /// @file A LibTorch module in a model, by pointer or in a holder such as `torch::nn::Sequential`:
 /// its unique tensors and its training modes.
 
-#include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
 #include <unordered_map>
 
-#include "lockstep/detail/core/element.hpp"
-#include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/text.hpp"
 #include "lockstep/detail/torch/tensors.hpp"
 
 namespace lockstep::detail {

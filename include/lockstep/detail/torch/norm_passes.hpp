@@ -21,8 +21,6 @@
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/MemoryFormat.h>
 
-#include <tuple>
-
 #include "lockstep/detail/norm/statistics.hpp"
 
 namespace lockstep::detail {

@@ -2,20 +2,14 @@
 #pragma once
 /// @file A module's state_dict as a safetensors file, which Python reads and writes as well.
 
-#include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <c10/core/ScalarType.h>
-#include <torch/nn/module.h>
 
 #include <set>
 
 #include "lockstep/detail/checkpoint/options.hpp"
 #include "lockstep/detail/checkpoint/safetensors.hpp"
-#include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/text.hpp"
 #include "lockstep/detail/torch/module.hpp"
-#include "lockstep/detail/torch/tensors.hpp"
 
 namespace lockstep {
 

@@ -4,14 +4,12 @@
 
 #include <ATen/Context.h>
 #include <ATen/core/Generator.h>
-#include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
 #include <cstring>
 #include <mutex>
 
 #include "lockstep/detail/core/random_stream.hpp"
-#include "lockstep/detail/core/strong.hpp"
 #include "lockstep/detail/torch/adopted_tensors.hpp"
 
 namespace lockstep::detail {

@@ -2,27 +2,20 @@
 #pragma once
 /// @file `Norms<Synced>` for LibTorch modules: batch norms over all ranks, as `SyncBatchNorm`.
 
-#include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/batch_norm_native.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/ones.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
-#include <torch/nn/module.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <mutex>
 #include <shared_mutex>
-#include <unordered_map>
 #include <variant>
 
-#include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/scope_guard.hpp"
 #include "lockstep/detail/torch/module.hpp"
 #include "lockstep/detail/torch/norm_passes.hpp"
-#include "lockstep/detail/torch/tensors.hpp"
 
 namespace lockstep {
 

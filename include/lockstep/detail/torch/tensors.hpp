@@ -9,10 +9,6 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/core/ScalarType.h>
 
-#include <iterator>
-
-#include "lockstep/detail/core/element.hpp"
-#include "lockstep/detail/core/error.hpp"
 #include "lockstep/detail/core/view.hpp"
 #include "lockstep/detail/model/tensor_list.hpp"
 

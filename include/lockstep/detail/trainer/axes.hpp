@@ -2,26 +2,10 @@
 #pragma once
 /// @file All axes of a job: their canonical order and their default policies.
 
-#include "lockstep/detail/bucket/buckets.hpp"
-#include "lockstep/detail/comm/backend.hpp"
 #include "lockstep/detail/data/feed.hpp"
-#include "lockstep/detail/data/sampler.hpp"
-#include "lockstep/detail/device/device.hpp"
-#include "lockstep/detail/hook/hook.hpp"
 #include "lockstep/detail/optim/adam.hpp"
-#include "lockstep/detail/optim/constants.hpp"
-#include "lockstep/detail/optim/optimizer.hpp"
-#include "lockstep/detail/optim/parameter_groups.hpp"
-#include "lockstep/detail/optim/schedule.hpp"
 #include "lockstep/detail/optim/sgd.hpp"
-#include "lockstep/detail/optim/update.hpp"
-#include "lockstep/detail/policy/pack.hpp"
-#include "lockstep/detail/policy/policy.hpp"
-#include "lockstep/detail/strategy/policies.hpp"
 #include "lockstep/detail/strategy/replica_traits.hpp"
-#include "lockstep/detail/strategy/sharding/sharding.hpp"
-#include "lockstep/detail/topology/groups.hpp"
-#include "lockstep/detail/topology/topology.hpp"
 
 namespace lockstep {
 

@@ -2,19 +2,6 @@
 #pragma once
 /// @file The rules for combining models and policies; only the first broken rule is reported.
 
-#include <initializer_list>
-
-#include "lockstep/detail/bucket/layout.hpp"
-#include "lockstep/detail/comm/collective.hpp"
-#include "lockstep/detail/core/name.hpp"
-#include "lockstep/detail/hook/hook.hpp"
-#include "lockstep/detail/model/declaration.hpp"
-#include "lockstep/detail/model/model.hpp"
-#include "lockstep/detail/model/shapes.hpp"
-#include "lockstep/detail/model/tensor.hpp"
-#include "lockstep/detail/model/tensor_list.hpp"
-#include "lockstep/detail/policy/pack.hpp"
-#include "lockstep/detail/policy/policy.hpp"
 #include "lockstep/detail/trainer/axes.hpp"
 
 namespace lockstep {

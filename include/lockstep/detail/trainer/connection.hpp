@@ -4,11 +4,6 @@
 
 #include "lockstep/detail/comm/loopback.hpp"
 #include "lockstep/detail/comm/shm/communicator.hpp"
-#include "lockstep/detail/core/strong.hpp"
-#include "lockstep/detail/core/thread.hpp"
-#include "lockstep/detail/launch/rendezvous.hpp"
-#include "lockstep/detail/policy/pack.hpp"
-#include "lockstep/detail/topology/topology.hpp"
 #include "lockstep/detail/trainer/axes.hpp"
 
 namespace lockstep {

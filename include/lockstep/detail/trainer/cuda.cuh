@@ -5,11 +5,7 @@
 #include <chrono>
 
 #include "lockstep/detail/comm/loopback.cuh"
-#include "lockstep/detail/comm/rank_gpu.cuh"
 #include "lockstep/detail/comm/threads/communicator.cuh"
-#include "lockstep/detail/device/cuda/batch.cuh"
-#include "lockstep/detail/device/cuda/gpu.cuh"
-#include "lockstep/detail/strategy/concepts.hpp"
 #include "lockstep/detail/strategy/gpu_execution.cuh"
 #include "lockstep/detail/trainer/connection.hpp"
 

@@ -2,17 +2,7 @@
 #pragma once
 /// @file The loops of a trainer, over epochs and over the batches of an epoch.
 
-#include <iterator>
-
-#include "lockstep/detail/comm/collective.hpp"
-#include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/json.hpp"
-#include "lockstep/detail/core/scope_guard.hpp"
-#include "lockstep/detail/core/strong.hpp"
-#include "lockstep/detail/data/dataset.hpp"
 #include "lockstep/detail/data/loader.hpp"
-#include "lockstep/detail/data/sampler.hpp"
-#include "lockstep/detail/observe/summary.hpp"
 #include "lockstep/detail/trainer/progress.hpp"
 
 namespace lockstep::detail {

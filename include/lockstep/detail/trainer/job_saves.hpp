@@ -3,10 +3,6 @@
 /// @file Saving and resuming of a trainer, for programs with checkpoints only.
 
 #include "lockstep/detail/checkpoint/checkpoints.hpp"
-#include "lockstep/detail/checkpoint/options.hpp"
-#include "lockstep/detail/checkpoint/values.hpp"
-#include "lockstep/detail/comm/collective.hpp"
-#include "lockstep/detail/core/error.hpp"
 #include "lockstep/detail/trainer/progress.hpp"
 
 namespace lockstep::detail {

@@ -3,9 +3,6 @@
 /// @file `launch<Job>(argc, argv, f)`: a trainer's whole `main`.
 
 #include "lockstep/detail/launch/launch.hpp"
-#include "lockstep/detail/strategy/ddp.hpp"
-#include "lockstep/detail/topology/topology.hpp"
-#include "lockstep/detail/trainer/options.hpp"
 #include "lockstep/detail/trainer/rejected.hpp"
 
 LOCKSTEP_COLD_BEGIN

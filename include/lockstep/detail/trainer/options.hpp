@@ -3,9 +3,6 @@
 /// @file The trainer's options on the command line.
 
 #include "lockstep/detail/checkpoint/options.hpp"
-#include "lockstep/detail/core/strong.hpp"
-#include "lockstep/detail/core/terminal.hpp"
-#include "lockstep/detail/launch/program_options.hpp"
 
 namespace lockstep {
 

@@ -2,11 +2,6 @@
 #pragma once
 /// @file A model's outputs for a data set: a row for each sample, in the order of the data.
 
-#include <tuple>
-
-#include "lockstep/detail/core/bytes.hpp"
-#include "lockstep/detail/core/dynamic.hpp"
-#include "lockstep/detail/core/strong.hpp"
 #include "lockstep/detail/core/view.hpp"
 #include "lockstep/detail/data/sampler.hpp"
 #include "lockstep/detail/model/model.hpp"

@@ -2,14 +2,7 @@
 #pragma once
 /// @file Process groups: from launched processes to a communicator, for hand-written loops.
 
-#include "lockstep/detail/comm/communicator.hpp"
-#include "lockstep/detail/comm/groups.hpp"
 #include "lockstep/detail/comm/hierarchical/hosts.hpp"
-#include "lockstep/detail/comm/loopback.hpp"
-#include "lockstep/detail/core/strong.hpp"
-#include "lockstep/detail/launch/rendezvous.hpp"
-#include "lockstep/detail/store/store.hpp"
-#include "lockstep/detail/trainer/axes.hpp"
 #include "lockstep/detail/trainer/connection.hpp"
 
 namespace lockstep {

@@ -2,15 +2,7 @@
 #pragma once
 /// @file The progress of a trainer's loops: positions, metrics, printed lines and log records.
 
-#include <cmath>
-#include <initializer_list>
-
-#include "lockstep/detail/core/json.hpp"
-#include "lockstep/detail/core/strong.hpp"
-#include "lockstep/detail/data/sampler.hpp"
 #include "lockstep/detail/observe/display.hpp"
-#include "lockstep/detail/observe/scores.hpp"
-#include "lockstep/detail/observe/summary.hpp"
 #include "lockstep/detail/trainer/options.hpp"
 
 namespace lockstep::detail {

@@ -2,17 +2,7 @@
 #pragma once
 /// @file From a model and policies to a job, or to a stand-in that keeps one error the only one.
 
-#include <exception>
-
-#include "lockstep/detail/bucket/subgraphs.hpp"
-#include "lockstep/detail/checkpoint/options.hpp"
-#include "lockstep/detail/core/random_stream.hpp"
-#include "lockstep/detail/core/strong.hpp"
-#include "lockstep/detail/core/view.hpp"
-#include "lockstep/detail/data/sampler.hpp"
-#include "lockstep/detail/launch/rendezvous.hpp"
 #include "lockstep/detail/observe/summary.hpp"
-#include "lockstep/detail/policy/pack.hpp"
 #include "lockstep/detail/strategy/ddp.hpp"
 #include "lockstep/detail/trainer/composition.hpp"
 #include "lockstep/detail/trainer/connection.hpp"

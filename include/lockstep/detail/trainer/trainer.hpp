@@ -2,43 +2,8 @@
 #pragma once
 /// @file `Trainer<Model, Policies...>`: a model and an order-free pack of policies as one job.
 
-#include <exception>
-
-#include "lockstep/detail/bucket/layout.hpp"
-#include "lockstep/detail/bucket/step.hpp"
-#include "lockstep/detail/bucket/subgraphs.hpp"
-#include "lockstep/detail/checkpoint/options.hpp"
-#include "lockstep/detail/comm/collective.hpp"
-#include "lockstep/detail/comm/collectives.hpp"
-#include "lockstep/detail/comm/loopback.hpp"
-#include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/hash.hpp"
-#include "lockstep/detail/core/random_stream.hpp"
-#include "lockstep/detail/core/reduce_op.hpp"
-#include "lockstep/detail/core/scope_guard.hpp"
-#include "lockstep/detail/core/strong.hpp"
-#include "lockstep/detail/core/text.hpp"
-#include "lockstep/detail/core/thread.hpp"
-#include "lockstep/detail/data/feed.hpp"
-#include "lockstep/detail/data/loader.hpp"
-#include "lockstep/detail/data/sampler.hpp"
-#include "lockstep/detail/launch/rendezvous.hpp"
-#include "lockstep/detail/model/shapes.hpp"
-#include "lockstep/detail/observe/scores.hpp"
-#include "lockstep/detail/observe/summary.hpp"
-#include "lockstep/detail/policy/pack.hpp"
-#include "lockstep/detail/strategy/agreement.hpp"
-#include "lockstep/detail/strategy/ddp.hpp"
-#include "lockstep/detail/strategy/members.hpp"
-#include "lockstep/detail/strategy/replica_traits.hpp"
-#include "lockstep/detail/strategy/scatter.hpp"
-#include "lockstep/detail/topology/groups.hpp"
-#include "lockstep/detail/trainer/axes.hpp"
-#include "lockstep/detail/trainer/connection.hpp"
 #include "lockstep/detail/trainer/epochs.hpp"
-#include "lockstep/detail/trainer/options.hpp"
 #include "lockstep/detail/trainer/predictions.hpp"
-#include "lockstep/detail/trainer/rejected.hpp"
 #include "lockstep/detail/trainer/wrappers.hpp"
 
 namespace lockstep {

@@ -3,17 +3,10 @@
 /// @file Non-template definitions of this folder.
 
 #include <charconv>
-#include <cmath>
-#include <cstdio>
 #include <ctime>
 #include <system_error>
 
-#include "lockstep/detail/core/dynamic.hpp"
-#include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/terminal.hpp"
-#include "lockstep/detail/core/text.hpp"
 #include "lockstep/detail/launch/rendezvous.hpp"
-#include "lockstep/detail/trainer/options.hpp"
 #include "lockstep/detail/trainer/progress.hpp"
 #include "lockstep/version.hpp"
 

@@ -2,9 +2,7 @@
 #pragma once
 /// @file `DistributedDataParallel` and `DataParallel`: PyTorch's names, for hand-written loops.
 
-#include "lockstep/detail/strategy/ddp.hpp"
 #include "lockstep/detail/strategy/dp.hpp"
-#include "lockstep/detail/trainer/connection.hpp"
 #include "lockstep/detail/trainer/rejected.hpp"
 
 namespace lockstep {

@@ -9,7 +9,6 @@
 
 #include "lockstep/detail/comm/collective.hpp"
 #include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/text.hpp"
 #include "lockstep/detail/core/thread.hpp"
 
 namespace lockstep::detail {

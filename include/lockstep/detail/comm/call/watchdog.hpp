@@ -3,11 +3,7 @@
 /// @file A communicator's calls in flight, its first fault, and the watchdog thread that looks for
 /// timeouts and for failures of the library and of other ranks.
 
-#include <atomic>
-#include <condition_variable>
-#include <exception>
 #include <list>
-#include <mutex>
 
 #include "lockstep/detail/comm/call/peers.hpp"
 #include "lockstep/detail/core/worker.hpp"

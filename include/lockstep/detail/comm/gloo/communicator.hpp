@@ -3,10 +3,6 @@
 /// @file `Backend<Gloo>`'s communicator: collectives of ranks on any number of hosts, through
 /// sockets, with Gloo's exceptions turned into errors that name the cause.
 
-#include <atomic>
-#include <exception>
-#include <stdexcept>
-
 #include "lockstep/detail/comm/call/fault_channel.hpp"
 #include "lockstep/detail/comm/call/watchdog.hpp"
 #include "lockstep/detail/comm/collectives.hpp"

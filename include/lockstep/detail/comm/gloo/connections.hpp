@@ -6,28 +6,19 @@
 #include <arpa/inet.h>
 #include <dlfcn.h>
 #include <ifaddrs.h>
-#include <netdb.h>
-#include <sys/socket.h>
-#include <atomic>
-#include <cerrno>
 #include <csignal>
 #include <cstdlib>
 #include <ctime>
-#include <exception>
 #include <map>
 #include <mutex>
-#include <stdexcept>
 #include <system_error>
 
 #include "lockstep/detail/comm/collective.hpp"
 #include "lockstep/detail/comm/gloo/library.hpp"
-#include "lockstep/detail/core/deadline.hpp"
-#include "lockstep/detail/core/error.hpp"
 #include "lockstep/detail/core/thread.hpp"
 #include "lockstep/detail/launch/rendezvous.hpp"
 #include "lockstep/detail/store/protocol.hpp"
 #include "lockstep/detail/store/socket.hpp"
-#include "lockstep/detail/store/store.hpp"
 
 namespace lockstep::detail::over_gloo {
 

@@ -7,7 +7,6 @@
 #include "lockstep/detail/comm/combine.hpp"
 #include "lockstep/detail/comm/communicator.hpp"
 #include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/text.hpp"
 #include "lockstep/detail/launch/rendezvous.hpp"
 
 namespace lockstep::detail {

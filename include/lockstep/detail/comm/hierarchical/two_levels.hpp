@@ -2,8 +2,6 @@
 #pragma once
 /// @file Collectives of all ranks through the communicators inside and between hosts alone.
 
-#include <numeric>
-
 #include "lockstep/detail/comm/hierarchical/communicator.hpp"
 
 namespace lockstep::detail {

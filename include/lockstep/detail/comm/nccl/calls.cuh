@@ -2,11 +2,6 @@
 #pragma once
 /// @file NCCL's element types and reduce operations, and its collectives on device memory.
 
-#include <cuda_runtime.h>
-#include <nccl.h>
-
-#include <iterator>
-
 #include "lockstep/detail/comm/combine.cuh"
 #include "lockstep/detail/comm/generic.hpp"
 #include "lockstep/detail/comm/nccl/engine.cuh"

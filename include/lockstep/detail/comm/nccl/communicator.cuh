@@ -2,9 +2,6 @@
 #pragma once
 /// @file `Backend<Nccl>`'s communicator, for ranks with a GPU each.
 
-#include <cuda_runtime.h>
-#include <nccl.h>
-
 #include "lockstep/detail/comm/groups.hpp"
 #include "lockstep/detail/comm/nccl/calls.cuh"
 #include "lockstep/detail/comm/nccl/watch.cuh"

@@ -3,11 +3,8 @@
 /// @file One rank's end of an NCCL communicator: its calls in order, on the GPU and in the log,
 /// shared by the communicating thread and the watchdog.
 
-#include <cuda_runtime_api.h>
 #include <nccl.h>
-#include <atomic>
 #include <deque>
-#include <mutex>
 
 #include "lockstep/detail/comm/call/fault_channel.hpp"
 #include "lockstep/detail/comm/call/watchdog.hpp"

@@ -3,15 +3,10 @@
 /// @file `Backend<Shm>`'s communicator: collectives of ranks that share a host's memory, with
 /// detection of missing ranks and of mismatched calls.
 
-#include <atomic>
-#include <cstring>
-#include <mutex>
-
 #include "lockstep/detail/comm/backend.hpp"
 #include "lockstep/detail/comm/groups.hpp"
 #include "lockstep/detail/comm/shm/memory.hpp"
 #include "lockstep/detail/launch/rendezvous.hpp"
-#include "lockstep/detail/store/store.hpp"
 
 namespace lockstep::detail::shm {
 

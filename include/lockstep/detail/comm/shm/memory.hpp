@@ -3,10 +3,7 @@
 /// @file The memory that processes of one host share: the file, its arenas, and the control blocks
 /// in which ranks publish their calls, progress and faults.
 
-#include <atomic>
-
 #include "lockstep/detail/comm/call/peers.hpp"
-#include "lockstep/detail/core/bytes.hpp"
 #include "lockstep/detail/core/file.hpp"
 
 namespace lockstep::detail::shm {

@@ -3,12 +3,6 @@
 /// @file Communication streams of the ranks of one process, one per GPU, ordered with the compute
 /// streams by events; peer access between the GPUs; and the kernel that moves bytes.
 
-#include <cuda_runtime.h>
-#include <cstdio>
-#include <cstdlib>
-#include <map>
-#include <mutex>
-
 #include "lockstep/detail/comm/combine.cuh"
 #include "lockstep/detail/comm/threads/rendezvous.hpp"
 

@@ -4,18 +4,11 @@
 /// one process, on one or several GPUs, with joint capture of their steps.
 
 #include <cuda.h>
-#include <cuda_runtime.h>
 
-#include <cstring>
 #include <deque>
-#include <exception>
-#include <map>
-#include <mutex>
 
-#include "lockstep/detail/comm/collectives.hpp"
 #include "lockstep/detail/comm/loopback.hpp"
 #include "lockstep/detail/comm/threads/device_collectives.cuh"
-#include "lockstep/detail/comm/threads/rendezvous.hpp"
 #include "lockstep/detail/device/cuda/step_graph.cuh"
 #include "lockstep/detail/launch/outcome.hpp"
 #include "lockstep/detail/topology/topology.hpp"

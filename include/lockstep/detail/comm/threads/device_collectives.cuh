@@ -8,8 +8,6 @@
 /// read what they need. The same kernel combines in the same order: results are bitwise the same.
 /// Nothing is allocated, and all of it can be captured.
 
-#include <cuda_runtime_api.h>
-
 #include "lockstep/detail/comm/threads/comm_streams.cuh"
 
 namespace lockstep::detail::threads {

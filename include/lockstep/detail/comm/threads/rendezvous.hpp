@@ -5,10 +5,6 @@
 
 #include <unistd.h>
 
-#include <atomic>
-#include <exception>
-#include <mutex>
-
 #include "lockstep/detail/comm/call/peers.hpp"
 #include "lockstep/detail/comm/combine.hpp"
 

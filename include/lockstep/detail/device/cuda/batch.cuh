@@ -2,9 +2,6 @@
 #pragma once
 /// @file Copies of batches to a GPU.
 
-#include <cuda_runtime_api.h>
-#include <tuple>
-
 #include "lockstep/detail/device/cuda/memory.cuh"
 
 namespace lockstep {

@@ -3,8 +3,6 @@
 /// @file The GPU of a rank, its compute stream, and the calling thread's current device.
 
 #include <cuda_runtime_api.h>
-#include <cstdlib>
-#include <exception>
 
 #include "lockstep/detail/device/cuda/runtime.cuh"
 #include "lockstep/detail/device/gpu_sharing.hpp"

@@ -3,7 +3,6 @@
 /// @file Device memory, pinned host memory, and blocking copies between host and device.
 
 #include <cuda_runtime_api.h>
-#include <cstring>
 
 #include "lockstep/detail/core/element.hpp"
 #include "lockstep/detail/device/cuda/runtime.cuh"

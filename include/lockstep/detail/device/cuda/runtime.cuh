@@ -5,7 +5,6 @@
 #include <cuda_runtime.h>
 
 #include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/strong.hpp"
 
 namespace lockstep {
 

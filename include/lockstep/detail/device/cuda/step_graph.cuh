@@ -4,8 +4,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include <exception>
-
 #include "lockstep/detail/device/cuda/runtime.cuh"
 
 namespace lockstep::detail {

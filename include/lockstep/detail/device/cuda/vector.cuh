@@ -2,10 +2,7 @@
 #pragma once
 /// @file Vectorised passes over arrays at memory bandwidth: several 16-byte accesses per thread.
 
-#include <cuda_runtime.h>
-
 #include <cuda/std/bit>
-#include <initializer_list>
 
 #include "lockstep/detail/device/cuda/runtime.cuh"
 

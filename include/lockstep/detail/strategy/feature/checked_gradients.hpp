@@ -3,12 +3,8 @@
 /// @file The checked mode of gradients (LOCKSTEP_CHECKED): fills the memory that a model is to
 /// write with a pattern, and searches for it afterwards.
 
-#include <cstring>
-
-#include "lockstep/detail/core/checked.hpp"
 #include "lockstep/detail/core/element.hpp"
 #include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/half.hpp"
 #include "lockstep/detail/device/device.hpp"
 #include "lockstep/detail/strategy/features.hpp"
 

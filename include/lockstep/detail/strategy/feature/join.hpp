@@ -3,10 +3,7 @@
 /// @file `UnevenInputs<Join>`: flags behind the first bucket tell ranks who still has batches.
 
 #include "lockstep/detail/bucket/plan.hpp"
-#include "lockstep/detail/core/dynamic.hpp"
-#include "lockstep/detail/core/element.hpp"
 #include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/strong.hpp"
 #include "lockstep/detail/device/device.hpp"
 #include "lockstep/detail/strategy/features.hpp"
 

@@ -2,10 +2,7 @@
 #pragma once
 /// @file Random numbers of a model's layers: the step that draws them, and their keys.
 
-#include "lockstep/detail/core/hash.hpp"
 #include "lockstep/detail/core/random_stream.hpp"
-#include "lockstep/detail/core/strong.hpp"
-#include "lockstep/detail/core/view.hpp"
 #include "lockstep/detail/device/device.hpp"
 #include "lockstep/detail/strategy/features.hpp"
 

@@ -2,11 +2,6 @@
 #pragma once
 /// @file The step of a job whose batch norms take their statistics over several ranks.
 
-#include "lockstep/detail/bucket/step.hpp"
-#include "lockstep/detail/core/reduce_op.hpp"
-#include "lockstep/detail/core/strong.hpp"
-#include "lockstep/detail/model/tensor_list.hpp"
-#include "lockstep/detail/strategy/features.hpp"
 #include "lockstep/detail/strategy/job_groups.hpp"
 #include "lockstep/detail/strategy/replica_traits.hpp"
 

@@ -3,14 +3,6 @@
 /// @file Steps that do not use all parameters: `UnusedParameters<Zero>`, which counts missing
 /// gradients as zero, and sub-graphs. Parameters that no rank has used are not updated.
 
-#include <initializer_list>
-
-#include "lockstep/detail/bucket/plan.hpp"
-#include "lockstep/detail/bucket/subgraphs.hpp"
-#include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/name.hpp"
-#include "lockstep/detail/core/reduce_op.hpp"
-#include "lockstep/detail/strategy/features.hpp"
 #include "lockstep/detail/strategy/replica_traits.hpp"
 
 namespace lockstep::detail {

@@ -3,16 +3,7 @@
 /// @file The parameters that a rank updates: all (`Sharding<Replicated>`), or its slices of shared
 /// parameters (`Sharding<HostShared>`).
 
-#include "lockstep/detail/bucket/layout.hpp"
-#include "lockstep/detail/bucket/plan.hpp"
-#include "lockstep/detail/core/bytes.hpp"
-#include "lockstep/detail/core/dynamic.hpp"
-#include "lockstep/detail/core/element.hpp"
-#include "lockstep/detail/core/reduce_op.hpp"
-#include "lockstep/detail/device/device.hpp"
 #include "lockstep/detail/strategy/reduction.hpp"
-#include "lockstep/detail/strategy/replica_traits.hpp"
-#include "lockstep/detail/strategy/sharding/sharding.hpp"
 
 namespace lockstep::detail {
 

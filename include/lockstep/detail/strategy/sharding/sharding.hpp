@@ -4,7 +4,6 @@
 
 #include "lockstep/detail/core/bytes.hpp"
 #include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/strong.hpp"
 #include "lockstep/detail/policy/policy.hpp"
 
 namespace lockstep {

@@ -3,16 +3,7 @@
 /// @file `Sharding<ZeroRedundancy>`: a rank reduces and updates its slices of buckets, and
 /// all-gathers the new parameters while the next step begins.
 
-#include "lockstep/detail/bucket/buckets.hpp"
-#include "lockstep/detail/bucket/layout.hpp"
-#include "lockstep/detail/bucket/plan.hpp"
-#include "lockstep/detail/core/bytes.hpp"
-#include "lockstep/detail/core/dynamic.hpp"
-#include "lockstep/detail/strategy/job_groups.hpp"
-#include "lockstep/detail/strategy/reduction.hpp"
-#include "lockstep/detail/strategy/replica_traits.hpp"
 #include "lockstep/detail/strategy/sharding/owned.hpp"
-#include "lockstep/detail/strategy/sharding/sharding.hpp"
 
 namespace lockstep::detail {
 

@@ -2,20 +2,9 @@
 #pragma once
 /// @file Batches of tensors on a GPU.
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/from_blob.h>
-#include <cuda_runtime_api.h>
-
-#include <cstring>
-
-#include "lockstep/detail/core/bytes.hpp"
 #include "lockstep/detail/data/device_batch.cuh"
-#include "lockstep/detail/device/cuda/batch.cuh"
-#include "lockstep/detail/device/cuda/memory.cuh"
-#include "lockstep/detail/device/cuda/runtime.cuh"
 #include "lockstep/detail/torch/batch.hpp"
 #include "lockstep/detail/torch/cuda/step_tensors.cuh"
-#include "lockstep/detail/torch/tensors.hpp"
 
 namespace lockstep {
 

@@ -3,17 +3,11 @@
 /// @file A module's step in a CUDA graph: its memory and its random numbers.
 
 #include <ATen/autocast_mode.h>
-#include <ATen/core/Generator.h>
 #include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <ATen/cuda/CUDAGraph.h>
-#include <ATen/ops/empty.h>
 #include <c10/cuda/CUDACachingAllocator.h>
-#include <c10/util/intrusive_ptr.h>
 #include <cuda_runtime_api.h>
 
-#include <mutex>
-
-#include "lockstep/detail/device/cuda/runtime.cuh"
 #include "lockstep/detail/torch/cuda/step_tensors.cuh"
 #include "lockstep/detail/torch/model.hpp"
 

@@ -3,20 +3,9 @@
 /// @file A hand-written loop on a GPU: the program uses LibTorch's current stream, the job its own,
 /// and they wait for each other's events; the host does not wait.
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/_foreach_norm.h>
-#include <ATen/ops/stack.h>
-#include <ATen/ops/zeros.h>
-#include <c10/core/Device.h>
-#include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 
-#include <limits>
-
-#include "lockstep/detail/core/error.hpp"
-#include "lockstep/detail/core/strong.hpp"
-#include "lockstep/detail/device/cuda/runtime.cuh"
-#include "lockstep/detail/optim/update.hpp"
 #include "lockstep/detail/torch/cuda/step_tensors.cuh"
 #include "lockstep/detail/torch/loop_gradients.hpp"
 

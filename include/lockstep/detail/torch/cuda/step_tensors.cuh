@@ -2,18 +2,13 @@
 #pragma once
 /// @file Tensors and random numbers between a step and a module on a GPU, on the step's stream.
 
-#include <ATen/Context.h>
-#include <ATen/core/Tensor.h>
 #include <c10/core/AutogradState.h>
-#include <c10/core/Device.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
-#include <cuda_runtime.h>
 
 #include <thread>
 
 #include "lockstep/detail/device/cuda/runtime.cuh"
-#include "lockstep/detail/torch/adopted_tensors.hpp"
 #include "lockstep/detail/torch/step_tensors.hpp"
 
 namespace lockstep::detail {
