@@ -90,7 +90,7 @@ class EpochProgress {
   }
   /// Returns the sum of losses and the samples that this rank starts with: its own in a world of
   /// the saved size, else the saved ranks are divided among these.
-  std::pair<double, double> open_loop(std::size_t batches, Rank rank, WorldSize world);
+  std::array<double, 2> open_loop(std::size_t batches, Rank rank, WorldSize world);
 
   /// Has the program left the length of its schedule to the trainer?
   template <class Wrapped>

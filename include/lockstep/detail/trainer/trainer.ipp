@@ -295,17 +295,17 @@ LOCKSTEP_INLINE std::optional<SamplerState> EpochProgress::begin_loop(const Samp
   return end;
 }
 
-LOCKSTEP_INLINE std::pair<double, double> EpochProgress::open_loop(std::size_t batches, Rank rank,
-                                                                   WorldSize world) {
+LOCKSTEP_INLINE std::array<double, 2> EpochProgress::open_loop(std::size_t batches, Rank rank,
+                                                               WorldSize world) {
   opened_ = true;
   display.begin_epoch(now_.epoch + 1, epochs_, batches);
-  std::pair<double, double> own{};
+  std::array<double, 2> own{};
   if (resumes_loop_ && resumed_ && resumed_->has_metrics) {
     display.go_on(resumed_->metrics);
     const std::vector<double>& losses = resumed_->losses;
     for (std::size_t at = 2 * rank.value(); at + 1 < losses.size(); at += 2 * world.value()) {
-      own.first += losses[at];
-      own.second += losses[at + 1];
+      own[0] += losses[at];
+      own[1] += losses[at + 1];
     }
   }
   steps_before_batch_ = display.steps();
