@@ -72,11 +72,11 @@ class StoreConnection {
     for (bool looked = false;; looked = true) {
       const auto reply = replies_.find(number);
       if (reply == replies_.end()) return Transfer::closed;
-      const bool is_here = reply->second.has_value();
-      if (is_here) body = *std::move(reply->second);
-      if (is_here || closed_) {
+      if (std::optional<std::string>& here = reply->second; here || closed_) {
+        const Transfer done = here ? Transfer::complete : Transfer::closed;
+        if (here) body = *std::move(here);
         replies_.erase(reply);
-        return is_here ? Transfer::complete : Transfer::closed;
+        return done;
       }
       if (looked && deadline.passed()) return Transfer::timed_out;
       if (!is_read_) {

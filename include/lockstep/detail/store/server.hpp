@@ -102,8 +102,9 @@ class StoreTable {
   struct Entry {
     std::vector<StoreCaller> sleepers{};
     std::optional<std::string> value{};
-    std::vector<std::optional<std::string>> pieces{};  // of a gather, by rank
-    std::size_t bytes = 0;                             // of all pieces
+    std::size_t world = 0;                        // of a gather
+    std::map<std::size_t, std::string> pieces{};  // of a gather, by rank
+    std::size_t bytes = 0;                        // of all pieces
   };
 
   void answer(StoreCaller to, const store_protocol::Writer& body) {
@@ -135,10 +136,9 @@ class StoreTable {
     Entry& entry = entries_[wait.key];
     std::erase(entry.sleepers, waiting->first);
     waits_.erase(waiting);
-    if (!entry.pieces.empty()) {
-      // NOLINTNEXTLINE(bugprone-unchecked-optional-access): who waits has given its piece
-      entry.bytes -= entry.pieces[wait.rank]->size();
-      entry.pieces[wait.rank].reset();
+    if (const auto piece = entry.pieces.find(wait.rank); piece != entry.pieces.end()) {
+      entry.bytes -= piece->second.size();
+      entry.pieces.erase(piece);
     }
     drop_if_unused(wait.key);
   }
@@ -149,9 +149,9 @@ class StoreTable {
     if (waiting == waits_.end()) return;
     store_protocol::Writer missing;
     missing.byte(static_cast<std::uint8_t>(Status::missing));
-    const auto& pieces = entries_[waiting->second.key].pieces;
-    for (std::size_t r = 0; r < pieces.size(); ++r) {
-      if (!pieces[r]) missing.text(text({r}));
+    const Entry& entry = entries_[waiting->second.key];
+    for (std::size_t r = 0; r < entry.world; ++r) {
+      if (!entry.pieces.contains(r)) missing.text(text({r}));
     }
     answer(from, missing);
     drop(waiting);
@@ -194,17 +194,20 @@ class StoreTable {
   void gather(StoreCaller from, const std::string& key, const Request& request) {
     const std::size_t rank = request.rank;
     const std::size_t world = request.world;
-    const auto reject = [&](const std::string& why) { answer(from, Status::rejected, why); };
+    const auto reject = [&](const std::string& why) {
+      answer(from, Status::rejected, why);
+      drop_if_unused(key);
+    };
     if (rank >= world || world > store_protocol::max_world) {
       return reject(text({"rank ", rank, " is not in a world of ", world}));
     }
     Entry& round = entries_[key];
-    if (round.sleepers.empty()) round.pieces.resize(world);
-    if (round.pieces.size() != world) {
-      return reject(text({"others wait in it as a world of ", round.pieces.size(),
-                          ", and this rank counts ", world}));
+    if (round.sleepers.empty()) round.world = world;
+    if (round.world != world) {
+      return reject(text(
+          {"others wait in it as a world of ", round.world, ", and this rank counts ", world}));
     }
-    if (round.pieces[rank]) return reject(text({"rank ", rank, " waits in it already"}));
+    if (round.pieces.contains(rank)) return reject(text({"rank ", rank, " waits in it already"}));
     if (round.bytes + request.value.size() > store_protocol::max_gathered_bytes) {
       return reject("all ranks together give it more than 16 MiB");
     }
@@ -222,13 +225,11 @@ class StoreTable {
 
   /// The distinct pieces, and each rank's index unless all are equal, as in a barrier. A piece is
   /// compared with the last eight, since neighbouring ranks of a host often give the same.
-  static std::string gathered(const std::vector<std::optional<std::string>>& pieces) {
+  static std::string gathered(const std::map<std::size_t, std::string>& pieces) {
     std::vector<std::string_view> different;
     store_protocol::Writer texts;
     store_protocol::Writer positions;
-    for (const std::optional<std::string>& given : pieces) {
-      // NOLINTNEXTLINE(bugprone-unchecked-optional-access): all pieces have come
-      const std::string& piece = *given;
+    for (const auto& [rank, piece] : pieces) {
       const std::size_t count = different.size();
       std::size_t at = count < 8 ? 0 : count - 8;
       while (at != count && different[at] != piece) ++at;

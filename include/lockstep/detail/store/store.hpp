@@ -99,7 +99,7 @@ class StoreWatch {
   std::optional<std::string> news();
 
  private:
-  void ask();
+  std::uint32_t ask();
 
   std::string key_;
   Store store_;

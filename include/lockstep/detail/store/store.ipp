@@ -256,18 +256,18 @@ LOCKSTEP_INLINE StoreWatch::~StoreWatch() {
   if (pending_) store_.client_->cancel(*pending_);
 }
 
-LOCKSTEP_INLINE void StoreWatch::ask() {
+LOCKSTEP_INLINE std::uint32_t StoreWatch::ask() {
   using store_protocol::Operation;
   store_protocol::Request request{Operation::get, key_};
   if (known_) request.operation = Operation::change;
   if (known_) request.value = *known_;
   request.waits = true;
-  pending_ = store_.client_->post("watch", request, store_.timeout());
+  return pending_.emplace(store_.client_->post("watch", request, store_.timeout()));
 }
 
 LOCKSTEP_INLINE std::optional<std::string> StoreWatch::news() {
-  if (!pending_) ask();
-  const std::optional<std::string> reply = store_.client_->look("watch", key_, *pending_);
+  const std::uint32_t pending = pending_ ? *pending_ : ask();
+  const std::optional<std::string> reply = store_.client_->look("watch", key_, pending);
   if (!reply) return std::nullopt;
   pending_.reset();
   known_ = std::string(rest_of(*reply).text());
