@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The reduce operations of collectives.
+/// @file The reduce operations of collectives, and those of gradients.
+
+#include <bit>
 
 #include "lockstep/detail/core/element.hpp"
 
@@ -175,5 +177,46 @@ static_assert(ReduceOp<Average, float> && !ReduceOp<Average, std::int32_t>);
 static_assert(ReduceOp<PreMultipliedSum<>, BFloat16> && !ReduceOp<PreMultipliedSum<>, std::int8_t>);
 static_assert(ReduceOp<Min, double> && ReduceOp<Max, std::uint8_t>);
 static_assert(ReduceOp<BitAnd, std::int64_t> && !ReduceOp<BitOr, float> && !ReduceOp<BitXor, Half>);
+
+namespace detail {
+
+/// How gradients are reduced over ranks. A folded sum leaves the division to the norm and the
+/// update, which multiply by a factor anyway, so that it costs no pass over memory.
+enum class GradientReduction : std::uint8_t {
+  sum,
+  average,
+  folded_sum,
+  /// A sum of many `Half` could overflow: each is first divided, exactly, by the least power of two
+  /// that is not less than the number of ranks.
+  folded_sum_of_halves,
+};
+
+/// A communicator that averages with a sum and one more pass over memory: `averages_by_sums`.
+template <class Comm>
+concept AveragingBySums = requires { requires Comm::averages_by_sums; };
+
+/// The reduction as an operation. Its type comes from a value, not from the traits: nvcc spells a
+/// type by the path to it, and the name of a kernel cannot contain a job's policies.
+template <GradientReduction How>
+constexpr auto reduction_of_gradients(std::size_t ranks) {
+  if constexpr (How == GradientReduction::average) {
+    return Average{};
+  } else if constexpr (How == GradientReduction::folded_sum_of_halves) {
+    return PreMultipliedSum<float>(1 / static_cast<float>(std::bit_ceil(ranks)));
+  } else {
+    return Sum{};
+  }
+}
+
+/// The factor that turns the results into averages.
+constexpr double folded_factor(GradientReduction how, std::size_t ranks) {
+  const auto number = static_cast<double>(ranks);
+  if (how == GradientReduction::folded_sum) return 1 / number;
+  if (how == GradientReduction::folded_sum_of_halves)
+    return static_cast<double>(std::bit_ceil(ranks)) / number;
+  return 1;
+}
+
+}  // namespace detail
 
 }  // namespace lockstep

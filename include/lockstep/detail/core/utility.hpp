@@ -54,4 +54,11 @@ class TypedStorage {
   std::vector<std::pair<const char*, std::shared_ptr<void>>> values_;
 };
 
+/// Converts to the result of `make()`, to construct an immovable object in place.
+template <class Make>
+struct MadeInPlace {
+  const Make& make;
+  operator std::invoke_result_t<const Make&>() const { return make(); }
+};
+
 }  // namespace lockstep::detail
