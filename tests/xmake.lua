@@ -143,6 +143,17 @@ if has_config("gloo") then
         add_syslinks("pthread", "z")
         set_optimize("fast")  -- it trains in a dozen of jobs, whose ranks share the machine
     target_end()
+
+    -- A training to which something happens (tests/faults/run).
+    target("faults_job")
+        set_kind("binary")
+        set_targetdir("$(projectdir)/build/tests")
+        add_deps("lockstep_compiled")
+        collect_late()
+        add_files("faults/job.cpp")
+        add_links("gloo")
+        add_syslinks("pthread")
+    target_end()
 end
 
 -- LibTorch's modules. Its headers are read once, by a precompiled header. With it, each file would still take seconds, for
