@@ -1044,9 +1044,12 @@ LOCKSTEP_INLINE void ProgramOptions::reject_unknown(const std::string& argument)
 
 LOCKSTEP_INLINE Session::~Session() {
   store_.reset();
-  if (host_ && world() > WorldSize{1} && !scope_.is_failure()) {
-    host_->server.wait_until_unused(detail::Deadline::after(membership_.timeout));
-  }
+  if (!host_ || world() == WorldSize{1}) return;
+  // After a failure, the other ranks have a moment to read in the store whose it is.
+  constexpr std::chrono::milliseconds after_failure{2000};
+  const auto limit =
+      scope_.is_failure() ? std::min(membership_.timeout, after_failure) : membership_.timeout;
+  host_->server.wait_until_unused(detail::Deadline::after(limit));
 }
 
 LOCKSTEP_INLINE Session join(std::string_view init_method, Rank rank, WorldSize world,

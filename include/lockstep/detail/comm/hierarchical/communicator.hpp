@@ -246,18 +246,19 @@ class HierarchyStages {
     }
   }
 
-  /// Runs one stage of a call; an error aborts all stages on all ranks. Errors inside and between
-  /// hosts count ranks from 0, so the error adds which ranks of the job these are.
+  /// Runs one stage of a call; an error aborts all stages on all ranks.
   template <class F>
   void stage(Part part, const Call& call, const F& f) {
     try {
       f();
     } catch (const Error& error) {
-      const std::string where = part == Part::inside    ? hosts_.text_inside(flat_.rank())
-                                : part == Part::between ? hosts_.text_between(flat_.rank())
-                                                        : "";
-      fail(with_context(error, call.text(), where + error.operation() + ": " + error.problem(),
-                        flat_.rank()));
+      const Rank me = flat_.rank();
+      const std::string problem = text({error.operation(), ": ", error.problem()});
+      fail(with_context(error, call.text(),
+                        part == Part::inside    ? hosts_.text_inside(me, problem)
+                        : part == Part::between ? hosts_.text_between(me, problem)
+                                                : problem,
+                        me));
     }
   }
 

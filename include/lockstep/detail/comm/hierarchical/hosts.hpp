@@ -2,6 +2,7 @@
 #pragma once
 /// @file Which ranks are on which host, and when ranks of one process may allocate device memory.
 
+#include <charconv>
 #include <numeric>
 
 #include "lockstep/detail/comm/combine.hpp"
@@ -104,13 +105,13 @@ class Hosts {
     return columns;
   }
 
-  // Errors of one level count its ranks from 0. These texts say which ranks of the job they are.
+  // A level numbers its ranks from 0. These give an error of it the job's numbers.
 
-  std::string text_inside(Rank rank) const {
-    return "on the host where ranks " + numbered(ranks_[host(rank)]);
+  std::string text_inside(Rank rank, std::string_view error) const {
+    return "on the host, " + renumbered(error, ranks_[host(rank)]);
   }
-  std::string text_between(Rank rank) const {
-    return "between the hosts, where ranks " + numbered(columns()[local_rank(rank)]);
+  std::string text_between(Rank rank, std::string_view error) const {
+    return "between the hosts, " + renumbered(error, columns()[local_rank(rank)]);
   }
 
   void check_even(Rank rank) const {
@@ -130,11 +131,23 @@ class Hosts {
     return nullptr;
   }
 
-  static std::string numbered(const std::vector<std::size_t>& ranks) {
-    std::vector<std::string> names;
-    names.reserve(ranks.size());
-    for (const std::size_t rank : ranks) names.push_back(text({rank}));
-    return listed(names) + " are numbered from 0, ";
+  /// Every `rank N` is `rank ranks[N]`, up to what another rank has said, which knows the job.
+  static std::string renumbered(std::string_view error, const std::vector<std::size_t>& ranks) {
+    constexpr std::string_view word = "rank ";
+    const std::size_t said = std::min(error.find(" failed: "), error.find("'s process ended: "));
+    std::string text;
+    std::size_t at = 0;
+    for (std::size_t found = error.find(word); found < said; found = error.find(word, at)) {
+      text += error.substr(at, found + word.size() - at);
+      at = found + word.size();
+      std::size_t number = ranks.size();
+      const char* const digits = error.data() + at;
+      const auto end = std::from_chars(digits, error.data() + error.size(), number).ptr;
+      if (number >= ranks.size()) continue;
+      text += detail::text({ranks[number]});
+      at += static_cast<std::size_t>(end - digits);
+    }
+    return text += error.substr(at);
   }
 
   std::vector<std::vector<std::size_t>> ranks_;

@@ -163,16 +163,16 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
   std::size_t local_rank_of(Rank rank) const { return rank.value() % local_world(); }
   std::size_t host_of(Rank rank) const { return rank.value() / local_world(); }
 
-  /// Calls `f(level)`, and adds to its errors which ranks of the job the level has.
+  /// Calls `f(level)`, whose errors get the job's numbers of ranks.
   template <class Level, class F>
   void on(Level& level, const F& f) {
     try {
       f(level);
     } catch (const Error& error) {
       const bool is_inside = static_cast<const void*>(&level) == inside_;
-      const std::string where =
-          is_inside ? hosts_->text_inside(rank()) : hosts_->text_between(rank());
-      throw with_context(error, error.operation(), where + error.problem(), rank());
+      const std::string problem = is_inside ? hosts_->text_inside(rank(), error.problem())
+                                            : hosts_->text_between(rank(), error.problem());
+      throw with_context(error, error.operation(), problem, rank());
     }
   }
 
