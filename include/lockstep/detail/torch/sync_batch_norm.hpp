@@ -26,10 +26,11 @@ class NormExchange {
  public:
   template <class Ranks>
   explicit NormExchange(const Ranks& ranks)
-      : ranks_(std::make_shared<const Ranks>(ranks)),
-        world_(ranks.world()),
-        gather_(gather<Ranks>),
-        reduce_(reduce<Ranks>) {}
+      : world_(ranks.world()), gather_(gather<Ranks>), reduce_(reduce<Ranks>) {
+    static_assert(std::is_trivially_copyable_v<Ranks> && sizeof(Ranks) <= sizeof(ranks_),
+                  "lockstep: the ranks of norms are a few pointers");
+    std::memcpy(ranks_, &ranks, sizeof(Ranks));
+  }
   NormExchange(const NormExchange&) = delete;
   NormExchange& operator=(const NormExchange&) = delete;
 
@@ -53,7 +54,7 @@ class NormExchange {
  private:
   template <class Ranks>
   const Ranks& ranks_as() const {
-    return *static_cast<const Ranks*>(ranks_.get());
+    return *std::launder(reinterpret_cast<const Ranks*>(ranks_));
   }
   template <class Ranks>
   static void gather(const NormExchange& self, const void* own, void* all, std::size_t count,
@@ -72,7 +73,7 @@ class NormExchange {
     doubles ? run(double{}) : run(float{});
   }
 
-  std::shared_ptr<const void> ranks_;
+  alignas(std::max_align_t) std::byte ranks_[32] = {};
   std::size_t world_;
   void (*gather_)(const NormExchange&, const void*, void*, std::size_t, bool);
   void (*reduce_)(const NormExchange&, void*, std::size_t, bool);
