@@ -134,8 +134,9 @@ BOOST_AUTO_TEST_CASE(groups_divide_states_among_their_ranks) {
           require(numbers_of(ddp) == went_on, "what was saved goes on to the same bits");
         });
     for (const std::string& end : ends) BOOST_TEST(end == "", world << " ranks: " << end);
-    // The other group has nothing to save.
-    BOOST_TEST(detail::CheckpointReader(path).shards().size() == 1u);
+    // The other group has nothing to save, nor the second rank where the first one's slice is all
+    // of a small network.
+    BOOST_TEST(detail::CheckpointReader(path).shards().size() <= 1u);
   }
 }
 
