@@ -74,13 +74,16 @@ def folder_of(file, root):
     return parts[1] if parts[0] == "detail" else "trainer"
 
 
+def headers(root):
+    """The folder and the text of every header."""
+    for file in sorted(root.rglob("*")):
+        if file.suffix in (".hpp", ".cuh", ".ipp"):
+            yield folder_of(file, root), strip_comments(file.read_text())
+
+
 def at_run_time(root):
     found = {}
-    for file in sorted(root.rglob("*")):
-        if file.suffix not in (".hpp", ".cuh", ".ipp"):
-            continue
-        folder = folder_of(file, root)
-        text = strip_comments(file.read_text())
+    for folder, text in headers(root):
         for call in re.finditer(rf"\b(?:({HELPERS})\(|return \{{)", text):
             try:
                 parts = arguments_at(text, call.end())
@@ -104,11 +107,7 @@ def at_run_time(root):
 
 def at_compile_time(root):
     found = {}
-    for file in sorted(root.rglob("*")):
-        if file.suffix not in (".hpp", ".cuh", ".ipp"):
-            continue
-        folder = folder_of(file, root)
-        text = strip_comments(file.read_text())
+    for folder, text in headers(root):
         for literal in re.finditer(r'"lockstep: (?:[^"\\]|\\.)*"(?:\s*"(?:[^"\\]|\\.)*")*', text):
             before = text[:literal.start()].rstrip()
             words = "".join(LITERAL.findall(literal[0]))[len("lockstep: "):].replace('\\"', '"')
