@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file One rank's call: the description that ranks compare, the value that `Collectives` makes
-/// and backends execute, and the handle of an asynchronous call.
+/// @file A rank's call: the description that ranks compare, its value, and its asynchronous handle.
 
 #include "lockstep/detail/core/reduce_op.hpp"
 #include "lockstep/detail/core/scope_guard.hpp"
@@ -94,8 +93,7 @@ struct InJobCall : ValueWhile<JobCall> {
   explicit InJobCall(JobCall call) : ValueWhile(job_call_of_thread(), call) {}
 };
 
-/// One rank's description of a call, sent between ranks as bytes. All ranks of a collective must
-/// give equal descriptions, a sender and its receiver matching ones.
+/// A call's description, sent as bytes: equal on all ranks of a collective, matching for a message.
 struct Call {
   CollectiveKind kind = CollectiveKind::barrier;
   JobCall part_of = JobCall::none;
@@ -246,9 +244,8 @@ struct CommonElement {
 
 struct NoOperation {};
 
-/// A call as a value. `in` and `out` consist of pieces of `count` elements: one piece, or one for
-/// every rank, in rank order. `in` is empty on a rank that gives nothing (all but the root of a
-/// scatter), `out` on a rank that gets nothing. A call in place uses one memory for both.
+/// A call as a value. `in` and `out` hold one piece of `count` elements, or one for every rank in
+/// rank order, and are empty on a rank that gives or gets nothing. A call in place uses one memory.
 template <CollectiveKind Kind, class T, class Operation = NoOperation>
 struct Collective {
   static constexpr CollectiveKind kind = Kind;

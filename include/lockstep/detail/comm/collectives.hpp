@@ -45,10 +45,9 @@ class Subgroup;
 /// `calls::Receive`. Other collectives and groups have a generic form made of these (generic.hpp,
 /// groups.hpp), which a faster `execute(call)` replaces. A backend that compares calls itself,
 /// orders them on a stream or counts their time has its own `perform(call)` and moves elements by
-/// `execute_any(*this, call)`; an adapter forwards `perform`. `abort(reason)` aborts: every other
-/// rank's call fails with this reason. `give_up()` aborts because an exception has ended this
-/// rank's part, while another thread may be in a call. After a failure (`is_broken()`) every later
-/// call fails.
+/// `execute_any(*this, call)`. `abort(reason)` makes every other rank's call fail with this reason.
+/// `give_up()` aborts because an exception has ended this rank's part, while another thread may be
+/// in a call. After a failure (`is_broken()`) every later call fails.
 template <class Self>
 class Collectives {
   using JobCall = detail::JobCall;
@@ -82,8 +81,7 @@ class Collectives {
     return value;
   }
 
-  /// An asynchronous all-reduce, whose handle is a `Work`. The data must not be used until the call
-  /// is complete. **Host** returns at once if the backend progresses by itself.
+  /// An asynchronous all-reduce: see `Work`. **Host** blocks only if the backend does not progress.
   template <class Data, class Op = Sum>
   auto all_reduce_async(Data&& data, Op op = {}, JobCall part_of = detail::current_job_call()) {
     require_operation<Data, Op>();

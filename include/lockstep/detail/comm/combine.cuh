@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Combining all ranks' values on a GPU, always in rank order: results are bitwise equal on
-/// every GPU. Also the other loops of collectives over elements in device memory.
+/// @file Combining all ranks' values on a GPU, always in rank order: bitwise equal on every GPU.
 
 #include "lockstep/detail/comm/rank_gpu.cuh"
 #include "lockstep/detail/device/cuda/vector.cuh"
 
 namespace lockstep::detail {
 
-/// A pass over elements in packets of 16 bytes. Elements after the last packet, and all elements if
-/// an address is not aligned, are processed one at a time.
+/// A pass over packets of 16 bytes; single elements after them, or if an address is not aligned.
 struct PacketPass {
   static constexpr unsigned threads = 512;  // of a block
 

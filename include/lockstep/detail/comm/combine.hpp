@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Combining all ranks' values on the host, always in rank order: results are bitwise equal
-/// on whichever rank computes them. Also the other loops of collectives over elements.
+/// @file Combining all ranks' values on the host, always in rank order: bitwise equal on all ranks.
 
 #include <cstring>
 

@@ -363,8 +363,7 @@ LOCKSTEP_INLINE void sleep_on(Counter& counter, std::uint64_t value) {
 
 LOCKSTEP_INLINE bool SharedPeers::has_died(std::size_t w) const {
   const std::uint32_t process = state(w).process.load(std::memory_order_acquire);
-  // The lock is read first, because a rank sets `left` before it unlocks: in the other order, a
-  // rank that does both in between would look dead.
+  // The lock is read first, because a rank that leaves sets `left` before it unlocks.
   return process != 0 && process != static_cast<std::uint32_t>(::getpid()) &&
          !shm::is_locked(file_, Rank{w}) && state(w).left.load(std::memory_order_acquire) == 0;
 }
@@ -390,8 +389,7 @@ LOCKSTEP_INLINE std::optional<Error> SharedPeers::check(const Call& call, std::o
   return time_is_over(operation, timeout_, missing_ranks(one, calls), rank());
 }
 
-/// The ranks that a timed-out wait lacks, and their progress: every rank that has made fewer calls
-/// or, if there is none, those that have yet to do their part.
+/// The ranks that a timed-out wait lacks: all with fewer calls, or else those yet to do their part.
 LOCKSTEP_INLINE std::string SharedPeers::missing_ranks(std::optional<Rank> one,
                                                        std::uint64_t calls) const {
   const std::uint64_t expected = calls_made(rank_);

@@ -158,8 +158,7 @@ auto scratch_of(B& backend, const T* like, std::size_t wanted, std::size_t least
   }
 }
 
-/// Calls `part(scratch, begin, n)` for elements [begin, begin + n) of `count`, with scratch memory
-/// for that many elements of every rank.
+/// Calls `part(scratch, begin, n)` for all of `count`, with scratch for n elements of every rank.
 template <class B, class T, class Part>
 void in_parts(B& backend, const T* like, std::size_t count, const Part& part) {
   if (count == 0) return;

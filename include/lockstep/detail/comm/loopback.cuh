@@ -8,8 +8,7 @@
 
 namespace lockstep {
 
-/// **Host** no call blocks, except `barrier` and `synchronize`, and with host memory until the
-/// result is here. **Stream** the compute stream.
+/// **Host** only `barrier`, `synchronize` and host memory block. **Stream** the compute stream.
 class CudaLoopbackCommunicator : public Collectives<CudaLoopbackCommunicator>,
                                  public detail::AloneInWorld,
                                  public detail::DeviceAllocating {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A launched rank's GPU and its memory, ranks that share a GPU, and whether a call's memory
-/// is the host's or a GPU's. Host code only, for files that nvcc does not compile.
+/// @file A rank's GPU, ranks that share one, and the memory of calls. Host code: needs no nvcc.
 
 #include "lockstep/detail/comm/call/peers.hpp"
 #include "lockstep/detail/comm/combine.hpp"
@@ -19,8 +18,7 @@ struct CallMemory {
 };
 enum class MemoryKind { host, managed, device };
 
-/// The kind of memory of a call's argument; that of a pool (`cudaMallocAsync`) is device memory
-/// too. Throws for memory of another GPU than the rank's.
+/// An argument's memory; a pool's (`cudaMallocAsync`) is device memory. Throws for another GPU's.
 template <class C>
 MemoryKind memory_kind(const void* pointer, const Gpu& own, const C& call, const char* argument) {
   cudaPointerAttributes attributes{};
@@ -37,8 +35,7 @@ MemoryKind memory_kind(const void* pointer, const Gpu& own, const C& call, const
               own.rank());
 }
 
-/// The memory of a call's arguments, by `look(pointer, argument's name)`. Throws if one is host
-/// memory and the other device memory; managed memory is either.
+/// A call's memory, by `look(pointer, name)`. Throws if host and device mix; managed is either.
 template <class C, class Look>
 CallMemory memory_of(const C& call, const Gpu& own, const Look& look) {
   using enum MemoryKind;
@@ -107,10 +104,9 @@ inline std::string bus_id(const Gpu& gpu) {
   return id;
 }
 
-/// The GPU whose number is the rank's local rank; it becomes this thread's current device. If all
-/// ranks of a host are threads of this process and GPUs are too few, sharing them is an error
-/// unless it was asked for. Processes may see different GPUs: they use those that they see in turn,
-/// and `compare_gpus` finds shared ones.
+/// The GPU whose number is the rank's local rank, made this thread's current device. If all ranks
+/// of a host are threads of this process and GPUs are too few, sharing must have been asked for.
+/// Processes may see different GPUs: they use these in turn, and `compare_gpus` finds shared ones.
 inline std::shared_ptr<Gpu> gpu_of(const Membership& member) {
   const bool are_threads = member.process_ranks >= member.local_world;
   return std::make_shared<Gpu>(Gpu::of(member.rank, member.local_rank, member.local_world,

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A host's communicator for device memory: data is staged through pinned host memory piece
-/// by piece, and copies from and to the GPU overlap with the host's work on another piece.
+/// @file Device memory for a host's communicator: staged in pieces, whose copies overlap with work.
 
 #include <unistd.h>
 #include <functional>
@@ -16,8 +15,7 @@ namespace lockstep::detail::staged {
 /// seven pieces, so the two copies that do not overlap take little of the time.
 inline constexpr std::size_t slot_bytes = 4_MiB;
 
-/// A collective's memory as consecutive rows of one length: one row, or one for each rank. Pieces
-/// are cut across all rows, at the same offsets on all ranks.
+/// A call's memory: one row, or one per rank. Pieces are cut across all rows, alike on all ranks.
 template <class T>
 struct Transfer {
   std::size_t length;        // of a row
@@ -278,8 +276,7 @@ namespace lockstep {
 /// Collectives for device memory through `Inner`, which handles host memory only. Results,
 /// comparison of calls, timeouts and errors are those of `Inner`; the time of a call counts from
 /// the end of the work before it. All ranks pass device memory, or all host memory. Another thread
-/// executes asynchronous calls, in the order of posting. No call can be captured: the host takes
-/// part in it.
+/// executes asynchronous calls in order. No call can be captured: the host takes part in it.
 ///
 /// **Host** every collective blocks until the result's upload is enqueued; with host memory, until
 /// the result is here. **Stream** a call follows what the compute stream `gpu().stream()` holds,

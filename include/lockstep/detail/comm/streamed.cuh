@@ -115,8 +115,7 @@ class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
 
   std::shared_ptr<Gpu> gpu_;
   std::shared_ptr<Gpu> side_;
-  /// The first event orders one stream after the other, the rest record ends of calls. Reuse of an
-  /// event for a later call only makes a wait longer.
+  /// The first orders the two streams, the rest record ends of calls; reuse only lengthens a wait.
   std::vector<CudaEvent> events_;
   std::size_t next_ = 0;  // the event that is recorded next
   Inner inner_;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Waiting for other ranks on shared counters (spin, yield, then sleep), and the faults that
-/// end a wait: another rank has died, failed or left, or the wait has timed out.
+/// @file Waiting for other ranks on shared counters, and the faults that end a wait.
 
 #include <sched.h>
 #include <atomic>
@@ -217,8 +216,7 @@ class SharedPeers {
 
   /// Rank w's state is `w * stride` bytes after `first`. The locks of `file`, a descriptor, show
   /// which processes live; threads of one process need none. A rank that aborts or leaves holds
-  /// `working`, so that no other rank uses its memory meanwhile, and wakes those that wait for
-  /// `done`.
+  /// `working`, so that no rank uses its memory meanwhile, and wakes those that wait for `done`.
   SharedPeers(Rank rank, WorldSize world, RankState* first, std::size_t stride,
               Milliseconds timeout, int file, std::mutex* working = nullptr,
               Counter* done = nullptr)

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A communicator's calls in flight, its first fault, and the watchdog thread that looks for
-/// timeouts and for failures of the library and of other ranks.
+/// @file Calls in flight, the first fault, and the watchdog thread for timeouts and failures.
 
 #include <list>
 
@@ -132,13 +131,11 @@ class PendingCalls {
   bool watch_ended_ = false;
 };
 
-/// Executes the asynchronous calls of a blocking communicator, in the order of posting. Calls of a
-/// broken communicator fail at once, so that the end of the queue does not hang.
+/// The thread of asynchronous calls. After a fault they fail at once: the queue's end never hangs.
 inline constexpr ThreadName call_thread{"lockstep calls",
                                         "the thread that makes asynchronous calls"};
 
-/// The `Pending` of a `Work` whose call, `f()`, runs in the queue of `Owner`; `leave` needs its
-/// `give_up()` to end the calls in flight.
+/// The `Pending` of a call, `f()`, in the queue of `Owner`, whose `give_up()` ends calls in flight.
 template <class Owner, class F>
 class PendingInQueue : Task {
  public:
@@ -162,9 +159,8 @@ class PendingInQueue : Task {
   F f_;
 };
 
-/// A communicator's engine, and the thread that watches it by a probe: the engine itself, or an
-/// object made on that thread. The probe's `poll()` checks the library and the other ranks;
-/// `time_over(call)` is the error of a call that has timed out.
+/// A communicator's engine and its watchdog thread, which uses a probe: the engine, or an object of
+/// that thread. `poll()` checks the library and the other ranks, `time_over(call)` is a timeout.
 ///
 /// The destructor closes the communicator, or aborts it while an exception unwinds the stack. It
 /// never hangs: a thread that does not return from the library is detached with all that it uses.

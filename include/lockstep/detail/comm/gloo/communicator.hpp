@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `Backend<Gloo>`'s communicator: collectives of ranks on any number of hosts, through
-/// sockets, with Gloo's exceptions turned into errors that name the cause.
+/// @file `Backend<Gloo>`'s communicator: through sockets, with errors that name the cause.
 
 #include "lockstep/detail/comm/call/fault_channel.hpp"
 #include "lockstep/detail/comm/call/watchdog.hpp"
@@ -72,8 +71,7 @@ class Engine {
   std::optional<PendingCall> waiting() const { return pending_.oldest(); }
   TaskQueue& queue() { return queue_; }
 
-  /// Compares the call over ranks, and runs `work(transport)` only if all make the same call.
-  /// **Ranks** all, in the same order. **Host** blocks.
+  /// Runs `work(transport)` if all make the same call. **Ranks** all, in order. **Host** blocks.
   template <class Work>
   void collective(const Call& call, const Work& work) {
     make(call, std::nullopt, [&](PendingCalls::Entry entry) {
@@ -91,8 +89,7 @@ class Engine {
   }
 
   bool is_broken() const { return pending_.is_broken(); }
-  /// Publishes the reason, stores the fault if it is the first, and closes all connections, in this
-  /// order: a rank that notices the loss finds the reason.
+  /// In this order, so that a rank that notices the loss of its connection finds the reason.
   void fail(const Error& error) {
     fail(error, text({error.is_consequence() ? because_of_another : "", error.text()}));
   }
@@ -146,8 +143,7 @@ class Engine {
   std::string abort_reason(std::size_t w) const { return reasons_[w]; }
 
   void drain() { queue_.drain(); }
-  /// Closing sockets may lose messages that are still in flight, so this rank first waits, up to a
-  /// limit, until the others leave or make their next call.
+  /// Closing sockets may lose messages, so this rank first waits for the others, up to a limit.
   void close() {
     if (!is_broken()) handshake_->send_shutdown(Hello::State::leaves, shutdown_limit);
   }
@@ -308,8 +304,7 @@ class GlooCommunicator : public Collectives<GlooCommunicator<Ranks>>,
     return group;
   }
 
-  /// A further communicator, of any ranks of the job; `name` is unique in the job. **Ranks** its
-  /// members. **Host** blocks until all have joined.
+  /// A communicator, uniquely named, of any ranks. **Ranks** those. **Host** blocks until all join.
   GlooCommunicator<> among(const std::string& name, Rank rank, WorldSize world) const {
     return GlooCommunicator<>(engine_->beside(name, rank, world));
   }
@@ -336,8 +331,7 @@ class GlooCommunicator : public Collectives<GlooCommunicator<Ranks>>,
   detail::CallWatchdog<Engine> engine_;  // ends before the memory that it uses
 };
 
-/// Creates the Gloo communicator of a job; `name` distinguishes several of one job. **Ranks** all.
-/// **Host** blocks until all have joined.
+/// Creates a job's communicator `name`. **Ranks** all. **Host** blocks until all have joined.
 template <std::size_t Ranks = dynamic>
 GlooCommunicator<Ranks> make_gloo_communicator(const Membership& member, Store& store,
                                                const std::string& name = "world") {

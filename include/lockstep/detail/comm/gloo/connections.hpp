@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Gloo's connections: rendezvous, disconnect detection, waits that another thread can abort,
-/// and the handshake in which ranks compare their calls.
+/// @file Gloo's connections: rendezvous, disconnect detection, abortable waits, handshake of calls.
 
 #include <arpa/inet.h>
 #include <dlfcn.h>
@@ -24,8 +23,7 @@ namespace lockstep::detail::over_gloo {
 
 /// The rendezvous of a communicator's ranks, through the job's store. Each rank sets one value, its
 /// addresses for all others, and reads those of all: up to `most_gathered` ranks, `set` is
-/// therefore a gather. For more ranks that message is too long for the store: `find` reads value by
-/// value.
+/// therefore a gather. Of more ranks the message would be too long: `find` reads value by value.
 class RendezvousStore : public ::gloo::rendezvous::Store {
  public:
   static constexpr std::size_t most_gathered = 128;
@@ -224,8 +222,7 @@ class AbortableTransport : public ::gloo::transport::Context {
   bool aborted_ = false;
 };
 
-/// Throws if the program calls the Gloo inside LibTorch, which is of another version. Linked first,
-/// it would be passed objects of the installed Gloo, and the program would crash.
+/// Throws if the program calls the Gloo inside LibTorch, whose version differs: it would crash.
 inline void require_own_library(Rank rank) {
   // gloo::transport::tcp::CreateDevice, which both have
   void* const found = ::dlsym(RTLD_DEFAULT, "_ZN4gloo9transport3tcp12CreateDeviceERKNS1_4attrE");
@@ -374,10 +371,9 @@ struct Hello {
   std::uint64_t end = 0;  // the number again, written last: all has arrived
 };
 
-/// The handshake before every collective: each rank sends all others the description of its call.
-/// Gloo would not notice different calls: it would combine unrelated data, or write past the end of
-/// a buffer, before logs could be compared. A hello is one small message whose receive was
-/// posted in advance: it costs one network latency. Hellos are the barrier too.
+/// The handshake before every collective: each rank sends all others the description of its call,
+/// because Gloo would combine unrelated data or write past a buffer. A hello is one small message
+/// whose receive was posted in advance: it costs one network latency. Hellos are the barrier too.
 class Handshake {
  public:
   explicit Handshake(Connections& connections)
@@ -400,8 +396,7 @@ class Handshake {
     for_peers([&](int) { incoming_->waitRecv(); });
     for_peers([&](int) { outgoing_->waitSend(); });
     std::vector<Hello> all = heard_;
-    // A rank that leaves ends the communicator, and the watchdog must go on to see its hello: a
-    // closed connection would look like a death otherwise.
+    // The watchdog must still see that a rank leaves, or the closed connection looks like a death.
     const auto calls = [](const Hello& one) { return one.state == Hello::State::calls; };
     if (!std::all_of(all.begin(), all.end(), calls)) return all;
     next_.store(number + 1, std::memory_order_relaxed);

@@ -7,8 +7,7 @@
 
 namespace lockstep::detail::over_gloo {
 
-/// Do partial results fit into the elements' type? Partial sums of 16-bit floats do not: they are
-/// floats, which a ring would round at every step.
+/// Do partial results fit the type? Sums of 16-bit floats do not: a ring would round every step.
 template <class T, class Op>
 inline constexpr bool travels_in_place = sizeof(Prepared<T, Op>) == sizeof(T);
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `Backend<Hierarchical<...>>`'s communicator: one backend inside a host, another between
-/// hosts, and the collectives that use both in stages.
+/// @file `Backend<Hierarchical<...>>`'s communicator: one backend inside hosts, one between them.
 
 #include "lockstep/detail/comm/call/watchdog.hpp"
 #include "lockstep/detail/comm/groups.hpp"
@@ -96,8 +95,7 @@ class HierarchyStages {
     }
   }
 
-  /// Executes a call in stages or through `Flat`: few bytes are bound by latency, not bandwidth,
-  /// and on GPUs the stages handle device memory only.
+  /// In stages, or by `Flat` for few bytes (bound by latency) and for host memory of ranks on GPUs.
   template <class C>
   void make(const C& call) {
     using enum CollectiveKind;
@@ -356,9 +354,8 @@ namespace lockstep {
 /// between hosts, all-gather inside each host. The data crosses the network once per host, not once
 /// per rank, and all ranks carry an equal share. A large reduce-scatter uses the first two stages,
 /// a large all-gather the last two, other collectives `Flat`. Results are bitwise equal on all
-/// ranks. A failure in one stage aborts all stages on all ranks. **Host** and **Stream** as the
-/// communicators: with host memory, every collective blocks until the result is here and the
-/// arguments may be reused.
+/// ranks. A failure in a stage aborts all ranks. **Host** and **Stream** as the communicators: with
+/// host memory, every collective blocks until the result is here and the arguments may be reused.
 template <Communicator Inside, Communicator Between, class Flat = Between>
 class HierarchicalCommunicator
     : public Collectives<HierarchicalCommunicator<Inside, Between, Flat>> {

@@ -49,8 +49,7 @@ Membership membership_in_group(const Membership& member, Store& store,
 /// A name that is the same on all members, and differs for other members.
 std::string group_name(const std::vector<Rank>& members);
 
-/// Ranks of one host wait longer for each other than hosts do: a rank whose slice is done must not
-/// blame a neighbour that still waits for a lost host.
+/// Ranks of a host wait longer than hosts do: none blames a neighbour that awaits a lost host.
 inline constexpr std::chrono::milliseconds inside_margin{500};
 
 /// The hosts in the order of their first ranks, with the ranks of each in order.

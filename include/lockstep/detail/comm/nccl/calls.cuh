@@ -49,9 +49,8 @@ constexpr ncclRedOp_t reduce_operation() {
 template <class Op, class T>
 inline constexpr bool reduces = reduce_operation<Op, T>() != ncclNumOps;
 
-/// NCCL multiplies every element by `before`, which must be exact in T; a pass of lockstep computes
-/// sum * `after` / `divisor` in the accumulator type and rounds once. For that pass this is a
-/// reduce operation of one rank.
+/// NCCL multiplies every element by `before`, exact in T; a pass of lockstep computes sum * `after`
+/// / `divisor` in the accumulator type and rounds once. This is its reduce operation, of one rank.
 struct Factors {
   static constexpr std::string_view name = "rescaled";
   double before = 1;
@@ -131,8 +130,7 @@ class Transport {
   Rank rank() const { return engine_.rank(); }
   WorldSize world_size() const { return WorldSize{engine_.world()}; }
 
-  /// In a world of one, reductions use the generic form: NCCL 2.28 skips the last elements of a
-  /// pre-multiplied sum if their count is no multiple of eight.
+  /// In a world of one, NCCL 2.28 skips the last elements of some pre-multiplied sums.
   template <class C>
     requires reduces<typename C::operation, typename C::element>
   void execute(const C& call) {

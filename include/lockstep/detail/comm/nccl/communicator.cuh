@@ -15,8 +15,7 @@ namespace lockstep {
 /// rounds 1/N to the element type.
 ///
 /// A watchdog thread detects calls that exceed the timeout, failed ranks, and ranks that make
-/// different calls. It aborts the communicator on all ranks with one error, which every later call
-/// throws.
+/// different calls. It aborts the communicator on all ranks with one error, which is final.
 ///
 /// **Host** no collective on device memory blocks, except `barrier`. Host memory is staged, for
 /// small control data: the host blocks until the result is complete. **Stream** a call runs after
@@ -53,8 +52,7 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
   Milliseconds timeout() const { return engine_->timeout(); }
   void set_timeout(Milliseconds timeout) { engine_->set_timeout(timeout); }
 
-  /// `count` zeroed elements of device memory, registered with NCCL, freed with the communicator.
-  /// **Ranks** this one. **Host** blocks.
+  /// `count` zeroed elements for its lifetime, registered. **Ranks** this one. **Host** blocks.
   template <Element T>
   std::span<T> allocate(std::size_t count) {
     return {reinterpret_cast<T*>(engine_->allocate(count * sizeof(T))), count};
@@ -92,8 +90,7 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
   void warm_up() {
     const std::size_t world = world_size().value();
     if (world == 1) return;
-    // NCCL uses different algorithms for few and for many bytes. Pieces are whole packets, because
-    // those of some ranks would not be aligned otherwise.
+    // NCCL has other algorithms for few bytes than for many. Whole packets align all pieces.
     constexpr std::size_t packet = 16 / sizeof(float);
     constexpr std::size_t half = Engine::scratch_bytes / 2 / sizeof(float);
     float* const data = reinterpret_cast<float*>(engine_->scratch());
@@ -138,8 +135,7 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
     return Work<Pending>(std::in_place, *engine_, post(call.call(), call));
   }
 
-  /// The communicator of this rank's group, if it is in one, on the same GPU and compute stream.
-  /// **Host** blocks until NCCL has connected it.
+  /// This rank's group, if any, on the same GPU and stream. **Host** blocks until it is connected.
   template <std::size_t GroupRanks>
   std::optional<NcclCommunicator<GroupRanks>> split(const detail::GroupPosition& position) {
     const int colour = position.is_member() ? static_cast<int>(position.group) : NCCL_SPLIT_NOCOLOR;
@@ -198,8 +194,7 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
     detail::execute_any(transport, call);
   }
 
-  /// Stages host memory through device memory, in parts of equal size on all ranks, and waits for
-  /// each. A rank sends and receives rows of `call.count` elements.
+  /// Stages host memory in parts, of equal size on all ranks, and waits for each part.
   template <class C>
   Ticket post_staged(const detail::Call& described, const C& call) {
     using T = typename C::element;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file One rank's end of an NCCL communicator: its calls in order, on the GPU and in the log,
-/// shared by the communicating thread and the watchdog.
+/// @file One rank's end of an NCCL communicator, shared by the calling thread and the watchdog.
 
 #include <nccl.h>
 #include <deque>
@@ -140,11 +139,9 @@ struct Ticket {
   bool captured = false;
 };
 
-/// NCCL is not thread-safe, so both threads lock the mutex for each NCCL call. The communicator is
-/// non-blocking, and no thread waits while it holds the mutex.
+/// NCCL is not thread-safe: each call holds the mutex, and no thread waits while it holds it.
 ///
-/// The first fault is final: the watchdog aborts NCCL's communicator, which ends its kernels, and
-/// every later call throws the fault.
+/// The first fault is final: the watchdog aborts NCCL's kernels, and every later call throws it.
 class Engine {
  public:
   /// Allocates everything on the given GPU, before ranks wait for each other in `connect`.
@@ -274,8 +271,7 @@ class Engine {
   }
 
   /// An exception unwinds while the call may be in flight (a captured one has not run): aborts.
-  /// **Host** blocks until the GPU has finished with the call's memory, or the abort takes too
-  /// long.
+  /// **Host** blocks until the GPU has finished with the call's memory, or the abort is too slow.
   void leave(Ticket ticket) noexcept {
     if (ticket.captured) return;
     try {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `Backend<Shm>`'s communicator: collectives of ranks that share a host's memory, with
-/// detection of missing ranks and of mismatched calls.
+/// @file `Backend<Shm>`'s communicator, with detection of missing ranks and mismatched calls.
 
 #include "lockstep/detail/comm/backend.hpp"
 #include "lockstep/detail/comm/groups.hpp"
@@ -10,8 +9,7 @@
 
 namespace lockstep::detail::shm {
 
-/// A call that this rank has posted and not yet executed. Calls are executed in the order of
-/// posting, so one counter records a rank's progress.
+/// A call that is posted and not yet executed. Calls are executed in order: one counter is enough.
 struct PostedCall {
   std::uint64_t ticket = 0;
   void (*finish)(PostedCall&) = nullptr;  // waits for all ranks, then executes the call
@@ -89,8 +87,7 @@ class Engine : public SharedPeers {
     return all_others([&](std::size_t w) { return reached(block(w).state.arrived, ticket + 1); });
   }
 
-  /// For a caller that polls: have all ranks posted the call, or done their work? Throws what a
-  /// wait would.
+  /// For polling: have all ranks posted the call, or done their work? Throws what a wait would.
   bool poll_arrived(std::uint64_t ticket) {
     return poll_all(ticket, [&](std::size_t w) -> Counter& { return block(w).state.arrived; });
   }
@@ -268,11 +265,10 @@ class Pending : PostedCall {
 
 namespace lockstep {
 
-/// Collectives through shared memory, for processes of one host or threads of one process. `Ranks`
-/// is the world size if it is static: reductions are unrolled over it. Results are bitwise equal on
-/// all ranks and in every run, because values are combined in rank order. Every call is compared
-/// over ranks before anything is written. Memory from `allocate` is reduced in place; other memory
-/// above 4 KiB is staged piece by piece, also by an asynchronous call, before it returns.
+/// Collectives through shared memory, for processes of one host or threads of one process. A static
+/// world size, `Ranks`, unrolls reductions. Results are bitwise equal on all ranks and in every
+/// run: values are combined in rank order. Calls are compared before anything is written. Memory
+/// from `allocate` is reduced in place; other memory above 4 KiB is staged, also asynchronously.
 ///
 /// **Host** every collective blocks until the result is here and the arguments may be reused; a
 /// message of up to 64 KiB may be buffered. **Stream** none: host memory only.
@@ -304,8 +300,7 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
   Milliseconds timeout() const { return engine_->timeout(); }
   void set_timeout(Milliseconds timeout) { engine_->set_timeout(timeout); }
 
-  /// `count` zeroed elements for this rank, which every rank can access, for the communicator's
-  /// lifetime. **Ranks** all, with the same count.
+  /// `count` zeroed elements that all ranks can access, for its lifetime. **Ranks** all, alike.
   template <Element T>
   std::span<T> allocate(std::size_t count) {
     const auto turn = this->turn();
@@ -486,8 +481,7 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
     }
   }
 
-  /// Starts a call whose data is small or in arenas, this rank's at `offset`. Small data, which is
-  /// in the slots, is combined by every rank.
+  /// Starts a call whose data is small (then every rank combines it) or in an arena, at `offset`.
   template <class C>
   auto begin(const C& call, std::uint64_t offset) {
     using T = typename C::element;
@@ -534,8 +528,7 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
   std::unique_ptr<Engine> engine_;
 };
 
-/// Creates the shared-memory communicator of a job; `name` distinguishes several of one job.
-/// **Ranks** all. **Host** blocks until all have joined.
+/// Creates a job's communicator `name`. **Ranks** all. **Host** blocks until all have joined.
 template <std::size_t Ranks = dynamic, class Who = Callers>
 ShmCommunicator<Ranks, Who> make_shm_communicator(const Membership& member, Store& store,
                                                   const std::string& name = "world") {

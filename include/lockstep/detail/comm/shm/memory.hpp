@@ -8,11 +8,9 @@
 
 namespace lockstep::detail::shm {
 
-// Ranks share a file in memory (memfd). It has no name, so nothing is left in /dev/shm however its
-// users end; another process opens it through the file descriptor of one that has it.
+// Ranks share a file in memory (memfd). It has no name: nothing is left in /dev/shm at the end.
 
-/// Maps a range of the file. Ranks that are threads of one process share one mapping: it saves page
-/// tables, and equal addresses let ThreadSanitizer see the accesses.
+/// Maps a range of the file, once per process: ThreadSanitizer needs equal addresses.
 std::shared_ptr<std::byte> map_memory(const Descriptor& file, std::size_t offset,
                                       std::size_t bytes);
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Communication streams of the ranks of one process, one per GPU, ordered with the compute
-/// streams by events; peer access between the GPUs; and the kernel that moves bytes.
+/// @file Communication streams of a process's ranks, peer access, and the kernel that moves bytes.
 
 #include "lockstep/detail/comm/combine.cuh"
 #include "lockstep/detail/comm/threads/rendezvous.hpp"
@@ -86,8 +85,7 @@ inline bool bytes_arrive(int a, int b) {
   return true;
 }
 
-/// Enables peer access both ways. Returns empty, or the reason why not. Tests the bytes if access
-/// was disabled: at first, or after a `cudaDeviceReset`.
+/// Enables peer access both ways, and tests it if it was off. Returns empty, or the reason why not.
 inline std::string open_peers(int a, int b, bool is_new) {
   const auto both_ways = [&](const auto& f) {
     for (const auto& [own, peer] : {std::pair(a, b), std::pair(b, a)}) {
@@ -149,8 +147,7 @@ inline std::map<std::pair<int, int>, std::string>& peer_obstacles() {
   return known;
 }
 
-/// Can all these GPUs use each other's memory? If not, the first reason is printed once. **Host**
-/// blocks the first time for each pair.
+/// Can these GPUs use each other's memory? If not, says why once. **Host** blocks the first time.
 inline bool open_ways(const std::vector<int>& devices) {
   const char* const wish = std::getenv("LOCKSTEP_PEER_ACCESS");
   if (wish != nullptr && std::string_view(wish) == "0") return false;
@@ -232,8 +229,7 @@ class CommStreams {
     for (CommStream& comm_stream : streams_) comm_stream.is_only = false;
     for (int i = 0; i < 2; ++i) hubs_.emplace_back(streams_.front().gpu);
     if (open_ways(devices)) return;
-    // A slot for each rank and one for a result, about 64 MiB in all for many ranks. Allocated
-    // here, because an allocation in a call might wait for GPUs that wait for this call.
+    // A slot per rank and one for a result. Allocated here: in a call it might wait for that call.
     const std::size_t least = gpus.size() * 256;
     slot_bytes_ =
         std::clamp((std::size_t{64} << 20) / gpus.size(), least, std::max(most_staged, least)) /

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `Backend<Shm>`'s communicator for `Device<Cuda>`: collectives of ranks that are threads of
-/// one process, on one or several GPUs, with joint capture of their steps.
+/// @file `Backend<Shm>`'s communicator for `Device<Cuda>`: ranks are threads of one process.
 
 #include <cuda.h>
 
@@ -54,9 +53,8 @@ struct SharedWorld {
     comm_streams.emplace(gpus, most_staged);
   }
 
-  // One thread begins and ends a capture for all ranks while the others wait; `ranks[r].event` is
-  // an event of rank r's GPU. CUDA's relaxed mode lets every thread add to the capture and any
-  // thread end it, but does not promise that several may add at once, so ranks take turns.
+  // One thread begins and ends a capture for all ranks; `ranks[r].event` is an event of rank r's
+  // GPU. In CUDA's relaxed mode every thread may add to a capture, but maybe not at once: by turns.
 
   void begin_capture(AllArguments ranks) {
     graph.reset();
@@ -71,8 +69,7 @@ struct SharedWorld {
     }
   }
 
-  /// Joins all streams to the first and makes the graph, or records the first reason why there is
-  /// none. The streams are usable again afterwards.
+  /// Joins all streams and makes the graph, or records why there is none. Streams are usable again.
   void end_capture(AllArguments ranks, std::string reason) {
     const auto note = [&](cudaError_t error, const char* call) {
       if (error == cudaSuccess) return;
@@ -362,16 +359,14 @@ class Member : public RankHandle {
 
 namespace lockstep {
 
-/// Collectives of threads. `Ranks` is the world's size if known at compile time: reductions are
-/// unrolled over it.
+/// Collectives of threads. Reductions are unrolled over `Ranks`, the world's size if it is static.
 ///
 /// The last rank to make a call enqueues the work of all ranks, on one stream per GPU. One kernel
 /// loads from all ranks' memory, combines in rank order and stores to all ranks' memory: through
 /// peer access to other GPUs, or in pieces through pinned host memory without it. Streams wait for
 /// events; no kernel waits for another. Results are bitwise the same on all ranks and in every run.
 ///
-/// Calls are compared over ranks before anything is launched. Memory need not be from `allocate`,
-/// but all ranks must give device memory or all host memory.
+/// Calls are compared before any launch. All ranks give any device memory, or all host memory.
 ///
 /// **Host** collectives block until all ranks have made the call; with host memory, until the
 /// result is complete. An asynchronous call on device memory does not block. **Stream** the work
@@ -465,8 +460,7 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
         throw Error(call.text(), "ranks replay steps of different captures",
                     "let every rank replay the same one", rank());
       }
-      // The first communication stream runs the graph after what all communication streams hold,
-      // because it may use their memory.
+      // The graph may use the memory of all communication streams: it runs after what they hold.
       const detail::threads::CommStreams& comm_streams = member_->comm_streams();
       comm_streams.run(ranks, ticket, [&] {
         comm_streams.barrier();

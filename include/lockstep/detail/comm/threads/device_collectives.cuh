@@ -2,11 +2,10 @@
 #pragma once
 /// @file Collectives on device memory among the ranks of one process, enqueued by the last rank.
 ///
-/// With peer access, each GPU has one launch, every byte is loaded once and nothing is staged: GPUs
-/// divide the elements of an all-reduce, and push their own data in other collectives. Without it,
-/// the streams copy their ranks' data to pinned host memory in pieces, wait for each other, and
-/// read what they need. The same kernel combines in the same order: results are bitwise the same.
-/// Nothing is allocated, and all of it can be captured.
+/// With peer access, each GPU has one launch and nothing is staged: GPUs divide the elements of an
+/// all-reduce, and push their own data in other collectives. Without it, streams copy their ranks'
+/// data to pinned host memory in pieces, wait for each other, and read what they need. The same
+/// kernel combines in the same order, bitwise equally. Nothing is allocated; all can be captured.
 
 #include "lockstep/detail/comm/threads/comm_streams.cuh"
 
@@ -20,8 +19,7 @@ std::uintptr_t bits_of(const std::vector<T*>& pointers) {
   return bits;
 }
 
-/// The most blocks of a launch of `pieces`, whose threads each have `far` 16-byte packets in flight
-/// to or from other GPUs.
+/// The most blocks of a launch of `pieces`, each thread with `far` packets to or from other GPUs.
 ///
 /// If all ranks are on one GPU, blocks fill it. Otherwise blocks mostly wait for links and would
 /// keep the model's kernels off the multiprocessors, so there are only as many as saturate a link:
@@ -203,8 +201,7 @@ void enqueue(const calls::AllReduce<T, Op>& call, const CommStreams& comm_stream
 }
 
 /// A reduction whose results are each for one rank: the root, or all. That rank's communication
-/// stream combines; if all ranks are on one GPU, one launch serves all. A host slot has a part for
-/// each such rank.
+/// stream combines; on one GPU, one launch serves all. A host slot has a part for each such rank.
 template <std::size_t Ranks, CollectiveKind Kind, class T, class Op>
 void enqueue(const Collective<Kind, T, Op>& call, const CommStreams& comm_streams,
              std::span<const CallArguments> ranks, std::uint64_t ticket) {

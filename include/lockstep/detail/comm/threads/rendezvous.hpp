@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Rendezvous of ranks that are threads of one process: the last rank to announce a call does
-/// the work of all, and ranks detect missing or disagreeing ranks.
+/// @file Rendezvous of threads of one process: the last rank to announce a call works for all.
 
 #include <unistd.h>
 
@@ -21,9 +20,8 @@ struct CallArguments {
   bool on_host = false;   // the memory is host memory
 };
 
-/// State shared by all ranks, used through one `RankHandle` per rank. Every rank announces its
-/// calls in the same order; the last to announce a call does its work for all. A call costs one
-/// wait, an asynchronous one none until its result is needed.
+/// State shared by all ranks, used through one `RankHandle` each. Every rank announces its calls in
+/// the same order. A call costs one wait, an asynchronous one none until its result is needed.
 class Rendezvous {
  public:
   explicit Rendezvous(WorldSize world)
