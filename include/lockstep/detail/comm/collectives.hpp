@@ -33,12 +33,11 @@ GatheredPieces pieces_of(std::vector<std::size_t> counts);
 template <class Parent, std::size_t Ranks>
 class Subgroup;
 
-/// The CRTP base of every communicator, which has its collectives. Each checks its arguments, turns
-/// them into a value (see `Collective`) and passes the value to `perform`. Arguments are spans,
-/// vectors, arrays or dense views of one element type: a number, or bool, which is reduced with
-/// `Max` or `BitOr` (any rank), `Min` or `BitAnd` (all ranks) or `BitXor`. A single number may be
-/// passed by value; the result is then returned. Unless a collective says otherwise: **Ranks** all,
-/// in the same order. **Host** and **Stream** as the communicator says.
+/// The CRTP base of every communicator, which has its collectives. Each checks its arguments and
+/// passes them as a value (`Collective`) to `perform`. Arguments are spans, vectors, arrays or
+/// dense views of one element type: a number, or bool, which is reduced with `Max` or `BitOr` (any
+/// rank), `Min` or `BitAnd` (all ranks) or `BitXor`. A number may be passed by value and is then
+/// returned. By default **Ranks** all, in the same order, **Host** and **Stream** as the backend.
 ///
 /// A backend derives from `Collectives<Backend>` and has `rank()`, `world_size()`, `timeout()`,
 /// `set_timeout(limit)`, `abort(reason)` and `execute(call)` for `calls::Send` and
@@ -373,9 +372,8 @@ class Collectives {
 
   static constexpr auto any_room = static_cast<std::uint64_t>(-1);
 
-  /// Before any element moves, ranks exchange how many elements they give and have room for, and
-  /// whether their memory is a GPU's: too little room on one rank is an error on all.
-  /// `make_room(total)` is the memory of a rank that receives the elements.
+  /// Ranks first exchange how many elements they give and have room for, and whether a GPU has
+  /// them: too little room on one rank is an error on all. `make_room(total)` returns the memory.
   template <class T, class MakeRoom>
   GatheredPieces gather_variably(std::span<const T> in, std::optional<Rank> root,
                                  std::uint64_t room, bool on_device, const MakeRoom& make_room) {

@@ -7,10 +7,9 @@
 
 namespace lockstep {
 
-/// Runs the collectives of `Inner` on the stream of `side`, beside the compute stream of `gpu`;
-/// events order the two. The GPU need not be the thread's current device. **Host** blocks as
-/// `Inner` does. **Stream** a call follows what the compute stream holds, and work enqueued after
-/// it, or after `wait` of an asynchronous call, sees the result.
+/// Runs the collectives of `Inner` on the stream of `side`; events order it with the compute stream
+/// of `gpu`, which need not be the current device. **Host** blocks as `Inner`. **Stream** a call
+/// follows what the compute stream holds; work enqueued after it, or after `wait`, sees the result.
 template <Communicator Inner>
 class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
  public:

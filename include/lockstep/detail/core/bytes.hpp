@@ -16,8 +16,7 @@ constexpr std::size_t operator""_GiB(unsigned long long n) { return n << 30; }
 
 }  // namespace literals
 
-/// The alignment of parameters and buckets: a multiple of a cache line, of a CUDA memory
-/// transaction and of every vector register.
+/// The alignment of tensors: cache lines, CUDA memory transactions and every vector register.
 inline constexpr std::size_t arena_alignment = 256;
 
 namespace detail {
@@ -30,8 +29,7 @@ constexpr std::size_t align_up(std::size_t n, std::size_t alignment = arena_alig
 /// The result of `saturating_product` on overflow.
 inline constexpr std::size_t too_large = std::numeric_limits<std::size_t>::max();
 
-/// The maximum size of an arena. Sums of plans, of several optimizer states in wider types and of
-/// the arenas of all ranks then do not overflow.
+/// The largest arena: sums over optimizer states in wider types and over all ranks do not overflow.
 inline constexpr std::size_t most_arena_bytes = std::size_t{1} << 56;
 
 constexpr std::size_t saturating_product(std::size_t a, std::size_t b) {

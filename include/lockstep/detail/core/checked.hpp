@@ -12,8 +12,7 @@
 
 namespace lockstep::detail {
 
-// Files that disagree on the mode would violate the one-definition rule. Their common symbol is
-// thread-local in one mode only, so that the linker rejects them.
+// Files of both modes would break the one-definition rule; this symbol makes the linker fail.
 #if defined(LOCKSTEP_CHECKED)
 inline constexpr bool is_checked = true;
 [[gnu::used]] inline thread_local char lockstep_checked_in_all_files_or_in_none = 0;

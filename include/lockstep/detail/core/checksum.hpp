@@ -9,10 +9,9 @@
 
 namespace lockstep::detail {
 
-/// Eight lanes consume the 64-bit words of the data in turn, two words per step. Each step, and the
-/// joining of the lanes, is a bijection of the lane and of each word: data that differ within one
-/// word never have the same checksum, others hardly ever. It is not cryptographic, and does not
-/// depend on the machine or on the division of the data into calls.
+/// Eight lanes consume the data's 64-bit words in turn, two per step. Steps, and the joining of
+/// lanes, are bijections: data that differ within one word never have the same checksum, others
+/// hardly ever. Not cryptographic; the same on every machine and for any division into calls.
 class Checksum {
  public:
   Checksum& add(std::span<const std::byte> bytes);

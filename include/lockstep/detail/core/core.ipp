@@ -133,8 +133,7 @@ LOCKSTEP_INLINE std::string duration_text(double seconds) {
 
 LOCKSTEP_INLINE std::string error_message(std::string_view operation, std::string_view problem,
                                           std::string_view advice, std::optional<Rank> rank) {
-  // Control characters in names of files or tensors must not truncate or garble the message.
-  // Newlines stay: messages of other libraries have several lines.
+  // Control characters in names would garble a message; newlines are in other libraries' messages.
   return printable(text({"lockstep: ", rank ? text({"rank ", *rank, ", "}) : std::string(),
                          operation, ": ", problem, "; ", advice}),
                    "\n\t");
@@ -184,8 +183,7 @@ LOCKSTEP_INLINE void Failure::print() const {
   std::fputs(detail::text({text(rank), "\n"}).c_str(), stderr);
 }
 
-/// Calls `f` with the number of `LateFailures` of this process and the failures that none has
-/// taken.
+/// Calls `f` with the number of `LateFailures` in this process and the failures that none took.
 LOCKSTEP_INLINE void with_late_failures(FunctionRef<void(std::size_t&, std::vector<Failure>&)> f) {
   static std::mutex mutex;
   static std::size_t listeners = 0;

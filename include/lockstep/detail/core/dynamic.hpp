@@ -6,8 +6,7 @@
 
 namespace lockstep {
 
-/// A size that is known at construction, equal to `std::dynamic_extent`: `World<dynamic>`,
-/// `Grid<dynamic, 4>`, `Parameter<"w", float, dynamic, 784>`.
+/// A size known at construction, `std::dynamic_extent`: `World<dynamic>`, `Grid<dynamic, 4>`.
 inline constexpr std::size_t dynamic = static_cast<std::size_t>(-1);
 
 /// A size that takes no storage when it is a constant.

@@ -25,8 +25,7 @@ enum class ElementKind : std::uint8_t {
   u64 = 12,
 };
 
-/// The kind of T; `unsupported` where no tensor can hold T. Integers are distinguished by size and
-/// sign, so that `long` and `long long` are one kind.
+/// The kind of T; `unsupported` if no tensor can hold T. `long` and `long long` are one kind.
 template <class T>
 constexpr ElementKind element_kind() {
   if constexpr (std::same_as<T, double>) return ElementKind::f64;

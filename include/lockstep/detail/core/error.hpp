@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The library's exceptions: `Error`, with the rank, the operation, the problem and advice;
-/// and `Stopped`, the end of a job on request, which is no failure.
+/// @file The exceptions: `Error`, and `Stopped`, the end of a job on request, which is no failure.
 
 #include <stdexcept>
 
@@ -10,8 +9,7 @@
 
 namespace lockstep {
 
-/// The type of every error that reaches a user: `lockstep: rank 2, all_reduce: the counts differ, 7
-/// here and 8 on rank 0; call it with ...`.
+/// Every error that a user sees: `lockstep: rank 2, all_reduce: the counts differ; call it ...`.
 class Error : public std::runtime_error {
  public:
   [[gnu::cold]] Error(std::string_view operation, std::string_view problem, std::string_view advice,
@@ -91,12 +89,10 @@ struct Failure {
   static std::optional<Failure> from_bytes(std::string_view bytes);
 };
 
-/// Reports an exception that a destructor cannot throw, of this rank unless it names another: to a
-/// `LateFailures` if one exists, otherwise to stderr.
+/// Reports an exception that a destructor cannot throw: to a `LateFailures` if any, else to stderr.
 void report_late_failure(const std::exception_ptr& thrown, Rank rank) noexcept;
 
-/// Collects late failures while it exists; the destructor prints those that were not taken to
-/// stderr.
+/// Collects late failures while it exists; the destructor prints to stderr what was not taken.
 class LateFailures {
  public:
   LateFailures();

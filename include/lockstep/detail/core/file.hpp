@@ -9,8 +9,7 @@
 
 namespace lockstep::detail {
 
-/// A counter that every read, write and sync of a large file increments, on any thread: a process
-/// whose counter stands still for long hangs in its storage.
+/// Counts reads, writes and syncs of large files. If it stands still, the process hangs in storage.
 inline std::atomic<std::uint64_t>& storage_progress() {
   static std::atomic<std::uint64_t> count{0};
   return count;
@@ -18,8 +17,7 @@ inline std::atomic<std::uint64_t>& storage_progress() {
 
 inline void note_storage_progress() { storage_progress().fetch_add(1, std::memory_order_relaxed); }
 
-/// Owns a file descriptor. The library opens all descriptors with close-on-exec, so that programs a
-/// rank starts do not inherit the job's sockets.
+/// Owns a file descriptor, which is close-on-exec: programs that a rank starts do not inherit it.
 class Descriptor {
  public:
   Descriptor() = default;

@@ -38,8 +38,7 @@ class Half {
     // are clamped to it: its result has the bits of infinity.
     const std::uint32_t large = magnitude < 0x47800000u ? magnitude : 0x47800000u;
     const std::uint32_t normal = (large - 0x38000000u + 0xfffu + ((large >> 13) & 1u)) >> 13;
-    // Subnormal: adding 0.5 aligns the last bit of a float with that of a subnormal half (2^-24),
-    // so that the addition rounds.
+    // Subnormal: adding 0.5 aligns the last bit with that of a subnormal half (2^-24), and rounds.
     const std::uint32_t is_small = ones_if_negative(magnitude - 0x38800000u);
     const std::uint32_t small = magnitude & is_small;
     const float aligned = __builtin_bit_cast(float, small) + 0.5f;

@@ -9,8 +9,7 @@ namespace lockstep::detail {
 /// The odd number nearest to 2^64 divided by the golden ratio: its multiples spread evenly.
 inline constexpr std::uint64_t golden_step = 0x9e3779b97f4a7c15u;
 
-/// SplitMix64's finaliser (Steele, Lea, Flood 2014): a bijection that mixes every bit into every
-/// bit.
+/// SplitMix64's finaliser (Steele, Lea, Flood 2014): a bijection that mixes every bit into all.
 LOCKSTEP_HOST_DEVICE constexpr std::uint64_t mix_bits(std::uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
@@ -22,8 +21,7 @@ LOCKSTEP_HOST_DEVICE constexpr std::uint64_t random_at(std::uint64_t stream, std
   return mix_bits(stream + (i + 1) * golden_step);
 }
 
-/// FNV-1a (Fowler, Noll, Vo). Its input is names and numbers, never addresses or a compiler's
-/// spelling of a type, so that ranks built by different compilers agree.
+/// FNV-1a (Fowler, Noll, Vo), of names and numbers only, so that programs of all compilers agree.
 class Hash {
  public:
   constexpr Hash& text(std::string_view text) {

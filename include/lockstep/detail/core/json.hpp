@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file JSON: a writer of objects for logs and file headers, and a strict parser (RFC 8259: UTF-8,
-/// no comments, no trailing commas, no lone surrogates).
+/// @file JSON: a writer of objects for logs and file headers, and a strict parser (RFC 8259).
 
 #include <variant>
 
@@ -11,13 +10,11 @@ namespace lockstep {
 
 namespace detail {
 
-/// The size in bytes of the first UTF-8 character; 0 where it is invalid (RFC 3629: no overlong
-/// forms, no surrogates, nothing above U+10FFFF).
+/// The size of the first UTF-8 character; 0 where it is invalid (RFC 3629).
 std::size_t utf8_size(std::string_view text);
 bool is_utf8(std::string_view text);
 
-/// Appends `text` in quotation marks, with U+FFFD for bytes that are not UTF-8 (paths may have
-/// them), because parsers would reject the whole document. Returns whether all of it was UTF-8.
+/// Appends `text` in quotation marks, with U+FFFD for what is not UTF-8. Returns whether all was.
 bool append_json_string(std::string& out, std::string_view text);
 /// Appends the shortest number that parses to the same value; `null` for NaN and infinities.
 void append_json_number(std::string& out, float value);
@@ -42,8 +39,7 @@ struct Json {
   Json(Value of) : value(std::move(of)) {}
 
   /// Parses a text, which errors call `whose`: `'model.safetensors', its header`. Duplicate names
-  /// and integers out of range are errors. Memory and time are bounded for every input: at most
-  /// `most_depth` nested brackets and `most` values.
+  /// and integers out of range are errors, as are more than `most_depth` brackets or `most` values.
   static constexpr int most_depth = 32;
   static constexpr std::size_t most_values = std::size_t{1} << 22;
   static Json parse(std::string_view text, std::string_view whose, std::size_t most = most_values);

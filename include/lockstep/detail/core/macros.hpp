@@ -9,8 +9,7 @@
 #define LOCKSTEP_HOST_DEVICE
 #endif
 
-/// Marks a kernel. Its symbol is hidden, so that two libraries in one program that both include
-/// lockstep do not call each other's host stubs.
+/// Marks a kernel, hidden: two libraries that include lockstep must not call each other's stubs.
 #define LOCKSTEP_KERNEL __attribute__((visibility("hidden"))) __global__ void
 
 /// Marks a definition in an `.ipp` file. Headers include these files, unless LOCKSTEP_COMPILED is

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Names as template arguments, keys such as `"fc1.weight"_p`, and patterns of names, in
-/// which a star stands for any characters.
+/// @file Names as template arguments, keys such as `"fc1.weight"_p`, and patterns of names.
 
 #include "lockstep/detail/core/hash.hpp"
 
 namespace lockstep {
 
-/// A text as a template argument: `Parameter<"fc1.weight", float, 128, 784>`. `N` counts the
-/// terminating zero, so that a literal converts.
+/// A text as a template argument: `Parameter<"w", float, 4>`. `N` counts the terminating zero.
 template <std::size_t N>
 struct Name {
   char text[N]{};

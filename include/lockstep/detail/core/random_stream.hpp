@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Random numbers that are the same on every platform: a stream, seeds by rank, and numbers
-/// by index for one layer in one micro-batch.
+/// @file Random numbers that are equal on every platform: a stream, seeds by rank, and by index.
 
 #include <bit>
 #include <cmath>

@@ -30,8 +30,7 @@ LOCKSTEP_HOST_DEVICE constexpr Accumulator<T> widen(T value) {
   return static_cast<Accumulator<T>>(value);
 }
 
-/// The base of operations whose result does not depend on the world size. Those that widen values
-/// have a `prepare` of their own.
+/// The base of operations that do not depend on the world size. Some widen in their own `prepare`.
 struct Narrowing {
   template <Element T>
   LOCKSTEP_HOST_DEVICE constexpr T prepare(T value) const {
@@ -186,8 +185,7 @@ enum class GradientReduction : std::uint8_t {
   sum,
   average,
   folded_sum,
-  /// A sum of many `Half` could overflow: each is first divided, exactly, by the least power of two
-  /// that is not less than the number of ranks.
+  /// `Half` could overflow: it is first divided, exactly, by a power of two not below the ranks.
   folded_sum_of_halves,
 };
 

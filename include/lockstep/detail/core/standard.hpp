@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The standard library's common headers and the macros: every header includes this one,
-/// directly or not, so that its own includes name only what is particular to it.
+/// @file The standard library's common headers and the macros, for every header of the library.
 
 // IWYU pragma: begin_exports
 #include <algorithm>

@@ -11,8 +11,7 @@ namespace lockstep {
 
 namespace detail {
 
-/// An integer with a meaning: explicit construction, `value()`, comparison with its own type only,
-/// and no arithmetic, since a sum of ranks means nothing.
+/// An integer with a meaning: compared with its own type only, and without arithmetic.
 template <class Meaning, class Integer>
 class Strong {
  public:

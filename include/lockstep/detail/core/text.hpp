@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Text for messages: concatenation by one function, since every `operator+` on strings costs
-/// compile time; numbers, the same in every locale; and strict parsers.
+/// @file Text for messages, by one function (`operator+` costs compile time), and strict parsers.
 
 #include <initializer_list>
 

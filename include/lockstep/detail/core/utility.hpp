@@ -9,9 +9,8 @@ namespace lockstep::detail {
 template <class Signature>
 class FunctionRef;
 
-/// A non-owning reference to a callable, for arguments of functions that are compiled once. The
-/// call goes through a pointer, so the training step does not use it, except for gradients from
-/// LibTorch's autograd (`GradientReceiver`), which calls virtual functions anyway.
+/// A non-owning reference to a callable, for functions that are compiled once. It calls through a
+/// pointer: steps do not use it, except for gradients of LibTorch's autograd, which is virtual.
 template <class Result, class... Arguments>
 class FunctionRef<Result(Arguments...)> {
  public:
@@ -34,8 +33,7 @@ class FunctionRef<Result(Arguments...)> {
   Result (*call_)(void*, Arguments...);
 };
 
-/// One object for each type, created at its first use: a class whose member functions are templates
-/// over batches cannot declare a member for each type of batch.
+/// One object per type, made at its first use, for a class with templates over types of batches.
 class TypedStorage {
  public:
   template <class T>

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The row-major views of tensors in host or device memory, with the interface of mdspan, and
-/// convertible to any row-major mdspan, CCCL's or the standard library's.
+/// @file Row-major views of tensors, with mdspan's interface and convertible to row-major mdspans.
 ///
-/// Views are not mdspans because every shape is a type: each mdspan costs a compiler some 25 ms,
-/// and its header more than all others of a job. Members that do not depend on the shape are in a
-/// base class that all shapes of one rank share.
+/// Not mdspans, because every shape is a type: each mdspan costs a compiler some 25 ms, and its
+/// header more than all others. All shapes of one rank share a base class for all that is common.
 
 #include <iterator>
 
@@ -105,8 +103,7 @@ inline constexpr bool is_row_major_of<Mdspan, Shape<Index, E...>> =
 template <class Mdspan>
 concept RowMajorMdspan = is_row_major_of<Mdspan, typename Mdspan::extents_type>;
 
-/// The view of a tensor that the model does not declare. The compiler has reported that by then,
-/// and no use of this view adds an error.
+/// The view of a tensor that the model does not declare: after that error, its uses add none.
 template <class Memory, class T>
 class AnyView : public ViewBase<Memory, T, 1, false> {
  public:

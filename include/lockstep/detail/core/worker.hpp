@@ -10,8 +10,7 @@
 
 namespace lockstep::detail {
 
-/// A task: queued, running, or over. It is an intrusive list node, so that posting allocates
-/// nothing; it must not move before it is over.
+/// A task, an intrusive list node: posting allocates nothing. It must not move before it is over.
 struct Task {
   /// The one call through a function pointer; it happens on the queue's thread, not on the rank's.
   void (*run)(Task&) = nullptr;
@@ -54,9 +53,8 @@ class TaskQueue {
   Thread thread_;  // last: the thread uses the members above
 };
 
-/// Calls `f(i)` for every i below `tasks`, taken in order by at most four threads, this one
-/// included, and no more than there are cores. The first exception stops the work and is rethrown
-/// here. **Host** blocks until all threads are done.
+/// Calls `f(i)` for every i below `tasks`, in order, on up to four threads, and as many as cores,
+/// this one included. The first exception stops the work and is rethrown. **Host** blocks.
 void share_work(std::size_t tasks, FunctionRef<void(std::size_t)> f);
 
 }  // namespace lockstep::detail

@@ -6,8 +6,7 @@
 
 namespace lockstep {
 
-/// A parameter's gradient in a bucket. A matrix has the parameter's first extent as rows and the
-/// product of the others as columns; a vector has one column.
+/// A gradient in a bucket: the first extent as rows, the product of the others as columns, or 1.
 struct HookedTensor {
   std::size_t parameter = 0;  ///< index in the model's list of parameters
   std::size_t first = 0;      ///< its first element in the bucket
@@ -32,9 +31,8 @@ namespace detail {
 //
 // `begin` is called when a bucket's gradients are complete, while backward continues; it passes
 // what is to be reduced to `next`. `finish` is called when the averages are needed and leaves them
-// in `values`; it may run more rounds of `next.begin` and `next.finish`. What is passed on is
-// averaged over ranks in place and must stay where it is between the two calls. **Ranks** all make
-// the same calls, with equal element counts.
+// in `values`; it may run more rounds of `next`. What is passed on is averaged in place and must
+// stay where it is between the two calls. **Ranks** all make the same calls, with equal counts.
 //
 // A `Bucket` may also have
 // - a constructor `explicit Bucket(auto& bucket)`, which gets the `HookedBucket`;
@@ -45,9 +43,8 @@ namespace detail {
 // - `for_each_state(f)`, which calls `f(parameter, state, span, Keeper)` for all state that
 //   checkpoints must save.
 //
-// The hook itself may have `fingerprint(Hash&)`, if its name does not identify it; `rounds`, the
-// number of `next.begin` calls per bucket and step (default 1); and `phase(step)`, if steps enqueue
-// different work: steps of one phase can share a CUDA graph.
+// The hook itself may have `fingerprint(Hash&)`, if its name does not identify it; `rounds`, its
+// `next.begin` calls per step (1); and `phase(step)`: steps of one phase can share a CUDA graph.
 
 /// Is `Bucket` a template of the element type alone, or of the device too?
 template <class H>
@@ -131,9 +128,8 @@ namespace axes {
 struct Hooks : WithName<"Hooks"> {};
 }  // namespace axes
 
-/// A parameter whose averaged gradient is zero in every element is not updated, like a parameter
-/// without gradient in PyTorch: its value, optimizer states and step counter stay, without decay or
-/// momentum. The reduction is the same as without this hook.
+/// A parameter whose averaged gradient is all zero is not updated, like one without gradient in
+/// PyTorch: value, optimizer states and step counter stay. The reduction is unchanged.
 struct SkipZeroGradients : WithName<"SkipZeroGradients"> {};
 
 namespace detail {
@@ -159,8 +155,7 @@ using TopK = detail::RemovedHook<void>;
 /// Removed: naming it is a compile error that says what to use.
 using NoReduction = detail::RemovedHook<void>;
 
-/// Gradient hooks, applied to a bucket's gradients from left to right: compression, quantisation, a
-/// user's own. The last one's result is averaged over ranks.
+/// Gradient hooks, applied to a bucket from left to right; the last one's result is averaged.
 template <class... Given>
 struct Hooks : detail::ValuePolicy<axes::Hooks> {
   /// The hooks that take part in the reduction, in order.

@@ -6,9 +6,8 @@
 
 namespace lockstep {
 
-/// Ranks update with their own gradients, and average parameters (not optimizer states) after
-/// `Every` updates: PyTorch's `post_localSGD_hook` with a `PeriodicModelAverager`. In the first
-/// `Start` steps, gradients are averaged.
+/// Ranks update with their own gradients, and average parameters (not optimizer states) every
+/// `Every` updates: PyTorch's `post_localSGD_hook`. The first `Start` steps average gradients.
 template <std::size_t Every, std::uint64_t Start = 0>
 struct LocalSGD {
   static constexpr std::string_view name = "LocalSGD";

@@ -9,9 +9,8 @@
 
 namespace lockstep::detail {
 
-/// Passes over memory for all hooks: `cast`, `scale` and `zero`. The host's (below) complete before
-/// they return; a GPU's (hook_device.cuh) are enqueued on its `stream()`. A hook's own passes are
-/// beside the hook, specialised for devices likewise.
+/// Passes over memory for all hooks: `cast`, `scale` and `zero`. The host's complete before they
+/// return; a GPU's (hook_device.cuh) are enqueued on its `stream()`. A hook's own are beside it.
 template <class Device>
 class HookDevice;
 

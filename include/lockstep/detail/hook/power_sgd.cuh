@@ -58,8 +58,7 @@ struct LowRankSource {
   }
 };
 
-/// Columns [from, from + N) of P = M Q. A block reads one row of a matrix once; the first launch of
-/// a step adds the gradients to the residual.
+/// Columns [from, from + N) of P = M Q, one block per row; the first launch adds the gradients.
 template <unsigned N, class T>
 LOCKSTEP_KERNEL __launch_bounds__(low_rank_threads)
     project_rows(LowRankTable table, LowRankSource<T> source, const Accumulator<T>* q, T* p,
@@ -128,8 +127,7 @@ LOCKSTEP_KERNEL __launch_bounds__(low_rank_threads)
   }
 }
 
-/// values = P Q^T; the residual, which was this rank's M, keeps the difference. Elements are
-/// indexed as in the residual, `count` in all.
+/// values = P Q^T; the residual, this rank's M, keeps the difference. Indexed as the residual.
 template <class T>
 LOCKSTEP_KERNEL __launch_bounds__(low_rank_threads)
     restore_matrices(LowRankTable table, const Accumulator<T>* p, const Accumulator<T>* q,
@@ -181,8 +179,7 @@ LOCKSTEP_KERNEL __launch_bounds__(low_rank_threads)
   if (i < count) to[i] = static_cast<Accumulator<T>>(from[i]);
 }
 
-/// The threads that orthogonalize a matrix synchronize. Compilers other than nvcc run the threads
-/// of a block serially, so there is only one.
+/// Threads that synchronize: only one without nvcc, where the threads of a block run serially.
 #if defined(__CUDACC__)
 inline constexpr unsigned orthogonal_threads = 256;
 #else
@@ -215,8 +212,7 @@ struct BlockThreads {
   }
 };
 
-/// Orthogonalizes the columns of P (`rows`) or Q, one block per matrix. `step`, in device memory,
-/// seeds columns that are drawn anew; if it is null, none is.
+/// Orthogonalizes P (`rows`) or Q, one block per matrix. `step` seeds new columns; null: none.
 template <class A>
 LOCKSTEP_KERNEL __launch_bounds__(orthogonal_threads)
     orthogonalize_matrices(const LowRankMatrix* matrices, bool rows, A* factors, A epsilon,
@@ -300,8 +296,7 @@ class LowRank<Element, HookDevice<Cuda>>
     return static_cast<unsigned>((count + low_rank_threads - 1) / low_rank_threads);
   }
 
-  /// Columns are cut into pieces to occupy every multiprocessor. The number does not depend on the
-  /// GPU's multiprocessors, so that sums are the same on all GPUs.
+  /// Enough pieces of columns for any GPU; their number, and so the sums, are equal on all GPUs.
   std::size_t pieces() const {
     constexpr std::size_t wanted = 256 * 1024;  // threads
     return std::clamp<std::size_t>(plan_.columns == 0 ? 1 : wanted / plan_.columns, 1, 32);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A rank's placement in its job, from the variables of the first launcher that has set any:
-/// lockstep's, torchrun or another with `env://` variables, Open MPI, Slurm.
+/// @file A rank's placement in its job, from the first launcher whose variables are set.
 ///
 /// Rank 0 opens the store at
 /// - MASTER_ADDR:MASTER_PORT for `env://` variables set by hand, as PyTorch does.
@@ -220,8 +219,7 @@ class LaunchEnvironment {
     return found ? static_cast<int>(*found & 0x7fffffff) : -1;
   }
 
-  /// Without the size of the local world, the local rank is only checked for being a number: ranks
-  /// determine their local ranks in the rendezvous.
+  /// Without the local world's size, ranks determine their local ranks in the rendezvous.
   RankPlacement numbered(const PlacementVariables& names) const {
     RankPlacement placement(names.launcher, Rank{required_number(names.rank, names.world)},
                             WorldSize{required_number(names.world, names.rank)});

@@ -56,14 +56,12 @@ inline void use_openmp_share(std::size_t ranks, bool had_threads) {
   }
 }
 
-// NCCL rejects two ranks on one GPU of one host, but not of two hosts, so each rank that shares a
-// GPU claims a host of its own (NCCL_HOSTID). NCCL avoids the loopback interface, the only one of a
-// host without a network, unless NCCL_SOCKET_IFNAME names it.
+// NCCL rejects two ranks on one GPU of a host, so each rank that shares one claims a host of its
+// own (NCCL_HOSTID). NCCL uses loopback, a lone host's only interface, only by NCCL_SOCKET_IFNAME.
 //
-// Ranks know that they share only after the rendezvous. By then the process has threads, and setenv
-// moves memory that others may be reading. So where sharing is allowed, the variables are set at
-// the start under unused names, and one byte of the name changes before NCCL reads them for its
-// first communicator: LCCL_HOSTID becomes NCCL_HOSTID. Variables that the user has set are kept.
+// Ranks know that they share only after the rendezvous, when other threads may read the environment
+// that setenv moves. So where sharing is allowed, the variables are set at the start under unused
+// names, and one byte changes before NCCL's first communicator: LCCL_HOSTID becomes NCCL_HOSTID.
 
 /// Adds the variables of one rank, as `name=value`, if sharing is allowed.
 inline void add_shared_gpu_variables(std::vector<std::string>& variables, std::string_view job,

@@ -91,8 +91,7 @@ class RendezvousFile {
  private:
   static constexpr std::string_view title = "lockstep rendezvous 1";
 
-  /// Completes `placement` if the store of the file answers. Only this user's files are accepted,
-  /// because the folder may be /tmp.
+  /// Completes `placement` if the file's store answers. Only this user's files: it may be in /tmp.
   static bool answers(const std::string& path, RankPlacement& placement, Deadline deadline,
                       std::string& why) {
     const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
@@ -184,9 +183,8 @@ inline void introduce(Store& store, Membership& member, bool knows_local_ranks) 
   }
 }
 
-/// How often this process has joined as this rank at this address before. The number makes the
-/// secret of each join unique: the store of an earlier job, which waits for its ranks to leave,
-/// rejects it.
+/// How often this process has joined as this rank at this address before. The number makes each
+/// join's secret unique: the store of an earlier job, which waits for its ranks, rejects it.
 inline std::size_t earlier_joins(const RankPlacement& placement) {
   static std::mutex mutex;
   static std::vector<std::string> joins;

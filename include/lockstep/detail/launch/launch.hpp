@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Launching: `launch` is a program's whole `main`, `spawn<N>(f)` runs a job inside a
-/// program. Ranks are processes, or threads of one process.
+/// @file Launching: `launch` is a program's whole `main`, `spawn<N>(f)` runs a job inside one.
 
 #include "lockstep/detail/core/dynamic.hpp"
 #include "lockstep/detail/core/utility.hpp"
@@ -16,12 +15,10 @@ using RankFunction = FunctionRef<void(const Membership&, Store&)>;
 void spawn_threads(std::size_t ranks, RankFunction f, std::chrono::milliseconds timeout);
 void spawn_processes(std::size_t ranks, RankFunction f, std::chrono::milliseconds timeout);
 
-/// The restarts of this job: the sum of LOCKSTEP_RESTART, TORCHELASTIC_RESTART_COUNT (torchrun) and
-/// SLURM_RESTART_COUNT (requeues), since launchers may be nested.
+/// The restarts of this job, by lockstep, torchrun and Slurm together: launchers may be nested.
 std::size_t restart_count();
 
-/// `threads` are those of this process, `threads_of_processes` those of each of several processes;
-/// `replicas` are made by the job of its only rank.
+/// `threads_of_processes`: threads of each of several processes; `replicas`: of a job's only rank.
 enum class RanksAs : std::uint8_t { processes, threads, threads_of_processes, replicas };
 
 /// The `main` of a program. Calls `run(session, replicas)` for each rank of this process, with the
@@ -89,9 +86,8 @@ enum class Processes : std::uint8_t { one, many };
 /// calls `f(session)`. Otherwise it launches `--ranks N` ranks of itself, `default_ranks` without
 /// that option, or is a world of one. `--help` and `--version` print and return 0. The exit status
 /// is the result of `f` (0 for void), 1 after an exception, which is printed with the rank's
-/// number, or the launcher's.
-/// **Ranks** all call it, as their `main`. **Host** blocks until all have joined, then runs `f`.
-/// **Stream** none.
+/// number, or the launcher's. **Ranks** all, as their `main`. **Host** blocks until all have
+/// joined, then runs `f`. **Stream** none.
 template <class F>
 int launch(int argc, char** argv, F&& f, std::size_t default_ranks = dynamic) {
   return detail::launch_as(detail::RanksAs::processes, argc, argv, detail::returning_status(f),
@@ -101,12 +97,11 @@ int launch(int argc, char** argv, F&& f, std::size_t default_ranks = dynamic) {
 /// `int main(int argc, char** argv) { return launch_threads(argc, argv, f); }`
 ///
 /// Runs `--ranks N` ranks, `default_ranks` without it, as threads of this process, which share `f`.
-/// If `f` throws on a rank, the exception is printed with the rank's number, the other ranks' calls
-/// fail, and the exit status is 1; otherwise it is the first result of `f` that is not 0 (void
-/// counts as 0). With `Processes::many`, torchrun, mpirun or srun may start several such processes,
-/// one on each host, and rank = process * `--ranks` + thread.
-/// **Ranks** this process is all of them, or `--ranks` of them. **Host** blocks until all have
-/// ended. **Stream** none.
+/// If `f` throws on a rank, the exception is printed with its number, the other ranks' calls fail,
+/// and the exit status is 1; otherwise it is the first result of `f` that is not 0 (void is 0).
+/// With `Processes::many`, torchrun, mpirun or srun may start several such processes, one on each
+/// host, and rank = process * `--ranks` + thread. **Ranks** this process is all of them, or
+/// `--ranks` of them. **Host** blocks until all have ended. **Stream** none.
 template <class F>
 int launch_threads(int argc, char** argv, F&& f, std::size_t default_ranks = dynamic,
                    Processes processes = Processes::one) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Definitions of this folder except the store's: ranks as threads, and the launcher,
-/// `./trainer --ranks 4`, which is the program itself.
+/// @file Definitions of this folder: ranks as threads, and the launcher, `./trainer --ranks 4`.
 
 #include <iostream>
 #include <system_error>
@@ -143,8 +142,7 @@ LOCKSTEP_INLINE std::string_view meant_flag(std::string_view name, std::span<con
   for (const Flag& flag : flags) {
     const std::string_view known = word(flag.name);
     const std::size_t distance = edit_distance(written, known);
-    // Most neighbours of a short word are words themselves (`--date`, `--speed`), unless they
-    // differ at its end. The first letter is rarely mistyped.
+    // A short word's neighbours are often words (`--date`), and a first letter is rarely mistyped.
     const bool is_slip =
         known.size() > 4
             ? distance <= (known.size() > 8 ? 2u : 1u) && written[0] == known[0]
@@ -423,8 +421,7 @@ LOCKSTEP_INLINE void run_threads(RankPlacement placement, std::chrono::milliseco
   const bool is_whole = placement.world == WorldSize{1} && !placement.hosted;
   if (is_whole) allow_open_files(3 * ranks + 64, "a process of", ranks);
   const std::unique_ptr<StoreHost> host = complete_placement(placement);
-  // Closing the store ends the waits for a rank that failed. All ranks connect before any runs,
-  // because one that finds a closed store would wait for it.
+  // Closing the store ends waits for a failed rank, so all ranks connect before any runs.
   std::vector<std::optional<Store>> stores(ranks);
   for (std::optional<Store>& store : stores) {
     if (is_whole) store.emplace(placement.host, placement.ports, placement.secret, timeout);
@@ -576,8 +573,7 @@ LOCKSTEP_INLINE Outcome run_attempt(LaunchOptions& options, std::chrono::millise
       const std::string cannot_start =
           Failure{"launch", "the program cannot be executed", "look at its file", rank, false}
               .bytes();
-      // The store's thread runs already: after fork, only async-signal-safe functions are
-      // allowed.
+      // The store's thread runs: after fork, only async-signal-safe functions are allowed.
       supervisor.start(rank, std::move(report.read), [&] {
         ::fcntl(secret_pipe.read.get(), F_SETFD, 0);
         ::fcntl(report.write.get(), F_SETFD, 0);
@@ -696,8 +692,7 @@ LOCKSTEP_INLINE void spawn_processes(std::size_t ranks, RankFunction f,
        "look at what it printed, and at core dumps", end.rank);
 }
 
-/// The output of `--help`. A program with options of its own runs, on threads of this process,
-/// until it has asked for them all and `HelpAsked` ends it.
+/// The output of `--help`. A program with options runs on threads until `HelpAsked` ends it.
 LOCKSTEP_INLINE std::string help(std::span<const std::string_view> arguments,
                                  std::span<const Flag> flags, FunctionRef<int(Session&)> run,
                                  std::size_t ranks) {
@@ -799,8 +794,7 @@ LOCKSTEP_INLINE int launch_as(RanksAs how, int argc, char** argv,
     const auto run_one = [&](Session& session) { return run(session, replicas); };
     const std::size_t by_default =
         default_ranks == dynamic || how == RanksAs::replicas ? 1 : default_ranks;
-    // A program may call `launch` several times in a row. A rank of lockstep's launcher runs the
-    // whole program, and skips all calls but the one it was started for.
+    // A program may call `launch` several times; a rank skips all calls but the one it is for.
     const std::size_t launch_number = ++launch_calls;
     ++launches_in_progress;
     const std::shared_ptr<void> at_end(nullptr, [](void*) { --launches_in_progress; });

@@ -36,8 +36,7 @@ struct RankEnd {
     const Rank failed = failure && failure->rank ? *failure->rank : rank;
     return text({"rank ", failed, " failed first (", status_text(), ")"});
   }
-  /// Of ends that are seen together, the lowest counts as the first: a crash is rarely the
-  /// consequence of another rank's error; the reverse is common.
+  /// Of ends seen together, the lowest is first: a crash is rarely an error's consequence.
   int precedence() const { return is_consequence() ? 2 : signal == 0 ? 1 : 0; }
 };
 

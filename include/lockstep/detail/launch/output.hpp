@@ -87,11 +87,10 @@ class LineCutter {
   bool has_status_ = false;  // the last output was a status line
 };
 
-/// Text for the launcher's stdout and stderr. It is written in order, since both are often the same
-/// terminal or file, and never blocks, since a launcher blocked by a pager could not end its ranks.
-/// The streams stay blocking, because other processes share them: at most a page is written after
-/// poll() has reported space. On a terminal the last line may be a status line, which is erased
-/// before other output and redrawn after it.
+/// Text for the launcher's stdout and stderr, in order, since both are often one terminal or file.
+/// It never blocks, since a launcher blocked by a pager could not end its ranks. The streams stay
+/// blocking, because other processes share them: at most a page is written after poll() reports
+/// space. On a terminal the last line may be a status line, erased before other output and redrawn.
 class OutputQueue {
  public:
   explicit OutputQueue(bool is_terminal = false) : is_terminal_(is_terminal) {}

@@ -52,9 +52,8 @@ struct CutArguments {
   std::vector<std::string> rest;  // the program's name first
 };
 
-/// Extracts `flags` from a program's arguments, as `--ranks 4` or `--ranks=4`, with underscores or
-/// hyphens. The rest keeps `others`, which the job takes later, and everything from `--` on.
-/// Duplicates, and likely misspellings of an option of either list, are errors.
+/// Extracts `flags` (`--ranks 4`, `--ranks=4`, with `_` or `-`); the rest keeps `others`, for the
+/// job, and everything from `--` on. Duplicates and likely misspellings of either list are errors.
 CutArguments cut_arguments(std::span<const std::string_view> arguments, std::span<const Flag> flags,
                            std::span<const Flag> others = {});
 
@@ -84,8 +83,7 @@ struct LaunchOptions {
 /// `job_flags` are options that stay in `rest`, for the job.
 LaunchOptions parse_options(int argc, char** argv, std::span<const Flag> job_flags = {});
 
-/// Ends a program that runs only to tell `--help` its options, once it has asked for all of them.
-/// It is no failure, and error handlers do not catch it.
+/// Ends a program that runs only for `--help`, once it has asked for all options. It is no failure.
 class HelpAsked : public std::exception {
  public:
   const char* what() const noexcept override { return "--help"; }
@@ -199,8 +197,7 @@ class ProgramOptions {
   /// For a program that launches nothing: `close`, or true after printing what `--help` asked for.
   bool finish();
 
-  /// Ends the reading of options: unread arguments are an error, unless the program has asked for
-  /// no option and has called `arguments` to read them itself.
+  /// Unread arguments are now errors, unless the program has no options and has called `arguments`.
   void close(Readers readers = Readers::all) {
     if (!is_closed_ || asks_for_help_ || (!is_checked_ && readers == Readers::all)) end(readers);
   }
@@ -208,8 +205,7 @@ class ProgramOptions {
   void leave_to_job() { is_left_ = true; }
   bool is_left_to_job() const { return is_left_; }
 
-  /// Extracts and reserves a job's options. Returns the program's name and all that jobs have
-  /// taken.
+  /// Extracts and reserves a job's options. Returns the program's name and all that jobs took.
   std::vector<std::string> take(std::span<const detail::Flag> flags);
   std::size_t takers() const { return takers_; }
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Membership in a job, and the rendezvous through the store that rank 0 or the launcher
-/// opens.
+/// @file Membership in a job, and the rendezvous through the store of rank 0 or the launcher.
 
 #include "lockstep/detail/launch/program_options.hpp"
 #include "lockstep/detail/store/store.hpp"
@@ -75,9 +74,8 @@ class Session {
   std::optional<Store> store_;
 };
 
-/// Joins as PyTorch's init_process_group does: `env://` (MASTER_ADDR, MASTER_PORT),
-/// `tcp://host:port` of rank 0, or `file:///path`, which all ranks can access. **Ranks** all must
-/// call. **Host** blocks until all have joined. **Stream** none.
+/// Joins as PyTorch's init_process_group: `env://` (MASTER_ADDR, MASTER_PORT), `tcp://host:port` of
+/// rank 0, or `file:///path`. **Ranks** all. **Host** blocks until all join. **Stream** none.
 Session join(std::string_view init_method, Rank rank, WorldSize world,
              std::chrono::milliseconds timeout = default_timeout);
 
@@ -86,8 +84,7 @@ Session join(std::chrono::milliseconds timeout = default_timeout);
 
 namespace detail {
 
-/// A text that is unique to a host: its name, because containers share a boot id, and its boot id,
-/// because hosts can share a name. LOCKSTEP_HOST replaces it.
+/// Unique to a host: its name (containers share a boot id) and boot id, or LOCKSTEP_HOST.
 std::string host_identity();
 
 /// `name` with a number from 1, so that the second communicator of one name does not find the keys

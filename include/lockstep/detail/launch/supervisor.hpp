@@ -109,8 +109,7 @@ class Supervisor {
   /// Forks a rank that runs `body`, which must not return, and which writes a `Failure` to the
   /// other end of `report`. The kernel kills the child when the thread that forked it ends. The
   /// child leads a process group, so that Ctrl-C reaches only the launcher, which ends each rank
-  /// with the processes it has started; such a group cannot read the terminal, so its stdin is
-  /// empty.
+  /// with all that it has started; such a group cannot read the terminal, so its stdin is empty.
   void start(Rank rank, Descriptor report, FunctionRef<void()> body) {
     Pipe out = make_pipe();
     Pipe err = make_pipe();
@@ -212,8 +211,7 @@ class Supervisor {
     }
   }
 
-  /// Finds the first failure and ends the rest. The end of a rank that failed because of another
-  /// may be seen first, so the cause gets a moment to end and report.
+  /// Ends the rest after the first failure. A consequence seen first gives its cause a moment.
   void judge(const std::vector<RankEnd>& failed) {
     for (int precedence : {0, 1, 2}) {
       for (const RankEnd& end : failed) {

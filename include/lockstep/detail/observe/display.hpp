@@ -98,8 +98,7 @@ class ProgressDisplay {
 
   EpochSummary summary_at(Time time) const;
 
-  /// Reading the clock is the largest cost, so up to 16 short steps share one reading; more would
-  /// delay the display when steps suddenly take long.
+  /// Reading the clock is costly, so up to 16 short steps share it; more would delay the display.
   void look();
   void show(Time time);
   /// Does stdio hold a line that the program has not ended?

@@ -37,8 +37,7 @@ struct EpochSummary {
 
 namespace lockstep::detail {
 
-/// Reads the clock when an epoch or evaluation begins and ends, never in a step; the loader
-/// measures its waits. The rest of the loop over the data counts as steps.
+/// Times epochs and evaluations, never a step: the rest of the loop over the data counts as steps.
 class PhaseTimes {
   using Clock = std::chrono::steady_clock;
   using Seconds = std::chrono::duration<double>;

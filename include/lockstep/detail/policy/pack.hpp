@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Order-free packs of policies, their canonical order, and the fingerprint of a job: 64 bits
-/// of what ranks must agree on before they exchange gradients.
+/// @file Order-free packs of policies, their canonical order, and the fingerprint of a job.
 
 #include "lockstep/detail/policy/policy.hpp"
 #include "lockstep/version.hpp"

@@ -48,8 +48,7 @@ inline Descriptor connect_to_store(const std::string& host, std::uint16_t port, 
   return socket;
 }
 
-/// Requests and replies over one connection. There is no reader thread: one of the waiting threads
-/// reads for all. Replies for which no thread waits are dropped.
+/// Requests and replies. One of the waiting threads reads for all; replies without one are dropped.
 class StoreConnection {
  public:
   explicit StoreConnection(Descriptor socket) : socket_(std::move(socket)) {}

@@ -2,15 +2,13 @@
 #pragma once
 /// @file The protocol between the store and its clients: handshake, frames, limits.
 ///
-/// Handshake: the server sends a magic word, whose last character is the protocol's version, and a
-/// nonce; the client answers with its own nonce and a keyed hash of both; the server with another
-/// keyed hash. Each side thus proves that it knows the job's secret, which is never sent. Later
-/// messages are neither signed nor encrypted: the handshake keeps out accidents and strangers, not
-/// an attacker who can alter packets.
+/// Handshake: the server sends a magic word (its last character is the version) and a nonce; the
+/// client answers with its own nonce and a keyed hash of both; the server with another. Each side
+/// thus proves that it knows the job's secret, which is never sent. Later messages are neither
+/// signed nor encrypted: this keeps out accidents and strangers, not an attacker between the two.
 ///
-/// Frames: a length of four bytes, the client's number of the request, the body; integers are
-/// little-endian. A reply's body starts with its status. Replies come in any order, so that one
-/// connection can serve pending requests beside others.
+/// Frames: a length of four bytes, the request's number, the body; integers are little-endian. A
+/// reply starts with its status. Replies come in any order: pending requests block no others.
 
 #include <bit>
 
@@ -84,8 +82,7 @@ inline constexpr std::size_t max_world = 1u << 20;
 
 inline constexpr std::chrono::milliseconds handshake_limit{2000};
 
-/// `change` is a get that waits for a value other than the given one. `cancel` ends a pending
-/// request, and only that has a reply.
+/// `change` is a get that waits for another value. `cancel` ends a request; only that has a reply.
 enum class Operation : std::uint8_t {
   set = 1,
   get,
@@ -211,8 +208,7 @@ inline std::string frame(std::uint32_t request, std::string_view body) {
   return frame_header(request, body.size()).append(body);
 }
 
-/// Calls `take(request, body)` for each whole frame at the front of `received`, until it returns
-/// false, and removes them. False where the data are not a frame.
+/// Passes whole frames to `take(request, body)` until it returns false. False if one is malformed.
 inline bool take_frames(std::string& received,
                         FunctionRef<bool(std::uint32_t, std::string_view)> take) {
   std::size_t taken = 0;

@@ -255,8 +255,7 @@ class StoreTable {
 /// means every interface, port 0 a free one. A connection has `handshake_limit` to authenticate
 /// with 24 bytes; the oldest stranger makes room where `max_strangers` and the expected clients are
 /// connected. A malformed frame, a reset or the death of a client ends only its connection. The
-/// server reads no more requests of a client that does not read its replies, so it holds little
-/// more than one reply for it.
+/// server reads no more requests of a client that does not read its replies.
 class StoreServer {
  public:
   static constexpr std::size_t max_strangers = 1024;

@@ -31,8 +31,7 @@ inline bool is_loopback(const std::string& host) {
 
 using Addresses = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;
 
-/// The addresses of a host, of every interface if it is empty; `why` on failure. It has no
-/// deadline.
+/// The addresses of a host, of every interface if it is empty; `why` on failure. No deadline.
 inline Addresses resolve(const std::string& host, std::uint16_t port, std::string& why) {
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
@@ -60,8 +59,7 @@ inline void tune_connection(int fd) {
   set(IPPROTO_TCP, TCP_KEEPCNT, 3);
 }
 
-/// A listening socket; empty on failure, with the reason in `error`. An empty host listens on every
-/// interface, over IPv6 and IPv4 where the system has both.
+/// A listening socket, or the reason in `error`. An empty host is every interface, IPv6 and IPv4.
 inline Descriptor try_listen(const std::string& host, std::uint16_t port, int& error) {
   std::string why;
   const auto addresses = resolve(host, port, why);
@@ -115,8 +113,7 @@ inline Descriptor accept_now(int listener) {
   return fd;
 }
 
-/// On loopback, a client that retries an unused port may get that port itself and connect to
-/// itself.
+/// On loopback, a client that retries an unused port may get that port and connect to itself.
 inline bool is_self_connected(int fd) {
   sockaddr_storage here{};
   sockaddr_storage there{};

@@ -42,8 +42,7 @@ class Store {
   /// Stores a value, and replaces an earlier one.
   void set(std::string_view key, std::string_view value);
 
-  /// The value of a key, once it is set. Without a limit of its own, this and the operations below
-  /// wait for at most `timeout()`, and throw then.
+  /// A key's value, once it is set. This and what follows throws after `limit`, or `timeout()`.
   std::string get(std::string_view key, std::optional<Milliseconds> limit = {});
 
   /// The value of a key if it has one now or within `limit`.
@@ -64,8 +63,7 @@ class Store {
   bool erase(std::string_view key);
 
   /// Waits until all ranks have reached the barrier of this name, which can then be reused. Ranks
-  /// that timed out or died do not count. **Ranks** all must call. **Host** blocks. **Stream**
-  /// none.
+  /// that timed out or died do not count. **Ranks** all. **Host** blocks. **Stream** none.
   void barrier(std::string_view name, Rank rank, WorldSize world,
                std::optional<Milliseconds> limit = {});
 
@@ -94,8 +92,7 @@ class StoreWatch {
   StoreWatch& operator=(const StoreWatch&) = delete;
   ~StoreWatch();
 
-  /// The value, if new since the last call that returned one. Throws where the store is gone.
-  /// **Host** does not block.
+  /// The value, if new since the last. Throws where the store is gone. **Host** does not block.
   std::optional<std::string> news();
 
  private:

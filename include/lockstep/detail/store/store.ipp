@@ -47,8 +47,7 @@ class StoreClient {
     return number;
   }
 
-  /// Sends a request and returns the reply. The request is cancelled after `waiting`; if no reply
-  /// follows, the server is stopped or unreachable.
+  /// Returns the reply. Cancels after `waiting`; if then none comes, the server is unreachable.
   std::string request(std::string_view name, Request request, Milliseconds timeout,
                       Milliseconds waiting = Milliseconds(0)) {
     request.waits = waiting.count() > 0;

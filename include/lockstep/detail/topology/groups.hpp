@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Lists of groups, in any order and of any sizes:
-/// `Groups<World<4>, Group<0, 3>, Group<2, 1>>`; and `Groups<Grid<8, 4>>`, the policy that gives a
-/// job the groups of a topology.
+/// @file Lists of groups, in any order and of any sizes, and the policy `Groups<Grid<8, 4>>`.
 
 #include "lockstep/detail/topology/grid.hpp"
 
@@ -179,9 +177,8 @@ class Groups<World<dynamic>> : public detail::PartitionQueries<Groups<World<dyna
   detail::Partition<dynamic> partition_;
 };
 
-/// The policy that gives a job the groups of a topology; `Groups<Grid<dynamic, 4>>` leaves the
-/// world size to the launcher. `job.group()` is the communicator of this rank's group,
-/// `job.across()` that of the ranks with the same rank in the other groups.
+/// The policy that gives a job the groups of a topology; `Groups<Grid<dynamic, 4>>` fits any world.
+/// `job.group()` is this rank's group, `job.across()` the ranks with its rank in other groups.
 template <detail::JobTopology T>
 class Groups<T> : public detail::ValuePolicy<axes::Groups> {
  public:

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The topology concept: a world of ranks divided into groups, as pure index arithmetic; and
-/// `World<N>`: how many ranks there are, a policy and the topology with a single group.
+/// @file The topology concept: ranks divided into groups, by index arithmetic; and `World<N>`.
 
 #include "lockstep/detail/core/dynamic.hpp"
 #include "lockstep/detail/core/error.hpp"
@@ -9,9 +8,8 @@
 
 namespace lockstep {
 
-/// A world of ranks, each in exactly one group. `group_rank` is a rank's group, `local_group_rank`
-/// its rank there, and `member` finds the rank from both. Topologies whose sizes are all
-/// static are empty types, so that `Grid<6, 3>{}.group_rank(Rank{4})` is a constant.
+/// A world of ranks, each in one group. `group_rank` is a rank's group, `local_group_rank` its rank
+/// there, `member` the inverse. Static ones are empty: `Grid<6, 3>{}.group_rank(Rank{4})` is known.
 template <class T>
 concept Topology =
     std::copyable<T> && requires(const T t, Rank rank, GroupRank group, LocalGroupRank local_rank) {

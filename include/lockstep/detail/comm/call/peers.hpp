@@ -53,9 +53,8 @@ inline constexpr std::chrono::milliseconds look_interval{50};
 [[gnu::cold]] void sleep_on(Counter& counter, std::uint64_t value);
 
 /// Returns when the counter has reached `value`. After every `look_interval` of sleep it calls
-/// `look()`, which may throw to end the wait. Spinning is fastest while every rank has a core; with
-/// more ranks than cores (`crowded`) it keeps the awaited rank from running. Spinning is bounded by
-/// time: a pause takes 14 ns on one core and 50 ns on another, and a rank may yet share its core.
+/// `look()`, which may throw. Spinning is fastest while every rank has a core; with more ranks
+/// (`crowded`) it keeps the awaited rank from running. Time bounds it: a pause takes 14 to 50 ns.
 template <class Look>
 void wait_for(Counter& counter, std::uint64_t value, bool crowded, const Look& look) {
   for (const auto end = std::chrono::steady_clock::now() + std::chrono::nanoseconds(4000);

@@ -238,11 +238,10 @@ namespace lockstep {
 
 /// Collectives through Gloo. Results are bitwise equal on all ranks and in every run with as many
 /// ranks: all-reduces are combined in the order of Gloo's algorithm, those of 16-bit floats and all
-/// other reductions in rank order. Every collective is compared over ranks before anything is
-/// written. A watchdog thread aborts the communicator on all ranks when a rank is gone or a call
-/// times out; every later call throws that error. Another thread executes asynchronous calls, in
-/// the order of posting, because Gloo's algorithms block. **Host** every collective blocks until
-/// the result is here and the arguments may be reused. **Stream** none: host memory only.
+/// other reductions in rank order. Calls are compared before anything is written. A watchdog thread
+/// aborts on all ranks if a rank is gone or a call times out; later calls throw that error. Another
+/// thread executes asynchronous calls in order: Gloo's block. **Host** every collective blocks
+/// until the result is here and arguments may be reused. **Stream** none: host memory only.
 template <std::size_t Ranks = dynamic>
 class GlooCommunicator : public Collectives<GlooCommunicator<Ranks>>,
                          public detail::HostAllocating {

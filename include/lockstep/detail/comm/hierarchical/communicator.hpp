@@ -37,9 +37,8 @@ class Scratch {
   std::vector<std::byte> host_;
 };
 
-/// `Inside` joins the ranks of a host, `Between` those with one local rank on all hosts, `Flat` all
-/// ranks. Used by one thread at a time. Device memory is allocated by the constructor and by
-/// `reserve`, never in a call. **Stream** ordered as the calls of the three communicators.
+/// `Inside` joins the ranks of a host, `Between` those with one local rank on all hosts, `Flat`
+/// all. Used by one thread at a time. Calls allocate no device memory. **Stream** as the three.
 template <Communicator Inside, Communicator Between, class Flat = Between>
 class HierarchyStages {
  public:

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file Threads of one process inside hosts, and between hosts an NCCL communicator per local
-/// rank. A communicator of all ranks would use connections inside hosts too, and exclude ranks that
-/// share a GPU.
+/// rank: one of all ranks would connect inside hosts too, and reject ranks that share a GPU.
 
 #include "lockstep/detail/comm/hierarchical/two_levels.hpp"
 #include "lockstep/detail/comm/nccl/communicator.cuh"

@@ -6,11 +6,10 @@
 
 namespace lockstep::detail {
 
-/// Ranks of one host are consecutive, equally many on each: rank = host * local_world + local_rank,
-/// as launchers count. Reductions gather and combine all elements, for small data and rare calls.
-/// Device memory is allocated by the constructor; a call that needs more allocates before its first
-/// stage, when all ranks of the host are there and nothing is in flight. **Host** and **Stream** as
-/// for the two communicators.
+/// Hosts have equally many consecutive ranks: rank = host * local_world + local_rank, as launchers
+/// count. Reductions gather and combine all elements, for small data and rare calls. The
+/// constructor allocates device memory; a call that needs more does so before its first stage, when
+/// all ranks of the host are there and nothing is in flight. **Host** and **Stream** as the two.
 template <Communicator Inside, Communicator Between>
 class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
  public:

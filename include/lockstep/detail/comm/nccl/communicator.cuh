@@ -11,16 +11,14 @@ namespace lockstep {
 
 /// Collectives through NCCL. Reductions that NCCL lacks (16-bit integers, bit operations, min and
 /// max that keep NaN) combine gathered elements in rank order. Sums of 16-bit floats are rounded at
-/// every step, as in NCCL. An average is a sum and a division, rounded once: NCCL's own average
-/// rounds 1/N to the element type.
+/// each step. An average is a sum and a division, rounded once: NCCL's rounds 1/N in T.
 ///
 /// A watchdog thread detects calls that exceed the timeout, failed ranks, and ranks that make
 /// different calls. It aborts the communicator on all ranks with one error, which is final.
 ///
-/// **Host** no collective on device memory blocks, except `barrier`. Host memory is staged, for
-/// small control data: the host blocks until the result is complete. **Stream** a call runs after
-/// what the compute stream `gpu().stream()` holds; work enqueued there later sees the result, for
-/// an asynchronous call after `wait` of its handle.
+/// **Host** no collective on device memory blocks, except `barrier`; host memory, for small control
+/// data, is staged and blocks until the result is here. **Stream** a call runs after what the
+/// compute stream `gpu().stream()` holds; work enqueued later, or after `wait`, sees the result.
 template <std::size_t Ranks = dynamic>
 class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
   using Engine = detail::nccl::Engine;
@@ -159,9 +157,8 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
     return joined;
   }
 
-  /// Another communicator on the same GPU and compute stream, of ranks of the job that need not be
-  /// in this one. Its name must be unique in the job. The caller must call `warm_up`. **Ranks** its
-  /// members. **Host** blocks until all have joined.
+  /// Another communicator, of any ranks of the job, uniquely named, on the same GPU and compute
+  /// stream. The caller calls `warm_up`. **Ranks** its members. **Host** blocks until all join.
   NcclCommunicator<> among(const std::string& name, Rank rank, WorldSize world) const {
     std::shared_ptr<Engine> engine = engine_->beside(name, rank, world);
     connect(*engine);
@@ -263,9 +260,8 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
     });
   }
 
-  /// Compares the ranks' GPUs before NCCL's first call. NCCL rejects two ranks on one GPU of a
-  /// host. Ranks that share a GPU therefore pretend to be on different hosts (NCCL_HOSTID) and
-  /// communicate through sockets: slow, but sufficient for trials.
+  /// NCCL rejects two ranks on one GPU of a host, so ranks that share one pretend to be on
+  /// different hosts (NCCL_HOSTID) and communicate through sockets: slow, but enough for trials.
   static void pretend_other_hosts(const Engine& engine) {
     const detail::GpuSharing sharing = detail::compare_gpus(engine.member(), engine.store(),
                                                             engine.gpu(), "nccl/" + engine.name());

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The memory that processes of one host share: the file, its arenas, and the control blocks
-/// in which ranks publish their calls, progress and faults.
+/// @file The memory that ranks of a host share: the file, its arenas, and their control blocks.
 
 #include "lockstep/detail/comm/call/peers.hpp"
 #include "lockstep/detail/core/file.hpp"

@@ -421,8 +421,7 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
   /// Aborts: every other rank's calls fail with this reason. **Ranks** this one.
   void abort(std::string_view reason) { member_->abort(reason); }
 
-  /// **Ranks** this one. **Host** blocks until this rank's compute stream is idle and all ranks
-  /// have made this rank's calls.
+  /// **Ranks** this one. **Host** blocks until its stream is idle and all have made its calls.
   void synchronize() { member_->synchronize(); }
 
   /// **Ranks** all. **Host** blocks until all ranks have made the call. **Stream** work enqueued

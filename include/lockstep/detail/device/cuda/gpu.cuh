@@ -117,9 +117,8 @@ class Gpu {
 
 namespace lockstep::detail {
 
-/// While this object lives, the calling thread's current device is the communicator's GPU, and
-/// errors name the communicator's rank. As the first member of a class, it makes that GPU current
-/// while the other members are constructed and destroyed.
+/// Makes the communicator's GPU the thread's current device, and its rank that of errors. As a
+/// class's first member, it does so while the others are constructed and destroyed.
 template <class Comm>
 class OnDeviceOf {
  public:

@@ -38,8 +38,7 @@ using BitsOf = std::conditional_t<
     std::conditional_t<Bytes == 8, uint2,
                        std::conditional_t<Bytes == 4, unsigned int, unsigned short>>>;
 
-/// Loads bypass the L1 cache, because nothing is read twice. The intrinsics keep their order, so
-/// the first loads are in flight before the pass branches.
+/// Loads bypass L1, since nothing is read twice; intrinsics keep them before the pass's branches.
 template <Caching How, std::size_t N, class T>
 __device__ Packet<T, N> load_packet(const T* from) {
   const auto* bits = reinterpret_cast<const BitsOf<N * sizeof(T)>*>(from);
