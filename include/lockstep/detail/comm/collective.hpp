@@ -73,7 +73,6 @@ inline constexpr std::string_view job_call_names[] = {
 
 std::string job_call_text(JobCall call);
 
-/// The job's operation that this thread is in.
 inline JobCall& job_call_of_thread() {
   static thread_local JobCall call = JobCall::none;
   return call;
@@ -285,12 +284,8 @@ struct Collective {
     return {out.empty() ? const_cast<T*>(in.data()) : out.data(), count};
   }
 
-  /// The description that other ranks compare with theirs.
   constexpr Call call() const {
-    Call described;
-    described.kind = kind;
-    described.part_of = part_of;
-    described.element = element_kind<T>();
+    Call described{kind, part_of, element_kind<T>()};
     described.root = static_cast<std::uint16_t>(root.value());
     // The number of elements that errors show: all that a rank gives, or those of one piece.
     described.count = deals_pieces && kind != CollectiveKind::scatter ? in.size() : count;

@@ -336,12 +336,8 @@ class Collectives {
   /// The description that ranks compare before they gather pieces, to `root` or to all.
   template <class T>
   static detail::Call variable_call(std::optional<Rank> root) {
-    detail::Call call;
-    call.kind = root ? Kind::gather_variable : Kind::all_gather_variable;
-    call.part_of = detail::current_job_call();
-    call.element = element_kind<T>();
-    call.root = static_cast<std::uint16_t>(root.value_or(Rank{0}).value());
-    return call;
+    return {root ? Kind::gather_variable : Kind::all_gather_variable, detail::current_job_call(),
+            element_kind<T>(), false, static_cast<std::uint16_t>(root.value_or(Rank{0}).value())};
   }
 
   /// Gathers into memory that is allocated once the counts are known.

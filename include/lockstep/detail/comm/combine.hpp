@@ -181,7 +181,6 @@ struct HostPasses {
   static constexpr std::size_t most_bytes = 4_MiB;
 };
 
-/// The passes of a backend: its own where it has them, else the host's.
 template <class B>
 decltype(auto) passes_of(B& backend) {
   if constexpr (requires { backend.passes(); }) {

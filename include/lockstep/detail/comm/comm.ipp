@@ -74,13 +74,9 @@ LOCKSTEP_INLINE std::string Call::collective_text() const {
 }
 
 LOCKSTEP_INLINE GatheredPieces pieces_of(std::vector<std::size_t> counts) {
-  GatheredPieces pieces{std::move(counts), {}};
-  std::size_t begin = 0;
-  for (const std::size_t count : pieces.counts) {
-    pieces.offsets.push_back(begin);
-    begin += count;
-  }
-  return pieces;
+  std::vector<std::size_t> offsets(counts.size());
+  std::exclusive_scan(counts.begin(), counts.end(), offsets.begin(), std::size_t{0});
+  return {std::move(counts), std::move(offsets)};
 }
 
 LOCKSTEP_INLINE Membership membership_in_group(const Membership& member, Store& store,
@@ -165,7 +161,6 @@ LOCKSTEP_INLINE void lock_byte(const Descriptor& file, Rank rank) {
   }
 }
 
-/// Does another process hold the rank's lock?
 LOCKSTEP_INLINE bool is_locked(int file, Rank rank) {
   struct flock lock = byte_of(rank);
   return ::fcntl(file, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
@@ -173,7 +168,6 @@ LOCKSTEP_INLINE bool is_locked(int file, Rank rank) {
 
 LOCKSTEP_INLINE std::shared_ptr<std::byte> map_memory(const Descriptor& file, std::size_t offset,
                                                       std::size_t bytes) {
-  // The mappings of this process, by file and offset.
   static std::mutex mutex;
   static std::map<std::pair<ino_t, std::size_t>, std::weak_ptr<std::byte>> known;
   struct stat state{};
@@ -255,10 +249,7 @@ LOCKSTEP_INLINE std::byte* Engine::allocate(std::size_t bytes, bool common) try 
   const std::size_t part = align_up(std::max<std::size_t>(bytes, 1), page);
   const std::size_t length = common ? part : world() * part;
   if (rank() == Rank{0}) reserve_memory(file_, file_bytes_ + length);
-  Call call;
-  call.kind = CollectiveKind::allocate;
-  call.element = ElementKind::u8;
-  call.count = bytes;
+  const Call call{CollectiveKind::allocate, JobCall::none, ElementKind::u8, false, 0, bytes};
   const std::uint64_t ticket = post(call, 0, {});
   finish_pending(ticket);
   wait_arrived(ticket);

@@ -24,8 +24,7 @@ struct GroupPosition {
 
 /// The description of a division, which ranks compare before they make its groups.
 inline Call division_call(const GroupPosition& position) {
-  Call call;
-  call.kind = CollectiveKind::new_group;
+  Call call{CollectiveKind::new_group};
   call.count = position.divided;
   char text[17] = {};
   std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(position.division));

@@ -148,7 +148,6 @@ void execute_generically(B& backend, const calls::AllToAll<T>& call) {
 
 // Reducing: pieces are gathered and combined in rank order, as much as scratch memory holds.
 
-/// Scratch memory of the kind of `like`: the backend's own, else that of its passes.
 template <class B, class T>
 auto scratch_of(B& backend, const T* like, std::size_t wanted, std::size_t least) {
   if constexpr (requires { backend.scratch(like, wanted, least); }) {

@@ -57,9 +57,7 @@ class CudaLoopbackCommunicator : public Collectives<CudaLoopbackCommunicator>,
     template <class T>
     void copy(std::span<const T> from, std::span<T> to) const {
       if (from.data() == to.data() || from.empty()) return;
-      check_cuda(
-          cudaMemcpyAsync(to.data(), from.data(), from.size_bytes(), cudaMemcpyDefault, stream_),
-          "cudaMemcpyAsync");
+      detail::copy_async(to.data(), from.data(), from.size_bytes(), stream_);
       if (!is_device(from.data()) || !is_device(to.data()))
         check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
     }

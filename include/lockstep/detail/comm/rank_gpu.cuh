@@ -87,9 +87,7 @@ class StreamCopies {
   void copy(std::span<const T> from, std::span<T> to) const {
     if (from.empty() || from.data() == to.data()) return;
     if (!is_device(to.data())) return HostPasses::copy(from, to);
-    check_cuda(cudaMemcpyAsync(to.data(), from.data(), from.size_bytes(), cudaMemcpyDeviceToDevice,
-                               stream_),
-               "cudaMemcpyAsync");
+    copy_async(to.data(), from.data(), from.size_bytes(), stream_);
   }
 
  protected:

@@ -31,7 +31,6 @@ struct Transfer {
   constexpr std::size_t pieces() const {
     return std::max<std::size_t>(1, (length + width() - 1) / width());
   }
-  /// The length of the rows of piece k.
   constexpr std::size_t width(std::size_t k) const {
     return std::min(width(), length - k * width());
   }
@@ -287,8 +286,6 @@ class StagedCommunicator : public Collectives<StagedCommunicator<Inner>>,
   using Engine = detail::staged::Engine<Inner>;
 
  public:
-  using Milliseconds = std::chrono::milliseconds;
-
   /// Calls in flight have no limit; this number is large enough for every job.
   static constexpr std::size_t most_in_flight = 256;
 
@@ -299,8 +296,8 @@ class StagedCommunicator : public Collectives<StagedCommunicator<Inner>>,
   Rank rank() const { return engine_->inner.rank(); }
   WorldSize world_size() const { return engine_->inner.world_size(); }
   Gpu& gpu() const { return *engine_->gpu; }
-  Milliseconds timeout() const { return engine_->inner.timeout(); }
-  void set_timeout(Milliseconds timeout) { engine_->drained().set_timeout(timeout); }
+  std::chrono::milliseconds timeout() const { return engine_->inner.timeout(); }
+  void set_timeout(std::chrono::milliseconds timeout) { engine_->drained().set_timeout(timeout); }
   void abort(std::string_view reason) { engine_->drained().abort(reason); }
 
   /// **Ranks** this one. **Host** blocks until the compute stream is empty.
@@ -350,7 +347,6 @@ class StagedCommunicator : public Collectives<StagedCommunicator<Inner>>,
     Pending(Engine& engine, const C& call, bool on_host)
         : engine_(engine), call_(call), on_host_(on_host), queued_(engine, begin()) {}
 
-    /// Makes the call, on the queue's thread.
     void operator()() {
       engine_.guarded(
           [&] { on_host_ ? engine_.inner.perform(call_) : engine_.stage(call_, events_); });

@@ -13,8 +13,6 @@ namespace lockstep {
 template <Communicator Inner>
 class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
  public:
-  using Milliseconds = std::chrono::milliseconds;
-
   /// Calls in flight have no limit; this number is large enough for every job.
   static constexpr std::size_t most_in_flight = 256;
 
@@ -27,8 +25,8 @@ class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
   Rank rank() const { return inner_.rank(); }
   WorldSize world_size() const { return inner_.world_size(); }
   Gpu& gpu() const { return *gpu_; }
-  Milliseconds timeout() const { return inner_.timeout(); }
-  void set_timeout(Milliseconds timeout) { inner_.set_timeout(timeout); }
+  std::chrono::milliseconds timeout() const { return inner_.timeout(); }
+  void set_timeout(std::chrono::milliseconds timeout) { inner_.set_timeout(timeout); }
 
   /// `count` zeroed elements of device memory, for the communicator's lifetime.
   template <Element T>

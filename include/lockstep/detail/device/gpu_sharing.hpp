@@ -58,8 +58,7 @@ struct GpuSharing {
     }
   }
 
-  /// The first two ranks of a host with the same GPU, if any.
-  std::optional<std::pair<Rank, Rank>> shared;
+  std::optional<std::pair<Rank, Rank>> shared;  // the first two of a host with the same GPU
   /// Does another rank use the same board? NCCL rejects that, even for different MIG slices.
   std::vector<bool> has_neighbour;
   bool is_one_host = true;

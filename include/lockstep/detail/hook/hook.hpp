@@ -64,13 +64,10 @@ concept LeavingOut = requires { requires H::is_alone_of_its_kind; };
 /// Does the hook pass on every element, in another type?
 template <class H>
 concept Converting = requires { requires H::changes_only_type; };
-/// Does the hook reduce more than once per step?
 template <class H>
 concept HookOfRounds = requires { requires(H::rounds > 1); };
-/// Are the hook's options out of range?
 template <class H>
 concept HookOutOfRange = requires { requires !H::well_formed; };
-/// Does the hook average parameters after some updates?
 template <class H>
 concept ParameterAveraging = requires { H::averages_parameters(std::uint64_t{1}); };
 

@@ -4,6 +4,7 @@
 
 #include <cub/block/block_reduce.cuh>
 
+#include "lockstep/detail/device/cuda/step_graph.cuh"
 #include "lockstep/detail/hook/hook_device.cuh"
 #include "lockstep/detail/hook/power_sgd.hpp"
 
@@ -245,9 +246,7 @@ class LowRank<Element, HookDevice<Cuda>>
   /// The const_cast is safe, because `copy` only reads `values` here.
   void project(std::span<const T> values, std::span<T> sent, std::uint64_t step) {
     // When a captured step is replayed, the step's number is stored before the launch.
-    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    check_cuda(cudaStreamIsCapturing(stream_, &status), "cudaStreamIsCapturing");
-    if (status == cudaStreamCaptureStatusNone) device_.set_step(step);
+    if (capture_status(stream_) == cudaStreamCaptureStatusNone) device_.set_step(step);
     copy(const_cast<T*>(values.data()), sent.data(), false);
     orthogonalize(false, q_.data(), device_.step());
     const LowRankSource<T> source{values.data(), residual()};

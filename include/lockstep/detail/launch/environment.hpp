@@ -24,12 +24,9 @@ namespace lockstep::detail {
 /// ranks find out through the store; the job's id is empty until they have agreed on one.
 struct RankPlacement : Membership {
   std::string launcher;
-  /// The ports of the store: rank 0 opens it at the first that is free.
-  std::vector<std::uint16_t> ports;
-  /// Does the launcher serve the store, instead of rank 0?
-  bool hosted = false;
-  /// The pipe that has the secret, where it is not known.
-  int secret_fd = -1;
+  std::vector<std::uint16_t> ports;  // rank 0 opens the store at the first that is free
+  bool hosted = false;               // the launcher serves the store, instead of rank 0
+  int secret_fd = -1;                // the pipe that has the secret, where it is not known
   int report_fd = -1;
 
   explicit RankPlacement(std::string_view launcher = {}, Rank rank = {}, WorldSize world = {})

@@ -1002,7 +1002,6 @@ LOCKSTEP_INLINE void ProgramOptions::end(Readers readers) {
   for (std::size_t i = 1; i < left_.size(); ++i) {
     const bool is_option = i < behind_ && left_[i].size() > 2 && left_[i].starts_with("--");
     if (readers == Readers::some && is_option) {
-      // A later job reads it.
       const std::string name = detail::flag_name(left_[i]);
       const auto* flag = detail::find_flag(name, detail::program_job_flags);
       if (flag != nullptr) {

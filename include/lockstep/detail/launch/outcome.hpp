@@ -13,10 +13,9 @@ namespace lockstep::detail {
 
 struct RankEnd {
   Rank rank;
-  int code = 0;    // if it exited
-  int signal = 0;  // that killed it, or 0
-  /// Reported by a rank that ended with an exception.
-  std::optional<Failure> failure;
+  int code = 0;                    // if it exited
+  int signal = 0;                  // that killed it, or 0
+  std::optional<Failure> failure;  // reported by a rank that ended with an exception
 
   /// Stopped on request, with its state saved.
   bool is_stopped() const { return code == stopped_status && signal == 0; }
@@ -41,19 +40,14 @@ struct RankEnd {
 };
 
 struct Outcome {
-  /// Empty if no rank failed, or if a signal ended the job.
-  std::optional<RankEnd> first;
+  std::optional<RankEnd> first;  // empty if no rank failed, or if a signal ended the job
   std::vector<RankEnd> consequences;
   /// SIGINT, SIGTERM or SIGHUP that ended the job, or SIGUSR1 that killed a rank; 0 if none.
   int interrupted = 0;
-  /// Did a signal ask for the end of the job, even after a failure?
-  bool is_unwanted = false;
-  /// An independent failure while the job was ending already.
-  std::optional<RankEnd> late;
-  /// Ranks that did not react to SIGTERM.
-  std::vector<Rank> stubborn;
-  /// Ranks that have saved their state and stopped.
-  std::vector<Rank> stopped;
+  bool is_unwanted = false;     // a signal asked for the end, even after a failure
+  std::optional<RankEnd> late;  // an independent failure while the job was ending
+  std::vector<Rank> stubborn;   // ranks that did not react to SIGTERM
+  std::vector<Rank> stopped;    // ranks that have saved their state
 
   bool is_stopped() const {
     return !stopped.empty() && !first && !late && consequences.empty() && stubborn.empty();

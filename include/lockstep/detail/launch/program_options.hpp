@@ -66,18 +66,15 @@ std::string flag_name(std::string_view argument);
 const Flag* find_flag(std::string_view name, std::span<const Flag> flags);
 
 struct LaunchOptions {
-  std::optional<std::size_t> ranks;  // on this host
-  /// Equal to `ranks` where ranks are threads of one process; empty where each is a process.
-  std::optional<std::size_t> threads;
+  std::optional<std::size_t> ranks;    // on this host
+  std::optional<std::size_t> threads;  // `ranks`, if they are threads of one process
   std::optional<Endpoint> rendezvous;
   std::optional<std::chrono::milliseconds> timeout;
   std::optional<ProgressStyle> progress;
   std::optional<std::size_t> local_rank;
   std::size_t max_restarts = 0;
-  /// The number of the `launch` call in this process, from 1.
-  std::size_t launch_number = 1;
-  /// The program's name and its own arguments.
-  std::vector<std::string> rest;
+  std::size_t launch_number = 1;  // of the `launch` call in this process
+  std::vector<std::string> rest;  // the program's name and its own arguments
 };
 
 /// `job_flags` are options that stay in `rest`, for the job.

@@ -150,10 +150,6 @@ LOCKSTEP_INLINE std::string quoted_list(const std::vector<std::string>& names) {
   return list;
 }
 
-LOCKSTEP_INLINE std::size_t index_of(const std::vector<std::string>& names, std::string_view name) {
-  return static_cast<std::size_t>(std::find(names.begin(), names.end(), name) - names.begin());
-}
-
 LOCKSTEP_INLINE std::vector<std::string> common_names(const std::vector<std::string>& packed,
                                                       Rank me) {
   std::vector<std::string> agreed;
@@ -179,9 +175,9 @@ LOCKSTEP_INLINE std::vector<double> sums_and_counts(const Tally& tally,
                                                     const std::vector<std::string>& names) {
   std::vector<double> totals(2 * names.size());
   for (const Tally::Entry& entry : tally) {
-    const std::size_t i = index_of(names, entry.name);
-    totals[2 * i] = entry.sum;
-    totals[2 * i + 1] = entry.count;
+    const auto at = 2 * (std::find(names.begin(), names.end(), entry.name) - names.begin());
+    totals[static_cast<std::size_t>(at)] = entry.sum;
+    totals[static_cast<std::size_t>(at) + 1] = entry.count;
   }
   return totals;
 }

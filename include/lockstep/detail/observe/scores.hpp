@@ -77,7 +77,6 @@ std::vector<std::string> unpacked_names(std::string_view text);
 /// The names of the first rank that has any. The others have the same, in any order, or none.
 std::vector<std::string> common_names(const std::vector<std::string>& packed, Rank me);
 
-/// Sums and counts in the order of `names`.
 std::vector<double> sums_and_counts(const Tally& tally, const std::vector<std::string>& names);
 
 template <Communicator C>

@@ -99,16 +99,11 @@ enum class Status : std::uint8_t { ok = 1, missing, rejected };
 
 class Writer {
  public:
-  Writer& byte(std::uint8_t n) {
-    bytes_ += static_cast<char>(n);
-    return *this;
-  }
+  Writer& byte(std::uint8_t n) { return integer(n, 1); }
   Writer& u32(std::uint32_t n) { return integer(n, 4); }
   Writer& u64(std::uint64_t n) { return integer(n, 8); }
   Writer& text(std::string_view text) {
-    u32(static_cast<std::uint32_t>(text.size()));
-    bytes_ += text;
-    return *this;
+    return u32(static_cast<std::uint32_t>(text.size())).raw(text);
   }
   Writer& raw(std::string_view text) {
     bytes_ += text;
@@ -199,7 +194,6 @@ struct Request {
   }
 };
 
-/// The length of what follows it, and the request's number.
 inline std::string frame_header(std::uint32_t request, std::size_t body_bytes) {
   return Writer{}.u32(static_cast<std::uint32_t>(body_bytes + 4)).u32(request).bytes();
 }

@@ -95,7 +95,6 @@ inline std::string position_text(Rank rank, const std::optional<Position>& posit
                position->calls < calls ? text({" of ", calls, ")"}) : ")"});
 }
 
-/// The current notice, which the store pushes to every rank.
 struct Notice {
   enum class Kind : std::uint8_t {
     none,

@@ -126,7 +126,6 @@ inline Error messages_differ(const Call& received, Rank from, std::string_view s
           "send and receive the same type and count, in the same order", me};
 }
 
-/// Another rank has aborted, for this reason.
 inline Error rank_failed(std::string_view operation, Rank who, std::string_view reason, Rank me) {
   return Error(operation, text({"rank ", who, " failed: ", reason}), "look at that rank first", me)
       .as_consequence();

@@ -40,7 +40,6 @@ class FirstFault {
   std::optional<Error> error_;
 };
 
-/// A call in flight on this rank.
 struct PendingCall {
   Call call;
   std::chrono::steady_clock::time_point since;

@@ -162,7 +162,6 @@ class Engine {
 
   std::string described() const { return "Gloo's communicator '" + name_ + "'"; }
 
-  /// A fault channel whose requests fail after `limit`.
   FaultChannel channel_within(Milliseconds limit) const {
     auto store = std::make_shared<Store>(store_->share());
     store->set_timeout(limit);
@@ -248,8 +247,6 @@ class GlooCommunicator : public Collectives<GlooCommunicator<Ranks>>,
   using Engine = detail::over_gloo::Engine;
 
  public:
-  using Milliseconds = std::chrono::milliseconds;
-
   /// Calls in flight have no limit; this number is large enough for every job.
   static constexpr std::size_t most_in_flight = 256;
 
@@ -261,8 +258,8 @@ class GlooCommunicator : public Collectives<GlooCommunicator<Ranks>>,
 
   Rank rank() const { return engine_->rank(); }
   WorldSize world_size() const { return WorldSize{engine_->world()}; }
-  Milliseconds timeout() const { return engine_->timeout(); }
-  void set_timeout(Milliseconds timeout) { engine_->set_timeout(timeout); }
+  std::chrono::milliseconds timeout() const { return engine_->timeout(); }
+  void set_timeout(std::chrono::milliseconds timeout) { engine_->set_timeout(timeout); }
   void abort(std::string_view reason) { engine_->give_up(reason); }
   void give_up() { engine_->give_up(); }
   bool is_broken() const { return engine_->is_broken(); }

@@ -428,7 +428,6 @@ class Handshake {
     return ranks;
   }
 
-  /// Has this peer closed its communicator?
   bool has_left(std::size_t peer) const {
     return peer != own_ && is_here(peer) && heard_[peer].state == Hello::State::leaves;
   }

@@ -113,8 +113,7 @@ class HierarchyStages {
     const std::size_t part = std::min(bytes, most_of_part);
     if (part <= foreseen_) return;
     foreseen_ = part;
-    Call call;
-    call.kind = CollectiveKind::allocate;
+    const Call call{CollectiveKind::allocate};
     stage(Part::inside, call, [&] { allocate_quietly(inside_, [&] { allocate_foreseen(); }); });
   }
 
@@ -336,7 +335,6 @@ class HierarchyStages {
   Inside inside_;
   Between between_;
   Flat flat_;
-  /// The bytes of a call for which memory is reserved.
   std::size_t foreseen_ = works_on_host<Inside> ? 0 : first_part;
   Scratch pieces_;
   Scratch finished_;
@@ -361,8 +359,6 @@ class HierarchicalCommunicator
   using Stages = detail::HierarchyStages<Inside, Between, Flat>;
 
  public:
-  using Milliseconds = std::chrono::milliseconds;
-
   /// Calls in flight have no limit; this number is large enough for every job.
   static constexpr std::size_t most_in_flight = 256;
 
@@ -370,8 +366,8 @@ class HierarchicalCommunicator
 
   Rank rank() const { return stages_->flat().rank(); }
   WorldSize world_size() const { return stages_->flat().world_size(); }
-  Milliseconds timeout() const { return stages_->flat().timeout(); }
-  void set_timeout(Milliseconds timeout) {
+  std::chrono::milliseconds timeout() const { return stages_->flat().timeout(); }
+  void set_timeout(std::chrono::milliseconds timeout) {
     stages_->inside().set_timeout(timeout + detail::inside_margin);
     stages_->between().set_timeout(timeout);
     stages_->flat().set_timeout(timeout);

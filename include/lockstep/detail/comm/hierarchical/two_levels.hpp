@@ -201,10 +201,7 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
     return memory.get<T>(count);
   }
   [[gnu::cold]] void grow(Scratch& memory, std::size_t bytes) {
-    Call call;
-    call.kind = CollectiveKind::allocate;
-    call.element = ElementKind::u8;
-    call.count = bytes;
+    const Call call{CollectiveKind::allocate, JobCall::none, ElementKind::u8, false, 0, bytes};
     on(*inside_, [&](auto& own) {
       own.agree(call);
       allocate_quietly(own, [&] { memory.grow(own, bytes); });

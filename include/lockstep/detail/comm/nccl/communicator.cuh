@@ -25,8 +25,6 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
   using Ticket = detail::nccl::Ticket;
 
  public:
-  using Milliseconds = std::chrono::milliseconds;
-
   /// An average costs an extra pass, so a job leaves the division of gradients to the update.
   static constexpr bool averages_by_sums = true;
   /// With this many calls in flight, a new one blocks the host until the oldest has completed.
@@ -47,8 +45,8 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
   Rank rank() const { return engine_->rank(); }
   WorldSize world_size() const { return WorldSize{engine_->world()}; }
   Gpu& gpu() const { return engine_->gpu(); }
-  Milliseconds timeout() const { return engine_->timeout(); }
-  void set_timeout(Milliseconds timeout) { engine_->set_timeout(timeout); }
+  std::chrono::milliseconds timeout() const { return engine_->timeout(); }
+  void set_timeout(std::chrono::milliseconds timeout) { engine_->set_timeout(timeout); }
 
   /// `count` zeroed elements for its lifetime, registered. **Ranks** this one. **Host** blocks.
   template <Element T>
@@ -201,11 +199,6 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
     const std::size_t out_rows = call.out.empty() ? 0 : C::collects_pieces ? world : 1;
     const std::size_t rows = (C::deals_pieces ? world : 1) + (C::collects_pieces ? world : 1);
     const std::size_t most = (Engine::staged_bytes - arena_alignment) / (rows * sizeof(T));
-    const auto copy = [&](void* to, const void* from, std::size_t count) {
-      if (count == 0) return;
-      check_cuda(cudaMemcpyAsync(to, from, count * sizeof(T), cudaMemcpyDefault, engine_->stream()),
-                 "cudaMemcpyAsync");
-    };
     Ticket ticket;
     for (std::size_t begin = 0; begin < call.count; begin += most) {
       const std::size_t n = std::min(most, call.count - begin);
@@ -217,10 +210,10 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
       for (std::size_t row = 0; row < in_rows; ++row)
         std::copy_n(call.in.data() + row * call.count + begin, n, in + row * n);
       ticket = engine_->post(described, [&] {
-        copy(gpu_in, in, in_rows * n);
+        detail::copy_async(gpu_in, in, in_rows * n * sizeof(T), engine_->stream());
         execute(call.on({reinterpret_cast<const T*>(gpu_in), in_rows * n},
                         {reinterpret_cast<T*>(gpu_out), out_rows * n}, n));
-        copy(out, gpu_out, out_rows * n);
+        detail::copy_async(out, gpu_out, out_rows * n * sizeof(T), engine_->stream());
       });
       engine_->wait(ticket);
       for (std::size_t row = 0; row < out_rows; ++row)

@@ -339,9 +339,7 @@ class Engine {
   }
 
   void replay(const StepGraph& graph) {
-    Call call;
-    call.kind = CollectiveKind::replay;
-    call.part_of = step_call_of_thread(JobCall::none);
+    const Call call{CollectiveKind::replay, step_call_of_thread(JobCall::none)};
     raise_fault();
     require_no_capture(call, "replay it outside of the step");
     if (!graph) graph.launch(gpu().stream());  // throws the reason why there is none

@@ -278,14 +278,13 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
   using Kind = detail::CollectiveKind;
 
  public:
-  using Milliseconds = std::chrono::milliseconds;
-
   /// A call beyond this number in flight waits for the oldest.
   static constexpr std::size_t most_in_flight = detail::shm::ring;
 
   /// Joins a world through the file that one rank created (`Engine::make_file`) and all have
   /// opened. **Ranks** all. **Host** blocks until all have joined.
-  ShmCommunicator(Rank rank, WorldSize world, detail::Descriptor file, Milliseconds timeout)
+  ShmCommunicator(Rank rank, WorldSize world, detail::Descriptor file,
+                  std::chrono::milliseconds timeout)
       : engine_(std::make_unique<Engine>(rank, world, std::move(file), timeout)) {
     detail::require_world<Ranks>(world, rank);
     this->barrier();
@@ -297,8 +296,8 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
 
   Rank rank() const { return engine_->rank(); }
   WorldSize world_size() const { return WorldSize{world(*engine_)}; }
-  Milliseconds timeout() const { return engine_->timeout(); }
-  void set_timeout(Milliseconds timeout) { engine_->set_timeout(timeout); }
+  std::chrono::milliseconds timeout() const { return engine_->timeout(); }
+  void set_timeout(std::chrono::milliseconds timeout) { engine_->set_timeout(timeout); }
 
   /// `count` zeroed elements that all ranks can access, for its lifetime. **Ranks** all, alike.
   template <Element T>

@@ -67,8 +67,7 @@ inline bool bytes_arrive(int a, int b) {
     for (std::uint64_t& one : sent) one = word += 0x9e3779b97f4a7c15u;  // never the same bytes
     copy_now(source, sent.data(), bytes);
     if (trial < 4) {
-      check_cuda(cudaMemcpyAsync(target, source, bytes, cudaMemcpyDefault, stream),
-                 "cudaMemcpyAsync");
+      copy_async(target, source, bytes, stream);
     } else {
       Movement work{};
       work.in[0] = reinterpret_cast<const unsigned char*>(source);
@@ -314,8 +313,7 @@ class CommStreams {
   std::vector<CommStream> streams_;
   std::vector<std::size_t> stream_of_rank_;
   std::vector<CudaEvent> ended_;  // one per call in flight
-  /// With several streams: two on the first GPU that collect events before and after a call.
-  std::vector<CommStream> hubs_;
+  std::vector<CommStream> hubs_;  // if several: two that collect events before and after a call
   std::size_t slot_bytes_ = 0;
   std::optional<PinnedArena> staging_;
 };

@@ -252,8 +252,7 @@ class Member : public RankHandle {
         }
         // Without peer access, CUDA copies through the host.
         follow(stream(), sent.event);
-        check_cuda(cudaMemcpyAsync(message.out.data(), sent.in, bytes, cudaMemcpyDefault, stream()),
-                   "cudaMemcpyAsync");
+        copy_async(message.out.data(), sent.in, bytes, stream());
         const CudaEvent& received = world_->received[rank().value()];
         received.record(stream());
         return received.get();
@@ -264,8 +263,7 @@ class Member : public RankHandle {
 
   template <class F>
   StepGraph capture(F&& f) {
-    Call call;
-    call.kind = CollectiveKind::capture;
+    const Call call{CollectiveKind::capture};
     forbid_in_capture(call.text(), "captures a step itself");
     raise_fault();
     wait_for_announced();
@@ -348,9 +346,8 @@ class Member : public RankHandle {
   std::shared_ptr<SharedWorld> world_;
   std::shared_ptr<Gpu> gpu_;
   std::deque<DeviceArena> arenas_;
-  /// `ring` events for calls, one for messages, one for captures.
-  std::vector<CudaEvent> events_;
-  Call last_;  // the last call of `start`
+  std::vector<CudaEvent> events_;  // `ring` for calls, one for messages, one for captures
+  Call last_;                      // the last call of `start`
   bool is_capturing_ = false;
   std::optional<RankHandle> barrier_;  // a barrier that works even after a fault
 };
@@ -384,10 +381,8 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
   static constexpr std::size_t most_in_flight = detail::threads::ring;
   static constexpr bool captures_jointly = true;
 
-  using Milliseconds = std::chrono::milliseconds;
-
   ThreadCommunicator(const std::shared_ptr<SharedWorld>& world, Rank rank,
-                     const std::shared_ptr<Gpu>& gpu, Milliseconds timeout) {
+                     const std::shared_ptr<Gpu>& gpu, std::chrono::milliseconds timeout) {
     detail::require_world<Ranks>(WorldSize{world->calls->world()}, rank);
     member_ = std::make_unique<Member>(world, rank, gpu, timeout);
   }
@@ -409,8 +404,8 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
   Rank rank() const { return member_->rank(); }
   WorldSize world_size() const { return WorldSize{Ranks == dynamic ? member_->world() : Ranks}; }
   Gpu& gpu() const { return *member_->gpu(); }
-  Milliseconds timeout() const { return member_->timeout(); }
-  void set_timeout(Milliseconds timeout) { member_->set_timeout(timeout); }
+  std::chrono::milliseconds timeout() const { return member_->timeout(); }
+  void set_timeout(std::chrono::milliseconds timeout) { member_->set_timeout(timeout); }
 
   /// `count` zeroed elements on this rank's GPU, freed with the communicator. **Ranks** this one.
   template <Element T>
@@ -450,9 +445,8 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
       graph.launch(gpu().stream());
       return;
     }
-    detail::Call call;
-    call.kind = detail::CollectiveKind::replay;
-    call.part_of = detail::step_call_of_thread(detail::JobCall::none);
+    const detail::Call call{detail::CollectiveKind::replay,
+                            detail::step_call_of_thread(detail::JobCall::none)};
     const auto enqueue = [&](AllArguments ranks, std::uint64_t ticket) {
       for (const CallArguments& other : ranks) {
         if (other.in == ranks[0].in) continue;

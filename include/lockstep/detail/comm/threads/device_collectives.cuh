@@ -102,12 +102,6 @@ inline void enqueue_move(const CommStream& comm_stream, Movement& work, std::siz
   }
 }
 
-inline void copy_on(const CommStream& comm_stream, void* to, const void* from, std::size_t bytes) {
-  if (bytes == 0) return;
-  check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, comm_stream.stream),
-             "cudaMemcpyAsync");
-}
-
 /// Copies `rows` of `bytes` each, with the given pitches in bytes.
 inline void copy_rows_on(const CommStream& comm_stream, unsigned char* to, std::size_t to_pitch,
                          const unsigned char* from, std::size_t from_pitch, std::size_t bytes,
@@ -120,7 +114,7 @@ inline void copy_rows_on(const CommStream& comm_stream, unsigned char* to, std::
     return;
   }
   for (std::size_t r = 0; r < rows; ++r)
-    copy_on(comm_stream, to + r * to_pitch, from + r * from_pitch, bytes);
+    copy_async(to + r * to_pitch, from + r * from_pitch, bytes, comm_stream.stream);
 }
 
 /// Runs `stage(first, n)` on all `count` elements at once, or `most` at a time if staged.
@@ -165,8 +159,8 @@ void enqueue(const calls::AllReduce<T, Op>& call, const CommStreams& comm_stream
     // A communication stream's own share stays on its GPU.
     const auto copy_other_shares = [&](const CommStream& comm_stream, T* to, const T* from) {
       const std::size_t end = border(comm_stream, 1);
-      copy_on(comm_stream, to, from, border(comm_stream, 0) * sizeof(T));
-      copy_on(comm_stream, to + end, from + end, (count - end) * sizeof(T));
+      copy_async(to, from, border(comm_stream, 0) * sizeof(T), comm_stream.stream);
+      copy_async(to + end, from + end, (count - end) * sizeof(T), comm_stream.stream);
     };
     if (comm_streams.is_staged()) {
       comm_streams.each_rank([&](const CommStream& comm_stream, std::size_t w) {

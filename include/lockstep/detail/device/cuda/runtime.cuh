@@ -33,8 +33,7 @@ inline std::string cuda_advice(cudaError_t error) {
     case cudaErrorStreamCaptureInvalidated:
     case cudaErrorStreamCaptureImplicit:
       return "while a step is captured nothing may wait for the GPU, allocate its memory or use "
-             "the "
-             "default stream";
+             "the default stream";
     default:
       return "see the CUDA runtime's documentation of this error";
   }
