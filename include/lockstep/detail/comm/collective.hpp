@@ -232,8 +232,7 @@ inline constexpr bool is_logical =
     std::same_as<Op, Min> || std::same_as<Op, Max> || std::same_as<Op, BitAnd> ||
     std::same_as<Op, BitOr> || std::same_as<Op, BitXor>;
 
-/// The element type of both arguments of a collective. Neither a member of `Collectives` nor a
-/// function's return type, because nvcc writes this type's name into code outside of it.
+/// Both arguments' element type. At namespace scope, because nvcc writes its name into other code.
 template <class In, class Out>
 struct CommonElement {
   using type = ElementsOf<Out>;

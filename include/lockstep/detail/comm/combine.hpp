@@ -109,8 +109,7 @@ void consume_blocks(std::span<T* const> sources, std::size_t begin, std::size_t 
       sources.size(), begin, end, op, [&](std::size_t w) { return sources[w]; }, consume);
 }
 
-/// All-reduces elements [begin, end) in place: loads from all ranks, combines in registers in rank
-/// order, and stores to all ranks, in two passes over memory for any number of ranks.
+/// All-reduces elements [begin, end) in place, in two passes over memory for any number of ranks.
 template <std::size_t Ranks, class T, class Op>
 void push(std::span<T* const> targets, std::size_t begin, std::size_t end, const Op& op) {
   const auto unrolled = [&](auto*... target) {

@@ -142,8 +142,7 @@ LOCKSTEP_INLINE void reserve_memory(const Descriptor& file, std::size_t bytes) {
        "use fewer ranks, a smaller model, or a host with more memory");
 }
 
-// Liveness: every rank locks its own byte of the file, and the kernel drops the lock however the
-// process ends. Unlike a process id, a lock is never reused, and a zombie has none.
+// Liveness: every rank locks a byte of the file, which the kernel unlocks when the process ends.
 
 LOCKSTEP_INLINE struct flock byte_of(Rank rank) {
   struct flock lock{};

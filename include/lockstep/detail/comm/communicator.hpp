@@ -49,9 +49,8 @@ using HostAllocating = Allocating<HostArena>;
 
 namespace lockstep {
 
-/// Ranks that exchange typed elements; counts are elements, never bytes. All ranks call every
-/// member in the same order, except `rank`, `world_size`, `send`, `receive` and `abort`.
-/// Reductions are bitwise equal on all ranks. `Collectives` implements what a backend does not.
+/// Ranks that exchange elements. All ranks call every member in the same order, except `rank`,
+/// `world_size`, `send`, `receive` and `abort`. Reductions are bitwise equal on all ranks.
 template <class C>
 concept Communicator =
     requires(C& comm, std::span<float> data, std::span<const float> in, Rank root) {

@@ -111,8 +111,7 @@ inline std::shared_ptr<Gpu> gpu_of(const Membership& member) {
                                        !are_threads || wants_shared_gpus()));
 }
 
-/// A GPU's name: `GPU-` and its UUID as nvidia-smi writes it, or the name of a MIG slice in
-/// CUDA_VISIBLE_DEVICES, because the UUID that CUDA reports can be the whole GPU's.
+/// `GPU-` and the UUID as in nvidia-smi, or a MIG slice's name: CUDA may report the whole GPU's.
 inline std::string gpu_name(const Gpu& gpu) {
   const char* const list = std::getenv("CUDA_VISIBLE_DEVICES");
   const auto device = static_cast<std::size_t>(gpu.device());

@@ -11,8 +11,7 @@
 
 namespace lockstep::detail::staged {
 
-/// A piece takes 3 ms on a network of 10 Gbit/s, and a further call 0.1 ms. A bucket of 25 MiB has
-/// seven pieces, so the two copies that do not overlap take little of the time.
+/// A piece takes 3 ms at 10 Gbit/s, a further call 0.1 ms; a bucket of 25 MiB has seven pieces.
 inline constexpr std::size_t slot_bytes = 4_MiB;
 
 /// A call's memory: one row, or one per rank. Pieces are cut across all rows, alike on all ranks.

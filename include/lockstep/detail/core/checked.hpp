@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The checked mode for debug builds, LOCKSTEP_CHECKED: views check their indices, and
-/// gradients are checked for being completely written. All files of a program have to agree on it.
+/// @file LOCKSTEP_CHECKED, for debug builds: checks of views' indices and of complete gradients.
 
 #if defined(LOCKSTEP_CHECKED)
 #include <cstdio>

@@ -100,8 +100,7 @@ using SameElement = ElementOf<element_kind<T>()>;
 static_assert(element_kind<ElementOf<ElementKind::bf16>>() == ElementKind::bf16);
 static_assert(element_kind<ElementOf<ElementKind::u64>>() == ElementKind::u64);
 
-/// The type in which T is summed: float for 16-bit floats, which are rounded once at the end; the
-/// unsigned type for integers, whose overflow wraps instead of being undefined.
+/// The type in which T is summed: float for 16-bit floats, unsigned for integers, which then wrap.
 template <Element T>
 using Accumulator = std::tuple_element_t<
     static_cast<std::size_t>(element_kind<T>()),

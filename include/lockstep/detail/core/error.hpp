@@ -66,8 +66,7 @@ class Stopped : public std::exception {
 
 namespace detail {
 
-/// The exception that ended a rank, as sent to its launcher. The rank does not print it: the
-/// process that watches all ranks knows which failure was first, and prints it first and once.
+/// The exception that ended a rank, sent to its launcher, which knows the first and prints it once.
 struct Failure {
   /// As in `Error`; other exceptions have a problem only.
   std::string operation;

@@ -47,8 +47,7 @@ struct Json {
   Value value;
 };
 
-/// A value and its path within a file, for errors such as `'a.safetensors': files[2].bytes is a
-/// text instead of a whole number`. The `Json` and the file's name must outlive it.
+/// A value and its path within a file, for errors; the `Json` and the file's name must outlive it.
 class JsonEntry {
  public:
   JsonEntry(const Json& json, std::string_view file, std::string name = {})

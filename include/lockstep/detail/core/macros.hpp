@@ -12,8 +12,7 @@
 /// Marks a kernel, hidden: two libraries that include lockstep must not call each other's stubs.
 #define LOCKSTEP_KERNEL __attribute__((visibility("hidden"))) __global__ void
 
-/// Marks a definition in an `.ipp` file. Headers include these files, unless LOCKSTEP_COMPILED is
-/// defined: then the program links the library that is built from `compiled.cpp`.
+/// Marks a definition of an `.ipp` file, which headers include unless LOCKSTEP_COMPILED is defined.
 #if defined(LOCKSTEP_COMPILED)
 #include "lockstep/detail/core/library.hpp"
 #define LOCKSTEP_INLINE
@@ -21,8 +20,7 @@
 #define LOCKSTEP_INLINE inline
 #endif
 
-/// Enclose code that runs rarely: when ranks start, print or fail. g++ does not optimise it, since
-/// that would dominate a program's compile time; the compiled library is optimised.
+/// Enclose rare code, which g++ does not optimise: that would dominate a program's compile time.
 #if defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__) && !defined(LOCKSTEP_LIBRARY)
 #define LOCKSTEP_COLD_BEGIN _Pragma("GCC push_options") _Pragma("GCC optimize(\"O0\")")
 #define LOCKSTEP_COLD_END _Pragma("GCC pop_options")

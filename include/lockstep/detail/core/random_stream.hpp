@@ -50,17 +50,15 @@ LOCKSTEP_HOST_DEVICE constexpr LayerRandom layer_random(std::uint64_t key, std::
 
 }  // namespace detail
 
-/// A seed for each rank, for random numbers that must differ by rank, such as augmentation. Ranks
-/// of one job never share a seed, nor do runs with neighbouring seeds (0, 1, 2).
+/// A seed for each rank, such as for augmentation: distinct in a job, and for neighbouring seeds.
 constexpr Seed rank_seed(Seed seed, Rank rank) {
   const std::uint64_t job = detail::mix_bits(seed.value() + detail::golden_step);
   return Seed{detail::mix_bits(job + rank.value() * detail::golden_step)};
 }
 
-/// SplitMix64 (Steele, Lea, Flood 2014), a `UniformRandomBitGenerator`: the n-th number is a
-/// function of the seed and n alone, so a stream can skip, and a checkpoint stores only
-/// `position()`. Unlike the standard's distributions, these give the same numbers everywhere;
-/// multiply-adds are explicit, since compilers fuse them on some machines only.
+/// SplitMix64, a `UniformRandomBitGenerator`: the n-th number is a function of the seed and n
+/// alone, so a stream can skip, and a checkpoint stores only `position()`. Unlike the standard's,
+/// these distributions give the same numbers everywhere: multiply-adds are explicit.
 class RandomStream {
  public:
   using result_type = std::uint64_t;
@@ -101,8 +99,7 @@ class RandomStream {
     }
   }
 
-  /// Normal, mean 0 and deviation 1, by the ratio of uniforms (Kinderman and Monahan 1977). Unlike
-  /// in Box-Muller, no logarithm or cosine, whose last bits differ by platform, enters the value.
+  /// Standard normal by the ratio of uniforms (Kinderman, Monahan 1977): equal on all platforms.
   double normal() {
     constexpr double width = 1.7155277699214135;  // 2 * sqrt(2 / e)
     for (;;) {
@@ -118,8 +115,7 @@ class RandomStream {
   std::uint64_t position_;
 };
 
-/// `step.random("noise"_p)` on a GPU, as a kernel argument. It holds the address of the
-/// micro-batch's key, so that a captured step draws new numbers in every replay.
+/// `step.random("noise"_p)` on a GPU: the address of its key, so that replays draw new numbers.
 ///
 ///     __global__ void add_noise(DeviceLayerRandom random, float* x, std::size_t n) {
 ///       const LayerRandom numbers = random.numbers();

@@ -179,8 +179,7 @@ static_assert(ReduceOp<BitAnd, std::int64_t> && !ReduceOp<BitOr, float> && !Redu
 
 namespace detail {
 
-/// How gradients are reduced over ranks. A folded sum leaves the division to the norm and the
-/// update, which multiply by a factor anyway, so that it costs no pass over memory.
+/// How gradients are reduced. A folded sum leaves the division to the norm and the update's factor.
 enum class GradientReduction : std::uint8_t {
   sum,
   average,
@@ -193,8 +192,7 @@ enum class GradientReduction : std::uint8_t {
 template <class Comm>
 concept AveragingBySums = requires { requires Comm::averages_by_sums; };
 
-/// The reduction as an operation. Its type comes from a value, not from the traits: nvcc spells a
-/// type by the path to it, and the name of a kernel cannot contain a job's policies.
+/// By value, because nvcc spells a type by the path to it: kernels' names cannot contain policies.
 template <GradientReduction How>
 constexpr auto reduction_of_gradients(std::size_t ranks) {
   if constexpr (How == GradientReduction::average) {

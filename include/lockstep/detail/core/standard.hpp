@@ -19,8 +19,7 @@
 
 #include "lockstep/detail/core/macros.hpp"
 
-// Durations, clocks and `std::function`. The whole <chrono> (calendars, streams, locales) and
-// <functional> (searchers, hash tables) would cost every program parse time.
+// Durations, clocks and `std::function` alone: all of <chrono> and <functional> costs parse time.
 #if defined(__GLIBCXX__) && __has_include(<bits/chrono.h>) && __has_include(<bits/std_function.h>)
 #include <bits/chrono.h>
 #include <bits/std_function.h>

@@ -37,8 +37,7 @@ void set_progress_style(std::optional<ProgressStyle> style);
 ProgressStyle parse_progress(std::string_view name, std::string_view text);
 std::string_view progress_text(ProgressStyle style);
 
-/// Respects TERM=dumb, which cannot redraw, and NO_COLOR (no-color.org). A terminal under mpirun
-/// does not count, because mpirun gives ranks a pseudo-terminal whatever its own output is.
+/// Respects TERM=dumb and NO_COLOR. Under mpirun, which always gives ranks one, no terminal counts.
 Terminal detect_terminal(std::FILE* file, ProgressStyle style = progress_style());
 
 /// The current width of a terminal; empty for other descriptors.

@@ -31,8 +31,7 @@ bool has_other_threads();
 /// The number of cores on which the calling thread may run, at least 1.
 std::size_t core_count();
 
-/// Is a core idle while `busy` threads of this machine occupy one each? A thread bound to a part of
-/// the machine shares that part with a proportional number of them.
+/// Is a core idle beside `busy` threads? A part of the machine has a proportional number of them.
 bool has_free_core(std::size_t busy);
 
 /// Threads that run the program's own code as ranks receive signals.

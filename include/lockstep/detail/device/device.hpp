@@ -41,8 +41,7 @@ using DeviceOfThisFile = Cpu;
 #endif
 }  // namespace detail
 
-/// The number of GPUs visible to this process (after CUDA_VISIBLE_DEVICES); 0 without a driver, and
-/// in files not compiled by nvcc. A template, because one program may link files of both kinds.
+/// The GPUs visible to this process; 0 without a driver or nvcc. A template: files may differ.
 template <class Kind = detail::DeviceOfThisFile>
 std::size_t device_count() {
 #if defined(__CUDACC__)

@@ -39,8 +39,7 @@ struct GpuIdentity {
   std::string bus;   // the PCI bus id, which MIG slices of one GPU share
 };
 
-/// Compares the GPUs of all ranks. Device indices do not suffice: where a launcher shows each rank
-/// only its own GPU (Slurm's --gpus-per-task, MPS, MIG), all ranks have device 0.
+/// Compares all ranks' GPUs by identity: launchers may show each rank its own as device 0.
 struct GpuSharing {
   explicit GpuSharing(const std::vector<GpuIdentity>& gpus) : has_neighbour(gpus.size()) {
     using Key = std::pair<std::string_view, std::string_view>;

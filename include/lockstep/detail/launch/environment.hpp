@@ -20,8 +20,7 @@ LOCKSTEP_COLD_BEGIN
 
 namespace lockstep::detail {
 
-/// A process's placement as its launcher describes it. A local world of 0 is unknown until the
-/// ranks find out through the store; the job's id is empty until they have agreed on one.
+/// As a launcher describes it. A local world of 0, or an empty job id, is settled by the ranks.
 struct RankPlacement : Membership {
   std::string launcher;
   std::vector<std::uint16_t> ports;  // rank 0 opens the store at the first that is free
@@ -56,8 +55,7 @@ inline void check_placement(const RankPlacement& placement) {
   }
 }
 
-/// Eight ports outside the ephemeral range, for ranks that can agree on a text but not on a free
-/// port. Rank 0 takes the first free one; the others try all until a store knows the secret.
+/// Eight ports outside the ephemeral range: rank 0 takes the first free one, the others try all.
 inline std::vector<std::uint16_t> derived_ports(std::string_view job) {
   constexpr std::uint64_t begin = 20000;
   constexpr std::uint64_t count = 12000;

@@ -44,8 +44,7 @@ inline void call_if_found(const char* name, int argument) {
   if (found != nullptr) reinterpret_cast<void (*)(int)>(found)(argument);
 }
 
-/// In a forked rank the OpenMP runtime would wait forever for the parent's threads, so a rank of a
-/// process that `had_threads` computes with one, whatever was set in the parent.
+/// OpenMP in a forked rank would wait for the parent's threads: such a rank computes with one.
 inline void use_openmp_share(std::size_t ranks, bool had_threads) {
   if (had_threads) {
     call_if_found("omp_set_num_threads", 1);

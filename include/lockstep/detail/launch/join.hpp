@@ -130,8 +130,7 @@ struct StoreHost {
   std::optional<RendezvousFile> file = std::nullopt;
 };
 
-/// The secret of a rank of lockstep's launcher. It comes through a pipe, which can be read once,
-/// because an environment appears in logs and is inherited by every program that a rank starts.
+/// The secret of a launched rank, from a pipe that is read once: an environment appears in logs.
 inline const std::string& inherited_secret(int fd) {
   static const std::string secret = [fd] {
     const Descriptor pipe = inherited_pipe(fd);

@@ -522,8 +522,7 @@ LOCKSTEP_INLINE void keep_standard_streams() {
   if (fd >= 0) ::close(fd);
 }
 
-/// Starts the ranks, as restart `number`, and waits until all have ended. Every attempt has its own
-/// store, secret and job id, so that stragglers of another attempt cannot join.
+/// Starts the ranks, as restart `number`; each attempt has its own store, secret and job id.
 LOCKSTEP_INLINE Outcome run_attempt(LaunchOptions& options, std::chrono::milliseconds timeout,
                                     std::size_t number) {
   const std::size_t ranks = options.ranks.value_or(1);
@@ -587,9 +586,8 @@ LOCKSTEP_INLINE Outcome run_attempt(LaunchOptions& options, std::chrono::millise
   return outcome;
 }
 
-/// Starts the ranks, and restarts them after failures as often as the options allow. Returns the
-/// exit status: 0, that of the rank that failed first, `stopped_status` if all ranks saved their
-/// state on request, or 128 + the signal that ended the job.
+/// Starts the ranks, and restarts them after failures as the options allow. Returns the exit
+/// status: 0, that of the first failure, `stopped_status` if all have saved, or 128 + the signal.
 LOCKSTEP_INLINE int launch_ranks(LaunchOptions options, std::chrono::milliseconds timeout) {
   if (options.rendezvous) {
     fail("launch", {"--rendezvous is given, and --ranks starts ranks on this host only"},

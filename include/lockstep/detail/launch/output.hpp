@@ -40,8 +40,7 @@ inline std::string fitted(std::string_view line, std::size_t columns) {
   return fits;
 }
 
-/// Splits a stream of text into lines. A longer line than `max_line` is split, which bounds memory.
-/// Text that ends in '\r' is a status line, which the next text replaces.
+/// Splits text into lines of at most `max_line`. Text before '\r' is a status line, to be replaced.
 class LineCutter {
  public:
   static constexpr std::size_t max_line = 64_KiB;

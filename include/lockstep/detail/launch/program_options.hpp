@@ -142,8 +142,7 @@ class ProgramOptions {
   ProgramOptions() = default;
   /// For a program that launches nothing.
   ProgramOptions(int argc, char** argv);
-  /// `arguments` are the program's name, what the launcher has left, and `--` where it was given.
-  /// `speaks` is false on ranks whose errors another rank prints.
+  /// The program's name, the rest and `--`. `speaks` is false where another rank prints errors.
   ProgramOptions(const std::vector<std::string>& arguments, bool speaks,
                  bool asks_for_help = false);
 

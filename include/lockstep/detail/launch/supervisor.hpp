@@ -19,8 +19,7 @@ LOCKSTEP_COLD_BEGIN
 
 namespace lockstep::detail {
 
-/// The time between SIGTERM and SIGKILL: 8 s, so that a job ends within ten, or 60 s for ranks that
-/// have to finish a step and write a checkpoint. LOCKSTEP_GRACE_SECONDS overrides it.
+/// From SIGTERM to SIGKILL: 8 s, or 60 s to save a checkpoint. LOCKSTEP_GRACE_SECONDS overrides it.
 inline std::chrono::milliseconds termination_grace(bool saves) {
   const char* text = std::getenv("LOCKSTEP_GRACE_SECONDS");
   if (text == nullptr) return std::chrono::seconds(saves ? 60 : 8);

@@ -70,8 +70,7 @@ class PhaseTimes {
   Seconds in_loop_{};  // evaluations in the loop over the data
 };
 
-/// The log of a run, a JSON object per line. It appends, so that a resumed run continues its log.
-/// Each line is written whole and at once: `tail -f` sees no half line, and a crash loses none.
+/// The log of a run, a JSON object per line, appended whole and at once: crashes lose no line.
 class LogFile {
  public:
   /// A log that drops all lines, for ranks other than the first.

@@ -223,8 +223,7 @@ class StoreTable {
     entries_.erase(key);
   }
 
-  /// The distinct pieces, and each rank's index unless all are equal, as in a barrier. A piece is
-  /// compared with the last eight, since neighbouring ranks of a host often give the same.
+  /// Distinct pieces, and each rank's index unless all are equal; neighbours often give the same.
   static std::string gathered(const std::map<std::size_t, std::string>& pieces) {
     std::vector<std::string_view> different;
     store_protocol::Writer texts;

@@ -122,8 +122,7 @@ T topology_for([[maybe_unused]] WorldSize world) {
 
 }  // namespace detail
 
-/// Groups as listed. Together they hold every rank of the world once. `Groups<T>` of a topology is
-/// a policy instead (see below), and `Groups<>` the one of jobs without groups.
+/// Groups as listed: every rank once. `Groups<T>` of a topology, and `Groups<>`, are policies.
 template <class WorldPolicy = detail::NoGroups, class... Listed>
 class Groups : public detail::PartitionQueries<Groups<WorldPolicy, Listed...>> {
   static constexpr std::size_t world_ranks = detail::ranks_of_world<WorldPolicy>;

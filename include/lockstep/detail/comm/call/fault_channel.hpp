@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The log of a rank's calls, for backends that compare calls only afterwards, and the fault
-/// channel: the progress, failures and abort reasons that ranks publish in the job's store.
+/// @file The log of calls, for later comparison, and the fault channel in the job's store.
 
 #include "lockstep/detail/comm/call/peers.hpp"
 #include "lockstep/detail/core/hash.hpp"
@@ -10,8 +9,7 @@
 
 namespace lockstep::detail {
 
-/// A rank's progress: the number of its calls, a hash over all of them, and the text of the current
-/// call. Ranks with equally many calls have made the same calls if their hashes are equal.
+/// A rank's progress: the number of its calls, a hash over all of them, and the current call.
 struct Position {
   std::uint64_t calls = 0;
   std::uint64_t hash = 0;

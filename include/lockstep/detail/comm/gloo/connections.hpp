@@ -133,9 +133,8 @@ inline std::string listening_address(const Membership& member, Store& store,
   return own;
 }
 
-/// Wraps the buffers of Gloo's transport, so that the watchdog can abort their waits: when a
-/// connection breaks, Gloo wakes a waiting thread only if no part of its message has been
-/// transferred; otherwise the thread waits until Gloo's timeout, which closes all connections.
+/// Lets the watchdog abort waits: when a connection breaks, Gloo wakes a thread only if no part of
+/// its message has been transferred; otherwise it waits until Gloo's timeout, which closes all.
 class AbortableTransport : public ::gloo::transport::Context {
   using UnboundBuffer = ::gloo::transport::UnboundBuffer;
 
@@ -255,8 +254,7 @@ bool throws(const F& f) {
   }
 }
 
-/// RAII: blocks SIGPIPE on this thread, which Gloo's writes raise when the peer is gone and which
-/// would end the program. The destructor removes a pending one; signal handlers are not changed.
+/// RAII: blocks SIGPIPE, which Gloo's writes raise when a peer is gone, and removes a pending one.
 class BrokenPipesBlocked {
  public:
   BrokenPipesBlocked() {

@@ -384,8 +384,7 @@ class HierarchicalCommunicator
 
   /// See `HierarchyStages::reserve`. **Ranks** all. **Host** blocks.
   void reserve(std::size_t bytes) { idle().reserve(bytes); }
-  /// On GPUs, waits until the ranks of this host have finished their own allocations, which no
-  /// collective may overlap: see `allocate_quietly`. **Ranks** all. **Host** blocks.
+  /// Waits for allocations on GPUs: see `allocate_quietly`. **Ranks** all. **Host** blocks.
   void finish_allocations() {
     if constexpr (!detail::works_on_host<Inside>) stages_->inside().barrier();
   }
@@ -427,8 +426,7 @@ class HierarchicalCommunicator
     idle().through_flat([&](Flat& flat) { flat.gather_pieces(in, out, pieces, root, on_device); });
   }
 
-  /// The group's communicator is a hierarchy of its members' hosts. If these have different numbers
-  /// of members, every member counts as a host of its own, and only the network is used.
+  /// A hierarchy of the members' hosts; if these have unequal numbers of members, only the network.
   template <std::size_t GroupRanks>
   std::optional<HierarchicalCommunicator> split(const detail::GroupPosition& position) {
     std::unique_ptr<Stages> group;

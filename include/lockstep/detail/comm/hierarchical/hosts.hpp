@@ -41,8 +41,7 @@ void by_turns(Inside& inside, std::size_t turn, std::size_t turns, const F& f) {
   }
 }
 
-/// A rank's membership in the world of its group; its GPU stays that of its local rank in the job.
-/// **Ranks** the members. **Host** blocks until all have joined.
+/// A rank's membership in its group; its GPU is as in the job. **Ranks** members. **Host** blocks.
 Membership membership_in_group(const Membership& member, Store& store,
                                const GroupPosition& position, const std::string& name);
 

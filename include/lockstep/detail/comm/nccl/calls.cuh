@@ -32,9 +32,8 @@ std::conditional_t<std::same_as<Op, Average> || is_pre_multiplied<Op>, Sum, Op> 
 template <class Op>
 decltype(middle_of(std::declval<Op>())) middle_of(const Combining<Op>&);
 
-/// NCCL's operation for Op on T; `ncclNumOps` if it has no equivalent. NCCL's min and max of floats
-/// lose NaN, which lockstep's must not. NCCL's average multiplies by 1/N in T, so that an average
-/// of bfloat16 over 3 ranks is 0.2% too large, and never uses the network's own sums.
+/// NCCL's operation for Op on T, else `ncclNumOps`. NCCL's min and max of floats lose NaN. Its
+/// average multiplies by 1/N in T: for bfloat16 over 3 ranks, the result is 0.2% too large.
 template <class Whole, Element T>
 constexpr ncclRedOp_t reduce_operation() {
   using Op = decltype(middle_of(std::declval<Whole>()));
@@ -85,8 +84,7 @@ constexpr double power_of_two_below(double factor) {
   return power;
 }
 
-/// A sum of `Half` could overflow where the result does not, so its elements are multiplied by a
-/// power of two up to the factor first, and by the rest of the factor afterwards.
+/// Sums of `Half` may overflow: elements are first multiplied by a power of two up to the factor.
 template <class T, class Op>
 constexpr Factors factors_of(const Op& op, std::size_t ranks) {
   if constexpr (std::same_as<Op, Average>) {
@@ -106,8 +104,7 @@ constexpr Factors factors_of(const Op& op, std::size_t ranks) {
   }
 }
 
-/// Calls `call(operation)` with NCCL's operation, created for this call if NCCL has to multiply.
-/// NCCL copies what it needs of an operation, so it is destroyed at once.
+/// Calls `call(operation)`; an operation that multiplies is made for it and destroyed at once.
 template <class Op, class T, class F>
 ncclResult_t with_operation(double before, ncclComm_t comm, const F& call) {
   if (before == 1) return call(reduce_operation<Op, T>());
@@ -121,8 +118,7 @@ ncclResult_t with_operation(double before, ncclComm_t comm, const F& call) {
   return ended == ncclSuccess ? called : ended;
 }
 
-/// NCCL's own collectives where it has the operation; other calls use their generic form, made of
-/// gathered elements or grouped messages. Data is moved as bytes, because NCCL lacks some types.
+/// NCCL's own collectives where it has the operation, else the generic form. Data moves as bytes.
 class Transport {
  public:
   explicit Transport(Engine& engine) : engine_(engine) {}

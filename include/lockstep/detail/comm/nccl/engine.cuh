@@ -312,8 +312,7 @@ class Engine {
     return arena.data();
   }
 
-  /// Pinned memory, and as much device memory, to stage host data in parts. Allocated once: an
-  /// allocation during a call may wait for other GPUs of the process, which wait for this rank.
+  /// To stage host data in parts. Allocation in a call may wait for GPUs that await this rank.
   static constexpr std::size_t staged_bytes = 4_MiB;
   std::byte* staged_on_host() const { return on_host_.data(); }
   std::byte* staged_on_gpu() const { return on_gpu_.data(); }

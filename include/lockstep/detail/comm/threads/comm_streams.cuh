@@ -46,8 +46,7 @@ LOCKSTEP_KERNEL __launch_bounds__(PacketPass::threads)
   });
 }
 
-/// Do copies, and loads and stores of kernels, reach a peer's memory both ways? An IOMMU that
-/// translates PCIe peer traffic can corrupt all of them without an error. **Host** blocks.
+/// Do bytes reach a peer both ways? An IOMMU can corrupt them without an error. **Host** blocks.
 inline bool bytes_arrive(int a, int b) {
   constexpr std::size_t bytes = 16 * 1024;  // some pages
   const std::size_t gpus[] = {static_cast<std::size_t>(a), static_cast<std::size_t>(b)};
@@ -115,8 +114,7 @@ inline std::string open_peers(int a, int b, bool is_new) {
       if (cudaDeviceDisablePeerAccess(peer) != cudaSuccess) static_cast<void>(cudaGetLastError());
       return {};
     }
-    // Peer access does not cover memory of `cudaMallocAsync`, whose pool grants access: here the
-    // default pool and the current one. If a pool does not, calls with its memory are rejected.
+    // Peer access excludes memory of `cudaMallocAsync`, to which these two pools grant it.
     int has_pools = 0;
     check_cuda(cudaDeviceGetAttribute(&has_pools, cudaDevAttrMemoryPoolsSupported, own),
                "cudaDeviceGetAttribute");

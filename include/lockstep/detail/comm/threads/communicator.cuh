@@ -174,8 +174,7 @@ class Member : public RankHandle {
     return arenas_.emplace_back(bytes).data();
   }
 
-  /// Where the arguments of a call are; throws if a GPU that is to use them cannot. Asks CUDA once
-  /// for each argument, and the driver once more if GPUs use each other's memory.
+  /// The memory of a call's arguments; throws if a GPU that is to use them cannot.
   template <class C>
   CallMemory memory_of(const C& call) const {
     const bool is_shared = !comm_streams().is_one() && !comm_streams().is_staged();
@@ -207,8 +206,7 @@ class Member : public RankHandle {
   bool test(std::uint64_t ticket, const Call& call) {
     return RankHandle::test(ticket, call) && comm_streams().test(ticket);
   }
-  /// **Host** blocks until host code may access managed memory of the calls so far; not in a
-  /// capture, where the program synchronises after the replay.
+  /// **Host** blocks until host code may access managed memory; not in a capture.
   void wait_for_host_access() {
     if (!is_capturing_) check_cuda(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
   }

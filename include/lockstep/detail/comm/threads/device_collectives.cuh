@@ -128,8 +128,7 @@ void run_in_pieces(const CommStreams& comm_streams, std::span<const CallArgument
   });
 }
 
-/// Every rank's values from `first` on, as a communication stream reads them: in place, or, for
-/// other GPUs without peer access, in the host slot at `staged` elements.
+/// Every rank's values from `first` on: in place or, without peer access, at `staged` of the slot.
 template <class T>
 std::vector<const T*> ins_of(const CommStreams& comm_streams, const CommStream& comm_stream,
                              std::span<const CallArguments> ranks, std::size_t first,
@@ -232,8 +231,7 @@ void enqueue(const Collective<Kind, T, Op>& call, const CommStreams& comm_stream
   run_in_pieces(comm_streams, ranks, ticket, call.count, part, stage);
 }
 
-/// A call that only moves data from `sources` to `targets`: the `bytes` at in[s] + t * in_stride go
-/// to out[t] + i * bytes, where source s is the i-th.
+/// The `bytes` at in[s] + t * in_stride go to out[t] + i * bytes, where source s is the i-th.
 struct Moves {
   std::vector<std::size_t> sources;
   std::vector<std::size_t> targets;
@@ -261,8 +259,7 @@ inline void push_moves(const Moves& moves, const CommStreams& comm_streams,
   });
 }
 
-/// Copies sources to their host slots, from where targets on other GPUs read: `bytes` of each piece
-/// from `first` on. A slot has a part for each dealt piece.
+/// Through host slots, which have a part for each dealt piece: `bytes` of each from `first` on.
 inline void stage_moves(const Moves& moves, const CommStreams& comm_streams,
                         std::span<const CallArguments> ranks, std::size_t part, std::size_t first,
                         std::size_t bytes) {

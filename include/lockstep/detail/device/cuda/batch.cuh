@@ -45,8 +45,7 @@ class NearMemory {
   std::optional<DeviceArena> memory_;
 };
 
-/// `near(batch, stream)` is the batch, or one like it whose device memory is the current GPU's.
-/// Specialised for views of device memory, tuples and pairs; other batches are returned unchanged.
+/// The batch, or one whose device memory is the current GPU's: for views, tuples and pairs.
 template <class Batch>
 class NearBatch {
  public:

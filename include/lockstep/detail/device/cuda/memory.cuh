@@ -96,8 +96,7 @@ inline bool is_host_memory(const void* pointer) {
   return attributes.type != cudaMemoryTypeDevice;
 }
 
-/// Copies between host and GPU; other element types are converted on the host in a staging buffer,
-/// allocated on first use. **Host** blocks; the device memory must not be in use.
+/// Copies between host and idle GPU memory, converting elements on the host. **Host** blocks.
 class HostStaging {
  public:
   static constexpr std::size_t window = 4_MiB;

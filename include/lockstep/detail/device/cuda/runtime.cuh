@@ -135,9 +135,8 @@ class CudaStream {
 
 namespace lockstep::detail {
 
-/// Launches `Kernel`, a template argument so that the launch is that of `<<<>>>`; throws with
-/// `name` on failure. Only nvcc can launch kernels: tests that emulate GPUs on the host define this
-/// function themselves. **Host** does not block. **Stream** ordered on `stream`.
+/// Launches `Kernel`; throws with `name` on failure. Without nvcc, tests that emulate GPUs define
+/// this function themselves. **Host** does not block. **Stream** ordered on `stream`.
 template <auto Kernel, class... Arguments>
 void launch_kernel(const char* name, cudaStream_t stream, dim3 blocks, unsigned threads,
                    const Arguments&... arguments)

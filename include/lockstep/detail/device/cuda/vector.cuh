@@ -14,8 +14,7 @@ struct Packet {
   T at[N];
 };
 
-/// Elements per packet in a pass over arrays of these types: the widest type fills 16 bytes.
-/// Packets of narrower types are smaller, but a warp's accesses are contiguous in every array.
+/// Elements per packet: the widest type fills 16 bytes, narrower ones less, but contiguously.
 template <class... T>
 inline constexpr std::size_t packet_size = 16 / std::max({sizeof(T)...});
 
@@ -60,8 +59,7 @@ __device__ void store_packet(T* to, const Packet<T, N>& packet) {
   }
 }
 
-/// One block's tile of a pass: calls `pass.load<N>(at)` for all packets of a thread, then
-/// `pass.finish<N>(at, loaded)` for each; with N = 1 after the last whole packet.
+/// A block's tile: all `pass.load<N>(at)`, then `pass.finish<N>(at, loaded)`; at the end N = 1.
 template <class Shape, std::size_t N, class Pass>
 __device__ void pass_over_tile(Pass& pass, std::size_t tile, std::size_t count) {
   const std::size_t first = (tile * Shape::tile + threadIdx.x) * N;
