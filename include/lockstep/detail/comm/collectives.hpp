@@ -36,8 +36,8 @@ class Subgroup;
 /// The CRTP base of every communicator, which has its collectives. Each checks its arguments and
 /// passes them as a value (`Collective`) to `perform`. Arguments are spans, vectors, arrays or
 /// dense views of one element type: a number, or bool, which is reduced with `Max` or `BitOr` (any
-/// rank), `Min` or `BitAnd` (all ranks) or `BitXor`. A number may be passed by value and is then
-/// returned. By default **Ranks** all, in the same order, **Host** and **Stream** as the backend.
+/// rank), `Min` or `BitAnd` (all ranks) or `BitXor`. For a number by value, the result is returned.
+/// By default **Ranks** all, in the same order, **Host** and **Stream** as the communicator.
 ///
 /// A backend derives from `Collectives<Backend>` and has `rank()`, `world_size()`, `timeout()`,
 /// `set_timeout(limit)`, `abort(reason)` and `execute(call)` for `calls::Send` and
@@ -80,7 +80,7 @@ class Collectives {
     return value;
   }
 
-  /// An asynchronous all-reduce: see `Work`. **Host** blocks only if the backend does not progress.
+  /// Asynchronous all-reduce: see `Work`. **Host** returns at once if calls progress by themselves.
   template <class Data, class Op = Sum>
   auto all_reduce_async(Data&& data, Op op = {}, JobCall part_of = detail::current_job_call()) {
     require_operation<Data, Op>();

@@ -35,7 +35,7 @@ MemoryKind memory_kind(const void* pointer, const Gpu& own, const C& call, const
               own.rank());
 }
 
-/// A call's memory, by `look(pointer, name)`. Throws if host and device mix; managed is either.
+/// A call's memory, by `look(pointer, name)`. Throws if kinds mix; managed memory is either.
 template <class C, class Look>
 CallMemory memory_of(const C& call, const Gpu& own, const Look& look) {
   using enum MemoryKind;

@@ -77,7 +77,7 @@ void remove_temporary_files();
 /// The size of the write buffer, a multiple of every element's size.
 inline constexpr std::size_t write_chunk_bytes = 1_MiB;
 
-/// Writes a temporary file, which `commit` renames: `path` is always the whole old or new file.
+/// Writes a temporary file, which `commit` renames or the destructor removes: `path` stays whole.
 class TemporaryFile {
  public:
   /// Reserves `bytes` at once, where the file system supports that.
@@ -134,7 +134,7 @@ std::string_view name_in_folder(std::string_view path);
 std::size_t open_files();
 
 /// Raises the soft limit on open files for `more` of them, also for child processes. Throws if the
-/// hard limit is too low, for `whose` and `ranks`. Returns how many more this process can open.
+/// hard limit is too low, and names `whose` and `ranks`. Returns how many more can be opened.
 std::size_t allow_open_files(std::size_t more, const char* whose, std::size_t ranks);
 
 /// The same for files that are optional: never throws.

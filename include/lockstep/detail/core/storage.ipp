@@ -38,7 +38,7 @@ LOCKSTEP_INLINE void convert_elements(std::byte* to, ElementKind to_kind, const 
       using To = std::tuple_element_t<to_index, ElementTypes>;
       using From = std::tuple_element_t<from_index, ElementTypes>;
       if constexpr (!std::is_same_v<To, From>) {
-        // Through local arrays: under strict aliasing, pointers to two types never overlap.
+        // Through local arrays: compilers assume that pointers to two types never overlap.
         constexpr std::size_t most = 512;
         From some[most];
         for (std::size_t at = 0; at < count; at += most) {
@@ -149,7 +149,7 @@ LOCKSTEP_INLINE void TemporaryFile::commit() {
   flush();
   if (::fsync(file_.get()) != 0) fail_now(errno);
   note_storage_progress();
-  // An open old file keeps its blocks, whose release can be slow (ext4 `discard`), until the sync.
+  // An open old file keeps its blocks, whose release can be slow (ext4), until after the sync.
   const Descriptor replaced(::open(path_.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
   if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail_now(errno);
   forget();

@@ -6,7 +6,7 @@
 
 namespace lockstep {
 
-/// A gradient in a bucket: the first extent as rows, the product of the others as columns, or 1.
+/// A parameter's gradient in a bucket, with the first extent as rows and the others as columns.
 struct HookedTensor {
   std::size_t parameter = 0;  ///< index in the model's list of parameters
   std::size_t first = 0;      ///< its first element in the bucket

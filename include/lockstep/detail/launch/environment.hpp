@@ -20,7 +20,7 @@ LOCKSTEP_COLD_BEGIN
 
 namespace lockstep::detail {
 
-/// As a launcher describes it. A local world of 0, or an empty job id, is settled by the ranks.
+/// A process's placement by its launcher. A local world of 0 and an empty job id are unknown yet.
 struct RankPlacement : Membership {
   std::string launcher;
   std::vector<std::uint16_t> ports;  // rank 0 opens the store at the first that is free

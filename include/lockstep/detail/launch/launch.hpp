@@ -18,7 +18,7 @@ void spawn_processes(std::size_t ranks, RankFunction f, std::chrono::millisecond
 /// The restarts of this job, by lockstep, torchrun and Slurm together: launchers may be nested.
 std::size_t restart_count();
 
-/// `threads_of_processes`: threads of each of several processes; `replicas`: of a job's only rank.
+/// `threads_of_processes`: threads of each of several processes; `replicas`: made by the only rank.
 enum class RanksAs : std::uint8_t { processes, threads, threads_of_processes, replicas };
 
 /// The `main` of a program. Calls `run(session, replicas)` for each rank of this process, with the

@@ -142,7 +142,7 @@ LOCKSTEP_INLINE std::string_view meant_flag(std::string_view name, std::span<con
   for (const Flag& flag : flags) {
     const std::string_view known = word(flag.name);
     const std::size_t distance = edit_distance(written, known);
-    // A short word's neighbours are often words (`--date`), and a first letter is rarely mistyped.
+    // A short word's neighbours are often words (`--date`), unless they differ at its end.
     const bool is_slip =
         known.size() > 4
             ? distance <= (known.size() > 8 ? 2u : 1u) && written[0] == known[0]

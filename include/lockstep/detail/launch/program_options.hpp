@@ -142,7 +142,7 @@ class ProgramOptions {
   ProgramOptions() = default;
   /// For a program that launches nothing.
   ProgramOptions(int argc, char** argv);
-  /// The program's name, the rest and `--`. `speaks` is false where another rank prints errors.
+  /// The program's name, what the launcher left and `--`. `speaks`: this rank prints its errors.
   ProgramOptions(const std::vector<std::string>& arguments, bool speaks,
                  bool asks_for_help = false);
 

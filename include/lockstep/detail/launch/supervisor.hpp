@@ -210,7 +210,7 @@ class Supervisor {
     }
   }
 
-  /// Ends the rest after the first failure. A consequence seen first gives its cause a moment.
+  /// Ends the rest after the first failure. A consequence seen first gives its cause time to end.
   void judge(const std::vector<RankEnd>& failed) {
     for (int precedence : {0, 1, 2}) {
       for (const RankEnd& end : failed) {

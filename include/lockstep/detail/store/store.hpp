@@ -42,7 +42,7 @@ class Store {
   /// Stores a value, and replaces an earlier one.
   void set(std::string_view key, std::string_view value);
 
-  /// A key's value, once it is set. This and what follows throws after `limit`, or `timeout()`.
+  /// A key's value, once it is set. This and what follows throw after `limit`, or `timeout()`.
   std::string get(std::string_view key, std::optional<Milliseconds> limit = {});
 
   /// The value of a key if it has one now or within `limit`.

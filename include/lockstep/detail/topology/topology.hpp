@@ -9,7 +9,7 @@
 namespace lockstep {
 
 /// A world of ranks, each in one group. `group_rank` is a rank's group, `local_group_rank` its rank
-/// there, `member` the inverse. Static ones are empty: `Grid<6, 3>{}.group_rank(Rank{4})` is known.
+/// there, `member` the inverse. `Grid<6, 3>{}.group_rank(Rank{4})` is a constant.
 template <class T>
 concept Topology =
     std::copyable<T> && requires(const T t, Rank rank, GroupRank group, LocalGroupRank local_rank) {

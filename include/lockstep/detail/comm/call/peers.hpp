@@ -184,7 +184,7 @@ std::optional<Error> find_culprit(const P& peers, const std::string& operation,
                  "look for the reason in its output", me)
         .as_consequence();
   }
-  // A rank's own reason comes first: an exception may report another rank's, of a smaller group.
+  // A rank's own reason comes first: an exception may report a failure seen in a smaller group.
   auto who = first([&](std::size_t w) {
     const std::string reason = peers.abort_reason(w);
     return !reason.empty() && reason != ended_by_exception &&

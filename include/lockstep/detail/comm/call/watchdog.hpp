@@ -159,7 +159,7 @@ class PendingInQueue : Task {
 };
 
 /// A communicator's engine and its watchdog thread, which uses a probe: the engine, or an object of
-/// that thread. `poll()` checks the library and the other ranks, `time_over(call)` is a timeout.
+/// that thread. `poll()` checks library and ranks, `time_over(call)` is the error of a timeout.
 ///
 /// The destructor closes the communicator, or aborts it while an exception unwinds the stack. It
 /// never hangs: a thread that does not return from the library is detached with all that it uses.

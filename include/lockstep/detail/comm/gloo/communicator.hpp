@@ -89,7 +89,7 @@ class Engine {
   }
 
   bool is_broken() const { return pending_.is_broken(); }
-  /// In this order, so that a rank that notices the loss of its connection finds the reason.
+  /// Publishes the reason before it closes connections: a rank that notices the loss then finds it.
   void fail(const Error& error) {
     fail(error, text({error.is_consequence() ? because_of_another : "", error.text()}));
   }
@@ -239,7 +239,7 @@ namespace lockstep {
 /// ranks: all-reduces are combined in the order of Gloo's algorithm, those of 16-bit floats and all
 /// other reductions in rank order. Calls are compared before anything is written. A watchdog thread
 /// aborts on all ranks if a rank is gone or a call times out; later calls throw that error. Another
-/// thread executes asynchronous calls in order: Gloo's block. **Host** every collective blocks
+/// executes asynchronous calls, since Gloo's algorithms block. **Host** every collective blocks
 /// until the result is here and arguments may be reused. **Stream** none: host memory only.
 template <std::size_t Ranks = dynamic>
 class GlooCommunicator : public Collectives<GlooCommunicator<Ranks>>,

@@ -23,7 +23,7 @@ namespace lockstep::detail::over_gloo {
 
 /// The rendezvous of a communicator's ranks, through the job's store. Each rank sets one value, its
 /// addresses for all others, and reads those of all: up to `most_gathered` ranks, `set` is
-/// therefore a gather. Of more ranks the message would be too long: `find` reads value by value.
+/// therefore a gather. For more ranks, that message is too long: `find` reads value by value.
 class RendezvousStore : public ::gloo::rendezvous::Store {
  public:
   static constexpr std::size_t most_gathered = 128;

@@ -426,7 +426,7 @@ class HierarchicalCommunicator
     idle().through_flat([&](Flat& flat) { flat.gather_pieces(in, out, pieces, root, on_device); });
   }
 
-  /// A hierarchy of the members' hosts; if these have unequal numbers of members, only the network.
+  /// A hierarchy of the members' hosts, or the network alone if these have unequal numbers of them.
   template <std::size_t GroupRanks>
   std::optional<HierarchicalCommunicator> split(const detail::GroupPosition& position) {
     std::unique_ptr<Stages> group;

@@ -9,7 +9,7 @@ namespace lockstep::detail {
 /// Hosts have equally many consecutive ranks: rank = host * local_world + local_rank, as launchers
 /// count. Reductions gather and combine all elements, for small data and rare calls. The
 /// constructor allocates device memory; a call that needs more does so before its first stage, when
-/// all ranks of the host are there and nothing is in flight. **Host** and **Stream** as the two.
+/// all ranks of the host are there and nothing is in flight. **Host**, **Stream** as the levels.
 template <Communicator Inside, Communicator Between>
 class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
  public:

@@ -48,7 +48,7 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
   std::chrono::milliseconds timeout() const { return engine_->timeout(); }
   void set_timeout(std::chrono::milliseconds timeout) { engine_->set_timeout(timeout); }
 
-  /// `count` zeroed elements for its lifetime, registered. **Ranks** this one. **Host** blocks.
+  /// Zeroed elements, registered with NCCL, for its lifetime. **Ranks** this one. **Host** blocks.
   template <Element T>
   std::span<T> allocate(std::size_t count) {
     return {reinterpret_cast<T*>(engine_->allocate(count * sizeof(T))), count};
@@ -86,7 +86,7 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
   void warm_up() {
     const std::size_t world = world_size().value();
     if (world == 1) return;
-    // NCCL has other algorithms for few bytes than for many. Whole packets align all pieces.
+    // NCCL has other algorithms for few bytes than for many. Whole packets keep pieces aligned.
     constexpr std::size_t packet = 16 / sizeof(float);
     constexpr std::size_t half = Engine::scratch_bytes / 2 / sizeof(float);
     float* const data = reinterpret_cast<float*>(engine_->scratch());

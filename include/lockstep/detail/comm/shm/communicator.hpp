@@ -299,7 +299,7 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
   std::chrono::milliseconds timeout() const { return engine_->timeout(); }
   void set_timeout(std::chrono::milliseconds timeout) { engine_->set_timeout(timeout); }
 
-  /// `count` zeroed elements that all ranks can access, for its lifetime. **Ranks** all, alike.
+  /// Zeroed elements that all ranks can access, for its lifetime. **Ranks** all, with one count.
   template <Element T>
   std::span<T> allocate(std::size_t count) {
     const auto turn = this->turn();

@@ -259,7 +259,7 @@ inline void push_moves(const Moves& moves, const CommStreams& comm_streams,
   });
 }
 
-/// Through host slots, which have a part for each dealt piece: `bytes` of each from `first` on.
+/// Copies through host slots, with a part for each dealt piece: `bytes` of each from `first` on.
 inline void stage_moves(const Moves& moves, const CommStreams& comm_streams,
                         std::span<const CallArguments> ranks, std::size_t part, std::size_t first,
                         std::size_t bytes) {

@@ -84,7 +84,7 @@ inline void copy_now(void* to, const void* from, std::size_t bytes) {
   check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
 }
 
-/// Copies between any memories. **Stream** ordered on `stream`.
+/// **Host** blocks for pageable memory only. **Stream** ordered on `stream`.
 inline void copy_async(void* to, const void* from, std::size_t bytes, cudaStream_t stream) {
   if (bytes == 0) return;
   check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream), "cudaMemcpyAsync");
