@@ -125,11 +125,10 @@ struct Call {
 
 namespace lockstep {
 
-/// The handle of a call in flight, which cannot be moved; the data must not be used until the call
-/// is complete. The destructor waits and never throws: if the call fails then, or an exception
-/// unwinds the scope before `wait`, the communicator aborts on all ranks and throws the fault from
-/// its next call. `Pending` is the backend's part: `test()`, `wait()` and, while an exception
-/// unwinds, `leave()`, which returns when nothing uses the call's data.
+/// The handle of a call in flight, which cannot be moved; the data must not be used before the call
+/// is complete. The destructor waits and never throws: if the call fails, or an exception unwinds
+/// the scope before `wait`, all ranks abort and the communicator's next call throws. `Pending` is
+/// the backend's part: `test()`, `wait()` and, for unwinding, `leave()`, after which data is free.
 template <class Pending>
 class [[nodiscard("the handle's end waits for the call")]] Work {
  public:

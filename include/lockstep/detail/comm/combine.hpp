@@ -35,9 +35,8 @@ constexpr std::pair<std::size_t, std::size_t> slice_of(std::size_t count, std::s
           std::min(count, units * (rank + 1) / ranks * unit)};
 }
 
-/// Combines in rank order, `source(w)` being rank w's data, and passes blocks of results to
-/// `store(begin, results)`. A block's sources are read before it is stored: results may replace
-/// them. A block fits into registers or L1: every byte of the sources is loaded from memory once.
+/// Combines in rank order, `source(w)` being rank w's data. `store(begin, results)` gets blocks,
+/// whose sources are read before: results may replace them. Blocks fit L1: sources are loaded once.
 template <std::size_t Ranks, class T, class Op, class Source, class Store>
 void combine_blocks(std::size_t ranks, std::size_t begin, std::size_t end, const Op& op,
                     const Source& source, const Store& store) {

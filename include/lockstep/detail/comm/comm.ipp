@@ -82,9 +82,7 @@ LOCKSTEP_INLINE GatheredPieces pieces_of(std::vector<std::size_t> counts) {
 LOCKSTEP_INLINE Membership membership_in_group(const Membership& member, Store& store,
                                                const GroupPosition& position,
                                                const std::string& name) {
-  Membership own = member;
-  own.rank = position.rank;
-  own.world = position.world();
+  Membership own = as_rank(member, position.rank, position.world());
   const Hosts hosts = discover_hosts(
       own, store,
       text({"lockstep/groups/", numbered_rendezvous(store, own.rank, "groups", name), "/"}));

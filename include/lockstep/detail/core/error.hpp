@@ -43,9 +43,8 @@ class Error : public std::runtime_error {
 /// The exit status of a job stopped on request, EX_TEMPFAIL of sysexits.h; `--resume` continues it.
 inline constexpr int stopped_status = 75;
 
-/// Thrown on all ranks when the job was asked to stop (SIGTERM, SIGUSR1), after its checkpoint.
-/// `launch` turns it into `stopped_status`. It is no `Error` and no `std::runtime_error`, since
-/// nothing failed: error handlers do not catch it, and communicators unwound by it do not abort.
+/// Thrown on all ranks when the job was asked to stop (SIGTERM, SIGUSR1), after its checkpoint;
+/// `launch` returns `stopped_status`. No `Error`: handlers do not catch it, and nothing aborts.
 class Stopped : public std::exception {
  public:
   /// `signal` is 0 where none asked; `saved` is the checkpoint, empty where none was wanted.

@@ -44,7 +44,7 @@ namespace detail {
 //   checkpoints must save.
 //
 // The hook itself may have `fingerprint(Hash&)`, if its name does not identify it; `rounds`, its
-// `next.begin` calls per step (1); and `phase(step)`: steps of one phase can share a CUDA graph.
+// `next.begin` calls per step (else 1); and `phase(step)`: steps of one phase can share a graph.
 
 /// Is `Bucket` a template of the element type alone, or of the device too?
 template <class H>

@@ -14,10 +14,9 @@ LOCKSTEP_COLD_BEGIN
 
 namespace lockstep::detail {
 
-/// The file of `file:///path`, through which rank 0 publishes the address and the secret of the
-/// job's store. It is replaced atomically, readable by its owner only, and removed when the job
-/// ends. A file left by an earlier job is harmless: no store answers to its secret, and ranks read
-/// it again until rank 0 has replaced it. The file of a running job is an error on rank 0.
+/// The file of `file:///path`, by which rank 0 publishes the store's address and secret, readable
+/// by its owner only, until the job ends. A file of an earlier job is harmless: no store answers to
+/// its secret, and ranks wait until rank 0 replaces it. The file of a running job is an error.
 class RendezvousFile {
  public:
   RendezvousFile(std::string path, std::string_view host, std::uint16_t port,

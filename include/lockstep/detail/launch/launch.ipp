@@ -433,9 +433,7 @@ LOCKSTEP_INLINE void run_threads(RankPlacement placement, std::chrono::milliseco
   std::vector<Thread> threads;
   for (std::size_t r = 0; r < ranks; ++r) {
     const Rank rank{first + r};
-    Membership member = placement;
-    member.rank = rank;
-    member.world = WorldSize{placement.world.value() * ranks};
+    Membership member = as_rank(placement, rank, WorldSize{placement.world.value() * ranks});
     member.local_rank = placement.local_rank * ranks + r;
     member.local_world *= ranks;
     member.host = name;

@@ -32,7 +32,13 @@ struct Membership {
 
 namespace detail {
 struct StoreHost;
+
+inline Membership as_rank(Membership member, Rank rank, WorldSize world) {
+  member.rank = rank;
+  member.world = world;
+  return member;
 }
+}  // namespace detail
 
 /// RAII membership of a rank in a job. The destructor on the rank that hosts the store waits until
 /// all others have left, at most for the job's time limit, unless a failure unwinds it.

@@ -14,9 +14,8 @@ enum class Operation : std::uint8_t;
 }
 }  // namespace detail
 
-/// A client of the job's key-value store. Threads may share one and its connection: the server
-/// answers each request as soon as it can, so that a wait never blocks another thread's request. A
-/// failed request is never repeated, because the client cannot know whether an `add` was done.
+/// A client of the job's key-value store, which threads may share: a wait blocks no other thread's
+/// request. A failed request is never repeated: the client cannot know whether it was done.
 class Store {
  public:
   using Milliseconds = std::chrono::milliseconds;

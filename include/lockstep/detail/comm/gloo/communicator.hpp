@@ -54,9 +54,7 @@ class Engine {
   }
   /// The engine of another communicator of this rank, which shares Gloo's device.
   std::shared_ptr<Engine> beside(const std::string& name, Rank rank, WorldSize world) const {
-    Membership member = member_;
-    member.rank = rank;
-    member.world = world;
+    Membership member = as_rank(member_, rank, world);
     member.timeout = timeout();
     return std::make_shared<Engine>(member, name, store_, device_);
   }
@@ -168,8 +166,7 @@ class Engine {
     return {std::move(store), "gloo/" + name_, rank()};
   }
 
-  /// The error that ends a wait, if any; see `find_culprit`. Ranks publish their abort reason
-  /// before they close connections: a lost rank that has neither left nor given a reason has died.
+  /// The error that ends a wait, if any. A lost rank that has not left and gave no reason has died.
   template <class Lacks>
   std::optional<Error> check_peers(const std::string& operation, const Lacks& lacks) {
     for (std::size_t w = 0; w < world() && !died_; ++w) {

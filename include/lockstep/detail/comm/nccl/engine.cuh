@@ -158,9 +158,7 @@ class Engine {
   }
   /// An engine for another communicator of this rank, on the same GPU.
   std::shared_ptr<Engine> beside(const std::string& name, Rank rank, WorldSize world) const {
-    Membership member = member_;
-    member.rank = rank;
-    member.world = world;
+    Membership member = as_rank(member_, rank, world);
     member.timeout = timeout();
     return std::make_shared<Engine>(member, name, gpu_, store_);
   }
@@ -312,7 +310,7 @@ class Engine {
     return arena.data();
   }
 
-  /// To stage host data in parts. Allocation in a call may wait for GPUs that await this rank.
+  /// Stages host data. Allocated once: allocation in a call may wait for GPUs that await this rank.
   static constexpr std::size_t staged_bytes = 4_MiB;
   std::byte* staged_on_host() const { return on_host_.data(); }
   std::byte* staged_on_gpu() const { return on_gpu_.data(); }

@@ -136,8 +136,7 @@ class Engine : public SharedPeers {
   void send(const Call& call, std::span<const std::byte> bytes, Rank to);
   void receive(const Call& call, std::span<std::byte> bytes, Rank from);
 
-  /// Starts a thread that executes pending calls as soon as all ranks have posted them. The thread
-  /// never waits while it holds the engine, and leaves errors to the rank's own `wait`.
+  /// Starts a thread that executes calls once all have posted them; `wait` throws their errors.
   void start_helper();
   /// Locks the engine if a helper thread uses it too.
   template <bool Helped>
@@ -268,7 +267,7 @@ namespace lockstep {
 /// Collectives through shared memory, for processes of one host or threads of one process. A static
 /// world size, `Ranks`, unrolls reductions. Results are bitwise equal on all ranks and in every
 /// run: values are combined in rank order. Calls are compared before anything is written. Memory
-/// from `allocate` is reduced in place; other memory above 4 KiB is staged, also asynchronously.
+/// from `allocate` is reduced in place; other memory above 4 KiB is staged before a call returns.
 ///
 /// **Host** every collective blocks until the result is here and the arguments may be reused; a
 /// message of up to 64 KiB may be buffered. **Stream** none: host memory only.

@@ -200,10 +200,9 @@ struct CommStream {
   bool is_only = true;    // are all ranks on this GPU?
 };
 
-/// All communication streams of a world. One rank at a time enqueues work. Every communication
-/// stream waits for every rank and every rank for every stream through one event each way: the CUDA
-/// calls grow with ranks plus streams, not with their product. With several streams, two idle hub
-/// streams collect the events, so that a stream starts the next call while others are still busy.
+/// All communication streams of a world. One rank at a time enqueues work. Streams and ranks wait
+/// for each other by one event each way: CUDA calls grow with their sum, not their product. With
+/// several streams, two idle hubs collect events, so that a stream need not wait for busy ones.
 class CommStreams {
  public:
   /// `gpus[r]` is rank r's GPU; `most_staged` bounds a rank's staging slot.

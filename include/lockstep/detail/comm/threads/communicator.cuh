@@ -53,8 +53,8 @@ struct SharedWorld {
     comm_streams.emplace(gpus, most_staged);
   }
 
-  // One thread begins and ends a capture for all ranks; `ranks[r].event` is an event of rank r's
-  // GPU. In CUDA's relaxed mode every thread may add to a capture, but maybe not at once: by turns.
+  // One thread begins and ends a capture for all ranks; `ranks[r].event` is of rank r's GPU. CUDA's
+  // relaxed mode lets any thread add to it, but maybe not several at once: ranks take turns.
 
   void begin_capture(AllArguments ranks) {
     graph.reset();
@@ -387,8 +387,7 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
   ThreadCommunicator(ThreadCommunicator&&) noexcept = default;
   ThreadCommunicator& operator=(ThreadCommunicator&&) = delete;
 
-  /// Joins the communicator `name` of a job whose ranks are threads of this process. **Ranks** all.
-  /// **Host** blocks until all have joined.
+  /// Joins `name`, of this process's threads. **Ranks** all. **Host** blocks until all have joined.
   static ThreadCommunicator join(const Membership& member, Store& store,
                                  const std::shared_ptr<Gpu>& gpu,
                                  const std::string& name = "world") {

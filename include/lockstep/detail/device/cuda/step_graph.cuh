@@ -11,8 +11,7 @@ namespace lockstep::detail {
 /// A captured step, or the reason why there is none. Copies share the graph, also among ranks.
 class StepGraph {
  public:
-  /// The executable graph. The communicator may destroy it, because NCCL does not destroy a
-  /// communicator before its graphs. CUDA frees a running graph when it has completed.
+  /// The communicator may destroy it first, as NCCL needs. CUDA frees a running graph at its end.
   using Executable =
       std::unique_ptr<std::remove_pointer_t<cudaGraphExec_t>, CudaDelete<cudaGraphExecDestroy>>;
 
@@ -80,10 +79,9 @@ inline StepGraph instantiate(const OwnedGraph& graph, cudaStream_t stream) {
   return step;
 }
 
-/// Captures the work that `f()` enqueues. Does not throw: a failure, or an exception of `f`,
-/// becomes the reason why there is no graph. Other threads may use CUDA meanwhile. **Host** runs
-/// `f`. **Stream** `stream` must not be capturing; streams that `f` makes wait for `stream` are
-/// captured too, and `stream` must wait for them before `f` returns.
+/// Captures what `f()` enqueues. A failure or exception becomes the reason why there is no graph.
+/// Other threads may use CUDA meanwhile. **Host** runs `f`. **Stream** `stream` must not be
+/// capturing; streams that `f` makes wait for it are captured, and it waits for them within `f`.
 template <class F>
 StepGraph capture_stream(cudaStream_t stream, F&& f) {
   const cudaError_t begun = cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
