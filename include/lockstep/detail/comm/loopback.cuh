@@ -17,6 +17,7 @@ class CudaLoopbackCommunicator : public Collectives<CudaLoopbackCommunicator>,
 
   CudaLoopbackCommunicator(CudaLoopbackCommunicator&&) noexcept = default;
   CudaLoopbackCommunicator& operator=(CudaLoopbackCommunicator&&) = delete;
+  using AloneInWorld::agree;
 
   Gpu& gpu() const { return *gpu_; }
 

@@ -42,6 +42,7 @@ class LoopbackCommunicator : public Collectives<LoopbackCommunicator>,
                              public detail::HostAllocating {
  public:
   LoopbackCommunicator() = default;  // or it would be an aggregate
+  using AloneInWorld::agree;
 
   // Called by `Collectives`.
 
