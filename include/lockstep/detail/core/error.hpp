@@ -67,8 +67,7 @@ namespace detail {
 
 /// The exception that ended a rank, sent to its launcher, which knows the first and prints it once.
 struct Failure {
-  /// As in `Error`; other exceptions have a problem only.
-  std::string operation;
+  std::string operation;  // as in `Error`; other exceptions have a problem only
   std::string problem;
   std::string advice;
   std::optional<Rank> rank;

@@ -273,14 +273,10 @@ namespace lockstep {
 struct PowerSgdOptions {
   /// The first `start` steps are not compressed: early gradients suffer most from compression.
   std::uint64_t start = 1000;
-  /// A gradient is compressed if that saves more than this factor.
-  double least_compression = 2;
-  /// Is what was not sent added to the next gradient?
-  bool error_feedback = true;
-  /// Does a step start from the Q of the previous step?
-  bool warm_start = true;
-  /// Added to the norm by which Gram-Schmidt divides.
-  double epsilon = 0;
+  double least_compression = 2;  ///< a gradient is compressed if that saves more than this factor
+  bool error_feedback = true;    ///< is what was not sent added to the next gradient?
+  bool warm_start = true;        ///< does a step start from the Q of the previous step?
+  double epsilon = 0;            ///< added to the norm by which Gram-Schmidt divides
   std::uint64_t seed = 0;
 };
 

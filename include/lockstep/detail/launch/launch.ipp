@@ -91,10 +91,8 @@ LOCKSTEP_INLINE bool saves_on_request(const std::vector<std::string>& arguments)
 }
 
 LOCKSTEP_INLINE const Flag* find_flag(std::string_view name, std::span<const Flag> flags) {
-  for (const Flag& flag : flags) {
-    if (flag.name == name) return &flag;
-  }
-  return nullptr;
+  const auto found = std::ranges::find(flags, name, &Flag::name);
+  return found == flags.end() ? nullptr : &*found;
 }
 
 /// The optimal string alignment distance: letters changed, added, removed or swapped with the next.

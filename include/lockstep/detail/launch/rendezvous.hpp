@@ -14,16 +14,12 @@ inline constexpr std::chrono::milliseconds default_timeout{300'000};
 struct Membership {
   Rank rank;
   WorldSize world;
-  /// The rank among the ranks of its host, and their number.
-  std::size_t local_rank = 0;
-  std::size_t local_world = 1;
-  /// The address of the job's store.
-  std::string host = "127.0.0.1";
+  std::size_t local_rank = 0;      ///< among the ranks of its host
+  std::size_t local_world = 1;     ///< the number of ranks of its host
+  std::string host = "127.0.0.1";  ///< the address of the job's store
   std::uint16_t port = 0;
-  /// The job's id, which is unique and can be part of a file name.
-  std::string job{};
-  /// The secret that clients of the store have to know.
-  std::string secret{};
+  std::string job{};     ///< the job's id, which is unique and can be part of a file name
+  std::string secret{};  ///< that clients of the store have to know
   /// The time limit of the rendezvous, and of collectives without a limit of their own.
   std::chrono::milliseconds timeout{default_timeout};
   /// How many of the job's ranks are threads of this process, with consecutive numbers.
