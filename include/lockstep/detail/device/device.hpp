@@ -41,7 +41,7 @@ using DeviceOfThisFile = Cpu;
 #endif
 }  // namespace detail
 
-/// The GPUs visible to this process; 0 without a driver or nvcc. A template, as files may differ.
+/// The number of visible GPUs; 0 without a driver or nvcc. A template, because files may differ.
 template <class Kind = detail::DeviceOfThisFile>
 std::size_t device_count() {
 #if defined(__CUDACC__)

@@ -122,7 +122,7 @@ T topology_for([[maybe_unused]] WorldSize world) {
 
 }  // namespace detail
 
-/// Groups as listed: every rank once. `Groups<T>` of a topology, and `Groups<>`, are policies.
+/// Groups as listed, with every rank once. `Groups<T>` of a topology and `Groups<>` are policies.
 template <class WorldPolicy = detail::NoGroups, class... Listed>
 class Groups : public detail::PartitionQueries<Groups<WorldPolicy, Listed...>> {
   static constexpr std::size_t world_ranks = detail::ranks_of_world<WorldPolicy>;
