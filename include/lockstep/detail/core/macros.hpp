@@ -21,7 +21,9 @@
 #endif
 
 /// Enclose rare code, which g++ does not optimise: that would dominate a program's compile time.
-#if defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__) && !defined(LOCKSTEP_LIBRARY)
+/// The checks of _FORTIFY_SOURCE, a default of Ubuntu's g++, compile with optimisation only.
+#if defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__) && \
+    !defined(LOCKSTEP_LIBRARY) && !defined(_FORTIFY_SOURCE)
 #define LOCKSTEP_COLD_BEGIN _Pragma("GCC push_options") _Pragma("GCC optimize(\"O0\")")
 #define LOCKSTEP_COLD_END _Pragma("GCC pop_options")
 #else
