@@ -1062,8 +1062,7 @@ LOCKSTEP_INLINE std::vector<std::string_view> unpacked(std::string_view all) {
 }
 
 /// A value as bytes of a message, and back.
-template <class T>
-std::string bytes_of(const T& value) {
+std::string bytes_of(const auto& value) {
   return {reinterpret_cast<const char*>(&value), sizeof value};
 }
 template <class T>
@@ -1256,8 +1255,7 @@ inline constexpr const char* sampler_numbers[] = {"samples", "world", "seed",   
                                                   "epoch",   "first", "position"};
 
 /// Calls `f(entry)` for the last entry of each name.
-template <class Entries, class F>
-void for_each_last(const Entries& entries, const F& f) {
+void for_each_last(const auto& entries, const auto& f) {
   for (auto at = entries.begin(); at != entries.end(); ++at) {
     const auto has_name = [&](const auto& later) { return later.name == at->name; };
     if (std::none_of(at + 1, entries.end(), has_name)) f(*at);
@@ -1488,8 +1486,7 @@ inline constexpr std::size_t staging_bytes = std::size_t{8} << 20;
 inline constexpr std::size_t staged_elements = staging_bytes / 8;
 
 /// Calls `f(part)` for parts of a piece that fit into a staging buffer.
-template <class F>
-void for_each_part(const StateEntry& piece, const F& f) {
+void for_each_part(const StateEntry& piece, const auto& f) {
   for (std::size_t at = 0; at < piece.count; at += staged_elements)
     f(piece.part(at, std::min(staged_elements, piece.count - at)));
 }

@@ -111,8 +111,7 @@ inline std::uint64_t begun_epochs(const Resumed& resumed) {
   return resumed.epoch + (resumed.position ? 1 : 0);
 }
 
-template <class Wrapper>
-void with_saved_job(Wrapper& wrapped, FunctionRef<void(const StatefulJob&)> f) {
+void with_saved_job(auto& wrapped, FunctionRef<void(const StatefulJob&)> f) {
   with_job(wrapped, JobCall::save, f);
 }
 
@@ -148,20 +147,17 @@ class Saver {
   /// the error of an asynchronous save.
   ///
   /// **Ranks** all, with the same path. **Host** blocks, as said. **Stream** after all steps.
-  template <class Wrapper>
-  void save(Wrapper& wrapped, const std::string& path, const SaveOptions& options = {}) {
+  void save(auto& wrapped, const std::string& path, const SaveOptions& options = {}) {
     detail::with_saved_job(wrapped, [&](const Job& job) { save_job(job, path, options); });
   }
 
   /// Waits until the pending save is written. **Ranks** all. **Host** blocks.
-  template <class Wrapper>
-  void finish(Wrapper& wrapped) {
+  void finish(auto& wrapped) {
     detail::with_saved_job(wrapped, [&](const Job& job) { finish_with(job.ranks); });
   }
 
   /// Throws the failure of this rank's asynchronous save, and aborts the other ranks with it.
-  template <class Wrapper>
-  void rethrow(Wrapper& wrapped) {
+  void rethrow(auto& wrapped) {
     detail::with_saved_job(wrapped, [&](const Job& job) { rethrow_on_all(job); });
   }
 
@@ -187,8 +183,7 @@ class Saver {
 
 /// Saves a wrapped model with its optimizer: `save(ddp, "model.safetensors", {.epoch = epoch})`.
 /// **Ranks** all, with the same path. **Host** blocks until the file is written.
-template <class Wrapper>
-void save(Wrapper& wrapped, const std::string& path, const SaveOptions& options = {}) {
+void save(auto& wrapped, const std::string& path, const SaveOptions& options = {}) {
   Saver saver;
   saver.save(wrapped, path, options);
   saver.finish(wrapped);
@@ -215,8 +210,7 @@ class Checkpoints {
  public:
   /// Locks the folder for this job and creates it if needed. While this object lives, SIGTERM and
   /// SIGUSR1 ask the job to stop. **Ranks** all. **Host** blocks.
-  template <class Wrapper>
-  Checkpoints(Wrapper& wrapped, CheckpointOptions options) : Checkpoints(std::move(options)) {
+  Checkpoints(auto& wrapped, CheckpointOptions options) : Checkpoints(std::move(options)) {
     detail::with_saved_job(wrapped, [&](const Job& job) { open(job.ranks); });
   }
   Checkpoints(const Checkpoints&) = delete;
@@ -225,8 +219,7 @@ class Checkpoints {
   /// Resumes from the newest valid checkpoint if `.resume` is set or the launcher has restarted the
   /// job; returns nothing, and training starts anew, where there is none. Rank 0 prints which.
   /// Throws where all checkpoints are damaged, and deletes none. **Ranks** all. **Host** blocks.
-  template <class Wrapper>
-  std::optional<Resumed> resume(Wrapper& wrapped, const LoadOptions& options = {}) {
+  std::optional<Resumed> resume(auto& wrapped, const LoadOptions& options = {}) {
     std::optional<Resumed> resumed;
     detail::with_saved_job(wrapped, [&](const Job& job) {
       if (const auto path = find_newest(job.ranks))
@@ -256,8 +249,7 @@ class Checkpoints {
   }
 
   /// Saves now and returns the path. **Ranks** all. **Host** as `step`.
-  template <class Wrapper>
-  std::string save(Wrapper& wrapped, SaveOptions options = {}) {
+  std::string save(auto& wrapped, SaveOptions options = {}) {
     std::string path;
     detail::with_saved_job(wrapped, [&](const Job& job) {
       begin(job);
@@ -267,10 +259,7 @@ class Checkpoints {
   }
 
   /// Waits until the pending save is written. **Ranks** all. **Host** blocks.
-  template <class Wrapper>
-  void finish(Wrapper& wrapped) {
-    saver_.finish(wrapped);
-  }
+  void finish(auto& wrapped) { saver_.finish(wrapped); }
 
   const CheckpointOptions& options() const { return options_; }
   /// The newest checkpoint in the folder, as this rank sees it.
@@ -294,8 +283,7 @@ class Checkpoints {
       return options;
     }
   }
-  template <class Wrapper, class Options>
-  [[gnu::cold, gnu::noinline]] void carry_out(Wrapper& wrapped, const Options& options) {
+  [[gnu::cold, gnu::noinline]] void carry_out(auto& wrapped, const auto& options) {
     const auto make = [&] { return made(options); };
     detail::with_saved_job(wrapped, [&](const Job& job) { save_if_due(job, make); });
   }

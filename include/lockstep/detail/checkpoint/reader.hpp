@@ -80,8 +80,7 @@ enum class LoadWhat : std::uint8_t { parameters, training, job };
 Resumed load_job(const StatefulJob& job, const std::string& path, const LoadOptions& options,
                  LoadWhat what);
 
-template <class Wrapper>
-Resumed load_wrapped(Wrapper& wrapped, const std::string& path, const LoadOptions& options,
+Resumed load_wrapped(auto& wrapped, const std::string& path, const LoadOptions& options,
                      LoadWhat what) {
   Resumed resumed;
   with_job(wrapped, JobCall::load,
@@ -95,23 +94,20 @@ namespace lockstep {
 
 /// Loads parameters, buffers and the optimizer (states, hyperparameters, update counts, schedule,
 /// loss scale); discards accumulated gradients. **Ranks** all, with the same path. **Host** blocks.
-template <class Wrapper>
-LoadReport load(Wrapper& wrapped, const std::string& path, const LoadOptions& options = {}) {
+LoadReport load(auto& wrapped, const std::string& path, const LoadOptions& options = {}) {
   return detail::load_wrapped(wrapped, path, options, detail::LoadWhat::training).report;
 }
 
 /// Loads parameters and buffers from any safetensors file, and leaves the optimizer as it is.
 /// **Ranks** all, with the same path. **Host** blocks.
-template <class Wrapper>
-LoadReport load_parameters(Wrapper& wrapped, const std::string& path,
+LoadReport load_parameters(auto& wrapped, const std::string& path,
                            const LoadOptions& options = {}) {
   return detail::load_wrapped(wrapped, path, options, detail::LoadWhat::parameters).report;
 }
 
 /// Loads what `load` does and the program's values, and continues the saved run. The result has the
 /// position for `loader.resume` and the loop. **Ranks** all, with the same path. **Host** blocks.
-template <class Wrapper>
-Resumed resume(Wrapper& wrapped, const std::string& path, const LoadOptions& options = {}) {
+Resumed resume(auto& wrapped, const std::string& path, const LoadOptions& options = {}) {
   return detail::load_wrapped(wrapped, path, options, detail::LoadWhat::job);
 }
 

@@ -148,10 +148,7 @@ class StateValues {
 
   /// Throws where the name is taken or not UTF-8.
   StateValues& add(const StateValue& value);
-  template <class T>
-  StateValues& add(std::string_view name, T& value) {
-    return add(StateValue(name, value));
-  }
+  StateValues& add(std::string_view name, auto& value) { return add(StateValue(name, value)); }
 
   bool empty() const { return values_.empty(); }
   auto begin() const { return values_.begin(); }

@@ -329,8 +329,7 @@ class Opened {
 
   /// `make()` opens the data if this rank `reads`. Sizes must agree. **Ranks** all. **Host**
   /// blocks.
-  template <class Comm, class Make>
-  Opened(Comm& comm, bool reads, Make& make) {
+  Opened(auto& comm, bool reads, auto& make) {
     if (reads) source_.emplace(make());
     const std::uint64_t own[] = {reads ? 1u : 0u, reads ? source_->size() : 0u};
     std::vector<std::uint64_t> all(2 * comm.world_size().value());

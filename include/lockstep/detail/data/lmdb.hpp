@@ -284,8 +284,7 @@ class LmdbFile {
   }
 
   /// Calls `visit(key, record)` for the records below a page in key order; `pages_left` ends loops.
-  template <class Visit>
-  void list(std::uint64_t root, std::size_t& pages_left, const Visit& visit,
+  void list(std::uint64_t root, std::size_t& pages_left, const auto& visit,
             std::size_t depth = 0) const {
     if (depth == most_levels || pages_left-- == 0)
       fail_page(root, "is part of no tree: it leads to itself");

@@ -43,8 +43,7 @@ void read_sample(const Source& source, std::size_t index, [[maybe_unused]] Pass 
   }
 }
 
-template <class Source>
-void prepare_samples(const Source& source, std::span<const std::size_t> indices) {
+void prepare_samples(const auto& source, std::span<const std::size_t> indices) {
   if constexpr (requires { source.prepare(indices); }) source.prepare(indices);
 }
 
@@ -144,8 +143,7 @@ class Spares {
   ~Spares() = default;
 
   /// Calls `f(object)`. An object with which `f` throws is discarded.
-  template <class F>
-  void with(const F& f) {
+  void with(const auto& f) {
     std::unique_ptr<T> object;
     {
       const std::lock_guard lock(mutex_);
@@ -199,8 +197,7 @@ class LoadsSamples {
  protected:
   explicit LoadsSamples(Collating collate = {}) : collate_(std::move(collate)) {}
 
-  template <class F>
-  void with_chain(const F& f) const {
+  void with_chain(const auto& f) const {
     spares_.with([&](Scratch& scratch) {
       scratch.reserve(1);
       f(scratch.chains.front());
@@ -456,8 +453,7 @@ inline auto stacked() { return detail::RowCollate(); }
 
 /// `source | padded(fill)` makes `PaddedBatch`es: rows are as long as the longest sample of the
 /// batch, rounded up to a multiple, and shorter samples are padded with `fill`.
-template <class Fill>
-auto padded(Fill fill, std::size_t multiple = 1) {
+auto padded(auto fill, std::size_t multiple = 1) {
   if (multiple == 0)
     detail::fail("padded", {"rows of a multiple of 0"}, "set multiple to 1 or more");
   auto pad = [=]<class Sample>(std::span<const Sample> samples, auto& out) {

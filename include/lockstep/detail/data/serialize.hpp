@@ -99,8 +99,7 @@ class ArchiveReader {
 
   void operator()(auto&... fields) { (pack_field(*this, fields), ...); }
 
-  template <class Batch>
-  void take(Batch& batch) {
+  void take(auto& batch) {
     (*this)(batch);
     if (!left_.empty()) reject();
   }

@@ -99,8 +99,7 @@ struct OutputOf {
   using element = T;
   using Sizes = std::array<std::size_t, sizeof...(E)>;
 
-  template <class Model>
-  static Sizes sizes(const Model& model) {
+  static Sizes sizes(const auto& model) {
     if constexpr (((E == dynamic) || ...)) {
       return model.output_extents();
     } else {

@@ -100,10 +100,7 @@ class Dropout {
     }
   }
   /// dx = dy with the elements dropped that forward dropped in this micro-batch.
-  template <class Step, class DY, class DX>
-  void backward(Step& step, const DY& dy, const DX& dx) const {
-    forward(step, dy, dx);
-  }
+  void backward(auto& step, const auto& dy, const auto& dx) const { forward(step, dy, dx); }
 
  private:
   Dropout(std::uint64_t layer, std::string_view name, double p) : layer_(layer), p_(p) {

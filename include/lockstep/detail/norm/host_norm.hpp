@@ -51,8 +51,7 @@ struct HostChannels {
 };
 
 /// Calls `f(channel, first value)` for every run.
-template <class F>
-inline void for_each_run(const NormShape& shape, const F& f) {
+inline void for_each_run(const NormShape& shape, const auto& f) {
   std::size_t at = 0;
   for (std::size_t n = 0; n != shape.samples; ++n) {
     for (std::size_t c = 0; c != shape.channels; ++c, at += shape.positions) f(c, at);
@@ -63,8 +62,7 @@ inline void for_each_run(const NormShape& shape, const F& f) {
 inline constexpr std::size_t norm_tile = 256;
 
 /// Calls `f(first row, rows, first channel, channels)` for cache-sized tiles, rows in order.
-template <class F>
-inline void for_each_tile(const NormShape& shape, const F& f) {
+inline void for_each_tile(const NormShape& shape, const auto& f) {
   const std::size_t width = std::max<std::size_t>(1, std::min(shape.channels, norm_tile));
   const std::size_t rows = std::clamp<std::size_t>(4 * norm_piece / width, 16, 128);
   for (std::size_t n = 0; n < shape.samples; n += rows) {
@@ -116,8 +114,7 @@ inline A gradient_before(const HostChannel<A>& channel, A x, const T* y, std::si
 }
 
 /// The moments of runs. `mean` and `m2` must be zero.
-template <class T>
-void measure_runs(const NormShape& shape, const T* x, double* mean, double* m2) {
+void measure_runs(const NormShape& shape, const auto* x, double* mean, double* m2) {
   for (std::size_t n = 0; n != shape.samples; ++n) {
     const auto before = static_cast<double>(n * shape.positions);
     for (std::size_t c = 0; c != shape.channels; ++c, x += shape.positions) {
@@ -247,8 +244,7 @@ class NormWork<HostMemory> : public HostStatistics {
  public:
   NormWork() = default;
 
-  template <class T>
-  void measure(HostStream, const NormShape& shape, const T* x) {
+  void measure(HostStream, const NormShape& shape, const auto* x) {
     double* const mean = own().data();
     double* const m2 = mean + channels();
     std::fill(mean, m2 + channels(), 0.0);

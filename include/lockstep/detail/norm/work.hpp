@@ -147,8 +147,7 @@ void require_equal_shapes(std::string_view layer, const X& x, const Others&... o
 }
 
 /// Throws if two views start at the same address.
-template <class X, class Y>
-void require_no_overlap(std::string_view layer, const X& x, const Y& y, NormFault fault) {
+void require_no_overlap(std::string_view layer, const auto& x, const auto& y, NormFault fault) {
   if (x.size() != 0 && x.data_handle() == y.data_handle()) [[unlikely]]
     reject_norm(layer, fault);
 }
@@ -170,8 +169,7 @@ std::size_t leading_rows(const X& x) {
   return rows;
 }
 
-template <class Step>
-auto stream_of([[maybe_unused]] const Step& step) {
+auto stream_of([[maybe_unused]] const auto& step) {
   if constexpr (requires { step.stream(); }) {
     return step.stream();
   } else {

@@ -60,9 +60,8 @@ inline GradientNode hook_gradient(const at::Tensor& parameter, std::size_t numbe
 /// Calls `f(parameter)` for every hooked parameter that a backward pass from `root` will not reach;
 /// parameters without a node have no gradients. It visits every node of the graph, so only steps
 /// that allow unused parameters call it.
-template <class F>
 void for_each_unreached(const at::Tensor& root, const std::vector<GradientNode>& nodes,
-                        const F& f) {
+                        const auto& f) {
   using ::torch::autograd::Node;
   std::unordered_set<const Node*> seen;
   std::vector<const Node*> open;
@@ -113,8 +112,7 @@ class AdoptedTensors {
   };
 
   /// Moves all tensors to lockstep's memory; `trains(i)`: does the parameter have a gradient?
-  template <class ParameterAt, class BufferAt, class Trains>
-  void adopt(const ParameterAt& parameter_at, const BufferAt& buffer_at, const Trains& trains,
+  void adopt(const auto& parameter_at, const auto& buffer_at, const auto& trains,
              at::Device device) {
     for (std::size_t i = 0; i != parameters_.size(); ++i) {
       at::Tensor& parameter = parameters_[i].tensor;
@@ -132,8 +130,7 @@ class AdoptedTensors {
   }
 
   /// Throws unless all tensors are where `adopt` moved them.
-  template <class ParameterAt, class BufferAt>
-  void require_adopted(const ParameterAt& parameter_at, const BufferAt& buffer_at) const {
+  void require_adopted(const auto& parameter_at, const auto& buffer_at) const {
     for (std::size_t i = 0; i != parameters_.size(); ++i) require(parameters_[i], parameter_at(i));
     for (std::size_t i = 0; i != buffers_.size(); ++i) require(buffers_[i], buffer_at(i));
   }

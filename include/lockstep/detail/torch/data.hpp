@@ -24,8 +24,7 @@ void pack(Way& archive, ::torch::data::Example<Data, Target>& example) {
   }
 }
 
-template <class Ranks>
-WorldSize world_of(const Ranks& ranks) {
+WorldSize world_of(const auto& ranks) {
   if constexpr (requires { ranks.world_size(); }) {
     return WorldSize{ranks.world_size()};
   } else {
@@ -149,8 +148,7 @@ class TorchBatches {
       out = dataset.get_batch(c10::ArrayRef<std::size_t>(indices.data(), indices.size()));
     });
   }
-  template <class F>
-  void with_copy(const F& f) const {
+  void with_copy(const auto& f) const {
     spares_.with([&](std::optional<D>& copy) {
       if (!copy) copy.emplace(dataset_);
       f(*copy);

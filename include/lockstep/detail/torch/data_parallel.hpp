@@ -212,8 +212,7 @@ class DataParallel {
     return parameters.empty() ? at::Device(at::kCPU) : parameters[0].device();
   }
 
-  template <class F>
-  auto run(std::size_t count, const F& run_one) {
+  auto run(std::size_t count, const auto& run_one) {
     using Output = decltype(run_one(*module_, device_, 0));
     if (count == 1) return run_one(*module_, device_, 0);
     for (std::size_t i = 1; i != count; ++i) replicas_[i - 1]->follow(*module_);

@@ -253,8 +253,7 @@ class DistributedDataParallel {
   void begin_join() { is_joining_ = true; }
   void leave_join() { is_joining_ = false; }
   bool is_joining() const { return is_joining_; }
-  template <class F>
-  void finish_join(const F& update) {
+  void finish_join(const auto& update) {
     if (!std::exchange(is_joining_, false)) return;
     detail::abort_on_exception(replica_, [&] {
       [[maybe_unused]] const auto on = replica_.on_device();
@@ -295,8 +294,7 @@ class DistributedDataParallel {
   }
 
   /// Answers the others' collectives until all ranks are exhausted.
-  template <class F>
-  void answer_all(const F& update) {
+  void answer_all(const auto& update) {
     if constexpr (traits::joins) {
       const detail::InJobCall in(detail::JobCall::backward);
       do {

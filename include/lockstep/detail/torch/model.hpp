@@ -77,8 +77,7 @@ class TorchModel {
   // Called by lockstep.
 
   /// Makes a model whose module draws its initial values from the job's seed.
-  template <class Make>
-  static Self make_seeded(Seed seed, Rank rank, bool on_gpu, const Make& make) {
+  static Self make_seeded(Seed seed, Rank rank, bool on_gpu, const auto& make) {
     return detail::make_seeded_module(seed, rank, on_gpu, make);
   }
 
@@ -218,10 +217,7 @@ class TorchModel {
   }
 
   /// While the result lives, batch norms of the module know the step's ranks.
-  template <class Ranks>
-  auto open_norms(const Ranks& ranks) {
-    return norms_.open(base(), ranks);
-  }
+  auto open_norms(const auto& ranks) { return norms_.open(base(), ranks); }
 
  private:
   template <class View>

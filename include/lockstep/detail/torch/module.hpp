@@ -80,8 +80,7 @@ inline std::vector<std::size_t> shape_of(const at::Tensor& tensor) {
 using TensorTies = std::unordered_map<std::string, std::string>;
 
 /// The unique tensors of a dictionary, by implementation (not by memory) or by `ties`.
-template <class Dictionary>
-std::vector<ModuleTensor> unique_tensors(const Dictionary& dictionary, const TensorTies& ties) {
+std::vector<ModuleTensor> unique_tensors(const auto& dictionary, const TensorTies& ties) {
   std::vector<ModuleTensor> tensors;
   std::unordered_map<const void*, std::size_t> indices;
   std::unordered_map<std::string, std::size_t> names;

@@ -135,8 +135,7 @@ inline namespace torch_modules {
 
 /// Writes a module's parameters and buffers, contiguous, under all their names in the state_dict.
 /// The file is replaced atomically. **Ranks** this one alone: one rank of a job may call it.
-template <class Net>
-void save_state_dict(const Net& net, const std::string& path) {
+void save_state_dict(const auto& net, const std::string& path) {
   const at::NoGradGuard quiet;
   std::vector<detail::ModuleTensor> tensors = detail::state_tensors(detail::module_of(net));
   detail::FileToWrite file;
@@ -166,8 +165,7 @@ void save_state_dict(const Net& net, const std::string& path) {
 /// are verified. Without `strict`, tensors that the file lacks keep their values and others are
 /// ignored; the report names both. **Ranks** this one alone; in a job, all ranks load, or one
 /// before the job begins.
-template <class Net>
-LoadReport load_state_dict(const Net& net, const std::string& path, bool strict = true) {
+LoadReport load_state_dict(const auto& net, const std::string& path, bool strict = true) {
   const at::NoGradGuard quiet;
   const detail::SafetensorsFile file(path);
   LoadReport report;

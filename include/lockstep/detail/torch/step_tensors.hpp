@@ -30,8 +30,7 @@ inline std::mutex& module_making() {
 /// Calls `make`, whose layers draw initial values from LibTorch's generators seeded with `seed`, on
 /// all ranks as after `torch::manual_seed(seed)`. Later draws differ between ranks. Ranks that are
 /// threads make their modules one by one, so `make` must not wait for another rank.
-template <class F>
-auto make_seeded_module(Seed seed, Rank rank, bool on_gpu, const F& make) {
+auto make_seeded_module(Seed seed, Rank rank, bool on_gpu, const auto& make) {
   const std::lock_guard<std::mutex> lock(module_making());
   const auto begin_from = [&](Seed with) {
     seed_generator(with.value());

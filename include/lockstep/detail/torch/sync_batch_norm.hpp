@@ -190,8 +190,7 @@ class NormMarks {
 
   /// Marks a norm, identified by its running mean or else its weight; a norm with neither gets a
   /// weight of ones, which is not registered as a parameter.
-  template <class Norm>
-  void add(Norm& norm, const std::string& name, const std::shared_ptr<NormExchange>& exchange) {
+  void add(auto& norm, const std::string& name, const std::shared_ptr<NormExchange>& exchange) {
     const bool is_tag = !norm.running_mean.defined() && !norm.weight.defined();
     if (is_tag) norm.weight = at::ones({norm.options.num_features()});
     const at::Tensor& tensor = norm.running_mean.defined() ? norm.running_mean : norm.weight;

@@ -176,8 +176,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   const Membership& membership() const { return session_.membership(); }
   /// `job.option("epochs", 8)` is 8, or the value of `--epochs`: see `ProgramOptions::option`. The
   /// job's first operation throws for given options that the program has not asked for.
-  template <class T>
-  auto option(std::string_view name, T otherwise, std::string_view help = {}) {
+  auto option(std::string_view name, auto otherwise, std::string_view help = {}) {
     return session_.options().option(name, otherwise, help);
   }
   /// Arguments that neither launcher, trainer nor `option` has taken, the program's name first.
@@ -187,8 +186,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
 
   /// Broadcasts the parameters and buffers that `f(initial)` writes on rank 0; `initial.random()`
   /// starts from the job's seed. **Ranks** all. **Host** blocks.
-  template <class F>
-  void initialize(F&& f) {
+  void initialize(auto&& f) {
     [[maybe_unused]] const auto on = enter("initialize");
     wrapped_.initialize(f, options_.seed);
   }
@@ -313,8 +311,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   /// Opens a data set on all ranks, or with `Feed` on those that read for others, the only ones to
   /// need the files: `job.open([&] { return npy_dataset<float, int>(images, labels); })`. An
   /// exception aborts all ranks with its message. **Ranks** all. **Host** blocks.
-  template <class Make>
-  auto open(Make&& make) {
+  auto open(auto&& make) {
     [[maybe_unused]] const auto on = enter("open");
     const InJobCall in(JobCall::open);
     if constexpr (feed::sends) {
@@ -351,10 +348,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
 
   /// Adds a variable, each rank's own, to checkpoints; `resume`, called later, restores it. A
   /// number, bool, string, vector of numbers or `RandomStream` that outlives the last step.
-  template <class T>
-  void keep(std::string_view name, T& value) {
-    saving().keep(name, value);
-  }
+  void keep(std::string_view name, auto& value) { saving().keep(name, value); }
   /// Saves the job, to be resumed with the next batch of the loop. Between the micro-batches of a
   /// step the save waits for the step's update and the end of the loop's body; values that the
   /// options refer to must live until then. **Ranks** all, with the same path. **Host** blocks
@@ -542,8 +536,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   }
   /// For the destructor of a loop that a `break` has ended. Destructors cannot throw: the trainer's
   /// next call throws the failure, or its destructor reports it.
-  template <class F>
-  void after_break(const F& f) noexcept {
+  void after_break(const auto& f) noexcept {
     try {
       f();
     } catch (const std::exception&) {
@@ -553,8 +546,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   }
 
   /// `f()` takes batches from a loader. With `Feed`, a reader's failure aborts all ranks.
-  template <class F>
-  auto fetch(const F& f) -> decltype(f()) {
+  auto fetch(const auto& f) -> decltype(f()) {
     return abort_on_exception_of<!feed::sends>(comm_, f);
   }
 
