@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `Saver` writes one file per rank, which rank 0 commits, blocking or asynchronously.
-/// `Checkpoints` is a folder of periodic checkpoints that a job resumes from.
+/// @file `Saver` saves a job; `Checkpoints` is a folder that a job saves to and resumes from.
 
 #include "lockstep/detail/checkpoint/reader.hpp"
 
@@ -81,9 +80,8 @@ class BackgroundWriter {
 /// child handles the signals as the process did before. After the first signal, the process has
 /// LOCKSTEP_GRACE_SECONDS (60) to call `finished`, or it exits with status 128 + the signal.
 ///
-/// The destructor of the last object restores the handlers, but not after a signal or `finished`:
-/// launchers often send a signal twice, and a rank that stops because of another rank's signal gets
-/// its own later. Neither must end a process that is exiting. Programs that continue call `forget`.
+/// The last destructor restores the handlers, but not after a signal or `finished`: a second signal
+/// must not end an exiting process. Programs that continue call `forget`.
 class StopRequest {
  public:
   StopRequest();
@@ -143,8 +141,7 @@ class Saver {
   /// file is replaced atomically. An asynchronous save returns once the copies are made, on a GPU
   /// once they are enqueued; a save waits for the one before it. Between the micro-batches of a
   /// step, whose gradients are not saved, throws unless `parameters_only`. An error on one rank is
-  /// thrown on all ranks, and the job may continue. The next `save`, `finish` or `rethrow` throws
-  /// the error of an asynchronous save.
+  /// thrown on all, of an asynchronous save by the next call; the job may continue.
   ///
   /// **Ranks** all, with the same path. **Host** blocks, as said. **Stream** after all steps.
   void save(auto& wrapped, const std::string& path, const SaveOptions& options = {}) {

@@ -18,9 +18,8 @@ struct JointRanks {
   FunctionRef<std::vector<std::string>(std::string)> gather;
 };
 
-/// The results of every rank's `work()`, by rank. Where it throws on any rank, all ranks throw the
-/// first such rank's error, with its rank; no rank is aborted, so the program may continue. `work`
-/// must not communicate. **Ranks** all. **Host** blocks.
+/// The results of every rank's `work()`, by rank, or on all ranks the first failing one's error;
+/// the program may continue. `work` must not communicate. **Ranks** all. **Host** blocks.
 std::vector<std::string> work_together(const JointRanks& ranks, std::string_view operation,
                                        FunctionRef<std::string()> work);
 

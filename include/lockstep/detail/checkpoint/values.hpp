@@ -31,8 +31,7 @@ std::string value_type() {
   if constexpr (is_vector_of_numbers<T>) return value_type<typename T::value_type>() + "[]";
 }
 
-/// The element type of texts and vectors, which a checkpoint stores as tensors; `unsupported` for
-/// other values, which are in its header.
+/// The element type of texts and vectors, stored as tensors; `unsupported` for header values.
 template <Keepable T>
 constexpr ElementKind value_kind() {
   if constexpr (std::same_as<T, std::string>) return ElementKind::u8;

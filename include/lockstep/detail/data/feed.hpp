@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Sends batches from ranks that read them to ranks that do not: the policy `Feed`, and
-/// `broadcast_batch` and `scatter_batches` for hand-written loops.
+/// @file Batches from ranks that read to others: `Feed`, `broadcast_batch` and `scatter_batches`.
 
 #include "lockstep/detail/comm/call/peers.hpp"
 #include "lockstep/detail/comm/communicator.hpp"
@@ -77,10 +76,9 @@ struct NoDevice {
   constexpr int operator()() const { return 0; }
 };
 
-/// A communicator for feeding and this rank's route. The rank's thread requests rounds of batches;
-/// feeding threads make them in order. All ranks request the same rounds in the same order, so that
-/// sends and receives match even if an evaluation comes between two steps. `select()` makes the
-/// rank's GPU current while its result lives.
+/// A communicator for feeding and this rank's route. All ranks request the same rounds in the same
+/// order, which feeding threads make: sends and receives match even if an evaluation comes between
+/// two steps. `select()` makes the rank's GPU current while its result lives.
 template <Communicator Comm, class Select = NoDevice>
 class FeedLine {
  public:
@@ -327,8 +325,7 @@ class Opened {
  public:
   using batch_type = typename Source::batch_type;
 
-  /// `make()` opens the data if this rank `reads`. Sizes must agree. **Ranks** all. **Host**
-  /// blocks.
+  /// Opens the data if this rank `reads`. Sizes must agree. **Ranks** all. **Host** blocks.
   Opened(auto& comm, bool reads, auto& make) {
     if (reads) source_.emplace(make());
     const std::uint64_t own[] = {reads ? 1u : 0u, reads ? source_->size() : 0u};

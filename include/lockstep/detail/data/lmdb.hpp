@@ -369,8 +369,7 @@ struct LabelledRecord {
 };
 static_assert(sizeof(LabelledRecord) == 24);
 
-/// Encodes samples with inputs and a label as records, and decodes them; inputs stay in the
-/// mapping.
+/// Encodes labelled samples as records and decodes them; inputs stay in the mapping.
 struct LabelledCodec {
   template <Labelled Sample>
   void operator()(const Sample& sample, std::vector<std::byte>& out) const {

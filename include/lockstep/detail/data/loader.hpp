@@ -24,9 +24,8 @@ struct LoaderOptions {
 
 namespace detail {
 
-/// A ring of slots that worker threads fill. Workers claim requests in order; a batch that is
-/// filled early waits in its slot. Slots and their memory are reused and never move. A request that
-/// no worker has begun when it is due is filled by the consumer itself, which therefore never waits
+/// A ring of slots that worker threads fill; workers claim requests in order. A request that no
+/// worker has begun when it is due is filled by the consumer itself, which therefore never waits
 /// for a thread to wake up (hence no `TaskQueue`); without workers, that is every request.
 /// `batches.fill(slot)` makes a result from the request in a slot; all workers call it, so that it
 /// must not use anything that the consumer changes. Atomics count requests, claims and results; the

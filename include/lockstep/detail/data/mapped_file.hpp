@@ -22,9 +22,8 @@ class MappedFile {
   std::size_t size() const { return size_; }
 
   /// Throws if the file has another size or was written to since it was mapped. Readers call it
-  /// before every batch, because access behind the end of a truncated file raises SIGBUS. A window
-  /// of microseconds remains: truncation between this call and the access still raises SIGBUS, and
-  /// a change within the clock tick of the opening may be missed.
+  /// before every batch: access behind the end of a truncated file raises SIGBUS, as a truncation
+  /// between this call and the access still does. A change within the opening's tick is missed.
   void require_intact() const;
 
   /// Throws the error of `require_intact` for a file that now has so many bytes.

@@ -121,8 +121,7 @@ class NpyArray {
   std::size_t width_ = 0;
 };
 
-/// Writes a row-major array of this shape, by default with one axis. The file is replaced
-/// atomically.
+/// Writes a row-major array of this shape, by default with one axis; replaces the file atomically.
 template <std::ranges::contiguous_range Values>
   requires Element<std::ranges::range_value_t<Values>>
 void write_npy(const std::string& path, const Values& values, std::vector<std::size_t> shape = {}) {

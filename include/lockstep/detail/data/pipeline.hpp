@@ -52,8 +52,7 @@ void prepare_samples(const auto& source, std::span<const std::size_t> indices) {
 /// them by `put`, row by row, or by a call with all samples of a batch.
 struct PipelineStage {};
 
-/// Makes a `Batch` of samples with inputs and a label as `F` does; other samples get any batch, to
-/// give only one error.
+/// Makes a `Batch` of labelled samples as `F` does; others get any batch, to give only one error.
 template <template <class, class> class Batch, class F>
 struct LabelledCollate : PipelineStage, F {
   template <class Sample>
@@ -132,8 +131,7 @@ struct OwnCollate : PipelineStage {
   C c;
 };
 
-/// A pool of scratch objects. Unlike thread-local objects they end with their owner, and a thread
-/// may use two. A copy starts empty.
+/// A pool of scratch objects, which end with their owner. A thread may use two; a copy is empty.
 template <class T>
 class Spares {
  public:
@@ -163,8 +161,7 @@ class Spares {
   std::vector<std::unique_ptr<T>> spares_;
 };
 
-/// Makes `Source` a data set: a derived class with `chain_type` and `read(index, pass, chain,
-/// out)`, or with a simpler `read`.
+/// Makes a derived class with `read(index, pass, chain, out)`, or a simpler `read`, a data set.
 template <class Source, class Sample, class Collating = RowCollate>
 class LoadsSamples {
   static constexpr bool is_known = !std::is_same_v<Collating, RowCollate> || Labelled<Sample>;
@@ -439,16 +436,14 @@ struct MapStage : PipelineStage {
 /// `source | map(f)` calls `f(sample)`, or `f(sample, random)` with a `RandomStream&`, for every
 /// sample that is read. f returns the new sample, which may point into the old one, or changes it
 /// in place. `map<Out>(f)` calls `f(sample, out)` or `f(sample, out, random)` and reuses the memory
-/// of `out`. The random numbers depend on the job's seed, the epoch, the sample's index and the
-/// position of f among the pipeline's drawing functions, so that they are the same for any number
-/// of workers and ranks, and after a restart. Several threads call f concurrently.
+/// of `out`. Random numbers depend on seed, epoch, sample and the position of f among the drawing
+/// functions alone, not on workers, ranks or restarts. Several threads call f concurrently.
 template <class Out = void, class F>
 auto map(F f) {
   return detail::MapStage<Out, F>{{}, std::move(f)};
 }
 
-/// `source | stacked()` makes `LabelledBatch`es of samples with `inputs`, a range of equal lengths,
-/// and `label`. It is the default after `map`.
+/// `source | stacked()`, the default: `LabelledBatch`es of `label`s and `inputs` of one length.
 inline auto stacked() { return detail::RowCollate(); }
 
 /// `source | padded(fill)` makes `PaddedBatch`es: rows are as long as the longest sample of the

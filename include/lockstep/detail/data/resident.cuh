@@ -263,10 +263,9 @@ struct ResidentBatch {
 
 namespace detail {
 
-/// The staged batches of one data set for one replica. A missing batch is gathered together with
-/// the following ones by one kernel before the step: a kernel per batch would cost as much as any
-/// kernel of a small step, and a separate stream even more. Memory moves only for larger batches or
-/// more draws, because captured steps hold its address. Draws are copied in pieces.
+/// The staged batches of one data set for one replica. A missing batch is gathered with the
+/// following ones by one kernel before the step: a kernel per batch would cost as much as any of a
+/// small step. Memory moves only for larger batches or more draws: captured steps hold its address.
 template <class X, class Y, class Stored>
 class ResidentUpload {
   using Rows = ResidentRows<X, Y, Stored>;
@@ -430,9 +429,8 @@ class BatchUpload<ResidentBatch<X, Y, Stored>>
 /// A data set of labelled rows in the memory of the GPU that is current at construction: inside a
 /// job's function, the rank's GPU. Bytes stay bytes there and become floats when a batch is
 /// gathered, bitwise as in the host's loader. If replicas are on several GPUs
-/// (`ParallelStrategy<DP>`), every GPU gets a copy at first use. `epoch.batches(train, 64)`,
-/// `job.evaluate`, `fit`, `predict` and `DataLoader` take it, with the same samplers as on the
-/// host. Copies of this object share the rows.
+/// (`ParallelStrategy<DP>`), every GPU gets a copy at first use. Jobs and loaders take it as any
+/// data set. Copies share the rows.
 template <class Source>
 class DeviceResident {
  public:

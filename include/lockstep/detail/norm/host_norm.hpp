@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Batch norms in host memory (`NormWork<HostMemory>`): loops are vectorised over positions
-/// in (N, C, L) and (N, C, H, W), over channels in (N, C) and channels-last images.
+/// @file Batch norms in host memory: loops are vectorised over positions, or over channels of rows.
 
 #include "lockstep/detail/norm/host_sums.hpp"
 #include "lockstep/detail/norm/work.hpp"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The interface of a norm's passes per memory (host_norm.hpp, layer_norm.hpp,
-/// device_norm.cuh, device_layer_norm.cuh), the checks of its views, and its errors.
+/// @file The interface of a norm's passes in a kind of memory, the checks of views, and its errors.
 
 #include "lockstep/detail/bucket/step.hpp"
 #include "lockstep/detail/core/utility.hpp"
@@ -51,10 +50,8 @@ struct HostStream {};
 ///   gathered in `all(world)`, stores means, inverse deviations and count for `normalise` and
 ///   backward, and updates the running statistics unless the count is zero. Throws if the host
 ///   knows that the count is one.
-/// - `measure_alone(stream, shape, x, options, running)` does both for one rank; count must not
-///   be 1.
-/// - `finalize_from_running(stream, shape, options, running)`: the running statistics, in
-///   evaluation.
+/// - `measure_alone(stream, shape, x, options, running)` does both for one rank; no count of 1.
+/// - `finalize_from_running(stream, shape, options, running)` does so in evaluation.
 /// - `normalise<Fusion>(stream, shape, x, affine, residual, y)`:
 ///   y = (x - mean) * (weight * inverse deviation) + bias, + residual, ReLU, rounded once.
 /// - `reduce_backward<Fusion>(stream, shape, x, y, dy, affine, gradients, dresidual)`: with g = dy

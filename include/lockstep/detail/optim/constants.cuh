@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The first pass over averaged gradients on the device (reproducible sums of squares, unused
-/// parameters), and the constants of a step in device memory. A CUDA graph may capture all of it.
+/// @file The first pass over averaged gradients on a GPU, and a step's constants in its memory.
 
 #include <cub/block/block_reduce.cuh>
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The constants of an optimizer's step, with clipping and loss scaling (PyTorch's
-/// GradScaler), and their table if groups or parameters have their own.
+/// @file The constants of an optimizer's step, with clipping and loss scaling, and their table.
 
 #include <cmath>
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The optimizer's pass over a contiguous piece of a bucket on the device: unscale, clip and
-/// update in one kernel, which reads and writes every byte once.
+/// @file The optimizer's pass on a GPU: unscale, clip and update in one kernel.
 
 #include "lockstep/detail/device/cuda/vector.cuh"
 #include "lockstep/detail/optim/constants.hpp"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The optimizer's pass over a contiguous piece of a bucket on the host, and the anomaly
-/// axis: what happens when a gradient or loss is NaN or infinite.
+/// @file The optimizer's pass on the host, and the anomaly axis: losses or gradients not finite.
 
 #include "lockstep/detail/core/element.hpp"
 #include "lockstep/detail/core/error.hpp"

@@ -356,8 +356,7 @@ class DeviceExecution<Cuda, Traits, Comm> {
     check_cuda(cudaMemsetAsync(data, 0, bytes, stream()), "cudaMemsetAsync");
   }
 
-  /// Values are written on the host, in the model's declared types and layouts, and copied. Tensors
-  /// take host memory only while they are written. **Host** blocks.
+  /// Values are written on the host, in declared types and layouts, and copied. **Host** blocks.
   void initialize(const typename Traits::model& model, Arenas arenas, std::byte* masters,
                   const auto& write) {
     using Model = typename Traits::model;

@@ -157,8 +157,7 @@ class ShardSpace {
   Shard slice(std::size_t count) const {
     return shard_of<typename Traits::template sliced<T>>(count, shard_, shards_);
   }
-  /// All pieces of a bucket of `count` elements of T at `data`, which extend into the room behind
-  /// it. The elements at `data` may be of another type than the bucket's.
+  /// All pieces, with the room behind it, of a bucket of `count` Ts, at `data` in any type.
   template <class T, class ReduceType>
   std::span<ReduceType> pieces(ReduceType* data, std::size_t count) const {
     return {data, shard_length<typename Traits::template sliced<T>>(count, shards_) * shards_};

@@ -15,8 +15,7 @@ namespace lockstep::detail {
 /// one process on the whole batch: parameters are bitwise equal on all ranks after every step (with
 /// `LocalSGD`, after every average). A static world of one costs what the bare model costs.
 ///
-/// A replica that throws does not abort the other ranks, which wait until their time limit: `DDP`
-/// aborts them, `DP` throws as long as nothing has been communicated.
+/// A replica that throws does not abort other ranks: `DDP` does, `DP` once they communicate.
 template <class Model, class Policies, class Comm>
 class Replica {
  public:
@@ -301,8 +300,7 @@ class Replica {
     end_backward();
   }
 
-  /// For gradients that no call of the model computes: the caller writes them to the step of
-  /// `with_step` between these two calls.
+  /// For gradients that the caller writes to the step of `with_step`, between these two calls.
   void begin_backward(Sync sync) {
     await_parameters();
     if constexpr (traits::tracks) gradients_.begin_backward(sync, micro_batches_ != 0);
@@ -351,8 +349,7 @@ class Replica {
     end_update();
   }
 
-  /// Begins an update from the sum of so many micro-batches, and fixes its learning rate. Precedes
-  /// `reduce_and_update`, outside of a capture.
+  /// Begins an update from so many micro-batches, at the current rate, outside of a capture.
   void begin_update(std::size_t micro_batches = traits::micro_batches) {
     updater_.begin(micro_batches, gradients_.factor());
   }
@@ -366,8 +363,7 @@ class Replica {
     end_update();
   }
 
-  /// Reduces and updates, in one pass over memory where possible; gradients are not averaged in
-  /// place. **Ranks** all. **Host** as `update`.
+  /// Reduces and updates, in one pass where possible. **Ranks** all. **Host** as `update`.
   void reduce_and_update() {
     [[maybe_unused]] const auto in = in_step();
     updater_.reduce_and_update(gradients_);

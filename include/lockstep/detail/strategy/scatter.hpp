@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file How `ParallelStrategy<DP>` scatters a batch: the rows of each replica, how they are cut
-/// out of batches, containers and views, and where the replica's model reads them.
+/// @file How `ParallelStrategy<DP>` cuts a batch into shares, and where replicas read them.
 
 #include <tuple>
 

@@ -45,9 +45,8 @@ class Updater
   Updater(const Updater&) = delete;
   Updater& operator=(const Updater&) = delete;
 
-  /// Begins an update from the sum over so many micro-batches; `factor` times the reduced sum is
-  /// the average over ranks. On a GPU throws for earlier anomalies that the host knows of.
-  /// **Stream** before the members below.
+  /// Begins an update from so many micro-batches; `factor` times the reduced sum is the average
+  /// over ranks. On a GPU throws for earlier anomalies. **Stream** before the members below.
   void begin(std::size_t micro_batches = Traits::micro_batches, double factor = 1) {
     passes_.require_none_seen();
     this->advance();

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Batches of tensors (structs as in tensors.hpp, tuples, pairs or a tensor): serialization,
-/// splitting for replicas, and conversion from lockstep's batches.
+/// @file Batches of tensors: serialization, splitting for replicas, conversion from lockstep's.
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `lockstep::torch::DistributedDataParallel`: DDP for hand-written loops with LibTorch's
-/// optimizers; policies that do not apply there are compile errors.
+/// @file `lockstep::torch::DistributedDataParallel`: DDP for hand-written loops.
 
 #include "lockstep/detail/torch/loop_gradients.hpp"
 #include "lockstep/detail/trainer/process_group.hpp"
@@ -20,9 +19,8 @@ struct ParameterTypes : detail::ValuePolicy<ParameterTypes<>> {};
 
 namespace detail {
 
-/// `PolicyPack<P>` if the policy applies to a hand-written loop. If not, an empty one and a compile
-/// error that names the alternative. Types that are no well-formed policies are left to the
-/// composition check of all jobs.
+/// `PolicyPack<P>` if the policy applies to a hand-written loop, or is malformed, which the
+/// composition check reports; else an empty one and a compile error that names the alternative.
 template <class P>
 consteval auto acting() {
   if constexpr (PolicyOf<P, ParameterTypes<>> || std::is_same_v<P, Sharding<Replicated>>) {

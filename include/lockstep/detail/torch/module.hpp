@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A LibTorch module in a model, by pointer or in a holder such as `torch::nn::Sequential`:
-/// its unique tensors and its training modes.
+/// @file A LibTorch module in a model: how it is held, its unique tensors, its training modes.
 
 #include <torch/nn/module.h>
 

@@ -159,12 +159,11 @@ void save_state_dict(const auto& net, const std::string& path) {
   detail::write_file(path, file);
 }
 
-/// Reads parameters and buffers from a safetensors file, lockstep's or Python's, in place: a job
-/// may go on with the module. Names (one of a tensor's several) and shapes must match; types are
-/// converted, as in Python. Nothing changes before everything is compared and lockstep's checksums
-/// are verified. Without `strict`, tensors that the file lacks keep their values and others are
-/// ignored; the report names both. **Ranks** this one alone; in a job, all ranks load, or one
-/// before the job begins.
+/// Reads parameters and buffers in place from a safetensors file, lockstep's or Python's. Names
+/// (one of a tensor's several) and shapes must match; types are converted, as in Python. Nothing
+/// changes before everything is compared and verified. Without `strict`, tensors that the file
+/// lacks keep their values and others are ignored; the report names both. **Ranks** this one alone;
+/// in a job, all ranks load, or one before the job begins.
 LoadReport load_state_dict(const auto& net, const std::string& path, bool strict = true) {
   const at::NoGradGuard quiet;
   const detail::SafetensorsFile file(path);

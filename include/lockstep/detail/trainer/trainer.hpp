@@ -267,9 +267,8 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   using Members::evaluate;
 
   /// The usual loop: every epoch trains on `train`, evaluates on `test` if given, and calls
-  /// `on_epoch`, with the epoch or also the scores, which returns false to stop.
-  /// `on_step(batch, loss)` follows a step. Returns the last summary. **Ranks** all. **Host**
-  /// blocks.
+  /// `on_epoch`, with the epoch or also the scores, which returns false to stop. `on_step(batch,
+  /// loss)` follows a step. Returns the last summary. **Ranks** all. **Host** blocks.
   template <Dataset Train, class OnEpoch = decltype(no_function),
             class OnStep = decltype(no_function)>
   EpochSummary fit(const Train& train, const FitOptions& options, OnEpoch on_epoch = {},
@@ -370,9 +369,8 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   Resumed resume(const std::string& where, const LoadOptions& options = {}) {
     return saving().resume(where, options);
   }
-  /// Resumes from the job's folder now instead of in the first `epochs`, after `--resume` or a
-  /// restart. Returns nothing if the job starts anew; throws if all checkpoints are damaged.
-  /// **Ranks** all. **Host** blocks.
+  /// Resumes from the job's folder, as the first `epochs` does after `--resume` or a restart.
+  /// Returns nothing to start anew; throws if all are damaged. **Ranks** all. **Host** blocks.
   std::optional<Resumed> resume() { return saving().resume(); }
   /// Saves into a folder regularly from now on. The command line's options (`--checkpoint` and
   /// others) take precedence. **Ranks** all, before `epochs`. **Host** blocks.

@@ -62,9 +62,8 @@ class RandomStep : public Step {
   const RandomKeys* host_keys_;
 };
 
-/// The random numbers of a replica. The key of a micro-batch is a function of the seed, the rank,
-/// the updates before it and its index in the step: without a counter, a job that resumes from a
-/// checkpoint, or repeats a failed batch, draws what it would have drawn.
+/// The key of a micro-batch is a function of seed, rank, earlier updates and index in the step: a
+/// job that resumes, or repeats a failed batch, draws the same numbers.
 template <class Traits, class Comm>
 class RandomNumbers : public Stages<RandomNumbers<Traits, Comm>> {
   using Store = RandomKeyStore<typename Traits::device, Comm>;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Steps that do not use all parameters: `UnusedParameters<Zero>`, which counts missing
-/// gradients as zero, and sub-graphs. Parameters that no rank has used are not updated.
+/// @file Steps that do not use all parameters: `UnusedParameters<Zero>` and sub-graphs.
 
 #include "lockstep/detail/strategy/replica_traits.hpp"
 

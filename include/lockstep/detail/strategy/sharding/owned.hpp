@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The parameters that a rank updates: all (`Sharding<Replicated>`), or its slices of shared
-/// parameters (`Sharding<HostShared>`).
+/// @file The parameters that a rank updates: all, or its slices of shared ones (`HostShared`).
 
 #include "lockstep/detail/strategy/reduction.hpp"
 
@@ -102,8 +101,7 @@ class OwnsAll : public OwnedAtOnce {
   static constexpr void publish(bool /*was_fused*/) {}
 
  private:
-  /// With more pieces, a kernel for each size would cost the compiler more than it saves; a loop on
-  /// the host gains by a constant only where it is the whole update.
+  /// More would cost the compiler more than they save; a host gains where it is the whole update.
   static constexpr std::size_t most_constants = on_gpu ? 32 : 1;
 
   template <Pieces What>
