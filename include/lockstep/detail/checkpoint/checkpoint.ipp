@@ -71,17 +71,14 @@ inline constexpr FileElement file_elements[] = {
 };
 
 LOCKSTEP_INLINE const FileElement* file_element(std::string_view name) {
-  for (const FileElement& element : file_elements) {
-    if (element.name == name) return &element;
-  }
-  return nullptr;
+  const auto* const found = std::ranges::find(file_elements, name, &FileElement::name);
+  return found == std::end(file_elements) ? nullptr : found;
 }
 
 LOCKSTEP_INLINE const FileElement* file_element(ElementKind kind) {
-  for (const FileElement& element : file_elements) {
-    if (element.kind == kind && kind != ElementKind::unsupported) return &element;
-  }
-  return nullptr;
+  if (kind == ElementKind::unsupported) return nullptr;  // of several types
+  const auto* const found = std::ranges::find(file_elements, kind, &FileElement::kind);
+  return found == std::end(file_elements) ? nullptr : found;
 }
 
 LOCKSTEP_INLINE std::optional<std::uint64_t> product_of(std::span<const std::uint64_t> sizes) {
@@ -1037,7 +1034,7 @@ LOCKSTEP_INLINE void CheckpointReader::verify() const {
 using Names = std::vector<std::string>;
 
 /// Texts as one message, each after its length.
-template <class Texts>
+template <class Texts = std::initializer_list<std::string_view>>
 std::string packed(const Texts& texts) {
   std::string all;
   for (const std::string_view one : texts) {
@@ -1045,9 +1042,6 @@ std::string packed(const Texts& texts) {
     all.append(reinterpret_cast<const char*>(&size), sizeof size).append(one);
   }
   return all;
-}
-LOCKSTEP_INLINE std::string packed(std::initializer_list<std::string_view> texts) {
-  return packed<std::initializer_list<std::string_view>>(texts);
 }
 
 LOCKSTEP_INLINE std::vector<std::string_view> unpacked(std::string_view all) {

@@ -67,9 +67,8 @@ class TokenFiles {
   std::pair<const MappedFile&, std::size_t> byte_of(std::size_t window) const {
     if (window >= windows_) [[unlikely]]
       fail_window(window);
-    const File& file = *std::prev(std::upper_bound(
-        files_.begin(), files_.end(), window,
-        [](std::size_t index, const File& each) { return index < each.first_window; }));
+    const File& file =
+        *std::prev(std::ranges::upper_bound(files_, window, {}, &File::first_window));
     return {*file.file, file.begin + (window - file.first_window) * stride_bytes_};
   }
 

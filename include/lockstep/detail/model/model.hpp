@@ -100,11 +100,8 @@ struct OutputOf {
   using Sizes = std::array<std::size_t, sizeof...(E)>;
 
   static Sizes sizes(const auto& model) {
-    if constexpr (((E == dynamic) || ...)) {
-      return model.output_extents();
-    } else {
-      return Sizes{E...};
-    }
+    if constexpr (((E == dynamic) || ...)) return model.output_extents();
+    return Sizes{E...};
   }
 };
 

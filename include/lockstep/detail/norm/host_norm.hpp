@@ -92,24 +92,18 @@ inline void map_values(const NormShape& shape, const HostChannels<A>& channels, 
 /// The output as it is stored. NaN stays NaN.
 template <Fusion Fused, class T, class A>
 inline T stored_output(A normal, [[maybe_unused]] A residual) {
-  if constexpr (Fused == Fusion::none) {
-    return static_cast<T>(normal);
-  } else {
-    const A value = Fused == Fusion::add_relu ? normal + residual : normal;
-    return static_cast<T>(value < 0 ? A(0) : value);
-  }
+  if constexpr (Fused == Fusion::none) return static_cast<T>(normal);
+  const A value = Fused == Fusion::add_relu ? normal + residual : normal;
+  return static_cast<T>(value < 0 ? A(0) : value);
 }
 
 /// The output's gradient before the ReLU: g of `NormWork`.
 template <Fusion Fused, class T, class A>
 inline A gradient_before(const HostChannel<A>& channel, A x, const T* y, std::size_t i, A dy) {
-  if constexpr (Fused == Fusion::relu) {
+  if constexpr (Fused == Fusion::relu)
     return is_stopped(static_cast<T>(channel.normal(x))) ? A(0) : dy;
-  } else if constexpr (Fused == Fusion::add_relu) {
-    return is_stopped(y[i]) ? A(0) : dy;
-  } else {
-    return dy;
-  }
+  if constexpr (Fused == Fusion::add_relu) return is_stopped(y[i]) ? A(0) : dy;
+  return dy;
 }
 
 /// The moments of runs. `mean` and `m2` must be zero.

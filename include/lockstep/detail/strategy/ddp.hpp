@@ -30,11 +30,8 @@ Model default_model() {
   static_assert(std::is_default_constructible_v<Model>,
                 "lockstep: this model has no default constructor; give the job a function that "
                 "makes one, [] { return Model(...); }, or a model");
-  if constexpr (std::is_default_constructible_v<Model>) {
-    return Model{};
-  } else {
-    std::terminate();  // never reached: the assertion above fails
-  }
+  if constexpr (std::is_default_constructible_v<Model>) return Model{};
+  std::terminate();  // never reached: the assertion above fails
 }
 
 /// A model whose initial values another library draws has
@@ -61,9 +58,8 @@ Model replicate(const Model& model) {
     return model.replicate();
   } else if constexpr (std::copy_constructible<Model>) {
     return model;
-  } else {
-    std::terminate();  // never reached: the assertion above fails
   }
+  std::terminate();  // never reached: the assertion above fails
 }
 
 /// Aborts the calls of all ranks with the current exception's message, and rethrows the exception.

@@ -276,9 +276,8 @@ class Replica {
           with_step([&](auto& step) { return execution_.forward(model_, step, on_device); });
       require_finite_loss(loss);
       return loss;
-    } else {
-      std::terminate();  // never reached: a clause is missing, and has been reported
     }
+    std::terminate();  // never reached: a clause is missing, and has been reported
   }
 
   /// With `Anomaly<Stop>`, throws if a loss that the host knows is not finite.
@@ -476,9 +475,8 @@ class Replica {
     if constexpr (require_forward<Model, evaluation_step, Batch>()) {
       return with_evaluation_step(
           [&](auto& step) { return execution_.forward(model_, step, on_device); });
-    } else {
-      std::terminate();  // never reached: the missing forward has been reported
     }
+    std::terminate();  // never reached: the missing forward has been reported
   }
   /// The model's own evaluation, or its mean loss over `samples()`.
   template <class Batch, class Tally, class Samples>
@@ -511,9 +509,8 @@ class Replica {
       using Memory = typename traits::memory;
       return PartsRunning<Model, step_type, Batch, OutputRows<Model, Memory, false>,
                           OutputRows<Model, Memory, true>>;
-    } else {
-      return false;
     }
+    return false;
   }
   /// The model's outputs in evaluation, valid until the next call. **Host** on a GPU, blocks.
   template <class Batch>

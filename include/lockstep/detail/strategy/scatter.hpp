@@ -254,9 +254,8 @@ std::size_t row_count(const Batch& batch) {
     return batch.size();
   } else if constexpr (counts) {
     return samples_of(batch, BatchCut{}, 0);
-  } else {
-    return 0;
   }
+  return 0;
 }
 
 template <class Batch>

@@ -127,9 +127,7 @@ class StepGraphs {
       const std::uint64_t mine[] = {found * 4 + static_cast<std::uint64_t>(way)};
       std::vector<std::uint64_t> all(comm.world_size().value());
       comm.all_gather(mine, all);
-      for (const std::uint64_t other : all) {
-        if (other != mine[0]) return false;
-      }
+      return std::ranges::count(all, mine[0]) == std::ssize(all);
     }
     return true;
   }

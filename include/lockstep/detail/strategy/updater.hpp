@@ -17,7 +17,6 @@ namespace lockstep::detail {
 template <class Traits, class Comm, class Execution>
 class Updater
     : public StepCounter<typename Traits::rule, typename Traits::curve, typename Traits::groups> {
-  using Clock = typename Updater::StepCounter;
   using layout = typename Traits::layout;
   using Rule = typename Traits::rule;
   using Arena = typename Execution::Arena;
@@ -100,14 +99,14 @@ class Updater
 
   /// **Host** on a GPU, both block.
   void report_progress(ReplicaProgress& progress) const {
-    Clock::report_progress(progress);
+    Updater::StepCounter::report_progress(progress);
     const StepState state = passes_.state();
     progress.skipped = state.skips;
     progress.counted = decides ? state.updates : this->steps();
     if constexpr (Traits::scales_loss) progress.loss_scale = state.loss_scale;
   }
   void take_progress(const ReplicaProgress& progress) {
-    Clock::take_progress(progress);
+    Updater::StepCounter::take_progress(progress);
     StepState state = passes_.state();
     state.updates = progress.counted;
     state.skips = progress.skipped;

@@ -85,9 +85,8 @@ int launch(int argc, char** argv, F&& f) {
   if constexpr (!is_rejected && std::is_default_constructible_v<Model>) {
     constexpr detail::DefaultModel by_default{};
     return detail::launch_job<Job>(argc, argv, by_default, f);
-  } else {
-    return 1;
   }
+  return 1;
 }
 
 /// The same with a model, or with a function that makes each rank's: `[](Session& session) { return
@@ -96,14 +95,13 @@ int launch(int argc, char** argv, F&& f) {
 template <class Job, class Source, class F>
   requires(!std::convertible_to<F, std::size_t>)
 int launch(int argc, char** argv, Source&& model, F&& f) {
-  if constexpr (detail::is_rejected<Job>) {
-    return 1;
-  } else if constexpr (detail::require_models<Job, std::remove_cvref_t<Source>>()) {
-    auto source = std::forward<Source>(model);
-    return detail::launch_job<Job>(argc, argv, source, f);
-  } else {
-    return 1;
+  if constexpr (!detail::is_rejected<Job>) {
+    if constexpr (detail::require_models<Job, std::remove_cvref_t<Source>>()) {
+      auto source = std::forward<Source>(model);
+      return detail::launch_job<Job>(argc, argv, source, f);
+    }
   }
+  return 1;
 }
 
 }  // namespace lockstep
