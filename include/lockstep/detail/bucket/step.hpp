@@ -158,8 +158,7 @@ struct NoNormRanks {
   constexpr std::size_t world() const { return ranks; }
 };
 
-/// The step of one rank: views into arenas, and a `ready` that the compiler removes. Steps for more
-/// ranks have the same members.
+/// The step of one rank: views into arenas, and a `ready` that the compiler removes.
 template <class Model, class Limits = Buckets<>, class Memory = HostMemory,
           class ParameterTypes = DeclaredTypes, class BufferTypes = DeclaredTypes>
 class BareStep {

@@ -213,10 +213,8 @@ LOCKSTEP_INLINE const TensorEntry* SafetensorsFile::find(std::string_view name) 
 }
 
 LOCKSTEP_INLINE const std::string* SafetensorsFile::metadata(std::string_view key) const {
-  for (const auto& entry : metadata_) {
-    if (entry.first == key) return &entry.second;
-  }
-  return nullptr;
+  const auto found = std::ranges::find(metadata_, key, &std::pair<std::string, std::string>::first);
+  return found == metadata_.end() ? nullptr : &found->second;
 }
 
 /// The text before the header's checksum, and the placeholder with which the checksum is computed.
@@ -2132,11 +2130,9 @@ LOCKSTEP_INLINE bool CheckpointOptions::prefers_higher() const {
 LOCKSTEP_INLINE StateValues& StateValues::add(const StateValue& value) {
   if (!detail::is_utf8(value.name()))
     detail::fail("StateValues", {"the name ", value.name(), " is not UTF-8"}, "write it in UTF-8");
-  for (const StateValue& other : values_) {
-    if (other.name() == value.name())
-      detail::fail("StateValues", {"two values have the name ", value.name()},
-                   "give each a name of its own");
-  }
+  if (std::ranges::find(values_, value.name(), &StateValue::name) != values_.end())
+    detail::fail("StateValues", {"two values have the name ", value.name()},
+                 "give each a name of its own");
   values_.push_back(value);
   return *this;
 }
@@ -2335,8 +2331,7 @@ LOCKSTEP_INLINE std::uint64_t Checkpoints::updates_to_go() const {
 /// Is a timed save due on any rank? Ranks also exchange stop signals here.
 LOCKSTEP_INLINE bool Checkpoints::look(const detail::StatefulJob& job) {
   const Clock::time_point now = Clock::now();
-  // The exchange is a collective, so it happens about four times a second, and at least every 64
-  // updates, since updates may suddenly take longer.
+  // About four times a second, and at least every 64 updates, which may suddenly take longer.
   const std::size_t world = job.ranks.world;
   const auto last = static_cast<double>(updates_per_look_);
   const double seconds = std::chrono::duration<double>(now - looked_).count();

@@ -226,10 +226,9 @@ class Checkpoints {
     return resumed;
   }
 
-  /// To be called after every step with `SaveOptions` or a function that makes them when needed.
-  /// Saves if a checkpoint is due, but not between micro-batches; after a stop signal saves and
-  /// throws `Stopped`. Throws the failure of an asynchronous save. **Ranks** all. **Host** blocks
-  /// for a copy of the saved state.
+  /// Called after every step with `SaveOptions`, or a function that makes them. Saves if a
+  /// checkpoint is due, but not between micro-batches; after a stop signal saves and throws
+  /// `Stopped`. Throws a pending save's failure. **Ranks** all. **Host** blocks for a copy.
   template <class Wrapper, class Options = SaveOptions>
   void step(Wrapper& wrapped, const Options& options = {}) {
     if (due_(wrapped.updates())) [[unlikely]]

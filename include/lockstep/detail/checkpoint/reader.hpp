@@ -39,10 +39,9 @@ struct StoredTensor {
 };
 
 /// Opens the main file and its shards, and checks without reading data that they belong together
-/// and that the pieces form whole tensors. Any safetensors file is a checkpoint of parameters. In a
-/// file that lockstep wrote, tensor `name@k` is a piece of `name` if `name` has a recorded shape
-/// (`shapes` in the main file's facts) or is a state, gradient or buffer of a tensor that the
-/// checkpoint has whole, whose shape it then shares.
+/// and that the pieces form whole tensors. Any safetensors file is a checkpoint of parameters. In
+/// lockstep's files, tensor `name@k` is a piece of `name` if `name` has a recorded shape (`shapes`
+/// in the main file's facts) or is a state or buffer of a whole tensor, whose shape it shares.
 class CheckpointReader {
  public:
   explicit CheckpointReader(const std::string& path);

@@ -57,8 +57,7 @@ concept PassReading =
       { source.read(index, pass, out) } -> std::same_as<void>;
     };
 
-/// Does every pass have other samples, because of random numbers? A type that merely forwards the
-/// pass has a member of this name instead.
+/// Do passes have other samples, because of random numbers? Types that forward passes say so.
 template <class S>
 constexpr bool changes_by_pass() {
   if constexpr (requires { S::changes_by_pass; }) {
@@ -108,8 +107,7 @@ concept SampleSource = requires(const S& source) {
 
 namespace detail {
 
-/// Rethrows the current exception (`Stopped` unchanged), nested in an error of `operation`; `about`
-/// comes first.
+/// Rethrows the current exception nested in an error of `operation`, after `about`; not `Stopped`.
 [[noreturn, gnu::cold]] void rethrow_as(std::string_view operation, std::string_view about,
                                         std::string_view advice);
 

@@ -24,8 +24,7 @@ struct LeaderOfGroup : WithName<"LeaderOfGroup">, Choice<axes::Feed> {};
 /// other groups, which forward those of their group.
 struct ScatterThenBroadcast : WithName<"ScatterThenBroadcast">, Choice<axes::Feed> {};
 
-/// The policy of who reads: `Feed<LeaderOfGroup>` with `Groups<Grid<8, 4>>`. Every rank gets the
-/// batches that it would have read itself.
+/// The policy of who reads a rank's batches: `Feed<LeaderOfGroup>` with `Groups<Grid<8, 4>>`.
 template <class Choice>
 struct Feed : detail::ChoicePolicy<axes::Feed, Choice> {
   static constexpr bool sends = !std::is_same_v<Choice, Own>;
@@ -384,8 +383,7 @@ void broadcast_batch(C& comm, Batch& batch, Rank root) {
   if (comm.rank() != root) detail::ArchiveReader(archive).take(batch);
 }
 
-/// Sends a batch of any size from root to every rank; `mine` receives this rank's. `batches` is
-/// used on root only. **Ranks** all. **Host** blocks.
+/// Sends root's `batches`, one per rank and of any size, to `mine`. **Ranks** all. **Host** blocks.
 template <Communicator C, class Batch>
 void scatter_batches(C& comm, std::type_identity_t<std::span<const Batch>> batches, Batch& mine,
                      Rank root) {

@@ -50,8 +50,7 @@ static_assert(sizeof(LmdbMeta) == 152 && std::endian::native == std::endian::lit
 
 /// The records of an LMDB file by number, for any number of threads and forked ranks. 8-byte keys
 /// that are the big-endian numbers from 0 (`write_lmdb`) are looked up at first use; records with
-/// other keys are numbered in key order when the file is opened. The class takes no lock and writes
-/// no file, so that a set may be on a read-only disk.
+/// other keys are numbered in key order at opening. It takes no lock: a disk may be read-only.
 ///
 /// It reads the B+ trees of liblmdb 0.9 itself, because liblmdb trusts its files: a flipped byte
 /// makes it read behind the mapping or abort. Here every offset is checked before use.
@@ -410,8 +409,7 @@ void write_lmdb_records(const std::string& path, std::size_t commit_bytes, std::
 
 /// The records of an LMDB, decoded when they are read by `decode(record, sample)`. A record is a
 /// `std::span<const std::byte>` of mapped pages, valid while the data set lives, so that a sample
-/// may point into it. Copies share the open file; threads and forked ranks may use one object, and
-/// all ranks of a host share the page cache.
+/// may point into it. Copies share the open file; threads and forked ranks may use one object.
 template <class Sample, class Decode = detail::LabelledCodec>
 class LmdbDataset : public detail::LoadsSamples<LmdbDataset<Sample, Decode>, Sample> {
  public:

@@ -128,8 +128,7 @@ void torch_permutation(std::span<Index> items, std::uint64_t seed) {
 /// that holds them, with cycle walking (Black and Rogaway, 2002). Integers only: the same on every
 /// platform, for up to 2^63 items. Eight rounds of a 64-bit mixer over at least eight bits: four
 /// rounds suffice for wide halves (Luby and Rackoff), but with four bits the orders of five items
-/// are unequal after any number of rounds. With eight, chi-square over all orders of 3 to 7 items
-/// finds nothing.
+/// stay unequal. With eight, chi-square over all orders of 3 to 7 items finds nothing.
 class KeyedPermutation {
  public:
   static constexpr std::size_t rounds = 8;

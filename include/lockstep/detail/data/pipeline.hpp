@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Pipelines of samples: `source | map(f)` transforms samples, with random numbers per
-/// sample; `stacked()`, `padded(fill)`, `ragged()` and `collate(c)` turn samples into batches.
+/// @file Pipelines: `map` transforms samples; `stacked`, `padded` and others make batches.
 
 #include <mutex>
 #include <tuple>
@@ -485,8 +484,7 @@ inline auto ragged() {
 }
 
 /// `source | collate<Batch>(c)` calls `c(std::span<const Sample>, Batch& out)` for every batch and
-/// reuses the memory of `out`; `collate(c)` calls `c(std::span<const Sample>)`, which returns the
-/// batch. Several threads call c concurrently.
+/// reuses `out`; for `collate(c)`, `c(samples)` returns the batch. Several threads call c.
 template <class Batch = void, class C>
 auto collate(C c) {
   return detail::OwnCollate<Batch, C>{{}, std::move(c)};

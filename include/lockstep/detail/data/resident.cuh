@@ -16,8 +16,7 @@ struct Draw {
   float weight;
 };
 
-/// The arguments of a gather: batches of `rows` samples, the last one possibly smaller, whose draws
-/// and outputs are one stride apart.
+/// Gathers batches of `rows` samples, or fewer in the last; draws and outputs are a stride apart.
 template <class X, class Y, class Stored>
 struct GatherCall {
   const Stored* inputs = nullptr;  ///< of all samples
@@ -429,8 +428,7 @@ class BatchUpload<ResidentBatch<X, Y, Stored>>
 /// A data set of labelled rows in the memory of the GPU that is current at construction: inside a
 /// job's function, the rank's GPU. Bytes stay bytes there and become floats when a batch is
 /// gathered, bitwise as in the host's loader. If replicas are on several GPUs
-/// (`ParallelStrategy<DP>`), every GPU gets a copy at first use. Jobs and loaders take it as any
-/// data set. Copies share the rows.
+/// (`ParallelStrategy<DP>`), every GPU gets a copy at first use. Copies share the rows.
 template <class Source>
 class DeviceResident {
  public:
@@ -479,8 +477,7 @@ DeviceResident(const Inputs&, const Labels&)
 
 namespace detail {
 
-/// The iterating thread draws some thousand samples at a time, which are gathered where they are
-/// used, so that no workers or prefetching are needed.
+/// The iterating thread draws thousands of samples at a time, which are gathered where used.
 template <class Source, Sampling Sampler>
 class ResidentBatches {
  public:

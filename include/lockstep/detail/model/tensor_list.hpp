@@ -18,8 +18,7 @@ struct ElementList {
 ///     list.parameter("fc1.weight", element_kind<float>(), {hidden, inputs});
 ///     list.buffer("norm.mean", element_kind<float>(), {hidden});
 ///
-/// Parameters are listed in forward order: their gradients are expected in reverse. A tensor's
-/// number is its index among the tensors of its role.
+/// Parameters are listed in forward order. A tensor's number is its index in its role.
 class TensorList {
  public:
   explicit TensorList(std::span<const ElementKind> kinds) : kinds_(kinds) {}

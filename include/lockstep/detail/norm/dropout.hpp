@@ -58,8 +58,7 @@ struct DropoutPass<HostMemory> {
 }  // namespace detail
 
 /// In training, drops elements with probability p and divides the others by 1 - p; in evaluation,
-/// copies. It has no tensors and saves nothing for backward. A model with a Dropout declares
-/// `static constexpr bool draws = true;`.
+/// copies. It saves nothing. Its model declares `static constexpr bool draws = true;`.
 ///
 ///     Dropout<"drop1"> drop{0.5};
 ///     drop.forward(step, x, y);     // in forward; y may be x

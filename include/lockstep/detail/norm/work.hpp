@@ -39,9 +39,8 @@ struct NormRunning {
 /// The host's stream: every pass completes before it returns.
 struct HostStream {};
 
-/// One batch norm's statistics and the passes over its activations of type T, which a pass reads
-/// and writes once; per-channel statistics are doubles. All calls are enqueued on `stream`. A copy
-/// is a fresh object.
+/// One batch norm's statistics, in doubles, and the passes over its activations of type T, which a
+/// pass reads and writes once, enqueued on `stream`. A copy is a fresh object.
 ///
 /// - `bool reserve(channels, world)` allocates; true if it had to. Called first in every forward.
 /// - `measure(stream, shape, x)` computes this rank's packet, `own()` of `packet_doubles(channels)`
@@ -174,8 +173,7 @@ auto stream_of([[maybe_unused]] const auto& step) {
   }
 }
 
-/// Weight, bias and the state from forward to backward, common to all norms. A copied layer is
-/// another replica's and starts without state.
+/// Weight, bias and the state from forward to backward. A copied layer starts without state.
 template <Name Text, std::size_t Features, FloatingElement T>
 class NormLayer {
  protected:

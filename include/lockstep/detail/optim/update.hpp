@@ -18,8 +18,7 @@ struct Anomaly : WithName<"Anomaly"> {};
 /// skipped, and the job ends when the scale has become too small to recover.
 struct Stop : Choice<axes::Anomaly>, WithName<"Stop"> {};
 
-/// A step whose gradients have no finite norm changes nothing, on any rank, and is counted. The
-/// norm is computed before every update, as for `Clip`.
+/// A step whose gradients have no finite norm, taken before every update, is skipped and counted.
 struct Skip : Choice<axes::Anomaly>, WithName<"Skip"> {};
 
 /// Nothing is checked.
@@ -31,8 +30,7 @@ struct Anomaly : detail::ChoicePolicy<axes::Anomaly, How> {};
 
 namespace detail {
 
-/// Zero for finite numbers only. The bits of `value - value` can be combined with `|` in a loop
-/// that vectorises, at two instructions per vector.
+/// Zero for finite numbers only; combined with `|`, the bits of `value - value` vectorise well.
 template <std::floating_point A>
 LOCKSTEP_HOST_DEVICE constexpr auto non_finite(A value) {
   using Bits = std::conditional_t<sizeof(A) == 4, std::uint32_t, std::uint64_t>;

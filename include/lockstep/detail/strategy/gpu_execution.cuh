@@ -197,8 +197,7 @@ class ArenaCopy {
     for (std::size_t tensor = 0; tensor != open_.size(); ++tensor) close(tensor);
   }
 
-  /// Calls `f(values)` for pieces of a tensor of T, in order, that cover it; `f` writes all of
-  /// them. Needs no memory for the whole tensor.
+  /// Calls `f(values)` for pieces of a tensor of T, in order, that cover it; `f` writes them all.
   template <class T, class F>
   void fill(std::size_t tensor, const Placement&, const F& f) {
     const std::size_t all = count(tensor);

@@ -18,8 +18,7 @@ class JobMembers {
 
   /// `job.optimizer().lr = 0.01`, on all ranks, which trainers check. DP's replicas follow.
   auto& optimizer() { return self().first().optimizer(); }
-  /// One of `ParameterGroups`: `job.optimizer(NoDecay<>{}).lr = 0.02`. The first call copies the
-  /// options of `optimizer()`, so set common ones before.
+  /// `job.optimizer(NoDecay<>{}).lr = 0.02`: a group's first call copies `optimizer()`'s options.
   auto& optimizer(auto set) { return self().first().optimizer(set); }
   auto& group_options() { return self().first().group_options(); }
   auto& schedule() { return self().first().schedule(); }

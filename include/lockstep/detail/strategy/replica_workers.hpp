@@ -84,8 +84,7 @@ class ReplicaWorkers {
     return barrier();
   }
 
-  /// A barrier. The last replica decides whether all go on, because a fast replica may fail in the
-  /// next phase before a slow one has left this one.
+  /// The last replica decides whether all go on: a fast one may fail in the next phase already.
   bool barrier() {
     const std::uint64_t before = met_.value.load(std::memory_order_relaxed);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size()) {

@@ -23,10 +23,9 @@ struct NoCaptureGuard {
 };
 
 /// For models whose libraries must know of a capture, because they allocate memory or draw random
-/// numbers: `model.guard_capture(stream, jointly)` makes the guard of one graph, `jointly` if it
-/// holds other ranks' work. Its `begin()` and `end()` enclose the capture, `before_replay()`
-/// precedes each replay; `model.prepare_step(step)` precedes every micro-batch of a job that
-/// captures. **Host** none of them waits for the GPU.
+/// numbers: `model.guard_capture(stream, jointly)` makes a graph's guard, `jointly` if it holds
+/// other ranks' work. `begin()` and `end()` enclose the capture, `before_replay()` precedes replays
+/// and `model.prepare_step(step)` every micro-batch. **Host** none waits for the GPU.
 template <class Model, class Comm>
 auto make_capture_guard([[maybe_unused]] Model& model, [[maybe_unused]] Comm& comm) {
   if constexpr (requires { model.guard_capture(comm.gpu().stream(), true); }) {

@@ -11,9 +11,8 @@ namespace lockstep::detail {
 /// One pass reduces and updates while averages are in the cache, except where clipping, steps that
 /// may be skipped or the zero-gradient filter need a first pass over all averages.
 ///
-/// The execution supplies the passes: `observe`, `decide` and `pass`. On a GPU all work is enqueued
-/// on the compute stream, and what changes from step to step lies in device memory, where `begin`
-/// puts it: the rest can be replayed as a graph.
+/// The execution supplies the passes: `observe`, `decide` and `pass`. On a GPU what changes from
+/// step to step lies in device memory, where `begin` puts it: the rest can be replayed as a graph.
 template <class Traits, class Comm, class Execution>
 class Updater
     : public StepCounter<typename Traits::rule, typename Traits::curve, typename Traits::groups> {
@@ -66,8 +65,7 @@ class Updater
   // States and master weights are packed in the order of the pieces that the rank owns.
 
   std::size_t state_bytes() const { return states_.bytes(); }
-  /// Calls `f(parameter, state, values, first)` for every state: the parameter's index, the state's
-  /// name, and its values from element `first` on.
+  /// Calls `f(parameter, state name, values, first)` for every state, from element `first` on.
   void for_each_state(const auto& f) const {
     for (std::size_t p = 0; p != layout_.infos().size(); ++p) {
       if (!layout_.plan().is_trained(p)) continue;

@@ -57,9 +57,8 @@ inline GradientNode hook_gradient(const at::Tensor& parameter, std::size_t numbe
   return node;
 }
 
-/// Calls `f(parameter)` for every hooked parameter that a backward pass from `root` will not reach;
-/// parameters without a node have no gradients. It visits every node of the graph, so only steps
-/// that allow unused parameters call it.
+/// Calls `f(parameter)` for every parameter with a node that a backward pass from `root` does not
+/// reach. It visits the whole graph, so only steps that allow unused parameters call it.
 void for_each_unreached(const at::Tensor& root, const std::vector<GradientNode>& nodes,
                         const auto& f) {
   using ::torch::autograd::Node;

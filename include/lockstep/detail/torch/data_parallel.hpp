@@ -148,8 +148,7 @@ class ModuleReplica {
 namespace lockstep::torch_loops {
 
 /// PyTorch's `DataParallel`: a forward pass splits its tensors, runs a replica of the module on
-/// each chunk in parallel and gathers the outputs; a backward pass adds all gradients to the
-/// module's own. `Net` is a module class or its holder.
+/// each chunk in parallel and gathers the outputs; backward adds gradients to the module's own.
 ///
 ///     lockstep::torch::DataParallel<Net> dp(net, 4);
 ///     torch::cross_entropy_loss(dp(inputs), labels).backward();

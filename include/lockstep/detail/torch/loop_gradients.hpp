@@ -214,8 +214,7 @@ class LoopGradients {
     ++passes_;
   }
 
-  /// Writes the sum of the gradient and `Tensor::grad` (of `no_sync` passes, or not cleared), which
-  /// ranks average, as in PyTorch.
+  /// Writes the sum of the gradient and a `Tensor::grad` that was not cleared, as in PyTorch.
   void write(std::size_t i, const at::Tensor& gradient) {
     streams_.before_write();
     at::Tensor& to = averages_[slots_[i]];

@@ -17,8 +17,7 @@ class TorchCapture;
 inline namespace torch_modules {
 
 /// The base of a model whose parameters are a LibTorch module's and whose gradients autograd
-/// computes. `Net` is a module or a holder; `Ts` are its parameter types, by default float. The
-/// model defines the loss of a batch:
+/// computes. `Net` is a module or a holder; `Ts` are its parameter types. A model defines its loss:
 ///
 ///     struct Digits : TorchModel<Digits, Net> {
 ///       torch::Tensor loss(const TensorBatch& batch) {
@@ -33,9 +32,8 @@ inline namespace torch_modules {
 /// generators, such as for dropout, says `static constexpr bool draws = true;`: its random numbers
 /// then differ between ranks and steps, and continue after a restart.
 ///
-/// Parameters and buffers live in lockstep's memory from the first step to the end of the job.
-/// Parameters that require no gradient are not trained. Copying a model, as for the replicas of
-/// `ParallelStrategy<DP>`, deep-copies its module.
+/// Parameters and buffers live in lockstep's memory from the first step to the end of the job;
+/// those that require no gradient are not trained. Copying a model deep-copies its module.
 template <class Self, class Net, Element... Ts>
 class TorchModel {
   using Source = detail::ModuleSource<Net>;

@@ -50,9 +50,7 @@ const ::torch::nn::Module& module_of(const Net& net) {
 /// Parameters and buffers, each tensor once with all its names.
 inline std::vector<ModuleTensor> state_tensors(const ::torch::nn::Module& module) {
   std::vector<ModuleTensor> all = module_parameters(module);
-  std::vector<ModuleTensor> buffers = module_buffers(module);
-  all.insert(all.end(), std::make_move_iterator(buffers.begin()),
-             std::make_move_iterator(buffers.end()));
+  std::ranges::move(module_buffers(module), std::back_inserter(all));
   return all;
 }
 

@@ -193,8 +193,7 @@ enum class SaveMoment : std::uint8_t {
   finish,
 };
 
-/// Saves and resumes a job; null in a program without checkpoints, which compiles nothing of them.
-/// `JobSaving` sets it before `main`.
+/// Saves and resumes a job; null without checkpoints. `JobSaving` sets it before `main`.
 template <class Job>
 inline void (*checkpoint_hook)(Job&, SaveMoment) = nullptr;
 

@@ -40,8 +40,7 @@ class RandomStep : public Step {
   RandomStep(const Step& step, const RandomKeys* keys, const RandomKeys* host_keys)
       : Step(step), keys_(keys), host_keys_(host_keys) {}
 
-  /// The random numbers of a layer, which has a unique name or text: different in every micro-batch
-  /// and on every rank, the same in forward and backward.
+  /// The numbers of a layer, by its name: new in every micro-batch and rank, the same in backward.
   auto random(const auto& layer) const {
     return Store::draw(&keys_->micro_batch, layer_hash(layer));
   }
