@@ -40,9 +40,8 @@ inline constexpr std::size_t whole_model = 0;
 
 }  // namespace detail
 
-/// Every step uses one of these sets of parameters, or the whole model: `job.step<"name"_s>(batch)`
-/// or `job.step(batch)`. The optimizer skips parameters that no rank used; on a rank that did not
-/// use a parameter, its gradient counts as zero.
+/// Every step uses one of these sets, `job.step<"name"_s>(batch)`, or the whole model. The
+/// optimizer skips parameters that no rank used; where another rank did, gradients count as zero.
 template <class... Sets>
 struct Subgraphs : Choice<axes::UnusedParameters>, WithName<"Subgraphs"> {
   using sets = Subgraphs;  // without `SameOnAllRanks`

@@ -2079,9 +2079,8 @@ LOCKSTEP_INLINE void write_now(const StatefulJob& job, RankFile& file) {
   });
 }
 
-/// The path that `find(skipped)` finds in a folder, or nothing. Prints damaged checkpoints. Throws
-/// where all are damaged: a new run would replace the only files from which data might be rescued.
-/// After an error of the operation "launch", launchers do not restart the job.
+/// The path that `find(skipped)` finds in a folder, or nothing; prints damaged checkpoints. Throws
+/// where all are damaged: a new run would replace the only files to rescue data from.
 LOCKSTEP_INLINE std::string find_or_reject(
     std::string_view operation, const std::string& folder,
     FunctionRef<std::optional<std::string>(SkippedCheckpoint)> find) {

@@ -3,8 +3,7 @@
 /// @file Reading checkpoints: a safetensors file and its shards as one set of whole tensors.
 ///
 /// The saving job may have had another world size, strategy, backend, device, sharding or
-/// precision: tensors are found by name, and a rank reads only what it keeps. Before the job
-/// changes, rank 0 has verified all checksums, and all ranks have compared names, shapes and types.
+/// precision: tensors are found by name, and a rank reads only what it keeps.
 
 #include "lockstep/detail/checkpoint/job.hpp"
 #include "lockstep/detail/checkpoint/options.hpp"

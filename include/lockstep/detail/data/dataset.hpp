@@ -94,10 +94,9 @@ concept Dataset = requires(const D& dataset) {
                detail::PassLoading<D, typename D::batch_type>;
 };
 
-/// `read(index, out)` replaces the contents of `out` by one sample and reuses its memory. Several
-/// threads call it concurrently, each with its own `out`. A sample may point into the source. A
-/// source that draws random numbers has `read(index, pass, out)`. A source may have
-/// `prepare(indices)`, called once before a batch is read, for example to check a mapped file.
+/// `read(index, out)` replaces `out` by one sample, which may point into the source, and reuses its
+/// memory. Several threads call it, each with its own `out`. A source that draws random numbers has
+/// `read(index, pass, out)`. `prepare(indices)`, if there is one, is called once before a batch.
 template <class S>
 concept SampleSource = requires(const S& source) {
   requires std::default_initializable<typename S::sample_type>;

@@ -214,9 +214,8 @@ constexpr std::size_t batch_count(std::size_t draws, const LoaderOptions& option
 
 LoaderOptions checked_loading(LoaderOptions options, std::size_t samples, std::size_t drawn_from);
 
-/// Where a `DataLoader` gets its batches. The iterating thread begins loops and requests batches by
-/// their number in the loop; a worker or that thread fills them. If `collective` is true, all ranks
-/// request the same batches, and every requested batch must be taken.
+/// Where a `DataLoader` gets its batches: the iterating thread requests them by number; a worker or
+/// that thread fills them. If `collective`, all ranks request the same, and each must be taken.
 template <Dataset Source, Sampling Sampler>
 class LocalBatches {
   static_assert(!Sampler::masks || WeightedBatch<typename Source::batch_type>,

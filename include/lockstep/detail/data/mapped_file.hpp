@@ -8,9 +8,8 @@
 
 namespace lockstep {
 
-/// A whole file, mapped for reading by any number of threads and forked ranks; the ranks of a host
-/// share its pages. If a rename replaces the file, the mapping keeps the old one. Truncating or
-/// writing to the file is an error at the next `require_intact`.
+/// A whole file, mapped for threads and forked ranks, which share its pages. If a rename replaces
+/// it, the mapping keeps the old file; a change is an error at the next `require_intact`.
 class MappedFile {
  public:
   /// The kernel reads ahead by default unless the file is larger than half of the memory.

@@ -55,10 +55,9 @@ class MersenneTwister {
 /// From this many items on PyTorch draws 64 bits, because 32 would favour small numbers.
 inline constexpr std::size_t wide_draws_from = std::numeric_limits<std::uint32_t>::max() / 20;
 
-/// Replaces the k-th draw of a block by `draw % (left - k) + k`, the distance of the k-th swap from
-/// the first of `left` items. Returns the number of items of the block. Division in double
-/// vectorises, unlike integer division, and is exact: the quotient of two 32-bit integers, rounded
-/// to 53 bits, never reaches the next integer.
+/// Replaces the k-th draw by `draw % (left - k) + k`, the distance of the k-th swap from the first
+/// of `left` items. Returns the number of items of the block. Division in double vectorises and is
+/// exact: the quotient of two 32-bit integers, rounded to 53 bits, stays below the next integer.
 inline std::uint32_t find_targets(MersenneTwister::Block& draws, std::uint32_t left) {
   const std::uint32_t count = std::min<std::uint32_t>(MersenneTwister::block_size, left);
   for (std::uint32_t k = 0; k != count; ++k) {
@@ -292,9 +291,8 @@ struct KeyedShuffle : WithName<"KeyedShuffle">, Choice<axes::Order> {
   }
 };
 
-/// For storage with fast sequential reads: shuffles blocks of neighbouring samples, and the samples
-/// within a window of blocks. `BlockShuffle<4096, 16>` draws from 16 blocks of 4,096 samples until
-/// they are used up. No memory, any number of samples.
+/// Shuffles blocks of neighbouring samples, for fast sequential reads, and samples in a window of
+/// blocks: `BlockShuffle<4096, 16>` draws from 16 blocks of 4,096 samples until they are used up.
 template <std::size_t Block, std::size_t Window>
 struct BlockShuffle : Choice<axes::Order> {
   static_assert(Block != 0 && Window != 0,

@@ -46,9 +46,8 @@ void prepare_samples(const auto& source, std::span<const std::size_t> indices) {
   if constexpr (requires { source.prepare(indices); }) source.prepare(indices);
 }
 
-/// The base of stages: `require<Sample>()` rejects samples. A stage that maps samples has
-/// `behind<Held>(source)`. A collate has `batch<Sample>()`, of the type of its batches, and makes
-/// them by `put`, row by row, or by a call with all samples of a batch.
+/// `require<Sample>()` rejects samples. A stage that maps has `behind<Held>(source)`; a collate has
+/// `batch<Sample>()` and makes batches by `put`, row by row, or by a call with all samples.
 struct PipelineStage {};
 
 /// Makes a `Batch` of labelled samples as `F` does; others get any batch, to give only one error.

@@ -91,9 +91,8 @@ class TensorList {
   std::vector<detail::NameAlias> aliases_;
 };
 
-/// A model that lists its tensors at run time: their number, names, element types and extents. It
-/// has `using Elements = ElementList<float>;`, and its steps take numbers as keys: `step.param(0)`,
-/// `step.grad(0)`, `step.ready(0)`. The list must not change during training.
+/// A model that lists its tensors at run time, with `using Elements = ElementList<float>;`. Keys
+/// are numbers: `step.param(0)`, `step.ready(0)`. The list must not change during training.
 template <class M>
 concept TensorListing = requires(const M& model, TensorList& list) {
   { M::Elements::kinds.size() } -> std::convertible_to<std::size_t>;

@@ -97,10 +97,9 @@ __device__ inline ChannelSums load_sums(const ChannelSums* from) {
 }
 
 /// A Term is what is summed. `load<N>(at, sample)` loads packets; `add<Count>(channel, loaded,
-/// where, sums)` adds Count of their elements, all of one channel, the k-th at `where(k)`.
-/// `channel(c, first)` is what a thread needs of a channel. A Term with `stores` writes packets
-/// back. Finish gets a channel's sums, in one thread; if it `ends` and `waits()`, one thread calls
-/// `finish.end()` after all channels.
+/// where, sums)` adds Count of their elements, of one channel, the k-th at `where(k)`; `channel(c,
+/// first)` is a thread's constants. A Term with `stores` writes packets back. Finish gets a
+/// channel's sums, in one thread; if it `ends` and `waits()`, `finish.end()` follows all channels.
 struct Where {
   unsigned packet;
   unsigned index;

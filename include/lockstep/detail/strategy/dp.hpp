@@ -328,9 +328,8 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Rendezvous>> {
   using model_type = Model;
   using Loss = typename LedReplica::Loss;
 
-  /// Every model is constructed on its replica's thread and device, one after the other: by
-  /// default, or by `[](std::size_t replica) { return Model(...); }`. A given model, or one with
-  /// `replicate()`, is copied for the others. **Host** blocks until all have the same parameters.
+  /// Models are made one after the other on their replicas' threads and devices: by default, by
+  /// `[](std::size_t replica) { return Model(...); }`, or as copies. **Host** blocks until all are.
   template <ModelSource<Model, std::size_t> Source = DefaultModel>
   explicit BasicDp(const DpOptions& options = {}, Source&& source = {})
       : rendezvous_(count_replicas(options), options.timeout, options.devices),

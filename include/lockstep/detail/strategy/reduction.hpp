@@ -78,9 +78,8 @@ auto all_reduce_gradients(Comm& comm, std::span<T> gradients) {
                                step_call<Traits, JobCall::backward>());
 }
 
-/// The reductions of a job's buckets. All kinds have `start<T>(bucket, gradients)`, for a complete
-/// bucket with parameters of T, `wait<T>(bucket)`, after which averages lie in place of the
-/// gradients, and `forget()`. This one all-reduces whole buckets.
+/// All kinds have `start<T>(bucket, gradients)`, for a complete bucket with parameters of T,
+/// `wait<T>(bucket)`, which averages in place, and `forget()`. This one all-reduces whole buckets.
 template <class Traits, class Comm>
 class BucketReductions {
  public:

@@ -31,9 +31,8 @@ class ReplicaWorkers {
 
   std::size_t size() const { return errors_.size(); }
 
-  /// Calls every phase with each replica's number, on its thread, with a barrier after each phase.
-  /// An exception ends the run: the first replica's that is not the consequence of another failure
-  /// is thrown, with the replica's number. **Host** blocks.
+  /// Calls every phase with each replica's number, on its thread, with a barrier after each. Throws
+  /// the first failure that is no consequence of another, with its number. **Host** blocks.
   template <class... Phases>
   void run(const Phases&... phases) {
     using All = std::tuple<const Phases&...>;

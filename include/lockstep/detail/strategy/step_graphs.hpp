@@ -36,9 +36,8 @@ auto make_capture_guard([[maybe_unused]] Model& model, [[maybe_unused]] Comm& co
   }
 }
 
-/// A graph holds addresses and sizes: a batch at another address or of another shape needs its own.
-/// A batch runs eagerly once, because libraries allocate and load at first use, and is captured
-/// when it comes again. After a failed capture, steps run eagerly, and rank 0 prints why, once.
+/// A graph holds addresses and sizes: a batch with others needs its own. A batch runs eagerly once,
+/// as libraries allocate at first use, then is captured. A failed capture ends capturing.
 template <CapturingCommunicator Comm, class Batch, class Model>
 class StepGraphs {
  public:

@@ -111,9 +111,8 @@ struct NormPassing : ::torch::CustomClassHolder {
 
 // Templates over `NormExchange`, so that only programs with synchronised norms compile them.
 
-/// Statistics over the samples of all ranks: means and squared deviations are merged by counts,
-/// which may be zero. The backward pass sums over ranks what each input gradient takes from the
-/// other samples. Running statistics move as for one batch of all samples.
+/// Statistics over all ranks' samples, merged by counts, which may be zero. The backward pass sums
+/// over ranks what each input gradient takes from the other samples.
 template <class Exchange>
 class SyncedNorm : public ::torch::autograd::Function<SyncedNorm<Exchange>> {
  public:

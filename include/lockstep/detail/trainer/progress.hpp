@@ -7,9 +7,8 @@
 
 namespace lockstep::detail {
 
-/// The loops' part of a checkpoint, besides the data position; the same on all ranks. Calls of
-/// `epochs`, and loops over data in an epoch, are counted from 1: a resumed program skips those
-/// that were over, and continues in the one that was saved.
+/// The loops' part of a checkpoint, equal on all ranks. Calls of `epochs`, and loops over data in
+/// an epoch, count from 1: a resumed program skips those that were over.
 struct TrainingProgress {
   std::uint64_t run = 0;    ///< calls of `epochs`
   std::uint64_t epoch = 0;  ///< the current or the next; from 0

@@ -140,9 +140,8 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   static constexpr bool ranks_are_threads = requires { ConnectionOf<Policies>::ranks_are_threads; };
   static constexpr bool spans_processes = requires { ConnectionOf<Policies>::spans_processes; };
 
-  /// Joins the other ranks and broadcasts rank 0's initial parameters. A model by default or by a
-  /// function, `[](Session&) { return Model(...); }`, is made after joining, on the rank's or
-  /// replica's GPU. Options come from the command line. **Ranks** all. **Host** blocks.
+  /// Joins the other ranks and broadcasts rank 0's values. A model by default or by a function,
+  /// `[](Session&) { return Model(...); }`, is made on its GPU. **Ranks** all. **Host** blocks.
   template <ModelSource<Model, Session> Source = DefaultModel>
   explicit BasicTrainer(Session& session, Source&& source = {})
       : BasicTrainer(session, std::forward<Source>(source), take_trainer_options(session)) {}
