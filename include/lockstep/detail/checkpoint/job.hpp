@@ -33,10 +33,9 @@ struct StoragePatience {
   std::chrono::milliseconds longest = std::chrono::minutes(30);
 };
 
-/// `work_together` for storage, which may take longer than the timeout of a collective: a thread
-/// per rank sends heartbeats until all are done, so a slow disk is no failure, and a dead or hung
-/// process is detected as in every other call. Storage without progress for `patience.longest` is
-/// an error on all ranks. `work` runs on the calling thread. **Ranks** all. **Host** blocks.
+/// `work_together` for storage, which may take longer than a collective's timeout: a thread per
+/// rank sends heartbeats until all are done. A slow disk is no failure; a dead rank, or storage
+/// without progress for `patience.longest`, is one on all ranks. **Ranks** all. **Host** blocks.
 std::vector<std::string> store_together(const JointRanks& ranks, std::string_view operation,
                                         FunctionRef<std::string()> work,
                                         const StoragePatience& patience = {});

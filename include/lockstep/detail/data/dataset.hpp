@@ -8,8 +8,7 @@
 
 namespace lockstep {
 
-/// The pass over the data that a batch belongs to. A loader passes its sampler's, so that a data
-/// set's random numbers depend on the seed, the epoch and the sample alone.
+/// A batch's pass over the data, of its sampler: with the sample it determines random numbers.
 struct Pass {
   Seed seed{};
   Epoch epoch{};

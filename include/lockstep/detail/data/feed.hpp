@@ -46,8 +46,7 @@ struct FeedRoute {
   bool reads(Rank self) const { return reader == self; }
 };
 
-/// The route of `self` in a job's groups. Batches are sent point-to-point: a broadcast would bring
-/// every rank the batches of its whole group.
+/// The route of `self`. A broadcast instead would bring every rank the batches of its whole group.
 template <class Choice, Topology T>
 FeedRoute feed_route(const T& groups, Rank self) {
   constexpr bool by_leaders = std::is_same_v<Choice, LeaderOfGroup>;
@@ -154,10 +153,9 @@ inline auto& archive_memory() {
   return memory;
 }
 
-/// The rounds of a loop over data in a job with `Feed`. Round t is the t-th batch of every rank
-/// that still has one. A reading rank loads all batches of a round before it sends the first, so
-/// that all ranks that it feeds get a failure in the same round. A thread makes `prefetch` rounds
-/// ahead, and workers load on reading ranks. A loop's end waits for the requested rounds.
+/// Round t of a loop is the t-th batch of every rank that still has one. A reading rank loads all
+/// batches of a round before it sends the first, so that a failure reaches all ranks that it feeds
+/// in the same round. A thread makes `prefetch` rounds ahead; a loop's end waits for them.
 template <Dataset Source, Sampling Sampler, class Line>
 class FedBatches {
  public:

@@ -322,8 +322,7 @@ class LmdbFile {
   std::unique_ptr<Record[], void (*)(void*)> records_{nullptr, std::free};
 };
 
-/// The header of a record; the inputs follow. With 24 bytes here and 8 bytes of key, all nodes of a
-/// page are aligned to the input type, so that inputs are read in place.
+/// The header of a record. Its 24 bytes and 8 of key align the inputs, which are read in place.
 struct LabelledRecord {
   static constexpr std::array<char, 4> own_mark{'L', 'S', 'R', '1'};
 

@@ -393,8 +393,7 @@ class DataLoader {
     }
   }
 
-  /// Reading the clock takes as long as loading a small batch: after a wait below 2 us, the next 15
-  /// waits are not measured but assumed to be equal.
+  /// Reading the clock costs as much as a small batch: after a wait below 2 us, 15 count as equal.
   Slot& take_timed() {
     if (unmeasured_ != 0) {
       --unmeasured_;

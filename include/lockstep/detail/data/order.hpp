@@ -68,8 +68,7 @@ inline std::uint32_t find_targets(MersenneTwister::Block& draws, std::uint32_t l
   return count;
 }
 
-/// Fisher-Yates, forwards: swaps item i with one of the items from i on. Draws do not depend on the
-/// items, so that the next block's memory is prefetched while one is swapped.
+/// Fisher-Yates, forwards: swaps item i with one from i on; prefetches for the next block.
 template <std::unsigned_integral Index>
 void shuffle_with_narrow_draws(std::span<Index> items, std::uint32_t seed) {
   std::iota(items.begin(), items.end(), Index{0});

@@ -311,8 +311,7 @@ class ResidentUpload {
     return batch;
   }
 
-  /// Gathers a batch, and the following ones that are drawn already, into the slots from its own
-  /// on. Batches, or a replica's shares of them, begin `stride` draws apart.
+  /// Gathers a batch, and drawn following ones, into slots from its own on, `stride` draws apart.
   void gather(const Batch& part, std::size_t slot, std::size_t stride) {
     const DeviceBatch<X, Y> to = batch_in(slot, part.rows);
     GatherCall<X, Y, Stored> call;

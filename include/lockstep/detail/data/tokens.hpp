@@ -90,10 +90,9 @@ class TokenFiles {
 
 }  // namespace detail
 
-/// Sample i is the `length` + 1 tokens from i * stride on: `length` inputs and as many targets.
-/// Tokens at the end that fill no window are left out. A file has little-endian tokens of this type
-/// after `header_bytes`, or is a one-dimensional `.npy` file; it is mapped and may be larger than
-/// memory. The windows of several files follow each other; no window spans two files.
+/// Sample i is the `length` + 1 tokens from i * stride on: `length` inputs and as many targets;
+/// tokens that fill no window are left out. A file has little-endian tokens after `header_bytes`,
+/// or is a one-dimensional `.npy` file. Windows of several files follow each other; none spans two.
 template <IntegerElement Token>
 class TokenDataset {
  public:

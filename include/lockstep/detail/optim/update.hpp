@@ -13,9 +13,8 @@ struct Anomaly : WithName<"Anomaly"> {};
 }  // namespace axes
 
 /// A loss or gradient that is not finite ends the job with an error that names rank, step and
-/// parameter. The update pass detects it, so that some parameters may already be affected. On a GPU
-/// a later call throws. With loss scaling (`Precision<Mixed<Half>>`), steps that overflow are
-/// skipped, and the job ends when the scale has become too small to recover.
+/// parameter. The update pass detects it: some parameters may be affected; on a GPU a later call
+/// throws. With loss scaling, steps that overflow are skipped until the scale is too small.
 struct Stop : Choice<axes::Anomaly>, WithName<"Stop"> {};
 
 /// A step whose gradients have no finite norm, taken before every update, is skipped and counted.

@@ -42,8 +42,7 @@ class DeviceLoss {
   std::uint64_t number_;
 };
 
-/// Adds a loss to the totals, and writes it to `shown`, pinned memory that the host reads without
-/// waiting. A template, because a kernel in a header cannot be inline.
+/// Adds a loss to the totals, and shows it in pinned memory. A template: kernels cannot be inline.
 template <bool Skips, class T>
 LOCKSTEP_KERNEL add_loss(const double* loss, T samples, LossTotals* totals, T* shown) {
   *shown = *loss;
@@ -125,8 +124,7 @@ class GpuStep : public Traits::bare_step {
   /// **Host** blocks until the stream is empty: for evaluation, never in forward or backward.
   void synchronize() const { comm_->synchronize(); }
 
-  /// Copies a gradient from a view of device memory, of the same shape and element type, and marks
-  /// it as ready. **Stream** `stream()`.
+  /// Copies a gradient from a `DeviceView` of its shape, and marks it ready. **Stream** `stream()`.
   void set_grad(auto key, const auto& value) const {
     write_view(this->grad(key), key, value);
     this->ready(key);

@@ -7,9 +7,8 @@
 
 namespace lockstep::detail {
 
-/// The values that a model initializes, in the layout that it declares. On the host they are the
-/// arena itself. Elsewhere `open` copies a tensor to the host and returns where the layout would
-/// begin for it; `close` copies it back, `flush` all open ones.
+/// The values that a model initializes: on the host the arena itself. Elsewhere `open` copies a
+/// tensor to the host and returns where its layout would begin, `close` copies it back.
 struct ArenaValues {
   std::byte* data;
 

@@ -213,8 +213,7 @@ class ShardSpace {
   bool is_saved_ = true;
 };
 
-/// `Sharding<ZeroRedundancy>`: each rank gets its slices only. The first bucket is reduced whole
-/// where it carries join flags, which all ranks read.
+/// `Sharding<ZeroRedundancy>`: a rank gets its slices, and the first bucket whole for join flags.
 template <class Traits, class Comm>
 class ShardReductions : public BucketReductions<Traits, Comm> {
   using Whole = BucketReductions<Traits, Comm>;

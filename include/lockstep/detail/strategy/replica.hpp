@@ -200,8 +200,7 @@ class Replica {
   /// A batch where the model can read it, valid until the next one of its type.
   const auto& to_device(const auto& batch) { return execution_.to_device(batch); }
 
-  /// Advances the model's random numbers to the next micro-batch. Call it before `forward` and
-  /// `begin_update`, outside of a capture. **Stream** on a GPU, in its order.
+  /// Advances random numbers, before `forward` and any capture. **Stream** on a GPU, in its order.
   void draw_anew() {
     gradients_.features().each([&](auto& feature) { feature.prepare(updates(), micro_batches_); });
   }

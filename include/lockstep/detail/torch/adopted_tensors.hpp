@@ -44,8 +44,7 @@ class AutogradHook : public ::torch::autograd::FunctionPreHook {
   std::size_t parameter_;
 };
 
-/// The gradient accumulator of a parameter, which must be kept: the tensor only has a weak
-/// reference. Its type is another pointer since LibTorch 2.13.
+/// A parameter's gradient accumulator, to be kept: the tensor only has a weak reference.
 using GradientNode =
     decltype(::torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
 

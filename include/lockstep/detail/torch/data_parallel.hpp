@@ -154,9 +154,8 @@ namespace lockstep::torch_loops {
 ///     torch::cross_entropy_loss(dp(inputs), labels).backward();
 ///     optimizer.step();
 ///
-/// In every pass, replicas take over the module's values and modes. Replica 0 is the module itself,
-/// so its running statistics are those of the first chunk, as in PyTorch. Double backward is
-/// supported. A module must be a `torch::nn::Cloneable`.
+/// In every pass, replicas take over the module's values and modes. Replica 0 is the module, whose
+/// running statistics are those of the first chunk. A module must be a `torch::nn::Cloneable`.
 template <class Net>
 class DataParallel {
   using Contained = typename detail::ModuleSource<Net>::Contained;

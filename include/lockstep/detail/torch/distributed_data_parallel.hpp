@@ -205,15 +205,13 @@ class DistributedDataParallel {
     gradients_.run(loss, [&] { loss.backward({}, retain_graph, create_graph); });
   }
 
-  /// Throws if an averaged gradient was NaN or infinite (`Anomaly<Stop>`); on a GPU, otherwise a
-  /// later `backward` throws. **Host** blocks until all passes are done.
+  /// Throws if an average was not finite (`Anomaly<Stop>`). **Host** blocks until all is done.
   void require_finite() {
     [[maybe_unused]] const auto on = replica_.on_device();
     detail::abort_on_exception(replica_, [&] { gradients_.require_finite(); });
   }
 
-  /// Gradients of forward passes in the scope of the result accumulate in this rank's
-  /// `Tensor::grad`; the next pass outside averages the sum.
+  /// In the result's scope, gradients accumulate in `Tensor::grad`; the next pass averages the sum.
   ///
   ///     { auto local = ddp.no_sync();  ddp(x).mean().backward(); }
   [[nodiscard("gradients are averaged again when the result is gone: auto local = ...")]] auto

@@ -74,8 +74,7 @@ inline std::vector<std::size_t> shape_of(const at::Tensor& tensor) {
   return {tensor.sizes().begin(), tensor.sizes().end()};
 }
 
-/// Maps the other names of a shared tensor to its first. LibTorch's `clone()` unties tensors that
-/// submodules share; these names tell which to tie again.
+/// The other names of shared tensors, by the first: `clone()` unties them, to be tied again.
 using TensorTies = std::unordered_map<std::string, std::string>;
 
 /// The unique tensors of a dictionary, by implementation (not by memory) or by `ties`.

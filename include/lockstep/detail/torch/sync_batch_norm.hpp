@@ -225,8 +225,7 @@ class NormMarks {
   std::unordered_map<const c10::TensorImpl*, std::shared_ptr<const NormMark>> marks_;
 };
 
-/// Overrides `aten::batch_norm` under autograd: a module calls the `forward` of its norms' own
-/// class, so the norms cannot be replaced, but what they call can.
+/// Overrides `aten::batch_norm` under autograd: norms cannot be replaced, but what they call can.
 template <class Exchange>
 at::Tensor batch_norm(const at::Tensor& x, const std::optional<at::Tensor>& weight,
                       const std::optional<at::Tensor>& bias,

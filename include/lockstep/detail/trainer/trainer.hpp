@@ -266,8 +266,8 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   using Members::evaluate;
 
   /// The usual loop: every epoch trains on `train`, evaluates on `test` if given, and calls
-  /// `on_epoch`, with the epoch or also the scores, which returns false to stop. `on_step(batch,
-  /// loss)` follows a step. Returns the last summary. **Ranks** all. **Host** blocks.
+  /// `on_epoch` with the epoch, or also the scores; it returns false to stop. After each step calls
+  /// `on_step(batch, loss)`. Returns the last summary. **Ranks** all. **Host** blocks.
   template <Dataset Train, class OnEpoch = decltype(no_function),
             class OnStep = decltype(no_function)>
   EpochSummary fit(const Train& train, const FitOptions& options, OnEpoch on_epoch = {},

@@ -47,8 +47,7 @@ class LoopStreams<Cuda, Replica> {
     program_waits_for_job();
     met_ = current();
   }
-  /// LibTorch runs a hook on the stream that was current when the module was wrapped, after a wait
-  /// for the gradient; usually all hooks have the same.
+  /// LibTorch runs hooks on the stream that was current when the module was wrapped.
   void before_write() {
     if (met_ == current()) return;
     program_waits_for_job();
