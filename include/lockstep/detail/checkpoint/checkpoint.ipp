@@ -2120,10 +2120,8 @@ namespace lockstep {
 
 LOCKSTEP_INLINE bool CheckpointOptions::prefers_higher() const {
   if (higher_is_better) return *higher_is_better;
-  for (const std::string_view word : {"loss", "error", "perplexity"}) {
-    if (best_by.find(word) != std::string::npos) return false;
-  }
-  return true;
+  constexpr std::string_view lower[] = {"loss", "error", "perplexity"};
+  return std::ranges::none_of(lower, [&](auto name) { return best_by.find(name) != best_by.npos; });
 }
 
 LOCKSTEP_INLINE StateValues& StateValues::add(const StateValue& value) {
@@ -2330,7 +2328,7 @@ LOCKSTEP_INLINE std::uint64_t Checkpoints::updates_to_go() const {
 /// Is a timed save due on any rank? Ranks also exchange stop signals here.
 LOCKSTEP_INLINE bool Checkpoints::look(const detail::StatefulJob& job) {
   const Clock::time_point now = Clock::now();
-  // About four times a second, and at least every 64 updates, which may suddenly take longer.
+  // A collective: about four times a second, and at least every 64 updates, which may slow down.
   const std::size_t world = job.ranks.world;
   const auto last = static_cast<double>(updates_per_look_);
   const double seconds = std::chrono::duration<double>(now - looked_).count();

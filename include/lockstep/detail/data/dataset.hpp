@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-/// A batch's pass over the data, of its sampler: with the sample it determines random numbers.
+/// A pass over the data. A data set's random numbers depend on it and on the sample alone.
 struct Pass {
   Seed seed{};
   Epoch epoch{};
@@ -56,7 +56,7 @@ concept PassReading =
       { source.read(index, pass, out) } -> std::same_as<void>;
     };
 
-/// Do passes have other samples, because of random numbers? Types that forward passes say so.
+/// Does every pass draw other samples? A type that merely forwards the pass says so in a member.
 template <class S>
 constexpr bool changes_by_pass() {
   if constexpr (requires { S::changes_by_pass; }) {

@@ -50,7 +50,7 @@ static_assert(sizeof(LmdbMeta) == 152 && std::endian::native == std::endian::lit
 
 /// The records of an LMDB file by number, for any number of threads and forked ranks. 8-byte keys
 /// that are the big-endian numbers from 0 (`write_lmdb`) are looked up at first use; records with
-/// other keys are numbered in key order at opening. It takes no lock: a disk may be read-only.
+/// other keys are numbered in key order at opening. No lock is taken: the disk may be read-only.
 ///
 /// It reads the B+ trees of liblmdb 0.9 itself, because liblmdb trusts its files: a flipped byte
 /// makes it read behind the mapping or abort. Here every offset is checked before use.

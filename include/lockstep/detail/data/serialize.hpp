@@ -35,7 +35,7 @@ consteval bool require_packed() {
   return true;
 }
 
-/// Packs or unpacks a field. `reserve(count, size)` is for sequences of at least `size` bytes each.
+/// Packs or unpacks a field. `reserve(count, size)`: a length, of elements of `size` bytes or more.
 template <class Archive, class T>
 void pack_field(Archive& archive, T& value) {
   static_assert(!std::is_const_v<T>, "lockstep: a field of a packed batch must not be const");

@@ -197,11 +197,8 @@ template <class Model, detail::TensorRole Role, class Key>
 struct NamedTensor {
  private:
   static constexpr std::size_t found = [] {
-    if constexpr (detail::NameKey<Key>) {
-      return detail::name_index<Model, Role>.find(Key::name);
-    } else {
-      return std::size_t{0};
-    }
+    if constexpr (detail::NameKey<Key>) return detail::name_index<Model, Role>.find(Key::name);
+    return std::size_t{0};
   }();
   static_assert(detail::NameKey<Key>,
                 "lockstep: the key of a declared tensor is its name with _p behind it; write "

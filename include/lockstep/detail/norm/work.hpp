@@ -49,8 +49,8 @@ struct HostStream {};
 ///   gathered in `all(world)`, stores means, inverse deviations and count for `normalise` and
 ///   backward, and updates the running statistics unless the count is zero. Throws if the host
 ///   knows that the count is one.
-/// - `measure_alone(stream, shape, x, options, running)` does both for one rank; no count of 1.
-/// - `finalize_from_running(stream, shape, options, running)` does so in evaluation.
+/// - `measure_alone(stream, shape, x, options, running)`: both for one rank; the count is not 1.
+/// - `finalize_from_running(stream, shape, options, running)`: from running statistics.
 /// - `normalise<Fusion>(stream, shape, x, affine, residual, y)`:
 ///   y = (x - mean) * (weight * inverse deviation) + bias, + residual, ReLU, rounded once.
 /// - `reduce_backward<Fusion>(stream, shape, x, y, dy, affine, gradients, dresidual)`: with g = dy

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The optimizer's pass on the host, and the anomaly axis: losses or gradients not finite.
+/// @file The optimizer's pass on the host, and the anomaly axis, for NaN and infinite gradients.
 
 #include "lockstep/detail/core/element.hpp"
 #include "lockstep/detail/core/error.hpp"

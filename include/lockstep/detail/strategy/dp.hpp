@@ -329,7 +329,7 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Rendezvous>> {
   using Loss = typename LedReplica::Loss;
 
   /// Models are made one after the other on their replicas' threads and devices: by default, by
-  /// `[](std::size_t replica) { return Model(...); }`, or as copies. **Host** blocks until all are.
+  /// `[](std::size_t replica) { return Model(...); }`, or as copies. **Host** blocks.
   template <ModelSource<Model, std::size_t> Source = DefaultModel>
   explicit BasicDp(const DpOptions& options = {}, Source&& source = {})
       : rendezvous_(count_replicas(options), options.timeout, options.devices),

@@ -145,7 +145,7 @@ class StepGraphs {
 
 class CapturedSteps {
  public:
-  /// Runs a micro-batch by `enqueue()`; `begin_update` precedes a step's last. Returns the loss.
+  /// Runs a micro-batch by `enqueue()`, after `begin_update` if a step's last. Returns the loss.
   template <class Replica, class Batch, class Enqueue>
   auto run(Replica& replica, const Batch& batch, const Enqueue& enqueue, std::uint64_t variant) {
     if constexpr (!std::is_same_v<typename Graphs<Replica, Batch>::Guard, NoCaptureGuard>)

@@ -74,7 +74,7 @@ inline std::vector<std::size_t> shape_of(const at::Tensor& tensor) {
   return {tensor.sizes().begin(), tensor.sizes().end()};
 }
 
-/// The other names of shared tensors, by the first: `clone()` unties them, to be tied again.
+/// Maps other names of shared tensors to the first: `clone()` unties them, and they are tied again.
 using TensorTies = std::unordered_map<std::string, std::string>;
 
 /// The unique tensors of a dictionary, by implementation (not by memory) or by `ties`.

@@ -101,7 +101,7 @@ class OwnsAll : public OwnedAtOnce {
   static constexpr void publish(bool /*was_fused*/) {}
 
  private:
-  /// More would cost the compiler more than they save; a host gains where it is the whole update.
+  /// More constants would cost the compiler more than they save; a host gains with one piece only.
   static constexpr std::size_t most_constants = on_gpu ? 32 : 1;
 
   template <Pieces What>

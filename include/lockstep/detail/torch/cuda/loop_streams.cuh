@@ -155,7 +155,7 @@ class LoopStreams<Cuda, Replica> {
   std::optional<CudaEvent> from_program_, from_job_;  // on the replica's GPU
   std::optional<cudaStream_t> met_;
   std::optional<BackwardHere> here_;
-  // With Anomaly<Stop>: the nonempty averages, and for each 0 or NaN, on the GPU and pinned.
+  // With Anomaly<Stop>: nonempty averages, and for each 0 or NaN on the GPU and in pinned memory.
   std::vector<at::Tensor> watched_;
   std::vector<std::size_t> indices_;
   bool has_types_ = false;  // several
