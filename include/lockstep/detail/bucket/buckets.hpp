@@ -43,8 +43,7 @@ struct Frozen : detail::ValuePolicy<axes::Frozen>, detail::NamePatterns<Patterns
 
 namespace detail {
 
-/// Floating tensors have type T, such as BFloat16, unless it is void; the others have their
-/// declared type.
+/// Floating tensors have type T, unless it is void; the others have their declared type.
 template <class T>
 struct FloatingAs {
   static constexpr ElementKind of(ElementKind declared) {

@@ -221,8 +221,7 @@ class TensorLayout : public LayoutTables<Model, Role, Limits, Types> {
     return !Limits::frozen::match(
         tensor_table<Model, Role>.name(NamedTensor<Model, Role, Key>::index));
   }
-  template <class Key>
-  bool trains(Key key) const
+  bool trains(auto key) const
     requires TensorListing<Model>
   {
     const std::size_t tensor = tensor_index<Model, Role>(key);

@@ -158,8 +158,7 @@ struct NoNormRanks {
   constexpr std::size_t world() const { return ranks; }
 };
 
-/// The step of one rank: views into arenas, and a `ready` that the compiler removes. Steps for more
-/// ranks have the same members.
+/// The step of one rank: views into arenas, and a `ready` that the compiler removes.
 template <class Model, class Limits = Buckets<>, class Memory = HostMemory,
           class ParameterTypes = DeclaredTypes, class BufferTypes = DeclaredTypes>
 class BareStep {
@@ -174,58 +173,48 @@ class BareStep {
       : parameters_(parameters), buffers_(buffers), arenas_(arenas) {}
 
   /// A parameter, read-only: only optimizers write parameters.
-  template <class Key>
-  constexpr auto param(Key key) const {
+  constexpr auto param(auto key) const {
     return parameters_.template view<Memory, true>(arenas_.parameters, key);
   }
 
-  template <class Key>
-  constexpr auto grad(Key key) const {
+  constexpr auto grad(auto key) const {
     if constexpr (LayoutOfParameters::freezes) parameters_.require_trained(key);
     return parameters_.template view<Memory, false>(arenas_.gradients, key);
   }
 
-  template <class Key>
-  constexpr auto buffer(Key key) const {
+  constexpr auto buffer(auto key) const {
     return buffers_.template view<Memory, false>(arenas_.buffers, key);
   }
 
   /// Calls `f(name, view)` for all tensors of a kind.
-  template <class F>
-  constexpr void for_each_parameter(F&& f) const {
+  constexpr void for_each_parameter(auto&& f) const {
     parameters_.template for_each<Memory, true>(arenas_.parameters, f);
   }
-  template <class F>
-  constexpr void for_each_gradient(F&& f) const {
+  constexpr void for_each_gradient(auto&& f) const {
     parameters_.template for_each<Memory, false, true>(arenas_.gradients, f);
   }
-  template <class F>
-  constexpr void for_each_buffer(F&& f) const {
+  constexpr void for_each_buffer(auto&& f) const {
     buffers_.template for_each<Memory, false>(arenas_.buffers, f);
   }
 
-  template <class Key>
-  constexpr void ready(Key key) const {
+  constexpr void ready(auto key) const {
     static_cast<void>(tensor_index<Model, TensorRole::parameter>(key));  // rejects a misspelt name
     if constexpr (LayoutOfParameters::freezes) parameters_.require_trained(key);
   }
 
-  template <class Key>
-  static constexpr bool trains(Key key)
+  static constexpr bool trains(auto key)
     requires(!TensorListing<Model>)
   {
     return LayoutOfParameters::trains(key);
   }
-  template <class Key>
-  bool trains(Key key) const
+  bool trains(auto key) const
     requires TensorListing<Model>
   {
     return parameters_.trains(key);
   }
 
   /// Does this step use a parameter? The step of a sub-graph does not use all.
-  template <class Key>
-  static constexpr bool uses(Key key) {
+  static constexpr bool uses(auto key) {
     static_cast<void>(tensor_index<Model, TensorRole::parameter>(key));  // rejects a misspelt name
     return true;
   }
@@ -256,14 +245,12 @@ class BareStep {
 
  protected:
   /// The name is empty if no listed parameter has this number.
-  template <class Key>
-  constexpr std::string_view name_of(Key key) const {
+  constexpr std::string_view name_of(auto key) const {
     const std::size_t parameter = tensor_index<Model, TensorRole::parameter>(key);
     return parameter < parameters_.infos().size() ? parameters_.name(parameter) : "";
   }
 
-  template <class View, class Key, class Value>
-  constexpr void write_view(const View& gradient, Key key, const Value& value) const {
+  constexpr void write_view(const auto& gradient, auto key, const auto& value) const {
     static_assert(std::is_same_v<Memory, HostMemory>,
                   "lockstep: this step's gradients are in device memory, which host code cannot "
                   "write; write them in a kernel and call step.ready");
@@ -284,13 +271,11 @@ class TrackedStep : public Bare {
   TrackedStep(const Bare& bare, Gradients& gradients, Owned& owned)
       : Bare(bare), gradients_(&gradients), owned_(&owned) {}
 
-  template <class Key>
-  auto param(Key key) const {
+  auto param(auto key) const {
     owned_->await_parameter(tensor_index<Model, TensorRole::parameter>(key));
     return Bare::param(key);
   }
-  template <class F>
-  void for_each_parameter(F&& f) const {
+  void for_each_parameter(auto&& f) const {
     owned_->await_parameters();
     Bare::for_each_parameter(f);
   }
@@ -298,16 +283,14 @@ class TrackedStep : public Bare {
   bool await_parameters() const { return owned_->await_parameters(); }
 
   /// With `Gradients::frees`, only a few buckets of gradients have memory at a time.
-  template <class Key>
-  auto grad(Key key) const {
+  auto grad(auto key) const {
     if constexpr (Gradients::frees) {
       return gradients_->freed_gradient(key);
     } else {
       return Bare::grad(key);
     }
   }
-  template <class F>
-  void for_each_gradient(F&& f) const {
+  void for_each_gradient(auto&& f) const {
     static_assert(!Gradients::frees,
                   "lockstep: with Sharding<ZeroRedundancy, Gradients> no rank has all gradients; "
                   "use ZeroRedundancy alone to look at them");
@@ -315,15 +298,13 @@ class TrackedStep : public Bare {
   }
 
   /// Marks a gradient as complete. The last gradient of a bucket starts its reduction.
-  template <class Key>
-  void ready(Key key) const {
+  void ready(auto key) const {
     Bare::ready(key);  // rejects a parameter without a gradient
     gradients_->ready(key);
   }
 
   /// Marks a parameter as unused in this pass (its gradient counts as zero), before backward ends.
-  template <class Key>
-  void unused(Key key) const
+  void unused(auto key) const
     requires(Gradients::skips_unused)
   {
     Bare::ready(key);
@@ -347,8 +328,7 @@ class EvaluationStep : public Step {
   explicit EvaluationStep(const Step& step) : Step(step) {}
   static constexpr bool is_training() { return false; }
   /// Every evaluation has the same random numbers, given by seed, rank and layer.
-  template <class Layer>
-  constexpr auto random(const Layer& layer) const {
+  constexpr auto random(const auto& layer) const {
     if constexpr (Step::draws) {
       return Step::random_in_evaluation(layer);
     } else {

@@ -40,9 +40,8 @@ inline constexpr std::size_t whole_model = 0;
 
 }  // namespace detail
 
-/// Every step uses one of these sets of parameters, or the whole model: `job.step<"name"_s>(batch)`
-/// or `job.step(batch)`. The optimizer skips parameters that no rank used; on a rank that did not
-/// use a parameter, its gradient counts as zero.
+/// Every step uses one of these sets, `job.step<"name"_s>(batch)`, or the whole model. The
+/// optimizer skips parameters that no rank used; where another rank did, gradients count as zero.
 template <class... Sets>
 struct Subgraphs : Choice<axes::UnusedParameters>, WithName<"Subgraphs"> {
   using sets = Subgraphs;  // without `SameOnAllRanks`
@@ -51,11 +50,8 @@ struct Subgraphs : Choice<axes::UnusedParameters>, WithName<"Subgraphs"> {
   static constexpr bool well_formed = (detail::is_subgraph<Sets> && ...);
 
   static constexpr std::string_view name_of(std::size_t set) {
-    if constexpr (well_formed) {
-      return std::array<std::string_view, count>{"", Sets::name...}[set];
-    } else {
-      return "";
-    }
+    if constexpr (well_formed) return std::array<std::string_view, count>{"", Sets::name...}[set];
+    return "";
   }
   static constexpr bool contains(std::size_t set, [[maybe_unused]] std::string_view parameter) {
     if (set == detail::whole_model) return true;
@@ -133,9 +129,8 @@ consteval std::size_t named_subgraph() {
                   "lockstep: the job declares no sub-graph of this name; compare the spelling with "
                   "its Subgraphs (the compiler prints the name beside this message)");
     return found % List::count;  // the whole model after an error
-  } else {
-    return whole_model;
   }
+  return whole_model;
 }
 
 template <class List, class Set>

@@ -71,17 +71,14 @@ inline constexpr FileElement file_elements[] = {
 };
 
 LOCKSTEP_INLINE const FileElement* file_element(std::string_view name) {
-  for (const FileElement& element : file_elements) {
-    if (element.name == name) return &element;
-  }
-  return nullptr;
+  const auto* const found = std::ranges::find(file_elements, name, &FileElement::name);
+  return found == std::end(file_elements) ? nullptr : found;
 }
 
 LOCKSTEP_INLINE const FileElement* file_element(ElementKind kind) {
-  for (const FileElement& element : file_elements) {
-    if (element.kind == kind && kind != ElementKind::unsupported) return &element;
-  }
-  return nullptr;
+  if (kind == ElementKind::unsupported) return nullptr;  // of several types
+  const auto* const found = std::ranges::find(file_elements, kind, &FileElement::kind);
+  return found == std::end(file_elements) ? nullptr : found;
 }
 
 LOCKSTEP_INLINE std::optional<std::uint64_t> product_of(std::span<const std::uint64_t> sizes) {
@@ -216,10 +213,8 @@ LOCKSTEP_INLINE const TensorEntry* SafetensorsFile::find(std::string_view name) 
 }
 
 LOCKSTEP_INLINE const std::string* SafetensorsFile::metadata(std::string_view key) const {
-  for (const auto& entry : metadata_) {
-    if (entry.first == key) return &entry.second;
-  }
-  return nullptr;
+  const auto found = std::ranges::find(metadata_, key, &std::pair<std::string, std::string>::first);
+  return found == metadata_.end() ? nullptr : &found->second;
 }
 
 /// The text before the header's checksum, and the placeholder with which the checksum is computed.
@@ -1037,7 +1032,7 @@ LOCKSTEP_INLINE void CheckpointReader::verify() const {
 using Names = std::vector<std::string>;
 
 /// Texts as one message, each after its length.
-template <class Texts>
+template <class Texts = std::initializer_list<std::string_view>>
 std::string packed(const Texts& texts) {
   std::string all;
   for (const std::string_view one : texts) {
@@ -1045,9 +1040,6 @@ std::string packed(const Texts& texts) {
     all.append(reinterpret_cast<const char*>(&size), sizeof size).append(one);
   }
   return all;
-}
-LOCKSTEP_INLINE std::string packed(std::initializer_list<std::string_view> texts) {
-  return packed<std::initializer_list<std::string_view>>(texts);
 }
 
 LOCKSTEP_INLINE std::vector<std::string_view> unpacked(std::string_view all) {
@@ -1062,8 +1054,7 @@ LOCKSTEP_INLINE std::vector<std::string_view> unpacked(std::string_view all) {
 }
 
 /// A value as bytes of a message, and back.
-template <class T>
-std::string bytes_of(const T& value) {
+std::string bytes_of(const auto& value) {
   return {reinterpret_cast<const char*>(&value), sizeof value};
 }
 template <class T>
@@ -1256,8 +1247,7 @@ inline constexpr const char* sampler_numbers[] = {"samples", "world", "seed",   
                                                   "epoch",   "first", "position"};
 
 /// Calls `f(entry)` for the last entry of each name.
-template <class Entries, class F>
-void for_each_last(const Entries& entries, const F& f) {
+void for_each_last(const auto& entries, const auto& f) {
   for (auto at = entries.begin(); at != entries.end(); ++at) {
     const auto has_name = [&](const auto& later) { return later.name == at->name; };
     if (std::none_of(at + 1, entries.end(), has_name)) f(*at);
@@ -1488,8 +1478,7 @@ inline constexpr std::size_t staging_bytes = std::size_t{8} << 20;
 inline constexpr std::size_t staged_elements = staging_bytes / 8;
 
 /// Calls `f(part)` for parts of a piece that fit into a staging buffer.
-template <class F>
-void for_each_part(const StateEntry& piece, const F& f) {
+void for_each_part(const StateEntry& piece, const auto& f) {
   for (std::size_t at = 0; at < piece.count; at += staged_elements)
     f(piece.part(at, std::min(staged_elements, piece.count - at)));
 }
@@ -2090,9 +2079,8 @@ LOCKSTEP_INLINE void write_now(const StatefulJob& job, RankFile& file) {
   });
 }
 
-/// The path that `find(skipped)` finds in a folder, or nothing. Prints damaged checkpoints. Throws
-/// where all are damaged: a new run would replace the only files from which data might be rescued.
-/// After an error of the operation "launch", launchers do not restart the job.
+/// The path that `find(skipped)` finds in a folder, or nothing; prints damaged checkpoints. Throws
+/// where all are damaged: a new run would replace the only files to rescue data from.
 LOCKSTEP_INLINE std::string find_or_reject(
     std::string_view operation, const std::string& folder,
     FunctionRef<std::optional<std::string>(SkippedCheckpoint)> find) {
@@ -2132,20 +2120,16 @@ namespace lockstep {
 
 LOCKSTEP_INLINE bool CheckpointOptions::prefers_higher() const {
   if (higher_is_better) return *higher_is_better;
-  for (const std::string_view word : {"loss", "error", "perplexity"}) {
-    if (best_by.find(word) != std::string::npos) return false;
-  }
-  return true;
+  constexpr std::string_view lower[] = {"loss", "error", "perplexity"};
+  return std::ranges::none_of(lower, [&](auto name) { return best_by.find(name) != best_by.npos; });
 }
 
 LOCKSTEP_INLINE StateValues& StateValues::add(const StateValue& value) {
   if (!detail::is_utf8(value.name()))
     detail::fail("StateValues", {"the name ", value.name(), " is not UTF-8"}, "write it in UTF-8");
-  for (const StateValue& other : values_) {
-    if (other.name() == value.name())
-      detail::fail("StateValues", {"two values have the name ", value.name()},
-                   "give each a name of its own");
-  }
+  if (std::ranges::find(values_, value.name(), &StateValue::name) != values_.end())
+    detail::fail("StateValues", {"two values have the name ", value.name()},
+                 "give each a name of its own");
   values_.push_back(value);
   return *this;
 }
@@ -2344,8 +2328,7 @@ LOCKSTEP_INLINE std::uint64_t Checkpoints::updates_to_go() const {
 /// Is a timed save due on any rank? Ranks also exchange stop signals here.
 LOCKSTEP_INLINE bool Checkpoints::look(const detail::StatefulJob& job) {
   const Clock::time_point now = Clock::now();
-  // The exchange is a collective, so it happens about four times a second, and at least every 64
-  // updates, since updates may suddenly take longer.
+  // A collective: about four times a second, and at least every 64 updates, which may slow down.
   const std::size_t world = job.ranks.world;
   const auto last = static_cast<double>(updates_per_look_);
   const double seconds = std::chrono::duration<double>(now - looked_).count();

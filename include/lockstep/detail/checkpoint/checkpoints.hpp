@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `Saver` writes one file per rank, which rank 0 commits, blocking or asynchronously.
-/// `Checkpoints` is a folder of periodic checkpoints that a job resumes from.
+/// @file `Saver` saves a job; `Checkpoints` is a folder that a job saves to and resumes from.
 
 #include "lockstep/detail/checkpoint/reader.hpp"
 
@@ -81,9 +80,8 @@ class BackgroundWriter {
 /// child handles the signals as the process did before. After the first signal, the process has
 /// LOCKSTEP_GRACE_SECONDS (60) to call `finished`, or it exits with status 128 + the signal.
 ///
-/// The destructor of the last object restores the handlers, but not after a signal or `finished`:
-/// launchers often send a signal twice, and a rank that stops because of another rank's signal gets
-/// its own later. Neither must end a process that is exiting. Programs that continue call `forget`.
+/// The last destructor restores the handlers, but not after a signal or `finished`: a second signal
+/// must not end an exiting process. Programs that continue call `forget`.
 class StopRequest {
  public:
   StopRequest();
@@ -111,8 +109,7 @@ inline std::uint64_t begun_epochs(const Resumed& resumed) {
   return resumed.epoch + (resumed.position ? 1 : 0);
 }
 
-template <class Wrapper>
-void with_saved_job(Wrapper& wrapped, FunctionRef<void(const StatefulJob&)> f) {
+void with_saved_job(auto& wrapped, FunctionRef<void(const StatefulJob&)> f) {
   with_job(wrapped, JobCall::save, f);
 }
 
@@ -144,24 +141,20 @@ class Saver {
   /// file is replaced atomically. An asynchronous save returns once the copies are made, on a GPU
   /// once they are enqueued; a save waits for the one before it. Between the micro-batches of a
   /// step, whose gradients are not saved, throws unless `parameters_only`. An error on one rank is
-  /// thrown on all ranks, and the job may continue. The next `save`, `finish` or `rethrow` throws
-  /// the error of an asynchronous save.
+  /// thrown on all, of an asynchronous save by the next call; the job may continue.
   ///
   /// **Ranks** all, with the same path. **Host** blocks, as said. **Stream** after all steps.
-  template <class Wrapper>
-  void save(Wrapper& wrapped, const std::string& path, const SaveOptions& options = {}) {
+  void save(auto& wrapped, const std::string& path, const SaveOptions& options = {}) {
     detail::with_saved_job(wrapped, [&](const Job& job) { save_job(job, path, options); });
   }
 
   /// Waits until the pending save is written. **Ranks** all. **Host** blocks.
-  template <class Wrapper>
-  void finish(Wrapper& wrapped) {
+  void finish(auto& wrapped) {
     detail::with_saved_job(wrapped, [&](const Job& job) { finish_with(job.ranks); });
   }
 
   /// Throws the failure of this rank's asynchronous save, and aborts the other ranks with it.
-  template <class Wrapper>
-  void rethrow(Wrapper& wrapped) {
+  void rethrow(auto& wrapped) {
     detail::with_saved_job(wrapped, [&](const Job& job) { rethrow_on_all(job); });
   }
 
@@ -187,8 +180,7 @@ class Saver {
 
 /// Saves a wrapped model with its optimizer: `save(ddp, "model.safetensors", {.epoch = epoch})`.
 /// **Ranks** all, with the same path. **Host** blocks until the file is written.
-template <class Wrapper>
-void save(Wrapper& wrapped, const std::string& path, const SaveOptions& options = {}) {
+void save(auto& wrapped, const std::string& path, const SaveOptions& options = {}) {
   Saver saver;
   saver.save(wrapped, path, options);
   saver.finish(wrapped);
@@ -215,8 +207,7 @@ class Checkpoints {
  public:
   /// Locks the folder for this job and creates it if needed. While this object lives, SIGTERM and
   /// SIGUSR1 ask the job to stop. **Ranks** all. **Host** blocks.
-  template <class Wrapper>
-  Checkpoints(Wrapper& wrapped, CheckpointOptions options) : Checkpoints(std::move(options)) {
+  Checkpoints(auto& wrapped, CheckpointOptions options) : Checkpoints(std::move(options)) {
     detail::with_saved_job(wrapped, [&](const Job& job) { open(job.ranks); });
   }
   Checkpoints(const Checkpoints&) = delete;
@@ -225,8 +216,7 @@ class Checkpoints {
   /// Resumes from the newest valid checkpoint if `.resume` is set or the launcher has restarted the
   /// job; returns nothing, and training starts anew, where there is none. Rank 0 prints which.
   /// Throws where all checkpoints are damaged, and deletes none. **Ranks** all. **Host** blocks.
-  template <class Wrapper>
-  std::optional<Resumed> resume(Wrapper& wrapped, const LoadOptions& options = {}) {
+  std::optional<Resumed> resume(auto& wrapped, const LoadOptions& options = {}) {
     std::optional<Resumed> resumed;
     detail::with_saved_job(wrapped, [&](const Job& job) {
       if (const auto path = find_newest(job.ranks))
@@ -236,10 +226,9 @@ class Checkpoints {
     return resumed;
   }
 
-  /// To be called after every step with `SaveOptions` or a function that makes them when needed.
-  /// Saves if a checkpoint is due, but not between micro-batches; after a stop signal saves and
-  /// throws `Stopped`. Throws the failure of an asynchronous save. **Ranks** all. **Host** blocks
-  /// for a copy of the saved state.
+  /// Called after every step with `SaveOptions`, or a function that makes them. Saves if a
+  /// checkpoint is due, but not between micro-batches; after a stop signal saves and throws
+  /// `Stopped`. Throws a pending save's failure. **Ranks** all. **Host** blocks for a copy.
   template <class Wrapper, class Options = SaveOptions>
   void step(Wrapper& wrapped, const Options& options = {}) {
     if (due_(wrapped.updates())) [[unlikely]]
@@ -256,8 +245,7 @@ class Checkpoints {
   }
 
   /// Saves now and returns the path. **Ranks** all. **Host** as `step`.
-  template <class Wrapper>
-  std::string save(Wrapper& wrapped, SaveOptions options = {}) {
+  std::string save(auto& wrapped, SaveOptions options = {}) {
     std::string path;
     detail::with_saved_job(wrapped, [&](const Job& job) {
       begin(job);
@@ -267,10 +255,7 @@ class Checkpoints {
   }
 
   /// Waits until the pending save is written. **Ranks** all. **Host** blocks.
-  template <class Wrapper>
-  void finish(Wrapper& wrapped) {
-    saver_.finish(wrapped);
-  }
+  void finish(auto& wrapped) { saver_.finish(wrapped); }
 
   const CheckpointOptions& options() const { return options_; }
   /// The newest checkpoint in the folder, as this rank sees it.
@@ -294,8 +279,7 @@ class Checkpoints {
       return options;
     }
   }
-  template <class Wrapper, class Options>
-  [[gnu::cold, gnu::noinline]] void carry_out(Wrapper& wrapped, const Options& options) {
+  [[gnu::cold, gnu::noinline]] void carry_out(auto& wrapped, const auto& options) {
     const auto make = [&] { return made(options); };
     detail::with_saved_job(wrapped, [&](const Job& job) { save_if_due(job, make); });
   }

@@ -18,9 +18,8 @@ struct JointRanks {
   FunctionRef<std::vector<std::string>(std::string)> gather;
 };
 
-/// The results of every rank's `work()`, by rank. Where it throws on any rank, all ranks throw the
-/// first such rank's error, with its rank; no rank is aborted, so the program may continue. `work`
-/// must not communicate. **Ranks** all. **Host** blocks.
+/// The results of every rank's `work()`, by rank, or on all ranks the first failing one's error;
+/// the program may continue. `work` must not communicate. **Ranks** all. **Host** blocks.
 std::vector<std::string> work_together(const JointRanks& ranks, std::string_view operation,
                                        FunctionRef<std::string()> work);
 
@@ -34,10 +33,9 @@ struct StoragePatience {
   std::chrono::milliseconds longest = std::chrono::minutes(30);
 };
 
-/// `work_together` for storage, which may take longer than the timeout of a collective: a thread
-/// per rank sends heartbeats until all are done, so a slow disk is no failure, and a dead or hung
-/// process is detected as in every other call. Storage without progress for `patience.longest` is
-/// an error on all ranks. `work` runs on the calling thread. **Ranks** all. **Host** blocks.
+/// `work_together` for storage, which may take longer than a collective's timeout: a thread per
+/// rank sends heartbeats until all are done. A slow disk is no failure; a dead rank, or storage
+/// without progress for `patience.longest`, is one on all ranks. **Ranks** all. **Host** blocks.
 std::vector<std::string> store_together(const JointRanks& ranks, std::string_view operation,
                                         FunctionRef<std::string()> work,
                                         const StoragePatience& patience = {});

@@ -3,8 +3,7 @@
 /// @file Reading checkpoints: a safetensors file and its shards as one set of whole tensors.
 ///
 /// The saving job may have had another world size, strategy, backend, device, sharding or
-/// precision: tensors are found by name, and a rank reads only what it keeps. Before the job
-/// changes, rank 0 has verified all checksums, and all ranks have compared names, shapes and types.
+/// precision: tensors are found by name, and a rank reads only what it keeps.
 
 #include "lockstep/detail/checkpoint/job.hpp"
 #include "lockstep/detail/checkpoint/options.hpp"
@@ -39,10 +38,9 @@ struct StoredTensor {
 };
 
 /// Opens the main file and its shards, and checks without reading data that they belong together
-/// and that the pieces form whole tensors. Any safetensors file is a checkpoint of parameters. In a
-/// file that lockstep wrote, tensor `name@k` is a piece of `name` if `name` has a recorded shape
-/// (`shapes` in the main file's facts) or is a state, gradient or buffer of a tensor that the
-/// checkpoint has whole, whose shape it then shares.
+/// and that the pieces form whole tensors. Any safetensors file is a checkpoint of parameters. In
+/// lockstep's files, tensor `name@k` is a piece of `name` if `name` has a recorded shape (`shapes`
+/// in the main file's facts) or is a state or buffer of a whole tensor, whose shape it shares.
 class CheckpointReader {
  public:
   explicit CheckpointReader(const std::string& path);
@@ -80,8 +78,7 @@ enum class LoadWhat : std::uint8_t { parameters, training, job };
 Resumed load_job(const StatefulJob& job, const std::string& path, const LoadOptions& options,
                  LoadWhat what);
 
-template <class Wrapper>
-Resumed load_wrapped(Wrapper& wrapped, const std::string& path, const LoadOptions& options,
+Resumed load_wrapped(auto& wrapped, const std::string& path, const LoadOptions& options,
                      LoadWhat what) {
   Resumed resumed;
   with_job(wrapped, JobCall::load,
@@ -95,23 +92,20 @@ namespace lockstep {
 
 /// Loads parameters, buffers and the optimizer (states, hyperparameters, update counts, schedule,
 /// loss scale); discards accumulated gradients. **Ranks** all, with the same path. **Host** blocks.
-template <class Wrapper>
-LoadReport load(Wrapper& wrapped, const std::string& path, const LoadOptions& options = {}) {
+LoadReport load(auto& wrapped, const std::string& path, const LoadOptions& options = {}) {
   return detail::load_wrapped(wrapped, path, options, detail::LoadWhat::training).report;
 }
 
 /// Loads parameters and buffers from any safetensors file, and leaves the optimizer as it is.
 /// **Ranks** all, with the same path. **Host** blocks.
-template <class Wrapper>
-LoadReport load_parameters(Wrapper& wrapped, const std::string& path,
+LoadReport load_parameters(auto& wrapped, const std::string& path,
                            const LoadOptions& options = {}) {
   return detail::load_wrapped(wrapped, path, options, detail::LoadWhat::parameters).report;
 }
 
 /// Loads what `load` does and the program's values, and continues the saved run. The result has the
 /// position for `loader.resume` and the loop. **Ranks** all, with the same path. **Host** blocks.
-template <class Wrapper>
-Resumed resume(Wrapper& wrapped, const std::string& path, const LoadOptions& options = {}) {
+Resumed resume(auto& wrapped, const std::string& path, const LoadOptions& options = {}) {
   return detail::load_wrapped(wrapped, path, options, detail::LoadWhat::job);
 }
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The safetensors format: its limits and element types, a reader that trusts nothing
-/// unchecked, and a writer that replaces files atomically.
+/// @file The safetensors format: a reader that checks everything, and an atomic writer.
 
 #include <bit>
 

@@ -31,8 +31,7 @@ std::string value_type() {
   if constexpr (is_vector_of_numbers<T>) return value_type<typename T::value_type>() + "[]";
 }
 
-/// The element type of texts and vectors, which a checkpoint stores as tensors; `unsupported` for
-/// other values, which are in its header.
+/// The element type of texts and vectors, stored as tensors; `unsupported` for header values.
 template <Keepable T>
 constexpr ElementKind value_kind() {
   if constexpr (std::same_as<T, std::string>) return ElementKind::u8;
@@ -148,10 +147,7 @@ class StateValues {
 
   /// Throws where the name is taken or not UTF-8.
   StateValues& add(const StateValue& value);
-  template <class T>
-  StateValues& add(std::string_view name, T& value) {
-    return add(StateValue(name, value));
-  }
+  StateValues& add(std::string_view name, auto& value) { return add(StateValue(name, value)); }
 
   bool empty() const { return values_.empty(); }
   auto begin() const { return values_.begin(); }

@@ -8,8 +8,7 @@
 
 namespace lockstep {
 
-/// The pass over the data that a batch belongs to. A loader passes its sampler's, so that a data
-/// set's random numbers depend on the seed, the epoch and the sample alone.
+/// A pass over the data. A data set's random numbers depend on it and on the sample alone.
 struct Pass {
   Seed seed{};
   Epoch epoch{};
@@ -57,8 +56,7 @@ concept PassReading =
       { source.read(index, pass, out) } -> std::same_as<void>;
     };
 
-/// Does every pass have other samples, because of random numbers? A type that merely forwards the
-/// pass has a member of this name instead.
+/// Does every pass draw other samples? A type that merely forwards the pass says so in a member.
 template <class S>
 constexpr bool changes_by_pass() {
   if constexpr (requires { S::changes_by_pass; }) {
@@ -95,10 +93,9 @@ concept Dataset = requires(const D& dataset) {
                detail::PassLoading<D, typename D::batch_type>;
 };
 
-/// `read(index, out)` replaces the contents of `out` by one sample and reuses its memory. Several
-/// threads call it concurrently, each with its own `out`. A sample may point into the source. A
-/// source that draws random numbers has `read(index, pass, out)`. A source may have
-/// `prepare(indices)`, called once before a batch is read, for example to check a mapped file.
+/// `read(index, out)` replaces `out` by one sample, which may point into the source, and reuses its
+/// memory. Several threads call it, each with its own `out`. A source that draws random numbers has
+/// `read(index, pass, out)`. `prepare(indices)`, if there is one, is called once before a batch.
 template <class S>
 concept SampleSource = requires(const S& source) {
   requires std::default_initializable<typename S::sample_type>;
@@ -108,8 +105,7 @@ concept SampleSource = requires(const S& source) {
 
 namespace detail {
 
-/// Rethrows the current exception (`Stopped` unchanged), nested in an error of `operation`; `about`
-/// comes first.
+/// Rethrows the current exception nested in an error of `operation`, after `about`; not `Stopped`.
 [[noreturn, gnu::cold]] void rethrow_as(std::string_view operation, std::string_view about,
                                         std::string_view advice);
 

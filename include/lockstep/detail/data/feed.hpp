@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Sends batches from ranks that read them to ranks that do not: the policy `Feed`, and
-/// `broadcast_batch` and `scatter_batches` for hand-written loops.
+/// @file Batches from ranks that read to others: `Feed`, `broadcast_batch` and `scatter_batches`.
 
 #include "lockstep/detail/comm/call/peers.hpp"
 #include "lockstep/detail/comm/communicator.hpp"
@@ -25,8 +24,7 @@ struct LeaderOfGroup : WithName<"LeaderOfGroup">, Choice<axes::Feed> {};
 /// other groups, which forward those of their group.
 struct ScatterThenBroadcast : WithName<"ScatterThenBroadcast">, Choice<axes::Feed> {};
 
-/// The policy of who reads: `Feed<LeaderOfGroup>` with `Groups<Grid<8, 4>>`. Every rank gets the
-/// batches that it would have read itself.
+/// The policy of who reads a rank's batches: `Feed<LeaderOfGroup>` with `Groups<Grid<8, 4>>`.
 template <class Choice>
 struct Feed : detail::ChoicePolicy<axes::Feed, Choice> {
   static constexpr bool sends = !std::is_same_v<Choice, Own>;
@@ -48,8 +46,7 @@ struct FeedRoute {
   bool reads(Rank self) const { return reader == self; }
 };
 
-/// The route of `self` in a job's groups. Batches are sent point-to-point: a broadcast would bring
-/// every rank the batches of its whole group.
+/// The route of `self`. A broadcast instead would bring every rank the batches of its whole group.
 template <class Choice, Topology T>
 FeedRoute feed_route(const T& groups, Rank self) {
   constexpr bool by_leaders = std::is_same_v<Choice, LeaderOfGroup>;
@@ -77,10 +74,9 @@ struct NoDevice {
   constexpr int operator()() const { return 0; }
 };
 
-/// A communicator for feeding and this rank's route. The rank's thread requests rounds of batches;
-/// feeding threads make them in order. All ranks request the same rounds in the same order, so that
-/// sends and receives match even if an evaluation comes between two steps. `select()` makes the
-/// rank's GPU current while its result lives.
+/// A communicator for feeding and this rank's route. All ranks request the same rounds in the same
+/// order, which feeding threads make: sends and receives match even if an evaluation comes between
+/// two steps. `select()` makes the rank's GPU current while its result lives.
 template <Communicator Comm, class Select = NoDevice>
 class FeedLine {
  public:
@@ -157,10 +153,9 @@ inline auto& archive_memory() {
   return memory;
 }
 
-/// The rounds of a loop over data in a job with `Feed`. Round t is the t-th batch of every rank
-/// that still has one. A reading rank loads all batches of a round before it sends the first, so
-/// that all ranks that it feeds get a failure in the same round. A thread makes `prefetch` rounds
-/// ahead, and workers load on reading ranks. A loop's end waits for the requested rounds.
+/// Round t of a loop is the t-th batch of every rank that still has one. A reading rank loads all
+/// batches of a round before it sends the first, so that a failure reaches all ranks that it feeds
+/// in the same round. A thread makes `prefetch` rounds ahead; a loop's end waits for them.
 template <Dataset Source, Sampling Sampler, class Line>
 class FedBatches {
  public:
@@ -327,10 +322,8 @@ class Opened {
  public:
   using batch_type = typename Source::batch_type;
 
-  /// `make()` opens the data if this rank `reads`. Sizes must agree. **Ranks** all. **Host**
-  /// blocks.
-  template <class Comm, class Make>
-  Opened(Comm& comm, bool reads, Make& make) {
+  /// Opens the data if this rank `reads`. Sizes must agree. **Ranks** all. **Host** blocks.
+  Opened(auto& comm, bool reads, auto& make) {
     if (reads) source_.emplace(make());
     const std::uint64_t own[] = {reads ? 1u : 0u, reads ? source_->size() : 0u};
     std::vector<std::uint64_t> all(2 * comm.world_size().value());
@@ -388,8 +381,7 @@ void broadcast_batch(C& comm, Batch& batch, Rank root) {
   if (comm.rank() != root) detail::ArchiveReader(archive).take(batch);
 }
 
-/// Sends a batch of any size from root to every rank; `mine` receives this rank's. `batches` is
-/// used on root only. **Ranks** all. **Host** blocks.
+/// Sends root's `batches`, one per rank and of any size, to `mine`. **Ranks** all. **Host** blocks.
 template <Communicator C, class Batch>
 void scatter_batches(C& comm, std::type_identity_t<std::span<const Batch>> batches, Batch& mine,
                      Rank root) {

@@ -538,8 +538,7 @@ class Staging {
     return text({identity_, "\n", source_.facts, copy.facts});
   }
 
-  /// Does a copy of the current source exist? Throws if something else has its path. `damage_`
-  /// reports a copy that has changed although the source has not.
+  /// Does a current copy exist? Throws if its path is taken; `damage_` reports a changed copy.
   bool has_copy() {
     struct stat status{};
     if (::lstat(local_.c_str(), &status) != 0) return false;

@@ -50,8 +50,7 @@ static_assert(sizeof(LmdbMeta) == 152 && std::endian::native == std::endian::lit
 
 /// The records of an LMDB file by number, for any number of threads and forked ranks. 8-byte keys
 /// that are the big-endian numbers from 0 (`write_lmdb`) are looked up at first use; records with
-/// other keys are numbered in key order when the file is opened. The class takes no lock and writes
-/// no file, so that a set may be on a read-only disk.
+/// other keys are numbered in key order at opening. No lock is taken: the disk may be read-only.
 ///
 /// It reads the B+ trees of liblmdb 0.9 itself, because liblmdb trusts its files: a flipped byte
 /// makes it read behind the mapping or abort. Here every offset is checked before use.
@@ -284,8 +283,7 @@ class LmdbFile {
   }
 
   /// Calls `visit(key, record)` for the records below a page in key order; `pages_left` ends loops.
-  template <class Visit>
-  void list(std::uint64_t root, std::size_t& pages_left, const Visit& visit,
+  void list(std::uint64_t root, std::size_t& pages_left, const auto& visit,
             std::size_t depth = 0) const {
     if (depth == most_levels || pages_left-- == 0)
       fail_page(root, "is part of no tree: it leads to itself");
@@ -324,8 +322,7 @@ class LmdbFile {
   std::unique_ptr<Record[], void (*)(void*)> records_{nullptr, std::free};
 };
 
-/// The header of a record; the inputs follow. With 24 bytes here and 8 bytes of key, all nodes of a
-/// page are aligned to the input type, so that inputs are read in place.
+/// The header of a record. Its 24 bytes and 8 of key align the inputs, which are read in place.
 struct LabelledRecord {
   static constexpr std::array<char, 4> own_mark{'L', 'S', 'R', '1'};
 
@@ -370,8 +367,7 @@ struct LabelledRecord {
 };
 static_assert(sizeof(LabelledRecord) == 24);
 
-/// Encodes samples with inputs and a label as records, and decodes them; inputs stay in the
-/// mapping.
+/// Encodes labelled samples as records and decodes them; inputs stay in the mapping.
 struct LabelledCodec {
   template <Labelled Sample>
   void operator()(const Sample& sample, std::vector<std::byte>& out) const {
@@ -412,8 +408,7 @@ void write_lmdb_records(const std::string& path, std::size_t commit_bytes, std::
 
 /// The records of an LMDB, decoded when they are read by `decode(record, sample)`. A record is a
 /// `std::span<const std::byte>` of mapped pages, valid while the data set lives, so that a sample
-/// may point into it. Copies share the open file; threads and forked ranks may use one object, and
-/// all ranks of a host share the page cache.
+/// may point into it. Copies share the open file; threads and forked ranks may use one object.
 template <class Sample, class Decode = detail::LabelledCodec>
 class LmdbDataset : public detail::LoadsSamples<LmdbDataset<Sample, Decode>, Sample> {
  public:

@@ -24,9 +24,8 @@ struct LoaderOptions {
 
 namespace detail {
 
-/// A ring of slots that worker threads fill. Workers claim requests in order; a batch that is
-/// filled early waits in its slot. Slots and their memory are reused and never move. A request that
-/// no worker has begun when it is due is filled by the consumer itself, which therefore never waits
+/// A ring of slots that worker threads fill; workers claim requests in order. A request that no
+/// worker has begun when it is due is filled by the consumer itself, which therefore never waits
 /// for a thread to wake up (hence no `TaskQueue`); without workers, that is every request.
 /// `batches.fill(slot)` makes a result from the request in a slot; all workers call it, so that it
 /// must not use anything that the consumer changes. Atomics count requests, claims and results; the
@@ -215,9 +214,8 @@ constexpr std::size_t batch_count(std::size_t draws, const LoaderOptions& option
 
 LoaderOptions checked_loading(LoaderOptions options, std::size_t samples, std::size_t drawn_from);
 
-/// Where a `DataLoader` gets its batches. The iterating thread begins loops and requests batches by
-/// their number in the loop; a worker or that thread fills them. If `collective` is true, all ranks
-/// request the same batches, and every requested batch must be taken.
+/// Where a `DataLoader` gets its batches: the iterating thread requests them by number; a worker or
+/// that thread fills them. If `collective`, all ranks request the same, and each must be taken.
 template <Dataset Source, Sampling Sampler>
 class LocalBatches {
   static_assert(!Sampler::masks || WeightedBatch<typename Source::batch_type>,
@@ -395,8 +393,7 @@ class DataLoader {
     }
   }
 
-  /// Reading the clock takes as long as loading a small batch: after a wait below 2 us, the next 15
-  /// waits are not measured but assumed to be equal.
+  /// Reading the clock costs as much as a small batch: after a wait below 2 us, 15 count as equal.
   Slot& take_timed() {
     if (unmeasured_ != 0) {
       --unmeasured_;

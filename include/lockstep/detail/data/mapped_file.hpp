@@ -8,9 +8,8 @@
 
 namespace lockstep {
 
-/// A whole file, mapped for reading by any number of threads and forked ranks; the ranks of a host
-/// share its pages. If a rename replaces the file, the mapping keeps the old one. Truncating or
-/// writing to the file is an error at the next `require_intact`.
+/// A whole file, mapped for threads and forked ranks, which share its pages. If a rename replaces
+/// it, the mapping keeps the old file; a change is an error at the next `require_intact`.
 class MappedFile {
  public:
   /// The kernel reads ahead by default unless the file is larger than half of the memory.
@@ -22,9 +21,8 @@ class MappedFile {
   std::size_t size() const { return size_; }
 
   /// Throws if the file has another size or was written to since it was mapped. Readers call it
-  /// before every batch, because access behind the end of a truncated file raises SIGBUS. A window
-  /// of microseconds remains: truncation between this call and the access still raises SIGBUS, and
-  /// a change within the clock tick of the opening may be missed.
+  /// before every batch: access behind the end of a truncated file raises SIGBUS, as a truncation
+  /// between this call and the access still does. A change within the opening's tick is missed.
   void require_intact() const;
 
   /// Throws the error of `require_intact` for a file that now has so many bytes.

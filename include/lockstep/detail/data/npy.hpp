@@ -74,8 +74,7 @@ class NpyFile {
   detail::NpyHeader header_;
 };
 
-/// A file with elements of type `T` as rows, one per index of the first axis. Rows are read on
-/// demand, so that the file may be larger than memory. As a source of samples, a sample is a row.
+/// A file of `T` as rows, by the first axis, read on demand. As a source, a sample is a row.
 template <Element T>
 class NpyArray {
  public:
@@ -121,8 +120,7 @@ class NpyArray {
   std::size_t width_ = 0;
 };
 
-/// Writes a row-major array of this shape, by default with one axis. The file is replaced
-/// atomically.
+/// Writes a row-major array of this shape, by default with one axis; replaces the file atomically.
 template <std::ranges::contiguous_range Values>
   requires Element<std::ranges::range_value_t<Values>>
 void write_npy(const std::string& path, const Values& values, std::vector<std::size_t> shape = {}) {
@@ -132,9 +130,8 @@ void write_npy(const std::string& path, const Values& values, std::vector<std::s
                           std::as_bytes(all), shape);
 }
 
-/// Rows of one file with labels of another, read on demand, so that the files may be larger than
-/// memory. Inputs are of type `X` in the file too; integer labels may have another integer type
-/// there (NumPy's default is int64), and loading a label that `Y` cannot hold throws.
+/// Rows of one file with labels of another, read on demand: files may be larger than memory.
+/// Integer labels may have another integer type there; loading one that `Y` cannot hold throws.
 template <Element X, Element Y>
 class NpyDataset {
  public:

@@ -55,10 +55,9 @@ class MersenneTwister {
 /// From this many items on PyTorch draws 64 bits, because 32 would favour small numbers.
 inline constexpr std::size_t wide_draws_from = std::numeric_limits<std::uint32_t>::max() / 20;
 
-/// Replaces the k-th draw of a block by `draw % (left - k) + k`, the distance of the k-th swap from
-/// the first of `left` items. Returns the number of items of the block. Division in double
-/// vectorises, unlike integer division, and is exact: the quotient of two 32-bit integers, rounded
-/// to 53 bits, never reaches the next integer.
+/// Replaces the k-th draw by `draw % (left - k) + k`, the distance of the k-th swap from the first
+/// of `left` items. Returns the number of items of the block. Division in double vectorises and is
+/// exact: the quotient of two 32-bit integers, rounded to 53 bits, stays below the next integer.
 inline std::uint32_t find_targets(MersenneTwister::Block& draws, std::uint32_t left) {
   const std::uint32_t count = std::min<std::uint32_t>(MersenneTwister::block_size, left);
   for (std::uint32_t k = 0; k != count; ++k) {
@@ -69,8 +68,7 @@ inline std::uint32_t find_targets(MersenneTwister::Block& draws, std::uint32_t l
   return count;
 }
 
-/// Fisher-Yates, forwards: swaps item i with one of the items from i on. Draws do not depend on the
-/// items, so that the next block's memory is prefetched while one is swapped.
+/// Fisher-Yates, forwards: swaps item i with one from i on; prefetches for the next block.
 template <std::unsigned_integral Index>
 void shuffle_with_narrow_draws(std::span<Index> items, std::uint32_t seed) {
   std::iota(items.begin(), items.end(), Index{0});
@@ -125,12 +123,10 @@ void torch_permutation(std::span<Index> items, std::uint64_t seed) {
 }
 
 /// A bijection of 0 .. size-1 chosen by a key: a Feistel network over the smallest power of two
-/// that holds them, with cycle walking (Black and Rogaway, 2002), which takes at most two
-/// iterations on average from 128 items on. Integers only: the same on every platform, for up to
-/// 2^63 items. Eight rounds of a 64-bit mixer over at least eight bits: four rounds suffice for
-/// wide halves (Luby and Rackoff), but with four bits the orders of five items are unequal after
-/// any number of rounds. With eight, chi-square over all orders of 3 to 7 items finds nothing. A
-/// shuffle, no cipher.
+/// that holds them, with cycle walking (Black and Rogaway, 2002). Integers only: the same on every
+/// platform, for up to 2^63 items. Eight rounds of a 64-bit mixer over at least eight bits: four
+/// rounds suffice for wide halves (Luby and Rackoff), but with four bits the orders of five items
+/// stay unequal. With eight, chi-square over all orders of 3 to 7 items finds nothing.
 class KeyedPermutation {
  public:
   static constexpr std::size_t rounds = 8;
@@ -294,9 +290,8 @@ struct KeyedShuffle : WithName<"KeyedShuffle">, Choice<axes::Order> {
   }
 };
 
-/// For storage with fast sequential reads: shuffles blocks of neighbouring samples, and the samples
-/// within a window of blocks. `BlockShuffle<4096, 16>` draws from 16 blocks of 4,096 samples until
-/// they are used up. No memory, any number of samples.
+/// Shuffles blocks of neighbouring samples, for fast sequential reads, and samples in a window of
+/// blocks: `BlockShuffle<4096, 16>` draws from 16 blocks of 4,096 samples until they are used up.
 template <std::size_t Block, std::size_t Window>
 struct BlockShuffle : Choice<axes::Order> {
   static_assert(Block != 0 && Window != 0,

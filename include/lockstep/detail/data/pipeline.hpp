@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Pipelines of samples: `source | map(f)` transforms samples, with random numbers per
-/// sample; `stacked()`, `padded(fill)`, `ragged()` and `collate(c)` turn samples into batches.
+/// @file Pipelines: `map` transforms samples; `stacked`, `padded` and others make batches.
 
 #include <mutex>
 #include <tuple>
@@ -43,18 +42,15 @@ void read_sample(const Source& source, std::size_t index, [[maybe_unused]] Pass 
   }
 }
 
-template <class Source>
-void prepare_samples(const Source& source, std::span<const std::size_t> indices) {
+void prepare_samples(const auto& source, std::span<const std::size_t> indices) {
   if constexpr (requires { source.prepare(indices); }) source.prepare(indices);
 }
 
-/// The base of stages: `require<Sample>()` rejects samples. A stage that maps samples has
-/// `behind<Held>(source)`. A collate has `batch<Sample>()`, of the type of its batches, and makes
-/// them by `put`, row by row, or by a call with all samples of a batch.
+/// `require<Sample>()` rejects samples. A stage that maps has `behind<Held>(source)`; a collate has
+/// `batch<Sample>()` and makes batches by `put`, row by row, or by a call with all samples.
 struct PipelineStage {};
 
-/// Makes a `Batch` of samples with inputs and a label as `F` does; other samples get any batch, to
-/// give only one error.
+/// Makes a `Batch` of labelled samples as `F` does; others get any batch, to give only one error.
 template <template <class, class> class Batch, class F>
 struct LabelledCollate : PipelineStage, F {
   template <class Sample>
@@ -133,8 +129,7 @@ struct OwnCollate : PipelineStage {
   C c;
 };
 
-/// A pool of scratch objects. Unlike thread-local objects they end with their owner, and a thread
-/// may use two. A copy starts empty.
+/// A pool of scratch objects, which end with their owner. A thread may use two; a copy is empty.
 template <class T>
 class Spares {
  public:
@@ -144,8 +139,7 @@ class Spares {
   ~Spares() = default;
 
   /// Calls `f(object)`. An object with which `f` throws is discarded.
-  template <class F>
-  void with(const F& f) {
+  void with(const auto& f) {
     std::unique_ptr<T> object;
     {
       const std::lock_guard lock(mutex_);
@@ -165,8 +159,7 @@ class Spares {
   std::vector<std::unique_ptr<T>> spares_;
 };
 
-/// Makes `Source` a data set: a derived class with `chain_type` and `read(index, pass, chain,
-/// out)`, or with a simpler `read`.
+/// Makes a derived class with `read(index, pass, chain, out)`, or a simpler `read`, a data set.
 template <class Source, class Sample, class Collating = RowCollate>
 class LoadsSamples {
   static constexpr bool is_known = !std::is_same_v<Collating, RowCollate> || Labelled<Sample>;
@@ -199,8 +192,7 @@ class LoadsSamples {
  protected:
   explicit LoadsSamples(Collating collate = {}) : collate_(std::move(collate)) {}
 
-  template <class F>
-  void with_chain(const F& f) const {
+  void with_chain(const auto& f) const {
     spares_.with([&](Scratch& scratch) {
       scratch.reserve(1);
       f(scratch.chains.front());
@@ -442,22 +434,19 @@ struct MapStage : PipelineStage {
 /// `source | map(f)` calls `f(sample)`, or `f(sample, random)` with a `RandomStream&`, for every
 /// sample that is read. f returns the new sample, which may point into the old one, or changes it
 /// in place. `map<Out>(f)` calls `f(sample, out)` or `f(sample, out, random)` and reuses the memory
-/// of `out`. The random numbers depend on the job's seed, the epoch, the sample's index and the
-/// position of f among the pipeline's drawing functions, so that they are the same for any number
-/// of workers and ranks, and after a restart. Several threads call f concurrently.
+/// of `out`. Random numbers depend on seed, epoch, sample and the position of f among the drawing
+/// functions alone, not on workers, ranks or restarts. Several threads call f concurrently.
 template <class Out = void, class F>
 auto map(F f) {
   return detail::MapStage<Out, F>{{}, std::move(f)};
 }
 
-/// `source | stacked()` makes `LabelledBatch`es of samples with `inputs`, a range of equal lengths,
-/// and `label`. It is the default after `map`.
+/// `source | stacked()`, the default: `LabelledBatch`es of `label`s and `inputs` of one length.
 inline auto stacked() { return detail::RowCollate(); }
 
 /// `source | padded(fill)` makes `PaddedBatch`es: rows are as long as the longest sample of the
 /// batch, rounded up to a multiple, and shorter samples are padded with `fill`.
-template <class Fill>
-auto padded(Fill fill, std::size_t multiple = 1) {
+auto padded(auto fill, std::size_t multiple = 1) {
   if (multiple == 0)
     detail::fail("padded", {"rows of a multiple of 0"}, "set multiple to 1 or more");
   auto pad = [=]<class Sample>(std::span<const Sample> samples, auto& out) {
@@ -494,8 +483,7 @@ inline auto ragged() {
 }
 
 /// `source | collate<Batch>(c)` calls `c(std::span<const Sample>, Batch& out)` for every batch and
-/// reuses the memory of `out`; `collate(c)` calls `c(std::span<const Sample>)`, which returns the
-/// batch. Several threads call c concurrently.
+/// reuses `out`; for `collate(c)`, `c(samples)` returns the batch. Several threads call c.
 template <class Batch = void, class C>
 auto collate(C c) {
   return detail::OwnCollate<Batch, C>{{}, std::move(c)};

@@ -16,8 +16,7 @@ struct Draw {
   float weight;
 };
 
-/// The arguments of a gather: batches of `rows` samples, the last one possibly smaller, whose draws
-/// and outputs are one stride apart.
+/// Gathers batches of `rows` samples, or fewer in the last; draws and outputs are a stride apart.
 template <class X, class Y, class Stored>
 struct GatherCall {
   const Stored* inputs = nullptr;  ///< of all samples
@@ -263,10 +262,9 @@ struct ResidentBatch {
 
 namespace detail {
 
-/// The staged batches of one data set for one replica. A missing batch is gathered together with
-/// the following ones by one kernel before the step: a kernel per batch would cost as much as any
-/// kernel of a small step, and a separate stream even more. Memory moves only for larger batches or
-/// more draws, because captured steps hold its address. Draws are copied in pieces.
+/// The staged batches of one data set for one replica. A missing batch is gathered with the
+/// following ones by one kernel before the step: a kernel per batch would cost as much as any of a
+/// small step. Memory moves only for larger batches or more draws: captured steps hold its address.
 template <class X, class Y, class Stored>
 class ResidentUpload {
   using Rows = ResidentRows<X, Y, Stored>;
@@ -313,8 +311,7 @@ class ResidentUpload {
     return batch;
   }
 
-  /// Gathers a batch, and the following ones that are drawn already, into the slots from its own
-  /// on. Batches, or a replica's shares of them, begin `stride` draws apart.
+  /// Gathers a batch, and drawn following ones, into slots from its own on, `stride` draws apart.
   void gather(const Batch& part, std::size_t slot, std::size_t stride) {
     const DeviceBatch<X, Y> to = batch_in(slot, part.rows);
     GatherCall<X, Y, Stored> call;
@@ -430,9 +427,7 @@ class BatchUpload<ResidentBatch<X, Y, Stored>>
 /// A data set of labelled rows in the memory of the GPU that is current at construction: inside a
 /// job's function, the rank's GPU. Bytes stay bytes there and become floats when a batch is
 /// gathered, bitwise as in the host's loader. If replicas are on several GPUs
-/// (`ParallelStrategy<DP>`), every GPU gets a copy at first use. `epoch.batches(train, 64)`,
-/// `job.evaluate`, `fit`, `predict` and `DataLoader` take it, with the same samplers as on the
-/// host. Copies of this object share the rows.
+/// (`ParallelStrategy<DP>`), every GPU gets a copy at first use. Copies share the rows.
 template <class Source>
 class DeviceResident {
  public:
@@ -481,8 +476,7 @@ DeviceResident(const Inputs&, const Labels&)
 
 namespace detail {
 
-/// The iterating thread draws some thousand samples at a time, which are gathered where they are
-/// used, so that no workers or prefetching are needed.
+/// The iterating thread draws thousands of samples at a time, which are gathered where used.
 template <class Source, Sampling Sampler>
 class ResidentBatches {
  public:

@@ -146,8 +146,7 @@ class DistributedSampler {
   /// This rank's draws in an epoch, or in the rest of another world's epoch.
   std::size_t size() const { return share_.size(); }
 
-  /// The sample of draw k, for k < size(). The first call of an epoch makes its permutation and
-  /// must return before other threads call.
+  /// The sample of draw k < size(). An epoch's first call must return before other threads call.
   std::size_t operator[](std::size_t k) const {
     if (!options_.shuffle) return share_.index(k);
     if (!prepared_) {

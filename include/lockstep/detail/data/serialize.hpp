@@ -35,8 +35,7 @@ consteval bool require_packed() {
   return true;
 }
 
-/// Packs or unpacks a field. A writer and a reader have `bytes(memory, count)`, and `reserve(count,
-/// size)` for the length of a sequence with elements of at least `size` bytes.
+/// Packs or unpacks a field. `reserve(count, size)`: a length, of elements of `size` bytes or more.
 template <class Archive, class T>
 void pack_field(Archive& archive, T& value) {
   static_assert(!std::is_const_v<T>, "lockstep: a field of a packed batch must not be const");
@@ -99,8 +98,7 @@ class ArchiveReader {
 
   void operator()(auto&... fields) { (pack_field(*this, fields), ...); }
 
-  template <class Batch>
-  void take(Batch& batch) {
+  void take(auto& batch) {
     (*this)(batch);
     if (!left_.empty()) reject();
   }

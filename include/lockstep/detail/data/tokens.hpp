@@ -67,9 +67,8 @@ class TokenFiles {
   std::pair<const MappedFile&, std::size_t> byte_of(std::size_t window) const {
     if (window >= windows_) [[unlikely]]
       fail_window(window);
-    const File& file = *std::prev(std::upper_bound(
-        files_.begin(), files_.end(), window,
-        [](std::size_t index, const File& each) { return index < each.first_window; }));
+    const File& file =
+        *std::prev(std::ranges::upper_bound(files_, window, {}, &File::first_window));
     return {*file.file, file.begin + (window - file.first_window) * stride_bytes_};
   }
 
@@ -91,10 +90,9 @@ class TokenFiles {
 
 }  // namespace detail
 
-/// Sample i is the `length` + 1 tokens from i * stride on: `length` inputs and as many targets.
-/// Tokens at the end that fill no window are left out. A file has little-endian tokens of this type
-/// after `header_bytes`, or is a one-dimensional `.npy` file; it is mapped and may be larger than
-/// memory. The windows of several files follow each other; no window spans two files.
+/// Sample i is the `length` + 1 tokens from i * stride on: `length` inputs and as many targets;
+/// tokens that fill no window are left out. A file has little-endian tokens after `header_bytes`,
+/// or is a one-dimensional `.npy` file. Windows of several files follow each other; none spans two.
 template <IntegerElement Token>
 class TokenDataset {
  public:

@@ -93,13 +93,9 @@ consteval auto numbers_in() {
 
 template <class Entry>
 consteval bool holds_only_norms() {
-  if constexpr (requires { Entry::is_batch_norm; }) {
-    return Entry::is_batch_norm;
-  } else if constexpr (requires { Entry::only_norms; }) {
-    return Entry::only_norms;
-  } else {
-    return false;
-  }
+  if constexpr (requires { Entry::is_batch_norm; }) return Entry::is_batch_norm;
+  if constexpr (requires { Entry::only_norms; }) return Entry::only_norms;
+  return false;
 }
 
 template <TensorRole Role, class... Entries>

@@ -26,8 +26,7 @@ concept LossGiving =
       { model.forward(step, batch) } -> std::convertible_to<double>;
     };
 
-/// A model with `backward(step, batch)`, which writes `step.grad("name"_p)` and calls
-/// `step.ready("name"_p)`, last layer first.
+/// A model whose `backward` writes `step.grad("name"_p)` and calls `step.ready`, last layer first.
 template <class M, class Step, class Batch, class... OutputGradients>
 concept BackwardRunning =
     requires(M& model, Step& step, const Batch& batch, const OutputGradients&... gradients) {
@@ -99,13 +98,9 @@ struct OutputOf {
   using element = T;
   using Sizes = std::array<std::size_t, sizeof...(E)>;
 
-  template <class Model>
-  static Sizes sizes(const Model& model) {
-    if constexpr (((E == dynamic) || ...)) {
-      return model.output_extents();
-    } else {
-      return Sizes{E...};
-    }
+  static Sizes sizes(const auto& model) {
+    if constexpr (((E == dynamic) || ...)) return model.output_extents();
+    return Sizes{E...};
   }
 };
 

@@ -43,8 +43,7 @@ struct TensorInfo {
 };
 
 /// The first tensor at which the sum of sizes exceeds the largest arena, or `infos.size()`.
-template <class Infos>
-constexpr std::size_t first_beyond_arena(const Infos& infos) {
+constexpr std::size_t first_beyond_arena(const auto& infos) {
   std::size_t all = 0;
   for (std::size_t i = 0; i != infos.size(); ++i) {
     const std::size_t bytes = infos[i].is_dynamic() ? 0 : infos[i].bytes();

@@ -18,8 +18,7 @@ struct ElementList {
 ///     list.parameter("fc1.weight", element_kind<float>(), {hidden, inputs});
 ///     list.buffer("norm.mean", element_kind<float>(), {hidden});
 ///
-/// Parameters are listed in forward order: their gradients are expected in reverse. A tensor's
-/// number is its index among the tensors of its role.
+/// Parameters are listed in forward order. A tensor's number is its index in its role.
 class TensorList {
  public:
   explicit TensorList(std::span<const ElementKind> kinds) : kinds_(kinds) {}
@@ -92,9 +91,8 @@ class TensorList {
   std::vector<detail::NameAlias> aliases_;
 };
 
-/// A model that lists its tensors at run time: their number, names, element types and extents. It
-/// has `using Elements = ElementList<float>;`, and its steps take numbers as keys: `step.param(0)`,
-/// `step.grad(0)`, `step.ready(0)`. The list must not change during training.
+/// A model that lists its tensors at run time, with `using Elements = ElementList<float>;`. Keys
+/// are numbers: `step.param(0)`, `step.ready(0)`. The list must not change during training.
 template <class M>
 concept TensorListing = requires(const M& model, TensorList& list) {
   { M::Elements::kinds.size() } -> std::convertible_to<std::size_t>;
@@ -199,11 +197,8 @@ template <class Model, detail::TensorRole Role, class Key>
 struct NamedTensor {
  private:
   static constexpr std::size_t found = [] {
-    if constexpr (detail::NameKey<Key>) {
-      return detail::name_index<Model, Role>.find(Key::name);
-    } else {
-      return std::size_t{0};
-    }
+    if constexpr (detail::NameKey<Key>) return detail::name_index<Model, Role>.find(Key::name);
+    return std::size_t{0};
   }();
   static_assert(detail::NameKey<Key>,
                 "lockstep: the key of a declared tensor is its name with _p behind it; write "

@@ -56,35 +56,29 @@ class BatchNorm : public detail::NormLayer<Text, Features, T> {
   // **Host** blocks on a CPU only. **Stream** ordered on the step's.
 
   /// y = normalised x * weight + bias. In training, y must not be x: backward reads x.
-  template <class Step, class X, class Y>
-  void forward(Step& step, const X& x, const Y& y) {
+  void forward(auto& step, const auto& x, const auto& y) {
     run_forward<Fusion::none>(step, x, x, y);
   }
   /// y = relu(normalised x * weight + bias).
-  template <class Step, class X, class Y>
-  void forward_relu(Step& step, const X& x, const Y& y) {
+  void forward_relu(auto& step, const auto& x, const auto& y) {
     run_forward<Fusion::relu>(step, x, x, y);
   }
   /// y = relu(normalised x * weight + bias + residual). y may be residual.
-  template <class Step, class X, class Residual, class Y>
-  void forward_add_relu(Step& step, const X& x, const Residual& residual, const Y& y) {
+  void forward_add_relu(auto& step, const auto& x, const auto& residual, const auto& y) {
     run_forward<Fusion::add_relu>(step, x, residual, y);
   }
 
   /// From forward's x, writes dx (may be dy) and the gradients of weight and bias, marked ready.
-  template <class Step, class X, class DY, class DX>
-  void backward(Step& step, const X& x, const DY& dy, const DX& dx) {
+  void backward(auto& step, const auto& x, const auto& dy, const auto& dx) {
     run_backward<Fusion::none>(step, x, x, dy, dx, dx);
   }
   /// Backward of `forward_relu`.
-  template <class Step, class X, class DY, class DX>
-  void backward_relu(Step& step, const X& x, const DY& dy, const DX& dx) {
+  void backward_relu(auto& step, const auto& x, const auto& dy, const auto& dx) {
     run_backward<Fusion::relu>(step, x, x, dy, dx, dx);
   }
   /// Backward of `forward_add_relu`, whose y it reads. Either dx or dresidual may be dy.
-  template <class Step, class X, class Y, class DY, class DX, class DResidual>
-  void backward_add_relu(Step& step, const X& x, const Y& y, const DY& dy, const DX& dx,
-                         const DResidual& dresidual) {
+  void backward_add_relu(auto& step, const auto& x, const auto& y, const auto& dy, const auto& dx,
+                         const auto& dresidual) {
     run_backward<Fusion::add_relu>(step, x, y, dy, dx, dresidual);
   }
 

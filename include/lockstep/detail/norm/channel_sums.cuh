@@ -97,10 +97,9 @@ __device__ inline ChannelSums load_sums(const ChannelSums* from) {
 }
 
 /// A Term is what is summed. `load<N>(at, sample)` loads packets; `add<Count>(channel, loaded,
-/// where, sums)` adds Count of their elements, all of one channel, the k-th at `where(k)`.
-/// `channel(c, first)` is what a thread needs of a channel. A Term with `stores` writes packets
-/// back. Finish gets a channel's sums, in one thread; if it `ends` and `waits()`, one thread calls
-/// `finish.end()` after all channels.
+/// where, sums)` adds Count of their elements, of one channel, the k-th at `where(k)`; `channel(c,
+/// first)` is a thread's constants. A Term with `stores` writes packets back. Finish gets a
+/// channel's sums, in one thread; if it `ends` and `waits()`, `finish.end()` follows all channels.
 struct Where {
   unsigned packet;
   unsigned index;
@@ -121,8 +120,7 @@ template <std::size_t N, class Term>
 inline constexpr unsigned column_packets =
     (N == 1 ? 4 : 16 / (N * sizeof(typename Term::Element))) * Term::column_packets;
 
-/// Sums over channels with runs of positions. Grid x is the channel, so that resident blocks read
-/// neighbouring memory; grid y divides a channel.
+/// Sums over channels with runs of positions. Grid x is the channel, grid y divides a channel.
 template <std::size_t N, class Term, class Finish>
 LOCKSTEP_KERNEL __launch_bounds__(channel_threads, 4)
     sum_runs(Term term, NormShape shape, FixedDivisor by_run, BlockSums blocks, Finish finish) {
@@ -183,8 +181,7 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads, 4)
   }
 }
 
-/// How threads divide a matrix: `lanes` threads, a power of two, read adjacent packets of a row;
-/// the following threads read the following rows.
+/// `lanes` threads, a power of two, read adjacent packets of a row; the next ones, the next row.
 struct ColumnTile {
   unsigned shift;  // lanes = 2^shift
 

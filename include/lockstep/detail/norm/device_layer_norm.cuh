@@ -10,9 +10,8 @@ namespace lockstep::detail {
 /// Packets of a row that a thread holds. Rows too long for a block are read twice.
 inline constexpr unsigned row_packets = 4;
 
-/// The sums over the `lanes` neighbouring threads that share a row, bitwise the same in each.
-/// Called by all threads of a block. For consecutive rows `turn` alternates between 0 and 1, so
-/// that a fast warp does not overwrite what others still read.
+/// The sums over the `lanes` neighbouring threads of a row, bitwise the same in each; all threads
+/// of a block call it. `turn` alternates for consecutive rows, as a warp may be ahead of others.
 __device__ inline ChannelSums sum_over_lanes(ChannelSums sums, unsigned lanes, unsigned turn = 0) {
   for (unsigned other = (lanes < 32 ? lanes : 32) / 2; other != 0; other /= 2) {
     sums = sums + ChannelSums{__shfl_xor_sync(0xffffffffu, sums.first, other),

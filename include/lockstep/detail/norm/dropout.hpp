@@ -58,8 +58,7 @@ struct DropoutPass<HostMemory> {
 }  // namespace detail
 
 /// In training, drops elements with probability p and divides the others by 1 - p; in evaluation,
-/// copies. It has no tensors and saves nothing for backward. A model with a Dropout declares
-/// `static constexpr bool draws = true;`.
+/// copies. It saves nothing. Its model declares `static constexpr bool draws = true;`.
 ///
 ///     Dropout<"drop1"> drop{0.5};
 ///     drop.forward(step, x, y);     // in forward; y may be x
@@ -100,10 +99,7 @@ class Dropout {
     }
   }
   /// dx = dy with the elements dropped that forward dropped in this micro-batch.
-  template <class Step, class DY, class DX>
-  void backward(Step& step, const DY& dy, const DX& dx) const {
-    forward(step, dy, dx);
-  }
+  void backward(auto& step, const auto& dy, const auto& dx) const { forward(step, dy, dx); }
 
  private:
   Dropout(std::uint64_t layer, std::string_view name, double p) : layer_(layer), p_(p) {

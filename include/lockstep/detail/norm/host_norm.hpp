@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Batch norms in host memory (`NormWork<HostMemory>`): loops are vectorised over positions
-/// in (N, C, L) and (N, C, H, W), over channels in (N, C) and channels-last images.
+/// @file Batch norms in host memory: loops are vectorised over positions, or over channels of rows.
 
 #include "lockstep/detail/norm/host_sums.hpp"
 #include "lockstep/detail/norm/work.hpp"
@@ -51,8 +50,7 @@ struct HostChannels {
 };
 
 /// Calls `f(channel, first value)` for every run.
-template <class F>
-inline void for_each_run(const NormShape& shape, const F& f) {
+inline void for_each_run(const NormShape& shape, const auto& f) {
   std::size_t at = 0;
   for (std::size_t n = 0; n != shape.samples; ++n) {
     for (std::size_t c = 0; c != shape.channels; ++c, at += shape.positions) f(c, at);
@@ -63,8 +61,7 @@ inline void for_each_run(const NormShape& shape, const F& f) {
 inline constexpr std::size_t norm_tile = 256;
 
 /// Calls `f(first row, rows, first channel, channels)` for cache-sized tiles, rows in order.
-template <class F>
-inline void for_each_tile(const NormShape& shape, const F& f) {
+inline void for_each_tile(const NormShape& shape, const auto& f) {
   const std::size_t width = std::max<std::size_t>(1, std::min(shape.channels, norm_tile));
   const std::size_t rows = std::clamp<std::size_t>(4 * norm_piece / width, 16, 128);
   for (std::size_t n = 0; n < shape.samples; n += rows) {
@@ -95,29 +92,22 @@ inline void map_values(const NormShape& shape, const HostChannels<A>& channels, 
 /// The output as it is stored. NaN stays NaN.
 template <Fusion Fused, class T, class A>
 inline T stored_output(A normal, [[maybe_unused]] A residual) {
-  if constexpr (Fused == Fusion::none) {
-    return static_cast<T>(normal);
-  } else {
-    const A value = Fused == Fusion::add_relu ? normal + residual : normal;
-    return static_cast<T>(value < 0 ? A(0) : value);
-  }
+  if constexpr (Fused == Fusion::none) return static_cast<T>(normal);
+  const A value = Fused == Fusion::add_relu ? normal + residual : normal;
+  return static_cast<T>(value < 0 ? A(0) : value);
 }
 
 /// The output's gradient before the ReLU: g of `NormWork`.
 template <Fusion Fused, class T, class A>
 inline A gradient_before(const HostChannel<A>& channel, A x, const T* y, std::size_t i, A dy) {
-  if constexpr (Fused == Fusion::relu) {
+  if constexpr (Fused == Fusion::relu)
     return is_stopped(static_cast<T>(channel.normal(x))) ? A(0) : dy;
-  } else if constexpr (Fused == Fusion::add_relu) {
-    return is_stopped(y[i]) ? A(0) : dy;
-  } else {
-    return dy;
-  }
+  if constexpr (Fused == Fusion::add_relu) return is_stopped(y[i]) ? A(0) : dy;
+  return dy;
 }
 
 /// The moments of runs. `mean` and `m2` must be zero.
-template <class T>
-void measure_runs(const NormShape& shape, const T* x, double* mean, double* m2) {
+void measure_runs(const NormShape& shape, const auto* x, double* mean, double* m2) {
   for (std::size_t n = 0; n != shape.samples; ++n) {
     const auto before = static_cast<double>(n * shape.positions);
     for (std::size_t c = 0; c != shape.channels; ++c, x += shape.positions) {
@@ -247,8 +237,7 @@ class NormWork<HostMemory> : public HostStatistics {
  public:
   NormWork() = default;
 
-  template <class T>
-  void measure(HostStream, const NormShape& shape, const T* x) {
+  void measure(HostStream, const NormShape& shape, const auto* x) {
     double* const mean = own().data();
     double* const m2 = mean + channels();
     std::fill(mean, m2 + channels(), 0.0);

@@ -74,8 +74,7 @@ inline Moments more_moments(Moments all, double before, const T* x, std::size_t 
   return all;
 }
 
-template <class T>
-inline Moments run_moments(const T* x, std::size_t count) {
+inline Moments run_moments(const auto* x, std::size_t count) {
   return more_moments(Moments{}, 0, x, count);
 }
 

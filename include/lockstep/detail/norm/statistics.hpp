@@ -36,8 +36,7 @@ LOCKSTEP_HOST_DEVICE constexpr Moments merged(Moments a, double a_count, Moments
   return {a.mean + delta * share, a.m2 + b.m2 + delta * delta * (a_count * share)};
 }
 
-/// A rank's statistics are a packet of doubles: the means of all channels, their sums of squared
-/// deviations, and the number of values per channel.
+/// A rank's packet: all channels' means, their sums of squared deviations, and the count of values.
 LOCKSTEP_HOST_DEVICE constexpr std::size_t packet_doubles(std::size_t channels) {
   return 2 * channels + 1;
 }

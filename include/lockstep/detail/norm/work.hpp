@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The interface of a norm's passes per memory (host_norm.hpp, layer_norm.hpp,
-/// device_norm.cuh, device_layer_norm.cuh), the checks of its views, and its errors.
+/// @file The interface of a norm's passes in a kind of memory, the checks of views, and its errors.
 
 #include "lockstep/detail/bucket/step.hpp"
 #include "lockstep/detail/core/utility.hpp"
@@ -40,9 +39,8 @@ struct NormRunning {
 /// The host's stream: every pass completes before it returns.
 struct HostStream {};
 
-/// One batch norm's statistics and the passes over its activations of type T, which a pass reads
-/// and writes once; per-channel statistics are doubles. All calls are enqueued on `stream`. A copy
-/// is a fresh object.
+/// One batch norm's statistics, in doubles, and the passes over its activations of type T, which a
+/// pass reads and writes once, enqueued on `stream`. A copy is a fresh object.
 ///
 /// - `bool reserve(channels, world)` allocates; true if it had to. Called first in every forward.
 /// - `measure(stream, shape, x)` computes this rank's packet, `own()` of `packet_doubles(channels)`
@@ -51,10 +49,8 @@ struct HostStream {};
 ///   gathered in `all(world)`, stores means, inverse deviations and count for `normalise` and
 ///   backward, and updates the running statistics unless the count is zero. Throws if the host
 ///   knows that the count is one.
-/// - `measure_alone(stream, shape, x, options, running)` does both for one rank; count must not
-///   be 1.
-/// - `finalize_from_running(stream, shape, options, running)`: the running statistics, in
-///   evaluation.
+/// - `measure_alone(stream, shape, x, options, running)`: both for one rank; the count is not 1.
+/// - `finalize_from_running(stream, shape, options, running)`: from running statistics.
 /// - `normalise<Fusion>(stream, shape, x, affine, residual, y)`:
 ///   y = (x - mean) * (weight * inverse deviation) + bias, + residual, ReLU, rounded once.
 /// - `reduce_backward<Fusion>(stream, shape, x, y, dy, affine, gradients, dresidual)`: with g = dy
@@ -147,8 +143,7 @@ void require_equal_shapes(std::string_view layer, const X& x, const Others&... o
 }
 
 /// Throws if two views start at the same address.
-template <class X, class Y>
-void require_no_overlap(std::string_view layer, const X& x, const Y& y, NormFault fault) {
+void require_no_overlap(std::string_view layer, const auto& x, const auto& y, NormFault fault) {
   if (x.size() != 0 && x.data_handle() == y.data_handle()) [[unlikely]]
     reject_norm(layer, fault);
 }
@@ -170,8 +165,7 @@ std::size_t leading_rows(const X& x) {
   return rows;
 }
 
-template <class Step>
-auto stream_of([[maybe_unused]] const Step& step) {
+auto stream_of([[maybe_unused]] const auto& step) {
   if constexpr (requires { step.stream(); }) {
     return step.stream();
   } else {
@@ -179,8 +173,7 @@ auto stream_of([[maybe_unused]] const Step& step) {
   }
 }
 
-/// Weight, bias and the state from forward to backward, common to all norms. A copied layer is
-/// another replica's and starts without state.
+/// Weight, bias and the state from forward to backward. A copied layer starts without state.
 template <Name Text, std::size_t Features, FloatingElement T>
 class NormLayer {
  protected:

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The first pass over averaged gradients on the device (reproducible sums of squares, unused
-/// parameters), and the constants of a step in device memory. A CUDA graph may capture all of it.
+/// @file The first pass over averaged gradients on a GPU, and a step's constants in its memory.
 
 #include <cub/block/block_reduce.cuh>
 
@@ -121,9 +120,8 @@ void launch_squares(cudaStream_t stream, const T* values, double* partials,
   launch_observe<T, true, false, Count>(stream, values, {}, nullptr, partials, count);
 }
 
-/// Sets `used[p]` for every parameter with an element other than zero among `count` values, and
-/// clears none. If `partials` is not null, the same pass computes the sums of `launch_squares`.
-/// **Stream** in its order. **Host** does not block.
+/// Sets `used[p]` for every parameter with a nonzero element, and clears none; with `partials`,
+/// also computes the sums of `launch_squares`. **Stream** in its order. **Host** does not block.
 template <class T>
 void launch_find_used(cudaStream_t stream, const T* values, const TablePieces& where,
                       std::uint8_t* used, double* partials, std::size_t count) {
@@ -161,9 +159,8 @@ LOCKSTEP_KERNEL __launch_bounds__(decide_threads)
   *state = next;
 }
 
-/// Computes the constants of this step and the state of the next from all `partials`. All values
-/// that change between steps are in device memory, so that a graph may capture the launch.
-/// **Stream** in its order. **Host** does not block.
+/// Computes this step's constants and the next state from all `partials`, in device memory: a graph
+/// may capture it. **Stream** in its order. **Host** does not block.
 template <class Rule>
 void launch_decide(cudaStream_t stream, const StepInputs<Rule>* inputs, const double* partials,
                    std::size_t count, const StepLimits& limits, StepState* state,

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The constants of an optimizer's step, with clipping and loss scaling (PyTorch's
-/// GradScaler), and their table if groups or parameters have their own.
+/// @file The constants of an optimizer's step, with clipping and loss scaling, and their table.
 
 #include <cmath>
 
@@ -78,8 +77,7 @@ constexpr LossScale first_loss_scale(const LossScaleOptions& options) {
   return {options.initial, 0};
 }
 
-/// The scale of the next step. Gradients that are not finite shrink it; `interval` finite steps in
-/// a row grow it, unless the result would overflow.
+/// The next scale: gradients that are not finite shrink it, `interval` finite steps grow it.
 LOCKSTEP_HOST_DEVICE constexpr LossScale next_loss_scale(LossScale now, bool finite,
                                                          const LossScaleOptions& options) {
   if (!finite) return {now.scale * options.backoff, 0};
@@ -205,8 +203,7 @@ LOCKSTEP_HOST_DEVICE constexpr StepNumbers<Rule> decide_step(const StepInputs<Ru
 // The table of constants has a row for each parameter group or, if updates may leave out
 // parameters, so that each has its own count of updates, for each parameter.
 
-/// Bytes of the arena that are updated with the constants of one row. A piece begins at the end of
-/// the piece before it, a multiple of 256 bytes.
+/// Bytes of the arena with one row's constants. A piece begins where the one before it ends.
 struct TablePiece {
   std::size_t end = 0;  // offset in the arena
   std::size_t row = 0;

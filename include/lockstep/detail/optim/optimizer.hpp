@@ -34,12 +34,9 @@ namespace detail {
 
 template <UpdateRule Rule>
 constexpr std::string_view state_name(std::size_t k) {
-  if constexpr (requires { Rule::state_names[0]; }) {
-    return Rule::state_names[k];
-  } else {
-    constexpr std::string_view numbered[] = {"state.0", "state.1", "state.2", "state.3"};
-    return k < 4 ? numbered[k] : "state";
-  }
+  if constexpr (requires { Rule::state_names[0]; }) return Rule::state_names[k];
+  constexpr std::string_view numbered[] = {"state.0", "state.1", "state.2", "state.3"};
+  return k < 4 ? numbered[k] : "state";
 }
 
 }  // namespace detail

@@ -114,9 +114,8 @@ struct GroupOptions {
     if constexpr (group != 0) {
       if (!own[group - 1]) own[group - 1] = of(group);
       return *own[group - 1];
-    } else {
-      return common;
     }
+    return common;
   }
 };
 

@@ -111,7 +111,6 @@ class StepCounter {
   GroupOptions<Rule, Groups>& group_options() { return options_; }
   const GroupOptions<Rule, Groups>& group_options() const { return options_; }
   typename Curve::Options& schedule() { return schedule_; }
-  const typename Curve::Options& schedule() const { return schedule_; }
 
   std::uint64_t steps() const { return steps_; }
   void set_epoch(std::uint64_t epoch) {

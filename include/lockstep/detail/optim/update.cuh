@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The optimizer's pass over a contiguous piece of a bucket on the device: unscale, clip and
-/// update in one kernel, which reads and writes every byte once.
+/// @file The optimizer's pass on a GPU: unscale, clip and update in one kernel.
 
 #include "lockstep/detail/device/cuda/vector.cuh"
 #include "lockstep/detail/optim/constants.hpp"
@@ -234,10 +233,9 @@ auto update_arrays(Master* master, const Gradient* gradients, const StatesOf<Rul
 }
 
 /// Updates `count` elements with the constants in `numbers`: reads gradients, reads and writes
-/// `master` and `states`. If Param is not Master, the new masters are also cast to `parameters`,
-/// which is otherwise unused. A static `Count` is compiled into the kernel. `Watches` records
-/// anomalies; the piece is at byte `offset` of the parameter arena. **Stream** in its order.
-/// **Host** does not block.
+/// `master` and `states`; if Param is not Master, also casts the new masters to `parameters`. A
+/// static `Count` is compiled into the kernel. `Watches` records anomalies; the piece is at byte
+/// `offset` of the arena. **Stream** in its order. **Host** does not block.
 template <class Rule, class Master, class Gradient, class Param = Master,
           std::size_t Count = dynamic, bool Watches = false, class Shape = UpdateShape>
 void launch_update(cudaStream_t stream, const StepNumbers<Rule>* numbers, Master* master,

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The optimizer's pass over a contiguous piece of a bucket on the host, and the anomaly
-/// axis: what happens when a gradient or loss is NaN or infinite.
+/// @file The optimizer's pass on the host, and the anomaly axis, for NaN and infinite gradients.
 
 #include "lockstep/detail/core/element.hpp"
 #include "lockstep/detail/core/error.hpp"
@@ -14,13 +13,11 @@ struct Anomaly : WithName<"Anomaly"> {};
 }  // namespace axes
 
 /// A loss or gradient that is not finite ends the job with an error that names rank, step and
-/// parameter. The update pass detects it, so that some parameters may already be affected. On a GPU
-/// a later call throws. With loss scaling (`Precision<Mixed<Half>>`), steps that overflow are
-/// skipped, and the job ends when the scale has become too small to recover.
+/// parameter. The update pass detects it: some parameters may be affected; on a GPU a later call
+/// throws. With loss scaling, steps that overflow are skipped until the scale is too small.
 struct Stop : Choice<axes::Anomaly>, WithName<"Stop"> {};
 
-/// A step whose gradients have no finite norm changes nothing, on any rank, and is counted. The
-/// norm is computed before every update, as for `Clip`.
+/// A step whose gradients have no finite norm, taken before every update, is skipped and counted.
 struct Skip : Choice<axes::Anomaly>, WithName<"Skip"> {};
 
 /// Nothing is checked.
@@ -32,8 +29,7 @@ struct Anomaly : detail::ChoicePolicy<axes::Anomaly, How> {};
 
 namespace detail {
 
-/// Zero for finite numbers only. The bits of `value - value` can be combined with `|` in a loop
-/// that vectorises, at two instructions per vector.
+/// Zero for finite numbers only; combined with `|`, the bits of `value - value` vectorise well.
 template <std::floating_point A>
 LOCKSTEP_HOST_DEVICE constexpr auto non_finite(A value) {
   using Bits = std::conditional_t<sizeof(A) == 4, std::uint32_t, std::uint64_t>;

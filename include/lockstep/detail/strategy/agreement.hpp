@@ -10,8 +10,7 @@ LOCKSTEP_COLD_BEGIN
 
 namespace lockstep::detail {
 
-/// A compiler's spelling of a type, to show but not to compare. Not `constexpr`: clang would search
-/// the long texts of all policies while it compiles.
+/// The compiler's spelling of a type, for messages. Not `constexpr`: compiling would take long.
 template <class T>
 std::string_view spelling() {
   const std::string_view text = __PRETTY_FUNCTION__;

@@ -6,8 +6,7 @@
 
 namespace lockstep::detail {
 
-/// The work of a replica on a device, without knowledge of buckets or optimizers (see `Execution`).
-/// Specialised for `Cpu` in host_execution.hpp, for `Cuda` in gpu_execution.cuh, which needs nvcc.
+/// A replica's work on a device (see `Execution`), for `Cpu` and, where nvcc compiles, `Cuda`.
 template <class Device, class Traits, class Comm>
 class DeviceExecution;
 
@@ -52,19 +51,16 @@ concept Execution =
       { execution.is_far_from(other) } -> std::same_as<bool>;
     };
 
-/// A communicator that enqueues on a stream: `synchronize` blocks the host until the stream is
-/// empty, and throws its fault, if any.
+/// Enqueues on a stream: `synchronize` blocks the host until it is empty, and throws its fault.
 template <class C>
 concept StreamCommunicator = Communicator<C> && requires(C& comm) { comm.synchronize(); };
 
-/// A communicator whose `order_streams` makes every rank's stream wait for the work that all
-/// streams hold at the call. **Ranks** all.
+/// `order_streams` makes every rank's stream wait for all ranks' work so far. **Ranks** all.
 template <class C>
 concept StreamOrdering = StreamCommunicator<C> && requires(C& comm) { comm.order_streams(); };
 
-/// A communicator that can capture. `capture(f)` returns the work that `f` enqueues as a graph, or
-/// the reason why there is none, and does not throw; `replay` enqueues a graph. **Ranks** all, with
-/// the graph of the same capture.
+/// `capture(f)` returns the work that `f` enqueues as a graph, or the reason why there is none, and
+/// does not throw; `replay` enqueues a graph of the same capture. **Ranks** all.
 template <class C>
 concept CapturingCommunicator = StreamCommunicator<C> && requires(C& comm, void (*f)()) {
   { static_cast<bool>(comm.capture(f)) } -> std::same_as<bool>;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `ParallelStrategy<DDP>`: a model wrapped for data-parallel training, by whole steps or by
-/// the phases of a hand-written step. An exception on one rank aborts the calls of all ranks.
+/// @file `ParallelStrategy<DDP>`: a wrapped model, trained by whole steps or phase by phase.
 
 #include "lockstep/detail/strategy/members.hpp"
 #include "lockstep/detail/strategy/replica.hpp"
@@ -9,8 +8,7 @@
 
 namespace lockstep::detail {
 
-/// Requests a default-constructed model. An enumeration, because `{}` converts to it without a
-/// constructor: in `Job job(session, {}, options)`, `{}` means this and not a model.
+/// Requests a default model. An enumeration: in `Job job(session, {}, options)` `{}` means this.
 enum class DefaultModel : std::uint8_t {};
 
 /// A function that makes a `Model`, from `Arguments` or from nothing.
@@ -32,11 +30,8 @@ Model default_model() {
   static_assert(std::is_default_constructible_v<Model>,
                 "lockstep: this model has no default constructor; give the job a function that "
                 "makes one, [] { return Model(...); }, or a model");
-  if constexpr (std::is_default_constructible_v<Model>) {
-    return Model{};
-  } else {
-    std::terminate();  // never reached: the assertion above fails
-  }
+  if constexpr (std::is_default_constructible_v<Model>) return Model{};
+  std::terminate();  // never reached: the assertion above fails
 }
 
 /// A model whose initial values another library draws has
@@ -63,9 +58,8 @@ Model replicate(const Model& model) {
     return model.replicate();
   } else if constexpr (std::copy_constructible<Model>) {
     return model;
-  } else {
-    std::terminate();  // never reached: the assertion above fails
   }
+  std::terminate();  // never reached: the assertion above fails
 }
 
 /// Aborts the calls of all ranks with the current exception's message, and rethrows the exception.
@@ -85,8 +79,7 @@ Model replicate(const Model& model) {
   }
 }
 
-/// Calls `f()`. If it throws, all other ranks' calls fail with the same message, and the job is
-/// over. `Alone`: the world is known to be of one when compiled.
+/// Calls `f()`; an exception aborts all other ranks with its message. `Alone`: for `World<1>`.
 template <bool Alone, class Comm, class F>
 auto abort_on_exception_of(Comm& comm, const F& f) -> decltype(f()) {
   if constexpr (Alone) {
@@ -352,8 +345,7 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
   using subgraphs = typename ThisReplica::subgraphs;
 
   /// Compares the job over ranks, then broadcasts rank 0's initial values. A model by default or by
-  /// a function, `[] { return Model(...); }`, is constructed on the communicator's GPU, if there is
-  /// one. **Ranks** all. **Host** blocks.
+  /// a function is constructed on the communicator's GPU. **Ranks** all. **Host** blocks.
   template <class M = Model>
   explicit BasicDdp(Comm& comm, DefaultModel = {}, Seed seed = {})
       : BasicDdp(comm, &default_model<M>, seed) {}
@@ -408,9 +400,8 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
     run_guarded([&] { replica_.initialize(f, seed); });
   }
 
-  /// One micro-batch; the last of `Accumulate<N>` reduces and updates. Batches of `no_sync` count
-  /// among the N. Returns the loss of this rank's batch. **Ranks** all. **Host** blocks, or on a
-  /// GPU enqueues. **Stream** the step's own.
+  /// One micro-batch; the last of `Accumulate<N>`, `no_sync` included, reduces and updates. Returns
+  /// its loss. **Ranks** all. **Host** blocks, or on a GPU enqueues. **Stream** the step's own.
   using Members::step;
   Loss step(const auto& set, const auto& batch) {
     [[maybe_unused]] const auto on = replica_.on_device();
@@ -458,9 +449,8 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
   /// For a loop that an exception has ended.
   void leave_join() { is_joining_ = false; }
   bool is_joining() const { return is_joining_; }
-  /// This rank has no more batches: it steps or drops an incomplete accumulation, then answers the
-  /// others until no rank has a batch. `after_update()` follows each update here, and may
-  /// communicate if all ranks call it. **Ranks** all. **Host** blocks meanwhile.
+  /// Steps or drops an incomplete accumulation, then answers the others until no rank has a batch;
+  /// `after_update()` follows each update and may communicate. **Ranks** all. **Host** blocks.
   void finish_join(const auto& after_update) {
     if (!is_joining_) return;
     is_joining_ = false;

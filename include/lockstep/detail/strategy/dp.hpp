@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `ParallelStrategy<DP>`: replicas that train on shares of a batch, in one process. Each is
-/// a rank of DDP over a communicator among threads; batches are scattered, outputs gathered.
+/// @file `ParallelStrategy<DP>`: replicas in one process, each a rank of DDP on a share of a batch.
 
 #include "lockstep/detail/strategy/ddp.hpp"
 #include "lockstep/detail/strategy/replica_workers.hpp"
@@ -308,10 +307,9 @@ class DpReplica {
 
 /// Replicas of a model on the GPUs of this process, or on threads of the CPU, which share
 /// parameters by default. The result of a batch is that of one model on the whole batch. Unlike
-/// PyTorch's, replicas persist: each applies the same update, and a program that changes members of
-/// the model changes them in all replicas (`for_each_model`). With `Buffers<Broadcast>`, only the
-/// first replica's writes to buffers last. Any thread may call members, one at a time, and runs
-/// replica 0. `Rendezvous` makes the replicas' communicators.
+/// PyTorch's, replicas persist: each applies the same update, and a program changes members of the
+/// model in all replicas (`for_each_model`). With `Buffers<Broadcast>`, only the first replica's
+/// writes to buffers last. One thread at a time calls members, and runs replica 0.
 template <class Model, class Policies, class Rendezvous>
 class BasicDp : public JobMembers<BasicDp<Model, Policies, Rendezvous>> {
   using Members = JobMembers<BasicDp>;
@@ -330,9 +328,8 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Rendezvous>> {
   using model_type = Model;
   using Loss = typename LedReplica::Loss;
 
-  /// Every model is constructed on its replica's thread and device, one after the other: by
-  /// default, or by `[](std::size_t replica) { return Model(...); }`. A given model, or one with
-  /// `replicate()`, is copied for the others. **Host** blocks until all have the same parameters.
+  /// Models are made one after the other on their replicas' threads and devices: by default, by
+  /// `[](std::size_t replica) { return Model(...); }`, or as copies. **Host** blocks.
   template <ModelSource<Model, std::size_t> Source = DefaultModel>
   explicit BasicDp(const DpOptions& options = {}, Source&& source = {})
       : rendezvous_(count_replicas(options), options.timeout, options.devices),
@@ -386,11 +383,10 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Rendezvous>> {
       run([](LedReplica& replica) { replica.synchronize(); });
   }
 
-  /// One micro-batch; the last of `Accumulate<N>` updates the parameters. Returns the loss of the
-  /// whole batch. An exception of a model, with its replica's number, leaves the batch without
-  /// effect, unless replicas had begun to communicate, which ends the job: in backward if they have
-  /// parameters of their own (`Sharding<Replicated>`, GPUs), anywhere with `CapturedStep` or
-  /// `Norms<Synced>`. **Host** blocks, or on a GPU enqueues.
+  /// One micro-batch; the last of `Accumulate<N>` updates. Returns the loss of the whole batch. A
+  /// model's exception leaves the batch without effect, unless replicas had begun to communicate,
+  /// which ends the job: in backward if they have own parameters (`Sharding<Replicated>`, GPUs),
+  /// anywhere with `CapturedStep` or `Norms<Synced>`. **Host** blocks, or on a GPU enqueues.
   using Members::step;
   Loss step(const auto& set, const auto& batch) {
     if constexpr (traits::alone) {

@@ -42,8 +42,7 @@ class DeviceLoss {
   std::uint64_t number_;
 };
 
-/// Adds a loss to the totals, and writes it to `shown`, pinned memory that the host reads without
-/// waiting. A template, because a kernel in a header cannot be inline.
+/// Adds a loss to the totals, and shows it in pinned memory. A template: kernels cannot be inline.
 template <bool Skips, class T>
 LOCKSTEP_KERNEL add_loss(const double* loss, T samples, LossTotals* totals, T* shown) {
   *shown = *loss;
@@ -125,8 +124,7 @@ class GpuStep : public Traits::bare_step {
   /// **Host** blocks until the stream is empty: for evaluation, never in forward or backward.
   void synchronize() const { comm_->synchronize(); }
 
-  /// Copies a gradient from a view of device memory, of the same shape and element type, and marks
-  /// it as ready. **Stream** `stream()`.
+  /// Copies a gradient from a `DeviceView` of its shape, and marks it ready. **Stream** `stream()`.
   void set_grad(auto key, const auto& value) const {
     write_view(this->grad(key), key, value);
     this->ready(key);
@@ -197,8 +195,7 @@ class ArenaCopy {
     for (std::size_t tensor = 0; tensor != open_.size(); ++tensor) close(tensor);
   }
 
-  /// Calls `f(values)` for pieces of a tensor of T, in order, that cover it; `f` writes all of
-  /// them. Needs no memory for the whole tensor.
+  /// Calls `f(values)` for pieces of a tensor of T, in order, that cover it; `f` writes them all.
   template <class T, class F>
   void fill(std::size_t tensor, const Placement&, const F& f) {
     const std::size_t all = count(tensor);
@@ -356,8 +353,7 @@ class DeviceExecution<Cuda, Traits, Comm> {
     check_cuda(cudaMemsetAsync(data, 0, bytes, stream()), "cudaMemsetAsync");
   }
 
-  /// Values are written on the host, in the model's declared types and layouts, and copied. Tensors
-  /// take host memory only while they are written. **Host** blocks.
+  /// Values are written on the host, in declared types and layouts, and copied. **Host** blocks.
   void initialize(const typename Traits::model& model, Arenas arenas, std::byte* masters,
                   const auto& write) {
     using Model = typename Traits::model;

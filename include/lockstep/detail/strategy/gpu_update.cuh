@@ -13,7 +13,7 @@ template <class Traits, class Comm>
 class GpuUpdate {
   using layout = typename Traits::layout;
   using Rule = typename Traits::rule;
-  using Clock = StepCounter<Rule, typename Traits::curve, typename Traits::groups>;
+  using StepCounter = detail::StepCounter<Rule, typename Traits::curve, typename Traits::groups>;
   using OptimizerPolicy = typename Traits::template policy<axes::Optimizer>;
   static constexpr bool decides = decides_steps<Traits>;
   static constexpr bool finds = Traits::skips_zero_gradients;
@@ -41,10 +41,10 @@ class GpuUpdate {
 
   template <class Execution, class Owned>
   GpuUpdate(Comm& comm, const Execution& execution, const layout& where, const Owned& owned,
-            const Clock& clock)
+            const StepCounter& counter)
       : comm_(comm),
         layout_(where),
-        clock_(clock),
+        counter_(counter),
         seen_(stops ? sizeof(std::uint32_t) : 0),
         found_(stops ? sizeof(AnomalyRecord) : 0),
         loss_(execution.loss_value()),
@@ -67,12 +67,12 @@ class GpuUpdate {
   void begin(std::size_t micro_batches, double factor) {
     const double scale = factor / static_cast<double>(micro_batches);
     for (std::size_t group = 0; group != groups; ++group) {
-      const auto options = clock_.group_options().of(group);
-      const double rate = clock_.rate_of(options);
+      const auto options = counter_.group_options().of(group);
+      const double rate = counter_.rate_of(options);
       if constexpr (decides || counts)
         numbers_.store_inputs(stream(), group, {options, rate, scale, watch()});
       if constexpr (!decides) {
-        auto numbers = step_numbers<Rule>(options, rate, clock_.steps(), scale);
+        auto numbers = step_numbers<Rule>(options, rate, counter_.steps(), scale);
         numbers.watch = watch();
         numbers_.store(stream(), group, numbers);
       }
@@ -232,7 +232,7 @@ class GpuUpdate {
 
   Comm& comm_;
   const layout& layout_;
-  const Clock& clock_;
+  const StepCounter& counter_;
   // A kernel may still write to pinned memory: freeing device memory first waits for the GPU.
   PinnedArena seen_;  // has an anomaly been seen?
   DeviceArena found_;

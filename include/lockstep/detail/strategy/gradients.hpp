@@ -79,8 +79,7 @@ class Readiness {
 /// Are the gradients of a micro-batch reduced over ranks, or kept until those of a later one are?
 enum class Sync : std::uint8_t { no, yes };
 
-/// The features that apply to a job, in their order at every stage: sub-graphs say which gradients
-/// to expect before the checked mode looks for them. A new feature is its file and a line here.
+/// The job's features, in the order of every stage: a new one is its file and a line here.
 template <class Traits, class Comm>
 using FeaturesOf =
     typename decltype(If<Traits::has_subgraphs, SubgraphUsage<Traits, Comm>>{} +

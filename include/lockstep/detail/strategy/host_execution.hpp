@@ -25,7 +25,7 @@ template <class Traits, class Comm>
 class HostUpdate {
   using layout = typename Traits::layout;
   using Rule = typename Traits::rule;
-  using Clock = StepCounter<Rule, typename Traits::curve, typename Traits::groups>;
+  using StepCounter = detail::StepCounter<Rule, typename Traits::curve, typename Traits::groups>;
   static constexpr bool decides = decides_steps<Traits>;
   static constexpr bool finds = Traits::skips_zero_gradients;
   static constexpr bool counts = Traits::counts_updates;
@@ -38,10 +38,10 @@ class HostUpdate {
   static constexpr Pieces observed = Pieces::runs;
 
   HostUpdate(Comm& comm, const auto& /*execution*/, const layout& where, const auto& /*owned*/,
-             const Clock& clock)
+             const StepCounter& counter)
       : comm_(comm),
         layout_(where),
-        clock_(clock),
+        counter_(counter),
         table_(where),
         rows_(table_.rows()),
         used_(counts ? table_.rows() : 0),
@@ -154,7 +154,8 @@ class HostUpdate {
   void end() {
     if constexpr (Traits::stops_at_anomaly) {
       if (anomaly_.is_there()) [[unlikely]]
-        anomaly_.report(layout_, Traits::alone ? "" : "as the average over ranks", clock_.steps());
+        anomaly_.report(layout_, Traits::alone ? "" : "as the average over ranks",
+                        counter_.steps());
     }
   }
   /// On the host, anomalies throw where they are found.
@@ -170,15 +171,12 @@ class HostUpdate {
  private:
   std::uint64_t number() const {
     if constexpr (decides) return state_.updates;
-    return clock_.steps();
+    return counter_.steps();
   }
   template <class A>
   auto constants() const {
-    if constexpr (has_table) {
-      return decltype(Rule::template at<A>({}, 0.0, 1)){};
-    } else {
-      return Rule::template at<A>(clock_.options(), clock_.rate_of(clock_.options()), number());
-    }
+    if constexpr (has_table) return decltype(Rule::template at<A>({}, 0.0, 1)){};
+    return Rule::template at<A>(counter_.options(), counter_.rate_of(counter_.options()), number());
   }
 
   void number_rows() {
@@ -188,14 +186,14 @@ class HostUpdate {
       if (own.skip) continue;
       std::uint64_t update = number();
       if constexpr (counts) update = ++updates_[row];
-      const auto options = clock_.group_options().of(table_.groups[row]);
-      own = step_numbers<Rule>(options, clock_.rate_of(options), update, scale_);
+      const auto options = counter_.group_options().of(table_.groups[row]);
+      own = step_numbers<Rule>(options, counter_.rate_of(options), update, scale_);
     }
   }
 
   Comm& comm_;
   const layout& layout_;
-  const Clock& clock_;
+  const StepCounter& counter_;
   double divisor_ = static_cast<double>(Traits::micro_batches);
   double scale_ = 1;
   double squares_ = 0;

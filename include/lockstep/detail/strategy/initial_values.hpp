@@ -7,9 +7,8 @@
 
 namespace lockstep::detail {
 
-/// The values that a model initializes, in the layout that it declares. On the host they are the
-/// arena itself. Elsewhere `open` copies a tensor to the host and returns where the layout would
-/// begin for it; `close` copies it back, `flush` all open ones.
+/// The values that a model initializes: on the host the arena itself. Elsewhere `open` copies a
+/// tensor to the host and returns where its layout would begin, `close` copies it back.
 struct ArenaValues {
   std::byte* data;
 
@@ -37,8 +36,7 @@ struct ArenaValues {
 ///
 /// On a CPU the views are of the parameters themselves. On a GPU they are of host memory, allocated
 /// per tensor: for `param` and `buffer` until `flush` or the end, for `for_each_parameter` and
-/// `for_each_buffer` until `f` returns; `fill_by_default` needs none. There `Parameters` and
-/// `Buffers` are references to the copies on the host.
+/// `for_each_buffer` until `f` returns; `fill_by_default` needs none.
 template <class Model, class Layout, class BufferLayout, class Parameters = ArenaValues,
           class Buffers = ArenaValues>
 class InitialValues {
@@ -71,8 +69,7 @@ class InitialValues {
   }
   RandomStream& random() { return random_; }
 
-  /// Writes tensors that a layer declares to start at one, such as weights and running variances of
-  /// norms, before the model's own `initialize`.
+  /// Writes tensors that start at one, such as weights of norms, before the model's `initialize`.
   void fill_ones() const {
     fill_ones<TensorRole::parameter>(layout_, parameters_);
     fill_ones<TensorRole::buffer>(buffer_layout_, buffers_);

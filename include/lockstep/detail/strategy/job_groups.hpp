@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The communicators of a job with `Groups<Grid<W, G>>`: of this rank's group, and of the
-/// ranks with its index in the other groups.
+/// @file The communicators of `Groups<Grid<W, G>>`: of this rank's group, and across groups.
 
 #include "lockstep/detail/comm/groups.hpp"
 #include "lockstep/detail/topology/groups.hpp"

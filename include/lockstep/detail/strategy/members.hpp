@@ -18,8 +18,7 @@ class JobMembers {
 
   /// `job.optimizer().lr = 0.01`, on all ranks, which trainers check. DP's replicas follow.
   auto& optimizer() { return self().first().optimizer(); }
-  /// One of `ParameterGroups`: `job.optimizer(NoDecay<>{}).lr = 0.02`. The first call copies the
-  /// options of `optimizer()`, so set common ones before.
+  /// `job.optimizer(NoDecay<>{}).lr = 0.02`: a group's first call copies `optimizer()`'s options.
   auto& optimizer(auto set) { return self().first().optimizer(set); }
   auto& group_options() { return self().first().group_options(); }
   auto& schedule() { return self().first().schedule(); }
@@ -49,9 +48,8 @@ class JobMembers {
   }
   /// A step of the whole model: see `self().step(choice, batch)`.
   auto step(const auto& batch) { return self().step(SubgraphChoice{}, batch); }
-  /// With one of the job's `Subgraphs`: `job.step<"a"_s>(batch)`, or at run time,
-  /// `job.step(job.subgraph("a"), batch)`. Micro-batches of a step may use different ones, an
-  /// evaluation one on all ranks. **Ranks** and **Host** as without a sub-graph.
+  /// `job.step<"a"_s>(batch)` or `job.step(job.subgraph("a"), batch)`: with one of `Subgraphs`, in
+  /// an evaluation the same on all ranks. **Ranks** and **Host** as without a sub-graph.
   template <auto Set, class Batch>
   auto step(const Batch& batch) {
     return self().step(Set, batch);

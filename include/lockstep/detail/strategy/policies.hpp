@@ -51,9 +51,8 @@ struct Mixed : Choice<axes::Precision>, WithName<"Mixed"> {
   }
 };
 
-/// Declared types and a loss scaled like with PyTorch's GradScaler, for models that compute in half
-/// precision themselves, such as LibTorch modules under `Autocast`. The model multiplies its loss
-/// by `step.loss_scale()`, as `TorchModel` does.
+/// Declared types and a scaled loss, for models that compute in half precision themselves, such as
+/// LibTorch modules under `Autocast`; the model multiplies its loss by `step.loss_scale()`.
 struct ScaledLoss : AsDeclared {
   static constexpr std::string_view name = "ScaledLoss";
   static constexpr bool scales_loss = true;
@@ -167,15 +166,13 @@ struct Even : Choice<axes::UnevenInputs>, WithName<"Even"> {};
 /// Joined ranks contribute zeros until all ranks have exhausted their batches, as PyTorch's `join`.
 struct Join : Choice<axes::UnevenInputs>, WithName<"Join"> {};
 
-/// Sums of gradients are divided by the initial number of ranks, PyTorch's default: a sample weighs
-/// the same however many ranks are left.
+/// Gradients are divided by the initial number of ranks: samples keep their weight, as in PyTorch.
 struct DivideByInitial : Choice<axes::JoinDivisor>, WithName<"DivideByInitial"> {};
 
 /// Sums of gradients are divided by the number of ranks that still have batches.
 struct DivideByLive : Choice<axes::JoinDivisor>, WithName<"DivideByLive"> {};
 
-/// The policy for ranks with uneven numbers of batches: `UnevenInputs<Join>`, or
-/// `UnevenInputs<Join, DivideByLive>`.
+/// The policy for uneven inputs: `UnevenInputs<Join>` or `UnevenInputs<Join, DivideByLive>`.
 template <class How, class Divisor = DivideByInitial>
 struct UnevenInputs : detail::ChoicePolicy<axes::UnevenInputs, How> {
   static constexpr bool joins = std::is_same_v<How, Join>;

@@ -78,9 +78,8 @@ auto all_reduce_gradients(Comm& comm, std::span<T> gradients) {
                                step_call<Traits, JobCall::backward>());
 }
 
-/// The reductions of a job's buckets. All kinds have `start<T>(bucket, gradients)`, for a complete
-/// bucket with parameters of T, `wait<T>(bucket)`, after which averages lie in place of the
-/// gradients, and `forget()`. This one all-reduces whole buckets.
+/// All kinds have `start<T>(bucket, gradients)`, for a complete bucket with parameters of T,
+/// `wait<T>(bucket)`, which averages in place, and `forget()`. This one all-reduces whole buckets.
 template <class Traits, class Comm>
 class BucketReductions {
  public:
@@ -157,8 +156,7 @@ class ShardSpace {
   Shard slice(std::size_t count) const {
     return shard_of<typename Traits::template sliced<T>>(count, shard_, shards_);
   }
-  /// All pieces of a bucket of `count` elements of T at `data`, which extend into the room behind
-  /// it. The elements at `data` may be of another type than the bucket's.
+  /// All pieces, with the room behind it, of a bucket of `count` Ts, at `data` in any type.
   template <class T, class ReduceType>
   std::span<ReduceType> pieces(ReduceType* data, std::size_t count) const {
     return {data, shard_length<typename Traits::template sliced<T>>(count, shards_) * shards_};
@@ -215,8 +213,7 @@ class ShardSpace {
   bool is_saved_ = true;
 };
 
-/// `Sharding<ZeroRedundancy>`: each rank gets its slices only. The first bucket is reduced whole
-/// where it carries join flags, which all ranks read.
+/// `Sharding<ZeroRedundancy>`: a rank gets its slices, and the first bucket whole for join flags.
 template <class Traits, class Comm>
 class ShardReductions : public BucketReductions<Traits, Comm> {
   using Whole = BucketReductions<Traits, Comm>;

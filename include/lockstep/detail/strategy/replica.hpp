@@ -15,8 +15,7 @@ namespace lockstep::detail {
 /// one process on the whole batch: parameters are bitwise equal on all ranks after every step (with
 /// `LocalSGD`, after every average). A static world of one costs what the bare model costs.
 ///
-/// A replica that throws does not abort the other ranks, which wait until their time limit: `DDP`
-/// aborts them, `DP` throws as long as nothing has been communicated.
+/// A replica that throws does not abort other ranks: `DDP` does, `DP` once they communicate.
 template <class Model, class Policies, class Comm>
 class Replica {
  public:
@@ -201,8 +200,7 @@ class Replica {
   /// A batch where the model can read it, valid until the next one of its type.
   const auto& to_device(const auto& batch) { return execution_.to_device(batch); }
 
-  /// Advances the model's random numbers to the next micro-batch. Call it before `forward` and
-  /// `begin_update`, outside of a capture. **Stream** on a GPU, in its order.
+  /// Advances random numbers, before `forward` and any capture. **Stream** on a GPU, in its order.
   void draw_anew() {
     gradients_.features().each([&](auto& feature) { feature.prepare(updates(), micro_batches_); });
   }
@@ -277,9 +275,8 @@ class Replica {
           with_step([&](auto& step) { return execution_.forward(model_, step, on_device); });
       require_finite_loss(loss);
       return loss;
-    } else {
-      std::terminate();  // never reached: a clause is missing, and has been reported
     }
+    std::terminate();  // never reached: a clause is missing, and has been reported
   }
 
   /// With `Anomaly<Stop>`, throws if a loss that the host knows is not finite.
@@ -301,8 +298,7 @@ class Replica {
     end_backward();
   }
 
-  /// For gradients that no call of the model computes: the caller writes them to the step of
-  /// `with_step` between these two calls.
+  /// For gradients that the caller writes to the step of `with_step`, between these two calls.
   void begin_backward(Sync sync) {
     await_parameters();
     if constexpr (traits::tracks) gradients_.begin_backward(sync, micro_batches_ != 0);
@@ -351,8 +347,7 @@ class Replica {
     end_update();
   }
 
-  /// Begins an update from the sum of so many micro-batches, and fixes its learning rate. Precedes
-  /// `reduce_and_update`, outside of a capture.
+  /// Begins an update from so many micro-batches, at the current rate, outside of a capture.
   void begin_update(std::size_t micro_batches = traits::micro_batches) {
     updater_.begin(micro_batches, gradients_.factor());
   }
@@ -366,8 +361,7 @@ class Replica {
     end_update();
   }
 
-  /// Reduces and updates, in one pass over memory where possible; gradients are not averaged in
-  /// place. **Ranks** all. **Host** as `update`.
+  /// Reduces and updates, in one pass where possible. **Ranks** all. **Host** as `update`.
   void reduce_and_update() {
     [[maybe_unused]] const auto in = in_step();
     updater_.reduce_and_update(gradients_);
@@ -480,9 +474,8 @@ class Replica {
     if constexpr (require_forward<Model, evaluation_step, Batch>()) {
       return with_evaluation_step(
           [&](auto& step) { return execution_.forward(model_, step, on_device); });
-    } else {
-      std::terminate();  // never reached: the missing forward has been reported
     }
+    std::terminate();  // never reached: the missing forward has been reported
   }
   /// The model's own evaluation, or its mean loss over `samples()`.
   template <class Batch, class Tally, class Samples>
@@ -515,9 +508,8 @@ class Replica {
       using Memory = typename traits::memory;
       return PartsRunning<Model, step_type, Batch, OutputRows<Model, Memory, false>,
                           OutputRows<Model, Memory, true>>;
-    } else {
-      return false;
     }
+    return false;
   }
   /// The model's outputs in evaluation, valid until the next call. **Host** on a GPU, blocks.
   template <class Batch>

@@ -151,8 +151,7 @@ struct ReplicaTraits : ShardingTraits<Policies> {
       has_own_buffers && std::is_same_v<choice<axes::Buffers>, Synced>;
   static constexpr bool unites_buffers = broadcasts_buffers || averages_buffers;
 
-  /// Are arriving gradients tracked? Not with one rank and one batch a step, which costs what the
-  /// bare model costs; the checked mode inspects every gradient.
+  /// Are arriving gradients tracked? One rank with one batch a step costs what the bare model does.
   static constexpr bool tracks =
       is_checked || !alone || micro_batches > 1 || notes_usage || is_hooked;
 
@@ -163,8 +162,7 @@ struct ReplicaTraits : ShardingTraits<Policies> {
 
   /// Does every rank get a share of one batch (`DP`)?
   static constexpr bool scatters = !alone && std::is_same_v<choice<axes::ParallelStrategy>, DP>;
-  /// Is one loss computed from the outputs of all replicas? A replica's gradient is then a part of
-  /// that loss's gradient, and the parts are summed.
+  /// Is one loss computed from all replicas' outputs, so that their gradients are summed?
   static constexpr bool takes_loss_of_outputs =
       OutputDeclaring<Model> && std::is_same_v<policy<axes::LossPlacement>, LossOnOutput>;
   /// Do all ranks know which sub-graph each of them uses? `DP` gives all replicas the same.
@@ -181,8 +179,7 @@ struct ReplicaTraits : ShardingTraits<Policies> {
   template <class T>
   using reduce_type = std::conditional_t<alone, T, typename precision::template reduced<T>>;
 
-  /// Slices of buckets with parameters of T begin at multiples of 16 bytes of this type, the
-  /// smaller one, so that slices of parameters and of gradients are aligned.
+  /// Slices begin at multiples of 16 bytes of the smaller type, so that those of both are aligned.
   template <class T>
   using sliced = std::conditional_t<(sizeof(reduce_type<T>) < sizeof(T)), reduce_type<T>, T>;
 

@@ -31,9 +31,8 @@ class ReplicaWorkers {
 
   std::size_t size() const { return errors_.size(); }
 
-  /// Calls every phase with each replica's number, on its thread, with a barrier after each phase.
-  /// An exception ends the run: the first replica's that is not the consequence of another failure
-  /// is thrown, with the replica's number. **Host** blocks.
+  /// Calls every phase with each replica's number, on its thread, with a barrier after each. Throws
+  /// the first failure that is no consequence of another, with its number. **Host** blocks.
   template <class... Phases>
   void run(const Phases&... phases) {
     using All = std::tuple<const Phases&...>;
@@ -84,8 +83,7 @@ class ReplicaWorkers {
     return barrier();
   }
 
-  /// A barrier. The last replica decides whether all go on, because a fast replica may fail in the
-  /// next phase before a slow one has left this one.
+  /// The last replica decides whether all go on: a fast one may fail in the next phase already.
   bool barrier() {
     const std::uint64_t before = met_.value.load(std::memory_order_relaxed);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size()) {

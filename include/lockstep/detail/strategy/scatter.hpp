@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file How `ParallelStrategy<DP>` scatters a batch: the rows of each replica, how they are cut
-/// out of batches, containers and views, and where the replica's model reads them.
+/// @file How `ParallelStrategy<DP>` cuts a batch into shares, and where replicas read them.
 
 #include <tuple>
 
@@ -16,8 +15,7 @@ struct DpOptions {
   std::size_t replicas = dynamic;  ///< `dynamic`: as many as `World<N>` says, else one per device
   Seed seed{0};
   std::chrono::milliseconds timeout = default_timeout;
-  /// The GPU of every replica; empty: the first ones. On a CPU the entries only count the replicas
-  /// and name the one that `output_device` means.
+  /// The GPU of every replica; empty: the first ones. On a CPU they only count and name replicas.
   std::vector<std::size_t> devices{};
   /// The device whose replica gathers outputs and takes their loss; by default the first.
   std::optional<std::size_t> output_device{};
@@ -229,8 +227,7 @@ void take_share(const Batch& batch, const BatchCut& cut, std::size_t i,
   }
 }
 
-/// Replica `i`'s rows of the first part that is cut. As in PyTorch, a replica without rows of some
-/// part does not run: it has 0 samples.
+/// Replica `i`'s rows of the first part that is cut; 0 if it has none of some part, as in PyTorch.
 template <class Batch>
 std::size_t samples_of(const Batch& batch, const BatchCut& cut, std::size_t i) {
   std::size_t samples = 0;
@@ -255,9 +252,8 @@ std::size_t row_count(const Batch& batch) {
     return batch.size();
   } else if constexpr (counts) {
     return samples_of(batch, BatchCut{}, 0);
-  } else {
-    return 0;
   }
+  return 0;
 }
 
 template <class Batch>

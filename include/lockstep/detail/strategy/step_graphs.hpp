@@ -23,10 +23,9 @@ struct NoCaptureGuard {
 };
 
 /// For models whose libraries must know of a capture, because they allocate memory or draw random
-/// numbers: `model.guard_capture(stream, jointly)` makes the guard of one graph, `jointly` if it
-/// holds other ranks' work. Its `begin()` and `end()` enclose the capture, `before_replay()`
-/// precedes each replay; `model.prepare_step(step)` precedes every micro-batch of a job that
-/// captures. **Host** none of them waits for the GPU.
+/// numbers: `model.guard_capture(stream, jointly)` makes a graph's guard, `jointly` if it holds
+/// other ranks' work. `begin()` and `end()` enclose the capture, `before_replay()` precedes replays
+/// and `model.prepare_step(step)` every micro-batch. **Host** none waits for the GPU.
 template <class Model, class Comm>
 auto make_capture_guard([[maybe_unused]] Model& model, [[maybe_unused]] Comm& comm) {
   if constexpr (requires { model.guard_capture(comm.gpu().stream(), true); }) {
@@ -37,9 +36,8 @@ auto make_capture_guard([[maybe_unused]] Model& model, [[maybe_unused]] Comm& co
   }
 }
 
-/// A graph holds addresses and sizes: a batch at another address or of another shape needs its own.
-/// A batch runs eagerly once, because libraries allocate and load at first use, and is captured
-/// when it comes again. After a failed capture, steps run eagerly, and rank 0 prints why, once.
+/// A graph holds addresses and sizes: a batch with others needs its own. A batch runs eagerly once,
+/// as libraries allocate at first use, then is captured. A failed capture ends capturing.
 template <CapturingCommunicator Comm, class Batch, class Model>
 class StepGraphs {
  public:
@@ -127,9 +125,7 @@ class StepGraphs {
       const std::uint64_t mine[] = {found * 4 + static_cast<std::uint64_t>(way)};
       std::vector<std::uint64_t> all(comm.world_size().value());
       comm.all_gather(mine, all);
-      for (const std::uint64_t other : all) {
-        if (other != mine[0]) return false;
-      }
+      return std::ranges::count(all, mine[0]) == std::ssize(all);
     }
     return true;
   }
@@ -149,8 +145,7 @@ class StepGraphs {
 
 class CapturedSteps {
  public:
-  /// Runs a micro-batch, which `enqueue()` gives to the replica; if it completes a step,
-  /// `begin_update` has been called. Returns the loss.
+  /// Runs a micro-batch by `enqueue()`, after `begin_update` if a step's last. Returns the loss.
   template <class Replica, class Batch, class Enqueue>
   auto run(Replica& replica, const Batch& batch, const Enqueue& enqueue, std::uint64_t variant) {
     if constexpr (!std::is_same_v<typename Graphs<Replica, Batch>::Guard, NoCaptureGuard>)

@@ -11,13 +11,11 @@ namespace lockstep::detail {
 /// One pass reduces and updates while averages are in the cache, except where clipping, steps that
 /// may be skipped or the zero-gradient filter need a first pass over all averages.
 ///
-/// The execution supplies the passes: `observe`, `decide` and `pass`. On a GPU all work is enqueued
-/// on the compute stream, and what changes from step to step lies in device memory, where `begin`
-/// puts it: the rest can be replayed as a graph.
+/// The execution supplies the passes: `observe`, `decide` and `pass`. On a GPU what changes from
+/// step to step lies in device memory, where `begin` puts it: the rest can be replayed as a graph.
 template <class Traits, class Comm, class Execution>
 class Updater
     : public StepCounter<typename Traits::rule, typename Traits::curve, typename Traits::groups> {
-  using Clock = typename Updater::StepCounter;
   using layout = typename Traits::layout;
   using Rule = typename Traits::rule;
   using Arena = typename Execution::Arena;
@@ -45,9 +43,8 @@ class Updater
   Updater(const Updater&) = delete;
   Updater& operator=(const Updater&) = delete;
 
-  /// Begins an update from the sum over so many micro-batches; `factor` times the reduced sum is
-  /// the average over ranks. On a GPU throws for earlier anomalies that the host knows of.
-  /// **Stream** before the members below.
+  /// Begins an update from so many micro-batches; `factor` times the reduced sum is the average
+  /// over ranks. On a GPU throws for earlier anomalies. **Stream** before the members below.
   void begin(std::size_t micro_batches = Traits::micro_batches, double factor = 1) {
     passes_.require_none_seen();
     this->advance();
@@ -68,8 +65,7 @@ class Updater
   // States and master weights are packed in the order of the pieces that the rank owns.
 
   std::size_t state_bytes() const { return states_.bytes(); }
-  /// Calls `f(parameter, state, values, first)` for every state: the parameter's index, the state's
-  /// name, and its values from element `first` on.
+  /// Calls `f(parameter, state name, values, first)` for every state, from element `first` on.
   void for_each_state(const auto& f) const {
     for (std::size_t p = 0; p != layout_.infos().size(); ++p) {
       if (!layout_.plan().is_trained(p)) continue;
@@ -101,14 +97,14 @@ class Updater
 
   /// **Host** on a GPU, both block.
   void report_progress(ReplicaProgress& progress) const {
-    Clock::report_progress(progress);
+    Updater::StepCounter::report_progress(progress);
     const StepState state = passes_.state();
     progress.skipped = state.skips;
     progress.counted = decides ? state.updates : this->steps();
     if constexpr (Traits::scales_loss) progress.loss_scale = state.loss_scale;
   }
   void take_progress(const ReplicaProgress& progress) {
-    Clock::take_progress(progress);
+    Updater::StepCounter::take_progress(progress);
     StepState state = passes_.state();
     state.updates = progress.counted;
     state.skips = progress.skipped;

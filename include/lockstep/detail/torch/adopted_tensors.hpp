@@ -44,8 +44,7 @@ class AutogradHook : public ::torch::autograd::FunctionPreHook {
   std::size_t parameter_;
 };
 
-/// The gradient accumulator of a parameter, which must be kept: the tensor only has a weak
-/// reference. Its type is another pointer since LibTorch 2.13.
+/// A parameter's gradient accumulator, to be kept: the tensor only has a weak reference.
 using GradientNode =
     decltype(::torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
 
@@ -57,12 +56,10 @@ inline GradientNode hook_gradient(const at::Tensor& parameter, std::size_t numbe
   return node;
 }
 
-/// Calls `f(parameter)` for every hooked parameter that a backward pass from `root` will not reach;
-/// parameters without a node have no gradients. It visits every node of the graph, so only steps
-/// that allow unused parameters call it.
-template <class F>
+/// Calls `f(parameter)` for every parameter with a node that a backward pass from `root` does not
+/// reach. It visits the whole graph, so only steps that allow unused parameters call it.
 void for_each_unreached(const at::Tensor& root, const std::vector<GradientNode>& nodes,
-                        const F& f) {
+                        const auto& f) {
   using ::torch::autograd::Node;
   std::unordered_set<const Node*> seen;
   std::vector<const Node*> open;
@@ -113,8 +110,7 @@ class AdoptedTensors {
   };
 
   /// Moves all tensors to lockstep's memory; `trains(i)`: does the parameter have a gradient?
-  template <class ParameterAt, class BufferAt, class Trains>
-  void adopt(const ParameterAt& parameter_at, const BufferAt& buffer_at, const Trains& trains,
+  void adopt(const auto& parameter_at, const auto& buffer_at, const auto& trains,
              at::Device device) {
     for (std::size_t i = 0; i != parameters_.size(); ++i) {
       at::Tensor& parameter = parameters_[i].tensor;
@@ -132,8 +128,7 @@ class AdoptedTensors {
   }
 
   /// Throws unless all tensors are where `adopt` moved them.
-  template <class ParameterAt, class BufferAt>
-  void require_adopted(const ParameterAt& parameter_at, const BufferAt& buffer_at) const {
+  void require_adopted(const auto& parameter_at, const auto& buffer_at) const {
     for (std::size_t i = 0; i != parameters_.size(); ++i) require(parameters_[i], parameter_at(i));
     for (std::size_t i = 0; i != buffers_.size(); ++i) require(buffers_[i], buffer_at(i));
   }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Batches of tensors (structs as in tensors.hpp, tuples, pairs or a tensor): serialization,
-/// splitting for replicas, and conversion from lockstep's batches.
+/// @file Batches of tensors: serialization, splitting for replicas, conversion from lockstep's.
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
@@ -170,10 +169,9 @@ TensorBatch as_tensors(const LabelledBatch<X, Y>& batch) {
 }
 template <class X, class Y>
 TensorBatch as_tensors(const PaddedBatch<X, Y>& batch) {
-  const std::int64_t sizes[] = {static_cast<std::int64_t>(batch.size()),
-                                static_cast<std::int64_t>(batch.width)};
-  return {as_tensor(batch.inputs, sizes), detail::label_tensor(batch.labels), batch.weights,
-          detail::label_tensor(batch.lengths)};
+  TensorBatch tensors = as_tensors(static_cast<const LabelledBatch<X, Y>&>(batch));
+  tensors.lengths = detail::label_tensor(batch.lengths);
+  return tensors;
 }
 // A temporary's memory would be gone.
 template <class X, class Y>

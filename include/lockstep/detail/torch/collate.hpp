@@ -130,9 +130,8 @@ struct TensorCollate : PipelineStage {
 
 inline namespace torch_modules {
 
-/// Yields `TensorBatch`es from samples that have `inputs` and `label`, or `data` and `target`, all
-/// of one size; integer labels become int64. `tensors({1, 28, 28})` sets the shape of inputs that
-/// are flat. Memory is reused for a later batch unless a tensor of it is still referenced.
+/// Yields `TensorBatch`es from samples with `inputs` and `label`, or `data` and `target`, of one
+/// size; integer labels become int64. `tensors({1, 28, 28})` shapes flat inputs. Memory is reused.
 inline auto tensors(std::vector<std::int64_t> shape = {}) {
   return detail::TensorCollate{{}, std::move(shape)};
 }

@@ -24,8 +24,7 @@ void pack(Way& archive, ::torch::data::Example<Data, Target>& example) {
   }
 }
 
-template <class Ranks>
-WorldSize world_of(const Ranks& ranks) {
+WorldSize world_of(const auto& ranks) {
   if constexpr (requires { ranks.world_size(); }) {
     return WorldSize{ranks.world_size()};
   } else {
@@ -129,8 +128,7 @@ class RankSampler final : public ::torch::data::samplers::Sampler<> {
 
 namespace detail {
 
-/// A LibTorch data set of batches, such as one mapped by `Stack`; with a copy for every reading
-/// thread, since its functions are not const.
+/// A LibTorch data set of batches, with a copy per reading thread: its functions are not const.
 template <class D>
 class TorchBatches {
  public:
@@ -149,8 +147,7 @@ class TorchBatches {
       out = dataset.get_batch(c10::ArrayRef<std::size_t>(indices.data(), indices.size()));
     });
   }
-  template <class F>
-  void with_copy(const F& f) const {
+  void with_copy(const auto& f) const {
     spares_.with([&](std::optional<D>& copy) {
       if (!copy) copy.emplace(dataset_);
       f(*copy);
@@ -183,10 +180,9 @@ class TorchSamples : public LoadsSamples<TorchSamples<D>, typename D::ExampleTyp
 
 inline namespace torch_modules {
 
-/// A LibTorch data set for lockstep's loaders, jobs and pipelines, which then provide order,
-/// workers, feeding and resumption: `job.open([] { return as_dataset(MNIST(folder)); })`. With
-/// `get(index)` it yields `TensorBatch`es and is a source for `map` and the like; a mapped one
-/// yields its own batches. Every loading thread has a copy.
+/// A LibTorch data set for lockstep's loaders, jobs and pipelines: `job.open([] { return
+/// as_dataset(MNIST(folder)); })`. With `get(index)` it yields `TensorBatch`es and is a source for
+/// `map`; a mapped one yields its own batches. Every loading thread has a copy.
 template <class D>
 auto as_dataset(D dataset) {
   constexpr bool is_indexed = requires(D& d, std::size_t i) { d.get(i); };

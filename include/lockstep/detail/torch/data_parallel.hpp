@@ -148,16 +148,14 @@ class ModuleReplica {
 namespace lockstep::torch_loops {
 
 /// PyTorch's `DataParallel`: a forward pass splits its tensors, runs a replica of the module on
-/// each chunk in parallel and gathers the outputs; a backward pass adds all gradients to the
-/// module's own. `Net` is a module class or its holder.
+/// each chunk in parallel and gathers the outputs; backward adds gradients to the module's own.
 ///
 ///     lockstep::torch::DataParallel<Net> dp(net, 4);
 ///     torch::cross_entropy_loss(dp(inputs), labels).backward();
 ///     optimizer.step();
 ///
-/// In every pass, replicas take over the module's values and modes. Replica 0 is the module itself,
-/// so its running statistics are those of the first chunk, as in PyTorch. Double backward is
-/// supported. A module must be a `torch::nn::Cloneable`.
+/// In every pass, replicas take over the module's values and modes. Replica 0 is the module, whose
+/// running statistics are those of the first chunk. A module must be a `torch::nn::Cloneable`.
 template <class Net>
 class DataParallel {
   using Contained = typename detail::ModuleSource<Net>::Contained;
@@ -212,8 +210,7 @@ class DataParallel {
     return parameters.empty() ? at::Device(at::kCPU) : parameters[0].device();
   }
 
-  template <class F>
-  auto run(std::size_t count, const F& run_one) {
+  auto run(std::size_t count, const auto& run_one) {
     using Output = decltype(run_one(*module_, device_, 0));
     if (count == 1) return run_one(*module_, device_, 0);
     for (std::size_t i = 1; i != count; ++i) replicas_[i - 1]->follow(*module_);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `lockstep::torch::DistributedDataParallel`: DDP for hand-written loops with LibTorch's
-/// optimizers; policies that do not apply there are compile errors.
+/// @file `lockstep::torch::DistributedDataParallel`: DDP for hand-written loops.
 
 #include "lockstep/detail/torch/loop_gradients.hpp"
 #include "lockstep/detail/trainer/process_group.hpp"
@@ -20,9 +19,8 @@ struct ParameterTypes : detail::ValuePolicy<ParameterTypes<>> {};
 
 namespace detail {
 
-/// `PolicyPack<P>` if the policy applies to a hand-written loop. If not, an empty one and a compile
-/// error that names the alternative. Types that are no well-formed policies are left to the
-/// composition check of all jobs.
+/// `PolicyPack<P>` if the policy applies to a hand-written loop, or is malformed, which the
+/// composition check reports; else an empty one and a compile error that names the alternative.
 template <class P>
 consteval auto acting() {
   if constexpr (PolicyOf<P, ParameterTypes<>> || std::is_same_v<P, Sharding<Replicated>>) {
@@ -207,15 +205,13 @@ class DistributedDataParallel {
     gradients_.run(loss, [&] { loss.backward({}, retain_graph, create_graph); });
   }
 
-  /// Throws if an averaged gradient was NaN or infinite (`Anomaly<Stop>`); on a GPU, otherwise a
-  /// later `backward` throws. **Host** blocks until all passes are done.
+  /// Throws if an average was not finite (`Anomaly<Stop>`). **Host** blocks until all is done.
   void require_finite() {
     [[maybe_unused]] const auto on = replica_.on_device();
     detail::abort_on_exception(replica_, [&] { gradients_.require_finite(); });
   }
 
-  /// Gradients of forward passes in the scope of the result accumulate in this rank's
-  /// `Tensor::grad`; the next pass outside averages the sum.
+  /// In the result's scope, gradients accumulate in `Tensor::grad`; the next pass averages the sum.
   ///
   ///     { auto local = ddp.no_sync();  ddp(x).mean().backward(); }
   [[nodiscard("gradients are averaged again when the result is gone: auto local = ...")]] auto
@@ -253,8 +249,7 @@ class DistributedDataParallel {
   void begin_join() { is_joining_ = true; }
   void leave_join() { is_joining_ = false; }
   bool is_joining() const { return is_joining_; }
-  template <class F>
-  void finish_join(const F& update) {
+  void finish_join(const auto& update) {
     if (!std::exchange(is_joining_, false)) return;
     detail::abort_on_exception(replica_, [&] {
       [[maybe_unused]] const auto on = replica_.on_device();
@@ -295,8 +290,7 @@ class DistributedDataParallel {
   }
 
   /// Answers the others' collectives until all ranks are exhausted.
-  template <class F>
-  void answer_all(const F& update) {
+  void answer_all(const auto& update) {
     if constexpr (traits::joins) {
       const detail::InJobCall in(detail::JobCall::backward);
       do {

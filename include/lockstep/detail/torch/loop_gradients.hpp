@@ -26,10 +26,7 @@ class LoopStreams<Cpu, Replica> {
   /// Before a forward pass with gradients enabled, and before a backward pass.
   void keep_backward_here() {}
   /// At the first gradient of a backward pass; `begin()` prepares the buckets.
-  template <class F>
-  void begin_pass(const F& begin) {
-    begin();
-  }
+  void begin_pass(const auto& begin) { begin(); }
   /// The job's stream waits for the program's.
   void job_waits_for_program() {}
   /// The program's stream waits for the job's.
@@ -44,10 +41,7 @@ class LoopStreams<Cpu, Replica> {
     TorchDevice<Step>::write(step, to.mutable_data_ptr(), to.scalar_type(), gradient);
   }
 
-  template <class Step>
-  static auto norm_ranks(const Step& step) {
-    return step.norm_ranks();
-  }
+  static auto norm_ranks(const auto& step) { return step.norm_ranks(); }
 };
 
 /// A module whose passes the program runs: a model that only lists tensors.
@@ -118,8 +112,7 @@ class LoopGradients {
   }
 
   /// Runs a backward pass from `root`, from which unused parameters can be found early.
-  template <class F>
-  void run(const at::Tensor& root, const F& backward) {
+  void run(const at::Tensor& root, const auto& backward) {
     const ValueWhile scope(root_, &root);
     streams_.keep_backward_here();
     abort_on_exception(replica_, backward);
@@ -168,8 +161,7 @@ class LoopGradients {
   static constexpr bool on_host = std::is_same_v<typename traits::device, Cpu>;
 
   const std::vector<ModuleTensor>& parameters() { return replica_.model().adopted().parameters(); }
-  template <class F>
-  void for_each_trained(const F& f) {
+  void for_each_trained(const auto& f) {
     for (std::size_t i = 0; i != slots_.size(); ++i)
       if (slots_[i] != none) f(i, averages_[slots_[i]]);
   }
@@ -179,8 +171,7 @@ class LoopGradients {
     return own.defined() && !own.is_sparse() && own.const_data_ptr() == average.const_data_ptr();
   }
 
-  template <class Step>
-  at::Tensor tensor_of_gradient(Step& step, std::size_t i) {
+  at::Tensor tensor_of_gradient(auto& step, std::size_t i) {
     at::Tensor made;
     Elements::with_parameter(parameters()[i].listed, [&]<class T>(std::type_identity<T>) {
       const auto view = step.grad(Listed<T>{i});
@@ -223,8 +214,7 @@ class LoopGradients {
     ++passes_;
   }
 
-  /// Writes the sum of the gradient and `Tensor::grad` (of `no_sync` passes, or not cleared), which
-  /// ranks average, as in PyTorch.
+  /// Writes the sum of the gradient and a `Tensor::grad` that was not cleared, as in PyTorch.
   void write(std::size_t i, const at::Tensor& gradient) {
     streams_.before_write();
     at::Tensor& to = averages_[slots_[i]];

@@ -17,8 +17,7 @@ class TorchCapture;
 inline namespace torch_modules {
 
 /// The base of a model whose parameters are a LibTorch module's and whose gradients autograd
-/// computes. `Net` is a module or a holder; `Ts` are its parameter types, by default float. The
-/// model defines the loss of a batch:
+/// computes. `Net` is a module or a holder; `Ts` are its parameter types. A model defines its loss:
 ///
 ///     struct Digits : TorchModel<Digits, Net> {
 ///       torch::Tensor loss(const TensorBatch& batch) {
@@ -33,9 +32,8 @@ inline namespace torch_modules {
 /// generators, such as for dropout, says `static constexpr bool draws = true;`: its random numbers
 /// then differ between ranks and steps, and continue after a restart.
 ///
-/// Parameters and buffers live in lockstep's memory from the first step to the end of the job.
-/// Parameters that require no gradient are not trained. Copying a model, as for the replicas of
-/// `ParallelStrategy<DP>`, deep-copies its module.
+/// Parameters and buffers live in lockstep's memory from the first step to the end of the job;
+/// those that require no gradient are not trained. Copying a model deep-copies its module.
 template <class Self, class Net, Element... Ts>
 class TorchModel {
   using Source = detail::ModuleSource<Net>;
@@ -77,8 +75,7 @@ class TorchModel {
   // Called by lockstep.
 
   /// Makes a model whose module draws its initial values from the job's seed.
-  template <class Make>
-  static Self make_seeded(Seed seed, Rank rank, bool on_gpu, const Make& make) {
+  static Self make_seeded(Seed seed, Rank rank, bool on_gpu, const auto& make) {
     return detail::make_seeded_module(seed, rank, on_gpu, make);
   }
 
@@ -218,10 +215,7 @@ class TorchModel {
   }
 
   /// While the result lives, batch norms of the module know the step's ranks.
-  template <class Ranks>
-  auto open_norms(const Ranks& ranks) {
-    return norms_.open(base(), ranks);
-  }
+  auto open_norms(const auto& ranks) { return norms_.open(base(), ranks); }
 
  private:
   template <class View>

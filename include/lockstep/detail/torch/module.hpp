@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A LibTorch module in a model, by pointer or in a holder such as `torch::nn::Sequential`:
-/// its unique tensors and its training modes.
+/// @file A LibTorch module in a model: how it is held, its unique tensors, its training modes.
 
 #include <torch/nn/module.h>
 
@@ -75,13 +74,11 @@ inline std::vector<std::size_t> shape_of(const at::Tensor& tensor) {
   return {tensor.sizes().begin(), tensor.sizes().end()};
 }
 
-/// Maps the other names of a shared tensor to its first. LibTorch's `clone()` unties tensors that
-/// submodules share; these names tell which to tie again.
+/// Maps other names of shared tensors to the first: `clone()` unties them, and they are tied again.
 using TensorTies = std::unordered_map<std::string, std::string>;
 
 /// The unique tensors of a dictionary, by implementation (not by memory) or by `ties`.
-template <class Dictionary>
-std::vector<ModuleTensor> unique_tensors(const Dictionary& dictionary, const TensorTies& ties) {
+std::vector<ModuleTensor> unique_tensors(const auto& dictionary, const TensorTies& ties) {
   std::vector<ModuleTensor> tensors;
   std::unordered_map<const void*, std::size_t> indices;
   std::unordered_map<std::string, std::size_t> names;

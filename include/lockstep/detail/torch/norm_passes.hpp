@@ -45,8 +45,7 @@ inline at::MemoryFormat format_of(const at::Tensor& x) {
 }
 inline at::Tensor dense_tensor(const at::Tensor& x) { return x.contiguous(format_of(x)); }
 
-/// `NormWork` on host tensors: LibTorch's threads and vectors pass over activations, lockstep's
-/// norms compute statistics. Forward: `measure`, `gather` over ranks, `finalize`, `normalise`.
+/// `NormWork` on host tensors. Forward: `measure`, `gather` over ranks, `finalize`, `normalise`.
 /// Backward: `reduce_backward`, `sum` over ranks, `input_gradient`.
 class HostTensorNorm {
  public:

@@ -50,9 +50,7 @@ const ::torch::nn::Module& module_of(const Net& net) {
 /// Parameters and buffers, each tensor once with all its names.
 inline std::vector<ModuleTensor> state_tensors(const ::torch::nn::Module& module) {
   std::vector<ModuleTensor> all = module_parameters(module);
-  std::vector<ModuleTensor> buffers = module_buffers(module);
-  all.insert(all.end(), std::make_move_iterator(buffers.begin()),
-             std::make_move_iterator(buffers.end()));
+  std::ranges::move(module_buffers(module), std::back_inserter(all));
   return all;
 }
 
@@ -135,8 +133,7 @@ inline namespace torch_modules {
 
 /// Writes a module's parameters and buffers, contiguous, under all their names in the state_dict.
 /// The file is replaced atomically. **Ranks** this one alone: one rank of a job may call it.
-template <class Net>
-void save_state_dict(const Net& net, const std::string& path) {
+void save_state_dict(const auto& net, const std::string& path) {
   const at::NoGradGuard quiet;
   std::vector<detail::ModuleTensor> tensors = detail::state_tensors(detail::module_of(net));
   detail::FileToWrite file;
@@ -160,14 +157,12 @@ void save_state_dict(const Net& net, const std::string& path) {
   detail::write_file(path, file);
 }
 
-/// Reads parameters and buffers from a safetensors file, lockstep's or Python's, in place: a job
-/// may go on with the module. Names (one of a tensor's several) and shapes must match; types are
-/// converted, as in Python. Nothing changes before everything is compared and lockstep's checksums
-/// are verified. Without `strict`, tensors that the file lacks keep their values and others are
-/// ignored; the report names both. **Ranks** this one alone; in a job, all ranks load, or one
-/// before the job begins.
-template <class Net>
-LoadReport load_state_dict(const Net& net, const std::string& path, bool strict = true) {
+/// Reads parameters and buffers in place from a safetensors file, lockstep's or Python's. Names
+/// (one of a tensor's several) and shapes must match; types are converted, as in Python. Nothing
+/// changes before everything is compared and verified. Without `strict`, tensors that the file
+/// lacks keep their values and others are ignored; the report names both. **Ranks** this one alone;
+/// in a job, all ranks load, or one before the job begins.
+LoadReport load_state_dict(const auto& net, const std::string& path, bool strict = true) {
   const at::NoGradGuard quiet;
   const detail::SafetensorsFile file(path);
   LoadReport report;

@@ -27,11 +27,9 @@ inline std::mutex& module_making() {
   return mutex;
 }
 
-/// Calls `make`, whose layers draw initial values from LibTorch's generators seeded with `seed`, on
-/// all ranks as after `torch::manual_seed(seed)`. Later draws differ between ranks. Ranks that are
-/// threads make their modules one by one, so `make` must not wait for another rank.
-template <class F>
-auto make_seeded_module(Seed seed, Rank rank, bool on_gpu, const F& make) {
+/// Calls `make`, whose layers draw from LibTorch's generators as after `torch::manual_seed(seed)`;
+/// later draws differ between ranks. Ranks that are threads make their modules one by one.
+auto make_seeded_module(Seed seed, Rank rank, bool on_gpu, const auto& make) {
   const std::lock_guard<std::mutex> lock(module_making());
   const auto begin_from = [&](Seed with) {
     seed_generator(with.value());
@@ -43,8 +41,7 @@ auto make_seeded_module(Seed seed, Rank rank, bool on_gpu, const F& make) {
   return made;
 }
 
-/// Seeds a generator with the step's key (job seed, rank, update, micro-batch), independent of
-/// earlier draws. Models with `static constexpr bool draws = true;` have such keys.
+/// Seeds a generator with the step's key (job seed, rank, update, micro-batch).
 template <class Step>
 void seed_torch(const Step& step, at::Device device = at::kCPU) {
   constexpr const char* layer = "torch";

@@ -111,9 +111,8 @@ struct NormPassing : ::torch::CustomClassHolder {
 
 // Templates over `NormExchange`, so that only programs with synchronised norms compile them.
 
-/// Statistics over the samples of all ranks: means and squared deviations are merged by counts,
-/// which may be zero. The backward pass sums over ranks what each input gradient takes from the
-/// other samples. Running statistics move as for one batch of all samples.
+/// Statistics over all ranks' samples, merged by counts, which may be zero. The backward pass sums
+/// over ranks what each input gradient takes from the other samples.
 template <class Exchange>
 class SyncedNorm : public ::torch::autograd::Function<SyncedNorm<Exchange>> {
  public:
@@ -190,8 +189,7 @@ class NormMarks {
 
   /// Marks a norm, identified by its running mean or else its weight; a norm with neither gets a
   /// weight of ones, which is not registered as a parameter.
-  template <class Norm>
-  void add(Norm& norm, const std::string& name, const std::shared_ptr<NormExchange>& exchange) {
+  void add(auto& norm, const std::string& name, const std::shared_ptr<NormExchange>& exchange) {
     const bool is_tag = !norm.running_mean.defined() && !norm.weight.defined();
     if (is_tag) norm.weight = at::ones({norm.options.num_features()});
     const at::Tensor& tensor = norm.running_mean.defined() ? norm.running_mean : norm.weight;
@@ -227,8 +225,7 @@ class NormMarks {
   std::unordered_map<const c10::TensorImpl*, std::shared_ptr<const NormMark>> marks_;
 };
 
-/// Overrides `aten::batch_norm` under autograd: a module calls the `forward` of its norms' own
-/// class, so the norms cannot be replaced, but what they call can.
+/// Overrides `aten::batch_norm` under autograd: norms cannot be replaced, but what they call can.
 template <class Exchange>
 at::Tensor batch_norm(const at::Tensor& x, const std::optional<at::Tensor>& weight,
                       const std::optional<at::Tensor>& bias,

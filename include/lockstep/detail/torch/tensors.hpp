@@ -70,13 +70,11 @@ struct TorchElements : ElementList<Ts..., std::int64_t, std::uint8_t> {
     return std::ranges::find(TorchElements::kinds, kind) != TorchElements::kinds.end();
   }
   /// Calls `f(std::type_identity<T>{})` with the type of a kind, for any tensor.
-  template <class F>
-  static void with(ElementKind kind, const F& f) {
+  static void with(ElementKind kind, const auto& f) {
     with_one_of<Ts..., std::int64_t, std::uint8_t>(kind, f);
   }
   /// The same for parameters, without a branch if all have one type.
-  template <class F>
-  static void with_parameter(ElementKind kind, const F& f) {
+  static void with_parameter(ElementKind kind, const auto& f) {
     if constexpr (sizeof...(Ts) == 1) {
       (f(std::type_identity<Ts>{}), ...);
     } else {

@@ -18,9 +18,8 @@ inline constexpr std::size_t static_world = Pick<axes::World, Policies>::static_
 
 }  // namespace detail
 
-/// The rendezvous of ranks on a device through a backend: `make<Policies>(session, name)` returns a
-/// rank's communicator, and `name` distinguishes several. `ranks_are_threads` marks threads of one
-/// process. Specialized here, in trainer/cuda.cuh, and in gloo.hpp, gloo.cuh and nccl.cuh.
+/// Connects ranks on a device through a backend: `make<Policies>(session, name)` returns a rank's
+/// communicator, `name` distinguishes several. `ranks_are_threads` marks threads of one process.
 template <class Device, class Backend>
 struct Connection;
 

@@ -71,8 +71,7 @@ struct JobSaving {
     }
   }
 
-  template <class T>
-  void keep(std::string_view name, T& value) {
+  void keep(std::string_view name, auto& value) {
     if (name.starts_with("lockstep/"))
       fail("keep", {"names that begin with lockstep/ are lockstep's own"},
            "give the value another name", job.rank());

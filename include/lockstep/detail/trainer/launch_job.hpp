@@ -73,9 +73,8 @@ int launch_job(int argc, char** argv, Source& source, F& f) {
 /// Starts or joins the job's ranks as `launch` does, and calls `f(job)` on each. `World<N>` starts
 /// N ranks, `World<dynamic>` as many as `--ranks` says. Ranks are processes; with `Device<Cuda>`
 /// and `Backend<Shm>` threads of this process, with `Backend<Hierarchical<Shm, Nccl>>` threads of
-/// one process per host. `ParallelStrategy<DP>` is this process alone, with as many replicas as
-/// `World<N>`, `--ranks` or `--replicas` says, or one for each device. Nothing more is compiled for
-/// a rejected job. **Ranks** all, as their `main`. **Host** blocks.
+/// one process per host. `ParallelStrategy<DP>` is this process, with the replicas of `World<N>`,
+/// `--ranks` or `--replicas`, or one per device. **Ranks** all, as their `main`. **Host** blocks.
 template <class Job, class F>
 int launch(int argc, char** argv, F&& f) {
   using Model = typename Job::model_type;
@@ -86,26 +85,23 @@ int launch(int argc, char** argv, F&& f) {
   if constexpr (!is_rejected && std::is_default_constructible_v<Model>) {
     constexpr detail::DefaultModel by_default{};
     return detail::launch_job<Job>(argc, argv, by_default, f);
-  } else {
-    return 1;
   }
+  return 1;
 }
 
-/// The same with a model, or with a function that makes each rank's:
-/// `[](Session& session) { return Model(...); }`. Every process constructs the model; replicas, and
-/// ranks that are threads, have copies. On GPUs prefer a function: it is called with the rank's or
-/// replica's GPU selected, so that the model's streams, handles and memory are that GPU's.
+/// The same with a model, or with a function that makes each rank's: `[](Session& session) { return
+/// Model(...); }`. Every process constructs the model; replicas, and ranks that are threads, have
+/// copies. On GPUs prefer a function: it is called with its GPU selected.
 template <class Job, class Source, class F>
   requires(!std::convertible_to<F, std::size_t>)
 int launch(int argc, char** argv, Source&& model, F&& f) {
-  if constexpr (detail::is_rejected<Job>) {
-    return 1;
-  } else if constexpr (detail::require_models<Job, std::remove_cvref_t<Source>>()) {
-    auto source = std::forward<Source>(model);
-    return detail::launch_job<Job>(argc, argv, source, f);
-  } else {
-    return 1;
+  if constexpr (!detail::is_rejected<Job>) {
+    if constexpr (detail::require_models<Job, std::remove_cvref_t<Source>>()) {
+      auto source = std::forward<Source>(model);
+      return detail::launch_job<Job>(argc, argv, source, f);
+    }
   }
+  return 1;
 }
 
 }  // namespace lockstep

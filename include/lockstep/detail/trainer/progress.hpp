@@ -7,9 +7,8 @@
 
 namespace lockstep::detail {
 
-/// The loops' part of a checkpoint, besides the data position; the same on all ranks. Calls of
-/// `epochs`, and loops over data in an epoch, are counted from 1: a resumed program skips those
-/// that were over, and continues in the one that was saved.
+/// The loops' part of a checkpoint, equal on all ranks. Calls of `epochs`, and loops over data in
+/// an epoch, count from 1: a resumed program skips those that were over.
 struct TrainingProgress {
   std::uint64_t run = 0;    ///< calls of `epochs`
   std::uint64_t epoch = 0;  ///< the current or the next; from 0
@@ -93,22 +92,19 @@ class EpochProgress {
   std::array<double, 2> open_loop(std::size_t batches, Rank rank, WorldSize world);
 
   /// Has the program left the length of its schedule to the trainer?
-  template <class Wrapped>
-  bool owns_schedule(Wrapped& wrapped) const {
+  bool owns_schedule(auto& wrapped) const {
     if constexpr (requires { wrapped.schedule().steps = 0; })
       return wrapped.schedule().steps == 0 || wrapped.schedule().steps == now_.run_steps;
     return false;
   }
   /// Another run's options were loaded over such a schedule; the next `epochs` starts it anew.
-  template <class Wrapped>
-  void adopt_schedule(Wrapped& wrapped) {
+  void adopt_schedule(auto& wrapped) {
     if constexpr (requires { wrapped.schedule().steps = 0; })
       now_.run_steps = wrapped.schedule().steps;
   }
   /// Begins the first loop of an epoch of `updates`. A call of `epochs` starts the schedule anew; a
   /// resumed one keeps its step, or its fraction of the epoch if `updates` has changed.
-  template <class Wrapped>
-  void set_schedule_position(Wrapped& wrapped, std::uint64_t updates) {
+  void set_schedule_position(auto& wrapped, std::uint64_t updates) {
     if (now_.loop != 1) return;
     if constexpr (requires { wrapped.schedule().steps = 0; }) {
       if (std::exchange(run_begins_, false) && owns_schedule(wrapped)) {
@@ -196,8 +192,7 @@ enum class SaveMoment : std::uint8_t {
   finish,
 };
 
-/// Saves and resumes a job; null in a program without checkpoints, which compiles nothing of them.
-/// `JobSaving` sets it before `main`.
+/// Saves and resumes a job; null without checkpoints. `JobSaving` sets it before `main`.
 template <class Job>
 inline void (*checkpoint_hook)(Job&, SaveMoment) = nullptr;
 

@@ -39,9 +39,8 @@ using OptionsAmong = typename decltype(options_of<PickOr<Default, Ps...>>())::ty
 
 using RejectedView = AnyView<HostMemory, float>;
 
-/// Stands for a rejected job: a trainer, a wrapper, any phase of their steps, an epoch, or a
-/// communicator. Members with an optional sub-graph take any. Nothing here runs: only members that
-/// may get a local type have a body.
+/// Stands for a rejected trainer, wrapper, phase, epoch or communicator. Nothing here runs: only
+/// members that may get a local type have a body.
 template <class Model, class... Ps>
 class RejectedJob {
  public:

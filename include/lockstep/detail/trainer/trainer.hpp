@@ -140,9 +140,8 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   static constexpr bool ranks_are_threads = requires { ConnectionOf<Policies>::ranks_are_threads; };
   static constexpr bool spans_processes = requires { ConnectionOf<Policies>::spans_processes; };
 
-  /// Joins the other ranks and broadcasts rank 0's initial parameters. A model by default or by a
-  /// function, `[](Session&) { return Model(...); }`, is made after joining, on the rank's or
-  /// replica's GPU. Options come from the command line. **Ranks** all. **Host** blocks.
+  /// Joins the other ranks and broadcasts rank 0's values. A model by default or by a function,
+  /// `[](Session&) { return Model(...); }`, is made on its GPU. **Ranks** all. **Host** blocks.
   template <ModelSource<Model, Session> Source = DefaultModel>
   explicit BasicTrainer(Session& session, Source&& source = {})
       : BasicTrainer(session, std::forward<Source>(source), take_trainer_options(session)) {}
@@ -176,8 +175,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   const Membership& membership() const { return session_.membership(); }
   /// `job.option("epochs", 8)` is 8, or the value of `--epochs`: see `ProgramOptions::option`. The
   /// job's first operation throws for given options that the program has not asked for.
-  template <class T>
-  auto option(std::string_view name, T otherwise, std::string_view help = {}) {
+  auto option(std::string_view name, auto otherwise, std::string_view help = {}) {
     return session_.options().option(name, otherwise, help);
   }
   /// Arguments that neither launcher, trainer nor `option` has taken, the program's name first.
@@ -187,8 +185,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
 
   /// Broadcasts the parameters and buffers that `f(initial)` writes on rank 0; `initial.random()`
   /// starts from the job's seed. **Ranks** all. **Host** blocks.
-  template <class F>
-  void initialize(F&& f) {
+  void initialize(auto&& f) {
     [[maybe_unused]] const auto on = enter("initialize");
     wrapped_.initialize(f, options_.seed);
   }
@@ -269,9 +266,8 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   using Members::evaluate;
 
   /// The usual loop: every epoch trains on `train`, evaluates on `test` if given, and calls
-  /// `on_epoch`, with the epoch or also the scores, which returns false to stop.
-  /// `on_step(batch, loss)` follows a step. Returns the last summary. **Ranks** all. **Host**
-  /// blocks.
+  /// `on_epoch` with the epoch, or also the scores; it returns false to stop. After each step calls
+  /// `on_step(batch, loss)`. Returns the last summary. **Ranks** all. **Host** blocks.
   template <Dataset Train, class OnEpoch = decltype(no_function),
             class OnStep = decltype(no_function)>
   EpochSummary fit(const Train& train, const FitOptions& options, OnEpoch on_epoch = {},
@@ -313,8 +309,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   /// Opens a data set on all ranks, or with `Feed` on those that read for others, the only ones to
   /// need the files: `job.open([&] { return npy_dataset<float, int>(images, labels); })`. An
   /// exception aborts all ranks with its message. **Ranks** all. **Host** blocks.
-  template <class Make>
-  auto open(Make&& make) {
+  auto open(auto&& make) {
     [[maybe_unused]] const auto on = enter("open");
     const InJobCall in(JobCall::open);
     if constexpr (feed::sends) {
@@ -351,10 +346,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
 
   /// Adds a variable, each rank's own, to checkpoints; `resume`, called later, restores it. A
   /// number, bool, string, vector of numbers or `RandomStream` that outlives the last step.
-  template <class T>
-  void keep(std::string_view name, T& value) {
-    saving().keep(name, value);
-  }
+  void keep(std::string_view name, auto& value) { saving().keep(name, value); }
   /// Saves the job, to be resumed with the next batch of the loop. Between the micro-batches of a
   /// step the save waits for the step's update and the end of the loop's body; values that the
   /// options refer to must live until then. **Ranks** all, with the same path. **Host** blocks
@@ -376,9 +368,8 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   Resumed resume(const std::string& where, const LoadOptions& options = {}) {
     return saving().resume(where, options);
   }
-  /// Resumes from the job's folder now instead of in the first `epochs`, after `--resume` or a
-  /// restart. Returns nothing if the job starts anew; throws if all checkpoints are damaged.
-  /// **Ranks** all. **Host** blocks.
+  /// Resumes from the job's folder, as the first `epochs` does after `--resume` or a restart.
+  /// Returns nothing to start anew; throws if all are damaged. **Ranks** all. **Host** blocks.
   std::optional<Resumed> resume() { return saving().resume(); }
   /// Saves into a folder regularly from now on. The command line's options (`--checkpoint` and
   /// others) take precedence. **Ranks** all, before `epochs`. **Host** blocks.
@@ -542,8 +533,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   }
   /// For the destructor of a loop that a `break` has ended. Destructors cannot throw: the trainer's
   /// next call throws the failure, or its destructor reports it.
-  template <class F>
-  void after_break(const F& f) noexcept {
+  void after_break(const auto& f) noexcept {
     try {
       f();
     } catch (const std::exception&) {
@@ -553,8 +543,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   }
 
   /// `f()` takes batches from a loader. With `Feed`, a reader's failure aborts all ranks.
-  template <class F>
-  auto fetch(const F& f) -> decltype(f()) {
+  auto fetch(const auto& f) -> decltype(f()) {
     return abort_on_exception_of<!feed::sends>(comm_, f);
   }
 

@@ -185,21 +185,18 @@ LOCKSTEP_INLINE void EpochProgress::log_run(
 }
 
 LOCKSTEP_INLINE void EpochProgress::set_field(std::string_view name, JsonLine field) {
-  for (const std::string_view own :
-       {"epoch", "epochs", "steps", "samples", "seconds", "loss", "lr", "data_seconds",
-        "step_seconds", "evaluate_seconds", "epoch_seconds", "run"}) {
-    if (name == own) {
-      fail("log_field", {"'", name, "' is a field that lockstep writes"}, "give it another name",
-           Rank{0});
-    }
+  constexpr std::string_view own[] = {
+      "epoch", "epochs",       "steps",        "samples",          "seconds",       "loss",
+      "lr",    "data_seconds", "step_seconds", "evaluate_seconds", "epoch_seconds", "run"};
+  if (std::ranges::find(own, name) != std::end(own))
+    fail("log_field", {"'", name, "' is a field that lockstep writes"}, "give it another name",
+         Rank{0});
+  const auto known = std::ranges::find(fields_, name, &std::pair<std::string, JsonLine>::first);
+  if (known == fields_.end()) {
+    fields_.emplace_back(name, std::move(field));
+  } else {
+    known->second = std::move(field);
   }
-  for (auto& [known, value] : fields_) {
-    if (known == name) {
-      value = std::move(field);
-      return;
-    }
-  }
-  fields_.emplace_back(name, std::move(field));
 }
 
 LOCKSTEP_INLINE void EpochProgress::resume(const SamplerState& position) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The checked mode of gradients (LOCKSTEP_CHECKED): fills the memory that a model is to
-/// write with a pattern, and searches for it afterwards.
+/// @file The checked mode (LOCKSTEP_CHECKED): finds elements of gradients that were not written.
 
 #include "lockstep/detail/core/element.hpp"
 #include "lockstep/detail/core/error.hpp"

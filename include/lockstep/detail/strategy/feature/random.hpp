@@ -40,8 +40,7 @@ class RandomStep : public Step {
   RandomStep(const Step& step, const RandomKeys* keys, const RandomKeys* host_keys)
       : Step(step), keys_(keys), host_keys_(host_keys) {}
 
-  /// The random numbers of a layer, which has a unique name or text: different in every micro-batch
-  /// and on every rank, the same in forward and backward.
+  /// The numbers of a layer, by its name: new in every micro-batch and rank, the same in backward.
   auto random(const auto& layer) const {
     return Store::draw(&keys_->micro_batch, layer_hash(layer));
   }
@@ -62,9 +61,8 @@ class RandomStep : public Step {
   const RandomKeys* host_keys_;
 };
 
-/// The random numbers of a replica. The key of a micro-batch is a function of the seed, the rank,
-/// the updates before it and its index in the step: without a counter, a job that resumes from a
-/// checkpoint, or repeats a failed batch, draws what it would have drawn.
+/// The key of a micro-batch is a function of seed, rank, earlier updates and index in the step: a
+/// job that resumes, or repeats a failed batch, draws the same numbers.
 template <class Traits, class Comm>
 class RandomNumbers : public Stages<RandomNumbers<Traits, Comm>> {
   using Store = RandomKeyStore<typename Traits::device, Comm>;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Steps that do not use all parameters: `UnusedParameters<Zero>`, which counts missing
-/// gradients as zero, and sub-graphs. Parameters that no rank has used are not updated.
+/// @file Steps that do not use all parameters: `UnusedParameters<Zero>` and sub-graphs.
 
 #include "lockstep/detail/strategy/replica_traits.hpp"
 
@@ -118,10 +117,8 @@ class SubgraphUsage : public Stages<SubgraphUsage<Traits, Comm>>, public UsedPar
   bool needs_bucket([[maybe_unused]] const auto& gradients,
                     [[maybe_unused]] std::size_t bucket) const {
     if constexpr (!Traits::subgraphs_agree || Traits::frees_gradients) return true;
-    for (const std::size_t p : gradients.layout().plan().members(bucket)) {
-      if (this->used_[p] != 0) return true;
-    }
-    return false;
+    return std::ranges::any_of(gradients.layout().plan().members(bucket),
+                               [&](std::size_t p) { return this->used_[p] != 0; });
   }
   void after_backward(auto& gradients) {
     for (std::size_t p = 0; p != table().uses.size(); ++p) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The parameters that a rank updates: all (`Sharding<Replicated>`), or its slices of shared
-/// parameters (`Sharding<HostShared>`).
+/// @file The parameters that a rank updates: all, or its slices of shared ones (`HostShared`).
 
 #include "lockstep/detail/strategy/reduction.hpp"
 
@@ -102,8 +101,7 @@ class OwnsAll : public OwnedAtOnce {
   static constexpr void publish(bool /*was_fused*/) {}
 
  private:
-  /// With more pieces, a kernel for each size would cost the compiler more than it saves; a loop on
-  /// the host gains by a constant only where it is the whole update.
+  /// More constants would cost the compiler more than they save; a host gains with one piece only.
   static constexpr std::size_t most_constants = on_gpu ? 32 : 1;
 
   template <Pieces What>
@@ -142,18 +140,14 @@ class OwnedParts {
   /// A multiple of the alignment, because states follow each other.
   std::size_t state_bytes() const { return align_up(state_bytes_, alignment); }
   std::size_t kept(std::size_t offset) const {
-    const auto after =
-        std::upper_bound(parts_.begin(), parts_.end(), offset,
-                         [](std::size_t offset, const Part& part) { return offset < part.begin; });
+    const auto after = std::ranges::upper_bound(parts_, offset, {}, &Part::begin);
     const Part& part = *(after == parts_.begin() ? after : after - 1);
     return part.kept + (offset - part.begin);
   }
   void for_each_of(std::size_t parameter, const auto& f) const {
     const Placement& where = layout_.plan().placements[parameter];
     const std::size_t size = element_size(layout_.infos()[parameter].element);
-    auto part = std::partition_point(parts_.begin(), parts_.end(), [&](const Part& before) {
-      return before.end <= where.offset;
-    });
+    auto part = std::ranges::upper_bound(parts_, where.offset, {}, &Part::end);
     for (; part != parts_.end() && part->begin < where.offset + where.bytes; ++part) {
       const std::size_t begin = std::max(where.offset, part->begin);
       const std::size_t end = std::min(where.offset + where.bytes, part->end);

@@ -20,8 +20,7 @@ struct Replicated : Choice<axes::Sharding>, WithName<"Replicated"> {};
 /// pass that reduces it. The default where memory is shared.
 struct HostShared : Choice<axes::Sharding>, WithName<"HostShared"> {};
 
-/// Each rank keeps and updates its share of the optimizer's states (ZeRO), on any backend; the
-/// second argument of `Sharding` says what is divided.
+/// ZeRO on any backend: each rank keeps and updates its share of what `Sharding<...>` names.
 struct ZeroRedundancy : Choice<axes::Sharding>, WithName<"ZeroRedundancy"> {};
 
 /// `ZeroRedundancy` of states and master weights, the default: every bucket is cut into equal

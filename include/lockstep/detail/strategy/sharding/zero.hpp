@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `Sharding<ZeroRedundancy>`: a rank reduces and updates its slices of buckets, and
-/// all-gathers the new parameters while the next step begins.
+/// @file `Sharding<ZeroRedundancy>`: ranks update slices of buckets, and all-gather parameters.
 
 #include "lockstep/detail/strategy/sharding/owned.hpp"
 
@@ -130,9 +129,8 @@ template <class Comm>
 inline constexpr std::size_t most_shards_in_flight =
     std::max<std::size_t>(1, Comm::most_in_flight / 2);
 
-/// A rank owns a slice of every bucket. After an update the parameters are all-gathered bucket by
-/// bucket: a forward pass waits for a bucket when it asks for its first parameter, whatever else
-/// reads or writes parameters waits for all.
+/// A rank owns a slice of every bucket. After an update buckets are all-gathered one by one:
+/// forward waits for a bucket at its first parameter, other readers and writers wait for all.
 template <class Traits, class Comm>
 class OwnsShard : public OwnedParts<Traits> {
   using layout = typename Traits::layout;

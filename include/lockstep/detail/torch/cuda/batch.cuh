@@ -70,7 +70,7 @@ class BatchUpload<Batch> {
     });
     if (bytes == 0) return on_device_;
     if (!device_ || device_->bytes() < bytes) grow(bytes, stream);
-    Staging& staging = *stagings_[turn_ ^= 1];
+    detail::StagingMemory& staging = *stagings_[turn_ ^= 1];
     staging.copied.synchronize();
     std::size_t at = 0;
     const at::Device here = detail::current_torch_gpu();
@@ -89,13 +89,6 @@ class BatchUpload<Batch> {
   }
 
  private:
-  /// Host memory that must not be written before its copy is complete.
-  struct Staging {
-    explicit Staging(std::size_t bytes) : memory(bytes) {}
-    detail::PinnedArena memory;
-    CudaEvent copied;
-  };
-
   /// Visits tensors on the host.
   template <class F>
   void for_each_tensor(const F& f) {
@@ -112,7 +105,7 @@ class BatchUpload<Batch> {
     for (auto& staging : stagings_) staging.emplace(bytes);
   }
 
-  std::array<std::optional<Staging>, 2> stagings_;
+  std::array<std::optional<detail::StagingMemory>, 2> stagings_;
   std::optional<DeviceArena> device_;  // freed first, which waits for copies from the stagings
   std::size_t turn_ = 0;
   OnDevice on_device_;

@@ -128,8 +128,7 @@ class CapturePool {
 template <>
 class TorchCapture<cudaStream_t> {
  public:
-  /// Ranks that are captured together share one generator, unordered: if they draw random numbers,
-  /// LibTorch throws, and steps run eagerly.
+  /// Ranks that are captured together share a generator: if they draw from it, LibTorch throws.
   TorchCapture(cudaStream_t stream, bool jointly)
       : stream_(stream), pool_(std::make_unique<CapturePool>()) {
     if (!jointly) random_.emplace();

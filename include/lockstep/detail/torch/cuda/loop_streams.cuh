@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A hand-written loop on a GPU: the program uses LibTorch's current stream, the job its own,
-/// and they wait for each other's events; the host does not wait.
+/// @file A hand-written loop on a GPU: the streams of LibTorch and of the job wait for each other.
 
 #include <ATen/ops/_foreach_norm.h>
 #include <cuda_runtime_api.h>
@@ -48,8 +47,7 @@ class LoopStreams<Cuda, Replica> {
     program_waits_for_job();
     met_ = current();
   }
-  /// LibTorch runs a hook on the stream that was current when the module was wrapped, after a wait
-  /// for the gradient; usually all hooks have the same.
+  /// LibTorch runs hooks on the stream that was current when the module was wrapped.
   void before_write() {
     if (met_ == current()) return;
     program_waits_for_job();
@@ -157,8 +155,7 @@ class LoopStreams<Cuda, Replica> {
   std::optional<CudaEvent> from_program_, from_job_;  // on the replica's GPU
   std::optional<cudaStream_t> met_;
   std::optional<BackwardHere> here_;
-  // With Anomaly<Stop>: the nonempty averages, and for each 0 or NaN on the GPU and in pinned
-  // memory.
+  // With Anomaly<Stop>: nonempty averages, and for each 0 or NaN on the GPU and in pinned memory.
   std::vector<at::Tensor> watched_;
   std::vector<std::size_t> indices_;
   bool has_types_ = false;  // several

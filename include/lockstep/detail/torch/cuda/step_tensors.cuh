@@ -138,8 +138,7 @@ class BackwardHere {
   BackwardHere(const BackwardHere&) = delete;
   BackwardHere& operator=(const BackwardHere&) = delete;
 
-  /// Would a pass run on a LibTorch thread, or is the current one on such a thread? (It inherits
-  /// the caller's settings.)
+  /// Would, or does, a pass run on a thread of LibTorch's, which inherits the caller's settings?
   static bool is_elsewhere() { return state().get_multithreading_enabled(); }
 
  private:
