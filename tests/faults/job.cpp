@@ -4,9 +4,10 @@
 //   job BACKEND FAULT RANK STEP [FOLDER]
 //
 // BACKEND is shm, gloo or hierarchical. FAULT is what this rank does at this step: throw, skip,
-// count, type, operation, nan, model (it trains another one) or stubborn (all ranks ignore
-// SIGTERM); none: nothing. A rank prints `ready` after a few steps, and at the end a hash of the
-// parameters. With a folder, the job saves every 5 steps and resumes.
+// count, type, operation, nan, flip (a bit of a parameter, which all ranks look for), model (it
+// trains another one) or stubborn (all ranks ignore SIGTERM); none: nothing. A rank prints `ready`
+// after a few steps, and at the end a hash of the parameters. With a folder, the job saves every 5
+// steps and resumes.
 #include <chrono>
 #include <cmath>
 #include <csignal>
@@ -80,6 +81,13 @@ void train(Session& session) {
         }
       }
       job.step(batch);
+      if (fault == "flip") {
+        if (step == at && is_culprit) {
+          const float* const first = job.param("weight"_p).data_handle();
+          *const_cast<char*>(reinterpret_cast<const char*>(first)) ^= 1;
+        }
+        job.ddp().check_replicas();
+      }
     }
   }
   detail::Hash hash;

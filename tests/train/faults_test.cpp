@@ -53,6 +53,22 @@ struct Wide {
   }
 };
 
+/// One bit of one rank's parameter b is flipped after the second step.
+template <class... Ps>
+Ends run_flipped(std::size_t world, std::size_t culprit) {
+  return ranks::run(As::processes, world, [&](Shared& comm) {
+    DistributedDataParallel<Net, Ps...> ddp(comm);
+    for (std::size_t s = 0; s < 4; ++s) {
+      ddp.step(Entry{.gradient = {1, 1, 1}});
+      if (s == 1 && comm.rank() == Rank{culprit}) {
+        const auto* const value = ddp.param("b"_p).data_handle();
+        *const_cast<char*>(reinterpret_cast<const char*>(value)) ^= 1;
+      }
+      ddp.check_replicas();
+    }
+  });
+}
+
 /// Trains with one bad batch, in the third step of one rank.
 template <class... Ps>
 Ends run_bad(const Entry& bad, std::size_t world, std::size_t culprit) {
@@ -92,6 +108,16 @@ BOOST_AUTO_TEST_CASE(a_gradient_that_is_ready_twice_is_named) {
   const std::string words = "the gradient of b was marked ready twice";
   check(run_with<>(Trouble::ready_twice, 2, 1), 1, words);
   check(run_with<Sharding<Replicated>, Pieces>(Trouble::ready_twice, 3, 0), 0, words);
+}
+
+BOOST_AUTO_TEST_CASE(parameters_that_differ_between_ranks_are_named) {
+  for (const std::size_t culprit : {0, 2}) {
+    const Ends ends = run_flipped<Sharding<Replicated>>(3, culprit);
+    all_say(ends, "ranks have different parameters: rank 0 has \"parameter b with hash ");
+    all_say(ends, culprit == 0 ? "\" and rank 1 has \"" : "\" and rank 2 has \"");
+  }
+  for (const std::string& end : run_flipped<Sharding<Replicated>>(2, 5))
+    BOOST_TEST(end.empty(), end);
 }
 
 BOOST_AUTO_TEST_CASE(something_thrown_that_is_no_exception_reaches_the_others) {

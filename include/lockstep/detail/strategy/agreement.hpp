@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Ranks compare their jobs before they exchange gradients, and report the first difference.
+/// @file Ranks compare their jobs before they exchange gradients, or their parameters when a
+/// program asks for it, and report the first difference.
 
 #include "lockstep/detail/comm/groups.hpp"
 #include "lockstep/detail/model/tensor.hpp"
@@ -25,9 +26,9 @@ std::vector<std::string> policy_names(PolicyPack<Ps...>) {
 void describe(std::string& text, std::string_view role, std::string_view name,
               const TensorInfo& info);
 
-/// Throws an error with the first line in which the jobs of rank 0 and of `other` differ.
-[[noreturn]] void fail_agreement(const std::string& first_job, const std::string& other_job,
-                                 std::size_t other, Rank me);
+/// Throws an error with the first line in which the texts of rank 0 and of `other` differ.
+[[noreturn]] void fail_agreement(const char* what, const std::string& first,
+                                 const std::string& others, std::size_t other, Rank me);
 
 template <class... Ps>
 void describe(std::string& text, PolicyPack<Ps...>) {
@@ -51,17 +52,19 @@ std::string job_description(const auto& parameters, const auto& buffers) {
   return text;
 }
 
-/// Throws if fingerprints differ; only then calls `describe()`. **Ranks** all. **Host** blocks.
+/// Throws if fingerprints differ; only then calls `describe()`. `what` they are of: "jobs" or
+/// "parameters". **Ranks** all. **Host** blocks.
 template <Communicator C, class Describe>
-void require_agreement(C& comm, std::uint64_t fingerprint, const Describe& describe) {
+void require_agreement(C& comm, const char* what, std::uint64_t fingerprint,
+                       const Describe& describe) {
   const std::size_t world = comm.world_size().value();
   std::vector<std::uint64_t> all(world);
   comm.all_gather(std::array{fingerprint}, all);
   std::size_t other = 1;
   while (other < world && all[other] == all[0]) ++other;
   if (other >= world) return;
-  const std::vector<std::string> jobs = all_gather_objects(comm, describe());
-  fail_agreement(jobs[0], jobs[other], other, comm.rank());
+  const std::vector<std::string> texts = all_gather_objects(comm, describe());
+  fail_agreement(what, texts[0], texts[other], other, comm.rank());
 }
 
 }  // namespace lockstep::detail

@@ -376,6 +376,15 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
   void begin_schedule(std::uint64_t step) { replica_.begin_schedule(step); }
   /// Broadcasts rank 0's buffers; `Buffers<Synced>` averages. **Ranks** all. **Host** as `step`.
   void synchronize_buffers() { replica_.synchronize_buffers(); }
+  /// Compares the parameters of all ranks by their hashes, and throws an error that names the first
+  /// rank and parameter that differ: after a fault of memory, or where a program has changed
+  /// parameters on some ranks only. **Ranks** all, between steps. **Host** blocks.
+  void check_replicas() {
+    static_assert(!traits::averages_parameters,
+                  "lockstep: with LocalSGD ranks have different parameters inside of a period; "
+                  "leave check_replicas out");
+    run_guarded([&] { replica_.check_replicas(); });
+  }
   /// The bytes that this rank has sent for gradients, with `Hooks<...>`.
   auto bytes_sent()
     requires(traits::is_hooked)

@@ -248,6 +248,25 @@ class Replica {
     }
   }
 
+  /// Throws on all ranks if parameters differ between them. **Ranks** all. **Host** blocks.
+  void check_replicas() {
+    [[maybe_unused]] const auto on = on_device();
+    await_parameters();
+    std::string found;
+    for (std::size_t p = 0; p != layouts_.parameters.infos().size(); ++p) {
+      const StateEntry parameter = entry_of(StateRole::parameter, p, layouts_.parameters,
+                                            layouts_.parameters.infos()[p].element, parameters_);
+      auto memory = make_state_memory(parameter.file_bytes());
+      const StateCopy copy{memory.data(), &parameter};
+      copy_out({&copy, 1});
+      await_copies();
+      const std::string_view bytes(reinterpret_cast<const char*>(memory.data()),
+                                   parameter.file_bytes());
+      found += text({"parameter ", parameter.name, " with hash ", hash_of(bytes), "\n"});
+    }
+    require_agreement(comm_, "parameters", hash_of(found), [&] { return found; });
+  }
+
   /// Calls `f(step)` with the step whose gradients the model writes next.
   auto with_step(const auto& f) {
     if constexpr (traits::has_subgraphs) {
@@ -690,7 +709,7 @@ class Replica {
     finish_allocations();
     if constexpr (!traits::alone) {
       require_agreement(
-          comm_, fingerprint_of<Policies>(layouts_.parameters, layouts_.buffers),
+          comm_, "jobs", fingerprint_of<Policies>(layouts_.parameters, layouts_.buffers),
           [&] { return job_description<Policies>(layouts_.parameters, layouts_.buffers); });
     }
     const std::size_t size = layouts_.parameters.plan().all_bytes;

@@ -24,17 +24,20 @@ LOCKSTEP_INLINE std::string_view line_at(std::string_view text, std::size_t numb
   return text.empty() ? "nothing more" : text.substr(0, text.find('\n'));
 }
 
-LOCKSTEP_INLINE void fail_agreement(const std::string& first_job, const std::string& other_job,
-                                    std::size_t other, Rank me) {
+LOCKSTEP_INLINE void fail_agreement(const char* what, const std::string& first,
+                                    const std::string& others, std::size_t other, Rank me) {
   std::size_t line = 0;
-  while (line_at(first_job, line) == line_at(other_job, line) &&
-         line_at(first_job, line) != "nothing more") {
+  while (line_at(first, line) == line_at(others, line) && line_at(first, line) != "nothing more") {
     ++line;
   }
+  const bool of_jobs = std::string_view(what) == "jobs";
   fail("DDP",
-       {"ranks have different jobs: rank 0 has \"", line_at(first_job, line), "\" and rank ", other,
-        " has \"", line_at(other_job, line), "\""},
-       "start the same program with the same settings on all ranks", me);
+       {"ranks have different ", what, ": rank 0 has \"", line_at(first, line), "\" and rank ",
+        other, " has \"", line_at(others, line), "\""},
+       of_jobs ? "start the same program with the same settings on all ranks"
+               : "change parameters on all ranks alike, or by initialize; if the program changes "
+                 "none, look for faulty memory or a race in the model",
+       me);
 }
 
 LOCKSTEP_INLINE void BatchShares::reject_empty() {

@@ -103,6 +103,7 @@ class RejectedJob {
   void set_epoch(std::uint64_t) const;
   void begin_schedule(std::uint64_t) const;
   void synchronize_buffers() const;
+  void check_replicas() const;
   void synchronize() const;
   void require_finite() const;
   template <class Batch>

@@ -592,7 +592,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   // What ranks compare before they train. **Ranks** all. **Host** blocks.
 
   void require_same(const std::string& description) {
-    require_agreement(comm_, hash_of(description), [&] { return description; });
+    require_agreement(comm_, "jobs", hash_of(description), [&] { return description; });
   }
   /// A different learning rate on one rank would be a silent error.
   void require_same_options() {
