@@ -13,7 +13,6 @@
 
 #include <bit>
 #include <cstring>
-#include <initializer_list>
 
 #include "lockstep/detail/core/bytes.hpp"
 #include "lockstep/detail/core/text.hpp"
@@ -23,11 +22,9 @@ namespace lockstep::detail {
 
 using SipKey = std::array<std::uint64_t, 2>;
 
-/// Aumasson and Bernstein, "SipHash: a fast short-input PRF", INDOCRYPT 2012: SipHash-2-4 of the
-/// words `first`, followed by the message. It absorbs eight bytes at a time, since values are
-/// large.
-inline std::uint64_t sip_hash(SipKey key, std::string_view message,
-                              std::initializer_list<std::uint64_t> first = {}) {
+/// Aumasson and Bernstein, "SipHash: a fast short-input PRF", INDOCRYPT 2012: SipHash-2-4,
+/// eight bytes at a time, since values are large.
+inline std::uint64_t sip_hash(SipKey key, std::string_view message) {
   std::uint64_t v0 = key[0] ^ 0x736f6d6570736575u;
   std::uint64_t v1 = key[1] ^ 0x646f72616e646f6du;
   std::uint64_t v2 = key[0] ^ 0x6c7967656e657261u;
@@ -52,8 +49,7 @@ inline std::uint64_t sip_hash(SipKey key, std::string_view message,
     v0 ^= word;
   };
   static_assert(std::endian::native == std::endian::little, "lockstep: words are little-endian");
-  for (const std::uint64_t word : first) absorb(word);
-  std::uint64_t last = static_cast<std::uint64_t>(8 * first.size() + message.size()) << 56;
+  std::uint64_t last = static_cast<std::uint64_t>(message.size()) << 56;
   for (; message.size() >= 8; message.remove_prefix(8)) {
     std::uint64_t word = 0;
     std::memcpy(&word, message.data(), 8);
@@ -216,9 +212,10 @@ inline std::uint64_t tag(SipKey key, std::string_view purpose, std::string_view 
 }
 
 /// Authenticates the frames of one direction of a connection. A tag is a keyed hash of the frame's
-/// position among all that were sent, of the request's number and of the body. The key belongs to
-/// the secret, the sender and both nonces. So a frame that is altered, left out, reordered,
-/// replayed, reflected to its sender or recorded on another connection has a wrong tag.
+/// position among all that were sent, of the request's number and of the body's digest. The key
+/// belongs to the secret, the sender and both nonces. So a frame that is altered, left out,
+/// reordered, replayed, reflected to its sender or recorded on another connection has a wrong tag.
+/// The digest has a key of the job, so that a reply to thousands of ranks is hashed once.
 class FrameKey {
  public:
   FrameKey() = default;
@@ -227,16 +224,19 @@ class FrameKey {
   FrameKey(SipKey secret, std::string_view sender, std::string_view server_nonce,
            std::string_view client_nonce)
       : key_{tag(secret, text({sender, " frames 0"}), server_nonce, client_nonce),
-             tag(secret, text({sender, " frames 1"}), server_nonce, client_nonce)} {}
+             tag(secret, text({sender, " frames 1"}), server_nonce, client_nonce)},
+        body_key_{tag(secret, "bodies 0", "", ""), tag(secret, "bodies 1", "", "")} {}
+
+  std::uint64_t digest(std::string_view body) const { return sip_hash(body_key_, body); }
 
   /// The header of the next frame: the length of what follows it, the request's number, the tag.
-  std::string header(std::uint32_t request, std::string_view body) {
-    const auto size = static_cast<std::uint32_t>(after_length + body.size());
-    return Writer{}.u32(size).u32(request).u64(next_tag(request, body)).bytes();
+  std::string header(std::uint32_t request, std::size_t body_bytes, std::uint64_t digest) {
+    const auto size = static_cast<std::uint32_t>(after_length + body_bytes);
+    return Writer{}.u32(size).u32(request).u64(next_tag(request, digest)).bytes();
   }
 
   std::string frame(std::uint32_t request, std::string_view body) {
-    return header(request, body).append(body);
+    return header(request, body.size(), digest(body)).append(body);
   }
 
   /// Calls `take(request, body)` for each whole frame at the front of `received`, until it returns
@@ -253,7 +253,7 @@ class FrameKey {
       const std::uint64_t given = rest.u64();
       const std::string_view body = rest.raw(size - after_length);
       // One comparison of words takes the same time wherever they differ.
-      is_next = given == next_tag(request, body);
+      is_next = given == next_tag(request, digest(body));
       if (!is_next) break;
       taken += 4 + size;
       wants_more = take(request, body);
@@ -265,11 +265,12 @@ class FrameKey {
  private:
   static constexpr std::size_t after_length = 4 + tag_bytes;
 
-  std::uint64_t next_tag(std::uint32_t request, std::string_view body) {
-    return sip_hash(key_, body, {count_++, request});
+  std::uint64_t next_tag(std::uint32_t request, std::uint64_t digest) {
+    return sip_hash(key_, Writer{}.u64(count_++).u64(digest).u32(request).bytes());
   }
 
   SipKey key_{};
+  SipKey body_key_{};
   std::uint64_t count_ = 0;
 };
 

@@ -459,10 +459,13 @@ class StoreServer {
   }
 
   void deliver() {
+    const std::string* hashed = nullptr;  // ranks of a gather share one body
+    std::uint64_t digest = 0;
     for (auto& [to, body] : table_.take_answers()) {
       Connection* const c = find(to.client);
       if (c == nullptr || c->dead) continue;
-      std::string head = c->sends.header(to.request, *body);
+      if (body.get() != std::exchange(hashed, body.get())) digest = c->sends.digest(*body);
+      std::string head = c->sends.header(to.request, body->size(), digest);
       const bool is_small = body->size() < 1_KiB;
       if (is_small) head += *body;
       send(*c, std::move(head), is_small ? nullptr : std::move(body));
