@@ -34,7 +34,7 @@ using namespace std::chrono_literals;
 namespace {
 
 constexpr const char* dropped = "closed the connection";
-constexpr const char* forged = "answered with a frame that is not the next one";
+constexpr const char* forged = "answered with a frame that was altered or replayed";
 
 enum Side { client, server };
 

@@ -188,13 +188,11 @@ class LaunchEnvironment {
   std::string secret(Rank rank) const {
     if (lookup_("LOCKSTEP_SECRET") != nullptr) {
       fail("launch", {"LOCKSTEP_SECRET is set, and a secret in a variable is not safe"},
-           "write it to a file with mode 600, and set LOCKSTEP_SECRET_FILE to the file's path",
-           rank);
+           "write it to a file with mode 600, and name that by LOCKSTEP_SECRET_FILE", rank);
     }
     const char* path = lookup_("LOCKSTEP_SECRET_FILE");
     if (path == nullptr) return {};
     const Descriptor file(::open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-    const int error = errno;
     struct stat status{};
     const bool is_file = file && ::fstat(file.get(), &status) == 0 && S_ISREG(status.st_mode);
     if (is_file && (status.st_mode & (S_IRWXG | S_IRWXO)) != 0) {
@@ -209,10 +207,8 @@ class LaunchEnvironment {
            {"'", path, "' of LOCKSTEP_SECRET_FILE has no secret: ",
             is_file ? "it is empty"
             : file  ? "it is no file"
-                    : error_text(error)},
-           "write the same random text to a file with mode 600 on every host: umask 077; openssl "
-           "rand -hex 32 > file",
-           rank);
+                    : error_text(errno)},
+           "write one to it, the same on all hosts: umask 077; openssl rand -hex 32 > file", rank);
     }
     return secret;
   }

@@ -55,8 +55,8 @@ inline StoreSocket connect_to_store(const std::string& host, std::uint16_t port,
     why = "the store there has another secret: it is another job's";
     return {};
   }
-  return {std::move(socket), FrameKey(key, "client", server_nonce, client_nonce),
-          FrameKey(key, "server", server_nonce, client_nonce)};
+  return StoreSocket{std::move(socket), FrameKey(key, "client", server_nonce, client_nonce),
+                     FrameKey(key, "server", server_nonce, client_nonce)};
 }
 
 /// Requests and replies over one connection. There is no reader thread: one of the waiting threads

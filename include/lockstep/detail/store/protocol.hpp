@@ -48,7 +48,7 @@ inline std::uint64_t sip_hash(SipKey key, std::string_view message) {
     rounds(2);
     v0 ^= word;
   };
-  static_assert(std::endian::native == std::endian::little, "lockstep: words are little-endian");
+  static_assert(std::endian::native == std::endian::little);
   std::uint64_t last = static_cast<std::uint64_t>(message.size()) << 56;
   for (; message.size() >= 8; message.remove_prefix(8)) {
     std::uint64_t word = 0;

@@ -155,9 +155,8 @@ class StoreClient {
     if (done == Transfer::forged) {
       fail(name,
            {"the job's store at ", endpoint_text(host_, port_),
-            " answered with a frame that is not the next one it has sent to this rank"},
-           "something between them alters or repeats packets: run the job in a private network or "
-           "a tunnel");
+            " answered with a frame that was altered or replayed on its way"},
+           "run the job in a private network or a tunnel");
     }
     fail_at(name, done == Transfer::closed ? "closed the connection" : "does not answer");
   }
