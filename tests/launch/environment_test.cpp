@@ -140,7 +140,7 @@ BOOST_AUTO_TEST_CASE(a_secret_comes_from_a_file_that_only_its_owner_can_read) {
   expect_error([&] { secret(by_hand, path); }, "rank 1", path, "it is empty", "openssl rand");
   expect_error([&] { secret(by_hand, folder.path); }, "rank 1", folder.path, "it is no file");
   expect_error([&] { secret(by_hand, folder / "none"); }, "rank 1", folder / "none", "No such file",
-               "mode 600");
+               "umask 077");
   expect_error([&] { place(with(by_hand, {{"LOCKSTEP_SECRET", "open sesame"}})); }, "rank 1",
                "LOCKSTEP_SECRET is set", "LOCKSTEP_SECRET_FILE");
 }
