@@ -2,12 +2,15 @@
 #include "lockstep/detail/launch/environment.hpp"
 
 #include <boost/test/unit_test.hpp>
+#include <filesystem>
+#include <fstream>
 #include <map>
 #include <string>
 
 #include "launch/watchdog.hpp"
 #include "lockstep/detail/launch/host.hpp"
 #include "lockstep/detail/launch/program_options.hpp"
+#include "temporary_folder.hpp"
 
 using namespace lockstep;
 using lockstep::detail::Endpoint;
@@ -105,9 +108,41 @@ BOOST_AUTO_TEST_CASE(variables_set_by_hand_mean_what_they_mean_to_pytorch) {
   BOOST_TEST(text(p) == "1/4 local 0/0 at node0");
   BOOST_TEST((p.ports == std::vector<std::uint16_t>{29500}));
   BOOST_TEST(place(with(by_hand, {{"MASTER_ADDR", "localhost"}})).host == "127.0.0.1");
-  // Another secret is another job.
-  BOOST_TEST(p.secret != place(with(by_hand, {{"LOCKSTEP_SECRET", "s"}})).secret);
   BOOST_TEST(p.secret == place(with(by_hand, {{"RANK", "0"}})).secret);
+}
+
+BOOST_AUTO_TEST_CASE(a_secret_comes_from_a_file_that_only_its_owner_can_read) {
+  using std::filesystem::perms;
+  const TemporaryFolder folder;
+  const std::string path = folder / "secret";
+  const auto write = [&](std::string_view text, perms mode) {
+    std::ofstream(path) << text;
+    std::filesystem::permissions(path, mode);
+  };
+  const auto secret = [](const Variables& launcher, const std::string& file) {
+    return place(with(launcher, {{"LOCKSTEP_SECRET_FILE", file}})).secret;
+  };
+  constexpr perms own = perms::owner_read | perms::owner_write;
+  write("open sesame\n", own);
+  for (const Variables& launcher : {by_hand, torchrun, open_mpi, slurm}) {
+    const std::string found = secret(launcher, path);
+    BOOST_TEST(found.ends_with(" open sesame"));
+    BOOST_TEST(found != place(launcher).secret);  // another secret is another job
+  }
+  write("open sesame", perms::owner_read);
+  BOOST_TEST(secret(by_hand, path).ends_with(" open sesame"));
+  for (const perms open : {perms::group_read, perms::others_read, perms::others_write}) {
+    write("open sesame", own | open);
+    expect_error([&] { secret(by_hand, path); }, "launch: '" + path + "'", "rank 1",
+                 "open to other users", "run chmod 600 '" + path + "'");
+  }
+  write("\n", own);
+  expect_error([&] { secret(by_hand, path); }, "rank 1", path, "it is empty", "openssl rand");
+  expect_error([&] { secret(by_hand, folder.path); }, "rank 1", folder.path, "it is no file");
+  expect_error([&] { secret(by_hand, folder / "none"); }, "rank 1", folder / "none", "No such file",
+               "umask 077");
+  expect_error([&] { place(with(by_hand, {{"LOCKSTEP_SECRET", "open sesame"}})); }, "rank 1",
+               "LOCKSTEP_SECRET is set", "LOCKSTEP_SECRET_FILE");
 }
 
 BOOST_AUTO_TEST_CASE(under_torchrun_the_agents_port_is_left_alone) {

@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -206,7 +207,10 @@ int behave(Session& session, const std::string& how) {
   } else if (how == "arguments") {
     std::string text;
     for (const std::string& argument : session.arguments()) text += " <" + argument + ">";
-    std::printf("%s%s\n", std::getenv("LOCKSTEP_SECRET") != nullptr ? "secret" : "", text.c_str());
+    bool is_secret_open = text.find(m.secret) != std::string::npos;
+    for (char** variable = environ; *variable != nullptr; ++variable)
+      is_secret_open |= std::string_view(*variable).find(m.secret) != std::string_view::npos;
+    std::printf("%s%s\n", is_secret_open ? "secret" : "", text.c_str());
   } else if (how == "openmp") {
     const char* const threads = std::getenv("OMP_NUM_THREADS");
     std::printf("threads %s\n", threads != nullptr ? threads : "unset");

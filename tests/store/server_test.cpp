@@ -21,6 +21,7 @@ using lockstep::detail::derive_key;
 using lockstep::detail::Descriptor;
 using lockstep::detail::read_exact;
 using lockstep::detail::StoreServer;
+using lockstep::detail::StoreSocket;
 using lockstep::detail::Transfer;
 using lockstep::detail::try_connect;
 using lockstep::detail::write_exact;
@@ -29,8 +30,9 @@ using namespace std::chrono_literals;
 
 namespace {
 
-std::string request(std::uint32_t number, const store_protocol::Request& request) {
-  return store_protocol::frame(number, request.bytes());
+std::string request(StoreSocket& from, std::uint32_t number,
+                    const store_protocol::Request& request) {
+  return from.sends.frame(number, request.bytes());
 }
 
 /// A store, and a client that uses it all the time; it must come through unharmed.
@@ -62,7 +64,7 @@ struct Besieged : Served {
   }
 
   /// A connection past the handshake, to be misused.
-  Descriptor trusted() const {
+  StoreSocket trusted() const {
     std::string why;
     return connect_to_store("127.0.0.1", server.port(), derive_key(secret), Deadline::after(2000ms),
                             why);
@@ -70,6 +72,9 @@ struct Besieged : Served {
 
   static void send(const Descriptor& socket, std::string_view bytes) {
     write_exact(socket.get(), bytes.data(), bytes.size(), Deadline::after(2000ms));
+  }
+  static void send(const StoreSocket& socket, std::string_view bytes) {
+    send(socket.descriptor, bytes);
   }
 
   /// Whether the server closes the connection. What it says before does not matter.
@@ -128,9 +133,29 @@ BOOST_AUTO_TEST_CASE(a_wrong_secret_is_rejected_and_named) {
 BOOST_AUTO_TEST_CASE(who_has_no_proof_of_the_secret_is_not_served) {
   const Descriptor liar = connect();
   send(liar, std::string(store_protocol::answer_bytes, 'x'));
-  send(liar, request(1, {Operation::set, "stolen", "1"}));
+  StoreSocket nobody;
+  send(liar, request(nobody, 1, {Operation::set, "stolen", "1"}));
   BOOST_TEST(is_dropped(liar));
   BOOST_TEST(!store.try_get("stolen").has_value());
+}
+
+BOOST_AUTO_TEST_CASE(a_recorded_connection_that_is_played_again_is_not_served) {
+  const Descriptor client = connect();
+  std::string hello(store_protocol::hello_bytes, '\0');
+  read_exact(client.get(), hello.data(), hello.size(), Deadline::after(5s));
+  const std::string theirs = hello.substr(store_protocol::magic.size());
+  const std::string own(store_protocol::nonce_bytes, 'c');
+  const std::uint64_t proof = store_protocol::tag(derive_key(secret), "client", theirs, own);
+  const store_protocol::Request add{Operation::add, "recorded", "", "", 1};
+  store_protocol::FrameKey key(derive_key(secret), "client", theirs, own);
+  const std::string recorded =
+      store_protocol::Writer{}.raw(own).u64(proof).raw(key.frame(1, add.bytes())).bytes();
+  send(client, recorded);
+  BOOST_TEST(store.get("recorded") == "1");
+  const Descriptor stranger = connect();
+  send(stranger, recorded);
+  BOOST_TEST(is_dropped(stranger));
+  BOOST_TEST(store.add("recorded", 0) == 1);
 }
 
 BOOST_AUTO_TEST_CASE(a_server_without_the_secret_is_noticed_by_the_client) {
@@ -153,7 +178,7 @@ BOOST_AUTO_TEST_CASE(a_store_of_another_release_is_named) {
     }
   });
   expect_error([&] { Store("127.0.0.1", lockstep::detail::local_port(old.get()), secret, 100ms); },
-               "speaks version 1 of lockstep's protocol and this program version 4", "one release");
+               "speaks version 1 of lockstep's protocol and this program version 5", "one release");
   std::string why;
   const Descriptor end =
       try_connect("127.0.0.1", lockstep::detail::local_port(old.get()), Deadline::after(5s), why);
@@ -176,66 +201,66 @@ BOOST_AUTO_TEST_CASE(idle_strangers_do_not_lock_clients_out) {
   BOOST_TEST(another().add("welcome", 1) == 1);
 }
 
-BOOST_AUTO_TEST_CASE(an_over_long_frame_ends_the_connection) {
-  const Descriptor liar = trusted();
+BOOST_AUTO_TEST_CASE(a_frame_that_is_too_long_or_too_short_ends_the_connection) {
+  const StoreSocket liar = trusted();
   send(liar, store_protocol::Writer{}.u32(0xffffffffu).bytes());
-  BOOST_TEST(is_dropped(liar));
+  BOOST_TEST(is_dropped(liar.descriptor));
+  const StoreSocket short_one = trusted();
+  send(short_one, store_protocol::Writer{}.u32(11).bytes());
+  BOOST_TEST(is_dropped(short_one.descriptor));
 }
 
 BOOST_AUTO_TEST_CASE(requests_that_make_no_sense_end_the_connection) {
   std::mt19937 random(11);
   for (int i = 0; i < 200; ++i) {
-    const Descriptor confused = trusted();
+    StoreSocket confused = trusted();
     std::string body(random() % 40, '\0');
     for (char& c : body) c = static_cast<char>(random() % 12);
     if (!body.empty()) body[0] = static_cast<char>(random() % 13);
-    send(confused, store_protocol::frame(1, body));
+    send(confused, confused.sends.frame(1, body));
   }
-  const Descriptor empty = trusted();
-  send(empty, store_protocol::frame(1, ""));
-  BOOST_TEST(is_dropped(empty));
+  StoreSocket empty = trusted();
+  send(empty, empty.sends.frame(1, ""));
+  BOOST_TEST(is_dropped(empty.descriptor));
 }
 
 BOOST_AUTO_TEST_CASE(half_a_frame_and_a_reset_disturb_nobody) {
   for (int i = 0; i < 50; ++i) {
-    Descriptor dying = trusted();
+    StoreSocket dying = trusted();
     const std::string large(100000, 'x');
-    const std::string whole = request(1, {Operation::set, "key", large});
+    const std::string whole = request(dying, 1, {Operation::set, "key", large});
     send(dying, std::string_view(whole).substr(0, static_cast<std::size_t>(i) * 1999));
-    if (i % 2 == 0) reset(std::move(dying));
+    if (i % 2 == 0) reset(std::move(dying.descriptor));
   }
 }
 
 BOOST_AUTO_TEST_CASE(a_client_that_dies_in_a_barrier_no_longer_counts) {
-  const auto arrive = [](std::uint32_t rank) {
-    return request(1, {Operation::gather, "barrier/b", "", "", 0, rank, 3, true});
-  };
-  Descriptor dying = trusted();
-  send(dying, arrive(1));
+  StoreSocket dying = trusted();
+  send(dying, request(dying, 1, {Operation::gather, "barrier/b", "", "", 0, 1, 3, true}));
   std::this_thread::sleep_for(100ms);
-  dying.close();
+  dying.descriptor.close();
   expect_error([&] { store.barrier("b", Rank{0}, WorldSize{3}, 300ms); }, "ranks 1, 2 did not");
 }
 
 BOOST_AUTO_TEST_CASE(a_client_that_dies_in_a_gather_or_cancels_no_longer_counts) {
-  const auto arrive = [](std::uint32_t number, std::uint32_t rank) {
-    return request(number, {Operation::gather, "gather/g", "piece", "", 0, rank, 4, true});
+  const auto arrive = [](StoreSocket& from, std::uint32_t number, std::uint32_t rank) {
+    send(from,
+         request(from, number, {Operation::gather, "gather/g", "piece", "", 0, rank, 4, true}));
   };
-  Descriptor dying = trusted();
-  const Descriptor cancelling = trusted();
-  send(dying, arrive(1, 1));
-  send(cancelling, arrive(5, 2));
+  StoreSocket dying = trusted();
+  StoreSocket cancelling = trusted();
+  arrive(dying, 1, 1);
+  arrive(cancelling, 5, 2);
   std::this_thread::sleep_for(100ms);
-  dying.close();
-  send(cancelling, request(6, {Operation::cancel, "", "", "", 5}));
+  dying.descriptor.close();
+  send(cancelling, request(cancelling, 6, {Operation::cancel, "", "", "", 5}));
   expect_error([&] { store.gather("g", Rank{0}, WorldSize{4}, "", 300ms); }, "ranks 1, 2, 3 did");
 }
 
 BOOST_AUTO_TEST_CASE(a_client_that_reads_nothing_holds_up_nobody) {
   store.set("large", std::string(4_MiB, 'x'));
-  const Descriptor deaf = trusted();
-  const std::string get = request(1, {Operation::get, "large"});
-  for (int i = 0; i < 200; ++i) send(deaf, get);
+  StoreSocket deaf = trusted();
+  for (int i = 0; i < 200; ++i) send(deaf, request(deaf, 1, {Operation::get, "large"}));
   BOOST_TEST((another().get("large").size() == 4_MiB));
 }
 

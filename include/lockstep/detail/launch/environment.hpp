@@ -9,10 +9,15 @@
 ///   ranks try these in turn; the handshake exposes ports of other programs and jobs.
 /// - one of eight ports from the job's id for Open MPI and Slurm, unless MASTER_PORT is set.
 
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <cerrno>
 #include <cstdlib>
 
 #include "lockstep/detail/core/deadline.hpp"
 #include "lockstep/detail/core/error.hpp"
+#include "lockstep/detail/core/file.hpp"
 #include "lockstep/detail/core/hash.hpp"
 #include "lockstep/detail/launch/rendezvous.hpp"
 
@@ -66,8 +71,9 @@ inline std::vector<std::uint16_t> derived_ports(std::string_view job) {
   return ports;
 }
 
-/// A secret for ranks that were given none: it separates jobs, but only `given`, LOCKSTEP_SECRET,
-/// stops strangers. Rank 0's host is no part of it, because ranks may have different names for it.
+/// A secret for ranks that were given none: it separates jobs, but only `given`, of
+/// LOCKSTEP_SECRET_FILE, stops strangers. Rank 0's host is no part of it, because ranks may have
+/// different names for it.
 inline std::string derived_secret(std::string_view job, std::uint16_t port,
                                   std::string_view given) {
   return text({"job ", job.size(), ":", job, " port ", port, " secret ", given});
@@ -171,7 +177,35 @@ class LaunchEnvironment {
     return parse_seconds("LOCKSTEP_TIMEOUT", text);
   }
 
-  std::string secret() const { return text_or("LOCKSTEP_SECRET", ""); }
+  /// The text of LOCKSTEP_SECRET_FILE without the end of its line; empty if the variable is not
+  /// set. The secret itself is in no variable, because environments appear in logs and in /proc.
+  std::string secret(Rank rank) const {
+    if (lookup_("LOCKSTEP_SECRET") != nullptr) {
+      fail("launch", {"LOCKSTEP_SECRET is set, and a secret in a variable is not safe"},
+           "write it to a file with mode 600, and name that by LOCKSTEP_SECRET_FILE", rank);
+    }
+    const char* path = lookup_("LOCKSTEP_SECRET_FILE");
+    if (path == nullptr) return {};
+    const Descriptor file(::open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    struct stat status{};
+    const bool is_file = file && ::fstat(file.get(), &status) == 0 && S_ISREG(status.st_mode);
+    if (is_file && (status.st_mode & (S_IRWXG | S_IRWXO)) != 0) {
+      fail("launch", {"'", path, "' of LOCKSTEP_SECRET_FILE is open to other users"},
+           text({"run chmod 600 '", path, "', and change the secret if others may have read it"}),
+           rank);
+    }
+    std::string secret = is_file ? read_all(file.get()) : "";
+    while (secret.ends_with('\n') || secret.ends_with('\r')) secret.pop_back();
+    if (secret.empty()) {
+      fail("launch",
+           {"'", path, "' of LOCKSTEP_SECRET_FILE has no secret: ",
+            is_file ? "it is empty"
+            : file  ? "it is no file"
+                    : error_text(errno)},
+           "write one to it, the same on all hosts: umask 077; openssl rand -hex 32 > file", rank);
+    }
+    return secret;
+  }
 
   std::size_t restarts() const {
     std::size_t sum = 0;
@@ -233,7 +267,7 @@ class LaunchEnvironment {
     placement.hosted = true;
     placement.job = text_or("LOCKSTEP_JOB", "");
     placement.secret_fd = descriptor("LOCKSTEP_SECRET_FD");
-    if (placement.secret_fd < 0) placement.secret = secret();
+    if (placement.secret_fd < 0) placement.secret = secret(placement.rank);
     placement.report_fd = descriptor("LOCKSTEP_REPORT_FD");
     return placement;
   }
@@ -284,7 +318,7 @@ class LaunchEnvironment {
     }
     placement.host = store.host;
     placement.ports = {store.port};
-    placement.secret = derived_secret(id, store.port, secret());
+    placement.secret = derived_secret(id, store.port, secret(placement.rank));
   }
 
   /// MASTER_ADDR:MASTER_PORT if set; otherwise ports of the job, on loopback or `first_host`.
@@ -304,7 +338,7 @@ class LaunchEnvironment {
       placement.host = first_host;
     }
     placement.ports = derived_ports(id);
-    placement.secret = derived_secret(id, 0, secret());
+    placement.secret = derived_secret(id, 0, secret(placement.rank));
   }
 
   Lookup lookup_;

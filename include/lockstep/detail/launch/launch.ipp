@@ -1052,7 +1052,8 @@ LOCKSTEP_INLINE Session join(std::string_view init_method, Rank rank, WorldSize 
     detail::RankPlacement placement("the program", rank, world);
     placement.host = store.host;
     placement.ports = {store.port};
-    placement.secret = detail::derived_secret("", store.port, detail::LaunchEnvironment().secret());
+    placement.secret =
+        detail::derived_secret("", store.port, detail::LaunchEnvironment().secret(rank));
     return detail::join_at(std::move(placement), timeout);
   }
   detail::fail("join", {"'", init_method, "' is not an init method"},

@@ -13,9 +13,18 @@ LOCKSTEP_COLD_BEGIN
 
 namespace lockstep::detail {
 
+/// A client's socket after the handshake, and the keys of its frames.
+struct StoreSocket {
+  Descriptor descriptor{};
+  store_protocol::FrameKey sends{};
+  store_protocol::FrameKey receives{};
+
+  explicit operator bool() const { return static_cast<bool>(descriptor); }
+};
+
 /// Connects to a store that proves that it knows the key; empty otherwise, with the reason.
-inline Descriptor connect_to_store(const std::string& host, std::uint16_t port, SipKey key,
-                                   Deadline deadline, std::string& why) {
+inline StoreSocket connect_to_store(const std::string& host, std::uint16_t port, SipKey key,
+                                    Deadline deadline, std::string& why) {
   using namespace store_protocol;
   // Each attempt has its own limit, because a port may accept and stay silent.
   const Deadline limit = sooner(deadline, Deadline::after(handshake_limit));
@@ -37,26 +46,28 @@ inline Descriptor connect_to_store(const std::string& host, std::uint16_t port, 
   }
   const std::string_view server_nonce(hello + magic.size(), nonce_bytes);
   const std::string client_nonce = random_bytes(nonce_bytes);
-  const std::string answer = text({client_nonce, tag(key, "client", server_nonce, client_nonce)});
+  const std::uint64_t own = tag(key, "client", server_nonce, client_nonce);
+  const std::string answer = Writer{}.raw(client_nonce).u64(own).bytes();
   char proof[tag_bytes];
   if (write_exact(socket.get(), answer.data(), answer.size(), limit) != Transfer::complete ||
       read_exact(socket.get(), proof, sizeof proof, limit) != Transfer::complete ||
-      !same_tag({proof, sizeof proof}, tag(key, "server", server_nonce, client_nonce))) {
+      Reader({proof, sizeof proof}).u64() != tag(key, "server", server_nonce, client_nonce)) {
     why = "the store there has another secret: it is another job's";
     return {};
   }
-  return socket;
+  return StoreSocket{std::move(socket), FrameKey(key, "client", server_nonce, client_nonce),
+                     FrameKey(key, "server", server_nonce, client_nonce)};
 }
 
 /// Requests and replies. One of the waiting threads reads for all; replies without one are dropped.
 class StoreConnection {
  public:
-  explicit StoreConnection(Descriptor socket) : socket_(std::move(socket)) {}
+  explicit StoreConnection(StoreSocket socket) : socket_(std::move(socket)) {}
 
   Transfer post(std::string_view body, std::uint32_t& number, Deadline deadline) {
     {
       const std::lock_guard lock(mutex_);
-      if (closed_) return Transfer::closed;
+      if (end_ != Transfer::complete) return end_;
       number = next_++;
       replies_.emplace(number, std::nullopt);
     }
@@ -71,8 +82,8 @@ class StoreConnection {
     for (bool looked = false;; looked = true) {
       const auto reply = replies_.find(number);
       if (reply == replies_.end()) return Transfer::closed;
-      if (std::optional<std::string>& here = reply->second; here || closed_) {
-        const Transfer done = here ? Transfer::complete : Transfer::closed;
+      if (std::optional<std::string>& here = reply->second; here || end_ != Transfer::complete) {
+        const Transfer done = here ? Transfer::complete : end_;
         if (here) body = *std::move(here);
         replies_.erase(reply);
         return done;
@@ -95,7 +106,7 @@ class StoreConnection {
     std::uint32_t own = 0;
     {
       const std::lock_guard lock(mutex_);
-      if (closed_) return;
+      if (end_ != Transfer::complete) return;
       own = next_++;
     }
     send(own, request.bytes(), Deadline::after(std::chrono::milliseconds(100)));
@@ -109,13 +120,13 @@ class StoreConnection {
 
  private:
   Transfer send(std::uint32_t number, std::string_view body, Deadline deadline) {
-    const std::string out = store_protocol::frame(number, body);
-    const std::lock_guard turn(sending_);
-    const Transfer sent = write_exact(socket_.get(), out.data(), out.size(), deadline);
+    const std::lock_guard turn(sending_);  // also because a tag counts the frames before it
+    const std::string out = socket_.sends.frame(number, body);
+    const Transfer sent = write_exact(socket_.descriptor.get(), out.data(), out.size(), deadline);
     // After a partial request the server could not parse the next one.
     if (sent != Transfer::complete) {
       const std::lock_guard lock(mutex_);
-      close();
+      close(Transfer::closed);
     }
     return sent;
   }
@@ -125,9 +136,10 @@ class StoreConnection {
     is_read_ = true;
     lock.unlock();
     char buffer[65536];
-    ssize_t n = ::recv(socket_.get(), buffer, sizeof buffer, 0);
-    if (n < 0 && errno == EAGAIN && wait_ready(socket_.get(), POLLIN, deadline)) {
-      n = ::recv(socket_.get(), buffer, sizeof buffer, 0);
+    const int fd = socket_.descriptor.get();
+    ssize_t n = ::recv(fd, buffer, sizeof buffer, 0);
+    if (n < 0 && errno == EAGAIN && wait_ready(fd, POLLIN, deadline)) {
+      n = ::recv(fd, buffer, sizeof buffer, 0);
     }
     const bool nothing = n < 0 && (errno == EAGAIN || errno == EINTR);
     lock.lock();
@@ -138,20 +150,20 @@ class StoreConnection {
         if (const auto reply = replies_.find(number); reply != replies_.end()) reply->second = body;
         return true;
       };
-      if (!store_protocol::take_frames(input_, sort)) close();
+      if (!socket_.receives.take_frames(input_, sort)) close(Transfer::forged);
     } else if (!nothing) {
-      close();
+      close(Transfer::closed);
     }
     changed_.notify_all();
   }
 
-  void close() {
-    closed_ = true;
-    ::shutdown(socket_.get(), SHUT_RDWR);  // wakes the reading thread
+  void close(Transfer why) {
+    if (end_ == Transfer::complete) end_ = why;
+    ::shutdown(socket_.descriptor.get(), SHUT_RDWR);  // wakes the reading thread
     changed_.notify_all();
   }
 
-  Descriptor socket_;
+  StoreSocket socket_;
   std::mutex sending_;
 
   std::mutex mutex_;  // guards the members below
@@ -160,7 +172,7 @@ class StoreConnection {
   std::string input_;
   std::uint32_t next_ = 1;
   bool is_read_ = false;
-  bool closed_ = false;
+  Transfer end_ = Transfer::complete;  // how the connection has ended, if it has
 };
 
 }  // namespace lockstep::detail

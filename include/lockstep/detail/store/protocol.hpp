@@ -4,23 +4,27 @@
 ///
 /// Handshake: the server sends a magic word (its last character is the version) and a nonce; the
 /// client answers with its own nonce and a keyed hash of both; the server with another. Each side
-/// thus proves that it knows the job's secret, which is never sent. Later messages are neither
-/// signed nor encrypted: this keeps out accidents and strangers, not an attacker between the two.
+/// thus proves that it knows the job's secret, which is never sent.
 ///
-/// Frames: a length of four bytes, the request's number, the body; integers are little-endian. A
-/// reply starts with its status. Replies come in any order: pending requests block no others.
+/// Frames: a length of four bytes, the request's number, a tag, the body; integers are
+/// little-endian. A reply starts with its status. Replies come in any order: pending requests block
+/// no others. The tag proves who has sent the frame, and that it is the next one (`FrameKey`).
+/// Frames are not encrypted.
 
 #include <bit>
+#include <cstring>
 
 #include "lockstep/detail/core/bytes.hpp"
+#include "lockstep/detail/core/text.hpp"
 #include "lockstep/detail/core/utility.hpp"
 
 namespace lockstep::detail {
 
 using SipKey = std::array<std::uint64_t, 2>;
 
-/// Aumasson and Bernstein, "SipHash: a fast short-input PRF", INDOCRYPT 2012.
-constexpr std::uint64_t sip_hash(SipKey key, std::string_view message) {
+/// Aumasson and Bernstein, "SipHash: a fast short-input PRF", INDOCRYPT 2012: SipHash-2-4,
+/// eight bytes at a time, since values are large.
+inline std::uint64_t sip_hash(SipKey key, std::string_view message) {
   std::uint64_t v0 = key[0] ^ 0x736f6d6570736575u;
   std::uint64_t v1 = key[1] ^ 0x646f72616e646f6du;
   std::uint64_t v2 = key[0] ^ 0x6c7967656e657261u;
@@ -44,22 +48,22 @@ constexpr std::uint64_t sip_hash(SipKey key, std::string_view message) {
     rounds(2);
     v0 ^= word;
   };
-  std::uint64_t word = 0;
-  for (std::size_t i = 0; i < message.size(); ++i) {
-    word |= static_cast<std::uint64_t>(static_cast<unsigned char>(message[i])) << (8 * (i % 8));
-    if (i % 8 == 7) {
-      absorb(word);
-      word = 0;
-    }
+  static_assert(std::endian::native == std::endian::little);
+  std::uint64_t last = static_cast<std::uint64_t>(message.size()) << 56;
+  for (; message.size() >= 8; message.remove_prefix(8)) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, message.data(), 8);
+    absorb(word);
   }
-  absorb(word | static_cast<std::uint64_t>(message.size()) << 56);
+  message.copy(reinterpret_cast<char*>(&last), message.size());
+  absorb(last);
   v2 ^= 0xff;
   rounds(4);
   return v0 ^ v1 ^ v2 ^ v3;
 }
 
 /// A key from a secret of any length, as hard to guess as the secret.
-constexpr SipKey derive_key(std::string_view secret) {
+inline SipKey derive_key(std::string_view secret) {
   return {sip_hash({0, 0}, secret), sip_hash({1, 0}, secret)};
 }
 
@@ -67,7 +71,7 @@ constexpr SipKey derive_key(std::string_view secret) {
 
 namespace lockstep::detail::store_protocol {
 
-inline constexpr std::string_view magic = "LOCKSTP4";
+inline constexpr std::string_view magic = "LOCKSTP5";
 inline constexpr std::size_t nonce_bytes = 16;
 inline constexpr std::size_t tag_bytes = 8;
 inline constexpr std::size_t hello_bytes = magic.size() + nonce_bytes;
@@ -194,46 +198,74 @@ struct Request {
   }
 };
 
-inline std::string frame_header(std::uint32_t request, std::size_t body_bytes) {
-  return Writer{}.u32(static_cast<std::uint32_t>(body_bytes + 4)).u32(request).bytes();
+/// A keyed hash of both nonces of a connection, for a proof of the secret or for a key. The purpose
+/// names the side, so that neither can echo what the other has sent.
+inline std::uint64_t tag(SipKey key, std::string_view purpose, std::string_view server_nonce,
+                         std::string_view client_nonce) {
+  return sip_hash(key, Writer{}.text(purpose).raw(server_nonce).raw(client_nonce).bytes());
 }
 
-inline std::string frame(std::uint32_t request, std::string_view body) {
-  return frame_header(request, body.size()).append(body);
-}
+/// Authenticates the frames of one direction of a connection. A tag is a keyed hash of the frame's
+/// position among all that were sent, of the request's number and of the body's digest. The key
+/// belongs to the secret, the sender and both nonces. So a frame that is altered, left out,
+/// reordered, replayed, reflected to its sender or recorded on another connection has a wrong tag.
+/// The digest has a key of the job, so that a reply to thousands of ranks is hashed once.
+class FrameKey {
+ public:
+  FrameKey() = default;
 
-/// Passes whole frames to `take(request, body)` until it returns false. False if one is malformed.
-inline bool take_frames(std::string& received,
-                        FunctionRef<bool(std::uint32_t, std::string_view)> take) {
-  std::size_t taken = 0;
-  bool is_frame = true;
-  for (bool wants_more = true; wants_more && received.size() - taken >= 4;) {
-    Reader rest(std::string_view(received).substr(taken));
-    const std::size_t size = rest.u32();
-    is_frame = size >= 4 && size <= max_frame_bytes;
-    if (!is_frame || received.size() - taken - 4 < size) break;
-    taken += 4 + size;
-    const std::uint32_t request = rest.u32();
-    wants_more = take(request, rest.raw(size - 4));
+  /// `sender` is "server" or "client".
+  FrameKey(SipKey secret, std::string_view sender, std::string_view server_nonce,
+           std::string_view client_nonce)
+      : key_{tag(secret, text({sender, " frames 0"}), server_nonce, client_nonce),
+             tag(secret, text({sender, " frames 1"}), server_nonce, client_nonce)},
+        body_key_{tag(secret, "bodies 0", "", ""), tag(secret, "bodies 1", "", "")} {}
+
+  std::uint64_t digest(std::string_view body) const { return sip_hash(body_key_, body); }
+
+  /// The header of the next frame: the length of what follows it, the request's number, the tag.
+  std::string header(std::uint32_t request, std::size_t body_bytes, std::uint64_t digest) {
+    const auto size = static_cast<std::uint32_t>(after_length + body_bytes);
+    return Writer{}.u32(size).u32(request).u64(next_tag(request, digest)).bytes();
   }
-  received.erase(0, taken);
-  return is_frame;
-}
 
-/// The proof that `role` knows the key. The role prevents one side from echoing the other's proof.
-inline std::string tag(SipKey key, std::string_view role, std::string_view server_nonce,
-                       std::string_view client_nonce) {
-  const std::string message = Writer{}.text(role).raw(server_nonce).raw(client_nonce).bytes();
-  return Writer{}.u64(sip_hash(key, message)).bytes();
-}
-
-/// In constant time, so that the time does not reveal the first difference.
-inline bool same_tag(std::string_view a, std::string_view b) {
-  unsigned difference = a.size() == b.size() ? 0 : 1;
-  for (std::size_t i = 0; i < a.size() && i < b.size(); ++i) {
-    difference |= static_cast<unsigned char>(a[i] ^ b[i]);
+  std::string frame(std::uint32_t request, std::string_view body) {
+    return header(request, body.size(), digest(body)).append(body);
   }
-  return difference == 0;
-}
+
+  /// Calls `take(request, body)` for each whole frame at the front of `received`, until it returns
+  /// false, and removes them. False where the data are not the sender's next frame.
+  bool take_frames(std::string& received, FunctionRef<bool(std::uint32_t, std::string_view)> take) {
+    std::size_t taken = 0;
+    bool is_next = true;
+    for (bool wants_more = true; wants_more && received.size() - taken >= 4;) {
+      Reader rest(std::string_view(received).substr(taken));
+      const std::size_t size = rest.u32();
+      is_next = size >= after_length && size <= max_frame_bytes;
+      if (!is_next || received.size() - taken - 4 < size) break;
+      const std::uint32_t request = rest.u32();
+      const std::uint64_t given = rest.u64();
+      const std::string_view body = rest.raw(size - after_length);
+      // One comparison of words takes the same time wherever they differ.
+      is_next = given == next_tag(request, digest(body));
+      if (!is_next) break;
+      taken += 4 + size;
+      wants_more = take(request, body);
+    }
+    received.erase(0, taken);
+    return is_next;
+  }
+
+ private:
+  static constexpr std::size_t after_length = 4 + tag_bytes;
+
+  std::uint64_t next_tag(std::uint32_t request, std::uint64_t digest) {
+    return sip_hash(key_, Writer{}.u64(count_++).u64(digest).u32(request).bytes());
+  }
+
+  SipKey key_{};
+  SipKey body_key_{};
+  std::uint64_t count_ = 0;
+};
 
 }  // namespace lockstep::detail::store_protocol

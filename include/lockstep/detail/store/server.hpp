@@ -253,8 +253,8 @@ class StoreTable {
 /// Serves keys and values to clients that know the secret, on loopback by default; an empty host
 /// means every interface, port 0 a free one. A connection has `handshake_limit` to authenticate
 /// with 24 bytes; the oldest stranger makes room where `max_strangers` and the expected clients are
-/// connected. A malformed frame, a reset or the death of a client ends only its connection. The
-/// server reads no more requests of a client that does not read its replies.
+/// connected. A malformed or forged frame, a reset or the death of a client ends only its
+/// connection. The server reads no more requests of a client that does not read its replies.
 class StoreServer {
  public:
   static constexpr std::size_t max_strangers = 1024;
@@ -332,6 +332,8 @@ class StoreServer {
     bool dead = false;
     std::uint32_t observed = 0;  // the events epoll reports
     std::string input{};
+    store_protocol::FrameKey receives{};  // once it is authenticated
+    store_protocol::FrameKey sends{};
     std::vector<std::shared_ptr<const std::string>> output{};  // few
     std::size_t sent = 0;                                      // of the first of them
     std::size_t unsent = 0;
@@ -431,14 +433,16 @@ class StoreServer {
 
   void authenticate(Connection& c) {
     const std::string nonce = c.input.substr(0, store_protocol::nonce_bytes);
-    const std::string_view proof = std::string_view(c.input).substr(store_protocol::nonce_bytes);
-    const std::string expected = store_protocol::tag(key_, "client", c.nonce, nonce);
-    if (!store_protocol::same_tag(proof, expected)) return end(c);
+    store_protocol::Reader proof(std::string_view(c.input).substr(store_protocol::nonce_bytes));
+    if (proof.u64() != store_protocol::tag(key_, "client", c.nonce, nonce)) return end(c);
     c.authenticated = true;
+    c.receives = store_protocol::FrameKey(key_, "client", c.nonce, nonce);
+    c.sends = store_protocol::FrameKey(key_, "server", c.nonce, nonce);
     c.input.clear();
     std::erase(strangers_, c.number);
     ++clients_;
-    send(c, store_protocol::tag(key_, "server", c.nonce, nonce));
+    const std::uint64_t own = store_protocol::tag(key_, "server", c.nonce, nonce);
+    send(c, store_protocol::Writer{}.u64(own).bytes());
   }
 
   void serve_input(Connection& c) {
@@ -449,14 +453,17 @@ class StoreServer {
       deliver();
       return !c.dead && c.reads();
     };
-    if (!store_protocol::take_frames(c.input, serve)) end(c);
+    if (!c.receives.take_frames(c.input, serve)) end(c);
   }
 
   void deliver() {
+    const std::string* hashed = nullptr;  // ranks of a gather share one body
+    std::uint64_t digest = 0;
     for (auto& [to, body] : table_.take_answers()) {
       Connection* const c = find(to.client);
       if (c == nullptr || c->dead) continue;
-      std::string head = store_protocol::frame_header(to.request, body->size());
+      if (body.get() != std::exchange(hashed, body.get())) digest = c->sends.digest(*body);
+      std::string head = c->sends.header(to.request, body->size(), digest);
       const bool is_small = body->size() < 1_KiB;
       if (is_small) head += *body;
       send(*c, std::move(head), is_small ? nullptr : std::move(body));

@@ -153,7 +153,8 @@ inline Descriptor try_connect(const std::string& host, std::uint16_t port, Deadl
   return {};
 }
 
-enum class Transfer { complete, closed, timed_out };
+/// `forged`: the data that came are not the peer's.
+enum class Transfer { complete, closed, timed_out, forged };
 
 /// Transfers `size` bytes by `move(done)`, a recv or send. A reset connection counts as closed.
 inline Transfer transfer(int fd, short events, std::size_t size, Deadline deadline,

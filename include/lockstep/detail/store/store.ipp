@@ -113,14 +113,14 @@ class StoreClient {
   }
 
  private:
-  Descriptor connect(std::span<const std::uint16_t> ports, SipKey key, Milliseconds timeout) {
+  StoreSocket connect(std::span<const std::uint16_t> ports, SipKey key, Milliseconds timeout) {
     const Deadline deadline = Deadline::after(timeout);
     Milliseconds pause{1};
     std::string why = "no port was given";
     do {
       for (std::uint16_t port : ports) {
         port_ = port;
-        if (Descriptor socket = connect_to_store(host_, port, key, deadline, why)) return socket;
+        if (StoreSocket socket = connect_to_store(host_, port, key, deadline, why)) return socket;
       }
       // Random backoff, because ranks start together.
       const auto chance = static_cast<unsigned char>(random_bytes(1).front());
@@ -151,6 +151,12 @@ class StoreClient {
 
   void check(std::string_view name, Transfer done) const {
     if (done == Transfer::complete) return;
+    if (done == Transfer::forged) {
+      fail(name,
+           {"the job's store at ", endpoint_text(host_, port_),
+            " answered with a frame that was altered or replayed on its way"},
+           "run the job in a private network or a tunnel");
+    }
     fail_at(name, done == Transfer::closed ? "closed the connection" : "does not answer");
   }
 

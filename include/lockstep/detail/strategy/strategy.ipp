@@ -32,8 +32,9 @@ LOCKSTEP_INLINE void fail_agreement(const char* what, const std::string& first,
   }
   const bool of_jobs = std::string_view(what) == "jobs";
   fail("DDP",
-       {"ranks have different ", what, ": rank 0 has \"", line_at(first, line), "\" and rank ",
-        other, " has \"", line_at(others, line), "\""},
+       {of_jobs ? "ranks have different jobs: rank 0 has \""
+                : "ranks have different parameters: rank 0 has \"",
+        line_at(first, line), "\" and rank ", other, " has \"", line_at(others, line), "\""},
        of_jobs ? "start the same program with the same settings on all ranks"
                : "change parameters on all ranks alike, or by initialize; if the program changes "
                  "none, look for faulty memory or a race in the model",
