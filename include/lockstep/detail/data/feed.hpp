@@ -70,14 +70,12 @@ FeedRoute feed_route(const T& groups, Rank self) {
   return route;
 }
 
-struct NoDevice {
-  constexpr int operator()() const { return 0; }
-};
+inline constexpr auto no_device = [] { return 0; };
 
 /// A communicator for feeding and this rank's route. All ranks request the same rounds in the same
 /// order, which feeding threads make: sends and receives match even if an evaluation comes between
 /// two steps. `select()` makes the rank's GPU current while its result lives.
-template <Communicator Comm, class Select = NoDevice>
+template <Communicator Comm, class Select = decltype(no_device)>
 class FeedLine {
  public:
   FeedLine(Comm comm, FeedRoute route, Select select = {})
