@@ -127,7 +127,7 @@ void compare(Line& line, WorldSize world, std::size_t samples, const LoaderOptio
 }
 
 /// Every rank of `comm` is fed, in every way that fits its world.
-template <class Sampler, class Comm, class Select = detail::NoDevice>
+template <class Sampler, class Comm, class Select = decltype(detail::no_device)>
 void check(Comm& comm, std::span<const std::size_t> sizes, const Select& select = {}) {
   const WorldSize world = comm.world_size();
   for (std::size_t group = 1; group <= world.value(); ++group) {
