@@ -15,7 +15,7 @@ std::optional<int> run_networks(int argc, char** argv) {
   kinds.kind<Deep<double>, Backend<Gloo>, Sharding<ZeroRedundancy, Gradients>, Small,
              Optimizer<AdamW>, Accumulate<2>>("gloo_zero_gradients");
   kinds.kind<Deep<double>, Backend<Gloo>, Hooks<PowerSGD<1, PowerSgdOptions{.start = 3}>>,
-             Optimizer<SGDMomentum>>("gloo_power", {.is_compared = false});
+             Optimizer<SGDMomentum>>("gloo_power");
   kinds.kind<Deep<double>, Both, Optimizer<SGDMomentum>, Small, Accumulate<2>>("hierarchical");
   kinds.kind<Deep<double>, Both, Sharding<ZeroRedundancy>, Optimizer<AdamW>>("hierarchical_zero");
   return kinds.status;

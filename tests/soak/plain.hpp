@@ -132,7 +132,6 @@ class PlainDeclared {
 
 /// What a kind of job has of its own, beside its policies.
 struct Plainly {
-  bool is_compared = true;    // hooks that round have no one process to be compared with
   bool by_rank = false;       // every rank's own mean, where a batch's samples have to do with it
   std::string_view frozen{};  // the beginning of these parameters' names
   std::string_view named{};   // the same of those with a rate of their own

@@ -16,12 +16,9 @@ std::optional<int> run_replicated(int argc, char** argv) {
              UnevenInputs<Join, DivideByLive>, Sampler<Distributed, Exact>, Accumulate<2>>(
       "join", {.by_rank = true});
   kinds.kind<Normed, Sharding<Replicated>, Optimizer<SGDNesterov>, Norms<Synced>>("norm_synced");
-  kinds.kind<Deep<float>, Hooks<CompressTo<BFloat16>>, Optimizer<AdamW>>("compressed",
-                                                                         {.is_compared = false});
-  kinds.kind<Deep<double>, Hooks<LocalSGD<3>>, Optimizer<SGDMomentum>>("local_sgd",
-                                                                       {.is_compared = false});
-  kinds.kind<Deep<BFloat16>, Optimizer<SGDMomentum>, Anomaly<Skip>>("bfloat16",
-                                                                    {.is_compared = false});
+  kinds.kind<Deep<float>, Hooks<CompressTo<BFloat16>>, Optimizer<AdamW>>("compressed");
+  kinds.kind<Deep<double>, Hooks<LocalSGD<3>>, Optimizer<SGDMomentum>>("local_sgd");
+  kinds.kind<Deep<BFloat16>, Optimizer<SGDMomentum>, Anomaly<Skip>>("bfloat16");
   kinds.kind<Deep<double>, ParallelStrategy<DP>, Optimizer<AdamW>, Clip<0.3>>("dp");
   kinds.kind<Deep<double>, ParallelStrategy<DP>, Sharding<Replicated>, Small,
              Optimizer<SGDMomentum>, Accumulate<2>>("dp_replicated");
