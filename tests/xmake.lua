@@ -156,6 +156,35 @@ if has_config("gloo") then
     target_end()
 end
 
+-- Trainings of many kinds, which tests/soak/run disturbs. They take minutes to compile, so that no test does: `./x soak`.
+local function soak_program(name, files)
+    target(name)
+        set_group("soak")
+        set_kind("binary")
+        set_targetdir("$(projectdir)/build/tests")
+        add_deps("lockstep_compiled")
+        add_files(files)
+        add_includedirs(".")
+        add_links("gloo")
+        add_syslinks("pthread")
+        set_optimize("fast")
+        if has_clang then
+            set_toolset("cxx", clang)
+            add_cxflags(clang_flags, {force = true})
+        end
+end
+if has_config("gloo") then
+    soak_program("soak_job", {"soak/job.cpp", "soak/networks.cpp", "soak/replicated.cpp", "soak/shared_memory.cpp"})
+    target_end()
+    if has_config("gpu") then
+        soak_program("soak_emulated", "soak/emulated.cpp")
+            add_includedirs("gpu/emulated/include")
+            add_cxflags("-Wno-unknown-pragmas", {force = true})  -- those of nvcc
+            add_sysincludedirs("$(cccl)/..")
+        target_end()
+    end
+end
+
 -- LibTorch's modules. Its headers are read once, by a precompiled header. With it, each file would still take seconds, for
 -- templates that all of them use, so they are compiled in three batches here as well.
 if has_torch() then

@@ -448,10 +448,12 @@ BOOST_AUTO_TEST_CASE(another_number_of_ranks_takes_the_samples_that_are_left) {
   }
 }
 
-BOOST_AUTO_TEST_CASE(a_run_that_ends_anywhere_goes_on_from_its_folder) {
+namespace {
+
+void check_every_interval(std::size_t ranks) {
   using Every = detail::CheckpointFlags::Every;
   const TemporaryFolder scratch;
-  run<Shared>(2, [&](Shared& job) { train(job, "", scratch / "whole", [](Shared&) {}); });
+  run<Shared>(ranks, [&](Shared& job) { train(job, "", scratch / "whole", [](Shared&) {}); });
   const auto whole = tensors(scratch / "whole");
   const std::optional<Every> intervals[] = {Every{2, {}}, Every{0, std::chrono::milliseconds(1)},
                                             std::nullopt};
@@ -463,7 +465,7 @@ BOOST_AUTO_TEST_CASE(a_run_that_ends_anywhere_goes_on_from_its_folder) {
       options.checkpoint.every = every;
       options.log = scratch / "log";
       run<Shared>(
-          2,
+          ranks,
           [&](Shared& job) {
             std::size_t point = 0;
             train(job, "", "", [&](Shared&) {
@@ -474,7 +476,8 @@ BOOST_AUTO_TEST_CASE(a_run_that_ends_anywhere_goes_on_from_its_folder) {
       options.checkpoint.resume = true;
       const auto go_on = [&] {
         return run<Shared>(
-            2, [&](Shared& job) { train(job, "", scratch / "resumed", [](Shared&) {}); }, options);
+            ranks, [&](Shared& job) { train(job, "", scratch / "resumed", [](Shared&) {}); },
+            options);
       };
       go_on();
       BOOST_TEST((tensors(scratch / "resumed") == whole));
@@ -489,6 +492,15 @@ BOOST_AUTO_TEST_CASE(a_run_that_ends_anywhere_goes_on_from_its_folder) {
   }
   std::ifstream log(scratch / "log");
   BOOST_TEST(contains({std::istreambuf_iterator<char>(log), {}}, R"({"resumed":{"from":)"));
+}
+
+}  // namespace
+
+BOOST_AUTO_TEST_CASE(a_run_that_ends_anywhere_goes_on_from_its_folder) { check_every_interval(2); }
+
+// The update in which a checkpoint is due is then one of too few micro-batches, at an epoch's end.
+BOOST_AUTO_TEST_CASE(a_checkpoint_that_is_due_with_the_tail_of_an_epoch_is_saved) {
+  check_every_interval(3);
 }
 
 BOOST_AUTO_TEST_CASE(a_request_to_stop_saves_and_ends_all_ranks) {

@@ -2356,7 +2356,8 @@ LOCKSTEP_INLINE bool Checkpoints::look(const detail::StatefulJob& job) {
 LOCKSTEP_INLINE void Checkpoints::save_if_due(const detail::StatefulJob& job,
                                               detail::FunctionRef<SaveOptions()> make) {
   begin(job);
-  if (job.updates != updates_) {
+  // Between micro-batches nothing can be saved: what is due then is due after the next update.
+  if (job.updates != updates_ && job.micro_batches == 0) {
     const std::uint64_t every = options_.every_steps;
     bool saves = every != 0 && job.updates / every != updates_ / every;
     const bool went_back = job.updates < updates_;  // an older state was loaded

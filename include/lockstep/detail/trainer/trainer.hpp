@@ -684,7 +684,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     // A loop that had ended when the job was saved has averaged buffers already.
     if (!progress_.end_loop()) average_buffers(JobCall::batches);
     close_data(waits);
-    if (saves_ && saves_->is_waiting) run_due();  // the tail may have made the last update
+    save_if_due();  // the tail may have made the last update
   }
   void leave_data_after_break(std::chrono::duration<double> waits) noexcept {
     after_break([&] { leave_data(waits); });
