@@ -46,11 +46,11 @@ def message_of(source, least="[a-z]{2}"):
     out, last = "", 0
     for found in LITERAL.finditer(source):
         between = source[last:found.start()].strip()
-        if re.sub(r"[\s+()]|std::string(_view)?", "", between):
+        if re.sub(r"[\s+(){},]|std::string(_view)?", "", between):
             out += "..."
         out += found[1]
         last = found.end()
-    rest = re.sub(r"[\s+()]", "", source[last:])
+    rest = re.sub(r"[\s+(){},]", "", source[last:])
     if rest and rest not in (".c_str",):
         out += "..."
     return re.sub(r"\.{4,}", "...", out.replace('\\"', '"')).strip()
@@ -100,7 +100,8 @@ def at_run_time(root):
             else:  # a helper: its last two arguments of words, which follow each other
                 if len(spoken) < 2 or spoken[-1][0] != spoken[-2][0] + 1 or len(spoken[-2][1].split()) < 3:
                     continue
-                message = Message(folder, "...", spoken[-2][1], spoken[-1][1])
+                named = operation_of(parts[0]) if call[1] == "fail" and spoken[-2][0] == 1 else "..."
+                message = Message(folder, named, spoken[-2][1], spoken[-1][1])
             found[message.key()] = message
     return list(found.values())
 
