@@ -128,7 +128,7 @@ class FaultChannel {
  public:
   /// `name` is the communicator's: the same on all its ranks, and unique in the job.
   FaultChannel(std::shared_ptr<Store> store, const std::string& name, Rank rank)
-      : store_(std::move(store)), prefix_("lockstep/notices/" + name + "/"), rank_(rank) {}
+      : store_(std::move(store)), prefix_("lockstep/faults/" + name + "/"), rank_(rank) {}
 
   Notice notice() const {
     const auto bytes = store_->try_get(prefix_ + "notice");
