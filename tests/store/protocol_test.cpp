@@ -15,6 +15,8 @@
 #include "lockstep/detail/store/connection.hpp"
 #include "store/served.hpp"
 
+BOOST_FIXTURE_TEST_SUITE(store_frames, Served)
+
 using namespace lockstep;
 using namespace lockstep::detail::store_protocol;
 using lockstep::detail::accept_now;
@@ -142,8 +144,6 @@ bool takes(FrameKey& key, std::string received) {
 
 }  // namespace
 
-BOOST_FIXTURE_TEST_SUITE(store_protocol, Served)
-
 BOOST_AUTO_TEST_CASE(a_request_with_an_altered_byte_is_not_served) {
   // The bytes before these are the length; a longer one would only be waited for.
   for (std::size_t at = 4; at < 4 + 4 + tag_bytes + 36; ++at) {
@@ -166,7 +166,7 @@ BOOST_AUTO_TEST_CASE(a_reply_with_an_altered_byte_is_an_error_of_its_client) {
   store.set("key", "value");
   for (std::size_t at = 4; at < 4 + 4 + tag_bytes + 10; ++at) {
     Proxy proxy(server.port(), after([at](Side from, std::string& frame) {
-                  if (from == ::server) frame.at(at) = static_cast<char>(frame.at(at) ^ 1);
+                  if (from == Side::server) frame.at(at) = static_cast<char>(frame.at(at) ^ 1);
                 }));
     Store deceived = proxy.connect();
     expect_error([&] { deceived.get("key"); }, "get: the job's store at 127.0.0.1:", forged,
@@ -190,7 +190,7 @@ BOOST_AUTO_TEST_CASE(a_request_that_is_sent_again_is_not_served_again) {
 BOOST_AUTO_TEST_CASE(a_reply_that_is_sent_again_is_an_error) {
   Proxy doubling(server.port(), [](Proxy& self, Side from, const std::string& frame) {
     self.send(Proxy::other(from), frame);
-    if (from == ::server) self.send(Proxy::other(from), frame);
+    if (from == Side::server) self.send(Proxy::other(from), frame);
   });
   Store doubled = doubling.connect();
   BOOST_TEST(doubled.add("m", 1) == 1);
@@ -214,7 +214,7 @@ BOOST_AUTO_TEST_CASE(frames_of_another_connection_are_rejected) {
   BOOST_TEST(store.add("n", 0) == 1);
 
   Proxy to_client(server.port(), after([&](Side from, std::string& frame) {
-                    if (from == ::server) frame = reply;
+                    if (from == Side::server) frame = reply;
                   }));
   Store deceived = to_client.connect();
   expect_error([&] { deceived.add("n", 1); }, forged);
@@ -230,7 +230,7 @@ BOOST_AUTO_TEST_CASE(a_frame_that_comes_back_to_its_sender_is_rejected) {
   expect_error([&] { deceived.set("key", "value"); }, forged);
 
   Proxy to_server(server.port(),
-                  [](Proxy& self, Side, const std::string& frame) { self.send(::server, frame); });
+                  [](Proxy& self, Side, const std::string& frame) { self.send(Side::server, frame); });
   Store lonely = to_server.connect();
   expect_error([&] { lonely.set("key", "value"); }, dropped);
   BOOST_TEST(store.get("key") == "value");
@@ -242,14 +242,14 @@ BOOST_AUTO_TEST_CASE(swapped_frames_are_rejected) {
   Proxy requests(server.port(), swapping(client));
   BOOST_TEST((post_two(requests, add, set) == Transfer::closed));
   BOOST_TEST(!store.try_get("n").has_value());
-  Proxy replies(server.port(), swapping(::server));
+  Proxy replies(server.port(), swapping(Side::server));
   BOOST_TEST((post_two(replies, add, add) == Transfer::forged));
   BOOST_TEST(store.add("n", 0) == 2);
 }
 
 BOOST_AUTO_TEST_CASE(a_frame_after_one_that_was_left_out_is_rejected) {
   const Request add{Operation::add, "n", "", "", 1};
-  for (const Side side : {client, ::server}) {
+  for (const Side side : {client, Side::server}) {
     Proxy proxy(server.port(),
                 [side, count = 0](Proxy& self, Side from, const std::string& frame) mutable {
                   if (from != side || ++count != 1) self.send(Proxy::other(from), frame);
