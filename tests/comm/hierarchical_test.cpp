@@ -106,6 +106,20 @@ BOOST_AUTO_TEST_CASE(hosts_are_numbered_by_their_first_ranks) {
   BOOST_TEST((hosts.columns() == std::vector<std::vector<std::size_t>>{{0, 1}, {2, 3}}));
 }
 
+BOOST_AUTO_TEST_CASE(errors_of_a_level_have_the_jobs_numbers_of_ranks) {
+  const detail::Hosts hosts(std::vector<int>{0, 0, 1, 1, 2, 2});
+  BOOST_TEST(hosts.text_inside(Rank{3}, "waited 9 ms for ranks 0, 1; look") ==
+             "on the host, waited 9 ms for ranks 2, 3; look");
+  BOOST_TEST(hosts.text_between(Rank{1}, "ranks disagree: rank 0 called a and rank 2 called b") ==
+             "between the hosts, ranks disagree: rank 1 called a and rank 5 called b");
+  // Whom that rank waits for can only be seen on its host.
+  BOOST_TEST(hosts.text_between(Rank{0}, "all_reduce: waited 9 ms for rank 2") ==
+             "between the hosts, all_reduce: waited 9 ms for rank 4 (which may wait for rank 5 of "
+             "its host)");
+  BOOST_TEST(hosts.text_between(Rank{0}, "rank 1 failed: rank 3 is lost, and so is its rank") ==
+             "between the hosts, rank 2 failed: rank 3 is lost, and so is its rank");
+}
+
 BOOST_AUTO_TEST_CASE(every_all_reduce_of_any_type_operation_and_odd_size_is_exact) {
   expect_all_fine(run_hosts(4, [](Hierarchy& comm) {
     for (const std::size_t n : {0, 1, 6, 7})

@@ -73,8 +73,8 @@ class HierarchyStages {
 
   /// Aborts: every other rank's call fails with this reason. No call may be in flight.
   void abort(std::string_view reason) {
+    inside_.abort(reason);  // at once; the others take longer if the store is lost
     give_up(reason);
-    inside_.abort(reason);
   }
   /// Aborts while another thread may be in a call, which ends with the network's connections.
   void give_up(std::string_view reason = ended_by_exception) {

@@ -48,8 +48,9 @@ Membership membership_in_group(const Membership& member, Store& store,
 /// A name that is the same on all members, and differs for other members.
 std::string group_name(const std::vector<Rank>& members);
 
-/// Ranks of a host wait longer than hosts do: none blames a neighbour that awaits a lost host.
-inline constexpr std::chrono::milliseconds inside_margin{500};
+/// Ranks of a host wait longer than hosts do: none blames a neighbour that awaits a lost host. If
+/// the store is lost with it, an error between hosts takes three answers' time to come.
+inline constexpr std::chrono::milliseconds inside_margin{1500};
 
 /// The hosts in the order of their first ranks, with the ranks of each in order.
 class Hosts {
@@ -106,10 +107,23 @@ class Hosts {
   // A level numbers its ranks from 0. These give an error of it the job's numbers.
 
   std::string text_inside(Rank rank, std::string_view error) const {
-    return "on the host, " + renumbered(error, ranks_[host(rank)]);
+    const std::vector<std::size_t>& ranks = ranks_[host(rank)];
+    return "on the host, " +
+           renumbered(error, ranks.size(), [&](std::size_t n) { return text({ranks[n]}); });
   }
+  /// A rank that another host waits for may itself wait for a neighbour, which is named as well.
   std::string text_between(Rank rank, std::string_view error) const {
-    return "between the hosts, " + renumbered(error, columns()[local_rank(rank)]);
+    const bool is_timeout = error.find("waited ") != std::string_view::npos;
+    const auto name = [&](std::size_t host) {
+      const std::size_t awaited = ranks_[host][local_rank(rank)];
+      std::string others;
+      for (const std::size_t other : ranks_[host]) {
+        if (!is_timeout || other == awaited) continue;
+        others += text({others.empty() ? " (which may wait for rank " : " or rank ", other});
+      }
+      return text({awaited, others, others.empty() ? "" : " of its host)"});
+    };
+    return "between the hosts, " + renumbered(error, count(), name);
   }
 
   void check_even(Rank rank) const {
@@ -129,23 +143,28 @@ class Hosts {
     return nullptr;
   }
 
-  /// Every `rank N` is `rank ranks[N]`, up to what another rank has said, which knows the job.
-  static std::string renumbered(std::string_view error, const std::vector<std::size_t>& ranks) {
-    constexpr std::string_view word = "rank ";
+  /// Replaces each N of `rank N` and of `ranks N, N` by `name(N)`, up to what another rank has
+  /// said, which knows the job.
+  static std::string renumbered(std::string_view error, std::size_t count, const auto& name) {
     const std::size_t said = std::min(error.find(" failed: "), error.find("'s process ended: "));
-    std::string text;
+    std::string out;
     std::size_t at = 0;
-    for (std::size_t found = error.find(word); found < said; found = error.find(word, at)) {
-      text += error.substr(at, found + word.size() - at);
-      at = found + word.size();
-      std::size_t number = ranks.size();
-      const char* const digits = error.data() + at;
-      const auto end = std::from_chars(digits, error.data() + error.size(), number).ptr;
-      if (number >= ranks.size()) continue;
-      text += detail::text({ranks[number]});
-      at += static_cast<std::size_t>(end - digits);
+    for (std::size_t found = error.find("rank"); found < said; found = error.find("rank", at)) {
+      found = std::min(error.find(' ', found), error.size() - 1) + 1;
+      out += error.substr(at, found - at);
+      at = found;
+      for (std::size_t n = count;; n = count) {
+        const char* const digits = error.data() + at;
+        const auto end = std::from_chars(digits, error.data() + error.size(), n).ptr;
+        if (n >= count) break;
+        out += name(n);
+        at += static_cast<std::size_t>(end - digits);
+        if (!error.substr(at).starts_with(", ")) break;
+        out += ", ";
+        at += 2;
+      }
     }
-    return text += error.substr(at);
+    return out += error.substr(at);
   }
 
   std::vector<std::vector<std::size_t>> ranks_;
