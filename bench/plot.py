@@ -33,6 +33,7 @@ class Machine:
         self.folder = pathlib.Path(folder)
         named = self.folder / "machine.txt"
         self.name = named.read_text().strip() if named.exists() else "this machine"
+        self.short = self.name.split()[-1]  # its processor or GPU
 
     def rows(self, name):
         """The rows of a benchmark, none where it was not run."""
@@ -73,7 +74,7 @@ STEPS = (
     ("step", "Linear(10,1), batch 4, W=2 against PyTorch", "step of Linear(10, 1), 2 ranks", "PyTorch DDP + Gloo"),
     ("step", "MLP 784-256-256-10, batch 32, W=2 against PyTorch", "step of an MLP 784-256-256-10, 2 ranks", "PyTorch DDP + Gloo"),
     ("gpu", "SGD: graph against PyTorch DDP eager", "step of an MLP 784-512-512-10, GPU", "PyTorch DDP"),
-    ("gpu", "SGD: graph against PyTorch DDP in a graph", "the same", "PyTorch DDP in a CUDA graph"),
+    ("gpu", "SGD: graph against PyTorch DDP in a graph", "step of an MLP 784-512-512-10, one CUDA graph", "PyTorch DDP in a CUDA graph"),
 )
 OVERVIEW = (
     ("launch", "first step", "launch to first step, 2 ranks", "torchrun + Gloo"),
@@ -123,28 +124,31 @@ def overview(machines):
 
 
 # Rows of the overview that README leaves out.
-LEFT_OUT = ("25 MiB, W=8, us, against Gloo", "PyTorch DDP eager", "list of 1 M")
+LEFT_OUT = ("25 MiB, W=8, us, against Gloo", "PyTorch DDP eager", "fused AdamW", "torch.save", "list of 1 M")
 
 
 def readme(machines):
-    """README's table: what the overview shows, from the first machine that has it, with the ratios of the others."""
-    page = IMAGES.parent.parent / "README.md"
-    lines = ["| | machine | lockstep | peer | ratio |", "|---|---|---|---|---|"]
+    """The table of README and of docs/benchmarks.md: what the overview shows, from the first machine that has it, with the ratios
+    of the others."""
+    names = "; ".join(f"{machine.short}: {machine.name}" for machine in machines)
+    lines = [f"| ({names}) | machine | lockstep | peer | ratio |", "|---|---|---|---|---|"]
     for name, text, label, peer in OVERVIEW:
         rows = [(machine, row) for machine in machines if (row := machine.find(name, text))]
         if not rows or any(part in text for part in LEFT_OUT):
             continue
-        (machine, row), others = rows[0], [f"{m.name}: {ratio_text(r['peer'] / r['lockstep'])}" for m, r in rows[1:]]
+        (machine, row), others = rows[0], [f"{m.short}: {ratio_text(r['peer'] / r['lockstep'])}" for m, r in rows[1:]]
         own, other = (seconds_of(name, row, row[which]) for which in ("lockstep", "peer"))
         lost = "lost: " if own > other else ""
-        lines.append(f"| {lost}{label} | {machine.name} | {time_text(own)} | {peer} {time_text(other)} | {ratio_text(other / own)}{' (' + ', '.join(others) + ')' if others else ''} |")
+        lines.append(f"| {lost}{label} | {machine.short} | {time_text(own)} | {peer} {time_text(other)} | {ratio_text(other / own)}{' (' + ', '.join(others) + ')' if others else ''} |")
     if len(lines) == 2:
         return
-    text, written = re.subn(r"(## How fast\n\n)\|.*?(\n\n)", lambda m: m[1] + "\n".join(lines) + m[2], page.read_text(), count=1, flags=re.S)
-    if not written:
-        sys.exit("README.md has no table below its heading 'How fast'")
-    page.write_text(text)
-    print("README.md")
+    root = IMAGES.parent.parent
+    for page, before in ((root / "README.md", "## How fast"), (root / "docs" / "benchmarks.md", "README's rows:")):
+        text, written = re.subn(rf"({before}\n\n)\|.*?(\n\n)", lambda m: m[1] + "\n".join(lines) + m[2], page.read_text(), count=1, flags=re.S)
+        if not written:
+            sys.exit(f"{page} has no table below '{before}'")
+        page.write_text(text)
+        print(page.relative_to(root))
 
 
 def all_reduce(machines):
