@@ -229,8 +229,9 @@ BOOST_AUTO_TEST_CASE(a_frame_that_comes_back_to_its_sender_is_rejected) {
   // A request to set begins as a reply does that says so.
   expect_error([&] { deceived.set("key", "value"); }, forged);
 
-  Proxy to_server(server.port(),
-                  [](Proxy& self, Side, const std::string& frame) { self.send(Side::server, frame); });
+  Proxy to_server(server.port(), [](Proxy& self, Side, const std::string& frame) {
+    self.send(Side::server, frame);
+  });
   Store lonely = to_server.connect();
   expect_error([&] { lonely.set("key", "value"); }, dropped);
   BOOST_TEST(store.get("key") == "value");
