@@ -22,43 +22,42 @@ namespace lockstep::detail {
 
 using SipKey = std::array<std::uint64_t, 2>;
 
-/// Aumasson and Bernstein, "SipHash: a fast short-input PRF", INDOCRYPT 2012: SipHash-2-4,
-/// eight bytes at a time, since values are large.
+/// Aumasson and Bernstein, "SipHash: a fast short-input PRF", INDOCRYPT 2012: SipHash-2-4, eight
+/// bytes at a time, since values are large. One loop without calls, because rare code is compiled
+/// without optimisation.
 inline std::uint64_t sip_hash(SipKey key, std::string_view message) {
+  static_assert(std::endian::native == std::endian::little);
   std::uint64_t v0 = key[0] ^ 0x736f6d6570736575u;
   std::uint64_t v1 = key[1] ^ 0x646f72616e646f6du;
   std::uint64_t v2 = key[0] ^ 0x6c7967656e657261u;
   std::uint64_t v3 = key[1] ^ 0x7465646279746573u;
-  const auto rounds = [&](int n) {
-    while (n-- > 0) {
+  const char* from = message.data();
+  const std::size_t words = message.size() / 8;
+  for (std::size_t i = 0; i != words + 2; ++i, from += 8) {
+    std::uint64_t word = 0;
+    if (i < words) {
+      std::memcpy(&word, from, 8);
+    } else if (i == words) {
+      if (message.size() % 8 != 0) std::memcpy(&word, from, message.size() % 8);
+      word |= static_cast<std::uint64_t>(message.size()) << 56;
+    } else {
+      v2 ^= 0xff;
+    }
+    v3 ^= word;
+    for (int rounds = i > words ? 4 : 2; rounds != 0; --rounds) {
       v0 += v1;
       v2 += v3;
-      v1 = std::rotl(v1, 13) ^ v0;
-      v3 = std::rotl(v3, 16) ^ v2;
-      v0 = std::rotl(v0, 32);
+      v1 = (v1 << 13 | v1 >> 51) ^ v0;
+      v3 = (v3 << 16 | v3 >> 48) ^ v2;
+      v0 = v0 << 32 | v0 >> 32;
       v2 += v1;
       v0 += v3;
-      v1 = std::rotl(v1, 17) ^ v2;
-      v3 = std::rotl(v3, 21) ^ v0;
-      v2 = std::rotl(v2, 32);
+      v1 = (v1 << 17 | v1 >> 47) ^ v2;
+      v3 = (v3 << 21 | v3 >> 43) ^ v0;
+      v2 = v2 << 32 | v2 >> 32;
     }
-  };
-  const auto absorb = [&](std::uint64_t word) {
-    v3 ^= word;
-    rounds(2);
     v0 ^= word;
-  };
-  static_assert(std::endian::native == std::endian::little);
-  std::uint64_t last = static_cast<std::uint64_t>(message.size()) << 56;
-  for (; message.size() >= 8; message.remove_prefix(8)) {
-    std::uint64_t word = 0;
-    std::memcpy(&word, message.data(), 8);
-    absorb(word);
   }
-  message.copy(reinterpret_cast<char*>(&last), message.size());
-  absorb(last);
-  v2 ^= 0xff;
-  rounds(4);
   return v0 ^ v1 ^ v2 ^ v3;
 }
 
