@@ -132,6 +132,25 @@ BOOST_AUTO_TEST_CASE(ranks_of_ddp_on_several_gpus_train_like_the_cpu) {
       const std::string wrong = difference(numbers, want);
       thread_ranks::require(wrong.empty(), wrong);
       thread_ranks::require(ddp.template captured_graphs<Batch>() >= 1, "nothing was captured");
+
+      // The ranks have the same parameters, until a byte of one rank's changes.
+      ddp.check_replicas();
+      if (comm.rank() == Rank{1}) {
+        ddp.for_each_parameter([](std::string_view, const auto& view) {
+          void* const data = const_cast<void*>(static_cast<const void*>(view.data_handle()));
+          check_cuda(cudaMemset(data, 0x5a, 1), "cudaMemset");
+        });
+      }
+      std::string said;
+      try {
+        ddp.check_replicas();
+      } catch (const Error& error) {
+        said = error.what();
+      }
+      thread_ranks::require(said.find("ranks have different parameters: rank 0 has \"parameter ") !=
+                                    std::string::npos &&
+                                said.find(" and rank 1 has ") != std::string::npos,
+                            "a byte that differs is not named: " + said);
     }));
   }
 }

@@ -31,14 +31,14 @@ inline std::uint64_t sip_hash(SipKey key, std::string_view message) {
   std::uint64_t v1 = key[1] ^ 0x646f72616e646f6du;
   std::uint64_t v2 = key[0] ^ 0x6c7967656e657261u;
   std::uint64_t v3 = key[1] ^ 0x7465646279746573u;
-  const char* from = message.data();
   const std::size_t words = message.size() / 8;
-  for (std::size_t i = 0; i != words + 2; ++i, from += 8) {
+  for (std::size_t i = 0; i != words + 2; ++i) {
     std::uint64_t word = 0;
     if (i < words) {
-      std::memcpy(&word, from, 8);
+      std::memcpy(&word, message.data() + 8 * i, 8);
     } else if (i == words) {
-      if (message.size() % 8 != 0) std::memcpy(&word, from, message.size() % 8);
+      const std::size_t rest = message.size() % 8;
+      if (rest != 0) std::memcpy(&word, message.data() + 8 * i, rest);
       word |= static_cast<std::uint64_t>(message.size()) << 56;
     } else {
       v2 ^= 0xff;
