@@ -140,6 +140,8 @@ BOOST_AUTO_TEST_CASE(ranks_of_ddp_on_several_gpus_train_like_the_cpu) {
           void* const data = const_cast<void*>(static_cast<const void*>(view.data_handle()));
           check_cuda(cudaMemset(data, 0x5a, 1), "cudaMemset");
         });
+        // The default stream sets the byte; the ranks' own streams do not wait for it.
+        check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
       }
       std::string said;
       try {
