@@ -392,30 +392,99 @@ BOOST_AUTO_TEST_CASE(buffers_are_rank_0s_before_a_forward_pass_in_training) {
   });
 }
 
+namespace {
+
+torch::nn::Sequential norm_net() {
+  torch::manual_seed(5);
+  return torch::nn::Sequential(torch::nn::Linear(5, 4), torch::nn::BatchNorm1d(4),
+                               torch::nn::Linear(4, 2));
+}
+
+/// Steps of a wrapper around `net`, compared with one process that has the samples of all ranks.
+void train_norms(auto& ddp, torch::nn::Sequential& net, Shared& comm, std::int64_t rows) {
+  torch::nn::Sequential alone = norm_net();
+  torch::optim::SGD plain(alone->parameters(), 0.1), optimizer(net->parameters(), 0.1);
+  for (std::size_t s = 0; s != 4; ++s) {
+    std::vector<at::Tensor> all;
+    for (std::size_t r = 0; r != comm.world_size().value(); ++r)
+      all.push_back(inputs_of(s, r, rows));
+    loss_of(alone->forward(at::cat(all))).backward();
+    loss_of(ddp(all[comm.rank().value()])).backward();
+    plain.step();
+    optimizer.step();
+    plain.zero_grad();
+    optimizer.zero_grad();
+    require_close(*net, *alone, "synced norms, step " + std::to_string(s), 4e-6);
+    for (const auto& item : alone->named_buffers())
+      require(at::allclose(net->named_buffers()[item.key()], item.value(), 1e-4, 1e-5),
+              "another " + item.key());
+    for (const auto& inner : net->modules())
+      require(inner->is_training(), "a module has another mode after the pass");
+  }
+}
+
+}  // namespace
+
 BOOST_AUTO_TEST_CASE(synchronised_norms_train_like_one_process) {
-  for (const std::size_t world : {1u, 2u}) {
+  for (const std::size_t world : {1u, 2u, 4u}) {
     all_well(world, [&](Shared& comm) {
-      const auto make = [] {
-        torch::manual_seed(5);
-        return torch::nn::Sequential(torch::nn::Linear(5, 4), torch::nn::BatchNorm1d(4),
-                                     torch::nn::Linear(4, 2));
-      };
-      torch::nn::Sequential alone = make(), net = make();
-      loops::DistributedDataParallel<torch::nn::Sequential, Norms<Synced>> ddp(net, comm);
-      torch::optim::SGD plain(alone->parameters(), 0.1), optimizer(net->parameters(), 0.1);
-      for (std::size_t s = 0; s != 4; ++s) {
-        std::vector<at::Tensor> all;
-        for (std::size_t r = 0; r != world; ++r) all.push_back(inputs_of(s, r));
-        loss_of(alone->forward(at::cat(all))).backward();
-        loss_of(ddp(inputs_of(s, comm.rank().value()))).backward();
-        plain.step();
-        optimizer.step();
-        plain.zero_grad();
-        optimizer.zero_grad();
-        require_close(*net, *alone, "synced norms", 2e-6);
+      // With one row, LibTorch's own norm rejects a rank's batch.
+      for (const std::int64_t rows : {3, 1}) {
+        if (world * static_cast<std::size_t>(rows) == 1) continue;
+        {
+          torch::nn::Sequential net = norm_net();
+          loops::DistributedDataParallel<torch::nn::Sequential, Norms<Synced>> ddp(net, comm);
+          train_norms(ddp, net, comm, rows);
+        }
+        {
+          auto net = convert_sync_batchnorm(norm_net());
+          loops::DistributedDataParallel ddp(net, comm);
+          train_norms(ddp, net, comm, rows);
+        }
+        torch::nn::Sequential net = norm_net();
+        loops::DistributedDataParallel<torch::nn::Sequential, Buffers<Local>> ddp(net, comm);
+        convert_sync_batchnorm(net);
+        train_norms(ddp, net, comm, rows);
       }
     });
   }
+}
+
+BOOST_AUTO_TEST_CASE(only_norms_that_were_converted_are_synchronised) {
+  all_well(2, [](Shared& comm) {
+    torch::nn::BatchNorm1d own(5), shared(5);
+    torch::nn::Sequential net(own, shared, torch::nn::Linear(5, 2));
+    convert_sync_batchnorm(shared);
+    for (int job = 0; job != 2; ++job) {  // a norm stays converted
+      for (torch::nn::BatchNorm1d norm : {own, shared}) norm->reset_running_stats();
+      loops::DistributedDataParallel<torch::nn::Sequential, Buffers<Local>> ddp(net, comm);
+      loss_of(ddp(inputs_of(0, comm.rank().value()))).backward();
+      require(at::allclose(own->running_mean, 0.1 * inputs_of(0, comm.rank().value()).mean(0)),
+              "a norm that was not converted shares its statistics");
+      const at::Tensor means = comm_average(comm, shared->running_var);
+      require(at::allclose(means, shared->running_var, 1e-6, 1e-7),
+              "a converted norm has statistics of its own");
+      std::string words;
+      try {
+        net->forward(inputs_of(0, 0));
+      } catch (const Error& error) {
+        words = error.what();
+      }
+      require(words.find("trains outside of a step of its job") != std::string::npos, words);
+    }
+    net->forward(inputs_of(0, 0));
+    require(at::equal(shared->running_mean, net->named_buffers()["1.running_mean"]),
+            "the norm's tensor is not the module's after the job");
+  });
+}
+
+BOOST_AUTO_TEST_CASE(converted_norms_of_a_job_that_may_not_share_are_rejected) {
+  const auto ends = ranks::run(As::processes, 2, [](Shared& comm) {
+    auto net = convert_sync_batchnorm(norm_net());
+    loops::DistributedDataParallel<torch::nn::Sequential, UnevenInputs<Join>> ddp(net, comm);
+    loss_of(ddp(inputs_of(0, 0))).backward();
+  });
+  all_say(ends, "convert_sync_batchnorm has met the batch norm \"1\"");
 }
 
 namespace {

@@ -29,6 +29,7 @@ BOOST_AUTO_TEST_SUITE(torch_sync_batch_norm)
 namespace {
 
 using namespace synced_ranks;
+using lockstep::detail::NormMark;
 namespace nn = ::torch::nn;
 
 /// A norm's input on all ranks, and how each has its part.
@@ -84,7 +85,7 @@ void check_union(ranks::Shared& comm, const Union& all, const nn::BatchNormOptio
     const at::Tensor part = all.part(whole.detach(), me).requires_grad_();
     at::Tensor own;
     {
-      const auto open = norms.open(*synced, CommRanks{&comm});
+      const auto open = norms.open(*synced, CommRanks{&comm}, true);
       own = synced->forward(part);
     }
     require(own.scalar_type() == all.type, "y has another type");
@@ -141,6 +142,16 @@ void check_kinds(ranks::Shared& comm) {
   check_union<nn::BatchNorm2d>(comm, images, options(6), exact, at::kDouble);
   check_union<nn::BatchNorm2d>(comm, last_images, options(6), exact, at::kDouble);
   check_union<nn::BatchNorm3d>(comm, volumes, options(4), exact, at::kDouble);
+  // One rank has one value of each channel, which LibTorch's own norm rejects.
+  std::vector<std::int64_t> one = samples;
+  one.front() = 1;
+  if (world != 1) {
+    check_union<nn::BatchNorm1d>(comm, {one, {5}}, options(5), exact, at::kDouble);
+    check_union<nn::BatchNorm1d>(comm, {one, {5}}, options(5).track_running_stats(false), exact,
+                                 at::kDouble);
+    check_union<nn::BatchNorm2d>(comm, {one, {5, 1, 1}}, options(5).momentum(std::nullopt), exact,
+                                 at::kDouble);
+  }
   // Options.
   check_union<nn::BatchNorm2d>(comm, images, options(6).momentum(std::nullopt).eps(1e-3), exact,
                                at::kDouble);
@@ -176,7 +187,7 @@ BOOST_AUTO_TEST_CASE(a_graph_of_gradients_through_norms_of_all_ranks_is_rejected
     nn::BatchNorm2d norm(4);
     norm->to(at::kDouble);
     lockstep::detail::SyncedNorms norms;
-    const auto open = norms.open(*norm, CommRanks{&comm});
+    const auto open = norms.open(*norm, CommRanks{&comm}, true);
     const at::Tensor part = all.part(all.numbers(1), comm.rank().value()).requires_grad_();
     const at::Tensor y = norm->forward(part);
     std::string words;
@@ -203,7 +214,7 @@ BOOST_AUTO_TEST_CASE(backward_may_run_on_another_thread_and_inputs_may_need_no_g
     at::Tensor y;
     const std::uint32_t version = norm->running_mean._version();
     {
-      const auto open = norms.open(*norm, CommRanks{&comm});
+      const auto open = norms.open(*norm, CommRanks{&comm}, true);
       y = norm->forward(all.part(whole, me));
     }
     require(norm->running_mean._version() > version, "autograd does not see the new statistics");
@@ -236,9 +247,14 @@ BOOST_AUTO_TEST_CASE(evaluation_and_other_norms_stay_with_their_rank) {
     nn::BatchNorm2d evaluated(4), bare(no_statistics), unmarked(4),
         bare_of_all(nn::BatchNormOptions(4).track_running_stats(false).affine(false));
     nn::Sequential marked(evaluated, bare, bare_of_all);
-    const auto open = norms.open(*marked, CommRanks{&comm});
-    require(lockstep::detail::NormMarks::all().size() == 3, "three norms are marked");
+    {
+      const auto open = norms.open(*marked, CommRanks{&comm}, true);
+      for (const at::Tensor& mean :
+           {evaluated->running_mean, bare->running_mean, bare_of_all->running_mean})
+        require(NormMark::of(mean) != nullptr, "a norm is not marked");
+    }
     marked->eval();
+    const auto open = norms.open(*marked, CommRanks{&comm}, true);
     nn::BatchNorm2d plain(4);
     plain->eval();
     same(evaluated, plain, "an evaluated norm");
@@ -257,21 +273,22 @@ BOOST_AUTO_TEST_CASE(norms_know_the_ranks_of_their_own_job_until_it_ends) {
     const at::Tensor part = all.part(all.numbers(1), comm.rank().value());
     nn::BatchNorm2d first(4), second(4), plain(4);
     for (nn::BatchNorm2d* norm : {&first, &second, &plain}) (*norm)->to(at::kDouble);
-    const lockstep::detail::NormMarks& marks = lockstep::detail::NormMarks::all();
     {
       lockstep::detail::SyncedNorms norms;
       {
-        const auto open = norms.open(*first, CommRanks{&comm});
+        const auto open = norms.open(*first, CommRanks{&comm}, true);
       }
       lockstep::detail::SyncedNorms copied(norms);  // with the model, for another module
-      const auto open = copied.open(*second, CommRanks{&comm});
-      require(marks.size() == 2, "the norm of a copied model is not marked");
+      const auto open = copied.open(*second, CommRanks{&comm}, true);
+      require(NormMark::of(second->running_mean) != nullptr,
+              "that of a copied model is not marked");
       if (leaves_step) first->forward(part);
       first->eval();
       require_close(first->forward(part), part / std::sqrt(1 + 1e-5), "an evaluation", 1e-12);
       first->train();
     }
-    require(marks.size() == 0, "marks outlive their job");
+    for (const at::Tensor& mean : {first->running_mean, second->running_mean})
+      require(NormMark::of(mean) == nullptr, "a mark outlives its job");
     require_close(first->forward(part), plain->forward(part), "a norm after the job", 1e-12);
     nn::BatchNorm2d copy(std::dynamic_pointer_cast<nn::BatchNorm2dImpl>(second->clone()));
     require_close(copy->forward(part), plain->forward(part), "a copied norm", 1e-12);
@@ -281,11 +298,43 @@ BOOST_AUTO_TEST_CASE(norms_know_the_ranks_of_their_own_job_until_it_ends) {
                  "trains outside of a step of its job");
 }
 
+// What a program, its optimizers and its files see of a norm does not change.
+BOOST_AUTO_TEST_CASE(a_marked_running_mean_is_a_tensor_like_any_other) {
+  nn::BatchNorm1d inner(3);
+  nn::BatchNorm1dImpl& norm = *inner;
+  nn::Sequential net(inner);
+  const nn::Sequential same = convert_sync_batchnorm(net);
+  BOOST_TEST(same.ptr() == net.ptr());
+  const NormMark* const mark = NormMark::of(norm.running_mean);
+  BOOST_REQUIRE(mark != nullptr);
+  convert_sync_batchnorm(net);
+  BOOST_TEST((NormMark::of(norm.running_mean) == mark));  // and not one around it
+
+  const at::Tensor x = at::arange(12, at::kFloat).view({4, 3});
+  nn::BatchNorm1d plain(3);
+  for (int pass = 0; pass != 2; ++pass) BOOST_TEST(at::equal(norm.forward(x), plain(x)));
+  BOOST_TEST(at::equal(norm.running_mean, plain->running_mean));
+  BOOST_TEST(at::equal(norm.running_mean + 1, plain->running_mean + 1));
+  BOOST_TEST(norm.running_mean.data_ptr<float>()[1] == plain->running_mean.data_ptr<float>()[1]);
+  BOOST_TEST(norm.running_mean.toString() == plain->running_mean.toString());
+  BOOST_TEST(at::equal(
+      at::batch_norm(x, {}, {}, norm.running_mean.detach(), norm.running_var, false, 0.1, 1e-5,
+                     false),
+      at::batch_norm(x, {}, {}, plain->running_mean, plain->running_var, false, 0.1, 1e-5, false)));
+  norm.running_mean.fill_(7);
+  BOOST_TEST(at::equal(net->named_buffers()["0.running_mean"], at::full({3}, 7.0F)));
+  BOOST_TEST(net->named_buffers().size() == 3u);
+  net->to(at::kDouble);
+  BOOST_TEST((norm.forward(x.to(at::kDouble)).scalar_type() == at::kDouble));
+  const auto copy = std::dynamic_pointer_cast<nn::BatchNorm1dImpl>(norm.clone());
+  BOOST_TEST((NormMark::of(copy->running_mean) == nullptr));
+}
+
 BOOST_AUTO_TEST_CASE(batches_that_are_empty_everywhere_change_nothing) {
   expect_fine(on_ranks(2, [](ranks::Shared& comm) {
     nn::BatchNorm2d norm(3);
     lockstep::detail::SyncedNorms norms;
-    const auto open = norms.open(*norm, CommRanks{&comm});
+    const auto open = norms.open(*norm, CommRanks{&comm}, true);
     norm->forward(at::zeros({0, 3, 2, 2}).requires_grad_()).sum().backward();
     require_close(norm->running_mean, at::zeros({3}), "running_mean", 0);
     require_close(norm->running_var, at::ones({3}), "running_var", 0);
@@ -298,12 +347,9 @@ BOOST_AUTO_TEST_CASE(one_value_of_all_ranks_is_rejected_on_all) {
                           [](ranks::Shared& comm) {
                             nn::BatchNorm1d norm(3);
                             lockstep::detail::SyncedNorms norms;
-                            const auto open = norms.open(*norm, CommRanks{&comm});
-                            // LibTorch's norm looks at a rank's own values first.
+                            const auto open = norms.open(*norm, CommRanks{&comm}, true);
                             const auto mine = static_cast<std::int64_t>(comm.rank().value());
-                            at::batch_norm(at::zeros({mine, 3}), norm->weight, norm->bias,
-                                           norm->running_mean, norm->running_var, true, 0.1, 1e-5,
-                                           false);
+                            norm->forward(at::zeros({mine, 3}));
                           }),
                  "expected more than 1 value per channel");
 }
@@ -315,7 +361,7 @@ BOOST_AUTO_TEST_CASE(backward_after_the_job_has_ended_is_rejected) {
                             at::Tensor y;
                             {
                               lockstep::detail::SyncedNorms norms;
-                              const auto open = norms.open(*net, CommRanks{&comm});
+                              const auto open = norms.open(*net, CommRanks{&comm}, true);
                               y = net->forward(at::ones({2, 3, 2, 2}));
                             }
                             y.sum().backward();
@@ -327,7 +373,7 @@ BOOST_AUTO_TEST_CASE(a_norm_without_tensors_gets_none_that_is_seen) {
   expect_fine(on_ranks(2, [](ranks::Shared& comm) {
     nn::BatchNorm1d bare(nn::BatchNormOptions(3).affine(false).track_running_stats(false));
     lockstep::detail::SyncedNorms norms;
-    const auto open = norms.open(*bare, CommRanks{&comm});
+    const auto open = norms.open(*bare, CommRanks{&comm}, true);
     require(bare->parameters().empty(), "a parameter was added");
     require(bare->named_buffers().is_empty(), "a buffer was added");
     nn::BatchNorm1d copy(std::dynamic_pointer_cast<nn::BatchNorm1dImpl>(bare->clone()));

@@ -212,6 +212,17 @@ BOOST_AUTO_TEST_CASE(replicas_with_small_buckets_train_as_in_pytorch) {
                                            Sharding<Replicated>, Buckets<BucketLimits{0, 0}>>>();
 }
 
+BOOST_AUTO_TEST_CASE(a_job_without_the_policy_rejects_converted_norms) {
+  expect_all_say(on_ranks(2,
+                          [](ranks::Shared& comm) {
+                            const auto net =
+                                convert_sync_batchnorm(norm_mlp(train::norm_cases().front()));
+                            DistributedDataParallel<MlpModel> ddp(comm, MlpModel(net));
+                            ddp.step(train::norm_cases().front().samples(0, 0, 2));
+                          }),
+                 "the norms of this job do not share their statistics");
+}
+
 // Each replica has a copy of the module, whose norms are converted as well.
 BOOST_AUTO_TEST_CASE(replicas_of_one_process_train_as_in_pytorch) {
   at::set_num_threads(1);

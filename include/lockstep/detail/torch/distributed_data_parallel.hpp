@@ -23,7 +23,8 @@ namespace detail {
 /// composition check reports; else an empty one and a compile error that names the alternative.
 template <class P>
 consteval auto acting() {
-  if constexpr (PolicyOf<P, ParameterTypes<>> || std::is_same_v<P, Sharding<Replicated>>) {
+  if constexpr (PolicyOf<P, ParameterTypes<>> || std::is_same_v<P, Sharding<Replicated>> ||
+                std::is_same_v<P, Norms<Local>>) {
     return PolicyPack<>{};
   } else if constexpr (!Policy<P>) {
     return PolicyPack<P>{};
@@ -110,11 +111,22 @@ struct SortedLoopJob<Net, ParameterTypes<Ts...>, PolicyPack<Ps...>> {
                 "lockstep: in a program's own loop Groups<...> are for Norms<Synced, WithinGroup> "
                 "alone; add it, or make groups of your own with new_group(...)");
 };
-/// Sorts the wrapper's arguments, and adds `Sharding<Replicated>`.
+/// Does a wrapper synchronise all batch norms?
+template <class... Given>
+inline constexpr bool syncs_all_norms = PickOr<Norms<Local>, Given...>::is_synced;
+/// Without the policy, a wrapper can synchronise those that `convert_sync_batchnorm` has met, but
+/// not where a rank may run out of batches.
+template <class... Given>
+using LoopNorms = std::conditional_t<
+    syncs_all_norms<Given...> ||
+        !std::is_same_v<PickOr<UnevenInputs<Even>, Given...>, UnevenInputs<Even>>,
+    PolicyPack<>, PolicyPack<Norms<Synced>>>;
+/// Sorts the wrapper's arguments, and adds `Sharding<Replicated>` and norms.
 template <class Net, class... Given>
 using LoopJob =
     SortedLoopJob<Net, PickOr<ParameterTypes<>, Given...>,
-                  decltype((PolicyPack<Sharding<Replicated>>{} + ... + acting<Given>()))>;
+                  decltype((PolicyPack<Sharding<Replicated>>{} + ... + acting<Given>()) +
+                           LoopNorms<Given...>{})>;
 
 }  // namespace detail
 
@@ -188,7 +200,8 @@ class DistributedDataParallel {
     return detail::abort_on_exception(replica_, [&] {
       prepare();
       return replica_.with_step([&](auto& step) {
-        const auto norms = replica_.model().open_norms(gradients_.streams().norm_ranks(step));
+        const auto norms = replica_.model().open_norms(gradients_.streams().norm_ranks(step),
+                                                       detail::syncs_all_norms<Policies...>);
         return module_->forward(std::forward<Arguments>(arguments)...);
       });
     });

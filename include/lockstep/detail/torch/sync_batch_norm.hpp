@@ -2,16 +2,15 @@
 #pragma once
 /// @file `Norms<Synced>` for LibTorch modules: batch norms over all ranks, as `SyncBatchNorm`.
 
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/batch_norm_native.h>
-#include <ATen/ops/ones.h>
 #include <c10/core/TensorImpl.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 #include <torch/nn/modules/batchnorm.h>
-#include <mutex>
-#include <shared_mutex>
 #include <variant>
 
 #include "lockstep/detail/torch/module.hpp"
@@ -35,8 +34,6 @@ class NormExchange {
   NormExchange& operator=(const NormExchange&) = delete;
 
   std::size_t world() const { return world_; }
-  /// Is a step of the job running?
-  bool& is_in_step() { return is_in_step_; }
   /// Marks the job and its communicator as gone.
   void end() { has_ended_ = true; }
   bool has_ended() const { return has_ended_; }
@@ -77,34 +74,100 @@ class NormExchange {
   std::size_t world_;
   void (*gather_)(const NormExchange&, const void*, void*, std::size_t, bool);
   void (*reduce_)(const NormExchange&, void*, std::size_t, bool);
-  bool is_in_step_ = false;
   bool has_ended_ = false;
 };
 
-/// A norm that shares its statistics.
-struct NormMark {
-  std::string name;
-  std::shared_ptr<NormExchange> exchange;
-  /// The tensor that identifies the norm. The weak pointer keeps its address from being reused.
-  c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
-  std::weak_ptr<const ::torch::nn::Module> module;
-  /// Is the tensor a weight of ones that only identifies the norm?
-  bool is_tag = false;
+/// A batch norm that shares its statistics. A module calls its norms non-virtually, so a norm
+/// cannot be replaced; but its member `running_mean` can, and LibTorch passes it to
+/// `aten::batch_norm`. The mark is that tensor with the same memory and one more dispatch key, by
+/// which this operation on this norm calls lockstep, and nothing else does.
+class NormMark : public c10::TensorImpl {
+ public:
+  /// LibTorch reserves this key for libraries outside of it; torchdistx, long ended, had it.
+  static constexpr c10::DispatchKey key = c10::DispatchKey::DeferredInit;
 
-  /// A norm without running statistics uses batch statistics in evaluation too, then only its own
-  /// rank's. A module outside of a shared pointer counts as training.
-  bool trains() const {
-    const auto norm = module.lock();
-    return norm == nullptr || is_in_training(*norm);
+  /// `memory` is the norm's running mean, or any tensor for a norm without running statistics.
+  NormMark(const at::Tensor& memory, auto& norm, std::string name_of)
+      : c10::TensorImpl(c10::Storage(memory.storage()), memory.key_set().add(key), memory.dtype()),
+        name(std::move(name_of)),
+        running_mean(norm.running_mean),
+        member_(norm.running_mean),
+        batches_(norm.num_batches_tracked),
+        options_(norm.options),
+        module_(norm) {
+    follow();
   }
+
+  /// The mark of a norm with this `running_mean`, or null.
+  static NormMark* of(const at::Tensor& tensor) {
+    if (!tensor.defined() || !tensor.key_set().has(key)) return nullptr;
+    return dynamic_cast<NormMark*>(tensor.unsafeGetTensorImpl());
+  }
+
+  /// Begins a pass. LibTorch's norm rejects a rank with one value per channel, also if others have
+  /// more, unless it evaluates: until `end_pass` it does, and the mark knows that it trains.
+  void begin_pass(const std::shared_ptr<NormExchange>& job) {
+    follow();
+    exchange = job;
+    trains = module_.is_training();
+    if (!trains) return;
+    tracks_ = std::exchange(options_.track_running_stats(), true);
+    module_.train(false);
+  }
+  void end_pass() {
+    if (!std::exchange(trains, false)) return;
+    options_.track_running_stats(tracks_);
+    module_.train(true);
+  }
+
+  /// Does the norm train in no pass of its job?
+  bool trains_outside() const { return exchange && is_in_training(module_); }
+
+  /// Counts a batch, as the norm does when it trains. The result is the batch's weight.
+  double count_batch() const {
+    if (tracks_ && batches_.defined()) batches_.add_(1);
+    if (options_.momentum()) return *options_.momentum();
+    return tracks_ ? 1 / batches_.item<double>() : 0.0;
+  }
+
+  /// The job has ended: the norm is a plain one, unless the program converted it.
+  void end_job() {
+    exchange.reset();
+    follow();
+    if (!is_converted) member_ = at::Tensor(running_mean);
+  }
+
+  std::string name;
+  std::shared_ptr<NormExchange> exchange{};  // of the job whose module has the norm
+  at::Tensor running_mean;                   // the norm's own, which may be undefined
+  bool trains = false;                       // in the current pass
+  bool is_converted = false;                 // by convert_sync_batchnorm
+
+ private:
+  /// The norm's own tensor may have moved, for example into the memory of a job.
+  void follow() {
+    if (!running_mean.defined()) return;
+    key_set_ = running_mean.key_set().add(key);
+    set_storage_and_dtype(running_mean.storage(), running_mean.dtype());
+    set_sizes_and_strides(running_mean.sizes(), running_mean.strides(),
+                          running_mean.storage_offset());
+    set_version_counter(running_mean.unsafeGetTensorImpl()->version_counter());
+  }
+
+  at::Tensor& member_;
+  at::Tensor& batches_;
+  ::torch::nn::BatchNormOptions& options_;
+  ::torch::nn::Module& module_;
+  bool tracks_ = true;
 };
 
 /// What a forward pass leaves for its backward pass, which may run on another thread.
 struct NormPassing : ::torch::CustomClassHolder {
-  NormPassing(std::shared_ptr<const NormMark> mark_of, const BatchNormOptions& of_norm)
-      : mark(std::move(mark_of)), options(of_norm) {}
+  NormPassing(const NormMark& mark, const BatchNormOptions& of_norm)
+      : name(mark.name), exchange(mark.exchange), options(of_norm) {}
 
-  std::shared_ptr<const NormMark> mark;
+  std::string name;
+  std::shared_ptr<NormExchange> exchange;
   BatchNormOptions options;  // momentum: the weight of this batch in the running statistics
   std::variant<HostTensorNorm, DeviceTensorNorm> work;
 };
@@ -127,10 +190,10 @@ class SyncedNorm : public ::torch::autograd::Function<SyncedNorm<Exchange>> {
     context->saved_data[name] = c10::IValue::make_capsule(passing);
     const auto run = [&](auto& work) {
       const at::Tensor dense = dense_tensor(x);
-      const NormExchange& exchange = *passing->mark->exchange;
+      const NormExchange& exchange = *passing->exchange;
       work.measure(dense, passing->options.eps, exchange.world());
       work.gather(exchange);
-      work.finalize(norm, passing->options, passing->mark->name);
+      work.finalize(norm, passing->options, passing->name);
       return x.numel() == 0 ? at::empty_like(dense) : work.normalise(norm, dense);
     };
     return x.is_cpu() ? run(passing->work.emplace<HostTensorNorm>())
@@ -143,16 +206,16 @@ class SyncedNorm : public ::torch::autograd::Function<SyncedNorm<Exchange>> {
     const auto saved = context->get_saved_variables();
     const auto capsule = context->saved_data[name].toCapsule();
     auto& passing = static_cast<NormPassing&>(*capsule);
-    const NormExchange& exchange = *passing.mark->exchange;
+    const NormExchange& exchange = *passing.exchange;
     if (exchange.has_ended()) [[unlikely]]
       fail("backward",
-           {"that of the synchronised batch norm \"", passing.mark->name,
+           {"that of the synchronised batch norm \"", passing.name,
             "\" runs after its job has ended"},
            "run backward while the job that ran forward is there");
     if (at::GradMode::is_enabled()) [[unlikely]]
       fail("backward",
            {"a graph of gradients (create_graph) would go through the synchronised batch norm \"",
-            passing.mark->name, "\", which has no second derivatives"},
+            passing.name, "\", which has no second derivatives"},
            "use Norms<Local> for gradients of gradients, or keep this norm in evaluation");
     const NormTensors norm{saved[0], saved[1], saved[2], {}, {}};
     // Autograd indexes only defined inputs.
@@ -180,124 +243,115 @@ class SyncedNorm : public ::torch::autograd::Function<SyncedNorm<Exchange>> {
   static constexpr const char* name = "passing";
 };
 
-class NormMarks {
- public:
-  static NormMarks& all() {
-    static NormMarks marks;
-    return marks;
-  }
-
-  /// Marks a norm, identified by its running mean or else its weight; a norm with neither gets a
-  /// weight of ones, which is not registered as a parameter.
-  void add(auto& norm, const std::string& name, const std::shared_ptr<NormExchange>& exchange) {
-    const bool is_tag = !norm.running_mean.defined() && !norm.weight.defined();
-    if (is_tag) norm.weight = at::ones({norm.options.num_features()});
-    const at::Tensor& tensor = norm.running_mean.defined() ? norm.running_mean : norm.weight;
-    const std::unique_lock lock(mutex_);
-    marks_[tensor.unsafeGetTensorImpl()] = std::make_shared<const NormMark>(
-        NormMark{name, exchange, c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr()),
-                 norm.weak_from_this(), is_tag});
-  }
-
-  /// Turns the norms of a job that has ended into plain ones.
-  void remove(const NormExchange* exchange) {
-    const std::unique_lock lock(mutex_);
-    std::erase_if(marks_,
-                  [&](const auto& item) { return item.second->exchange.get() == exchange; });
-  }
-
-  std::shared_ptr<const NormMark> find(const at::Tensor& running_mean,
-                                       const at::Tensor& weight) const {
-    const at::Tensor& tensor = running_mean.defined() ? running_mean : weight;
-    if (!tensor.defined()) return nullptr;
-    const std::shared_lock lock(mutex_);
-    const auto found = marks_.find(tensor.unsafeGetTensorImpl());
-    return found == marks_.end() ? nullptr : found->second;
-  }
-
-  std::size_t size() const {
-    const std::shared_lock lock(mutex_);
-    return marks_.size();
-  }
-
- private:
-  mutable std::shared_mutex mutex_;
-  std::unordered_map<const c10::TensorImpl*, std::shared_ptr<const NormMark>> marks_;
-};
-
-/// Overrides `aten::batch_norm` under autograd: norms cannot be replaced, but what they call can.
+/// `aten::batch_norm` of marked norms.
 template <class Exchange>
 at::Tensor batch_norm(const at::Tensor& x, const std::optional<at::Tensor>& weight,
                       const std::optional<at::Tensor>& bias,
                       const std::optional<at::Tensor>& running_mean,
                       const std::optional<at::Tensor>& running_var, bool training, double momentum,
                       double eps, bool cudnn_enabled) {
-  std::optional<at::Tensor> scale = weight && weight->defined() ? weight : std::nullopt;
-  if (training) {
-    const at::Tensor mean = running_mean.value_or(at::Tensor());
-    if (const auto mark = NormMarks::all().find(mean, scale.value_or(at::Tensor()))) {
-      if (mark->is_tag) scale.reset();
-      if (mark->trains()) {
-        if (!mark->exchange->is_in_step()) [[unlikely]]  // ranks could deadlock
-          fail("Norms<Synced>",
-               {"the synchronised batch norm \"", mark->name,
-                "\" trains outside of a step of its job, which knows the ranks"},
-               "run the module in the job's steps, or through DistributedDataParallel, or in "
-               "evaluation: module->eval()");
-        const std::optional<at::Tensor> shift = bias && bias->defined() ? bias : std::nullopt;
-        return SyncedNorm<Exchange>::apply(
-            x, scale, shift,
-            c10::make_intrusive<NormPassing>(mark, BatchNormOptions{eps, momentum}),
-            NormTensors{x, scale.value_or(at::Tensor()), shift.value_or(at::Tensor()), mean,
-                        running_var.value_or(at::Tensor())});
-      }
-    }
+  const auto given = [](const std::optional<at::Tensor>& tensor) {
+    return tensor && tensor->defined() ? tensor : std::nullopt;
+  };
+  NormMark* const mark = running_mean ? NormMark::of(*running_mean) : nullptr;
+  if (mark != nullptr && mark->trains) {
+    const std::optional<at::Tensor> scale = given(weight);
+    const std::optional<at::Tensor> shift = given(bias);
+    return SyncedNorm<Exchange>::apply(
+        x, scale, shift,
+        c10::make_intrusive<NormPassing>(*mark, BatchNormOptions{eps, mark->count_batch()}),
+        NormTensors{x, scale.value_or(at::Tensor()), shift.value_or(at::Tensor()),
+                    mark->running_mean, running_var.value_or(at::Tensor())});
   }
-  return at::native::batch_norm(x, scale, bias, running_mean, running_var, training, momentum, eps,
-                                cudnn_enabled);
+  if (mark != nullptr && training && mark->trains_outside()) [[unlikely]]  // ranks could deadlock
+    fail("Norms<Synced>",
+         {"the synchronised batch norm \"", mark->name,
+          "\" trains outside of a step of its job, which knows the ranks"},
+         "run the module in the job's steps, or through DistributedDataParallel, or in "
+         "evaluation: module->eval()");
+  // A view of a mark is a tensor like any other.
+  const c10::impl::ExcludeDispatchKeyGuard plain(NormMark::key);
+  return at::native::batch_norm(x, given(weight), bias,
+                                mark != nullptr ? given(mark->running_mean) : running_mean,
+                                running_var, training, momentum, eps, cudnn_enabled);
 }
 
-/// Installs the override, once per process.
+/// Registers the operation of marked norms, once per process.
 template <class Exchange>
-void override_batch_norm() {
-  const auto install = [](c10::DispatchKey key) {
-    ::torch::Library library(::torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
-    library.impl("batch_norm", TORCH_FN(batch_norm<Exchange>));
-    return library;
-  };
-  static const ::torch::Library cpu = install(c10::DispatchKey::AutogradCPU);
-  static const ::torch::Library cuda = install(c10::DispatchKey::AutogradCUDA);
+void register_marked_norms() {
+  static const auto registered = [] {
+    auto& dispatcher = c10::Dispatcher::singleton();
+    if (dispatcher.hasBackendFallbackForDispatchKey(NormMark::key)) [[unlikely]]
+      fail("Norms<Synced>",
+           {"another library of this process has LibTorch's dispatch key ",
+            c10::toString(NormMark::key), ", or it has lockstep, too"},
+           "link one shared library with lockstep's modules into the process");
+    std::array<::torch::Library, 2> libraries{
+        ::torch::Library(::torch::Library::IMPL, "_", NormMark::key, __FILE__, __LINE__),
+        ::torch::Library(::torch::Library::IMPL, "aten", NormMark::key, __FILE__, __LINE__)};
+    libraries[0].fallback(::torch::CppFunction::makeFallthrough());
+    libraries[1].impl("batch_norm", TORCH_FN(batch_norm<Exchange>));
+    return libraries;
+  }();
 }
 
-/// Marks all batch norms of a job's module, which may be one itself and need no shared pointer.
-template <class Exchange = NormExchange>
-void convert_norms(::torch::nn::Module& module, const std::shared_ptr<NormExchange>& exchange) {
-  override_batch_norm<Exchange>();
-  const auto visit = [&](::torch::nn::Module& inner, const std::string& name) {
-    const auto mark = [&](auto* norm) {
-      if (norm != nullptr) NormMarks::all().add(*norm, name, exchange);
+/// Calls `f(norm, name, owner)` for all batch norms of a module, which may be one itself; the owner
+/// of that one is null.
+inline void for_each_batch_norm(::torch::nn::Module& module, const auto& f) {
+  const auto visit = [&](::torch::nn::Module& inner, const std::string& name,
+                         const std::shared_ptr<::torch::nn::Module>& owner) {
+    const auto call = [&](auto* norm) {
+      if (norm != nullptr) f(*norm, name, owner);
     };
-    mark(dynamic_cast<::torch::nn::BatchNorm1dImpl*>(&inner));
-    mark(dynamic_cast<::torch::nn::BatchNorm2dImpl*>(&inner));
-    mark(dynamic_cast<::torch::nn::BatchNorm3dImpl*>(&inner));
+    call(dynamic_cast<::torch::nn::BatchNorm1dImpl*>(&inner));
+    call(dynamic_cast<::torch::nn::BatchNorm2dImpl*>(&inner));
+    call(dynamic_cast<::torch::nn::BatchNorm3dImpl*>(&inner));
   };
-  visit(module, module.name());
+  visit(module, module.name(), nullptr);
   for (const auto& item : module.named_modules("", /*include_self=*/false))
-    visit(*item.value(), item.key());
+    visit(*item.value(), item.key(), item.value());
+}
+
+/// Marks a norm that is not marked yet.
+template <class Exchange = NormExchange>
+NormMark& mark_norm(auto& norm, const std::string& name) {
+  register_marked_norms<Exchange>();
+  if (NormMark::of(norm.running_mean) == nullptr) {
+    const at::Tensor memory = norm.running_mean.defined() ? norm.running_mean : at::empty({0});
+    norm.running_mean = at::Tensor(c10::make_intrusive<NormMark>(memory, norm, name));
+  }
+  return *NormMark::of(norm.running_mean);
 }
 
 /// A model's member, opened in every pass of a training step:
 ///
-///     const auto norms = norms_.open(module, step.norm_ranks());
+///     const auto norms = norms_.open(module, step.norm_ranks(), all);
 ///
 /// Until the end of the scope, and in the backward pass of what ran in it, the module's batch norms
-/// share their statistics with the step's ranks, which may have different numbers of samples. In an
-/// evaluation, with one rank, and in a `clone()` of the module, the norms are plain.
+/// share their statistics with the step's ranks, which may have different numbers of samples: all
+/// of its norms, or those that `convert_sync_batchnorm` has met. In an evaluation, with one rank,
+/// and in a `clone()` of the module, the norms are plain. Norms that begin the pass in training are
+/// in training throughout.
 ///
 /// As in PyTorch, all ranks run the same norms in the same order, and the job averages weight and
-/// bias gradients. Unlike PyTorch's, LibTorch's norms reject a rank with one value per channel.
+/// bias gradients.
 class SyncedNorms {
  public:
+  /// The end of a pass.
+  class [[nodiscard]] Scope {
+   public:
+    explicit Scope(SyncedNorms* norms) : norms_(norms) {}
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+    ~Scope() {
+      if (norms_ == nullptr || --norms_->passes_ != 0) return;
+      norms_->for_each_mark([](NormMark& mark) { mark.end_pass(); });
+    }
+
+   private:
+    SyncedNorms* norms_;
+  };
+
   SyncedNorms() = default;
   /// A copied model has its own module and ranks.
   SyncedNorms(const SyncedNorms&) {}
@@ -307,35 +361,68 @@ class SyncedNorms {
   ~SyncedNorms() {
     if (!exchange_) return;
     exchange_->end();
-    NormMarks::all().remove(exchange_.get());
+    for_each_mark([](NormMark& mark) { mark.end_job(); });
   }
 
   template <class Ranks>
-  ValueWhile<bool> open(::torch::nn::Module& module, const Ranks& ranks) {
+  Scope open(::torch::nn::Module& module, const Ranks& ranks, bool all) {
+    if (ranks.world() == 1) return Scope(nullptr);
+    if (!has_looked_) look(module, all && Ranks::communicates);
     if constexpr (Ranks::communicates) {
-      if (!exchange_ && ranks.world() != 1) {
-        exchange_ = std::make_shared<NormExchange>(ranks);
-        convert_norms(module, exchange_);
-      }
+      if (!exchange_) exchange_ = std::make_shared<NormExchange>(ranks);
+      if (passes_++ == 0) for_each_mark([&](NormMark& mark) { mark.begin_pass(exchange_); });
+      return Scope(this);
+    } else {
+      for_each_mark([](const NormMark& mark) {
+        fail("Norms<Local>",
+             {"convert_sync_batchnorm has met the batch norm \"", mark.name,
+              "\", and the norms of this job do not share their statistics"},
+             "add Norms<Synced> to the policies, in place of UnevenInputs<Join> if that is there");
+      });
+      return Scope(nullptr);
     }
-    return {exchange_ ? exchange_->is_in_step() : nothing_, true};
   }
 
  private:
+  void look(::torch::nn::Module& module, bool all) {
+    for_each_batch_norm(module, [&](auto& norm, const std::string& name, const auto& owner) {
+      if (all) mark_norm(norm, name);
+      members_.emplace_back(owner, &norm.running_mean);
+    });
+    has_looked_ = true;
+  }
+  void for_each_mark(const auto& f) const {
+    for (const auto& [owner, member] : members_)
+      if (NormMark* const mark = NormMark::of(*member)) f(*mark);
+  }
+
   std::shared_ptr<NormExchange> exchange_;
-  bool nothing_ = false;  // the flag of norms that share nothing
+  std::vector<std::pair<std::shared_ptr<::torch::nn::Module>, at::Tensor*>> members_;
+  bool has_looked_ = false;
+  std::size_t passes_ = 0;  // open ones: a backward pass may run a module's forward pass
 };
 
 }  // namespace detail
 
 inline namespace torch_modules {
 
-/// A compile error that names the policy.
+/// PyTorch's function: lets the batch norms of a module, or of a part of it, take their statistics
+/// over all ranks of a `lockstep::torch::DistributedDataParallel` around the module, before or
+/// after wrapping. The module stays the same; the result is its argument, a shared pointer or a
+/// holder. A `Trainer` has `Norms<Synced>`. **Ranks** all, with the same norms. **Host** does not
+/// block.
 template <class M>
-void convert_sync_batchnorm(M&&) {
-  static_assert(sizeof(M) == 0,
-                "lockstep: give the job the policy Norms<Synced>, which synchronises all batch "
-                "norms of its module; there is nothing to convert");
+auto convert_sync_batchnorm(M module) {
+  constexpr bool points = requires { static_cast<::torch::nn::Module&>(*module); };
+  static_assert(points,
+                "lockstep: convert_sync_batchnorm takes a shared pointer to a module, or a holder "
+                "of one: convert_sync_batchnorm(net)");
+  if constexpr (points) {
+    detail::for_each_batch_norm(*module, [](auto& norm, const std::string& name, const auto&) {
+      detail::mark_norm(norm, name).is_converted = true;
+    });
+    return module;
+  }
 }
 
 }  // namespace torch_modules
