@@ -3,7 +3,6 @@
 
 #include <boost/test/unit_test.hpp>
 #include <condition_variable>
-#include <filesystem>
 #include <iterator>
 #include <memory>
 #include <mutex>
@@ -15,6 +14,7 @@
 #include "lockstep/detail/core/error.hpp"
 #include "lockstep/detail/core/file.hpp"
 #include "lockstep/detail/launch/launch.hpp"
+#include "thread_count.hpp"
 
 BOOST_FIXTURE_TEST_SUITE(checkpoint_background, Watchdog)
 
@@ -43,11 +43,6 @@ class Gate {
   std::condition_variable opened_;
   bool is_open_ = false;
 };
-
-std::size_t threads() {
-  namespace fs = std::filesystem;
-  return static_cast<std::size_t>(std::distance(fs::directory_iterator("/proc/self/task"), {}));
-}
 
 [[noreturn]] void no_room() { throw Error("save", "'x' cannot be written: no room", "make room"); }
 
@@ -131,17 +126,17 @@ BOOST_AUTO_TEST_CASE(a_failure_is_thrown_once_at_the_next_call) {
 }
 
 BOOST_AUTO_TEST_CASE(no_thread_is_left) {
-  const std::size_t before = threads();
+  const std::size_t before = thread_count();
   for (int i = 0; i < 20; ++i) {
     BackgroundWriter writer(Rank{0});
     int done = 0;
     for (int k = 0; k < 5; ++k) writer.start([&] { ++done; });
-    BOOST_TEST(threads() <= before + 1);
+    BOOST_TEST(thread_count() <= before + 1);
     writer.wait();
     BOOST_TEST(done == 5);
     writer.start([] {});
   }
-  BOOST_TEST(threads() == before);
+  BOOST_TEST(thread_count() == before);
 }
 
 BOOST_AUTO_TEST_CASE(a_failure_that_nobody_saw_is_told_at_the_end) {

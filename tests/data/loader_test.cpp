@@ -6,7 +6,6 @@
 #include <chrono>
 #include <cstdint>
 #include <exception>
-#include <filesystem>
 #include <numeric>
 #include <ostream>
 #include <stdexcept>
@@ -17,6 +16,7 @@
 #include "lockstep/detail/data/dataset.hpp"
 #include "lockstep/detail/data/pipeline.hpp"
 #include "message_of.hpp"
+#include "thread_count.hpp"
 
 using namespace lockstep;
 
@@ -269,21 +269,6 @@ void append(Loader& loader, std::vector<Drawn>& out, std::size_t batches) {
 
 constexpr std::size_t all_batches = static_cast<std::size_t>(-1);
 
-/// How many threads this process has. One that was joined may be listed for another moment.
-std::size_t thread_count() {
-  std::size_t count = 0;
-  for ([[maybe_unused]] const auto& task : std::filesystem::directory_iterator("/proc/self/task"))
-    ++count;
-  return count;
-}
-
-/// Waits for a number of threads; the one there is in the end.
-std::size_t settled_thread_count(std::size_t wanted) {
-  for (int i = 0; i != 1000 && thread_count() != wanted; ++i)
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  return thread_count();
-}
-
 }  // namespace
 
 /// Worlds, workers, prefetch and batch sizes change nothing but which rank gets a sample and where
@@ -414,13 +399,13 @@ BOOST_AUTO_TEST_CASE(however_a_loop_ends_no_thread_is_left) {
     DistributedSampler<Padding, InOrder> sampler(60, WorldSize{1}, Rank{0});
     const LoaderOptions options{.batch_size = 1 + i % 5, .workers = i % 5, .prefetch = 3};
     DataLoader loader(i % 2 == 0 ? whole : broken, sampler, options);
-    if (i < 10) BOOST_TEST(settled_thread_count(before + options.workers) - before == i % 5);
+    if (i < 10) BOOST_TEST(thread_count() - before == i % 5);
     std::vector<Drawn> seen;
     if (i % 4 != 0) append(loader, seen, 1 + i % 3);  // a break
     if (i % 4 == 1) append(loader, seen, 2);          // and another
     if (i % 4 == 3) BOOST_CHECK_THROW(append(loader, seen, all_batches), Error);
   }
-  BOOST_TEST(settled_thread_count(before) == before);
+  BOOST_TEST(thread_count() == before);
 }
 
 BOOST_AUTO_TEST_SUITE_END()

@@ -26,6 +26,7 @@
 #include "lockstep/detail/data/tokens.hpp"
 #include "message_of.hpp"
 #include "temporary_folder.hpp"
+#include "thread_count.hpp"
 #if __has_include(<lmdb.h>)
 #include "lockstep/detail/data/lmdb.hpp"
 #endif
@@ -302,10 +303,7 @@ BOOST_AUTO_TEST_CASE(a_file_that_is_replaced_in_mid_epoch_is_read_to_its_end) {
 
 BOOST_AUTO_TEST_CASE(a_change_that_throws_names_its_sample_and_ends_every_thread) {
   const Formats formats;
-  const auto threads = [] {
-    return std::distance(std::filesystem::directory_iterator("/proc/self/task"), {});
-  };
-  const auto before = threads();
+  const std::size_t before = thread_count();
   for (const std::size_t workers : {0, 1, 2, 4}) {
     const auto source = formats.npy() | map([](const auto& sample, RandomStream&) {
                           if (sample.inputs[0] == static_cast<float>(pixel(17 * width)) / 255.f)
@@ -315,7 +313,7 @@ BOOST_AUTO_TEST_CASE(a_change_that_throws_names_its_sample_and_ends_every_thread
     const std::string words = words_after(source, workers, [] {});
     BOOST_TEST(words.find("sample 17 ") != std::string::npos, words);
     BOOST_TEST(words.find("no such crop") != std::string::npos, words);
-    BOOST_TEST(threads() == before);
+    BOOST_TEST(thread_count() == before);
   }
 }
 

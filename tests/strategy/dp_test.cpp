@@ -17,6 +17,7 @@
 #include "launch/watchdog.hpp"
 #include "lockstep/detail/observe/scores.hpp"
 #include "lockstep/detail/trainer/wrappers.hpp"
+#include "thread_count.hpp"
 #include "train/sheet.hpp"
 
 namespace {
@@ -387,17 +388,17 @@ BOOST_AUTO_TEST_CASE(evaluation_tallies_every_sample_once) {
 }
 
 BOOST_AUTO_TEST_CASE(nothing_is_left_behind) {
-  const std::size_t threads = entries_of("/proc/self/task");
+  const std::size_t threads = thread_count();
   const std::size_t files = entries_of("/proc/self/fd");
   const std::size_t shared = entries_of("/dev/shm");
   for (int round = 0; round < 3; ++round) {
     Dp<> dp({.replicas = 4});
     dp.step(numbered(4));
-    BOOST_TEST(entries_of("/proc/self/task") == threads + 3);
+    BOOST_TEST(thread_count() == threads + 3);
     BOOST_TEST(entries_of("/dev/shm") == shared);
   }
   BOOST_TEST(contains(failure([] { Dp<World<2>> dp({.replicas = 3}); }), "2 ranks"));
-  BOOST_TEST(entries_of("/proc/self/task") == threads);
+  BOOST_TEST(thread_count() == threads);
   BOOST_TEST(entries_of("/proc/self/fd") == files);
 }
 

@@ -3,7 +3,6 @@
 #include <atomic>
 #include <boost/test/unit_test.hpp>
 #include <cstddef>
-#include <filesystem>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -11,6 +10,7 @@
 
 #include "launch/watchdog.hpp"
 #include "lockstep/detail/strategy/replica_workers.hpp"
+#include "thread_count.hpp"
 
 using namespace lockstep;
 
@@ -19,13 +19,6 @@ BOOST_FIXTURE_TEST_SUITE(replica_workers, Watchdog)
 using namespace lockstep::detail;
 
 namespace {
-
-std::size_t threads_here() {
-  std::size_t count = 0;
-  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/task"))
-    ++count;
-  return count;
-}
 
 std::string message_of(ReplicaWorkers& workers, const auto&... phases) {
   try {
@@ -135,17 +128,17 @@ BOOST_AUTO_TEST_CASE(whoever_calls_its_own_crew_is_told) {
 }
 
 BOOST_AUTO_TEST_CASE(no_thread_is_left) {
-  const std::size_t before = threads_here();
+  const std::size_t before = thread_count();
   {
     ReplicaWorkers workers(4);
     workers.run([](std::size_t) {});
-    BOOST_TEST(threads_here() == before + 3);
+    BOOST_TEST(thread_count() == before + 3);
   }
-  BOOST_TEST(threads_here() == before);
+  BOOST_TEST(thread_count() == before);
   {
     const ReplicaWorkers unused(3);
   }
-  BOOST_TEST(threads_here() == before);
+  BOOST_TEST(thread_count() == before);
 }
 
 BOOST_AUTO_TEST_SUITE_END()

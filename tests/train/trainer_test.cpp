@@ -33,6 +33,7 @@
 #include "lockstep/detail/trainer/process_group.hpp"
 #include "lockstep/detail/trainer/wrappers.hpp"
 #include "message_of.hpp"
+#include "thread_count.hpp"
 #include "train/run_job.hpp"
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -191,12 +192,12 @@ BOOST_AUTO_TEST_CASE(jobs_of_one_session_one_after_the_other_leave_nothing) {
         }
         if (round != settled) continue;
         descriptors = entries("/proc/self/fd");
-        threads = entries("/proc/self/task");
+        threads = thread_count();
         mappings = lines("/proc/self/maps");
         allocated = bytes_in_use();
       }
       require(entries("/proc/self/fd") <= descriptors, "descriptors are left open");
-      require(entries("/proc/self/task") <= threads, "threads are left");
+      require(thread_count() <= threads, "threads are left");
       require(lines("/proc/self/maps") <= mappings + 8, "memory is left mapped");
       // The smallest block of malloc has 32 bytes: less than that in each round is no block.
       const std::size_t cached =
