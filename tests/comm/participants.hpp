@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -26,7 +27,7 @@ using Ends = std::vector<std::string>;
 
 /// `with_rank(rank)` on as many threads. Nothing it throws gets out. Where a thread hangs, the
 /// process ends and names the test case.
-inline Ends run_threads(std::size_t world, auto with_rank) {
+inline Ends run_threads(std::size_t world, const std::function<void(Rank)>& with_rank) {
   const Watchdog watchdog(120s);
   Ends ends(world);
   std::vector<std::jthread> threads;

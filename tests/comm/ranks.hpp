@@ -15,6 +15,7 @@
 #include <exception>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "launch/watchdog.hpp"
@@ -58,16 +59,35 @@ struct SharedMemory {
   std::string address;
 };
 
-inline std::string run_rank(const auto& rendezvous, Rank rank, std::size_t world,
-                            std::chrono::milliseconds timeout, auto& f) {
-  try {
-    auto comm = rendezvous.join(rank, WorldSize{world}, timeout);
-    f(comm);
-    return "";
-  } catch (const std::exception& error) {
-    return error.what();
+/// What a rank does, as tests see it: erased, because what runs ranks would be compiled for every
+/// test otherwise.
+struct RankFunction {
+  void* self;
+  std::string (*run)(void* self, std::size_t rank);
+  void (*begin)(void* self);  // once all ranks have been started
+};
+
+template <class Rendezvous, class F>
+struct Ranks {
+  Rendezvous rendezvous;
+  std::size_t world;
+  std::chrono::milliseconds timeout;
+  F f;
+
+  RankFunction function() {
+    return {this, [](void* self, std::size_t r) { return static_cast<Ranks*>(self)->run(r); },
+            [](void* self) { static_cast<Ranks*>(self)->rendezvous.begin(); }};
   }
-}
+  std::string run(std::size_t rank) {
+    try {
+      auto comm = rendezvous.join(Rank{rank}, WorldSize{world}, timeout);
+      f(comm);
+      return "";
+    } catch (const std::exception& error) {
+      return error.what();
+    }
+  }
+};
 
 /// A zeroed T that forked ranks share with their parent.
 template <class T>
@@ -89,10 +109,8 @@ class Common {
 };
 
 /// Ranks that do not end within the limit are killed, all at once, and named.
-template <class Rendezvous = SharedMemory>
-Ends run_processes(std::size_t world, std::chrono::milliseconds timeout, auto f,
-                   std::chrono::microseconds limit = 60s) {
-  Rendezvous rendezvous(world);
+inline Ends fork_ranks(std::size_t world, const RankFunction& rank,
+                       std::chrono::microseconds limit) {
   struct Child {
     pid_t pid;
     int words;
@@ -105,14 +123,14 @@ Ends run_processes(std::size_t world, std::chrono::milliseconds timeout, auto f,
     const pid_t pid = fork();
     if (pid == 0) {
       prctl(PR_SET_PDEATHSIG, SIGKILL);
-      const std::string words = run_rank(rendezvous, Rank{r}, world, timeout, f);
+      const std::string words = rank.run(rank.self, r);
       if (!words.empty() && write(ends[1], words.data(), words.size()) < 0) _exit(2);
       _exit(words.empty() ? 0 : 1);
     }
     close(ends[1]);
     children.push_back({pid, ends[0]});
   }
-  rendezvous.begin();
+  rank.begin(rank.self);
   Ends result(world);
   const auto deadline = std::chrono::steady_clock::now() + limit;
   bool over = false;
@@ -142,25 +160,36 @@ Ends run_processes(std::size_t world, std::chrono::milliseconds timeout, auto f,
 
 /// Threads cannot be killed: where one does not end within the limit, the process does, and names
 /// the test case.
-template <class Rendezvous = SharedMemory>
-Ends run_threads(std::size_t world, std::chrono::milliseconds timeout, auto f,
-                 std::chrono::seconds limit = 120s) {
+inline Ends start_ranks(std::size_t world, const RankFunction& rank, std::chrono::seconds limit) {
   const Watchdog watchdog(limit);
-  Rendezvous rendezvous(world);
   Ends result(world);
   std::vector<std::jthread> threads;
-  for (std::size_t r = 0; r < world; ++r) {
-    threads.emplace_back([&, r] { result[r] = run_rank(rendezvous, Rank{r}, world, timeout, f); });
-  }
-  rendezvous.begin();
+  for (std::size_t r = 0; r < world; ++r)
+    threads.emplace_back([&, r] { result[r] = rank.run(rank.self, r); });
+  rank.begin(rank.self);
   threads.clear();
   return result;
 }
 
 template <class Rendezvous = SharedMemory>
+Ends run_processes(std::size_t world, std::chrono::milliseconds timeout, auto f,
+                   std::chrono::microseconds limit = 60s) {
+  Ranks<Rendezvous, decltype(f)> ranks{Rendezvous(world), world, timeout, std::move(f)};
+  return fork_ranks(world, ranks.function(), limit);
+}
+
+template <class Rendezvous = SharedMemory>
+Ends run_threads(std::size_t world, std::chrono::milliseconds timeout, auto f,
+                 std::chrono::seconds limit = 120s) {
+  Ranks<Rendezvous, decltype(f)> ranks{Rendezvous(world), world, timeout, std::move(f)};
+  return start_ranks(world, ranks.function(), limit);
+}
+
+template <class Rendezvous = SharedMemory>
 Ends run(As as, std::size_t world, auto f, std::chrono::milliseconds timeout = 20s) {
-  return as == As::processes ? run_processes<Rendezvous>(world, timeout, f)
-                             : run_threads<Rendezvous>(world, timeout, f);
+  Ranks<Rendezvous, decltype(f)> ranks{Rendezvous(world), world, timeout, std::move(f)};
+  return as == As::processes ? fork_ranks(world, ranks.function(), 60s)
+                             : start_ranks(world, ranks.function(), 120s);
 }
 
 }  // namespace ranks

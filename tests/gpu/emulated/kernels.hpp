@@ -18,8 +18,8 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <initializer_list>
 #include <string>
-#include <tuple>
 #include <type_traits>
 #include <utility>
 
@@ -107,9 +107,14 @@ inline std::string foreign_memory(int gpu, const void* argument, std::size_t byt
   return {};
 }
 
+struct Argument {
+  const void* data;
+  std::size_t bytes;
+};
+
 /// Can this launch be made? Says so as CUDA would: by the thread's last error.
-template <class... Parameters>
-bool may_launch(const char* name, cudaStream_t stream, const std::tuple<Parameters...>& arguments) {
+inline bool may_launch(const char* name, cudaStream_t stream,
+                       std::initializer_list<Argument> arguments) {
   const int gpu = current_gpu;
   const std::string kernel = std::string("kernel '") + name + "'";
   if (stream->gpu != gpu) {
@@ -118,17 +123,13 @@ bool may_launch(const char* name, cudaStream_t stream, const std::tuple<Paramete
                                               "current one is " + gpu_text(gpu));
     return false;
   }
-  std::string foreign;
-  std::apply(
-      [&](const auto&... argument) {
-        ((foreign.empty() ? void(foreign = foreign_memory(gpu, &argument, sizeof argument))
-                          : void()),
-         ...);
-      },
-      arguments);
-  if (foreign.empty()) return true;
-  fault(cudaErrorIllegalAddress, kernel + " is given " + foreign);
-  return false;
+  for (const Argument& argument : arguments) {
+    const std::string foreign = foreign_memory(gpu, argument.data, argument.bytes);
+    if (foreign.empty()) continue;
+    fault(cudaErrorIllegalAddress, kernel + " is given " + foreign);
+    return false;
+  }
+  return true;
 }
 
 /// Runs all threads of a kernel.
@@ -142,9 +143,8 @@ inline void run_kernel(dim3 blocks, unsigned threads, const std::function<void()
   }
 }
 
-template <class... Parameters>
-void launch(const char* name, cudaStream_t stream, dim3 blocks, unsigned threads,
-            void (*kernel)(Parameters...), std::tuple<std::decay_t<Parameters>...> arguments) {
+inline void launch(const char* name, cudaStream_t stream, dim3 blocks, unsigned threads,
+                   std::initializer_list<Argument> arguments, std::function<void()> thread) {
   stream = Gpu::get().stream_or_default(stream);
   count(Launch{name, stream->gpu, blocks, threads});
   if (blocks.x == 0 || blocks.y == 0 || blocks.y > 65535 || threads == 0 || threads > 1024) {
@@ -153,7 +153,16 @@ void launch(const char* name, cudaStream_t stream, dim3 blocks, unsigned threads
     return;
   }
   if (!may_launch(name, stream, arguments)) return;
-  enqueue(stream, [=] { run_kernel(blocks, threads, [&] { std::apply(kernel, arguments); }); });
+  enqueue(stream,
+          [blocks, threads, thread = std::move(thread)] { run_kernel(blocks, threads, thread); });
+}
+/// Arguments become the kernel's parameters when it is launched, not when it runs.
+template <class... Parameters>
+void launch(const char* name, cudaStream_t stream, dim3 blocks, unsigned threads,
+            void (*kernel)(Parameters...),
+            std::type_identity_t<std::decay_t<Parameters>>... arguments) {
+  launch(name, stream, blocks, threads, {{&arguments, sizeof arguments}...},
+         [=] { kernel(arguments...); });
 }
 
 }  // namespace emulated
@@ -161,6 +170,6 @@ void launch(const char* name, cudaStream_t stream, dim3 blocks, unsigned threads
 template <auto Kernel, class... Arguments>
 void lockstep::detail::launch_kernel(const char* name, cudaStream_t stream, dim3 blocks,
                                      unsigned threads, const Arguments&... arguments) {
-  emulated::launch(name, stream, blocks, threads, Kernel, {arguments...});
+  emulated::launch(name, stream, blocks, threads, Kernel, arguments...);
   check_launch(name);
 }

@@ -35,21 +35,14 @@ class ReplicaWorkers {
   /// the first failure that is no consequence of another, with its number. **Host** blocks.
   template <class... Phases>
   void run(const Phases&... phases) {
-    using All = std::tuple<const Phases&...>;
-    const All all(phases...);
-    if (is_running_.exchange(true)) {
-      throw Error("DP", "a replica called the job that it is part of",
-                  "step and evaluate outside of the model");  // it would deadlock
-    }
-    has_failed_.store(false, std::memory_order_relaxed);
-    for (std::exception_ptr& error : errors_) error = nullptr;
-    task_ = &run_phases<All>;
-    phases_ = &all;
-    call_ = current_job_call();
-    publish(begun_, ++tasks_);
-    run_phases<All>(*this, 0);
-    is_running_.store(false);
-    if (has_failed_.load(std::memory_order_relaxed)) throw_first();
+    const auto all = [&](std::size_t replica) {
+      static_cast<void>((run_phase(phases, replica) && ...));
+    };
+    begin(&all, [](const void* task, std::size_t replica) {
+      (*static_cast<const decltype(all)*>(task))(replica);
+    });
+    all(0);
+    end();
   }
 
   /// Calls `f` with each replica's number, on that replica's thread, one after the other: functions
@@ -63,13 +56,22 @@ class ReplicaWorkers {
   }
 
  private:
-  template <class All>
-  static void run_phases(ReplicaWorkers& workers, std::size_t replica) {
-    std::apply(
-        [&](const auto&... phase) {
-          static_cast<void>((workers.run_phase(phase, replica) && ...));
-        },
-        *static_cast<const All*>(workers.phases_));
+  /// `run_task(task, replica)` is what workers call.
+  void begin(const void* task, void (*run_task)(const void*, std::size_t)) {
+    if (is_running_.exchange(true)) {
+      throw Error("DP", "a replica called the job that it is part of",
+                  "step and evaluate outside of the model");  // it would deadlock
+    }
+    has_failed_.store(false, std::memory_order_relaxed);
+    for (std::exception_ptr& error : errors_) error = nullptr;
+    task_ = task;
+    run_task_ = run_task;
+    call_ = current_job_call();
+    publish(begun_, ++tasks_);
+  }
+  void end() {
+    is_running_.store(false);
+    if (has_failed_.load(std::memory_order_relaxed)) throw_first();
   }
 
   /// Runs a phase. Returns whether there is a next one.
@@ -101,7 +103,7 @@ class ReplicaWorkers {
       wait_for(begun_, task, crowded_, [] {});
       if (task_ == nullptr) return;
       const InJobCall in(call_);
-      task_(*this, replica);
+      run_task_(task_, replica);
     }
   }
 
@@ -141,8 +143,8 @@ class ReplicaWorkers {
   std::atomic<bool> has_failed_{false};
   std::atomic<bool> is_running_{false};
   bool goes_on_ = false;
-  void (*task_)(ReplicaWorkers&, std::size_t) = nullptr;
-  const void* phases_ = nullptr;
+  const void* task_ = nullptr;  // null ends the workers
+  void (*run_task_)(const void*, std::size_t) = nullptr;
   JobCall call_ = JobCall::none;  // of the caller, and so of all replicas
   std::uint64_t tasks_ = 0;
   std::vector<std::exception_ptr> errors_;  // by replica

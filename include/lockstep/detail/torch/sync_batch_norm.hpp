@@ -77,10 +77,9 @@ class NormExchange {
   bool has_ended_ = false;
 };
 
-/// A batch norm that shares its statistics. A module calls its norms non-virtually, so a norm
-/// cannot be replaced; but its member `running_mean` can, and LibTorch passes it to
-/// `aten::batch_norm`. The mark is that tensor with the same memory and one more dispatch key, by
-/// which this operation on this norm calls lockstep, and nothing else does.
+/// A batch norm that shares its statistics. Modules call norms non-virtually, so a norm cannot be
+/// replaced, but its member `running_mean` can. The mark is that tensor, with the same memory and
+/// one more dispatch key, by which `aten::batch_norm` of this norm calls lockstep.
 class NormMark : public c10::TensorImpl {
  public:
   /// LibTorch reserves this key for libraries outside of it; torchdistx, long ended, had it.
@@ -295,8 +294,7 @@ void register_marked_norms() {
   }();
 }
 
-/// Calls `f(norm, name, owner)` for all batch norms of a module, which may be one itself; the owner
-/// of that one is null.
+/// Calls `f(norm, name, owner)` for all batch norms of a module; the owner of itself is null.
 inline void for_each_batch_norm(::torch::nn::Module& module, const auto& f) {
   const auto visit = [&](::torch::nn::Module& inner, const std::string& name,
                          const std::shared_ptr<::torch::nn::Module>& owner) {
@@ -328,10 +326,9 @@ NormMark& mark_norm(auto& norm, const std::string& name) {
 ///     const auto norms = norms_.open(module, step.norm_ranks(), all);
 ///
 /// Until the end of the scope, and in the backward pass of what ran in it, the module's batch norms
-/// share their statistics with the step's ranks, which may have different numbers of samples: all
-/// of its norms, or those that `convert_sync_batchnorm` has met. In an evaluation, with one rank,
-/// and in a `clone()` of the module, the norms are plain. Norms that begin the pass in training are
-/// in training throughout.
+/// share their statistics with the step's ranks, which may have different numbers of samples: `all`
+/// norms, or those that `convert_sync_batchnorm` has met. In an evaluation, with one rank, and in a
+/// `clone()` of the module, norms are plain. A norm that trains when the pass begins trains in it.
 ///
 /// As in PyTorch, all ranks run the same norms in the same order, and the job averages weight and
 /// bias gradients.

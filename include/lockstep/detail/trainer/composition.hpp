@@ -488,44 +488,43 @@ consteval Finding find_combination_fault() {
   constexpr bool is_exact =
       std::is_same_v<typename Pick<axes::Sampler, Policies>::remainder, Exact>;
   constexpr bool has_hooks = Stages::has_stages;
-  return first_of({
-      when(world == 0, Fault::world_of_zero),
-      when(Pick<axes::Accumulate, Policies>::micro_batches == 0, Fault::accumulate_zero),
-      when(!(Pick<axes::Clip, Policies>::norm > 0), Fault::clip_not_positive),
-      when(on_cpu && uses_nccl<Through>, Fault::nccl_on_cpu),
-      when(is_host_shared && !shares_memory<Strategy, DeviceChoice, Transport>,
-           Fault::shared_without_shm),
-      when(is_mixed && on_cpu, Fault::mixed_on_cpu),
-      when(mixes_others, Fault::mixed_of_other_types),
-      when(captures && on_cpu, Fault::captured_on_cpu),
-      when(captures && std::is_same_v<Unused, Zero>, Fault::captured_with_unused),
-      when(captures && chooses_subgraphs, Fault::captured_with_union),
-      when(captures && is_ddp && is_exact, Fault::captured_with_exact),
-      when(captures && is_ddp && world != 1 && through_host, Fault::captured_through_host),
-      when(is_dp && has_malformed_output, Fault::malformed_output),
-      when(Traits::frees_gradients && joins, Fault::freed_with_join),
-      when(Traits::frees_gradients && has_hooks, Fault::freed_with_hooks),
-      when(is_dp && joins, Fault::for_ranks_alone, axes::UnevenInputs::name),
-      when(joins && captures, Fault::join_with_captured),
-      when(joins && Traits::shares_parameters, Fault::join_with_shared),
-      when(joins && same_subgraph, Fault::join_with_same_subgraph),
-      when(joins && !Hooked::only_convert, Fault::join_with_hooks),
-      when(is_dp && has_groups, Fault::for_ranks_alone, axes::Groups::name),
-      when(!Divided::template fits<world>, Fault::groups_of_other_world),
-      when(is_dp && is_fed, Fault::for_ranks_alone, axes::Feed::name),
-      when(is_fed && !has_groups, Fault::feed_without_groups),
-      when(is_fed && joins, Fault::feed_with_join),
-      when(Norm::in_group && !has_groups, Fault::norms_without_groups),
-      when(Norm::is_synced && joins, Fault::norms_with_join),
-      when(Norm::is_synced && chooses_subgraphs, Fault::norms_with_union),
-      when(has_hooks && !Hooked::has_good_numbers, Fault::hook_out_of_range),
-      when(has_hooks && !Hooked::is_in_order, Fault::hooks_out_of_order),
-      when(is_dp && has_hooks, Fault::for_ranks_alone, axes::Hooks::name),
-      when(has_hooks && is_host_shared, Fault::hooks_with_host_shared),
-      when(Hooked::averages_parameters && skips_updates, Fault::local_sgd_with_skip),
-      when(Hooked::averages_parameters && std::is_same_v<Shards, ZeroRedundancy>,
-           Fault::local_sgd_with_shards),
-  });
+  if (world == 0) return {Fault::world_of_zero};
+  if (Pick<axes::Accumulate, Policies>::micro_batches == 0) return {Fault::accumulate_zero};
+  if (!(Pick<axes::Clip, Policies>::norm > 0)) return {Fault::clip_not_positive};
+  if (on_cpu && uses_nccl<Through>) return {Fault::nccl_on_cpu};
+  if (is_host_shared && !shares_memory<Strategy, DeviceChoice, Transport>)
+    return {Fault::shared_without_shm};
+  if (is_mixed && on_cpu) return {Fault::mixed_on_cpu};
+  if (mixes_others) return {Fault::mixed_of_other_types};
+  if (captures && on_cpu) return {Fault::captured_on_cpu};
+  if (captures && std::is_same_v<Unused, Zero>) return {Fault::captured_with_unused};
+  if (captures && chooses_subgraphs) return {Fault::captured_with_union};
+  if (captures && is_ddp && is_exact) return {Fault::captured_with_exact};
+  if (captures && is_ddp && world != 1 && through_host) return {Fault::captured_through_host};
+  if (is_dp && has_malformed_output) return {Fault::malformed_output};
+  if (Traits::frees_gradients && joins) return {Fault::freed_with_join};
+  if (Traits::frees_gradients && has_hooks) return {Fault::freed_with_hooks};
+  if (is_dp && joins) return {Fault::for_ranks_alone, axes::UnevenInputs::name};
+  if (joins && captures) return {Fault::join_with_captured};
+  if (joins && Traits::shares_parameters) return {Fault::join_with_shared};
+  if (joins && same_subgraph) return {Fault::join_with_same_subgraph};
+  if (joins && !Hooked::only_convert) return {Fault::join_with_hooks};
+  if (is_dp && has_groups) return {Fault::for_ranks_alone, axes::Groups::name};
+  if (!Divided::template fits<world>) return {Fault::groups_of_other_world};
+  if (is_dp && is_fed) return {Fault::for_ranks_alone, axes::Feed::name};
+  if (is_fed && !has_groups) return {Fault::feed_without_groups};
+  if (is_fed && joins) return {Fault::feed_with_join};
+  if (Norm::in_group && !has_groups) return {Fault::norms_without_groups};
+  if (Norm::is_synced && joins) return {Fault::norms_with_join};
+  if (Norm::is_synced && chooses_subgraphs) return {Fault::norms_with_union};
+  if (has_hooks && !Hooked::has_good_numbers) return {Fault::hook_out_of_range};
+  if (has_hooks && !Hooked::is_in_order) return {Fault::hooks_out_of_order};
+  if (is_dp && has_hooks) return {Fault::for_ranks_alone, axes::Hooks::name};
+  if (has_hooks && is_host_shared) return {Fault::hooks_with_host_shared};
+  if (Hooked::averages_parameters && skips_updates) return {Fault::local_sgd_with_skip};
+  if (Hooked::averages_parameters && std::is_same_v<Shards, ZeroRedundancy>)
+    return {Fault::local_sgd_with_shards};
+  return {};
 }
 
 template <class Model, class... Ps>

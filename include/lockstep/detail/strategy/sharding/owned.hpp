@@ -122,6 +122,15 @@ class OwnsAll : public OwnedAtOnce {
   const layout& layout_;
 };
 
+/// A rank's elements of a run or bucket. Of no template, so that all jobs have one search for it.
+struct OwnedPart {
+  std::size_t begin = 0;
+  std::size_t end = 0;
+  std::size_t kept = 0;
+  std::size_t number = 0;
+  ElementKind element = ElementKind::unsupported;
+};
+
 template <class Traits>
 class OwnedParts {
   using layout = typename Traits::layout;
@@ -129,7 +138,7 @@ class OwnedParts {
  public:
   template <Pieces, class F>
   void for_each(const F& f) const {
-    for (const Part& part : parts_) {
+    for (const OwnedPart& part : parts_) {
       Traits::with_element(part.element, [&]<class T>(std::type_identity<T>) {
         const Size<dynamic> count{(part.end - part.begin) / sizeof(T)};
         f(UpdatePiece<T, dynamic>{count, part.number, part.begin});
@@ -140,14 +149,14 @@ class OwnedParts {
   /// A multiple of the alignment, because states follow each other.
   std::size_t state_bytes() const { return align_up(state_bytes_, alignment); }
   std::size_t kept(std::size_t offset) const {
-    const auto after = std::ranges::upper_bound(parts_, offset, {}, &Part::begin);
-    const Part& part = *(after == parts_.begin() ? after : after - 1);
+    const auto after = std::ranges::upper_bound(parts_, offset, {}, &OwnedPart::begin);
+    const OwnedPart& part = *(after == parts_.begin() ? after : after - 1);
     return part.kept + (offset - part.begin);
   }
   void for_each_of(std::size_t parameter, const auto& f) const {
     const Placement& where = layout_.plan().placements[parameter];
     const std::size_t size = element_size(layout_.infos()[parameter].element);
-    auto part = std::ranges::upper_bound(parts_, where.offset, {}, &Part::end);
+    auto part = std::ranges::upper_bound(parts_, where.offset, {}, &OwnedPart::end);
     for (; part != parts_.end() && part->begin < where.offset + where.bytes; ++part) {
       const std::size_t begin = std::max(where.offset, part->begin);
       const std::size_t end = std::min(where.offset + where.bytes, part->end);
@@ -174,15 +183,7 @@ class OwnedParts {
   static constexpr std::size_t alignment =
       std::is_same_v<typename Traits::device, Cpu> ? arena_alignment : shard_alignment;
 
-  struct Part {
-    std::size_t begin = 0;
-    std::size_t end = 0;
-    std::size_t kept = 0;
-    std::size_t number = 0;
-    ElementKind element = ElementKind::unsupported;
-  };
-
-  std::vector<Part> parts_;
+  std::vector<OwnedPart> parts_;
   std::size_t state_bytes_ = 0;
 };
 
