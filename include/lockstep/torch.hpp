@@ -12,6 +12,7 @@
 #include "lockstep/detail/torch/distributed_data_parallel.hpp"
 #include "lockstep/detail/torch/model.hpp"
 #include "lockstep/detail/torch/module.hpp"
+#include "lockstep/detail/torch/optimizer_state.hpp"
 #include "lockstep/detail/torch/state_dict.hpp"
 #include "lockstep/detail/torch/sync_batch_norm.hpp"
 #include "lockstep/detail/torch/tensors.hpp"
