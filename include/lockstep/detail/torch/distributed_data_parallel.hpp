@@ -270,6 +270,13 @@ class DistributedDataParallel {
     });
   }
 
+  /// Called by `Checkpoint`: all ranks' texts. **Ranks** all. **Host** blocks.
+  std::vector<std::string> all_gather_text(std::string text, detail::JobCall call) {
+    [[maybe_unused]] const auto on = replica_.on_device();
+    const detail::InJobCall in(call);
+    return all_gather_objects(communicator(), std::move(text));
+  }
+
   /// The bytes that this rank has sent for gradients, with `Hooks<...>`.
   auto bytes_sent()
     requires(traits::is_hooked)

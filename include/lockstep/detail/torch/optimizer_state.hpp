@@ -180,7 +180,7 @@ inline const OptimizerClass& class_of(const ::torch::optim::Optimizer& optimizer
        "use one of these, or write the optimizer with torch::save");
 }
 
-using ParameterGroups = std::vector<::torch::optim::OptimizerParamGroup>;
+using OptimizerGroups = std::vector<::torch::optim::OptimizerParamGroup>;
 using ParameterStates =
     std::remove_cvref_t<decltype(std::declval<::torch::optim::Optimizer&>().state())>;
 using StateDict = c10::impl::GenericDict;
@@ -196,7 +196,7 @@ inline std::vector<OptionField> group_options(const OptimizerClass& of,
 
 /// The parameters' numbers, group by group, as Python counts them: a parameter that is there twice
 /// has one number.
-inline std::vector<std::vector<std::int64_t>> parameter_numbers(const ParameterGroups& groups) {
+inline std::vector<std::vector<std::int64_t>> parameter_numbers(const OptimizerGroups& groups) {
   std::vector<std::vector<std::int64_t>> numbers;
   std::unordered_map<const void*, std::int64_t> known;
   std::int64_t next = 0;
@@ -249,7 +249,7 @@ inline StateDict group_dict(const OptimizerClass& of,
   return entries;
 }
 /// The whole state_dict, with those states that are in `states`.
-inline c10::IValue state_dict_of(const OptimizerClass& of, const ParameterGroups& groups,
+inline c10::IValue state_dict_of(const OptimizerClass& of, const OptimizerGroups& groups,
                                  const ParameterStates& states) {
   const auto numbers = parameter_numbers(groups);
   StateDict all_states(c10::IntType::get(), c10::AnyType::get());
@@ -274,7 +274,7 @@ class StateDictLoad {
  public:
   /// Throws where they do not fit. Parameters of which `owns` is false have their states elsewhere.
   template <class Owns>
-  StateDictLoad(const OptimizerClass& of, const ParameterGroups& groups,
+  StateDictLoad(const OptimizerClass& of, const OptimizerGroups& groups,
                 const c10::IValue& state_dict, const Owns& owns)
       : class_(of) {
     const StateDict whole = dict(state_dict, "the value");
@@ -312,7 +312,7 @@ class StateDictLoad {
   }
 
   /// Replaces the options of the groups, and the states.
-  void copy_to(ParameterGroups& groups, ParameterStates& states) {
+  void copy_to(OptimizerGroups& groups, ParameterStates& states) {
     const at::NoGradGuard quiet;
     for (std::size_t g = 0; g != groups.size(); ++g) groups[g].set_options(std::move(options_[g]));
     states.clear();
