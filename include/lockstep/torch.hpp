@@ -16,6 +16,7 @@
 #include "lockstep/detail/torch/state_dict.hpp"
 #include "lockstep/detail/torch/sync_batch_norm.hpp"
 #include "lockstep/detail/torch/tensors.hpp"
+#include "lockstep/detail/torch/zero_redundancy_optimizer.hpp"
 #include "lockstep/hooks.hpp"
 
 #if !defined(LOCKSTEP_COMPILED)

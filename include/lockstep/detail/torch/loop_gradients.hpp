@@ -17,6 +17,12 @@ class LoopStreams {
                 "lockstep: a module on a GPU needs lockstep/torch.cuh, in a file for nvcc");
 };
 
+/// RAII: makes a communicator's GPU the thread's current device, if it has one.
+template <class Comm>
+struct CurrentDevice {
+  explicit CurrentDevice(Comm&) {}
+};
+
 /// On the host, calls are synchronous, and backward passes run on the calling thread.
 template <class Replica>
 class LoopStreams<Cpu, Replica> {

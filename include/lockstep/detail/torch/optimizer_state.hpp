@@ -181,7 +181,7 @@ inline const OptimizerClass& class_of(const ::torch::optim::Optimizer& optimizer
 }
 
 using OptimizerGroups = std::vector<::torch::optim::OptimizerParamGroup>;
-using ParameterStates =
+using OptimizerStates =
     std::remove_cvref_t<decltype(std::declval<::torch::optim::Optimizer&>().state())>;
 using StateDict = c10::impl::GenericDict;
 
@@ -248,23 +248,42 @@ inline StateDict group_dict(const OptimizerClass& of,
   entries.insert("params", all);
   return entries;
 }
-/// The whole state_dict, with those states that are in `states`.
-inline c10::IValue state_dict_of(const OptimizerClass& of, const OptimizerGroups& groups,
-                                 const ParameterStates& states) {
+/// The states under their parameters' numbers; copies are in the host's memory.
+inline StateDict states_of(const OptimizerClass& of, const OptimizerGroups& groups,
+                           const OptimizerStates& states, bool copies) {
   const auto numbers = parameter_numbers(groups);
-  StateDict all_states(c10::IntType::get(), c10::AnyType::get());
-  c10::impl::GenericList all_groups(c10::AnyType::get());
+  StateDict all(c10::IntType::get(), c10::AnyType::get());
   for (std::size_t g = 0; g != groups.size(); ++g) {
     for (std::size_t i = 0; i != numbers[g].size(); ++i) {
       const auto found = states.find(groups[g].params()[i].unsafeGetTensorImpl());
       if (found == states.end() || found->second == nullptr) continue;
-      const StateDict entries = parameter_state_dict(of, *found->second->clone());
-      if (!entries.empty()) all_states.insert_or_assign(numbers[g][i], entries);
+      StateDict entries = parameter_state_dict(of, *found->second->clone());
+      if (copies) {
+        for (const auto& item : entries)
+          item.setValue(item.value().toTensor().detach().to(at::kCPU,
+                                                            item.value().toTensor().scalar_type(),
+                                                            /*non_blocking=*/false, /*copy=*/true));
+      }
+      if (!entries.empty()) all.insert_or_assign(numbers[g][i], entries);
+    }
+  }
+  return all;
+}
+/// The whole state_dict, with these states.
+inline c10::IValue state_dict_with(const OptimizerClass& of, const OptimizerGroups& groups,
+                                   const StateDict& states) {
+  const auto numbers = parameter_numbers(groups);
+  StateDict in_order(c10::IntType::get(), c10::AnyType::get());
+  c10::impl::GenericList all_groups(c10::AnyType::get());
+  for (std::size_t g = 0; g != groups.size(); ++g) {
+    for (const std::int64_t number : numbers[g]) {
+      const auto found = states.find(number);
+      if (found != states.end()) in_order.insert(number, found->value());
     }
     all_groups.push_back(group_dict(of, groups[g], g, numbers[g]));
   }
   StateDict whole = string_dict();
-  whole.insert("state", all_states);
+  whole.insert("state", in_order);
   whole.insert("param_groups", all_groups);
   return whole;
 }
@@ -312,7 +331,7 @@ class StateDictLoad {
   }
 
   /// Replaces the options of the groups, and the states.
-  void copy_to(OptimizerGroups& groups, ParameterStates& states) {
+  void copy_to(OptimizerGroups& groups, OptimizerStates& states) {
     const at::NoGradGuard quiet;
     for (std::size_t g = 0; g != groups.size(); ++g) groups[g].set_options(std::move(options_[g]));
     states.clear();
@@ -534,8 +553,10 @@ inline namespace torch_modules {
 inline c10::IValue optimizer_state_dict(const ::torch::optim::Optimizer& optimizer) {
   if (const auto* const sharded = dynamic_cast<const detail::ShardedOptimizer*>(&optimizer))
     return sharded->state_dict();
-  return detail::state_dict_of(detail::class_of(optimizer, "optimizer_state_dict"),
-                               optimizer.param_groups(), optimizer.state());
+  const auto& kind = detail::class_of(optimizer, "optimizer_state_dict");
+  const auto& groups = optimizer.param_groups();
+  return detail::state_dict_with(
+      kind, groups, detail::states_of(kind, groups, optimizer.state(), /*copies=*/false));
 }
 
 /// Replaces an optimizer's states and options by those of a state_dict, from here or from Python

@@ -10,6 +10,13 @@
 
 namespace lockstep::detail {
 
+template <class Comm>
+  requires requires(Comm& comm) { comm.gpu(); }
+struct CurrentDevice<Comm> {
+  explicit CurrentDevice(Comm& comm) : on(comm.gpu().index()) {}
+  OnGpu on;
+};
+
 template <class Replica>
 class LoopStreams<Cuda, Replica> {
   /// Ranks in one process may share a GPU and LibTorch's one thread for it.
