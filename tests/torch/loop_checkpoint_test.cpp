@@ -73,7 +73,7 @@ struct Training {
   Training(Shared& comm, const Made& made, std::size_t seed = 5)
       : net((torch::manual_seed(seed + comm.rank().value()), std::make_shared<Net>())),
         ddp(net, comm),
-        optimizer(made(net->parameters())),
+        optimizer(made(net->parameters(), ddp)),
         scheduler(optimizer, 3, 0.7),
         plateau(optimizer, optim::ReduceLROnPlateauScheduler::min, 0.9F, 1),
         sampler(40, comm),
@@ -170,8 +170,13 @@ void resume_as_undisturbed(const std::string& what, const auto& made) {
 }
 
 auto maker(auto options, auto type) {
-  return [=](const std::vector<at::Tensor>& parameters) {
-    return typename decltype(type)::type(parameters, options);
+  return [=](const std::vector<at::Tensor>& parameters, auto& ddp) {
+    using Optimizer = typename decltype(type)::type;
+    if constexpr (std::is_base_of_v<lockstep::detail::ShardedOptimizer, Optimizer>) {
+      return Optimizer(parameters, ddp, options);
+    } else {
+      return Optimizer(parameters, options);
+    }
   };
 }
 
@@ -192,12 +197,19 @@ BOOST_AUTO_TEST_CASE(a_resumed_training_has_the_bits_of_an_undisturbed_one) {
       "Adagrad", maker(optim::AdagradOptions(0.05), std::type_identity<optim::Adagrad>{}));
 }
 
+BOOST_AUTO_TEST_CASE(states_that_are_divided_among_ranks_are_in_the_file_as_those_of_one) {
+  using Sharded = loops::ZeroRedundancyOptimizer<optim::Adam>;
+  const auto made = maker(optim::AdamOptions(0.01), std::type_identity<Sharded>{});
+  resume_as_undisturbed<Sharded>("ZeroRedundancyOptimizer", made);
+}
+
 BOOST_AUTO_TEST_CASE(a_training_goes_on_with_another_number_of_ranks) {
   const TemporaryFolder folder;
   const std::string path = folder / "run.safetensors";
   const auto made = maker(optim::AdamOptions(0.01), std::type_identity<optim::Adam>{});
+  using Sharded = loops::ZeroRedundancyOptimizer<optim::Adam>;
   all_well(4, [&](Shared& comm) {
-    Training<optim::Adam> four(comm, made);
+    Training<Sharded> four(comm, maker(optim::AdamOptions(0.01), std::type_identity<Sharded>{}));
     four.run(2);  // 2 of 3 batches of each rank: 32 of 40 samples
     four.checkpoint.save(path);
   });

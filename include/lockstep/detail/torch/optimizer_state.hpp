@@ -47,6 +47,8 @@ class ShardedOptimizer {
   virtual void consolidate_state_dict(Rank to) = 0;
   /// **Ranks** the one that has gathered them.
   virtual c10::IValue state_dict() const = 0;
+  /// Throws where `load_state_dict` would. **Ranks** this one alone.
+  virtual void check_state_dict(const c10::IValue& state_dict) const = 0;
   /// **Ranks** all, each with the whole.
   virtual void load_state_dict(const c10::IValue& state_dict) = 0;
 };
@@ -538,6 +540,15 @@ class StateDictLoad {
   std::vector<std::unique_ptr<OptimizerClass::Options>> options_;
   std::vector<LoadedState> states_;
 };
+
+/// Throws where `load_optimizer_state_dict` would, and changes nothing.
+inline void check_optimizer_state_dict(const ::torch::optim::Optimizer& optimizer,
+                                       const c10::IValue& state_dict) {
+  if (const auto* const sharded = dynamic_cast<const ShardedOptimizer*>(&optimizer))
+    return sharded->check_state_dict(state_dict);
+  StateDictLoad(class_of(optimizer, "load_optimizer_state_dict"), optimizer.param_groups(),
+                state_dict, [](const at::Tensor&) { return true; });
+}
 
 }  // namespace lockstep::detail
 

@@ -143,9 +143,8 @@ inline void set_state(std::string_view /*name*/, ::torch::optim::Optimizer& opti
                       const c10::IValue& state, bool sets) {
   if (sets) {
     load_optimizer_state_dict(optimizer, state);
-  } else if (dynamic_cast<ShardedOptimizer*>(&optimizer) == nullptr) {
-    StateDictLoad(class_of(optimizer, "load"), optimizer.param_groups(), state,
-                  [](const at::Tensor&) { return true; });
+  } else {
+    check_optimizer_state_dict(optimizer, state);
   }
 }
 

@@ -468,6 +468,11 @@ class ZeroRedundancyOptimizer : public ::torch::optim::Optimizer, public detail:
                                    *gathered_);
   }
 
+  void check_state_dict(const c10::IValue& state_dict) const override {
+    detail::StateDictLoad(detail::class_of(*optim_, "load_state_dict"), param_groups_, state_dict,
+                          [](const at::Tensor&) { return true; });
+  }
+
   /// Takes the options, and the states of this rank's share, from a state_dict of any number of
   /// ranks, or of the optimizer without this wrapper, or of Python. **Ranks** all, with the same.
   void load_state_dict(const c10::IValue& state_dict) override {
