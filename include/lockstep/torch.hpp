@@ -10,6 +10,7 @@
 #include "lockstep/detail/torch/data.hpp"
 #include "lockstep/detail/torch/data_parallel.hpp"
 #include "lockstep/detail/torch/distributed_data_parallel.hpp"
+#include "lockstep/detail/torch/grad_scaler.hpp"
 #include "lockstep/detail/torch/model.hpp"
 #include "lockstep/detail/torch/module.hpp"
 #include "lockstep/detail/torch/optimizer_state.hpp"
