@@ -126,7 +126,7 @@ target_end()
 
 -- Ranks that communicate and train through Gloo, and a job for several hosts (tests/network/run).
 if has_config("gloo") then
-    test_program("gloo", {gloo = {"comm/gloo_sequences_test.cpp", "comm/gloo_test.cpp", "comm/hierarchical_test.cpp"},
+    test_program("gloo", {gloo = {"comm/gloo_leaving_test.cpp", "comm/gloo_sequences_test.cpp", "comm/gloo_test.cpp", "comm/hierarchical_test.cpp"},
                           train = {"train/*gloo*_test.cpp", "norm/synced_gloo_test.cpp"}}, lean(address))
         add_links("gloo")
     target_end()

@@ -44,6 +44,7 @@ struct PendingCall {
   Call call;
   std::chrono::steady_clock::time_point since;
   std::optional<Rank> peer{};  // of a message; a collective is with all
+  std::uint64_t number = 0;    // among collectives, or among messages to or from that rank
   bool agreed = false;         // all ranks are in this collective
 };
 
@@ -52,9 +53,10 @@ class PendingCalls {
  public:
   using Entry = std::list<PendingCall>::iterator;
 
-  Entry begin(const Call& call, std::optional<Rank> peer) {
+  Entry begin(const Call& call, std::optional<Rank> peer, std::uint64_t number) {
     const std::lock_guard lock(mutex_);
-    return calls_.insert(calls_.end(), PendingCall{call, std::chrono::steady_clock::now(), peer});
+    const auto now = std::chrono::steady_clock::now();
+    return calls_.insert(calls_.end(), PendingCall{call, now, peer, number});
   }
   void agree(Entry entry) {
     const std::lock_guard lock(mutex_);

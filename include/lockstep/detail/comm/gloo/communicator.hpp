@@ -72,7 +72,7 @@ class Engine {
   /// Runs `work(transport)` if all make the same call. **Ranks** all, in order. **Host** blocks.
   template <class Work>
   void collective(const Call& call, const Work& work) {
-    make(call, std::nullopt, [&](PendingCalls::Entry entry) {
+    make(call, std::nullopt, handshake_->number(), [&](PendingCalls::Entry entry) {
       verify(call, handshake_->exchange(call));
       pending_.agree(entry);
       work(Transport(connections_, handshake_->number()));
@@ -82,7 +82,7 @@ class Engine {
   /// Runs `work(transport)`, a message to or from one rank, without a comparison. **Host** blocks.
   template <class Work>
   void message(const Call& call, Rank peer, const Work& work) {
-    make(call, peer,
+    make(call, peer, handshake_->count_message(call.kind, peer),
          [&](PendingCalls::Entry) { work(Transport(connections_, 0, OwnSlot::message)); });
   }
 
@@ -109,9 +109,7 @@ class Engine {
   void poll() {
     const auto now = waiting();
     if (!now) return;
-    const auto lacks = [&](std::size_t w) {
-      return now->peer ? *now->peer == Rank{w} : !now->agreed;
-    };
+    const auto lacks = [&](std::size_t w) { return has_left_without(w, *now); };
     if (const auto error = check_peers(now->call.text(), lacks)) {
       fail(*error);
     } else if (pending_.complains()) {
@@ -135,7 +133,7 @@ class Engine {
         rank());
   }
 
-  bool has_left(std::size_t w) const { return handshake_->has_left(w); }
+  bool has_left(std::size_t w) const { return handshake_->shutdown_of(w).has_value(); }
   bool has_died(std::size_t w) const { return died_ == w; }
   static constexpr const char* how_died() { return " failed: its connection ended without a word"; }
   std::string abort_reason(std::size_t w) const { return reasons_[w]; }
@@ -182,11 +180,20 @@ class Engine {
     return find_culprit(*this, operation, lacks);
   }
 
+  /// Has a rank left without its part of a call? This rank's thread may have the result and not
+  /// have run since, so that the call looks unfinished here: only the numbers tell.
+  bool has_left_without(std::size_t w, const PendingCall& call) const {
+    const auto last = handshake_->shutdown_of(w);
+    if (!last || (call.peer && *call.peer != Rank{w})) return false;
+    if (!call.peer) return last->number <= call.number;
+    return call.number > (call.call.kind == CollectiveKind::send ? last->received : last->sent);
+  }
+
   template <class Work>
-  void make(const Call& call, std::optional<Rank> peer, const Work& work) {
+  void make(const Call& call, std::optional<Rank> peer, std::uint64_t number, const Work& work) {
     pending_.raise_fault();
     const BrokenPipesBlocked blocked;
-    const PendingCalls::Entry entry = pending_.begin(call, peer);
+    const PendingCalls::Entry entry = pending_.begin(call, peer, number);
     const auto end = [entry](PendingCalls* pending) { pending->end(entry); };
     const std::unique_ptr<PendingCalls, decltype(end)> ended(&pending_, end);
     try {

@@ -14,6 +14,7 @@
 
 #include "lockstep/detail/comm/collective.hpp"
 #include "lockstep/detail/comm/gloo/library.hpp"
+#include "lockstep/detail/core/hash.hpp"
 #include "lockstep/detail/core/thread.hpp"
 #include "lockstep/detail/launch/rendezvous.hpp"
 #include "lockstep/detail/store/protocol.hpp"
@@ -363,10 +364,21 @@ class Connections : public ::gloo::rendezvous::Context {
 struct Hello {
   enum class State : std::uint64_t { calls, leaves, gave_up };
 
-  std::uint64_t number = 0;  // of the call, from 1
+  std::uint64_t number = 0;  // of the call, from 1; a rank that leaves has made all before it
   State state = State::calls;
+  std::uint64_t sent = 0;      // all messages that a rank that leaves has sent to the one it tells
+  std::uint64_t received = 0;  // and all that it has received from that one
   Call call;
-  std::uint64_t end = 0;  // the number again, written last: all has arrived
+  std::uint64_t checksum = 0;  // of all but the call
+
+  std::uint64_t computed_checksum() const {
+    return Hash{}
+        .number(number)
+        .number(static_cast<std::uint64_t>(state))
+        .number(sent)
+        .number(received)
+        .value();
+  }
 };
 
 /// The handshake before every collective: each rank sends all others the description of its call,
@@ -377,41 +389,58 @@ class Handshake {
   explicit Handshake(Connections& connections)
       : connections_(connections),
         own_(static_cast<std::size_t>(connections.rank)),
-        heard_(static_cast<std::size_t>(connections.size)),
-        incoming_(connections.createUnboundBuffer(heard_.data(), heard_.size() * sizeof(Hello))),
+        messages_(static_cast<std::size_t>(connections.size)),
+        last_said_(messages_.size()),
         outgoing_(connections.createUnboundBuffer(&said_, sizeof said_)),
-        shutdown_(connections.createUnboundBuffer(&last_said_, sizeof last_said_)) {
+        shutdown_(connections.createUnboundBuffer(last_said_.data(), bytes_of_all())) {
+    for (std::size_t parity = 0; parity < 2; ++parity) {
+      heard_[parity].resize(messages_.size());
+      incoming_[parity] = connections.createUnboundBuffer(heard_[parity].data(), bytes_of_all());
+    }
     const BrokenPipesBlocked blocked;
     // A rank may have died since all were connected; the first call then names it.
-    for_peers([&](int peer) { static_cast<void>(throws([&] { listen_to(peer); })); });
+    for_peers([&](int peer) { static_cast<void>(throws([&] { listen_to(peer, number()); })); });
   }
 
   /// Every rank's hello, by rank. **Ranks** all. **Host** blocks until all have arrived.
   std::vector<Hello> exchange(const Call& call) {
-    const std::uint64_t number = next_.load(std::memory_order_relaxed);
-    said_ = heard_[own_] = Hello{number, Hello::State::calls, call, number};
+    const std::uint64_t number = this->number();
+    // A rank that has this rank's hello may make its next call, or leave, and say so at once: the
+    // receive of that is posted first.
+    for_peers([&](int peer) { listen_to(peer, number + 1); });
+    said_ = Hello{number, Hello::State::calls, 0, 0, call};
+    said_.checksum = said_.computed_checksum();
+    heard_[number % 2][own_] = said_;
     for_peers([&](int peer) { outgoing_->send(peer, slot, 0, sizeof said_); });
-    for_peers([&](int) { incoming_->waitRecv(); });
+    for_peers([&](int) { incoming_[number % 2]->waitRecv(); });
     for_peers([&](int) { outgoing_->waitSend(); });
-    std::vector<Hello> all = heard_;
-    // The watchdog must still see that a rank leaves, or the closed connection looks like a death.
+    std::vector<Hello> all = heard_[number % 2];
     const auto calls = [](const Hello& one) { return one.state == Hello::State::calls; };
-    if (!std::all_of(all.begin(), all.end(), calls)) return all;
-    next_.store(number + 1, std::memory_order_relaxed);
-    for_peers([&](int peer) { listen_to(peer); });
+    if (std::all_of(all.begin(), all.end(), calls))
+      next_.store(number + 1, std::memory_order_relaxed);
     return all;
   }
 
   /// The number of the current or next call.
   std::uint64_t number() const { return next_.load(std::memory_order_relaxed); }
 
+  /// Counts a message to or from a rank, and returns its number, from 1. Thread-safe.
+  std::uint64_t count_message(CollectiveKind kind, Rank peer) {
+    MessageCounts& counts = messages_[peer.value()];
+    return ++(kind == CollectiveKind::send ? counts.sent : counts.received);
+  }
+
   /// Sends the shutdown message, after which this rank makes no call, and waits for the others'
   /// hellos. Returns the ranks that sent none. **Ranks** this one, outside of `exchange`.
   std::vector<Rank> send_shutdown(Hello::State state, Milliseconds limit) {
     const BrokenPipesBlocked blocked;
-    last_said_ = Hello{number(), state, Call{}, number()};
     for_peers([&](int peer) {
-      static_cast<void>(throws([&] { shutdown_->send(peer, slot, 0, sizeof last_said_); }));
+      const auto to = static_cast<std::size_t>(peer);
+      Hello& said = last_said_[to];
+      said = Hello{number(), state, messages_[to].sent, messages_[to].received, Call{}};
+      said.checksum = said.computed_checksum();
+      static_cast<void>(
+          throws([&] { shutdown_->send(peer, slot, to * sizeof(Hello), sizeof(Hello)); }));
     });
     const Deadline deadline = Deadline::after(limit);
     while (!silent().empty() && !deadline.passed()) sleep_for(Milliseconds(1));
@@ -420,28 +449,52 @@ class Handshake {
 
   /// The ranks whose hello for the current or next call has not arrived.
   std::vector<Rank> silent() const {
+    const std::uint64_t number = this->number();
     std::vector<Rank> ranks;
-    for (std::size_t w = 0; w < heard_.size(); ++w)
-      if (w != own_ && !is_here(w)) ranks.emplace_back(w);
+    for (std::size_t w = 0; w < messages_.size(); ++w) {
+      const auto hello = arrived(heard_[number % 2][w]);
+      if (w != own_ && (!hello || hello->number != number)) ranks.emplace_back(w);
+    }
     return ranks;
   }
 
-  bool has_left(std::size_t peer) const {
-    return peer != own_ && is_here(peer) && heard_[peer].state == Hello::State::leaves;
+  /// The last hello of a rank that has left. It may arrive before this rank has come to the end of
+  /// `exchange`, and the hello's numbers say which calls and messages that rank has made.
+  std::optional<Hello> shutdown_of(std::size_t peer) const {
+    for (const std::vector<Hello>& heard : heard_) {
+      const auto hello = arrived(heard[peer]);
+      if (peer != own_ && hello && hello->state == Hello::State::leaves) return hello;
+    }
+    return std::nullopt;
   }
 
  private:
+  struct MessageCounts {
+    std::atomic<std::uint64_t> sent = 0;
+    std::atomic<std::uint64_t> received = 0;
+  };
+
   static constexpr auto slot = static_cast<std::uint64_t>(OwnSlot::hello);
 
-  /// Gloo's thread writes an arriving hello, `end` last; the acquire orders reads of the rest.
-  bool is_here(std::size_t peer) const {
-    auto& end = const_cast<std::uint64_t&>(heard_[peer].end);  // for atomic_ref, which only reads
-    return std::atomic_ref(end).load(std::memory_order_acquire) == number();
+  std::size_t bytes_of_all() const { return messages_.size() * sizeof(Hello); }
+
+  /// A hello without its call; nothing if it has not arrived whole. Gloo's thread may be writing
+  /// it, in any order: numbers of two hellos do not have the checksum.
+  static std::optional<Hello> arrived(const Hello& heard) {
+    const auto read = [](const auto& number) {  // atomic_ref takes no const, and only reads here
+      using Number = std::remove_cvref_t<decltype(number)>;
+      return std::atomic_ref(const_cast<Number&>(number)).load(std::memory_order_relaxed);
+    };
+    const Hello hello{
+        read(heard.number),  read(heard.state), read(heard.sent), read(heard.received), Call{},
+        read(heard.checksum)};
+    return hello.checksum == hello.computed_checksum() ? std::optional(hello) : std::nullopt;
   }
 
-  /// Posts the receive of a rank's next hello. Throws if that rank is gone.
-  void listen_to(int peer) {
-    incoming_->recv(peer, slot, static_cast<std::size_t>(peer) * sizeof(Hello), sizeof(Hello));
+  /// Posts the receive of a rank's hello of call `number`. Throws if that rank is gone.
+  void listen_to(int peer, std::uint64_t number) {
+    incoming_[number % 2]->recv(peer, slot, static_cast<std::size_t>(peer) * sizeof(Hello),
+                                sizeof(Hello));
   }
 
   template <class F>
@@ -451,12 +504,13 @@ class Handshake {
 
   Connections& connections_;
   std::size_t own_;
+  std::vector<MessageCounts> messages_;  // by rank
   std::atomic<std::uint64_t> next_ = 1;
-  std::vector<Hello> heard_;
+  std::array<std::vector<Hello>, 2> heard_;  // of calls with even and with odd numbers, by rank
   Hello said_;
-  Hello last_said_;
+  std::vector<Hello> last_said_;
   // Declared after the memory that Gloo's thread writes, to be destroyed first.
-  std::unique_ptr<::gloo::transport::UnboundBuffer> incoming_;
+  std::array<std::unique_ptr<::gloo::transport::UnboundBuffer>, 2> incoming_;
   std::unique_ptr<::gloo::transport::UnboundBuffer> outgoing_;
   std::unique_ptr<::gloo::transport::UnboundBuffer> shutdown_;
 };
