@@ -287,6 +287,53 @@ struct Checks {
       require_near(loop_with_join<Wrapped<Net, UnevenInputs<Join>>>(session),
                    plain_loop_with_join(session.world().value()), 1e-4);
     });
+    run("own_loop_zero_gradients", [&] {
+      using Skipping = Wrapped<Branches, Hooks<SkipZeroGradients>>;
+      require_near(loop_with_zero_gradients<Skipping>(session, 9),
+                   plain_loop_with_branches(session.world().value(), 9), 1e-4);
+    });
+    run("own_loop_skip", [&] {
+      const auto make_step = [&](auto& ddp, auto& optimizer) {
+        return [&, passes = std::uint64_t{0}](const at::Tensor& loss) mutable {
+          loss.backward();
+          ++passes;
+          require(ddp.skipped_steps() == (passes > 5   ? 2u
+                                          : passes > 2 ? 1u
+                                                       : 0u),
+                  "another number of passes is left out");
+          optimizer.step();
+        };
+      };
+      require_near(loop_with_anomalies<Wrapped<Net, Anomaly<Skip>>>(session, 10, make_step),
+                   plain_loop_with_anomalies(10), 1e-4);
+    });
+    run("own_loop_scaler", [&] {
+      const auto make_step = [&](auto& ddp, auto& optimizer) {
+        using Scaler = decltype(lockstep::torch::GradScaler(ddp));
+        return [&, scaler = std::make_shared<Scaler>(ddp),
+                passes = std::size_t{0}](const at::Tensor& loss) mutable {
+          scaler->scale(loss).backward();
+          if (passes % 2 == 0) scaler->unscale_(optimizer);
+          const bool is_bad = passes == 2 || passes == 5;
+          require(scaler->step(optimizer) == !is_bad, "another decision");
+          scaler->update();
+          ++passes;
+          require(scaler->get_scale() == (passes > 5   ? 16384
+                                          : passes > 2 ? 32768
+                                                       : 65536),
+                  "another scale");
+        };
+      };
+      require_near(loop_with_anomalies<Wrapped<Net, Anomaly<Ignore>>>(session, 10, make_step),
+                   plain_loop_with_anomalies(10), 1e-4);
+    });
+    run("own_loop_buffers", [&] {
+      const std::size_t world = session.world().value();
+      require_near(synchronized_buffers<Wrapped<Net, Buffers<Synced>>>(session),
+                   plain_buffers(world, true), 1e-5);
+      require_near(synchronized_buffers<Wrapped<Net, Buffers<Local>>>(session),
+                   plain_buffers(world, false), 1e-5);
+    });
     if (names.names("own_loop_failure")) {  // the job is over then
       run("own_loop_failure", [&] {
         const std::string words = words_of_failure<Plain>(session);

@@ -278,6 +278,104 @@ AnomalyEnd end_before_update(Session& session) {
   return end;
 }
 
+/// Zero gradients for the extra part where no rank uses it: `Hooks<SkipZeroGradients>` leaves it
+/// out of the update, as LibTorch alone does in `plain_loop_with_branches`.
+template <class Ddp>
+Numbers loop_with_zero_gradients(Session& session, std::size_t steps) {
+  const auto net = std::make_shared<Branches>();
+  Ddp ddp(net, session);
+  ::torch::optim::AdamW optimizer(net->parameters(), loop_options());
+  const std::size_t rank = session.rank().value();
+  for (std::size_t s = 0; s != steps; ++s) {
+    const TensorBatch share = share_of(batch_of(s), rank, session.world().value());
+    const at::Tensor outputs = ddp(share.inputs.to(at::kCUDA), uses_extra(rank, s));
+    at::Tensor loss = at::cross_entropy_loss(outputs, share.labels.to(at::kCUDA));
+    if (!uses_extra(rank, s)) loss = loss + 0 * (net->extra->weight.sum() + net->extra->bias.sum());
+    loss.backward();
+    const bool is_used = s % 3 != 0;
+    if (net->extra->weight.grad().defined() != is_used || !net->first->weight.grad().defined())
+      throw std::runtime_error("other gradients are left out in step " + std::to_string(s));
+    optimizer.step();
+    optimizer.zero_grad(s % 2 == 0);
+  }
+  return numbers_of(*net);
+}
+
+/// The last rank's batch has a NaN in steps 2 and 5. `make_step(ddp, optimizer)(loss)` runs a
+/// backward pass and an update, which `Anomaly<Skip>` or a `GradScaler` leaves out.
+template <class Ddp>
+Numbers loop_with_anomalies(Session& session, std::size_t steps, const auto& make_step) {
+  const auto net = std::make_shared<Net>();
+  Ddp ddp(net, session);
+  ::torch::optim::AdamW optimizer(net->parameters(), loop_options());
+  auto step = make_step(ddp, optimizer);
+  for (std::size_t s = 0; s != steps; ++s) {
+    TensorBatch share = share_of(batch_of(s), session.rank().value(), session.world().value());
+    if ((s == 2 || s == 5) && session.rank().value() + 1 == session.world().value())
+      share.inputs[0][0] = std::numeric_limits<float>::quiet_NaN();
+    step(at::cross_entropy_loss(ddp(share.inputs.to(at::kCUDA)), share.labels.to(at::kCUDA)));
+    optimizer.zero_grad(s % 2 == 0);
+  }
+  return numbers_of(*net);
+}
+/// The same by LibTorch alone, without these steps.
+inline Numbers plain_loop_with_anomalies(std::size_t steps) {
+  Net net;
+  net.to(at::kCUDA);
+  ::torch::optim::AdamW optimizer(net.parameters(), loop_options());
+  for (std::size_t s = 0; s != steps; ++s) {
+    if (s == 2 || s == 5) continue;
+    const TensorBatch batch = batch_of(s);
+    at::cross_entropy_loss(net.forward(batch.inputs.to(at::kCUDA)), batch.labels.to(at::kCUDA))
+        .backward();
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  return numbers_of(net);
+}
+
+inline std::shared_ptr<Net> norm_net() {
+  Wishes wishes;
+  wishes.norm = true;
+  return std::make_shared<Net>(wishes);
+}
+/// Rank r makes 3 + r passes of its own.
+inline void pass_alone(std::size_t rank, std::size_t ranks, const auto& forward) {
+  const at::NoGradGuard quiet;
+  for (std::size_t s = 0; s != 3 + rank; ++s)
+    forward(share_of(batch_of(s), rank, ranks).inputs.to(at::kCUDA));
+}
+/// The buffers that a rank has after its passes and `synchronize_buffers()`.
+template <class Ddp>
+Numbers synchronized_buffers(Session& session) {
+  const auto net = norm_net();
+  Ddp ddp(net, session);
+  pass_alone(session.rank().value(), session.world().value(), [&](const at::Tensor& x) { ddp(x); });
+  ddp.synchronize_buffers();
+  return numbers_of(*net);
+}
+/// The same by LibTorch alone: averages over ranks, and of counts the largest, or rank 0's.
+inline Numbers plain_buffers(std::size_t ranks, bool averages) {
+  const auto first = norm_net();
+  first->to(at::kCUDA);
+  pass_alone(0, ranks, [&](const at::Tensor& x) { first->forward(x); });
+  for (std::size_t r = 1; averages && r != ranks; ++r) {
+    const auto net = norm_net();
+    net->to(at::kCUDA);
+    pass_alone(r, ranks, [&](const at::Tensor& x) { net->forward(x); });
+    const auto part = static_cast<double>(r);
+    for (const auto& each : net->named_buffers()) {
+      at::Tensor all = first->named_buffers()[each.key()];
+      if (each.value().is_floating_point()) {
+        all.copy_((all * part + each.value()) / (part + 1));
+      } else {
+        all.copy_(each.value());  // the last rank's is the largest
+      }
+    }
+  }
+  return numbers_of(*first);
+}
+
 /// A module under `DataParallel` with so many replicas, in a program's own loop.
 inline Numbers data_parallel_loop(std::size_t replicas, std::size_t steps, bool on_own_stream) {
   const ProgramStream stream(on_own_stream);
