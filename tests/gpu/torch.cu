@@ -264,6 +264,16 @@ struct Checks {
       require_near(own_loop<Plain>(session, {}, 10, {.own_stream = true}), train_plainly({}, 10),
                    1e-4);
     });
+    run("own_loop_zero", [&] {
+      const Numbers plain = own_loop<Plain>(session, {}, 10);
+      require_bits(own_loop<Plain>(session, {}, 10, divided), plain);
+      require_bits(own_loop<Plain>(session, {}, 10, divided_on_own_stream), plain);
+    });
+    run("own_loop_state_dict", [&] {
+      const Numbers plain = own_loop<Plain>(session, {}, 10);
+      require_bits(own_loop<Plain>(session, {}, 10, resumed), plain);
+      require_bits(own_loop<Plain>(session, {}, 10, divided_and_resumed), plain);
+    });
     run("own_loop_no_sync", [&] {
       require_near(own_loop<Plain>(session, {}, 10, {.local_passes = 1}), train_plainly({}, 10),
                    1e-4);

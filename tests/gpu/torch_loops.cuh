@@ -31,7 +31,14 @@ struct Loop {
   std::size_t local_passes = 0;  ///< in no_sync, before the one that averages
   bool own_stream = false;       ///< not LibTorch's default one
   bool by_wrapper = false;       ///< ddp.backward(loss), not loss.backward()
+  bool is_divided = false;       ///< by a ZeroRedundancyOptimizer
+  bool is_resumed = false;       ///< in the middle, by another optimizer, from a state_dict
 };
+
+inline constexpr Loop divided{.is_divided = true};
+inline constexpr Loop divided_on_own_stream{.own_stream = true, .is_divided = true};
+inline constexpr Loop resumed{.is_resumed = true};
+inline constexpr Loop divided_and_resumed{.is_divided = true, .is_resumed = true};
 
 inline ::torch::optim::AdamWOptions loop_options() { return ::torch::optim::AdamWOptions(0.01); }
 
@@ -43,6 +50,28 @@ struct ProgramStream {
   c10::cuda::OptionalCUDAStreamGuard on;
 };
 
+/// AdamW, or the same with its states divided among the ranks.
+template <class Ddp>
+std::unique_ptr<::torch::optim::Optimizer> make_optimizer(Ddp& ddp, bool is_divided) {
+  using ::torch::optim::AdamW;
+  using Divided = lockstep::torch::ZeroRedundancyOptimizer<AdamW>;
+  if (is_divided) return std::make_unique<Divided>(ddp.module().parameters(), ddp, loop_options());
+  return std::make_unique<AdamW>(ddp.module().parameters(), loop_options());
+}
+/// The whole state_dict on every rank, from host memory, as from a file.
+template <class Ddp>
+c10::IValue shared_state_dict(Ddp& ddp, ::torch::optim::Optimizer& optimizer) {
+  if (auto* const sharded = dynamic_cast<lockstep::detail::ShardedOptimizer*>(&optimizer))
+    sharded->consolidate_state_dict(Rank{0});
+  std::string bytes;
+  if (ddp.communicator().rank() == Rank{0}) {
+    const std::vector<char> saved = ::torch::jit::pickle_save(optimizer_state_dict(optimizer));
+    bytes.assign(saved.begin(), saved.end());
+  }
+  broadcast_object(ddp.communicator(), bytes, Rank{0});
+  return ::torch::jit::pickle_load({bytes.begin(), bytes.end()});
+}
+
 /// The losses of all steps, then all tensors of the module.
 template <class Ddp>
 Numbers own_loop(Session& session, const Wishes& wishes, std::size_t steps, const Loop& how = {}) {
@@ -52,7 +81,7 @@ Numbers own_loop(Session& session, const Wishes& wishes, std::size_t steps, cons
   Numbers seen;
   {
     Ddp ddp(net, session);
-    ::torch::optim::AdamW optimizer(net->parameters(), loop_options());
+    auto optimizer = make_optimizer(ddp, how.is_divided);
     const at::Device device = net->parameters()[0].device();
     const std::size_t parts = how.local_passes + 1;
     for (std::size_t s = 0; s != steps; ++s) {
@@ -75,8 +104,13 @@ Numbers own_loop(Session& session, const Wishes& wishes, std::size_t steps, cons
         for (std::size_t part = 0; part != how.local_passes; ++part) pass(part);
       }
       const at::Tensor loss = pass(how.local_passes);
-      optimizer.step();
-      optimizer.zero_grad(s % 2 == 0);
+      optimizer->step();
+      optimizer->zero_grad(s % 2 == 0);
+      if (how.is_resumed && s == steps / 2) {
+        const c10::IValue saved = shared_state_dict(ddp, *optimizer);
+        optimizer = make_optimizer(ddp, how.is_divided);
+        load_optimizer_state_dict(*optimizer, saved);
+      }
       seen.push_back(loss.item<float>());
     }
   }

@@ -17,6 +17,7 @@
 #include "comm/ranks.hpp"
 #include "lockstep/detail/torch/distributed_data_parallel.hpp"
 #include "message_of.hpp"
+#include "torch/model_ranks.hpp"
 #include "torch/small_net.hpp"
 
 #if LOCKSTEP_HAS_GLOO
@@ -285,6 +286,58 @@ BOOST_AUTO_TEST_CASE(a_state_dict_is_the_plain_optimizers_and_goes_to_other_numb
       require_says(message_of([&] { optimizer.state_dict(); }), "since the last step");
     });
     step += 2;
+  }
+}
+
+BOOST_AUTO_TEST_CASE(its_ranks_are_those_of_a_wrapper_a_session_or_a_group) {
+  torch_tests::run_sessions(2, [](lockstep::Session& session) {
+    const auto net = make_net();
+    lockstep::torch::DistributedDataParallel<Net> ddp(net, session);
+    lockstep::torch::ZeroRedundancyOptimizer<torch::optim::AdamW> optimizer(
+        net->parameters(), ddp, torch::optim::AdamWOptions(1e-2));
+    lockstep::ProcessGroup group(session);
+    auto one = make_net(), two = make_net(), alone = make_net();
+    Zero<optim::AdamW> by_session(one->parameters(), session, optim::AdamWOptions(1e-2));
+    Zero<optim::AdamW> by_group(two->parameters(), group, optim::AdamWOptions(1e-2));
+    optim::AdamW plain(alone->parameters(), optim::AdamWOptions(1e-2));
+    for (std::int64_t s = 0; s != 3; ++s) {
+      for (const auto& each : {net, one, two, alone}) set_gradients(*each, s);
+      optimizer.step();
+      by_session.step();
+      by_group.step();
+      plain.step();
+    }
+    require_same(*net, *alone, "by the wrapper");
+    require_same(*one, *alone, "by the session");
+    require_same(*two, *alone, "by the group");
+  });
+}
+
+BOOST_AUTO_TEST_CASE(ranks_that_have_no_more_batches_make_the_updates_of_the_others) {
+  using Ddp = loops::DistributedDataParallel<Net, lockstep::UnevenInputs<lockstep::Join>>;
+  for (const std::size_t world : {2, 4}) {
+    all_well(world, [](auto& comm) {
+      at::set_num_threads(1);
+      const std::size_t rank = comm.rank().value();
+      const auto train = [&](const std::shared_ptr<Net>& net, auto& ddp, auto& optimizer) {
+        const auto update = [&] {
+          optimizer.step();
+          optimizer.zero_grad();
+        };
+        auto joined = ddp.join(update);
+        for (std::size_t s = 0; s != 2 + rank; ++s) {
+          loss_of(ddp(inputs_of(s, rank))).backward();
+          update();
+        }
+        joined.finish();
+        return net;
+      };
+      auto plain_net = make_net(), net = make_net();
+      Ddp plain_ddp(plain_net, comm), ddp(net, comm);
+      optim::Adam plain(plain_net->parameters());
+      Zero<optim::Adam> optimizer(net->parameters(), ddp);
+      require_same(*train(net, ddp, optimizer), *train(plain_net, plain_ddp, plain), "at the end");
+    });
   }
 }
 

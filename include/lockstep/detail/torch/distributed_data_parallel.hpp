@@ -65,7 +65,8 @@ consteval auto acting() {
     constexpr bool shards = PolicyOf<P, axes::Sharding>;
     static_assert(!shards,
                   "lockstep: LibTorch's optimizers update all parameters on every rank; leave "
-                  "Sharding out, or use a Trainer with a TorchModel");
+                  "Sharding out and divide their states with "
+                  "lockstep::torch::ZeroRedundancyOptimizer, or use a Trainer with a TorchModel");
     constexpr bool runs_steps =
         (PolicyOf<P, axes::StepExecution> || PolicyOf<P, axes::Precision>) && !is_default;
     static_assert(!runs_steps,

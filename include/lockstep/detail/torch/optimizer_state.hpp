@@ -66,52 +66,53 @@ struct StateField {
 };
 
 inline std::vector<OptionField> option_fields(::torch::optim::SGDOptions& of) {
-  return {{"lr", &of.lr()},
-          {"momentum", &of.momentum()},
-          {"dampening", &of.dampening()},
-          {"weight_decay", &of.weight_decay()},
-          {"nesterov", &of.nesterov()}};
+  return std::vector<OptionField>{{"lr", &of.lr()},
+                                  {"momentum", &of.momentum()},
+                                  {"dampening", &of.dampening()},
+                                  {"weight_decay", &of.weight_decay()},
+                                  {"nesterov", &of.nesterov()}};
 }
 template <class AdamOptions>
   requires requires(AdamOptions& of) { of.amsgrad(); }
 std::vector<OptionField> option_fields(AdamOptions& of) {
-  return {{"lr", &of.lr()},
-          {"betas", &of.betas()},
-          {"eps", &of.eps()},
-          {"weight_decay", &of.weight_decay()},
-          {"amsgrad", &of.amsgrad()}};
+  return std::vector<OptionField>{{"lr", &of.lr()},
+                                  {"betas", &of.betas()},
+                                  {"eps", &of.eps()},
+                                  {"weight_decay", &of.weight_decay()},
+                                  {"amsgrad", &of.amsgrad()}};
 }
 inline std::vector<OptionField> option_fields(::torch::optim::RMSpropOptions& of) {
-  return {{"lr", &of.lr()},   {"momentum", &of.momentum()}, {"alpha", &of.alpha()},
-          {"eps", &of.eps()}, {"centered", &of.centered()}, {"weight_decay", &of.weight_decay()}};
+  return std::vector<OptionField>{
+      {"lr", &of.lr()},   {"momentum", &of.momentum()}, {"alpha", &of.alpha()},
+      {"eps", &of.eps()}, {"centered", &of.centered()}, {"weight_decay", &of.weight_decay()}};
 }
 inline std::vector<OptionField> option_fields(::torch::optim::AdagradOptions& of) {
-  return {{"lr", &of.lr()},
-          {"lr_decay", &of.lr_decay()},
-          {"eps", &of.eps()},
-          {"weight_decay", &of.weight_decay()},
-          {"initial_accumulator_value", &of.initial_accumulator_value()}};
+  return std::vector<OptionField>{{"lr", &of.lr()},
+                                  {"lr_decay", &of.lr_decay()},
+                                  {"eps", &of.eps()},
+                                  {"weight_decay", &of.weight_decay()},
+                                  {"initial_accumulator_value", &of.initial_accumulator_value()}};
 }
 
 inline std::vector<StateField> state_fields(::torch::optim::SGDParamState& of) {
-  return {{"momentum_buffer", &of.momentum_buffer()}};
+  return std::vector<StateField>{{"momentum_buffer", &of.momentum_buffer()}};
 }
 template <class AdamState>
   requires requires(AdamState& of) { of.max_exp_avg_sq(); }
 std::vector<StateField> state_fields(AdamState& of) {
-  return {{"step", &of.step()},
-          {"exp_avg", &of.exp_avg()},
-          {"exp_avg_sq", &of.exp_avg_sq()},
-          {"max_exp_avg_sq", &of.max_exp_avg_sq(), "amsgrad"}};
+  return std::vector<StateField>{{"step", &of.step()},
+                                 {"exp_avg", &of.exp_avg()},
+                                 {"exp_avg_sq", &of.exp_avg_sq()},
+                                 {"max_exp_avg_sq", &of.max_exp_avg_sq(), "amsgrad"}};
 }
 inline std::vector<StateField> state_fields(::torch::optim::RMSpropParamState& of) {
-  return {{"step", &of.step()},
-          {"square_avg", &of.square_avg()},
-          {"momentum_buffer", &of.momentum_buffer(), "momentum"},
-          {"grad_avg", &of.grad_avg(), "centered"}};
+  return std::vector<StateField>{{"step", &of.step()},
+                                 {"square_avg", &of.square_avg()},
+                                 {"momentum_buffer", &of.momentum_buffer(), "momentum"},
+                                 {"grad_avg", &of.grad_avg(), "centered"}};
 }
 inline std::vector<StateField> state_fields(::torch::optim::AdagradParamState& of) {
-  return {{"step", &of.step()}, {"sum", &of.sum()}};
+  return std::vector<StateField>{{"step", &of.step()}, {"sum", &of.sum()}};
 }
 
 /// One of LibTorch's optimizer classes.
