@@ -42,6 +42,7 @@ int main(int argc, char** argv) try {
   const auto dp = replicas == 0 ? std::make_unique<Dp>(net) : std::make_unique<Dp>(net, replicas);
   torch::optim::AdamW optimizer(net->parameters(), 1e-2);
 
+  torch::manual_seed(2);  // each copy has drawn numbers too, and any number is to train alike
   // Points on the unit square, and the height of a hill over each.
   const torch::Tensor points = torch::rand({4096, 2});
   const torch::Tensor heights = torch::exp(-8 * (points - 0.5).square().sum(1, true));
