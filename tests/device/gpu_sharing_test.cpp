@@ -39,6 +39,26 @@ BOOST_AUTO_TEST_CASE(more_ranks_than_gpus_are_rejected_unless_they_were_asked_fo
   BOOST_TEST(detail::gpu_index(Rank{7}, 7, 8, 1, true) == 0u);
 }
 
+BOOST_AUTO_TEST_CASE(a_rank_takes_the_gpu_that_is_listed_for_it) {
+  const std::vector<std::size_t> devices{4, 0, 2};
+  for (std::size_t r = 0; r < 3; ++r)
+    BOOST_TEST(detail::listed_gpu(Rank{r + 8}, r, devices, 5, false) == devices[r]);
+  BOOST_TEST(detail::listed_gpu(Rank{1}, 1, {3, 3}, 4, true) == 3u);
+  const auto says = [](const std::string& words) {
+    return [words](const Error& error) {
+      return std::string(error.what()).find(words) != std::string::npos;
+    };
+  };
+  BOOST_CHECK_EXCEPTION(detail::listed_gpu(Rank{9}, 3, devices, 5, false), Error,
+                        says("rank 9, Device<Cuda>: local rank 3 has no device: 3 are listed"));
+  BOOST_CHECK_EXCEPTION(detail::listed_gpu(Rank{0}, 0, devices, 4, false), Error,
+                        says("device 4 is wanted, and this process sees 4 GPUs"));
+  BOOST_CHECK_EXCEPTION(detail::listed_gpu(Rank{0}, 0, devices, 0, false), Error,
+                        says("this process sees 0 GPUs"));
+  BOOST_CHECK_EXCEPTION(detail::listed_gpu(Rank{0}, 0, {3, 3}, 4, false), Error,
+                        says("device 3 is listed twice"));
+}
+
 BOOST_AUTO_TEST_CASE(without_a_gpu_nothing_is_shared) {
   BOOST_TEST(rejection(0, 1, 0, true).find("this process sees no GPU") != std::string::npos);
 }

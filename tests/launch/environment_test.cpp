@@ -223,6 +223,9 @@ BOOST_AUTO_TEST_CASE(bad_values_are_named) {
   expect_error([] { place({{"SLURM_PROCID", "0"}, {"SLURM_STEP_ID", "0"}}); }, "SLURM_NTASKS");
   expect_error([] { reader({{"LOCKSTEP_TIMEOUT", "soon"}}).timeout(); }, "LOCKSTEP_TIMEOUT");
   BOOST_TEST((reader({{"LOCKSTEP_TIMEOUT", "1.5"}}).timeout() == std::chrono::milliseconds(1500)));
+  BOOST_TEST((place(with(by_hand, {{"LOCKSTEP_DEVICES", "3,1"}})).devices ==
+              std::vector<std::size_t>{3, 1}));
+  BOOST_TEST(place(by_hand).devices.empty());
 }
 
 BOOST_AUTO_TEST_CASE(the_launchers_options_are_taken_and_the_programs_left) {
@@ -236,6 +239,9 @@ BOOST_AUTO_TEST_CASE(the_launchers_options_are_taken_and_the_programs_left) {
   BOOST_TEST(o.max_restarts == 0u);
   BOOST_TEST(options({"--max_restarts=3", "--ranks", "2"}).max_restarts == 3u);
   expect_error([] { options({"--max-restart", "3"}); }, "did you mean --max-restarts");
+  const LaunchOptions chosen = options({"--ranks", "gpu", "--devices=1,3", "--device", "cuda"});
+  BOOST_TEST((chosen.ranks == 2u && chosen.devices == std::vector<std::size_t>{1, 3}));
+  BOOST_TEST((chosen.rest == std::vector<std::string>{"trainer", "--device", "cuda"}));
   const LaunchOptions n = options({"--ranks=2", "--rendezvous", "[::1]:99"});
   BOOST_TEST((n.rendezvous->host == "::1" && n.rendezvous->port == 99));
 }
@@ -244,6 +250,7 @@ BOOST_AUTO_TEST_CASE(options_that_make_no_sense_are_errors) {
   expect_error([] { options({"--ranks", "0"}); }, "--ranks is 0");
   expect_error([] { options({"--ranks", "x"}); }, "--ranks is 'x'");
   expect_error([] { options({"--ranks", "-2"}); }, "--ranks is '-2'");
+  expect_error([] { options({"--ranks", "gpus"}); }, "--ranks is 'gpus'", "gpu, cpu or auto");
   expect_error([] { options({"--ranks"}); }, "--ranks has no value");
   expect_error([] { options({"--ranks=1", "--nodes=2"}); },
                "--nodes is given, and --ranks starts ranks on this host only; start a job of "

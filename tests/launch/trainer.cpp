@@ -161,6 +161,10 @@ int behave(Session& session, const std::string& how) {
   if (how == "who") {
     std::printf("rank %zu of %zu, local %zu of %zu, job %s\n", rank, m.world.value(), m.local_rank,
                 m.local_world, m.job.c_str());
+  } else if (how == "devices") {
+    std::string text;
+    for (const std::size_t device : m.devices) text += " " + std::to_string(device);
+    std::printf("devices%s\n", text.c_str());
   } else if (how == "lines") {
     for (int i = 0; i < 1000; ++i) {
       std::FILE* stream = i % 2 == 0 ? stdout : stderr;

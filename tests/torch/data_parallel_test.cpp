@@ -270,6 +270,60 @@ BOOST_AUTO_TEST_CASE(holders_and_several_outputs_and_numbers_are_gathered) {
   BOOST_TEST(at::allclose(sums.sum(), rows.sum(), 1e-4, 1e-5));
 }
 
+BOOST_AUTO_TEST_CASE(outputs_are_on_the_output_device_and_gradients_come_back) {
+  // The device `meta` has no values, but outputs go there.
+  struct Shapes : torch::nn::Cloneable<Shapes> {
+    torch::nn::Linear in{nullptr};
+    Shapes() { reset(); }
+    void reset() override { in = register_module("in", torch::nn::Linear(5, 2)); }
+    std::tuple<at::Tensor, std::vector<at::Tensor>> forward(const at::Tensor& x) {
+      const at::Tensor y = in(x);
+      return {y, {y.sum(), y}};
+    }
+  };
+  const at::Device meta(at::kMeta);
+  for (const std::size_t replicas : {1u, 3u}) {
+    auto net = std::make_shared<Shapes>();
+    loops::DataParallel near(net, replicas), by_name(net, replicas, at::Device("cpu:0"));
+    BOOST_TEST(near.output_device() == at::Device(at::kCPU));
+    BOOST_TEST(by_name.output_device() == at::Device(at::kCPU));
+    BOOST_TEST(std::get<0>(near(inputs_of(0, 0, 6))).device() == at::Device(at::kCPU));
+    loops::DataParallel dp(net, std::vector<at::Device>(replicas, at::kCPU), meta);
+    BOOST_TEST(dp.output_device() == meta);
+    BOOST_TEST(dp.replicas() == replicas);
+    for (const std::int64_t rows : {6, 1}) {
+      const auto [y, more] = dp(inputs_of(0, 0, rows));
+      BOOST_TEST(y.device() == meta);
+      BOOST_TEST(y.size(0) == rows);
+      for (const at::Tensor& each : more) BOOST_TEST(each.device() == meta);
+    }
+  }
+  auto alone = make_net(), net = make_net();
+  loops::DataParallel dp(net, 3, at::Device(at::kCPU));
+  loss_of(dp(inputs_of(0, 0, 7))).backward();
+  loss_of(alone->forward(inputs_of(0, 0, 7))).backward();
+  BOOST_TEST(gradients_apart(*net, *alone) < 1e-6);
+}
+
+BOOST_AUTO_TEST_CASE(without_a_number_there_is_a_replica_for_each_gpu) {
+  auto net = make_net();
+  loops::DataParallel dp(net);  // on a CPU
+  BOOST_TEST(dp.replicas() == 1u);
+  BOOST_TEST(at::equal(dp(inputs_of(0, 0, 4)), net->forward(inputs_of(0, 0, 4))));
+  torch::nn::Sequential holder(torch::nn::Linear(5, 2));
+  BOOST_TEST(loops::DataParallel(holder).replicas() == 1u);
+  struct Elsewhere : torch::nn::Module {
+    at::Tensor w = register_parameter("w", at::empty(5, at::kMeta));
+    at::Tensor forward(const at::Tensor& x) { return x * w; }
+  };
+  BOOST_CHECK_EXCEPTION(
+      loops::DataParallel(std::make_shared<Elsewhere>(), std::vector<at::Device>{at::kCPU}),
+      lockstep::Error, [](const lockstep::Error& error) {
+        return std::string(error.what()).find("lies on meta and the first device is cpu") !=
+               std::string::npos;
+      });
+}
+
 BOOST_AUTO_TEST_CASE(a_replica_that_throws_and_modules_that_cannot_be_copied_are_told) {
   struct Bad : torch::nn::Cloneable<Bad> {
     at::Tensor w;

@@ -102,13 +102,20 @@ inline std::string bus_id(const Gpu& gpu) {
   return id;
 }
 
-/// The GPU whose number is the rank's local rank, made this thread's current device. If all ranks
-/// of a host are threads of this process and GPUs are too few, sharing must have been asked for.
-/// Processes may see different GPUs: they use these in turn, and `compare_gpus` finds shared ones.
+/// The chosen GPU, or that whose number is the rank's local rank, made this thread's current
+/// device. If all ranks of a host are threads of this process and GPUs are too few, sharing must
+/// have been asked for. Processes may see different GPUs: they use these in turn, and
+/// `compare_gpus` finds shared ones.
 inline std::shared_ptr<Gpu> gpu_of(const Membership& member) {
   const bool are_threads = member.process_ranks >= member.local_world;
-  return std::make_shared<Gpu>(Gpu::of(member.rank, member.local_rank, member.local_world,
-                                       !are_threads || wants_shared_gpus()));
+  const bool may_share = !are_threads || wants_shared_gpus();
+  if (!member.devices.empty()) {
+    return std::make_shared<Gpu>(
+        member.rank,
+        listed_gpu(member.rank, member.local_rank, member.devices, visible_gpus(), may_share));
+  }
+  return std::make_shared<Gpu>(
+      Gpu::of(member.rank, member.local_rank, member.local_world, may_share));
 }
 
 /// `GPU-` and the UUID as in nvidia-smi, or a MIG slice's name: CUDA may report the whole GPU's.

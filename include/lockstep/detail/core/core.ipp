@@ -193,13 +193,16 @@ LOCKSTEP_INLINE void with_late_failures(FunctionRef<void(std::size_t&, std::vect
   f(listeners, failures);
 }
 
-LOCKSTEP_INLINE void report_late_failure(const std::exception_ptr& thrown, Rank rank) noexcept {
+LOCKSTEP_INLINE void report_late_failure(const std::exception_ptr& thrown,
+                                         std::optional<Rank> rank) noexcept try {
   Failure failure = Failure::of(thrown);
   if (!failure.rank) failure.rank = rank;
   with_late_failures([&](std::size_t listeners, std::vector<Failure>& failures) {
     if (listeners == 0) return failure.print();
     failures.push_back(std::move(failure));
   });
+} catch (...) {
+  std::fputs("lockstep: a failure at the end of a job, and no memory to say which\n", stderr);
 }
 
 LOCKSTEP_INLINE LateFailures::LateFailures() {

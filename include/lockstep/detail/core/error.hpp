@@ -87,7 +87,8 @@ struct Failure {
 };
 
 /// Reports an exception that a destructor cannot throw: to a `LateFailures` if any, else to stderr.
-void report_late_failure(const std::exception_ptr& thrown, Rank rank) noexcept;
+void report_late_failure(const std::exception_ptr& thrown,
+                         std::optional<Rank> rank = std::nullopt) noexcept;
 
 /// Collects late failures while it exists; the destructor prints to stderr what was not taken.
 class LateFailures {

@@ -94,4 +94,28 @@ inline std::size_t gpu_index(Rank rank, std::size_t local_rank, std::size_t loca
   return local_rank % gpus;
 }
 
+/// The GPU index of a host's `local_rank`-th rank in the list that the program or its user gave.
+inline std::size_t listed_gpu(Rank rank, std::size_t local_rank,
+                              const std::vector<std::size_t>& devices, std::size_t gpus,
+                              bool may_share) {
+  if (local_rank >= devices.size()) {
+    fail("Device<Cuda>",
+         {"local rank ", local_rank, " has no device: ", devices.size(), " are listed"},
+         "list one device for each rank of the host (--devices, LOCKSTEP_DEVICES, set_devices)",
+         rank);
+  }
+  const std::size_t device = devices[local_rank];
+  if (device >= gpus) {
+    fail("Device<Cuda>",
+         {"device ", device, " is wanted, and this process sees ", gpus,
+          gpus == 1 ? " GPU" : " GPUs", visible_devices_text()},
+         "count devices from 0, among those that CUDA_VISIBLE_DEVICES leaves", rank);
+  }
+  if (!may_share && std::count(devices.begin(), devices.end(), device) > 1) {
+    fail("Device<Cuda>", {"device ", device, " is listed twice"},
+         "list every GPU once, or set LOCKSTEP_SHARE_GPUS=1 if ranks are to share one", rank);
+  }
+  return device;
+}
+
 }  // namespace lockstep::detail

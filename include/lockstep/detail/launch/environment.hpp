@@ -19,6 +19,7 @@
 #include "lockstep/detail/core/error.hpp"
 #include "lockstep/detail/core/file.hpp"
 #include "lockstep/detail/core/hash.hpp"
+#include "lockstep/detail/launch/host_ranks.hpp"
 #include "lockstep/detail/launch/rendezvous.hpp"
 
 LOCKSTEP_COLD_BEGIN
@@ -160,8 +161,18 @@ class LaunchEnvironment {
       if (lookup_("SLURM_STEP_NUM_TASKS") != nullptr) step.world = "SLURM_STEP_NUM_TASKS";
       placement = from_slurm(numbered(step));
     }
-    if (placement) check_placement(*placement);
+    if (placement) {
+      check_placement(*placement);
+      placement->devices = devices();
+    }
     return placement;
+  }
+
+  /// The GPUs of this host's ranks, by local rank; empty if none were chosen.
+  std::vector<std::size_t> devices() const {
+    const char* const list = lookup_("LOCKSTEP_DEVICES");
+    if (list == nullptr || *list == '\0') return {};
+    return parse_devices("LOCKSTEP_DEVICES", list);
   }
 
   /// `env://` for a rank that is known already: reads only rank 0's address.

@@ -123,6 +123,8 @@ inline constexpr std::pair<std::string_view, std::string_view> names_elsewhere[]
     {"nproc-per-node", "--ranks"},
     {"num-ranks", "--ranks"},
     {"world-size", "--ranks"},
+    {"device-ids", "--devices"},
+    {"gpus", "--devices"},
     {"rdzv", "--rendezvous"},
     {"rdzv-endpoint", "--rendezvous"},
     {"master-addr", "--rendezvous"},
@@ -137,6 +139,8 @@ LOCKSTEP_INLINE std::string_view meant_flag(std::string_view name, std::span<con
   for (const auto& [other, ours] : names_elsewhere) {
     if (written == other && find_flag(ours, flags) != nullptr) return ours;
   }
+  // Many programs have a device of their own.
+  if (written == "device") return {};
   for (const Flag& flag : flags) {
     const std::string_view known = word(flag.name);
     const std::size_t distance = edit_distance(written, known);
@@ -198,6 +202,38 @@ LOCKSTEP_INLINE CutArguments cut_arguments(std::span<const std::string_view> arg
   return cut;
 }
 
+LOCKSTEP_INLINE RankCount parse_ranks(std::string_view name, std::string_view value,
+                                      std::span<const std::size_t> devices) {
+  if (!value.empty() && value.find_first_not_of("0123456789") == std::string_view::npos)
+    return {parse_number(name, value)};
+  if (value == "cpu") return {core_count(), value, "CPU"};
+  if (value != "gpu" && value != "auto") {
+    fail("launch", {name, " is '", value, "'"},
+         "give it a number, or gpu, cpu or auto: one for each GPU, for each CPU, or for each GPU "
+         "and without any for each group of CPUs that share a cache");
+  }
+  std::size_t gpus = devices.size();
+  if (gpus == 0) gpus = count_gpus("", std::getenv("CUDA_VISIBLE_DEVICES"));
+  const char* const logical = std::getenv("LOCKSTEP_LOGICAL_GPUS");  // of tests
+  if (gpus != 0 && devices.empty() && logical != nullptr && *logical != '\0')
+    gpus = parse_number("LOCKSTEP_LOGICAL_GPUS", logical);
+  if (gpus != 0) return {gpus, value, "GPU"};
+  if (value == "auto")
+    return {count_core_groups("", allowed_cpus()), value, "group of CPUs that share a cache"};
+  fail("launch", {name, " is gpu, and this host shows no GPU", visible_devices_text()},
+       text({"start it where one is (nvidia-smi lists them, CUDA_VISIBLE_DEVICES can hide them), "
+             "or give it ",
+             name, " auto, ", name, " cpu or a number"}));
+}
+
+/// Prints what a word for a number of ranks has come to, once.
+LOCKSTEP_INLINE void say_ranks(const RankCount& ranks) {
+  static bool is_said = false;
+  if (ranks.word.empty() || std::exchange(is_said, true)) return;
+  write_all(2, text({"lockstep: --ranks ", ranks.word, ": ", ranks.count,
+                     ranks.count == 1 ? " rank" : " ranks", ", one for each ", ranks.each, "\n"}));
+}
+
 LOCKSTEP_INLINE LaunchOptions parse_options(int argc, char** argv,
                                             std::span<const Flag> job_flags) {
   LaunchOptions options;
@@ -209,8 +245,15 @@ LOCKSTEP_INLINE LaunchOptions parse_options(int argc, char** argv,
   }
   CutArguments cut = cut_arguments(arguments, launch_flags, job_flags);
   options.rest = std::move(cut.rest);
+  // Devices come first: they are what `--ranks gpu` counts.
+  options.devices = LaunchEnvironment().devices();
+  for (const auto& [name, value] : cut.given)
+    if (name == "--devices") options.devices = parse_devices(name, value);
   for (const auto& [name, value] : cut.given) {
-    if (name == "--ranks") options.ranks = parse_number(name, value);
+    if (name == "--ranks") {
+      options.counted = parse_ranks(name, value, options.devices);
+      options.ranks = options.counted.count;
+    }
     if (name == "--rendezvous") options.rendezvous = parse_endpoint(name, value);
     if (name == "--timeout") options.timeout = parse_seconds(name, value);
     if (name == "--progress") options.progress = parse_progress(name, value);
@@ -269,17 +312,19 @@ LOCKSTEP_INLINE std::size_t restart_count() { return LaunchEnvironment().restart
 inline std::atomic<std::size_t> launch_calls = 0;
 inline std::atomic<std::size_t> launches_in_progress = 0;
 
-LOCKSTEP_INLINE RankPlacement alone_placement(std::size_t threads = 1) {
+LOCKSTEP_INLINE RankPlacement alone_placement(std::size_t threads = 1,
+                                              std::vector<std::size_t> devices = {}) {
   RankPlacement placement("the program", Rank{0}, WorldSize{1});
   placement.local_world = 1;
   placement.ports = {0};
   placement.secret = random_id();
   placement.process_ranks = threads;
+  placement.devices = std::move(devices);
   return placement;
 }
 
 LOCKSTEP_INLINE Session join_alone(std::chrono::milliseconds timeout) {
-  return join_at(alone_placement(), timeout);
+  return join_at(alone_placement(1, LaunchEnvironment().devices()), timeout);
 }
 
 LOCKSTEP_INLINE std::string host_identity() {
@@ -484,11 +529,10 @@ LOCKSTEP_INLINE std::string own_program() {
 
 LOCKSTEP_INLINE std::vector<std::string> inherited_environment() {
   constexpr std::string_view ours[] = {
-      "LOCKSTEP_RANK",      "LOCKSTEP_WORLD_SIZE", "LOCKSTEP_LOCAL_RANK",
-      "LOCKSTEP_STORE",     "LOCKSTEP_SECRET",     "LOCKSTEP_LOCAL_WORLD_SIZE",
-      "LOCKSTEP_SECRET_FD", "LOCKSTEP_JOB",        "LOCKSTEP_TIMEOUT",
-      "LOCKSTEP_REPORT_FD", "LOCKSTEP_THREADS",    "LOCKSTEP_LAUNCH",
-      "LOCKSTEP_RESTART",   columns_variable,      progress_variable};
+      "LOCKSTEP_RANK",    "LOCKSTEP_WORLD_SIZE",       "LOCKSTEP_LOCAL_RANK", "LOCKSTEP_STORE",
+      "LOCKSTEP_SECRET",  "LOCKSTEP_LOCAL_WORLD_SIZE", "LOCKSTEP_SECRET_FD",  "LOCKSTEP_JOB",
+      "LOCKSTEP_TIMEOUT", "LOCKSTEP_REPORT_FD",        "LOCKSTEP_THREADS",    "LOCKSTEP_LAUNCH",
+      "LOCKSTEP_RESTART", "LOCKSTEP_DEVICES",          columns_variable,      progress_variable};
   std::vector<std::string> variables;
   for (char** variable = environ; *variable != nullptr; ++variable) {
     const std::string_view text = *variable;
@@ -540,6 +584,10 @@ LOCKSTEP_INLINE Outcome run_attempt(LaunchOptions& options, std::chrono::millise
   add(common, {"LOCKSTEP_STORE=", endpoint_text("127.0.0.1", server.port())});
   add(common, {"LOCKSTEP_TIMEOUT=", timeout.count() / 1000, ".", milliseconds.c_str() + 1});
   add(common, {"LOCKSTEP_JOB=", job});
+  std::string devices;
+  for (const std::size_t device : options.devices)
+    devices += text({devices.empty() ? "" : ",", device});
+  if (!devices.empty()) add(common, {"LOCKSTEP_DEVICES=", devices});
   if (!is_openmp_decided()) add(common, {openmp_variable, "=", openmp_share(ranks)});
   const Terminal terminal = detect_terminal(stdout);
   const std::string program = own_program();
@@ -590,6 +638,7 @@ LOCKSTEP_INLINE int launch_ranks(LaunchOptions options, std::chrono::millisecond
          "leave it out, or start a job of several hosts with torchrun, srun or mpirun");
   }
   keep_standard_streams();
+  say_ranks(options.counted);
   say_openmp_share(options.ranks.value_or(1));
   for (std::size_t restarts = 0;; ++restarts) {
     const Outcome outcome = run_attempt(options, timeout, restarts);
@@ -777,6 +826,19 @@ LOCKSTEP_INLINE void check_launcher(const LaunchOptions& options, const RankPlac
   }
 }
 
+/// Where this process decides how many ranks there are, each has one of the chosen devices.
+LOCKSTEP_INLINE void match_devices(LaunchOptions& options, std::size_t default_ranks) {
+  const std::size_t listed = options.devices.size();
+  if (listed == 0) return;
+  const std::size_t wanted =
+      options.ranks.value_or(default_ranks == dynamic ? listed : default_ranks);
+  if (wanted != listed) {
+    fail("launch", {wanted, " ranks are wanted and --devices lists ", listed},
+         "give every rank one device, or leave --ranks out");
+  }
+  if (listed > 1) options.ranks = listed;
+}
+
 LOCKSTEP_INLINE int launch_as(RanksAs how, int argc, char** argv,
                               FunctionRef<int(Session&, std::optional<std::size_t>)> run,
                               std::size_t default_ranks, std::span<const Flag> flags) {
@@ -805,6 +867,8 @@ LOCKSTEP_INLINE int launch_as(RanksAs how, int argc, char** argv,
     const auto timeout = options.timeout.value_or(environment.timeout().value_or(default_timeout));
     const bool is_alone = !placement || placement->is_alone();
     if (placement) check_launcher(options, *placement);
+    if (placement) placement->devices = options.devices;
+    if (is_alone && how != RanksAs::replicas) match_devices(options, default_ranks);
     if (environment.launch_number().value_or(launch_number) != launch_number) return 0;
     if (placement) {
       prepare_shared_gpus(placement->job, placement->rank);
@@ -846,11 +910,14 @@ LOCKSTEP_INLINE int launch_as(RanksAs how, int argc, char** argv,
         return launch_ranks(std::move(options), timeout);
       }
       if (how != RanksAs::replicas) {
-        return status_after(run_on_threads(alone_placement(*options.ranks)), late, launcher);
+        say_ranks(options.counted);
+        return status_after(run_on_threads(alone_placement(*options.ranks, options.devices)), late,
+                            launcher);
       }
       replicas = options.ranks;
     }
-    Session session = placement ? join_at(*placement, timeout) : join_alone(timeout);
+    Session session =
+        join_at(placement ? *placement : alone_placement(1, options.devices), timeout);
     session.set_arguments(options.rest);
     return status_after(run_rank(session, run_one), late, launcher);
   } catch (...) {

@@ -20,7 +20,9 @@ struct Flag {
 };
 
 inline constexpr Flag launch_flags[] = {
-    {"--ranks", "N", "ranks on this host; with ParallelStrategy<DP>, replicas in this process"},
+    {"--ranks", "N",
+     "ranks on this host, or gpu, cpu or auto: one for each (ParallelStrategy<DP>: replicas)"},
+    {"--devices", "0,2,5", "the GPUs of this host's ranks, in their order; also LOCKSTEP_DEVICES"},
     {"--rendezvous", "HOST:PORT",
      "under mpirun and srun: the host of rank 0 and a free port there"},
     {"--timeout", "SECONDS", "how long ranks wait for each other (300); also LOCKSTEP_TIMEOUT"},
@@ -65,8 +67,21 @@ std::string flag_name(std::string_view argument);
 
 const Flag* find_flag(std::string_view name, std::span<const Flag> flags);
 
+/// The value of `--ranks`: a number, or a word and what has a rank each: "GPU".
+struct RankCount {
+  std::size_t count = 0;
+  std::string_view word{};
+  std::string_view each{};
+};
+
+/// Parses a number, `gpu`, `cpu` or `auto`. `devices` are the chosen GPUs, empty for all.
+RankCount parse_ranks(std::string_view name, std::string_view value,
+                      std::span<const std::size_t> devices = {});
+
 struct LaunchOptions {
   std::optional<std::size_t> ranks;    // on this host
+  std::vector<std::size_t> devices;    // of the ranks on this host; empty: the first ones
+  RankCount counted{};                 // where `--ranks` is a word
   std::optional<std::size_t> threads;  // `ranks`, if they are threads of one process
   std::optional<Endpoint> rendezvous;
   std::optional<std::chrono::milliseconds> timeout;

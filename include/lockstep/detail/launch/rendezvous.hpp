@@ -24,6 +24,8 @@ struct Membership {
   std::chrono::milliseconds timeout{default_timeout};
   /// How many of the job's ranks are threads of this process, with consecutive numbers.
   std::size_t process_ranks = 1;
+  /// The GPUs of the host's ranks, by local rank; where none are chosen, GPU i is local rank i's.
+  std::vector<std::size_t> devices{};
 };
 
 namespace detail {
@@ -47,6 +49,9 @@ class Session {
   ~Session();
 
   const Membership& membership() const { return membership_; }
+  /// Chooses GPUs as `--devices` does: local rank i has the i-th. All ranks of a host give the same
+  /// list, before they make groups or jobs of this session.
+  void set_devices(std::vector<std::size_t> devices) { membership_.devices = std::move(devices); }
   Rank rank() const { return membership_.rank; }
   WorldSize world() const { return membership_.world; }
   /// The first use ends the reading of options, unless a job does that.

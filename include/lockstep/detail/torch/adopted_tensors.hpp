@@ -2,7 +2,6 @@
 #pragma once
 /// @file A module's tensors in lockstep's memory, and the hooks that take gradients from autograd.
 
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
@@ -10,6 +9,7 @@
 #include <unordered_set>
 
 #include "lockstep/detail/core/utility.hpp"
+#include "lockstep/detail/torch/arena_storages.hpp"
 #include "lockstep/detail/torch/module.hpp"
 
 namespace lockstep::detail {
@@ -76,15 +76,9 @@ void for_each_unreached(const at::Tensor& root, const std::vector<GradientNode>&
     if (nodes[i] != nullptr && !seen.contains(nodes[i].get())) f(i);
 }
 
-/// Memory as a tensor with its own storage; of a slice, `torch::save` would write all the storage.
-inline at::Tensor tensor_at(const void* data, at::IntArrayRef sizes, at::ScalarType type,
-                            at::Device device) {
-  return at::from_blob(const_cast<void*>(data), sizes,
-                       at::TensorOptions().dtype(type).device(device));
-}
-
 /// The parameters and buffers of a module. From the first step on they live in lockstep's memory,
-/// which every step checks: memory from `torch::load`, `to` and the like would not be trained.
+/// which every step checks: memory from `torch::load`, `to` and the like would not be trained. At
+/// the end, those that others keep have memory of their own again, with their current values.
 class AdoptedTensors {
  public:
   explicit AdoptedTensors(const ::torch::nn::Module& module, TensorTies ties = {})
@@ -103,6 +97,8 @@ class AdoptedTensors {
   const std::vector<ModuleTensor>& buffers() const { return buffers_; }
   GradientReceiver& receiver() { return *receiver_; }
   bool are_adopted() const { return is_adopted_; }
+  /// Of all tensors in lockstep's memory that the program can see.
+  ArenaStorages& storages() { return storages_; }
 
   struct Target {
     const void* data;
@@ -148,23 +144,11 @@ class AdoptedTensors {
     require_same_list(buffers_, module_buffers(module, ties_), "buffer");
   }
 
-  /// Gives all tensors their own memory again, with their current values.
-  void release() {
-    if (!std::exchange(is_adopted_, false)) return;
-    if (!parameters_.empty() && !parameters_[0].tensor.is_cpu()) {
-      // The last steps may be in flight on a stream that LibTorch does not know.
-      const at::Device device = parameters_[0].tensor.device();
-      c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
-    }
-    for (ModuleTensor& parameter : parameters_) own(parameter);
-    for (ModuleTensor& buffer : buffers_) own(buffer);
-  }
-
  private:
-  static void move(at::Tensor& tensor, const Target& target, at::Device device) {
+  void move(at::Tensor& tensor, const Target& target, at::Device device) {
     const bool is_bool = tensor.scalar_type() == at::kBool && target.kind == ElementKind::u8;
     const at::ScalarType type = is_bool ? at::kBool : scalar_type_of(target.kind);
-    tensor.set_data(tensor_at(target.data, tensor.sizes(), type, device));
+    tensor.set_data(storages_.tensor_at(target.data, tensor.sizes(), type, device));
   }
   /// Ties tensors that were one in the original module: they share memory, and gradients add up.
   static void tie(at::Tensor& copy, const at::Tensor& first) {
@@ -175,10 +159,6 @@ class AdoptedTensors {
     if (first.requires_grad())
       ::torch::autograd::impl::set_gradient_edge(copy,
                                                  ::torch::autograd::impl::gradient_edge(first));
-  }
-  static void own(ModuleTensor& kept) {
-    kept.tensor.set_data(kept.tensor.detach().clone());
-    for (at::Tensor& copy : kept.copies) copy.set_data(kept.tensor.detach());
   }
 
   /// A job begins with the values of the lookup; a move to the job's device keeps them.
@@ -220,6 +200,7 @@ class AdoptedTensors {
     }
   }
 
+  ArenaStorages storages_;  // destroyed last: by then only what the program keeps is in use
   TensorTies ties_;
   std::vector<ModuleTensor> parameters_;
   std::vector<ModuleTensor> buffers_;

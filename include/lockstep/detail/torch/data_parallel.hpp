@@ -17,6 +17,22 @@
 
 namespace lockstep::detail {
 
+/// A device as tensors name it: `cuda` is the current GPU, and there is one CPU.
+inline at::Device indexed(at::Device device) {
+  if (device.is_cpu()) return at::kCPU;
+  return device.has_index() ? device : c10::impl::VirtualGuardImpl(device.type()).getDevice();
+}
+
+/// All devices of a GPU's type, itself first; of a CPU itself.
+inline std::vector<at::Device> all_devices(at::Device first) {
+  std::vector<at::Device> devices{first};
+  if (first.is_cpu()) return devices;
+  const c10::DeviceIndex count = c10::impl::VirtualGuardImpl(first.type()).deviceCount();
+  for (c10::DeviceIndex i = 0; i < count; ++i)
+    if (i != first.index()) devices.emplace_back(first.type(), i);
+  return devices;
+}
+
 /// Splits a tensor like PyTorch's `chunk`; scalars and other types go whole to all replicas.
 template <class T>
 std::vector<at::Tensor> shares_of(const T& argument, std::size_t most) {
@@ -48,6 +64,20 @@ inline std::size_t count_shares(std::span<const std::vector<at::Tensor>> cut) {
     common = shares.size();
   }
   return common == 0 ? 1 : common;
+}
+
+/// Moves the output of the only replica that has run.
+template <class Output>
+Output move_output(Output output, at::Device device) {
+  if constexpr (std::is_same_v<Output, at::Tensor>) {
+    return output.to(device);
+  } else if constexpr (std::is_same_v<Output, std::vector<at::Tensor>>) {
+    for (at::Tensor& each : output) each = each.to(device);
+  } else if constexpr (requires { std::tuple_size<Output>::value; }) {
+    std::apply([&](auto&... each) { ((each = move_output(std::move(each), device)), ...); },
+               output);
+  }
+  return output;
 }
 
 /// Gathers the replicas' outputs on a device: concatenates tensors, stacks scalars.
@@ -150,7 +180,8 @@ namespace lockstep::torch_loops {
 /// PyTorch's `DataParallel`: a forward pass splits its tensors, runs a replica of the module on
 /// each chunk in parallel and gathers the outputs; backward adds gradients to the module's own.
 ///
-///     lockstep::torch::DataParallel<Net> dp(net, 4);
+///     lockstep::torch::DataParallel<Net> dp(net);     // on all GPUs, if the module is on one
+///     lockstep::torch::DataParallel<Net> dp(net, 4);  // or four replicas on its device
 ///     torch::cross_entropy_loss(dp(inputs), labels).backward();
 ///     optimizer.step();
 ///
@@ -164,28 +195,39 @@ class DataParallel {
  public:
   using module_type = Net;
 
+  /// A replica on each GPU, the module's own first; on a CPU one, the module itself.
+  explicit DataParallel(std::shared_ptr<Contained> module)
+      : DataParallel(module, detail::all_devices(device_of(*module))) {}
   /// `replicas` replicas on the module's device, which share its parameters.
-  DataParallel(std::shared_ptr<Contained> module, std::size_t replicas)
-      : DataParallel(module, std::vector<at::Device>(replicas, device_of(*module))) {}
-  /// A replica per device; the module is on the first.
-  DataParallel(std::shared_ptr<Contained> module, const std::vector<at::Device>& devices)
-      : module_(std::move(module)), device_(device_of(*module_)) {
+  DataParallel(std::shared_ptr<Contained> module, std::size_t replicas,
+               std::optional<at::Device> output_device = std::nullopt)
+      : DataParallel(module, std::vector<at::Device>(replicas, device_of(*module)), output_device) {
+  }
+  /// A replica per device; the module is on the first. Outputs are gathered on `output_device`, by
+  /// default the first, and may be on any device.
+  DataParallel(std::shared_ptr<Contained> module, const std::vector<at::Device>& devices,
+               std::optional<at::Device> output_device = std::nullopt)
+      : module_(std::move(module)),
+        device_(device_of(*module_)),
+        output_device_(detail::indexed(output_device.value_or(device_))) {
     if (devices.empty()) detail::fail("DataParallel", {"no replicas are wanted"}, "ask for one");
-    if (devices[0] != device_)
+    if (detail::indexed(devices[0]) != device_)
       detail::fail(
           "DataParallel",
           {"the module lies on ", device_.str(), " and the first device is ", devices[0].str()},
           "move the module there before it is wrapped: module->to(devices[0])");
     for (std::size_t i = 1; i != devices.size(); ++i)
-      replicas_.push_back(std::make_unique<Replica>(*module_, devices[i]));
+      replicas_.push_back(std::make_unique<Replica>(*module_, detail::indexed(devices[i])));
   }
-  template <class Where>
-    requires(!std::same_as<Net, Contained>)
-  DataParallel(const Net& holder, const Where& where) : DataParallel(holder.ptr(), where) {}
+  template <class... Where>
+    requires(!std::same_as<Net, Contained> && sizeof...(Where) <= 2)
+  explicit DataParallel(const Net& holder, const Where&... where)
+      : DataParallel(holder.ptr(), where...) {}
 
   Contained& module() { return *module_; }
   Contained* operator->() { return module_.get(); }
   std::size_t replicas() const { return replicas_.size() + 1; }
+  at::Device output_device() const { return output_device_; }
 
   /// The module's forward pass; with fewer rows than replicas, some do not run. Throws the
   /// exception of the first replica that failed. **Host** blocks until all are done.
@@ -212,7 +254,10 @@ class DataParallel {
 
   auto run(std::size_t count, const auto& run_one) {
     using Output = decltype(run_one(*module_, device_, 0));
-    if (count == 1) return run_one(*module_, device_, 0);
+    if (count == 1) {
+      const c10::DeviceGuard near(device_);
+      return detail::move_output(run_one(*module_, device_, 0), output_device_);
+    }
     for (std::size_t i = 1; i != count; ++i) replicas_[i - 1]->follow(*module_);
     std::vector<std::optional<Output>> outputs(count);
     std::vector<std::exception_ptr> failures(count);
@@ -240,13 +285,14 @@ class DataParallel {
             [&, i](std::exception_ptr thrown) { failures[i] = std::move(thrown); },
             detail::Signals::delivered);
       }
+      const c10::DeviceGuard near(device_);
       attempt(*module_, device_, 0);
     }
     for (const std::exception_ptr& failure : failures)
       if (failure) std::rethrow_exception(failure);
     std::vector<Output> all;
     for (auto& output : outputs) all.push_back(*std::move(output));
-    return detail::gather_outputs(all, device_);
+    return detail::gather_outputs(all, output_device_);
   }
 
   /// The program's streams, on which replicas run: so their work is ordered with the program's.
@@ -259,20 +305,22 @@ class DataParallel {
       streams.push_back(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
     };
     add(device_);
+    add(output_device_);
     for (const auto& replica : replicas_) add(replica->device());
     return streams;
   }
 
   std::shared_ptr<Contained> module_;
   at::Device device_;
+  at::Device output_device_;
   std::vector<std::unique_ptr<Replica>> replicas_;  // without replica 0, the module
 };
 
-template <class Module, class Where>
-DataParallel(std::shared_ptr<Module>, const Where&) -> DataParallel<Module>;
-template <class Holder, class Where>
+template <class Module, class... Where>
+DataParallel(std::shared_ptr<Module>, const Where&...) -> DataParallel<Module>;
+template <class Holder, class... Where>
   requires requires { typename Holder::ContainedType; }
-DataParallel(const Holder&, const Where&) -> DataParallel<Holder>;
+DataParallel(const Holder&, const Where&...) -> DataParallel<Holder>;
 
 }  // namespace lockstep::torch_loops
 

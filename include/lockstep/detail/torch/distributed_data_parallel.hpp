@@ -172,6 +172,9 @@ class DistributedDataParallel {
       : DistributedDataParallel(holder.ptr(), group) {}
   DistributedDataParallel(const DistributedDataParallel&) = delete;
   DistributedDataParallel& operator=(const DistributedDataParallel&) = delete;
+  /// Tensors that the program keeps get memory of their own. Those of the module do not count among
+  /// them if nobody else has it.
+  ~DistributedDataParallel() { module_.reset(); }
 
   Contained& module() { return *module_; }
   Contained* operator->() { return module_.get(); }

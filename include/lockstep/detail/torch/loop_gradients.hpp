@@ -89,14 +89,14 @@ class LoopGradients {
   }
   LoopGradients(const LoopGradients&) = delete;
   LoopGradients& operator=(const LoopGradients&) = delete;
-  /// Gives tensors their own memory back, since optimizers and the program may keep them.
   ~LoopGradients() {
     receive(false);
     // After a failed backward pass, a GPU waits for reductions that other ranks will not join.
     if (is_in_pass_) replica_.communicator().abort("its backward pass ended with an exception");
     try {
-      release();
-    } catch (...) {  // NOLINT(bugprone-empty-catch): a GPU that has failed copies nothing
+      [[maybe_unused]] const auto on = replica_.on_device();
+      streams_.synchronize();
+    } catch (...) {  // NOLINT(bugprone-empty-catch): a GPU that has failed uses no memory any more
     }
   }
 
@@ -204,8 +204,9 @@ class LoopGradients {
     Elements::with_parameter(parameters()[i].listed, [&]<class T>(std::type_identity<T>) {
       const auto view = step.grad(Listed<T>{i});
       using Held = typename decltype(view)::value_type;
-      made = tensor_at(view.data_handle(), parameters()[i].tensor.sizes(), scalar_type<Held>,
-                       Device::device(step));
+      made = replica_.model().adopted().storages().tensor_at(
+          view.data_handle(), parameters()[i].tensor.sizes(), scalar_type<Held>,
+          Device::device(step));
     });
     return made;
   }
@@ -337,13 +338,6 @@ class LoopGradients {
     throw Error("backward", what,
                 "lower the learning rate, clip gradients (clip_grad_norm_) or look at the batch; "
                 "with Anomaly<Ignore> nobody looks");
-  }
-
-  void release() {
-    [[maybe_unused]] const auto on = replica_.on_device();
-    copy_out_averages();
-    replica_.model().adopted().release();
-    streams_.synchronize();
   }
 
   /// Clones gradients that are still averages of an earlier pass.

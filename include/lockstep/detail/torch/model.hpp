@@ -66,7 +66,6 @@ class TorchModel {
     static_assert(detail::ModuleOrHolder<Net>,
                   "lockstep: TorchModel takes a torch::nn::Module or a holder of one: struct Model "
                   ": TorchModel<Model, Net>, where Net derives from torch::nn::Module");
-    if (tensors_ && Source::pointer(module_).use_count() > 1) tensors_->release();
   }
 
   auto& module() { return Source::get(module_); }
@@ -279,10 +278,11 @@ class TorchModel {
     });
   }
 
+  /// Destroyed last: only tensors that somebody else keeps then need memory of their own.
+  mutable std::unique_ptr<detail::AdoptedTensors> tensors_;
   typename Source::Held module_;
   detail::TensorTies ties_;  // of a copied model, whose clone has untied tensors
-  mutable std::unique_ptr<detail::AdoptedTensors> tensors_;
-  at::Tensor loss_;  // between forward and backward
+  at::Tensor loss_;          // between forward and backward
   detail::SyncedNorms norms_;
   std::uint64_t uses_ = 0;
 };

@@ -490,6 +490,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     } else if constexpr (is_one_process) {
       DpOptions wanted;
       if (options.replicas) wanted.replicas = *options.replicas;
+      wanted.devices = session.membership().devices;
       wanted.seed = options.seed;
       wanted.timeout = session.membership().timeout;
       return wrapper(wanted, std::forward<Source>(source));

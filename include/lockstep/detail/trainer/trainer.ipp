@@ -96,7 +96,7 @@ LOCKSTEP_INLINE TrainerOptions parse_trainer_options(const std::vector<std::stri
   for (const detail::CutArguments::Given& flag : cut.given) {
     const auto& [name, value] = flag;
     if (name == "--seed") options.seed = Seed{detail::parse_number(name, value)};
-    if (name == "--replicas") options.replicas = detail::parse_number(name, value);
+    if (name == "--replicas") options.replicas = detail::parse_ranks(name, value).count;
     if (name == "--data") options.data = value;
     if (name == "--log" || name == "--record") {
       if (!options.log.empty()) {
