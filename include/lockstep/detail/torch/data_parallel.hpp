@@ -179,9 +179,13 @@ class DataParallel {
     for (std::size_t i = 1; i != devices.size(); ++i)
       replicas_.push_back(std::make_unique<Replica>(*module_, devices[i]));
   }
-  template <class Where>
+  /// For a holder, such as `torch::nn::Sequential`.
+  DataParallel(const Net& holder, std::size_t replicas)
     requires(!std::same_as<Net, Contained>)
-  DataParallel(const Net& holder, const Where& where) : DataParallel(holder.ptr(), where) {}
+      : DataParallel(holder.ptr(), replicas) {}
+  DataParallel(const Net& holder, const std::vector<at::Device>& devices)
+    requires(!std::same_as<Net, Contained>)
+      : DataParallel(holder.ptr(), devices) {}
 
   Contained& module() { return *module_; }
   Contained* operator->() { return module_.get(); }
