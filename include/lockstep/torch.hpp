@@ -10,11 +10,14 @@
 #include "lockstep/detail/torch/data.hpp"
 #include "lockstep/detail/torch/data_parallel.hpp"
 #include "lockstep/detail/torch/distributed_data_parallel.hpp"
+#include "lockstep/detail/torch/grad_scaler.hpp"
 #include "lockstep/detail/torch/model.hpp"
 #include "lockstep/detail/torch/module.hpp"
+#include "lockstep/detail/torch/optimizer_state.hpp"
 #include "lockstep/detail/torch/state_dict.hpp"
 #include "lockstep/detail/torch/sync_batch_norm.hpp"
 #include "lockstep/detail/torch/tensors.hpp"
+#include "lockstep/detail/torch/zero_redundancy_optimizer.hpp"
 #include "lockstep/hooks.hpp"
 
 #if !defined(LOCKSTEP_COMPILED)

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/detail/store/store.hpp"
 
+#include <poll.h>
+#include <sys/socket.h>
+
 #include <atomic>
 #include <boost/test/unit_test.hpp>
 #include <chrono>
@@ -9,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "lockstep/detail/store/socket.hpp"
 #include "store/served.hpp"
 
 using namespace lockstep;
@@ -280,6 +284,52 @@ BOOST_AUTO_TEST_CASE(ipv6_and_names_work_where_the_host_has_them) {
     Store client("::1", v6.port(), secret, 5000ms);
     BOOST_TEST(client.add("n", 1) == 1);
   }
+}
+
+/// Passes on what a client and the server send, at some 8 MB a second.
+class SlowRelay {
+ public:
+  explicit SlowRelay(std::uint16_t server) : listening_(detail::listen_on("127.0.0.1", 0)) {
+    relays_.emplace_back([this, server] {
+      while (!ends_) {
+        if (!detail::wait_ready(listening_.get(), POLLIN, detail::Deadline::after(20ms))) continue;
+        const detail::Descriptor client(::accept(listening_.get(), nullptr, nullptr));
+        std::string why;
+        const detail::Descriptor to =
+            detail::try_connect("127.0.0.1", server, detail::Deadline::after(5s), why);
+        std::jthread back([&] { pass(to.get(), client.get()); });
+        pass(client.get(), to.get());
+      }
+    });
+  }
+  ~SlowRelay() { ends_ = true; }
+  std::uint16_t port() const { return detail::local_port(listening_.get()); }
+
+ private:
+  void pass(int from, int to) const {
+    std::vector<char> bytes(1 << 16);
+    while (!ends_) {
+      if (!detail::wait_ready(from, POLLIN, detail::Deadline::after(20ms))) continue;
+      const ssize_t n = ::recv(from, bytes.data(), bytes.size(), MSG_DONTWAIT);
+      if (n <= 0) break;
+      std::this_thread::sleep_for(8ms);
+      detail::write_exact(to, bytes.data(), static_cast<std::size_t>(n),
+                          detail::Deadline::after(10s));
+    }
+    ::shutdown(to, SHUT_RDWR);
+  }
+
+  detail::Descriptor listening_;
+  std::atomic<bool> ends_ = false;
+  std::vector<std::jthread> relays_;
+};
+
+BOOST_AUTO_TEST_CASE(a_large_value_may_take_longer_than_an_answer) {
+  const SlowRelay relay(server.port());
+  Store slow("127.0.0.1", relay.port(), secret, 500ms);
+  const std::string large(12 << 20, 'x');
+  slow.set("large", large);  // some 1.5 s each way
+  BOOST_TEST((slow.get("large") == large));
 }
 
 BOOST_AUTO_TEST_SUITE_END()

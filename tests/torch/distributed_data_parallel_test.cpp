@@ -15,6 +15,7 @@
 #include <torch/optim/sgd.h>
 #include <torch/serialize.h>
 
+#include <algorithm>
 #include <boost/test/unit_test.hpp>
 #include <chrono>
 #include <cstddef>
@@ -25,7 +26,9 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 #include "comm/ranks.hpp"
@@ -551,6 +554,36 @@ BOOST_AUTO_TEST_CASE(tied_double_and_sparse_parameters_train_like_one_process) {
           "first.weight has elements of Double, which the model does not list");
 }
 
+namespace {
+
+/// A hook of a user's own: each rank bounds the elements of its gradients.
+template <int Thousandths>
+struct BoundedTo {
+  static constexpr std::string_view name = "Bounded";
+  static constexpr bool changes_only_type =
+      true;  // it passes on every element, so it may be joined
+  static constexpr float bound = 0.001F * Thousandths;
+  template <class T>
+  struct Bucket {
+    void begin(std::span<T> values, auto& next) {
+      for (T& each : values) each = std::clamp(each, -bound, bound);
+      next.begin(values);
+    }
+    void finish(std::span<T> values, auto& next) { next.finish(values); }
+  };
+};
+using Bounded = BoundedTo<20>;
+using WideBounds = BoundedTo<1000000>;
+
+void require_equal_on_ranks(Shared& comm, const at::Tensor& values, const std::string& what) {
+  at::Tensor first = values.detach().clone();
+  comm.broadcast(std::span(first.data_ptr<float>(), static_cast<std::size_t>(first.numel())),
+                 Rank{0});
+  require(at::equal(first, values), what + " differs between ranks");
+}
+
+}  // namespace
+
 BOOST_AUTO_TEST_CASE(gradients_travel_through_hooks) {
   using Half = loops::DistributedDataParallel<Net, Hooks<CompressTo<BFloat16>>>;
   compare<Half>(
@@ -559,23 +592,40 @@ BOOST_AUTO_TEST_CASE(gradients_travel_through_hooks) {
         loss_of(forward(inputs_of(s, r))).backward();
       },
       false, 4e-3);
-  all_well(2, [](Shared& comm) {
-    auto net = make_net();
-    loops::DistributedDataParallel<Net, Hooks<PowerSGD<>>> ddp(net, comm);
-    torch::optim::SGD optimizer(net->parameters(), 0.1);
-    double first = 0, last = 0;
-    for (std::size_t s = 0; s != 40; ++s) {
-      const at::Tensor loss = loss_of(ddp(inputs_of(0, comm.rank().value())));
-      last = loss.item<double>();
-      if (s == 0) first = last;
-      loss.backward();
-      optimizer.step();
-      optimizer.zero_grad();
+  using Clipped = loops::DistributedDataParallel<Net, Hooks<Bounded>>;
+  compare<Clipped>("a hook of one's own", [](Net& net, const auto& forward, std::size_t r,
+                                             std::size_t s, auto* ddp) {
+    std::vector<at::Tensor> before;
+    for (const at::Tensor& each : net.parameters())
+      before.push_back(each.grad().defined() ? each.grad().clone() : at::zeros_like(each));
+    loss_of(forward(inputs_of(s, r))).backward();
+    if (ddp != nullptr) return;
+    // The same by hand, of the part that this rank's pass has added.
+    const auto parameters = net.parameters();
+    for (std::size_t i = 0; i != parameters.size(); ++i) {
+      if (!parameters[i].grad().defined()) continue;
+      at::Tensor& all = parameters[i].mutable_grad();
+      all.copy_(before[i] + (all - before[i]).clamp(-Bounded::bound, Bounded::bound));
     }
-    require(last < 0.3 * first, "PowerSGD does not train");
-    const at::Tensor other = comm_average(comm, net->in->weight.detach());
-    require(at::equal(other, net->in->weight), "ranks have different parameters");
   });
+  for (const std::size_t world : {1u, 2u, 4u}) {
+    all_well(world, [](Shared& comm) {
+      auto net = make_net();
+      loops::DistributedDataParallel<Net, Hooks<PowerSGD<>>> ddp(net, comm);
+      torch::optim::SGD optimizer(net->parameters(), 0.1);
+      double first = 0, last = 0;
+      for (std::size_t s = 0; s != 40; ++s) {
+        const at::Tensor loss = loss_of(ddp(inputs_of(0, comm.rank().value())));
+        last = loss.item<double>();
+        if (s == 0) first = last;
+        loss.backward();
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+      require(last < 0.3 * first, "PowerSGD does not train");
+      require_equal_on_ranks(comm, net->in->weight, "a parameter");
+    });
+  }
 }
 
 BOOST_AUTO_TEST_CASE(ranks_with_fewer_batches_make_the_updates_of_the_others) {
@@ -609,14 +659,23 @@ BOOST_AUTO_TEST_CASE(ranks_with_fewer_batches_make_the_updates_of_the_others) {
       }
       require_close(*net, *alone, "joined, epoch " + std::to_string(epoch), tolerance);
       for (const at::Tensor& parameter : net->parameters()) {
-        at::Tensor first = parameter.detach().clone();
-        comm.broadcast(std::span(first.data_ptr<float>(), static_cast<std::size_t>(first.numel())),
-                       Rank{0});
-        require(at::equal(first, parameter), "ranks have different parameters");
+        require_equal_on_ranks(comm, parameter, "a parameter");
+        if (!parameter.requires_grad()) continue;
+        // An optimizer's states are those of one that has made all updates.
+        const auto& state = *optimizer.state().at(parameter.unsafeGetTensorImpl());
+        if (const auto* sgd = dynamic_cast<const torch::optim::SGDParamState*>(&state)) {
+          require_equal_on_ranks(comm, sgd->momentum_buffer(), "a momentum");
+        } else {
+          const auto& adam = dynamic_cast<const torch::optim::AdamWParamState&>(state);
+          require(adam.step() == static_cast<std::int64_t>((epoch + 1) * batches(world - 1)),
+                  "an optimizer has made " + std::to_string(adam.step()) + " steps");
+          require_equal_on_ranks(comm, adam.exp_avg(), "a first moment");
+          require_equal_on_ranks(comm, adam.exp_avg_sq(), "a second moment");
+        }
       }
     }
   };
-  for (const std::size_t world : {1u, 2u, 3u}) {
+  for (const std::size_t world : {1u, 2u, 4u}) {
     for (const bool finishes : {true, false}) {
       all_well(world, [&](Shared& comm) {
         trains(
@@ -631,6 +690,39 @@ BOOST_AUTO_TEST_CASE(ranks_with_fewer_batches_make_the_updates_of_the_others) {
             1e-4);
       });
     }
+  }
+}
+
+BOOST_AUTO_TEST_CASE(exhausted_ranks_take_part_in_hooks) {
+  const auto trains = []<class Hook>(Shared& comm, std::type_identity<Hook>, double tolerance) {
+    const std::size_t rank = comm.rank().value(), world = comm.world_size().value();
+    auto alone = make_net(), net = make_net();
+    torch::optim::SGD plain(alone->parameters(), 0.1), optimizer(net->parameters(), 0.1);
+    loops::DistributedDataParallel<Net, Hooks<Hook>, UnevenInputs<Join>> ddp(net, comm);
+    for (std::size_t s = 0; s != 2 + world; ++s) {
+      step_alone(*alone, plain, world, 0, [&](Net& each, std::size_t r) {
+        if (s < 3 + r) loss_of(each.forward(inputs_of(s, r))).backward();
+      });
+    }
+    const auto update = [&] {
+      optimizer.step();
+      optimizer.zero_grad();
+    };
+    auto joined = ddp.join(update);
+    for (std::size_t s = 0; s != 3 + rank; ++s) {
+      train_one_step(ddp, rank, s);
+      update();
+    }
+    joined.finish();
+    require_close(*net, *alone, "joined", tolerance);
+    for (const at::Tensor& parameter : net->parameters())
+      require_equal_on_ranks(comm, parameter, "a parameter");
+  };
+  for (const std::size_t world : {1u, 2u, 4u}) {
+    all_well(world, [&](Shared& comm) {
+      trains(comm, std::type_identity<CompressTo<BFloat16>>{}, 4e-3);
+      trains(comm, std::type_identity<WideBounds>{}, 1e-6);
+    });
   }
 }
 

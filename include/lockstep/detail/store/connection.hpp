@@ -112,6 +112,12 @@ class StoreConnection {
     send(own, request.bytes(), Deadline::after(std::chrono::milliseconds(100)));
   }
 
+  /// The bytes that have come, of any replies.
+  std::uint64_t received() {
+    const std::lock_guard lock(mutex_);
+    return received_;
+  }
+
   /// Drops the reply to a request.
   void forget(std::uint32_t number) {
     const std::lock_guard lock(mutex_);
@@ -145,6 +151,7 @@ class StoreConnection {
     lock.lock();
     is_read_ = false;
     if (n > 0) {
+      received_ += static_cast<std::uint64_t>(n);
       input_.append(buffer, static_cast<std::size_t>(n));
       const auto sort = [&](std::uint32_t number, std::string_view body) {
         if (const auto reply = replies_.find(number); reply != replies_.end()) reply->second = body;
@@ -171,6 +178,7 @@ class StoreConnection {
   std::map<std::uint32_t, std::optional<std::string>> replies_;  // by request, once received
   std::string input_;
   std::uint32_t next_ = 1;
+  std::uint64_t received_ = 0;
   bool is_read_ = false;
   Transfer end_ = Transfer::complete;  // how the connection has ended, if it has
 };

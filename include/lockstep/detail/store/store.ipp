@@ -42,7 +42,7 @@ class StoreClient {
            "values have at most 16 MiB; pass larger data through a communicator");
     }
     std::uint32_t number = 0;
-    const Deadline deadline = Deadline::after(answer_limit(timeout));
+    const Deadline deadline = Deadline::after(answer_limit(timeout, bytes));
     check(name, connection_.post(request.bytes(), number, deadline));
     return number;
   }
@@ -58,8 +58,12 @@ class StoreClient {
       done = connection_.await(number, reply, Deadline::after(waiting));
       if (done == Transfer::timed_out) connection_.cancel(number);
     }
-    if (done == Transfer::timed_out) {
-      done = connection_.await(number, reply, Deadline::after(answer_limit(timeout - waiting)));
+    // As long as a large reply is under way, the server is there.
+    std::uint64_t before = ~std::uint64_t{0};
+    while (done == Transfer::timed_out && connection_.received() != before) {
+      before = connection_.received();
+      const Milliseconds limit = answer_limit(timeout - waiting, request.value.size());
+      done = connection_.await(number, reply, Deadline::after(limit));
     }
     if (done == Transfer::timed_out) connection_.forget(number);
     return checked(name, request.key, done, std::move(reply));
@@ -139,8 +143,11 @@ class StoreClient {
          "same address, port and secret");
   }
 
-  static Milliseconds answer_limit(Milliseconds timeout) {
-    return std::clamp(timeout, Milliseconds(500), Milliseconds(5000));
+  /// How long a server may take for a message. Both sides hash a large one, maybe on a busy
+  /// machine.
+  static Milliseconds answer_limit(Milliseconds timeout, std::size_t bytes) {
+    return std::clamp(timeout, Milliseconds(500), Milliseconds(5000)) +
+           Milliseconds(1000) * (bytes >> 20);
   }
 
   [[noreturn]] void fail_at(std::string_view operation, std::string_view problem) const {

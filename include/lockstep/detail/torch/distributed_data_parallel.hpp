@@ -40,24 +40,9 @@ consteval auto acting() {
                   "optimizers with their groups, clip_grad_norm_ and no_sync(), or a Trainer with "
                   "a TorchModel, which has the policies Optimizer, ParameterGroups, Clip, "
                   "Accumulate and Schedule");
-    constexpr bool skips_updates = std::is_same_v<P, Anomaly<Skip>>;
-    static_assert(
-        !skips_updates,
-        "lockstep: Anomaly<Skip> leaves updates out, and here the program makes them; look "
-        "at the gradients before optimizer.step(), or use a Trainer with a TorchModel");
-    constexpr bool skips_zeros = requires { requires P::skips_zero_gradients; };
-    static_assert(!skips_zeros,
-                  "lockstep: SkipZeroGradients leaves updates out, and here the program makes "
-                  "them; look at the gradients before optimizer.step(), or use a Trainer with a "
-                  "TorchModel");
     constexpr bool averages_parameters = requires { requires P::stages::averages_parameters; };
     static_assert(!averages_parameters,
                   "lockstep: LocalSGD averages parameters after updates of lockstep's; use a "
-                  "Trainer with a TorchModel");
-    constexpr bool averages_buffers = std::is_same_v<P, Buffers<Synced>>;
-    static_assert(!averages_buffers,
-                  "lockstep: Buffers<Synced> averages buffers where a job evaluates and saves, and "
-                  "here the program does both; use Buffers<Broadcast> or Buffers<Local>, or a "
                   "Trainer with a TorchModel");
     constexpr bool has_subgraphs = requires {
       requires PolicyOf<P, axes::UnusedParameters> && (SubgraphsIn<typename P::choice>::count > 1);
@@ -86,9 +71,8 @@ consteval auto acting() {
     static_assert(!runs_steps,
                   "lockstep: CapturedStep and Precision need a step that lockstep runs; use a "
                   "Trainer with a TorchModel");
-    constexpr bool acts =
-        !(makes_updates || skips_updates || skips_zeros || averages_parameters ||
-          averages_buffers || has_subgraphs || has_replicas || loads_data || shards || runs_steps);
+    constexpr bool acts = !(makes_updates || averages_parameters || has_subgraphs || has_replicas ||
+                            loads_data || shards || runs_steps);
     return std::conditional_t<acts, PolicyPack<P>, PolicyPack<>>{};
   }
 }
@@ -191,6 +175,8 @@ class DistributedDataParallel {
   Contained& module() { return *module_; }
   Contained* operator->() { return module_.get(); }
   communicator_type& communicator() { return replica_.communicator(); }
+  /// Where the module's tensors are, and inputs belong.
+  at::Device device() { return replica_.model().adopted().parameters()[0].tensor.device(); }
 
   /// The module's forward pass; in training with gradients enabled, rank 0's buffers are broadcast
   /// first. **Ranks** all in that case, else this one. **Host** blocks.
@@ -222,6 +208,31 @@ class DistributedDataParallel {
   void require_finite() {
     [[maybe_unused]] const auto on = replica_.on_device();
     detail::abort_on_exception(replica_, [&] { gradients_.require_finite(); });
+  }
+
+  /// The number of backward passes that `Anomaly<Skip>` left out, because an average was NaN or
+  /// infinite: they leave all gradients undefined, those that earlier passes have added too, on all
+  /// ranks, so that LibTorch's optimizers change nothing. **Host** does not block; on a GPU each
+  /// `backward` has waited for its averages.
+  std::uint64_t skipped_steps() const { return gradients_.skipped(); }
+
+  /// Gives all ranks rank 0's buffers, or with `Buffers<Synced>` the averages over ranks (of
+  /// integers and booleans the largest), as an evaluation or a file needs them. Not in the scope of
+  /// `join`, where ranks may be exhausted. **Ranks** all. **Host** blocks, or on a GPU enqueues.
+  void synchronize_buffers() {
+    [[maybe_unused]] const auto on = replica_.on_device();
+    detail::abort_on_exception(replica_, [&] {
+      if (is_joining_) {
+        detail::fail("synchronize_buffers",
+                     {"in the scope of join some ranks may have no more batches, and would not "
+                      "make this call"},
+                     "call it after joined.finish()");
+      }
+      gradients_.require_intact();
+      gradients_.streams().job_waits_for_program();
+      replica_.synchronize_buffers();
+      gradients_.streams().program_waits_for_job();
+    });
   }
 
   /// In the result's scope, gradients accumulate in `Tensor::grad`; the next pass averages the sum.
@@ -270,11 +281,35 @@ class DistributedDataParallel {
     });
   }
 
+  /// Called by `Checkpoint`: all ranks' texts. **Ranks** all. **Host** blocks.
+  std::vector<std::string> all_gather_text(std::string text, detail::JobCall call) {
+    [[maybe_unused]] const auto on = replica_.on_device();
+    const detail::InJobCall in(call);
+    return all_gather_objects(communicator(), std::move(text));
+  }
+
   /// The bytes that this rank has sent for gradients, with `Hooks<...>`.
   auto bytes_sent()
     requires(traits::is_hooked)
   {
     return replica_.bytes_sent();
+  }
+
+  // Called by `GradScaler`.
+
+  static constexpr bool ignores_anomalies = !traits::stops_at_anomaly && !traits::skips_anomalies;
+  static constexpr bool may_join = traits::may_join;
+  /// The largest of all ranks' numbers, each a float tensor of one element. **Ranks** all. **Host**
+  /// blocks, or on a GPU enqueues. **Stream** LibTorch's current one.
+  at::Tensor largest_over_ranks(const at::Tensor& own) {
+    [[maybe_unused]] const auto on = replica_.on_device();
+    at::Tensor largest = own.to(device(), at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+    detail::abort_on_exception(replica_, [&] {
+      gradients_.streams().job_waits_for_program();
+      replica_.communicator().all_reduce(std::span(largest.mutable_data_ptr<float>(), 1), Max{});
+      gradients_.streams().program_waits_for_job();
+    });
+    return largest;
   }
 
  private:

@@ -17,6 +17,12 @@ class LoopStreams {
                 "lockstep: a module on a GPU needs lockstep/torch.cuh, in a file for nvcc");
 };
 
+/// RAII: makes a communicator's GPU the thread's current device, if it has one.
+template <class Comm>
+struct CurrentDevice {
+  explicit CurrentDevice(Comm&) {}
+};
+
 /// On the host, calls are synchronous, and backward passes run on the calling thread.
 template <class Replica>
 class LoopStreams<Cpu, Replica> {
@@ -131,14 +137,31 @@ class LoopGradients {
 
   /// Publishes the averages of a complete step in `Tensor::grad`; parameters that no rank used keep
   /// theirs. With `Anomaly<Stop>` throws on a NaN or infinite average, on a GPU in a later pass.
+  /// `Anomaly<Skip>` and `SkipZeroGradients` leave gradients undefined, so that optimizers pass the
+  /// parameters by. All ranks decide alike without asking each other: averages have the same bits.
   void publish() {
     replica_.reduce_and_publish([&](const auto& is_used) {
       streams_.program_waits_for_job();
       ++averaged_;
       if constexpr (traits::stops_at_anomaly) require_finite_averages();
+      if constexpr (leaves_out && !on_host) streams_.measure(averages_);
+      if constexpr (traits::skips_anomalies) {
+        if (find_anomaly()) {
+          ++skipped_;
+          for_each_trained([&](std::size_t i, at::Tensor&) {
+            parameters()[i].tensor.mutable_grad().reset();  // with what earlier passes have added
+          });
+          return;
+        }
+      }
       for_each_trained([&](std::size_t i, at::Tensor& average) {
         at::Tensor& own = parameters()[i].tensor.mutable_grad();
-        if (is_used(i) && !own.is_same(average)) own = average;
+        if (!is_used(i)) return;
+        if (traits::skips_zero_gradients && is_zero(i)) {
+          own.reset();
+        } else if (!own.is_same(average)) {
+          own = average;
+        }
       });
     });
   }
@@ -155,10 +178,15 @@ class LoopGradients {
 
   /// The number of completed backward passes.
   std::uint64_t passes() const { return passes_; }
+  /// The number of passes, also those of others that this rank joined, that `Anomaly<Skip>` left
+  /// out.
+  std::uint64_t skipped() const { return skipped_; }
 
  private:
   static constexpr std::size_t none = static_cast<std::size_t>(-1);
   static constexpr bool on_host = std::is_same_v<typename traits::device, Cpu>;
+  /// Does the host look at averages before it publishes them?
+  static constexpr bool leaves_out = traits::skips_anomalies || traits::skips_zero_gradients;
 
   const std::vector<ModuleTensor>& parameters() { return replica_.model().adopted().parameters(); }
   void for_each_trained(const auto& f) {
@@ -245,18 +273,46 @@ class LoopGradients {
   }
 
   void require_finite_averages() {
+    if (const auto found = find_anomaly()) [[unlikely]]
+      reject_anomaly(*found);
+  }
+  /// The index in `averages_` of the first that is NaN or infinite; with `Anomaly<Stop>` on a GPU,
+  /// of an earlier pass.
+  std::optional<std::size_t> find_anomaly() {
     if constexpr (on_host) {
-      for_each_trained([&](std::size_t i, const at::Tensor& average) {
-        Elements::with_parameter(parameters()[i].listed, [&]<class T>(std::type_identity<T>) {
-          if (!all_finite(std::span(static_cast<const T*>(average.const_data_ptr()),
-                                    static_cast<std::size_t>(average.numel())))) [[unlikely]]
-            reject_anomaly(slots_[i]);
-        });
-      });
+      for (std::size_t i = 0; i != slots_.size(); ++i) {
+        if (slots_[i] == none) continue;
+        bool finite = true;
+        with_average(i, [&](auto values) { finite = all_finite(values); });
+        if (!finite) [[unlikely]]
+          return slots_[i];
+      }
+      return std::nullopt;
+    } else if constexpr (traits::skips_anomalies) {
+      return streams_.measured_anomaly();
     } else {
-      if (const auto found = streams_.find_anomaly(averages_)) [[unlikely]]
-        reject_anomaly(*found);
+      return streams_.find_anomaly(averages_);
     }
+  }
+  /// Is the average of a parameter's gradient zero in all elements? A NaN is not.
+  bool is_zero(std::size_t i) {
+    if constexpr (!traits::skips_zero_gradients) {
+      return false;
+    } else if constexpr (on_host) {
+      bool zero = true;
+      with_average(i, [&](auto values) { zero = all_zero(values); });
+      return zero;
+    } else {
+      return streams_.measured_zero(slots_[i]);
+    }
+  }
+  /// Calls `f(values)` with the elements of a parameter's average, on the host.
+  void with_average(std::size_t i, const auto& f) {
+    const at::Tensor& average = averages_[slots_[i]];
+    Elements::with_parameter(parameters()[i].listed, [&]<class T>(std::type_identity<T>) {
+      f(std::span(static_cast<const T*>(average.const_data_ptr()),
+                  static_cast<std::size_t>(average.numel())));
+    });
   }
   template <class T>
   static bool all_finite(std::span<const T> values) {
@@ -308,6 +364,7 @@ class LoopGradients {
   bool is_in_pass_ = false;
   std::uint64_t passes_ = 0;
   std::uint64_t averaged_ = 0;  // passes, including those of other ranks that this one joins
+  std::uint64_t skipped_ = 0;   // of these, those that Anomaly<Skip> left out
 };
 
 }  // namespace lockstep::detail

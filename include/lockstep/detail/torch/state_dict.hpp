@@ -54,47 +54,60 @@ inline std::vector<ModuleTensor> state_tensors(const ::torch::nn::Module& module
   return all;
 }
 
-using StateDictEntry = std::pair<at::Tensor, const TensorEntry*>;
+/// A tensor of a file that may fit one of a module.
+struct FileTensor {
+  std::string_view name;
+  std::vector<std::size_t> shape;
+  at::ScalarType type;         // Undefined where LibTorch has none
+  std::string_view type_name;  // as the file says it
+};
 
-/// Throws where the file does not fit. Types may differ: Python's load_state_dict converts, too,
-/// and after `module.to(at::kBFloat16)` even a C++ module's counts and masks have that type.
-inline std::vector<StateDictEntry> match_state_dict(const ::torch::nn::Module& module,
-                                                    const SafetensorsFile& file, bool strict,
-                                                    LoadReport& report) {
-  std::vector<StateDictEntry> matched;
+/// The tensors of a module, each with the index of the file's tensor for it. Throws where the file
+/// does not fit. Types may differ: Python's load_state_dict converts, too, and after
+/// `module.to(at::kBFloat16)` even a C++ module's counts and masks have that type.
+inline std::vector<std::pair<at::Tensor, std::size_t>> match_state_dict(
+    const ::torch::nn::Module& module, const std::string& path, std::vector<FileTensor> stored,
+    bool strict, LoadReport& report) {
+  // Python's wrappers (DataParallel, DistributedDataParallel) put this before every name.
+  constexpr std::string_view wrapped = "module.";
+  const auto is_wrapped = [&](std::string_view name) { return name.starts_with(wrapped); };
+  const std::vector<ModuleTensor> tensors = state_tensors(module);
+  if (!stored.empty() && std::ranges::all_of(stored, is_wrapped, &FileTensor::name) &&
+      std::ranges::none_of(tensors, is_wrapped, &ModuleTensor::name))
+    for (FileTensor& each : stored) each.name.remove_prefix(wrapped.size());
+
+  std::vector<std::pair<at::Tensor, std::size_t>> matched;
   std::vector<std::string> misfits;
   std::set<std::string_view> known;
-  const std::vector<ModuleTensor> tensors = state_tensors(module);
+  const auto find = [&](std::string_view name) {
+    known.insert(name);
+    return std::ranges::find(stored, name, &FileTensor::name);
+  };
   for (const ModuleTensor& tensor : tensors) {
-    const TensorEntry* entry = file.find(tensor.name);
-    known.insert(tensor.name);
+    auto entry = find(tensor.name);
     // Python's save_model keeps one of several names.
     for (const std::string& name : tensor.other_names) {
-      known.insert(name);
-      if (entry == nullptr) entry = file.find(name);
+      const auto other = find(name);
+      if (entry == stored.end()) entry = other;
     }
-    if (entry == nullptr) {
+    if (entry == stored.end()) {
       report.missing.push_back(tensor.name);
       continue;
     }
     const std::vector<std::size_t> shape = shape_of(tensor.tensor);
-    const at::ScalarType type = scalar_type_of(*entry->element);
     if (entry->shape != shape) {
       misfits.push_back(text({tensor.name, " (", shape_text(entry->shape), " in the file, ",
                               shape_text(shape), " in the module)"}));
-    } else if (type == at::ScalarType::Undefined ||
-               (at::isComplexType(type) && !tensor.tensor.is_complex())) {
-      misfits.push_back(text({tensor.name, " (", entry->element->name, " in the file, ",
+    } else if (entry->type == at::ScalarType::Undefined ||
+               (at::isComplexType(entry->type) && !tensor.tensor.is_complex())) {
+      misfits.push_back(text({tensor.name, " (", entry->type_name, " in the file, ",
                               c10::toString(tensor.tensor.scalar_type()), " in the module)"}));
     } else {
-      matched.emplace_back(tensor.tensor, entry);
+      matched.emplace_back(tensor.tensor, static_cast<std::size_t>(entry - stored.begin()));
     }
   }
-  for (const TensorEntry& entry : file.tensors()) {
-    // A checkpoint's optimizer state has this prefix.
-    if (!entry.name.starts_with("lockstep/") && !known.contains(entry.name))
-      report.unexpected.push_back(entry.name);
-  }
+  for (const FileTensor& each : stored)
+    if (!known.contains(each.name)) report.unexpected.emplace_back(each.name);
   std::string problem;
   const auto add = [&](std::string_view what, const std::vector<std::string>& names) {
     if (!names.empty()) problem += text({problem.empty() ? "" : "; ", what, listed(names)});
@@ -105,9 +118,32 @@ inline std::vector<StateDictEntry> match_state_dict(const ::torch::nn::Module& m
   }
   add("other in the file: ", misfits);
   if (!problem.empty())
-    fail("load_state_dict", {"'", file.path(), "' does not fit the module: ", problem},
+    fail("load_state_dict", {"'", path, "' does not fit the module: ", problem},
          misfits.empty() ? "load a file of the same module, or what both have with strict = false"
                          : "load a file of the same module");
+  return matched;
+}
+
+/// A checkpoint's other states have this prefix.
+inline constexpr std::string_view not_of_module = "lockstep/";
+
+using StateDictEntry = std::pair<at::Tensor, const TensorEntry*>;
+
+inline std::vector<StateDictEntry> match_state_dict(const ::torch::nn::Module& module,
+                                                    const SafetensorsFile& file, bool strict,
+                                                    LoadReport& report) {
+  std::vector<const TensorEntry*> entries;
+  std::vector<FileTensor> stored;
+  for (const TensorEntry& entry : file.tensors()) {
+    if (entry.name.starts_with(not_of_module)) continue;
+    entries.push_back(&entry);
+    stored.push_back(
+        {entry.name, entry.shape, scalar_type_of(*entry.element), entry.element->name});
+  }
+  std::vector<StateDictEntry> matched;
+  for (auto& [tensor, index] :
+       match_state_dict(module, file.path(), std::move(stored), strict, report))
+    matched.emplace_back(tensor, entries[index]);
   return matched;
 }
 
@@ -127,6 +163,46 @@ inline void read_tensor(const SafetensorsFile& file, const TensorEntry& entry, a
   }
 }
 
+/// Tensors that are written to one file, in memory of their own if it is written later.
+class TensorFile {
+ public:
+  explicit TensorFile(bool is_copy = false) : is_copy_(is_copy) {}
+
+  /// Adds a tensor, contiguous, under all names.
+  void add(std::initializer_list<std::span<const std::string>> names, const at::Tensor& tensor) {
+    const at::NoGradGuard quiet;
+    const FileElement* const element = file_element(tensor.scalar_type());
+    if (element == nullptr)
+      fail("save_state_dict",
+           {names.begin()->front(), " has elements of ", c10::toString(tensor.scalar_type()),
+            ", which safetensors files do not have"},
+           "convert the tensor, or do not register it");
+    at::Tensor kept = tensor.detach().cpu().contiguous();
+    if (is_copy_ && kept.is_alias_of(tensor)) kept = kept.clone();
+    tensors_.push_back(kept);
+    const std::span data(static_cast<const std::byte*>(kept.const_data_ptr()), kept.nbytes());
+    for (const std::span<const std::string> some : names)
+      for (const std::string& name : some)
+        file_.tensors.push_back({name, element->kind, shape_of(kept), data, {}, element->name});
+  }
+  void add(const ::torch::nn::Module& module) {
+    for (const ModuleTensor& each : state_tensors(module))
+      add({std::span(&each.name, 1), each.other_names}, each.tensor);
+  }
+  /// A text of the header.
+  void add(std::string name, std::string value) {
+    file_.metadata.emplace_back(std::move(name), std::move(value));
+  }
+
+  /// Replaces the file at `path` atomically.
+  void write(const std::string& path) const { write_file(path, file_); }
+
+ private:
+  bool is_copy_;
+  std::vector<at::Tensor> tensors_;
+  FileToWrite file_;
+};
+
 }  // namespace detail
 
 inline namespace torch_modules {
@@ -134,27 +210,9 @@ inline namespace torch_modules {
 /// Writes a module's parameters and buffers, contiguous, under all their names in the state_dict.
 /// The file is replaced atomically. **Ranks** this one alone: one rank of a job may call it.
 void save_state_dict(const auto& net, const std::string& path) {
-  const at::NoGradGuard quiet;
-  std::vector<detail::ModuleTensor> tensors = detail::state_tensors(detail::module_of(net));
-  detail::FileToWrite file;
-  for (detail::ModuleTensor& tensor : tensors) {
-    const detail::FileElement* const element = detail::file_element(tensor.tensor.scalar_type());
-    if (element == nullptr)
-      detail::fail("save_state_dict",
-                   {tensor.name, " has elements of ", c10::toString(tensor.tensor.scalar_type()),
-                    ", which safetensors files do not have"},
-                   "convert the tensor, or do not register it");
-    tensor.tensor = tensor.tensor.detach().cpu().contiguous();
-    const std::span data(static_cast<const std::byte*>(tensor.tensor.const_data_ptr()),
-                         tensor.tensor.nbytes());
-    const auto add = [&](const std::string& name) {
-      file.tensors.push_back(
-          {name, element->kind, detail::shape_of(tensor.tensor), data, {}, element->name});
-    };
-    add(tensor.name);
-    for (const std::string& name : tensor.other_names) add(name);
-  }
-  detail::write_file(path, file);
+  detail::TensorFile file;
+  file.add(detail::module_of(net));
+  file.write(path);
 }
 
 /// Reads parameters and buffers in place from a safetensors file, lockstep's or Python's. Names

@@ -10,6 +10,13 @@
 
 namespace lockstep::detail {
 
+template <class Comm>
+  requires requires(Comm& comm) { comm.gpu(); }
+struct CurrentDevice<Comm> {
+  explicit CurrentDevice(Comm& comm) : on(comm.gpu().index()) {}
+  OnGpu on;
+};
+
 template <class Replica>
 class LoopStreams<Cuda, Replica> {
   /// Ranks in one process may share a GPU and LibTorch's one thread for it.
@@ -81,14 +88,15 @@ class LoopStreams<Cuda, Replica> {
   /// Enqueues a check for NaN or infinite averages, and returns the first that the host already
   /// knows of from earlier calls. **Host** does not block. **Stream** LibTorch's current one.
   std::optional<std::size_t> find_anomaly(const std::vector<at::Tensor>& averages) {
-    if (!found_.defined()) watch(averages);
+    if (watched_.empty()) watch(averages);
     if (watched_.empty()) return std::nullopt;
+    if (!found_.defined()) {
+      const auto count = static_cast<std::int64_t>(indices_.size());
+      found_ = at::zeros({count}, at::TensorOptions().device(at::kCUDA, device_));
+      seen_ = at::zeros({count}, at::TensorOptions().pinned_memory(true));
+    }
     // The infinity norm is finite if all elements are; otherwise norm - norm is NaN, and stays.
-    std::vector<at::Tensor> largest =
-        at::_foreach_norm(watched_, std::numeric_limits<double>::infinity());
-    if (has_types_)
-      for (at::Tensor& each : largest) each = each.to(at::kDouble);
-    const at::Tensor all = at::stack(largest);
+    const at::Tensor all = largest();
     found_.add_(all.sub(all));
     seen_.copy_(found_, /*non_blocking=*/true);
     return anomaly_seen();
@@ -101,6 +109,24 @@ class LoopStreams<Cuda, Replica> {
       if (!is_finite(seen[i])) return indices_[i];
     return std::nullopt;
   }
+
+  /// Tells the host the largest magnitude in each average, for the two functions below. **Host**
+  /// blocks until the averages are there. **Stream** LibTorch's current one.
+  void measure(const std::vector<at::Tensor>& averages) {
+    if (watched_.empty()) watch(averages);
+    measured_.assign(averages.size(), 0.0);
+    if (watched_.empty()) return;
+    const at::Tensor all = largest().to(at::kDouble).to(at::kCPU);
+    const double* const values = all.const_data_ptr<double>();
+    for (std::size_t i = 0; i != indices_.size(); ++i) measured_[indices_[i]] = values[i];
+  }
+  /// The first average that is NaN or infinite.
+  std::optional<std::size_t> measured_anomaly() const {
+    for (std::size_t i = 0; i != measured_.size(); ++i)
+      if (!is_finite(measured_[i])) return i;
+    return std::nullopt;
+  }
+  bool measured_zero(std::size_t average) const { return measured_[average] == 0; }
 
   /// Norms compute on the program's stream and communicate on the job's.
   template <class Ranks>
@@ -142,9 +168,14 @@ class LoopStreams<Cuda, Replica> {
       watched_.push_back(averages[i]);
       indices_.push_back(i);
     }
-    const auto count = static_cast<std::int64_t>(indices_.size());
-    found_ = at::zeros({count}, at::TensorOptions().device(at::kCUDA, device_));
-    seen_ = at::zeros({count}, at::TensorOptions().pinned_memory(true));
+  }
+  /// The infinity norm of each watched average: NaN or infinite if an element is.
+  at::Tensor largest() const {
+    std::vector<at::Tensor> norms =
+        at::_foreach_norm(watched_, std::numeric_limits<double>::infinity());
+    if (has_types_)
+      for (at::Tensor& each : norms) each = each.to(at::kDouble);
+    return at::stack(norms);
   }
 
   cudaStream_t current() const { return c10::cuda::getCurrentCUDAStream(device_).stream(); }
@@ -155,11 +186,11 @@ class LoopStreams<Cuda, Replica> {
   std::optional<CudaEvent> from_program_, from_job_;  // on the replica's GPU
   std::optional<cudaStream_t> met_;
   std::optional<BackwardHere> here_;
-  // With Anomaly<Stop>: nonempty averages, and for each 0 or NaN on the GPU and in pinned memory.
-  std::vector<at::Tensor> watched_;
-  std::vector<std::size_t> indices_;
-  bool has_types_ = false;  // several
-  at::Tensor found_, seen_;
+  std::vector<at::Tensor> watched_;   // nonempty averages, where somebody looks at them
+  std::vector<std::size_t> indices_;  // theirs among all averages
+  bool has_types_ = false;            // several
+  at::Tensor found_, seen_;       // with Anomaly<Stop>: 0 or NaN, on the GPU and in pinned memory
+  std::vector<double> measured_;  // by average, in this pass
 };
 
 }  // namespace lockstep::detail
