@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // PyTorch's minimal DDP script, part by part: a linear model, 100 samples, batches of 4, two
-// epochs, a sampler that is told the epoch, and prints on rank 0. docs/from-pytorch.md has the two
-// side by side; 03_fashion_mnist.cpp is the same loop with a Trainer.
+// epochs, a sampler that is told the epoch, and prints on rank 0. docs/from-pytorch.md has it
+// beside PyTorch's; 03_fashion_mnist.cpp is the same loop with a Trainer.
 //
 //   ./minimal_ddp              two ranks of itself
 //   ./minimal_ddp --ranks 4

@@ -75,3 +75,32 @@ if has_torch() then
         target_end()
     end
 end
+
+-- The programs of docs/from-pytorch.md, all in one file: LibTorch's headers take most of a compiler's time. Each is a name of the one program.
+if has_torch() then
+    target("from_pytorch")
+        set_kind("binary")
+        set_filename("all")
+        set_targetdir("$(projectdir)/build/examples/from_pytorch")
+        add_deps("lockstep_compiled")
+        add_files("from_pytorch/all.cpp")
+        add_syslinks("pthread", "z")
+        link_torch()
+        set_optimize("none")
+        if (get_config("clang") or "") ~= "" then  -- as tests of LibTorch's modules are compiled
+            set_toolset("cxx", "clang@" .. get_config("clang"))
+            add_cxxflags("-fclang-abi-compat=17", "-Wno-unknown-pragmas", {force = true})
+            if is_arch("arm64") then add_cxxflags("-mllvm=-aarch64-enable-global-isel-at-O=-1", {force = true}) end
+        else
+            collect_late()
+        end
+        after_build(function (target)
+            for _, file in ipairs(os.files(path.join(os.projectdir(), "examples/from_pytorch/*.cpp"))) do
+                local link = path.join(target:targetdir(), path.basename(file))
+                if path.basename(file) ~= "all" and (has_config("gloo") or path.basename(file) ~= "groups") and not os.exists(link) then
+                    os.ln("all", link)
+                end
+            end
+        end)
+    target_end()
+end

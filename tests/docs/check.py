@@ -5,7 +5,9 @@
 - Every relative link leads to a file, and to a heading where it names one.
 - Every path of a file or folder in `code` exists: as written, under include/lockstep or its detail/, or beside the document.
 - A line `<!-- path -->` before a code block says that the block is cut from that file: its lines stand there, one after the
-  other, whatever their common indentation. Every block of C++ must be so marked, and cut from a file that tests compile.
+  other, whatever their common indentation. Every block of C++ must be so marked, and cut from a file that tests compile; on
+  docs/from-pytorch.md every block of Python too.
+- Every name of the library in the right column of docs/from-pytorch.md's "Call by call" is declared in a header.
 - docs/troubleshooting.md quotes messages of the library: a line `> message` is one, with `...` for what is known at run time.
 - README.md has at most 150 lines, and one whole program. Its benchmark rows stand in docs/benchmarks.md.
 - No header and no page has a name that the field has another word for (INVENTED); the changelog may.
@@ -23,14 +25,14 @@ import messages  # noqa: E402
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HEADERS = ROOT / "include" / "lockstep"
 FOLDERS = ("include", "tests", "bench", "docs", "examples")
-COMPILED = ("examples/*", "examples/torch/*", "tests/*/*.cpp", "tests/*/*.hpp", "tests/*/*.cu", "tests/*/*.cuh", "bench/*/*")
+COMPILED = ("examples/*", "examples/torch/*", "examples/from_pytorch/*", "tests/*/*.cpp", "tests/*/*.hpp", "tests/*/*.cu", "tests/*/*.cuh", "bench/*/*")
 # Names that the library once had for what PyTorch, NCCL, MPI, CUDA or the standard have a word for.
 INVENTED = re.compile(r"\b\w*(?:riders|Crew|errand|Parcel|Harbour|Berth|Kept|for_each_kept|[Tt]ravelling|RollCall|Greeting|farewell|tripwire|Ledger|"
                       r"NoticeBoard|last_words|Participant|blemish|tell_others|let_job_follow|let_program_follow|GoingOn|CourseState|PlaceInData|"
                       r"UpdateClock|look_after|under_way|[Ss]weep|hand_out|let_host_look|Verdict|refuse)\w*|\b(?:crew|parcel|Meeting|meeting_?|Offers?)\b")
 SUFFIXES = r"hpp|cuh|ipp|cpp|cu|py|md|lua|svg|sh"
 pages = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-problems, counts = [], {"links": 0, "paths": 0, "snippets": 0, "messages": 0, "quotes": 0}
+problems, counts = [], {"links": 0, "paths": 0, "snippets": 0, "messages": 0, "quotes": 0, "names in rows": 0}
 
 
 def complain(page, what):
@@ -83,8 +85,9 @@ def check_snippets(page, text):
     blocks = re.findall(r"(?:^<!-- (\S+) -->\n)?^ *```([\w+]*)[^\n]*\n(.*?)^ *```$", text, flags=re.S | re.M)
     for path, language, block in blocks:
         if not path:
-            if language.lower() in ("cpp", "c++", "cc", "cxx", "cuda", "cu", "hpp"):
-                complain(page, "a C++ block does not say from which file it is cut: " + block.split("\n")[0])
+            compiled = language.lower() in ("cpp", "c++", "cc", "cxx", "cuda", "cu", "hpp")
+            if compiled or (language == "python" and page.name == "from-pytorch.md"):
+                complain(page, f"a block of {'C++' if compiled else 'Python'} does not say from which file it is cut: " + block.split("\n")[0])
             continue
         counts["snippets"] += 1
         wanted = [line.rstrip() for line in block.rstrip("\n").split("\n")]
@@ -142,6 +145,50 @@ def check_policies():
                 complain(page, f"it does not name {name} of {file.relative_to(HEADERS)}")
 
 
+def declared_members():
+    """Functions and fields of classes: clang-format has them indented, behind a type."""
+    found = set()
+    no_type = r"(?!return |else |throw |new |case |using |co_)"
+    for file in HEADERS.rglob("*"):
+        if file.suffix in (".hpp", ".cuh"):
+            source = re.sub(r"//.*", "", file.read_text())
+            found.update(re.findall(rf"^  (?:  )?{no_type}[\w:<>,&*\[\]() \"]*?[\w>*&\]\)] [*&]*(\w+)(?:\(|\{{|;| =)", source, flags=re.M))
+            found.update(re.findall(r"^  (?!if|for|while|switch)(\w+)\([^;{}]*\)(?: const)? \{$", source, flags=re.M))
+    return found
+
+
+# Names in those rows that are a program's own, LibTorch's or another launcher's.
+OF_PROGRAMS = {"M", "Net", "Norm1", "Batch", "Tensor", "DIR", "Parameters", "Output", "crop", "convert", "no_python"}
+
+
+def check_rows():
+    """A type and a function must be a public name, what follows a point or an arrow a member, and an option one of the launcher's or of jobs'."""
+    page = ROOT / "docs" / "from-pytorch.md"
+    public = set(re.findall(r"^\| `(\w+)`", (ROOT / "docs" / "names.md").read_text(), flags=re.M)) | OF_PROGRAMS
+    members = declared_members()
+    flags = set(re.findall(r'"(?:--)?([a-z-]+)"', "\n".join(f.read_text() for f in HEADERS.rglob("*.*pp"))))
+    for row in table_under(page.read_text(), "Call by call"):
+        for code in re.findall(r"`([^`]+)`", re.split(r"(?<!\\)\|", row)[2]):
+            if "torchrun" in code:
+                continue
+            plain = re.sub(r'"[^"]*"', '""', code).replace("std::", "")
+            wanted = [(name, name in OF_PROGRAMS or name.replace("_", "-") in flags, "option") for name in re.findall(r"(?<!\S)--([a-z_-]+)", plain)]
+            plain = re.sub(r"(?<!\S)--\S+", "", plain)
+            for found in re.finditer(r"(\.|->|)\b([A-Za-z_]\w+)(\(|<|)", plain):
+                before, name, after = found.groups()
+                is_variable = re.search(r"[\w>] $", plain[:found.start()])  # `DataLoader loader(...)`
+                if before:
+                    wanted.append((name, name in members, "member"))
+                elif name[0].isupper():
+                    wanted.append((name, name in public, "name"))
+                elif after and not is_variable:
+                    wanted.append((name, name in public | members, "function"))
+            for name, is_declared, what in wanted:
+                counts["names in rows"] += 1
+                if not is_declared:
+                    complain(page, f"no header declares the {what} '{name}' of this row: {code}")
+
+
 def check_quotes():
     """What docs/troubleshooting.md quotes stands in the sources, piece by piece."""
     page = ROOT / "docs" / "troubleshooting.md"
@@ -178,6 +225,7 @@ for page in pages:
 check_readme()
 check_index()
 check_policies()
+check_rows()
 check_quotes()
 for file in [f for folder in ("include", "examples", "tests", "bench") for f in (ROOT / folder).rglob("*")]:
     if file.suffix in (".hpp", ".cuh", ".ipp", ".cpp", ".cu") or file.name in ("run", "xmake.lua"):

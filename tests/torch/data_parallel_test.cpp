@@ -253,6 +253,8 @@ BOOST_AUTO_TEST_CASE(holders_and_several_outputs_and_numbers_are_gathered) {
   torch::nn::Sequential net(torch::nn::Linear(5, 2));
   loops::DataParallel dp(net, std::vector<at::Device>{at::kCPU, at::kCPU});
   BOOST_TEST(dp(inputs_of(0, 0, 5)).size(0) == 5);
+  loops::DataParallel by_number(net, 2);  // an int, and Sequential is made from pointers too
+  BOOST_TEST(by_number.replicas() == 2u);
 
   struct Two : torch::nn::Cloneable<Two> {
     torch::nn::Linear in{nullptr};

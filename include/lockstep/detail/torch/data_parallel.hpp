@@ -219,9 +219,10 @@ class DataParallel {
     for (std::size_t i = 1; i != devices.size(); ++i)
       replicas_.push_back(std::make_unique<Replica>(*module_, detail::indexed(devices[i])));
   }
-  template <class... Where>
+  /// For a holder, such as `torch::nn::Sequential`, to which a pointer would convert.
+  template <std::same_as<Net> Holder, class... Where>
     requires(!std::same_as<Net, Contained> && sizeof...(Where) <= 2)
-  explicit DataParallel(const Net& holder, const Where&... where)
+  explicit DataParallel(const Holder& holder, const Where&... where)
       : DataParallel(holder.ptr(), where...) {}
 
   Contained& module() { return *module_; }

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file All programs of this folder as one, because LibTorch's headers take most of the time: each
+/// is run under its own name. What they include stands here first, so that it is in no program's
+/// namespace.
+#include <torch/torch.h>
+
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <string_view>
+
+#include "lockstep/checkpoint.hpp"
+#include "lockstep/lmdb.hpp"
+#include "lockstep/torch.hpp"
+#include "lockstep/trainer.hpp"
+#if LOCKSTEP_HAS_GLOO
+#include "lockstep/gloo.hpp"
+#endif
+
+namespace minimal_ddp {
+#include "minimal_ddp.cpp"
+}
+namespace minimal_ddp_spawn {
+#include "minimal_ddp_spawn.cpp"
+}
+namespace dp_flag {
+#include "dp_flag.cpp"
+}
+namespace sync_batch_norm {
+#include "sync_batch_norm.cpp"
+}
+namespace rl_seeds {
+#include "rl_seeds.cpp"
+}
+namespace log_loss {
+#include "log_loss.cpp"
+}
+#if LOCKSTEP_HAS_GLOO
+namespace groups {
+#include "groups.cpp"
+}
+#endif
+namespace lmdb_leaders {
+#include "lmdb_leaders.cpp"
+}
+
+int main(int argc, char** argv) {
+  const std::string_view path = argv[0];
+  const std::string_view name = path.substr(path.rfind('/') + 1);
+  if (name == "minimal_ddp") return minimal_ddp::main(argc, argv);
+  if (name == "minimal_ddp_spawn") return minimal_ddp_spawn::main();
+  if (name == "dp_flag") return dp_flag::main(argc, argv);
+  if (name == "sync_batch_norm") return sync_batch_norm::main(argc, argv);
+  if (name == "rl_seeds") return rl_seeds::main(argc, argv);
+  if (name == "log_loss") return log_loss::main(argc, argv);
+#if LOCKSTEP_HAS_GLOO
+  if (name == "groups") return groups::main(argc, argv);
+#endif
+  if (name == "lmdb_leaders") return lmdb_leaders::main(argc, argv);
+  std::fprintf(stderr, "no such program: %s\n", argv[0]);
+  return 2;
+}
