@@ -150,7 +150,7 @@ LoadReport load_state_dict(const auto& net, const c10::IValue& state_dict, bool 
 
 }  // namespace torch_modules
 
-namespace torch_loops {
+inline namespace torch_modules {
 
 /// The whole state of a training whose loop the program has: the module and whatever is added, in
 /// one safetensors file, and the random numbers of every rank.
@@ -267,7 +267,13 @@ class Checkpoint {
   std::optional<detail::BackgroundWriter> writer_;
 };
 
+}  // namespace torch_modules
+
+}  // namespace lockstep
+
 LOCKSTEP_COLD_BEGIN
+
+namespace lockstep::torch_modules {
 
 inline void Checkpoint::add_part(detail::SavedPart part) {
   constexpr std::string_view own[] = {"model", "random"};
@@ -432,8 +438,6 @@ inline bool Checkpoint::resume(const std::string& path) {
   return is_there;
 }
 
+}  // namespace lockstep::torch_modules
+
 LOCKSTEP_COLD_END
-
-}  // namespace torch_loops
-
-}  // namespace lockstep

@@ -14,7 +14,7 @@
 
 namespace lockstep {
 
-namespace torch_loops {
+inline namespace torch_modules {
 
 /// The arguments of Python's `GradScaler`, with its default values.
 struct GradScalerOptions {
@@ -25,7 +25,7 @@ struct GradScalerOptions {
   bool enabled = true;
 };
 
-}  // namespace torch_loops
+}  // namespace torch_modules
 
 namespace detail {
 
@@ -125,7 +125,7 @@ class BasicGradScaler {
   }
 
  protected:
-  using GradScalerOptions = torch_loops::GradScalerOptions;
+  using GradScalerOptions = lockstep::GradScalerOptions;
   using Optimizer = ::torch::optim::Optimizer;
   enum class Stage : std::uint8_t { ready, unscaled, stepped };
   /// An optimizer in this iteration.
@@ -258,7 +258,7 @@ struct NoWrapper {
 
 }  // namespace detail
 
-namespace torch_loops {
+inline namespace torch_modules {
 
 /// Python's `GradScaler`: small gradients of half precision survive because the loss is scaled, and
 /// a step whose gradients have overflowed is left out. On CPUs and GPUs:
@@ -336,9 +336,9 @@ class GradScaler : public detail::BasicGradScaler {
 };
 
 template <class Net, class... Policies>
-GradScaler(DistributedDataParallel<Net, Policies...>&, const GradScalerOptions& = {})
-    -> GradScaler<DistributedDataParallel<Net, Policies...>>;
+GradScaler(torch_loops::DistributedDataParallel<Net, Policies...>&, const GradScalerOptions& = {})
+    -> GradScaler<torch_loops::DistributedDataParallel<Net, Policies...>>;
 
-}  // namespace torch_loops
+}  // namespace torch_modules
 
 }  // namespace lockstep

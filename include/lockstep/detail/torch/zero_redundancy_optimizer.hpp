@@ -354,7 +354,7 @@ inline void require_same_optimizer(const OptimizerRanks& ranks, const std::strin
 
 }  // namespace detail
 
-namespace torch_loops {
+inline namespace torch_modules {
 
 /// PyTorch's wrapper of an optimizer: every rank keeps the states of its share of the parameters,
 /// updates these, and gets the others from their owners. Results are those of the optimizer itself.
@@ -568,12 +568,6 @@ class ZeroRedundancyOptimizer : public ::torch::optim::Optimizer, public detail:
   std::optional<detail::StateDict> gathered_;
 };
 
-}  // namespace torch_loops
+}  // namespace torch_modules
 
 }  // namespace lockstep
-
-namespace torch {
-
-using namespace ::lockstep::torch_loops;
-
-}  // namespace torch
