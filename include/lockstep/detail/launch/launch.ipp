@@ -221,8 +221,7 @@ LOCKSTEP_INLINE RankCount parse_ranks(std::string_view name, std::string_view va
   if (value == "auto")
     return {count_core_groups("", allowed_cpus()), value, "group of CPUs that share a cache"};
   fail("launch", {name, " is gpu, and this host shows no GPU", visible_devices_text()},
-       text({"start it where one is (nvidia-smi lists them, CUDA_VISIBLE_DEVICES can hide them), "
-             "or give it ",
+       text({"start it where nvidia-smi lists one and CUDA_VISIBLE_DEVICES hides none, or say ",
              name, " auto, ", name, " cpu or a number"}));
 }
 

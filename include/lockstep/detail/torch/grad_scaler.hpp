@@ -302,6 +302,7 @@ class GradScaler : public detail::BasicGradScaler {
 
   /// Divides the gradients of an optimizer by the scale, before a program clips or looks at them;
   /// once in an iteration. **Ranks** all, if made with a wrapper. **Host** does not block on GPUs.
+  // NOLINTNEXTLINE(readability-identifier-naming): PyTorch's name
   void unscale_(Optimizer& optimizer) {
     if (!is_enabled()) return;
     finish_unscale(begin_unscale(optimizer), optimizer);
