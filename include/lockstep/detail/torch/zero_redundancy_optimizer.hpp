@@ -147,12 +147,13 @@ OptimizerRanks optimizer_ranks(Group& group) {
     return OptimizerRanks(group);
   } else if constexpr (requires { group.communicator(); }) {
     return OptimizerRanks(group.communicator());
-  } else {
-    static_assert(
-        requires { *group; },
-        "lockstep: a ZeroRedundancyOptimizer takes the DistributedDataParallel of its "
-        "module, a session, a process group or a communicator after the parameters");
+  } else if constexpr (requires { *group; }) {
     return OptimizerRanks(*group);
+  } else {
+    static_assert(sizeof(Group) == 0,
+                  "lockstep: a ZeroRedundancyOptimizer takes the DistributedDataParallel of its "
+                  "module, a session, a process group or a communicator after the parameters");
+    std::terminate();  // never reached: the assertion above fails
   }
 }
 
