@@ -89,7 +89,7 @@ if has_torch() then
         set_optimize("none")
         if (get_config("clang") or "") ~= "" then  -- as tests of LibTorch's modules are compiled
             set_toolset("cxx", "clang@" .. get_config("clang"))
-            add_cxxflags("-fclang-abi-compat=17", "-Wno-unknown-pragmas", {force = true})
+            add_cxxflags("-fclang-abi-compat=17", "-Wno-unknown-pragmas", "-Wno-deprecated-declarations", {force = true})
             if is_arch("arm64") then add_cxxflags("-mllvm=-aarch64-enable-global-isel-at-O=-1", {force = true}) end
         else
             collect_late()

@@ -6,12 +6,13 @@
 
 #include <cstdio>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <string_view>
 
-#include "lockstep/checkpoint.hpp"
 #include "lockstep/lmdb.hpp"
 #include "lockstep/torch.hpp"
+#include "lockstep/torch_checkpoint.hpp"
 #include "lockstep/trainer.hpp"
 #if LOCKSTEP_HAS_GLOO
 #include "lockstep/gloo.hpp"
@@ -25,6 +26,9 @@ namespace minimal_ddp_spawn {
 }
 namespace dp_flag {
 #include "dp_flag.cpp"
+}
+namespace train {
+#include "train.cpp"
 }
 namespace sync_batch_norm {
 #include "sync_batch_norm.cpp"
@@ -50,6 +54,7 @@ int main(int argc, char** argv) {
   if (name == "minimal_ddp") return minimal_ddp::main(argc, argv);
   if (name == "minimal_ddp_spawn") return minimal_ddp_spawn::main();
   if (name == "dp_flag") return dp_flag::main(argc, argv);
+  if (name == "train") return train::main(argc, argv);
   if (name == "sync_batch_norm") return sync_batch_norm::main(argc, argv);
   if (name == "rl_seeds") return rl_seeds::main(argc, argv);
   if (name == "log_loss") return log_loss::main(argc, argv);

@@ -5,7 +5,7 @@
 - Every relative link leads to a file, and to a heading where it names one.
 - Every path of a file or folder in `code` exists: as written, under include/lockstep or its detail/, or beside the document.
 - A line `<!-- path -->` before a code block says that the block is cut from that file: its lines stand there, one after the
-  other, whatever their common indentation. Every block of C++ must be so marked, and cut from a file that tests compile; on
+  other, whatever their common indentation. Every block of C++ must be so marked, and cut from a file that tests compile or run; on
   docs/from-pytorch.md every block of Python too.
 - Every name of the library in the right column of docs/from-pytorch.md's "Call by call" is declared in a header.
 - docs/troubleshooting.md quotes messages of the library: a line `> message` is one, with `...` for what is known at run time.
@@ -25,7 +25,7 @@ import messages  # noqa: E402
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HEADERS = ROOT / "include" / "lockstep"
 FOLDERS = ("include", "tests", "bench", "docs", "examples")
-COMPILED = ("examples/*", "examples/torch/*", "examples/from_pytorch/*", "tests/*/*.cpp", "tests/*/*.hpp", "tests/*/*.cu", "tests/*/*.cuh", "tests/torch/*_peer.py", "bench/*/*")
+COMPILED = ("examples/*", "examples/torch/*", "examples/from_pytorch/*", "tests/*/*.cpp", "tests/*/*.hpp", "tests/*/*.py", "tests/*/*.cu", "tests/*/*.cuh", "bench/*/*")
 # Names that the library once had for what PyTorch, NCCL, MPI, CUDA or the standard have a word for.
 INVENTED = re.compile(r"\b\w*(?:riders|Crew|errand|Parcel|Harbour|Berth|Kept|for_each_kept|[Tt]ravelling|RollCall|Greeting|farewell|tripwire|Ledger|"
                       r"NoticeBoard|last_words|Participant|blemish|tell_others|let_job_follow|let_program_follow|GoingOn|CourseState|PlaceInData|"
@@ -93,7 +93,7 @@ def check_snippets(page, text):
         wanted = [line.rstrip() for line in block.rstrip("\n").split("\n")]
         file = ROOT / path
         if not any(file.match(pattern) for pattern in COMPILED):
-            complain(page, f"no test compiles {path}, from which a block is cut")
+            complain(page, f"no test compiles or runs {path}, from which a block is cut")
         lines = [line.rstrip() for line in file.read_text().split("\n")] if file.exists() else []
         for start in range(len(lines) - len(wanted) + 1):
             cut = textwrap.dedent("\n".join(lines[start:start + len(wanted)])).split("\n")
@@ -165,6 +165,9 @@ def check_rows():
     """A type and a function must be a public name, what follows a point or an arrow a member, and an option one of the launcher's or of jobs'."""
     page = ROOT / "docs" / "from-pytorch.md"
     public = set(re.findall(r"^\| `(\w+)`", (ROOT / "docs" / "names.md").read_text(), flags=re.M)) | OF_PROGRAMS
+    for file in (HEADERS / "detail" / "torch").rglob("*.*h*"):  # lockstep::torch::X
+        for part in re.findall(r"^namespace (?:lockstep::)?torch_loops \{$(.*?)^\}  // namespace", file.read_text(), flags=re.S | re.M):
+            public |= set(re.findall(r"^(?:class|struct) (\w+)", part, flags=re.M))
     members = declared_members()
     flags = set(re.findall(r'"(?:--)?([a-z-]+)"', "\n".join(f.read_text() for f in HEADERS.rglob("*.*pp"))))
     for row in table_under(page.read_text(), "Call by call"):

@@ -17,6 +17,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <concepts>
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
@@ -131,7 +132,7 @@ struct OptimizerClass {
   bool begins_with_states = false;  ///< before the first step
 };
 
-template <class Optimizer, class Options, class State>
+template <std::derived_from<::torch::optim::Optimizer> Optimizer, class Options, class State>
 OptimizerClass optimizer_class(std::string_view name,
                                std::vector<std::pair<std::string_view, c10::IValue>> others) {
   return {name,
@@ -148,7 +149,7 @@ OptimizerClass optimizer_class(std::string_view name,
 }
 
 inline const std::vector<OptimizerClass>& optimizer_classes() {
-  using namespace ::torch::optim;
+  namespace optim = ::torch::optim;  // lockstep has an SGD, an Adam and an AdamW too
   static const std::vector<OptimizerClass> all = [] {
     const c10::IValue none;
     const auto adam = [&](bool is_decoupled) {
@@ -157,17 +158,19 @@ inline const std::vector<OptimizerClass>& optimizer_classes() {
           {"differentiable", false}, {"fused", none},   {"decoupled_weight_decay", is_decoupled}};
     };
     std::vector<OptimizerClass> classes{
-        optimizer_class<SGD, SGDOptions, SGDParamState>(
+        optimizer_class<optim::SGD, optim::SGDOptions, optim::SGDParamState>(
             "SGD",
             {{"maximize", false}, {"foreach", none}, {"differentiable", false}, {"fused", none}}),
-        optimizer_class<Adam, AdamOptions, AdamParamState>("Adam", adam(false)),
-        optimizer_class<AdamW, AdamWOptions, AdamWParamState>("AdamW", adam(true)),
-        optimizer_class<RMSprop, RMSpropOptions, RMSpropParamState>("RMSprop",
-                                                                    {{"capturable", false},
-                                                                     {"foreach", none},
-                                                                     {"maximize", false},
-                                                                     {"differentiable", false}}),
-        optimizer_class<Adagrad, AdagradOptions, AdagradParamState>(
+        optimizer_class<optim::Adam, optim::AdamOptions, optim::AdamParamState>("Adam",
+                                                                                adam(false)),
+        optimizer_class<optim::AdamW, optim::AdamWOptions, optim::AdamWParamState>("AdamW",
+                                                                                   adam(true)),
+        optimizer_class<optim::RMSprop, optim::RMSpropOptions, optim::RMSpropParamState>(
+            "RMSprop", {{"capturable", false},
+                        {"foreach", none},
+                        {"maximize", false},
+                        {"differentiable", false}}),
+        optimizer_class<optim::Adagrad, optim::AdagradOptions, optim::AdagradParamState>(
             "Adagrad",
             {{"foreach", none}, {"maximize", false}, {"differentiable", false}, {"fused", none}})};
     classes.back().begins_with_states = true;
