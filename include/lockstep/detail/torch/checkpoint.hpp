@@ -267,13 +267,7 @@ class Checkpoint {
   std::optional<detail::BackgroundWriter> writer_;
 };
 
-}  // namespace torch_modules
-
-}  // namespace lockstep
-
 LOCKSTEP_COLD_BEGIN
-
-namespace lockstep::torch_modules {
 
 inline void Checkpoint::add_part(detail::SavedPart part) {
   constexpr std::string_view own[] = {"model", "random"};
@@ -438,6 +432,8 @@ inline bool Checkpoint::resume(const std::string& path) {
   return is_there;
 }
 
-}  // namespace lockstep::torch_modules
-
 LOCKSTEP_COLD_END
+
+}  // namespace torch_modules
+
+}  // namespace lockstep
