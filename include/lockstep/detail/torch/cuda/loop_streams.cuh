@@ -95,11 +95,14 @@ class LoopStreams<Cuda, Replica> {
       found_ = at::zeros({count}, at::TensorOptions().device(at::kCUDA, device_));
       seen_ = at::zeros({count}, at::TensorOptions().pinned_memory(true));
     }
+    // Looked at before this pass is enqueued: after an update with a NaN all gradients are NaN, and
+    // the first to be so would not be named.
+    const std::optional<std::size_t> earlier = anomaly_seen();
     // The infinity norm is finite if all elements are; otherwise norm - norm is NaN, and stays.
     const at::Tensor all = largest();
     found_.add_(all.sub(all));
     seen_.copy_(found_, /*non_blocking=*/true);
-    return anomaly_seen();
+    return earlier;
   }
   /// The first anomaly that the host knows of.
   std::optional<std::size_t> anomaly_seen() const {
