@@ -52,8 +52,14 @@ if has_config("gpu") and has_config("nccl") then
 end
 
 -- Those whose models are LibTorch modules: torch/00_name.cpp is build/examples/torch/name. What takes time is in LibTorch.
+-- Two are compiled with the programs of docs/from-pytorch.md, below.
+local together = {amp = true, data_parallel = true}
 if has_torch() then
-    for _, file in ipairs(table.join(os.files(path.join(os.scriptdir(), "torch/*.cpp")),
+    local alone = {}
+    for _, file in ipairs(os.files(path.join(os.scriptdir(), "torch/*.cpp"))) do
+        if not together[name_of(file)] then table.insert(alone, file) end
+    end
+    for _, file in ipairs(table.join(alone,
                                      has_torch_for_gpus() and has_config("nccl") and os.files(path.join(os.scriptdir(), "torch/*.cu")) or {})) do
         target("torch_" .. name_of(file))
             set_kind("binary")
@@ -95,6 +101,11 @@ if has_torch() then
             collect_late()
         end
         after_build(function (target)
+            local torch = path.join(os.projectdir(), "build/examples/torch")
+            os.mkdir(torch)
+            for _, name in ipairs({"amp", "data_parallel"}) do
+                if not os.exists(path.join(torch, name)) then os.ln("../from_pytorch/all", path.join(torch, name)) end
+            end
             for _, file in ipairs(os.files(path.join(os.projectdir(), "examples/from_pytorch/*.cpp"))) do
                 local link = path.join(target:targetdir(), path.basename(file))
                 if path.basename(file) ~= "all" and (has_config("gloo") or path.basename(file) ~= "groups") and not os.exists(link) then

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/// @file All programs of this folder as one, because LibTorch's headers take most of the time: each
-/// is run under its own name. What they include stands here first, so that it is in no program's
-/// namespace.
+/// @file All programs of this folder, and two of examples/torch, as one, because LibTorch's headers
+/// take most of the time: each is run under its own name. What they include stands here first, so
+/// that it is in no program's namespace.
 #include <torch/torch.h>
 
 #include <cstdio>
 #include <cstring>
+#include <exception>
 #include <limits>
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -48,6 +50,13 @@ namespace lmdb_leaders {
 #include "lmdb_leaders.cpp"
 }
 
+namespace amp {
+#include "../torch/amp.cpp"
+}
+namespace data_parallel {
+#include "../torch/data_parallel.cpp"
+}
+
 int main(int argc, char** argv) {
   const std::string_view path = argv[0];
   const std::string_view name = path.substr(path.rfind('/') + 1);
@@ -62,6 +71,8 @@ int main(int argc, char** argv) {
   if (name == "groups") return groups::main(argc, argv);
 #endif
   if (name == "lmdb_leaders") return lmdb_leaders::main(argc, argv);
+  if (name == "amp") return amp::main(argc, argv);
+  if (name == "data_parallel") return data_parallel::main(argc, argv);
   std::fprintf(stderr, "no such program: %s\n", argv[0]);
   return 2;
 }

@@ -137,8 +137,9 @@ void require_same_net(const torch::nn::Module& a, const torch::nn::Module& b,
 
 /// A training that is saved after `k` of 23 steps and resumed is the one that was never disturbed.
 template <class Optimizer>
-void resume_as_undisturbed(const std::string& what, const auto& made) {
-  for (const std::size_t world : {1u, 2u, 4u}) {
+void resume_as_undisturbed(const std::string& what, const auto& made,
+                           const std::vector<std::size_t>& worlds = {2}) {
+  for (const std::size_t world : worlds) {
     const TemporaryFolder folder;
     const std::string path = folder / "run.safetensors";
     for (const std::size_t k : {4u, 12u}) {
@@ -189,7 +190,7 @@ BOOST_AUTO_TEST_CASE(a_resumed_training_has_the_bits_of_an_undisturbed_one) {
   resume_as_undisturbed<optim::Adam>(
       "Adam", maker(optim::AdamOptions(0.01).amsgrad(true), std::type_identity<optim::Adam>{}));
   resume_as_undisturbed<optim::AdamW>(
-      "AdamW", maker(optim::AdamWOptions(0.01), std::type_identity<optim::AdamW>{}));
+      "AdamW", maker(optim::AdamWOptions(0.01), std::type_identity<optim::AdamW>{}), {1, 2, 4});
   resume_as_undisturbed<optim::RMSprop>(
       "RMSprop", maker(optim::RMSpropOptions(0.01).centered(true).momentum(0.5),
                        std::type_identity<optim::RMSprop>{}));
@@ -200,7 +201,7 @@ BOOST_AUTO_TEST_CASE(a_resumed_training_has_the_bits_of_an_undisturbed_one) {
 BOOST_AUTO_TEST_CASE(states_that_are_divided_among_ranks_are_in_the_file_as_those_of_one) {
   using Sharded = loops::ZeroRedundancyOptimizer<optim::Adam>;
   const auto made = maker(optim::AdamOptions(0.01), std::type_identity<Sharded>{});
-  resume_as_undisturbed<Sharded>("ZeroRedundancyOptimizer", made);
+  resume_as_undisturbed<Sharded>("ZeroRedundancyOptimizer", made, {1, 2, 4});
 }
 
 BOOST_AUTO_TEST_CASE(a_training_goes_on_with_another_number_of_ranks) {

@@ -14,13 +14,12 @@
 #include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
-#include <torch/optim/adamw.h>
-#include <torch/optim/sgd.h>
+#include <torch/optim.h>
 
 #include <boost/test/unit_test.hpp>
 
 #include "lockstep/lockstep.hpp"
-#include "lockstep/torch.hpp"
+#include "lockstep/torch_checkpoint.hpp"
 
 #if LOCKSTEP_HAS_GLOO
 #include "lockstep/gloo.hpp"
