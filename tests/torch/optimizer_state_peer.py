@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Python's side of optimizer_state_test.cpp: goes on from a state_dict, and writes what it has then.
 
-usage: optimizer_state_peer.py CASE STEPS READ WRITE
-READ has {"parameters": [...], "optimizer": state_dict}; WRITE has the same after STEPS more.
+usage: optimizer_state_peer.py STEPS FOLDER CASE...
+FOLDER/CASE.pt has {"parameters": [...], "optimizer": state_dict}; FOLDER/CASE-after.pt has the same after STEPS more.
 """
 import sys
 
@@ -23,29 +23,34 @@ def gradient(parameter, step):
     return parameter.detach() * 0.25 + torch.remainder(i * 5 + step * 3, 7) * 0.0625 - 0.1875
 
 
-case, steps, read, write = sys.argv[1:]
-saved = torch.load(read, weights_only=False)  # pickle_save notes the types of lists and dicts
-parameters = [torch.nn.Parameter(each.clone()) for each in saved["parameters"]]
-groups = saved["optimizer"]["param_groups"]
-numbers = [number for group in groups for number in group["params"]]
-assert numbers == list(range(len(parameters))), numbers
-optimizer = MAKE[case.split("_")[0]]([{"params": [parameters[i] for i in group["params"]]} for group in groups])
-# What a state_dict of Python's has, neither more nor less.
-for ours, theirs in zip(groups, optimizer.state_dict()["param_groups"]):
-    assert list(ours) == list(theirs), (list(ours), list(theirs))
-    for key in set(theirs) - {"params"}:
-        same = isinstance(theirs[key], (int, float)) and isinstance(ours[key], (int, float))
-        assert same or type(ours[key]) is type(theirs[key]), (key, ours[key], theirs[key])
-optimizer.load_state_dict(saved["optimizer"])
-for number, entries in saved["optimizer"]["state"].items():
-    for name, value in entries.items():
-        if name == "step":
-            assert value.dtype == torch.double and value.shape == (), value
-        else:
-            assert value.shape == parameters[number].shape, (number, name)
-first = int(max((entries.get("step", 3) for entries in saved["optimizer"]["state"].values()), default=3))
-for step in range(first, first + int(steps)):
-    for parameter in parameters:
-        parameter.grad = gradient(parameter, step)
-    optimizer.step()
-torch.save({"parameters": [each.detach() for each in parameters], "optimizer": optimizer.state_dict()}, write)
+def go_on(case, steps, read, write):
+    saved = torch.load(read, weights_only=False)  # pickle_save notes the types of lists and dicts
+    parameters = [torch.nn.Parameter(each.clone()) for each in saved["parameters"]]
+    groups = saved["optimizer"]["param_groups"]
+    numbers = [number for group in groups for number in group["params"]]
+    assert numbers == list(range(len(parameters))), numbers
+    optimizer = MAKE[case.split("_")[0]]([{"params": [parameters[i] for i in group["params"]]} for group in groups])
+    # What a state_dict of Python's has, neither more nor less.
+    for ours, theirs in zip(groups, optimizer.state_dict()["param_groups"]):
+        assert list(ours) == list(theirs), (list(ours), list(theirs))
+        for key in set(theirs) - {"params"}:
+            same = isinstance(theirs[key], (int, float)) and isinstance(ours[key], (int, float))
+            assert same or type(ours[key]) is type(theirs[key]), (key, ours[key], theirs[key])
+    optimizer.load_state_dict(saved["optimizer"])
+    for number, entries in saved["optimizer"]["state"].items():
+        for name, value in entries.items():
+            if name == "step":
+                assert value.dtype == torch.double and value.shape == (), value
+            else:
+                assert value.shape == parameters[number].shape, (number, name)
+    first = int(max((entries.get("step", 3) for entries in saved["optimizer"]["state"].values()), default=3))
+    for step in range(first, first + steps):
+        for parameter in parameters:
+            parameter.grad = gradient(parameter, step)
+        optimizer.step()
+    torch.save({"parameters": [each.detach() for each in parameters], "optimizer": optimizer.state_dict()}, write)
+
+
+steps, folder, *cases = sys.argv[1:]
+for case in cases:
+    go_on(case, int(steps), f"{folder}/{case}.pt", f"{folder}/{case}-after.pt")

@@ -354,23 +354,31 @@ BOOST_AUTO_TEST_CASE(options_of_python_that_change_no_result_are_taken) {
 BOOST_AUTO_TEST_CASE(python_goes_on_from_a_state_dict_and_its_own_is_loaded_here) {
   if (python().empty()) return;
   const TemporaryFolder folder;
+  struct Training {
+    Case of;
+    std::vector<at::Tensor> parameters = make_parameters();
+    decltype(of.make(groups_of(parameters))) optimizer = of.make(groups_of(parameters));
+  };
+  std::vector<Training> trainings;
+  std::string names;
   for (const Case& each : cases()) {
-    const std::vector<at::Tensor> parameters = make_parameters();
-    const auto optimizer = each.make(groups_of(parameters));
-    train(*optimizer, 0, 3);
+    const Training& training = trainings.emplace_back(Training{each});
+    train(*training.optimizer, 0, 3);
     Dict file(c10::StringType::get(), c10::AnyType::get());
     c10::impl::GenericList list(c10::AnyType::get());
-    for (const at::Tensor& parameter : parameters) list.push_back(parameter.detach());
+    for (const at::Tensor& parameter : training.parameters) list.push_back(parameter.detach());
     file.insert("parameters", list);
-    file.insert("optimizer", optimizer_state_dict(*optimizer));
-    write(file, folder / "ours.pt");
-    BOOST_REQUIRE(train::ask_torch(
-        python(), "../torch/optimizer_state_peer.py",
-        each.name + " 3 " + (folder / "ours.pt") + " " + (folder / "theirs.pt"), folder / "peer"));
+    file.insert("optimizer", optimizer_state_dict(*training.optimizer));
+    write(file, folder / (each.name + ".pt"));
+    names += " " + each.name;
+  }
+  BOOST_REQUIRE(train::ask_torch(python(), "../torch/optimizer_state_peer.py",
+                                 "3 " + folder.path + names, folder / "peer"));
+  for (const auto& [each, parameters, optimizer] : trainings) {
     // Python has made the steps 3 to 5, and this one makes them too; LibTorch and Python round
     // some of their sums in another order.
     train(*optimizer, 3, 3);
-    const c10::IValue theirs = read(folder / "theirs.pt");
+    const c10::IValue theirs = read(folder / (each.name + "-after.pt"));
     std::vector<at::Tensor> others;
     for (const c10::IValue& parameter : at_key(theirs, "parameters").toListRef())
       others.push_back(parameter.toTensor().detach().clone().requires_grad_());
