@@ -52,8 +52,8 @@ if has_config("gpu") and has_config("nccl") then
 end
 
 -- Those whose models are LibTorch modules: torch/00_name.cpp is build/examples/torch/name. What takes time is in LibTorch.
--- Two are compiled with the programs of docs/from-pytorch.md, below.
-local together = {amp = true, data_parallel = true}
+-- Three are compiled with the programs of docs/from-pytorch.md, below.
+local together = {amp = true, data_parallel = true, own_loop = true}
 if has_torch() then
     local alone = {}
     for _, file in ipairs(os.files(path.join(os.scriptdir(), "torch/*.cpp"))) do
@@ -103,7 +103,7 @@ if has_torch() then
         after_build(function (target)
             local torch = path.join(os.projectdir(), "build/examples/torch")
             os.mkdir(torch)
-            for _, name in ipairs({"amp", "data_parallel"}) do
+            for _, name in ipairs({"amp", "data_parallel", "own_loop"}) do
                 if not os.exists(path.join(torch, name)) then os.ln("../from_pytorch/all", path.join(torch, name)) end
             end
             for _, file in ipairs(os.files(path.join(os.projectdir(), "examples/from_pytorch/*.cpp"))) do

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/// @file All programs of this folder, and two of examples/torch, as one, because LibTorch's headers
-/// take most of the time: each is run under its own name. What they include stands here first, so
-/// that it is in no program's namespace.
+/// @file All programs of this folder, and three of examples/torch, as one, because LibTorch's
+/// headers take most of the time: each is run under its own name. What they include stands here
+/// first, so that it is in no program's namespace.
 #include <torch/torch.h>
 
 #include <cstdio>
@@ -53,6 +53,9 @@ namespace lmdb_leaders {
 namespace amp {
 #include "../torch/amp.cpp"
 }
+namespace own_loop {
+#include "../torch/own_loop.cpp"
+}
 namespace data_parallel {
 #include "../torch/data_parallel.cpp"
 }
@@ -72,6 +75,7 @@ int main(int argc, char** argv) {
 #endif
   if (name == "lmdb_leaders") return lmdb_leaders::main(argc, argv);
   if (name == "amp") return amp::main(argc, argv);
+  if (name == "own_loop") return own_loop::main(argc, argv);
   if (name == "data_parallel") return data_parallel::main(argc, argv);
   std::fprintf(stderr, "no such program: %s\n", argv[0]);
   return 2;
