@@ -160,7 +160,8 @@ void lmdb(std::string_view bytes) {
   });
   const LmdbOptions options{.is_sample = [](std::string_view key) { return key.size() > 2; }};
   read_samples(lmdb_dataset<int>(path, decode, options), [](int) {});
-  require(sum != 1);  // it is used
+  static volatile std::size_t used = 0;
+  used = sum;
 }
 
 void tokens(std::string_view bytes) {
