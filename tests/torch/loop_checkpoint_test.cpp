@@ -272,6 +272,64 @@ BOOST_AUTO_TEST_CASE(a_file_that_does_not_fit_changes_nothing) {
   });
 }
 
+BOOST_AUTO_TEST_CASE(parts_that_reject_their_states_come_before_the_module) {
+  const TemporaryFolder folder;
+  auto net = std::make_shared<Net>();
+  loops::RankSampler<> sampler(40, lockstep::WorldSize{1}, lockstep::Rank{0});
+  std::size_t seven = 7;
+  loops::Checkpoint saved(net);
+  saved.add("sampler", sampler).add("7", seven);
+  saved.save(folder / "x");
+  const at::Tensor weight = net->out->weight.detach().clone();
+  auto other = std::make_shared<Net>();
+  const at::Tensor before = other->out->weight.detach().clone();
+  loops::RankSampler<> longer(41, lockstep::WorldSize{1}, lockstep::Rank{0});
+  std::size_t number = 0;
+  loops::Checkpoint loads(other);
+  loads.add("7", number).add("sampler", longer);
+  BOOST_CHECK_THROW(loads.load(folder / "x"), lockstep::Error);
+  BOOST_TEST(other->out->weight.equal(before));
+  BOOST_TEST(number == 0u);
+  loops::Checkpoint fits(other);
+  fits.add("7", number);
+  fits.load(folder / "x");
+  BOOST_TEST(other->out->weight.equal(weight));
+  BOOST_TEST(number == 7u);
+
+  std::uint64_t large = ~std::uint64_t{0};
+  std::string bytes = "\xff";
+  for (const bool is_text : {false, true}) {
+    loops::Checkpoint wrong(net);
+    is_text ? wrong.add("value", bytes) : wrong.add("value", large);
+    const std::string words = message_of([&] { wrong.save(folder / "y"); });
+    BOOST_TEST(words.find(is_text ? "not UTF-8" : "larger than integers") != std::string::npos,
+               words);
+  }
+}
+
+BOOST_AUTO_TEST_CASE(ranks_that_read_other_files_of_python_are_told) {
+  const TemporaryFolder folder;
+  all_say(ranks::run(As::processes, 2,
+                     [&](Shared& comm) {
+                       auto net = std::make_shared<Net>();
+                       loops::DistributedDataParallel<Net> ddp(net, comm);
+                       auto values = lockstep::detail::make_dict();
+                       for (const auto& each : net->named_parameters())
+                         values.insert(each.key(), each.value().detach() + comm.rank().value());
+                       for (const auto& each : net->named_buffers())
+                         values.insert(each.key(), each.value());
+                       // As a host that has an older copy: each rank has a file of its own.
+                       const std::string mine = folder / std::to_string(comm.rank().value());
+                       std::filesystem::create_directory(mine);
+                       std::filesystem::current_path(mine);
+                       const std::vector<char> file = torch::jit::pickle_save(values);
+                       std::ofstream("net.pt", std::ios::binary)
+                           .write(file.data(), static_cast<std::streamsize>(file.size()));
+                       loops::Checkpoint(ddp).load("net.pt");
+                     }),
+          "ranks have different files");
+}
+
 BOOST_AUTO_TEST_CASE(what_fails_on_one_rank_is_an_error_on_all) {
   const TemporaryFolder folder;
   const auto made = maker(optim::SGDOptions(0.05), std::type_identity<optim::SGD>{});

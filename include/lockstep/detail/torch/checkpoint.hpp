@@ -4,7 +4,10 @@
 
 #include <ATen/Context.h>
 
+#include <fstream>
+
 #include "lockstep/detail/checkpoint/checkpoints.hpp"
+#include "lockstep/detail/core/checksum.hpp"
 #include "lockstep/detail/torch/training_state.hpp"
 
 namespace lockstep {
@@ -17,6 +20,7 @@ struct SavedPart {
   std::function<void()> consolidate;  // before `save`; may be empty
   std::function<c10::IValue()> save;
   std::function<void(const c10::IValue& state, bool sets)> load;
+  bool is_compared;  ///< does `load` without `sets` find every misfit?
 };
 
 LOCKSTEP_COLD_BEGIN
@@ -34,16 +38,28 @@ class TrainingFile {
   }
 
   bool is_python() const { return !file_; }
-  /// The same on all ranks if their files are the same.
+  /// The same on all ranks if their files are the same. The header of lockstep's own files has the
+  /// checksums of all tensors; others are read once more.
   std::string identity() const {
-    return file_ ? text({file_->bytes(), " ", file_->digest().value_or(0)}) : text({model_.size()});
+    if (file_ && file_->digest())
+      return text({file_->bytes(), " bytes, ", checksum_text(*file_->digest())});
+    std::ifstream bytes(path_, std::ios::binary);
+    Checksum checksum;
+    std::vector<char> some(std::size_t{1} << 20);
+    std::uint64_t count = 0;
+    while (bytes.read(some.data(), static_cast<std::streamsize>(some.size())), bytes.gcount() > 0) {
+      const auto size = static_cast<std::size_t>(bytes.gcount());
+      checksum.add(std::string_view(some.data(), size));
+      count += size;
+    }
+    return text({count, " bytes, ", checksum_text(checksum.value())});
   }
 
   /// The state of a part; null where the file has none. Python's scripts choose names freely, and
   /// these are the usual ones.
   const c10::IValue* find(const std::string& name) const {
     for (const char* const end : {"", "_state_dict", "_state"}) {
-      const auto found = states_.find(name + end);
+      const auto found = states_.find(key_of(name + end));
       if (found != states_.end()) return &found->value();
       if (!is_python()) break;
     }
@@ -210,7 +226,8 @@ class Checkpoint {
       add_part({name, std::move(consolidate), [&part] { return detail::state_of(part); },
                 [&part, name](const c10::IValue& state, bool sets) {
                   detail::set_state(name, part, state, sets);
-                }});
+                },
+                !detail::WithStateDict<T> && !detail::Archived<T>});
     }
     return *this;
   }
@@ -228,9 +245,10 @@ class Checkpoint {
 
   /// Reads a file of `save`, by any number of ranks, or one of Python's `torch.save`: a state_dict,
   /// or the usual dictionary of several, under the names of the parts. Nothing changes before
-  /// everything was compared. Tensors are copied to where the program's lie. Without `strict`,
-  /// parts and tensors that the file lacks keep their values; the report names them. A rank that
-  /// the saving program had not keeps its random numbers.
+  /// everything was compared, but for parts that read their states themselves, which come first.
+  /// Tensors are copied to where the program's lie. Without `strict`, parts and tensors that the
+  /// file lacks keep their values; the report names them. A rank that the saving program had not
+  /// keeps its random numbers.
   ///
   /// **Ranks** all, with the same file. **Host** blocks.
   LoadReport load(const std::string& path, bool strict = true);
@@ -411,9 +429,15 @@ inline LoadReport Checkpoint::load(const std::string& path, bool strict) {
                    return file->identity();
                  }));
     detail::store_together(ranks, "load", [&] {
+      const auto set = [&](bool is_compared) {
+        for (const detail::SavedPart& part : parts_) {
+          if (part.is_compared != is_compared) continue;
+          if (const c10::IValue* const state = file->find(part.name)) part.load(*state, true);
+        }
+      };
+      set(false);  // a class that rejects its state does so before the module changes
       copy();
-      for (const detail::SavedPart& part : parts_)
-        if (const c10::IValue* const state = file->find(part.name)) part.load(*state, true);
+      set(true);
       set_random_state(*file);
       return std::string();
     });

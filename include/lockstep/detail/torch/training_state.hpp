@@ -74,6 +74,8 @@ c10::IValue state_of(const T& number) {
   if constexpr (std::is_same_v<T, bool>) {
     return number;
   } else if constexpr (std::is_integral_v<T>) {
+    if (!std::in_range<std::int64_t>(number))
+      fail("save", {number, " is larger than integers of a file"}, "save it as a text");
     return static_cast<std::int64_t>(number);
   } else {
     return static_cast<double>(number);
@@ -278,7 +280,8 @@ inline void append_state(std::string& json, const std::string& path, const c10::
       json += std::isnan(number) ? "\"nan\"" : number > 0 ? "\"inf\"" : "\"-inf\"";
     }
   } else if (state.isString()) {
-    append_json_string(json, state.toStringRef());
+    if (!append_json_string(json, state.toStringRef()))
+      fail("save", {"'", path, "' is a text that is not UTF-8"}, "save bytes as a tensor");
   } else if (state.isGenericDict()) {
     std::vector<std::pair<std::string, c10::IValue>> plain;
     for (const auto& item : state.toGenericDict()) {
