@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file GPT-2 as a LibTorch module: learned positions, layer norms before each part, an output
-/// layer that shares the embedding's weight. Attention is LibTorch's own, which takes a flash
-/// kernel where there is one.
+/// @file GPT-2 as a LibTorch module for GPUs: learned positions, layer norms before each part, an
+/// output layer that shares the embedding's weight. Attention is LibTorch's own, which takes a
+/// flash kernel where there is one.
 
 #include <ATen/ops/arange.h>
-#include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
@@ -19,6 +18,8 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+
+#include "lockstep/torch.cuh"
 
 namespace gpt2 {
 
@@ -109,7 +110,7 @@ struct Gpt2 : torch::nn::Module {
   /// The mean over all places of how badly the next token is guessed.
   at::Tensor loss(const at::Tensor& ids, const at::Tensor& next) {
     const at::Tensor scores = forward(ids);
-    return at::cross_entropy_loss(scores.view({-1, scores.size(-1)}), next.view({-1}));
+    return lockstep::torch::cross_entropy(scores.view({-1, scores.size(-1)}), next.view({-1}));
   }
 
   Size size;

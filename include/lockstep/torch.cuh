@@ -6,6 +6,7 @@
 
 #include "lockstep/detail/torch/cuda/batch.cuh"
 #include "lockstep/detail/torch/cuda/capture.cuh"
+#include "lockstep/detail/torch/cuda/cross_entropy.cuh"
 #include "lockstep/detail/torch/cuda/loop_streams.cuh"
 #include "lockstep/detail/torch/cuda/step_tensors.cuh"
 #include "lockstep/lockstep.cuh"

@@ -21,6 +21,7 @@
 #include "lockstep/nccl.cuh"
 #endif
 #include "gpu/check_names.hpp"
+#include "gpu/torch_cross_entropy.cuh"
 #include "gpu/torch_loops.cuh"
 #include "gpu/torch_models.hpp"
 
@@ -227,6 +228,13 @@ struct Checks {
       // A scale that was too large costs steps at first.
       require_near(captured, train_plainly({}, 20), 0.2);
       require(captured[18] < captured[0], "the loss does not fall");
+    });
+    run("cross_entropy", [&] {
+      require_same_cross_entropy();
+      const Wishes wishes{.fused_loss = true};
+      const Numbers captured = train<Captured>(session, wishes, 20);
+      require_bits(captured, train<Eager>(session, wishes, 20));
+      require_near(captured, train_plainly({}, 20), 1e-4);
     });
     run("resume", [&] { resume<Captured>({}); });
     own_loops();

@@ -18,7 +18,7 @@
 #include <optional>
 #include <vector>
 
-#include "lockstep/torch.hpp"
+#include "lockstep/torch.cuh"
 #include "lockstep/trainer.hpp"
 
 namespace torch_gpu {
@@ -33,6 +33,7 @@ struct Wishes {
   bool norm = false;
   double dropout = 0;
   std::optional<at::ScalarType> cast = {};
+  bool fused_loss = false;  ///< lockstep's cross entropy, not LibTorch's
 };
 
 /// Values that depend on nothing but a parameter's place.
@@ -69,7 +70,9 @@ struct Net : ::torch::nn::Module {
 inline at::Tensor loss_of(Net& net, const at::Tensor& inputs, const at::Tensor& labels) {
   std::optional<Autocast> cast;
   if (net.wishes.cast) cast.emplace(inputs.device().type(), *net.wishes.cast);
-  return at::cross_entropy_loss(net.forward(inputs), labels);
+  const at::Tensor scores = net.forward(inputs);
+  if (net.wishes.fused_loss) return lockstep::torch::cross_entropy(scores, labels);
+  return at::cross_entropy_loss(scores, labels);
 }
 
 /// What both models below have.

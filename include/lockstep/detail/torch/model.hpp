@@ -148,7 +148,7 @@ class TorchModel {
       detail::for_each_unreached(loss, adopted().nodes(),
                                  [&](std::size_t parameter) { step.unused(parameter); });
     }
-    Device::scaled(step, loss).backward();
+    loss.backward(Device::gradient(step, loss, one_));
     gradients.finish();
   }
 
@@ -283,6 +283,7 @@ class TorchModel {
   typename Source::Held module_;
   detail::TensorTies ties_;  // of a copied model, whose clone has untied tensors
   at::Tensor loss_;          // between forward and backward
+  at::Tensor one_;           // the gradient of a loss
   detail::SyncedNorms norms_;
   std::uint64_t uses_ = 0;
 };

@@ -4,6 +4,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/core/Generator.h>
+#include <ATen/ops/ones_like.h>
 #include <c10/core/Device.h>
 
 #include <cstring>
@@ -52,6 +53,15 @@ void seed_torch(const Step& step, at::Device device = at::kCPU) {
   }
 }
 
+/// What backward starts from: `one`, which is made in a job's first step (a captured one comes
+/// later), or ones like a loss of another type or shape.
+inline at::Tensor ones_for(const at::Tensor& loss, at::Tensor& one) {
+  if (loss.scalar_type() != at::kFloat || loss.dim() != 0) return at::ones_like(loss);
+  if (!one.defined()) [[unlikely]]
+    one = at::ones_like(loss);
+  return one;
+}
+
 /// The device of a step: here the host, where calls are synchronous.
 template <class Step>
 struct TorchDevice {
@@ -66,8 +76,10 @@ struct TorchDevice {
 
   /// The value of the loss, which the step returns.
   static double publish(const Step&, const at::Tensor& loss) { return loss.item<double>(); }
-  /// The tensor that backward starts from.
-  static at::Tensor scaled(const Step&, const at::Tensor& loss) { return loss; }
+  /// What backward starts from.
+  static at::Tensor gradient(const Step&, const at::Tensor& loss, at::Tensor& one) {
+    return ones_for(loss, one);
+  }
 
   /// Copies small gradients of the same type by memcpy, in a fraction of the time of `copy_`.
   static void write(const Step&, void* to, at::ScalarType type, const at::Tensor& gradient) {

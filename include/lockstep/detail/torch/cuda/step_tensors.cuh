@@ -178,12 +178,13 @@ struct TorchDevice<Step> {
         .copy_(loss.reshape(at::IntArrayRef{}));
   }
 
-  /// The loss times the job's loss scale, if any.
-  static at::Tensor scaled(const Step& step, const at::Tensor& loss) {
+  /// What backward starts from: the job's loss scale if there is one, else one.
+  static at::Tensor gradient(const Step& step, const at::Tensor& loss, at::Tensor& one) {
     if constexpr (requires { step.loss_scale(); }) {
-      return loss * tensor_at(step.loss_scale(), {}, at::kFloat, current_torch_gpu());
+      return tensor_at(step.loss_scale(), loss.sizes(), at::kFloat, current_torch_gpu())
+          .to(loss.scalar_type());
     } else {
-      return loss;
+      return ones_for(loss, one);
     }
   }
 
