@@ -5,26 +5,57 @@ local function name_of(file)
     return (path.basename(file):gsub("^%d+_", ""))
 end
 
+-- One program that is several examples, and runs as it is called: `links` are their places in build/examples.
+rule("links")
+    after_build(function (target)
+        local folder = path.join(os.projectdir(), "build/examples")
+        for _, name in ipairs(target:values("links")) do
+            local link = path.join(folder, name)
+            if not os.islink(link) then
+                os.tryrm(link)  -- a program, as it was built before
+                os.mkdir(path.directory(link))
+                os.ln(path.relative(target:targetfile(), path.directory(link)), link)
+            end
+        end
+    end)
+rule_end()
+
+local function example(name, files)
+    target(name)
+        set_kind("binary")
+        set_targetdir("$(projectdir)/build/examples")
+        add_deps("lockstep_compiled")
+        add_files(files)
+        add_syslinks("pthread", "z")
+        add_sysincludedirs("$(eigen)")
+        -- Eigen uses the vector instructions it is compiled for, and x86-64's baseline has the oldest ones
+        -- only. Examples run where they are built, so they may use all that this machine has.
+        compile_for_this_machine()
+        collect_late()
+end
+
+-- Two train for long enough that it matters how they are compiled.
+local alone = {fashion_mnist = true, convnet = true}
+local together = {}
 for _, file in ipairs(os.files(path.join(os.scriptdir(), "*.cpp"))) do
-    local reads_lmdb = name_of(file) == "lmdb"
-    if has_config("lmdb") or not reads_lmdb then
-        target(name_of(file))
-            set_kind("binary")
-            set_targetdir("$(projectdir)/build/examples")
-            add_deps("lockstep_compiled")
-            add_files(file)
-            add_syslinks("pthread", "z")
-            if reads_lmdb then add_syslinks("lmdb") end
-            add_sysincludedirs("$(eigen)")
-            -- The others take less time than their compiler.
-            set_optimize(table.contains({"fashion_mnist", "convnet"}, name_of(file)) and "fastest" or "fast")
-            -- Eigen uses the vector instructions it is compiled for, and x86-64's baseline has the oldest ones
-            -- only. Examples run where they are built, so they may use all that this machine has.
-            compile_for_this_machine()
-            collect_late()
+    local name = name_of(file)
+    if alone[name] then
+        example(name, file)
+            set_optimize("fastest")
         target_end()
+    elseif name ~= "all" and (name ~= "lmdb" or has_config("lmdb")) then
+        table.insert(together, name)
     end
 end
+-- The others take less time than their compiler, so they are one file and one program. With --long each is compiled alone, too.
+example("examples", "all.cpp")
+    set_filename("all")
+    set_optimize("fast")
+    add_defines("LOCKSTEP_HAS_LMDB=" .. (has_config("lmdb") and 1 or 0))
+    if has_config("lmdb") then add_syslinks("lmdb") end
+    add_rules("links")
+    set_values("links", table.unpack(together))
+target_end()
 
 -- Those for GPUs compile and link wherever nvcc and NCCL are, and for one of them cuDNN. Where nothing can be run, host
 -- code need not be fast, and `./x test --long` alone compiles more than 04: the others have its code but for the network.
@@ -51,45 +82,39 @@ if has_config("gpu") and has_config("nccl") then
     end
 end
 
--- Those whose models are LibTorch modules: torch/00_name.cpp is build/examples/torch/name. What takes time is in LibTorch.
--- Three are compiled with the programs of docs/from-pytorch.md, below.
-local together = {amp = true, data_parallel = true, own_loop = true}
-if has_torch() then
-    local alone = {}
-    for _, file in ipairs(os.files(path.join(os.scriptdir(), "torch/*.cpp"))) do
-        if not together[name_of(file)] then table.insert(alone, file) end
-    end
-    for _, file in ipairs(table.join(alone,
-                                     has_torch_for_gpus() and has_config("nccl") and os.files(path.join(os.scriptdir(), "torch/*.cu")) or {})) do
-        target("torch_" .. name_of(file))
-            set_kind("binary")
-            set_filename(name_of(file))
-            set_targetdir("$(projectdir)/build/examples/torch")
-            add_deps("lockstep_compiled")
-            add_files(file)
-            add_includedirs(".")
-            add_syslinks("pthread", "z")
-            link_torch()
-            collect_late()
-            if path.extension(file) == ".cu" then
-                set_group("gpu_all")
-                add_links("nccl")
-                compile_for_gpus()
-                set_warnings("none")
-            end
-            set_optimize("none")
-        target_end()
-    end
+-- GPT-2, a LibTorch module on GPUs: build/examples/torch/gpt2. What takes time is in LibTorch.
+if has_torch_for_gpus() and has_config("nccl") then
+    target("torch_gpt2")
+        set_group("gpu_all")
+        set_kind("binary")
+        set_filename("gpt2")
+        set_targetdir("$(projectdir)/build/examples/torch")
+        add_deps("lockstep_compiled")
+        add_files("torch/gpt2.cu")
+        add_includedirs(".")
+        add_links("nccl")
+        add_syslinks("pthread", "z")
+        link_torch()
+        compile_for_gpus()
+        set_warnings("none")
+        set_optimize("none")
+    target_end()
 end
 
--- The programs of docs/from-pytorch.md, all in one file: LibTorch's headers take most of a compiler's time. Each is a name of the one program.
+-- The programs of docs/from-pytorch.md, and of torch/, all in one file: LibTorch's headers take most of a compiler's time.
 if has_torch() then
+    local links = {}
+    for _, file in ipairs(os.files(path.join(os.scriptdir(), "*/*.cpp"))) do
+        local name = path.join(path.filename(path.directory(file)), name_of(file))
+        if name_of(file) ~= "all" and (has_config("gloo") or name ~= "from_pytorch/groups") then table.insert(links, name) end
+    end
     target("from_pytorch")
         set_kind("binary")
         set_filename("all")
         set_targetdir("$(projectdir)/build/examples/from_pytorch")
         add_deps("lockstep_compiled")
         add_files("from_pytorch/all.cpp")
+        add_includedirs(".")
         add_syslinks("pthread", "z")
         link_torch()
         set_optimize("none")
@@ -100,18 +125,7 @@ if has_torch() then
         else
             collect_late()
         end
-        after_build(function (target)
-            local torch = path.join(os.projectdir(), "build/examples/torch")
-            os.mkdir(torch)
-            for _, name in ipairs({"amp", "data_parallel", "own_loop"}) do
-                if not os.exists(path.join(torch, name)) then os.ln("../from_pytorch/all", path.join(torch, name)) end
-            end
-            for _, file in ipairs(os.files(path.join(os.projectdir(), "examples/from_pytorch/*.cpp"))) do
-                local link = path.join(target:targetdir(), path.basename(file))
-                if path.basename(file) ~= "all" and (has_config("gloo") or path.basename(file) ~= "groups") and not os.exists(link) then
-                    os.ln("all", link)
-                end
-            end
-        end)
+        add_rules("links")
+        set_values("links", table.unpack(links))
     target_end()
 end

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// @file All programs of this folder, and three of examples/torch, as one, because LibTorch's
+/// @file All programs of this folder and of examples/torch but GPT-2 as one, because LibTorch's
 /// headers take most of the time: each is run under its own name. What they include stands here
 /// first, so that it is in no program's namespace.
 #include <torch/torch.h>
@@ -12,6 +12,8 @@
 #include <string>
 #include <string_view>
 
+#include "fashion_mnist.hpp"
+#include "lockstep/checkpoint.hpp"
 #include "lockstep/lmdb.hpp"
 #include "lockstep/torch.hpp"
 #include "lockstep/torch_checkpoint.hpp"
@@ -59,6 +61,9 @@ namespace own_loop {
 namespace data_parallel {
 #include "../torch/data_parallel.cpp"
 }
+namespace clothes {
+#include "../torch/fashion_mnist.cpp"
+}
 
 int main(int argc, char** argv) {
   const std::string_view path = argv[0];
@@ -77,6 +82,7 @@ int main(int argc, char** argv) {
   if (name == "amp") return amp::main(argc, argv);
   if (name == "own_loop") return own_loop::main(argc, argv);
   if (name == "data_parallel") return data_parallel::main(argc, argv);
+  if (name == "fashion_mnist") return clothes::main(argc, argv);
   std::fprintf(stderr, "no such program: %s\n", argv[0]);
   return 2;
 }
