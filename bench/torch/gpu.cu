@@ -128,6 +128,8 @@ std::vector<Comparison> compare(const std::string& what, const std::string& part
        graph_target},
       {what + ": captured against Python DDP, torch.compile", graph.wall, torch["compile"].wall,
        compiled_target},
+      {what + ": captured against Python DDP, torch.compile with the loss", graph.wall,
+       torch["compile_loss"].wall, 0},
       {what + ": captured against Python without DDP, eager", graph.wall, torch["plain"].wall, 0},
       {what + ": captured, device time against Python's in a graph", graph.device,
        torch["graph"].device, 0},

@@ -71,21 +71,24 @@ else:
     counts = {"eager": 10, "plain": 10, "graph": 10, "compile": 10}
 
 
-def make(wrap=True, capturable=False):
-    module = make_module()
+def make(wrap=True, capturable=False, with_loss=False):
+    module = WithLoss(make_module()) if with_loss else make_module()
     model = DistributedDataParallel(module, device_ids=[0], gradient_as_bucket_view=True) if wrap else module
     return model, torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True, capturable=capturable)
 
 
-def stepper(model, optimizer):
+def loss_of(model, x, y, is_captured=False):
+    if part == "mlp":
+        return F.cross_entropy(model(x), y)
+    with torch.autocast("cuda", dtype=torch.bfloat16, cache_enabled=not is_captured):
+        scores = model(x)
+        return F.cross_entropy(scores.view(-1, scores.shape[-1]), y.view(-1))
+
+
+def stepper(model, optimizer, gives_loss=False):
     def step():
         optimizer.zero_grad(set_to_none=True)
-        if part == "mlp":
-            loss = F.cross_entropy(model(x), y)
-        else:
-            with torch.autocast("cuda", dtype=torch.bfloat16, cache_enabled=not torch.cuda.is_current_stream_capturing()):
-                scores = model(x)
-                loss = F.cross_entropy(scores.view(-1, scores.shape[-1]), y.view(-1))
+        loss = model(x, y) if gives_loss else loss_of(model, x, y, torch.cuda.is_current_stream_capturing())
         loss.backward()
         optimizer.step()
 
@@ -97,9 +100,26 @@ def compiled():
     return stepper(torch.compile(model), optimizer)
 
 
+class WithLoss(nn.Module):
+    """A module whose output is its loss, so that both are compiled together."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, x, y):
+        return loss_of(self.module, x, y)
+
+
+def compiled_with_loss():
+    model, optimizer = make(with_loss=True)
+    return stepper(torch.compile(model), optimizer, gives_loss=True)
+
+
 ddp_ways.print_ways("step", {
     "eager": (lambda: stepper(*make()), counts["eager"]),
     "plain": (lambda: stepper(*make(wrap=False)), counts["plain"]),
     "graph": (lambda: ddp_ways.captured(lambda: stepper(*make(capturable=True))), counts["graph"]),
     "compile": (compiled, counts["compile"]),
+    "compile_loss": (compiled_with_loss, counts["compile"]),
 })

@@ -35,7 +35,7 @@ using namespace lockstep;
 
 constexpr std::chrono::seconds time_limit{600};
 
-enum Way : std::size_t { passes, plain, alone, shared, replicated, ways };
+enum Way : std::size_t { passes, plain, alone, beside, shared, replicated, ways };
 
 struct Common {
   Track track;
@@ -61,7 +61,8 @@ class Passes {
   std::shared_ptr<Net> net_;
 };
 
-/// The loop that LibTorch's users write for one process.
+/// The loop that LibTorch's users write for one process. Two of them beside each other, which share
+/// nothing but the machine, are what no step of two ranks can be faster than.
 class Plain {
  public:
   explicit Plain(const std::string& name)
@@ -111,14 +112,18 @@ std::array<Times, ways> measure(const std::string& name, Clock::time_point deadl
     const Samples batch = make_batch(name);
     ShmCommunicator<2> comm(Rank{rank}, WorldSize{2}, lockstep::detail::shm::Engine::open(address),
                             std::chrono::minutes(1));
+    Plain by_hand(name);
     const auto together = make_ddp<World<2>>(comm, name);
     const auto apart = make_ddp<World<2>, Sharding<Replicated>>(comm, name);
     Stand stand(common.track, rank, 2);
-    const auto times = stand.race(
-        {contestant("shared", *together, batch), contestant("replicated", *apart, batch)}, 0);
+    const auto times =
+        stand.race({contestant("beside", by_hand, batch), contestant("shared", *together, batch),
+                    contestant("replicated", *apart, batch)},
+                   0);
     if (rank != 0) return;
-    common.times[shared] = summary(times[0]);
-    common.times[replicated] = summary(times[1]);
+    common.times[beside] = summary(times[0]);
+    common.times[shared] = summary(times[1]);
+    common.times[replicated] = summary(times[2]);
   });
   std::array<Times, ways> result;
   std::copy_n(common.times, ways, result.begin());
@@ -155,22 +160,27 @@ int main(int argc, char** argv) try {
   std::printf("one step of a LibTorch module, microseconds, %zu cores\n\n", cores());
   auto python = python_steps();
   ComparisonTable table;
-  const auto each = [&](const std::string& title, const std::string& name, double target) {
+  const auto each = [&](const std::string& title, const std::string& name, double target,
+                        double most_over_plain) {
     if (argc > 1 && std::find(argv + 1, argv + argc, name) == argv + argc) return;
     const auto times = measure(name, deadline);
     table.row(title + ", W=2 against Python DDP + Gloo", times[shared], python[name], target);
     table.row(title + ", W=2, replicated, against Python DDP + Gloo", times[replicated],
               python[name], 0);
     table.row(title + ", W=1 over plain LibTorch", times[alone], times[plain], 0, true);
-    table.row(title + ", W=2 over plain LibTorch in one process", times[shared], times[plain], 0,
+    table.row(title + ", W=2 over plain LibTorch in one process", times[shared], times[plain],
+              most_over_plain, true);
+    table.row(title + ", W=2 over plain LibTorch in two processes", times[shared], times[beside],
+              most_over_plain, true);
+    table.row(title + ", plain LibTorch in two processes over one", times[beside], times[plain], 0,
               true);
     table.row(title + ", W=1 over LibTorch's forward and backward passes alone", times[alone],
               times[passes], 0, true);
   };
-  each("Linear(10,1), batch 4", "linear", 40);
-  each("MLP 784-256-256-10, batch 32", "mlp", 3);
-  each("ConvNet of example 06, batch 64", "convnet", 1.3);
-  each("transformer, 2 blocks of 128, 64 tokens, batch 8", "transformer", 1.3);
+  each("Linear(10,1), batch 4", "linear", 40, 0);
+  each("MLP 784-256-256-10, batch 32", "mlp", 3, 1.03);
+  each("ConvNet of example 06, batch 64", "convnet", 0, 1.03);
+  each("transformer, 2 blocks of 128, 64 tokens, batch 8", "transformer", 0, 1.03);
   table.write("torch");
   others.print();
   return 0;
