@@ -54,7 +54,8 @@ target_end()
 -- A binary of Boost.Test cases. Most of the time that tests take to compile goes into functions of headers that every
 -- file needs again, so files are compiled together, in as many batches as are named: { batch = patterns }. A test's
 -- helpers are in its suite's namespace, where others do not see them.
-local function test_program(name, batches, sanitizer)
+-- What most of them include is compiled once for a program of several batches.
+local function test_program(name, batches, sanitizer, precompiled)
     target(name)
         set_kind("binary")
         set_targetdir("$(projectdir)/build/tests")
@@ -70,9 +71,10 @@ local function test_program(name, batches, sanitizer)
         add_defines("LOCKSTEP_SOURCE_DIR=\"" .. path.directory(os.scriptdir()) .. "\"")
         set_optimize("none")
         add_cxflags("-Wno-psabi", {force = true})  -- which tells of an old ABI
+        if precompiled then set_pcxxheader(precompiled) end
         if sanitizer and has_clang then set_toolset("ld", clang) end
         if sanitizer and sanitizer.by_clang then
-            set_toolset("cxx", clang)
+            set_toolset("cxx", "clang@" .. clang)  -- by its own name xmake gives it g++'s flags for precompiled headers
         else
             add_cxflags("-Wno-subobject-linkage", {force = true})  -- which takes a test among others for a header
             collect_late()
@@ -89,7 +91,7 @@ test_program("unit", {
              "norm/batch_norm_test.cpp", "norm/dropout_test.cpp", "observe/*_test.cpp", "optim/*_test.cpp", "policy/*_test.cpp", "topology/*_test.cpp"},
     data = {"bucket/*_test.cpp", "data/*_test.cpp", "launch/*_test.cpp", "store/*_test.cpp"},
     jobs = {"examples/*_test.cpp", "instantiate/*_test.cpp", "trainer/*_test.cpp"},
-}, address)
+}, address, "precompiled.hpp")
 target_end()
 
 -- Ranks that communicate: every element type and operation plainly, everything else under the address and the
@@ -105,7 +107,7 @@ target_end()
 test_program("comm_thread", {
     comm = table.join(communicating, "store/store_test.cpp"),
     train = {"data/loader_test.cpp", "strategy/dp_test.cpp", "strategy/replica_workers_test.cpp", "train/threads_test.cpp"},
-}, thread)
+}, thread, "precompiled.hpp")
 target_end()
 
 -- Strategies, and ranks that train: real processes, against PyTorch's figures and against one process.
@@ -116,7 +118,7 @@ test_program("train", {
     jobs = {"train/checkpoint_*test.cpp", "train/faults_test.cpp", "train/outputs_test.cpp", "train/resume_test.cpp",
             "train/threads_test.cpp", "train/trainer_test.cpp"},
     replicas = {"train/dp_*_test.cpp", "train/listed_test.cpp", "strategy/*_test.cpp"},
-}, lean(address))
+}, lean(address), "precompiled.hpp")
 target_end()
 
 -- The checked mode, in which all files of a program are compiled or none.
@@ -127,7 +129,7 @@ target_end()
 -- Ranks that communicate and train through Gloo, and a job for several hosts (tests/network/run).
 if has_config("gloo") then
     test_program("gloo", {gloo = {"comm/gloo_leaving_test.cpp", "comm/gloo_sequences_test.cpp", "comm/gloo_test.cpp", "comm/hierarchical_test.cpp"},
-                          train = {"train/*gloo*_test.cpp", "norm/synced_gloo_test.cpp"}}, lean(address))
+                          train = {"train/*gloo*_test.cpp", "norm/synced_gloo_test.cpp"}}, lean(address), "precompiled.hpp")
         add_links("gloo")
     target_end()
 
@@ -196,7 +198,7 @@ if has_torch() then
         set_filename("torch")
         set_pcxxheader("torch/precompiled.hpp")
         if has_clang then
-            set_toolset("cxx", "clang@" .. clang)  -- by its own name xmake gives it g++'s flags for precompiled headers
+            set_toolset("cxx", "clang@" .. clang)
             add_cxxflags("-fpch-instantiate-templates", {force = true})  -- once, for all batches
             add_cxxflags("-fclang-abi-compat=17", {force = true})        -- names of templates as in g++'s LibTorch
         end
@@ -356,7 +358,7 @@ if has_config("gpu") then
             processes = {"gpu/emulated/staged_test.cpp", "gpu/emulated/streamed_test.cpp"},
             many = "gpu/emulated/*_test.cpp|counted_test.cpp|hooks_test.cpp|join_test.cpp|zero_test.cpp|staged_test.cpp|streamed_test.cpp",
             policies = {"gpu/emulated/counted_test.cpp", "gpu/emulated/hooks_test.cpp", "gpu/emulated/join_test.cpp", "gpu/emulated/zero_test.cpp"},
-        }, lean(address))
+        }, lean(address), "gpu/emulated/precompiled.hpp")
             set_group("gpu")
             add_includedirs("comm", "gpu/emulated/include")
             add_cxflags("-Wno-unknown-pragmas", {force = true})  -- those of nvcc

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A small model, and the numbers that both programs of this folder train it with.
+/// @file A small model, and the numbers that both ways of training it have.
 
 #include <cstddef>
-#include <cstdio>
-#include <cstdlib>
 
 #include "lockstep/ddp.hpp"
 #include "lockstep/detail/comm/loopback.hpp"
@@ -13,11 +11,6 @@
 namespace bare {
 
 using namespace lockstep;
-
-#ifndef RULE
-#define RULE AdamW
-#endif
-using Rule = RULE;
 
 struct Batch {
   float x[4][24];
@@ -96,10 +89,6 @@ template <class Step>
   double loss = 0;
   for (std::size_t s = 0; s < steps; ++s) loss = step(batch);
   return loss;
-}
-
-inline std::size_t steps_of(int argc, char** argv) {
-  return argc > 1 ? static_cast<std::size_t>(std::atoi(argv[1])) : 10;
 }
 
 }  // namespace bare
