@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/// @file What most tests include, compiled once before all batches of a program. Each test includes what it uses
-/// nevertheless. There is no `#pragma once`: compilers warn of one in a header that they compile by itself.
+/// @file What most tests include, compiled once before all batches of a program. Each test includes
+/// what it uses nevertheless. There is no `#pragma once`: compilers warn of one in a header that
+/// they compile by itself.
 
 #include <algorithm>
 #include <array>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// @file What tests on emulated GPUs include, compiled once before all batches, as in tests/precompiled.hpp. What takes the
-/// place of CUDA's kernels comes first.
+/// @file What tests on emulated GPUs include, compiled once before all batches, as in
+/// tests/precompiled.hpp. What takes the place of CUDA's kernels comes first.
 
 #include "gpu/emulated/kernels.hpp"
 //
