@@ -135,7 +135,6 @@ class Unpickler {
     std::size_t levels = 1;  // of containers in each other, itself the first
     bool is_inside = false;  // of another one
   };
-  void push_container(const c10::IValue& empty) { push(known(empty)); }
   void push_tuple(Values values) {
     const c10::IValue tuple = known(c10::ivalue::Tuple::create(values));
     for (const c10::IValue& value : values) put_into(tuple, value);
@@ -252,10 +251,10 @@ class Unpickler {
       case 0x8e:
         return push(std::string(take(number<std::uint64_t>())));
       case '}':
-        return push_container(make_dict());
+        return push(known(make_dict()));
       case ']':
       case 0x8f:  // EMPTY_SET
-        return push_container(make_list());
+        return push(known(make_list()));
       case ')':
         return push_tuple({});
       case 't':
