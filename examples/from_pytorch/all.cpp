@@ -17,6 +17,7 @@
 #include "lockstep/lmdb.hpp"
 #include "lockstep/torch.hpp"
 #include "lockstep/torch_checkpoint.hpp"
+#include "lockstep/torch_optim.hpp"
 #include "lockstep/trainer.hpp"
 #if LOCKSTEP_HAS_GLOO
 #include "lockstep/gloo.hpp"

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "lockstep/torch_checkpoint.hpp"
+#include "lockstep/torch_optim.hpp"
 
 using torch::nn::Sequential;
 

@@ -13,11 +13,9 @@
 #include "lockstep/detail/torch/grad_scaler.hpp"
 #include "lockstep/detail/torch/model.hpp"
 #include "lockstep/detail/torch/module.hpp"
-#include "lockstep/detail/torch/optimizer_state.hpp"
 #include "lockstep/detail/torch/state_dict.hpp"
 #include "lockstep/detail/torch/sync_batch_norm.hpp"
 #include "lockstep/detail/torch/tensors.hpp"
-#include "lockstep/detail/torch/zero_redundancy_optimizer.hpp"
 #include "lockstep/hooks.hpp"
 
 #if !defined(LOCKSTEP_COMPILED)

@@ -21,6 +21,7 @@
 
 #include "gpu/torch_models.hpp"
 #include "lockstep/torch.cuh"
+#include "lockstep/torch_optim.hpp"
 
 namespace torch_gpu {
 

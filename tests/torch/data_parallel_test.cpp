@@ -16,7 +16,9 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -85,6 +87,21 @@ struct TiedNet : torch::nn::Cloneable<TiedNet> {
   /// Each once: an optimizer would make several steps with a tensor that it has several times.
   std::vector<at::Tensor> each_once() const {
     return {in->layer->weight, in->layer->bias, out->weight, out->bias};
+  }
+};
+
+/// A layer that notes where the rows are that its replicas are given. It has no parameters:
+/// LibTorch moves none to the device `meta`.
+struct Noting : torch::nn::Cloneable<Noting> {
+  std::shared_ptr<std::map<std::string, std::int64_t>> rows =
+      std::make_shared<std::map<std::string, std::int64_t>>();
+  std::shared_ptr<std::mutex> mutex = std::make_shared<std::mutex>();
+
+  void reset() override {}
+  at::Tensor forward(const at::Tensor& x) {
+    const std::lock_guard lock(*mutex);
+    (*rows)[x.device().str()] += x.size(0);
+    return 2 * x;
   }
 };
 
@@ -305,6 +322,18 @@ BOOST_AUTO_TEST_CASE(outputs_are_on_the_output_device_and_gradients_come_back) {
   loss_of(dp(inputs_of(0, 0, 7))).backward();
   loss_of(alone->forward(inputs_of(0, 0, 7))).backward();
   BOOST_TEST(gradients_apart(*net, *alone) < 1e-6);
+}
+
+BOOST_AUTO_TEST_CASE(replicas_run_on_the_devices_of_the_list) {
+  auto net = std::make_shared<Noting>();
+  const at::Device meta(at::kMeta);  // without values, so the outputs can be gathered only there
+  loops::DataParallel dp(net, std::vector<at::Device>{at::kCPU, meta, at::kCPU}, meta);
+  BOOST_TEST(dp.replicas() == 3u);
+  const at::Tensor y = dp(inputs_of(0, 0, 7));
+  BOOST_TEST(y.device() == meta);
+  BOOST_TEST(y.size(0) == 7);
+  const std::map<std::string, std::int64_t> expected{{"cpu", 4}, {"meta", 3}};
+  BOOST_TEST((*net->rows == expected));
 }
 
 BOOST_AUTO_TEST_CASE(without_a_number_there_is_a_replica_for_each_gpu) {

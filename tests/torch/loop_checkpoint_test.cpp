@@ -2,6 +2,7 @@
 // Trainings whose loops are the program's own: saved, resumed on any number of ranks, and shared
 // with Python.
 #include "lockstep/torch_checkpoint.hpp"
+#include "lockstep/torch_optim.hpp"
 
 #include <ATen/ATen.h>
 #include <torch/csrc/jit/serialization/pickle.h>
@@ -523,6 +524,32 @@ BOOST_AUTO_TEST_CASE(damaged_pickles_are_errors) {
     }
   }
   BOOST_TEST(errors > 5000u);
+}
+
+BOOST_AUTO_TEST_CASE(pickles_of_endless_depth_are_errors) {
+  const auto load = [](const std::string& code) {
+    return lockstep::detail::Unpickler("x.pt", code, {}).run();
+  };
+  const auto times = [](std::size_t count, std::string_view code) {
+    std::string all;
+    for (std::size_t i = 0; i != count; ++i) all += code;
+    return all;
+  };
+  const auto words = [&](const std::string& code) { return message_of([&] { load(code); }); };
+  constexpr std::size_t endless = 300'000;  // for which no stack is large enough
+  const std::string deep = "more than 256 deep";
+  BOOST_TEST(words(")" + times(endless, "\x85") + ".").find(deep) != std::string::npos);
+  BOOST_TEST(words(times(endless, "]") + times(endless - 1, "a") + ".").find(deep) !=
+             std::string::npos);
+  BOOST_TEST(words(times(endless, "}K\1") + "N" + times(endless, "s") + ".").find(deep) !=
+             std::string::npos);
+  // Containers that hold each other in turn, from outside to inside and in a circle.
+  const std::string filled = "is filled after it was put into another";
+  BOOST_TEST(words("]q\1" + times(endless, "]q\2ah\2q\1") + ".").find(filled) != std::string::npos);
+  BOOST_TEST(words("]q\1h\1a.").find(filled) != std::string::npos);
+  BOOST_TEST(words("}q\1K\1h\1s.").find(filled) != std::string::npos);
+  BOOST_TEST(load(")" + times(255, "\x85") + ".").isTuple());
+  BOOST_TEST(load("]]q\1ah\1a.").toListRef().size() == 2u);  // one list, twice
 }
 
 BOOST_AUTO_TEST_SUITE_END()

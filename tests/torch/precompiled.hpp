@@ -20,6 +20,7 @@
 
 #include "lockstep/lockstep.hpp"
 #include "lockstep/torch_checkpoint.hpp"
+#include "lockstep/torch_optim.hpp"
 
 #if LOCKSTEP_HAS_GLOO
 #include "lockstep/gloo.hpp"

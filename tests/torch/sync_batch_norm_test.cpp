@@ -85,7 +85,7 @@ void check_union(ranks::Shared& comm, const Union& all, const nn::BatchNormOptio
     const at::Tensor part = all.part(whole.detach(), me).requires_grad_();
     at::Tensor own;
     {
-      const auto open = norms.open(*synced, CommRanks{&comm}, true);
+      const auto open = norms.open<true>(*synced, CommRanks{&comm});
       own = synced->forward(part);
     }
     require(own.scalar_type() == all.type, "y has another type");
@@ -187,7 +187,7 @@ BOOST_AUTO_TEST_CASE(a_graph_of_gradients_through_norms_of_all_ranks_is_rejected
     nn::BatchNorm2d norm(4);
     norm->to(at::kDouble);
     lockstep::detail::SyncedNorms norms;
-    const auto open = norms.open(*norm, CommRanks{&comm}, true);
+    const auto open = norms.open<true>(*norm, CommRanks{&comm});
     const at::Tensor part = all.part(all.numbers(1), comm.rank().value()).requires_grad_();
     const at::Tensor y = norm->forward(part);
     std::string words;
@@ -214,7 +214,7 @@ BOOST_AUTO_TEST_CASE(backward_may_run_on_another_thread_and_inputs_may_need_no_g
     at::Tensor y;
     const std::uint32_t version = norm->running_mean._version();
     {
-      const auto open = norms.open(*norm, CommRanks{&comm}, true);
+      const auto open = norms.open<true>(*norm, CommRanks{&comm});
       y = norm->forward(all.part(whole, me));
     }
     require(norm->running_mean._version() > version, "autograd does not see the new statistics");
@@ -248,13 +248,13 @@ BOOST_AUTO_TEST_CASE(evaluation_and_other_norms_stay_with_their_rank) {
         bare_of_all(nn::BatchNormOptions(4).track_running_stats(false).affine(false));
     nn::Sequential marked(evaluated, bare, bare_of_all);
     {
-      const auto open = norms.open(*marked, CommRanks{&comm}, true);
+      const auto open = norms.open<true>(*marked, CommRanks{&comm});
       for (const at::Tensor& mean :
            {evaluated->running_mean, bare->running_mean, bare_of_all->running_mean})
         require(NormMark::of(mean) != nullptr, "a norm is not marked");
     }
     marked->eval();
-    const auto open = norms.open(*marked, CommRanks{&comm}, true);
+    const auto open = norms.open<true>(*marked, CommRanks{&comm});
     nn::BatchNorm2d plain(4);
     plain->eval();
     same(evaluated, plain, "an evaluated norm");
@@ -276,10 +276,10 @@ BOOST_AUTO_TEST_CASE(norms_know_the_ranks_of_their_own_job_until_it_ends) {
     {
       lockstep::detail::SyncedNorms norms;
       {
-        const auto open = norms.open(*first, CommRanks{&comm}, true);
+        const auto open = norms.open<true>(*first, CommRanks{&comm});
       }
       lockstep::detail::SyncedNorms copied(norms);  // with the model, for another module
-      const auto open = copied.open(*second, CommRanks{&comm}, true);
+      const auto open = copied.open<true>(*second, CommRanks{&comm});
       require(NormMark::of(second->running_mean) != nullptr,
               "that of a copied model is not marked");
       if (leaves_step) first->forward(part);
@@ -334,7 +334,7 @@ BOOST_AUTO_TEST_CASE(batches_that_are_empty_everywhere_change_nothing) {
   expect_fine(on_ranks(2, [](ranks::Shared& comm) {
     nn::BatchNorm2d norm(3);
     lockstep::detail::SyncedNorms norms;
-    const auto open = norms.open(*norm, CommRanks{&comm}, true);
+    const auto open = norms.open<true>(*norm, CommRanks{&comm});
     norm->forward(at::zeros({0, 3, 2, 2}).requires_grad_()).sum().backward();
     require_close(norm->running_mean, at::zeros({3}), "running_mean", 0);
     require_close(norm->running_var, at::ones({3}), "running_var", 0);
@@ -347,7 +347,7 @@ BOOST_AUTO_TEST_CASE(one_value_of_all_ranks_is_rejected_on_all) {
                           [](ranks::Shared& comm) {
                             nn::BatchNorm1d norm(3);
                             lockstep::detail::SyncedNorms norms;
-                            const auto open = norms.open(*norm, CommRanks{&comm}, true);
+                            const auto open = norms.open<true>(*norm, CommRanks{&comm});
                             const auto mine = static_cast<std::int64_t>(comm.rank().value());
                             norm->forward(at::zeros({mine, 3}));
                           }),
@@ -361,7 +361,7 @@ BOOST_AUTO_TEST_CASE(backward_after_the_job_has_ended_is_rejected) {
                             at::Tensor y;
                             {
                               lockstep::detail::SyncedNorms norms;
-                              const auto open = norms.open(*net, CommRanks{&comm}, true);
+                              const auto open = norms.open<true>(*net, CommRanks{&comm});
                               y = net->forward(at::ones({2, 3, 2, 2}));
                             }
                             y.sum().backward();
@@ -373,7 +373,7 @@ BOOST_AUTO_TEST_CASE(a_norm_without_tensors_gets_none_that_is_seen) {
   expect_fine(on_ranks(2, [](ranks::Shared& comm) {
     nn::BatchNorm1d bare(nn::BatchNormOptions(3).affine(false).track_running_stats(false));
     lockstep::detail::SyncedNorms norms;
-    const auto open = norms.open(*bare, CommRanks{&comm}, true);
+    const auto open = norms.open<true>(*bare, CommRanks{&comm});
     require(bare->parameters().empty(), "a parameter was added");
     require(bare->named_buffers().is_empty(), "a buffer was added");
     nn::BatchNorm1d copy(std::dynamic_pointer_cast<nn::BatchNorm1dImpl>(bare->clone()));

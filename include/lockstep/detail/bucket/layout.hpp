@@ -3,6 +3,7 @@
 /// @file A model's tensors in an arena: their element types, offsets and views.
 
 #include "lockstep/detail/bucket/plan.hpp"
+#include "lockstep/detail/core/utility.hpp"
 #include "lockstep/detail/core/view.hpp"
 #include "lockstep/detail/model/shapes.hpp"
 
@@ -94,6 +95,10 @@ void require_frozen(std::size_t count, const auto& name_of) {
   }
 }
 
+/// `make_bucket_plan` at run time, compiled once.
+BucketPlan<dynamic> plan_at_run_time(std::span<const TensorInfo> tensors, BucketLimits limits,
+                                     FunctionRef<bool(std::size_t)> is_frozen, std::size_t room);
+
 /// The tables of a layout, constants unless the model gives shapes or lists tensors at run time.
 template <class Model, TensorRole Role, class Limits, class Types,
           bool = has_dynamic_shapes<Model, Role>>
@@ -146,12 +151,14 @@ class LayoutTables<Model, Role, Limits, Types, true> {
       const auto name = [&](std::size_t tensor) { return tensors.name(tensor); };
       if constexpr (TensorListing<Model> && freezes_some<Limits>)
         require_frozen<typename Limits::frozen>(tensors.infos.size(), name);
-      plan = make_bucket_plan<count>(
-          tensors.infos, Limits::limits,
-          [&](std::size_t tensor) {
-            return tensors.infos[tensor].is_frozen || Limits::frozen::match(name(tensor));
-          },
-          Limits::room);
+      const auto is_frozen = [&](std::size_t tensor) {
+        return tensors.infos[tensor].is_frozen || Limits::frozen::match(name(tensor));
+      };
+      if constexpr (count == dynamic) {
+        plan = plan_at_run_time(tensors.infos, Limits::limits, is_frozen, Limits::room);
+      } else {
+        plan = make_bucket_plan<count>(tensors.infos, Limits::limits, is_frozen, Limits::room);
+      }
       if (Role == TensorRole::parameter && plan.trained == 0) {
         throw Error("tensors", "all parameters are frozen", "leave one to train");
       }

@@ -398,3 +398,20 @@ LOCKSTEP_INLINE std::string SharedPeers::missing_ranks(std::optional<Rank> one,
 }
 
 }  // namespace lockstep::detail
+
+#if defined(LOCKSTEP_LIBRARY)
+namespace lockstep {
+
+template void detail::DynamicShm::perform_as(const detail::calls::Broadcast<std::uint8_t>&,
+                                             const detail::Call&);
+template void detail::DynamicShm::perform_as(const detail::calls::AllGather<std::uint8_t>&,
+                                             const detail::Call&);
+template void detail::DynamicShm::perform_as(const detail::calls::AllReduce<float, Average>&,
+                                             const detail::Call&);
+template void detail::DynamicShm::perform_as(const detail::calls::AllReduce<float, Sum>&,
+                                             const detail::Call&);
+template void detail::DynamicShm::perform_as(const detail::calls::AllReduce<double, Sum>&,
+                                             const detail::Call&);
+
+}  // namespace lockstep
+#endif

@@ -2,6 +2,7 @@
 #pragma once
 /// @file Non-template definitions of this folder.
 
+#include "lockstep/detail/bucket/bucket.ipp"
 #include "lockstep/detail/strategy/agreement.hpp"
 #include "lockstep/detail/strategy/scatter.hpp"
 

@@ -165,10 +165,11 @@ class DistributedDataParallel {
       : DistributedDataParallel(std::move(module),
                                 std::unique_ptr<communicator_type>(new communicator_type(
                                     detail::make_communicator<typename Job::policies>(session)))) {}
-  /// For a holder, such as `torch::nn::Sequential`.
+  /// For a holder, such as `torch::nn::Sequential`. `Net` is deduced by the guides below alone:
+  /// from here the compiler would also try, and make, a wrapper of a `std::shared_ptr`.
   template <class Group>
     requires(!std::same_as<Net, Contained>)
-  DistributedDataParallel(const Net& holder, Group& group)
+  DistributedDataParallel(const std::type_identity_t<Net>& holder, Group& group)
       : DistributedDataParallel(holder.ptr(), group) {}
   DistributedDataParallel(const DistributedDataParallel&) = delete;
   DistributedDataParallel& operator=(const DistributedDataParallel&) = delete;
@@ -190,8 +191,9 @@ class DistributedDataParallel {
     return detail::abort_on_exception(replica_, [&] {
       prepare();
       return replica_.with_step([&](auto& step) {
-        const auto norms = replica_.model().open_norms(gradients_.streams().norm_ranks(step),
-                                                       detail::syncs_all_norms<Policies...>);
+        constexpr bool all = detail::syncs_all_norms<Policies...>;
+        const auto norms =
+            replica_.model().template open_norms<all>(gradients_.streams().norm_ranks(step));
         return module_->forward(std::forward<Arguments>(arguments)...);
       });
     });

@@ -118,7 +118,7 @@ class TorchModel {
     const typename Device::Scope scope(step);
     prepare(step);
     if constexpr (Step::is_training()) {
-      const auto norms = norms_.open(base(), step.norm_ranks(), true);
+      const auto norms = norms_.open<true>(base(), step.norm_ranks());
       loss_ = loss_of(batch);
       if (!loss_.requires_grad()) [[unlikely]]
         detail::fail("torch", {"the model's loss requires no gradient, so nothing can be trained"},
@@ -141,7 +141,7 @@ class TorchModel {
       write_gradient(step, gradients, parameter, gradient);
     };
     const detail::GradientReceiver::Take receive(take);
-    const auto norms = norms_.open(base(), step.norm_ranks(), true);
+    const auto norms = norms_.open<true>(base(), step.norm_ranks());
     const detail::ValueWhile open(adopted().receiver().take, &receive);
     const at::Tensor loss = std::exchange(loss_, at::Tensor());
     if constexpr (requires { step.unused(std::size_t{}); }) {
@@ -213,9 +213,12 @@ class TorchModel {
     }
   }
 
-  /// While the result lives, `all` batch norms of the module, or those that were converted, know
-  /// the step's ranks.
-  auto open_norms(const auto& ranks, bool all) { return norms_.open(base(), ranks, all); }
+  /// While the result lives, all batch norms of the module, or those that were converted, know the
+  /// step's ranks.
+  template <bool All>
+  auto open_norms(const auto& ranks) {
+    return norms_.open<All>(base(), ranks);
+  }
 
  private:
   template <class View>

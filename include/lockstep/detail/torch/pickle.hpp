@@ -17,6 +17,7 @@
 
 #include <cstring>
 #include <map>
+#include <unordered_map>
 
 #include "lockstep/detail/core/file.hpp"
 #include "lockstep/detail/core/utility.hpp"
@@ -127,6 +128,36 @@ class Unpickler {
   }
 
   void push(c10::IValue value) { stack_.push_back(std::move(value)); }
+
+  /// A list, dictionary or tuple. All are kept, so that no later one has the address of another.
+  struct Container {
+    c10::IValue kept;
+    std::size_t levels = 1;  // of containers in each other, itself the first
+    bool is_inside = false;  // of another one
+  };
+  void push_tuple(Values values) {
+    const c10::IValue tuple = known(c10::ivalue::Tuple::create(values));
+    for (const c10::IValue& value : values) put_into(tuple, value);
+    push(tuple);
+  }
+  const c10::IValue& known(const c10::IValue& made) {
+    return containers_.try_emplace(made.internalToPointer(), Container{made}).first->second.kept;
+  }
+  /// Before a value is put into a container: whoever walks through values, and their destructors,
+  /// call themselves for each level. Pickles fill a container before they put it into another one.
+  void put_into(const c10::IValue& outer, const c10::IValue& inner) {
+    if (!inner.isPtrType()) return;
+    const auto found = containers_.find(inner.internalToPointer());
+    if (found == containers_.end()) return;
+    found->second.is_inside = true;
+    Container& around = containers_.at(outer.internalToPointer());
+    around.levels = std::max(around.levels, found->second.levels + 1);
+    if (around.is_inside)
+      damaged("a value is filled after it was put into another, or is in itself");
+    if (around.levels > most_levels)
+      damaged(text({"its values lie in each other, more than ", most_levels, " deep"}));
+  }
+
   /// The values since the last mark are out of reach.
   c10::IValue& top() {
     if (stack_.size() <= (marks_.empty() ? 0 : marks_.back()))
@@ -163,14 +194,18 @@ class Unpickler {
     for (std::size_t i = 0; i != values.size(); i += 2) {
       const c10::IValue& key = values[i];
       // Only Python can hash keys of other types, and no state has such.
-      if (key.isString() || key.isInt() || key.isDouble() || key.isBool())
-        dict.insert_or_assign(key, values[i + 1]);
+      if (!key.isString() && !key.isInt() && !key.isDouble() && !key.isBool()) continue;
+      put_into(top(), values[i + 1]);
+      dict.insert_or_assign(key, values[i + 1]);
     }
   }
   void append_items(const Values& values) {
     if (!top().isList()) return;
     PythonList list = top().toList();
-    for (const c10::IValue& value : values) list.push_back(value);
+    for (const c10::IValue& value : values) {
+      put_into(top(), value);
+      list.push_back(value);
+    }
   }
 
   void execute(unsigned char op) {
@@ -216,18 +251,18 @@ class Unpickler {
       case 0x8e:
         return push(std::string(take(number<std::uint64_t>())));
       case '}':
-        return push(make_dict());
+        return push(known(make_dict()));
       case ']':
       case 0x8f:  // EMPTY_SET
-        return push(make_list());
+        return push(known(make_list()));
       case ')':
-        return push(c10::ivalue::Tuple::create(Values()));
+        return push_tuple({});
       case 't':
-        return push(c10::ivalue::Tuple::create(pop_to_mark()));
+        return push_tuple(pop_to_mark());
       case 0x85:
       case 0x86:
       case 0x87:
-        return push(c10::ivalue::Tuple::create(pop(op - std::size_t{0x84})));
+        return push_tuple(pop(op - std::size_t{0x84}));
       case 'a':
         return append_items(pop(1));
       case 'e':
@@ -262,7 +297,8 @@ class Unpickler {
         const Values call = pop(2);
         const auto arguments = elements_of(call[1]);
         if (!arguments) damaged("a function is called without a tuple");
-        return push(result_of(text_of(call[0]), *arguments));
+        const c10::IValue result = result_of(text_of(call[0]), *arguments);
+        return push(result.isGenericDict() || result.isList() ? known(result) : result);
       }
       case 'b':  // BUILD gives attributes to an object, such as a state_dict's _metadata.
         pop();
@@ -360,10 +396,13 @@ class Unpickler {
     return text({"<", function, ">"});
   }
 
+  static constexpr std::size_t most_levels = 256;  // a checkpoint has about six
+
   std::string path_;
   std::string_view code_;
   ReadStorage read_;
   std::size_t at_ = 0;
+  std::unordered_map<const void*, Container> containers_;
   Values stack_;
   std::vector<std::size_t> marks_;  // sizes of the stack
   std::map<std::uint64_t, c10::IValue> memo_;

@@ -323,12 +323,13 @@ NormMark& mark_norm(auto& norm, const std::string& name) {
 
 /// A model's member, opened in every pass of a training step:
 ///
-///     const auto norms = norms_.open(module, step.norm_ranks(), all);
+///     const auto norms = norms_.open<All>(module, step.norm_ranks());
 ///
 /// Until the end of the scope, and in the backward pass of what ran in it, the module's batch norms
-/// share their statistics with the step's ranks, which may have different numbers of samples: `all`
-/// norms, or those that `convert_sync_batchnorm` has met. In an evaluation, with one rank, and in a
-/// `clone()` of the module, norms are plain. A norm that trains when the pass begins trains in it.
+/// share their statistics with the step's ranks, which may have different numbers of samples: with
+/// `All` every norm, else those that `convert_sync_batchnorm` has met, without which the program
+/// does not compile their passes. In an evaluation, with one rank, and in a `clone()` of the
+/// module, norms are plain. A norm that trains when the pass begins trains in it.
 ///
 /// As in PyTorch, all ranks run the same norms in the same order, and the job averages weight and
 /// bias gradients.
@@ -361,10 +362,10 @@ class SyncedNorms {
     for_each_mark([](NormMark& mark) { mark.end_job(); });
   }
 
-  template <class Ranks>
-  Scope open(::torch::nn::Module& module, const Ranks& ranks, bool all) {
+  template <bool All, class Ranks>
+  Scope open(::torch::nn::Module& module, const Ranks& ranks) {
     if (ranks.world() == 1) return Scope(nullptr);
-    if (!has_looked_) look(module, all && Ranks::communicates);
+    if (!has_looked_) look<All && Ranks::communicates>(module);
     if constexpr (Ranks::communicates) {
       if (!exchange_) exchange_ = std::make_shared<NormExchange>(ranks);
       if (passes_++ == 0) for_each_mark([&](NormMark& mark) { mark.begin_pass(exchange_); });
@@ -381,9 +382,10 @@ class SyncedNorms {
   }
 
  private:
-  void look(::torch::nn::Module& module, bool all) {
+  template <bool Mark>
+  void look(::torch::nn::Module& module) {
     for_each_batch_norm(module, [&](auto& norm, const std::string& name, const auto& owner) {
-      if (all) mark_norm(norm, name);
+      if constexpr (Mark) mark_norm(norm, name);
       members_.emplace_back(owner, &norm.running_mean);
     });
     has_looked_ = true;

@@ -357,28 +357,16 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
   // Called by `Collectives`.
 
   template <class C>
-  void perform(const C& call) {
-    if constexpr (C::kind == Kind::send) {
-      const auto turn = this->turn();
-      engine_->send(call.call(), std::as_bytes(call.in), call.root);
-    } else if constexpr (C::kind == Kind::receive) {
-      const auto turn = this->turn();
-      engine_->receive(call.call(), std::as_writable_bytes(call.out), call.root);
-    } else if constexpr (C::kind == Kind::barrier) {
-      agree(call.call());
-    } else if (const auto offset = location(call)) {
-      begin(call, *offset).wait();
-    } else {
-      make_staged(call);
-    }
-  }
+  void perform(const C& call);
 
   /// Memory outside of arenas is reduced at once, and the handle is that of an empty call.
   template <class C>
   auto start(const C& call) {
-    const auto offset = location(call);
-    if (!offset) make_staged(call);
-    return begin(offset ? call : call.on({}, {}, 0), offset.value_or(0));
+    const auto moving = as_moved(call);
+    const auto offset = location(moving);
+    if (!offset) make_staged(moving, call.call());
+    return begin(offset ? moving : moving.on({}, {}, 0),
+                 offset ? call.call() : call.on({}, {}, 0).call(), offset.value_or(0));
   }
 
   void agree(const detail::Call& call) {
@@ -412,6 +400,23 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
     return Ranks == dynamic ? engine.world() : Ranks;
   }
 
+  /// A call that combines nothing moves bytes: all element types share its code. Their call is
+  /// described before.
+  template <class C>
+  static auto as_moved(const C& call) {
+    using T = typename C::element;
+    if constexpr (std::is_same_v<typename C::operation, detail::NoOperation>) {
+      return detail::Collective<C::kind, std::uint8_t>{
+          {reinterpret_cast<const std::uint8_t*>(call.in.data()), call.in.size_bytes()},
+          {reinterpret_cast<std::uint8_t*>(call.out.data()), call.out.size_bytes()},
+          call.count * sizeof(T),
+          call.part_of,
+          call.root};
+    } else {
+      return call;
+    }
+  }
+
   template <class T>
   static constexpr bool is_small(std::size_t count) {
     return count * sizeof(T) <= detail::shm::small_bytes;
@@ -437,6 +442,10 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
     if (is_small<T>(data.size())) return 0;
     return engine_->locate(data.data(), data.size_bytes());
   }
+
+  /// Executes a call of moved bytes or of elements to combine, which ranks know as `described`.
+  template <class C>
+  void perform_as(const C& call, const detail::Call& described);
 
   /// Posts a call; the arguments are those of `Engine::post` and `Pending`.
   template <class Execute>
@@ -481,7 +490,7 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
 
   /// Starts a call whose data is small (then every rank combines it) or in an arena, at `offset`.
   template <class C>
-  auto begin(const C& call, std::uint64_t offset) {
+  auto begin(const C& call, const detail::Call& described, std::uint64_t offset) {
     using T = typename C::element;
     const bool small = is_small<T>(pieces<C>() * call.count);
     const auto execute = [engine = engine_.get(), call, small](std::uint64_t ticket) {
@@ -495,18 +504,17 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
         work(*engine, call, in_arenas<T>(*engine, ticket), call.count, 0, call.count);
       }
     };
-    return post(call.call(), small ? std::as_bytes(call.in) : std::span<const std::byte>(), offset,
+    return post(described, small ? std::as_bytes(call.in) : std::span<const std::byte>(), offset,
                 !small, execute);
   }
 
   /// Executes a call on private memory, as much at a time as the staging area holds.
   template <class C>
-  void make_staged(const C& call) {
+  void make_staged(const C& call, detail::Call described) {
     using T = typename C::element;
     const auto in_staging = [engine = engine_.get()](std::size_t w) {
       return reinterpret_cast<T*>(engine->block(w).staging.data());
     };
-    detail::Call described = call.call();
     described.staged = true;
     const std::size_t rows = pieces<C>();
     const std::size_t most =
@@ -525,6 +533,50 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
 
   std::unique_ptr<Engine> engine_;
 };
+
+// Not in the class, where it would be inline, and compiled in spite of `extern template`.
+template <std::size_t Ranks, class Who>
+template <class C>
+void ShmCommunicator<Ranks, Who>::perform(const C& call) {
+  if constexpr (C::kind == Kind::send) {
+    const auto turn = this->turn();
+    engine_->send(call.call(), std::as_bytes(call.in), call.root);
+  } else if constexpr (C::kind == Kind::receive) {
+    const auto turn = this->turn();
+    engine_->receive(call.call(), std::as_writable_bytes(call.out), call.root);
+  } else if constexpr (C::kind == Kind::barrier) {
+    agree(call.call());
+  } else {
+    perform_as(as_moved(call), call.call());
+  }
+}
+
+template <std::size_t Ranks, class Who>
+template <class C>
+void ShmCommunicator<Ranks, Who>::perform_as(const C& call, const detail::Call& described) {
+  if (const auto offset = location(call)) {
+    begin(call, described, *offset).wait();
+  } else {
+    make_staged(call, described);
+  }
+}
+
+#if defined(LOCKSTEP_COMPILED)
+// What jobs of a world that is known at run time need is in the compiled library (`comm.ipp`).
+namespace detail {
+using DynamicShm = ShmCommunicator<>;
+}  // namespace detail
+extern template void detail::DynamicShm::perform_as(const detail::calls::Broadcast<std::uint8_t>&,
+                                                    const detail::Call&);
+extern template void detail::DynamicShm::perform_as(const detail::calls::AllGather<std::uint8_t>&,
+                                                    const detail::Call&);
+extern template void detail::DynamicShm::perform_as(const detail::calls::AllReduce<float, Average>&,
+                                                    const detail::Call&);
+extern template void detail::DynamicShm::perform_as(const detail::calls::AllReduce<float, Sum>&,
+                                                    const detail::Call&);
+extern template void detail::DynamicShm::perform_as(const detail::calls::AllReduce<double, Sum>&,
+                                                    const detail::Call&);
+#endif
 
 /// Creates a job's communicator `name`. **Ranks** all. **Host** blocks until all have joined.
 template <std::size_t Ranks = dynamic, class Who = Callers>
