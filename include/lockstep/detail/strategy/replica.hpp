@@ -207,7 +207,13 @@ class Replica {
   void set_epoch(std::uint64_t epoch) { updater_.set_epoch(epoch); }
   double learning_rate() const { return updater_.learning_rate(); }
   std::uint64_t updates() const { return updater_.steps(); }
-  /// The bytes of optimizer states, and of gradients, that this rank keeps.
+  /// The bytes of parameters, of optimizer states, and of gradients, that this rank keeps.
+  std::size_t parameter_bytes() const {
+    const auto& plan = layouts_.parameters.plan();
+    if constexpr (traits::gathers_parameters)
+      return plan.all_bytes - plan.bytes + step_.owned().bytes();
+    return plan.all_bytes;
+  }
   std::size_t state_bytes() const { return updater_.state_bytes(); }
   std::size_t gradient_bytes() const { return gradients_.bytes(); }
   /// The bytes that this rank has passed to collectives for gradients or parameters.
@@ -374,7 +380,8 @@ class Replica {
   void reduce() {
     static_assert(!T::frees_gradients,
                   "lockstep: with Sharding<ZeroRedundancy, Gradients> and Sharding<FullyShard> a "
-                  "rank gets the averages of its slices alone; write reduce_and_update() instead of reduce().update()");
+                  "rank gets the averages of its slices alone; write reduce_and_update() instead "
+                  "of reduce().update()");
     [[maybe_unused]] const auto in = in_step();
     gradients_.average();
   }
@@ -656,11 +663,17 @@ class Replica {
 
   // For checkpoints. None of these starts a collective.
 
+  /// Ends the gathers of parameters, before any rank may write its slices. **Ranks** all.
+  void release_units() {
+    [[maybe_unused]] const auto on = on_device();
+    if constexpr (traits::gathers_parameters) await_parameters();
+  }
+
   /// Lists parameters, buffers, and states of the optimizer and hooks; entries are valid as long as
   /// the replica. Where updates leave parameters out, the state "step" is a parameter's count.
   void list_state(StateUse use, StateEntries& to) {
     [[maybe_unused]] const auto on = on_device();
-    if (!traits::gathers_parameters || use == StateUse::loading) await_parameters();
+    if constexpr (!traits::gathers_parameters) await_parameters();
     list_parameters(use, to);
     const BufferLayout<Model> buffers(model_);
     for (std::size_t b = 0; (keeps_own_buffers || is_listed(use)) && b != buffers.infos().size();
@@ -699,7 +712,7 @@ class Replica {
   /// micro-batches are discarded, parameters have the common count of updates. **Host** blocks.
   void set_progress(const ReplicaProgress& progress) {
     [[maybe_unused]] const auto on = on_device();
-    await_parameters();
+    if constexpr (!traits::gathers_parameters) await_parameters();
     await_device();
     updater_.take_progress(progress);
     if constexpr (traits::tracks) discard_gradients();
@@ -731,7 +744,7 @@ class Replica {
   /// Writes an entry, and what derives from it, from elements in a file's type. **Host** blocks.
   void copy_in(const StateEntry& entry, const std::byte* from) {
     [[maybe_unused]] const auto on = on_device();
-    if constexpr (!traits::gathers_parameters) await_parameters();  // else since `list_state`
+    if constexpr (!traits::gathers_parameters) await_parameters();
     await_device();
     copies_.in(entry, from);
   }
@@ -824,7 +837,7 @@ class Replica {
       const bool is_owner = divides ? all || updater_.owned().is_saved() : all;
       if constexpr (traits::gathers_parameters) {
         if (layout.plan().is_trained(p)) {
-          if (is_owner) list_kept(p, parameter, to);
+          if (is_owner || use == StateUse::loading) list_kept(p, parameter, use, to);
           continue;
         }
       }
@@ -843,9 +856,11 @@ class Replica {
     }
   }
 
-  /// Lists this rank's slices of a parameter, or of its master weights, from which they derive.
-  void list_kept(std::size_t parameter, const StateEntry& whole, StateEntries& to) {
-    std::size_t listed = to.size();
+  /// Lists this rank's slices of a parameter, or of its master weights, from which they derive. A
+  /// rank that loads, and has none, lists no elements, because it knows the parameter.
+  void list_kept(std::size_t parameter, const StateEntry& whole, StateUse use, StateEntries& to) {
+    const std::size_t before = to.size();
+    [[maybe_unused]] std::size_t listed = before;
     updater_.owned().for_each_kept(parameter, [&](auto values, std::size_t first) {
       StateEntry entry = whole;
       entry.first = first;
@@ -859,6 +874,10 @@ class Replica {
         entry.derived_kind = entry.held;
         entry.hold(values);
       });
+    }
+    if (use == StateUse::loading && to.size() == before) {
+      to.push_back(whole);
+      to.back().count = 0;
     }
   }
 

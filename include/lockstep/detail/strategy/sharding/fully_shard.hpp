@@ -41,8 +41,8 @@ class OwnsUnits : public OwnedParts<Traits> {
         releases_(holders_.size()) {
     for (std::size_t b = 0; b != units(); ++b) {
       with_bucket(b, [&]<class T>(std::type_identity<T>, const Bucket& bucket) {
-        const std::size_t pieces = space_.template pieces<T>(static_cast<T*>(nullptr),
-                                                             bucket.count()).size();
+        const std::size_t pieces =
+            space_.template pieces<T>(static_cast<T*>(nullptr), bucket.count()).size();
         this->template add<T>(b, bucket, space_.template slice<T>(bucket.count()),
                               pieces / space_.shards());
         slot_bytes_ = std::max(slot_bytes_, align_up(pieces * sizeof(T)));
@@ -77,14 +77,12 @@ class OwnsUnits : public OwnedParts<Traits> {
   std::byte* kept_parameter(std::size_t offset) const { return shards_ + this->kept(offset); }
   /// Calls `f(values, first)` for the elements of a parameter that this rank keeps.
   void for_each_kept(std::size_t parameter, const auto& f) const {
-    Traits::with_element(
-        this->layout_.infos()[parameter].element, [&]<class T>(std::type_identity<T>) {
-          this->for_each_of(parameter,
-                            [&](std::size_t first, std::size_t count, std::size_t offset) {
-                              f(elements_at<T>(kept_parameter(offset), 0, count * sizeof(T)),
-                                first);
-                            });
-        });
+    Traits::with_element(this->layout_.infos()[parameter].element, [&]<class T>(
+                                                                       std::type_identity<T>) {
+      this->for_each_of(parameter, [&](std::size_t first, std::size_t count, std::size_t offset) {
+        f(elements_at<T>(kept_parameter(offset), 0, count * sizeof(T)), first);
+      });
+    });
   }
   bool is_saved() const { return space_.is_saved(); }
   const Space& space() const { return space_; }
@@ -125,7 +123,8 @@ class OwnsUnits : public OwnedParts<Traits> {
   void done([[maybe_unused]] Key key) {
     using Model = typename Traits::model;
     if constexpr (TensorListing<Model>) {
-      release(this->layout_.plan().placements[tensor_index<Model, TensorRole::parameter>(key)].bucket);
+      release(
+          this->layout_.plan().placements[tensor_index<Model, TensorRole::parameter>(key)].bucket);
     } else {
       static_assert(has_parameter_in<Model>(Key::name),
                     "lockstep: step.done takes the name of a scope with parameters, such as "
@@ -223,9 +222,8 @@ class OwnsUnits : public OwnedParts<Traits> {
     finish(slot);
     empty(slot);
     with_bucket(b, [&]<class T>(std::type_identity<T>, const Bucket& bucket) {
-      const auto pieces =
-          space_.template pieces<T>(reinterpret_cast<T*>(slots_ + slot * slot_bytes_),
-                                    bucket.count());
+      const auto pieces = space_.template pieces<T>(
+          reinterpret_cast<T*>(slots_ + slot * slot_bytes_), bucket.count());
       const Shard own = space_.template slice<T>(bucket.count());
       const std::span<const T> kept(
           reinterpret_cast<const T*>(kept_parameter(bucket.offset + own.begin * sizeof(T))),
@@ -294,11 +292,7 @@ class UnitExchange {
 
  public:
   UnitExchange(Comm& comm, Execution& execution, const layout& where, Updating& updater)
-      : comm_(comm),
-        execution_(execution),
-        layout_(where),
-        updater_(updater),
-        whole_(largest()) {}
+      : comm_(comm), execution_(execution), layout_(where), updater_(updater), whole_(largest()) {}
 
   std::size_t bytes() const { return whole_.bytes(); }
 
@@ -418,8 +412,7 @@ class UnitValues {
   }
   template <class T, class F>
   void fill(std::size_t tensor, const Placement& where, const F& f) {
-    if (!layout_.plan().is_trained(tensor))
-      return frozen_.template fill<T>(tensor, where, f);
+    if (!layout_.plan().is_trained(tensor)) return frozen_.template fill<T>(tensor, where, f);
     f(elements_at<T>(open(tensor), where.offset, where.bytes));
   }
 
