@@ -45,19 +45,16 @@ struct Chain {
   Chain() = default;
   explicit Chain(ranks::Chance& chance)
       : again(chance(2) == 0 ? none : chance(7)), says_done(chance(2) == 1) {
-    const std::size_t kinds = 1 + chance(2);
+    const std::size_t tensors = 7 + chance(12);
+    const std::size_t doubles = chance(2) == 0 ? 0 : chance(tensors);
     std::size_t unit = 0;
-    for (std::size_t i = 7 + chance(12); i-- != 0; unit += chance(2))
-      all.push_back(
-          {unit, 1 + chance(chance(4) == 0 ? 3 : 90), chance(kinds) == 1, chance(8) == 0});
+    for (std::size_t p = 0; p != tensors; ++p, unit += chance(2))
+      all.push_back({unit, 1 + chance(chance(4) == 0 ? 3 : 90), p < doubles, chance(8) == 0});
     all.back().is_frozen = false;
   }
 
   /// Is each unit asked for once in a pass? A rank without a batch can then take part.
-  bool asks_in_order() const {
-    return again == none && !says_done &&
-           std::ranges::none_of(all, [](const Tensor& t) { return t.is_double; });
-  }
+  bool asks_in_order() const { return again == none && !says_done; }
 
   void tensors(TensorList& list) const {
     for (std::size_t p = 0; p != all.size(); ++p) {

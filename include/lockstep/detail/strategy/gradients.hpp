@@ -412,7 +412,7 @@ class GradientBuckets {
                                                               std::string_view when) const {
     fail("backward", {"the gradient of ", layout_.name(parameter), when},
          "write gradients last layer first, and ask for each when it is written; "
-         "Sharding<ZeroRedundancy, Gradients> keeps few at a time");
+         "this job's Sharding keeps few at a time");
   }
 
   std::byte* make_arena() {
