@@ -147,6 +147,7 @@ class OwnsUnits : public OwnedParts<Traits> {
   void forget() {
     gathers_.forget();
     std::ranges::fill(is_pending_, std::uint8_t{0});
+    pending_ = 0;
     release_all();
   }
 
