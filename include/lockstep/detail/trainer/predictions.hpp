@@ -101,7 +101,7 @@ void follow_evaluations([[maybe_unused]] auto& wrapper, [[maybe_unused]] std::si
                         [[maybe_unused]] std::size_t samples,
                         [[maybe_unused]] std::size_t batch_size) {
   if constexpr (requires { wrapper.evaluate_nothing(); }) {
-    const std::size_t ranks = wrapper.world_size().value();
+    const std::size_t ranks = wrapper.communicator().world_size().value();
     const std::size_t longest = (samples + ranks - 1) / ranks;
     for (; batches < (longest + batch_size - 1) / batch_size; ++batches) wrapper.evaluate_nothing();
   }
