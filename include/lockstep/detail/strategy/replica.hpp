@@ -837,7 +837,7 @@ class Replica {
       const bool is_owner = divides ? all || updater_.owned().is_saved() : all;
       if constexpr (traits::gathers_parameters) {
         if (layout.plan().is_trained(p)) {
-          if (is_owner || use == StateUse::loading) list_kept(p, parameter, use, to);
+          if (is_owner || use == StateUse::loading) list_slices(p, parameter, use, to);
           continue;
         }
       }
@@ -858,10 +858,10 @@ class Replica {
 
   /// Lists this rank's slices of a parameter, or of its master weights, from which they derive. A
   /// rank that loads, and has none, lists no elements, because it knows the parameter.
-  void list_kept(std::size_t parameter, const StateEntry& whole, StateUse use, StateEntries& to) {
+  void list_slices(std::size_t parameter, const StateEntry& whole, StateUse use, StateEntries& to) {
     const std::size_t before = to.size();
     [[maybe_unused]] std::size_t listed = before;
-    updater_.owned().for_each_kept(parameter, [&](auto values, std::size_t first) {
+    updater_.owned().for_each_slice(parameter, [&](auto values, std::size_t first) {
       StateEntry entry = whole;
       entry.first = first;
       entry.hold(values);

@@ -76,7 +76,7 @@ class OwnsUnits : public OwnedParts<Traits> {
   /// This rank's element of a unit at `offset` of the arena.
   std::byte* kept_parameter(std::size_t offset) const { return shards_ + this->kept(offset); }
   /// Calls `f(values, first)` for the elements of a parameter that this rank keeps.
-  void for_each_kept(std::size_t parameter, const auto& f) const {
+  void for_each_slice(std::size_t parameter, const auto& f) const {
     Traits::with_element(this->layout_.infos()[parameter].element, [&]<class T>(
                                                                        std::type_identity<T>) {
       this->for_each_of(parameter, [&](std::size_t first, std::size_t count, std::size_t offset) {
