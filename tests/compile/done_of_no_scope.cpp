@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: lockstep: step.done takes the name of a scope with parameters
+// expect: lockstep: step.done was given a name that is no scope with parameters
 #include "lockstep/detail/comm/loopback.hpp"
 #include "lockstep/detail/trainer/wrappers.hpp"
 

@@ -776,8 +776,8 @@ class Replica {
     }
     const auto& plan = layouts_.parameters.plan();
     const std::size_t size = plan.all_bytes;
-    if constexpr (traits::gathers_parameters)  // frozen ones, which lie behind all others
-      return allocate(size - plan.bytes) - plan.bytes;
+    if constexpr (traits::gathers_parameters)  // frozen ones, if any, which lie behind all others
+      return allocate(std::max(size - plan.bytes, arena_alignment)) - plan.bytes;
     if constexpr (traits::shares_parameters)
       return bytes(comm_.template allocate_shared<std::uint8_t>(size));
     return allocate(size);

@@ -126,9 +126,10 @@ class OwnsUnits : public OwnedParts<Traits> {
       release(
           this->layout_.plan().placements[tensor_index<Model, TensorRole::parameter>(key)].bucket);
     } else {
-      static_assert(has_parameter_in<Model>(Key::name),
-                    "lockstep: step.done takes the name of a scope with parameters, such as "
-                    "\"blocks\"_p / at<3>, and this is none");
+      static_assert(
+          has_parameter_in<Model>(Key::name),
+          "lockstep: step.done was given a name that is no scope with parameters; write that of "
+          "a unit, such as \"blocks\"_p / at<3>");
       for (std::size_t b = 0; b != units(); ++b) {
         const auto members = this->layout_.plan().members(b);
         if (is_in(this->layout_.name(members.front()), Key::name) &&
