@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sharding<FullyShard> through sockets: PyTorch's figures, the bits of ZeRO where the same sums are
 // scattered, random models in random units, checkpoints, and faults inside of a gather.
+#include <algorithm>
+#include <array>
 #include <boost/test/unit_test.hpp>
+#include <chrono>
 #include <cmath>
+#include <cstdlib>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "comm/gloo_ranks.hpp"
@@ -12,6 +17,7 @@
 #include "lockstep/gloo.hpp"
 #include "train/checkpoint_files.hpp"
 #include "train/closeness.hpp"
+#include "train/filter_case.hpp"
 #include "train/zero.hpp"
 
 BOOST_AUTO_TEST_SUITE(fully_sharded_through_sockets)
@@ -36,7 +42,7 @@ struct Chain {
   using Elements = ElementList<double, float>;
 
   std::vector<Tensor> all;
-  static constexpr int throws = -1, dies = -2;  // batches
+  static constexpr int throws = -1, dies = -2, stalls = -3;  // batches
 
   static constexpr std::size_t none = 100;
   std::size_t again = none;  // forward asks once more for this tensor, at its end
@@ -87,6 +93,7 @@ struct Chain {
       ask(p);
       if (batch == throws) throw std::runtime_error("forward ran out of luck");
       if (batch == dies) std::_Exit(3);
+      if (batch == stalls) std::this_thread::sleep_for(std::chrono::seconds(4));
       if (says_done && (p + 1 == all.size() || all[p + 1].unit != all[p].unit)) step.done(p);
     }
     if (again != none) ask(again);
@@ -172,6 +179,30 @@ BOOST_AUTO_TEST_CASE(groups_share_units_as_pytorch_trains) {
   });
 }
 
+// A parameter whose gradient is zero on all ranks, of which each has seen a slice, is left out.
+BOOST_AUTO_TEST_CASE(gradients_of_zero_are_skipped_as_pytorch_skips_missing_ones) {
+  std::size_t cases = 0;
+  for (const nlohmann::json& figures : reference("zero_filter.json")) {
+    const FilterCase c = train::filter_case(cases++, figures);
+    if (!c.filtered) continue;
+    const ReferenceCase& wanted = c.reference;
+    const Ends ends = train_on_processes<Sockets>(wanted, [&](auto& comm) {
+      DistributedDataParallel<Network, Optimizer<ReferenceRule>, Backend<Gloo>,
+                              Hooks<SkipZeroGradients>, Sharding<FullyShard>, SmallBuckets>
+          ddp(comm, wanted.model<Network>());
+      choose_rule(ddp.optimizer(), wanted);
+      for (std::size_t s = 0; s < wanted.steps; ++s) {
+        ddp.model().leaves_out_fc2 = c.leaves_out_fc2(s);
+        ddp.step(wanted.samples(s, comm.rank().value()));
+      }
+      require_parameters(wanted, ddp, [](const auto& view) {
+        return std::vector<double>(view.data_handle(), view.data_handle() + view.size());
+      });
+    });
+    for (const std::string& end : ends) BOOST_TEST(end == "", wanted.name << ": " << end);
+  }
+}
+
 BOOST_AUTO_TEST_CASE(random_models_in_random_units_train_as_with_zero) {
   ranks::Chance chance;
   for (int i = 0; i < ranks::repetitions(6, 80); ++i) {
@@ -232,8 +263,9 @@ BOOST_AUTO_TEST_CASE(checkpoints_go_to_any_other_way_and_world) {
 BOOST_AUTO_TEST_CASE(a_fault_inside_of_a_gather_is_named) {
   Chain chain;
   for (std::size_t p = 0; p != 8; ++p) chain.all.push_back({p, 1000, false, false});
-  for (const int trouble : {Chain::throws, Chain::dies}) {
-    const Ends ends = ranks::run_processes<Sockets>(3, std::chrono::seconds(20), [&](auto& comm) {
+  for (const int trouble : {Chain::throws, Chain::dies, Chain::stalls}) {
+    const std::chrono::milliseconds timeout(trouble == Chain::stalls ? 1500 : 20000);
+    const Ends ends = ranks::run_processes<Sockets>(3, timeout, [&](auto& comm) {
       Fully ddp(comm, chain);
       ddp.step(0);
       ddp.step(comm.rank() == Rank{1} ? trouble : 0);

@@ -65,7 +65,9 @@ inline constexpr auto static_infos = [] {
 template <class Limits, class NameOf>
 constexpr auto units_of(NameOf name_of) {
   if constexpr (NamingUnits<Limits>) {
-    return [name_of](std::size_t tensor) { return unit_of(typename Limits::units{}, name_of(tensor)); };
+    return [name_of](std::size_t tensor) {
+      return unit_of(typename Limits::units{}, name_of(tensor));
+    };
   } else {
     return NoUnits{};
   }
@@ -78,9 +80,8 @@ inline constexpr auto static_plan = make_bucket_plan<tensor_table<Model, Role>.s
     [](std::size_t tensor) {
       return Limits::frozen::match(tensor_table<Model, Role>.name(tensor));
     },
-    Limits::room, units_of<Limits>([](std::size_t tensor) {
-      return tensor_table<Model, Role>.name(tensor);
-    }));
+    Limits::room,
+    units_of<Limits>([](std::size_t tensor) { return tensor_table<Model, Role>.name(tensor); }));
 
 /// The plan's offsets, the only numbers that a view reads.
 template <class Model, TensorRole Role, class Limits, class Types>
