@@ -196,7 +196,7 @@ class GradientBuckets {
     }
     synchronizes_ = sync == Sync::yes;
     adds_ = adds;
-    is_in_backward_ = true;
+    if constexpr (reduces_late) is_in_backward_ = true;
     next_ = 0;
     readiness_.reset();
     features_.each([&](auto& feature) { feature.before_backward(*this, live); });
@@ -232,8 +232,10 @@ class GradientBuckets {
   }
 
   void end_backward() {
-    is_in_backward_ = false;
-    if constexpr (reduces_late) start_complete_buckets();
+    if constexpr (reduces_late) {
+      is_in_backward_ = false;
+      start_complete_buckets();
+    }
     features_.each([&](auto& feature) { feature.after_backward(*this); });
     if (!readiness_.all_ready()) reject_missing();
     // A captured micro-batch must end with every collective that it started.
@@ -486,9 +488,9 @@ class GradientBuckets {
   ReductionsOf<Traits, Comm> reductions_;
   bool synchronizes_ = false;
   bool adds_ = false;
-  bool is_in_backward_ = false;
-  double weight_ = 1;     // of this rank's gradients
-  std::size_t next_ = 0;  // the next bucket to reduce
+  [[maybe_unused]] bool is_in_backward_ = false;  // where reductions wait for its end
+  double weight_ = 1;                             // of this rank's gradients
+  std::size_t next_ = 0;                          // the next bucket to reduce
 };
 
 }  // namespace lockstep::detail
