@@ -70,11 +70,10 @@ struct ShardingTraits {
   static constexpr std::size_t join_flags =
       joins ? join_flags_for(Pick<axes::World, Policies>::static_size) : 0;
 
-  using plan_rules =
-      typename PlanRulesOf<is_fully, Given,
-                           PlanRules<Pick<axes::Buckets, Policies>, Pick<axes::Frozen, Policies>,
-                                     std::max(shards ? room : 0,
-                                              align_up(join_flags * sizeof(double)))>>::type;
+  using plan_rules = typename PlanRulesOf<
+      is_fully, Given,
+      PlanRules<Pick<axes::Buckets, Policies>, Pick<axes::Frozen, Policies>,
+                std::max(shards ? room : 0, align_up(join_flags * sizeof(double)))>>::type;
 };
 
 template <class Model, class Policies>
