@@ -21,13 +21,13 @@ for _, main in ipairs(os.files(path.join(os.scriptdir(), "*/main.cpp"))) do
             add_files(path.join(folder, "*.cpp"))
             add_syslinks("pthread", "z")
             add_defines("LOCKSTEP_GLOO=" .. (has_config("gloo") and 1 or 0), "LOCKSTEP_LMDB=" .. (has_config("lmdb") and 1 or 0))
-            if (name == "allreduce" or name == "network" or name == "zero" or name == "hooks" or name == "feed") and has_config("gloo") then
+            if (name == "allreduce" or name == "network" or name == "zero" or name == "hooks" or name == "feed" or name == "fully_sharded") and has_config("gloo") then
                 add_links("gloo")
             end
             if name == "launch" then add_includedirs("../tests") end  -- the clients of a large job, emulated
             if name == "torch" then link_torch() end
             if name == "loader" and has_config("lmdb") then add_syslinks("lmdb") end
-            if name == "matmul" or name == "step" or name == "network" or name == "dp" or name == "zero" or name == "hooks" or name == "norm" or
+            if name == "matmul" or name == "step" or name == "network" or name == "dp" or name == "zero" or name == "hooks" or name == "norm" or name == "fully_sharded" or
                 name == "loader" then
                 add_includedirs("../examples")
                 add_sysincludedirs("$(eigen)")

@@ -3,6 +3,7 @@
 /// own name: most of that time goes into headers and templates that they share. What they include
 /// stands here first, so that it is in no program's namespace.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
@@ -21,6 +22,9 @@
 #include "mlp.hpp"
 #if LOCKSTEP_HAS_LMDB
 #include "lockstep/lmdb.hpp"
+#endif
+#if LOCKSTEP_HAS_GLOO
+#include "lockstep/gloo.hpp"
 #endif
 
 namespace one_process {
@@ -64,6 +68,11 @@ namespace early_stopping {
 namespace hand_written_dp {
 #include "17_hand_written_dp.cpp"
 }
+#if LOCKSTEP_HAS_GLOO
+namespace fully_sharded {
+#include "18_fully_sharded.cpp"
+}
+#endif
 
 int main(int argc, char** argv) {
   const std::string_view path = argv[0];
@@ -83,6 +92,9 @@ int main(int argc, char** argv) {
   if (name == "reinforcement_learning") return reinforcement_learning::main(argc, argv);
   if (name == "early_stopping") return early_stopping::main(argc, argv);
   if (name == "hand_written_dp") return hand_written_dp::main(argc, argv);
+#if LOCKSTEP_HAS_GLOO
+  if (name == "fully_sharded") return fully_sharded::main(argc, argv);
+#endif
   std::fprintf(stderr, "no such example: %s\n", argv[0]);
   return 2;
 }

@@ -43,7 +43,7 @@ for _, file in ipairs(os.files(path.join(os.scriptdir(), "*.cpp"))) do
         example(name, file)
             set_optimize("fastest")
         target_end()
-    elseif name ~= "all" and (name ~= "lmdb" or has_config("lmdb")) then
+    elseif name ~= "all" and (name ~= "lmdb" or has_config("lmdb")) and (name ~= "fully_sharded" or has_config("gloo")) then
         table.insert(together, name)
     end
 end
@@ -53,6 +53,8 @@ example("examples", "all.cpp")
     set_optimize("fast")
     add_defines("LOCKSTEP_HAS_LMDB=" .. (has_config("lmdb") and 1 or 0))
     if has_config("lmdb") then add_syslinks("lmdb") end
+    add_defines("LOCKSTEP_HAS_GLOO=" .. (has_config("gloo") and 1 or 0))
+    if has_config("gloo") then add_links("gloo") end
     add_rules("links")
     set_values("links", table.unpack(together))
 target_end()

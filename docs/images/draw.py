@@ -342,6 +342,37 @@ def dp_and_ddp():
     return p
 
 
+def sharding():
+    p = Picture("sharding.svg", 900, 420, "What each of four ranks keeps, with AdamW")
+    rows = ("parameters", "gradients", "states")
+    ways = (("Replicated", (4, 4, 4)), ("HostShared", (0, 4, 1)), ("ZeroRedundancy", (4, 4, 1)),
+            ("ZeRO, Gradients", (4, 1, 1)), ("FullyShard", (1, 1, 1)))
+    for w, (name, whole) in enumerate(ways):
+        x = 112 + w * 157
+        p.text(x + 68, 66, name, mono=True, bold=True, size=12, anchor="middle")
+        for r, row in enumerate(rows):
+            y = 84 + r * 96
+            if w == 0:
+                p.text(24, y + 42, row, size=12)
+            if whole[r] == 0:
+                p.box(x, y, 136, 68, "once, for all", GREEN, size=12)
+                continue
+            for rank in range(4):
+                p.rect(x + rank * 34, y, 30, 68, fill=PALE[GREY], stroke=LINE)
+                part = 68 if whole[r] == 4 else 17
+                top = y + (0 if whole[r] == 4 else 17 * rank)
+                p.rect(x + rank * 34, top, 30, part, fill=PALE[BLUE], stroke=BLUE)
+        for rank in range(4):
+            if whole[0] != 0:
+                p.text(x + rank * 34 + 15, 370, f"{rank}", size=11, color=SOFT, anchor="middle")
+        if whole[0] == 0:
+            p.text(x + 68, 370, "ranks of one host", size=11, color=SOFT, anchor="middle")
+    p.text(24, 370, "rank", size=11, color=SOFT)
+    p.text(24, 402, "FullyShard gathers the parameters of a unit while it computes: three units at a time, in a ring beside its slices.",
+           size=12, color=SOFT)
+    return p
+
+
 def includes_of_folders():
     """Which folder of include/lockstep/detail includes which, from the headers themselves."""
     root = pathlib.Path(__file__).resolve().parents[2] / "include" / "lockstep" / "detail"
@@ -387,7 +418,7 @@ def folders():
     return p
 
 
-PICTURES = (step_timeline, bucket_layout, composition, grid, hierarchical, dp_and_ddp, folders)
+PICTURES = (step_timeline, bucket_layout, composition, grid, hierarchical, dp_and_ddp, sharding, folders)
 
 if __name__ == "__main__":
     folder = pathlib.Path(__file__).resolve().parent

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: lockstep: hooks need whole buckets, of which Sharding<ZeroRedundancy, Gradients> keeps slices
+// expect: lockstep: hooks need whole buckets, of which Sharding<ZeroRedundancy, Gradients> and Sharding<FullyShard> keep slices
 #include "lockstep/detail/hook/compress_to.hpp"
 #include "lockstep/detail/trainer/trainer.hpp"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: lockstep: with Sharding<ZeroRedundancy, Gradients> every batch is scattered at once, and exhausted ranks
+// expect: lockstep: with Sharding<ZeroRedundancy, Gradients> and Sharding<FullyShard> every batch is scattered at once, and exhausted ranks
 #include "lockstep/detail/trainer/trainer.hpp"
 
 using namespace lockstep;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: lockstep: with Sharding<ZeroRedundancy, Gradients> a rank gets the averages of its slices alone
+// expect: lockstep: with Sharding<ZeroRedundancy, Gradients> and Sharding<FullyShard> a rank gets the averages of its slices alone
 #include "phases.hpp"
 
 using namespace lockstep;

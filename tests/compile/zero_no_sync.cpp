@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: lockstep: with Sharding<ZeroRedundancy, Gradients> every batch's gradients are scattered at once
+// expect: lockstep: with Sharding<ZeroRedundancy, Gradients> and Sharding<FullyShard> every batch's gradients are scattered at once
 #include "phases.hpp"
 
 using namespace lockstep;

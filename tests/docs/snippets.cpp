@@ -104,6 +104,8 @@ using Mlp = Mlp784;
 #define Trainer detail::Composed
 using Slices = Trainer<Mlp, Optimizer<AdamW>, Backend<Gloo>, Sharding<ZeroRedundancy>>;
 using Grads = Trainer<Mlp, Optimizer<AdamW>, Backend<Gloo>, Sharding<ZeroRedundancy, Gradients>>;
+using Fully = Trainer<Mlp, Optimizer<AdamW>, Backend<Gloo>, Sharding<FullyShard>>;
+using Blocks = Sharding<FullyShard, Units<"embed", "blocks.*">, GatheredUnits<3>>;
 #undef Trainer
 static_assert(Slices::fingerprint() != Grads::fingerprint());
 

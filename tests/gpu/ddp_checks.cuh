@@ -50,7 +50,7 @@ auto downloaded(const View& view) {
 template <class Ddp>
 std::string all_parameters(Ddp& ddp) {
   std::string bytes;
-  PlainMlp<1, 1, 1>::for_each_parameter(ddp, [&](const auto& view) {
+  ddp.for_each_parameter([&](std::string_view, const auto& view) {
     const auto values = downloaded(view);
     bytes.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(values[0]));
   });

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sharding<ZeroRedundancy> on GPUs: ddp_zero --ranks N shm|nccl|gloo|hosts [CHECK], where `hosts`
-// are two that ranks of one machine play, with Gloo between them.
+// Sharding<ZeroRedundancy> and Sharding<FullyShard> on GPUs: ddp_zero --ranks N shm|nccl|gloo|hosts
+// [CHECK], where `hosts` are two that ranks of one machine play, with Gloo between them.
 #include <stdlib.h>
 
 #include "gpu/ddp_checks.cuh"
@@ -48,20 +48,20 @@ void check_bits(auto& comm, const std::string& how) {
 }
 
 /// In 16 bits and with a norm over shards: close to replicas, whose norm may be rounded otherwise.
-template <class... Ps>
+template <class Sharded, class... Ps>
 void check_mixed_shards(auto& comm, const std::string& how) {
   using Comm = std::remove_reference_t<decltype(comm)>;
   constexpr std::size_t steps = 20;
   const auto want = run_job<Optimizer<SGDMomentum>, Clip<1.0>, Ps...>(comm, steps);
-  const auto got = run_job<Optimizer<SGDMomentum>, Clip<1.0>, ZeRO, Ps...>(comm, steps);
+  const auto got = run_job<Optimizer<SGDMomentum>, Clip<1.0>, Sharded, Ps...>(comm, steps);
   for (std::size_t s = 0; s < steps; ++s)
     require(close(got.first[s], want.first[s], 0.02),
             how + ": the loss of step " + std::to_string(s) + " is " +
                 std::to_string(got.first[s]) + ", replicated " + std::to_string(want.first[s]));
   if constexpr (Capturing<Comm>)
-    require(
-        run_job<Optimizer<SGDMomentum>, Clip<1.0>, ZeRO, CapturedStep, Ps...>(comm, steps) == got,
-        how + ": captured steps give other bits");
+    require(run_job<Optimizer<SGDMomentum>, Clip<1.0>, Sharded, CapturedStep, Ps...>(comm, steps) ==
+                got,
+            how + ": captured steps give other bits");
 }
 
 /// A rank keeps its share of the states, and 16 bytes of each bucket and state more at most.
@@ -73,6 +73,23 @@ void check_share(auto& comm) {
   require(shards.state_bytes() <= share + 2 * 16,
           "a rank keeps " + std::to_string(shards.state_bytes()) + " bytes of " +
               std::to_string(replicated.state_bytes()));
+}
+
+/// Parameters in slices train as gradients in slices do: the same sums.
+void check_units(auto& comm) {
+  using Comm = std::remove_reference_t<decltype(comm)>;
+  using Fully = Sharding<FullyShard, Units<"fc1", "fc2">, GatheredUnits<2>>;
+  const auto want = run_job<Optimizer<AdamW>, Sharding<ZeroRedundancy, Gradients>>(comm, 8, 3);
+  const auto got = run_job<Optimizer<AdamW>, Fully>(comm, 8, 3);
+  require_alike(comm, got, want, "units");
+  require(run_job<Optimizer<AdamW>, Fully>(comm, 8, 3) == got, "units: a second run");
+  if constexpr (Capturing<Comm>)
+    require(run_job<Optimizer<AdamW>, Fully, CapturedStep>(comm, 8, 3) == got,
+            "units: captured steps give other bits than steps call by call");
+  Ddp<Network, Comm, Optimizer<AdamW>> replicated(comm);
+  Ddp<Network, Comm, Optimizer<AdamW>, Fully> sharded(comm);
+  require(sharded.state_bytes() <= replicated.state_bytes() / comm.world_size().value() + 8 * 16,
+          "a rank keeps more states than its own");
 }
 
 /// `Every` is false where nothing can be run and the same code is compiled elsewhere.
@@ -99,10 +116,11 @@ void run_zero_checks(auto& comm, const std::string& name) {
       });
     }
     run("mixed", [&] {
-      check_mixed_shards<Precision<Mixed<Half>>>(comm, "half");
-      check_mixed_shards<Precision<Mixed<BFloat16, float>>, Accumulate<2>>(
+      check_mixed_shards<ZeRO, Precision<Mixed<Half>>>(comm, "half");
+      check_mixed_shards<ZeRO, Precision<Mixed<BFloat16, float>>, Accumulate<2>>(
           comm, "bfloat16, reduced in float");
-      check_mixed_shards<Precision<Mixed<float, BFloat16>>>(comm, "float, reduced in bfloat16");
+      check_mixed_shards<ZeRO, Precision<Mixed<float, BFloat16>>>(comm,
+                                                                  "float, reduced in bfloat16");
     });
     run("sets", [&] {
       check_sets<ZeRO>(comm);
@@ -124,6 +142,11 @@ void run_zero_checks(auto& comm, const std::string& name) {
                  ParameterGroups<NoDecay<>>, ZeRO>(comm, "with a scaled loss");
     });
     run("saved", [&] { check_saved<ZeRO>(comm); });
+    run("units", [&] {
+      check_units(comm);
+      check_parity<Sharding<FullyShard>>(comm);
+      check_mixed_shards<Sharding<FullyShard>, Precision<Mixed<BFloat16, float>>>(comm, "units");
+    });
     run.ending("anomaly", [&] { check_anomaly<ZeRO>(comm); });
   }
   run.require_known();

@@ -113,3 +113,39 @@ BOOST_AUTO_TEST_CASE(views_of_ones_own_are_checked_too) {
   const HostView<const float, dynamic, 3> looking = view;
   BOOST_TEST(message_of([&] { looking(0, 3); }).starts_with("lockstep: view: index 3 of axis 1"));
 }
+
+namespace {
+
+/// Reads the first layer's weight when the others have been asked for.
+struct Late {
+  using Layer = ParameterList<Parameter<"weight", float, 4>>;
+  using Parameters = ParameterList<Repeat<"layers", 4, Layer>>;
+
+  float forward(auto& step, int read_after) {
+    const auto first = step.param("layers"_p / at<0> / "weight"_p);
+    if (read_after > 0) static_cast<void>(step.param("layers"_p / at<1> / "weight"_p));
+    if (read_after > 1) static_cast<void>(step.param("layers"_p / at<2> / "weight"_p));
+    if (read_after > 2) step.done("layers"_p / at<0>);
+    return first(0);
+  }
+  void backward(auto&, int) {}
+};
+
+}  // namespace
+
+BOOST_AUTO_TEST_CASE(a_view_that_is_read_after_its_unit_was_released_is_named) {
+  LoopbackCommunicator nobody;
+  Replica<Late, CanonicalPolicies<Backend<Gloo>, Sharding<FullyShard, Units<"layers.*">>>,
+          LoopbackCommunicator>
+      replica(nobody);
+  const auto message = [&](int read_after) {
+    return message_of([&] { replica.forward(read_after, detail::Sync::no); });
+  };
+  BOOST_TEST(message(0) == "nothing was thrown");
+  BOOST_TEST(message(1) == "nothing was thrown");
+  for (const int read_after : {2, 3})
+    BOOST_TEST(message(read_after) ==
+               "lockstep: layers.0.weight: this view is read after its unit was released; ask for "
+               "parameters again by step.param when a layer needs them, or keep more units by "
+               "Sharding<FullyShard, GatheredUnits<N>>");
+}

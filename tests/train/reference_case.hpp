@@ -264,7 +264,7 @@ void require_parameters(const ReferenceCase& c, const auto& ddp, const auto& val
   constexpr std::array names{"fc1.weight", "fc1.bias",   "fc2.weight",
                              "fc2.bias",   "fc3.weight", "fc3.bias"};
   std::size_t p = 0;
-  PlainMlp<1, 1, 1>::for_each_parameter(ddp, [&](const auto& view) {
+  ddp.for_each_parameter([&](std::string_view, const auto& view) {
     const std::string name = names[p++];
     const std::vector<double> want = c.params.at(name);
     const std::vector<double> have = values(view);

@@ -73,10 +73,8 @@ Numbers train_busily(std::size_t world) {
     ddp.optimizer(Named<"b">{}).lr = 0.02;
     for (std::size_t m = 0; m < 10; ++m) ddp.step(busy_entry(m, comm.rank().value()));
     require(ddp.skipped_steps() == 1, "one step is not finite");
-    std::size_t i = 0;
-    for (std::size_t p = 0; p < 3; ++p)
-      for (std::size_t k = 0; k < train::sheet_sizes[p]; ++k)
-        if (comm.rank() == Rank{0}) (*result)[i++] = train::value(ddp, p, k);
+    const Numbers all = numbers_of(ddp);
+    if (comm.rank() == Rank{0}) std::ranges::copy(all, result->begin());
   });
   for (const std::string& end : ends) BOOST_TEST(end == "", world << " ranks: " << end);
   return {result->begin(), result->end()};
@@ -88,8 +86,11 @@ BOOST_AUTO_TEST_CASE(all_policies_of_an_update_work_on_slices) {
   for (const std::size_t world : {1, 2, 3}) {
     const auto copies = train_busily<Busy<Sharding<Replicated>>>(world);
     const auto states = train_busily<Busy<Sharding<ZeroRedundancy>>>(world);
-    for (std::size_t i = 0; i < 113; ++i)
+    const auto units = train_busily<Busy<Sharding<FullyShard>>>(world);
+    for (std::size_t i = 0; i < 113; ++i) {
       BOOST_TEST(std::abs(states[i] - copies[i]) <= 1e-6, world << " ranks, " << i);
+      BOOST_TEST(units[i] == states[i], world << " ranks, fully sharded, " << i);
+    }
   }
 }
 

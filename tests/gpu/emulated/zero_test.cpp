@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sharding<ZeroRedundancy> on several GPUs that the host plays: states and master weights exist
-// once over all ranks, and jobs train as replicated ones do.
+// Sharding<ZeroRedundancy> and Sharding<FullyShard> on several GPUs that the host plays: what ranks
+// divide exists once over all of them, and jobs train as replicated ones do.
 #include "gpu/emulated/kernels.hpp"
 //
 #include <boost/test/unit_test.hpp>
@@ -142,7 +142,7 @@ void spoil_one(auto& comm, std::string_view parameter, std::size_t element) {
 
 /// With masters, a scaled loss and a norm over shards: as replicated, but for the rounding of one
 /// number. Not with Adam, which divides a wrong norm out again.
-template <class Types>
+template <class Types, class Sharded = Sharding<ZeroRedundancy>>
 void check_mixed(auto& comm) {
   using Comm = std::remove_reference_t<decltype(comm)>;
   using Small = Buckets<BucketLimits{100, 300}>;
@@ -157,7 +157,7 @@ void check_mixed(auto& comm) {
     return job;
   };
   const auto plain = make();
-  const auto sharded = make(std::type_identity<Sharding<ZeroRedundancy>>{});
+  const auto sharded = make(std::type_identity<Sharded>{});
   auto& replicated = *plain;
   auto& zero = *sharded;
   for (std::size_t s = 0; s < 10; ++s) {
@@ -200,6 +200,29 @@ BOOST_AUTO_TEST_CASE(gradients_that_a_rank_gives_away_train_as_replicas_do) {
   }));
 }
 
+// Captured, with micro-batches and evaluations between them, each of which begins without units.
+BOOST_AUTO_TEST_CASE(captured_units_on_several_gpus_have_the_bits_of_scattered_gradients) {
+  for (const std::size_t world : {2, 4, 8}) {
+    const emulated::Machine machine(world);
+    expect_all_fine(thread_ranks::run(world, [](auto& comm) {
+      using Comm = std::remove_reference_t<decltype(comm)>;
+      const std::size_t me = comm.rank().value();
+      Whole<Comm, Sharding<ZeroRedundancy, Gradients>> zero(comm);
+      Whole<Comm, Sharding<FullyShard, Units<"fc2">, GatheredUnits<2>>> fully(comm);
+      require(all_bits(fully) == all_bits(zero), "other initial values");
+      for (std::size_t s = 0; s < 12; ++s) {
+        const double want = zero.step(batch_of(s, me));
+        const double got = fully.step(batch_of(s, me));
+        require(std::abs(got - want) <= 1e-5 * std::abs(want), "the loss of " + std::to_string(s));
+        const double tested = fully.evaluate(batch_of(s, me));
+        require(std::abs(tested - zero.evaluate(batch_of(s, me))) <= 1e-5 * tested, "evaluation");
+      }
+      require(fully.template captured_graphs<Batch>() >= 2, "nothing was captured");
+      require(fully.parameter_bytes() < zero.parameter_bytes(), "a rank keeps all parameters");
+    }));
+  }
+}
+
 BOOST_AUTO_TEST_CASE(the_owner_of_a_gradient_that_is_not_finite_names_it) {
   for (const auto& [parameter, element] : {std::pair<const char*, std::size_t>{"fc1.weight", 60},
                                            {"fc1.weight", 1},
@@ -219,6 +242,7 @@ BOOST_AUTO_TEST_CASE(shards_in_two_types_train_as_replicas_do) {
   expect_all_fine(thread_ranks::run(3, [](auto& comm) {
     check_mixed<Mixed<Half>>(comm);
     check_mixed<Mixed<float, BFloat16>>(comm);  // slices are cut by the smaller type
+    check_mixed<Mixed<BFloat16, float>, Sharding<FullyShard>>(comm);
   }));
 }
 
@@ -228,7 +252,7 @@ BOOST_AUTO_TEST_CASE(captured_shards_with_masters_are_saved_while_they_go_on_and
   expect_all_fine(thread_ranks::run(2, [&](auto& comm) {
     using Comm = std::remove_reference_t<decltype(comm)>;
     using Job = Ddp<Comm, Precision<Mixed<BFloat16>>, CapturedStep, Accumulate<2>, Frozen<"fc2.*">,
-                    Sharding<ZeroRedundancy>>;
+                    Sharding<FullyShard>>;
     checkpoints::check_saved<Job, checkpoints::HostNetwork<7, 9, 3>>(
         comm, folder.path, [&](std::size_t s) { return batch_of(s, comm.rank().value()); });
   }));

@@ -64,6 +64,24 @@ template <class Limits, class Still, std::size_t Room = 0>
 using PlanRules = std::conditional_t<Room == 0 && Still::patterns.empty(), Limits,
                                      LayoutRules<Limits, Still, Room>>;
 
+/// Layout rules whose buckets are units: a bucket for each scope that `Units` names.
+template <class Rules, class Units>
+struct RulesOfUnits : Rules {
+  using units = Units;
+};
+template <class Rules>
+concept NamingUnits = requires { typename Rules::units; };
+
+/// The unit of a parameter: the shortest part of its name, up to a dot, that a pattern matches, or
+/// an empty name.
+constexpr std::string_view unit_of(const auto& patterns, std::string_view name) {
+  for (std::size_t end = 1; end <= name.size(); ++end) {
+    if ((end == name.size() || name[end] == '.') && patterns.match(name.substr(0, end)))
+      return name.substr(0, end);
+  }
+  return "";
+}
+
 template <class Rules>
 inline constexpr bool freezes_some = !Rules::frozen::patterns.empty();
 

@@ -62,6 +62,18 @@ inline constexpr auto static_infos = [] {
   return infos;
 }();
 
+/// The units of tensors with these names, for a plan.
+template <class Limits, class NameOf>
+constexpr auto units_of(NameOf name_of) {
+  if constexpr (NamingUnits<Limits>) {
+    return [name_of](std::size_t tensor) {
+      return unit_of(typename Limits::units{}, name_of(tensor));
+    };
+  } else {
+    return NoUnits{};
+  }
+}
+
 /// The limits are a type, because g++ 12 fails on class-type values passed through alias templates.
 template <class Model, TensorRole Role, class Limits, class Types = DeclaredTypes>
 inline constexpr auto static_plan = make_bucket_plan<tensor_table<Model, Role>.size()>(
@@ -69,7 +81,8 @@ inline constexpr auto static_plan = make_bucket_plan<tensor_table<Model, Role>.s
     [](std::size_t tensor) {
       return Limits::frozen::match(tensor_table<Model, Role>.name(tensor));
     },
-    Limits::room);
+    Limits::room,
+    units_of<Limits>([](std::size_t tensor) { return tensor_table<Model, Role>.name(tensor); }));
 
 /// The plan's offsets, the only numbers that a view reads.
 template <class Model, TensorRole Role, class Limits, class Types>
@@ -154,10 +167,11 @@ class LayoutTables<Model, Role, Limits, Types, true> {
       const auto is_frozen = [&](std::size_t tensor) {
         return tensors.infos[tensor].is_frozen || Limits::frozen::match(name(tensor));
       };
-      if constexpr (count == dynamic) {
+      if constexpr (count == dynamic && !NamingUnits<Limits>) {
         plan = plan_at_run_time(tensors.infos, Limits::limits, is_frozen, Limits::room);
       } else {
-        plan = make_bucket_plan<count>(tensors.infos, Limits::limits, is_frozen, Limits::room);
+        plan = make_bucket_plan<count>(tensors.infos, Limits::limits, is_frozen, Limits::room,
+                                       units_of<Limits>(name));
       }
       if (Role == TensorRole::parameter && plan.trained == 0) {
         throw Error("tensors", "all parameters are frozen", "leave one to train");

@@ -202,6 +202,10 @@ class BareStep {
     if constexpr (LayoutOfParameters::freezes) parameters_.require_trained(key);
   }
 
+  /// Says that this pass needs no more parameters of a scope, such as `"blocks"_p / at<3>`, or of a
+  /// listed parameter's unit: `Sharding<FullyShard>` frees their memory. Other jobs ignore it.
+  constexpr void done(auto /*key*/) const {}
+
   static constexpr bool trains(auto key)
     requires(!TensorListing<Model>)
   {
@@ -264,7 +268,8 @@ class BareStep {
 };
 
 /// A bare step that forwards `ready` to the gradients. If other ranks' parameters are gathered
-/// bucket by bucket (`Owned`), the first access to a bucket's parameter waits for it.
+/// bucket by bucket (`Owned`), the first access to a bucket's parameter waits for it. With
+/// `Gradients::gathers`, `Owned` alone has parameters.
 template <class Model, class Bare, class Gradients, class Owned>
 class TrackedStep : public Bare {
  public:
@@ -272,13 +277,25 @@ class TrackedStep : public Bare {
       : Bare(bare), gradients_(&gradients), owned_(&owned) {}
 
   auto param(auto key) const {
-    owned_->await_parameter(tensor_index<Model, TensorRole::parameter>(key));
-    return Bare::param(key);
+    if constexpr (Gradients::gathers) {
+      return owned_->parameter(key);
+    } else {
+      owned_->await_parameter(tensor_index<Model, TensorRole::parameter>(key));
+      return Bare::param(key);
+    }
   }
   void for_each_parameter(auto&& f) const {
-    owned_->await_parameters();
-    Bare::for_each_parameter(f);
+    if constexpr (Gradients::gathers) {
+      owned_->for_each_parameter(f);
+    } else {
+      owned_->await_parameters();
+      Bare::for_each_parameter(f);
+    }
   }
+  void done(auto key) const {
+    if constexpr (Gradients::gathers) owned_->done(key);
+  }
+  Owned& owned() const { return *owned_; }
   /// Waits for all parameters. Returns whether some were still pending.
   bool await_parameters() const { return owned_->await_parameters(); }
 
@@ -292,8 +309,8 @@ class TrackedStep : public Bare {
   }
   void for_each_gradient(auto&& f) const {
     static_assert(!Gradients::frees,
-                  "lockstep: with Sharding<ZeroRedundancy, Gradients> no rank has all gradients; "
-                  "use ZeroRedundancy alone to look at them");
+                  "lockstep: with Sharding<ZeroRedundancy, Gradients> and Sharding<FullyShard> no "
+                  "rank has all gradients; use ZeroRedundancy alone to look at them");
     if constexpr (!Gradients::frees) Bare::for_each_gradient(f);
   }
 

@@ -84,6 +84,7 @@ class WrappedJob final : public StatefulJob {
       ranks.rank = wrapped.communicator().rank();
       ranks.world = wrapped.communicator().world_size().value();
     }
+    if constexpr (requires { wrapped.release_units(); }) wrapped.release_units();
     shape = wrapped.job_shape();
     is_one_process = Wrapper::is_one_process;
     micro_batches = wrapped.micro_batches();

@@ -56,6 +56,8 @@ enum class JobCall : std::uint16_t {
   open,
   forward,  // passes of a program's own loop
   backward,
+  /// The bit of a gather of `FullyShard`; lower bits are the unit's number.
+  gather_of_unit = 0x4000,
   /// The bit of a step of sub-graphs; lower bits say which, the lowest being the whole model.
   step_of_subgraphs = 0x8000,
 };
@@ -63,6 +65,11 @@ enum class JobCall : std::uint16_t {
 /// A step that uses these sub-graphs, a bit mask.
 constexpr JobCall step_of_subgraphs(std::uint32_t sets) {
   return static_cast<JobCall>(static_cast<std::uint32_t>(JobCall::step_of_subgraphs) | sets);
+}
+/// The gather of a unit's parameters: ranks that gather different units disagree, by name.
+constexpr JobCall gather_of_unit(std::size_t unit) {
+  return static_cast<JobCall>(static_cast<std::uint32_t>(JobCall::gather_of_unit) |
+                              static_cast<std::uint32_t>(unit % 0x4000));
 }
 /// The number of sub-graphs that the mask has room for, besides the whole model.
 inline constexpr std::size_t most_compared_subgraphs = 14;

@@ -21,8 +21,10 @@ namespace lockstep::detail {
 
 LOCKSTEP_INLINE std::string job_call_text(JobCall call) {
   const auto bits = static_cast<std::uint32_t>(call);
+  constexpr auto gather = static_cast<std::uint32_t>(JobCall::gather_of_unit);
+  if (bits < gather) return std::string(job_call_names[bits]);
   if (bits < static_cast<std::uint32_t>(JobCall::step_of_subgraphs))
-    return std::string(job_call_names[bits]);
+    return detail::text({"param of unit ", bits - gather});
   std::string text = "step";
   for (std::uint32_t set = 0; set <= most_compared_subgraphs; ++set) {
     if ((bits >> set & 1) == 0) continue;

@@ -37,17 +37,30 @@ class IndexCheck<true> {
       name_[length] = name[length];
     name_[length] = 0;
   }
+  /// The view's memory may be released, which `releases` counts.
+  constexpr void set_releases(const std::uint64_t& releases) {
+    releases_ = &releases;
+    releases_before_ = releases;
+  }
 
  protected:
   template <class Index>
   LOCKSTEP_HOST_DEVICE constexpr void require_index(Index index, std::size_t axis,
                                                     std::size_t extent) const {
+#if !defined(__CUDA_ARCH__)
+    if (releases_ != nullptr && *releases_ != releases_before_) reject_released();
+#endif
     // A negative index becomes a huge one.
     if (static_cast<std::size_t>(index) >= extent)
       reject(static_cast<long long>(index), axis, extent);
   }
 
  private:
+  void reject_released() const {
+    fail(name_, {"this view is read after its unit was released"},
+         "ask for parameters again by step.param when a layer needs them, or keep more units by "
+         "Sharding<FullyShard, GatheredUnits<N>>");
+  }
   /// Device code cannot throw: it prints the message and traps.
   LOCKSTEP_HOST_DEVICE void reject(long long index, std::size_t axis, std::size_t extent) const {
 #if defined(__CUDA_ARCH__)
@@ -61,6 +74,8 @@ class IndexCheck<true> {
   }
 
   char name_[64] = "view";
+  const std::uint64_t* releases_ = nullptr;
+  std::uint64_t releases_before_ = 0;
 };
 #endif
 

@@ -511,7 +511,8 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
                   "lockstep: with World<1> and Accumulate<1> a step is the bare model and cannot "
                   "add up gradients; add Accumulate<N>, or use World<dynamic>");
     static_assert(!traits::frees_gradients,
-                  "lockstep: with Sharding<ZeroRedundancy, Gradients> every batch's gradients are "
+                  "lockstep: with Sharding<ZeroRedundancy, Gradients> and Sharding<FullyShard> "
+                  "every batch's gradients are "
                   "scattered at once, which no_sync would put off; use Accumulate<N>, or "
                   "ZeroRedundancy alone");
     return ForwardCalls<ThisReplica, Sync::no>(replica_);
@@ -529,6 +530,14 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
   }
 
   using Members::evaluate;
+  /// A rank without a batch takes part in an evaluation or prediction of others, with
+  /// `Sharding<FullyShard>`, whose evaluations gather parameters. **Ranks** all others have one.
+  void evaluate_nothing()
+    requires(traits::gathers_parameters)
+  {
+    [[maybe_unused]] const auto on = replica_.on_device();
+    replica_.evaluate_nothing();
+  }
 
   /// The outputs of this rank's batch in evaluation, a row for each sample, on a GPU in its memory,
   /// valid until the next prediction or forward pass. **Ranks** this one. **Host** blocks.

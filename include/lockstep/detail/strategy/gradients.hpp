@@ -106,6 +106,10 @@ class GradientBuckets {
   using Features = FeaturesOf<Traits, Comm>;
   static constexpr GradientReduction how = gradient_reduction<Traits, Comm>();
   static constexpr bool frees = Traits::frees_gradients;
+  static constexpr bool gathers = Traits::gathers_parameters;
+  /// Ranks that use different parameters complete buckets at different times of backward, but must
+  /// gather units and reduce buckets in one order: they reduce when backward is over.
+  static constexpr bool reduces_late = gathers && Traits::notes_usage;
   static constexpr bool skips_unused = Traits::skips_unused;
   static constexpr bool folds =
       how == GradientReduction::folded_sum || how == GradientReduction::folded_sum_of_halves;
@@ -192,6 +196,7 @@ class GradientBuckets {
     }
     synchronizes_ = sync == Sync::yes;
     adds_ = adds;
+    if constexpr (reduces_late) is_in_backward_ = true;
     next_ = 0;
     readiness_.reset();
     features_.each([&](auto& feature) { feature.before_backward(*this, live); });
@@ -227,6 +232,10 @@ class GradientBuckets {
   }
 
   void end_backward() {
+    if constexpr (reduces_late) {
+      is_in_backward_ = false;
+      start_complete_buckets();
+    }
     features_.each([&](auto& feature) { feature.after_backward(*this); });
     if (!readiness_.all_ready()) reject_missing();
     // A captured micro-batch must end with every collective that it started.
@@ -339,6 +348,7 @@ class GradientBuckets {
       constexpr std::size_t most =
           Traits::shards ? most_shards_in_flight<Comm> : std::size_t{Comm::most_in_flight};
       if (!synchronizes_ && !Traits::frees_gradients) return;
+      if (reduces_late && is_in_backward_) return;
       const auto& plan = layout_.plan();
       for (; next_ != plan.bucket_count && readiness_.is_complete(next_); ++next_) {
         if (!features_.needs_bucket(*this, next_)) continue;
@@ -404,7 +414,7 @@ class GradientBuckets {
                                                               std::string_view when) const {
     fail("backward", {"the gradient of ", layout_.name(parameter), when},
          "write gradients last layer first, and ask for each when it is written; "
-         "Sharding<ZeroRedundancy, Gradients> keeps few at a time");
+         "this job's Sharding keeps few at a time");
   }
 
   std::byte* make_arena() {
@@ -478,8 +488,9 @@ class GradientBuckets {
   ReductionsOf<Traits, Comm> reductions_;
   bool synchronizes_ = false;
   bool adds_ = false;
-  double weight_ = 1;     // of this rank's gradients
-  std::size_t next_ = 0;  // the next bucket to reduce
+  [[maybe_unused]] bool is_in_backward_ = false;  // where reductions wait for its end
+  double weight_ = 1;                             // of this rank's gradients
+  std::size_t next_ = 0;                          // the next bucket to reduce
 };
 
 }  // namespace lockstep::detail

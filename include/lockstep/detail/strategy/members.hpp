@@ -72,11 +72,14 @@ class JobMembers {
   /// Copies predicted outputs into host memory. **Host** blocks.
   void copy_outputs(const auto& rows, void* to) { self().first().copy_outputs(rows, to); }
 
-  /// This rank's bytes of optimizer states and of gradients.
+  /// This rank's bytes of parameters, of optimizer states and of gradients.
+  auto parameter_bytes() const { return self().first().parameter_bytes(); }
   auto state_bytes() const { return self().first().state_bytes(); }
   auto gradient_bytes() const { return self().first().gradient_bytes(); }
 
   // For checkpoints: see `Replica`.
+
+  void release_units() { self().first().release_units(); }
 
   void list_state(StateUse use, std::vector<StateEntry>& to) { self().first().list_state(use, to); }
   JobShape job_shape() const { return self().first().job_shape(); }

@@ -149,6 +149,7 @@ class ShardSpace {
     require_shards(shards_, comm.rank());
   }
 
+  std::size_t shards() const { return shards_; }
   /// Does this rank save its slices? All groups keep the same, and rank 0's group saves them.
   bool is_saved() const { return is_saved_; }
 
@@ -181,11 +182,14 @@ class ShardSpace {
       return start();
     }
   }
-  /// All-gathers the pieces from their owners. **Ranks** all.
+  /// All-gathers the pieces from their owners, this rank's in place or from `own`. **Ranks** all.
   template <class T>
   auto gather(std::span<T> pieces) const {
-    return inside().all_gather_async(std::span<const T>(own_piece(pieces)), pieces,
-                                     step_call<Traits>());
+    return gather(std::span<const T>(own_piece(pieces)), pieces, step_call<Traits>());
+  }
+  template <class T>
+  auto gather(std::span<const T> own, std::span<T> pieces, JobCall part_of) const {
+    return inside().all_gather_async(own, pieces, part_of);
   }
   /// Sums a number over the owners of shards. **Ranks** all. **Host** blocks, or on a GPU enqueues.
   void add_others(double& number) const {

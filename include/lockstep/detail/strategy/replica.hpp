@@ -35,11 +35,13 @@ class Replica {
 
  public:
   using bare_step = typename Gradients::Features::template View<typename execution_type::Step>;
-  using evaluation_step = EvaluationStep<bare_step>;
   using step_type =
       std::conditional_t<traits::tracks,
                          TrackedStep<Model, bare_step, Gradients, typename Updating::Owned>,
                          bare_step>;
+  /// An evaluation waits for no parameter, unless its step gathers them.
+  using evaluated_step = std::conditional_t<traits::gathers_parameters, step_type, bare_step>;
+  using evaluation_step = EvaluationStep<evaluated_step>;
   using subgraphs = typename traits::subgraphs;
 
   /// Compares the job over ranks; all get rank 0's initial values. **Ranks** all. **Host** blocks.
@@ -79,6 +81,9 @@ class Replica {
   execution_type& execution() { return execution_; }
 
   auto param(auto key) const {
+    static_assert(!traits::gathers_parameters || sizeof(key) == 0,
+                  "lockstep: with Sharding<FullyShard> no rank has a whole parameter to look at; "
+                  "let all ranks call for_each_parameter, or save a consolidated checkpoint");
     wait_for_host_access();
     return step_.param(key);
   }
@@ -86,15 +91,25 @@ class Replica {
   /// This rank's gradient; after `reduce`, the average over ranks.
   auto grad(auto key) const {
     static_assert(!traits::frees_gradients || sizeof(key) == 0,
-                  "lockstep: with Sharding<ZeroRedundancy, Gradients> no rank has whole gradients "
-                  "to look at; use ZeroRedundancy alone");
+                  "lockstep: with Sharding<ZeroRedundancy, Gradients> and Sharding<FullyShard> no "
+                  "rank has whole gradients to look at; use ZeroRedundancy alone");
     return step_.grad(key);
   }
 
   /// Calls `f(name, view)` for every parameter, in the order of declaration; likewise for gradients
   /// and buffers. **Host** on a GPU, blocks until all steps are done; views are of device memory.
+  /// With `Sharding<FullyShard>` units of parameters are gathered, and a view is valid inside `f`
+  /// only. **Ranks** with `FullyShard` all, else this one.
   void for_each_parameter(auto&& f) const {
     [[maybe_unused]] const auto on = on_device();
+    if constexpr (traits::gathers_parameters) {
+      step_.owned().begin_forward();
+      step_.for_each_parameter([&](auto name, auto view) {
+        await_device();
+        f(name, view);
+      });
+      return step_.owned().end_evaluation();
+    }
     wait_for_host_access();
     await_device();
     step_.for_each_parameter(f);
@@ -140,6 +155,7 @@ class Replica {
   /// Calls `f(initial)` on rank 0, whose values all ranks get. **Ranks** all. **Host** blocks.
   void initialize(auto&& f, Seed seed = {}) {
     [[maybe_unused]] const auto on = on_device();
+    if constexpr (traits::gathers_parameters) return initialize_units(f, seed);
     const auto masters = updater_.allocate_masters();
     finish_allocations();
     await_parameters();
@@ -191,7 +207,13 @@ class Replica {
   void set_epoch(std::uint64_t epoch) { updater_.set_epoch(epoch); }
   double learning_rate() const { return updater_.learning_rate(); }
   std::uint64_t updates() const { return updater_.steps(); }
-  /// The bytes of optimizer states, and of gradients, that this rank keeps.
+  /// The bytes of parameters, of optimizer states, and of gradients, that this rank keeps.
+  std::size_t parameter_bytes() const {
+    const auto& plan = layouts_.parameters.plan();
+    if constexpr (traits::gathers_parameters)
+      return plan.all_bytes - plan.bytes + step_.owned().bytes();
+    return plan.all_bytes;
+  }
   std::size_t state_bytes() const { return updater_.state_bytes(); }
   std::size_t gradient_bytes() const { return gradients_.bytes(); }
   /// The bytes that this rank has passed to collectives for gradients or parameters.
@@ -254,6 +276,8 @@ class Replica {
     await_parameters();
     std::string found;
     for (std::size_t p = 0; p != layouts_.parameters.infos().size(); ++p) {
+      // A slice that one rank owns has no copy to be compared with.
+      if (traits::gathers_parameters && layouts_.parameters.plan().is_trained(p)) continue;
       const StateEntry parameter = entry_of(StateRole::parameter, p, layouts_.parameters,
                                             layouts_.parameters.infos()[p].element, parameters_);
       auto memory = make_state_memory(parameter.file_bytes());
@@ -290,8 +314,10 @@ class Replica {
     [[maybe_unused]] const auto in = in_step();
     if constexpr (require_model<Model, step_type, Batch>()) {
       if (sync == Sync::yes) before_forward(step_call<traits>());
+      begin_forward();
       const Loss loss =
           with_step([&](auto& step) { return execution_.forward(model_, step, on_device); });
+      end_forward();
       require_finite_loss(loss);
       return loss;
     }
@@ -319,10 +345,15 @@ class Replica {
 
   /// For gradients that the caller writes to the step of `with_step`, between these two calls.
   void begin_backward(Sync sync) {
-    await_parameters();
+    if constexpr (traits::gathers_parameters) {
+      updater_.owned().begin_backward();
+    } else {
+      await_parameters();
+    }
     if constexpr (traits::tracks) gradients_.begin_backward(sync, micro_batches_ != 0);
   }
   void end_backward() {
+    if constexpr (traits::gathers_parameters) updater_.owned().end_backward();
     if constexpr (traits::tracks) {
       gradients_.end_backward();
       ++micro_batches_;
@@ -348,8 +379,9 @@ class Replica {
   template <class T = traits>
   void reduce() {
     static_assert(!T::frees_gradients,
-                  "lockstep: with Sharding<ZeroRedundancy, Gradients> a rank gets the averages of "
-                  "its slices alone; write reduce_and_update() instead of reduce().update()");
+                  "lockstep: with Sharding<ZeroRedundancy, Gradients> and Sharding<FullyShard> a "
+                  "rank gets the averages of its slices alone; write reduce_and_update() instead "
+                  "of reduce().update()");
     [[maybe_unused]] const auto in = in_step();
     gradients_.average();
   }
@@ -507,10 +539,32 @@ class Replica {
     }
   }
   auto with_evaluation_step(const auto& f) {
-    await_parameters();
+    if constexpr (traits::gathers_parameters) {
+      updater_.owned().begin_forward();
+      if constexpr (std::is_void_v<decltype(with_step_of_evaluation(f))>) {
+        with_step_of_evaluation(f);
+        updater_.owned().end_evaluation();
+      } else {
+        auto result = with_step_of_evaluation(f);
+        updater_.owned().end_evaluation();
+        return result;
+      }
+    } else {
+      await_parameters();
+      return with_step_of_evaluation(f);
+    }
+  }
+  /// Takes part in an evaluation of ranks that have a batch, where units are gathered.
+  void evaluate_nothing() {
+    if constexpr (traits::gathers_parameters) {
+      updater_.owned().begin_forward();
+      updater_.owned().end_evaluation();
+    }
+  }
+  auto with_step_of_evaluation(const auto& f) {
     if constexpr (traits::has_subgraphs) {
       return with_index<subgraphs::count>(evaluated_, [&](auto set) {
-        using Used = SubgraphStep<bare_step, subgraphs, set>;
+        using Used = SubgraphStep<evaluated_step, subgraphs, set>;
         EvaluationStep<Used> step{Used(step_)};
         return f(step);
       });
@@ -546,11 +600,13 @@ class Replica {
     [[maybe_unused]] const auto in = in_step();
     if (sync == Sync::yes) before_forward(current_job_call());
     reserve_outputs(rows);
+    begin_forward();
     const auto loss = with_step([&](auto& step) {
       model_.predict(step, on_device, outputs_.outputs({0, rows}));
       return execution_.loss(model_, step, on_device, outputs_.all_outputs(rows),
                              outputs_.all_gradients(rows));
     });
+    end_forward();
     require_finite_loss(loss);
     return loss;
   }
@@ -607,11 +663,17 @@ class Replica {
 
   // For checkpoints. None of these starts a collective.
 
+  /// Ends the gathers of parameters, before any rank may write its slices. **Ranks** all.
+  void release_units() {
+    [[maybe_unused]] const auto on = on_device();
+    if constexpr (traits::gathers_parameters) await_parameters();
+  }
+
   /// Lists parameters, buffers, and states of the optimizer and hooks; entries are valid as long as
   /// the replica. Where updates leave parameters out, the state "step" is a parameter's count.
   void list_state(StateUse use, StateEntries& to) {
     [[maybe_unused]] const auto on = on_device();
-    await_parameters();
+    if constexpr (!traits::gathers_parameters) await_parameters();
     list_parameters(use, to);
     const BufferLayout<Model> buffers(model_);
     for (std::size_t b = 0; (keeps_own_buffers || is_listed(use)) && b != buffers.infos().size();
@@ -650,7 +712,7 @@ class Replica {
   /// micro-batches are discarded, parameters have the common count of updates. **Host** blocks.
   void set_progress(const ReplicaProgress& progress) {
     [[maybe_unused]] const auto on = on_device();
-    await_parameters();
+    if constexpr (!traits::gathers_parameters) await_parameters();
     await_device();
     updater_.take_progress(progress);
     if constexpr (traits::tracks) discard_gradients();
@@ -682,7 +744,7 @@ class Replica {
   /// Writes an entry, and what derives from it, from elements in a file's type. **Host** blocks.
   void copy_in(const StateEntry& entry, const std::byte* from) {
     [[maybe_unused]] const auto on = on_device();
-    await_parameters();
+    if constexpr (!traits::gathers_parameters) await_parameters();
     await_device();
     copies_.in(entry, from);
   }
@@ -712,7 +774,10 @@ class Replica {
           comm_, "jobs", fingerprint_of<Policies>(layouts_.parameters, layouts_.buffers),
           [&] { return job_description<Policies>(layouts_.parameters, layouts_.buffers); });
     }
-    const std::size_t size = layouts_.parameters.plan().all_bytes;
+    const auto& plan = layouts_.parameters.plan();
+    const std::size_t size = plan.all_bytes;
+    if constexpr (traits::gathers_parameters)  // frozen ones, if any, which lie behind all others
+      return allocate(std::max(size - plan.bytes, arena_alignment)) - plan.bytes;
     if constexpr (traits::shares_parameters)
       return bytes(comm_.template allocate_shared<std::uint8_t>(size));
     return allocate(size);
@@ -769,8 +834,15 @@ class Replica {
           entry_of(StateRole::parameter, p, layout, declared.infos()[p].element, parameters_);
       parameter.shared = traits::shares_parameters;
       const bool has_master = traits::keeps_masters && layout.plan().is_trained(p);
+      const bool is_owner = divides ? all || updater_.owned().is_saved() : all;
+      if constexpr (traits::gathers_parameters) {
+        if (layout.plan().is_trained(p)) {
+          if (is_owner || use == StateUse::loading) list_slices(p, parameter, use, to);
+          continue;
+        }
+      }
       if (has_master ? divides && use == StateUse::loading : all) to.push_back(parameter);
-      if (!has_master || !(divides ? all || updater_.owned().is_saved() : all)) continue;
+      if (!has_master || !is_owner) continue;
       updater_.for_each_master(p, [&](auto values, std::size_t first) {
         StateEntry entry = parameter;
         entry.first = first;
@@ -781,6 +853,31 @@ class Replica {
         entry.hold(values);
         to.push_back(entry);
       });
+    }
+  }
+
+  /// Lists this rank's slices of a parameter, or of its master weights, from which they derive. A
+  /// rank that loads, and has none, lists no elements, because it knows the parameter.
+  void list_slices(std::size_t parameter, const StateEntry& whole, StateUse use, StateEntries& to) {
+    const std::size_t before = to.size();
+    [[maybe_unused]] std::size_t listed = before;
+    updater_.owned().for_each_slice(parameter, [&](auto values, std::size_t first) {
+      StateEntry entry = whole;
+      entry.first = first;
+      entry.hold(values);
+      to.push_back(entry);
+    });
+    if constexpr (traits::keeps_masters) {
+      updater_.for_each_master(parameter, [&](auto values, std::size_t) {
+        StateEntry& entry = to[listed++];
+        entry.derived = entry.data;
+        entry.derived_kind = entry.held;
+        entry.hold(values);
+      });
+    }
+    if (use == StateUse::loading && to.size() == before) {
+      to.push_back(whole);
+      to.back().count = 0;
     }
   }
 
@@ -871,12 +968,54 @@ class Replica {
     throw anomaly_error("the loss is " + std::to_string(loss), updates() + 1).on(comm_.rank());
   }
 
+  /// The values of parameters of which no rank has memory for all: see `UnitExchange`.
+  void initialize_units(auto& f, Seed seed) {
+    UnitExchange<traits, Comm, execution_type, Updating> exchange(comm_, execution_,
+                                                                  layouts_.parameters, updater_);
+    finish_allocations();
+    await_parameters();
+    if (comm_.rank() == Rank{0}) {
+      const typename traits::declared_layout declared(model_);
+      const BufferLayout<Model> declared_buffers(model_);
+      const auto write = [&]<class P, class B>(P&& frozen, B&& buffers) {
+        using Values = UnitValues<traits, decltype(exchange), std::remove_reference_t<P>>;
+        Values values(exchange, layouts_.parameters, declared, frozen);
+        InitialValues<Model, typename traits::declared_layout, BufferLayout<Model>, Values&, B>
+            initial(declared, declared_buffers, values, buffers, seed);
+        f(initial);
+        initial.flush();
+      };
+      execution_.initialize(model_, {parameters_, nullptr, buffers_}, nullptr, write);
+      exchange.end();
+    } else {
+      exchange.follow_all();
+    }
+    const auto& plan = layouts_.parameters.plan();
+    broadcast(parameters_ + plan.bytes, plan.all_bytes - plan.bytes);
+    broadcast(buffers_, layouts_.buffers.plan().bytes);
+    await_device();
+  }
+
+  void begin_forward() {
+    if constexpr (traits::gathers_parameters) updater_.owned().begin_forward();
+  }
+  /// Ranks with other sub-graphs may have asked for more units.
+  void end_forward() {
+    if constexpr (traits::gathers_parameters && traits::notes_usage) updater_.owned().end_forward();
+  }
+
   /// Waits for the latest update's parameters. **Host** blocks, or on a GPU the stream waits.
-  void await_parameters() { updater_.owned().await_parameters(); }
+  void await_parameters() {
+    if constexpr (traits::gathers_parameters) {
+      updater_.owned().release_all();
+    } else {
+      updater_.owned().await_parameters();
+    }
+  }
 
   /// The same for the host, whose last wait for the compute stream may not have covered them.
   void wait_for_host_access() const {
-    if constexpr (traits::shards) {
+    if constexpr (traits::shards && !traits::gathers_parameters) {
       if (step_.await_parameters()) await_device();
     }
   }

@@ -22,6 +22,15 @@ inline constexpr bool shares_memory = std::is_same_v<DevicePolicy, Device<Cpu>> 
                                       (std::is_same_v<BackendPolicy, Backend<Shm>> ||
                                        std::is_same_v<StrategyPolicy, ParallelStrategy<DP>>);
 
+/// The layout rules of parameters, with the units of `FullyShard` where a program names them.
+template <bool HasUnits, class Sharding, class Rules>
+struct PlanRulesOf : std::type_identity<Rules> {};
+template <class Sharding, class Rules>
+struct PlanRulesOf<true, Sharding, Rules> {
+  using units = typename Sharding::template option<axes::ShardedUnits, Units<>>;
+  using type = std::conditional_t<units::patterns.empty(), Rules, RulesOfUnits<Rules, units>>;
+};
+
 template <class Policies>
 struct ShardingTraits {
  private:
@@ -31,6 +40,7 @@ struct ShardingTraits {
                     Pick<axes::Backend, Policies>>;
   static constexpr bool alone = Pick<axes::World, Policies>::static_size == 1;
   static constexpr bool is_zero = !alone && std::is_same_v<typename Given::choice, ZeroRedundancy>;
+  static constexpr bool is_fully = !alone && std::is_same_v<typename Given::choice, FullyShard>;
   /// Slices need more room where gradients are reduced in a smaller type than the parameters'.
   using precision = typename Pick<axes::Precision, Policies>::choice;
   static constexpr std::size_t room =
@@ -51,15 +61,19 @@ struct ShardingTraits {
                  (in_common_memory && is_zero_of<States> && !joins &&
                   !Pick<axes::Hooks, Policies>::has_stages));
   /// Are buckets reduce-scattered and all-gathered in slices, one for each rank?
-  static constexpr bool shards = is_zero && !shares_parameters;
+  static constexpr bool shards = (is_zero && !shares_parameters) || is_fully;
   /// Does a rank free the gradients that it does not own?
-  static constexpr bool frees_gradients = is_zero_of<Gradients>;
+  static constexpr bool frees_gradients = is_zero_of<Gradients> || is_fully;
+  /// Does a rank keep its slices of parameters, and gather buckets, its units, in a step?
+  static constexpr bool gathers_parameters = is_fully;
 
   static constexpr std::size_t join_flags =
       joins ? join_flags_for(Pick<axes::World, Policies>::static_size) : 0;
 
-  using plan_rules = PlanRules<Pick<axes::Buckets, Policies>, Pick<axes::Frozen, Policies>,
-                               std::max(shards ? room : 0, align_up(join_flags * sizeof(double)))>;
+  using plan_rules = typename PlanRulesOf<
+      is_fully, Given,
+      PlanRules<Pick<axes::Buckets, Policies>, Pick<axes::Frozen, Policies>,
+                std::max(shards ? room : 0, align_up(join_flags * sizeof(double)))>>::type;
 };
 
 template <class Model, class Policies>

@@ -2,7 +2,7 @@
 #pragma once
 /// @file The updater: the optimizer of all parameters that a rank owns, on any device.
 
-#include "lockstep/detail/strategy/sharding/zero.hpp"
+#include "lockstep/detail/strategy/sharding/fully_shard.hpp"
 
 namespace lockstep::detail {
 
@@ -91,6 +91,9 @@ class Updater
   {
     return {reinterpret_cast<float*>(masters_at(bucket.offset)), bucket.count()};
   }
+  std::byte* masters_at(std::size_t offset) const {
+    return masters_.data() + widened(owned_.kept(offset));
+  }
   /// Each parameter's count of updates, in device memory, where updates leave parameters out.
   std::span<std::uint64_t> update_counts() { return passes_.updates(); }
   Owned& owned() { return owned_; }
@@ -137,6 +140,11 @@ class Updater
   }
 
  private:
+  std::byte* parameters_at(std::size_t offset) const {
+    if constexpr (Traits::gathers_parameters) return owned_.kept_parameter(offset);
+    return parameters_ + offset;
+  }
+
   template <bool Averaged, class Gradients>
   void run(Gradients& gradients) {
     if constexpr (Traits::divides_by_live) passes_.count_live(gradients);
@@ -162,7 +170,7 @@ class Updater
   template <bool Fused, class Gradients, class T, std::size_t Count>
   void update(Gradients& gradients, const UpdatePiece<T, Count>& piece) {
     const std::size_t first = owned_.first_of(piece);
-    std::byte* const parameters = parameters_ + piece.offset;
+    std::byte* const parameters = parameters_at(piece.offset);
     std::byte* const masters = Traits::keeps_masters ? masters_at(piece.offset) : parameters;
     const auto states = states_at(piece.offset);
     const auto pass = passes_.pass(piece, first, parameters, masters, states.data());
@@ -181,10 +189,6 @@ class Updater
       states[k] = states_.data() + widened(k * owned_.state_bytes()) + state_offset(offset);
     return states;
   }
-  std::byte* masters_at(std::size_t offset) const {
-    return masters_.data() + widened(owned_.kept(offset));
-  }
-
   /// The offset of states or master weights, which are float for 16-bit elements.
   static constexpr std::size_t widened(std::size_t offset) {
     bool has_16_bits = false;
@@ -210,7 +214,7 @@ class Updater
   Comm& comm_;
   Execution& execution_;
   const layout& layout_;
-  std::byte* parameters_;
+  std::byte* parameters_;  // with `FullyShard`, of frozen ones
   [[no_unique_address]] Owned owned_;
   Arena masters_;
   Arena states_;

@@ -42,6 +42,8 @@ class TorchModel {
   using module_type = Net;
   /// Buffers may also hold integers or booleans, which are communicated as bytes.
   using Elements = detail::TorchElements<Ts...>;
+  /// The module's tensors are the job's parameters, all of them at any time.
+  static constexpr bool holds_all_parameters = true;
 
   TorchModel()
     requires std::default_initializable<typename Source::Contained>

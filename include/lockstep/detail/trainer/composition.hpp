@@ -39,6 +39,9 @@ enum class Fault {
   too_many_subgraphs,
   nccl_on_cpu,
   shared_without_shm,
+  sharded_in_common_memory,
+  sharded_torch_module,
+  unit_without_parameters,
   mixed_on_cpu,
   mixed_of_other_types,
   captured_on_cpu,
@@ -152,6 +155,18 @@ struct CompositionCheck {
   static_assert(F != shared_without_shm,
                 "lockstep: Sharding<HostShared> needs ranks that share memory; use it with "
                 "Device<Cpu> and Backend<Shm>, or choose Sharding<Replicated>");
+  static_assert(F != sharded_in_common_memory,
+                "lockstep: ranks that share a host's memory keep parameters once already, with "
+                "Sharding<HostShared>, the default there; use Sharding<FullyShard> over several "
+                "hosts or on GPUs");
+  static_assert(F != sharded_torch_module,
+                "lockstep: with Sharding<FullyShard> a model asks for parameters unit by unit, and "
+                "a LibTorch module holds all of its tensors; use Sharding<ZeroRedundancy, "
+                "Gradients>, or a model that declares its parameters");
+  static_assert(F != unit_without_parameters,
+                "lockstep: no scope or parameter is matched by a pattern of Units; compare it with "
+                "the names in the model's ParameterList (the compiler prints the pattern beside "
+                "this message)");
   static_assert(F != mixed_on_cpu,
                 "lockstep: Precision<Mixed<...>> needs a GPU's arithmetic; add Device<Cuda>, or "
                 "leave Precision out: a LibTorch module computes in 16 bits inside of an Autocast");
@@ -223,12 +238,12 @@ struct CompositionCheck {
                 "lockstep: with UnevenInputs<Join> every rank has data of its own, which no "
                 "other can read for it; leave Feed or UnevenInputs<Join> out");
   static_assert(F != freed_with_join,
-                "lockstep: with Sharding<ZeroRedundancy, Gradients> every batch is scattered at "
-                "once, and exhausted ranks could not answer; use Sharding<ZeroRedundancy> "
-                "with UnevenInputs<Join>");
+                "lockstep: with Sharding<ZeroRedundancy, Gradients> and Sharding<FullyShard> every "
+                "batch is scattered at once, and exhausted ranks could not answer; use "
+                "Sharding<ZeroRedundancy> with UnevenInputs<Join>");
   static_assert(F != freed_with_hooks,
-                "lockstep: hooks need whole buckets, of which Sharding<ZeroRedundancy, "
-                "Gradients> keeps slices; use Sharding<ZeroRedundancy> with Hooks");
+                "lockstep: hooks need whole buckets, of which Sharding<ZeroRedundancy, Gradients> "
+                "and Sharding<FullyShard> keep slices; use Sharding<ZeroRedundancy> with Hooks");
   static_assert(F != norms_without_groups,
                 "lockstep: Norms<Synced, WithinGroup> takes statistics over a rank's group, and "
                 "this job has no groups; add a policy such as Groups<Grid<8, 4>>, or write "
@@ -347,6 +362,23 @@ consteval Finding find_pattern_fault(const auto& parameters) {
   return {};
 }
 
+/// A pattern of `Units`, as a rule that names units.
+struct UnitPattern {
+  std::string_view pattern;
+  constexpr bool match(std::string_view name) const { return matches(pattern, name); }
+};
+/// Finds a pattern of `Units` that names no scope and no parameter.
+template <class Names>
+consteval Finding find_unit_fault(const auto& parameters) {
+  for (const std::string_view pattern : Names::patterns) {
+    bool found = false;
+    for (std::size_t i = 0; i != parameters.size() && !found; ++i)
+      found = !unit_of(UnitPattern{pattern}, parameters.name(i)).empty();
+    if (!found) return {Fault::unit_without_parameters, pattern};
+  }
+  return {};
+}
+
 /// Does the job train a parameter with `is_chosen(i)`? `Still` are the frozen ones.
 template <class Still>
 consteval bool trains_any(const auto& parameters, const auto& is_chosen) {
@@ -413,9 +445,12 @@ consteval Finding find_selection_fault() {
     if constexpr (has_list)
       sets = find_subgraph_fault_of<Still>(typename Meaning::sets{}, parameters);
     const bool trains = trains_any<Still>(parameters, [](std::size_t) { return true; });
+    using Rules = typename ShardingTraits<Policies>::plan_rules;
+    Finding units;
+    if constexpr (NamingUnits<Rules>) units = find_unit_fault<typename Rules::units>(parameters);
     return first_of({when(!trains, Fault::everything_frozen), find_pattern_fault<Still>(parameters),
                      find_group_fault<Still>(Pick<axes::ParameterGroups, Policies>{}, parameters),
-                     list, sets});
+                     list, sets, units});
   }
 }
 
@@ -488,12 +523,18 @@ consteval Finding find_combination_fault() {
   constexpr bool is_exact =
       std::is_same_v<typename Pick<axes::Sampler, Policies>::remainder, Exact>;
   constexpr bool has_hooks = Stages::has_stages;
+  constexpr bool is_fully_sharded = std::is_same_v<Shards, FullyShard>;
   if (world == 0) return {Fault::world_of_zero};
   if (Pick<axes::Accumulate, Policies>::micro_batches == 0) return {Fault::accumulate_zero};
   if (!(Pick<axes::Clip, Policies>::norm > 0)) return {Fault::clip_not_positive};
   if (on_cpu && uses_nccl<Through>) return {Fault::nccl_on_cpu};
   if (is_host_shared && !shares_memory<Strategy, DeviceChoice, Transport>)
     return {Fault::shared_without_shm};
+  if (is_fully_sharded && is_dp) return {Fault::for_ranks_alone, axes::Sharding::name};
+  if (is_fully_sharded && shares_memory<Strategy, DeviceChoice, Transport>)
+    return {Fault::sharded_in_common_memory};
+  if (is_fully_sharded && requires { Model::holds_all_parameters; })
+    return {Fault::sharded_torch_module};
   if (is_mixed && on_cpu) return {Fault::mixed_on_cpu};
   if (mixes_others) return {Fault::mixed_of_other_types};
   if (captures && on_cpu) return {Fault::captured_on_cpu};

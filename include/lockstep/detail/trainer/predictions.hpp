@@ -95,26 +95,41 @@ std::vector<T> gather_blocks(Comm& comm, const std::vector<T>& own, std::size_t 
   return all;
 }
 
+/// A rank that has evaluated all of its `batches` takes part in the evaluations of others, where
+/// steps gather parameters. **Ranks** all, with the same numbers of all samples.
+void follow_evaluations([[maybe_unused]] auto& wrapper, [[maybe_unused]] std::size_t batches,
+                        [[maybe_unused]] std::size_t samples,
+                        [[maybe_unused]] std::size_t batch_size) {
+  if constexpr (requires { wrapper.evaluate_nothing(); }) {
+    const std::size_t ranks = wrapper.communicator().world_size().value();
+    const std::size_t longest = (samples + ranks - 1) / ranks;
+    for (; batches < (longest + batch_size - 1) / batch_size; ++batches) wrapper.evaluate_nothing();
+  }
+}
+
 /// Predicts the block of samples that `loader` loads on each rank. **Ranks** all. **Host** blocks.
 template <class Output, class Comm, class Wrapper, class Loader>
 Predictions<Output> predict_all(Comm& comm, Wrapper& wrapper, const BlockSampler& block,
-                                Loader&& loader, Gather gather) {
+                                Loader&& loader, const PredictOptions& options) {
   using T = typename Output::element;
   const auto sizes = Output::sizes(std::as_const(wrapper).model());
   std::size_t width = 1;
   for (const std::size_t size : sizes) width *= size;
 
   // Gathered blocks have one length: all padding comes after the last sample.
-  const bool pads = gather != Gather::none;
+  const bool pads = options.gather != Gather::none;
   std::vector<T> own((pads ? block.longest() : block.size()) * width);
   T* next = own.data();
+  std::size_t batches = 0;
   for (const auto& batch : loader) {
     const auto rows = wrapper.predict(batch);
     wrapper.copy_outputs(rows, next);
     next += rows.size();
+    ++batches;
   }
+  follow_evaluations(wrapper, batches, block.samples(), options.batch_size);
   if (!pads) return {block.first(), std::move(own), sizes};
-  return {0, gather_blocks(comm, own, block.samples() * width, gather), sizes};
+  return {0, gather_blocks(comm, own, block.samples() * width, options.gather), sizes};
 }
 
 }  // namespace detail

@@ -89,6 +89,7 @@ class RejectedJob {
   RejectedView predict(const auto&...) const {
     std::terminate();
   }
+  std::size_t parameter_bytes() const;
   std::size_t state_bytes() const;
   std::size_t gradient_bytes() const;
   RejectedJob on_device() const;

@@ -255,7 +255,12 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     DistributedSampler<Exact, InOrder> shares(source.size(), world_size(), rank());
     Tally tally;
     fetch([&] {
-      for (const auto& batch : feed_.make(source, shares, options)) wrapped_.evaluate(batch, tally);
+      std::size_t batches = 0;
+      for (const auto& batch : feed_.make(source, shares, options)) {
+        wrapped_.evaluate(batch, tally);
+        ++batches;
+      }
+      follow_evaluations(wrapped_, batches, source.size(), batch_size);
     });
     const Scores scores = lockstep::reduce(comm_, tally);
     progress_.show(scores, name);
@@ -295,8 +300,8 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
       loading.drop_last = false;
       BlockSampler block(source.size(), world_size(), rank());
       return fetch([&] {
-        return predict_all<typename Model::Output>(
-            comm_, wrapped_, block, feed_.make(source, block, loading), options.gather);
+        return predict_all<typename Model::Output>(comm_, wrapped_, block,
+                                                   feed_.make(source, block, loading), options);
       });
     }
   }

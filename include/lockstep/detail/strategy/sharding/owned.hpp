@@ -19,7 +19,7 @@ struct UpdatePiece {
 /// The pieces of a pass: buckets, which are reduced one by one, or longer runs of buckets.
 enum class Pieces : std::uint8_t { buckets, runs };
 
-// Three classes, one for each way to divide parameters, say which elements a rank updates.
+// Four classes, one for each way to divide parameters, say which elements a rank updates.
 // - `for_each<What>(f)` calls `f(piece)` for their pieces, also for empty ones.
 // - What a rank keeps of each element beside the parameter lies packed in arenas of
 //   `state_bytes()`, for elements of the parameter's size: at `kept(offset)` for the element at
@@ -167,13 +167,14 @@ class OwnedParts {
  protected:
   explicit OwnedParts(const layout& where) : layout_(where) {}
 
-  /// Adds the rank's elements of a run or bucket, which lies behind all earlier ones.
+  /// Adds the rank's elements of a run or bucket, which lies behind all earlier ones, with room for
+  /// `length` elements.
   template <class T>
-  void add(std::size_t number, const auto& piece, Shard own) {
+  void add(std::size_t number, const auto& piece, Shard own, std::size_t length = 0) {
     state_bytes_ = align_up(state_bytes_, alignment);
     parts_.push_back({piece.offset + own.begin * sizeof(T), piece.offset + own.end * sizeof(T),
                       state_bytes_, number, piece.element});
-    state_bytes_ += own.count() * sizeof(T);
+    state_bytes_ += std::max(own.count(), length) * sizeof(T);
   }
 
   const layout& layout_;

@@ -231,9 +231,4 @@ class OwnsShard : public OwnedParts<Traits> {
   SmallTable<std::uint8_t, layout::count> pending_;  // by bucket
 };
 
-template <class Traits, class Comm>
-using OwnedBy = std::conditional_t<
-    Traits::shards, OwnsShard<Traits, Comm>,
-    std::conditional_t<Traits::shares_parameters, OwnsSlice<Traits, Comm>, OwnsAll<Traits, Comm>>>;
-
 }  // namespace lockstep::detail

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+// A step with AdamW of a stack of 12 equal blocks, and what a rank keeps: Replicated, ZeRO with
+// gradients, FullyShard, and PyTorch's DDP and fully_shard (FSDP2), on two hosts over Gloo.
+// bench/fully_sharded/run makes the hosts and starts this program on each; without arguments it is
+// that script.
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#if LOCKSTEP_GLOO  // from bench/xmake.lua, which links it as well
+#include "lockstep/gloo.hpp"
+#include "matrix.hpp"
+
+namespace {
+
+using namespace lockstep;
+using Clock = std::chrono::steady_clock;
+
+/// x := x + relu(W x), 12 times; the loss is the mean of x * x / 2. fsdp.py has the same.
+struct Stack {
+  static constexpr std::size_t blocks = 12, width = 512;
+  using Block = ParameterList<Parameter<"weight", float, width, width>>;
+  using Parameters = ParameterList<Repeat<"blocks", blocks, Block>>;
+
+  float forward(auto& step, const std::vector<float>& batch) {
+    rows = batch.size() / width;
+    x[0] = batch;
+    each([&]<std::size_t B>(std::integral_constant<std::size_t, B>) {
+      run(B, step.param("blocks"_p / at<B> / "weight"_p).data_handle());
+      step.done("blocks"_p / at<B>);
+    });
+    const auto out = matrix(x[blocks].data(), rows, width);
+    return out.squaredNorm() / static_cast<float>(2 * out.size());
+  }
+  void backward(auto& step, const std::vector<float>&) {
+    dx = x[blocks];
+    for (float& d : dx) d /= static_cast<float>(dx.size());
+    each([&]<std::size_t B>(std::integral_constant<std::size_t, B>) {
+      constexpr auto weight = "blocks"_p / at<blocks - 1 - B> / "weight"_p;
+      go_back(blocks - 1 - B, step.param(weight).data_handle(), step.grad(weight).data_handle());
+      step.ready(weight);
+    });
+  }
+
+ private:
+  static void each(const auto& f) {
+    [&]<std::size_t... B>(std::index_sequence<B...>) {
+      (f(std::integral_constant<std::size_t, B>{}), ...);
+    }(std::make_index_sequence<blocks>{});
+  }
+  void run(std::size_t b, const float* weight) {
+    const auto in = matrix(x[b].data(), rows, width);
+    auto active = resized(relu[b], rows, width);
+    active.noalias() = in * matrix(weight, width, width).transpose();
+    active = active.cwiseMax(0);
+    auto out = resized(x[b + 1], rows, width);
+    out = in + active;
+  }
+  void go_back(std::size_t b, const float* weight, float* gradient) {
+    auto d = matrix(dx.data(), rows, width);
+    auto active = matrix(relu[b].data(), rows, width);
+    active = (active.array() > 0).select(d, 0.f);
+    auto to = matrix(gradient, width, width);
+    to.noalias() = active.transpose() * matrix(x[b].data(), rows, width);
+    d.noalias() += active * matrix(weight, width, width);
+  }
+
+  std::size_t rows = 0;
+  std::array<std::vector<float>, blocks + 1> x;
+  std::array<std::vector<float>, blocks> relu;
+  std::vector<float> dx;
+};
+
+template <class... Policies>
+void run(Session& session) {
+  auto comm = detail::make_communicator<CanonicalPolicies<Backend<Gloo>>>(session);
+  DistributedDataParallel<Stack, Backend<Gloo>, Optimizer<AdamW>, Buckets<BucketLimits{1, 1}>,
+                          Policies...>
+      ddp(comm);
+  ddp.optimizer().lr = 1e-4;
+  const std::size_t rows = std::stoul(session.arguments().at(2));
+  std::vector<float> batch(rows * Stack::width);
+  RandomStream random(Seed{1});
+  for (float& x : batch) x = static_cast<float>(random.normal());
+  for (int i = 0; i < 3; ++i) ddp.step(batch);
+  std::vector<double> times;
+  for (int i = 0; i < 15; ++i) {
+    comm.barrier();
+    const auto begin = Clock::now();
+    ddp.step(batch);
+    times.push_back(std::chrono::duration<double, std::micro>(Clock::now() - begin).count());
+  }
+  std::sort(times.begin(), times.end());
+  if (session.rank() != Rank{0}) return;
+  std::printf("measured step %.1f %.1f\n", times[times.size() / 2], times.front());
+  std::printf("measured kept %zu \n",
+              ddp.parameter_bytes() + ddp.gradient_bytes() + ddp.state_bytes());
+}
+
+}  // namespace
+
+int be_a_rank(int argc, char** argv) {
+  return launch(argc, argv, [](Session& session) {
+    const std::string how(session.arguments().at(1));
+    if (how == "replicated") {
+      run<Sharding<Replicated>>(session);
+    } else if (how == "zero") {
+      run<Sharding<ZeroRedundancy, Gradients>>(session);
+    } else if (how == "fully") {
+      run<Sharding<FullyShard>>(session);
+    } else {
+      run<Sharding<FullyShard, ReshardAfterForward<false>>>(session);
+    }
+  });
+}
+#else
+int be_a_rank(int, char**) { return 2; }
+#endif
+
+int main(int argc, char** argv) {
+  if (argc > 1) return be_a_rank(argc, argv);
+  if (!LOCKSTEP_GLOO) {
+    std::printf("bench fully_sharded: Gloo is not installed (Debian: libgloo-dev)\n");
+    return 0;
+  }
+  const char* const script = LOCKSTEP_SOURCE_DIR "/bench/fully_sharded/run";
+  execl("/bin/bash", "bash", script, argv[0], nullptr);
+  std::perror("bench fully_sharded: bash");
+  return 1;
+}
