@@ -151,10 +151,16 @@ if has_config("gloo") then
         set_kind("binary")
         set_targetdir("$(projectdir)/build/tests")
         add_deps("lockstep_compiled")
-        collect_late()
+        if has_clang then
+            set_toolset("cxx", clang)
+            add_cxflags(clang_flags, {force = true})
+        else
+            collect_late()
+        end
         add_files("faults/job.cpp")
         add_links("gloo")
         add_syslinks("pthread")
+        set_optimize("none")
     target_end()
 end
 

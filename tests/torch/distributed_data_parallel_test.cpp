@@ -490,6 +490,22 @@ BOOST_AUTO_TEST_CASE(converted_norms_of_a_job_that_may_not_share_are_rejected) {
   all_say(ends, "convert_sync_batchnorm has met the batch norm \"1\"");
 }
 
+BOOST_AUTO_TEST_CASE(norms_that_train_past_the_wrapper_are_rejected_in_the_first_pass_too) {
+  const auto past_a_policy = ranks::run(As::processes, 2, [](Shared& comm) {
+    torch::nn::Sequential net = norm_net();
+    loops::DistributedDataParallel<torch::nn::Sequential, Norms<Synced>> ddp(net, comm);
+    loss_of(net->forward(inputs_of(0, comm.rank().value()))).backward();
+  });
+  const auto past_a_conversion = ranks::run(As::processes, 2, [](Shared& comm) {
+    torch::nn::Sequential net = norm_net();
+    loops::DistributedDataParallel ddp(net, comm);
+    convert_sync_batchnorm(net);
+    loss_of(net->forward(inputs_of(0, comm.rank().value()))).backward();
+  });
+  for (const auto& ends : {past_a_policy, past_a_conversion})
+    all_say(ends, "trains outside of a step of its job");
+}
+
 namespace {
 
 struct Part : torch::nn::Module {

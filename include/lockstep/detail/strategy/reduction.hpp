@@ -33,7 +33,7 @@ class BucketSlots {
 
   template <class T>
   std::optional<Of<T>>& at(std::size_t bucket) {
-    return std::get<Row<T>>(rows_)[bucket];
+    return std::get<Row<T>>(rows_).slots[bucket];
   }
 
   template <class T, class Start>
@@ -51,7 +51,7 @@ class BucketSlots {
   /// Drops all handles: their calls belonged to a failed capture and never ran.
   void forget() {
     const auto forget_row = [](auto& row) {
-      for (auto& slot : row) {
+      for (auto& slot : row.slots) {
         if (slot) slot->forget();
         slot.reset();
       }
@@ -60,8 +60,12 @@ class BucketSlots {
   }
 
  private:
+  /// A type of its own for each T: several may have handles of one type.
   template <class T>
-  using Row = std::vector<std::optional<Of<T>>>;
+  struct Row {
+    explicit Row(std::size_t buckets) : slots(buckets) {}
+    std::vector<std::optional<Of<T>>> slots;
+  };
   template <std::size_t... K>
   static auto make_rows(std::size_t buckets, std::index_sequence<K...>)
       -> std::tuple<Row<ElementOf<Traits::kinds().kinds[K]>>...> {

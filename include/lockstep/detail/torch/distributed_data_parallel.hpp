@@ -157,7 +157,11 @@ class DistributedDataParallel {
                  typename Job::Model(module_)),
         gradients_(
             (detail::abort_on_exception(replica_, [&] { replica_.initialize_from_model(Seed{}); }),
-             replica_)) {}
+             replica_)) {
+    // From now on the norms know their job, and training beside it is an error.
+    detail::abort_on_exception(
+        replica_, [&] { replica_.with_step([&](auto& step) { (void)open_norms(step); }); });
+  }
   template <class... Ps>
   DistributedDataParallel(std::shared_ptr<Contained> module, ProcessGroup<Ps...>& group)
       : DistributedDataParallel(std::move(module), *group) {}
@@ -191,9 +195,7 @@ class DistributedDataParallel {
     return detail::abort_on_exception(replica_, [&] {
       prepare();
       return replica_.with_step([&](auto& step) {
-        constexpr bool all = detail::syncs_all_norms<Policies...>;
-        const auto norms =
-            replica_.model().template open_norms<all>(gradients_.streams().norm_ranks(step));
+        const auto norms = open_norms(step);
         return module_->forward(std::forward<Arguments>(arguments)...);
       });
     });
@@ -323,6 +325,11 @@ class DistributedDataParallel {
   DistributedDataParallel(std::shared_ptr<Contained> module, std::unique_ptr<communicator_type> own)
       : DistributedDataParallel(std::move(module), *own) {
     own_ = std::move(own);
+  }
+
+  auto open_norms(auto& step) {
+    constexpr bool all = detail::syncs_all_norms<Policies...>;
+    return replica_.model().template open_norms<all>(gradients_.streams().norm_ranks(step));
   }
 
   void prepare() {

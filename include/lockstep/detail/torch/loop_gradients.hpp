@@ -61,6 +61,7 @@ class LoopModule : public TorchModel<LoopModule<Net, Ts...>, Net, Ts...> {
   using Base::Base;
   using Base::keep_in;
   using Base::open_norms;
+  using Base::require_shared_norms;
 };
 
 /// Puts the gradients of backward passes into the buckets of a replica. A pass begins with
@@ -212,6 +213,7 @@ class LoopGradients {
   }
 
   void begin() {
+    replica_.model().require_shared_norms();
     is_in_pass_ = true;
     if constexpr (traits::skips_unused)
       std::fill(has_arrived_.begin(), has_arrived_.end(), std::uint8_t{0});

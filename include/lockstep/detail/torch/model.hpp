@@ -221,6 +221,7 @@ class TorchModel {
   auto open_norms(const auto& ranks) {
     return norms_.open<All>(base(), ranks);
   }
+  void require_shared_norms() const { norms_.require_shared(); }
 
  private:
   template <class View>

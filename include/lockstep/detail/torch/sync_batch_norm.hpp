@@ -108,6 +108,7 @@ class NormMark : public c10::TensorImpl {
   void begin_pass(const std::shared_ptr<NormExchange>& job) {
     follow();
     exchange = job;
+    has_trained_alone_ = false;
     trains = module_.is_training();
     if (!trains) return;
     tracks_ = std::exchange(options_.track_running_stats(), true);
@@ -119,8 +120,16 @@ class NormMark : public c10::TensorImpl {
     module_.train(true);
   }
 
-  /// Does the norm train in no pass of its job?
-  bool trains_outside() const { return exchange && is_in_training(module_); }
+  /// The norm trains in no pass of a job. Where no job knows it yet, that may be right.
+  void note_training_outside() {
+    if (!is_in_training(module_)) return;
+    if (exchange) reject_outside();
+    has_trained_alone_ = true;
+  }
+  /// Rejects a norm that has trained on this rank's samples alone since it was converted.
+  void require_shared() const {
+    if (has_trained_alone_ && !exchange) reject_outside();
+  }
 
   /// Counts a batch, as the norm does when it trains. The result is the batch's weight.
   double count_batch() const {
@@ -153,11 +162,20 @@ class NormMark : public c10::TensorImpl {
     set_version_counter(running_mean.unsafeGetTensorImpl()->version_counter());
   }
 
+  [[noreturn, gnu::cold]] void reject_outside() const {  // ranks could deadlock
+    fail("Norms<Synced>",
+         {"the synchronised batch norm \"", name,
+          "\" trains outside of a step of its job, which knows the ranks"},
+         "run the module in the job's steps, or through DistributedDataParallel, or in "
+         "evaluation: module->eval()");
+  }
+
   at::Tensor& member_;
   at::Tensor& batches_;
   ::torch::nn::BatchNormOptions& options_;
   ::torch::nn::Module& module_;
   bool tracks_ = true;
+  bool has_trained_alone_ = false;
 };
 
 /// What a forward pass leaves for its backward pass, which may run on another thread.
@@ -262,12 +280,7 @@ at::Tensor batch_norm(const at::Tensor& x, const std::optional<at::Tensor>& weig
         NormTensors{x, scale.value_or(at::Tensor()), shift.value_or(at::Tensor()),
                     mark->running_mean, running_var.value_or(at::Tensor())});
   }
-  if (mark != nullptr && training && mark->trains_outside()) [[unlikely]]  // ranks could deadlock
-    fail("Norms<Synced>",
-         {"the synchronised batch norm \"", mark->name,
-          "\" trains outside of a step of its job, which knows the ranks"},
-         "run the module in the job's steps, or through DistributedDataParallel, or in "
-         "evaluation: module->eval()");
+  if (mark != nullptr && training) mark->note_training_outside();
   // A view of a mark is a tensor like any other.
   const c10::impl::ExcludeDispatchKeyGuard plain(NormMark::key);
   return at::native::batch_norm(x, given(weight), bias,
@@ -379,6 +392,12 @@ class SyncedNorms {
       });
       return Scope(nullptr);
     }
+  }
+
+  /// Before gradients of a program's own loop are averaged: throws if a pass beside the job ran
+  /// norms that `convert_sync_batchnorm` has met since the last pass of the job.
+  void require_shared() const {
+    if (exchange_) for_each_mark([](const NormMark& mark) { mark.require_shared(); });
   }
 
  private:
