@@ -25,13 +25,14 @@ BOOST_AUTO_TEST_SUITE(fully_sharded_through_sockets)
 namespace {
 
 using namespace zero;
+using ranks::EmulatedHosts;
 using ranks::Sockets;
 
-/// A unit for each parameter, unless groups of ranks share units.
-template <class... Ps>
-using Case1 = DistributedDataParallel<Network, Optimizer<ReferenceRule>, Accumulate<4>,
-                                      ReferenceClip, Buckets<BucketLimits{0, 0}>, Backend<Gloo>,
-                                      Sharding<FullyShard>, Ps...>;
+/// A unit for each parameter.
+template <class Where, class... Ps>
+using AnyCaseThrough =
+    DistributedDataParallel<Network, Optimizer<ReferenceRule>, Accumulate<4>, ReferenceClip,
+                            Buckets<BucketLimits{0, 0}>, Where, Sharding<FullyShard>, Ps...>;
 
 /// Units of random tensors, whose gradients depend on all values that the steps show.
 struct Chain {
@@ -169,13 +170,18 @@ Numbers train_chain(const Chain& chain, std::size_t world, const std::string& ho
 }  // namespace
 
 BOOST_AUTO_TEST_CASE(parameters_are_sharded_as_pytorch_trains) {
-  check_every_case(run_case<Sockets, Case1<>>);
+  check_every_case(run_case<Sockets, AnyCaseThrough<Backend<Gloo>>>);
+}
+BOOST_AUTO_TEST_CASE(hosts_gather_units_as_pytorch_trains) {
+  check_every_case(run_case<EmulatedHosts, AnyCaseThrough<Backend<Hierarchical<Shm, Gloo>>>>);
 }
 
 // With two ranks in each group: gathered inside, and gradients summed across.
 BOOST_AUTO_TEST_CASE(groups_share_units_as_pytorch_trains) {
   check_every_case([](const ReferenceCase& c) {
-    return c.world % 2 == 0 ? run_case<Sockets, Case1<Groups<Grid<dynamic, 2>>>>(c) : Ends(c.world);
+    return c.world % 2 == 0
+               ? run_case<Sockets, AnyCaseThrough<Backend<Gloo>, Groups<Grid<dynamic, 2>>>>(c)
+               : Ends(c.world);
   });
 }
 
