@@ -16,7 +16,7 @@
 /// another's. By an alarm, because a test that forks must have no thread.
 class Watchdog {
  public:
-  explicit Watchdog(std::chrono::seconds limit = std::chrono::seconds(30)) {
+  explicit Watchdog(std::chrono::seconds limit = std::chrono::seconds(90)) {
     name() =
         "watchdog: hangs: " + boost::unit_test::framework::current_test_case().full_name() + "\n";
     struct sigaction action{};
