@@ -12,6 +12,7 @@
 #include "lockstep/detail/launch/launch.ipp"
 #include "lockstep/detail/norm/norm.ipp"
 #include "lockstep/detail/observe/observe.ipp"
+#include "lockstep/detail/observe/trace.ipp"
 #include "lockstep/detail/store/store.ipp"
 #include "lockstep/detail/strategy/strategy.ipp"
 #include "lockstep/detail/trainer/trainer.ipp"

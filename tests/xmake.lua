@@ -97,7 +97,7 @@ target_end()
 -- Ranks that communicate: every element type and operation plainly, everything else under the address and the
 -- thread sanitizer, the latter with the loader's threads and ranks that train as threads.
 local communicating = {"comm/call_log_test.cpp", "comm/collectives_test.cpp", "comm/deaths_test.cpp",
-                       "comm/faults_test.cpp", "comm/rendezvous_test.cpp", "comm/process_group_test.cpp",
+                       "comm/faults_test.cpp", "comm/flight_recorder_test.cpp", "comm/rendezvous_test.cpp", "comm/process_group_test.cpp",
                        "comm/sequences_test.cpp", "comm/tally_test.cpp", "comm/thread_collectives_test.cpp", "comm/thread_launch_test.cpp",
                        "comm/toy_test.cpp"}
 test_program("comm", {types = {"comm/protocol_test.cpp", "comm/thrust_test.cpp", "comm/types_test.cpp"}}, none)
@@ -137,7 +137,12 @@ if has_config("gloo") then
         set_kind("binary")
         set_targetdir("$(projectdir)/build/tests")
         add_deps("lockstep_compiled")
-        collect_late()
+        if has_clang then
+            set_toolset("cxx", clang)
+            add_cxflags(clang_flags, {force = true})
+        else
+            collect_late()
+        end
         add_files("network/job.cpp")
         add_includedirs("../examples")
         add_sysincludedirs("$(eigen)")
@@ -158,6 +163,25 @@ if has_config("gloo") then
             collect_late()
         end
         add_files("faults/job.cpp")
+        add_links("gloo")
+        add_syslinks("pthread")
+        set_optimize("none")
+    target_end()
+end
+
+-- Jobs that are slow for a known reason, whose traces tests/trace/run looks at.
+if has_config("gloo") then
+    target("slow")
+        set_kind("binary")
+        set_targetdir("$(projectdir)/build/tests")
+        add_deps("lockstep_compiled")
+        if has_clang then
+            set_toolset("cxx", clang)
+            add_cxflags(clang_flags, {force = true})
+        else
+            collect_late()
+        end
+        add_files("trace/slow.cpp")
         add_links("gloo")
         add_syslinks("pthread")
         set_optimize("none")

@@ -16,6 +16,7 @@
 
 #include "lockstep/detail/data/feed.hpp"
 #include "lockstep/lockstep.hpp"
+#include "lockstep/trace.hpp"
 #include "mlp.hpp"
 
 using namespace lockstep;
@@ -105,6 +106,7 @@ using Mlp = Mlp784;
 using Slices = Trainer<Mlp, Optimizer<AdamW>, Backend<Gloo>, Sharding<ZeroRedundancy>>;
 using Grads = Trainer<Mlp, Optimizer<AdamW>, Backend<Gloo>, Sharding<ZeroRedundancy, Gradients>>;
 using Fully = Trainer<Mlp, Optimizer<AdamW>, Backend<Gloo>, Sharding<FullyShard>>;
+using Traced = Trainer<Mlp, Optimizer<AdamW>, Backend<Gloo>, Profiler<Trace>>;
 using Blocks = Sharding<FullyShard, Units<"embed", "blocks.*">, GatheredUnits<3>>;
 #undef Trainer
 static_assert(Slices::fingerprint() != Grads::fingerprint());

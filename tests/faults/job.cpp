@@ -4,10 +4,10 @@
 //   job BACKEND FAULT RANK STEP [FOLDER]
 //
 // BACKEND is shm, gloo or hierarchical. FAULT is what this rank does at this step: throw, skip,
-// count, type, operation, nan, flip (a bit of a parameter, which all ranks look for), model (it
-// trains another one) or stubborn (all ranks ignore SIGTERM); none: nothing. A rank prints `ready`
-// after a few steps, and at the end a hash of the parameters. With a folder, the job saves every 5
-// steps and resumes.
+// sleep (for long), count, type, operation, nan, flip (a bit of a parameter, which all ranks look
+// for), model (it trains another one) or stubborn (all ranks ignore SIGTERM); none: nothing. A rank
+// prints `ready` after a few steps, and at the end a hash of the parameters. With a folder, the job
+// saves every 5 steps and resumes.
 #include <chrono>
 #include <cmath>
 #include <csignal>
@@ -69,6 +69,10 @@ void train(Session& session) {
       if (step == at) {
         if (is_culprit && fault == "throw") throw std::runtime_error("out of luck");
         if (is_culprit && fault == "skip") continue;
+        if (is_culprit && fault == "sleep") {
+          std::puts("sleeps");
+          std::this_thread::sleep_for(std::chrono::minutes(5));
+        }
         if (is_culprit && fault == "nan") batch.labels[0] = std::numeric_limits<float>::quiet_NaN();
         std::vector<float> floats(is_culprit && fault == "count" ? 11 : 10);
         std::vector<std::int32_t> integers(10);

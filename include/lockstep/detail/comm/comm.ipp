@@ -75,6 +75,10 @@ LOCKSTEP_INLINE std::string Call::collective_text() const {
                        staged ? ", memory of its own)" : ")"});
 }
 
+LOCKSTEP_INLINE GroupMember group_member(const Membership& member, const std::string& group) {
+  return {group, member.rank, member.world, member.job_rank.value_or(member.rank)};
+}
+
 LOCKSTEP_INLINE GatheredPieces pieces_of(std::vector<std::size_t> counts) {
   std::vector<std::size_t> offsets(counts.size());
   std::exclusive_scan(counts.begin(), counts.end(), offsets.begin(), std::size_t{0});
@@ -84,7 +88,7 @@ LOCKSTEP_INLINE GatheredPieces pieces_of(std::vector<std::size_t> counts) {
 LOCKSTEP_INLINE Membership membership_in_group(const Membership& member, Store& store,
                                                const GroupPosition& position,
                                                const std::string& name) {
-  Membership own = as_rank(member, position.rank, position.world());
+  Membership own = in_group(member, position.rank, position.world());
   const Hosts hosts = discover_hosts(
       own, store,
       text({"lockstep/groups/", numbered_rendezvous(store, own.rank, "groups", name), "/"}));
@@ -229,18 +233,18 @@ LOCKSTEP_INLINE Descriptor Engine::join(const Membership& member, Store& store,
   return file;
 }
 
-LOCKSTEP_INLINE Engine::Engine(Rank rank, WorldSize world, Descriptor file, Milliseconds timeout)
-    : Engine(rank, world, map_memory(file, 0, world.value() * sizeof(RankBlock)), std::move(file),
+LOCKSTEP_INLINE Engine::Engine(const GroupMember& member, Descriptor file, Milliseconds timeout)
+    : Engine(member, map_memory(file, 0, member.world.value() * sizeof(RankBlock)), std::move(file),
              timeout) {}
 
-LOCKSTEP_INLINE Engine::Engine(Rank rank, WorldSize world, std::shared_ptr<std::byte> blocks,
+LOCKSTEP_INLINE Engine::Engine(const GroupMember& member, std::shared_ptr<std::byte> blocks,
                                Descriptor&& file, Milliseconds timeout)
-    : SharedPeers(rank, world, &reinterpret_cast<RankBlock*>(blocks.get())->state,
+    : SharedPeers("shm", member, &reinterpret_cast<RankBlock*>(blocks.get())->state,
                   sizeof(RankBlock), timeout, file.get()),
       file_(std::move(file)),
       blocks_(std::move(blocks)),
-      file_bytes_(align_up(world.value() * sizeof(RankBlock), page)) {
-  lock_byte(file_, rank);
+      file_bytes_(align_up(member.world.value() * sizeof(RankBlock), page)) {
+  lock_byte(file_, member.rank);
   own().process.store(static_cast<std::uint32_t>(::getpid()), std::memory_order_release);
 }
 
@@ -269,6 +273,7 @@ LOCKSTEP_INLINE void Engine::fail_disagreement(std::uint64_t ticket) {
 
 LOCKSTEP_INLINE void Engine::send(const Call& call, std::span<const std::byte> bytes, Rank to) {
   Outbox& outbox = block(me()).outbox;
+  const std::uint64_t record = recorder().schedule(call);
   std::size_t done = 0;
   do {
     const std::uint64_t sent = outbox.sent.value.load(std::memory_order_relaxed);
@@ -281,10 +286,12 @@ LOCKSTEP_INLINE void Engine::send(const Call& call, std::span<const std::byte> b
     done += n;
     publish(outbox.sent, sent + 1);
   } while (done < bytes.size());
+  recorder().complete(record);
 }
 
 LOCKSTEP_INLINE void Engine::receive(const Call& call, std::span<std::byte> bytes, Rank from) {
   Outbox& outbox = block(from.value()).outbox;
+  const std::uint64_t record = recorder().schedule(call);
   for (std::size_t done = 0;;) {
     const std::uint64_t piece = outbox.received.value.load(std::memory_order_acquire) + 1;
     wait(from.value(), outbox.sent, piece, call);
@@ -299,8 +306,9 @@ LOCKSTEP_INLINE void Engine::receive(const Call& call, std::span<std::byte> byte
     if (outbox.bytes != 0) std::memcpy(bytes.data() + done, outbox.data.data(), outbox.bytes);
     done += outbox.bytes;
     publish(outbox.received, piece);
-    if (done >= bytes.size()) return;
+    if (done >= bytes.size()) break;
   }
+  recorder().complete(record);
 }
 
 LOCKSTEP_INLINE void Engine::start_helper() {
@@ -359,6 +367,7 @@ LOCKSTEP_INLINE bool SharedPeers::has_died(std::size_t w) const {
 }
 
 LOCKSTEP_INLINE void SharedPeers::give_up(const Error& error, std::string_view reason) {
+  bool is_first = false;
   change_state([&] {
     const std::lock_guard lock(mutex_);
     if (is_broken()) return;
@@ -367,7 +376,9 @@ LOCKSTEP_INLINE void SharedPeers::give_up(const Error& error, std::string_view r
     shown[reason.copy(shown.data(), shown.size() - 1)] = '\0';
     own().has_reason.store(reason.empty() ? 0 : 1, std::memory_order_release);
     own().failed.store(1, std::memory_order_release);
+    is_first = true;
   });
+  if (is_first) dump_after_fault(recorder_.member().job_rank);
 }
 
 LOCKSTEP_INLINE std::optional<Error> SharedPeers::check(const Call& call, std::optional<Rank> one,
@@ -399,7 +410,243 @@ LOCKSTEP_INLINE std::string SharedPeers::missing_ranks(std::optional<Rank> one,
   return missing.empty() ? "the last rank" : missing;
 }
 
+// ---- the flight recorder -----------------------------------------------------------------------
+
+/// All recorders of the process. They are never destroyed: threads may still record at its end.
+struct FlightRecorders {
+  std::mutex mutex;
+  std::vector<const FlightRecorder*> all;
+
+  static FlightRecorders& of_process() {
+    static auto* const recorders = new FlightRecorders;
+    return *recorders;
+  }
+};
+
+LOCKSTEP_INLINE void for_each_recorder(Rank job_rank,
+                                       const std::function<void(const FlightRecorder&)>& f) {
+  FlightRecorders& recorders = FlightRecorders::of_process();
+  const std::lock_guard lock(recorders.mutex);
+  for (const FlightRecorder* recorder : recorders.all)
+    if (recorder->member().job_rank == job_rank) f(*recorder);
+}
+
+/// The folder for dumps, null if there is none.
+inline const char* flight_recorder_folder() {
+  const char* const folder = std::getenv("LOCKSTEP_FLIGHT_RECORDER");
+  return folder != nullptr && *folder != '\0' ? folder : nullptr;
+}
+
+/// Lets SIGUSR2 dump the records of all ranks of this process, unless the program handles it.
+/// The handler only wakes a thread, which writes.
+LOCKSTEP_INLINE void dump_on_signal() {
+  static std::atomic<pid_t> prepared{0};  // a forked process has to start a thread of its own
+  static int wake = -1;
+  if (prepared.exchange(::getpid()) == ::getpid()) return;
+  struct sigaction before{};
+  ::sigaction(SIGUSR2, nullptr, &before);
+  if (before.sa_handler != SIG_DFL && wake < 0) return;
+  auto [read, write] = make_pipe();
+  const auto dump_all = [] {
+    std::vector<Rank> ranks;
+    {
+      FlightRecorders& recorders = FlightRecorders::of_process();
+      const std::lock_guard lock(recorders.mutex);
+      for (const FlightRecorder* recorder : recorders.all)
+        ranks.push_back(recorder->member().job_rank);
+    }
+    std::ranges::sort(ranks);
+    const auto same = std::ranges::unique(ranks);
+    ranks.erase(same.begin(), same.end());
+    for (const Rank rank : ranks) dump_after_fault(rank);
+  };
+  Thread(
+      ThreadName{"lockstep dump", "the thread that writes the flight recorder on SIGUSR2"},
+      [read = std::move(read), dump_all] {
+        char byte = 0;
+        while (::read(read.get(), &byte, 1) == 1) dump_all();
+      },
+      [](const std::exception_ptr&) {})
+      .detach();
+  static Descriptor kept;  // of this process, for as long as it lives
+  kept = std::move(write);
+  wake = kept.get();
+  struct sigaction action{};
+  action.sa_handler = [](int) {
+    const int error = errno;
+    static_cast<void>(::write(wake, "", 1) == 1);
+    errno = error;
+  };
+  action.sa_flags = SA_RESTART;
+  ::sigaction(SIGUSR2, &action, nullptr);
+}
+
+LOCKSTEP_INLINE FlightRecorder::FlightRecorder(std::string_view backend, GroupMember member)
+    : backend_(backend), member_(std::move(member)) {
+  if (flight_recorder_folder() != nullptr) dump_on_signal();
+  FlightRecorders& recorders = FlightRecorders::of_process();
+  const std::lock_guard lock(recorders.mutex);
+  recorders.all.push_back(this);
+}
+
+LOCKSTEP_INLINE FlightRecorder::~FlightRecorder() {
+  FlightRecorders& recorders = FlightRecorders::of_process();
+  const std::lock_guard lock(recorders.mutex);
+  std::erase(recorders.all, this);
+}
+
+LOCKSTEP_INLINE std::vector<CallRecord> FlightRecorder::records(std::uint64_t after) const {
+  const std::uint64_t newest = calls();
+  std::vector<CallRecord> found;
+  for (std::uint64_t n = std::max(after, newest - std::min<std::uint64_t>(newest, kept));
+       n < newest; ++n) {
+    const Entry& entry = entries_[n % kept];
+    CallRecord record;
+    record.number = entry.number.load(std::memory_order_acquire);
+    std::array<std::uint64_t, call_words> words{};
+    for (std::size_t i = 0; i != call_words; ++i)
+      words[i] = entry.call[i].load(std::memory_order_acquire);
+    record.sequence = entry.sequence.load(std::memory_order_acquire);
+    record.scheduled = entry.scheduled.load(std::memory_order_acquire);
+    record.started = entry.started.load(std::memory_order_acquire);
+    record.completed = entry.completed.load(std::memory_order_acquire);
+    if (record.number != n + 1 || entry.number.load(std::memory_order_relaxed) != n + 1) continue;
+    std::memcpy(static_cast<void*>(&record.call), words.data(), sizeof record.call);
+    found.push_back(record);
+  }
+  return found;
+}
+
+/// PyTorch's names of element types, in the order of `ElementKind`.
+inline constexpr std::string_view torch_element_names[] = {
+    "",    "Double", "Float", "Half",   "BFloat16", "Char",  "Short",
+    "Int", "Long",   "Byte",  "UInt16", "UInt32",   "UInt64"};
+static_assert(std::size(torch_element_names) == element_kinds);
+
+/// A call's input and output, in elements: `Call::count` is what errors show.
+inline std::pair<std::uint64_t, std::uint64_t> sizes_of(const Call& call, std::size_t world) {
+  switch (call.kind) {
+    case CollectiveKind::all_gather:
+    case CollectiveKind::gather:
+      return {call.count, call.count * world};
+    case CollectiveKind::scatter:
+      return {call.count * world, call.count};
+    case CollectiveKind::reduce_scatter:
+      return {call.count, call.count / world};
+    case CollectiveKind::send:
+      return {call.count, 0};
+    case CollectiveKind::receive:
+      return {0, call.count};
+    default:
+      return {call.count, call.count};
+  }
+}
+
+/// `gloo:all_reduce`, `shm:send 0->1`, `nccl:recv 1<-0`: the names by which PyTorch matches calls.
+inline std::string profiling_name(const FlightRecorder& recorder, const Call& call) {
+  const Rank me = recorder.member().rank;
+  switch (call.kind) {
+    case CollectiveKind::send:
+      return text({recorder.backend(), ":send ", me, "->", call.root});
+    case CollectiveKind::receive:
+      return text({recorder.backend(), ":recv ", me, "<-", call.root});
+    default:
+      return text({recorder.backend(), ":", collective_name(call.kind)});
+  }
+}
+
+LOCKSTEP_INLINE std::string flight_record(Rank job_rank) {
+  const TickScale scale;
+  const std::chrono::nanoseconds wall = std::chrono::system_clock::now().time_since_epoch() -
+                                        std::chrono::steady_clock::now().time_since_epoch();
+  const auto add_time = [&](JsonLine& line, std::string_view name, std::uint64_t ticks) {
+    if (ticks != 0) line.add(name, (wall + scale.time(ticks)).count());
+  };
+  const auto add_memory = [](JsonLine& line, std::string_view name, std::uint64_t count,
+                             ElementKind element) {
+    line.add_array(text({name, "_sizes"}), std::array<std::array<std::uint64_t, 1>, 1>{{{count}}});
+    line.add_array(text({name, "_dtypes"}),
+                   std::array{torch_element_names[static_cast<std::size_t>(element)]});
+  };
+  JsonLine groups;
+  std::vector<std::pair<std::uint64_t, JsonLine>> entries;  // by the time of the call
+  for_each_recorder(job_rank, [&](const FlightRecorder& recorder) {
+    const GroupMember& member = recorder.member();
+    groups.add(member.group, JsonLine()
+                                 .add("name", member.group)
+                                 .add("desc", recorder.backend())
+                                 .add("rank", member.rank.value())
+                                 .add("size", member.world.value()));
+    for (const CallRecord& record : recorder.records()) {
+      const Call& call = record.call;
+      JsonLine line;
+      line.add_array("process_group",
+                     std::array<std::string_view, 2>{member.group, recorder.backend()})
+          .add("collective_seq_id", record.is_message() ? 0 : record.sequence)
+          .add("p2p_seq_id", record.is_message() ? record.sequence : 0)
+          .add("op_id", record.number)
+          .add("is_p2p", record.is_message())
+          .add("profiling_name", profiling_name(recorder, call))
+          .add("operation", call.operation.data())
+          .add("state", record.completed != 0 ? "completed"
+                        : record.started != 0 ? "started"
+                                              : "scheduled")
+          .add("retired", record.completed != 0);
+      const auto [in, out] = sizes_of(call, member.world.value());
+      add_memory(line, "input", in, call.element);
+      add_memory(line, "output", out, call.element);
+      add_time(line, "time_created_ns", record.scheduled);
+      add_time(line, "time_discovered_started_ns", record.started);
+      add_time(line, "time_discovered_completed_ns", record.completed);
+      std::vector<JsonLine> frames;  // the job's operation; a C++ program has no other stack
+      if (call.part_of != JobCall::none)
+        frames.push_back(
+            JsonLine().add("name", job_call_text(call.part_of)).add("filename", "").add("line", 0));
+      line.add_array("frames", frames);
+      entries.emplace_back(record.scheduled, std::move(line));
+    }
+  });
+  std::ranges::stable_sort(entries, {}, [](const auto& entry) { return entry.first; });
+  std::vector<JsonLine> sorted;
+  for (auto& [time, line] : entries)
+    sorted.push_back(JsonLine().add("record_id", sorted.size()).add(line));
+  return JsonLine()
+      .add("version", "2.10")  // of PyTorch's format
+      .add("rank", job_rank.value())
+      .add("pg_config", groups)
+      .add_array("entries", sorted)
+      .text();
+}
+
+LOCKSTEP_INLINE void dump_after_fault(Rank job_rank) noexcept {
+  const char* const folder = flight_recorder_folder();
+  if (folder == nullptr) return;
+  try {
+    dump_flight_recorder(folder, job_rank);
+  } catch (const std::exception& error) {
+    write_all(2, text({"lockstep: rank ", job_rank,
+                       " cannot write its flight recorder: ", error.what(), "\n"}));
+  }
+}
+
 }  // namespace lockstep::detail
+
+namespace lockstep {
+
+LOCKSTEP_INLINE void dump_flight_recorder(const std::string& folder, Rank rank) {
+  const std::string path = detail::text({folder, "/rank_", rank, ".json"});
+  const std::string written = path + ".new";  // a reader finds whole files only
+  ::mkdir(folder.c_str(), 0777);
+  const detail::Descriptor file(
+      ::open(written.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  if (!file || !detail::write_all(file.get(), detail::flight_record(rank)) ||
+      ::rename(written.c_str(), path.c_str()) != 0) {
+    detail::fail("flight recorder", {"'", path, "' cannot be written: ", detail::error_text(errno)},
+                 "name a folder that this process may write to, on a disk with room", rank);
+  }
+}
+
+}  // namespace lockstep
 
 #if defined(LOCKSTEP_LIBRARY)
 namespace lockstep {

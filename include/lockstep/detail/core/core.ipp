@@ -24,9 +24,24 @@
 #include "lockstep/detail/core/file.hpp"
 #include "lockstep/detail/core/json.hpp"
 #include "lockstep/detail/core/terminal.hpp"
+#include "lockstep/detail/core/ticks.hpp"
 #include "lockstep/detail/core/worker.hpp"
 
 namespace lockstep::detail {
+
+/// Both clocks at the program's start, as the scale's first point.
+struct ClockReading {
+  std::uint64_t ticks = ticks_now();
+  std::chrono::nanoseconds time = std::chrono::steady_clock::now().time_since_epoch();
+};
+inline const ClockReading first_reading;
+
+LOCKSTEP_INLINE TickScale::TickScale() : ticks_(first_reading.ticks), time_(first_reading.time) {
+  ClockReading now;
+  while (now.time - time_ < std::chrono::milliseconds(10)) now = {};  // for a precise rate
+  period_ =
+      static_cast<double>((now.time - time_).count()) / static_cast<double>(now.ticks - ticks_);
+}
 
 LOCKSTEP_INLINE void TextPart::append_to(std::string& out) const {
   if (!is_number_) {

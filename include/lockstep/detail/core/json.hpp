@@ -117,12 +117,7 @@ class JsonLine {
   template <class Range>
   JsonLine& add_array(std::string_view name, const Range& values) {
     add_name(name);
-    char before = '[';
-    for (const auto& value : values) {
-      members_ += std::exchange(before, ',');
-      append(value);
-    }
-    members_ += before == '[' ? "[]" : "]";
+    append_all(values);
     return *this;
   }
 
@@ -134,11 +129,22 @@ class JsonLine {
 
  private:
   void add_name(std::string_view name);
+  template <class Range>
+  void append_all(const Range& values) {
+    char before = '[';
+    for (const auto& value : values) {
+      members_ += std::exchange(before, ',');
+      append(value);
+    }
+    members_ += before == '[' ? "[]" : "]";
+  }
   template <class T>
   void append(const T& value) {
     if constexpr (std::same_as<T, JsonLine>) {
       members_ += value.text();
       is_utf8_ = is_utf8_ && value.is_utf8_;
+    } else if constexpr (std::ranges::range<T> && !std::convertible_to<T, std::string_view>) {
+      append_all(value);
     } else if constexpr (std::convertible_to<T, std::string_view>) {
       is_utf8_ = detail::append_json_string(members_, value) && is_utf8_;
     } else if constexpr (std::same_as<T, bool>) {

@@ -37,6 +37,13 @@ bool has_free_core(std::size_t busy);
 /// Threads that run the program's own code as ranks receive signals.
 enum class Signals { blocked, delivered };
 
+/// Whoever records what this thread does, if anybody; threads of the library inherit it from the
+/// thread that starts them.
+inline std::shared_ptr<void>& recorder_of_thread() {
+  static thread_local std::shared_ptr<void> recorder;
+  return recorder;
+}
+
 /// The name that debuggers show, at most 15 characters, and the description in error messages.
 struct ThreadName {
   const char* short_name;
@@ -55,7 +62,9 @@ class Thread {
   /// `Error` where no thread can be created; the caller has to stop those that it started before.
   template <class Work, class Report>
   Thread(ThreadName name, Work work, Report report, Signals signals = Signals::blocked) {
-    auto run = [work = std::move(work), report = std::move(report)]() mutable {
+    auto run = [work = std::move(work), report = std::move(report),
+                recorder = recorder_of_thread()]() mutable {
+      recorder_of_thread() = std::move(recorder);
       try {
         work();
       } catch (...) {

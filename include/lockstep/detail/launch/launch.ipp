@@ -256,6 +256,9 @@ LOCKSTEP_INLINE LaunchOptions parse_options(int argc, char** argv,
     if (name == "--rendezvous") options.rendezvous = parse_endpoint(name, value);
     if (name == "--timeout") options.timeout = parse_seconds(name, value);
     if (name == "--progress") options.progress = parse_progress(name, value);
+    // A variable, because ranks that this process starts inherit it.
+    if (name == "--flight-recorder")
+      ::setenv("LOCKSTEP_FLIGHT_RECORDER", std::string(value).c_str(), 1);
     if (name == "--local-rank") options.local_rank = parse_number("--local_rank", value);
     if (name == "--max-restarts") options.max_restarts = parse_number(name, value);
   }

@@ -27,6 +27,9 @@ inline constexpr Flag launch_flags[] = {
      "under mpirun and srun: the host of rank 0 and a free port there"},
     {"--timeout", "SECONDS", "how long ranks wait for each other (300); also LOCKSTEP_TIMEOUT"},
     {"--max-restarts", "N", "start all ranks again after a failure, up to N times (0)"},
+    {"--flight-recorder", "DIR",
+     "after a fault or SIGUSR2, ranks write their last collectives there; also "
+     "LOCKSTEP_FLIGHT_RECORDER"},
     {"--progress", "STYLE", "auto, bar, lines or none (auto); also LOCKSTEP_PROGRESS"},
     {"--local-rank", "N", "passed by some launchers; compared with what they say otherwise"},
     {"--help", "", "print this text"},

@@ -26,6 +26,7 @@ struct Membership {
   std::size_t process_ranks = 1;
   /// The GPUs of the host's ranks, by local rank; where none are chosen, GPU i is local rank i's.
   std::vector<std::size_t> devices{};
+  std::optional<Rank> job_rank{};  ///< of a member of a group, whose `rank` is its number there
 };
 
 namespace detail {
@@ -35,6 +36,12 @@ inline Membership as_rank(Membership member, Rank rank, WorldSize world) {
   member.rank = rank;
   member.world = world;
   return member;
+}
+/// The rank as a member of a group, or of another communicator, of its job.
+inline Membership in_group(const Membership& member, Rank rank, WorldSize world) {
+  Membership own = as_rank(member, rank, world);
+  own.job_rank = member.job_rank.value_or(member.rank);
+  return own;
 }
 }  // namespace detail
 

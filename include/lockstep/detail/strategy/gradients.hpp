@@ -283,6 +283,7 @@ class GradientBuckets {
     if constexpr (Traits::reduces) {
       if (!features_.needs_bucket(*this, b)) return;
       const Bucket& bucket = layout_.plan().bucket_table[b];
+      [[maybe_unused]] const typename Traits::span span({"wait for bucket", b, bucket.bytes});
       Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
         if constexpr (Traits::frees_gradients) {
           if (!reductions_.template is_in_flight<T>(b)) return;
@@ -363,6 +364,7 @@ class GradientBuckets {
   void start(std::size_t b) {
     const std::size_t more = flags_behind<Traits>(b, comm_.world_size());
     const auto sent = reduce_gradients<T>(b, more);
+    [[maybe_unused]] const typename Traits::span span({"bucket ready", b, sent.size_bytes()});
     if constexpr (!std::is_same_v<T, ReduceType<T>>)
       execution_.cast(sent, own_gradients<T>(b, more));
     reductions_.template start<T>(b, sent);

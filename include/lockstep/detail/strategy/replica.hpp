@@ -22,6 +22,7 @@ class Replica {
   using model_type = Model;
   using traits = ReplicaTraits<Model, Policies>;
   using communicator_type = Comm;
+  using span_type = typename traits::span;
   using execution_type = DeviceExecution<typename traits::device, traits, Comm>;
   using layouts_type = TensorLayouts<traits>;
   /// On a GPU the host waits for a loss only when it is converted to a number.
@@ -312,6 +313,7 @@ class Replica {
   template <class Batch>
   Loss forward(const Batch& on_device, Sync sync) {
     [[maybe_unused]] const auto in = in_step();
+    [[maybe_unused]] const span_type span({"forward"});
     if constexpr (require_model<Model, step_type, Batch>()) {
       if (sync == Sync::yes) before_forward(step_call<traits>());
       begin_forward();
@@ -337,6 +339,7 @@ class Replica {
   template <class Batch, class... OutputGradients>
   void backward(const Batch& on_device, Sync sync, const OutputGradients&... output_gradients) {
     [[maybe_unused]] const auto in = in_step();
+    [[maybe_unused]] const span_type span({"backward"});
     begin_backward(sync);
     if constexpr (BackwardRunning<Model, step_type, Batch, OutputGradients...>)  // else reported
       with_step([&](auto& step) { model_.backward(step, on_device, output_gradients...); });
@@ -407,6 +410,7 @@ class Replica {
   /// the new parameters (with ZeRO, until gathers have started), or on a GPU enqueues.
   void update() {
     [[maybe_unused]] const auto in = in_step();
+    [[maybe_unused]] const span_type span({"optimizer.step"});
     updater_.begin(traits::micro_batches);
     updater_.update_averaged(gradients_);
     end_update();
@@ -415,6 +419,7 @@ class Replica {
   /// Reduces and updates, in one pass where possible. **Ranks** all. **Host** as `update`.
   void reduce_and_update() {
     [[maybe_unused]] const auto in = in_step();
+    [[maybe_unused]] const span_type span({"optimizer.step"});
     updater_.reduce_and_update(gradients_);
     end_update();
   }
@@ -598,6 +603,7 @@ class Replica {
   /// `forward` in two parts: the outputs, which are kept, and their loss.
   auto forward_with_outputs(const auto& on_device, std::size_t rows, Sync sync) {
     [[maybe_unused]] const auto in = in_step();
+    [[maybe_unused]] const span_type span({"forward"});
     if (sync == Sync::yes) before_forward(current_job_call());
     reserve_outputs(rows);
     begin_forward();

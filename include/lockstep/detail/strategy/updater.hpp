@@ -173,6 +173,8 @@ class Updater
     std::byte* const parameters = parameters_at(piece.offset);
     std::byte* const masters = Traits::keeps_masters ? masters_at(piece.offset) : parameters;
     const auto states = states_at(piece.offset);
+    [[maybe_unused]] const typename Traits::span span(
+        {Fused ? "reduce and update" : "update", piece.number, piece.bytes()});
     const auto pass = passes_.pass(piece, first, parameters, masters, states.data());
     if constexpr (Fused && requires { owned_.for_each_block(gradients, piece, pass); }) {
       owned_.for_each_block(gradients, piece, pass);

@@ -3,6 +3,7 @@
 /// @file All axes of a job: their canonical order and their default policies.
 
 #include "lockstep/detail/data/feed.hpp"
+#include "lockstep/detail/observe/profiler.hpp"
 #include "lockstep/detail/optim/adam.hpp"
 #include "lockstep/detail/optim/sgd.hpp"
 #include "lockstep/detail/strategy/replica_traits.hpp"
@@ -24,13 +25,14 @@ struct DefaultsFor {
   static constexpr bool shares_parameters =
       shares_memory<StrategyPolicy, DevicePolicy, PickOr<DefaultBackend, Ps...>> &&
       !PickOr<Hooks<>, Ps...>::has_stages && !PickOr<UnevenInputs<Even>, Ps...>::joins;
-  using type = PolicyPack<ParallelStrategy<DDP>, Device<Cpu>, DefaultBackend, World<dynamic>,
-                          Sampler<Distributed, Padding>, Optimizer<SGD>, ParameterGroups<>,
-                          Schedule<Constant>, Frozen<>, Buckets<>, Accumulate<1>, Clip<>,
-                          Buffers<Broadcast>, Norms<Local>, UnusedParameters<Forbid>,
-                          UnevenInputs<Even>, Precision<AsDeclared>, EagerStep, LossOnOutput,
-                          Sharding<std::conditional_t<shares_parameters, HostShared, Replicated>>,
-                          Hooks<>, Progress<Callers>, Anomaly<Stop>, Groups<>, Feed<Own>>;
+  using type =
+      PolicyPack<ParallelStrategy<DDP>, Device<Cpu>, DefaultBackend, World<dynamic>,
+                 Sampler<Distributed, Padding>, Optimizer<SGD>, ParameterGroups<>,
+                 Schedule<Constant>, Frozen<>, Buckets<>, Accumulate<1>, Clip<>, Buffers<Broadcast>,
+                 Norms<Local>, UnusedParameters<Forbid>, UnevenInputs<Even>, Precision<AsDeclared>,
+                 EagerStep, LossOnOutput,
+                 Sharding<std::conditional_t<shares_parameters, HostShared, Replicated>>, Hooks<>,
+                 Progress<Callers>, Anomaly<Stop>, Groups<>, Feed<Own>, Profiler<>>;
 };
 
 /// Do ranks, or ranks of different hosts, communicate through NCCL?

@@ -35,6 +35,7 @@ struct TrainerOptions {
   std::optional<std::size_t> replicas{};    ///< `--replicas N`
   std::optional<ProgressStyle> progress{};  ///< overrides `--progress`
   std::string data{};                       ///< `--data FOLDER`, or "generated"
+  std::string trace{};                      ///< `--trace FILE`, with `Profiler<Trace>`
   std::vector<std::string> arguments;       ///< the rest, the program's name first
   detail::CheckpointFlags checkpoint{};  ///< `--checkpoint`, `--checkpoint-every`, `--resume`, ...
 };
@@ -47,6 +48,7 @@ inline constexpr Flag trainer_flags[] = {
     {"--log", "FILE", "append a line of JSON for the run and for every epoch"},
     {"--record", "FILE", "the same as --log, which torchrun takes for its own"},
     {"--replicas", "N", "with ParallelStrategy<DP>, replicas in this process"},
+    {"--trace", "FILE", "with Profiler<Trace>: write what all ranks do and when, for Perfetto"},
     {"--data", "FOLDER", "where data sets are; generated makes them up"},
     {"--checkpoint", "DIR", "save the job's state in this folder"},
     {"--checkpoint-every", "5m", "how often: 30s, 5m, 1h, or a number of updates (every epoch)"},

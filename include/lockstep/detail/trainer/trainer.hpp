@@ -122,6 +122,8 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   using traits = ReplicaTraits<Model, Policies>;
   using Accumulation = Pick<axes::Accumulate, Policies>;
   using Members = JobMembers<BasicTrainer>;
+  using profiler = typename Composition::template policy<axes::Profiler>;
+  using span = typename profiler::Span;
 
  public:
   using remainder = typename Composition::template policy<axes::Sampler>::remainder;
@@ -150,6 +152,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   BasicTrainer(Session& session, Source&& source, TrainerOptions options)
       : session_(session),
         options_(std::move(options)),
+        recording_(session, trace_path()),
         comm_(connect(session)),
         wrapped_(wrap(session, comm_, std::forward<Source>(source), options_)),
         feed_(session, wrapped_),
@@ -167,6 +170,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   BasicTrainer& operator=(const BasicTrainer&) = delete;
   /// Reports a failure that no call has thrown, unless an exception ends the job anyway.
   ~BasicTrainer() {
+    recording_.before_end();
     if (failure_ && std::uncaught_exceptions() == 0) report_late_failure(failure_, rank());
   }
 
@@ -182,6 +186,10 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   const std::vector<std::string>& arguments() const { return session_.arguments(); }
   /// The value of `--data`: `fashion_mnist("train", job.data())`.
   const std::string& data() const { return options_.data; }
+
+  /// Writes this rank's last collectives to `folder/rank_N.json`, for `lockstep-trace flight`.
+  /// **Ranks** this one, on any thread.
+  void dump(const std::string& folder) const { dump_flight_recorder(folder, rank()); }
 
   /// Broadcasts the parameters and buffers that `f(initial)` writes on rank 0; `initial.random()`
   /// starts from the job's seed. **Ranks** all. **Host** blocks.
@@ -224,6 +232,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   template <class Set, class Batch>
   typename wrapper::Loss step(const Set& set, const Batch& batch) {
     require_all_ranks("step");
+    [[maybe_unused]] const span span_of_step({"ProfilerStep", wrapped_.updates()});
     [[maybe_unused]] const auto on = wrapped_.first().on_device();
     const auto loss = feed_.run_guarded([&] { return wrapped_.step(set, batch); });
     std::size_t samples = 1;
@@ -237,6 +246,12 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     const std::size_t ranks = comm_.world_size().value();
     if (progress_.display.step(samples * ranks, losses_.latest())) [[unlikely]]
       after_step();
+    if constexpr (profiler::records) {
+      if constexpr (std::is_arithmetic_v<std::remove_cvref_t<decltype(loss)>>)
+        profiler::count("loss", static_cast<double>(loss));
+      profiler::count("learning rate", wrapped_.first().learning_rate());
+      recording_.after_step();
+    }
     return loss;
   }
 
@@ -246,6 +261,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   Scores evaluate(const Source& source, std::size_t batch_size, std::string_view name = "test") {
     [[maybe_unused]] const auto on = enter("evaluate");
     const InJobCall in(JobCall::evaluate);
+    [[maybe_unused]] const span span_of_call({"evaluate"});
     const auto begin = std::chrono::steady_clock::now();
     LoaderOptions options = loader_options_;
     options.batch_size = batch_size;
@@ -512,6 +528,13 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
                       {{Ps::axis::name, spelling<Ps>()}...});
   }
 
+  /// Where a trace is written, if one is asked for.
+  const std::string& trace_path() const {
+    if (!profiler::has_trace && !options_.trace.empty())
+      fail("launch", {"--trace was given, and this program records no trace"},
+           "add Profiler<Trace> to the job's policies, and #include <lockstep/trace.hpp>", rank());
+    return options_.trace;
+  }
   void require_all_ranks(const char* operation) {
     if (is_held_up_) [[unlikely]]
       reject(operation);
@@ -550,6 +573,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
 
   /// `f()` takes batches from a loader. With `Feed`, a reader's failure aborts all ranks.
   auto fetch(const auto& f) -> decltype(f()) {
+    [[maybe_unused]] const span span_of_data({"DataLoader"});
     return abort_on_exception_of<!feed::sends>(comm_, f);
   }
 
@@ -793,6 +817,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
       run_due();
   }
   [[gnu::cold, gnu::noinline]] void run_due() {
+    [[maybe_unused]] const span span_of_save({"checkpoint"});
     checkpoint_hook<BasicTrainer>(*this, SaveMoment::due);
   }
 
@@ -819,6 +844,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
 
   Session& session_;
   TrainerOptions options_;
+  [[no_unique_address]] typename profiler::Recording recording_;  // ends when all else has
   Comm comm_;
   wrapper wrapped_;
   [[no_unique_address]] feed feed_;

@@ -6,7 +6,7 @@
 #include <atomic>
 #include <mutex>
 
-#include "lockstep/detail/comm/collective.hpp"
+#include "lockstep/detail/comm/call/flight_recorder.hpp"
 #include "lockstep/detail/core/error.hpp"
 #include "lockstep/detail/core/thread.hpp"
 
@@ -214,11 +214,12 @@ class SharedPeers {
   /// Rank w's state is `w * stride` bytes after `first`. The locks of `file`, a descriptor, show
   /// which processes live; threads of one process need none. A rank that aborts or leaves holds
   /// `working`, so that no rank uses its memory meanwhile, and wakes those that wait for `done`.
-  SharedPeers(Rank rank, WorldSize world, RankState* first, std::size_t stride,
-              Milliseconds timeout, int file, std::mutex* working = nullptr,
+  SharedPeers(std::string_view backend, const GroupMember& member, RankState* first,
+              std::size_t stride, Milliseconds timeout, int file, std::mutex* working = nullptr,
               Counter* done = nullptr)
-      : rank_(rank.value()),
-        world_(world.value()),
+      : recorder_(backend, member),
+        rank_(member.rank.value()),
+        world_(member.world.value()),
         first_(first),
         stride_(stride),
         file_(file),
@@ -232,6 +233,11 @@ class SharedPeers {
   std::size_t world() const { return world_; }
   Milliseconds timeout() const { return timeout_; }
   void set_timeout(Milliseconds timeout) { timeout_ = timeout; }
+  FlightRecorder& recorder() { return recorder_; }
+  /// The name of the next communicator that is made of this one's ranks.
+  std::string next_group_name(std::size_t group) {
+    return text({recorder_.member().group, "/", groups_++, ".", group});
+  }
 
   bool is_broken() const { return own().failed.load(std::memory_order_acquire) != 0; }
   void raise_fault() const {
@@ -331,6 +337,8 @@ class SharedPeers {
     if (done_ != nullptr) wake(*done_);
   }
 
+  FlightRecorder recorder_;
+  std::size_t groups_ = 0;
   std::size_t rank_;
   std::size_t world_;
   RankState* first_;

@@ -46,6 +46,7 @@ struct PendingCall {
   std::optional<Rank> peer{};  // of a message; a collective is with all
   std::uint64_t number = 0;    // among collectives, or among messages to or from that rank
   bool agreed = false;         // all ranks are in this collective
+  std::uint64_t record = 0;    // of the flight recorder
 };
 
 /// The calls in flight, and the condition variable by which their threads and the watchdog wait.
@@ -53,19 +54,28 @@ class PendingCalls {
  public:
   using Entry = std::list<PendingCall>::iterator;
 
+  PendingCalls(std::string_view backend, GroupMember member)
+      : recorder_(backend, std::move(member)) {}
+
   Entry begin(const Call& call, std::optional<Rank> peer, std::uint64_t number) {
     const std::lock_guard lock(mutex_);
     const auto now = std::chrono::steady_clock::now();
-    return calls_.insert(calls_.end(), PendingCall{call, now, peer, number});
+    const std::uint64_t record = recorder_.schedule(call);
+    return calls_.insert(calls_.end(), PendingCall{call, now, peer, number, false, record});
   }
   void agree(Entry entry) {
     const std::lock_guard lock(mutex_);
     entry->agreed = true;
+    recorder_.start(entry->record);
   }
+  /// A call that a fault has ended is not complete.
   void end(Entry entry) {
     const std::lock_guard lock(mutex_);
+    if (!is_broken()) recorder_.complete(entry->record);
     calls_.erase(entry);
   }
+  /// Its calls are recorded with `mutex` held.
+  FlightRecorder& recorder() { return recorder_; }
   std::optional<PendingCall> oldest() const {
     const std::lock_guard lock(mutex_);
     return calls_.empty() ? std::nullopt : std::optional(calls_.front());
@@ -92,13 +102,14 @@ class PendingCalls {
   bool note(const Error& error) {
     const bool is_first = fault_.note(error);
     change([] {});
+    if (is_first) dump_after_fault(recorder_.member().job_rank);
     return is_first;
   }
   /// Throws the watchdog's explanation of the library's failure or, after the limit, `unexplained`.
   [[noreturn]] void raise_explained(Milliseconds limit, const Error& unexplained) {
     change([&] { complains_ = true; });
     wait(limit, [&] { return is_broken(); });
-    fault_.note(unexplained);
+    note(unexplained);
     fault_.raise();
     std::terminate();  // there is a fault
   }
@@ -124,6 +135,7 @@ class PendingCalls {
 
  private:
   FirstFault fault_;
+  FlightRecorder recorder_;
   mutable std::mutex mutex_;  // for what follows
   mutable std::condition_variable changed_;
   std::list<PendingCall> calls_;

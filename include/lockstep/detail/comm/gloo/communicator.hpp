@@ -25,6 +25,7 @@ class Engine {
         store_(std::move(store)),
         device_(std::move(device)),
         timeout_(member.timeout),
+        pending_("gloo", group_member(member, name)),
         channel_(channel_within(answer_limit)),
         reasons_channel_(channel_within(loss_limit)),
         connections_(std::make_shared<Connections>(member.rank, member.world)),
@@ -54,7 +55,7 @@ class Engine {
   }
   /// The engine of another communicator of this rank, which shares Gloo's device.
   std::shared_ptr<Engine> beside(const std::string& name, Rank rank, WorldSize world) const {
-    Membership member = as_rank(member_, rank, world);
+    Membership member = in_group(member_, rank, world);
     member.timeout = timeout();
     return std::make_shared<Engine>(member, name, store_, device_);
   }
@@ -224,11 +225,11 @@ class Engine {
   std::shared_ptr<Store> store_;
   std::shared_ptr<::gloo::transport::Device> device_;
   std::atomic<Milliseconds> timeout_;
+  PendingCalls pending_;
   FaultChannel channel_;
   FaultChannel reasons_channel_;
   std::shared_ptr<Connections> connections_;
   std::unique_ptr<Handshake> handshake_;
-  PendingCalls pending_;
   std::vector<std::string> reasons_;  // why ranks gave up
   std::optional<std::size_t> died_;   // a rank that ended without a reason
   std::size_t groups_ = 0;

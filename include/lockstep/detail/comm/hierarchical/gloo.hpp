@@ -21,8 +21,8 @@ inline auto make_hierarchical_communicator(const Membership& member, Store& stor
       join_groups(flat, Groups<World<dynamic>>(member.world, hosts.columns()));
 
   const std::size_t host = hosts.host(member.rank);
-  Membership local = detail::as_rank(member, Rank{hosts.local_rank(member.rank)},
-                                     WorldSize{hosts.ranks(host).size()});
+  Membership local = detail::in_group(member, Rank{hosts.local_rank(member.rank)},
+                                      WorldSize{hosts.ranks(host).size()});
   local.local_rank = local.rank.value();
   local.local_world = local.world.value();
   local.timeout += detail::inside_margin;

@@ -42,12 +42,12 @@ inline ThreadedNccl make_threaded_nccl_communicator(const Membership& member, St
   const std::size_t position = hosts.local_rank(member.rank);
   auto side = std::make_shared<Gpu>(gpu->rank(), gpu->index());
 
-  Membership local = detail::as_rank(member, Rank{position}, WorldSize{member.process_ranks});
+  Membership local = detail::in_group(member, Rank{position}, WorldSize{member.process_ranks});
   local.timeout += detail::inside_margin;
   auto inside =
       ThreadCommunicator<>::join(local, store, side, name + " of process " + std::to_string(host));
 
-  const Membership column = detail::as_rank(member, Rank{host}, WorldSize{hosts.count()});
+  const Membership column = detail::in_group(member, Rank{host}, WorldSize{hosts.count()});
   const std::string between_name = name + ", position " + std::to_string(position);
   NcclCommunicator<> between(column, store, between_name, side, false);
   auto stages = std::make_unique<detail::ThreadedNcclStages>(

@@ -95,6 +95,7 @@ class CallRing {
     CudaEvent before;
     CudaEvent after;
     Call call;
+    std::uint64_t record = 0;  // of the flight recorder
     std::optional<Clock::time_point> begun;
   };
 
@@ -103,14 +104,16 @@ class CallRing {
 
   /// The slot that `push` uses.
   const Slot& next() const { return slots_[next_ % most]; }
-  std::uint64_t push(const Call& call) {
+  std::uint64_t push(const Call& call, std::uint64_t record) {
     slots_[next_ % most].call = call;
+    slots_[next_ % most].record = record;
     slots_[next_ % most].begun.reset();
     return next_++;
   }
 
-  void retire() {
-    while (!is_empty() && slots_[first_ % most].after.test()) ++first_;
+  void retire(FlightRecorder& recorder) {
+    for (; !is_empty() && slots_[first_ % most].after.test(); ++first_)
+      recorder.complete(slots_[first_ % most].record);
   }
   bool is_over(std::uint64_t number) const { return number < first_; }
   void block(cudaStream_t stream, std::uint64_t number) const {
@@ -121,9 +124,12 @@ class CallRing {
   }
 
   /// The oldest call, once the GPU has reached it: waiting for the model's kernels does not count.
-  std::optional<PendingCall> oldest(Clock::time_point now) {
+  std::optional<PendingCall> oldest(Clock::time_point now, FlightRecorder& recorder) {
     Slot& slot = slots_[first_ % most];
-    if (!slot.begun && slot.before.test()) slot.begun = now;
+    if (!slot.begun && slot.before.test()) {
+      slot.begun = now;
+      recorder.start(slot.record);
+    }
     if (!slot.begun) return std::nullopt;
     return PendingCall{slot.call, *slot.begun};
   }
@@ -152,13 +158,14 @@ class Engine {
         gpu_(std::move(gpu)),
         store_(std::move(store)),
         making_(std::in_place, gpu_->index()),
-        timeout_(member.timeout) {
+        timeout_(member.timeout),
+        pending_("nccl", group_member(member_, name_)) {
     making_.reset();
     if (world() > 1) channel_.emplace(store_, name_, rank());
   }
   /// An engine for another communicator of this rank, on the same GPU.
   std::shared_ptr<Engine> beside(const std::string& name, Rank rank, WorldSize world) const {
-    Membership member = as_rank(member_, rank, world);
+    Membership member = in_group(member_, rank, world);
     member.timeout = timeout();
     return std::make_shared<Engine>(member, name, gpu_, store_);
   }
@@ -361,8 +368,8 @@ class Engine {
   /// The call that has waited longest: on the GPU, or for NCCL to enqueue it.
   std::optional<PendingCall> waiting() {
     const std::lock_guard lock(mutex());
-    in_flight_.retire();
-    return in_flight_.is_empty() ? issued_ : in_flight_.oldest(Clock::now());
+    in_flight_.retire(pending_.recorder());
+    return in_flight_.is_empty() ? issued_ : in_flight_.oldest(Clock::now(), pending_.recorder());
   }
 
   /// Destroys the graphs, for which NCCL would wait, and aborts NCCL's kernels and communicator.
@@ -460,12 +467,12 @@ class Engine {
 
   bool is_over(Ticket ticket) {
     const std::lock_guard lock(mutex());
-    in_flight_.retire();
+    in_flight_.retire(pending_.recorder());
     return in_flight_.is_over(ticket.number);
   }
   bool is_idle() {
     const std::lock_guard lock(mutex());
-    in_flight_.retire();
+    in_flight_.retire(pending_.recorder());
     return in_flight_.is_empty();
   }
   /// **Host** blocks while `CallRing::most` calls are in flight.
@@ -473,7 +480,7 @@ class Engine {
     poll_until([&] {
       {
         const std::lock_guard lock(mutex());
-        if (in_flight_.is_full()) in_flight_.retire();
+        if (in_flight_.is_full()) in_flight_.retire(pending_.recorder());
         if (!in_flight_.is_full()) return true;
       }
       raise_fault();
@@ -487,9 +494,11 @@ class Engine {
   template <class Enqueue>
   Ticket make(const Call& call, bool captured, const Enqueue& enqueue) {
     if (!captured) make_room();
+    std::uint64_t record = 0;
     {
       const std::lock_guard lock(mutex());
       issued_ = PendingCall{call, Clock::now()};
+      if (!captured) record = pending_.recorder().schedule(call);
       // Messages are between two ranks, so the others cannot compare them.
       if (call.kind != CollectiveKind::send && call.kind != CollectiveKind::receive) {
         if (captured) {
@@ -513,7 +522,7 @@ class Engine {
     raise_fault();
     const std::lock_guard lock(mutex());
     issued_.reset();
-    return {ring(captured).push(call), captured};
+    return {ring(captured).push(call, record), captured};
   }
 
   Membership member_;

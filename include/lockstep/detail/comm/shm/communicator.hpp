@@ -25,7 +25,7 @@ class Engine : public SharedPeers {
   /// Opens the job's file, which rank 0 creates. **Ranks** all. **Host** blocks until it exists.
   static Descriptor join(const Membership& member, Store& store, const std::string& name);
 
-  Engine(Rank rank, WorldSize world, Descriptor file, Milliseconds timeout);
+  Engine(const GroupMember& member, Descriptor file, Milliseconds timeout);
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
   ~Engine();
@@ -72,6 +72,7 @@ class Engine : public SharedPeers {
     Slot& slot = this->slot(me(), ticket);
     slot.call = call;
     slot.offset = offset;
+    records_[ticket % ring] = recorder().schedule(call);
     if (!small.empty()) std::memcpy(slot.data.data(), small.data(), small.size());
     publish(own().arrived, ticket + 1);
     return ticket;
@@ -102,6 +103,7 @@ class Engine : public SharedPeers {
     });
     if (!all_agree(ticket)) [[unlikely]]
       fail_disagreement(ticket);
+    recorder().start(records_[ticket % ring]);
   }
   void wait_finished(std::uint64_t ticket) {
     for_others(
@@ -111,6 +113,7 @@ class Engine : public SharedPeers {
   /// Publishes that this rank has executed its share of the call.
   void finish(std::uint64_t ticket) {
     worked_ = ticket + 1;
+    recorder().complete(records_[ticket % ring]);
     publish(block(me()).finished, worked_);
   }
 
@@ -147,7 +150,7 @@ class Engine : public SharedPeers {
 
  private:
   /// `file` is a reference: the delegating constructor maps the file in the same argument list.
-  Engine(Rank rank, WorldSize world, std::shared_ptr<std::byte> blocks, Descriptor&& file,
+  Engine(const GroupMember& member, std::shared_ptr<std::byte> blocks, Descriptor&& file,
          Milliseconds timeout);
 
   template <class CounterOf>
@@ -187,7 +190,8 @@ class Engine : public SharedPeers {
   std::uint64_t posted_ = 0;
   std::uint64_t worked_ = 0;
   std::array<PostedCall*, ring> pending_{};
-  std::mutex turns_;  // see `turn`
+  std::array<std::uint64_t, ring> records_{};  // of the flight recorder
+  std::mutex turns_;                           // see `turn`
   std::atomic<bool> stopping_ = false;
   Thread helper_;
 };
@@ -282,14 +286,19 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
 
   /// Joins a world through the file that one rank created (`Engine::make_file`) and all have
   /// opened. **Ranks** all. **Host** blocks until all have joined.
-  ShmCommunicator(Rank rank, WorldSize world, detail::Descriptor file,
+  ShmCommunicator(const detail::GroupMember& member, detail::Descriptor file,
                   std::chrono::milliseconds timeout)
-      : engine_(std::make_unique<Engine>(rank, world, std::move(file), timeout)) {
-    detail::require_world<Ranks>(world, rank);
+      : engine_(std::make_unique<Engine>(member, std::move(file), timeout)) {
+    detail::require_world<Ranks>(member.world, member.rank);
     this->barrier();
     if constexpr (has_helper) engine_->start_helper();
   }
 
+  /// The same for the ranks of a job of its own.
+  ShmCommunicator(Rank rank, WorldSize world, detail::Descriptor file,
+                  std::chrono::milliseconds timeout)
+      : ShmCommunicator(detail::GroupMember{"world", rank, world, rank}, std::move(file), timeout) {
+  }
   ShmCommunicator(ShmCommunicator&&) noexcept = default;
   ShmCommunicator& operator=(ShmCommunicator&&) = delete;
 
@@ -376,6 +385,7 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
   template <std::size_t GroupRanks>
   std::optional<ShmCommunicator<GroupRanks>> split(const detail::GroupPosition& position) {
     agree(detail::division_call(position));
+    const std::string name = engine_->next_group_name(position.group);
     detail::Descriptor file;
     std::string address;
     if (position.is_member() && position.rank == Rank{0}) {
@@ -386,7 +396,9 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
     std::optional<ShmCommunicator<GroupRanks>> group;
     if (position.is_member()) {
       if (position.rank != Rank{0}) file = Engine::open(addresses[position.leader().value()]);
-      group.emplace(position.rank, position.world(), std::move(file), timeout());
+      const Rank job_rank = engine_->recorder().member().job_rank;
+      group.emplace(detail::GroupMember{name, position.rank, position.world(), job_rank},
+                    std::move(file), timeout());
     }
     this->barrier();  // the leader's file stays open until all have opened it
     return group;
@@ -583,7 +595,7 @@ template <std::size_t Ranks = dynamic, class Who = Callers>
 ShmCommunicator<Ranks, Who> make_shm_communicator(const Membership& member, Store& store,
                                                   const std::string& name = "world") {
   detail::require_world<Ranks>(member.world, member.rank);  // before the others wait for a file
-  return {member.rank, member.world, detail::shm::Engine::join(member, store, name),
+  return {detail::group_member(member, name), detail::shm::Engine::join(member, store, name),
           member.timeout};
 }
 

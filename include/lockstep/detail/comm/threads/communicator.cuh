@@ -32,7 +32,7 @@ struct SharedWorld {
     std::weak_ptr<SharedWorld>& known = open_worlds[name];
     std::shared_ptr<SharedWorld> world = known.lock();
     if (!world) known = world = std::make_shared<SharedWorld>(size);
-    world->name = name;
+    world->key = name;
     return world;
   }
 
@@ -40,7 +40,7 @@ struct SharedWorld {
   void open(AllArguments ranks) {
     {
       const std::lock_guard lock(open_mutex);
-      if (!name.empty()) open_worlds.erase(name);
+      if (!key.empty()) open_worlds.erase(key);
     }
     std::vector<std::size_t> gpus;
     for (const CallArguments& rank : ranks) {
@@ -103,7 +103,7 @@ struct SharedWorld {
   std::mutex turns;                // guards additions to the capture
   std::optional<StepGraph> graph;  // of the last capture; empty while one is open
 
-  std::string name;  // empty for unnamed worlds
+  std::string key;  // among the open worlds; empty for others
   static inline std::mutex open_mutex;
   static inline std::map<std::string, std::weak_ptr<SharedWorld>> open_worlds;
 };
@@ -135,14 +135,16 @@ inline cudaMemPool_t pool_of(const void* pointer) {
 class Member : public RankHandle {
  public:
   /// **Ranks** all. **Host** blocks until all have joined.
-  Member(const std::shared_ptr<SharedWorld>& world, Rank rank, const std::shared_ptr<Gpu>& gpu,
-         Milliseconds timeout)
-      : RankHandle(world->calls, rank, timeout),
+  Member(const std::shared_ptr<SharedWorld>& world, const GroupMember& member,
+         const std::shared_ptr<Gpu>& gpu, Milliseconds timeout)
+      : RankHandle(world->calls, member, timeout),
         world_(world),
         gpu_(gpu),
         events_(gpu->events(ring + 2)) {
     const OnGpu current(gpu->index());
-    barrier_.emplace(world_->barrier, rank, timeout);
+    GroupMember at_barrier = member;
+    at_barrier.group += ", captures";
+    barrier_.emplace(world_->barrier, at_barrier, timeout);
     rendezvous(Call{}, CallArguments{gpu_.get(), nullptr, nullptr, false},
                [&](AllArguments ranks) { world_->open(ranks); });
   }
@@ -379,11 +381,17 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
   static constexpr std::size_t most_in_flight = detail::threads::ring;
   static constexpr bool captures_jointly = true;
 
-  ThreadCommunicator(const std::shared_ptr<SharedWorld>& world, Rank rank,
+  ThreadCommunicator(const std::shared_ptr<SharedWorld>& world, const detail::GroupMember& member,
                      const std::shared_ptr<Gpu>& gpu, std::chrono::milliseconds timeout) {
-    detail::require_world<Ranks>(WorldSize{world->calls->world()}, rank);
-    member_ = std::make_unique<Member>(world, rank, gpu, timeout);
+    detail::require_world<Ranks>(WorldSize{world->calls->world()}, member.rank);
+    member_ = std::make_unique<Member>(world, member, gpu, timeout);
   }
+  /// A rank of a job of its own.
+  ThreadCommunicator(const std::shared_ptr<SharedWorld>& world, Rank rank,
+                     const std::shared_ptr<Gpu>& gpu, std::chrono::milliseconds timeout)
+      : ThreadCommunicator(
+            world, detail::GroupMember{"world", rank, WorldSize{world->calls->world()}, rank}, gpu,
+            timeout) {}
   ThreadCommunicator(ThreadCommunicator&&) noexcept = default;
   ThreadCommunicator& operator=(ThreadCommunicator&&) = delete;
 
@@ -394,8 +402,8 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
     detail::require_world<Ranks>(member.world, member.rank);
     // A rank that fails before this closes the store, so that no rank waits for it in vain.
     store.barrier("lockstep/threads/" + name, member.rank, member.world, member.timeout);
-    return {SharedWorld::named(member.job + " " + name, member.world), member.rank, gpu,
-            member.timeout};
+    return {SharedWorld::named(member.job + " " + name, member.world),
+            detail::group_member(member, name), gpu, member.timeout};
   }
 
   Rank rank() const { return member_->rank(); }
@@ -507,6 +515,7 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
   std::optional<ThreadCommunicator<GroupRanks>> split(const detail::GroupPosition& position) {
     using World = std::shared_ptr<SharedWorld>;
     World world;  // made by the group's leader
+    const std::string name = member_->next_group_name(position.group);
     if (position.is_member() && position.rank == Rank{0})
       world = std::make_shared<SharedWorld>(position.world());
     member_->rendezvous(detail::division_call(position), {&position, &world, nullptr, true},
@@ -519,8 +528,11 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
                           }
                         });
     if (!position.is_member()) return std::nullopt;
-    return std::optional<ThreadCommunicator<GroupRanks>>(std::in_place, std::move(world),
-                                                         position.rank, member_->gpu(), timeout());
+    const Rank job_rank = member_->recorder().member().job_rank;
+    return std::optional<ThreadCommunicator<GroupRanks>>(
+        std::in_place, std::move(world),
+        detail::GroupMember{name, position.rank, position.world(), job_rank}, member_->gpu(),
+        timeout());
   }
 
   detail::StreamPasses passes() const { return detail::StreamPasses(gpu().stream()); }

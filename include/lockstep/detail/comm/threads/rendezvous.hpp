@@ -73,15 +73,19 @@ class Rendezvous {
 /// Used by the rank's own thread only.
 class RankHandle : public SharedPeers {
  public:
-  RankHandle(std::shared_ptr<Rendezvous> rendezvous, Rank rank, Milliseconds timeout)
-      : SharedPeers(rank, WorldSize{rendezvous->world()}, rendezvous->ranks_.data(),
-                    sizeof(RankState), timeout, -1, &rendezvous->working_, &rendezvous->done_),
+  RankHandle(std::shared_ptr<Rendezvous> rendezvous, const GroupMember& member,
+             Milliseconds timeout)
+      : SharedPeers("shm", member, rendezvous->ranks_.data(), sizeof(RankState), timeout, -1,
+                    &rendezvous->working_, &rendezvous->done_),
         rendezvous_(std::move(rendezvous)) {
     if (own().process.exchange(static_cast<std::uint32_t>(::getpid())) != 0) {
-      throw Error("join", text({"another thread has joined as rank ", rank}),
-                  "give every thread its own rank", rank);
+      throw Error("join", text({"another thread has joined as rank ", member.rank}),
+                  "give every thread its own rank", member.rank);
     }
   }
+  /// A rank of a job of its own.
+  RankHandle(std::shared_ptr<Rendezvous> rendezvous, Rank rank, Milliseconds timeout)
+      : RankHandle(rendezvous, {"world", rank, WorldSize{rendezvous->world()}, rank}, timeout) {}
   RankHandle(const RankHandle&) = delete;
   RankHandle& operator=(const RankHandle&) = delete;
 
@@ -100,6 +104,7 @@ class RankHandle : public SharedPeers {
     Rendezvous::Slot& slot = rendezvous_->slots_[ticket % ring];
     slot.calls[rank().value()] = call;
     slot.arguments[rank().value()] = bring(ticket);
+    records_[ticket % ring] = recorder().schedule(call);
     own().arrived.value.store(ticket + 1, std::memory_order_release);
     if (slot.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == world()) {
       slot.arrived.store(0, std::memory_order_relaxed);
@@ -124,12 +129,14 @@ class RankHandle : public SharedPeers {
   /// **Host** blocks until the call's work is done.
   void wait(std::uint64_t ticket, const Call& call) {
     await(rendezvous_->done_, ticket + 1, call, std::nullopt);
+    recorder().complete(records_[ticket % ring]);
   }
 
   /// The same for a caller that polls: is the call's work done? Throws what `wait` would.
   bool test(std::uint64_t ticket, const Call& call) {
     if (is_done(ticket)) {
       end_poll();
+      recorder().complete(records_[ticket % ring]);
       return true;
     }
     poll(rendezvous_->done_, ticket + 1, call, std::nullopt,
@@ -153,8 +160,10 @@ class RankHandle : public SharedPeers {
     const std::uint64_t message = box.sent.value.load(std::memory_order_relaxed) + 1;
     box.call = call;
     box.arguments = arguments;
+    const std::uint64_t record = recorder().schedule(call);
     publish(box.sent, message);
     await(box.taken, message, call, to);
+    recorder().complete(record);
     return box.arguments.event;
   }
 
@@ -163,6 +172,7 @@ class RankHandle : public SharedPeers {
   void receive(const Call& call, bool on_host, Rank from, const Take& take) {
     Rendezvous::Box& box = rendezvous_->box(from, rank());
     const std::uint64_t message = box.taken.value.load(std::memory_order_relaxed) + 1;
+    const std::uint64_t record = recorder().schedule(call);
     await(box.sent, message, call, from);
     work_on(call, from, [&] {
       const bool same = box.call.carries_the_same_as(call);
@@ -171,6 +181,7 @@ class RankHandle : public SharedPeers {
       box.arguments.event = take(box.arguments);
     });
     publish(box.taken, message);
+    recorder().complete(record);
   }
 
  private:
@@ -233,6 +244,7 @@ class RankHandle : public SharedPeers {
   }
 
   std::shared_ptr<Rendezvous> rendezvous_;
+  std::array<std::uint64_t, ring> records_{};  // of the flight recorder
   std::mutex* turns_ = nullptr;
 };
 

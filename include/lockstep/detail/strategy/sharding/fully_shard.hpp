@@ -238,6 +238,7 @@ class OwnsUnits : public OwnedParts<Traits> {
   }
   void finish(std::size_t slot) {
     if (is_pending_[slot] == 0) return;
+    [[maybe_unused]] const typename Traits::span span({"wait for unit", holders_[slot]});
     is_pending_[slot] = 0;
     --pending_;
     with_bucket(holders_[slot], [&]<class T>(std::type_identity<T>, const Bucket&) {

@@ -220,6 +220,7 @@ class OwnsShard : public OwnedParts<Traits> {
     if (pending_[b] != 0) finish(b);
   }
   [[gnu::noinline]] void finish(std::size_t b) {
+    [[maybe_unused]] const typename Traits::span span({"wait for parameters", b});
     pending_[b] = 0;
     Traits::with_element(this->layout_.plan().bucket_table[b].element,
                          [&]<class T>(std::type_identity<T>) { gathers_.template wait<T>(b); });
