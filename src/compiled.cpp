@@ -11,6 +11,7 @@
 #include "lockstep/detail/data/files.ipp"
 #include "lockstep/detail/launch/launch.ipp"
 #include "lockstep/detail/norm/norm.ipp"
+#include "lockstep/detail/observe/metrics.ipp"
 #include "lockstep/detail/observe/observe.ipp"
 #include "lockstep/detail/observe/trace.ipp"
 #include "lockstep/detail/store/store.ipp"

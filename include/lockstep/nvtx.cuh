@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `Profiler<Nvtx>`: the phases of steps as NVTX ranges, which Nsight Systems shows.
+/// @file `Observers<Nvtx>`: the phases of steps as NVTX ranges, which Nsight Systems shows.
 
 #include <nvtx3/nvToolsExt.h>
 
-#include "lockstep/detail/observe/profiler.hpp"
+#include "lockstep/detail/observe/observers.hpp"
 
 namespace lockstep {
 
 /// Phases as ranges of the calling thread, in NVTX's domain "lockstep".
-struct Nvtx {
+struct Nvtx : Observer<Nvtx> {
   class Span {
    public:
     explicit Span(const SpanName& name) {
@@ -27,20 +27,13 @@ struct Nvtx {
     Span(const Span&) = delete;
     Span& operator=(const Span&) = delete;
     ~Span() { nvtxDomainRangePop(domain()); }
-  };
 
-  static void count(const char*, double) {}
-  struct Recording {
-    Recording(Session&, const std::string&) {}
-    void after_step() {}
-    void before_end() {}
+   private:
+    static nvtxDomainHandle_t domain() {
+      static const nvtxDomainHandle_t domain = nvtxDomainCreateA("lockstep");
+      return domain;
+    }
   };
-
- private:
-  static nvtxDomainHandle_t domain() {
-    static const nvtxDomainHandle_t domain = nvtxDomainCreateA("lockstep");
-    return domain;
-  }
 };
 
 }  // namespace lockstep

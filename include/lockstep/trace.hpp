@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `Profiler<Trace>`: `--trace out.json` writes a trace of all ranks for Perfetto.
+/// @file `Observers<Trace>`: `--trace out.json` writes a trace of all ranks for Perfetto.
 
 #include "lockstep/detail/observe/trace.hpp"
 

@@ -106,7 +106,7 @@ using Mlp = Mlp784;
 using Slices = Trainer<Mlp, Optimizer<AdamW>, Backend<Gloo>, Sharding<ZeroRedundancy>>;
 using Grads = Trainer<Mlp, Optimizer<AdamW>, Backend<Gloo>, Sharding<ZeroRedundancy, Gradients>>;
 using Fully = Trainer<Mlp, Optimizer<AdamW>, Backend<Gloo>, Sharding<FullyShard>>;
-using Traced = Trainer<Mlp, Optimizer<AdamW>, Backend<Gloo>, Profiler<Trace>>;
+using Traced = Trainer<Mlp, Optimizer<AdamW>, Backend<Gloo>, Observers<Trace>>;
 using Blocks = Sharding<FullyShard, Units<"embed", "blocks.*">, GatheredUnits<3>>;
 #undef Trainer
 static_assert(Slices::fingerprint() != Grads::fingerprint());

@@ -10,7 +10,7 @@
 #include "contents.hpp"
 #include "lockstep/detail/core/json.hpp"
 #include "lockstep/detail/launch/rendezvous.hpp"
-#include "lockstep/detail/observe/profiler.hpp"
+#include "lockstep/detail/observe/observers.hpp"
 #include "temporary_folder.hpp"
 
 using namespace lockstep;
@@ -19,8 +19,9 @@ BOOST_AUTO_TEST_SUITE(trace)
 
 namespace {
 
-static_assert(std::is_empty_v<Profiler<>::Span> && std::is_empty_v<Profiler<>::Recording>);
-static_assert(!Profiler<>::has_trace && Profiler<Trace>::has_trace);
+static_assert(std::is_empty_v<Observers<>::Span> && std::is_empty_v<Observers<>::Watch>);
+static_assert(!Observers<>::has(&ObserverPaths::trace) &&
+              Observers<Trace>::has(&ObserverPaths::trace));
 
 /// The names of a trace's spans, thread by thread.
 std::vector<std::string> spans_of(const std::string& path) {

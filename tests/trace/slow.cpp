@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Jobs that are slow for a known reason, for tests/trace/run:
+// Jobs that are slow for a known reason, for tests/trace/run, and that others look at:
 //
-//   slow well|buckets|rank|loader|throws --ranks N [--trace FILE]
+//   slow well|buckets|rank|loader|throws --ranks N [--trace FILE] [--tensorboard FOLDER] ...
 //
 // `buckets` has one for each of many small parameters, on rank 1 of `rank` a forward pass takes
 // longer, and the data set of `loader` is slow. `well` has nothing of that, and rank 1 of `throws`
@@ -15,6 +15,7 @@
 
 #include "lockstep/gloo.hpp"
 #include "lockstep/lockstep.hpp"
+#include "lockstep/metrics.hpp"
 #include "lockstep/trace.hpp"
 
 using namespace lockstep;
@@ -69,12 +70,12 @@ struct Source {
 
 template <class... Ps>
 void train(Session& session, std::chrono::microseconds loading, bool is_slow, bool throws = false) {
-  Trainer<Layers, Backend<Gloo>, Profiler<Trace>, Ps...> job(session);
+  Trainer<Layers, Backend<Gloo>, Observers<Trace, TensorBoard, Prometheus>, Ps...> job(session);
   if (is_slow) job.ddp().model().forward_time = 6ms;
   if (throws) job.ddp().model().steps_left = 10;
   job.loader_options().workers = 1;
   const Source source{loading};
-  job.fit(source, {.epochs = 2, .batch_size = 10});
+  job.fit(source, source, {.epochs = 2, .batch_size = 10});
 }
 
 }  // namespace

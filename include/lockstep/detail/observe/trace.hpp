@@ -8,7 +8,7 @@
 #include "lockstep/detail/comm/call/flight_recorder.hpp"
 #include "lockstep/detail/core/scope_guard.hpp"
 #include "lockstep/detail/core/thread.hpp"
-#include "lockstep/detail/observe/profiler.hpp"
+#include "lockstep/detail/observe/observers.hpp"
 
 namespace lockstep {
 
@@ -98,7 +98,7 @@ class Tracer {
 
 }  // namespace detail
 
-/// Records while it lives: a job's with `Profiler<Trace>`, or one for a loop of the program's own.
+/// Records while it lives: a job's with `Observers<Trace>`, or one for a loop of the program's own.
 /// **Ranks** all, where it begins and where it ends. **Host** at the end, blocks until rank 0 has
 /// what all have recorded, and on rank 0 until the file is written. After an exception a rank
 /// writes what it has to `path.rankN.json`, if nobody ends it before.
@@ -111,11 +111,10 @@ class TraceRecording {
   TraceRecording& operator=(const TraceRecording&) = delete;
   ~TraceRecording();
 
-  void after_step() {
-    if (tracer_ != nullptr) tracer_->take_calls();
-  }
-  void before_end() {
-    if (tracer_ != nullptr) tracer_->take_calls(true);
+  /// Keeps the collectives since the last time: at least once in 1,500, and before a communicator
+  /// ends, with `all`.
+  void take_calls(bool all = false) {
+    if (tracer_ != nullptr) tracer_->take_calls(all);
   }
 
  private:
@@ -134,9 +133,10 @@ class TraceRecording {
   Clock begin_;
 };
 
-/// The recorder of `Profiler<Trace>`, which `--trace out.json` turns on.
-struct Trace {
-  static constexpr std::string_view file_flag = "--trace";
+/// The observer whose file Perfetto shows: `Observers<Trace>`, and `--trace out.json`.
+struct Trace : Observer<Trace> {
+  static constexpr std::string ObserverPaths::* path = &ObserverPaths::trace;
+  static constexpr std::string_view option = "--trace";
 
   /// A span of the calling thread; also for phases of the program's own:
   /// `const Trace::Span span({"augmentation"});`
@@ -167,7 +167,18 @@ struct Trace {
     tracer->add({name, bits, 0, detail::ticks_now(), 0});
   }
 
-  using Recording = TraceRecording;
+  class Watch : public Observer<Trace>::Watch {
+   public:
+    Watch(Session& session, const ObserverPaths& paths)
+        : Observer<Trace>::Watch(session, paths), recording_(session, paths.trace) {}
+
+    void count(const char* name, double value) { Trace::count(name, value); }
+    void after_step() { recording_.take_calls(); }
+    void before_end() { recording_.take_calls(true); }
+
+   private:
+    TraceRecording recording_;
+  };
 };
 
 }  // namespace lockstep

@@ -101,8 +101,8 @@ struct ReplicaTraits : ShardingTraits<Policies> {
   using curve = choice<axes::Schedule>;
   using groups = policy<axes::ParameterGroups>;
   using hooks = policy<axes::Hooks>;
-  /// A phase of the step, for what records it: an empty object where nothing does.
-  using span = typename policy<axes::Profiler>::Span;
+  /// A phase of the step, for observers: an empty object where there are none.
+  using span = typename policy<axes::Observers>::Span;
 
   using job_topology =
       typename policy<axes::Groups>::template in_world<policy<axes::World>::static_size>;

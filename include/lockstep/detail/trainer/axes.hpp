@@ -3,7 +3,7 @@
 /// @file All axes of a job: their canonical order and their default policies.
 
 #include "lockstep/detail/data/feed.hpp"
-#include "lockstep/detail/observe/profiler.hpp"
+#include "lockstep/detail/observe/observers.hpp"
 #include "lockstep/detail/optim/adam.hpp"
 #include "lockstep/detail/optim/sgd.hpp"
 #include "lockstep/detail/strategy/replica_traits.hpp"
@@ -32,7 +32,7 @@ struct DefaultsFor {
                  Norms<Local>, UnusedParameters<Forbid>, UnevenInputs<Even>, Precision<AsDeclared>,
                  EagerStep, LossOnOutput,
                  Sharding<std::conditional_t<shares_parameters, HostShared, Replicated>>, Hooks<>,
-                 Progress<Callers>, Anomaly<Stop>, Groups<>, Feed<Own>, Profiler<>>;
+                 Progress<Callers>, Anomaly<Stop>, Groups<>, Feed<Own>, Observers<>>;
 };
 
 /// Do ranks, or ranks of different hosts, communicate through NCCL?

@@ -3,6 +3,7 @@
 /// @file The trainer's options on the command line.
 
 #include "lockstep/detail/checkpoint/options.hpp"
+#include "lockstep/detail/observe/observers.hpp"
 
 namespace lockstep {
 
@@ -35,7 +36,7 @@ struct TrainerOptions {
   std::optional<std::size_t> replicas{};    ///< `--replicas N`
   std::optional<ProgressStyle> progress{};  ///< overrides `--progress`
   std::string data{};                       ///< `--data FOLDER`, or "generated"
-  std::string trace{};                      ///< `--trace FILE`, with `Profiler<Trace>`
+  ObserverPaths observers{};                ///< `--trace FILE`, ...
   std::vector<std::string> arguments;       ///< the rest, the program's name first
   detail::CheckpointFlags checkpoint{};  ///< `--checkpoint`, `--checkpoint-every`, `--resume`, ...
 };
@@ -48,7 +49,9 @@ inline constexpr Flag trainer_flags[] = {
     {"--log", "FILE", "append a line of JSON for the run and for every epoch"},
     {"--record", "FILE", "the same as --log, which torchrun takes for its own"},
     {"--replicas", "N", "with ParallelStrategy<DP>, replicas in this process"},
-    {"--trace", "FILE", "with Profiler<Trace>: write what all ranks do and when, for Perfetto"},
+    {"--trace", "FILE", "with Observers<Trace>: what all ranks do and when, for Perfetto"},
+    {"--tensorboard", "FOLDER", "with Observers<TensorBoard>: event files, from rank 0"},
+    {"--prometheus", "FILE", "with Observers<Prometheus>: metrics as text, from rank 0"},
     {"--data", "FOLDER", "where data sets are; generated makes them up"},
     {"--checkpoint", "DIR", "save the job's state in this folder"},
     {"--checkpoint-every", "5m", "how often: 30s, 5m, 1h, or a number of updates (every epoch)"},

@@ -122,8 +122,8 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   using traits = ReplicaTraits<Model, Policies>;
   using Accumulation = Pick<axes::Accumulate, Policies>;
   using Members = JobMembers<BasicTrainer>;
-  using profiler = typename Composition::template policy<axes::Profiler>;
-  using span = typename profiler::Span;
+  using observers = typename Composition::template policy<axes::Observers>;
+  using span = typename observers::Span;
 
  public:
   using remainder = typename Composition::template policy<axes::Sampler>::remainder;
@@ -137,6 +137,10 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   template <class Source, class Sampler>
   using loader = typename feed::template loader<Source, Sampler>;
   static constexpr bool is_one_process = is_dp<Policies>;
+  static constexpr bool on_gpus =
+      !std::is_same_v<typename Composition::template policy<axes::Device>, Device<Cpu>>;
+  static constexpr bool gathers_parameters = traits::gathers_parameters;
+  static constexpr bool frees_gradients = traits::frees_gradients;
   /// May ranks have different numbers of batches?
   static constexpr bool joins = traits::joins;
   static constexpr bool ranks_are_threads = requires { ConnectionOf<Policies>::ranks_are_threads; };
@@ -152,7 +156,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   BasicTrainer(Session& session, Source&& source, TrainerOptions options)
       : session_(session),
         options_(std::move(options)),
-        recording_(session, trace_path()),
+        watch_(session, observed()),
         comm_(connect(session)),
         wrapped_(wrap(session, comm_, std::forward<Source>(source), options_)),
         feed_(session, wrapped_),
@@ -170,7 +174,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   BasicTrainer& operator=(const BasicTrainer&) = delete;
   /// Reports a failure that no call has thrown, unless an exception ends the job anyway.
   ~BasicTrainer() {
-    recording_.before_end();
+    watch_.before_end();
     if (failure_ && std::uncaught_exceptions() == 0) report_late_failure(failure_, rank());
   }
 
@@ -244,13 +248,15 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     losses_.add(loss, samples);
     if constexpr (joins) own_samples_ += samples;
     const std::size_t ranks = comm_.world_size().value();
-    if (progress_.display.step(samples * ranks, losses_.latest())) [[unlikely]]
+    const bool looks = progress_.display.step(samples * ranks, losses_.latest());
+    if (looks) [[unlikely]]
       after_step();
-    if constexpr (profiler::records) {
+    if constexpr (observers::any) {
       if constexpr (std::is_arithmetic_v<std::remove_cvref_t<decltype(loss)>>)
-        profiler::count("loss", static_cast<double>(loss));
-      profiler::count("learning rate", wrapped_.first().learning_rate());
-      recording_.after_step();
+        watch_.count("loss", static_cast<double>(loss));
+      watch_.count("learning_rate", wrapped_.learning_rate());
+      watch_.after_step();
+      if (looks) watch_.at_interval(*this);
     }
     return loss;
   }
@@ -528,12 +534,23 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
                       {{Ps::axis::name, spelling<Ps>()}...});
   }
 
-  /// Where a trace is written, if one is asked for.
-  const std::string& trace_path() const {
-    if (!profiler::has_trace && !options_.trace.empty())
-      fail("launch", {"--trace was given, and this program records no trace"},
-           "add Profiler<Trace> to the job's policies, and #include <lockstep/trace.hpp>", rank());
-    return options_.trace;
+  /// Where observers write. What nobody would write is an error.
+  const ObserverPaths& observed() const {
+    const ObserverPaths& paths = options_.observers;
+    if (!observers::has(&ObserverPaths::trace)) reject(paths.trace, "--trace", "Trace", "trace");
+    if (!observers::has(&ObserverPaths::tensorboard))
+      reject(paths.tensorboard, "--tensorboard", "TensorBoard", "metrics");
+    if (!observers::has(&ObserverPaths::prometheus))
+      reject(paths.prometheus, "--prometheus", "Prometheus", "metrics");
+    return paths;
+  }
+  void reject(const std::string& path, const char* option, const char* observer,
+              const char* header) const {
+    if (path.empty()) return;
+    fail("launch", {option, " was given, and this program's job has no such observer"},
+         text({"add Observers<", observer, "> to its policies, and #include <lockstep/", header,
+               ".hpp>"}),
+         rank());
   }
   void require_all_ranks(const char* operation) {
     if (is_held_up_) [[unlikely]]
@@ -744,6 +761,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     close_data();
     average_buffers(JobCall::epochs);  // of steps outside of loops over data
     if (rank() == Rank{0}) progress_.report_epoch(wrapped_.learning_rate());
+    watch_.after_epoch(*this);
     if (saves_) {
       checkpoint_hook<BasicTrainer>(
           *this, is_last ? SaveMoment::end_of_last_epoch : SaveMoment::end_of_epoch);
@@ -844,7 +862,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
 
   Session& session_;
   TrainerOptions options_;
-  [[no_unique_address]] typename profiler::Recording recording_;  // ends when all else has
+  [[no_unique_address]] typename observers::Watch watch_;  // ends when all else has
   Comm comm_;
   wrapper wrapped_;
   [[no_unique_address]] feed feed_;

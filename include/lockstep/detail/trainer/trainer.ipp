@@ -98,7 +98,9 @@ LOCKSTEP_INLINE TrainerOptions parse_trainer_options(const std::vector<std::stri
     if (name == "--seed") options.seed = Seed{detail::parse_number(name, value)};
     if (name == "--replicas") options.replicas = detail::parse_ranks(name, value).count;
     if (name == "--data") options.data = value;
-    if (name == "--trace") options.trace = value;
+    if (name == "--trace") options.observers.trace = value;
+    if (name == "--tensorboard") options.observers.tensorboard = value;
+    if (name == "--prometheus") options.observers.prometheus = value;
     if (name == "--log" || name == "--record") {
       if (!options.log.empty()) {
         detail::fail("launch", {"--log and --record are the same option, and both are given"},
