@@ -125,8 +125,9 @@ BOOST_AUTO_TEST_CASE(what_goes_together_is_what_the_rules_say) {
         constexpr auto expected =
             expected_fault<Strategy, TheDevice, TheBackend, TheSharding, EagerStep,
                            UnusedParameters<Forbid>, Sampler<Distributed, Padding>, ThePrecision>();
-        static_assert(composition_fault<Floats, Strategy, TheDevice, TheBackend, TheSharding,
-                                        ThePrecision> == expected);
+        static_assert(
+            composition_fault<Floats, Strategy, TheDevice, TheBackend, TheSharding, ThePrecision> ==
+            expected);
         legal += expected == detail::Fault::none;
       },
       Strategies{}, Devices{}, Backends{}, List<Sharding<HostShared>, Sharding<Replicated>>{},

@@ -608,6 +608,7 @@ LOCKSTEP_INLINE std::string flight_record(Rank job_rank) {
   });
   std::ranges::stable_sort(entries, {}, [](const auto& entry) { return entry.first; });
   std::vector<JsonLine> sorted;
+  sorted.reserve(entries.size());
   for (auto& [time, line] : entries)
     sorted.push_back(JsonLine().add("record_id", sorted.size()).add(line));
   return JsonLine()

@@ -192,10 +192,6 @@ LOCKSTEP_INLINE TensorBoard::Watch::Watch(Session& session, const ObserverPaths&
   if (!paths.tensorboard.empty() && session.rank() == Rank{0}) file_.emplace(paths.tensorboard);
 }
 
-LOCKSTEP_INLINE void TensorBoard::Watch::write_numbers(std::uint64_t step, const char* prefix) {
-  for (const auto& [name, value] : last_) file_->add(std::string(prefix).append(name), value, step);
-}
-
 LOCKSTEP_INLINE Prometheus::Watch::Watch(Session& session, const ObserverPaths& paths)
     : Observer<Prometheus>::Watch(session, paths), job_(session.membership().job) {
   if (session.rank() == Rank{0}) path_ = paths.prometheus;

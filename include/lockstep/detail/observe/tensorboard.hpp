@@ -95,7 +95,7 @@ struct TensorBoard : Observer<TensorBoard> {
     void at_interval(auto& job) {
       using namespace std::chrono_literals;
       if (!file_ || std::chrono::steady_clock::now() - written_ < 1s) return;
-      write_numbers(job.updates(), "step/");
+      for (const auto& [name, value] : last_) file_->add("step/" + name, value, job.updates());
       file_->add("step/samples_per_second", job.summary().samples_per_second(), job.updates());
       written_ = std::chrono::steady_clock::now();
     }
@@ -121,8 +121,6 @@ struct TensorBoard : Observer<TensorBoard> {
     }
 
    private:
-    void write_numbers(std::uint64_t step, const char* prefix);
-
     std::optional<detail::EventFile> file_;  // on rank 0
     std::vector<std::pair<std::string, double>> last_;
     std::chrono::steady_clock::time_point written_{};

@@ -84,7 +84,7 @@ class RankHandle : public SharedPeers {
     }
   }
   /// A rank of a job of its own.
-  RankHandle(std::shared_ptr<Rendezvous> rendezvous, Rank rank, Milliseconds timeout)
+  RankHandle(const std::shared_ptr<Rendezvous>& rendezvous, Rank rank, Milliseconds timeout)
       : RankHandle(rendezvous, {"world", rank, WorldSize{rendezvous->world()}, rank}, timeout) {}
   RankHandle(const RankHandle&) = delete;
   RankHandle& operator=(const RankHandle&) = delete;
