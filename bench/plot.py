@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Draws what benchmarks have measured, as SVG files under docs/images, and writes README's table of the same figures: `./x plot [FOLDER...]`.
+`./x plot --compare BEFORE AFTER` draws two runs of the same benchmarks against each other, as AFTER/compared.svg.
 
 A folder holds the JSON files that `./x bench` writes (build/bench unless others are named), the file `machine.txt` that it
 writes beside them, and optionally fashion_mnist.jsonl, the log of the main example (`./x train --log FILE`). One folder is
@@ -151,8 +152,8 @@ def readme(machines):
         print(page.relative_to(root))
 
 
-def all_reduce(machines):
-    """Time over size, for every world, against Gloo and against memcpy of as many bytes."""
+def all_reduce_times(machines):
+    """Microseconds of all-reduces by machine and world, then by who made them and how many bytes they had."""
     worlds = {}
     for m, machine in enumerate(machines):
         for row in machine.rows("allreduce"):
@@ -164,6 +165,12 @@ def all_reduce(machines):
             lines["lockstep"][size] = row["lockstep"]
             if row["peer"] is not None:
                 lines[found[4]][size] = row["peer"]
+    return worlds
+
+
+def all_reduce(machines):
+    """Time over size, for every world, against Gloo and against memcpy of as many bytes."""
+    worlds = all_reduce_times(machines)
     if not worlds:
         return
     used = sorted({m for m, _ in worlds})
@@ -189,6 +196,54 @@ def all_reduce(machines):
     figure.legend(handles, labels, loc="lower center", ncols=3, bbox_to_anchor=(0.5, 1.0))
     figure.tight_layout()
     save(figure, "bench-allreduce.svg")
+
+
+def ranks(machines):
+    """Time over ranks: all-reduces of three sizes."""
+    worlds = all_reduce_times(machines)
+    sizes = [size for size in (1024, 1024 ** 2, 25 * 1024 ** 2) if any(size in lines["lockstep"] for lines in worlds.values())]
+    used = sorted({m for m, _ in worlds})
+    if not sizes:
+        return
+    figure, grid = plt.subplots(1, len(used), figsize=(4.4 * len(used), 3.6), sharey=True, squeeze=False)
+    for axes, m in zip(grid[0], used):
+        for who, style in (("lockstep", "-"), ("Gloo", "--")):
+            for size, color in zip(sizes, (OTHER, OWN, PEER)):
+                points = sorted((world, lines[who][size]) for (machine, world), lines in worlds.items() if machine == m and size in lines[who])
+                label = f"{who}, {size // 1024} KiB" if size < 1024 ** 2 else f"{who}, {size // 1024 ** 2} MiB"
+                axes.plot([p[0] for p in points], [p[1] for p in points], color=color, linestyle=style, marker="o", markersize=4, label=label)
+        axes.set_yscale("log")
+        axes.set_xticks(sorted(world for machine, world in worlds if machine == m))
+        axes.set_xlabel("ranks")
+        axes.set_title(machines[m].name, fontsize=9)
+    grid[0][0].set_ylabel("all-reduce, microseconds")
+    figure.legend(*grid[0][0].get_legend_handles_labels(), loc="lower center", ncols=3, bbox_to_anchor=(0.5, 1.0), fontsize=8.5)
+    figure.tight_layout()
+    save(figure, "bench-ranks.svg")
+
+
+def compare(before, after):
+    """Two runs of the same benchmarks: what each row that both have takes now, as a share of what it took."""
+    bars = []
+    for file in sorted(after.folder.glob("*.json")):
+        old = {row["measure"]: row["lockstep"] for row in before.rows(file.stem) if row.get("lockstep") and "measure" in row}
+        bars += [(f"{file.stem}: {row['measure'].split(', against')[0]}", row["lockstep"] / old[row["measure"]])
+                 for row in after.rows(file.stem) if row.get("lockstep") and row.get("measure") in old]
+    bars = sorted(set(bars), key=lambda bar: bar[1])
+    if not bars:
+        sys.exit(f"{before.folder} and {after.folder} have no row of the same benchmark")
+    figure, axes = plt.subplots(figsize=(9, 0.8 + 0.26 * len(bars)))
+    for i, (_, ratio) in enumerate(bars):
+        axes.barh(i, ratio - 1, left=1, color=OTHER if ratio < 0.99 else "#c23b3b" if ratio > 1.01 else FLOOR, height=0.68)
+        axes.text(max(ratio, 1) + 0.01, i, f"{ratio:.3f}", va="center", fontsize=8)
+    axes.axvline(1, color="#1f2933", linewidth=1)
+    axes.set_yticks(range(len(bars)), [label for label, _ in bars], fontsize=8)
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel(f"after / before (grey: within 1%), {after.name}")
+    file = after.folder / "compared.svg"
+    figure.savefig(file, metadata={"Date": None}, bbox_inches="tight", pad_inches=0.15)
+    print(file)
 
 
 def steps(machines):
@@ -280,8 +335,11 @@ def loss(machines):
 
 
 if __name__ == "__main__":
-    chosen = [Machine(folder) for folder in sys.argv[1:]]
-    if not chosen:
-        sys.exit("usage: plot.py FOLDER...")
-    for draw in (overview, readme, all_reduce, steps, scaling, loss):
+    chosen = [Machine(folder) for folder in sys.argv[1:] if folder != "--compare"]
+    if not chosen or ("--compare" in sys.argv and len(chosen) != 2):
+        sys.exit("usage: plot.py FOLDER..., or plot.py --compare BEFORE AFTER")
+    if "--compare" in sys.argv:
+        compare(*chosen)
+        sys.exit()
+    for draw in (overview, readme, all_reduce, ranks, steps, scaling, loss):
         draw(chosen)

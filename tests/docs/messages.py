@@ -139,7 +139,7 @@ RUNNING = (
 
 
 def cell(text):
-    return re.sub(r"([<|])", r"\\\1", text)
+    return re.sub(r"([<|[*])", r"\\\1", text)
 
 
 def tables(root):

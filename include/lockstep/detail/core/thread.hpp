@@ -61,7 +61,8 @@ class Thread {
   /// Runs `work()`, and calls `report(std::exception_ptr)` on that thread if it throws. Throws an
   /// `Error` where no thread can be created; the caller has to stop those that it started before.
   template <class Work, class Report>
-  Thread(ThreadName name, Work work, Report report, Signals signals = Signals::blocked) {
+  [[gnu::noinline]] Thread(ThreadName name, Work work, Report report,
+                           Signals signals = Signals::blocked) {
     auto run = [work = std::move(work), report = std::move(report),
                 recorder = recorder_of_thread()]() mutable {
       recorder_of_thread() = std::move(recorder);

@@ -7,6 +7,7 @@
 #include <cerrno>
 
 #include "lockstep/detail/observe/display.hpp"
+#include "lockstep/detail/observe/stragglers.hpp"
 #include "lockstep/detail/store/protocol.hpp"
 
 LOCKSTEP_COLD_BEGIN
@@ -130,6 +131,82 @@ LOCKSTEP_INLINE void ProgressDisplay::write(std::string_view text) {
 }  // namespace lockstep
 
 namespace lockstep::detail {
+
+LOCKSTEP_INLINE double waiting_share(Rank job_rank, std::uint64_t since) {
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> waits;
+  const std::uint64_t now = ticks_now();
+  for_each_recorder(job_rank, [&](const FlightRecorder& recorder) {
+    const std::vector<CallRecord> records = recorder.records();
+    if (records.size() == FlightRecorder::kept) since = std::max(since, records.front().scheduled);
+    for (const CallRecord& record : records)
+      if (record.started != 0) waits.emplace_back(record.scheduled, record.started);
+  });
+  std::ranges::sort(waits);  // those of buckets overlap
+  std::uint64_t waited = 0, counted = since;
+  for (const auto& [begin, end] : waits) {
+    if (end <= counted) continue;
+    waited += end - std::max(begin, counted);
+    counted = end;
+  }
+  return now > since ? static_cast<double>(waited) / static_cast<double>(now - since) : 0;
+}
+
+LOCKSTEP_INLINE std::optional<Straggler> find_straggler(std::span<const double> shares) {
+  constexpr double worth_a_line = 0.15;
+  if (shares.size() < 2) return {};
+  const auto least = std::ranges::min_element(shares);
+  double others = 0;
+  for (const double& share : shares)
+    if (&share != &*least) others += share / static_cast<double>(shares.size() - 1);
+  if (others - *least < worth_a_line || *least > others / 4) return {};
+  return Straggler{Rank{static_cast<std::size_t>(least - shares.begin())}, others - *least};
+}
+
+/// With many ranks rank 0 asks less often, for a request per rank.
+LOCKSTEP_INLINE StragglerWatch::StragglerWatch(const Session& session, Milliseconds pause)
+    : pause_(std::max(pause, Milliseconds(10 * session.world().value()))),
+      next_(session.world().value() == 1 ? std::chrono::steady_clock::time_point::max()
+                                         : std::chrono::steady_clock::now() + pause_),
+      known_(session.rank() == Rank{0} ? session.world().value() : 0) {}
+
+/// A store that fails is for the next collective to report, which knows who has died.
+LOCKSTEP_INLINE std::string StragglerWatch::look(Session& session) {
+  const auto now = std::chrono::steady_clock::now();
+  if (now < next_) return {};
+  next_ = now + pause_;
+  try {
+    return compare(session);
+  } catch (const Error&) {
+    next_ = std::chrono::steady_clock::time_point::max();
+    return {};
+  }
+}
+
+LOCKSTEP_INLINE std::string StragglerWatch::compare(Session& session) {
+  const auto key = [](std::size_t rank) { return text({"lockstep/waits/", rank}); };
+  const double own = waiting_share(session.membership().job_rank.value_or(session.rank()),
+                                   std::exchange(since_, ticks_now()));
+  const std::string told = text({++looks_, " ", static_cast<std::size_t>(std::lround(1000 * own))});
+  if (known_.empty()) {
+    session.store().set(key(session.rank().value()), told);
+    return {};
+  }
+  std::vector<double> shares{own};
+  bool all_new = true;
+  for (std::size_t rank = 1; rank != known_.size(); ++rank) {
+    const std::string now_told = session.store().try_get(key(rank)).value_or("");
+    all_new &= std::exchange(known_[rank], now_told) != now_told;
+    shares.push_back(std::strtod(now_told.c_str() + now_told.find(' ') + 1, nullptr) / 1000);
+  }
+  if (!all_new) return {};
+  const std::optional<Straggler> found = find_straggler(shares);
+  const std::optional<Rank> before =
+      std::exchange(last_, found ? std::optional(found->rank) : std::nullopt);
+  if (!found || before != found->rank || named_ == found->rank) return {};
+  named_ = found->rank;
+  return text({"rank ", found->rank, " is slow: the others wait for it in ",
+               static_cast<std::size_t>(std::lround(100 * found->share)), "% of the time"});
+}
 
 LOCKSTEP_INLINE std::string packed_names(const Tally& tally) {
   store_protocol::Writer packed;

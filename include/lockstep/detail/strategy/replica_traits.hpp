@@ -7,6 +7,7 @@
 #include "lockstep/detail/comm/collective.hpp"
 #include "lockstep/detail/hook/hook.hpp"
 #include "lockstep/detail/model/model.hpp"
+#include "lockstep/detail/observe/observers.hpp"
 #include "lockstep/detail/optim/schedule.hpp"
 #include "lockstep/detail/policy/pack.hpp"
 #include "lockstep/detail/strategy/feature/join.hpp"

@@ -2,6 +2,7 @@
 #pragma once
 /// @file `Trainer<Model, Policies...>`: a model and an order-free pack of policies as one job.
 
+#include "lockstep/detail/observe/stragglers.hpp"
 #include "lockstep/detail/trainer/epochs.hpp"
 #include "lockstep/detail/trainer/predictions.hpp"
 #include "lockstep/detail/trainer/wrappers.hpp"
@@ -160,7 +161,8 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
         comm_(connect(session)),
         wrapped_(wrap(session, comm_, std::forward<Source>(source), options_)),
         feed_(session, wrapped_),
-        progress_(session.rank(), options_) {
+        progress_(session.rank(), options_),
+        stragglers_(session) {
     static_cast<void>(&program_has_job<void>);  // instantiates its initializer
     sampler_options_.seed = options_.seed;
     // If ranks use all cores, a loading thread would only take time from the model.
@@ -828,6 +830,8 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   [[gnu::cold, gnu::noinline]] void after_step() {
     if (!has_begun_) begin_checkpoints(SaveMoment::first_step);
     if (!progress_.is_in_loop()) save_if_due();
+    const std::string straggler = stragglers_.look(session_);
+    if (!straggler.empty() && !progress_.display.is_quiet()) progress_.display.print(straggler);
   }
   /// Runs between two batches of a loop, and after each update of an exhausted rank.
   void save_if_due() {
@@ -869,6 +873,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   SamplerOptions sampler_options_;
   LoaderOptions loader_options_;
   EpochProgress progress_;
+  StragglerWatch stragglers_;
   decltype(std::declval<wrapper&>().loss_meter()) losses_ = wrapped_.loss_meter();
   std::uint64_t own_samples_ = 0;  // of this rank in this loop, if `joins`
   std::exception_ptr failure_;     // in a loop that a `break` has ended

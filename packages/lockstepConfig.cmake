@@ -1,0 +1,26 @@
+# find_package(lockstep): what `./x install`, `cmake --install` and the packages put beside this file.
+include("${CMAKE_CURRENT_LIST_DIR}/lockstepComponents.cmake")
+if(NOT TARGET lockstep::lockstep)
+  get_filename_component(lockstep_prefix "${CMAKE_CURRENT_LIST_DIR}/../../.." ABSOLUTE)
+  add_library(lockstep::lockstep INTERFACE IMPORTED)
+  target_compile_features(lockstep::lockstep INTERFACE cxx_std_20)
+  target_compile_options(lockstep::lockstep INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:-fno-math-errno>")
+  target_include_directories(lockstep::lockstep SYSTEM INTERFACE "${lockstep_prefix}/include")
+  if(EXISTS "${lockstep_CCCL}/cuda/std/mdspan")
+    target_include_directories(lockstep::lockstep SYSTEM INTERFACE "${lockstep_CCCL}")
+  endif()
+  add_library(lockstep::compiled STATIC IMPORTED)
+  set_target_properties(lockstep::compiled PROPERTIES
+    IMPORTED_LOCATION "${lockstep_prefix}/lib/liblockstep.a"
+    INTERFACE_COMPILE_DEFINITIONS LOCKSTEP_COMPILED
+    INTERFACE_LINK_LIBRARIES lockstep::lockstep)
+endif()
+foreach(lockstep_component IN LISTS lockstep_FIND_COMPONENTS)
+  lockstep_add_component(${lockstep_component})
+  if(lockstep_missing STREQUAL "")
+    set(lockstep_${lockstep_component}_FOUND TRUE)
+  elseif(lockstep_FIND_REQUIRED_${lockstep_component})
+    set(lockstep_FOUND FALSE)
+    set(lockstep_NOT_FOUND_MESSAGE "${lockstep_missing}")
+  endif()
+endforeach()
