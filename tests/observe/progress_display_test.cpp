@@ -193,6 +193,13 @@ BOOST_AUTO_TEST_CASE(a_summary_is_a_line_for_people_and_one_for_programs) {
   all.scores = Scores({{"accuracy", 0.97123, 10000}});
   BOOST_TEST(all.text() ==
              "epoch 3/10  812 steps  loss 0.4123  accuracy 0.9712  3200 samples/s  8.1 s");
+  all.tokens = 1024;
+  all.flops = 1e9;
+  all.peak_flops = 8e12;
+  BOOST_TEST(
+      all.text() ==
+      "epoch 3/10  812 steps  loss 0.4123  accuracy 0.9712  3200 samples/s  3276800 tokens/s  "
+      "3200 GFLOP/s (40.0% of the peak)  8.1 s");
   const auto read = nlohmann::json::parse(all.json().text());
   BOOST_TEST(read.at("epoch") == 3);
   BOOST_TEST(read.at("samples") == 812 * 32);

@@ -151,8 +151,8 @@ std::map<int, nlohmann::json> records(const std::string& path) {
   for (std::string line; std::getline(file, line);) {
     nlohmann::json record = nlohmann::json::parse(line);
     if (!record.contains("epoch")) continue;
-    for (const char* time :
-         {"seconds", "data_seconds", "step_seconds", "evaluate_seconds", "epoch_seconds"})
+    for (const char* time : {"seconds", "data_seconds", "step_seconds", "evaluate_seconds",
+                             "epoch_seconds", "run_seconds", "resident_bytes"})
       record.erase(time);
     all[record["epoch"]] = record;
   }

@@ -816,6 +816,46 @@ BOOST_AUTO_TEST_CASE(a_record_says_where_the_time_went) {
   }
 }
 
+/// A model that says its arithmetic, and a batch that says its tokens.
+struct CountedLine : Line {
+  static double flops(const auto& batch) { return 6e3 * static_cast<double>(batch.size()); }
+};
+struct CountedPoints : Points {
+  std::size_t token_count() const { return 10 * size(); }
+};
+
+BOOST_AUTO_TEST_CASE(a_record_has_the_throughput_that_model_and_batch_say) {
+  char path[] = "/tmp/lockstep-log-XXXXXX";
+  BOOST_REQUIRE(mkstemp(path) >= 0);
+  TrainerOptions options;
+  options.log = path;
+  options.peak_flops = 1e6;
+  run<Trainer<CountedLine>>(
+      2,
+      [&](auto& job) {
+        const InMemoryDataset<double, double> data = points_of_line(16);
+        for (auto epoch : job.epochs(1)) {
+          for (const auto& batch : epoch.batches(data, 4)) {
+            CountedPoints counted;
+            static_cast<Points&>(counted) = batch;
+            job.step(counted);
+          }
+        }
+        require(job.summary().tokens == 10 && job.summary().flops == 6e3, "a sample's work");
+      },
+      options);
+  const std::vector<nlohmann::json> lines = taken_lines(path);
+  BOOST_REQUIRE(lines.size() == 2u);
+  const auto field = [&](const char* name) { return lines[1].at(name).get<double>(); };
+  const double samples_per_second = 16 / field("seconds");
+  const auto close = boost::test_tools::tolerance(1e-6);
+  BOOST_TEST(field("tokens_per_second") == 10 * samples_per_second, close);
+  BOOST_TEST(field("flops_per_second") == 6e3 * samples_per_second, close);
+  BOOST_TEST(field("mfu") == 6e3 * samples_per_second / 2e6, close);
+  BOOST_TEST(field("run_seconds") >= field("epoch_seconds"));
+  BOOST_TEST(field("resident_bytes") > 1e6);
+}
+
 BOOST_AUTO_TEST_CASE(options_are_taken_out_of_the_arguments) {
   const TrainerOptions options = parse_trainer_options(
       {"program", "--seed", "5", "data", "--log=run.jsonl", "--", "--seed", "6"});

@@ -16,6 +16,7 @@ struct TokenBatch {
   std::size_t length = 0;
 
   std::size_t size() const { return weights.size(); }
+  std::size_t token_count() const { return size() * length; }
 
   /// The whole window of a sample; `inputs` and `targets` are its overlapping parts.
   std::span<Token> row(std::size_t i) {

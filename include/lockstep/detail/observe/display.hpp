@@ -69,6 +69,15 @@ class ProgressDisplay {
     return step(samples);
   }
 
+  /// What a batch of this rank holds and takes, where the batch or the model says it.
+  void count_work(std::uint64_t samples, double flops, double tokens) {
+    work_samples_ += samples;
+    flops_ += flops;
+    tokens_ += tokens;
+  }
+  /// Of all ranks, in a second.
+  void set_peak_flops(double peak) { peak_flops_ = peak; }
+
   /// For callers with work after each step; other runs then need no test for it.
   void look_at_every_step() {
     looks_often_ = true;
@@ -116,6 +125,10 @@ class ProgressDisplay {
   std::uint64_t batches_ = 0;
   double loss_sum_ = 0;
   std::uint64_t loss_samples_ = 0;
+  std::uint64_t work_samples_ = 0;
+  double flops_ = 0;
+  double tokens_ = 0;
+  double peak_flops_ = 0;
   unsigned steps_per_look_ = 1;
   unsigned until_look_ = 1;
   bool looks_often_ = false;

@@ -175,14 +175,6 @@ LOCKSTEP_INLINE void write_prometheus(const std::string& path, const PrometheusT
   }
 }
 
-LOCKSTEP_INLINE double resident_bytes() {
-  unsigned long all = 0;
-  unsigned long resident = 0;
-  const std::string pages = read_file("/proc/self/statm");
-  if (std::sscanf(pages.c_str(), "%lu %lu", &all, &resident) != 2) return 0;
-  return static_cast<double>(resident) * static_cast<double>(::sysconf(_SC_PAGESIZE));
-}
-
 }  // namespace lockstep::detail
 
 namespace lockstep {

@@ -43,6 +43,24 @@ LOCKSTEP_INLINE Scores Tally::scores() const {
   return Scores(std::move(scores));
 }
 
+}  // namespace lockstep
+
+namespace lockstep::detail {
+
+/// `54321 samples/s`, with tokens and arithmetic where they are known.
+LOCKSTEP_INLINE std::string throughput_text(const EpochSummary& now) {
+  std::string line = text({rate_text(now.samples_per_second()), " samples/s"});
+  if (now.tokens > 0) line += text({"  ", rate_text(now.tokens_per_second()), " tokens/s"});
+  if (now.flops > 0) line += text({"  ", rate_text(now.flops_per_second() / 1e9), " GFLOP/s"});
+  if (now.utilisation() > 0)
+    line += text({" (", rate_text(100 * now.utilisation()), "% of the peak)"});
+  return line;
+}
+
+}  // namespace lockstep::detail
+
+namespace lockstep {
+
 LOCKSTEP_INLINE std::string EpochSummary::title() const {
   const std::string of = epochs == 0 ? "" : detail::text({"/", epochs});
   return detail::text({"epoch ", epoch, of});
@@ -54,8 +72,8 @@ LOCKSTEP_INLINE std::string EpochSummary::text() const {
   for (const Score& score : scores) {
     line += detail::text({"  ", score.name, " ", value_text(score.mean)});
   }
-  return detail::text({line, "  ", detail::rate_text(samples_per_second()), " samples/s  ",
-                       detail::duration_text(seconds)});
+  return detail::text(
+      {line, "  ", detail::throughput_text(*this), "  ", detail::duration_text(seconds)});
 }
 
 LOCKSTEP_INLINE JsonLine EpochSummary::json() const {
@@ -64,6 +82,9 @@ LOCKSTEP_INLINE JsonLine EpochSummary::json() const {
   line.add("seconds", seconds);
   if (loss) line.add("loss", *loss);
   for (const Score& score : scores) line.add(score.name, score.mean);
+  if (tokens > 0) line.add("tokens_per_second", tokens_per_second());
+  if (flops > 0) line.add("flops_per_second", flops_per_second());
+  if (flops > 0 && peak_flops > 0) line.add("mfu", utilisation());
   return line;
 }
 
@@ -75,6 +96,8 @@ LOCKSTEP_INLINE void ProgressDisplay::begin_epoch(std::uint64_t epoch, std::uint
   batches_ = batches;
   loss_sum_ = 0;
   loss_samples_ = 0;
+  work_samples_ = 0;
+  flops_ = tokens_ = 0;
   steps_per_look_ = until_look_ = 1;
   begin_ = looked_ = shown_ = detail::DisplayClock::now();
   if (terminal_.is_terminal) show(begin_);
@@ -94,6 +117,11 @@ LOCKSTEP_INLINE EpochSummary ProgressDisplay::summary_at(Time time) const {
   EpochSummary all = now_;
   all.seconds = std::chrono::duration<double>(time - begin_).count();
   if (loss_samples_ > 0) all.loss = loss_sum_ / static_cast<double>(loss_samples_);
+  if (work_samples_ > 0) {
+    all.flops = flops_ / static_cast<double>(work_samples_);
+    all.tokens = tokens_ / static_cast<double>(work_samples_);
+  }
+  all.peak_flops = peak_flops_;
   return all;
 }
 
@@ -131,6 +159,14 @@ LOCKSTEP_INLINE void ProgressDisplay::write(std::string_view text) {
 }  // namespace lockstep
 
 namespace lockstep::detail {
+
+LOCKSTEP_INLINE double resident_bytes() {
+  unsigned long all = 0;
+  unsigned long resident = 0;
+  const std::string pages = read_file("/proc/self/statm");
+  if (std::sscanf(pages.c_str(), "%lu %lu", &all, &resident) != 2) return 0;
+  return static_cast<double>(resident) * static_cast<double>(::sysconf(_SC_PAGESIZE));
+}
 
 LOCKSTEP_INLINE double waiting_share(Rank job_rank, std::uint64_t since) {
   std::vector<std::pair<std::uint64_t, std::uint64_t>> waits;
@@ -273,7 +309,7 @@ LOCKSTEP_INLINE std::string progress_line(const EpochSummary& now, std::uint64_t
     count = detail::text({"  ", blanks, steps, "/", all});
   }
   if (now.loss) loss = detail::text({"  loss ", value_text(*now.loss)});
-  if (now.steps > 0) rate = detail::text({"  ", rate_text(now.samples_per_second()), " samples/s"});
+  if (now.steps > 0) rate = detail::text({"  ", throughput_text(now)});
   if (now.steps > 0 && batches > 0) {
     const std::uint64_t rest = batches - std::min(now.steps, batches);
     const double seconds_each = now.seconds / static_cast<double>(now.steps);

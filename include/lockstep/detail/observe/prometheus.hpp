@@ -28,9 +28,6 @@ class PrometheusText {
 /// Replaces the file at once: a reader never sees a part of it.
 void write_prometheus(const std::string& path, const PrometheusText& metrics, Rank rank);
 
-/// The memory that this process has now, in bytes.
-double resident_bytes();
-
 }  // namespace detail
 
 /// With `--prometheus FILE`, rank 0 writes loss, scores, learning rate, throughput, epoch, updates
@@ -63,6 +60,14 @@ struct Prometheus : Observer<Prometheus> {
                now.samples_per_second())
           .add("lockstep_resident_bytes", "The memory of rank 0's process.",
                detail::resident_bytes());
+      if (now.tokens > 0)
+        text.add("lockstep_tokens_per_second", "Tokens a second, of all ranks.",
+                 now.tokens_per_second());
+      if (now.flops > 0)
+        text.add("lockstep_flops_per_second", "The model's arithmetic a second, of all ranks.",
+                 now.flops_per_second());
+      if (now.utilisation() > 0)
+        text.add("lockstep_mfu", "Model FLOP utilisation, from 0 to 1.", now.utilisation());
       if (now.loss) text.add("lockstep_loss", "The epoch's mean loss so far.", *now.loss);
       for (const Score& score : now.scores) text.add_score(score);
       detail::write_prometheus(path_, text, Rank{0});

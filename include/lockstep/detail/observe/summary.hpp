@@ -19,10 +19,17 @@ struct EpochSummary {
   double seconds = 0;
   std::optional<double> loss = {};  // the mean over samples with a known loss
   Scores scores = {};               // of an evaluation, where there was one
+  double flops = 0;                 // of a sample, by `model.flops(batch)`; 0: it does not say
+  double tokens = 0;                // of a sample
+  double peak_flops = 0;            // of all ranks in a second, by `--peak-flops`; 0: not known
 
   double samples_per_second() const {
     return seconds > 0 ? static_cast<double>(samples) / seconds : 0;
   }
+  double tokens_per_second() const { return tokens * samples_per_second(); }
+  double flops_per_second() const { return flops * samples_per_second(); }
+  /// Model FLOP utilisation: the share of the peak that the model's own arithmetic takes.
+  double utilisation() const { return peak_flops > 0 ? flops_per_second() / peak_flops : 0; }
 
   /// `epoch 3/10`
   std::string title() const;
@@ -36,6 +43,9 @@ struct EpochSummary {
 }  // namespace lockstep
 
 namespace lockstep::detail {
+
+/// The memory that this process has now, in bytes.
+double resident_bytes();
 
 /// Times epochs and evaluations, never a step: the rest of the loop over the data counts as steps.
 class PhaseTimes {

@@ -76,7 +76,7 @@ class EventFile {
 }  // namespace detail
 
 /// Event files that TensorBoard opens, with `--tensorboard FOLDER`, from rank 0: loss, learning
-/// rate and samples a second once a second and at the end of each epoch, scores and histograms of
+/// rate, throughput and memory once a second and at the end of each epoch, scores and histograms of
 /// parameters and of the last gradients at the end of each epoch.
 struct TensorBoard : Observer<TensorBoard> {
   static constexpr std::string ObserverPaths::* path = &ObserverPaths::tensorboard;
@@ -96,7 +96,7 @@ struct TensorBoard : Observer<TensorBoard> {
       using namespace std::chrono_literals;
       if (!file_ || std::chrono::steady_clock::now() - written_ < 1s) return;
       for (const auto& [name, value] : last_) file_->add("step/" + name, value, job.updates());
-      file_->add("step/samples_per_second", job.summary().samples_per_second(), job.updates());
+      add_throughput("step/", job);
       written_ = std::chrono::steady_clock::now();
     }
     void after_epoch(auto& job) {
@@ -106,7 +106,7 @@ struct TensorBoard : Observer<TensorBoard> {
       const std::uint64_t step = job.updates();
       if (epoch.loss) file_->add("epoch/loss", *epoch.loss, step);
       file_->add("epoch/learning_rate", job.learning_rate(), step);
-      file_->add("epoch/samples_per_second", epoch.samples_per_second(), step);
+      add_throughput("epoch/", job);
       for (const Score& score : epoch.scores) file_->add("epoch/" + score.name, score.mean, step);
       if constexpr (!Job::on_gpus) {
         const auto add = [&](const char* what) {
@@ -121,6 +121,18 @@ struct TensorBoard : Observer<TensorBoard> {
     }
 
    private:
+    void add_throughput(const std::string& prefix, auto& job) {
+      const EpochSummary now = job.summary();
+      const auto add = [&](const char* name, double value) {
+        if (value > 0) file_->add(prefix + name, value, job.updates());
+      };
+      add("samples_per_second", now.samples_per_second());
+      add("tokens_per_second", now.tokens_per_second());
+      add("flops_per_second", now.flops_per_second());
+      add("mfu", now.utilisation());
+      add("resident_bytes", detail::resident_bytes());
+    }
+
     std::optional<detail::EventFile> file_;  // on rank 0
     std::vector<std::pair<std::string, double>> last_;
     std::chrono::steady_clock::time_point written_{};

@@ -9,6 +9,7 @@
 #include "lockstep/detail/core/scope_guard.hpp"
 #include "lockstep/detail/core/thread.hpp"
 #include "lockstep/detail/observe/observers.hpp"
+#include "lockstep/detail/observe/summary.hpp"
 
 namespace lockstep {
 
@@ -174,6 +175,9 @@ struct Trace : Observer<Trace> {
 
     void count(const char* name, double value) { Trace::count(name, value); }
     void after_step() { recording_.take_calls(); }
+    void at_interval(auto&) {
+      if (detail::Tracer::of_thread() != nullptr) Trace::count("memory", detail::resident_bytes());
+    }
     void before_end() { recording_.take_calls(true); }
 
    private:

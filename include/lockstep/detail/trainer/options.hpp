@@ -37,6 +37,7 @@ struct TrainerOptions {
   std::optional<ProgressStyle> progress{};  ///< overrides `--progress`
   std::string data{};                       ///< `--data FOLDER`, or "generated"
   ObserverPaths observers{};                ///< `--trace FILE`, ...
+  double peak_flops = 0;                    ///< `--peak-flops N`: of a rank's device, in a second
   std::vector<std::string> arguments;       ///< the rest, the program's name first
   detail::CheckpointFlags checkpoint{};  ///< `--checkpoint`, `--checkpoint-every`, `--resume`, ...
 };
@@ -52,6 +53,7 @@ inline constexpr Flag trainer_flags[] = {
     {"--trace", "FILE", "with Observers<Trace>: what all ranks do and when, for Perfetto"},
     {"--tensorboard", "FOLDER", "with Observers<TensorBoard>: event files, from rank 0"},
     {"--prometheus", "FILE", "with Observers<Prometheus>: metrics as text, from rank 0"},
+    {"--peak-flops", "989e12", "of a rank's device in a second: the model's share is shown"},
     {"--data", "FOLDER", "where data sets are; generated makes them up"},
     {"--checkpoint", "DIR", "save the job's state in this folder"},
     {"--checkpoint-every", "5m", "how often: 30s, 5m, 1h, or a number of updates (every epoch)"},

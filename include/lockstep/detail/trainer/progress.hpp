@@ -164,6 +164,7 @@ class EpochProgress {
   }
   void take_metrics(const TrainingProgress& progress);
 
+  const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
   TrainingProgress now_;  // without scores; `metrics` only if `is_closed`
   std::optional<TrainingProgress> resumed_;
   std::vector<std::pair<std::string, JsonLine>> fields_;  // of the epoch's record

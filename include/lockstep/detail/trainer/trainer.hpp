@@ -170,6 +170,9 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     if constexpr (is_one_process) busy = wrapped_.replicas();
     loader_options_.workers = has_free_core(busy) ? 1 : 0;
     loader_options_.timed = !options_.log.empty() && session.rank() == Rank{0};
+    std::size_t devices = world_size().value();
+    if constexpr (is_one_process) devices = wrapped_.replicas();
+    progress_.display.set_peak_flops(options_.peak_flops * static_cast<double>(devices));
     if (progress_.log) log_run(typename Policies::pack{});
   }
   BasicTrainer(const BasicTrainer&) = delete;
@@ -248,6 +251,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
       samples = row_count(batch);
     }
     losses_.add(loss, samples);
+    count_work(batch, samples);
     if constexpr (joins) own_samples_ += samples;
     const std::size_t ranks = comm_.world_size().value();
     const bool looks = progress_.display.step(samples * ranks, losses_.latest());
@@ -827,6 +831,19 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     }
   }
   /// Follows every step of jobs that save. A loop over data saves later, when its body has ended.
+  /// For throughput, where the model says its arithmetic or the batch its tokens.
+  template <class Batch>
+  void count_work([[maybe_unused]] const Batch& batch, [[maybe_unused]] std::size_t samples) {
+    constexpr bool has_flops =
+        requires(const Model& model) { static_cast<double>(model.flops(batch)); };
+    constexpr bool has_tokens = requires { static_cast<double>(batch.token_count()); };
+    if constexpr (has_flops || has_tokens) {
+      double flops = 0, tokens = 0;
+      if constexpr (has_flops) flops = static_cast<double>(wrapped_.model().flops(batch));
+      if constexpr (has_tokens) tokens = static_cast<double>(batch.token_count());
+      progress_.display.count_work(samples, flops, tokens);
+    }
+  }
   [[gnu::cold, gnu::noinline]] void after_step() {
     if (!has_begun_) begin_checkpoints(SaveMoment::first_step);
     if (!progress_.is_in_loop()) save_if_due();

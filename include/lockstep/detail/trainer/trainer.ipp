@@ -101,6 +101,10 @@ LOCKSTEP_INLINE TrainerOptions parse_trainer_options(const std::vector<std::stri
     if (name == "--trace") options.observers.trace = value;
     if (name == "--tensorboard") options.observers.tensorboard = value;
     if (name == "--prometheus") options.observers.prometheus = value;
+    if (name == "--peak-flops") {
+      options.peak_flops = detail::parse_positive<double>(
+          flag, value.size(), "give what a rank's device computes in a second, for example 989e12");
+    }
     if (name == "--log" || name == "--record") {
       if (!options.log.empty()) {
         detail::fail("launch", {"--log and --record are the same option, and both are given"},
@@ -188,9 +192,23 @@ LOCKSTEP_INLINE void EpochProgress::log_run(
 }
 
 LOCKSTEP_INLINE void EpochProgress::set_field(std::string_view name, JsonLine field) {
-  constexpr std::string_view own[] = {
-      "epoch", "epochs",       "steps",        "samples",          "seconds",       "loss",
-      "lr",    "data_seconds", "step_seconds", "evaluate_seconds", "epoch_seconds", "run"};
+  constexpr std::string_view own[] = {"epoch",
+                                      "epochs",
+                                      "steps",
+                                      "samples",
+                                      "seconds",
+                                      "loss",
+                                      "lr",
+                                      "data_seconds",
+                                      "step_seconds",
+                                      "evaluate_seconds",
+                                      "epoch_seconds",
+                                      "run",
+                                      "tokens_per_second",
+                                      "flops_per_second",
+                                      "mfu",
+                                      "resident_bytes",
+                                      "run_seconds"};
   if (std::ranges::find(own, name) != std::end(own))
     fail("log_field", {"'", name, "' is a field that lockstep writes"}, "give it another name",
          Rank{0});
@@ -319,7 +337,9 @@ LOCKSTEP_INLINE void EpochProgress::report_epoch(double learning_rate) {
   if (!printed_ && !display.is_quiet()) display.print(now.text());
   if (!log) return;
   JsonLine record = now.json().add("lr", learning_rate);
-  record.add(times.json(now.seconds));
+  record.add(times.json(now.seconds)).add("resident_bytes", resident_bytes());
+  record.add("run_seconds",
+             std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count());
   for (const auto& [name, field] : fields_) record.add(field);
   fields_.clear();
   log.write(record);
