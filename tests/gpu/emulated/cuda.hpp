@@ -114,6 +114,14 @@ inline cudaError_t cudaEventQuery(cudaEvent_t event) {
   if (const cudaError_t error = emulated::check_event("a query", event)) return error;
   return emulated::Gpu::get().query(event);
 }
+inline cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
+  emulated::count(__func__);
+  if (const cudaError_t error = emulated::check_event("a time", begin)) return error;
+  if (const cudaError_t error = emulated::check_event("a time", end)) return error;
+  if (const cudaError_t error = emulated::Gpu::get().query(end)) return error;
+  const std::chrono::duration<float, std::milli> between = end->time - begin->time;
+  return *milliseconds = between.count(), cudaSuccess;
+}
 inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   emulated::count(__func__);
   if (const cudaError_t error = emulated::check_event("a wait", event)) return error;

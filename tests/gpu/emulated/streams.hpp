@@ -57,6 +57,7 @@ struct CUevent_st {
   std::atomic<bool> is_destroyed = false;
   std::uint64_t recorded = 0;                  // how often
   std::uint64_t reached = 0;                   // which record
+  std::chrono::steady_clock::time_point time;  // when it was reached
   std::vector<cudaStream_t> waiting;           // streams to be woken then
   std::shared_ptr<emulated::Capture> capture;  // where it was recorded last, if that was a capture
   std::vector<std::size_t> tails;              // its nodes that it stands for
@@ -319,7 +320,10 @@ class Gpu {
   }
 
   void reach(CUevent_st& event, std::uint64_t number) {
-    if (event.reached < number) event.reached = number;
+    if (event.reached < number) {
+      event.reached = number;
+      event.time = std::chrono::steady_clock::now();
+    }
     for (cudaStream_t stream : std::exchange(event.waiting, {})) stream->changed.notify_all();
     finished_.notify_all();
   }

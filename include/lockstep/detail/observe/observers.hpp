@@ -45,6 +45,8 @@ struct Observer {
     constexpr Watch(Session&, const ObserverPaths&) {}
     /// A number of the step that ends.
     constexpr void count(const char* /*name*/, double /*value*/) {}
+    /// The job is made.
+    constexpr void after_begin(auto& /*job*/) {}
     constexpr void after_step() {}
     /// After a step, some ten times a second, or after each where steps are long.
     constexpr void at_interval(auto& /*job*/) {}
@@ -72,6 +74,7 @@ struct Observers : detail::ValuePolicy<axes::Observers> {
     constexpr Watch(Session& session, const ObserverPaths& paths)
         : Each::Watch(session, paths)... {}
     constexpr void count(const char* name, double value) { (Each::Watch::count(name, value), ...); }
+    constexpr void after_begin(auto& job) { (Each::Watch::after_begin(job), ...); }
     constexpr void after_step() { (Each::Watch::after_step(), ...); }
     constexpr void at_interval(auto& job) { (Each::Watch::at_interval(job), ...); }
     constexpr void after_epoch(auto& job) { (Each::Watch::after_epoch(job), ...); }

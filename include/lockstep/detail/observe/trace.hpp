@@ -34,7 +34,10 @@ struct TraceEvent {
 class TraceTrack {
  public:
   TraceTrack();
+  /// Of what has no thread, and has its times in nanoseconds of `steady_clock`.
+  explicit TraceTrack(std::string name) : name_(std::move(name)), is_measured_(true) {}
 
+  bool is_measured() const { return is_measured_; }
   const std::string& name() const { return name_; }
   void add(const TraceEvent& event) {
     const std::size_t at = count_.load(std::memory_order_relaxed);
@@ -53,6 +56,7 @@ class TraceTrack {
   bool add_chunk(std::size_t number);
 
   std::string name_;
+  bool is_measured_ = false;
   std::array<std::unique_ptr<TraceEvent[]>, most_chunks> chunks_;
   std::atomic<std::size_t> count_{0};
 };
@@ -69,6 +73,9 @@ class Tracer {
     if (left_.fetch_sub(1, std::memory_order_relaxed) > 0) [[likely]]
       track().add(event);
   }
+  /// Adds what a device has measured, in nanoseconds of `steady_clock`, to a track of this name.
+  /// One thread may do so.
+  void add_measured(std::string_view name, const TraceEvent& event);
   /// Keeps the collectives since the last call, before the flight recorder overwrites them.
   void take_calls(bool all = false);
 

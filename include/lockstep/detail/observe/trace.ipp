@@ -45,6 +45,20 @@ LOCKSTEP_INLINE TraceTrack& Tracer::track() {
   return *known.track;
 }
 
+LOCKSTEP_INLINE void Tracer::add_measured(std::string_view name, const TraceEvent& event) {
+  if (left_.fetch_sub(1, std::memory_order_relaxed) <= 0) return;
+  const auto same = [&](const auto& track) {
+    return track->is_measured() && track->name() == name;
+  };
+  std::unique_lock lock(mutex_);
+  auto found = std::ranges::find_if(tracks_, same);
+  if (found == tracks_.end())
+    found = tracks_.insert(found, std::make_unique<TraceTrack>(std::string(name)));
+  TraceTrack& track = **found;
+  lock.unlock();
+  track.add(event);
+}
+
 LOCKSTEP_INLINE void Tracer::take_calls(bool all) {
   for_each_recorder(rank_, [&](const FlightRecorder& recorder) {
     const auto same = [&](const Group& group) {
@@ -72,14 +86,15 @@ LOCKSTEP_INLINE std::string Tracer::bytes() const {
   const std::lock_guard lock(mutex_);
   out.u32(static_cast<std::uint32_t>(tracks_.size()));
   for (const auto& track : tracks_) {
-    out.text(track->name());
+    out.text(track->name()).u32(track->is_measured());
+    const auto time_of = [&](std::uint64_t at) { return track->is_measured() ? at : time(at); };
     std::uint32_t count = 0;
     track->for_each([&](const TraceEvent&) { ++count; });
     out.u32(count);
     track->for_each([&](const TraceEvent& event) {
       if (count-- == 0) return;  // what a thread adds meanwhile is left out
       out.text(event.name).u64(event.number).u64(event.bytes);
-      out.u64(time(event.begin)).u64(time(event.end));
+      out.u64(time_of(event.begin)).u64(time_of(event.end));
     });
   }
   out.u32(static_cast<std::uint32_t>(groups_.size()));
@@ -127,6 +142,7 @@ class RecordedRank {
   };
   struct Track {
     std::string name;
+    bool is_measured;  // by a GPU
     std::vector<Event> events;
   };
 
@@ -144,7 +160,8 @@ class RecordedRank {
     };
     lost = in.u64();
     for (std::uint32_t t = in.u32(); in.ok() && t != 0; --t) {
-      Track& track = tracks.emplace_back(Track{std::string(in.text()), {}});
+      Track& track = tracks.emplace_back(Track{std::string(in.text()), false, {}});
+      track.is_measured = in.u32() != 0;
       for (std::uint32_t n = in.u32(); in.ok() && n != 0; --n) {
         const std::string_view name = in.text();
         const std::uint64_t number = in.u64();
@@ -237,7 +254,8 @@ class TraceFile {
     for (std::size_t t = 0; t != rank.tracks.size(); ++t) {
       name_row("thread_name", number, t + 1, rank.tracks[t].name);
       sort_row("thread_sort_index", number, t + 1, t);
-      for (const auto& event : rank.tracks[t].events) write_event(event, number, t + 1);
+      for (const auto& event : rank.tracks[t].events)
+        write_event(event, number, t + 1, rank.tracks[t].is_measured);
     }
     for (std::size_t g = 0; g != rank.groups.size(); ++g) {
       const auto& group = rank.groups[g];
@@ -257,7 +275,9 @@ class TraceFile {
               .add("tid", 0));
   }
 
-  void write_event(const RecordedRank::Event& event, std::size_t rank, std::size_t track) {
+  /// The categories are those of PyTorch's profiler.
+  void write_event(const RecordedRank::Event& event, std::size_t rank, std::size_t track,
+                   bool is_of_gpu) {
     if (event.end == 0) {
       double value = 0;
       std::memcpy(&value, &event.number, sizeof value);
@@ -271,7 +291,9 @@ class TraceFile {
     if (event.bytes != 0) arguments.add("bytes", event.bytes);
     JsonLine line;
     line.add("ph", "X")
-        .add("cat", is_step ? "user_annotation" : "cpu_op")
+        .add("cat", is_of_gpu ? "gpu_user_annotation"
+                    : is_step ? "user_annotation"
+                              : "cpu_op")
         .add("name", is_step ? text({event.name, "#", event.number}) : std::string(event.name))
         .add("pid", rank)
         .add("tid", track);

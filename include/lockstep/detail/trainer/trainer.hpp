@@ -174,6 +174,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     if constexpr (is_one_process) devices = wrapped_.replicas();
     progress_.display.set_peak_flops(options_.peak_flops * static_cast<double>(devices));
     if (progress_.log) log_run(typename Policies::pack{});
+    watch_.after_begin(*this);
   }
   BasicTrainer(const BasicTrainer&) = delete;
   BasicTrainer& operator=(const BasicTrainer&) = delete;
@@ -186,6 +187,12 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   Rank rank() const { return session_.rank(); }
   WorldSize world_size() const { return session_.world(); }
   const Membership& membership() const { return session_.membership(); }
+  /// The rank's compute stream: what a program enqueues there is ordered with steps.
+  auto stream() const
+    requires requires(const Comm& comm) { comm.gpu().stream(); }
+  {
+    return comm_.gpu().stream();
+  }
   /// `job.option("epochs", 8)` is 8, or the value of `--epochs`: see `ProgramOptions::option`. The
   /// job's first operation throws for given options that the program has not asked for.
   auto option(std::string_view name, auto otherwise, std::string_view help = {}) {
