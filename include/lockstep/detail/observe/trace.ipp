@@ -325,8 +325,8 @@ class TraceFile {
     if (waited && last->time > call.scheduled)
       add_at(line("wait", text({"waits for rank ", last->rank})), call.scheduled,
              std::min(last->time, end), JsonLine().add("waited_for", last->rank));
-    add_at(JsonLine().add("ph", "C").add("name", "bytes").add("pid", rank), end, 0,
-           JsonLine().add("bytes", sent));
+    add_at(JsonLine().add("ph", "C").add("name", "bytes so far").add("pid", rank), end, 0,
+           JsonLine().add("bytes so far", sent));
   }
 
   const Arrival* last_arrival(const std::string& group, std::uint64_t sequence) const {

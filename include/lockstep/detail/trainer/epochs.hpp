@@ -54,7 +54,7 @@ class EpochBatches {
     using difference_type = std::ptrdiff_t;
 
     explicit Iterator(EpochBatches& batches)
-        : batches_(&batches), at_(batches.trainer_.fetch([&] { return batches.loader_.begin(); })) {
+        : batches_(&batches), at_(batches.trainer_.fetch_batch([&] { return batches.loader_.begin(); })) {
       look();
     }
 
@@ -62,7 +62,7 @@ class EpochBatches {
     const value_type* operator->() const { return &*at_; }
     Iterator& operator++() {
       batches_->trainer_.end_batch();
-      batches_->trainer_.fetch([&] { ++at_; });
+      batches_->trainer_.fetch_batch([&] { ++at_; });
       look();
       return *this;
     }

@@ -292,6 +292,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     fetch([&] {
       std::size_t batches = 0;
       for (const auto& batch : feed_.make(source, shares, options)) {
+        [[maybe_unused]] const span span_of_forward({"forward"});
         wrapped_.evaluate(batch, tally);
         ++batches;
       }
@@ -603,8 +604,13 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
 
   /// `f()` takes batches from a loader. With `Feed`, a reader's failure aborts all ranks.
   auto fetch(const auto& f) -> decltype(f()) {
-    [[maybe_unused]] const span span_of_data({"DataLoader"});
     return abort_on_exception_of<!feed::sends>(comm_, f);
+  }
+
+  /// A loop waits for its next batch.
+  auto fetch_batch(const auto& f) -> decltype(f()) {
+    [[maybe_unused]] const span span_of_data({"DataLoader"});
+    return fetch(f);
   }
 
   template <class Train, class Test, class OnEpoch, class OnStep>
