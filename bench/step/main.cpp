@@ -13,6 +13,7 @@
 #include "comparison_table.hpp"
 #include "convnet.hpp"
 #include "load.hpp"
+#include "lockstep/trace.hpp"
 #include "measure.hpp"
 #include "mlp.hpp"
 #include "models.hpp"
@@ -112,6 +113,38 @@ std::array<Times, ways> measure(const Batch& batch, Clock::time_point deadline) 
   return result;
 }
 
+/// The MLP's step on two ranks while a trace is recorded, and without the policy.
+std::pair<Times, Times> measure_traced(Clock::time_point deadline) {
+  const SharedMemory memory(sizeof(Common));
+  Common& common = *memory.as<Common>();
+  const auto file = detail::shm::Engine::make_file(WorldSize{2});
+  const std::string address = detail::shm::Engine::address(file);
+  const auto batch = random_batch<float, int>(32, 784, 10);
+  run_ranks(2, deadline, [&](std::size_t rank) {
+    ShmCommunicator<2> comm(Rank{rank}, WorldSize{2}, detail::shm::Engine::open(address),
+                            std::chrono::minutes(1));
+    const auto plain = make_ddp<Network, World<2>>(comm);
+    const auto traced = make_ddp<Network, World<2>, Observers<Trace>>(comm);
+    plain->optimizer().lr = traced->optimizer().lr = 0.01;
+    const auto tracer = std::make_shared<detail::Tracer>(10'000'000, Rank{rank});
+    const Contestant recording{"traced", {}, [&](std::size_t, std::size_t iterations) {
+                                 detail::recorder_of_thread() = tracer;
+                                 for (std::size_t i = 0; i < iterations; ++i) {
+                                   const Trace::Span step({"ProfilerStep", i});
+                                   traced->step(batch);
+                                   tracer->take_calls();
+                                 }
+                                 detail::recorder_of_thread().reset();
+                               }};
+    Stand stand(common.track, rank, 2);
+    const auto times = stand.race({recording, contestant("plain", *plain, batch)}, 0);
+    if (rank != 0) return;
+    common.times[shared] = summary(times[0]);
+    common.times[replicated] = summary(times[1]);
+  });
+  return {common.times[shared], common.times[replicated]};
+}
+
 /// The step of example 06's network on two ranks, with batch norms over the samples of both, and
 /// over those of each.
 std::pair<Times, Times> measure_convnet(Clock::time_point deadline) {
@@ -178,6 +211,7 @@ int main() try {
   ComparisonTable table;
   const auto linear = measure<Linear>(random_batch<float, float>(4, 10, 2), deadline);
   const auto mlp = measure<Network>(random_batch<float, int>(32, 784, 10), deadline);
+  const auto [traced, plain] = measure_traced(deadline);
   const auto [synced, local] = measure_convnet(deadline);
   const auto [fused, apart] = measure_update(2, deadline);
   const auto each = [&](const std::string& name, const char* script, const auto& times,
@@ -198,6 +232,7 @@ int main() try {
   };
   each("Linear(10,1), batch 4", "linear", linear, 50);
   each("MLP 784-256-256-10, batch 32", "mlp", mlp, 1.5);
+  table.row("MLP 784-256-256-10, batch 32, W=2, traced / not", traced, plain, 1.02, true);
   table.row("ConvNet of example 06, batch 64, W=2, Norms<Local> against PyTorch DDP + Gloo", local,
             torch_step("convnet", "ddp", 2), 1.5);
   table.row("ConvNet, W=2, Norms<Synced> over Norms<Local>", synced, local, 1.05, true);

@@ -232,7 +232,7 @@ LOCKSTEP_INLINE std::string StragglerWatch::compare(Session& session) {
   for (std::size_t rank = 1; rank != known_.size(); ++rank) {
     const std::string now_told = session.store().try_get(key(rank)).value_or("");
     all_new &= std::exchange(known_[rank], now_told) != now_told;
-    shares.push_back(std::strtod(now_told.c_str() + now_told.find(' ') + 1, nullptr) / 1000);
+    shares.push_back(std::strtod(now_told.c_str() + (now_told.find(' ') + 1), nullptr) / 1000);
   }
   if (!all_new) return {};
   const std::optional<Straggler> found = find_straggler(shares);
