@@ -16,6 +16,7 @@
 
 #include "lockstep/detail/comm/hierarchical/hosts.hpp"
 #include "lockstep/detail/comm/shm/communicator.hpp"
+#include "lockstep/detail/core/json.hpp"
 
 namespace lockstep::detail {
 

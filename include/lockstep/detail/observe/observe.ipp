@@ -5,6 +5,8 @@
 #include <fcntl.h>
 #include <unistd.h>
 #include <cerrno>
+#include <cmath>
+#include <cstdlib>
 
 #include "lockstep/detail/observe/display.hpp"
 #include "lockstep/detail/observe/stragglers.hpp"
