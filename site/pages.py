@@ -66,12 +66,14 @@ def shown(path):
 
 def navigation():
     """docs/README.md's tables: each one a section, each link of it a page."""
-    sections, lines = [{"lockstep": ["index.md", "contents.md", {"API reference": "api/index.html"}]}], (ROOT / "docs/README.md").read_text().splitlines()
+    sections, lines = [{"lockstep": [{"Overview": "index.md"}, {"All pages": "contents.md"}, {"API reference": "api/index.html"}]}], (ROOT / "docs/README.md").read_text().splitlines()
     for line in lines:
         if title := re.match(r"\| ([a-z ]+) \| \|", line):
             sections.append({title.group(1).capitalize(): []})
         elif line.startswith("| ") and len(sections) > 1:
             first, second = line.split("|")[1:3]
+            if first.strip() == "Notes on measurements":
+                sections.append({"Measurements": []})
             entries = sections[-1][next(iter(sections[-1]))]
             for name, target in re.findall(r"\[([^\]]+)\]\(([^)#\s]+\.md)\)", first if "](" in first else second):
                 entries.append({name[0].upper() + name[1:]: page_of(posixpath.normpath(f"docs/{target}"))})
