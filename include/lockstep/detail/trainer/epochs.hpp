@@ -54,7 +54,8 @@ class EpochBatches {
     using difference_type = std::ptrdiff_t;
 
     explicit Iterator(EpochBatches& batches)
-        : batches_(&batches), at_(batches.trainer_.fetch_batch([&] { return batches.loader_.begin(); })) {
+        : batches_(&batches),
+          at_(batches.trainer_.fetch_batch([&] { return batches.loader_.begin(); })) {
       look();
     }
 
