@@ -7,6 +7,7 @@
 #include <boost/test/unit_test.hpp>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 
 #include "launch/watchdog.hpp"
@@ -30,6 +31,10 @@ struct FileLimits : LongCase {
 
 BOOST_FIXTURE_TEST_CASE(a_thousand_and_four_thousand_ranks_meet, FileLimits) {
   for (const std::size_t ranks : {1000u, 4096u}) {
+    if (ranks > 1000 && std::getenv("LOCKSTEP_LONG") == nullptr) {
+      say_skipped("a job of " + std::to_string(ranks) + " emulated ranks (./x test --long)");
+      continue;
+    }
     if (detail::prefer_open_files(2 * ranks + 256) < 2 * ranks + 256) {
       say_skipped("a job of " + std::to_string(ranks) +
                   " emulated ranks (they need more open files: ulimit -Hn)");
