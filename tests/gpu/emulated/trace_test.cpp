@@ -46,8 +46,12 @@ std::map<std::size_t, std::vector<OnTrack>> gpu_tracks() {
   std::string words[] = {"program", "--ranks=2", "--progress=none", "--trace=" + path};
   char* argv[] = {words[0].data(), words[1].data(), words[2].data(), words[3].data()};
   BOOST_TEST(launch<Job>(4, argv, [](Job& job) {
-               for (std::size_t s = 0; s < steps; ++s)
+               for (std::size_t s = 0; s < steps; ++s) {
+                 // The program's own current GPU is another.
+                 check_cuda(cudaSetDevice(1 - static_cast<int>(job.rank().value())),
+                            "cudaSetDevice");
                  job.step(labelled<double>(reference_batch(4, width, classes, 0, 0)));
+               }
              }) == 0);
   std::map<std::size_t, std::vector<OnTrack>> tracks;
   const auto trace = nlohmann::json::parse(contents(path));

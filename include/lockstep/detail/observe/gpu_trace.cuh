@@ -4,7 +4,7 @@
 
 #include <deque>
 
-#include "lockstep/detail/device/cuda/runtime.cuh"
+#include "lockstep/detail/device/cuda/gpu.cuh"
 #include "lockstep/detail/observe/trace.hpp"
 
 namespace lockstep {
@@ -46,7 +46,10 @@ class TimedEvent {
 /// Spans on a rank's compute stream. Their times are known once the stream has passed them.
 class GpuSpans {
  public:
-  GpuSpans(Tracer& tracer, cudaStream_t stream) : tracer_(tracer), stream_(stream) { set_base(); }
+  GpuSpans(Tracer& tracer, const Gpu& gpu)
+      : tracer_(tracer), gpu_(gpu.index()), stream_(gpu.stream()), base_(make()) {
+    set_base();
+  }
   GpuSpans(const GpuSpans&) = delete;
   GpuSpans& operator=(const GpuSpans&) = delete;
 
@@ -108,14 +111,20 @@ class GpuSpans {
     last_ = std::chrono::steady_clock::now();
     base_time_ = last_.time_since_epoch();
   }
+  /// An event is of the GPU that is current when it is made, which the program may have changed.
+  TimedEvent make() const {
+    const OnGpu current(gpu_);
+    return {};
+  }
   TimedEvent take() {
-    if (free_.empty()) return {};
+    if (free_.empty()) return make();
     TimedEvent event = std::move(free_.back());
     free_.pop_back();
     return event;
   }
 
   Tracer& tracer_;
+  std::size_t gpu_;
   cudaStream_t stream_;
   TimedEvent base_;
   std::chrono::steady_clock::time_point last_;
@@ -162,9 +171,8 @@ struct GpuTrace : Observer<GpuTrace> {
 
     void after_begin(auto& job) {
       detail::Tracer* const tracer = detail::Tracer::of_thread();
-      if constexpr (requires { job.stream(); }) {
-        if (tracer != nullptr)
-          detail::GpuSpans::of_thread() = &spans_.emplace(*tracer, job.stream());
+      if constexpr (requires { job.gpu(); }) {
+        if (tracer != nullptr) detail::GpuSpans::of_thread() = &spans_.emplace(*tracer, job.gpu());
       }
     }
     void after_step() {

@@ -93,6 +93,7 @@ class RejectedJob {
   std::size_t state_bytes() const;
   std::size_t gradient_bytes() const;
   RejectedJob on_device() const;
+  RejectedJob gpu() const;
 
   // Of wrappers.
 

@@ -187,11 +187,11 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   Rank rank() const { return session_.rank(); }
   WorldSize world_size() const { return session_.world(); }
   const Membership& membership() const { return session_.membership(); }
-  /// The rank's compute stream: what a program enqueues there is ordered with steps.
-  auto stream() const
-    requires requires(const Comm& comm) { comm.gpu().stream(); }
+  /// The rank's GPU. What a program enqueues on its `stream()` is ordered with steps.
+  const auto& gpu() const
+    requires requires(const Comm& comm) { comm.gpu(); }
   {
-    return comm_.gpu().stream();
+    return comm_.gpu();
   }
   /// `job.option("epochs", 8)` is 8, or the value of `--epochs`: see `ProgramOptions::option`. The
   /// job's first operation throws for given options that the program has not asked for.
@@ -248,8 +248,8 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   template <class Set, class Batch>
   typename wrapper::Loss step(const Set& set, const Batch& batch) {
     require_all_ranks("step");
-    [[maybe_unused]] const span span_of_step({"ProfilerStep", wrapped_.updates()});
     [[maybe_unused]] const auto on = wrapped_.first().on_device();
+    [[maybe_unused]] const span span_of_step({"ProfilerStep", wrapped_.updates()});
     const auto loss = feed_.run_guarded([&] { return wrapped_.step(set, batch); });
     std::size_t samples = 1;
     if constexpr (requires { batch.size(); }) {
