@@ -224,12 +224,13 @@ def ranks(machines):
 
 def compare(before, after):
     """Two runs of the same benchmarks: what each row that both have takes now, as a share of what it took."""
-    bars = []
+    ratios = {}  # a row of lockstep's stands beside each of its peers
     for file in sorted(after.folder.glob("*.json")):
         old = {row["measure"]: row["lockstep"] for row in before.rows(file.stem) if row.get("lockstep") and "measure" in row}
-        bars += [(f"{file.stem}: {row['measure'].split(', against')[0]}", row["lockstep"] / old[row["measure"]])
-                 for row in after.rows(file.stem) if row.get("lockstep") and row.get("measure") in old]
-    bars = sorted(set(bars), key=lambda bar: bar[1])
+        for row in after.rows(file.stem):
+            if row.get("lockstep") and row.get("measure") in old:
+                ratios[f"{file.stem}: {row['measure'].split(', against')[0]}"] = row["lockstep"] / old[row["measure"]]
+    bars = sorted(ratios.items(), key=lambda bar: bar[1])
     if not bars:
         sys.exit(f"{before.folder} and {after.folder} have no row of the same benchmark")
     figure, axes = plt.subplots(figsize=(9, 0.8 + 0.26 * len(bars)))
