@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <sstream>
 #include <string>
 
@@ -16,9 +15,10 @@ inline std::size_t thread_count() {
   std::size_t count = 0;
   for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
     std::ifstream file(task.path() / "stat");
-    const std::string stat{std::istreambuf_iterator<char>(file), {}};
+    std::string stat;
+    std::getline(file, stat, '\0');  // where the thread ends meanwhile, reading fails, too
     const std::size_t name = stat.rfind(')');
-    if (name == std::string::npos) continue;  // it has ended since
+    if (name == std::string::npos) continue;
     // State, parent, group, session, terminal, the terminal's group, flags: proc(5).
     std::istringstream fields(stat.substr(name + 1));
     std::string before;
