@@ -23,7 +23,7 @@ template <std::size_t Ranks>
 class Safety {
  public:
   Safety(const std::string& address, std::size_t rank, std::size_t bytes)
-      : engine_(lockstep::Rank{rank}, lockstep::WorldSize{Ranks},
+      : engine_({"safety", lockstep::Rank{rank}, lockstep::WorldSize{Ranks}, lockstep::Rank{rank}},
                 lockstep::detail::shm::Engine::open(address), std::chrono::minutes(1)),
         data_{reinterpret_cast<float*>(engine_.allocate(bytes, false)), bytes / sizeof(float)} {
     const auto ticket = post(data_.size());
