@@ -133,58 +133,36 @@ if has_config("gloo") then
         add_links("gloo")
     target_end()
 
-    target("network_job")
-        set_kind("binary")
-        set_targetdir("$(projectdir)/build/tests")
-        add_deps("lockstep_compiled")
-        if has_clang then
-            set_toolset("cxx", clang)
-            add_cxflags(clang_flags, {force = true})
-        else
-            collect_late()
-        end
-        add_files("network/job.cpp")
+    -- Programs of ranks that communicate through Gloo.
+    local function gloo_program(name, file)
+        target(name)
+            set_kind("binary")
+            set_targetdir("$(projectdir)/build/tests")
+            add_deps("lockstep_compiled")
+            if has_clang then
+                set_toolset("cxx", clang)
+                add_cxflags(clang_flags, {force = true})
+            else
+                collect_late()
+            end
+            add_files(file)
+            add_links("gloo")
+            add_syslinks("pthread", "z")
+            set_optimize("none")
+    end
+
+    gloo_program("network_job", "network/job.cpp")
         add_includedirs("../examples")
         add_sysincludedirs("$(eigen)")
-        add_links("gloo")
-        add_syslinks("pthread", "z")
         set_optimize("fast")  -- it trains in a dozen of jobs, whose ranks share the machine
     target_end()
 
     -- A training to which something happens (tests/faults/run).
-    target("faults_job")
-        set_kind("binary")
-        set_targetdir("$(projectdir)/build/tests")
-        add_deps("lockstep_compiled")
-        if has_clang then
-            set_toolset("cxx", clang)
-            add_cxflags(clang_flags, {force = true})
-        else
-            collect_late()
-        end
-        add_files("faults/job.cpp")
-        add_links("gloo")
-        add_syslinks("pthread")
-        set_optimize("none")
+    gloo_program("faults_job", "faults/job.cpp")
     target_end()
-end
 
--- Jobs that are slow for a known reason, whose traces tests/trace/run looks at.
-if has_config("gloo") then
-    target("slow")
-        set_kind("binary")
-        set_targetdir("$(projectdir)/build/tests")
-        add_deps("lockstep_compiled")
-        if has_clang then
-            set_toolset("cxx", clang)
-            add_cxflags(clang_flags, {force = true})
-        else
-            collect_late()
-        end
-        add_files("trace/slow.cpp")
-        add_links("gloo")
-        add_syslinks("pthread")
-        set_optimize("none")
+    -- Jobs that are slow for a known reason, whose traces tests/trace/run looks at.
+    gloo_program("slow", "trace/slow.cpp")
     target_end()
 end
 

@@ -12,35 +12,16 @@ namespace lockstep {
 namespace detail {
 
 /// A CUDA event that knows its time.
-class TimedEvent {
+class TimedEvent : public CudaEvent {
  public:
-  TimedEvent() {
-    cudaEvent_t event = nullptr;
-    check_cuda(cudaEventCreateWithFlags(&event, cudaEventDefault), "cudaEventCreate");
-    event_.reset(event);
-  }
-  void record(cudaStream_t stream) const {
-    check_cuda(cudaEventRecord(event_.get(), stream), "cudaEventRecord");
-  }
-  bool test() const {
-    const cudaError_t state = cudaEventQuery(event_.get());
-    if (state == cudaErrorNotReady) return false;
-    check_cuda(state, "cudaEventQuery");
-    return true;
-  }
-  void synchronize() const {
-    check_cuda(cudaEventSynchronize(event_.get()), "cudaEventSynchronize");
-  }
+  TimedEvent() : CudaEvent(cudaEventDefault) {}
+
   /// Of two events that are over.
   std::chrono::nanoseconds since(const TimedEvent& earlier) const {
     float milliseconds = 0;
-    check_cuda(cudaEventElapsedTime(&milliseconds, earlier.event_.get(), event_.get()),
-               "cudaEventElapsedTime");
+    check_cuda(cudaEventElapsedTime(&milliseconds, earlier.get(), get()), "cudaEventElapsedTime");
     return std::chrono::nanoseconds(static_cast<std::int64_t>(double{milliseconds} * 1e6));
   }
-
- private:
-  std::unique_ptr<std::remove_pointer_t<cudaEvent_t>, CudaDelete<cudaEventDestroy>> event_;
 };
 
 /// Spans on a rank's compute stream. Their times are known once the stream has passed them.

@@ -70,11 +70,7 @@ inline void check_launch(const char* kernel) {
 /// A CUDA event without timing, which makes it cheap.
 class CudaEvent {
  public:
-  CudaEvent() {
-    cudaEvent_t event = nullptr;
-    check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
-    event_.reset(event);
-  }
+  CudaEvent() : CudaEvent(cudaEventDisableTiming) {}
 
   cudaEvent_t get() const { return event_.get(); }
 
@@ -93,6 +89,13 @@ class CudaEvent {
     if (state == cudaErrorNotReady) return false;
     check_cuda(state, "cudaEventQuery");
     return true;
+  }
+
+ protected:
+  explicit CudaEvent(unsigned flags) {
+    cudaEvent_t event = nullptr;
+    check_cuda(cudaEventCreateWithFlags(&event, flags), "cudaEventCreate");
+    event_.reset(event);
   }
 
  private:
