@@ -57,7 +57,7 @@ if has_config("gpu") then
     target_end()
 
     -- The parts of these that are on a GPU.
-    for name, files in pairs({checkpoint = {"checkpoint/gpu.cu"}, loader = {"loader/gpu.cu"}, norm = {"norm/gpu.cu"}, zero = {"zero/gpu.cu"}}) do
+    for name, files in pairs({checkpoint = {"checkpoint/gpu.cu"}, loader = {"loader/gpu.cu"}, norm = {"norm/gpu.cu"}, zero = {"zero/gpu.cu"}, fully_sharded = {"fully_sharded/gpu.cu"}}) do
         target("bench_" .. name .. "_gpu")
             set_kind("binary")
             set_default(false)
