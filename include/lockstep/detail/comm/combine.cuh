@@ -146,14 +146,15 @@ class StreamPasses : public StreamCopies {
     if (!is_device(out.data())) return HostPasses::combine(gathered, out, op);
     const std::uintptr_t bits = reinterpret_cast<std::uintptr_t>(gathered.data()) |
                                 reinterpret_cast<std::uintptr_t>(out.data()) | out.size_bytes();
-    const Combination<T, GatheredValues<T>, 1> work{
+    using E = SameElement<T>;
+    const Combination<E, GatheredValues<E>, 1> work{
         {gathered.data(), out.size()},
         {out.data()},
         PacketPass::cut<T>(out.size(), bits),
         0,
         1,
         static_cast<unsigned>(gathered.size() / out.size())};
-    launch_kernel<detail::combine<T, Op, GatheredValues<T>, 1>>(
+    launch_kernel<detail::combine<E, Op, GatheredValues<E>, 1>>(
         "combine", stream_, work.pass.template grid<T>(most_blocks), PacketPass::threads, work, op);
   }
 
