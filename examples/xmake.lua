@@ -108,7 +108,7 @@ if has_torch() then
     local links = {}
     for _, file in ipairs(os.files(path.join(os.scriptdir(), "*/*.cpp"))) do
         local name = path.join(path.filename(path.directory(file)), name_of(file))
-        if name_of(file) ~= "all" and (has_config("gloo") or name ~= "from_pytorch/groups") then table.insert(links, name) end
+        if name_of(file) ~= "all" and (has_config("gloo") or (name ~= "from_pytorch/groups" and name ~= "from_pytorch/fully_shard")) then table.insert(links, name) end
     end
     target("from_pytorch")
         set_kind("binary")

@@ -48,6 +48,9 @@ namespace log_loss {
 namespace groups {
 #include "groups.cpp"
 }
+namespace fully_shard {
+#include "fully_shard.cpp"
+}
 #endif
 namespace lmdb_leaders {
 #include "lmdb_leaders.cpp"
@@ -78,6 +81,7 @@ int main(int argc, char** argv) {
   if (name == "log_loss") return log_loss::main(argc, argv);
 #if LOCKSTEP_HAS_GLOO
   if (name == "groups") return groups::main(argc, argv);
+  if (name == "fully_shard") return fully_shard::main(argc, argv);
 #endif
   if (name == "lmdb_leaders") return lmdb_leaders::main(argc, argv);
   if (name == "amp") return amp::main(argc, argv);

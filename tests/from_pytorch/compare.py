@@ -173,8 +173,10 @@ def compare_all():
     pair("log_loss", 2)
     if (programs / "groups").exists():
         pair("groups", 4, tolerance=2e-6)
+        for ranks in (2, 4):
+            pair("fully_shard", ranks, tolerance=1e-6)
     else:
-        print("skipped: groups with their own backend (no gloo/allreduce.h here)")
+        print("skipped: groups with their own backend and sharded parameters (no gloo/allreduce.h here)")
     if lmdb:
         write_points()
         pair("lmdb_leaders", 4, "--data", data, tolerance=2e-6)

@@ -15,9 +15,12 @@
 #include <type_traits>
 #include <vector>
 
+#include "contents.hpp"
 #include "gpu/check_names.hpp"
 #include "gpu/plain_mlp.cuh"
 #include "lockstep/lockstep.cuh"
+#include "lockstep/nvtx.cuh"
+#include "lockstep/trace.cuh"
 #include "train/checkpoint_files.hpp"
 #if LOCKSTEP_HAS_NCCL
 #include "lockstep/nccl.cuh"
@@ -102,6 +105,32 @@ auto train_from(const Hold& hold) {
     run_epochs_on(train, test, job, 0.01, 4, seen);
     return seen;
   };
+}
+
+/// A job that records what its GPU does, and NVTX ranges: every step is on the track of its rank's
+/// compute stream.
+template <class BackendPolicy>
+Seen train_traced(Session& session) {
+  using J = Job<BackendPolicy, Observers<Trace, GpuTrace, Nvtx>>;
+  Seen seen;
+  Job<BackendPolicy> other(session);
+  TrainerOptions options;
+  options.observers.trace =
+      "/tmp/lockstep-traced-" + std::to_string(other.broadcast(::getpid())) + ".json";
+  {
+    J job(session, detail::DefaultModel{}, options);
+    run_epochs(job, 0.01, 4, seen);
+  }
+  if (session.rank() == Rank{0}) {
+    const std::string trace = contents(options.observers.trace);
+    std::filesystem::remove(options.observers.trace);
+    std::size_t spans = 0;
+    for (std::size_t at = 0; (at = trace.find("gpu_user_annotation", at)) != trace.npos; ++at)
+      ++spans;
+    if (spans < 16 * 3 * session.world().value())  // steps, and the phases of each
+      throw std::runtime_error("traced: " + std::to_string(spans) + " spans of GPUs");
+  }
+  return seen;
 }
 
 /// A `break` out of the batches, one out of the epochs, and more epochs after that.
@@ -295,6 +324,7 @@ void run_checks(Session& session) {
   run("home", stay_at_home<J>, stay_at_home<Alone>);
   run("zero", train_and_evaluate<Job<BackendPolicy, Sharding<ZeroRedundancy>>>,
       train_and_evaluate<Alone>);
+  run("traced", train_traced<BackendPolicy>, train_and_evaluate<Alone>);
   const auto resident = [](const auto& data) { return DeviceResident(data); };
   const auto pinned = [](const auto& data) { return Pinned(data); };
   run("resident", train_from<J>(resident), train_and_evaluate<Alone>);

@@ -101,6 +101,17 @@ BOOST_AUTO_TEST_CASE(adamw_decays_the_parameter) {
                plain::Adam{.lr = 0.02, .weight_decay = 0.5, .decoupled = true});
 }
 
+// Both means of a constant gradient are it, once corrected: each step is one learning rate. In
+// float, 1 - beta2 computed from a rounded beta2 would be off by 5e-5.
+BOOST_AUTO_TEST_CASE(adam_in_float_is_biased_by_no_rounded_beta) {
+  float state[2] = {0, 0};
+  for (std::size_t step = 1; step <= 50; ++step) {
+    float parameter = 0;
+    AdamW::at<float>({.weight_decay = 0}, 1, step)(parameter, 0.5f, state);
+    BOOST_TEST(std::abs(parameter + 1) < 2e-6, step << ": " << parameter);
+  }
+}
+
 BOOST_AUTO_TEST_CASE(a_pass_scales_before_the_rule) {
   std::array<double, 2> parameters{1, 2};
   const std::array<double, 2> gradients{4, 8};

@@ -34,9 +34,10 @@ struct AdamRule : Choice<axes::Optimizer> {
 
   template <class A>
   struct Update {
-    A rate;  // with the bias correction of the first mean
-    A beta1;
+    A rate;   // with the bias correction of the first mean
+    A rest1;  // 1 - beta1, and 1 - beta2: in float, a subtraction would lose half of their digits
     A beta2;
+    A rest2;
     A unbias;  // bias correction of the second mean's root
     A eps;
     A decay;
@@ -47,8 +48,8 @@ struct AdamRule : Choice<axes::Optimizer> {
       } else {
         gradient += decay * parameter;
       }
-      state[0] += (1 - beta1) * (gradient - state[0]);
-      state[1] = beta2 * state[1] + (1 - beta2) * gradient * gradient;
+      state[0] += rest1 * (gradient - state[0]);
+      state[1] = beta2 * state[1] + rest2 * gradient * gradient;
       parameter -= rate * state[0] / (sqrt(state[1]) * unbias + eps);
     }
   };
@@ -61,8 +62,9 @@ struct AdamRule : Choice<axes::Optimizer> {
     const double bias1 = 1 - std::pow(options.beta1, steps);
     const double bias2 = 1 - std::pow(options.beta2, steps);
     return {static_cast<A>(lr / bias1),
-            static_cast<A>(options.beta1),
+            static_cast<A>(1 - options.beta1),
             static_cast<A>(options.beta2),
+            static_cast<A>(1 - options.beta2),
             static_cast<A>(1 / std::sqrt(bias2)),
             static_cast<A>(options.eps),
             static_cast<A>(Decoupled ? 1 - lr * options.weight_decay : options.weight_decay)};

@@ -46,9 +46,10 @@ struct StreamCombination {
 
 template <std::size_t Ranks, class T, class Op>
 void launch_combine(const CommStream& comm_stream, const StreamCombination<T>& what, const Op& op) {
-  using Values = RankPointers<T, Ranks>;
+  using E = SameElement<T>;
+  using Values = RankPointers<E, Ranks>;
   if (what.count == 0) return;
-  Combination<T, Values, Values::capacity> work{};
+  Combination<E, Values, Values::capacity> work{};
   std::copy(what.in.begin(), what.in.end(), work.values.at);
   std::copy(what.out.begin(), what.out.end(), work.out);
   work.pass = PacketPass::cut<T>(what.count, bits_of(what.in) | bits_of(what.out) |
@@ -58,7 +59,7 @@ void launch_combine(const CommStream& comm_stream, const StreamCombination<T>& w
   work.ranks = static_cast<unsigned>(what.in.size());
   const std::size_t most =
       most_blocks(comm_stream, what.in.size() - comm_stream.ranks, what.pieces);
-  launch_kernel<combine<T, Op, Values, Values::capacity>>(
+  launch_kernel<combine<E, Op, Values, Values::capacity>>(
       "combine", comm_stream.stream, work.pass.template grid<T>(most, what.pieces),
       PacketPass::threads, work, op);
 }
