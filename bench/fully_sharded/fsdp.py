@@ -3,6 +3,7 @@
 #   fsdp.py ddp|fully|kept ROWS                       over Gloo on CPUs, one thread a rank
 #   fsdp.py all ROWS WIDTH float|bfloat16             on one GPU; several ranks share it, with NCCL's sockets between
 # Prints what each program prints.
+import gc
 import json
 import os
 import sys
@@ -82,6 +83,7 @@ def measure(step, count):
 
 for way in ["ddp", "fully", "kept"] if how == "all" else [how]:
     if is_gpu:
+        gc.collect()  # modules refer to each other: the one before would be counted, or would end meanwhile
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated() if is_gpu else 0

@@ -237,22 +237,26 @@ class Ways {
       way.kept =
           static_cast<double>(job->parameter_bytes() + job->gradient_bytes() + job->state_bytes());
       way.used = (after - before) / Ranks;
+      if (Ranks == 1) gathered = scattered = 0;  // a rank alone has no rings
       const double unit = width * width;
       const double shards = divides ? Ranks : 1;
-      // AdamW's two states; with 16-bit parameters their masters, too. Gradients are reduced in
-      // float.
-      const double states = blocks * unit * 4 * (mixed ? 3 : 2) / shards;
+      const double units = blocks / shards;  // of which this rank has its part
+      // AdamW's two states; with 16-bit parameters their masters, too.
+      const double states = units * unit * 4 * (mixed ? 3 : 2);
       const double parameters =
-          gathered == 0 ? blocks * unit * sizeof(T)
-                        : blocks * unit * sizeof(T) / shards + gathered * unit * sizeof(T);
+          (gathered == 0 ? blocks : units + static_cast<double>(gathered)) * unit * sizeof(T);
+      // Several ranks reduce in float, of which a rank keeps its part; what the model writes is T.
+      const double sums = Ranks == 1 ? sizeof(T) : 4;
+      const double written = mixed && Ranks > 1 ? sizeof(T) : 0;
       const double gradients =
-          scattered == 0 ? blocks * unit * 4 : blocks * unit * 4 / shards + scattered * unit * 4;
+          (scattered == 0 ? blocks * (sums + written)
+                          : units * sums + static_cast<double>(scattered) * (sums + written)) *
+          unit;
       way.expected = parameters + gradients + states;
-      way.hidden = hidden_share(*job, gathered);
       seen_.push_back(way);
-    } else {
-      hidden_share(*job, gathered);
     }
+    const double hidden = hidden_share(*job);
+    if (comm_.rank() == Rank{0}) seen_.back().hidden = hidden;
     comm_.barrier();
     steps_.push_back([this, job](int count) {
       for (int i = 0; i < count; ++i) job->step(batch_);
@@ -274,14 +278,14 @@ class Ways {
   }
 
   /// Ten steps' waits for units against as many gathers alone, which nothing hides.
-  double hidden_share(auto& job, std::size_t gathered) {
+  double hidden_share(auto& job) {
     UnitWaits::Record record{comm_.gpu().stream(), {}};
     settle(comm_);
     UnitWaits::of_thread() = &record;
     for (int i = 0; i < 10; ++i) job.step(batch_);
     UnitWaits::of_thread() = nullptr;
     settle(comm_);
-    if (gathered == 0 || record.waits.empty()) return -1;
+    if (record.waits.empty()) return -1;
     double waited = 0;
     for (const auto& wait : record.waits) waited += wait->end.microseconds_since(wait->begin);
     const std::size_t part = width * width / Ranks;

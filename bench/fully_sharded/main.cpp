@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdio>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #if LOCKSTEP_GLOO  // from bench/xmake.lua, which links it as well
@@ -77,11 +78,50 @@ struct Stack {
   std::vector<float> dx;
 };
 
+/// How long this rank waits for units, and how often.
+struct UnitWaits : Observer<UnitWaits> {
+  static inline double microseconds = 0;
+  static inline std::size_t count = 0;
+
+  class Span {
+   public:
+    explicit Span(const SpanName& name)
+        : is_wait_(std::string_view(name.name) == "wait for unit") {}
+    Span(const Span&) = delete;
+    Span& operator=(const Span&) = delete;
+    ~Span() {
+      if (!is_wait_) return;
+      microseconds += std::chrono::duration<double, std::micro>(Clock::now() - begin_).count();
+      ++count;
+    }
+
+   private:
+    bool is_wait_;
+    Clock::time_point begin_ = Clock::now();
+  };
+};
+
+/// The share of gathers that a rank did not wait for: its waits against as many gathers alone.
+void measure_hidden(auto& comm) {
+  if (UnitWaits::count == 0) return;
+  const std::size_t part = Stack::width * Stack::width / comm.world_size().value();
+  std::vector<float> own(part), whole(part * comm.world_size().value());
+  constexpr int gathers = 30;
+  comm.barrier();
+  const auto begin = Clock::now();
+  for (int i = 0; i < gathers; ++i) comm.all_gather(own, whole);
+  const double alone =
+      std::chrono::duration<double, std::micro>(Clock::now() - begin).count() / gathers;
+  if (comm.rank() == Rank{0})
+    std::printf("measured hidden %.3f \n",
+                1 - UnitWaits::microseconds / (alone * static_cast<double>(UnitWaits::count)));
+}
+
 template <class... Policies>
 void run(Session& session) {
   auto comm = detail::make_communicator<CanonicalPolicies<Backend<Gloo>>>(session);
   DistributedDataParallel<Stack, Backend<Gloo>, Optimizer<AdamW>, Buckets<BucketLimits{1, 1}>,
-                          Policies...>
+                          Observers<UnitWaits>, Policies...>
       ddp(comm);
   ddp.optimizer().lr = 1e-4;
   const std::size_t rows = std::stoul(session.arguments().at(2));
@@ -89,6 +129,8 @@ void run(Session& session) {
   RandomStream random(Seed{1});
   for (float& x : batch) x = static_cast<float>(random.normal());
   for (int i = 0; i < 3; ++i) ddp.step(batch);
+  UnitWaits::microseconds = 0;
+  UnitWaits::count = 0;
   std::vector<double> times;
   for (int i = 0; i < 15; ++i) {
     comm.barrier();
@@ -97,6 +139,7 @@ void run(Session& session) {
     times.push_back(std::chrono::duration<double, std::micro>(Clock::now() - begin).count());
   }
   std::sort(times.begin(), times.end());
+  measure_hidden(comm);
   if (session.rank() != Rank{0}) return;
   std::printf("measured step %.1f %.1f\n", times[times.size() / 2], times.front());
   std::printf("measured kept %zu \n",

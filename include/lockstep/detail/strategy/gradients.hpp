@@ -183,7 +183,7 @@ class GradientBuckets {
   }
   std::size_t bytes() const {
     if constexpr (Traits::frees_gradients) return ring_.bytes();
-    return layout_.plan().bytes * (second_ ? 2 : 1);
+    return layout_.plan().bytes * (second_ ? 2 : 1) + reduce_bytes_;
   }
 
   // A backward pass.
@@ -430,8 +430,10 @@ class GradientBuckets {
     Traits::with_element(
         layout_.plan().bucket_table[0].element, [&]<class T>(std::type_identity<T>) {
           if constexpr (!std::is_same_v<T, ReduceType<T>>) {
-            arena = reinterpret_cast<std::byte*>(
-                comm_.template allocate<ReduceType<T>>(layout_.plan().bytes / sizeof(T)).data());
+            const auto all =
+                comm_.template allocate<ReduceType<T>>(layout_.plan().bytes / sizeof(T));
+            reduce_bytes_ = all.size_bytes();
+            arena = reinterpret_cast<std::byte*>(all.data());
           }
         });
     return arena;
@@ -483,6 +485,7 @@ class GradientBuckets {
   const layout_type& layout_;
   [[no_unique_address]] Ring ring_;
   std::byte* arena_;
+  std::size_t reduce_bytes_ = 0;  // of `averages_`, where they have memory of their own
   std::byte* averages_;
   std::optional<typename Execution::Arena> second_;
   Readiness<layout_type> readiness_;

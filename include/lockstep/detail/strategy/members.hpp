@@ -72,7 +72,8 @@ class JobMembers {
   /// Copies predicted outputs into host memory. **Host** blocks.
   void copy_outputs(const auto& rows, void* to) { self().first().copy_outputs(rows, to); }
 
-  /// This rank's bytes of parameters, of optimizer states and of gradients.
+  /// This rank's bytes of parameters, of optimizer states with master weights, and of gradients
+  /// with what they are reduced in.
   auto parameter_bytes() const { return self().first().parameter_bytes(); }
   auto state_bytes() const { return self().first().state_bytes(); }
   auto gradient_bytes() const { return self().first().gradient_bytes(); }

@@ -208,7 +208,8 @@ class Replica {
   void set_epoch(std::uint64_t epoch) { updater_.set_epoch(epoch); }
   double learning_rate() const { return updater_.learning_rate(); }
   std::uint64_t updates() const { return updater_.steps(); }
-  /// The bytes of parameters, of optimizer states, and of gradients, that this rank keeps.
+  /// The bytes of parameters, of optimizer states with master weights, and of gradients with what
+  /// they are reduced in, that this rank keeps.
   std::size_t parameter_bytes() const {
     const auto& plan = layouts_.parameters.plan();
     if constexpr (traits::gathers_parameters)

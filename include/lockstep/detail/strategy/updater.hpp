@@ -64,7 +64,7 @@ class Updater
 
   // States and master weights are packed in the order of the pieces that the rank owns.
 
-  std::size_t state_bytes() const { return states_.bytes(); }
+  std::size_t state_bytes() const { return masters_.bytes() + states_.bytes(); }
   /// Calls `f(parameter, state name, values, first)` for every state, from element `first` on.
   void for_each_state(const auto& f) const {
     for (std::size_t p = 0; p != layout_.infos().size(); ++p) {
