@@ -12,11 +12,14 @@ namespace lockstep {
 
 namespace detail {
 
+template <class Choice>
+inline constexpr bool is_mpi = std::is_same_v<Choice, Mpi> || std::is_same_v<Choice, MpiAnyOrder>;
+
 /// Do ranks, or ranks of different hosts, communicate through MPI?
 template <class Choice>
-inline constexpr bool uses_mpi = std::is_same_v<Choice, Mpi> || std::is_same_v<Choice, MpiAnyOrder>;
+inline constexpr bool uses_mpi = is_mpi<Choice>;
 template <class Inside, class Between>
-inline constexpr bool uses_mpi<Hierarchical<Inside, Between>> = uses_mpi<Between>;
+inline constexpr bool uses_mpi<Hierarchical<Inside, Between>> = is_mpi<Between>;
 
 /// One default per axis. Three depend on other policies: ranks on GPUs communicate through NCCL, so
 /// that `Device<Cuda>` alone moves a job to GPUs; ranks with common memory share parameters, unless
@@ -31,7 +34,7 @@ struct DefaultsFor {
   using DefaultBackend = Backend<std::conditional_t<has_gpu_ranks, Nccl, Shm>>;
   using BackendPolicy = PickOr<DefaultBackend, Ps...>;
   using DefaultProgress =
-      Progress<std::conditional_t<uses_mpi<typename BackendPolicy::choice>, HelperThread, Callers>>;
+      Progress<std::conditional_t<is_mpi<typename BackendPolicy::choice>, HelperThread, Callers>>;
   static constexpr bool shares_parameters =
       shares_memory<StrategyPolicy, DevicePolicy, BackendPolicy> &&
       !PickOr<Hooks<>, Ps...>::has_stages && !PickOr<UnevenInputs<Even>, Ps...>::joins;
