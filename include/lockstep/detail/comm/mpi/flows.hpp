@@ -50,7 +50,7 @@ MPI_Op library_operation() {
         for (int i = 0; i < *count; ++i) to[i] = Op{}.combine(from[i], to[i]);
       };
       check_mpi(MPI_Op_create(combine, 1, &op), "MPI_Op_create");
-      return Process::get().keep(op);
+      return Process::get().keep_operation(op);
     }();
     return made;
   }

@@ -48,7 +48,7 @@ struct Agreement {
       MPI_Datatype bytes = MPI_DATATYPE_NULL;
       check_mpi(MPI_Type_contiguous(sizeof(Agreement), MPI_BYTE, &bytes), "MPI_Type_contiguous");
       check_mpi(MPI_Type_commit(&bytes), "MPI_Type_commit");
-      return Process::get().keep(bytes);
+      return Process::get().keep_type(bytes);
     }();
     return made;
   }
@@ -61,7 +61,7 @@ struct Agreement {
         for (int i = 0; i < *count; ++i) to[i] = merged(from[i], to[i]);
       };
       check_mpi(MPI_Op_create(merge, 1, &op), "MPI_Op_create");
-      return Process::get().keep(op);
+      return Process::get().keep_operation(op);
     }();
     return made;
   }

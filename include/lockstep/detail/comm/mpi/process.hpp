@@ -3,6 +3,7 @@
 /// @file This process in MPI: initialised once, its lock, its thread level, its datatypes.
 
 #include <unistd.h>
+#include <atomic>
 #include <climits>
 #include <cstdlib>
 #include <mutex>
@@ -67,8 +68,8 @@ class Process {
   }
 
   /// Types and operations of MPI that live as long as MPI does.
-  MPI_Datatype keep(MPI_Datatype type) { return types_.emplace_back(type); }
-  MPI_Op keep(MPI_Op operation) { return operations_.emplace_back(operation); }
+  MPI_Datatype keep_type(MPI_Datatype type) { return types_.emplace_back(type); }
+  MPI_Op keep_operation(MPI_Op operation) { return operations_.emplace_back(operation); }
 
   /// A failed call has left memory of the program to MPI, which may still read or write it. From
   /// now on nothing calls MPI, not even MPI_Finalize.
