@@ -158,7 +158,7 @@ class Engine {
   /// An error must come within a second of the timeout.
   static constexpr Milliseconds answer_limit{400};
   /// A rank that fails waits until all others know, so that its launcher does not end them before.
-  static constexpr Milliseconds farewell_limit{500};
+  static constexpr Milliseconds fault_limit{500};
   static constexpr Milliseconds shutdown_limit{2'000};
 
   static std::vector<Engine*>& engines() {
@@ -289,7 +289,7 @@ class Engine {
     } catch (const Error& error) {
       return error;
     } catch (const std::exception& failure) {
-      const Deadline deadline = Deadline::after(farewell_limit);
+      const Deadline deadline = Deadline::after(fault_limit);
       while (!deadline.passed()) {
         if (auto error = check_peers(op)) return *error;
         sleep_for(Milliseconds(5));
@@ -438,7 +438,7 @@ class Engine {
     process_.note_failure();
     if (process_.has_left_memory()) return abandon();
     tell(Note::Kind::fault, reason);
-    const Deadline deadline = Deadline::after(farewell_limit);
+    const Deadline deadline = Deadline::after(fault_limit);
     // What all ranks have agreed on can still be completed, unless one of them is gone.
     const auto holds_memory = [](const auto& op) {
       return op->holds_memory && !op->flow.is_over();
@@ -493,7 +493,7 @@ class Engine {
   void close() {
     try {
       if (!is_broken()) drain();
-      if (!is_broken()) say_goodbye();
+      if (!is_broken()) send_shutdown();
     } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): the fault has been told
     }
     const std::lock_guard lock(process_.mutex());
@@ -501,7 +501,7 @@ class Engine {
       if (process_.has_left_memory() || !Done(sent->request).test())
         static_cast<void>(sent.release());  // MPI may still read it
   }
-  void say_goodbye() {
+  void send_shutdown() {
     const auto op = std::make_shared<Operation>();
     const Deadline deadline = Deadline::after(shutdown_limit);
     std::unique_lock lock(process_.mutex());

@@ -93,6 +93,8 @@ class Process {
         [&] { return MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &level_); });
     if (code != MPI_SUCCESS)
       throw Error(backend, "MPI_Init_thread failed", "start the program with mpirun or srun");
+    // Requests of collectives report their errors to the world in some versions of Open MPI.
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     process_ = ::getpid();
     ::on_exit([](int status, void* self) { static_cast<Process*>(self)->finalize(status); }, this);
   }
