@@ -3,11 +3,11 @@
 //
 //   job BACKEND FAULT RANK STEP [FOLDER]
 //
-// BACKEND is shm, gloo or hierarchical, and mpi in a program for tests/mpi/run. FAULT is what this rank does at this step: throw, skip,
-// sleep (for long), count, type, operation, nan, flip (a bit of a parameter, which all ranks look
-// for), model (it trains another one) or stubborn (all ranks ignore SIGTERM); none: nothing. A rank
-// prints `ready` after a few steps, and at the end a hash of the parameters. With a folder, the job
-// saves every 5 steps and resumes.
+// BACKEND is shm, gloo or hierarchical, and mpi in a program for tests/mpi/run. FAULT is what this
+// rank does at this step: throw, skip, sleep (for long), count, type, operation, nan, flip (a bit
+// of a parameter, which all ranks look for), model (it trains another one) or stubborn (all ranks
+// ignore SIGTERM); none: nothing. A rank prints `ready` after a few steps, and at the end a hash of
+// the parameters. With a folder, the job saves every 5 steps and resumes.
 #include <chrono>
 #include <cmath>
 #include <csignal>

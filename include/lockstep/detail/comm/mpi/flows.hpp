@@ -70,16 +70,18 @@ template <class T>
 struct Part {
   std::vector<int> slices;   // the number of elements of each rank's slice
   std::vector<int> offsets;  // where each slice begins
-  std::vector<int> own;      // my slice's elements, from every rank
+  std::vector<int> sent;     // the slices, without this rank's own, which is read where it is
+  std::vector<int> counts;   // the elements of this rank's slice, from every other rank
   std::vector<int> places;   // where they go
-  std::vector<T> dealt;      // my slice of every rank, in rank order
-  std::vector<T> result;     // my slice, combined, if it must not replace the program's
+  std::vector<T> dealt;      // the slice as all other ranks have it, in rank order
+  std::vector<T> result;     // the slice, combined, if it must not replace the program's
+  std::vector<T*> sources;   // the slice of every rank
   MPI_Request deal = MPI_REQUEST_NULL;
   MPI_Request collect = MPI_REQUEST_NULL;
 
   /// Slices of `n` elements, cut evenly.
   void cut(std::size_t n, std::size_t world) {
-    place(world);
+    resize(world);
     for (std::size_t w = 0; w < world; ++w) {
       const std::size_t begin = n * w / world;
       slices[w] = mpi_count(n * (w + 1) / world - begin);
@@ -88,28 +90,48 @@ struct Part {
   }
   /// Slices of `n` elements each, `stride` apart.
   void stride(std::size_t n, std::size_t stride, std::size_t world) {
-    place(world);
+    resize(world);
     for (std::size_t w = 0; w < world; ++w) {
       slices[w] = mpi_count(n);
       offsets[w] = mpi_count(w * stride);
     }
   }
-  /// Sends every rank its slice of `from`.
+  /// Sends every other rank its slice of `from`.
   void begin(const Operation& op, const T* from) {
-    const auto mine = static_cast<std::size_t>(slices[op.rank.value()]);
-    dealt.resize(std::max(dealt.size(), mine * op.world));
-    for (std::size_t w = 0; w < op.world; ++w) {
-      own[w] = mpi_count(mine);
-      places[w] = mpi_count(w * mine);
+    const std::size_t me = op.rank.value();
+    const auto mine = static_cast<std::size_t>(slices[me]);
+    dealt.resize(std::max(dealt.size(), mine * (op.world - 1)));
+    for (std::size_t w = 0, place = 0; w < op.world; ++w) {
+      sent[w] = w == me ? 0 : slices[w];
+      counts[w] = w == me ? 0 : slices[me];
+      places[w] = mpi_count(place);
+      sources[w] = w == me ? const_cast<T*>(from) + offsets[me] : dealt.data() + place;
+      if (w != me) place += mine;
     }
-    check_mpi(MPI_Ialltoallv(from, slices.data(), offsets.data(), moved_type<T>(), dealt.data(),
-                             own.data(), places.data(), moved_type<T>(), op.comm, &deal),
+    check_mpi(MPI_Ialltoallv(from, sent.data(), offsets.data(), moved_type<T>(), dealt.data(),
+                             counts.data(), places.data(), moved_type<T>(), op.comm, &deal),
               "MPI_Ialltoallv");
+  }
+  /// `out` = op over all ranks' slices, in rank order. `out` may be this rank's.
+  template <class Op>
+  void combine(std::span<T> out, const Op& op) const {
+    const auto unrolled = [&](const auto*... source) {
+#pragma GCC ivdep
+      for (std::size_t i = 0; i < out.size(); ++i) out[i] = combined<T>(op, source[i]...);
+    };
+    if (with_unrolled<dynamic>(std::span<T* const>(sources), unrolled)) return;
+    combine_blocks<dynamic, T>(
+        sources.size(), 0, out.size(), op, [&](std::size_t w) { return sources[w]; },
+        [&](std::size_t i, std::span<const T> results) {
+          copy_elements(results.data(), out.data() + i, results.size());
+        });
   }
 
  private:
-  void place(std::size_t world) {
-    for (std::vector<int>* numbers : {&slices, &offsets, &own, &places}) numbers->resize(world);
+  void resize(std::size_t world) {
+    for (std::vector<int>* numbers : {&slices, &offsets, &sent, &counts, &places})
+      numbers->resize(world);
+    sources.resize(world);
   }
 };
 
@@ -122,7 +144,8 @@ Flow reduce_in_rank_order(Operation& op, C call) {
   constexpr bool scatters = C::kind == CollectiveKind::reduce_scatter;
   constexpr bool keeps = C::kind == CollectiveKind::reduce;  // data stays as it is but on root
   constexpr std::size_t few_bytes = 16 << 10;
-  constexpr std::size_t part_bytes = 256 << 10;
+  constexpr std::size_t part_bytes = 512 << 10;
+  constexpr std::size_t slice_bytes = 32 << 10;  // at least, in a world of many
   co_await op.agreed();
   const std::size_t world = op.world;
   const std::size_t me = op.rank.value();
@@ -147,8 +170,8 @@ Flow reduce_in_rank_order(Operation& op, C call) {
     }
   }
 
-  const std::size_t width = std::max<std::size_t>(
-      1, part_bytes / sizeof(T) * std::max<std::size_t>(world / 4, 1) / (scatters ? world : 1));
+  const std::size_t width =
+      std::max(part_bytes, slice_bytes * world) / sizeof(T) / (scatters ? world : 1);
   std::array<Part<T>, 2> parts;
   const auto deal = [&](std::size_t begin) {
     Part<T>& part = parts[begin / width % 2];
@@ -169,15 +192,14 @@ Flow reduce_in_rank_order(Operation& op, C call) {
     }
     co_await Done(part.deal);
     const auto mine = static_cast<std::size_t>(part.slices[me]);
-    const std::span<const T> dealt(part.dealt.data(), mine * world);
     if constexpr (scatters) {
-      HostPasses::combine(dealt, call.out.subspan(begin, mine), call.op);
+      part.combine(call.out.subspan(begin, mine), call.op);
     } else {
       if (!takes) part.result.resize(mine);
       T* const to = takes ? call.out.data() + begin : nullptr;
       const std::span<T> slice =
           takes ? std::span<T>(to + part.offsets[me], mine) : std::span<T>(part.result);
-      HostPasses::combine(dealt, slice, call.op);
+      part.combine(slice, call.op);
       check_mpi(!keeps  ? MPI_Iallgatherv(MPI_IN_PLACE, 0, type, to, part.slices.data(),
                                           part.offsets.data(), type, op.comm, &part.collect)
                 : takes ? MPI_Igatherv(MPI_IN_PLACE, 0, type, to, part.slices.data(),
