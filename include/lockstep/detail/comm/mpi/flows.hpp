@@ -116,8 +116,10 @@ struct Part {
   template <class Op>
   void combine(std::span<T> out, const Op& op) const {
     const auto unrolled = [&](const auto*... source) {
+      T* const to = out.data();
+      const std::size_t n = out.size();
 #pragma GCC ivdep
-      for (std::size_t i = 0; i < out.size(); ++i) out[i] = combined<T>(op, source[i]...);
+      for (std::size_t i = 0; i < n; ++i) to[i] = combined<T>(op, source[i]...);
     };
     if (with_unrolled<dynamic>(std::span<T* const>(sources), unrolled)) return;
     combine_blocks<dynamic, T>(
