@@ -55,6 +55,12 @@ option("gloo")
     set_default(os.isfile("/usr/include/gloo/allreduce.h"))
 option_end()
 
+option("mpi")
+    set_showmenu(true)
+    set_description("What mpicc -show prints behind the compiler's name, to compile what needs MPI; empty: leave it out")
+    set_default("")
+option_end()
+
 option("lmdb")
     set_showmenu(true)
     set_description("Compile what reads and writes LMDB files")
@@ -111,6 +117,20 @@ function link_cudnn()
         add_ldflags(library, "-Wl,-rpath," .. path.directory(library), {force = true})
     else
         add_links("cudnn")
+    end
+end
+
+-- For the targets that use MPI. Its headers' warnings are not ours.
+function has_mpi()
+    return (get_config("mpi") or "") ~= ""
+end
+function link_mpi()
+    for _, flag in ipairs((get_config("mpi") or ""):split("%s+")) do
+        if flag:startswith("-I") then
+            add_sysincludedirs(flag:sub(3))
+        else
+            add_ldflags(flag, {force = true})
+        end
     end
 end
 

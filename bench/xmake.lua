@@ -20,8 +20,10 @@ for _, main in ipairs(os.files(path.join(os.scriptdir(), "*/main.cpp"))) do
             add_deps("lockstep_compiled", "bench_support")
             add_files(path.join(folder, "*.cpp"))
             add_syslinks("pthread", "z")
-            add_defines("LOCKSTEP_GLOO=" .. (has_config("gloo") and 1 or 0), "LOCKSTEP_LMDB=" .. (has_config("lmdb") and 1 or 0))
-            if (name == "allreduce" or name == "network" or name == "zero" or name == "hooks" or name == "feed" or name == "fully_sharded") and has_config("gloo") then
+            add_defines("LOCKSTEP_GLOO=" .. (has_config("gloo") and 1 or 0), "LOCKSTEP_LMDB=" .. (has_config("lmdb") and 1 or 0),
+                        "LOCKSTEP_MPI=" .. (has_mpi() and 1 or 0))
+            if (name == "allreduce" or name == "step") and has_mpi() then link_mpi() end
+            if (name == "allreduce" or name == "step" or name == "network" or name == "zero" or name == "hooks" or name == "feed" or name == "fully_sharded") and has_config("gloo") then
                 add_links("gloo")
             end
             if name == "launch" then add_includedirs("../tests") end  -- the clients of a large job, emulated

@@ -142,6 +142,8 @@ using lockstep::Membership;
 using lockstep::MemorySharing;
 using lockstep::Min;
 using lockstep::Mixed;
+using lockstep::Mpi;
+using lockstep::MpiAnyOrder;
 using lockstep::Name;
 using lockstep::Named;
 using lockstep::NamedTensor;

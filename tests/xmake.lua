@@ -166,6 +166,28 @@ if has_config("gloo") then
     target_end()
 end
 
+-- Ranks that mpirun starts (tests/mpi/run).
+if has_mpi() then
+    test_program("mpi_tests", {mpi = {"comm/mpi_test.cpp", "train/mpi_parity_test.cpp"}}, lean(address))
+        link_mpi()
+    target_end()
+
+    target("mpi_job")
+        set_kind("binary")
+        set_targetdir("$(projectdir)/build/tests")
+        add_deps("lockstep_compiled")
+        if has_clang then
+            set_toolset("cxx", clang)
+            add_cxflags(clang_flags, {force = true})
+        end
+        add_files("faults/job.cpp")
+        add_defines("LOCKSTEP_MPI=1")
+        link_mpi()
+        add_syslinks("pthread", "z")
+        set_optimize("none")
+    target_end()
+end
+
 -- Trainings of many kinds, which tests/soak/run disturbs. They take minutes to compile, so that no test does: `./x soak`.
 local function soak_program(name, files)
     target(name)

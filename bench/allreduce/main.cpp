@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How long an all-reduce (sum of float) takes: lockstep on memory of its own and on private memory,
-// beside shared memory staged plainly, Gloo over loopback, and what memcpy of as many bytes takes.
+// beside shared memory staged plainly, Gloo over loopback, and what memcpy of as many bytes takes;
+// then through MPI, on ranks that mpirun starts.
 // Ranks are processes. All ways take turns in one run; a batch counts from the first rank's start
 // to the last one's end. Arguments: the world sizes to run, all of them if none is given.
 #include <algorithm>
@@ -18,6 +19,7 @@
 
 #include "load.hpp"
 #include "lockstep/detail/comm/shm/communicator.hpp"
+#include "mpi.hpp"
 #include "peers.hpp"
 #include "report.hpp"
 #include "safety.hpp"
@@ -44,21 +46,6 @@ struct Common {
   std::atomic<std::size_t> without_gloo;  // ranks that could not connect
 };
 
-/// Gloo is left out unless all ranks have it.
-std::function<void(std::span<float>)> connect_gloo(const std::filesystem::path& folder,
-                                                   std::size_t rank, std::size_t ranks,
-                                                   Common& common, Stand& stand) {
-  std::function<void(std::span<float>)> reduce;
-  try {
-    reduce = make_gloo(folder, rank, ranks);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "rank %zu: Gloo: %s\n", rank, error.what());
-  }
-  if (!reduce) ++common.without_gloo;
-  stand.barrier();
-  return common.without_gloo == 0 ? reduce : nullptr;
-}
-
 template <std::size_t W>
 void run_world(std::array<Row, sizes.size()>& rows, Results& results, Clock::time_point deadline) {
   const TemporaryFolder folder;
@@ -79,7 +66,7 @@ void run_world(std::array<Row, sizes.size()>& rows, Results& results, Clock::tim
     std::vector<float> destination(most_count);
     const std::span<float> data = memory;
     PlainStaged peer(plain_memory.as<void>(), rank, W, most_count);
-    const auto gloo_reduce = connect_gloo(folder.path(), rank, W, common, stand);
+    const auto gloo_reduce = connect_gloo(folder.path(), rank, W, common.without_gloo, stand);
 
     std::vector<Contestant> contestants(lanes);
     contestants[arena] = {"lockstep", shared, repeat([&](std::size_t n) {
@@ -121,6 +108,10 @@ void run_world(std::array<Row, sizes.size()>& rows, Results& results, Clock::tim
 }  // namespace
 
 int main(int argc, char** argv) try {
+  if (argc == 3 && argv[1] == std::string("mpi")) {
+    run_mpi_rank(argv[2]);
+    return 0;
+  }
   const Clock::time_point deadline = Clock::now() + time_limit;
   const SharedMemory memory(sizeof(Results));
   Results& results = *memory.as<Results>();
@@ -134,7 +125,12 @@ int main(int argc, char** argv) try {
   if (wanted("2")) run_world<2>(results.rows[0], results, deadline);
   if (wanted("4")) run_world<4>(results.rows[1], results, deadline);
   if (wanted("8")) run_world<8>(results.rows[2], results, deadline);
-  report(results, LOCKSTEP_SOURCE_DIR "/build/bench/allreduce.json");
+  MpiResults through_mpi{};
+  for (std::size_t w = 0; w < mpi_worlds.size(); ++w)
+    if (wanted(std::to_string(mpi_worlds[w]).c_str()))
+      through_mpi[w] = race_through_mpi(mpi_worlds[w]);
+  print_mpi(through_mpi);
+  report(results, through_mpi, LOCKSTEP_SOURCE_DIR "/build/bench/allreduce.json");
   others.print();
   return 0;
 } catch (const std::exception& error) {

@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
+#include <exception>
 #include <memory>
 
 #if LOCKSTEP_GLOO  // from bench/xmake.lua, which links it as well
@@ -64,6 +66,21 @@ std::function<void(std::span<float>)> make_gloo(const std::filesystem::path&, st
   return {};
 }
 #endif
+
+std::function<void(std::span<float>)> connect_gloo(const std::filesystem::path& folder,
+                                                   std::size_t rank, std::size_t ranks,
+                                                   std::atomic<std::size_t>& without,
+                                                   Stand& stand) {
+  std::function<void(std::span<float>)> reduce;
+  try {
+    reduce = make_gloo(folder, rank, ranks);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "rank %zu: Gloo: %s\n", rank, error.what());
+  }
+  if (!reduce) ++without;
+  stand.barrier();
+  return without == 0 ? reduce : nullptr;
+}
 
 void copy(const float* from, float* to, std::size_t count) {
   asm volatile("" : "+r"(from), "+r"(to)::"memory");

@@ -2,12 +2,14 @@
 #pragma once
 /// @file What lockstep is compared with: shared memory staged plainly, Gloo, and memcpy.
 
+#include <atomic>
 #include <cstddef>
 #include <filesystem>
 #include <functional>
 #include <span>
 
 #include "barrier.hpp"
+#include "measure.hpp"
 
 namespace bench {
 
@@ -37,6 +39,11 @@ class PlainStaged {
 /// connect.
 std::function<void(std::span<float>)> make_gloo(const std::filesystem::path& folder,
                                                 std::size_t rank, std::size_t ranks);
+
+/// The same, unless a rank cannot connect: then no rank has it. `without` counts those, from zero.
+std::function<void(std::span<float>)> connect_gloo(const std::filesystem::path& folder,
+                                                   std::size_t rank, std::size_t ranks,
+                                                   std::atomic<std::size_t>& without, Stand& stand);
 
 /// A copy that the compiler cannot leave out.
 void copy(const float* from, float* to, std::size_t count);

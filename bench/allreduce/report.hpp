@@ -21,6 +21,15 @@ enum Lane : std::size_t { arena, staged, plain, gloo, copying, lanes };
 
 using Row = std::array<Times, lanes>;
 
+enum MpiLane : std::size_t { mpi, mpi_any_order, plain_mpi, gloo_beside_mpi, mpi_lanes };
+
+using MpiRow = std::array<Times, mpi_lanes>;
+
+inline constexpr std::array<std::size_t, 2> mpi_worlds = {2, 4};
+
+/// By world and size; unknown where MPI is not installed.
+using MpiResults = std::array<std::array<MpiRow, sizes.size()>, mpi_worlds.size()>;
+
 /// Lies in shared memory: rank 0 of each world writes its part.
 struct Results {
   std::array<std::array<Row, sizes.size()>, worlds.size()> rows;
@@ -31,7 +40,10 @@ struct Results {
 void print_row(std::size_t ranks, std::size_t bytes, const Row& row);
 void print_heading();
 
+void print_mpi(const MpiResults& results);
+
 /// Prints the targets and writes every row. A missed target is a result, not an error.
-void report(const Results& results, const std::filesystem::path& file);
+void report(const Results& results, const MpiResults& through_mpi,
+            const std::filesystem::path& file);
 
 }  // namespace bench

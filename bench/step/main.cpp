@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // One training step, everything in it: lockstep's DDP at one and two ranks, the same model bare,
-// and PyTorch's DDP over Gloo; and the update alone, fused with the reduction or after it. Plain
-// SGD, each rank a process with one thread.
+// and PyTorch's DDP over Gloo; DDP through MPI, on ranks that mpirun starts; and the update alone,
+// fused with the reduction or after it. Plain SGD, each rank a process with one thread.
 #include <chrono>
 #include <cstddef>
 #include <cstdio>
@@ -15,15 +15,14 @@
 #include "load.hpp"
 #include "lockstep/trace.hpp"
 #include "measure.hpp"
-#include "mlp.hpp"
 #include "models.hpp"
+#include "mpi.hpp"
 #include "torch_lines.hpp"
+#include "ways.hpp"
 
 namespace {
 
 using namespace bench;
-using Network = Mlp<float, 784, 256, 10>;
-
 constexpr std::chrono::seconds time_limit{600};
 
 enum Way : std::size_t { bare, one, one_ignoring, shared, shared_ignoring, replicated, ways };
@@ -32,42 +31,6 @@ struct Common {
   Track track;
   Times times[ways];
 };
-
-/// The loop one would write by hand for one process: model, flat arenas, one pass of SGD.
-template <class Model>
-class HandWritten {
- public:
-  template <class Batch>
-  void step(const Batch& batch) {
-    model_.forward(step_, batch);
-    model_.backward(step_, batch);
-    auto* __restrict p = reinterpret_cast<float*>(parameters_.data());
-    const auto* __restrict g = reinterpret_cast<const float*>(gradients_.data());
-    for (std::size_t i = 0; i < count; ++i) p[i] -= rate_ * (g[i] + decay_ * p[i]);
-  }
-
- private:
-  static constexpr const auto& plan = detail::Layout<Model>::plan();
-  static constexpr std::size_t count = plan.bytes / sizeof(float);
-  Model model_;
-  float rate_ = 0.01f;
-  float decay_ = 0;
-  HostArena parameters_{plan.bytes};
-  HostArena gradients_{plan.bytes};
-  detail::BareStep<Model> step_{model_, {parameters_.data(), gradients_.data(), nullptr}};
-};
-
-template <class Trained, class Batch>
-Contestant contestant(const char* name, Trained& trained, const Batch& batch) {
-  return {name, {}, [&trained, &batch](std::size_t, std::size_t iterations) {
-            for (std::size_t i = 0; i < iterations; ++i) trained.step(batch);
-          }};
-}
-
-template <class Model, class... Policies>
-auto make_ddp(auto& comm) {
-  return std::make_unique<DistributedDataParallel<Model, Policies...>>(comm);
-}
 
 /// A model's step at one rank and at two.
 template <class Model, class Batch>
@@ -204,7 +167,11 @@ Times torch_step(const std::string& model, const std::string& how, int ranks) {
 
 }  // namespace
 
-int main() try {
+int main(int argc, char** argv) try {
+  if (argc == 3 && argv[1] == std::string("mpi")) {
+    run_mpi_rank(argv[2]);
+    return 0;
+  }
   const Clock::time_point deadline = Clock::now() + time_limit;
   const OthersLoad others;
   std::printf("one step, microseconds, %zu cores\n\n", cores());
@@ -237,6 +204,16 @@ int main() try {
             torch_step("convnet", "ddp", 2), 1.5);
   table.row("ConvNet, W=2, Norms<Synced> over Norms<Local>", synced, local, 1.05, true);
   table.row("reduce + Adam of 25 MiB, W=2: fused against all-reduce, then Adam", fused, apart, 1.8);
+  if (const auto times = race_through_mpi(); times[over_mpi].known) {
+    const std::string name = "MLP 784-256-256-10, batch 32, W=2, Backend<Mpi>";
+    table.row(name + " against Backend<Gloo>", times[over_mpi], times[over_gloo], 0);
+    table.row(name + " against a loop with MPI_Allreduce", times[over_mpi], times[by_hand], 0);
+    table.row(name + ": a thread against none", times[over_mpi], times[without_thread], 0);
+  } else {
+    std::printf(
+        "skipped: rows through MPI (no MPI was found when this was compiled, or no mpirun "
+        "is here)\n");
+  }
   table.write("step");
   others.print();
   return 0;

@@ -171,25 +171,37 @@ inline Ends start_ranks(std::size_t world, const RankFunction& rank, std::chrono
   return result;
 }
 
+/// Runs the ranks as processes or threads of this one, unless a launcher has started them already.
+template <class Rendezvous>
+Ends run_ranks(As as, std::size_t world, const RankFunction& rank,
+               std::chrono::microseconds limit) {
+  if constexpr (requires { Rendezvous::run_here(world, rank); }) {
+    return Rendezvous::run_here(world, rank);
+  } else if (as == As::processes) {
+    return fork_ranks(world, rank, limit);
+  } else {
+    return start_ranks(world, rank, std::chrono::ceil<std::chrono::seconds>(limit));
+  }
+}
+
 template <class Rendezvous = SharedMemory>
 Ends run_processes(std::size_t world, std::chrono::milliseconds timeout, auto f,
                    std::chrono::microseconds limit = 60s) {
   Ranks<Rendezvous, decltype(f)> ranks{Rendezvous(world), world, timeout, std::move(f)};
-  return fork_ranks(world, ranks.function(), limit);
+  return run_ranks<Rendezvous>(As::processes, world, ranks.function(), limit);
 }
 
 template <class Rendezvous = SharedMemory>
 Ends run_threads(std::size_t world, std::chrono::milliseconds timeout, auto f,
                  std::chrono::seconds limit = 120s) {
   Ranks<Rendezvous, decltype(f)> ranks{Rendezvous(world), world, timeout, std::move(f)};
-  return start_ranks(world, ranks.function(), limit);
+  return run_ranks<Rendezvous>(As::threads, world, ranks.function(), limit);
 }
 
 template <class Rendezvous = SharedMemory>
 Ends run(As as, std::size_t world, auto f, std::chrono::milliseconds timeout = 20s) {
-  Ranks<Rendezvous, decltype(f)> ranks{Rendezvous(world), world, timeout, std::move(f)};
-  return as == As::processes ? fork_ranks(world, ranks.function(), 60s)
-                             : start_ranks(world, ranks.function(), 120s);
+  return as == As::processes ? run_processes<Rendezvous>(world, timeout, std::move(f))
+                             : run_threads<Rendezvous>(world, timeout, std::move(f));
 }
 
 }  // namespace ranks

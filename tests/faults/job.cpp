@@ -3,11 +3,11 @@
 //
 //   job BACKEND FAULT RANK STEP [FOLDER]
 //
-// BACKEND is shm, gloo or hierarchical. FAULT is what this rank does at this step: throw, skip,
-// sleep (for long), count, type, operation, nan, flip (a bit of a parameter, which all ranks look
-// for), model (it trains another one) or stubborn (all ranks ignore SIGTERM); none: nothing. A rank
-// prints `ready` after a few steps, and at the end a hash of the parameters. With a folder, the job
-// saves every 5 steps and resumes.
+// BACKEND is shm, gloo or hierarchical, and mpi in a program for tests/mpi/run. FAULT is what this
+// rank does at this step: throw, skip, sleep (for long), count, type, operation, nan, flip (a bit
+// of a parameter, which all ranks look for), model (it trains another one) or stubborn (all ranks
+// ignore SIGTERM); none: nothing. A rank prints `ready` after a few steps, and at the end a hash of
+// the parameters. With a folder, the job saves every 5 steps and resumes.
 #include <chrono>
 #include <cmath>
 #include <csignal>
@@ -21,7 +21,11 @@
 #include <vector>
 
 #include "lockstep/detail/core/hash.hpp"
+#if LOCKSTEP_MPI
+#include "lockstep/mpi.hpp"
+#else
 #include "lockstep/gloo.hpp"
+#endif
 #include "lockstep/lockstep.hpp"
 
 using namespace lockstep;
@@ -118,7 +122,11 @@ int main(int argc, char** argv) {
     const auto& arguments = session.arguments();
     if (arguments.at(2) == "stubborn") std::signal(SIGTERM, SIG_IGN);
     if (arguments.at(1) == "shm") return run<Shm>(session);
+#if LOCKSTEP_MPI
+    return run<Mpi>(session);
+#else
     if (arguments.at(1) == "gloo") return run<Gloo>(session);
     return run<Hierarchical<Shm, Gloo>>(session);
+#endif
   });
 }

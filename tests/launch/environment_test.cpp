@@ -61,6 +61,8 @@ const Variables open_mpi{{"OMPI_COMM_WORLD_RANK", "2"},
                          {"OMPI_COMM_WORLD_LOCAL_RANK", "2"},
                          {"OMPI_COMM_WORLD_LOCAL_SIZE", "3"},
                          {"PMIX_NAMESPACE", "prterun-host-123@1"}};
+const Variables mpich{
+    {"PMI_RANK", "1"}, {"PMI_SIZE", "3"}, {"MPI_LOCALRANKID", "1"}, {"MPI_LOCALNRANKS", "3"}};
 const Variables slurm{{"SLURM_PROCID", "5"},
                       {"SLURM_NTASKS", "7"},
                       {"SLURM_LOCALID", "1"},
@@ -335,6 +337,25 @@ BOOST_AUTO_TEST_CASE(variables_for_shared_gpus_are_ready_and_unread_until_they_a
   BOOST_TEST(detail::use_shared_gpu_variable("NCCL_SOCKET_IFNAME"));
   BOOST_TEST(::getenv("NCCL_SOCKET_IFNAME") == std::string("eth0"));  // the user's own choice
   clear();
+}
+
+// MPI itself is not there: what it would be asked is known before.
+BOOST_AUTO_TEST_CASE(a_program_with_mpi_asks_it_where_the_store_is) {
+  expect_error([] { place(mpich); }, "mpiexec does not say which job this is", "MASTER_ADDR");
+  static constexpr detail::MpiRendezvous some{};
+  struct Registered {
+    Registered() { detail::mpi_rendezvous = &some; }
+    ~Registered() { detail::mpi_rendezvous = nullptr; }
+  } const registered;
+  const RankPlacement p = place(mpich);
+  BOOST_TEST(text(p) == "1/3 local 1/3 at 127.0.0.1");
+  BOOST_TEST((p.asks_mpi && p.ports.empty()));
+  const RankPlacement other_host = place(
+      with(open_mpi, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}}));
+  BOOST_TEST((other_host.asks_mpi && other_host.host.empty()));
+  BOOST_TEST(place(open_mpi).asks_mpi);
+  BOOST_TEST(!place(by_hand).asks_mpi);
+  BOOST_TEST(!place(with(mpich, {{"MASTER_ADDR", "node0"}, {"MASTER_PORT", "29500"}})).asks_mpi);
 }
 
 BOOST_AUTO_TEST_SUITE_END()

@@ -27,6 +27,13 @@ struct Shm : WithName<"Shm">, Choice<axes::Backend> {};
 /// Sockets through the Gloo library: many hosts, CPU memory (device memory is staged).
 struct Gloo : WithName<"Gloo">, Choice<axes::Backend> {};
 
+/// The MPI that the program is linked with: clusters. Sums are in rank order in every world.
+struct Mpi : WithName<"Mpi">, Choice<axes::Backend> {};
+
+/// The same, with MPI's own reductions, whose order MPI chooses: for worlds of hundreds of ranks,
+/// and networks that reduce by themselves.
+struct MpiAnyOrder : WithName<"MpiAnyOrder">, Choice<axes::Backend> {};
+
 /// NVIDIA's collectives: GPUs only.
 struct Nccl : WithName<"Nccl">, Choice<axes::Backend> {};
 

@@ -7,7 +7,9 @@
 /// - the first free one of eight ports derived from the run and MASTER_PORT under torchrun, whose
 ///   agent usually keeps MASTER_PORT for its own store (TORCHELASTIC_USE_AGENT_STORE). The other
 ///   ranks try these in turn; the handshake exposes ports of other programs and jobs.
-/// - one of eight ports from the job's id for Open MPI and Slurm, unless MASTER_PORT is set.
+/// - any free port under mpirun and srun, if the program includes lockstep/mpi.hpp: the other ranks
+///   learn the address through MPI. Otherwise one of eight ports from the job's id for Open MPI and
+///   Slurm. MASTER_PORT and --rendezvous replace both.
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -33,6 +35,7 @@ struct RankPlacement : Membership {
   bool hosted = false;               // the launcher serves the store, instead of rank 0
   int secret_fd = -1;                // the pipe that has the secret, where it is not known
   int report_fd = -1;
+  bool asks_mpi = false;  // MPI, if it is there, tells ranks where the store is
 
   explicit RankPlacement(std::string_view launcher = {}, Rank rank = {}, WorldSize world = {})
       : Membership{rank, world, 0, 0}, launcher(launcher) {}
@@ -40,6 +43,17 @@ struct RankPlacement : Membership {
   /// A single task inside an allocation may launch ranks.
   bool is_alone() const { return world == WorldSize{1} && !hosted; }
 };
+
+/// How ranks tell each other an address before they have a store.
+struct MpiRendezvous {
+  /// Is this rank of a world of so many the same to MPI? Initialises MPI.
+  bool (*is_there)(Rank rank, WorldSize world);
+  /// Rank 0's text. **Ranks** all. **Host** blocks until it is here; throws after the limit.
+  std::string (*broadcast)(const std::string& own, std::chrono::milliseconds limit);
+};
+
+/// Set by lockstep/mpi.hpp; a program without MPI has none.
+inline const MpiRendezvous* mpi_rendezvous = nullptr;
 
 /// Throws if the numbers are inconsistent, before any rank waits for another.
 inline void check_placement(const RankPlacement& placement) {
@@ -130,6 +144,7 @@ inline constexpr PlacementVariables placement_variables[] = {
     {"the environment", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
     {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
      "OMPI_COMM_WORLD_LOCAL_SIZE"},
+    {"mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
     {"Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"},
 };
 
@@ -145,7 +160,7 @@ class LaunchEnvironment {
       : lookup_(lookup), rendezvous_(std::move(rendezvous)) {}
 
   std::optional<RankPlacement> placement() const {
-    const auto& [own, by_hand, open_mpi, slurm] = placement_variables;
+    const auto& [own, by_hand, open_mpi, mpich, slurm] = placement_variables;
     std::optional<RankPlacement> placement;
     if (lookup_(own.rank) != nullptr) {
       placement = from_lockstep(numbered(own));
@@ -155,6 +170,9 @@ class LaunchEnvironment {
       placement = numbered(open_mpi);
       const std::string job = text_or("PMIX_NAMESPACE", text_or("OMPI_MCA_ess_base_jobid", "0"));
       set_job(*placement, text({"mpirun ", job}), "");
+    } else if (lookup_(mpich.rank) != nullptr && lookup_(mpich.local_world) != nullptr) {
+      placement = numbered(mpich);
+      set_job(*placement, "", "");
     } else if (lookup_(slurm.rank) != nullptr && slurm_step() != nullptr) {
       // A batch script has SLURM_PROCID too, but only srun starts ranks.
       PlacementVariables step = slurm;
@@ -339,14 +357,18 @@ class LaunchEnvironment {
       set_master(placement, id);
       return;
     }
-    if (placement.local_world != placement.world.value()) {
-      if (first_host.empty()) {
-        fail("launch",
-             {placement.launcher, " has ranks on several hosts and does not say where rank 0 is"},
-             "set MASTER_ADDR and MASTER_PORT on all ranks, with mpirun's -x, or give "
-             "--rendezvous host:port");
-      }
-      placement.host = first_host;
+    placement.asks_mpi = mpi_rendezvous != nullptr && placement.world > WorldSize{1};
+    const bool is_one_host = placement.local_world == placement.world.value();
+    if (!is_one_host) placement.host = first_host;
+    if (id.empty() || placement.host.empty()) {
+      // MPICH's mpiexec gives jobs no id, Open MPI's mpirun no hosts: only MPI helps then.
+      if (placement.asks_mpi || placement.world == WorldSize{1}) return;
+      fail("launch",
+           {placement.launcher,
+            is_one_host ? " does not say which job this is"
+                        : " has ranks on several hosts and does not say where rank 0 is"},
+           "set MASTER_ADDR and MASTER_PORT on all ranks, with mpirun's -x, or give "
+           "--rendezvous host:port");
     }
     placement.ports = derived_ports(id);
     placement.secret = derived_secret(id, 0, secret(placement.rank));

@@ -212,6 +212,45 @@ inline std::unique_ptr<StoreHost> complete_placement(RankPlacement& placement) {
   return host;
 }
 
+/// Completes a placement whose store's address MPI tells: rank 0 opens it at any free port. Where
+/// MPI does not know these ranks, which a launcher may have started without it, what the launcher
+/// says must do. Returns what `complete_placement` does. **Ranks** all. **Host** blocks.
+inline std::unique_ptr<StoreHost> meet(RankPlacement& placement, std::string& name,
+                                       std::chrono::milliseconds timeout) {
+  const bool by_mpi =
+      placement.asks_mpi && mpi_rendezvous->is_there(placement.rank, placement.world);
+  if (placement.asks_mpi && !by_mpi && placement.ports.empty()) {
+    fail("join", {placement.launcher, " has not started the ranks of this job's MPI"},
+         "start them with the mpirun of the MPI that the program is linked with, or with srun "
+         "--mpi=pmix; or set MASTER_ADDR and MASTER_PORT on all ranks",
+         placement.rank);
+  }
+  std::unique_ptr<StoreHost> host;
+  if (by_mpi && placement.rank == Rank{0}) {
+    if (placement.host.empty()) placement.host = read_file("/proc/sys/kernel/hostname");
+    while (placement.host.ends_with('\n')) placement.host.pop_back();
+    placement.ports = {0};
+    placement.secret = random_id();
+  }
+  name = placement.host;
+  if (!by_mpi || placement.rank == Rank{0}) host = complete_placement(placement);
+  if (!by_mpi) return host;
+  const std::string own = host == nullptr ? std::string()
+                                          : store_protocol::Writer{}
+                                                .text(name)
+                                                .u32(placement.ports.front())
+                                                .text(placement.secret)
+                                                .bytes();
+  const std::string said = mpi_rendezvous->broadcast(own, timeout);
+  if (host != nullptr) return host;
+  store_protocol::Reader in(said);
+  placement.host = name = in.text();
+  placement.ports = {static_cast<std::uint16_t>(in.u32())};
+  placement.secret = in.text();
+  placement.hosted = true;
+  return host;
+}
+
 /// The rendezvous as one rank of a settled placement, through `store` if it is connected already.
 inline Session rendezvous_at(const RankPlacement& placement, Membership member,
                              std::unique_ptr<StoreHost> host, std::optional<Store> store = {}) {
@@ -229,8 +268,8 @@ inline Session rendezvous_at(const RankPlacement& placement, Membership member,
 /// **Host** blocks until all have joined. **Stream** none.
 inline Session join_at(RankPlacement placement, std::chrono::milliseconds timeout = default_timeout,
                        const std::string& file = {}) {
-  const std::string name = placement.host;
-  std::unique_ptr<StoreHost> host = complete_placement(placement);
+  std::string name;
+  std::unique_ptr<StoreHost> host = meet(placement, name, timeout);
   if (host && !file.empty())
     host->file.emplace(file, name, placement.ports.front(), placement.secret);
   Membership member = placement;

@@ -460,12 +460,12 @@ class ThreadEnds {
 LOCKSTEP_INLINE void run_threads(RankPlacement placement, std::chrono::milliseconds timeout,
                                  std::chrono::milliseconds grace, ThreadEnds& ends,
                                  FunctionRef<int(Session&)> run) {
-  const std::string name = placement.host;
   const std::size_t ranks = placement.process_ranks;
   const std::size_t first = placement.rank.value() * ranks;
   const bool is_whole = placement.world == WorldSize{1} && !placement.hosted;
   if (is_whole) allow_open_files(3 * ranks + 64, "a process of", ranks);
-  const std::unique_ptr<StoreHost> host = complete_placement(placement);
+  std::string name;
+  const std::unique_ptr<StoreHost> host = meet(placement, name, timeout);
   // Closing the store ends waits for a failed rank, so all ranks connect before any runs.
   std::vector<std::optional<Store>> stores(ranks);
   for (std::optional<Store>& store : stores) {

@@ -12,9 +12,19 @@ namespace lockstep {
 
 namespace detail {
 
-/// One default per axis. Two depend on other policies: ranks on GPUs communicate through NCCL, so
-/// that `Device<Cuda>` alone moves a job to GPUs; and ranks with common memory share parameters,
-/// unless hooks need whole buckets or `UnevenInputs<Join>` is given.
+template <class Choice>
+inline constexpr bool is_mpi = std::is_same_v<Choice, Mpi> || std::is_same_v<Choice, MpiAnyOrder>;
+
+/// Do ranks, or ranks of different hosts, communicate through MPI?
+template <class Choice>
+inline constexpr bool uses_mpi = is_mpi<Choice>;
+template <class Inside, class Between>
+inline constexpr bool uses_mpi<Hierarchical<Inside, Between>> = is_mpi<Between>;
+
+/// One default per axis. Three depend on other policies: ranks on GPUs communicate through NCCL, so
+/// that `Device<Cuda>` alone moves a job to GPUs; ranks with common memory share parameters, unless
+/// hooks need whole buckets or `UnevenInputs<Join>` is given; and a thread advances MPI's calls,
+/// which no other thread does.
 template <class... Ps>
 struct DefaultsFor {
   using StrategyPolicy = PickOr<ParallelStrategy<DDP>, Ps...>;
@@ -22,8 +32,11 @@ struct DefaultsFor {
   static constexpr bool has_gpu_ranks = std::is_same_v<DevicePolicy, Device<Cuda>> &&
                                         std::is_same_v<StrategyPolicy, ParallelStrategy<DDP>>;
   using DefaultBackend = Backend<std::conditional_t<has_gpu_ranks, Nccl, Shm>>;
+  using BackendPolicy = PickOr<DefaultBackend, Ps...>;
+  using DefaultProgress =
+      Progress<std::conditional_t<is_mpi<typename BackendPolicy::choice>, HelperThread, Callers>>;
   static constexpr bool shares_parameters =
-      shares_memory<StrategyPolicy, DevicePolicy, PickOr<DefaultBackend, Ps...>> &&
+      shares_memory<StrategyPolicy, DevicePolicy, BackendPolicy> &&
       !PickOr<Hooks<>, Ps...>::has_stages && !PickOr<UnevenInputs<Even>, Ps...>::joins;
   using type =
       PolicyPack<ParallelStrategy<DDP>, Device<Cpu>, DefaultBackend, World<dynamic>,
@@ -32,7 +45,7 @@ struct DefaultsFor {
                  Norms<Local>, UnusedParameters<Forbid>, UnevenInputs<Even>, Precision<AsDeclared>,
                  EagerStep, LossOnOutput,
                  Sharding<std::conditional_t<shares_parameters, HostShared, Replicated>>, Hooks<>,
-                 Progress<Callers>, Anomaly<Stop>, Groups<>, Feed<Own>, Observers<>>;
+                 DefaultProgress, Anomaly<Stop>, Groups<>, Feed<Own>, Observers<>>;
 };
 
 /// Do ranks, or ranks of different hosts, communicate through NCCL?

@@ -75,8 +75,9 @@ consteval bool require_connection() {
   constexpr bool by_nccl = has_ranks && uses_nccl<Transport>;
   constexpr bool by_gloo = has_ranks && (std::is_same_v<Transport, Gloo> ||
                                          std::is_same_v<Transport, Hierarchical<Shm, Gloo>>);
+  constexpr bool by_mpi = has_ranks && uses_mpi<Transport>;
   constexpr bool on_gpu = std::is_same_v<Pick<axes::Device, Policies>, Device<Cuda>>;
-  static_assert(connected || by_nccl || by_gloo,
+  static_assert(connected || by_nccl || by_gloo || by_mpi,
                 "lockstep: a job with Device<Cuda> needs #include <lockstep/lockstep.cuh>, in a "
                 "file that nvcc compiles");
   static_assert(connected || !by_nccl,
@@ -90,6 +91,12 @@ consteval bool require_connection() {
   static_assert(connected || !by_gloo || on_gpu,
                 "lockstep: a job with Backend<Gloo>, also between hosts only, needs #include "
                 "<lockstep/gloo.hpp>, and -lgloo");
+  static_assert(connected || !by_mpi || !on_gpu,
+                "lockstep: Backend<Mpi> communicates host memory; a job with Device<Cuda> uses "
+                "Backend<Nccl>, or Backend<Gloo> where NCCL does not work");
+  static_assert(connected || !by_mpi || on_gpu,
+                "lockstep: a job with Backend<Mpi>, also between hosts only, needs #include "
+                "<lockstep/mpi.hpp>, and the flags that mpicc -show prints");
   return connected;
 }
 
