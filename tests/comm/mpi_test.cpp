@@ -34,31 +34,32 @@ Ends run_mpi(std::size_t world, auto f, std::chrono::milliseconds timeout = 20s)
   return run_processes<UnderMpirun<>>(world, timeout, f);
 }
 
-template <class Comm, std::size_t... I>
-void every_type(Comm& comm, std::size_t n, std::index_sequence<I...>) {
-  (every_operation<std::tuple_element_t<I + 1, detail::ElementTypes>>(comm, n), ...);
-}
-
-/// Every type and operation through ranks of this kind.
-template <class Rendezvous>
-void exercise_all() {
+template <class Rendezvous, class... Types>
+void exercise(std::type_identity<std::tuple<Types...>>) {
   for (const std::size_t world : {1, 2, 3, 4}) {
     BOOST_TEST_CONTEXT("world " << world) {
       expect_all_fine(run_processes<Rendezvous>(world, 20s, [](auto& comm) {
-        for (const std::size_t n : {0, 1, 7})
-          every_type(comm, n, std::make_index_sequence<detail::element_kinds - 1>{});
+        for (const std::size_t n : {0, 1, 7}) (every_operation<Types>(comm, n), ...);
       }));
     }
   }
 }
+template <class All>
+struct Elements;
+template <class... Types>
+struct Elements<std::tuple<void, Types...>> : std::type_identity<std::tuple<Types...>> {};
+constexpr std::type_identity<Elements<detail::ElementTypes>::type> all_elements;
 
 }  // namespace
 
 BOOST_AUTO_TEST_CASE(every_collective_type_operation_and_odd_size_is_exact) {
-  exercise_all<UnderMpirun<>>();
+  exercise<UnderMpirun<>>(all_elements);
 }
-BOOST_AUTO_TEST_CASE(also_without_a_thread) { exercise_all<WithoutThread>(); }
-BOOST_AUTO_TEST_CASE(also_by_the_reductions_of_mpi) { exercise_all<AnyOrder>(); }
+// Types make no difference to who advances calls.
+BOOST_AUTO_TEST_CASE(also_without_a_thread) {
+  exercise<WithoutThread>(std::type_identity<std::tuple<float, Half>>{});
+}
+BOOST_AUTO_TEST_CASE(also_by_the_reductions_of_mpi) { exercise<AnyOrder>(all_elements); }
 
 BOOST_AUTO_TEST_CASE(sizes_of_several_parts_are_exact) {
   for (const std::size_t world : {1, 2, 3, 4}) {

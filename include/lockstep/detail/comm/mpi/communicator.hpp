@@ -230,8 +230,9 @@ class Engine {
   /// A process is known by its number within its namespace only.
   static Place here() {
     char space[64] = {};
-    static_cast<void>(::readlink("/proc/self/ns/pid", space, sizeof space - 1));
-    return {Hash{}.text(host_identity()).text(space).value(), ::getpid()};
+    const auto length = ::readlink("/proc/self/ns/pid", space, sizeof space);
+    const std::string_view name(space, length < 0 ? 0 : static_cast<std::size_t>(length));
+    return {Hash{}.text(host_identity()).text(name).value(), ::getpid()};
   }
 
   // Calls in flight. The lock is held.
@@ -499,7 +500,7 @@ class Engine {
     const std::lock_guard lock(process_.mutex());
     for (auto& sent : sent_)
       if (process_.has_left_memory() || !Done(sent->request).test())
-        static_cast<void>(sent.release());  // MPI may still read it
+        sent.release();  // NOLINT(bugprone-unused-return-value): MPI may still read it
   }
   void send_shutdown() {
     const auto op = std::make_shared<Operation>();
@@ -557,6 +558,7 @@ struct InFlight {
 /// A communicator of the listed ranks of `parent`, which its user frees. **Ranks** those.
 inline MPI_Comm make_group(MPI_Comm parent, const std::vector<Rank>& members) {
   std::vector<int> ranks;
+  ranks.reserve(members.size());
   for (const Rank member : members) ranks.push_back(mpi_count(member.value()));
   const std::lock_guard lock(Process::get().mutex());
   MPI_Group all = MPI_GROUP_NULL;

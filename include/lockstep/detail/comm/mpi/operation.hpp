@@ -71,10 +71,8 @@ static_assert(std::is_trivially_copyable_v<Agreement>);
 /// A coroutine that is resumed when what it waits for is done.
 class Flow {
  public:
-  struct promise_type {
-    Flow get_return_object() {
-      return Flow(std::coroutine_handle<promise_type>::from_promise(*this));
-    }
+  struct Promise {
+    Flow get_return_object() { return Flow(std::coroutine_handle<Promise>::from_promise(*this)); }
     static std::suspend_always initial_suspend() noexcept { return {}; }
     static std::suspend_always final_suspend() noexcept { return {}; }
     static void return_void() {}
@@ -84,12 +82,13 @@ class Flow {
     bool (*test)(void* awaited) = nullptr;
     std::exception_ptr error;
   };
+  using promise_type = Promise;
 
   /// The base of what a flow waits for: `test()` says whether it is done.
   template <class Self>
   struct Awaited {
     bool await_ready() { return static_cast<Self*>(this)->test(); }
-    void await_suspend(std::coroutine_handle<promise_type> flow) {
+    void await_suspend(std::coroutine_handle<Promise> flow) {
       flow.promise().awaited = this;
       flow.promise().test = [](void* awaited) {
         return static_cast<Self*>(static_cast<Awaited*>(awaited))->test();
@@ -98,7 +97,7 @@ class Flow {
   };
 
   Flow() = default;
-  explicit Flow(std::coroutine_handle<promise_type> handle) : handle_(handle) {}
+  explicit Flow(std::coroutine_handle<Promise> handle) : handle_(handle) {}
   Flow(Flow&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
   Flow& operator=(Flow&& other) noexcept {
     std::swap(handle_, other.handle_);
@@ -123,7 +122,7 @@ class Flow {
   const std::exception_ptr& error() const { return handle_.promise().error; }
 
  private:
-  std::coroutine_handle<promise_type> handle_;
+  std::coroutine_handle<Promise> handle_;
 };
 
 /// Waits for a request. Throws MPI's own words if it fails.
