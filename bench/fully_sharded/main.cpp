@@ -157,6 +157,8 @@ int be_a_rank(int argc, char** argv) {
       run<Sharding<ZeroRedundancy, Gradients>>(session);
     } else if (how == "fully") {
       run<Sharding<FullyShard>>(session);
+    } else if (how == "five") {  // units at a time, of which three are gathered in advance
+      run<Sharding<FullyShard, GatheredUnits<5>>>(session);
     } else {
       run<Sharding<FullyShard, ReshardAfterForward<false>>>(session);
     }
