@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # What a PyTorch user writes: the stack of main.cpp and gpu.cu under DDP or fully_shard (FSDP2).
-#   fsdp.py ddp|fully|kept ROWS                       over Gloo on CPUs, one thread a rank
+#   fsdp.py ddp|fully|kept ROWS WIDTH                 over Gloo on CPUs, one thread a rank
 #   fsdp.py all ROWS WIDTH float|bfloat16             on one GPU; several ranks share it, with NCCL's sockets between
 # Prints what each program prints.
 import gc
@@ -9,9 +9,9 @@ import os
 import sys
 import time
 
-how, rows = sys.argv[1], int(sys.argv[2])
-width, element = (int(sys.argv[3]), sys.argv[4]) if len(sys.argv) > 3 else (512, "float")
-is_gpu = len(sys.argv) > 3
+how, rows, width = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+is_gpu = len(sys.argv) > 4
+element = sys.argv[4] if is_gpu else "float"
 if is_gpu:  # NCCL wants ranks of one GPU on different hosts
     os.environ["NCCL_HOSTID"] = "rank" + os.environ["RANK"]
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
@@ -81,12 +81,18 @@ def measure(step, count):
     return sorted(times)
 
 
+def own_mebibytes():
+    """Of this process; pages that processes share are divided among them."""
+    with open("/proc/self/smaps_rollup") as rollup:
+        return next(int(line.split()[1]) / 1024 for line in rollup if line.startswith("Pss:"))
+
+
 for way in ["ddp", "fully", "kept"] if how == "all" else [how]:
     if is_gpu:
         gc.collect()  # modules refer to each other: the one before would be counted, or would end meanwhile
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated() if is_gpu else 0
+    before = torch.cuda.memory_allocated() if is_gpu else own_mebibytes()
     step = make_step(way)
     for _ in range(3):
         step()
@@ -96,5 +102,6 @@ for way in ["ddp", "fully", "kept"] if how == "all" else [how]:
         print("fsdp", json.dumps({"way": way, "median": times[len(times) // 2], "minimum": times[0], "bytes": peak}), flush=True)
     elif dist.get_rank() == 0:
         print(f"measured step {times[len(times) // 2]:.1f} {times[0]:.1f}", flush=True)
+        print(f"measured memory {own_mebibytes() - before:.1f} ", flush=True)
     del step
 dist.destroy_process_group()

@@ -17,6 +17,7 @@
 #if LOCKSTEP_GLOO  // from bench/xmake.lua, which links it as well
 #include "lockstep/gloo.hpp"
 #include "matrix.hpp"
+#include "memory.hpp"
 
 namespace {
 
@@ -24,8 +25,9 @@ using namespace lockstep;
 using Clock = std::chrono::steady_clock;
 
 /// x := x + relu(W x), 12 times; the loss is the mean of x * x / 2. fsdp.py has the same.
+template <std::size_t Width>
 struct Stack {
-  static constexpr std::size_t blocks = 12, width = 512;
+  static constexpr std::size_t blocks = 12, width = Width;
   using Block = ParameterList<Parameter<"weight", float, width, width>>;
   using Parameters = ParameterList<Repeat<"blocks", blocks, Block>>;
 
@@ -102,9 +104,9 @@ struct UnitWaits : Observer<UnitWaits> {
 };
 
 /// The share of gathers that a rank did not wait for: its waits against as many gathers alone.
-void measure_hidden(auto& comm) {
+void measure_hidden(auto& comm, std::size_t unit) {
   if (UnitWaits::count == 0) return;
-  const std::size_t part = Stack::width * Stack::width / comm.world_size().value();
+  const std::size_t part = unit / comm.world_size().value();
   std::vector<float> own(part), whole(part * comm.world_size().value());
   constexpr int gathers = 30;
   comm.barrier();
@@ -117,15 +119,16 @@ void measure_hidden(auto& comm) {
                 1 - UnitWaits::microseconds / (alone * static_cast<double>(UnitWaits::count)));
 }
 
-template <class... Policies>
+template <std::size_t Width, class... Policies>
 void run(Session& session) {
   auto comm = detail::make_communicator<CanonicalPolicies<Backend<Gloo>>>(session);
-  DistributedDataParallel<Stack, Backend<Gloo>, Optimizer<AdamW>, Buckets<BucketLimits{1, 1}>,
-                          Observers<UnitWaits>, Policies...>
+  const double before = bench::own_mebibytes();
+  DistributedDataParallel<Stack<Width>, Backend<Gloo>, Optimizer<AdamW>,
+                          Buckets<BucketLimits{1, 1}>, Observers<UnitWaits>, Policies...>
       ddp(comm);
   ddp.optimizer().lr = 1e-4;
   const std::size_t rows = std::stoul(session.arguments().at(2));
-  std::vector<float> batch(rows * Stack::width);
+  std::vector<float> batch(rows * Width);
   RandomStream random(Seed{1});
   for (float& x : batch) x = static_cast<float>(random.normal());
   for (int i = 0; i < 3; ++i) ddp.step(batch);
@@ -139,28 +142,39 @@ void run(Session& session) {
     times.push_back(std::chrono::duration<double, std::micro>(Clock::now() - begin).count());
   }
   std::sort(times.begin(), times.end());
-  measure_hidden(comm);
+  const double memory = bench::own_mebibytes() - before;
+  measure_hidden(comm, Width * Width);
   if (session.rank() != Rank{0}) return;
   std::printf("measured step %.1f %.1f\n", times[times.size() / 2], times.front());
+  std::printf("measured memory %.1f \n", memory);
   std::printf("measured kept %zu \n",
               ddp.parameter_bytes() + ddp.gradient_bytes() + ddp.state_bytes());
+}
+
+template <std::size_t Width>
+void run_way(Session& session) {
+  const std::string how(session.arguments().at(1));
+  if (how == "replicated") {
+    run<Width, Sharding<Replicated>>(session);
+  } else if (how == "zero") {
+    run<Width, Sharding<ZeroRedundancy, Gradients>>(session);
+  } else if (how == "fully") {
+    run<Width, Sharding<FullyShard>>(session);
+  } else if (how == "five") {  // units at a time, of which three are gathered in advance
+    run<Width, Sharding<FullyShard, GatheredUnits<5>>>(session);
+  } else {
+    run<Width, Sharding<FullyShard, ReshardAfterForward<false>>>(session);
+  }
 }
 
 }  // namespace
 
 int be_a_rank(int argc, char** argv) {
   return launch(argc, argv, [](Session& session) {
-    const std::string how(session.arguments().at(1));
-    if (how == "replicated") {
-      run<Sharding<Replicated>>(session);
-    } else if (how == "zero") {
-      run<Sharding<ZeroRedundancy, Gradients>>(session);
-    } else if (how == "fully") {
-      run<Sharding<FullyShard>>(session);
-    } else if (how == "five") {  // units at a time, of which three are gathered in advance
-      run<Sharding<FullyShard, GatheredUnits<5>>>(session);
+    if (session.arguments().at(3) == "512") {
+      run_way<512>(session);
     } else {
-      run<Sharding<FullyShard, ReshardAfterForward<false>>>(session);
+      run_way<2048>(session);
     }
   });
 }
