@@ -126,6 +126,23 @@ test_program("checked", {checked = "train/checked_test.cpp"}, address)
     add_defines("LOCKSTEP_CHECKED")
 target_end()
 
+-- Programs of ranks, which say what they communicate through.
+local function rank_program(name, file)
+    target(name)
+        set_kind("binary")
+        set_targetdir("$(projectdir)/build/tests")
+        add_deps("lockstep_compiled")
+        if has_clang then
+            set_toolset("cxx", clang)
+            add_cxflags(clang_flags, {force = true})
+        else
+            collect_late()
+        end
+        add_files(file)
+        add_syslinks("pthread", "z")
+        set_optimize("none")
+end
+
 -- Ranks that communicate and train through Gloo, and a job for several hosts (tests/network/run).
 if has_config("gloo") then
     test_program("gloo", {gloo = {"comm/gloo_leaving_test.cpp", "comm/gloo_sequences_test.cpp", "comm/gloo_test.cpp", "comm/hierarchical_test.cpp"},
@@ -133,36 +150,21 @@ if has_config("gloo") then
         add_links("gloo")
     target_end()
 
-    -- Programs of ranks that communicate through Gloo.
-    local function gloo_program(name, file)
-        target(name)
-            set_kind("binary")
-            set_targetdir("$(projectdir)/build/tests")
-            add_deps("lockstep_compiled")
-            if has_clang then
-                set_toolset("cxx", clang)
-                add_cxflags(clang_flags, {force = true})
-            else
-                collect_late()
-            end
-            add_files(file)
-            add_links("gloo")
-            add_syslinks("pthread", "z")
-            set_optimize("none")
-    end
-
-    gloo_program("network_job", "network/job.cpp")
+    rank_program("network_job", "network/job.cpp")
+        add_links("gloo")
         add_includedirs("../examples")
         add_sysincludedirs("$(eigen)")
         set_optimize("fast")  -- it trains in a dozen of jobs, whose ranks share the machine
     target_end()
 
     -- A training to which something happens (tests/faults/run).
-    gloo_program("faults_job", "faults/job.cpp")
+    rank_program("faults_job", "faults/job.cpp")
+        add_links("gloo")
     target_end()
 
     -- Jobs that are slow for a known reason, whose traces tests/trace/run looks at.
-    gloo_program("slow", "trace/slow.cpp")
+    rank_program("slow", "trace/slow.cpp")
+        add_links("gloo")
     target_end()
 end
 
@@ -172,19 +174,9 @@ if has_mpi() then
         link_mpi()
     target_end()
 
-    target("mpi_job")
-        set_kind("binary")
-        set_targetdir("$(projectdir)/build/tests")
-        add_deps("lockstep_compiled")
-        if has_clang then
-            set_toolset("cxx", clang)
-            add_cxflags(clang_flags, {force = true})
-        end
-        add_files("faults/job.cpp")
+    rank_program("mpi_job", "faults/job.cpp")
         add_defines("LOCKSTEP_MPI=1")
         link_mpi()
-        add_syslinks("pthread", "z")
-        set_optimize("none")
     target_end()
 end
 
