@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "exercise.hpp"
+#include "failing_ranks.hpp"
 #include "failing_threads.hpp"
 #include "gloo_ranks.hpp"
 #include "lockstep/detail/comm/groups.hpp"
@@ -218,11 +219,7 @@ BOOST_AUTO_TEST_CASE(calls_that_differ_are_errors_on_all_ranks_that_name_both) {
 }
 
 BOOST_AUTO_TEST_CASE(groups_of_different_ranks_are_an_error) {
-  expect_words(run_gloo(3,
-                        [](OverGloo& comm) {
-                          new_group(comm, {Rank{0}, Rank{comm.rank() == Rank{1} ? 2u : 1u}});
-                        }),
-               nobody, {"ranks disagree", "new_group(2 ranks)"});
+  expect_groups_that_differ_to_be_named<Sockets>();
 }
 
 BOOST_AUTO_TEST_CASE(messages_of_different_counts_are_an_error) {
@@ -252,48 +249,19 @@ BOOST_AUTO_TEST_CASE(wrong_arguments_are_errors_here_and_now) {
 }
 
 BOOST_AUTO_TEST_CASE(an_exception_on_one_rank_reaches_the_others) {
-  for (int i = 0; i < repetitions(2, 20); ++i) {
-    const Ends ends = run_gloo(3, [](OverGloo& comm) {
-      if (comm.rank() == Rank{0}) throw std::runtime_error("out of luck");
-      comm.barrier();
-    });
-    BOOST_TEST(ends[0] == "out of luck");
-    expect_words(ends, 0, {"barrier(): rank 0 failed: it ended with an exception"});
-  }
+  for (int i = 0; i < repetitions(2, 20); ++i) expect_an_exception_to_reach_others<Sockets>();
 }
 
 BOOST_AUTO_TEST_CASE(a_rank_that_stops_on_request_tells_the_others_of_no_failure) {
-  const Ends ends = run_gloo(3, [](OverGloo& comm) {
-    comm.barrier();
-    if (comm.rank() == Rank{0}) throw Stopped(0, "file");
-    comm.barrier();
-  });
-  BOOST_TEST(ends[0].starts_with("lockstep: stopped on request"));
-  expect_words(ends, 0, {"barrier(): rank 0 closed its communicator without this call"});
+  expect_a_stop_to_be_no_failure<Sockets>();
 }
 
 BOOST_AUTO_TEST_CASE(a_rank_that_gives_up_tells_why) {
-  for (int i = 0; i < repetitions(2, 20); ++i) {
-    const Ends ends = run_gloo(3, [](OverGloo& comm) {
-      if (comm.rank() == Rank{1}) {
-        comm.abort("the loss is not a number");
-        comm.barrier();
-      }
-      std::vector<float> data(1000);
-      comm.all_reduce(data);
-    });
-    expect_words(ends, 1, {"(sum of 1000 float): rank 1 failed: the loss is not a number"});
-    BOOST_TEST(ends[1].find("gave it up: the loss is not a number") != std::string::npos, ends[1]);
-  }
+  for (int i = 0; i < repetitions(2, 20); ++i) expect_an_abort_to_be_told<Sockets>();
 }
 
 BOOST_AUTO_TEST_CASE(a_rank_that_skips_a_collective_is_named) {
-  for (int i = 0; i < repetitions(2, 20); ++i) {
-    const Ends ends = run_gloo(2, [](OverGloo& comm) {
-      if (comm.rank() == Rank{0}) comm.barrier();
-    });
-    expect_words(ends, 1, {"barrier(): rank 1 closed its communicator without this call"});
-  }
+  for (int i = 0; i < repetitions(2, 20); ++i) expect_a_skipped_call_to_be_named<Sockets>();
 }
 
 // The ranks' time limit is longer than the watchdog's: who names the dead rank has seen that it is

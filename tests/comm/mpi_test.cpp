@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "exercise.hpp"
+#include "failing_ranks.hpp"
 #include "mismatch.hpp"
 #include "mpi_ranks.hpp"
 #include "sequences.hpp"
@@ -203,11 +204,7 @@ BOOST_AUTO_TEST_CASE(calls_that_differ_are_errors_on_all_ranks_that_name_both) {
 }
 
 BOOST_AUTO_TEST_CASE(groups_of_different_ranks_are_an_error) {
-  expect_words(run_mpi(3,
-                       [](OverMpi& comm) {
-                         new_group(comm, {Rank{0}, Rank{comm.rank() == Rank{1} ? 2u : 1u}});
-                       }),
-               nobody, {"ranks disagree", "new_group(2 ranks)"});
+  expect_groups_that_differ_to_be_named<UnderMpirun<>>();
 }
 
 BOOST_AUTO_TEST_CASE(messages_of_different_counts_are_an_error) {
@@ -222,42 +219,19 @@ BOOST_AUTO_TEST_CASE(messages_of_different_counts_are_an_error) {
 }
 
 BOOST_AUTO_TEST_CASE(an_exception_on_one_rank_reaches_the_others) {
-  const Ends ends = run_mpi(3, [](OverMpi& comm) {
-    if (comm.rank() == Rank{0}) throw std::runtime_error("out of luck");
-    comm.barrier();
-  });
-  BOOST_TEST(ends[0] == "out of luck");
-  expect_words(ends, 0, {"barrier(): rank 0 failed: it ended with an exception"});
+  expect_an_exception_to_reach_others<UnderMpirun<>>();
 }
 
 BOOST_AUTO_TEST_CASE(a_rank_that_stops_on_request_tells_the_others_of_no_failure) {
-  const Ends ends = run_mpi(3, [](OverMpi& comm) {
-    comm.barrier();
-    if (comm.rank() == Rank{0}) throw Stopped(0, "file");
-    comm.barrier();
-  });
-  BOOST_TEST(ends[0].starts_with("lockstep: stopped on request"));
-  expect_words(ends, 0, {"barrier(): rank 0 closed its communicator without this call"});
+  expect_a_stop_to_be_no_failure<UnderMpirun<>>();
 }
 
 BOOST_AUTO_TEST_CASE(a_rank_that_gives_up_tells_why) {
-  const Ends ends = run_mpi(3, [](OverMpi& comm) {
-    if (comm.rank() == Rank{1}) {
-      comm.abort("the loss is not a number");
-      comm.barrier();
-    }
-    std::vector<float> data(1000);
-    comm.all_reduce(data);
-  });
-  expect_words(ends, 1, {"(sum of 1000 float): rank 1 failed: the loss is not a number"});
-  BOOST_TEST(ends[1].find("gave it up: the loss is not a number") != std::string::npos, ends[1]);
+  expect_an_abort_to_be_told<UnderMpirun<>>();
 }
 
 BOOST_AUTO_TEST_CASE(a_rank_that_skips_a_collective_is_named) {
-  const Ends ends = run_mpi(2, [](OverMpi& comm) {
-    if (comm.rank() == Rank{0}) comm.barrier();
-  });
-  expect_words(ends, 1, {"barrier(): rank 1 closed its communicator without this call"});
+  expect_a_skipped_call_to_be_named<UnderMpirun<>>();
 }
 
 BOOST_AUTO_TEST_SUITE_END()
