@@ -384,10 +384,10 @@ LOCKSTEP_INLINE void SharedPeers::give_up(const Error& error, std::string_view r
 
 LOCKSTEP_INLINE std::optional<Error> SharedPeers::check(const Call& call, std::optional<Rank> one,
                                                         std::uint64_t calls,
-                                                        Clock::time_point begin) const {
+                                                        Clock::duration waited) const {
   const std::string operation = call.text();
   auto fault = find_culprit(*this, operation, [&](std::size_t w) { return lacks(w, one, calls); });
-  if (fault || Clock::now() - begin < timeout_) return fault;
+  if (fault || waited < timeout_) return fault;
   return time_is_over(operation, timeout_, missing_ranks(one, calls), rank());
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A point in time at which a wait ends, and time limits as text.
+/// @file A point in time at which a wait ends, how long one has lasted, and time limits as text.
 
 #include <climits>
 
@@ -36,6 +36,28 @@ class Deadline {
   explicit Deadline(Clock::time_point when) : when_(when) {}
 
   Clock::time_point when_;
+};
+
+/// How long somebody waits who looks every few milliseconds. A longer pause between two looks
+/// counts as a second: the process was stopped then, or its machine, and with a job that a batch
+/// system suspends those that it waits for.
+class WaitTime {
+ public:
+  using Clock = Deadline::Clock;
+
+  explicit WaitTime(Clock::time_point begin = Clock::now()) : begin_(begin), looked_(begin) {}
+
+  Clock::time_point begin() const { return begin_; }
+  Clock::duration until(Clock::time_point now) {
+    waited_ += std::min<Clock::duration>(now - looked_, std::chrono::seconds(1));
+    looked_ = now;
+    return waited_;
+  }
+
+ private:
+  Clock::time_point begin_;
+  Clock::time_point looked_;
+  Clock::duration waited_{0};
 };
 
 /// A time limit in messages: `2 s`, `0.25 s`.

@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "lockstep/detail/comm/call/flight_recorder.hpp"
+#include "lockstep/detail/core/deadline.hpp"
 #include "lockstep/detail/core/error.hpp"
 #include "lockstep/detail/core/thread.hpp"
 
@@ -291,10 +292,10 @@ class SharedPeers {
   template <class Fail>
   void await(Counter& counter, std::uint64_t value, const Call& call, std::optional<Rank> one,
              const Fail& fail) const {
-    const auto begin = Clock::now();
+    WaitTime time;
     wait_for(counter, value, crowded_, [&] {
       raise_fault();  // another thread of this rank may have given up
-      look(counter, value, call, one, begin, fail);
+      look(counter, value, call, one, time.until(Clock::now()), fail);
     });
   }
   /// The same for a caller that polls, after a poll that found the counter too low.
@@ -302,21 +303,24 @@ class SharedPeers {
   void poll(Counter& counter, std::uint64_t value, const Call& call, std::optional<Rank> one,
             const Fail& fail) {
     const auto now = Clock::now();
-    if (!polled_since_) polled_since_ = looked_ = now;
+    if (!polled_) {
+      polled_.emplace(now);
+      looked_ = now;
+    }
     if (now - looked_ < look_interval) return;
     looked_ = now;
-    look(counter, value, call, one, *polled_since_, fail);
+    look(counter, value, call, one, polled_->until(now), fail);
   }
-  void end_poll() { polled_since_.reset(); }
-  /// The error that ends a wait since `begin`, if there is one.
+  void end_poll() { polled_.reset(); }
+  /// The error that ends a wait of so long, if there is one.
   [[gnu::cold]] std::optional<Error> check(const Call& call, std::optional<Rank> one,
-                                           std::uint64_t calls, Clock::time_point begin) const;
+                                           std::uint64_t calls, Clock::duration waited) const;
 
  private:
   template <class Fail>
   void look(Counter& counter, std::uint64_t value, const Call& call, std::optional<Rank> one,
-            Clock::time_point begin, const Fail& fail) const {
-    const auto error = check(call, one, value, begin);
+            Clock::duration waited, const Fail& fail) const {
+    const auto error = check(call, one, value, waited);
     // The awaited rank may have done its part and left, or died, while this one looked.
     if (error && !reached(counter, value)) fail(*error);
   }
@@ -347,7 +351,7 @@ class SharedPeers {
   std::mutex* working_;
   Counter* done_;
   Milliseconds timeout_;
-  std::optional<Clock::time_point> polled_since_;  // without success
+  std::optional<WaitTime> polled_;  // without success
   Clock::time_point looked_;
   bool crowded_ = world_ > core_count();  // there are more ranks than cores
   mutable std::mutex mutex_;              // for the fault

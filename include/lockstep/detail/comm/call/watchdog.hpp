@@ -223,11 +223,14 @@ class CallWatchdog {
     PendingCalls& pending = engine.pending();
     try {
       std::conditional_t<std::is_same_v<Engine, Probe>, Engine&, Probe> probe(engine);
+      WaitTime time;
       while (pending.watch_goes_on(Probe::tick)) {
         probe.poll();
         const auto call = engine.waiting();
-        const auto now = std::chrono::steady_clock::now();
-        if (call && !pending.is_broken() && now - call->since >= engine.timeout())
+        const auto now = WaitTime::Clock::now();
+        if (!call) continue;
+        if (call->since != time.begin()) time = WaitTime(call->since);
+        if (time.until(now) >= engine.timeout() && !pending.is_broken())
           engine.fail(probe.time_over(*call));
       }
     } catch (const Error& error) {

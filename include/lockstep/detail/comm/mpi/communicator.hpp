@@ -92,8 +92,8 @@ class Engine {
     if (!op.is_over) advance();
     if (!op.is_over) {
       const auto now = Clock::now();
-      if (!op.polled_since) op.polled_since = now;
-      look(op, *op.polled_since, now);
+      if (!op.polled) op.polled.emplace(now);
+      look(op, *op.polled, now);
     }
     lock.unlock();
     pending_.raise_fault();
@@ -301,7 +301,7 @@ class Engine {
   }
 
   void wait_until_over(Operation& op) {
-    const auto begin = Clock::now();
+    WaitTime time;
     for (std::size_t polls = 0;; ++polls) {
       bool has_moved = false;
       {
@@ -309,12 +309,12 @@ class Engine {
         if (op.is_over) return;
         has_moved = advance();
         if (op.is_over) return;
-        if (polls % 64 == 63) look(op, begin, Clock::now());
+        if (polls % 64 == 63) look(op, time, Clock::now());
       }
       if (has_moved || polls < 200) continue;
       // Data needs this rank to go on; a rank that has not come does not.
       const bool waits_for_rank = !op.peer && !op.has_heard();
-      if (waits_for_rank && Clock::now() - begin > Milliseconds(2)) {
+      if (waits_for_rank && Clock::now() - time.begin() > Milliseconds(2)) {
         sleep_for(std::chrono::microseconds(50));
       } else {
         ::sched_yield();
@@ -344,12 +344,12 @@ class Engine {
 
   // Faults. The lock is held.
 
-  /// Looks for faults and measures the time, for a call that somebody waits for since `begin`.
-  void look(Operation& op, Clock::time_point begin, Clock::time_point now) {
+  /// Looks for faults and measures the time, for a call that somebody waits for.
+  void look(Operation& op, WaitTime& time, Clock::time_point now) {
     if (is_broken() || now - looked_ < look_interval) return;
     looked_ = now;
     std::optional<Error> error = check_peers(op);
-    if (!error && now - begin >= timeout()) error = time_over(op);
+    if (!error && time.until(now) >= timeout()) error = time_over(op);
     if (error && !op.is_over) fail(*error);
   }
 

@@ -161,7 +161,7 @@ struct Operation {
   bool has_begun_all = false;
   bool holds_memory = false;  // MPI may read or write memory of the program
   bool is_over = false;
-  std::optional<std::chrono::steady_clock::time_point> polled_since{};
+  std::optional<WaitTime> polled{};
 
   MPI_Request hello = MPI_REQUEST_NULL;
   Agreement said{};
