@@ -162,6 +162,16 @@ if has_config("gloo") then
         add_links("gloo")
     target_end()
 
+    -- The same over NCCL, which the host plays with the GPUs.
+    if has_config("nccl") then
+        rank_program("faults_job_nccl", "faults/job.cpp")
+            set_group("soak")
+            add_defines("LOCKSTEP_EMULATED_NCCL=1")
+            add_includedirs(".", "gpu/emulated/include")
+            add_sysincludedirs("$(cccl)/..")
+        target_end()
+    end
+
     -- Jobs that are slow for a known reason, whose traces tests/trace/run looks at.
     rank_program("slow", "trace/slow.cpp")
         add_links("gloo")

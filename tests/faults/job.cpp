@@ -3,11 +3,16 @@
 //
 //   job BACKEND FAULT RANK STEP [FOLDER]
 //
-// BACKEND is shm, gloo or hierarchical, and mpi in a program for tests/mpi/run. FAULT is what this
+// BACKEND is shm, gloo or hierarchical, mpi in a program for tests/mpi/run, and nccl in one whose
+// GPUs and whose NCCL the host plays. FAULT is what this
 // rank does at this step: throw, skip, sleep (for long), count, type, operation, nan, flip (a bit
 // of a parameter, which all ranks look for), model (it trains another one) or stubborn (all ranks
 // ignore SIGTERM); none: nothing. A rank prints `ready` after a few steps, and at the end a hash of
 // the parameters. With a folder, the job saves every 5 steps and resumes.
+#if LOCKSTEP_EMULATED_NCCL
+#include "gpu/emulated/kernels.hpp"  // before the library's headers
+//
+#endif
 #include <chrono>
 #include <cmath>
 #include <csignal>
@@ -21,7 +26,10 @@
 #include <vector>
 
 #include "lockstep/detail/core/hash.hpp"
-#if LOCKSTEP_MPI
+#if LOCKSTEP_EMULATED_NCCL
+#include "gpu/emulated/nccl.hpp"
+#include "lockstep/nccl.cuh"
+#elif LOCKSTEP_MPI
 #include "lockstep/mpi.hpp"
 #else
 #include "lockstep/gloo.hpp"
@@ -52,13 +60,55 @@ struct Line {
   }
 };
 
+#if LOCKSTEP_EMULATED_NCCL
+LOCKSTEP_KERNEL line_error(const float* weight, std::size_t width, const float* x, const float* y,
+                           float* error, double* loss) {
+  *error = -*y;
+  for (std::size_t i = 0; i != width; ++i) *error += weight[i] * *x / static_cast<float>(width);
+  *loss = *error * *error;
+}
+LOCKSTEP_KERNEL line_gradient(const float* error, std::size_t width, const float* x, float* g) {
+  for (std::size_t i = 0; i != width; ++i) g[i] = 2 * *error * *x / static_cast<float>(width);
+}
+
+/// The same on a GPU.
+template <std::size_t Width>
+struct GpuLine {
+  using Parameters = ParameterList<Parameter<"weight", float, Width>>;
+  DeviceArena error{sizeof(float)};
+  void forward(auto& step, auto& batch) {
+    detail::launch_kernel<line_error>(
+        "line_error", step.stream(), 1, 1, step.param("weight"_p).data_handle(), Width,
+        batch.inputs, batch.labels, reinterpret_cast<float*>(error.data()), step.loss());
+  }
+  void backward(auto& step, auto& batch) {
+    detail::launch_kernel<line_gradient>("line_gradient", step.stream(), 1, 1,
+                                         reinterpret_cast<const float*>(error.data()), Width,
+                                         batch.inputs, step.grad("weight"_p).data_handle());
+    step.ready("weight"_p);
+  }
+};
+template <class, std::size_t Width>
+using JobOf = Trainer<GpuLine<Width>, Device<Cuda>, Backend<Nccl>, Anomaly<Stop>>;
+#else
+template <class How, std::size_t Width>
+using JobOf = Trainer<Line<Width>, Backend<How>, Sharding<Replicated>, Anomaly<Stop>>;
+#endif
+
+/// The host reads and writes what lies on GPUs that it plays.
+void wait_for_gpu() {
+#if LOCKSTEP_EMULATED_NCCL
+  check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+#endif
+}
+
 template <class How, std::size_t Width>
 void train(Session& session) {
   const auto& arguments = session.arguments();
   const std::string& fault = arguments.at(2);
   const bool is_culprit = session.rank().value() == std::stoul(arguments.at(3));
   const std::size_t at = std::stoul(arguments.at(4));
-  Trainer<Line<Width>, Backend<How>, Sharding<Replicated>, Anomaly<Stop>> job(session);
+  JobOf<How, Width> job(session);
   job.optimizer().lr = 0.01;
   if (arguments.size() > 5) job.checkpoints({.folder = arguments[5], .every_steps = 5});
   const auto resumed = job.resume();
@@ -91,6 +141,7 @@ void train(Session& session) {
       job.step(batch);
       if (fault == "flip") {
         if (step == at && is_culprit) {
+          wait_for_gpu();
           const float* const first = job.param("weight"_p).data_handle();
           *const_cast<char*>(reinterpret_cast<const char*>(first)) ^= 1;
         }
@@ -98,6 +149,7 @@ void train(Session& session) {
       }
     }
   }
+  wait_for_gpu();
   detail::Hash hash;
   job.for_each_parameter([&](std::string_view, auto view) {
     hash.text({reinterpret_cast<const char*>(view.data_handle()), view.size() * sizeof(float)});
@@ -121,10 +173,14 @@ int main(int argc, char** argv) {
     std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
     const auto& arguments = session.arguments();
     if (arguments.at(2) == "stubborn") std::signal(SIGTERM, SIG_IGN);
-    if (arguments.at(1) == "shm") return run<Shm>(session);
-#if LOCKSTEP_MPI
-    return run<Mpi>(session);
+#if LOCKSTEP_EMULATED_NCCL
+    emulated::host.gpus = 4;
+    emulated::nccl::between_processes = true;
+    return run<Nccl>(session);
+#elif LOCKSTEP_MPI
+    return arguments.at(1) == "shm" ? run<Shm>(session) : run<Mpi>(session);
 #else
+    if (arguments.at(1) == "shm") return run<Shm>(session);
     if (arguments.at(1) == "gloo") return run<Gloo>(session);
     return run<Hierarchical<Shm, Gloo>>(session);
 #endif

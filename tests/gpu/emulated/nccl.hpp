@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file The part of NCCL that the library uses, emulated on the host between the threads of a
-/// process, on emulated GPUs (cuda.hpp). A collective is work of each rank's stream that waits
-/// there until all partners' streams have come to it. As NCCL does, a communicator connects at the
-/// first call of each kind, and allocates then.
+/// process, or for collectives between processes, on emulated GPUs (cuda.hpp). A collective is work
+/// of each rank's stream that waits there until all partners' streams have come to it. As NCCL
+/// does, a communicator connects at the first call of each kind, and allocates then.
 
 #include <cuda_runtime_api.h>
 #include <nccl.h>
@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "gpu/emulated/cuda.hpp"
+#include "gpu/emulated/nccl_processes.hpp"
 #include "lockstep/detail/core/element.hpp"
 #include "lockstep/detail/core/reduce_op.hpp"
 
@@ -37,6 +38,8 @@ inline std::atomic<int> connections = 0;
 /// What has become of `ncclAvg`, which rounds 1/N to the elements' type: the library is not to use
 /// it.
 inline std::atomic<int> averages = 0;
+/// Are ranks processes? A program says so before it has communicators.
+inline bool between_processes = false;
 
 enum class Kind : std::uint8_t { all_reduce, reduce, reduce_scatter, broadcast, all_gather };
 
@@ -168,6 +171,7 @@ struct World {
   explicit World(std::size_t ranks) : ranks(ranks) {}
 
   const std::size_t ranks;
+  std::shared_ptr<SharedWorld<Part>> shared;  // of processes
   std::atomic<std::size_t> joined = 0;
   std::mutex mutex;
   std::map<std::uint64_t, std::shared_ptr<Rendezvous>> all_rendezvous;  // by number
@@ -179,6 +183,9 @@ struct World {
   std::map<std::uint64_t, Division> divisions;
   std::map<std::pair<int, int>, std::deque<std::vector<std::byte>>> mail;  // from, to
   std::map<std::pair<int, int>, std::atomic<std::size_t>> letters;
+
+  /// How many ranks have joined.
+  std::atomic<std::size_t>& present() { return shared == nullptr ? joined : shared->joined; }
 
   std::shared_ptr<Rendezvous> rendezvous(std::uint64_t number) {
     const std::lock_guard lock(mutex);
@@ -248,6 +255,27 @@ inline void check_memory(ncclComm_t comm, const void* data) {
                " is given memory of GPU " + std::to_string(gpu));
 }
 
+/// One rank's part of a collective between processes, of which each computes its own results.
+inline void exchange(const ncclComm::State& state, std::uint64_t number, const Part& part) {
+  auto& shared = *state.world->shared;
+  const std::size_t ranks = state.world->ranks;
+  const std::size_t rows = part.kind == Kind::reduce_scatter ? ranks : 1;
+  const std::size_t bytes = rows * part.count * size_of(part.type);
+  if (bytes > shared.most_bytes) note_fault("more bytes than ranks of emulated NCCL share");
+  shared.exchange(
+      ranks, state.rank, number, part, bytes, [&] { return state.is_aborted.load(); },
+      [&] {
+        Rendezvous all(ranks);
+        for (std::size_t r = 0; r < ranks; ++r) {
+          all.parts[r] = shared.slots[r].part;
+          all.parts[r].in = shared.slots[r].data.data();
+          all.parts[r].out = part.out;
+        }
+        all.work();
+        all.deliver(state.rank);
+      });
+}
+
 inline ncclResult_t start(const char* name, ncclComm_t comm, const Part& part,
                           cudaStream_t stream) {
   count(name);
@@ -258,6 +286,12 @@ inline ncclResult_t start(const char* name, ncclComm_t comm, const Part& part,
   connect(comm, std::string(part.kind <= Kind::reduce_scatter ? "reductions" : "movements") +
                     (is_large ? " of much" : ""));
   const auto state = comm->state;
+  if (state->world->shared != nullptr) {
+    const std::uint64_t number = ++comm->calls;
+    Gpu::get().enqueue(stream,
+                       {[=] { exchange(*state, number, part); }, nullptr, nullptr, 0, nullptr});
+    return ncclSuccess;
+  }
   if (Gpu::get().capture_status(stream) != cudaStreamCaptureStatusNone) {
     // A node of a graph, which meets those of other ranks' graphs anew in every replay.
     const std::uint64_t number = comm->calls++;
@@ -365,9 +399,11 @@ inline const char* ncclGetErrorString(ncclResult_t) { return "an emulated error"
 inline const char* ncclGetLastError(ncclComm_t) { return ""; }
 
 inline ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
+  using emulated::nccl::Part, emulated::nccl::SharedWorld;
   static std::atomic<int> next = 0;
   *id = {};
-  const std::string name = "emulated " + std::to_string(next++);
+  const std::string name = emulated::nccl::between_processes ? SharedWorld<Part>::make()
+                                                             : "emulated " + std::to_string(next++);
   return name.copy(id->internal, sizeof id->internal - 1), ncclSuccess;
 }
 inline ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank,
@@ -378,10 +414,13 @@ inline ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniq
   (*comm)->state->rank = static_cast<std::size_t>(rank);
   const std::lock_guard lock(emulated::nccl::worlds_mutex);
   auto& world = emulated::nccl::worlds[id.internal];
+  using Shared = emulated::nccl::SharedWorld<emulated::nccl::Part>;
   if (world == nullptr) world = std::make_shared<emulated::nccl::World>(ranks);
   (*comm)->state->world = world;
+  if (Shared::is_path(id.internal) && (world->shared = Shared::open(id.internal)) == nullptr)
+    return ncclSystemError;
   (*comm)->state->is_joined = true;
-  ++world->joined;
+  ++world->present();
   return ncclInProgress;
 }
 inline ncclResult_t ncclCommSplit(ncclComm_t comm, int colour, int key, ncclComm_t* divided,
@@ -426,7 +465,7 @@ inline ncclResult_t ncclCommSplit(ncclComm_t comm, int colour, int key, ncclComm
 inline ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* result) {
   const auto& state = *comm->state;
   const bool is_ready =
-      state.is_joined && state.world->joined == state.world->ranks && !state.divides;
+      state.is_joined && state.world->present() == state.world->ranks && !state.divides;
   return *result = is_ready ? ncclSuccess : ncclInProgress, ncclSuccess;
 }
 inline ncclResult_t ncclCommFinalize(ncclComm_t) { return ncclSuccess; }
