@@ -57,6 +57,12 @@ struct Part {
   ncclDataType_t type = ncclUint8;
   Operation operation;
   int root = 0;
+
+  /// Is this another rank's part of the same collective?
+  bool fits(const Part& other) const {
+    return kind == other.kind && count == other.count && type == other.type && root == other.root &&
+           operation.op == other.operation.op;
+  }
 };
 
 /// Calls `f(T{})` with the elements' type.
@@ -105,9 +111,7 @@ struct Rendezvous {
   void work() {
     const Part& first = parts.front();
     for (const Part& part : parts) {
-      if (part.kind != first.kind || part.count != first.count || part.type != first.type ||
-          part.root != first.root || part.operation.op != first.operation.op)
-        note_fault("ranks make different calls of NCCL");
+      if (!part.fits(first)) note_fault("ranks make different calls of NCCL");
     }
     const std::size_t bytes = first.count * size_of(first.type);
     const std::size_t all = parts.size();
@@ -255,7 +259,8 @@ inline void check_memory(ncclComm_t comm, const void* data) {
                " is given memory of GPU " + std::to_string(gpu));
 }
 
-/// One rank's part of a collective between processes, of which each computes its own results.
+/// One rank's part of a collective between processes, of which each computes its own results. Ranks
+/// with different calls wait for ever, as NCCL's do if they are lucky.
 inline void exchange(const ncclComm::State& state, std::uint64_t number, const Part& part) {
   auto& shared = *state.world->shared;
   const std::size_t ranks = state.world->ranks;
@@ -268,6 +273,10 @@ inline void exchange(const ncclComm::State& state, std::uint64_t number, const P
         Rendezvous all(ranks);
         for (std::size_t r = 0; r < ranks; ++r) {
           all.parts[r] = shared.slots[r].part;
+          while (!all.parts[r].fits(part)) {
+            if (state.is_aborted) return;
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+          }
           all.parts[r].in = shared.slots[r].data.data();
           all.parts[r].out = part.out;
         }

@@ -100,7 +100,7 @@ class Probe {
       reported_ = Clock::now();
       with_channel([](const FaultChannel& channel) { channel.ask(); });
     }
-    if (Clock::now() - *reported_ < reason_wait && hears_ && engine_.channel()) return;
+    if (Clock::now() - *reported_ < reason_wait && lost_.empty() && engine_.channel()) return;
     const Error error = error_of(state, what_it_is_in());
     // NCCL reports a lost connection, but not whose: a killed rank is the one that does not answer.
     const std::string silent = where_others_are(true);
@@ -110,6 +110,7 @@ class Probe {
   }
 
   /// The positions of ranks behind this one, else of all others; if `only_silent`, silent ranks.
+  /// Without the store: who has it.
   std::string where_others_are(bool only_silent) {
     std::vector<std::string> all;
     std::vector<std::string> behind;
@@ -123,17 +124,18 @@ class Probe {
         if (!position || (!only_silent && position->calls < calls)) behind.push_back(all.back());
       }
     });
+    if (!lost_.empty()) return lost_;
     return listed(behind.empty() && !only_silent ? all : behind);
   }
 
   template <class F>
   void with_channel(const F& f) {
-    if (!engine_.channel() || !hears_) return;
+    if (!engine_.channel() || !lost_.empty()) return;
     try {
       f(*engine_.channel());
-    } catch (const Error&) {
-      // The process with the store has exited. If it was a rank, NCCL will notice.
-      hears_ = false;
+    } catch (const Error& error) {
+      // The process with the store has ended. If it was a rank, NCCL or the time limit notices.
+      lost_ = error.problem() + " (" + error.advice() + ")";
     }
   }
 
@@ -150,7 +152,7 @@ class Probe {
   }
 
   Engine& engine_;
-  bool hears_ = true;  // the store is reachable
+  std::string lost_;  // how the store was lost
   std::unique_ptr<StoreWatch> news_;
   Notice notice_;
   Clock::time_point next_request_{};
