@@ -65,7 +65,7 @@ void require_agreement(C& comm, const char* what, std::uint64_t fingerprint,
   if (other >= world) return;
   const std::vector<std::string> texts = all_gather_objects(comm, describe());
   try {
-    comm.barrier();  // all ranks have what they need to name the difference before one ends
+    comm.barrier();         // all ranks have what they need to name the difference before one ends
   } catch (const Error&) {  // NOLINT(bugprone-empty-catch): another has named it already
   }
   fail_agreement(what, texts[0], texts[other], other, comm.rank());

@@ -193,7 +193,8 @@ class RankHandle : public SharedPeers {
       if (one.value_or(Rank{w}) != Rank{w} || (state(w).failed == 0 && state(w).left == 0))
         continue;
       working.unlock();
-      if (const auto error = check(call, Rank{w}, 0, Clock::duration::zero())) fail_together(*error);
+      if (const auto error = check(call, Rank{w}, 0, Clock::duration::zero()))
+        fail_together(*error);
       fail(
           Error(call.text(), text({"rank ", w, " has given up"}), "look at that rank first", rank())
               .as_consequence());
