@@ -80,6 +80,19 @@ class Engine {
     });
   }
 
+  /// The most bytes that a rank may give to `small_collective`.
+  std::size_t most_of_small() const { return handshake_->most_carried(); }
+  /// A collective to which this rank gives `data`. Calls `use(given)` if all make the same call,
+  /// where `given(w)` is what rank w has given. **Ranks** all, in order. **Host** blocks.
+  template <class Use>
+  void small_collective(const Call& call, std::span<const std::byte> data, const Use& use) {
+    make(call, std::nullopt, handshake_->number(), [&](PendingCalls::Entry entry) {
+      verify(call, handshake_->exchange(call, data));
+      pending_.agree(entry);
+      use([&](std::size_t w) { return handshake_->carried_by(w); });
+    });
+  }
+
   /// Runs `work(transport)`, a message to or from one rank, without a comparison. **Host** blocks.
   template <class Work>
   void message(const Call& call, Rank peer, const Work& work) {
@@ -241,11 +254,12 @@ class Engine {
 namespace lockstep {
 
 /// Collectives through Gloo. Results are bitwise equal on all ranks and in every run with as many
-/// ranks: all-reduces are combined in the order of Gloo's algorithm, those of 16-bit floats and all
-/// other reductions in rank order. Calls are compared before anything is written. A watchdog thread
-/// aborts on all ranks if a rank is gone or a call times out; later calls throw that error. Another
-/// executes asynchronous calls, since Gloo's algorithms block. **Host** every collective blocks
-/// until the result is here and arguments may be reused. **Stream** none: host memory only.
+/// ranks: reductions are combined in rank order, but for large all-reduces, which Gloo's ring
+/// combines unless they are of 16-bit floats. Calls are compared before anything is written. A
+/// watchdog thread aborts on all ranks if a rank is gone or a call times out; later calls throw
+/// that error. Another executes asynchronous calls, since Gloo's algorithms block. **Host** every
+/// collective blocks until the result is here and arguments may be reused. **Stream** none: host
+/// memory only.
 template <std::size_t Ranks = dynamic>
 class GlooCommunicator : public Collectives<GlooCommunicator<Ranks>>,
                          public detail::HostAllocating {
@@ -313,6 +327,18 @@ class GlooCommunicator : public Collectives<GlooCommunicator<Ranks>>,
  private:
   template <class C>
   static void execute_agreed(Engine& engine, const C& call) {
+    if constexpr (detail::over_gloo::travels_with_hellos<C>) {
+      const std::size_t bytes = call.count * sizeof(typename C::element);
+      if (bytes != 0 && bytes <= engine.most_of_small()) {
+        const bool gives =
+            C::kind != detail::CollectiveKind::broadcast || engine.rank() == call.root;
+        const auto data =
+            gives ? std::as_bytes(call.in.first(call.count)) : std::span<const std::byte>();
+        return engine.small_collective(call.call(), data, [&](const auto& given) {
+          detail::over_gloo::finish_small(call, engine.rank(), engine.world(), given);
+        });
+      }
+    }
     engine.collective(call.call(), [&](const auto& transport) {
       if constexpr (C::kind != detail::CollectiveKind::barrier)
         detail::execute_any(transport, call);

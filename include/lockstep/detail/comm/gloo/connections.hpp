@@ -383,42 +383,62 @@ struct Hello {
 
 /// The handshake before every collective: each rank sends all others the description of its call,
 /// because Gloo would combine unrelated data or write past a buffer. A hello is one small message
-/// whose receive was posted in advance: it costs one network latency. Hellos are the barrier too.
+/// whose receive was posted in advance: it costs one network latency. Hellos are the barrier too,
+/// and what a rank gives to a small collective travels with its hello, so that it needs no more.
 class Handshake {
  public:
   explicit Handshake(Connections& connections)
       : connections_(connections),
         own_(static_cast<std::size_t>(connections.rank)),
         messages_(static_cast<std::size_t>(connections.size)),
+        most_carried_(align_up(carried_by_all / messages_.size())),
         last_said_(messages_.size()),
-        outgoing_(connections.createUnboundBuffer(&said_, sizeof said_)),
-        shutdown_(connections.createUnboundBuffer(last_said_.data(), bytes_of_all())) {
+        said_(room()),
+        outgoing_(connections.createUnboundBuffer(said_.data(), said_.size())),
+        shutdown_(
+            connections.createUnboundBuffer(last_said_.data(), last_said_.size() * sizeof(Hello))) {
     for (std::size_t parity = 0; parity < 2; ++parity) {
-      heard_[parity].resize(messages_.size());
-      incoming_[parity] = connections.createUnboundBuffer(heard_[parity].data(), bytes_of_all());
+      heard_[parity].resize(messages_.size() * room());
+      incoming_[parity] =
+          connections.createUnboundBuffer(heard_[parity].data(), heard_[parity].size());
     }
     const BrokenPipesBlocked blocked;
     // A rank may have died since all were connected; the first call then names it.
     for_peers([&](int peer) { static_cast<void>(throws([&] { listen_to(peer, number()); })); });
   }
 
-  /// Every rank's hello, by rank. **Ranks** all. **Host** blocks until all have arrived.
-  std::vector<Hello> exchange(const Call& call) {
+  /// How many bytes a rank may give to a call with its hello.
+  std::size_t most_carried() const { return most_carried_; }
+
+  /// Every rank's hello, by rank, with which this rank's carries `data`. **Ranks** all. **Host**
+  /// blocks until all have arrived.
+  std::vector<Hello> exchange(const Call& call, std::span<const std::byte> data = {}) {
     const std::uint64_t number = this->number();
     // A rank that has this rank's hello may make its next call, or leave, and say so at once: the
     // receive of that is posted first.
     for_peers([&](int peer) { listen_to(peer, number + 1); });
-    said_ = Hello{number, Hello::State::calls, 0, 0, call};
-    said_.checksum = said_.computed_checksum();
-    heard_[number % 2][own_] = said_;
-    for_peers([&](int peer) { outgoing_->send(peer, slot, 0, sizeof said_); });
+    Hello said{number, Hello::State::calls, 0, 0, call};
+    said.checksum = said.computed_checksum();
+    const std::size_t bytes = sizeof said + data.size();
+    std::memcpy(said_.data(), &said, sizeof said);
+    if (!data.empty()) std::memcpy(said_.data() + sizeof said, data.data(), data.size());
+    std::memcpy(heard_[number % 2].data() + own_ * room(), said_.data(), bytes);
+    for_peers([&](int peer) { outgoing_->send(peer, slot, 0, bytes); });
     for_peers([&](int) { incoming_[number % 2]->waitRecv(); });
     for_peers([&](int) { outgoing_->waitSend(); });
-    std::vector<Hello> all = heard_[number % 2];
+    std::vector<Hello> all;
+    all.reserve(messages_.size());
+    for (std::size_t w = 0; w < messages_.size(); ++w)
+      all.push_back(hello_of(heard_[number % 2], w));
     const auto calls = [](const Hello& one) { return one.state == Hello::State::calls; };
     if (std::all_of(all.begin(), all.end(), calls))
       next_.store(number + 1, std::memory_order_relaxed);
     return all;
+  }
+
+  /// What a rank gave to the last call with its hello, until the next call but one.
+  const std::byte* carried_by(std::size_t w) const {
+    return heard_[(number() - 1) % 2].data() + w * room() + sizeof(Hello);
   }
 
   /// The number of the current or next call.
@@ -452,7 +472,7 @@ class Handshake {
     const std::uint64_t number = this->number();
     std::vector<Rank> ranks;
     for (std::size_t w = 0; w < messages_.size(); ++w) {
-      const auto hello = arrived(heard_[number % 2][w]);
+      const auto hello = arrived(hello_of(heard_[number % 2], w));
       if (w != own_ && (!hello || hello->number != number)) ranks.emplace_back(w);
     }
     return ranks;
@@ -461,8 +481,8 @@ class Handshake {
   /// The last hello of a rank that has left. It may arrive before this rank has come to the end of
   /// `exchange`, and the hello's numbers say which calls and messages that rank has made.
   std::optional<Hello> shutdown_of(std::size_t peer) const {
-    for (const std::vector<Hello>& heard : heard_) {
-      const auto hello = arrived(heard[peer]);
+    for (const std::vector<std::byte>& heard : heard_) {
+      const auto hello = arrived(hello_of(heard, peer));
       if (peer != own_ && hello && hello->state == Hello::State::leaves) return hello;
     }
     return std::nullopt;
@@ -476,7 +496,14 @@ class Handshake {
 
   static constexpr auto slot = static_cast<std::uint64_t>(OwnSlot::hello);
 
-  std::size_t bytes_of_all() const { return messages_.size() * sizeof(Hello); }
+  /// All ranks together give a rank at most so many bytes with their hellos.
+  static constexpr std::size_t carried_by_all = 32 << 10;
+
+  /// A hello and what it carries.
+  std::size_t room() const { return sizeof(Hello) + most_carried_; }
+  const Hello& hello_of(const std::vector<std::byte>& heard, std::size_t w) const {
+    return *reinterpret_cast<const Hello*>(heard.data() + w * room());
+  }
 
   /// A hello without its call; nothing if it has not arrived whole. Gloo's thread may be writing
   /// it, in any order: numbers of two hellos do not have the checksum.
@@ -493,8 +520,7 @@ class Handshake {
 
   /// Posts the receive of a rank's hello of call `number`. Throws if that rank is gone.
   void listen_to(int peer, std::uint64_t number) {
-    incoming_[number % 2]->recv(peer, slot, static_cast<std::size_t>(peer) * sizeof(Hello),
-                                sizeof(Hello));
+    incoming_[number % 2]->recv(peer, slot, static_cast<std::size_t>(peer) * room(), room());
   }
 
   template <class F>
@@ -505,10 +531,11 @@ class Handshake {
   Connections& connections_;
   std::size_t own_;
   std::vector<MessageCounts> messages_;  // by rank
+  std::size_t most_carried_;
   std::atomic<std::uint64_t> next_ = 1;
-  std::array<std::vector<Hello>, 2> heard_;  // of calls with even and with odd numbers, by rank
-  Hello said_;
+  std::array<std::vector<std::byte>, 2> heard_;  // of calls with even and odd numbers, by rank
   std::vector<Hello> last_said_;
+  std::vector<std::byte> said_;
   // Declared after the memory that Gloo's thread writes, to be destroyed first.
   std::array<std::unique_ptr<::gloo::transport::UnboundBuffer>, 2> incoming_;
   std::unique_ptr<::gloo::transport::UnboundBuffer> outgoing_;
