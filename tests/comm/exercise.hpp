@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <boost/test/unit_test.hpp>
+#include <cmath>
 #include <cstring>
 #include <memory>
 #include <span>
@@ -398,6 +399,29 @@ void strings_of_four(auto& comm) {
   const std::vector<std::string> given{"zero", "", "two", "three"};
   require(scatter_objects(comm, me == 3 ? given : std::vector<std::string>(), Rank{3}) == given[me],
           "scatter_objects");
+}
+
+/// Values whose sum depends on the order.
+inline std::vector<float> rough_values(std::size_t rank, std::size_t n) {
+  std::vector<float> data(n);
+  for (std::size_t i = 0; i < n; ++i)
+    data[i] =
+        std::sin(static_cast<float>(i * 4 + rank)) * std::pow(10.f, static_cast<float>(i % 9));
+  return data;
+}
+
+template <class Comm>
+void sums_in_rank_order(Comm& comm, const std::vector<std::size_t>& counts) {
+  for (const std::size_t n : counts) {
+    std::vector<float> want = rough_values(0, n);
+    for (std::size_t w = 1; w < comm.world_size().value(); ++w) {
+      const std::vector<float> other = rough_values(w, n);
+      for (std::size_t i = 0; i < n; ++i) want[i] += other[i];
+    }
+    std::vector<float> data = rough_values(comm.rank().value(), n);
+    comm.all_reduce(data);
+    require(data == want, "another order");
+  }
 }
 
 inline void expect_all_fine(const Ends& ends) {

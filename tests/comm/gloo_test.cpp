@@ -121,6 +121,10 @@ BOOST_AUTO_TEST_CASE(more_bytes_than_an_int_counts_are_exact) {
   expect_all_fine(run_processes<Sockets>(2, 200s, f, 600s));
 }
 
+BOOST_AUTO_TEST_CASE(small_sums_are_in_rank_order) {
+  expect_all_fine(run_gloo(4, [](OverGloo& comm) { sums_in_rank_order(comm, {5, 1000}); }));
+}
+
 BOOST_AUTO_TEST_CASE(sums_of_halves_are_rounded_once) {
   // 2048 + 1 is 2048 in half precision: rounded at every step, the ones are lost.
   expect_all_fine(run_gloo(4, [](OverGloo& comm) {

@@ -254,9 +254,9 @@ class Engine {
 namespace lockstep {
 
 /// Collectives through Gloo. Results are bitwise equal on all ranks and in every run with as many
-/// ranks: reductions are combined in rank order, but for large all-reduces, which Gloo's ring
-/// combines unless they are of 16-bit floats. Calls are compared before anything is written. A
-/// watchdog thread aborts on all ranks if a rank is gone or a call times out; later calls throw
+/// ranks: small reductions, and all but all-reduces, are combined in rank order, large all-reduces
+/// by Gloo's ring, unless they are of 16-bit floats. Calls are compared before anything is written.
+/// A watchdog thread aborts on all ranks if a rank is gone or a call times out; later calls throw
 /// that error. Another executes asynchronous calls, since Gloo's algorithms block. **Host** every
 /// collective blocks until the result is here and arguments may be reused. **Stream** none: host
 /// memory only.
@@ -319,6 +319,12 @@ class GlooCommunicator : public Collectives<GlooCommunicator<Ranks>>,
     return group;
   }
 
+  /// Does the data of this call travel with its comparison?
+  template <class C>
+  bool is_small(const C& call) const {
+    return is_small(*engine_, call);
+  }
+
   /// A communicator, uniquely named, of any ranks. **Ranks** those. **Host** blocks until all join.
   GlooCommunicator<> among(const std::string& name, Rank rank, WorldSize world) const {
     return GlooCommunicator<>(engine_->beside(name, rank, world));
@@ -326,22 +332,28 @@ class GlooCommunicator : public Collectives<GlooCommunicator<Ranks>>,
 
  private:
   template <class C>
+  static bool is_small(const Engine& engine, const C& call) {
+    const std::size_t given =
+        call.count * sizeof(typename C::element) * (C::deals_pieces ? engine.world() : 1);
+    return given != 0 && given <= engine.most_of_small();
+  }
+
+  template <class C>
   static void execute_agreed(Engine& engine, const C& call) {
-    if constexpr (detail::over_gloo::travels_with_hellos<C>) {
-      const std::size_t bytes = call.count * sizeof(typename C::element);
-      if (bytes != 0 && bytes <= engine.most_of_small()) {
-        const bool gives =
-            C::kind != detail::CollectiveKind::broadcast || engine.rank() == call.root;
-        const auto data =
-            gives ? std::as_bytes(call.in.first(call.count)) : std::span<const std::byte>();
-        return engine.small_collective(call.call(), data, [&](const auto& given) {
-          detail::over_gloo::finish_small(call, engine.rank(), engine.world(), given);
+    using enum detail::CollectiveKind;
+    if constexpr (C::kind != barrier) {
+      using T = typename C::element;
+      if (is_small(engine, call)) {
+        return engine.small_collective(call.call(), std::as_bytes(call.in), [&](const auto& given) {
+          detail::take_from_all<dynamic>(
+              call, engine.rank(), engine.world(),
+              [&](std::size_t w) { return reinterpret_cast<const T*>(given(w)); }, call.count, 0,
+              call.count);
         });
       }
     }
     engine.collective(call.call(), [&](const auto& transport) {
-      if constexpr (C::kind != detail::CollectiveKind::barrier)
-        detail::execute_any(transport, call);
+      if constexpr (C::kind != barrier) detail::execute_any(transport, call);
     });
   }
 

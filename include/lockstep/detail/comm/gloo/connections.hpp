@@ -5,6 +5,7 @@
 #include <arpa/inet.h>
 #include <dlfcn.h>
 #include <ifaddrs.h>
+#include <sched.h>
 #include <csignal>
 #include <cstdlib>
 #include <ctime>
@@ -281,11 +282,33 @@ class BrokenPipesBlocked {
   bool was_pending_;
 };
 
+/// RAII: threads that are started meanwhile are scheduled as SCHED_BATCH: when they wake up, they
+/// do not take the core from the thread that runs there. Gloo's thread would, often while that
+/// thread holds a connection's lock, in the very call that woke it; it would then spin for the lock
+/// until the scheduler's next tick, for milliseconds. On an idle core it still runs at once.
+class StartedAsBatch {
+ public:
+  StartedAsBatch() : changed_(::sched_getscheduler(0) == SCHED_OTHER) { set(SCHED_BATCH); }
+  StartedAsBatch(const StartedAsBatch&) = delete;
+  StartedAsBatch& operator=(const StartedAsBatch&) = delete;
+  ~StartedAsBatch() { set(SCHED_OTHER); }
+
+ private:
+  /// Where this is not allowed, jobs are slower and no less right.
+  void set(int policy) const {
+    const sched_param parameters{};
+    if (changed_) static_cast<void>(::sched_setscheduler(0, policy, &parameters));
+  }
+
+  bool changed_;
+};
+
 /// Gloo's device: a thread that serves sockets, which listen on `address`.
 inline std::shared_ptr<::gloo::transport::Device> make_device(const std::string& address,
                                                               Rank rank) {
   require_own_library(rank);
   try {
+    const StartedAsBatch batch;
     ::gloo::transport::tcp::attr attributes;
     attributes.hostname = address;
     return without_signals([&] { return ::gloo::transport::tcp::CreateDevice(attributes); });

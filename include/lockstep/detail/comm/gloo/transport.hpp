@@ -11,35 +11,6 @@ namespace lockstep::detail::over_gloo {
 template <class T, class Op>
 inline constexpr bool travels_in_place = sizeof(Prepared<T, Op>) == sizeof(T);
 
-/// Small calls of these kinds need no more than what ranks give with their hellos.
-template <class C>
-inline constexpr bool travels_with_hellos =
-    C::kind == CollectiveKind::all_reduce || C::kind == CollectiveKind::reduce ||
-    C::kind == CollectiveKind::all_gather || C::kind == CollectiveKind::gather ||
-    C::kind == CollectiveKind::broadcast;
-
-/// Results of such a call from `given(w)`, what rank w has given.
-template <class C, class Given>
-void finish_small(const C& call, Rank rank, std::size_t world, const Given& given) {
-  using T = typename C::element;
-  const auto of = [&](std::size_t w) { return reinterpret_cast<const T*>(given(w)); };
-  const bool has_result = C::kind == CollectiveKind::all_reduce ||
-                          C::kind == CollectiveKind::all_gather ||
-                          (C::kind == CollectiveKind::broadcast) != (rank == call.root);
-  if (!has_result) return;
-  if constexpr (C::kind == CollectiveKind::broadcast) {
-    copy_elements(of(call.root.value()), call.data().data(), call.count);
-  } else if constexpr (C::collects_pieces) {
-    for (std::size_t w = 0; w < world; ++w)
-      copy_elements(of(w), call.out.data() + w * call.count, call.count);
-  } else {
-    combine_blocks<dynamic, T>(world, 0, call.count, call.op, of,
-                               [&](std::size_t i, std::span<const T> results) {
-                                 copy_elements(results.data(), call.out.data() + i, results.size());
-                               });
-  }
-}
-
 /// All-reduce, broadcast, all-gather, all-to-all and messages; others have their generic form.
 class Transport {
  public:

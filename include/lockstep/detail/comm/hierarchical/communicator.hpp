@@ -99,8 +99,10 @@ class HierarchyStages {
   void make(const C& call) {
     using enum CollectiveKind;
     if constexpr (C::kind == all_reduce || C::kind == reduce_scatter || C::kind == all_gather) {
-      const bool is_large = C::kind == all_reduce ||
-                            std::max(call.in.size_bytes(), call.out.size_bytes()) > few_bytes;
+      bool is_large = C::kind == all_reduce ||
+                      std::max(call.in.size_bytes(), call.out.size_bytes()) > few_bytes;
+      if constexpr (requires { flat_.is_small(call); })
+        is_large = is_large && !flat_.is_small(call);
       if (is_large && (call.count == 0 || passes_of(inside_).takes(call.in.data())))
         return by_stages(call);
     }

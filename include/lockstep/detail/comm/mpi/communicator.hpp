@@ -622,6 +622,14 @@ class MpiCommunicator : public Collectives<MpiCommunicator<Ranks, Advance, Trans
     }));
   }
 
+  /// Does this call gather all ranks' data whole, in one step?
+  template <class C>
+  bool is_small(const C& call) const {
+    return C::kind == detail::CollectiveKind::all_reduce &&
+           call.count * sizeof(typename C::element) * engine_->world() <=
+               detail::over_mpi::few_bytes;
+  }
+
   template <class C>
   auto start(const C& call) {
     return Work<detail::over_mpi::InFlight>(std::in_place, *engine_, begin(call));

@@ -65,6 +65,9 @@ inline constexpr bool library_reduces =
 /// Calls of MPI count elements by int; larger ones go in parts of this many.
 inline constexpr std::size_t most_elements = std::size_t{1} << 30;
 
+/// Reductions of up to so many bytes of all ranks together gather them whole.
+inline constexpr std::size_t few_bytes = 16 << 10;
+
 /// A part of a reduction: each rank's slice of it is sent to that rank.
 template <class T>
 struct Part {
@@ -145,7 +148,6 @@ Flow reduce_in_rank_order(Operation& op, C call) {
   using T = typename C::element;
   constexpr bool scatters = C::kind == CollectiveKind::reduce_scatter;
   constexpr bool keeps = C::kind == CollectiveKind::reduce;  // data stays as it is but on root
-  constexpr std::size_t few_bytes = 16 << 10;
   constexpr std::size_t part_bytes = 512 << 10;
   constexpr std::size_t slice_bytes = 32 << 10;  // at least, in a world of many
   co_await op.agreed();
