@@ -180,7 +180,10 @@ end
 
 -- Ranks that mpirun starts (tests/mpi/run).
 if has_mpi() then
-    test_program("mpi_tests", {mpi = {"comm/mpi_test.cpp", "train/mpi_parity_test.cpp"}}, lean(address))
+    test_program("mpi_tests", {mpi = {"comm/mpi_test.cpp", "train/mpi_parity_test.cpp"}, staged = {"gpu/emulated/staged_mpi_test.cpp"}}, lean(address))
+        add_includedirs("comm", "gpu/emulated/include")
+        add_cxflags("-Wno-unknown-pragmas", {force = true})  -- those of nvcc
+        add_sysincludedirs("$(cccl)/..")
         link_mpi()
     target_end()
 

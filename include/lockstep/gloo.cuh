@@ -2,7 +2,7 @@
 #pragma once
 /// @file Everything a GPU job needs, Gloo included: link with -lgloo.
 
-#include "lockstep/detail/comm/staged.cuh"
+#include "lockstep/detail/comm/gloo/staged.cuh"
 #include "lockstep/detail/strategy/gpu_execution.cuh"
 #include "lockstep/detail/trainer/connection.hpp"
 #include "lockstep/gloo.hpp"

@@ -91,9 +91,11 @@ consteval bool require_connection() {
   static_assert(connected || !by_gloo || on_gpu,
                 "lockstep: a job with Backend<Gloo>, also between hosts only, needs #include "
                 "<lockstep/gloo.hpp>, and -lgloo");
-  static_assert(connected || !by_mpi || !on_gpu,
-                "lockstep: Backend<Mpi> communicates host memory; a job with Device<Cuda> uses "
-                "Backend<Nccl>, or Backend<Gloo> where NCCL does not work");
+  static_assert(
+      connected || !by_mpi || !on_gpu,
+      "lockstep: a job with Device<Cuda> and Backend<Mpi>, also between hosts only, needs "
+      "#include <lockstep/mpi.cuh>, in a file that nvcc compiles, and the flags that "
+      "mpicc -show prints");
   static_assert(connected || !by_mpi || on_gpu,
                 "lockstep: a job with Backend<Mpi>, also between hosts only, needs #include "
                 "<lockstep/mpi.hpp>, and the flags that mpicc -show prints");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: lockstep: Backend<Mpi> communicates host memory; a job with Device<Cuda> uses
+// expect: lockstep: a job with Device<Cuda> and Backend<Mpi>, also between hosts only, needs #include <lockstep/mpi.cuh>
 #include "lockstep/detail/trainer/trainer.hpp"
 
 using namespace lockstep;
