@@ -2,13 +2,15 @@
 // Calls and steps of `Backend<Mpi>`, measured or simulated: bench/simulate/run compiles this file
 // with Open MPI, for hosts of namespaces, and with SimGrid's MPI. What it prints is JSON, of rank 0.
 //
-//   job call WAY KIND REPEATS BYTES...   seconds of a call: median and minimum over repeats
-//   job step WAY PLAN SECONDS STEPS      seconds of a step of a job that computes for so long
-//   job plan PLAN                        its buckets, and when each is ready (1: backward's end)
-//   job count WORLD KIND BYTES           what one rank of so many sends and allocates
+//   job call WAY REPEATS KIND:BYTES[:ROUNDS]...
+//                                 seconds of calls: median and minimum over repeats
+//   job step WAY PLAN SECONDS STEPS
+//                                 seconds of a step of a job that computes for so long
+//   job plan PLAN                 its buckets, and when each is ready (1: backward's end)
+//   job count WORLD KIND BYTES    what one rank of so many sends and allocates (simulated only)
 //
-// WAY: flat, islands (hierarchical, of 8 ranks), zero, powersgd. KIND: all_reduce, reduce_scatter,
-// all_gather. PLAN: mlp, resnet50, gpt2.
+// WAY: flat, islands (hierarchical, of 8 ranks); of steps flat, zero, powersgd. KIND: all_reduce,
+// reduce_scatter, all_gather. PLAN: mlp, resnet50, gpt2. ROUNDS: see smpi/mpi.h.
 #include "lockstep/detail/comm/hierarchical/communicator.hpp"
 #include "lockstep/mpi.hpp"
 
@@ -212,7 +214,8 @@ Membership own_membership() {
   int world = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &world);
-  Membership member{Rank{static_cast<std::size_t>(rank)}, WorldSize{static_cast<std::size_t>(world)}};
+  Membership member{Rank{static_cast<std::size_t>(rank)},
+                    WorldSize{static_cast<std::size_t>(world)}};
   member.timeout = std::chrono::hours(10);  // of the clock on the wall, which a simulation ignores
   return member;
 }
@@ -261,15 +264,20 @@ void make_call(auto& comm, const std::string& kind, std::span<float> data) {
   if (kind == "all_gather") comm.all_gather(own, all);
 }
 
-void measure_calls(auto& comm, const std::string& kind, std::size_t repeats, char** sizes) {
-  for (; *sizes != nullptr; ++sizes) {
-    const std::size_t count = std::stoul(*sizes) / sizeof(float);
+void measure_calls(auto& comm, std::size_t repeats, std::span<const std::string> calls) {
+  for (const std::string& call : calls) {
+    const std::size_t colon = call.find(':');
+    std::size_t read = 0;
+    const std::string rest = call.substr(colon + 1);
+    const std::size_t count = std::stoul(rest, &read) / sizeof(float);
     const auto memory = std::make_unique_for_overwrite<float[]>(count);
     const std::span<float> data(memory.get(), count);
-#if !LOCKSTEP_SIMULATED
-    std::ranges::fill(data, 1.0f);
+#if LOCKSTEP_SIMULATED
+    simulated::rounds = read < rest.size() ? std::stoul(rest.substr(read + 1)) : 0;
+#else
+    std::ranges::fill(data, 1.0F);
 #endif
-    measure("bytes", *sizes, repeats, comm, [&] { make_call(comm, kind, data); });
+    measure("call", call, repeats, comm, [&] { make_call(comm, call.substr(0, colon), data); });
   }
 }
 
@@ -278,7 +286,7 @@ void measure_steps(Flat& comm, const std::string& plan, double seconds, std::siz
   DistributedDataParallel<Planned, Backend<Mpi>, Progress<Callers>, Optimizer<SGD>,
                           Anomaly<Ignore>, Policies...>
       ddp(comm, Planned{layers_of(plan), seconds});
-  ddp.step(Batch{});  // PowerSGD<1> compresses after this one
+  for (int i = 0; i < 2; ++i) ddp.step(Batch{});  // PowerSGD<1> compresses after these
   measure("plan", plan, steps, comm, [&] { ddp.step(Batch{}); });
 }
 
@@ -292,14 +300,44 @@ void print_plan(const std::string& name) {
   std::vector<double> ready(model.layers.size());
   double sum = 0;
   for (std::size_t i = ready.size(); i-- != 0;) ready[i] = (sum += model.layers[i].work);
+  // What PowerSGD<1> sends of a bucket in its two rounds, as in `PowerSGD::Bucket::make_plan`.
+  std::vector<std::size_t> first(plan.bucket_count);
+  std::vector<std::size_t> second(plan.bucket_count);
+  for (std::size_t i = 0; i < ready.size(); ++i) {
+    const Layer& layer = model.layers[i];
+    const std::size_t b = plan.placements[i].bucket;
+    const bool shrinks = 2 * (layer.rows + layer.columns) < layer.rows * layer.columns;
+    first[b] += sizeof(float) * (shrinks ? layer.rows : layer.rows * layer.columns);
+    if (shrinks) second[b] += sizeof(float) * layer.columns;
+  }
   std::printf("{\"plan\": \"%s\", \"buckets\": [", name.c_str());
   for (std::size_t b = 0; b < plan.bucket_count; ++b) {
     const auto& bucket = plan.bucket_table[b];
-    std::printf("%s{\"bytes\": %zu, \"ready\": %.6f}", b == 0 ? "" : ", ", bucket.bytes,
-                ready[bucket.completed_by] / sum);
+    std::printf("%s{\"bytes\": %zu, \"ready\": %.6f, \"powersgd\": [%zu, %zu]}", b == 0 ? "" : ", ",
+                bucket.bytes, ready[bucket.completed_by] / sum, first[b], second[b]);
   }
   std::printf("]}\n");
 }
+
+#if LOCKSTEP_SIMULATED
+/// Prints what a rank of so many sends in a call, and the memory of a communicator and of a call.
+void print_count(const std::string& world, const std::string& kind, std::size_t bytes) {
+  simulated::emulated_world = std::stoul(world);
+  const std::size_t before = Memory::live;
+  Flat comm(own_membership(), MPI_COMM_WORLD);
+  const std::size_t kept = Memory::live - before;
+  const auto memory = std::make_unique_for_overwrite<float[]>(bytes / sizeof(float));
+  simulated::hellos = simulated::data = {};
+  const std::size_t own = Memory::live;
+  Memory::most = own;
+  make_call(comm, kind, std::span(memory.get(), bytes / sizeof(float)));
+  std::printf("{\"world\": %s, \"call\": \"%s:%zu\", \"hellos\": %zu, \"hello_bytes\": %zu, "
+              "\"messages\": %zu, \"bytes\": %zu, \"kept\": %zu, \"most\": %zu}\n",
+              world.c_str(), kind.c_str(), bytes, simulated::hellos.messages,
+              simulated::hellos.bytes, simulated::data.messages, simulated::data.bytes, kept,
+              Memory::most - own);
+}
+#endif
 
 }  // namespace
 
@@ -318,30 +356,30 @@ int main(int argc, char** argv) {
   const std::vector<std::string> words(argv + 1, argv + argc);
   if (words.size() < 2) return 2;
   MPI_Init(&argc, &argv);
-#if LOCKSTEP_SIMULATED
-  if (const char* const most = std::getenv("LOCKSTEP_ROUNDS")) simulated::rounds = std::stoul(most);
-#endif
   if (words[0] == "plan") {
     print_plan(words[1]);
-  } else {
-    const Membership member = own_membership();
-    if (words[0] == "call" && words[1] == "islands") {
-      Islands comm = make_islands(member);
-      measure_calls(comm, words[2], std::stoul(words[3]), argv + 5);
+#if LOCKSTEP_SIMULATED
+  } else if (words[0] == "count") {
+    print_count(words[1], words[2], std::stoul(words[3]));
+#endif
+  } else if (words[0] == "call") {
+    const std::span calls = std::span(words).subspan(3);
+    if (words[1] == "islands") {
+      Islands comm = make_islands(own_membership());
+      measure_calls(comm, std::stoul(words[2]), calls);
     } else {
-      Flat comm(member, MPI_COMM_WORLD);
-      if (words[0] == "call") measure_calls(comm, words[2], std::stoul(words[3]), argv + 5);
-      if (words[0] == "step") {
-        const double seconds = std::stod(words[3]);
-        const std::size_t steps = std::stoul(words[4]);
-        constexpr PowerSgdOptions at_once{.start = 2};
-        if (words[1] == "flat") measure_steps<>(comm, words[2], seconds, steps);
-        if (words[1] == "zero")
-          measure_steps<Sharding<ZeroRedundancy>>(comm, words[2], seconds, steps);
-        if (words[1] == "powersgd")
-          measure_steps<Hooks<PowerSGD<1, at_once>>>(comm, words[2], seconds, steps);
-      }
+      Flat comm(own_membership(), MPI_COMM_WORLD);
+      measure_calls(comm, std::stoul(words[2]), calls);
     }
+  } else {
+    Flat comm(own_membership(), MPI_COMM_WORLD);
+    const double seconds = std::stod(words[3]);
+    const std::size_t steps = std::stoul(words[4]);
+    constexpr PowerSgdOptions at_once{.start = 2};
+    if (words[1] == "flat") measure_steps<>(comm, words[2], seconds, steps);
+    if (words[1] == "zero") measure_steps<Sharding<ZeroRedundancy>>(comm, words[2], seconds, steps);
+    if (words[1] == "powersgd")
+      measure_steps<Hooks<PowerSGD<1, at_once>>>(comm, words[2], seconds, steps);
   }
   MPI_Finalize();
 }

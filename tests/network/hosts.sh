@@ -76,14 +76,14 @@ kill_host() {
   [[ -z $pids ]] || kill -KILL $pids
 }
 
-# Every link carries at most this much in each direction: `limit_rate 1gbit`.
+# Every link carries at most this much in each direction, after so much at once: `limit_rate 1gbit [128kb]`.
 limit_rate() {
-  local space k
+  local space k burst=${2:-128kb}
   for space in "${hosts_made[@]}"; do
     [[ $space != *-switch ]] || continue
     k=${space##*-}
-    tc -n "$space" qdisc replace dev eth0 root tbf rate "$1" burst 128kb latency 50ms
-    tc -n "$hosts_id-switch" qdisc replace dev "port$k" root tbf rate "$1" burst 128kb latency 50ms
+    tc -n "$space" qdisc replace dev eth0 root tbf rate "$1" burst "$burst" latency 50ms
+    tc -n "$hosts_id-switch" qdisc replace dev "port$k" root tbf rate "$1" burst "$burst" latency 50ms
   done
 }
 
