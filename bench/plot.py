@@ -309,6 +309,40 @@ def scaling(machines):
     save(figure, "bench-scaling.svg")
 
 
+def simulated(machines):
+    """Predicted scaling to a thousand ranks (`./x simulate`): a plot for each kind, a row for each platform, a column for each plan."""
+    colors = {"flat": OWN, "islands": OTHER, "zero": PEER, "powersgd": SHADES[2]}
+    labels = {"flat": "flat", "islands": "hierarchical", "zero": "ZeRO, flat", "powersgd": "PowerSGD<1>, flat"}
+    for machine in machines:
+        rows = machine.rows("simulate")
+        if not rows:
+            continue
+        points = rows["scaling"]
+        platforms, plans = (list(dict.fromkeys(point[key] for point in points)) for key in ("platform", "plan"))
+        for kind, value in (("weak", "efficiency"), ("strong", "speed")):
+            figure, grid = plt.subplots(len(platforms), len(plans), figsize=(9, 2.5 * len(platforms)), sharex=True)
+            for row, platform in zip(grid, platforms):
+                for axes, plan in zip(row, plans):
+                    for way, color in colors.items():
+                        line = [p for p in points if (p["kind"], p["platform"], p["plan"], p["way"]) == (kind, platform, plan, way)]
+                        axes.plot([p["world"] for p in line], [p[value] for p in line], color=color, marker="o", markersize=3, label=labels[way])
+                    axes.set_xscale("log", base=2)
+                    axes.set_xticks(rows["worlds"], [f"{w:,}" for w in rows["worlds"]])
+                    axes.set_title(f"{plan}, {platform}", fontsize=9)
+                    if kind == "weak":
+                        axes.set_ylim(0, 1.05)
+                        axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.0f}%")
+                    else:
+                        axes.plot(rows["worlds"], [w / 8 for w in rows["worlds"]], color=FLOOR, linestyle=":", label="ideal")
+                        axes.set_yscale("log", base=2)
+                        axes.yaxis.set_major_formatter(lambda speed, _: f"{speed:g}x")
+            for axes in grid[-1]:
+                axes.set_xlabel("ranks (predicted)")
+            grid[0][0].legend(fontsize=7.5)
+            figure.tight_layout()
+            save(figure, f"simulated-{kind}.svg")
+
+
 def loss(machines):
     """The main example's losses and accuracy, of the last run in the log."""
     for machine in machines:
@@ -342,5 +376,5 @@ if __name__ == "__main__":
     if "--compare" in sys.argv:
         compare(*chosen)
         sys.exit()
-    for draw in (overview, readme, all_reduce, ranks, steps, scaling, loss):
+    for draw in (overview, readme, all_reduce, ranks, steps, scaling, simulated, loss):
         draw(chosen)

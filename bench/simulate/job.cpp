@@ -197,7 +197,7 @@ struct Planned {
   void backward(auto& step, const Batch&) {
     const double of_work = seconds * 2 / 3 / work();
     for (std::size_t i = layers.size(); i-- != 0;) {
-      if (layers[i].work != 0) compute(layers[i].work * of_work);
+      compute(layers[i].work * of_work);
       step.ready(i);
     }
   }
@@ -365,6 +365,9 @@ int main(int argc, char** argv) {
   } else if (words[0] == "call") {
     const std::span calls = std::span(words).subspan(3);
     if (words[1] == "islands") {
+#if LOCKSTEP_SIMULATED
+      simulated::ranks_of_host = island;
+#endif
       Islands comm = make_islands(own_membership());
       measure_calls(comm, std::stoul(words[2]), calls);
     } else {

@@ -26,6 +26,9 @@
 
 namespace simulated {
 
+/// The ranks of each host, where those of a host reach each other without a switch; 0: unknown.
+inline int ranks_of_host = 0;
+
 /// What this rank has sent.
 struct Sent {
   std::size_t messages = 0;
@@ -51,7 +54,7 @@ inline std::vector<MPI_Request*> tested;
 /// Simulated time passes as if the rank computed.
 inline void compute(double seconds) {
   tested.clear();
-  if (emulated_world == 0) smpi_execute(seconds);
+  if (emulated_world == 0 && seconds > 0) smpi_execute(seconds);
 }
 
 inline std::size_t size_of(MPI_Datatype type) {
@@ -172,11 +175,46 @@ inline int exchange(const char* from, const int* counts, const int* places, char
   return MPI_SUCCESS;
 }
 
-inline int ialltoallv(const void* in, const int* counts, const int* places, MPI_Datatype type,
-                      void* out, const int* received, const int* to, MPI_Datatype /*to*/,
-                      MPI_Comm comm, MPI_Request* request) {
-  return exchange(static_cast<const char*>(in), counts, places, static_cast<char*>(out), received,
-                  to, type, comm, request);
+/// Are the ranks of a communicator on one host of `ranks_of_host`?
+inline bool is_inside(MPI_Comm comm) {
+  if (ranks_of_host == 0) return false;
+  const int ends[] = {0, static_cast<int>(world_of(comm)) - 1};
+  int in_world[2] = {};
+  MPI_Group group = MPI_GROUP_NULL;
+  MPI_Group world = MPI_GROUP_NULL;
+  MPI_Comm_group(comm, &group);
+  MPI_Comm_group(MPI_COMM_WORLD, &world);
+  MPI_Group_translate_ranks(group, 2, ends, world, in_world);
+  return in_world[0] / ranks_of_host == in_world[1] / ranks_of_host;
+}
+
+/// Open MPI's sends to rank 0 first, then to rank 1: all send to one rank at a time, and the queue
+/// of the last one's link begins to fill when that of the first is empty. All together take
+/// (2 W - 3) / (W - 1) times as long as over links that are shared fairly, as they are here: so
+/// messages are that much longer, but for those inside of a host. What is in them is not looked at.
+inline int ialltoallv(const void* /*in*/, const int* counts, const int* /*places*/,
+                      MPI_Datatype type, void* /*out*/, const int* received, const int* /*to*/,
+                      MPI_Datatype /*to*/, MPI_Comm comm, MPI_Request* request) {
+  constexpr std::size_t most = 64 << 20;
+  static char* const memory = static_cast<char*>(SMPI_SHARED_MALLOC(most));
+  const std::size_t world = world_of(comm);
+  const Sent before = data;
+  const auto size = static_cast<double>(size_of(type));
+  const auto w = static_cast<double>(world);
+  const double longer = emulated_world != 0 || is_inside(comm) ? 1 : (2 * w - 3) / (w - 1);
+  std::vector<int> sent(world);
+  std::vector<int> come(world);
+  std::size_t bytes = 0;
+  for (std::size_t i = 0; i < world; ++i) {
+    sent[i] = static_cast<int>(counts[i] * size * longer);
+    come[i] = static_cast<int>(received[i] * size * longer);
+    bytes += static_cast<std::size_t>(counts[i] * size);
+  }
+  const std::vector<int> places(world);
+  const int code = exchange(memory, sent.data(), places.data(), memory, come.data(), places.data(),
+                            MPI_BYTE, comm, request);
+  data.bytes = before.bytes + bytes;
+  return code;
 }
 
 inline int iallgatherv(const void* /*in place*/, int /*count*/, MPI_Datatype /*type*/, void* out,
