@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Calls and steps of `Backend<Mpi>`, measured or simulated: bench/simulate/run compiles this file
-// with Open MPI, for hosts of namespaces, and with SimGrid's MPI. What it prints is JSON, of rank 0.
+// with Open MPI, for hosts of namespaces, and with SimGrid's MPI. What it prints is JSON, of rank
+// 0.
 //
 //   job call WAY REPEATS KIND:BYTES[:ROUNDS]...
 //                                 seconds of calls: median and minimum over repeats
@@ -26,8 +27,8 @@ namespace {
 #if LOCKSTEP_SIMULATED  // by SMPI, as bench/simulate/run compiles it
 void compute(double seconds) { simulated::compute(seconds); }
 
-/// Large memory is the same for all simulated ranks, so that a thousand of them fit: nobody looks at
-/// what is in it. What this rank has allocated is counted.
+/// Large memory is the same for all simulated ranks, so that a thousand of them fit: nobody looks
+/// at what is in it. What this rank has allocated is counted.
 class Memory {
  public:
   static void* allocate(std::size_t bytes, std::align_val_t alignment = std::align_val_t{16}) {
@@ -80,11 +81,13 @@ class Memory {
 };
 #else
 void compute(double seconds) {
-  for (const double end = MPI_Wtime() + seconds; MPI_Wtime() < end;) {}
+  for (const double end = MPI_Wtime() + seconds; MPI_Wtime() < end;) {
+  }
 }
 #endif
 
-// ---- plans ---------------------------------------------------------------------------------------
+// ---- plans
+// ---------------------------------------------------------------------------------------
 
 /// A parameter, in forward order; `work` is its share of backward's arithmetic, in any unit.
 struct Layer {
@@ -112,7 +115,8 @@ std::vector<Layer> resnet50() {
   const auto convolution = [&](const std::string& name, std::size_t out, std::size_t in,
                                std::size_t kernel, std::size_t side) {
     const std::size_t columns = in * kernel * kernel;
-    all.push_back({name + ".weight", out, columns, static_cast<double>(out * columns * side * side)});
+    all.push_back(
+        {name + ".weight", out, columns, static_cast<double>(out * columns * side * side)});
     all.push_back({name + ".norm.weight", 1, out, 0});
     all.push_back({name + ".norm.bias", 1, out, 0});
   };
@@ -203,7 +207,8 @@ struct Planned {
   }
 };
 
-// ---- ranks ---------------------------------------------------------------------------------------
+// ---- ranks
+// ---------------------------------------------------------------------------------------
 
 using Flat = MpiCommunicator<dynamic, Callers>;
 using Islands = HierarchicalCommunicator<Flat, Flat>;
@@ -226,8 +231,7 @@ Islands make_islands(const Membership& member) {
   for (std::size_t w = 0; w < host.size(); ++w) host[w] = w / island;
   detail::Hosts hosts(host);
   Flat flat(member, MPI_COMM_WORLD, "flat");
-  Flat between =
-      join_groups(flat, Groups<World<dynamic>>(member.world, hosts.columns()));
+  Flat between = join_groups(flat, Groups<World<dynamic>>(member.world, hosts.columns()));
   std::vector<std::vector<std::size_t>> rows;
   for (std::size_t h = 0; h < hosts.count(); ++h) rows.push_back(hosts.ranks(h));
   Flat inside = join_groups(flat, Groups<World<dynamic>>(member.world, rows));
@@ -283,20 +287,21 @@ void measure_calls(auto& comm, std::size_t repeats, std::span<const std::string>
 
 template <class... Policies>
 void measure_steps(Flat& comm, const std::string& plan, double seconds, std::size_t steps) {
-  DistributedDataParallel<Planned, Backend<Mpi>, Progress<Callers>, Optimizer<SGD>,
-                          Anomaly<Ignore>, Policies...>
+  DistributedDataParallel<Planned, Backend<Mpi>, Progress<Callers>, Optimizer<SGD>, Anomaly<Ignore>,
+                          Policies...>
       ddp(comm, Planned{layers_of(plan), seconds});
   for (int i = 0; i < 2; ++i) ddp.step(Batch{});  // PowerSGD<1> compresses after these
   measure("plan", plan, steps, comm, [&] { ddp.step(Batch{}); });
 }
 
-// ---- what needs no other rank --------------------------------------------------------------------
+// ---- what needs no other rank
+// --------------------------------------------------------------------
 
 void print_plan(const std::string& name) {
   const Planned model{layers_of(name), 1};
   TensorList list = detail::list_tensors(model);
-  const auto plan = detail::make_bucket_plan<dynamic>(
-      list.of(detail::TensorRole::parameter).infos, BucketLimits{});
+  const auto plan = detail::make_bucket_plan<dynamic>(list.of(detail::TensorRole::parameter).infos,
+                                                      BucketLimits{});
   std::vector<double> ready(model.layers.size());
   double sum = 0;
   for (std::size_t i = ready.size(); i-- != 0;) ready[i] = (sum += model.layers[i].work);
@@ -331,11 +336,11 @@ void print_count(const std::string& world, const std::string& kind, std::size_t 
   const std::size_t own = Memory::live;
   Memory::most = own;
   make_call(comm, kind, std::span(memory.get(), bytes / sizeof(float)));
-  std::printf("{\"world\": %s, \"call\": \"%s:%zu\", \"hellos\": %zu, \"hello_bytes\": %zu, "
-              "\"messages\": %zu, \"bytes\": %zu, \"kept\": %zu, \"most\": %zu}\n",
-              world.c_str(), kind.c_str(), bytes, simulated::hellos.messages,
-              simulated::hellos.bytes, simulated::data.messages, simulated::data.bytes, kept,
-              Memory::most - own);
+  std::printf(
+      "{\"world\": %s, \"call\": \"%s:%zu\", \"hellos\": %zu, \"hello_bytes\": %zu, "
+      "\"messages\": %zu, \"bytes\": %zu, \"kept\": %zu, \"most\": %zu}\n",
+      world.c_str(), kind.c_str(), bytes, simulated::hellos.messages, simulated::hellos.bytes,
+      simulated::data.messages, simulated::data.bytes, kept, Memory::most - own);
 }
 #endif
 

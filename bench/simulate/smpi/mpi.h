@@ -3,9 +3,11 @@
 /// @file SimGrid's MPI with what it lacks for this library, for the simulated job alone.
 ///
 /// Ranks are contexts of one thread. What differs from SMPI's own:
-///  - Non-blocking collectives of much data are what Open MPI's are: one message to every other rank,
+///  - Non-blocking collectives of much data are what Open MPI's are: one message to every other
+///  rank,
 ///    all at once. SMPI has the same, but takes the square of their number to wait for them.
-///  - Those of few bytes, by which ranks compare calls and join, are blocking ones, whose algorithms
+///  - Those of few bytes, by which ranks compare calls and join, are blocking ones, whose
+///  algorithms
 ///    can be chosen: SMPI's own are not trees.
 ///  - `MPI_Comm_idup` is missing, and `MPI_Comm_dup` of 1,024 ranks takes a minute: a duplicate is
 ///    the communicator itself, whose collectives and messages have other tags.
