@@ -334,7 +334,7 @@ def simulated(machines):
                         axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.0f}%")
                     else:
                         axes.plot(rows["worlds"], [w / 8 for w in rows["worlds"]], color=FLOOR, linestyle=":", label="ideal")
-                        axes.set_yscale("log", base=2)
+                        axes.set_yscale("log")
                         axes.yaxis.set_major_formatter(lambda speed, _: f"{speed:g}x")
             for axes in grid[-1]:
                 axes.set_xlabel("ranks (predicted)")

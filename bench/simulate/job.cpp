@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls and steps of `Backend<Mpi>`, measured or simulated: bench/simulate/run compiles this file
-// with Open MPI, for hosts of namespaces, and with SimGrid's MPI. What it prints is JSON, of rank
-// 0.
+// Calls and steps of `Backend<Mpi>`, measured or simulated: `./x simulate` compiles this file with
+// Open MPI, for hosts of namespaces, and with SimGrid's MPI. Rank 0 prints lines of JSON.
 //
 //   job call WAY REPEATS KIND:BYTES[:ROUNDS]...
 //                                 seconds of calls: median and minimum over repeats
@@ -24,7 +23,7 @@ using namespace lockstep;
 
 namespace {
 
-#if LOCKSTEP_SIMULATED  // by SMPI, as bench/simulate/run compiles it
+#if LOCKSTEP_SIMULATED  // `./x simulate` defines it for SimGrid's MPI
 void compute(double seconds) { simulated::compute(seconds); }
 
 /// Large memory is the same for all simulated ranks, so that a thousand of them fit: nobody looks
@@ -361,6 +360,9 @@ int main(int argc, char** argv) {
   const std::vector<std::string> words(argv + 1, argv + argc);
   if (words.size() < 2) return 2;
   MPI_Init(&argc, &argv);
+#if LOCKSTEP_SIMULATED
+  if (std::getenv("LOCKSTEP_ISLANDS") != nullptr) simulated::ranks_of_host = island;
+#endif
   if (words[0] == "plan") {
     print_plan(words[1]);
 #if LOCKSTEP_SIMULATED
@@ -370,9 +372,6 @@ int main(int argc, char** argv) {
   } else if (words[0] == "call") {
     const std::span calls = std::span(words).subspan(3);
     if (words[1] == "islands") {
-#if LOCKSTEP_SIMULATED
-      simulated::ranks_of_host = island;
-#endif
       Islands comm = make_islands(own_membership());
       measure_calls(comm, std::stoul(words[2]), calls);
     } else {

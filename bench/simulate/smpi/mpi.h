@@ -3,12 +3,10 @@
 /// @file SimGrid's MPI with what it lacks for this library, for the simulated job alone.
 ///
 /// Ranks are contexts of one thread. What differs from SMPI's own:
-///  - Non-blocking collectives of much data are what Open MPI's are: one message to every other
-///  rank,
-///    all at once. SMPI has the same, but takes the square of their number to wait for them.
+///  - Non-blocking collectives of much data are what Open MPI's are: a message to every other rank,
+///    all at once. SMPI's are too, but it takes the square of their number to wait for them.
 ///  - Those of few bytes, by which ranks compare calls and join, are blocking ones, whose
-///  algorithms
-///    can be chosen: SMPI's own are not trees.
+///    algorithms can be chosen: SMPI's own are not trees.
 ///  - `MPI_Comm_idup` is missing, and `MPI_Comm_dup` of 1,024 ranks takes a minute: a duplicate is
 ///    the communicator itself, whose collectives and messages have other tags.
 ///  - `MPI_Test` cannot let time pass while the library polls: a request that is tested again,
@@ -41,7 +39,7 @@ struct Sent {
     bytes += of * size;
   }
 };
-inline Sent hellos;  // compare calls
+inline Sent hellos;  // compare calls: a tree's messages, one for each doubling of the ranks
 inline Sent data;
 inline std::size_t emulated_world = 0;
 /// Messages of a collective that are simulated, of each rank; 0: all. Rounds take equally long, so
