@@ -85,8 +85,7 @@ void compute(double seconds) {
 }
 #endif
 
-// ---- plans
-// ---------------------------------------------------------------------------------------
+// Plans.
 
 /// A parameter, in forward order; `work` is its share of backward's arithmetic, in any unit.
 struct Layer {
@@ -206,8 +205,7 @@ struct Planned {
   }
 };
 
-// ---- ranks
-// ---------------------------------------------------------------------------------------
+// Ranks.
 
 using Flat = MpiCommunicator<dynamic, Callers>;
 using Islands = HierarchicalCommunicator<Flat, Flat>;
@@ -293,8 +291,7 @@ void measure_steps(Flat& comm, const std::string& plan, double seconds, std::siz
   measure("plan", plan, steps, comm, [&] { ddp.step(Batch{}); });
 }
 
-// ---- what needs no other rank
-// --------------------------------------------------------------------
+// What needs no other rank.
 
 void print_plan(const std::string& name) {
   const Planned model{layers_of(name), 1};
