@@ -234,10 +234,13 @@ struct Message {
 inline thread_local int groups = 0;
 inline thread_local std::vector<Message> grouped;
 
-/// The first call of a kind connects, which allocates on the communicator's GPU.
+/// The first call of a kind connects, which allocates on the communicator's GPU. NCCL allocates in
+/// a thread of its own, so that a call whose peer has died can be aborted: between processes, where
+/// this happens, it is left out.
 inline void connect(ncclComm_t comm, const std::string& kind) {
   if (!comm->connected.insert(kind).second) return;
   ++connections;
+  if (between_processes) return;
   const int before = std::exchange(current_gpu, comm->gpu);
   void* memory = nullptr;
   static_cast<void>(cudaMalloc(&memory, 256));
