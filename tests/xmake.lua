@@ -391,7 +391,7 @@ if has_config("gpu") then
         -- its kernels emulated by the host: they run everywhere.
         test_program("emulated", {
             processes = {"gpu/emulated/staged_test.cpp", "gpu/emulated/streamed_test.cpp"},
-            many = "gpu/emulated/*_test.cpp|counted_test.cpp|hooks_test.cpp|join_test.cpp|zero_test.cpp|staged_test.cpp|streamed_test.cpp",
+            many = "gpu/emulated/*_test.cpp|counted_test.cpp|hooks_test.cpp|join_test.cpp|zero_test.cpp|staged_mpi_test.cpp|staged_test.cpp|streamed_test.cpp",
             policies = {"gpu/emulated/counted_test.cpp", "gpu/emulated/hooks_test.cpp", "gpu/emulated/join_test.cpp", "gpu/emulated/zero_test.cpp"},
         }, lean(address), "gpu/emulated/precompiled.hpp")
             set_group("gpu")
