@@ -180,7 +180,7 @@ end
 
 -- Ranks that mpirun starts (tests/mpi/run).
 if has_mpi() then
-    test_program("mpi_tests", {mpi = {"comm/mpi_test.cpp", "train/mpi_parity_test.cpp"}}, lean(address))
+    test_program("mpi_tests", {mpi = {"comm/mpi_*test.cpp", "train/mpi_parity_test.cpp"}}, lean(address))
         if has_config("gpu") then  -- device memory, of GPUs that the host plays
             add_files("gpu/emulated/staged_mpi_test.cpp")
             add_includedirs("comm", "gpu/emulated/include")
@@ -195,6 +195,11 @@ if has_mpi() then
         link_mpi()
     target_end()
 end
+
+    -- The thread that advances MPI's calls, under the thread sanitizer.
+    test_program("mpi_thread", {mpi = "comm/mpi_thread_test.cpp"}, thread)
+        link_mpi()
+    target_end()
 
 -- Trainings of many kinds, which tests/soak/run disturbs. They take minutes to compile, so that no test does: `./x soak`.
 local function soak_program(name, files)

@@ -113,45 +113,10 @@ BOOST_AUTO_TEST_CASE(sums_are_in_rank_order) {
   expect_all_fine(run_mpi(4, [](OverMpi& comm) { sums_in_rank_order(comm, {5, 1000, 300'001}); }));
 }
 
-BOOST_AUTO_TEST_CASE(several_reductions_may_be_under_way_and_be_awaited_in_any_order) {
-  const auto f = [](auto& comm) {
+BOOST_AUTO_TEST_CASE(several_reductions_may_be_under_way_without_a_thread) {
+  expect_all_fine(run_processes<WithoutThread>(3, 20s, [](auto& comm) {
     several_under_way(comm, 10);
     many_under_way(comm);
-  };
-  expect_all_fine(run_processes<UnderMpirun<>>(3, 20s, f));
-  expect_all_fine(run_processes<WithoutThread>(3, 20s, f));
-}
-
-// A rank stays away from the communicator until the other has its result, which needs its share.
-BOOST_AUTO_TEST_CASE(calls_go_on_while_the_rank_is_away) {
-  expect_all_fine(run_mpi(2, [](OverMpi& comm) {
-    for (int round = 1; round <= 5; ++round) {
-      std::vector<float> data(100'000, 1.f);
-      auto work = comm.all_reduce_async(data);
-      if (comm.rank() == Rank{0}) {
-        const auto begin = std::chrono::steady_clock::now();
-        char word = 0;  // by a message of the program's own: the lock is this communicator's
-        MPI_Request request = MPI_REQUEST_NULL;
-        int has_come = 0;
-        auto& mutex = over_mpi::Process::get().mutex();
-        {
-          const std::lock_guard lock(mutex);
-          MPI_Irecv(&word, 1, MPI_CHAR, 1, 5, MPI_COMM_WORLD, &request);
-        }
-        while (has_come == 0) {
-          std::this_thread::sleep_for(1ms);
-          const std::lock_guard lock(mutex);
-          MPI_Test(&request, &has_come, MPI_STATUS_IGNORE);
-          require(std::chrono::steady_clock::now() - begin < 10s, "rank 1 has no result");
-        }
-      }
-      work.wait();
-      if (comm.rank() == Rank{1}) {
-        const std::lock_guard lock(over_mpi::Process::get().mutex());
-        MPI_Send("x", 1, MPI_CHAR, 0, 5, MPI_COMM_WORLD);
-      }
-      require(data[99'999] == 2.f, "the sum is wrong");
-    }
   }));
 }
 

@@ -74,13 +74,11 @@ class Engine {
   std::shared_ptr<Operation> start(const Call& call, std::optional<Rank> peer, const Make& make) {
     pending_.raise_fault();
     const auto op = std::make_shared<Operation>();
-    {
-      const std::lock_guard lock(process_.mutex());
-      begin(op, call, peer, false);
-      op->flow = make(*op);
-      ops_.push_back(op);
-      advance();
-    }
+    const std::lock_guard lock(process_.mutex());
+    begin(op, call, peer, false);
+    op->flow = make(*op);
+    ops_.push_back(op);
+    advance();
     if (!op->is_over) work_.notify_one();
     return op;
   }
