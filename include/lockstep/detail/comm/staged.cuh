@@ -211,6 +211,12 @@ class Engine {
   void pass_message(const C& call) {
     using T = typename C::element;
     require_no_capture(call.call());
+    if constexpr (requires { inner.takes_device_messages(); }) {
+      if (inner.takes_device_messages()) {
+        check_cuda(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
+        return inner.perform(call);
+      }
+    }
     const std::size_t bytes = call.count * sizeof(T);
     if (!message_ || message_->bytes() < bytes) message_.emplace(bytes);
     const std::span<T> message(reinterpret_cast<T*>(message_->data()), call.count);

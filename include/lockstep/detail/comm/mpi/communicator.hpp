@@ -607,6 +607,12 @@ class MpiCommunicator : public Collectives<MpiCommunicator<Ranks, Advance, Trans
 
   // Called by `Collectives` and by adapters.
 
+  /// May messages be in device memory? Of a CUDA-aware Open MPI, non-blocking collectives, which
+  /// are all that this class uses, may not.
+  static bool takes_device_messages() {
+    return detail::over_mpi::Process::get().takes_device_memory();
+  }
+
   template <class C>
   void perform(const C& call) {
     if constexpr (C::kind == detail::CollectiveKind::barrier) engine_->drain();

@@ -67,6 +67,16 @@ class Process {
         "no thread");
   }
 
+  /// Is MPI CUDA-aware? Where it cannot say so, it is not.
+  bool takes_device_memory() {
+#if defined(MPIX_CUDA_AWARE_SUPPORT) || (defined(MPICH_NUMVERSION) && MPICH_NUMVERSION >= 40000000)
+    const std::lock_guard lock(mutex_);
+    return MPIX_Query_cuda_support() == 1;
+#else
+    return false;
+#endif
+  }
+
   /// Types and operations of MPI that live as long as MPI does.
   MPI_Datatype keep_type(MPI_Datatype type) { return types_.emplace_back(type); }
   MPI_Op keep_operation(MPI_Op operation) { return operations_.emplace_back(operation); }
