@@ -126,6 +126,13 @@ test_program("checked", {checked = "train/checked_test.cpp"}, address)
     add_defines("LOCKSTEP_CHECKED")
 target_end()
 
+-- For programs whose GPUs the host plays.
+local function play_gpus()
+    add_includedirs(".", "gpu/emulated/include")
+    add_cxflags("-Wno-unknown-pragmas", {force = true})  -- those of nvcc
+    add_sysincludedirs("$(cccl)/..")
+end
+
 -- Programs of ranks, which say what they communicate through.
 local function rank_program(name, file)
     target(name)
@@ -167,8 +174,7 @@ if has_config("gloo") then
         rank_program("faults_job_nccl", "faults/job.cpp")
             set_group("soak")
             add_defines("LOCKSTEP_EMULATED_NCCL=1")
-            add_includedirs(".", "gpu/emulated/include")
-            add_sysincludedirs("$(cccl)/..")
+            play_gpus()
         target_end()
     end
 
@@ -182,11 +188,16 @@ end
 if has_mpi() then
     test_program("mpi_tests", {mpi = {"comm/mpi_*test.cpp", "train/mpi_parity_test.cpp"}}, lean(address))
         if has_config("gpu") then  -- device memory, of GPUs that the host plays
-            add_files("gpu/emulated/staged_mpi_test.cpp")
-            add_includedirs("comm", "gpu/emulated/include")
-            add_cxflags("-Wno-unknown-pragmas", {force = true})  -- those of nvcc
-            add_sysincludedirs("$(cccl)/..")
+            add_files("gpu/emulated/*_mpi_test.cpp")
+            add_defines("LOCKSTEP_RUNS_ON_GPU=0")
+            add_includedirs("comm")
+            play_gpus()
         end
+        link_mpi()
+    target_end()
+
+    -- The thread that advances MPI's calls, under the thread sanitizer.
+    test_program("mpi_thread", {mpi = "comm/mpi_thread_test.cpp"}, thread)
         link_mpi()
     target_end()
 
@@ -194,12 +205,16 @@ if has_mpi() then
         add_defines("LOCKSTEP_MPI=1")
         link_mpi()
     target_end()
-end
 
-    -- The thread that advances MPI's calls, under the thread sanitizer.
-    test_program("mpi_thread", {mpi = "comm/mpi_thread_test.cpp"}, thread)
-        link_mpi()
-    target_end()
+    -- The same with NCCL inside hosts.
+    if has_config("gpu") and has_config("nccl") then
+        rank_program("mpi_job_nccl", "faults/job.cpp")
+            add_defines("LOCKSTEP_MPI=1", "LOCKSTEP_EMULATED_NCCL=1")
+            play_gpus()
+            link_mpi()
+        target_end()
+    end
+end
 
 -- Trainings of many kinds, which tests/soak/run disturbs. They take minutes to compile, so that no test does: `./x soak`.
 local function soak_program(name, files)
@@ -223,9 +238,7 @@ if has_config("gloo") then
     target_end()
     if has_config("gpu") then
         soak_program("soak_emulated", "soak/emulated.cpp")
-            add_includedirs("gpu/emulated/include")
-            add_cxflags("-Wno-unknown-pragmas", {force = true})  -- those of nvcc
-            add_sysincludedirs("$(cccl)/..")
+            play_gpus()
         target_end()
     end
 end
@@ -399,13 +412,12 @@ if has_config("gpu") then
         -- its kernels emulated by the host: they run everywhere.
         test_program("emulated", {
             processes = {"gpu/emulated/staged_test.cpp", "gpu/emulated/streamed_test.cpp"},
-            many = "gpu/emulated/*_test.cpp|counted_test.cpp|hooks_test.cpp|join_test.cpp|zero_test.cpp|staged_mpi_test.cpp|staged_test.cpp|streamed_test.cpp",
+            many = "gpu/emulated/*_test.cpp|counted_test.cpp|hooks_test.cpp|join_test.cpp|zero_test.cpp|*_mpi_test.cpp|staged_test.cpp|streamed_test.cpp",
             policies = {"gpu/emulated/counted_test.cpp", "gpu/emulated/hooks_test.cpp", "gpu/emulated/join_test.cpp", "gpu/emulated/zero_test.cpp"},
         }, lean(address), "gpu/emulated/precompiled.hpp")
             set_group("gpu")
-            add_includedirs("comm", "gpu/emulated/include")
-            add_cxflags("-Wno-unknown-pragmas", {force = true})  -- those of nvcc
-            add_sysincludedirs("$(cccl)/..")
+            add_includedirs("comm")
+            play_gpus()
             add_links("gloo")
         target_end()
     end

@@ -4,11 +4,11 @@
 //   job BACKEND FAULT RANK STEP [FOLDER]
 //
 // BACKEND is shm, gloo or hierarchical, mpi in a program for tests/mpi/run, and nccl in one whose
-// GPUs and whose NCCL the host plays. FAULT is what this
-// rank does at this step: throw, skip, sleep (for long), count, type, operation, nan, flip (a bit
-// of a parameter, which all ranks look for), model (it trains another one) or stubborn (all ranks
-// ignore SIGTERM); none: nothing. A rank prints `ready` after a few steps, and at the end a hash of
-// the parameters. With a folder, the job saves every 5 steps and resumes.
+// GPUs and whose NCCL the host plays, with MPI between hosts in the one that is both. FAULT is what
+// this rank does at this step: throw, skip, sleep (for long), count, type, operation, nan, flip (a
+// bit of a parameter, which all ranks look for), model (it trains another one) or stubborn (all
+// ranks ignore SIGTERM); none: nothing. A rank prints `ready` after a few steps, and at the end a
+// hash of the parameters. With a folder, the job saves every 5 steps and resumes.
 #if LOCKSTEP_EMULATED_NCCL
 #include "gpu/emulated/kernels.hpp"  // before the library's headers
 //
@@ -28,7 +28,11 @@
 #include "lockstep/detail/core/hash.hpp"
 #if LOCKSTEP_EMULATED_NCCL
 #include "gpu/emulated/nccl.hpp"
+#if LOCKSTEP_MPI
+#include "lockstep/mpi_nccl.cuh"
+#else
 #include "lockstep/nccl.cuh"
+#endif
 #elif LOCKSTEP_MPI
 #include "lockstep/mpi.hpp"
 #else
@@ -88,8 +92,8 @@ struct GpuLine {
     step.ready("weight"_p);
   }
 };
-template <class, std::size_t Width>
-using JobOf = Trainer<GpuLine<Width>, Device<Cuda>, Backend<Nccl>, Anomaly<Stop>>;
+template <class How, std::size_t Width>
+using JobOf = Trainer<GpuLine<Width>, Device<Cuda>, Backend<How>, Anomaly<Stop>>;
 #else
 template <class How, std::size_t Width>
 using JobOf = Trainer<Line<Width>, Backend<How>, Sharding<Replicated>, Anomaly<Stop>>;
@@ -176,7 +180,11 @@ int main(int argc, char** argv) {
 #if LOCKSTEP_EMULATED_NCCL
     emulated::host.gpus = 4;
     emulated::nccl::between_processes = true;
+#if LOCKSTEP_MPI
+    return run<Hierarchical<Nccl, Mpi>>(session);
+#else
     return run<Nccl>(session);
+#endif
 #elif LOCKSTEP_MPI
     return arguments.at(1) == "shm" ? run<Shm>(session) : run<Mpi>(session);
 #else

@@ -362,8 +362,7 @@ struct Sheet {
 
  private:
   static void fill(cudaStream_t stream, float* data, float value, std::size_t count) {
-    set_all<float><<<1, 64, 0, stream>>>(data, value, count);
-    check_launch("set_all");
+    detail::launch_kernel<set_all<float>>("set_all", stream, 1, 64, data, value, count);
   }
   float seen_ = -1;
 };
@@ -489,8 +488,8 @@ struct Giver {
   void forward(auto& step, const Entry& entry) {
     (step.is_training() ? trained : evaluated) += 1;
     if (!scratch_) scratch_.emplace(7 * sizeof(float));
-    set_all<float><<<1, 64, 0, step.stream()>>>(scratch(), entry.gradient, 7);
-    check_launch("set_all");
+    detail::launch_kernel<set_all<float>>("set_all", step.stream(), 1, 64, scratch(),
+                                          entry.gradient, std::size_t{7});
     check_cuda(cudaMemsetAsync(step.loss(), 0, sizeof(double), step.stream()), "cudaMemsetAsync");
   }
   void backward(auto& step, const Entry&) {

@@ -20,6 +20,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <set>
 #include <string>
 #include <thread>
@@ -41,7 +42,14 @@ inline std::atomic<int> averages = 0;
 /// Are ranks processes? A program says so before it has communicators.
 inline bool between_processes = false;
 
-enum class Kind : std::uint8_t { all_reduce, reduce, reduce_scatter, broadcast, all_gather };
+enum class Kind : std::uint8_t {
+  all_reduce,
+  reduce,
+  reduce_scatter,
+  broadcast,
+  all_gather,
+  messages
+};
 
 struct Operation {
   ncclRedOp_t op = ncclSum;
@@ -288,6 +296,47 @@ inline void exchange(const ncclComm::State& state, std::uint64_t number, const P
       });
 }
 
+/// The messages of a group between processes, of which every rank has one: each brings all that it
+/// sends, peer by peer, behind the number of bytes for each.
+inline void exchange_messages(const ncclComm::State& state, std::uint64_t number,
+                              const std::vector<Message>& messages) {
+  auto& shared = *state.world->shared;
+  const std::size_t ranks = state.world->ranks;
+  std::vector<std::uint64_t> lengths(ranks);
+  std::vector<std::byte> sent(ranks * sizeof(std::uint64_t));
+  for (std::size_t peer = 0; peer < ranks; ++peer) {
+    for (const Message& message : messages) {
+      if (!message.sends || static_cast<std::size_t>(message.peer) != peer) continue;
+      const auto* const from = static_cast<const std::byte*>(message.data);
+      sent.insert(sent.end(), from, from + message.bytes);
+      lengths[peer] += message.bytes;
+    }
+  }
+  std::memcpy(sent.data(), lengths.data(), ranks * sizeof(std::uint64_t));
+  if (sent.size() > shared.most_bytes) note_fault("more bytes than ranks of emulated NCCL share");
+  const Part part{Kind::messages, sent.data(), nullptr, 0, ncclUint8, {}, 0};
+  shared.exchange(
+      ranks, state.rank, number, part, sent.size(), [&] { return state.is_aborted.load(); },
+      [&] {
+        std::vector<const std::byte*> from;
+        for (std::size_t r = 0; r < ranks; ++r) {
+          if (shared.slots[r].part.kind != Kind::messages)
+            note_fault("ranks make different calls of NCCL");
+          const std::byte* const data = shared.slots[r].data.data();
+          std::memcpy(lengths.data(), data, ranks * sizeof(std::uint64_t));
+          from.push_back(std::accumulate(lengths.begin(),
+                                         lengths.begin() + static_cast<std::ptrdiff_t>(state.rank),
+                                         data + ranks * sizeof(std::uint64_t)));
+        }
+        for (const Message& message : messages) {
+          if (message.sends) continue;
+          auto& at = from[static_cast<std::size_t>(message.peer)];
+          std::memcpy(message.data, at, message.bytes);
+          at += message.bytes;
+        }
+      });
+}
+
 inline ncclResult_t start(const char* name, ncclComm_t comm, const Part& part,
                           cudaStream_t stream) {
   count(name);
@@ -358,6 +407,12 @@ inline ncclResult_t deliver(const std::vector<Message>& messages) {
     connect(comm, "messages with " + std::to_string(message.peer));
   const auto state = comm->state;
   const auto world = state->world;
+  if (world->shared != nullptr) {
+    const std::uint64_t number = ++comm->calls;
+    Gpu::get().enqueue(stream, {[=] { exchange_messages(*state, number, messages); }, nullptr,
+                                nullptr, 0, nullptr});
+    return ncclSuccess;
+  }
   const int me = static_cast<int>(state->rank);
   const auto send = [=] {
     {

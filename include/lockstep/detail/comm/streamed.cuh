@@ -2,6 +2,7 @@
 #pragma once
 /// @file A communicator on a stream of its own, beside its rank's compute stream.
 
+#include "lockstep/detail/comm/call/watchdog.hpp"
 #include "lockstep/detail/comm/collectives.hpp"
 #include "lockstep/detail/comm/rank_gpu.cuh"
 
@@ -19,7 +20,7 @@ class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
   StreamedCommunicator(Inner inner, std::shared_ptr<Gpu> gpu, std::shared_ptr<Gpu> side)
       : gpu_(std::move(gpu)),
         side_(std::move(side)),
-        events_(gpu_->events(1 + most_in_flight)),
+        events_(gpu_->events(1 + 2 * most_in_flight)),
         inner_(std::move(inner)) {}
 
   Rank rank() const { return inner_.rank(); }
@@ -80,10 +81,14 @@ class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
 
   template <class C>
   auto start(const C& call) {
-    on_side_stream([&] { inner_.perform(call); });
-    const CudaEvent& done = events_[1 + next_++ % most_in_flight];
-    done.record(side_->stream());
-    return Work<Pending>(std::in_place, gpu_->stream(), done);
+    if constexpr (Inner::host_takes_part) {
+      return Work<Queued<C>>(std::in_place, *this, call);
+    } else {
+      on_side_stream([&] { inner_.perform(call); });
+      const CudaEvent& done = next_event();
+      done.record(side_->stream());
+      return Work<Pending>(std::in_place, gpu_->stream(), done);
+    }
   }
 
  private:
@@ -96,6 +101,57 @@ class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
     cudaStream_t compute;
     const CudaEvent& done;
   };
+
+  /// A call in the queue of `Inner`, whose thread takes part in it.
+  template <class C>
+  class Queued {
+   public:
+    Queued(StreamedCommunicator& comm, const C& call)
+        : stages_(comm.inner_.stages()),
+          call_(call),
+          compute_(*comm.gpu_),
+          side_(*comm.side_),
+          ready_(comm.next_event()),
+          done_(comm.next_event()),
+          queued_(stages_, begin()) {}
+
+    void operator()() {
+      rank_of_thread() = side_.rank();
+      const detail::OnGpu current(side_.index());
+      ready_.block(side_.stream());
+      stages_.make(call_);
+      done_.record(side_.stream());
+    }
+
+    bool test() { return queued_.test() && done_.test(); }
+    void wait() {
+      queued_.wait();
+      done_.block(compute_.stream());
+    }
+    void leave() {
+      queued_.leave();
+      static_cast<void>(cudaEventSynchronize(done_.get()));
+    }
+
+   private:
+    using Owner = std::remove_reference_t<decltype(std::declval<Inner&>().stages())>;
+
+    std::reference_wrapper<Queued> begin() {
+      stages_.raise_fault();
+      ready_.record(compute_.stream());
+      return *this;
+    }
+
+    Owner& stages_;
+    C call_;
+    Gpu& compute_;
+    Gpu& side_;
+    const CudaEvent& ready_;
+    const CudaEvent& done_;
+    detail::PendingInQueue<Owner, std::reference_wrapper<Queued>> queued_;  // ends first
+  };
+
+  const CudaEvent& next_event() { return events_[1 + next_++ % (2 * most_in_flight)]; }
 
   void let_wait(cudaStream_t earlier, cudaStream_t later) const {
     events_[0].record(earlier);

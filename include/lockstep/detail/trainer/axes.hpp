@@ -21,6 +21,15 @@ inline constexpr bool uses_mpi = is_mpi<Choice>;
 template <class Inside, class Between>
 inline constexpr bool uses_mpi<Hierarchical<Inside, Between>> = is_mpi<Between>;
 
+/// Is this no hierarchy, or one that the library has?
+template <class Choice>
+inline constexpr bool is_connectable = true;
+template <class Inside, class Between>
+inline constexpr bool is_connectable<Hierarchical<Inside, Between>> =
+    std::is_same_v<Inside, Shm>
+        ? is_mpi<Between> || std::is_same_v<Between, Gloo> || std::is_same_v<Between, Nccl>
+        : std::is_same_v<Inside, Nccl> && is_mpi<Between>;
+
 /// One default per axis. Three depend on other policies: ranks on GPUs communicate through NCCL, so
 /// that `Device<Cuda>` alone moves a job to GPUs; ranks with common memory share parameters, unless
 /// hooks need whole buckets or `UnevenInputs<Join>` is given; and a thread advances MPI's calls,
@@ -48,10 +57,12 @@ struct DefaultsFor {
                  DefaultProgress, Anomaly<Stop>, Groups<>, Feed<Own>, Observers<>>;
 };
 
-/// Do ranks, or ranks of different hosts, communicate through NCCL?
+/// Do ranks, those of a host or those of different hosts, communicate through NCCL?
 template <class Choice>
-inline constexpr bool uses_nccl =
-    std::is_same_v<Choice, Nccl> || std::is_same_v<Choice, Hierarchical<Shm, Nccl>>;
+inline constexpr bool uses_nccl = std::is_same_v<Choice, Nccl>;
+template <class Inside, class Between>
+inline constexpr bool uses_nccl<Hierarchical<Inside, Between>> =
+    uses_nccl<Inside> || uses_nccl<Between>;
 
 }  // namespace detail
 

@@ -71,13 +71,19 @@ template <class Policies>
 consteval bool require_connection() {
   using Transport = typename Pick<axes::Backend, Policies>::choice;
   constexpr bool connected = requires { sizeof(ConnectionOf<Policies>); };
-  constexpr bool has_ranks = !is_dp<Policies> && static_world<Policies> != 1;
-  constexpr bool by_nccl = has_ranks && uses_nccl<Transport>;
+  constexpr bool is_known = is_connectable<Transport>;
+  constexpr bool has_ranks = is_known && !is_dp<Policies> && static_world<Policies> != 1;
+  constexpr bool by_mpi = has_ranks && uses_mpi<Transport>;
+  constexpr bool by_both = by_mpi && uses_nccl<Transport>;
+  constexpr bool by_nccl = has_ranks && uses_nccl<Transport> && !by_both;
   constexpr bool by_gloo = has_ranks && (std::is_same_v<Transport, Gloo> ||
                                          std::is_same_v<Transport, Hierarchical<Shm, Gloo>>);
-  constexpr bool by_mpi = has_ranks && uses_mpi<Transport>;
   constexpr bool on_gpu = std::is_same_v<Pick<axes::Device, Policies>, Device<Cuda>>;
-  static_assert(connected || by_nccl || by_gloo || by_mpi,
+  static_assert(connected || is_known,
+                "lockstep: Backend<Hierarchical<Inside, Between>> has Shm inside hosts and Gloo, "
+                "Mpi, MpiAnyOrder or Nccl between them, or Nccl inside and Mpi or MpiAnyOrder "
+                "between; choose two of these");
+  static_assert(connected || !is_known || by_nccl || by_gloo || by_mpi,
                 "lockstep: a job with Device<Cuda> needs #include <lockstep/lockstep.cuh>, in a "
                 "file that nvcc compiles");
   static_assert(connected || !by_nccl,
@@ -92,7 +98,12 @@ consteval bool require_connection() {
                 "lockstep: a job with Backend<Gloo>, also between hosts only, needs #include "
                 "<lockstep/gloo.hpp>, and -lgloo");
   static_assert(
-      connected || !by_mpi || !on_gpu,
+      connected || !by_both,
+      "lockstep: a job with Device<Cuda> and Backend<Hierarchical<Nccl, Mpi>> needs #include "
+      "<lockstep/mpi_nccl.cuh>, in a file that nvcc compiles, the flags that mpicc -show prints, "
+      "and -lnccl");
+  static_assert(
+      connected || !by_mpi || by_both || !on_gpu,
       "lockstep: a job with Device<Cuda> and Backend<Mpi>, also between hosts only, needs "
       "#include <lockstep/mpi.cuh>, in a file that nvcc compiles, and the flags that "
       "mpicc -show prints");

@@ -42,6 +42,10 @@ class Scratch {
 template <Communicator Inside, Communicator Between, class Flat = Between>
 class HierarchyStages {
  public:
+  /// Does the host pass on between hosts what GPUs have made inside of them? It waits for them, so
+  /// that a fault there ends the call, and no other host takes what is left for data.
+  static constexpr bool host_takes_part = !works_on_host<Inside> && std::same_as<Flat, Between>;
+
   HierarchyStages(Hosts hosts, Inside inside, Between between, Flat flat)
       : hosts_(std::move(hosts)),
         inside_(std::move(inside)),
@@ -79,6 +83,7 @@ class HierarchyStages {
   /// Aborts while another thread may be in a call, which ends with the network's connections.
   void give_up(std::string_view reason = ended_by_exception) {
     fault_.note(gave_up("the hierarchy", reason, flat_.rank()));
+    if constexpr (host_takes_part) inside_.abort(reason);
     flat_.abort(reason);
     between_.abort(reason);
   }
@@ -249,6 +254,8 @@ class HierarchyStages {
   void stage(Part part, const Call& call, const F& f) {
     try {
       f();
+      if constexpr (host_takes_part)
+        if (part == Part::inside) inside_.synchronize();
     } catch (const Error& error) {
       const Rank me = flat_.rank();
       const std::string problem = text({error.operation(), ": ", error.problem()});
@@ -361,6 +368,7 @@ class HierarchicalCommunicator
   using Stages = detail::HierarchyStages<Inside, Between, Flat>;
 
  public:
+  static constexpr bool host_takes_part = Stages::host_takes_part;
   /// Calls in flight have no limit; this number is large enough for every job.
   static constexpr std::size_t most_in_flight = 256;
 
@@ -401,6 +409,8 @@ class HierarchicalCommunicator
   }
 
   // Called by `Collectives` and by adapters.
+
+  Stages& stages() { return *stages_; }
 
   template <class C>
   void perform(const C& call) {
@@ -447,3 +457,36 @@ class HierarchicalCommunicator
 };
 
 }  // namespace lockstep
+
+namespace lockstep::detail {
+
+/// Creates the communicator of a job whose hosts (the ranks discover them) have equally many ranks.
+/// `make_network(member, store, name)` joins all ranks, `make_inside(member, store, name)` those of
+/// a host; `name` distinguishes several of one job. **Ranks** all. **Host** blocks until all have
+/// joined.
+template <class MakeNetwork, class MakeInside>
+auto make_hierarchy(const Membership& member, Store& store, const std::string& name,
+                    const MakeNetwork& make_network, const MakeInside& make_inside) {
+  using Network = decltype(make_network(member, store, name));
+  using Inside = decltype(make_inside(member, store, name));
+  const std::string known =
+      "hierarchy/" + numbered_rendezvous(store, member.rank, "hierarchy", name);
+  Hosts hosts = discover_hosts(member, store, "lockstep/" + known + "/");
+  hosts.check_even(member.rank);
+  Network flat = make_network(member, store, known);
+  Network between = join_groups(flat, Groups<World<dynamic>>(member.world, hosts.columns()));
+
+  const std::size_t host = hosts.host(member.rank);
+  Membership local =
+      in_group(member, Rank{hosts.local_rank(member.rank)}, WorldSize{hosts.ranks(host).size()});
+  local.local_rank = local.rank.value();
+  local.local_world = local.world.value();
+  local.timeout += inside_margin;
+  Inside inside = make_inside(local, store, known + "/" + std::to_string(host));
+
+  using Both = HierarchyStages<Inside, Network>;
+  return HierarchicalCommunicator<Inside, Network>(std::make_unique<Both>(
+      std::move(hosts), std::move(inside), std::move(between), std::move(flat)));
+}
+
+}  // namespace lockstep::detail
