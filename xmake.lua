@@ -37,6 +37,21 @@ option("cudnn")
     set_default(find_cudnn())
 option_end()
 
+-- The folder of cudnn_frontend.h: the system's, or that of pip's nvidia-cudnn-frontend in ~/.cache/lockstep/cudnn.
+local function find_cudnn_frontend()
+    local cache = os.getenv("XDG_CACHE_HOME") or path.join(os.getenv("HOME") or "/root", ".cache")
+    for _, folder in ipairs({"/usr/include", path.join(cache, "lockstep/cudnn/include")}) do
+        if os.isfile(path.join(folder, "cudnn_frontend.h")) then return folder end
+    end
+    return ""
+end
+
+option("cudnn_frontend")
+    set_showmenu(true)
+    set_description("The folder that holds cudnn_frontend.h, for the attention of an example; empty: leave it out")
+    set_default(find_cudnn_frontend())
+option_end()
+
 option("gpu_code")
     set_showmenu(true)
     set_description("The GPUs that tests, examples and benchmarks are compiled for: sm_90, or sm_80,sm_89")
@@ -118,6 +133,10 @@ function link_cudnn()
     else
         add_links("cudnn")
     end
+end
+
+function has_cudnn_frontend()
+    return has_cudnn() and (get_config("cudnn_frontend") or "") ~= ""
 end
 
 -- For the targets that use MPI. Its headers' warnings are not ours.

@@ -94,6 +94,25 @@ if has_config("gpu") then
         target_end()
     end
 
+    if has_cudnn_frontend() then
+        target("bench_gpt2")
+            set_kind("binary")
+            set_default(false)
+            set_targetdir("$(projectdir)/build/bench")
+            add_deps("lockstep_compiled", "bench_support", "gpt2_attention")
+            add_files("gpt2/main.cu")
+            add_includedirs("../examples")
+            add_syslinks("pthread")
+            add_links("cublasLt")
+            link_cudnn()
+            compile_for_gpus()
+            set_warnings("none")
+            add_cuflags("-Xcompiler=-Wall,-Wextra", "-Werror=all-warnings", {force = true})
+            set_optimize("fastest")
+            add_defines("LOCKSTEP_SOURCE_DIR=\"" .. path.directory(os.scriptdir()) .. "\"")
+        target_end()
+    end
+
     -- A network of convolutions, which are cuDNN's.
     if has_cudnn() then
         target("bench_convnet")

@@ -22,7 +22,7 @@ class ReluLayer {
   }
 
   void forward(cudaStream_t stream, const T* inputs, const T* weight, const T* bias, T* outputs) {
-    if (products_) return products_->forward(stream, inputs, weight, outputs, bias);
+    if (products_) return products_->forward(stream, inputs, weight, outputs, {bias});
     if constexpr (few_rows_can) {
       few_rows::forward(stream, rows_, In, Out, inputs, weight, bias, outputs);
     }

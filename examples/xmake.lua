@@ -84,6 +84,39 @@ if has_config("gpu") and has_config("nccl") then
     end
 end
 
+-- GPT-2 with passes of its own. Its attention is cuDNN's, whose header takes as long to compile as all of the model.
+if has_config("gpu") and has_cudnn_frontend() then
+    target("gpt2_attention")
+        set_group("gpu_all")
+        set_kind("static")
+        set_targetdir("$(projectdir)/build/examples")
+        add_files("gpt2/attention.cpp")
+        add_includedirs(".")
+        add_sysincludedirs("$(cudnn_frontend)", "/usr/local/cuda/include")
+        link_cudnn()
+        add_linkdirs("/usr/local/cuda/lib64", "/usr/local/cuda/lib64/stubs", {public = true})
+        add_links("nvrtc", "cuda", "cudart", {public = true})
+        set_optimize("fast")
+    target_end()
+end
+if has_config("gpu") and has_cudnn_frontend() and has_config("nccl") then
+    target("gpt2")
+        set_group("gpu_all")
+        set_kind("binary")
+        set_targetdir("$(projectdir)/build/examples")
+        add_deps("lockstep_compiled", "gpt2_attention")
+        add_files("gpt2/main.cu")
+        add_includedirs(".")
+        add_syslinks("pthread")
+        add_links("cublasLt", "nccl")
+        link_cudnn()
+        compile_for_gpus()
+        set_warnings("none")
+        add_cuflags("-Xcompiler=-Wall,-Wextra", "-Werror=all-warnings", {force = true})
+        set_optimize("none")
+    target_end()
+end
+
 -- GPT-2, a LibTorch module on GPUs: build/examples/torch/gpt2. What takes time is in LibTorch.
 if has_torch_for_gpus() and has_config("nccl") then
     target("torch_gpt2")

@@ -381,6 +381,14 @@ if has_config("gpu") then
             link_torch()
         target_end()
     end
+    -- Example gpt2 beside PyTorch's GPT-2, and the ways to train it beside each other.
+    if has_cudnn_frontend() then
+        gpu_program("gpt2_gpu", "gpu/gpt2.cu", "gpu_all")
+            add_deps("gpt2_attention")
+            add_links("cublasLt")
+            link_cudnn()
+        target_end()
+    end
     -- Batch norms, alone and in networks, through all backends that there are.
     gpu_program("norms_gpu", {"gpu/norms.cu", "gpu/norms_threads.cu"}, "gpu_all")
         link_nccl()

@@ -68,16 +68,19 @@ def measure(step, count):
 def print_ways(word, ways):
     """Prints a line `word {json}` for each of `{name: (prepare, steps to time)}`, which take turns.
 
-    A way that fails says so on stderr and is left out.
+    A way that fails says so on stderr and is left out. `bytes` is the most memory that a way has had.
     """
-    steps = {}
+    steps, taken = {}, {}
     for way, (prepare, count) in ways.items():
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
         try:
             step = prepare()
             for _ in range(20):
                 step()
             torch.cuda.synchronize()
             steps[way] = (step, count)
+            taken[way] = torch.cuda.max_memory_allocated() - before
         except Exception as error:
             print(f"PyTorch, {way}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
     times = {way: [] for way in steps}
@@ -85,7 +88,7 @@ def print_ways(word, ways):
         for way, (step, count) in steps.items():
             times[way].append(measure(step, count))
     for way, pairs in times.items():
-        result = {"way": way}
+        result = {"way": way, "bytes": taken[way]}
         for clock, values in zip(("wall", "device"), map(sorted, zip(*pairs))):
             result[clock] = {"median": values[len(values) // 2], "minimum": values[0]}
         print(word, json.dumps(result), flush=True)

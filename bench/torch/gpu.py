@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # What a PyTorch user writes: DDP over NCCL on one GPU, a fused AdamW, a batch that lies on the GPU already.
-#   gpu.py mlp|gpt2
+#   gpu.py mlp
+#   gpu.py gpt2 [WINDOWS [WAY...]]       16 windows of 1,024 tokens, all ways
 # Prints microseconds a step for each way to run it; a way that fails says so on stderr and is left out.
 import pathlib
 import sys
@@ -16,6 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 ddp_ways.join_alone()
 part = sys.argv[1]
+windows = int(sys.argv[2]) if len(sys.argv) > 2 else 16
+wanted = sys.argv[3:]
 
 
 class Block(nn.Module):
@@ -66,7 +69,7 @@ if part == "mlp":
         nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)).cuda()
     counts = {"eager": 200, "plain": 200, "graph": 2000, "compile": 200}
 else:
-    x, y = (torch.randint(50257, (16, 1024), device="cuda") for _ in range(2))
+    x, y = (torch.randint(50257, (windows, 1024), device="cuda") for _ in range(2))
     make_module = lambda: Gpt2().cuda()
     counts = {"eager": 10, "plain": 10, "graph": 10, "compile": 10}
 
@@ -116,10 +119,11 @@ def compiled_with_loss():
     return stepper(torch.compile(model), optimizer, gives_loss=True)
 
 
-ddp_ways.print_ways("step", {
+ways = {
     "eager": (lambda: stepper(*make()), counts["eager"]),
     "plain": (lambda: stepper(*make(wrap=False)), counts["plain"]),
     "graph": (lambda: ddp_ways.captured(lambda: stepper(*make(capturable=True))), counts["graph"]),
     "compile": (compiled, counts["compile"]),
     "compile_loss": (compiled_with_loss, counts["compile"]),
-})
+}
+ddp_ways.print_ways("step", {way: made for way, made in ways.items() if not wanted or way in wanted})
