@@ -99,7 +99,7 @@ if has_config("gpu") then
             set_kind("binary")
             set_default(false)
             set_targetdir("$(projectdir)/build/bench")
-            add_deps("lockstep_compiled", "bench_support", "gpt2_attention")
+            add_deps("lockstep_compiled", "bench_support", "cudnn_attention")
             add_files("gpt2/main.cu")
             add_includedirs("../examples")
             add_syslinks("pthread")

@@ -43,7 +43,7 @@ for _, file in ipairs(os.files(path.join(os.scriptdir(), "*.cpp"))) do
         example(name, file)
             set_optimize("fastest")
         target_end()
-    elseif name ~= "all" and (name ~= "lmdb" or has_config("lmdb")) and (name ~= "fully_sharded" or has_config("gloo")) then
+    elseif name ~= "all" and name ~= "cudnn_attention" and (name ~= "lmdb" or has_config("lmdb")) and (name ~= "fully_sharded" or has_config("gloo")) then
         table.insert(together, name)
     end
 end
@@ -84,13 +84,13 @@ if has_config("gpu") and has_config("nccl") then
     end
 end
 
--- GPT-2 with passes of its own. Its attention is cuDNN's, whose header takes as long to compile as all of the model.
+-- GPT-2 with passes of its own. The header of cuDNN's attention takes as long to compile as all of the model.
 if has_config("gpu") and has_cudnn_frontend() then
-    target("gpt2_attention")
+    target("cudnn_attention")
         set_group("gpu_all")
         set_kind("static")
         set_targetdir("$(projectdir)/build/examples")
-        add_files("gpt2/attention.cpp")
+        add_files("cudnn_attention.cpp")
         add_includedirs(".")
         add_sysincludedirs("$(cudnn_frontend)", "/usr/local/cuda/include")
         link_cudnn()
@@ -104,7 +104,7 @@ if has_config("gpu") and has_cudnn_frontend() and has_config("nccl") then
         set_group("gpu_all")
         set_kind("binary")
         set_targetdir("$(projectdir)/build/examples")
-        add_deps("lockstep_compiled", "gpt2_attention")
+        add_deps("lockstep_compiled", "cudnn_attention")
         add_files("gpt2/main.cu")
         add_includedirs(".")
         add_syslinks("pthread")

@@ -384,7 +384,7 @@ if has_config("gpu") then
     -- Example gpt2 beside PyTorch's GPT-2, and the ways to train it beside each other.
     if has_cudnn_frontend() then
         gpu_program("gpt2_gpu", "gpu/gpt2.cu", "gpu_all")
-            add_deps("gpt2_attention")
+            add_deps("cudnn_attention")
             add_links("cublasLt")
             link_cudnn()
         target_end()

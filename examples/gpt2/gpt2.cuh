@@ -15,8 +15,8 @@
 #include <utility>
 #include <vector>
 
+#include "cudnn_attention.hpp"
 #include "device_array.cuh"
-#include "gpt2/attention.hpp"
 #include "gpt2/cross_entropy.cuh"
 #include "gpt2/embedding.cuh"
 #include "gpt2/hugging_face.hpp"
@@ -234,7 +234,7 @@ class Gpt2 {
 
     std::size_t rows, score_rows;
     Products products;
-    Attention attention;
+    CudnnAttention attention;
     DeviceArray<std::byte> attention_memory;
     LayerNorms<Width> norms;
     BiasGradients biases;

@@ -7,8 +7,6 @@
 #include <cstddef>
 #include <memory>
 
-namespace gpt2 {
-
 /// Lengths of a batch's attention, which fix the kernels.
 struct AttentionShape {
   std::size_t windows, length, heads, features;  // features of a head
@@ -25,11 +23,11 @@ struct AttentionShape {
 /// in whichever order blocks end.)
 ///
 /// A file of its own defines the members, because cuDNN's header takes long to compile.
-class Attention {
+class CudnnAttention {
  public:
-  explicit Attention(const AttentionShape& shape);
-  ~Attention();
-  Attention(Attention&&) noexcept;
+  explicit CudnnAttention(const AttentionShape& shape);
+  ~CudnnAttention();
+  CudnnAttention(CudnnAttention&&) noexcept;
 
   std::size_t workspace_bytes() const;
   // **Stream** `workspace` may be shared by all that runs on the same stream.
@@ -42,5 +40,3 @@ class Attention {
   class Graphs;
   std::unique_ptr<Graphs> graphs_;
 };
-
-}  // namespace gpt2

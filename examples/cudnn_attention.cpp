@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "gpt2/attention.hpp"
+#include "cudnn_attention.hpp"
 
 #include <cudnn_frontend.h>
 
@@ -9,9 +9,8 @@
 #include <stdexcept>
 #include <string>
 #include <unordered_map>
-#include <utility>
+#include <vector>
 
-namespace gpt2 {
 namespace {
 
 namespace fe = cudnn_frontend;
@@ -30,7 +29,7 @@ enum Tensor : std::int64_t { q, k, v, outputs, sums, d_outputs, d_q, d_k, d_v };
 
 }  // namespace
 
-class Attention::Graphs {
+class CudnnAttention::Graphs {
  public:
   explicit Graphs(const AttentionShape& shape)
       : windows_(static_cast<std::int64_t>(shape.windows)),
@@ -46,9 +45,9 @@ class Attention::Graphs {
     {
       auto options = fe::graph::SDPA_attributes().set_causal_mask(true).set_attn_scale(scale);
       options.set_generate_stats(true);
-      auto [out, log_sums] =
-          forward_.sdpa(of_qkv(forward_, q), of_qkv(forward_, k), of_qkv(forward_, v), options);
-      as_output(*out, outputs);
+      auto [out, log_sums] = forward_.sdpa(given(forward_, q, 3), given(forward_, k, 3),
+                                           given(forward_, v, 3), options);
+      made(*out, outputs, 1);
       log_sums->set_output(true)
           .set_data_type(fe::DataType_t::FLOAT)
           .set_dim(dims_of_sums())
@@ -65,11 +64,11 @@ class Attention::Graphs {
                                          .set_stride(strides_of_sums())
                                          .set_uid(sums));
     auto [dq, dk, dv] = backward_.sdpa_backward(
-        of_qkv(backward_, q), of_qkv(backward_, k), of_qkv(backward_, v),
-        of_outputs(backward_, outputs), of_outputs(backward_, d_outputs), log_sums, options);
-    as_qkv(*dq, d_q);
-    as_qkv(*dk, d_k);
-    as_qkv(*dv, d_v);
+        given(backward_, q, 3), given(backward_, k, 3), given(backward_, v, 3),
+        given(backward_, outputs, 1), given(backward_, d_outputs, 1), log_sums, options);
+    made(*dq, d_q, 3);
+    made(*dk, d_k, 3);
+    made(*dv, d_v, 3);
     build(backward_);
   }
   ~Graphs() { static_cast<void>(cudnnDestroy(handle_)); }
@@ -110,20 +109,14 @@ class Attention::Graphs {
   Sizes dims_of_sums() const { return {windows_, heads_, length_, 1}; }
   Sizes strides_of_sums() const { return {heads_ * length_, length_, 1, 1}; }
 
-  /// One of the three parts of `qkv`.
-  std::shared_ptr<fe::graph::Tensor_attributes> of_qkv(Graph& graph, Tensor tensor) const {
+  /// Of `parts` tensors whose places lie behind each other: 3 for queries, keys and values.
+  std::shared_ptr<fe::graph::Tensor_attributes> given(Graph& graph, Tensor tensor,
+                                                      std::int64_t parts) const {
     return graph.tensor(
-        fe::graph::Tensor_attributes().set_dim(dims()).set_stride(strides(3)).set_uid(tensor));
+        fe::graph::Tensor_attributes().set_dim(dims()).set_stride(strides(parts)).set_uid(tensor));
   }
-  std::shared_ptr<fe::graph::Tensor_attributes> of_outputs(Graph& graph, Tensor tensor) const {
-    return graph.tensor(
-        fe::graph::Tensor_attributes().set_dim(dims()).set_stride(strides(1)).set_uid(tensor));
-  }
-  void as_qkv(fe::graph::Tensor_attributes& result, Tensor tensor) const {
-    result.set_output(true).set_dim(dims()).set_stride(strides(3)).set_uid(tensor);
-  }
-  void as_output(fe::graph::Tensor_attributes& result, Tensor tensor) const {
-    result.set_output(true).set_dim(dims()).set_stride(strides(1)).set_uid(tensor);
+  void made(fe::graph::Tensor_attributes& result, Tensor tensor, std::int64_t parts) const {
+    result.set_output(true).set_dim(dims()).set_stride(strides(parts)).set_uid(tensor);
   }
   void* part(const void* qkv, std::int64_t index) const {
     constexpr std::int64_t element_bytes = 2;
@@ -148,18 +141,18 @@ class Attention::Graphs {
   std::size_t workspace_bytes_ = 0;
 };
 
-Attention::Attention(const AttentionShape& shape) : graphs_(std::make_unique<Graphs>(shape)) {}
-Attention::~Attention() = default;
-Attention::Attention(Attention&&) noexcept = default;
+CudnnAttention::CudnnAttention(const AttentionShape& shape)
+    : graphs_(std::make_unique<Graphs>(shape)) {}
+CudnnAttention::~CudnnAttention() = default;
+CudnnAttention::CudnnAttention(CudnnAttention&&) noexcept = default;
 
-std::size_t Attention::workspace_bytes() const { return graphs_->workspace_bytes(); }
-void Attention::forward(cudaStream_t stream, const void* qkv, void* out, float* log_sums,
-                        void* workspace) const {
+std::size_t CudnnAttention::workspace_bytes() const { return graphs_->workspace_bytes(); }
+void CudnnAttention::forward(cudaStream_t stream, const void* qkv, void* out, float* log_sums,
+                             void* workspace) const {
   graphs_->forward(stream, qkv, out, log_sums, workspace);
 }
-void Attention::backward(cudaStream_t stream, const void* qkv, const void* out, const void* d_out,
-                         const float* log_sums, void* d_qkv, void* workspace) const {
+void CudnnAttention::backward(cudaStream_t stream, const void* qkv, const void* out,
+                              const void* d_out, const float* log_sums, void* d_qkv,
+                              void* workspace) const {
   graphs_->backward(stream, qkv, out, d_out, log_sums, d_qkv, workspace);
 }
-
-}  // namespace gpt2
