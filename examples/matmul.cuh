@@ -163,9 +163,9 @@ class Matmul {
       use(*known);
       return;
     }
-    const auto candidates = ask_heuristics(algorithms.tries ? most_tried : 1);
+    const auto candidates = ask_heuristics(algorithms.tries() ? most_tried : 1);
     use(candidates.front());
-    if (!algorithms.tries) return;
+    if (!algorithms.tries()) return;
     const lockstep::DeviceArena left(size.rows * size.terms * sizeof(T)),
         right(size.terms * size.columns * sizeof(T)),
         result(size.rows * size.columns * sizeof(Out)), aux(size.rows * size.columns * sizeof(T)),

@@ -32,16 +32,21 @@ static __global__ void fill_with_noise(std::uint16_t* to, std::size_t count) {
   to[i] = static_cast<std::uint16_t>(((bits >> 16) & 0x81ffu) | 0x3a00u);
 }
 
+/// What becomes of products whose algorithm is not known: they are tried, or take the heuristics'
+/// first proposal.
+enum class Unknown { first, tried };
+
 /// Algorithms of products, chosen by trying those that cuBLASLt's heuristics name, and kept as
 /// text: who reads it makes the same choices, and gets the same bits. It is for one version of
 /// cuBLASLt and one kind of GPU, and says for which.
 ///
 /// Ranks that choose differently sum differently. So one of them tries, and the others read its
-/// text. A product that it does not name takes the heuristics' first algorithm.
+/// text.
 class MatmulAlgorithms {
  public:
   MatmulAlgorithms() = default;
-  explicit MatmulAlgorithms(const std::string& text) {
+  explicit MatmulAlgorithms(const std::string& text, Unknown unknown = Unknown::first)
+      : unknown_(unknown) {
     std::istringstream lines(text);
     std::string line;
     if (!std::getline(lines, line) || line != circumstances()) return;
@@ -92,8 +97,7 @@ class MatmulAlgorithms {
     return chosen_[name] = fastest;
   }
   cudaStream_t stream() const { return stream_; }
-  /// Are products tried that are not known?
-  bool tries = false;
+  bool tries() const { return unknown_ == Unknown::tried; }
 
   /// Numbers that differ: of equal ones a product takes less power, and a GPU at its limit less
   /// time.
@@ -116,6 +120,7 @@ class MatmulAlgorithms {
     return "cuBLASLt " + std::to_string(cublasLtGetVersion()) + ", " + properties.name;
   }
 
+  Unknown unknown_ = Unknown::first;
   std::map<std::string, cublasLtMatmulHeuristicResult_t> chosen_;
   lockstep::CudaStream stream_;
 };

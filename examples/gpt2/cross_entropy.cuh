@@ -6,7 +6,8 @@
 #include <cstddef>
 #include <cub/block/block_reduce.cuh>
 
-#include "gpt2/layer_norm.cuh"
+#include "gpt2/row.cuh"
+#include "gpt2/windows.cuh"
 
 namespace gpt2 {
 

@@ -7,7 +7,8 @@
 #include <cub/device/device_radix_sort.cuh>
 
 #include "device_array.cuh"
-#include "gpt2/layer_norm.cuh"
+#include "gpt2/row.cuh"
+#include "gpt2/windows.cuh"
 
 namespace gpt2 {
 

@@ -92,13 +92,21 @@ class Gpt2 {
   explicit Gpt2(const std::string& algorithms = {}, std::string weights = {})
       : algorithms_(algorithms), weights_(std::move(weights)) {}
 
+  /// The shape that Hugging Face's file has for a parameter: its table of tokens is not padded.
+  static std::vector<std::size_t> shape_in_file(std::string_view name, const auto& view) {
+    std::vector<std::size_t> shape;
+    for (std::size_t axis = 0; axis != view.rank(); ++axis) shape.push_back(view.extent(axis));
+    if (name == "wte.weight") shape[0] = Vocabulary;
+    return shape;
+  }
+
   /// Without a file, the values that GPT-2 begins with: what is added to the residual stream is
   /// smaller the more layers add to it.
   void initialize(auto& initial) {
     if (!weights_.empty()) {
       HuggingFaceFile file(weights_);
       initial.for_each_parameter([&](std::string_view name, auto view) {
-        file.read(name, {view.data_handle(), view.size()});
+        file.read(name, shape_in_file(name, view), {view.data_handle(), view.size()});
       });
       return;
     }
@@ -106,7 +114,7 @@ class Gpt2 {
     initial.for_each_parameter([&](std::string_view name, auto view) {
       const bool is_norm = name.find("ln_") != name.npos, is_bias = name.ends_with("bias");
       const double deviation = name.ends_with("c_proj.weight") ? deep : 0.02;
-      const std::size_t used = name == "wte.weight" ? Vocabulary * Width : view.size();
+      const std::size_t used = count_of(shape_in_file(name, view));
       for (std::size_t i = 0; i != view.size(); ++i) {
         double value = 0;
         if (is_norm && !is_bias) value = 1;
@@ -170,8 +178,7 @@ class Gpt2 {
   /// The fastest algorithms for batches of `windows`, by trying those that are not `known`.
   /// **Host** blocks, for half a second.
   static std::string choose(std::size_t windows, const std::string& known = {}) {
-    MatmulAlgorithms algorithms(known);
-    algorithms.tries = true;
+    MatmulAlgorithms algorithms(known, Unknown::tried);
     const CublasLt cublas;
     const Products products(cublas, &algorithms, windows * Context, piece(windows) * Context, Width,
                             padded);

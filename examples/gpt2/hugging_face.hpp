@@ -7,7 +7,9 @@
 #include <cstdint>
 #include <cstdio>
 #include <fstream>
+#include <functional>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -15,6 +17,10 @@
 #include <vector>
 
 namespace gpt2 {
+
+inline std::size_t count_of(const std::vector<std::size_t>& shape) {
+  return std::accumulate(shape.begin(), shape.end(), std::size_t{1}, std::multiplies());
+}
 
 /// Reads tensors of floats by their names. A file that was saved with the language model's head has
 /// "transformer." in front of each.
@@ -31,19 +37,25 @@ class HuggingFaceFile {
     data_ = sizeof bytes + bytes;
   }
 
-  /// Fills the front of `to` with the tensor, and the rest with zeros.
-  void read(std::string_view name, std::span<float> to) {
+  /// Fills the front of `to` with the tensor, which must have this shape, and the rest with zeros.
+  void read(std::string_view name, const std::vector<std::size_t>& shape, std::span<float> to) {
     auto entry = header_.find(name);
     if (entry == header_.end()) entry = header_.find("transformer." + std::string(name));
     if (entry == header_.end()) fail("lacks " + std::string(name));
-    if (entry->at("dtype") != "F32") fail("has other numbers than floats in " + std::string(name));
-    const std::uint64_t begin = entry->at("data_offsets").at(0);
-    const std::uint64_t bytes = entry->at("data_offsets").at(1).get<std::uint64_t>() - begin;
-    if (bytes > to.size_bytes()) fail("has more numbers than the model in " + std::string(name));
-    file_.seekg(static_cast<std::streamoff>(data_ + begin));
-    file_.read(reinterpret_cast<char*>(to.data()), static_cast<std::streamsize>(bytes));
+    const nlohmann::json wanted = {{"dtype", "F32"}, {"shape", shape}};
+    for (const auto& [key, value] : wanted.items())
+      if (entry->value(key, nlohmann::json()) != value)
+        fail("has " + entry->value(key, nlohmann::json()).dump() + " instead of " + value.dump() +
+             " as the " + key + " of " + std::string(name));
+    const std::size_t count = count_of(shape);
+    const auto offsets = entry->value("data_offsets", std::vector<std::uint64_t>());
+    if (offsets.size() != 2 || offsets[1] - offsets[0] != count * sizeof(float))
+      fail("has offsets that do not fit the shape of " + std::string(name));
+    file_.seekg(static_cast<std::streamoff>(data_ + offsets[0]));
+    file_.read(reinterpret_cast<char*>(to.first(count).data()),
+               static_cast<std::streamsize>(count * sizeof(float)));
     if (!file_) fail("ends inside of " + std::string(name));
-    for (float& number : to.subspan(bytes / sizeof(float))) number = 0;
+    for (float& number : to.subspan(count)) number = 0;
   }
 
  private:
@@ -64,17 +76,16 @@ struct HuggingFaceTensor {
   std::vector<float> numbers;  // those behind the end of the shape are padding
 };
 
+/// The file has all tensors, or is what it was before.
 inline void write_hugging_face(const std::string& path,
                                std::span<const HuggingFaceTensor> tensors) {
   nlohmann::ordered_json header = {{"__metadata__", {{"format", "pt"}}}};
   std::size_t begin = 0;
-  const auto count_of = [](const HuggingFaceTensor& tensor) {
-    std::size_t count = 1;
-    for (const std::size_t extent : tensor.shape) count *= extent;
-    return count;
-  };
   for (const HuggingFaceTensor& tensor : tensors) {
-    const std::size_t end = begin + count_of(tensor) * sizeof(float);
+    if (tensor.numbers.size() < count_of(tensor.shape))
+      throw std::runtime_error("cannot write " + path + ": only a part of " + tensor.name +
+                               " is here; gather it first");
+    const std::size_t end = begin + count_of(tensor.shape) * sizeof(float);
     header[tensor.name] = {
         {"dtype", "F32"}, {"shape", tensor.shape}, {"data_offsets", {begin, end}}};
     begin = end;
@@ -88,10 +99,12 @@ inline void write_hugging_face(const std::string& path,
   file << text;
   for (const HuggingFaceTensor& tensor : tensors)
     file.write(reinterpret_cast<const char*>(tensor.numbers.data()),
-               static_cast<std::streamsize>(count_of(tensor) * sizeof(float)));
+               static_cast<std::streamsize>(count_of(tensor.shape) * sizeof(float)));
   file.close();
-  if (!file || std::rename(temporary.c_str(), path.c_str()) != 0)
+  if (!file || std::rename(temporary.c_str(), path.c_str()) != 0) {
+    std::remove(temporary.c_str());
     throw std::runtime_error("cannot write " + path);
+  }
 }
 
 }  // namespace gpt2

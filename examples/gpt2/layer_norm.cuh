@@ -9,6 +9,7 @@
 #include "device_array.cuh"
 #include "gpt2/column_sums.cuh"
 #include "gpt2/row.cuh"
+#include "gpt2/windows.cuh"
 #include "lockstep/lockstep.cuh"
 
 /// The library's `LayerNorm` is a layer on its own: it would write a gradient that a second pass
@@ -60,19 +61,6 @@ LOCKSTEP_KERNEL __launch_bounds__(norm_threads)
   auto x = Row<Width>::of(from + row * Width);
   normalize_row<Width>(x, with, to + row * Width, kept + row);
 }
-
-/// Tokens of windows of `length` places; one more follows each, which the last place predicts.
-struct Windows {
-  const std::uint16_t* tokens;
-  const float* weights;  // of windows
-  std::size_t count;
-  std::size_t length;
-
-  LOCKSTEP_HOST_DEVICE std::size_t places() const { return count * length; }
-  __device__ unsigned token(std::size_t place) const { return tokens[index(place)]; }
-  __device__ unsigned next(std::size_t place) const { return tokens[index(place) + 1]; }
-  __device__ std::size_t index(std::size_t place) const { return place + place / length; }
-};
 
 /// embedded = token's row + position's row, and the first layer norm of it.
 template <std::size_t Width>

@@ -105,11 +105,7 @@ std::string sample(Job& job, const std::string& folder, std::size_t length, doub
 void write(Job& job, const std::string& path) {
   std::vector<gpt2::HuggingFaceTensor> tensors;
   job.for_each_parameter([&](std::string_view name, auto view) {
-    auto& tensor = tensors.emplace_back();
-    tensor.name = name;
-    for (std::size_t axis = 0; axis != view.rank(); ++axis)
-      tensor.shape.push_back(view.extent(axis));
-    if (name == "wte.weight") tensor.shape[0] = Model::vocabulary;
+    tensors.push_back({std::string(name), Model::shape_in_file(name, view), {}});
   });
   job.for_each_state([&](std::string_view parameter, std::string_view state, auto view) {
     if (state != "master") return;

@@ -180,10 +180,9 @@ void check_ways() {
     CudaLoopbackCommunicator comm(std::make_shared<Gpu>(Rank{0}, 0));
     Ddp<Small<Recompute::none>, World<1>> ddp(comm);
     ddp.for_each_parameter([&](std::string_view name, auto view) {
-      std::vector<std::size_t> shape{view.extent(0)};
-      if (view.rank() == 2) shape.push_back(view.extent(view.rank() - 1));
-      if (name == "wte.weight") shape[0] = small_vocabulary;
-      auto& tensor = tensors.emplace_back(std::string(name), shape, std::vector<float>());
+      auto& tensor =
+          tensors.emplace_back(std::string(name), Small<Recompute::none>::shape_in_file(name, view),
+                               std::vector<float>());
       for (const BFloat16 number : on_host<BFloat16>(view))
         tensor.numbers.push_back(static_cast<float>(number));
     });
