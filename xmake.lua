@@ -106,8 +106,11 @@ option("torch")
     set_default(find_torch())
 option_end()
 
--- For the targets that have kernels.
+-- For the targets that have kernels. No device code calls another file's: without relocatable code, which xmake would
+-- make, kernels take fewer registers, and nothing is linked for the device.
 function compile_for_gpus()
+    set_values("cuda.rdc", false)
+    set_policy("build.cuda.devlink", false)
     for _, code in ipairs((get_config("gpu_code") or "sm_90"):split(",")) do
         add_cugencodes(code)
     end
