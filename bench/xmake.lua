@@ -42,38 +42,32 @@ for _, main in ipairs(os.files(path.join(os.scriptdir(), "*/main.cpp"))) do
 end
 
 -- Run where a GPU is; compiled and linked wherever nvcc is.
+local function gpu_benchmark()
+    set_kind("binary")
+    set_default(false)
+    set_targetdir("$(projectdir)/build/bench")
+    add_deps("lockstep_compiled", "bench_support")
+    add_includedirs("gpu", "../examples")
+    add_syslinks("pthread")
+    add_links("cublasLt")
+    compile_for_gpus()
+    set_warnings("none")
+    add_cuflags("-Xcompiler=-Wall,-Wextra", "-Werror=all-warnings", {force = true})
+    set_optimize("fastest")
+    add_defines("LOCKSTEP_SOURCE_DIR=\"" .. path.directory(os.scriptdir()) .. "\"")
+end
+
 if has_config("gpu") then
     target("bench_gpu")
-        set_kind("binary")
-        set_default(false)
-        set_targetdir("$(projectdir)/build/bench")
-        add_deps("lockstep_compiled", "bench_support")
+        gpu_benchmark()
         add_files("gpu/*.cu", "gpu/*.cpp")
-        add_includedirs("gpu", "../examples")
-        add_links("cublasLt")
-        compile_for_gpus()
-        set_warnings("none")
-        add_cuflags("-Xcompiler=-Wall,-Wextra", "-Werror=all-warnings", {force = true})
-        set_optimize("fastest")
-        add_defines("LOCKSTEP_SOURCE_DIR=\"" .. path.directory(os.scriptdir()) .. "\"")
     target_end()
 
     -- The parts of these that are on a GPU.
-    for name, files in pairs({checkpoint = {"checkpoint/gpu.cu"}, loader = {"loader/gpu.cu"}, norm = {"norm/gpu.cu"}, zero = {"zero/gpu.cu"}, fully_sharded = {"fully_sharded/gpu.cu"}}) do
+    for _, name in ipairs({"checkpoint", "loader", "norm", "zero", "fully_sharded"}) do
         target("bench_" .. name .. "_gpu")
-            set_kind("binary")
-            set_default(false)
-            set_targetdir("$(projectdir)/build/bench")
-            add_deps("lockstep_compiled", "bench_support")
-            add_files(files)
-            add_includedirs("gpu", "../examples")
-            add_syslinks("pthread")
-            add_links("cublasLt")
-            compile_for_gpus()
-            set_warnings("none")
-            add_cuflags("-Xcompiler=-Wall,-Wextra", "-Werror=all-warnings", {force = true})
-            set_optimize("fastest")
-            add_defines("LOCKSTEP_SOURCE_DIR=\"" .. path.directory(os.scriptdir()) .. "\"")
+            gpu_benchmark()
+            add_files(name .. "/gpu.cu")
         target_end()
     end
 
@@ -96,40 +90,19 @@ if has_config("gpu") then
 
     if has_cudnn_frontend() then
         target("bench_gpt2")
-            set_kind("binary")
-            set_default(false)
-            set_targetdir("$(projectdir)/build/bench")
-            add_deps("lockstep_compiled", "bench_support", "cudnn_attention")
+            gpu_benchmark()
+            add_deps("cudnn_attention")
             add_files("gpt2/main.cu")
-            add_includedirs("../examples")
-            add_syslinks("pthread")
-            add_links("cublasLt")
             link_cudnn()
-            compile_for_gpus()
-            set_warnings("none")
-            add_cuflags("-Xcompiler=-Wall,-Wextra", "-Werror=all-warnings", {force = true})
-            set_optimize("fastest")
-            add_defines("LOCKSTEP_SOURCE_DIR=\"" .. path.directory(os.scriptdir()) .. "\"")
         target_end()
     end
 
     -- A network of convolutions, which are cuDNN's.
     if has_cudnn() then
         target("bench_convnet")
-            set_kind("binary")
-            set_default(false)
-            set_targetdir("$(projectdir)/build/bench")
-            add_deps("lockstep_compiled", "bench_support")
+            gpu_benchmark()
             add_files("convnet/main.cu", "gpu/step_times.cpp")
-            add_includedirs("gpu", "../examples")
-            add_syslinks("pthread")
-            add_links("cublasLt")
             link_cudnn()
-            compile_for_gpus()
-            set_warnings("none")
-            add_cuflags("-Xcompiler=-Wall,-Wextra", "-Werror=all-warnings", {force = true})
-            set_optimize("fastest")
-            add_defines("LOCKSTEP_SOURCE_DIR=\"" .. path.directory(os.scriptdir()) .. "\"")
         target_end()
     end
 
@@ -137,18 +110,9 @@ if has_config("gpu") then
     if has_config("nccl") then
         target("bench_many")
             set_group("gpu_all")
-            set_kind("binary")
-            set_default(false)
-            set_targetdir("$(projectdir)/build/bench")
-            add_deps("lockstep_compiled", "bench_support")
+            gpu_benchmark()
             add_files("many/many.cu")
-            add_includedirs("gpu", "../examples")
-            add_syslinks("pthread")
-            add_links("cublasLt", "nccl")
-            compile_for_gpus()
-            set_warnings("none")
-            add_cuflags("-Xcompiler=-Wall,-Wextra", "-Werror=all-warnings", {force = true})
-            set_optimize("fastest")
+            add_links("nccl")
         target_end()
     end
 end

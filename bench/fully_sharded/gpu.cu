@@ -5,16 +5,18 @@
 // not wait for. With one rank PyTorch is an equal peer; its two ranks are processes, which take
 // turns on one GPU and have NCCL's sockets between them.
 //
-//   bench_fully_sharded_gpu
+//   bench_fully_sharded_gpu [ROWS [TYPE]]    ROWS of a rank's batch: 1024; float, bfloat16 or both
 #include <array>
 #include <cub/device/device_reduce.cuh>
 #include <cuda/std/functional>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "comparison_table.hpp"
 #include "device_array.cuh"
+#include "device_memory.cuh"
 #include "load.hpp"
 #include "matmul.cuh"
 #include "measure.hpp"
@@ -26,7 +28,8 @@ namespace bench {
 
 using namespace lockstep;
 
-constexpr std::size_t blocks = 12, width = 4096, rows = 1024;
+constexpr std::size_t blocks = 12, width = 4096;
+std::size_t rows = 1024;  // of a rank
 
 template <class T>
 LOCKSTEP_KERNEL fill_kernel(T* values, std::size_t count) {
@@ -59,10 +62,11 @@ inline unsigned grid(std::size_t count) {
 }
 
 struct HalfMeanSquare {
+  double count;
   template <class T>
   __device__ double operator()(T x) const {
     const double value = static_cast<float>(x);
-    return value * value / (2.0 * rows * width);
+    return value * value / (2 * count);
   }
 };
 
@@ -74,8 +78,6 @@ class Stack {
 
  public:
   using Parameters = ParameterList<Repeat<"blocks", blocks, Block>>;
-
-  static constexpr std::size_t count = rows * width;
 
   void initialize(auto& initial) {
     std::uint32_t state = 1;
@@ -98,35 +100,36 @@ class Stack {
     const T* in = batch.rows;
     each([&]<std::size_t B>(std::integral_constant<std::size_t, B>) {
       x_[B] = in;
-      T* const active = relu_ + B * count;
-      T* const out = outputs_ + B * count;
+      T* const active = relu_ + B * count_;
+      T* const out = outputs_ + B * count_;
       forward_(stream, in, step.param("blocks"_p / at<B> / "weight"_p).data_handle(), active);
       step.done("blocks"_p / at<B>);
-      add_kernel<T><<<grid(count), block_size, 0, stream>>>(in, active, out, count);
+      add_kernel<T><<<grid(count_), block_size, 0, stream>>>(in, active, out, count_);
       check_launch("add");
       in = out;
     });
     x_[blocks] = in;
     std::size_t bytes = scratch_bytes;
-    check_cuda(cub::DeviceReduce::TransformReduce(scratch_, bytes, in, step.loss(),
-                                                  static_cast<int>(count), cuda::std::plus<>{},
-                                                  HalfMeanSquare{}, 0.0, stream),
+    check_cuda(cub::DeviceReduce::TransformReduce(
+                   scratch_, bytes, in, step.loss(), static_cast<int>(count_), cuda::std::plus<>{},
+                   HalfMeanSquare{static_cast<double>(count_)}, 0.0, stream),
                "cub::DeviceReduce::TransformReduce");
   }
   void backward(auto& step, Batch) {
     const cudaStream_t stream = step.stream();
-    scale_kernel<T><<<grid(count), block_size, 0, stream>>>(x_[blocks], dx_, count);
+    scale_kernel<T><<<grid(count_), block_size, 0, stream>>>(x_[blocks], dx_, count_);
     check_launch("scale");
     each([&]<std::size_t B>(std::integral_constant<std::size_t, B>) {
       constexpr std::size_t b = blocks - 1 - B;
       constexpr auto weight = "blocks"_p / at<b> / "weight"_p;
-      gate_kernel<T><<<grid(count), block_size, 0, stream>>>(relu_ + b * count, dx_, gated_, count);
+      gate_kernel<T>
+          <<<grid(count_), block_size, 0, stream>>>(relu_ + b * count_, dx_, gated_, count_);
       check_launch("gate");
       by_inputs_(stream, gated_, step.param(weight).data_handle(), by_input_);
       step.done("blocks"_p / at<b>);
       by_weights_(stream, gated_, x_[b], step.grad(weight).data_handle());
       step.ready(weight);
-      add_kernel<T><<<grid(count), block_size, 0, stream>>>(dx_, by_input_, dx_, count);
+      add_kernel<T><<<grid(count_), block_size, 0, stream>>>(dx_, by_input_, dx_, count_);
       check_launch("add");
     });
   }
@@ -140,13 +143,14 @@ class Stack {
     }(std::make_index_sequence<blocks>{});
   }
 
+  const std::size_t count_ = rows * width;
   CublasLt cublas_;
   Matmul<T> forward_{
       cublas_, rows, width, width, Stored::plain, Stored::transposed, CUBLASLT_EPILOGUE_RELU};
   Matmul<T> by_inputs_{cublas_, rows, width, width, Stored::plain, Stored::plain};
   Matmul<T> by_weights_{cublas_, width, width, rows, Stored::transposed, Stored::plain};
-  DeviceArray<T> relu_{blocks * count}, outputs_{blocks * count};
-  DeviceArray<T> dx_{count}, gated_{count}, by_input_{count};
+  DeviceArray<T> relu_{blocks * count_}, outputs_{blocks * count_};
+  DeviceArray<T> dx_{count_}, gated_{count_}, by_input_{count_};
   DeviceArray<char> scratch_{scratch_bytes};
   std::array<const T*, blocks + 1> x_{};
 };
@@ -185,13 +189,6 @@ struct UnitWaits : Observer<UnitWaits> {
     cudaStream_t stream_ = nullptr;
   };
 };
-
-double used_bytes() {
-  std::size_t free = 0;
-  std::size_t total = 0;
-  check_cuda(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
-  return static_cast<double>(total - free);
-}
 
 /// What is known of a way to train when it has run.
 struct Seen {
@@ -370,8 +367,9 @@ void compare(ComparisonTable& table, std::vector<Seen>& all, const std::string& 
 
 }  // namespace bench
 
-int main() try {
+int main(int argc, char** argv) try {
   using namespace bench;
+  if (argc > 1) rows = std::stoul(argv[1]);
   if (lockstep::detail::visible_gpus() == 0) {
     std::fprintf(stderr, "bench fully_sharded: there is no GPU here\n");
     return 1;
@@ -385,10 +383,15 @@ int main() try {
       blocks, width, width, rows);
   ComparisonTable table;
   std::vector<Seen> all;
-  compare<float, 1>(table, all, "float");
-  compare<float, 2>(table, all, "float");
-  compare<BFloat16, 1>(table, all, "bfloat16");
-  compare<BFloat16, 2>(table, all, "bfloat16");
+  const std::string_view type = argc > 2 ? argv[2] : "";
+  if (type != "bfloat16") {
+    compare<float, 1>(table, all, "float");
+    compare<float, 2>(table, all, "float");
+  }
+  if (type != "float") {
+    compare<BFloat16, 1>(table, all, "bfloat16");
+    compare<BFloat16, 2>(table, all, "bfloat16");
+  }
   std::printf(
       "\n| | MiB of parameters, gradients and states | by the formula | ratio | GPU memory of a "
       "rank, MiB | gathers hidden |\n|---|---|---|---|---|---|\n");
@@ -409,7 +412,7 @@ int main() try {
                {"used", way.used},
                {"hidden", way.hidden}});
   }
-  table.write("fully_sharded_gpu");
+  table.write("fully_sharded_gpu_" + std::to_string(rows));
   others.print();
   return 0;
 } catch (const std::exception& error) {

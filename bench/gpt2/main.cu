@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "comparison_table.hpp"
+#include "device_memory.cuh"
 #include "gpt2/gpt2.cuh"
 #include "load.hpp"
 #include "measure.hpp"
@@ -36,12 +37,6 @@ using Batch = DeviceBatch<std::uint16_t, std::int32_t>;
 /// without regard to the places that the mask leaves out.
 constexpr double operations_per_token = 6 * 123.69e6 + 12.0 * 12 * 768 * 1024;
 constexpr double peak = 989.5e12;  // of bfloat16, dense: the maker's figure for H100 and H200
-
-double used_bytes() {
-  std::size_t free = 0, total = 0;
-  check_cuda(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
-  return static_cast<double>(total - free);
-}
 
 /// Random windows on the GPU.
 class Tokens {

@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 
+#include "device_memory.cuh"
 #include "mlp.cuh"
 #include "timing.cuh"
 
@@ -27,14 +28,11 @@ Batch random_batch() {
   return batch;
 }
 
-std::vector<double> used_mebibytes() {
+std::vector<double> used_mebibytes_of_all() {
   std::vector<double> used;
   for (std::size_t g = 0; g < detail::visible_gpus(); ++g) {
     check_cuda(cudaSetDevice(static_cast<int>(g)), "cudaSetDevice");
-    std::size_t free = 0;
-    std::size_t total = 0;
-    check_cuda(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
-    used.push_back(static_cast<double>(total - free) / (1 << 20));
+    used.push_back(used_mebibytes());
   }
   check_cuda(cudaSetDevice(0), "cudaSetDevice");
   return used;
@@ -43,12 +41,12 @@ std::vector<double> used_mebibytes() {
 /// Steps from a batch on the host, as PyTorch's DataParallel takes one, and its memory.
 template <class... Policies>
 Times measure(const std::string& name, std::size_t replicas, const Batch& batch) {
-  const auto before = used_mebibytes();
+  const auto before = used_mebibytes_of_all();
   DataParallel<Network, Device<Cuda>, Optimizer<SGD>, Policies...> dp({.replicas = replicas});
   dp.optimizer().lr = 0.01;
   for (int i = 0; i < 20; ++i) dp.step(batch);
   dp.synchronize();
-  const auto after = used_mebibytes();
+  const auto after = used_mebibytes_of_all();
   std::printf("%s: memory", name.c_str());
   for (std::size_t g = 0; g < after.size(); ++g) {
     std::printf("%s GPU %zu %.0f MiB", g == 0 ? "" : ",", g, after[g] - before[g]);

@@ -12,6 +12,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <cub/device/device_reduce.cuh>
+#include <cuda/std/functional>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -85,6 +87,13 @@ __global__ void mask(const Packet<T>* y, const Packet<T>* dy, Packet<T>* d, std:
   d[i] = own;
 }
 
+struct ToFloat {
+  template <class T>
+  __device__ float operator()(T value) const {
+    return static_cast<float>(value);
+  }
+};
+
 /// Layer norms have no running statistics.
 template <class Layer>
 inline constexpr bool has_buffers = requires { typename Layer::Buffers; };
@@ -148,6 +157,14 @@ class Alone {
   void measure() {
     work_.reserve(shape_.channels, 1);
     work_.measure(static_cast<cudaStream_t>(stream_), shape_, static_cast<const T*>(x_));
+  }
+  /// The least that reads all: CUB's sum of them, in float.
+  void add_up() {
+    std::size_t bytes = scratch_.bytes();
+    check_cuda(cub::DeviceReduce::TransformReduce(
+                   scratch_.data(), bytes, static_cast<const T*>(x_), static_cast<float*>(total_),
+                   static_cast<int>(shape_.size()), cuda::std::plus<>{}, ToFloat{}, 0.f, stream_),
+               "cub::DeviceReduce::TransformReduce");
   }
   void forward() { layer_.forward(step_, read(x_), written(y_)); }
   void backward() { layer_.backward(step_, read(x_), read(dy_), written(dx_)); }
@@ -226,6 +243,8 @@ class Alone {
   LayerStep<Model> step_{model_, {parameters_.data(), gradients_.data(), buffers_.data()}, stream_};
   Layer layer_;
   lockstep::detail::NormWork<DeviceMemory> work_;
+  DeviceArena scratch_{1 << 20};
+  DeviceArray<float> total_{1};
 };
 
 /// PyTorch's, without its host's share where a CUDA graph could be made of it.
@@ -238,17 +257,19 @@ template <class T>
 void compare_batch_norm(const NormCase& c, const TorchNorms& torch, ComparisonTable& table) {
   Alone<T, BatchNorm<"bn", dynamic>> one(c);
   const auto times = race_on_device(
-      one.stream(), {[&] { one.copy(); }, [&] { one.measure(); }, [&] { one.forward(); },
-                     [&] { one.backward(); }, [&] { one.relu(); }, [&] { one.relu_apart(); },
-                     [&] { one.add_relu(); }, [&] { one.add_relu_apart(); }});
-  const auto [copy, measure, forward, backward, relu, relu_apart, add_relu, add_relu_apart] =
-      std::array<Times, 8>{times[0], times[1], times[2], times[3],
-                           times[4], times[5], times[6], times[7]};
+      one.stream(),
+      {[&] { one.copy(); }, [&] { one.measure(); }, [&] { one.add_up(); }, [&] { one.forward(); },
+       [&] { one.backward(); }, [&] { one.relu(); }, [&] { one.relu_apart(); },
+       [&] { one.add_relu(); }, [&] { one.add_relu_apart(); }});
+  const auto [copy, measure, add_up, forward, backward, relu, relu_apart, add_relu,
+              add_relu_apart] = std::array<Times, 9>{
+      times[0], times[1], times[2], times[3], times[4], times[5], times[6], times[7], times[8]};
   const Times both{true, forward.median + backward.median, forward.minimum + backward.minimum};
   const std::string what = "batch norm " + c.words();
   // A copy reads and writes each byte. Statistics read x; forward reads x twice and writes y;
   // backward reads x and dy twice and writes dx.
   table.row(what + ": statistics, share of copy bandwidth", measure, of_copy(copy, 0.5), 0.85);
+  table.row("same, statistics against CUB's sum of all", measure, add_up, 0);
   table.row("same, forward", forward, of_copy(copy, 1.5), 0.85);
   table.row("same, backward", backward, of_copy(copy, 2.5), 0.85);
   table.row("same, against PyTorch: forward", forward,

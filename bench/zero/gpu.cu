@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "comparison_table.hpp"
+#include "device_memory.cuh"
 #include "load.hpp"
 #include "measure.hpp"
 #include "resident.cuh"
@@ -53,13 +54,6 @@ struct Seen {
   std::array<double, ranks> state_bytes{};
   double mebibytes = 0;  // of a rank
 };
-
-double used_mebibytes() {
-  std::size_t free = 0;
-  std::size_t total = 0;
-  check_cuda(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
-  return static_cast<double>(total - free) / (1 << 20);
-}
 
 /// The ways of one rank; what is seen of them is rank 0's to write.
 template <class Network>
