@@ -370,6 +370,8 @@ if has_config("gpu") then
         link_nccl()
         link_gloo()
     target_end()
+    gpu_program("memory_limit", "gpu/memory_limit.cu", "gpu_all")
+    target_end()
     gpu_program("trainers", "gpu/trainers.cu", "gpu_all")
         link_nccl()
         link_gloo()
