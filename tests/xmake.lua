@@ -441,6 +441,12 @@ if has_config("gpu") then
         gpu_program("ddp_hierarchy", "gpu/ddp_hierarchy.cu", "gpu_all")
             add_links("nccl")
         target_end()
+        if has_mpi() then
+            gpu_program("mpi_nccl", "gpu/mpi_nccl.cu", "gpu_all")
+                add_links("nccl")
+                link_mpi()
+            target_end()
+        end
 
         -- The watch over NCCL, with CUDA and NCCL emulated by the test: it runs everywhere.
         target("nccl_watch")

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # What a PyTorch user writes: the stack of main.cpp and gpu.cu under DDP or fully_shard (FSDP2).
-#   fsdp.py ddp|fully|kept ROWS WIDTH                 over Gloo on CPUs, one thread a rank
-#   fsdp.py all ROWS WIDTH float|bfloat16             on one GPU; several ranks share it, with NCCL's sockets between
+#   fsdp.py ddp|fully|kept ROWS WIDTH                      over Gloo on CPUs, one thread a rank
+#   fsdp.py ddp|fully|kept ROWS WIDTH float|bfloat16       on one GPU; several ranks share it, with NCCL's sockets between
 # Prints what each program prints.
-import gc
 import json
 import os
 import sys
@@ -87,21 +86,15 @@ def own_mebibytes():
         return next(int(line.split()[1]) / 1024 for line in rollup if line.startswith("Pss:"))
 
 
-for way in ["ddp", "fully", "kept"] if how == "all" else [how]:
-    if is_gpu:
-        gc.collect()  # modules refer to each other: the one before would be counted, or would end meanwhile
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated() if is_gpu else own_mebibytes()
-    step = make_step(way)
-    for _ in range(3):
-        step()
-    times = measure(step, 7 if is_gpu else 15)
-    if dist.get_rank() == 0 and is_gpu:
-        peak = torch.cuda.max_memory_allocated() - before
-        print("fsdp", json.dumps({"way": way, "median": times[len(times) // 2], "minimum": times[0], "bytes": peak}), flush=True)
-    elif dist.get_rank() == 0:
-        print(f"measured step {times[len(times) // 2]:.1f} {times[0]:.1f}", flush=True)
-        print(f"measured memory {own_mebibytes() - before:.1f} ", flush=True)
-    del step
+before = 0 if is_gpu else own_mebibytes()
+step = make_step(how)
+for _ in range(3):
+    step()
+times = measure(step, 7 if is_gpu else 15)
+if dist.get_rank() == 0 and is_gpu:
+    peak = torch.cuda.max_memory_allocated()
+    print("fsdp", json.dumps({"median": times[len(times) // 2], "minimum": times[0], "bytes": peak}), flush=True)
+elif dist.get_rank() == 0:
+    print(f"measured step {times[len(times) // 2]:.1f} {times[0]:.1f}", flush=True)
+    print(f"measured memory {own_mebibytes() - before:.1f} ", flush=True)
 dist.destroy_process_group()

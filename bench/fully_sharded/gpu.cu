@@ -318,6 +318,8 @@ std::vector<Seen> measure() {
     ways.template add<Sharding<FullyShard, Blocks>, CapturedStep>("FullyShard, graph", 3, 3, true);
     ways.template add<Sharding<FullyShard, Blocks, ReshardAfterForward<false>>>(
         "FullyShard, kept until the update", blocks, 3, true);
+    ways.template add<Sharding<FullyShard, Blocks, GatheredUnits<5>>>("FullyShard, five units", 5,
+                                                                      3, true);
     ways.race();
   };
   if constexpr (Ranks == 1) {
@@ -333,15 +335,17 @@ struct Peer {
   Times step{};
   double bytes = 0;
 };
+/// Each way in processes of its own, or what one leaves behind would count as another's memory.
 std::map<std::string, Peer> torch_steps(std::size_t ranks, const std::string& type) {
   std::map<std::string, Peer> peers;
-  each_torch_line("torchrun --standalone --nproc-per-node " + std::to_string(ranks) +
-                      " " LOCKSTEP_SOURCE_DIR "/bench/fully_sharded/fsdp.py all " +
-                      std::to_string(rows) + " " + std::to_string(width) + " " + type +
-                      " 2>/dev/null",
-                  150, "fsdp", [&](const nlohmann::json& read) {
-                    peers[read["way"]] = {{true, read["median"], read["minimum"]}, read["bytes"]};
-                  });
+  for (const std::string way : {"ddp", "fully", "kept"})
+    each_torch_line("torchrun --standalone --nproc-per-node " + std::to_string(ranks) +
+                        " " LOCKSTEP_SOURCE_DIR "/bench/fully_sharded/fsdp.py " + way + " " +
+                        std::to_string(rows) + " " + std::to_string(width) + " " + type +
+                        " 2>/dev/null",
+                    150, "fsdp", [&](const nlohmann::json& read) {
+                      peers[way] = {{true, read["median"], read["minimum"]}, read["bytes"]};
+                    });
   return peers;
 }
 
