@@ -248,14 +248,18 @@ class OwnsUnits : public OwnedParts<Traits> {
   void finish_all() {
     for (std::size_t slot = 0; slot != holders_.size(); ++slot) finish(slot);
   }
-  /// The views of the slot's unit end.
-  void empty(std::size_t slot) {
+  void end_views(std::size_t slot) {
     if (holders_[slot] == latest_) latest_ = no_bucket;
-    holders_[slot] = no_bucket;
     ++releases_[slot];
+  }
+  void empty(std::size_t slot) {
+    end_views(slot);
+    holders_[slot] = no_bucket;
   }
   void release(std::size_t b) {
     if (!reshards || b == no_bucket || !holds(b)) return;
+    // Forward's last units are backward's first: they stay, on every rank.
+    if (!is_backward_ && b < holders_.size()) return end_views(slot_of(b));
     finish(slot_of(b));
     empty(slot_of(b));
     while (next_ != units() && holders_[slot_of(unit_at(next_))] == no_bucket)
