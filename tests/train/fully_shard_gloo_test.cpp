@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -134,6 +135,16 @@ using Fully = ChainJob<Sharding<FullyShard>>;
 using Kept = ChainJob<Sharding<FullyShard, GatheredUnits<4>, ReshardAfterForward<false>>>;
 using Named2 = ChainJob<Sharding<FullyShard, Units<"u1", "u*">, GatheredUnits<2>>>;
 
+/// Counts the gathers that this process has waited for.
+struct Gathers : Observer<Gathers> {
+  static inline std::size_t count = 0;
+
+  struct Span {
+    explicit Span(const SpanName& name) { count += std::string_view(name.name) == "wait for unit"; }
+  };
+};
+using Counted = ChainJob<Sharding<FullyShard, Units<"u*">>, Observers<Gathers>>;
+
 /// Losses, those of evaluations and all parameters, of some steps on `world` ranks. The last rank
 /// evaluates fewer batches than the others.
 template <class Job>
@@ -234,6 +245,24 @@ BOOST_AUTO_TEST_CASE(a_rank_keeps_its_slices_and_a_ring) {
     require(copies.parameter_bytes() >= 12 * 40000, "copies of all");
   });
   for (const std::string& end : ends) BOOST_TEST(end == "", end);
+}
+
+// Backward begins with forward's last units, which are still there.
+BOOST_AUTO_TEST_CASE(a_step_gathers_what_is_not_in_the_ring) {
+  for (const bool says_done : {false, true}) {
+    Chain chain;
+    for (std::size_t p = 0; p != 12; ++p) chain.all.push_back({p, 100, false, false});
+    chain.says_done = says_done;
+    const Ends ends = ranks::run_processes<Sockets>(2, std::chrono::seconds(20), [&](auto& comm) {
+      Counted ddp(comm, chain);
+      ddp.step(0);
+      Gathers::count = 0;
+      ddp.step(1);
+      require(Gathers::count == 12 + (12 - 3),
+              std::to_string(Gathers::count) + " gathers of 12 units");
+    });
+    for (const std::string& end : ends) BOOST_TEST(end == "", says_done << ": " << end);
+  }
 }
 
 BOOST_AUTO_TEST_CASE(checkpoints_go_to_any_other_way_and_world) {
