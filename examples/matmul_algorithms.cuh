@@ -32,10 +32,6 @@ static __global__ void fill_with_noise(std::uint16_t* to, std::size_t count) {
   to[i] = static_cast<std::uint16_t>(((bits >> 16) & 0x81ffu) | 0x3a00u);
 }
 
-/// What becomes of products whose algorithm is not known: they are tried, or take the heuristics'
-/// first proposal.
-enum class Unknown { first, tried };
-
 /// Algorithms of products, chosen by trying those that cuBLASLt's heuristics name, and kept as
 /// text: who reads it makes the same choices, and gets the same bits. It is for one version of
 /// cuBLASLt and one kind of GPU, and says for which.
@@ -44,6 +40,10 @@ enum class Unknown { first, tried };
 /// text.
 class MatmulAlgorithms {
  public:
+  /// What becomes of products whose algorithm is not known: they are tried, or take the heuristics'
+  /// first proposal.
+  enum class Unknown { first, tried };
+
   MatmulAlgorithms() = default;
   explicit MatmulAlgorithms(const std::string& text, Unknown unknown = Unknown::first)
       : unknown_(unknown) {

@@ -178,7 +178,7 @@ class Gpt2 {
   /// The fastest algorithms for batches of `windows`, by trying those that are not `known`.
   /// **Host** blocks, for half a second.
   static std::string choose(std::size_t windows, const std::string& known = {}) {
-    MatmulAlgorithms algorithms(known, Unknown::tried);
+    MatmulAlgorithms algorithms(known, MatmulAlgorithms::Unknown::tried);
     const CublasLt cublas;
     const Products products(cublas, &algorithms, windows * Context, piece(windows) * Context, Width,
                             padded);

@@ -3,8 +3,9 @@
 //
 //   gpt2_gpu ways                                 ways to train a small one give the same numbers
 //   gpt2_gpu once                                 two steps of it, for a sanitizer
-//   gpt2_gpu steps FOLDER WINDOWS STEPS WRITTEN   the one of 124 million parameters, on weights and
-//                  tokens that gpt2.py has written: all losses, and gradients of the first steps
+//   gpt2_gpu steps FOLDER WINDOWS STEPS WRITTEN RANKS
+//                                 the one of 124 million parameters, on weights and tokens that
+//                                 gpt2.py has written: all losses, and gradients of the first steps
 #include <cstdint>
 #include <cstdio>
 #include <exception>
@@ -121,10 +122,9 @@ Training alone(std::size_t steps = small_steps, const std::string& weights = {})
   return train<Again, World<1>, Policies...>(comm, steps, weights);
 }
 
-template <class... Policies>
-Training among(std::size_t ranks) {
+/// Calls `f(comm)` on threads, the ranks of one GPU.
+void on_ranks(std::size_t ranks, const auto& f) {
   const auto world = std::make_shared<detail::threads::SharedWorld>(WorldSize{ranks});
-  std::vector<Training> all(ranks);
   std::exception_ptr first;
   std::mutex mutex;
   std::vector<std::jthread> threads;
@@ -133,7 +133,7 @@ Training among(std::size_t ranks) {
       try {
         ThreadCommunicator<dynamic> comm(world, Rank{r}, std::make_shared<Gpu>(Rank{r}, 0),
                                          std::chrono::seconds(60));
-        all[r] = train<Recompute::none, Backend<Shm>, Policies...>(comm);
+        f(comm);
       } catch (...) {
         const std::lock_guard lock(mutex);
         if (!first) first = std::current_exception();
@@ -142,6 +142,14 @@ Training among(std::size_t ranks) {
   }
   threads.clear();
   if (first) std::rethrow_exception(first);
+}
+
+template <class... Policies>
+Training among(std::size_t ranks) {
+  std::vector<Training> all(ranks);
+  on_ranks(ranks, [&](auto& comm) {
+    all[comm.rank().value()] = train<Recompute::none, Backend<Shm>, Policies...>(comm);
+  });
   for (const Training& other : all) require(other == all[0], "ranks have other numbers");
   return all[0];
 }
@@ -205,31 +213,39 @@ std::vector<T> read_all(const std::string& path) {
 }
 
 void make_steps(const std::string& folder, std::size_t windows, std::size_t steps,
-                std::size_t written) {
+                std::size_t written, std::size_t ranks) {
   using Model = gpt2::Gpt2<>;
-  CudaLoopbackCommunicator comm(std::make_shared<Gpu>(Rank{0}, 0));
-  const Batches batches(read_all<std::uint16_t>(folder + "/tokens.bin"), windows, Model::context);
-  const std::string algorithms = Model::choose(windows);
-  Ddp<Model, World<1>> ddp(comm,
-                           [&] { return Model(algorithms, folder + "/weights.safetensors"); });
-  ddp.optimizer().lr = 1e-4;
-  std::ofstream losses(folder + "/losses.txt"), names(folder + "/names.txt");
-  losses.precision(9);
-  for (std::size_t step = 0; step != steps; ++step) {
-    const Batch batch = batches(step);
-    auto backward = ddp.forward(batch).backward();
-    std::ofstream gradients;
-    if (step < written)
-      gradients.open(folder + "/gradients." + std::to_string(step) + ".bin", std::ios::binary);
-    if (gradients.is_open())
-      ddp.for_each_gradient([&](std::string_view name, auto view) {
-        const auto numbers = on_host<BFloat16>(view);
-        gradients.write(reinterpret_cast<const char*>(numbers.data()),
-                        static_cast<std::streamsize>(numbers.size() * sizeof numbers[0]));
-        if (step == 0) names << name << ' ' << numbers.size() << '\n';
-      });
-    losses << static_cast<double>(std::move(backward).reduce().update()) << '\n';
-  }
+  const auto tokens = read_all<std::uint16_t>(folder + "/tokens.bin");
+  const std::string algorithms = Model::choose(windows / ranks);
+  on_ranks(ranks, [&](auto& comm) {
+    const std::size_t rank = comm.rank().value();
+    const Batches batches(tokens, windows, Model::context);
+    Ddp<Model, Backend<Shm>> ddp(
+        comm, [&] { return Model(algorithms, folder + "/weights.safetensors"); });
+    ddp.optimizer().lr = 1e-4;
+    std::ofstream losses, names;
+    if (rank == 0) {
+      losses.open(folder + "/losses.txt");
+      names.open(folder + "/names.txt");
+      losses.precision(9);
+    }
+    for (std::size_t step = 0; step != steps; ++step) {
+      const Batch batch = batches(step, rank, ranks);
+      auto averaged = ddp.forward(batch).backward().reduce();
+      if (rank == 0 && step < written) {
+        std::ofstream gradients(folder + "/gradients." + std::to_string(step) + ".bin",
+                                std::ios::binary);
+        averaged.for_each_gradient([&](std::string_view name, auto view) {
+          const auto numbers = on_host<BFloat16>(view);
+          gradients.write(reinterpret_cast<const char*>(numbers.data()),
+                          static_cast<std::streamsize>(numbers.size() * sizeof numbers[0]));
+          if (step == 0) names << name << ' ' << numbers.size() << '\n';
+        });
+      }
+      const double loss = std::move(averaged).update();
+      losses << comm.all_reduce(loss, Average{}) << '\n';
+    }
+  });
 }
 
 }  // namespace
@@ -238,8 +254,9 @@ int main(int argc, char** argv) try {
   const std::string_view what = argc > 1 ? argv[1] : "";
   if (what == "ways") check_ways();
   if (what == "once") alone<Recompute::none>(2);
-  if (what == "steps" && argc == 6)
-    make_steps(argv[2], std::stoul(argv[3]), std::stoul(argv[4]), std::stoul(argv[5]));
+  if (what == "steps" && argc == 7)
+    make_steps(argv[2], std::stoul(argv[3]), std::stoul(argv[4]), std::stoul(argv[5]),
+               std::stoul(argv[6]));
   return 0;
 } catch (const std::exception& error) {
   std::fprintf(stderr, "FAILED: %s\n", error.what());
