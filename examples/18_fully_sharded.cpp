@@ -59,6 +59,7 @@ struct Residual {
       constexpr std::size_t b = blocks - 1 - B;
       constexpr auto weight = "blocks"_p / at<b> / "weight"_p;
       go_back(b, step.param(weight).data_handle(), step.grad(weight).data_handle());
+      step.done("blocks"_p / at<b>);  // first, so that the next gather precedes the reduction
       step.ready(weight);
     });
     matrix(step.grad("in.weight"_p)).noalias() =

@@ -47,6 +47,7 @@ struct Stack {
     each([&]<std::size_t B>(std::integral_constant<std::size_t, B>) {
       constexpr auto weight = "blocks"_p / at<blocks - 1 - B> / "weight"_p;
       go_back(blocks - 1 - B, step.param(weight).data_handle(), step.grad(weight).data_handle());
+      step.done("blocks"_p / at<blocks - 1 - B>);
       step.ready(weight);
     });
   }

@@ -68,7 +68,7 @@ class OwnsUnits : public OwnedParts<Traits> {
   void publish(bool /*was_fused*/) {
     release_all();
     begin_forward();
-    if constexpr (!Traits::captures) start_until(ahead);
+    if constexpr (!Traits::captures) start_until(ring);
   }
 
   /// The bytes of parameters that this rank keeps: its slices, and the ring.
