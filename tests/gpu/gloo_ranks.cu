@@ -8,8 +8,8 @@
 #include <thread>
 #include <vector>
 
+#include "lockstep/detail/comm/gloo/staged.cuh"
 #include "lockstep/detail/comm/groups.hpp"
-#include "lockstep/detail/comm/staged.cuh"
 #include "lockstep/detail/topology/grid.hpp"
 #include "rank_cases.cuh"
 
