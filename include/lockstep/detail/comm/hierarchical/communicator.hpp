@@ -305,7 +305,8 @@ class HierarchyStages {
     return scratch.template get<T>(count);
   }
 
-  /// Data that needs no preparation and divides evenly is read, and written, in place.
+  /// Data that needs no preparation and divides evenly is read, and written, in place. Results are
+  /// finished where they were combined, unless that was in another type.
   template <class T, class Op>
   void reduce_part(const Call& described, const calls::AllReduce<T, Op>& part) {
     using Value = Prepared<T, Op>;
@@ -324,9 +325,15 @@ class HierarchyStages {
     }
     stage(Part::inside, described, [&] { inside_.reduce_scatter(values, piece, combining); });
     stage(Part::between, described, [&] { between_.all_reduce(piece, combining); });
-    const std::span<T> finished = memory<T>(described, finished_, length);
-    passes_of(inside_).finish(std::span<const Value>(piece), finished, part.op,
-                              flat_.world_size().value());
+    std::span<T> finished;
+    if constexpr (std::same_as<T, Value>) {
+      finished = piece;
+    } else {
+      finished = memory<T>(described, finished_, length);
+    }
+    if constexpr (!std::same_as<T, Value> || !std::derived_from<Op, Narrowing>)
+      passes_of(inside_).finish(std::span<const Value>(piece), finished, part.op,
+                                flat_.world_size().value());
     const std::span<T> gathered = divides ? part.out : memory<T>(described, whole_, all);
     stage(Part::inside, described, [&] { inside_.all_gather(finished, gathered); });
     if (!divides) passes_of(inside_).copy(std::span<const T>(gathered).first(part.count), part.out);
