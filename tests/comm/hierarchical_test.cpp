@@ -138,6 +138,27 @@ BOOST_AUTO_TEST_CASE(sizes_beyond_a_message_are_exact) {
       4, 20s, [](Hierarchy& comm) { every_operation<float>(comm, 40'000); }));
 }
 
+// In several parts, the last of them odd: one is between hosts while others are inside of them.
+BOOST_AUTO_TEST_CASE(all_reduces_in_a_pipeline_are_exact) {
+  const auto each_sum = []<class T>(Hierarchy& comm, std::type_identity<T>) {
+    const std::span<T> data = comm.allocate<T>(9_MiB / sizeof(T) + 7);
+    all_reductions(comm, data, Sum{});
+    if constexpr (FloatingElement<T>) all_reductions(comm, data, Average{});
+    std::vector<T> own(data.size());
+    all_reductions(comm, std::span(own), Max{});
+  };
+  for (const std::size_t world : {2, 4}) {
+    expect_all_fine(run_hosts(
+        world,
+        [&](Hierarchy& comm) {
+          each_sum(comm, std::type_identity<float>{});
+          each_sum(comm, std::type_identity<BFloat16>{});
+          each_sum(comm, std::type_identity<std::int64_t>{});
+        },
+        60s));
+  }
+}
+
 BOOST_AUTO_TEST_CASE(every_collective_is_exact_where_no_communicator_joins_all_ranks) {
   for (const std::size_t world : {1, 2, 4, 6}) {
     expect_all_fine(run_processes<ColumnsOfTwo>(world, 20s, [](Columns& comm) {
@@ -297,7 +318,7 @@ BOOST_AUTO_TEST_CASE(a_killed_rank_fails_all_others_long_before_the_time_limit) 
     const Ends ends = run_hosts(
         4,
         [&](Hierarchy& comm) {
-          auto data = comm.allocate<float>(100'000);
+          auto data = comm.allocate<float>(i % 2 == 0 ? 100'000 : 3'000'000);
           for (int k = 0;; ++k) {
             if (comm.rank() == victim && k == last) raise(SIGKILL);
             comm.all_reduce(data);
