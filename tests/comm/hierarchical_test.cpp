@@ -138,25 +138,19 @@ BOOST_AUTO_TEST_CASE(sizes_beyond_a_message_are_exact) {
       4, 20s, [](Hierarchy& comm) { every_operation<float>(comm, 40'000); }));
 }
 
-// In several parts, the last of them odd: one is between hosts while others are inside of them.
-BOOST_AUTO_TEST_CASE(all_reduces_in_a_pipeline_are_exact) {
+BOOST_AUTO_TEST_CASE(all_reduces_of_several_parts_are_exact) {
   const auto each_sum = []<class T>(Hierarchy& comm, std::type_identity<T>) {
-    const std::span<T> data = comm.allocate<T>(9_MiB / sizeof(T) + 7);
+    const std::span<T> data = comm.allocate<T>(32_MiB / sizeof(float) + 7);
     all_reductions(comm, data, Sum{});
-    if constexpr (FloatingElement<T>) all_reductions(comm, data, Average{});
-    std::vector<T> own(data.size());
-    all_reductions(comm, std::span(own), Max{});
+    all_reductions(comm, data, Average{});
   };
-  for (const std::size_t world : {2, 4}) {
-    expect_all_fine(run_hosts(
-        world,
-        [&](Hierarchy& comm) {
-          each_sum(comm, std::type_identity<float>{});
-          each_sum(comm, std::type_identity<BFloat16>{});
-          each_sum(comm, std::type_identity<std::int64_t>{});
-        },
-        60s));
-  }
+  expect_all_fine(run_hosts(
+      4,
+      [&](Hierarchy& comm) {
+        each_sum(comm, std::type_identity<float>{});
+        each_sum(comm, std::type_identity<BFloat16>{});
+      },
+      60s));
 }
 
 BOOST_AUTO_TEST_CASE(every_collective_is_exact_where_no_communicator_joins_all_ranks) {

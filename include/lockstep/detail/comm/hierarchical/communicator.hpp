@@ -172,56 +172,13 @@ class HierarchyStages {
  private:
   enum class Part { inside, between, flat };
 
-  /// In parts, as many elements each as memory holds.
   template <class T, class Op>
   void by_stages(const calls::AllReduce<T, Op>& call) {
-    using Value = Prepared<T, Op>;
     const Call described = agreed(call);
-    const Combining<Op> combining(call.op);
-    const std::size_t most = most_elements<Value>(in_turn == 1 ? most_of_part : pipelined_part);
-    const std::size_t parts = (call.count + most - 1) / most;
-    const auto length = [&](std::size_t count) {
-      return (count + local_world() - 1) / local_world();
-    };
-    const std::size_t longest = length(std::min(most, call.count));
-    const std::span<Value> pieces =
-        memory<Value>(described, pieces_, std::min(parts, in_turn) * longest);
-    const auto part = [&](std::size_t k) {
-      const std::size_t n = std::min(most, call.count - k * most);
-      return call.on(call.in.subspan(k * most, n), call.out.subspan(k * most, n), n);
-    };
-    const auto piece = [&](std::size_t k) {
-      return pieces.subspan(k % in_turn * longest, length(part(k).count));
-    };
-    const auto reduce = [&](std::size_t k) { reduce_inside(described, part(k), piece(k)); };
-    const auto gather = [&](std::size_t k) { gather_inside(described, part(k), piece(k)); };
-    if constexpr (in_turn == 2) {
-      const auto send = [&](std::size_t k) {
-        return between_.all_reduce_async(piece(k), combining);
-      };
-      if (parts > 1) return in_pipeline(described, parts, reduce, send, gather);
-    }
-    for (std::size_t k = 0; k != parts; ++k) {
-      reduce(k);
-      stage(Part::between, described, [&] { between_.all_reduce(piece(k), combining); });
-      gather(k);
-    }
-  }
-
-  /// While a part is between hosts, the next is reduced inside of them, and the one before
-  /// gathered.
-  void in_pipeline(const Call& call, std::size_t parts, const auto& reduce, const auto& send,
-                   const auto& gather) {
-    std::optional<decltype(send(0))> sent;
-    for (std::size_t k = 0; k <= parts; ++k) {
-      if (k != parts) reduce(k);
-      if (sent) stage(Part::between, call, [&] { sent->wait(); });
-      sent.reset();
-      if (k != parts) {
-        const auto now = [&] { return send(k); };
-        stage(Part::between, call, [&] { sent.emplace(MadeInPlace{now}); });
-      }
-      if (k != 0) gather(k - 1);
+    const std::size_t most = most_elements<Prepared<T, Op>>();
+    for (std::size_t begin = 0; begin < call.count; begin += most) {
+      const std::size_t n = std::min(most, call.count - begin);
+      reduce_part(described, call.on(call.in.subspan(begin, n), call.out.subspan(begin, n), n));
     }
   }
 
@@ -276,7 +233,7 @@ class HierarchyStages {
   template <class Value, class F>
   void in_columns(std::size_t count, const F& f) {
     const std::size_t world = flat_.world_size().value();
-    const std::size_t most = std::max<std::size_t>(1, most_elements<Value>(most_of_part) / world);
+    const std::size_t most = std::max<std::size_t>(1, most_elements<Value>() / world);
     for (std::size_t begin = 0; begin < count; begin += most) {
       const std::size_t n = std::min(most, count - begin);
       f(begin, n, n * hosts_.count());
@@ -330,10 +287,10 @@ class HierarchyStages {
     }
   }
 
-  /// The elements of a part, of `bytes` on a host.
   template <class Value>
-  std::size_t most_elements(std::size_t bytes) const {
-    return piece_bytes(works_on_host<Inside> ? bytes : foreseen_) / sizeof(Value) * local_world();
+  std::size_t most_elements() const {
+    const std::size_t part = works_on_host<Inside> ? most_of_part : foreseen_;
+    return piece_bytes(part) / sizeof(Value) * local_world();
   }
 
   /// Memory for `count` elements; on a host it is allocated at once for the reserved size.
@@ -348,47 +305,41 @@ class HierarchyStages {
     return scratch.template get<T>(count);
   }
 
-  /// Reduces a part's piece. Data that needs no preparation and divides evenly is read in place.
-  template <class T, class Op, class Value>
-  void reduce_inside(const Call& described, const calls::AllReduce<T, Op>& part,
-                     std::span<Value> piece) {
+  /// Data that needs no preparation and divides evenly is read, and written, in place. Results are
+  /// finished where they were combined, unless that was in another type.
+  template <class T, class Op>
+  void reduce_part(const Call& described, const calls::AllReduce<T, Op>& part) {
+    using Value = Prepared<T, Op>;
     constexpr bool is_prepared = std::same_as<T, Value> && !requires { part.op.factor; };
-    const std::size_t all = piece.size() * local_world();
+    const Combining<Op> combining(part.op);
+    const std::size_t length = (part.count + local_world() - 1) / local_world();
+    const std::size_t all = length * local_world();
+    const bool divides = all == part.count;
+    const std::span<Value> piece = memory<Value>(described, pieces_, length);
     std::span<const Value> values;
     if constexpr (is_prepared) values = part.in;
-    if (!is_prepared || all != part.count) {
+    if (!is_prepared || !divides) {
       const std::span<Value> prepared = memory<Value>(described, whole_, all);
       passes_of(inside_).prepare(part.in, prepared, part.op);
       values = prepared;
     }
-    stage(Part::inside, described,
-          [&] { inside_.reduce_scatter(values, piece, Combining<Op>(part.op)); });
-  }
-
-  /// Results are finished where they were combined, unless that was in another type.
-  template <class T, class Op, class Value>
-  void gather_inside(const Call& described, const calls::AllReduce<T, Op>& part,
-                     std::span<Value> piece) {
+    stage(Part::inside, described, [&] { inside_.reduce_scatter(values, piece, combining); });
+    stage(Part::between, described, [&] { between_.all_reduce(piece, combining); });
     std::span<T> finished;
     if constexpr (std::same_as<T, Value>) {
       finished = piece;
     } else {
-      finished = memory<T>(described, finished_, piece.size());
+      finished = memory<T>(described, finished_, length);
     }
     if constexpr (!std::same_as<T, Value> || !std::derived_from<Op, Narrowing>)
       passes_of(inside_).finish(std::span<const Value>(piece), finished, part.op,
                                 flat_.world_size().value());
-    const std::size_t all = piece.size() * local_world();
-    const bool divides = all == part.count;
     const std::span<T> gathered = divides ? part.out : memory<T>(described, whole_, all);
     stage(Part::inside, described, [&] { inside_.all_gather(finished, gathered); });
     if (!divides) passes_of(inside_).copy(std::span<const T>(gathered).first(part.count), part.out);
   }
 
   static constexpr std::size_t few_bytes = 64 << 10;
-  /// Pieces of an all-reduce: one is between hosts, if these calls progress by themselves.
-  static constexpr std::size_t in_turn = works_on_host<Inside> && AsyncReducing<Between> ? 2 : 1;
-  static constexpr std::size_t pipelined_part = 4_MiB;
   /// Bounds the memory of a call: more data goes in parts of this many bytes.
   static constexpr std::size_t most_of_part = 32_MiB;
   /// Device memory for parts before the first `reserve`.
