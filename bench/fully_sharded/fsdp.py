@@ -92,8 +92,8 @@ for _ in range(3):
     step()
 times = measure(step, 7 if is_gpu else 15)
 if dist.get_rank() == 0 and is_gpu:
-    memory = {"tensors": torch.cuda.max_memory_allocated(), "used": torch.cuda.max_memory_reserved()}
-    print("fsdp", json.dumps({"median": times[len(times) // 2], "minimum": times[0], **memory}), flush=True)
+    peak = torch.cuda.max_memory_allocated()
+    print("fsdp", json.dumps({"median": times[len(times) // 2], "minimum": times[0], "bytes": peak}), flush=True)
 elif dist.get_rank() == 0:
     print(f"measured step {times[len(times) // 2]:.1f} {times[0]:.1f}", flush=True)
     print(f"measured memory {own_mebibytes() - before:.1f} ", flush=True)

@@ -333,20 +333,19 @@ std::vector<Seen> measure() {
 
 struct Peer {
   Times step{};
-  double tensors = 0;  // the most bytes of them
-  double used = 0;     // with what PyTorch keeps for later ones
+  double bytes = 0;
 };
 /// Each way in processes of its own, or what one leaves behind would count as another's memory.
 std::map<std::string, Peer> torch_steps(std::size_t ranks, const std::string& type) {
   std::map<std::string, Peer> peers;
   for (const std::string way : {"ddp", "fully", "kept"})
-    each_torch_line(
-        "torchrun --standalone --nproc-per-node " + std::to_string(ranks) +
-            " " LOCKSTEP_SOURCE_DIR "/bench/fully_sharded/fsdp.py " + way + " " +
-            std::to_string(rows) + " " + std::to_string(width) + " " + type + " 2>/dev/null",
-        150, "fsdp", [&](const nlohmann::json& read) {
-          peers[way] = {{true, read["median"], read["minimum"]}, read["tensors"], read["used"]};
-        });
+    each_torch_line("torchrun --standalone --nproc-per-node " + std::to_string(ranks) +
+                        " " LOCKSTEP_SOURCE_DIR "/bench/fully_sharded/fsdp.py " + way + " " +
+                        std::to_string(rows) + " " + std::to_string(width) + " " + type +
+                        " 2>/dev/null",
+                    150, "fsdp", [&](const nlohmann::json& read) {
+                      peers[way] = {{true, read["median"], read["minimum"]}, read["bytes"]};
+                    });
   return peers;
 }
 
@@ -366,11 +365,8 @@ void compare(ComparisonTable& table, std::vector<Seen>& all, const std::string& 
     way.name = where + ": " + way.name;
     all.push_back(std::move(way));
   }
-  for (const auto& [way, peer] : peers) {
-    const std::string tensors = std::to_string(static_cast<int>(peer.tensors / (1 << 20)));
-    if (peer.used > 0)
-      all.push_back({where + ": PyTorch, " + way + ", tensors " + tensors, {}, 0, peer.used});
-  }
+  for (const auto& [way, peer] : peers)
+    if (peer.bytes > 0) all.push_back({where + ": PyTorch, " + way, {}, 0, peer.bytes});
 }
 
 }  // namespace bench

@@ -138,9 +138,30 @@ BOOST_AUTO_TEST_CASE(sizes_beyond_a_message_are_exact) {
       4, 20s, [](Hierarchy& comm) { every_operation<float>(comm, 40'000); }));
 }
 
+/// An operation of a program's own, which inherits everything but the end.
+struct HalfSum : Sum {
+  static constexpr std::string_view name = "half sum";
+  template <Element T>
+  constexpr T finish(auto sum, std::size_t) const {
+    return static_cast<T>(sum / 2);
+  }
+};
+static_assert(detail::FinishedAsCombined<Sum, float> && detail::FinishedAsCombined<Max, int> &&
+              !detail::FinishedAsCombined<Sum, BFloat16> &&
+              !detail::FinishedAsCombined<Average, float> &&
+              !detail::FinishedAsCombined<HalfSum, float>);
+
+BOOST_AUTO_TEST_CASE(an_operation_that_inherits_from_another_ends_as_it_says) {
+  expect_all_fine(run_hosts(4, [](Hierarchy& comm) {
+    std::vector<float> data(40'000, 1.f);
+    comm.all_reduce(data, HalfSum{});
+    for (const float x : data) require(x == 2.f, "the sum is not halved");
+  }));
+}
+
 BOOST_AUTO_TEST_CASE(all_reduces_of_several_parts_are_exact) {
   const auto each_sum = []<class T>(Hierarchy& comm, std::type_identity<T>) {
-    const std::span<T> data = comm.allocate<T>(32_MiB / sizeof(float) + 7);
+    const std::span<T> data = comm.allocate<T>(40_MiB / sizeof(float) + 7);
     all_reductions(comm, data, Sum{});
     all_reductions(comm, data, Average{});
   };

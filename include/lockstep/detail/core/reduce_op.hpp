@@ -42,6 +42,13 @@ struct Narrowing {
   }
 };
 
+/// Are combined values results already? `finish` is that of `Narrowing`, and no type is narrowed.
+template <class Op, class T>
+concept FinishedAsCombined = std::same_as<T, Prepared<T, Op>> && requires {
+  requires std::same_as<decltype(&Op::template finish<T, T>),
+                        decltype(&Narrowing::template finish<T, T>)>;
+};
+
 /// Half and BFloat16 compare as float.
 template <class T>
 LOCKSTEP_HOST_DEVICE constexpr bool less(T a, T b) {

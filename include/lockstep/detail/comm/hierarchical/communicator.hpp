@@ -331,7 +331,7 @@ class HierarchyStages {
     } else {
       finished = memory<T>(described, finished_, length);
     }
-    if constexpr (!std::same_as<T, Value> || !std::derived_from<Op, Narrowing>)
+    if constexpr (!FinishedAsCombined<Op, T>)
       passes_of(inside_).finish(std::span<const Value>(piece), finished, part.op,
                                 flat_.world_size().value());
     const std::span<T> gathered = divides ? part.out : memory<T>(described, whole_, all);
