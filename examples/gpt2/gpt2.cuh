@@ -444,7 +444,6 @@ class Gpt2 {
     plan.norms.template backward<true>(
         stream, plan.x[L], plan.narrow_gradient, kept.statistics1, weights.norm1.scale, plan.d,
         {at(step.grad(h / "ln_1.weight"_p)), at(step.grad(h / "ln_1.bias"_p))}, bias);
-    step.done(h);
     step.ready(h / "ln_1.bias"_p);
     step.ready(h / "ln_1.weight"_p);
   }
