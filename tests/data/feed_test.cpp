@@ -241,7 +241,7 @@ BOOST_AUTO_TEST_CASE(an_exception_on_one_rank_does_not_wait_for_batches) {
   for (const std::size_t culprit : {0, 1}) {
     const ranks::Common<std::atomic<bool>> has_thrown;
     const auto ends = ranks::run_processes(
-        2, 40s,
+        2, 120s,
         [&](auto& comm) {
           detail::FeedLine<ranks::Shared&> line(
               comm, fed::route_of(2, true, comm.world_size(), comm.rank()));
@@ -265,7 +265,7 @@ BOOST_AUTO_TEST_CASE(an_exception_on_one_rank_does_not_wait_for_batches) {
             throw;
           }
         },
-        20s);
+        60s);
     BOOST_TEST(ends[culprit] == "enough");
     BOOST_TEST(ends[1 - culprit].find("rank " + std::to_string(culprit)) != std::string::npos,
                ends[1 - culprit]);
@@ -274,7 +274,7 @@ BOOST_AUTO_TEST_CASE(an_exception_on_one_rank_does_not_wait_for_batches) {
 
 BOOST_AUTO_TEST_CASE(a_reader_that_dies_is_named) {
   const auto ends = ranks::run_processes(
-      2, 40s,
+      2, 120s,
       [](auto& comm) {
         detail::FeedLine<ranks::Shared&> line(
             comm, fed::route_of(2, true, comm.world_size(), comm.rank()));
@@ -288,7 +288,7 @@ BOOST_AUTO_TEST_CASE(a_reader_that_dies_is_named) {
           if (++batches == 3 && comm.rank() == Rank{0}) kill(getpid(), SIGKILL);
         }
       },
-      20s);
+      60s);
   BOOST_TEST(ranks::tells_of_death(ends[1]), ends[1]);
   BOOST_TEST(ends[1].find("rank 0's process ended") != std::string::npos, ends[1]);
 }
