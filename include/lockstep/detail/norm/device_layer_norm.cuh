@@ -486,8 +486,8 @@ class LayerNormWork<DeviceMemory> {
                 const T* dy, const NormAffine<const W>& affine, const NormAffine<G>& gradients,
                 T* dx) {
     if (rows * features == 0) {
-      zero_device(stream, gradients.weight, features * sizeof(G));
-      zero_device(stream, gradients.bias, features * sizeof(G));
+      zero_async(gradients.weight, features * sizeof(G), stream);
+      zero_async(gradients.bias, features * sizeof(G), stream);
       return;
     }
     using Value = SameElement<T>;

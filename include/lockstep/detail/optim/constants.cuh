@@ -231,12 +231,12 @@ class DeviceNumbers {
   DeviceNumbers(Optimizer<R>, std::size_t groups, std::size_t rows)
       : groups_(groups),
         first_row_(rows == 0 ? 0 : groups),
-        inputs_(groups * sizeof(StepInputs<R>)),
-        numbers_((groups + rows) * sizeof(StepNumbers<R>)) {}
+        inputs_(groups),
+        numbers_(groups + rows) {}
 
   std::size_t groups() const { return groups_; }
-  StepInputs<R>* inputs() const { return reinterpret_cast<StepInputs<R>*>(inputs_.data()); }
-  StepNumbers<R>* step() const { return reinterpret_cast<StepNumbers<R>*>(numbers_.data()); }
+  StepInputs<R>* inputs() const { return inputs_.data(); }
+  StepNumbers<R>* step() const { return numbers_.data(); }
   StepNumbers<R>* rows() const { return step() + first_row_; }
 
   // **Stream** in its order. **Host** does not block.
@@ -260,8 +260,8 @@ class DeviceNumbers {
  private:
   std::size_t groups_;
   std::size_t first_row_;
-  DeviceArena inputs_;
-  DeviceArena numbers_;
+  DeviceElements<StepInputs<R>> inputs_;
+  DeviceElements<StepNumbers<R>> numbers_;
 };
 
 }  // namespace lockstep::detail

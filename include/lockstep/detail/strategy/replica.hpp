@@ -656,16 +656,17 @@ class Replica {
     }
     execution_.note_forward();
   }
-  /// The state on the host that a captured micro-batch may change.
-  auto before_capture() const {
-    return std::pair(micro_batches_, gradients_.features().snapshot());
+  /// Keeps the state on the host that a captured micro-batch may change.
+  void before_capture() {
+    micro_batches_before_ = micro_batches_;
+    gradients_.features().each([](auto& feature) { feature.snapshot(); });
   }
   /// Restores the state of `before_capture` after a failed capture, of which nothing has run.
-  void undo_capture(const auto& before) {
+  void undo_capture() {
     gradients_.reductions().forget();
     updater_.owned().forget();
-    micro_batches_ = before.first;
-    gradients_.features().rollback(before.second);
+    micro_batches_ = micro_batches_before_;
+    gradients_.features().each([](auto& feature) { feature.rollback(); });
   }
 
   // For checkpoints. None of these starts a collective.
@@ -1041,7 +1042,8 @@ class Replica {
   std::byte* buffers_;
   Gradients gradients_;
   Updating updater_;
-  std::size_t micro_batches_ = 0;  // accumulated
+  std::size_t micro_batches_ = 0;         // accumulated
+  std::size_t micro_batches_before_ = 0;  // a micro-batch that is captured
   step_type step_;
   std::optional<step_type> adding_step_;  // of micro-batches after the first
   [[no_unique_address]] OutputsOf<declares_outputs, Model, typename traits::memory, execution_type>

@@ -132,11 +132,8 @@ class SubgraphUsage : public Stages<SubgraphUsage<Traits, Comm>>, public UsedPar
   }
 
   std::uint64_t graph_key() const { return std::uint64_t{set_} << 32 | chosen_subgraphs(); }
-  auto snapshot() const { return std::pair(this->used_, chosen_); }
-  void rollback(const auto& before) {
-    this->used_ = before.first;
-    chosen_ = before.second;
-  }
+  void snapshot() { before_ = {this->used_, chosen_}; }
+  void rollback() { std::tie(this->used_, chosen_) = before_; }
 
  private:
   const SubgraphTable& table() const { return tables_[set_]; }
@@ -159,6 +156,7 @@ class SubgraphUsage : public Stages<SubgraphUsage<Traits, Comm>>, public UsedPar
   std::vector<SubgraphTable> tables_;  // the whole model's first
   std::size_t set_ = whole_model;
   std::uint32_t chosen_ = 0;
+  std::pair<typename Traits::Usage, std::uint32_t> before_;  // a micro-batch that is captured
 };
 
 /// RAII: evaluations and predictions of a wrapper use a sub-graph.
