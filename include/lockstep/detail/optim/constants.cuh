@@ -85,14 +85,19 @@ LOCKSTEP_KERNEL __launch_bounds__(SquaresShape::threads)
 
 inline constexpr unsigned decide_threads = 512;
 
+/// The sum of all partial sums, in the first thread of the only block.
+__device__ inline double sum_of_partials(const double* partials, std::size_t count) {
+  double mine = 0;
+  for (std::size_t i = threadIdx.x; i < count; i += decide_threads) mine += partials[i];
+  using Reduce = cub::BlockReduce<double, decide_threads>;
+  __shared__ typename Reduce::TempStorage storage;
+  return Reduce(storage).Sum(mine);
+}
+
 template <class T>
 LOCKSTEP_KERNEL __launch_bounds__(decide_threads)
     add_partials(const T* partials, std::size_t count, T* sum) {
-  T mine = 0;
-  for (std::size_t i = threadIdx.x; i < count; i += decide_threads) mine += partials[i];
-  using Reduce = cub::BlockReduce<T, decide_threads>;
-  __shared__ typename Reduce::TempStorage storage;
-  const T all = Reduce(storage).Sum(mine);
+  const T all = sum_of_partials(partials, count);
   if (threadIdx.x == 0) *sum = all;
 }
 
@@ -125,29 +130,16 @@ void launch_squares(cudaStream_t stream, const T* values, double* partials,
 template <class T>
 void launch_find_used(cudaStream_t stream, const T* values, const TablePieces& where,
                       std::uint8_t* used, double* partials, std::size_t count) {
-  if (partials != nullptr) {
-    launch_observe<T, true, true, dynamic>(stream, values, where, used, partials, count);
-  } else {
-    launch_observe<T, false, true, dynamic>(stream, values, where, used, partials, count);
-  }
-}
-
-/// Adds up partial sums of owned gradients. **Stream** in its order. **Host** does not block.
-inline void launch_add_partials(cudaStream_t stream, const double* partials, std::size_t count,
-                                double* sum) {
-  launch_kernel<add_partials<double>>("sum of partials", stream, 1, decide_threads, partials, count,
-                                      sum);
+  const auto launch = partials != nullptr ? launch_observe<T, true, true, dynamic>
+                                          : launch_observe<T, false, true, dynamic>;
+  launch(stream, values, where, used, partials, count);
 }
 
 template <class Rule>
 LOCKSTEP_KERNEL __launch_bounds__(decide_threads)
     decide(const StepInputs<Rule>* inputs, const double* partials, std::size_t count,
            StepLimits limits, StepState* state, StepNumbers<Rule>* numbers) {
-  double mine = 0;
-  for (std::size_t i = threadIdx.x; i < count; i += decide_threads) mine += partials[i];
-  using Reduce = cub::BlockReduce<double, decide_threads>;
-  __shared__ typename Reduce::TempStorage storage;
-  const double squares = Reduce(storage).Sum(mine);
+  const double squares = sum_of_partials(partials, count);
   if (threadIdx.x != 0) return;
   StepState next = *state;
   *numbers = decide_step(*inputs, squares, limits, next);

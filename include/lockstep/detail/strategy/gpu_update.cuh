@@ -109,7 +109,8 @@ class GpuUpdate {
   /// Computes norm, clip factor, loss scale and rows. Kernels read whether to skip. **Ranks** all.
   bool decide(const auto& owned) {
     if constexpr (adds_squares) {
-      launch_add_partials(stream(), partials_.data(), partials_.size(), squares_);
+      launch_kernel<add_partials<double>>("sum of partials", stream(), 1, decide_threads,
+                                          partials_.data(), partials_.size(), squares_);
       owned.sum_over_owners(*squares_);
     }
     if constexpr (decides)

@@ -313,16 +313,9 @@ class Replica {
   /// `Sync::no` and without `Norms<Synced>` this one.
   template <class Batch>
   Loss forward(const Batch& on_device, Sync sync) {
-    [[maybe_unused]] const auto in = in_step();
-    [[maybe_unused]] const span_type span({"forward"});
     if constexpr (require_model<Model, step_type, Batch>()) {
-      if (sync == Sync::yes) before_forward(step_call<traits>());
-      begin_forward();
-      const Loss loss =
-          with_step([&](auto& step) { return execution_.forward(model_, step, on_device); });
-      end_forward();
-      require_finite_loss(loss);
-      return loss;
+      return run_forward(sync,
+                         [&](auto& step) { return execution_.forward(model_, step, on_device); });
     }
     std::terminate();  // never reached: a clause is missing, and has been reported
   }
@@ -331,7 +324,7 @@ class Replica {
   void require_finite_loss(const Loss& loss) const {
     if constexpr (traits::stops_at_anomaly && std::is_same_v<Loss, double>) {
       if (!is_finite(loss)) [[unlikely]]
-        reject_loss(loss);
+        throw anomaly_error("the loss is " + std::to_string(loss), updates() + 1).on(comm_.rank());
     }
   }
 
@@ -602,20 +595,13 @@ class Replica {
     return outputs_.all_outputs(rows);
   }
   /// `forward` in two parts: the outputs, which are kept, and their loss.
-  auto forward_with_outputs(const auto& on_device, std::size_t rows, Sync sync) {
-    [[maybe_unused]] const auto in = in_step();
-    [[maybe_unused]] const span_type span({"forward"});
-    if (sync == Sync::yes) before_forward(current_job_call());
-    reserve_outputs(rows);
-    begin_forward();
-    const auto loss = with_step([&](auto& step) {
+  Loss forward_with_outputs(const auto& on_device, std::size_t rows, Sync sync) {
+    return run_forward(sync, [&](auto& step) {
+      reserve_outputs(rows);
       model_.predict(step, on_device, outputs_.outputs({0, rows}));
       return execution_.loss(model_, step, on_device, outputs_.all_outputs(rows),
                              outputs_.all_gradients(rows));
     });
-    end_forward();
-    require_finite_loss(loss);
-    return loss;
   }
   auto outputs(std::size_t rows) const {
     [[maybe_unused]] const auto on = on_device();
@@ -764,6 +750,19 @@ class Replica {
 
  private:
   static constexpr bool declares_outputs = OutputDeclaring<Model>;
+
+  /// A forward pass, in which `f(step)` calls the model and returns its loss.
+  Loss run_forward(Sync sync, const auto& f) {
+    [[maybe_unused]] const auto in = in_step();
+    [[maybe_unused]] const span_type span({"forward"});
+    if (sync == Sync::yes) before_forward(step_call<traits>());
+    if constexpr (traits::gathers_parameters) updater_.owned().begin_forward();
+    const Loss loss = with_step(f);
+    // Ranks with other sub-graphs may have asked for more units.
+    if constexpr (traits::gathers_parameters && traits::notes_usage) updater_.owned().end_forward();
+    require_finite_loss(loss);
+    return loss;
+  }
 
   /// Before the forward pass of a micro-batch that synchronizes: `Buffers<Broadcast>`.
   void before_forward([[maybe_unused]] JobCall part_of) {
@@ -972,10 +971,6 @@ class Replica {
     discard_gradients();
   }
 
-  [[noreturn, gnu::cold, gnu::noinline]] void reject_loss(double loss) const {
-    throw anomaly_error("the loss is " + std::to_string(loss), updates() + 1).on(comm_.rank());
-  }
-
   /// The values of parameters of which no rank has memory for all: see `UnitExchange`.
   void initialize_units(auto& f, Seed seed) {
     UnitExchange<traits, Comm, execution_type, Updating> exchange(comm_, execution_,
@@ -1002,14 +997,6 @@ class Replica {
     broadcast(parameters_ + plan.bytes, plan.all_bytes - plan.bytes);
     broadcast(buffers_, layouts_.buffers.plan().bytes);
     await_device();
-  }
-
-  void begin_forward() {
-    if constexpr (traits::gathers_parameters) updater_.owned().begin_forward();
-  }
-  /// Ranks with other sub-graphs may have asked for more units.
-  void end_forward() {
-    if constexpr (traits::gathers_parameters && traits::notes_usage) updater_.owned().end_forward();
   }
 
   /// Waits for the latest update's parameters. **Host** blocks, or on a GPU the stream waits.
