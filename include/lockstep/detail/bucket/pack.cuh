@@ -102,6 +102,14 @@ void cast_async(std::span<To> to, std::span<From> from, double factor, cudaStrea
       stream, from.data(), to.data(), factor, to.size());
 }
 
+/// A copy of values in device memory. **Host** blocks.
+template <class T>
+DeviceElements<T> uploaded(const std::vector<T>& values) {
+  DeviceElements<T> memory(values.size());
+  copy_now(memory.data(), values.data(), values.size() * sizeof(T));
+  return memory;
+}
+
 /// **Stream** ordered on `stream`. **Host** does not block.
 inline void zero_async(void* data, std::size_t bytes, cudaStream_t stream) {
   if (data == nullptr || bytes == 0) return;

@@ -204,13 +204,6 @@ class GpuUpdate {
   /// Takes the maximum over ranks of the usage flags. **Ranks** all.
   void agree() { comm_.all_reduce(used_, Max{}, step_call_of_thread()); }
 
-  template <class T>
-  static DeviceElements<T> uploaded(const std::vector<T>& values) {
-    DeviceElements<T> memory(values.size());
-    copy_now(memory.data(), values.data(), values.size() * sizeof(T));
-    return memory;
-  }
-
   /// Plans where each bucket's partial sums begin. Returns their number.
   std::size_t plan_partials(const auto& owned) {
     partials_before_.assign(1, 0);

@@ -362,12 +362,20 @@ class GradientBuckets {
   /// Starts the reduction of a bucket and the join flags behind it.
   template <class T>
   void start(std::size_t b) {
-    const std::size_t more = flags_behind<Traits>(b, comm_.world_size());
-    const auto sent = reduce_gradients<T>(b, more);
-    [[maybe_unused]] const typename Traits::span span({"bucket ready", b, sent.size_bytes()});
-    if constexpr (!std::is_same_v<T, ReduceType<T>>)
-      execution_.cast(sent, own_gradients<T>(b, more));
-    reductions_.template start<T>(b, sent);
+    const Bucket& bucket = layout_.plan().bucket_table[b];
+    const auto start = [&](std::span<T> own, std::span<ReduceType<T>> sent) {
+      [[maybe_unused]] const typename Traits::span span({"bucket ready", b, sent.size_bytes()});
+      if constexpr (!std::is_same_v<T, ReduceType<T>>) execution_.cast(sent, own);
+      reductions_.template start<T>(b, sent);
+    };
+    if constexpr (Traits::frees_gradients) {
+      start(elements_at<T>(ring_.arena_of(b), bucket.offset, bucket.bytes),
+            ring_.template reduce_slot<T>(b));
+    } else {
+      const std::size_t bytes =
+          bucket.bytes + flags_behind<Traits>(b, comm_.world_size()) * sizeof(T);
+      start(own<T>(bucket.offset, bytes), averages<T>(bucket.offset, bytes));
+    }
   }
 
   /// All-gathers the reduced slices. **Ranks** all. **Host** as `wait`.
@@ -458,20 +466,6 @@ class GradientBuckets {
   std::span<T> piece_of(std::byte* arena, std::size_t parameter) const {
     const Placement& placement = layout_.plan().placements[parameter];
     return elements_at<T>(arena, placement.offset, placement.bytes);
-  }
-  /// A bucket's gradients as the model writes them, and as they are reduced, with `more` elements.
-  template <class T>
-  std::span<T> own_gradients(std::size_t b, std::size_t more) const {
-    const Bucket& bucket = layout_.plan().bucket_table[b];
-    if constexpr (Traits::frees_gradients)
-      return elements_at<T>(ring_.arena_of(b), bucket.offset, bucket.bytes);
-    return own<T>(bucket.offset, bucket.bytes + more * sizeof(T));
-  }
-  template <class T>
-  std::span<ReduceType<T>> reduce_gradients(std::size_t b, std::size_t more) const {
-    const Bucket& bucket = layout_.plan().bucket_table[b];
-    if constexpr (Traits::frees_gradients) return ring_.template reduce_slot<T>(b);
-    return averages<T>(bucket.offset, bucket.bytes + more * sizeof(T));
   }
 
   struct NoRing {

@@ -88,7 +88,11 @@ class SubgraphUsage : public Stages<SubgraphUsage<Traits, Comm>>, public UsedPar
       tables_.emplace_back(layout.plan(),
                            [&](std::size_t p) { return List::contains(set, layout.name(p)); });
       // A model may list its tensors at run time, so that a sub-graph can be empty.
-      if (tables_.back().parameters == 0) reject_empty(set);
+      if (tables_.back().parameters == 0) {
+        fail("Subgraphs",
+             {"sub-graph ", List::name_of(set), " contains no parameter that is trained"},
+             "compare its patterns with the names that the model lists, and with Frozen");
+      }
     }
   }
 
@@ -137,11 +141,6 @@ class SubgraphUsage : public Stages<SubgraphUsage<Traits, Comm>>, public UsedPar
 
  private:
   const SubgraphTable& table() const { return tables_[set_]; }
-
-  [[noreturn, gnu::cold, gnu::noinline]] static void reject_empty(std::size_t set) {
-    fail("Subgraphs", {"sub-graph ", List::name_of(set), " contains no parameter that is trained"},
-         "compare its patterns with the names that the model lists, and with Frozen");
-  }
 
   [[noreturn, gnu::cold, gnu::noinline]] void reject_missing(const auto& gradients) const {
     const std::string names =
