@@ -259,11 +259,10 @@ class GradientBuckets {
 
   /// Scales the accumulated gradients. No bucket may be in flight.
   void scale_own(double factor) {
-    for (const Bucket& bucket : layout_.plan().buckets()) {
-      Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
-        execution_.scale(own<T>(bucket.offset, bucket.bytes), factor);
-      });
-    }
+    const auto scale = [&]<class T>(std::type_identity<T>, const Bucket& bucket) {
+      execution_.scale(own<T>(bucket.offset, bucket.bytes), factor);
+    };
+    Traits::for_each_typed(layout_.plan().buckets(), scale);
   }
 
   /// Starts the reductions of passes that did not synchronize.
@@ -313,11 +312,10 @@ class GradientBuckets {
     if constexpr (folds || Features::divides_averages) {
       const double factor = this->factor() / features_.divisor(*this);
       if (factor == 1) return;
-      for (const Bucket& bucket : layout_.plan().buckets()) {
-        Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
-          execution_.scale(averages<T>(bucket.offset, bucket.bytes), factor);
-        });
-      }
+      const auto scale = [&]<class T>(std::type_identity<T>, const Bucket& bucket) {
+        execution_.scale(averages<T>(bucket.offset, bucket.bytes), factor);
+      };
+      Traits::for_each_typed(layout_.plan().buckets(), scale);
     }
   }
 
@@ -380,14 +378,12 @@ class GradientBuckets {
 
   /// All-gathers the reduced slices. **Ranks** all. **Host** as `wait`.
   void gather_averages() {
-    for (std::size_t b = Traits::joins ? 1 : 0; b != layout_.plan().bucket_count; ++b) {
-      const Bucket& bucket = layout_.plan().bucket_table[b];
-      Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
-        const auto& space = reductions_.space();
-        const auto whole = averages<T>(bucket.offset, bucket.bytes);
-        space.gather(space.template pieces<T>(whole.data(), whole.size())).wait();
-      });
-    }
+    const auto gather = [&]<class T>(std::type_identity<T>, const Bucket& bucket) {
+      const auto& space = reductions_.space();
+      const auto whole = averages<T>(bucket.offset, bucket.bytes);
+      space.gather(space.template pieces<T>(whole.data(), whole.size())).wait();
+    };
+    Traits::for_each_typed(layout_.plan().buckets().subspan(Traits::joins ? 1 : 0), gather);
   }
 
   void take_as_zero(std::size_t p) {

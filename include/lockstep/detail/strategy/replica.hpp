@@ -163,11 +163,8 @@ class Replica {
     if constexpr (traits::shares_parameters) comm_.barrier();  // no rank reads them any more
     if (comm_.rank() == Rank{0}) {
       const typename traits::declared_layout declared(model_);
-      const BufferLayout<Model> declared_buffers(model_);
       const auto write = [&]<class P, class B>(P&& parameters, B&& buffers) {
-        InitialValues<Model, typename traits::declared_layout, BufferLayout<Model>, P, B> initial(
-            declared, declared_buffers, parameters, buffers, seed);
-        f(initial);
+        write_initial<P, B>(f, declared, parameters, buffers, seed);
       };
       execution_.initialize(model_, {parameters_, nullptr, buffers_}, updater_.masters_in(masters),
                             write);
@@ -479,22 +476,21 @@ class Replica {
   /// before the model is used elsewhere. **Ranks** all. **Host** as `update`.
   void average_parameters() {
     [[maybe_unused]] const auto on = on_device();
-    for (const Bucket& bucket : layouts_.parameters.plan().buckets()) {
-      traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
-        const auto values = elements_at<T>(parameters_, bucket.offset, bucket.bytes);
-        const auto average = [&](const auto& own) {
-          gradients_.reductions().count_sent(own.size_bytes());
-          comm_.all_reduce(own, Average{}, JobCall::step);
-        };
-        if constexpr (traits::keeps_masters) {
-          const auto masters = updater_.masters_of(bucket);
-          average(masters);
-          execution_.cast(values, masters);
-        } else {
-          average(values);
-        }
-      });
-    }
+    const auto average = [&](const auto& own) {
+      gradients_.reductions().count_sent(own.size_bytes());
+      comm_.all_reduce(own, Average{}, JobCall::step);
+    };
+    const auto average_bucket = [&]<class T>(std::type_identity<T>, const Bucket& bucket) {
+      const auto values = elements_at<T>(parameters_, bucket.offset, bucket.bytes);
+      if constexpr (traits::keeps_masters) {
+        const auto masters = updater_.masters_of(bucket);
+        average(masters);
+        execution_.cast(values, masters);
+      } else {
+        average(values);
+      }
+    };
+    traits::for_each_typed(layouts_.parameters.plan().buckets(), average_bucket);
   }
 
   /// Throws if a loss or gradient was not finite (`Anomaly<Stop>`). **Host** waits for all steps.
@@ -971,6 +967,17 @@ class Replica {
     discard_gradients();
   }
 
+  /// Calls `f(initial)`, whose values go to `parameters` and `buffers`: see `ArenaValues`.
+  template <class P, class B>
+  void write_initial(auto& f, const typename traits::declared_layout& declared, P& parameters,
+                     B& buffers, Seed seed) {
+    const BufferLayout<Model> declared_buffers(model_);
+    InitialValues<Model, typename traits::declared_layout, P, B> initial(declared, declared_buffers,
+                                                                         parameters, buffers, seed);
+    f(initial);
+    initial.flush();
+  }
+
   /// The values of parameters of which no rank has memory for all: see `UnitExchange`.
   void initialize_units(auto& f, Seed seed) {
     UnitExchange<traits, Comm, execution_type, Updating> exchange(comm_, execution_,
@@ -979,14 +986,10 @@ class Replica {
     await_parameters();
     if (comm_.rank() == Rank{0}) {
       const typename traits::declared_layout declared(model_);
-      const BufferLayout<Model> declared_buffers(model_);
       const auto write = [&]<class P, class B>(P&& frozen, B&& buffers) {
         using Values = UnitValues<traits, decltype(exchange), std::remove_reference_t<P>>;
         Values values(exchange, layouts_.parameters, declared, frozen);
-        InitialValues<Model, typename traits::declared_layout, BufferLayout<Model>, Values&, B>
-            initial(declared, declared_buffers, values, buffers, seed);
-        f(initial);
-        initial.flush();
+        write_initial<Values&, B>(f, declared, values, buffers, seed);
       };
       execution_.initialize(model_, {parameters_, nullptr, buffers_}, nullptr, write);
       exchange.end();

@@ -200,6 +200,15 @@ struct ReplicaTraits : ShardingTraits<Policies> {
     lockstep::detail::with_element<Model, TensorRole::parameter, parameter_types>(
         kind, std::forward<F>(f));
   }
+  /// Calls `f(std::type_identity<T>{})` for every element type of parameters.
+  static constexpr void for_each_kind(const auto& f) {
+    for (std::size_t k = 0; k != kinds().size; ++k) with_element(kinds().kinds[k], f);
+  }
+  /// Calls `f(std::type_identity<T>{}, piece)` for all buckets or runs, with elements of T.
+  static constexpr void for_each_typed(const auto& pieces, const auto& f) {
+    for (const auto& piece : pieces)
+      with_element(piece.element, [&](auto type) { f(type, piece); });
+  }
 };
 
 /// The job's call to which a step's collectives belong: a pass, where the program runs passes

@@ -336,13 +336,12 @@ class UnitExchange {
   }
   std::size_t largest() const {
     std::size_t most = 0;
-    for (const Bucket& bucket : layout_.plan().buckets()) {
-      Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
-        const auto all = updater_.owned().space().template pieces<T>(
-            static_cast<Declared<T>*>(nullptr), bucket.count());
-        most = std::max(most, all.size_bytes());
-      });
-    }
+    const auto compare = [&]<class T>(std::type_identity<T>, const Bucket& bucket) {
+      const auto all = updater_.owned().space().template pieces<T>(
+          static_cast<Declared<T>*>(nullptr), bucket.count());
+      most = std::max(most, all.size_bytes());
+    };
+    Traits::for_each_typed(layout_.plan().buckets(), compare);
     return most;
   }
 

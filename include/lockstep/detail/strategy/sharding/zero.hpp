@@ -94,23 +94,20 @@ class GradientRing {
   /// Gradients that are reduced in another type need memory of their own.
   static constexpr std::size_t widest_ratio() {
     std::size_t ratio = 1;
-    for (std::size_t k = 0; k != Traits::kinds().size; ++k) {
-      Traits::with_element(Traits::kinds().kinds[k], [&]<class T>(std::type_identity<T>) {
-        if constexpr (!std::is_same_v<T, ReduceType<T>>)
-          ratio = std::max(ratio, 1 + (sizeof(ReduceType<T>) + sizeof(T) - 1) / sizeof(T));
-      });
-    }
+    Traits::for_each_kind([&]<class T>(std::type_identity<T>) {
+      if constexpr (!std::is_same_v<T, ReduceType<T>>)
+        ratio = std::max(ratio, 1 + (sizeof(ReduceType<T>) + sizeof(T) - 1) / sizeof(T));
+    });
     return ratio;
   }
 
   std::size_t plan_slices() {
     std::size_t bytes = 0;
-    for (const Bucket& bucket : layout_.plan().buckets()) {
+    const auto add = [&]<class T>(std::type_identity<T>, const Bucket& bucket) {
       slice_offsets_.push_back(bytes);
-      Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
-        bytes += align_up(space_.template slice<T>(bucket.count()).count() * sizeof(ReduceType<T>));
-      });
-    }
+      bytes += align_up(space_.template slice<T>(bucket.count()).count() * sizeof(ReduceType<T>));
+    };
+    Traits::for_each_typed(layout_.plan().buckets(), add);
     return bytes;
   }
 
