@@ -102,6 +102,11 @@ void cast_async(std::span<To> to, std::span<From> from, double factor, cudaStrea
       stream, from.data(), to.data(), factor, to.size());
 }
 
+/// The blocks of a launch over `count` elements, `of_block` in each.
+inline unsigned blocks_for(std::size_t count, std::size_t of_block) {
+  return static_cast<unsigned>((count + of_block - 1) / of_block);
+}
+
 /// A copy of values in device memory. **Host** blocks.
 template <class T>
 DeviceElements<T> uploaded(const std::vector<T>& values) {

@@ -285,9 +285,7 @@ class LowRank<Element, HookDevice<Cuda>>
   }
 
  private:
-  static unsigned blocks(std::size_t count) {
-    return static_cast<unsigned>((count + low_rank_threads - 1) / low_rank_threads);
-  }
+  static unsigned blocks(std::size_t count) { return blocks_for(count, low_rank_threads); }
 
   /// Enough pieces of columns for any GPU; their number, and so the sums, are equal on all GPUs.
   std::size_t pieces() const {

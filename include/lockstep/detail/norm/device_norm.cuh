@@ -456,10 +456,6 @@ inline bool are_aligned(std::initializer_list<const void*> arrays) {
   return true;
 }
 
-inline unsigned channel_blocks(std::size_t channels) {
-  return static_cast<unsigned>((channels + channel_threads - 1) / channel_threads);
-}
-
 template <>
 class NormWork<DeviceMemory> {
  public:
@@ -502,7 +498,7 @@ class NormWork<DeviceMemory> {
   void finalize(cudaStream_t stream, const NormShape&, std::size_t world,
                 const BatchNormOptions& options, const NormRunning<R>& running, std::string_view) {
     launch_kernel<finalize_packets<SameElement<R>>>(
-        "statistics of ranks", stream, channel_blocks(channels_), channel_threads,
+        "statistics of ranks", stream, blocks_for(channels_, channel_threads), channel_threads,
         static_cast<const double*>(all(world).data()), world, channels_,
         finalizer(options, running, 0), blocks());
   }
@@ -519,9 +515,9 @@ class NormWork<DeviceMemory> {
   template <class R>
   void finalize_from_running(cudaStream_t stream, const NormShape&, const BatchNormOptions& options,
                              const NormRunning<R>& running) {
-    launch_kernel<keep_running<SameElement<R>>>("running statistics", stream,
-                                                channel_blocks(channels_), channel_threads, saved(),
-                                                channels_, options.eps, same(running));
+    launch_kernel<keep_running<SameElement<R>>>(
+        "running statistics", stream, blocks_for(channels_, channel_threads), channel_threads,
+        saved(), channels_, options.eps, same(running));
   }
 
   template <Fusion Fused, class T, class W>

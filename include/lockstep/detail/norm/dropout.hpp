@@ -78,9 +78,6 @@ class Dropout {
     requires(!has_name)
       : Dropout(detail::hash_of(name), name, p) {}
 
-  /// The probability with which an element is dropped.
-  double rate() const { return p_; }
-
   /// y = x with elements dropped. **Host** blocks on a CPU only. **Stream** ordered on the step's.
   template <class Step, class X, class Y>
   void forward(Step& step, const X& x, const Y& y) const {
@@ -106,7 +103,7 @@ class Dropout {
   void backward(auto& step, const auto& dy, const auto& dx) const { forward(step, dy, dx); }
 
  private:
-  Dropout(std::uint64_t layer, std::string_view name, double p) : layer_(layer), p_(p) {
+  Dropout(std::uint64_t layer, std::string_view name, double p) : layer_(layer) {
     if (!(p >= 0 && p <= 1)) {
       detail::fail("Dropout", {"the probability of ", name, " is ", std::to_string(p)},
                    "give it a number from 0 to 1");
@@ -116,7 +113,6 @@ class Dropout {
   }
 
   std::uint64_t layer_;
-  double p_;
   detail::DropoutRule rule_;
 };
 

@@ -4,7 +4,7 @@
 
 #include <cub/block/block_reduce.cuh>
 
-#include "lockstep/detail/device/cuda/memory.cuh"
+#include "lockstep/detail/bucket/pack.cuh"
 #include "lockstep/detail/optim/update.cuh"
 
 namespace lockstep::detail {
@@ -209,9 +209,8 @@ inline void launch_store_flags(cudaStream_t stream, std::uint8_t* to,
     FlagBits bits{};
     for (std::size_t i = 0; i != count; ++i)
       bits.words[i / 32] |= std::uint32_t{flags[first + i] != 0} << (i % 32);
-    launch_kernel<spread_flags<std::uint8_t>>(
-        "flags", stream, static_cast<unsigned>((count + threads - 1) / threads), threads, bits,
-        to + first, count);
+    launch_kernel<spread_flags<std::uint8_t>>("flags", stream, blocks_for(count, threads), threads,
+                                              bits, to + first, count);
   }
 }
 
@@ -244,8 +243,8 @@ class DeviceNumbers {
                    std::size_t count) {
     constexpr unsigned threads = 64;
     if (first >= count) return;
-    const auto blocks = static_cast<unsigned>((count - first + threads - 1) / threads);
-    launch_kernel<detail::number_rows<R>>("numbers of rows", stream, blocks, threads, inputs(),
+    launch_kernel<detail::number_rows<R>>("numbers of rows", stream,
+                                          blocks_for(count - first, threads), threads, inputs(),
                                           step(), table, first, count, rows());
   }
 

@@ -52,8 +52,8 @@ class JoinFlags<Cuda, Comm> {
   void write(std::span<T> flags, bool is_live) {
     constexpr unsigned threads = 128;
     launch_kernel<write_join_flags<SameElement<T>>>(
-        "join flags", stream(), static_cast<unsigned>((flags.size() + threads - 1) / threads),
-        threads, flags.data(), flags.size(), comm_.rank().value(), is_live);
+        "join flags", stream(), blocks_for(flags.size(), threads), threads, flags.data(),
+        flags.size(), comm_.rank().value(), is_live);
   }
   template <class T>
   void read(std::span<T> flags, double scale) {
