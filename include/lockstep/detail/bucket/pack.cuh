@@ -109,7 +109,7 @@ inline unsigned blocks_for(std::size_t count, std::size_t of_block) {
 
 /// A copy of values in device memory. **Host** blocks.
 template <class T>
-DeviceElements<T> uploaded(const std::vector<T>& values) {
+DeviceElements<T> device_copy_of(const std::vector<T>& values) {
   DeviceElements<T> memory(values.size());
   copy_now(memory.data(), values.data(), values.size() * sizeof(T));
   return memory;

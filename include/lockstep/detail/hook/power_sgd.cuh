@@ -239,8 +239,8 @@ class LowRank<Element, HookDevice<Cuda>>
   LowRank(HookDevice<Cuda>& device, LowRankPlan plan)
       : Base(device, std::move(plan)),
         stream_(device.stream()),
-        matrices_(uploaded(plan_.matrices)),
-        whole_(uploaded(plan_.whole)),
+        matrices_(device_copy_of(plan_.matrices)),
+        whole_(device_copy_of(plan_.whole)),
         partials_(pieces() * plan_.columns * width()) {}
 
   /// The const_cast is safe, because `copy` only reads `values` here.

@@ -50,8 +50,8 @@ class GpuUpdate {
         loss_(execution.loss_value()),
         state_(execution.step_state()),
         table_(where),
-        pieces_(uploaded(table_.pieces)),
-        groups_(uploaded(table_.groups)),
+        pieces_(device_copy_of(table_.pieces)),
+        groups_(device_copy_of(table_.groups)),
         numbers_(OptimizerPolicy{}, groups, counts ? table_.rows() : 0),
         updates_(counts ? table_.rows() : 0),
         partials_(plan_partials(owned)) {
