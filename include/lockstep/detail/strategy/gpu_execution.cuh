@@ -91,8 +91,8 @@ class DeviceLossMeter {
  private:
   Comm* comm_;
   PinnedArena shown_{sizeof(double)};
-  DeviceElements<LossTotals> totals_{
-      1};  // freed first, which waits for kernels that write to `shown_`
+  // Freed first, which waits for kernels that write to `shown_`.
+  DeviceElements<LossTotals> totals_{1};
 };
 
 /// The model's step. Forward and backward enqueue all work on `stream()`, or on streams forked from

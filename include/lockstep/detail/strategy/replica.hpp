@@ -321,7 +321,7 @@ class Replica {
   void require_finite_loss(const Loss& loss) const {
     if constexpr (traits::stops_at_anomaly && std::is_same_v<Loss, double>) {
       if (!is_finite(loss)) [[unlikely]]
-        throw anomaly_error("the loss is " + std::to_string(loss), updates() + 1).on(comm_.rank());
+        reject_loss(loss);
     }
   }
 
@@ -965,6 +965,10 @@ class Replica {
       if (traits::hooks::stages::averages_after(updates())) average_parameters();
     }
     discard_gradients();
+  }
+
+  [[noreturn, gnu::cold, gnu::noinline]] void reject_loss(double loss) const {
+    throw anomaly_error("the loss is " + std::to_string(loss), updates() + 1).on(comm_.rank());
   }
 
   /// Calls `f(initial)`, whose values go to `parameters` and `buffers`: see `ArenaValues`.

@@ -62,8 +62,10 @@ struct ShardingTraits {
   static constexpr std::size_t join_flags =
       joins ? join_flags_for(Pick<axes::World, Policies>::static_size) : 0;
 
-  using plan_rules = PlanRules<Pick<axes::Buckets, Policies>, Pick<axes::Frozen, Policies>,
-                               typename Given::template option<axes::ShardedUnits, Units<>>,
+  using units =
+      std::conditional_t<is_fully, typename Given::template option<axes::ShardedUnits, Units<>>,
+                         Units<>>;
+  using plan_rules = PlanRules<Pick<axes::Buckets, Policies>, Pick<axes::Frozen, Policies>, units,
                                std::max(shards ? room : 0, align_up(join_flags * sizeof(double)))>;
 };
 

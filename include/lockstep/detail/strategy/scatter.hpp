@@ -276,8 +276,8 @@ class BatchShares {
       samples_ += rows_[i].count;
       largest_ = std::max(largest_, rows_[i].count);
     }
-    if (samples_ == 0)
-      throw Error("DP", "the batch is empty", "give it a sample for one replica at least");
+    if (samples_ == 0) [[unlikely]]
+      fail("DP", {"the batch is empty"}, "give it a sample for one replica at least");
   }
 
   /// Throws if a replica has no sample: the norms of the others would wait for its statistics.
