@@ -18,9 +18,7 @@ template <class Rule>
   const HostArena states(2 * Where::plan().bytes);
   Net net;
   detail::BareStep<Net> step(net, {parameters.data(), gradients.data(), nullptr});
-  detail::InitialValues<Net, Where, detail::BufferLayout<Net>>({}, {}, parameters.data(), nullptr,
-                                                               Seed{})
-      .fill_by_default();
+  detail::InitialValues<Net, Where>({}, {}, parameters.data(), nullptr, Seed{}).fill_by_default();
   const typename Rule::Options options;
   std::uint64_t updates = 0;
   auto* const p = reinterpret_cast<float*>(parameters.data());

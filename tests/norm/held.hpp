@@ -56,7 +56,7 @@ struct Held {
   detail::EvaluationStep<detail::BareStep<Model>> evaluation{step};
 
   explicit Held(const Model& from) : model(from) {
-    detail::InitialValues<Model, detail::Layout<Model>, detail::BufferLayout<Model>> initial(
+    detail::InitialValues<Model, detail::Layout<Model>> initial(
         parameters, buffers, memory[0].data(), memory[2].data(), Seed{1});
     detail::initialize_model(model, initial);
   }

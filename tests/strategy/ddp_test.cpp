@@ -64,12 +64,14 @@ struct FakeReplica {
   }
 };
 
+using Forward = ForwardCalls<FakeReplica, Sync::yes>;
+
 }  // namespace
 
 BOOST_AUTO_TEST_CASE(phases_run_the_parts_of_a_replica_in_order_and_carry_the_loss) {
   FakeReplica replica;
   const int batch = 4;
-  auto forwarded = forward_phase<Sync::yes>(replica, batch);
+  auto forwarded = Forward(replica).forward(batch);
   BOOST_TEST(forwarded.loss() == 45);
   auto backwarded = std::move(forwarded).backward();
   BOOST_TEST(backwarded.loss() == 45);
@@ -83,7 +85,7 @@ BOOST_AUTO_TEST_CASE(phases_run_the_parts_of_a_replica_in_order_and_carry_the_lo
 BOOST_AUTO_TEST_CASE(the_last_two_phases_can_be_one) {
   FakeReplica replica;
   const int batch = 4;
-  BOOST_TEST(forward_phase<Sync::yes>(replica, batch).backward().reduce_and_update() == 45);
+  BOOST_TEST(Forward(replica).forward(batch).backward().reduce_and_update() == 45);
   BOOST_TEST((replica.comm.calls ==
               Calls{"place", "forward", "backward 45", "begin", "reduce_and_update"}));
 }
@@ -103,7 +105,7 @@ BOOST_AUTO_TEST_CASE(a_phase_that_fails_tells_all_ranks_and_throws) {
   for (const std::string phase : {"forward", "backward", "reduce", "update"}) {
     FakeReplica replica;
     replica.fails = phase;
-    BOOST_CHECK_THROW(forward_phase<Sync::yes>(replica, batch).backward().reduce().update(),
+    BOOST_CHECK_THROW(Forward(replica).forward(batch).backward().reduce().update(),
                       std::runtime_error);
     BOOST_TEST(replica.comm.calls.back() == "abort " + phase + " broke");
   }

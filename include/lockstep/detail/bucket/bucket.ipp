@@ -44,11 +44,11 @@ LOCKSTEP_INLINE void TensorList::add(detail::TensorRole role, std::string name, 
 
 namespace detail {
 
-LOCKSTEP_INLINE BucketPlan<dynamic> plan_at_run_time(std::span<const TensorInfo> tensors,
-                                                     BucketLimits limits,
-                                                     FunctionRef<bool(std::size_t)> is_frozen,
-                                                     std::size_t room) {
-  return make_bucket_plan<dynamic>(tensors, limits, is_frozen, room);
+LOCKSTEP_INLINE BucketPlan<dynamic> plan_at_run_time(
+    std::span<const TensorInfo> tensors, BucketLimits limits,
+    FunctionRef<bool(std::size_t)> is_frozen, std::size_t room,
+    FunctionRef<std::string_view(std::size_t)> unit_of) {
+  return make_bucket_plan<dynamic>(tensors, limits, is_frozen, room, unit_of);
 }
 
 }  // namespace detail

@@ -25,6 +25,7 @@ template <BucketLimits Limits = BucketLimits{}>
 struct Buckets : detail::ValuePolicy<axes::Buckets> {
   static constexpr BucketLimits limits = Limits;
   using frozen = detail::NamePatterns<>;  // parameters outside of all buckets
+  using units = detail::NamePatterns<>;   // scopes with a bucket of their own
   static constexpr std::size_t room = 0;  // padding bytes behind every bucket
   static constexpr void fingerprint(detail::Hash& hash) {
     hash.text(axes::Buckets::name).number(Limits.first).number(Limits.cap);
@@ -52,25 +53,19 @@ struct FloatingAs {
 };
 using DeclaredTypes = FloatingAs<void>;
 
-/// A bucket policy with frozen parameters and `Room` padding bytes behind every bucket.
-template <class Limits, class Still, std::size_t Room>
+/// A bucket policy with frozen parameters, units, and padding behind every bucket.
+template <class Limits, class Still, class Scopes, std::size_t Room>
 struct LayoutRules : Limits {
   using frozen = Still;
+  using units = Scopes;
   static constexpr std::size_t room = Room;
 };
 
 /// The layout rules of parameters: the bucket policy itself if there is nothing to add.
-template <class Limits, class Still, std::size_t Room = 0>
-using PlanRules = std::conditional_t<Room == 0 && Still::patterns.empty(), Limits,
-                                     LayoutRules<Limits, Still, Room>>;
-
-/// Layout rules whose buckets are units: a bucket for each scope that `Units` names.
-template <class Rules, class Units>
-struct RulesOfUnits : Rules {
-  using units = Units;
-};
-template <class Rules>
-concept NamingUnits = requires { typename Rules::units; };
+template <class Limits, class Still, class Scopes = NamePatterns<>, std::size_t Room = 0>
+using PlanRules =
+    std::conditional_t<Still::patterns.empty() && Scopes::patterns.empty() && Room == 0, Limits,
+                       LayoutRules<Limits, Still, Scopes, Room>>;
 
 /// The unit of a parameter: the shortest part of its name, up to a dot, that a pattern matches, or
 /// an empty name.
@@ -80,6 +75,13 @@ constexpr std::string_view unit_of(const auto& patterns, std::string_view name) 
       return name.substr(0, end);
   }
   return "";
+}
+
+/// The unit of a tensor under layout rules; an empty name if they have none.
+template <class Rules>
+constexpr std::string_view unit_in([[maybe_unused]] std::string_view name) {
+  if constexpr (Rules::units::patterns.empty()) return "";
+  return unit_of(typename Rules::units{}, name);
 }
 
 template <class Rules>

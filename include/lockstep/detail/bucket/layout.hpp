@@ -62,18 +62,6 @@ inline constexpr auto static_infos = [] {
   return infos;
 }();
 
-/// The units of tensors with these names, for a plan.
-template <class Limits, class NameOf>
-constexpr auto units_of(NameOf name_of) {
-  if constexpr (NamingUnits<Limits>) {
-    return [name_of](std::size_t tensor) {
-      return unit_of(typename Limits::units{}, name_of(tensor));
-    };
-  } else {
-    return NoUnits{};
-  }
-}
-
 /// The limits are a type, because g++ 12 fails on class-type values passed through alias templates.
 template <class Model, TensorRole Role, class Limits, class Types = DeclaredTypes>
 inline constexpr auto static_plan = make_bucket_plan<tensor_table<Model, Role>.size()>(
@@ -82,7 +70,7 @@ inline constexpr auto static_plan = make_bucket_plan<tensor_table<Model, Role>.s
       return Limits::frozen::match(tensor_table<Model, Role>.name(tensor));
     },
     Limits::room,
-    units_of<Limits>([](std::size_t tensor) { return tensor_table<Model, Role>.name(tensor); }));
+    [](std::size_t tensor) { return unit_in<Limits>(tensor_table<Model, Role>.name(tensor)); });
 
 /// The plan's offsets, the only numbers that a view reads.
 template <class Model, TensorRole Role, class Limits, class Types>
@@ -110,7 +98,8 @@ void require_frozen(std::size_t count, const auto& name_of) {
 
 /// `make_bucket_plan` at run time, compiled once.
 BucketPlan<dynamic> plan_at_run_time(std::span<const TensorInfo> tensors, BucketLimits limits,
-                                     FunctionRef<bool(std::size_t)> is_frozen, std::size_t room);
+                                     FunctionRef<bool(std::size_t)> is_frozen, std::size_t room,
+                                     FunctionRef<std::string_view(std::size_t)> unit_of);
 
 /// The tables of a layout, constants unless the model gives shapes or lists tensors at run time.
 template <class Model, TensorRole Role, class Limits, class Types,
@@ -167,11 +156,12 @@ class LayoutTables<Model, Role, Limits, Types, true> {
       const auto is_frozen = [&](std::size_t tensor) {
         return tensors.infos[tensor].is_frozen || Limits::frozen::match(name(tensor));
       };
-      if constexpr (count == dynamic && !NamingUnits<Limits>) {
-        plan = plan_at_run_time(tensors.infos, Limits::limits, is_frozen, Limits::room);
+      const auto unit = [&](std::size_t tensor) { return unit_in<Limits>(name(tensor)); };
+      if constexpr (count == dynamic) {
+        plan = plan_at_run_time(tensors.infos, Limits::limits, is_frozen, Limits::room, unit);
       } else {
-        plan = make_bucket_plan<count>(tensors.infos, Limits::limits, is_frozen, Limits::room,
-                                       units_of<Limits>(name));
+        plan =
+            make_bucket_plan<count>(tensors.infos, Limits::limits, is_frozen, Limits::room, unit);
       }
       if (Role == TensorRole::parameter && plan.trained == 0) {
         throw Error("tensors", "all parameters are frozen", "leave one to train");

@@ -78,30 +78,24 @@ struct BucketPlan {
   constexpr std::span<const std::size_t> members(std::size_t bucket) const {
     return {arrivals.data() + bucket_table[bucket].first_arrival, bucket_table[bucket].parameters};
   }
-
-  /// Does this parameter's gradient complete its bucket if gradients arrive in reverse order?
-  constexpr bool completes(std::size_t parameter) const {
-    return is_trained(parameter) &&
-           bucket_table[placements[parameter].bucket].completed_by == parameter;
-  }
 };
 
 constexpr bool is_never_frozen(std::size_t /*tensor*/) { return false; }
-/// Tensors of no unit: buckets are cut by their size alone.
-struct NoUnits {};
+constexpr std::string_view is_of_no_unit(std::size_t /*tensor*/) { return ""; }
 
 /// Plans buckets over `tensors`, given in declaration order, as PyTorch's DDP does once it knows
 /// the order of gradients: iterate in reverse, append to the open bucket of the element type, close
 /// it when its bytes, without padding, reach the limit. Each element type has its own first bucket.
 /// Buckets are ordered by completion, so that none waits for a later one. Frozen tensors are left
 /// out. `room`, a multiple of `arena_alignment`, is the padding behind every bucket. Consecutive
-/// tensors with one name `unit_of(tensor)` fill a bucket of their own, however large.
-template <std::size_t Count, class IsFrozen = bool (*)(std::size_t), class UnitOf = NoUnits>
+/// tensors with one name `unit_of(tensor)` that is not empty fill a bucket of their own, however
+/// large.
+template <std::size_t Count, class IsFrozen = bool (*)(std::size_t),
+          class UnitOf = std::string_view (*)(std::size_t)>
 constexpr BucketPlan<Count> make_bucket_plan(std::span<const TensorInfo> tensors,
                                              BucketLimits limits,
                                              IsFrozen is_frozen = is_never_frozen,
-                                             std::size_t room = 0,
-                                             [[maybe_unused]] UnitOf unit_of = {}) {
+                                             std::size_t room = 0, UnitOf unit_of = is_of_no_unit) {
   const std::size_t count = tensors.size();
   BucketPlan<Count> plan;
   plan.placements = make_table<Placement, Count>(count);
@@ -121,20 +115,18 @@ constexpr BucketPlan<Count> make_bucket_plan(std::span<const TensorInfo> tensors
   std::array<Open, element_kinds> open{};
   for (Open& bucket : open) bucket.limit = limits.first;
   std::size_t opened = 0;
-  [[maybe_unused]] std::string_view unit;  // of the latest tensor; empty: none
+  std::string_view unit;  // of the latest tensor; empty: none
   for (std::size_t i = count; i-- != 0;) {
     if (is_frozen(i)) {
       plan.placements[i].bucket = no_bucket;
       continue;
     }
-    if constexpr (!std::is_same_v<UnitOf, NoUnits>) {
-      if (const std::string_view own = unit_of(i); own != unit) {
-        unit = own;
-        for (Open& bucket : open) {
-          if (bucket.number != dynamic) bucket = {dynamic, 0, limits.cap};
-          if (unit.empty() && bucket.limit == too_large) bucket.limit = limits.cap;
-          if (!unit.empty()) bucket.limit = too_large;
-        }
+    if (const std::string_view own = unit_of(i); own != unit) {
+      unit = own;
+      for (Open& bucket : open) {
+        if (bucket.number != dynamic) bucket = {dynamic, 0, limits.cap};
+        if (unit.empty() && bucket.limit == too_large) bucket.limit = limits.cap;
+        if (!unit.empty()) bucket.limit = too_large;
       }
     }
     Open& bucket = open[static_cast<std::size_t>(tensors[i].element)];

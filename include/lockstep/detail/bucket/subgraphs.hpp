@@ -99,7 +99,6 @@ class SubgraphChoice {
   constexpr SubgraphChoice(std::size_t number, std::string_view name)
       : number_(number), name_(name) {}
 
-  constexpr bool is_whole_model() const { return number_ == detail::whole_model; }
   /// The sets count from 1 in declaration order; 0 is the whole model.
   constexpr std::size_t number() const { return number_; }
   constexpr std::string_view name() const { return name_; }
@@ -159,7 +158,6 @@ SubgraphChoice find_subgraph(std::string_view name) {
 template <class List, std::size_t Set>
 struct UsedSubgraph {
   static constexpr std::string_view name() { return List::name_of(Set); }
-  static constexpr bool is_whole_model() { return Set == whole_model; }
   constexpr operator SubgraphChoice() const { return {Set, name()}; }
 
   /// In a job without sub-graphs no key is equal, so that a model works in both kinds of jobs.

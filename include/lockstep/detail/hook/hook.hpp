@@ -87,11 +87,7 @@ struct HookList {
   /// Combines the phases of all hooks. A captured step can be replayed for steps of the same phase.
   static constexpr std::uint64_t phase([[maybe_unused]] std::uint64_t step) {
     std::uint64_t phase = 0;
-    [[maybe_unused]] const auto add = [&]<class Hook>(std::type_identity<Hook>) {
-      phase *= 16;
-      if constexpr (requires { Hook::phase(step); }) phase += Hook::phase(step);
-    };
-    (add(std::type_identity<H>{}), ...);
+    ((phase = 16 * phase + phase_of<H>(step)), ...);
     return phase;
   }
   /// Is every element reduced, possibly in another type?
@@ -100,12 +96,19 @@ struct HookList {
   static constexpr bool averages_parameters = (ParameterAveraging<H> || ...);
   /// Are parameters averaged after this update? The first update is 1.
   static constexpr bool averages_after([[maybe_unused]] std::uint64_t update) {
-    bool due = false;
-    [[maybe_unused]] const auto ask = [&]<class Hook>(std::type_identity<Hook>) {
-      if constexpr (ParameterAveraging<Hook>) due = due || Hook::averages_parameters(update);
-    };
-    (ask(std::type_identity<H>{}), ...);
-    return due;
+    return (averages<H>(update) || ...);
+  }
+
+ private:
+  template <class Hook>
+  static constexpr std::uint64_t phase_of([[maybe_unused]] std::uint64_t step) {
+    if constexpr (requires { Hook::phase(step); }) return Hook::phase(step);
+    return 0;
+  }
+  template <class Hook>
+  static constexpr bool averages([[maybe_unused]] std::uint64_t update) {
+    if constexpr (ParameterAveraging<Hook>) return Hook::averages_parameters(update);
+    return false;
   }
 };
 
@@ -135,22 +138,7 @@ namespace detail {
 template <class Hook>
 inline constexpr bool filters_updates = std::is_same_v<Hook, SkipZeroGradients>;
 
-/// Placeholder for a removed hook: naming one in `Hooks` fails with this message.
-template <class... Asked>
-struct RemovedHook {
-  static_assert(sizeof...(Asked) == 0,
-                "lockstep: the hooks TopK and NoReduction were removed; use PowerSGD to send less");
-  static constexpr std::string_view name = "a removed hook";
-  template <class T>
-  struct Bucket {};
-};
 }  // namespace detail
-
-/// Removed: see the message of `RemovedHook`.
-template <auto...>
-using TopK = detail::RemovedHook<void>;
-/// Removed: naming it is a compile error that says what to use.
-using NoReduction = detail::RemovedHook<void>;
 
 /// Gradient hooks, applied to a bucket from left to right; the last one's result is averaged.
 template <class... Given>
@@ -164,11 +152,7 @@ struct Hooks : detail::ValuePolicy<axes::Hooks> {
   static constexpr bool skips_zero_gradients = (detail::filters_updates<Given> || ...);
   static constexpr void fingerprint(detail::Hash& hash) {
     hash.text(axes::Hooks::name);
-    [[maybe_unused]] const auto add = [&]<class Hook>(std::type_identity<Hook>) {
-      hash.text(Hook::name);
-      if constexpr (requires { Hook::fingerprint(hash); }) Hook::fingerprint(hash);
-    };
-    (add(std::type_identity<Given>{}), ...);
+    (detail::add_choice<Given>(hash), ...);
   }
 };
 

@@ -3,7 +3,6 @@
 /// @file The hooks' device passes on a GPU, enqueued on the compute stream and capturable.
 
 #include "lockstep/detail/bucket/pack.cuh"
-#include "lockstep/detail/device/cuda/memory.cuh"
 #include "lockstep/detail/hook/pipeline.hpp"
 
 namespace lockstep::detail {
@@ -27,18 +26,15 @@ class HookDevice<Cuda> {
 
   template <class To, class From>
   void cast(std::span<To> to, std::span<From> from) const {
-    launch_cast<dynamic, PackShape, SameElement<std::remove_const_t<From>>, SameElement<To>>(
-        stream_, from.data(), to.data(), 1, to.size());
+    cast_async(to, from, 1, stream_);
   }
   template <class T>
   void scale(std::span<T> values, double factor) const {
-    launch_cast<dynamic, PackShape, SameElement<T>, SameElement<T>>(
-        stream_, values.data(), values.data(), factor, values.size());
+    cast_async(values, values, factor, stream_);
   }
   template <class T>
   void zero(std::span<T> values) const {
-    if (values.empty()) return;
-    check_cuda(cudaMemsetAsync(values.data(), 0, values.size_bytes(), stream_), "cudaMemsetAsync");
+    zero_async(values.data(), values.size_bytes(), stream_);
   }
 
  private:

@@ -239,8 +239,8 @@ class LowRank<Element, HookDevice<Cuda>>
   LowRank(HookDevice<Cuda>& device, LowRankPlan plan)
       : Base(device, std::move(plan)),
         stream_(device.stream()),
-        matrices_(upload(plan_.matrices)),
-        whole_(upload(plan_.whole)),
+        matrices_(device_copy_of(plan_.matrices)),
+        whole_(device_copy_of(plan_.whole)),
         partials_(pieces() * plan_.columns * width()) {}
 
   /// The const_cast is safe, because `copy` only reads `values` here.
@@ -285,15 +285,7 @@ class LowRank<Element, HookDevice<Cuda>>
   }
 
  private:
-  template <class U>
-  static DeviceElements<U> upload(const std::vector<U>& values) {
-    DeviceElements<U> memory(values.size());
-    copy_now(memory.data(), values.data(), values.size() * sizeof(U));
-    return memory;
-  }
-  static unsigned blocks(std::size_t count) {
-    return static_cast<unsigned>((count + low_rank_threads - 1) / low_rank_threads);
-  }
+  static unsigned blocks(std::size_t count) { return blocks_for(count, low_rank_threads); }
 
   /// Enough pieces of columns for any GPU; their number, and so the sums, are equal on all GPUs.
   std::size_t pieces() const {

@@ -256,8 +256,7 @@ inline ColumnTile row_tile(std::size_t packets) {
 }
 
 inline unsigned row_blocks(std::size_t rows, ColumnTile tile) {
-  const std::size_t of_block = channel_threads >> tile.shift;
-  return static_cast<unsigned>((rows + of_block - 1) / of_block);
+  return blocks_for(rows, channel_threads >> tile.shift);
 }
 
 /// Columns per thread, each with two sums in registers.
@@ -433,8 +432,7 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads, sizeof(Accumulator<T>) == 8 |
 /// Columns per block of `add_row_blocks`.
 inline constexpr ColumnTile added_columns{3};
 inline unsigned column_blocks(std::size_t features) {
-  constexpr std::size_t added = 1u << added_columns.shift;
-  return static_cast<unsigned>((features + added - 1) / added);
+  return blocks_for(features, 1u << added_columns.shift);
 }
 
 template <class T, class G>
@@ -486,8 +484,8 @@ class LayerNormWork<DeviceMemory> {
                 const T* dy, const NormAffine<const W>& affine, const NormAffine<G>& gradients,
                 T* dx) {
     if (rows * features == 0) {
-      zero_device(stream, gradients.weight, features * sizeof(G));
-      zero_device(stream, gradients.bias, features * sizeof(G));
+      zero_async(gradients.weight, features * sizeof(G), stream);
+      zero_async(gradients.bias, features * sizeof(G), stream);
       return;
     }
     using Value = SameElement<T>;

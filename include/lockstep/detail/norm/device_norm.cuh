@@ -3,7 +3,7 @@
 /// @file Batch norms in device memory (`NormWork<DeviceMemory>`): one capturable launch per pass.
 /// Elementwise passes start at the tensor's end, which the previous pass has left in the cache.
 
-#include "lockstep/detail/device/cuda/memory.cuh"
+#include "lockstep/detail/bucket/pack.cuh"
 #include "lockstep/detail/norm/channel_sums.cuh"
 
 namespace lockstep::detail {
@@ -456,15 +456,6 @@ inline bool are_aligned(std::initializer_list<const void*> arrays) {
   return true;
 }
 
-inline void zero_device(cudaStream_t stream, void* data, std::size_t bytes) {
-  if (data == nullptr || bytes == 0) return;
-  check_cuda(cudaMemsetAsync(data, 0, bytes, stream), "cudaMemsetAsync");
-}
-
-inline unsigned channel_blocks(std::size_t channels) {
-  return static_cast<unsigned>((channels + channel_threads - 1) / channel_threads);
-}
-
 template <>
 class NormWork<DeviceMemory> {
  public:
@@ -497,7 +488,7 @@ class NormWork<DeviceMemory> {
 
   template <class T>
   void measure(cudaStream_t stream, const NormShape& shape, const T* x) {
-    if (shape.size() == 0) return zero_device(stream, own().data(), own().size_bytes());
+    if (shape.size() == 0) return zero_async(own().data(), own().size_bytes(), stream);
     sum<MomentTerm<SameElement<T>>>(
         "statistics of a batch norm", stream, shape, {x}, {x},
         KeepPacket{own().data(), channels_, static_cast<double>(shape.count())});
@@ -507,7 +498,7 @@ class NormWork<DeviceMemory> {
   void finalize(cudaStream_t stream, const NormShape&, std::size_t world,
                 const BatchNormOptions& options, const NormRunning<R>& running, std::string_view) {
     launch_kernel<finalize_packets<SameElement<R>>>(
-        "statistics of ranks", stream, channel_blocks(channels_), channel_threads,
+        "statistics of ranks", stream, blocks_for(channels_, channel_threads), channel_threads,
         static_cast<const double*>(all(world).data()), world, channels_,
         finalizer(options, running, 0), blocks());
   }
@@ -524,9 +515,9 @@ class NormWork<DeviceMemory> {
   template <class R>
   void finalize_from_running(cudaStream_t stream, const NormShape&, const BatchNormOptions& options,
                              const NormRunning<R>& running) {
-    launch_kernel<keep_running<SameElement<R>>>("running statistics", stream,
-                                                channel_blocks(channels_), channel_threads, saved(),
-                                                channels_, options.eps, same(running));
+    launch_kernel<keep_running<SameElement<R>>>(
+        "running statistics", stream, blocks_for(channels_, channel_threads), channel_threads,
+        saved(), channels_, options.eps, same(running));
   }
 
   template <Fusion Fused, class T, class W>
@@ -543,9 +534,9 @@ class NormWork<DeviceMemory> {
                        const T* dy, const NormAffine<const W>& affine,
                        const NormAffine<G>& gradients, T* dresidual) {
     if (shape.size() == 0) {
-      zero_device(stream, sums().data(), sums().size_bytes());
-      zero_device(stream, gradients.weight, channels_ * sizeof(G));
-      zero_device(stream, gradients.bias, channels_ * sizeof(G));
+      zero_async(sums().data(), sums().size_bytes(), stream);
+      zero_async(gradients.weight, channels_ * sizeof(G), stream);
+      zero_async(gradients.bias, channels_ * sizeof(G), stream);
       return;
     }
     using Term = GradientTerm<Fused, SameElement<T>, SameElement<W>>;

@@ -2,7 +2,7 @@
 #pragma once
 /// @file Dropout on a GPU: one pass at memory bandwidth, bitwise the same as on the host.
 
-#include "lockstep/detail/device/cuda/vector.cuh"
+#include "lockstep/detail/bucket/pack.cuh"
 #include "lockstep/detail/norm/dropout.hpp"
 
 namespace lockstep::detail {
@@ -67,10 +67,7 @@ struct DropoutPass<DeviceMemory> {
   }
   template <class T>
   static void copy(auto& step, const T* from, T* to, std::size_t count) {
-    if (to == from || count == 0) return;
-    check_cuda(
-        cudaMemcpyAsync(to, from, count * sizeof(T), cudaMemcpyDeviceToDevice, step.stream()),
-        "cudaMemcpyAsync");
+    if (to != from) copy_async(to, from, count * sizeof(T), step.stream());
   }
 
  private:

@@ -78,15 +78,16 @@ class Dropout {
     requires(!has_name)
       : Dropout(detail::hash_of(name), name, p) {}
 
-  /// The probability with which an element is dropped.
-  double rate() const { return p_; }
-
   /// y = x with elements dropped. **Host** blocks on a CPU only. **Stream** ordered on the step's.
   template <class Step, class X, class Y>
   void forward(Step& step, const X& x, const Y& y) const {
     if constexpr (detail::require_layer_views<detail::StepMemory<Step>, X, Y>()) {
-      if (x.size() != y.size()) [[unlikely]]
-        reject(x.size(), y.size());
+      if (x.size() != y.size()) [[unlikely]] {
+        detail::fail("Dropout",
+                     {has_name ? Text.view() : std::string_view("a layer"), " reads ", x.size(),
+                      " elements and writes ", y.size()},
+                     "give it two views of the same shape");
+      }
       using Pass = detail::DropoutPass<typename X::memory>;
       const typename X::value_type* const from = x.data_handle();
       if constexpr (!Step::is_training()) {
@@ -102,26 +103,16 @@ class Dropout {
   void backward(auto& step, const auto& dy, const auto& dx) const { forward(step, dy, dx); }
 
  private:
-  Dropout(std::uint64_t layer, std::string_view name, double p) : layer_(layer), p_(p) {
-    if (!(p >= 0 && p <= 1)) reject(name, p);
+  Dropout(std::uint64_t layer, std::string_view name, double p) : layer_(layer) {
+    if (!(p >= 0 && p <= 1)) {
+      detail::fail("Dropout", {"the probability of ", name, " is ", std::to_string(p)},
+                   "give it a number from 0 to 1");
+    }
     rule_.below = static_cast<std::uint64_t>(std::llround(p * 0x1p32));
     rule_.scale = p < 1 ? 1 / (1 - p) : 0;
   }
 
-  [[noreturn, gnu::cold, gnu::noinline]] static void reject(std::string_view name, double p) {
-    const std::string number = std::to_string(p);
-    detail::fail("Dropout", {"the probability of ", name, " is ", number},
-                 "give it a number from 0 to 1");
-  }
-  [[noreturn, gnu::cold, gnu::noinline]] static void reject(std::size_t from, std::size_t to) {
-    detail::fail("Dropout",
-                 {has_name ? Text.view() : std::string_view("a layer"), " reads ", from,
-                  " elements and writes ", to},
-                 "give it two views of the same shape");
-  }
-
   std::uint64_t layer_;
-  double p_;
   detail::DropoutRule rule_;
 };
 

@@ -4,7 +4,7 @@
 
 #include <cub/block/block_reduce.cuh>
 
-#include "lockstep/detail/device/cuda/memory.cuh"
+#include "lockstep/detail/bucket/pack.cuh"
 #include "lockstep/detail/optim/update.cuh"
 
 namespace lockstep::detail {
@@ -85,14 +85,19 @@ LOCKSTEP_KERNEL __launch_bounds__(SquaresShape::threads)
 
 inline constexpr unsigned decide_threads = 512;
 
+/// The sum of all partial sums, in the first thread of the only block.
+__device__ inline double sum_of_partials(const double* partials, std::size_t count) {
+  double mine = 0;
+  for (std::size_t i = threadIdx.x; i < count; i += decide_threads) mine += partials[i];
+  using Reduce = cub::BlockReduce<double, decide_threads>;
+  __shared__ typename Reduce::TempStorage storage;
+  return Reduce(storage).Sum(mine);
+}
+
 template <class T>
 LOCKSTEP_KERNEL __launch_bounds__(decide_threads)
     add_partials(const T* partials, std::size_t count, T* sum) {
-  T mine = 0;
-  for (std::size_t i = threadIdx.x; i < count; i += decide_threads) mine += partials[i];
-  using Reduce = cub::BlockReduce<T, decide_threads>;
-  __shared__ typename Reduce::TempStorage storage;
-  const T all = Reduce(storage).Sum(mine);
+  const T all = sum_of_partials(partials, count);
   if (threadIdx.x == 0) *sum = all;
 }
 
@@ -125,29 +130,16 @@ void launch_squares(cudaStream_t stream, const T* values, double* partials,
 template <class T>
 void launch_find_used(cudaStream_t stream, const T* values, const TablePieces& where,
                       std::uint8_t* used, double* partials, std::size_t count) {
-  if (partials != nullptr) {
-    launch_observe<T, true, true, dynamic>(stream, values, where, used, partials, count);
-  } else {
-    launch_observe<T, false, true, dynamic>(stream, values, where, used, partials, count);
-  }
-}
-
-/// Adds up partial sums of owned gradients. **Stream** in its order. **Host** does not block.
-inline void launch_add_partials(cudaStream_t stream, const double* partials, std::size_t count,
-                                double* sum) {
-  launch_kernel<add_partials<double>>("sum of partials", stream, 1, decide_threads, partials, count,
-                                      sum);
+  const auto launch = partials != nullptr ? launch_observe<T, true, true, dynamic>
+                                          : launch_observe<T, false, true, dynamic>;
+  launch(stream, values, where, used, partials, count);
 }
 
 template <class Rule>
 LOCKSTEP_KERNEL __launch_bounds__(decide_threads)
     decide(const StepInputs<Rule>* inputs, const double* partials, std::size_t count,
            StepLimits limits, StepState* state, StepNumbers<Rule>* numbers) {
-  double mine = 0;
-  for (std::size_t i = threadIdx.x; i < count; i += decide_threads) mine += partials[i];
-  using Reduce = cub::BlockReduce<double, decide_threads>;
-  __shared__ typename Reduce::TempStorage storage;
-  const double squares = Reduce(storage).Sum(mine);
+  const double squares = sum_of_partials(partials, count);
   if (threadIdx.x != 0) return;
   StepState next = *state;
   *numbers = decide_step(*inputs, squares, limits, next);
@@ -217,9 +209,8 @@ inline void launch_store_flags(cudaStream_t stream, std::uint8_t* to,
     FlagBits bits{};
     for (std::size_t i = 0; i != count; ++i)
       bits.words[i / 32] |= std::uint32_t{flags[first + i] != 0} << (i % 32);
-    launch_kernel<spread_flags<std::uint8_t>>(
-        "flags", stream, static_cast<unsigned>((count + threads - 1) / threads), threads, bits,
-        to + first, count);
+    launch_kernel<spread_flags<std::uint8_t>>("flags", stream, blocks_for(count, threads), threads,
+                                              bits, to + first, count);
   }
 }
 
@@ -231,12 +222,12 @@ class DeviceNumbers {
   DeviceNumbers(Optimizer<R>, std::size_t groups, std::size_t rows)
       : groups_(groups),
         first_row_(rows == 0 ? 0 : groups),
-        inputs_(groups * sizeof(StepInputs<R>)),
-        numbers_((groups + rows) * sizeof(StepNumbers<R>)) {}
+        inputs_(groups),
+        numbers_(groups + rows) {}
 
   std::size_t groups() const { return groups_; }
-  StepInputs<R>* inputs() const { return reinterpret_cast<StepInputs<R>*>(inputs_.data()); }
-  StepNumbers<R>* step() const { return reinterpret_cast<StepNumbers<R>*>(numbers_.data()); }
+  StepInputs<R>* inputs() const { return inputs_.data(); }
+  StepNumbers<R>* step() const { return numbers_.data(); }
   StepNumbers<R>* rows() const { return step() + first_row_; }
 
   // **Stream** in its order. **Host** does not block.
@@ -252,16 +243,16 @@ class DeviceNumbers {
                    std::size_t count) {
     constexpr unsigned threads = 64;
     if (first >= count) return;
-    const auto blocks = static_cast<unsigned>((count - first + threads - 1) / threads);
-    launch_kernel<detail::number_rows<R>>("numbers of rows", stream, blocks, threads, inputs(),
+    launch_kernel<detail::number_rows<R>>("numbers of rows", stream,
+                                          blocks_for(count - first, threads), threads, inputs(),
                                           step(), table, first, count, rows());
   }
 
  private:
   std::size_t groups_;
   std::size_t first_row_;
-  DeviceArena inputs_;
-  DeviceArena numbers_;
+  DeviceElements<StepInputs<R>> inputs_;
+  DeviceElements<StepNumbers<R>> numbers_;
 };
 
 }  // namespace lockstep::detail

@@ -16,17 +16,9 @@ __device__ inline void report_anomaly(const AnomalyWatch& watch, std::uint64_t s
   *watch.seen = 1;
 }
 
-/// The offset of a watched piece in bytes from the start of the parameter arena.
-template <bool Watches>
-struct WatchedPiece {};
-template <>
-struct WatchedPiece<true> {
-  std::size_t offset = 0;
-};
-
 /// The arrays of a piece. As a kernel argument, the type depends on element types alone.
-template <class Rule, class Master, class Gradient, class Param, bool Watches = false>
-struct UpdateArrays : WatchedPiece<Watches> {
+template <class Rule, class Master, class Gradient, class Param>
+struct UpdateArrays {
   using A = Accumulator<Master>;
   static constexpr std::size_t states = Rule::states;
   static constexpr std::size_t slots = states == 0 ? 1 : states;  // at least one element
@@ -38,12 +30,13 @@ struct UpdateArrays : WatchedPiece<Watches> {
   const Gradient* gradients;
   Param* parameters;
   State* state[slots];
+  std::size_t offset;  // of the piece, in bytes from the start of the parameter arena
 };
 
 /// Only parameters stay in the cache, for the next forward. `Watches`: looks for NaN and infinity.
 template <class Rule, class Master, class Gradient, class Param, class Shape, bool Watches>
 struct UpdatePass {
-  using Arrays = UpdateArrays<Rule, Master, Gradient, Param, Watches>;
+  using Arrays = UpdateArrays<Rule, Master, Gradient, Param>;
   using A = typename Arrays::A;
   using State = typename Arrays::State;
   static constexpr std::size_t states = Arrays::states;
@@ -144,8 +137,8 @@ __device__ bool is_skipped(const StepNumbers<Rule>* numbers) {
 template <class Shape, std::size_t Count, bool Watches, class Rule, class Master, class Gradient,
           class Param>
 LOCKSTEP_KERNEL __launch_bounds__(Shape::threads)
-    update(const StepNumbers<Rule>* numbers,
-           UpdateArrays<Rule, Master, Gradient, Param, Watches> arrays, Size<Count> count) {
+    update(const StepNumbers<Rule>* numbers, UpdateArrays<Rule, Master, Gradient, Param> arrays,
+           Size<Count> count) {
   const bool skip = is_skipped<Watches>(numbers);
   const UpdatePass<Rule, Master, Gradient, Param, Shape, Watches> pass{
       arrays, numbers->template in<Accumulator<Master>>(), skip, numbers};
@@ -173,7 +166,7 @@ template <class Rule, class Master, class Gradient, class Param, class Shape, bo
 struct TablePass {
   using Pass = UpdatePass<Rule, Master, Gradient, Param, Shape, Watches>;
 
-  const UpdateArrays<Rule, Master, Gradient, Param, Watches>& arrays;
+  const UpdateArrays<Rule, Master, Gradient, Param>& arrays;
   const StepNumbers<Rule>* rows;
   const TablePieces& where;
 
@@ -193,8 +186,7 @@ struct TablePass {
 template <class Shape, bool Watches, class Rule, class Master, class Gradient, class Param>
 LOCKSTEP_KERNEL __launch_bounds__(Shape::threads)
     update_by_table(const StepNumbers<Rule>* step, const StepNumbers<Rule>* rows, TablePieces where,
-                    UpdateArrays<Rule, Master, Gradient, Param, Watches> arrays,
-                    std::size_t count) {
+                    UpdateArrays<Rule, Master, Gradient, Param> arrays, std::size_t count) {
   if (is_skipped<Watches>(step)) return;
   constexpr std::size_t tile = Shape::tile * arrays.packet;
   const std::size_t first = blockIdx.x * tile;
@@ -213,14 +205,10 @@ LOCKSTEP_KERNEL __launch_bounds__(Shape::threads)
 }
 
 /// The arrays as a kernel argument. Throws if an array is not aligned.
-template <class Rule, class Master, class Gradient, class Param, bool Watches>
+template <class Rule, class Master, class Gradient, class Param>
 auto update_arrays(Master* master, const Gradient* gradients, const StatesOf<Rule, Master>& states,
-                   Param* parameters, [[maybe_unused]] std::size_t offset) {
-  UpdateArrays<Rule, Master, Gradient, Param, Watches> arrays{};
-  if constexpr (Watches) arrays.offset = offset;
-  arrays.master = master;
-  arrays.gradients = gradients;
-  arrays.parameters = parameters;
+                   Param* parameters, std::size_t offset) {
+  UpdateArrays<Rule, Master, Gradient, Param> arrays{master, gradients, parameters, {}, offset};
   require_alignment("update", {master, gradients});
   if constexpr (arrays.copies) require_alignment("update", {parameters});
   if constexpr (Rule::states != 0) {
@@ -243,8 +231,8 @@ void launch_update(cudaStream_t stream, const StepNumbers<Rule>* numbers, Master
                    std::type_identity_t<Param>* parameters, std::size_t count = Count,
                    std::size_t offset = 0) {
   if (count == 0) return;
-  const auto arrays = update_arrays<Rule, Master, Gradient, Param, Watches>(
-      master, gradients, states, parameters, offset);
+  const auto arrays =
+      update_arrays<Rule, Master, Gradient, Param>(master, gradients, states, parameters, offset);
   const auto blocks = static_cast<unsigned>(tiles_of<Shape, arrays.packet>(count));
   launch_kernel<update<Shape, Count, Watches, Rule, Master, Gradient, Param>>(
       "update", stream, blocks, Shape::threads, numbers, arrays, make_size<Count>(count));
@@ -257,8 +245,8 @@ void launch_update_by_table(cudaStream_t stream, const StepNumbers<Rule>* step,
                             const Gradient* gradients, const StatesOf<Rule, Master>& states,
                             std::type_identity_t<Param>* parameters, std::size_t count) {
   if (count == 0) return;
-  const auto arrays = update_arrays<Rule, Master, Gradient, Param, Watches>(
-      master, gradients, states, parameters, where.offset);
+  const auto arrays = update_arrays<Rule, Master, Gradient, Param>(master, gradients, states,
+                                                                   parameters, where.offset);
   const auto blocks = static_cast<unsigned>(tiles_of<UpdateShape, arrays.packet>(count));
   launch_kernel<update_by_table<UpdateShape, Watches, Rule, Master, Gradient, Param>>(
       "update by table", stream, blocks, UpdateShape::threads, step, rows, where, arrays, count);

@@ -80,8 +80,8 @@ Model replicate(const Model& model) {
 }
 
 /// Calls `f()`; an exception aborts all other ranks with its message. `Alone`: for `World<1>`.
-template <bool Alone, class Comm, class F>
-auto abort_on_exception_of(Comm& comm, const F& f) -> decltype(f()) {
+template <bool Alone>
+decltype(auto) abort_on_exception_of(auto& comm, const auto& f) {
   if constexpr (Alone) {
     return f();
   } else {
@@ -94,8 +94,8 @@ auto abort_on_exception_of(Comm& comm, const F& f) -> decltype(f()) {
 }
 
 /// The same for a replica's communicator and the communicators of the job's groups.
-template <class Replica, class F>
-auto abort_on_exception(Replica& replica, const F& f) -> decltype(f()) {
+template <class Replica>
+decltype(auto) abort_on_exception(Replica& replica, const auto& f) {
   if constexpr (Replica::traits::has_job_groups) {
     return abort_on_exception_of<Replica::traits::alone>(replica.groups(), f);
   } else {
@@ -247,27 +247,6 @@ class [[nodiscard("the next phase of the step is missing")]] StepPhase
   std::size_t rows_;
 };
 
-/// A model that declares outputs runs `predict`, then `loss`, so that the program can read them.
-template <Sync S, class Replica, class Batch>
-auto forward_phase(Replica& replica, const Batch& batch, std::size_t subgraph = whole_model) {
-  [[maybe_unused]] const auto on = replica.on_device();
-  const auto& on_device = replica.to_device(batch);
-  using OnDevice = std::remove_cvref_t<decltype(on_device)>;
-  std::size_t rows = 0;
-  if constexpr (Replica::template keeps_outputs<OnDevice>()) rows = row_count(batch);
-  const auto forward = [&] {
-    replica.choose_subgraph(subgraph);
-    replica.draw_anew();
-    if constexpr (Replica::template keeps_outputs<OnDevice>()) {
-      return replica.forward_with_outputs(on_device, rows, S);
-    } else {
-      return replica.forward(on_device, S);
-    }
-  };
-  return StepPhase<Replica, Stage::forwarded, S, OnDevice>(
-      replica, abort_on_exception(replica, forward), &on_device, rows);
-}
-
 /// `forward` of a hand-written step, also with one of `Subgraphs`: `ddp.forward<"a"_s>(batch)`, or
 /// with a choice at run time. With `Sync::no`, the result of `no_sync`.
 template <class Replica, Sync S>
@@ -275,15 +254,32 @@ class ForwardCalls {
  public:
   explicit ForwardCalls(Replica& replica) : replica_(replica) {}
 
-  auto forward(const auto& batch) { return forward_phase<S>(replica_, batch); }
+  auto forward(const auto& batch) { return forward(SubgraphChoice{}, batch); }
   template <class Batch>
   void forward(const Batch&& batch) = delete;  // backward reads the batch again
   template <auto Set, class Batch>
   auto forward(const Batch& batch) {
     return forward(Set, batch);
   }
+  /// A model that declares outputs runs `predict`, then `loss`, so that the program can read them.
   auto forward(const auto& set, const auto& batch) {
-    return forward_phase<S>(replica_, batch, subgraph_number<typename Replica::subgraphs>(set));
+    [[maybe_unused]] const auto on = replica_.on_device();
+    const auto& on_device = replica_.to_device(batch);
+    using OnDevice = std::remove_cvref_t<decltype(on_device)>;
+    constexpr bool keeps_outputs = Replica::template keeps_outputs<OnDevice>();
+    std::size_t rows = 0;
+    if constexpr (keeps_outputs) rows = row_count(batch);
+    const auto forward = [&] {
+      replica_.choose_subgraph(subgraph_number<typename Replica::subgraphs>(set));
+      replica_.draw_anew();
+      if constexpr (keeps_outputs) {
+        return replica_.forward_with_outputs(on_device, rows, S);
+      } else {
+        return replica_.forward(on_device, S);
+      }
+    };
+    return StepPhase<Replica, Stage::forwarded, S, OnDevice>(
+        replica_, abort_on_exception(replica_, forward), &on_device, rows);
   }
 
  private:
@@ -488,8 +484,13 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
   ValueWhile<bool> suspend_join() { return {is_joining_, false}; }
   /// Throws in a loop whose batches other ranks may have exhausted: they would not join the call.
   void require_joined(const char* operation) const {
-    if (is_joining_) [[unlikely]]
-      reject_while_joining(operation);
+    if (!is_joining_) [[likely]]
+      return;
+    throw Error(operation,
+                "it is called inside of a loop whose batches may have ended on other ranks, which "
+                "will not make this call (UnevenInputs<Join>)",
+                "call it after the loop, or after joined.finish()",
+                const_cast<BasicDdp&>(*this).communicator().rank());
   }
 
   /// Throws if a loss or gradient of a past step was not finite (`Anomaly<Stop>`). **Host** blocks.
@@ -569,14 +570,6 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
     } else {
       return communicator();  // never reached: the missing policy has been reported
     }
-  }
-
-  [[noreturn, gnu::cold, gnu::noinline]] void reject_while_joining(const char* operation) const {
-    throw Error(operation,
-                "it is called inside of a loop whose batches may have ended on other ranks, which "
-                "will not make this call (UnevenInputs<Join>)",
-                "call it after the loop, or after joined.finish()",
-                const_cast<BasicDdp&>(*this).communicator().rank());
   }
 
   /// Calls `f()` on the replica's device; an exception aborts the communicator.

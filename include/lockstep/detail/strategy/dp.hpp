@@ -569,7 +569,10 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Rendezvous>> {
   }
   void make_room(const auto& batch) {
     const std::size_t all = shares_.samples();
-    if (all != samples_of(batch, BatchCut{}, 0)) reject_uneven_parts();
+    if (all != samples_of(batch, BatchCut{}, 0)) {
+      fail("DP", {"parts of the batch differ in size, and some samples would be left out"},
+           "give all parts the same size, or use LossOnReplica");
+    }
     if (all <= replicas_[0]->outputs().capacity()) return;
     synchronize();  // the memory may be in use
     run([&](LedReplica& replica) { replica.outputs().reserve(replica.replica().model(), all); });

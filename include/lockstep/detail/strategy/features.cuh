@@ -2,6 +2,8 @@
 #pragma once
 /// @file Features on a GPU: join flags, keys of random numbers, and the checked mode of gradients.
 
+#include "lockstep/detail/bucket/pack.cuh"
+#include "lockstep/detail/device/cuda/step_graph.cuh"
 #include "lockstep/detail/optim/constants.cuh"
 #include "lockstep/detail/strategy/feature/checked_gradients.hpp"
 #include "lockstep/detail/strategy/feature/join.hpp"
@@ -44,14 +46,14 @@ void launch_count_live(cudaStream_t stream, const LiveRanks* live, std::size_t w
 template <class Comm>
 class JoinFlags<Cuda, Comm> {
  public:
-  explicit JoinFlags(Comm& comm) : comm_(comm), live_(sizeof(LiveRanks)) {}
+  explicit JoinFlags(Comm& comm) : comm_(comm) {}
 
   template <class T>
   void write(std::span<T> flags, bool is_live) {
     constexpr unsigned threads = 128;
     launch_kernel<write_join_flags<SameElement<T>>>(
-        "join flags", stream(), static_cast<unsigned>((flags.size() + threads - 1) / threads),
-        threads, flags.data(), flags.size(), comm_.rank().value(), is_live);
+        "join flags", stream(), blocks_for(flags.size(), threads), threads, flags.data(),
+        flags.size(), comm_.rank().value(), is_live);
   }
   template <class T>
   void read(std::span<T> flags, double scale) {
@@ -70,7 +72,7 @@ class JoinFlags<Cuda, Comm> {
     return known_;
   }
   /// The same in device memory. **Stream** after `read`.
-  LiveRanks* device_live() const { return reinterpret_cast<LiveRanks*>(live_.data()); }
+  LiveRanks* device_live() const { return live_.data(); }
 
   /// Forgets all rounds; `lowest` counts as the lowest live rank. **Host** blocks.
   void reset(std::size_t lowest) {
@@ -84,7 +86,7 @@ class JoinFlags<Cuda, Comm> {
   cudaStream_t stream() const { return comm_.gpu().stream(); }
 
   Comm& comm_;
-  DeviceArena live_;
+  DeviceElements<LiveRanks> live_{1};
   mutable LiveRanks known_;
   mutable bool is_known_ = true;
 };
@@ -93,17 +95,17 @@ class JoinFlags<Cuda, Comm> {
 template <class Comm>
 class RandomKeyStore<Cuda, Comm> {
  public:
-  explicit RandomKeyStore(Comm& comm) : comm_(comm), memory_(sizeof(RandomKeys)) {}
-  RandomKeys* keys() const { return reinterpret_cast<RandomKeys*>(memory_.data()); }
+  explicit RandomKeyStore(Comm& comm) : comm_(comm) {}
+  RandomKeys* keys() const { return keys_.data(); }
   /// `key` is device memory, which the host does not read.
   static DeviceLayerRandom draw(const std::uint64_t* key, std::uint64_t layer) {
     return {key, layer};
   }
-  void store(const RandomKeys& keys) { launch_store(comm_.gpu().stream(), this->keys(), keys); }
+  void store(const RandomKeys& keys) { launch_store(comm_.gpu().stream(), keys_.data(), keys); }
 
  private:
   Comm& comm_;
-  DeviceArena memory_;
+  DeviceElements<RandomKeys> keys_{1};
 };
 
 template <class Bits>
@@ -132,7 +134,7 @@ LOCKSTEP_KERNEL find_unwritten(const Bits* data, UnwrittenBits<Bits> unwritten, 
 template <>
 class WrittenCheck<Cuda> {
  public:
-  explicit WrittenCheck(auto& comm) : stream_(comm.gpu().stream()), first_(sizeof none) { clear(); }
+  explicit WrittenCheck(auto& comm) : stream_(comm.gpu().stream()) { clear(); }
 
   template <class T>
   void spoil(std::span<T> gradient) {
@@ -150,15 +152,14 @@ class WrittenCheck<Cuda> {
     launch_kernel<find_unwritten<Bits>>(
         "find_unwritten", stream_, blocks, threads, reinterpret_cast<const Bits*>(gradient.data()),
         unwritten<T>(), gradient.size(), static_cast<unsigned long long>(parameter) << element_bits,
-        first());
+        first_.data());
   }
 
   /// **Host** blocks until the stream is empty.
   std::optional<Unwritten> take() {
     if (is_capturing()) return std::nullopt;
     unsigned long long found = none;
-    check_cuda(cudaMemcpyAsync(&found, first(), sizeof found, cudaMemcpyDeviceToHost, stream_),
-               "cudaMemcpyAsync");
+    copy_async(&found, first_.data(), sizeof found, stream_);
     check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
     if (found == none) return std::nullopt;
     clear();
@@ -172,18 +173,13 @@ class WrittenCheck<Cuda> {
   static constexpr unsigned blocks = 256;
   static constexpr unsigned threads = 256;
 
-  unsigned long long* first() const { return reinterpret_cast<unsigned long long*>(first_.data()); }
   void clear() {
-    check_cuda(cudaMemsetAsync(first(), 0xff, sizeof none, stream_), "cudaMemsetAsync");
+    check_cuda(cudaMemsetAsync(first_.data(), 0xff, sizeof none, stream_), "cudaMemsetAsync");
   }
-  bool is_capturing() const {
-    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    check_cuda(cudaStreamIsCapturing(stream_, &status), "cudaStreamIsCapturing");
-    return status != cudaStreamCaptureStatusNone;
-  }
+  bool is_capturing() const { return capture_status(stream_) != cudaStreamCaptureStatusNone; }
 
   cudaStream_t stream_;
-  DeviceArena first_;
+  DeviceElements<unsigned long long> first_{1};
 };
 
 }  // namespace lockstep::detail

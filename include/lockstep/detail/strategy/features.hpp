@@ -2,8 +2,6 @@
 #pragma once
 /// @file A step as a fixed list of stages, and the features that act at them.
 
-#include <tuple>
-
 #include "lockstep/detail/core/standard.hpp"
 
 namespace lockstep::detail {
@@ -52,10 +50,9 @@ struct Stages {
 
   /// A number that differs where the work of the next micro-batch does.
   static constexpr std::uint64_t graph_key() { return 0; }
-  /// The state on the host that a micro-batch changes, and its restoration.
-  struct Nothing {};
-  static constexpr Nothing snapshot() { return {}; }
-  static constexpr void rollback(const Nothing&) {}
+  /// Keeps the state on the host that a captured micro-batch changes, and restores it.
+  static constexpr void snapshot() {}
+  static constexpr void rollback() {}
 };
 
 /// The type of a step that features have extended, one after the other.
@@ -93,18 +90,8 @@ struct FeatureSet : F... {
     ((key = 31 * key + F::graph_key()), ...);
     return key;
   }
-  /// Explicit types: from a single pair, `std::tuple` would deduce a tuple of the pair's members.
-  auto snapshot() const {
-    return std::tuple<decltype(std::declval<const F&>().snapshot())...>(F::snapshot()...);
-  }
-  void rollback(const auto& all) { rollback_each(all, std::index_sequence_for<F...>{}); }
 
  private:
-  // Not a lambda: g++ 13 does not compile a call of a base's member in one.
-  template <std::size_t... I>
-  void rollback_each([[maybe_unused]] const auto& all, std::index_sequence<I...>) {
-    (F::rollback(std::get<I>(all)), ...);
-  }
   template <class... Rest, class Step>
     requires(sizeof...(Rest) == 0)
   static const Step& stack(const Step& step, auto& /*replica*/) {

@@ -96,11 +96,9 @@ class GatheredOutputs {
   std::optional<Arena> gradients_;
 };
 
-/// For models whose output is their loss.
-struct NothingGathered {};
-
+/// Nothing for models whose output is their loss.
 template <bool HasOutputs, class Model, class Memory, class Execution>
-using OutputsOf =
-    std::conditional_t<HasOutputs, GatheredOutputs<Model, Memory, Execution>, NothingGathered>;
+using OutputsOf = std::conditional_t<HasOutputs, GatheredOutputs<Model, Memory, Execution>,
+                                     std::type_identity<void>>;
 
 }  // namespace lockstep::detail

@@ -55,13 +55,11 @@ LOCKSTEP_KERNEL add_loss(const double* loss, T samples, LossTotals* totals, T* s
 template <class Comm, bool Skips>
 class DeviceLossMeter {
  public:
-  explicit DeviceLossMeter(Comm& comm)
-      : comm_(&comm), shown_(sizeof(double)), totals_(sizeof(LossTotals)) {}
+  explicit DeviceLossMeter(Comm& comm) : comm_(&comm) {}
 
   void reset() {
     const OnGpu current(comm_->gpu().index());
-    check_cuda(cudaMemsetAsync(totals_.data(), 0, totals_.bytes(), comm_->gpu().stream()),
-               "cudaMemsetAsync");
+    zero_async(totals_.data(), sizeof(LossTotals), comm_->gpu().stream());
   }
 
   /// **Stream** after the forward pass.
@@ -69,7 +67,7 @@ class DeviceLossMeter {
     const OnGpu current(comm_->gpu().index());
     launch_kernel<add_loss<Skips, double>>(
         "add_loss", comm_->gpu().stream(), 1, 1, loss.device_data(), static_cast<double>(samples),
-        reinterpret_cast<LossTotals*>(totals_.data()), reinterpret_cast<double*>(shown_.data()));
+        totals_.data(), reinterpret_cast<double*>(shown_.data()));
   }
 
   /// The latest loss that the GPU has added. **Host** does not block.
@@ -92,8 +90,9 @@ class DeviceLossMeter {
 
  private:
   Comm* comm_;
-  PinnedArena shown_;
-  DeviceArena totals_;  // freed first, which waits for kernels that write to `shown_`
+  PinnedArena shown_{sizeof(double)};
+  // Freed first, which waits for kernels that write to `shown_`.
+  DeviceElements<LossTotals> totals_{1};
 };
 
 /// The model's step. Forward and backward enqueue all work on `stream()`, or on streams forked from
@@ -144,9 +143,8 @@ class GpuStep : public Traits::bare_step {
         "type; write other gradients in a kernel, through step.grad, and call step.ready");
     if constexpr (fits) {
       if (!has_shape_of(gradient, value)) reject_gradient(key, gradient.size(), value.size());
-      check_cuda(cudaMemcpyAsync(gradient.data_handle(), value.data_handle(),
-                                 gradient.size() * sizeof(T), cudaMemcpyDeviceToDevice, stream()),
-                 "cudaMemcpyAsync");
+      copy_async(gradient.data_handle(), value.data_handle(), gradient.size() * sizeof(T),
+                 stream());
     }
   }
 
@@ -254,7 +252,7 @@ class DeviceExecution<Cuda, Traits, Comm> {
   using UpdatePasses = GpuUpdate<Traits, Comm>;
   using OnDevice = OnDeviceOf<Comm>;
 
-  explicit DeviceExecution(Comm& comm) : comm_(comm), values_(sizeof(DeviceValues)) {
+  explicit DeviceExecution(Comm& comm) : comm_(comm) {
     static_assert(Execution<DeviceExecution>);
     DeviceValues first;
     first.state.loss_scale = first_loss_scale(LossScaleOptions{});
@@ -262,13 +260,13 @@ class DeviceExecution<Cuda, Traits, Comm> {
   }
 
   Step step(const TensorLayouts<Traits>& layouts, Arenas arenas) {
-    return Step(layouts, arenas, comm_, &values()->loss, &values()->state.loss_scale.scale);
+    return Step(layouts, arenas, comm_, loss_value(), &step_state()->loss_scale.scale);
   }
 
   /// The optimizer's state between updates, in device memory.
-  StepState* step_state() const { return &values()->state; }
+  StepState* step_state() const { return &values_.data()->state; }
 
-  const double* loss_value() const { return &values()->loss; }
+  double* loss_value() const { return &values_.data()->loss; }
 
   /// **Stream** the copy is ordered among the steps.
   template <class Batch>
@@ -309,7 +307,7 @@ class DeviceExecution<Cuda, Traits, Comm> {
   /// Averages weighted losses over ranks; a rank of weight 0 has no loss. **Ranks** all.
   void average_loss(double weight) {
     if (comm_.world_size() == WorldSize{1}) return;
-    const std::span<double> loss(&values()->loss, 1);
+    const std::span<double> loss(loss_value(), 1);
     if (weight == 0) {
       note_forward();
       zero(reinterpret_cast<std::byte*>(loss.data()), loss.size_bytes());
@@ -320,14 +318,14 @@ class DeviceExecution<Cuda, Traits, Comm> {
   }
 
   void note_forward() { ++forwards_; }
-  Loss latest_loss() const { return Loss(comm_, &values()->loss, forwards_); }
+  Loss latest_loss() const { return Loss(comm_, loss_value(), forwards_); }
 
   /// Is the other execution on another GPU? Memory there is copied rather than read repeatedly.
   bool is_far_from(const DeviceExecution& other) const {
     return comm_.gpu().index() != other.comm_.gpu().index();
   }
   void copy(std::byte* to, const std::byte* from, std::size_t bytes) {
-    check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream()), "cudaMemcpyAsync");
+    copy_async(to, from, bytes, stream());
   }
 
   Meter meter() { return Meter(comm_); }
@@ -339,19 +337,15 @@ class DeviceExecution<Cuda, Traits, Comm> {
 
   template <class T>
   void scale(std::span<T> values, double factor) {
-    launch_cast<dynamic, PackShape, SameElement<T>, SameElement<T>>(
-        stream(), values.data(), values.data(), factor, values.size());
+    cast_async(values, values, factor, stream());
   }
 
   template <class To, class From>
   void cast(std::span<To> to, std::span<From> from) {
-    launch_cast<dynamic, PackShape, SameElement<From>, SameElement<To>>(stream(), from.data(),
-                                                                        to.data(), 1, from.size());
+    cast_async(to, from, 1, stream());
   }
 
-  void zero(std::byte* data, std::size_t bytes) {
-    check_cuda(cudaMemsetAsync(data, 0, bytes, stream()), "cudaMemsetAsync");
-  }
+  void zero(std::byte* data, std::size_t bytes) { zero_async(data, bytes, stream()); }
 
   /// Values are written on the host, in declared types and layouts, and copied. **Host** blocks.
   void initialize(const typename Traits::model& model, Arenas arenas, std::byte* masters,
@@ -373,10 +367,9 @@ class DeviceExecution<Cuda, Traits, Comm> {
   };
 
   cudaStream_t stream() const { return comm_.gpu().stream(); }
-  DeviceValues* values() const { return reinterpret_cast<DeviceValues*>(values_.data()); }
 
   Comm& comm_;
-  DeviceArena values_;
+  DeviceElements<DeviceValues> values_{1};
   std::uint64_t forwards_ = 0;
   TypedStorage storage_;
 };

@@ -46,15 +46,15 @@ class GpuUpdate {
         layout_(where),
         counter_(counter),
         seen_(stops ? sizeof(std::uint32_t) : 0),
-        found_(stops ? sizeof(AnomalyRecord) : 0),
+        found_(stops ? 1 : 0),
         loss_(execution.loss_value()),
         state_(execution.step_state()),
         table_(where),
-        pieces_(uploaded(table_.pieces)),
-        groups_(uploaded(table_.groups)),
+        pieces_(device_copy_of(table_.pieces)),
+        groups_(device_copy_of(table_.groups)),
         numbers_(OptimizerPolicy{}, groups, counts ? table_.rows() : 0),
-        updates_((counts ? table_.rows() : 0) * sizeof(std::uint64_t)),
-        partials_(plan_partials(owned) * sizeof(double)) {
+        updates_(counts ? table_.rows() : 0),
+        partials_(plan_partials(owned)) {
     if constexpr (stops) {
       const AnomalyRecord nothing;
       copy_now(found_.data(), &nothing, sizeof nothing);
@@ -97,7 +97,7 @@ class GpuUpdate {
   template <class T, std::size_t Count>
   void observe(const UpdatePiece<T, Count>& piece, auto averages) {
     using Element = ElementOf<reduce_kind<T>>;  // reached through its kind, for nvcc
-    double* const partials = decides ? this->partials() + partials_before_[piece.number] : nullptr;
+    double* const partials = decides ? partials_.data() + partials_before_[piece.number] : nullptr;
     if constexpr (finds) {
       launch_find_used<Element>(stream(), averages.data(), where(piece.offset, sizeof(T)),
                                 used_.data(), partials, piece.count.value());
@@ -109,21 +109,21 @@ class GpuUpdate {
   /// Computes norm, clip factor, loss scale and rows. Kernels read whether to skip. **Ranks** all.
   bool decide(const auto& owned) {
     if constexpr (adds_squares) {
-      launch_add_partials(stream(), partials(), partials_before_.back(), squares_);
+      launch_kernel<add_partials<double>>("sum of partials", stream(), 1, decide_threads,
+                                          partials_.data(), partials_.size(), squares_);
       owned.sum_over_owners(*squares_);
     }
     if constexpr (decides)
-      launch_decide(stream(), numbers_.inputs(), adds_squares ? squares_ : partials(),
-                    adds_squares ? 1 : partials_before_.back(), step_limits<Traits>(), state_,
+      launch_decide(stream(), numbers_.inputs(), adds_squares ? squares_ : partials_.data(),
+                    adds_squares ? 1 : partials_.size(), step_limits<Traits>(), state_,
                     numbers_.step());
     // A rank that owns a part of a parameter has seen only that part.
     if constexpr (finds && Traits::divides_states) agree();
-    const auto* const group_of_row = reinterpret_cast<const std::uint16_t*>(groups_.data());
     if constexpr (counts) {
-      numbers_.number_rows(stream(), {group_of_row, used_.data(), updates().data()}, 0,
+      numbers_.number_rows(stream(), {groups_.data(), used_.data(), updates_.data()}, 0,
                            table_.rows());
     } else if constexpr (decides && has_table) {  // group 0 has the step's
-      numbers_.number_rows(stream(), {group_of_row}, 1, table_.rows());
+      numbers_.number_rows(stream(), {groups_.data()}, 1, table_.rows());
     }
     return true;
   }
@@ -167,20 +167,17 @@ class GpuUpdate {
   /// **Host** blocks.
   void set_state(const StepState& state) { copy_now(state_, &state, sizeof state); }
   /// Each parameter's count of updates, in device memory, written in stream order.
-  std::span<std::uint64_t> updates() const {
-    return {reinterpret_cast<std::uint64_t*>(updates_.data()), counts ? table_.rows() : 0};
-  }
+  std::span<std::uint64_t> updates() const { return updates_; }
   /// **Host** blocks.
   void set_updates(std::uint64_t updates) {
     const std::vector<std::uint64_t> all(table_.rows(), updates);
-    copy_now(updates_.data(), all.data(), updates_.bytes());
+    copy_now(updates_.data(), all.data(), this->updates().size_bytes());
   }
 
  private:
   AnomalyWatch watch() const {
     if constexpr (!stops) return {};
-    return {reinterpret_cast<AnomalyRecord*>(found_.data()),
-            reinterpret_cast<std::uint32_t*>(seen_.data()), loss_};
+    return {found_.data(), reinterpret_cast<std::uint32_t*>(seen_.data()), loss_};
   }
   /// The job is over: kernels change nothing any more, and later calls throw the same.
   [[noreturn, gnu::cold, gnu::noinline]] void report() const {
@@ -199,22 +196,13 @@ class GpuUpdate {
   }
 
   cudaStream_t stream() const { return comm_.gpu().stream(); }
-  double* partials() const { return reinterpret_cast<double*>(partials_.data()); }
   /// The table for a kernel over elements of `element` bytes at `offset` of the arena.
   TablePieces where(std::size_t offset, std::size_t element) const {
-    return {reinterpret_cast<const TablePiece*>(pieces_.data()), table_.pieces.size(), offset,
-            element};
+    return {pieces_.data(), pieces_.size(), offset, element};
   }
 
   /// Takes the maximum over ranks of the usage flags. **Ranks** all.
   void agree() { comm_.all_reduce(used_, Max{}, step_call_of_thread()); }
-
-  template <class T>
-  static DeviceArena uploaded(const std::vector<T>& values) {
-    DeviceArena arena(values.size() * sizeof(T));
-    if (!values.empty()) copy_now(arena.data(), values.data(), arena.bytes());
-    return arena;
-  }
 
   /// Plans where each bucket's partial sums begin. Returns their number.
   std::size_t plan_partials(const auto& owned) {
@@ -235,16 +223,16 @@ class GpuUpdate {
   const StepCounter& counter_;
   // A kernel may still write to pinned memory: freeing device memory first waits for the GPU.
   PinnedArena seen_;  // has an anomaly been seen?
-  DeviceArena found_;
+  DeviceElements<AnomalyRecord> found_;
   const double* loss_;
   StepState* state_;
   TableLayout<Traits> table_;
-  DeviceArena pieces_;
-  DeviceArena groups_;  // by row
+  DeviceElements<TablePiece> pieces_;
+  DeviceElements<std::uint16_t> groups_;  // by row
   decltype(DeviceNumbers(OptimizerPolicy{}, 0, 0)) numbers_;
-  DeviceArena updates_;                       // by parameter
+  DeviceElements<std::uint64_t> updates_;     // by parameter
   std::vector<std::size_t> partials_before_;  // by bucket
-  DeviceArena partials_;
+  DeviceElements<double> partials_;
   double* squares_ = nullptr;     // over all owners, in the communicator's memory
   std::span<std::uint8_t> used_;  // by parameter, in the communicator's memory
 };

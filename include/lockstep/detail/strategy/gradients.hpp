@@ -259,11 +259,10 @@ class GradientBuckets {
 
   /// Scales the accumulated gradients. No bucket may be in flight.
   void scale_own(double factor) {
-    for (const Bucket& bucket : layout_.plan().buckets()) {
-      Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
-        execution_.scale(own<T>(bucket.offset, bucket.bytes), factor);
-      });
-    }
+    const auto scale = [&]<class T>(std::type_identity<T>, const Bucket& bucket) {
+      execution_.scale(own<T>(bucket.offset, bucket.bytes), factor);
+    };
+    Traits::for_each_typed(layout_.plan().buckets(), scale);
   }
 
   /// Starts the reductions of passes that did not synchronize.
@@ -313,11 +312,10 @@ class GradientBuckets {
     if constexpr (folds || Features::divides_averages) {
       const double factor = this->factor() / features_.divisor(*this);
       if (factor == 1) return;
-      for (const Bucket& bucket : layout_.plan().buckets()) {
-        Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
-          execution_.scale(averages<T>(bucket.offset, bucket.bytes), factor);
-        });
-      }
+      const auto scale = [&]<class T>(std::type_identity<T>, const Bucket& bucket) {
+        execution_.scale(averages<T>(bucket.offset, bucket.bytes), factor);
+      };
+      Traits::for_each_typed(layout_.plan().buckets(), scale);
     }
   }
 
@@ -362,24 +360,30 @@ class GradientBuckets {
   /// Starts the reduction of a bucket and the join flags behind it.
   template <class T>
   void start(std::size_t b) {
-    const std::size_t more = flags_behind<Traits>(b, comm_.world_size());
-    const auto sent = reduce_gradients<T>(b, more);
-    [[maybe_unused]] const typename Traits::span span({"bucket ready", b, sent.size_bytes()});
-    if constexpr (!std::is_same_v<T, ReduceType<T>>)
-      execution_.cast(sent, own_gradients<T>(b, more));
-    reductions_.template start<T>(b, sent);
+    const Bucket& bucket = layout_.plan().bucket_table[b];
+    const auto start = [&](std::span<T> own, std::span<ReduceType<T>> sent) {
+      [[maybe_unused]] const typename Traits::span span({"bucket ready", b, sent.size_bytes()});
+      if constexpr (!std::is_same_v<T, ReduceType<T>>) execution_.cast(sent, own);
+      reductions_.template start<T>(b, sent);
+    };
+    if constexpr (Traits::frees_gradients) {
+      start(elements_at<T>(ring_.arena_of(b), bucket.offset, bucket.bytes),
+            ring_.template reduce_slot<T>(b));
+    } else {
+      const std::size_t bytes =
+          bucket.bytes + flags_behind<Traits>(b, comm_.world_size()) * sizeof(T);
+      start(own<T>(bucket.offset, bytes), averages<T>(bucket.offset, bytes));
+    }
   }
 
   /// All-gathers the reduced slices. **Ranks** all. **Host** as `wait`.
   void gather_averages() {
-    for (std::size_t b = Traits::joins ? 1 : 0; b != layout_.plan().bucket_count; ++b) {
-      const Bucket& bucket = layout_.plan().bucket_table[b];
-      Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
-        const auto& space = reductions_.space();
-        const auto whole = averages<T>(bucket.offset, bucket.bytes);
-        space.gather(space.template pieces<T>(whole.data(), whole.size())).wait();
-      });
-    }
+    const auto gather = [&]<class T>(std::type_identity<T>, const Bucket& bucket) {
+      const auto& space = reductions_.space();
+      const auto whole = averages<T>(bucket.offset, bucket.bytes);
+      space.gather(space.template pieces<T>(whole.data(), whole.size())).wait();
+    };
+    Traits::for_each_typed(layout_.plan().buckets().subspan(Traits::joins ? 1 : 0), gather);
   }
 
   void take_as_zero(std::size_t p) {
@@ -458,20 +462,6 @@ class GradientBuckets {
   std::span<T> piece_of(std::byte* arena, std::size_t parameter) const {
     const Placement& placement = layout_.plan().placements[parameter];
     return elements_at<T>(arena, placement.offset, placement.bytes);
-  }
-  /// A bucket's gradients as the model writes them, and as they are reduced, with `more` elements.
-  template <class T>
-  std::span<T> own_gradients(std::size_t b, std::size_t more) const {
-    const Bucket& bucket = layout_.plan().bucket_table[b];
-    if constexpr (Traits::frees_gradients)
-      return elements_at<T>(ring_.arena_of(b), bucket.offset, bucket.bytes);
-    return own<T>(bucket.offset, bucket.bytes + more * sizeof(T));
-  }
-  template <class T>
-  std::span<ReduceType<T>> reduce_gradients(std::size_t b, std::size_t more) const {
-    const Bucket& bucket = layout_.plan().bucket_table[b];
-    if constexpr (Traits::frees_gradients) return ring_.template reduce_slot<T>(b);
-    return averages<T>(bucket.offset, bucket.bytes + more * sizeof(T));
   }
 
   struct NoRing {

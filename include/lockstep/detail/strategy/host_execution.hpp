@@ -228,7 +228,7 @@ class LossMeter {
 };
 
 template <class Traits, class Comm>
-class DeviceExecution<Cpu, Traits, Comm> {
+class DeviceExecution<Cpu, Traits, Comm> : public HookDevice<Cpu> {
  public:
   using Arena = HostArena;
   using Loss = double;
@@ -242,7 +242,9 @@ class DeviceExecution<Cpu, Traits, Comm> {
     static constexpr void return_to(const Comm&) {}
   };
 
-  constexpr explicit DeviceExecution(Comm&) { static_assert(Execution<DeviceExecution>); }
+  constexpr explicit DeviceExecution(Comm& comm) : HookDevice<Cpu>(comm) {
+    static_assert(Execution<DeviceExecution>);
+  }
 
   static Step step(const TensorLayouts<Traits>& layouts, Arenas arenas) {
     return Step(layouts.parameters, layouts.buffers, arenas);
@@ -276,15 +278,6 @@ class DeviceExecution<Cpu, Traits, Comm> {
     using A = Accumulator<T>;
     for (std::size_t i = 0; i != sum.size(); ++i)
       sum[i] = static_cast<T>(static_cast<A>(sum[i]) + static_cast<A>(more[i]));
-  }
-  template <class T>
-  static void scale(std::span<T> values, double factor) {
-    using A = Accumulator<T>;
-    for (T& value : values) value = static_cast<T>(static_cast<A>(value) * static_cast<A>(factor));
-  }
-  template <class To, class From>
-  static void cast(std::span<To> to, std::span<From> from) {
-    convert(to.data(), from.data(), to.size());
   }
 
   static void initialize(const typename Traits::model&, Arenas arenas, std::byte* /*masters*/,

@@ -37,12 +37,11 @@ struct ArenaValues {
 /// On a CPU the views are of the parameters themselves. On a GPU they are of host memory, allocated
 /// per tensor: for `param` and `buffer` until `flush` or the end, for `for_each_parameter` and
 /// `for_each_buffer` until `f` returns; `fill_by_default` needs none.
-template <class Model, class Layout, class BufferLayout, class Parameters = ArenaValues,
-          class Buffers = ArenaValues>
+template <class Model, class Layout, class Parameters = ArenaValues, class Buffers = ArenaValues>
 class InitialValues {
  public:
-  InitialValues(const Layout& layout, const BufferLayout& buffers, Parameters parameter_values,
-                Buffers buffer_values, Seed seed)
+  InitialValues(const Layout& layout, const BufferLayout<Model>& buffers,
+                Parameters parameter_values, Buffers buffer_values, Seed seed)
       : layout_(layout),
         buffer_layout_(buffers),
         parameters_(parameter_values),
@@ -137,7 +136,7 @@ class InitialValues {
   }
 
   const Layout& layout_;
-  const BufferLayout& buffer_layout_;
+  const BufferLayout<Model>& buffer_layout_;
   Parameters parameters_;
   Buffers buffers_;
   Seed seed_;

@@ -16,11 +16,9 @@ constexpr GradientReduction gradient_reduction() {
   if constexpr (!AveragingBySums<Comm> || Traits::alone || Traits::is_hooked)
     return GradientReduction::average;
   bool has_halves = false;
-  for (std::size_t k = 0; k != Traits::kinds().size; ++k) {
-    Traits::with_element(Traits::kinds().kinds[k], [&]<class T>(std::type_identity<T>) {
-      has_halves |= std::is_same_v<typename Traits::template reduce_type<T>, Half>;
-    });
-  }
+  Traits::for_each_kind([&]<class T>(std::type_identity<T>) {
+    has_halves |= std::is_same_v<typename Traits::template reduce_type<T>, Half>;
+  });
   return has_halves ? GradientReduction::folded_sum_of_halves : GradientReduction::folded_sum;
 }
 

@@ -163,11 +163,8 @@ class Replica {
     if constexpr (traits::shares_parameters) comm_.barrier();  // no rank reads them any more
     if (comm_.rank() == Rank{0}) {
       const typename traits::declared_layout declared(model_);
-      const BufferLayout<Model> declared_buffers(model_);
       const auto write = [&]<class P, class B>(P&& parameters, B&& buffers) {
-        InitialValues<Model, typename traits::declared_layout, BufferLayout<Model>, P, B> initial(
-            declared, declared_buffers, parameters, buffers, seed);
-        f(initial);
+        write_initial<P, B>(f, declared, parameters, buffers, seed);
       };
       execution_.initialize(model_, {parameters_, nullptr, buffers_}, updater_.masters_in(masters),
                             write);
@@ -313,16 +310,9 @@ class Replica {
   /// `Sync::no` and without `Norms<Synced>` this one.
   template <class Batch>
   Loss forward(const Batch& on_device, Sync sync) {
-    [[maybe_unused]] const auto in = in_step();
-    [[maybe_unused]] const span_type span({"forward"});
     if constexpr (require_model<Model, step_type, Batch>()) {
-      if (sync == Sync::yes) before_forward(step_call<traits>());
-      begin_forward();
-      const Loss loss =
-          with_step([&](auto& step) { return execution_.forward(model_, step, on_device); });
-      end_forward();
-      require_finite_loss(loss);
-      return loss;
+      return run_forward(sync,
+                         [&](auto& step) { return execution_.forward(model_, step, on_device); });
     }
     std::terminate();  // never reached: a clause is missing, and has been reported
   }
@@ -486,22 +476,21 @@ class Replica {
   /// before the model is used elsewhere. **Ranks** all. **Host** as `update`.
   void average_parameters() {
     [[maybe_unused]] const auto on = on_device();
-    for (const Bucket& bucket : layouts_.parameters.plan().buckets()) {
-      traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
-        const auto values = elements_at<T>(parameters_, bucket.offset, bucket.bytes);
-        const auto average = [&](const auto& own) {
-          gradients_.reductions().count_sent(own.size_bytes());
-          comm_.all_reduce(own, Average{}, JobCall::step);
-        };
-        if constexpr (traits::keeps_masters) {
-          const auto masters = updater_.masters_of(bucket);
-          average(masters);
-          execution_.cast(values, masters);
-        } else {
-          average(values);
-        }
-      });
-    }
+    const auto average = [&](const auto& own) {
+      gradients_.reductions().count_sent(own.size_bytes());
+      comm_.all_reduce(own, Average{}, JobCall::step);
+    };
+    const auto average_bucket = [&]<class T>(std::type_identity<T>, const Bucket& bucket) {
+      const auto values = elements_at<T>(parameters_, bucket.offset, bucket.bytes);
+      if constexpr (traits::keeps_masters) {
+        const auto masters = updater_.masters_of(bucket);
+        average(masters);
+        execution_.cast(values, masters);
+      } else {
+        average(values);
+      }
+    };
+    traits::for_each_typed(layouts_.parameters.plan().buckets(), average_bucket);
   }
 
   /// Throws if a loss or gradient was not finite (`Anomaly<Stop>`). **Host** waits for all steps.
@@ -602,20 +591,13 @@ class Replica {
     return outputs_.all_outputs(rows);
   }
   /// `forward` in two parts: the outputs, which are kept, and their loss.
-  auto forward_with_outputs(const auto& on_device, std::size_t rows, Sync sync) {
-    [[maybe_unused]] const auto in = in_step();
-    [[maybe_unused]] const span_type span({"forward"});
-    if (sync == Sync::yes) before_forward(current_job_call());
-    reserve_outputs(rows);
-    begin_forward();
-    const auto loss = with_step([&](auto& step) {
+  Loss forward_with_outputs(const auto& on_device, std::size_t rows, Sync sync) {
+    return run_forward(sync, [&](auto& step) {
+      reserve_outputs(rows);
       model_.predict(step, on_device, outputs_.outputs({0, rows}));
       return execution_.loss(model_, step, on_device, outputs_.all_outputs(rows),
                              outputs_.all_gradients(rows));
     });
-    end_forward();
-    require_finite_loss(loss);
-    return loss;
   }
   auto outputs(std::size_t rows) const {
     [[maybe_unused]] const auto on = on_device();
@@ -656,16 +638,17 @@ class Replica {
     }
     execution_.note_forward();
   }
-  /// The state on the host that a captured micro-batch may change.
-  auto before_capture() const {
-    return std::pair(micro_batches_, gradients_.features().snapshot());
+  /// Keeps the state on the host that a captured micro-batch may change.
+  void before_capture() {
+    micro_batches_before_ = micro_batches_;
+    gradients_.features().each([](auto& feature) { feature.snapshot(); });
   }
   /// Restores the state of `before_capture` after a failed capture, of which nothing has run.
-  void undo_capture(const auto& before) {
+  void undo_capture() {
     gradients_.reductions().forget();
     updater_.owned().forget();
-    micro_batches_ = before.first;
-    gradients_.features().rollback(before.second);
+    micro_batches_ = micro_batches_before_;
+    gradients_.features().each([](auto& feature) { feature.rollback(); });
   }
 
   // For checkpoints. None of these starts a collective.
@@ -763,6 +746,19 @@ class Replica {
 
  private:
   static constexpr bool declares_outputs = OutputDeclaring<Model>;
+
+  /// A forward pass, in which `f(step)` calls the model and returns its loss.
+  Loss run_forward(Sync sync, const auto& f) {
+    [[maybe_unused]] const auto in = in_step();
+    [[maybe_unused]] const span_type span({"forward"});
+    if (sync == Sync::yes) before_forward(step_call<traits>());
+    if constexpr (traits::gathers_parameters) updater_.owned().begin_forward();
+    const Loss loss = with_step(f);
+    // Ranks with other sub-graphs may have asked for more units.
+    if constexpr (traits::gathers_parameters && traits::notes_usage) updater_.owned().end_forward();
+    require_finite_loss(loss);
+    return loss;
+  }
 
   /// Before the forward pass of a micro-batch that synchronizes: `Buffers<Broadcast>`.
   void before_forward([[maybe_unused]] JobCall part_of) {
@@ -975,6 +971,17 @@ class Replica {
     throw anomaly_error("the loss is " + std::to_string(loss), updates() + 1).on(comm_.rank());
   }
 
+  /// Calls `f(initial)`, whose values go to `parameters` and `buffers`: see `ArenaValues`.
+  template <class P, class B>
+  void write_initial(auto& f, const typename traits::declared_layout& declared, P& parameters,
+                     B& buffers, Seed seed) {
+    const BufferLayout<Model> declared_buffers(model_);
+    InitialValues<Model, typename traits::declared_layout, P, B> initial(declared, declared_buffers,
+                                                                         parameters, buffers, seed);
+    f(initial);
+    initial.flush();
+  }
+
   /// The values of parameters of which no rank has memory for all: see `UnitExchange`.
   void initialize_units(auto& f, Seed seed) {
     UnitExchange<traits, Comm, execution_type, Updating> exchange(comm_, execution_,
@@ -983,14 +990,10 @@ class Replica {
     await_parameters();
     if (comm_.rank() == Rank{0}) {
       const typename traits::declared_layout declared(model_);
-      const BufferLayout<Model> declared_buffers(model_);
       const auto write = [&]<class P, class B>(P&& frozen, B&& buffers) {
         using Values = UnitValues<traits, decltype(exchange), std::remove_reference_t<P>>;
         Values values(exchange, layouts_.parameters, declared, frozen);
-        InitialValues<Model, typename traits::declared_layout, BufferLayout<Model>, Values&, B>
-            initial(declared, declared_buffers, values, buffers, seed);
-        f(initial);
-        initial.flush();
+        write_initial<Values&, B>(f, declared, values, buffers, seed);
       };
       execution_.initialize(model_, {parameters_, nullptr, buffers_}, nullptr, write);
       exchange.end();
@@ -1001,14 +1004,6 @@ class Replica {
     broadcast(parameters_ + plan.bytes, plan.all_bytes - plan.bytes);
     broadcast(buffers_, layouts_.buffers.plan().bytes);
     await_device();
-  }
-
-  void begin_forward() {
-    if constexpr (traits::gathers_parameters) updater_.owned().begin_forward();
-  }
-  /// Ranks with other sub-graphs may have asked for more units.
-  void end_forward() {
-    if constexpr (traits::gathers_parameters && traits::notes_usage) updater_.owned().end_forward();
   }
 
   /// Waits for the latest update's parameters. **Host** blocks, or on a GPU the stream waits.
@@ -1041,7 +1036,8 @@ class Replica {
   std::byte* buffers_;
   Gradients gradients_;
   Updating updater_;
-  std::size_t micro_batches_ = 0;  // accumulated
+  std::size_t micro_batches_ = 0;         // accumulated
+  std::size_t micro_batches_before_ = 0;  // a micro-batch that is captured
   step_type step_;
   std::optional<step_type> adding_step_;  // of micro-batches after the first
   [[no_unique_address]] OutputsOf<declares_outputs, Model, typename traits::memory, execution_type>

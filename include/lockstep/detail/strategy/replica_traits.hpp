@@ -23,15 +23,6 @@ inline constexpr bool shares_memory = std::is_same_v<DevicePolicy, Device<Cpu>> 
                                       (std::is_same_v<BackendPolicy, Backend<Shm>> ||
                                        std::is_same_v<StrategyPolicy, ParallelStrategy<DP>>);
 
-/// The layout rules of parameters, with the units of `FullyShard` where a program names them.
-template <bool HasUnits, class Sharding, class Rules>
-struct PlanRulesOf : std::type_identity<Rules> {};
-template <class Sharding, class Rules>
-struct PlanRulesOf<true, Sharding, Rules> {
-  using units = typename Sharding::template option<axes::ShardedUnits, Units<>>;
-  using type = std::conditional_t<units::patterns.empty(), Rules, RulesOfUnits<Rules, units>>;
-};
-
 template <class Policies>
 struct ShardingTraits {
  private:
@@ -71,10 +62,11 @@ struct ShardingTraits {
   static constexpr std::size_t join_flags =
       joins ? join_flags_for(Pick<axes::World, Policies>::static_size) : 0;
 
-  using plan_rules = typename PlanRulesOf<
-      is_fully, Given,
-      PlanRules<Pick<axes::Buckets, Policies>, Pick<axes::Frozen, Policies>,
-                std::max(shards ? room : 0, align_up(join_flags * sizeof(double)))>>::type;
+  using units =
+      std::conditional_t<is_fully, typename Given::template option<axes::ShardedUnits, Units<>>,
+                         Units<>>;
+  using plan_rules = PlanRules<Pick<axes::Buckets, Policies>, Pick<axes::Frozen, Policies>, units,
+                               std::max(shards ? room : 0, align_up(join_flags * sizeof(double)))>;
 };
 
 template <class Model, class Policies>
@@ -209,6 +201,15 @@ struct ReplicaTraits : ShardingTraits<Policies> {
   static constexpr void with_element(ElementKind kind, F&& f) {
     lockstep::detail::with_element<Model, TensorRole::parameter, parameter_types>(
         kind, std::forward<F>(f));
+  }
+  /// Calls `f(std::type_identity<T>{})` for every element type of parameters.
+  static constexpr void for_each_kind(const auto& f) {
+    for (std::size_t k = 0; k != kinds().size; ++k) with_element(kinds().kinds[k], f);
+  }
+  /// Calls `f(std::type_identity<T>{}, piece)` for all buckets or runs, with elements of T.
+  static constexpr void for_each_typed(const auto& pieces, const auto& f) {
+    for (const auto& piece : pieces)
+      with_element(piece.element, [&](auto type) { f(type, piece); });
   }
 };
 

@@ -27,7 +27,6 @@ namespace detail {
 std::size_t replicas_of(const DpOptions& options, std::size_t static_replicas,
                         std::size_t (*devices)());
 std::size_t output_replica(const DpOptions& options, std::size_t replicas);
-[[noreturn]] void reject_uneven_parts();
 
 /// Rows [first, first + count) of a batch.
 struct RowRange {
@@ -277,7 +276,8 @@ class BatchShares {
       samples_ += rows_[i].count;
       largest_ = std::max(largest_, rows_[i].count);
     }
-    if (samples_ == 0) reject_empty();
+    if (samples_ == 0) [[unlikely]]
+      fail("DP", {"the batch is empty"}, "give it a sample for one replica at least");
   }
 
   /// Throws if a replica has no sample: the norms of the others would wait for its statistics.
@@ -290,8 +290,6 @@ class BatchShares {
   std::size_t largest() const { return largest_; }
 
  private:
-  [[noreturn]] static void reject_empty();
-
   BatchCut cut_;
   std::vector<RowRange> rows_;
   std::size_t samples_ = 0;

@@ -150,12 +150,12 @@ class CapturedSteps {
   auto run(Replica& replica, const Batch& batch, const Enqueue& enqueue, std::uint64_t variant) {
     if constexpr (!std::is_same_v<typename Graphs<Replica, Batch>::Guard, NoCaptureGuard>)
       replica.with_step([&](auto& step) { replica.model().prepare_step(step); });
-    const auto before = replica.before_capture();
+    replica.before_capture();
     const std::uint64_t phase = replica.begin_graph();
     graphs_.get<Graphs<Replica, Batch>>().run(
         replica.communicator(), replica.model(), batch,
-        {before.first != 0, replica.completes_step(), variant, phase}, enqueue,
-        [&] { replica.note_replay(); }, [&] { replica.undo_capture(before); });
+        {replica.micro_batches() != 0, replica.completes_step(), variant, phase}, enqueue,
+        [&] { replica.note_replay(); }, [&] { replica.undo_capture(); });
     return replica.execution().latest_loss();
   }
 

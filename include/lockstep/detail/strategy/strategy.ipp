@@ -42,10 +42,6 @@ LOCKSTEP_INLINE void fail_agreement(const char* what, const std::string& first,
        me);
 }
 
-LOCKSTEP_INLINE void BatchShares::reject_empty() {
-  throw Error("DP", "the batch is empty", "give it a sample for one replica at least");
-}
-
 LOCKSTEP_INLINE void BatchShares::require_samples() const {
   for (std::size_t i = 0; i != rows_.size(); ++i) {
     if (rows_[i].count != 0) continue;
@@ -80,11 +76,6 @@ LOCKSTEP_INLINE std::size_t output_replica(const DpOptions& options, std::size_t
   for (std::size_t i = 0; i != options.devices.size(); ++i)
     if (options.devices[i] == wanted) return i;
   fail("DP", {"output_device ", wanted, " has no replica"}, "name one of the devices");
-}
-
-LOCKSTEP_INLINE void reject_uneven_parts() {
-  fail("DP", {"parts of the batch differ in size, and some samples would be left out"},
-       "give all parts the same size, or use LossOnReplica");
 }
 
 }  // namespace lockstep::detail

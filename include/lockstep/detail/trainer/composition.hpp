@@ -446,11 +446,9 @@ consteval Finding find_selection_fault() {
       sets = find_subgraph_fault_of<Still>(typename Meaning::sets{}, parameters);
     const bool trains = trains_any<Still>(parameters, [](std::size_t) { return true; });
     using Rules = typename ShardingTraits<Policies>::plan_rules;
-    Finding units;
-    if constexpr (NamingUnits<Rules>) units = find_unit_fault<typename Rules::units>(parameters);
     return first_of({when(!trains, Fault::everything_frozen), find_pattern_fault<Still>(parameters),
                      find_group_fault<Still>(Pick<axes::ParameterGroups, Policies>{}, parameters),
-                     list, sets, units});
+                     list, sets, find_unit_fault<typename Rules::units>(parameters)});
   }
 }
 

@@ -88,7 +88,11 @@ class SubgraphUsage : public Stages<SubgraphUsage<Traits, Comm>>, public UsedPar
       tables_.emplace_back(layout.plan(),
                            [&](std::size_t p) { return List::contains(set, layout.name(p)); });
       // A model may list its tensors at run time, so that a sub-graph can be empty.
-      if (tables_.back().parameters == 0) reject_empty(set);
+      if (tables_.back().parameters == 0) {
+        fail("Subgraphs",
+             {"sub-graph ", List::name_of(set), " contains no parameter that is trained"},
+             "compare its patterns with the names that the model lists, and with Frozen");
+      }
     }
   }
 
@@ -132,19 +136,11 @@ class SubgraphUsage : public Stages<SubgraphUsage<Traits, Comm>>, public UsedPar
   }
 
   std::uint64_t graph_key() const { return std::uint64_t{set_} << 32 | chosen_subgraphs(); }
-  auto snapshot() const { return std::pair(this->used_, chosen_); }
-  void rollback(const auto& before) {
-    this->used_ = before.first;
-    chosen_ = before.second;
-  }
+  void snapshot() { before_ = {this->used_, chosen_}; }
+  void rollback() { std::tie(this->used_, chosen_) = before_; }
 
  private:
   const SubgraphTable& table() const { return tables_[set_]; }
-
-  [[noreturn, gnu::cold, gnu::noinline]] static void reject_empty(std::size_t set) {
-    fail("Subgraphs", {"sub-graph ", List::name_of(set), " contains no parameter that is trained"},
-         "compare its patterns with the names that the model lists, and with Frozen");
-  }
 
   [[noreturn, gnu::cold, gnu::noinline]] void reject_missing(const auto& gradients) const {
     const std::string names =
@@ -159,6 +155,7 @@ class SubgraphUsage : public Stages<SubgraphUsage<Traits, Comm>>, public UsedPar
   std::vector<SubgraphTable> tables_;  // the whole model's first
   std::size_t set_ = whole_model;
   std::uint32_t chosen_ = 0;
+  std::pair<typename Traits::Usage, std::uint32_t> before_;  // a micro-batch that is captured
 };
 
 /// RAII: evaluations and predictions of a wrapper use a sub-graph.

@@ -17,9 +17,10 @@ namespace lockstep::detail {
 ///
 /// Frozen parameters are in no unit: every rank keeps them, at `frozen` plus their offset.
 template <class Traits, class Comm>
-class OwnsUnits : public OwnedParts<Traits> {
+class OwnsUnits : public OwnedShards<Traits, Comm> {
   using layout = typename Traits::layout;
-  using Space = ShardSpace<Traits, Comm>;
+  using Shards = OwnedShards<Traits, Comm>;
+  using Shards::gathers_, Shards::space_, Shards::with_bucket;
   using Policy = typename Traits::template policy<axes::Sharding>;
   static constexpr std::size_t ring =
       Policy::template option<axes::GatheredUnits, GatheredUnits<3>>::count;
@@ -29,13 +30,9 @@ class OwnsUnits : public OwnedParts<Traits> {
   static constexpr std::size_t ahead = ring == 2 ? 1 : ring - 2;
 
  public:
-  static constexpr Pieces fused = Pieces::buckets;
-
   OwnsUnits(Comm& comm, const layout& where, std::byte* frozen, JobGroupsOf<Traits, Comm>* groups)
-      : OwnedParts<Traits>(where),
+      : Shards(comm, where, groups),
         frozen_(frozen),
-        space_(comm, groups),
-        gathers_(where.plan().bucket_count),
         holders_(reshards ? std::min(ring, units()) : units(), no_bucket),
         is_pending_(holders_.size()),
         releases_(holders_.size()) {
@@ -51,17 +48,6 @@ class OwnsUnits : public OwnedParts<Traits> {
     shards_ = allocate(comm, this->state_bytes());
     slots_ = allocate(comm, holders_.size() * slot_bytes_);
   }
-
-  template <Pieces, class Gradients>
-  static void bring(Gradients& gradients, const auto& piece) {
-    gradients.wait(piece.number);
-  }
-  template <class Gradients, class T, std::size_t Count>
-  static auto averages(Gradients& gradients, const UpdatePiece<T, Count>& piece) {
-    return gradients.template slice_averages<T>(piece.number);
-  }
-  static constexpr std::size_t first_of(const auto& /*piece*/) { return 0; }
-  void sum_over_owners(double& sum) const { space_.add_others(sum); }
 
   /// Gathered units are out of date. The next step's first ones are gathered at once, except
   /// outside of a captured step.
@@ -84,8 +70,6 @@ class OwnsUnits : public OwnedParts<Traits> {
       });
     });
   }
-  bool is_saved() const { return space_.is_saved(); }
-  const Space& space() const { return space_; }
 
   // A pass of the model.
 
@@ -111,7 +95,10 @@ class OwnsUnits : public OwnedParts<Traits> {
   auto parameter(auto key) {
     const std::size_t p = tensor_index<typename Traits::model, TensorRole::parameter>(key);
     auto view = this->layout_.template view<typename Traits::memory, true>(arena_of(p), key);
-    if constexpr (is_checked) note_releases(view, p);
+    if constexpr (is_checked) {
+      const std::size_t b = this->layout_.plan().placements[p].bucket;
+      if (b != no_bucket) view.set_releases(releases_[slot_of(b)]);
+    }
     return view;
   }
   void for_each_parameter(auto&& f) {
@@ -153,16 +140,7 @@ class OwnsUnits : public OwnedParts<Traits> {
   }
 
  private:
-  template <class T>
-  using Gather = decltype(std::declval<const Space&>().gather(
-      std::declval<std::span<const T>>(), std::declval<std::span<T>>(), JobCall::none));
-
-  std::size_t units() const { return this->layout_.plan().bucket_count; }
-  void with_bucket(std::size_t b, const auto& f) const {
-    const Bucket& bucket = this->layout_.plan().bucket_table[b];
-    Traits::with_element(bucket.element,
-                         [&]<class T>(std::type_identity<T> type) { f(type, bucket); });
-  }
+  std::size_t units() const { return this->buckets(); }
   static std::byte* allocate(Comm& comm, std::size_t size) {
     if (size == 0) return nullptr;
     return reinterpret_cast<std::byte*>(comm.template allocate<std::uint8_t>(size).data());
@@ -186,10 +164,6 @@ class OwnsUnits : public OwnedParts<Traits> {
     if (b == no_bucket) return frozen_;
     if (b != latest_) ask(b);
     return slots_ + slot_of(b) * slot_bytes_ - plan.bucket_table[b].offset;
-  }
-  void note_releases(auto& view, std::size_t parameter) const {
-    const std::size_t b = this->layout_.plan().placements[parameter].bucket;
-    if (b != no_bucket) view.set_releases(releases_[slot_of(b)]);
   }
 
   // Buckets are numbered as backward meets them; forward goes from the last to the first.
@@ -241,9 +215,7 @@ class OwnsUnits : public OwnedParts<Traits> {
     [[maybe_unused]] const typename Traits::span span({"wait for unit", holders_[slot]});
     is_pending_[slot] = 0;
     --pending_;
-    with_bucket(holders_[slot], [&]<class T>(std::type_identity<T>, const Bucket&) {
-      gathers_.template wait<T>(holders_[slot]);
-    });
+    this->wait_for_gather(holders_[slot]);
   }
   void finish_all() {
     for (std::size_t slot = 0; slot != holders_.size(); ++slot) finish(slot);
@@ -267,8 +239,6 @@ class OwnsUnits : public OwnedParts<Traits> {
   }
 
   std::byte* frozen_;
-  Space space_;
-  BucketSlots<Traits, Gather> gathers_;
   std::vector<std::size_t> holders_;      // the unit in each slot
   std::vector<std::uint8_t> is_pending_;  // by slot
   std::vector<std::uint64_t> releases_;   // by slot
@@ -345,12 +315,8 @@ class UnitExchange {
       const Shard own = space.template slice<T>(count);
       const std::size_t offset = bucket.offset + own.begin * sizeof(T);
       T* const used = reinterpret_cast<T*>(updater_.owned().kept_parameter(offset));
-      D* declared = nullptr;
-      if constexpr (Traits::keeps_masters) {
-        declared = reinterpret_cast<D*>(updater_.masters_at(offset));
-      } else {
-        declared = used;
-      }
+      D* const declared = reinterpret_cast<D*>(
+          Traits::keeps_masters ? updater_.masters_at(offset) : reinterpret_cast<std::byte*>(used));
       const auto whole = space.template pieces<T>(reinterpret_cast<D*>(whole_.data()), count);
       if (task.order == Order::fetch) {
         const std::span<const D> kept(declared, whole.size() / space.shards());
@@ -370,13 +336,12 @@ class UnitExchange {
   }
   std::size_t largest() const {
     std::size_t most = 0;
-    for (const Bucket& bucket : layout_.plan().buckets()) {
-      Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
-        const auto all = updater_.owned().space().template pieces<T>(
-            static_cast<Declared<T>*>(nullptr), bucket.count());
-        most = std::max(most, all.size_bytes());
-      });
-    }
+    const auto compare = [&]<class T>(std::type_identity<T>, const Bucket& bucket) {
+      const auto all = updater_.owned().space().template pieces<T>(
+          static_cast<Declared<T>*>(nullptr), bucket.count());
+      most = std::max(most, all.size_bytes());
+    };
+    Traits::for_each_typed(layout_.plan().buckets(), compare);
     return most;
   }
 

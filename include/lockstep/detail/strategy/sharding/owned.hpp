@@ -200,12 +200,11 @@ class OwnsSlice : public OwnedParts<Traits>, public OwnedAtOnce {
   OwnsSlice(Comm& comm, const layout& where, std::byte* /*parameters*/, const auto* /*groups*/)
       : OwnedParts<Traits>(where), comm_(comm) {
     std::size_t number = 0;
-    for (const Run& run : where.plan().runs()) {
-      Traits::with_element(run.element, [&]<class T>(std::type_identity<T>) {
-        const auto [begin, end] = comm.template slice<T>(run.count());
-        this->template add<T>(number++, run, {begin, end});
-      });
-    }
+    const auto add = [&]<class T>(std::type_identity<T>, const Run& run) {
+      const auto [begin, end] = comm.template slice<T>(run.count());
+      this->template add<T>(number++, run, {begin, end});
+    };
+    Traits::for_each_typed(where.plan().runs(), add);
   }
 
   /// Averages replace this rank's own gradients in its slice, which no other rank reads.

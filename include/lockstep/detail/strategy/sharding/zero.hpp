@@ -94,23 +94,20 @@ class GradientRing {
   /// Gradients that are reduced in another type need memory of their own.
   static constexpr std::size_t widest_ratio() {
     std::size_t ratio = 1;
-    for (std::size_t k = 0; k != Traits::kinds().size; ++k) {
-      Traits::with_element(Traits::kinds().kinds[k], [&]<class T>(std::type_identity<T>) {
-        if constexpr (!std::is_same_v<T, ReduceType<T>>)
-          ratio = std::max(ratio, 1 + (sizeof(ReduceType<T>) + sizeof(T) - 1) / sizeof(T));
-      });
-    }
+    Traits::for_each_kind([&]<class T>(std::type_identity<T>) {
+      if constexpr (!std::is_same_v<T, ReduceType<T>>)
+        ratio = std::max(ratio, 1 + (sizeof(ReduceType<T>) + sizeof(T) - 1) / sizeof(T));
+    });
     return ratio;
   }
 
   std::size_t plan_slices() {
     std::size_t bytes = 0;
-    for (const Bucket& bucket : layout_.plan().buckets()) {
+    const auto add = [&]<class T>(std::type_identity<T>, const Bucket& bucket) {
       slice_offsets_.push_back(bytes);
-      Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
-        bytes += align_up(space_.template slice<T>(bucket.count()).count() * sizeof(ReduceType<T>));
-      });
-    }
+      bytes += align_up(space_.template slice<T>(bucket.count()).count() * sizeof(ReduceType<T>));
+    };
+    Traits::for_each_typed(layout_.plan().buckets(), add);
     return bytes;
   }
 
@@ -129,30 +126,11 @@ template <class Comm>
 inline constexpr std::size_t most_shards_in_flight =
     std::max<std::size_t>(1, Comm::most_in_flight / 2);
 
-/// A rank owns a slice of every bucket. After an update buckets are all-gathered one by one:
-/// forward waits for a bucket at its first parameter, other readers and writers wait for all.
+/// A rank owns a slice of every bucket, and gathers buckets from their owners.
 template <class Traits, class Comm>
-class OwnsShard : public OwnedParts<Traits> {
-  using layout = typename Traits::layout;
-  using Space = ShardSpace<Traits, Comm>;
-
+class OwnedShards : public OwnedParts<Traits> {
  public:
   static constexpr Pieces fused = Pieces::buckets;
-
-  OwnsShard(Comm& comm, const layout& where, std::byte* parameters,
-            JobGroupsOf<Traits, Comm>* groups)
-      : OwnedParts<Traits>(where),
-        parameters_(parameters),
-        space_(comm, groups),
-        gathers_(where.plan().bucket_count),
-        pending_(make_small_table<std::uint8_t, layout::count>(where.plan().bucket_count)) {
-    for (std::size_t b = 0; b != where.plan().bucket_count; ++b) {
-      const Bucket& bucket = where.plan().bucket_table[b];
-      Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
-        this->template add<T>(b, bucket, space_.template slice<T>(bucket.count()));
-      });
-    }
-  }
 
   template <Pieces, class Gradients>
   static void bring(Gradients& gradients, const auto& piece) {
@@ -166,12 +144,59 @@ class OwnsShard : public OwnedParts<Traits> {
   }
 
   static constexpr std::size_t first_of(const auto& /*piece*/) { return 0; }
-
   void sum_over_owners(double& sum) const { space_.add_others(sum); }
+  bool is_saved() const { return space_.is_saved(); }
+  const auto& space() const { return space_; }
+
+ protected:
+  using Space = ShardSpace<Traits, Comm>;
+
+  OwnedShards(Comm& comm, const typename Traits::layout& where, JobGroupsOf<Traits, Comm>* groups)
+      : OwnedParts<Traits>(where), space_(comm, groups), gathers_(buckets()) {}
+
+  std::size_t buckets() const { return this->layout_.plan().bucket_count; }
+  /// Calls `f(type of elements, bucket)`.
+  void with_bucket(std::size_t b, const auto& f) const {
+    const Bucket& bucket = this->layout_.plan().bucket_table[b];
+    Traits::with_element(bucket.element,
+                         [&]<class T>(std::type_identity<T> type) { f(type, bucket); });
+  }
+  void wait_for_gather(std::size_t b) {
+    with_bucket(
+        b, [&]<class T>(std::type_identity<T>, const Bucket&) { gathers_.template wait<T>(b); });
+  }
+
+  template <class T>
+  using Gather = decltype(std::declval<const Space&>().gather(std::declval<std::span<T>>()));
+
+  Space space_;
+  BucketSlots<Traits, Gather> gathers_;
+};
+
+/// After an update buckets are all-gathered one by one: forward waits for a bucket at its first
+/// parameter, other readers and writers wait for all.
+template <class Traits, class Comm>
+class OwnsShard : public OwnedShards<Traits, Comm> {
+  using layout = typename Traits::layout;
+  using Shards = OwnedShards<Traits, Comm>;
+  using Shards::buckets, Shards::gathers_, Shards::space_, Shards::with_bucket;
+
+ public:
+  OwnsShard(Comm& comm, const layout& where, std::byte* parameters,
+            JobGroupsOf<Traits, Comm>* groups)
+      : Shards(comm, where, groups),
+        parameters_(parameters),
+        pending_(make_small_table<std::uint8_t, layout::count>(buckets())) {
+    for (std::size_t b = 0; b != buckets(); ++b) {
+      with_bucket(b, [&]<class T>(std::type_identity<T>, const Bucket& bucket) {
+        this->template add<T>(b, bucket, space_.template slice<T>(bucket.count()));
+      });
+    }
+  }
+
   /// Starts to gather all buckets, the last first: forward needs it first. A captured step waits.
   void publish(bool /*was_fused*/) {
     constexpr std::size_t most = most_shards_in_flight<Comm>;
-
     for (std::size_t b = buckets(); b-- != 0;) {
       if (b + most < buckets()) await_bucket(b + most);
       start(b);
@@ -199,17 +224,10 @@ class OwnsShard : public OwnedParts<Traits> {
     gathers_.forget();
     std::ranges::fill(pending_, std::uint8_t{0});
   }
-  bool is_saved() const { return space_.is_saved(); }
 
  private:
-  template <class T>
-  using Gather = decltype(std::declval<const Space&>().gather(std::declval<std::span<T>>()));
-
-  std::size_t buckets() const { return this->layout_.plan().bucket_count; }
-
   void start(std::size_t b) {
-    const Bucket& bucket = this->layout_.plan().bucket_table[b];
-    Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
+    with_bucket(b, [&]<class T>(std::type_identity<T>, const Bucket& bucket) {
       T* const data = reinterpret_cast<T*>(parameters_ + bucket.offset);
       gathers_.template start<T>(
           b, [&] { return space_.gather(space_.template pieces<T>(data, bucket.count())); });
@@ -222,13 +240,10 @@ class OwnsShard : public OwnedParts<Traits> {
   [[gnu::noinline]] void finish(std::size_t b) {
     [[maybe_unused]] const typename Traits::span span({"wait for parameters", b});
     pending_[b] = 0;
-    Traits::with_element(this->layout_.plan().bucket_table[b].element,
-                         [&]<class T>(std::type_identity<T>) { gathers_.template wait<T>(b); });
+    this->wait_for_gather(b);
   }
 
   std::byte* parameters_;
-  Space space_;
-  BucketSlots<Traits, Gather> gathers_;
   SmallTable<std::uint8_t, layout::count> pending_;  // by bucket
 };
 
