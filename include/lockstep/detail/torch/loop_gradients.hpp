@@ -11,23 +11,17 @@
 namespace lockstep::detail {
 
 /// Orders the streams of the program and its job. `Chosen` is the job's device.
-template <class Chosen, class Replica>
+template <class Chosen, class Comm>
 class LoopStreams {
-  static_assert(sizeof(Replica) == 0,
+  static_assert(sizeof(Comm) == 0,
                 "lockstep: a module on a GPU needs lockstep/torch.cuh, in a file for nvcc");
 };
 
-/// RAII: makes a communicator's GPU the thread's current device, if it has one.
-template <class Comm>
-struct CurrentDevice {
-  explicit CurrentDevice(Comm&) {}
-};
-
 /// On the host, calls are synchronous, and backward passes run on the calling thread.
-template <class Replica>
-class LoopStreams<Cpu, Replica> {
+template <class Comm>
+class LoopStreams<Cpu, Comm> {
  public:
-  explicit LoopStreams(Replica&) {}
+  explicit LoopStreams(Comm&) {}
 
   /// Before a forward pass with gradients enabled, and before a backward pass.
   void keep_backward_here() {}
@@ -71,11 +65,12 @@ class LoopGradients {
   using traits = typename Replica::traits;
   using Device = TorchDevice<typename Replica::step_type>;
   using Elements = typename Replica::model_type::Elements;
-  using Streams = LoopStreams<typename traits::device, Replica>;
+  using Streams = LoopStreams<typename traits::device, typename Replica::communicator_type>;
 
  public:
   /// Moves the module's tensors. **Host** blocks. **Stream** hooks will run on the current one.
-  explicit LoopGradients(Replica& replica) : replica_(replica), streams_(replica), receive_(*this) {
+  explicit LoopGradients(Replica& replica)
+      : replica_(replica), streams_(replica.communicator()), receive_(*this) {
     [[maybe_unused]] const auto on = replica_.on_device();
     streams_.synchronize();
     replica_.with_step([&](auto& step) {

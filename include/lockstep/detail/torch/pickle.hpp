@@ -6,10 +6,6 @@
 /// attribute. Nothing of a file is executed: an object of a class that is not known becomes a text
 /// with the name of that class, so that a model can be taken from a file that has more.
 
-#include <ATen/core/Dict.h>
-#include <ATen/core/List.h>
-#include <ATen/core/ivalue.h>
-#include <ATen/core/jit_type.h>
 #include <ATen/ops/empty.h>
 #include <caffe2/serialize/inline_container.h>
 #include <fcntl.h>
@@ -21,22 +17,11 @@
 
 #include "lockstep/detail/core/file.hpp"
 #include "lockstep/detail/core/utility.hpp"
+#include "lockstep/detail/torch/ivalue.hpp"
 
 LOCKSTEP_COLD_BEGIN
 
 namespace lockstep::detail {
-
-using PythonDict = c10::impl::GenericDict;
-using PythonList = c10::impl::GenericList;
-inline PythonDict make_dict() { return PythonDict(c10::AnyType::get(), c10::AnyType::get()); }
-inline PythonList make_list() { return PythonList(c10::AnyType::get()); }
-
-/// The elements of a tuple or a list; nothing for other values.
-inline std::optional<c10::ArrayRef<c10::IValue>> elements_of(const c10::IValue& value) {
-  if (value.isTuple()) return value.toTupleRef().elements();
-  if (value.isList()) return value.toListRef();
-  return std::nullopt;
-}
 
 /// The type of a storage class or of a dtype (`FloatStorage`, `float32`); none for other names.
 inline std::optional<at::ScalarType> pickled_type(std::string_view name) {
