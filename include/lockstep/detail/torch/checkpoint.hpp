@@ -68,11 +68,7 @@ class TrainingFile {
   /// Compares the module with the file, and returns what copies the values.
   std::function<void()> match(const ::torch::nn::Module& module, bool strict,
                               LoadReport& report) const {
-    if (file_) {
-      return [this, matched = match_state_dict(module, *file_, strict, report)]() mutable {
-        for (auto& [tensor, entry] : matched) read_tensor(*file_, *entry, tensor);
-      };
-    }
+    if (file_) return match_state_dict(module, *file_, strict, report);
     return match_model(module, model_, path_, strict, report);
   }
 

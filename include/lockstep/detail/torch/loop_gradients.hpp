@@ -51,11 +51,7 @@ class LoopModule : public TorchModel<LoopModule<Net, Ts...>, Net, Ts...> {
 
  public:
   static constexpr bool has_own_passes = true;
-  using Base::adopted;
   using Base::Base;
-  using Base::keep_in;
-  using Base::open_norms;
-  using Base::require_shared_norms;
 };
 
 /// Puts the gradients of backward passes into the buckets of a replica. A pass begins with
@@ -139,7 +135,10 @@ class LoopGradients {
     replica_.reduce_and_publish([&](const auto& is_used) {
       streams_.program_waits_for_job();
       ++averaged_;
-      if constexpr (traits::stops_at_anomaly) require_finite_averages();
+      if constexpr (traits::stops_at_anomaly) {
+        if (const auto found = find_anomaly()) [[unlikely]]
+          reject_anomaly(*found);
+      }
       if constexpr (leaves_out && !on_host) streams_.measure(averages_);
       if constexpr (traits::skips_anomalies) {
         if (find_anomaly()) {
@@ -270,10 +269,6 @@ class LoopGradients {
     }
   }
 
-  void require_finite_averages() {
-    if (const auto found = find_anomaly()) [[unlikely]]
-      reject_anomaly(*found);
-  }
   /// The index in `averages_` of the first that is NaN or infinite; with `Anomaly<Stop>` on a GPU,
   /// of an earlier pass.
   std::optional<std::size_t> find_anomaly() {
@@ -281,7 +276,12 @@ class LoopGradients {
       for (std::size_t i = 0; i != slots_.size(); ++i) {
         if (slots_[i] == none) continue;
         bool finite = true;
-        with_average(i, [&](auto values) { finite = all_finite(values); });
+        with_average(i, [&]<class T>(std::span<const T> values) {
+          using A = Accumulator<T>;
+          decltype(non_finite(A{})) found = 0;
+          for (const T value : values) found |= non_finite(static_cast<A>(value));
+          finite = found == 0;
+        });
         if (!finite) [[unlikely]]
           return slots_[i];
       }
@@ -312,14 +312,6 @@ class LoopGradients {
                   static_cast<std::size_t>(average.numel())));
     });
   }
-  template <class T>
-  static bool all_finite(std::span<const T> values) {
-    using A = Accumulator<T>;
-    decltype(non_finite(A{})) found = 0;
-    for (const T value : values) found |= non_finite(static_cast<A>(value));
-    return found == 0;
-  }
-
   [[noreturn, gnu::cold, gnu::noinline]] void reject_anomaly(std::size_t slot) {
     const auto i = static_cast<std::size_t>(std::ranges::find(slots_, slot) - slots_.begin());
     std::string what = "the gradient of " + parameters()[i].name + " is ";

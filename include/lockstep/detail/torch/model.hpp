@@ -178,7 +178,6 @@ class TorchModel {
     return detail::TorchCapture<Stream>(stream, jointly);
   }
 
- protected:
   /// Tensors are looked up at first use: until then, the program may change the module.
   detail::AdoptedTensors& adopted() const {
     if (!tensors_) tensors_ = std::make_unique<detail::AdoptedTensors>(base(), ties_);

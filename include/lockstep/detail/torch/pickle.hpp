@@ -8,14 +8,12 @@
 
 #include <ATen/ops/empty.h>
 #include <caffe2/serialize/inline_container.h>
-#include <fcntl.h>
-#include <unistd.h>
 
 #include <cstring>
+#include <fstream>
 #include <map>
 #include <unordered_map>
 
-#include "lockstep/detail/core/file.hpp"
 #include "lockstep/detail/core/utility.hpp"
 #include "lockstep/detail/torch/ivalue.hpp"
 
@@ -415,10 +413,9 @@ inline c10::IValue moved(const c10::IValue& value, at::Device device) {
 
 /// Zip archives, which is what `torch.save` writes, begin so.
 inline bool is_zip_archive(const std::string& path) {
-  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   std::array<char, 4> begin{};
-  return file && ::pread(file.get(), begin.data(), begin.size(), 0) == 4 &&
-         std::string_view(begin.data(), 4) == std::string_view("PK\3\4", 4);
+  return std::ifstream(path, std::ios::binary).read(begin.data(), 4) &&
+         std::string_view(begin.data(), 4) == "PK\3\4";
 }
 
 }  // namespace lockstep::detail
