@@ -26,6 +26,24 @@ struct SavedPart {
 
 LOCKSTEP_COLD_BEGIN
 
+/// The same for a state_dict in memory, which errors call `path`.
+inline auto match_state_dict(const ::torch::nn::Module& module, const PythonDict& model,
+                             const std::string& path, bool strict, LoadReport& report) {
+  std::vector<at::Tensor> values;
+  std::vector<FileTensor> stored;
+  for (const auto& item : model) {
+    if (!item.key().isString() || !item.value().isTensor()) continue;
+    const at::Tensor& value = item.value().toTensor();
+    values.push_back(value);
+    stored.push_back({item.key().toStringRef(), shape_of(value), value.scalar_type(),
+                      c10::toString(value.scalar_type())});
+  }
+  return [values, matched = match_state_dict(module, path, std::move(stored), strict, report)] {
+    const at::NoGradGuard quiet;
+    for (auto [tensor, index] : matched) tensor.copy_(values[index]);
+  };
+}
+
 /// A file to load from: lockstep's own, or one of Python's `torch.save`. Everything but the module
 /// is in `states`.
 class TrainingFile {
@@ -69,25 +87,7 @@ class TrainingFile {
   std::function<void()> match(const ::torch::nn::Module& module, bool strict,
                               LoadReport& report) const {
     if (file_) return match_state_dict(module, *file_, strict, report);
-    return match_model(module, model_, path_, strict, report);
-  }
-
-  static std::function<void()> match_model(const ::torch::nn::Module& module, PythonDict model,
-                                           const std::string& path, bool strict,
-                                           LoadReport& report) {
-    std::vector<at::Tensor> values;
-    std::vector<FileTensor> stored;
-    for (const auto& item : model) {
-      if (!item.key().isString() || !item.value().isTensor()) continue;
-      const at::Tensor& value = item.value().toTensor();
-      values.push_back(value);
-      stored.push_back({item.key().toStringRef(), shape_of(value), value.scalar_type(),
-                        c10::toString(value.scalar_type())});
-    }
-    return [values, matched = match_state_dict(module, path, std::move(stored), strict, report)] {
-      const at::NoGradGuard quiet;
-      for (auto [tensor, index] : matched) tensor.copy_(values[index]);
-    };
+    return match_state_dict(module, model_, path_, strict, report);
   }
 
  private:
@@ -144,8 +144,8 @@ LoadReport load_state_dict(const auto& net, const c10::IValue& state_dict, bool 
     detail::fail("load_state_dict", {"the value is ", state_dict.tagKind(), ", not a dictionary"},
                  "take the member of the file that is the state_dict");
   LoadReport report;
-  detail::TrainingFile::match_model(detail::module_of(net), state_dict.toGenericDict(),
-                                    "the state_dict", strict, report)();
+  detail::match_state_dict(detail::module_of(net), state_dict.toGenericDict(), "the state_dict",
+                           strict, report)();
   return report;
 }
 

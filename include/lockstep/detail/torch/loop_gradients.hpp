@@ -31,6 +31,8 @@ class LoopStreams<Cpu, Comm> {
   void job_waits_for_program() {}
   /// The program's stream waits for the job's.
   void program_waits_for_job() {}
+  /// Runs collectives of the job between the program's work before and after.
+  void in_order(const auto& f) { f(); }
   void before_write() {}
   /// Waits until both streams are empty.
   void synchronize() {}

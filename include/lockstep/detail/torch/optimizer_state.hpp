@@ -500,13 +500,14 @@ class StateDictLoad {
   std::vector<std::pair<at::Tensor, std::unique_ptr<OptimizerClass::State>>> states_;
 };
 
-/// Throws where `load_optimizer_state_dict` would, and changes nothing.
-inline void check_optimizer_state_dict(const ::torch::optim::Optimizer& optimizer,
-                                       const c10::IValue& state_dict) {
-  if (const auto* const sharded = dynamic_cast<const ShardedOptimizer*>(&optimizer))
-    return sharded->check_state_dict(state_dict);
-  StateDictLoad(class_of(optimizer, "load_optimizer_state_dict"), optimizer.param_groups(),
-                state_dict, [](const at::Tensor&) { return true; });
+/// `load_optimizer_state_dict`, or, unless `sets`, only what it compares.
+inline void read_optimizer_state_dict(::torch::optim::Optimizer& optimizer,
+                                      const c10::IValue& state_dict, bool sets) {
+  if (auto* const sharded = dynamic_cast<ShardedOptimizer*>(&optimizer))
+    return sets ? sharded->load_state_dict(state_dict) : sharded->check_state_dict(state_dict);
+  StateDictLoad load(class_of(optimizer, "load_optimizer_state_dict"), optimizer.param_groups(),
+                     state_dict, [](const at::Tensor&) { return true; });
+  if (sets) load.copy_to(optimizer.param_groups(), optimizer.state());
 }
 
 }  // namespace lockstep::detail
@@ -537,12 +538,7 @@ inline c10::IValue optimizer_state_dict(const ::torch::optim::Optimizer& optimiz
 /// load.
 inline void load_optimizer_state_dict(::torch::optim::Optimizer& optimizer,
                                       const c10::IValue& state_dict) {
-  if (auto* const sharded = dynamic_cast<detail::ShardedOptimizer*>(&optimizer))
-    return sharded->load_state_dict(state_dict);
-  detail::StateDictLoad(detail::class_of(optimizer, "load_optimizer_state_dict"),
-                        optimizer.param_groups(), state_dict,
-                        [](const at::Tensor&) { return true; })
-      .copy_to(optimizer.param_groups(), optimizer.state());
+  detail::read_optimizer_state_dict(optimizer, state_dict, true);
 }
 
 }  // namespace torch_modules

@@ -53,8 +53,9 @@ class Unpickler {
   /// A storage's bytes, by its key.
   using ReadStorage = std::function<std::pair<at::DataPtr, std::size_t>(const std::string& key)>;
 
-  Unpickler(std::string path, std::string_view code, ReadStorage read)
-      : path_(std::move(path)), code_(code), read_(std::move(read)) {}
+  /// Tensors come to `device`.
+  Unpickler(std::string path, std::string_view code, ReadStorage read, at::Device device = at::kCPU)
+      : path_(std::move(path)), code_(code), read_(std::move(read)), device_(device) {}
 
   c10::IValue run() {
     for (;;) {
@@ -348,8 +349,10 @@ class Unpickler {
       if (last > std::numeric_limits<std::int64_t>::max()) break;
     }
     if (!is_empty && last >= storage.numel()) damaged("a tensor is larger than its storage");
-    if (is_empty) return at::empty(sizes, storage.options());
-    return at::empty({0}, storage.options()).set_(storage.storage(), first, sizes, strides);
+    if (is_empty) return at::empty(sizes, storage.options().device(device_));
+    return at::empty({0}, storage.options())
+        .set_(storage.storage(), first, sizes, strides)
+        .to(device_);
   }
 
   c10::IValue result_of(const std::string& function, c10::ArrayRef<c10::IValue> arguments) const {
@@ -384,6 +387,7 @@ class Unpickler {
   std::string path_;
   std::string_view code_;
   ReadStorage read_;
+  at::Device device_;
   std::size_t at_ = 0;
   std::unordered_map<const void*, Container> containers_;
   Values stack_;
@@ -391,25 +395,6 @@ class Unpickler {
   std::map<std::uint64_t, c10::IValue> memo_;
   std::map<std::string, at::Storage> storages_;
 };
-
-/// Moves all tensors of a value to a device.
-inline c10::IValue moved(const c10::IValue& value, at::Device device) {
-  if (value.isTensor()) return value.toTensor().to(device);
-  if (value.isGenericDict()) {
-    PythonDict dict = make_dict();
-    for (const auto& item : value.toGenericDict())
-      dict.insert(item.key(), moved(item.value(), device));
-    return dict;
-  }
-  const auto elements = elements_of(value);
-  if (!elements) return value;
-  std::vector<c10::IValue> all;
-  for (const c10::IValue& each : *elements) all.push_back(moved(each, device));
-  if (value.isTuple()) return c10::ivalue::Tuple::create(std::move(all));
-  PythonList list = make_list();
-  for (c10::IValue& each : all) list.push_back(std::move(each));
-  return list;
-}
 
 /// Zip archives, which is what `torch.save` writes, begin so.
 inline bool is_zip_archive(const std::string& path) {
@@ -443,12 +428,12 @@ inline c10::IValue load_pt(const std::string& path, at::Device map_location = at
         reject("was written on a machine with another byte order");
     }
     const auto [code, size] = archive.getRecord("data.pkl");
-    detail::Unpickler pickle(path, {static_cast<const char*>(code.get()), size},
-                             [&](const std::string& key) -> std::pair<at::DataPtr, std::size_t> {
-                               auto [data, bytes] = archive.getRecord("data/" + key);
-                               return {std::move(data), bytes};
-                             });
-    return map_location.is_cpu() ? pickle.run() : detail::moved(pickle.run(), map_location);
+    const auto read = [&](const std::string& key) -> std::pair<at::DataPtr, std::size_t> {
+      auto [data, bytes] = archive.getRecord("data/" + key);
+      return {std::move(data), bytes};
+    };
+    return detail::Unpickler(path, {static_cast<const char*>(code.get()), size}, read, map_location)
+        .run();
   } catch (const c10::Error& error) {
     detail::fail("load_pt", {"'", path, "' is damaged: ", error.what_without_backtrace()},
                  "put back a copy of the file");

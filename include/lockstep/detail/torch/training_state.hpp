@@ -137,11 +137,7 @@ inline c10::IValue state_of(const ::torch::optim::Optimizer& optimizer) {
 }
 inline void set_state(std::string_view /*name*/, ::torch::optim::Optimizer& optimizer,
                       const c10::IValue& state, bool sets) {
-  if (sets) {
-    load_optimizer_state_dict(optimizer, state);
-  } else {
-    check_optimizer_state_dict(optimizer, state);
-  }
+  read_optimizer_state_dict(optimizer, state, sets);
 }
 
 /// LibTorch's schedulers show nobody how far they are, but a derived class may name a protected
@@ -167,6 +163,8 @@ inline void set_state(std::string_view name, ::torch::optim::LRScheduler& schedu
 using Plateau = ::torch::optim::ReduceLROnPlateauScheduler;
 /// The best metric, and numbers of epochs: bad ones, of the cooldown, and all.
 using PlateauState = std::tuple<float&, int&, int&, int&>;
+inline constexpr const char* plateau_names[] = {"best", "num_bad_epochs", "cooldown_counter",
+                                                "last_epoch"};
 PlateauState plateau_state(Plateau& scheduler);
 /// An explicit instantiation may name private members.
 template <float Plateau::* Best, int Plateau::*... Counts>
@@ -180,21 +178,18 @@ template struct PlateauAccess<&Plateau::best, &Plateau::num_bad_epochs, &Plateau
 
 inline c10::IValue state_of(const Plateau& scheduler) {
   auto& own = const_cast<Plateau&>(scheduler);  // NOLINT(cppcoreguidelines-pro-type-const-cast)
-  const auto [best, bad, cooldown, last] = plateau_state(own);
   PythonDict state = make_dict();
-  state.insert("best", state_of(best));
-  state.insert("num_bad_epochs", state_of(bad));
-  state.insert("cooldown_counter", state_of(cooldown));
-  state.insert("last_epoch", state_of(last));
+  const char* const* name = plateau_names;
+  std::apply([&](auto&... each) { (state.insert(*name++, state_of(each)), ...); },
+             plateau_state(own));
   return state;
 }
 inline void set_state(std::string_view name, Plateau& scheduler, const c10::IValue& state,
                       bool sets) {
-  const auto [best, bad, cooldown, last] = plateau_state(scheduler);
-  set_state(name, best, member_of(name, state, "best"), sets);
-  set_state(name, bad, member_of(name, state, "num_bad_epochs"), sets);
-  set_state(name, cooldown, member_of(name, state, "cooldown_counter"), sets);
-  set_state(name, last, member_of(name, state, "last_epoch"), sets);
+  const char* const* key = plateau_names;
+  std::apply(
+      [&](auto&... each) { (set_state(name, each, member_of(name, state, *key++), sets), ...); },
+      plateau_state(scheduler));
 }
 
 /// Classes that have their own state_dicts, as `GradScaler`.

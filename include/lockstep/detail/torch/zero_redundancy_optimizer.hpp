@@ -46,12 +46,7 @@ class OptimizerRanks {
   Bytes allocate(std::size_t bytes) const { return calls_->allocate(self(), bytes); }
   /// Runs collectives. **Stream** after the work of LibTorch's current stream, whose later work
   /// sees the results.
-  template <class F>
-  void in_order(const F& f) const {
-    calls_->begin(self());
-    f();
-    calls_->end(self());
-  }
+  void in_order(FunctionRef<void()> f) const { calls_->in_order(self(), f); }
   /// Gathers pieces of equal length, of which this rank's is in place. **Ranks** all.
   void all_gather(Bytes all) const { calls_->all_gather(self(), all); }
   void broadcast(Bytes data, std::size_t root) const { calls_->broadcast(self(), data, root); }
@@ -86,8 +81,7 @@ class OptimizerRanks {
   struct Calls {
     void (*abort)(void*, std::string_view);
     Bytes (*allocate)(void*, std::size_t);
-    void (*begin)(void*);
-    void (*end)(void*);
+    void (*in_order)(void*, FunctionRef<void()>);
     void (*all_gather)(void*, Bytes);
     void (*broadcast)(void*, Bytes, std::size_t);
     std::vector<std::string> (*all_gather_objects)(void*, std::string);
@@ -101,8 +95,7 @@ class OptimizerRanks {
   static constexpr Calls calls = {
       [](void* self, std::string_view reason) { comm<To>(self).abort(reason); },
       [](void* self, std::size_t bytes) { return static_cast<To*>(self)->allocate(bytes); },
-      [](void* self) { static_cast<To*>(self)->streams.job_waits_for_program(); },
-      [](void* self) { static_cast<To*>(self)->streams.program_waits_for_job(); },
+      [](void* self, FunctionRef<void()> f) { static_cast<To*>(self)->streams.in_order(f); },
       [](void* self, Bytes all) {
         auto& ranks = comm<To>(self);
         const std::size_t piece = all.size() / ranks.world_size().value();

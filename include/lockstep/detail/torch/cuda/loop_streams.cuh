@@ -65,6 +65,12 @@ class LoopStreams<Cuda, Comm> {
     from_job_->record(job());
     from_job_->block(current());
   }
+  /// **Stream** `f` after LibTorch's current one, whose later work sees its results.
+  void in_order(const auto& f) {
+    job_waits_for_program();
+    f();
+    program_waits_for_job();
+  }
   /// **Host** blocks until both streams are empty.
   void synchronize() {
     check_cuda(cudaStreamSynchronize(job()), "cudaStreamSynchronize");
@@ -134,15 +140,11 @@ class LoopStreams<Cuda, Comm> {
     Rank rank() const { return ranks.rank(); }
     template <class T>
     void all_gather(std::span<const T> own, std::span<T> all) const {
-      streams->job_waits_for_program();
-      ranks.all_gather(own, all);
-      streams->program_waits_for_job();
+      streams->in_order([&] { ranks.all_gather(own, all); });
     }
     template <class T>
     void all_reduce(std::span<T> values) const {
-      streams->job_waits_for_program();
-      ranks.all_reduce(values);
-      streams->program_waits_for_job();
+      streams->in_order([&] { ranks.all_reduce(values); });
     }
   };
   template <class Step>
