@@ -78,52 +78,53 @@ struct OptimizerField {
 using OptimizerFields = std::vector<OptimizerField>;
 
 inline OptimizerFields fields_of(::torch::optim::SGDOptions& of) {
-  return {{"lr", &of.lr()},
-          {"momentum", &of.momentum()},
-          {"dampening", &of.dampening()},
-          {"weight_decay", &of.weight_decay()},
-          {"nesterov", &of.nesterov()}};
+  return OptimizerFields{{"lr", &of.lr()},
+                         {"momentum", &of.momentum()},
+                         {"dampening", &of.dampening()},
+                         {"weight_decay", &of.weight_decay()},
+                         {"nesterov", &of.nesterov()}};
 }
 template <class AdamOptions>
   requires requires(AdamOptions& of) { of.amsgrad(); }
 OptimizerFields fields_of(AdamOptions& of) {
-  return {{"lr", &of.lr()},
-          {"betas", &of.betas()},
-          {"eps", &of.eps()},
-          {"weight_decay", &of.weight_decay()},
-          {"amsgrad", &of.amsgrad()}};
+  return OptimizerFields{{"lr", &of.lr()},
+                         {"betas", &of.betas()},
+                         {"eps", &of.eps()},
+                         {"weight_decay", &of.weight_decay()},
+                         {"amsgrad", &of.amsgrad()}};
 }
 inline OptimizerFields fields_of(::torch::optim::RMSpropOptions& of) {
-  return {{"lr", &of.lr()},   {"momentum", &of.momentum()}, {"alpha", &of.alpha()},
-          {"eps", &of.eps()}, {"centered", &of.centered()}, {"weight_decay", &of.weight_decay()}};
+  return OptimizerFields{
+      {"lr", &of.lr()},   {"momentum", &of.momentum()}, {"alpha", &of.alpha()},
+      {"eps", &of.eps()}, {"centered", &of.centered()}, {"weight_decay", &of.weight_decay()}};
 }
 inline OptimizerFields fields_of(::torch::optim::AdagradOptions& of) {
-  return {{"lr", &of.lr()},
-          {"lr_decay", &of.lr_decay()},
-          {"eps", &of.eps()},
-          {"weight_decay", &of.weight_decay()},
-          {"initial_accumulator_value", &of.initial_accumulator_value()}};
+  return OptimizerFields{{"lr", &of.lr()},
+                         {"lr_decay", &of.lr_decay()},
+                         {"eps", &of.eps()},
+                         {"weight_decay", &of.weight_decay()},
+                         {"initial_accumulator_value", &of.initial_accumulator_value()}};
 }
 
 inline OptimizerFields fields_of(::torch::optim::SGDParamState& of) {
-  return {{"momentum_buffer", &of.momentum_buffer()}};
+  return OptimizerFields{{"momentum_buffer", &of.momentum_buffer()}};
 }
 template <class AdamState>
   requires requires(AdamState& of) { of.max_exp_avg_sq(); }
 OptimizerFields fields_of(AdamState& of) {
-  return {{"step", &of.step()},
-          {"exp_avg", &of.exp_avg()},
-          {"exp_avg_sq", &of.exp_avg_sq()},
-          {"max_exp_avg_sq", &of.max_exp_avg_sq(), "amsgrad"}};
+  return OptimizerFields{{"step", &of.step()},
+                         {"exp_avg", &of.exp_avg()},
+                         {"exp_avg_sq", &of.exp_avg_sq()},
+                         {"max_exp_avg_sq", &of.max_exp_avg_sq(), "amsgrad"}};
 }
 inline OptimizerFields fields_of(::torch::optim::RMSpropParamState& of) {
-  return {{"step", &of.step()},
-          {"square_avg", &of.square_avg()},
-          {"momentum_buffer", &of.momentum_buffer(), "momentum"},
-          {"grad_avg", &of.grad_avg(), "centered"}};
+  return OptimizerFields{{"step", &of.step()},
+                         {"square_avg", &of.square_avg()},
+                         {"momentum_buffer", &of.momentum_buffer(), "momentum"},
+                         {"grad_avg", &of.grad_avg(), "centered"}};
 }
 inline OptimizerFields fields_of(::torch::optim::AdagradParamState& of) {
-  return {{"step", &of.step()}, {"sum", &of.sum()}};
+  return OptimizerFields{{"step", &of.step()}, {"sum", &of.sum()}};
 }
 
 /// One of LibTorch's optimizer classes.
