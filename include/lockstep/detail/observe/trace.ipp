@@ -190,8 +190,7 @@ class TraceFile {
 
   /// `first` is the number of the first of `ranks`, which may be one alone.
   void write(const std::vector<RecordedRank>& ranks, std::size_t first, std::string_view backend) {
-    find_last_arrivals(ranks, first);
-    begin_ = first_time(ranks);
+    find_times(ranks, first);
     append(text(
         {"{\"schemaVersion\":1,\"displayTimeUnit\":\"ms\",\"distributedInfo\":",
          JsonLine().add("backend", backend).add("rank", first).add("world_size", world_).text(),
@@ -212,23 +211,18 @@ class TraceFile {
     std::size_t ranks = 0;
   };
 
-  static std::int64_t first_time(const std::vector<RecordedRank>& ranks) {
-    std::int64_t first = std::numeric_limits<std::int64_t>::max();
-    for (const RecordedRank& rank : ranks) {
-      for (const auto& track : rank.tracks)
-        for (const auto& event : track.events) first = std::min(first, event.begin);
-      for (const auto& group : rank.groups)
-        for (const auto& call : group.calls) first = std::min(first, call.scheduled);
-    }
-    return first == std::numeric_limits<std::int64_t>::max() ? 0 : first;
-  }
-
-  /// Which rank has come last to each collective: the others have waited for it.
-  void find_last_arrivals(const std::vector<RecordedRank>& ranks, std::size_t first) {
+  /// When the first event was, and which rank has come last to each collective: the others have
+  /// waited for it.
+  void find_times(const std::vector<RecordedRank>& ranks, std::size_t first) {
+    constexpr std::int64_t never = std::numeric_limits<std::int64_t>::max();
+    begin_ = never;
     for (std::size_t r = 0; r != ranks.size(); ++r) {
+      for (const auto& track : ranks[r].tracks)
+        for (const auto& event : track.events) begin_ = std::min(begin_, event.begin);
       for (const auto& group : ranks[r].groups) {
         auto& arrivals = last_[group.name];
         for (const auto& call : group.calls) {
+          begin_ = std::min(begin_, call.scheduled);
           if (call.sequence == 0) continue;
           Arrival& last = arrivals[call.sequence];
           ++last.ranks;
@@ -236,6 +230,7 @@ class TraceFile {
         }
       }
     }
+    if (begin_ == never) begin_ = 0;
   }
 
   void write_rank(const RecordedRank& rank, std::size_t number) {

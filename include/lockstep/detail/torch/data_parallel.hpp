@@ -181,8 +181,6 @@ class DataParallel {
   using Replica = detail::ModuleReplica<Contained>;
 
  public:
-  using module_type = Net;
-
   /// A replica on each GPU, the module's own first; on a CPU one, the module itself.
   explicit DataParallel(std::shared_ptr<Contained> module)
       : DataParallel(module, detail::all_devices(device_of(*module))) {}
@@ -245,7 +243,8 @@ class DataParallel {
     using Output = decltype(run_one(*module_, device_, 0));
     if (count == 1) {
       const c10::DeviceGuard near(device_);
-      return detail::gather_outputs(std::vector{run_one(*module_, device_, 0)}, output_device_);
+      return detail::gather_outputs(std::vector<Output>{run_one(*module_, device_, 0)},
+                                    output_device_);
     }
     for (std::size_t i = 1; i != count; ++i) replicas_[i - 1]->follow(*module_);
     std::vector<std::optional<Output>> outputs(count);

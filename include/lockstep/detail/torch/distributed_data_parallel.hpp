@@ -143,7 +143,6 @@ class DistributedDataParallel {
   using traits = typename Replica::traits;
 
  public:
-  using module_type = Net;
   using communicator_type = typename Job::communicator;
 
   /// Compares the module over ranks and broadcasts rank 0's parameters and buffers. The group, a

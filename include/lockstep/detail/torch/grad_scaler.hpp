@@ -270,6 +270,7 @@ class GradScaler {
     // A division of floats may be imprecise on a GPU, so the reciprocal is taken of a double.
     const at::Tensor inverse = scale_.to(at::kDouble).reciprocal().to(at::kFloat);
     std::vector<at::Tensor>& found_infs = state.found_infs;
+    found_infs.clear();
     for (const Gradients& each : sorted) {
       auto found = std::ranges::find(found_infs, each.device,
                                      [](const at::Tensor& flag) { return flag.device(); });

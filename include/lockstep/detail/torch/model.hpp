@@ -39,7 +39,6 @@ class TorchModel {
   using Source = detail::ModuleSource<Net>;
 
  public:
-  using module_type = Net;
   /// Buffers may also hold integers or booleans, which are communicated as bytes.
   using Elements = detail::TorchElements<Ts...>;
   /// The module's tensors are the job's parameters, all of them at any time.
