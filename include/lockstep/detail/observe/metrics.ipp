@@ -129,64 +129,55 @@ LOCKSTEP_INLINE void EventFile::write(std::string_view event) {
          "make room on its disk, or leave --tensorboard out", Rank{0});
 }
 
-LOCKSTEP_INLINE PrometheusText::PrometheusText(std::string_view job) {
-  labels_ = "job=\"";
+LOCKSTEP_INLINE void write_prometheus(const std::string& path, std::string_view job,
+                                      const EpochSummary& now, std::uint64_t updates,
+                                      double learning_rate) {
+  std::string labels = "job=\"";
   for (const char c : job) {
-    if (c == '"' || c == '\\') labels_ += '\\';
-    labels_ += c;
+    if (c == '"' || c == '\\') labels += '\\';
+    labels += c;
   }
-  labels_ += '"';
-}
+  labels += '"';
+  std::string all;
+  const auto describe = [&](std::string_view name, std::string_view help) {
+    all += text({"# HELP ", name, " ", help, "\n# TYPE ", name,
+                 name.ends_with("_total") ? " counter\n" : " gauge\n"});
+  };
+  const auto add_value = [&](std::string_view name, std::string_view label, double value) {
+    all += text({name, "{", labels, label, "} "});
+    if (std::isfinite(value)) {
+      append_json_number(all, value);
+    } else {  // as Go does
+      all += std::isnan(value) ? "NaN" : value > 0 ? "+Inf" : "-Inf";
+    }
+    all += "\n";
+  };
+  const auto add = [&](std::string_view name, std::string_view help, double value) {
+    describe(name, help);
+    add_value(name, "", value);
+  };
+  add("lockstep_epoch", "The epoch, from 1.", static_cast<double>(now.epoch));
+  add("lockstep_updates_total", "Updates of the optimizer.", static_cast<double>(updates));
+  add("lockstep_learning_rate", "The learning rate.", learning_rate);
+  add("lockstep_samples_per_second", "Samples a second, of all ranks.", now.samples_per_second());
+  add("lockstep_resident_bytes", "The memory of rank 0's process.", resident_bytes());
+  if (now.tokens > 0)
+    add("lockstep_tokens_per_second", "Tokens a second, of all ranks.", now.tokens_per_second());
+  if (now.flops > 0)
+    add("lockstep_flops_per_second", "The model's arithmetic a second, of all ranks.",
+        now.flops_per_second());
+  if (now.utilisation() > 0)
+    add("lockstep_mfu", "Model FLOP utilisation, from 0 to 1.", now.utilisation());
+  if (now.loss) add("lockstep_loss", "The epoch's mean loss so far.", *now.loss);
+  if (!now.scores.empty()) describe("lockstep_score", "The latest evaluation.");
+  for (const Score& score : now.scores)
+    add_value("lockstep_score", text({",name=\"", printable(score.name, ""), "\""}), score.mean);
 
-/// Prometheus writes NaN and infinities as Go does.
-inline std::string prometheus_number(double value) {
-  if (value != value) return "NaN";
-  if (value - value != 0) return value > 0 ? "+Inf" : "-Inf";
-  std::string text;
-  append_json_number(text, value);
-  return text;
-}
-
-LOCKSTEP_INLINE PrometheusText& PrometheusText::add(std::string_view name, std::string_view help,
-                                                    double value) {
-  const bool only_grows = name.ends_with("_total");
-  text_ += detail::text({"# HELP ", name, " ", help, "\n# TYPE ", name,
-                         only_grows ? " counter\n" : " gauge\n", name, "{", labels_, "} ",
-                         prometheus_number(value), "\n"});
-  return *this;
-}
-
-LOCKSTEP_INLINE PrometheusText& PrometheusText::add_score(const Score& score) {
-  if (!std::exchange(has_scores_, true))
-    text_ += "# HELP lockstep_score The latest evaluation.\n# TYPE lockstep_score gauge\n";
-  text_ += detail::text({"lockstep_score{", labels_, ",name=\"", printable(score.name, ""), "\"} ",
-                         prometheus_number(score.mean), "\n"});
-  return *this;
-}
-
-LOCKSTEP_INLINE void write_prometheus(const std::string& path, const PrometheusText& metrics,
-                                      Rank rank) {
   const std::string written = path + ".new";
   const Descriptor file(::open(written.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
-  if (!file || !write_all(file.get(), metrics.text()) ||
-      ::rename(written.c_str(), path.c_str()) != 0) {
+  if (!file || !write_all(file.get(), all) || ::rename(written.c_str(), path.c_str()) != 0)
     fail("Prometheus", {"'", path, "' cannot be written: ", error_text(errno)},
-         "name a file in a folder that rank 0 may write to", rank);
-  }
+         "name a file in a folder that rank 0 may write to", Rank{0});
 }
 
 }  // namespace lockstep::detail
-
-namespace lockstep {
-
-LOCKSTEP_INLINE TensorBoard::Watch::Watch(Session& session, const ObserverPaths& paths)
-    : Observer<TensorBoard>::Watch(session, paths) {
-  if (!paths.tensorboard.empty() && session.rank() == Rank{0}) file_.emplace(paths.tensorboard);
-}
-
-LOCKSTEP_INLINE Prometheus::Watch::Watch(Session& session, const ObserverPaths& paths)
-    : Observer<Prometheus>::Watch(session, paths), job_(session.membership().job) {
-  if (session.rank() == Rank{0}) path_ = paths.prometheus;
-}
-
-}  // namespace lockstep

@@ -17,31 +17,27 @@ LOCKSTEP_COLD_BEGIN
 namespace lockstep {
 
 LOCKSTEP_INLINE const Score& Scores::find(std::string_view name) const {
-  std::string known;
+  std::vector<std::string> known;
   for (const Score& score : scores_) {
     if (score.name == name) return score;
-    known += detail::text({known.empty() ? "there are: " : ", ", score.name});
+    known.push_back(score.name);
   }
-  if (known.empty()) known = "nothing was counted yet";
-  detail::fail("scores", {"there is no '", name, "'"}, known);
+  detail::fail("scores", {"there is no '", name, "'"},
+               known.empty() ? "nothing was counted yet"
+                             : detail::text({"there are: ", detail::listed(known)}));
 }
 
 LOCKSTEP_INLINE void Tally::add(std::string_view name, double sum, double count) {
-  for (Entry& entry : entries_) {
-    if (entry.name != name) continue;
-    entry.sum += sum;
-    entry.count += count;
-    return;
-  }
-  entries_.push_back({std::string(name), sum, count});
+  const auto entry = std::ranges::find(entries_, name, &Entry::name);
+  if (entry == entries_.end()) return void(entries_.push_back({std::string(name), sum, count}));
+  entry->sum += sum;
+  entry->count += count;
 }
 
 LOCKSTEP_INLINE Scores Tally::scores() const {
   std::vector<Score> scores;
-  scores.reserve(entries_.size());
-  for (const Entry& entry : entries_) {
+  for (const Entry& entry : entries_)
     scores.push_back({entry.name, entry.sum / entry.count, entry.count});
-  }
   return Scores(std::move(scores));
 }
 
@@ -63,17 +59,11 @@ LOCKSTEP_INLINE std::string throughput_text(const EpochSummary& now) {
 
 namespace lockstep {
 
-LOCKSTEP_INLINE std::string EpochSummary::title() const {
-  const std::string of = epochs == 0 ? "" : detail::text({"/", epochs});
-  return detail::text({"epoch ", epoch, of});
-}
-
 LOCKSTEP_INLINE std::string EpochSummary::text() const {
   std::string line = detail::text({title(), "  ", steps, " steps"});
   if (loss) line += detail::text({"  loss ", value_text(*loss)});
-  for (const Score& score : scores) {
+  for (const Score& score : scores)
     line += detail::text({"  ", score.name, " ", value_text(score.mean)});
-  }
   return detail::text(
       {line, "  ", detail::throughput_text(*this), "  ", detail::duration_text(seconds)});
 }
@@ -259,12 +249,6 @@ LOCKSTEP_INLINE std::vector<std::string> unpacked_names(std::string_view packed)
   return names;
 }
 
-LOCKSTEP_INLINE std::string quoted_list(const std::vector<std::string>& names) {
-  std::string list;
-  for (const std::string& name : names) list += text({list.empty() ? "'" : ", '", name, "'"});
-  return list;
-}
-
 LOCKSTEP_INLINE std::vector<std::string> common_names(const std::vector<std::string>& packed,
                                                       Rank me) {
   std::vector<std::string> agreed;
@@ -278,9 +262,10 @@ LOCKSTEP_INLINE std::vector<std::string> common_names(const std::vector<std::str
       continue;
     }
     if (std::is_permutation(names.begin(), names.end(), agreed.begin(), agreed.end())) continue;
+    for (std::vector<std::string>* const list : {&agreed, &names})
+      for (std::string& name : *list) name = text({"'", name, "'"});
     fail("reduce",
-         {"rank ", first, " has tallied ", quoted_list(agreed), " and rank ", r, " ",
-          quoted_list(names)},
+         {"rank ", first, " has tallied ", listed(agreed), " and rank ", r, " ", listed(names)},
          "tally the same names on all ranks that tally any", me);
   }
   return agreed;
@@ -290,9 +275,9 @@ LOCKSTEP_INLINE std::vector<double> sums_and_counts(const Tally& tally,
                                                     const std::vector<std::string>& names) {
   std::vector<double> totals(2 * names.size());
   for (const Tally::Entry& entry : tally) {
-    const auto at = 2 * (std::find(names.begin(), names.end(), entry.name) - names.begin());
-    totals[static_cast<std::size_t>(at)] = entry.sum;
-    totals[static_cast<std::size_t>(at) + 1] = entry.count;
+    const auto at = static_cast<std::size_t>(std::ranges::find(names, entry.name) - names.begin());
+    totals[2 * at] = entry.sum;
+    totals[2 * at + 1] = entry.count;
   }
   return totals;
 }

@@ -26,8 +26,7 @@ class Scores {
   double count(std::string_view name) const { return find(name).count; }
 
   bool contains(std::string_view name) const {
-    return std::any_of(scores_.begin(), scores_.end(),
-                       [&](const Score& score) { return score.name == name; });
+    return std::ranges::find(scores_, name, &Score::name) != scores_.end();
   }
   bool empty() const { return scores_.empty(); }
   std::size_t size() const { return scores_.size(); }

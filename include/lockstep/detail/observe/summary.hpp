@@ -32,7 +32,9 @@ struct EpochSummary {
   double utilisation() const { return peak_flops > 0 ? flops_per_second() / peak_flops : 0; }
 
   /// `epoch 3/10`
-  std::string title() const;
+  std::string title() const {
+    return detail::text({"epoch ", epoch, epochs == 0 ? "" : detail::text({"/", epochs})});
+  }
 
   /// `epoch 3/10  1875 steps  loss 0.4123  accuracy 0.9712  54321 samples/s  1.1 s`
   std::string text() const;

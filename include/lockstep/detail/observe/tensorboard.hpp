@@ -84,7 +84,10 @@ struct TensorBoard : Observer<TensorBoard> {
 
   class Watch : public Observer<TensorBoard>::Watch {
    public:
-    Watch(Session& session, const ObserverPaths& paths);
+    Watch(Session& session, const ObserverPaths& paths)
+        : Observer<TensorBoard>::Watch(session, paths) {
+      if (!paths.tensorboard.empty() && session.rank() == Rank{0}) file_.emplace(paths.tensorboard);
+    }
 
     void count(std::string_view name, double value) {
       if (!file_) return;

@@ -8,6 +8,7 @@
 #include "lockstep/detail/comm/call/flight_recorder.hpp"
 #include "lockstep/detail/core/scope_guard.hpp"
 #include "lockstep/detail/core/thread.hpp"
+#include "lockstep/detail/core/utility.hpp"
 #include "lockstep/detail/observe/observers.hpp"
 #include "lockstep/detail/observe/summary.hpp"
 
@@ -53,7 +54,11 @@ class TraceTrack {
  private:
   static constexpr std::size_t chunk = 4096;
   static constexpr std::size_t most_chunks = 1024;
-  bool add_chunk(std::size_t number);
+  bool add_chunk(std::size_t number) {
+    if (number >= most_chunks) return false;
+    chunks_[number] = std::make_unique<TraceEvent[]>(chunk);
+    return true;
+  }
 
   std::string name_;
   bool is_measured_ = false;
@@ -64,7 +69,8 @@ class TraceTrack {
 /// What a rank records, on all threads that it has started.
 class Tracer {
  public:
-  explicit Tracer(std::size_t most_events, Rank rank);
+  Tracer(std::size_t most_events, Rank rank)
+      : rank_(rank), left_(static_cast<std::int64_t>(most_events)) {}
 
   /// The calling thread's tracer, if its rank records.
   static Tracer* of_thread() { return static_cast<Tracer*>(recorder_of_thread().get()); }
@@ -79,12 +85,9 @@ class Tracer {
   /// Keeps the collectives since the last call, before the flight recorder overwrites them.
   void take_calls(bool all = false);
 
-  /// All that was recorded, with times of `steady_clock` in nanoseconds, for the rank that writes.
-  std::string bytes() const;
-  std::size_t lost() const {
-    const std::int64_t left = left_.load(std::memory_order_relaxed);
-    return left < 0 ? static_cast<std::size_t>(-left) : 0;
-  }
+  /// All that was recorded, for the rank that writes, on whose clock `on_clock` says what
+  /// nanoseconds of this rank's `steady_clock` are.
+  std::string bytes(FunctionRef<std::int64_t(std::int64_t)> on_clock) const;
 
  private:
   struct Group {

@@ -23,15 +23,6 @@ LOCKSTEP_INLINE TraceTrack::TraceTrack() {
   name_ = is_main ? "main" : name;
 }
 
-LOCKSTEP_INLINE bool TraceTrack::add_chunk(std::size_t number) {
-  if (number >= most_chunks) return false;
-  chunks_[number] = std::make_unique<TraceEvent[]>(chunk);
-  return true;
-}
-
-LOCKSTEP_INLINE Tracer::Tracer(std::size_t most_events, Rank rank)
-    : rank_(rank), left_(static_cast<std::int64_t>(most_events)) {}
-
 LOCKSTEP_INLINE TraceTrack& Tracer::track() {
   struct Known {
     std::uint64_t tracer = 0;
@@ -77,24 +68,28 @@ LOCKSTEP_INLINE void Tracer::take_calls(bool all) {
   });
 }
 
-LOCKSTEP_INLINE std::string Tracer::bytes() const {
+LOCKSTEP_INLINE std::string Tracer::bytes(FunctionRef<std::int64_t(std::int64_t)> on_clock) const {
   const TickScale scale;
-  const auto time = [&](std::uint64_t ticks) {
-    return ticks == 0 ? std::uint64_t{0} : static_cast<std::uint64_t>(scale.time(ticks).count());
+  const auto time = [&](std::uint64_t at, bool is_measured = false) {
+    if (at == 0) return at;
+    const auto own = is_measured ? static_cast<std::int64_t>(at) : scale.time(at).count();
+    return static_cast<std::uint64_t>(on_clock(own));
   };
   store_protocol::Writer out;
   const std::lock_guard lock(mutex_);
+  const std::int64_t left = left_.load(std::memory_order_relaxed);
+  out.u64(left < 0 ? static_cast<std::uint64_t>(-left) : 0);
   out.u32(static_cast<std::uint32_t>(tracks_.size()));
   for (const auto& track : tracks_) {
-    out.text(track->name()).u32(track->is_measured());
-    const auto time_of = [&](std::uint64_t at) { return track->is_measured() ? at : time(at); };
+    const bool is_measured = track->is_measured();
+    out.text(track->name()).u32(is_measured);
     std::uint32_t count = 0;
     track->for_each([&](const TraceEvent&) { ++count; });
     out.u32(count);
     track->for_each([&](const TraceEvent& event) {
       if (count-- == 0) return;  // what a thread adds meanwhile is left out
       out.text(event.name).u64(event.number).u64(event.bytes);
-      out.u64(time_of(event.begin)).u64(time_of(event.end));
+      out.u64(time(event.begin, is_measured)).u64(time(event.end, is_measured));
     });
   }
   out.u32(static_cast<std::uint32_t>(groups_.size()));
@@ -114,7 +109,7 @@ LOCKSTEP_INLINE std::string Tracer::bytes() const {
   return out.bytes();
 }
 
-/// A rank's recording, as `Tracer::bytes` has written it, on rank 0's clock.
+/// A rank's recording, as `Tracer::bytes` has written it.
 class RecordedRank {
  public:
   struct Call {
@@ -150,14 +145,9 @@ class RecordedRank {
   std::vector<Group> groups;
   std::uint64_t lost = 0;
 
-  /// `on_clock` turns this rank's time into that of rank 0.
-  RecordedRank(std::string all, const std::function<std::int64_t(std::int64_t)>& on_clock)
-      : bytes_(std::move(all)) {
+  explicit RecordedRank(std::string all) : bytes_(std::move(all)) {
     store_protocol::Reader in(bytes_);
-    const auto time = [&] {
-      const auto own = static_cast<std::int64_t>(in.u64());
-      return own == 0 ? 0 : on_clock(own);
-    };
+    const auto time = [&] { return static_cast<std::int64_t>(in.u64()); };
     lost = in.u64();
     for (std::uint32_t t = in.u32(); in.ok() && t != 0; --t) {
       Track& track = tracks.emplace_back(Track{std::string(in.text()), false, {}});
@@ -200,8 +190,7 @@ class TraceFile {
 
   /// `first` is the number of the first of `ranks`, which may be one alone.
   void write(const std::vector<RecordedRank>& ranks, std::size_t first, std::string_view backend) {
-    find_last_arrivals(ranks, first);
-    begin_ = first_time(ranks);
+    find_times(ranks, first);
     append(text(
         {"{\"schemaVersion\":1,\"displayTimeUnit\":\"ms\",\"distributedInfo\":",
          JsonLine().add("backend", backend).add("rank", first).add("world_size", world_).text(),
@@ -222,23 +211,18 @@ class TraceFile {
     std::size_t ranks = 0;
   };
 
-  static std::int64_t first_time(const std::vector<RecordedRank>& ranks) {
-    std::int64_t first = std::numeric_limits<std::int64_t>::max();
-    for (const RecordedRank& rank : ranks) {
-      for (const auto& track : rank.tracks)
-        for (const auto& event : track.events) first = std::min(first, event.begin);
-      for (const auto& group : rank.groups)
-        for (const auto& call : group.calls) first = std::min(first, call.scheduled);
-    }
-    return first == std::numeric_limits<std::int64_t>::max() ? 0 : first;
-  }
-
-  /// Which rank has come last to each collective: the others have waited for it.
-  void find_last_arrivals(const std::vector<RecordedRank>& ranks, std::size_t first) {
+  /// When the first event was, and which rank has come last to each collective: the others have
+  /// waited for it.
+  void find_times(const std::vector<RecordedRank>& ranks, std::size_t first) {
+    constexpr std::int64_t never = std::numeric_limits<std::int64_t>::max();
+    begin_ = never;
     for (std::size_t r = 0; r != ranks.size(); ++r) {
+      for (const auto& track : ranks[r].tracks)
+        for (const auto& event : track.events) begin_ = std::min(begin_, event.begin);
       for (const auto& group : ranks[r].groups) {
         auto& arrivals = last_[group.name];
         for (const auto& call : group.calls) {
+          begin_ = std::min(begin_, call.scheduled);
           if (call.sequence == 0) continue;
           Arrival& last = arrivals[call.sequence];
           ++last.ranks;
@@ -246,33 +230,27 @@ class TraceFile {
         }
       }
     }
+    if (begin_ == never) begin_ = 0;
   }
 
   void write_rank(const RecordedRank& rank, std::size_t number) {
-    name_row("process_name", number, 0, text({"rank ", number}));
-    sort_row("process_sort_index", number, 0, number);
+    describe("process", number, 0, text({"rank ", number}), number);
     for (std::size_t t = 0; t != rank.tracks.size(); ++t) {
-      name_row("thread_name", number, t + 1, rank.tracks[t].name);
-      sort_row("thread_sort_index", number, t + 1, t);
+      describe("thread", number, t + 1, rank.tracks[t].name, t);
       for (const auto& event : rank.tracks[t].events)
         write_event(event, number, t + 1, rank.tracks[t].is_measured);
     }
     for (std::size_t g = 0; g != rank.groups.size(); ++g) {
       const auto& group = rank.groups[g];
-      name_row("thread_name", number, first_group + g,
-               text({group.name, " (", group.backend, ")"}));
-      sort_row("thread_sort_index", number, first_group + g, first_group + g);
+      const std::size_t track = first_group + g;
+      describe("thread", number, track, text({group.name, " (", group.backend, ")"}), track);
       std::uint64_t sent = 0;
       for (const auto& call : group.calls)
-        write_call(group, call, number, first_group + g, sent += call.bytes);
+        write_call(group, call, number, track, sent += call.bytes);
     }
     if (rank.lost != 0)
-      add(JsonLine()
-              .add("name",
-                   text({rank.lost, " events are left out: raise TraceOptions::most_events"}))
-              .add("ph", "M")
-              .add("pid", number)
-              .add("tid", 0));
+      add(row("M", text({rank.lost, " events are left out: raise TraceOptions::most_events"}),
+              number, 0));
   }
 
   /// The categories are those of PyTorch's profiler.
@@ -281,35 +259,23 @@ class TraceFile {
     if (event.end == 0) {
       double value = 0;
       std::memcpy(&value, &event.number, sizeof value);
-      return add_at(JsonLine().add("ph", "C").add("name", event.name).add("pid", rank), event.begin,
-                    0, JsonLine().add(event.name, value));
+      return add_count(event.name, rank, event.begin, value);
     }
     const bool is_step = event.name == "ProfilerStep";
     const bool is_numbered = event.number != SpanName::no_number;
     JsonLine arguments;
     if (is_numbered && !is_step) arguments.add("number", event.number);
     if (event.bytes != 0) arguments.add("bytes", event.bytes);
-    JsonLine line;
-    line.add("ph", "X")
-        .add("cat", is_of_gpu ? "gpu_user_annotation"
-                    : is_step ? "user_annotation"
-                              : "cpu_op")
-        .add("name", is_step ? text({event.name, "#", event.number}) : std::string(event.name))
-        .add("pid", rank)
-        .add("tid", track);
-    add_at(line, event.begin, event.end, arguments);
+    const std::string name =
+        is_step ? text({event.name, "#", event.number}) : std::string(event.name);
+    const char* const category = is_of_gpu ? "gpu_user_annotation"
+                                 : is_step ? "user_annotation"
+                                           : "cpu_op";
+    add_at(row("X", name, rank, track).add("cat", category), event.begin, event.end, arguments);
   }
 
   void write_call(const RecordedRank::Group& group, const RecordedRank::Call& call,
                   std::size_t rank, std::size_t track, std::uint64_t sent) {
-    const auto line = [&](std::string_view category, std::string_view name) {
-      return JsonLine()
-          .add("ph", "X")
-          .add("cat", category)
-          .add("name", name)
-          .add("pid", rank)
-          .add("tid", track);
-    };
     JsonLine arguments;
     arguments.add("Process Group Name", group.name).add("sequence", call.sequence);
     arguments.add("count", call.count).add("bytes", call.bytes);
@@ -320,13 +286,12 @@ class TraceFile {
     const Arrival* const last = last_arrival(group.name, call.sequence);
     const bool waited = last != nullptr && last->rank != rank && last->ranks > 1;
     if (waited) arguments.add("waited_for", last->rank);
-    add_at(line("communication", text({group.backend, ":", call.name})), call.scheduled, end,
-           arguments);
+    const std::string name = text({group.backend, ":", call.name});
+    add_at(row("X", name, rank, track).add("cat", "communication"), call.scheduled, end, arguments);
     if (waited && last->time > call.scheduled)
-      add_at(line("wait", text({"waits for rank ", last->rank})), call.scheduled,
-             std::min(last->time, end), JsonLine().add("waited_for", last->rank));
-    add_at(JsonLine().add("ph", "C").add("name", "bytes so far").add("pid", rank), end, 0,
-           JsonLine().add("bytes so far", sent));
+      add_at(row("X", text({"waits for rank ", last->rank}), rank, track).add("cat", "wait"),
+             call.scheduled, std::min(last->time, end), JsonLine().add("waited_for", last->rank));
+    add_count("bytes so far", rank, end, sent);
   }
 
   const Arrival* last_arrival(const std::string& group, std::uint64_t sequence) const {
@@ -336,21 +301,20 @@ class TraceFile {
     return found == arrivals->second.end() ? nullptr : &found->second;
   }
 
-  void name_row(std::string_view what, std::size_t rank, std::size_t track, std::string_view name) {
-    add(JsonLine()
-            .add("ph", "M")
-            .add("name", what)
-            .add("pid", rank)
-            .add("tid", track)
-            .add("args", JsonLine().add("name", name)));
+  static JsonLine row(const char* phase, std::string_view name, std::size_t rank,
+                      std::size_t track) {
+    return JsonLine().add("ph", phase).add("name", name).add("pid", rank).add("tid", track);
   }
-  void sort_row(std::string_view what, std::size_t rank, std::size_t track, std::size_t index) {
-    add(JsonLine()
-            .add("ph", "M")
-            .add("name", what)
-            .add("pid", rank)
-            .add("tid", track)
+  /// The name of a process or thread, and its place among the others.
+  void describe(const char* what, std::size_t rank, std::size_t track, std::string_view name,
+                std::size_t index) {
+    add(row("M", text({what, "_name"}), rank, track).add("args", JsonLine().add("name", name)));
+    add(row("M", text({what, "_sort_index"}), rank, track)
             .add("args", JsonLine().add("sort_index", index)));
+  }
+  void add_count(std::string_view name, std::size_t rank, std::int64_t at, const auto& value) {
+    add_at(JsonLine().add("ph", "C").add("name", name).add("pid", rank), at, 0,
+           JsonLine().add(name, value));
   }
   /// Times are microseconds since the first event. Without an end it is a moment.
   void add_at(JsonLine line, std::int64_t begin, std::int64_t end, const JsonLine& arguments) {
@@ -449,17 +413,23 @@ LOCKSTEP_INLINE void TraceRecording::write() {
   constexpr std::size_t piece = 4 << 20;
   const std::size_t own = session_->rank().value();
   const std::size_t world = session_->world().value();
-  detail::store_protocol::Writer out;
-  out.u64(tracer_->lost()).raw(tracer_->bytes());
-  const std::string& bytes = out.bytes();
-  if (scope_.is_exception()) {
-    const std::vector<detail::RecordedRank> alone{
-        detail::RecordedRank(bytes, [](std::int64_t time) { return time; })};
+  const bool alone = scope_.is_exception();
+  // Clocks of two hosts drift: the offset changes evenly between the two comparisons.
+  const Clock end = alone ? begin_ : compare_clocks("end");
+  const double drift = end.at == begin_.at ? 0
+                                           : static_cast<double>(end.offset - begin_.offset) /
+                                                 static_cast<double>(end.at - begin_.at);
+  const std::string bytes = tracer_->bytes([&](std::int64_t time) {
+    return time + begin_.offset +
+           static_cast<std::int64_t>(drift * static_cast<double>(time - begin_.at));
+  });
+  std::vector<detail::RecordedRank> ranks;
+  if (alone) {
+    ranks.emplace_back(bytes);
     detail::TraceFile(detail::text({options_.path, ".rank", own, ".json"}), world)
-        .write(alone, own, "lockstep");
+        .write(ranks, own, "lockstep");
     return;
   }
-  const Clock end = compare_clocks("end");
   Store store = session_->store().share();
   const auto key = [&](std::size_t rank, std::string_view what) {
     return detail::text({name_, "/", rank, "/", what});
@@ -468,37 +438,20 @@ LOCKSTEP_INLINE void TraceRecording::write() {
     std::size_t pieces = 0;
     for (std::size_t at = 0; at < bytes.size(); at += piece)
       store.set(key(own, std::to_string(pieces++)), std::string_view(bytes).substr(at, piece));
-    detail::store_protocol::Writer about;
-    about.u64(pieces)
-        .u64(static_cast<std::uint64_t>(begin_.at))
-        .u64(static_cast<std::uint64_t>(begin_.offset));
-    about.u64(static_cast<std::uint64_t>(end.at)).u64(static_cast<std::uint64_t>(end.offset));
-    store.set(key(own, "about"), about.bytes());
+    store.set(key(own, "pieces"), std::to_string(pieces));
     store.get(key(own, "taken"));  // the store may be this process's
     return;
   }
-  std::vector<detail::RecordedRank> ranks;
-  ranks.emplace_back(bytes, [](std::int64_t time) { return time; });
+  ranks.emplace_back(bytes);
   for (std::size_t rank = 1; rank != world; ++rank) {
-    const std::string about = store.get(key(rank, "about"));
-    detail::store_protocol::Reader in(about);
-    const std::uint64_t pieces = in.u64();
-    const Clock first{static_cast<std::int64_t>(in.u64()), static_cast<std::int64_t>(in.u64())};
-    const Clock last{static_cast<std::int64_t>(in.u64()), static_cast<std::int64_t>(in.u64())};
+    const std::size_t pieces = std::stoull(store.get(key(rank, "pieces")));
     std::string all;
-    for (std::uint64_t p = 0; p != pieces; ++p) {
+    for (std::size_t p = 0; p != pieces; ++p) {
       all += store.get(key(rank, std::to_string(p)));
       store.erase(key(rank, std::to_string(p)));
     }
     store.set(key(rank, "taken"), "");
-    // Clocks of two hosts drift: the offset changes evenly between the two comparisons.
-    const double drift = last.at == first.at ? 0
-                                             : static_cast<double>(last.offset - first.offset) /
-                                                   static_cast<double>(last.at - first.at);
-    ranks.emplace_back(std::move(all), [first, drift](std::int64_t time) {
-      return time + first.offset +
-             static_cast<std::int64_t>(drift * static_cast<double>(time - first.at));
-    });
+    ranks.emplace_back(std::move(all));
   }
   detail::TraceFile(options_.path, world).write(ranks, 0, "lockstep");
 }

@@ -96,18 +96,16 @@ class RankSampler final : public ::torch::data::samplers::Sampler<> {
   /// A loader with workers draws ahead of its loop, and what it has drawn counts as done.
   void save(::torch::serialize::OutputArchive& archive) const override {
     const SamplerState state = draws_->state();
-    const std::uint64_t numbers[] = {state.samples, state.world.value(), state.seed.value(),
-                                     state.rule,    state.epoch.value(), state.first,
-                                     state.position};
-    at::Tensor values = at::empty({state_values}, at::kLong);
-    std::copy(std::begin(numbers), std::end(numbers), values.data_ptr<std::int64_t>());
-    archive.write(key, values, true);
+    std::array<std::uint64_t, state_values> numbers{
+        state.samples,       state.world.value(), state.seed.value(), state.rule,
+        state.epoch.value(), state.first,         state.position};
+    archive.write(key, as_tensor(numbers).view(at::kLong).clone(), true);
   }
   /// The next `reset` continues from the saved state, also with another number of ranks.
   void load(::torch::serialize::InputArchive& archive) override {
     at::Tensor values;
     archive.read(key, values, true);
-    if (values.numel() != state_values || values.scalar_type() != at::kLong)
+    if (values.numel() != std::int64_t{state_values} || values.scalar_type() != at::kLong)
       detail::fail("RankSampler", {"the archive holds the state of another sampler"},
                    "load what a RankSampler has saved");
     const auto* n = static_cast<const std::int64_t*>(values.const_data_ptr());
@@ -118,7 +116,7 @@ class RankSampler final : public ::torch::data::samplers::Sampler<> {
 
  private:
   static constexpr const char* key = "lockstep.sampler";
-  static constexpr std::int64_t state_values = 7;
+  static constexpr std::size_t state_values = 7;
 
   SamplerOptions options_;
   std::shared_ptr<Draws> draws_;

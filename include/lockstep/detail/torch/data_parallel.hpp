@@ -66,27 +66,15 @@ inline std::size_t count_shares(std::span<const std::vector<at::Tensor>> cut) {
   return common == 0 ? 1 : common;
 }
 
-/// Moves the output of the only replica that has run.
-template <class Output>
-Output move_output(Output output, at::Device device) {
-  if constexpr (std::is_same_v<Output, at::Tensor>) {
-    return output.to(device);
-  } else if constexpr (std::is_same_v<Output, std::vector<at::Tensor>>) {
-    for (at::Tensor& each : output) each = each.to(device);
-  } else if constexpr (requires { std::tuple_size<Output>::value; }) {
-    std::apply([&](auto&... each) { ((each = move_output(std::move(each), device)), ...); },
-               output);
-  }
-  return output;
-}
-
-/// Gathers the replicas' outputs on a device: concatenates tensors, stacks scalars.
+/// Gathers the replicas' outputs on a device: concatenates tensors, stacks scalars. If one replica
+/// alone has run, its output is moved.
 template <class Output>
 Output gather_outputs(const std::vector<Output>& outputs, at::Device device) {
   if constexpr (std::is_same_v<Output, at::Tensor>) {
     std::vector<at::Tensor> near;
     near.reserve(outputs.size());
     for (const at::Tensor& output : outputs) near.push_back(output.to(device));
+    if (near.size() == 1) return near[0];
     return near[0].dim() == 0 ? at::stack(near) : at::cat(near);
   } else if constexpr (std::is_same_v<Output, std::vector<at::Tensor>>) {
     Output gathered;
@@ -193,8 +181,6 @@ class DataParallel {
   using Replica = detail::ModuleReplica<Contained>;
 
  public:
-  using module_type = Net;
-
   /// A replica on each GPU, the module's own first; on a CPU one, the module itself.
   explicit DataParallel(std::shared_ptr<Contained> module)
       : DataParallel(module, detail::all_devices(device_of(*module))) {}
@@ -257,7 +243,8 @@ class DataParallel {
     using Output = decltype(run_one(*module_, device_, 0));
     if (count == 1) {
       const c10::DeviceGuard near(device_);
-      return detail::move_output(run_one(*module_, device_, 0), output_device_);
+      return detail::gather_outputs(std::vector<Output>{run_one(*module_, device_, 0)},
+                                    output_device_);
     }
     for (std::size_t i = 1; i != count; ++i) replicas_[i - 1]->follow(*module_);
     std::vector<std::optional<Output>> outputs(count);

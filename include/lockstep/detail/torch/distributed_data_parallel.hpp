@@ -143,7 +143,6 @@ class DistributedDataParallel {
   using traits = typename Replica::traits;
 
  public:
-  using module_type = Net;
   using communicator_type = typename Job::communicator;
 
   /// Compares the module over ranks and broadcasts rank 0's parameters and buffers. The group, a
@@ -191,8 +190,7 @@ class DistributedDataParallel {
   /// first. **Ranks** all in that case, else this one. **Host** blocks.
   template <class... Arguments>
   auto forward(Arguments&&... arguments) {
-    [[maybe_unused]] const auto on = replica_.on_device();
-    return detail::abort_on_exception(replica_, [&] {
+    return in_job([&] {
       prepare();
       return replica_.with_step([&](auto& step) {
         const auto norms = open_norms(step);
@@ -214,8 +212,7 @@ class DistributedDataParallel {
 
   /// Throws if an average was not finite (`Anomaly<Stop>`). **Host** blocks until all is done.
   void require_finite() {
-    [[maybe_unused]] const auto on = replica_.on_device();
-    detail::abort_on_exception(replica_, [&] { gradients_.require_finite(); });
+    in_job([&] { gradients_.require_finite(); });
   }
 
   /// The number of backward passes that `Anomaly<Skip>` left out, because an average was NaN or
@@ -228,8 +225,7 @@ class DistributedDataParallel {
   /// integers and booleans the largest), as an evaluation or a file needs them. Not in the scope of
   /// `join`, where ranks may be exhausted. **Ranks** all. **Host** blocks, or on a GPU enqueues.
   void synchronize_buffers() {
-    [[maybe_unused]] const auto on = replica_.on_device();
-    detail::abort_on_exception(replica_, [&] {
+    in_job([&] {
       if (is_joining_) {
         detail::fail("synchronize_buffers",
                      {"in the scope of join some ranks may have no more batches, and would not "
@@ -237,9 +233,7 @@ class DistributedDataParallel {
                      "call it after joined.finish()");
       }
       gradients_.require_intact();
-      gradients_.streams().job_waits_for_program();
-      replica_.synchronize_buffers();
-      gradients_.streams().program_waits_for_job();
+      gradients_.streams().in_order([&] { replica_.synchronize_buffers(); });
     });
   }
 
@@ -283,10 +277,7 @@ class DistributedDataParallel {
   bool is_joining() const { return is_joining_; }
   void finish_join(const auto& update) {
     if (!std::exchange(is_joining_, false)) return;
-    detail::abort_on_exception(replica_, [&] {
-      [[maybe_unused]] const auto on = replica_.on_device();
-      answer_all(update);
-    });
+    in_job([&] { answer_all(update); });
   }
 
   /// Called by `Checkpoint`: all ranks' texts. **Ranks** all. **Host** blocks.
@@ -310,14 +301,13 @@ class DistributedDataParallel {
   /// The largest of all ranks' numbers, each a float tensor of one element. **Ranks** all. **Host**
   /// blocks, or on a GPU enqueues. **Stream** LibTorch's current one.
   at::Tensor largest_over_ranks(const at::Tensor& own) {
-    [[maybe_unused]] const auto on = replica_.on_device();
-    at::Tensor largest = own.to(device(), at::kFloat, /*non_blocking=*/false, /*copy=*/true);
-    detail::abort_on_exception(replica_, [&] {
-      gradients_.streams().job_waits_for_program();
-      replica_.communicator().all_reduce(std::span(largest.mutable_data_ptr<float>(), 1), Max{});
-      gradients_.streams().program_waits_for_job();
+    return in_job([&] {
+      at::Tensor largest = own.to(device(), at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+      gradients_.streams().in_order([&] {
+        replica_.communicator().all_reduce(std::span(largest.mutable_data_ptr<float>(), 1), Max{});
+      });
+      return largest;
     });
-    return largest;
   }
 
  private:
@@ -325,6 +315,12 @@ class DistributedDataParallel {
   DistributedDataParallel(std::shared_ptr<Contained> module, std::unique_ptr<communicator_type> own)
       : DistributedDataParallel(std::move(module), *own) {
     own_ = std::move(own);
+  }
+
+  /// A part of the job, on its device; an exception tells the other ranks.
+  auto in_job(const auto& f) {
+    [[maybe_unused]] const auto on = replica_.on_device();
+    return detail::abort_on_exception(replica_, f);
   }
 
   auto open_norms(auto& step) {
@@ -344,9 +340,8 @@ class DistributedDataParallel {
                                               gradients_.passes()
                                         : detail::is_in_training(*module_);
       if (!wanted) return;
-      gradients_.streams().job_waits_for_program();
-      replica_.synchronize_buffers(detail::JobCall::forward);
-      gradients_.streams().program_waits_for_job();
+      gradients_.streams().in_order(
+          [&] { replica_.synchronize_buffers(detail::JobCall::forward); });
     }
   }
 

@@ -11,23 +11,17 @@
 namespace lockstep::detail {
 
 /// Orders the streams of the program and its job. `Chosen` is the job's device.
-template <class Chosen, class Replica>
+template <class Chosen, class Comm>
 class LoopStreams {
-  static_assert(sizeof(Replica) == 0,
+  static_assert(sizeof(Comm) == 0,
                 "lockstep: a module on a GPU needs lockstep/torch.cuh, in a file for nvcc");
 };
 
-/// RAII: makes a communicator's GPU the thread's current device, if it has one.
-template <class Comm>
-struct CurrentDevice {
-  explicit CurrentDevice(Comm&) {}
-};
-
 /// On the host, calls are synchronous, and backward passes run on the calling thread.
-template <class Replica>
-class LoopStreams<Cpu, Replica> {
+template <class Comm>
+class LoopStreams<Cpu, Comm> {
  public:
-  explicit LoopStreams(Replica&) {}
+  explicit LoopStreams(Comm&) {}
 
   /// Before a forward pass with gradients enabled, and before a backward pass.
   void keep_backward_here() {}
@@ -37,6 +31,8 @@ class LoopStreams<Cpu, Replica> {
   void job_waits_for_program() {}
   /// The program's stream waits for the job's.
   void program_waits_for_job() {}
+  /// Runs collectives of the job between the program's work before and after.
+  void in_order(const auto& f) { f(); }
   void before_write() {}
   /// Waits until both streams are empty.
   void synchronize() {}
@@ -57,11 +53,7 @@ class LoopModule : public TorchModel<LoopModule<Net, Ts...>, Net, Ts...> {
 
  public:
   static constexpr bool has_own_passes = true;
-  using Base::adopted;
   using Base::Base;
-  using Base::keep_in;
-  using Base::open_norms;
-  using Base::require_shared_norms;
 };
 
 /// Puts the gradients of backward passes into the buckets of a replica. A pass begins with
@@ -71,11 +63,12 @@ class LoopGradients {
   using traits = typename Replica::traits;
   using Device = TorchDevice<typename Replica::step_type>;
   using Elements = typename Replica::model_type::Elements;
-  using Streams = LoopStreams<typename traits::device, Replica>;
+  using Streams = LoopStreams<typename traits::device, typename Replica::communicator_type>;
 
  public:
   /// Moves the module's tensors. **Host** blocks. **Stream** hooks will run on the current one.
-  explicit LoopGradients(Replica& replica) : replica_(replica), streams_(replica), receive_(*this) {
+  explicit LoopGradients(Replica& replica)
+      : replica_(replica), streams_(replica.communicator()), receive_(*this) {
     [[maybe_unused]] const auto on = replica_.on_device();
     streams_.synchronize();
     replica_.with_step([&](auto& step) {
@@ -144,7 +137,10 @@ class LoopGradients {
     replica_.reduce_and_publish([&](const auto& is_used) {
       streams_.program_waits_for_job();
       ++averaged_;
-      if constexpr (traits::stops_at_anomaly) require_finite_averages();
+      if constexpr (traits::stops_at_anomaly) {
+        if (const auto found = find_anomaly()) [[unlikely]]
+          reject_anomaly(*found);
+      }
       if constexpr (leaves_out && !on_host) streams_.measure(averages_);
       if constexpr (traits::skips_anomalies) {
         if (find_anomaly()) {
@@ -275,10 +271,6 @@ class LoopGradients {
     }
   }
 
-  void require_finite_averages() {
-    if (const auto found = find_anomaly()) [[unlikely]]
-      reject_anomaly(*found);
-  }
   /// The index in `averages_` of the first that is NaN or infinite; with `Anomaly<Stop>` on a GPU,
   /// of an earlier pass.
   std::optional<std::size_t> find_anomaly() {
@@ -286,7 +278,12 @@ class LoopGradients {
       for (std::size_t i = 0; i != slots_.size(); ++i) {
         if (slots_[i] == none) continue;
         bool finite = true;
-        with_average(i, [&](auto values) { finite = all_finite(values); });
+        with_average(i, [&]<class T>(std::span<const T> values) {
+          using A = Accumulator<T>;
+          decltype(non_finite(A{})) found = 0;
+          for (const T value : values) found |= non_finite(static_cast<A>(value));
+          finite = found == 0;
+        });
         if (!finite) [[unlikely]]
           return slots_[i];
       }
@@ -317,14 +314,6 @@ class LoopGradients {
                   static_cast<std::size_t>(average.numel())));
     });
   }
-  template <class T>
-  static bool all_finite(std::span<const T> values) {
-    using A = Accumulator<T>;
-    decltype(non_finite(A{})) found = 0;
-    for (const T value : values) found |= non_finite(static_cast<A>(value));
-    return found == 0;
-  }
-
   [[noreturn, gnu::cold, gnu::noinline]] void reject_anomaly(std::size_t slot) {
     const auto i = static_cast<std::size_t>(std::ranges::find(slots_, slot) - slots_.begin());
     std::string what = "the gradient of " + parameters()[i].name + " is ";

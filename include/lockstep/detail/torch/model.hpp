@@ -39,7 +39,6 @@ class TorchModel {
   using Source = detail::ModuleSource<Net>;
 
  public:
-  using module_type = Net;
   /// Buffers may also hold integers or booleans, which are communicated as bytes.
   using Elements = detail::TorchElements<Ts...>;
   /// The module's tensors are the job's parameters, all of them at any time.
@@ -178,7 +177,6 @@ class TorchModel {
     return detail::TorchCapture<Stream>(stream, jointly);
   }
 
- protected:
   /// Tensors are looked up at first use: until then, the program may change the module.
   detail::AdoptedTensors& adopted() const {
     if (!tensors_) tensors_ = std::make_unique<detail::AdoptedTensors>(base(), ties_);

@@ -2,11 +2,7 @@
 #pragma once
 /// @file Python's `optimizer.state_dict()` for LibTorch's optimizers, which have none in C++.
 
-#include <ATen/core/Dict.h>
-#include <ATen/core/List.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/core/ivalue.h>
-#include <ATen/core/jit_type.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <torch/optim/adagrad.h>
@@ -35,6 +31,7 @@
 
 #include "lockstep/detail/checkpoint/safetensors.hpp"
 #include "lockstep/detail/core/error.hpp"
+#include "lockstep/detail/torch/ivalue.hpp"
 #include "lockstep/detail/torch/module.hpp"
 
 namespace lockstep::detail {
@@ -54,66 +51,80 @@ class ShardedOptimizer {
   virtual void load_state_dict(const c10::IValue& state_dict) = 0;
 };
 
-/// An option of a parameter group, under Python's name for it.
-struct OptionField {
+/// An option of a parameter group or a part of a parameter's state, under Python's name for it.
+struct OptimizerField {
   std::string_view name;
-  std::variant<double*, bool*, std::tuple<double, double>*> value;
-};
-/// A part of a parameter's state, under Python's name for it.
-struct StateField {
-  std::string_view name;
-  std::variant<std::int64_t*, at::Tensor*> value;
-  std::string_view needed_by = {};  ///< the option without which there may be none
-};
+  std::variant<double*, bool*, std::tuple<double, double>*, std::int64_t*, at::Tensor*> value;
+  std::string_view needed_by = {};  ///< of a state: the option without which there may be none
 
-inline std::vector<OptionField> option_fields(::torch::optim::SGDOptions& of) {
-  return std::vector<OptionField>{{"lr", &of.lr()},
-                                  {"momentum", &of.momentum()},
-                                  {"dampening", &of.dampening()},
-                                  {"weight_decay", &of.weight_decay()},
-                                  {"nesterov", &of.nesterov()}};
+  /// As in a state_dict; none for an undefined tensor.
+  c10::IValue read() const {
+    return std::visit(
+        []<class T>(const T* of) -> c10::IValue {
+          if constexpr (std::is_same_v<T, at::Tensor>) {
+            return of->defined() ? c10::IValue(*of) : c10::IValue();
+          } else if constexpr (std::is_same_v<T, std::int64_t>) {
+            // Python's own float tensor counts to 2^24 and then stays there.
+            return at::scalar_tensor(*of, at::TensorOptions(at::kDouble));
+          } else if constexpr (std::is_same_v<T, std::tuple<double, double>>) {
+            return c10::ivalue::Tuple::create({std::get<0>(*of), std::get<1>(*of)});
+          } else {
+            return *of;
+          }
+        },
+        value);
+  }
+};
+using OptimizerFields = std::vector<OptimizerField>;
+
+inline OptimizerFields fields_of(::torch::optim::SGDOptions& of) {
+  return OptimizerFields{{"lr", &of.lr()},
+                         {"momentum", &of.momentum()},
+                         {"dampening", &of.dampening()},
+                         {"weight_decay", &of.weight_decay()},
+                         {"nesterov", &of.nesterov()}};
 }
 template <class AdamOptions>
   requires requires(AdamOptions& of) { of.amsgrad(); }
-std::vector<OptionField> option_fields(AdamOptions& of) {
-  return std::vector<OptionField>{{"lr", &of.lr()},
-                                  {"betas", &of.betas()},
-                                  {"eps", &of.eps()},
-                                  {"weight_decay", &of.weight_decay()},
-                                  {"amsgrad", &of.amsgrad()}};
+OptimizerFields fields_of(AdamOptions& of) {
+  return OptimizerFields{{"lr", &of.lr()},
+                         {"betas", &of.betas()},
+                         {"eps", &of.eps()},
+                         {"weight_decay", &of.weight_decay()},
+                         {"amsgrad", &of.amsgrad()}};
 }
-inline std::vector<OptionField> option_fields(::torch::optim::RMSpropOptions& of) {
-  return std::vector<OptionField>{
+inline OptimizerFields fields_of(::torch::optim::RMSpropOptions& of) {
+  return OptimizerFields{
       {"lr", &of.lr()},   {"momentum", &of.momentum()}, {"alpha", &of.alpha()},
       {"eps", &of.eps()}, {"centered", &of.centered()}, {"weight_decay", &of.weight_decay()}};
 }
-inline std::vector<OptionField> option_fields(::torch::optim::AdagradOptions& of) {
-  return std::vector<OptionField>{{"lr", &of.lr()},
-                                  {"lr_decay", &of.lr_decay()},
-                                  {"eps", &of.eps()},
-                                  {"weight_decay", &of.weight_decay()},
-                                  {"initial_accumulator_value", &of.initial_accumulator_value()}};
+inline OptimizerFields fields_of(::torch::optim::AdagradOptions& of) {
+  return OptimizerFields{{"lr", &of.lr()},
+                         {"lr_decay", &of.lr_decay()},
+                         {"eps", &of.eps()},
+                         {"weight_decay", &of.weight_decay()},
+                         {"initial_accumulator_value", &of.initial_accumulator_value()}};
 }
 
-inline std::vector<StateField> state_fields(::torch::optim::SGDParamState& of) {
-  return std::vector<StateField>{{"momentum_buffer", &of.momentum_buffer()}};
+inline OptimizerFields fields_of(::torch::optim::SGDParamState& of) {
+  return OptimizerFields{{"momentum_buffer", &of.momentum_buffer()}};
 }
 template <class AdamState>
   requires requires(AdamState& of) { of.max_exp_avg_sq(); }
-std::vector<StateField> state_fields(AdamState& of) {
-  return std::vector<StateField>{{"step", &of.step()},
-                                 {"exp_avg", &of.exp_avg()},
-                                 {"exp_avg_sq", &of.exp_avg_sq()},
-                                 {"max_exp_avg_sq", &of.max_exp_avg_sq(), "amsgrad"}};
+OptimizerFields fields_of(AdamState& of) {
+  return OptimizerFields{{"step", &of.step()},
+                         {"exp_avg", &of.exp_avg()},
+                         {"exp_avg_sq", &of.exp_avg_sq()},
+                         {"max_exp_avg_sq", &of.max_exp_avg_sq(), "amsgrad"}};
 }
-inline std::vector<StateField> state_fields(::torch::optim::RMSpropParamState& of) {
-  return std::vector<StateField>{{"step", &of.step()},
-                                 {"square_avg", &of.square_avg()},
-                                 {"momentum_buffer", &of.momentum_buffer(), "momentum"},
-                                 {"grad_avg", &of.grad_avg(), "centered"}};
+inline OptimizerFields fields_of(::torch::optim::RMSpropParamState& of) {
+  return OptimizerFields{{"step", &of.step()},
+                         {"square_avg", &of.square_avg()},
+                         {"momentum_buffer", &of.momentum_buffer(), "momentum"},
+                         {"grad_avg", &of.grad_avg(), "centered"}};
 }
-inline std::vector<StateField> state_fields(::torch::optim::AdagradParamState& of) {
-  return std::vector<StateField>{{"step", &of.step()}, {"sum", &of.sum()}};
+inline OptimizerFields fields_of(::torch::optim::AdagradParamState& of) {
+  return OptimizerFields{{"step", &of.step()}, {"sum", &of.sum()}};
 }
 
 /// One of LibTorch's optimizer classes.
@@ -121,67 +132,70 @@ struct OptimizerClass {
   using Options = ::torch::optim::OptimizerOptions;
   using State = ::torch::optim::OptimizerParamState;
 
+  /// Options that Python has besides, with the values for what LibTorch computes.
+  using Others = std::vector<std::pair<std::string_view, c10::IValue>>;
+
   std::string_view name;
   bool (*is)(const ::torch::optim::Optimizer&);
-  bool (*has_options)(const Options&);
-  std::vector<OptionField> (*options)(Options&);
-  std::vector<StateField> (*state)(State&);
+  OptimizerFields (*options)(Options&);  ///< none where the options are of another class
+  OptimizerFields (*state)(State&);
   std::unique_ptr<State> (*make_state)();
-  /// Options that Python has besides, with the values for what LibTorch computes.
-  std::vector<std::pair<std::string_view, c10::IValue>> others;
+  Others others;
   bool begins_with_states = false;  ///< before the first step
 };
 
 template <std::derived_from<::torch::optim::Optimizer> Optimizer, class Options, class State>
-OptimizerClass optimizer_class(std::string_view name,
-                               std::vector<std::pair<std::string_view, c10::IValue>> others) {
+OptimizerClass optimizer_class(std::string_view name, OptimizerClass::Others others,
+                               bool begins_with_states = false) {
   return {name,
           [](const ::torch::optim::Optimizer& of) {
             return dynamic_cast<const Optimizer*>(&of) != nullptr;
           },
-          [](const OptimizerClass::Options& of) {
-            return dynamic_cast<const Options*>(&of) != nullptr;
+          [](OptimizerClass::Options& of) {
+            auto* const own = dynamic_cast<Options*>(&of);
+            return own == nullptr ? OptimizerFields() : fields_of(*own);
           },
-          [](OptimizerClass::Options& of) { return option_fields(static_cast<Options&>(of)); },
-          [](OptimizerClass::State& of) { return state_fields(static_cast<State&>(of)); },
+          [](OptimizerClass::State& of) { return fields_of(static_cast<State&>(of)); },
           []() -> std::unique_ptr<OptimizerClass::State> { return std::make_unique<State>(); },
-          std::move(others)};
+          std::move(others),
+          begins_with_states};
 }
 
 inline const std::vector<OptimizerClass>& optimizer_classes() {
   namespace optim = ::torch::optim;  // lockstep has an SGD, an Adam and an AdamW too
-  static const std::vector<OptimizerClass> all = [] {
-    const c10::IValue none;
-    const auto adam = [&](bool is_decoupled) {
-      return std::vector<std::pair<std::string_view, c10::IValue>>{
-          {"maximize", false},       {"foreach", none}, {"capturable", false},
-          {"differentiable", false}, {"fused", none},   {"decoupled_weight_decay", is_decoupled}};
-    };
-    std::vector<OptimizerClass> classes{
-        optimizer_class<optim::SGD, optim::SGDOptions, optim::SGDParamState>(
-            "SGD",
-            {{"maximize", false}, {"foreach", none}, {"differentiable", false}, {"fused", none}}),
-        optimizer_class<optim::Adam, optim::AdamOptions, optim::AdamParamState>("Adam",
-                                                                                adam(false)),
-        optimizer_class<optim::AdamW, optim::AdamWOptions, optim::AdamWParamState>("AdamW",
-                                                                                   adam(true)),
-        optimizer_class<optim::RMSprop, optim::RMSpropOptions, optim::RMSpropParamState>(
-            "RMSprop", {{"capturable", false},
-                        {"foreach", none},
-                        {"maximize", false},
-                        {"differentiable", false}}),
-        optimizer_class<optim::Adagrad, optim::AdagradOptions, optim::AdagradParamState>(
-            "Adagrad",
-            {{"foreach", none}, {"maximize", false}, {"differentiable", false}, {"fused", none}})};
-    classes.back().begins_with_states = true;
-    return classes;
-  }();
+  const c10::IValue none;
+  const auto adam = [&](bool is_decoupled) {
+    return OptimizerClass::Others{{"maximize", false},   {"foreach", none},
+                                  {"capturable", false}, {"differentiable", false},
+                                  {"fused", none},       {"decoupled_weight_decay", is_decoupled}};
+  };
+  static const std::vector<OptimizerClass> all{
+      optimizer_class<optim::SGD, optim::SGDOptions, optim::SGDParamState>(
+          "SGD",
+          {{"maximize", false}, {"foreach", none}, {"differentiable", false}, {"fused", none}}),
+      optimizer_class<optim::Adam, optim::AdamOptions, optim::AdamParamState>("Adam", adam(false)),
+      optimizer_class<optim::AdamW, optim::AdamWOptions, optim::AdamWParamState>("AdamW",
+                                                                                 adam(true)),
+      optimizer_class<optim::RMSprop, optim::RMSpropOptions, optim::RMSpropParamState>(
+          "RMSprop", {{"capturable", false},
+                      {"foreach", none},
+                      {"maximize", false},
+                      {"differentiable", false}}),
+      optimizer_class<optim::Adagrad, optim::AdagradOptions, optim::AdagradParamState>(
+          "Adagrad",
+          {{"foreach", none}, {"maximize", false}, {"differentiable", false}, {"fused", none}},
+          /*begins_with_states=*/true)};
   return all;
+}
+/// Null for a class of which Python's names are not known here.
+inline const OptimizerClass* find_class(const ::torch::optim::Optimizer& optimizer) {
+  for (const OptimizerClass& each : optimizer_classes())
+    if (each.is(optimizer)) return &each;
+  return nullptr;
 }
 inline const OptimizerClass& class_of(const ::torch::optim::Optimizer& optimizer,
                                       std::string_view operation) {
-  for (const OptimizerClass& each : optimizer_classes())
-    if (each.is(optimizer)) return each;
+  if (const OptimizerClass* const found = find_class(optimizer)) return *found;
   fail(operation, {"only the states of SGD, Adam, AdamW, RMSprop and Adagrad have names in Python"},
        "use one of these, or write the optimizer with torch::save");
 }
@@ -189,15 +203,14 @@ inline const OptimizerClass& class_of(const ::torch::optim::Optimizer& optimizer
 using OptimizerGroups = std::vector<::torch::optim::OptimizerParamGroup>;
 using OptimizerStates =
     std::remove_cvref_t<decltype(std::declval<::torch::optim::Optimizer&>().state())>;
-using StateDict = c10::impl::GenericDict;
 
-inline std::vector<OptionField> group_options(const OptimizerClass& of,
-                                              ::torch::optim::OptimizerOptions& options,
-                                              std::size_t group, std::string_view operation) {
-  if (!of.has_options(options))
+inline OptimizerFields group_options(const OptimizerClass& of, OptimizerClass::Options& options,
+                                     std::size_t group, std::string_view operation) {
+  OptimizerFields fields = of.options(options);
+  if (fields.empty())
     fail(operation, {"group ", group, " has the options of another class than ", of.name},
          text({"give the group torch::optim::", of.name, "Options"}));
-  return of.options(options);
+  return fields;
 }
 
 /// The parameters' numbers, group by group, as Python counts them: a parameter that is there twice
@@ -215,60 +228,25 @@ inline std::vector<std::vector<std::int64_t>> parameter_numbers(const OptimizerG
   return numbers;
 }
 
-inline StateDict string_dict() { return StateDict(c10::StringType::get(), c10::AnyType::get()); }
-
-/// The entries of one parameter's state.
-inline StateDict parameter_state_dict(const OptimizerClass& of, OptimizerClass::State& state) {
-  StateDict entries = string_dict();
-  for (const StateField& field : of.state(state)) {
-    const std::string name(field.name);
-    if (const auto* const count = std::get_if<std::int64_t*>(&field.value)) {
-      // Python's own float tensor counts to 2^24 and then stays there.
-      entries.insert(name, at::scalar_tensor(**count, at::TensorOptions(at::kDouble)));
-    } else if (const at::Tensor& tensor = *std::get<at::Tensor*>(field.value); tensor.defined()) {
-      entries.insert(name, tensor);
-    }
-  }
-  return entries;
-}
-inline StateDict group_dict(const OptimizerClass& of,
-                            const ::torch::optim::OptimizerParamGroup& group, std::size_t index,
-                            const std::vector<std::int64_t>& numbers) {
-  StateDict entries = string_dict();
-  const auto options = group.options().clone();
-  for (const OptionField& field : group_options(of, *options, index, "optimizer_state_dict")) {
-    const std::string name(field.name);
-    if (const auto* const betas = std::get_if<std::tuple<double, double>*>(&field.value)) {
-      entries.insert(name,
-                     c10::ivalue::Tuple::create({std::get<0>(**betas), std::get<1>(**betas)}));
-    } else if (const auto* const number = std::get_if<double*>(&field.value)) {
-      entries.insert(name, **number);
-    } else {
-      entries.insert(name, *std::get<bool*>(field.value));
-    }
-  }
-  for (const auto& [name, value] : of.others) entries.insert(std::string(name), value);
-  c10::impl::GenericList all(
-      c10::AnyType::get());  // a list of int would be another class in a file
-  for (const std::int64_t number : numbers) all.push_back(number);
-  entries.insert("params", all);
-  return entries;
-}
 /// The states under their parameters' numbers; copies are in the host's memory.
-inline StateDict states_of(const OptimizerClass& of, const OptimizerGroups& groups,
-                           const OptimizerStates& states, bool copies) {
+inline PythonDict states_of(const OptimizerClass& of, const OptimizerGroups& groups,
+                            const OptimizerStates& states, bool copies) {
   const auto numbers = parameter_numbers(groups);
-  StateDict all(c10::IntType::get(), c10::AnyType::get());
+  PythonDict all(c10::IntType::get(), c10::AnyType::get());
   for (std::size_t g = 0; g != groups.size(); ++g) {
     for (std::size_t i = 0; i != numbers[g].size(); ++i) {
       const auto found = states.find(groups[g].params()[i].unsafeGetTensorImpl());
       if (found == states.end() || found->second == nullptr) continue;
-      StateDict entries = parameter_state_dict(of, *found->second->clone());
-      if (copies) {
-        for (const auto& item : entries)
-          item.setValue(item.value().toTensor().detach().to(at::kCPU,
-                                                            item.value().toTensor().scalar_type(),
-                                                            /*non_blocking=*/false, /*copy=*/true));
+      PythonDict entries = string_dict();
+      const auto state = found->second->clone();
+      for (const OptimizerField& field : of.state(*state)) {
+        const c10::IValue value = field.read();
+        if (value.isNone()) continue;
+        const at::Tensor& tensor = value.toTensor();
+        entries.insert(std::string(field.name),
+                       copies ? tensor.detach().to(at::kCPU, tensor.scalar_type(),
+                                                   /*non_blocking=*/false, /*copy=*/true)
+                              : tensor);
       }
       if (!entries.empty()) all.insert_or_assign(numbers[g][i], entries);
     }
@@ -277,18 +255,26 @@ inline StateDict states_of(const OptimizerClass& of, const OptimizerGroups& grou
 }
 /// The whole state_dict, with these states.
 inline c10::IValue state_dict_with(const OptimizerClass& of, const OptimizerGroups& groups,
-                                   const StateDict& states) {
+                                   const PythonDict& states) {
   const auto numbers = parameter_numbers(groups);
-  StateDict in_order(c10::IntType::get(), c10::AnyType::get());
-  c10::impl::GenericList all_groups(c10::AnyType::get());
+  PythonDict in_order(c10::IntType::get(), c10::AnyType::get());
+  PythonList all_groups = make_list();
   for (std::size_t g = 0; g != groups.size(); ++g) {
+    PythonDict group = string_dict();
+    const auto options = groups[g].options().clone();
+    for (const OptimizerField& field : group_options(of, *options, g, "optimizer_state_dict"))
+      group.insert(std::string(field.name), field.read());
+    for (const auto& [name, value] : of.others) group.insert(std::string(name), value);
+    PythonList parameters = make_list();  // a list of int would be another class in a file
     for (const std::int64_t number : numbers[g]) {
-      const auto found = states.find(number);
-      if (found != states.end()) in_order.insert(number, found->value());
+      parameters.push_back(number);
+      if (const c10::IValue* const state = find_entry(states, number))
+        in_order.insert(number, *state);
     }
-    all_groups.push_back(group_dict(of, groups[g], g, numbers[g]));
+    group.insert("params", parameters);
+    all_groups.push_back(group);
   }
-  StateDict whole = string_dict();
+  PythonDict whole = string_dict();
   whole.insert("state", in_order);
   whole.insert("param_groups", all_groups);
   return whole;
@@ -302,10 +288,9 @@ class StateDictLoad {
   StateDictLoad(const OptimizerClass& of, const OptimizerGroups& groups,
                 const c10::IValue& state_dict, const Owns& owns)
       : class_(of) {
-    const StateDict whole = dict(state_dict, "the value");
-    const StateDict states = dict(entry(whole, "state", "the value"), "'state'");
-    const c10::List<c10::IValue> saved =
-        list(entry(whole, "param_groups", "the value"), "'param_groups'");
+    const PythonDict whole = dict(state_dict, "the value");
+    const PythonDict states = dict(entry(whole, "state", "the value"), "'state'");
+    const PythonList saved = list(entry(whole, "param_groups", "the value"), "'param_groups'");
     if (saved.size() != groups.size())
       reject({"it has ", count(saved.size(), "parameter group"), ", and the optimizer has ",
               groups.size()},
@@ -313,8 +298,8 @@ class StateDictLoad {
     std::set<std::int64_t> used;
     for (std::size_t g = 0; g != groups.size(); ++g) {
       const std::string in = text({"group ", g});
-      const StateDict group = dict(saved.get(g), in);
-      const c10::List<c10::IValue> numbers = list(entry(group, "params", in), in + "'s 'params'");
+      const PythonDict group = dict(saved.get(g), in);
+      const PythonList numbers = list(entry(group, "params", in), in + "'s 'params'");
       const std::vector<at::Tensor>& parameters = groups[g].params();
       if (numbers.size() != parameters.size())
         reject({"its ", in, " has ", count(numbers.size(), "parameter"),
@@ -325,8 +310,8 @@ class StateDictLoad {
         const c10::IValue number = numbers.get(i);
         if (!number.isInt())
           reject({in, " names a parameter ", words(number), ", not a number"}, whole_dict);
-        const std::optional<c10::IValue> state = find(states, number);
-        if (state) used.insert(number.toInt());
+        const c10::IValue* const state = find_entry(states, number);
+        if (state != nullptr) used.insert(number.toInt());
         read_state(g, i, parameters[i], state, owns(parameters[i]));
       }
     }
@@ -341,31 +326,15 @@ class StateDictLoad {
     const at::NoGradGuard quiet;
     for (std::size_t g = 0; g != groups.size(); ++g) groups[g].set_options(std::move(options_[g]));
     states.clear();
-    for (const LoadedState& loaded : states_) {
-      auto state = class_.make_state();
-      for (const StateField& field : class_.state(*state)) {
-        const auto value = std::ranges::find(loaded.entries, field.name, &Entry::name);
-        if (value == loaded.entries.end()) continue;
-        if (auto* const count = std::get_if<std::int64_t*>(&field.value)) {
-          **count = value->count;
-        } else {
-          *std::get<at::Tensor*>(field.value) = copied(value->tensor, loaded.parameter);
-        }
-      }
-      states[loaded.parameter.unsafeGetTensorImpl()] = std::move(state);
+    for (auto& [parameter, state] : states_) {
+      for (const OptimizerField& field : class_.state(*state))
+        if (auto* const tensor = std::get_if<at::Tensor*>(&field.value))
+          if ((*tensor)->defined()) **tensor = copied(**tensor, parameter);
+      states[parameter.unsafeGetTensorImpl()] = std::move(state);
     }
   }
 
  private:
-  struct Entry {
-    std::string_view name;
-    std::int64_t count = 0;
-    at::Tensor tensor = {};
-  };
-  struct LoadedState {
-    at::Tensor parameter;
-    std::vector<Entry> entries;
-  };
   static constexpr const char* same_groups =
       "make the optimizer with the same parameter groups, in the same order, as the one that was "
       "saved";
@@ -389,53 +358,40 @@ class StateDictLoad {
     return out.str();
   }
 
-  static StateDict dict(const c10::IValue& value, std::string_view what) {
-    if (!value.isGenericDict())
-      reject({std::string(what), " is ", value.tagKind(), ", not a dict"}, whole_dict);
+  static PythonDict dict(const c10::IValue& value, std::string_view what) {
+    if (!value.isGenericDict()) reject({what, " is ", value.tagKind(), ", not a dict"}, whole_dict);
     return value.toGenericDict();
   }
-  static c10::List<c10::IValue> list(const c10::IValue& value, std::string_view what) {
-    if (!value.isList())
-      reject({std::string(what), " is ", value.tagKind(), ", not a list"}, whole_dict);
+  static PythonList list(const c10::IValue& value, std::string_view what) {
+    if (!value.isList()) reject({what, " is ", value.tagKind(), ", not a list"}, whole_dict);
     return value.toList();
   }
-  static std::optional<c10::IValue> find(const StateDict& in, const c10::IValue& key) {
-    const auto found = in.find(key);
-    return found == in.end() ? std::nullopt : std::optional(found->value());
-  }
-  static c10::IValue entry(const StateDict& in, const char* name, std::string_view of) {
-    const std::optional<c10::IValue> found = find(in, name);
-    if (!found) reject({std::string(of), " has no '", name, "'"}, whole_dict);
+  static const c10::IValue& entry(const PythonDict& in, const char* name, std::string_view of) {
+    const c10::IValue* const found = find_entry(in, name);
+    if (found == nullptr) reject({of, " has no '", name, "'"}, whole_dict);
     return *found;
   }
-  /// A number may be a tensor in Python: a learning rate, or a step.
-  static std::optional<at::Scalar> scalar(const c10::IValue& value) {
-    if (value.isTensor() && value.toTensor().defined() && value.toTensor().numel() == 1)
-      return value.toTensor().item();
-    if (value.isDouble() || value.isInt() || value.isBool()) return value.toScalar();
-    return std::nullopt;
-  }
-  static double number(const c10::IValue& value, const std::string& what) {
-    const auto read = scalar(value);
+  static double number(const c10::IValue& value, std::string_view what) {
+    const auto read = scalar_of(value);
     if (!read || read->isComplex())
       reject({what, " is ", words(value), ", not a number"}, same_class);
     return read->toDouble();
   }
 
   void read_options(const ::torch::optim::OptimizerParamGroup& group, std::size_t g,
-                    const StateDict& saved) {
+                    const PythonDict& saved) {
     options_.push_back(group.options().clone());
     const auto fields = group_options(class_, *options_.back(), g, "load_optimizer_state_dict");
-    for (const OptionField& field : fields) {
+    for (const OptimizerField& field : fields) {
       const std::string what = text({"option '", field.name, "' of group ", g});
-      const std::optional<c10::IValue> value = find(saved, std::string(field.name));
-      if (!value) reject({"it has no ", what, ", which ", class_.name, " needs"}, same_class);
+      const c10::IValue* const value = find_entry(saved, std::string(field.name));
+      if (value == nullptr)
+        reject({"it has no ", what, ", which ", class_.name, " needs"}, same_class);
       if (auto* const betas = std::get_if<std::tuple<double, double>*>(&field.value)) {
-        const std::vector<c10::IValue> two = value->isTuple() ? value->toTupleRef().elements().vec()
-                                             : value->isList() ? value->toListRef().vec()
-                                                               : std::vector<c10::IValue>();
-        if (two.size() != 2) reject({what, " is ", words(*value), ", not two numbers"}, same_class);
-        **betas = {number(two[0], what), number(two[1], what)};
+        const auto two = elements_of(*value);
+        if (!two || two->size() != 2)
+          reject({what, " is ", words(*value), ", not two numbers"}, same_class);
+        **betas = {number((*two)[0], what), number((*two)[1], what)};
       } else if (auto* const to = std::get_if<double*>(&field.value)) {
         **to = number(*value, what);
       } else {
@@ -446,14 +402,15 @@ class StateDictLoad {
       if (!item.key().isString())
         reject({"group ", g, " has an option that is called ", words(item.key())}, same_class);
       const std::string& name = item.key().toStringRef();
-      if (name != "params" && std::ranges::find(fields, name, &OptionField::name) == fields.end())
+      if (name != "params" &&
+          std::ranges::find(fields, name, &OptimizerField::name) == fields.end())
         require_no_meaning(fields, g, name, item.value());
     }
   }
   /// Options that LibTorch has not may be those of how Python computes, a scheduler's notes, or
   /// switched off. Another could change the results.
-  void require_no_meaning(const std::vector<OptionField>& fields, std::size_t g,
-                          const std::string& name, const c10::IValue& value) const {
+  void require_no_meaning(const OptimizerFields& fields, std::size_t g, const std::string& name,
+                          const c10::IValue& value) const {
     static constexpr std::string_view known[] = {
         "foreach", "capturable", "differentiable", "fused",         "initial_lr",   "param_names",
         "name",    "max_lr",     "min_lr",         "base_momentum", "max_momentum", "swa_lr"};
@@ -474,17 +431,16 @@ class StateDictLoad {
             : "switch the option off in Python before the state_dict is saved, or take it out of "
               "param_groups if the optimizer does not use it");
   }
-  static bool is_on(const std::vector<OptionField>& fields, std::string_view name) {
-    const auto& value = std::ranges::find(fields, name, &OptionField::name)->value;
+  static bool is_on(const OptimizerFields& fields, std::string_view name) {
+    const auto& value = std::ranges::find(fields, name, &OptimizerField::name)->value;
     if (auto* const flag = std::get_if<bool*>(&value)) return **flag;
     return *std::get<double*>(value) > 0;
   }
 
   void read_state(std::size_t g, std::size_t i, const at::Tensor& parameter,
-                  const std::optional<c10::IValue>& saved, bool owns) {
+                  const c10::IValue* saved, bool owns) {
     const std::string of = text({"parameter ", i, " of group ", g});
-    StateDict entries = string_dict();
-    if (saved) entries = dict(*saved, "the state of " + of);
+    const PythonDict entries = saved ? dict(*saved, "the state of " + of) : string_dict();
     bool is_empty = true;
     for (const auto& item : entries) is_empty &= item.value().isNone();
     if (is_empty) {
@@ -493,25 +449,24 @@ class StateDictLoad {
                same_class);
       return;
     }
-    LoadedState loaded{parameter, {}};
-    const auto example = class_.make_state();
-    const auto fields = class_.state(*example);
+    auto state = class_.make_state();
+    const auto fields = class_.state(*state);
     const auto options = class_.options(*options_[g]);
-    for (const StateField& field : fields) {
-      const std::optional<c10::IValue> value = find(entries, std::string(field.name));
+    for (const OptimizerField& field : fields) {
+      const c10::IValue* const value = find_entry(entries, std::string(field.name));
       const std::string what = text({"'", field.name, "' of ", of});
-      if (!value || value->isNone()) {
+      if (value == nullptr || value->isNone()) {
         if (field.needed_by.empty() || is_on(options, field.needed_by))
           reject({"it has no ", what, ", which ", class_.name, " needs",
                   field.needed_by.empty() ? "" : " with ", field.needed_by},
                  same_class);
         continue;
       }
-      if (std::holds_alternative<std::int64_t*>(field.value)) {
+      if (auto* const count = std::get_if<std::int64_t*>(&field.value)) {
         const double steps = number(*value, what);
         if (steps < 0 || steps != std::floor(steps))
           reject({what, " is ", words(*value), ", not a number of steps"}, same_class);
-        loaded.entries.push_back({field.name, static_cast<std::int64_t>(steps)});
+        **count = static_cast<std::int64_t>(steps);
         continue;
       }
       if (!value->isTensor()) reject({what, " is ", words(*value), ", not a tensor"}, same_class);
@@ -520,15 +475,15 @@ class StateDictLoad {
         reject({what, " has shape ", shape_text(shape_of(tensor)), ", and the parameter has ",
                 shape_text(shape_of(parameter))},
                same_groups);
-      loaded.entries.push_back({field.name, 0, tensor});
+      *std::get<at::Tensor*>(field.value) = tensor;
     }
     for (const auto& item : entries) {
       const std::string name = item.key().isString() ? item.key().toStringRef() : words(item.key());
       if (!item.value().isNone() &&
-          std::ranges::find(fields, name, &StateField::name) == fields.end())
+          std::ranges::find(fields, name, &OptimizerField::name) == fields.end())
         reject({"it has '", name, "' of ", of, ", which ", class_.name, " has not"}, same_class);
     }
-    if (owns) states_.push_back(std::move(loaded));
+    if (owns) states_.emplace_back(parameter, std::move(state));
   }
 
   /// As in Python, states are where the parameter is, and have its type if that is a real one.
@@ -542,16 +497,18 @@ class StateDictLoad {
 
   const OptimizerClass& class_;
   std::vector<std::unique_ptr<OptimizerClass::Options>> options_;
-  std::vector<LoadedState> states_;
+  /// With the parameters; their tensors are still the state_dict's.
+  std::vector<std::pair<at::Tensor, std::unique_ptr<OptimizerClass::State>>> states_;
 };
 
-/// Throws where `load_optimizer_state_dict` would, and changes nothing.
-inline void check_optimizer_state_dict(const ::torch::optim::Optimizer& optimizer,
-                                       const c10::IValue& state_dict) {
-  if (const auto* const sharded = dynamic_cast<const ShardedOptimizer*>(&optimizer))
-    return sharded->check_state_dict(state_dict);
-  StateDictLoad(class_of(optimizer, "load_optimizer_state_dict"), optimizer.param_groups(),
-                state_dict, [](const at::Tensor&) { return true; });
+/// `load_optimizer_state_dict`, or, unless `sets`, only what it compares.
+inline void read_optimizer_state_dict(::torch::optim::Optimizer& optimizer,
+                                      const c10::IValue& state_dict, bool sets) {
+  if (auto* const sharded = dynamic_cast<ShardedOptimizer*>(&optimizer))
+    return sets ? sharded->load_state_dict(state_dict) : sharded->check_state_dict(state_dict);
+  StateDictLoad load(class_of(optimizer, "load_optimizer_state_dict"), optimizer.param_groups(),
+                     state_dict, [](const at::Tensor&) { return true; });
+  if (sets) load.copy_to(optimizer.param_groups(), optimizer.state());
 }
 
 }  // namespace lockstep::detail
@@ -582,12 +539,7 @@ inline c10::IValue optimizer_state_dict(const ::torch::optim::Optimizer& optimiz
 /// load.
 inline void load_optimizer_state_dict(::torch::optim::Optimizer& optimizer,
                                       const c10::IValue& state_dict) {
-  if (auto* const sharded = dynamic_cast<detail::ShardedOptimizer*>(&optimizer))
-    return sharded->load_state_dict(state_dict);
-  detail::StateDictLoad(detail::class_of(optimizer, "load_optimizer_state_dict"),
-                        optimizer.param_groups(), state_dict,
-                        [](const at::Tensor&) { return true; })
-      .copy_to(optimizer.param_groups(), optimizer.state());
+  detail::read_optimizer_state_dict(optimizer, state_dict, true);
 }
 
 }  // namespace torch_modules

@@ -6,37 +6,20 @@
 /// attribute. Nothing of a file is executed: an object of a class that is not known becomes a text
 /// with the name of that class, so that a model can be taken from a file that has more.
 
-#include <ATen/core/Dict.h>
-#include <ATen/core/List.h>
-#include <ATen/core/ivalue.h>
-#include <ATen/core/jit_type.h>
 #include <ATen/ops/empty.h>
 #include <caffe2/serialize/inline_container.h>
-#include <fcntl.h>
-#include <unistd.h>
 
 #include <cstring>
+#include <fstream>
 #include <map>
 #include <unordered_map>
 
-#include "lockstep/detail/core/file.hpp"
 #include "lockstep/detail/core/utility.hpp"
+#include "lockstep/detail/torch/ivalue.hpp"
 
 LOCKSTEP_COLD_BEGIN
 
 namespace lockstep::detail {
-
-using PythonDict = c10::impl::GenericDict;
-using PythonList = c10::impl::GenericList;
-inline PythonDict make_dict() { return PythonDict(c10::AnyType::get(), c10::AnyType::get()); }
-inline PythonList make_list() { return PythonList(c10::AnyType::get()); }
-
-/// The elements of a tuple or a list; nothing for other values.
-inline std::optional<c10::ArrayRef<c10::IValue>> elements_of(const c10::IValue& value) {
-  if (value.isTuple()) return value.toTupleRef().elements();
-  if (value.isList()) return value.toListRef();
-  return std::nullopt;
-}
 
 /// The type of a storage class or of a dtype (`FloatStorage`, `float32`); none for other names.
 inline std::optional<at::ScalarType> pickled_type(std::string_view name) {
@@ -70,8 +53,9 @@ class Unpickler {
   /// A storage's bytes, by its key.
   using ReadStorage = std::function<std::pair<at::DataPtr, std::size_t>(const std::string& key)>;
 
-  Unpickler(std::string path, std::string_view code, ReadStorage read)
-      : path_(std::move(path)), code_(code), read_(std::move(read)) {}
+  /// Tensors come to `device`.
+  Unpickler(std::string path, std::string_view code, ReadStorage read, at::Device device = at::kCPU)
+      : path_(std::move(path)), code_(code), read_(std::move(read)), device_(device) {}
 
   c10::IValue run() {
     for (;;) {
@@ -365,8 +349,10 @@ class Unpickler {
       if (last > std::numeric_limits<std::int64_t>::max()) break;
     }
     if (!is_empty && last >= storage.numel()) damaged("a tensor is larger than its storage");
-    if (is_empty) return at::empty(sizes, storage.options());
-    return at::empty({0}, storage.options()).set_(storage.storage(), first, sizes, strides);
+    if (is_empty) return at::empty(sizes, storage.options().device(device_));
+    return at::empty({0}, storage.options())
+        .set_(storage.storage(), first, sizes, strides)
+        .to(device_);
   }
 
   c10::IValue result_of(const std::string& function, c10::ArrayRef<c10::IValue> arguments) const {
@@ -401,6 +387,7 @@ class Unpickler {
   std::string path_;
   std::string_view code_;
   ReadStorage read_;
+  at::Device device_;
   std::size_t at_ = 0;
   std::unordered_map<const void*, Container> containers_;
   Values stack_;
@@ -409,31 +396,11 @@ class Unpickler {
   std::map<std::string, at::Storage> storages_;
 };
 
-/// Moves all tensors of a value to a device.
-inline c10::IValue moved(const c10::IValue& value, at::Device device) {
-  if (value.isTensor()) return value.toTensor().to(device);
-  if (value.isGenericDict()) {
-    PythonDict dict = make_dict();
-    for (const auto& item : value.toGenericDict())
-      dict.insert(item.key(), moved(item.value(), device));
-    return dict;
-  }
-  const auto elements = elements_of(value);
-  if (!elements) return value;
-  std::vector<c10::IValue> all;
-  for (const c10::IValue& each : *elements) all.push_back(moved(each, device));
-  if (value.isTuple()) return c10::ivalue::Tuple::create(std::move(all));
-  PythonList list = make_list();
-  for (c10::IValue& each : all) list.push_back(std::move(each));
-  return list;
-}
-
 /// Zip archives, which is what `torch.save` writes, begin so.
 inline bool is_zip_archive(const std::string& path) {
-  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   std::array<char, 4> begin{};
-  return file && ::pread(file.get(), begin.data(), begin.size(), 0) == 4 &&
-         std::string_view(begin.data(), 4) == std::string_view("PK\3\4", 4);
+  return std::ifstream(path, std::ios::binary).read(begin.data(), 4) &&
+         std::string_view(begin.data(), 4) == "PK\3\4";
 }
 
 }  // namespace lockstep::detail
@@ -461,12 +428,12 @@ inline c10::IValue load_pt(const std::string& path, at::Device map_location = at
         reject("was written on a machine with another byte order");
     }
     const auto [code, size] = archive.getRecord("data.pkl");
-    detail::Unpickler pickle(path, {static_cast<const char*>(code.get()), size},
-                             [&](const std::string& key) -> std::pair<at::DataPtr, std::size_t> {
-                               auto [data, bytes] = archive.getRecord("data/" + key);
-                               return {std::move(data), bytes};
-                             });
-    return map_location.is_cpu() ? pickle.run() : detail::moved(pickle.run(), map_location);
+    const auto read = [&](const std::string& key) -> std::pair<at::DataPtr, std::size_t> {
+      auto [data, bytes] = archive.getRecord("data/" + key);
+      return {std::move(data), bytes};
+    };
+    return detail::Unpickler(path, {static_cast<const char*>(code.get()), size}, read, map_location)
+        .run();
   } catch (const c10::Error& error) {
     detail::fail("load_pt", {"'", path, "' is damaged: ", error.what_without_backtrace()},
                  "put back a copy of the file");

@@ -15,26 +15,23 @@ namespace lockstep {
 
 namespace detail {
 
+/// The types of the format that only LibTorch has.
+inline constexpr std::pair<at::ScalarType, const char*> torch_elements[] = {
+    {at::kBool, "BOOL"},
+    {at::kComplexFloat, "C64"},
+    {at::kFloat8_e4m3fn, "F8_E4M3"},
+    {at::kFloat8_e5m2, "F8_E5M2"}};
+
 /// Null where the format has no such type.
 inline const FileElement* file_element(at::ScalarType type) {
-  switch (type) {
-    case at::kBool:
-      return file_element("BOOL");
-    case at::kComplexFloat:
-      return file_element("C64");
-    case at::kFloat8_e4m3fn:
-      return file_element("F8_E4M3");
-    case at::kFloat8_e5m2:
-      return file_element("F8_E5M2");
-    default:
-      return file_element(kind_of(type));
-  }
+  for (const auto& [known, name] : torch_elements)
+    if (known == type) return file_element(name);
+  return file_element(kind_of(type));
 }
 /// Undefined where LibTorch has no such type.
 inline at::ScalarType scalar_type_of(const FileElement& element) {
-  for (const at::ScalarType type :
-       {at::kBool, at::kComplexFloat, at::kFloat8_e4m3fn, at::kFloat8_e5m2})
-    if (file_element(type) == &element) return type;
+  for (const auto& [type, name] : torch_elements)
+    if (element.name == name) return type;
   return scalar_type_of(element.kind);
 }
 
@@ -127,26 +124,6 @@ inline std::vector<std::pair<at::Tensor, std::size_t>> match_state_dict(
 /// A checkpoint's other states have this prefix.
 inline constexpr std::string_view not_of_module = "lockstep/";
 
-using StateDictEntry = std::pair<at::Tensor, const TensorEntry*>;
-
-inline std::vector<StateDictEntry> match_state_dict(const ::torch::nn::Module& module,
-                                                    const SafetensorsFile& file, bool strict,
-                                                    LoadReport& report) {
-  std::vector<const TensorEntry*> entries;
-  std::vector<FileTensor> stored;
-  for (const TensorEntry& entry : file.tensors()) {
-    if (entry.name.starts_with(not_of_module)) continue;
-    entries.push_back(&entry);
-    stored.push_back(
-        {entry.name, entry.shape, scalar_type_of(*entry.element), entry.element->name});
-  }
-  std::vector<StateDictEntry> matched;
-  for (auto& [tensor, index] :
-       match_state_dict(module, file.path(), std::move(stored), strict, report))
-    matched.emplace_back(tensor, entries[index]);
-  return matched;
-}
-
 /// Reads a tensor in place.
 inline void read_tensor(const SafetensorsFile& file, const TensorEntry& entry, at::Tensor& tensor) {
   const at::ScalarType type = scalar_type_of(*entry.element);
@@ -161,6 +138,24 @@ inline void read_tensor(const SafetensorsFile& file, const TensorEntry& entry, a
     file.read(entry, 0, bytes_of(read));
     tensor.copy_(read);
   }
+}
+
+/// Compares a module with a file, and returns what copies the values.
+inline auto match_state_dict(const ::torch::nn::Module& module, const SafetensorsFile& file,
+                             bool strict, LoadReport& report) {
+  std::vector<const TensorEntry*> entries;
+  std::vector<FileTensor> stored;
+  for (const TensorEntry& entry : file.tensors()) {
+    if (entry.name.starts_with(not_of_module)) continue;
+    entries.push_back(&entry);
+    stored.push_back(
+        {entry.name, entry.shape, scalar_type_of(*entry.element), entry.element->name});
+  }
+  auto matched = match_state_dict(module, file.path(), std::move(stored), strict, report);
+  return [&file, entries, matched] {
+    const at::NoGradGuard quiet;
+    for (auto [tensor, index] : matched) read_tensor(file, *entries[index], tensor);
+  };
 }
 
 /// Tensors that are written to one file, in memory of their own if it is written later.
@@ -221,12 +216,11 @@ void save_state_dict(const auto& net, const std::string& path) {
 /// lacks keep their values and others are ignored; the report names both. **Ranks** this one alone;
 /// in a job, all ranks load, or one before the job begins.
 LoadReport load_state_dict(const auto& net, const std::string& path, bool strict = true) {
-  const at::NoGradGuard quiet;
   const detail::SafetensorsFile file(path);
   LoadReport report;
-  auto matched = detail::match_state_dict(detail::module_of(net), file, strict, report);
+  const auto copy = detail::match_state_dict(detail::module_of(net), file, strict, report);
   file.verify();
-  for (auto& [tensor, entry] : matched) detail::read_tensor(file, *entry, tensor);
+  copy();
   return report;
 }
 

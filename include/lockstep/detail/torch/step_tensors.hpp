@@ -23,15 +23,12 @@ inline void seed_generator(std::uint64_t seed, at::Device device = at::kCPU) {
 }
 
 /// Held while a module is made: all CPU threads share LibTorch's generator.
-inline std::mutex& module_making() {
-  static std::mutex mutex;
-  return mutex;
-}
+inline std::mutex module_making;
 
 /// Calls `make`, whose layers draw from LibTorch's generators as after `torch::manual_seed(seed)`;
 /// later draws differ between ranks. Ranks that are threads make their modules one by one.
 auto make_seeded_module(Seed seed, Rank rank, bool on_gpu, const auto& make) {
-  const std::lock_guard<std::mutex> lock(module_making());
+  const std::lock_guard<std::mutex> lock(module_making);
   const auto begin_from = [&](Seed with) {
     seed_generator(with.value());
     if (on_gpu) seed_generator(with.value(), at::kCUDA);  // the current GPU's

@@ -348,20 +348,13 @@ NormMark& mark_norm(auto& norm, const std::string& name) {
 /// bias gradients.
 class SyncedNorms {
  public:
-  /// The end of a pass.
-  class [[nodiscard]] Scope {
-   public:
-    explicit Scope(SyncedNorms* norms) : norms_(norms) {}
-    Scope(const Scope&) = delete;
-    Scope& operator=(const Scope&) = delete;
-    ~Scope() {
-      if (norms_ == nullptr || --norms_->passes_ != 0) return;
-      norms_->for_each_mark([](NormMark& mark) { mark.end_pass(); });
+  struct EndPass {
+    void operator()(SyncedNorms* norms) const {
+      if (--norms->passes_ == 0) norms->for_each_mark([](NormMark& mark) { mark.end_pass(); });
     }
-
-   private:
-    SyncedNorms* norms_;
   };
+  /// Of a pass; null where norms are plain.
+  using Scope = std::unique_ptr<SyncedNorms, EndPass>;
 
   SyncedNorms() = default;
   /// A copied model has its own module and ranks.
@@ -376,8 +369,8 @@ class SyncedNorms {
   }
 
   template <bool All, class Ranks>
-  Scope open(::torch::nn::Module& module, const Ranks& ranks) {
-    if (ranks.world() == 1) return Scope(nullptr);
+  [[nodiscard]] Scope open(::torch::nn::Module& module, const Ranks& ranks) {
+    if (ranks.world() == 1) return nullptr;
     if (!has_looked_) look<All && Ranks::communicates>(module);
     if constexpr (Ranks::communicates) {
       if (!exchange_) exchange_ = std::make_shared<NormExchange>(ranks);
@@ -390,7 +383,7 @@ class SyncedNorms {
               "\", and the norms of this job do not share their statistics"},
              "add Norms<Synced> to the policies, in place of UnevenInputs<Join> if that is there");
       });
-      return Scope(nullptr);
+      return nullptr;
     }
   }
 

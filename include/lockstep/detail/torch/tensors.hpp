@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/ScalarType.h>
+#include <c10/util/accumulate.h>
 
 #include "lockstep/detail/core/view.hpp"
 #include "lockstep/detail/model/tensor_list.hpp"
@@ -199,25 +200,19 @@ inline namespace torch_modules {
 /// copy: the memory must outlive the tensor, and constant elements must not be written.
 template <class R>
   requires detail::ElementRange<R>
-at::Tensor as_tensor(R&& elements, at::IntArrayRef sizes) {
+at::Tensor as_tensor(R&& elements, at::OptionalIntArrayRef shape = {}) {
   static_assert(std::ranges::borrowed_range<R>,
                 "lockstep: as_tensor refers to memory, and this vector or array would be gone; "
                 "give it a name first");
-  std::int64_t count = 1;
-  for (const std::int64_t size : sizes) count *= size;
-  if (count != static_cast<std::int64_t>(std::ranges::size(elements)))
+  const auto size = static_cast<std::int64_t>(std::ranges::size(elements));
+  const at::IntArrayRef sizes = shape.value_or(at::IntArrayRef(&size, 1));
+  const std::int64_t count = c10::multiply_integers(sizes);
+  if (count != size)
     detail::fail("as_tensor",
-                 {"the extents have room for ", count, " elements, and there are ",
-                  std::ranges::size(elements)},
+                 {"the extents have room for ", count, " elements, and there are ", size},
                  "give extents whose product is the number of elements");
   return at::from_blob(detail::untyped(std::ranges::data(elements)), sizes,
                        at::TensorOptions(detail::scalar_type_for<std::ranges::range_value_t<R>>()));
-}
-template <class R>
-  requires detail::ElementRange<R>
-at::Tensor as_tensor(R&& elements) {
-  const auto size = static_cast<std::int64_t>(std::ranges::size(elements));
-  return as_tensor(std::forward<R>(elements), at::IntArrayRef(&size, 1));
 }
 
 /// A view or an mdspan as a tensor with its extents and strides.

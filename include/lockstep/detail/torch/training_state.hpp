@@ -29,19 +29,15 @@ namespace lockstep::detail {
 inline const c10::IValue& member_of(std::string_view name, const c10::IValue& value,
                                     const char* key) {
   if (!value.isGenericDict()) fail_form(name, "a dictionary", value);
-  const auto& dict = value.toGenericDict();
-  const auto found = dict.find(key);
-  if (found == dict.end())
+  const c10::IValue* const found = find_entry(value.toGenericDict(), key);
+  if (found == nullptr)
     fail("load", {"'", name, "' has no '", key, "'"}, "load what was saved of the same class");
-  return found->value();
+  return *found;
 }
 
-/// Numbers may come as one-element tensors from Python, and NaN and infinities as texts from JSON.
+/// NaN and infinities may come as texts from JSON.
 inline double number_of(std::string_view name, const c10::IValue& value) {
-  if (value.isDouble()) return value.toDouble();
-  if (value.isInt()) return static_cast<double>(value.toInt());
-  if (value.isBool()) return value.toBool() ? 1 : 0;
-  if (value.isTensor() && value.toTensor().numel() == 1) return value.toTensor().item<double>();
+  if (const auto number = scalar_of(value)) return number->toDouble();
   if (value.isString()) {
     const std::string& words = value.toStringRef();
     if (words == "nan") return std::numeric_limits<double>::quiet_NaN();
@@ -52,12 +48,10 @@ inline double number_of(std::string_view name, const c10::IValue& value) {
 }
 template <std::integral T>
 T integer_of(std::string_view name, const c10::IValue& value) {
-  const bool is_tensor =
-      value.isTensor() && value.toTensor().numel() == 1 && !value.toTensor().is_floating_point();
-  if (!value.isInt() && !value.isBool() && !is_tensor) fail_form(name, "a whole number", value);
-  const std::int64_t read = is_tensor       ? value.toTensor().item<std::int64_t>()
-                            : value.isInt() ? value.toInt()
-                                            : std::int64_t{value.toBool()};
+  const auto number = scalar_of(value);
+  if (!number || !number->isIntegral(/*includeBool=*/true))
+    fail_form(name, "a whole number", value);
+  const auto read = number->toLong();
   if (!std::in_range<T>(read)) fail_form(name, "a number that its type can hold", value);
   return static_cast<T>(read);
 }
@@ -143,11 +137,7 @@ inline c10::IValue state_of(const ::torch::optim::Optimizer& optimizer) {
 }
 inline void set_state(std::string_view /*name*/, ::torch::optim::Optimizer& optimizer,
                       const c10::IValue& state, bool sets) {
-  if (sets) {
-    load_optimizer_state_dict(optimizer, state);
-  } else {
-    check_optimizer_state_dict(optimizer, state);
-  }
+  read_optimizer_state_dict(optimizer, state, sets);
 }
 
 /// LibTorch's schedulers show nobody how far they are, but a derived class may name a protected
@@ -173,6 +163,8 @@ inline void set_state(std::string_view name, ::torch::optim::LRScheduler& schedu
 using Plateau = ::torch::optim::ReduceLROnPlateauScheduler;
 /// The best metric, and numbers of epochs: bad ones, of the cooldown, and all.
 using PlateauState = std::tuple<float&, int&, int&, int&>;
+inline constexpr const char* plateau_names[] = {"best", "num_bad_epochs", "cooldown_counter",
+                                                "last_epoch"};
 PlateauState plateau_state(Plateau& scheduler);
 /// An explicit instantiation may name private members.
 template <float Plateau::* Best, int Plateau::*... Counts>
@@ -186,21 +178,18 @@ template struct PlateauAccess<&Plateau::best, &Plateau::num_bad_epochs, &Plateau
 
 inline c10::IValue state_of(const Plateau& scheduler) {
   auto& own = const_cast<Plateau&>(scheduler);  // NOLINT(cppcoreguidelines-pro-type-const-cast)
-  const auto [best, bad, cooldown, last] = plateau_state(own);
   PythonDict state = make_dict();
-  state.insert("best", state_of(best));
-  state.insert("num_bad_epochs", state_of(bad));
-  state.insert("cooldown_counter", state_of(cooldown));
-  state.insert("last_epoch", state_of(last));
+  const char* const* name = plateau_names;
+  std::apply([&](auto&... each) { (state.insert(*name++, state_of(each)), ...); },
+             plateau_state(own));
   return state;
 }
 inline void set_state(std::string_view name, Plateau& scheduler, const c10::IValue& state,
                       bool sets) {
-  const auto [best, bad, cooldown, last] = plateau_state(scheduler);
-  set_state(name, best, member_of(name, state, "best"), sets);
-  set_state(name, bad, member_of(name, state, "num_bad_epochs"), sets);
-  set_state(name, cooldown, member_of(name, state, "cooldown_counter"), sets);
-  set_state(name, last, member_of(name, state, "last_epoch"), sets);
+  const char* const* key = plateau_names;
+  std::apply(
+      [&](auto&... each) { (set_state(name, each, member_of(name, state, *key++), sets), ...); },
+      plateau_state(scheduler));
 }
 
 /// Classes that have their own state_dicts, as `GradScaler`.
@@ -347,12 +336,9 @@ inline void insert_state(PythonDict dict, std::string_view path, const at::Tenso
     dict.insert_or_assign(key, tensor);
     return;
   }
-  auto found = dict.find(key);
-  if (found == dict.end() || !found->value().isGenericDict()) {
-    dict.insert_or_assign(key, make_dict());
-    found = dict.find(key);
-  }
-  insert_state(found->value().toGenericDict(), path.substr(slash + 1), tensor);
+  const PythonDict inner = find_dict(dict, key).value_or(make_dict());
+  dict.insert_or_assign(key, inner);
+  insert_state(inner, path.substr(slash + 1), tensor);
 }
 
 }  // namespace lockstep::detail

@@ -22,16 +22,6 @@ namespace lockstep {
 
 namespace detail {
 
-/// What `LoopStreams` asks of a replica, for a communicator alone.
-template <class Comm>
-struct CommunicatorAlone {
-  using communicator_type = Comm;
-  Comm& comm;
-
-  Comm& communicator() const { return comm; }
-  auto on_device() const { return CurrentDevice<Comm>(comm); }
-};
-
 /// The collectives between an optimizer's ranks, behind function pointers, so that an optimizer's
 /// type does not depend on its communicator. Memory is the communicator's: a GPU's, if it has one.
 class OptimizerRanks {
@@ -56,12 +46,7 @@ class OptimizerRanks {
   Bytes allocate(std::size_t bytes) const { return calls_->allocate(self(), bytes); }
   /// Runs collectives. **Stream** after the work of LibTorch's current stream, whose later work
   /// sees the results.
-  template <class F>
-  void in_order(const F& f) const {
-    calls_->begin(self());
-    f();
-    calls_->end(self());
-  }
+  void in_order(FunctionRef<void()> f) const { calls_->in_order(self(), f); }
   /// Gathers pieces of equal length, of which this rank's is in place. **Ranks** all.
   void all_gather(Bytes all) const { calls_->all_gather(self(), all); }
   void broadcast(Bytes data, std::size_t root) const { calls_->broadcast(self(), data, root); }
@@ -81,23 +66,22 @@ class OptimizerRanks {
     static constexpr bool on_gpu = requires(Comm& comm) { comm.gpu(); };
     using Chosen = std::conditional_t<on_gpu, Cuda, Cpu>;
 
-    explicit Connected(Comm& of) : alone{of}, streams(alone) {}
+    explicit Connected(Comm& of) : comm(of), streams(of) {}
     Bytes allocate(std::size_t bytes) {
       if constexpr (ArenaAllocating<Comm>) {
-        return alone.comm.template allocate<std::uint8_t>(bytes);
+        return comm.template allocate<std::uint8_t>(bytes);
       } else {
         return memory.emplace_back(bytes);
       }
     }
-    CommunicatorAlone<Comm> alone;
+    Comm& comm;
     std::vector<std::vector<std::uint8_t>> memory;  // where the communicator has none
-    LoopStreams<Chosen, CommunicatorAlone<Comm>> streams;
+    LoopStreams<Chosen, Comm> streams;
   };
   struct Calls {
     void (*abort)(void*, std::string_view);
     Bytes (*allocate)(void*, std::size_t);
-    void (*begin)(void*);
-    void (*end)(void*);
+    void (*in_order)(void*, FunctionRef<void()>);
     void (*all_gather)(void*, Bytes);
     void (*broadcast)(void*, Bytes, std::size_t);
     std::vector<std::string> (*all_gather_objects)(void*, std::string);
@@ -105,14 +89,13 @@ class OptimizerRanks {
   };
   template <class To>
   static auto& comm(void* self) {
-    return static_cast<To*>(self)->alone.comm;
+    return static_cast<To*>(self)->comm;
   }
   template <class To>
   static constexpr Calls calls = {
       [](void* self, std::string_view reason) { comm<To>(self).abort(reason); },
       [](void* self, std::size_t bytes) { return static_cast<To*>(self)->allocate(bytes); },
-      [](void* self) { static_cast<To*>(self)->streams.job_waits_for_program(); },
-      [](void* self) { static_cast<To*>(self)->streams.program_waits_for_job(); },
+      [](void* self, FunctionRef<void()> f) { static_cast<To*>(self)->streams.in_order(f); },
       [](void* self, Bytes all) {
         auto& ranks = comm<To>(self);
         const std::size_t piece = all.size() / ranks.world_size().value();
@@ -301,25 +284,14 @@ inline std::string optimizer_description(std::string_view name,
                                          const ::torch::optim::Optimizer& optimizer,
                                          const OptimizerGroups& groups) {
   std::ostringstream out;
-  out.precision(17);
   out << name << '\n';
-  const auto& classes = optimizer_classes();
-  const auto known =
-      std::ranges::find_if(classes, [&](const OptimizerClass& each) { return each.is(optimizer); });
+  const OptimizerClass* const known = find_class(optimizer);
   for (std::size_t g = 0; g != groups.size(); ++g) {
     const auto options = groups[g].options().clone();
-    if (known != classes.end()) {
-      for (const OptionField& field :
-           group_options(*known, *options, g, "ZeroRedundancyOptimizer")) {
-        out << "group " << g << ": " << field.name << " = ";
-        if (const auto* const betas = std::get_if<std::tuple<double, double>*>(&field.value)) {
-          out << std::get<0>(**betas) << ", " << std::get<1>(**betas) << '\n';
-        } else if (const auto* const number = std::get_if<double*>(&field.value)) {
-          out << **number << '\n';
-        } else {
-          out << (*std::get<bool*>(field.value) ? "true" : "false") << '\n';
-        }
-      }
+    if (known != nullptr) {
+      for (const OptimizerField& field :
+           group_options(*known, *options, g, "ZeroRedundancyOptimizer"))
+        out << "group " << g << ": " << field.name << " = " << field.read() << '\n';
     }
     out << "group " << g << ": " << groups[g].params().size() << " parameters\n";
     for (std::size_t i = 0; i != groups[g].params().size(); ++i) {
@@ -438,7 +410,7 @@ class ZeroRedundancyOptimizer : public ::torch::optim::Optimizer, public detail:
     guarded([&] {
       const auto& kind = detail::class_of(*optim_, "consolidate_state_dict");
       gathered_.reset();
-      detail::StateDict own =
+      detail::PythonDict own =
           detail::states_of(kind, param_groups_, optim_->state(), /*copies=*/true);
       for (std::size_t w = 0; w != ranks_.world(); ++w) {
         if (Rank{w} == to) continue;
@@ -566,7 +538,7 @@ class ZeroRedundancyOptimizer : public ::torch::optim::Optimizer, public detail:
   std::vector<at::Tensor> all_;     // each once
   std::unordered_map<const void*, std::size_t> owners_;
   detail::ParameterExchange exchange_;
-  std::optional<detail::StateDict> gathered_;
+  std::optional<detail::PythonDict> gathered_;
 };
 
 }  // namespace torch_modules

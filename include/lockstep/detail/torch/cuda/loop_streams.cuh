@@ -11,21 +11,13 @@
 namespace lockstep::detail {
 
 template <class Comm>
-  requires requires(Comm& comm) { comm.gpu(); }
-struct CurrentDevice<Comm> {
-  explicit CurrentDevice(Comm& comm) : on(comm.gpu().index()) {}
-  OnGpu on;
-};
-
-template <class Replica>
-class LoopStreams<Cuda, Replica> {
+class LoopStreams<Cuda, Comm> {
   /// Ranks in one process may share a GPU and LibTorch's one thread for it.
-  static constexpr bool ranks_are_threads =
-      requires { requires Replica::communicator_type::captures_jointly; };
+  static constexpr bool ranks_are_threads = requires { requires Comm::captures_jointly; };
 
  public:
-  explicit LoopStreams(Replica& replica) : replica_(replica) {
-    const auto on = replica.on_device();
+  explicit LoopStreams(Comm& comm) : comm_(comm) {
+    const OnGpu on(comm.gpu().index());
     device_ = current_torch_gpu().index();
     from_program_.emplace();
     from_job_.emplace();
@@ -42,7 +34,7 @@ class LoopStreams<Cuda, Replica> {
   template <class F>
   void begin_pass(const F& begin) {
     if constexpr (ranks_are_threads) {
-      if (BackwardHere::is_elsewhere() && replica_.communicator().world_size().value() != 1)
+      if (BackwardHere::is_elsewhere() && comm_.world_size().value() != 1)
         fail(
             "backward",
             {"this pass runs on LibTorch's thread for the GPU, which ranks that are threads share: "
@@ -72,6 +64,12 @@ class LoopStreams<Cuda, Replica> {
     if (current() == job()) return;
     from_job_->record(job());
     from_job_->block(current());
+  }
+  /// **Stream** `f` after LibTorch's current one, whose later work sees its results.
+  void in_order(const auto& f) {
+    job_waits_for_program();
+    f();
+    program_waits_for_job();
   }
   /// **Host** blocks until both streams are empty.
   void synchronize() {
@@ -142,15 +140,11 @@ class LoopStreams<Cuda, Replica> {
     Rank rank() const { return ranks.rank(); }
     template <class T>
     void all_gather(std::span<const T> own, std::span<T> all) const {
-      streams->job_waits_for_program();
-      ranks.all_gather(own, all);
-      streams->program_waits_for_job();
+      streams->in_order([&] { ranks.all_gather(own, all); });
     }
     template <class T>
     void all_reduce(std::span<T> values) const {
-      streams->job_waits_for_program();
-      ranks.all_reduce(values);
-      streams->program_waits_for_job();
+      streams->in_order([&] { ranks.all_reduce(values); });
     }
   };
   template <class Step>
@@ -182,9 +176,9 @@ class LoopStreams<Cuda, Replica> {
   }
 
   cudaStream_t current() const { return c10::cuda::getCurrentCUDAStream(device_).stream(); }
-  cudaStream_t job() const { return replica_.communicator().gpu().stream(); }
+  cudaStream_t job() const { return comm_.gpu().stream(); }
 
-  Replica& replica_;
+  Comm& comm_;
   c10::DeviceIndex device_ = 0;
   std::optional<CudaEvent> from_program_, from_job_;  // on the replica's GPU
   std::optional<cudaStream_t> met_;
