@@ -362,4 +362,14 @@ class StagedCommunicator : public Collectives<StagedCommunicator<Inner>>,
   std::unique_ptr<Engine> engine_;
 };
 
+/// Joins the communicator `make(member, store, name)` for device memory of each rank's GPU.
+/// **Ranks** all. **Host** blocks until all have joined.
+template <class Make>
+auto make_staged_communicator(const Membership& member, Store& store, const std::string& name,
+                              const Make& make) {
+  std::shared_ptr<Gpu> gpu = detail::gpu_of_process(member, store, name);
+  auto inner = make(member, store, name);
+  return StagedCommunicator<decltype(inner)>(std::move(inner), std::move(gpu));
+}
+
 }  // namespace lockstep
