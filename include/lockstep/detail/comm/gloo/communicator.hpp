@@ -69,6 +69,13 @@ class Engine : public LibraryEngine {
     });
   }
   const Handshake& handshake() const { return *handshake_; }
+  /// Does the data of this call travel with its comparison?
+  template <class C>
+  bool is_small(const C& call) const {
+    const std::size_t given =
+        call.count * sizeof(typename C::element) * (C::deals_pieces ? world() : 1);
+    return given != 0 && given <= handshake_->most_carried();
+  }
 
   /// Runs `work(transport)`, a message to or from one rank, without a comparison. **Host** blocks.
   template <class Work>
@@ -287,10 +294,9 @@ class GlooCommunicator : public Collectives<GlooCommunicator<Ranks>>,
     return group;
   }
 
-  /// Does the data of this call travel with its comparison?
   template <class C>
   bool is_small(const C& call) const {
-    return is_small(*engine_, call);
+    return engine_->is_small(call);
   }
 
   /// A communicator, uniquely named, of any ranks. **Ranks** those. **Host** blocks until all join.
@@ -300,18 +306,11 @@ class GlooCommunicator : public Collectives<GlooCommunicator<Ranks>>,
 
  private:
   template <class C>
-  static bool is_small(const Engine& engine, const C& call) {
-    const std::size_t given =
-        call.count * sizeof(typename C::element) * (C::deals_pieces ? engine.world() : 1);
-    return given != 0 && given <= engine.handshake().most_carried();
-  }
-
-  template <class C>
   static void execute_agreed(Engine& engine, const C& call) {
     if constexpr (C::kind == detail::CollectiveKind::barrier) {
       engine.collective(call.call(), {}, [](const auto&) {});
     } else {
-      const bool small = is_small(engine, call);
+      const bool small = engine.is_small(call);
       const auto carried = small ? std::as_bytes(call.in) : std::span<const std::byte>();
       engine.collective(call.call(), carried, [&](const auto& transport) {
         if (!small) return detail::execute_any(transport, call);
