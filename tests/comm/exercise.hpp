@@ -395,6 +395,7 @@ void strings_of_four(auto& comm) {
   for (std::size_t w = 0; w < 4; ++w) {
     require(all[w] == std::string(w * 3000, static_cast<char>('a' + w)), "all_gather_objects");
   }
+  require(gather_objects(comm, "r", Rank{1}).size() == (me == 1 ? 4u : 0u), "gather_objects");
   const std::vector<std::string> given{"zero", "", "two", "three"};
   require(scatter_objects(comm, me == 3 ? given : std::vector<std::string>(), Rank{3}) == given[me],
           "scatter_objects");

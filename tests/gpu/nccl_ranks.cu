@@ -161,6 +161,9 @@ void objects(Session& session) {
   const Rank last{comm.world_size().value() - 1};
   require(scatter_objects(comm, parts, last) == std::to_string(comm.rank().value()),
           "scatter_objects");
+  const bool here = comm.rank() == last;
+  require(gather_objects(comm, own, last).size() == (here ? comm.world_size().value() : 0),
+          "gather_objects");
   numbers_and_pieces(comm);
 }
 

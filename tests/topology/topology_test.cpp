@@ -45,8 +45,13 @@ void check_topology(const T& topology) {
     BOOST_TEST_REQUIRE(place.value() < topology.group_size(group));
     BOOST_TEST_REQUIRE((topology.member(group, place) == rank));
     BOOST_TEST_REQUIRE((topology.leader(rank) == topology.members(group)[0]));
-    for (Rank member : topology.members(group))
+    std::size_t lowest = world;
+    for (Rank member : topology.members(group)) {
+      lowest = std::min(lowest, member.value());
       BOOST_TEST_REQUIRE((topology.group_rank(member) == group));
+    }
+    BOOST_TEST_REQUIRE(topology.group_rank_base(rank).value() == lowest);
+    BOOST_TEST_REQUIRE(topology.is_leader(rank) == (place == LocalGroupRank{0}));
   }
   std::size_t members = 0;
   for (std::size_t g = 0; g < topology.group_world_size(); ++g) {
@@ -76,8 +81,8 @@ BOOST_AUTO_TEST_CASE(grids_and_their_transposes_are_constants) {
   static_assert(G{}.group_size() == 3 && G{}.group_world_size() == 2);
   static_assert(G{}.group_rank(Rank{4}) == GroupRank{1});
   static_assert(G{}.local_group_rank(Rank{4}) == LocalGroupRank{1});
-  static_assert(G{}.leader(Rank{5}) == Rank{3});
-  static_assert(T{}.leader(Rank{4}) == Rank{1});
+  static_assert(G{}.group_rank_base(Rank{4}) == Rank{3} && G{}.leader(Rank{5}) == Rank{3});
+  static_assert(T{}.group_rank_base(Rank{4}) == Rank{1} && T{}.leader(Rank{4}) == Rank{1});
   static_assert(T{}.group_size() == 2 && T{}.group_world_size() == 3);
 }
 
@@ -92,7 +97,7 @@ BOOST_AUTO_TEST_CASE(a_world_is_one_group) {
 BOOST_AUTO_TEST_CASE(listed_groups_keep_their_order) {
   using L = Groups<World<5>, Group<3, 0>, Group<1, 4, 2>>;
   BOOST_TEST(text(L{}) == "[3 0] [1 4 2]");
-  static_assert(L{}.leader(Rank{0}) == Rank{3});
+  static_assert(L{}.leader(Rank{0}) == Rank{3} && L{}.group_rank_base(Rank{3}) == Rank{0});
   static_assert(L{}.group_size(GroupRank{1}) == 3 && std::is_empty_v<L>);
   BOOST_TEST(text(Groups<World<dynamic>>{WorldSize{5}, {{3, 0}, {1, 4, 2}}}) == text(L{}));
 }

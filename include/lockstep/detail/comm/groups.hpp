@@ -81,6 +81,14 @@ std::vector<std::string> all_gather_objects(C& comm, std::string object) {
   return objects;
 }
 
+/// On root, every rank's object; elsewhere nothing. **Ranks** all. **Host** blocks.
+template <Communicator C>
+std::vector<std::string> gather_objects(C& comm, std::string object, Rank root) {
+  std::vector<std::string> objects = all_gather_objects(comm, std::move(object));
+  if (comm.rank() != root) objects.clear();
+  return objects;
+}
+
 /// This rank's object of root's `objects`, one for every rank. **Ranks** all. **Host** blocks.
 template <Communicator C>
 std::string scatter_objects(C& comm, const std::vector<std::string>& objects, Rank root) {

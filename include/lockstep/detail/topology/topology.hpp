@@ -65,6 +65,17 @@ class TopologyQueries {
     return self().member(self().group_rank(rank), LocalGroupRank{0});
   }
 
+  /// The lowest rank of the group that `rank` is in: its leader, unless the list has another order.
+  constexpr Rank group_rank_base(Rank rank) const {
+    const GroupRank group = self().group_rank(rank);
+    Rank lowest = rank;
+    for (std::size_t i = 0; i != self().group_size(group); ++i)
+      lowest = std::min(lowest, self().member(group, LocalGroupRank{i}));
+    return lowest;
+  }
+
+  constexpr bool is_leader(Rank rank) const { return leader(rank) == rank; }
+
  private:
   constexpr const T& self() const { return static_cast<const T&>(*this); }
 };
