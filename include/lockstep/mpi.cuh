@@ -16,12 +16,13 @@ template <class Transport>
 struct Connection<Cuda, Transport> {
   template <class Policies>
   static auto make(Session& session, const std::string& name = "world") {
-    const Membership& member = session.membership();
-    std::shared_ptr<Gpu> gpu = detail::gpu_of_process(member, session.store(), name);
-    detail::over_mpi::Process::get().require_threads();
-    auto inner = make_mpi_communicator<detail::static_world<Policies>, Callers, Transport>(
-        member, session.store(), name);
-    return StagedCommunicator<decltype(inner)>(std::move(inner), std::move(gpu));
+    return make_staged_communicator(
+        session.membership(), session.store(), name,
+        [](const Membership& member, Store& store, const std::string& known) {
+          detail::over_mpi::Process::get().require_threads();
+          return make_mpi_communicator<detail::static_world<Policies>, Callers, Transport>(
+              member, store, known);
+        });
   }
 };
 
@@ -31,10 +32,11 @@ template <class Transport>
 struct Connection<Cuda, Hierarchical<Shm, Transport>> {
   template <class Policies>
   static auto make(Session& session, const std::string& name = "world") {
-    std::shared_ptr<Gpu> gpu = detail::gpu_of_process(session.membership(), session.store(), name);
-    auto inner =
-        Connection<Cpu, Hierarchical<Shm, Transport>>::template make<Policies>(session, name);
-    return StagedCommunicator<decltype(inner)>(std::move(inner), std::move(gpu));
+    return make_staged_communicator(
+        session.membership(), session.store(), name, [&](const auto&, Store&, const auto&) {
+          return Connection<Cpu, Hierarchical<Shm, Transport>>::template make<Policies>(session,
+                                                                                        name);
+        });
   }
 };
 

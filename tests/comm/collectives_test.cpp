@@ -14,7 +14,7 @@ using namespace ranks;
 // What each communicator can do. Not beside them: it would instantiate their members in every
 // program.
 static_assert(ArenaAllocating<ShmCommunicator<>> && AsyncReducing<ShmCommunicator<2>>);
-static_assert(MemorySharing<ShmCommunicator<>> && Splitting<ShmCommunicator<>>);
+static_assert(Splitting<ShmCommunicator<>>);
 static_assert(AsyncReducing<ShmCommunicator<dynamic, HelperThread>>);
 static_assert(ArenaAllocating<LoopbackCommunicator> && AsyncReducing<LoopbackCommunicator> &&
               Splitting<LoopbackCommunicator>);

@@ -20,10 +20,12 @@ int main(int argc, char** argv) {
       const std::size_t world = session.world().value();
       const std::size_t on_each = world % 2 == 0 ? world / 2 : 1;
       ::setenv("LOCKSTEP_HOST", std::to_string(session.rank().value() / on_each).c_str(), 1);
-      auto comm = make_staged_hierarchical_communicator(session.membership(), session.store());
+      auto comm = make_staged_communicator(session.membership(), session.store(), "world",
+                                           make_hierarchical_communicator);
       gpu_test::run_checks<false>(comm, check);
     } else {
-      auto comm = make_staged_gloo_communicator(session.membership(), session.store());
+      auto comm = make_staged_communicator(session.membership(), session.store(), "world",
+                                           make_gloo_communicator<>);
       gpu_test::run_checks<LOCKSTEP_RUNS_ON_GPU>(comm, check);
     }
   });

@@ -179,7 +179,8 @@ int main(int argc, char** argv) {
 #if LOCKSTEP_HAS_GLOO
   if (wants("gloo")) {
     return launch(argc, argv, [&](Session& session) {
-      auto comm = make_staged_gloo_communicator(session.membership(), session.store());
+      auto comm = make_staged_communicator(session.membership(), session.store(), "world",
+                                           make_gloo_communicator<>);
       gpu_test::run_zero_checks<LOCKSTEP_RUNS_ON_GPU>(comm, check(session));
     });
   }
@@ -188,7 +189,8 @@ int main(int argc, char** argv) {
       const std::size_t world = session.world().value();
       const std::size_t on_each = world % 2 == 0 ? world / 2 : 1;
       ::setenv("LOCKSTEP_HOST", std::to_string(session.rank().value() / on_each).c_str(), 1);
-      auto comm = make_staged_hierarchical_communicator(session.membership(), session.store());
+      auto comm = make_staged_communicator(session.membership(), session.store(), "world",
+                                           make_hierarchical_communicator);
       gpu_test::run_zero_checks<false>(comm, check(session));
     });
   }

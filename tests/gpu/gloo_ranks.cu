@@ -8,8 +8,9 @@
 #include <thread>
 #include <vector>
 
-#include "lockstep/detail/comm/gloo/staged.cuh"
 #include "lockstep/detail/comm/groups.hpp"
+#include "lockstep/detail/comm/hierarchical/gloo.hpp"
+#include "lockstep/detail/comm/staged.cuh"
 #include "lockstep/detail/topology/grid.hpp"
 #include "rank_cases.cuh"
 
@@ -21,7 +22,8 @@ using namespace std::chrono_literals;
 
 struct Flat {
   static auto make(Session& session, const std::string& name = "world") {
-    return make_staged_gloo_communicator(session.membership(), session.store(), name);
+    return make_staged_communicator(session.membership(), session.store(), name,
+                                    make_gloo_communicator<>);
   }
 };
 
@@ -29,7 +31,8 @@ struct OnHosts {
   static auto make(Session& session, const std::string& name = "world") {
     const std::size_t half = (session.world().value() + 1) / 2;
     ::setenv("LOCKSTEP_HOST", std::to_string(session.rank().value() / half).c_str(), 1);
-    return make_staged_hierarchical_communicator(session.membership(), session.store(), name);
+    return make_staged_communicator(session.membership(), session.store(), name,
+                                    make_hierarchical_communicator);
   }
 };
 

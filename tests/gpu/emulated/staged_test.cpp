@@ -12,13 +12,15 @@
 #include "comm/mismatch.hpp"
 #include "comm/repeat.hpp"
 #include "gpu/emulated/staged.hpp"
-#include "lockstep/detail/comm/gloo/staged.cuh"
 #include "lockstep/detail/comm/groups.hpp"
+#include "lockstep/detail/comm/hierarchical/gloo.hpp"
 
 using namespace ranks;
 
-static_assert(ArenaAllocating<StagedGloo<>> && AsyncReducing<StagedGloo<2>> &&
-              Splitting<StagedGloo<>>);
+using StagedGloo = StagedCommunicator<GlooCommunicator<>>;
+static_assert(ArenaAllocating<StagedGloo> && AsyncReducing<StagedGloo> && Splitting<StagedGloo>);
+using StagedHierarchy =
+    StagedCommunicator<HierarchicalCommunicator<ShmCommunicator<>, GlooCommunicator<>>>;
 static_assert(ArenaAllocating<StagedHierarchy> && AsyncReducing<StagedHierarchy> &&
               Splitting<StagedHierarchy>);
 

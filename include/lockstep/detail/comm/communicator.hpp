@@ -84,16 +84,6 @@ concept AsyncReducing = Communicator<C> && requires(C& comm, std::span<float> da
   comm.all_reduce_async(data, Sum{}).wait();
 };
 
-/// A communicator whose ranks can share memory, and consume results of reductions by slices.
-template <class C>
-concept MemorySharing =
-    Communicator<C> && requires(C& comm, std::size_t count, std::span<float> data,
-                                void (*consume)(std::size_t, std::span<const float>)) {
-      { comm.template allocate_shared<float>(count) } -> std::same_as<std::span<float>>;
-      { comm.template slice<float>(count).first } -> std::convertible_to<std::size_t>;
-      comm.reduce_slice(data, Sum{}, consume);  // nvcc takes no lambda here
-    };
-
 /// A communicator that divides its ranks into groups with communicators of their own (groups.hpp).
 template <class C>
 concept Splitting = Communicator<C> && requires(C& comm, const detail::GroupPosition& position) {

@@ -2,7 +2,7 @@
 #pragma once
 /// @file A rank's GPU, ranks that share one, and the memory of calls. Host code: needs no nvcc.
 
-#include "lockstep/detail/comm/call/peers.hpp"
+#include "lockstep/detail/comm/call/watchdog.hpp"
 #include "lockstep/detail/comm/combine.hpp"
 #include "lockstep/detail/comm/communicator.hpp"
 #include "lockstep/detail/device/cuda/gpu.cuh"
@@ -92,6 +92,42 @@ class StreamCopies {
 
  protected:
   cudaStream_t stream_;
+};
+
+/// The `Pending` of a call that the thread of asynchronous calls makes, whose result in device
+/// memory is there at `done`; null for host memory.
+template <class Owner, class F>
+class PendingOnGpu {
+ public:
+  PendingOnGpu(Owner& owner, const F& f, const CudaEvent* done, cudaStream_t compute)
+      : done_(done), compute_(compute), queued_(owner, f) {}
+
+  bool test() { return queued_.test() && (done_ == nullptr || done_->test()); }
+  void wait() {
+    queued_.wait();
+    if (done_ != nullptr) done_->block(compute_);
+  }
+  /// What the call has enqueued may still be in flight.
+  void leave() {
+    queued_.leave();
+    if (done_ != nullptr) static_cast<void>(cudaEventSynchronize(done_->get()));
+  }
+
+ private:
+  const CudaEvent* done_;
+  cudaStream_t compute_;
+  PendingInQueue<Owner, F> queued_;  // ends first
+};
+
+/// The events of asynchronous calls, by turns. Where calls are more, reuse only lengthens a wait.
+class EventRing {
+ public:
+  explicit EventRing(const Gpu& gpu) : events_(gpu.events(512)) {}
+  const CudaEvent& next() { return events_[next_++ % events_.size()]; }
+
+ private:
+  std::vector<CudaEvent> events_;
+  std::size_t next_ = 0;
 };
 
 using DeviceAllocating = Allocating<DeviceArena>;

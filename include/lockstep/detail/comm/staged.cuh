@@ -36,11 +36,6 @@ struct Transfer {
   }
 };
 
-struct CallEvents {
-  CudaEvent ready;
-  CudaEvent done;
-};
-
 /// The copies of one call's pieces. Used by one thread at a time.
 class Pipeline {
  public:
@@ -54,11 +49,12 @@ class Pipeline {
   }
 
   /// Calls `work(in, out, k)` for every piece k, in pinned memory. **Host** blocks until the last
-  /// call returns. **Stream** copies wait for `events.ready`; `events.done` follows the last copy.
+  /// call returns. **Stream** copies wait for `ready`; `done` follows the last copy.
   template <class T, class Work>
-  void run(const Transfer<T>& what, const CallEvents& events, const Work& work) {
-    events.ready.block(down_);
-    events.ready.block(up_);
+  void run(const Transfer<T>& what, const CudaEvent& ready, const CudaEvent& done,
+           const Work& work) {
+    ready.block(down_);
+    ready.block(up_);
     const std::size_t pieces = what.pieces();
     fetch(what, 0);
     for (std::size_t k = 0; k < pieces; ++k) {
@@ -68,7 +64,7 @@ class Pipeline {
       deliver(what, k);
     }
     first_ = (first_ + pieces) % slots;
-    events.done.record(up_);
+    done.record(up_);
   }
 
   /// **Host** blocks until all copies have ended.
@@ -144,7 +140,8 @@ class Engine {
         gpu(std::move(own)),
         staging_(whole_pages(Pipeline::slots * slot_bytes)),
         pinned_(pin(staging_)),
-        pipeline_(staging_) {
+        pipeline_(staging_),
+        events_(*gpu) {
     // The thread of asynchronous calls uses this rank's GPU, and its errors name this rank.
     const auto select_gpu = [this] {
       rank_of_thread() = gpu->rank();
@@ -174,28 +171,35 @@ class Engine {
   /// upload is enqueued. **Stream** ordered in the compute stream.
   template <class C>
   void make(const C& call) {
-    begin(call.call(), events_);
+    const CudaEvent& ready = begin(call.call());
+    const CudaEvent& done = events_.next();
     queue_.drain();
-    guarded([&] { stage(call, events_); });
-    events_.done.block(stream());
+    guarded([&] { stage(call, ready, done); });
+    done.block(stream());
   }
 
-  /// Records when the memory of a call may be used.
-  void begin(const Call& call, const CallEvents& events) const {
-    require_no_capture(call);
-    events.ready.record(stream());
+  /// Starts a call, which another thread makes.
+  template <class C>
+  auto start(const C& call) {
+    const bool on_host = is_host_call(call, *gpu);
+    const CudaEvent* const ready = on_host ? nullptr : &begin(call.call());
+    const CudaEvent* const done = on_host ? nullptr : &events_.next();
+    const auto later = [this, call, ready, done] {
+      guarded([&] { done == nullptr ? inner.perform(call) : stage(call, *ready, *done); });
+    };
+    return Work<PendingOnGpu<Engine, decltype(later)>>(std::in_place, *this, later, done, stream());
   }
 
-  /// Executes a call piece by piece. **Stream** `events.done` follows the result. A call of several
+  /// Executes a call piece by piece. **Stream** `done` follows the result. A call of several
   /// pieces is first compared as a whole, because pieces of different calls can be equal.
   template <class C>
-  void stage(const C& call, const CallEvents& events) {
+  void stage(const C& call, const CudaEvent& ready, const CudaEvent& done) {
     using T = typename C::element;
     const std::size_t world = inner.world_size().value();
     const Transfer<T> what{call.count, C::deals_pieces ? world : 1,
                            C::is_in_place ? 0 : (C::collects_pieces ? world : 1), call.in.data(),
                            call.out.data()};
-    pipeline_.run(what, events, [&](std::span<T> in, std::span<T> out, std::size_t k) {
+    pipeline_.run(what, ready, done, [&](std::span<T> in, std::span<T> out, std::size_t k) {
       if (k == 0 && what.pieces() > 1) {
         Call whole = call.call();
         whole.staged = true;  // differs from the same call in one piece
@@ -258,6 +262,14 @@ class Engine {
                                                   align_up(bytes, page));
   }
 
+  /// The event of when the memory of a call may be used.
+  const CudaEvent& begin(const Call& call) {
+    require_no_capture(call);
+    const CudaEvent& ready = events_.next();
+    ready.record(stream());
+    return ready;
+  }
+
   void require_no_capture(const Call& call) const {
     if (capture_status(stream()) == cudaStreamCaptureStatusNone) return;
     throw Error(call.text(), "the host takes part in it, and the stream is being captured",
@@ -268,7 +280,7 @@ class Engine {
   std::span<std::byte> staging_;
   PinnedRange pinned_;
   Pipeline pipeline_;
-  CallEvents events_;  // of synchronous calls
+  EventRing events_;
   std::optional<HostArena> message_;
   FirstFault fault_;
   TaskQueue queue_{call_thread};  // ends before what its calls use
@@ -332,7 +344,7 @@ class StagedCommunicator : public Collectives<StagedCommunicator<Inner>>,
 
   template <class C>
   auto start(const C& call) {
-    return Work<Pending<C>>(std::in_place, *engine_, call, detail::is_host_call(call, gpu()));
+    return engine_->start(call);
   }
 
   detail::StreamCopies passes() const { return detail::StreamCopies(engine_->stream()); }
@@ -347,42 +359,17 @@ class StagedCommunicator : public Collectives<StagedCommunicator<Inner>>,
   }
 
  private:
-  template <class C>
-  class Pending {
-   public:
-    Pending(Engine& engine, const C& call, bool on_host)
-        : engine_(engine), call_(call), on_host_(on_host), queued_(engine, begin()) {}
-
-    void operator()() {
-      engine_.guarded(
-          [&] { on_host_ ? engine_.inner.perform(call_) : engine_.stage(call_, events_); });
-    }
-
-    bool test() { return queued_.test() && (on_host_ || events_.done.test()); }
-    void wait() {
-      queued_.wait();
-      if (!on_host_) events_.done.block(engine_.stream());
-    }
-    /// Copies to the GPU may still be in flight.
-    void leave() {
-      queued_.leave();
-      if (!on_host_) static_cast<void>(cudaEventSynchronize(events_.done.get()));
-    }
-
-   private:
-    std::reference_wrapper<Pending> begin() {
-      if (!on_host_) engine_.begin(call_.call(), events_);
-      return *this;
-    }
-
-    Engine& engine_;
-    C call_;
-    bool on_host_;
-    detail::staged::CallEvents events_;
-    detail::PendingInQueue<Engine, std::reference_wrapper<Pending>> queued_;  // ends first
-  };
-
   std::unique_ptr<Engine> engine_;
 };
+
+/// Joins the communicator `make(member, store, name)` for device memory of each rank's GPU.
+/// **Ranks** all. **Host** blocks until all have joined.
+template <class Make>
+auto make_staged_communicator(const Membership& member, Store& store, const std::string& name,
+                              const Make& make) {
+  std::shared_ptr<Gpu> gpu = detail::gpu_of_process(member, store, name);
+  auto inner = make(member, store, name);
+  return StagedCommunicator<decltype(inner)>(std::move(inner), std::move(gpu));
+}
 
 }  // namespace lockstep

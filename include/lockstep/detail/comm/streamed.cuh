@@ -20,7 +20,8 @@ class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
   StreamedCommunicator(Inner inner, std::shared_ptr<Gpu> gpu, std::shared_ptr<Gpu> side)
       : gpu_(std::move(gpu)),
         side_(std::move(side)),
-        events_(gpu_->events(1 + 2 * most_in_flight)),
+        events_(*gpu_),
+        order_(std::move(gpu_->events(1)[0])),
         inner_(std::move(inner)) {}
 
   Rank rank() const { return inner_.rank(); }
@@ -82,10 +83,24 @@ class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
   template <class C>
   auto start(const C& call) {
     if constexpr (Inner::host_takes_part) {
-      return Work<Queued<C>>(std::in_place, *this, call);
+      auto& stages = inner_.stages();
+      stages.raise_fault();
+      const CudaEvent& ready = events_.next();
+      const CudaEvent& done = events_.next();
+      ready.record(gpu_->stream());
+      const auto later = [&stages, &side = *side_, &ready, &done, call] {
+        rank_of_thread() = side.rank();
+        const detail::OnGpu current(side.index());
+        ready.block(side.stream());
+        stages.make(call);
+        done.record(side.stream());
+      };
+      using Stages = std::remove_reference_t<decltype(stages)>;
+      return Work<detail::PendingOnGpu<Stages, decltype(later)>>(std::in_place, stages, later,
+                                                                 &done, gpu_->stream());
     } else {
       on_side_stream([&] { inner_.perform(call); });
-      const CudaEvent& done = next_event();
+      const CudaEvent& done = events_.next();
       done.record(side_->stream());
       return Work<Pending>(std::in_place, gpu_->stream(), done);
     }
@@ -102,60 +117,9 @@ class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
     const CudaEvent& done;
   };
 
-  /// A call in the queue of `Inner`, whose thread takes part in it.
-  template <class C>
-  class Queued {
-   public:
-    Queued(StreamedCommunicator& comm, const C& call)
-        : stages_(comm.inner_.stages()),
-          call_(call),
-          compute_(*comm.gpu_),
-          side_(*comm.side_),
-          ready_(comm.next_event()),
-          done_(comm.next_event()),
-          queued_(stages_, begin()) {}
-
-    void operator()() {
-      rank_of_thread() = side_.rank();
-      const detail::OnGpu current(side_.index());
-      ready_.block(side_.stream());
-      stages_.make(call_);
-      done_.record(side_.stream());
-    }
-
-    bool test() { return queued_.test() && done_.test(); }
-    void wait() {
-      queued_.wait();
-      done_.block(compute_.stream());
-    }
-    void leave() {
-      queued_.leave();
-      static_cast<void>(cudaEventSynchronize(done_.get()));
-    }
-
-   private:
-    using Owner = std::remove_reference_t<decltype(std::declval<Inner&>().stages())>;
-
-    std::reference_wrapper<Queued> begin() {
-      stages_.raise_fault();
-      ready_.record(compute_.stream());
-      return *this;
-    }
-
-    Owner& stages_;
-    C call_;
-    Gpu& compute_;
-    Gpu& side_;
-    const CudaEvent& ready_;
-    const CudaEvent& done_;
-    detail::PendingInQueue<Owner, std::reference_wrapper<Queued>> queued_;  // ends first
-  };
-
-  const CudaEvent& next_event() { return events_[1 + next_++ % (2 * most_in_flight)]; }
-
   void let_wait(cudaStream_t earlier, cudaStream_t later) const {
-    events_[0].record(earlier);
-    events_[0].block(later);
+    order_.record(earlier);
+    order_.block(later);
   }
 
   /// Calls `f()`, whose work on the side stream follows what the compute stream holds now.
@@ -168,9 +132,8 @@ class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
 
   std::shared_ptr<Gpu> gpu_;
   std::shared_ptr<Gpu> side_;
-  /// The first orders the two streams, the rest record ends of calls; reuse only lengthens a wait.
-  std::vector<CudaEvent> events_;
-  std::size_t next_ = 0;  // the event that is recorded next
+  detail::EventRing events_;
+  CudaEvent order_;  // of the two streams
   Inner inner_;
 };
 

@@ -11,7 +11,7 @@
 namespace lockstep::detail::over_gloo {
 
 /// One rank's end of a communicator, whose name is unique in the job, and the watchdog's `Peers`.
-class Engine {
+class Engine : public LibraryEngine {
  public:
   static constexpr ThreadName thread{"lockstep gloo", "the thread that watches Gloo's calls"};
   static constexpr const char* backend = "Backend<Gloo>";
@@ -20,12 +20,9 @@ class Engine {
   /// **Ranks** all. **Host** blocks until all are connected.
   Engine(const Membership& member, const std::string& name, std::shared_ptr<Store> store,
          std::shared_ptr<::gloo::transport::Device> device)
-      : member_(member),
-        name_(name),
+      : LibraryEngine("gloo", member, name),
         store_(std::move(store)),
         device_(std::move(device)),
-        timeout_(member.timeout),
-        pending_("gloo", group_member(member, name)),
         channel_(channel_within(answer_limit)),
         reasons_channel_(channel_within(loss_limit)),
         connections_(std::make_shared<Connections>(member.rank, member.world)),
@@ -55,42 +52,29 @@ class Engine {
   }
   /// The engine of another communicator of this rank, which shares Gloo's device.
   std::shared_ptr<Engine> beside(const std::string& name, Rank rank, WorldSize world) const {
-    Membership member = in_group(member_, rank, world);
-    member.timeout = timeout();
-    return std::make_shared<Engine>(member, name, store_, device_);
+    return std::make_shared<Engine>(LibraryEngine::beside(rank, world), name, store_, device_);
   }
 
-  Rank rank() const { return member_.rank; }
-  std::size_t world() const { return member_.world.value(); }
-  Milliseconds timeout() const { return timeout_.load(std::memory_order_relaxed); }
-  void set_timeout(Milliseconds timeout) { timeout_.store(timeout, std::memory_order_relaxed); }
-  std::string next_group_name() { return text({name_, "/", groups_++}); }
-
-  PendingCalls& pending() { return pending_; }
   std::optional<PendingCall> waiting() const { return pending_.oldest(); }
   TaskQueue& queue() { return queue_; }
 
-  /// Runs `work(transport)` if all make the same call. **Ranks** all, in order. **Host** blocks.
+  /// Runs `work(transport)` if all make the same call, with which this rank's hello carries `data`.
+  /// **Ranks** all, in order. **Host** blocks.
   template <class Work>
-  void collective(const Call& call, const Work& work) {
+  void collective(const Call& call, std::span<const std::byte> data, const Work& work) {
     make(call, std::nullopt, handshake_->number(), [&](PendingCalls::Entry entry) {
-      verify(call, handshake_->exchange(call));
+      verify(call, handshake_->exchange(call, data));
       pending_.agree(entry);
       work(Transport(connections_, handshake_->number()));
     });
   }
-
-  /// The most bytes that a rank may give to `small_collective`.
-  std::size_t most_of_small() const { return handshake_->most_carried(); }
-  /// A collective to which this rank gives `data`. Calls `use(given)` if all make the same call,
-  /// where `given(w)` is what rank w has given. **Ranks** all, in order. **Host** blocks.
-  template <class Use>
-  void small_collective(const Call& call, std::span<const std::byte> data, const Use& use) {
-    make(call, std::nullopt, handshake_->number(), [&](PendingCalls::Entry entry) {
-      verify(call, handshake_->exchange(call, data));
-      pending_.agree(entry);
-      use([&](std::size_t w) { return handshake_->carried_by(w); });
-    });
+  const Handshake& handshake() const { return *handshake_; }
+  /// Does the data of this call travel with its comparison?
+  template <class C>
+  bool is_small(const C& call) const {
+    const std::size_t given =
+        call.count * sizeof(typename C::element) * (C::deals_pieces ? world() : 1);
+    return given != 0 && given <= handshake_->most_carried();
   }
 
   /// Runs `work(transport)`, a message to or from one rank, without a comparison. **Host** blocks.
@@ -100,7 +84,6 @@ class Engine {
          [&](PendingCalls::Entry) { work(Transport(connections_, 0, OwnSlot::message)); });
   }
 
-  bool is_broken() const { return pending_.is_broken(); }
   /// Publishes the reason before it closes connections: a rank that notices the loss then finds it.
   void fail(const Error& error) {
     fail(error, text({error.is_consequence() ? because_of_another : "", error.text()}));
@@ -141,10 +124,7 @@ class Engine {
                               : handshake_->silent();
       for (const Rank rank : silent) missing.push_back(text({rank}));
     }
-    return time_is_over(
-        now.call.text(), timeout(),
-        missing.empty() ? std::string("the network; all ranks are there") : listed_ranks(missing),
-        rank());
+    return time_is_over(now.call, missing);
   }
 
   bool has_left(std::size_t w) const { return handshake_->shutdown_of(w).has_value(); }
@@ -233,20 +213,15 @@ class Engine {
     if (error) throw Error(*error);
   }
 
-  Membership member_;
-  std::string name_;
   std::shared_ptr<Store> store_;
   std::shared_ptr<::gloo::transport::Device> device_;
-  std::atomic<Milliseconds> timeout_;
-  PendingCalls pending_;
   FaultChannel channel_;
   FaultChannel reasons_channel_;
   std::shared_ptr<Connections> connections_;
   std::unique_ptr<Handshake> handshake_;
   std::vector<std::string> reasons_;  // why ranks gave up
   std::optional<std::size_t> died_;   // a rank that ended without a reason
-  std::size_t groups_ = 0;
-  TaskQueue queue_{call_thread};  // ends first: its calls use all of the above
+  TaskQueue queue_{call_thread};      // ends first: its calls use all of the above
 };
 
 }  // namespace lockstep::detail::over_gloo
@@ -300,7 +275,7 @@ class GlooCommunicator : public Collectives<GlooCommunicator<Ranks>>,
 
   void agree(const detail::Call& call) {
     engine_->drain();
-    engine_->collective(call, [](const auto&) {});
+    engine_->collective(call, {}, [](const auto&) {});
   }
 
   template <class C>
@@ -313,16 +288,15 @@ class GlooCommunicator : public Collectives<GlooCommunicator<Ranks>>,
   template <std::size_t GroupRanks>
   std::optional<GlooCommunicator<GroupRanks>> split(const detail::GroupPosition& position) {
     agree(detail::division_call(position));
-    const std::string name = engine_->next_group_name() + "." + std::to_string(position.group);
+    const std::string name = engine_->next_group_name(position.group);
     std::optional<GlooCommunicator<GroupRanks>> group;
     if (position.is_member()) group.emplace(engine_->beside(name, position.rank, position.world()));
     return group;
   }
 
-  /// Does the data of this call travel with its comparison?
   template <class C>
   bool is_small(const C& call) const {
-    return is_small(*engine_, call);
+    return engine_->is_small(call);
   }
 
   /// A communicator, uniquely named, of any ranks. **Ranks** those. **Host** blocks until all join.
@@ -332,29 +306,21 @@ class GlooCommunicator : public Collectives<GlooCommunicator<Ranks>>,
 
  private:
   template <class C>
-  static bool is_small(const Engine& engine, const C& call) {
-    const std::size_t given =
-        call.count * sizeof(typename C::element) * (C::deals_pieces ? engine.world() : 1);
-    return given != 0 && given <= engine.most_of_small();
-  }
-
-  template <class C>
   static void execute_agreed(Engine& engine, const C& call) {
-    using enum detail::CollectiveKind;
-    if constexpr (C::kind != barrier) {
-      using T = typename C::element;
-      if (is_small(engine, call)) {
-        return engine.small_collective(call.call(), std::as_bytes(call.in), [&](const auto& given) {
-          detail::take_from_all<dynamic>(
-              call, engine.rank(), engine.world(),
-              [&](std::size_t w) { return reinterpret_cast<const T*>(given(w)); }, call.count, 0,
-              call.count);
-        });
-      }
+    if constexpr (C::kind == detail::CollectiveKind::barrier) {
+      engine.collective(call.call(), {}, [](const auto&) {});
+    } else {
+      const bool small = engine.is_small(call);
+      const auto carried = small ? std::as_bytes(call.in) : std::span<const std::byte>();
+      engine.collective(call.call(), carried, [&](const auto& transport) {
+        if (!small) return detail::execute_any(transport, call);
+        const auto source = [&](std::size_t w) {
+          return reinterpret_cast<const typename C::element*>(engine.handshake().carried_by(w));
+        };
+        detail::take_from_all<dynamic>(call, engine.rank(), engine.world(), source, call.count, 0,
+                                       call.count);
+      });
     }
-    engine.collective(call.call(), [&](const auto& transport) {
-      if constexpr (C::kind != barrier) detail::execute_any(transport, call);
-    });
   }
 
   static std::shared_ptr<Engine> join(const Membership& member, Store& store,

@@ -3,7 +3,8 @@
 /// @file Shared memory inside hosts and Gloo between them.
 
 #include "lockstep/detail/comm/gloo/communicator.hpp"
-#include "lockstep/detail/comm/hierarchical/shm.hpp"
+#include "lockstep/detail/comm/hierarchical/communicator.hpp"
+#include "lockstep/detail/comm/shm/communicator.hpp"
 
 namespace lockstep {
 
@@ -11,7 +12,8 @@ namespace lockstep {
 /// `name` distinguishes several of one job. **Ranks** all. **Host** blocks until all have joined.
 inline auto make_hierarchical_communicator(const Membership& member, Store& store,
                                            const std::string& name = "world") {
-  return detail::make_shm_hierarchy(member, store, name, make_gloo_communicator<>);
+  return detail::make_hierarchy(member, store, name, make_gloo_communicator<>,
+                                make_shm_communicator<>);
 }
 
 }  // namespace lockstep

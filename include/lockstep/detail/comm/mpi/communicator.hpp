@@ -16,15 +16,12 @@ namespace lockstep::detail::over_mpi {
 /// MPI, so that a communicator needs no store. It needs no thread either: whoever waits for a call
 /// advances all calls in flight, receives other ranks' notes and measures the time. With a helper
 /// thread, calls also advance while the rank computes.
-class Engine {
+class Engine : public LibraryEngine {
  public:
   /// A duplicate of `parent` for `member`'s rank and world. **Ranks** all of `parent`. **Host**
   /// blocks until all have come.
   Engine(const Membership& member, MPI_Comm parent, std::string name, bool has_helper)
-      : member_(member),
-        name_(std::move(name)),
-        timeout_(member.timeout),
-        pending_("mpi", group_member(member, name_)) {
+      : LibraryEngine("mpi", member, std::move(name)) {
     try {
       if (has_helper) process_.require_threads();
       if (process_.has_left_memory()) throw memory_is_left();
@@ -59,15 +56,7 @@ class Engine {
     helper_.join();
   }
 
-  Rank rank() const { return member_.rank; }
-  std::size_t world() const { return member_.world.value(); }
-  const Membership& member() const { return member_; }
   MPI_Comm comm() const { return data_; }
-  Milliseconds timeout() const { return timeout_.load(std::memory_order_relaxed); }
-  void set_timeout(Milliseconds timeout) { timeout_.store(timeout, std::memory_order_relaxed); }
-  std::string next_group_name(std::size_t group) {
-    return text({name_, "/", groups_++, ".", group});
-  }
 
   /// Starts a call, whose coroutine `make(operation)` returns.
   template <class Make>
@@ -116,7 +105,6 @@ class Engine {
     }
   }
 
-  bool is_broken() const { return pending_.is_broken(); }
   void raise_fault() const { pending_.raise_fault(); }
   /// Aborts the calls in flight, and tells all other ranks why.
   void give_up(std::string_view reason = ended_by_exception) {
@@ -182,7 +170,8 @@ class Engine {
       done.await_resume();
       if (!is_done && deadline.passed()) {
         process_.leave_request();
-        throw time_is_over(text({what, " ", described()}), timeout(), "other ranks", rank());
+        throw detail::time_is_over(text({what, " ", described()}), timeout(), "other ranks",
+                                   rank());
       }
       return is_done;
     });
@@ -385,10 +374,7 @@ class Engine {
       const bool is_there = op.peer ? Rank{w} != *op.peer : answers_[w] >= op.number;
       if (!is_there) missing.push_back(text({w}));
     }
-    return time_is_over(
-        op.call.text(), timeout(),
-        missing.empty() ? std::string("the network; all ranks are there") : listed_ranks(missing),
-        rank());
+    return time_is_over(op.call, missing);
   }
 
   void tell(Note::Kind kind, std::string_view reason) {
@@ -521,15 +507,10 @@ class Engine {
   }
 
   Process& process_ = Process::get();
-  Membership member_;
-  std::string name_;
-  std::atomic<Milliseconds> timeout_;
-  PendingCalls pending_;
   EndOfScope scope_;
   MPI_Comm data_ = MPI_COMM_NULL;
   MPI_Comm control_ = MPI_COMM_NULL;  // for hellos and notes
   std::vector<Place> places_;
-  std::size_t groups_ = 0;
   std::vector<std::shared_ptr<Operation>> ops_;  // in flight, in order
   std::uint64_t collectives_ = 0;
   Clock::time_point looked_{};
@@ -645,10 +626,8 @@ class MpiCommunicator : public Collectives<MpiCommunicator<Ranks, Advance, Trans
     const std::string name = engine_->next_group_name(position.group);
     std::optional<MpiCommunicator<GroupRanks, Advance, Transport>> group;
     if (position.is_member()) {
-      Membership member = detail::in_group(engine_->member(), position.rank, position.world());
-      member.timeout = timeout();
       MPI_Comm made = detail::over_mpi::make_group(engine_->comm(), position.members);
-      group.emplace(member, made, name);
+      group.emplace(engine_->beside(position.rank, position.world()), made, name);
       MPI_Comm_free(&made);
     }
     return group;

@@ -135,7 +135,7 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
   template <std::size_t GroupRanks>
   std::optional<NcclCommunicator<GroupRanks>> split(const detail::GroupPosition& position) {
     const int colour = position.is_member() ? static_cast<int>(position.group) : NCCL_SPLIT_NOCOLOR;
-    const std::string name = engine_->next_group_name() + "." + std::to_string(colour);
+    const std::string name = engine_->next_group_name(position.group);
     std::shared_ptr<Engine> group;  // made before ranks wait, because it allocates
     if (position.is_member()) group = engine_->beside(name, position.rank, position.world());
     engine_->post(detail::division_call(position), [&] {

@@ -148,26 +148,21 @@ struct Ticket {
 /// NCCL is not thread-safe: each call holds the mutex, and no thread waits while it holds it.
 ///
 /// The first fault is final: the watchdog aborts NCCL's kernels, and every later call throws it.
-class Engine {
+class Engine : public LibraryEngine {
  public:
   /// Allocates everything on the given GPU, before ranks wait for each other in `connect`.
   Engine(const Membership& member, std::string name, std::shared_ptr<Gpu> gpu,
          std::shared_ptr<Store> store)
-      : member_(member),
-        name_(std::move(name)),
+      : LibraryEngine("nccl", member, std::move(name)),
         gpu_(std::move(gpu)),
         store_(std::move(store)),
-        making_(std::in_place, gpu_->index()),
-        timeout_(member.timeout),
-        pending_("nccl", group_member(member_, name_)) {
+        making_(std::in_place, gpu_->index()) {
     making_.reset();
     if (world() > 1) channel_.emplace(store_, name_, rank());
   }
   /// An engine for another communicator of this rank, on the same GPU.
   std::shared_ptr<Engine> beside(const std::string& name, Rank rank, WorldSize world) const {
-    Membership member = in_group(member_, rank, world);
-    member.timeout = timeout();
-    return std::make_shared<Engine>(member, name, gpu_, store_);
+    return std::make_shared<Engine>(LibraryEngine::beside(rank, world), name, gpu_, store_);
   }
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -175,17 +170,10 @@ class Engine {
     if (comm_ != nullptr) abort();
   }
 
-  const Membership& member() const { return member_; }
-  Rank rank() const { return member_.rank; }
-  std::size_t world() const { return member_.world.value(); }
   Gpu& gpu() const { return *gpu_; }
   Store& store() const { return *store_; }
-  /// Unique in the job, the same on all ranks.
-  const std::string& name() const { return name_; }
   std::string text() const { return "NCCL's communicator '" + name_ + "'"; }
   cudaStream_t stream() const { return stream_.get(); }
-  Milliseconds timeout() const { return timeout_.load(std::memory_order_relaxed); }
-  void set_timeout(Milliseconds timeout) { timeout_ = timeout; }
   /// The ranks' fault channel; none in a world of one.
   const std::optional<FaultChannel>& channel() const { return channel_; }
 
@@ -294,7 +282,6 @@ class Engine {
     await_stream(gpu().stream(), [&] { raise_fault(); });
   }
 
-  bool is_broken() const { return pending_.is_broken(); }
   /// Throws the fault, if any, after NCCL's kernels have ended, so that their memory can be freed.
   /// In a capture it throws at once, because the abort waits for all graphs, including this one.
   void raise_fault() {
@@ -358,8 +345,6 @@ class Engine {
     });
   }
 
-  PendingCalls& pending() { return pending_; }
-
   template <class F>
   auto with_log(const F& f) const {
     const std::lock_guard lock(mutex());
@@ -408,7 +393,6 @@ class Engine {
 
   /// The result of a split: a member, because NCCL writes it in the background.
   ncclComm_t& split_result() { return split_result_; }
-  std::string next_group_name() { return name_ + "/" + std::to_string(groups_++); }
 
  private:
   static constexpr Milliseconds abort_limit{10'000};
@@ -526,12 +510,9 @@ class Engine {
     return {ring(captured).push(call, record), captured};
   }
 
-  Membership member_;
-  std::string name_;
   std::shared_ptr<Gpu> gpu_;
   std::shared_ptr<Store> store_;
   std::optional<OnGpu> making_;  // sets the device for the members below
-  std::atomic<Milliseconds> timeout_;
   CudaStream stream_ = CudaStream::urgent();
   std::deque<Arena> arenas_;
   PinnedArena on_host_{staged_bytes};
@@ -541,10 +522,9 @@ class Engine {
   CallRing captured_;
   std::vector<Call> captured_calls_;
   ncclComm_t split_result_ = nullptr;
-  std::size_t groups_ = 0;
   std::optional<FaultChannel> channel_;
 
-  PendingCalls pending_;  // its mutex guards the members below
+  // The mutex of `pending_` guards the members below.
   ncclComm_t comm_ = nullptr;
   std::vector<std::weak_ptr<StepGraph::Executable>> graphs_;  // contain NCCL's kernels
   bool aborted_ = false;
