@@ -81,20 +81,12 @@ LOCKSTEP_INLINE const FileElement* file_element(ElementKind kind) {
   return found == std::end(file_elements) ? nullptr : found;
 }
 
-LOCKSTEP_INLINE std::optional<std::uint64_t> product_of(std::span<const std::uint64_t> sizes) {
-  std::uint64_t product = 1;
-  for (const std::uint64_t size : sizes)
-    if (__builtin_mul_overflow(product, size, &product)) return std::nullopt;
-  return product;
-}
-
-LOCKSTEP_INLINE std::string shape_text(std::span<const std::uint64_t> shape) {
-  std::string out = "[";
-  for (const std::uint64_t extent : shape) {
-    if (out.size() > 1) out += ", ";
-    TextPart(extent).append_to(out);
-  }
-  return out += "]";
+/// The number of elements of a shape from a file; `too_large` on overflow.
+LOCKSTEP_INLINE std::uint64_t count_of(std::span<const std::uint64_t> shape) {
+  std::uint64_t count = 1;
+  for (const std::uint64_t extent : shape)
+    if (count != too_large) count = saturating_product(count, extent);
+  return count;
 }
 
 LOCKSTEP_INLINE void fail_damaged(std::string_view path, std::string_view problem) {
@@ -177,11 +169,9 @@ LOCKSTEP_INLINE TensorEntry SafetensorsFile::parse_tensor(const JsonEntry& entry
     damaged({"tensor '", name, "' ends at ", offsets[1], ", before it begins"});
   tensor.begin = offsets[0];
   tensor.bytes = offsets[1] - offsets[0];
-  const auto count = product_of(tensor.shape);
-  tensor.count = count.value_or(0);
-  const std::uint64_t bits[] = {tensor.count, tensor.element->bits};
-  const std::uint64_t room[] = {tensor.bytes, 8};
-  if (!count || !product_of(room) || product_of(bits) != product_of(room))
+  tensor.count = count_of(tensor.shape);
+  const std::uint64_t bits = saturating_product(tensor.count, tensor.element->bits);
+  if (bits == too_large || bits != saturating_product(tensor.bytes, 8))
     damaged({"tensor '", name, "' of shape ", shape_text(tensor.shape), " and type ", type, " has ",
              tensor.bytes, " bytes"});
   return tensor;
@@ -979,9 +969,8 @@ LOCKSTEP_INLINE void CheckpointReader::join(StoredTensor& tensor) const {
   const auto damaged = [&](std::initializer_list<TextPart> problem) {
     fail_damaged(path(), text({"the pieces of '", tensor.name, "' ", text(problem)}));
   };
-  const auto count = product_of(tensor.shape);
-  if (!count) damaged({"have a shape that is too large"});
-  tensor.count = *count;  // NOLINT(bugprone-unchecked-optional-access): damaged throws
+  tensor.count = count_of(tensor.shape);
+  if (tensor.count == too_large) damaged({"have a shape that is too large"});
   std::uint64_t offset = 0;
   for (const StoredPiece& piece : tensor.pieces) {
     if (piece.entry->element != tensor.element) damaged({"have different types"});

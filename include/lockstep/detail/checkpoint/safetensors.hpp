@@ -27,11 +27,10 @@ struct FileElement {
 const FileElement* file_element(std::string_view name);
 const FileElement* file_element(ElementKind kind);
 
-/// The product of sizes from a file; nothing on overflow.
-std::optional<std::uint64_t> product_of(std::span<const std::uint64_t> sizes);
-
 /// "[4, 3]", as Python writes it.
-std::string shape_text(std::span<const std::uint64_t> shape);
+inline std::string shape_text(std::span<const std::uint64_t> shape) {
+  return text({"[", joined(shape), "]"});
+}
 
 [[noreturn, gnu::cold]] void fail_damaged(std::string_view path, std::string_view problem);
 

@@ -62,14 +62,10 @@ LOCKSTEP_INLINE Error handled_error(std::string_view operation, std::string_view
 /// "samples 3, 7, 9", or the first and the last of many.
 LOCKSTEP_INLINE std::string names_of(std::span<const std::size_t> indices) {
   if (indices.empty()) return "no samples";
-  std::string names = indices.size() == 1 ? "sample " : "samples ";
-  const std::size_t listed = indices.size() <= 8 ? indices.size() : 3;
-  for (std::size_t i = 0; i != listed; ++i) {
-    if (i != 0) names.append(", ");
-    TextPart(indices[i]).append_to(names);
-  }
-  if (listed != indices.size()) names.append(text({", ... ", indices.back()}));
-  return names;
+  const bool is_long = indices.size() > 8;
+  return text({indices.size() == 1 ? "sample " : "samples ",
+               joined(is_long ? indices.first(3) : indices),
+               is_long ? text({", ... ", indices.back()}) : ""});
 }
 
 LOCKSTEP_INLINE void rethrow_as(std::string_view operation, std::string_view about,

@@ -115,17 +115,6 @@ LOCKSTEP_INLINE ElementKind npy_kind(std::string_view type) {
   return ElementKind::unsupported;
 }
 
-LOCKSTEP_INLINE std::string npy_shape_text(std::span<const std::size_t> shape) {
-  std::string out = "(";
-  for (const std::size_t extent : shape) {
-    if (out.size() > 1) out += ' ';
-    TextPart(extent).append_to(out);
-    out += ',';
-  }
-  if (shape.size() > 1) out.pop_back();  // a tuple of one has a comma
-  return out += ')';
-}
-
 LOCKSTEP_INLINE bool is_npy(std::span<const std::byte> bytes) {
   return std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size())
       .starts_with(npy_magic);
@@ -235,11 +224,6 @@ LOCKSTEP_INLINE void fail_npy_kind(const std::string& path, ElementKind has, Ele
         element_name(wanted)},
        text({"ask for ", element_name(has), ", or save it with a.astype('<", npy_type(wanted),
              "')"}));
-}
-
-LOCKSTEP_INLINE void fail_npy_row(const std::string& path, std::size_t row, std::size_t rows) {
-  fail("NpyArray", {"there is no row ", row, " in '", path, "', which has ", rows},
-       "ask for rows below their number");
 }
 
 LOCKSTEP_INLINE void write_npy_bytes(const std::string& path, ElementKind kind,
@@ -357,13 +341,6 @@ LOCKSTEP_INLINE TokenFiles::TokenFiles(std::span<const std::string> paths, Eleme
     files_.push_back({std::move(file), begin, windows_});
     windows_ += (tokens - length - 1) / stride + 1;
   }
-}
-
-LOCKSTEP_INLINE void TokenFiles::fail_window(std::size_t window) const {
-  fail("TokenDataset",
-       {"there is no window ", window, ": '", files_.front().file->path(),
-        files_.size() == 1 ? "' has " : "' and those behind it have ", windows_},
-       "ask for windows below their number");
 }
 
 LOCKSTEP_INLINE void fail_token(const std::string& path, std::size_t byte, std::int64_t token,
