@@ -33,7 +33,7 @@ inline std::vector<lockstep::detail::StateCopy> copies_to(
     std::byte* memory, std::span<const lockstep::detail::StateEntry> pieces) {
   std::vector<lockstep::detail::StateCopy> copies;
   for (const lockstep::detail::StateEntry& piece : pieces) {
-    copies.push_back({memory, &piece});
+    copies.push_back({memory, piece});
     memory += piece.file_bytes();
   }
   return copies;
@@ -91,7 +91,7 @@ class OwnCopy {
     job.list_state(lockstep::detail::StateUse::loading, entries);
     for (const lockstep::detail::StateEntry& entry : entries) {
       for (const lockstep::detail::StateCopy& copy : copies_)
-        if (is_same(*copy.piece, entry)) job.copy_in(entry, copy.to);
+        if (is_same(copy.piece, entry)) job.copy_in(entry, copy.to);
     }
   }
 

@@ -932,25 +932,21 @@ LOCKSTEP_INLINE void CheckpointReader::collect() {
     return *piece;
   };
 
-  using Found = std::pair<std::string_view, StoredPiece>;  // with the name of the whole tensor
-  std::vector<Found> found;
+  std::map<std::string_view, std::vector<StoredPiece>> found;  // by the name of the whole tensor
   for (const SafetensorsFile& file : files_) {
     for (const TensorEntry& entry : file.tensors()) {
       const auto [whole, first] = whole_of(entry);
-      found.emplace_back(whole, StoredPiece{first, entry.count, &file, &entry});
+      found[whole].push_back({first, entry.count, &file, &entry});
     }
   }
-  std::ranges::sort(found, {}, [](const Found& of) {
-    return std::tuple(of.first, of.second.first, of.second.count);
-  });
-  for (std::size_t i = 0; i < found.size();) {
-    const TensorEntry& entry = *found[i].second.entry;
-    StoredTensor tensor{std::string(found[i].first), entry.element, entry.shape, entry.count, {}};
-    bool is_whole = false;
-    for (; i < found.size() && found[i].first == tensor.name; ++i) {
-      tensor.pieces.push_back(found[i].second);
-      is_whole = is_whole || tensor.pieces.back().entry->name == tensor.name;
-    }
+  for (auto& [name, pieces] : found) {
+    std::ranges::sort(pieces, {},
+                      [](const StoredPiece& piece) { return std::pair(piece.first, piece.count); });
+    const TensorEntry& entry = *pieces.front().entry;
+    StoredTensor tensor{std::string(name), entry.element, entry.shape, entry.count,
+                        std::move(pieces)};
+    const bool is_whole = std::ranges::any_of(
+        tensor.pieces, [&](const StoredPiece& piece) { return piece.entry->name == name; });
     if (is_whole && tensor.pieces.size() > 1) {
       fail_damaged(path(), text({"'", tensor.name, "' is in '", tensor.pieces[0].file->path(),
                                  "' and again in '", tensor.pieces[1].file->path(), "'"}));
@@ -1922,19 +1918,17 @@ LOCKSTEP_INLINE std::span<const std::byte> copied_chunk(const StatefulJob& job,
   const std::size_t size = element_size(pieces.front()->whole.element);
   const std::size_t begin = at / size;
   const std::size_t end = begin + bytes / size;
-  std::vector<StateEntry> parts;
+  std::vector<StateCopy> copies;
+  std::byte* next = window;
   std::size_t offset = 0;  // of a piece
   for (const StateEntry* piece : pieces) {
     const std::size_t from = std::max(begin, offset);
     const std::size_t to = std::min(end, offset + piece->count);
-    if (from < to) parts.push_back(piece->part(from - offset, to - from));
+    if (from < to) {
+      copies.push_back({next, piece->part(from - offset, to - from)});
+      next += copies.back().piece.file_bytes();
+    }
     offset += piece->count;
-  }
-  std::vector<StateCopy> copies;
-  std::byte* next = window;
-  for (const StateEntry& part : parts) {
-    copies.push_back({next, &part});
-    next += part.file_bytes();
   }
   job.copy_out(copies);
   job.await_copies();
@@ -1973,7 +1967,7 @@ LOCKSTEP_INLINE void add_tensors(const StatefulJob& job, bool copies_all, RankFi
     if (copies_all) {
       written.data = {offset, bytes};
       for (std::byte* to = offset; const StateEntry* piece : pieces) {
-        copies.push_back({to, piece});
+        copies.push_back({to, *piece});
         to += piece->file_bytes();
       }
       offset += align_up(bytes);
