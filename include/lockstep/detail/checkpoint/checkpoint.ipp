@@ -119,10 +119,6 @@ LOCKSTEP_INLINE void SafetensorsFile::require_length(std::uint64_t length) const
     damaged({"its header claims ", length, " bytes and ", bytes_ - 8, " are there"});
 }
 
-LOCKSTEP_INLINE void SafetensorsFile::damaged(std::initializer_list<TextPart> problem) const {
-  fail_damaged(path_, text(problem));
-}
-
 LOCKSTEP_INLINE void SafetensorsFile::read_bytes(std::uint64_t offset,
                                                  std::span<std::byte> to) const {
   while (!to.empty()) {
@@ -271,10 +267,6 @@ LOCKSTEP_INLINE void SafetensorsFile::verify(const TensorEntry& tensor) const {
   }
   if (checksum.value() != *tensor.checksum)
     damaged({"the data of tensor '", tensor.name, "' is not what was written"});
-}
-
-LOCKSTEP_INLINE void SafetensorsFile::verify() const {
-  for (const TensorEntry& tensor : tensors_) verify(tensor);
 }
 
 /// The header and its checksum. The header's size does not depend on the tensors' checksums.
@@ -594,11 +586,6 @@ LOCKSTEP_INLINE bool CheckpointFolder::take_if_best(std::uint64_t step) {
   return true;
 }
 
-LOCKSTEP_INLINE std::optional<double> CheckpointFolder::best_score() const {
-  const std::lock_guard lock(mutex_);
-  return best_score_;
-}
-
 LOCKSTEP_INLINE void CheckpointFolder::remove_orphans(std::optional<std::uint64_t> saved) {
   // The shards of an unreadable checkpoint are unknown, so they stay.
   std::set<std::string> needed;
@@ -830,10 +817,6 @@ LOCKSTEP_INLINE std::vector<ShardFile> shards_in(const JsonEntry& facts) {
     shards.push_back({name, file.at("bytes").natural(), file.at("digest").checksum()});
   }
   return shards;
-}
-
-LOCKSTEP_INLINE std::string piece_name(std::string_view whole, std::uint64_t first) {
-  return text({whole, "@", first});
 }
 
 /// `name@12` is the piece of `name` from element 12 on.
@@ -2300,12 +2283,6 @@ LOCKSTEP_INLINE void Checkpoints::begin_after(const detail::StatefulJob& job,
         detail::text({"resumed from '", resumed->path, "', ", when, ", step ", resumed->step}));
     for (const std::string& note : resumed->notes) detail::say(note);
   });
-}
-
-LOCKSTEP_INLINE std::uint64_t Checkpoints::updates_to_go() const {
-  const std::uint64_t every = options_.every_steps;
-  const std::uint64_t to_look = look_at_ - updates_;
-  return every == 0 ? to_look : std::min(to_look, every - updates_ % every);
 }
 
 /// Is a timed save due on any rank? Ranks also exchange stop signals here.

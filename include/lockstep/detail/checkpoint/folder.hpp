@@ -89,7 +89,10 @@ class CheckpointFolder {
   bool offer_best(std::uint64_t step);
 
   /// The score named `best_by` of the best copy, if it has one.
-  std::optional<double> best_score() const;
+  std::optional<double> best_score() const {
+    const std::lock_guard lock(mutex_);
+    return best_score_;
+  }
 
  private:
   bool take_if_best(std::uint64_t step);
