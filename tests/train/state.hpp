@@ -101,8 +101,8 @@ class OwnCopy {
       return text_of(progress_) + " and " + text_of(other.progress_);
     if (copies_.size() != other.copies_.size()) return "how many pieces";
     for (std::size_t i = 0; i != copies_.size(); ++i) {
-      const lockstep::detail::StateEntry& piece = *copies_[i].piece;
-      if (!is_same(piece, *other.copies_[i].piece)) return "other pieces";
+      const lockstep::detail::StateEntry& piece = copies_[i].piece;
+      if (!is_same(piece, other.copies_[i].piece)) return "other pieces";
       if (std::memcmp(copies_[i].to, other.copies_[i].to, piece.file_bytes()) != 0)
         return "other bits in " + std::string(piece.name) + " " + std::string(piece.state) +
                " of role " + std::to_string(static_cast<int>(piece.role));
