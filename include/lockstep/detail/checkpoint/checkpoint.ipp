@@ -467,6 +467,7 @@ LOCKSTEP_INLINE std::vector<std::string> files_in(const std::string& folder) {
   return names;
 }
 
+/// The steps of the checkpoints in a folder, the newest first.
 LOCKSTEP_INLINE std::vector<std::uint64_t> steps_in(const std::string& folder) {
   std::vector<std::uint64_t> steps;
   for (const std::string& name : files_in(folder)) {
@@ -1055,6 +1056,7 @@ LOCKSTEP_INLINE std::vector<std::string> results_of(std::vector<std::string> all
   return all;
 }
 
+/// `store_together` for work that does not wait for storage, without heartbeats.
 LOCKSTEP_INLINE std::vector<std::string> work_together(const JointRanks& ranks,
                                                        std::string_view operation,
                                                        FunctionRef<std::string()> work) {

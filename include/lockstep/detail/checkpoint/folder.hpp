@@ -47,9 +47,6 @@ std::string_view shard_stem(std::string_view name);
 /// The regular files in a folder, unsorted; none where the folder cannot be read.
 std::vector<std::string> files_in(const std::string& folder);
 
-/// The steps of the checkpoints in a folder, the newest first.
-std::vector<std::uint64_t> steps_in(const std::string& folder);
-
 /// Called for every damaged checkpoint: `skipped(path, why)`.
 using SkippedCheckpoint = FunctionRef<void(const std::string&, const std::string&)>;
 
