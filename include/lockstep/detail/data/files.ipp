@@ -452,13 +452,8 @@ class Staging {
     if (has_copy()) return local_;  // another process has made it meanwhile
     std::fputs(damage_.c_str(), stderr);
     remove_tree(temporary_);
-    try {
-      make_copy();
-    } catch (...) {
-      remove_tree(temporary_);
-      throw;
-    }
-    remove_tree(temporary_);
+    const std::shared_ptr<void> end(nullptr, [&](void*) { remove_tree(temporary_); });  // always
+    make_copy();
     return local_;
   }
 
