@@ -146,7 +146,7 @@ void save(auto& job, Stored& to, const Plan& plan) {
   const std::scoped_lock lock(to.mutex);
   to.progress = job.progress();
   for (const detail::StateCopy& copy : copies) {
-    const StateEntry& piece = *copy.piece;
+    const StateEntry& piece = copy.piece;
     auto& tensor = to.tensors[Stored::name_of(piece, plan.local_buffers)];
     if (tensor.times.empty()) {
       tensor.whole = piece.whole;

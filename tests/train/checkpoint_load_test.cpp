@@ -490,7 +490,7 @@ struct SlowJob final : detail::StatefulJob {
     return {memory, memory->data()};
   }
   void copy_out(std::span<const detail::StateCopy> copies) const override {
-    for (const auto& copy : copies) std::memcpy(copy.to, copy.piece->data, sizeof(float));
+    for (const auto& copy : copies) std::memcpy(copy.to, copy.piece.data, sizeof(float));
   }
   void copy_in(const detail::StateEntry&, const std::byte*) const override {}
   std::function<void()> copies_waiter() const override {

@@ -33,7 +33,7 @@ inline std::vector<lockstep::detail::StateCopy> copies_to(
     std::byte* memory, std::span<const lockstep::detail::StateEntry> pieces) {
   std::vector<lockstep::detail::StateCopy> copies;
   for (const lockstep::detail::StateEntry& piece : pieces) {
-    copies.push_back({memory, &piece});
+    copies.push_back({memory, piece});
     memory += piece.file_bytes();
   }
   return copies;
@@ -91,7 +91,7 @@ class OwnCopy {
     job.list_state(lockstep::detail::StateUse::loading, entries);
     for (const lockstep::detail::StateEntry& entry : entries) {
       for (const lockstep::detail::StateCopy& copy : copies_)
-        if (is_same(*copy.piece, entry)) job.copy_in(entry, copy.to);
+        if (is_same(copy.piece, entry)) job.copy_in(entry, copy.to);
     }
   }
 
@@ -101,8 +101,8 @@ class OwnCopy {
       return text_of(progress_) + " and " + text_of(other.progress_);
     if (copies_.size() != other.copies_.size()) return "how many pieces";
     for (std::size_t i = 0; i != copies_.size(); ++i) {
-      const lockstep::detail::StateEntry& piece = *copies_[i].piece;
-      if (!is_same(piece, *other.copies_[i].piece)) return "other pieces";
+      const lockstep::detail::StateEntry& piece = copies_[i].piece;
+      if (!is_same(piece, other.copies_[i].piece)) return "other pieces";
       if (std::memcmp(copies_[i].to, other.copies_[i].to, piece.file_bytes()) != 0)
         return "other bits in " + std::string(piece.name) + " " + std::string(piece.state) +
                " of role " + std::to_string(static_cast<int>(piece.role));

@@ -81,20 +81,12 @@ LOCKSTEP_INLINE const FileElement* file_element(ElementKind kind) {
   return found == std::end(file_elements) ? nullptr : found;
 }
 
-LOCKSTEP_INLINE std::optional<std::uint64_t> product_of(std::span<const std::uint64_t> sizes) {
-  std::uint64_t product = 1;
-  for (const std::uint64_t size : sizes)
-    if (__builtin_mul_overflow(product, size, &product)) return std::nullopt;
-  return product;
-}
-
-LOCKSTEP_INLINE std::string shape_text(std::span<const std::uint64_t> shape) {
-  std::string out = "[";
-  for (const std::uint64_t extent : shape) {
-    if (out.size() > 1) out += ", ";
-    TextPart(extent).append_to(out);
-  }
-  return out += "]";
+/// The number of elements of a shape from a file; `too_large` on overflow.
+LOCKSTEP_INLINE std::uint64_t count_of(std::span<const std::uint64_t> shape) {
+  std::uint64_t count = 1;
+  for (const std::uint64_t extent : shape)
+    if (count != too_large) count = saturating_product(count, extent);
+  return count;
 }
 
 LOCKSTEP_INLINE void fail_damaged(std::string_view path, std::string_view problem) {
@@ -125,10 +117,6 @@ LOCKSTEP_INLINE void SafetensorsFile::require_length(std::uint64_t length) const
     damaged({"its header claims ", length, " bytes and ", most_header_bytes, " are allowed"});
   if (length > bytes_ - 8)
     damaged({"its header claims ", length, " bytes and ", bytes_ - 8, " are there"});
-}
-
-LOCKSTEP_INLINE void SafetensorsFile::damaged(std::initializer_list<TextPart> problem) const {
-  fail_damaged(path_, text(problem));
 }
 
 LOCKSTEP_INLINE void SafetensorsFile::read_bytes(std::uint64_t offset,
@@ -177,11 +165,9 @@ LOCKSTEP_INLINE TensorEntry SafetensorsFile::parse_tensor(const JsonEntry& entry
     damaged({"tensor '", name, "' ends at ", offsets[1], ", before it begins"});
   tensor.begin = offsets[0];
   tensor.bytes = offsets[1] - offsets[0];
-  const auto count = product_of(tensor.shape);
-  tensor.count = count.value_or(0);
-  const std::uint64_t bits[] = {tensor.count, tensor.element->bits};
-  const std::uint64_t room[] = {tensor.bytes, 8};
-  if (!count || !product_of(room) || product_of(bits) != product_of(room))
+  tensor.count = count_of(tensor.shape);
+  const std::uint64_t bits = saturating_product(tensor.count, tensor.element->bits);
+  if (bits == too_large || bits != saturating_product(tensor.bytes, 8))
     damaged({"tensor '", name, "' of shape ", shape_text(tensor.shape), " and type ", type, " has ",
              tensor.bytes, " bytes"});
   return tensor;
@@ -281,10 +267,6 @@ LOCKSTEP_INLINE void SafetensorsFile::verify(const TensorEntry& tensor) const {
   }
   if (checksum.value() != *tensor.checksum)
     damaged({"the data of tensor '", tensor.name, "' is not what was written"});
-}
-
-LOCKSTEP_INLINE void SafetensorsFile::verify() const {
-  for (const TensorEntry& tensor : tensors_) verify(tensor);
 }
 
 /// The header and its checksum. The header's size does not depend on the tensors' checksums.
@@ -485,6 +467,7 @@ LOCKSTEP_INLINE std::vector<std::string> files_in(const std::string& folder) {
   return names;
 }
 
+/// The steps of the checkpoints in a folder, the newest first.
 LOCKSTEP_INLINE std::vector<std::uint64_t> steps_in(const std::string& folder) {
   std::vector<std::uint64_t> steps;
   for (const std::string& name : files_in(folder)) {
@@ -602,11 +585,6 @@ LOCKSTEP_INLINE bool CheckpointFolder::take_if_best(std::uint64_t step) {
   best_score_ = score;
   remove_orphans(step);
   return true;
-}
-
-LOCKSTEP_INLINE std::optional<double> CheckpointFolder::best_score() const {
-  const std::lock_guard lock(mutex_);
-  return best_score_;
 }
 
 LOCKSTEP_INLINE void CheckpointFolder::remove_orphans(std::optional<std::uint64_t> saved) {
@@ -842,10 +820,6 @@ LOCKSTEP_INLINE std::vector<ShardFile> shards_in(const JsonEntry& facts) {
   return shards;
 }
 
-LOCKSTEP_INLINE std::string piece_name(std::string_view whole, std::uint64_t first) {
-  return text({whole, "@", first});
-}
-
 /// `name@12` is the piece of `name` from element 12 on.
 LOCKSTEP_INLINE std::optional<std::pair<std::string_view, std::uint64_t>> as_piece(
     std::string_view name) {
@@ -942,25 +916,21 @@ LOCKSTEP_INLINE void CheckpointReader::collect() {
     return *piece;
   };
 
-  using Found = std::pair<std::string_view, StoredPiece>;  // with the name of the whole tensor
-  std::vector<Found> found;
+  std::map<std::string_view, std::vector<StoredPiece>> found;  // by the name of the whole tensor
   for (const SafetensorsFile& file : files_) {
     for (const TensorEntry& entry : file.tensors()) {
       const auto [whole, first] = whole_of(entry);
-      found.emplace_back(whole, StoredPiece{first, entry.count, &file, &entry});
+      found[whole].push_back({first, entry.count, &file, &entry});
     }
   }
-  std::ranges::sort(found, {}, [](const Found& of) {
-    return std::tuple(of.first, of.second.first, of.second.count);
-  });
-  for (std::size_t i = 0; i < found.size();) {
-    const TensorEntry& entry = *found[i].second.entry;
-    StoredTensor tensor{std::string(found[i].first), entry.element, entry.shape, entry.count, {}};
-    bool is_whole = false;
-    for (; i < found.size() && found[i].first == tensor.name; ++i) {
-      tensor.pieces.push_back(found[i].second);
-      is_whole = is_whole || tensor.pieces.back().entry->name == tensor.name;
-    }
+  for (auto& [name, pieces] : found) {
+    std::ranges::sort(pieces, {},
+                      [](const StoredPiece& piece) { return std::pair(piece.first, piece.count); });
+    const TensorEntry& entry = *pieces.front().entry;
+    StoredTensor tensor{std::string(name), entry.element, entry.shape, entry.count,
+                        std::move(pieces)};
+    const bool is_whole = std::ranges::any_of(
+        tensor.pieces, [&](const StoredPiece& piece) { return piece.entry->name == name; });
     if (is_whole && tensor.pieces.size() > 1) {
       fail_damaged(path(), text({"'", tensor.name, "' is in '", tensor.pieces[0].file->path(),
                                  "' and again in '", tensor.pieces[1].file->path(), "'"}));
@@ -979,9 +949,8 @@ LOCKSTEP_INLINE void CheckpointReader::join(StoredTensor& tensor) const {
   const auto damaged = [&](std::initializer_list<TextPart> problem) {
     fail_damaged(path(), text({"the pieces of '", tensor.name, "' ", text(problem)}));
   };
-  const auto count = product_of(tensor.shape);
-  if (!count) damaged({"have a shape that is too large"});
-  tensor.count = *count;  // NOLINT(bugprone-unchecked-optional-access): damaged throws
+  tensor.count = count_of(tensor.shape);
+  if (tensor.count == too_large) damaged({"have a shape that is too large"});
   std::uint64_t offset = 0;
   for (const StoredPiece& piece : tensor.pieces) {
     if (piece.entry->element != tensor.element) damaged({"have different types"});
@@ -1087,6 +1056,7 @@ LOCKSTEP_INLINE std::vector<std::string> results_of(std::vector<std::string> all
   return all;
 }
 
+/// `store_together` for work that does not wait for storage, without heartbeats.
 LOCKSTEP_INLINE std::vector<std::string> work_together(const JointRanks& ranks,
                                                        std::string_view operation,
                                                        FunctionRef<std::string()> work) {
@@ -1933,19 +1903,17 @@ LOCKSTEP_INLINE std::span<const std::byte> copied_chunk(const StatefulJob& job,
   const std::size_t size = element_size(pieces.front()->whole.element);
   const std::size_t begin = at / size;
   const std::size_t end = begin + bytes / size;
-  std::vector<StateEntry> parts;
+  std::vector<StateCopy> copies;
+  std::byte* next = window;
   std::size_t offset = 0;  // of a piece
   for (const StateEntry* piece : pieces) {
     const std::size_t from = std::max(begin, offset);
     const std::size_t to = std::min(end, offset + piece->count);
-    if (from < to) parts.push_back(piece->part(from - offset, to - from));
+    if (from < to) {
+      copies.push_back({next, piece->part(from - offset, to - from)});
+      next += copies.back().piece.file_bytes();
+    }
     offset += piece->count;
-  }
-  std::vector<StateCopy> copies;
-  std::byte* next = window;
-  for (const StateEntry& part : parts) {
-    copies.push_back({next, &part});
-    next += part.file_bytes();
   }
   job.copy_out(copies);
   job.await_copies();
@@ -1984,7 +1952,7 @@ LOCKSTEP_INLINE void add_tensors(const StatefulJob& job, bool copies_all, RankFi
     if (copies_all) {
       written.data = {offset, bytes};
       for (std::byte* to = offset; const StateEntry* piece : pieces) {
-        copies.push_back({to, piece});
+        copies.push_back({to, *piece});
         to += piece->file_bytes();
       }
       offset += align_up(bytes);
@@ -2317,12 +2285,6 @@ LOCKSTEP_INLINE void Checkpoints::begin_after(const detail::StatefulJob& job,
         detail::text({"resumed from '", resumed->path, "', ", when, ", step ", resumed->step}));
     for (const std::string& note : resumed->notes) detail::say(note);
   });
-}
-
-LOCKSTEP_INLINE std::uint64_t Checkpoints::updates_to_go() const {
-  const std::uint64_t every = options_.every_steps;
-  const std::uint64_t to_look = look_at_ - updates_;
-  return every == 0 ? to_look : std::min(to_look, every - updates_ % every);
 }
 
 /// Is a timed save due on any rank? Ranks also exchange stop signals here.

@@ -300,7 +300,11 @@ class Checkpoints {
   void save_if_due(const Job& job, detail::FunctionRef<SaveOptions()> make);
   void save_epoch(const Job& job, SaveOptions options, bool is_last);
   /// The number of updates until `save_if_due` has something to do.
-  std::uint64_t updates_to_go() const;
+  std::uint64_t updates_to_go() const {
+    const std::uint64_t to_look = look_at_ - updates_;
+    const std::uint64_t every = options_.every_steps;
+    return every == 0 ? to_look : std::min(to_look, every - updates_ % every);
+  }
 
   void begin(const Job& job);
   bool look(const Job& job);

@@ -47,9 +47,6 @@ std::string_view shard_stem(std::string_view name);
 /// The regular files in a folder, unsorted; none where the folder cannot be read.
 std::vector<std::string> files_in(const std::string& folder);
 
-/// The steps of the checkpoints in a folder, the newest first.
-std::vector<std::uint64_t> steps_in(const std::string& folder);
-
 /// Called for every damaged checkpoint: `skipped(path, why)`.
 using SkippedCheckpoint = FunctionRef<void(const std::string&, const std::string&)>;
 
@@ -89,7 +86,10 @@ class CheckpointFolder {
   bool offer_best(std::uint64_t step);
 
   /// The score named `best_by` of the best copy, if it has one.
-  std::optional<double> best_score() const;
+  std::optional<double> best_score() const {
+    const std::lock_guard lock(mutex_);
+    return best_score_;
+  }
 
  private:
   bool take_if_best(std::uint64_t step);

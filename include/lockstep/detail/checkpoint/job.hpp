@@ -18,11 +18,6 @@ struct JointRanks {
   FunctionRef<std::vector<std::string>(std::string)> gather;
 };
 
-/// The results of every rank's `work()`, by rank, or on all ranks the first failing one's error;
-/// the program may continue. `work` must not communicate. **Ranks** all. **Host** blocks.
-std::vector<std::string> work_together(const JointRanks& ranks, std::string_view operation,
-                                       FunctionRef<std::string()> work);
-
 /// How long ranks wait for each other's storage.
 struct StoragePatience {
   /// The interval of heartbeats: below every sensible timeout of a collective.
@@ -33,9 +28,12 @@ struct StoragePatience {
   std::chrono::milliseconds longest = std::chrono::minutes(30);
 };
 
-/// `work_together` for storage, which may take longer than a collective's timeout: a thread per
-/// rank sends heartbeats until all are done. A slow disk is no failure; a dead rank, or storage
-/// without progress for `patience.longest`, is one on all ranks. **Ranks** all. **Host** blocks.
+/// The results of every rank's `work()`, by rank, or on all ranks the first failing one's error;
+/// the program may continue. `work` must not communicate. It may take longer than a collective's
+/// timeout: a thread per rank sends heartbeats until all are done. A slow disk is no failure; a
+/// dead rank, or storage without progress for `patience.longest`, is one on all ranks. **Ranks**
+/// all.
+/// **Host** blocks.
 std::vector<std::string> store_together(const JointRanks& ranks, std::string_view operation,
                                         FunctionRef<std::string()> work,
                                         const StoragePatience& patience = {});

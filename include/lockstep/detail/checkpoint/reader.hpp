@@ -16,7 +16,9 @@ JsonLine index_of(std::span<const ShardFile> shards);
 std::vector<ShardFile> shards_in(const JsonEntry& facts);
 
 /// The name of the piece of a tensor that begins at its flat element `first`.
-std::string piece_name(std::string_view whole, std::uint64_t first);
+inline std::string piece_name(std::string_view whole, std::uint64_t first) {
+  return text({whole, "@", first});
+}
 
 /// A piece of a tensor in a file.
 struct StoredPiece {

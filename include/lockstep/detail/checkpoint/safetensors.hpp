@@ -27,11 +27,10 @@ struct FileElement {
 const FileElement* file_element(std::string_view name);
 const FileElement* file_element(ElementKind kind);
 
-/// The product of sizes from a file; nothing on overflow.
-std::optional<std::uint64_t> product_of(std::span<const std::uint64_t> sizes);
-
 /// "[4, 3]", as Python writes it.
-std::string shape_text(std::span<const std::uint64_t> shape);
+inline std::string shape_text(std::span<const std::uint64_t> shape) {
+  return text({"[", joined(shape), "]"});
+}
 
 [[noreturn, gnu::cold]] void fail_damaged(std::string_view path, std::string_view problem);
 
@@ -83,8 +82,9 @@ class SafetensorsFile {
   void read(const TensorEntry& tensor, std::uint64_t first_byte, std::span<std::byte> to) const;
 
   /// Throws an error that names the first tensor whose data does not match its checksum, if any.
-  void verify() const;
-
+  void verify() const {
+    for (const TensorEntry& tensor : tensors_) verify(tensor);
+  }
   void verify(const TensorEntry& tensor) const;
 
  private:
@@ -97,7 +97,9 @@ class SafetensorsFile {
     parse(header);
   }
 
-  [[noreturn, gnu::cold]] void damaged(std::initializer_list<TextPart> problem) const;
+  [[noreturn, gnu::cold]] void damaged(std::initializer_list<TextPart> problem) const {
+    fail_damaged(path_, text(problem));
+  }
   void read_bytes(std::uint64_t offset, std::span<std::byte> to) const;
   void require_length(std::uint64_t length) const;
   void parse(std::string_view header);

@@ -29,7 +29,7 @@ class StateCopies<Cuda, Comm> {
     way_->begun.block(way_->stream);
     std::byte* next = unconverted_.data();
     for (const StateCopy& copy : copies) {
-      const StateEntry& piece = *copy.piece;
+      const StateEntry& piece = copy.piece;
       if (piece.on_host) {
         copy_out_of_host(copy);
         continue;
@@ -37,7 +37,7 @@ class StateCopies<Cuda, Comm> {
       std::byte* to = copy.to;
       if (converts(piece)) {
         to = std::exchange(next, next + align_up(held_bytes(piece)));
-        conversions_.emplace_back(copy.to, piece).second.data = to;
+        conversions_.emplace_back(copy).piece.data = to;
       }
       if (piece.count != 0) {
         check_cuda(cudaMemcpyAsync(to, piece.data, held_bytes(piece), cudaMemcpyDeviceToHost,
@@ -77,22 +77,21 @@ class StateCopies<Cuda, Comm> {
   void reserve(std::span<const StateCopy> copies) {
     std::size_t bytes = 0;
     for (const StateCopy& copy : copies)
-      if (converts(*copy.piece)) bytes += align_up(held_bytes(*copy.piece));
+      if (converts(copy.piece)) bytes += align_up(held_bytes(copy.piece));
     if (bytes > unconverted_.bytes()) unconverted_ = PinnedArena(bytes);
   }
 
   void await_and_convert() {
     if (!way_) return;
     way_->done.synchronize();
-    for (const auto& [to, piece] : conversions_) copy_out_of_host({to, &piece});
+    for (const StateCopy& copy : conversions_) copy_out_of_host(copy);
     conversions_.clear();
   }
 
   Comm& comm_;
-  std::mutex mutex_;        // guards all below but `staging_`
-  std::optional<Way> way_;  // only in jobs that save
-  /// Destinations, and the pieces on the host to convert into them.
-  std::vector<std::pair<std::byte*, StateEntry>> conversions_;
+  std::mutex mutex_;                    // guards all below but `staging_`
+  std::optional<Way> way_;              // only in jobs that save
+  std::vector<StateCopy> conversions_;  // of pieces that were copied to the host as they are held
   PinnedArena unconverted_{0};
   HostStaging staging_;
 };

@@ -64,7 +64,7 @@ struct StateEntry {
 /// Copies a piece's elements to `to`, in the file's type.
 struct StateCopy {
   std::byte* to = nullptr;
-  const StateEntry* piece = nullptr;
+  StateEntry piece;
 };
 
 /// The same on all ranks.
@@ -84,7 +84,7 @@ template <class Device, class Comm>
 class StateCopies;
 
 inline void copy_out_of_host(const StateCopy& copy) {
-  const StateEntry& piece = *copy.piece;
+  const StateEntry& piece = copy.piece;
   convert_elements(copy.to, piece.whole.element, piece.data, piece.held, piece.count);
 }
 inline void copy_into_host(const StateEntry& piece, const std::byte* from) {

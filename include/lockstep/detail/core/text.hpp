@@ -48,6 +48,13 @@ std::string printable(std::string_view text, std::string_view kept = {});
 /// `text({"rank ", rank, " of ", 4})` is "rank 2 of 4".
 std::string text(std::initializer_list<TextPart> parts);
 
+/// Texts or integers with commas between them.
+std::string joined(const auto& parts) {
+  std::string all;
+  for (const auto& part : parts) all += text({all.empty() ? "" : ", ", part});
+  return all;
+}
+
 /// The first 16 names, so that messages stay readable with a thousand ranks.
 std::string listed(const std::vector<std::string>& names);
 

@@ -43,7 +43,8 @@ inline constexpr const char* sample_advice =
     "look at this sample, and at the functions that read and change it";
 inline constexpr const char* batch_advice = "look at these samples, and at what loads them";
 
-/// The current exception as an error of `operation`; `about` precedes its message.
+/// The current exception as an error of `operation`; `about` precedes its message. Rethrows
+/// `Stopped`.
 LOCKSTEP_INLINE Error handled_error(std::string_view operation, std::string_view about,
                                     std::string_view advice) {
   try {
@@ -52,6 +53,8 @@ LOCKSTEP_INLINE Error handled_error(std::string_view operation, std::string_view
     const std::string inner = error.operation() == operation ? "" : text({error.operation(), ": "});
     const Error named(operation, text({about, ": ", inner, error.problem()}), error.advice());
     return error.is_consequence() ? named.as_consequence() : named;
+  } catch (const Stopped&) {
+    throw;
   } catch (const std::exception& error) {
     return {operation, text({about, ": ", error.what()}), advice};
   } catch (...) {
@@ -62,25 +65,15 @@ LOCKSTEP_INLINE Error handled_error(std::string_view operation, std::string_view
 /// "samples 3, 7, 9", or the first and the last of many.
 LOCKSTEP_INLINE std::string names_of(std::span<const std::size_t> indices) {
   if (indices.empty()) return "no samples";
-  std::string names = indices.size() == 1 ? "sample " : "samples ";
-  const std::size_t listed = indices.size() <= 8 ? indices.size() : 3;
-  for (std::size_t i = 0; i != listed; ++i) {
-    if (i != 0) names.append(", ");
-    TextPart(indices[i]).append_to(names);
-  }
-  if (listed != indices.size()) names.append(text({", ... ", indices.back()}));
-  return names;
+  const bool is_long = indices.size() > 8;
+  return text({indices.size() == 1 ? "sample " : "samples ",
+               joined(is_long ? indices.first(3) : indices),
+               is_long ? text({", ... ", indices.back()}) : ""});
 }
 
 LOCKSTEP_INLINE void rethrow_as(std::string_view operation, std::string_view about,
                                 std::string_view advice) {
-  try {
-    throw;
-  } catch (const Stopped&) {
-    throw;
-  } catch (...) {
-    std::throw_with_nested(handled_error(operation, about, advice));
-  }
+  std::throw_with_nested(handled_error(operation, about, advice));
 }
 
 /// The exception of one sample, nested, with the sample's number and its position in the batch.
@@ -93,14 +86,8 @@ struct SampleError : Error {
 };
 
 LOCKSTEP_INLINE void rethrow_of_sample(std::size_t sample, std::size_t draw) {
-  try {
-    throw;
-  } catch (const Stopped&) {
-    throw;
-  } catch (...) {
-    std::throw_with_nested(
-        SampleError(sample, draw, handled_error("load", text({"sample ", sample}), sample_advice)));
-  }
+  std::throw_with_nested(
+      SampleError(sample, draw, handled_error("load", text({"sample ", sample}), sample_advice)));
 }
 
 LOCKSTEP_INLINE void rethrow_of_batch(std::span<const std::size_t> indices, Epoch epoch,

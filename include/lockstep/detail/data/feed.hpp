@@ -107,17 +107,12 @@ class FeedLine {
   void make_round(std::uint64_t number, const auto& make) {
     for (std::uint64_t made = made_.load(); made != number; made = made_.load()) made_.wait(made);
     [[maybe_unused]] const auto on = select_();
-    const auto end = [&] {
-      made_.fetch_add(1);
-      made_.notify_all();
+    const auto end = [](FeedLine* line) {
+      line->made_.fetch_add(1);
+      line->made_.notify_all();
     };
-    try {
-      make();
-    } catch (...) {
-      end();
-      throw;
-    }
-    end();
+    const std::unique_ptr<FeedLine, void (*)(FeedLine*)> round(this, end);  // on every exit
+    make();
   }
 
   /// The content of a message: a batch, or an error message in place of all batches of a round.

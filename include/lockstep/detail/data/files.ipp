@@ -115,17 +115,6 @@ LOCKSTEP_INLINE ElementKind npy_kind(std::string_view type) {
   return ElementKind::unsupported;
 }
 
-LOCKSTEP_INLINE std::string npy_shape_text(std::span<const std::size_t> shape) {
-  std::string out = "(";
-  for (const std::size_t extent : shape) {
-    if (out.size() > 1) out += ' ';
-    TextPart(extent).append_to(out);
-    out += ',';
-  }
-  if (shape.size() > 1) out.pop_back();  // a tuple of one has a comma
-  return out += ')';
-}
-
 LOCKSTEP_INLINE bool is_npy(std::span<const std::byte> bytes) {
   return std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size())
       .starts_with(npy_magic);
@@ -235,11 +224,6 @@ LOCKSTEP_INLINE void fail_npy_kind(const std::string& path, ElementKind has, Ele
         element_name(wanted)},
        text({"ask for ", element_name(has), ", or save it with a.astype('<", npy_type(wanted),
              "')"}));
-}
-
-LOCKSTEP_INLINE void fail_npy_row(const std::string& path, std::size_t row, std::size_t rows) {
-  fail("NpyArray", {"there is no row ", row, " in '", path, "', which has ", rows},
-       "ask for rows below their number");
 }
 
 LOCKSTEP_INLINE void write_npy_bytes(const std::string& path, ElementKind kind,
@@ -359,13 +343,6 @@ LOCKSTEP_INLINE TokenFiles::TokenFiles(std::span<const std::string> paths, Eleme
   }
 }
 
-LOCKSTEP_INLINE void TokenFiles::fail_window(std::size_t window) const {
-  fail("TokenDataset",
-       {"there is no window ", window, ": '", files_.front().file->path(),
-        files_.size() == 1 ? "' has " : "' and those behind it have ", windows_},
-       "ask for windows below their number");
-}
-
 LOCKSTEP_INLINE void fail_token(const std::string& path, std::size_t byte, std::int64_t token,
                                 std::uint64_t vocabulary) {
   fail("TokenDataset",
@@ -376,64 +353,6 @@ LOCKSTEP_INLINE void fail_token(const std::string& path, std::size_t byte, std::
 // --- Staging ---
 
 inline constexpr std::string_view staging = "stage_locally";
-
-/// Lets one process of a host stage a path while others wait: an flock on a file in which the owner
-/// writes its identity and progress. The system releases the lock of a dead process.
-class StageLock {
- public:
-  /// Throws if the owner's progress does not change within `patience`.
-  StageLock(const std::string& path, std::string_view what, std::chrono::milliseconds patience)
-      : file_(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666)) {
-    if (!file_) fail_writing(staging, path, errno);
-    Deadline end = Deadline::after(patience);
-    Deadline line = Deadline::after(std::chrono::seconds(1));
-    std::string owner;
-    while (::flock(file_.get(), LOCK_EX | LOCK_NB) != 0) {
-      if (errno == EINTR) continue;
-      if (errno != EWOULDBLOCK) {
-        fail(staging, {"'", path, "' cannot be locked: ", error_text(errno)},
-             "name a folder on a disk of this host");
-      }
-      std::string now = read_file(path.c_str());
-      now.resize(std::min(now.find("  "), now.size()));
-      if (now.empty()) now = "another process";
-      if (std::exchange(owner, now) != now) end = Deadline::after(patience);
-      if (end.passed()) {
-        fail(staging,
-             {"'", what, "' is being staged by ", owner, ", which has made no progress for ",
-              seconds_text(patience)},
-             "end that process, or give stage_locally a longer patience");
-      }
-      if (line.passed()) {
-        std::fputs(text({"lockstep: ", staging, ": '", what, "' is being staged by ", owner,
-                         "; waiting for it\n"})
-                       .c_str(),
-                   stderr);
-        line = Deadline::after(std::chrono::minutes(1));
-      }
-      sleep_for(std::chrono::milliseconds(20));
-    }
-    write_progress("");
-  }
-  ~StageLock() {
-    [[maybe_unused]] const bool is_empty = ::ftruncate(file_.get(), 0) == 0;
-    // Closing is not enough: a process that was forked meanwhile has the file open, too.
-    ::flock(file_.get(), LOCK_UN);
-  }
-  StageLock(const StageLock&) = delete;
-  StageLock& operator=(const StageLock&) = delete;
-
-  /// Writes progress in one call that never shortens the file, so that readers see a whole text.
-  void write_progress(const std::string& done) const {
-    std::string line = owner_ + done;
-    line.resize(owner_.size() + 80, ' ');
-    [[maybe_unused]] const ssize_t n = ::pwrite(file_.get(), line.data(), line.size(), 0);
-  }
-
- private:
-  Descriptor file_;
-  std::string owner_ = owner_text();
-};
 
 /// A snapshot of a path: a file, or a folder with its contents.
 struct StageTree {
@@ -501,8 +420,10 @@ LOCKSTEP_INLINE std::string real_path(const std::string& path) {
 }
 
 /// A source, its copy, and the files beside the copy: a record of source and copy and, while the
-/// copy is made, the lock and a temporary. Only the lock's owner makes the temporary, so that one
-/// name is enough and the next owner removes what a killed process has left.
+/// copy is made, the lock and a temporary. One process of a host copies while others wait: the lock
+/// is an flock on a file in which the owner writes its identity and progress, and the system
+/// releases that of a dead process. Only the owner makes the temporary, so that one name is enough
+/// and the next owner removes what a killed process has left.
 class Staging {
  public:
   Staging(const std::string& from, const std::string& to, const std::string& name, StageTree source)
@@ -514,26 +435,69 @@ class Staging {
         source_(std::move(source)) {
     std::replace(identity_.begin(), identity_.end(), '\n', ' ');  // a single line of the record
   }
+  Staging(const Staging&) = delete;
+  Staging& operator=(const Staging&) = delete;
+  ~Staging() {
+    if (!lock_) return;
+    [[maybe_unused]] const bool is_empty = ::ftruncate(lock_.get(), 0) == 0;
+    // Closing is not enough: a process that was forked meanwhile has the file open, too.
+    ::flock(lock_.get(), LOCK_UN);
+  }
 
   std::string stage(std::chrono::milliseconds patience) {
     // Usually the copy exists, and no lock is needed.
     if (has_copy()) return local_;
-    const StageLock lock(beside_ + ".lock", local_, patience);
+    take_lock(patience);
     source_ = StageTree(from_);
     if (has_copy()) return local_;  // another process has made it meanwhile
     std::fputs(damage_.c_str(), stderr);
     remove_tree(temporary_);
-    try {
-      make_copy(lock);
-    } catch (...) {
-      remove_tree(temporary_);
-      throw;
-    }
-    remove_tree(temporary_);
+    const std::shared_ptr<void> end(nullptr, [&](void*) { remove_tree(temporary_); });  // always
+    make_copy();
     return local_;
   }
 
  private:
+  /// Throws if the owner's progress does not change within `patience`.
+  void take_lock(std::chrono::milliseconds patience) {
+    const std::string path = beside_ + ".lock";
+    Descriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666));
+    if (!file) detail::fail_writing(staging, path, errno);
+    Deadline end = Deadline::after(patience);
+    Deadline line = Deadline::after(std::chrono::seconds(1));
+    std::string owner;
+    while (::flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
+      if (errno == EINTR) continue;
+      if (errno != EWOULDBLOCK) {
+        fail(staging, {"'", path, "' cannot be locked: ", error_text(errno)},
+             "name a folder on a disk of this host");
+      }
+      std::string now = read_file(path.c_str());
+      now.resize(std::min(now.find("  "), now.size()));
+      if (now.empty()) now = "another process";
+      if (std::exchange(owner, now) != now) end = Deadline::after(patience);
+      const std::string busy = text({"'", local_, "' is being staged by ", owner});
+      if (end.passed()) {
+        fail(staging, {busy, ", which has made no progress for ", seconds_text(patience)},
+             "end that process, or give stage_locally a longer patience");
+      }
+      if (line.passed()) {
+        std::fputs(text({"lockstep: ", staging, ": ", busy, "; waiting for it\n"}).c_str(), stderr);
+        line = Deadline::after(std::chrono::minutes(1));
+      }
+      sleep_for(std::chrono::milliseconds(20));
+    }
+    lock_ = std::move(file);
+    write_progress("");
+  }
+
+  /// Writes progress in one call that never shortens the file, so that readers see a whole text.
+  void write_progress(const std::string& done) const {
+    std::string line = owner_ + done;
+    line.resize(owner_.size() + 80, ' ');
+    [[maybe_unused]] const ssize_t n = ::pwrite(lock_.get(), line.data(), line.size(), 0);
+  }
+
   std::string record_of(const StageTree& copy) const {
     return text({identity_, "\n", source_.facts, copy.facts});
   }
@@ -557,13 +521,13 @@ class Staging {
     return false;
   }
 
-  void make_copy(const StageLock& lock) {
+  void make_copy() {
     // Detects a full disk before anything is written.
     if (free_bytes() < source_.bytes) fail_writing(ENOSPC);
     require(::mkdir(temporary_.c_str(), 0777));
     for (const StageTree::Item& item : source_.items) {
       if (item.is_folder) require(::mkdir((copy_ + item.name).c_str(), 0777));
-      if (!item.is_folder) copy_file(item, lock);
+      if (!item.is_folder) copy_file(item);
     }
     for (const StageTree::Item& item : source_.items)
       if (item.is_folder) sync(copy_ + item.name);
@@ -579,7 +543,7 @@ class Staging {
     sync(folder_);
   }
 
-  void copy_file(const StageTree::Item& item, const StageLock& lock) {
+  void copy_file(const StageTree::Item& item) {
     const std::string from = from_ + item.name;
     const std::string to = copy_ + item.name;
     const Descriptor in(::open(from.c_str(), O_RDONLY | O_CLOEXEC));
@@ -594,7 +558,7 @@ class Staging {
       if (n == 0) fail_changed(from);
       left -= static_cast<std::uint64_t>(n);
       copied_ += static_cast<std::uint64_t>(n);
-      lock.write_progress(text({", ", copied_, " of ", source_.bytes, " bytes so far"}));
+      write_progress(text({", ", copied_, " of ", source_.bytes, " bytes so far"}));
     }
     const timespec times[2] = {{0, UTIME_OMIT}, item.time};
     require(::futimens(out.get(), times));
@@ -651,6 +615,8 @@ class Staging {
   StageTree source_;
   std::string damage_;
   std::uint64_t copied_ = 0;  ///< bytes
+  Descriptor lock_;
+  std::string owner_ = owner_text();
 };
 
 }  // namespace detail

@@ -29,12 +29,12 @@ NpyHeader parse_npy(std::span<const std::byte> bytes, const std::string& path);
 std::string_view npy_type(ElementKind kind);
 
 /// "(3, 4)", as Python writes it.
-std::string npy_shape_text(std::span<const std::size_t> shape);
+inline std::string npy_shape_text(std::span<const std::size_t> shape) {
+  return text({"(", joined(shape), shape.size() == 1 ? ",)" : ")"});
+}
 
 [[noreturn, gnu::cold]] void fail_npy_kind(const std::string& path, ElementKind has,
                                            ElementKind wanted, std::string_view what);
-[[noreturn, gnu::cold]] void fail_npy_row(const std::string& path, std::size_t row,
-                                          std::size_t rows);
 
 void write_npy_bytes(const std::string& path, ElementKind kind, std::span<const std::byte> bytes,
                      std::span<const std::size_t> shape);
@@ -98,7 +98,9 @@ class NpyArray {
 
   std::span<const T> row(std::size_t i) const {
     if (i >= size_) [[unlikely]]
-      detail::fail_npy_row(file_.path(), i, size_);
+      detail::fail("NpyArray",
+                   {"there is no row ", i, " in '", file_.path(), "', which has ", size_},
+                   "ask for rows below their number");
     return values_.subspan(i * width_, width_);
   }
 

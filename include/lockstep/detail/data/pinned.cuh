@@ -46,37 +46,28 @@ class PinnedBuffer {
 };
 
 /// The buffer pool of a data set, reused by all loops: pinning takes longer than many steps.
-class PinnedPool : public std::enable_shared_from_this<PinnedPool> {
+class PinnedPool {
  public:
   PinnedPool() { check_cuda(cudaGetDevice(&device_), "cudaGetDevice"); }
 
   /// The device that a loading thread must select, instead of its default, device 0.
   int device() const { return device_; }
 
-  /// A buffer that returns to the pool when its last owner releases it.
+  /// A buffer that the pool lends again when all others have released it.
   std::shared_ptr<PinnedBuffer> lend(std::size_t bytes) {
     const std::lock_guard lock(mutex_);
-    const auto at = std::find_if(free_.begin(), free_.end(),
-                                 [&](const auto& buffer) { return buffer->bytes() >= bytes; });
-    std::unique_ptr<PinnedBuffer> buffer;
-    if (at != free_.end()) {
-      buffer = std::move(*at);
-      free_.erase(at);
-    } else {
-      buffer = std::make_unique<PinnedBuffer>(bytes);
-      free_.reserve(++made_);  // so that returning a buffer cannot throw
+    for (const auto& buffer : buffers_) {
+      if (buffer.use_count() != 1 || buffer->bytes() < bytes) continue;
+      std::atomic_thread_fence(std::memory_order_acquire);  // with the release of its last owner
+      return buffer;
     }
-    return {buffer.release(), [pool = shared_from_this()](PinnedBuffer* used) {
-              const std::lock_guard back(pool->mutex_);
-              pool->free_.emplace_back(used);
-            }};
+    return buffers_.emplace_back(std::make_shared<PinnedBuffer>(bytes));
   }
 
  private:
   int device_ = 0;
   std::mutex mutex_;
-  std::vector<std::unique_ptr<PinnedBuffer>> free_;
-  std::size_t made_ = 0;
+  std::vector<std::shared_ptr<PinnedBuffer>> buffers_;
 };
 
 }  // namespace detail

@@ -67,15 +67,16 @@ class TokenFiles {
 
   std::pair<const MappedFile&, std::size_t> byte_of(std::size_t window) const {
     if (window >= windows_) [[unlikely]]
-      fail_window(window);
+      fail("TokenDataset",
+           {"there is no window ", window, ": '", files_.front().file->path(),
+            files_.size() == 1 ? "' has " : "' and those behind it have ", windows_},
+           "ask for windows below their number");
     const File& file =
         *std::prev(std::ranges::upper_bound(files_, window, {}, &File::first_window));
     return {*file.file, file.begin + (window - file.first_window) * stride_bytes_};
   }
 
  private:
-  [[noreturn, gnu::cold]] void fail_window(std::size_t window) const;
-
   struct File {
     std::shared_ptr<const MappedFile> file;
     std::size_t begin = 0;         ///< byte offset of the tokens

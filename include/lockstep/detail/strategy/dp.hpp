@@ -496,7 +496,7 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Rendezvous>> {
   }
   void copy_out(std::span<const StateCopy> copies) {
     std::vector<std::vector<StateCopy>> of(replicas());
-    for (const StateCopy& copy : copies) of[copy.piece->rank].push_back(copy);
+    for (const StateCopy& copy : copies) of[copy.piece.rank].push_back(copy);
     run([&](LedReplica& replica) { replica.replica().copy_out(of[replica.number()]); });
   }
   /// On the calling thread: worker threads may be running a step.

@@ -280,7 +280,7 @@ class Replica {
       const StateEntry parameter = entry_of(StateRole::parameter, p, layouts_.parameters,
                                             layouts_.parameters.infos()[p].element, parameters_);
       auto memory = make_state_memory(parameter.file_bytes());
-      const StateCopy copy{memory.data(), &parameter};
+      const StateCopy copy{memory.data(), parameter};
       copy_out({&copy, 1});
       await_copies();
       const std::string_view bytes(reinterpret_cast<const char*>(memory.data()),
