@@ -12,7 +12,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include <cerrno>
-#include <charconv>
 #include <cmath>
 #include <csignal>
 #include <cstdlib>
@@ -86,17 +85,22 @@ LOCKSTEP_INLINE std::string listed_ranks(const std::vector<std::string>& ranks) 
   return text({ranks.size() == 1 ? "rank " : "ranks ", listed(ranks)});
 }
 
-[[noreturn]] LOCKSTEP_INLINE void fail_value(std::string_view name, std::string_view value,
-                                             std::string_view advice) {
+template <class Number>
+std::string digits_of(Number number) {
+  char digits[64];
+  return {digits, std::to_chars(digits, std::end(digits), number).ptr};
+}
+LOCKSTEP_INLINE std::string number_text(float number) { return digits_of(number); }
+LOCKSTEP_INLINE std::string number_text(double number) { return digits_of(number); }
+
+LOCKSTEP_INLINE void fail_value(std::string_view name, std::string_view value,
+                                std::string_view advice) {
   fail("launch", {name, " is '", value, "'"}, advice);
 }
 
 LOCKSTEP_INLINE std::size_t parse_number(std::string_view name, std::string_view text) {
   std::size_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc{} || end != text.data() + text.size()) {
-    fail_value(name, text, "give it a number, in digits only");
-  }
+  if (!read_number(text, number)) fail_value(name, text, "give it a number, in digits only");
   return number;
 }
 
@@ -109,8 +113,7 @@ LOCKSTEP_INLINE std::uint16_t parse_port(std::string_view name, std::string_view
 LOCKSTEP_INLINE std::chrono::milliseconds parse_seconds(std::string_view name,
                                                         std::string_view text) {
   double seconds = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
-  if (error != std::errc{} || end != text.data() + text.size() || !(seconds > 0) || seconds > 1e9) {
+  if (!read_number(text, seconds) || !(seconds > 0) || seconds > 1e9) {
     fail_value(name, text, "give it a number of seconds above 0");
   }
   return std::chrono::milliseconds(std::llround(std::ceil(seconds * 1000)));
@@ -248,10 +251,17 @@ LOCKSTEP_INLINE void sleep_for(std::chrono::nanoseconds time) {
   }
 }
 
-LOCKSTEP_INLINE std::size_t core_count() {
+LOCKSTEP_INLINE std::vector<std::size_t> allowed_cpus() {
   std::array<cpu_set_t, 8> sets{};  // room for 8192 cores
-  if (::sched_getaffinity(0, sizeof sets, sets.data()) != 0) return 1;
-  return static_cast<std::size_t>(CPU_COUNT_S(sizeof sets, sets.data()));
+  std::vector<std::size_t> cpus;
+  if (::sched_getaffinity(0, sizeof sets, sets.data()) != 0) return cpus;
+  for (std::size_t cpu = 0; cpu != sizeof sets * 8; ++cpu)
+    if (CPU_ISSET_S(cpu, sizeof sets, sets.data())) cpus.push_back(cpu);
+  return cpus;
+}
+
+LOCKSTEP_INLINE std::size_t core_count() {
+  return std::max<std::size_t>(allowed_cpus().size(), 1);
 }
 
 LOCKSTEP_INLINE std::size_t count_paths(const char* pattern) {
@@ -413,6 +423,18 @@ LOCKSTEP_INLINE void Descriptor::close() {
   if (fd_ >= 0) ::close(std::exchange(fd_, -1));
 }
 
+LOCKSTEP_INLINE std::string host_name() {
+  char name[256] = {};
+  ::gethostname(name, sizeof name - 1);
+  return name;
+}
+
+LOCKSTEP_INLINE std::string own_program() {
+  char path[4096];
+  const ssize_t size = ::readlink("/proc/self/exe", path, sizeof path);
+  return {path, size > 0 ? static_cast<std::size_t>(size) : 0};
+}
+
 LOCKSTEP_INLINE std::string error_text(int error) { return std::system_category().message(error); }
 
 LOCKSTEP_INLINE Pipe make_pipe() {
@@ -536,7 +558,7 @@ LOCKSTEP_INLINE ProgressStyle parse_progress(std::string_view name, std::string_
   for (std::size_t i = 0; i < std::size(progress_names); ++i) {
     if (text == progress_names[i]) return static_cast<ProgressStyle>(i);
   }
-  fail("launch", {name, " is '", text, "'"}, "give it auto, bar, lines or none");
+  fail_value(name, text, "give it auto, bar, lines or none");
 }
 
 inline std::optional<ProgressStyle> chosen_progress_style;
@@ -626,18 +648,6 @@ LOCKSTEP_INLINE bool append_json_string(std::string& out, std::string_view text)
   }
   out += '"';
   return is_utf8;
-}
-
-LOCKSTEP_INLINE void append_finite(std::string& out, auto number) {
-  char digits[64];
-  if (!std::isfinite(number)) return void(out += "null");
-  out.append(digits, std::to_chars(digits, digits + sizeof digits, number).ptr);
-}
-LOCKSTEP_INLINE void append_json_number(std::string& out, float value) {
-  append_finite(out, value);
-}
-LOCKSTEP_INLINE void append_json_number(std::string& out, double value) {
-  append_finite(out, value);
 }
 
 }  // namespace lockstep::detail

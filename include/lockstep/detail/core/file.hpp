@@ -38,6 +38,10 @@ class Descriptor {
   int fd_ = -1;
 };
 
+std::string host_name();
+/// The path of this program's file; empty where the system does not say it.
+std::string own_program();
+
 /// The message for an errno value; thread-safe, unlike strerror.
 std::string error_text(int error);
 

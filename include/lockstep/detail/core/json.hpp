@@ -17,8 +17,9 @@ bool is_utf8(std::string_view text);
 /// Appends `text` in quotation marks, with U+FFFD for what is not UTF-8. Returns whether all was.
 bool append_json_string(std::string& out, std::string_view text);
 /// Appends the shortest number that parses to the same value; `null` for NaN and infinities.
-void append_json_number(std::string& out, float value);
-void append_json_number(std::string& out, double value);
+void append_json_number(std::string& out, std::floating_point auto value) {
+  out += value - value == 0 ? number_text(value) : "null";
+}
 
 /// A value that JSON can hold. `char` is excluded: it could mean a number or a text.
 template <class T>

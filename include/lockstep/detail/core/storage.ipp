@@ -209,12 +209,7 @@ LOCKSTEP_INLINE std::string utc_text(const char* format) {
 }
 
 LOCKSTEP_INLINE std::string owner_text() {
-  char host[256] = {};
-  ::gethostname(host, sizeof host - 1);
-  char program[4096];
-  const ssize_t size = ::readlink("/proc/self/exe", program, sizeof program);
-  return text({"process ", ::getpid(), " on ", host, ", ",
-               std::string_view(program, size > 0 ? static_cast<std::size_t>(size) : 0), ", since ",
+  return text({"process ", ::getpid(), " on ", host_name(), ", ", own_program(), ", since ",
                utc_text("%Y-%m-%d %H:%M:%S UTC")});
 }
 

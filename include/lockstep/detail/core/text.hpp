@@ -2,6 +2,7 @@
 #pragma once
 /// @file Text for messages, by one function (`operator+` costs compile time), and strict parsers.
 
+#include <charconv>
 #include <initializer_list>
 
 #include "lockstep/detail/core/strong.hpp"
@@ -53,8 +54,27 @@ std::string listed(const std::vector<std::string>& names);
 
 std::string listed_ranks(const std::vector<std::string>& ranks);
 
+/// The shortest digits that are read back as the same number.
+std::string number_text(float number);
+std::string number_text(double number);
+std::string number_text(std::integral auto number) { return text({number}); }
+
+/// False unless the whole text is a finite number in the range of its type.
+template <class Number>
+bool read_number(std::string_view text, Number& number) {
+  const char* const last = text.data() + text.size();
+  // NOLINTNEXTLINE(bugprone-suspicious-stringview-data-usage): `last` is where it ends
+  const auto [end, error] = std::from_chars(text.data(), last, number);
+  // x - x is NaN for NaN and infinities.
+  return error == std::errc{} && end == last && number - number == 0;
+}
+
 /// Parsers throw an `Error` that calls the text by `name`, the variable or option it came from.
 std::size_t parse_number(std::string_view name, std::string_view text);
+
+/// Throws: `--keep is 'x'`.
+[[noreturn, gnu::cold]] void fail_value(std::string_view name, std::string_view value,
+                                        std::string_view advice);
 
 std::uint16_t parse_port(std::string_view name, std::string_view text);
 

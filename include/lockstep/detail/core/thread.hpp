@@ -28,7 +28,8 @@ void sleep_for(std::chrono::nanoseconds time);
 /// Does this process have other threads? True where that is unknown.
 bool has_other_threads();
 
-/// The number of cores on which the calling thread may run, at least 1.
+/// The cores on which the calling thread may run, and their number, at least 1.
+std::vector<std::size_t> allowed_cpus();
 std::size_t core_count();
 
 /// Is a core idle beside `busy` threads? A part of the machine has a proportional number of them.

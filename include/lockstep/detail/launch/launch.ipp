@@ -40,37 +40,6 @@ LOCKSTEP_INLINE std::optional<Failure> Failure::from_bytes(std::string_view byte
   return failure;
 }
 
-template <class Number>
-std::string digits_of(Number number) {
-  char digits[64];
-  return {digits, std::to_chars(digits, std::end(digits), number).ptr};
-}
-LOCKSTEP_INLINE std::string number_text(std::int64_t number) { return digits_of(number); }
-LOCKSTEP_INLINE std::string number_text(std::uint64_t number) { return digits_of(number); }
-LOCKSTEP_INLINE std::string number_text(float number) { return digits_of(number); }
-LOCKSTEP_INLINE std::string number_text(double number) { return digits_of(number); }
-
-template <class Number>
-bool read_whole_text(std::string_view text, Number& number) {
-  const char* const last = text.data() + text.size();
-  // NOLINTNEXTLINE(bugprone-suspicious-stringview-data-usage): `last` is where it ends
-  const auto [end, error] = std::from_chars(text.data(), last, number);
-  // x - x is NaN for NaN and infinities.
-  return error == std::errc{} && end == last && number - number == 0;
-}
-LOCKSTEP_INLINE bool read_number(std::string_view text, std::int64_t& number) {
-  return read_whole_text(text, number);
-}
-LOCKSTEP_INLINE bool read_number(std::string_view text, std::uint64_t& number) {
-  return read_whole_text(text, number);
-}
-LOCKSTEP_INLINE bool read_number(std::string_view text, float& number) {
-  return read_whole_text(text, number);
-}
-LOCKSTEP_INLINE bool read_number(std::string_view text, double& number) {
-  return read_whole_text(text, number);
-}
-
 LOCKSTEP_INLINE std::string flag_name(std::string_view argument) {
   std::string name(argument.substr(0, argument.find('=')));
   std::replace(name.begin(), name.end(), '_', '-');
@@ -208,9 +177,9 @@ LOCKSTEP_INLINE RankCount parse_ranks(std::string_view name, std::string_view va
     return {parse_number(name, value)};
   if (value == "cpu") return {core_count(), value, "CPU"};
   if (value != "gpu" && value != "auto") {
-    fail("launch", {name, " is '", value, "'"},
-         "give it a number, or gpu, cpu or auto: one for each GPU, for each CPU, or for each GPU "
-         "and without any for each group of CPUs that share a cache");
+    fail_value(name, value,
+               "give it a number, or gpu, cpu or auto: one for each GPU, for each CPU, or for each "
+               "GPU and without any for each group of CPUs that share a cache");
   }
   std::size_t gpus = devices.size();
   if (gpus == 0) gpus = count_gpus("", std::getenv("CUDA_VISIBLE_DEVICES"));
@@ -268,15 +237,9 @@ LOCKSTEP_INLINE LaunchOptions parse_options(int argc, char** argv,
   return options;
 }
 
-LOCKSTEP_INLINE std::vector<Flag> flags_of(const std::vector<AskedOption>& asked) {
-  std::vector<Flag> flags;
-  flags.reserve(asked.size());
-  for (const auto& option : asked) flags.push_back({option.name, option.value, option.help});
-  return flags;
-}
-
-LOCKSTEP_INLINE void add_flag_lines(std::string& lines, std::span<const Flag> flags) {
-  for (const Flag& flag : flags) {
+template <class Flags>
+void add_flag_lines(std::string& lines, const Flags& flags) {
+  for (const auto& flag : flags) {
     std::string left = text({"  ", flag.name, flag.value.empty() ? "" : " ", flag.value});
     left.resize(std::max<std::size_t>(left.size() + 2, 26), ' ');
     left += flag.help;
@@ -290,7 +253,7 @@ LOCKSTEP_INLINE std::string usage_text(std::string_view program, std::string_vie
   program.remove_prefix(program.find_last_of('/') + 1);
   std::string lines = text({"usage: ", program, " ", synopsis, "\n"});
   if (!asked.empty()) lines += text({"\n", title, "\n"});
-  add_flag_lines(lines, flags_of(asked));
+  add_flag_lines(lines, asked);
   return lines;
 }
 
@@ -332,10 +295,8 @@ LOCKSTEP_INLINE Session join_alone(std::chrono::milliseconds timeout) {
 LOCKSTEP_INLINE std::string host_identity() {
   if (const char* const host = std::getenv("LOCKSTEP_HOST"); host != nullptr && *host != '\0')
     return host;
-  char name[256] = {};
-  ::gethostname(name, sizeof name - 1);
   const std::string boot = read_file("/proc/sys/kernel/random/boot_id");
-  return text({name, " ", std::string_view(boot).substr(0, boot.find('\n'))});
+  return text({host_name(), " ", std::string_view(boot).substr(0, boot.find('\n'))});
 }
 
 /// Rank 0 prints that the job was stopped. Returns the exit status.
@@ -520,15 +481,6 @@ LOCKSTEP_INLINE int run_threads(const RankPlacement& placement, std::chrono::mil
   return ends.report();
 }
 
-/// This program's path, which `ps` shows for ranks; the kernel's link if a rebuild replaced it.
-LOCKSTEP_INLINE std::string own_program() {
-  constexpr const char* link = "/proc/self/exe";
-  char path[4096];
-  const ssize_t size = ::readlink(link, path, sizeof path);
-  const std::string_view found(path, size > 0 ? static_cast<std::size_t>(size) : 0);
-  return std::string(found.empty() || found.ends_with(" (deleted)") ? link : found);
-}
-
 LOCKSTEP_INLINE std::vector<std::string> inherited_environment() {
   constexpr std::string_view ours[] = {
       "LOCKSTEP_RANK",    "LOCKSTEP_WORLD_SIZE",       "LOCKSTEP_LOCAL_RANK", "LOCKSTEP_STORE",
@@ -592,7 +544,9 @@ LOCKSTEP_INLINE Outcome run_attempt(LaunchOptions& options, std::chrono::millise
   if (!devices.empty()) add(common, {"LOCKSTEP_DEVICES=", devices});
   if (!is_openmp_decided()) add(common, {openmp_variable, "=", openmp_share(ranks)});
   const Terminal terminal = detect_terminal(stdout);
-  const std::string program = own_program();
+  // Its path, which `ps` shows for ranks; the kernel's link if a rebuild replaced it.
+  std::string program = own_program();
+  if (program.empty() || program.ends_with(" (deleted)")) program = "/proc/self/exe";
   const std::vector<char*> arguments = pointers(options.rest);
 
   Outcome outcome;
@@ -662,13 +616,8 @@ LOCKSTEP_INLINE int launch_ranks(LaunchOptions options, std::chrono::millisecond
   }
 }
 
-LOCKSTEP_INLINE void require_ranks(std::size_t ranks) {
-  if (ranks == 0) fail("spawn", {"a world of zero ranks"}, "spawn at least one");
-}
-
 LOCKSTEP_INLINE void spawn_threads(std::size_t ranks, RankFunction f,
                                    std::chrono::milliseconds timeout) {
-  require_ranks(ranks);
   const Descriptor launcher;
   ThreadEnds ends(ranks, launcher);
   const auto act = [&](Session& session) {
@@ -696,7 +645,6 @@ LOCKSTEP_INLINE void spawn_threads(std::size_t ranks, RankFunction f,
 
 LOCKSTEP_INLINE void spawn_processes(std::size_t ranks, RankFunction f,
                                      std::chrono::milliseconds timeout) {
-  require_ranks(ranks);
   std::cout.flush();
   std::fflush(nullptr);  // otherwise every rank would print what is buffered
   allow_open_files(8 * ranks + 64, "spawn of", ranks);  // pipes, connections, pidfds
@@ -735,6 +683,12 @@ LOCKSTEP_INLINE void spawn_processes(std::size_t ranks, RankFunction f,
   if (end.failure) throw named_error(*end.failure, end.rank);
   fail("spawn", {"the rank ended too early: ", end.status_text()},
        "look at what it printed, and at core dumps", end.rank);
+}
+
+LOCKSTEP_INLINE void spawn_ranks(bool as_processes, std::size_t ranks, RankFunction f,
+                                 std::chrono::milliseconds timeout) {
+  if (ranks == 0) fail("spawn", {"a world of zero ranks"}, "spawn at least one");
+  (as_processes ? spawn_processes : spawn_threads)(ranks, f, timeout);
 }
 
 /// The output of `--help`. A program with options runs on threads until `HelpAsked` ends it.
@@ -958,8 +912,7 @@ LOCKSTEP_INLINE bool ProgramOptions::finish() {
   }
   const std::string_view program = left_.empty() ? "program" : std::string_view(left_[0]);
   std::string lines = detail::usage_text(program, "[OPTIONS]", "Options:", asked_);
-  const detail::Flag help{"--help", "", "print this text"};
-  detail::add_flag_lines(lines, {&help, 1});
+  detail::add_flag_lines(lines, std::array{detail::Flag{"--help", "", "print this text"}});
   std::fputs(lines.c_str(), stdout);
   std::fflush(stdout);
   return true;
@@ -1084,10 +1037,12 @@ LOCKSTEP_INLINE void ProgramOptions::end(Readers readers) {
 }
 
 LOCKSTEP_INLINE void ProgramOptions::reject_unknown(const std::string& argument) {
-  std::vector<detail::Flag> known = detail::flags_of(asked_);
+  std::vector<detail::Flag> known;
   std::string advice;
-  for (const detail::Flag& flag : known)
-    advice += detail::text({advice.empty() ? "this program has " : ", ", flag.name});
+  for (const auto& [name, value, help, given] : asked_) {
+    known.push_back({name, value, help});
+    advice += detail::text({advice.empty() ? "this program has " : ", ", name});
+  }
   advice += advice.empty() ? "this program has none of its own, and --help prints those of "
                              "lockstep. A program that reads its own arguments calls arguments() "
                              "of its session or job first"

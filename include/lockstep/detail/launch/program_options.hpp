@@ -132,18 +132,6 @@ using WideNumber =
                        std::conditional_t<std::same_as<T, float>, float, double>,
                        std::conditional_t<std::signed_integral<T>, std::int64_t, std::uint64_t>>;
 
-/// The shortest digits that are read back as the same number.
-std::string number_text(std::int64_t number);
-std::string number_text(std::uint64_t number);
-std::string number_text(float number);
-std::string number_text(double number);
-
-/// False unless the whole text is a finite number in the range of its type.
-bool read_number(std::string_view text, std::int64_t& number);
-bool read_number(std::string_view text, std::uint64_t& number);
-bool read_number(std::string_view text, float& number);
-bool read_number(std::string_view text, double& number);
-
 }  // namespace detail
 
 /// The command line without lockstep's options. `launch` makes one for each rank, behind

@@ -5,7 +5,6 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 
-#include <charconv>
 #include <map>
 
 #include "lockstep/detail/core/thread.hpp"
@@ -179,12 +178,8 @@ class StoreTable {
   void add(StoreCaller from, const std::string& key, std::uint64_t delta) {
     std::int64_t number = 0;
     const std::string value = value_of(key).value_or("");
-    const char* const last = value.data() + value.size();
-    const auto [end, error] = std::from_chars(value.data(), last, number);
-    if (!value.empty() && (error != std::errc{} || end != last)) {
-      answer(from, Status::rejected, "its value is not a number");
-      return;
-    }
+    if (!value.empty() && !read_number(value, number))
+      return answer(from, Status::rejected, "its value is not a number");
     const std::string sum =
         text({static_cast<std::int64_t>(static_cast<std::uint64_t>(number) + delta)});
     answer(from, Status::ok, sum);

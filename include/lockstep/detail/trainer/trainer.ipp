@@ -12,11 +12,6 @@
 
 namespace lockstep::detail {
 
-[[noreturn]] LOCKSTEP_INLINE void reject_flag(const CutArguments::Given& flag,
-                                              std::string_view advice) {
-  fail("launch", {flag.name, " is '", flag.value, "'"}, advice);
-}
-
 /// Parses the first `size` characters of an option's value as a positive number.
 template <class Number>
 Number parse_positive(const CutArguments::Given& flag, std::size_t size, std::string_view advice) {
@@ -25,8 +20,8 @@ Number parse_positive(const CutArguments::Given& flag, std::size_t size, std::st
   // NOLINTNEXTLINE(bugprone-suspicious-stringview-data-usage): `last` is where it ends
   const auto [end, error] = std::from_chars(flag.value.data(), last, number);
   if (error == std::errc::result_out_of_range)
-    reject_flag(flag, "this is more than can be counted; give a smaller number");
-  if (error != std::errc{} || end != last || !(number > 0)) reject_flag(flag, advice);
+    fail_value(flag.name, flag.value, "this is more than can be counted; give a smaller number");
+  if (error != std::errc{} || end != last || !(number > 0)) fail_value(flag.name, flag.value, advice);
   return number;
 }
 
@@ -41,7 +36,7 @@ LOCKSTEP_INLINE CheckpointFlags::Every parse_interval(const CutArguments::Given&
     const double milliseconds = parse_positive<double>(flag, size - 1, advice) * seconds * 1000;
     // Beyond a thousand years the clock's arithmetic would overflow; `inf` is a number too.
     if (!(milliseconds < 3.2e13))
-      reject_flag(flag, "no run is as long as that; give a shorter time");
+      fail_value(flag.name, flag.value, "no run is as long as that; give a shorter time");
     return {0, std::chrono::milliseconds(static_cast<std::int64_t>(std::ceil(milliseconds)))};
   }
   return {parse_positive<std::uint64_t>(flag, size, advice), {}};
@@ -54,7 +49,7 @@ LOCKSTEP_INLINE void parse_best(const CutArguments::Given& flag, CheckpointFlags
   flags.best_by = flag.value.substr(0, colon);
   if (side == ":lower" || side == ":higher") flags.higher_is_better = side == ":higher";
   if (flags.best_by->empty() || (!flags.higher_is_better && !side.empty()))
-    reject_flag(flag, "name a score, such as test_accuracy, or wer:lower or f1:higher");
+    fail_value(flag.name, flag.value, "name a score, such as test_accuracy, or wer:lower or f1:higher");
 }
 
 LOCKSTEP_INLINE CheckpointOptions CheckpointFlags::over(CheckpointOptions options) const {
@@ -115,9 +110,9 @@ LOCKSTEP_INLINE TrainerOptions parse_trainer_options(const std::vector<std::stri
     if (name == "--resume") saves.resume = true;
     if (name == "--checkpoint-every") saves.every = detail::parse_interval(flag);
     if (name == "--checkpoint") {
-      if (value.empty()) detail::reject_flag(flag, "name a folder");
+      if (value.empty()) detail::fail_value(name, value, "name a folder");
       if (value.starts_with("--"))
-        detail::reject_flag(flag, "name a folder; one of that name is ./--...");
+        detail::fail_value(name, value, "name a folder; one of that name is ./--...");
       saves.folder = value;
     }
     if (name == "--keep") {

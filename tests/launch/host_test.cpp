@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What --ranks gpu, cpu and auto count, on hosts that are made up as folders.
-#include "lockstep/detail/launch/host_ranks.hpp"
+#include "lockstep/detail/launch/host.hpp"
 
 #include <boost/test/unit_test.hpp>
 #include <cstddef>
@@ -16,7 +16,7 @@
 #include "lockstep/detail/launch/program_options.hpp"
 #include "temporary_folder.hpp"
 
-BOOST_AUTO_TEST_SUITE(host_ranks)
+BOOST_AUTO_TEST_SUITE(host)
 
 namespace {
 
