@@ -151,10 +151,15 @@ LOCKSTEP_INLINE std::string duration_text(double seconds) {
 
 LOCKSTEP_INLINE std::string error_message(std::string_view operation, std::string_view problem,
                                           std::string_view advice, std::optional<Rank> rank) {
+  std::string message = "lockstep: ";
+  if (rank) message += text({"rank ", *rank, operation.empty() ? ": " : ", "});
+  if (operation.empty()) {
+    message += problem;
+  } else {
+    message += text({operation, ": ", problem, "; ", advice});
+  }
   // Control characters in names would garble a message; newlines are in other libraries' messages.
-  return printable(text({"lockstep: ", rank ? text({"rank ", *rank, ", "}) : std::string(),
-                         operation, ": ", problem, "; ", advice}),
-                   "\n\t");
+  return printable(message, "\n\t");
 }
 
 LOCKSTEP_INLINE void fail(std::string_view operation, std::initializer_list<TextPart> problem,
@@ -177,47 +182,38 @@ LOCKSTEP_INLINE std::string signal_name(int signal) {
   }
 }
 
-LOCKSTEP_INLINE Failure Failure::of(const std::exception_ptr& thrown) {
+LOCKSTEP_INLINE Error error_of(const std::exception_ptr& thrown) {
   try {
     std::rethrow_exception(thrown);
   } catch (const Error& error) {
-    return {error.operation(), error.problem(), error.advice(), error.rank(),
-            error.is_consequence()};
+    return error;
   } catch (const std::exception& error) {
-    return {"", error.what(), "", std::nullopt, false};
+    return {"", error.what(), ""};
   } catch (...) {
-    return {"", "an exception that is no std::exception", "", std::nullopt, false};
+    return {"", "an exception that is no std::exception", ""};
   }
 }
 
-LOCKSTEP_INLINE std::string Failure::text(std::optional<Rank> self) const {
-  const std::optional<Rank> named = rank ? rank : self;
-  if (!operation.empty()) return Error(operation, problem, advice, named).what();
-  if (!named) return detail::text({"lockstep: ", problem});
-  return detail::text({"lockstep: rank ", *named, ": ", problem});
-}
-
-LOCKSTEP_INLINE void Failure::print() const {
-  std::fputs(detail::text({text(rank), "\n"}).c_str(), stderr);
+LOCKSTEP_INLINE void print_error(const Error& error) {
+  std::fputs(text({error.what(), "\n"}).c_str(), stderr);
 }
 
 /// Calls `f` with the number of `LateFailures` in this process and the failures that none took.
-LOCKSTEP_INLINE void with_late_failures(FunctionRef<void(std::size_t&, std::vector<Failure>&)> f) {
+LOCKSTEP_INLINE void with_late_failures(FunctionRef<void(std::size_t&, std::vector<Error>&)> f) {
   static std::mutex mutex;
   static std::size_t listeners = 0;
   // Never destroyed, because destructors of static objects report failures too.
-  static std::vector<Failure>& failures = *new std::vector<Failure>;
+  static std::vector<Error>& failures = *new std::vector<Error>;
   const std::lock_guard lock(mutex);
   f(listeners, failures);
 }
 
 LOCKSTEP_INLINE void report_late_failure(const std::exception_ptr& thrown,
                                          std::optional<Rank> rank) noexcept try {
-  Failure failure = Failure::of(thrown);
-  if (!failure.rank) failure.rank = rank;
-  with_late_failures([&](std::size_t listeners, std::vector<Failure>& failures) {
-    if (listeners == 0) return failure.print();
-    failures.push_back(std::move(failure));
+  const Error failure = with_rank(error_of(thrown), rank);
+  with_late_failures([&](std::size_t listeners, std::vector<Error>& failures) {
+    if (listeners == 0) return print_error(failure);
+    failures.push_back(failure);
   });
 } catch (...) {
   std::fputs("lockstep: a failure at the end of a job, and no memory to say which\n", stderr);
@@ -228,15 +224,15 @@ LOCKSTEP_INLINE LateFailures::LateFailures() {
 }
 
 LOCKSTEP_INLINE LateFailures::~LateFailures() {
-  with_late_failures([](std::size_t& listeners, std::vector<Failure>& failures) {
+  with_late_failures([](std::size_t& listeners, std::vector<Error>& failures) {
     if (--listeners != 0) return;
-    for (const Failure& failure : std::exchange(failures, {})) failure.print();
+    for (const Error& failure : std::exchange(failures, {})) print_error(failure);
   });
 }
 
-LOCKSTEP_INLINE std::optional<Failure> LateFailures::take() {
-  std::optional<Failure> first;
-  with_late_failures([&](std::size_t, std::vector<Failure>& failures) {
+LOCKSTEP_INLINE std::optional<Error> LateFailures::take() {
+  std::optional<Error> first;
+  with_late_failures([&](std::size_t, std::vector<Error>& failures) {
     if (failures.empty()) return;
     first = std::move(failures.front());
     failures.erase(failures.begin());
@@ -680,21 +676,6 @@ LOCKSTEP_INLINE Error::Error(std::string_view operation, std::string_view proble
       advice_(advice),
       rank_(rank) {}
 
-LOCKSTEP_INLINE Error::Error(const Error& other) = default;
-LOCKSTEP_INLINE Error::~Error() = default;
-
-LOCKSTEP_INLINE Error Error::on(Rank rank) const {
-  Error error(operation_, problem_, advice_, rank);
-  error.consequence_ = consequence_;
-  return error;
-}
-
-LOCKSTEP_INLINE Error Error::as_consequence() const {
-  Error error = *this;
-  error.consequence_ = true;
-  return error;
-}
-
 LOCKSTEP_INLINE Stopped::Stopped(int signal, std::string_view saved)
     : signal_(signal),
       saved_(saved),
@@ -704,10 +685,6 @@ LOCKSTEP_INLINE Stopped::Stopped(int signal, std::string_view saved)
            saved.empty() ? "; no checkpoint was wanted, so nothing is saved"
                          : "; the state is saved: ",
            saved, saved.empty() ? "" : "; start the job again with --resume to go on"})) {}
-
-LOCKSTEP_INLINE Stopped::~Stopped() = default;
-
-LOCKSTEP_INLINE const char* Stopped::what() const noexcept { return message_.c_str(); }
 
 LOCKSTEP_INLINE void JsonLine::add_name(std::string_view name) {
   if (!members_.empty()) members_ += ',';

@@ -15,31 +15,6 @@ LOCKSTEP_COLD_BEGIN
 
 namespace lockstep::detail {
 
-LOCKSTEP_INLINE std::string Failure::bytes() const {
-  return store_protocol::Writer{}
-      .text(operation)
-      .text(problem)
-      .text(advice)
-      .byte(rank ? 1 : 0)
-      .u32(rank ? static_cast<std::uint32_t>(rank->value()) : 0)
-      .byte(consequence ? 1 : 0)
-      .bytes();
-}
-
-LOCKSTEP_INLINE std::optional<Failure> Failure::from_bytes(std::string_view bytes) {
-  store_protocol::Reader said(bytes);
-  Failure failure;
-  failure.operation = said.text();
-  failure.problem = said.text();
-  failure.advice = said.text();
-  const bool named = said.byte() != 0;
-  const Rank rank{said.u32()};
-  if (named) failure.rank = rank;
-  failure.consequence = said.byte() != 0;
-  if (!said.ok()) return std::nullopt;
-  return failure;
-}
-
 LOCKSTEP_INLINE std::string flag_name(std::string_view argument) {
   std::string name(argument.substr(0, argument.find('=')));
   std::replace(name.begin(), name.end(), '_', '-');
@@ -307,9 +282,9 @@ LOCKSTEP_INLINE int report_stop(const Stopped& stopped, std::optional<Rank> rank
 }
 
 /// Reports a failure to lockstep's launcher, if any, otherwise on stderr. Returns the exit status.
-LOCKSTEP_INLINE int report_failure(const Failure& failure, const Descriptor& launcher) {
+LOCKSTEP_INLINE int report_failure(const Error& failure, const Descriptor& launcher) {
   std::fflush(nullptr);
-  if (!launcher || !write_all(launcher.get(), failure.bytes())) failure.print();
+  if (!launcher || !write_all(launcher.get(), to_bytes(failure))) print_error(failure);
   return 1;
 }
 
@@ -321,9 +296,8 @@ LOCKSTEP_INLINE int report_failure(const std::exception_ptr& thrown, std::option
     return report_stop(stopped, rank);
   } catch (...) {  // NOLINT(bugprone-empty-catch): a failure, which is reported below
   }
-  Failure failure = Failure::of(thrown);
-  if (!failure.rank) failure.rank = rank;  // a launcher knows only one rank of a process
-  return report_failure(failure, launcher);
+  // A launcher knows only one rank of a process.
+  return report_failure(with_rank(error_of(thrown), rank), launcher);
 }
 
 /// Calls `run(session)`, which returns an exit status. If that is 0, unread arguments are an error.
@@ -338,11 +312,9 @@ LOCKSTEP_INLINE int run_rank(Session& session, FunctionRef<int(Session&)> run) {
   }
 }
 
-LOCKSTEP_INLINE Error named_error(const Failure& failure, Rank rank) {
-  if (failure.operation.empty()) {
-    return {"spawn", failure.problem, "it was thrown by the spawned function", rank};
-  }
-  return {failure.operation, failure.problem, failure.advice, failure.rank.value_or(rank)};
+LOCKSTEP_INLINE Error named_error(const Error& failure, Rank rank) {
+  if (!failure.operation().empty()) return with_rank(failure, rank);
+  return {"spawn", failure.problem(), "it was thrown by the spawned function", rank};
 }
 
 /// The ends of a process's rank threads. `launcher` is told of a failure.
@@ -360,7 +332,7 @@ class ThreadEnds {
   }
   void threw(Rank rank, const std::exception_ptr& thrown) {
     const std::lock_guard lock(mutex_);
-    ends_.push_back({rank, 1, 0, Failure::of(thrown)});
+    ends_.push_back({rank, 1, 0, error_of(thrown)});
     thrown_.push_back(thrown);
     --running_;
     changed_.notify_all();
@@ -400,7 +372,7 @@ class ThreadEnds {
     try {
       std::rethrow_exception(thrown_.front());
     } catch (const Error& error) {
-      throw error.rank() ? error : error.on(rank);
+      throw with_rank(error, rank);
     } catch (...) {
       std::throw_with_nested(named_error(*ends_.front().failure, rank));
     }
@@ -570,8 +542,7 @@ LOCKSTEP_INLINE Outcome run_attempt(LaunchOptions& options, std::chrono::millise
       add_shared_gpu_variables(variables, job, rank);
       const std::vector<char*> environment = pointers(variables);
       const std::string cannot_start =
-          Failure{"launch", "the program cannot be executed", "look at its file", rank, false}
-              .bytes();
+          to_bytes({"launch", "the program cannot be executed", "look at its file", rank});
       // The store's thread runs: after fork, only async-signal-safe functions are allowed.
       supervisor.start(rank, std::move(report.read), [&] {
         ::fcntl(secret_pipe.read.get(), F_SETFD, 0);
@@ -635,7 +606,7 @@ LOCKSTEP_INLINE void spawn_threads(std::size_t ranks, RankFunction f,
     Store store(member.host, member.port, member.secret, member.timeout);
     f(member, store);
   } catch (...) {
-    write_all(report, Failure::of(std::current_exception()).bytes());
+    write_all(report, to_bytes(error_of(std::current_exception())));
     status = 1;
   }
   std::cout.flush();
@@ -747,7 +718,7 @@ LOCKSTEP_INLINE bool answer(std::span<const std::string_view> arguments, std::si
 /// Turns a failure in a destructor of ranks that have returned into a reported one, with status 1.
 LOCKSTEP_INLINE int status_after(int status, LateFailures& late, const Descriptor& launcher) {
   if (status != 0) return status;
-  const std::optional<Failure> failure = late.take();
+  const std::optional<Error> failure = late.take();
   return failure ? report_failure(*failure, launcher) : status;
 }
 

@@ -105,7 +105,7 @@ class Supervisor {
     ::pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);
   }
 
-  /// Forks a rank that runs `body`, which must not return, and which writes a `Failure` to the
+  /// Forks a rank that runs `body`, which must not return, and which writes its error to the
   /// other end of `report`. The kernel kills the child when the thread that forked it ends. The
   /// child leads a process group, so that Ctrl-C reaches only the launcher, which ends each rank
   /// with all that it has started; such a group cannot read the terminal, so its stdin is empty.
@@ -199,7 +199,7 @@ class Supervisor {
       if (child.end.is_stopped()) outcome_.stopped.push_back(child.end.rank);
       if (!child.end.is_failure()) continue;
       drain(child);
-      child.end.failure = Failure::from_bytes(child.report);
+      child.end.failure = error_from_bytes(child.report);
       failed.push_back(child.end);
     }
     judge(failed);
@@ -258,7 +258,7 @@ class Supervisor {
     if (!prints_failures_ || !end.failure) return;
     LineCutter lines;
     const auto print = [&](std::string_view line, bool) { pass_on(end.rank, 1, line, false); };
-    lines.feed(end.failure->text(end.rank), print);
+    lines.feed(with_rank(*end.failure, end.rank).what(), print);
     lines.finish(print);
   }
 

@@ -280,7 +280,7 @@ class StoreServer {
         },
         [this](const std::exception_ptr& thrown) {  // ranks then see a closed store
           write_all(2,
-                    text({"lockstep: the job's store ended: ", Failure::of(thrown).problem, "\n"}));
+                    text({"lockstep: the job's store ended: ", error_of(thrown).problem(), "\n"}));
           close();
         });
   }
