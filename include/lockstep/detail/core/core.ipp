@@ -81,10 +81,6 @@ LOCKSTEP_INLINE std::string listed(const std::vector<std::string>& names) {
   return list;
 }
 
-LOCKSTEP_INLINE std::string listed_ranks(const std::vector<std::string>& ranks) {
-  return text({ranks.size() == 1 ? "rank " : "ranks ", listed(ranks)});
-}
-
 template <class Number>
 std::string digits_of(Number number) {
   char digits[64];
@@ -132,10 +128,6 @@ LOCKSTEP_INLINE Endpoint parse_endpoint(std::string_view name, std::string_view 
           parse_port(name, text.substr(colon + 1))};
 }
 
-LOCKSTEP_INLINE std::string rate_text(double value) {
-  return fixed_text(value, value < 100 ? 1 : 0);
-}
-
 LOCKSTEP_INLINE std::string clock_text(double seconds) {
   if (!(seconds < 1e9)) return "?";
   const auto total = static_cast<std::uint64_t>(seconds > 0 ? std::llround(seconds) : 0);
@@ -143,10 +135,6 @@ LOCKSTEP_INLINE std::string clock_text(double seconds) {
   const std::string rest = detail::text({100 + total % 60}).substr(1);
   if (minutes < 60) return detail::text({minutes, ":", rest});
   return detail::text({minutes / 60, ":", detail::text({100 + minutes % 60}).substr(1), ":", rest});
-}
-
-LOCKSTEP_INLINE std::string duration_text(double seconds) {
-  return seconds < 59.95 ? fixed_text(seconds, 1) + " s" : clock_text(seconds);
 }
 
 LOCKSTEP_INLINE std::string error_message(std::string_view operation, std::string_view problem,
@@ -292,12 +280,6 @@ LOCKSTEP_INLINE void Thread::start(ThreadName name, Signals signals, void* body,
   ::pthread_setname_np(thread_, name.short_name);
 }
 
-LOCKSTEP_INLINE TaskQueue::~TaskQueue() {
-  const std::lock_guard lock(mutex_);
-  stopping_ = true;
-  changed_.notify_all();
-}
-
 LOCKSTEP_INLINE void TaskQueue::post(Task& task) {
   const std::lock_guard lock(mutex_);
   // The thread comes first: a task must not stay in the queue if its thread cannot be started.
@@ -308,17 +290,6 @@ LOCKSTEP_INLINE void TaskQueue::post(Task& task) {
   (first_ == nullptr ? first_ : last_->next) = &task;
   last_ = &task;
   changed_.notify_all();
-}
-
-LOCKSTEP_INLINE bool TaskQueue::test(const Task& task) const {
-  const std::lock_guard lock(mutex_);
-  if (task.error) std::rethrow_exception(task.error);
-  return task.is_over;
-}
-
-LOCKSTEP_INLINE void TaskQueue::wait(const Task& task) const {
-  wait_quietly(task);
-  if (task.error) std::rethrow_exception(task.error);
 }
 
 LOCKSTEP_INLINE void TaskQueue::wait_quietly(const Task& task) const noexcept {
@@ -363,10 +334,6 @@ LOCKSTEP_INLINE std::string folder_of(std::string_view path) {
   const std::size_t slash = path.rfind('/');
   if (slash == std::string_view::npos) return ".";
   return std::string(path.substr(0, slash == 0 ? 1 : slash));
-}
-
-LOCKSTEP_INLINE std::string_view name_in_folder(std::string_view path) {
-  return path.substr(path.rfind('/') + 1);
 }
 
 /// Advice for some errno values; `FOLDER` stands for the folder of the file.
@@ -544,23 +511,11 @@ LOCKSTEP_INLINE std::size_t allow_open_files(std::size_t more, const char* whose
              "of a container"}));
 }
 
-inline constexpr std::string_view progress_names[] = {"auto", "bar", "lines", "none"};
-
-LOCKSTEP_INLINE std::string_view progress_text(ProgressStyle style) {
-  return progress_names[static_cast<std::size_t>(style)];
-}
-
 LOCKSTEP_INLINE ProgressStyle parse_progress(std::string_view name, std::string_view text) {
   for (std::size_t i = 0; i < std::size(progress_names); ++i) {
     if (text == progress_names[i]) return static_cast<ProgressStyle>(i);
   }
   fail_value(name, text, "give it auto, bar, lines or none");
-}
-
-inline std::optional<ProgressStyle> chosen_progress_style;
-
-LOCKSTEP_INLINE void set_progress_style(std::optional<ProgressStyle> style) {
-  chosen_progress_style = style;
 }
 
 LOCKSTEP_INLINE ProgressStyle progress_style() {
@@ -685,12 +640,6 @@ LOCKSTEP_INLINE Stopped::Stopped(int signal, std::string_view saved)
            saved.empty() ? "; no checkpoint was wanted, so nothing is saved"
                          : "; the state is saved: ",
            saved, saved.empty() ? "" : "; start the job again with --resume to go on"})) {}
-
-LOCKSTEP_INLINE void JsonLine::add_name(std::string_view name) {
-  if (!members_.empty()) members_ += ',';
-  append(name);
-  members_ += ':';
-}
 
 LOCKSTEP_INLINE JsonLine& JsonLine::add(const JsonLine& others) {
   if (!members_.empty() && !others.empty()) members_ += ',';

@@ -52,7 +52,9 @@ std::string text(std::initializer_list<TextPart> parts);
 /// The first 16 names, so that messages stay readable with a thousand ranks.
 std::string listed(const std::vector<std::string>& names);
 
-std::string listed_ranks(const std::vector<std::string>& ranks);
+inline std::string listed_ranks(const std::vector<std::string>& ranks) {
+  return text({ranks.size() == 1 ? "rank " : "ranks ", listed(ranks)});
+}
 
 /// The shortest digits that are read back as the same number.
 std::string number_text(float number);
@@ -87,13 +89,15 @@ struct Endpoint {
 Endpoint parse_endpoint(std::string_view name, std::string_view text);
 
 /// A rate: `54321`; `3.2` below 100.
-std::string rate_text(double value);
+inline std::string rate_text(double value) { return fixed_text(value, value < 100 ? 1 : 0); }
 
 /// Time in whole seconds: `0:12`, `59:59`, `1:02:03`.
 std::string clock_text(double seconds);
 
 /// A duration: `12.3 s`; as `clock_text` from a minute on.
-std::string duration_text(double seconds);
+inline std::string duration_text(double seconds) {
+  return seconds < 59.95 ? fixed_text(seconds, 1) + " s" : clock_text(seconds);
+}
 
 }  // namespace detail
 

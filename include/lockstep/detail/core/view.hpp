@@ -60,11 +60,6 @@ class ViewBase : public IndexCheck<is_checked> {
  public:
   using element_type = T;
   using value_type = std::remove_cv_t<T>;
-  using index_type = std::size_t;
-  using size_type = std::size_t;
-  using rank_type = std::size_t;
-  using data_handle_type = T*;
-  using reference = T&;
   using memory = Memory;
 
   constexpr ViewBase() = default;

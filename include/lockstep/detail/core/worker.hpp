@@ -27,15 +27,26 @@ class TaskQueue {
   TaskQueue& operator=(const TaskQueue&) = delete;
 
   /// Runs all posted tasks first.
-  ~TaskQueue();
+  ~TaskQueue() {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+    changed_.notify_all();
+  }
 
   /// Throws where the thread cannot be started; the task is not queued then.
   void post(Task& task);
 
   /// Is the task over? Rethrows its exception.
-  bool test(const Task& task) const;
+  bool test(const Task& task) const {
+    const std::lock_guard lock(mutex_);
+    if (task.error) std::rethrow_exception(task.error);
+    return task.is_over;
+  }
   /// **Host** blocks until the task is over. Rethrows its exception.
-  void wait(const Task& task) const;
+  void wait(const Task& task) const {
+    wait_quietly(task);
+    if (task.error) std::rethrow_exception(task.error);
+  }
   /// **Host** blocks until the task is over; does not throw.
   void wait_quietly(const Task& task) const noexcept;
   /// **Host** blocks until the queue is empty; does not throw.

@@ -506,7 +506,7 @@ LOCKSTEP_INLINE Outcome run_attempt(LaunchOptions& options, std::chrono::millise
   if (options.threads) add(common, {"LOCKSTEP_THREADS=", *options.threads});
   add(common, {"LOCKSTEP_LAUNCH=", options.launch_number});
   add(common, {"LOCKSTEP_RESTART=", number});
-  add(common, {progress_variable, "=", progress_text(progress_style())});
+  add(common, {progress_variable, "=", progress_names[static_cast<std::size_t>(progress_style())]});
   add(common, {"LOCKSTEP_STORE=", endpoint_text("127.0.0.1", server.port())});
   add(common, {"LOCKSTEP_TIMEOUT=", timeout.count() / 1000, ".", milliseconds.c_str() + 1});
   add(common, {"LOCKSTEP_JOB=", job});
@@ -787,7 +787,7 @@ LOCKSTEP_INLINE int launch_as(RanksAs how, int argc, char** argv,
     if (answer(arguments, launch_number, flags, run_one, by_default)) return 0;
     LaunchOptions options = parse_options(argc, argv, flags);
     options.launch_number = launch_number;
-    set_progress_style(options.progress);
+    chosen_progress_style = options.progress;
     progress_style();  // throws for an invalid variable, before any rank
     std::optional<RankPlacement> placement = LaunchEnvironment(options.rendezvous).placement();
     const LaunchEnvironment environment;
