@@ -386,6 +386,23 @@ LOCKSTEP_INLINE void Descriptor::close() {
   if (fd_ >= 0) ::close(std::exchange(fd_, -1));
 }
 
+LOCKSTEP_INLINE std::string utc_text(const char* format) {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  ::gmtime_r(&now, &utc);
+  char text[64];
+  return {text, std::strftime(text, sizeof text, format, &utc)};
+}
+
+LOCKSTEP_INLINE std::string checksum_text(std::uint64_t checksum) {
+  std::string text(16, '0');
+  for (char& digit : text) {
+    digit = "0123456789abcdef"[checksum >> 60];
+    checksum <<= 4;
+  }
+  return text;
+}
+
 LOCKSTEP_INLINE std::string host_name() {
   char name[256] = {};
   ::gethostname(name, sizeof name - 1);

@@ -7,7 +7,6 @@
 #include <unistd.h>
 #include <cerrno>
 #include <charconv>
-#include <ctime>
 
 #include "lockstep/detail/core/checksum.hpp"
 #include "lockstep/detail/core/dynamic.hpp"
@@ -188,14 +187,6 @@ LOCKSTEP_INLINE bool make_folder(std::string_view operation, const std::string& 
   return is_made;
 }
 
-LOCKSTEP_INLINE std::string utc_text(const char* format) {
-  const std::time_t now = std::time(nullptr);
-  std::tm utc{};
-  ::gmtime_r(&now, &utc);
-  char text[64];
-  return {text, std::strftime(text, sizeof text, format, &utc)};
-}
-
 LOCKSTEP_INLINE std::string owner_text() {
   return text({"process ", ::getpid(), " on ", host_name(), ", ", own_program(), ", since ",
                utc_text("%Y-%m-%d %H:%M:%S UTC")});
@@ -256,15 +247,6 @@ LOCKSTEP_INLINE std::uint64_t Checksum::value() const {
   std::uint64_t value = mix_bits(length_);
   for (const std::uint64_t lane : lanes) value = mix_bits((value ^ lane) + golden_step);
   return value;
-}
-
-LOCKSTEP_INLINE std::string checksum_text(std::uint64_t checksum) {
-  std::string text(16, '0');
-  for (char& digit : text) {
-    digit = "0123456789abcdef"[checksum >> 60];
-    checksum <<= 4;
-  }
-  return text;
 }
 
 LOCKSTEP_INLINE std::optional<std::uint64_t> checksum_from(std::string_view text) {

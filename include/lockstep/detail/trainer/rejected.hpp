@@ -27,15 +27,12 @@ struct RejectedOptions {
 
 /// The options of a policy's choice; `RejectedOptions` if it has none.
 template <class P>
-consteval auto options_of() {
-  if constexpr (requires { typename P::choice::Options; }) {
-    return std::type_identity<typename P::choice::Options>{};
-  } else {
-    return std::type_identity<RejectedOptions>{};
-  }
-}
+struct OptionsOf : std::type_identity<RejectedOptions> {};
+template <class P>
+  requires requires { typename P::choice::Options; }
+struct OptionsOf<P> : std::type_identity<typename P::choice::Options> {};
 template <class Default, class... Ps>
-using OptionsAmong = typename decltype(options_of<PickOr<Default, Ps...>>())::type;
+using OptionsAmong = typename OptionsOf<PickOr<Default, Ps...>>::type;
 
 using RejectedView = AnyView<HostMemory, float>;
 
@@ -52,11 +49,10 @@ class RejectedJob {
 
   RejectedJob();
   template <class Source = DefaultModel>
-  explicit RejectedJob(Session&, Source&& = {}, const TrainerOptions& = {}) {}
-  template <class Source = DefaultModel>
   explicit RejectedJob(const DpOptions&, Source&& = {}) {}
-  template <class Source = DefaultModel>
-  explicit RejectedJob(auto&, Source&& = {}, Seed = {}) {}
+  /// With `TrainerOptions` or a seed.
+  template <class Source = DefaultModel, class Options = TrainerOptions>
+  explicit RejectedJob(auto&, Source&& = {}, const Options& = {}) {}
 
   // Of `JobMembers`.
 
@@ -135,8 +131,7 @@ class RejectedJob {
   void barrier() const;
   void all_reduce(const auto&...) const {}
   void broadcast(const auto&...) const {}
-  void all_gather(const auto&, const auto&) const {}
-  std::vector<double> all_gather(const auto&) const { std::terminate(); }
+  std::vector<double> all_gather(const auto&...) const { std::terminate(); }
   std::vector<double> all_gather_variable(const auto&...) const { std::terminate(); }
   std::vector<double> gather_variable(const auto&...) const { std::terminate(); }
 

@@ -550,21 +550,21 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
 
   /// Where observers write. What nobody would write is an error.
   const ObserverPaths& observed() const {
-    const ObserverPaths& paths = options_.observers;
-    if (!observers::has(&ObserverPaths::trace)) reject(paths.trace, "--trace", "Trace", "trace");
-    if (!observers::has(&ObserverPaths::tensorboard))
-      reject(paths.tensorboard, "--tensorboard", "TensorBoard", "metrics");
-    if (!observers::has(&ObserverPaths::prometheus))
-      reject(paths.prometheus, "--prometheus", "Prometheus", "metrics");
-    return paths;
-  }
-  void reject(const std::string& path, const char* option, const char* observer,
-              const char* header) const {
-    if (path.empty()) return;
-    fail("launch", {option, " was given, and this program's job has no such observer"},
-         text({"add Observers<", observer, "> to its policies, and #include <lockstep/", header,
-               ".hpp>"}),
-         rank());
+    struct Named {
+      std::string ObserverPaths::* path;
+      const char *option, *observer, *header;
+    };
+    for (const auto& [path, option, observer, header] :
+         {Named{&ObserverPaths::trace, "--trace", "Trace", "trace"},
+          Named{&ObserverPaths::tensorboard, "--tensorboard", "TensorBoard", "metrics"},
+          Named{&ObserverPaths::prometheus, "--prometheus", "Prometheus", "metrics"}}) {
+      if (observers::has(path) || (options_.observers.*path).empty()) continue;
+      fail("launch", {option, " was given, and this program's job has no such observer"},
+           text({"add Observers<", observer, "> to its policies, and #include <lockstep/", header,
+                 ".hpp>"}),
+           rank());
+    }
+    return options_.observers;
   }
   void require_all_ranks(const char* operation) {
     if (is_held_up_) [[unlikely]]
@@ -843,7 +843,6 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
            "add the line job.checkpoints(); before job.fit or job.epochs", rank());
     }
   }
-  /// Follows every step of jobs that save. A loop over data saves later, when its body has ended.
   /// For throughput, where the model says its arithmetic or the batch its tokens.
   template <class Batch>
   void count_work([[maybe_unused]] const Batch& batch, [[maybe_unused]] std::size_t samples) {
@@ -857,6 +856,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
       progress_.display.count_work(samples, flops, tokens);
     }
   }
+  /// Follows every step of jobs that save. A loop over data saves later, when its body has ended.
   [[gnu::cold, gnu::noinline]] void after_step() {
     if (!has_begun_) begin_checkpoints(SaveMoment::first_step);
     if (!progress_.is_in_loop()) save_if_due();

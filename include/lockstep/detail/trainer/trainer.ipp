@@ -3,7 +3,6 @@
 /// @file Non-template definitions of this folder.
 
 #include <charconv>
-#include <ctime>
 #include <system_error>
 
 #include "lockstep/detail/launch/rendezvous.hpp"
@@ -21,7 +20,8 @@ Number parse_positive(const CutArguments::Given& flag, std::size_t size, std::st
   const auto [end, error] = std::from_chars(flag.value.data(), last, number);
   if (error == std::errc::result_out_of_range)
     fail_value(flag.name, flag.value, "this is more than can be counted; give a smaller number");
-  if (error != std::errc{} || end != last || !(number > 0)) fail_value(flag.name, flag.value, advice);
+  if (error != std::errc{} || end != last || !(number > 0))
+    fail_value(flag.name, flag.value, advice);
   return number;
 }
 
@@ -49,7 +49,8 @@ LOCKSTEP_INLINE void parse_best(const CutArguments::Given& flag, CheckpointFlags
   flags.best_by = flag.value.substr(0, colon);
   if (side == ":lower" || side == ":higher") flags.higher_is_better = side == ":higher";
   if (flags.best_by->empty() || (!flags.higher_is_better && !side.empty()))
-    fail_value(flag.name, flag.value, "name a score, such as test_accuracy, or wer:lower or f1:higher");
+    fail_value(flag.name, flag.value,
+               "name a score, such as test_accuracy, or wer:lower or f1:higher");
 }
 
 LOCKSTEP_INLINE CheckpointOptions CheckpointFlags::over(CheckpointOptions options) const {
@@ -82,11 +83,8 @@ namespace lockstep {
 
 LOCKSTEP_INLINE TrainerOptions parse_trainer_options(const std::vector<std::string>& arguments) {
   const std::vector<std::string_view> views(arguments.begin(), arguments.end());
-  detail::CutArguments cut = detail::cut_arguments(views, detail::trainer_flags);
+  const detail::CutArguments cut = detail::cut_arguments(views, detail::trainer_flags);
   TrainerOptions options;
-  options.arguments = std::move(cut.rest);
-  const auto dashes = std::find(options.arguments.begin(), options.arguments.end(), "--");
-  if (dashes != options.arguments.end()) options.arguments.erase(dashes);
   detail::CheckpointFlags& saves = options.checkpoint;
   for (const detail::CutArguments::Given& flag : cut.given) {
     const auto& [name, value] = flag;
@@ -169,42 +167,22 @@ LOCKSTEP_INLINE std::string plain_policy(std::string_view spelling) {
 LOCKSTEP_INLINE void EpochProgress::log_run(
     WorldSize world, Seed seed, std::uint64_t fingerprint,
     std::initializer_list<std::pair<std::string_view, std::string_view>> policies) {
-  const std::time_t now = std::time(nullptr);
-  std::tm utc{};
-  ::gmtime_r(&now, &utc);
-  char time[32];
-  std::strftime(time, sizeof time, "%Y-%m-%dT%H:%M:%SZ", &utc);
-  char digits[32];
-  std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(fingerprint));
   JsonLine spelled;
   for (const auto& [axis, policy] : policies) spelled.add(axis, plain_policy(policy));
   JsonLine run;
-  run.add("time", static_cast<const char*>(time)).add("lockstep", version);
+  run.add("time", utc_text("%Y-%m-%dT%H:%M:%SZ")).add("lockstep", version);
   run.add("world", world.value()).add("seed", seed.value());
   // As text: most readers of JSON round numbers of this size.
-  run.add("fingerprint", static_cast<const char*>(digits)).add("policies", spelled);
+  run.add("fingerprint", checksum_text(fingerprint)).add("policies", spelled);
   log.write(JsonLine().add("run", run));
 }
 
 LOCKSTEP_INLINE void EpochProgress::set_field(std::string_view name, JsonLine field) {
-  constexpr std::string_view own[] = {"epoch",
-                                      "epochs",
-                                      "steps",
-                                      "samples",
-                                      "seconds",
-                                      "loss",
-                                      "lr",
-                                      "data_seconds",
-                                      "step_seconds",
-                                      "evaluate_seconds",
-                                      "epoch_seconds",
-                                      "run",
-                                      "tokens_per_second",
-                                      "flops_per_second",
-                                      "mfu",
-                                      "resident_bytes",
-                                      "run_seconds"};
-  if (std::ranges::find(own, name) != std::end(own))
+  constexpr std::string_view own =
+      " epoch epochs steps samples seconds loss lr run mfu data_seconds step_seconds "
+      "evaluate_seconds epoch_seconds run_seconds tokens_per_second flops_per_second "
+      "resident_bytes ";
+  if (own.find(text({" ", name, " "})) != std::string_view::npos)
     fail("log_field", {"'", name, "' is a field that lockstep writes"}, "give it another name",
          Rank{0});
   const auto known = std::ranges::find(fields_, name, &std::pair<std::string, JsonLine>::first);
