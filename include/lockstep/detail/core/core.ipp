@@ -244,9 +244,7 @@ LOCKSTEP_INLINE std::vector<std::size_t> allowed_cpus() {
   return cpus;
 }
 
-LOCKSTEP_INLINE std::size_t core_count() {
-  return std::max<std::size_t>(allowed_cpus().size(), 1);
-}
+LOCKSTEP_INLINE std::size_t core_count() { return std::max<std::size_t>(allowed_cpus().size(), 1); }
 
 LOCKSTEP_INLINE std::size_t count_paths(const char* pattern) {
   glob_t found{};

@@ -72,7 +72,6 @@ std::string read_file(const char* path);
 /// A temporary file is named after its file, with `.tmp-` and a random token appended.
 inline constexpr std::string_view temporary_infix = ".tmp-";
 
-
 /// Removes the temporary files being written, so that their `commit` fails. Thread-safe.
 void remove_temporary_files();
 

@@ -140,7 +140,7 @@ LOCKSTEP_INLINE CutArguments cut_arguments(std::span<const std::string_view> arg
     const std::string_view value = takes_next  ? arguments[++i]
                                    : is_joined ? argument.substr(equals + 1)
                                                : std::string_view();
-    if (ours != nullptr) cut.given.push_back({flag->name, value});
+    if (ours != nullptr) cut.given.emplace_back(flag->name, value);
     if (ours == nullptr && takes_next) cut.rest.emplace_back(value);
   }
   return cut;

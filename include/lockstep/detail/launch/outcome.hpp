@@ -36,8 +36,8 @@ inline std::optional<Error> error_from_bytes(std::string_view bytes) {
 
 struct RankEnd {
   Rank rank;
-  int code = 0;                    // if it exited
-  int signal = 0;                  // that killed it, or 0
+  int code = 0;                  // if it exited
+  int signal = 0;                // that killed it, or 0
   std::optional<Error> failure;  // reported by a rank that ended with an exception
 
   /// Stopped on request, with its state saved.

@@ -49,11 +49,8 @@ std::string help_text(std::string_view program, std::span<const Flag> others,
                       const std::vector<AskedOption>& asked, std::string_view note = {});
 
 struct CutArguments {
-  struct Given {
-    std::string_view name;  // as in its flag
-    std::string_view value;
-  };
-  std::vector<Given> given;
+  /// The names of flags, and their values.
+  std::vector<std::pair<std::string_view, std::string_view>> given;
   std::vector<std::string> rest;  // the program's name first
 };
 

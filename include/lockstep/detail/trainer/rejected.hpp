@@ -27,12 +27,15 @@ struct RejectedOptions {
 
 /// The options of a policy's choice; `RejectedOptions` if it has none.
 template <class P>
-struct OptionsOf : std::type_identity<RejectedOptions> {};
-template <class P>
-  requires requires { typename P::choice::Options; }
-struct OptionsOf<P> : std::type_identity<typename P::choice::Options> {};
+auto options_of() {
+  if constexpr (requires { typename P::choice::Options; }) {
+    return typename P::choice::Options{};
+  } else {
+    return RejectedOptions{};
+  }
+}
 template <class Default, class... Ps>
-using OptionsAmong = typename OptionsOf<PickOr<Default, Ps...>>::type;
+using OptionsAmong = decltype(options_of<PickOr<Default, Ps...>>());
 
 using RejectedView = AnyView<HostMemory, float>;
 

@@ -550,14 +550,12 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
 
   /// Where observers write. What nobody would write is an error.
   const ObserverPaths& observed() const {
-    struct Named {
-      std::string ObserverPaths::* path;
-      const char *option, *observer, *header;
-    };
-    for (const auto& [path, option, observer, header] :
-         {Named{&ObserverPaths::trace, "--trace", "Trace", "trace"},
-          Named{&ObserverPaths::tensorboard, "--tensorboard", "TensorBoard", "metrics"},
-          Named{&ObserverPaths::prometheus, "--prometheus", "Prometheus", "metrics"}}) {
+    using Path = std::string ObserverPaths::*;
+    constexpr std::tuple<Path, const char*, const char*, const char*> all[] = {
+        {&ObserverPaths::trace, "--trace", "Trace", "trace"},
+        {&ObserverPaths::tensorboard, "--tensorboard", "TensorBoard", "metrics"},
+        {&ObserverPaths::prometheus, "--prometheus", "Prometheus", "metrics"}};
+    for (const auto& [path, option, observer, header] : all) {
       if (observers::has(path) || (options_.observers.*path).empty()) continue;
       fail("launch", {option, " was given, and this program's job has no such observer"},
            text({"add Observers<", observer, "> to its policies, and #include <lockstep/", header,

@@ -11,46 +11,48 @@
 
 namespace lockstep::detail {
 
-/// Parses the first `size` characters of an option's value as a positive number.
+/// Parses the digits at the front of an option's value as a positive number.
 template <class Number>
-Number parse_positive(const CutArguments::Given& flag, std::size_t size, std::string_view advice) {
+Number parse_positive(std::string_view name, std::string_view value, std::string_view digits,
+                      std::string_view advice) {
   Number number = 0;
-  const char* const last = flag.value.data() + size;
+  const char* const last = digits.data() + digits.size();
   // NOLINTNEXTLINE(bugprone-suspicious-stringview-data-usage): `last` is where it ends
-  const auto [end, error] = std::from_chars(flag.value.data(), last, number);
+  const auto [end, error] = std::from_chars(digits.data(), last, number);
   if (error == std::errc::result_out_of_range)
-    fail_value(flag.name, flag.value, "this is more than can be counted; give a smaller number");
-  if (error != std::errc{} || end != last || !(number > 0))
-    fail_value(flag.name, flag.value, advice);
+    fail_value(name, value, "this is more than can be counted; give a smaller number");
+  if (error != std::errc{} || end != last || !(number > 0)) fail_value(name, value, advice);
   return number;
 }
 
 /// `5m`, `300s`, `1.5h`, `2d`, or `100` for updates.
-LOCKSTEP_INLINE CheckpointFlags::Every parse_interval(const CutArguments::Given& flag) {
+LOCKSTEP_INLINE CheckpointFlags::Every parse_interval(std::string_view name,
+                                                      std::string_view value) {
   constexpr std::string_view advice =
       "give it a time above 0, such as 30s, 5m or 1h, or a number of updates from 1, such as 100";
   constexpr std::pair<char, double> units[] = {{'s', 1}, {'m', 60}, {'h', 3600}, {'d', 86400}};
-  const std::size_t size = flag.value.size();
   for (const auto& [letter, seconds] : units) {
-    if (!flag.value.ends_with(letter)) continue;
-    const double milliseconds = parse_positive<double>(flag, size - 1, advice) * seconds * 1000;
+    if (!value.ends_with(letter)) continue;
+    const std::string_view digits = value.substr(0, value.size() - 1);
+    const double milliseconds =
+        parse_positive<double>(name, value, digits, advice) * seconds * 1000;
     // Beyond a thousand years the clock's arithmetic would overflow; `inf` is a number too.
     if (!(milliseconds < 3.2e13))
-      fail_value(flag.name, flag.value, "no run is as long as that; give a shorter time");
+      fail_value(name, value, "no run is as long as that; give a shorter time");
     return {0, std::chrono::milliseconds(static_cast<std::int64_t>(std::ceil(milliseconds)))};
   }
-  return {parse_positive<std::uint64_t>(flag, size, advice), {}};
+  return {parse_positive<std::uint64_t>(name, value, value, advice), {}};
 }
 
 /// A score and which of its values are better: `wer:lower`.
-LOCKSTEP_INLINE void parse_best(const CutArguments::Given& flag, CheckpointFlags& flags) {
-  const std::size_t colon = std::min(flag.value.rfind(':'), flag.value.size());
-  const std::string_view side = flag.value.substr(colon);
-  flags.best_by = flag.value.substr(0, colon);
+LOCKSTEP_INLINE void parse_best(std::string_view name, std::string_view value,
+                                CheckpointFlags& flags) {
+  const std::size_t colon = std::min(value.rfind(':'), value.size());
+  const std::string_view side = value.substr(colon);
+  flags.best_by = value.substr(0, colon);
   if (side == ":lower" || side == ":higher") flags.higher_is_better = side == ":higher";
   if (flags.best_by->empty() || (!flags.higher_is_better && !side.empty()))
-    fail_value(flag.name, flag.value,
-               "name a score, such as test_accuracy, or wer:lower or f1:higher");
+    fail_value(name, value, "name a score, such as test_accuracy, or wer:lower or f1:higher");
 }
 
 LOCKSTEP_INLINE CheckpointOptions CheckpointFlags::over(CheckpointOptions options) const {
@@ -86,8 +88,7 @@ LOCKSTEP_INLINE TrainerOptions parse_trainer_options(const std::vector<std::stri
   const detail::CutArguments cut = detail::cut_arguments(views, detail::trainer_flags);
   TrainerOptions options;
   detail::CheckpointFlags& saves = options.checkpoint;
-  for (const detail::CutArguments::Given& flag : cut.given) {
-    const auto& [name, value] = flag;
+  for (const auto& [name, value] : cut.given) {
     if (name == "--seed") options.seed = Seed{detail::parse_number(name, value)};
     if (name == "--replicas") options.replicas = detail::parse_ranks(name, value).count;
     if (name == "--data") options.data = value;
@@ -96,7 +97,7 @@ LOCKSTEP_INLINE TrainerOptions parse_trainer_options(const std::vector<std::stri
     if (name == "--prometheus") options.observers.prometheus = value;
     if (name == "--peak-flops") {
       options.peak_flops = detail::parse_positive<double>(
-          flag, value.size(), "give what a rank's device computes in a second, for example 989e12");
+          name, value, value, "give what a rank's device computes in a second, for example 989e12");
     }
     if (name == "--log" || name == "--record") {
       if (!options.log.empty()) {
@@ -106,7 +107,7 @@ LOCKSTEP_INLINE TrainerOptions parse_trainer_options(const std::vector<std::stri
       options.log = value;
     }
     if (name == "--resume") saves.resume = true;
-    if (name == "--checkpoint-every") saves.every = detail::parse_interval(flag);
+    if (name == "--checkpoint-every") saves.every = detail::parse_interval(name, value);
     if (name == "--checkpoint") {
       if (value.empty()) detail::fail_value(name, value, "name a folder");
       if (value.starts_with("--"))
@@ -116,9 +117,9 @@ LOCKSTEP_INLINE TrainerOptions parse_trainer_options(const std::vector<std::stri
     if (name == "--keep") {
       constexpr auto advice = "give the number of checkpoints that stay, from 1, or all";
       saves.keep = value == "all" ? keep_all
-                                  : detail::parse_positive<std::size_t>(flag, value.size(), advice);
+                                  : detail::parse_positive<std::size_t>(name, value, value, advice);
     }
-    if (name == "--best") detail::parse_best(flag, saves);
+    if (name == "--best") detail::parse_best(name, value, saves);
   }
   return options;
 }
