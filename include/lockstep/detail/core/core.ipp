@@ -19,12 +19,12 @@
 #include <ctime>
 #include <system_error>
 
+#include "lockstep/detail/core/deadline.hpp"
 #include "lockstep/detail/core/error.hpp"
 #include "lockstep/detail/core/file.hpp"
 #include "lockstep/detail/core/json.hpp"
 #include "lockstep/detail/core/terminal.hpp"
-#include "lockstep/detail/core/ticks.hpp"
-#include "lockstep/detail/core/worker.hpp"
+#include "lockstep/detail/core/thread.hpp"
 
 namespace lockstep::detail {
 

@@ -4,7 +4,7 @@
 
 #include <variant>
 
-#include "lockstep/detail/core/checksum.hpp"
+#include "lockstep/detail/core/hash.hpp"
 #include "lockstep/detail/core/text.hpp"
 
 namespace lockstep {

@@ -8,13 +8,13 @@
 #include <cerrno>
 #include <charconv>
 
-#include "lockstep/detail/core/checksum.hpp"
 #include "lockstep/detail/core/dynamic.hpp"
 #include "lockstep/detail/core/element.hpp"
 #include "lockstep/detail/core/error.hpp"
 #include "lockstep/detail/core/file.hpp"
+#include "lockstep/detail/core/hash.hpp"
 #include "lockstep/detail/core/json.hpp"
-#include "lockstep/detail/core/worker.hpp"
+#include "lockstep/detail/core/thread.hpp"
 
 namespace lockstep::detail {
 

@@ -5,7 +5,7 @@
 #include <list>
 
 #include "lockstep/detail/comm/call/peers.hpp"
-#include "lockstep/detail/core/worker.hpp"
+#include "lockstep/detail/core/thread.hpp"
 
 namespace lockstep::detail {
 
