@@ -486,12 +486,9 @@ LOCKSTEP_INLINE std::string random_bytes(std::size_t count) {
 }
 
 LOCKSTEP_INLINE std::string random_id() {
-  std::string text;
-  for (char c : random_bytes(16)) {
-    text += "0123456789abcdef"[static_cast<unsigned char>(c) >> 4];
-    text += "0123456789abcdef"[static_cast<unsigned char>(c) & 15];
-  }
-  return text;
+  std::uint64_t words[2];
+  std::memcpy(words, random_bytes(sizeof words).data(), sizeof words);
+  return checksum_text(words[0]) + checksum_text(words[1]);
 }
 
 LOCKSTEP_INLINE std::size_t open_files() {

@@ -442,7 +442,8 @@ consteval Finding find_selection_fault() {
   } else {
     constexpr const auto& parameters = parameter_table<Model>;
     Finding sets;
-    if constexpr (has_list) sets = find_subgraph_fault_of<Still>(typename Meaning::sets{}, parameters);
+    if constexpr (has_list)
+      sets = find_subgraph_fault_of<Still>(typename Meaning::sets{}, parameters);
     const bool trains = trains_any<Still>(parameters, [](std::size_t) { return true; });
     using Rules = typename ShardingTraits<Policies>::plan_rules;
     Finding units;

@@ -658,21 +658,6 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   void require_same(const std::string& description) {
     require_agreement(comm_, "jobs", hash_of(description), [&] { return description; });
   }
-  /// A different learning rate on one rank would be a silent error.
-  void require_same_options() {
-    std::string all;
-    const auto add = [&all](const std::string& whose, const auto& options) {
-      options.for_each([&](std::string_view name, double value) {
-        all += text({whose, " ", name, " ", number_text(value), "\n"});
-      });
-    };
-    for (std::size_t group = 0; group != traits::groups::count; ++group) {
-      add(group == 0 ? "optimizer" : text({"optimizer of group ", group, ":"}),
-          wrapped_.group_options().of(group));
-    }
-    add("schedule", wrapped_.schedule());
-    require_same(all);
-  }
   std::string sampler_seed() const {
     return text({"a sampler with seed ", sampler_options_.seed, "\n"});
   }
@@ -688,16 +673,23 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     options.batch_size = batch_size;
     require_same_data(samples, options, false);
   }
-  /// The most batches of any rank, if ranks have data of their own.
-  std::size_t most_batches(std::size_t batches) {
-    require_same(sampler_seed());
-    return comm_.all_reduce(batches, Max{});
-  }
 
   void begin_epoch(std::uint64_t number, std::uint64_t last) {
     [[maybe_unused]] const auto on = enter("epochs");
     const InJobCall in(JobCall::epochs);
-    require_same_options();
+    // A different learning rate on one rank would be a silent error.
+    std::string all;
+    const auto add = [&all](const std::string& whose, const auto& options) {
+      options.for_each([&](std::string_view name, double value) {
+        all += text({whose, " ", name, " ", number_text(value), "\n"});
+      });
+    };
+    for (std::size_t group = 0; group != traits::groups::count; ++group) {
+      add(group == 0 ? "optimizer" : text({"optimizer of group ", group, ":"}),
+          wrapped_.group_options().of(group));
+    }
+    add("schedule", wrapped_.schedule());
+    require_same(all);
     wrapped_.set_epoch(number);
     progress_.begin_epoch(number, last);
   }
