@@ -140,6 +140,9 @@ inline std::string_view name_in_folder(std::string_view path) {
 [[noreturn, gnu::cold]] void fail_reading(std::string_view operation, std::string_view path,
                                           int error);
 
+/// How many paths match a pattern of the shell.
+std::size_t count_paths(const char* pattern);
+
 std::size_t open_files();
 
 /// Raises the soft limit on open files for `more` of them, also for child processes. Throws if the

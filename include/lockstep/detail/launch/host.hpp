@@ -10,7 +10,6 @@
 /// host would oversubscribe the cores: a small step of LibTorch takes a multiple of its time then.
 /// So ranks divide the cores, unless OMP_NUM_THREADS is set, which the runtime reads before `main`.
 
-#include <dirent.h>
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -26,29 +25,14 @@ LOCKSTEP_COLD_BEGIN
 
 namespace lockstep::detail {
 
-/// Entries of a folder that begin with `prefix`, followed by a number if there is a prefix.
-inline std::size_t count_entries(const std::string& folder, std::string_view prefix) {
-  const std::unique_ptr<DIR, int (*)(DIR*)> opened(::opendir(folder.c_str()), &::closedir);
-  std::size_t count = 0;
-  while (const dirent* const entry = opened ? ::readdir(opened.get()) : nullptr) {
-    const std::string_view name = entry->d_name;
-    if (!name.starts_with(prefix) || name.starts_with('.')) continue;
-    const std::string_view number = name.substr(prefix.size());
-    const bool is_number =
-        !number.empty() && number.find_first_not_of("0123456789") == std::string_view::npos;
-    if (prefix.empty() || is_number) ++count;
-  }
-  return count;
-}
-
 /// The GPUs that CUDA shows to a process, by the driver's files under `root` and the value of
 /// CUDA_VISIBLE_DEVICES, or null. The list is read as PyTorch reads it: the first entry that names
 /// no GPU ends it, one that is there twice leaves none, and names (`GPU-...`, `MIG-...`) only
 /// count.
 inline std::size_t count_gpus(const std::string& root, const char* visible) {
   // A container has the devices that it may use. The driver may create them at their first use.
-  std::size_t there = count_entries(root + "/dev", "nvidia");
-  if (there == 0) there = count_entries(root + "/proc/driver/nvidia/gpus", "");
+  std::size_t there = count_paths((root + "/dev/nvidia[0-9]*").c_str());
+  if (there == 0) there = count_paths((root + "/proc/driver/nvidia/gpus/*").c_str());
   if (visible == nullptr || there == 0) return there;
   std::string_view list = visible;
   const std::string_view kind =

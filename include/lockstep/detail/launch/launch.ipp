@@ -146,11 +146,11 @@ LOCKSTEP_INLINE CutArguments cut_arguments(std::span<const std::string_view> arg
   return cut;
 }
 
-LOCKSTEP_INLINE RankCount parse_ranks(std::string_view name, std::string_view value,
-                                      std::span<const std::size_t> devices) {
+LOCKSTEP_INLINE std::pair<std::size_t, std::string_view> parse_ranks(
+    std::string_view name, std::string_view value, std::span<const std::size_t> devices) {
   if (!value.empty() && value.find_first_not_of("0123456789") == std::string_view::npos)
-    return {parse_number(name, value)};
-  if (value == "cpu") return {core_count(), value, "CPU"};
+    return {parse_number(name, value), ""};
+  if (value == "cpu") return {core_count(), "CPU"};
   if (value != "gpu" && value != "auto") {
     fail_value(name, value,
                "give it a number, or gpu, cpu or auto: one for each GPU, for each CPU, or for each "
@@ -161,20 +161,18 @@ LOCKSTEP_INLINE RankCount parse_ranks(std::string_view name, std::string_view va
   const char* const logical = std::getenv("LOCKSTEP_LOGICAL_GPUS");  // of tests
   if (gpus != 0 && devices.empty() && logical != nullptr && *logical != '\0')
     gpus = parse_number("LOCKSTEP_LOGICAL_GPUS", logical);
-  if (gpus != 0) return {gpus, value, "GPU"};
+  if (gpus != 0) return {gpus, "GPU"};
   if (value == "auto")
-    return {count_core_groups("", allowed_cpus()), value, "group of CPUs that share a cache"};
+    return {count_core_groups("", allowed_cpus()), "group of CPUs that share a cache"};
   fail("launch", {name, " is gpu, and this host shows no GPU", visible_devices_text()},
        text({"start it where nvidia-smi lists one and CUDA_VISIBLE_DEVICES hides none, or say ",
              name, " auto, ", name, " cpu or a number"}));
 }
 
 /// Prints what a word for a number of ranks has come to, once.
-LOCKSTEP_INLINE void say_ranks(const RankCount& ranks) {
+LOCKSTEP_INLINE void say_ranks(std::string_view counted) {
   static bool is_said = false;
-  if (ranks.word.empty() || std::exchange(is_said, true)) return;
-  write_all(2, text({"lockstep: --ranks ", ranks.word, ": ", ranks.count,
-                     ranks.count == 1 ? " rank" : " ranks", ", one for each ", ranks.each, "\n"}));
+  if (!counted.empty() && !std::exchange(is_said, true)) write_all(2, counted);
 }
 
 LOCKSTEP_INLINE LaunchOptions parse_options(int argc, char** argv,
@@ -194,8 +192,11 @@ LOCKSTEP_INLINE LaunchOptions parse_options(int argc, char** argv,
     if (name == "--devices") options.devices = parse_devices(name, value);
   for (const auto& [name, value] : cut.given) {
     if (name == "--ranks") {
-      options.counted = parse_ranks(name, value, options.devices);
-      options.ranks = options.counted.count;
+      const auto [count, each] = parse_ranks(name, value, options.devices);
+      options.ranks = count;
+      if (!each.empty())
+        options.counted = text({"lockstep: --ranks ", value, ": ", count,
+                                count == 1 ? " rank" : " ranks", ", one for each ", each, "\n"});
     }
     if (name == "--rendezvous") options.rendezvous = parse_endpoint(name, value);
     if (name == "--timeout") options.timeout = parse_seconds(name, value);

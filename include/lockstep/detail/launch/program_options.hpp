@@ -67,21 +67,15 @@ std::string flag_name(std::string_view argument);
 
 const Flag* find_flag(std::string_view name, std::span<const Flag> flags);
 
-/// The value of `--ranks`: a number, or a word and what has a rank each: "GPU".
-struct RankCount {
-  std::size_t count = 0;
-  std::string_view word{};
-  std::string_view each{};
-};
-
-/// Parses a number, `gpu`, `cpu` or `auto`. `devices` are the chosen GPUs, empty for all.
-RankCount parse_ranks(std::string_view name, std::string_view value,
-                      std::span<const std::size_t> devices = {});
+/// Parses a number, `gpu`, `cpu` or `auto`. `devices` are the chosen GPUs, empty for all. Returns
+/// also what has a rank each where it is a word: "GPU".
+std::pair<std::size_t, std::string_view> parse_ranks(std::string_view name, std::string_view value,
+                                                     std::span<const std::size_t> devices = {});
 
 struct LaunchOptions {
   std::optional<std::size_t> ranks;    // on this host
   std::vector<std::size_t> devices;    // of the ranks on this host; empty: the first ones
-  RankCount counted{};                 // where `--ranks` is a word
+  std::string counted;                 // what `--ranks` has come to, where it is a word
   std::optional<std::size_t> threads;  // `ranks`, if they are threads of one process
   std::optional<Endpoint> rendezvous;
   std::optional<std::chrono::milliseconds> timeout;

@@ -90,7 +90,7 @@ LOCKSTEP_INLINE TrainerOptions parse_trainer_options(const std::vector<std::stri
   detail::CheckpointFlags& saves = options.checkpoint;
   for (const auto& [name, value] : cut.given) {
     if (name == "--seed") options.seed = Seed{detail::parse_number(name, value)};
-    if (name == "--replicas") options.replicas = detail::parse_ranks(name, value).count;
+    if (name == "--replicas") options.replicas = detail::parse_ranks(name, value).first;
     if (name == "--data") options.data = value;
     if (name == "--trace") options.observers.trace = value;
     if (name == "--tensorboard") options.observers.tensorboard = value;
