@@ -18,6 +18,7 @@
 #include <cstring>
 #include <ctime>
 #include <system_error>
+#include <tuple>
 
 #include "lockstep/detail/core/deadline.hpp"
 #include "lockstep/detail/core/error.hpp"
@@ -28,18 +29,17 @@
 
 namespace lockstep::detail {
 
-/// Both clocks at the program's start, as the scale's first point.
-struct ClockReading {
-  std::uint64_t ticks = ticks_now();
-  std::chrono::nanoseconds time = std::chrono::steady_clock::now().time_since_epoch();
-};
-inline const ClockReading first_reading;
+LOCKSTEP_INLINE std::pair<std::uint64_t, std::chrono::nanoseconds> read_clocks() {
+  return {ticks_now(), std::chrono::steady_clock::now().time_since_epoch()};
+}
+/// At the program's start, as the scale's first point.
+inline const auto first_reading = read_clocks();
 
-LOCKSTEP_INLINE TickScale::TickScale() : ticks_(first_reading.ticks), time_(first_reading.time) {
-  ClockReading now;
-  while (now.time - time_ < std::chrono::milliseconds(10)) now = {};  // for a precise rate
-  period_ =
-      static_cast<double>((now.time - time_).count()) / static_cast<double>(now.ticks - ticks_);
+LOCKSTEP_INLINE TickScale::TickScale() : ticks_(first_reading.first), time_(first_reading.second) {
+  auto [ticks, time] = first_reading;
+  while (time - time_ < std::chrono::milliseconds(10))  // for a precise rate
+    std::tie(ticks, time) = read_clocks();
+  period_ = static_cast<double>((time - time_).count()) / static_cast<double>(ticks - ticks_);
 }
 
 LOCKSTEP_INLINE void TextPart::append_to(std::string& out) const {
@@ -335,18 +335,16 @@ LOCKSTEP_INLINE std::string folder_of(std::string_view path) {
 }
 
 /// Advice for some errno values; `FOLDER` stands for the folder of the file.
-struct FileAdvice {
-  int errors[3];
-  std::string_view advice;
-};
+using FileAdvice = std::pair<std::array<int, 3>, std::string_view>;
 
 /// Throws with the first matching advice; the last entry is for all other errors.
 [[noreturn]] LOCKSTEP_INLINE void fail_file(std::string_view operation, std::string_view path,
                                             std::string_view problem, int error,
                                             std::span<const FileAdvice> all) {
-  const auto fits = [&](const FileAdvice& one) { return std::ranges::count(one.errors, error); };
-  const auto found = std::ranges::find_if(all.first(all.size() - 1), fits);
-  std::string advice(found->advice);
+  const auto fits = [&](const FileAdvice& one) {
+    return std::ranges::count(one.first, error) != 0;
+  };
+  std::string advice(std::ranges::find_if(all.first(all.size() - 1), fits)->second);
   if (const std::size_t at = advice.find("FOLDER"); at != std::string::npos)
     advice.replace(at, 6, folder_of(path));
   fail(operation, {"'", path, "' cannot be ", problem, ": ", error_text(error)}, advice);

@@ -700,7 +700,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     if (auto at = progress_.begin_loop(fresh.state(), fresh.size())) {
       if constexpr (joins) {
         // Ranks draw in step while they have samples; this rank may have none left.
-        if (!progress_.loop_is_over() && at->world == fresh.world() && at->first == 0) {
+        if (!progress_.now().loop_is_over && at->world == fresh.world() && at->first == 0) {
           at->samples = fresh.samples();
           at->position = std::min(at->position, fresh.size());
         }
@@ -710,7 +710,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     progress_.set_position(fresh.state());
   }
   void open_data(std::size_t batches) {
-    if (progress_.loop_is_over()) return;
+    if (progress_.now().loop_is_over) return;
     const std::uint64_t updates = Accumulation::updates_of(batches);
     if (updates == 0) {
       fail("epoch",
@@ -849,7 +849,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   /// Follows every step of jobs that save. A loop over data saves later, when its body has ended.
   [[gnu::cold, gnu::noinline]] void after_step() {
     if (!has_begun_) begin_checkpoints(SaveMoment::first_step);
-    if (!progress_.is_in_loop()) save_if_due();
+    if (progress_.now().loop == 0 || progress_.now().loop_is_over) save_if_due();
     const std::string straggler = stragglers_.look(session_);
     if (!straggler.empty() && !progress_.display.is_quiet()) progress_.display.print(straggler);
   }
@@ -866,7 +866,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   TrainingProgress training_progress() {
     EpochSummary now = progress_.metrics();
     if constexpr (joins) {
-      if (!progress_.is_closed()) count_all_ranks(now);
+      if (!progress_.now().is_closed) count_all_ranks(now);
     }
     TrainingProgress state = progress_.training_progress(now);
     if (!progress_.is_in_epoch()) return state;
@@ -878,7 +878,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   }
   /// The position in the current epoch's data. Exhausted ranks have drawn less than others.
   std::optional<SamplerState> data_position() {
-    if (!progress_.has_loop()) return std::nullopt;
+    if (progress_.now().loop == 0) return std::nullopt;
     SamplerState at = position();
     if constexpr (joins) at.position = comm_.all_reduce(at.position, Max{});
     return at;
