@@ -362,7 +362,8 @@ class ThreadEnds {
     for (std::size_t i = 0; i < ends_.size(); ++i) {
       if (i != first && ends_[i].is_consequence()) outcome.consequences.push_back(ends_[i]);
     }
-    const int status = report_failure(thrown_[first], ends_[first].rank, launcher_);
+    const int status =
+        report_failure(with_rank(*ends_[first].failure, ends_[first].rank), launcher_);
     write_all(2, summary(outcome));
     return status;
   }
