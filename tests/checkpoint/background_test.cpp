@@ -147,8 +147,8 @@ BOOST_AUTO_TEST_CASE(a_failure_that_nobody_saw_is_told_at_the_end) {
   }
   const auto told = late.take();
   BOOST_TEST_REQUIRE(told.has_value());
-  BOOST_TEST((told->rank == Rank{3}));
-  BOOST_TEST(told->problem == "'x' cannot be written: no room");
+  BOOST_TEST((told->rank() == Rank{3}));
+  BOOST_TEST(told->problem() == "'x' cannot be written: no room");
   BOOST_TEST(!late.take().has_value());
   {
     BackgroundWriter writer(Rank{3});

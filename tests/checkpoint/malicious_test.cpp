@@ -11,7 +11,7 @@
 
 #include "checkpoint/folder.hpp"
 #include "lockstep/detail/checkpoint/reader.hpp"
-#include "lockstep/detail/core/checksum.hpp"
+#include "lockstep/detail/core/hash.hpp"
 #include "lockstep/detail/core/json.hpp"
 
 BOOST_AUTO_TEST_SUITE(checkpoint_malicious)

@@ -18,7 +18,6 @@
 #include "lockstep/detail/comm/call/fault_channel.hpp"
 #include "lockstep/detail/comm/call/watchdog.hpp"
 #include "lockstep/detail/comm/shm/communicator.hpp"
-#include "lockstep/detail/core/worker.hpp"
 #include "lockstep/detail/data/loader.hpp"
 #include "lockstep/detail/launch/launch.hpp"
 #include "lockstep/detail/store/server.hpp"

@@ -22,7 +22,7 @@ BOOST_AUTO_TEST_CASE(views_are_row_major_and_static_extents_cost_nothing) {
   BOOST_TEST(partly(1, 0) == 3.f);
   static_assert(sizeof(view) == sizeof(float*));
   // Without LOCKSTEP_CHECKED there is nothing of the checked mode.
-  static_assert(!detail::is_checked && std::is_empty_v<detail::IndexCheck<detail::is_checked>>);
+  static_assert(!detail::is_checked && std::is_empty_v<detail::IndexCheck>);
   const HostView<double> scalar(nullptr);
   BOOST_TEST(scalar.size() == 1u);
 }

@@ -9,7 +9,7 @@ import pathlib
 import re
 
 LITERAL = re.compile(r'"((?:[^"\\]|\\.)*)"')
-HELPERS = "Error|require|reject|fail"  # and `return {...}` of a function that makes an Error
+HELPERS = "Error|require|reject|fail_value|fail"  # and `return {...}` of a function that makes an Error
 
 
 def strip_comments(text):
@@ -97,6 +97,10 @@ def at_run_time(root):
                 message = Message(folder, operation_of(parts[0]), message_of(parts[1]), message_of(parts[2]) or "...")
                 if message.cure == "..." and len(re.findall("[a-z]+", message.problem)) < 3:
                     continue
+            elif call[1] == "fail_value":
+                if not spoken or spoken[-1][0] != 2:
+                    continue
+                message = Message(folder, "launch", "... is '...'", spoken[-1][1])
             else:  # a helper: its last two arguments of words, which follow each other
                 if len(spoken) < 2 or spoken[-1][0] != spoken[-2][0] + 1 or len(spoken[-2][1].split()) < 3:
                     continue

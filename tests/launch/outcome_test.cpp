@@ -7,7 +7,6 @@
 #include <string>
 
 using namespace lockstep;
-using lockstep::detail::Failure;
 using lockstep::detail::Outcome;
 using lockstep::detail::RankEnd;
 using lockstep::detail::summary;
@@ -16,20 +15,20 @@ BOOST_AUTO_TEST_SUITE(outcome)
 
 BOOST_AUTO_TEST_CASE(what_a_rank_throws_reaches_the_launcher_whole_or_not_at_all) {
   const Error error = Error("step", "nan", "look").on(Rank{3}).as_consequence();
-  const Failure sent = Failure::of(std::make_exception_ptr(error));
-  const std::string bytes = sent.bytes();
-  const auto got = Failure::from_bytes(bytes);
+  const std::string bytes = detail::to_bytes(detail::error_of(std::make_exception_ptr(error)));
+  const auto got = detail::error_from_bytes(bytes);
   BOOST_TEST_REQUIRE(got.has_value());
-  BOOST_TEST(got->text(Rank{0}) == error.what());
-  BOOST_TEST(got->consequence);
+  BOOST_TEST(detail::with_rank(*got, Rank{0}).text() == std::string(error.what()));
+  BOOST_TEST(got->is_consequence());
   for (std::size_t n = 0; n < bytes.size(); ++n) {
-    BOOST_TEST(!Failure::from_bytes(std::string_view(bytes).substr(0, n)).has_value());
+    BOOST_TEST(!detail::error_from_bytes(std::string_view(bytes).substr(0, n)).has_value());
   }
 }
 
 BOOST_AUTO_TEST_CASE(an_exception_that_names_no_rank_gets_one) {
   const auto text = [](auto thrown) {
-    return Failure::of(std::make_exception_ptr(thrown)).text(Rank{2});
+    const Error error = detail::error_of(std::make_exception_ptr(thrown));
+    return std::string(detail::with_rank(error, Rank{2}).what());
   };
   BOOST_TEST(text(Error("step", "nan", "look")) == "lockstep: rank 2, step: nan; look");
   BOOST_TEST(text(std::runtime_error("no data")) == "lockstep: rank 2: no data");
@@ -38,7 +37,7 @@ BOOST_AUTO_TEST_CASE(an_exception_that_names_no_rank_gets_one) {
 
 BOOST_AUTO_TEST_CASE(consequences_are_told_by_operation_without_repeating_the_reason) {
   const auto end = [](std::size_t rank, const char* operation) {
-    return RankEnd{Rank{rank}, 1, 0, Failure{operation, "rank 1 failed: nan", "", {}, true}};
+    return RankEnd{Rank{rank}, 1, 0, Error(operation, "rank 1 failed: nan", "").as_consequence()};
   };
   Outcome job;
   job.first = RankEnd{Rank{1}, 0, 9, {}};
@@ -61,7 +60,7 @@ BOOST_AUTO_TEST_CASE(a_failure_may_be_repeated_unless_somebody_wants_an_end_or_i
   BOOST_TEST(!job.may_restart());
 
   Outcome misspelt;
-  misspelt.first = RankEnd{Rank{0}, 1, 0, Failure{"launch", "--seed is 'x'", "", {}, false}};
+  misspelt.first = RankEnd{Rank{0}, 1, 0, Error("launch", "--seed is 'x'", "")};
   BOOST_TEST(!misspelt.may_restart());
 
   Outcome interrupted;

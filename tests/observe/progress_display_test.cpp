@@ -402,9 +402,9 @@ BOOST_AUTO_TEST_CASE(a_style_overrules_what_stdout_is) {
 
   const Variable told(detail::progress_variable, "lines");
   BOOST_TEST((detail::progress_style() == ProgressStyle::lines));
-  detail::set_progress_style(ProgressStyle::bar);
+  detail::chosen_progress_style = ProgressStyle::bar;
   BOOST_TEST((detail::progress_style() == ProgressStyle::bar));
-  detail::set_progress_style(std::nullopt);
+  detail::chosen_progress_style.reset();
   const Variable wrong(detail::progress_variable, "loud");
   BOOST_CHECK_THROW(detail::progress_style(), Error);
 }

@@ -194,9 +194,9 @@ BOOST_AUTO_TEST_CASE(no_memory_at_the_end_of_a_loop_is_an_error_and_leaves_no_po
       for (const at::Tensor& lost : {net->in->weight, alias, gradient}) require_lost(lost);
       const auto failure = late.take();
       require(failure.has_value(), "nothing is reported");
-      require(contains(failure->problem, "7 tensors of the program lost values") &&
-                  contains(failure->problem, "bad_alloc"),
-              failure->problem);
+      require(contains(failure->problem(), "7 tensors of the program lost values") &&
+                  contains(failure->problem(), "bad_alloc"),
+              failure->problem());
       for (at::Tensor parameter : net->parameters()) {
         parameter.mutable_grad() = at::Tensor();
         parameter.set_data(at::zeros_like(parameter, at::kFloat));
@@ -221,7 +221,7 @@ BOOST_AUTO_TEST_CASE(no_memory_at_the_end_of_a_job_is_an_error_and_leaves_no_poi
       for (const at::Tensor& lost : net->parameters()) require_lost(lost);
       for (const at::Tensor& lost : net->buffers()) require_lost(lost);
       const auto failure = late.take();
-      require(failure && contains(failure->problem, "lost values at the end of the job"),
+      require(failure && contains(failure->problem(), "lost values at the end of the job"),
               "nothing is reported");
     }));
   }

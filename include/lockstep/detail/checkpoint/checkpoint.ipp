@@ -12,8 +12,8 @@
 
 #include "lockstep/detail/checkpoint/checkpoints.hpp"
 #include "lockstep/detail/checkpoint/folder.hpp"
-#include "lockstep/detail/core/checksum.hpp"
-#include "lockstep/detail/core/worker.hpp"
+#include "lockstep/detail/core/hash.hpp"
+#include "lockstep/detail/core/thread.hpp"
 #include "lockstep/detail/launch/launch.hpp"
 #include "lockstep/detail/launch/supervisor.hpp"
 #include "lockstep/version.hpp"

@@ -12,35 +12,34 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include <cerrno>
-#include <charconv>
 #include <cmath>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <system_error>
+#include <tuple>
 
+#include "lockstep/detail/core/deadline.hpp"
 #include "lockstep/detail/core/error.hpp"
 #include "lockstep/detail/core/file.hpp"
 #include "lockstep/detail/core/json.hpp"
 #include "lockstep/detail/core/terminal.hpp"
-#include "lockstep/detail/core/ticks.hpp"
-#include "lockstep/detail/core/worker.hpp"
+#include "lockstep/detail/core/thread.hpp"
 
 namespace lockstep::detail {
 
-/// Both clocks at the program's start, as the scale's first point.
-struct ClockReading {
-  std::uint64_t ticks = ticks_now();
-  std::chrono::nanoseconds time = std::chrono::steady_clock::now().time_since_epoch();
-};
-inline const ClockReading first_reading;
+LOCKSTEP_INLINE std::pair<std::uint64_t, std::chrono::nanoseconds> read_clocks() {
+  return {ticks_now(), std::chrono::steady_clock::now().time_since_epoch()};
+}
+/// At the program's start, as the scale's first point.
+inline const auto first_reading = read_clocks();
 
-LOCKSTEP_INLINE TickScale::TickScale() : ticks_(first_reading.ticks), time_(first_reading.time) {
-  ClockReading now;
-  while (now.time - time_ < std::chrono::milliseconds(10)) now = {};  // for a precise rate
-  period_ =
-      static_cast<double>((now.time - time_).count()) / static_cast<double>(now.ticks - ticks_);
+LOCKSTEP_INLINE TickScale::TickScale() : ticks_(first_reading.first), time_(first_reading.second) {
+  auto [ticks, time] = first_reading;
+  while (time - time_ < std::chrono::milliseconds(10))  // for a precise rate
+    std::tie(ticks, time) = read_clocks();
+  period_ = static_cast<double>((time - time_).count()) / static_cast<double>(ticks - ticks_);
 }
 
 LOCKSTEP_INLINE void TextPart::append_to(std::string& out) const {
@@ -82,21 +81,22 @@ LOCKSTEP_INLINE std::string listed(const std::vector<std::string>& names) {
   return list;
 }
 
-LOCKSTEP_INLINE std::string listed_ranks(const std::vector<std::string>& ranks) {
-  return text({ranks.size() == 1 ? "rank " : "ranks ", listed(ranks)});
+template <class Number>
+std::string digits_of(Number number) {
+  char digits[64];
+  return {digits, std::to_chars(digits, std::end(digits), number).ptr};
 }
+LOCKSTEP_INLINE std::string number_text(float number) { return digits_of(number); }
+LOCKSTEP_INLINE std::string number_text(double number) { return digits_of(number); }
 
-[[noreturn]] LOCKSTEP_INLINE void fail_value(std::string_view name, std::string_view value,
-                                             std::string_view advice) {
+LOCKSTEP_INLINE void fail_value(std::string_view name, std::string_view value,
+                                std::string_view advice) {
   fail("launch", {name, " is '", value, "'"}, advice);
 }
 
 LOCKSTEP_INLINE std::size_t parse_number(std::string_view name, std::string_view text) {
   std::size_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc{} || end != text.data() + text.size()) {
-    fail_value(name, text, "give it a number, in digits only");
-  }
+  if (!read_number(text, number)) fail_value(name, text, "give it a number, in digits only");
   return number;
 }
 
@@ -109,8 +109,7 @@ LOCKSTEP_INLINE std::uint16_t parse_port(std::string_view name, std::string_view
 LOCKSTEP_INLINE std::chrono::milliseconds parse_seconds(std::string_view name,
                                                         std::string_view text) {
   double seconds = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
-  if (error != std::errc{} || end != text.data() + text.size() || !(seconds > 0) || seconds > 1e9) {
+  if (!read_number(text, seconds) || !(seconds > 0) || seconds > 1e9) {
     fail_value(name, text, "give it a number of seconds above 0");
   }
   return std::chrono::milliseconds(std::llround(std::ceil(seconds * 1000)));
@@ -129,10 +128,6 @@ LOCKSTEP_INLINE Endpoint parse_endpoint(std::string_view name, std::string_view 
           parse_port(name, text.substr(colon + 1))};
 }
 
-LOCKSTEP_INLINE std::string rate_text(double value) {
-  return fixed_text(value, value < 100 ? 1 : 0);
-}
-
 LOCKSTEP_INLINE std::string clock_text(double seconds) {
   if (!(seconds < 1e9)) return "?";
   const auto total = static_cast<std::uint64_t>(seconds > 0 ? std::llround(seconds) : 0);
@@ -142,16 +137,17 @@ LOCKSTEP_INLINE std::string clock_text(double seconds) {
   return detail::text({minutes / 60, ":", detail::text({100 + minutes % 60}).substr(1), ":", rest});
 }
 
-LOCKSTEP_INLINE std::string duration_text(double seconds) {
-  return seconds < 59.95 ? fixed_text(seconds, 1) + " s" : clock_text(seconds);
-}
-
 LOCKSTEP_INLINE std::string error_message(std::string_view operation, std::string_view problem,
                                           std::string_view advice, std::optional<Rank> rank) {
+  std::string message = "lockstep: ";
+  if (rank) message += text({"rank ", *rank, operation.empty() ? ": " : ", "});
+  if (operation.empty()) {
+    message += problem;
+  } else {
+    message += text({operation, ": ", problem, "; ", advice});
+  }
   // Control characters in names would garble a message; newlines are in other libraries' messages.
-  return printable(text({"lockstep: ", rank ? text({"rank ", *rank, ", "}) : std::string(),
-                         operation, ": ", problem, "; ", advice}),
-                   "\n\t");
+  return printable(message, "\n\t");
 }
 
 LOCKSTEP_INLINE void fail(std::string_view operation, std::initializer_list<TextPart> problem,
@@ -174,47 +170,38 @@ LOCKSTEP_INLINE std::string signal_name(int signal) {
   }
 }
 
-LOCKSTEP_INLINE Failure Failure::of(const std::exception_ptr& thrown) {
+LOCKSTEP_INLINE Error error_of(const std::exception_ptr& thrown) {
   try {
     std::rethrow_exception(thrown);
   } catch (const Error& error) {
-    return {error.operation(), error.problem(), error.advice(), error.rank(),
-            error.is_consequence()};
+    return error;
   } catch (const std::exception& error) {
-    return {"", error.what(), "", std::nullopt, false};
+    return {"", error.what(), ""};
   } catch (...) {
-    return {"", "an exception that is no std::exception", "", std::nullopt, false};
+    return {"", "an exception that is no std::exception", ""};
   }
 }
 
-LOCKSTEP_INLINE std::string Failure::text(std::optional<Rank> self) const {
-  const std::optional<Rank> named = rank ? rank : self;
-  if (!operation.empty()) return Error(operation, problem, advice, named).what();
-  if (!named) return detail::text({"lockstep: ", problem});
-  return detail::text({"lockstep: rank ", *named, ": ", problem});
-}
-
-LOCKSTEP_INLINE void Failure::print() const {
-  std::fputs(detail::text({text(rank), "\n"}).c_str(), stderr);
+LOCKSTEP_INLINE void print_error(const Error& error) {
+  std::fputs(text({error.what(), "\n"}).c_str(), stderr);
 }
 
 /// Calls `f` with the number of `LateFailures` in this process and the failures that none took.
-LOCKSTEP_INLINE void with_late_failures(FunctionRef<void(std::size_t&, std::vector<Failure>&)> f) {
+LOCKSTEP_INLINE void with_late_failures(FunctionRef<void(std::size_t&, std::vector<Error>&)> f) {
   static std::mutex mutex;
   static std::size_t listeners = 0;
   // Never destroyed, because destructors of static objects report failures too.
-  static std::vector<Failure>& failures = *new std::vector<Failure>;
+  static std::vector<Error>& failures = *new std::vector<Error>;
   const std::lock_guard lock(mutex);
   f(listeners, failures);
 }
 
 LOCKSTEP_INLINE void report_late_failure(const std::exception_ptr& thrown,
                                          std::optional<Rank> rank) noexcept try {
-  Failure failure = Failure::of(thrown);
-  if (!failure.rank) failure.rank = rank;
-  with_late_failures([&](std::size_t listeners, std::vector<Failure>& failures) {
-    if (listeners == 0) return failure.print();
-    failures.push_back(std::move(failure));
+  const Error failure = with_rank(error_of(thrown), rank);
+  with_late_failures([&](std::size_t listeners, std::vector<Error>& failures) {
+    if (listeners == 0) return print_error(failure);
+    failures.push_back(failure);
   });
 } catch (...) {
   std::fputs("lockstep: a failure at the end of a job, and no memory to say which\n", stderr);
@@ -225,15 +212,15 @@ LOCKSTEP_INLINE LateFailures::LateFailures() {
 }
 
 LOCKSTEP_INLINE LateFailures::~LateFailures() {
-  with_late_failures([](std::size_t& listeners, std::vector<Failure>& failures) {
+  with_late_failures([](std::size_t& listeners, std::vector<Error>& failures) {
     if (--listeners != 0) return;
-    for (const Failure& failure : std::exchange(failures, {})) failure.print();
+    for (const Error& failure : std::exchange(failures, {})) print_error(failure);
   });
 }
 
-LOCKSTEP_INLINE std::optional<Failure> LateFailures::take() {
-  std::optional<Failure> first;
-  with_late_failures([&](std::size_t, std::vector<Failure>& failures) {
+LOCKSTEP_INLINE std::optional<Error> LateFailures::take() {
+  std::optional<Error> first;
+  with_late_failures([&](std::size_t, std::vector<Error>& failures) {
     if (failures.empty()) return;
     first = std::move(failures.front());
     failures.erase(failures.begin());
@@ -248,11 +235,16 @@ LOCKSTEP_INLINE void sleep_for(std::chrono::nanoseconds time) {
   }
 }
 
-LOCKSTEP_INLINE std::size_t core_count() {
+LOCKSTEP_INLINE std::vector<std::size_t> allowed_cpus() {
   std::array<cpu_set_t, 8> sets{};  // room for 8192 cores
-  if (::sched_getaffinity(0, sizeof sets, sets.data()) != 0) return 1;
-  return static_cast<std::size_t>(CPU_COUNT_S(sizeof sets, sets.data()));
+  std::vector<std::size_t> cpus;
+  if (::sched_getaffinity(0, sizeof sets, sets.data()) != 0) return cpus;
+  for (std::size_t cpu = 0; cpu != sizeof sets * 8; ++cpu)
+    if (CPU_ISSET_S(cpu, sizeof sets, sets.data())) cpus.push_back(cpu);
+  return cpus;
 }
+
+LOCKSTEP_INLINE std::size_t core_count() { return std::max<std::size_t>(allowed_cpus().size(), 1); }
 
 LOCKSTEP_INLINE std::size_t count_paths(const char* pattern) {
   glob_t found{};
@@ -286,12 +278,6 @@ LOCKSTEP_INLINE void Thread::start(ThreadName name, Signals signals, void* body,
   ::pthread_setname_np(thread_, name.short_name);
 }
 
-LOCKSTEP_INLINE TaskQueue::~TaskQueue() {
-  const std::lock_guard lock(mutex_);
-  stopping_ = true;
-  changed_.notify_all();
-}
-
 LOCKSTEP_INLINE void TaskQueue::post(Task& task) {
   const std::lock_guard lock(mutex_);
   // The thread comes first: a task must not stay in the queue if its thread cannot be started.
@@ -302,17 +288,6 @@ LOCKSTEP_INLINE void TaskQueue::post(Task& task) {
   (first_ == nullptr ? first_ : last_->next) = &task;
   last_ = &task;
   changed_.notify_all();
-}
-
-LOCKSTEP_INLINE bool TaskQueue::test(const Task& task) const {
-  const std::lock_guard lock(mutex_);
-  if (task.error) std::rethrow_exception(task.error);
-  return task.is_over;
-}
-
-LOCKSTEP_INLINE void TaskQueue::wait(const Task& task) const {
-  wait_quietly(task);
-  if (task.error) std::rethrow_exception(task.error);
 }
 
 LOCKSTEP_INLINE void TaskQueue::wait_quietly(const Task& task) const noexcept {
@@ -359,23 +334,17 @@ LOCKSTEP_INLINE std::string folder_of(std::string_view path) {
   return std::string(path.substr(0, slash == 0 ? 1 : slash));
 }
 
-LOCKSTEP_INLINE std::string_view name_in_folder(std::string_view path) {
-  return path.substr(path.rfind('/') + 1);
-}
-
 /// Advice for some errno values; `FOLDER` stands for the folder of the file.
-struct FileAdvice {
-  int errors[3];
-  std::string_view advice;
-};
+using FileAdvice = std::pair<std::array<int, 3>, std::string_view>;
 
 /// Throws with the first matching advice; the last entry is for all other errors.
 [[noreturn]] LOCKSTEP_INLINE void fail_file(std::string_view operation, std::string_view path,
                                             std::string_view problem, int error,
                                             std::span<const FileAdvice> all) {
-  const auto fits = [&](const FileAdvice& one) { return std::ranges::count(one.errors, error); };
-  const auto found = std::ranges::find_if(all.first(all.size() - 1), fits);
-  std::string advice(found->advice);
+  const auto fits = [&](const FileAdvice& one) {
+    return std::ranges::count(one.first, error) != 0;
+  };
+  std::string advice(std::ranges::find_if(all.first(all.size() - 1), fits)->second);
   if (const std::size_t at = advice.find("FOLDER"); at != std::string::npos)
     advice.replace(at, 6, folder_of(path));
   fail(operation, {"'", path, "' cannot be ", problem, ": ", error_text(error)}, advice);
@@ -411,6 +380,35 @@ LOCKSTEP_INLINE void fail_reading(std::string_view operation, std::string_view p
 
 LOCKSTEP_INLINE void Descriptor::close() {
   if (fd_ >= 0) ::close(std::exchange(fd_, -1));
+}
+
+LOCKSTEP_INLINE std::string utc_text(const char* format) {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  ::gmtime_r(&now, &utc);
+  char text[64];
+  return {text, std::strftime(text, sizeof text, format, &utc)};
+}
+
+LOCKSTEP_INLINE std::string checksum_text(std::uint64_t checksum) {
+  std::string text(16, '0');
+  for (char& digit : text) {
+    digit = "0123456789abcdef"[checksum >> 60];
+    checksum <<= 4;
+  }
+  return text;
+}
+
+LOCKSTEP_INLINE std::string host_name() {
+  char name[256] = {};
+  ::gethostname(name, sizeof name - 1);
+  return name;
+}
+
+LOCKSTEP_INLINE std::string own_program() {
+  char path[4096];
+  const ssize_t size = ::readlink("/proc/self/exe", path, sizeof path);
+  return {path, size > 0 ? static_cast<std::size_t>(size) : 0};
 }
 
 LOCKSTEP_INLINE std::string error_text(int error) { return std::system_category().message(error); }
@@ -486,12 +484,9 @@ LOCKSTEP_INLINE std::string random_bytes(std::size_t count) {
 }
 
 LOCKSTEP_INLINE std::string random_id() {
-  std::string text;
-  for (char c : random_bytes(16)) {
-    text += "0123456789abcdef"[static_cast<unsigned char>(c) >> 4];
-    text += "0123456789abcdef"[static_cast<unsigned char>(c) & 15];
-  }
-  return text;
+  std::uint64_t words[2];
+  std::memcpy(words, random_bytes(sizeof words).data(), sizeof words);
+  return checksum_text(words[0]) + checksum_text(words[1]);
 }
 
 LOCKSTEP_INLINE std::size_t open_files() {
@@ -526,23 +521,11 @@ LOCKSTEP_INLINE std::size_t allow_open_files(std::size_t more, const char* whose
              "of a container"}));
 }
 
-inline constexpr std::string_view progress_names[] = {"auto", "bar", "lines", "none"};
-
-LOCKSTEP_INLINE std::string_view progress_text(ProgressStyle style) {
-  return progress_names[static_cast<std::size_t>(style)];
-}
-
 LOCKSTEP_INLINE ProgressStyle parse_progress(std::string_view name, std::string_view text) {
   for (std::size_t i = 0; i < std::size(progress_names); ++i) {
     if (text == progress_names[i]) return static_cast<ProgressStyle>(i);
   }
-  fail("launch", {name, " is '", text, "'"}, "give it auto, bar, lines or none");
-}
-
-inline std::optional<ProgressStyle> chosen_progress_style;
-
-LOCKSTEP_INLINE void set_progress_style(std::optional<ProgressStyle> style) {
-  chosen_progress_style = style;
+  fail_value(name, text, "give it auto, bar, lines or none");
 }
 
 LOCKSTEP_INLINE ProgressStyle progress_style() {
@@ -628,18 +611,6 @@ LOCKSTEP_INLINE bool append_json_string(std::string& out, std::string_view text)
   return is_utf8;
 }
 
-LOCKSTEP_INLINE void append_finite(std::string& out, auto number) {
-  char digits[64];
-  if (!std::isfinite(number)) return void(out += "null");
-  out.append(digits, std::to_chars(digits, digits + sizeof digits, number).ptr);
-}
-LOCKSTEP_INLINE void append_json_number(std::string& out, float value) {
-  append_finite(out, value);
-}
-LOCKSTEP_INLINE void append_json_number(std::string& out, double value) {
-  append_finite(out, value);
-}
-
 }  // namespace lockstep::detail
 
 namespace lockstep {
@@ -670,21 +641,6 @@ LOCKSTEP_INLINE Error::Error(std::string_view operation, std::string_view proble
       advice_(advice),
       rank_(rank) {}
 
-LOCKSTEP_INLINE Error::Error(const Error& other) = default;
-LOCKSTEP_INLINE Error::~Error() = default;
-
-LOCKSTEP_INLINE Error Error::on(Rank rank) const {
-  Error error(operation_, problem_, advice_, rank);
-  error.consequence_ = consequence_;
-  return error;
-}
-
-LOCKSTEP_INLINE Error Error::as_consequence() const {
-  Error error = *this;
-  error.consequence_ = true;
-  return error;
-}
-
 LOCKSTEP_INLINE Stopped::Stopped(int signal, std::string_view saved)
     : signal_(signal),
       saved_(saved),
@@ -694,16 +650,6 @@ LOCKSTEP_INLINE Stopped::Stopped(int signal, std::string_view saved)
            saved.empty() ? "; no checkpoint was wanted, so nothing is saved"
                          : "; the state is saved: ",
            saved, saved.empty() ? "" : "; start the job again with --resume to go on"})) {}
-
-LOCKSTEP_INLINE Stopped::~Stopped() = default;
-
-LOCKSTEP_INLINE const char* Stopped::what() const noexcept { return message_.c_str(); }
-
-LOCKSTEP_INLINE void JsonLine::add_name(std::string_view name) {
-  if (!members_.empty()) members_ += ',';
-  append(name);
-  members_ += ':';
-}
 
 LOCKSTEP_INLINE JsonLine& JsonLine::add(const JsonLine& others) {
   if (!members_.empty() && !others.empty()) members_ += ',';

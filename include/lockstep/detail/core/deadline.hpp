@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A point in time at which a wait ends, how long one has lasted, and time limits as text.
+/// @file Time: when a wait ends, how long one has lasted, limits as text, and the clock of records.
 
 #include <climits>
 
@@ -65,5 +65,36 @@ std::string seconds_text(std::chrono::milliseconds limit);
 
 /// Parses a time limit in seconds, which may have a fraction; see `parse_number` for `name`.
 std::chrono::milliseconds parse_seconds(std::string_view name, std::string_view text);
+
+/// The processor's counter. It counts at one rate on all cores, and is 0 only before the first
+/// read.
+inline std::uint64_t ticks_now() {
+#if defined(__x86_64__)
+  return __builtin_ia32_rdtsc();
+#elif defined(__aarch64__)
+  std::uint64_t ticks = 0;
+  asm volatile("mrs %0, cntvct_el0" : "=r"(ticks));
+  return ticks;
+#else
+  return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+#endif
+}
+
+/// Converts ticks to times of `std::chrono::steady_clock`, by two readings of both clocks: the
+/// first at the program's start, the other now.
+class TickScale {
+ public:
+  TickScale();
+
+  std::chrono::nanoseconds time(std::uint64_t ticks) const {
+    const double since = static_cast<double>(static_cast<std::int64_t>(ticks - ticks_));
+    return time_ + std::chrono::nanoseconds(static_cast<std::int64_t>(since * period_));
+  }
+
+ private:
+  std::uint64_t ticks_;
+  std::chrono::nanoseconds time_;
+  double period_;  // nanoseconds of a tick
+};
 
 }  // namespace lockstep::detail

@@ -14,14 +14,20 @@ class Error : public std::runtime_error {
  public:
   [[gnu::cold]] Error(std::string_view operation, std::string_view problem, std::string_view advice,
                       std::optional<Rank> rank = std::nullopt);
-  [[gnu::cold]] Error(const Error& other);
-  ~Error() override;
 
   /// A copy with the rank, for code that knows it.
-  Error on(Rank rank) const;
+  Error on(Rank rank) const {
+    Error error(operation_, problem_, advice_, rank);
+    error.consequence_ = consequence_;
+    return error;
+  }
 
   /// A copy that is marked as the consequence of another rank's failure.
-  Error as_consequence() const;
+  Error as_consequence() const {
+    Error error = *this;
+    error.consequence_ = true;
+    return error;
+  }
 
   /// `what()` without a virtual call.
   const char* text() const { return std::runtime_error::what(); }
@@ -49,10 +55,8 @@ class Stopped : public std::exception {
  public:
   /// `signal` is 0 where none asked; `saved` is the checkpoint, empty where none was wanted.
   Stopped(int signal, std::string_view saved);
-  ~Stopped() override;
 
-  const char* what() const noexcept override;
-
+  const char* what() const noexcept override { return message_.c_str(); }
   int signal() const { return signal_; }
   const std::string& saved() const { return saved_; }
 
@@ -65,26 +69,13 @@ class Stopped : public std::exception {
 
 namespace detail {
 
-/// The exception that ended a rank, sent to its launcher, which knows the first and prints it once.
-struct Failure {
-  std::string operation;  // as in `Error`; other exceptions have a problem only
-  std::string problem;
-  std::string advice;
-  std::optional<Rank> rank;
-  bool consequence = false;
+/// The error that an exception is; one of another type has a problem only.
+Error error_of(const std::exception_ptr& thrown);
 
-  static Failure of(const std::exception_ptr& thrown);
-
-  /// The message. `self` is the failed rank, for an error that names none.
-  std::string text(std::optional<Rank> self) const;
-  /// Prints the message to stderr.
-  void print() const;
-
-  std::string bytes() const;
-
-  /// Empty if the rank ended before it had written everything.
-  static std::optional<Failure> from_bytes(std::string_view bytes);
-};
+/// The error, on the rank that has failed where it names none.
+inline Error with_rank(const Error& error, std::optional<Rank> failed) {
+  return error.rank() || !failed ? error : error.on(*failed);
+}
 
 /// Reports an exception that a destructor cannot throw: to a `LateFailures` if any, else to stderr.
 void report_late_failure(const std::exception_ptr& thrown,
@@ -99,7 +90,7 @@ class LateFailures {
   LateFailures& operator=(const LateFailures&) = delete;
 
   /// Removes and returns the oldest failure.
-  std::optional<Failure> take();
+  std::optional<Error> take();
 };
 
 /// `SIGTERM`, `SIGUSR1`, or `signal 12`.

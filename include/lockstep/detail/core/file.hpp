@@ -38,6 +38,10 @@ class Descriptor {
   int fd_ = -1;
 };
 
+std::string host_name();
+/// The path of this program's file; empty where the system does not say it.
+std::string own_program();
+
 /// The message for an errno value; thread-safe, unlike strerror.
 std::string error_text(int error);
 
@@ -68,9 +72,6 @@ std::string read_file(const char* path);
 /// A temporary file is named after its file, with `.tmp-` and a random token appended.
 inline constexpr std::string_view temporary_infix = ".tmp-";
 
-/// 16 random hexadecimal digits, for unique names.
-std::string random_token();
-
 /// Removes the temporary files being written, so that their `commit` fails. Thread-safe.
 void remove_temporary_files();
 
@@ -88,14 +89,20 @@ class TemporaryFile {
 
   /// Writes at the end of the last `append`, or at the offset of the last `seek`.
   void append(std::span<const std::byte> bytes);
-  void seek(std::uint64_t offset);
+  void seek(std::uint64_t offset) {
+    flush();
+    offset_ = offset;
+  }
 
   /// Syncs the file, renames it to `path` and syncs the folder.
   void commit();
 
  private:
   void write(std::span<const std::byte> bytes);
-  void flush();
+  void flush() {
+    write(buffer_);
+    buffer_.clear();
+  }
   void forget();
   void remove();
   [[noreturn]] void fail_now(int error);
@@ -123,13 +130,18 @@ std::string owner_text();
 
 /// The folder of a path, "." where it has none, and the name within that folder.
 std::string folder_of(std::string_view path);
-std::string_view name_in_folder(std::string_view path);
+inline std::string_view name_in_folder(std::string_view path) {
+  return path.substr(path.rfind('/') + 1);
+}
 
 /// Throws an `Error` with the file, the reason, and advice for this errno value.
 [[noreturn, gnu::cold]] void fail_writing(std::string_view operation, std::string_view path,
                                           int error);
 [[noreturn, gnu::cold]] void fail_reading(std::string_view operation, std::string_view path,
                                           int error);
+
+/// How many paths match a pattern of the shell.
+std::size_t count_paths(const char* pattern);
 
 std::size_t open_files();
 
@@ -143,6 +155,9 @@ std::size_t prefer_open_files(std::size_t more);
 /// Random bytes from the operating system, for ids and secrets.
 std::string random_bytes(std::size_t count);
 
+/// 32 random hexadecimal digits.
 std::string random_id();
+/// 16 of them, for unique names.
+inline std::string random_token() { return random_id().substr(16); }
 
 }  // namespace lockstep::detail

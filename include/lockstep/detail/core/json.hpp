@@ -4,6 +4,7 @@
 
 #include <variant>
 
+#include "lockstep/detail/core/hash.hpp"
 #include "lockstep/detail/core/text.hpp"
 
 namespace lockstep {
@@ -17,8 +18,9 @@ bool is_utf8(std::string_view text);
 /// Appends `text` in quotation marks, with U+FFFD for what is not UTF-8. Returns whether all was.
 bool append_json_string(std::string& out, std::string_view text);
 /// Appends the shortest number that parses to the same value; `null` for NaN and infinities.
-void append_json_number(std::string& out, float value);
-void append_json_number(std::string& out, double value);
+void append_json_number(std::string& out, std::floating_point auto value) {
+  out += value - value == 0 ? number_text(value) : "null";
+}
 
 /// A value that JSON can hold. `char` is excluded: it could mean a number or a text.
 template <class T>
@@ -56,22 +58,42 @@ class JsonEntry {
   std::string_view file() const { return file_; }
 
   /// `at` throws where there is no such member.
-  JsonEntry at(std::string_view name) const;
-  std::optional<JsonEntry> find(std::string_view name) const;
+  JsonEntry at(std::string_view name) const {
+    if (const auto found = find(name)) return *found;
+    fail(detail::text({"has no '", name, "'"}));
+  }
+  std::optional<JsonEntry> find(std::string_view name) const {
+    for (const Json::Member& member : members())
+      if (member.first == name) return of(member);
+    return std::nullopt;
+  }
 
   /// These throw where the value is no array or no object.
   const Json::Array& items() const { return as<Json::Array>("an array"); }
   const Json::Object& members() const { return as<Json::Object>("an object"); }
-  JsonEntry item(std::size_t i) const;
-  JsonEntry of(const Json::Member& member) const;
+  JsonEntry item(std::size_t i) const {
+    if (i >= items().size()) fail(detail::text({"has no item ", i}));
+    return {items()[i], file_, detail::text({name_, "[", i, "]"})};
+  }
+  JsonEntry of(const Json::Member& member) const {
+    return {member.second, file_, detail::text({name_, name_.empty() ? "" : ".", member.first})};
+  }
 
   bool boolean() const { return as<bool>("true or false"); }
   std::uint64_t natural() const { return as<std::uint64_t>("a whole number"); }
   std::int64_t integer() const;
   double real() const;  // any number, or "nan", "inf", "-inf"
   const std::string& text() const { return as<std::string>("a text"); }
-  std::uint64_t checksum() const;  // 16 hexadecimal digits
-  std::vector<std::uint64_t> naturals() const;
+  std::uint64_t checksum() const {  // 16 hexadecimal digits
+    const auto value = checksum_from(text());
+    if (!value) fail("is no text of 16 hexadecimal digits");
+    return *value;
+  }
+  std::vector<std::uint64_t> naturals() const {
+    std::vector<std::uint64_t> values;
+    for (std::size_t i = 0; i != items().size(); ++i) values.push_back(item(i).natural());
+    return values;
+  }
 
   template <class T>
   const T* get_if() const {
@@ -128,7 +150,11 @@ class JsonLine {
   bool is_utf8() const { return is_utf8_; }
 
  private:
-  void add_name(std::string_view name);
+  void add_name(std::string_view name) {
+    if (!members_.empty()) members_ += ',';
+    append(name);
+    members_ += ':';
+  }
   template <class Range>
   void append_all(const Range& values) {
     char before = '[';

@@ -7,15 +7,14 @@
 #include <unistd.h>
 #include <cerrno>
 #include <charconv>
-#include <ctime>
 
-#include "lockstep/detail/core/checksum.hpp"
 #include "lockstep/detail/core/dynamic.hpp"
 #include "lockstep/detail/core/element.hpp"
 #include "lockstep/detail/core/error.hpp"
 #include "lockstep/detail/core/file.hpp"
+#include "lockstep/detail/core/hash.hpp"
 #include "lockstep/detail/core/json.hpp"
-#include "lockstep/detail/core/worker.hpp"
+#include "lockstep/detail/core/thread.hpp"
 
 namespace lockstep::detail {
 
@@ -94,8 +93,6 @@ LOCKSTEP_INLINE void remove_temporary_files() {
   });
 }
 
-LOCKSTEP_INLINE std::string random_token() { return random_id().substr(16); }
-
 LOCKSTEP_INLINE TemporaryFile::TemporaryFile(std::string_view operation, const std::string& path,
                                              std::uint64_t bytes)
     : operation_(operation),
@@ -116,16 +113,6 @@ LOCKSTEP_INLINE void TemporaryFile::append(std::span<const std::byte> bytes) {
   if (buffer_.size() + bytes.size() > write_chunk_bytes) flush();
   if (bytes.size() >= write_chunk_bytes) return write(bytes);
   buffer_.insert(buffer_.end(), bytes.begin(), bytes.end());
-}
-
-LOCKSTEP_INLINE void TemporaryFile::seek(std::uint64_t offset) {
-  flush();
-  offset_ = offset;
-}
-
-LOCKSTEP_INLINE void TemporaryFile::flush() {
-  write(buffer_);
-  buffer_.clear();
 }
 
 LOCKSTEP_INLINE void TemporaryFile::write(std::span<const std::byte> bytes) {
@@ -200,21 +187,8 @@ LOCKSTEP_INLINE bool make_folder(std::string_view operation, const std::string& 
   return is_made;
 }
 
-LOCKSTEP_INLINE std::string utc_text(const char* format) {
-  const std::time_t now = std::time(nullptr);
-  std::tm utc{};
-  ::gmtime_r(&now, &utc);
-  char text[64];
-  return {text, std::strftime(text, sizeof text, format, &utc)};
-}
-
 LOCKSTEP_INLINE std::string owner_text() {
-  char host[256] = {};
-  ::gethostname(host, sizeof host - 1);
-  char program[4096];
-  const ssize_t size = ::readlink("/proc/self/exe", program, sizeof program);
-  return text({"process ", ::getpid(), " on ", host, ", ",
-               std::string_view(program, size > 0 ? static_cast<std::size_t>(size) : 0), ", since ",
+  return text({"process ", ::getpid(), " on ", host_name(), ", ", own_program(), ", since ",
                utc_text("%Y-%m-%d %H:%M:%S UTC")});
 }
 
@@ -273,15 +247,6 @@ LOCKSTEP_INLINE std::uint64_t Checksum::value() const {
   std::uint64_t value = mix_bits(length_);
   for (const std::uint64_t lane : lanes) value = mix_bits((value ^ lane) + golden_step);
   return value;
-}
-
-LOCKSTEP_INLINE std::string checksum_text(std::uint64_t checksum) {
-  std::string text(16, '0');
-  for (char& digit : text) {
-    digit = "0123456789abcdef"[checksum >> 60];
-    checksum <<= 4;
-  }
-  return text;
 }
 
 LOCKSTEP_INLINE std::optional<std::uint64_t> checksum_from(std::string_view text) {
@@ -497,26 +462,6 @@ LOCKSTEP_INLINE void JsonEntry::fail_kind(std::string_view expected) const {
   fail(detail::text({"is ", kinds[json_->value.index()], " instead of ", expected}));
 }
 
-LOCKSTEP_INLINE JsonEntry JsonEntry::of(const Json::Member& member) const {
-  return {member.second, file_, detail::text({name_, name_.empty() ? "" : ".", member.first})};
-}
-
-LOCKSTEP_INLINE std::optional<JsonEntry> JsonEntry::find(std::string_view name) const {
-  for (const Json::Member& member : members())
-    if (member.first == name) return of(member);
-  return std::nullopt;
-}
-
-LOCKSTEP_INLINE JsonEntry JsonEntry::at(std::string_view name) const {
-  if (const auto found = find(name)) return *found;
-  fail(detail::text({"has no '", name, "'"}));
-}
-
-LOCKSTEP_INLINE JsonEntry JsonEntry::item(std::size_t i) const {
-  if (i >= items().size()) fail(detail::text({"has no item ", i}));
-  return {items()[i], file_, detail::text({name_, "[", i, "]"})};
-}
-
 LOCKSTEP_INLINE std::int64_t JsonEntry::integer() const {
   if (const auto* const negative = get_if<std::int64_t>()) return *negative;
   if (!std::in_range<std::int64_t>(natural())) fail("is too large a number");
@@ -534,18 +479,6 @@ LOCKSTEP_INLINE double JsonEntry::real() const {
     if (*text == "-inf") return -infinity;
   }
   fail_kind("a number");
-}
-
-LOCKSTEP_INLINE std::uint64_t JsonEntry::checksum() const {
-  const auto value = checksum_from(text());
-  if (!value) fail("is no text of 16 hexadecimal digits");
-  return *value;
-}
-
-LOCKSTEP_INLINE std::vector<std::uint64_t> JsonEntry::naturals() const {
-  std::vector<std::uint64_t> values;
-  for (std::size_t i = 0; i != items().size(); ++i) values.push_back(item(i).natural());
-  return values;
 }
 
 }  // namespace lockstep::detail

@@ -29,13 +29,15 @@ struct Terminal {
   bool is_quiet = false;  // no progress output
 };
 
-/// The style of `--progress`, set before this process has ranks, or that of LOCKSTEP_PROGRESS.
+/// The style of `--progress`, set before this process has ranks.
+inline std::optional<ProgressStyle> chosen_progress_style;
+/// The same, or that of LOCKSTEP_PROGRESS.
 ProgressStyle progress_style();
-void set_progress_style(std::optional<ProgressStyle> style);
 
+/// In the order of `ProgressStyle`.
+inline constexpr std::string_view progress_names[] = {"auto", "bar", "lines", "none"};
 /// `name` is the variable or option that has this text.
 ProgressStyle parse_progress(std::string_view name, std::string_view text);
-std::string_view progress_text(ProgressStyle style);
 
 /// Respects TERM=dumb and NO_COLOR. Under mpirun, which always gives ranks one, no terminal counts.
 Terminal detect_terminal(std::FILE* file, ProgressStyle style = progress_style());

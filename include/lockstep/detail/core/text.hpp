@@ -2,6 +2,7 @@
 #pragma once
 /// @file Text for messages, by one function (`operator+` costs compile time), and strict parsers.
 
+#include <charconv>
 #include <initializer_list>
 
 #include "lockstep/detail/core/strong.hpp"
@@ -58,10 +59,31 @@ std::string joined(const auto& parts) {
 /// The first 16 names, so that messages stay readable with a thousand ranks.
 std::string listed(const std::vector<std::string>& names);
 
-std::string listed_ranks(const std::vector<std::string>& ranks);
+inline std::string listed_ranks(const std::vector<std::string>& ranks) {
+  return text({ranks.size() == 1 ? "rank " : "ranks ", listed(ranks)});
+}
+
+/// The shortest digits that are read back as the same number.
+std::string number_text(float number);
+std::string number_text(double number);
+std::string number_text(std::integral auto number) { return text({number}); }
+
+/// False unless the whole text is a finite number in the range of its type.
+template <class Number>
+bool read_number(std::string_view text, Number& number) {
+  const char* const last = text.data() + text.size();
+  // NOLINTNEXTLINE(bugprone-suspicious-stringview-data-usage): `last` is where it ends
+  const auto [end, error] = std::from_chars(text.data(), last, number);
+  // x - x is NaN for NaN and infinities.
+  return error == std::errc{} && end == last && number - number == 0;
+}
 
 /// Parsers throw an `Error` that calls the text by `name`, the variable or option it came from.
 std::size_t parse_number(std::string_view name, std::string_view text);
+
+/// Throws: `--keep is 'x'`.
+[[noreturn, gnu::cold]] void fail_value(std::string_view name, std::string_view value,
+                                        std::string_view advice);
 
 std::uint16_t parse_port(std::string_view name, std::string_view text);
 
@@ -74,13 +96,15 @@ struct Endpoint {
 Endpoint parse_endpoint(std::string_view name, std::string_view text);
 
 /// A rate: `54321`; `3.2` below 100.
-std::string rate_text(double value);
+inline std::string rate_text(double value) { return fixed_text(value, value < 100 ? 1 : 0); }
 
 /// Time in whole seconds: `0:12`, `59:59`, `1:02:03`.
 std::string clock_text(double seconds);
 
 /// A duration: `12.3 s`; as `clock_text` from a minute on.
-std::string duration_text(double seconds);
+inline std::string duration_text(double seconds) {
+  return seconds < 59.95 ? fixed_text(seconds, 1) + " s" : clock_text(seconds);
+}
 
 }  // namespace detail
 

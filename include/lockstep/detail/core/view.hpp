@@ -4,11 +4,17 @@
 ///
 /// Not mdspans, because every shape is a type: each mdspan costs a compiler some 25 ms, and its
 /// header more than all others. All shapes of one rank share a base class for all that is common.
+/// LOCKSTEP_CHECKED, for debug builds, adds checks of indices, and elsewhere of complete gradients.
 
 #include <iterator>
 
-#include "lockstep/detail/core/checked.hpp"
 #include "lockstep/detail/core/dynamic.hpp"
+
+#if defined(LOCKSTEP_CHECKED)
+#include <cstdio>
+
+#include "lockstep/detail/core/error.hpp"
+#endif
 
 namespace lockstep {
 
@@ -37,6 +43,72 @@ struct Extents {
 
 namespace detail {
 
+// Files of both modes would break the one-definition rule; this symbol makes the linker fail.
+#if defined(LOCKSTEP_CHECKED)
+inline constexpr bool is_checked = true;
+[[gnu::used]] inline thread_local char lockstep_checked_in_all_files_or_in_none = 0;
+#else
+inline constexpr bool is_checked = false;
+#if !defined(LOCKSTEP_LIBRARY)  // The compiled library makes no views and links with both modes.
+[[gnu::used]] inline char lockstep_checked_in_all_files_or_in_none = 0;
+#endif
+#endif
+
+#if defined(LOCKSTEP_CHECKED)
+/// The index check of a view, which holds a copy of the tensor's name, because device code cannot
+/// read host memory.
+class IndexCheck {
+ public:
+  constexpr void set_name(std::string_view name) {
+    std::size_t length = 0;
+    for (; length != name.size() && length + 1 != sizeof name_; ++length)
+      name_[length] = name[length];
+    name_[length] = 0;
+  }
+  /// The view's memory may be released, which `releases` counts.
+  constexpr void set_releases(const std::uint64_t& releases) {
+    releases_ = &releases;
+    releases_before_ = releases;
+  }
+
+ protected:
+  template <class Index>
+  LOCKSTEP_HOST_DEVICE constexpr void require_index(Index index, std::size_t axis,
+                                                    std::size_t extent) const {
+#if !defined(__CUDA_ARCH__)
+    if (releases_ != nullptr && *releases_ != releases_before_) reject_released();
+#endif
+    // A negative index becomes a huge one.
+    if (static_cast<std::size_t>(index) >= extent)
+      reject(static_cast<long long>(index), axis, extent);
+  }
+
+ private:
+  void reject_released() const {
+    fail(name_, {"this view is read after its unit was released"},
+         "ask for parameters again by step.param when a layer needs them, or keep more units by "
+         "Sharding<FullyShard, GatheredUnits<N>>");
+  }
+  /// Device code cannot throw: it prints the message and traps.
+  LOCKSTEP_HOST_DEVICE void reject(long long index, std::size_t axis, std::size_t extent) const {
+#if defined(__CUDA_ARCH__)
+    printf("lockstep: %s: index %lld of axis %d is out of range, its extent is %llu\n", name_,
+           index, static_cast<int>(axis), static_cast<unsigned long long>(extent));
+    __trap();
+#else
+    fail(name_, {"index ", index, " of axis ", axis, " is out of range, its extent is ", extent},
+         "count indices from 0, and end loops at view.extent(axis)");
+#endif
+  }
+
+  char name_[64] = "view";
+  const std::uint64_t* releases_ = nullptr;
+  std::uint64_t releases_before_ = 0;
+};
+#else
+class IndexCheck {};
+#endif
+
 /// The pointer itself, or that of a fancy pointer such as Thrust's `device_ptr`.
 template <class T>
 LOCKSTEP_HOST_DEVICE constexpr T* raw_pointer(T* pointer) {
@@ -56,15 +128,10 @@ concept PointerTo = !std::is_pointer_v<P> && requires(const P& pointer) {
 
 /// The base of all views of one rank with static extents.
 template <class Memory, class T, std::size_t Rank, bool IsDynamic>
-class ViewBase : public IndexCheck<is_checked> {
+class ViewBase : public IndexCheck {
  public:
   using element_type = T;
   using value_type = std::remove_cv_t<T>;
-  using index_type = std::size_t;
-  using size_type = std::size_t;
-  using rank_type = std::size_t;
-  using data_handle_type = T*;
-  using reference = T&;
   using memory = Memory;
 
   constexpr ViewBase() = default;
@@ -144,7 +211,7 @@ class View : public ViewBase<Memory, T, sizeof...(E), ((E == dynamic) || ...)> {
     requires std::is_const_v<T>
   LOCKSTEP_HOST_DEVICE constexpr View(const View<Memory, U, E...>& other)
       : Base(other.data_handle(), other.extents().all) {
-    if constexpr (is_checked) static_cast<IndexCheck<is_checked>&>(*this) = other;
+    if constexpr (is_checked) static_cast<IndexCheck&>(*this) = other;
   }
 
   LOCKSTEP_HOST_DEVICE constexpr std::size_t extent(std::size_t axis) const {

@@ -249,7 +249,7 @@ class FedBatches {
       }
     }
     if (failure) {
-      send_failure(round, Failure::of(failure).text(line_.rank()));
+      send_failure(round, with_rank(error_of(failure), line_.rank()).what());
       std::rethrow_exception(failure);
     }
     for (std::size_t i = 0; i != batches_.size(); ++i) {

@@ -138,7 +138,22 @@ namespace detail {
 template <class Hook>
 inline constexpr bool filters_updates = std::is_same_v<Hook, SkipZeroGradients>;
 
+/// Placeholder for a removed hook: naming one in `Hooks` fails with this message.
+template <class... Asked>
+struct RemovedHook {
+  static_assert(sizeof...(Asked) == 0,
+                "lockstep: the hooks TopK and NoReduction were removed; use PowerSGD to send less");
+  static constexpr std::string_view name = "a removed hook";
+  template <class T>
+  struct Bucket {};
+};
 }  // namespace detail
+
+/// Removed: see the message of `RemovedHook`.
+template <auto...>
+using TopK = detail::RemovedHook<void>;
+/// Removed: naming it is a compile error that says what to use.
+using NoReduction = detail::RemovedHook<void>;
 
 /// Gradient hooks, applied to a bucket from left to right; the last one's result is averaged.
 template <class... Given>

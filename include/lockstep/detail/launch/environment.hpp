@@ -21,7 +21,7 @@
 #include "lockstep/detail/core/error.hpp"
 #include "lockstep/detail/core/file.hpp"
 #include "lockstep/detail/core/hash.hpp"
-#include "lockstep/detail/launch/host_ranks.hpp"
+#include "lockstep/detail/launch/host.hpp"
 #include "lockstep/detail/launch/rendezvous.hpp"
 
 LOCKSTEP_COLD_BEGIN

@@ -227,8 +227,7 @@ inline std::unique_ptr<StoreHost> meet(RankPlacement& placement, std::string& na
   }
   std::unique_ptr<StoreHost> host;
   if (by_mpi && placement.rank == Rank{0}) {
-    if (placement.host.empty()) placement.host = read_file("/proc/sys/kernel/hostname");
-    while (placement.host.ends_with('\n')) placement.host.pop_back();
+    if (placement.host.empty()) placement.host = host_name();
     placement.ports = {0};
     placement.secret = random_id();
   }

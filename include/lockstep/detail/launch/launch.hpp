@@ -12,8 +12,8 @@ namespace detail {
 
 using RankFunction = FunctionRef<void(const Membership&, Store&)>;
 
-void spawn_threads(std::size_t ranks, RankFunction f, std::chrono::milliseconds timeout);
-void spawn_processes(std::size_t ranks, RankFunction f, std::chrono::milliseconds timeout);
+void spawn_ranks(bool as_processes, std::size_t ranks, RankFunction f,
+                 std::chrono::milliseconds timeout);
 
 /// The restarts of this job, by lockstep, torchrun and Slurm together: launchers may be nested.
 std::size_t restart_count();
@@ -48,20 +48,14 @@ struct AsThreads {};
 /// Ranks are forked copies of this process, which continue from the call of `spawn`.
 struct AsProcesses {};
 
-/// Runs `f(const Membership&, Store&)` on `ranks` threads. When one throws, the store is closed, so
+/// Runs `f(const Membership&, Store&)` for each rank. When a thread throws, the store is closed, so
 /// that no other rank waits for it, and the first exception is rethrown once all have returned.
-template <class F>
-void spawn(AsThreads, std::size_t ranks, F&& f,
-           std::chrono::milliseconds timeout = default_timeout) {
-  detail::spawn_threads(ranks, f, timeout);
-}
-
-/// Runs `f(const Membership&, Store&)` in `ranks` forked processes, supervised like launched ones:
-/// the first failure ends all and is thrown here. Like fork, call it while no other thread runs.
-template <class F>
-void spawn(AsProcesses, std::size_t ranks, F&& f,
-           std::chrono::milliseconds timeout = default_timeout) {
-  detail::spawn_processes(ranks, f, timeout);
+/// Processes are supervised like launched ones: the first failure ends all and is thrown here. Like
+/// fork, spawn processes while no other thread runs.
+template <class How, class F>
+  requires std::same_as<How, AsThreads> || std::same_as<How, AsProcesses>
+void spawn(How, std::size_t ranks, F&& f, std::chrono::milliseconds timeout = default_timeout) {
+  detail::spawn_ranks(std::same_as<How, AsProcesses>, ranks, f, timeout);
 }
 
 /// `spawn<4>(f)` runs threads, `spawn<4>(AsProcesses{}, f)` processes.
@@ -69,12 +63,11 @@ template <std::size_t Ranks, class How, class F>
   requires std::same_as<How, AsThreads> || std::same_as<How, AsProcesses>
 void spawn(How how, F&& f, std::chrono::milliseconds timeout = default_timeout) {
   static_assert(Ranks > 0, "lockstep: spawn needs at least one rank");
-  spawn(how, Ranks, std::forward<F>(f), timeout);
+  spawn(how, Ranks, f, timeout);
 }
-
 template <std::size_t Ranks, class F>
 void spawn(F&& f, std::chrono::milliseconds timeout = default_timeout) {
-  spawn<Ranks>(AsThreads{}, std::forward<F>(f), timeout);
+  spawn<Ranks>(AsThreads{}, f, timeout);
 }
 
 /// Whether a job whose ranks are threads may have several processes.

@@ -15,62 +15,6 @@ LOCKSTEP_COLD_BEGIN
 
 namespace lockstep::detail {
 
-LOCKSTEP_INLINE std::string Failure::bytes() const {
-  return store_protocol::Writer{}
-      .text(operation)
-      .text(problem)
-      .text(advice)
-      .byte(rank ? 1 : 0)
-      .u32(rank ? static_cast<std::uint32_t>(rank->value()) : 0)
-      .byte(consequence ? 1 : 0)
-      .bytes();
-}
-
-LOCKSTEP_INLINE std::optional<Failure> Failure::from_bytes(std::string_view bytes) {
-  store_protocol::Reader said(bytes);
-  Failure failure;
-  failure.operation = said.text();
-  failure.problem = said.text();
-  failure.advice = said.text();
-  const bool named = said.byte() != 0;
-  const Rank rank{said.u32()};
-  if (named) failure.rank = rank;
-  failure.consequence = said.byte() != 0;
-  if (!said.ok()) return std::nullopt;
-  return failure;
-}
-
-template <class Number>
-std::string digits_of(Number number) {
-  char digits[64];
-  return {digits, std::to_chars(digits, std::end(digits), number).ptr};
-}
-LOCKSTEP_INLINE std::string number_text(std::int64_t number) { return digits_of(number); }
-LOCKSTEP_INLINE std::string number_text(std::uint64_t number) { return digits_of(number); }
-LOCKSTEP_INLINE std::string number_text(float number) { return digits_of(number); }
-LOCKSTEP_INLINE std::string number_text(double number) { return digits_of(number); }
-
-template <class Number>
-bool read_whole_text(std::string_view text, Number& number) {
-  const char* const last = text.data() + text.size();
-  // NOLINTNEXTLINE(bugprone-suspicious-stringview-data-usage): `last` is where it ends
-  const auto [end, error] = std::from_chars(text.data(), last, number);
-  // x - x is NaN for NaN and infinities.
-  return error == std::errc{} && end == last && number - number == 0;
-}
-LOCKSTEP_INLINE bool read_number(std::string_view text, std::int64_t& number) {
-  return read_whole_text(text, number);
-}
-LOCKSTEP_INLINE bool read_number(std::string_view text, std::uint64_t& number) {
-  return read_whole_text(text, number);
-}
-LOCKSTEP_INLINE bool read_number(std::string_view text, float& number) {
-  return read_whole_text(text, number);
-}
-LOCKSTEP_INLINE bool read_number(std::string_view text, double& number) {
-  return read_whole_text(text, number);
-}
-
 LOCKSTEP_INLINE std::string flag_name(std::string_view argument) {
   std::string name(argument.substr(0, argument.find('=')));
   std::replace(name.begin(), name.end(), '_', '-');
@@ -196,41 +140,39 @@ LOCKSTEP_INLINE CutArguments cut_arguments(std::span<const std::string_view> arg
     const std::string_view value = takes_next  ? arguments[++i]
                                    : is_joined ? argument.substr(equals + 1)
                                                : std::string_view();
-    if (ours != nullptr) cut.given.push_back({flag->name, value});
+    if (ours != nullptr) cut.given.emplace_back(flag->name, value);
     if (ours == nullptr && takes_next) cut.rest.emplace_back(value);
   }
   return cut;
 }
 
-LOCKSTEP_INLINE RankCount parse_ranks(std::string_view name, std::string_view value,
-                                      std::span<const std::size_t> devices) {
+LOCKSTEP_INLINE std::pair<std::size_t, std::string_view> parse_ranks(
+    std::string_view name, std::string_view value, std::span<const std::size_t> devices) {
   if (!value.empty() && value.find_first_not_of("0123456789") == std::string_view::npos)
-    return {parse_number(name, value)};
-  if (value == "cpu") return {core_count(), value, "CPU"};
+    return {parse_number(name, value), ""};
+  if (value == "cpu") return {core_count(), "CPU"};
   if (value != "gpu" && value != "auto") {
-    fail("launch", {name, " is '", value, "'"},
-         "give it a number, or gpu, cpu or auto: one for each GPU, for each CPU, or for each GPU "
-         "and without any for each group of CPUs that share a cache");
+    fail_value(name, value,
+               "give it a number, or gpu, cpu or auto: one for each GPU, for each CPU, or for each "
+               "GPU and without any for each group of CPUs that share a cache");
   }
   std::size_t gpus = devices.size();
   if (gpus == 0) gpus = count_gpus("", std::getenv("CUDA_VISIBLE_DEVICES"));
   const char* const logical = std::getenv("LOCKSTEP_LOGICAL_GPUS");  // of tests
   if (gpus != 0 && devices.empty() && logical != nullptr && *logical != '\0')
     gpus = parse_number("LOCKSTEP_LOGICAL_GPUS", logical);
-  if (gpus != 0) return {gpus, value, "GPU"};
+  if (gpus != 0) return {gpus, "GPU"};
   if (value == "auto")
-    return {count_core_groups("", allowed_cpus()), value, "group of CPUs that share a cache"};
+    return {count_core_groups("", allowed_cpus()), "group of CPUs that share a cache"};
   fail("launch", {name, " is gpu, and this host shows no GPU", visible_devices_text()},
        text({"start it where nvidia-smi lists one and CUDA_VISIBLE_DEVICES hides none, or say ",
              name, " auto, ", name, " cpu or a number"}));
 }
 
 /// Prints what a word for a number of ranks has come to, once.
-LOCKSTEP_INLINE void say_ranks(const RankCount& ranks) {
+LOCKSTEP_INLINE void say_ranks(std::string_view counted) {
   static bool is_said = false;
-  if (ranks.word.empty() || std::exchange(is_said, true)) return;
-  write_all(2, text({"lockstep: --ranks ", ranks.word, ": ", ranks.count,
-                     ranks.count == 1 ? " rank" : " ranks", ", one for each ", ranks.each, "\n"}));
+  if (!counted.empty() && !std::exchange(is_said, true)) write_all(2, counted);
 }
 
 LOCKSTEP_INLINE LaunchOptions parse_options(int argc, char** argv,
@@ -250,8 +192,11 @@ LOCKSTEP_INLINE LaunchOptions parse_options(int argc, char** argv,
     if (name == "--devices") options.devices = parse_devices(name, value);
   for (const auto& [name, value] : cut.given) {
     if (name == "--ranks") {
-      options.counted = parse_ranks(name, value, options.devices);
-      options.ranks = options.counted.count;
+      const auto [count, each] = parse_ranks(name, value, options.devices);
+      options.ranks = count;
+      if (!each.empty())
+        options.counted = text({"lockstep: --ranks ", value, ": ", count,
+                                count == 1 ? " rank" : " ranks", ", one for each ", each, "\n"});
     }
     if (name == "--rendezvous") options.rendezvous = parse_endpoint(name, value);
     if (name == "--timeout") options.timeout = parse_seconds(name, value);
@@ -268,15 +213,9 @@ LOCKSTEP_INLINE LaunchOptions parse_options(int argc, char** argv,
   return options;
 }
 
-LOCKSTEP_INLINE std::vector<Flag> flags_of(const std::vector<AskedOption>& asked) {
-  std::vector<Flag> flags;
-  flags.reserve(asked.size());
-  for (const auto& option : asked) flags.push_back({option.name, option.value, option.help});
-  return flags;
-}
-
-LOCKSTEP_INLINE void add_flag_lines(std::string& lines, std::span<const Flag> flags) {
-  for (const Flag& flag : flags) {
+template <class Flags>
+void add_flag_lines(std::string& lines, const Flags& flags) {
+  for (const auto& flag : flags) {
     std::string left = text({"  ", flag.name, flag.value.empty() ? "" : " ", flag.value});
     left.resize(std::max<std::size_t>(left.size() + 2, 26), ' ');
     left += flag.help;
@@ -290,7 +229,7 @@ LOCKSTEP_INLINE std::string usage_text(std::string_view program, std::string_vie
   program.remove_prefix(program.find_last_of('/') + 1);
   std::string lines = text({"usage: ", program, " ", synopsis, "\n"});
   if (!asked.empty()) lines += text({"\n", title, "\n"});
-  add_flag_lines(lines, flags_of(asked));
+  add_flag_lines(lines, asked);
   return lines;
 }
 
@@ -332,10 +271,8 @@ LOCKSTEP_INLINE Session join_alone(std::chrono::milliseconds timeout) {
 LOCKSTEP_INLINE std::string host_identity() {
   if (const char* const host = std::getenv("LOCKSTEP_HOST"); host != nullptr && *host != '\0')
     return host;
-  char name[256] = {};
-  ::gethostname(name, sizeof name - 1);
   const std::string boot = read_file("/proc/sys/kernel/random/boot_id");
-  return text({name, " ", std::string_view(boot).substr(0, boot.find('\n'))});
+  return text({host_name(), " ", std::string_view(boot).substr(0, boot.find('\n'))});
 }
 
 /// Rank 0 prints that the job was stopped. Returns the exit status.
@@ -346,9 +283,9 @@ LOCKSTEP_INLINE int report_stop(const Stopped& stopped, std::optional<Rank> rank
 }
 
 /// Reports a failure to lockstep's launcher, if any, otherwise on stderr. Returns the exit status.
-LOCKSTEP_INLINE int report_failure(const Failure& failure, const Descriptor& launcher) {
+LOCKSTEP_INLINE int report_failure(const Error& failure, const Descriptor& launcher) {
   std::fflush(nullptr);
-  if (!launcher || !write_all(launcher.get(), failure.bytes())) failure.print();
+  if (!launcher || !write_all(launcher.get(), to_bytes(failure))) print_error(failure);
   return 1;
 }
 
@@ -360,9 +297,8 @@ LOCKSTEP_INLINE int report_failure(const std::exception_ptr& thrown, std::option
     return report_stop(stopped, rank);
   } catch (...) {  // NOLINT(bugprone-empty-catch): a failure, which is reported below
   }
-  Failure failure = Failure::of(thrown);
-  if (!failure.rank) failure.rank = rank;  // a launcher knows only one rank of a process
-  return report_failure(failure, launcher);
+  // A launcher knows only one rank of a process.
+  return report_failure(with_rank(error_of(thrown), rank), launcher);
 }
 
 /// Calls `run(session)`, which returns an exit status. If that is 0, unread arguments are an error.
@@ -377,11 +313,9 @@ LOCKSTEP_INLINE int run_rank(Session& session, FunctionRef<int(Session&)> run) {
   }
 }
 
-LOCKSTEP_INLINE Error named_error(const Failure& failure, Rank rank) {
-  if (failure.operation.empty()) {
-    return {"spawn", failure.problem, "it was thrown by the spawned function", rank};
-  }
-  return {failure.operation, failure.problem, failure.advice, failure.rank.value_or(rank)};
+LOCKSTEP_INLINE Error named_error(const Error& failure, Rank rank) {
+  if (!failure.operation().empty()) return with_rank(failure, rank);
+  return {"spawn", failure.problem(), "it was thrown by the spawned function", rank};
 }
 
 /// The ends of a process's rank threads. `launcher` is told of a failure.
@@ -399,7 +333,7 @@ class ThreadEnds {
   }
   void threw(Rank rank, const std::exception_ptr& thrown) {
     const std::lock_guard lock(mutex_);
-    ends_.push_back({rank, 1, 0, Failure::of(thrown)});
+    ends_.push_back({rank, 1, 0, error_of(thrown)});
     thrown_.push_back(thrown);
     --running_;
     changed_.notify_all();
@@ -428,7 +362,8 @@ class ThreadEnds {
     for (std::size_t i = 0; i < ends_.size(); ++i) {
       if (i != first && ends_[i].is_consequence()) outcome.consequences.push_back(ends_[i]);
     }
-    const int status = report_failure(thrown_[first], ends_[first].rank, launcher_);
+    const int status =
+        report_failure(with_rank(*ends_[first].failure, ends_[first].rank), launcher_);
     write_all(2, summary(outcome));
     return status;
   }
@@ -439,7 +374,7 @@ class ThreadEnds {
     try {
       std::rethrow_exception(thrown_.front());
     } catch (const Error& error) {
-      throw error.rank() ? error : error.on(rank);
+      throw with_rank(error, rank);
     } catch (...) {
       std::throw_with_nested(named_error(*ends_.front().failure, rank));
     }
@@ -520,15 +455,6 @@ LOCKSTEP_INLINE int run_threads(const RankPlacement& placement, std::chrono::mil
   return ends.report();
 }
 
-/// This program's path, which `ps` shows for ranks; the kernel's link if a rebuild replaced it.
-LOCKSTEP_INLINE std::string own_program() {
-  constexpr const char* link = "/proc/self/exe";
-  char path[4096];
-  const ssize_t size = ::readlink(link, path, sizeof path);
-  const std::string_view found(path, size > 0 ? static_cast<std::size_t>(size) : 0);
-  return std::string(found.empty() || found.ends_with(" (deleted)") ? link : found);
-}
-
 LOCKSTEP_INLINE std::vector<std::string> inherited_environment() {
   constexpr std::string_view ours[] = {
       "LOCKSTEP_RANK",    "LOCKSTEP_WORLD_SIZE",       "LOCKSTEP_LOCAL_RANK", "LOCKSTEP_STORE",
@@ -582,7 +508,7 @@ LOCKSTEP_INLINE Outcome run_attempt(LaunchOptions& options, std::chrono::millise
   if (options.threads) add(common, {"LOCKSTEP_THREADS=", *options.threads});
   add(common, {"LOCKSTEP_LAUNCH=", options.launch_number});
   add(common, {"LOCKSTEP_RESTART=", number});
-  add(common, {progress_variable, "=", progress_text(progress_style())});
+  add(common, {progress_variable, "=", progress_names[static_cast<std::size_t>(progress_style())]});
   add(common, {"LOCKSTEP_STORE=", endpoint_text("127.0.0.1", server.port())});
   add(common, {"LOCKSTEP_TIMEOUT=", timeout.count() / 1000, ".", milliseconds.c_str() + 1});
   add(common, {"LOCKSTEP_JOB=", job});
@@ -592,7 +518,9 @@ LOCKSTEP_INLINE Outcome run_attempt(LaunchOptions& options, std::chrono::millise
   if (!devices.empty()) add(common, {"LOCKSTEP_DEVICES=", devices});
   if (!is_openmp_decided()) add(common, {openmp_variable, "=", openmp_share(ranks)});
   const Terminal terminal = detect_terminal(stdout);
-  const std::string program = own_program();
+  // Its path, which `ps` shows for ranks; the kernel's link if a rebuild replaced it.
+  std::string program = own_program();
+  if (program.empty() || program.ends_with(" (deleted)")) program = "/proc/self/exe";
   const std::vector<char*> arguments = pointers(options.rest);
 
   Outcome outcome;
@@ -616,8 +544,7 @@ LOCKSTEP_INLINE Outcome run_attempt(LaunchOptions& options, std::chrono::millise
       add_shared_gpu_variables(variables, job, rank);
       const std::vector<char*> environment = pointers(variables);
       const std::string cannot_start =
-          Failure{"launch", "the program cannot be executed", "look at its file", rank, false}
-              .bytes();
+          to_bytes({"launch", "the program cannot be executed", "look at its file", rank});
       // The store's thread runs: after fork, only async-signal-safe functions are allowed.
       supervisor.start(rank, std::move(report.read), [&] {
         ::fcntl(secret_pipe.read.get(), F_SETFD, 0);
@@ -662,13 +589,8 @@ LOCKSTEP_INLINE int launch_ranks(LaunchOptions options, std::chrono::millisecond
   }
 }
 
-LOCKSTEP_INLINE void require_ranks(std::size_t ranks) {
-  if (ranks == 0) fail("spawn", {"a world of zero ranks"}, "spawn at least one");
-}
-
 LOCKSTEP_INLINE void spawn_threads(std::size_t ranks, RankFunction f,
                                    std::chrono::milliseconds timeout) {
-  require_ranks(ranks);
   const Descriptor launcher;
   ThreadEnds ends(ranks, launcher);
   const auto act = [&](Session& session) {
@@ -686,7 +608,7 @@ LOCKSTEP_INLINE void spawn_threads(std::size_t ranks, RankFunction f,
     Store store(member.host, member.port, member.secret, member.timeout);
     f(member, store);
   } catch (...) {
-    write_all(report, Failure::of(std::current_exception()).bytes());
+    write_all(report, to_bytes(error_of(std::current_exception())));
     status = 1;
   }
   std::cout.flush();
@@ -696,7 +618,6 @@ LOCKSTEP_INLINE void spawn_threads(std::size_t ranks, RankFunction f,
 
 LOCKSTEP_INLINE void spawn_processes(std::size_t ranks, RankFunction f,
                                      std::chrono::milliseconds timeout) {
-  require_ranks(ranks);
   std::cout.flush();
   std::fflush(nullptr);  // otherwise every rank would print what is buffered
   allow_open_files(8 * ranks + 64, "spawn of", ranks);  // pipes, connections, pidfds
@@ -735,6 +656,12 @@ LOCKSTEP_INLINE void spawn_processes(std::size_t ranks, RankFunction f,
   if (end.failure) throw named_error(*end.failure, end.rank);
   fail("spawn", {"the rank ended too early: ", end.status_text()},
        "look at what it printed, and at core dumps", end.rank);
+}
+
+LOCKSTEP_INLINE void spawn_ranks(bool as_processes, std::size_t ranks, RankFunction f,
+                                 std::chrono::milliseconds timeout) {
+  if (ranks == 0) fail("spawn", {"a world of zero ranks"}, "spawn at least one");
+  (as_processes ? spawn_processes : spawn_threads)(ranks, f, timeout);
 }
 
 /// The output of `--help`. A program with options runs on threads until `HelpAsked` ends it.
@@ -793,7 +720,7 @@ LOCKSTEP_INLINE bool answer(std::span<const std::string_view> arguments, std::si
 /// Turns a failure in a destructor of ranks that have returned into a reported one, with status 1.
 LOCKSTEP_INLINE int status_after(int status, LateFailures& late, const Descriptor& launcher) {
   if (status != 0) return status;
-  const std::optional<Failure> failure = late.take();
+  const std::optional<Error> failure = late.take();
   return failure ? report_failure(*failure, launcher) : status;
 }
 
@@ -862,7 +789,7 @@ LOCKSTEP_INLINE int launch_as(RanksAs how, int argc, char** argv,
     if (answer(arguments, launch_number, flags, run_one, by_default)) return 0;
     LaunchOptions options = parse_options(argc, argv, flags);
     options.launch_number = launch_number;
-    set_progress_style(options.progress);
+    chosen_progress_style = options.progress;
     progress_style();  // throws for an invalid variable, before any rank
     std::optional<RankPlacement> placement = LaunchEnvironment(options.rendezvous).placement();
     const LaunchEnvironment environment;
@@ -958,8 +885,7 @@ LOCKSTEP_INLINE bool ProgramOptions::finish() {
   }
   const std::string_view program = left_.empty() ? "program" : std::string_view(left_[0]);
   std::string lines = detail::usage_text(program, "[OPTIONS]", "Options:", asked_);
-  const detail::Flag help{"--help", "", "print this text"};
-  detail::add_flag_lines(lines, {&help, 1});
+  detail::add_flag_lines(lines, std::array{detail::Flag{"--help", "", "print this text"}});
   std::fputs(lines.c_str(), stdout);
   std::fflush(stdout);
   return true;
@@ -1084,10 +1010,12 @@ LOCKSTEP_INLINE void ProgramOptions::end(Readers readers) {
 }
 
 LOCKSTEP_INLINE void ProgramOptions::reject_unknown(const std::string& argument) {
-  std::vector<detail::Flag> known = detail::flags_of(asked_);
+  std::vector<detail::Flag> known;
   std::string advice;
-  for (const detail::Flag& flag : known)
-    advice += detail::text({advice.empty() ? "this program has " : ", ", flag.name});
+  for (const auto& [name, value, help, given] : asked_) {
+    known.push_back({name, value, help});
+    advice += detail::text({advice.empty() ? "this program has " : ", ", name});
+  }
   advice += advice.empty() ? "this program has none of its own, and --help prints those of "
                              "lockstep. A program that reads its own arguments calls arguments() "
                              "of its session or job first"

@@ -6,16 +6,39 @@
 #include <csignal>
 
 #include "lockstep/detail/core/error.hpp"
+#include "lockstep/detail/store/protocol.hpp"
 
 LOCKSTEP_COLD_BEGIN
 
 namespace lockstep::detail {
 
+/// The error that ended a rank, for its launcher, which knows the first and prints it once.
+inline std::string to_bytes(const Error& error) {
+  store_protocol::Writer out;
+  out.text(error.operation()).text(error.problem()).text(error.advice());
+  out.byte(error.rank() ? 1 : 0).u64(error.rank().value_or(Rank{0}).value());
+  return out.byte(error.is_consequence() ? 1 : 0).bytes();
+}
+
+/// Empty if the rank ended before it had written everything.
+inline std::optional<Error> error_from_bytes(std::string_view bytes) {
+  store_protocol::Reader in(bytes);
+  const std::string_view operation = in.text();
+  const std::string_view problem = in.text();
+  const std::string_view advice = in.text();
+  const bool is_named = in.byte() != 0;
+  const Rank rank{in.u64()};
+  const Error error(operation, problem, advice, is_named ? std::optional(rank) : std::nullopt);
+  const bool is_consequence = in.byte() != 0;
+  if (!in.ok()) return std::nullopt;
+  return is_consequence ? error.as_consequence() : error;
+}
+
 struct RankEnd {
   Rank rank;
-  int code = 0;                    // if it exited
-  int signal = 0;                  // that killed it, or 0
-  std::optional<Failure> failure;  // reported by a rank that ended with an exception
+  int code = 0;                  // if it exited
+  int signal = 0;                // that killed it, or 0
+  std::optional<Error> failure;  // reported by a rank that ended with an exception
 
   /// Stopped on request, with its state saved.
   bool is_stopped() const { return code == stopped_status && signal == 0; }
@@ -26,13 +49,13 @@ struct RankEnd {
     const char* const name = ::strsignal(signal);
     return text({"killed by signal ", signal, " (", name != nullptr ? name : "?", ")"});
   }
-  bool is_consequence() const { return failure && failure->consequence; }
+  bool is_consequence() const { return failure && failure->is_consequence(); }
   /// A launch with wrong options, for which a restart would not help.
-  bool is_misstart() const { return failure && failure->operation == "launch"; }
+  bool is_misstart() const { return failure && failure->operation() == "launch"; }
   bool is_ended() const { return signal == SIGTERM || signal == SIGKILL; }
   /// `rank 1 failed first (exit status 3)`. A process with several ranks reports which one it was.
   std::string message() const {
-    const Rank failed = failure && failure->rank ? *failure->rank : rank;
+    const Rank failed = failure ? failure->rank().value_or(rank) : rank;
     return text({"rank ", failed, " failed first (", status_text(), ")"});
   }
   /// Of ends seen together, the lowest is first: a crash is rarely an error's consequence.
@@ -75,7 +98,7 @@ inline std::string summary(const Outcome& outcome) {
   std::vector<std::pair<std::string_view, Rank>> fallen;  // sorted by operation and rank
   for (const RankEnd& end : outcome.consequences) {
     if (!end.failure || !outcome.first) continue;
-    const std::pair<std::string_view, Rank> fell(end.failure->operation, end.rank);
+    const std::pair<std::string_view, Rank> fell(end.failure->operation(), end.rank);
     fallen.insert(std::upper_bound(fallen.begin(), fallen.end(), fell), fell);
   }
   std::vector<std::string> ranks;

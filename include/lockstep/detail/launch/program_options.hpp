@@ -49,11 +49,8 @@ std::string help_text(std::string_view program, std::span<const Flag> others,
                       const std::vector<AskedOption>& asked, std::string_view note = {});
 
 struct CutArguments {
-  struct Given {
-    std::string_view name;  // as in its flag
-    std::string_view value;
-  };
-  std::vector<Given> given;
+  /// The names of flags, and their values.
+  std::vector<std::pair<std::string_view, std::string_view>> given;
   std::vector<std::string> rest;  // the program's name first
 };
 
@@ -70,21 +67,15 @@ std::string flag_name(std::string_view argument);
 
 const Flag* find_flag(std::string_view name, std::span<const Flag> flags);
 
-/// The value of `--ranks`: a number, or a word and what has a rank each: "GPU".
-struct RankCount {
-  std::size_t count = 0;
-  std::string_view word{};
-  std::string_view each{};
-};
-
-/// Parses a number, `gpu`, `cpu` or `auto`. `devices` are the chosen GPUs, empty for all.
-RankCount parse_ranks(std::string_view name, std::string_view value,
-                      std::span<const std::size_t> devices = {});
+/// Parses a number, `gpu`, `cpu` or `auto`. `devices` are the chosen GPUs, empty for all. Returns
+/// also what has a rank each where it is a word: "GPU".
+std::pair<std::size_t, std::string_view> parse_ranks(std::string_view name, std::string_view value,
+                                                     std::span<const std::size_t> devices = {});
 
 struct LaunchOptions {
   std::optional<std::size_t> ranks;    // on this host
   std::vector<std::size_t> devices;    // of the ranks on this host; empty: the first ones
-  RankCount counted{};                 // where `--ranks` is a word
+  std::string counted;                 // what `--ranks` has come to, where it is a word
   std::optional<std::size_t> threads;  // `ranks`, if they are threads of one process
   std::optional<Endpoint> rendezvous;
   std::optional<std::chrono::milliseconds> timeout;
@@ -131,18 +122,6 @@ using WideNumber =
     std::conditional_t<std::floating_point<T>,
                        std::conditional_t<std::same_as<T, float>, float, double>,
                        std::conditional_t<std::signed_integral<T>, std::int64_t, std::uint64_t>>;
-
-/// The shortest digits that are read back as the same number.
-std::string number_text(std::int64_t number);
-std::string number_text(std::uint64_t number);
-std::string number_text(float number);
-std::string number_text(double number);
-
-/// False unless the whole text is a finite number in the range of its type.
-bool read_number(std::string_view text, std::int64_t& number);
-bool read_number(std::string_view text, std::uint64_t& number);
-bool read_number(std::string_view text, float& number);
-bool read_number(std::string_view text, double& number);
 
 }  // namespace detail
 

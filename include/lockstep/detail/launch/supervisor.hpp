@@ -105,7 +105,7 @@ class Supervisor {
     ::pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);
   }
 
-  /// Forks a rank that runs `body`, which must not return, and which writes a `Failure` to the
+  /// Forks a rank that runs `body`, which must not return, and which writes its error to the
   /// other end of `report`. The kernel kills the child when the thread that forked it ends. The
   /// child leads a process group, so that Ctrl-C reaches only the launcher, which ends each rank
   /// with all that it has started; such a group cannot read the terminal, so its stdin is empty.
@@ -154,7 +154,7 @@ class Supervisor {
   /// then by SIGKILL after the grace period or at a second signal. A rank that has saved its state
   /// and stopped is no failure, and the others continue. SIGUSR1 is only forwarded.
   Outcome run() {
-    while (is_any_running() || (!queue_.is_empty() && !is_time_over())) {
+    while (is_any_running() || (!queue_.is_empty() && !write_until_.passed())) {
       wait_for_events();
       if (blame_at_.passed()) blame_first();
       if (kill_at_.passed()) kill_rest();
@@ -199,7 +199,7 @@ class Supervisor {
       if (child.end.is_stopped()) outcome_.stopped.push_back(child.end.rank);
       if (!child.end.is_failure()) continue;
       drain(child);
-      child.end.failure = Failure::from_bytes(child.report);
+      child.end.failure = error_from_bytes(child.report);
       failed.push_back(child.end);
     }
     judge(failed);
@@ -258,7 +258,7 @@ class Supervisor {
     if (!prints_failures_ || !end.failure) return;
     LineCutter lines;
     const auto print = [&](std::string_view line, bool) { pass_on(end.rank, 1, line, false); };
-    lines.feed(end.failure->text(end.rank), print);
+    lines.feed(with_rank(*end.failure, end.rank).what(), print);
     lines.finish(print);
   }
 
@@ -316,11 +316,9 @@ class Supervisor {
     kill_at_ = Deadline::never();
   }
 
-  bool is_time_over() const { return write_until_.passed(); }
-
   Deadline next_deadline() const {
     const Deadline kill = sooner(kill_at_, blame_at_);
-    return is_time_over() ? kill : sooner(kill, write_until_);
+    return write_until_.passed() ? kill : sooner(kill, write_until_);
   }
 
   /// False at the end, or when there is nothing now.
@@ -365,10 +363,11 @@ class Supervisor {
     kill_at_ = Deadline::never();
     while (!queue_.is_empty()) {
       pollfd polled[] = {{signals_.get(), POLLIN, 0}, {queue_.next_stream(), POLLOUT, 0}};
-      const int ready = is_time_over() ? 0 : ::poll(polled, 2, next_deadline().poll_timeout());
+      const int ready =
+          write_until_.passed() ? 0 : ::poll(polled, 2, next_deadline().poll_timeout());
       if (ready > 0 && polled[1].revents != 0) queue_.write_some();
       if (ready > 0 && polled[0].revents != 0) read_signal();
-      if (is_time_over()) queue_.clear();
+      if (write_until_.passed()) queue_.clear();
     }
   }
 

@@ -104,12 +104,8 @@ class StoreConnection {
     store_protocol::Request request{store_protocol::Operation::cancel};
     request.number = number;
     std::uint32_t own = 0;
-    {
-      const std::lock_guard lock(mutex_);
-      if (end_ != Transfer::complete) return;
-      own = next_++;
-    }
-    send(own, request.bytes(), Deadline::after(std::chrono::milliseconds(100)));
+    post(request.bytes(), own, Deadline::after(std::chrono::milliseconds(100)));
+    forget(own);  // it has no reply
   }
 
   /// The bytes that have come, of any replies.

@@ -5,7 +5,6 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 
-#include <charconv>
 #include <map>
 
 #include "lockstep/detail/core/thread.hpp"
@@ -179,12 +178,8 @@ class StoreTable {
   void add(StoreCaller from, const std::string& key, std::uint64_t delta) {
     std::int64_t number = 0;
     const std::string value = value_of(key).value_or("");
-    const char* const last = value.data() + value.size();
-    const auto [end, error] = std::from_chars(value.data(), last, number);
-    if (!value.empty() && (error != std::errc{} || end != last)) {
-      answer(from, Status::rejected, "its value is not a number");
-      return;
-    }
+    if (!value.empty() && !read_number(value, number))
+      return answer(from, Status::rejected, "its value is not a number");
     const std::string sum =
         text({static_cast<std::int64_t>(static_cast<std::uint64_t>(number) + delta)});
     answer(from, Status::ok, sum);
@@ -285,7 +280,7 @@ class StoreServer {
         },
         [this](const std::exception_ptr& thrown) {  // ranks then see a closed store
           write_all(2,
-                    text({"lockstep: the job's store ended: ", Failure::of(thrown).problem, "\n"}));
+                    text({"lockstep: the job's store ended: ", error_of(thrown).problem(), "\n"}));
           close();
         });
   }

@@ -118,21 +118,22 @@ class ReplicaWorkers {
     std::size_t first = size();
     for (std::size_t i = size(); i-- != 0;) {
       if (!errors_[i]) continue;
-      const bool is_better = first == size() || Failure::of(errors_[first]).consequence ||
-                             !Failure::of(errors_[i]).consequence;
+      const bool is_better = first == size() || error_of(errors_[first]).is_consequence() ||
+                             !error_of(errors_[i]).is_consequence();
       if (is_better) first = i;
     }
     const std::exception_ptr thrown = std::exchange(errors_[first], nullptr);
     if (size() == 1) std::rethrow_exception(thrown);
-    const Failure failure = Failure::of(thrown);
+    const Error failure = error_of(thrown);
     const std::string who = "replica " + std::to_string(first);
     const Error named(
-        failure.operation.empty() ? who : who + ", " + failure.operation, failure.problem,
-        failure.advice.empty() ? "see what is wrong with its share of the batch" : failure.advice);
+        failure.operation().empty() ? who : who + ", " + failure.operation(), failure.problem(),
+        failure.advice().empty() ? "see what is wrong with its share of the batch"
+                                 : failure.advice());
     try {
       std::rethrow_exception(thrown);
     } catch (...) {
-      std::throw_with_nested(failure.consequence ? named.as_consequence() : named);
+      std::throw_with_nested(failure.is_consequence() ? named.as_consequence() : named);
     }
   }
 

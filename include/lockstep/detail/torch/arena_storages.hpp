@@ -91,7 +91,7 @@ class ArenaStorages {
   static void report(const std::exception_ptr& failure, std::size_t lost) noexcept {
     std::exception_ptr late = failure;
     try {
-      const std::string reason = Failure::of(failure).problem;
+      const std::string reason = error_of(failure).problem();
       fail("torch",
            {lost, lost == 1 ? " tensor" : " tensors",
             " of the program lost values at the end of the job, whose memory they were in, and "

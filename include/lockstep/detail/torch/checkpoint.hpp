@@ -8,7 +8,7 @@
 #include <fstream>
 
 #include "lockstep/detail/checkpoint/checkpoints.hpp"
-#include "lockstep/detail/core/checksum.hpp"
+#include "lockstep/detail/core/hash.hpp"
 #include "lockstep/detail/torch/training_state.hpp"
 
 namespace lockstep {

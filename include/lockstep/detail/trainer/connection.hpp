@@ -10,21 +10,19 @@ namespace lockstep {
 
 namespace detail {
 
-/// The backend of a world that is known to be of one when compiled.
-struct NoBackend {};
-
 template <class Policies>
 inline constexpr std::size_t static_world = Pick<axes::World, Policies>::static_size;
 
 }  // namespace detail
 
 /// Connects ranks on a device through a backend: `make<Policies>(session, name)` returns a rank's
-/// communicator, `name` distinguishes several. `ranks_are_threads` marks threads of one process.
+/// communicator, `name` distinguishes several. `ranks_are_threads` marks threads of one process. A
+/// world that is known to be of one when compiled has no backend, void.
 template <class Device, class Backend>
 struct Connection;
 
 template <>
-struct Connection<Cpu, detail::NoBackend> {
+struct Connection<Cpu, void> {
   template <class Policies>
   static LoopbackCommunicator make(Session&, const std::string& = "world") {
     return {};
@@ -52,7 +50,7 @@ template <class Policies>
 using ConnectionOf = Connection<
     typename Pick<axes::Device, Policies>::choice,
     std::conditional_t<
-        static_world<Policies> == 1, NoBackend,
+        static_world<Policies> == 1, void,
         std::conditional_t<is_dp<Policies>, Shm, typename Pick<axes::Backend, Policies>::choice>>>;
 
 template <class Policies>

@@ -12,7 +12,7 @@
 namespace lockstep {
 
 template <>
-struct Connection<Cuda, detail::NoBackend> {
+struct Connection<Cuda, void> {
   template <class Policies>
   static auto make(Session& session, const std::string& = "world") {
     return CudaLoopbackCommunicator(detail::gpu_of(session.membership()));

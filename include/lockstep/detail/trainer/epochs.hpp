@@ -88,7 +88,8 @@ class EpochBatches {
       trainer_.ddp().require_joined("batches");
       trainer_.begin_data(sampler_);
       const InJobCall in(JobCall::batches);
-      const std::size_t most = trainer_.most_batches(size());
+      trainer_.require_same(trainer_.sampler_seed());
+      const std::size_t most = trainer_.comm_.all_reduce(size(), Max{});
       if (most == 0) reject_nothing();
       trainer_.open_data(most);
     } else {
@@ -204,27 +205,28 @@ class EpochRange {
     using value_type = TrainingEpoch<Trainer>;
     using difference_type = std::ptrdiff_t;
 
-    Iterator(Trainer& trainer, std::uint64_t number, std::uint64_t last)
-        : trainer_(&trainer), number_(number), last_(last) {
-      if (number_ < last_) trainer_->begin_epoch(number_, last_);
-    }
+    explicit Iterator(EpochRange& range) : range_(&range), number_(range.first_) { look(); }
 
-    value_type operator*() const { return {*trainer_, number_}; }
+    value_type operator*() const { return {range_->trainer_, number_}; }
     Iterator& operator++() {
-      trainer_->end_epoch();
-      if (++number_ < last_) trainer_->begin_epoch(number_, last_);
+      range_->trainer_.end_epoch();
+      ++number_;
+      look();
       return *this;
     }
     void operator++(int) { ++*this; }
-    bool operator==(std::default_sentinel_t) const { return number_ >= last_; }
+    bool operator==(std::default_sentinel_t) const { return number_ >= range_->last_; }
 
    private:
-    Trainer* trainer_;
+    void look() {
+      if (number_ < range_->last_) range_->trainer_.begin_epoch(number_, range_->last_);
+    }
+
+    EpochRange* range_;
     std::uint64_t number_;
-    std::uint64_t last_;
   };
 
-  Iterator begin() { return {trainer_, first_, last_}; }
+  Iterator begin() { return Iterator(*this); }
   std::default_sentinel_t end() const { return {}; }
 
   /// An epoch that a `break` ends has its line and its record.

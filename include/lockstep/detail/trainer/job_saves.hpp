@@ -214,7 +214,7 @@ struct JobSaving {
   SaveOptions save_options(SaveOptions options) {
     const InJobCall in(JobCall::save);
     saves().progress = job.training_progress();
-    options.epoch = job.progress_.epoch_number();
+    options.epoch = job.progress_.now().epoch;
     options.position = job.data_position();
     if (options.scores.empty()) options.scores = job.summary().scores;
     if (!options.best && saves().checkpoints) options.best = saves().checkpoints->best();

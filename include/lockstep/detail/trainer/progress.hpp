@@ -66,15 +66,12 @@ class EpochProgress {
       shown_scores_.push_back({"skipped", static_cast<double>(skipped - before)});
   }
 
-  /// In a loop over data whose losses are not reduced yet; in any loop over data.
+  /// In a loop over data whose losses are not reduced yet.
   bool is_in_data() const { return opened_ && !now_.is_closed; }
-  bool is_in_loop() const { return now_.loop != 0 && !now_.loop_is_over; }
-  bool has_loop() const { return now_.loop != 0; }
   bool is_in_epoch() const { return is_in_epoch_; }
   bool is_last_epoch() const { return now_.epoch + 1 >= epochs_; }
-  bool is_closed() const { return now_.is_closed; }
-  /// The current epoch, or the next; from 0.
-  std::uint64_t epoch_number() const { return now_.epoch; }
+  /// Without scores; with metrics only if `is_closed`.
+  const TrainingProgress& now() const { return now_; }
 
   /// Returns the first epoch: after `go_on` the saved one, or `count` if the call was over.
   std::uint64_t begin_epochs(std::uint64_t count);
@@ -82,7 +79,6 @@ class EpochProgress {
   /// Begins an epoch's next loop over data, with a sampler in state `fresh` that draws `size`
   /// samples. Returns where the sampler continues, if not at its begin.
   std::optional<SamplerState> begin_loop(const SamplerState& fresh, std::size_t size);
-  bool loop_is_over() const { return now_.loop_is_over; }
   void set_position(const SamplerState& at) {
     loop_begin_ = at;
     with_batch_ = before_batch_ = at.position;
@@ -165,7 +161,7 @@ class EpochProgress {
   void take_metrics(const TrainingProgress& progress);
 
   const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
-  TrainingProgress now_;  // without scores; `metrics` only if `is_closed`
+  TrainingProgress now_;
   std::optional<TrainingProgress> resumed_;
   std::vector<std::pair<std::string, JsonLine>> fields_;  // of the epoch's record
   std::uint64_t epochs_ = 0;

@@ -27,15 +27,15 @@ struct RejectedOptions {
 
 /// The options of a policy's choice; `RejectedOptions` if it has none.
 template <class P>
-consteval auto options_of() {
+auto options_of() {
   if constexpr (requires { typename P::choice::Options; }) {
-    return std::type_identity<typename P::choice::Options>{};
+    return typename P::choice::Options{};
   } else {
-    return std::type_identity<RejectedOptions>{};
+    return RejectedOptions{};
   }
 }
 template <class Default, class... Ps>
-using OptionsAmong = typename decltype(options_of<PickOr<Default, Ps...>>())::type;
+using OptionsAmong = decltype(options_of<PickOr<Default, Ps...>>());
 
 using RejectedView = AnyView<HostMemory, float>;
 
@@ -52,11 +52,10 @@ class RejectedJob {
 
   RejectedJob();
   template <class Source = DefaultModel>
-  explicit RejectedJob(Session&, Source&& = {}, const TrainerOptions& = {}) {}
-  template <class Source = DefaultModel>
   explicit RejectedJob(const DpOptions&, Source&& = {}) {}
-  template <class Source = DefaultModel>
-  explicit RejectedJob(auto&, Source&& = {}, Seed = {}) {}
+  /// With `TrainerOptions` or a seed.
+  template <class Source = DefaultModel, class Options = TrainerOptions>
+  explicit RejectedJob(auto&, Source&& = {}, const Options& = {}) {}
 
   // Of `JobMembers`.
 
@@ -135,8 +134,7 @@ class RejectedJob {
   void barrier() const;
   void all_reduce(const auto&...) const {}
   void broadcast(const auto&...) const {}
-  void all_gather(const auto&, const auto&) const {}
-  std::vector<double> all_gather(const auto&) const { std::terminate(); }
+  std::vector<double> all_gather(const auto&...) const { std::terminate(); }
   std::vector<double> all_gather_variable(const auto&...) const { std::terminate(); }
   std::vector<double> gather_variable(const auto&...) const { std::terminate(); }
 

@@ -550,21 +550,19 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
 
   /// Where observers write. What nobody would write is an error.
   const ObserverPaths& observed() const {
-    const ObserverPaths& paths = options_.observers;
-    if (!observers::has(&ObserverPaths::trace)) reject(paths.trace, "--trace", "Trace", "trace");
-    if (!observers::has(&ObserverPaths::tensorboard))
-      reject(paths.tensorboard, "--tensorboard", "TensorBoard", "metrics");
-    if (!observers::has(&ObserverPaths::prometheus))
-      reject(paths.prometheus, "--prometheus", "Prometheus", "metrics");
-    return paths;
-  }
-  void reject(const std::string& path, const char* option, const char* observer,
-              const char* header) const {
-    if (path.empty()) return;
-    fail("launch", {option, " was given, and this program's job has no such observer"},
-         text({"add Observers<", observer, "> to its policies, and #include <lockstep/", header,
-               ".hpp>"}),
-         rank());
+    using Path = std::string ObserverPaths::*;
+    constexpr std::tuple<Path, const char*, const char*, const char*> all[] = {
+        {&ObserverPaths::trace, "--trace", "Trace", "trace"},
+        {&ObserverPaths::tensorboard, "--tensorboard", "TensorBoard", "metrics"},
+        {&ObserverPaths::prometheus, "--prometheus", "Prometheus", "metrics"}};
+    for (const auto& [path, option, observer, header] : all) {
+      if (observers::has(path) || (options_.observers.*path).empty()) continue;
+      fail("launch", {option, " was given, and this program's job has no such observer"},
+           text({"add Observers<", observer, "> to its policies, and #include <lockstep/", header,
+                 ".hpp>"}),
+           rank());
+    }
+    return options_.observers;
   }
   void require_all_ranks(const char* operation) {
     if (is_held_up_) [[unlikely]]
@@ -660,21 +658,6 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   void require_same(const std::string& description) {
     require_agreement(comm_, "jobs", hash_of(description), [&] { return description; });
   }
-  /// A different learning rate on one rank would be a silent error.
-  void require_same_options() {
-    std::string all;
-    const auto add = [&all](const std::string& whose, const auto& options) {
-      options.for_each([&](std::string_view name, double value) {
-        all += text({whose, " ", name, " ", number_text(value), "\n"});
-      });
-    };
-    for (std::size_t group = 0; group != traits::groups::count; ++group) {
-      add(group == 0 ? "optimizer" : text({"optimizer of group ", group, ":"}),
-          wrapped_.group_options().of(group));
-    }
-    add("schedule", wrapped_.schedule());
-    require_same(all);
-  }
   std::string sampler_seed() const {
     return text({"a sampler with seed ", sampler_options_.seed, "\n"});
   }
@@ -690,16 +673,23 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     options.batch_size = batch_size;
     require_same_data(samples, options, false);
   }
-  /// The most batches of any rank, if ranks have data of their own.
-  std::size_t most_batches(std::size_t batches) {
-    require_same(sampler_seed());
-    return comm_.all_reduce(batches, Max{});
-  }
 
   void begin_epoch(std::uint64_t number, std::uint64_t last) {
     [[maybe_unused]] const auto on = enter("epochs");
     const InJobCall in(JobCall::epochs);
-    require_same_options();
+    // A different learning rate on one rank would be a silent error.
+    std::string all;
+    const auto add = [&all](const std::string& whose, const auto& options) {
+      options.for_each([&](std::string_view name, double value) {
+        all += text({whose, " ", name, " ", number_text(value), "\n"});
+      });
+    };
+    for (std::size_t group = 0; group != traits::groups::count; ++group) {
+      add(group == 0 ? "optimizer" : text({"optimizer of group ", group, ":"}),
+          wrapped_.group_options().of(group));
+    }
+    add("schedule", wrapped_.schedule());
+    require_same(all);
     wrapped_.set_epoch(number);
     progress_.begin_epoch(number, last);
   }
@@ -710,7 +700,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     if (auto at = progress_.begin_loop(fresh.state(), fresh.size())) {
       if constexpr (joins) {
         // Ranks draw in step while they have samples; this rank may have none left.
-        if (!progress_.loop_is_over() && at->world == fresh.world() && at->first == 0) {
+        if (!progress_.now().loop_is_over && at->world == fresh.world() && at->first == 0) {
           at->samples = fresh.samples();
           at->position = std::min(at->position, fresh.size());
         }
@@ -720,7 +710,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     progress_.set_position(fresh.state());
   }
   void open_data(std::size_t batches) {
-    if (progress_.loop_is_over()) return;
+    if (progress_.now().loop_is_over) return;
     const std::uint64_t updates = Accumulation::updates_of(batches);
     if (updates == 0) {
       fail("epoch",
@@ -843,7 +833,6 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
            "add the line job.checkpoints(); before job.fit or job.epochs", rank());
     }
   }
-  /// Follows every step of jobs that save. A loop over data saves later, when its body has ended.
   /// For throughput, where the model says its arithmetic or the batch its tokens.
   template <class Batch>
   void count_work([[maybe_unused]] const Batch& batch, [[maybe_unused]] std::size_t samples) {
@@ -857,9 +846,10 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
       progress_.display.count_work(samples, flops, tokens);
     }
   }
+  /// Follows every step of jobs that save. A loop over data saves later, when its body has ended.
   [[gnu::cold, gnu::noinline]] void after_step() {
     if (!has_begun_) begin_checkpoints(SaveMoment::first_step);
-    if (!progress_.is_in_loop()) save_if_due();
+    if (progress_.now().loop == 0 || progress_.now().loop_is_over) save_if_due();
     const std::string straggler = stragglers_.look(session_);
     if (!straggler.empty() && !progress_.display.is_quiet()) progress_.display.print(straggler);
   }
@@ -876,7 +866,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   TrainingProgress training_progress() {
     EpochSummary now = progress_.metrics();
     if constexpr (joins) {
-      if (!progress_.is_closed()) count_all_ranks(now);
+      if (!progress_.now().is_closed) count_all_ranks(now);
     }
     TrainingProgress state = progress_.training_progress(now);
     if (!progress_.is_in_epoch()) return state;
@@ -888,7 +878,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   }
   /// The position in the current epoch's data. Exhausted ranks have drawn less than others.
   std::optional<SamplerState> data_position() {
-    if (!progress_.has_loop()) return std::nullopt;
+    if (progress_.now().loop == 0) return std::nullopt;
     SamplerState at = position();
     if constexpr (joins) at.position = comm_.all_reduce(at.position, Max{});
     return at;

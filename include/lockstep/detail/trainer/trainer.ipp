@@ -3,7 +3,6 @@
 /// @file Non-template definitions of this folder.
 
 #include <charconv>
-#include <ctime>
 #include <system_error>
 
 #include "lockstep/detail/launch/rendezvous.hpp"
@@ -12,49 +11,48 @@
 
 namespace lockstep::detail {
 
-[[noreturn]] LOCKSTEP_INLINE void reject_flag(const CutArguments::Given& flag,
-                                              std::string_view advice) {
-  fail("launch", {flag.name, " is '", flag.value, "'"}, advice);
-}
-
-/// Parses the first `size` characters of an option's value as a positive number.
+/// Parses the digits at the front of an option's value as a positive number.
 template <class Number>
-Number parse_positive(const CutArguments::Given& flag, std::size_t size, std::string_view advice) {
+Number parse_positive(std::string_view name, std::string_view value, std::string_view digits,
+                      std::string_view advice) {
   Number number = 0;
-  const char* const last = flag.value.data() + size;
+  const char* const last = digits.data() + digits.size();
   // NOLINTNEXTLINE(bugprone-suspicious-stringview-data-usage): `last` is where it ends
-  const auto [end, error] = std::from_chars(flag.value.data(), last, number);
+  const auto [end, error] = std::from_chars(digits.data(), last, number);
   if (error == std::errc::result_out_of_range)
-    reject_flag(flag, "this is more than can be counted; give a smaller number");
-  if (error != std::errc{} || end != last || !(number > 0)) reject_flag(flag, advice);
+    fail_value(name, value, "this is more than can be counted; give a smaller number");
+  if (error != std::errc{} || end != last || !(number > 0)) fail_value(name, value, advice);
   return number;
 }
 
 /// `5m`, `300s`, `1.5h`, `2d`, or `100` for updates.
-LOCKSTEP_INLINE CheckpointFlags::Every parse_interval(const CutArguments::Given& flag) {
+LOCKSTEP_INLINE CheckpointFlags::Every parse_interval(std::string_view name,
+                                                      std::string_view value) {
   constexpr std::string_view advice =
       "give it a time above 0, such as 30s, 5m or 1h, or a number of updates from 1, such as 100";
   constexpr std::pair<char, double> units[] = {{'s', 1}, {'m', 60}, {'h', 3600}, {'d', 86400}};
-  const std::size_t size = flag.value.size();
   for (const auto& [letter, seconds] : units) {
-    if (!flag.value.ends_with(letter)) continue;
-    const double milliseconds = parse_positive<double>(flag, size - 1, advice) * seconds * 1000;
+    if (!value.ends_with(letter)) continue;
+    const std::string_view digits = value.substr(0, value.size() - 1);
+    const double milliseconds =
+        parse_positive<double>(name, value, digits, advice) * seconds * 1000;
     // Beyond a thousand years the clock's arithmetic would overflow; `inf` is a number too.
     if (!(milliseconds < 3.2e13))
-      reject_flag(flag, "no run is as long as that; give a shorter time");
+      fail_value(name, value, "no run is as long as that; give a shorter time");
     return {0, std::chrono::milliseconds(static_cast<std::int64_t>(std::ceil(milliseconds)))};
   }
-  return {parse_positive<std::uint64_t>(flag, size, advice), {}};
+  return {parse_positive<std::uint64_t>(name, value, value, advice), {}};
 }
 
 /// A score and which of its values are better: `wer:lower`.
-LOCKSTEP_INLINE void parse_best(const CutArguments::Given& flag, CheckpointFlags& flags) {
-  const std::size_t colon = std::min(flag.value.rfind(':'), flag.value.size());
-  const std::string_view side = flag.value.substr(colon);
-  flags.best_by = flag.value.substr(0, colon);
+LOCKSTEP_INLINE void parse_best(std::string_view name, std::string_view value,
+                                CheckpointFlags& flags) {
+  const std::size_t colon = std::min(value.rfind(':'), value.size());
+  const std::string_view side = value.substr(colon);
+  flags.best_by = value.substr(0, colon);
   if (side == ":lower" || side == ":higher") flags.higher_is_better = side == ":higher";
   if (flags.best_by->empty() || (!flags.higher_is_better && !side.empty()))
-    reject_flag(flag, "name a score, such as test_accuracy, or wer:lower or f1:higher");
+    fail_value(name, value, "name a score, such as test_accuracy, or wer:lower or f1:higher");
 }
 
 LOCKSTEP_INLINE CheckpointOptions CheckpointFlags::over(CheckpointOptions options) const {
@@ -87,23 +85,19 @@ namespace lockstep {
 
 LOCKSTEP_INLINE TrainerOptions parse_trainer_options(const std::vector<std::string>& arguments) {
   const std::vector<std::string_view> views(arguments.begin(), arguments.end());
-  detail::CutArguments cut = detail::cut_arguments(views, detail::trainer_flags);
+  const detail::CutArguments cut = detail::cut_arguments(views, detail::trainer_flags);
   TrainerOptions options;
-  options.arguments = std::move(cut.rest);
-  const auto dashes = std::find(options.arguments.begin(), options.arguments.end(), "--");
-  if (dashes != options.arguments.end()) options.arguments.erase(dashes);
   detail::CheckpointFlags& saves = options.checkpoint;
-  for (const detail::CutArguments::Given& flag : cut.given) {
-    const auto& [name, value] = flag;
+  for (const auto& [name, value] : cut.given) {
     if (name == "--seed") options.seed = Seed{detail::parse_number(name, value)};
-    if (name == "--replicas") options.replicas = detail::parse_ranks(name, value).count;
+    if (name == "--replicas") options.replicas = detail::parse_ranks(name, value).first;
     if (name == "--data") options.data = value;
     if (name == "--trace") options.observers.trace = value;
     if (name == "--tensorboard") options.observers.tensorboard = value;
     if (name == "--prometheus") options.observers.prometheus = value;
     if (name == "--peak-flops") {
       options.peak_flops = detail::parse_positive<double>(
-          flag, value.size(), "give what a rank's device computes in a second, for example 989e12");
+          name, value, value, "give what a rank's device computes in a second, for example 989e12");
     }
     if (name == "--log" || name == "--record") {
       if (!options.log.empty()) {
@@ -113,19 +107,19 @@ LOCKSTEP_INLINE TrainerOptions parse_trainer_options(const std::vector<std::stri
       options.log = value;
     }
     if (name == "--resume") saves.resume = true;
-    if (name == "--checkpoint-every") saves.every = detail::parse_interval(flag);
+    if (name == "--checkpoint-every") saves.every = detail::parse_interval(name, value);
     if (name == "--checkpoint") {
-      if (value.empty()) detail::reject_flag(flag, "name a folder");
+      if (value.empty()) detail::fail_value(name, value, "name a folder");
       if (value.starts_with("--"))
-        detail::reject_flag(flag, "name a folder; one of that name is ./--...");
+        detail::fail_value(name, value, "name a folder; one of that name is ./--...");
       saves.folder = value;
     }
     if (name == "--keep") {
       constexpr auto advice = "give the number of checkpoints that stay, from 1, or all";
       saves.keep = value == "all" ? keep_all
-                                  : detail::parse_positive<std::size_t>(flag, value.size(), advice);
+                                  : detail::parse_positive<std::size_t>(name, value, value, advice);
     }
-    if (name == "--best") detail::parse_best(flag, saves);
+    if (name == "--best") detail::parse_best(name, value, saves);
   }
   return options;
 }
@@ -174,42 +168,22 @@ LOCKSTEP_INLINE std::string plain_policy(std::string_view spelling) {
 LOCKSTEP_INLINE void EpochProgress::log_run(
     WorldSize world, Seed seed, std::uint64_t fingerprint,
     std::initializer_list<std::pair<std::string_view, std::string_view>> policies) {
-  const std::time_t now = std::time(nullptr);
-  std::tm utc{};
-  ::gmtime_r(&now, &utc);
-  char time[32];
-  std::strftime(time, sizeof time, "%Y-%m-%dT%H:%M:%SZ", &utc);
-  char digits[32];
-  std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(fingerprint));
   JsonLine spelled;
   for (const auto& [axis, policy] : policies) spelled.add(axis, plain_policy(policy));
   JsonLine run;
-  run.add("time", static_cast<const char*>(time)).add("lockstep", version);
+  run.add("time", utc_text("%Y-%m-%dT%H:%M:%SZ")).add("lockstep", version);
   run.add("world", world.value()).add("seed", seed.value());
   // As text: most readers of JSON round numbers of this size.
-  run.add("fingerprint", static_cast<const char*>(digits)).add("policies", spelled);
+  run.add("fingerprint", checksum_text(fingerprint)).add("policies", spelled);
   log.write(JsonLine().add("run", run));
 }
 
 LOCKSTEP_INLINE void EpochProgress::set_field(std::string_view name, JsonLine field) {
-  constexpr std::string_view own[] = {"epoch",
-                                      "epochs",
-                                      "steps",
-                                      "samples",
-                                      "seconds",
-                                      "loss",
-                                      "lr",
-                                      "data_seconds",
-                                      "step_seconds",
-                                      "evaluate_seconds",
-                                      "epoch_seconds",
-                                      "run",
-                                      "tokens_per_second",
-                                      "flops_per_second",
-                                      "mfu",
-                                      "resident_bytes",
-                                      "run_seconds"};
-  if (std::ranges::find(own, name) != std::end(own))
+  constexpr std::string_view own =
+      " epoch epochs steps samples seconds loss lr run mfu data_seconds step_seconds "
+      "evaluate_seconds epoch_seconds run_seconds tokens_per_second flops_per_second "
+      "resident_bytes ";
+  if (own.find(text({" ", name, " "})) != std::string_view::npos)
     fail("log_field", {"'", name, "' is a field that lockstep writes"}, "give it another name",
          Rank{0});
   const auto known = std::ranges::find(fields_, name, &std::pair<std::string, JsonLine>::first);

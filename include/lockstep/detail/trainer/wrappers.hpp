@@ -9,15 +9,16 @@ namespace lockstep {
 
 namespace detail {
 
-template <class Model, class Policies>
-struct DdpFor {
+template <class Policies>
+consteval bool require_ddp() {
   static_assert(!is_dp<Policies>,
                 "lockstep: DistributedDataParallel is ParallelStrategy<DDP>; the wrapper of "
                 "ParallelStrategy<DP> is DataParallel");
-  using type = BasicDdp<Model, Policies, CommunicatorOf<Policies>>;
-};
+  return true;
+}
 template <class Model, class Policies>
-using DdpOf = typename DdpFor<Model, Policies>::type;
+using DdpOf =
+    std::enable_if_t<require_ddp<Policies>(), BasicDdp<Model, Policies, CommunicatorOf<Policies>>>;
 template <class Model, class Policies>
 using DpOf = BasicDp<Model, Policies, ReplicaRendezvousOf<Policies>>;
 

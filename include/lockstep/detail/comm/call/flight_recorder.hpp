@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "lockstep/detail/comm/collective.hpp"
-#include "lockstep/detail/core/ticks.hpp"
+#include "lockstep/detail/core/deadline.hpp"
 #include "lockstep/detail/launch/rendezvous.hpp"
 
 namespace lockstep::detail {

@@ -5,7 +5,7 @@
 #include <list>
 
 #include "lockstep/detail/comm/call/peers.hpp"
-#include "lockstep/detail/core/worker.hpp"
+#include "lockstep/detail/core/thread.hpp"
 
 namespace lockstep::detail {
 
@@ -233,7 +233,7 @@ class CallWatchdog {
       thread_ = Thread(
           Probe::thread, [watched = engine_] { watch(*watched); },
           [watched = engine_](const std::exception_ptr& thrown) {
-            watched->fail(Error(Probe::backend, Failure::of(thrown).problem, "start the job again",
+            watched->fail(Error(Probe::backend, error_of(thrown).problem(), "start the job again",
                                 watched->rank()));
           });
     } catch (const Error& error) {  // the others have joined already, and must hear why this ends

@@ -31,7 +31,7 @@ class Engine : public LibraryEngine {
             {"lockstep mpi", "the thread that advances MPI's calls"}, [this] { help(); },
             [this](const std::exception_ptr& thrown) {
               const std::lock_guard lock(process_.mutex());
-              fail(Error(backend, Failure::of(thrown).problem, "start the job again", rank()));
+              fail(Error(backend, error_of(thrown).problem(), "start the job again", rank()));
             });
       }
     } catch (const Error& error) {

@@ -271,7 +271,7 @@ class Member : public RankHandle {
     barrier_->rendezvous(call, CallArguments{nullptr, nullptr, mark, false},
                          [&](AllArguments ranks) { world_->begin_capture(ranks); });
     if (!world_->graph) {
-      const std::optional<Failure> failure = attempt(std::forward<F>(f));
+      const std::optional<Error> failure = attempt(std::forward<F>(f));
       barrier_->rendezvous(call, CallArguments{&failure, nullptr, mark, false},
                            [&](AllArguments ranks) { end_capture(ranks); });
     }
@@ -310,18 +310,18 @@ class Member : public RankHandle {
 
   /// Adds this rank's step to the capture. If that fails, it fails on every rank.
   template <class F>
-  std::optional<Failure> attempt(F&& f) {
+  std::optional<Error> attempt(F&& f) {
     const std::lock_guard turn(world_->turns);
     take_turns(&world_->turns);
     is_capturing_ = true;
-    std::optional<Failure> failure;
+    std::optional<Error> failure;
     try {
       std::forward<F>(f)();
       wait_for_announced();
     } catch (...) {
-      failure = Failure::of(std::current_exception());
+      failure.emplace(error_of(std::current_exception()));
       static_cast<void>(cudaGetLastError());  // of launches into a capture that has ended
-      abort(failure->text(rank()));
+      abort(with_rank(*failure, rank()).what());
     }
     is_capturing_ = false;
     take_turns(nullptr);
@@ -333,10 +333,10 @@ class Member : public RankHandle {
     std::string reason;
     bool only_consequences = true;
     for (std::size_t r = 0; r < ranks.size(); ++r) {
-      const auto& failure = *static_cast<const std::optional<Failure>*>(ranks[r].in);
-      if (!failure || !only_consequences || (failure->consequence && !reason.empty())) continue;
-      reason = failure->text(Rank{r});
-      only_consequences = failure->consequence;
+      const auto& failure = *static_cast<const std::optional<Error>*>(ranks[r].in);
+      if (!failure || !only_consequences || (failure->is_consequence() && !reason.empty())) continue;
+      reason = with_rank(*failure, Rank{r}).what();
+      only_consequences = failure->is_consequence();
     }
     if (!reason.empty()) world_->calls->restore();
     world_->end_capture(ranks, reason);

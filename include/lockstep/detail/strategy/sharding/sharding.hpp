@@ -64,6 +64,9 @@ struct States : Choice<axes::Sharded>, WithName<"States"> {};
 /// The same slices, and a rank frees other gradients as soon as their bucket is reduced (ZeRO-2).
 struct Gradients : Choice<axes::Sharded>, WithName<"Gradients"> {};
 
+/// Left out, because ranks that own whole parameters were slower; the name gives a clear error.
+struct ByTensor;
+
 namespace detail {
 
 /// The option of `FullyShard` that answers an axis, or `Default`.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What --ranks gpu, cpu and auto count, on hosts that are made up as folders.
-#include "lockstep/detail/launch/host_ranks.hpp"
+#include "lockstep/detail/launch/host.hpp"
 
 #include <boost/test/unit_test.hpp>
 #include <cstddef>
@@ -16,7 +16,7 @@
 #include "lockstep/detail/launch/program_options.hpp"
 #include "temporary_folder.hpp"
 
-BOOST_AUTO_TEST_SUITE(host_ranks)
+BOOST_AUTO_TEST_SUITE(host)
 
 namespace {
 
@@ -126,15 +126,15 @@ BOOST_AUTO_TEST_CASE(this_host_has_groups_of_the_cpus_that_it_allows) {
 
 BOOST_AUTO_TEST_CASE(words_for_a_number_of_ranks) {
   ::setenv("CUDA_VISIBLE_DEVICES", "", 1);
-  BOOST_TEST(detail::parse_ranks("--ranks", "12").count == 12u);
-  BOOST_TEST(detail::parse_ranks("--ranks", "cpu").count == detail::core_count());
-  const detail::RankCount groups = detail::parse_ranks("--ranks", "auto");
-  BOOST_TEST(groups.count == detail::count_core_groups("", detail::allowed_cpus()));
-  BOOST_TEST(groups.each == "group of CPUs that share a cache");
+  BOOST_TEST(detail::parse_ranks("--ranks", "12").first == 12u);
+  BOOST_TEST(detail::parse_ranks("--ranks", "cpu").first == detail::core_count());
+  const auto groups = detail::parse_ranks("--ranks", "auto");
+  BOOST_TEST(groups.first == detail::count_core_groups("", detail::allowed_cpus()));
+  BOOST_TEST(groups.second == "group of CPUs that share a cache");
   const Cpus devices{0, 2, 5};
   for (const char* word : {"gpu", "auto"}) {
-    const detail::RankCount chosen = detail::parse_ranks("--ranks", word, devices);
-    BOOST_TEST((chosen.count == 3u && chosen.word == word && chosen.each == "GPU"));
+    const auto chosen = detail::parse_ranks("--ranks", word, devices);
+    BOOST_TEST((chosen.first == 3u && chosen.second == "GPU"));
   }
   expect_error([] { detail::parse_ranks("--ranks", "gpu"); },
                "--ranks is gpu, and this host shows no GPU (CUDA_VISIBLE_DEVICES is empty)",

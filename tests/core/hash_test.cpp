@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/detail/core/checksum.hpp"
 
 #include <algorithm>
 #include <boost/test/unit_test.hpp>
