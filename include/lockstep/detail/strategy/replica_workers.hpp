@@ -126,10 +126,10 @@ class ReplicaWorkers {
     if (size() == 1) std::rethrow_exception(thrown);
     const Error failure = error_of(thrown);
     const std::string who = "replica " + std::to_string(first);
-    const Error named(
-        failure.operation().empty() ? who : who + ", " + failure.operation(), failure.problem(),
-        failure.advice().empty() ? "see what is wrong with its share of the batch"
-                                 : failure.advice());
+    const Error named(failure.operation().empty() ? who : who + ", " + failure.operation(),
+                      failure.problem(),
+                      failure.advice().empty() ? "see what is wrong with its share of the batch"
+                                               : failure.advice());
     try {
       std::rethrow_exception(thrown);
     } catch (...) {

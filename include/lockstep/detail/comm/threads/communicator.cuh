@@ -334,7 +334,8 @@ class Member : public RankHandle {
     bool only_consequences = true;
     for (std::size_t r = 0; r < ranks.size(); ++r) {
       const auto& failure = *static_cast<const std::optional<Error>*>(ranks[r].in);
-      if (!failure || !only_consequences || (failure->is_consequence() && !reason.empty())) continue;
+      if (!failure || !only_consequences || (failure->is_consequence() && !reason.empty()))
+        continue;
       reason = with_rank(*failure, Rank{r}).what();
       only_consequences = failure->is_consequence();
     }
