@@ -29,10 +29,10 @@ local all = {"-fsanitize=address,undefined", "-fno-sanitize=null,object-size,vpt
 local address = sanitizer("lockstep_address", has_clang, all, {calls})
 local thread = sanitizer("lockstep_thread", has_clang, {"-fsanitize=thread", "-g1"}, {})
 local none = {library = "lockstep_compiled", by_clang = has_clang, flags = has_clang and clang_flags or {}, links = {}}
--- For the largest programs the address sanitizer alone, which watches the heap and not the stack: another quarter. The
+-- For the largest programs the address sanitizer alone, which watches the heap and neither stack nor globals: another third. The
 -- code that they share with the others, which is most of it, is compiled with all checks there.
 local function lean(like)
-    local only_address = sanitizer(like.library, like.by_clang, {"-fsanitize=address"}, {calls, "asan-stack=0"})
+    local only_address = sanitizer(like.library, like.by_clang, {"-fsanitize=address"}, {calls, "asan-stack=0", "asan-globals=0"})
     only_address.links = like.links  -- the library's, too
     return only_address
 end

@@ -366,7 +366,7 @@ consteval Finding find_pattern_fault(const auto& parameters) {
 template <Name... Patterns>
 consteval Finding find_unit_fault(NamePatterns<Patterns...>, const auto& parameters) {
   Finding found;
-  const auto look = [&](const auto& pattern) {
+  [[maybe_unused]] const auto look = [&](const auto& pattern) {
     for (std::size_t i = 0; i != parameters.size(); ++i)
       if (!unit_of(pattern, parameters.name(i)).empty()) return;
     if (!found) found = {Fault::unit_without_parameters, pattern.patterns.front()};
