@@ -136,7 +136,7 @@ std::vector<nlohmann::json> log_of_epochs(std::uint64_t epochs, const F& f) {
                f(job, epoch, data);
              }
            },
-           {.seed = Seed{0}, .log = path, .arguments = {}});
+           {.seed = Seed{0}, .log = path});
   return taken_lines(path);
 }
 
@@ -371,7 +371,7 @@ BOOST_AUTO_TEST_CASE(a_break_keeps_the_line_of_its_epoch) {
                for (const auto& batch : epoch.batches(data, 2)) job.step(batch);
              }
            },
-           {.seed = Seed{0}, .log = path, .arguments = {}});
+           {.seed = Seed{0}, .log = path});
   const std::vector<nlohmann::json> lines = taken_lines(path);
   BOOST_REQUIRE(lines.size() == 4u);
   BOOST_TEST(lines[0].contains("run"));
@@ -405,7 +405,7 @@ BOOST_AUTO_TEST_CASE(a_record_that_a_break_cannot_write_is_an_error_of_the_next_
     char line[200];
     require(::read(printed[0], line, sizeof line) < 0, "it is printed as well, and so twice");
   };
-  run<Job>(1, train, {.seed = Seed{0}, .log = path, .arguments = {}});
+  run<Job>(1, train, {.seed = Seed{0}, .log = path});
   std::filesystem::remove(path);
 }
 
@@ -675,7 +675,7 @@ BOOST_AUTO_TEST_CASE(ranks_have_seeds_of_their_own) {
                      "the same seed");
              require(job.random()() == RandomStream(job.seed())(), "another stream");
            },
-           {.seed = Seed{7}, .log = "", .arguments = {}});
+           {.seed = Seed{7}, .log = ""});
 }
 
 BOOST_AUTO_TEST_CASE(a_resumed_job_goes_on_in_mid_epoch) {
@@ -735,7 +735,7 @@ BOOST_AUTO_TEST_CASE(the_log_begins_with_what_the_run_is) {
   char path[] = "/tmp/lockstep-log-XXXXXX";
   BOOST_REQUIRE(mkstemp(path) >= 0);
   for (int i = 0; i < 2; ++i) {
-    run<Job>(2, [](Job&) {}, {.seed = Seed{7}, .log = path, .arguments = {}});
+    run<Job>(2, [](Job&) {}, {.seed = Seed{7}, .log = path});
   }
   const std::vector<nlohmann::json> lines = taken_lines(path);
   BOOST_REQUIRE(lines.size() == 2u);
@@ -803,7 +803,7 @@ BOOST_AUTO_TEST_CASE(a_record_says_where_the_time_went) {
                  job.evaluate(data, 8);
                }
              },
-             {.seed = Seed{0}, .log = path, .arguments = {}});
+             {.seed = Seed{0}, .log = path});
     const std::vector<nlohmann::json> lines = taken_lines(path);
     BOOST_REQUIRE(lines.size() == 2u);
     const auto seconds = [&](const char* name) { return lines[1].at(name).get<double>(); };

@@ -4,6 +4,7 @@
 
 #include <tuple>
 
+#include "lockstep/detail/core/error.hpp"
 #include "lockstep/detail/core/utility.hpp"
 #include "lockstep/detail/core/view.hpp"
 #include "lockstep/detail/launch/rendezvous.hpp"

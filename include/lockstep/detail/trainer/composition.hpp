@@ -362,17 +362,21 @@ consteval Finding find_pattern_fault(const auto& parameters) {
   return {};
 }
 
+/// A pattern of `Units`, as a rule that names units.
+struct UnitPattern {
+  std::string_view pattern;
+  constexpr bool match(std::string_view name) const { return matches(pattern, name); }
+};
 /// Finds a pattern of `Units` that names no scope and no parameter.
-template <Name... Patterns>
-consteval Finding find_unit_fault(NamePatterns<Patterns...>, const auto& parameters) {
-  Finding found;
-  [[maybe_unused]] const auto look = [&](const auto& pattern) {
-    for (std::size_t i = 0; i != parameters.size(); ++i)
-      if (!unit_of(pattern, parameters.name(i)).empty()) return;
-    if (!found) found = {Fault::unit_without_parameters, pattern.patterns.front()};
-  };
-  (look(NamePatterns<Patterns>{}), ...);
-  return found;
+template <class Names>
+consteval Finding find_unit_fault(const auto& parameters) {
+  for (const std::string_view pattern : Names::patterns) {
+    bool found = false;
+    for (std::size_t i = 0; i != parameters.size() && !found; ++i)
+      found = !unit_of(UnitPattern{pattern}, parameters.name(i)).empty();
+    if (!found) return {Fault::unit_without_parameters, pattern};
+  }
+  return {};
 }
 
 /// Does the job train a parameter with `is_chosen(i)`? `Still` are the frozen ones.
@@ -444,7 +448,7 @@ consteval Finding find_selection_fault() {
     using Rules = typename ShardingTraits<Policies>::plan_rules;
     return first_of({when(!trains, Fault::everything_frozen), find_pattern_fault<Still>(parameters),
                      find_group_fault<Still>(Pick<axes::ParameterGroups, Policies>{}, parameters),
-                     list, sets, find_unit_fault(typename Rules::units{}, parameters)});
+                     list, sets, find_unit_fault<typename Rules::units>(parameters)});
   }
 }
 
