@@ -86,7 +86,7 @@ Outcome with_ddp(std::size_t ranks) {
       [&](const Membership& member, Store&) {
         if (std::freopen("/dev/null", "w", stdout) == nullptr) std::abort();
         Session session(member, Store(member.host, member.port, member.secret, member.timeout));
-        Job job(session, {}, {.seed = Seed{5}, .log = "", .replicas = {}, .arguments = {}});
+        Job job(session, {}, {.seed = Seed{5}, .log = "", .replicas = {}});
         const Outcome own = train(job, 12);
         if (job.rank() == Rank{0}) *outcome = own;
       },
@@ -98,7 +98,7 @@ template <class... Ps>
 Outcome with_dp(std::size_t replicas) {
   using Job = Trainer<Line, ParallelStrategy<DP>, Ps...>;
   Session session = detail::join_alone();
-  Job job(session, {}, {.seed = Seed{5}, .log = "", .replicas = replicas, .arguments = {}});
+  Job job(session, {}, {.seed = Seed{5}, .log = "", .replicas = replicas});
   BOOST_TEST(job.dp().replicas() == replicas);
   BOOST_TEST((job.world_size() == WorldSize{1}));
   return train(job, 12);

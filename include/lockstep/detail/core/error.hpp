@@ -72,6 +72,9 @@ namespace detail {
 /// The error that an exception is; one of another type has a problem only.
 Error error_of(const std::exception_ptr& thrown);
 
+/// As a line of its own on the error output.
+void print_error(const Error& error);
+
 /// The error, on the rank that has failed where it names none.
 inline Error with_rank(const Error& error, std::optional<Rank> failed) {
   return error.rank() || !failed ? error : error.on(*failed);

@@ -38,6 +38,7 @@ struct TrainerOptions {
   std::string data{};                       ///< `--data FOLDER`, or "generated"
   ObserverPaths observers{};                ///< `--trace FILE`, ...
   double peak_flops = 0;                    ///< `--peak-flops N`: of a rank's device, in a second
+  std::vector<std::string> arguments{};     ///< the rest, the program's name first
   detail::CheckpointFlags checkpoint{};  ///< `--checkpoint`, `--checkpoint-every`, `--resume`, ...
 };
 
@@ -63,7 +64,7 @@ inline constexpr Flag trainer_flags[] = {
 
 }  // namespace detail
 
-/// The trainer's options (`--log FILE`, `--log=FILE`) among the arguments before `--`.
+/// Takes the trainer's options (`--log FILE`, `--log=FILE`) out of the arguments before `--`.
 TrainerOptions parse_trainer_options(const std::vector<std::string>& arguments);
 
 class Session;

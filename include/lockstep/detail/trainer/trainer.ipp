@@ -85,8 +85,11 @@ namespace lockstep {
 
 LOCKSTEP_INLINE TrainerOptions parse_trainer_options(const std::vector<std::string>& arguments) {
   const std::vector<std::string_view> views(arguments.begin(), arguments.end());
-  const detail::CutArguments cut = detail::cut_arguments(views, detail::trainer_flags);
+  detail::CutArguments cut = detail::cut_arguments(views, detail::trainer_flags);
   TrainerOptions options;
+  options.arguments = std::move(cut.rest);
+  const auto dashes = std::ranges::find(options.arguments, "--");
+  if (dashes != options.arguments.end()) options.arguments.erase(dashes);
   detail::CheckpointFlags& saves = options.checkpoint;
   for (const auto& [name, value] : cut.given) {
     if (name == "--seed") options.seed = Seed{detail::parse_number(name, value)};
