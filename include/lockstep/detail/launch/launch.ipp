@@ -362,8 +362,7 @@ class ThreadEnds {
     for (std::size_t i = 0; i < ends_.size(); ++i) {
       if (i != first && ends_[i].is_consequence()) outcome.consequences.push_back(ends_[i]);
     }
-    const int status =
-        report_failure(with_rank(*ends_[first].failure, ends_[first].rank), launcher_);
+    const int status = report_failure(thrown_[first], ends_[first].rank, launcher_);
     write_all(2, summary(outcome));
     return status;
   }
@@ -376,7 +375,7 @@ class ThreadEnds {
     } catch (const Error& error) {
       throw with_rank(error, rank);
     } catch (...) {
-      std::throw_with_nested(named_error(*ends_.front().failure, rank));
+      std::throw_with_nested(named_error(error_of(thrown_.front()), rank));
     }
   }
 

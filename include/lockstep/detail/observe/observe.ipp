@@ -36,6 +36,7 @@ LOCKSTEP_INLINE void Tally::add(std::string_view name, double sum, double count)
 
 LOCKSTEP_INLINE Scores Tally::scores() const {
   std::vector<Score> scores;
+  scores.reserve(entries_.size());
   for (const Entry& entry : entries_)
     scores.push_back({entry.name, entry.sum / entry.count, entry.count});
   return Scores(std::move(scores));
