@@ -113,6 +113,8 @@ BOOST_AUTO_TEST_CASE(tools_can_ask_what_is_wrong_without_an_error) {
   static_assert(composition_fault<Net, Sharding<ZeroRedundancy>> == detail::Fault::none);
   static_assert(composition_fault<Net, Sharding<ZeroRedundancy, Gradients>, Backend<Gloo>> ==
                 detail::Fault::none);
+  static_assert(composition_fault<Net, Sharding<ZeroRedundancy, ByTensor>> ==
+                detail::Fault::wrong_choice);
   static_assert(composition_fault<Net, Sharding<Replicated, Gradients>> ==
                 detail::Fault::wrong_choice);
 }
