@@ -4,7 +4,6 @@
 
 #include "lockstep/detail/core/dynamic.hpp"
 #include "lockstep/detail/core/element.hpp"
-#include "lockstep/detail/device/cuda/memory.cuh"
 #include "lockstep/detail/device/cuda/vector.cuh"
 
 namespace lockstep::detail {
@@ -100,25 +99,6 @@ template <class To, class From>
 void cast_async(std::span<To> to, std::span<From> from, double factor, cudaStream_t stream) {
   launch_cast<dynamic, PackShape, SameElement<std::remove_const_t<From>>, SameElement<To>>(
       stream, from.data(), to.data(), factor, to.size());
-}
-
-/// The blocks of a launch over `count` elements, `of_block` in each.
-inline unsigned blocks_for(std::size_t count, std::size_t of_block) {
-  return static_cast<unsigned>((count + of_block - 1) / of_block);
-}
-
-/// A copy of values in device memory. **Host** blocks.
-template <class T>
-DeviceElements<T> device_copy_of(const std::vector<T>& values) {
-  DeviceElements<T> memory(values.size());
-  copy_now(memory.data(), values.data(), values.size() * sizeof(T));
-  return memory;
-}
-
-/// **Stream** ordered on `stream`. **Host** does not block.
-inline void zero_async(void* data, std::size_t bytes, cudaStream_t stream) {
-  if (data == nullptr || bytes == 0) return;
-  check_cuda(cudaMemsetAsync(data, 0, bytes, stream), "cudaMemsetAsync");
 }
 
 /// `sum[i] += more[i]` for micro-batches. **Stream** in its order. **Host** does not block.

@@ -3,6 +3,7 @@
 /// @file The hooks' device passes on a GPU, enqueued on the compute stream and capturable.
 
 #include "lockstep/detail/bucket/pack.cuh"
+#include "lockstep/detail/device/cuda/memory.cuh"
 #include "lockstep/detail/hook/pipeline.hpp"
 
 namespace lockstep::detail {

@@ -3,7 +3,7 @@
 /// @file Batch norms in device memory (`NormWork<DeviceMemory>`): one capturable launch per pass.
 /// Elementwise passes start at the tensor's end, which the previous pass has left in the cache.
 
-#include "lockstep/detail/bucket/pack.cuh"
+#include "lockstep/detail/device/cuda/memory.cuh"
 #include "lockstep/detail/norm/channel_sums.cuh"
 
 namespace lockstep::detail {

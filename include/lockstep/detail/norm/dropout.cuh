@@ -2,7 +2,8 @@
 #pragma once
 /// @file Dropout on a GPU: one pass at memory bandwidth, bitwise the same as on the host.
 
-#include "lockstep/detail/bucket/pack.cuh"
+#include "lockstep/detail/device/cuda/memory.cuh"
+#include "lockstep/detail/device/cuda/vector.cuh"
 #include "lockstep/detail/norm/dropout.hpp"
 
 namespace lockstep::detail {

@@ -4,7 +4,7 @@
 
 #include <cub/block/block_reduce.cuh>
 
-#include "lockstep/detail/bucket/pack.cuh"
+#include "lockstep/detail/device/cuda/memory.cuh"
 #include "lockstep/detail/optim/update.cuh"
 
 namespace lockstep::detail {

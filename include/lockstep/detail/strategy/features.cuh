@@ -2,7 +2,6 @@
 #pragma once
 /// @file Features on a GPU: join flags, keys of random numbers, and the checked mode of gradients.
 
-#include "lockstep/detail/bucket/pack.cuh"
 #include "lockstep/detail/device/cuda/step_graph.cuh"
 #include "lockstep/detail/optim/constants.cuh"
 #include "lockstep/detail/strategy/feature/checked_gradients.hpp"

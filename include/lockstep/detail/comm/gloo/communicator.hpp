@@ -3,7 +3,7 @@
 /// @file `Backend<Gloo>`'s communicator: through sockets, with errors that name the cause.
 
 #include "lockstep/detail/comm/call/fault_channel.hpp"
-#include "lockstep/detail/comm/call/watchdog.hpp"
+#include "lockstep/detail/comm/call/library_engine.hpp"
 #include "lockstep/detail/comm/collectives.hpp"
 #include "lockstep/detail/comm/gloo/transport.hpp"
 #include "lockstep/detail/topology/topology.hpp"

@@ -5,6 +5,7 @@
 #include <signal.h>
 
 #include "lockstep/detail/comm/backend.hpp"
+#include "lockstep/detail/comm/call/library_engine.hpp"
 #include "lockstep/detail/comm/collectives.hpp"
 #include "lockstep/detail/comm/mpi/flows.hpp"
 #include "lockstep/detail/core/deadline.hpp"

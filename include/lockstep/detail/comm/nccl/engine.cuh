@@ -6,7 +6,7 @@
 #include <deque>
 
 #include "lockstep/detail/comm/call/fault_channel.hpp"
-#include "lockstep/detail/comm/call/watchdog.hpp"
+#include "lockstep/detail/comm/call/library_engine.hpp"
 #include "lockstep/detail/comm/rank_gpu.cuh"
 #include "lockstep/detail/core/deadline.hpp"
 #include "lockstep/detail/device/cuda/step_graph.cuh"

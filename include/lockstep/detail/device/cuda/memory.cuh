@@ -90,6 +90,20 @@ inline void copy_async(void* to, const void* from, std::size_t bytes, cudaStream
   check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream), "cudaMemcpyAsync");
 }
 
+/// **Stream** ordered on `stream`. **Host** does not block.
+inline void zero_async(void* data, std::size_t bytes, cudaStream_t stream) {
+  if (data == nullptr || bytes == 0) return;
+  check_cuda(cudaMemsetAsync(data, 0, bytes, stream), "cudaMemsetAsync");
+}
+
+/// A copy of values in device memory. **Host** blocks.
+template <class T>
+DeviceElements<T> device_copy_of(const std::vector<T>& values) {
+  DeviceElements<T> memory(values.size());
+  copy_now(memory.data(), values.data(), values.size() * sizeof(T));
+  return memory;
+}
+
 inline bool is_host_memory(const void* pointer) {
   cudaPointerAttributes attributes{};
   check_cuda(cudaPointerGetAttributes(&attributes, pointer), "cudaPointerGetAttributes");

@@ -138,6 +138,11 @@ class CudaStream {
 
 namespace lockstep::detail {
 
+/// The blocks of a launch over `count` elements, `of_block` in each.
+inline unsigned blocks_for(std::size_t count, std::size_t of_block) {
+  return static_cast<unsigned>((count + of_block - 1) / of_block);
+}
+
 /// Launches `Kernel`; throws with `name` on failure. Without nvcc, tests that emulate GPUs define
 /// this function themselves. **Host** does not block. **Stream** ordered on `stream`.
 template <auto Kernel, class... Arguments>
